@@ -11,19 +11,21 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from fleet import FleetRunner
-from job_runner import REPOSITORY, WORKER_PATH, JobRunner, wait_until
-from ssh_net import SshNet
+from job_runner import REPOSITORY, WORKER_PATH, Finished, JobRunner, wait_until
 from zoo.packages import missing
 
 from msrun.runtime.data import write_idx
 
 DEADLINE_S = 240.0
+MSRUN = (sys.executable, "-m", "msrun")
+BASH = ("bash",)
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 MNIST = REPOSITORY / "examples" / "torch" / "mnist"
 GPT_LINE = re.compile(r"^step: (\d+), loss is (\d+\.\d+)$", re.MULTILINE)
 STEP_LINE = re.compile(r"^epoch: (\d+), step: (\d+), loss is (\d+\.\d+)$", re.MULTILINE)
@@ -43,26 +45,25 @@ def examples(tmp_path: Path) -> Path:
     return tmp_path / "examples"
 
 
+def finished(
+    msrun: JobRunner, folder: Path, *words: str | Path, command: Sequence[str] = MSRUN, **env: str
+) -> Finished:
+    """Run a command in the folder of an example to its good end, by default msrun."""
+    path = f"{folder.parents[2] / 'bin'}:{os.environ['PATH']}"
+    done = msrun.start(*words, cwd=folder, env={"PATH": path, **env}, command=command).finish(DEADLINE_S)
+    assert done.code == 0, done.stdout.decode() + done.stderr
+    return done
+
+
 def run_example(msrun: JobRunner, folder: Path, *args: str, **env: str) -> str:
     """Run an example's run.sh and return the log of worker 0."""
-    path = f"{folder.parents[2] / 'bin'}:{os.environ['PATH']}"
-    job = msrun.start("run.sh", *args, cwd=folder, env={"PATH": path, **msrun.warm(), **env}, command=("bash",))
-    done = job.finish(DEADLINE_S)
-    assert done.code == 0, done.stderr
-    return done.log(0).decode()
+    return finished(msrun, folder, "run.sh", *args, command=BASH, **msrun.warm(), **env).log(0).decode()
 
 
-def run_alone(msrun: JobRunner, folder: Path, *words: str, **env: str) -> str:
+def run_alone(msrun: JobRunner, folder: Path, *words: str, program: str = "train.py", **env: str) -> str:
     """Run an example's program as one plain process and return what it printed."""
-    done = subprocess.run(
-        [sys.executable, "train.py", *words],
-        cwd=folder,
-        env=msrun.environ({"OMP_NUM_THREADS": "1", **env}),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
+    command, env = [sys.executable, program, *words], msrun.environ({"OMP_NUM_THREADS": "1", **env})
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -127,34 +128,17 @@ def test_mnist_learns_the_digits_that_it_writes_and_leaves_every_log(msrun: JobR
 
 
 @pytest.mark.slow
-def test_mnist_over_four_hosts_equals_one_process(
-    msrun: JobRunner, examples: Path, few_images: Path, mnist_alone: np.ndarray
-) -> None:
-    with SshNet(4) as net:
-        fleet = FleetRunner(msrun, net, examples / "torch" / "mnist")
-        words = ("--env=EPOCHS=2", f"--env=DATA_PATH={few_images}", "train.py")
-        done = fleet.start("host[0-3]:2", *words).finish(DEADLINE_S)
-        fleet.prove_nothing_left()
-    assert done.code == 0, done.stderr
-    np.testing.assert_allclose(losses(STEP_LINE, done.log(0).decode())[0], mnist_alone[0], rtol=1e-5)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("start", ["fork", "exec", "torchrun"])
 def test_mnist_trains_alike_however_its_workers_start(
     msrun: JobRunner, examples: Path, few_images: Path, mnist_alone: np.ndarray, start: str
 ) -> None:
     folder, env = examples / "torch" / "mnist", {"EPOCHS": "1", "DATA_PATH": str(few_images)}
     if start == "torchrun":
-        command = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-        logs = ("--redirects", "3", "--log-dir", str(folder / "torchrun"))  # its console mixes ranks within a line
-        job = msrun.start(*logs, "train.py", cwd=folder, env=env, command=command).finish(DEADLINE_S)
+        logs = ("--redirects", "3", "--log-dir", folder / "torchrun")  # its console mixes ranks within a line
+        finished(msrun, folder, *logs, "train.py", command=TORCHRUN, **env)
         text = next((folder / "torchrun").glob("*/attempt_0/0/stdout.log")).read_text()
     else:
-        options = ["--worker_num=2", f"--start_method={start}"]
-        job = msrun.start(*options, "train.py", cwd=folder, env=env).finish(DEADLINE_S)
-        text = job.log(0).decode()
-    assert job.code == 0, job.stderr
+        text = finished(msrun, folder, "--worker_num=2", f"--start_method={start}", "train.py", **env).log(0).decode()
     np.testing.assert_allclose(losses(STEP_LINE, text)[0], mnist_alone[0], rtol=1e-5)
 
 
@@ -162,8 +146,7 @@ def test_mnist_trains_alike_however_its_workers_start(
 def test_fsdp2_script_of_torch_runs_under_both_launchers(msrun: JobRunner, examples: Path) -> None:
     folder, env = examples / "torch" / "fsdp2", {"STEPS": "31"}
     found = losses(GPT_LINE, run_example(msrun, folder, **env))
-    command = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    other = msrun.start("train.py", cwd=folder, env=env, command=command).finish(DEADLINE_S)
+    other = finished(msrun, folder, "train.py", command=TORCHRUN, **env)
     np.testing.assert_array_equal(found, losses(GPT_LINE, other.stdout.decode()))
     assert found[-1, 1] < found[0, 1]
 
@@ -266,45 +249,30 @@ SMALL = {"IMAGE_SIZE": "32", "SAMPLES": "32", "BATCH_SIZE": "8", "EPOCHS": "1", 
 def test_distributed_training_runs_per_device_as_the_document_does(msrun: JobRunner, examples: Path) -> None:
     """By pytest as there, in a folder per device, and under msrun: the same losses."""
     folder = examples / "torch" / "distributed_training"
-    env = {"PATH": f"{examples.parent / 'bin'}:{os.environ['PATH']}", "PYTHON": sys.executable, **SMALL}
+    env = {"PYTHON": sys.executable, **SMALL}
     runner = {"RUNNER": f"{sys.executable} -m pytest -s -v -p no:cacheprovider"}
-    job = msrun.start("run.sh", "", "2", cwd=folder, env={**env, **runner}, command=("bash",))
-    done = job.finish(DEADLINE_S)
-    assert done.code == 0, done.stdout.decode() + done.stderr
+    done = finished(msrun, folder, "run.sh", "", "2", command=BASH, **env, **runner)
     assert "training success" in done.stdout.decode()
     logs = [(folder / f"device{rank}" / f"train.log{rank}").read_text() for rank in (0, 1)]
     assert "1 passed" in logs[1]
     assert "RANK_ID=1" in (folder / "device1" / "env.log").read_text()
     per_device = losses(MONITOR_LINE, logs[0])[-1]  # pytest prints the test's name before the first line
     assert per_device[1] == 2
-    job = msrun.start("run_msrun.sh", "", "2", cwd=folder, env=env, command=("bash",))
-    done = job.finish(DEADLINE_S)
-    assert done.code == 0, done.stderr
+    done = finished(msrun, folder, "run_msrun.sh", "", "2", command=BASH, **env)
     np.testing.assert_allclose(losses(MONITOR_LINE, done.log(0).decode())[-1], per_device, rtol=1e-6)
 
 
 @pytest.mark.slow
 def test_distributed_training_in_other_modes_and_with_accumulation(msrun: JobRunner, examples: Path) -> None:
     folder = examples / "torch" / "distributed_training"
-    env = {"PATH": f"{examples.parent / 'bin'}:{os.environ['PATH']}", **SMALL}
     found = {}
     scripts = {"accumulation": {"SCRIPT": "resnet50_distributed_training_grad_accu.py", "MINI_STEPS": "2"}}
     modes = {mode: {"MODE": mode} for mode in ("data_parallel", "hybrid", "semi_auto", "auto")}
     for name, words in (modes | scripts).items():
-        job = msrun.start("run_msrun.sh", "", "2", cwd=folder, env={**env, **words}, command=("bash",))
-        done = job.finish(DEADLINE_S)
-        assert done.code == 0, done.stderr
+        done = finished(msrun, folder, "run_msrun.sh", "", "2", command=BASH, **{**SMALL, **words})
         found[name] = losses(MONITOR_LINE, done.log(0).decode())
-    done = subprocess.run(
-        [sys.executable, "resnet50_distributed_training.py"],
-        cwd=folder,
-        env=msrun.environ({"OMP_NUM_THREADS": "1", **SMALL, "BATCH_SIZE": "16"}),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=True,
-    )
-    alone = losses(MONITOR_LINE, done.stdout)
+    program = "resnet50_distributed_training.py"
+    alone = losses(MONITOR_LINE, run_alone(msrun, folder, program=program, **{**SMALL, "BATCH_SIZE": "16"}))
     assert found["semi_auto"][0] == pytest.approx(alone[0], rel=1e-5)
     assert found["auto"][0] == pytest.approx(alone[0], rel=1e-5)
     assert found["hybrid"][0] == pytest.approx(found["data_parallel"][0], rel=1e-5)
@@ -320,10 +288,8 @@ def test_train_cifar_of_the_document_with_auto_parallel_has_the_losses_of_one_pr
     found, notes = {}, ""
     for ranks in (1, 2):
         words = (f"--worker_num={ranks}", program, folder, str(16 // ranks))
-        done = msrun.start(*words, cwd=folder, env={"IMAGE_SIZE": "32", "SAMPLES": "32"}).finish(DEADLINE_S)
-        assert done.code == 0, done.stderr
-        found[ranks] = losses(MONITOR_LINE, done.log(0).decode())
-        notes = done.log(0).decode()
+        notes = finished(msrun, folder, *words, IMAGE_SIZE="32", SAMPLES="32").log(0).decode()
+        found[ranks] = losses(MONITOR_LINE, notes)
     assert "searched (recursive_programming)" in notes or "searched (data parallel)" in notes
     assert len(found[1]) > 1
     np.testing.assert_allclose(found[2], found[1], rtol=1e-3)
@@ -331,48 +297,21 @@ def test_train_cifar_of_the_document_with_auto_parallel_has_the_losses_of_one_pr
 
 
 @pytest.mark.slow
-def test_distributed_training_starts_by_mpirun_too(msrun: JobRunner, examples: Path) -> None:
-    if shutil.which("mpirun") is None:
-        pytest.skip("mpirun is not installed")
-    env = {"PYTHON": sys.executable, "DEVICE_TARGET": "CPU", "OMP_NUM_THREADS": "1", **SMALL}
-    job = msrun.start(
-        "run_gpu.sh", "", "2", cwd=examples / "torch" / "distributed_training", env=env, command=("bash",)
-    )
-    done = job.finish(DEADLINE_S)
-    assert done.code == 0, done.stdout.decode() + done.stderr
-    assert len(losses(MONITOR_LINE, done.stdout.decode())) >= 1
-
-
-@pytest.mark.slow
-def test_trained_network_answers_on_other_numbers_of_ranks(msrun: JobRunner, examples: Path) -> None:
+def test_trained_network_answers_and_is_exported_on_other_numbers_of_ranks(msrun: JobRunner, examples: Path) -> None:
     folder = examples / "torch" / "distributed_training"
-    env = {"PATH": f"{examples.parent / 'bin'}:{os.environ['PATH']}", **SMALL, "CHECKPOINTS": "ckpt"}
-    job = msrun.start("run_msrun.sh", "", "2", cwd=folder, env=env, command=("bash",))
-    assert job.finish(DEADLINE_S).code == 0
-    said = {}
-    for ranks in (1, 2, 4):
-        done = msrun.start(f"--worker_num={ranks}", "inference.py", "accuracy", cwd=folder, env=env).finish(DEADLINE_S)
-        assert done.code == 0, done.stderr
-        said[ranks] = re.findall(r"accuracy: (\S+)", done.log(0).decode())
-    assert said[1] == said[2] == said[4]
-    assert len(said[1]) == 1
-    done = msrun.start("--worker_num=1", "inference.py", "export", "net.pt", cwd=folder, env=env).finish(DEADLINE_S)
-    assert done.code == 0, done.stderr
+    env = {**SMALL, "CHECKPOINTS": "ckpt"}
+    finished(msrun, folder, "run_msrun.sh", "", "2", command=BASH, **env)
+    images = (examples / "torch" / "data" / "cifar10_digits" / "test_batch.bin").read_bytes()
+    said, answers = [], []
+    for ranks in (1, 2):
+        done = finished(msrun, folder, f"--worker_num={ranks}", "inference.py", "accuracy", **env)
+        said.append(re.findall(r"accuracy: (\S+)", done.log(0).decode()))
+        answers.append(ask(msrun, folder, env, ranks, images))
+    assert said[0] == said[1] and len(said[0]) == 1
+    assert answers[0] == answers[1] and all(b'"class": ' in answer for answer in answers[0])
+    finished(msrun, folder, "--worker_num=1", "inference.py", "export", "net.pt", **env)
     state = torch.load(folder / "net.pt", weights_only=True)
     assert state["end_point.weight"].shape == (10, 2048)
-
-
-@pytest.mark.slow
-def test_cut_network_answers_requests(msrun: JobRunner, examples: Path) -> None:
-    """Two ranks compute the answers that one does."""
-    folder = examples / "torch" / "distributed_training"
-    env = {"PATH": f"{examples.parent / 'bin'}:{os.environ['PATH']}", **SMALL, "CHECKPOINTS": "ckpt"}
-    job = msrun.start("run_msrun.sh", "", "2", cwd=folder, env=env, command=("bash",))
-    assert job.finish(DEADLINE_S).code == 0
-    images = (examples / "torch" / "data" / "cifar10_digits" / "test_batch.bin").read_bytes()
-    one, two = (ask(msrun, folder, env, ranks, images) for ranks in (1, 2))
-    assert one == two
-    assert all(b'"class": ' in answer for answer in one)
 
 
 def ask(msrun: JobRunner, folder: Path, env: dict[str, str], ranks: int, images: bytes) -> list[bytes]:

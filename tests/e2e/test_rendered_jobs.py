@@ -80,19 +80,6 @@ def cluster(msrun: JobRunner, net: HostNet, tmp_path: Path) -> Start:
     return make
 
 
-@pytest.mark.slow
-def test_pods_train_as_one_process_does_although_names_come_late(cluster: Start, workers: Path, tmp_path: Path) -> None:
-    pods = cluster("jobset", *PRELOAD, workers / "pod_steps.py", tmp_path / "found.json")
-    jobs = pods.start(tmp_path, {"PYTHONPATH": WORKER_PATH})
-    wait_until(lambda: "trying again" in jobs[1].stderr, "the second pod looks for the name of the first")
-    pods.publish_names()
-    ended = [job.finish() for job in jobs]
-    assert [job.code for job in ended] == [0, 0], ended
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert found["losses"] == pytest.approx(found["expected"], rel=1e-9)
-    assert (pods.log_folder(1) / "log_output" / "node_1" / "worker_3.log").exists()
-
-
 @pytest.fixture(scope="module")
 def data_of_example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three batches in the files of MNIST."""
@@ -285,14 +272,6 @@ def submit(slurm: SlurmCluster, msrun: JobRunner, tmp_path: Path) -> Submit:
         return slurm.run_batch(script, tmp_path / "job.log", env)
 
     return run
-
-
-@pytest.mark.slow
-def test_batch_script_starts_one_world_under_slurm_itself(
-    submit: Submit, workers: Path, net: HostNet, tmp_path: Path
-) -> None:
-    assert submit(workers / "record.py") == 0, (tmp_path / "job.log").read_text()
-    prove_one_world(tmp_path, net.address(0))
 
 
 @pytest.mark.slow

@@ -72,7 +72,7 @@ FOUND = {
     '"options": {"how": "detach"}}, {"kind": "BatchNorm"}], "seed": 761824, "steps": 1, "dataset": "full_batch", '
     '"is_16_bit": true, "optimizer": ["sgd", {"lr": 0.05}]}',
     "a stage without parameters in a later capture": '{"world_size": 2, "family": "images", "pieces": [{"kind": '
-    '"Pool", "options": {"how": "shuffle"}, "wire": "residual"}, {"kind": "Custom", "options": {"which": "own_scale"}, '
+    '"Pool", "options": {"how": "shuffle"}, "wire": "residual"}, {"kind": "Custom", "options": {"how": "own_scale"}, '
     '"wire": "twice"}, {"kind": "Conv", "options": {"groups": 4, "channels_last": false}}, {"kind": "Hooked"}], '
     '"seed": 670032, "habits": [["smaller", 1]], "pipeline": {"stages": 2, "scheduler": "zero_bubble", "interleave": '
     'true, "micro_size": 2}, "dataset": "full_batch", "optimizer": ["sgd", {"lr": 0.05}]}',

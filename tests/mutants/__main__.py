@@ -19,9 +19,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,16 +102,10 @@ class Slot:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        folder.mkdir()
         self._copy = copy_tree(folder)
         self._mark = secrets.token_hex(16)
         self._writes = 0
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        self._warm = subprocess.Popen(
-            [sys.executable, str(REPOSITORY / "tests" / "mutants" / "warm.py")],
-            env={**environment, MARK: self._mark},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
 
     def judge(self, mutation: Mutation, survey: Survey, source: str) -> Outcome:
         """Run the tests that reach a fault, until one of them notices it."""
@@ -146,22 +139,30 @@ class Slot:
         shutil.rmtree(reached, ignore_errors=True)
         reached.mkdir()
         (self._folder / "tests.json").write_text(json.dumps(tests))
-        path = [str(self._copy), str(self._copy / "tests")]
         environment = {
-            "PYTHONPATH": os.pathsep.join(path),
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(self._copy), str(self._copy / "tests")]),
             "REACH_FOLDER": str(reached),
             "REACH_TESTS": str(self._folder / "tests.json"),
             "DEADLINE_S": str(DEADLINE_S),
+            MARK: self._mark,
         }
-        arguments = ["-x", "-q", "-p", "no:cacheprovider", "-p", "mutants.reach_plugin", f"--timeout={TEST_LIMIT_S}"]
-        asked = {
-            "folder": str(self._copy),
-            "path": path,
-            "environment": environment,
-            "log": str(self._folder / "log"),
-            "arguments": [*arguments, *dict.fromkeys(map(file_of, tests))],
-        }
-        code = self._ask(asked, 3 * expected_s + 3 * TEST_LIMIT_S)
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "mutants.reach_plugin", f"--timeout={TEST_LIMIT_S}"]
+        command = [sys.executable, "-m", "pytest", *options, *dict.fromkeys(map(file_of, tests))]
+        code: int | None = None
+        with (self._folder / "log").open("wb") as log, contextlib.suppress(subprocess.TimeoutExpired):
+            process = subprocess.Popen(
+                command,
+                cwd=self._copy,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+            code = process.wait(3 * expected_s + 3 * TEST_LIMIT_S)
+        self.end_all()
+        process.wait()
         done = [json.loads(line) for written in reached.glob("tests-*") for line in written.read_text().splitlines()]
         failed = [test for test, _, has_passed in done if not has_passed]
         if code == 0:
@@ -170,44 +171,20 @@ class Slot:
             return str(failed[0])
         return "time limit" if code is None else f"pytest, which ended with {code}"
 
-    def _ask(self, asked: Mapping[str, object], limit_s: float) -> int | None:
-        """Have pytest run and return its exit code; None when it was ended after the limit."""
-        assert self._warm.stdin is not None and self._warm.stdout is not None
-        self._warm.stdin.write(json.dumps(asked).encode() + b"\n")
-        self._warm.stdin.flush()
-        is_late = threading.Event()
-
-        def end() -> None:
-            is_late.set()
-            self._end_all()
-
-        timer = threading.Timer(limit_s, end)
-        timer.start()
-        code = int(json.loads(self._warm.stdout.readline())["code"])
-        timer.cancel()
-        self._end_all()
-        return None if is_late.is_set() else code
-
-    def _end_all(self) -> None:
+    def end_all(self) -> None:
         """End what a test has left, or would run for ever."""
         text = f"{MARK}={self._mark}".encode()
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError, ValueError):
-                if text in (entry / "environ").read_bytes().split(b"\0") and int(entry.name) != self._warm.pid:
+                if text in (entry / "environ").read_bytes().split(b"\0"):
                     os.kill(int(entry.name), signal.SIGKILL)
 
-    def close(self) -> None:
-        """End the process that runs the tests."""
-        self._warm.kill()
-        self._warm.wait()
-        self._end_all()
 
-
-def up_to_date(modules: list[str], wanted: tuple[str, ...], jobs: int, *, slow: bool) -> Survey:
-    """Run the tests of which nothing is known yet, of files whose names begin as wanted; return what all reach."""
-    kept = KEPT / ("slow.json" if slow else "fast.json")
+def up_to_date(modules: list[str], jobs: int, *, slow: bool) -> Survey:
+    """Run the tests of which nothing is known yet; return what all reach."""
+    kept = KEPT / ("slow.pickle" if slow else "fast.pickle")
     survey = Survey.read(kept)
-    stale = [name for name in survey.stale(REPOSITORY) if name.startswith(wanted)]
+    stale = survey.stale(REPOSITORY)
     for kind in ("unit", "e2e"):
         files = [name for name in stale if name.startswith(f"tests/{kind}/")]
         if not files:
@@ -230,40 +207,29 @@ def up_to_date(modules: list[str], wanted: tuple[str, ...], jobs: int, *, slow: 
 def judge_all(drawn: list[Mutation], survey: Survey, sources: dict[str, str], jobs: int) -> list[Outcome]:
     """Judge all faults, some at a time, and say what became of each."""
     outcomes: list[Outcome] = []
-    with contextlib.ExitStack() as stack:
-        name = stack.enter_context(tempfile.TemporaryDirectory(prefix="mutants-"))
+    with tempfile.TemporaryDirectory(prefix="mutants-") as name:
         Path(name).chmod(0o711)
-        free: queue.SimpleQueue[Slot] = queue.SimpleQueue()
-        slots = []
-        for number in range(jobs):
-            folder = Path(name, str(number))
-            folder.mkdir()
-            slots.append(Slot(folder))
-            stack.callback(slots[-1].close)
-            free.put(slots[-1])
-        stop = threading.Event()
+        everyone = [Slot(Path(name, str(number))) for number in range(jobs)]
+        slots: queue.SimpleQueue[Slot] = queue.SimpleQueue()
+        for slot in everyone:
+            slots.put(slot)
 
-        def judge(mutation: Mutation) -> Outcome | None:
-            if stop.is_set():
-                return None
-            slot = free.get()
+        def judge(mutation: Mutation) -> Outcome:
+            slot = slots.get()
             try:
                 return slot.judge(mutation, survey, sources[mutation.path])
             finally:
-                free.put(slot)
+                slots.put(slot)
 
         with ThreadPoolExecutor(jobs) as pool:
             try:
                 for done in as_completed([pool.submit(judge, mutation) for mutation in drawn]):
-                    outcome = done.result()
-                    if outcome is not None:
-                        outcomes.append(outcome)
-                        print(_line(outcome, len(outcomes), len(drawn)), flush=True)
-            except BaseException:  # the tests that run end with their processes, and so does who waits for them
-                stop.set()
-                for slot in slots:
-                    slot.close()
-                raise
+                    outcomes.append(done.result())
+                    print(_line(outcomes[-1], len(outcomes), len(drawn)), flush=True)
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+                for slot in everyone:
+                    slot.end_all()
     return outcomes
 
 
@@ -280,12 +246,8 @@ def main() -> int:
     parser.add_argument("--modules", nargs="+", default=ROOMS, help="folders or files to change")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="at a time")
     parser.add_argument(
-        "--tests", nargs="+", default=["tests/"], help="only test files whose names begin so are looked at"
-    )
-    parser.add_argument(
         "--slow", action="store_true", help="slow end-to-end tests judge too: the first run takes two hours"
     )
-    parser.add_argument("--survey", action="store_true", help="only find out which tests reach what")
     parser.add_argument("--dry-run", action="store_true", help="only show the faults")
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(contract.EXIT_SIGNAL_BASE + signal.SIGTERM))
@@ -295,9 +257,7 @@ def main() -> int:
         for mutation in drawn:
             print(f"{mutation.path}:{mutation.line} {mutation.kind}\n{mutation.describe(sources[mutation.path])}")
         return 0
-    survey = up_to_date(sorted(read_sources(ROOMS)), tuple(asked.tests), asked.jobs, slow=asked.slow)
-    if asked.survey:
-        return 0
+    survey = up_to_date(sorted(read_sources(ROOMS)), asked.jobs, slow=asked.slow)
     begin = time.monotonic()
     outcomes = judge_all(drawn, survey, sources, asked.jobs)
     caught = sum(bool(outcome.caught_by) for outcome in outcomes)

@@ -10,6 +10,7 @@ import ast
 import hashlib
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -102,26 +103,12 @@ class Survey:
     @classmethod
     def read(cls, path: Path) -> Survey:
         """Return what is kept; nothing where there is no file."""
-        if not path.is_file():
-            return cls()
-        kept = json.loads(path.read_text())
-        names = kept["tests"]
-        reached = {
-            module: {block: {names[number] for number in numbers} for block, numbers in blocks.items()}
-            for module, blocks in kept["reached"].items()
-        }
-        return cls(kept["files"], kept["seconds"], reached)
+        return cls(*pickle.loads(path.read_bytes())) if path.is_file() else cls()
 
     def write(self, path: Path) -> None:
         """Keep it."""
-        names = sorted({test for blocks in self.reached.values() for tests in blocks.values() for test in tests})
-        numbers = {name: number for number, name in enumerate(names)}
-        reached = {
-            module: {block: sorted(numbers[test] for test in tests) for block, tests in blocks.items()}
-            for module, blocks in self.reached.items()
-        }
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"files": self.files, "seconds": self.seconds, "tests": names, "reached": reached}))
+        path.write_bytes(pickle.dumps((self.files, self.seconds, self.reached)))
 
     def stale(self, root: Path) -> list[str]:
         """Return test files that have not run as they are now."""

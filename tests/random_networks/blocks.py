@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -35,25 +35,39 @@ class Block(nn.Module):
     cuts: ClassVar[dict[str, str]] = {}
     """Modules inside that `shard` may cut -> what they are: linear, conv, elementwise, layer_norm."""
 
+    ways: ClassVar[Mapping[str, Callable[..., Any]]] = {}
+    """What one of them may do with (block, input): names, one of which is drawn as `how`."""
+    is_learnt: ClassVar[bool] = True
+    """Has a `layer`."""
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         BLOCKS[cls.__name__] = cls
 
-    def __init__(self, family: str) -> None:
+    def __init__(self, family: str, how: str = "") -> None:
         super().__init__()
-        self.family = family
+        self.family, self.how = family, how
         self.writes: dict[str, str] = {}
         """name of a module inside -> how its output is written into"""
+        if self.is_learnt:
+            self.layer = layer(family)
+        self.build()
 
-    @staticmethod
-    def options(rng: random.Random) -> dict[str, Any]:
+    def build(self) -> None:
+        """Make what else it has."""
+
+    def forward(self, x: Tensor) -> Any:
+        return self.ways[self.how](self, x)
+
+    @classmethod
+    def options(cls, rng: random.Random) -> dict[str, Any]:
         """Return arguments of the constructor."""
-        return {}
+        return {"how": rng.choice(list(cls.ways))} if cls.ways else {}
 
     def written(self, name: str, made: Tensor) -> Tensor:
         """Return what the module of this name has made, after the writes into it."""
         if name in self.writes:
-            write_into(self.writes[name], made)
+            WRITES[self.writes[name]](made)
         return made
 
 
@@ -67,33 +81,27 @@ def per_feature(family: str, value: Tensor) -> Tensor:
     return value[:, None, None] if family == "images" else value
 
 
-WRITES = ("column", "columns", "add", "flat", "narrow", "transposed", "last", "masked", "rows", "chained")
+def _written_columns(h: Tensor) -> None:
+    h[..., 0] = 0.25
+    h[..., :2] = h[..., 2:4] * 0.5
 
 
-def write_into(how: str, h: Tensor) -> None:
-    """Write into a tensor in place, or into a view of it."""
-    if how == "column":
-        h[..., 0] = 0.25
-    elif how == "columns":
-        h[..., :2] = h[..., 2:4] * 0.5
-    elif how == "add":
-        h[..., 1].add_(0.5)
-        h += 0.1
-    elif how == "flat":
-        h.flatten(1)[:, ::2].mul_(0.5)
-    elif how == "narrow":
-        h.narrow(-1, 1, 3).clamp_(-0.2, 0.2)
-    elif how == "transposed":
-        h.transpose(1, -1)[:, 1].neg_()
-    elif how == "last":
-        h[..., -1] = h[..., 0].sigmoid()
-    elif how == "masked":
-        h.masked_fill_(h > 0.5, 0.1)
-    elif how == "rows":
-        h.select(1, 0).zero_()
-    else:
-        h.mul_(0.8)
-        h.unsqueeze(0)[0][:, 1:3].sub_(0.3)
+def _written_twice(h: Tensor) -> None:
+    h[..., 1].add_(0.5)
+    h.mul_(0.8)
+    h.unsqueeze(0)[0][:, 1:3].sub_(0.3)
+
+
+WRITES: dict[str, Callable[[Tensor], Any]] = {
+    "columns": _written_columns,
+    "chained": _written_twice,
+    "flat": lambda h: h.flatten(1)[:, ::2].mul_(0.5),
+    "narrow": lambda h: h.narrow(-1, 1, 3).clamp_(-0.2, 0.2),
+    "transposed": lambda h: h.transpose(1, -1)[:, 1].neg_(),
+    "masked": lambda h: h.masked_fill_(h > 0.5, 0.1),
+    "rows": lambda h: h.select(1, 0).zero_(),
+}
+"""Writes into a tensor in place, or into a view of it."""
 
 
 def layer(family: str) -> nn.Module:
@@ -104,92 +112,39 @@ def layer(family: str) -> nn.Module:
 class Custom(Block):
     in_16_bits = False
     weight = 5
+    ways: ClassVar[Any] = {
+        "straight_through": lambda s, x: functions.StraightThrough.apply(s.layer(x)),
+        "reversal": lambda s, x: functions.Reversal.apply(s.layer(x), 0.5),
+        "clamp": lambda s, x: functions.Clamp.apply(s.layer(x), 0.3),
+        "two_results": lambda s, x: torch.add(*functions.TwoResults.apply(s.layer(x))),
+        "own_scale": lambda s, x: functions.OwnScale.apply(s.layer(x), s.scale),
+    }
 
-    def __init__(self, family: str, which: str) -> None:
-        super().__init__(family)
-        self.which = which
-        self.layer = layer(family)
-        if which == "own_scale":
+    def build(self) -> None:
+        if self.how == "own_scale":
             self.scale = nn.Parameter(torch.tensor(0.7))
-
-    @staticmethod
-    def options(rng: random.Random) -> dict[str, Any]:
-        return {"which": rng.choice(["straight_through", "reversal", "clamp", "two_results", "own_scale"])}
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.layer(x)
-        if self.which == "straight_through":
-            return functions.StraightThrough.apply(h)
-        if self.which == "reversal":
-            return functions.Reversal.apply(h, 0.5)
-        if self.which == "clamp":
-            return functions.Clamp.apply(h, 0.3)
-        if self.which == "two_results":
-            first, second = functions.TwoResults.apply(h)
-            return first * 0.5 + second
-        return functions.OwnScale.apply(h, self.scale)
 
 
 class InPlace(Block):
     weight = 4
-
-    def __init__(self, family: str, how: str) -> None:
-        super().__init__(family)
-        self.how = how
-        self.layer = layer(family)
-
-    @staticmethod
-    def options(rng: random.Random) -> dict[str, Any]:
-        ways = [
-            "add",
-            "relu",
-            "clamp",
-            "slice_fill",
-            "slice_add",
-            "masked_fill",
-            "copy",
-            "view",
-            "index_add",
-            "zero_row",
-        ]
-        return {"how": rng.choice(ways)}
+    ways: ClassVar[Any] = {
+        "add": lambda h, x: h.add_(x).mul_(0.5).sub_(0.1),
+        "relu": lambda h, x: F.relu(h, inplace=True) + 0.1,
+        "slice_fill": lambda h, x: (h[..., :2].fill_(0.25), h)[1],
+        "slice_add": lambda h, x: (h[:, 1:].add_(0.5), h)[1],
+        "masked_fill": lambda h, x: (h * 1).masked_fill_(x > 0.5, 0.0),
+        "copy": lambda h, x: torch.empty_like(x).copy_(h),
+        "view": lambda h, x: (c := h.clone(), c.view(len(c), -1)[:, ::2].mul_(2))[0],
+        "index_add": lambda h, x: h.index_add(1, torch.tensor([0, 2]), torch.ones_like(h[:, :2])),
+        "zero_row": lambda h, x: (c := h.clone(), c[:, 0].copy_(x[:, 1] * 0.5))[0],
+    }
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.layer(x)
-        if self.how == "add":
-            h += x
-            h.mul_(0.5).sub_(0.1)
-        elif self.how == "relu":
-            h = F.relu(h, inplace=True)
-            h = h + 0.1
-        elif self.how == "clamp":
-            h.clamp_(-0.5, 0.5)
-        elif self.how == "slice_fill":
-            h[..., :2] = 0.25
-        elif self.how == "slice_add":
-            h[:, 1:] += 0.5
-        elif self.how == "masked_fill":
-            h = h * 1
-            h.masked_fill_(x > 0.5, 0.0)
-        elif self.how == "copy":
-            h = torch.empty_like(x).copy_(h)
-        elif self.how == "view":
-            h = h.clone()
-            h.view(h.shape[0], -1)[:, ::2].mul_(2)
-        elif self.how == "index_add":
-            h = h.index_add(1, torch.tensor([0, 2]), torch.ones_like(h[:, :2]))
-        else:
-            h = h.clone()
-            h[:, 0] = x[:, 1] * 0.5
-        return torch.tanh(h)
+        return torch.tanh(self.ways[self.how](self.layer(x), x))
 
 
 class OnShapes(Block):
     crosses_rows = True  # its branch depends on their number
-
-    def __init__(self, family: str) -> None:
-        super().__init__(family)
-        self.layer = layer(family)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[0] % 2 == 0 and x.dim() < 4:
@@ -204,10 +159,6 @@ class Hooked(Block):
 
     weight = 3
 
-    def __init__(self, family: str) -> None:
-        super().__init__(family)
-        self.layer = layer(family)
-
     def forward(self, x: Tensor) -> Tensor:
         h = self.layer(x)
         if h.requires_grad:
@@ -215,40 +166,28 @@ class Hooked(Block):
         return torch.tanh(h)
 
 
+def _of_rows(h: Tensor) -> Tensor:
+    """Return one empty number for each row."""
+    return h.new_empty((h.shape[0], *[1] * (h.dim() - 1)))
+
+
 class Noise(Block):
     in_16_bits = False
     draws = True
     weight = 3
-
-    def __init__(self, family: str, how: str) -> None:
-        super().__init__(family)
-        self.how = how
-        self.layer = layer(family)
-
-    @staticmethod
-    def options(rng: random.Random) -> dict[str, Any]:
-        return {
-            "how": rng.choice(["randn_like", "rand_like", "rand", "randn", "bernoulli_rows", "bernoulli", "normal_"])
-        }
+    ways: ClassVar[Any] = {
+        "randn_like": lambda h: h + 0.1 * torch.randn_like(h),
+        "rand_like": lambda h: h * torch.rand_like(h),
+        "rand": lambda h: h + torch.rand(h.shape, dtype=h.dtype, device=h.device),
+        "randn": lambda h: h + 0.1 * torch.randn(_of_rows(h).shape, dtype=h.dtype),
+        "bernoulli_rows": lambda h: h * _of_rows(h).bernoulli_(0.8).div_(0.8),
+        "bernoulli": lambda h: h * torch.bernoulli(torch.full_like(h, 0.7)),
+        "normal_": lambda h: h + torch.empty_like(h).normal_(0, 0.1),
+    }
 
     def forward(self, x: Tensor) -> Tensor:
         h = torch.tanh(self.layer(x))
-        if not self.training:
-            return h
-        if self.how == "randn_like":
-            return h + 0.1 * torch.randn_like(h)
-        if self.how == "rand_like":
-            return h * torch.rand_like(h)
-        if self.how == "rand":
-            return h + torch.rand(h.shape, dtype=h.dtype, device=h.device)
-        if self.how == "randn":
-            return h + 0.1 * torch.randn(h.shape[0], *[1] * (h.dim() - 1), dtype=h.dtype)
-        if self.how == "bernoulli_rows":
-            keep = h.new_empty((h.shape[0], *[1] * (h.dim() - 1))).bernoulli_(0.8)
-            return h * keep.div_(0.8)
-        if self.how == "bernoulli":
-            return h * torch.bernoulli(torch.full_like(h, 0.7))
-        return h + torch.empty_like(h).normal_(0, 0.1)
+        return self.ways[self.how](h) if self.training else h
 
 
 class UsersNumbers(Block):
@@ -256,46 +195,23 @@ class UsersNumbers(Block):
 
     in_16_bits = False
     weight = 1
-
-    def __init__(self, family: str, how: str) -> None:
-        super().__init__(family)
-        self.how = how
-        self.layer = layer(family)
-
-    @staticmethod
-    def options(rng: random.Random) -> dict[str, Any]:
-        return {"how": rng.choice(["uniform", "random", "choice", "randint", "numpy"])}
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.tanh(self.layer(x))
-        if self.how == "uniform":
-            return h * random.uniform(0.5, 1.5)
-        if self.how == "random":
-            return h + random.random()
-        if self.how == "choice":
-            return h * random.choice([0.5, 1.0, 2.0])
-        if self.how == "randint":
-            return h.roll(random.randint(0, 3), -1)
-        return h * float(np.random.rand())
+    ways: ClassVar[Any] = {
+        "random": lambda s, x: torch.tanh(s.layer(x)) * random.uniform(0.5, 1.5),
+        "choice": lambda s, x: torch.tanh(s.layer(x)) * random.choice([0.5, 1.0, 2.0]),
+        "numpy": lambda s, x: torch.tanh(s.layer(x)) * float(np.random.rand()),
+    }
 
 
 class Dropout(Block):
     draws = True
     weight = 4
+    ways: ClassVar[Any] = {
+        "function": lambda s, x: F.dropout(s.layer(x), 0.3, s.training),
+        **dict.fromkeys(("module", "channels", "changing"), lambda s, x: s.drop(s.layer(x))),
+    }
 
-    def __init__(self, family: str, how: str) -> None:
-        super().__init__(family)
-        self.how = how
-        self.layer = layer(family)
-        self.drop = nn.Dropout2d(0.4) if how == "channels" and family == "images" else nn.Dropout(0.4)
-
-    @staticmethod
-    def options(rng: random.Random) -> dict[str, Any]:
-        return {"how": rng.choice(["module", "function", "channels", "changing"])}
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.layer(x)
-        return F.dropout(h, 0.3, self.training) if self.how == "function" else self.drop(h)
+    def build(self) -> None:
+        self.drop = nn.Dropout2d(0.4) if self.how == "channels" and self.family == "images" else nn.Dropout(0.4)
 
     def change(self) -> None:
         """Change what users change between steps."""
@@ -307,79 +223,70 @@ class Changing(Block):
     """Something of the module changes between the steps."""
 
     weight = 5
+    ways: ClassVar[Any] = {
+        "attribute": lambda s: setattr(s, "alpha", -0.3),
+        "nested": lambda s: s.settings["inner"].update(shift=-0.4),
+        "list": lambda s: s.flags.clear(),
+        "buffer": lambda s: setattr(s, "shift", torch.full_like(s.shift, -0.3)),
+        "buffer_in_place": lambda s: s.shift.mul_(-2),
+        "parameter": lambda s: setattr(s, "scale", nn.Parameter(torch.full((features(s.family),), -0.6))),
+        "parameter_in_place": lambda s: s.scale.data.mul_(-0.5),
+        "module": lambda s: setattr(s, "layer", layer_of_seed(s.family, 77)),
+        "frozen": lambda s: s.scale.requires_grad_(requires_grad=False),
+        "method": lambda s: setattr(s, "activate", torch.sigmoid),
+    }
 
-    def __init__(self, family: str, what: str) -> None:
-        super().__init__(family)
-        self.what = what
+    def build(self) -> None:
         self.alpha = 0.5
-        self.settings = {"alpha": 0.5, "inner": {"shift": 0.1}}
+        self.settings = {"inner": {"shift": 0.1}}
         self.flags = [True]
-        self.layer = layer(family)
-        self.register_buffer("shift", torch.full((features(family),), 0.1))
-        self.scale = nn.Parameter(torch.full((features(family),), 0.9))
-
-    @staticmethod
-    def options(rng: random.Random) -> dict[str, Any]:
-        whats = ["attribute", "dict", "nested", "list", "buffer", "buffer_in_place", "parameter", "parameter_in_place"]
-        return {"what": rng.choice([*whats, "module", "frozen", "method"])}
+        self.register_buffer("shift", torch.full((features(self.family),), 0.1))
+        self.scale = nn.Parameter(torch.full((features(self.family),), 0.9))
 
     def activate(self, x: Tensor) -> Tensor:
         """Return tanh; replaced by "method"."""
         return torch.tanh(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.layer(x) * self.alpha + self.settings["alpha"] * x
-        if self.flags[0]:
+        h = self.layer(x) * self.alpha
+        if self.flags:
             h = h * 1.5
         h = self.activate(h * per_feature(self.family, self.scale) + per_feature(self.family, self.shift))
         return h + self.settings["inner"]["shift"]
 
     def change(self) -> None:
         """Change what users change between steps."""
-        if self.what == "attribute":
-            self.alpha = -0.3
-        elif self.what == "dict":
-            self.settings["alpha"] = -0.2
-        elif self.what == "nested":
-            self.settings["inner"]["shift"] = -0.4
-        elif self.what == "list":
-            self.flags[0] = False
-        elif self.what == "buffer":
-            self.shift = torch.full_like(self.shift, -0.3)
-        elif self.what == "buffer_in_place":
-            self.shift.mul_(-2)
-        elif self.what == "parameter":
-            self.scale = nn.Parameter(torch.full((features(self.family),), -0.6))
-        elif self.what == "parameter_in_place":
-            with torch.no_grad():
-                self.scale.mul_(-0.5)
-        elif self.what == "module":
-            rng = torch.get_rng_state()
-            torch.manual_seed(77)
-            self.layer = layer(self.family)
-            torch.set_rng_state(rng)
-        elif self.what == "frozen":
-            self.scale.requires_grad_(requires_grad=False)
-        else:
-            self.activate = torch.sigmoid
+        self.ways[self.how](self)
+
+
+def layer_of_seed(family: str, seed: int) -> nn.Module:
+    """Return a layer whose weights do not depend on what was drawn before."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return layer(family)
 
 
 class WithKeywords(Block):
-    class Inner(nn.Module):
-        def __init__(self, family: str) -> None:
-            super().__init__()
-            self.layer = layer(family)
+    def inner(self, x: Tensor, *, scale: float = 1.0, shift: Tensor | None = None, mask: Any = None) -> Tensor:
+        h = self.named(x, scale=scale)
+        return h if shift is None else h + shift
 
-        def forward(self, x: Tensor, *, scale: float = 1.0, shift: Tensor | None = None, mask: Any = None) -> Tensor:
-            h = self.layer(x) * scale
-            return h if shift is None else h + shift
-
-    def __init__(self, family: str) -> None:
-        super().__init__(family)
-        self.inner = WithKeywords.Inner(family)
+    def build(self) -> None:
+        self.named = Named(self.family)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.inner(x=self.inner(x, scale=0.5), shift=x * 0.1, mask=None)
+
+
+class Named(nn.Module):
+    """A module with an argument by name."""
+
+    def __init__(self, family: str) -> None:
+        super().__init__()
+        self.layer = layer(family)
+
+    def forward(self, x: Tensor, *, scale: float = 1.0) -> Tensor:
+        return self.layer(x) * scale
 
 
 @dataclasses.dataclass
@@ -390,61 +297,47 @@ class Output:
     extra: Tensor | None = None
 
 
+class Inner(nn.Module):
+    """A module with two results, in a container."""
+
+    def __init__(self, family: str, pack: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.layer, self.other = layer(family), layer(family)
+        self.pack = pack
+
+    def forward(self, x: Tensor) -> Any:
+        return self.pack(self.layer(x), self.other(x))
+
+
 class Results(Block):
     weight = 3
+    is_learnt = False
+    ways: ClassVar[Any] = {
+        "dict": (lambda h, extra: {"hidden": h, "extra": extra, "nothing": None}, lambda r: r["hidden"] + r["extra"]),
+        "dataclass": (Output, lambda r: r.hidden * torch.sigmoid(r.extra)),
+        "nested": (lambda h, extra: (h, [extra, None]), lambda r: r[0] - r[1][0]),
+        # the other one is not read: its parameters have no gradient
+        "tuple": (lambda h, extra: (h, extra), lambda r: r[0]),
+    }
 
-    class Inner(nn.Module):
-        def __init__(self, family: str, how: str) -> None:
-            super().__init__()
-            self.layer = layer(family)
-            self.other = layer(family)
-            self.how = how
-
-        def forward(self, x: Tensor) -> Any:
-            h, extra = self.layer(x), self.other(x)
-            if self.how == "dict":
-                return {"hidden": h, "extra": extra, "nothing": None}
-            if self.how == "dataclass":
-                return Output(h, extra)
-            return (h, [extra, None]) if self.how == "nested" else (h, extra)
-
-    def __init__(self, family: str, how: str) -> None:
-        super().__init__(family)
-        self.how = how
-        self.inner = Results.Inner(family, how)
-
-    @staticmethod
-    def options(rng: random.Random) -> dict[str, Any]:
-        return {"how": rng.choice(["dict", "tuple", "dataclass", "nested"])}
+    def build(self) -> None:
+        self.inner = Inner(self.family, self.ways[self.how][0])
 
     def forward(self, x: Tensor) -> Tensor:
-        found = self.inner(x)
-        if self.how == "dict":
-            return found["hidden"] + torch.tanh(found["extra"])
-        if self.how == "dataclass":
-            return found.hidden * torch.sigmoid(found.extra)
-        if self.how == "nested":
-            return found[0] - found[1][0]
-        return found[0]  # the other one is not read: its parameters have no gradient
+        return self.ways[self.how][1](self.inner(x))
+
+
+def _gated(s: Any, x: Tensor) -> Any:
+    with torch.no_grad():
+        gate = torch.sigmoid(s.layer(x))
+    return torch.tanh(s.layer(x)) * gate + s.other(x)
 
 
 class Detached(Block):
-    def __init__(self, family: str, how: str) -> None:
-        super().__init__(family)
-        self.how = how
-        self.layer = layer(family)
-        self.other = layer(family)
+    ways: ClassVar[Any] = {"detach": lambda s, x: s.layer(x) * torch.sigmoid(s.other(x)).detach(), "no_grad": _gated}
 
-    @staticmethod
-    def options(rng: random.Random) -> dict[str, Any]:
-        return {"how": rng.choice(["detach", "no_grad"])}
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.how == "detach":
-            return self.layer(x) * torch.sigmoid(self.other(x)).detach()
-        with torch.no_grad():
-            gate = torch.sigmoid(self.layer(x))
-        return torch.tanh(self.layer(x)) * gate + self.other(x)
+    def build(self) -> None:
+        self.other = layer(self.family)
 
 
 class Running(Block):
@@ -452,18 +345,12 @@ class Running(Block):
 
     crosses_rows = True
     weight = 3
+    ways: ClassVar[Any] = dict.fromkeys(("in_place", "assigned", "count", "python_count"))
 
-    def __init__(self, family: str, how: str) -> None:
-        super().__init__(family)
-        self.how = how
-        self.layer = layer(family)
-        self.register_buffer("mean", torch.zeros(features(family)))
+    def build(self) -> None:
+        self.register_buffer("mean", torch.zeros(features(self.family)))
         self.register_buffer("count", torch.tensor(0))
         self.calls = 0
-
-    @staticmethod
-    def options(rng: random.Random) -> dict[str, Any]:
-        return {"how": rng.choice(["in_place", "assigned", "count", "python_count"])}
 
     def forward(self, x: Tensor) -> Tensor:
         h = torch.tanh(self.layer(x))
@@ -483,69 +370,43 @@ class Running(Block):
         return h - per_feature(self.family, self.mean)
 
 
+def _split_uneven(h: Tensor, _: Tensor) -> Tensor:
+    first, second = h.split([1, h.shape[1] - 1], 1)
+    return torch.cat([second, first * 2], 1)
+
+
+def _stacked(h: Tensor, x: Tensor) -> Tensor:
+    first, second = torch.stack([h, x * 2]).unbind(0)
+    return torch.tanh(first) + second * 0.5
+
+
+def _repeated(h: Tensor, x: Tensor) -> Tensor:
+    return h.repeat_interleave(2, 1)[:, ::2] + x.repeat(1, 2, *[1] * (x.dim() - 2))[:, : x.shape[1]]
+
+
 class Reordered(Block):
     weight = 4
-
-    def __init__(self, family: str, how: str) -> None:
-        super().__init__(family)
-        self.how = how
-        self.layer = layer(family)
-
-    @staticmethod
-    def options(rng: random.Random) -> dict[str, Any]:
-        ways = [
-            "flip",
-            "roll",
-            "pad",
-            "stack_unbind",
-            "cat_chunk",
-            "where",
-            "split_uneven",
-            "permute",
-            "repeat",
-            "gather",
-        ]
-        return {"how": rng.choice([*ways, "cumsum", "expand", "unfold", "index", "select", "tensor_split"])}
+    ways: ClassVar[Any] = {
+        "flip": lambda h, x: h.flip(-1) + x,
+        "roll": lambda h, x: h.roll(1, 1) - x,
+        "pad": lambda h, x: F.pad(h, (1, 0))[..., :-1] + x,
+        "stack_unbind": _stacked,
+        "cat_chunk": lambda h, x: torch.mul(*torch.cat([h, torch.tanh(x)], 1).chunk(2, 1)),
+        "where": lambda h, x: torch.where(x > 0, h, torch.zeros_like(h)),
+        "split_uneven": _split_uneven,
+        "permute": lambda h, x: torch.tanh(h.movedim(0, -1).contiguous()).movedim(-1, 0),
+        "repeat": _repeated,
+        "gather": lambda h, x: h.gather(1, h.argsort(1, descending=True)),
+        "cumsum": lambda h, x: h.cumsum(1) * 0.3,
+        "expand": lambda h, x: h + x.mean(1, keepdim=True).expand_as(x),
+        "unfold": lambda h, x: h + h.unfold(-1, 2, 2).sum(-1).sum(-1, keepdim=True),
+        "index": lambda h, x: h[:, torch.arange(h.shape[1] - 1, -1, -1)],
+        "select": lambda h, x: h + h[:, 0].unsqueeze(1) * 0.5,
+        "tensor_split": lambda h, x: torch.cat(h.sin().tensor_split(2, dim=-1)[::-1], -1),
+    }
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.layer(x)
-        if self.how == "flip":
-            return h.flip(-1) + x
-        if self.how == "roll":
-            return h.roll(1, 1) - x
-        if self.how == "pad":
-            return F.pad(h, (1, 0))[..., :-1] + x
-        if self.how == "stack_unbind":
-            first, second = torch.stack([h, x * 2]).unbind(0)
-            return torch.tanh(first) + second * 0.5
-        if self.how == "cat_chunk":
-            first, second = torch.cat([h, torch.tanh(x)], 1).chunk(2, 1)
-            return first * second
-        if self.how == "where":
-            return torch.where(x > 0, h, torch.zeros_like(h))
-        if self.how == "split_uneven":
-            first, second = h.split([1, h.shape[1] - 1], 1)
-            return torch.cat([second, first * 2], 1)
-        if self.how == "permute":
-            turned = h.movedim(0, -1).contiguous()
-            return torch.tanh(turned).movedim(-1, 0)
-        if self.how == "repeat":
-            return h.repeat_interleave(2, 1)[:, ::2] + x.repeat(1, 2, *[1] * (x.dim() - 2))[:, : x.shape[1]]
-        if self.how == "gather":
-            order = h.argsort(1, descending=True)
-            return h.gather(1, order)
-        if self.how == "cumsum":
-            return h.cumsum(1) * 0.3
-        if self.how == "expand":
-            return h + x.mean(1, keepdim=True).expand_as(x)
-        if self.how == "unfold":
-            return h + h.unfold(-1, 2, 2).sum(-1).sum(-1, keepdim=True)
-        if self.how == "index":
-            return h[:, torch.arange(h.shape[1] - 1, -1, -1)]
-        if self.how == "select":
-            return h + h[:, 0].unsqueeze(1) * 0.5
-        first, second = h.tensor_split(2, dim=-1)
-        return torch.cat([second.sin(), first], -1)
+        return self.ways[self.how](self.layer(x), x)
 
 
 class Checkpointed(Block):
@@ -553,13 +414,11 @@ class Checkpointed(Block):
 
     def __init__(self, family: str, use_reentrant: bool, inner: str) -> None:
         super().__init__(family)
-        self.use_reentrant = use_reentrant
-        self.layer = layer(family)
+        self.use_reentrant, self.inner = use_reentrant, inner
         self.other = layer(family)
-        self.inner = inner
 
-    @staticmethod
-    def options(rng: random.Random) -> dict[str, Any]:
+    @classmethod
+    def options(cls, rng: random.Random) -> dict[str, Any]:
         return {"use_reentrant": rng.random() < 0.5, "inner": rng.choice(["two", "nested", "method"])}
 
     def work(self, x: Tensor) -> Tensor:
@@ -567,11 +426,10 @@ class Checkpointed(Block):
         return self.other(torch.tanh(self.layer(x)))
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.inner == "method":
-            return checkpoint(self.work, x, use_reentrant=self.use_reentrant)
         if self.inner == "nested":
             return self.other(checkpoint(self.layer, x, use_reentrant=self.use_reentrant))
-        return checkpoint(lambda h: torch.tanh(self.work(h)), x, use_reentrant=self.use_reentrant)
+        work = self.work if self.inner == "method" else lambda h: torch.tanh(self.work(h))
+        return checkpoint(work, x, use_reentrant=self.use_reentrant)
 
 
 class ReadsANumber(Block):
@@ -579,6 +437,7 @@ class ReadsANumber(Block):
 
     weight = 0.2
     crosses_rows = True
+    is_learnt = False
 
     def forward(self, x: Tensor) -> Tensor:
         return x / max(1.0, x.abs().max().item())
@@ -586,21 +445,10 @@ class ReadsANumber(Block):
 
 class Elementwise(Block):
     cuts: ClassVar[dict[str, str]] = {"activation": "elementwise"}
+    ways: ClassVar[Any] = {"tanh": nn.Tanh, "gelu": nn.GELU, "silu": nn.SiLU, "softplus": nn.Softplus}
 
-    def __init__(self, family: str, which: str) -> None:
-        super().__init__(family)
-        activations: dict[str, Callable[[], nn.Module]] = {
-            "tanh": nn.Tanh,
-            "gelu": nn.GELU,
-            "silu": nn.SiLU,
-            "softplus": nn.Softplus,
-        }
-        self.activation = activations[which]()
-        self.layer = layer(family)
-
-    @staticmethod
-    def options(rng: random.Random) -> dict[str, Any]:
-        return {"which": rng.choice(["tanh", "gelu", "silu", "softplus"])}
+    def build(self) -> None:
+        self.activation = self.ways[self.how]()
 
     def forward(self, x: Tensor) -> Tensor:
         made = self.activation(self.written("layer", self.layer(x)))

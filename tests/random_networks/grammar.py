@@ -48,6 +48,13 @@ OPTIMIZERS: Mapping[str, Sequence[Mapping[str, Any]]] = {
 }  # fmt: skip
 
 
+SETTINGS: Sequence[tuple[Any, ...]] = (
+    ("transformer_opt", {"grad_matmul_communication_overlap": True}),
+    ("comm_fusion", None),
+    ("recompute", 1.0),
+    ("disable_gradient_fp32_sync",),
+)
+"""Further setters of AutoParallel."""
 RARELY = 0.05
 """How often a case keeps what the documentation refuses; scripts have it more seldom than the dice would."""
 
@@ -91,7 +98,7 @@ def draw_case(seed: int, number: int, world_sizes: Sequence[int] = (2, 2, 4)) ->
     if rng.random() < 0.1 and case.pipeline is None and case.returns in ("loss", "tuple", "unread"):
         case = case.changed(form="step")
     if rng.random() < 0.1:
-        case = case.changed(settings=(draw_setting(rng, case),))
+        case = case.changed(settings=(rng.choice(SETTINGS),))
     if rng.random() < 0.2:
         finishes = ["state_dict", "deepcopy", "averaged", "ema", "ema_later", "lookahead"]
         case = case.changed(finish=rng.choice(finishes))
@@ -210,12 +217,7 @@ def draw_division(rng: random.Random, case: Case) -> Case:
         word, _, interleaved = rng.choice(SCHEDULERS).partition(" ")
         micro = 2 * stages if word in ("dualpipev", "zbv") else rng.choice([stages, 2 * stages])
         case = case.changed(
-            pipeline={
-                "stages": stages,
-                "scheduler": word,
-                "interleave": bool(interleaved),
-                "micro_size": min(micro, 8),
-            }
+            pipeline={"stages": stages, "scheduler": word, "interleave": bool(interleaved), "micro_size": min(micro, 8)}
         )
         stages *= 2 if interleaved or word in ("dualpipev", "zbv") else 1
         if len(case.pieces) < stages and rng.random() >= RARELY:  # who has so many stages has more blocks
@@ -331,8 +333,7 @@ def draw_habits(rng: random.Random, case: Case) -> tuple[tuple[Any, ...], ...]:
         found.append(("recompute", rng.randrange(count)))
     if rng.random() < 0.06:
         found.append(("eval_block", 1, rng.randrange(count)))
-    linear = [index for index, piece in enumerate(case.pieces) if piece.kind in ("Linear", "HandWrittenLinear", "Norm")]
-    linear = [index for index in linear if case.pieces[index].kind == "Linear"]
+    linear = [index for index, piece in enumerate(case.pieces) if piece.kind == "Linear"]
     if len(linear) > 1 and rng.random() < 0.6:
         found.append(("tie", linear[0], linear[-1]))
     if rng.random() < 0.1:
@@ -341,26 +342,23 @@ def draw_habits(rng: random.Random, case: Case) -> tuple[tuple[Any, ...], ...]:
         found.append(("smaller", 1))
     if rng.random() < 0.1 and case.form == "module":
         found.append(("factor", rng.choice(["float", "flag", "object"])))
-    if rng.random() < 0.06:
-        found.append(("backward_twice",))
-    if rng.random() < 0.06:
-        found.append(("keep_zeros",))
-    if rng.random() < 0.06:
-        found.append(("rates",))
-    if rng.random() < 0.1 and case.optimizer[0] != "muon":
-        found.append(("groups",))
-    if rng.random() < 0.15 and case.family == "images":
-        found.append(("channels_last",))
-    if rng.random() < 0.1:
-        found.append(("deferred",))
+    may_be: list[tuple[float, str, bool]] = [
+        (0.06, "backward_twice", True),
+        (0.06, "keep_zeros", True),
+        (0.06, "rates", True),
+        (0.1, "groups", case.optimizer[0] != "muon"),
+        (0.15, "channels_last", case.family == "images"),
+        (0.1, "deferred", True),
+    ]
+    found += [(name,) for share, name, can_be in may_be if rng.random() < share and can_be]
     for index, name in _written_modules(case):
         if rng.random() < 0.25:
-            found.append(("write", index, name, rng.choice(WRITES)))
-    places = [index for index in range(count) if _has_matrix(case, index)] + [-1]
+            found.append(("write", index, name, rng.choice(list(WRITES))))
+    places = [index for index in range(count) if _has_parameters(case, index, 2)] + [-1]
     if rng.random() < 0.15 and not case.is_16_bit:
-        found.append(("weights", rng.choice([1, 2]), rng.choice(places), rng.choice(WEIGHT_WRITES)))
+        found.append(("weights", rng.choice([1, 2]), rng.choice(places), rng.choice(list(WEIGHT_WRITES))))
     if rng.random() < 0.1 and case.pipeline is None:
-        found.append(("read", rng.choice([0, 1]), rng.choice(places), rng.choice(WEIGHT_READS)))
+        found.append(("read", rng.choice([0, 1]), rng.choice(places), rng.choice(list(WEIGHT_READS))))
     least = case.world_size * case.parts  # an uneven mean is each rank's own in the modes without capture
     for step in range(1, case.steps):
         if rng.random() < 0.5 and not case.hidden:
@@ -372,31 +370,14 @@ def _written_modules(case: Case) -> list[tuple[int, str]]:
     """Return (block, module) of those that do not keep what they make for their backward pass."""
     found = [(-1, "head")] + ([(-1, "embed")] if case.from_words else [])
     for index, piece in enumerate(case.pieces):
-        kept = "activation" if piece.options.get("which") in ("tanh", "softplus") else ""
+        kept = "activation" if piece.options.get("how") in ("tanh", "softplus") else ""
         if piece.kind in ("Linear", "Mlp", "Norm", "Fused", "Conv", "Elementwise"):
             found += [(index, name) for name in BLOCKS[piece.kind].cuts if name != kept]
     return found
 
 
-def _has_matrix(case: Case, index: int) -> bool:
+def _has_parameters(case: Case, index: int, dims: int = 0) -> bool:
+    """Return whether a block has parameters of so many dimensions."""
     piece = case.pieces[index]
     block: Block = BLOCKS[piece.kind](case.family, **piece.options)
-    return any(parameter.dim() >= 2 for parameter in block.parameters())
-
-
-def _has_parameters(case: Case, index: int) -> bool:
-    piece = case.pieces[index]
-    block: Block = BLOCKS[piece.kind](case.family, **piece.options)
-    return next(block.parameters(), None) is not None
-
-
-def draw_setting(rng: random.Random, case: Case) -> tuple[Any, ...]:
-    """Return one more setter of AutoParallel."""
-    return rng.choice(
-        [
-            ("transformer_opt", {"grad_matmul_communication_overlap": True}),
-            ("comm_fusion", None),
-            ("recompute", 1.0),
-            ("disable_gradient_fp32_sync",),
-        ]
-    )
+    return any(parameter.dim() >= dims for parameter in block.parameters())

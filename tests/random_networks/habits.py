@@ -23,6 +23,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -64,22 +65,26 @@ def weights_of(block: nn.Module) -> Any:
 
 def add_hook(kind: str, block: nn.Module) -> None:
     """Register a hook."""
-    if kind == "forward":
-        block.register_forward_hook(lambda module, inputs, output: output * 1.5)
-    elif kind == "pre":
-        block.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 0.5,))
-    elif kind == "backward":
-        block.register_full_backward_hook(lambda module, gradients, outer: tuple(doubled(g) for g in gradients))
-    elif kind == "backward_pre":
-        block.register_full_backward_pre_hook(lambda module, outer: tuple(doubled(g) for g in outer))
-    elif kind == "seen":
+    if kind.startswith("seen"):
         block.calls_seen = []
-        block.register_forward_hook(lambda module, inputs, output: module.calls_seen.append(1))
-    elif kind == "seen_backward":
-        block.calls_seen = []
-        block.register_full_backward_hook(lambda module, gradients, outer: module.calls_seen.append(1))
-    else:
+    if kind == "parameter":
         next(block.parameters()).register_hook(lambda gradient: gradient * 0.5)
+    else:
+        HOOKS[kind](block)
+
+
+HOOKS: dict[str, Callable[[Any], Any]] = {
+    "forward": lambda block: block.register_forward_hook(lambda module, inputs, output: output * 1.5),
+    "pre": lambda block: block.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 0.5,)),
+    "backward": lambda block: block.register_full_backward_hook(lambda module, inner, outer: _doubled(inner)),
+    "backward_pre": lambda block: block.register_full_backward_pre_hook(lambda module, outer: _doubled(outer)),
+    "seen": lambda block: block.register_forward_hook(lambda module, *_: module.calls_seen.append(1)),
+    "seen_backward": lambda block: block.register_full_backward_hook(lambda module, *_: module.calls_seen.append(1)),
+}
+
+
+def _doubled(gradients: Any) -> tuple[Tensor | None, ...]:
+    return tuple(None if gradient is None else gradient * 2 for gradient in gradients)
 
 
 def take_seen(case: Case, network: Network) -> list[float]:
@@ -92,11 +97,6 @@ def take_seen(case: Case, network: Network) -> list[float]:
     return found
 
 
-def doubled(gradient: Tensor | None) -> Tensor | None:
-    """Return twice the gradient."""
-    return None if gradient is None else gradient * 2
-
-
 def before_step(case: Case, network: Network, step: int) -> None:
     """Do what is done between two steps."""
     for name, *rest in case.habits:
@@ -105,13 +105,14 @@ def before_step(case: Case, network: Network, step: int) -> None:
         elif name == "eval_block" and rest[0] == step:
             network.blocks[rest[1]].eval()
         elif name == "weights" and rest[0] == step:
-            write_weight(rest[2], weight_of(network, rest[1]))
+            with torch.no_grad():
+                WEIGHT_WRITES[rest[2]](weight_of(network, rest[1]))
 
 
 def after_step(case: Case, network: Network, step: int) -> list[float]:
     """Return what is read of the weights after a step."""
     return [
-        read_weight(rest[2], weight_of(network, rest[1]).detach())
+        float(WEIGHT_READS[rest[2]](weight_of(network, rest[1]).detach()))
         for name, *rest in case.habits
         if name == "read" and rest[0] == step
     ]
@@ -123,57 +124,32 @@ def weight_of(network: Network, index: int) -> Tensor:
     return next(parameter for parameter in owner.parameters() if parameter.dim() >= 2)
 
 
-WEIGHT_WRITES = ("scale", "rows", "slice", "column", "mask", "data", "copy", "clamp", "data_scale", "norm", "chunk")
-WEIGHT_READS = ("norm", "square", "mean", "largest", "rows", "count", "element", "product")
+def _spread(weight: Any) -> Tensor:
+    return torch.linspace(-0.2, 0.3, weight.numel(), dtype=weight.dtype).view(weight.shape)
 
 
-def write_weight(how: str, weight: Tensor) -> None:
-    """Write into a weight as scripts do."""
-    value = torch.linspace(-0.2, 0.3, weight.numel(), dtype=weight.dtype).view(weight.shape)
-    if how == "data":
-        weight.data = value
-        return
-    if how == "data_scale":
-        weight.data.mul_(0.9)
-        return
-    with torch.no_grad():
-        if how == "scale":
-            weight.mul_(0.8)
-        elif how == "rows":
-            weight[[0, 3]] = 0.1
-        elif how == "slice":
-            weight[1:4].mul_(0.5)
-        elif how == "column":
-            weight[:, 0].zero_()
-        elif how == "mask":
-            weight[weight.abs() < 0.1] = 0.0
-        elif how == "copy":
-            weight.copy_(value)
-        elif how == "clamp":
-            weight.clamp_(-0.1, 0.1)
-        elif how == "norm":
-            weight.div_(weight.norm())
-        else:
-            weight.chunk(2)[1].mul_(0.5)
-
-
-def read_weight(how: str, weight: Tensor) -> float:
-    """Return a number that a script reads of a weight."""
-    if how == "norm":
-        return float(weight.norm())
-    if how == "square":
-        return weight.pow(2).sum().item()
-    if how == "mean":
-        return float(weight.mean())
-    if how == "largest":
-        return float(weight.abs().max())
-    if how == "rows":
-        return float(weight.flatten(1).norm(dim=1).sum())
-    if how == "count":
-        return float((weight > 0).sum())
-    if how == "element":
-        return weight[-1, -1].flatten()[0].item()
-    return float((weight * 2 * weight).sum())
+WEIGHT_WRITES: dict[str, Callable[[Any], Any]] = {
+    "rows": lambda w: w.__setitem__([0, 3], 0.1),
+    "slice": lambda w: w[1:4].mul_(0.5),
+    "column": lambda w: w[:, 0].zero_(),
+    "mask": lambda w: w.__setitem__(w.abs() < 0.1, 0.0),
+    "data": lambda w: setattr(w, "data", _spread(w)),
+    "copy": lambda w: w.copy_(_spread(w)),
+    "data_scale": lambda w: w.data.mul_(0.9),
+    "norm": lambda w: w.div_(w.norm()),
+    "chunk": lambda w: w.chunk(2)[1].mul_(0.5),
+}
+"""Into a weight, as scripts do."""
+WEIGHT_READS: dict[str, Callable[[Any], Any]] = {
+    "norm": lambda w: w.norm(),
+    "square": lambda w: w.pow(2).sum().item(),
+    "largest": lambda w: w.abs().max(),
+    "rows": lambda w: w.flatten(1).norm(dim=1).sum(),
+    "count": lambda w: (w > 0).sum(),
+    "element": lambda w: w[-1, -1].flatten()[0].item(),
+    "product": lambda w: (w * 2 * w).sum(),
+}
+"""Numbers that a script reads of a weight."""
 
 
 def call_arguments(case: Case, step: int) -> dict[str, Any]:

@@ -15,8 +15,13 @@ from random_networks.case import CHANNELS
 IMAGES = ("images",)
 
 
-class Conv(Block):
+class ImageBlock(Block):
     families = IMAGES
+    weight = 0
+    is_learnt = False
+
+
+class Conv(ImageBlock):
     weight = 6
     cuts: ClassVar[dict[str, str]] = {"conv": "conv"}
 
@@ -27,8 +32,8 @@ class Conv(Block):
         if channels_last:
             self.conv = self.conv.to(memory_format=torch.channels_last)
 
-    @staticmethod
-    def options(rng: random.Random) -> dict[str, Any]:
+    @classmethod
+    def options(cls, rng: random.Random) -> dict[str, Any]:
         return {"groups": rng.choice([1, 1, 2, CHANNELS]), "channels_last": rng.random() < 0.5}
 
     def forward(self, x: Tensor) -> Tensor:
@@ -37,12 +42,10 @@ class Conv(Block):
         return torch.tanh(self.written("conv", self.conv(x)))
 
 
-class ConvTaken(Block):
-    families = IMAGES
+class ConvTaken(ImageBlock):
     weight = 3
 
-    def __init__(self, family: str) -> None:
-        super().__init__(family)
+    def build(self) -> None:
         self.conv = nn.Conv2d(CHANNELS, 2 * CHANNELS, 1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -50,8 +53,7 @@ class ConvTaken(Block):
         return a * torch.sigmoid(b)
 
 
-class BatchNorm2d(Block):
-    families = IMAGES
+class BatchNorm2d(ImageBlock):
     weight = 5
     crosses_rows = True
 
@@ -60,54 +62,28 @@ class BatchNorm2d(Block):
         self.conv = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, bias=False)
         self.norm = nn.BatchNorm2d(CHANNELS, momentum=momentum)
 
-    @staticmethod
-    def options(rng: random.Random) -> dict[str, Any]:
+    @classmethod
+    def options(cls, rng: random.Random) -> dict[str, Any]:
         return {"momentum": None if rng.random() < 0.05 else 0.1}
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.norm(self.conv(x)))
 
 
-class GroupNorm(Block):
-    families = IMAGES
-
-    def __init__(self, family: str) -> None:
-        super().__init__(family)
-        self.norm = nn.GroupNorm(2, CHANNELS)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm(x)
-
-
-class Pool(Block):
-    families = IMAGES
-    weight = 3
-
-    def __init__(self, family: str, how: str) -> None:
-        super().__init__(family)
-        self.how = how
-
-    @staticmethod
-    def options(rng: random.Random) -> dict[str, Any]:
-        return {"how": rng.choice(["max", "average", "down_up", "squeeze", "shuffle"])}
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.how == "max":
-            return F.max_pool2d(x, 3, 1, 1)
-        if self.how == "average":
-            return F.avg_pool2d(x, 3, 1, 1)
-        if self.how == "down_up":
-            return F.interpolate(F.avg_pool2d(x, 2), scale_factor=2, mode="nearest")
-        if self.how == "squeeze":
-            return x * torch.sigmoid(F.adaptive_avg_pool2d(x, 1))
-        return F.pixel_unshuffle(F.pixel_shuffle(x, 2), 2)
+class Pool(ImageBlock):
+    weight = 4
+    ways: ClassVar[Any] = {
+        "max": lambda s, x: F.max_pool2d(x, 3, 1, 1),
+        "average": lambda s, x: F.avg_pool2d(x, 3, 1, 1),
+        "down_up": lambda s, x: F.interpolate(F.avg_pool2d(x, 2), scale_factor=2, mode="nearest"),
+        "squeeze": lambda s, x: x * torch.sigmoid(F.adaptive_avg_pool2d(x, 1)),
+        "shuffle": lambda s, x: F.pixel_unshuffle(F.pixel_shuffle(x, 2), 2),
+        "group": lambda s, x: F.group_norm(x, 2),
+    }
 
 
-class Transposed(Block):
-    families = IMAGES
-
-    def __init__(self, family: str) -> None:
-        super().__init__(family)
+class Transposed(ImageBlock):
+    def build(self) -> None:
         self.down = nn.Conv2d(CHANNELS, CHANNELS, 2, stride=2)
         self.up = nn.ConvTranspose2d(CHANNELS, CHANNELS, 2, stride=2)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import random_networks.image_blocks
 import random_networks.matrix_blocks  # noqa: F401  # both register their blocks
-from random_networks.blocks import BLOCKS, features, write_into
+from random_networks.blocks import BLOCKS, WRITES, features
 from random_networks.case import CHANNELS, CLASSES, SIDE, TOKENS, WIDTH, WORDS, Case
 
 IGNORED = -100
@@ -49,7 +49,7 @@ class Network(nn.Module):
 def written(writes: dict[str, str], name: str, made: Tensor) -> Tensor:
     """Return what a module has made, after the writes into it."""
     if name in writes:
-        write_into(writes[name], made)
+        WRITES[writes[name]](made)
     return made
 
 
@@ -133,25 +133,28 @@ class Training(nn.Module):
         return packed(self.returns, loss, scores)
 
 
+CONTAINERS: dict[str, tuple[Callable[[Tensor, Tensor], Any], Callable[[Any], Any]]] = {
+    "tuple": (lambda loss, scores: (loss, scores), tuple),
+    "list": (lambda loss, scores: [scores, loss], lambda found: (found[1], found[0])),
+    "dict": (lambda loss, scores: {"loss": loss, "scores": scores}, lambda found: (found["loss"], found["scores"])),
+    "record": (lambda loss, scores: Record(loss=loss, scores=scores), lambda found: (found.loss, found.scores)),
+    "namedtuple": (Pair, tuple),
+    "dataclass": (Result, lambda found: (found.loss, found.scores)),
+    "nested": (
+        lambda loss, scores: {"losses": [loss, None], "more": (scores, "name", 3)},
+        lambda found: (found["losses"][0], found["more"][0]),
+    ),
+}
+"""How loss and scores are put into what a call returns, and taken out of it."""
+
+
 def packed(returns: str, loss: Tensor, scores: Tensor) -> Any:
     """Return the loss in the container of the case."""
     if returns == "loss":
         return loss
     if returns == "two":
         return loss, 0.1 * scores.square().mean()
-    if returns == "dict":
-        return {"loss": loss, "scores": scores}
-    if returns == "list":
-        return [scores, loss]
-    if returns == "namedtuple":
-        return Pair(loss, scores)
-    if returns == "dataclass":
-        return Result(loss, scores)
-    if returns == "record":
-        return Record(loss=loss, scores=scores)
-    if returns == "nested":
-        return {"losses": [loss, None], "more": (scores, "name", 3)}
-    return loss, scores
+    return CONTAINERS.get(returns, CONTAINERS["tuple"])[0](loss, scores)
 
 
 def loss_of(kind: str, scores: Tensor, y: Tensor) -> Tensor:

@@ -32,13 +32,16 @@ from msrun.runtime import (
 from random_networks import habits
 from random_networks.blocks import BLOCKS
 from random_networks.case import WIDTH, Case
-from random_networks.network import Back, Front, Training, loss_of, make_batches, make_training
+from random_networks.network import CONTAINERS, Back, Front, Training, loss_of, make_batches, make_training
 
 MAX_NORM = 0.05
 MASKED = ("masked", "ignored")
 """Losses whose weight of a row depends on the others."""
 AVERAGED = ("scores", "both")
 """What is returned where a loss is taken outside: that of this rank's rows."""
+CLASSES: dict[str, Any] = {
+    name.lower(): getattr(torch.optim, name) for name in ("SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adafactor")
+}
 _WRAPPERS: dict[str, Callable[[nn.Module, int], nn.Module]] = {
     "copies": MicroBatchInterleaved,
     "accumulate": GradAccumulation,
@@ -335,19 +338,14 @@ def take_apart(case: Case, result: Any, y: Tensor) -> tuple[list[Tensor], Tensor
     """Return the losses and what came with them."""
     if case.returns == "scores":
         return [loss_of(case.loss, result, y)], None
-    if case.returns in ("dict", "record"):
-        return [result["loss"]], result["scores"]
-    if case.returns == "dataclass":
-        return [result.loss], result.scores
-    if case.returns == "list":
-        return [result[1]], result[0]
-    if case.returns == "nested":
-        return [result["losses"][0]], result["more"][0]
     if case.returns == "two":
         return list(result), None
     if case.returns == "both":
         return [result[0] + 0.1 * (result[1] - 1).square().mean()], result[1]
-    return ([result[0]], result[1]) if isinstance(result, tuple) else ([result], None)
+    if isinstance(result, Tensor):
+        return [result], None
+    loss, other = CONTAINERS.get(case.returns, CONTAINERS["tuple"])[1](result)
+    return [loss], other
 
 
 def evaluate(case: Case, training: Training, called: Any, x: Tensor, y: Tensor) -> Tensor:
@@ -399,14 +397,6 @@ def build_optimizers(case: Case, named: Iterable[tuple[str, nn.Parameter]]) -> l
     """Return the optimizer; Muon, which takes matrices alone, has SGD at its side."""
     kind, options = case.optimizer
     parameters = [(name, parameter) for name, parameter in named if parameter.requires_grad]
-    classes = {
-        "sgd": torch.optim.SGD,
-        "adam": torch.optim.Adam,
-        "adamw": torch.optim.AdamW,
-        "adagrad": torch.optim.Adagrad,
-        "rmsprop": torch.optim.RMSprop,
-        "adafactor": torch.optim.Adafactor,
-    }
     if kind == "muon":
         matrices = [p for _, p in parameters if p.dim() == 2]
         rest = [p for _, p in parameters if p.dim() != 2]
@@ -415,5 +405,5 @@ def build_optimizers(case: Case, named: Iterable[tuple[str, nn.Parameter]]) -> l
     if habits.has(case, "groups"):
         split = [[p for n, p in parameters if n.endswith("bias") is is_bias] for is_bias in (False, True)]
         groups = [{"params": group, "lr": rate} for group, rate in zip(split, (1e-2, 2e-2), strict=True) if group]
-        return [classes[kind](groups, **options)]
-    return [classes[kind]([p for _, p in parameters], **options)]
+        return [CLASSES[kind](groups, **options)]
+    return [CLASSES[kind]([p for _, p in parameters], **options)]

@@ -19,8 +19,6 @@ PAGE = REPOSITORY / "docs" / "reference" / "models.md"
 _FIGURE = re.compile(r"\b\d\.\de[+-]\d\d\b")
 _FOLDERS = re.compile(r"/\S*/(?=[^/\s]+\.py:\d)")
 """Of a file that a refusal names: they are others on other machines."""
-_VERSION = re.compile(r"\b\d+(\.\d+)+(\+\w+)?\b")
-
 
 _TEXT = """\
 # Models of other packages
@@ -67,7 +65,7 @@ def render(found: Mapping[int, Mapping[Case, Outcome]]) -> str:
 
 
 def read(page: str) -> dict[int, dict[Case, Outcome]]:
-    """Return the outcomes of each number of ranks that a page says; `render` of them writes the page again."""
+    """Return the outcomes of each number of ranks that a page says."""
     reasons = dict(re.findall(r"^(\d+)\. (.*)$", page.partition("## Refused\n")[2], re.MULTILINE))
     found: dict[int, dict[Case, Outcome]] = {}
     for ranks, table in re.findall(r"^## (\d+) ranks\n\n((?:\|.*\n)+)", page, re.MULTILINE):
@@ -86,11 +84,6 @@ def kind(outcome: Outcome) -> str:
     if outcome.difference is not None:
         return "difference"
     return _FOLDERS.sub("", outcome.refusal) or "fails"
-
-
-def without_figures(page: str) -> str:
-    """Return a page in which differences and versions, which are others on other machines, are left blank."""
-    return _VERSION.sub("version", _FIGURE.sub("figure", page))
 
 
 def _trains(outcome: Outcome, entry: Entry) -> bool:

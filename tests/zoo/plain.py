@@ -195,10 +195,7 @@ def _gpt_update(network: nn.Module) -> Update:
 
 
 def _pixels(generator: torch.Generator) -> Batch:
-    return (
-        torch.randn(ROWS, 3, 16, 16, generator=generator),
-        torch.randint(4, (ROWS, 16, 16), generator=generator),
-    )
+    return (torch.randn(ROWS, 3, 16, 16, generator=generator), torch.randint(4, (ROWS, 16, 16), generator=generator))
 
 
 def _digits(generator: torch.Generator) -> Batch:

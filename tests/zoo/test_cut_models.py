@@ -1,4 +1,4 @@
-"""Models of transformers that a plan by names cuts are trained, called, saved and loaded as in one process."""
+"""Models of transformers that a plan by names cuts do as in one process, by themselves and in loops of libraries."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from job_runner import JobRunner
 if importlib.util.find_spec("transformers") is None:
     pytest.skip("transformers is not installed: pip install -e '.[test,zoo]'", allow_module_level=True)
 
+NEEDS = {"accelerate": "accelerate", "trainer": "accelerate", "fabric": "lightning", "peft": "peft"}
 MODELS = ("GPT-2", "Llama", "Qwen3", "Mixtral", "BERT", "T5", "ViT", "Whisper")
 DEADLINE_S = 400.0
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * DEADLINE_S)]
 
 
 def numbers(found: Any) -> list[float]:
@@ -32,18 +34,32 @@ def check_equal(mine: dict[str, Any], right: dict[str, Any]) -> None:
         assert found == pytest.approx(expected, rel=1e-5, abs=1e-5 * max(map(abs, expected))), key
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(2 * DEADLINE_S)
+def run(msrun: JobRunner, program: Path, what: str, folder: Path, *names: str) -> list[Any]:
+    """Run a program on two ranks, then in one process; return what it has written."""
+    msrun.run_world(2, program, what, folder, cwd=folder, deadline_s=DEADLINE_S)
+    subprocess.run([sys.executable, program, what, folder], check=True, timeout=DEADLINE_S, env=msrun.environ())
+    return [json.loads(Path(folder, f"{name}.json").read_text()) for name in names]
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_a_model_cut_by_names_is_in_every_use_what_it_is_in_one_process(
     msrun: JobRunner, workers: Path, tmp_path: Path, model: str
 ) -> None:
-    program = workers / "runtime" / "models.py"
-    msrun.run_world(2, program, model, tmp_path, cwd=tmp_path, deadline_s=DEADLINE_S)
-    subprocess.run([sys.executable, program, model, tmp_path], check=True, timeout=DEADLINE_S, env=msrun.environ())
-    cut, plain, loaded = (json.loads(Path(tmp_path, f"{name}.json").read_text()) for name in ("cut", "plain", "loaded"))
+    cut, plain, loaded = run(msrun, workers / "runtime" / "models.py", model, tmp_path, "cut", "plain", "loaded")
     for key in ("outside", "at last"):
         check_equal(cut.pop(key), plain[key])
     check_equal(loaded, plain.pop("at last"))
     del plain["outside"]
     check_equal(cut, plain)
+
+
+@pytest.mark.parametrize("library", NEEDS)
+def test_a_library_trains_a_cut_model_as_one_process(
+    msrun: JobRunner, workers: Path, tmp_path: Path, library: str
+) -> None:
+    if importlib.util.find_spec(NEEDS[library]) is None:
+        pytest.skip(f"{NEEDS[library]} is not installed: pip install -e '.[test,zoo]'")
+    cut, plain = run(msrun, workers / "runtime" / "integrations.py", library, tmp_path, "cut", "plain")
+    assert len(plain) == 20
+    assert cut == pytest.approx(plain, rel=1e-5)
+    assert library == "fabric" or any(Path(tmp_path, "saved").glob("*.safetensors"))

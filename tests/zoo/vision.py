@@ -36,11 +36,7 @@ def _mobilenet() -> nn.Module:
 
 def _efficientnet() -> nn.Module:
     block = partial(efficientnet.MBConvConfig, width_mult=0.25, depth_mult=1.0)
-    blocks = [
-        block(1, 3, 1, 32, 16, 1),
-        block(6, 3, 2, 16, 24, 2),
-        block(6, 5, 2, 24, 40, 2),
-    ]  # stages 1-3 of b0
+    blocks = [block(1, 3, 1, 32, 16, 1), block(6, 3, 2, 16, 24, 2), block(6, 5, 2, 24, 40, 2)]  # stages 1-3 of b0
     network = efficientnet.EfficientNet(blocks, dropout=0.2, num_classes=CLASSES)
     return WithLoss(network, cross_entropy)
 

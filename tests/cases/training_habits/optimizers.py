@@ -3,246 +3,141 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import lr_scheduler as schedules
 
-from training_habits.trial import Criterion, Mlp, Trial, habit, sgd, train
+from training_habits.trial import Criterion, Trial, habit, sgd, train
 
 
 def optimized(name: str, make: Callable[[Any], torch.optim.Optimizer]) -> None:
     @habit(f"optimizer: {name}")
     def _(t: Trial) -> None:
-        train(t, Criterion(Mlp()), optimizer=lambda net: make(net.parameters()), steps=4)
+        train(t, Criterion(), optimizer=make, steps=4)
 
 
 for _kind in ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "ASGD", "RMSprop", "Rprop"):
-    optimized(_kind, lambda p, kind=_kind: getattr(torch.optim, kind)(p, lr=0.01))
-optimized("Adam, foreach off, amsgrad", lambda p: torch.optim.Adam(p, lr=0.01, foreach=False, amsgrad=True))
-optimized("AdamW, fused", lambda p: torch.optim.AdamW(p, lr=0.01, fused=True))
-optimized("Adafactor", lambda p: torch.optim.Adafactor(p, lr=0.01))
-optimized("SGD, maximize, dampening", lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, dampening=0.1, maximize=True))
-optimized("learning rate as a tensor", lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.01)))
+    optimized(_kind, lambda net, kind=_kind: getattr(torch.optim, kind)(net.parameters(), lr=0.01))
+optimized("Adam, foreach off, amsgrad", lambda net: torch.optim.Adam(net.parameters(), foreach=False, amsgrad=True))
+optimized("Adafactor", lambda net: torch.optim.Adafactor(net.parameters(), lr=0.01))
+optimized("learning rate as a tensor", lambda net: torch.optim.AdamW(net.parameters(), lr=torch.tensor(0.01)))
 
 
-class Lion(torch.optim.Optimizer):
-    """An optimizer as scripts have their own."""
+class Own(torch.optim.Optimizer):
+    """An optimizer as scripts have their own; a subclass says how one parameter moves."""
 
-    def __init__(self, parameters: Any, lr: float = 0.01) -> None:
-        super().__init__(parameters, {"lr": lr, "betas": (0.9, 0.99)})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                state = self.state[p]
-                if not state:
-                    state["mean"] = torch.zeros_like(p)
-                first, second = group["betas"]
-                p.add_(state["mean"].mul(first).add(p.grad, alpha=1 - first).sign_(), alpha=-group["lr"])
-                state["mean"].mul_(second).add_(p.grad, alpha=1 - second)
-
-
-class Lars(torch.optim.Optimizer):
-    """Steps as long as the weight is large."""
-
-    def __init__(self, parameters: Any, lr: float = 0.1) -> None:
-        super().__init__(parameters, {"lr": lr})
-        self.buffers = {p: torch.zeros_like(p) for group in self.param_groups for p in group["params"]}
+    def __init__(self, net: Any) -> None:
+        super().__init__(net.parameters(), {"lr": 0.01})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
-                    ratio = p.norm() / (p.grad.norm() + 1e-6)
-                    p.add_(p.grad * ratio.clamp(max=1.0), alpha=-group["lr"])
+                    p.add_(self.direction(p), alpha=-group["lr"])
+
+    def direction(self, p: Any) -> Any:
+        raise NotImplementedError
 
 
-class Shaped(torch.optim.Optimizer):
-    """Steps by the square root of the number of rows."""
-
-    def __init__(self, parameters: Any, lr: float = 0.1) -> None:
-        super().__init__(parameters, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    p.add_(p.grad, alpha=-group["lr"] / p.shape[0] ** 0.5)
+class Lion(Own):
+    def direction(self, p: Any) -> Any:
+        state = self.state[p]
+        if not state:
+            state["mean"] = torch.zeros_like(p)
+        direction = state["mean"].mul(0.9).add(p.grad, alpha=0.1).sign_()
+        state["mean"].mul_(0.99).add_(p.grad, alpha=0.01)
+        return direction
 
 
-class Factored(torch.optim.Optimizer):
+class Lars(Own):
+    """Steps as long as the weight is large, with buffers made at once."""
+
+    def __init__(self, net: Any) -> None:
+        super().__init__(net)
+        self.buffers = {p: torch.zeros_like(p) for p in net.parameters()}
+
+    def direction(self, p: Any) -> Any:
+        ratio = p.norm() / (p.grad.norm() + 1e-6)
+        return self.buffers[p].add_(p.grad * ratio.clamp(max=1.0))
+
+
+class Factored(Own):
     """Second moments of rows and columns."""
 
-    def __init__(self, parameters: Any, lr: float = 0.01) -> None:
-        super().__init__(parameters, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                if p.dim() == 2:
-                    square = p.grad**2 + 1e-8
-                    scale = (square.mean(1, keepdim=True) * square.mean(0, keepdim=True) / square.mean()).rsqrt()
-                    p.add_(p.grad * scale, alpha=-group["lr"])
-                else:
-                    p.add_(p.grad, alpha=-group["lr"])
+    def direction(self, p: Any) -> Any:
+        if p.dim() != 2:
+            return p.grad
+        square = p.grad**2 + 1e-8
+        return p.grad * (square.mean(1, keepdim=True) * square.mean(0, keepdim=True) / square.mean()).rsqrt()
 
 
 optimized("of the script: Lion", Lion)
 optimized("of the script: LARS, buffers made at once", Lars)
-optimized("of the script: by the number of rows", Shaped)
 optimized("of the script: moments of rows and columns", Factored)
+
+
+def _groups(net: Any) -> torch.optim.Optimizer:
+    biases, others = ([p for p in net.parameters() if (p.dim() == 1) is is_bias] for is_bias in (True, False))
+    groups: Iterable[Any] = [{"params": biases, "weight_decay": 0.0}, {"params": others, "lr": 0.001}]
+    return torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1)
+
+
+optimized("groups with their own rates and decay", _groups)
 
 
 @habit("optimizer: LBFGS with a closure")
 def _(t: Trial) -> None:
-    net = Criterion(Mlp())
+    net = Criterion()
     step = t.wrap(net)
     optimizer = torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=3)
     for _ in range(3):
-        x, y = t.batch()
+        batch = t.batch()
 
-        def closure(x: Tensor = x, y: Tensor = y) -> Tensor:
+        def closure(batch: tuple[Tensor, Tensor] = batch) -> Any:
             optimizer.zero_grad()
-            loss = step(x, y)
+            loss = step(*batch)
             loss.backward()
             return loss
 
         t.loss(optimizer.step(closure))
-    t.state(step)
-
-
-@habit("optimizer: SGD with a closure")
-def _(t: Trial) -> None:
-    net = Criterion(Mlp())
-    step, optimizer = t.wrap(net), sgd(net)
-    for _ in range(3):
-        x, y = t.batch()
-
-        def closure(x: Tensor = x, y: Tensor = y) -> Tensor:
-            optimizer.zero_grad()
-            loss = step(x, y)
-            loss.backward()
-            return loss
-
-        t.loss(optimizer.step(closure))
-    t.state(step)
-
-
-@habit("optimizer: two of them, for weights and biases")
-def _(t: Trial) -> None:
-    net = Criterion(Mlp())
-    step = t.wrap(net)
-    both = [
-        torch.optim.AdamW([p for p in net.parameters() if p.dim() == 2], lr=0.01),
-        torch.optim.SGD([p for p in net.parameters() if p.dim() == 1], lr=0.1),
-    ]
-    for _ in range(3):
-        loss = step(*t.batch())
-        loss.backward()
-        for optimizer in both:
-            optimizer.step()
-            optimizer.zero_grad()
-        t.loss(loss)
-    t.state(step)
-
-
-@habit("optimizer: groups with their own rates and decay")
-def _(t: Trial) -> None:
-    def make(net: Any) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(
-            [
-                {"params": [p for n, p in net.named_parameters() if "bias" in n], "weight_decay": 0.0},
-                {"params": [p for n, p in net.named_parameters() if "bias" not in n], "lr": 0.001},
-            ],
-            lr=0.01,
-            weight_decay=0.1,
-        )
-
-    train(t, Criterion(Mlp()), optimizer=make)
-
-
-@habit("optimizer: made anew in each step")
-def _(t: Trial) -> None:
-    net = Criterion(Mlp())
-    step = t.wrap(net)
-    for _ in range(3):
-        optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
-        loss = step(*t.batch())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        t.loss(loss)
     t.state(step)
 
 
 @habit("optimizer: state saved and loaded into another")
 def _(t: Trial) -> None:
-    net = Criterion(Mlp())
-    step = t.wrap(net)
-    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
-    for number in range(4):
-        if number == 2:
+    net = Criterion()
+    kept = [torch.optim.Adam(net.parameters(), lr=0.01)]
+
+    def after(net: Any, number: int) -> None:
+        if number == 1:
             other = torch.optim.Adam(net.parameters(), lr=0.5)
-            other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-            optimizer = other
-        loss = step(*t.batch())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        t.loss(loss)
-    t.state(step)
+            other.load_state_dict(copy.deepcopy(kept[0].state_dict()))
+            kept[0] = other
+
+    train(t, net, optimizer=lambda _: kept, after=after, steps=4)
 
 
 @habit("optimizer: momentum read and reset")
 def _(t: Trial) -> None:
-    net = Criterion(Mlp())
-    step = t.wrap(net)
+    net = Criterion()
     optimizer = sgd(net, momentum=0.9)
-    for number in range(4):
-        loss = step(*t.batch())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        t.loss(loss)
-        if number == 1:
-            for state in optimizer.state.values():
-                state["momentum_buffer"].zero_()
-        else:
-            t.whole(sum(float(s["momentum_buffer"].norm()) ** 2 for s in optimizer.state.values()) ** 0.5, "momentum")
-    t.state(step)
 
+    def after(_net: Any, number: int) -> None:
+        states = optimizer.state.values()
+        t.whole(sum(float(state["momentum_buffer"].norm()) ** 2 for state in states) ** 0.5, "momentum")
+        for state in states if number == 1 else ():
+            state["momentum_buffer"].zero_()
 
-@habit("optimizer: step hooks")
-def _(t: Trial) -> None:
-    def make(net: Any) -> torch.optim.Optimizer:
-        optimizer = sgd(net)
-
-        def halve(optimizer: Any, _args: Any, _named: Any) -> None:
-            for group in optimizer.param_groups:
-                for p in group["params"]:
-                    if p.grad is not None:
-                        p.grad.mul_(0.5)
-
-        optimizer.register_step_pre_hook(halve)
-        return optimizer
-
-    train(t, Criterion(Mlp()), optimizer=make)
+    train(t, net, optimizer=lambda _: optimizer, after=after, steps=4)
 
 
 @habit("optimizer: zero_grad of the module, set_to_none=False")
 def _(t: Trial) -> None:
-    net = Criterion(Mlp())
+    net = Criterion()
     step, optimizer = t.wrap(net), sgd(net, momentum=0.5)
     for _ in range(3):
         step.zero_grad(set_to_none=False)
@@ -253,25 +148,9 @@ def _(t: Trial) -> None:
     t.state(step)
 
 
-@habit("optimizer: GradScaler that is off")
-def _(t: Trial) -> None:
-    net = Criterion(Mlp())
-    step, optimizer, scaler = t.wrap(net), sgd(net), torch.amp.GradScaler("cpu", enabled=False)
-    for _ in range(3):
-        loss = step(*t.batch())
-        optimizer.zero_grad()
-        scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(net.parameters(), 0.1)
-        scaler.step(optimizer)
-        scaler.update()
-        t.loss(loss)
-    t.state(step)
-
-
 @habit("optimizer: GradScaler that is on")
 def _(t: Trial) -> None:
-    net = Criterion(Mlp())
+    net = Criterion()
     step, optimizer, scaler = t.wrap(net), sgd(net), torch.amp.GradScaler("cpu", init_scale=1024.0)
     for _ in range(3):
         loss = step(*t.batch())
@@ -285,9 +164,14 @@ def _(t: Trial) -> None:
 
 
 def scheduled(name: str, make: Callable[[torch.optim.Optimizer], Any], *, reads_loss: bool = False) -> None:
+    """A habit of a schedule; one that reads the loss gets that of the whole batch.
+
+    Captured steps give that loss; elsewhere the script averages it, as DDP scripts do.
+    """
+
     @habit(f"schedule: {name}")
     def _(t: Trial) -> None:
-        net = Criterion(Mlp())
+        net = Criterion()
         step, optimizer = t.wrap(net), sgd(net, momentum=0.9)
         schedule = make(optimizer)
         for _ in range(4):
@@ -295,33 +179,15 @@ def scheduled(name: str, make: Callable[[torch.optim.Optimizer], Any], *, reads_
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            schedule.step(*([loss.detach()] if reads_loss else []))
+            schedule.step(*([t.mean_of_ranks(loss)] if reads_loss else []))
             t.loss(loss)
         t.whole(optimizer.param_groups[0]["lr"], "rate")
         t.state(step)
 
 
-scheduled("StepLR", lambda o: schedules.StepLR(o, 2))
-scheduled(
-    "warm-up and cosine in turn",
-    lambda o: schedules.SequentialLR(o, [schedules.LinearLR(o, 0.1, 1.0, 2), schedules.CosineAnnealingLR(o, 3)], [2]),
-)
 scheduled("OneCycleLR, with momentum", lambda o: schedules.OneCycleLR(o, 0.1, total_steps=5))
-scheduled("LambdaLR", lambda o: schedules.LambdaLR(o, lambda epoch: 0.5**epoch))
-
-
-@habit("schedule: ReduceLROnPlateau by the loss of the whole batch")
-def _(t: Trial) -> None:
-    """Captured steps give that loss; elsewhere the script averages it, as DDP scripts do."""
-    net = Criterion(Mlp())
-    step, optimizer = t.wrap(net), sgd(net)
-    schedule = schedules.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
-    for _ in range(4):
-        loss = step(*t.batch())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step(t.mean_of_ranks(loss))
-        t.loss(loss)
-    t.whole(optimizer.param_groups[0]["lr"], "rate")
-    t.state(step)
+scheduled(
+    "ReduceLROnPlateau by the loss of the whole batch",
+    lambda o: schedules.ReduceLROnPlateau(o, patience=0, factor=0.5),
+    reads_loss=True,
+)

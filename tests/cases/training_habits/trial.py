@@ -7,7 +7,7 @@ and the network itself in one process; `trial.batch()` is what this rank passes.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,6 @@ from torch.utils import _pytree as pytree
 from msrun.runtime import AutoParallel, Pipeline, get_rank, shard
 
 WORLD_SIZE = 2
-STEPS = 3
 ALONE = "one process"
 IN_HALVES = "one process, half of the rows at a time"
 """What data parallelism and micro batches mean: each half of the rows by itself, and the mean of the losses."""
@@ -30,6 +29,8 @@ MODES = ("semi_auto", "hsdp level1", "hsdp level3", "shard", "pipeline", "data_p
 CAPTURED = MODES[:4]
 OWN_ROWS = MODES[5:]
 """Modes in which each rank runs the network on its own rows."""
+WITH_RESULTS = (*CAPTURED, *OWN_ROWS)
+"""Modes in which a call in training returns more than a loss."""
 
 
 @dataclass(frozen=True)
@@ -104,9 +105,9 @@ class Trial:
         """Return this rank's part of a tensor whose first dimension is the batch."""
         return rows if self.passes_all else rows.chunk(WORLD_SIZE)[get_rank()].clone()
 
-    def batch(self, inputs: int = 8, outputs: int = 4, rows: int = 8) -> tuple[Tensor, Tensor]:
+    def batch(self) -> tuple[Tensor, Tensor]:
         """Return this rank's part of the next batch: what goes in, and what is to come out."""
-        return self.mine(self.randn(rows, inputs)), self.mine(self.randn(rows, outputs))
+        return self.mine(self.randn(8, 8)), self.mine(self.randn(8, 4))
 
     def mean_of_ranks(self, value: Tensor) -> Tensor:
         """Return the mean of what the ranks give, by torch's own all-reduce."""
@@ -261,47 +262,149 @@ class Mlp(nn.Module):
 class Criterion(nn.Module):
     """A network with its loss."""
 
-    def __init__(self, net: nn.Module, loss: Callable[[Tensor, Tensor], Tensor] = F.mse_loss) -> None:
+    def __init__(self, net: nn.Module | None = None, loss: Callable[[Tensor, Tensor], Tensor] = F.mse_loss) -> None:
         super().__init__()
-        self.net, self._loss = net, loss
+        self.net, self._loss = net or Mlp(), loss
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return self._loss(self.net(x), y)
 
 
-def sgd(net: nn.Module, lr: float = 0.05, **options: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(net.parameters(), lr=lr, **options)
+class Step(nn.Module):
+    """A network whose forward pass is a function of it and the batch; tensors among its parts are buffers."""
+
+    def __init__(self, forward: Callable[..., Any], net: nn.Module | None = None, **parts: Any) -> None:
+        super().__init__()
+        self.net = net or Mlp()
+        self._forward = forward
+        for name, part in parts.items():
+            if isinstance(part, Tensor) and not isinstance(part, nn.Parameter):
+                self.register_buffer(name, part)
+            else:
+                setattr(self, name, part)
+
+    def forward(self, *args: Any, **named: Any) -> Any:
+        return self._forward(self, *args, **named)
+
+
+def sgd(*nets: nn.Module, lr: float = 0.05, **options: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(dict.fromkeys(p for net in nets for p in net.parameters()), lr=lr, **options)
+
+
+def passed(_loss: Tensor) -> None:
+    """The backward pass when `loss_of` has made it."""
 
 
 def train(
     trial: Trial,
-    net: nn.Module,
-    *,
-    steps: int = STEPS,
-    batch: Callable[[], tuple[Tensor, ...]] | None = None,
-    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = sgd,
+    *nets: nn.Module,
+    steps: int = 3,
+    batch: Callable[[Trial], tuple[Tensor, ...]] = lambda t: (t.randn(8, 8), t.randn(8, 4)),
+    more: Sequence[Any] = (),
+    optimizer: Callable[..., Any] = sgd,
+    renews: bool = False,
     loss_of: Callable[..., Tensor] = lambda step, *batch: step(*batch),
-    before: Callable[[Any, int], None] = lambda _net, _step: None,
-    after_backward: Callable[[Any, int], None] = lambda _net, _step: None,
-    after: Callable[[Any, int], None] = lambda _net, _step: None,
+    backward: Callable[[Tensor], Any] = Tensor.backward,
+    before: Callable[[Any, int], Any] = lambda _net, _step: None,
+    after_backward: Callable[[Any, int], Any] = lambda _net, _step: None,
+    after: Callable[[Any, int], Any] = lambda _net, _step: None,
 ) -> Any:
-    """Train in the usual loop, and note losses, first gradients and the state at the end.
+    """Train in the usual loop, and note losses, first gradients and the state at the end; return what was wrapped.
 
     Args:
+        batch: the whole of a batch, of which `loss_of` gets this rank's part.
+        more: one more argument of each step.
+        optimizer: makes one, or a list of them, of the networks.
+        renews: makes it anew in each step.
         loss_of: what is wrapped, and a batch -> the loss.
-        before: called with the network and the step's number before each step, `after_backward`, `after` in it.
+        before: called with the first network and the step's number before each step, `after_backward`, `after` in it.
     """
-    step, stepper = trial.wrap(net), optimizer(net)
+    wrapped, optimizers = [trial.wrap(net) for net in nets], [] if renews else _listed(optimizer(*nets))
     for number in range(steps):
-        before(net, number)
-        loss = loss_of(step, *(batch or trial.batch)())
-        stepper.zero_grad()
-        loss.backward()
+        before(nets[0], number)
+        optimizers = _listed(optimizer(*nets)) if renews else optimizers
+        if backward is passed:
+            _zero(optimizers)
+        loss = loss_of(*wrapped, *map(trial.mine, batch(trial)), *more[number : number + 1])
+        if backward is not passed:
+            _zero(optimizers)
+        backward(loss)
         if number == 0:
-            trial.gradients(step)
-        after_backward(net, number)
-        stepper.step()
+            for net in wrapped:
+                trial.gradients(net)
+        after_backward(nets[0], number)
+        for one in optimizers:
+            one.step()
         trial.loss(loss)
-        after(net, number)
-    trial.state(step)
-    return step
+        after(nets[0], number)
+    for net in wrapped:
+        trial.state(net)
+    return wrapped[0]
+
+
+def _listed(optimizer: Any) -> list[torch.optim.Optimizer]:
+    return optimizer if isinstance(optimizer, list) else [optimizer]
+
+
+def _zero(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    for one in optimizers:
+        one.zero_grad()
+
+
+def step_habit(
+    name: str,
+    modes: Iterable[str] = MODES,
+    *,
+    net: Callable[[], nn.Module] = Mlp,
+    parts: Callable[[], dict[str, Any]] = dict,
+    draws: bool = False,
+    cuts: int = 2,
+    **options: Any,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register training of a `Step` with the decorated forward pass, by `options` of `train`."""
+
+    def register(forward: Callable[..., Any]) -> Callable[..., Any]:
+        @habit(name, modes, draws=draws, cuts=cuts)
+        def _(t: Trial) -> None:
+            train(t, Step(forward, net(), **parts()), **options)
+
+        return forward
+
+    return register
+
+
+def loss_habit(
+    name: str, make: Callable[[], nn.Module] = Criterion, modes: Iterable[str] = MODES, **options: Any
+) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+    """Register training whose loss is the decorated function of what is wrapped and a batch."""
+
+    def register(loss_of: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        @habit(name, modes)
+        def _(t: Trial) -> None:
+            train(t, make(), loss_of=loss_of, **options)
+
+        return loss_of
+
+    return register
+
+
+def scores(
+    name: str,
+    forward: Callable[..., Any],
+    between: Callable[[Any, int], Any] = lambda _net, _step: None,
+    modes: Iterable[str] = MODES,
+    *,
+    limit: float = 1e-10,
+    **parts: Callable[[], Any],
+) -> None:
+    """Register training of a forward pass that gives scores of (x), maybe with more; the loss is of the scores.
+
+    Args:
+        between: is called with the network and the step's number before each step.
+        parts: make the network's parts.
+    """
+
+    @habit(name, modes, limit=limit)
+    def _(t: Trial) -> None:
+        net = Step(lambda self, x, y: F.mse_loss(forward(self, x), y), **{key: make() for key, make in parts.items()})
+        train(t, net, before=between)

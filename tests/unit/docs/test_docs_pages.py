@@ -31,7 +31,6 @@ LAUNCHERS = {"srun", "mpirun"}
 USERS_OWN = {"API_KEY"}
 """Given by --env in the plan of tests/golden."""
 UNDERSCORED = ranktable.context_settings["token_normalize_func"]
-README_LINES = 150
 OF_A_WORKER = (
     contract.RANK_VARIABLES | contract.JOB_VARIABLES | {contract.MS_TOPO_TIMEOUT, contract.TORCH_FR_BUFFER_SIZE}
 )
@@ -67,31 +66,6 @@ def test_every_page_of_the_site_is_in_the_sidebar_and_described_in_the_index() -
     described = re.findall(r"^- \[[^]]+\]\((\S+)\.md\): \S", doc_pages.prose(index), re.MULTILINE)
     pages = {page.with_suffix("") for page in doc_pages.pages() if page.is_relative_to(DOCS)} - {DOCS / "index"}
     assert pages == listed == {(DOCS / name).resolve() for name in described}
-
-
-def test_files_named_in_sources_exist() -> None:
-    named = re.compile(r"\b(docs/[\w/-]+\.(?:md|svg|py))\b")
-    folders = ("msrun", "ranktable", "launch_templates", "examples", "tests", "benchmarks")
-    sources = [path for folder in folders for path in (REPOSITORY / folder).rglob("*.py")]
-    sources += [REPOSITORY / "Makefile", REPOSITORY / "pyproject.toml"]
-    missing = [
-        f"{path.relative_to(REPOSITORY)}: {name}"
-        for path in sources
-        for name in named.findall(path.read_text(encoding="utf-8"))
-        if not (REPOSITORY / name).exists()
-    ]
-    assert missing == []
-
-
-def test_the_readme_is_short_and_its_order_is_a_reader_s() -> None:
-    """Install, run; then each kind of reader; what is run from a clone comes last, as .ci/run runs it."""
-    readme = REPOSITORY / "README.md"
-    assert len(readme.read_text(encoding="utf-8").splitlines()) <= README_LINES
-    first, *_, last = (block for block in doc_pages.blocks(readme) if block.language == "sh")
-    assert "pip install" in first.text
-    assert [line.split("#")[0].strip() for line in last.text.split("\n")[:2]] == ["make demo", "make test"]
-    commands = [line.partition(" ||")[0] for line in (REPOSITORY / ".ci" / "run").read_text().splitlines()]
-    assert commands.index("make test") < commands.index("make test-share")
 
 
 def test_blocks_have_a_known_language_and_parse_as_it() -> None:
@@ -230,17 +204,6 @@ def test_tables_of_the_contract_are_its_docstrings(
         text = made
     assert head.search(text)
     assert text == made, "run pytest --update-golden"
-
-
-def test_every_room_is_in_the_architecture() -> None:
-    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
-    missing = []
-    for folder in (REPOSITORY / "msrun", REPOSITORY / "msrun" / "runtime"):
-        for path in folder.iterdir():
-            name = f"{path.name}/" if path.is_dir() else path.name
-            if not name.startswith("_") and path.suffix in ("", ".py") and f"`{name}`" not in text:
-                missing.append(name)
-    assert missing == []
 
 
 def set_by_default() -> set[str]:

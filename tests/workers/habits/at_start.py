@@ -8,33 +8,19 @@ import sys
 LOADED = sorted(sys.modules)  # before this script has imported anything
 START = {name: repr(value) for name, value in globals().items() if name.startswith("__")}
 
-import asyncio
 import atexit
-import codecs
-import contextvars
-import decimal
-import faulthandler
 import gc
-import importlib.metadata
 import inspect
 import json
-import linecache
 import locale
 import logging
 import os
-import platform
 import random
-import re
 import resource
-import shutil
 import signal
 import site
-import socket
-import ssl
-import stat
 import tempfile
 import threading
-import time
 import tracemalloc
 import warnings
 import weakref
@@ -59,11 +45,6 @@ def loader_of_main():
     return type(loader).__name__, getattr(loader, "name", None), getattr(loader, "path", None)
 
 
-FACTS["builtins_of_main"] = lambda: globals()["__builtins__"] is builtins
-FACTS["cached_of_main"] = lambda: __cached__ if "__cached__" in globals() else "missing"
-FACTS["doc_of_main"] = lambda: __doc__
-
-
 @fact
 def main_is_in_sys_modules():
     import __main__
@@ -72,18 +53,12 @@ def main_is_in_sys_modules():
 
 
 FACTS["spec_of_main"] = lambda: (repr(__spec__), __package__)
-FACTS["repr_of_main"] = lambda: repr(sys.modules["__main__"])
-FACTS["file_of_main"] = lambda: __file__
 FACTS["argv"] = lambda: sys.argv
 FACTS["orig_argv"] = lambda: sys.orig_argv
-FACTS["path_0"] = lambda: sys.path[0]
 FACTS["path"] = lambda: sys.path
 FACTS["meta_path"] = lambda: [getattr(finder, "__name__", type(finder).__name__) for finder in sys.meta_path]
-FACTS["path_hooks"] = lambda: [getattr(hook, "__qualname__", "") for hook in sys.path_hooks]
 FACTS["working_directory"] = lambda: os.getcwd()
 FACTS["flags"] = lambda: str(sys.flags)
-FACTS["x_options"] = lambda: sys._xoptions
-FACTS["warn_options"] = lambda: sys.warnoptions
 FACTS["warning_filters"] = lambda: [repr(entry) for entry in warnings.filters]
 
 
@@ -102,12 +77,6 @@ def warning_is_shown_once_a_line():
 
 
 FACTS["executable"] = lambda: (sys.executable, sys.prefix, sys.base_prefix, sys.exec_prefix, sys.platlibdir)
-FACTS["implementation"] = lambda: (sys.version, sys.implementation.cache_tag, platform.python_implementation())
-
-
-@fact
-def dont_write_bytecode():
-    return sys.dont_write_bytecode, sys.pycache_prefix
 
 
 FACTS["encodings"] = lambda: (sys.getfilesystemencoding(), sys.getfilesystemencodeerrors(), sys.getdefaultencoding())
@@ -118,29 +87,16 @@ FACTS["locale_settings"] = lambda: (
 )
 
 
-@fact
-def codec_of_files():
-    with open(os.devnull) as file:
-        return file.encoding, file.errors
-
-
 FACTS["stream_classes"] = lambda: (
     [
         (type(s).__name__, type(s.buffer).__name__, type(getattr(s.buffer, "raw", s.buffer)).__name__)
         for s in (sys.stdin, sys.stdout, sys.stderr)
     ]
 )
-FACTS["stream_modes"] = lambda: [s.mode for s in (sys.stdin, sys.stdout, sys.stderr)]
 FACTS["stream_names"] = lambda: [s.name for s in (sys.stdin, sys.stdout, sys.stderr)]
 FACTS["stream_encodings"] = lambda: [(s.encoding, s.errors, s.newlines) for s in (sys.stdin, sys.stdout, sys.stderr)]
 FACTS["stream_buffering"] = lambda: [(s.line_buffering, s.write_through) for s in (sys.stdin, sys.stdout, sys.stderr)]
 FACTS["stream_descriptors"] = lambda: [s.fileno() for s in (sys.stdin, sys.stdout, sys.stderr)]
-FACTS["streams_are_terminals"] = lambda: [s.isatty() for s in (sys.stdin, sys.stdout, sys.stderr)]
-FACTS["streams_are_the_first_ones"] = lambda: (
-    sys.stdin is sys.__stdin__,
-    sys.stdout is sys.__stdout__,
-    sys.stderr is sys.__stderr__,
-)
 FACTS["stdin_is_empty"] = lambda: sys.stdin.read()
 FACTS["closing_the_streams_closes_descriptors"] = lambda: [
     s.buffer.raw.closefd if hasattr(s.buffer, "raw") else None for s in (sys.stdin, sys.stdout, sys.stderr)
@@ -160,17 +116,9 @@ def access_of_descriptors():
     return [fcntl.fcntl(n, fcntl.F_GETFL) & os.O_ACCMODE for n in (0, 1, 2)]
 
 
-FACTS["descriptors_are_blocking"] = lambda: [os.get_blocking(n) for n in (0, 1, 2)]
 FACTS["open_descriptors"] = lambda: sorted(
     int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")
 )
-
-
-@fact
-def umask():
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 FACTS["resource_limits"] = lambda: {
@@ -188,9 +136,6 @@ FACTS["priority"] = lambda: (
 def scheduling_of_memory():
     with open("/proc/self/oom_score_adj") as file:
         return file.read()
-
-
-FACTS["identity"] = lambda: (os.getuid(), os.geteuid(), os.getgid(), os.getegid(), os.getgroups())
 
 
 @fact
@@ -261,16 +206,7 @@ def kernels_view_of_signals():
         return [line for line in file if line.startswith(("SigBlk", "SigIgn", "SigCgt", "SigPnd", "ShdPnd"))]
 
 
-FACTS["blocked_signals"] = lambda: sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
 FACTS["wakeup_descriptor"] = lambda: signal.set_wakeup_fd(-1)
-FACTS["timers"] = lambda: [
-    signal.getitimer(which) for which in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
-]
-
-
-@fact
-def alternate_signal_stack():
-    return faulthandler.is_enabled()
 
 
 FACTS["hooks"] = lambda: (
@@ -288,14 +224,6 @@ FACTS["last_error"] = lambda: (
     [hasattr(sys, name) for name in ("last_type", "last_value", "last_traceback", "last_exc")],
     sys.exc_info(),
 )
-
-
-@fact
-def exception_context():
-    try:
-        raise KeyError(1)
-    except KeyError as error:
-        return error.__context__, error.__cause__
 
 
 @fact
@@ -323,13 +251,9 @@ def recursion():
     return sys.getrecursionlimit(), depth()
 
 
-FACTS["switch_interval"] = lambda: sys.getswitchinterval()
-FACTS["int_digits"] = lambda: sys.get_int_max_str_digits()
 FACTS["tracing"] = lambda: (sys.gettrace(), sys.getprofile(), tracemalloc.is_tracing())
-FACTS["coroutine_hooks"] = lambda: (sys.get_coroutine_origin_tracking_depth(), repr(sys.get_asyncgen_hooks()))
 FACTS["collector"] = lambda: (gc.isenabled(), gc.get_threshold(), gc.get_debug())
 FACTS["frozen_objects"] = lambda: gc.get_freeze_count()
-FACTS["collector_callbacks"] = lambda: [repr(callback) for callback in gc.callbacks]
 FACTS["threads"] = lambda: (
     threading.active_count(),
     threading.current_thread() is threading.main_thread(),
@@ -341,29 +265,6 @@ FACTS["threads"] = lambda: (
 def thread_identities():
     main = threading.main_thread()
     return main.native_id == os.getpid() == threading.get_native_id(), main.ident == threading.get_ident()
-
-
-FACTS["tasks_of_the_kernel"] = lambda: len(os.listdir("/proc/self/task"))
-
-
-@fact
-def thread_stack_size():
-    return threading.stack_size()
-
-
-@fact
-def children():
-    import multiprocessing
-
-    return multiprocessing.active_children(), multiprocessing.current_process().name, multiprocessing.parent_process()
-
-
-@fact
-def child_processes_to_wait_for():
-    try:
-        return os.waitpid(-1, os.WNOHANG)
-    except ChildProcessError:
-        return "none"
 
 
 @fact
@@ -381,34 +282,13 @@ FACTS["loggers"] = lambda: (
     logging.root.handlers,
     logging.lastResort.level,
 )
-FACTS["logging_state"] = lambda: (
-    logging.raiseExceptions,
-    logging.getLogRecordFactory().__name__,
-    logging.getLoggerClass().__name__,
-)
-FACTS["decimal_context"] = lambda: str(decimal.getcontext())
-FACTS["context_variables"] = lambda: len(contextvars.copy_context())
-FACTS["event_loop"] = lambda: (type(asyncio.get_event_loop_policy()).__name__, asyncio._get_running_loop())
 
 
-@fact
-def child_watcher():
-    async def run():
-        process = await asyncio.create_subprocess_exec("sh", "-c", "echo out; exit 3", stdout=-1)
-        out, _ = await process.communicate()
-        return out.decode(), process.returncode
-
-    return asyncio.run(run())
-
-
-FACTS["processor_time_begins_with_the_process"] = lambda: time.process_time() < 5
 FACTS["temporary_folder"] = lambda: (
     tempfile.gettempdir() == os.environ["TMPDIR"],
     tempfile.tempdir == os.environ["TMPDIR"],
 )
-FACTS["names_of_temporary_files"] = lambda: tempfile._name_sequence is None
 FACTS["random_state_is_its_own"] = lambda: random.getstate()[1][0] == random.Random(0).getstate()[1][0]
-FACTS["hash_of_text"] = lambda: hash("text") if os.environ.get("PYTHONHASHSEED") else "random"
 FACTS["site_packages"] = lambda: (
     site.ENABLE_USER_SITE,
     site.getsitepackages(),
@@ -420,11 +300,6 @@ FACTS["site_builtins"] = lambda: [
 ]
 
 
-@fact
-def interactive():
-    return hasattr(sys, "ps1"), sys.flags.interactive, bool(sys.flags.inspect)
-
-
 FACTS["modules_loaded_that_would_not_be"] = lambda: [name for name in LOADED if "." not in name]
 
 
@@ -434,18 +309,8 @@ def source_of_main():
 
 
 @fact
-def lines_of_main():
-    return linecache.getline(__file__, 1)
-
-
-@fact
-def module_of_a_function():
-    return inspect.getmodule(module_of_a_function) is sys.modules["__main__"], module_of_a_function.__module__
-
-
-@fact
 def code_of_main():
-    code = module_of_a_function.__code__
+    code = fact.__code__
     return code.co_filename, code.co_firstlineno > 1
 
 
@@ -455,24 +320,6 @@ def future_features():
 
 
 FACTS["annotations_of_main"] = lambda: globals().get("__annotations__", "missing")
-FACTS["distributions"] = lambda: (
-    importlib.metadata.version("pytest"),
-    importlib.metadata.distribution("msrun").metadata["Name"],
-)
-FACTS["default_sockets"] = lambda: (socket.getdefaulttimeout(), ssl.OPENSSL_VERSION)
-
-
-@fact
-def default_open_flags():
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "x")
-        with open(path, "w"):
-            pass
-        return stat.S_IMODE(os.stat(path).st_mode)
-
-
-FACTS["terminal_size"] = lambda: shutil.get_terminal_size()
-FACTS["caches"] = lambda: (re._MAXCACHE, codecs.lookup("utf-8").name)
 
 
 @fact
@@ -499,29 +346,6 @@ def controlling_terminal():
     return "there"
 
 
-FACTS["root_folder_and_executable"] = lambda: (os.readlink("/proc/self/root"), os.readlink("/proc/self/exe"))
-
-
-@fact
-def audit_hook_can_be_added():
-    seen = []
-    is_open = [True]
-    sys.addaudithook(lambda event, args: seen.append(event) if is_open[0] and event == "habit" else None)
-    sys.audit("habit")
-    is_open[0] = False
-    return seen
-
-
-@fact
-def alarm_arrives():
-    seen = []
-    before = signal.signal(signal.SIGALRM, lambda *_: seen.append("alarm"))
-    signal.setitimer(signal.ITIMER_REAL, 0.01)
-    signal.sigtimedwait([], 0) if False else signal.pause()
-    signal.signal(signal.SIGALRM, before)
-    return seen
-
-
 @fact
 def own_signals_arrive():
     seen = []
@@ -530,27 +354,6 @@ def own_signals_arrive():
         os.kill(os.getpid(), signum)
         signal.signal(signum, before)
     return seen
-
-
-@fact
-def own_interrupt_arrives():
-    try:
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(5)
-    except KeyboardInterrupt:
-        return "interrupted"
-
-
-@fact
-def broken_pipe_is_an_error():
-    reader, writer = os.pipe()
-    os.close(reader)
-    try:
-        os.write(writer, b"x")
-    except BrokenPipeError:
-        return "EPIPE"
-    finally:
-        os.close(writer)
 
 
 @fact

@@ -1,27 +1,5 @@
 """Programs that end well, a cell each."""
 
-# %% annotations_of_main
-x: int = 1
-print(__annotations__)
-
-# %% asyncio_run
-import asyncio
-import signal
-
-
-async def main() -> None:
-    loop = asyncio.get_running_loop()
-    got = asyncio.Event()
-    loop.add_signal_handler(signal.SIGUSR1, got.set)
-    signal.raise_signal(signal.SIGUSR1)
-    await got.wait()
-    process = await asyncio.create_subprocess_shell("exit 4")
-    print(await process.wait(), await asyncio.to_thread(lambda: "thread"))
-
-
-asyncio.run(main())
-asyncio.get_event_loop_policy().new_event_loop()
-
 # %% atexit_exits
 import atexit
 import sys
@@ -68,28 +46,6 @@ import os
 
 os.environ["PYTHONBREAKPOINT"] = "builtins.print"
 breakpoint("called")
-
-# %% breakpoint_is_off
-import os
-
-os.environ["PYTHONBREAKPOINT"] = "0"
-breakpoint()
-print("went on")
-
-# %% context_manager_left_open
-import contextlib
-
-
-@contextlib.contextmanager
-def opened():
-    try:
-        yield
-    finally:
-        print("left")
-
-
-manager = opened()
-manager.__enter__()
 
 # %% daemon_thread_is_dropped
 import threading
@@ -139,33 +95,6 @@ print("to the file")
 os.dup2(saved, 1)
 print("to the log again")
 
-# %% displayhook_and_single
-import code
-
-console = code.InteractiveInterpreter({"__name__": "__main__"})
-console.runsource("1 + 1")
-exec(compile("2 + 2", "<x>", "single"))
-
-# %% doc_of_main
-"""The first line."""
-
-print(__doc__)
-
-# %% double_fork
-import os
-
-reader, writer = os.pipe()
-pid = os.fork()
-if pid == 0:
-    os.setsid()
-    if os.fork():
-        os._exit(0)
-    os.write(writer, b"daemon")
-    os._exit(0)
-os.waitpid(pid, 0)
-os.close(writer)
-print(os.read(reader, 10))
-
 # %% environment_passes_on
 import os
 import subprocess
@@ -179,14 +108,6 @@ for line in ("FOUR=4", "export FIVE=5"):
     os.environ[name] = value
 subprocess.run(["sh", "-c", "echo $ONE $TWO $THREE $FOUR $FIVE home=$HOME"])
 
-# %% exec_in_the_script
-import os
-import sys
-
-print("before")
-sys.stdout.flush()
-os.execv(sys.executable, [sys.executable, "-c", "import sys; print('after', sys.argv)", "x"])
-
 # %% exec_of_itself
 import os
 import sys
@@ -197,22 +118,6 @@ if "AGAIN" not in os.environ:
     os.execv(sys.executable, [sys.executable, __file__, *sys.argv[1:]])
 print("second")
 
-# %% executor_refuses_work_at_exit
-import atexit
-from concurrent.futures import ThreadPoolExecutor
-
-pool = ThreadPoolExecutor(1)
-pool.submit(print, "before").result()
-
-
-@atexit.register
-def late() -> None:
-    try:
-        pool.submit(print, "late")
-    except RuntimeError as error:
-        print(error)
-
-
 # %% exit_256
 import sys
 
@@ -221,14 +126,6 @@ sys.exit(256)
 # %% exit_builtin
 print(exit, quit)
 exit()
-
-# %% exit_in_finally
-import sys
-
-try:
-    raise ValueError
-finally:
-    sys.exit(0)
 
 # %% exit_none
 import sys
@@ -244,19 +141,6 @@ def inner() -> None:
 
 
 inner()
-
-# %% faulthandler_timer
-import faulthandler
-import os
-import time
-
-with open("stacks.txt", "w") as file:
-    faulthandler.dump_traceback_later(0.05, file=file)
-    time.sleep(0.3)
-    faulthandler.cancel_dump_traceback_later()
-with open("stacks.txt") as file:
-    print("Timeout" in file.read())
-os.remove("stacks.txt")
 
 # %% file_held_by_a_module_is_written
 import json
@@ -283,20 +167,6 @@ class Node:
 
 
 node = Node()
-
-
-# %% finalizer_of_a_class_attribute
-class Held:
-    def __del__(self) -> None:
-        print("held is gone")
-
-
-class Holder:
-    held = Held()
-
-
-def function(default: Held = Held()) -> None:  # noqa: B008
-    pass
 
 
 # %% finalizer_of_a_global_writes
@@ -345,24 +215,6 @@ third = Named("third")
 print("end of main")
 
 
-# %% finalizer_raises
-class Raises:
-    def __del__(self) -> None:
-        raise ValueError("in a finalizer")
-
-
-raises = Raises()
-del raises
-print("main goes on")
-
-# %% fork_child_falls_off_the_end
-import os
-
-pid = os.fork()
-if pid:
-    os.waitpid(pid, 0)
-print("both come here" if pid else "child first")
-
 # %% fork_child_raises
 import os
 
@@ -409,18 +261,6 @@ del nodes
 print(gc.collect(), gc.isenabled(), gc.get_threshold())
 
 
-# %% generator_is_closed
-def lines():
-    try:
-        while True:
-            yield 1
-    finally:
-        print("generator closed", __name__)
-
-
-generator = lines()
-next(generator)
-
 # %% ignored_signals_stay_ignored
 import os
 import signal
@@ -429,25 +269,6 @@ for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
     signal.signal(signum, signal.SIG_IGN)
     os.kill(os.getpid(), signum)
 print("alive")
-
-# %% import_hook
-import importlib.abc
-import importlib.util
-import sys
-
-
-class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    def find_spec(self, name, path, target=None):
-        return importlib.util.spec_from_loader(name, self) if name in ("made_up", "heapq") else None
-
-    def exec_module(self, module) -> None:
-        module.VALUE = "made up"
-
-
-sys.meta_path.insert(0, Finder())
-import made_up  # noqa: E402
-
-print(made_up.VALUE)
 
 # %% keyboard_interrupt_is_caught
 import os
@@ -459,19 +280,6 @@ try:
     time.sleep(30)
 except KeyboardInterrupt:
     print("saved")
-
-# %% limits_are_set
-import resource
-import subprocess
-
-resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-try:
-    files = [open("/dev/null") for _ in range(100)]  # noqa: SIM115
-except OSError as error:
-    print(error)
-    files = []
-subprocess.run(["sh", "-c", "ulimit -c; ulimit -n"])
 
 # %% loader_reads_the_source
 print(__loader__.get_source("__main__")[:5], __loader__.is_package("__main__"))
@@ -511,17 +319,6 @@ import sys
 
 sys.modules.clear()
 
-# %% modules_are_reloaded
-import importlib
-import json
-import sys
-
-print(importlib.reload(json) is json)
-del sys.modules["json"], sys.modules["json.decoder"]
-import json as again  # noqa: E402
-
-print(again is json, again.loads("[1]"))
-
 # %% not_utf8_is_printed
 import os
 import sys
@@ -538,35 +335,6 @@ import os
 atexit.register(print, "never")
 print("line")
 os._exit(0)
-
-# %% path_is_changed
-import os
-import sys
-
-os.mkdir("lib")
-with open("lib/own.py", "w") as file:
-    file.write("VALUE = 1\n")
-sys.dont_write_bytecode = True
-os.chdir("lib")
-sys.path.append("")
-import own  # noqa: E402
-
-print(own.VALUE, own.__file__ == os.path.join(os.getcwd(), "own.py"))
-
-# %% pickle_is_read_by_python
-import pickle
-import subprocess
-import sys
-
-
-class Kept:
-    x = 1
-
-
-with open("kept.pickle", "wb") as file:
-    pickle.dump(Kept(), file)
-code = "import pickle\nclass Kept: pass\nprint(pickle.load(open('kept.pickle', 'rb')).__module__)"
-subprocess.run([sys.executable, "-c", code])
 
 # %% pickle_of_main
 import copy
@@ -635,88 +403,6 @@ import sys
 print("no newline", end="")
 sys.stderr.write("nor here")
 
-# %% profile_and_trace
-import cProfile
-import io
-import pstats
-import sys
-
-
-def work() -> int:
-    return sum(range(10))
-
-
-profile = cProfile.Profile()
-profile.runcall(work)
-out = io.StringIO()
-pstats.Stats(profile, stream=out).print_stats()
-print("work" in out.getvalue())
-seen = []
-sys.settrace(lambda frame, event, arg: seen.append(frame.f_code.co_name))
-work()
-sys.settrace(None)
-print(seen)
-
-# %% profile_of_the_rest
-import sys
-
-seen = []
-sys.setprofile(lambda frame, event, arg: seen.append(frame.f_code.co_name) if event == "return" else None)
-
-
-def work() -> None:
-    pass
-
-
-work()
-sys.setprofile(None)
-print(seen)
-
-# %% queue_listener_drains
-import atexit
-import logging
-import logging.handlers
-import queue
-
-records: queue.Queue = queue.Queue()
-listener = logging.handlers.QueueListener(records, logging.FileHandler("log.txt"))
-listener.start()
-atexit.register(listener.stop)
-log = logging.getLogger("q")
-log.addHandler(logging.handlers.QueueHandler(records))
-for number in range(20):
-    log.warning("record %d", number)
-
-# %% recursion_error
-import traceback
-
-
-def deeper() -> None:
-    deeper()
-
-
-try:
-    deeper()
-except RecursionError as error:
-    print(error, len(traceback.extract_tb(error.__traceback__)) > 900)
-
-# %% redirect_stdout
-import contextlib
-import io
-
-with contextlib.redirect_stdout(io.StringIO()) as kept:
-    print("kept")
-with open("out.txt", "w") as file, contextlib.redirect_stderr(file):
-    print("main", kept.getvalue())
-
-# %% resources_of_main
-import pkgutil
-
-try:
-    print(pkgutil.get_data("__main__", "no such file"))
-except Exception as error:
-    print(type(error).__name__)
-
 # %% runpy_runs_another
 import runpy
 import sys
@@ -736,33 +422,6 @@ os.mkdir("gone")
 os.chdir("gone")
 os.rmdir("../gone")
 print("in no folder")
-
-# %% seeds_are_fresh
-import random
-
-with open("/proc/self/stat") as file:
-    seed = random.getrandbits(64)
-print(seed != random.Random(0).getrandbits(64))
-
-# %% sigterm_handler
-import os
-import signal
-import sys
-
-
-def stop(signum: int, _frame: object) -> None:
-    print("stopped by", signal.Signals(signum).name)
-    sys.exit(0)
-
-
-signal.signal(signal.SIGTERM, stop)
-os.kill(os.getpid(), signal.SIGTERM)
-
-# %% spawnv_and_system
-import os
-
-print(os.waitstatus_to_exitcode(os.system("exit 3")), os.spawnlp(os.P_WAIT, "sh", "sh", "-c", "exit 4"))
-print(os.popen("echo out").read())
 
 # %% standard_module_is_shadowed
 import os
@@ -784,15 +443,6 @@ import sys
 
 sys.stderr = None
 print("fine")
-
-# %% stdin_is_read
-import sys
-
-try:
-    print(repr(input()))
-except EOFError:
-    print("end of file")
-print(repr(sys.stdin.readline()))
 
 # %% stdout_is_a_tee
 import sys
@@ -827,58 +477,6 @@ print("before")
 sys.stdout = None
 print("nowhere")
 
-# %% stdout_is_replaced
-import io
-import sys
-
-print("before")
-sys.stdout = io.StringIO()
-print("kept by the script")
-
-# %% subprocess_group
-import os
-import signal
-import subprocess
-import sys
-
-child = subprocess.Popen(
-    [sys.executable, "-c", "import os; print(os.getpgrp() == os.getpid(), flush=True); import time; time.sleep(60)"],
-    start_new_session=True,
-    stdout=subprocess.PIPE,
-)
-print(child.stdout.readline())
-os.killpg(child.pid, signal.SIGTERM)
-print(child.wait())
-
-# %% subprocess_runs_python
-import subprocess
-import sys
-
-code = "import sys; print(sys.argv, sys.flags.isolated, sys.stdin.read(), 'torch' in sys.modules)"
-print(subprocess.run([sys.executable, "-c", code, "x"], input="in", capture_output=True, text=True))
-
-# %% task_is_never_awaited
-import asyncio
-
-
-async def forever() -> None:
-    await asyncio.sleep(1000)
-
-
-async def main() -> None:
-    main.task = asyncio.create_task(forever())
-    await asyncio.sleep(0)
-
-
-asyncio.run(main())
-
-
-async def never() -> None: ...
-
-
-never()
-print(main.task.cancelled())
-
 # %% temporary_folder_is_removed
 import os
 import tempfile
@@ -886,15 +484,6 @@ import tempfile
 folder = tempfile.TemporaryDirectory(dir=".", prefix="kept")
 named = tempfile.NamedTemporaryFile(dir=".", prefix="named")  # noqa: SIM115
 print(len(os.listdir(".")))
-
-# %% thread_exits
-import sys
-import threading
-
-thread = threading.Thread(target=sys.exit, args=(5,))
-thread.start()
-thread.join()
-print("main goes on")
 
 # %% thread_goes_on_after_main
 import threading
@@ -922,43 +511,12 @@ thread = threading.Thread(target=fail, name="failing")
 thread.start()
 thread.join()
 
-# %% thread_starts_thread_after_main
-import threading
-
-
-def last() -> None:
-    print("last")
-
-
-def work() -> None:
-    threading.main_thread().join()
-    threading.Thread(target=last).start()
-
-
-threading.Thread(target=work).start()
-
 # %% threading_atexit
 import atexit
 import threading
 
 atexit.register(print, "atexit")
 threading._register_atexit(print, "before threads are joined")
-
-# %% threading_excepthook
-import threading
-
-threading.excepthook = lambda args: print("hook:", args.exc_type.__name__, args.exc_value, args.thread.name)
-thread = threading.Thread(target=lambda: 1 / 0, name="failing")
-thread.start()
-thread.join()
-
-# %% timezone_is_changed
-import os
-import time
-
-os.environ["TZ"] = "Asia/Tokyo"
-time.tzset()
-print(time.tzname, time.localtime(0).tm_hour)
 
 # %% trace_until_the_end
 import sys
@@ -992,20 +550,6 @@ warnings.warn("of main", stacklevel=1)
 warnings.warn("of main's caller", stacklevel=2)
 warnings.warn("of nobody", stacklevel=99)
 
-# %% tracemalloc_counts
-import tracemalloc
-
-tracemalloc.start()
-kept = [bytes(1000) for _ in range(100)]
-print(tracemalloc.get_traced_memory()[0] > 100_000, tracemalloc.get_object_traceback(kept[0])[0].lineno)
-
-# %% umask_is_set
-import os
-
-os.umask(0o077)
-open("private.txt", "w").close()
-print(oct(os.stat("private.txt").st_mode))
-
 # %% unraisablehook
 import sys
 
@@ -1018,16 +562,6 @@ class Raises:
 sys.unraisablehook = lambda args: print("hook:", args.exc_value, args.err_msg)
 raises = Raises()
 del raises
-
-# %% wakeup_descriptor_is_written
-import os
-import signal
-
-reader, writer = os.pipe2(os.O_NONBLOCK)
-signal.set_wakeup_fd(writer)
-signal.signal(signal.SIGUSR1, lambda *_: None)
-os.kill(os.getpid(), signal.SIGUSR1)
-print(os.read(reader, 10) == bytes([signal.SIGUSR1]))
 
 # %% weakref_finalize
 import weakref

@@ -15,16 +15,6 @@ if __name__ == "__main__":
     child.start()
     child.join()
 
-# %% children_of_a_thread
-import subprocess
-import threading
-
-results = []
-threads = [threading.Thread(target=lambda: results.append(subprocess.call(["true"]))) for _ in range(4)]
-[thread.start() for thread in threads]
-[thread.join() for thread in threads]
-print(results)
-
 # %% daemonic_process_is_ended
 import multiprocessing
 import time
@@ -38,18 +28,6 @@ if __name__ == "__main__":
     child = multiprocessing.Process(target=forever, daemon=True)
     child.start()
     print(child.is_alive())
-
-# %% executor_is_left_open
-from concurrent.futures import ProcessPoolExecutor
-
-
-def double(x: int) -> int:
-    return 2 * x
-
-
-if __name__ == "__main__":
-    pool = ProcessPoolExecutor(1)
-    print(pool.submit(double, 2).result())
 
 # %% executor_of_processes
 from concurrent.futures import ProcessPoolExecutor
@@ -67,15 +45,6 @@ if __name__ == "__main__":
     with ProcessPoolExecutor(2) as pool:
         print(list(pool.map(double, range(3))))
         print(pool.submit(fail).exception())
-
-# %% freeze_support
-import multiprocessing
-
-if __name__ == "__main__":
-    multiprocessing.freeze_support()
-    print(
-        multiprocessing.spawn.is_forking(["x"]), multiprocessing.spawn.get_executable() == __import__("sys").executable
-    )
 
 # %% pool
 import multiprocessing
@@ -171,27 +140,6 @@ if __name__ == "__main__":
         child.start()
         child.join()
         print(dict(found))
-
-# %% shared_memory_is_unlinked
-from multiprocessing import shared_memory
-
-if __name__ == "__main__":
-    kept = shared_memory.SharedMemory(create=True, size=16)
-    kept.buf[:2] = b"ab"
-    again = shared_memory.SharedMemory(kept.name)
-    print(bytes(again.buf[:2]))
-    again.close()
-    kept.close()
-    kept.unlink()
-
-# %% spawn_of_a_lambda
-import multiprocessing
-
-if __name__ == "__main__":
-    try:
-        multiprocessing.get_context("spawn").Process(target=lambda: None).start()
-    except Exception as error:
-        print(type(error).__name__, "lambda" in str(error))
 
 # %% spawn_without_a_guard
 import multiprocessing

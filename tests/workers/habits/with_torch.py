@@ -27,14 +27,6 @@ import torch.distributed as dist
 
 print(dist.get_debug_level())
 
-# %% devices_are_hidden
-import os
-
-os.environ["CUDA_VISIBLE_DEVICES"] = ""
-import torch
-
-print(torch.cuda.is_available(), torch.cuda.device_count())
-
 # %% group_is_destroyed_in_del
 import torch.distributed as dist
 
@@ -50,18 +42,6 @@ class Trainer:
 
 trainer = Trainer()
 print(dist.get_world_size())
-
-# %% library_is_loaded_again
-import importlib
-import sys
-
-import torch
-
-before = len(sys.modules)
-print(importlib.import_module("torch") is torch, "torch" in sys.modules, torch.__spec__.name)
-import torch.utils.data  # noqa: E402
-
-print(torch.utils.data.DataLoader.__module__)
 
 # %% loader_with_workers
 import torch
@@ -80,16 +60,6 @@ if __name__ == "__main__":
     for context in ("fork", "spawn"):
         for batch in DataLoader(Numbers(), batch_size=3, num_workers=2, multiprocessing_context=context):
             print(context, batch.flatten().tolist())
-
-# %% logs_of_torch
-import os
-
-os.environ["TORCH_LOGS"] = "+dynamo"
-import logging
-
-import torch  # noqa: F401
-
-print(logging.getLogger("torch._dynamo").level)
 
 # %% numpy_threads
 import os
@@ -143,13 +113,6 @@ if __name__ == "__main__":
     child.start()
     print(queue.get(), child.join(), tensor.tolist())
 
-# %% threads_are_set
-import torch
-
-torch.set_num_threads(2)
-torch.set_num_interop_threads(3)
-print(torch.get_num_threads(), torch.get_num_interop_threads())
-
 # %% threads_from_a_dotenv_file
 import os
 
@@ -161,25 +124,6 @@ import torch  # noqa: E402
 
 print(torch.get_num_threads())
 
-# %% threads_from_a_function
-from os import environ
-
-
-def configure() -> None:
-    environ["OMP_NUM_THREADS"] = "2"
-
-
-configure()
-
-
-def main() -> None:
-    import torch
-
-    print(torch.get_num_threads())
-
-
-main()
-
 # %% threads_from_a_local_module
 import os
 import sys
@@ -190,35 +134,10 @@ import torch  # noqa: E402
 
 print(torch.get_num_threads(), os.environ["OMP_NUM_THREADS"])
 
-# %% threads_from_putenv
-import os
-
-os.putenv("OMP_NUM_THREADS", "2")
-import torch
-
-print(torch.get_num_threads())
-
-# %% threads_from_setdefault
-import os
-
-os.environ.pop("OMP_NUM_THREADS", None)
-os.environ.setdefault("OMP_NUM_THREADS", "2")
-import torch
-
-print(torch.get_num_threads())
-
 # %% threads_from_the_environment
 import os
 
 os.environ["OMP_NUM_THREADS"] = "2"
-import torch
-
-print(torch.get_num_threads())
-
-# %% threads_from_update
-import os
-
-os.environ.update({"OMP_NUM_THREADS": "2"})
 import torch
 
 print(torch.get_num_threads())

@@ -1,20 +1,16 @@
 """Runs habits of training scripts in one mode, or all, on two forked ranks and alone; RESULT.json holds the verdicts.
 
-usage: habits.py MODE|all [RESULT.json] [--only NAME ...] [--share 0/4] [--trace]
+usage: habits.py MODE|all [RESULT.json] [--only NAME ...]
 
-A world runs one habit after the other. After one that is refused or fails, a new world goes on with the next. The last
-lines count the verdicts of each mode.
+A world runs one habit after the other. After one that is refused or fails, a new world goes on with the next.
 """
 
 import argparse
 import json
 import pickle
 import shutil
-import sys
 import tempfile
-import time
 import warnings
-from collections import Counter
 from pathlib import Path
 
 import torch
@@ -115,31 +111,18 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("mode", choices=(*MODES, ALONE, "all"))
     parser.add_argument("result", type=Path, nargs="?")
-    parser.add_argument("--only", nargs="+")
-    parser.add_argument("--share", default="0/1", help="2/8: the third of eight shares")
-    parser.add_argument("--trace", action="store_true")
+    parser.add_argument("--only", nargs="+", default=[])
     options = parser.parse_args()
     prepare_process()
-    which, shares = map(int, options.share.split("/"))
-    begin, found, told = time.monotonic(), {}, []
+    found = {}
     for mode in MODES if options.mode == "all" else [options.mode]:
         names = [name for name, habit in HABITS.items() if mode in (*habit.modes, ALONE)]
         names = [name for name in names if (name in options.only if options.only else is_asked(f"{mode}/{name}"))]
-        names = names[which::shares]
-        counts = Counter()
         for name, verdict in run_all(names, mode):
-            counts[verdict.kind] += 1
-            found[f"{mode}/{name}"] = {"kind": verdict.kind, "message": verdict.message, "trace": verdict.trace}
-            print(f"{name} | {mode} | {short(verdict)[:300]}", flush=True)
-            if options.trace and verdict.trace:
-                print(verdict.trace)
-        if counts:
-            told.append(
-                f"{mode}: {counts.total()} habits, " + ", ".join(f"{n} {kind}" for kind, n in counts.most_common())
-            )
+            found[f"{mode}/{name}"] = vars(verdict)
+            print(f"{name} | {mode} | {short(verdict)[:300]}", verdict.trace if options.only else "", flush=True)
     if options.result:
         options.result.write_text(json.dumps(found))
-    print(*told, f"{len(found)} habits, {time.monotonic() - begin:.1f} s", sep="\n", file=sys.stderr)
 
 
 if __name__ == "__main__":

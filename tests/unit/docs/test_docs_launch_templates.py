@@ -1,4 +1,4 @@
-"""The page of a job's settings says what the dataclass says."""
+"""The pages of a job's settings and of lint rules say what the sources say."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ import pytest
 
 from launch_templates import list_kinds
 from launch_templates.kinds import takers
+from launch_templates.lint import RULES
 from launch_templates.spec import Setting, settings_of_spec
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "job_spec.md"
+REFERENCE = Path(__file__).resolve().parents[3] / "docs" / "reference"
+PAGE = REFERENCE / "job_spec.md"
+LINT_PAGE = REFERENCE / "lint_rules.md"
+START = "<!-- rules: made by pytest --update-golden -->\n"
 
 
 def row(setting: Setting) -> str:
@@ -55,3 +59,14 @@ def test_table_of_settings_is_that_of_the_dataclass(request: pytest.FixtureReque
         PAGE.write_text(made, encoding="utf-8")
         text = made
     assert text == made, "run pytest --update-golden"
+
+
+def test_sections_are_those_of_the_rules(request: pytest.FixtureRequest) -> None:
+    text = LINT_PAGE.read_text(encoding="utf-8")
+    before, found, _ = text.partition(START)
+    assert found
+    sections = "".join(f"\n### {rule.rule_id}\n\n{rule.severity.capitalize()}. {rule.meaning}\n" for rule in RULES)
+    if request.config.getoption("--update-golden"):
+        LINT_PAGE.write_text(before + START + sections, encoding="utf-8")
+        text = LINT_PAGE.read_text(encoding="utf-8")
+    assert text == before + START + sections, "run pytest --update-golden"

@@ -10,7 +10,7 @@ import pytest
 
 from msrun.agent.observer import Observers, OwnFaults
 from msrun.cluster.membership import Membership
-from msrun.errors import ClusterError, UsageError
+from msrun.errors import ClusterError
 
 
 class Faults(OwnFaults):
@@ -76,12 +76,6 @@ def test_error_that_ends_the_job_names_msrun(faults: Faults) -> None:
         slip()
     assert str(raised.value) == f"msrun itself failed: KeyError: 'gone'; traceback in {faults.log}; report it"
     assert "in slip" in faults.log.read_text()
-
-
-def test_errors_on_purpose_stay_as_they_are(faults: Faults) -> None:
-    with pytest.raises(UsageError), faults.named():
-        raise UsageError("no such option")
-    assert not faults.log.exists()
 
 
 def test_thread_that_ends_with_an_exception_is_named(faults: Faults) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 from plans import small_plan
@@ -27,17 +26,6 @@ def plan(tmp_path: Path) -> LaunchPlan:
 @pytest.fixture
 def own(plan: LaunchPlan) -> OwnProcesses:
     return OwnProcesses(plan, "/logs")
-
-
-def test_starts_are_told_by_name(own: OwnProcesses) -> None:
-    told: list[tuple[str, dict[str, Any]]] = []
-    assert not own.scheduler_runs
-    for process_id, pid in ((SCHEDULER_ID, 5), (LOG_WRITER_ID, 6), (FIRST_SERVER_ID - 1, 7)):
-        own.started(process_id, pid, lambda kind, **fields: told.append((kind, fields)))
-    assert told == [("scheduler", {"pid": 5}), ("log_writer", {"pid": 6}), ("server", {"index": 1, "pid": 7})]
-    assert own.scheduler_runs
-    own.exited(SCHEDULER_ID, 0, do_workers_run=True, has_begun=False)
-    assert not own.scheduler_runs
 
 
 @pytest.mark.parametrize(
@@ -126,19 +114,3 @@ def test_end_of_the_fork_server_is_told_with_the_limit_that_made_it(
     monkeypatch.setattr(module, "explain_limit", lambda how, _: "ulimit -v 9" if how == signal.SIGABRT else "")
     error = own.server_ended(status, has_begun=has_begun)
     assert type(error) is kind and words in str(error)
-
-
-def test_orphans_end_in_their_order(own: OwnProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log writer may write to its end; the scheduler goes last, for it would end the rest if this process died."""
-    done: list[Any] = []
-    monkeypatch.setattr(module, "await_log_writer", lambda pid, kept: done.append(("await", pid, kept)))
-    monkeypatch.setattr(module, "kill_descendants", lambda limit_s, kept: (done.append((limit_s, list(kept))), [9])[1])
-    own.started(SCHEDULER_ID, 5, lambda *_, **__: None)
-    own.started(LOG_WRITER_ID, 6, lambda *_, **__: None)
-    assert own.end_orphans([3], 2.0) == [9]
-    assert done == [("await", 6, [3, 5]), (2.0, [3, 5]), (2.0, [3])]
-    done.clear()
-    own.exited(LOG_WRITER_ID, 0, do_workers_run=False, has_begun=False)
-    own.exited(SCHEDULER_ID, signal.SIGKILL, do_workers_run=False, has_begun=False)
-    assert own.end_orphans([3], 2.0) == [9]
-    assert done == [(2.0, [3]), (2.0, [3])]

@@ -1,9 +1,13 @@
-"""Timers of the event loop: each moment once, in order, replaceable."""
+"""What wakes the event loop: timers, each moment once and in order, and signals, which become bytes."""
 
 from __future__ import annotations
 
+import os
+import select
+import signal
 import time
 
+from msrun.agent.signals import SignalPipe
 from msrun.agent.timers import Timers
 
 
@@ -16,18 +20,6 @@ def test_actions_run_once_and_in_the_order_of_their_moments() -> None:
     timers.run_due()
     assert done == ["early", "late"]
     assert timers.is_set("future")
-
-
-def test_time_left_is_that_of_the_next_moment() -> None:
-    timers = Timers()
-    assert timers.time_left_s() is None
-    timers.after("far", 100.0, lambda: None)
-    timers.after("near", 50.0, lambda: None)
-    left_s = timers.time_left_s()
-    assert left_s is not None
-    assert 49.0 < left_s <= 50.0
-    timers.after("over", -1.0, lambda: None)
-    assert timers.time_left_s() == 0.0
 
 
 def test_replaced_and_cancelled_moments_never_come() -> None:
@@ -59,14 +51,26 @@ def test_regular_moment_comes_again_until_it_is_cancelled() -> None:
     assert timers.time_left_s() is None
 
 
-def test_regular_action_can_end_itself() -> None:
-    timers, done = Timers(), []
+def test_signals_are_read_in_order_and_handlers_come_back() -> None:
+    before = [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    with SignalPipe() as pipe:
+        assert pipe.read() == []
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            os.kill(os.getpid(), signum)
+            assert select.select([pipe], [], [], 10)[0]
+            assert pipe.read() == [signum]
+    after = [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    assert before == after
 
-    def once() -> None:
-        done.append(1)
-        timers.cancel("tick")
 
-    timers.every("tick", 0.0, once)
-    timers.run_due()
-    timers.run_due()
-    assert done == [1]
+def test_signals_are_ignored_afterwards_where_that_is_asked_for() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with SignalPipe(ignore_afterwards=True):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(signum, signal.SIG_DFL if signum != signal.SIGINT else signal.default_int_handler)
+        signal.signal(signal.SIGTERM, before)

@@ -1,14 +1,16 @@
-"""What the planner is told of this host."""
+"""What the planner is told of this host: accelerators, visible devices and versions of packages."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import socket
 from pathlib import Path
 
 import pytest
 
-from msrun.agent.host.host_facts import read_host_facts
+from msrun.agent.host.host_facts import installed_version, read_gpus, read_host_facts, read_npus
+from msrun.planning.placement.host import Device
 
 NAMES = ["nvidia0", "nvidia1", "davinci0", "davinci1"]
 
@@ -45,11 +47,6 @@ def test_each_kind_has_its_own_variable(root: Path) -> None:
     assert (facts.gpus, facts.npus) == (("GPU-8a", "GPU-9b"), ("1",))
 
 
-def test_devices_that_are_not_there_are_not_seen(tmp_path: Path) -> None:
-    facts = read_host_facts({"CUDA_VISIBLE_DEVICES": "0,1"}, tmp_path)
-    assert (facts.gpus, facts.npus, facts.gpus_reason) == ((), (), "")
-
-
 def test_numa_nodes_of_the_gpus_reach_the_topology(root: Path) -> None:
     folder = root / "proc/driver/nvidia/gpus/0000:3b:00.0"
     folder.mkdir(parents=True)
@@ -67,3 +64,85 @@ def test_host_is_this_one() -> None:
     assert (facts.name, facts.address) == (socket.gethostname(), "127.0.0.1")
     assert set(facts.cpus) == os.sched_getaffinity(0)
     assert facts.known_topology().allowed == facts.cpus
+
+
+INFORMATION = """Model: \t\t NVIDIA H100 80GB HBM3
+IRQ:   \t\t 16
+GPU UUID: \t {uuid}
+Video BIOS: \t 96.00.61.00.01
+Bus Location: \t {address}
+Device Minor: \t {minor}
+GPU Excluded:\t No
+"""
+UUIDS = ["GPU-aaaaaaaa-1111", "GPU-bbbbbbbb-2222"]
+
+
+def add_gpu(root: Path, minor: int, address: str = "", uuid: str = "", node: str | None = None) -> None:
+    (root / "dev").mkdir(exist_ok=True)
+    (root / "dev" / f"nvidia{minor}").touch()
+    if address:
+        folder = root / "proc/driver/nvidia/gpus" / address
+        folder.mkdir(parents=True)
+        (folder / "information").write_text(INFORMATION.format(uuid=uuid, address=address, minor=minor))
+    if node is not None:
+        folder = root / "sys/bus/pci/devices" / address.lower()
+        folder.mkdir(parents=True)
+        (folder / "numa_node").write_text(f"{node}\n")
+
+
+def test_gpus_with_their_nodes_in_the_order_of_the_bus(tmp_path: Path) -> None:
+    add_gpu(tmp_path, 0, "0000:9A:00.0", UUIDS[0], "1")
+    add_gpu(tmp_path, 1, "0000:3b:00.0", UUIDS[1], "0")
+    assert read_gpus(tmp_path) == (Device("0", UUIDS[1], 0), Device("1", UUIDS[0], 1))
+
+
+def test_a_container_counts_the_gpus_that_it_has(tmp_path: Path) -> None:
+    add_gpu(tmp_path, 6, "0000:aa:00.0", UUIDS[1], "-1")
+    add_gpu(tmp_path, 3, "0000:3b:00.0", UUIDS[0])
+    assert read_gpus(tmp_path) == (Device("0", UUIDS[0], None), Device("1", UUIDS[1], None))
+
+
+def test_gpus_that_the_driver_tells_of_but_that_are_not_here_do_not_count(tmp_path: Path) -> None:
+    add_gpu(tmp_path, 0, "0000:3b:00.0", UUIDS[0], "0")
+    add_gpu(tmp_path, 1, "0000:9a:00.0", UUIDS[1], "1")
+    (tmp_path / "dev/nvidia0").unlink()
+    assert read_gpus(tmp_path) == (Device("0", UUIDS[1], 1),)
+
+
+@pytest.mark.parametrize("uuid", ["GPU-????????-????", "", "N/A"])
+def test_a_uuid_that_is_not_known_yet_is_none(tmp_path: Path, uuid: str) -> None:
+    add_gpu(tmp_path, 0, "0000:3b:00.0", uuid, "x")
+    assert read_gpus(tmp_path) == (Device("0"),)
+
+
+def test_device_files_alone_do(tmp_path: Path) -> None:
+    for name in ("nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm", "davinci5", "davinci4", "davinci_manager"):
+        (tmp_path / "dev").mkdir(exist_ok=True)
+        (tmp_path / "dev" / name).touch()
+    assert read_gpus(tmp_path) == (Device("0"), Device("1"))
+    assert read_npus(tmp_path) == (Device("4"), Device("5"))
+
+
+@pytest.mark.parametrize("package", ["torch", "numpy", "psutil"])
+def test_versions_are_those_that_importlib_finds(package: str) -> None:
+    assert installed_version(package) == importlib.metadata.version(package)
+
+
+def test_first_place_on_the_path_counts_and_longer_names_are_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("one/torchvision-9.0.dist-info", "one/torch_npu-9.1.dist-info", "two/torch-2.1.0+cpu.dist-info"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "three/torch-3.0.dist-info").mkdir(parents=True)
+    (tmp_path / "archive.zip").write_bytes(b"")
+    names = ("gone", "archive.zip", "one", "two", "three")
+    monkeypatch.setattr("sys.path", [str(tmp_path / name) for name in names])
+    assert installed_version("torch") == "2.1.0+cpu"
+
+
+def test_package_without_such_a_folder_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "old.egg-info").mkdir()
+    (tmp_path / "old.egg-info" / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: old\nVersion: 0.7\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert installed_version("old") == "0.7"
+    assert installed_version("no_such_package") == ""

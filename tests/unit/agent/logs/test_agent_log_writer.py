@@ -1,11 +1,14 @@
-"""The log writer on real pipes: every byte, in order, and an end that nobody can put off."""
+"""The log writer on real pipes, in a thread and as a process: every byte in order, and an end that nobody puts off."""
 
 from __future__ import annotations
 
 import io
 import os
+import signal
 import socket
+import sys
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,15 @@ from job_runner import wait_until
 from msrun.agent.logs import log_writer, rotated_log
 from msrun.agent.logs.log_writer import LogStream, LogWriter
 from msrun.agent.logs.rotated_log import LogRotation, rotated_path
+from msrun.agent.processes.log_pipes import (
+    ALL_PIPES_BYTES,
+    MAX_PIPE_BYTES,
+    MIN_PIPE_BYTES,
+    LogPipes,
+    is_exiting,
+    pipe_bytes,
+)
+from msrun.agent.processes.process_spec import LOG_WRITER_ID
 from msrun.cluster.messages import Channel
 from msrun.cluster.scheduler import Record
 
@@ -108,27 +120,6 @@ def test_files_of_each_worker_together_are_what_it_wrote(
     assert running.said.getvalue() == ""
 
 
-def test_more_than_a_pipe_and_a_block_hold_comes_through(tmp_path: Path) -> None:
-    line = b"".join(b"%d " % number for number in range(2000)) + b"\n"
-    text = line * 600
-    path = str(tmp_path / "log")
-    running = Running([path], 100_000)
-    running.send(0, text)
-    running.release()
-    files = files_of(path)
-    assert b"".join(files) == text
-    assert max(map(len, files)) <= 100_000 + len(line)
-    assert {file[: len(line)] for file in files} == {line}
-
-
-def test_it_ends_when_the_last_pipe_is_closed_and_not_before(tmp_path: Path) -> None:
-    running = Running([str(tmp_path / "a"), str(tmp_path / "b")])
-    os.close(running.pipes.pop(0))
-    running.send(0, b"still here\n")
-    running.release()
-    assert (tmp_path / "b").read_bytes() == b"still here\n"
-
-
 def test_pipe_that_is_held_open_does_not_keep_it_once_the_server_says_so(tmp_path: Path) -> None:
     running = Running([str(tmp_path / "a"), str(tmp_path / "b")])
     running.send(0, b"last words of a\n")
@@ -137,18 +128,6 @@ def test_pipe_that_is_held_open_does_not_keep_it_once_the_server_says_so(tmp_pat
     running.wait()
     assert (tmp_path / "a").read_bytes() == b"last words of a\n"
     assert (tmp_path / "b").read_bytes() == b"last words of b"
-    running.release()
-
-
-def test_pipe_that_is_held_open_does_not_keep_it_when_the_server_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(log_writer, "ORPHAN_END_S", 0.1)
-    running = Running([str(tmp_path / "a")])
-    running.send(0, b"last words\n")
-    running.server.close()
-    running.wait()
-    assert (tmp_path / "a").read_bytes() == b"last words\n"
     running.release()
 
 
@@ -198,18 +177,6 @@ def test_full_disk_keeps_no_worker_waiting_and_is_told_once_and_counted(
     running.release()
 
 
-def test_log_that_cannot_be_opened_is_an_error_at_once(tmp_path: Path) -> None:
-    reader, writer = os.pipe()
-    ours, theirs = socket.socketpair()
-    stream = LogStream(0, reader, str(tmp_path / "no" / "log"))
-    with pytest.raises(FileNotFoundError):
-        LogWriter([stream], Channel(theirs), LogRotation(100, 1), Record(io.StringIO()))
-    for descriptor in (reader, writer):
-        os.close(descriptor)
-    ours.close()
-    theirs.close()
-
-
 def test_pipe_of_a_worker_that_has_ended_is_closed(tmp_path: Path) -> None:
     """A job of many workers and restarts would run out of descriptors."""
     running = Running([str(tmp_path / "0"), str(tmp_path / "1")])
@@ -226,3 +193,121 @@ def test_pipe_of_a_worker_that_has_ended_is_closed(tmp_path: Path) -> None:
     os.fstat(running.readers[1])
     running.server.send({"end": True})
     running.release()
+
+
+ROTATION = LogRotation(4096, 3)
+
+
+class Server:
+    """Forks as the fork server does."""
+
+    def __init__(self, pipes: LogPipes) -> None:
+        self.pipes = pipes
+        self.children: list[int] = []
+
+    def fork(self, process_id: int, body: Callable[[], int]) -> int:
+        pid = os.fork()
+        if pid == 0:
+            status = 99
+            try:
+                status = body()
+            finally:
+                os._exit(status)
+        self.children.append(pid)
+        self.pipes.started(process_id, pid)
+        return pid
+
+    def start_writer(self) -> int:
+        pipes = self.pipes
+
+        def body() -> int:
+            null = os.open(os.devnull, os.O_WRONLY)
+            sys.stdout = os.fdopen(null, "w")
+            kept = set(pipes.log_writer_fds)
+            for name in os.listdir("/proc/self/fd"):
+                if int(name) > 2 and int(name) not in kept and int(name) != null:
+                    try:
+                        os.close(int(name))
+                    except OSError:
+                        continue
+            return pipes.run_log_writer()
+
+        return self.fork(LOG_WRITER_ID, body)
+
+    def start_worker(self, global_rank: int, body: Callable[[int], None]) -> int:
+        output = self.pipes.output_fd(global_rank)
+        assert output is not None
+
+        def work() -> int:
+            for rank in range(8):
+                other = self.pipes.output_fd(rank)
+                if other is not None and other != output:
+                    os.close(other)
+            body(output)
+            return 0
+
+        return self.fork(global_rank, work)
+
+    def wait(self, pid: int) -> int:
+        self.children.remove(pid)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[list[str]], Server]]:
+    servers = []
+
+    def build(paths: list[str]) -> Server:
+        servers.append(Server(LogPipes(ROTATION, dict(enumerate(paths)))))
+        return servers[-1]
+
+    yield build
+    for server in servers:
+        for pid in list(server.children):
+            os.kill(pid, signal.SIGKILL)
+            server.wait(pid)
+
+
+def test_server_holds_no_end_of_a_pipe_after_the_start(start: Callable[[list[str]], Server], tmp_path: Path) -> None:
+    before = open_pipes()
+    server = start([str(tmp_path / "0")])
+    assert open_pipes() - before
+    server.start_writer()
+    server.start_worker(0, lambda _: None)
+    assert open_pipes() == before
+    server.pipes.end_log_writer()
+
+
+def open_pipes() -> set[str]:
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found.add(os.readlink(f"/proc/self/fd/{name}"))
+        except OSError:  # the descriptor of the listing itself
+            continue
+    return {target for target in found if target.startswith("pipe:")}
+
+
+def test_end_of_the_writer_comes_before_that_of_a_worker_which_died_of_it(
+    start: Callable[[list[str]], Server], tmp_path: Path
+) -> None:
+    server = start([str(tmp_path / "0")])
+    writer = server.start_writer()
+    assert not is_exiting(writer)
+    assert server.pipes.writer_first([(1, 256, 0.0)]) == [(1, 256, 0.0)]
+    os.kill(writer, signal.SIGKILL)
+    wait_until(lambda: is_exiting(writer), "the log writer ends")
+    assert server.pipes.writer_first([(1, 0, 0.0)]) == [(1, 0, 0.0)], "no reason to look for the writer"
+    (first, status, _), second = server.pipes.writer_first([(1, signal.SIGPIPE, 0.0)])
+    assert (first, status, second) == (writer, signal.SIGKILL, (1, signal.SIGPIPE, 0.0))
+    server.children.remove(writer)
+    assert server.pipes.writer_first([(1, 9, 0.0), (writer, 9, 0.0)]) == [(writer, 9, 0.0), (1, 9, 0.0)]
+    assert server.pipes.end_log_writer() is None
+
+
+@given(st.integers(0, 5000))
+def test_pipes_share_what_a_user_may_have(count: int) -> None:
+    size = pipe_bytes(count)
+    assert MIN_PIPE_BYTES <= size <= MAX_PIPE_BYTES
+    assert size & (size - 1) == 0
+    assert size * count <= ALL_PIPES_BYTES or size == MIN_PIPE_BYTES

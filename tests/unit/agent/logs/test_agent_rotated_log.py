@@ -87,11 +87,6 @@ def test_whole_lines_that_fit_are_not_torn_from_their_file(tmp_path: Path) -> No
     assert files_of(tmp_path / "log") == [b"aaa\nbbb\n", b"ccc\n"]
 
 
-def test_line_longer_than_the_size_stays_whole_in_a_file_of_its_own(tmp_path: Path) -> None:
-    write_pieces(tmp_path / "log", [b"a\n" + b"x" * 50, b"y" * 50 + b"\nb\nc\n"], LogRotation(10, 5))
-    assert files_of(tmp_path / "log") == [b"a\n", b"x" * 50 + b"y" * 50 + b"\n", b"b\nc\n"]
-
-
 def test_only_so_many_older_files_stay_and_the_newest_are_those(tmp_path: Path) -> None:
     write_pieces(tmp_path / "log", [f"{number}\n".encode() for number in range(10)], LogRotation(2, 3))
     assert sorted(os.listdir(tmp_path)) == ["log", "log.1", "log.2", "log.3"]
@@ -152,14 +147,6 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     monkeypatch.setattr(rotated_log.os, "write", disk.write)
     monkeypatch.setattr(rotated_log, "RETRY_S", 0.0)
     return disk
-
-
-def test_what_finds_no_room_is_counted_and_the_reason_kept(tmp_path: Path, disk: Disk) -> None:
-    disk.room = 6
-    log = write_pieces(tmp_path / "log", [b"one\ntwo\n", b"three\n"], LogRotation(100, 3))
-    assert files_of(tmp_path / "log") == [b"one\ntw"]
-    assert log.lost_bytes == len(b"o\nthree\n")
-    assert log.fault == "No space left on device"
 
 
 def test_log_goes_on_with_the_next_line_and_says_what_is_missing_when_there_is_room_again(

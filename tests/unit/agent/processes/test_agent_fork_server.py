@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import types
 import weakref
 from collections.abc import Iterator
@@ -17,43 +16,24 @@ from typing import Any
 
 import pytest
 from fake_agents import FakeClock
-from hypothesis import given
-from hypothesis import strategies as st
+from job_runner import REPOSITORY
 
 from msrun.agent.processes import child, fork_server
 from msrun.agent.processes.process_control import Pid, start_time
-from msrun.agent.processes.process_spec import FIRST_SERVER_ID, SCHEDULER_ID, ProcessSpec
+from msrun.agent.processes.process_spec import FIRST_SERVER_ID, ProcessSpec
 from msrun.cluster.messages import Channel
-from msrun.planning.program import Program
-from msrun.planning.record_json import decode_record, encode_record
-
-REPOSITORY = Path(__file__).resolve().parents[4]
 
 
-def test_process_spec_survives_json() -> None:
-    spec = ProcessSpec(
-        3, "/l/worker_3.log", Program("script", "/a.py", ("\udcff",)), use_exec=True, env={"A": "b", "C": None}
-    )
-    assert decode_record(ProcessSpec, encode_record(spec)) == spec
-    scheduler = ProcessSpec(SCHEDULER_ID, "/l/scheduler.log")
-    assert decode_record(ProcessSpec, encode_record(scheduler)) == scheduler
-
-
-@given(st.dictionaries(st.text(), st.none() | st.text()))
-def test_environment_of_a_process_spec_survives_json(env: dict[str, str | None]) -> None:
-    spec = ProcessSpec(0, "/l", env=env)
-    assert decode_record(ProcessSpec, encode_record(spec)).env == env
-
-
-def test_process_with_threads_must_not_fork() -> None:
-    release = threading.Event()
-    thread = threading.Thread(target=release.wait)
-    thread.start()
-    method, reason = fork_server.fork_safety()
-    release.set()
-    thread.join()
-    assert method == "exec"
-    assert "threads were started by imports" in reason
+def run_python(source: str) -> str:
+    """Run a program in a process of its own and return what it prints."""
+    return subprocess.run(
+        [sys.executable, "-c", source],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
 
 
 SINGLE_THREAD = """
@@ -67,15 +47,7 @@ print(fork_server.fork_safety())
 
 @pytest.mark.parametrize("initialised", [True, False])
 def test_process_with_a_live_accelerator_must_not_fork(initialised: bool) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SINGLE_THREAD.format(initialised=initialised)],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    first, second = done.stdout.splitlines()
+    first, second = run_python(SINGLE_THREAD.format(initialised=initialised)).splitlines()
     assert first == "('fork', '')"
     assert second.startswith("('exec', 'torch.cuda was initialised" if initialised else "('fork', '')")
 
@@ -112,15 +84,7 @@ weakref.finalize(late, print, "of the worker")
 def test_finalizers_of_imports_are_forgotten_and_later_ones_run() -> None:
     """Also fails when the interpreter no longer keeps them where they are looked for."""
     assert hasattr(weakref.finalize, "_registry")
-    done = subprocess.run(
-        [sys.executable, "-c", FINALIZERS],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert done.stdout == "of the worker\n"
+    assert run_python(FINALIZERS) == "of the worker\n"
 
 
 @pytest.fixture
@@ -176,53 +140,6 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], int]]:
     return found
 
 
-def test_workers_and_their_children_are_killed_when_the_grace_is_over(
-    server: tuple[fork_server.ForkServer, Channel], clock: FakeClock, sent: list[tuple[list[int], int]]
-) -> None:
-    made, agent = server
-    made._running = {100: SCHEDULER_ID, 101: 0}
-    made._stop(signal.SIGTERM, 10.0, 0)
-    assert sent == [([101, 999], signal.SIGTERM), ([101, 999], signal.SIGCONT)]
-    clock.advance(9.0)
-    made._signal_late()
-    assert len(sent) == 2 and made._time_left() == 1.0
-    clock.advance(1.0)
-    made._signal_late()
-    made._signal_late()
-    assert sent[2:] == [([101, 999], signal.SIGKILL)]
-    assert made._time_left() is None
-    assert agent.receive()[-1] == {"type": "killed", "process_ids": [0], "grace_s": 10.0}
-
-
-def test_signal_that_ends_the_job_comes_first_and_term_follows_before_kill(
-    server: tuple[fork_server.ForkServer, Channel],
-    clock: FakeClock,
-    sent: list[tuple[list[int], int]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made, _ = server
-    groups: list[tuple[list[int], int]] = []
-    monkeypatch.setattr(fork_server.process_control, "signal_groups", lambda pids, n: groups.append((list(pids), n)))
-    made._running = {100: SCHEDULER_ID, 101: 0}
-    made._stop(signal.SIGINT, 10.0, 0)
-    assert groups == [([101], signal.SIGINT)] and sent == []
-    clock.advance(8.0)
-    made._signal_late()
-    assert [signum for _, signum in sent] == [signal.SIGTERM, signal.SIGCONT]
-    clock.advance(2.0)
-    made._signal_late()
-    assert sent[2:] == [([101, 999], signal.SIGKILL)]
-
-
-def test_stop_without_grace_kills_at_once(
-    server: tuple[fork_server.ForkServer, Channel], sent: list[tuple[list[int], int]]
-) -> None:
-    made, _ = server
-    made._running = {101: 0}
-    made._stop(signal.SIGTERM, 0.0, 0)
-    assert [signum for _, signum in sent] == [signal.SIGTERM, signal.SIGCONT, signal.SIGKILL]
-
-
 def test_end_of_a_grace_does_not_hit_the_next_attempt(
     server: tuple[fork_server.ForkServer, Channel], clock: FakeClock, sent: list[tuple[list[int], int]]
 ) -> None:
@@ -249,16 +166,6 @@ def test_end_of_a_parameter_server_is_news_of_the_attempt_that_it_served(
     monkeypatch.setattr(made._reaper, "reap", lambda: next(ends))
     made._handle({"type": "sweep"})
     assert [message["type"] for message in agent.receive()] == ["exited", "swept"]
-
-
-def test_second_stop_tells_nobody_again_and_shortens_the_grace(
-    server: tuple[fork_server.ForkServer, Channel], clock: FakeClock
-) -> None:
-    made, agent = server
-    made._stop(signal.SIGTERM, 60.0, 0)
-    made._stop(signal.SIGTERM, 5.0, 0)
-    assert [message["type"] for message in agent.receive()] == ["told"]
-    assert made._time_left() == 5.0
 
 
 def test_agent_that_stays_stopped_is_ended_and_one_that_goes_on_is_not(
@@ -293,23 +200,6 @@ def test_agent_that_stays_stopped_is_ended_and_one_that_goes_on_is_not(
     assert isinstance(agent, Pid) and agent.started_at == start_time(os.getpid()), "nobody who gets its number later"
 
 
-def test_nobody_waits_while_workers_are_to_be_started(server: tuple[fork_server.ForkServer, Channel]) -> None:
-    made, _ = server
-    made._waiting.append(ProcessSpec(0, "/l"))
-    assert made._time_left() == 0.0
-    made._cannot_start = True
-    assert made._time_left() is None
-
-
-def test_signal_goes_to_the_processes_that_are_named(
-    server: tuple[fork_server.ForkServer, Channel], sent: list[tuple[list[int], int]]
-) -> None:
-    made, _ = server
-    made._running = {100: SCHEDULER_ID, 101: 0, 102: 1}
-    made._handle({"type": "signal", "process_ids": [1], "signum": signal.SIGUSR1})
-    assert sent == [([102], signal.SIGUSR1)]
-
-
 def test_agent_that_is_gone_before_it_has_passed_its_files_leaves_nothing_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -330,3 +220,37 @@ def test_worker_gives_torch_its_own_number_of_threads(monkeypatch: pytest.Monkey
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     child._set_torch_threads()
     assert given == [3]
+
+
+IMPORT = """
+import gc
+from msrun.agent.processes.fork_server import collection_paused
+gc.set_threshold(50, 5, 5)
+rounds = []
+gc.callbacks.append(lambda phase, info: rounds.append(phase))
+with collection_paused():
+    for _ in range(2):  # from Python 3.12 on a collection that was due before comes at the next jump
+        rounds.clear()
+    kept = [[number] for number in range(10_000)]
+    {module}
+print(len(rounds), gc.get_threshold(), gc.isenabled(), gc.get_freeze_count() > 10_000)
+more = [[number] for number in range(10_000)]
+print(len(rounds) > 0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "thresholds", "is_enabled", "collects"),
+    [
+        ("pass", (50, 5, 5), True, True),
+        ("gc.set_threshold(900, 9, 9)", (900, 9, 9), True, True),
+        ("gc.disable()", (50, 5, 5), False, False),
+    ],
+    ids=["as before", "own thresholds", "turned off"],
+)
+def test_imports_are_not_searched_for_garbage_and_what_modules_set_stays(
+    module: str, thresholds: tuple[int, ...], is_enabled: bool, collects: bool
+) -> None:
+    inside, afterwards = run_python(IMPORT.format(module=module)).splitlines()
+    assert inside == f"0 {thresholds} {is_enabled} True"
+    assert afterwards == str(collects)

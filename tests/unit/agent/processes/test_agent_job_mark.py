@@ -1,4 +1,4 @@
-"""The marks of a job's processes: what keeps them, and who is found by them."""
+"""The marks of a job's processes: what keeps them, who is found by them, and who is killed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from msrun import contract
-from msrun.agent.processes.job_mark import NO_JOB, marked_processes
+from msrun.agent.processes.job_mark import NO_JOB, end_job, marked_processes
 from msrun.agent.processes.process_control import read_stat, start_time
 
 OUTER, INNER = "0123456789abcdef", "fedcba9876543210"
@@ -74,3 +74,13 @@ def test_processes_of_a_job_have_its_id_in_the_environment_that_proc_shows(job_i
     shown = subprocess.run(argv, env=env, capture_output=True, check=True, text=True)
     right = env | {contract.MSRUN_JOB_ID: job_id if is_written else NO_JOB}
     assert {f"{name}={value}" for name, value in right.items()} <= {*shown.stdout.strip().split("\0")}
+
+
+def test_what_is_left_of_a_job_is_killed_and_nothing_else(started: list[subprocess.Popen[str]]) -> None:
+    for job in (OUTER, INNER):
+        start(started, sys.executable, "-c", f"import sys; {WAIT}", env={contract.MSRUN_JOB_ID: job})
+    ours, other = started
+    os.kill(ours.pid, signal.SIGSTOP)
+    end_job(OUTER)
+    assert ours.wait(5) == -signal.SIGKILL
+    assert other.poll() is None

@@ -1,37 +1,19 @@
-"""The private names of the interpreter that running a script as __main__ leans on."""
+"""A script runs as the interpreter runs it, and a process that goes on after it says what it waits for."""
 
 from __future__ import annotations
 
-import atexit
 import json
-import runpy
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
 import pytest
+from job_runner import REPOSITORY
 
-from msrun.agent.processes.main_module import _exit_status
+from msrun.agent.processes import main_module
+from msrun.agent.processes.main_module import describe_wait
 from msrun.agent.processes.server_handle import RUN_PROGRAM
-
-REPOSITORY = Path(__file__).resolve().parents[4]
-
-
-def test_private_names_of_the_interpreter_are_where_they_are_looked_for() -> None:
-    assert callable(threading._shutdown)  # type: ignore[attr-defined]
-    assert callable(atexit._run_exitfuncs)
-    assert callable(runpy._run_module_as_main)  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(
-    ("code", "status"), [(None, 0), (0, 0), (7, 7), (256, 0), (-1, 255), (True, 1), ("text", 1), ((1, 2), 1), ("", 1)]
-)
-def test_exit_status_is_the_interpreters(code: object, status: int, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _exit_status(SystemExit(code)) == status
-    printed = capsys.readouterr().err
-    assert printed == ("" if code is None or isinstance(code, int) else f"{code}\n")
-
 
 SHOW = (
     "import json, sys; print(json.dumps([sys.path[0], sys.argv, sys.orig_argv, __name__, globals().get('__file__')]))"
@@ -66,21 +48,40 @@ def test_script_runs_as_the_interpreter_runs_it(tmp_path: Path) -> None:
     assert shown[3:] == right[3:] == ["__main__", str(script)]
 
 
-def test_module_runs_as_the_interpreter_runs_it(tmp_path: Path) -> None:
-    (tmp_path / "show.py").write_text(SHOW)
-    shown = json.loads(run("module", "show", tmp_path).stdout)
-    assert shown[0] == str(tmp_path)
-    assert shown[1] == [str(tmp_path / "show.py"), "a", "-b"]
-    assert shown[3] == "__main__"
+EXITS = [("7", 7), ("256", 0), ("-1", 255), ("True", 1), ("'text'", 1)]
+ENDS = [("pass", 0), ("1 / 0", 1), ("import sys; sys.stdout.close()", 0)]
 
 
-@pytest.mark.parametrize(
-    ("source", "code"),
-    [("pass", 0), ("raise SystemExit(7)", 7), ("1 / 0", 1), ("import sys; sys.stdout.close()", 0)],
-)
+@pytest.mark.parametrize(("source", "code"), [*ENDS, *((f"raise SystemExit({value})", code) for value, code in EXITS)])
 def test_status_is_that_of_the_interpreter(tmp_path: Path, source: str, code: int) -> None:
     (tmp_path / "x.py").write_text(source)
     done = run("script", str(tmp_path / "x.py"), tmp_path)
     assert done.returncode == code
-    assert ("ZeroDivisionError" in done.stderr) == (code == 1)
+    assert ("ZeroDivisionError" in done.stderr) == (source == "1 / 0") and ("text" in done.stderr) == ("text" in source)
     assert "main_module.py" not in done.stderr
+
+
+def test_threads_that_keep_a_process_are_named_with_their_place() -> None:
+    is_over, stands = threading.Event(), threading.Barrier(3)
+
+    def upload() -> None:
+        stands.wait()
+        is_over.wait()
+
+    threads = [threading.Thread(target=upload, name=name) for name in ("upload", "second")]
+    daemon = threading.Thread(target=is_over.wait, name="daemon", daemon=True)
+    for thread in (daemon, *threads):
+        thread.start()
+    stands.wait()
+    try:
+        found = describe_wait()
+    finally:
+        is_over.set()
+        for thread in (daemon, *threads):
+            thread.join()
+    assert found.startswith("thread upload at test_agent_main_module.py:") and found.endswith(" in upload and 1 more")
+
+
+def test_without_such_threads_it_is_what_the_main_thread_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main_module.threading, "enumerate", lambda: [threading.main_thread()])
+    assert describe_wait().endswith(" in test_without_such_threads_it_is_what_the_main_thread_does")

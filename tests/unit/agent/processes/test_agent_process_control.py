@@ -1,7 +1,8 @@
-"""The process table, sessions and descendants, on real processes."""
+"""The process table, statuses, sessions and descendants, and the order in which children end, on real processes."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -10,11 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from job_runner import is_alive, wait_until
+from job_runner import REPOSITORY, is_alive, wait_until
 
 from msrun.agent.processes import process_control
-
-REPOSITORY = Path(__file__).resolve().parents[4]
+from msrun.agent.processes.process_control import describe_status, exit_code_of, read_all_stats, read_stat
 
 
 @pytest.fixture
@@ -29,45 +29,12 @@ def family(tmp_path: Path) -> Iterator[tuple[int, int]]:
     process.wait()
 
 
-def test_table_knows_parent_session_and_state(family: tuple[int, int]) -> None:
-    parent, child = family
-    table = process_control.process_table()
-    assert table[child][:2] == (parent, parent)
-    assert table[parent][:2] == (os.getpid(), parent)
-    assert table[child][2] in ("S", "R", "D")
-
-
 def test_descendants_and_session_members_are_found(family: tuple[int, int]) -> None:
     parent, child = family
     assert process_control.descendants(parent) == [child]
     assert set(process_control.descendants(os.getpid())) >= {parent, child}
     assert sorted(process_control.session_members([parent])) == sorted(family)
     assert process_control.session_members([]) == []
-
-
-def test_zombie_is_not_among_the_living() -> None:
-    process = subprocess.Popen([sys.executable, "-c", ""], start_new_session=True)
-    wait_until(lambda: not is_alive(process.pid), "a zombie")
-    assert process.pid in process_control.process_table()
-    assert process.pid not in process_control.descendants(os.getpid())
-    assert process_control.session_members([process.pid]) == []
-    process.wait()
-
-
-def test_command_name_with_blanks_and_brackets_is_read_past(tmp_path: Path) -> None:
-    odd = tmp_path / "a) R 1 (b"
-    odd.symlink_to("/bin/sleep")
-    process = subprocess.Popen([odd, "600"])
-    wait_until(lambda: b"R 1" in Path("/proc", str(process.pid), "comm").read_bytes(), "the new name")
-    assert process_control.process_table()[process.pid][0] == os.getpid()
-    process.kill()
-    process.wait()
-
-
-def test_signal_to_a_process_that_has_gone_is_passed_over() -> None:
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    process_control.signal_processes([process.pid], signal.SIGTERM)
 
 
 def run_python(source: str) -> str:
@@ -80,53 +47,6 @@ def run_python(source: str) -> str:
         timeout=60,
         check=True,
     ).stdout
-
-
-KILL_ALL = """
-import os, subprocess, sys, time
-from msrun.agent.processes import process_control
-process_control.adopt_orphans()
-daemon = (
-    "import os, time; os.fork() and os._exit(0); os.setsid(); os.fork() and os._exit(0); "
-    "print(os.getpid(), flush=True); time.sleep(600)"
-)
-line = subprocess.Popen([sys.executable, "-c", daemon], stdout=subprocess.PIPE).stdout.readline()
-print(line.decode().strip(), process_control.kill_descendants(10.0), process_control.descendants(os.getpid()))
-"""
-
-
-def test_double_forked_daemon_of_a_subreaper_is_killed() -> None:
-    output = run_python(KILL_ALL)
-    pid, rest = output.strip().split(" ", 1)
-    assert rest == "[] []"
-    assert not is_alive(int(pid))
-
-
-ORPHAN = """
-import os, sys, time
-from msrun.agent.processes.process_control import die_with_parent
-parent = os.getpid()
-if os.fork() == 0:
-    die_with_parent(parent)
-    print(os.getpid(), flush=True)
-    time.sleep(600)
-sys.stdin.read()
-os._exit(0)
-"""
-
-
-def test_child_dies_with_its_parent() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", ORPHAN],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        child = int(process.stdout.readline())
-        process.kill()
-        wait_until(lambda: not is_alive(child), "the child's end")
 
 
 STRANGER = """
@@ -147,8 +67,7 @@ stranger.wait()
 
 
 def test_children_that_were_there_before_are_neither_killed_nor_collected() -> None:
-    output = run_python(STRANGER)
-    assert output.splitlines() == ["[] None 1", "ours was collected"]
+    assert run_python(STRANGER).splitlines() == ["[] None 1", "ours was collected"]
 
 
 def test_process_that_has_got_the_id_of_another_is_not_signalled(family: tuple[int, int]) -> None:
@@ -162,3 +81,96 @@ def test_process_that_has_got_the_id_of_another_is_not_signalled(family: tuple[i
     process_control.signal_processes([known], signal.SIGKILL)
     wait_until(lambda: not is_alive(child), "killed")
     assert process_control.start_time(child) == 0
+
+
+def test_process_is_told_with_parent_session_and_environment() -> None:
+    own = read_stat("self")
+    assert own is not None
+    assert (own.pid, own.parent, own.session) == (os.getpid(), os.getppid(), os.getsid(0))
+    assert own.state == "R" and own.cpu_ticks > 0 and own.resident_pages > 0
+    begin, end = own.environment
+    assert ctypes.string_at(begin, end - begin) == Path("/proc/self/environ").read_bytes()
+    assert own.pid in {stat.pid for stat in read_all_stats()}
+
+
+def test_name_with_blanks_and_brackets_moves_no_field() -> None:
+    code = "from setproctitle import setthreadtitle as t; t(') R 1 2 (('); print(1, flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        os.kill(child.pid, signal.SIGSTOP)
+        wait_until(lambda: (found := read_stat(child.pid)) is not None and found.state == "T", "stopped")
+        stat = read_stat(child.pid)
+        assert stat is not None and (stat.parent, stat.session) == (os.getpid(), os.getsid(0))
+        child.kill()
+
+
+@pytest.mark.parametrize(
+    ("status", "words", "code"),
+    [
+        (0, "exit code 0", 0),
+        (7 << 8, "exit code 7", 7),
+        (255 << 8, "exit code 255", 255),
+        (signal.SIGKILL, "signal SIGKILL", 137),
+        (signal.SIGSEGV | 0x80, "signal SIGSEGV", 139),  # with a core dump
+        (signal.SIGTERM, "signal SIGTERM", 143),
+        (40, "signal 40", 168),  # a real-time signal without a name
+    ],
+)
+def test_status_is_described_as_a_shell_counts_it(status: int, words: str, code: int) -> None:
+    assert describe_status(status) == words
+    assert exit_code_of(status) == code
+
+
+LATE_LOOK = """
+import os, signal, time
+from msrun.agent.processes.process_control import process_table
+from msrun.agent.processes.reaper import Reaper
+reaper = Reaper()
+children = []
+for _ in range(6):
+    pid = os.fork()
+    if pid == 0:
+        signal.pause()
+        os._exit(0)
+    if {watched}:
+        reaper.watch(pid)
+    children.append(pid)
+open_before = len(os.listdir("/proc/self/fd"))
+order = [children[place] for place in (4, 1, 5, 0, 3, 2)]
+for pid in order:
+    os.kill(pid, signal.SIGKILL)
+    while process_table()[pid][2] != "Z":
+        time.sleep(0.001)
+ended = reaper.reap()
+assert {{pid for pid, _, _ in ended}} == set(children), ended
+assert all(status == signal.SIGKILL and peak > 0 for _, status, peak in ended), ended
+print("as they ended" if [pid for pid, _, _ in ended] == order else "other", reaper.reap())
+print(open_before - len(os.listdir("/proc/self/fd")))
+"""
+
+
+@pytest.mark.parametrize(("watched", "words", "descriptors"), [(True, "as they ended []", 6), (False, "other []", 0)])
+def test_children_come_in_the_order_of_their_ends_and_leave_no_descriptor(
+    watched: bool, words: str, descriptors: int
+) -> None:
+    assert run_python(LATE_LOOK.format(watched=watched)).splitlines() == [words, str(descriptors)]
+
+
+NO_DESCRIPTOR_LEFT = """
+import os, resource, time
+from msrun.agent.processes.reaper import Reaper
+reaper = Reaper()
+resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1,) * 2)
+pid = os.fork()
+if pid == 0:
+    os._exit(3)
+reaper.watch(pid)
+while not (ended := reaper.reap()):
+    time.sleep(0.001)
+print(os.waitstatus_to_exitcode(ended[0][1]))
+"""
+
+
+def test_child_is_collected_when_there_is_no_descriptor_left_for_it() -> None:
+    assert run_python(NO_DESCRIPTOR_LEFT) == "3\n"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from job_runner import REPOSITORY
 
 from msrun import contract
 from msrun.agent.processes.process_spec import ProcessSpec
@@ -18,7 +19,6 @@ from msrun.agent.processes.server_handle import ForkServerHandle, start_fork_ser
 from msrun.cluster.messages import Message
 from msrun.planning.program import Program
 
-REPOSITORY = Path(__file__).resolve().parents[4]
 DEADLINE_S = 60.0
 EARLY = {
     contract.MSRUN_JOB_ID: "f00d",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import stat
-import struct
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -24,10 +23,6 @@ def board(tmp_path: Path) -> Iterator[ProgressBoard]:
     with closing(ProgressBoard(tmp_path / "progress", 4)) as board:
         board.create()
         yield board
-
-
-def test_record_has_the_length_that_the_contract_says() -> None:
-    assert struct.calcsize(contract.PROGRESS_RECORD) == contract.PROGRESS_RECORD_BYTES
 
 
 def test_board_is_private_and_empty_at_first(board: ProgressBoard, tmp_path: Path) -> None:
@@ -118,11 +113,6 @@ def test_names_of_any_length_and_script_come_through_cut(name: str, tmp_path_fac
     board.close()
 
 
-def test_text_of_a_record_is_one_printable_line(board: ProgressBoard, tmp_path: Path) -> None:
-    ProgressRecord(str(tmp_path / "progress"), 0).begin_wait("a\nmsrun: all is well\x1b[2J\u202e")
-    assert board.read(0).name == r"a\nmsrun: all is well\x1b[2J\u202e"
-
-
 def test_board_that_a_worker_has_cut_off_is_empty_until_the_next_attempt(board: ProgressBoard, tmp_path: Path) -> None:
     path = tmp_path / "progress"
     ProgressRecord(str(path), 3).enter_phase(contract.PHASE_JOINED)
@@ -133,23 +123,10 @@ def test_board_that_a_worker_has_cut_off_is_empty_until_the_next_attempt(board: 
     assert board.read(3).has_come
 
 
-def test_board_that_was_never_made_says_nothing(tmp_path: Path) -> None:
-    board = ProgressBoard(tmp_path / "progress", 4)
-    assert not board.read(0).is_reported
-    board.reset()
-    board.close()
-    assert not (tmp_path / "progress").exists()
-
-
 def test_reset_forgets_the_last_attempt(board: ProgressBoard, tmp_path: Path) -> None:
     ProgressRecord(str(tmp_path / "progress"), 0).enter_phase(contract.PHASE_JOINED)
     board.reset()
     assert not board.read(0).is_reported
-
-
-def test_board_that_exists_already_is_refused(board: ProgressBoard, tmp_path: Path) -> None:
-    with pytest.raises(FileExistsError):
-        ProgressBoard(tmp_path / "progress", 4).create()
 
 
 def test_record_beyond_the_board_is_refused_to_a_worker_and_empty_to_a_reader(

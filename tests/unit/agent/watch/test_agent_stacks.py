@@ -1,4 +1,4 @@
-"""Stacks of running workers, and the kernel's view of those that cannot tell."""
+"""Where running workers stand: their stacks, what these tell, and the kernel's view of those that cannot write any."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from job_runner import is_alive, wait_until
 
-from msrun.agent.watch.stacks import catches, kernel_state, request_stacks
+from msrun.agent.watch.stacks import Place, catches, find_place, kernel_state, read_place, request_stacks
 from msrun.planning.environment import STACK_SIGNAL
 
 TELLING = f"""
@@ -77,16 +77,77 @@ def test_worker_that_cannot_tell_lives_on_and_the_kernels_view_is_written(
     assert is_alive(silent.pid)
 
 
-def test_process_that_is_gone_is_said_to_be_gone(log: Path) -> None:
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    assert kernel_state(process.pid) == "gone"
-    log.touch()
-    request_stacks({process.pid: str(log)}, "stacks:")
-    assert "gone" in log.read_text()
+TORCH = "/venv/lib/python3.11/site-packages/torch"
+USER = ("/home/me/train.py", "41", "step")
+USER_AT = "train.py:41 in step"
+C10D = (f"{TORCH}/distributed/distributed_c10d.py", "2900", "all_reduce")
+LOGGER = (f"{TORCH}/distributed/c10d_logger.py", "83", "wrapper")
+WAIT = (f"{TORCH}/distributed/_functional_collectives.py", "10", "wait_tensor")
+OPS = (f"{TORCH}/_ops.py", "1", "__call__")
+ENGINE = (f"{TORCH}/autograd/graph.py", "800", "_engine_run_backward")
+BACKWARD = (f"{TORCH}/autograd/__init__.py", "347", "backward")
+LINEAR = (f"{TORCH}/nn/modules/linear.py", "125", "forward")
+DDP = (f"{TORCH}/nn/parallel/distributed.py", "1886", "forward")
+SLEEP = ("/usr/lib/python3.11/threading.py", "300", "wait")
 
 
-def test_ended_process_that_was_not_collected_is_said_to_be_so() -> None:
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    wait_until(lambda: kernel_state(process.pid) == "ended, not collected", "process has ended")
-    process.wait()
+@pytest.mark.parametrize(
+    ("frames", "place"),
+    [
+        ([USER], Place("", "train.py:41 in step")),
+        ([C10D, LOGGER, USER], Place("all_reduce", "train.py:41 in step")),
+        ([OPS, WAIT, USER], Place("wait_tensor", "train.py:41 in step")),
+        ([ENGINE, BACKWARD, USER], Place("backward", "train.py:41 in step")),
+        ([DDP, USER], Place("forward", "train.py:41 in step")),
+        ([LINEAR, DDP, USER], Place("", "train.py:41 in step")),  # it computes
+        ([SLEEP, USER, C10D], Place("", "train.py:41 in step")),
+        ([C10D], Place("all_reduce", "")),
+    ],
+)
+def test_innermost_frames_tell_who_waits(frames: list[tuple[str, str, str]], place: Place) -> None:
+    assert find_place(frames) == place
+
+
+@pytest.mark.parametrize(
+    ("frames", "line", "place"),
+    [
+        ([USER], "    work.wait()", Place("work.wait", "train.py:41 in step")),
+        ([USER], "    self.work[0].wait(timeout)", Place("wait", "train.py:41 in step")),
+        ([USER], "    wait(3)", Place("", "train.py:41 in step")),
+        ([USER], "", Place("", "train.py:41 in step")),
+        ([SLEEP, USER], "            self._cond.wait(timeout)", Place("", "train.py:41 in step")),  # a threading.Event
+        ([("/venv/lib/python3.11/site-packages/x/comm.py", "7", "f"), USER], "w.wait()", Place("w.wait", USER_AT)),
+    ],
+)
+def test_line_that_waits_for_a_work_in_native_code_tells_it(
+    frames: list[tuple[str, str, str]], line: str, place: Place
+) -> None:
+    assert find_place(frames, lambda file, number: line if (file, str(number)) == frames[0][:2] else "") == place
+
+
+LOG = """epoch 1
+Current thread 0x01 (most recent call first):
+  File "/home/me/old.py", line 1 in before
+"""
+STACKS = """
+msrun: stuck
+Thread 0x01 (most recent call first):
+  File "/home/me/loader.py", line 7 in load
+
+Current thread 0x02 (most recent call first):
+  File "/home/me/my file.py", line 9 in <module>
+"""
+
+
+def test_the_main_thread_counts_and_only_what_came_after_the_wish(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(LOG + STACKS)
+    place = read_place(str(log), len(LOG))
+    assert place is not None and place.describe() == "at my file.py:9 in <module>"
+
+
+@pytest.mark.parametrize("text", ["", "nothing of the kind\n", "Thread 0x01 (most recent call first):\n"])
+def test_a_log_without_stacks_tells_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / "log").write_text(text)
+    assert read_place(str(tmp_path / "log"), 0) is None
+    assert read_place(str(tmp_path / "missing"), 0) is None

@@ -1,0 +1,208 @@
+"""What a worker does before its program: it is bound to processors and memory, and torch is watched as it joins."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from job_runner import REPOSITORY
+
+from msrun import contract
+from msrun.agent.host.host_facts import read_topology
+from msrun.agent.processes import child
+from msrun.agent.processes.child import MPOL_BIND, MPOL_PREFERRED, SET_MEMPOLICY
+from msrun.agent.watch.progress_board import PROGRESS_BOARD, ProgressBoard
+
+IMPORT = "from msrun.agent.processes.child import apply_binding"
+FIRST = min(os.sched_getaffinity(0))
+NO_CPU = 1 + max(cpu.number for cpu in read_topology().cpus) + 1000
+GET_MEMPOLICY = {"x86_64": 239, "aarch64": 236, "riscv64": 236, "loongarch64": 236, "ppc64le": 260, "s390x": 268}
+
+POLICY = f"""
+import ctypes, os
+def policy():
+    mode, mask = ctypes.c_int(), (ctypes.c_ulong * 16)()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall({GET_MEMPOLICY.get(platform.machine(), -1)}, ctypes.byref(mode), mask, 1024, None, 0):
+        raise OSError(ctypes.get_errno(), "get_mempolicy")
+    return mode.value, mask[0]
+"""
+
+
+def run(program: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that may bind itself."""
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": str(REPOSITORY), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize(
+    ("cpus", "text"),
+    [((NO_CPU,), "Invalid argument"), ((FIRST, NO_CPU), f"only CPUs {FIRST} were allowed")],
+)
+def test_a_process_that_cannot_have_its_processors_ends_with_one_line(cpus: tuple[int, ...], text: str) -> None:
+    done = run(f"{IMPORT}; apply_binding('worker 3', {cpus}, ()); print('went on')")
+    assert (done.returncode, done.stdout) == (contract.EXIT_CLUSTER, "")
+    shown = ", ".join(map(str, cpus))
+    assert done.stderr == f"msrun: cannot bind worker 3 to CPUs {shown}: {text}\n"
+
+
+def may_set_memory_policy() -> bool:
+    """Return whether this kernel and container allow a policy at all: the default one needs no node."""
+    number = SET_MEMPOLICY.get(platform.machine(), -1)
+    program = f"import ctypes, sys; sys.exit(0 if ctypes.CDLL(None).syscall({number}, 0, None, 0) == 0 else 1)"
+    return run(program).returncode == 0
+
+
+needs_policy = pytest.mark.skipif(not may_set_memory_policy(), reason="the kernel allows no memory policy here")
+
+
+@needs_policy
+def test_memory_is_bound_to_the_node() -> None:
+    node = read_topology().memory_nodes[0]
+    done = run(f"{POLICY}\n{IMPORT}\napply_binding('worker 0', (), ({node},))\nprint(*policy())")
+    assert done.stderr == ""
+    assert done.stdout.split() == [str(MPOL_BIND), str(1 << node)]
+
+
+@needs_policy
+def test_memory_is_preferred_where_it_cannot_be_bound() -> None:
+    """A kernel that refuses to bind is played by one whose first answer is lost."""
+    node = read_topology().memory_nodes[0]
+    done = run(
+        f"{POLICY}\nfrom msrun.agent.processes import child as affinity\nreal = affinity._set_mempolicy\n"
+        "def refuse(mode, nodes):\n"
+        "    if mode == affinity.MPOL_BIND:\n        raise OSError(22, 'Invalid argument')\n    real(mode, nodes)\n"
+        f"affinity._set_mempolicy = refuse\naffinity.bind_memory([{node}])\nprint(*policy())"
+    )
+    assert done.stderr == ""
+    assert done.stdout.split() == [str(MPOL_PREFERRED), str(1 << node)]
+
+
+def test_memory_that_cannot_be_had_is_written_down_and_the_process_goes_on() -> None:
+    done = run(f"{IMPORT}; apply_binding('worker 3', (), (999,)); print('went on')")
+    assert (done.returncode, done.stdout) == (0, "went on\n")
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("msrun: cannot bind the memory of worker 3 to NUMA node 999: ")
+    assert done.stderr.endswith("; going on without\n")
+
+
+def test_an_unknown_machine_is_no_crash() -> None:
+    done = run(
+        "from msrun.agent.processes import child as affinity; affinity.SET_MEMPOLICY.clear(); "
+        "affinity.apply_binding('worker 3', (), (0,)); print('went on')"
+    )
+    assert done.stdout == "went on\n"
+    assert "set_mempolicy is not known on" in done.stderr
+
+
+@pytest.fixture
+def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProgressBoard]:
+    """The board of three workers; this process is rank 1."""
+    path = tmp_path / PROGRESS_BOARD
+    monkeypatch.setenv(contract.MSRUN_PROGRESS, str(path))
+    monkeypatch.setenv(contract.RANK, "1")
+    monkeypatch.setenv(contract.WORLD_SIZE, "3")
+    with closing(ProgressBoard(path, 3)) as board:
+        board.create()
+        yield board
+
+
+def rendezvous() -> tuple[ModuleType, list[tuple[Any, ...]]]:
+    """Return a module as torch's, whose one handler notes what it is called with."""
+    calls: list[tuple[Any, ...]] = []
+
+    def meet(*words: Any, **settings: Any) -> Iterator[Any]:
+        calls.append((*words, settings))
+        return iter(())
+
+    made = ModuleType(child.RENDEZVOUS)
+    made._rendezvous_handlers = {"env": meet}  # type: ignore[attr-defined]
+    return made, calls
+
+
+def phases(board: ProgressBoard) -> list[int]:
+    return [board.read(rank).phase for rank in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("url", "is_told"),
+    [
+        ("env://", True),
+        ("env://?rank=1&world_size=3", True),
+        ("tcp://h:1?rank=0&world_size=2", False),
+    ],
+)
+def test_meeting_of_the_whole_world_is_told_and_goes_on(
+    board: ProgressBoard, monkeypatch: pytest.MonkeyPatch, url: str, is_told: bool
+) -> None:
+    torchs, calls = rendezvous()
+    monkeypatch.setitem(sys.modules, child.RENDEZVOUS, torchs)
+    child.watch_joining()
+    torchs._rendezvous_handlers["env"](url, 7, timeout=9)
+    assert calls == [(url, 7, {"timeout": 9})]
+    told = contract.PHASE_PLAIN_TORCH if is_told else contract.PHASE_UNKNOWN
+    assert phases(board) == [contract.PHASE_UNKNOWN, told, contract.PHASE_UNKNOWN]
+
+
+def test_record_that_the_runtime_keeps_is_left_alone(board: ProgressBoard) -> None:
+    from msrun.runtime.progress import ProgressRecord
+
+    ProgressRecord(str(board._path), 1).enter_phase(contract.PHASE_JOINED)
+    child._tell()
+    assert board.read(1).phase == contract.PHASE_JOINED
+
+
+@pytest.mark.parametrize("name", [contract.MSRUN_PROGRESS, contract.RANK, contract.WORLD_SIZE])
+def test_program_that_has_removed_a_variable_meets_all_the_same(
+    board: ProgressBoard, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    torchs, calls = rendezvous()
+    monkeypatch.setitem(sys.modules, child.RENDEZVOUS, torchs)
+    child.watch_joining()
+    monkeypatch.delenv(name)
+    torchs._rendezvous_handlers["env"]("env://")
+    assert len(calls) == 1 and phases(board) == [contract.PHASE_UNKNOWN] * 3
+
+
+def test_torch_that_is_imported_later_is_watched_from_then_on_and_only_once(
+    board: ProgressBoard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, played_import: Callable[[str], ModuleType]
+) -> None:
+    (tmp_path / "played_rendezvous.py").write_text("_rendezvous_handlers = {'env': lambda url: iter(())}\n")
+    monkeypatch.setattr(child, "RENDEZVOUS", "played_rendezvous")
+    before = list(sys.meta_path)
+    child.watch_joining()
+    assert len(sys.meta_path) == len(before) + 1
+    played_import("contextlib")
+    torchs = played_import("played_rendezvous")
+    assert sys.meta_path == before
+    torchs._rendezvous_handlers["env"]("env://")
+    assert board.read(1).phase == contract.PHASE_PLAIN_TORCH
+
+
+@pytest.fixture
+def played_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """Imports a module from the test's folder as if for the first time."""
+    import importlib
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def load(name: str) -> ModuleType:
+        if name not in sys.modules:
+            monkeypatch.setitem(sys.modules, name, None)
+            monkeypatch.delitem(sys.modules, name)
+        return importlib.import_module(name)
+
+    return load

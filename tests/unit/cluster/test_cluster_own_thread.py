@@ -1,11 +1,14 @@
-"""Threads of msrun: none ends unnoticed, and one that carries out the end of the job goes on after a fault."""
+"""Threads of msrun and messages between them: none ends unnoticed, and none is lost."""
 
 from __future__ import annotations
 
+import selectors
+from collections.abc import Iterator
+
 import pytest
 
-from msrun.cluster import own_thread as module
-from msrun.cluster.own_thread import OwnThread, describe_fault, print_fault, traceback_of
+from msrun.cluster import own_thread
+from msrun.cluster.own_thread import Inbox, OwnThread, describe_fault, print_fault, traceback_of
 
 
 def test_owner_is_told_what_a_thread_raises() -> None:
@@ -21,7 +24,7 @@ def test_owner_is_told_what_a_thread_raises() -> None:
 
 
 def test_thread_that_goes_on_works_again_and_tells_the_first_fault_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PAUSE_S", 0.0)
+    monkeypatch.setattr(own_thread, "PAUSE_S", 0.0)
     told, faults = list[str](), [OSError("first"), OSError("second")]
 
     def work() -> None:
@@ -46,3 +49,21 @@ def test_fault_is_one_line_under_the_name_of_msrun_and_its_traceback_can_be_prin
     assert describe_fault(KeyError()) == "msrun itself failed: KeyError; its traceback is in scheduler.log"
     print_fault(error)
     assert capsys.readouterr().err == traceback_of(error)
+
+
+@pytest.fixture
+def inbox() -> Iterator[Inbox]:
+    found = Inbox()
+    yield found
+    found.close()
+
+
+def test_reader_is_woken_as_long_as_there_are_messages(inbox: Inbox) -> None:
+    with selectors.DefaultSelector() as selector:
+        selector.register(inbox, selectors.EVENT_READ)
+        for _ in range(2):
+            assert not selector.select(0)
+            for _ in range(2):
+                inbox.post({})
+            assert selector.select(0) and selector.select(0)
+            assert len(inbox.take()) == 2

@@ -18,7 +18,6 @@ from typing import ClassVar
 import pytest
 from torch.distributed import TCPStore
 
-from msrun import contract
 from msrun.cluster import scheduler
 from msrun.cluster.messages import Channel, Message, encode_message
 from msrun.cluster.rendezvous import listen
@@ -83,21 +82,6 @@ def test_store_is_empty_for_the_next_attempt_and_at_the_same_address() -> None:
         assert not anew.check(["address of rank 1"])
         anew.set("address of rank 1", "of this attempt")
         assert anew.get("address of rank 1") == b"of this attempt"
-
-
-def test_store_that_was_never_started_needs_no_renewal() -> None:
-    with listen("127.0.0.1", 0) as listener:
-        StoreHost(listener, Record(io.StringIO())).renew()
-
-
-def test_without_torch_the_address_is_left_to_rank_0_also_where_another_process_holds_the_socket() -> None:
-    with listen("127.0.0.1", 0) as listener:
-        held_elsewhere = listener.dup()
-        StoreHost(listener.dup(), Record(io.StringIO())).do_without(is_store_needed=False)
-        with held_elsewhere:
-            port = held_elsewhere.getsockname()[1]
-            store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
-            store.set("a", "b")
 
 
 def test_without_torch_a_worker_that_needs_the_store_ends_the_scheduler_with_a_word() -> None:
@@ -240,18 +224,6 @@ def test_scheduler_of_a_job_without_a_store_opens_none(monkeypatch: pytest.Monke
     assert run_with(monkeypatch, {**JOB, "has_store": False}, READY)[1] == []
 
 
-def test_agent_is_told_when_the_next_attempt_has_its_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    restarting = {"type": "restarting", "attempt": 2, "delay_s": 1.0, "reason": "r"}
-    _, asked, answers = run_with(monkeypatch, JOB, READY, restarting, is_loaded=True)
-    assert asked == ["open", "renew"]
-    assert answers == [{"type": "store_ready", "attempt": 2}]
-
-
-def test_agent_that_goes_before_the_job_is_over_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run_with(monkeypatch, JOB)[0] == contract.EXIT_CLUSTER
-    assert run_with(monkeypatch, JOB, {"type": "over", "reason": "done"})[0] == contract.EXIT_OK
-
-
 def test_memory_is_limited_to_so_much_more_than_there_is_now(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = {"now": (resource.RLIM_INFINITY, resource.RLIM_INFINITY)}
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits["now"])
@@ -264,3 +236,11 @@ def test_memory_is_limited_to_so_much_more_than_there_is_now(monkeypatch: pytest
     limits["now"] = (1 << 50, 1 << 30)
     limit_memory(1 << 40)
     assert limits["now"] == (1 << 30, 1 << 30), "what was allowed before is not exceeded"
+
+
+def test_port_is_free_again_right_after_a_job_used_it() -> None:
+    with listen("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port), timeout=5):
+            listener.accept()[0].close()
+    listen("127.0.0.1", port).close()

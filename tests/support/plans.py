@@ -13,17 +13,28 @@ from msrun.planning.program import Program
 from msrun.planning.spec import LaunchSpec
 
 
+def spec_of(folder: Path, **changes: Any) -> LaunchSpec:
+    """Return the spec of a script of this folder with two workers here; its logs go below the folder."""
+    settings: dict[str, Any] = {
+        "program": Program("script", str(folder / "train.py")),
+        "worker_num": 2,
+        "local_worker_num": 2,
+        "working_directory": folder,
+        "log_dir": folder / "log_output",
+    }
+    return LaunchSpec(**{**settings, **changes})
+
+
+def plan_of(spec: LaunchSpec, host: HostFacts, caller: dict[str, str] | None = None, **more: Any) -> LaunchPlan:
+    settings: dict[str, Any] = {"job_id": "JOB", "run_dir": "/tmp/msrun-JOB", "master_port": 0}
+    return build_plan(spec, host, caller=caller or {}, **{**settings, **more})
+
+
 def small_plan(folder: Path, workers: int = 1, log_dir: Path | None = None, run_dir: str = "/tmp/r") -> LaunchPlan:
     """Return the plan of job J, a script with a few workers on host h; its logs go into the folder."""
-    spec = LaunchSpec(
-        program=Program("script", "x.py"),
-        worker_num=workers,
-        local_worker_num=workers,
-        working_directory=folder,
-        log_dir=log_dir or folder,
-    )
-    facts = HostFacts("h", "127.0.0.1", (0,))
-    return build_plan(spec, facts, caller={}, job_id="J", run_dir=run_dir, master_port=1)
+    program, counts = Program("script", "x.py"), {"worker_num": workers, "local_worker_num": workers}
+    spec = spec_of(folder, program=program, log_dir=log_dir or folder, **counts)
+    return plan_of(spec, HostFacts("h", "127.0.0.1", (0,)), job_id="J", run_dir=run_dir, master_port=1)
 
 
 def without_what_is_chosen_at_start(plan: dict[str, Any]) -> dict[str, Any]:

@@ -6,29 +6,27 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from plans import spec_of
 
 from msrun import contract
+from msrun.errors import UsageError
 from msrun.planning.environment import (
     blas_threads,
     common_environment,
     of_rank,
-    overridden_names,
     rank_environment,
-    restored_environment,
     server_environment,
 )
-from msrun.planning.masking import MASK, masked
-from msrun.planning.program import Program
+from msrun.planning.settings import (
+    Setting,
+    option_variables,
+    render_settings,
+    settings_note,
+    without_option_variables,
+)
 from msrun.planning.spec import LaunchSpec
 
-SPEC = LaunchSpec(
-    program=Program("script", "/w/train.py"),
-    worker_num=2,
-    local_worker_num=2,
-    working_directory=Path("/w"),
-    log_dir=Path("/l"),
-    has_trace=True,
-)
+SPEC = spec_of(Path("/w"), has_trace=True)
 
 
 def build(
@@ -92,24 +90,10 @@ def test_who_wins(caller: dict[str, str], extra: dict[str, str], name: str, valu
     assert build(caller, extra).get(name) == value
 
 
-def test_overridden_names_are_those_with_another_value() -> None:
-    assert overridden_names({"B": "1", "A": "1", "C": "3"}, {"A": "2", "B": "2", "C": "3", "D": "4"}) == ["A", "B"]
-
-
-@pytest.mark.parametrize("name", ["API_TOKEN", "my_secret", "DB_PASSWORD", "AWS_ACCESS_KEY_ID", "Credential_File"])
-def test_secret_looking_values_are_masked(name: str) -> None:
-    assert masked({name: "x", "PLAIN": "y"}) == {name: MASK, "PLAIN": "y"}
-
-
 def test_fork_server_gets_the_common_environment_without_ranks_and_with_one_blas_thread() -> None:
     caller = {"RANK": "3", "DEVICE_ID": "1", "HOME": "/h", "OPENBLAS_NUM_THREADS": "8"}
     env = server_environment(caller, {"WORLD_SIZE": "2"})
     assert env == {"HOME": "/h", "WORLD_SIZE": "2", "OPENBLAS_NUM_THREADS": "1"}
-
-
-def test_worker_gets_back_what_the_fork_server_held() -> None:
-    assert restored_environment({"OPENBLAS_NUM_THREADS": "8"}) == {"OPENBLAS_NUM_THREADS": "8"}
-    assert restored_environment({}) == {"OPENBLAS_NUM_THREADS": None}
 
 
 @pytest.mark.parametrize(
@@ -124,3 +108,71 @@ def test_worker_gets_back_what_the_fork_server_held() -> None:
 )
 def test_blas_threads_follow_the_variables(caller: dict[str, str], common: dict[str, str], count: int) -> None:
     assert blas_threads(caller, common) == count
+
+
+NAMES = ["worker_num", "log_dir", "grace", "device_target", "config"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "found"),
+    [
+        ({}, {}),
+        ({"MSRUN_GRACE": "3", "GRACE": "4", "HOME": "/h"}, {"grace": "3"}),
+        ({"MSRUN_GRACE": ""}, {}),
+        ({"MSRUN_LOG_DIR": "l"}, {"log_dir": "l"}),
+        ({"MSRUN_LOG_DIR": "l", "MSRUN_DEVICE_TARGET": "cpu", "MSRUN_JOB_ID": "j"}, {}),
+        ({"MSRUN_LOG_DIR": "l", "MSRUN_GRACE": "3", "MSRUN_JOB_ID": "j"}, {"grace": "3"}),
+        ({"MSRUN_RENDEZVOUS": "file:///x", "MSRUN_PROGRESS": "x", "MSRUN_STACK_SIGNAL": "42"}, {}),
+        ({"MSRUN_IMAGE": "x", "MSRUN_": "y"}, {}),
+    ],
+)
+def test_variables_that_are_settings(environ: dict[str, str], found: dict[str, str]) -> None:
+    assert option_variables(environ, NAMES) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("MSRUN_WORKER_NMU", "MSRUN_WORKER_NUM"),
+        ("MSRUN_LOGDIR", "MSRUN_LOG_DIR"),
+        ("MSRUN_GRACES", "MSRUN_GRACE"),
+        ("MSRUN_VERIFI", "MSRUN_VERIFY"),
+    ],
+)
+def test_misspelled_variable_is_refused_with_the_name_that_was_meant(name: str, meant: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        option_variables({name: "1"}, NAMES)
+    assert str(caught.value) == f"{name}: no such setting (did you mean {meant}?); correct the variable or unset it"
+
+
+def test_workers_do_not_inherit_settings_but_keep_the_rest() -> None:
+    environ = {"MSRUN_GRACE": "3", "MSRUN_LOG_DIR": "l", "MSRUN_CONFIG": "c", "MSRUN_IMAGE": "x", "HOME": "/h"}
+    assert without_option_variables(environ, NAMES) == {"MSRUN_IMAGE": "x", "HOME": "/h"}
+
+
+def test_a_nested_job_keeps_the_variables_of_the_outer_one() -> None:
+    environ = {"MSRUN_GRACE": "3", "MSRUN_LOG_DIR": "l", "MSRUN_JOB_ID": "j"}
+    assert without_option_variables(environ, NAMES) == {"MSRUN_LOG_DIR": "l", "MSRUN_JOB_ID": "j"}
+
+
+SETTINGS = [
+    Setting("grace", 3.0, "MSRUN_GRACE"),
+    Setting("env", ["A=b c", "B=1"], "job.yaml"),
+    Setting("worker_num", 2, "command line"),
+]
+
+
+def test_note_names_what_does_not_stand_on_the_command_line() -> None:
+    assert settings_note(SETTINGS) == ["settings: grace=3 (MSRUN_GRACE), env='A=b c' B=1 (job.yaml)"]
+    assert settings_note(SETTINGS[2:]) == []
+    assert settings_note([Setting("env", ["A=b\nc"], "MSRUN_ENV")]) == ["settings: env='A=b\\nc' (MSRUN_ENV)"]
+
+
+def test_table_shows_all_of_them() -> None:
+    assert render_settings(SETTINGS) == [
+        "settings",
+        "  grace=3          MSRUN_GRACE",
+        "  env='A=b c' B=1  job.yaml",
+        "  worker_num=2     command line",
+    ]
+    assert render_settings([]) == ["settings     all defaults"]

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plans import plan_of, spec_of
 
 from msrun import contract
 from msrun.errors import UsageError
-from msrun.planning.build import RECOVERY_NOTE, build_plan
+from msrun.planning.build import RECOVERY_NOTE
 from msrun.planning.host_assignment import Fleet, HostAssignment
 from msrun.planning.placement.host import HostFacts
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.plan_text import render_plan
 from msrun.planning.program import Program
-from msrun.planning.spec import LaunchSpec
 
 HOST = HostFacts("node-a", "127.0.0.1", tuple(range(8)))
 
@@ -27,16 +27,9 @@ HOST = HostFacts("node-a", "127.0.0.1", tuple(range(8)))
 def plan_for(
     caller: dict[str, str] | None = None, host: HostFacts = HOST, fleet: Fleet | None = None, **changes: Any
 ) -> LaunchPlan:
-    settings: dict[str, Any] = {
-        "program": Program("script", "/my jobs/train.py", ("--lr", "0.1", "it's")),
-        "worker_num": 3,
-        "local_worker_num": 3,
-        "working_directory": Path("/my jobs"),
-        "log_dir": Path("/my jobs/log_output"),
-    }
-    spec = LaunchSpec(**{**settings, **changes})
-    where = {"job_id": "JOB", "run_dir": "/tmp/msrun-JOB"}
-    return build_plan(spec, host, caller=caller or {}, **where, master_port=0, fleet=fleet)
+    program = Program("script", "/my jobs/train.py", ("--lr", "0.1", "it's"))
+    settings = {"program": program, "worker_num": 3, "local_worker_num": 3, **changes}
+    return plan_of(spec_of(Path("/my jobs"), **settings), host, caller, fleet=fleet)
 
 
 def full_plan() -> LaunchPlan:
@@ -135,18 +128,6 @@ def test_plan_is_json_and_hides_secrets() -> None:
     assert full_plan().hosts[0].common_env["API_KEY"] == "hidden"
 
 
-def test_same_question_gives_the_same_plan() -> None:
-    assert full_plan() == full_plan()
-
-
-def test_workers_differ_in_their_rank_variables_only() -> None:
-    plan = plan_for(worker_num=64, local_worker_num=64)
-    assert [worker.global_rank for worker in plan.workers] == list(range(64))
-    assert len({worker.log_path for worker in plan.workers}) == 64
-    assert len({frozenset(worker.env) for worker in plan.workers}) == 1
-    assert {worker.env["RANK"] for worker in plan.workers} == {str(rank) for rank in range(64)}
-
-
 @pytest.mark.parametrize(
     ("caller", "changes", "notes"),
     [
@@ -165,11 +146,6 @@ def test_workers_differ_in_their_rank_variables_only() -> None:
 )
 def test_notes_say_what_was_decided_for_the_user(caller: dict[str, str], changes: Any, notes: list[str]) -> None:
     assert list(plan_for(caller, **changes).notes) == notes
-
-
-def test_executable_starts_by_exec_and_preloads_nothing() -> None:
-    plan = plan_for(program=Program("executable", "/bin/sh"), start_method="auto")
-    assert (plan.hosts[0].start_method, plan.hosts[0].preload) == ("exec", ())
 
 
 def test_preload_is_what_the_script_imports_and_what_is_named(tmp_path: Path) -> None:
@@ -228,17 +204,6 @@ def test_hosts_take_turns_at_parameter_servers_and_they_listen_where_other_hosts
 def test_parameter_servers_need_torch() -> None:
     with pytest.raises(UsageError, match="--server_num 1: parameter servers need torch"):
         plan_for(server_num=1, host=replace(HOST, has_torch=False))
-
-
-def test_given_rank_table_is_the_one_that_workers_get() -> None:
-    plan = plan_for(rank_table_file=Path("/tables/t.json"))
-    assert plan.hosts[0].common_env["RANK_TABLE_FILE"] == plan.rank_table_file == "/tables/t.json"
-
-
-def test_plan_names_the_accelerators_of_the_host() -> None:
-    plan = plan_for(host=HostFacts("h", "127.0.0.1", (0,), gpus=("0", "1", "2")))
-    assert (plan.device_target, plan.device_reason) == ("gpu", "3 CUDA devices on h")
-    assert plan.hosts[0].common_env["MSRUN_DEVICE_TARGET"] == "gpu"
 
 
 def test_a_master_address_that_is_not_loopback_is_said_not_to_be_used() -> None:

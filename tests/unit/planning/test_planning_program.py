@@ -6,12 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from msrun.errors import UsageError
 from msrun.planning.program import Program, join_programs, parse_program
-from msrun.planning.record_json import decode_record, encode_record
 
 
 @pytest.fixture
@@ -87,18 +84,6 @@ def test_form_that_cannot_run_is_refused(folder: Path, words: list[str], is_modu
         return
     with pytest.raises(UsageError, match=message):
         parse_program(words, is_module=is_module, working_directory=folder)
-
-
-def test_command_of_each_kind() -> None:
-    assert Program("script", "/a b.py", ("-x",)).argv("py") == ["py", "/a b.py", "-x"]
-    assert Program("module", "a.b", ("-x",)).argv("py") == ["py", "-m", "a.b", "-x"]
-    assert Program("executable", "/bin/a", ("-x",)).argv("py") == ["/bin/a", "-x"]
-
-
-@given(st.sampled_from(["script", "module", "executable"]), st.text(), st.lists(st.text()))
-def test_program_survives_json(kind: str, target: str, args: list[str]) -> None:
-    program = Program(kind, target, tuple(args))  # type: ignore[arg-type]
-    assert decode_record(Program, encode_record(program)) == program
 
 
 def test_roles_are_counted_over_all_programs_that_have_them() -> None:

@@ -8,22 +8,29 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plans import spec_of
 
 from msrun import contract
 from msrun.errors import UsageError
 from msrun.planning.program import Program
-from msrun.planning.spec import LaunchSpec, SshSettings, check_env, check_spec, parse_env, parse_env_file, parse_tail
+from msrun.planning.simulation import Simulation
+from msrun.planning.spec import (
+    LaunchSpec,
+    SshSettings,
+    check_env,
+    check_spec,
+    check_statuses,
+    format_size,
+    parse_env,
+    parse_env_file,
+    parse_size,
+    parse_statuses,
+    parse_tail,
+)
 
 
 def build_spec(**changes: Any) -> LaunchSpec:
-    settings: dict[str, Any] = {
-        "program": Program("script", "/w/train.py"),
-        "worker_num": 4,
-        "local_worker_num": 4,
-        "working_directory": Path("/w"),
-        "log_dir": Path("/w/log_output"),
-    }
-    return LaunchSpec(**{**settings, **changes})
+    return spec_of(Path("/w"), **{"worker_num": 4, "local_worker_num": 4, **changes})
 
 
 GOOD = [
@@ -113,30 +120,6 @@ def test_variables_of_the_job_cannot_be_set_by_hand(name: str) -> None:
         check_env(name, "1")
 
 
-def test_value_with_a_nul_byte_is_refused() -> None:
-    with pytest.raises(UsageError, match="NUL byte"):
-        check_env("A", "x\0y")
-
-
-TAILS = [
-    ("all", (0, 1, 2, 3)),
-    ("-1", (0, 1, 2, 3)),
-    ("ALL", (0, 1, 2, 3)),
-    ("none", ()),
-    ("", ()),
-    ("0", (0,)),
-    ("3,1", (3, 1)),
-    ("0-2", (0, 1, 2)),
-    (" 1 - 2 , 0 ", (1, 2, 0)),
-    ("1,1,0-2", (1, 0, 2)),
-]
-
-
-@pytest.mark.parametrize(("text", "ranks"), TAILS)
-def test_tail_list_is_read(text: str, ranks: tuple[int, ...]) -> None:
-    assert parse_tail(text, 4) == ranks
-
-
 @pytest.mark.parametrize(
     "text", ["4", "0-4", "2-1", "a", "1,", ",", "-2", "1-", "1--2", "1.0", "0x1", "+1", "0 1", "²", "1" * 5000]
 )
@@ -150,6 +133,12 @@ def test_tail_list_of_ranges_gives_their_ranks_in_order_without_repeats(ranges: 
     text = ",".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
     expected = dict.fromkeys(rank for a, b in ranges for rank in range(a, b + 1))
     assert parse_tail(text, 64) == tuple(expected)
+
+
+def test_tail_list_may_be_a_word() -> None:
+    assert [parse_tail(text, 2) for text in ("all", "-1", "ALL", "none", "", " 1 , 0 - 1")] == [
+        (0, 1), (0, 1), (0, 1), (), (), (1, 0),
+    ]  # fmt: skip
 
 
 @given(st.text(max_size=20))
@@ -225,3 +214,88 @@ def test_env_option_takes_a_value_or_the_callers() -> None:
     assert parse_env(["A=1", "B", "C=", "D=x=y"], {"B": "here"}) == (("A", "1"), ("B", "here"), ("C", ""), ("D", "x=y"))
     with pytest.raises(UsageError, match="--env E: not set here; give --env E=VALUE"):
         parse_env(["E"], {})
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [
+        ("0", 0),
+        ("123456", 123456),
+        ("64K", 65536),
+        ("100M", 100 * 2**20),
+        ("1g", 2**30),
+        ("2T", 2**41),
+        ("8KiB", 8192),
+        ("8 MB", 8 * 2**20),
+        (" 10b ", 10),
+    ],
+)
+def test_size_is_understood(text: str, size_bytes: int) -> None:
+    assert parse_size("--log_max_bytes", text) == size_bytes
+
+
+@pytest.mark.parametrize(
+    "text", ["", "M", "-1", "1.5G", "10X", "1M2", "100 M B", "0x10", "1e6", "inf", "\N{ARABIC-INDIC DIGIT ONE}K"]
+)
+def test_what_is_no_size_is_refused_with_a_remedy(text: str) -> None:
+    with pytest.raises(UsageError, match=r"--log_max_bytes .*: not a size; give .* such as 100M"):
+        parse_size("--log_max_bytes", text)
+
+
+@given(st.integers(0, 2**50))
+def test_size_survives_its_words(size_bytes: int) -> None:
+    assert parse_size("--x", format_size(size_bytes).removesuffix("ytes")) == size_bytes
+
+
+def test_statuses_and_names_of_signals_are_understood() -> None:
+    assert parse_statuses("--restart_on", "75, SIGTERM,kill,137") == (75, 143, 137)
+    assert parse_statuses("--restart_on", "") == ()
+
+
+@pytest.mark.parametrize("text", ["0", "256", "TERMINATE", "1,,2", "-1", "1-3", "9" * 5000, "\u0663"])
+def test_what_is_no_status_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"--restart_on .* is neither an exit status from 1 to 255 nor a signal"):
+        parse_statuses("--restart_on", text)
+
+
+def test_lists_that_contradict_each_other_or_nobody_asks_are_refused() -> None:
+    with pytest.raises(UsageError, match="both name 7"):
+        check_statuses((7, 9), (7,), 1)
+    with pytest.raises(UsageError, match="--max_restarts 0"):
+        check_statuses((7,), (), 0)
+
+
+def simulation(**changes: Any) -> Simulation:
+    given = {"level": 1, "worker_num": 32, "local_worker_num": 8, "global_rank": 11, "device": "h100"}
+    program, here = Program("script", "train.py"), Path("/here")
+    return Simulation(program=program, working_directory=here, log_dir=here / "out", **{**given, **changes})
+
+
+def test_process_is_told_its_place_and_nothing_of_another_job() -> None:
+    caller = {"HOME": "/root", "RANK": "3", "MASTER_ADDR": "10.0.0.1", "MSRUN_JOB_ID": "x", "MS_ROLE": "MS_WORKER"}
+    environ = simulation().environment(caller)
+    assert environ["HOME"] == "/root"
+    assert {environ[name] for name in ("RANK", "RANK_ID")} == {"11"}
+    assert {environ[name] for name in ("WORLD_SIZE", "RANK_SIZE")} == {"32"}
+    assert (environ["LOCAL_RANK"], environ["DEVICE_ID"], environ["LOCAL_WORLD_SIZE"]) == ("3", "3", "8")
+    assert not {"MASTER_ADDR", "MSRUN_JOB_ID", "MS_ROLE", contract.MSRUN_SIM_ESTIMATE} & environ.keys()
+    assert simulation(tries_changes=True).environment({})[contract.MSRUN_SIM_ESTIMATE] == "1"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"worker_num": 0}, "--worker_num 0: must be 1 or more"),
+        ({"global_rank": 32}, "--sim_rank_id 32: no such rank; the ranks of this job are 0 to 31"),
+        ({"global_rank": -1}, "--sim_rank_id -1: no such rank"),
+        ({"local_worker_num": 5}, "--worker_num 32 on hosts of 5: .* give --local_worker_num 8"),
+        ({"local_worker_num": 0}, "--worker_num 32 on hosts of 0: .* give --local_worker_num 8"),
+        ({"worker_num": 12, "tries_changes": True}, "--worker_num 12 on hosts of 8: .* give --hosts 2"),
+        ({"device": "h10"}, r"--sim_device h10 \(did you mean h100\?\): must be one of ascend910a, .* JSON file"),
+        ({"device": "h10", "tries_changes": True}, "--device h10 "),
+        ({"device": "none.json"}, "--sim_device none.json: no such file"),
+    ],
+)
+def test_dry_run_that_no_job_could_be_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        simulation(**changes)

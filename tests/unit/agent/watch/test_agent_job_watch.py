@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plans import plan_of, spec_of
 
 from msrun import contract
 from msrun.agent.attempt import Attempt
@@ -20,10 +21,7 @@ from msrun.agent.watch.progress_board import Progress, ProgressBoard
 from msrun.agent.watch.watchdog import Hang
 from msrun.cluster.membership import Membership
 from msrun.errors import ClusterError, HangTimeout, RendezvousTimeout
-from msrun.planning.build import build_plan
 from msrun.planning.placement.host import HostFacts
-from msrun.planning.program import Program
-from msrun.planning.spec import LaunchSpec
 from msrun.runtime.progress import ProgressRecord
 
 LIMIT_S = 30.0
@@ -38,12 +36,8 @@ class Watched:
     """Two workers that run, a watchdog that finds what the test wants, and what the watch has asked to end."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch, hang_time_out_s: float = LIMIT_S) -> None:
-        spec = LaunchSpec(
-            program=Program("script", "x.py"), worker_num=2, local_worker_num=2, working_directory=folder,
-            log_dir=folder, hang_time_out_s=hang_time_out_s,
-        )  # fmt: skip
-        facts = HostFacts("h", "127.0.0.1", (0,))
-        plan = build_plan(spec, facts, caller={}, job_id="J", run_dir=str(folder), master_port=1)
+        spec = spec_of(folder, log_dir=folder, hang_time_out_s=hang_time_out_s)
+        plan = plan_of(spec, HostFacts("h", "127.0.0.1", (0,)))
         self.folder = folder
         self.found: Hang | None = None
         self.records = {0: Progress(), 1: Progress()}

@@ -10,7 +10,7 @@ from msrun.errors import UsageError
 from msrun.planning.discovery.host_options import HostOptions, find_host_options, is_place_open
 from msrun.planning.discovery.schedulers import find_surroundings
 from msrun.planning.discovery.surroundings import HostView, Surroundings, Told
-from msrun.planning.settings import FoundSetting, Setting, is_of_launcher, settings_note, without_option_variables
+from msrun.planning.settings import is_of_launcher, without_option_variables
 
 DEFAULTS = {"worker_num": 8, "local_worker_num": None, "node_rank": -1, "master_addr": "127.0.0.1", "master_port": 0}
 TWO = Surroundings(
@@ -65,11 +65,6 @@ def test_every_value_says_where_it_came_from_and_one_line_says_all() -> None:
         "master_port": "PORT",
     }
     assert found.lines == ("a job: node 1 of 2, 3 workers here, master h0:1234 (NODES, RANK, GPUS, MASTER, PORT)",)
-
-
-def test_the_line_does_not_name_what_was_given_as_a_source() -> None:
-    (line,) = told(with_local(TWO, 3), worker_num=4).lines
-    assert line == "a job: node 1 of 2, 2 workers here, master h0:1234 (NODES, RANK, MASTER, PORT)"
 
 
 @pytest.mark.parametrize(("cpus", "is_said"), [(0, False), (1, True), (3, False), (8, False)])
@@ -194,8 +189,3 @@ def test_workers_keep_what_is_true_of_their_host_and_lose_what_names_msruns_plac
     assert [name for name in lost if not is_of_launcher(name)] == []
     assert [name for name in kept if is_of_launcher(name)] == []
     assert list(without_option_variables(dict.fromkeys([*lost, *kept], "1"), [])) == kept
-
-
-def test_found_settings_are_not_said_twice_at_the_start() -> None:
-    settings = [FoundSetting("node_rank", 1, "RANK"), Setting("grace", 2.5, "MSRUN_GRACE")]
-    assert settings_note(settings) == ["settings: grace=2.5 (MSRUN_GRACE)"]

@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from cluster_pods import DOMAIN as CLUSTER
+from cluster_pods import Pod, pods_of
 
+from launch_templates import render_manifest
 from msrun.errors import UsageError
 from msrun.planning.discovery.host_options import find_host_options
 from msrun.planning.discovery.schedulers import (
     find_kubernetes_job,
     find_pytorch_pods,
+    find_surroundings,
     find_torchrun,
     find_volcano,
     read_domain,
@@ -67,11 +71,6 @@ def test_a_rendezvous_endpoint_is_the_master_and_leaves_numbering_to_the_meeting
 ) -> None:
     environ = {"PET_NNODES": "2", "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": endpoint, "PET_NODE_RANK": "0"}
     assert assignment(find_torchrun(environ, POD_1)) == (2, None, None, address, port)
-
-
-def test_an_etcd_server_is_no_master() -> None:
-    job = find_torchrun({"PET_NNODES": "2", "PET_RDZV_BACKEND": "etcd", "PET_RDZV_ENDPOINT": "etcd:2379"}, POD_1)
-    assert job is not None and job.master_addr is None and "PET_MASTER_ADDR" in job.remedy
 
 
 @pytest.mark.parametrize(
@@ -165,3 +164,35 @@ def test_pod_without_a_service_or_with_the_name_of_its_machine_has_no_peers(host
 )
 def test_service_of_a_pod_is_read_from_its_hosts_file(text: str, domain: str) -> None:
     assert read_domain(text, "train-1") == domain
+
+
+NODES = 3
+VALUES = {"name": "train", "image": "registry.example/train:1", "nodes": NODES, "local_worker_num": 4}
+
+
+def view(pod: Pod) -> HostView:
+    return HostView(pod.name, f"{pod.subdomain}.{CLUSTER}" if pod.subdomain else "")
+
+
+@pytest.mark.parametrize("kind", ["indexed-job", "jobset", "trainjob", "volcano", "pytorchjob", "leaderworkerset"])
+def test_pods_find_the_places_that_their_manifest_gives(kind: str) -> None:
+    pods = pods_of(render_manifest(kind, VALUES, ["train.py"]))
+    assert len(pods) == NODES
+    for rank, pod in enumerate(pods):
+        numbers = {name: int(pod.args[name]) for name in ("worker_num", "local_worker_num")}
+        job = find_surroundings(pod.environ, view(pod))
+        assert job is not None
+        options = {"node_rank": -1, "master_addr": "127.0.0.1", "master_port": 0, **numbers}
+        found = find_host_options(job, options, set(numbers), lambda: 0).options
+        assert found["node_rank"] == rank == int(pod.args["node_rank"])
+        assert str(found["master_addr"]).removesuffix(f".{CLUSTER}").removesuffix(".default") == pod.args["master_addr"]
+
+
+@pytest.mark.parametrize("kind", ["volcano", "pytorchjob", "trainjob"])
+def test_pods_that_know_their_number_need_no_option_at_all(kind: str) -> None:
+    pod = pods_of(render_manifest(kind, VALUES, ["train.py"]))[1]
+    job = find_surroundings(pod.environ, view(pod))
+    assert job is not None
+    options = {"worker_num": 8, "local_worker_num": None, "node_rank": -1, "master_addr": "127.0.0.1", "master_port": 0}
+    found = find_host_options(job, options, set(), lambda: 4).options
+    assert (found["worker_num"], found["local_worker_num"], found["node_rank"]) == (NODES * 4, 4, 1)

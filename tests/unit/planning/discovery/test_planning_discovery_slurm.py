@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msrun.errors import UsageError
-from msrun.planning.discovery.schedulers import find_slurm, find_surroundings
+from msrun.planning.discovery.schedulers import find_open_mpi, find_slurm, read_node_regex
 from msrun.planning.discovery.surroundings import FIRST_PORT, PORT_COUNT, HostView, Surroundings
 from ranktable.hosts.brackets import fold
 
@@ -80,10 +80,6 @@ def test_started_once_in_an_allocation_of_several_it_is_one_host_and_says_how_to
     assert "Slurm job 4711 has 3 nodes" in job.hint and "srun --ntasks-per-node=1 msrun" in job.hint
 
 
-def test_allocation_of_one_node_needs_no_hint() -> None:
-    assert found({**SHELL, "SLURM_JOB_NUM_NODES": "1"}).hint == ""
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -102,15 +98,6 @@ def test_contradictions_are_refused_with_the_variable(change: dict[str, str], sa
     with pytest.raises(UsageError) as caught:
         find_slurm({**STEP, **change}, HOST)
     assert said in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_several_tasks_on_one_host_are_refused_too() -> None:
-    with pytest.raises(UsageError, match="srun --ntasks-per-node=1 msrun"):
-        find_slurm({**SHELL, "SLURM_STEP_NUM_TASKS": "4"}, HOST)
-
-
-def test_outside_slurm_nothing_is_found() -> None:
-    assert find_surroundings({"SLURM_CONF": "/etc/slurm.conf", "SLURM_JOB_ID": ""}, HOST) is None
 
 
 numbers = st.lists(st.integers(0, 12_000), min_size=2, max_size=40, unique=True)
@@ -138,3 +125,101 @@ def test_first_node_of_any_list_is_the_master_and_each_node_finds_its_rank(
 def test_whatever_the_variables_hold_there_is_a_place_or_one_line(change: dict[str, str]) -> None:
     with contextlib.suppress(UsageError):
         find_slurm({**STEP, **change}, HOST)
+
+
+H10 = HostView("h10")
+URI = "499712000.0;tcp://10.77.0.9,172.17.0.1:34911;tcp6://[fd77::9]:35937"
+VERSION_4 = {
+    "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_MCA_orte_hnp_uri": URI, "PMIX_NAMESPACE": "499712001",
+    "OMPI_MCA_orte_node_regex": "h[1:9],[2:10].77.0.10,[2:10].77.0.11@0(3)",
+    "PMIX_SERVER_URI4": "499712000.1;tcp4://127.0.0.1:56697", "PMIX_RANK": "1",
+}  # fmt: skip
+FROM_OUTSIDE_4 = {  # mpirun on h9, ranks 0 and 1 on 10.77.0.11 and 10.77.0.10
+    **VERSION_4, "OMPI_COMM_WORLD_SIZE": "2", "PMIX_SERVER_URI4": "70516736.2;tcp4://127.0.0.1:39855",
+    "OMPI_MCA_orte_node_regex": "h[1:9],[2:10].77.0.11,[2:10].77.0.10@0(3)",
+}  # fmt: skip
+VERSION_5 = {
+    "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+    "PMIX_NAMESPACE": "prterun-gpu-h9-11105@1", "PMIX_SERVER_URI41": "prterun-gpu-h9-11105@0.1;tcp4://127.0.0.1:52369",
+    "OMPI_VERSION": "5.0.11",
+}  # fmt: skip
+FROM_OUTSIDE_5 = {**VERSION_5, "PMIX_SERVER_URI41": "prterun-gpu-h9-11105@0.2;tcp4://127.0.0.1:51485"}
+
+
+def mpirun(environ: dict[str, str]) -> Surroundings:
+    job = find_open_mpi(environ, H10)
+    assert job is not None
+    return job
+
+
+def test_a_rank_is_a_node() -> None:
+    job = mpirun(VERSION_4)
+    assert job.node_num and (job.node_num.value, job.node_num.source) == (3, "OMPI_COMM_WORLD_SIZE")
+    assert job.node_rank and (job.node_rank.value, job.node_rank.source) == (1, "OMPI_COMM_WORLD_RANK")
+    assert job.local_worker_num is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "address", "source"),
+    [
+        (VERSION_4, "10.77.0.9", "OMPI_MCA_orte_hnp_uri"),
+        ({**VERSION_4, "OMPI_MCA_orte_hnp_uri": "1.0;tcp6://[fd77::9]:35937"}, "fd77::9", "OMPI_MCA_orte_hnp_uri"),
+        (FROM_OUTSIDE_4, "10.77.0.11", "OMPI_MCA_orte_node_regex"),
+        (VERSION_5, "gpu-h9", "PMIX_NAMESPACE"),
+    ],
+)
+def test_address_of_rank_0_follows_from_the_daemons(environ: dict[str, str], address: str, source: str) -> None:
+    master = mpirun(environ).master_addr
+    assert master and (master.value, master.source) == (address, source)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        FROM_OUTSIDE_5,
+        {name: value for name, value in VERSION_4.items() if not name.startswith("PMIX_SERVER")},
+        {**VERSION_4, "OMPI_COMM_WORLD_RANK": "2"},  # ranks do not follow the order of hosts
+        {**FROM_OUTSIDE_4, "OMPI_MCA_orte_node_regex": "?"},
+    ],
+)
+def test_where_the_address_cannot_be_known_the_remedy_is_the_exact_option(environ: dict[str, str]) -> None:
+    job = mpirun(environ)
+    assert job.master_addr is None
+    assert "mpirun ... msrun --master_addr ADDRESS" in job.remedy
+
+
+def test_port_is_one_for_all_hosts_and_another_for_another_mpirun() -> None:
+    here, there = (
+        mpirun(VERSION_4).master_port,
+        mpirun({**VERSION_4, "OMPI_COMM_WORLD_RANK": "0"}).master_port,
+    )
+    assert here is not None and here == there
+    assert mpirun({**VERSION_4, "PMIX_NAMESPACE": "70516737"}).master_port != here
+
+
+def test_once_per_worker_is_refused_with_the_remedy() -> None:
+    with pytest.raises(UsageError, match="OMPI_COMM_WORLD_LOCAL_SIZE=8: mpirun starts msrun once per worker") as caught:
+        find_open_mpi({**VERSION_4, "OMPI_COMM_WORLD_LOCAL_SIZE": "8"}, H10)
+    assert "mpirun --map-by ppr:1:node msrun" in str(caught.value)
+
+
+def test_one_rank_is_one_host_and_outside_mpirun_there_is_none() -> None:
+    job = mpirun({**VERSION_4, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"})
+    assert job.node_num and job.node_num.value == 1
+    assert find_open_mpi({"OMPI_MCA_btl": "tcp", "PMIX_RANK": "0"}, H10) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("h[1:9],[2:10].77.0.10,[2:10].77.0.11@0(3)", ["h9", "10.77.0.10", "10.77.0.11"]),
+        ("login@0(1)", ["login"]),
+        ("node[2:1-3,7].dc,gpu[3:9-10]@0(6)", ["node01.dc", "node02.dc", "node03.dc", "node07.dc", "gpu009", "gpu010"]),
+        ("", []),
+        ("[", []),
+        ("a[1:1-99999999]", []),
+    ],
+)
+def test_node_regex_is_read(text: str, names: list[str]) -> None:
+    assert read_node_regex(text) == names

@@ -12,7 +12,7 @@ from msrun.planning.discovery.host_options import find_host_options
 from msrun.planning.discovery.schedulers import find_surroundings
 from msrun.planning.discovery.surroundings import HostView, Surroundings
 
-HOST = HostView("h1", cpu_count=4)
+H1 = HostView("h1", cpu_count=4)
 OPTIONS = {"worker_num": 8, "local_worker_num": -1, "node_rank": -1, "master_addr": "127.0.0.1", "master_port": 0}
 
 SKYPILOT = {
@@ -50,7 +50,7 @@ PLAIN = {"NODE_RANK": "1", "MASTER_ADDR": "h0", "MASTER_PORT": "29500"}
 
 
 def found(environ: dict[str, str]) -> Surroundings:
-    job = find_surroundings(environ, HOST)
+    job = find_surroundings(environ, H1)
     assert job is not None
     return job
 
@@ -100,14 +100,6 @@ def test_a_world_size_beside_a_node_rank_is_that_of_workers() -> None:
         UsageError, match=r"no variable says how many those are; give --local_worker_num, or --discover"
     ):
         find_host_options(found(environ), OPTIONS, (), lambda: 0)
-
-
-@pytest.mark.parametrize(("devices", "workers"), [(0, 4), (2, 2)])
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_torchruns_auto_is_one_for_each_device_else_for_each_processor(nodes: int, devices: int, workers: int) -> None:
-    environ = {"PET_NNODES": str(nodes), "PET_NODE_RANK": "0", "PET_NPROC_PER_NODE": "auto", "PET_MASTER_ADDR": "h1"}
-    options = find_host_options(found(environ), OPTIONS, (), lambda: devices).options
-    assert options.get("worker_num", devices) == nodes * workers
 
 
 @pytest.mark.parametrize(

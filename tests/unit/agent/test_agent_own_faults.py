@@ -92,9 +92,3 @@ def test_traceback_that_the_user_would_not_find_is_told_itself(tmp_path: Path) -
         with faults.kept_from_job("x"):
             slip()
         assert "Traceback" in faults.said[0] and "in slip" in faults.said[0]
-
-
-def test_way_to_tell_that_fails_too_keeps_nothing_from_the_job(tmp_path: Path) -> None:
-    faults = OwnFaults(tmp_path, lambda _: slip(), found_in="")
-    with faults.kept_from_job("x"):
-        slip()

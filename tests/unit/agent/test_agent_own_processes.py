@@ -96,8 +96,6 @@ def test_one_that_has_been_stopped_for_too_long_is_named(own: OwnProcesses, monk
     [
         (None, False, OwnProcessLost, "unexpectedly; every worker"),
         (signal.SIGKILL, False, OwnProcessLost, "unexpectedly; every worker"),
-        (FAILED, False, ClusterError, "unexpectedly; every worker"),
-        (FAILED, True, OwnProcessLost, "unexpectedly; every worker"),
         (signal.SIGABRT, False, ClusterError, "unexpectedly (ulimit -v 9); every worker"),
         (signal.SIGABRT, True, OwnProcessLost, "unexpectedly (ulimit -v 9); every worker"),
     ],

@@ -51,19 +51,14 @@ ALONE: list[tuple[str, dict[str, Any], str, str, str]] = [
         "over: stopped",
     ),
     ("it was told to end", {}, "run, signal SIGTERM, told, fail", "stop", "over: stopped by SIGTERM"),
-    ("another signal after it", {}, "run, signal SIGINT, signal SIGTERM", "start stop", "goes on"),
     ("a signal for workers", FORWARDS, "run, exit 0, signal SIGUSR1", "start signal", "goes on"),
     ("workers start too late", LIMIT, f"{BEGUN}, start 0, wait 60", "start stop", f"goes on: {LATE}"),
-    ("they may take for ever", {"cluster_time_out_s": -1}, "ready, scheduler, wait 9999", "start", "goes on"),
     ("the limit ends with the last", LIMIT, "run, wait 61", "start", "goes on"),
     ("a stop takes too long", {"grace_s": 5.0}, "run, exit 0 7, wait 8", "prepare", "goes on"),
     ("the fork server ends alone", {"max_restarts": 0}, "run, hangup", "", "over: the fork server ended"),
     ("another takes its place", {}, "run, hangup, ready, scheduler, store", "prepare start start", "goes on"),
-    ("that is lost, too", {}, "run, hangup, ready, hangup", "", "over: the fork server ended"),
     ("the scheduler ends by itself", {}, f"run, {LOST}, told, fail", "stop", "over: the scheduler ended (exit code 9)"),
     ("the scheduler is killed", {}, f"run, {KILLED}, told, fail", "prepare", "goes on"),
-    ("it ends after the job", {}, f"run, exit 0, exit 1, {LOST}", "start", "over: all workers ended"),
-    ("a server ends before workers", {}, SERVER_LOST, "", "goes on"),
     ("a server ends beside them", {}, f"run, {SERVER_LOST}", "stop", "goes on: server 0 "),
     ("a server ends while they are stopped", {}, f"run, signal SIGTERM, {SERVER_LOST}", "stop", "goes on: stopped by"),
 ]
@@ -113,12 +108,6 @@ def test_first_failure_stops_the_others_with_their_grace(job: Job) -> None:
     job.do("told", "killed 1 SIGTERM")
     assert [one.state for one in job.loop.result.attempts[0].membership.members.values()] == [FAILED, STOPPED]
     assert job.loop.result.attempts[0].peak_bytes == {0: 7.0, 1: 7.0}
-
-
-def test_stop_that_takes_too_long_is_no_fault_beside_the_workers_failure(job: Job) -> None:
-    job.do("run", "exit 0 7", f"wait {int(job.plan.grace_s) + 4}")
-    first = job.loop.result.attempts[0]
-    assert [one.state for one in first.membership.members.values()] == [FAILED, STOPPED] and first.fault is None
 
 
 def test_second_interrupt_leaves_no_grace(job: Job) -> None:
@@ -189,21 +178,6 @@ def test_run_directory_that_cannot_be_made_is_named(job: Job, tmp_path: Path) ->
     assert f"cannot make {tmp_path}/run: File exists; set TMPDIR" in job.attempt.end_reason() and job.loop.is_over
 
 
-def test_lost_lines_of_logs_and_workers_that_run_are_told(job: Job) -> None:
-    job.do("run")
-    job.say("log_lost", reason="disk full", lost_bytes={"0": 9})
-    assert job.moments.of("running") == [{"kind": "running", "world_size": 2}]
-    assert job.moments.of("log_lost") == [{"kind": "log_lost", "reason": "disk full", "lost_bytes": {"0": 9}}]
-
-
-def test_world_that_a_worker_never_joined_is_given_up(job: Job) -> None:
-    job.do("run")
-    phases = {0: contract.PHASE_UNKNOWN, 1: contract.PHASE_JOINING}
-    job.board.read = lambda rank: Progress(phases[rank])  # type: ignore[method-assign]
-    job.do("exit 0")
-    assert "rank 0 ended with exit code 0 without joining the world, and rank 1 needs it" in job.attempt.end_reason()
-
-
 # -- a host of several -------------------------------------------------------------------------------------------------
 
 
@@ -258,27 +232,10 @@ def test_worker_that_ends_well_after_a_failure_is_no_news(host: Job) -> None:
     assert host.told_of("done") == []
 
 
-def test_failure_elsewhere_after_the_own_end_stops_nothing(host: Job) -> None:
-    host.do("exit 0", "exit 1")
-    stop(host)
-    assert host.heard() == [] and not host.loop.is_over and isinstance(host.attempt.fault, PeerFailed)
-    host.do("wait 3")
-    assert not host.moments.of("waiting")
-
-
 def test_host_that_was_told_to_end_cannot_go_on(host: Job) -> None:
     host.do("signal SIGTERM", "told", "fail")
     assert [one["report"]["can_restart"] for one in host.told_of("failed")] == [False]
     assert [one["can_continue"] for one in host.told_of("ended")] == [False]
-
-
-def test_host_that_has_lost_its_fork_server_goes_on_with_another_when_all_start_again(host: Job) -> None:
-    host.do("hangup")
-    assert [one["can_continue"] for one in host.told_of("ended")] == [True] and not host.loop.is_over
-    host.order("restart", attempt=1, delay_s=0.0)
-    assert kinds(host.heard()) == ["prepare"]
-    host.do("ready", "scheduler", "store")
-    assert [ready["attempt"] for ready in host.told_of("ready")] == [1]
 
 
 def test_host_that_prepares_still_when_another_fails_takes_part_in_the_restart(tmp_path: Path) -> None:
@@ -374,13 +331,6 @@ def test_host_that_loses_the_coordinator_ends_alone(steps: list[str], reason: st
         assert kinds(host.heard()) == ["stop"]
         host.do("told", "fail")
     assert host.loop.is_over and "ended" not in kinds(host.told[told:]), "nobody hears it"
-
-
-def test_second_signal_waits_for_no_other_host(host: Job) -> None:
-    host.do("exit 0", "exit 1", "signal SIGINT")
-    assert not host.loop.is_over
-    host.do("signal SIGINT")
-    assert host.loop.is_over
 
 
 def test_hang_elsewhere_has_the_stacks_written_here_first(host: Job, monkeypatch: pytest.MonkeyPatch) -> None:

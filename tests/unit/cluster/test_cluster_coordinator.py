@@ -85,13 +85,6 @@ def test_failure_is_told_as_its_host_knows_it_in_the_end(node_rank: int, reason:
     assert over["report"]["node_rank"] == node_rank
 
 
-def test_failure_of_its_own_blames_nobody_who_has_ended_well() -> None:
-    job = coordinator()
-    job.done(1, 0, 1)
-    (stop,) = job.failed(0, report(0))
-    assert reason_of(stop) == "rank 0 failed"
-
-
 def test_hosts_hear_once_of_a_rank_that_never_joined_and_its_failure_is_told_at_the_last_hosts_end() -> None:
     job = coordinator(2, restarts=1)
     assert job.done(1, 0, 3, has_come=True) == []
@@ -273,12 +266,6 @@ def test_worker_that_failed_first_on_its_host_alone_is_one_of_the_others() -> No
     killed = replace(worker_of(6), exit_code=None, signal="SIGKILL")
     merged = merge_failures(FIRST, [replace(stopped(), lagging=[killed])])
     assert merged.others[0]["state"] == "failed (signal SIGKILL)"
-
-
-def test_log_of_the_failed_worker_is_as_its_host_has_read_it_last() -> None:
-    later = replace(worker_of(3), excerpt=["last words", "and more"])
-    merged = merge_failures(FIRST, [stopped(0), replace(FIRST, first_failure=later)])
-    assert merged.first_failure == later
 
 
 def test_ranks_that_were_waited_for_are_not_among_the_others() -> None:

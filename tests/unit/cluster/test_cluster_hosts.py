@@ -27,13 +27,6 @@ def registry(*requests: HostRequest, total: int = 12, **settings: Any) -> Regist
     return found
 
 
-def test_hosts_without_node_rank_are_numbered_by_address_as_a_number() -> None:
-    addresses = ["10.0.0.10", "fd00::1", "10.0.0.9"]
-    assignments = registry(*(request(address=address) for address in addresses)).assignments()
-    assert [assignments[number].node_rank for number in range(3)] == [1, 2, 0]
-    assert [assignments[number].ranks[0] for number in range(3)] == [4, 8, 0]
-
-
 @pytest.mark.parametrize(
     ("came", "newcomer", "reason"),
     [

@@ -80,13 +80,6 @@ def test_workers_that_will_not_be_started_any_more_count_as_stopped() -> None:
     assert membership.ranks_in(WorkerState.STOPPED) == [0, 1, 2]
 
 
-def test_telling_is_the_end_when_nobody_is_left_to_be_started() -> None:
-    membership = Membership(range(2))
-    membership.started(0, 100, 0.0)
-    assert membership.exited(0, EXIT_7, 1.0) is Decision.STOP
-    assert membership.told([1]) is Decision.FINISH
-
-
 def test_who_ends_before_it_is_told_has_ended_by_itself() -> None:
     membership = Membership(range(3))
     for rank in range(3):

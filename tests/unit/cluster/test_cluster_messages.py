@@ -76,13 +76,6 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
     right.close()
 
 
-def test_channel_carries_messages_both_ways(ends: tuple[Channel, Channel]) -> None:
-    left, right = ends
-    assert left.send({"n": 1}) and left.send({"n": 2}) and right.send({"n": 3})
-    assert right.receive() == [{"n": 1}, {"n": 2}]
-    assert left.receive() == [{"n": 3}]
-
-
 def test_channel_sees_the_other_end_go(ends: tuple[Channel, Channel]) -> None:
     left, right = ends
     right.send({"last": True})
@@ -125,17 +118,6 @@ def test_message_that_comes_before_an_older_one_is_refused_and_both_come_again()
         receiver.take(wire[4])
     sender.acknowledge(receiver.seen)
     assert [message["number"] for message in sender.unseen() if receiver.take(message)] == [2, 3, 4]
-
-
-def test_messages_are_kept_until_they_are_acknowledged() -> None:
-    ledger = Ledger()
-    for number in range(3):
-        ledger.stamp({"number": number})
-    ledger.acknowledge(2)
-    assert [message["number"] for message in ledger.unseen()] == [2]
-    ledger.acknowledge("nonsense")
-    ledger.acknowledge(1)
-    assert [message["seq"] for message in ledger.unseen()] == [3]
 
 
 TOKEN = b"a token of this job"

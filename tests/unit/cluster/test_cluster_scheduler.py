@@ -59,15 +59,13 @@ def test_record_has_one_stamped_line_for_each_moment() -> None:
     ]
 
 
-class FullDisk(io.StringIO):
-    """A stream on which no write succeeds."""
-
-    def write(self, text: str) -> int:
+def test_record_on_a_full_disk_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(text: str) -> int:
         raise OSError(28, "No space left on device")
 
-
-def test_record_on_a_full_disk_is_no_error() -> None:
-    Record(FullDisk()).note({"type": "over", "reason": "r"})
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "write", write)
+    Record(stream).note({"type": "over", "reason": "r"})
 
 
 def test_store_is_empty_for_the_next_attempt_and_at_the_same_address() -> None:
@@ -218,10 +216,6 @@ def test_host_of_the_scheduler_may_have_no_torch(
     monkeypatch: pytest.MonkeyPatch, told: Message, asked: list[str]
 ) -> None:
     assert run_with(monkeypatch, {**JOB, **told}, READY, has_torch=False)[1] == asked
-
-
-def test_scheduler_of_a_job_without_a_store_opens_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run_with(monkeypatch, {**JOB, "has_store": False}, READY)[1] == []
 
 
 def test_memory_is_limited_to_so_much_more_than_there_is_now(monkeypatch: pytest.MonkeyPatch) -> None:

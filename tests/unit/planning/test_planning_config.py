@@ -33,28 +33,18 @@ def parse(text: str) -> JobConfig:
 
 TAKEN = [
     ("worker_num: 4", {"worker_num": "4"}),
-    ("worker-num: 4", {"worker_num": "4"}),
-    ("worker_num: -1", {"worker_num": "-1"}),
-    ("grace: 2", {"grace": "2"}),
     ("grace: 2.50", {"grace": "2.50"}),
-    ("grace: 1e1", {"grace": "1e1"}),
     ("quiet: true", {"quiet": "true"}),
-    ("quiet: no", {"quiet": "no"}),
     ("log_dir: logs/of today", {"log_dir": "logs/of today"}),
     ("log_dir: 2026-01-31", {"log_dir": "2026-01-31"}),
     ("log_dir: 007", {"log_dir": "007"}),
-    ("log_dir: 'yes'", {"log_dir": "yes"}),
     ('log_dir: ""', {"log_dir": ""}),
     ("preload: [a, b.c]", {"preload": ["a", "b.c"]}),
-    ("preload: []", {"preload": []}),
     ("preload:\n- a\n- b\n", {"preload": ["a", "b"]}),
     ("dry_run: true", {"dry_run": "true"}),
-    ("dry_run: json", {"dry_run": "json"}),
     ("bind_core: true", {"bind_core": "true"}),
     ("bind_core: {device0: [0-3, 7], device1: ['8']}", {"bind_core": '{"device0": ["0-3", 7], "device1": ["8"]}'}),
-    ("version: 1", {}),
     ("", {}),
-    ("# nothing yet\n", {}),
 ]
 
 
@@ -68,54 +58,39 @@ def test_program_and_environment_are_taken_as_written() -> None:
         "script: train.py\nargs: [--lr, 0.10, 1e-3, off, 0x10, 'a b', '']\n"
         "module: yes\nenv: {RATE: 0.10, FLAG: on, EMPTY: '', DATE: 2026-01-31}\n"
     )
-    assert config.program == ("train.py", "--lr", "0.10", "1e-3", "off", "0x10", "a b", "")
-    assert config.is_module
+    assert config.program == ("train.py", "--lr", "0.10", "1e-3", "off", "0x10", "a b", "") and config.is_module
     assert config.env == (("RATE", "0.10"), ("FLAG", "on"), ("EMPTY", ""), ("DATE", "2026-01-31"))
 
 
 REFUSED = [
     ("max_restarts: four", "line 1: max_restarts: 'four' is text; give a whole number such as 8"),
     ("\nmax_restarts: '4'", "line 2: max_restarts: '4' is text; give a whole number such as 8 without quotes"),
-    ("max_restarts: 4.0", "line 1: max_restarts: '4.0' is a number; give a whole number such as 8"),
     ("max_restarts: true", "line 1: max_restarts: 'true' is a truth value; give a whole number such as 8"),
     ("max_restarts: 010", "line 1: max_restarts: '010' is a number; give a whole number such as 8"),
-    ("max_restarts: 1:30", "line 1: max_restarts: '1:30' is a number; give a whole number such as 8"),
     ("max_restarts:", "line 1: max_restarts: no value; give a whole number such as 8 or remove the line"),
-    ("max_restarts: [4]", "line 1: max_restarts: a list; give a whole number such as 8"),
     ("grace: .inf", "line 1: grace: '.inf' is a number; give a number such as 2.5"),
-    ("grace: .nan", "line 1: grace: '.nan' is a number; give a number such as 2.5"),
-    ("quiet: 1", "line 1: quiet: '1' is a number; give true or false"),
     ("quiet: 'true'", "line 1: quiet: 'true' is text; give true or false"),
     ("log_dir: yes", "line 1: log_dir: 'yes' is a truth value; give text in quotes"),
-    ("log_dir: {a: b}", "line 1: log_dir: a mapping; give text"),
     (f"log_dir: [{'a' * 200}]", "line 1: log_dir: a list; give text"),
     ('log_dir: "a\\0b"', "line 1: log_dir: holds a character that no command line can; remove it"),
     ("log_dir: !!python/object/apply:os.system [id]", "line 1: log_dir: a list; give text"),
-    ("log_dir: !mine a", "line 1: log_dir: the tag !mine; give text"),
     ("preload: torch", "line 1: preload: 'torch' is text; give a list such as [a, b]"),
     ("preload:\n- a\n- [b]\n", "line 3: preload: a list; give text"),
     ("dry_run: [a]", "line 1: dry_run: a list; give a single value"),
     ("- a\n- b", "line 1: the file: a list; give lines of NAME: value"),
     ("train.py", "line 1: the file: 'train.py' is text; give lines of NAME: value"),
-    ("[a]: b", "line 1: the file: a list instead of a name; give NAME: value"),
     ("<<: {grace: 1}", "line 1: the file: a merge key (<<) instead of a name; give NAME: value"),
     ("worker_nmu: 4", "line 1: worker_nmu: no such setting (did you mean worker_num?); msrun --help lists the options"),
-    ("arg: [a]", "line 1: arg: no such setting (did you mean args?); msrun --help lists the options"),
-    ("colour: red", "line 1: colour: no such setting; msrun --help lists the options"),
     ("config: a.yaml", "line 1: config: a file cannot name another one; give --config on the command line"),
     ("grace: 1\nquiet: no\ngrace: 2", "line 3: grace: given twice, first in line 1; keep one"),
     ("log_dir: a\nlog-dir: b", "line 2: log_dir: given twice, first in line 1; keep one"),
     ("env:\n  A: 1\n  B: 2\n  A: 3", "line 4: A: given twice, first in line 2; keep one"),
-    ("env: [A=1]", "line 1: env: a list; give {NAME: value}"),
     ("env: {A: }", "line 1: env A: no value; give a single value, '' for an empty one"),
     ("env: {A: [1]}", "line 1: env A: a list; give a single value"),
     ("script: a.py\nargs: b", "line 2: args: 'b' is text; give a list such as [a, b]"),
-    ("script: a.py\nargs: [~]", "line 2: args: no value; give a single value, '' for an empty one"),
     ("args: [a]", "line 1: args: there is no script that it belongs to; add script: train.py"),
-    ("module: true", "line 1: module: there is no script that it belongs to; add script: train.py"),
     ("script: a.py\nmodule: 1", "line 2: module: '1' is a number; give true or false"),
     ("version: 2", "line 1: version 2: this msrun reads version 1; change the file or msrun"),
-    ("version: one", "line 1: version: 'one' is text; give a whole number such as 8"),
     ("bind_core: {a: {b: ~}}", "line 1: bind_core: no value; give a single value, '' for an empty one"),
     ("a: 1\nenv: *b", "line 2: *b: aliases are not read; write the value again"),
     ("a: b: c", "line 1: not YAML (mapping values are not allowed"),

@@ -47,16 +47,12 @@ def test_everyday_words_of_training_are_not_hidden(name: str) -> None:
         ("--token -x1", f"--token {MASK}"),
         ("--token --token a", f"--token --token {MASK}"),
         ("--token a b", f"--token {MASK} b"),
-        ("--token= b", "--token= b"),
-        ("--token", "--token"),
         ("token a", "token a"),
         ("--set api_key=a=b --set=api_key=c", f"--set api_key={MASK} --set=api_key={MASK}"),
         ("+trainer.api_key=a", f"+trainer.api_key={MASK}"),
         ("https://u:p@host/x", f"https://u:{MASK}@host/x"),
-        ("--url=https://u:p@p/", f"--url=https://u:{MASK}@p/"),
         ("redis://:p@h,redis://:q@h", f"redis://:{MASK}@h,redis://:{MASK}@h"),
         ("https://host:80/a@b git@host:a", "https://host:80/a@b git@host:a"),
-        ("ssh://git@host", "ssh://git@host"),
     ],
 )
 def test_words_are_shown_as(words: str, shown: str) -> None:

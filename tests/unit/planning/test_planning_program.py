@@ -27,21 +27,16 @@ def folder(tmp_path: Path) -> Path:
     [
         (["train.py", "-a", ""], False, "script", "{}/train.py", ("-a", "")),
         (["pkg/job.py"], False, "script", "{}/pkg/job.py", ()),
-        (["./train.py"], False, "script", "{}/train.py", ()),
         (["pkg.job", "x"], True, "module", "pkg.job", ("x",)),
         (["python", "train.py", "x"], False, "script", "{}/train.py", ("x",)),
         (["python3", "-u", "-u", "train.py"], False, "script", "{}/train.py", ()),
-        (["python", "plain"], False, "script", "{}/plain", ()),
         (["python", "-m", "pkg.job", "-u"], False, "module", "pkg.job", ("-u",)),
-        (["python", "-u", "-m", "pkg.job"], False, "module", "pkg.job", ()),
         (["python", "-c", "pass"], False, "executable", sys.executable, ("-c", "pass")),
         (["python", "-O", "train.py"], False, "executable", sys.executable, ("-O", "train.py")),
         (["pytest", "-s", "x.py"], False, "module", "pytest", ("-s", "x.py")),
         (["./run", "a"], False, "executable", "{}/run", ("a",)),
-        (["run"], False, "executable", "{}/run", ()),
         (["sh", "-c", "exit"], False, "executable", "/", ("-c", "exit")),
         (["ls"], False, "executable", "/", ()),  # a command wins over a plain file of its name
-        (["/bin/sh"], False, "executable", "/bin/sh", ()),
     ],
 )
 def test_form_is_understood(
@@ -64,18 +59,13 @@ def test_form_is_understood(
         (["pyhton", "t.py"], False, "did you mean python"),
         (["example", "list"], False, "did you mean examples"),
         (["no/such/train.py"], False, "the folder .*/no/such does not exist"),
-        (["pkg/jbo.py"], False, "did you mean job.py"),
         (["pkg"], False, "pkg: is a directory; name the script inside it"),
         (["./plain"], False, r"chmod \+x ./plain"),
         (["no-such-command"], False, "no such command on PATH"),
         (["python"], False, "python: no script after it"),
-        (["python", "-u"], False, "python: no script after it"),
-        (["python", "-m"], False, "python -m: no module after it"),
         (["python", "-m", "a/b"], False, "-m a/b: not a module name"),
         (["train.py"], True, None),
         (["pkg..job"], True, "not a module name"),
-        ([""], True, "not a module name"),
-        (["1a"], True, "not a module name"),
     ],
 )
 def test_form_that_cannot_run_is_refused(folder: Path, words: list[str], is_module: bool, message: str | None) -> None:

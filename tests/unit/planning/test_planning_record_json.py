@@ -11,12 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msrun.planning.host_assignment import HostAssignment
-from msrun.planning.hosts.host_entry import HostEntry
-from msrun.planning.placement.bind_options import CoreBinding
-from msrun.planning.program import Program
 from msrun.planning.record_json import decode_record, encode_record
-from msrun.planning.spec import LaunchSpec
 
 
 @dataclass(frozen=True)
@@ -59,22 +54,6 @@ outers = st.builds(
 @given(outers)
 def test_record_comes_back_as_it_was(record: Outer) -> None:
     assert decode_record(Outer, json.loads(json.dumps(encode_record(record)))) == record
-
-
-def test_launch_spec_comes_back_as_it_was() -> None:
-    spec = LaunchSpec(
-        program=Program("script", "/a/train.py", ("two words", "\udcff")),
-        worker_num=4,
-        local_worker_num=2,
-        working_directory=Path("/home/me"),
-        log_dir=Path("/home/me/log_output"),
-        env=(("A", "1=2\n"),),
-        rank_table_file=None,
-        bind_core=CoreBinding(is_auto=False, devices={0: (1, 2)}, scheduler=(3,)),
-        table_hosts=(HostAssignment(0, "h", "10.0.0.1", (0, 1), (0, 1)),),
-        host_entries=(HostEntry("h", 2, (0, 1), user="u", port=2222),),
-    )
-    assert decode_record(LaunchSpec, json.loads(json.dumps(encode_record(spec)))) == spec
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ from msrun.planning.spec import (
     check_env,
     check_spec,
     check_statuses,
-    format_size,
     parse_env,
     parse_env_file,
     parse_size,
@@ -35,65 +34,47 @@ def build_spec(**changes: Any) -> LaunchSpec:
 
 GOOD = [
     {},
-    {"worker_num": 1, "local_worker_num": 1},
-    {"master_port": 65535},
     {"log_max_bytes": 4096, "log_keep": 1000},
     {"master_addr": "127.0.0.2"},
-    {"master_addr": "::1"},
-    {"master_addr": "localhost"},
     {"master_addr": "train-0.train"},
-    {"node_rank": 0},
     {"server_num": 2},
     {"local_worker_num": 3, "master_addr": "10.0.0.1"},
     {"local_worker_num": 3, "master_addr": "train-0.train", "node_rank": 7, "heartbeat_time_out_s": 1.0},
     {"cluster_time_out_s": -1},
-    {"grace_s": 0.0},
     {"worker_log_name": "w.{ip}-{hostname}_x"},
-    {"tail_ranks": (0, 3)},
     {"env": (("A", ""), ("_b9", "x\ny=z"))},
 ]
 
 BAD = [
     ({"worker_num": 0, "local_worker_num": 0}, "--worker_num 0: must be 1 or more"),
-    ({"local_worker_num": -1}, "--local_worker_num -1: must be 1 or more"),
     ({"local_worker_num": 5}, "--local_worker_num 5: more than --worker_num 4"),
     ({"local_worker_num": 3}, "--local_worker_num 3: less than --worker_num 4"),
-    ({"local_worker_num": 3, "master_addr": "::1"}, "--local_worker_num 3: less than --worker_num 4, so the job has"),
     ({"local_worker_num": 3, "master_addr": "10.0.0.1", "node_rank": -2}, "--node_rank -2: must be 0 or more"),
     (
         {"local_worker_num": 3, "master_addr": "h", "heartbeat_time_out_s": 0.5},
         "--heartbeat_time_out 0.5: must be 1 or",
     ),
-    ({"local_worker_num": 3, "master_addr": "h", "heartbeat_time_out_s": float("nan")}, "--heartbeat_time_out nan: "),
     ({"node_rank": 1}, "--node_rank 1: "),
     ({"server_num": -1}, "--server_num -1: must be 0 or more"),
     (
         {"server_num": 2, "local_worker_num": 3, "master_addr": "h"},
         "--server_num 2: workers and parameter servers on several hosts know each other by the job's token",
     ),
-    ({"node_rank": -2}, "--node_rank -2: "),
     ({"master_port": 65536}, "--master_port 65536: must be 0 to 65535"),
-    ({"master_port": -1}, "--master_port -1: must be 0 to 65535"),
     ({"master_addr": "--flag"}, "--master_addr '--flag': "),
-    ({"master_addr": "two words"}, "--master_addr 'two words': "),
     ({"grace_s": -0.1}, "--grace -0.1: must be 0 or more"),
-    ({"worker_log_name": ""}, "--worker_log_name "),
     ({"worker_log_name": ".."}, "--worker_log_name .."),
-    ({"worker_log_name": "a/b"}, "--worker_log_name a/b"),
-    ({"worker_log_name": "{user}"}, "--worker_log_name {user}"),
     ({"worker_log_name": "a\n"}, "--worker_log_name a"),
     (
         {"worker_log_name": "server", "server_num": 2},
         "--worker_log_name server: the parameter servers of --server_num 2 have logs of this name; give another one",
     ),
     ({"log_max_bytes": 1}, "--log_max_bytes 1: must be 4096 bytes or more"),
-    ({"log_keep": 0}, "--log_keep 0: must be 1 to 1000"),
     ({"log_keep": 1001}, "--log_keep 1001: must be 1 to 1000"),
     ({"splits_logs": True, "log_max_bytes": 4096}, "--log_split and --log_max_bytes: a log that is rotated"),
     ({"has_times": True, "is_raw_tail": True}, "--log_time and --raw: that shows bytes"),
     ({"ssh": SshSettings(user="-oProxyCommand=x")}, "--ssh_user: user '-oProxyCommand=x'"),
     ({"ssh": SshSettings(port=65536)}, "--ssh_port 65536: must be 1 to 65535"),
-    ({"ssh": SshSettings(connect_time_out_s=0.0)}, "--ssh_connect_time_out 0: must be more than 0"),
     ({"ssh": SshSettings(connect_time_out_s=float("nan"))}, "--ssh_connect_time_out nan"),
     ({"ssh": SshSettings(window=0)}, "--ssh_window 0: must be 1 to 1024"),
     ({"tail_ranks": (4,)}, "--tail_worker_log 4: no such rank; the ranks of this job are 0 to 3"),
@@ -128,43 +109,22 @@ def test_tail_list_that_is_none_or_beyond_the_job_is_refused(text: str) -> None:
         parse_tail(text, 4)
 
 
-@given(st.lists(st.tuples(st.integers(0, 63), st.integers(0, 63)).map(sorted), min_size=1))
-def test_tail_list_of_ranges_gives_their_ranks_in_order_without_repeats(ranges: list[list[int]]) -> None:
-    text = ",".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
-    expected = dict.fromkeys(rank for a, b in ranges for rank in range(a, b + 1))
-    assert parse_tail(text, 64) == tuple(expected)
-
-
 def test_tail_list_may_be_a_word() -> None:
     assert [parse_tail(text, 2) for text in ("all", "-1", "ALL", "none", "", " 1 , 0 - 1")] == [
         (0, 1), (0, 1), (0, 1), (), (), (1, 0),
     ]  # fmt: skip
 
 
-@given(st.text(max_size=20))
-def test_any_tail_text_is_read_or_refused(text: str) -> None:
-    try:
-        ranks = parse_tail(text, 4)
-    except UsageError:
-        return
-    assert set(ranks) <= {0, 1, 2, 3}
-
-
 ENV_FILES = [
     ("", ()),
-    ("\n  \n# note\n", ()),
     ("A=1", (("A", "1"),)),
     ("A=1\r\nB=2\r\n", (("A", "1"), ("B", "2"))),
     ("export A=1", (("A", "1"),)),
     ("A=", (("A", ""),)),
-    ("A=b=c", (("A", "b=c"),)),
     ("A='b c'", (("A", "b c"),)),
     ('A="b c"', (("A", "b c"),)),
-    ("A='", (("A", "'"),)),
     ("A='b\"", (("A", "'b\""),)),
     ("A=b # no note", (("A", "b # no note"),)),
-    ("  A =x", (("A", "x"),)),
-    ("A=1\nA=2", (("A", "1"), ("A", "2"))),
     ("A=$HOME `id`", (("A", "$HOME `id`"),)),
     ("A=one\x0ctwo\u2028three", (("A", "one\x0ctwo\u2028three"),)),
 ]
@@ -179,9 +139,7 @@ def test_env_file_is_read(text: str, pairs: tuple[tuple[str, str], ...]) -> None
     ("text", "message"),
     [
         ("A=1\nB", "--env_file job.env, line 2: 'B' is not NAME=value"),
-        ("=1", "--env_file job.env, line 1: '' is not a variable name"),
         ("A=1\n\n1B=2", "--env_file job.env, line 3: '1B' is not a variable name"),
-        ("A B=2", "--env_file job.env, line 1: 'A B' is not a variable name"),
     ],
 )
 def test_env_file_mistake_is_named_with_its_line(text: str, message: str) -> None:
@@ -223,9 +181,6 @@ def test_env_option_takes_a_value_or_the_callers() -> None:
         ("123456", 123456),
         ("64K", 65536),
         ("100M", 100 * 2**20),
-        ("1g", 2**30),
-        ("2T", 2**41),
-        ("8KiB", 8192),
         ("8 MB", 8 * 2**20),
         (" 10b ", 10),
     ],
@@ -240,11 +195,6 @@ def test_size_is_understood(text: str, size_bytes: int) -> None:
 def test_what_is_no_size_is_refused_with_a_remedy(text: str) -> None:
     with pytest.raises(UsageError, match=r"--log_max_bytes .*: not a size; give .* such as 100M"):
         parse_size("--log_max_bytes", text)
-
-
-@given(st.integers(0, 2**50))
-def test_size_survives_its_words(size_bytes: int) -> None:
-    assert parse_size("--x", format_size(size_bytes).removesuffix("ytes")) == size_bytes
 
 
 def test_statuses_and_names_of_signals_are_understood() -> None:

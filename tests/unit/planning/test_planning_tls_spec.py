@@ -59,18 +59,13 @@ def test_documented_list_of_suites_is_refused_by_name_with_a_remedy() -> None:
     [
         ([], "is no JSON object"),
         ({"ca_cert_path": "c"}, "client_cert_path: is missing"),
-        ({"client_cert_path": "c", "ca_cert_path": ""}, "ca_cert_path: is missing"),
         ({**LEAST, "crl_paht": "x"}, "'crl_paht': no such key (did you mean crl_path?)"),
         ({**LEAST, "server_password": "x"}, "no password belongs into this file; set MSRUN_TLS_SERVER_PASSWORD"),
         ({**LEAST, "crl_path": 3}, "crl_path: 3 is no text"),
-        ({**LEAST, "crl_path": "a\0b"}, "is no text"),
         ({**LEAST, "cert_expire_warning_time_in_day": 6}, "6: must be 7 to 180 days"),
-        ({**LEAST, "cert_expire_warning_time_in_day": 181}, "181: must be 7 to 180 days"),
         ({**LEAST, "cert_expire_warning_time_in_day": True}, "true: must be 7 to 180 days"),
-        ({**LEAST, "cert_expire_warning_time_in_day": "90"}, '"90": must be 7 to 180 days'),
         ({**LEAST, "cipher_list": PSK_CIPHER}, "alone cannot be used with certificates"),
         ({**LEAST, "cipher_list": "ALL"}, "'ALL': not allowed"),
-        ({**LEAST, "cipher_list": "@SECLEVEL=0"}, "'@SECLEVEL=0': not allowed"),
     ],
 )
 def test_what_is_wrong_is_named(values: Any, reason: str) -> None:
@@ -81,7 +76,6 @@ def test_what_is_wrong_is_named(values: Any, reason: str) -> None:
     ("text", "reason"),
     [
         ("", "is empty"),
-        (" \n", "is empty"),
         ("{\n'a': 1}", "not JSON (line 2:"),
         ("[" * 100_000, "more than 100 levels deep"),
     ],

@@ -61,11 +61,6 @@ def test_two_nodes_with_hyper_threads(two_nodes: Path) -> None:
     assert topology.memory_nodes == (0, 1)
 
 
-def test_siblings_have_an_older_name_too(tmp_path: Path) -> None:
-    files = cpu_files({0: "0-1", 1: "0-1"}, {}, "thread_siblings_list") | {f"{SYSTEM}/cpu/online": "0-1\n"}
-    assert read_topology(grow(tmp_path, files), affinity=[0, 1]).cpus == (Cpu(0, 0, 0, 0), Cpu(1, 0, 0, 0))
-
-
 def test_offline_processors_do_not_exist(two_nodes: Path) -> None:
     grow(two_nodes, {f"{SYSTEM}/cpu/online": "0-2,4-6\n"})
     grow(two_nodes, {f"{SYSTEM}/node/node1/cpulist": "1,5\n"})
@@ -144,12 +139,6 @@ def test_a_mount_may_show_a_part_of_the_tree(tmp_path: Path) -> None:
     assert v2(tmp_path, "/docker/1f", {"1f/cpu.max": "50000 100000\n"}, mount).quota_cores == 0.5
 
 
-def test_blanks_in_the_mount_point(tmp_path: Path) -> None:
-    grow(tmp_path, {"proc/self/cgroup": "0::/\n", "my groups/cpu.max": "100000 50000\n"})
-    grow(tmp_path, {"proc/self/mountinfo": V2_MOUNT.replace("/sys/fs/cgroup", r"/my\040groups")})
-    assert read_cgroup_limits(tmp_path).quota_cores == 2.0
-
-
 @pytest.mark.parametrize("text", ["max 100000\n", "max\n", "", "x y\n", "100000 0\n"])
 def test_no_quota(tmp_path: Path, text: str) -> None:
     assert v2(tmp_path, "/", {"cpu.max": text}).quota_cores is None
@@ -165,15 +154,6 @@ def test_version_1(tmp_path: Path) -> None:
         "cpuset/job/cpuset.effective_cpus": "0,2\n",
     }
     assert v1(tmp_path, files) == CgroupLimits(1.5, (0, 2))
-
-
-def test_version_1_without_limits_and_on_an_old_kernel(tmp_path: Path) -> None:
-    files = {
-        "cpu,cpuacct/cpu.cfs_quota_us": "-1\n",
-        "cpu,cpuacct/cpu.cfs_period_us": "100000\n",
-        "cpuset/cpuset.cpus": "0-1\n",
-    }
-    assert v1(tmp_path, files, "/", "/") == CgroupLimits(None, (0, 1))
 
 
 def test_both_versions_at_once(tmp_path: Path) -> None:

@@ -120,17 +120,6 @@ def test_files_of_each_worker_together_are_what_it_wrote(
     assert running.said.getvalue() == ""
 
 
-def test_pipe_that_is_held_open_does_not_keep_it_once_the_server_says_so(tmp_path: Path) -> None:
-    running = Running([str(tmp_path / "a"), str(tmp_path / "b")])
-    running.send(0, b"last words of a\n")
-    running.send(1, b"last words of b")
-    running.server.send({"end": True})
-    running.wait()
-    assert (tmp_path / "a").read_bytes() == b"last words of a\n"
-    assert (tmp_path / "b").read_bytes() == b"last words of b"
-    running.release()
-
-
 def test_writer_that_nobody_stops_does_not_keep_it_when_the_server_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,26 +255,6 @@ def start(tmp_path: Path) -> Iterator[Callable[[list[str]], Server]]:
         for pid in list(server.children):
             os.kill(pid, signal.SIGKILL)
             server.wait(pid)
-
-
-def test_server_holds_no_end_of_a_pipe_after_the_start(start: Callable[[list[str]], Server], tmp_path: Path) -> None:
-    before = open_pipes()
-    server = start([str(tmp_path / "0")])
-    assert open_pipes() - before
-    server.start_writer()
-    server.start_worker(0, lambda _: None)
-    assert open_pipes() == before
-    server.pipes.end_log_writer()
-
-
-def open_pipes() -> set[str]:
-    found = set()
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            found.add(os.readlink(f"/proc/self/fd/{name}"))
-        except OSError:  # the descriptor of the listing itself
-            continue
-    return {target for target in found if target.startswith("pipe:")}
 
 
 def test_end_of_the_writer_comes_before_that_of_a_worker_which_died_of_it(

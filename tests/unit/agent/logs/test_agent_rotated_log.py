@@ -115,17 +115,6 @@ def test_log_goes_on_at_the_end_of_what_is_there(tmp_path: Path) -> None:
     assert files_of(tmp_path / "log") == [b"old\na\n", b"b\n"]
 
 
-def test_file_that_somebody_moved_away_is_not_missed(tmp_path: Path) -> None:
-    log = RotatedLog(str(tmp_path / "log"), LogRotation(2, 3))
-    log.write(bytearray(b"a\n"), 2)
-    (tmp_path / "log").rename(tmp_path / "mine")
-    log.write(bytearray(b"b\nc\n"), 4)
-    log.close()
-    assert (tmp_path / "mine").read_bytes() == b"a\n"
-    assert files_of(tmp_path / "log") == [b"b\n", b"c\n"]
-    assert log.lost_bytes == 0
-
-
 class Disk:
     """Stands for os.write: takes so many bytes and is full then."""
 

@@ -99,15 +99,6 @@ def test_memory_that_cannot_be_had_is_written_down_and_the_process_goes_on() -> 
     assert done.stderr.endswith("; going on without\n")
 
 
-def test_an_unknown_machine_is_no_crash() -> None:
-    done = run(
-        "from msrun.agent.processes import child as affinity; affinity.SET_MEMPOLICY.clear(); "
-        "affinity.apply_binding('worker 3', (), (0,)); print('went on')"
-    )
-    assert done.stdout == "went on\n"
-    assert "set_mempolicy is not known on" in done.stderr
-
-
 @pytest.fixture
 def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProgressBoard]:
     """The board of three workers; this process is rank 1."""
@@ -155,14 +146,6 @@ def test_meeting_of_the_whole_world_is_told_and_goes_on(
     assert calls == [(url, 7, {"timeout": 9})]
     told = contract.PHASE_PLAIN_TORCH if is_told else contract.PHASE_UNKNOWN
     assert phases(board) == [contract.PHASE_UNKNOWN, told, contract.PHASE_UNKNOWN]
-
-
-def test_record_that_the_runtime_keeps_is_left_alone(board: ProgressBoard) -> None:
-    from msrun.runtime.progress import ProgressRecord
-
-    ProgressRecord(str(board._path), 1).enter_phase(contract.PHASE_JOINED)
-    child._tell()
-    assert board.read(1).phase == contract.PHASE_JOINED
 
 
 @pytest.mark.parametrize("name", [contract.MSRUN_PROGRESS, contract.RANK, contract.WORLD_SIZE])

@@ -11,7 +11,6 @@ import sys
 import types
 import weakref
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,24 +49,6 @@ def test_process_with_a_live_accelerator_must_not_fork(initialised: bool) -> Non
     first, second = run_python(SINGLE_THREAD.format(initialised=initialised)).splitlines()
     assert first == "('fork', '')"
     assert second.startswith("('exec', 'torch.cuda was initialised" if initialised else "('fork', '')")
-
-
-def test_preload_imports_modules_and_lazy_names_and_reports_what_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "lazy_pkg").mkdir()
-    (tmp_path / "lazy_pkg" / "__init__.py").touch()
-    (tmp_path / "lazy_pkg" / "inner.py").touch()
-    (tmp_path / "broken_mod.py").write_text("raise RuntimeError('no')")
-    monkeypatch.syspath_prepend(tmp_path)
-    fork_server.preload(["lazy_pkg:inner", "broken_mod", "no_such_mod", "lazy_pkg:missing"])
-    assert {"lazy_pkg", "lazy_pkg.inner"} <= set(sys.modules)
-    errors = capsys.readouterr().err.splitlines()
-    assert [line.split(":")[0] for line in errors] == [
-        "preload broken_mod",
-        "preload no_such_mod",
-        "preload lazy_pkg",
-    ]
 
 
 FINALIZERS = """

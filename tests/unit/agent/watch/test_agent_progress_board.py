@@ -48,13 +48,6 @@ def test_each_worker_writes_its_own_record_only(board: ProgressBoard, tmp_path: 
     assert board.read(2).describe(0.0) == "step 2"
 
 
-def test_number_that_the_caller_gives_wins_over_counting(board: ProgressBoard, tmp_path: Path) -> None:
-    record = ProgressRecord(str(tmp_path / "progress"), 0)
-    record.begin_step(100)
-    record.begin_step()
-    assert board.read(0).steps == 100
-
-
 def test_steps_per_second_are_those_of_the_last_seconds_and_fall_while_a_step_is_overdue(
     board: ProgressBoard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,12 +96,9 @@ SLEEP = ("/usr/lib/python3.11/threading.py", "300", "wait")
     [
         ([USER], Place("", "train.py:41 in step")),
         ([C10D, LOGGER, USER], Place("all_reduce", "train.py:41 in step")),
-        ([OPS, WAIT, USER], Place("wait_tensor", "train.py:41 in step")),
         ([ENGINE, BACKWARD, USER], Place("backward", "train.py:41 in step")),
-        ([DDP, USER], Place("forward", "train.py:41 in step")),
         ([LINEAR, DDP, USER], Place("", "train.py:41 in step")),  # it computes
         ([SLEEP, USER, C10D], Place("", "train.py:41 in step")),
-        ([C10D], Place("all_reduce", "")),
     ],
 )
 def test_innermost_frames_tell_who_waits(frames: list[tuple[str, str, str]], place: Place) -> None:
@@ -113,8 +110,6 @@ def test_innermost_frames_tell_who_waits(frames: list[tuple[str, str, str]], pla
     [
         ([USER], "    work.wait()", Place("work.wait", "train.py:41 in step")),
         ([USER], "    self.work[0].wait(timeout)", Place("wait", "train.py:41 in step")),
-        ([USER], "    wait(3)", Place("", "train.py:41 in step")),
-        ([USER], "", Place("", "train.py:41 in step")),
         ([SLEEP, USER], "            self._cond.wait(timeout)", Place("", "train.py:41 in step")),  # a threading.Event
         ([("/venv/lib/python3.11/site-packages/x/comm.py", "7", "f"), USER], "w.wait()", Place("w.wait", USER_AT)),
     ],

@@ -44,10 +44,8 @@ def test_ranks_are_contiguous_by_host_however_unequal_the_hosts_are() -> None:
     "text",
     [
         "node-a\nnode-b",
-        "10.0.0.1\nNode-B",
         "a address=10.0.0.1\nb address=10.0.0.2",
         "node-a:3\nnode-b devices=5,4",
-        "node-a:3\nnode-b slots=2",
     ],
 )
 def test_table_gives_order_ranks_and_devices(text: str) -> None:
@@ -65,7 +63,6 @@ def test_table_gives_order_ranks_and_devices(text: str) -> None:
     [
         ("node-a", "t.json: its server node-b is no host of --hostfile f, line 1; .* add address=10.0.0.2 to its line"),
         ("node-a\nnode-b\nh3", "--hostfile f, line 3: h3 is no server of t.json"),
-        ("a\nb", "t.json: its server node-b is no host"),
         ("node-a slots=2\nnode-b", "line 1: node-a has 2 slots, in t.json it has 3"),
         ("node-a\nnode-b devices=4,6", "line 2: node-b has devices 4, 6, but 4-5 in t.json"),
     ],
@@ -135,27 +132,17 @@ def test_lives_of_jobs(size: int, spares: int, data: st.DataObject) -> None:
 
 SLOTS = [
     ("h1:8,h2:4", None, None, [8, 4]),
-    ("h1:8,h2:4", 12, None, [8, 4]),
-    ("h1,h2", None, None, [1, 1]),
     ("h1,h2", None, 8, [8, 8]),
-    ("h1,h2", 16, 8, [8, 8]),
     ("h1,h2", 16, None, [8, 8]),
     ("h1:2,h2,h3", 8, None, [2, 3, 3]),
-    ("h1:2,h2", None, 4, [2, 4]),
-    ("h1:4,h2:4", None, 4, [4, 4]),
 ]
 
 REFUSED = [
     ("h1:8,h2:4", 8, None, "--worker_num 8: the slots of 2 hosts add up to 12; make them equal"),
-    ("h1:2", 3, None, "--worker_num 3: the slots of h1 add up to 2"),
-    ("h1,h2", 8, 2, "--worker_num 8: the slots of 2 hosts add up to 4"),
     ("h1,h2,h3", 8, None, r"--worker_num 8: leaves 8 workers for 3 hosts without slots \(h\[1-3\]\), which cannot"),
     ("h1,h2", 1, None, "leaves 1 worker for 2 hosts without slots"),
-    ("h1,h2", 0, None, "leaves 0 workers"),
     ("h1:8,h2", 8, None, r"leaves 0 workers for h2 without slots \(h2\)"),
-    ("h1:8,h2", 4, None, "leaves -4 workers for h2"),
     ("h1,h2", None, 0, "--local_worker_num 0: must be 1 to 4096"),
-    ("h1,h2", None, -1, "--local_worker_num -1: must be"),
     ("h1:8,h2:4", None, 8, "--local_worker_num 8: --hosts gives h2 4 slots; leave --local_worker_num out"),
 ]
 

@@ -93,14 +93,9 @@ def test_names_that_no_shell_could_set_stay() -> None:
     [
         ("", "--forward_env '': not a name and no pattern"),
         ("A=1", "--forward_env 'A=1': .*--env gives a variable a value"),
-        ("A B", "'A B': not a name"),
-        ("A,B", "'A,B': not a name"),
-        ("2X", "'2X': not a name"),
         ("A\n", "not a name"),
         ("HOME", "--forward_env HOME: belongs to this host or its login; --env HOME=VALUE sets it"),
-        ("CUDA_VISIBLE_DEVICES", "belongs to this host"),
         ("RANK", "--forward_env RANK: msrun sets it for every worker; leave it out"),
-        ("MASTER_ADDR", "msrun sets it"),
     ],
 )
 def test_pattern_is_refused(pattern: str, message: str) -> None:

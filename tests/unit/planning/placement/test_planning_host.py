@@ -29,11 +29,9 @@ def host(gpus: int = 0, npus: int = 0) -> HostFacts:
     ("asked", "facts", "target", "reason"),
     [
         ("auto", host(), "cpu", "no accelerator on h"),
-        ("auto", host(gpus=4), "gpu", "4 CUDA devices on h"),
         ("auto", host(npus=4), "ascend", "4 Ascend devices on h"),
         ("auto", host(gpus=4, npus=4), "ascend", "4 Ascend devices on h"),
         ("cpu", host(gpus=1), "cpu", "--device_target"),
-        ("gpu", host(gpus=4), "gpu", "--device_target"),
     ],
 )
 def test_device_target_is_what_the_host_has(asked: str, facts: HostFacts, target: str, reason: str) -> None:
@@ -73,29 +71,19 @@ NPUS = tuple(Device(str(number)) for number in (4, 5, 6, 7))
     ("preset", "names", "why"),
     [
         (None, ("0", "1", "2"), ""),
-        ("0,1,2", ("0", "1", "2"), ""),
-        ("2,1", ("2", "1"), ""),
         (" 2 , +1", ("2", "1"), ""),
         ("1gpu,2x", ("1", "2"), ""),  # read as strtoul does
         ("", (), "CUDA_VISIBLE_DEVICES is empty"),
-        ("-1", (), "'-1' is none of the host's 3 devices"),
         ("0,2,-1,1", ("0", "2"), "'-1' is none"),
         ("0,9,1", ("0",), "CUDA_VISIBLE_DEVICES=0,9,1: '9' is none of the host's 3 devices or not allowed there, and "),
-        ("0,,1", ("0",), "'' is none"),
-        ("none", (), "'none' is none"),
         ("NoDevFiles", (), "'NoDevFiles' is none"),
         ("0,1,0", (), "0 is named twice, and CUDA then shows no device"),
         ("GPU-8932,GPU-777", ("0", "2"), ""),
-        ("gpu-8932", (), "'gpu-8932' is none"),
         ("GPU-8932F937", ("0",), ""),
         ("GPU-893", (), "'GPU-893' is none"),  # two GPUs begin so
         ("GPU-777,GPU-abc,GPU-8932", ("2",), "'GPU-abc' is none"),
-        ("GPU-777,GPU-7777", (), "GPU-7777 is named twice"),
         ("GPU-777,1", ("2",), "'1' is none"),
-        ("1,GPU-777", ("1",), "'GPU-777' is none"),
-        ("MIG-1f", ("MIG-1f",), ""),
         ("MIG-1f,MIG-2e", ("MIG-1f",), "CUDA shows a process one MIG device only"),
-        ("MIG-1f,MIG-1f", (), "is named twice"),
         ("MIG-GPU-8932/1/0", ("MIG-GPU-8932/1/0",), ""),
     ],
 )
@@ -110,14 +98,11 @@ def test_cuda_rules(preset: str | None, names: tuple[str, ...], why: str) -> Non
     ("preset", "names", "why"),
     [
         (None, ("4", "5", "6", "7"), ""),
-        ("1,3", ("5", "7"), ""),
         ("3,1", ("7", "5"), ""),
         ("", (), "ASCEND_RT_VISIBLE_DEVICES is empty"),
         ("0, 1,2", ("4",), "' 1' is none"),
-        ("1,3,8", ("5", "7"), "'8' is none"),
         ("1,2,-1,3", ("5", "6"), "'-1' is none"),
         ("1,1", ("5",), "'1' is none of the host's 4 devices or not allowed there"),
-        ("1x", (), "'1x' is none"),
     ],
 )
 def test_ascend_rules(preset: str | None, names: tuple[str, ...], why: str) -> None:
@@ -140,9 +125,7 @@ def test_no_value_shows_a_device_twice_or_one_that_is_not_there(preset: str) -> 
     [
         ("", ()),
         ("\n", ()),
-        ("0\n", (0,)),
         ("0-3,8\n", (0, 1, 2, 3, 8)),
-        ("8,0-1,1", (0, 1, 8)),
         (" 4 , 6-7 ", (4, 6, 7)),
     ],
 )

@@ -141,15 +141,6 @@ def test_job_that_ends_for_good_says_why_it_does_not_start_again(tmp_path: Path)
     job.close()
 
 
-def test_signal_that_comes_when_a_restart_is_decided_ends_the_job(tmp_path: Path) -> None:
-    job = Job(tmp_path, node_rank=1)
-    job.do("run", "fail", "signal SIGTERM")
-    job.order("restart", attempt=1, delay_s=0.0)
-    assert job.attempt.number == 1 and job.attempt.end_reason() == "stopped by SIGTERM"
-    assert [one["can_continue"] for one in job.told_of("ended") if one["attempt"] == 1] == [False]
-    job.close()
-
-
 @pytest.mark.parametrize(
     ("start_method", "reason"), [("fork", "threads were started by imports"), ("auto", "asked for")]
 )

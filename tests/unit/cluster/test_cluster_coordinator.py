@@ -146,22 +146,6 @@ def test_job_does_not_start_again_when(why: str) -> None:
 GOOD = encode_record(report(3))
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        None,
-        [],
-        {"failure": {"reason": "r"}},
-        {**GOOD, "failure": {**GOOD["failure"], "first_failure": {"global_rank": 2}}},
-        {**GOOD, "failure": {**GOOD["failure"], "others": [{"state": "failed"}]}},
-        {**GOOD, "lost_peer": "yes"},
-    ],
-)
-def test_report_that_is_none_is_refused(value: object) -> None:
-    with pytest.raises(ValueError):
-        coordinator().hear(1, {"type": "failed", "attempt": 0, "report": value})
-
-
 def test_report_is_cut_to_size_and_is_that_of_the_host_which_tells_it() -> None:
     job = coordinator()
     long = {**GOOD, "failure": {**GOOD["failure"], "reason": "x" * 10**5, "exit_code": 1000}}

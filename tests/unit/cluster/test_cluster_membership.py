@@ -99,13 +99,10 @@ EXIT_1 = 1
     [
         (0, 0, EXIT_1, None),
         (1, 0, EXIT_1, 0.0),
-        (1, 1, EXIT_1, None),
         (3, 1, EXIT_1, 1.0),
-        (3, 2, EXIT_1, 2.0),
         (3, 0, None, 0.0),
         (3, 0, contract.EXIT_DO_NOT_RESTART, None),
         (3, 0, 127, None),
-        (3, 0, 126, None),
     ],
 )
 def test_delay_before_a_restart(max_restarts: int, done: int, exit_code: int | None, delay_s: float | None) -> None:

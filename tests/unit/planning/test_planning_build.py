@@ -153,28 +153,6 @@ def test_only_what_no_import_reads_is_told_to_the_server_later(
     assert server.working_directory == plan.hosts[0].working_directory
 
 
-def test_modules_of_the_user_wait_until_the_job_starts(script: Path) -> None:
-    server = early(spec_of(script.parent, **OF_TWO, preload=("yaml", "torch.fx", "numpyro")))
-    assert server is not None
-    assert server.imports == ("torch.nn", "msrun.runtime:init", "torch.fx")
-
-
-@pytest.mark.parametrize(
-    ("text", "caller", "changes"),
-    [
-        ("import json\n", {}, {}),
-        ("import torch\n", {}, {"start_method": "exec"}),
-        ("import torch\n", {"OMP_PROC_BIND": "close"}, {}),
-    ],
-    ids=["nothing to import", "exec is asked for", "OpenMP binds processes"],
-)
-def test_without_anything_to_import_no_server_is_started_early(
-    script: Path, text: str, caller: dict[str, str], changes: dict[str, Any]
-) -> None:
-    script.write_text(text)
-    assert early(spec_of(script.parent, **OF_TWO, **changes), caller) is None
-
-
 TORCH_ONLY = HostFacts("node-a", "127.0.0.1", tuple(range(8)))
 REAL = replace(TORCH_ONLY, mindspore_version="2.10.0")
 NEITHER = replace(TORCH_ONLY, has_torch=False)
@@ -194,10 +172,7 @@ def script_with(folder: Path, text: str, **changes: Any) -> LaunchSpec:
         ("from layers.dense import Dense", REAL, "real"),
         ("import mindspore", TORCH_ONLY, "torch"),
         ("import mindspore", NEITHER, "none"),
-        ("import torch", REAL, "none"),
-        ("from .mindspore import x", REAL, "none"),
         ("import msrun.mindspore as ms", REAL, "none"),
-        ("import mindspore if", REAL, "none"),
     ],
 )
 def test_a_script_that_imports_mindspore_gets_the_one_that_is_there(

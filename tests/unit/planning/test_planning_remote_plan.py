@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -110,23 +109,9 @@ def test_scheduler_is_on_the_first_host(hostfile: str, master_addr: str, expecte
     assert plan_for(hostfile, master_addr=master_addr).master_addr == expected
 
 
-def test_one_host_elsewhere_is_a_job_of_one_host() -> None:
-    plan = plan_for("h1 slots=2 user=me")
-    assert plan.fleet == ()
-    assert "fleet" not in json.loads(rendered(plan, as_json=True))
-    text = rendered(plan, as_json=False)
-    assert "2 workers on 1 host" in text and "rendezvous   FileStore; MASTER_ADDR 127.0.0.1" in text
-
-
 def test_ranks_and_devices_of_a_table_are_those_of_the_plan() -> None:
     table = (HostAssignment(0, "b", "10.0.0.2", (0, 3), (4, 5)), HostAssignment(1, "a", "10.0.0.1", (2, 1), (0, 1)))
     plan = plan_for("h1:2\nh2:2", table_hosts=table, rank_table_file=Path("/t.json"))
     assert [(worker.global_rank, worker.device_id) for worker in plan.hosts[0].workers] == [(0, 4), (3, 5)]
     assert [(worker.global_rank, worker.device_id) for worker in plan.hosts[1].workers] == [(2, 0), (1, 1)]
     assert (plan.master_addr, plan.rank_table_file) == ("10.0.0.2", "/t.json")
-
-
-def test_variables_that_openmp_binds_by_make_workers_start_by_exec() -> None:
-    plan = plan_for(caller={"OMP_PROC_BIND": "true"})
-    assert {host.start_method for host in plan.hosts} == {"exec"}
-    assert any("OMP_PROC_BIND" in note for note in plan.notes)

@@ -127,11 +127,3 @@ def test_first_place_on_the_path_counts_and_longer_names_are_others(
     names = ("gone", "archive.zip", "one", "two", "three")
     monkeypatch.setattr("sys.path", [str(tmp_path / name) for name in names])
     assert installed_version("torch") == "2.1.0+cpu"
-
-
-def test_package_without_such_a_folder_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "old.egg-info").mkdir()
-    (tmp_path / "old.egg-info" / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: old\nVersion: 0.7\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert installed_version("old") == "0.7"
-    assert installed_version("no_such_package") == ""

@@ -6,9 +6,9 @@ import io
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -184,94 +184,20 @@ def test_pipe_of_a_worker_that_has_ended_is_closed(tmp_path: Path) -> None:
     running.release()
 
 
-ROTATION = LogRotation(4096, 3)
-
-
-class Server:
-    """Forks as the fork server does."""
-
-    def __init__(self, pipes: LogPipes) -> None:
-        self.pipes = pipes
-        self.children: list[int] = []
-
-    def fork(self, process_id: int, body: Callable[[], int]) -> int:
-        pid = os.fork()
-        if pid == 0:
-            status = 99
-            try:
-                status = body()
-            finally:
-                os._exit(status)
-        self.children.append(pid)
-        self.pipes.started(process_id, pid)
-        return pid
-
-    def start_writer(self) -> int:
-        pipes = self.pipes
-
-        def body() -> int:
-            null = os.open(os.devnull, os.O_WRONLY)
-            sys.stdout = os.fdopen(null, "w")
-            kept = set(pipes.log_writer_fds)
-            for name in os.listdir("/proc/self/fd"):
-                if int(name) > 2 and int(name) not in kept and int(name) != null:
-                    try:
-                        os.close(int(name))
-                    except OSError:
-                        continue
-            return pipes.run_log_writer()
-
-        return self.fork(LOG_WRITER_ID, body)
-
-    def start_worker(self, global_rank: int, body: Callable[[int], None]) -> int:
-        output = self.pipes.output_fd(global_rank)
-        assert output is not None
-
-        def work() -> int:
-            for rank in range(8):
-                other = self.pipes.output_fd(rank)
-                if other is not None and other != output:
-                    os.close(other)
-            body(output)
-            return 0
-
-        return self.fork(global_rank, work)
-
-    def wait(self, pid: int) -> int:
-        self.children.remove(pid)
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[list[str]], Server]]:
-    servers = []
-
-    def build(paths: list[str]) -> Server:
-        servers.append(Server(LogPipes(ROTATION, dict(enumerate(paths)))))
-        return servers[-1]
-
-    yield build
-    for server in servers:
-        for pid in list(server.children):
-            os.kill(pid, signal.SIGKILL)
-            server.wait(pid)
-
-
-def test_end_of_the_writer_comes_before_that_of_a_worker_which_died_of_it(
-    start: Callable[[list[str]], Server], tmp_path: Path
-) -> None:
-    server = start([str(tmp_path / "0")])
-    writer = server.start_writer()
+def test_end_of_the_writer_comes_before_that_of_a_worker_which_died_of_it(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    writer, pipes = process.pid, LogPipes(LogRotation(4096, 3), {0: str(tmp_path / "0")})
+    pipes.started(LOG_WRITER_ID, writer)
     assert not is_exiting(writer)
-    assert server.pipes.writer_first([(1, 256, 0.0)]) == [(1, 256, 0.0)]
-    os.kill(writer, signal.SIGKILL)
+    assert pipes.writer_first([(1, 256, 0.0)]) == [(1, 256, 0.0)]
+    process.kill()
     wait_until(lambda: is_exiting(writer), "the log writer ends")
-    assert server.pipes.writer_first([(1, 0, 0.0)]) == [(1, 0, 0.0)], "no reason to look for the writer"
-    (first, status, _), second = server.pipes.writer_first([(1, signal.SIGPIPE, 0.0)])
+    assert pipes.writer_first([(1, 0, 0.0)]) == [(1, 0, 0.0)], "no reason to look for the writer"
+    (first, status, _), second = pipes.writer_first([(1, signal.SIGPIPE, 0.0)])
     assert (first, status, second) == (writer, signal.SIGKILL, (1, signal.SIGPIPE, 0.0))
-    server.children.remove(writer)
-    assert server.pipes.writer_first([(1, 9, 0.0), (writer, 9, 0.0)]) == [(writer, 9, 0.0), (1, 9, 0.0)]
-    assert server.pipes.end_log_writer() is None
+    assert pipes.writer_first([(1, 9, 0.0), (writer, 9, 0.0)]) == [(writer, 9, 0.0), (1, 9, 0.0)]
+    assert pipes.end_log_writer() is None
+    process.communicate()
 
 
 @given(st.integers(0, 5000))

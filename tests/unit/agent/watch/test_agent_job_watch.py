@@ -172,16 +172,6 @@ def test_worker_that_ended_well_without_joining_is_named_as_soon_as_another_has_
     assert error.exit_code == 3
 
 
-def test_worker_that_had_joined_may_end(meeting: Meeting) -> None:
-    meeting.enter(contract.PHASE_PLAIN_TORCH, 0, 1)
-    meeting.enter(contract.PHASE_LEFT, 2)
-    for rank in (1, 2):
-        meeting.membership.exited(rank, 0, 1.0)
-        meeting.watch.note_done(rank)
-    assert not meeting.watch.is_urgent
-    assert meeting.look(1e6) is None
-
-
 def test_rank_of_another_host_that_never_came_is_named_until_the_next_attempt(meeting: Meeting) -> None:
     meeting.watch.note_absent((7,))
     meeting.enter(contract.PHASE_JOINED, 0)

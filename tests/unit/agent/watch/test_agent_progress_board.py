@@ -68,18 +68,6 @@ def test_steps_per_second_are_those_of_the_last_seconds_and_fall_while_a_step_is
     assert told.steps_per_s(now + 1000.0) == pytest.approx(0.1, rel=0.5)
 
 
-def test_run_that_goes_on_at_a_later_step_is_in_its_first_step_until_the_second_begins(
-    board: ProgressBoard, tmp_path: Path
-) -> None:
-    record = ProgressRecord(str(tmp_path / "progress"), 0)
-    record.begin_run(500, 800)
-    record.begin_step()
-    told = board.read(0)
-    assert (told.steps, told.total, told.is_past_first_step, told.steps_per_s(1e9)) == (501, 800, False, None)
-    record.begin_step()
-    assert board.read(0).is_past_first_step
-
-
 def test_joining_counts_as_waiting_until_the_worker_has_joined(board: ProgressBoard, tmp_path: Path) -> None:
     record = ProgressRecord(str(tmp_path / "progress"), 1)
     record.enter_phase(contract.PHASE_JOINING)

@@ -37,14 +37,11 @@ def with_local(job: Surroundings, count: int) -> Surroundings:
 @pytest.mark.parametrize(
     ("job", "devices", "given", "workers"),
     [
-        (TWO, 0, {}, (2, 1)),
         (TWO, 4, {}, (8, 4)),
         (with_local(TWO, 3), 4, {}, (6, 3)),
         (with_local(TWO, 3), 4, {"worker_num": 4}, (4, 2)),
-        (with_local(TWO, 3), 4, {"local_worker_num": 5}, (10, 5)),
         (with_local(TWO, 3), 4, {"worker_num": 12, "local_worker_num": 4}, (12, 4)),
         (POD, 4, {"worker_num": 16}, (16, 4)),
-        (POD, 0, {"worker_num": 4, "local_worker_num": 2}, (4, 2)),
     ],
 )
 def test_number_of_workers_comes_from_the_nearest_that_says_it(
@@ -73,13 +70,6 @@ def test_workers_with_too_few_processors_are_said(cpus: int, is_said: bool) -> N
     assert told(job).lines[1:] == (("a job: 3 workers share 1 CPU here; ask for more",) if is_said else ())
 
 
-def test_what_is_given_wins() -> None:
-    given = {"node_rank": 0, "master_addr": "other", "master_port": 99, "local_worker_num": 2}
-    found = told(TWO, **given)
-    assert found.options == {"worker_num": 4}
-    assert found.lines == ("a job: node 0 of 2, 2 workers here, master other:99 (NODES)",)
-
-
 def test_pods_whose_number_nobody_says_are_counted_from_the_workers() -> None:
     (line,) = told(POD, worker_num=10, local_worker_num=4).lines
     assert line == "a pod: node 1 of 3, 4 workers here, master p-0.s:8118 (INDEX, /etc/hosts)"
@@ -100,7 +90,6 @@ def test_pods_whose_number_nobody_says_are_counted_from_the_workers() -> None:
             {},
             "a pod: is one of a job's, but no variable says how many those are; give --worker_num and --local",
         ),
-        (POD, 8, {}, "give --worker_num, or --discover=False"),
         (POD, 0, {"worker_num": 4}, "give --local_worker_num, or --discover=False"),
         (Surroundings(name="x", node_num=Told(2, "N"), remedy="do this"), 0, {}, "x: no variable says the address of "),
         (Surroundings(name="x", node_num=Told(2, "N")), 0, {}, "give --master_addr ADDRESS on every host"),
@@ -118,11 +107,9 @@ def test_what_is_missing_or_does_not_fit_is_named(
     ("job", "devices", "given"),
     [
         (POD, 8, {"worker_num": 8}),
-        (POD, 8, {"worker_num": 2}),
         (Surroundings(name="x", node_rank=Told(3, "INDEX")), 8, {}),
         (Surroundings(name="x", node_rank=Told(3, "INDEX")), 0, {"worker_num": 16}),
         (ONE, 8, {"worker_num": 2}),
-        (ONE, 8, {}),
     ],
 )
 def test_a_job_on_one_host_stays_one(job: Surroundings, devices: int, given: dict[str, int]) -> None:

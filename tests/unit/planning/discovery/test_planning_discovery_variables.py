@@ -59,12 +59,9 @@ def found(environ: dict[str, str]) -> Surroundings:
     ("environ", "name", "expected"),
     [
         (SKYPILOT, "SkyPilot task sky-2026-train-7", (2, 1, 4, "10.0.0.4")),
-        ({**SKYPILOT, "SKYPILOT_NUM_NODES": ""}, "SkyPilot task sky-2026-train-7", (2, 1, 4, "10.0.0.4")),
         ({**SKYPILOT, "SKYPILOT_NUM_GPUS_PER_NODE": "0"}, "SkyPilot task sky-2026-train-7", (2, 1, None, "10.0.0.4")),
         (DSTACK, "dstack run train-7", (2, 1, 8, "10.0.0.4")),
-        ({**DSTACK, "DSTACK_NODES_NUM": "1", "DSTACK_NODE_RANK": "0"}, "dstack run train-7", (1, None, 8, None)),
         (SAGEMAKER, "SageMaker job resnet-7", (3, 1, 8, "algo-1")),
-        ({**SAGEMAKER, "SM_HOSTS": '["algo-2"]'}, "SageMaker job resnet-7", (1, None, 8, None)),
         (VERTEX, "Vertex AI job", (3, 2, None, "cmle-training-workerpool0-0")),
         (AZURE, "Azure ML run plum_7", (2, 1, None, "10.0.0.4")),
         (LWS, "LeaderWorkerSet pod", (3, 2, None, "lws-0.lws.default")),
@@ -106,13 +103,11 @@ def test_a_world_size_beside_a_node_rank_is_that_of_workers() -> None:
     ("environ", "words"),
     [
         ({**SKYPILOT, "SKYPILOT_NUM_NODES": "3"}, "SKYPILOT_NUM_NODES=3: but SKYPILOT_NODE_IPS has 2 hosts"),
-        ({**SKYPILOT, "SKYPILOT_NODE_RANK": "2"}, "SKYPILOT_NODE_RANK=2: must be below SKYPILOT_NUM_NODES=2"),
         ({**SAGEMAKER, "SM_HOSTS": "algo-1"}, "SM_HOSTS='algo-1': JSON of a list of hosts is expected"),
         ({**SAGEMAKER, "SM_CURRENT_HOST": "algo-9"}, "SM_CURRENT_HOST=algo-9: is not in SM_HOSTS"),
         ({"CLUSTER_SPEC": '{"cluster": {}}'}, "CLUSTER_SPEC: cluster with workerpool0 and task are expected"),
         ({**AZURE, "RANK": "3"}, "RANK=3 on node 1: Azure ML starts msrun once per worker; set process_count_per"),
         ({**JSRUN, "JSM_NAMESPACE_LOCAL_SIZE": "4"}, "jsrun starts msrun once per worker; start it once per host"),
-        ({**HYDRA, "MPI_LOCALNRANKS": "2"}, "mpiexec starts msrun once per worker; start it once per host"),
         ({**PLAIN, "MASTER_ADDR": "localhost", "NNODES": "2"}, "MASTER_ADDR=localhost: other hosts cannot be reached"),
     ],
 )
@@ -126,11 +121,6 @@ def test_variables_that_cannot_be_right_are_refused(environ: dict[str, str], wor
 def test_a_launcher_that_tells_no_address_has_it_asked_for(environ: dict[str, str]) -> None:
     with pytest.raises(UsageError, match=r"no variable says the address of node 0; add --master_addr ADDRESS"):
         find_host_options(found(environ), OPTIONS, (), lambda: 2)
-
-
-def test_a_rank_of_pmix_alone_is_not_taken_for_a_job_of_one_host() -> None:
-    with pytest.raises(UsageError, match=r"PMIx: is one of a job's, but no variable says how many those are"):
-        find_host_options(found({"PMIX_RANK": "0", "PMIX_NAMESPACE": "prun-1"}), OPTIONS, (), lambda: 0)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from msrun.planning.placement.binding import (
     WorkerBinding,
     bind_workers,
     self_binding,
-    thread_note,
     threads_per_worker,
 )
 from msrun.planning.placement.host import Cpu, Topology, flat_topology
@@ -119,12 +118,6 @@ def test_workers_get_cores_of_the_node_of_their_device() -> None:
         "an even share near its device: NUMA node 1",
         "an even share near its device: NUMA node 0",
     ]
-
-
-def test_a_share_may_be_filled_up_from_elsewhere() -> None:
-    binding = bind(with_devices({"0": 0, "1": 0, "2": 1}), 3)
-    assert cpus_of(binding) == [(0, 1, 2), (3, 6, 7), (4, 5)]
-    assert binding.workers[1].reason == "an even share near its device: NUMA node 0, and 2 from elsewhere"
 
 
 # -- --bind_numa ----------------------------------------------------------------------------------------------------
@@ -232,22 +225,6 @@ def test_threads_are_the_cores_that_a_worker_has_for_itself(
     topology: Topology, workers: list[WorkerBinding], threads: tuple[int, ...]
 ) -> None:
     assert threads_per_worker(topology, workers) == threads
-
-
-@pytest.mark.parametrize(
-    ("topology", "workers", "text"),
-    [
-        (SMT, [on(), on()], "OMP_NUM_THREADS=2 for each worker (cores shared evenly; set it to change)"),
-        (SMT, [on(0, 1), on(2)], "OMP_NUM_THREADS=1 to 2 for each worker (its own cores; set it to change)"),
-        (
-            limited(1.5),
-            [on()],
-            "OMP_NUM_THREADS=1 for each worker (its part of the cgroup's limit of 1.5 CPUs; set it to change)",
-        ),
-    ],
-)
-def test_note_says_the_number_and_why(topology: Topology, workers: list[WorkerBinding], text: str) -> None:
-    assert thread_note(topology, workers) == text
 
 
 def test_variables_that_let_openmp_bind_processes_are_found() -> None:

@@ -13,6 +13,7 @@ from msrun.errors import UsageError
 from msrun.planning.environment import (
     blas_threads,
     common_environment,
+    of_rank,
     rank_environment,
     server_environment,
 )
@@ -42,6 +43,11 @@ def build(
         threads=3,
         server_token="secret",
     )
+
+
+def test_a_value_that_names_a_number_of_the_worker_has_that_number() -> None:
+    env = (("CACHE", "/tmp/{rank}/{local_rank}_{node_rank}_{rank}"), ("JSON", '{"rank": 1, "x": {}}'), ("PLAIN", "a"))
+    assert of_rank(env, {"rank": 9, "local_rank": 1, "node_rank": 2}) == {"CACHE": "/tmp/9/1_2_9"}
 
 
 def test_common_and_rank_variables_are_those_of_the_contract() -> None:

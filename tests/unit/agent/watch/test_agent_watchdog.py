@@ -14,9 +14,9 @@ import pytest
 from job_runner import wait_until
 
 from msrun import contract
-from msrun.agent.watch.progress_board import ProgressBoard
+from msrun.agent.watch.progress_board import Progress, ProgressBoard
 from msrun.agent.watch.stacks import kernel_state
-from msrun.agent.watch.watchdog import Hang, Watchdog
+from msrun.agent.watch.watchdog import Hang, Watchdog, find_lagging
 from msrun.runtime.progress import ProgressRecord
 
 LIMIT_S = 100.0
@@ -139,6 +139,16 @@ def test_time_in_which_the_machine_slept_does_not_count(job: Job) -> None:
     assert job.look_on(watchdog, LIMIT_S / 2) is None
 
 
-def cpu_s(pid: int) -> float:
-    fields = Path("/proc", str(pid), "stat").read_bytes().rpartition(b")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def test_new_steps_are_progress_without_a_word_in_the_log(job: Job) -> None:
+    watchdog = job.start(SLEEPING, SLEEPING)
+    record = job.record(0)
+    record.enter_phase(contract.PHASE_JOINED)
+    assert job.look_on(watchdog, 3 * LIMIT_S, record.begin_step) is None
+
+
+def test_where_nobody_waits_the_ranks_with_the_fewest_steps_are_behind() -> None:
+    running = dict.fromkeys(range(3), os.getpid())
+    records = {rank: Progress(steps=steps) for rank, steps in enumerate((4, 3, 4))}
+    assert find_lagging(records, running) == (1,)
+    records[0] = Progress(steps=4, is_waiting=True)
+    assert find_lagging(records, running) == (1, 2), "one waits: for all that are in no collective"

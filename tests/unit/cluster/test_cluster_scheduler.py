@@ -9,11 +9,10 @@ import resource
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import ClassVar
+from unittest import mock
 
 import pytest
 from torch.distributed import TCPStore
@@ -141,81 +140,41 @@ def test_store_that_nobody_needs_leaves_its_address_to_whoever_opens_one() -> No
             listen(*address).close()
 
 
-class NotedHost:
-    """A `StoreHost` that notes what it is asked for."""
-
-    asked: ClassVar[list[object]] = []
-    is_wanted_late = False
-
-    def __init__(self, listener: socket.socket, record: Record, max_bytes: int) -> None:
-        listener.close()
-
-    def open(self) -> None:
-        self.asked.append("open late" if self.is_wanted_late else "open")
-
-    def do_without(self, *, is_store_needed: bool) -> None:
-        self.asked.append(f"do without, needed: {is_store_needed}")
-
-    def renew(self) -> None:
-        self.asked.append("renew")
-
-
-def run_with(
-    monkeypatch: pytest.MonkeyPatch, *messages: Message, has_torch: bool = True, is_loaded: bool = False
-) -> tuple[int, list[object], list[Message]]:
-    """Return how a scheduler ends whose agent says this and goes, what it asks of the store, and what it answers."""
-    NotedHost.asked.clear()
+@pytest.mark.parametrize(
+    ("told", "start_method", "has_torch", "is_loaded", "asked", "is_late"),
+    [
+        ({}, "fork", True, False, [mock.call.open()], True),
+        ({}, "fork", True, True, [mock.call.open()], False),
+        ({}, "exec", True, False, [mock.call.open()], False),
+        ({"has_store": False}, "fork", True, False, [], False),
+        ({"has_store": False}, "fork", False, False, [], False),
+        ({}, "fork", False, False, [mock.call.do_without(is_store_needed=True)], False),
+        ({"is_store_needed": False}, "fork", False, False, [mock.call.do_without(is_store_needed=False)], False),
+    ],
+)
+def test_store_is_opened_late_where_workers_may_never_ask_and_by_rank_0_where_there_is_no_torch(
+    monkeypatch: pytest.MonkeyPatch,
+    told: Message,
+    start_method: str,
+    has_torch: bool,
+    is_loaded: bool,
+    asked: list[object],
+    is_late: bool,
+) -> None:
+    host = mock.Mock(is_wanted_late=False)
+    at_once = SimpleNamespace(Thread=lambda target, daemon: SimpleNamespace(start=target))
     modules = {"torch": None} if is_loaded else {}
     monkeypatch.setattr(scheduler, "sys", SimpleNamespace(modules=modules, stdout=io.StringIO()))
     monkeypatch.setattr(scheduler, "find_spec", lambda name: object() if has_torch else None)
-    monkeypatch.setattr(scheduler, "StoreHost", NotedHost)
-    monkeypatch.setattr(scheduler, "threading", SimpleNamespace(Thread=RunsAtOnce))
+    monkeypatch.setattr(scheduler, "StoreHost", lambda listener, *_: (listener.close(), host)[1])
+    monkeypatch.setattr(scheduler, "threading", at_once)
+    job = {"type": "job", "job_id": "j", "world_size": 1, "host": "h", **told}
     ours, theirs = socket.socketpair()
     with ours, socket.socket() as listener:
-        ours.sendall(b"".join(map(encode_message, messages)))
+        ours.sendall(b"".join(map(encode_message, [job, {"type": "ready", "start_method": start_method}])))
         ours.shutdown(socket.SHUT_WR)
-        code = run_scheduler(theirs.detach(), listener.detach())
-        return code, list(NotedHost.asked), Channel(ours.dup()).receive()
-
-
-class RunsAtOnce:
-    """A thread that is done when it has been started; the process must be able to end without it."""
-
-    def __init__(self, target: Callable[[], None], daemon: bool) -> None:
-        assert daemon
-        self._target = target
-
-    def start(self) -> None:
-        self._target()
-
-
-JOB: Message = {"type": "job", "job_id": "j", "world_size": 1, "host": "h"}
-READY: Message = {"type": "ready", "start_method": "fork"}
-
-
-@pytest.mark.parametrize(
-    ("start_method", "is_loaded", "asked"),
-    [("fork", False, "open late"), ("fork", True, "open"), ("exec", False, "open"), ("exec", True, "open")],
-)
-def test_store_is_opened_late_where_torch_is_not_loaded_and_workers_may_never_ask(
-    monkeypatch: pytest.MonkeyPatch, start_method: str, is_loaded: bool, asked: str
-) -> None:
-    ready = {**READY, "start_method": start_method}
-    assert run_with(monkeypatch, JOB, ready, is_loaded=is_loaded)[1] == [asked]
-
-
-@pytest.mark.parametrize(
-    ("told", "asked"),
-    [
-        ({}, ["do without, needed: True"]),
-        ({"is_store_needed": False}, ["do without, needed: False"]),
-        ({"has_store": False}, []),
-    ],
-)
-def test_host_of_the_scheduler_may_have_no_torch(
-    monkeypatch: pytest.MonkeyPatch, told: Message, asked: list[str]
-) -> None:
-    assert run_with(monkeypatch, {**JOB, **told}, READY, has_torch=False)[1] == asked
+        run_scheduler(theirs.detach(), listener.detach())
+    assert (host.method_calls, host.is_wanted_late) == (asked, is_late)
 
 
 def test_memory_is_limited_to_so_much_more_than_there_is_now(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +21,7 @@ from msrun.agent.host.host_facts import read_topology
 from msrun.agent.processes import child
 from msrun.agent.processes.child import MPOL_BIND, MPOL_PREFERRED, SET_MEMPOLICY
 from msrun.agent.watch.progress_board import PROGRESS_BOARD, ProgressBoard
+from msrun.runtime.progress import ProgressRecord
 
 IMPORT = "from msrun.agent.processes.child import apply_binding"
 FIRST = min(os.sched_getaffinity(0))
@@ -111,17 +113,15 @@ def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProgressB
         yield board
 
 
-def rendezvous() -> tuple[ModuleType, list[tuple[Any, ...]]]:
-    """Return a module as torch's, whose one handler notes what it is called with."""
-    calls: list[tuple[Any, ...]] = []
-
-    def meet(*words: Any, **settings: Any) -> Iterator[Any]:
-        calls.append((*words, settings))
-        return iter(())
-
-    made = ModuleType(child.RENDEZVOUS)
-    made._rendezvous_handlers = {"env": meet}  # type: ignore[attr-defined]
-    return made, calls
+@pytest.fixture
+def torchs(board: ProgressBoard, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module as torch's that is watched; its one handler notes what it is called with."""
+    made: Any = ModuleType(child.RENDEZVOUS)
+    made.calls = []
+    made._rendezvous_handlers = {"env": lambda *words, **settings: made.calls.append((*words, settings)) or iter(())}
+    monkeypatch.setitem(sys.modules, child.RENDEZVOUS, made)
+    child.watch_joining()
+    return made
 
 
 def phases(board: ProgressBoard) -> list[int]:
@@ -130,62 +130,44 @@ def phases(board: ProgressBoard) -> list[int]:
 
 @pytest.mark.parametrize(
     ("url", "is_told"),
-    [
-        ("env://", True),
-        ("env://?rank=1&world_size=3", True),
-        ("tcp://h:1?rank=0&world_size=2", False),
-    ],
+    [("env://", True), ("env://?rank=1&world_size=3", True), ("tcp://h:1?rank=0&world_size=2", False)],
 )
 def test_meeting_of_the_whole_world_is_told_and_goes_on(
-    board: ProgressBoard, monkeypatch: pytest.MonkeyPatch, url: str, is_told: bool
+    board: ProgressBoard, torchs: Any, url: str, is_told: bool
 ) -> None:
-    torchs, calls = rendezvous()
-    monkeypatch.setitem(sys.modules, child.RENDEZVOUS, torchs)
-    child.watch_joining()
     torchs._rendezvous_handlers["env"](url, 7, timeout=9)
-    assert calls == [(url, 7, {"timeout": 9})]
+    assert torchs.calls == [(url, 7, {"timeout": 9})]
     told = contract.PHASE_PLAIN_TORCH if is_told else contract.PHASE_UNKNOWN
     assert phases(board) == [contract.PHASE_UNKNOWN, told, contract.PHASE_UNKNOWN]
 
 
+def test_record_that_the_runtime_keeps_is_left_alone(board: ProgressBoard, torchs: Any) -> None:
+    ProgressRecord(str(board._path), 1).enter_phase(contract.PHASE_JOINED)
+    torchs._rendezvous_handlers["env"]("env://")
+    assert board.read(1).phase == contract.PHASE_JOINED
+
+
 @pytest.mark.parametrize("name", [contract.MSRUN_PROGRESS, contract.RANK, contract.WORLD_SIZE])
 def test_program_that_has_removed_a_variable_meets_all_the_same(
-    board: ProgressBoard, monkeypatch: pytest.MonkeyPatch, name: str
+    board: ProgressBoard, torchs: Any, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    torchs, calls = rendezvous()
-    monkeypatch.setitem(sys.modules, child.RENDEZVOUS, torchs)
-    child.watch_joining()
     monkeypatch.delenv(name)
     torchs._rendezvous_handlers["env"]("env://")
-    assert len(calls) == 1 and phases(board) == [contract.PHASE_UNKNOWN] * 3
+    assert len(torchs.calls) == 1 and phases(board) == [contract.PHASE_UNKNOWN] * 3
 
 
 def test_torch_that_is_imported_later_is_watched_from_then_on_and_only_once(
-    board: ProgressBoard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, played_import: Callable[[str], ModuleType]
+    board: ProgressBoard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "another.py").touch()
     (tmp_path / "played_rendezvous.py").write_text("_rendezvous_handlers = {'env': lambda url: iter(())}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(child, "RENDEZVOUS", "played_rendezvous")
     before = list(sys.meta_path)
     child.watch_joining()
     assert len(sys.meta_path) == len(before) + 1
-    played_import("contextlib")
-    torchs = played_import("played_rendezvous")
+    importlib.import_module("another")
+    played = importlib.import_module("played_rendezvous")
     assert sys.meta_path == before
-    torchs._rendezvous_handlers["env"]("env://")
+    played._rendezvous_handlers["env"]("env://")
     assert board.read(1).phase == contract.PHASE_PLAIN_TORCH
-
-
-@pytest.fixture
-def played_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
-    """Imports a module from the test's folder as if for the first time."""
-    import importlib
-
-    monkeypatch.syspath_prepend(str(tmp_path))
-
-    def load(name: str) -> ModuleType:
-        if name not in sys.modules:
-            monkeypatch.setitem(sys.modules, name, None)
-            monkeypatch.delitem(sys.modules, name)
-        return importlib.import_module(name)
-
-    return load

@@ -117,22 +117,6 @@ def test_second_interrupt_leaves_no_grace(job: Job) -> None:
     assert [message["grace_s"] for message in job.heard()] == [0.0]
 
 
-def test_restart_puts_the_logs_away_and_tells_workers_which_it_is(job: Job, tmp_path: Path) -> None:
-    job.do("run")
-    (tmp_path / "worker_0.log").write_text("first")
-    job.do("fail", "swept")
-    assert (tmp_path / "worker_0.attempt_0.log").read_text() == "first"
-    moment = job.moments.of("restarting")[0]
-    assert (moment["attempt"], moment["reason"], moment["global_ranks"]) == (
-        1,
-        "rank 0 failed first: exit code 7",
-        (0,),
-    )
-    job.heard()
-    job.do("store")
-    assert [one["env"]["TORCHELASTIC_RESTART_COUNT"] for one in job.heard()[0]["processes"]] == ["1", "1"]
-
-
 def test_job_that_ends_for_good_says_why_it_does_not_start_again(tmp_path: Path) -> None:
     job = Job(tmp_path, restart_on=(9,))
     job.do("run", "fail")

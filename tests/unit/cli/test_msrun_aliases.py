@@ -129,19 +129,6 @@ def test_option_of_another_launcher_is_answered_with_ours(words: list[str], answ
         reject_foreign_options(words)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["train.py", "--nnodes", "2", "-n", "4"],
-        ["--env", "-n", "train.py"],
-        ["-m", "train", "-n", "4"],
-        ["--", "train.py", "--standalone"],
-    ],
-)
-def test_words_of_the_script_and_values_are_not_taken_for_options(words: list[str]) -> None:
-    reject_foreign_options(words)
-
-
 def test_every_answer_names_options_that_exist_and_none_hides_one_of_ours() -> None:
     assert not LONG_OPTIONS & set(FOREIGN_OPTIONS)
     for whose, here in FOREIGN_OPTIONS.values():

@@ -1,8 +1,9 @@
-"""Messages arrive whole, once and in order, whatever the stream; and of what form they must be."""
+"""Messages arrive whole, once and in order, whatever the stream; of what form they must be; threads that carry them."""
 
 from __future__ import annotations
 
 import random
+import selectors
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,7 @@ from failure_reports import failure_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from msrun.cluster import own_thread
 from msrun.cluster import protocol as forms
 from msrun.cluster.connection import MAX_GREETING_BYTES, Connection
 from msrun.cluster.failure import FailureReport
@@ -25,6 +27,7 @@ from msrun.cluster.messages import (
     MessageMissing,
     encode_message,
 )
+from msrun.cluster.own_thread import Inbox, OwnThread, describe_fault, print_fault, traceback_of
 from msrun.cluster.proof import Seal, new_nonce
 from msrun.cluster.protocol import HostReport, ReachResult, check_said, protocol, read_moment
 from msrun.planning.record_json import encode_record
@@ -219,3 +222,61 @@ def test_version_changes_with_a_form(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forms, "MOMENTS", {**forms.MOMENTS, "new": {"text": str}})
     assert protocol() != before
     protocol.cache_clear()
+
+
+def test_owner_is_told_what_a_thread_raises() -> None:
+    told = list[BaseException]()
+
+    def work() -> None:
+        raise SystemExit(3)
+
+    thread = OwnThread("test", work, told.append)
+    thread.start()
+    thread.join(60)
+    assert [type(error) for error in told] == [SystemExit] and thread.fault is told[0]
+
+
+def test_thread_that_goes_on_works_again_and_tells_the_first_fault_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_thread, "PAUSE_S", 0.0)
+    told, faults = list[str](), [OSError("first"), OSError("second")]
+
+    def work() -> None:
+        if faults:
+            raise faults.pop(0)
+
+    thread = OwnThread("test", work, lambda error: told.append(str(error)), goes_on=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive() and told == ["first"] and not faults
+
+
+def test_fault_is_one_line_under_the_name_of_msrun_and_its_traceback_can_be_printed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    error = OSError(5, "Input/output\nerror")
+    error.add_note("while it read worker_0.log")
+    assert describe_fault(error) == (
+        "msrun itself failed: OSError: [Errno 5] Input/output error, while it read worker_0.log; its traceback is in "
+        "scheduler.log"
+    )
+    assert describe_fault(KeyError()) == "msrun itself failed: KeyError; its traceback is in scheduler.log"
+    print_fault(error)
+    assert capsys.readouterr().err == traceback_of(error)
+
+
+@pytest.fixture
+def inbox() -> Iterator[Inbox]:
+    found = Inbox()
+    yield found
+    found.close()
+
+
+def test_reader_is_woken_as_long_as_there_are_messages(inbox: Inbox) -> None:
+    with selectors.DefaultSelector() as selector:
+        selector.register(inbox, selectors.EVENT_READ)
+        for _ in range(2):
+            assert not selector.select(0)
+            for _ in range(2):
+                inbox.post({})
+            assert selector.select(0) and selector.select(0)
+            assert len(inbox.take()) == 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from itertools import pairwise
 from pathlib import Path
 
@@ -91,22 +90,6 @@ def test_only_so_many_older_files_stay_and_the_newest_are_those(tmp_path: Path) 
     write_pieces(tmp_path / "log", [f"{number}\n".encode() for number in range(10)], LogRotation(2, 3))
     assert sorted(os.listdir(tmp_path)) == ["log", "log.1", "log.2", "log.3"]
     assert files_of(tmp_path / "log") == [b"6\n", b"7\n", b"8\n", b"9\n"]
-
-
-def test_every_file_is_private_and_no_link_is_written_through(tmp_path: Path) -> None:
-    (tmp_path / "precious").write_text("kept")
-    (tmp_path / "log.1").symlink_to(tmp_path / "precious")
-    log = RotatedLog(str(tmp_path / "log"), LogRotation(2, 3))
-    log.write(bytearray(b"a\nb\n"), 4)
-    (tmp_path / "log").unlink()
-    (tmp_path / "log").symlink_to(tmp_path / "precious")
-    log.write(bytearray(b"c\nd\n"), 4)
-    log.close()
-    assert (tmp_path / "precious").read_text() == "kept"
-    plain = [path for path in tmp_path.glob("log*") if not path.is_symlink()]
-    assert {stat.S_IMODE(path.stat().st_mode) for path in plain} == {0o600}
-    with pytest.raises(OSError):
-        RotatedLog(str(next(path for path in tmp_path.glob("log*") if path.is_symlink())), LogRotation(2, 3))
 
 
 def test_log_goes_on_at_the_end_of_what_is_there(tmp_path: Path) -> None:

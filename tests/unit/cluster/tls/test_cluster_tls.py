@@ -310,17 +310,6 @@ def test_suite_that_is_not_on_the_list_is_refused(identities: tuple[TlsIdentity,
         identities[0].open_session().receive(TlsSession(context, is_server=False).take())
 
 
-def test_tls_1_2_works_with_each_allowed_suite_that_fits_the_key(tmp_path: Path) -> None:
-    tls = TlsFolder(tmp_path, Authority())
-    for name in ("ECDHE-ECDSA-AES256-GCM-SHA384", "ECDHE-ECDSA-CHACHA20-POLY1305", "ECDHE-ECDSA-AES128-CCM"):
-        text = tls.config(cipher_list=name).read_text()
-        spec = parse_tls_config(text, "tls.json", str(tls.folder), PASSWORDS)
-        pair = open_identity(spec, "server"), open_identity(spec, "client")
-        pair[1].context.maximum_version = ssl.TLSVersion.TLSv1_2
-        _, client = open_both(pair)
-        assert client._object.cipher()[:2] == (name, "TLSv1.2")
-
-
 def test_side_without_a_certificate_is_refused_and_told_so(identities: tuple[TlsIdentity, TlsIdentity]) -> None:
     client, server = TlsSession(of_stranger(), is_server=False), identities[0].open_session()
     server.receive(client.take())

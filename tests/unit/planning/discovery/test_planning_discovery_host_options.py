@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from msrun.errors import UsageError
-from msrun.planning.discovery.host_options import HostOptions, find_host_options, is_place_open
+from msrun.planning.discovery.host_options import HostOptions, find_host_options
 from msrun.planning.discovery.schedulers import find_surroundings
 from msrun.planning.discovery.surroundings import HostView, Surroundings, Told
 from msrun.planning.settings import is_of_launcher, without_option_variables
@@ -123,19 +123,6 @@ def test_the_only_host_may_be_told_its_number_of_workers() -> None:
     assert told(ONE, local_worker_num=2).options == {"worker_num": 2}
     assert told(with_local(ONE, 4), worker_num=2).options == {}
     assert told(ONE, worker_num=16, local_worker_num=8).lines == (), "several hosts by hand need no hint"
-
-
-@pytest.mark.parametrize(
-    ("given", "is_open"),
-    [
-        ({}, True),
-        ({"worker_num": 4, "local_worker_num": 4}, False),
-        ({"worker_num": 8, "local_worker_num": 4}, True),
-        ({"worker_num": 8, "local_worker_num": 4, "node_rank": 1, "master_addr": "h"}, False),
-    ],
-)
-def test_nothing_is_looked_for_when_all_is_given_or_all_workers_are_here(given: dict[str, Any], is_open: bool) -> None:
-    assert is_place_open({**DEFAULTS, **given}, set(given)) is is_open
 
 
 PET = {"PET_NNODES": "2", "PET_NODE_RANK": "0"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from supervised_job import Job, kinds
 
 from msrun import contract
 from msrun.agent.processes.process_spec import FIRST_SERVER_ID, SCHEDULER_ID
+from msrun.agent.signals import SignalPipe
+from msrun.agent.timers import Timers
 from msrun.agent.watch import job_watch
 from msrun.agent.watch.progress_board import Progress
 from msrun.agent.watch.watchdog import Hang
@@ -362,3 +365,24 @@ def test_order_that_cannot_be_read_ends_the_part_of_this_host(host: Job, more: d
     host.order("stop", attempt=0, goes_on=False, **more)
     assert host.attempt.end_reason().startswith("the coordinator says what cannot be read (")
     assert kinds(host.heard()) == ["stop"]
+
+
+def test_action_can_cancel_what_is_due_with_it() -> None:
+    timers, done = Timers(), []
+    timers.after("first", -2.0, lambda: timers.cancel("second"))
+    timers.after("second", -1.0, lambda: done.append("second"))
+    timers.run_due()
+    assert done == []
+
+
+def test_signals_are_ignored_afterwards_where_that_is_asked_for() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with SignalPipe(ignore_afterwards=True):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(signum, signal.SIG_DFL if signum != signal.SIGINT else signal.default_int_handler)
+        signal.signal(signal.SIGTERM, before)

@@ -12,13 +12,13 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from job_runner import wait_until
 
 from msrun.agent.logs import log_writer, rotated_log
 from msrun.agent.logs.log_writer import LogStream, LogWriter
-from msrun.agent.logs.rotated_log import LogRotation, rotated_path
+from msrun.agent.logs.rotated_log import LogRotation
 from msrun.agent.processes.log_pipes import (
     ALL_PIPES_BYTES,
     MAX_PIPE_BYTES,
@@ -33,12 +33,6 @@ from msrun.cluster.scheduler import Record
 
 DEADLINE_S = 30.0
 KEEP = 300
-
-
-def files_of(path: str) -> list[bytes]:
-    """Return the content of a log's files, oldest first."""
-    paths = [Path(rotated_path(path, number)) for number in range(KEEP, -1, -1)]
-    return [file.read_bytes() for file in paths if file.exists()]
 
 
 class Running:
@@ -87,37 +81,6 @@ class Running:
             os.close(reader)
         for log in self.writer._logs.values():
             log.close()
-
-
-@settings(deadline=None, max_examples=40)
-@given(
-    texts=st.lists(st.lists(st.binary(max_size=12), max_size=8), min_size=1, max_size=3),
-    order=st.randoms(use_true_random=False),
-    max_bytes=st.integers(1, 60),
-)
-def test_files_of_each_worker_together_are_what_it_wrote(
-    tmp_path_factory: pytest.TempPathFactory, texts: list[list[bytes]], order: object, max_bytes: int
-) -> None:
-    folder = tmp_path_factory.mktemp("logs")
-    paths = [str(folder / f"worker_{index}.log") for index in range(len(texts))]
-    pieces = [(index, piece) for index, text in enumerate(texts) for piece in text]
-    order.shuffle(pieces)  # type: ignore[attr-defined]
-    running = Running(paths, max_bytes)
-    try:
-        for index, piece in pieces:
-            running.send(index, piece)
-    finally:
-        running.release()
-    for index, path in enumerate(paths):
-        files = files_of(path)
-        assert b"".join(files) == b"".join(piece for i, piece in pieces if i == index)
-        for older in files[:-1]:
-            assert older.endswith(b"\n")
-        for file in files:
-            *before, _ = file.removesuffix(b"\n").split(b"\n")
-            assert sum(len(line) + 1 for line in before) <= max_bytes
-    assert running.writer.lost_bytes == {}
-    assert running.said.getvalue() == ""
 
 
 def test_writer_that_nobody_stops_does_not_keep_it_when_the_server_is_gone(

@@ -340,11 +340,8 @@ def test_whatever_a_stranger_sends_is_not_understood_or_waited_on(
     [
         *((code, "another CA has signed it") for code in (7, 18, 19, 20, 21)),
         *((code, "clock is wrong") for code in (9, 10)),
-        (12, "crl_path is out of date here"),
-        (23, "it was revoked"),
-        (26, "it is not made for this side"),
-        *((code, "it is not for server_name") for code in (62, 64)),
-        (99, "what OpenSSL says"),
+        *((12, "crl_path is out of date here"), (23, "it was revoked"), (26, "it is not made for this side")),
+        *((62, "it is not for server_name"), (64, "it is not for server_name"), (99, "what OpenSSL says")),
     ],
 )
 def test_refusal_of_a_certificate_is_said_in_words(code: int, why: str) -> None:

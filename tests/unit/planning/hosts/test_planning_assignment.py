@@ -90,14 +90,6 @@ def test_spare_hosts_come_before_those_that_may_be_back() -> None:
     assert names_of(pool.chosen) == "h1 h3 h0"
 
 
-def test_host_that_has_failed_twice_is_left_out() -> None:
-    h = hosts(2)
-    pool = HostPool(h, [], 1)
-    for lost, chosen in ((1, "h0"), (0, "h1"), (1, "h0")):
-        assert pool.lose([h[lost]]) and names_of(pool.chosen) == chosen
-    assert (names_of(pool.chosen), names_of(pool.left_out), names_of(pool.waiting)) == ("h0", "h1", "")
-
-
 def test_host_that_has_left_comes_back_in_no_start() -> None:
     h = hosts(3)
     pool = HostPool(h[:2], h[2:], 1)

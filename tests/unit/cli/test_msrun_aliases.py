@@ -13,12 +13,7 @@ from torch.distributed.run import get_args_parser
 
 from msrun.cli.aliases import ALIASES, WITHOUT_EFFECT, translate
 from msrun.cli.options import LONG_OPTIONS, TAKING_VALUE
-from msrun.cli.words import (
-    FOREIGN_OPTIONS,
-    describe_late_options,
-    describe_separate_value,
-    reject_foreign_options,
-)
+from msrun.cli.words import FOREIGN_OPTIONS, describe_late_options, describe_separate_value, reject_foreign_options
 from msrun.errors import UsageError
 from msrun.planning.program import Program
 from msrun.torchrun import SWITCHES, WITH_VALUE, words_of

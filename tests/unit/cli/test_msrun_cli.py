@@ -53,11 +53,7 @@ def test_every_option_is_also_spelled_with_dashes() -> None:
 
 @pytest.mark.parametrize(
     ("word", "hint"),
-    [
-        ("--worker_nmu", " (did you mean --worker_num?)"),
-        ("--log", " (did you mean --log_dir?)"),
-        ("--verbose", ""),
-    ],
+    [("--worker_nmu", " (did you mean --worker_num?)"), ("--log", " (did you mean --log_dir?)"), ("--verbose", "")],
 )
 def test_near_miss_is_hinted(word: str, hint: str) -> None:
     assert near_miss(word, ["--worker_num", "--log_dir", "--sim_device", "--device_target", "--version"]) == hint

@@ -10,19 +10,8 @@ from plans import spec_of
 
 from msrun import contract
 from msrun.errors import UsageError
-from msrun.planning.environment import (
-    blas_threads,
-    common_environment,
-    of_rank,
-    rank_environment,
-    server_environment,
-)
-from msrun.planning.settings import (
-    Setting,
-    option_variables,
-    settings_note,
-    without_option_variables,
-)
+from msrun.planning.environment import blas_threads, common_environment, of_rank, rank_environment, server_environment
+from msrun.planning.settings import Setting, option_variables, settings_note, without_option_variables
 from msrun.planning.spec import LaunchSpec
 
 SPEC = spec_of(Path("/w"), has_trace=True)
@@ -122,11 +111,7 @@ def test_variables_that_are_settings(environ: dict[str, str], found: dict[str, s
 
 
 @pytest.mark.parametrize(
-    ("name", "meant"),
-    [
-        ("MSRUN_WORKER_NMU", "MSRUN_WORKER_NUM"),
-        ("MSRUN_VERIFI", "MSRUN_VERIFY"),
-    ],
+    ("name", "meant"), [("MSRUN_WORKER_NMU", "MSRUN_WORKER_NUM"), ("MSRUN_VERIFI", "MSRUN_VERIFY")]
 )
 def test_misspelled_variable_is_refused_with_the_name_that_was_meant(name: str, meant: str) -> None:
     with pytest.raises(UsageError) as caught:

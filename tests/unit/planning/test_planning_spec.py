@@ -176,14 +176,7 @@ def test_env_option_takes_a_value_or_the_callers() -> None:
 
 @pytest.mark.parametrize(
     ("text", "size_bytes"),
-    [
-        ("0", 0),
-        ("123456", 123456),
-        ("64K", 65536),
-        ("100M", 100 * 2**20),
-        ("8 MB", 8 * 2**20),
-        (" 10b ", 10),
-    ],
+    [("0", 0), ("123456", 123456), ("64K", 65536), ("100M", 100 * 2**20), ("8 MB", 8 * 2**20), (" 10b ", 10)],
 )
 def test_size_is_understood(text: str, size_bytes: int) -> None:
     assert parse_size("--log_max_bytes", text) == size_bytes

@@ -74,11 +74,7 @@ def test_what_is_wrong_is_named(values: Any, reason: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [
-        ("", "is empty"),
-        ("{\n'a': 1}", "not JSON (line 2:"),
-        ("[" * 100_000, "more than 100 levels deep"),
-    ],
+    [("", "is empty"), ("{\n'a': 1}", "not JSON (line 2:"), ("[" * 100_000, "more than 100 levels deep")],
 )
 def test_what_is_no_json_is_told(text: str, reason: str) -> None:
     with pytest.raises(UsageError, match=r"^--tls_config tls.json: ") as caught:

@@ -26,14 +26,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("preset", "seen"),
-    [
-        (None, ("0", "1")),
-        ("", ()),
-        ("-1", ()),
-        ("1", ("1",)),
-        ("1,0", ("1", "0")),
-        ("1,9,0", ("1",)),
-    ],
+    [(None, ("0", "1")), ("", ()), ("-1", ()), ("1", ("1",)), ("1,0", ("1", "0")), ("1,9,0", ("1",))],
 )
 def test_visible_devices_are_those_present_and_named(root: Path, preset: str | None, seen: tuple[str, ...]) -> None:
     environ = {} if preset is None else {"CUDA_VISIBLE_DEVICES": preset, "ASCEND_RT_VISIBLE_DEVICES": preset}

@@ -51,8 +51,7 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("cpus", "text"),
-    [((NO_CPU,), "Invalid argument"), ((FIRST, NO_CPU), f"only CPUs {FIRST} were allowed")],
+    ("cpus", "text"), [((NO_CPU,), "Invalid argument"), ((FIRST, NO_CPU), f"only CPUs {FIRST} were allowed")]
 )
 def test_a_process_that_cannot_have_its_processors_ends_with_one_line(cpus: tuple[int, ...], text: str) -> None:
     done = run(f"{IMPORT}; apply_binding('worker 3', {cpus}, ()); print('went on')")

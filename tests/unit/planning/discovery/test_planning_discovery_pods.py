@@ -56,11 +56,7 @@ def test_torchruns_variables(environ: dict[str, str], expected: tuple[Any, ...])
 
 @pytest.mark.parametrize(
     ("endpoint", "address", "port"),
-    [
-        ("h1:29400", "h1", 29400),
-        ("[fd77::9]:1234", "fd77::9", 1234),
-        ("[fd77::9]", "fd77::9", 29400),
-    ],
+    [("h1:29400", "h1", 29400), ("[fd77::9]:1234", "fd77::9", 1234), ("[fd77::9]", "fd77::9", 29400)],
 )
 def test_a_rendezvous_endpoint_is_the_master_and_leaves_numbering_to_the_meeting(
     endpoint: str, address: str, port: int

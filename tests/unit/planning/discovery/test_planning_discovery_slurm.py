@@ -181,10 +181,7 @@ def test_where_the_address_cannot_be_known_the_remedy_is_the_exact_option(enviro
 
 
 def test_port_is_one_for_all_hosts_and_another_for_another_mpirun() -> None:
-    here, there = (
-        mpirun(VERSION_4).master_port,
-        mpirun({**VERSION_4, "OMPI_COMM_WORLD_RANK": "0"}).master_port,
-    )
+    here, there = (mpirun(VERSION_4).master_port, mpirun({**VERSION_4, "OMPI_COMM_WORLD_RANK": "0"}).master_port)
     assert here is not None and here == there
     assert mpirun({**VERSION_4, "PMIX_NAMESPACE": "70516737"}).master_port != here
 

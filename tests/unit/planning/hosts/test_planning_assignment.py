@@ -41,12 +41,7 @@ def test_ranks_are_contiguous_by_host_however_unequal_the_hosts_are() -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "node-a\nnode-b",
-        "a address=10.0.0.1\nb address=10.0.0.2",
-        "node-a:3\nnode-b devices=5,4",
-    ],
+    "text", ["node-a\nnode-b", "a address=10.0.0.1\nb address=10.0.0.2", "node-a:3\nnode-b devices=5,4"]
 )
 def test_table_gives_order_ranks_and_devices(text: str) -> None:
     entries = parse_hostfile(text, HostEntry, "--hostfile f")

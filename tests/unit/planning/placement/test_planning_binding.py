@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 
 from msrun.errors import UsageError
 from msrun.planning.placement.bind_options import CoreBinding, parse_bind_core
-from msrun.planning.placement.binding import (
-    HostBinding,
-    WorkerBinding,
-    bind_workers,
-    self_binding,
-    threads_per_worker,
-)
+from msrun.planning.placement.binding import HostBinding, WorkerBinding, bind_workers, self_binding, threads_per_worker
 from msrun.planning.placement.host import Cpu, Topology, flat_topology
 
 AUTO = CoreBinding()

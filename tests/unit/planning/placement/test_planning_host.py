@@ -121,13 +121,7 @@ def test_no_value_shows_a_device_twice_or_one_that_is_not_there(preset: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("text", "numbers"),
-    [
-        ("", ()),
-        ("\n", ()),
-        ("0-3,8\n", (0, 1, 2, 3, 8)),
-        (" 4 , 6-7 ", (4, 6, 7)),
-    ],
+    ("text", "numbers"), [("", ()), ("\n", ()), ("0-3,8\n", (0, 1, 2, 3, 8)), (" 4 , 6-7 ", (4, 6, 7))]
 )
 def test_cpu_lists_are_read_as_the_kernel_writes_them(text: str, numbers: tuple[int, ...]) -> None:
     assert parse_cpu_list(text) == numbers

@@ -12,6 +12,7 @@ from msrun.planning.placement.host import (
     Device,
     HostFacts,
     Topology,
+    VisibleDevices,
     format_cpu_list,
     parse_cpu_list,
     parse_cpu_range,
@@ -67,49 +68,43 @@ NPUS = tuple(Device(str(number)) for number in (4, 5, 6, 7))
 """Half of a host, as in a container: logical number 0 is the host's 4."""
 
 
-@pytest.mark.parametrize(
-    ("preset", "names", "why"),
-    [
-        (None, ("0", "1", "2"), ""),
-        (" 2 , +1", ("2", "1"), ""),
-        ("1gpu,2x", ("1", "2"), ""),  # read as strtoul does
-        ("", (), "CUDA_VISIBLE_DEVICES is empty"),
-        ("0,2,-1,1", ("0", "2"), "'-1' is none"),
-        ("0,9,1", ("0",), "CUDA_VISIBLE_DEVICES=0,9,1: '9' is none of the host's 3 devices or not allowed there, and "),
-        ("NoDevFiles", (), "'NoDevFiles' is none"),
-        ("0,1,0", (), "0 is named twice, and CUDA then shows no device"),
-        ("GPU-8932,GPU-777", ("0", "2"), ""),
-        ("GPU-8932F937", ("0",), ""),
-        ("GPU-893", (), "'GPU-893' is none"),  # two GPUs begin so
-        ("GPU-777,GPU-abc,GPU-8932", ("2",), "'GPU-abc' is none"),
-        ("GPU-777,1", ("2",), "'1' is none"),
-        ("MIG-1f,MIG-2e", ("MIG-1f",), "CUDA shows a process one MIG device only"),
-        ("MIG-GPU-8932/1/0", ("MIG-GPU-8932/1/0",), ""),
-    ],
-)
-def test_cuda_rules(preset: str | None, names: tuple[str, ...], why: str) -> None:
-    visible = visible_cuda(preset, GPUS)
-    assert visible.names == names
-    assert why in visible.reason
-    assert bool(why) == bool(visible.reason)
+CUDA_RULES = [
+    (None, ("0", "1", "2"), ""),
+    (" 2 , +1", ("2", "1"), ""),
+    ("1gpu,2x", ("1", "2"), ""),  # read as strtoul does
+    ("", (), "CUDA_VISIBLE_DEVICES is empty"),
+    ("0,2,-1,1", ("0", "2"), "'-1' is none"),
+    ("0,9,1", ("0",), "CUDA_VISIBLE_DEVICES=0,9,1: '9' is none of the host's 3 devices or not allowed there, and "),
+    ("NoDevFiles", (), "'NoDevFiles' is none"),
+    ("0,1,0", (), "0 is named twice, and CUDA then shows no device"),
+    ("GPU-8932,GPU-777", ("0", "2"), ""),
+    ("GPU-8932F937", ("0",), ""),
+    ("GPU-893", (), "'GPU-893' is none"),  # two GPUs begin so
+    ("GPU-777,GPU-abc,GPU-8932", ("2",), "'GPU-abc' is none"),
+    ("GPU-777,1", ("2",), "'1' is none"),
+    ("MIG-1f,MIG-2e", ("MIG-1f",), "CUDA shows a process one MIG device only"),
+    ("MIG-GPU-8932/1/0", ("MIG-GPU-8932/1/0",), ""),
+]
+ASCEND_RULES = [
+    (None, ("4", "5", "6", "7"), ""),
+    ("3,1", ("7", "5"), ""),
+    ("", (), "ASCEND_RT_VISIBLE_DEVICES is empty"),
+    ("0, 1,2", ("4",), "' 1' is none"),
+    ("1,2,-1,3", ("5", "6"), "'-1' is none"),
+    ("1,1", ("5",), "'1' is none of the host's 4 devices or not allowed there"),
+]
 
 
 @pytest.mark.parametrize(
-    ("preset", "names", "why"),
+    ("visible", "names", "why"),
     [
-        (None, ("4", "5", "6", "7"), ""),
-        ("3,1", ("7", "5"), ""),
-        ("", (), "ASCEND_RT_VISIBLE_DEVICES is empty"),
-        ("0, 1,2", ("4",), "' 1' is none"),
-        ("1,2,-1,3", ("5", "6"), "'-1' is none"),
-        ("1,1", ("5",), "'1' is none of the host's 4 devices or not allowed there"),
+        *((visible_cuda(preset, GPUS), *expected) for preset, *expected in CUDA_RULES),
+        *((visible_ascend(preset, NPUS), *expected) for preset, *expected in ASCEND_RULES),
     ],
 )
-def test_ascend_rules(preset: str | None, names: tuple[str, ...], why: str) -> None:
-    visible = visible_ascend(preset, NPUS)
+def test_variable_shows_what_the_vendors_rules_say(visible: VisibleDevices, names: tuple[str, ...], why: str) -> None:
     assert visible.names == names
-    assert why in visible.reason
-    assert bool(why) == bool(visible.reason)
+    assert why in visible.reason and bool(why) == bool(visible.reason)
 
 
 @given(st.text(alphabet="0123456789,- GPUMIGxa", max_size=20))

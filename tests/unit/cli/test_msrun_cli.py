@@ -10,7 +10,6 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from job_runner import REPOSITORY
@@ -112,9 +111,21 @@ def test_the_options_of_one_group_are_shown_alone(capsys: pytest.CaptureFixture[
     assert shown == option_lines(said(capsys, f"--help={title.upper()}".lower()))
 
 
-def test_colours_are_shown_on_a_terminal_only() -> None:
-    shown = [CliRunner().invoke(command, ["--help"], color=color).output for color in (True, False)]
-    assert ["\x1b[" in text for text in shown] == [True, False]
+@pytest.mark.parametrize(
+    ("is_terminal", "no_color", "is_shown"), [(True, "", True), (True, "1", False), (False, "", False)]
+)
+def test_colours_are_shown_on_a_terminal_only(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    is_terminal: bool,
+    no_color: str,
+    is_shown: bool,
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    monkeypatch.setenv("NO_COLOR", no_color)
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert ("\x1b[" in capsys.readouterr().out) == is_shown
 
 
 def complete(*words: str) -> list[str]:

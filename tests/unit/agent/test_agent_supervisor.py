@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Iterator
@@ -15,7 +14,6 @@ from supervised_job import Job, kinds
 
 from msrun import contract
 from msrun.agent.processes.process_spec import FIRST_SERVER_ID, SCHEDULER_ID
-from msrun.agent.signals import SignalPipe
 from msrun.agent.timers import Timers
 from msrun.agent.watch import job_watch
 from msrun.agent.watch.progress_board import Progress
@@ -373,16 +371,3 @@ def test_action_can_cancel_what_is_due_with_it() -> None:
     timers.after("second", -1.0, lambda: done.append("second"))
     timers.run_due()
     assert done == []
-
-
-def test_signals_are_ignored_afterwards_where_that_is_asked_for() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        with SignalPipe(ignore_afterwards=True):
-            pass
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
-    finally:
-        for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-            signal.signal(signum, signal.SIG_DFL if signum != signal.SIGINT else signal.default_int_handler)
-        signal.signal(signal.SIGTERM, before)

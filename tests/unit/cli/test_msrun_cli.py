@@ -74,19 +74,6 @@ def test_every_option_stands_in_one_group_and_on_one_line() -> None:
     assert shown == [parameter.opts[0] for parameter in OPTIONS] + ["--version", "-h"]
 
 
-def test_groups_come_in_order_and_begin_with_the_five_most_used() -> None:
-    text = click.unstyle(help_text())
-    titles = [title for title in re.findall(r"^([A-Z][A-Za-z ]+):$", text, flags=re.MULTILINE) if title in GROUPS]
-    assert titles == list(GROUPS) and titles[0] == MOST_USED
-    assert [parameter.name for parameter in GROUPS[MOST_USED]] == [
-        "worker_num",
-        "hosts",
-        "log_dir",
-        "tail_worker_log",
-        "dry_run",
-    ]
-
-
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     with pytest.raises(SystemExit) as ended:
         main(words)

@@ -18,7 +18,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from msrun.cluster import scheduler
-from msrun.cluster.messages import Channel, Message, encode_message
+from msrun.cluster.messages import Message, encode_message
 from msrun.cluster.rendezvous import listen
 from msrun.cluster.scheduler import Record, StoreHost, limit_memory, run_scheduler
 
@@ -103,30 +103,6 @@ def test_without_torch_a_worker_that_needs_the_store_ends_the_scheduler_with_a_w
     assert text[24:] == (
         f"a worker asks for torch's store, which needs torch for {sys.executable}: pip install 'msrun[runtime]'\n"
     )
-
-
-def test_scheduler_keeps_the_record_without_waiting_for_the_store_and_ends_with_its_agent() -> None:
-    ours, theirs = socket.socketpair()
-    channel = Channel(ours)
-    with listen("127.0.0.1", 0) as listener, theirs:
-        fds = (theirs.fileno(), listener.fileno())
-        process = subprocess.Popen(
-            [sys.executable, "-c", f"from msrun.cluster.scheduler import run_scheduler as r; raise SystemExit(r{fds})"],
-            pass_fds=fds,
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-    channel.send({"type": "job", "job_id": "j", "world_size": 1, "host": "h"})
-    channel.send({"type": "over", "reason": "done"})
-    channel.close()
-    text, _ = process.communicate(timeout=60)
-    assert process.returncode == 0
-    assert [line[24:] for line in text.splitlines() if "store listens" not in line] == [
-        "job j: 1 worker on h",
-        "job over: done",
-        "agent has gone: scheduler ends",
-    ]
 
 
 def test_store_that_nobody_needs_leaves_its_address_to_whoever_opens_one() -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from plans import spec_of
 
-from msrun import contract
 from msrun.errors import UsageError
-from msrun.planning.environment import blas_threads, common_environment, of_rank, rank_environment, server_environment
+from msrun.planning.environment import blas_threads, common_environment, of_rank, server_environment
 from msrun.planning.settings import Setting, option_variables, settings_note, without_option_variables
 from msrun.planning.spec import LaunchSpec
 
@@ -37,25 +35,6 @@ def build(
 def test_a_value_that_names_a_number_of_the_worker_has_that_number() -> None:
     env = (("CACHE", "/tmp/{rank}/{local_rank}_{node_rank}_{rank}"), ("JSON", '{"rank": 1, "x": {}}'), ("PLAIN", "a"))
     assert of_rank(env, {"rank": 9, "local_rank": 1, "node_rank": 2}) == {"CACHE": "/tmp/9/1_2_9"}
-
-
-def test_common_and_rank_variables_are_those_of_the_contract() -> None:
-    ranks = rank_environment(global_rank=1, local_rank=1, node_rank=0, device_id=1)
-    assert set(ranks) == contract.RANK_VARIABLES - {contract.MSRUN_SERVER_ADDRESS, contract.TORCHELASTIC_ERROR_FILE}
-    assert set(build()) - contract.JOB_VARIABLES == {
-        "GLOO_SOCKET_IFNAME",
-        "NCCL_SOCKET_IFNAME",
-        "TP_SOCKET_IFNAME",
-        "PYTHONFAULTHANDLER",
-        "PYTHONUNBUFFERED",
-        "TORCH_GLOO_LAZY_INIT",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
-        "OMP_NUM_THREADS",
-    }
-    at_times = {contract.MSRUN_SIM_LEVEL, contract.MSRUN_SIM_DEVICE, contract.MSRUN_SIM_ESTIMATE}
-    at_times |= {contract.MSRUN_EXIT_TIME_OUT, contract.MSRUN_FLIGHT_RECORDER}
-    assert set(build(spec=replace(SPEC, server_num=1))) >= contract.JOB_VARIABLES - at_times
-    assert contract.MSRUN_SERVER_TOKEN not in build()
 
 
 @pytest.mark.parametrize(

@@ -124,41 +124,6 @@ def test_status_is_described_as_a_shell_counts_it(status: int, words: str, code:
     assert exit_code_of(status) == code
 
 
-LATE_LOOK = """
-import os, signal, time
-from msrun.agent.processes.process_control import process_table
-from msrun.agent.processes.reaper import Reaper
-reaper = Reaper()
-children = []
-for _ in range(6):
-    pid = os.fork()
-    if pid == 0:
-        signal.pause()
-        os._exit(0)
-    if {watched}:
-        reaper.watch(pid)
-    children.append(pid)
-open_before = len(os.listdir("/proc/self/fd"))
-order = [children[place] for place in (4, 1, 5, 0, 3, 2)]
-for pid in order:
-    os.kill(pid, signal.SIGKILL)
-    while process_table()[pid][2] != "Z":
-        time.sleep(0.001)
-ended = reaper.reap()
-assert {{pid for pid, _, _ in ended}} == set(children), ended
-assert all(status == signal.SIGKILL and peak > 0 for _, status, peak in ended), ended
-print("as they ended" if [pid for pid, _, _ in ended] == order else "other", reaper.reap())
-print(open_before - len(os.listdir("/proc/self/fd")))
-"""
-
-
-@pytest.mark.parametrize(("watched", "words", "descriptors"), [(True, "as they ended []", 6), (False, "other []", 0)])
-def test_children_come_in_the_order_of_their_ends_and_leave_no_descriptor(
-    watched: bool, words: str, descriptors: int
-) -> None:
-    assert run_python(LATE_LOOK.format(watched=watched)).splitlines() == [words, str(descriptors)]
-
-
 NO_DESCRIPTOR_LEFT = """
 import os, resource, time
 from msrun.agent.processes.reaper import Reaper

@@ -184,17 +184,6 @@ def test_only_what_has_its_effect_at_import_makes_jobs_unlike() -> None:
     assert likeness(env, ["torch"], "/work") != likeness(env, ["torch"], "/elsewhere"), "its search path is relative"
 
 
-def test_priority_and_cores_make_jobs_unlike() -> None:
-    own = likeness(ENV, ["torch"], "/")
-    cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(cores)})
-    try:
-        assert (likeness(ENV, ["torch"], "/") == own) == (len(cores) == 1)
-    finally:
-        os.sched_setaffinity(0, cores)
-    assert likeness(ENV, ["torch"], "/") == own
-
-
 def test_a_server_knows_no_secret_of_the_user() -> None:
     assert read_at_import({**ENV, "AWS_SECRET_ACCESS_KEY": "x", "MSRUN_TOKEN": "y"}) == {
         name: ENV[name] for name in ("PYTHONPATH", "OMP_NUM_THREADS")

@@ -27,18 +27,11 @@ def told(line: str, devices: int = 0, environ: Mapping[str, str] = {}) -> str:
     ("line", "words"),
     [
         ("--nproc-per-node 4 t.py --nproc-per-node 9", "--local_worker_num=4 t.py --nproc-per-node 9"),
-        (
-            "--nnodes 2 --nproc-per-node 8 --node-rank 1 --master-addr n1 --master-port 7 t.py",
-            "--node-rank 1 --master-addr n1 --master-port 7 --worker_num=16 --local_worker_num=8 t.py",
-        ),
-        (
-            "--nnodes=2:2 --nproc-per-node 8 --rdzv-endpoint n1:29500 t.py",
-            "--master_addr=n1 --master_port=29500 --worker_num=16 --local_worker_num=8 t.py",
-        ),
-        (
-            "--hosts h[1-5] --nnodes 2:4 --nproc-per-node 8 t.py",
-            "--hosts h[1-5] --nnodes=2:4 --local_worker_num=8 t.py",
-        ),
+        ("--nnodes 2 --nproc-per-node 8 --node-rank 1 --master-addr n1 t.py",
+         "--node-rank 1 --master-addr n1 --worker_num=16 --local_worker_num=8 t.py"),
+        ("--nnodes=2:2 --nproc-per-node 8 --rdzv-endpoint n1:29500 t.py",
+         "--master_addr=n1 --master_port=29500 --worker_num=16 --local_worker_num=8 t.py"),
+        ("--hosts h1,h2 --nnodes 2:4 --nproc-per-node 8 t.py", "--hosts h1,h2 --nnodes=2:4 --local_worker_num=8 t.py"),
         ("-m --nproc-per-node=2 pkg.train -m x", "--local_worker_num=2 -m pkg.train -m x"),
         ("--no-python --nproc-per-node=2 ./job.sh", "--local_worker_num=2 ./job.sh"),
         ("--max-restarts 3 --monitor-interval 5 t.py", "--max-restarts 3 t.py"),
@@ -174,11 +167,7 @@ DEFAULTS = ["--nproc_per_node=1", "--redirects=0"]
     [
         ("train.py --nn 3", {}, [*DEFAULTS, "train.py", "--nn", "3"]),
         ("--nproc 4 --redirect=3 x.py", {}, [*DEFAULTS, "--nproc_per_node", "4", "--redirects=3", "x.py"]),
-        (
-            "--nproc-per-node 4 -t 3 -m pkg --run-path",
-            {},
-            [*DEFAULTS, "--nproc_per_node", "4", "-t", "3", "-m", "pkg", "--run-path"],
-        ),
+        ("--nproc-per-node 4 -m pkg --run-path", {}, [*DEFAULTS, "--nproc_per_node", "4", "-m", "pkg", "--run-path"]),
         ("--rdzv=1 --master 2 x.py", {}, [*DEFAULTS, "--rdzv=1", "--master", "2", "x.py"]),
         ("--standalone --grace 3 --dry_run x.py", {}, [*DEFAULTS, "--standalone", "--grace", "3", "--dry_run", "x.py"]),
         (

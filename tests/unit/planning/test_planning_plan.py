@@ -136,9 +136,9 @@ def test_with_a_virtual_local_rank_each_worker_sees_its_device_as_number_0(
         ({"OMP_NUM_THREADS": "1", "MS_ENABLE_RECOVERY": "1"}, {}, [RECOVERY_NOTE]),
         ({"OMP_NUM_THREADS": "1", "MS_ENABLE_RECOVERY": "1"}, {"max_restarts": 1}, []),
         (
-            {"OMP_NUM_THREADS": "1", "RANK": "1", "WORLD_SIZE": "3", "MS_ROLE": "MS_SCHED"},
+            {"OMP_NUM_THREADS": "1", "RANK": "1", "WORLD_SIZE": "3"},
             {},
-            ["set in your environment and replaced for the workers: MS_ROLE, RANK"],
+            ["set in your environment and replaced for the workers: RANK"],
         ),
     ],
 )

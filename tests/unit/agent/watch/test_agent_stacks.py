@@ -167,12 +167,7 @@ class Kernel:
     ("cgroup", "counter", "before", "after"),
     [
         ("0::/job\n", "sys/fs/cgroup/job/memory.events", "oom 0\noom_kill 0\n", "oom 2\noom_kill 1\n"),
-        (
-            "4:memory:/job\n",
-            "sys/fs/cgroup/memory/job/memory.oom_control",
-            "under_oom 0\noom_kill 4\n",
-            "under_oom 0\noom_kill 5\n",
-        ),
+        ("4:memory:/job\n", "sys/fs/cgroup/memory/job/memory.oom_control", "oom_kill 4\n", "oom_kill 5\n"),
     ],
 )
 def test_counter_of_the_cgroup_that_rises_is_evidence(

@@ -84,12 +84,7 @@ def test_pods_whose_number_nobody_says_are_counted_from_the_workers() -> None:
     ("job", "devices", "given", "said"),
     [
         (TWO, 0, {"worker_num": 5}, "--worker_num 5: cannot be shared evenly by 2 hosts (NODES)"),
-        (
-            POD,
-            0,
-            {},
-            "a pod: is one of a job's, but no variable says how many those are; give --worker_num and --local",
-        ),
+        (POD, 0, {}, "a pod: is one of a job's, but no variable says how many those are; give --worker_num"),
         (POD, 0, {"worker_num": 4}, "give --local_worker_num, or --discover=False"),
         (Surroundings(name="x", node_num=Told(2, "N"), remedy="do this"), 0, {}, "x: no variable says the address of "),
         (Surroundings(name="x", node_num=Told(2, "N")), 0, {}, "give --master_addr ADDRESS on every host"),

@@ -19,6 +19,23 @@ def small_spec(folder: Path, workers: int = 1, **changes: Any) -> LaunchSpec:
     return LaunchSpec(**{**settings, "worker_num": workers, "local_worker_num": workers, **changes})
 
 
+def spec_of(folder: Path, **changes: Any) -> LaunchSpec:
+    """Return the spec of a script of this folder with two workers here; its logs go below the folder."""
+    settings: dict[str, Any] = {
+        "program": Program("script", str(folder / "train.py")),
+        "worker_num": 2,
+        "local_worker_num": 2,
+        "working_directory": folder,
+        "log_dir": folder / "log_output",
+    }
+    return LaunchSpec(**{**settings, **changes})
+
+
+def plan_of(spec: LaunchSpec, host: HostFacts, caller: dict[str, str] | None = None, **more: Any) -> LaunchPlan:
+    settings: dict[str, Any] = {"job_id": "JOB", "run_dir": "/tmp/msrun-JOB", "master_port": 0}
+    return build_plan(spec, host, caller=caller or {}, **{**settings, **more})
+
+
 def small_plan(folder: Path, workers: int = 1, log_dir: Path | None = None, run_dir: str = "/tmp/r") -> LaunchPlan:
     """Return the plan of job J, a script with a few workers on host h; its logs go into the folder."""
     spec = small_spec(folder, workers, log_dir=log_dir or folder)

@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from plans import plan_of, spec_of
+
 from msrun.agent.attempt import Attempt
 from msrun.agent.observer import Observer, Observers, OwnFaults
 from msrun.agent.processes.process_spec import SCHEDULER_ID
@@ -26,11 +28,8 @@ from msrun.cluster.messages import Channel, Message
 from msrun.cluster.own_thread import Inbox
 from msrun.errors import ClusterError
 from msrun.launch.failure import report_failure
-from msrun.planning.build import build_plan
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.placement.host import HostFacts
-from msrun.planning.program import Program
-from msrun.planning.spec import LaunchSpec
 
 TURNS = 4
 """More than what one event leads to, one turn of the loop after the other."""
@@ -122,16 +121,9 @@ class Job:
         self.settle()
 
     def _plan(self, node_rank: int | None, options: dict[str, Any]) -> Any:
-        spec = LaunchSpec(
-            program=Program("script", "/train.py"),
-            worker_num=2,
-            local_worker_num=2,
-            working_directory=self._folder,
-            log_dir=self._folder,
-            **{"max_restarts": 1, "restart_on": (7,), **options},
-        )
+        spec = spec_of(self._folder, log_dir=self._folder, **{"max_restarts": 1, "restart_on": (7,), **options})
         facts = HostFacts("node-a", "127.0.0.1", (0,))
-        plan = build_plan(spec, facts, caller={}, job_id="JOB", run_dir=str(self._folder / "run"), master_port=1)
+        plan = plan_of(spec, facts, run_dir=str(self._folder / "run"))
         if node_rank is None:
             return plan
         fleet = tuple(HostAssignment(n, f"h{n}", f"10.0.0.{n}", (2 * n, 2 * n + 1), (0, 1)) for n in range(2))

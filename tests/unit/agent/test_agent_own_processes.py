@@ -1,8 +1,9 @@
-"""The processes of msrun beside the workers: what their end and their silence mean for the job."""
+"""What msrun's own processes and own code do to a job: what their end, their silence and their faults mean for it."""
 
 from __future__ import annotations
 
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 from plans import small_plan
 
 from msrun.agent import own_processes as module
+from msrun.agent.observer import Observers, OwnFaults
 from msrun.agent.own_processes import LAST_WORDS_BYTES, OwnProcesses
 from msrun.agent.processes.process_spec import FIRST_SERVER_ID, LOG_WRITER_ID, SCHEDULER_ID
+from msrun.cluster.membership import Membership
 from msrun.errors import ClusterError, OwnProcessLost, ServerFailed
 from msrun.planning.plan import LaunchPlan
 
@@ -27,17 +30,6 @@ def plan(tmp_path: Path) -> LaunchPlan:
 @pytest.fixture
 def own(plan: LaunchPlan) -> OwnProcesses:
     return OwnProcesses(plan, "/logs")
-
-
-def test_starts_are_told_by_name(own: OwnProcesses) -> None:
-    told: list[tuple[str, dict[str, Any]]] = []
-    assert not own.scheduler_runs
-    for process_id, pid in ((SCHEDULER_ID, 5), (LOG_WRITER_ID, 6), (FIRST_SERVER_ID - 1, 7)):
-        own.started(process_id, pid, lambda kind, **fields: told.append((kind, fields)))
-    assert told == [("scheduler", {"pid": 5}), ("log_writer", {"pid": 6}), ("server", {"index": 1, "pid": 7})]
-    assert own.scheduler_runs
-    own.exited(SCHEDULER_ID, 0, do_workers_run=True, has_begun=False)
-    assert not own.scheduler_runs
 
 
 @pytest.mark.parametrize(
@@ -108,8 +100,6 @@ def test_one_that_has_been_stopped_for_too_long_is_named(own: OwnProcesses, monk
     [
         (None, False, OwnProcessLost, "unexpectedly; every worker"),
         (signal.SIGKILL, False, OwnProcessLost, "unexpectedly; every worker"),
-        (FAILED, False, ClusterError, "unexpectedly; every worker"),
-        (FAILED, True, OwnProcessLost, "unexpectedly; every worker"),
         (signal.SIGABRT, False, ClusterError, "unexpectedly (ulimit -v 9); every worker"),
         (signal.SIGABRT, True, OwnProcessLost, "unexpectedly (ulimit -v 9); every worker"),
     ],
@@ -128,17 +118,82 @@ def test_end_of_the_fork_server_is_told_with_the_limit_that_made_it(
     assert type(error) is kind and words in str(error)
 
 
-def test_orphans_end_in_their_order(own: OwnProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log writer may write to its end; the scheduler goes last, for it would end the rest if this process died."""
-    done: list[Any] = []
-    monkeypatch.setattr(module, "await_log_writer", lambda pid, kept: done.append(("await", pid, kept)))
-    monkeypatch.setattr(module, "kill_descendants", lambda limit_s, kept: (done.append((limit_s, list(kept))), [9])[1])
-    own.started(SCHEDULER_ID, 5, lambda *_, **__: None)
-    own.started(LOG_WRITER_ID, 6, lambda *_, **__: None)
-    assert own.end_orphans([3], 2.0) == [9]
-    assert done == [("await", 6, [3, 5]), (2.0, [3, 5]), (2.0, [3])]
-    done.clear()
-    own.exited(LOG_WRITER_ID, 0, do_workers_run=False, has_begun=False)
-    own.exited(SCHEDULER_ID, signal.SIGKILL, do_workers_run=False, has_begun=False)
-    assert own.end_orphans([3], 2.0) == [9]
-    assert done == [(2.0, [3]), (2.0, [3])]
+class Faults(OwnFaults):
+    def __init__(self, folder: Path, found_in: str | None = None) -> None:
+        self.said: list[str] = []
+        super().__init__(folder, self.said.append, found_in=str(folder) if found_in is None else found_in)
+        self.log = folder / "scheduler.log"
+
+
+@pytest.fixture
+def faults(tmp_path: Path) -> Faults:
+    return Faults(tmp_path)
+
+
+def slip() -> None:
+    raise KeyError("gone")
+
+
+class Broken:
+    tick_s: float | None = 1.0
+
+    def note(self, kind: str, fields: Any) -> None:
+        slip()
+
+    def tick(self, membership: Membership) -> None:
+        slip()
+
+
+class Heard(Broken):
+    def __init__(self) -> None:
+        self.kinds: list[str] = []
+
+    def note(self, kind: str, fields: Any) -> None:
+        self.kinds.append(kind)
+
+    def tick(self, membership: Membership) -> None:
+        self.kinds.append("tick")
+
+
+def test_observer_that_fails_is_told_of_once_and_the_others_hear_everything(faults: Faults) -> None:
+    heard = Heard()
+    observers = Observers([Broken(), heard], faults)
+    for _ in range(3):
+        observers.tell("running")
+    observers.tick(Membership([0]))
+    assert heard.kinds == ["running"] * 3 + ["tick"]
+    assert faults.said == [
+        "warning: msrun's own display (Broken) failed: KeyError: 'gone'; the job is not affected, traceback in "
+        + str(faults.log)
+    ]
+    assert faults.log.read_text().count("Traceback") == 1
+
+
+def test_another_kind_is_told_again(faults: Faults) -> None:
+    for error in (ValueError("a"), ValueError("b"), TypeError("a")):
+        with faults.kept_from_job("x"):
+            raise error
+    assert len(faults.said) == 2, "of one place, each kind"
+
+
+def test_error_that_ends_the_job_names_msrun(faults: Faults) -> None:
+    with pytest.raises(ClusterError) as raised, faults.named():
+        slip()
+    assert str(raised.value) == f"msrun itself failed: KeyError: 'gone'; traceback in {faults.log}; report it"
+    assert "in slip" in faults.log.read_text()
+
+
+def test_thread_that_ends_with_an_exception_is_named(faults: Faults) -> None:
+    with faults:
+        thread = threading.Thread(target=slip, name="msrun-hosts")
+        thread.start()
+        thread.join()
+    assert len(faults.said) == 1 and "thread msrun-hosts failed: KeyError: 'gone'" in faults.said[0]
+    assert "in slip" in faults.log.read_text()
+
+
+def test_traceback_that_the_user_would_not_find_is_told_itself(tmp_path: Path) -> None:
+    for faults in (Faults(tmp_path, found_in=""), Faults(tmp_path / "removed")):
+        with faults.kept_from_job("x"):
+            slip()
+        assert "Traceback" in faults.said[0] and "in slip" in faults.said[0]

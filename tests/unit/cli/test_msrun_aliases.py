@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from job_runner import JobRunner
+from torch.distributed.run import get_args_parser
 
 from msrun.cli.aliases import ALIASES, WITHOUT_EFFECT, translate
 from msrun.cli.options import LONG_OPTIONS, TAKING_VALUE
-from msrun.cli.words import FOREIGN_OPTIONS
+from msrun.cli.words import FOREIGN_OPTIONS, describe_late_options, describe_separate_value, reject_foreign_options
 from msrun.errors import UsageError
+from msrun.planning.program import Program
+from msrun.torchrun import SWITCHES, WITH_VALUE, words_of
 
 
 def told(line: str, devices: int = 0, environ: Mapping[str, str] = {}) -> str:
@@ -23,37 +27,17 @@ def told(line: str, devices: int = 0, environ: Mapping[str, str] = {}) -> str:
     ("line", "words"),
     [
         ("--nproc-per-node 4 t.py --nproc-per-node 9", "--local_worker_num=4 t.py --nproc-per-node 9"),
-        ("--nproc_per_node=4 t.py", "--local_worker_num=4 t.py"),
-        ("--standalone --nnodes=1 --nproc-per-node=2 t.py", "--local_worker_num=2 t.py"),
-        ("--rdzv-backend c10d --rdzv-endpoint localhost:0 --nproc-per-node 2 t.py", "--local_worker_num=2 t.py"),
-        (
-            "--nnodes 2 --nproc-per-node 8 --node-rank 1 --master-addr n1 --master-port 7 t.py",
-            "--node-rank 1 --master-addr n1 --master-port 7 --worker_num=16 --local_worker_num=8 t.py",
-        ),
-        (
-            "--nnodes=2:2 --nproc-per-node 8 --rdzv-endpoint n1:29500 t.py",
-            "--master_addr=n1 --master_port=29500 --worker_num=16 --local_worker_num=8 t.py",
-        ),
-        (
-            "--nnodes=2 --nproc-per-node 1 --rdzv-endpoint [fd00::1]:7 t.py",
-            "--master_addr=fd00::1 --master_port=7 --worker_num=2 --local_worker_num=1 t.py",
-        ),
-        (
-            "--hosts h[1-5] --nnodes 2:4 --nproc-per-node 8 t.py",
-            "--hosts h[1-5] --nnodes=2:4 --local_worker_num=8 t.py",
-        ),
+        ("--nnodes 2 --nproc-per-node 8 --node-rank 1 --master-addr n1 t.py",
+         "--node-rank 1 --master-addr n1 --worker_num=16 --local_worker_num=8 t.py"),
+        ("--nnodes=2:2 --nproc-per-node 8 --rdzv-endpoint n1:29500 t.py",
+         "--master_addr=n1 --master_port=29500 --worker_num=16 --local_worker_num=8 t.py"),
+        ("--hosts h1,h2 --nnodes 2:4 --nproc-per-node 8 t.py", "--hosts h1,h2 --nnodes=2:4 --local_worker_num=8 t.py"),
         ("-m --nproc-per-node=2 pkg.train -m x", "--local_worker_num=2 -m pkg.train -m x"),
-        ("--module --nproc-per-node=2 pkg.train", "--local_worker_num=2 -m pkg.train"),
-        ("--nproc-per-node=2 -m pkg.train --tee 3", "--local_worker_num=2 -m pkg.train --tee 3"),
         ("--no-python --nproc-per-node=2 ./job.sh", "--local_worker_num=2 ./job.sh"),
         ("--max-restarts 3 --monitor-interval 5 t.py", "--max-restarts 3 t.py"),
         ("--tee 3 t.py", "--tail_worker_log=all t.py"),
-        ("-r 3 t.py", "--tail_worker_log=none t.py"),
-        ("--redirects 3 --tee 3 t.py", "--tail_worker_log=all t.py"),
         ("-r 3 -t 0:3,2:1,1:0 t.py", "--tail_worker_log=0,2 t.py"),
-        ("--local-ranks-filter 0,1 t.py", "--tail_worker_log=0,1 t.py"),
         ("--start-method spawn t.py", "--start_method=exec t.py"),
-        ("--start-method fork t.py", "--start-method fork t.py"),
         ("--numa-binding node t.py", "--bind_numa=True t.py"),
         ("--shutdown-timeout 30 t.py", "--grace=30 t.py"),
         ("-np 4 -x FOO=1 -x BAR -wd /w --tag-output t.py",
@@ -61,14 +45,9 @@ def told(line: str, devices: int = 0, environ: Mapping[str, str] = {}) -> str:
         ("-n 4 -H h1:2,h2:2 t.py", "--worker_num=4 --hosts=h1:2,h2:2 t.py"),
         ("--num_processes 8 --num_machines 2 --machine_rank 1 --main_process_ip n1 --main_process_port 7 t.py",
          "--worker_num=8 --node_rank=1 --master_addr=n1 --master_port=7 --local_worker_num=4 t.py"),
-        ("--num_gpus 2 t.py", "--local_worker_num=2 t.py"),
         ("--cpu --multi_gpu t.py", "--device_target=cpu t.py"),
-        ("t.py --tee 3", "t.py --tee 3"),
-        ("-- -n", "-- -n"),
-        ("--dry_run -n 2 t.py", "--dry_run --worker_num=2 t.py"),
         ("--env -n t.py", "--env -n t.py"),
         ("examples list -n", "examples list -n"),
-        ("", ""),
     ],
 )  # fmt: skip
 def test_line_of_another_launcher_means_the_same_here(line: str, words: str) -> None:
@@ -95,12 +74,10 @@ def test_number_of_hosts_of_torchruns_variable_stands_for_its_option() -> None:
     [
         ("--nproc-per-node gpu t.py", "--nproc-per-node gpu: no accelerator is visible"),
         ("--nproc_per_node 0 t.py", "--nproc_per_node 0: give a number of 1 or more"),
-        ("--nproc_per_node many t.py", "--nproc_per_node many: give a number"),
         ("--nproc_per_node", "--nproc_per_node: no value after it"),
         ("--nnodes 4:1 --nproc_per_node 2 t.py", "--nnodes 4:1: give MIN:MAX, such as 2:4"),
         ("--rdzv-backend etcd t.py", "--rdzv-backend etcd: msrun has a store of its own"),
         ("--tee 7 t.py", "--tee 7: give 0 to 3"),
-        ("-r 0:3 t.py", "--redirects 0:3: give one number"),
         ("--numa-binding socket t.py", "--numa-binding socket: msrun binds to nodes"),
         ("--num_processes 5 --num_machines 2 t.py", "--num_machines 2: does not divide the 5 workers"),
     ],
@@ -122,7 +99,105 @@ def test_no_alias_hides_an_option_of_ours_and_each_leads_to_one() -> None:
     assert {own.partition("=")[0] for own in ALIASES.values() if own} <= LONG_OPTIONS
 
 
-@given(st.lists(st.sampled_from(["--worker_num=2", "--log-dir", "logs", "--quiet", "t.py", "-n", "4", "--tee", "3"])))
-def test_all_from_the_script_on_stays_as_it_is(words: list[str]) -> None:
-    line = ["--worker_num=1", "x.py", *words]
-    assert translate(line, {}, lambda: 0)[0] == line
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["--mixed-precision=fp16", "t.py"], "--mixed-precision is accelerate's, .*leave it out: .*the script"),
+        (["--map-by", "core", "t.py"], "--map-by is mpirun's, .*did you mean --bind_core"),
+        (["--worker_num", "2", "--export", "FOO", "t.py"], "--export is srun's, .*did you mean --env"),
+    ],
+)
+def test_option_of_another_launcher_is_answered_with_ours(words: list[str], answer: str) -> None:
+    with pytest.raises(UsageError, match=answer):
+        reject_foreign_options(words)
+
+
+def test_every_answer_names_options_that_exist_and_none_hides_one_of_ours() -> None:
+    assert not LONG_OPTIONS & set(FOREIGN_OPTIONS)
+    for whose, here in FOREIGN_OPTIONS.values():
+        assert whose.endswith("'s")
+        named = {word.strip("(),;:") for word in here.split() if word.startswith("--")}
+        assert named <= LONG_OPTIONS, here
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["--join", "false", "x.py"], "--join=false"),
+        (["--hosts", "h1", "h2", "x.py"], "--hosts h1,h2"),
+        (["--hosts", "h1", "hostname"], ""),
+        (["--log_dir", "false", "x.py"], ""),
+        (["false"], ""),
+        (["--join", "--", "false"], ""),
+    ],
+)
+def test_value_after_a_space_is_noticed(words: list[str], hint: str) -> None:
+    text = describe_separate_value(words)
+    assert hint in text and bool(text) == bool(hint)
+
+
+def test_program_that_is_there_under_such_a_name_is_no_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "true").touch()
+    assert describe_separate_value(["--join", "true"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("source", "args", "named"),
+    [
+        ("print(1)", ["--worker_num", "4", "--log-dir=x"], "--worker_num, --log_dir after train.py"),
+        ("parser.add_argument('--log-dir')", ["--log_dir", "x"], ""),
+        ("def main(log_dir): ...", ["--log-dir", "x"], ""),
+        ("print(1)", ["--help", "--config=c.yaml"], ""),
+    ],
+)
+def test_options_after_the_script_are_noticed_unless_the_script_speaks_of_them(
+    tmp_path: Path, source: str, args: list[str], named: str
+) -> None:
+    (tmp_path / "train.py").write_text(source)
+    text = describe_late_options(Program("script", str(tmp_path / "train.py"), tuple(args)))
+    assert named in text and bool(text) == bool(named)
+
+
+DEFAULTS = ["--nproc_per_node=1", "--redirects=0"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "expected"),
+    [
+        ("train.py --nn 3", {}, [*DEFAULTS, "train.py", "--nn", "3"]),
+        ("--nproc 4 --redirect=3 x.py", {}, [*DEFAULTS, "--nproc_per_node", "4", "--redirects=3", "x.py"]),
+        ("--nproc-per-node 4 -m pkg --run-path", {}, [*DEFAULTS, "--nproc_per_node", "4", "-m", "pkg", "--run-path"]),
+        ("--rdzv=1 --master 2 x.py", {}, [*DEFAULTS, "--rdzv=1", "--master", "2", "x.py"]),
+        ("--standalone --grace 3 --dry_run x.py", {}, [*DEFAULTS, "--standalone", "--grace", "3", "--dry_run", "x.py"]),
+        (
+            "x.py",
+            {"PET_NPROC_PER_NODE": "4", "PET_NO_PYTHON": "1", "PET_MODULE": "0"},
+            ["--nproc_per_node=4", "--redirects=0", "--no_python", "x.py"],
+        ),
+        ("--nnodes=1 x.py", {"PET_NNODES": "2", "PET_LOG_DIR": ""}, ["--nnodes=2", *DEFAULTS, "--nnodes=1", "x.py"]),
+    ],
+)
+def test_words_are_those_that_torchrun_understands(argv: str, environ: dict[str, str], expected: list[str]) -> None:
+    assert words_of(argv.split(), environ) == expected
+
+
+def test_every_option_of_the_installed_torchrun_is_known() -> None:
+    options = {
+        max(action.option_strings, key=len).removeprefix("--").replace("-", "_"): action.nargs != 0
+        for action in get_args_parser()._actions
+        if action.option_strings and action.dest != "help"
+    }
+    unknown = {name for name in options if name not in (*SWITCHES, *WITH_VALUE)}
+    assert unknown == set()
+    assert {name: name in WITH_VALUE for name in options if name in SWITCHES} == dict.fromkeys(SWITCHES, False)
+
+
+def test_msrun_itself_has_these_defaults_where_the_environment_says_so(msrun: JobRunner, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    words = ("--dry_run=json", "--nproc-per=3", "train.py")
+    plan = json.loads(msrun.run(*words, cwd=tmp_path, env={"MSRUN_AS_TORCHRUN": "1"}).stdout)
+    assert (plan["world_size"], plan["tail_ranks"]) == (3, [0, 1, 2])
+    assert msrun.run(*words, cwd=tmp_path).code == 2, "a name that is cut short is torchrun's alone"
+    listed = msrun.run("list", cwd=tmp_path, env={"MSRUN_AS_TORCHRUN": "1"})
+    assert "no job has used it" in listed.stderr, "commands stay commands"

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from job_runner import REPOSITORY
 
 from msrun.cli import command, main
+from msrun.cli.commands import install_completion
+from msrun.cli.options import GROUPS, MOST_USED, OPTIONS
 from msrun.cli.words import normalise
-from msrun.errors import MsrunError, near_miss
+from msrun.errors import UsageError, near_miss
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
         (["--join", "train.py"], ["--join=true", "train.py"]),
-        (["--join=False", "train.py"], ["--join=False", "train.py"]),
         (["--dry_run", "train.py"], ["--dry_run=text", "train.py"]),
-        (["--dry-run", "train.py"], ["--dry_run=text", "train.py"]),
-        (["--dry-run=json", "train.py"], ["--dry-run=json", "train.py"]),
         (["--log_dir", "--join", "train.py"], ["--log_dir", "--join", "train.py"]),
         (["--log-dir", "a-b", "--dry-run", "t.py"], ["--log-dir", "a-b", "--dry_run=text", "t.py"]),
         (["train.py", "--join", "--dry_run"], ["train.py", "--join", "--dry_run"]),
         (["-m", "pkg", "--dry_run"], ["-m", "pkg", "--dry_run"]),
-        (["--", "train.py", "--join"], ["--", "train.py", "--join"]),
         (["--quiet", "--join"], ["--quiet=true", "--join=true"]),
-        (["--worker_num"], ["--worker_num"]),
         ([], []),
     ],
 )
@@ -45,43 +50,112 @@ def test_every_option_is_also_spelled_with_dashes() -> None:
                 assert "--" + spelling[2:].replace("_", "-") in parameter.opts
 
 
-def test_help_shows_every_option_once_and_an_example(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["--help", "all"])
-    assert caught.value.code == 0
-    text = capsys.readouterr().out
-    for parameter in command.params:
-        if parameter.opts and parameter.opts[0].startswith("--"):
-            assert f"{parameter.opts[0]}" in text
-    assert "msrun --worker_num 8 train.py --lr 0.1" in text
-
-
-def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
-    import msrun
-
-    with pytest.raises(SystemExit):
-        main(["--version"])
-    assert capsys.readouterr().out == f"msrun, version {msrun.__version__}\n"
-
-
 @pytest.mark.parametrize(
     ("word", "hint"),
-    [
-        ("--worker_nmu", " (did you mean --worker_num?)"),
-        ("--log", " (did you mean --log_dir?)"),
-        ("--device", " (did you mean --device_target?)"),
-        ("--verbose", ""),
-        ("zzz", ""),
-    ],
+    [("--worker_nmu", " (did you mean --worker_num?)"), ("--log", " (did you mean --log_dir?)"), ("--verbose", "")],
 )
 def test_near_miss_is_hinted(word: str, hint: str) -> None:
     assert near_miss(word, ["--worker_num", "--log_dir", "--sim_device", "--device_target", "--version"]) == hint
 
 
-def test_every_error_has_an_exit_code_and_a_place_in_the_drawing() -> None:
-    import msrun.errors
+def help_text() -> str:
+    width = {"terminal_width": 110, "color": False}
+    return command.get_help(click.Context(command, info_name="msrun", **{**command.context_settings, **width}))
 
-    assert msrun.errors.__doc__ is not None
-    for kind in vars(msrun.errors).values():
-        if isinstance(kind, type) and issubclass(kind, MsrunError):
-            assert kind.__name__ in msrun.errors.__doc__
+
+def option_lines(text: str) -> list[str]:
+    options = click.unstyle(text).partition("Examples:")[0]
+    return re.findall(r"^  (--?\w[\w-]*)", options, flags=re.MULTILINE)
+
+
+def test_every_option_stands_in_one_group_and_on_one_line() -> None:
+    assert len(OPTIONS) == len(set(OPTIONS))
+    shown = option_lines(help_text())
+    assert shown == [parameter.opts[0] for parameter in OPTIONS] + ["--version", "-h"]
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 0
+    return click.unstyle(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("words", [("--help",), ("-h",), ("--worker_num", "2", "--help", "train.py")])
+def test_the_first_screen_has_the_most_used_options_and_says_where_the_others_are(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    text = said(capsys, *words)
+    assert len(text.splitlines()) <= 25
+    assert option_lines(text) == [parameter.opts[0] for parameter in GROUPS[MOST_USED]]
+    assert "--help all" in text
+
+
+@pytest.mark.parametrize("title", [title for title in GROUPS if title != MOST_USED])
+def test_the_options_of_one_group_are_shown_alone(capsys: pytest.CaptureFixture[str], title: str) -> None:
+    shown = option_lines(said(capsys, "--help", title.lower()))
+    assert shown[: len(GROUPS[title])] == [parameter.opts[0] for parameter in GROUPS[title]]
+    assert shown == option_lines(said(capsys, f"--help={title.upper()}".lower()))
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "no_color", "is_shown"), [(True, "", True), (True, "1", False), (False, "", False)]
+)
+def test_colours_are_shown_on_a_terminal_only(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    is_terminal: bool,
+    no_color: str,
+    is_shown: bool,
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    monkeypatch.setenv("NO_COLOR", no_color)
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert ("\x1b[" in capsys.readouterr().out) == is_shown
+
+
+def complete(*words: str) -> list[str]:
+    """Return what bash is told for the last of the words, as `kind,value`."""
+    env = {"COMP_WORDS": " ".join(["msrun", *words]), "COMP_CWORD": str(len(words)), "_MSRUN_COMPLETE": "bash_complete"}
+    done = subprocess.run(
+        [sys.executable, "-c", "from msrun.cli import main; main()"],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY), **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+def test_options_values_and_files_are_proposed() -> None:
+    assert complete("--worker_n") == ["plain,--worker_num"]
+    assert complete("--worker-n") == ["plain,--worker-num"]
+    assert complete("--start_method", "f") == ["plain,fork"]
+    assert complete("--hostfile", "ho") == ["file,ho"]
+    assert complete("--worker_num", "2", "tr") == ["file,tr"]
+    assert complete("--join", "tr") == ["file,tr"]  # its value may be left out, so this is the script
+
+
+@pytest.mark.parametrize(
+    ("shell", "place", "words"),
+    [
+        ("bash", ".local/share/bash-completion/completions/msrun", "complete -o nosort -F _msrun_completion msrun"),
+        ("zsh", ".zfunc/_msrun", "#compdef msrun"),
+        ("fish", ".config/fish/completions/msrun.fish", "function _msrun_completion"),
+    ],
+)
+def test_script_is_written_where_the_shell_looks(tmp_path: Path, shell: str, place: str, words: str) -> None:
+    text = install_completion(command, "auto", {"HOME": str(tmp_path), "SHELL": f"/usr/bin/{shell}"})
+    assert words in (tmp_path / place).read_text()
+    assert f"wrote {tmp_path / place}" in text
+    assert install_completion(command, shell, {"HOME": str(tmp_path)}) == text
+
+
+@pytest.mark.parametrize("environ", [{"SHELL": "/bin/tcsh"}, {}])
+def test_other_shells_are_refused(environ: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"not one of bash, zsh, fish; give one"):
+        install_completion(command, "auto", {"HOME": str(tmp_path), **environ})
+    assert list(tmp_path.iterdir()) == []

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import random
-from collections import deque
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from failure_reports import failure_of, reason_of
+from failure_reports import failure_of, reason_of, worker_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msrun import contract
 from msrun.cluster.coordinator import ORDERS, REPORTS, Coordinator
-from msrun.cluster.failure import FailureReport, read_report
+from msrun.cluster.failure import FailureReport, JobFailure, fault_of_job, merge_failures, read_report
 from msrun.cluster.membership import RestartPolicy
 from msrun.planning.hosts.assignment import HostPool
 from msrun.planning.hosts.host_entry import HostEntry
@@ -37,14 +35,6 @@ def report(
 
 def kinds(orders: list[dict[str, Any]]) -> list[str]:
     return [order["type"] for order in orders]
-
-
-def test_job_is_over_when_the_last_host_has_ended() -> None:
-    job = coordinator()
-    assert job.ended(1, 0, can_continue=True) == []
-    assert job.ended(1, 0, can_continue=True) == []
-    assert job.ended(0, 0, can_continue=True) == [{"type": "over", "report": None, "goes_on": False}]
-    assert job.is_over
 
 
 def test_first_failure_stops_all_and_the_second_changes_nothing() -> None:
@@ -95,13 +85,6 @@ def test_failure_is_told_as_its_host_knows_it_in_the_end(node_rank: int, reason:
     assert over["report"]["node_rank"] == node_rank
 
 
-def test_failure_of_its_own_blames_nobody_who_has_ended_well() -> None:
-    job = coordinator()
-    job.done(1, 0, 1)
-    (stop,) = job.failed(0, report(0))
-    assert reason_of(stop) == "rank 0 failed"
-
-
 def test_hosts_hear_once_of_a_rank_that_never_joined_and_its_failure_is_told_at_the_last_hosts_end() -> None:
     job = coordinator(2, restarts=1)
     assert job.done(1, 0, 3, has_come=True) == []
@@ -112,23 +95,6 @@ def test_hosts_hear_once_of_a_rank_that_never_joined_and_its_failure_is_told_at_
     (over,) = job.ended(0, 0, can_continue=True, come=[0])
     assert over["type"] == "over", "starting again would not help"
     assert reason_of(over).startswith("ranks 2, 4 ended with exit code 0 without joining the world")
-
-
-def test_ranks_that_all_join_nothing_end_well() -> None:
-    job = coordinator()
-    for node in range(2):
-        job.done(node, 0, node, has_come=False)
-        orders = job.ended(node, 0, can_continue=True, come=[])
-    assert orders == [{"type": "over", "report": None, "goes_on": False}]
-
-
-def test_lost_host_stops_the_others_and_is_not_waited_for() -> None:
-    job = coordinator(3, restarts=5)
-    (stop,) = job.lost(2, "lost node 2")
-    assert (reason_of(stop), stop["report"]["failure"]["exit_code"]) == ("lost node 2", 3)
-    assert job.lost(2, "again") == []
-    job.ended(0, 0, can_continue=True)
-    assert kinds(job.ended(1, 0, can_continue=True)) == ["over"]
 
 
 @pytest.mark.parametrize(
@@ -177,35 +143,7 @@ def test_job_does_not_start_again_when(why: str) -> None:
     assert kinds(last)[-1] == "over"
 
 
-def test_failure_while_hosts_wait_to_start_again_ends_the_job() -> None:
-    job = coordinator(2, restarts=3)
-    job.failed(0, report(0))
-    job.ended(0, 0, can_continue=True)
-    job.ended(1, 0, can_continue=True)
-    job.ready(0, 1)
-    assert kinds(job.failed(1, report(1, can_restart=False, exit_code=130))) == ["stop"]
-    job.ended(0, 1, can_continue=False)
-    (over,) = job.ended(1, 1, can_continue=False)
-    assert over["report"]["failure"]["exit_code"] == 130
-
-
 GOOD = encode_record(report(3))
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        None,
-        [],
-        {"failure": {"reason": "r"}},
-        {**GOOD, "failure": {**GOOD["failure"], "first_failure": {"global_rank": 2}}},
-        {**GOOD, "failure": {**GOOD["failure"], "others": [{"state": "failed"}]}},
-        {**GOOD, "lost_peer": "yes"},
-    ],
-)
-def test_report_that_is_none_is_refused(value: object) -> None:
-    with pytest.raises(ValueError):
-        coordinator().hear(1, {"type": "failed", "attempt": 0, "report": value})
 
 
 def test_report_is_cut_to_size_and_is_that_of_the_host_which_tells_it() -> None:
@@ -214,10 +152,6 @@ def test_report_is_cut_to_size_and_is_that_of_the_host_which_tells_it() -> None:
     job.hear(1, {"type": "failed", "attempt": 0, "report": long})
     assert job.report is not None and job.report.node_rank == 1
     assert len(job.report.failure.reason) == 4096 and job.report.failure.exit_code == contract.EXIT_CLUSTER
-
-
-def test_report_of_a_host_survives_the_wire() -> None:
-    assert read_report(json.loads(json.dumps(encode_record(report(3))))) == report(3)
 
 
 EVENTS = st.tuples(st.sampled_from(["lost", *sorted(REPORTS)]), st.integers(0, 3), st.booleans())
@@ -244,85 +178,6 @@ def test_any_life_of_hosts_keeps_the_laws(events: list[tuple[str, int, bool]], r
     assert told.count("restart") <= restarts
     attempts = [order["attempt"] for order in orders if order["type"] == "stop"]
     assert attempts == sorted(set(attempts))
-
-
-class Host:
-    """What a host does when it is told something; `said` has not been heard yet, `told` neither."""
-
-    def __init__(self, node: int) -> None:
-        self.node = node
-        self.attempt = 0
-        self.phase = "running"
-        self.is_lost = False
-        self.said: deque[dict[str, Any]] = deque()
-        self.told: deque[dict[str, Any]] = deque()
-        self.stops: list[str] = []
-        """Why it has ended attempts, as the coordinator says."""
-
-    def end(self, *, has_failed: bool) -> None:
-        """The workers have ended, by themselves or because one has failed."""
-        if has_failed:
-            value = encode_record(report(self.node))
-            self.said.append({"type": "failed", "attempt": self.attempt, "report": value})
-        self.phase = "ended"
-        self.said.append({"type": "ended", "attempt": self.attempt, "can_continue": True, "come": []})
-
-    def heed(self, order: dict[str, Any]) -> None:
-        kind, is_now = order["type"], order.get("attempt") == self.attempt
-        if kind == "stop" and is_now:
-            self.stops.append(reason_of(order))
-            if self.phase != "ended":
-                self.end(has_failed=False)
-        elif kind == "restart":
-            assert self.phase == "ended" and order["attempt"] == self.attempt + 1
-            self.attempt, self.phase = order["attempt"], "waiting"
-            self.said.append({"type": "ready", "attempt": self.attempt})
-        elif kind == "start" and is_now and self.phase == "waiting":
-            self.phase = "running"
-        elif kind == "over":
-            assert self.phase == "ended"
-            self.phase = "over"
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.randoms(use_true_random=False), st.integers(2, 5), st.integers(0, 2))
-def test_hosts_that_obey_end_together_however_late_what_they_say_is_heard(
-    rng: random.Random, count: int, restarts: int
-) -> None:
-    job = coordinator(count, restarts)
-    hosts = [Host(node) for node in range(count)]
-    overs: list[dict[str, Any]] = []
-
-    def give(orders: list[dict[str, Any]]) -> None:
-        overs.extend(order for order in orders if order["type"] == "over")
-        for host in hosts:
-            host.told.extend(orders)
-
-    for _ in range(10_000):
-        living = [host for host in hosts if not host.is_lost]
-        running = {host.attempt for host in living if host.phase == "running"}
-        assert len(running) < 2, "workers of two attempts at a time"
-        steps = [("hear", host) for host in living if host.said] + [("tell", host) for host in living if host.told]
-        steps += [("end", host) for host in living if host.phase == "running"]
-        if not steps:
-            break
-        kind, host = rng.choice(steps)
-        if rng.random() < 0.01:
-            host.is_lost = True
-            give(job.lost(host.node, f"lost {host.node}"))
-        elif kind == "hear":
-            give(job.hear(host.node, host.said.popleft()))
-        elif kind == "tell":
-            host.heed(host.told.popleft())
-        else:
-            host.end(has_failed=rng.random() < 0.5)
-    living = [host for host in hosts if not host.is_lost]
-    assert job.is_over and len(overs) == 1
-    assert {host.phase for host in living} <= {"over"} and {host.attempt for host in living} <= {job.attempt}
-    assert job.attempt <= restarts
-    assert len({tuple(host.stops) for host in living}) <= 1, "all hear of the same failures in the same order"
-    if job.report is not None and living:
-        assert living[0].stops[-1] == job.report.failure.reason == reason_of(overs[0])
 
 
 @settings(max_examples=150, deadline=None)
@@ -367,3 +222,38 @@ def test_any_life_with_losses_goes_on_while_hosts_and_restarts_are_left(seed: in
     assert set(job.losses) == lost and job.leaving == leaves
     if job.goes_on:
         assert not {entries[node] for node in leaves} & set(pool.chosen) and len(pool.chosen) >= pool.min_hosts
+
+
+FIRST = failure_of(3)
+
+
+def other(rank: int) -> dict[str, int | str]:
+    return {"global_rank": rank, "state": "stopped by msrun", "doing": ""}
+
+
+def stopped(*ranks: int, attempts: int = 0) -> JobFailure:
+    """Return what a host has seen whose workers were stopped because of another's."""
+    earlier: list[dict[str, int | float | str]] = [{"attempt": number, "reason": "x"} for number in range(attempts)]
+    return replace(fault_of_job("JOB", FIRST.reason, 7), others=[other(rank) for rank in ranks], attempts=earlier)
+
+
+def test_others_of_all_hosts_are_told_of_once_and_in_their_order() -> None:
+    merged = merge_failures(FIRST, [stopped(4, 5, attempts=1), replace(FIRST, others=[other(2)]), stopped(0, 1)])
+    assert merged.first_failure == FIRST.first_failure and merged.reason == FIRST.reason
+    assert [entry["global_rank"] for entry in merged.others] == [0, 1, 2, 4, 5]
+    assert merged.attempts == [{"attempt": 0, "reason": "x"}]
+
+
+def test_worker_that_failed_first_on_its_host_alone_is_one_of_the_others() -> None:
+    merged = merge_failures(FIRST, [FIRST, failure_of(6, 9)])
+    assert merged.others == [{"global_rank": 6, "state": "failed (exit code 9)", "doing": ""}]
+    killed = replace(worker_of(6), exit_code=None, signal="SIGKILL")
+    merged = merge_failures(FIRST, [replace(stopped(), lagging=[killed])])
+    assert merged.others[0]["state"] == "failed (signal SIGKILL)"
+
+
+def test_ranks_that_were_waited_for_are_not_among_the_others() -> None:
+    hang = replace(fault_of_job("JOB", "stuck", 124), lagging=[worker_of(3)])
+    merged = merge_failures(hang, [stopped(2, 3), stopped(0)])
+    assert [worker.global_rank for worker in merged.lagging] == [3]
+    assert [entry["global_rank"] for entry in merged.others] == [0, 2]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import signal
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msrun.cluster.membership import Decision, Membership, WorkerState
+from msrun import contract
+from msrun.cluster.membership import Decision, Membership, RestartPolicy, WorkerState
 
 EXIT_7 = 7 << 8
 
@@ -17,28 +19,6 @@ def running(count: int) -> Membership:
     for rank in range(count):
         assert membership.started(rank, 100 + rank, float(rank)) is Decision.WAIT
     return membership
-
-
-def test_job_is_over_when_the_last_worker_has_ended_well() -> None:
-    membership = running(2)
-    assert membership.exited(1, 0, 5.0) is Decision.WAIT
-    assert membership.exited(0, 0, 6.0) is Decision.FINISH
-    assert membership.first_failure is None
-    assert membership.ranks_in(WorkerState.DONE) == [0, 1]
-
-
-def test_first_failure_wins_when_two_workers_die() -> None:
-    membership = running(3)
-    assert membership.exited(2, EXIT_7, 5.0) is Decision.STOP
-    membership.told()
-    assert membership.exited(0, signal.SIGTERM, 6.0) is Decision.WAIT
-    assert membership.exited(1, EXIT_7, 7.0) is Decision.FINISH
-    assert membership.first_failure is membership.members[2]
-    assert [membership.members[rank].state for rank in range(3)] == [
-        WorkerState.STOPPED,
-        WorkerState.STOPPED,
-        WorkerState.FAILED,
-    ]
 
 
 def test_bad_end_of_a_program_that_had_run_to_its_end_stops_nobody_and_fails_the_job_when_all_have_ended() -> None:
@@ -52,27 +32,6 @@ def test_bad_end_of_a_program_that_had_run_to_its_end_stops_nobody_and_fails_the
     membership.exited(0, 5 << 8, 5.0, others_go_on=True)
     assert membership.exited(1, EXIT_7, 6.0) is Decision.FINISH
     assert membership.first_failure is membership.members[1]
-
-
-def test_failure_of_the_last_worker_finishes_at_once() -> None:
-    membership = running(2)
-    membership.exited(0, 0, 1.0)
-    assert membership.exited(1, EXIT_7, 2.0) is Decision.FINISH
-
-
-def test_worker_that_ends_well_while_stopped_is_done() -> None:
-    membership = running(2)
-    membership.exited(0, EXIT_7, 1.0)
-    membership.exited(1, 0, 2.0)
-    assert membership.members[1].state is WorkerState.DONE
-
-
-def test_end_after_a_stop_by_msrun_is_no_failure() -> None:
-    membership = running(2)
-    assert membership.stop() is Decision.STOP
-    membership.exited(0, signal.SIGKILL, 1.0)
-    assert membership.exited(1, EXIT_7, 2.0) is Decision.FINISH
-    assert membership.first_failure is None
 
 
 def test_job_is_not_over_before_everybody_was_started() -> None:
@@ -121,13 +80,6 @@ def test_workers_that_will_not_be_started_any_more_count_as_stopped() -> None:
     assert membership.ranks_in(WorkerState.STOPPED) == [0, 1, 2]
 
 
-def test_telling_is_the_end_when_nobody_is_left_to_be_started() -> None:
-    membership = Membership(range(2))
-    membership.started(0, 100, 0.0)
-    assert membership.exited(0, EXIT_7, 1.0) is Decision.STOP
-    assert membership.told([1]) is Decision.FINISH
-
-
 def test_who_ends_before_it_is_told_has_ended_by_itself() -> None:
     membership = Membership(range(3))
     for rank in range(3):
@@ -137,3 +89,39 @@ def test_who_ends_before_it_is_told_has_ended_by_itself() -> None:
     membership.told()
     membership.exited(2, 0, 1.1)
     assert [membership.members[rank].ended_itself for rank in range(3)] == [True, True, False]
+
+
+EXIT_1 = 1
+
+
+@pytest.mark.parametrize(
+    ("max_restarts", "done", "exit_code", "delay_s"),
+    [
+        (0, 0, EXIT_1, None),
+        (1, 0, EXIT_1, 0.0),
+        (3, 1, EXIT_1, 1.0),
+        (3, 0, None, 0.0),
+        (3, 0, contract.EXIT_DO_NOT_RESTART, None),
+        (3, 0, 127, None),
+    ],
+)
+def test_delay_before_a_restart(max_restarts: int, done: int, exit_code: int | None, delay_s: float | None) -> None:
+    assert RestartPolicy(max_restarts).delay_s(done, exit_code) == delay_s
+
+
+def test_program_that_cannot_start_is_started_again_when_asked_for_alone() -> None:
+    policy = RestartPolicy(3)
+    assert "no rank had joined" in policy.refuse(2, has_begun=False)
+    assert "no rank had joined" in policy.refuse(1, has_begun=False)
+    assert not policy.refuse(1, has_begun=True)
+    for status in (None, 7, 137):
+        assert not policy.refuse(status, has_begun=False)
+    assert not RestartPolicy(3, restart_on=(1,)).refuse(1, has_begun=False)
+    assert policy.explain(3, 1, has_begun=False) == "", "it could not start again in any case"
+
+
+def test_lists_of_exit_statuses_come_before_all_else() -> None:
+    only = RestartPolicy(3, restart_on=(75, 93))
+    assert [only.delay_s(0, status) for status in (75, 93, 7, 137, None)] == [0.0, 0.0, None, None, 0.0]
+    never = RestartPolicy(3, no_restart_on=(7, 143))
+    assert [never.delay_s(0, status) for status in (7, 143, 9, 137, None)] == [None, None, 0.0, 0.0, 0.0]

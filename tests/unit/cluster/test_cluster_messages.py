@@ -1,17 +1,36 @@
-"""Messages arrive whole and in order however the stream is cut, and nothing without a limit is taken."""
+"""Messages arrive whole, once and in order, whatever the stream; of what form they must be; threads that carry them."""
 
 from __future__ import annotations
 
-import json
+import random
+import selectors
 import socket
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from failure_reports import failure_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msrun.cluster.messages import HEADER, MAX_MESSAGE_BYTES, Channel, MessageBuffer, encode_message
+from msrun.cluster import own_thread
+from msrun.cluster import protocol as forms
+from msrun.cluster.connection import MAX_GREETING_BYTES, Connection
+from msrun.cluster.failure import FailureReport
+from msrun.cluster.messages import (
+    HEADER,
+    MAX_MESSAGE_BYTES,
+    Channel,
+    Ledger,
+    Message,
+    MessageBuffer,
+    MessageMissing,
+    encode_message,
+)
+from msrun.cluster.own_thread import Inbox, OwnThread, describe_fault, print_fault, traceback_of
+from msrun.cluster.proof import Seal, new_nonce
+from msrun.cluster.protocol import HostReport, ReachResult, check_said, protocol, read_moment
+from msrun.planning.record_json import encode_record
 
 leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters())
 objects = st.dictionaries(
@@ -30,30 +49,17 @@ def test_messages_survive_any_cut_of_the_stream(messages: list[dict[str, Any]], 
     assert received == messages
 
 
-def test_message_comes_with_its_last_byte() -> None:
-    buffer = MessageBuffer()
-    stream = encode_message({"type": "x"})
-    assert [buffer.feed(stream[i : i + 1]) for i in range(len(stream))] == [*[[]] * (len(stream) - 1), [{"type": "x"}]]
-
-
-def test_bytes_of_arguments_that_are_no_text_survive() -> None:
-    assert MessageBuffer().feed(encode_message({"arg": "a\udcff\n☃"})) == [{"arg": "a\udcff\n☃"}]
-
-
 @pytest.mark.parametrize("body", [b"[]", b"1", b"null", b'"text"', b"{", b"", b"\xff"])
 def test_body_that_is_no_object_is_refused(body: bytes) -> None:
     with pytest.raises(ValueError):
         MessageBuffer().feed(HEADER.pack(len(body)) + body)
 
 
-def test_announced_length_beyond_the_limit_is_refused_before_it_is_read() -> None:
-    with pytest.raises(ValueError, match="at most"):
-        MessageBuffer().feed(HEADER.pack(MAX_MESSAGE_BYTES + 1))
-
-
-def test_message_beyond_the_limit_is_not_sent() -> None:
+def test_length_beyond_the_limit_is_not_sent_and_refused_before_it_is_read() -> None:
     with pytest.raises(ValueError, match="at most"):
         encode_message({"text": "x" * MAX_MESSAGE_BYTES})
+    with pytest.raises(ValueError, match="at most"):
+        MessageBuffer().feed(HEADER.pack(MAX_MESSAGE_BYTES + 1))
 
 
 @given(st.binary(max_size=64))
@@ -73,13 +79,6 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
     right.close()
 
 
-def test_channel_carries_messages_both_ways(ends: tuple[Channel, Channel]) -> None:
-    left, right = ends
-    assert left.send({"n": 1}) and left.send({"n": 2}) and right.send({"n": 3})
-    assert right.receive() == [{"n": 1}, {"n": 2}]
-    assert left.receive() == [{"n": 3}]
-
-
 def test_channel_sees_the_other_end_go(ends: tuple[Channel, Channel]) -> None:
     left, right = ends
     right.send({"last": True})
@@ -91,7 +90,193 @@ def test_channel_sees_the_other_end_go(ends: tuple[Channel, Channel]) -> None:
     assert left.send({"n": 1}) is False
 
 
-def test_json_on_the_wire_is_plain_ascii() -> None:
-    body = encode_message({"text": "☃"})[HEADER.size :]
-    assert body.isascii()
-    assert json.loads(body) == {"text": "☃"}
+@given(st.integers(0, 2**32 - 1), st.integers(1, 40))
+def test_every_message_arrives_once_and_in_order_however_often_the_connection_breaks(seed: int, count: int) -> None:
+    draw = random.Random(seed)
+    sender, receiver = Ledger(), Ledger()
+    arrived: list[int] = []
+    wire: list[Message] = []
+    to_say = list(range(count))
+    while len(arrived) < count:
+        move = draw.random()
+        if move < 0.4 and to_say:
+            wire.append(sender.stamp({"type": "say", "number": to_say.pop(0)}))
+        elif move < 0.8 and wire:
+            message = wire.pop(0)
+            if receiver.take(message):
+                arrived.append(message["number"])
+        elif move < 0.9:
+            sender.acknowledge(receiver.seen)
+        else:  # what is on its way is lost; the new connection begins with what was not seen
+            sender.acknowledge(receiver.seen)
+            wire = sender.unseen()
+    assert arrived == list(range(count))
+
+
+def test_message_that_comes_before_an_older_one_is_refused_and_both_come_again() -> None:
+    sender, receiver = Ledger(), Ledger()
+    wire = [sender.stamp({"number": number}) for number in range(5)]
+    assert [receiver.take(message) for message in wire[:2]] == [True, True]
+    with pytest.raises(MessageMissing, match="message 5 came after message 2"):
+        receiver.take(wire[4])
+    sender.acknowledge(receiver.seen)
+    assert [message["number"] for message in sender.unseen() if receiver.take(message)] == [2, 3, 4]
+
+
+TOKEN = b"a token of this job"
+
+
+@pytest.fixture
+def sides() -> Iterator[tuple[Connection, Connection]]:
+    """The scheduler's end and a host's, which have greeted each other."""
+    scheduler, host = map(Connection, socket.socketpair())
+    ours, theirs = new_nonce(), new_nonce()
+    scheduler.agree(Seal(TOKEN, ours, theirs, is_scheduler=True))
+    host.agree(Seal(TOKEN, ours, theirs, is_scheduler=False))
+    yield scheduler, host
+    scheduler.close()
+    host.close()
+
+
+def test_what_follows_the_word_that_lets_a_host_in_is_read_by_whoever_reads_next(
+    sides: tuple[Connection, Connection],
+) -> None:
+    scheduler, host = sides
+    long = b"x" * (2 * MAX_GREETING_BYTES)
+    for body in (b"accepted", long, b"called off"):
+        scheduler.send_body(body)
+    (first,) = host.receive()
+    assert host.unseal(first) == b"accepted"
+    host.trust()
+    assert [host.unseal(body) for body in host.receive()] == [long, b"called off"]
+
+
+def test_what_was_said_before_the_other_side_went_is_read_after_a_send_has_failed(
+    sides: tuple[Connection, Connection],
+) -> None:
+    scheduler, host = sides
+    scheduler.send_body(b"called off")
+    scheduler.close()
+    host.send_body(b"a log")
+    host.send_body(b"a log")
+    assert (host.is_closed, host.has_unsent) == (False, False)
+    assert [host.unseal(body) for body in host.receive()] == [b"called off"]
+    assert (host.receive(), host.is_closed) == ([], True)
+
+
+REPORT = encode_record(FailureReport(failure_of(0)))
+SAID: dict[str, dict[str, Any]] = {
+    "checked": {"report": encode_record(HostReport())},
+    "listening": {"port": 1, "error": ""},
+    "reached": {"result": encode_record(ReachResult())},
+    "event": {"moment": "note", "fields": {"text": "x"}},
+    "failed": {"attempt": 0, "report": REPORT},
+    "ended": {"attempt": 0, "can_continue": True, "come": [1], "has_begun": True, "report": None},
+    "done": {"attempt": 0, "rank": 1, "has_come": True},
+    "ready": {"attempt": 1, "clock_s": 1.5},
+    "log": {"name": "worker_0.log", "attempt": None, "data": ""},
+    "logs_end": {},
+    "result": {"failure": None, "survivors": [4711]},
+    "error": {"text": "no", "exit_code": 3},
+    "fault": {"text": "no", "traceback": ""},
+    "shown": {"data": ""},
+    "taken": {"count": 1},
+}
+
+
+@pytest.mark.parametrize("kind", SAID)
+def test_what_an_agent_says_is_taken_and_nothing_may_be_missing(kind: str) -> None:
+    check_said({"type": kind, "seq": 7, **SAID[kind]})
+    for name in SAID[kind].keys() - {"error"}:
+        with pytest.raises(ValueError, match=name):
+            check_said({"type": kind, **{key: value for key, value in SAID[kind].items() if key != name}})
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "where"),
+    [
+        ("lost", {"reason": "x"}, "lost"),
+        ("failed", {"report": {"failure": 7}}, r"\$\.report\.failure"),
+        ("failed", {"attempt": True}, r"\$\.attempt"),
+        ("result", {"survivors": ["1"]}, r"\$\.survivors"),
+        ("ended", {"come": [1 << 50]}, r"\$\.come"),
+        ("ready", {"clock_s": float("inf")}, r"\$\.clock_s"),
+        ("checked", {"report": {"addresses": [{"address": "x", "interface": "", "prefix_bits": 0}]}}, r"\$\.report"),
+    ],
+)
+def test_what_is_of_another_form_is_refused_by_its_field(kind: str, changes: dict[str, Any], where: str) -> None:
+    with pytest.raises(ValueError, match=where):
+        check_said({"type": kind, **SAID.get(kind, {}), **changes})
+
+
+def test_fields_that_do_not_belong_to_a_moment_are_left_out() -> None:
+    assert read_moment("note", {"text": "x", "more": 1}) == {"text": "x"}
+    with pytest.raises(ValueError, match="started: pid"):
+        read_moment("started", {"global_rank": 0, "pid": "7"})
+
+
+def test_version_changes_with_a_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = protocol()
+    assert protocol() == before
+    protocol.cache_clear()
+    monkeypatch.setattr(forms, "MOMENTS", {**forms.MOMENTS, "new": {"text": str}})
+    assert protocol() != before
+    protocol.cache_clear()
+
+
+def test_owner_is_told_what_a_thread_raises() -> None:
+    told = list[BaseException]()
+
+    def work() -> None:
+        raise SystemExit(3)
+
+    thread = OwnThread("test", work, told.append)
+    thread.start()
+    thread.join(60)
+    assert [type(error) for error in told] == [SystemExit] and thread.fault is told[0]
+
+
+def test_thread_that_goes_on_works_again_and_tells_the_first_fault_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_thread, "PAUSE_S", 0.0)
+    told, faults = list[str](), [OSError("first"), OSError("second")]
+
+    def work() -> None:
+        if faults:
+            raise faults.pop(0)
+
+    thread = OwnThread("test", work, lambda error: told.append(str(error)), goes_on=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive() and told == ["first"] and not faults
+
+
+def test_fault_is_one_line_under_the_name_of_msrun_and_its_traceback_can_be_printed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    error = OSError(5, "Input/output\nerror")
+    error.add_note("while it read worker_0.log")
+    assert describe_fault(error) == (
+        "msrun itself failed: OSError: [Errno 5] Input/output error, while it read worker_0.log; its traceback is in "
+        "scheduler.log"
+    )
+    assert describe_fault(KeyError()) == "msrun itself failed: KeyError; its traceback is in scheduler.log"
+    print_fault(error)
+    assert capsys.readouterr().err == traceback_of(error)
+
+
+@pytest.fixture
+def inbox() -> Iterator[Inbox]:
+    found = Inbox()
+    yield found
+    found.close()
+
+
+def test_reader_is_woken_as_long_as_there_are_messages(inbox: Inbox) -> None:
+    with selectors.DefaultSelector() as selector:
+        selector.register(inbox, selectors.EVENT_READ)
+        for _ in range(2):
+            assert not selector.select(0)
+            for _ in range(2):
+                inbox.post({})
+            assert selector.select(0) and selector.select(0)
+            assert len(inbox.take()) == 2

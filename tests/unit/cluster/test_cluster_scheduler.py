@@ -9,18 +9,16 @@ import resource
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import ClassVar
+from unittest import mock
 
 import pytest
 from torch.distributed import TCPStore
 
-from msrun import contract
 from msrun.cluster import scheduler
-from msrun.cluster.messages import Channel, Message, encode_message
+from msrun.cluster.messages import Message, encode_message
 from msrun.cluster.rendezvous import listen
 from msrun.cluster.scheduler import Record, StoreHost, limit_memory, run_scheduler
 
@@ -60,15 +58,13 @@ def test_record_has_one_stamped_line_for_each_moment() -> None:
     ]
 
 
-class FullDisk(io.StringIO):
-    """A stream on which no write succeeds."""
-
-    def write(self, text: str) -> int:
+def test_record_on_a_full_disk_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(text: str) -> int:
         raise OSError(28, "No space left on device")
 
-
-def test_record_on_a_full_disk_is_no_error() -> None:
-    Record(FullDisk()).note({"type": "over", "reason": "r"})
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "write", write)
+    Record(stream).note({"type": "over", "reason": "r"})
 
 
 def test_store_is_empty_for_the_next_attempt_and_at_the_same_address() -> None:
@@ -83,21 +79,6 @@ def test_store_is_empty_for_the_next_attempt_and_at_the_same_address() -> None:
         assert not anew.check(["address of rank 1"])
         anew.set("address of rank 1", "of this attempt")
         assert anew.get("address of rank 1") == b"of this attempt"
-
-
-def test_store_that_was_never_started_needs_no_renewal() -> None:
-    with listen("127.0.0.1", 0) as listener:
-        StoreHost(listener, Record(io.StringIO())).renew()
-
-
-def test_without_torch_the_address_is_left_to_rank_0_also_where_another_process_holds_the_socket() -> None:
-    with listen("127.0.0.1", 0) as listener:
-        held_elsewhere = listener.dup()
-        StoreHost(listener.dup(), Record(io.StringIO())).do_without(is_store_needed=False)
-        with held_elsewhere:
-            port = held_elsewhere.getsockname()[1]
-            store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
-            store.set("a", "b")
 
 
 def test_without_torch_a_worker_that_needs_the_store_ends_the_scheduler_with_a_word() -> None:
@@ -124,30 +105,6 @@ def test_without_torch_a_worker_that_needs_the_store_ends_the_scheduler_with_a_w
     )
 
 
-def test_scheduler_keeps_the_record_without_waiting_for_the_store_and_ends_with_its_agent() -> None:
-    ours, theirs = socket.socketpair()
-    channel = Channel(ours)
-    with listen("127.0.0.1", 0) as listener, theirs:
-        fds = (theirs.fileno(), listener.fileno())
-        process = subprocess.Popen(
-            [sys.executable, "-c", f"from msrun.cluster.scheduler import run_scheduler as r; raise SystemExit(r{fds})"],
-            pass_fds=fds,
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-    channel.send({"type": "job", "job_id": "j", "world_size": 1, "host": "h"})
-    channel.send({"type": "over", "reason": "done"})
-    channel.close()
-    text, _ = process.communicate(timeout=60)
-    assert process.returncode == 0
-    assert [line[24:] for line in text.splitlines() if "store listens" not in line] == [
-        "job j: 1 worker on h",
-        "job over: done",
-        "agent has gone: scheduler ends",
-    ]
-
-
 def test_store_that_nobody_needs_leaves_its_address_to_whoever_opens_one() -> None:
     """Although another process may hold the socket, too."""
     with listen("127.0.0.1", 0) as listener:
@@ -159,97 +116,41 @@ def test_store_that_nobody_needs_leaves_its_address_to_whoever_opens_one() -> No
             listen(*address).close()
 
 
-class NotedHost:
-    """A `StoreHost` that notes what it is asked for."""
-
-    asked: ClassVar[list[object]] = []
-    is_wanted_late = False
-
-    def __init__(self, listener: socket.socket, record: Record, max_bytes: int) -> None:
-        listener.close()
-
-    def open(self) -> None:
-        self.asked.append("open late" if self.is_wanted_late else "open")
-
-    def do_without(self, *, is_store_needed: bool) -> None:
-        self.asked.append(f"do without, needed: {is_store_needed}")
-
-    def renew(self) -> None:
-        self.asked.append("renew")
-
-
-def run_with(
-    monkeypatch: pytest.MonkeyPatch, *messages: Message, has_torch: bool = True, is_loaded: bool = False
-) -> tuple[int, list[object], list[Message]]:
-    """Return how a scheduler ends whose agent says this and goes, what it asks of the store, and what it answers."""
-    NotedHost.asked.clear()
+@pytest.mark.parametrize(
+    ("told", "start_method", "has_torch", "is_loaded", "asked", "is_late"),
+    [
+        ({}, "fork", True, False, [mock.call.open()], True),
+        ({}, "fork", True, True, [mock.call.open()], False),
+        ({}, "exec", True, False, [mock.call.open()], False),
+        ({"has_store": False}, "fork", True, False, [], False),
+        ({"has_store": False}, "fork", False, False, [], False),
+        ({}, "fork", False, False, [mock.call.do_without(is_store_needed=True)], False),
+        ({"is_store_needed": False}, "fork", False, False, [mock.call.do_without(is_store_needed=False)], False),
+    ],
+)
+def test_store_is_opened_late_where_workers_may_never_ask_and_by_rank_0_where_there_is_no_torch(
+    monkeypatch: pytest.MonkeyPatch,
+    told: Message,
+    start_method: str,
+    has_torch: bool,
+    is_loaded: bool,
+    asked: list[object],
+    is_late: bool,
+) -> None:
+    host = mock.Mock(is_wanted_late=False)
+    at_once = SimpleNamespace(Thread=lambda target, daemon: SimpleNamespace(start=target))
     modules = {"torch": None} if is_loaded else {}
     monkeypatch.setattr(scheduler, "sys", SimpleNamespace(modules=modules, stdout=io.StringIO()))
     monkeypatch.setattr(scheduler, "find_spec", lambda name: object() if has_torch else None)
-    monkeypatch.setattr(scheduler, "StoreHost", NotedHost)
-    monkeypatch.setattr(scheduler, "threading", SimpleNamespace(Thread=RunsAtOnce))
+    monkeypatch.setattr(scheduler, "StoreHost", lambda listener, *_: (listener.close(), host)[1])
+    monkeypatch.setattr(scheduler, "threading", at_once)
+    job = {"type": "job", "job_id": "j", "world_size": 1, "host": "h", **told}
     ours, theirs = socket.socketpair()
     with ours, socket.socket() as listener:
-        ours.sendall(b"".join(map(encode_message, messages)))
+        ours.sendall(b"".join(map(encode_message, [job, {"type": "ready", "start_method": start_method}])))
         ours.shutdown(socket.SHUT_WR)
-        code = run_scheduler(theirs.detach(), listener.detach())
-        return code, list(NotedHost.asked), Channel(ours.dup()).receive()
-
-
-class RunsAtOnce:
-    """A thread that is done when it has been started; the process must be able to end without it."""
-
-    def __init__(self, target: Callable[[], None], daemon: bool) -> None:
-        assert daemon
-        self._target = target
-
-    def start(self) -> None:
-        self._target()
-
-
-JOB: Message = {"type": "job", "job_id": "j", "world_size": 1, "host": "h"}
-READY: Message = {"type": "ready", "start_method": "fork"}
-
-
-@pytest.mark.parametrize(
-    ("start_method", "is_loaded", "asked"),
-    [("fork", False, "open late"), ("fork", True, "open"), ("exec", False, "open"), ("exec", True, "open")],
-)
-def test_store_is_opened_late_where_torch_is_not_loaded_and_workers_may_never_ask(
-    monkeypatch: pytest.MonkeyPatch, start_method: str, is_loaded: bool, asked: str
-) -> None:
-    ready = {**READY, "start_method": start_method}
-    assert run_with(monkeypatch, JOB, ready, is_loaded=is_loaded)[1] == [asked]
-
-
-@pytest.mark.parametrize(
-    ("told", "asked"),
-    [
-        ({}, ["do without, needed: True"]),
-        ({"is_store_needed": False}, ["do without, needed: False"]),
-        ({"has_store": False}, []),
-    ],
-)
-def test_host_of_the_scheduler_may_have_no_torch(
-    monkeypatch: pytest.MonkeyPatch, told: Message, asked: list[str]
-) -> None:
-    assert run_with(monkeypatch, {**JOB, **told}, READY, has_torch=False)[1] == asked
-
-
-def test_scheduler_of_a_job_without_a_store_opens_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run_with(monkeypatch, {**JOB, "has_store": False}, READY)[1] == []
-
-
-def test_agent_is_told_when_the_next_attempt_has_its_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    restarting = {"type": "restarting", "attempt": 2, "delay_s": 1.0, "reason": "r"}
-    _, asked, answers = run_with(monkeypatch, JOB, READY, restarting, is_loaded=True)
-    assert asked == ["open", "renew"]
-    assert answers == [{"type": "store_ready", "attempt": 2}]
-
-
-def test_agent_that_goes_before_the_job_is_over_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run_with(monkeypatch, JOB)[0] == contract.EXIT_CLUSTER
-    assert run_with(monkeypatch, JOB, {"type": "over", "reason": "done"})[0] == contract.EXIT_OK
+        run_scheduler(theirs.detach(), listener.detach())
+    assert (host.method_calls, host.is_wanted_late) == (asked, is_late)
 
 
 def test_memory_is_limited_to_so_much_more_than_there_is_now(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,3 +165,11 @@ def test_memory_is_limited_to_so_much_more_than_there_is_now(monkeypatch: pytest
     limits["now"] = (1 << 50, 1 << 30)
     limit_memory(1 << 40)
     assert limits["now"] == (1 << 30, 1 << 30), "what was allowed before is not exceeded"
+
+
+def test_port_is_free_again_right_after_a_job_used_it() -> None:
+    with listen("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port), timeout=5):
+            listener.accept()[0].close()
+    listen("127.0.0.1", port).close()

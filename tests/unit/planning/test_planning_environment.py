@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from plans import spec_of
 
-from msrun import contract
-from msrun.planning.environment import (
-    blas_threads,
-    common_environment,
-    of_rank,
-    overridden_names,
-    rank_environment,
-    restored_environment,
-    server_environment,
-)
-from msrun.planning.masking import MASK, masked
-from msrun.planning.program import Program
+from msrun.errors import UsageError
+from msrun.planning.environment import blas_threads, common_environment, of_rank, server_environment
+from msrun.planning.settings import Setting, option_variables, settings_note, without_option_variables
 from msrun.planning.spec import LaunchSpec
 
-SPEC = LaunchSpec(
-    program=Program("script", "/w/train.py"),
-    worker_num=2,
-    local_worker_num=2,
-    working_directory=Path("/w"),
-    log_dir=Path("/l"),
-    has_trace=True,
-)
+SPEC = spec_of(Path("/w"), has_trace=True)
 
 
 def build(
@@ -53,35 +37,12 @@ def test_a_value_that_names_a_number_of_the_worker_has_that_number() -> None:
     assert of_rank(env, {"rank": 9, "local_rank": 1, "node_rank": 2}) == {"CACHE": "/tmp/9/1_2_9"}
 
 
-def test_common_and_rank_variables_are_those_of_the_contract() -> None:
-    ranks = rank_environment(global_rank=1, local_rank=1, node_rank=0, device_id=1)
-    assert set(ranks) == contract.RANK_VARIABLES - {contract.MSRUN_SERVER_ADDRESS, contract.TORCHELASTIC_ERROR_FILE}
-    assert set(build()) - contract.JOB_VARIABLES == {
-        "GLOO_SOCKET_IFNAME",
-        "NCCL_SOCKET_IFNAME",
-        "TP_SOCKET_IFNAME",
-        "PYTHONFAULTHANDLER",
-        "PYTHONUNBUFFERED",
-        "TORCH_GLOO_LAZY_INIT",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
-        "OMP_NUM_THREADS",
-    }
-    at_times = {contract.MSRUN_SIM_LEVEL, contract.MSRUN_SIM_DEVICE, contract.MSRUN_SIM_ESTIMATE}
-    at_times |= {contract.MSRUN_EXIT_TIME_OUT, contract.MSRUN_FLIGHT_RECORDER}
-    assert set(build(spec=replace(SPEC, server_num=1))) >= contract.JOB_VARIABLES - at_times
-    assert contract.MSRUN_SERVER_TOKEN not in build()
-
-
 @pytest.mark.parametrize(
     ("caller", "extra", "name", "value"),
     [
         ({}, {}, "OMP_NUM_THREADS", "3"),
-        ({"OMP_NUM_THREADS": "7"}, {}, "OMP_NUM_THREADS", None),
-        ({}, {"OMP_NUM_THREADS": "9"}, "OMP_NUM_THREADS", "9"),
         ({"OMP_NUM_THREADS": "7"}, {"OMP_NUM_THREADS": "9"}, "OMP_NUM_THREADS", "9"),
-        ({}, {}, "PYTHONFAULTHANDLER", "1"),
         ({"PYTHONFAULTHANDLER": "0"}, {}, "PYTHONFAULTHANDLER", None),
-        ({}, {}, "GLOO_SOCKET_IFNAME", "lo"),
         ({"GLOO_SOCKET_IFNAME": "eth0"}, {}, "GLOO_SOCKET_IFNAME", None),
         ({}, {"GLOO_SOCKET_IFNAME": "eth1"}, "GLOO_SOCKET_IFNAME", "eth1"),
         ({"TORCH_GLOO_LAZY_INIT": "0"}, {}, "TORCH_GLOO_LAZY_INIT", "0"),
@@ -92,35 +53,64 @@ def test_who_wins(caller: dict[str, str], extra: dict[str, str], name: str, valu
     assert build(caller, extra).get(name) == value
 
 
-def test_overridden_names_are_those_with_another_value() -> None:
-    assert overridden_names({"B": "1", "A": "1", "C": "3"}, {"A": "2", "B": "2", "C": "3", "D": "4"}) == ["A", "B"]
-
-
-@pytest.mark.parametrize("name", ["API_TOKEN", "my_secret", "DB_PASSWORD", "AWS_ACCESS_KEY_ID", "Credential_File"])
-def test_secret_looking_values_are_masked(name: str) -> None:
-    assert masked({name: "x", "PLAIN": "y"}) == {name: MASK, "PLAIN": "y"}
-
-
 def test_fork_server_gets_the_common_environment_without_ranks_and_with_one_blas_thread() -> None:
     caller = {"RANK": "3", "DEVICE_ID": "1", "HOME": "/h", "OPENBLAS_NUM_THREADS": "8"}
     env = server_environment(caller, {"WORLD_SIZE": "2"})
     assert env == {"HOME": "/h", "WORLD_SIZE": "2", "OPENBLAS_NUM_THREADS": "1"}
 
 
-def test_worker_gets_back_what_the_fork_server_held() -> None:
-    assert restored_environment({"OPENBLAS_NUM_THREADS": "8"}) == {"OPENBLAS_NUM_THREADS": "8"}
-    assert restored_environment({}) == {"OPENBLAS_NUM_THREADS": None}
-
-
 @pytest.mark.parametrize(
     ("caller", "common", "count"),
     [
-        ({}, {}, 1),
         ({}, {"OMP_NUM_THREADS": "4"}, 4),
-        ({"OPENBLAS_NUM_THREADS": "2"}, {"OMP_NUM_THREADS": "4"}, 2),
         ({"OPENBLAS_NUM_THREADS": "many"}, {"OMP_NUM_THREADS": "4"}, 4),
         ({"OMP_NUM_THREADS": "4,2"}, {}, 1),
     ],
 )
 def test_blas_threads_follow_the_variables(caller: dict[str, str], common: dict[str, str], count: int) -> None:
     assert blas_threads(caller, common) == count
+
+
+NAMES = ["worker_num", "log_dir", "grace", "device_target", "config"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "found"),
+    [
+        ({}, {}),
+        ({"MSRUN_GRACE": "3", "GRACE": "4", "HOME": "/h"}, {"grace": "3"}),
+        ({"MSRUN_GRACE": ""}, {}),
+        ({"MSRUN_LOG_DIR": "l", "MSRUN_DEVICE_TARGET": "cpu", "MSRUN_JOB_ID": "j"}, {}),
+        ({"MSRUN_LOG_DIR": "l", "MSRUN_GRACE": "3", "MSRUN_JOB_ID": "j"}, {"grace": "3"}),
+        ({"MSRUN_RENDEZVOUS": "file:///x", "MSRUN_PROGRESS": "x", "MSRUN_STACK_SIGNAL": "42"}, {}),
+    ],
+)
+def test_variables_that_are_settings(environ: dict[str, str], found: dict[str, str]) -> None:
+    assert option_variables(environ, NAMES) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("MSRUN_WORKER_NMU", "MSRUN_WORKER_NUM"), ("MSRUN_VERIFI", "MSRUN_VERIFY")]
+)
+def test_misspelled_variable_is_refused_with_the_name_that_was_meant(name: str, meant: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        option_variables({name: "1"}, NAMES)
+    assert str(caught.value) == f"{name}: no such setting (did you mean {meant}?); correct the variable or unset it"
+
+
+def test_workers_do_not_inherit_settings_but_keep_the_rest() -> None:
+    environ = {"MSRUN_GRACE": "3", "MSRUN_LOG_DIR": "l", "MSRUN_CONFIG": "c", "MSRUN_IMAGE": "x", "HOME": "/h"}
+    assert without_option_variables(environ, NAMES) == {"MSRUN_IMAGE": "x", "HOME": "/h"}
+
+
+SETTINGS = [
+    Setting("grace", 3.0, "MSRUN_GRACE"),
+    Setting("env", ["A=b c", "B=1"], "job.yaml"),
+    Setting("worker_num", 2, "command line"),
+]
+
+
+def test_note_names_what_does_not_stand_on_the_command_line() -> None:
+    assert settings_note(SETTINGS) == ["settings: grace=3 (MSRUN_GRACE), env='A=b c' B=1 (job.yaml)"]
+    assert settings_note(SETTINGS[2:]) == []
+    assert settings_note([Setting("env", ["A=b\nc"], "MSRUN_ENV")]) == ["settings: env='A=b\\nc' (MSRUN_ENV)"]

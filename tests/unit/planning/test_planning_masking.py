@@ -11,39 +11,19 @@ from hypothesis import strategies as st
 
 from msrun.planning.masking import MASK, hide_values, is_secret_name, mask_url, mask_words, secret_values
 
-SECRET = [
-    "--api_key",
-    "--api-key",
-    "--apikey",
-    "--apiKey",
-    "--key",
-    "--token",
-    "--hf_token",
-    "--accessToken",
-    "--wandb.api_key",
-    "--password",
-    "--dbpassword",
-    "--PASSWD",
-    "--secret",
-    "--client_secret_value",
-    "--credentials",
-    "AWS_SECRET_ACCESS_KEY",
-]
-PLAIN = [
-    "--keyboard",
-    "--num_keys",
-    "--keys",
-    "--key_dim",
-    "--num_key_value_heads",
-    "--monkey",
-    "--tokenizer",
-    "--tokens",
-    "--max_tokens",
-    "--pad_token_id",
-    "--tokenizer_name",
-    "--lr",
-    "--pass",
-]
+
+def words_of(text: str) -> list[str]:
+    return text.split()
+
+
+SECRET = words_of("""
+    --api_key --api-key --apikey --apiKey --key --token --hf_token --accessToken --wandb.api_key --password
+    --dbpassword --PASSWD --secret --client_secret_value --credentials AWS_SECRET_ACCESS_KEY
+""")
+PLAIN = words_of("""
+    --keyboard --num_keys --keys --key_dim --num_key_value_heads --monkey --tokenizer --tokens --max_tokens
+    --pad_token_id --tokenizer_name --lr --pass
+""")
 
 
 @pytest.mark.parametrize("name", SECRET)
@@ -67,16 +47,12 @@ def test_everyday_words_of_training_are_not_hidden(name: str) -> None:
         ("--token -x1", f"--token {MASK}"),
         ("--token --token a", f"--token --token {MASK}"),
         ("--token a b", f"--token {MASK} b"),
-        ("--token= b", "--token= b"),
-        ("--token", "--token"),
         ("token a", "token a"),
         ("--set api_key=a=b --set=api_key=c", f"--set api_key={MASK} --set=api_key={MASK}"),
         ("+trainer.api_key=a", f"+trainer.api_key={MASK}"),
         ("https://u:p@host/x", f"https://u:{MASK}@host/x"),
-        ("--url=https://u:p@p/", f"--url=https://u:{MASK}@p/"),
         ("redis://:p@h,redis://:q@h", f"redis://:{MASK}@h,redis://:{MASK}@h"),
         ("https://host:80/a@b git@host:a", "https://host:80/a@b git@host:a"),
-        ("ssh://git@host", "ssh://git@host"),
     ],
 )
 def test_words_are_shown_as(words: str, shown: str) -> None:
@@ -96,13 +72,6 @@ def test_words_stay_words(words: list[str]) -> None:
     assert len(shown) == len(words)
     assert mask_words(shown) == shown
     assert shlex.split(shlex.join(shown)) == shown
-
-
-@given(st.text("abc123!$%&=?-_", min_size=4, max_size=20), st.sampled_from(SECRET[:-1]), st.booleans())
-def test_a_secret_never_comes_through(secret: str, name: str, is_one_word: bool) -> None:
-    secret = f"S{secret}"
-    words = [f"{name}={secret}"] if is_one_word else [name, secret]
-    assert secret not in " ".join(mask_words(["train.py", *words, "--lr", "1"]))
 
 
 ADDRESS_WITH_PASSWORD = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^/\s:@]*):([^/\s@]+)@")
@@ -141,7 +110,3 @@ def test_the_longest_word_that_a_command_line_takes_is_masked_by_few_steps(piece
     word = piece * (100_000 // len(piece))
     secret_values([word], {"URL": word})
     mask_words([word, f"x://{word}", f"a={word}", f"--token={word}"])
-
-
-def test_text_without_an_address_is_left_alone() -> None:
-    assert mask_url("user:pw@host") == "user:pw@host"

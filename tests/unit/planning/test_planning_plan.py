@@ -1,4 +1,4 @@
-"""The plan as a whole, compared with a file, and its rules."""
+"""Plans of a job here and of a job of hosts, as text, JSON and page: compared with files, and their rules."""
 
 from __future__ import annotations
 
@@ -6,20 +6,27 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+from plans import plan_of, spec_of
 
 from msrun import contract
 from msrun.errors import UsageError
-from msrun.planning.build import RECOVERY_NOTE, build_plan
+from msrun.planning.build import RECOVERY_NOTE
 from msrun.planning.host_assignment import Fleet, HostAssignment
+from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.masking import MASK
 from msrun.planning.placement.host import HostFacts
 from msrun.planning.plan import LaunchPlan
+from msrun.planning.plan_page import read_strategy_lines, render_page
 from msrun.planning.plan_text import render_plan
 from msrun.planning.program import Program
+from msrun.planning.remote_plan import build_remote_plan
 from msrun.planning.spec import LaunchSpec
+from ranktable.hosts.hostfile import parse_hostfile
 
 HOST = HostFacts("node-a", "127.0.0.1", tuple(range(8)))
 
@@ -27,16 +34,9 @@ HOST = HostFacts("node-a", "127.0.0.1", tuple(range(8)))
 def plan_for(
     caller: dict[str, str] | None = None, host: HostFacts = HOST, fleet: Fleet | None = None, **changes: Any
 ) -> LaunchPlan:
-    settings: dict[str, Any] = {
-        "program": Program("script", "/my jobs/train.py", ("--lr", "0.1", "it's")),
-        "worker_num": 3,
-        "local_worker_num": 3,
-        "working_directory": Path("/my jobs"),
-        "log_dir": Path("/my jobs/log_output"),
-    }
-    spec = LaunchSpec(**{**settings, **changes})
-    where = {"job_id": "JOB", "run_dir": "/tmp/msrun-JOB"}
-    return build_plan(spec, host, caller=caller or {}, **where, master_port=0, fleet=fleet)
+    program = Program("script", "/my jobs/train.py", ("--lr", "0.1", "it's"))
+    settings = {"program": program, "worker_num": 3, "local_worker_num": 3, **changes}
+    return plan_of(spec_of(Path("/my jobs"), **settings), host, caller, fleet=fleet)
 
 
 def full_plan() -> LaunchPlan:
@@ -128,38 +128,17 @@ def test_with_a_virtual_local_rank_each_worker_sees_its_device_as_number_0(
     assert {name: [worker.env[name] for worker in workers] for name in expected} == expected
 
 
-def test_plan_is_json_and_hides_secrets() -> None:
-    text = render_plan(full_plan(), as_json=True)
-    assert json.loads(text)["hosts"][0]["env"]["API_KEY"] == "********"
-    assert "hidden" not in text + render_plan(full_plan(), as_json=False)
-    assert full_plan().hosts[0].common_env["API_KEY"] == "hidden"
-
-
-def test_same_question_gives_the_same_plan() -> None:
-    assert full_plan() == full_plan()
-
-
-def test_workers_differ_in_their_rank_variables_only() -> None:
-    plan = plan_for(worker_num=64, local_worker_num=64)
-    assert [worker.global_rank for worker in plan.workers] == list(range(64))
-    assert len({worker.log_path for worker in plan.workers}) == 64
-    assert len({frozenset(worker.env) for worker in plan.workers}) == 1
-    assert {worker.env["RANK"] for worker in plan.workers} == {str(rank) for rank in range(64)}
-
-
 @pytest.mark.parametrize(
     ("caller", "changes", "notes"),
     [
         ({}, {}, ["OMP_NUM_THREADS=2 for each worker (cores shared evenly; set it to change)"]),
-        ({"OMP_NUM_THREADS": "1"}, {}, []),
         ({}, {"env": (("OMP_NUM_THREADS", "4"),)}, []),
         ({"OMP_NUM_THREADS": "1", "MS_ENABLE_RECOVERY": "1"}, {}, [RECOVERY_NOTE]),
         ({"OMP_NUM_THREADS": "1", "MS_ENABLE_RECOVERY": "1"}, {"max_restarts": 1}, []),
-        ({"OMP_NUM_THREADS": "1", "MS_ENABLE_RECOVERY": "0"}, {}, []),
         (
-            {"OMP_NUM_THREADS": "1", "RANK": "1", "WORLD_SIZE": "3", "MS_ROLE": "MS_SCHED"},
+            {"OMP_NUM_THREADS": "1", "RANK": "1", "WORLD_SIZE": "3"},
             {},
-            ["set in your environment and replaced for the workers: MS_ROLE, RANK"],
+            ["set in your environment and replaced for the workers: RANK"],
         ),
     ],
 )
@@ -167,22 +146,11 @@ def test_notes_say_what_was_decided_for_the_user(caller: dict[str, str], changes
     assert list(plan_for(caller, **changes).notes) == notes
 
 
-def test_executable_starts_by_exec_and_preloads_nothing() -> None:
-    plan = plan_for(program=Program("executable", "/bin/sh"), start_method="auto")
-    assert (plan.hosts[0].start_method, plan.hosts[0].preload) == ("exec", ())
-
-
 def test_preload_is_what_the_script_imports_and_what_is_named(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import numpy\nfrom torch import nn\n")
     script = Program("script", str(tmp_path / "train.py"))
     assert plan_for(program=script, preload=("pandas", "numpy")).hosts[0].preload == ("numpy", "torch:nn", "pandas")
     assert plan_for(program=script, start_method="exec").hosts[0].preload == ()
-
-
-def test_preload_of_pytest_is_what_its_files_import(tmp_path: Path) -> None:
-    (tmp_path / "case.py").write_text("import torch\n")
-    program = Program("module", "pytest", ("-s", "case.py::test_one"))
-    assert plan_for(program=program, working_directory=tmp_path).hosts[0].preload == ("torch",)
 
 
 @pytest.mark.parametrize("name", ["pkg/train.py", "pkg/train/__main__.py"])
@@ -196,20 +164,12 @@ def test_preload_of_a_module_is_what_its_file_in_the_working_directory_imports(t
 
 def test_parameter_servers_are_planned_beside_the_workers_and_have_no_rank() -> None:
     plan = plan_for(server_num=2)
-    assert [server.log_path for server in plan.hosts[0].servers] == [
-        "/my jobs/log_output/server_0.log",
-        "/my jobs/log_output/server_1.log",
-    ]
-    common = plan.hosts[0].common_env
-    assert common["MS_SERVER_NUM"] == "2"
-    assert not common.keys() & contract.RANK_VARIABLES
-    assert plan.hosts[0].servers[1].env == {
-        "MS_ROLE": "MS_PSERVER",
-        "MS_NODE_ID": "server_1",
-        "MSRUN_SERVER_ADDRESS": "127.0.0.1",
-    }
+    host = plan.hosts[0]
+    assert [server.log_path for server in host.servers] == [f"/my jobs/log_output/server_{n}.log" for n in range(2)]
+    assert host.common_env["MS_SERVER_NUM"] == "2" and not host.common_env.keys() & contract.RANK_VARIABLES
+    address = {"MSRUN_SERVER_ADDRESS": "127.0.0.1"}
+    assert host.servers[1].env == {"MS_ROLE": "MS_PSERVER", "MS_NODE_ID": "server_1", **address}
     assert "parameter server 1, log /my jobs/log_output/server_1.log" in render_plan(plan, as_json=False)
-    assert [server["index"] for server in plan.to_json()["hosts"][0]["servers"]] == [0, 1]
     assert "MS_SERVER_NUM" not in plan_for().hosts[0].common_env
 
 
@@ -230,18 +190,200 @@ def test_parameter_servers_need_torch() -> None:
         plan_for(server_num=1, host=replace(HOST, has_torch=False))
 
 
-def test_given_rank_table_is_the_one_that_workers_get() -> None:
-    plan = plan_for(rank_table_file=Path("/tables/t.json"))
-    assert plan.hosts[0].common_env["RANK_TABLE_FILE"] == plan.rank_table_file == "/tables/t.json"
-
-
-def test_plan_names_the_accelerators_of_the_host() -> None:
-    plan = plan_for(host=HostFacts("h", "127.0.0.1", (0,), gpus=("0", "1", "2")))
-    assert (plan.device_target, plan.device_reason) == ("gpu", "3 CUDA devices on h")
-    assert plan.hosts[0].common_env["MSRUN_DEVICE_TARGET"] == "gpu"
-
-
 def test_a_master_address_that_is_not_loopback_is_said_not_to_be_used() -> None:
     plan = plan_for(master_addr="train-0.train")
     assert plan.master_addr == "127.0.0.1"
     assert any("--master_addr train-0.train is not used" in note for note in plan.notes)
+
+
+HOSTFILE = """
+h1 slots=3 user=me port=2222
+10.0.0.7 devices=5 python="/opt/my py/bin/python"
+"""
+CALLER = {
+    "PATH": "/usr/bin",
+    "HF_TOKEN": "hidden",
+    "HTTP_PROXY": "http://me:hidden@proxy",
+    "NCCL_DEBUG": "INFO",
+    "HOME": "/root",
+    "RANK": "7",
+    "PYTHONUNBUFFERED": "0",
+}
+
+
+def remote_plan(hostfile: str = HOSTFILE, caller: dict[str, str] = CALLER, **changes: Any) -> LaunchPlan:
+    entries = parse_hostfile(hostfile, HostEntry, "--hostfile f")
+    settings: dict[str, Any] = {
+        "program": Program("script", "/my jobs/train.py", ("--lr", "0.1", "it's", "--api_key", "hidden")),
+        "worker_num": sum(entry.slots for entry in entries),
+        "local_worker_num": 0,
+        "working_directory": Path("/my jobs"),
+        "log_dir": Path("/my jobs/log_output"),
+        "host_entries": entries,
+        "env": (("API_KEY", "hidden"), ("A", "b c\nd")),
+        "forward_env": ("HTTP_*", "HF_TOKEN"),
+    }
+    return build_remote_plan(
+        LaunchSpec(**{**settings, **changes}),
+        caller,
+        job_id="JOB",
+        agent_command=lambda python: f"exec '{python}' -c 'one\ntwo'",
+    )
+
+
+def rendered(plan: LaunchPlan, *, as_json: bool) -> str:
+    return render_plan(plan, as_json=as_json).replace(sys.executable, "PYTHON") + "\n"
+
+
+def test_plan_of_hosts_as_text_is_the_frozen_one(golden: Callable[[str, str], None]) -> None:
+    golden("plan_hosts.txt", rendered(remote_plan(), as_json=False))
+
+
+def test_plan_of_hosts_as_json_is_the_frozen_one(golden: Callable[[str, str], None]) -> None:
+    golden("plan_hosts.json", rendered(remote_plan(), as_json=True))
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_secrets_are_masked_wherever_they_stand(as_json: bool) -> None:
+    plan = remote_plan()
+    text = rendered(plan, as_json=as_json)
+    assert "hidden" not in text and MASK in text
+    assert plan.secrets == ("hidden",)
+    assert plan.forwarded["HF_TOKEN"] == "hidden"
+
+
+def test_secret_that_nobody_named_stays_and_is_told() -> None:
+    plan = remote_plan(forward_env=())
+    assert "HF_TOKEN" not in plan.forwarded
+    assert "secrets stay here: HF_TOKEN; --env HF_TOKEN gives it to all workers" in plan.notes
+    assert not any("secrets" in note for note in remote_plan(forward_env=(), env=(("HF_TOKEN", "x"),)).notes)
+
+
+def test_what_only_a_host_can_know_is_not_made_up() -> None:
+    plan = remote_plan(caller={})
+    open_names = {"MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "MSRUN_RENDEZVOUS", "MSRUN_DEVICE_TARGET"}
+    assert not open_names & set(plan.hosts[0].common_env)
+    (note,) = [note for note in plan.notes if note.startswith("decided on the hosts")]
+    assert all(name in note for name in open_names)
+    known = remote_plan(caller={"OMP_NUM_THREADS": "7"}, device_target="cpu", master_addr="10.0.0.1")
+    (note,) = [note for note in known.notes if note.startswith("decided on the hosts")]
+    assert not any(name in note for name in ("MASTER_ADDR", "OMP_NUM_THREADS", "MSRUN_DEVICE_TARGET"))
+    assert known.hosts[0].common_env["MASTER_ADDR"] == known.master_addr == "10.0.0.1"
+    assert known.hosts[0].common_env["MSRUN_DEVICE_TARGET"] == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("hostfile", "master_addr", "expected"),
+    [
+        ("h1:1\nh2:1", "127.0.0.1", "?"),
+        ("h1:1 address=10.0.0.1\nh2:1", "127.0.0.1", "10.0.0.1"),
+        ("10.0.0.1:1\nh2:1", "127.0.0.1", "10.0.0.1"),
+        ("10.0.0.1:1\nh2:1", "10.9.9.9", "10.9.9.9"),
+        ("h1:2", "127.0.0.1", "127.0.0.1"),
+    ],
+)
+def test_scheduler_is_on_the_first_host(hostfile: str, master_addr: str, expected: str) -> None:
+    assert remote_plan(hostfile, master_addr=master_addr).master_addr == expected
+
+
+def test_ranks_and_devices_of_a_table_are_those_of_the_plan() -> None:
+    table = (HostAssignment(0, "b", "10.0.0.2", (0, 3), (4, 5)), HostAssignment(1, "a", "10.0.0.1", (2, 1), (0, 1)))
+    plan = remote_plan("h1:2\nh2:2", table_hosts=table, rank_table_file=Path("/t.json"))
+    assert [(worker.global_rank, worker.device_id) for worker in plan.hosts[0].workers] == [(0, 4), (3, 5)]
+    assert [(worker.global_rank, worker.device_id) for worker in plan.hosts[1].workers] == [(2, 0), (1, 1)]
+    assert (plan.master_addr, plan.rank_table_file) == ("10.0.0.2", "/t.json")
+
+
+HOST_OF_TWO = HostFacts("node-a", "10.0.0.2", tuple(range(8)))
+ASSIGNMENTS = (
+    HostAssignment(0, "node-b", "10.0.0.1", (0, 1), (0, 1)),
+    HostAssignment(1, "node-a", "10.0.0.2", (2, 3), (4, 5)),
+)
+
+
+def page(fleet: Fleet | None) -> str:
+    program = Program("script", "/t.py", ("<script>alert(1)</script>", "--api_key", "sesame"))
+    env = (("API_KEY", "sesame"), ("A", "<b>\n'\"&"))
+    spec = spec_of(Path("/"), program=program, worker_num=4 if fleet else 2, log_dir=Path("/logs"), env=env)
+    plan = plan_of(spec, HOST_OF_TWO, fleet=fleet)
+    return render_page(plan, '{"version": "1.0"}', [(3, "shard(net, <1>)")])
+
+
+class Tags(HTMLParser):
+    """Proves that every tag is closed in its order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: set[str] = set()
+        self.data = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.add(tag)
+        assert not {"src", "href"} & {name for name, _ in attrs}
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.data += data
+
+
+@pytest.mark.parametrize("fleet", [None, Fleet(1, ASSIGNMENTS, "10.0.0.1", "eth0")])
+def test_page_needs_nothing_else_and_shows_values_as_they_are(fleet: Fleet | None) -> None:
+    text = page(fleet)
+    tags = Tags(text)
+    assert tags.open == [] and "script" not in tags.seen and "sesame" not in text
+    for shown in ("<script>alert(1)</script>", "<b>\n'\"&", "shard(net, <1>)", '{"version": "1.0"}', "/logs"):
+        assert shown in tags.data
+    assert ("node-b" in text) == (fleet is not None)
+
+
+SCRIPT = """\
+import torch
+import msrun.runtime as ms
+import mindspore
+from msrun.runtime import AutoParallel as AP, shard, init
+
+open("ran", "w")
+init()
+
+def build(net):
+    shard(net.fc, ((1, 1),
+                   (2, 1)))
+    return AP(net).hsdp()
+
+step = build(net)
+plain = torch.nn.Linear(2, 2)
+other = AP(net)
+other.pipeline(2)
+ms.Pipeline(net, 2)
+mindspore.set_auto_parallel_context(parallel_mode="semi_auto")
+plain(other)
+"""
+
+
+def read(tmp_path: Path, text: str) -> tuple[tuple[int, str], ...]:
+    path = tmp_path / "train.py"
+    path.write_text(text)
+    return read_strategy_lines(path)
+
+
+def test_statements_that_divide_a_network_are_found_and_nothing_runs(tmp_path: Path) -> None:
+    assert read(tmp_path, SCRIPT) == (
+        (10, "shard(net.fc, ((1, 1),\n                   (2, 1)))"),
+        (12, "return AP(net).hsdp()"),
+        (16, "other = AP(net)"),
+        (17, "other.pipeline(2)"),
+        (18, "ms.Pipeline(net, 2)"),
+        (19, 'mindspore.set_auto_parallel_context(parallel_mode="semi_auto")'),
+    )
+    assert not (tmp_path / "ran").exists()
+
+
+def test_what_is_no_script_has_no_strategy(tmp_path: Path) -> None:
+    assert read(tmp_path, "shard(x)\nimport shard\n") == ()
+    assert read(tmp_path, "def (") == () and read_strategy_lines(tmp_path) == ()

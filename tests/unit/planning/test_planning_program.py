@@ -1,15 +1,20 @@
-"""The words after the options become a program, or are refused with a reason."""
+"""The words after the options become a program; which of its imports the fork server may take over; records of both."""
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from msrun.errors import UsageError
+from msrun.planning.imports import OF_OPTIMIZERS, SAFE_PACKAGES, ScriptImports, read_imports
 from msrun.planning.program import Program, join_programs, parse_program
 from msrun.planning.record_json import decode_record, encode_record
 
@@ -29,22 +34,15 @@ def folder(tmp_path: Path) -> Path:
     ("words", "is_module", "kind", "target", "args"),
     [
         (["train.py", "-a", ""], False, "script", "{}/train.py", ("-a", "")),
-        (["pkg/job.py"], False, "script", "{}/pkg/job.py", ()),
-        (["./train.py"], False, "script", "{}/train.py", ()),
         (["pkg.job", "x"], True, "module", "pkg.job", ("x",)),
         (["python", "train.py", "x"], False, "script", "{}/train.py", ("x",)),
-        (["python3", "-u", "-u", "train.py"], False, "script", "{}/train.py", ()),
-        (["python", "plain"], False, "script", "{}/plain", ()),
         (["python", "-m", "pkg.job", "-u"], False, "module", "pkg.job", ("-u",)),
-        (["python", "-u", "-m", "pkg.job"], False, "module", "pkg.job", ()),
         (["python", "-c", "pass"], False, "executable", sys.executable, ("-c", "pass")),
         (["python", "-O", "train.py"], False, "executable", sys.executable, ("-O", "train.py")),
         (["pytest", "-s", "x.py"], False, "module", "pytest", ("-s", "x.py")),
         (["./run", "a"], False, "executable", "{}/run", ("a",)),
-        (["run"], False, "executable", "{}/run", ()),
         (["sh", "-c", "exit"], False, "executable", "/", ("-c", "exit")),
         (["ls"], False, "executable", "/", ()),  # a command wins over a plain file of its name
-        (["/bin/sh"], False, "executable", "/bin/sh", ()),
     ],
 )
 def test_form_is_understood(
@@ -67,18 +65,11 @@ def test_form_is_understood(
         (["pyhton", "t.py"], False, "did you mean python"),
         (["example", "list"], False, "did you mean examples"),
         (["no/such/train.py"], False, "the folder .*/no/such does not exist"),
-        (["pkg/jbo.py"], False, "did you mean job.py"),
-        (["pkg"], False, "pkg: is a directory; name the script inside it"),
         (["./plain"], False, r"chmod \+x ./plain"),
         (["no-such-command"], False, "no such command on PATH"),
         (["python"], False, "python: no script after it"),
-        (["python", "-u"], False, "python: no script after it"),
-        (["python", "-m"], False, "python -m: no module after it"),
         (["python", "-m", "a/b"], False, "-m a/b: not a module name"),
         (["train.py"], True, None),
-        (["pkg..job"], True, "not a module name"),
-        ([""], True, "not a module name"),
-        (["1a"], True, "not a module name"),
     ],
 )
 def test_form_that_cannot_run_is_refused(folder: Path, words: list[str], is_module: bool, message: str | None) -> None:
@@ -89,21 +80,192 @@ def test_form_that_cannot_run_is_refused(folder: Path, words: list[str], is_modu
         parse_program(words, is_module=is_module, working_directory=folder)
 
 
-def test_command_of_each_kind() -> None:
-    assert Program("script", "/a b.py", ("-x",)).argv("py") == ["py", "/a b.py", "-x"]
-    assert Program("module", "a.b", ("-x",)).argv("py") == ["py", "-m", "a.b", "-x"]
-    assert Program("executable", "/bin/a", ("-x",)).argv("py") == ["/bin/a", "-x"]
-
-
-@given(st.sampled_from(["script", "module", "executable"]), st.text(), st.lists(st.text()))
-def test_program_survives_json(kind: str, target: str, args: list[str]) -> None:
-    program = Program(kind, target, tuple(args))  # type: ignore[arg-type]
-    assert decode_record(Program, encode_record(program)) == program
-
-
 def test_roles_are_counted_over_all_programs_that_have_them() -> None:
     roles = ("a", "b", "a")
     job = join_programs([(Program("script", f"{i}.py", role=role), 2) for i, role in enumerate(roles)])
     assert [job.role_of(rank, 6) for rank in range(6)] == [
         ("a", 0, 4), ("a", 1, 4), ("b", 0, 2), ("b", 1, 2), ("a", 2, 4), ("a", 3, 4),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("import torch.nn as nn, numpy", ["torch.nn", "numpy"]),
+        ("from torch import nn, optim", ["torch:nn", "torch:optim", OF_OPTIMIZERS]),
+        ("from torch.optim import SGD", ["torch.optim:SGD", OF_OPTIMIZERS]),
+        ("import torch\n\ndef main():\n    torch.optim.SGD([], lr=0.1)", ["torch", OF_OPTIMIZERS]),
+        ("from torch.nn import *", []),
+        ("import torchvision", []),
+        ("try:\n    import torch\nexcept ImportError:\n    import numpy", ["torch"]),
+        ("def f():\n    import torch", []),
+        ("from . import torch", []),
+        ("import torch\nif:", []),
+        ("# -*- coding: latin-1 -*-\nimport torch", ["torch"]),
+    ],
+)
+def test_top_level_imports_of_safe_packages_are_found(tmp_path: Path, text: str, names: list[str]) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    assert list(read_imports(script).names) == names
+
+
+@pytest.mark.slow
+def test_torch_imports_that_much_for_its_first_optimizer() -> None:
+    code = (
+        "import sys, torch\n"
+        f"assert {OF_OPTIMIZERS!r} not in sys.modules\n"
+        "torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1).zero_grad()\n"
+        f"assert {OF_OPTIMIZERS!r} in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
+
+
+def test_file_that_is_missing_or_no_text_gives_nothing(tmp_path: Path) -> None:
+    assert read_imports(tmp_path / "no.py") == ScriptImports()
+    (tmp_path / "binary.py").write_bytes(b"import torch\0\xff")
+    assert read_imports(tmp_path / "binary.py") == ScriptImports()
+
+
+@given(content=st.binary(max_size=200))
+def test_any_bytes_are_read_without_an_error(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    script = tmp_path_factory.getbasetemp() / "any.py"
+    script.write_bytes(content)
+    assert all(name.split(".")[0].split(":")[0] in SAFE_PACKAGES for name in read_imports(script).names)
+
+
+OWN = {
+    "sets.py": "import os\nos.environ['A'] = '1'\n",
+    "torch_first.py": "import os\nimport torch\nos.environ['A'] = '1'\n",
+    "defines.py": "import os\ndef setup():\n    os.environ['A'] = '1'\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("import os\nos.environ['OMP_NUM_THREADS'] = '2'", "s.py:2"),
+        ("import os\nos.environ.setdefault('A', '2')", "s.py:2"),
+        ("import os\nos.putenv('A', '1')", "s.py:2"),
+        ("from os import environ\nenviron['A'] = '2'", "s.py:2"),
+        ("import os\ndef f():\n    os.environ['A'] = '1'\nf()", "s.py:4"),
+        ("import os\nclass C:\n    def __init__(self):\n        os.environ['A'] = '1'\nC()", "s.py:5"),
+        ("import yaml\nyaml.safe_load('')", "s.py:2"),
+        ("import os\ndef g(f):\n    os.environ['A'] = '1'\n@g\ndef h(): pass", "s.py:4"),
+        ("import os\ndef h(x=os.environ.setdefault('A', '1')): pass", "s.py:2"),
+        ("import os\ne = getattr(os, 'environ')", "s.py:2"),
+        ("exec('1')", "s.py:1"),
+        ("import sets", "sets.py:2"),
+        ("from defines import setup\nsetup()", "s.py:2"),
+    ],
+)
+def test_nothing_is_imported_that_the_script_may_have_set_a_variable_for(tmp_path: Path, text: str, line: str) -> None:
+    for name, content in OWN.items():
+        (tmp_path / name).write_text(content)
+    (tmp_path / "s.py").write_text(f"{text}\nimport torch\n")
+    assert read_imports(tmp_path / "s.py") == ScriptImports((), "torch", line)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import os\na = os.environ['A']\nb = os.environ.get('B')\nif 'C' in os.environ: print(b)",
+        "import os\ndef f():\n    os.environ['A'] = '1'",
+        "from defines import setup",
+        "import torch_first",
+        "import argparse, sys, warnings\nsys.path.append('x')\nwarnings.filterwarnings('ignore')",
+        "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--x')",
+    ],
+)
+def test_what_only_reads_or_defines_is_in_nobodys_way(tmp_path: Path, text: str) -> None:
+    for name, content in OWN.items():
+        (tmp_path / name).write_text(content)
+    (tmp_path / "s.py").write_text(f"{text}\nimport torch\n")
+    assert read_imports(tmp_path / "s.py") == ScriptImports(("torch",))
+
+
+def test_what_was_imported_before_a_variable_is_set_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "s.py").write_text("import os\nimport numpy\nos.environ['A'] = '1'\nimport torch\n")
+    assert read_imports(tmp_path / "s.py") == ScriptImports(("numpy",), "torch", "s.py:3")
+
+
+def test_variables_of_torchs_compiler_are_read_with_the_first_optimizer(tmp_path: Path) -> None:
+    (tmp_path / "s.py").write_text(
+        "import os\nimport torch\nos.environ['TORCHDYNAMO_DISABLE'] = '1'\ntorch.optim.SGD\n"
+    )
+    assert read_imports(tmp_path / "s.py") == ScriptImports((), "torch", "s.py:3")
+
+
+def test_packages_of_a_module_run_before_it(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text(OWN["sets.py"])
+    (tmp_path / "package" / "run.py").write_text("import torch\n")
+    assert read_imports(tmp_path / "package" / "run.py", tmp_path) == ScriptImports((), "torch", "__init__.py:2")
+
+
+@dataclass(frozen=True)
+class Inner:
+    name: str
+    numbers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outer:
+    inner: Inner
+    path: Path
+    share: float
+    word: Literal["a", "b"] = "a"
+    maybe: Inner | None = None
+    either: int | str = 0
+    pairs: tuple[tuple[str, str], ...] = ()
+    table: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    rows: list[dict[str, int | str]] = field(default_factory=list)
+    flag: bool = False
+
+
+texts = st.text(st.characters(codec="utf-8"), max_size=6)
+inners = st.builds(Inner, texts, st.lists(st.integers(), max_size=3).map(tuple))
+outers = st.builds(
+    Outer,
+    inners,
+    st.sampled_from([Path("/"), Path("/a b/c"), Path("x")]),
+    st.floats(allow_nan=False),
+    word=st.sampled_from(["a", "b"]),
+    maybe=st.none() | inners,
+    either=st.integers() | texts,
+    pairs=st.lists(st.tuples(texts, texts), max_size=3).map(tuple),
+    table=st.dictionaries(st.integers(), st.lists(st.integers(), max_size=2).map(tuple), max_size=2),
+    rows=st.lists(st.dictionaries(texts, st.integers() | texts, max_size=2), max_size=2),
+    flag=st.booleans(),
+)
+
+
+@given(outers)
+def test_record_comes_back_as_it_was(record: Outer) -> None:
+    assert decode_record(Outer, json.loads(json.dumps(encode_record(record)))) == record
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([], "Expected `object`, got `array`"),
+        ({"name": 1}, r"Expected `str`, got `int` - at `\$\.name`"),
+        ({"name": "x", "numbers": "12"}, "Expected `array`, got `str`"),
+        ({"name": "x", "numbers": [True]}, "Expected `int`, got `bool`"),
+    ],
+)
+def test_value_of_another_form_is_refused(value: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        decode_record(Inner, value)
+
+
+plain = st.none() | st.booleans() | st.integers() | texts
+
+
+@given(st.recursive(plain, lambda inner: st.lists(inner) | st.dictionaries(texts, inner)))
+def test_no_json_value_raises_anything_but_value_error(value: object) -> None:
+    try:
+        decode_record(Outer, value)
+    except ValueError:
+        return
+    raise AssertionError("taken for a record")

@@ -8,85 +8,64 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plans import spec_of
 
 from msrun import contract
 from msrun.errors import UsageError
 from msrun.planning.program import Program
-from msrun.planning.spec import LaunchSpec, SshSettings, check_env, check_spec, parse_env, parse_env_file, parse_tail
+from msrun.planning.simulation import Simulation
+from msrun.planning.spec import (
+    LaunchSpec,
+    SshSettings,
+    check_env,
+    check_spec,
+    check_statuses,
+    parse_env,
+    parse_env_file,
+    parse_size,
+    parse_statuses,
+    parse_tail,
+)
 
 
 def build_spec(**changes: Any) -> LaunchSpec:
-    settings: dict[str, Any] = {
-        "program": Program("script", "/w/train.py"),
-        "worker_num": 4,
-        "local_worker_num": 4,
-        "working_directory": Path("/w"),
-        "log_dir": Path("/w/log_output"),
-    }
-    return LaunchSpec(**{**settings, **changes})
+    return spec_of(Path("/w"), **{"worker_num": 4, "local_worker_num": 4, **changes})
 
 
 GOOD = [
     {},
-    {"worker_num": 1, "local_worker_num": 1},
-    {"master_port": 65535},
     {"log_max_bytes": 4096, "log_keep": 1000},
     {"master_addr": "127.0.0.2"},
-    {"master_addr": "::1"},
-    {"master_addr": "localhost"},
     {"master_addr": "train-0.train"},
-    {"node_rank": 0},
     {"server_num": 2},
     {"local_worker_num": 3, "master_addr": "10.0.0.1"},
     {"local_worker_num": 3, "master_addr": "train-0.train", "node_rank": 7, "heartbeat_time_out_s": 1.0},
     {"cluster_time_out_s": -1},
-    {"grace_s": 0.0},
     {"worker_log_name": "w.{ip}-{hostname}_x"},
-    {"tail_ranks": (0, 3)},
     {"env": (("A", ""), ("_b9", "x\ny=z"))},
 ]
 
 BAD = [
     ({"worker_num": 0, "local_worker_num": 0}, "--worker_num 0: must be 1 or more"),
-    ({"local_worker_num": -1}, "--local_worker_num -1: must be 1 or more"),
     ({"local_worker_num": 5}, "--local_worker_num 5: more than --worker_num 4"),
     ({"local_worker_num": 3}, "--local_worker_num 3: less than --worker_num 4"),
-    ({"local_worker_num": 3, "master_addr": "::1"}, "--local_worker_num 3: less than --worker_num 4, so the job has"),
     ({"local_worker_num": 3, "master_addr": "10.0.0.1", "node_rank": -2}, "--node_rank -2: must be 0 or more"),
-    (
-        {"local_worker_num": 3, "master_addr": "h", "heartbeat_time_out_s": 0.5},
-        "--heartbeat_time_out 0.5: must be 1 or",
-    ),
-    ({"local_worker_num": 3, "master_addr": "h", "heartbeat_time_out_s": float("nan")}, "--heartbeat_time_out nan: "),
+    ({"local_worker_num": 3, "master_addr": "h", "heartbeat_time_out_s": 0.5}, "--heartbeat_time_out 0.5: must be"),
     ({"node_rank": 1}, "--node_rank 1: "),
     ({"server_num": -1}, "--server_num -1: must be 0 or more"),
-    (
-        {"server_num": 2, "local_worker_num": 3, "master_addr": "h"},
-        "--server_num 2: workers and parameter servers on several hosts know each other by the job's token",
-    ),
-    ({"node_rank": -2}, "--node_rank -2: "),
+    ({"server_num": 2, "local_worker_num": 3, "master_addr": "h"}, "--server_num 2: workers and parameter servers on"),
     ({"master_port": 65536}, "--master_port 65536: must be 0 to 65535"),
-    ({"master_port": -1}, "--master_port -1: must be 0 to 65535"),
     ({"master_addr": "--flag"}, "--master_addr '--flag': "),
-    ({"master_addr": "two words"}, "--master_addr 'two words': "),
     ({"grace_s": -0.1}, "--grace -0.1: must be 0 or more"),
-    ({"worker_log_name": ""}, "--worker_log_name "),
     ({"worker_log_name": ".."}, "--worker_log_name .."),
-    ({"worker_log_name": "a/b"}, "--worker_log_name a/b"),
-    ({"worker_log_name": "{user}"}, "--worker_log_name {user}"),
     ({"worker_log_name": "a\n"}, "--worker_log_name a"),
-    (
-        {"worker_log_name": "server", "server_num": 2},
-        "--worker_log_name server: the parameter servers of --server_num 2 have logs of this name; give another one",
-    ),
+    ({"worker_log_name": "server", "server_num": 2}, "--worker_log_name server: the parameter servers of "),
     ({"log_max_bytes": 1}, "--log_max_bytes 1: must be 4096 bytes or more"),
-    ({"log_keep": 0}, "--log_keep 0: must be 1 to 1000"),
     ({"log_keep": 1001}, "--log_keep 1001: must be 1 to 1000"),
     ({"splits_logs": True, "log_max_bytes": 4096}, "--log_split and --log_max_bytes: a log that is rotated"),
     ({"has_times": True, "is_raw_tail": True}, "--log_time and --raw: that shows bytes"),
     ({"ssh": SshSettings(user="-oProxyCommand=x")}, "--ssh_user: user '-oProxyCommand=x'"),
     ({"ssh": SshSettings(port=65536)}, "--ssh_port 65536: must be 1 to 65535"),
-    ({"ssh": SshSettings(connect_time_out_s=0.0)}, "--ssh_connect_time_out 0: must be more than 0"),
     ({"ssh": SshSettings(connect_time_out_s=float("nan"))}, "--ssh_connect_time_out nan"),
     ({"ssh": SshSettings(window=0)}, "--ssh_window 0: must be 1 to 1024"),
     ({"tail_ranks": (4,)}, "--tail_worker_log 4: no such rank; the ranks of this job are 0 to 3"),
@@ -113,30 +92,6 @@ def test_variables_of_the_job_cannot_be_set_by_hand(name: str) -> None:
         check_env(name, "1")
 
 
-def test_value_with_a_nul_byte_is_refused() -> None:
-    with pytest.raises(UsageError, match="NUL byte"):
-        check_env("A", "x\0y")
-
-
-TAILS = [
-    ("all", (0, 1, 2, 3)),
-    ("-1", (0, 1, 2, 3)),
-    ("ALL", (0, 1, 2, 3)),
-    ("none", ()),
-    ("", ()),
-    ("0", (0,)),
-    ("3,1", (3, 1)),
-    ("0-2", (0, 1, 2)),
-    (" 1 - 2 , 0 ", (1, 2, 0)),
-    ("1,1,0-2", (1, 0, 2)),
-]
-
-
-@pytest.mark.parametrize(("text", "ranks"), TAILS)
-def test_tail_list_is_read(text: str, ranks: tuple[int, ...]) -> None:
-    assert parse_tail(text, 4) == ranks
-
-
 @pytest.mark.parametrize(
     "text", ["4", "0-4", "2-1", "a", "1,", ",", "-2", "1-", "1--2", "1.0", "0x1", "+1", "0 1", "²", "1" * 5000]
 )
@@ -145,37 +100,22 @@ def test_tail_list_that_is_none_or_beyond_the_job_is_refused(text: str) -> None:
         parse_tail(text, 4)
 
 
-@given(st.lists(st.tuples(st.integers(0, 63), st.integers(0, 63)).map(sorted), min_size=1))
-def test_tail_list_of_ranges_gives_their_ranks_in_order_without_repeats(ranges: list[list[int]]) -> None:
-    text = ",".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
-    expected = dict.fromkeys(rank for a, b in ranges for rank in range(a, b + 1))
-    assert parse_tail(text, 64) == tuple(expected)
-
-
-@given(st.text(max_size=20))
-def test_any_tail_text_is_read_or_refused(text: str) -> None:
-    try:
-        ranks = parse_tail(text, 4)
-    except UsageError:
-        return
-    assert set(ranks) <= {0, 1, 2, 3}
+def test_tail_list_may_be_a_word() -> None:
+    assert [parse_tail(text, 2) for text in ("all", "-1", "ALL", "none", "", " 1 , 0 - 1")] == [
+        (0, 1), (0, 1), (0, 1), (), (), (1, 0),
+    ]  # fmt: skip
 
 
 ENV_FILES = [
     ("", ()),
-    ("\n  \n# note\n", ()),
     ("A=1", (("A", "1"),)),
     ("A=1\r\nB=2\r\n", (("A", "1"), ("B", "2"))),
     ("export A=1", (("A", "1"),)),
     ("A=", (("A", ""),)),
-    ("A=b=c", (("A", "b=c"),)),
     ("A='b c'", (("A", "b c"),)),
     ('A="b c"', (("A", "b c"),)),
-    ("A='", (("A", "'"),)),
     ("A='b\"", (("A", "'b\""),)),
     ("A=b # no note", (("A", "b # no note"),)),
-    ("  A =x", (("A", "x"),)),
-    ("A=1\nA=2", (("A", "1"), ("A", "2"))),
     ("A=$HOME `id`", (("A", "$HOME `id`"),)),
     ("A=one\x0ctwo\u2028three", (("A", "one\x0ctwo\u2028three"),)),
 ]
@@ -190,9 +130,7 @@ def test_env_file_is_read(text: str, pairs: tuple[tuple[str, str], ...]) -> None
     ("text", "message"),
     [
         ("A=1\nB", "--env_file job.env, line 2: 'B' is not NAME=value"),
-        ("=1", "--env_file job.env, line 1: '' is not a variable name"),
         ("A=1\n\n1B=2", "--env_file job.env, line 3: '1B' is not a variable name"),
-        ("A B=2", "--env_file job.env, line 1: 'A B' is not a variable name"),
     ],
 )
 def test_env_file_mistake_is_named_with_its_line(text: str, message: str) -> None:
@@ -225,3 +163,73 @@ def test_env_option_takes_a_value_or_the_callers() -> None:
     assert parse_env(["A=1", "B", "C=", "D=x=y"], {"B": "here"}) == (("A", "1"), ("B", "here"), ("C", ""), ("D", "x=y"))
     with pytest.raises(UsageError, match="--env E: not set here; give --env E=VALUE"):
         parse_env(["E"], {})
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [("0", 0), ("123456", 123456), ("64K", 65536), ("100M", 100 * 2**20), ("8 MB", 8 * 2**20), (" 10b ", 10)],
+)
+def test_size_is_understood(text: str, size_bytes: int) -> None:
+    assert parse_size("--log_max_bytes", text) == size_bytes
+
+
+@pytest.mark.parametrize(
+    "text", ["", "M", "-1", "1.5G", "10X", "1M2", "100 M B", "0x10", "1e6", "inf", "\N{ARABIC-INDIC DIGIT ONE}K"]
+)
+def test_what_is_no_size_is_refused_with_a_remedy(text: str) -> None:
+    with pytest.raises(UsageError, match=r"--log_max_bytes .*: not a size; give .* such as 100M"):
+        parse_size("--log_max_bytes", text)
+
+
+def test_statuses_and_names_of_signals_are_understood() -> None:
+    assert parse_statuses("--restart_on", "75, SIGTERM,kill,137") == (75, 143, 137)
+    assert parse_statuses("--restart_on", "") == ()
+
+
+@pytest.mark.parametrize("text", ["0", "256", "TERMINATE", "1,,2", "-1", "1-3", "9" * 5000, "\u0663"])
+def test_what_is_no_status_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"--restart_on .* is neither an exit status from 1 to 255 nor a signal"):
+        parse_statuses("--restart_on", text)
+
+
+def test_lists_that_contradict_each_other_or_nobody_asks_are_refused() -> None:
+    with pytest.raises(UsageError, match="both name 7"):
+        check_statuses((7, 9), (7,), 1)
+    with pytest.raises(UsageError, match="--max_restarts 0"):
+        check_statuses((7,), (), 0)
+
+
+def simulation(**changes: Any) -> Simulation:
+    given = {"level": 1, "worker_num": 32, "local_worker_num": 8, "global_rank": 11, "device": "h100"}
+    program, here = Program("script", "train.py"), Path("/here")
+    return Simulation(program=program, working_directory=here, log_dir=here / "out", **{**given, **changes})
+
+
+def test_process_is_told_its_place_and_nothing_of_another_job() -> None:
+    caller = {"HOME": "/root", "RANK": "3", "MASTER_ADDR": "10.0.0.1", "MSRUN_JOB_ID": "x", "MS_ROLE": "MS_WORKER"}
+    environ = simulation().environment(caller)
+    assert environ["HOME"] == "/root"
+    assert {environ[name] for name in ("RANK", "RANK_ID")} == {"11"}
+    assert {environ[name] for name in ("WORLD_SIZE", "RANK_SIZE")} == {"32"}
+    assert (environ["LOCAL_RANK"], environ["DEVICE_ID"], environ["LOCAL_WORLD_SIZE"]) == ("3", "3", "8")
+    assert not {"MASTER_ADDR", "MSRUN_JOB_ID", "MS_ROLE", contract.MSRUN_SIM_ESTIMATE} & environ.keys()
+    assert simulation(tries_changes=True).environment({})[contract.MSRUN_SIM_ESTIMATE] == "1"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"worker_num": 0}, "--worker_num 0: must be 1 or more"),
+        ({"global_rank": 32}, "--sim_rank_id 32: no such rank; the ranks of this job are 0 to 31"),
+        ({"global_rank": -1}, "--sim_rank_id -1: no such rank"),
+        ({"local_worker_num": 5}, "--worker_num 32 on hosts of 5: .* give --local_worker_num 8"),
+        ({"local_worker_num": 0}, "--worker_num 32 on hosts of 0: .* give --local_worker_num 8"),
+        ({"worker_num": 12, "tries_changes": True}, "--worker_num 12 on hosts of 8: .* give --hosts 2"),
+        ({"device": "h10"}, r"--sim_device h10 \(did you mean h100\?\): must be one of ascend910a, .* JSON file"),
+        ({"device": "h10", "tries_changes": True}, "--device h10 "),
+        ({"device": "none.json"}, "--sim_device none.json: no such file"),
+    ],
+)
+def test_dry_run_that_no_job_could_be_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        simulation(**changes)

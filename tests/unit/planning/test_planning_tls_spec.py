@@ -47,16 +47,6 @@ def test_suites_keep_their_order_and_the_one_without_certificates_is_left_out() 
     assert parse({**LEAST, "cipher_list": names}).ciphers == (CIPHERS[5], CIPHERS[0])
 
 
-def test_other_keys_of_a_file_of_mindspore_do_no_harm() -> None:
-    assert parse({**LEAST, "recovery": {"storage_type": 1}, "connection_num": 10000})
-
-
-def test_passwords_come_from_variables_and_are_not_shown() -> None:
-    spec = parse(LEAST, MSRUN_TLS_CLIENT_PASSWORD="open", MSRUN_TLS_SERVER_PASSWORD="sesame")
-    assert (spec.client_password, spec.server_password) == ("open", "sesame")
-    assert "open" not in repr(spec) and "sesame" not in repr(spec)
-
-
 def test_documented_list_of_suites_is_refused_by_name_with_a_remedy() -> None:
     reason = refusal({**LEAST, "cipher_list": DOCUMENTED_CIPHERS})
     assert "'ECDHE-R SA-AES128-GCM-SHA256' (did you mean ECDHE-RSA-AES128-GCM-SHA256?)" in reason
@@ -69,18 +59,13 @@ def test_documented_list_of_suites_is_refused_by_name_with_a_remedy() -> None:
     [
         ([], "is no JSON object"),
         ({"ca_cert_path": "c"}, "client_cert_path: is missing"),
-        ({"client_cert_path": "c", "ca_cert_path": ""}, "ca_cert_path: is missing"),
         ({**LEAST, "crl_paht": "x"}, "'crl_paht': no such key (did you mean crl_path?)"),
         ({**LEAST, "server_password": "x"}, "no password belongs into this file; set MSRUN_TLS_SERVER_PASSWORD"),
         ({**LEAST, "crl_path": 3}, "crl_path: 3 is no text"),
-        ({**LEAST, "crl_path": "a\0b"}, "is no text"),
         ({**LEAST, "cert_expire_warning_time_in_day": 6}, "6: must be 7 to 180 days"),
-        ({**LEAST, "cert_expire_warning_time_in_day": 181}, "181: must be 7 to 180 days"),
         ({**LEAST, "cert_expire_warning_time_in_day": True}, "true: must be 7 to 180 days"),
-        ({**LEAST, "cert_expire_warning_time_in_day": "90"}, '"90": must be 7 to 180 days'),
         ({**LEAST, "cipher_list": PSK_CIPHER}, "alone cannot be used with certificates"),
         ({**LEAST, "cipher_list": "ALL"}, "'ALL': not allowed"),
-        ({**LEAST, "cipher_list": "@SECLEVEL=0"}, "'@SECLEVEL=0': not allowed"),
     ],
 )
 def test_what_is_wrong_is_named(values: Any, reason: str) -> None:
@@ -89,12 +74,7 @@ def test_what_is_wrong_is_named(values: Any, reason: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [
-        ("", "is empty"),
-        (" \n", "is empty"),
-        ("{\n'a': 1}", "not JSON (line 2:"),
-        ("[" * 100_000, "more than 100 levels deep"),
-    ],
+    [("", "is empty"), ("{\n'a': 1}", "not JSON (line 2:"), ("[" * 100_000, "more than 100 levels deep")],
 )
 def test_what_is_no_json_is_told(text: str, reason: str) -> None:
     with pytest.raises(UsageError, match=r"^--tls_config tls.json: ") as caught:

@@ -1,59 +1,45 @@
-"""What the fork server imports, when it may fork, and what it is told."""
+"""The fork server: what it imports, when it may fork, what it is told, and that it runs before its job is known."""
 
 from __future__ import annotations
 
 import errno
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
-import threading
+import time
 import types
 import weakref
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_agents import FakeClock
-from hypothesis import given
-from hypothesis import strategies as st
+from job_runner import REPOSITORY
 
+from msrun import contract
 from msrun.agent.processes import child, fork_server
-from msrun.agent.processes.process_control import Pid, start_time
-from msrun.agent.processes.process_spec import FIRST_SERVER_ID, SCHEDULER_ID, ProcessSpec
-from msrun.cluster.messages import Channel
+from msrun.agent.processes.process_control import start_time
+from msrun.agent.processes.process_spec import FIRST_SERVER_ID, ProcessSpec
+from msrun.agent.processes.server_handle import ForkServerHandle, start_fork_server
+from msrun.cluster.messages import Channel, Message
 from msrun.planning.program import Program
-from msrun.planning.record_json import decode_record, encode_record
-
-REPOSITORY = Path(__file__).resolve().parents[4]
 
 
-def test_process_spec_survives_json() -> None:
-    spec = ProcessSpec(
-        3, "/l/worker_3.log", Program("script", "/a.py", ("\udcff",)), use_exec=True, env={"A": "b", "C": None}
-    )
-    assert decode_record(ProcessSpec, encode_record(spec)) == spec
-    scheduler = ProcessSpec(SCHEDULER_ID, "/l/scheduler.log")
-    assert decode_record(ProcessSpec, encode_record(scheduler)) == scheduler
-
-
-@given(st.dictionaries(st.text(), st.none() | st.text()))
-def test_environment_of_a_process_spec_survives_json(env: dict[str, str | None]) -> None:
-    spec = ProcessSpec(0, "/l", env=env)
-    assert decode_record(ProcessSpec, encode_record(spec)).env == env
-
-
-def test_process_with_threads_must_not_fork() -> None:
-    release = threading.Event()
-    thread = threading.Thread(target=release.wait)
-    thread.start()
-    method, reason = fork_server.fork_safety()
-    release.set()
-    thread.join()
-    assert method == "exec"
-    assert "threads were started by imports" in reason
+def run_python(source: str) -> str:
+    """Run a program in a process of its own and return what it prints."""
+    return subprocess.run(
+        [sys.executable, "-c", source],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
 
 
 SINGLE_THREAD = """
@@ -67,35 +53,9 @@ print(fork_server.fork_safety())
 
 @pytest.mark.parametrize("initialised", [True, False])
 def test_process_with_a_live_accelerator_must_not_fork(initialised: bool) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SINGLE_THREAD.format(initialised=initialised)],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    first, second = done.stdout.splitlines()
+    first, second = run_python(SINGLE_THREAD.format(initialised=initialised)).splitlines()
     assert first == "('fork', '')"
     assert second.startswith("('exec', 'torch.cuda was initialised" if initialised else "('fork', '')")
-
-
-def test_preload_imports_modules_and_lazy_names_and_reports_what_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "lazy_pkg").mkdir()
-    (tmp_path / "lazy_pkg" / "__init__.py").touch()
-    (tmp_path / "lazy_pkg" / "inner.py").touch()
-    (tmp_path / "broken_mod.py").write_text("raise RuntimeError('no')")
-    monkeypatch.syspath_prepend(tmp_path)
-    fork_server.preload(["lazy_pkg:inner", "broken_mod", "no_such_mod", "lazy_pkg:missing"])
-    assert {"lazy_pkg", "lazy_pkg.inner"} <= set(sys.modules)
-    errors = capsys.readouterr().err.splitlines()
-    assert [line.split(":")[0] for line in errors] == [
-        "preload broken_mod",
-        "preload no_such_mod",
-        "preload lazy_pkg",
-    ]
 
 
 FINALIZERS = """
@@ -112,15 +72,10 @@ weakref.finalize(late, print, "of the worker")
 def test_finalizers_of_imports_are_forgotten_and_later_ones_run() -> None:
     """Also fails when the interpreter no longer keeps them where they are looked for."""
     assert hasattr(weakref.finalize, "_registry")
-    done = subprocess.run(
-        [sys.executable, "-c", FINALIZERS],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert done.stdout == "of the worker\n"
+    assert run_python(FINALIZERS) == "of the worker\n"
+
+
+Pair = tuple[fork_server.ForkServer, Channel]
 
 
 @pytest.fixture
@@ -129,21 +84,17 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def server(clock: FakeClock) -> Iterator[tuple[fork_server.ForkServer, Channel]]:
+def server(clock: FakeClock) -> Iterator[Pair]:
     """A fork server in this process, and the agent's end of its channel."""
-    ours, theirs = socket.socketpair()
-    passing, taking = socket.socketpair()
-    with passing, taking:
-        agent, channel = Channel(ours), Channel(theirs)
+    (ours, theirs), (passing, taking) = socket.socketpair(), socket.socketpair()
+    with passing, taking, closing(Channel(ours)) as agent, closing(Channel(theirs)) as channel:
         made = fork_server.ForkServer(channel, os.getpid(), taking, clock)
         yield made, agent
         made._reaper._deaths.close()
-        agent.close()
-        channel.close()
 
 
 def test_process_that_cannot_be_forked_is_named_and_nobody_is_started_after_it(
-    server: tuple[fork_server.ForkServer, Channel], monkeypatch: pytest.MonkeyPatch
+    server: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, agent = server
 
@@ -166,148 +117,57 @@ def test_process_that_cannot_be_forked_is_named_and_nobody_is_started_after_it(
     assert "cannot start worker 5" in agent.receive()[0]["reason"], "the next attempt tries again"
 
 
-@pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], int]]:
-    """Processes and the signal that they were sent."""
-    found: list[tuple[list[int], int]] = []
-    monkeypatch.setattr(fork_server.process_control, "signal_processes", lambda pids, n: found.append((list(pids), n)))
-    monkeypatch.setattr(fork_server.process_control, "session_members", lambda leaders: [*leaders, 999])
-    monkeypatch.setattr(fork_server.process_control, "descendants", lambda _: [])
-    return found
-
-
-def test_workers_and_their_children_are_killed_when_the_grace_is_over(
-    server: tuple[fork_server.ForkServer, Channel], clock: FakeClock, sent: list[tuple[list[int], int]]
-) -> None:
-    made, agent = server
-    made._running = {100: SCHEDULER_ID, 101: 0}
-    made._stop(signal.SIGTERM, 10.0, 0)
-    assert sent == [([101, 999], signal.SIGTERM), ([101, 999], signal.SIGCONT)]
-    clock.advance(9.0)
-    made._signal_late()
-    assert len(sent) == 2 and made._time_left() == 1.0
-    clock.advance(1.0)
-    made._signal_late()
-    made._signal_late()
-    assert sent[2:] == [([101, 999], signal.SIGKILL)]
-    assert made._time_left() is None
-    assert agent.receive()[-1] == {"type": "killed", "process_ids": [0], "grace_s": 10.0}
-
-
-def test_signal_that_ends_the_job_comes_first_and_term_follows_before_kill(
-    server: tuple[fork_server.ForkServer, Channel],
-    clock: FakeClock,
-    sent: list[tuple[list[int], int]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made, _ = server
-    groups: list[tuple[list[int], int]] = []
-    monkeypatch.setattr(fork_server.process_control, "signal_groups", lambda pids, n: groups.append((list(pids), n)))
-    made._running = {100: SCHEDULER_ID, 101: 0}
-    made._stop(signal.SIGINT, 10.0, 0)
-    assert groups == [([101], signal.SIGINT)] and sent == []
-    clock.advance(8.0)
-    made._signal_late()
-    assert [signum for _, signum in sent] == [signal.SIGTERM, signal.SIGCONT]
-    clock.advance(2.0)
-    made._signal_late()
-    assert sent[2:] == [([101, 999], signal.SIGKILL)]
-
-
-def test_stop_without_grace_kills_at_once(
-    server: tuple[fork_server.ForkServer, Channel], sent: list[tuple[list[int], int]]
-) -> None:
-    made, _ = server
-    made._running = {101: 0}
-    made._stop(signal.SIGTERM, 0.0, 0)
-    assert [signum for _, signum in sent] == [signal.SIGTERM, signal.SIGCONT, signal.SIGKILL]
-
-
 def test_end_of_a_grace_does_not_hit_the_next_attempt(
-    server: tuple[fork_server.ForkServer, Channel], clock: FakeClock, sent: list[tuple[list[int], int]]
+    server: Pair, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, agent = server
+    sent: list[int] = []
+    monkeypatch.setattr(fork_server.process_control, "signal_processes", lambda _, signum: sent.append(signum))
     made._stop(signal.SIGTERM, 10.0, 0)
     made._handle({"type": "sweep"})
     assert [message["type"] for message in agent.receive()] == ["told", "swept"]
     made._running = {102: 0}
     clock.advance(10.0)
     made._signal_late()
-    assert signal.SIGKILL not in [signum for _, signum in sent]
-    assert made._time_left() is None
+    assert signal.SIGKILL not in sent and made._time_left() is None
 
 
 def test_end_of_a_parameter_server_is_news_of_the_attempt_that_it_served(
-    server: tuple[fork_server.ForkServer, Channel],
-    sent: list[tuple[list[int], int]],
-    monkeypatch: pytest.MonkeyPatch,
+    server: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its main thread may have ended before others: it is a zombie then, that cannot be collected yet."""
     made, agent = server
-    made._running = {103: FIRST_SERVER_ID}
-    ends = iter([[], [(103, 0, 0.0)]])
+    made._running = {1 << 23: FIRST_SERVER_ID}
+    ends = iter([[], [(1 << 23, 0, 0.0)]])
     monkeypatch.setattr(made._reaper, "reap", lambda: next(ends))
     made._handle({"type": "sweep"})
     assert [message["type"] for message in agent.receive()] == ["exited", "swept"]
 
 
-def test_second_stop_tells_nobody_again_and_shortens_the_grace(
-    server: tuple[fork_server.ForkServer, Channel], clock: FakeClock
-) -> None:
-    made, agent = server
-    made._stop(signal.SIGTERM, 60.0, 0)
-    made._stop(signal.SIGTERM, 5.0, 0)
-    assert [message["type"] for message in agent.receive()] == ["told"]
-    assert made._time_left() == 5.0
-
-
 def test_agent_that_stays_stopped_is_ended_and_one_that_goes_on_is_not(
-    server: tuple[fork_server.ForkServer, Channel], clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    server: Pair, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, _ = server
     ended: list[Any] = []
     is_stopped = True
     monkeypatch.setattr(fork_server.process_control, "is_stopped", lambda _: is_stopped)
     monkeypatch.setattr(fork_server.process_control, "signal_processes", lambda pids, _: ended.extend(pids))
-    clock.advance(100.0)
-    made._look_at_agent()
-    assert ended == [] and made._time_left() is None, "without a limit nobody looks"
+
+    def look(after_s: float) -> list[Any]:
+        clock.advance(after_s)
+        made._look_at_agent()
+        return ended
+
+    assert look(100.0) == [] and made._time_left() is None, "without a limit nobody looks"
     made._stopped_limit_s = 8.0
     assert made._time_left() == 2.0
-    is_stopped = False
-    made._look_at_agent()
-    is_stopped = True
-    clock.advance(8.0)
-    made._look_at_agent()
-    assert ended == []
-    is_stopped = False
-    made._look_at_agent()
-    is_stopped = True
-    clock.advance(8.0)
-    made._look_at_agent()
-    assert ended == [], "it has moved since"
-    clock.advance(0.1)
-    made._look_at_agent()
-    assert ended == [os.getpid()]
-    (agent,) = ended
-    assert isinstance(agent, Pid) and agent.started_at == start_time(os.getpid()), "nobody who gets its number later"
-
-
-def test_nobody_waits_while_workers_are_to_be_started(server: tuple[fork_server.ForkServer, Channel]) -> None:
-    made, _ = server
-    made._waiting.append(ProcessSpec(0, "/l"))
-    assert made._time_left() == 0.0
-    made._cannot_start = True
-    assert made._time_left() is None
-
-
-def test_signal_goes_to_the_processes_that_are_named(
-    server: tuple[fork_server.ForkServer, Channel], sent: list[tuple[list[int], int]]
-) -> None:
-    made, _ = server
-    made._running = {100: SCHEDULER_ID, 101: 0, 102: 1}
-    made._handle({"type": "signal", "process_ids": [1], "signum": signal.SIGUSR1})
-    assert sent == [([102], signal.SIGUSR1)]
+    for _ in range(2):
+        is_stopped = False
+        look(0.0)
+        is_stopped = True
+        assert look(8.0) == [], "it has moved since"
+    (agent,) = look(0.1)
+    assert agent == os.getpid() and agent.started_at == start_time(os.getpid()), "nobody who gets its number later"
 
 
 def test_agent_that_is_gone_before_it_has_passed_its_files_leaves_nothing_behind(
@@ -315,8 +175,7 @@ def test_agent_that_is_gone_before_it_has_passed_its_files_leaves_nothing_behind
 ) -> None:
     killed: list[float] = []
     monkeypatch.setattr(fork_server.process_control, "kill_descendants", lambda limit_s, *_: killed.append(limit_s))
-    ours, theirs = socket.socketpair()
-    passing, taking = socket.socketpair()
+    (ours, theirs), (passing, taking) = socket.socketpair(), socket.socketpair()
     with ours, theirs, taking:
         made = fork_server.ForkServer(Channel(theirs), os.getpid(), taking, FakeClock())
         passing.close()
@@ -330,3 +189,120 @@ def test_worker_gives_torch_its_own_number_of_threads(monkeypatch: pytest.Monkey
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     child._set_torch_threads()
     assert given == [3]
+
+
+IMPORT = """
+import gc
+from msrun.agent.processes.fork_server import collection_paused
+gc.set_threshold(50, 5, 5)
+rounds = []
+gc.callbacks.append(lambda phase, info: rounds.append(phase))
+with collection_paused():
+    for _ in range(2):  # from Python 3.12 on a collection that was due before comes at the next jump
+        rounds.clear()
+    kept = [[number] for number in range(10_000)]
+    {module}
+print(len(rounds), gc.get_threshold(), gc.isenabled(), gc.get_freeze_count() > 10_000)
+more = [[number] for number in range(10_000)]
+print(len(rounds) > 0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "thresholds"),
+    [("pass", (50, 5, 5)), ("gc.set_threshold(900, 9, 9)", (900, 9, 9)), ("gc.disable()", (50, 5, 5))],
+)
+def test_imports_are_not_searched_for_garbage_and_what_modules_set_stays(
+    module: str, thresholds: tuple[int, ...]
+) -> None:
+    inside, afterwards = run_python(IMPORT.format(module=module)).splitlines()
+    goes_on = module != "gc.disable()"
+    assert (inside, afterwards) == (f"0 {thresholds} {goes_on} True", str(goes_on))
+
+
+DEADLINE_S = 60.0
+EARLY = {
+    contract.MSRUN_JOB_ID: "f00d",
+    "PATH": os.environ["PATH"],
+    "PYTHONPATH": str(REPOSITORY),
+    "KEPT": "a=b\nc",
+    "WORLD_SIZE": "old",
+}
+
+PROGRAM = """
+import os, sys
+print(os.environ["KEPT"], os.environ["WORLD_SIZE"], os.environ["MASTER_ADDR"], "GROUP_WORLD_SIZE" in os.environ)
+print("wave" in sys.modules, os.getcwd())
+"""
+
+
+def receive(early: ForkServerHandle, kind: str) -> Message:
+    end = time.monotonic() + DEADLINE_S
+    while time.monotonic() < end:
+        select.select([early.channel], [], [], DEADLINE_S)
+        for message in early.receive():
+            if message["type"] == kind:
+                return message
+        assert not early.channel.is_closed, f"the server ended before it said {kind!r}"
+    raise AssertionError(f"no {kind!r} in {DEADLINE_S:g} s")
+
+
+@pytest.fixture
+def early(tmp_path: Path) -> Iterator[ForkServerHandle]:
+    with (tmp_path / "before").open("wb") as log:
+        handle = start_fork_server(
+            env={**EARLY, "GROUP_WORLD_SIZE": "2"}, working_directory=str(tmp_path), log_fd=log.fileno()
+        )
+    yield handle
+    handle.kill()
+    assert handle.wait(DEADLINE_S)
+    handle.end(0.0)
+
+
+def begin(early: ForkServerHandle, env: dict[str, str], log: Path) -> None:
+    ours, theirs = socket.socketpair()
+    with log.open("wb") as file, ours, theirs, socket.socket() as listener:
+        fds = {"log_fd": file.fileno(), "scheduler_fd": theirs.fileno(), "listener_fd": listener.fileno()}
+        early.begin(env, **fds, open_files=256)
+
+
+def prepare(early: ForkServerHandle, run_dir: Path, **changes: Any) -> None:
+    asked = {"preload": [], "start_method": "auto", "run_dir": str(run_dir), "blas_threads": 1}
+    early.send("prepare", **{**asked, **changes})
+
+
+def test_what_is_told_late_is_there_for_workers_and_early_imports_are_kept(
+    early: ForkServerHandle, tmp_path: Path
+) -> None:
+    early.import_early(["wave", "no_such_module"])
+    begin(early, {**EARLY, "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1"}, tmp_path / "after")
+    prepare(early, tmp_path / "run", preload=["no_other_module"])
+    assert receive(early, "ready")["start_method"] == "fork"
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    early.start([ProcessSpec(0, str(tmp_path / "worker_0.log"), Program("script", str(script)))])
+    assert receive(early, "exited")["status"] == 0
+    assert (tmp_path / "worker_0.log").read_text() == f"a=b\nc 4 10.0.0.1 False\nTrue {tmp_path}\n"
+    assert "no_such_module" in (tmp_path / "before").read_text()
+    assert "no_other_module" in (tmp_path / "after").read_text()
+    early.send("finish")
+    receive(early, "finished")
+
+
+@pytest.mark.parametrize(
+    ("changes", "folder", "can_serve"),
+    [
+        ({}, "", True),
+        ({"WORLD_SIZE": "4", "MASTER_ADDR": "a", "GLOO_SOCKET_IFNAME": "eth0"}, "", True),
+        ({"OMP_NUM_THREADS": "2"}, "", False),
+        ({"LD_LIBRARY_PATH": "/lib"}, "", False),
+        ({"MSRUN_JOB_ID": "other"}, "", False),
+        ({}, "other", False),
+    ],
+    ids=["nothing else", "the job's", "threads", "libraries", "another job", "another directory"],
+)
+def test_a_server_serves_what_differs_in_nothing_that_imports_read(
+    early: ForkServerHandle, tmp_path: Path, changes: dict[str, str], folder: str, can_serve: bool
+) -> None:
+    env = {**EARLY, "GROUP_WORLD_SIZE": "2", **changes}
+    assert early.can_serve(env, str(tmp_path / folder)) is can_serve

@@ -1,7 +1,8 @@
-"""The process table, sessions and descendants, on real processes."""
+"""The process table, statuses, descendants, marks of a job, and the order in which children end, on real processes."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -10,11 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from job_runner import is_alive, wait_until
+from job_runner import REPOSITORY, is_alive, wait_until
 
+from msrun import contract
 from msrun.agent.processes import process_control
-
-REPOSITORY = Path(__file__).resolve().parents[4]
+from msrun.agent.processes.job_mark import NO_JOB, end_job, marked_processes
+from msrun.agent.processes.process_control import describe_status, exit_code_of, read_all_stats, read_stat, start_time
 
 
 @pytest.fixture
@@ -29,45 +31,12 @@ def family(tmp_path: Path) -> Iterator[tuple[int, int]]:
     process.wait()
 
 
-def test_table_knows_parent_session_and_state(family: tuple[int, int]) -> None:
-    parent, child = family
-    table = process_control.process_table()
-    assert table[child][:2] == (parent, parent)
-    assert table[parent][:2] == (os.getpid(), parent)
-    assert table[child][2] in ("S", "R", "D")
-
-
 def test_descendants_and_session_members_are_found(family: tuple[int, int]) -> None:
     parent, child = family
     assert process_control.descendants(parent) == [child]
     assert set(process_control.descendants(os.getpid())) >= {parent, child}
     assert sorted(process_control.session_members([parent])) == sorted(family)
     assert process_control.session_members([]) == []
-
-
-def test_zombie_is_not_among_the_living() -> None:
-    process = subprocess.Popen([sys.executable, "-c", ""], start_new_session=True)
-    wait_until(lambda: not is_alive(process.pid), "a zombie")
-    assert process.pid in process_control.process_table()
-    assert process.pid not in process_control.descendants(os.getpid())
-    assert process_control.session_members([process.pid]) == []
-    process.wait()
-
-
-def test_command_name_with_blanks_and_brackets_is_read_past(tmp_path: Path) -> None:
-    odd = tmp_path / "a) R 1 (b"
-    odd.symlink_to("/bin/sleep")
-    process = subprocess.Popen([odd, "600"])
-    wait_until(lambda: b"R 1" in Path("/proc", str(process.pid), "comm").read_bytes(), "the new name")
-    assert process_control.process_table()[process.pid][0] == os.getpid()
-    process.kill()
-    process.wait()
-
-
-def test_signal_to_a_process_that_has_gone_is_passed_over() -> None:
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    process_control.signal_processes([process.pid], signal.SIGTERM)
 
 
 def run_python(source: str) -> str:
@@ -80,53 +49,6 @@ def run_python(source: str) -> str:
         timeout=60,
         check=True,
     ).stdout
-
-
-KILL_ALL = """
-import os, subprocess, sys, time
-from msrun.agent.processes import process_control
-process_control.adopt_orphans()
-daemon = (
-    "import os, time; os.fork() and os._exit(0); os.setsid(); os.fork() and os._exit(0); "
-    "print(os.getpid(), flush=True); time.sleep(600)"
-)
-line = subprocess.Popen([sys.executable, "-c", daemon], stdout=subprocess.PIPE).stdout.readline()
-print(line.decode().strip(), process_control.kill_descendants(10.0), process_control.descendants(os.getpid()))
-"""
-
-
-def test_double_forked_daemon_of_a_subreaper_is_killed() -> None:
-    output = run_python(KILL_ALL)
-    pid, rest = output.strip().split(" ", 1)
-    assert rest == "[] []"
-    assert not is_alive(int(pid))
-
-
-ORPHAN = """
-import os, sys, time
-from msrun.agent.processes.process_control import die_with_parent
-parent = os.getpid()
-if os.fork() == 0:
-    die_with_parent(parent)
-    print(os.getpid(), flush=True)
-    time.sleep(600)
-sys.stdin.read()
-os._exit(0)
-"""
-
-
-def test_child_dies_with_its_parent() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", ORPHAN],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        child = int(process.stdout.readline())
-        process.kill()
-        wait_until(lambda: not is_alive(child), "the child's end")
 
 
 STRANGER = """
@@ -147,8 +69,7 @@ stranger.wait()
 
 
 def test_children_that_were_there_before_are_neither_killed_nor_collected() -> None:
-    output = run_python(STRANGER)
-    assert output.splitlines() == ["[] None 1", "ours was collected"]
+    assert run_python(STRANGER).splitlines() == ["[] None 1", "ours was collected"]
 
 
 def test_process_that_has_got_the_id_of_another_is_not_signalled(family: tuple[int, int]) -> None:
@@ -162,3 +83,133 @@ def test_process_that_has_got_the_id_of_another_is_not_signalled(family: tuple[i
     process_control.signal_processes([known], signal.SIGKILL)
     wait_until(lambda: not is_alive(child), "killed")
     assert process_control.start_time(child) == 0
+
+
+def test_process_is_told_with_parent_session_and_environment() -> None:
+    own = read_stat("self")
+    assert own is not None
+    assert (own.pid, own.parent, own.session) == (os.getpid(), os.getppid(), os.getsid(0))
+    assert own.state == "R" and own.cpu_ticks > 0 and own.resident_pages > 0
+    begin, end = own.environment
+    assert ctypes.string_at(begin, end - begin) == Path("/proc/self/environ").read_bytes()
+    assert own.pid in {stat.pid for stat in read_all_stats()}
+
+
+def test_name_with_blanks_and_brackets_moves_no_field() -> None:
+    code = "from setproctitle import setthreadtitle as t; t(') R 1 2 (('); print(1, flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        os.kill(child.pid, signal.SIGSTOP)
+        wait_until(lambda: (found := read_stat(child.pid)) is not None and found.state == "T", "stopped")
+        stat = read_stat(child.pid)
+        assert stat is not None and (stat.parent, stat.session) == (os.getpid(), os.getsid(0))
+        child.kill()
+
+
+@pytest.mark.parametrize(
+    ("status", "words", "code"),
+    [
+        (0, "exit code 0", 0),
+        (7 << 8, "exit code 7", 7),
+        (255 << 8, "exit code 255", 255),
+        (signal.SIGKILL, "signal SIGKILL", 137),
+        (signal.SIGSEGV | 0x80, "signal SIGSEGV", 139),  # with a core dump
+        (signal.SIGTERM, "signal SIGTERM", 143),
+        (40, "signal 40", 168),  # a real-time signal without a name
+    ],
+)
+def test_status_is_described_as_a_shell_counts_it(status: int, words: str, code: int) -> None:
+    assert describe_status(status) == words
+    assert exit_code_of(status) == code
+
+
+NO_DESCRIPTOR_LEFT = """
+import os, resource, time
+from msrun.agent.processes.reaper import Reaper
+reaper = Reaper()
+resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1,) * 2)
+pid = os.fork()
+if pid == 0:
+    os._exit(3)
+reaper.watch(pid)
+while not (ended := reaper.reap()):
+    time.sleep(0.001)
+print(os.waitstatus_to_exitcode(ended[0][1]))
+"""
+
+
+def test_child_is_collected_when_there_is_no_descriptor_left_for_it() -> None:
+    assert run_python(NO_DESCRIPTOR_LEFT) == "3\n"
+
+
+OUTER, INNER = "0123456789abcdef", "fedcba9876543210"
+MARK = "import sys; from msrun.agent.processes.job_mark import mark_job; mark_job(sys.argv[1]); "
+WAIT = "print(flush=True); sys.stdin.read()"
+ENV = {"PATH": os.defpath, "PYTHONPATH": os.pathsep.join(sys.path), "LAST": "1"}
+
+
+@pytest.fixture
+def started() -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes that are killed afterwards."""
+    found: list[subprocess.Popen[str]] = []
+    yield found
+    for process in found:
+        process.kill()
+        process.communicate()
+
+
+def start(started: list[subprocess.Popen[str]], *argv: str, env: dict[str, str] = ENV) -> int:
+    """Return the pid of a process that has said a line."""
+    process = subprocess.Popen(argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    started.append(process)
+    assert process.stdout and process.stdout.readline() == "\n"
+    return process.pid
+
+
+def test_processes_of_a_job_are_known_by_their_environment(started: list[subprocess.Popen[str]]) -> None:
+    pid = start(started, sys.executable, "-c", f"import sys; {WAIT}", env={contract.MSRUN_JOB_ID: OUTER})
+    [found] = marked_processes(OUTER)
+    assert found == pid and found.started_at == start_time(pid)
+    assert marked_processes(OUTER[:-1]) == marked_processes(INNER) == []
+
+
+def test_a_process_keeps_the_mark_without_the_environment(started: list[subprocess.Popen[str]]) -> None:
+    empty = f"import os; os.execv('/usr/bin/env', ['env', '-i', 'setsid', sys.executable, '-c', 'import sys; {WAIT}'])"
+    pid = start(started, sys.executable, "-c", MARK + empty, OUTER)
+    assert marked_processes(OUTER) == [pid] and marked_processes(INNER) == []
+
+
+def test_a_job_inside_a_job_has_a_mark_of_its_own_for_any_user(started: list[subprocess.Popen[str]]) -> None:
+    user = "import os; os.geteuid() or os.setresuid(65534, 65534, 65534); "
+    pid = start(started, sys.executable, "-c", f"{MARK}{user}mark_job(sys.argv[2]); {WAIT}", OUTER, INNER)
+    assert marked_processes(INNER) == [pid] and marked_processes(OUTER) == []
+
+
+def test_a_process_that_has_ended_is_not_found_whether_or_not_it_was_collected(
+    started: list[subprocess.Popen[str]],
+) -> None:
+    pid = start(started, sys.executable, "-c", MARK + WAIT, OUTER)
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    stat = read_stat(pid)
+    assert stat and stat.state == "Z" and marked_processes(OUTER) == []
+
+
+@pytest.mark.parametrize(("job_id", "is_written"), [(OUTER, True), ("too short", False)])
+def test_processes_of_a_job_have_its_id_in_the_environment_that_proc_shows(job_id: str, is_written: bool) -> None:
+    env = ENV | {contract.MSRUN_JOB_ID: NO_JOB}
+    argv = [sys.executable, "-c", f"{MARK}print(open('/proc/self/environ').read())", job_id]
+    shown = subprocess.run(argv, env=env, capture_output=True, check=True, text=True)
+    right = env | {contract.MSRUN_JOB_ID: job_id if is_written else NO_JOB}
+    assert {f"{name}={value}" for name, value in right.items()} <= {*shown.stdout.strip().split("\0")}
+
+
+def test_what_is_left_of_a_job_is_killed_and_nothing_else(started: list[subprocess.Popen[str]]) -> None:
+    for job in (OUTER, INNER):
+        start(started, sys.executable, "-c", f"import sys; {WAIT}", env={contract.MSRUN_JOB_ID: job})
+    ours, other = started
+    os.kill(ours.pid, signal.SIGSTOP)
+    end_job(OUTER)
+    assert ours.wait(5) == -signal.SIGKILL
+    assert other.poll() is None

@@ -1,9 +1,10 @@
-"""What a job asks of a warm server that the test plays, and what becomes of its answer."""
+"""Which jobs a warm server can serve, what a job asks of it, and what becomes of the answer."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import selectors
 import signal
 import socket
 import subprocess
@@ -15,8 +16,19 @@ from typing import Any
 
 import pytest
 
-from msrun.agent.warm import warm_start as module
-from msrun.agent.warm.warm_start import WarmProcess, WarmStart, start_warm, stop_warm_servers, warm_folder
+from msrun.agent.warm import warm_server, warm_start
+from msrun.agent.warm.warm_server import WarmServer
+from msrun.agent.warm.warm_start import (
+    WarmProcess,
+    WarmStart,
+    changed_file,
+    likeness,
+    locked,
+    read_at_import,
+    start_warm,
+    stop_warm_servers,
+    warm_folder,
+)
 from msrun.cluster.messages import Channel, Message
 from msrun.errors import UsageError
 
@@ -115,7 +127,7 @@ class Server:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's folder; every job is like "like"."""
-    monkeypatch.setattr(module, "likeness", lambda *_: "like")
+    monkeypatch.setattr(warm_start, "likeness", lambda *_: "like")
     return warm_folder({"XDG_RUNTIME_DIR": str(tmp_path)})
 
 
@@ -151,3 +163,66 @@ def test_folder_into_which_others_may_look_is_refused(folder: Path) -> None:
     folder.chmod(0o750)
     with pytest.raises(UsageError, match="is not a folder that only you can open"):
         start(folder)
+
+
+ENV = {"PATH": "/bin", "PYTHONPATH": "/a:/b", "OMP_NUM_THREADS": "1", "FOO": "1"}
+
+
+def test_only_what_has_its_effect_at_import_makes_jobs_unlike() -> None:
+    own = likeness(ENV, ["torch", "msrun.runtime:init"], "/work")
+    for env in (
+        {**ENV, "FOO": "2"},
+        {**ENV, "GLOO_SOCKET_IFNAME": "eth7"},
+        {**ENV, "PATH": "/usr/bin"},
+        {**ENV, "MASTER_PORT": "1"},
+    ):
+        assert likeness(env, ["torch.nn", "msrun"], "/elsewhere") == own
+    for env in ({**ENV, "LD_PRELOAD": "x.so"}, {**ENV, "TORCH_SHOW_CPP_STACKTRACES": "1"}):
+        assert likeness(env, ["torch", "msrun"], "/work") != own
+    assert likeness(ENV, ["torch"], "/work") != own, "another package"
+    env = {**ENV, "PYTHONPATH": "lib"}
+    assert likeness(env, ["torch"], "/work") != likeness(env, ["torch"], "/elsewhere"), "its search path is relative"
+
+
+def test_a_server_knows_no_secret_of_the_user() -> None:
+    assert read_at_import({**ENV, "AWS_SECRET_ACCESS_KEY": "x", "MSRUN_TOKEN": "y"}) == {
+        name: ENV[name] for name in ("PYTHONPATH", "OMP_NUM_THREADS")
+    }
+
+
+def test_a_file_that_was_changed_or_removed_is_named(tmp_path: Path) -> None:
+    one, other = tmp_path / "one.py", tmp_path / "other.py"
+    one.write_text("1")
+    other.write_text("2")
+    files = {str(path): (path.stat().st_mtime_ns, path.stat().st_size) for path in (one, other)}
+    assert changed_file(files) == ""
+    other.write_text("22")
+    assert changed_file(files) == str(other)
+    one.unlink()
+    assert changed_file(files) == str(one)
+
+
+IDLE_S = 600.0
+
+
+def test_lock_of_a_server_is_the_users_alone_and_free_again_afterwards(tmp_path: Path) -> None:
+    with locked(tmp_path / "a.sock", waits=False) as is_held, locked(tmp_path / "a.sock", waits=False) as is_held_twice:
+        assert (is_held, is_held_twice) == (True, False)
+        assert (tmp_path / "a.lock").stat().st_mode & 0o777 == 0o600
+    with locked(tmp_path / "a.sock", waits=False) as is_held:
+        assert is_held
+
+
+def test_idle_server_stays_while_somebody_is_about_to_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(warm_server.time, "monotonic", lambda: now)
+    path = tmp_path / "server"
+    with socket.socket(socket.AF_UNIX) as listener, selectors.DefaultSelector() as selector:
+        listener.bind(str(path))
+        server = WarmServer(listener, path, IDLE_S, [])
+        now += IDLE_S
+        with locked(path, waits=True):
+            server._end_when_idle(selector)
+            assert not server._is_ending
+        server._end_when_idle(selector)
+        assert server._is_ending

@@ -1,26 +1,28 @@
-"""Who watches the workers of a job, and what is said of a hang once the stacks are there."""
+"""Who watches the workers of a job: for a hang, for ranks that never join, and for processes that linger."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
+from plans import plan_of, spec_of
 
 from msrun import contract
 from msrun.agent.attempt import Attempt
+from msrun.agent.processes.process_control import Usage
 from msrun.agent.timers import Timers
-from msrun.agent.watch import job_watch as module
-from msrun.agent.watch.job_watch import JobWatch
+from msrun.agent.watch import job_watch
+from msrun.agent.watch.job_watch import JobWatch, LingerWatch, MeetingWatch
 from msrun.agent.watch.progress_board import Progress, ProgressBoard
 from msrun.agent.watch.watchdog import Hang
 from msrun.cluster.membership import Membership
-from msrun.errors import ClusterError, HangTimeout
-from msrun.planning.build import build_plan
+from msrun.errors import ClusterError, HangTimeout, RendezvousTimeout
 from msrun.planning.placement.host import HostFacts
-from msrun.planning.program import Program
-from msrun.planning.spec import LaunchSpec
+from msrun.runtime.progress import ProgressRecord
 
 LIMIT_S = 30.0
 COMPUTES = '  File "/home/me/train.py", line 41 in step\n'
@@ -34,20 +36,16 @@ class Watched:
     """Two workers that run, a watchdog that finds what the test wants, and what the watch has asked to end."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch, hang_time_out_s: float = LIMIT_S) -> None:
-        spec = LaunchSpec(
-            program=Program("script", "x.py"), worker_num=2, local_worker_num=2, working_directory=folder,
-            log_dir=folder, hang_time_out_s=hang_time_out_s,
-        )  # fmt: skip
-        facts = HostFacts("h", "127.0.0.1", (0,))
-        plan = build_plan(spec, facts, caller={}, job_id="J", run_dir=str(folder), master_port=1)
+        spec = spec_of(folder, log_dir=folder, hang_time_out_s=hang_time_out_s)
+        plan = plan_of(spec, HostFacts("h", "127.0.0.1", (0,)))
         self.folder = folder
         self.found: Hang | None = None
         self.records = {0: Progress(), 1: Progress()}
         self.ended: list[tuple[ClusterError, tuple[int, ...]]] = []
         board = ProgressBoard(folder / "progress", 2)
         patch.setattr(board, "read", lambda rank: self.records[rank])
-        patch.setattr(module.Watchdog, "look", lambda *_: self.found)
-        patch.setattr(module, "request_stacks", lambda *_: None)
+        patch.setattr(job_watch.Watchdog, "look", lambda *_: self.found)
+        patch.setattr(job_watch, "request_stacks", lambda *_: None)
         self.timers = Timers()
         self.watch = JobWatch(plan, plan.hosts[0], board, self.timers)
         self.membership = Membership(range(2))
@@ -88,12 +86,6 @@ def test_hang_ends_the_job_with_the_limit_and_the_ranks(watched: Watched) -> Non
     assert str(error) == "--hang_time_out 30: no progress for 31 s; running: ranks 0-1 (sleeping)"
 
 
-def test_job_without_a_limit_is_not_watched_for_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched(tmp_path, monkeypatch, hang_time_out_s=0)
-    watched.start()
-    assert watched.timers.is_set("linger") and not watched.timers.is_set("hang")
-
-
 def test_stacks_tell_which_rank_the_others_wait_for_and_where(watched: Watched) -> None:
     attempt = watched.attempt_with_stacks(WAITS, COMPUTES)
     assert not watched.watch.do_all_wait(attempt)
@@ -103,14 +95,6 @@ def test_stacks_tell_which_rank_the_others_wait_for_and_where(watched: Watched) 
     assert "behind: rank 1 (at train.py:41 in step); rank 0 (waits in barrier" in str(attempt.fault)
 
 
-def test_ranks_that_all_wait_are_all_named(watched: Watched) -> None:
-    attempt = watched.attempt_with_stacks(WAITS, WAITS)
-    assert watched.watch.do_all_wait(attempt)
-    watched.watch.explain_hang(attempt)
-    assert attempt.lagging == (0, 1)
-    assert "running: ranks 0-1 (waits in barrier at train.py:41 in step)" in str(attempt.fault)
-
-
 def test_hang_stays_as_it_was_found_where_a_rank_has_written_no_stacks(watched: Watched) -> None:
     attempt = watched.attempt_with_stacks(WAITS)
     before = str(attempt.fault)
@@ -118,21 +102,178 @@ def test_hang_stays_as_it_was_found_where_a_rank_has_written_no_stacks(watched: 
     assert str(attempt.fault) == before and attempt.lagging == (0, 1) and not attempt.doing
 
 
-def test_workers_that_say_themselves_where_they_are_need_no_stacks(watched: Watched) -> None:
-    watched.records[1] = Progress(contract.PHASE_JOINED, steps=3)
-    attempt = watched.attempt_with_stacks(WAITS, COMPUTES)
-    before = str(attempt.fault)
-    watched.watch.explain_hang(attempt)
-    assert str(attempt.fault) == before and attempt.lagging == (0, 1)
+DESERTED_S = 30.0
 
 
-def test_what_workers_do_is_told_of_those_that_say_it(watched: Watched) -> None:
-    watched.records[1] = Progress(contract.PHASE_JOINED, steps=3)
-    assert watched.watch.doing(watched.membership) == {1: "step 3"}
-    watched.records[0] = Progress(contract.PHASE_LEFT, steps=3)
-    assert watched.watch.left(watched.membership) == {0}
+class Meeting:
+    """Four running workers and their records."""
+
+    def __init__(self, folder: Path, limit_s: float) -> None:
+        path = folder / "progress"
+        self.board = ProgressBoard(path, 4)
+        self.board.create()
+        self.records = [ProgressRecord(str(path), rank) for rank in range(4)]
+        self.membership = Membership(range(4))
+        for rank in range(4):
+            self.membership.started(rank, 100 + rank, 0.0)
+        self.watch = MeetingWatch(limit_s, DESERTED_S, "node-a", self.board)
+
+    def enter(self, phase: int, *ranks: int) -> None:
+        for rank in ranks:
+            self.records[rank].enter_phase(phase)
+
+    def look(self, after_s: float) -> ClusterError | None:
+        since = max(self.board.read(rank).waiting_since for rank in range(4))
+        return self.watch.look(self.membership, since + after_s)
+
+    def close(self) -> None:
+        self.board.close()
+        self.records.clear()  # a worker keeps its own until it ends
 
 
-def test_nobody_is_watched_any_more_once_that_is_asked_for(watched: Watched) -> None:
-    watched.watch.stop()
-    assert not any(watched.timers.is_set(name) for name in ("meeting", "hang", "linger"))
+@pytest.fixture
+def meeting(tmp_path: Path) -> Iterator[Meeting]:
+    with closing(Meeting(tmp_path, 10.0)) as made:
+        yield made
+
+
+def test_those_who_did_not_come_in_time_are_named_with_those_who_did(meeting: Meeting) -> None:
+    meeting.enter(contract.PHASE_JOINING, 0, 1, 3)
+    assert meeting.look(9.0) is None
+    error = meeting.look(11.0)
+    assert isinstance(error, RendezvousTimeout)
+    assert "1 of 4 workers have not joined the world, and others wait in init() for 11 s" in str(error)
+    assert "missing on node-a: rank 2; came: ranks 0-1, 3" in str(error)
+    assert meeting.watch.missing == (2,)
+    assert error.exit_code == 124
+
+
+def test_rank_that_the_others_wait_for_in_their_first_collective_counts_as_missing(meeting: Meeting) -> None:
+    meeting.enter(contract.PHASE_JOINED, 0, 1, 3)
+    assert meeting.look(11.0) is None, "nobody waits"
+    meeting.records[0].begin_wait("the comparison of graphs by 4 ranks")
+    error = meeting.look(11.0)
+    assert "others wait in the comparison of graphs by 4 ranks for 11 s; missing on node-a: rank 2" in str(error)
+
+
+def test_worker_that_ended_well_without_joining_is_named_as_soon_as_another_has_come(meeting: Meeting) -> None:
+    meeting.membership.exited(1, 0, 1.0)
+    meeting.watch.note_done(1)
+    assert meeting.watch.is_urgent
+    assert meeting.look(1e6) is None, "nobody has joined"
+    meeting.enter(contract.PHASE_JOINING, 0, 3)
+    meeting.enter(contract.PHASE_PLAIN_TORCH, 2)
+    error = meeting.look(0.0)
+    assert error is not None
+    assert str(error).startswith(
+        "rank 1 ended with exit code 0 without joining the world, and ranks 0, 2-3 need it: every rank"
+    )
+    assert meeting.watch.missing == (1,)
+    assert error.exit_code == 3
+
+
+def test_rank_of_another_host_that_never_came_is_named_until_the_next_attempt(meeting: Meeting) -> None:
+    meeting.watch.note_absent((7,))
+    meeting.enter(contract.PHASE_JOINED, 0)
+    assert str(meeting.look(0.0)).startswith("rank 7 ended with exit code 0 without joining the world, and rank 0 ")
+    meeting.watch.reset()
+    assert meeting.look(0.0) is None
+
+
+def test_all_have_come_but_the_meeting_fails(meeting: Meeting) -> None:
+    meeting.enter(contract.PHASE_JOINING, 0, 1, 2, 3)
+    error = meeting.look(11.0)
+    assert "0 of 4 workers" in str(error)
+    assert "missing on node-a: none; came: ranks 0-3" in str(error)
+    assert meeting.watch.missing == (0, 1, 2, 3)
+
+
+def test_ranks_left_alone_in_a_collective_are_found_when_all_of_them_wait(meeting: Meeting) -> None:
+    meeting.enter(contract.PHASE_JOINED, 0, 1, 2, 3)
+    meeting.membership.exited(1, 0, 1.0)
+    for rank in (0, 2):
+        meeting.records[rank].begin_wait("all_reduce of 4 ranks")
+    assert meeting.look(DESERTED_S + 1) is None, "rank 3 may still come to them"
+    meeting.records[3].begin_wait("all_reduce of 4 ranks")
+    assert meeting.look(DESERTED_S - 1) is None
+    error = meeting.look(DESERTED_S + 1)
+    assert isinstance(error, HangTimeout)
+    assert "rank 1 on node-a ended with exit code 0 while ranks 0, 2-3 wait in all_reduce of 4 ranks" in str(error)
+
+
+LINGER_LIMIT_S = 50.0
+RUNNING = {0: 100, 1: 101}
+
+
+class Workers:
+    """Two workers: a test says which of them linger, and what they do."""
+
+    def __init__(self, folder: Path, limit_s: float = LINGER_LIMIT_S) -> None:
+        self.records = {rank: Progress(contract.PHASE_JOINED) for rank in RUNNING}
+        self.cpu_s = dict.fromkeys(RUNNING.values(), 0.0)
+        self.logs = {rank: folder / f"{rank}.log" for rank in RUNNING}
+        board: Any = self
+        self.watch = LingerWatch(board, {rank: [str(path)] for rank, path in self.logs.items()}, limit_s)
+
+    def read(self, rank: int) -> Progress:
+        return self.records[rank]
+
+    def linger(self, *ranks: int, at: float = 1000.0) -> None:
+        for rank in ranks:
+            self.records[rank] = Progress(contract.PHASE_LEFT, name=f"thread {rank}", ended_at=at)
+
+
+@pytest.fixture
+def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workers:
+    made = Workers(tmp_path)
+    monkeypatch.setattr(job_watch, "session_usage", lambda leaders: {pid: Usage(made.cpu_s[pid]) for pid in leaders})
+    return made
+
+
+def test_ranks_that_all_linger_without_a_sign_of_life_end_the_job(workers: Workers) -> None:
+    workers.linger(0, 1)
+    for now in (1001.0, 1000.0 + LINGER_LIMIT_S - 0.1):
+        assert workers.watch.look(RUNNING, now)[1] is None
+    _, error = workers.watch.look(RUNNING, 1000.0 + LINGER_LIMIT_S)
+    assert str(error) == (
+        "rank 0 has ended its program and waits for thread 0 (so does rank 1), without a sign of life for 50 s: "
+        "end threads and atexit functions, or give more than --exit_time_out 50"
+    )
+
+
+def test_job_goes_on_while_one_rank_runs_its_program(workers: Workers) -> None:
+    workers.linger(0)
+    assert workers.watch.look(RUNNING, 1e6)[1] is None
+    _, error = workers.watch.look({0: 100}, 1e6)
+    assert error is not None and "so do" not in str(error)
+
+
+def test_log_that_grows_is_a_sign_of_life(workers: Workers) -> None:
+    workers.linger(0, 1)
+    workers.watch.look(RUNNING, 1001.0)
+    workers.logs[1].write_text("uploading")
+    assert workers.watch.look(RUNNING, 1040.0)[1] is None
+    assert workers.watch.look(RUNNING, 1040.0 + LINGER_LIMIT_S - 1)[1] is None
+    assert workers.watch.look(RUNNING, 1040.0 + LINGER_LIMIT_S)[1] is not None
+
+
+def test_processor_time_is_a_sign_of_life_where_it_is_more_than_a_trace(workers: Workers) -> None:
+    workers.linger(0, 1)
+    workers.watch.look(RUNNING, 1001.0)
+    workers.cpu_s[100] = 1.0
+    workers.watch.look(RUNNING, 1040.0)
+    assert workers.watch.look(RUNNING, 1000.0 + LINGER_LIMIT_S)[1] is None
+    workers.cpu_s[100] += 0.001
+    assert workers.watch.look(RUNNING, 1040.0 + LINGER_LIMIT_S)[1] is not None
+
+
+@pytest.mark.parametrize(
+    "limit_s, at", [(0.0, 1000.0), (LINGER_LIMIT_S, -1000.0)], ids=["no limit", "its program has failed"]
+)
+def test_ranks_are_told_of_and_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit_s: float, at: float
+) -> None:
+    workers = Workers(tmp_path, limit_s)
+    workers.linger(0, 1, at=at)
+    assert workers.watch.look(RUNNING, 1001.0) == ({0: "thread 0", 1: "thread 1"}, None)
+    assert workers.watch.look(RUNNING, 1e9) == ({}, None)

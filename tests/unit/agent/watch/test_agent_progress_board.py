@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import stat
-import struct
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -24,10 +23,6 @@ def board(tmp_path: Path) -> Iterator[ProgressBoard]:
     with closing(ProgressBoard(tmp_path / "progress", 4)) as board:
         board.create()
         yield board
-
-
-def test_record_has_the_length_that_the_contract_says() -> None:
-    assert struct.calcsize(contract.PROGRESS_RECORD) == contract.PROGRESS_RECORD_BYTES
 
 
 def test_board_is_private_and_empty_at_first(board: ProgressBoard, tmp_path: Path) -> None:
@@ -53,13 +48,6 @@ def test_each_worker_writes_its_own_record_only(board: ProgressBoard, tmp_path: 
     assert board.read(2).describe(0.0) == "step 2"
 
 
-def test_number_that_the_caller_gives_wins_over_counting(board: ProgressBoard, tmp_path: Path) -> None:
-    record = ProgressRecord(str(tmp_path / "progress"), 0)
-    record.begin_step(100)
-    record.begin_step()
-    assert board.read(0).steps == 100
-
-
 def test_steps_per_second_are_those_of_the_last_seconds_and_fall_while_a_step_is_overdue(
     board: ProgressBoard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,18 +66,6 @@ def test_steps_per_second_are_those_of_the_last_seconds_and_fall_while_a_step_is
     told = board.read(0)
     assert told.steps_per_s(now) == pytest.approx(10.0)
     assert told.steps_per_s(now + 1000.0) == pytest.approx(0.1, rel=0.5)
-
-
-def test_run_that_goes_on_at_a_later_step_is_in_its_first_step_until_the_second_begins(
-    board: ProgressBoard, tmp_path: Path
-) -> None:
-    record = ProgressRecord(str(tmp_path / "progress"), 0)
-    record.begin_run(500, 800)
-    record.begin_step()
-    told = board.read(0)
-    assert (told.steps, told.total, told.is_past_first_step, told.steps_per_s(1e9)) == (501, 800, False, None)
-    record.begin_step()
-    assert board.read(0).is_past_first_step
 
 
 def test_joining_counts_as_waiting_until_the_worker_has_joined(board: ProgressBoard, tmp_path: Path) -> None:
@@ -118,11 +94,6 @@ def test_names_of_any_length_and_script_come_through_cut(name: str, tmp_path_fac
     board.close()
 
 
-def test_text_of_a_record_is_one_printable_line(board: ProgressBoard, tmp_path: Path) -> None:
-    ProgressRecord(str(tmp_path / "progress"), 0).begin_wait("a\nmsrun: all is well\x1b[2J\u202e")
-    assert board.read(0).name == r"a\nmsrun: all is well\x1b[2J\u202e"
-
-
 def test_board_that_a_worker_has_cut_off_is_empty_until_the_next_attempt(board: ProgressBoard, tmp_path: Path) -> None:
     path = tmp_path / "progress"
     ProgressRecord(str(path), 3).enter_phase(contract.PHASE_JOINED)
@@ -133,23 +104,10 @@ def test_board_that_a_worker_has_cut_off_is_empty_until_the_next_attempt(board: 
     assert board.read(3).has_come
 
 
-def test_board_that_was_never_made_says_nothing(tmp_path: Path) -> None:
-    board = ProgressBoard(tmp_path / "progress", 4)
-    assert not board.read(0).is_reported
-    board.reset()
-    board.close()
-    assert not (tmp_path / "progress").exists()
-
-
 def test_reset_forgets_the_last_attempt(board: ProgressBoard, tmp_path: Path) -> None:
     ProgressRecord(str(tmp_path / "progress"), 0).enter_phase(contract.PHASE_JOINED)
     board.reset()
     assert not board.read(0).is_reported
-
-
-def test_board_that_exists_already_is_refused(board: ProgressBoard, tmp_path: Path) -> None:
-    with pytest.raises(FileExistsError):
-        ProgressBoard(tmp_path / "progress", 4).create()
 
 
 def test_record_beyond_the_board_is_refused_to_a_worker_and_empty_to_a_reader(

@@ -1,17 +1,20 @@
-"""Stacks of running workers, and the kernel's view of those that cannot tell."""
+"""Where running workers stand, as their stacks and the kernel tell, and whether one was killed for its memory."""
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from job_runner import is_alive, wait_until
 
-from msrun.agent.watch.stacks import catches, kernel_state, request_stacks
+from msrun.agent.watch.evidence import MemoryKillWatch
+from msrun.agent.watch.stacks import Place, catches, find_place, kernel_state, read_place, request_stacks
 from msrun.planning.environment import STACK_SIGNAL
 
 TELLING = f"""
@@ -77,16 +80,140 @@ def test_worker_that_cannot_tell_lives_on_and_the_kernels_view_is_written(
     assert is_alive(silent.pid)
 
 
-def test_process_that_is_gone_is_said_to_be_gone(log: Path) -> None:
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    assert kernel_state(process.pid) == "gone"
-    log.touch()
-    request_stacks({process.pid: str(log)}, "stacks:")
-    assert "gone" in log.read_text()
+TORCH = "/venv/lib/python3.11/site-packages/torch"
+USER = ("/home/me/train.py", "41", "step")
+C10D = (f"{TORCH}/distributed/distributed_c10d.py", "2900", "all_reduce")
+LOGGER = (f"{TORCH}/distributed/c10d_logger.py", "83", "wrapper")
+ENGINE = (f"{TORCH}/autograd/graph.py", "800", "_engine_run_backward")
+BACKWARD = (f"{TORCH}/autograd/__init__.py", "347", "backward")
+LINEAR = (f"{TORCH}/nn/modules/linear.py", "125", "forward")
+DDP = (f"{TORCH}/nn/parallel/distributed.py", "1886", "forward")
+SLEEP = ("/usr/lib/python3.11/threading.py", "300", "wait")
 
 
-def test_ended_process_that_was_not_collected_is_said_to_be_so() -> None:
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    wait_until(lambda: kernel_state(process.pid) == "ended, not collected", "process has ended")
-    process.wait()
+@pytest.mark.parametrize(
+    ("frames", "line", "waits_in"),
+    [
+        ([USER], "", ""),
+        ([C10D, LOGGER, USER], "", "all_reduce"),
+        ([ENGINE, BACKWARD, USER], "", "backward"),
+        ([LINEAR, DDP, USER], "", ""),  # it computes
+        ([SLEEP, USER, C10D], "", ""),
+        ([USER], "    work.wait()", "work.wait"),
+        ([USER], "    self.work[0].wait(timeout)", "wait"),
+        ([SLEEP, USER], "            self._cond.wait(timeout)", ""),  # a threading.Event
+        ([("/venv/lib/python3.11/site-packages/x/comm.py", "7", "f"), USER], "w.wait()", "w.wait"),
+    ],
+)
+def test_innermost_frames_and_the_line_of_the_first_tell_who_waits(
+    frames: list[tuple[str, str, str]], line: str, waits_in: str
+) -> None:
+    found = find_place(frames, lambda file, number: line if (file, str(number)) == frames[0][:2] else "")
+    assert found == Place(waits_in, "train.py:41 in step")
+
+
+LOG = """epoch 1
+Current thread 0x01 (most recent call first):
+  File "/home/me/old.py", line 1 in before
+"""
+STACKS = """
+msrun: stuck
+Thread 0x01 (most recent call first):
+  File "/home/me/loader.py", line 7 in load
+
+Current thread 0x02 (most recent call first):
+  File "/home/me/my file.py", line 9 in <module>
+"""
+
+
+def test_the_main_thread_counts_and_only_what_came_after_the_wish(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(LOG + STACKS)
+    place = read_place(str(log), len(LOG))
+    assert place is not None and place.describe() == "at my file.py:9 in <module>"
+
+
+@pytest.mark.parametrize("text", ["", "nothing of the kind\n", "Thread 0x01 (most recent call first):\n"])
+def test_a_log_without_stacks_tells_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / "log").write_text(text)
+    assert read_place(str(tmp_path / "log"), 0) is None
+    assert read_place(str(tmp_path / "missing"), 0) is None
+
+
+MOUNTS = (
+    "30 24 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
+    "31 24 0:26 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
+    "32 24 0:29 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,cpu,memory\n"
+)
+
+
+class Kernel:
+    """A folder that looks like / to the watch."""
+
+    def __init__(self, root: Path, *, cgroup: str) -> None:
+        self.root = root
+        (root / "proc/self").mkdir(parents=True)
+        self.write("proc/vmstat", "nr_free_pages 5\noom_kill 3\n")
+        self.write("proc/self/cgroup", cgroup)
+        self.write("proc/self/mountinfo", MOUNTS)
+
+    def write(self, path: str, text: str) -> None:
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "counter", "before", "after"),
+    [
+        ("0::/job\n", "sys/fs/cgroup/job/memory.events", "oom 0\noom_kill 0\n", "oom 2\noom_kill 1\n"),
+        ("4:memory:/job\n", "sys/fs/cgroup/memory/job/memory.oom_control", "oom_kill 4\n", "oom_kill 5\n"),
+    ],
+)
+def test_counter_of_the_cgroup_that_rises_is_evidence(
+    tmp_path: Path, cgroup: str, counter: str, before: str, after: str
+) -> None:
+    kernel = Kernel(tmp_path, cgroup=cgroup)
+    kernel.write(counter, before)
+    watch = MemoryKillWatch(tmp_path)
+    kernel.write(counter, after)
+    assert watch.explain(77) == f"likely out of memory: the kernel's oom_kill counter rose ({tmp_path / counter})"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ("oom_kill 3\n", "oom_kill 4\n", "likely out of memory"),
+        ("oom_kill 3\n", "oom_kill 3\n", "sent by somebody"),
+        ("nr_free_pages 5\n", "nr_free_pages 5\n", "if you did not kill it, likely out of memory"),
+    ],
+)
+def test_counter_of_the_machine_is_evidence_where_there_is_one(
+    tmp_path: Path, before: str, after: str, words: str
+) -> None:
+    kernel = Kernel(tmp_path, cgroup="")
+    kernel.write("proc/vmstat", before)
+    watch = MemoryKillWatch(tmp_path)
+    kernel.write("proc/vmstat", after)
+    assert watch.explain(77).startswith(words)
+
+
+def test_kernel_log_that_names_the_process_is_quoted(tmp_path: Path) -> None:
+    kernel = Kernel(tmp_path, cgroup="")
+    (tmp_path / "dev").mkdir()
+    os.mkfifo(tmp_path / "dev/kmsg")
+    watch = MemoryKillWatch(tmp_path)
+    now_us = int(time.monotonic() * 1e6)
+    reader = os.open(tmp_path / "dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+    writer = os.open(tmp_path / "dev/kmsg", os.O_WRONLY)
+    try:
+        text = f"3,500,{now_us},-;Memory cgroup out of memory: Killed process 77 (python) total-vm:9kB\n"
+        os.write(writer, text.encode())
+        assert watch.explain(77) == (
+            "out of memory: the kernel's log says 'Memory cgroup out of memory: Killed process 77 (python)'"
+        )
+        kernel.write("proc/vmstat", "oom_kill 3\n")
+        assert watch.explain(78).startswith("sent by somebody")
+    finally:
+        os.close(writer)
+        os.close(reader)

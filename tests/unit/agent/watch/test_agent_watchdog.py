@@ -16,7 +16,7 @@ from job_runner import wait_until
 from msrun import contract
 from msrun.agent.watch.progress_board import Progress, ProgressBoard
 from msrun.agent.watch.stacks import kernel_state
-from msrun.agent.watch.watchdog import Hang, Watchdog, find_lagging, size_of
+from msrun.agent.watch.watchdog import Hang, Watchdog, find_lagging
 from msrun.runtime.progress import ProgressRecord
 
 LIMIT_S = 100.0
@@ -122,19 +122,6 @@ def test_rank_that_computes_for_ever_while_the_others_wait_is_the_one_behind(job
     assert "ranks 0, 2 (step 41, waits in all_reduce of 3 ranks for" in hang.describe()
 
 
-def await_work(job: Job, interval_s: float) -> None:
-    """Let rank 1 use the processor as much as half the time that passes on the test's clock."""
-    before = cpu_s(job.processes[1].pid)
-    wait_until(lambda: cpu_s(job.processes[1].pid) - before >= 0.5 * interval_s, "rank 1 has worked")
-
-
-def test_new_steps_are_progress_without_a_word_in_the_log(job: Job) -> None:
-    watchdog = job.start(SLEEPING, SLEEPING)
-    record = job.record(0)
-    record.enter_phase(contract.PHASE_JOINED)
-    assert job.look_on(watchdog, 3 * LIMIT_S, record.begin_step) is None
-
-
 def test_stopped_worker_is_the_one_that_holds_the_others_up(job: Job) -> None:
     watchdog = job.start(SLEEPING, SLEEPING, SLEEPING)
     job.processes[2].send_signal(signal.SIGSTOP)
@@ -152,15 +139,11 @@ def test_time_in_which_the_machine_slept_does_not_count(job: Job) -> None:
     assert job.look_on(watchdog, LIMIT_S / 2) is None
 
 
-def cpu_s(pid: int) -> float:
-    fields = Path("/proc", str(pid), "stat").read_bytes().rpartition(b")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def test_log_that_is_not_there_has_no_bytes(tmp_path: Path) -> None:
-    assert size_of(str(tmp_path / "none")) == 0
-    (tmp_path / "log").write_text("abc")
-    assert size_of(str(tmp_path / "log")) == 3
+def test_new_steps_are_progress_without_a_word_in_the_log(job: Job) -> None:
+    watchdog = job.start(SLEEPING, SLEEPING)
+    record = job.record(0)
+    record.enter_phase(contract.PHASE_JOINED)
+    assert job.look_on(watchdog, 3 * LIMIT_S, record.begin_step) is None
 
 
 def test_where_nobody_waits_the_ranks_with_the_fewest_steps_are_behind() -> None:

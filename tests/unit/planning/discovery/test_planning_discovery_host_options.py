@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from msrun.errors import UsageError
-from msrun.planning.discovery.host_options import HostOptions, find_host_options, is_place_open
+from msrun.planning.discovery.host_options import HostOptions, find_host_options
 from msrun.planning.discovery.schedulers import find_surroundings
 from msrun.planning.discovery.surroundings import HostView, Surroundings, Told
-from msrun.planning.settings import FoundSetting, Setting, is_of_launcher, settings_note, without_option_variables
+from msrun.planning.settings import is_of_launcher, without_option_variables
 
 DEFAULTS = {"worker_num": 8, "local_worker_num": None, "node_rank": -1, "master_addr": "127.0.0.1", "master_port": 0}
 TWO = Surroundings(
@@ -37,14 +37,11 @@ def with_local(job: Surroundings, count: int) -> Surroundings:
 @pytest.mark.parametrize(
     ("job", "devices", "given", "workers"),
     [
-        (TWO, 0, {}, (2, 1)),
         (TWO, 4, {}, (8, 4)),
         (with_local(TWO, 3), 4, {}, (6, 3)),
         (with_local(TWO, 3), 4, {"worker_num": 4}, (4, 2)),
-        (with_local(TWO, 3), 4, {"local_worker_num": 5}, (10, 5)),
         (with_local(TWO, 3), 4, {"worker_num": 12, "local_worker_num": 4}, (12, 4)),
         (POD, 4, {"worker_num": 16}, (16, 4)),
-        (POD, 0, {"worker_num": 4, "local_worker_num": 2}, (4, 2)),
     ],
 )
 def test_number_of_workers_comes_from_the_nearest_that_says_it(
@@ -67,22 +64,10 @@ def test_every_value_says_where_it_came_from_and_one_line_says_all() -> None:
     assert found.lines == ("a job: node 1 of 2, 3 workers here, master h0:1234 (NODES, RANK, GPUS, MASTER, PORT)",)
 
 
-def test_the_line_does_not_name_what_was_given_as_a_source() -> None:
-    (line,) = told(with_local(TWO, 3), worker_num=4).lines
-    assert line == "a job: node 1 of 2, 2 workers here, master h0:1234 (NODES, RANK, MASTER, PORT)"
-
-
 @pytest.mark.parametrize(("cpus", "is_said"), [(0, False), (1, True), (3, False), (8, False)])
 def test_workers_with_too_few_processors_are_said(cpus: int, is_said: bool) -> None:
     job = Surroundings(**{**vars(with_local(TWO, 3)), "cpu_count": cpus, "cpu_remedy": "ask for more"})
     assert told(job).lines[1:] == (("a job: 3 workers share 1 CPU here; ask for more",) if is_said else ())
-
-
-def test_what_is_given_wins() -> None:
-    given = {"node_rank": 0, "master_addr": "other", "master_port": 99, "local_worker_num": 2}
-    found = told(TWO, **given)
-    assert found.options == {"worker_num": 4}
-    assert found.lines == ("a job: node 0 of 2, 2 workers here, master other:99 (NODES)",)
 
 
 def test_pods_whose_number_nobody_says_are_counted_from_the_workers() -> None:
@@ -99,13 +84,7 @@ def test_pods_whose_number_nobody_says_are_counted_from_the_workers() -> None:
     ("job", "devices", "given", "said"),
     [
         (TWO, 0, {"worker_num": 5}, "--worker_num 5: cannot be shared evenly by 2 hosts (NODES)"),
-        (
-            POD,
-            0,
-            {},
-            "a pod: is one of a job's, but no variable says how many those are; give --worker_num and --local",
-        ),
-        (POD, 8, {}, "give --worker_num, or --discover=False"),
+        (POD, 0, {}, "a pod: is one of a job's, but no variable says how many those are; give --worker_num"),
         (POD, 0, {"worker_num": 4}, "give --local_worker_num, or --discover=False"),
         (Surroundings(name="x", node_num=Told(2, "N"), remedy="do this"), 0, {}, "x: no variable says the address of "),
         (Surroundings(name="x", node_num=Told(2, "N")), 0, {}, "give --master_addr ADDRESS on every host"),
@@ -123,11 +102,9 @@ def test_what_is_missing_or_does_not_fit_is_named(
     ("job", "devices", "given"),
     [
         (POD, 8, {"worker_num": 8}),
-        (POD, 8, {"worker_num": 2}),
         (Surroundings(name="x", node_rank=Told(3, "INDEX")), 8, {}),
         (Surroundings(name="x", node_rank=Told(3, "INDEX")), 0, {"worker_num": 16}),
         (ONE, 8, {"worker_num": 2}),
-        (ONE, 8, {}),
     ],
 )
 def test_a_job_on_one_host_stays_one(job: Surroundings, devices: int, given: dict[str, int]) -> None:
@@ -141,19 +118,6 @@ def test_the_only_host_may_be_told_its_number_of_workers() -> None:
     assert told(ONE, local_worker_num=2).options == {"worker_num": 2}
     assert told(with_local(ONE, 4), worker_num=2).options == {}
     assert told(ONE, worker_num=16, local_worker_num=8).lines == (), "several hosts by hand need no hint"
-
-
-@pytest.mark.parametrize(
-    ("given", "is_open"),
-    [
-        ({}, True),
-        ({"worker_num": 4, "local_worker_num": 4}, False),
-        ({"worker_num": 8, "local_worker_num": 4}, True),
-        ({"worker_num": 8, "local_worker_num": 4, "node_rank": 1, "master_addr": "h"}, False),
-    ],
-)
-def test_nothing_is_looked_for_when_all_is_given_or_all_workers_are_here(given: dict[str, Any], is_open: bool) -> None:
-    assert is_place_open({**DEFAULTS, **given}, set(given)) is is_open
 
 
 PET = {"PET_NNODES": "2", "PET_NODE_RANK": "0"}
@@ -194,8 +158,3 @@ def test_workers_keep_what_is_true_of_their_host_and_lose_what_names_msruns_plac
     assert [name for name in lost if not is_of_launcher(name)] == []
     assert [name for name in kept if is_of_launcher(name)] == []
     assert list(without_option_variables(dict.fromkeys([*lost, *kept], "1"), [])) == kept
-
-
-def test_found_settings_are_not_said_twice_at_the_start() -> None:
-    settings = [FoundSetting("node_rank", 1, "RANK"), Setting("grace", 2.5, "MSRUN_GRACE")]
-    assert settings_note(settings) == ["settings: grace=2.5 (MSRUN_GRACE)"]

@@ -1,16 +1,21 @@
-"""Variables of Kubernetes pods (PyTorchJob, TrainJob, Volcano, Indexed Job, JobSet) and of torchrun."""
+"""Variables of Kubernetes pods, of torchrun, and of the schedulers and clouds of the table."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+from cluster_pods import DOMAIN as CLUSTER
+from cluster_pods import Pod, pods_of
 
+from launch_templates import render_manifest
 from msrun.errors import UsageError
 from msrun.planning.discovery.host_options import find_host_options
 from msrun.planning.discovery.schedulers import (
     find_kubernetes_job,
     find_pytorch_pods,
+    find_surroundings,
     find_torchrun,
     find_volcano,
     read_domain,
@@ -40,12 +45,10 @@ def assignment(job: Surroundings | None) -> tuple[Any, ...]:
     [
         (PET, (2, 1, None, "train-0", 29500)),
         ({**PET, "PET_NNODES": "2:2", "PET_NPROC_PER_NODE": "4"}, (2, 1, 4, "train-0", 29500)),
-        ({**PET, "PET_NPROC_PER_NODE": "gpu"}, (2, 1, None, "train-0", 29500)),
         ({**PET, "PET_NPROC_PER_NODE": "cpu"}, (2, 1, 6, "train-0", 29500)),
         (PYTORCH_JOB, (3, 1, None, "train-master-0", 23456)),
         ({"PET_NNODES": "1", "PET_NPROC_PER_NODE": "4"}, (1, None, 4, None, None)),
         ({"PET_NNODES": "2", "PET_NODE_RANK": "0", "MASTER_ADDR": "localhost"}, (2, 0, None, "train-1", None)),
-        ({"PET_NNODES": "2"}, (2, None, None, None, None)),
     ],
 )
 def test_torchruns_variables(environ: dict[str, str], expected: tuple[Any, ...]) -> None:
@@ -54,13 +57,7 @@ def test_torchruns_variables(environ: dict[str, str], expected: tuple[Any, ...])
 
 @pytest.mark.parametrize(
     ("endpoint", "address", "port"),
-    [
-        ("h1:29400", "h1", 29400),
-        ("h1", "h1", 29400),
-        ("[fd77::9]:1234", "fd77::9", 1234),
-        ("fd77::9", "fd77::9", 29400),
-        ("[fd77::9]", "fd77::9", 29400),
-    ],
+    [("h1:29400", "h1", 29400), ("[fd77::9]:1234", "fd77::9", 1234), ("[fd77::9]", "fd77::9", 29400)],
 )
 def test_a_rendezvous_endpoint_is_the_master_and_leaves_numbering_to_the_meeting(
     endpoint: str, address: str, port: int
@@ -69,17 +66,10 @@ def test_a_rendezvous_endpoint_is_the_master_and_leaves_numbering_to_the_meeting
     assert assignment(find_torchrun(environ, POD_1)) == (2, None, None, address, port)
 
 
-def test_an_etcd_server_is_no_master() -> None:
-    job = find_torchrun({"PET_NNODES": "2", "PET_RDZV_BACKEND": "etcd", "PET_RDZV_ENDPOINT": "etcd:2379"}, POD_1)
-    assert job is not None and job.master_addr is None and "PET_MASTER_ADDR" in job.remedy
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"PET_NNODES": "4:2"}, "PET_NNODES=4:2: MIN:MAX is expected"),
-        ({"PET_NNODES": "2:"}, "PET_NNODES=''"),
-        ({"PET_NNODES": "two"}, "PET_NNODES='two'"),
         ({"PET_NODE_RANK": "2"}, "PET_NODE_RANK=2: must be below PET_NNODES=2"),
         ({"PET_NPROC_PER_NODE": "0"}, "PET_NPROC_PER_NODE='0': a whole number from 1 on"),
         ({"PET_MASTER_ADDR": "127.0.0.1"}, "PET_MASTER_ADDR=127.0.0.1: other hosts cannot be reached by it"),
@@ -103,19 +93,10 @@ def test_an_elastic_number_says_how_few_hosts_are_enough() -> None:
     assert "one of 4, 2 are enough, 3 workers here" in found.lines[0]
 
 
-def test_a_worker_of_torchrun_is_not_taken_for_its_host() -> None:
-    assert find_torchrun({**PET, "TORCHELASTIC_RUN_ID": "none"}, POD_1) is None
-    assert find_pytorch_pods({**OLD_PYTORCH_JOB, "LOCAL_RANK": "0"}, POD_1) is None
-
-
 def test_an_operator_without_pet_variables_counts_pods() -> None:
     assert assignment(find_pytorch_pods(OLD_PYTORCH_JOB, POD_1)) == (3, 1, None, "train-master-0", 23456)
     outside = {name: value for name, value in OLD_PYTORCH_JOB.items() if not name.startswith("KUBERNETES")}
     assert find_pytorch_pods(outside, POD_1) is None, "outside of pods RANK and WORLD_SIZE are a worker's"
-
-
-def test_volcano_pods_of_one_task_are_nodes() -> None:
-    assert assignment(find_volcano(VOLCANO, POD_1)) == (2, 1, None, "t-node-0.t", None)
 
 
 @pytest.mark.parametrize(
@@ -158,10 +139,172 @@ def test_pod_without_a_service_or_with_the_name_of_its_machine_has_no_peers(host
     [
         (f"127.0.0.1\tlocalhost\n10.244.1.5\ttrain-1.{DOMAIN}\ttrain-1\n", DOMAIN),
         (f"10.244.1.5 train-1 # train-1.{DOMAIN}\n", ""),
-        ("10.244.1.5\ttrain-1\n", ""),
         (f"10.244.1.6 train-10.{DOMAIN} train-10\n", ""),
-        ("", ""),
     ],
 )
 def test_service_of_a_pod_is_read_from_its_hosts_file(text: str, domain: str) -> None:
     assert read_domain(text, "train-1") == domain
+
+
+NODES = 3
+VALUES = {"name": "train", "image": "registry.example/train:1", "nodes": NODES, "local_worker_num": 4}
+
+
+def view(pod: Pod) -> HostView:
+    return HostView(pod.name, f"{pod.subdomain}.{CLUSTER}" if pod.subdomain else "")
+
+
+@pytest.mark.parametrize("kind", ["indexed-job", "jobset", "trainjob", "volcano", "pytorchjob", "leaderworkerset"])
+def test_pods_find_the_places_that_their_manifest_gives(kind: str) -> None:
+    pods = pods_of(render_manifest(kind, VALUES, ["train.py"]))
+    assert len(pods) == NODES
+    for rank, pod in enumerate(pods):
+        numbers = {name: int(pod.args[name]) for name in ("worker_num", "local_worker_num")}
+        job = find_surroundings(pod.environ, view(pod))
+        assert job is not None
+        options = {"node_rank": -1, "master_addr": "127.0.0.1", "master_port": 0, **numbers}
+        found = find_host_options(job, options, set(numbers), lambda: 0).options
+        assert found["node_rank"] == rank == int(pod.args["node_rank"])
+        assert str(found["master_addr"]).removesuffix(f".{CLUSTER}").removesuffix(".default") == pod.args["master_addr"]
+
+
+@pytest.mark.parametrize("kind", ["volcano", "pytorchjob", "trainjob"])
+def test_pods_that_know_their_number_need_no_option_at_all(kind: str) -> None:
+    pod = pods_of(render_manifest(kind, VALUES, ["train.py"]))[1]
+    job = find_surroundings(pod.environ, view(pod))
+    assert job is not None
+    options = {"worker_num": 8, "local_worker_num": None, "node_rank": -1, "master_addr": "127.0.0.1", "master_port": 0}
+    found = find_host_options(job, options, set(), lambda: 4).options
+    assert (found["worker_num"], found["local_worker_num"], found["node_rank"]) == (NODES * 4, 4, 1)
+
+
+H1 = HostView("h1", cpu_count=4)
+OPTIONS = {"worker_num": 8, "local_worker_num": -1, "node_rank": -1, "master_addr": "127.0.0.1", "master_port": 0}
+
+SKYPILOT = {
+    "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.5",
+    "SKYPILOT_NUM_GPUS_PER_NODE": "4", "SKYPILOT_TASK_ID": "sky-2026-train-7",
+}  # fmt: skip
+DSTACK = {
+    "DSTACK_NODE_RANK": "1", "DSTACK_NODES_NUM": "2", "DSTACK_MASTER_NODE_IP": "10.0.0.4",
+    "DSTACK_GPUS_PER_NODE": "8", "DSTACK_RUN_NAME": "train-7",
+}  # fmt: skip
+SAGEMAKER = {
+    "SM_HOSTS": '["algo-1","algo-2","algo-3"]', "SM_CURRENT_HOST": "algo-2", "SM_NUM_GPUS": "8",
+    "TRAINING_JOB_NAME": "resnet-7",
+}  # fmt: skip
+VERTEX_SPEC = {
+    "cluster": {
+        "workerpool0": ["cmle-training-workerpool0-0:2222"],
+        "workerpool1": ["cmle-training-workerpool1-0:2222", "cmle-training-workerpool1-1:2222"],
+        "workerpool3": ["cmle-training-workerpool3-0:2222"],
+    },
+    "task": {"type": "workerpool1", "index": 1},
+}
+VERTEX = {"CLUSTER_SPEC": json.dumps(VERTEX_SPEC)}
+AZURE = {
+    "AZUREML_RUN_ID": "plum_7", "NODE_RANK": "1", "RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2",
+    "MASTER_ADDR": "10.0.0.4", "MASTER_PORT": "6105",
+}  # fmt: skip
+LWS = {"LWS_WORKER_INDEX": "2", "LWS_GROUP_SIZE": "3", "LWS_LEADER_ADDRESS": "lws-0.lws.default"}
+JSRUN = {
+    "JSM_NAMESPACE_RANK": "1", "JSM_NAMESPACE_SIZE": "2", "JSM_NAMESPACE_LOCAL_SIZE": "1", "LSB_JOBID": "7",
+    "LSB_MCPU_HOSTS": "batch2 1 h41n05 42 h41n06 42",
+}  # fmt: skip
+HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "1"}
+PLAIN = {"NODE_RANK": "1", "MASTER_ADDR": "h0", "MASTER_PORT": "29500"}
+
+
+def found(environ: dict[str, str]) -> Surroundings:
+    job = find_surroundings(environ, H1)
+    assert job is not None
+    return job
+
+
+@pytest.mark.parametrize(
+    ("environ", "name", "expected"),
+    [
+        (SKYPILOT, "SkyPilot task sky-2026-train-7", (2, 1, 4, "10.0.0.4")),
+        ({**SKYPILOT, "SKYPILOT_NUM_GPUS_PER_NODE": "0"}, "SkyPilot task sky-2026-train-7", (2, 1, None, "10.0.0.4")),
+        (DSTACK, "dstack run train-7", (2, 1, 8, "10.0.0.4")),
+        (SAGEMAKER, "SageMaker job resnet-7", (3, 1, 8, "algo-1")),
+        (VERTEX, "Vertex AI job", (3, 2, None, "cmle-training-workerpool0-0")),
+        (AZURE, "Azure ML run plum_7", (2, 1, None, "10.0.0.4")),
+        (LWS, "LeaderWorkerSet pod", (3, 2, None, "lws-0.lws.default")),
+        (JSRUN, "jsrun", (2, 1, None, None)),
+        (HYDRA, "mpiexec", (2, 1, None, None)),
+        ({**PLAIN, "NNODES": "3"}, "NODE_RANK and MASTER_ADDR", (3, 1, None, "h0")),
+        ({**PLAIN, "NUM_NODES": "3", "NPROC_PER_NODE": "2"}, "NODE_RANK and MASTER_ADDR", (3, 1, 2, "h0")),
+    ],
+)
+def test_a_place_is_read_from_the_variables_of_each_scheduler(
+    environ: dict[str, str], name: str, expected: tuple[Any, ...]
+) -> None:
+    job = found(environ)
+    values = (job.node_num, job.node_rank, job.local_worker_num, job.master_addr)
+    assert (job.name, tuple(told.value if told else None for told in values)) == (name, expected)
+
+
+@pytest.mark.parametrize("environ", [SKYPILOT, DSTACK, SAGEMAKER])
+def test_two_jobs_on_the_same_hosts_meet_on_different_ports(environ: dict[str, str]) -> None:
+    other = {
+        name: value.replace("7", "8") if name.endswith(("_ID", "_NAME")) else value for name, value in environ.items()
+    }
+    ports = [found(each).master_port for each in (environ, environ, other)]
+    assert ports[0] == ports[1] != ports[2]
+
+
+def test_a_world_size_beside_a_node_rank_is_that_of_workers() -> None:
+    environ = {**PLAIN, "WORLD_SIZE": "8"}
+    options = find_host_options(found(environ), OPTIONS, (), lambda: 4).options
+    assert (options["worker_num"], options["local_worker_num"], options["node_rank"]) == (8, 4, 1)
+    assert (options["master_addr"], options["master_port"]) == ("h0", 29500)
+    with pytest.raises(
+        UsageError, match=r"no variable says how many those are; give --local_worker_num, or --discover"
+    ):
+        find_host_options(found(environ), OPTIONS, (), lambda: 0)
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({**SKYPILOT, "SKYPILOT_NUM_NODES": "3"}, "SKYPILOT_NUM_NODES=3: but SKYPILOT_NODE_IPS has 2 hosts"),
+        ({**SAGEMAKER, "SM_HOSTS": "algo-1"}, "SM_HOSTS='algo-1': JSON of a list of hosts is expected"),
+        ({**SAGEMAKER, "SM_CURRENT_HOST": "algo-9"}, "SM_CURRENT_HOST=algo-9: is not in SM_HOSTS"),
+        ({"CLUSTER_SPEC": '{"cluster": {}}'}, "CLUSTER_SPEC: cluster with workerpool0 and task are expected"),
+        ({**AZURE, "RANK": "3"}, "RANK=3 on node 1: Azure ML starts msrun once per worker; set process_count_per"),
+        ({**JSRUN, "JSM_NAMESPACE_LOCAL_SIZE": "4"}, "jsrun starts msrun once per worker; start it once per host"),
+        ({**PLAIN, "MASTER_ADDR": "localhost", "NNODES": "2"}, "MASTER_ADDR=localhost: other hosts cannot be reached"),
+    ],
+)
+def test_variables_that_cannot_be_right_are_refused(environ: dict[str, str], words: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        found(environ)
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("environ", [JSRUN, HYDRA])
+def test_a_launcher_that_tells_no_address_has_it_asked_for(environ: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match=r"no variable says the address of node 0; add --master_addr ADDRESS"):
+        find_host_options(found(environ), OPTIONS, (), lambda: 2)
+
+
+@pytest.mark.parametrize(
+    ("environ", "listed", "words"),
+    [
+        ({"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "h1 4 h2 4 h3 4"}, (), "LSF job 7 has 3 hosts (LSB_MCPU_HOSTS), but "),
+        (
+            {"PBS_JOBID": "7", "PBS_NODEFILE": "/x"},
+            ("h1", "h1", "h2", "h2"),
+            "PBS job 7 has 2 hosts (PBS_NODEFILE), but",
+        ),
+        ({"RAY_ADDRESS": "10.0.0.4:6379"}, (), "Ray: no variable says which nodes a job has"),
+        ({"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "h1 4"}, (), ""),
+    ],
+)
+def test_hosts_that_are_not_used_are_named(environ: dict[str, str], listed: tuple[str, ...], words: str) -> None:
+    job = find_surroundings(environ, HostView("h1", listed=listed))
+    assert job is not None
+    lines = find_host_options(job, OPTIONS, (), lambda: 0).lines
+    assert words in "".join(lines)
+    assert bool(lines) == bool(words)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msrun.errors import UsageError
-from msrun.planning.discovery.schedulers import find_slurm, find_surroundings
+from msrun.planning.discovery.schedulers import find_open_mpi, find_slurm, read_node_regex
 from msrun.planning.discovery.surroundings import FIRST_PORT, PORT_COUNT, HostView, Surroundings
 from ranktable.hosts.brackets import fold
 
@@ -56,13 +56,6 @@ def test_gpus_of_the_node_are_its_workers() -> None:
     assert found({**STEP, "SLURM_GPUS_ON_NODE": "0"}).local_worker_num is None
 
 
-def test_a_batch_script_of_one_node_has_its_tasks_as_workers() -> None:
-    batch = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS": "4"}
-    job = found(batch)
-    assert job.local_worker_num and (job.local_worker_num.value, job.local_worker_num.source) == (4, "SLURM_NTASKS")
-    assert found({**batch, "SLURM_JOB_NUM_NODES": "2"}).local_worker_num is None
-
-
 def test_port_is_one_for_all_hosts_of_a_step_and_another_for_another_step_or_job() -> None:
     changes = [{}, {"SLURM_NODEID": "0", "SLURMD_NODENAME": "n1"}, {"SLURM_STEP_ID": "1"}, {"SLURM_JOB_ID": "4712"}]
     here, there, *others = [found({**STEP, **change}).master_port for change in changes]
@@ -80,18 +73,12 @@ def test_started_once_in_an_allocation_of_several_it_is_one_host_and_says_how_to
     assert "Slurm job 4711 has 3 nodes" in job.hint and "srun --ntasks-per-node=1 msrun" in job.hint
 
 
-def test_allocation_of_one_node_needs_no_hint() -> None:
-    assert found({**SHELL, "SLURM_JOB_NUM_NODES": "1"}).hint == ""
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"SLURM_STEP_NUM_TASKS": "16"}, "SLURM_STEP_NUM_TASKS=16 on 2 hosts: srun starts msrun once per worker"),
         ({"SLURM_NODEID": "2"}, "SLURM_NODEID=2: must be below SLURM_STEP_NUM_NODES=2"),
         ({"SLURM_NODEID": "x"}, "SLURM_NODEID='x': a whole number"),
-        ({"SLURM_NODEID": "1" * 5000}, "a whole number"),
-        ({"SLURM_STEP_NUM_NODES": "0"}, "a whole number from 1 on"),
         ({"SLURM_STEP_NUM_NODES": "3", "SLURM_STEP_NUM_TASKS": "3"}, "2 nodes, but SLURM_STEP_NUM_NODES=3"),
         ({"SLURM_STEP_NODELIST": "n[1-"}, "SLURM_STEP_NODELIST: 'n[1-' has a ["),
         ({"SLURMD_NODENAME": "n1"}, "SLURM_NODEID=1: is n2 in SLURM_STEP_NODELIST=n[1-2], but SLURMD_NODENAME=n1"),
@@ -102,15 +89,6 @@ def test_contradictions_are_refused_with_the_variable(change: dict[str, str], sa
     with pytest.raises(UsageError) as caught:
         find_slurm({**STEP, **change}, HOST)
     assert said in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_several_tasks_on_one_host_are_refused_too() -> None:
-    with pytest.raises(UsageError, match="srun --ntasks-per-node=1 msrun"):
-        find_slurm({**SHELL, "SLURM_STEP_NUM_TASKS": "4"}, HOST)
-
-
-def test_outside_slurm_nothing_is_found() -> None:
-    assert find_surroundings({"SLURM_CONF": "/etc/slurm.conf", "SLURM_JOB_ID": ""}, HOST) is None
 
 
 numbers = st.lists(st.integers(0, 12_000), min_size=2, max_size=40, unique=True)
@@ -138,3 +116,84 @@ def test_first_node_of_any_list_is_the_master_and_each_node_finds_its_rank(
 def test_whatever_the_variables_hold_there_is_a_place_or_one_line(change: dict[str, str]) -> None:
     with contextlib.suppress(UsageError):
         find_slurm({**STEP, **change}, HOST)
+
+
+H10 = HostView("h10")
+URI = "499712000.0;tcp://10.77.0.9,172.17.0.1:34911;tcp6://[fd77::9]:35937"
+VERSION_4 = {
+    "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_MCA_orte_hnp_uri": URI, "PMIX_NAMESPACE": "499712001",
+    "OMPI_MCA_orte_node_regex": "h[1:9],[2:10].77.0.10,[2:10].77.0.11@0(3)",
+    "PMIX_SERVER_URI4": "499712000.1;tcp4://127.0.0.1:56697", "PMIX_RANK": "1",
+}  # fmt: skip
+FROM_OUTSIDE_4 = {  # mpirun on h9, ranks 0 and 1 on 10.77.0.11 and 10.77.0.10
+    **VERSION_4, "OMPI_COMM_WORLD_SIZE": "2", "PMIX_SERVER_URI4": "70516736.2;tcp4://127.0.0.1:39855",
+    "OMPI_MCA_orte_node_regex": "h[1:9],[2:10].77.0.11,[2:10].77.0.10@0(3)",
+}  # fmt: skip
+VERSION_5 = {
+    "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+    "PMIX_NAMESPACE": "prterun-gpu-h9-11105@1", "PMIX_SERVER_URI41": "prterun-gpu-h9-11105@0.1;tcp4://127.0.0.1:52369",
+    "OMPI_VERSION": "5.0.11",
+}  # fmt: skip
+FROM_OUTSIDE_5 = {**VERSION_5, "PMIX_SERVER_URI41": "prterun-gpu-h9-11105@0.2;tcp4://127.0.0.1:51485"}
+
+
+def mpirun(environ: dict[str, str]) -> Surroundings:
+    job = find_open_mpi(environ, H10)
+    assert job is not None
+    return job
+
+
+def test_a_rank_is_a_node() -> None:
+    job = mpirun(VERSION_4)
+    assert job.node_num and (job.node_num.value, job.node_num.source) == (3, "OMPI_COMM_WORLD_SIZE")
+    assert job.node_rank and (job.node_rank.value, job.node_rank.source) == (1, "OMPI_COMM_WORLD_RANK")
+    assert job.local_worker_num is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "address", "source"),
+    [
+        (VERSION_4, "10.77.0.9", "OMPI_MCA_orte_hnp_uri"),
+        ({**VERSION_4, "OMPI_MCA_orte_hnp_uri": "1.0;tcp6://[fd77::9]:35937"}, "fd77::9", "OMPI_MCA_orte_hnp_uri"),
+        (FROM_OUTSIDE_4, "10.77.0.11", "OMPI_MCA_orte_node_regex"),
+        (VERSION_5, "gpu-h9", "PMIX_NAMESPACE"),
+    ],
+)
+def test_address_of_rank_0_follows_from_the_daemons(environ: dict[str, str], address: str, source: str) -> None:
+    master = mpirun(environ).master_addr
+    assert master and (master.value, master.source) == (address, source)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        FROM_OUTSIDE_5,
+        {name: value for name, value in VERSION_4.items() if not name.startswith("PMIX_SERVER")},
+        {**VERSION_4, "OMPI_COMM_WORLD_RANK": "2"},  # ranks do not follow the order of hosts
+        {**FROM_OUTSIDE_4, "OMPI_MCA_orte_node_regex": "?"},
+    ],
+)
+def test_where_the_address_cannot_be_known_the_remedy_is_the_exact_option(environ: dict[str, str]) -> None:
+    job = mpirun(environ)
+    assert job.master_addr is None
+    assert "mpirun ... msrun --master_addr ADDRESS" in job.remedy
+
+
+def test_port_is_one_for_all_hosts_and_another_for_another_mpirun() -> None:
+    here, there = (mpirun(VERSION_4).master_port, mpirun({**VERSION_4, "OMPI_COMM_WORLD_RANK": "0"}).master_port)
+    assert here is not None and here == there
+    assert mpirun({**VERSION_4, "PMIX_NAMESPACE": "70516737"}).master_port != here
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("h[1:9],[2:10].77.0.10,[2:10].77.0.11@0(3)", ["h9", "10.77.0.10", "10.77.0.11"]),
+        ("node[2:1-3,7].dc,gpu[3:9-10]@0(6)", ["node01.dc", "node02.dc", "node03.dc", "node07.dc", "gpu009", "gpu010"]),
+        ("[", []),
+        ("a[1:1-99999999]", []),
+    ],
+)
+def test_node_regex_is_read(text: str, names: list[str]) -> None:
+    assert read_node_regex(text) == names

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from msrun import contract
 from msrun.errors import UsageError
@@ -92,31 +88,14 @@ def test_names_that_no_shell_could_set_stay() -> None:
     assert forwarded_environment(caller, ["*"]) == {}
 
 
-@given(st.text().filter(lambda text: "\0" not in text))
-@settings(max_examples=40)
-def test_values_arrive_letter_for_letter(value: str) -> None:
-    caller = {"NCCL_A": value, "NCCL_B": b"\xff\n'\"=$x".decode("utf-8", "surrogateescape")}
-    assert json.loads(json.dumps(forwarded_environment(caller))) == caller
-
-
-@pytest.mark.parametrize("pattern", ["FOO", "FOO_*", "*", "_x", "[AB]C", "F?O", "none", "LD_PRELOAD"])
-def test_pattern_is_taken(pattern: str) -> None:
-    check_patterns([pattern])
-
-
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
         ("", "--forward_env '': not a name and no pattern"),
         ("A=1", "--forward_env 'A=1': .*--env gives a variable a value"),
-        ("A B", "'A B': not a name"),
-        ("A,B", "'A,B': not a name"),
-        ("2X", "'2X': not a name"),
         ("A\n", "not a name"),
         ("HOME", "--forward_env HOME: belongs to this host or its login; --env HOME=VALUE sets it"),
-        ("CUDA_VISIBLE_DEVICES", "belongs to this host"),
         ("RANK", "--forward_env RANK: msrun sets it for every worker; leave it out"),
-        ("MASTER_ADDR", "msrun sets it"),
     ],
 )
 def test_pattern_is_refused(pattern: str, message: str) -> None:

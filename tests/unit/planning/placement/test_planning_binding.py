@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msrun.errors import UsageError
-from msrun.planning.placement.bind_options import CoreBinding
-from msrun.planning.placement.binding import HostBinding, bind_workers
+from msrun.planning.placement.bind_options import CoreBinding, parse_bind_core
+from msrun.planning.placement.binding import HostBinding, WorkerBinding, bind_workers, self_binding, threads_per_worker
 from msrun.planning.placement.host import Cpu, Topology, flat_topology
 
 AUTO = CoreBinding()
@@ -46,13 +47,6 @@ def named(**lists: tuple[int, ...]) -> CoreBinding:
     return CoreBinding(is_auto=False, devices=devices, scheduler=scheduler)
 
 
-def test_nothing_asked_binds_nothing() -> None:
-    binding = bind(machine(), 3, None)
-    assert cpus_of(binding) == [(), (), ()]
-    assert {worker.reason for worker in binding.workers} == {"not bound"}
-    assert (binding.scheduler_cpus, binding.notes) == ((), ())
-
-
 # -- shares ---------------------------------------------------------------------------------------------------------
 
 
@@ -60,12 +54,10 @@ def test_nothing_asked_binds_nothing() -> None:
     ("topology", "workers", "shares"),
     [
         (machine(cores=4), 2, [(0, 1), (2, 3)]),
-        (machine(cores=5), 2, [(0, 1), (2, 3, 4)]),
         (machine(cores=4, threads=2), 2, [(0, 1, 4, 5), (2, 3, 6, 7)]),
         (machine(cores=3, threads=2), 2, [(0, 3), (1, 2, 4, 5)]),
         (machine(nodes=2, cores=2, threads=2), 4, [(0, 4), (1, 5), (2, 6), (3, 7)]),
         (machine(cores=8, allowed=(1, 2, 5, 6)), 2, [(1, 2), (5, 6)]),
-        (machine(cores=1), 1, [(0,)]),
     ],
 )
 def test_cores_are_cut_into_even_neighbouring_pieces(
@@ -122,28 +114,6 @@ def test_workers_get_cores_of_the_node_of_their_device() -> None:
     ]
 
 
-def test_physical_numbers_decide_not_local_ranks() -> None:
-    assert cpus_of(bind(with_devices({"0": 0, "1": 0, "2": 1, "3": 1}), ["3", "0"])) == [(4, 5, 6, 7), (0, 1, 2, 3)]
-
-
-def test_who_finds_its_node_given_out_gets_what_is_left_over() -> None:
-    binding = bind(with_devices({"0": 0, "1": 0, "2": 0, "3": None}), 4)
-    assert cpus_of(binding) == [(0, 1), (2, 3), (4, 5), (6, 7)]
-    assert "NUMA node 0 of its device has none left" in binding.workers[2].reason
-    assert "is not known" in binding.workers[3].reason
-
-
-def test_a_share_may_be_filled_up_from_elsewhere() -> None:
-    binding = bind(with_devices({"0": 0, "1": 0, "2": 1}), 3)
-    assert cpus_of(binding) == [(0, 1, 2), (3, 6, 7), (4, 5)]
-    assert binding.workers[1].reason == "an even share near its device: NUMA node 0, and 2 from elsewhere"
-
-
-def test_a_node_without_allowed_cores_does_not_count() -> None:
-    binding = bind(with_devices({"0": 1, "1": 1}, allowed=(0, 1, 2, 3)), 2)
-    assert cpus_of(binding) == [(0, 1), (2, 3)]
-
-
 # -- --bind_numa ----------------------------------------------------------------------------------------------------
 
 
@@ -153,23 +123,6 @@ def test_numa_puts_blocks_of_workers_on_whole_nodes() -> None:
     assert [worker.memory_nodes for worker in binding.workers] == [(0,), (0,), (1,), (1,)]
     assert binding.workers[3].reason == "all cores of NUMA node 1"
     assert binding.notes == ()
-
-
-def test_numa_with_cores_shares_each_node_among_its_workers() -> None:
-    binding = bind(machine(nodes=2, cores=2, threads=2), 4, AUTO, numa=True)
-    assert cpus_of(binding) == [(0, 4), (1, 5), (2, 6), (3, 7)]
-    assert [worker.memory_nodes for worker in binding.workers] == [(0,), (0,), (1,), (1,)]
-
-
-def test_numa_follows_the_device() -> None:
-    binding = bind(with_devices({"0": 1, "1": 0}), 2, None, numa=True)
-    assert [worker.memory_nodes for worker in binding.workers] == [(1,), (0,)]
-    assert binding.workers[0].reason == "all cores of NUMA node 1, where its device is"
-
-
-def test_numa_with_more_nodes_than_workers_uses_some() -> None:
-    binding = bind(machine(nodes=4, cores=1), 2, None, numa=True)
-    assert cpus_of(binding) == [(0,), (2,)]
 
 
 def test_one_node_changes_nothing_for_memory_and_that_is_said() -> None:
@@ -215,11 +168,6 @@ def test_devices_without_a_list_stay_unbound_and_are_named() -> None:
     assert binding.workers[2].reason == "not bound: device 2 has an empty list"
 
 
-def test_dict_of_the_whole_host_serves_a_job_on_a_part_of_it() -> None:
-    topology = machine(device_nodes={"gpu": {"0": None, "1": None, "2": None}})
-    assert cpus_of(bind(topology, ["2"], named(device0=(0,), device1=(1,), device2=(2,)))) == [(2,)]
-
-
 def test_dict_with_numa_binds_the_memory_of_the_named_cores() -> None:
     binding = bind(machine(nodes=2, cores=2), 2, named(device0=(2, 3)), numa=True)
     assert cpus_of(binding) == [(2, 3), (2, 3)]
@@ -241,7 +189,69 @@ def test_what_the_host_does_not_have_is_refused(core: CoreBinding, pattern: str)
         bind(machine(cores=4, allowed=(0, 1, 2)), 2, core)
 
 
-def test_a_device_whose_number_is_not_known_stays_unbound() -> None:
-    binding = bind(flat_topology(range(2)), ["MIG-1f"], named(scheduler=(0,)))
-    assert cpus_of(binding) == [()]
-    assert binding.notes == ("--bind_core names no CPUs for device MIG-1f (local rank 0): not bound",)
+SMT = Topology(tuple(Cpu(n, 0, 0, n % 4) for n in range(8)), tuple(range(8)))
+"""Four cores of two threads."""
+
+
+def on(*cpus: int) -> WorkerBinding:
+    return WorkerBinding(cpus, (), "")
+
+
+def limited(quota_cores: float) -> Topology:
+    return Topology(SMT.cpus, SMT.allowed, quota_cores)
+
+
+@pytest.mark.parametrize(
+    ("topology", "workers", "threads"),
+    [
+        (SMT, [on()], (4,)),
+        (SMT, [on(), on()], (2, 2)),
+        (SMT, [on(0, 4, 1, 5, 2, 6), on(3, 7)], (3, 1)),
+        (SMT, [on(0, 1, 2, 3), on(4, 5, 6, 7)], (2, 2)),  # two threads of the same cores
+        (SMT, [on(0, 1), on()], (2, 2)),
+        (flat_topology(range(6)), [on(*range(6))] * 3, (2, 2, 2)),  # six thirds, added up in floating point
+        (limited(2.5), [on()], (2,)),
+        (limited(2.5), [on(), on()], (1, 1)),
+        (limited(3), [on(0, 4, 1, 5, 2, 6), on(3, 7)], (1, 1)),
+    ],
+)
+def test_threads_are_the_cores_that_a_worker_has_for_itself(
+    topology: Topology, workers: list[WorkerBinding], threads: tuple[int, ...]
+) -> None:
+    assert threads_per_worker(topology, workers) == threads
+
+
+def test_variables_that_let_openmp_bind_processes_are_found() -> None:
+    env = {"OMP_PROC_BIND": "close", "OMP_PLACES": "", "KMP_AFFINITY": "disabled", "GOMP_CPU_AFFINITY": "0-3"}
+    assert self_binding(env) == ["OMP_PROC_BIND", "GOMP_CPU_AFFINITY"]
+    assert self_binding({"OMP_PROC_BIND": "FALSE"}) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "pattern"),
+    [
+        ("nope", r"--bind_core nope: neither True, False nor a JSON object; give e\.g\. --bind_core='\{"),
+        ('{"device0": ["0"]', r"neither True, False nor a JSON object"),
+        ('{"device0": ["0"], "device0": ["1"]}', r"'device0' is there 2 times"),
+        ('{"gpu0": ["0"]}', r"'gpu0' is no device; keys are device0, device1, \.\.\. and scheduler"),
+        ('{"device-1": ["0"]}', r"'device-1' is no device"),
+        ('{"device0": "0-3"}', r"'device0' has \"0-3\", which is no list; give a list of strings"),
+        ('{"device0": [0]}', r"'device0' has 0, which is no string"),
+        ('{"device0": [null]}', r"has null, which is no string"),
+        ('{"device0": ["0", "3-1"]}', r"'device0': '3-1' runs backwards"),
+        ('{"device0": ["0-3,8"]}', r"'0-3,8' is no CPU number or range"),
+        ('{"device0": [""]}', r"'' is no CPU number or range"),
+    ],
+)
+def test_wrong_words_are_refused_in_one_line(text: str, pattern: str) -> None:
+    with pytest.raises(UsageError, match=pattern) as error:
+        parse_bind_core(text)
+    assert "\n" not in str(error.value)
+
+
+@given(st.dictionaries(st.integers(0, 99), st.sets(st.integers(0, 200)), min_size=1))
+def test_any_dict_survives_being_written_and_read(devices: dict[int, set[int]]) -> None:
+    text = json.dumps({f"device{number}": [str(cpu) for cpu in cpus] for number, cpus in devices.items()})
+    binding = parse_bind_core(text)
+    assert binding is not None
+    assert binding.devices == {number: tuple(sorted(cpus)) for number, cpus in devices.items()}

@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from msrun.errors import UsageError
-from msrun.planning.placement.host import HostFacts, place_devices
+from msrun.planning.placement.host import (
+    Cpu,
+    Device,
+    HostFacts,
+    Topology,
+    VisibleDevices,
+    format_cpu_list,
+    parse_cpu_list,
+    parse_cpu_range,
+    place_devices,
+    visible_ascend,
+    visible_cuda,
+)
 
 
 def host(gpus: int = 0, npus: int = 0) -> HostFacts:
@@ -16,11 +30,9 @@ def host(gpus: int = 0, npus: int = 0) -> HostFacts:
     ("asked", "facts", "target", "reason"),
     [
         ("auto", host(), "cpu", "no accelerator on h"),
-        ("auto", host(gpus=4), "gpu", "4 CUDA devices on h"),
         ("auto", host(npus=4), "ascend", "4 Ascend devices on h"),
         ("auto", host(gpus=4, npus=4), "ascend", "4 Ascend devices on h"),
         ("cpu", host(gpus=1), "cpu", "--device_target"),
-        ("gpu", host(gpus=4), "gpu", "--device_target"),
     ],
 )
 def test_device_target_is_what_the_host_has(asked: str, facts: HostFacts, target: str, reason: str) -> None:
@@ -32,12 +44,6 @@ def test_device_target_is_what_the_host_has(asked: str, facts: HostFacts, target
 def test_more_workers_than_devices_are_refused(asked: str, facts: HostFacts) -> None:
     with pytest.raises(UsageError, match=r"4 workers but . .* devices visible on h: .*--device_target cpu"):
         place_devices(asked, 4, facts)  # type: ignore[arg-type]
-
-
-def test_a_worker_gets_the_visible_device_at_its_place() -> None:
-    facts = HostFacts("h", "127.0.0.1", (0,), gpus=("3", "1", "GPU-8a"))
-    placement = place_devices("gpu", 2, facts)
-    assert (placement.device_ids, placement.physical) == ((0, 1), ("3", "1"))
 
 
 def test_the_variable_that_hides_devices_is_named() -> None:
@@ -56,5 +62,81 @@ def test_hidden_accelerators_are_said_not_to_be_used_unless_cpu_was_asked_for() 
     assert place_devices("cpu", 1, facts).notes == ()
 
 
-def test_topology_is_flat_when_only_processors_are_known() -> None:
-    assert host().known_topology().allowed == (0, 1)
+UUIDS = ("GPU-8932f937-d72c", "GPU-8931aaaa-0000", "GPU-77777777-1111")
+GPUS = tuple(Device(str(number), uuid) for number, uuid in enumerate(UUIDS))
+NPUS = tuple(Device(str(number)) for number in (4, 5, 6, 7))
+"""Half of a host, as in a container: logical number 0 is the host's 4."""
+
+
+CUDA_RULES = [
+    (None, ("0", "1", "2"), ""),
+    (" 2 , +1", ("2", "1"), ""),
+    ("1gpu,2x", ("1", "2"), ""),  # read as strtoul does
+    ("", (), "CUDA_VISIBLE_DEVICES is empty"),
+    ("0,2,-1,1", ("0", "2"), "'-1' is none"),
+    ("0,9,1", ("0",), "CUDA_VISIBLE_DEVICES=0,9,1: '9' is none of the host's 3 devices or not allowed there, and "),
+    ("NoDevFiles", (), "'NoDevFiles' is none"),
+    ("0,1,0", (), "0 is named twice, and CUDA then shows no device"),
+    ("GPU-8932,GPU-777", ("0", "2"), ""),
+    ("GPU-8932F937", ("0",), ""),
+    ("GPU-893", (), "'GPU-893' is none"),  # two GPUs begin so
+    ("GPU-777,GPU-abc,GPU-8932", ("2",), "'GPU-abc' is none"),
+    ("GPU-777,1", ("2",), "'1' is none"),
+    ("MIG-1f,MIG-2e", ("MIG-1f",), "CUDA shows a process one MIG device only"),
+    ("MIG-GPU-8932/1/0", ("MIG-GPU-8932/1/0",), ""),
+]
+ASCEND_RULES = [
+    (None, ("4", "5", "6", "7"), ""),
+    ("3,1", ("7", "5"), ""),
+    ("", (), "ASCEND_RT_VISIBLE_DEVICES is empty"),
+    ("0, 1,2", ("4",), "' 1' is none"),
+    ("1,2,-1,3", ("5", "6"), "'-1' is none"),
+    ("1,1", ("5",), "'1' is none of the host's 4 devices or not allowed there"),
+]
+
+
+@pytest.mark.parametrize(
+    ("visible", "names", "why"),
+    [
+        *((visible_cuda(preset, GPUS), *expected) for preset, *expected in CUDA_RULES),
+        *((visible_ascend(preset, NPUS), *expected) for preset, *expected in ASCEND_RULES),
+    ],
+)
+def test_variable_shows_what_the_vendors_rules_say(visible: VisibleDevices, names: tuple[str, ...], why: str) -> None:
+    assert visible.names == names
+    assert why in visible.reason and bool(why) == bool(visible.reason)
+
+
+@given(st.text(alphabet="0123456789,- GPUMIGxa", max_size=20))
+def test_no_value_shows_a_device_twice_or_one_that_is_not_there(preset: str) -> None:
+    for visible, present in ((visible_cuda(preset, GPUS), GPUS), (visible_ascend(preset, NPUS), NPUS)):
+        numbers = [name for name in visible.names if name.isdigit()]
+        assert len(set(visible.names)) == len(visible.names)
+        assert set(numbers) <= {device.number for device in present}
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"), [("", ()), ("\n", ()), ("0-3,8\n", (0, 1, 2, 3, 8)), (" 4 , 6-7 ", (4, 6, 7))]
+)
+def test_cpu_lists_are_read_as_the_kernel_writes_them(text: str, numbers: tuple[int, ...]) -> None:
+    assert parse_cpu_list(text) == numbers
+
+
+@pytest.mark.parametrize("text", ["x", "1-", "-1", "3-1", "1--2", "0x1", "1.5", "999999999", "0-65537", "²", "1 2"])
+def test_what_is_no_cpu_range_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"CPU number|backwards"):
+        parse_cpu_range(text)
+
+
+@given(st.sets(st.integers(0, 300)))
+def test_any_set_survives_being_written_and_read(numbers: set[int]) -> None:
+    assert set(parse_cpu_list(format_cpu_list(numbers))) == numbers
+
+
+def test_cores_hold_their_allowed_threads_with_neighbours_together() -> None:
+    # Two packages numbered in turn, threads 4-7 on the cores of 0-3: as many servers number them.
+    cpus = tuple(Cpu(n, n % 2, n % 2, n % 4) for n in range(8))
+    topology = Topology(cpus, allowed=(0, 1, 2, 3, 4, 7))
+    assert [[cpu.number for cpu in core] for core in topology.cores()] == [[0, 4], [2], [1], [3, 7]]
+    assert topology.nodes() == (0, 1)
+    assert Topology(cpus, allowed=(1, 3)).nodes() == (1,)

@@ -1,19 +1,37 @@
-"""Rotation between lines: nothing lost, nothing cut, sizes bounded, whatever the pieces and whatever the disk does."""
+"""Logs: nothing lost, nothing cut, sizes bounded, whatever the pieces and the disk; and an end that nobody puts off."""
 
 from __future__ import annotations
 
 import errno
+import io
 import os
-import stat
+import signal
+import socket
+import subprocess
+import sys
+import threading
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from job_runner import wait_until
 
-from msrun.agent.logs import rotated_log
+from msrun.agent.logs import log_writer, rotated_log
+from msrun.agent.logs.log_writer import LogStream, LogWriter
 from msrun.agent.logs.rotated_log import LogRotation, RotatedLog, rename_log, rotated_path
+from msrun.agent.processes.log_pipes import (
+    ALL_PIPES_BYTES,
+    MAX_PIPE_BYTES,
+    MIN_PIPE_BYTES,
+    LogPipes,
+    is_exiting,
+    pipe_bytes,
+)
+from msrun.agent.processes.process_spec import LOG_WRITER_ID
+from msrun.cluster.messages import Channel
+from msrun.cluster.scheduler import Record
 
 KEEP_ALL = 300
 
@@ -87,48 +105,16 @@ def test_whole_lines_that_fit_are_not_torn_from_their_file(tmp_path: Path) -> No
     assert files_of(tmp_path / "log") == [b"aaa\nbbb\n", b"ccc\n"]
 
 
-def test_line_longer_than_the_size_stays_whole_in_a_file_of_its_own(tmp_path: Path) -> None:
-    write_pieces(tmp_path / "log", [b"a\n" + b"x" * 50, b"y" * 50 + b"\nb\nc\n"], LogRotation(10, 5))
-    assert files_of(tmp_path / "log") == [b"a\n", b"x" * 50 + b"y" * 50 + b"\n", b"b\nc\n"]
-
-
 def test_only_so_many_older_files_stay_and_the_newest_are_those(tmp_path: Path) -> None:
     write_pieces(tmp_path / "log", [f"{number}\n".encode() for number in range(10)], LogRotation(2, 3))
     assert sorted(os.listdir(tmp_path)) == ["log", "log.1", "log.2", "log.3"]
     assert files_of(tmp_path / "log") == [b"6\n", b"7\n", b"8\n", b"9\n"]
 
 
-def test_every_file_is_private_and_no_link_is_written_through(tmp_path: Path) -> None:
-    (tmp_path / "precious").write_text("kept")
-    (tmp_path / "log.1").symlink_to(tmp_path / "precious")
-    log = RotatedLog(str(tmp_path / "log"), LogRotation(2, 3))
-    log.write(bytearray(b"a\nb\n"), 4)
-    (tmp_path / "log").unlink()
-    (tmp_path / "log").symlink_to(tmp_path / "precious")
-    log.write(bytearray(b"c\nd\n"), 4)
-    log.close()
-    assert (tmp_path / "precious").read_text() == "kept"
-    plain = [path for path in tmp_path.glob("log*") if not path.is_symlink()]
-    assert {stat.S_IMODE(path.stat().st_mode) for path in plain} == {0o600}
-    with pytest.raises(OSError):
-        RotatedLog(str(next(path for path in tmp_path.glob("log*") if path.is_symlink())), LogRotation(2, 3))
-
-
 def test_log_goes_on_at_the_end_of_what_is_there(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"old\n")
     write_pieces(tmp_path / "log", [b"a\n", b"b\n"], LogRotation(6, 3))
     assert files_of(tmp_path / "log") == [b"old\na\n", b"b\n"]
-
-
-def test_file_that_somebody_moved_away_is_not_missed(tmp_path: Path) -> None:
-    log = RotatedLog(str(tmp_path / "log"), LogRotation(2, 3))
-    log.write(bytearray(b"a\n"), 2)
-    (tmp_path / "log").rename(tmp_path / "mine")
-    log.write(bytearray(b"b\nc\n"), 4)
-    log.close()
-    assert (tmp_path / "mine").read_bytes() == b"a\n"
-    assert files_of(tmp_path / "log") == [b"b\n", b"c\n"]
-    assert log.lost_bytes == 0
 
 
 class Disk:
@@ -152,14 +138,6 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     monkeypatch.setattr(rotated_log.os, "write", disk.write)
     monkeypatch.setattr(rotated_log, "RETRY_S", 0.0)
     return disk
-
-
-def test_what_finds_no_room_is_counted_and_the_reason_kept(tmp_path: Path, disk: Disk) -> None:
-    disk.room = 6
-    log = write_pieces(tmp_path / "log", [b"one\ntwo\n", b"three\n"], LogRotation(100, 3))
-    assert files_of(tmp_path / "log") == [b"one\ntw"]
-    assert log.lost_bytes == len(b"o\nthree\n")
-    assert log.fault == "No space left on device"
 
 
 def test_log_goes_on_with_the_next_line_and_says_what_is_missing_when_there_is_room_again(
@@ -210,3 +188,122 @@ def test_log_is_renamed_with_its_older_files(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["log.attempt_0", "log.attempt_0.1", "log.attempt_0.2"]
     assert files_of(tmp_path / "log.attempt_0") == [b"a\n", b"b\n", b"c\n"]
     rename_log(str(tmp_path / "no log"), str(tmp_path / "other"))
+
+
+DEADLINE_S = 30.0
+
+
+class Running:
+    """A log writer in a thread, with the write ends of its pipes."""
+
+    def __init__(self, paths: list[str]) -> None:
+        self.pipes: list[int] = []
+        self.readers: list[int] = []
+        streams = []
+        for global_rank, path in enumerate(paths):
+            reader, writer = os.pipe()
+            os.set_blocking(reader, False)
+            self.pipes.append(writer)
+            self.readers.append(reader)
+            streams.append(LogStream(global_rank, reader, path))
+        ours, theirs = socket.socketpair()
+        self.server = Channel(ours)
+        self._theirs = Channel(theirs)
+        self.writer = LogWriter(streams, self._theirs, LogRotation(1 << 20, 3), Record(io.StringIO()))
+        self._thread = threading.Thread(target=self.writer.run)
+        self._thread.start()
+
+    def send(self, index: int, data: bytes) -> None:
+        """Write all of it, as a worker would."""
+        while data:
+            data = data[os.write(self.pipes[index], data) :]
+
+    def close_pipes(self) -> None:
+        """Be the end of the workers."""
+        while self.pipes:
+            os.close(self.pipes.pop())
+
+    def wait(self) -> None:
+        """Wait for the writer's end."""
+        self._thread.join(DEADLINE_S)
+        assert not self._thread.is_alive(), "the log writer has not ended"
+        self._theirs.close()
+
+    def release(self) -> None:
+        """Let everything go, whatever the test has come to."""
+        self.close_pipes()
+        self.wait()
+        self.server.close()
+        for reader in self.writer._open:  # what it has left open ends with its process
+            os.close(reader)
+        for log in self.writer._logs.values():
+            log.close()
+
+
+def test_writer_that_nobody_stops_does_not_keep_it_when_the_server_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_writer, "ORPHAN_END_S", 0.1)
+    monkeypatch.setattr(log_writer, "DRAIN_S", 0.1)
+    running = Running([str(tmp_path / "a")])
+    over = threading.Event()
+
+    def flood() -> None:
+        while not over.is_set():
+            running.send(0, b"for ever\n" * 1000)
+
+    flooder = threading.Thread(target=flood, daemon=True)
+    flooder.start()
+    running.server.close()
+    running.wait()
+    over.set()
+    reader = os.open(f"/proc/self/fd/{running.pipes[0]}", os.O_RDONLY | os.O_NONBLOCK)
+    while flooder.is_alive():  # makes room for its last piece
+        try:
+            os.read(reader, 1 << 20)
+        except BlockingIOError:
+            flooder.join(0.01)
+    os.close(reader)
+    running.release()
+
+
+def test_pipe_of_a_worker_that_has_ended_is_closed(tmp_path: Path) -> None:
+    """A job of many workers and restarts would run out of descriptors."""
+    running = Running([str(tmp_path / "0"), str(tmp_path / "1")])
+    os.close(running.pipes.pop(0))
+
+    def is_closed() -> bool:
+        try:
+            os.fstat(running.readers[0])
+        except OSError:
+            return True
+        return False
+
+    wait_until(is_closed, "the first pipe is closed")
+    os.fstat(running.readers[1])
+    running.server.send({"end": True})
+    running.release()
+
+
+def test_end_of_the_writer_comes_before_that_of_a_worker_which_died_of_it(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    writer, pipes = process.pid, LogPipes(LogRotation(4096, 3), {0: str(tmp_path / "0")})
+    pipes.started(LOG_WRITER_ID, writer)
+    assert not is_exiting(writer)
+    assert pipes.writer_first([(1, 256, 0.0)]) == [(1, 256, 0.0)]
+    process.kill()
+    wait_until(lambda: is_exiting(writer), "the log writer ends")
+    assert pipes.writer_first([(1, 0, 0.0)]) == [(1, 0, 0.0)], "no reason to look for the writer"
+    (first, status, _), second = pipes.writer_first([(1, signal.SIGPIPE, 0.0)])
+    assert (first, status, second) == (writer, signal.SIGKILL, (1, signal.SIGPIPE, 0.0))
+    assert pipes.writer_first([(1, 9, 0.0), (writer, 9, 0.0)]) == [(writer, 9, 0.0), (1, 9, 0.0)]
+    assert pipes.end_log_writer() is None
+    process.communicate()
+
+
+@given(st.integers(0, 5000))
+def test_pipes_share_what_a_user_may_have(count: int) -> None:
+    size = pipe_bytes(count)
+    assert MIN_PIPE_BYTES <= size <= MAX_PIPE_BYTES
+    assert size & (size - 1) == 0
+    assert size * count <= ALL_PIPES_BYTES or size == MIN_PIPE_BYTES

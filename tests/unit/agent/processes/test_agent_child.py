@@ -1,0 +1,248 @@
+"""What a worker does: it is bound, torch is watched as it joins, its program runs as the interpreter runs it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from job_runner import REPOSITORY
+
+from msrun import contract
+from msrun.agent.host.host_facts import read_topology
+from msrun.agent.processes import child, main_module
+from msrun.agent.processes.child import MPOL_BIND, MPOL_PREFERRED, SET_MEMPOLICY
+from msrun.agent.processes.main_module import describe_wait
+from msrun.agent.processes.server_handle import RUN_PROGRAM
+from msrun.agent.watch.progress_board import PROGRESS_BOARD, ProgressBoard
+from msrun.runtime.progress import ProgressRecord
+
+IMPORT = "from msrun.agent.processes.child import apply_binding"
+FIRST = min(os.sched_getaffinity(0))
+NO_CPU = 1 + max(cpu.number for cpu in read_topology().cpus) + 1000
+GET_MEMPOLICY = {"x86_64": 239, "aarch64": 236, "riscv64": 236, "loongarch64": 236, "ppc64le": 260, "s390x": 268}
+
+POLICY = f"""
+import ctypes, os
+def policy():
+    mode, mask = ctypes.c_int(), (ctypes.c_ulong * 16)()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall({GET_MEMPOLICY.get(platform.machine(), -1)}, ctypes.byref(mode), mask, 1024, None, 0):
+        raise OSError(ctypes.get_errno(), "get_mempolicy")
+    return mode.value, mask[0]
+"""
+
+
+def run(program: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that may bind itself."""
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": str(REPOSITORY), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize(
+    ("cpus", "text"), [((NO_CPU,), "Invalid argument"), ((FIRST, NO_CPU), f"only CPUs {FIRST} were allowed")]
+)
+def test_a_process_that_cannot_have_its_processors_ends_with_one_line(cpus: tuple[int, ...], text: str) -> None:
+    done = run(f"{IMPORT}; apply_binding('worker 3', {cpus}, ()); print('went on')")
+    assert (done.returncode, done.stdout) == (contract.EXIT_CLUSTER, "")
+    shown = ", ".join(map(str, cpus))
+    assert done.stderr == f"msrun: cannot bind worker 3 to CPUs {shown}: {text}\n"
+
+
+def may_set_memory_policy() -> bool:
+    """Return whether this kernel and container allow a policy at all: the default one needs no node."""
+    number = SET_MEMPOLICY.get(platform.machine(), -1)
+    program = f"import ctypes, sys; sys.exit(0 if ctypes.CDLL(None).syscall({number}, 0, None, 0) == 0 else 1)"
+    return run(program).returncode == 0
+
+
+needs_policy = pytest.mark.skipif(not may_set_memory_policy(), reason="the kernel allows no memory policy here")
+
+
+@needs_policy
+def test_memory_is_bound_to_the_node() -> None:
+    node = read_topology().memory_nodes[0]
+    done = run(f"{POLICY}\n{IMPORT}\napply_binding('worker 0', (), ({node},))\nprint(*policy())")
+    assert done.stderr == ""
+    assert done.stdout.split() == [str(MPOL_BIND), str(1 << node)]
+
+
+@needs_policy
+def test_memory_is_preferred_where_it_cannot_be_bound() -> None:
+    """A kernel that refuses to bind is played by one whose first answer is lost."""
+    node = read_topology().memory_nodes[0]
+    done = run(
+        f"{POLICY}\nfrom msrun.agent.processes import child as affinity\nreal = affinity._set_mempolicy\n"
+        "def refuse(mode, nodes):\n"
+        "    if mode == affinity.MPOL_BIND:\n        raise OSError(22, 'Invalid argument')\n    real(mode, nodes)\n"
+        f"affinity._set_mempolicy = refuse\naffinity.bind_memory([{node}])\nprint(*policy())"
+    )
+    assert done.stderr == ""
+    assert done.stdout.split() == [str(MPOL_PREFERRED), str(1 << node)]
+
+
+def test_memory_that_cannot_be_had_is_written_down_and_the_process_goes_on() -> None:
+    done = run(f"{IMPORT}; apply_binding('worker 3', (), (999,)); print('went on')")
+    assert (done.returncode, done.stdout) == (0, "went on\n")
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("msrun: cannot bind the memory of worker 3 to NUMA node 999: ")
+    assert done.stderr.endswith("; going on without\n")
+
+
+@pytest.fixture
+def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProgressBoard]:
+    """The board of three workers; this process is rank 1."""
+    path = tmp_path / PROGRESS_BOARD
+    monkeypatch.setenv(contract.MSRUN_PROGRESS, str(path))
+    monkeypatch.setenv(contract.RANK, "1")
+    monkeypatch.setenv(contract.WORLD_SIZE, "3")
+    with closing(ProgressBoard(path, 3)) as board:
+        board.create()
+        yield board
+
+
+@pytest.fixture
+def torchs(board: ProgressBoard, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module as torch's that is watched; its one handler notes what it is called with."""
+    made: Any = ModuleType(child.RENDEZVOUS)
+    made.calls = []
+    made._rendezvous_handlers = {"env": lambda *words, **settings: made.calls.append((*words, settings)) or iter(())}
+    monkeypatch.setitem(sys.modules, child.RENDEZVOUS, made)
+    child.watch_joining()
+    return made
+
+
+def phases(board: ProgressBoard) -> list[int]:
+    return [board.read(rank).phase for rank in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("url", "is_told"),
+    [("env://", True), ("env://?rank=1&world_size=3", True), ("tcp://h:1?rank=0&world_size=2", False)],
+)
+def test_meeting_of_the_whole_world_is_told_and_goes_on(
+    board: ProgressBoard, torchs: Any, url: str, is_told: bool
+) -> None:
+    torchs._rendezvous_handlers["env"](url, 7, timeout=9)
+    assert torchs.calls == [(url, 7, {"timeout": 9})]
+    told = contract.PHASE_PLAIN_TORCH if is_told else contract.PHASE_UNKNOWN
+    assert phases(board) == [contract.PHASE_UNKNOWN, told, contract.PHASE_UNKNOWN]
+
+
+def test_record_that_the_runtime_keeps_is_left_alone(board: ProgressBoard, torchs: Any) -> None:
+    ProgressRecord(str(board._path), 1).enter_phase(contract.PHASE_JOINED)
+    torchs._rendezvous_handlers["env"]("env://")
+    assert board.read(1).phase == contract.PHASE_JOINED
+
+
+@pytest.mark.parametrize("name", [contract.MSRUN_PROGRESS, contract.RANK, contract.WORLD_SIZE])
+def test_program_that_has_removed_a_variable_meets_all_the_same(
+    board: ProgressBoard, torchs: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.delenv(name)
+    torchs._rendezvous_handlers["env"]("env://")
+    assert len(torchs.calls) == 1 and phases(board) == [contract.PHASE_UNKNOWN] * 3
+
+
+def test_torch_that_is_imported_later_is_watched_from_then_on_and_only_once(
+    board: ProgressBoard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "another.py").touch()
+    (tmp_path / "played_rendezvous.py").write_text("_rendezvous_handlers = {'env': lambda url: iter(())}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(child, "RENDEZVOUS", "played_rendezvous")
+    before = list(sys.meta_path)
+    child.watch_joining()
+    assert len(sys.meta_path) == len(before) + 1
+    importlib.import_module("another")
+    played = importlib.import_module("played_rendezvous")
+    assert sys.meta_path == before
+    played._rendezvous_handlers["env"]("env://")
+    assert board.read(1).phase == contract.PHASE_PLAIN_TORCH
+
+
+SHOW = (
+    "import json, sys; print(json.dumps([sys.path[0], sys.argv, sys.orig_argv, __name__, globals().get('__file__')]))"
+)
+RUN = (
+    """
+import sys
+sys.path.insert(0, sys.argv[1])
+from msrun.agent.processes.main_module import Main
+from msrun.planning.program import Program
+sys.path.pop(0)
+program = Main(Program("script", sys.argv[2], ("a", "-b")))
+"""
+    + RUN_PROGRAM
+)
+
+
+def run_script(target: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", RUN, str(REPOSITORY), str(target)]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_script_runs_as_the_interpreter_runs_it(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    script = tmp_path / "sub" / "show.py"
+    script.write_text(SHOW)
+    found = run_script(script, tmp_path).stdout
+    plain = subprocess.run([sys.executable, str(script), "a", "-b"], cwd=tmp_path, capture_output=True, text=True)
+    shown, right = json.loads(found), json.loads(plain.stdout)
+    assert shown[:2] == right[:2] == [str(tmp_path / "sub"), [str(script), "a", "-b"]]
+    assert shown[2][1:] == right[2][1:]
+    assert shown[3:] == right[3:] == ["__main__", str(script)]
+
+
+EXITS = [("7", 7), ("256", 0), ("-1", 255), ("True", 1), ("'text'", 1)]
+ENDS = [("pass", 0), ("1 / 0", 1), ("import sys; sys.stdout.close()", 0)]
+
+
+@pytest.mark.parametrize(("source", "code"), [*ENDS, *((f"raise SystemExit({value})", code) for value, code in EXITS)])
+def test_status_is_that_of_the_interpreter(tmp_path: Path, source: str, code: int) -> None:
+    (tmp_path / "x.py").write_text(source)
+    done = run_script(tmp_path / "x.py", tmp_path)
+    assert done.returncode == code
+    assert ("ZeroDivisionError" in done.stderr) == (source == "1 / 0") and ("text" in done.stderr) == ("text" in source)
+    assert "main_module.py" not in done.stderr
+
+
+def test_threads_that_keep_a_process_are_named_with_their_place() -> None:
+    is_over, stands = threading.Event(), threading.Barrier(3)
+
+    def upload() -> None:
+        stands.wait()
+        is_over.wait()
+
+    threads = [threading.Thread(target=upload, name=name) for name in ("upload", "second")]
+    daemon = threading.Thread(target=is_over.wait, name="daemon", daemon=True)
+    for thread in (daemon, *threads):
+        thread.start()
+    stands.wait()
+    try:
+        found = describe_wait()
+    finally:
+        is_over.set()
+        for thread in (daemon, *threads):
+            thread.join()
+    assert found.startswith("thread upload at test_agent_child.py:") and found.endswith(" in upload and 1 more")
+
+
+def test_without_such_threads_it_is_what_the_main_thread_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main_module.threading, "enumerate", lambda: [threading.main_thread()])
+    assert describe_wait().endswith(" in test_without_such_threads_it_is_what_the_main_thread_does")

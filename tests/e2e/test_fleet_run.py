@@ -13,28 +13,10 @@ from pathlib import Path
 import pytest
 from fleet import FleetRunner
 from job_runner import JobRunner, wait_until
-from plans import without_what_is_chosen_at_start
 from ssh_net import SshNet
+from tls_files import PASSWORDS, Authority, TlsFolder
 
 from msrun.launch.trace import write_trace
-
-
-@pytest.fixture(scope="module")
-def own_disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that is another one on every host."""
-    return tmp_path_factory.mktemp("own_disk")
-
-
-@pytest.fixture(scope="module")
-def net(own_disk: Path) -> Iterator[SshNet]:
-    """Three hosts and one to start from."""
-    with SshNet(3, private=[own_disk]) as hosts:
-        yield hosts
-
-
-@pytest.fixture
-def fleet(msrun: JobRunner, net: SshNet, tmp_path: Path) -> FleetRunner:
-    return FleetRunner(msrun, net, tmp_path)
 
 
 @pytest.mark.slow
@@ -69,37 +51,6 @@ def listening_ports(pid: int) -> set[int]:
     """Return the TCP ports on which somebody listens where a process runs. Source: proc(5), /proc/PID/net/tcp."""
     rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
     return {int(row[1].partition(":")[2], 16) for row in rows if row[3] == "0A"}
-
-
-PARENT = """
-import os
-from pathlib import Path
-import numpy
-parent = Path(f"/proc/{os.getppid()}/environ").read_bytes()
-print(b"MSRUN_JOB_ID=" in parent, b"MASTER_ADDR=" in parent, "MASTER_ADDR" in os.environ)
-"""
-
-
-@pytest.mark.slow
-def test_imports_begin_before_hosts_have_come_together(fleet: FleetRunner, tmp_path: Path) -> None:
-    """The fork server was started without the scheduler's address, which is known only then."""
-    script = tmp_path / "parent.py"
-    script.write_text(PARENT)
-    job = fleet.run([1, 1], script)
-    assert job.code == 0, job.stderr
-    assert [job.log(rank) for rank in range(2)] == [b"True False True\n"] * 2
-
-
-@pytest.mark.slow
-def test_plan_asked_for_is_what_a_run_carries_out(fleet: FleetRunner, own_disk: Path) -> None:
-    words = ["--bind_core", "--device_target=cpu", "sh", "-c", "true"]
-    asked = fleet.run("host2:3,host0:1", "--plan=json", *words, log_dir=own_disk / "planned")
-    assert asked.code == 0, asked.stderr
-    run = fleet.run("host2:3,host0:1", *words, log_dir=own_disk / "planned")
-    assert run.code == 0, run.stderr
-    plans = [json.loads(asked.stdout), run.read_plan()]
-    assert without_what_is_chosen_at_start(plans[0]) == without_what_is_chosen_at_start(plans[1])
-    assert plans[0]["hosts"][1]["env"]["GLOO_SOCKET_IFNAME"] == "eth0"
 
 
 @pytest.mark.slow
@@ -166,22 +117,6 @@ def test_logs_of_hosts_without_a_common_disk_come_home_complete(
 
 
 @pytest.mark.slow
-def test_logs_on_a_common_disk_are_not_sent(fleet: FleetRunner, workers: Path) -> None:
-    job = fleet.run([1, 1], workers / "flood.py", "50000")
-    assert job.code == 0
-    assert all(job.log(rank).startswith(b"rank %d line 0" % rank) for rank in range(2))
-    checked = fleet.run([1, 1], "--check", workers / "flood.py", "1")
-    assert "log directory shared with this host" in checked.stdout.decode()
-
-
-@pytest.mark.slow
-def test_lines_of_chosen_ranks_are_shown_with_host_and_rank(fleet: FleetRunner, workers: Path, own_disk: Path) -> None:
-    job = fleet.run([1, 1], "--tail_worker_log=0,1", workers / "flood.py", "3", log_dir=own_disk / "shown")
-    lines = job.stdout.split(b"\n")
-    assert b"[host0:0] rank 0 line 2 xx" in lines and b"[host1:1] rank 1 line 2 xx" in lines
-
-
-@pytest.mark.slow
 def test_trace_of_hosts_without_a_common_disk_and_metrics_are_written_here_alone(
     fleet: FleetRunner, own_disk: Path, tmp_path: Path
 ) -> None:
@@ -216,25 +151,6 @@ def test_module_and_executable_run_on_other_hosts(fleet: FleetRunner, workers: P
 
 
 @pytest.mark.slow
-def test_ranks_are_the_same_every_time(fleet: FleetRunner, workers: Path) -> None:
-    seen = set()
-    for _ in range(2):
-        job = fleet.run("host2:2,host0:1,host1:1", "sh", "-c", 'echo "$(hostname) $RANK $LOCAL_RANK"')
-        assert job.code == 0, job.stderr
-        seen.add(b"".join(job.log(rank) for rank in range(4)))
-    assert seen == {b"host2 0 0\nhost2 1 1\nhost0 2 0\nhost1 3 0\n"}
-
-
-@pytest.mark.slow
-def test_logs_of_a_bigger_earlier_job_do_not_stay(fleet: FleetRunner) -> None:
-    assert fleet.run([2, 1], "sh", "-c", "echo first").code == 0
-    job = fleet.run([1, 1], "sh", "-c", "echo second")
-    assert job.code == 0
-    assert sorted(path.name for path in job.log_dir.glob("worker_*")) == ["worker_0.log", "worker_1.log"]
-    assert job.log(1) == b"second\n"
-
-
-@pytest.mark.slow
 def test_rotated_logs_come_home_complete(fleet: FleetRunner, workers: Path, own_disk: Path) -> None:
     options = ["--tail_worker_log=none", "--log_max_bytes=65536", "--log_keep=100"]
     job = fleet.run("host1:1,host2:1", *options, workers / "flood.py", "8000", log_dir=own_disk / "rotated")
@@ -247,20 +163,13 @@ def test_rotated_logs_come_home_complete(fleet: FleetRunner, workers: Path, own_
 
 
 @pytest.mark.slow
-def test_one_remote_host_is_enough(fleet: FleetRunner, workers: Path) -> None:
-    job = fleet.run("host1:2", workers / "record.py")
-    assert job.code == 0, job.stderr
-    assert fleet.record(0)["env"]["MSRUN_RENDEZVOUS"].startswith("file://")
-    assert fleet.record(1)["env"]["MASTER_ADDR"] == "127.0.0.1"
-
-
-@pytest.mark.slow
-def test_one_remote_host_starts_again(fleet: FleetRunner, workers: Path) -> None:
+def test_one_remote_host_is_enough_and_starts_again(fleet: FleetRunner, workers: Path, tmp_path: Path) -> None:
     job = fleet.run("host1:2", "--max_restarts=1", workers / "attempt.py", "code=7:1")
     assert job.code == 0, job.stderr
     assert "all 2 workers finished successfully after restart 1" in job.stderr
     (again,) = [event for event in job.events if event["event"] == "restarting"]
     assert again["reason"].startswith("rank 1 on host1 failed first") and again["global_ranks"] == [1]
+    assert json.loads((tmp_path / "record_1_1.json").read_text())["MASTER_ADDR"] == "127.0.0.1"
 
 
 @pytest.mark.slow
@@ -289,3 +198,75 @@ def test_code_is_sent_to_hosts_whose_python_has_no_msrun(fleet: FleetRunner, wor
     assert "msrun is not installed" in refused.errors[0] and "--ship" in refused.errors[0]
     shipped = fleet.run([1, 1], "--ship", *words)
     assert shipped.code == 0, shipped.stderr
+
+
+@pytest.mark.slow
+def test_files_for_tls_are_not_used_and_no_password_leaves_the_launcher(
+    fleet: FleetRunner, workers: Path, tmp_path: Path
+) -> None:
+    """One of the hosts is the launcher's own, whose agent is a child of it."""
+    config = TlsFolder(tmp_path / "tls", Authority(days=20)).config()
+    secrets = {**PASSWORDS, "MSRUN_TOKEN": "secret"}
+    job = fleet.run("control:1,host0:1", f"--tls_config={config}", workers / "record.py", **secrets)
+    assert job.code == 0, job.stderr
+    assert f"--tls_config {config}: not used: hosts and launcher talk over SSH" in job.stderr
+    for rank in range(2):
+        assert not set(secrets) & set(fleet.record(rank)["env"])
+    for path in job.log_dir.iterdir():
+        assert not any(password.encode() in path.read_bytes() for password in PASSWORDS.values()), path
+
+
+def test_check_says_that_files_for_tls_are_not_used(fleet: FleetRunner, workers: Path, tmp_path: Path) -> None:
+    config = TlsFolder(tmp_path / "tls", Authority()).config(server_cert_path="gone.p12")
+    job = fleet.run([1, 1], f"--tls_config={config}", "--check", workers / "record.py", **PASSWORDS)
+    assert job.code == 0, job.stdout
+    (line,) = [line for line in job.stdout.decode().splitlines() if line.split()[1:2] == ["tls"]]
+    assert line.startswith("warn") and "not used" in line
+
+
+@pytest.fixture(scope="module")
+def sixteen_hosts() -> Iterator[SshNet]:
+    with SshNet(16) as hosts:
+        yield hosts
+
+
+@pytest.fixture
+def sixteen(msrun: JobRunner, sixteen_hosts: SshNet, tmp_path: Path) -> FleetRunner:
+    return FleetRunner(msrun, sixteen_hosts, tmp_path)
+
+
+@pytest.mark.slow
+def test_sixteen_hosts_run_one_job_from_a_hostfile(sixteen: FleetRunner, workers: Path, tmp_path: Path) -> None:
+    (tmp_path / "hosts.txt").write_text("host[0-7] slots=2\nhost[8-15] slots=1\n")
+    options = ("--hostfile=hosts.txt", "--tail_worker_log=none")
+    job = sixteen.run("", *options, workers / "end.py", "all", "0")
+    assert job.code == 0, job.stderr
+    assert "all 24 workers on 16 hosts finished successfully" in job.stderr
+    assert [job.log(rank) for rank in range(24)] == [b"rank %d begins\n" % rank for rank in range(24)]
+    hosts = job.read_json("plan.json")["fleet"]
+    assert [host["name"] for host in hosts] == [f"host{host}" for host in range(16)]
+
+
+@pytest.mark.slow
+def test_nothing_starts_when_one_of_eight_hosts_is_dead(sixteen: FleetRunner, workers: Path) -> None:
+    sixteen.net.cut(3)
+    try:
+        job = sixteen.run("host[0-7]:1", "--ssh_connect_time_out=4", workers / "wait.py")
+    finally:
+        sixteen.net.mend(3)
+    assert job.code == 3
+    assert job.errors[0].startswith("msrun: error: host3")
+    assert not list(sixteen.cwd.glob("ready_*"))
+    assert "started" not in [event["event"] for event in job.events]
+
+
+@pytest.mark.slow
+def test_failure_on_the_last_host_ends_the_job_on_all(sixteen: FleetRunner, workers: Path) -> None:
+    job = sixteen.start("host[0-15]:1", "--grace=5", workers / "fail_last.py")
+    sixteen.wait_for_workers(job, 16)
+    (sixteen.cwd / "fail").touch()
+    ended = job.finish()
+    assert ended.code == 9
+    assert ended.errors[0].startswith("msrun: error: rank 15 on node 15 (host15")
+    assert "ranks 0-14 stopped by msrun" in ended.stderr
+    sixteen.prove_nothing_left()

@@ -17,7 +17,7 @@ from pathlib import Path
 from signal import Signals
 
 from chaos_places import Place, find
-from job_runner import Finished, Running, is_alive, wait_until
+from job_runner import Finished, Running, is_alive, parent_of, wait_until
 
 ROUNDS_PER_TEST = 5
 CASES = int(os.environ.get("MSRUN_CHAOS_CASES") or 40) // 4
@@ -118,11 +118,12 @@ class Round:
         return self.hit.endings
 
 
-def plan_round(seed: str, *, has_network: bool) -> Round:
-    """Return the round of a seed. Pure: the same seed gives the same round."""
-    draw = random.Random(seed)
+def plan_round(seed: str, index: int, *, has_network: bool) -> Round:
+    """Return a round of a seed: what is hit comes in turns, all else is drawn. Pure."""
+    draw = random.Random(f"{seed}-{index}")
+    hits = [hit for hit in HITS if has_network or not hit.needs_network]
     return Round(
-        hit=draw.choice([hit for hit in HITS if has_network or not hit.needs_network]),
+        hit=hits[(random.Random(seed).randrange(len(hits)) + index) % len(hits)],
         host=draw.randrange(Round.hosts),
         max_restarts=draw.choice((0, 1)),
         delay_s=draw.uniform(0, 0.2),
@@ -297,8 +298,3 @@ def inflict(loss: Loss, workers: list[int], place: Place, job: Running) -> None:
         os.kill(pid_of["agent"](), signal.SIGSTOP)
     else:
         os.kill(pid_of[loss.target](), signal.SIGKILL)
-
-
-def parent_of(pid: int) -> int:
-    """Return the parent of a process."""
-    return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])

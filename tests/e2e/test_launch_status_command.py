@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import pty
 import re
 import shutil
-import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from job_runner import REPOSITORY, Finished, JobRunner, Running, wait_until
+from terminal import Terminal
 
 STEPS = """
 import os, time
@@ -119,41 +118,6 @@ def test_failed_job_tells_who_failed_first(msrun: JobRunner, workers: Path, tmp_
     assert [row[3] for row in rows(shown)] == ["stopped by msrun", "failed: exit code 5"]
 
 
-@pytest.mark.slow
-def test_interrupted_job_tells_by_which_signal(msrun: JobRunner, tmp_path: Path) -> None:
-    job = start_ready(msrun, tmp_path, STEPS)
-    job.send(signal.SIGINT)
-    job.finish()
-    shown = status(msrun, tmp_path)
-    assert shown.code == 1
-    assert re.match(rb"job \S+: interrupted: stopped by SIGINT\n", shown.stdout)
-
-
-@pytest.mark.slow
-def test_job_whose_launcher_was_killed_died_without_a_word(msrun: JobRunner, tmp_path: Path) -> None:
-    job = start_ready(msrun, tmp_path, STEPS)
-    wait_until(lambda: b": running\n" in status(msrun, tmp_path).stdout, "running")
-    job.send(signal.SIGKILL)
-    job.finish()
-    shown = status(msrun, tmp_path)
-    assert shown.code == 1
-    assert re.match(rb"job \S+: launcher died\n.*, ran for ", shown.stdout)
-    assert [row[3] for row in rows(shown)] == ["lost", "lost"]
-    msrun.prove_nothing_left()
-
-
-@pytest.mark.slow
-def test_many_at_once_see_the_same_job_and_do_not_disturb_it(msrun: JobRunner, tmp_path: Path) -> None:
-    job = start_ready(msrun, tmp_path, STEPS)
-    wait_until(lambda: b": running\n" in status(msrun, tmp_path).stdout, "running")
-    seen = [process.finish() for process in [msrun.start("--status", "log_output", cwd=tmp_path) for _ in range(20)]]
-    assert {one.code for one in seen} == {0}
-    assert len({one.stdout.splitlines()[0] for one in seen}) == 1
-    assert {tuple(row[2] for row in rows(one)) for one in seen} == {(str(job.pid_of("0")), str(job.pid_of("1")))}
-    (tmp_path / "go").touch()
-    assert job.finish().code == 0
-
-
 @pytest.mark.parametrize(
     ("words", "pattern"),
     [
@@ -162,9 +126,11 @@ def test_many_at_once_see_the_same_job_and_do_not_disturb_it(msrun: JobRunner, t
         (["--status", "."], r"--status \S*: no job has used it; give the --log_dir of a job"),
         (["--stop", "."], r"--stop \S*: no job has used it; give the --log_dir of a job"),
         (["--status", ".", "train.py"], r"--status LOG_DIR, --stop LOG_DIR and SCRIPT: give one of the three"),
-        (["--stop", ".", "train.py"], r"--status LOG_DIR, --stop LOG_DIR and SCRIPT: give one of the three"),
         (["--status", ".", "--stop", "."], r"--status LOG_DIR, --stop LOG_DIR and SCRIPT: give one of the three"),
         (["--status"], r"--status: no value after it; msrun --help"),
+        (["logs"], r"msrun logs \S*/log_output: no such directory; give the --log_dir of a job"),
+        (["status", "nowhere"], r"--status \S*/nowhere: no such directory; give the --log_dir of a job"),
+        (["logs", "--rnk", "0"], r"--rnk: no such option"),
     ],
 )
 def test_wrong_words_are_refused_in_one_line(
@@ -209,37 +175,60 @@ def test_status_costs_little(msrun: JobRunner, workers: Path, tmp_path: Path) ->
 @pytest.mark.slow
 def test_terminal_shows_a_table_in_colour(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     msrun.run("--worker_num=2", workers / "end.py", "all", "0", cwd=tmp_path)
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "msrun", "--status", "log_output"],
-        cwd=tmp_path,
-        env=msrun.environ({"TERM": "xterm-256color", "COLUMNS": "150"}),
-        stdin=subprocess.DEVNULL,
-        stdout=theirs,
-        stderr=subprocess.STDOUT,
-    )
-    os.close(theirs)
-    text = b""
-    while True:
-        try:
-            text += os.read(ours, 4096)
-        except OSError:  # the other end is closed
-            break
-    os.close(ours)
-    assert process.wait(30) == 0
-    assert b"\x1b[32mjob " in text
-    assert re.sub(rb"\x1b\[[\d;]*m", b"", text).count(b"  done ") == 2
+    with contextlib.closing(Terminal(msrun, tmp_path, "--status", "log_output", env={"COLUMNS": "150"})) as terminal:
+        assert terminal.finish() == 0
+    assert b"\x1b[32mjob " in terminal.text
+    assert re.sub(rb"\x1b\[[\d;]*m", b"", terminal.text).count(b"  done ") == 2
 
 
-@pytest.mark.slow
-def test_job_that_was_started_again_tells_of_its_newest_start(msrun: JobRunner, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        "import os, sys\nsys.exit(5 if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' else 0)\n"
-    )
-    finished = msrun.run("--worker_num=2", "--max_restarts=1", "train.py", cwd=tmp_path)
-    assert finished.code == 0, finished.stderr
-    shown = status(msrun, tmp_path)
-    assert shown.code == 0
-    assert b", started again 1 time" in shown.stdout
-    assert [row[3] for row in rows(shown)] == ["done", "done"]
-    assert (finished.log_dir / "worker_1.attempt_0.log").exists()
+# -- `msrun logs` ------------------------------------------------------------------------------------------------------
+
+TRAIN = """
+import os, sys, time
+rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+for step in range(3):
+    print(f"attempt {attempt} step {step} of rank {rank}", flush=True)
+open(f"ready_{rank}", "w").close()
+while "wait" in sys.argv:
+    time.sleep(0.05)
+    if os.path.exists(f"go_{attempt}"):
+        print(f"last words of rank {rank} in attempt {attempt}", flush=True)
+        sys.exit(attempt == "0")
+"""
+
+
+@pytest.fixture
+def cwd(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(TRAIN)
+    return tmp_path
+
+
+def test_the_last_lines_of_the_asked_ranks_are_shown_with_their_rank(
+    msrun: JobRunner, msrun_here: Callable[..., Finished], cwd: Path
+) -> None:
+    assert msrun.run("--worker_num=3", "train.py", cwd=cwd).code == 0
+    shown = msrun_here("logs", "-n", "2", "--ranks", "0,2", cwd=cwd)
+    assert shown.stdout.decode().splitlines() == [
+        "[0] attempt 0 step 1 of rank 0",
+        "[0] attempt 0 step 2 of rank 0",
+        "[2] attempt 0 step 1 of rank 2",
+        "[2] attempt 0 step 2 of rank 2",
+    ]
+    alone = msrun_here("logs", "log_output", cwd=cwd)
+    assert alone.stdout.decode().splitlines() == [f"attempt 0 step {step} of rank 0" for step in range(3)]
+    status = msrun_here("status", cwd=cwd)
+    assert (status.code, "finished successfully" in status.stdout.decode()) == (0, True)
+
+
+def test_logs_are_followed_until_the_job_has_ended_also_over_a_restart(msrun: JobRunner, cwd: Path) -> None:
+    job = msrun.start("--worker_num=2", "--max_restarts=1", "--restart_on=1", "train.py", "wait", cwd=cwd)
+    job.wait_for(cwd / "ready_0", cwd / "ready_1")
+    follower = msrun.start("logs", "-f", "--ranks=all", cwd=cwd)
+    for attempt in (0, 1):
+        for rank in (0, 1):
+            wait_until(lambda a=attempt, r=rank: f"[{r}] attempt {a} step 2" in follower.stdout, "the log is shown")
+        (cwd / f"go_{attempt}").touch()
+    assert (job.finish().code, follower.finish().code) == (0, 0)
+    lines = follower.stdout.splitlines()
+    assert sorted(lines[-2:]) == [f"[{rank}] last words of rank {rank} in attempt 1" for rank in (0, 1)]
+    assert len(lines) == len(set(lines))

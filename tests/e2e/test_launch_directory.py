@@ -122,9 +122,9 @@ def make_name(path: Path, make: Callable[[Path, Path], object]) -> None:
 
 
 KINDS: dict[str, Callable[[Path], None]] = {
+    "link": lambda path: make_name(path, os.symlink),
     "fifo": os.mkfifo,
     "socket": make_socket,
-    "link": lambda path: make_name(path, os.symlink),
     "second name": lambda path: make_name(path, os.link),
     "file of somebody else": make_foreign,
 }

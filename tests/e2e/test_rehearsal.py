@@ -13,18 +13,13 @@ from pathlib import Path
 import device_cases
 import pytest
 from asked_cases import one_fast
-from job_runner import WORKER_IMPORTS, WORKER_PATH, JobRunner, wait_until
+from job_runner import WORKER_IMPORTS, WORKER_PATH, wait_until
 from only_cases import ONLY_CASES
 from plans import without_what_is_chosen_at_start
 from rank_tables import plain_table
 from rehearsal import Rehearsals
 
 TRAINED = "losses of level3"
-
-
-@pytest.fixture
-def rehearsals(msrun: JobRunner, tmp_path: Path) -> Rehearsals:
-    return Rehearsals(msrun, tmp_path)
 
 
 @pytest.mark.slow
@@ -54,17 +49,13 @@ def test_workers_see_hosts_of_their_own(rehearsals: Rehearsals, workers: Path) -
     env = [json.loads((rehearsals.cwd / f"record_{rank}.json").read_text())["env"] for rank in range(4)]
     assert [e["LOCAL_RANK"] for e in env] == ["0", "1", "0", "1"]
     assert [(e["GROUP_RANK"], e["MS_NODE_RANK"]) for e in env] == [("0", "0"), ("0", "0"), ("1", "1"), ("1", "1")]
-    assert {(e["MASTER_ADDR"], e["GROUP_WORLD_SIZE"], e["GLOO_SOCKET_IFNAME"]) for e in env} == {
-        ("127.0.0.2", "2", "lo")
-    }
+    meeting = {(e["MASTER_ADDR"], e["GROUP_WORLD_SIZE"], e["GLOO_SOCKET_IFNAME"]) for e in env}
+    assert meeting == {("127.0.0.2", "2", "lo")}
     assert {(e.get("FOO"), e["NCCL_DEBUG"]) for e in env} == {(None, "INFO")}
     assert (job.log_dir / "host1_127.0.0.3_3.log").read_bytes() == b"from 3\n"
     assert sorted(job.stdout.splitlines()) == [b"[host%d:%d] from %d" % (rank // 2, rank, rank) for rank in range(4)]
-    plan = job.read_json("plan.json")
-    assert [(assignment["name"], assignment["address"]) for assignment in plan["fleet"]] == [
-        ("host0", "127.0.0.2"),
-        ("host1", "127.0.0.3"),
-    ]
+    fleet = [(host["name"], host["address"]) for host in job.read_json("plan.json")["fleet"]]
+    assert fleet == [("host0", "127.0.0.2"), ("host1", "127.0.0.3")]
 
 
 @pytest.mark.parametrize(("how", "code"), one_fast(("SIGSEGV", 139), ("raise", 1)))
@@ -84,11 +75,13 @@ def test_first_failed_worker_ends_the_job_on_every_host(
 
 
 @pytest.mark.slow
-def test_job_starts_again_on_all_hosts_and_keeps_the_logs_of_each_attempt(
+def test_job_starts_again_on_the_same_hosts_and_keeps_the_logs_of_each_attempt(
     rehearsals: Rehearsals, workers: Path
 ) -> None:
-    job = rehearsals.run("3x1", "--max_restarts=1", workers / "attempt.py", "code=7:1")
+    """A spare host is for a lost one alone."""
+    job = rehearsals.run("4x1", "--spares=1", "--max_restarts=1", workers / "attempt.py", "code=7:1")
     assert job.code == 0, job.stderr
+    assert [host["name"] for host in job.read_json("plan.json")["hosts"]] == ["host0", "host1", "host2"]
     assert "all 3 workers on 3 hosts finished successfully after restart 1 in " in job.stderr
     for rank in range(3):
         assert job.log(rank) == b"rank %d in attempt 1\n" % rank
@@ -97,9 +90,7 @@ def test_job_starts_again_on_all_hosts_and_keeps_the_logs_of_each_attempt(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "signum", [signal.SIGTERM, *(pytest.param(s, marks=pytest.mark.slow) for s in (signal.SIGINT, signal.SIGHUP))]
-)
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
 def test_signal_to_msrun_ends_the_job_on_every_host(rehearsals: Rehearsals, workers: Path, signum: int) -> None:
     job = rehearsals.start("2x1", workers / "wait.py")
     rehearsals.wait_for_workers(job, 2)
@@ -121,12 +112,24 @@ def test_killed_launcher_takes_every_host_with_it(rehearsals: Rehearsals, worker
     rehearsals.runner.prove_nothing_left(deadline_s=30.0)
 
 
+MUCH_OUTPUT = """
+import os, sys, time
+if os.environ["RANK"] == "0":
+    sys.stdout.write("".join(f"{number:07d}\\n" for number in range(1 << 20)))
+    sys.stdout.flush()
+    open("written", "w").close()
+time.sleep(600)
+"""
+
+
 @pytest.mark.slow
 def test_host_keeps_no_second_copy_of_what_the_launcher_has_and_loses_nothing_when_it_dies(
-    rehearsals: Rehearsals, workers: Path
+    rehearsals: Rehearsals,
 ) -> None:
-    job = rehearsals.start("2x1", "--tail_worker_log=none", workers / "much_output.py")
-    job.wait_for(rehearsals.cwd / "written_0")
+    program = rehearsals.cwd / "much_output.py"
+    program.write_text(MUCH_OUTPUT)
+    job = rehearsals.start("2x1", "--tail_worker_log=none", program)
+    job.wait_for(rehearsals.cwd / "written")
     (log,) = rehearsals.runner.temporary.glob("msrun-spool-*-0/worker_0.log")
     size = log.stat().st_size
     assert size == 8 << 20
@@ -171,7 +174,7 @@ def test_log_that_cannot_be_read_on_a_host_ends_the_job_under_the_name_of_msrun(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("node_rank", [1, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("node_rank", [1, 0])
 def test_killed_agent_ends_the_job_and_its_host_is_named(rehearsals: Rehearsals, workers: Path, node_rank: int) -> None:
     job = rehearsals.start("2x1", workers / "wait.py")
     rehearsals.wait_for_workers(job, 2)

@@ -119,7 +119,7 @@ def test_a_host_is_taken_out_of_the_job_by_its_name(rehearsals: Rehearsals, scri
     asked = drain("host1")
     assert asked.code == 0 and b"host1 leaves job" in asked.stdout, asked.stderr
     assert [seen["hosts"] for seen in records(rehearsals, job, 1, 2)] == [["127.0.0.2", "127.0.0.4"]] * 2
-    ended = end_well(rehearsals, job, 1)
+    end_well(rehearsals, job, 1)
     assert drain("host0").code == 2, "it is over"
 
 
@@ -132,7 +132,7 @@ def test_hosts_that_leave_at_once_are_all_left_out(rehearsals: Rehearsals, scrip
         os.kill(pid, signal.SIGTERM)
     again = records(rehearsals, job, 1, 2)
     assert {tuple(record["hosts"]) for record in again} == {("127.0.0.2", "127.0.0.5")}
-    ended = end_well(rehearsals, job, 1)
+    end_well(rehearsals, job, 1)
 
 
 def test_host_that_leaves_ends_a_job_that_has_no_other(rehearsals: Rehearsals, script: Path) -> None:

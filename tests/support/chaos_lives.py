@@ -5,13 +5,13 @@ MSRUN_CHAOS_SEED=N repeats a run, a failure names it; a quarter of MSRUN_CHAOS_C
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from signal import Signals
@@ -36,7 +36,7 @@ def rounds(number: int) -> Iterator[int]:
     yield from range(number * ROUNDS_PER_TEST, min(CASES, (number + 1) * ROUNDS_PER_TEST))
 
 
-@contextmanager
+@contextlib.contextmanager
 def named(plan: object, index: int) -> Iterator[None]:
     """Have a failure say what was done, and how it is done again."""
     print(f"MSRUN_CHAOS_SEED={SEED}, round {index}: {plan}")
@@ -178,7 +178,8 @@ def send(pids: list[int], signum: Signals) -> None:
     """Send a signal to those of the processes that are there still."""
     for pid in pids:
         if is_alive(pid):
-            os.kill(pid, signum)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signum)
 
 
 def judge(endings: tuple[tuple[int, str], ...], finished: Finished) -> None:

@@ -119,32 +119,3 @@ def test_good_hosts_are_said_to_be_good_and_nothing_is_started_or_written(fleet:
     assert [line for line in lines if re.fullmatch(r"ok program all 3 hosts: script .*train\.py and 1 module .*", line)]
     assert "fail" not in {line.split()[0] for line in lines}
     assert files(fleet) == before
-
-
-@pytest.mark.slow
-def test_host_that_cannot_reach_the_scheduler_is_named_before_anything_starts(fleet: FleetRunner) -> None:
-    net, own = fleet.net, fleet.cwd
-    route = ["ip", "-n", net.namespace(2), "route"]
-    subprocess.run([*route, "add", "blackhole", net.address(0)], check=True, timeout=30)
-    try:
-        finished = fleet.run([1, 1, 1], "train.py")
-    finally:
-        subprocess.run([*route, "del", "blackhole", net.address(0)], check=True, timeout=30)
-    assert finished.code == 3
-    assert re.match(
-        rf"msrun: error: host2: cannot reach the scheduler at {net.address(0)}:\d+: the route there is a blackhole; .*"
-        r"name the right address by --master_addr",
-        finished.errors[0],
-    )
-    assert not [host for host in range(6) if net.path(host, own / "started").exists()]
-
-
-@pytest.mark.slow
-def test_two_names_of_one_host_and_an_address_of_another_are_refused(fleet: FleetRunner) -> None:
-    net = fleet.net
-    finished = fleet.run(f"host0:1,{net.address(0)}:1", f"--master_addr={net.address(1)}", "--check", "train.py")
-    assert finished.code == 2
-    machine, master = (line for line in lines_of(finished) if line.startswith(("fail machine", "fail master_addr")))
-    assert re.match(r"fail machine all 2 hosts: are one machine, host0: .*name it once", machine)
-    assert f"--master_addr {net.address(1)}: not an address of host0, the first host" in master
-    assert f"give one of {net.address(0)}" in master

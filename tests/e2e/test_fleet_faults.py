@@ -107,25 +107,6 @@ def test_launcher_that_is_frozen_for_long_is_given_up_and_told_why(fleet: FleetR
     fleet.prove_nothing_left()
 
 
-def test_connection_that_breaks_before_the_job_begins_is_named(
-    fleet: FleetRunner, workers: Path, own_disk: Path
-) -> None:
-    job = start(fleet, own_disk, workers / "wait.py")
-    (held,) = wait_until(lambda: fleet.agents(0), "the agent of host0")
-    os.kill(held, signal.SIGSTOP)  # so that the job does not begin
-    try:
-        wait_until(lambda: fleet.agents(1), "the agent of host1")
-        for session in fleet.net.sessions(1):
-            os.kill(session, signal.SIGKILL)
-        wait_until(lambda: not fleet.agents(1), "the agent has gone with its connection")
-    finally:
-        os.kill(held, signal.SIGCONT)
-    ended = job.finish()
-    assert ended.code == 3
-    assert "host1: the connection to it broke before the job began" in ended.errors[0]
-    fleet.prove_nothing_left()
-
-
 @pytest.mark.parametrize("host", [0, 1])
 def test_words_of_a_killed_scheduler_are_where_the_error_says(
     fleet: FleetRunner, workers: Path, own_disk: Path, host: int
@@ -165,19 +146,6 @@ def test_agent_that_is_stopped_before_the_job_begins_is_named(
     ended = job.finish()
     assert ended.code == 3
     assert re.search(rf"host{host}: no sign of life for .*or its agent is stopped", ended.errors[0])
-    fleet.prove_nothing_left()
-
-
-def test_agent_that_is_stopped_before_it_has_said_anything_is_named_and_goes_when_it_continues(
-    fleet: FleetRunner, workers: Path, own_disk: Path
-) -> None:
-    job = start(fleet, own_disk, "--cluster_time_out=3", workers / "wait.py")
-    (agent,) = wait_until(lambda: fleet.agents(1), "the agent of host1")
-    stop(agent)
-    ended = job.finish()
-    assert ended.code == 124
-    assert "host1: --cluster_time_out 3: no answer in time; connected, but its agent says nothing" in ended.errors[0]
-    os.kill(agent, signal.SIGCONT)
     fleet.prove_nothing_left()
 
 
@@ -236,43 +204,6 @@ def test_msrun_that_ends_while_it_connects_leaves_nothing(fleet: FleetRunner, wo
     assert not list(fleet.cwd.glob("ready_*"))
 
 
-@pytest.fixture
-def slow_python(tmp_path: Path) -> Path:
-    """A Python that takes its time before it begins."""
-    path = tmp_path / "slow_python"
-    path.write_text(f'#!/bin/sh\nsleep 3\nexec {sys.executable} "$@"\n')
-    path.chmod(0o755)
-    return path
-
-
-def test_interrupt_while_hosts_are_looked_at_starts_nothing_later(
-    fleet: FleetRunner, workers: Path, slow_python: Path
-) -> None:
-    job = fleet.start([1, 1], f"--python={slow_python}", workers / "wait.py")
-    wait_until(lambda: processes_with(fleet, str(slow_python).encode(), 0, 1), "a Python runs on a host")
-    job.send(signal.SIGINT)
-    ended = job.finish()
-    assert ended.code == 130
-    assert ended.errors == ["msrun: error: stopped by SIGINT"]
-    fleet.prove_nothing_left()
-    wait_until(
-        lambda: not processes_with(fleet, str(slow_python).encode(), 0, 1),
-        "the slow Python has come to its end, too",
-        20.0,
-    )
-    assert not list(fleet.cwd.glob("ready_*")) and not fleet.agents()
-
-
-def test_hosts_that_do_not_answer_in_time_are_named(fleet: FleetRunner, workers: Path, slow_python: Path) -> None:
-    slow_python.write_text(slow_python.read_text().replace("sleep 3", "sleep 600"))
-    job = fleet.run([1, 1], f"--python={slow_python}", "--cluster_time_out=2", workers / "wait.py")
-    assert job.code == 124
-    said = "no answer in time; connected, but its agent says nothing: it is slow to start, or stopped"
-    assert job.errors == [f"msrun: error: all 2 hosts: --cluster_time_out 2: {said}"]
-    for pid in processes_with(fleet, str(slow_python).encode(), 0, 1):
-        os.kill(pid, signal.SIGKILL)
-
-
 def test_full_disk_here_loses_logs_says_so_and_ends_no_job(fleet: FleetRunner, workers: Path, own_disk: Path) -> None:
     log_dir = own_disk / fleet.cwd.name
     at_control = fleet.net.prefix(fleet.net.control)
@@ -281,16 +212,6 @@ def test_full_disk_here_loses_logs_says_so_and_ends_no_job(fleet: FleetRunner, w
     ended = fleet.run([1, 1], "--tail_worker_log=none", workers / "noise.py", log_dir=log_dir)
     assert ended.code == 0, ended.stderr
     assert re.search(r"msrun: logs are not complete: .*worker_[01]\.log: No space left on device", ended.stderr)
-
-
-def test_second_interrupt_kills_at_once_on_every_host(fleet: FleetRunner, workers: Path) -> None:
-    job = fleet.start([1, 1], "--grace=300", workers / "wait.py", "ignore-term")
-    fleet.wait_for_workers(job, 2)
-    job.send(signal.SIGINT)
-    wait_until(lambda: "stopping" in events(job), "the job is being stopped")
-    job.send(signal.SIGINT)
-    assert job.finish().code == 130
-    fleet.prove_nothing_left()
 
 
 HOSTILE = """\

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from fleet import FleetRunner
-from job_runner import JobRunner, wait_until
+from job_runner import JobRunner
 from ssh_net import SshNet
 from tls_files import PASSWORDS, Authority, TlsFolder
 
@@ -173,20 +173,6 @@ def test_one_remote_host_is_enough_and_starts_again(fleet: FleetRunner, workers:
 
 
 @pytest.mark.slow
-def test_status_and_stop_work_as_for_a_job_on_one_host(fleet: FleetRunner, workers: Path, tmp_path: Path) -> None:
-    job = fleet.start([1, 1], workers / "wait.py")
-    fleet.wait_for_workers(job, 2)
-    wait_until(lambda: '"running"' in (job.log_dir / "events.jsonl").read_text(), "running is recorded")
-    here = fleet.net.prefix(fleet.net.control)
-    status = fleet.runner.start("--status", "log_output", cwd=tmp_path, prefix=here).finish()
-    assert status.code == 0
-    assert "host0" in status.stdout.decode() and "host1" in status.stdout.decode()
-    assert fleet.runner.start("--stop", "log_output", cwd=tmp_path, prefix=here).finish().code == 0
-    assert job.finish().code == 143
-    fleet.prove_nothing_left()
-
-
-@pytest.mark.slow
 def test_code_is_sent_to_hosts_whose_python_has_no_msrun(fleet: FleetRunner, workers: Path, tmp_path: Path) -> None:
     python = tmp_path / "python_without_msrun"  # -S: an editable installation is not found either, its packages are
     packages = sysconfig.get_paths()["purelib"]
@@ -258,15 +244,3 @@ def test_nothing_starts_when_one_of_eight_hosts_is_dead(sixteen: FleetRunner, wo
     assert job.errors[0].startswith("msrun: error: host3")
     assert not list(sixteen.cwd.glob("ready_*"))
     assert "started" not in [event["event"] for event in job.events]
-
-
-@pytest.mark.slow
-def test_failure_on_the_last_host_ends_the_job_on_all(sixteen: FleetRunner, workers: Path) -> None:
-    job = sixteen.start("host[0-15]:1", "--grace=5", workers / "fail_last.py")
-    sixteen.wait_for_workers(job, 16)
-    (sixteen.cwd / "fail").touch()
-    ended = job.finish()
-    assert ended.code == 9
-    assert ended.errors[0].startswith("msrun: error: rank 15 on node 15 (host15")
-    assert "ranks 0-14 stopped by msrun" in ended.stderr
-    sixteen.prove_nothing_left()

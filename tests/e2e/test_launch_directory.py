@@ -43,22 +43,6 @@ def test_a_second_job_touches_nothing_of_the_first_which_runs(
     assert first.finish().code == 128 + signal.SIGTERM
 
 
-@pytest.mark.slow
-def test_links_to_files_that_only_an_earlier_job_has_go_and_old_jobs_do_when_there_are_too_many(
-    msrun: JobRunner, workers: Path, tmp_path: Path
-) -> None:
-    first = msrun.run("--worker_num=3", workers / "end.py", "2", "1", cwd=tmp_path)
-    root = first.log_dir.parent
-    assert {stat.S_IMODE(folder.stat().st_mode) for folder in (root, first.log_dir)} == {0o700}
-    assert (root / "failure.json").exists() and (root / "worker_2.log").exists()
-    second = msrun.run("--worker_num=1", "--log_keep_jobs=2", workers / "end.py", "all", "0", cwd=tmp_path)
-    own = {"events.jsonl", "plan.json", "rank_table.json", "scheduler.log", "worker_0.log"}
-    assert set(os.listdir(root)) == own | {"latest", first.log_dir.name, second.log_dir.name}
-    assert set(os.listdir(second.log_dir)) == own | {"job.lock"}
-    third = msrun.run("--worker_num=1", "--log_keep_jobs=1", workers / "end.py", "all", "0", cwd=tmp_path)
-    assert set(os.listdir(root)) == own | {"latest", third.log_dir.name}
-
-
 @pytest.mark.parametrize("where", one_fast("--worker_num=1", "--rehearse=1x1"))
 def test_log_directory_that_is_removed_during_the_job_is_told_and_the_status_stays(
     msrun: JobRunner, tmp_path: Path, where: str
@@ -92,13 +76,6 @@ STRANGER = 65534
 DEADLINE_S = 20.0
 NAMES = ("worker_0.log", "worker_1.log", "worker_0.log.1", "scheduler.log")
 NAMES += ("events.jsonl", "plan.json", "failure.json", "rank_table.json")
-FAIL = """
-import os, sys
-log = os.path.join(os.environ["MSRUN_LOG_DIR"], "worker_0.log")
-os.unlink(log)
-os.mkfifo(log)
-sys.exit(5)
-"""
 
 
 def make_socket(path: Path) -> None:
@@ -179,13 +156,6 @@ def test_whoever_looks_at_the_job_does_not_wait_for_it(
         assert looked.code in (0, 1) and "Traceback" not in looked.stderr, looked.stderr
         assert b"job " in looked.stdout
     (ended.log_dir / "events.jsonl").unlink()
-
-
-@pytest.mark.slow
-def test_a_worker_may_put_it_there(msrun: JobRunner, log_dir: Path) -> None:
-    (log_dir.parent / "fail.py").write_text(FAIL)
-    job = msrun.start("--worker_num=1", "fail.py", cwd=log_dir.parent).finish(DEADLINE_S)
-    assert job.code == 5, job.stderr
 
 
 def test_a_worker_that_stands_in_the_way_of_the_next_attempt_ends_the_job_in_one_line(

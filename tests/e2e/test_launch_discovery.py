@@ -10,7 +10,7 @@ import signal
 import socket
 import stat
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,34 +37,6 @@ dist.destroy_process_group()
 """Plain torch: it finds its world by itself."""
 
 
-class NamedHosts:
-    """Hosts with names of their own, which are in /etc/hosts of two of them."""
-
-    def __init__(self, runner: JobRunner, net: HostNet, cwd: Path) -> None:
-        self.runner = runner
-        self.net = net
-        self.cwd = cwd
-        lines = [f"{net.address(host)}\t{name}.{DOMAIN}\t{name}" for host, name in enumerate(NAMES)]
-        (cwd / "hosts").write_text("\n".join(["127.0.0.1\tlocalhost", *lines, ""]))
-
-    def prefix(self, host: int) -> list[str]:
-        """Return the words that run a command on a host."""
-        become = ["unshare", "--uts", "--mount", "sh", "-c", BECOME, "sh"]
-        return [*self.net.prefix(host), *become, NAMES[host], str(self.cwd / "hosts")]
-
-    def start_all(self, environs: Sequence[Mapping[str, str]], *words: str | Path) -> list[Running]:
-        """Start the same command on both hosts. The last comes first: it has to wait for the other."""
-        jobs = [
-            self.runner.start(*words, cwd=self.cwd, prefix=self.prefix(host), env=environs[host]) for host in (1, 0)
-        ]
-        return jobs[::-1]
-
-
-@pytest.fixture
-def named(msrun: JobRunner, host_net: HostNet, tmp_path: Path) -> NamedHosts:
-    return NamedHosts(msrun, host_net, tmp_path)
-
-
 def record(folder: Path, rank: int) -> dict[str, Any]:
     env: dict[str, Any] = json.loads((folder / f"record_{rank}.json").read_text())["env"]
     return env
@@ -84,43 +56,28 @@ def slurm_step(node: int, nodes: int = 2, **more: str) -> dict[str, str]:
     }  # fmt: skip
 
 
-@pytest.mark.slow
-def test_rendezvous_of_torchrun_is_the_meeting_and_hosts_are_numbered_by_address(
-    named: NamedHosts, workers: Path, tmp_path: Path
-) -> None:
-    pet = {
-        "PET_NNODES": "2",
-        "PET_NPROC_PER_NODE": "1",
-        "PET_RDZV_BACKEND": "c10d",
-        "PET_RDZV_ENDPOINT": "train-0:2940",
-    }
-    ended = [job.finish() for job in named.start_all([pet, pet], workers / "record.py")]
-    assert [job.code for job in ended] == [0, 0], ended
-    assert places(tmp_path, 2) == [("0", "0"), ("1", "0")]
-    assert not [name for name in record(tmp_path, 1) if name.startswith("PET_")], "of msrun, not of its workers"
-    line = "msrun: torchrun's variables: one of 2, 1 worker here, master train-0:2940 (PET_NNODES, "
-    assert all(line in job.stderr for job in ended)
-
-
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun; apt-get install openmpi-bin")
-def test_mpirun_starts_one_msrun_per_host(named: NamedHosts, tmp_path: Path) -> None:
+def test_mpirun_starts_one_msrun_per_host(msrun: JobRunner, host_net: HostNet, tmp_path: Path) -> None:
+    """Two hosts with names of their own, which are in /etc/hosts of both."""
+    lines = [f"{host_net.address(host)}\t{name}.{DOMAIN}\t{name}" for host, name in enumerate(NAMES)]
+    (tmp_path / "hosts").write_text("\n".join(["127.0.0.1\tlocalhost", *lines, ""]))
+    become = ["unshare", "--uts", "--mount", "sh", "-c", BECOME, "sh"]
+    prefixes = [[*host_net.prefix(host), *become, NAMES[host], str(tmp_path / "hosts")] for host in (0, 1)]
+    cases = [f"""{host_net.address(host)}) exec {shlex.join(prefixes[host])} sh -c "$*";;""" for host in (0, 1)]
     agent = tmp_path / "agent"
-    lines = ["#!/bin/sh", 'host=$1; shift; case "$host" in']
-    for host in (0, 1):
-        lines.append(f"""{named.net.address(host)}) exec {shlex.join(named.prefix(host))} sh -c "$*";;""")
-    agent.write_text("\n".join([*lines, "esac", ""]))
+    agent.write_text("\n".join(["#!/bin/sh", 'host=$1; shift; case "$host" in', *cases, "esac", ""]))
     agent.chmod(agent.stat().st_mode | stat.S_IXUSR)
     command = [
         *("mpirun", "--allow-run-as-root", "--mca", "plm_rsh_agent", str(agent), "-x", "PYTHONPATH", "-x", "TMPDIR"),
-        *("-x", "JOB_RUNNER_MARK", "-H", f"{named.net.address(0)}:8,{named.net.address(1)}:8", "-npernode", "1"),
+        *("-x", "JOB_RUNNER_MARK", "-H", f"{host_net.address(0)}:8,{host_net.address(1)}:8", "-npernode", "1"),
         *(sys.executable, "-m", "msrun"),
     ]
     (tmp_path / "train.py").write_text(ALL_REDUCE)
-    job = named.runner.start("--worker_num=4", "train.py", cwd=tmp_path, prefix=named.prefix(0), command=command)
+    job = msrun.start("--worker_num=4", "train.py", cwd=tmp_path, prefix=prefixes[0], command=command)
     ended = job.finish()
     assert ended.code == 0, ended
     assert places(tmp_path, 4) == [("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")]
-    assert f"mpirun: node 1 of 2, 2 workers here, master {named.net.address(0)}:" in ended.stderr
+    assert f"mpirun: node 1 of 2, 2 workers here, master {host_net.address(0)}:" in ended.stderr
     seen = record(tmp_path, 3)
     assert [name for name in seen if name.startswith(("OMPI_COMM", "PMIX_RANK", "PMIX_SERVER"))] == []
     assert seen["MS_ROLE"] == "MS_WORKER", "by which MindSpore knows that no mpirun has started it"

@@ -39,7 +39,7 @@ def snapshot(*folders: Path) -> list[tuple[str, int, int]]:
 
 @pytest.mark.parametrize("form", ["--dry-run", "--dry_run=json"])
 def test_dry_run_touches_nothing_and_says_the_same_twice(
-    msrun: JobRunner, msrun_here: Callable[..., Finished], workers: Path, odd_path: Path, form: str
+    msrun: JobRunner, workers: Path, odd_path: Path, form: str
 ) -> None:
     (odd_path / "train.py").write_bytes((workers / "record.py").read_bytes())
     before = snapshot(odd_path)
@@ -47,7 +47,7 @@ def test_dry_run_touches_nothing_and_says_the_same_twice(
     finished = msrun.run(*words, cwd=odd_path, command=[sys.executable, "-c", HOOKED])
     assert (finished.code, finished.stderr) == (0, "")
     assert finished.stdout and b"hidden" not in finished.stdout
-    assert msrun_here(*words, cwd=odd_path).stdout == finished.stdout
+    assert msrun.run(*words, cwd=odd_path).stdout == finished.stdout
     assert snapshot(odd_path) == before
 
 

@@ -173,41 +173,6 @@ def test_script_comes_to_the_end_that_the_interpreter_gives_it(
         assert excerpt[-2:] == ["RuntimeError: outer wrong", "at exit: RuntimeError('outer wrong')"]
 
 
-@pytest.mark.slow
-def test_two_failures_in_a_row_are_both_listed_in_their_order(msrun: JobRunner, tmp_path: Path) -> None:
-    """A process has ended with its last thread, which its pidfd tells; its main thread may be a zombie before."""
-    (tmp_path / "w.py").write_text(
-        "import os, pathlib, select, signal, sys, time\n"
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "rank = os.environ['RANK']\n"
-        "def tell(name):\n"
-        "    pathlib.Path(f'new_{name}').write_text(str(os.getpid()))\n"
-        "    pathlib.Path(f'new_{name}').rename(name)\n"
-        "def wait(*names):\n"
-        "    while not all(map(os.path.exists, names)): time.sleep(0.001)\n"
-        "if rank == '1':\n"
-        "    tell('first')\n"
-        "    wait('second', 'other')\n"
-        "    sys.exit(5)\n"
-        "if rank == '2':\n"
-        "    wait('first')\n"
-        "    pidfd = os.pidfd_open(int(pathlib.Path('first').read_text()))\n"
-        "    tell('second')\n"
-        "    select.select([pidfd], [], [])\n"
-        "    os.kill(os.getpid(), signal.SIGSEGV)\n"
-        "tell('other')\n"
-        "time.sleep(600)\n"
-    )
-    finished = msrun.run("--worker_num=3", "--grace=2", "w.py", cwd=tmp_path)
-    assert finished.code == 5, finished.stderr
-    exits = [(event["global_rank"], event["how"]) for event in finished.events if event["event"] == "exited"]
-    assert exits == [(1, "exit code 5"), (2, "signal SIGSEGV"), (0, "signal SIGKILL")]
-    others = {other["global_rank"]: other["state"] for other in finished.read_json("failure.json")["others"]}
-    assert others[0] == "stopped by msrun (killed: --grace 2 s was over)"
-    assert re.fullmatch(r"failed 0.\d\d s later \(signal SIGSEGV\)", others[2]) or others[2] == "stopped by msrun"
-    assert "rank 1 on " in finished.errors[0]
-
-
 # -- --keep_going: a rank that fails ends no other; the job fails when all have ended -----
 
 KEEPS_GOING = """

@@ -49,33 +49,12 @@ def test_silence_of_a_plain_script_is_found(msrun: JobRunner, tmp_path: Path, me
     assert expected in finished.log(1).decode()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("how", "waits"),
-    [
-        ("work", "work.wait"),
-        ("ddp", "forward"),
-    ],
-)
-def test_rank_of_plain_torch_that_holds_the_others_up_is_named_with_its_place(
-    msrun: JobRunner, workers: Path, tmp_path: Path, how: str, waits: str
-) -> None:
-    script = workers / "plain_stuck.py"
-    finished = msrun.run("--worker_num=3", "--hang_time_out=2", script, how, cwd=tmp_path)
-    assert finished.code == 124, finished.stderr
-    (line,) = finished.errors
-    assert re.search(r"; behind: rank 1 \(at plain_stuck\.py:\d+ in hold_the_others_up\)", line), line
-    assert re.search(rf"; ranks 0, 2 \(waits in {waits} at plain_stuck\.py:\d+ in step\)", line), line
-    lagging = finished.read_json("failure.json")["lagging"]
-    assert [worker["global_rank"] for worker in lagging] == [1]
-
-
 @pytest.mark.parametrize("where", one_fast("--worker_num=3", "--rehearse=3x1"))
 def test_torchs_flight_recorder_of_all_ranks_names_the_collective_that_one_has_not_begun(
     msrun: JobRunner, workers: Path, tmp_path: Path, where: str
 ) -> None:
     script = workers / "plain_stuck.py"
-    finished = msrun.run(where, "--hang_time_out=2", script, "sleep", cwd=tmp_path)
+    finished = msrun.run(where, "--hang_time_out=2", script, cwd=tmp_path)
     assert finished.code == 124, finished.stderr
     if where == "--worker_num=3":
         held = 1 + script.read_text().splitlines().index("    time.sleep(600)")

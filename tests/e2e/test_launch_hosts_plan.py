@@ -126,7 +126,7 @@ def test_dry_run_says_who_runs_what_and_what_goes_there(msrun_here: Callable[...
 
 
 def plan_of(msrun_here: Callable[..., Finished], cwd: Path, *words: str, **env: str) -> Any:
-    return json.loads(msrun_here(*words, "--dry_run=json", cwd=cwd, env=env).stdout)
+    return json.loads(msrun_here("--dry_run=json", *words, cwd=cwd, env=env).stdout)
 
 
 def test_json_of_the_plan_holds_every_worker_of_every_host(msrun_here: Callable[..., Finished], cwd: Path) -> None:

@@ -24,14 +24,6 @@ if os.environ["RANK"] == "{rank}":
     breakpoint()
 print("rank", os.environ["RANK"], "ends on", os.uname().nodename)
 """
-DEBUGGED_BY_TORCH = """
-import torch.distributed as dist
-dist.init_process_group("gloo")
-x = 1
-dist.breakpoint(0)
-dist.barrier()
-dist.destroy_process_group()
-"""
 ASKING = """
 import os, sys, time
 if os.environ["RANK"] == "0":
@@ -110,19 +102,6 @@ def test_breakpoint_prompts_and_obeys(on_terminal: OnTerminal, tmp_path: Path) -
     assert not terminal.is_raw
 
 
-@pytest.mark.slow
-def test_breakpoint_of_torch_prompts_while_the_other_ranks_wait(on_terminal: OnTerminal) -> None:
-    terminal = on_terminal(DEBUGGED_BY_TORCH, "--worker_num=2", "--interactive")
-    terminal.read_until(b"(Pdb) ")
-    assert b"ends the job\r\n\r\n" in terminal.text, "no line of ours begins in the middle"
-    terminal.type(b"up\n")
-    terminal.read_until(b"-> dist.breakpoint(0)\r\n(Pdb) ")
-    terminal.type(b"p x+41\n")
-    terminal.read_until(b"42\r\n")
-    terminal.type(b"c\n")
-    assert terminal.finish() == 0
-
-
 def test_control_c_is_the_ranks(on_terminal: OnTerminal) -> None:
     terminal = on_terminal(INTERRUPTED, "--worker_num=1", "--interactive")
     terminal.read_until(b"? ")
@@ -189,16 +168,6 @@ def test_a_rank_that_starts_again_has_a_terminal_again(on_terminal: OnTerminal, 
     assert b"got two" in (tmp_path / "log_output" / "worker_0.log").read_bytes()
 
 
-@pytest.mark.slow
-def test_logs_of_an_interactive_rank_are_rotated(on_terminal: OnTerminal, tmp_path: Path) -> None:
-    terminal = on_terminal("for i in range(3000): print(i)", "--worker_num=2", "--interactive", "--log_max_bytes=4K")
-    assert terminal.finish() == 0
-    for rank in range(2):
-        newest = (tmp_path / "log_output" / f"worker_{rank}.log").read_bytes()
-        assert newest.endswith(b"2998\n2999\n") and len(newest) <= 4096
-        assert (tmp_path / "log_output" / "latest" / f"worker_{rank}.log.1").exists()
-
-
 @pytest.mark.parametrize(
     ("where", "kind"),
     one_fast(
@@ -260,11 +229,6 @@ def test_what_cannot_be_interactive_is_refused(msrun: JobRunner, tmp_path: Path,
     job = msrun.run(*words, "true", cwd=tmp_path)
     assert job.code == 2
     assert text in job.errors[0]
-
-
-def test_interactive_may_be_overruled(msrun: JobRunner, tmp_path: Path) -> None:
-    job = msrun.run("--worker_num=1", "--interactive=False", "--dry_run=json", "true", cwd=tmp_path)
-    assert job.code == 0 and b"interactive_rank" not in job.stdout
 
 
 @pytest.fixture

@@ -75,41 +75,6 @@ def test_files_hold_every_byte_begin_with_a_line_have_their_size_and_are_private
 
 
 @pytest.mark.slow
-def test_only_so_many_older_files_stay_and_they_are_the_newest(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    options = ["--worker_num=2", "--log_max_bytes=8K", "--log_keep=2", "--tail_worker_log=none"]
-    finished = msrun.run(*options, workers / "flood.py", str(LINES), cwd=tmp_path, env={"PYTHONUTF8": "1"})
-    assert finished.code == 0, finished.stderr
-    for rank in (0, 1):
-        names = [path.name.removeprefix(f"worker_{rank}.log") for path in files_of(finished.log_dir, rank)]
-        assert names == [".2", ".1", ""]
-        assert expected_log(rank).endswith(whole_log(finished.log_dir, rank))
-
-
-BARS = """
-import sys
-for step in range(2000):
-    sys.stdout.write(f"\\r{step / 20:.2f}% {'=' * (step // 50)}")
-    sys.stdout.flush()
-    if step % 500 == 499:
-        print()
-sys.stdout.write("\\rdone")
-"""
-
-
-@pytest.mark.slow
-def test_progress_bars_come_through(msrun: JobRunner, tmp_path: Path) -> None:
-    (tmp_path / "bars.py").write_text(BARS)
-    finished = msrun.run("--worker_num=1", "--log_max_bytes=4K", "--log_keep=500", "bars.py", cwd=tmp_path)
-    assert finished.code == 0, finished.stderr
-    bars = [f"\r{step / 20:.2f}% {'=' * (step // 50)}" + ("\n" if step % 500 == 499 else "") for step in range(2000)]
-    assert whole_log(finished.log_dir, 0) == ("".join(bars) + "\rdone").encode()
-    assert all(path.read_bytes().startswith(b"\r") for path in files_of(finished.log_dir, 0))
-    assert finished.stdout.splitlines()[-1] == b"done"
-    shown = [line.partition(b"%")[0] for line in finished.stdout.splitlines()[:-1]]
-    assert shown == [b"24.95", b"49.95", b"74.95", b"99.95"]
-
-
-@pytest.mark.slow
 def test_excerpt_of_a_failure_reaches_into_the_file_before(msrun: JobRunner, tmp_path: Path) -> None:
     (tmp_path / "fail.py").write_text("import sys\nfor n in range(9):\n    print(n, 'x' * 997)\nsys.exit(7)\n")
     finished = msrun.run("--worker_num=1", "--log_max_bytes=4096", "fail.py", cwd=tmp_path)

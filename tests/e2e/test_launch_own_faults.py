@@ -146,21 +146,6 @@ def test_job_that_has_lost_it_starts_again(
     msrun.prove_nothing_left()
 
 
-@pytest.mark.slow
-def test_every_loss_uses_a_restart_up_and_the_last_one_ends_the_job(
-    msrun: JobRunner, workers: Path, tmp_path: Path
-) -> None:
-    job = msrun.start("--worker_num=2", "--max_restarts=1", workers / "attempt.py", "wait=7:2", cwd=tmp_path)
-    for attempt, lost in enumerate(("scheduler", "fork server")):
-        wait_for_attempt(tmp_path, job, 2, attempt)
-        os.kill(own_process(job, lost), signal.SIGKILL)
-    finished = job.finish()
-    assert finished.code == contract.EXIT_CLUSTER
-    assert finished.errors == ["msrun: error: the fork server ended unexpectedly; every worker was stopped with it"]
-    (earlier,) = finished.read_json(contract.FAILURE_JSON)["attempts"]
-    assert earlier["reason"].startswith("the scheduler ended (signal SIGKILL)")
-
-
 STORE_PROGRAM = """
 import os, pathlib, sys, time
 import torch, torch.distributed as dist

@@ -136,23 +136,3 @@ def test_ranks_meet_again_in_the_next_attempt(msrun: JobRunner, tmp_path: Path, 
     finished = msrun.run("--worker_num=2", "--max_restarts=1", "w.py", cwd=tmp_path)
     assert finished.code == 0, finished.stderr
     assert finished.log(0) == b"sum 2.0\n"
-
-
-@pytest.mark.slow
-def test_rotated_logs_of_every_attempt_are_kept_and_shown_whole(msrun: JobRunner, tmp_path: Path) -> None:
-    (tmp_path / "w.py").write_text(
-        "import os, sys\n"
-        "attempt = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
-        "for number in range(1000): print('attempt', attempt, 'line', number)\n"
-        "sys.exit(7 if attempt == '0' else 0)\n"
-    )
-    options = ("--worker_num=1", "--max_restarts=1", "--log_max_bytes=4K", "--log_keep=9")
-    finished = msrun.run(*options, "w.py", cwd=tmp_path)
-    assert finished.code == 0, finished.stderr
-    expected = [[f"attempt {attempt} line {number}" for number in range(1000)] for attempt in range(2)]
-    for name, lines in zip(("worker_0.attempt_0.log", "worker_0.log"), expected, strict=True):
-        newest = finished.log_dir / name
-        older = sorted(finished.log_dir.glob(f"{name}.*"), key=lambda path: int(path.suffix[1:]), reverse=True)
-        assert len(older) > 2
-        assert "".join(path.read_text() for path in [*older, newest]).splitlines() == lines
-    assert finished.stdout.decode().splitlines() == [*expected[0], *expected[1]]

@@ -249,21 +249,6 @@ def test_whole_job_starts_again_on_all_hosts_with_a_fresh_store(hosts: TypedHost
     assert "sum 4.0" in (tmp_path / "log_output" / "worker_0.log").read_text()
 
 
-@pytest.mark.slow
-def test_rank_that_ended_well_before_another_host_needed_it_is_named(hosts: TypedHosts, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        "import os, sys, time\nfrom pathlib import Path\nimport torch, torch.distributed as dist\n"
-        "dist.init_process_group('gloo')\nvalue = torch.ones(1)\ndist.all_reduce(value)\n"
-        "if os.environ['RANK'] == '1':\n    sys.exit(0)\n"
-        "while 'exited' not in Path('log_output/node_1/events.jsonl').read_text():\n    time.sleep(0.01)\n"
-        "dist.all_reduce(value)\n"
-    )
-    for ended in hosts.run_all([1, 1], "train.py"):
-        assert ended.code == 1
-        early = r"rank 1 on node 1 exited early \(code 0\); rank 0 on node 0 \(.*\) then failed: exit code 1, after"
-        assert re.match(rf"msrun: error: {early}", ended.errors[0]), ended.errors
-
-
 def write_table(net: HostNet, path: Path, ranks: Sequence[Sequence[int]]) -> None:
     servers = [
         {
@@ -275,20 +260,6 @@ def write_table(net: HostNet, path: Path, ranks: Sequence[Sequence[int]]) -> Non
     path.write_text(
         json.dumps({"version": "1.0", "server_count": str(len(ranks)), "server_list": servers, "status": "completed"})
     )
-
-
-@pytest.mark.slow
-def test_table_of_several_servers_is_the_list_of_hosts(hosts: TypedHosts, workers: Path, tmp_path: Path) -> None:
-    """Rank 0 is on the second host: that one is node 0 and runs the scheduler."""
-    write_table(hosts.net, tmp_path / "table.json", [[2], [0, 1]])
-    words = ("--rank_table_file=table.json", workers / "record.py")
-    jobs = [hosts.runner.start(*words, prefix=hosts.net.prefix(host), cwd=tmp_path) for host in range(2)]
-    assert [job.finish().code for job in jobs] == [0, 0], [job.stderr for job in jobs]
-    envs = [record(tmp_path, rank) for rank in range(3)]
-    places = [("0", "0", "0"), ("0", "1", "1"), ("1", "0", "0")]
-    assert [(env["GROUP_RANK"], env["LOCAL_RANK"], env["DEVICE_ID"]) for env in envs] == places
-    assert {env["MASTER_ADDR"] for env in envs} == {hosts.net.address(1)}
-    assert {env["RANK_TABLE_FILE"] for env in envs} == {str(tmp_path / "table.json")}
 
 
 def test_host_that_is_not_in_the_table_is_refused_before_anything_starts(

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from job_runner import REPOSITORY, Finished, JobRunner, Running, wait_until
+from job_runner import Finished, JobRunner, Running, wait_until
 from terminal import Terminal
 
 STEPS = """
@@ -21,19 +20,6 @@ rank = int(os.environ["RANK"])
 print(f"epoch: 1 step: {40 + rank}, loss is 0.{rank}5", flush=True)
 Path(f"ready_{rank}").touch()
 while not Path("go").exists():
-    time.sleep(0.01)
-"""
-BOARD = """
-import os, struct, time
-from msrun import contract
-rank = int(os.environ["RANK"])
-print("step: 1, loss is 9", flush=True)
-with open(os.environ["MSRUN_PROGRESS"], "r+b") as board:
-    board.seek(rank * contract.PROGRESS_RECORD_BYTES)
-    record = (contract.PHASE_JOINED, 70 + rank, 1.0, 0.5 + rank, 3, 0, 0.0, 0, 0, 0.0, b"all_reduce", 0.0)
-    board.write(struct.pack(contract.PROGRESS_RECORD, *record))
-open(f"ready_{rank}", "w").close()
-while not os.path.exists("go"):
     time.sleep(0.01)
 """
 
@@ -83,32 +69,6 @@ def test_running_job_is_shown_with_its_workers_steps_and_losses(msrun: JobRunner
     assert [row[3] for row in rows(ended)] == ["done", "done"]
 
 
-@pytest.mark.slow
-def test_what_the_runtime_reports_goes_before_what_is_in_the_log(msrun: JobRunner, tmp_path: Path) -> None:
-    job = start_ready(msrun, tmp_path, BOARD)
-    assert [row[5:] for row in rows(status(msrun, tmp_path))] == [["70", "0.5"], ["71", "1.5"]]
-    (tmp_path / "go").touch()
-    assert job.finish().code == 0
-    assert [row[5:] for row in rows(status(msrun, tmp_path))] == [["1", "9"], ["1", "9"]]
-
-
-@pytest.mark.slow
-def test_job_whose_imports_take_long_is_starting(msrun: JobRunner, tmp_path: Path) -> None:
-    (tmp_path / "train.py").touch()
-    (tmp_path / "slow_import.py").write_text(
-        "import os, time\nopen('importing', 'w').close()\nwhile not os.path.exists('go'): time.sleep(0.01)\n"
-    )
-    env = {"PYTHONPATH": f"{REPOSITORY}{os.pathsep}{tmp_path}"}
-    job = msrun.start("--worker_num=2", "--preload=slow_import", "train.py", cwd=tmp_path, env=env)
-    job.wait_for(tmp_path / "importing")
-    shown = status(msrun, tmp_path)
-    assert shown.code == 0
-    assert re.match(rb"job \S+: starting\n", shown.stdout)
-    assert [row[2:] for row in rows(shown)] == [["-", "planned", "-", "-", "-"]] * 2
-    (tmp_path / "go").touch()
-    assert job.finish().code == 0
-
-
 def test_failed_job_tells_who_failed_first(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     msrun.run("--worker_num=2", workers / "end.py", "1", "5", cwd=tmp_path)
     shown = status(msrun, tmp_path)
@@ -142,22 +102,6 @@ def test_wrong_words_are_refused_in_one_line(
     assert len(finished.stderr.splitlines()) == 1
     assert re.match(f"msrun: error: {pattern}", finished.stderr)
     assert os.listdir(tmp_path) == ["train.py"]
-
-
-@pytest.mark.slow
-def test_damaged_files_are_one_line_of_the_status(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    finished = msrun.run("--worker_num=1", workers / "end.py", "all", "0", cwd=tmp_path)
-    for name in ("plan.json", "events.jsonl"):
-        path = finished.log_dir / name
-        path.write_bytes(path.read_bytes()[:-20])
-    shown = status(msrun, tmp_path)
-    assert b"note: plan.json is damaged\n" in shown.stdout
-    assert rows(shown)[0][3] == "done"
-    (finished.log_dir / "job.lock").write_bytes(b"\xff")
-    refused = msrun.start("--status", "log_output", cwd=tmp_path).finish()
-    assert refused.code == 2
-    assert "job.lock is damaged and plan.json is damaged, so the job cannot be told" in refused.stderr
-    shutil.rmtree(finished.log_dir)
 
 
 def test_status_costs_little(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:

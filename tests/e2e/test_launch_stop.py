@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -37,7 +36,6 @@ IMPATIENT = [
         "from msrun.cli import main\nmain()"
     ),
 ]
-WITHOUT_PIDFD = [sys.executable, "-c", "import os\ndel os.pidfd_open\nfrom msrun.cli import main\nmain()"]
 
 
 @contextlib.contextmanager
@@ -112,14 +110,6 @@ def test_launcher_that_was_suspended_ends(msrun: JobRunner, workers: Path, tmp_p
     assert job.finish().code == 128 + signal.SIGTERM
 
 
-@pytest.mark.slow
-def test_stop_works_where_there_is_no_pidfd(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    job = start_waiting(msrun, workers, tmp_path)
-    stopped = stop(msrun, tmp_path, command=WITHOUT_PIDFD)
-    assert (stopped.code, b"stopped by SIGTERM" in stopped.stdout) == (0, True)
-    assert job.finish().code == 128 + signal.SIGTERM
-
-
 def test_only_the_job_of_that_directory_is_ended(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     jobs = {}
     for name in ("one", "two"):
@@ -135,20 +125,6 @@ def test_only_the_job_of_that_directory_is_ended(msrun: JobRunner, workers: Path
     assert not (tmp_path / "two" / "logs" / "failure.json").exists()
     assert stop(msrun, tmp_path, log_dir="two/logs").code == 0
     assert jobs["two"].finish().code == 128 + signal.SIGTERM
-
-
-@pytest.mark.slow
-def test_pid_in_a_stale_record_is_never_signalled(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    finished = msrun.run("--worker_num=1", workers / "end.py", "all", "0", cwd=tmp_path)
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as innocent:
-        path = finished.log_dir / "job.lock"
-        path.write_text(json.dumps({**json.loads(path.read_text()), "pid": innocent.pid}))
-        assert b"had ended before" in stop(msrun, tmp_path).stdout
-        with holder(tmp_path, pid=innocent.pid, folder=str(finished.log_dir)) as real:
-            assert stop(msrun, tmp_path).code == 0
-            assert real.wait(10) == 0
-        assert innocent.poll() is None
-        innocent.kill()
 
 
 def test_job_of_another_host_is_left_alone(msrun: JobRunner, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
-from job_runner import MARK, JobRunner, state_of, wait_until
+from job_runner import MARK, JobRunner, wait_until
 from terminal import DEADLINE_S, Terminal
 
 SCRIPT = """
@@ -67,18 +67,6 @@ def test_progress_line_tells_step_share_speed_and_loss_also_of_a_quiet_msrun(msr
         (tmp_path / "go").touch()
         assert terminal.finish() == 0
         assert terminal.text.endswith(b"\r\x1b[K")  # it was taken away
-
-
-@pytest.mark.slow
-def test_paused_and_continued_the_launcher_goes_on(terminal: Terminal, tmp_path: Path) -> None:
-    """As with Ctrl-Z and fg: the workers have gone on meanwhile."""
-    terminal.read_until(b"2 of 2 up")
-    terminal.process.send_signal(signal.SIGSTOP)
-    wait_until(lambda: state_of(terminal.process.pid) == "T", "the launcher is stopped")
-    (tmp_path / "go").touch()
-    wait_until(lambda: b"ends" in (tmp_path / "log_output" / "worker_1.log").read_bytes(), "workers go on")
-    terminal.process.send_signal(signal.SIGCONT)
-    assert terminal.finish() == 0
 
 
 def test_control_c_stops_the_job(terminal: Terminal) -> None:

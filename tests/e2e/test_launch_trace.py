@@ -88,21 +88,6 @@ def test_steps_and_waits_of_all_ranks_are_on_the_clock_of_the_launcher(msrun: Jo
 
 
 @pytest.mark.slow
-def test_job_without_the_option_has_processes_alone_and_the_next_job_removes_the_parts(
-    msrun: JobRunner, workers: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "train.py").write_text(STUCK)
-    (tmp_path / "go").touch()
-    assert msrun.run("--worker_num=1", "--trace", "train.py", cwd=tmp_path).code == 0
-    assert "1 rank, 3 steps, 0 waits" in trace("log_output", cwd=tmp_path).stdout
-    assert msrun.run("--worker_num=2", workers / "end.py", "1", "5", cwd=tmp_path).code == 5
-    assert not list((tmp_path / "log_output").glob("trace*"))
-    done = trace("log_output", "-o", "t.json", cwd=tmp_path)
-    assert "2 ranks, 0 steps, 0 waits\nthe job was started without --trace: " in done.stdout
-    assert spans(tmp_path / "t.json")[1, PROCESS][0]["name"] == "failed: exit code 5"
-
-
-@pytest.mark.slow
 def test_worker_that_is_killed_leaves_what_it_did_before(msrun: JobRunner, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(STUCK)
     job = msrun.start("--worker_num=1", "--trace", "train.py", cwd=tmp_path)
@@ -213,6 +198,16 @@ def test_file_tells_of_every_rank_while_the_job_runs_and_of_its_end(msrun: JobRu
     assert not [name for name, _ in ended if name.startswith("msrun_worker_")]
     assert [entry.name for entry in tmp_path.glob("*.prom*")] == ["job.prom"]
     assert not list(tmp_path.glob(".*"))
+
+
+def test_file_that_cannot_be_written_is_an_error_before_anything_starts(
+    msrun_here: Callable[..., Finished], tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text("open('started', 'w')")
+    finished = msrun_here("--worker_num=1", "--metrics_file=nowhere/job.prom", "train.py", cwd=tmp_path)
+    assert (finished.code, len(finished.stderr.splitlines())) == (2, 1)
+    assert f"--metrics_file {tmp_path}/nowhere/job.prom: cannot be written" in finished.stderr
+    assert not (tmp_path / "started").exists()
 
 
 def test_odd_labels_and_numbers_come_through() -> None:

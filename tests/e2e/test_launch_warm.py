@@ -159,20 +159,6 @@ def test_kill_leaves_nothing_of_the_job(warm: Warm, killed: str) -> None:
 
 
 @pytest.mark.slow
-def test_failure_is_reported_as_of_any_job(warm: Warm) -> None:
-    reports = []
-    script = warm.script("import os, numpy\nif os.environ['RANK'] == '1':\n    raise ValueError('bad')\n")
-    for _ in range(2):
-        job = warm.runner.run("--worker_num=2", "--warm", "--max_restarts=1", script, cwd=warm.cwd, env=warm.env)
-        assert job.code == 1
-        errors = [error.partition(", after")[0] for error in job.errors]
-        reports.append((errors, [event["event"] for event in job.events].count("restarting")))
-        warm.servers()
-    assert reports[0] == reports[1]
-    assert "rank 1" in reports[0][0][0]
-
-
-@pytest.mark.slow
 def test_server_that_nobody_asks_ends(warm: Warm) -> None:
     warm.run("--warm_time=0.3", warm.script())
     wait_until(lambda: not warm.servers(), "0.3 s are over")

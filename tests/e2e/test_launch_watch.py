@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from job_runner import DEADLINE_S, Finished, JobRunner, Running, wait_until
+from job_runner import Finished, JobRunner, Running, wait_until
 from terminal import Terminal
 
 SCRIPT = """
@@ -113,18 +110,9 @@ def test_json_is_one_object_a_line_and_the_last_one_tells_the_end(
 
 @pytest.mark.slow
 def test_reader_that_has_enough_is_no_error(msrun: JobRunner, job: Running, tmp_path: Path) -> None:
-    reader, writer = os.pipe()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "msrun", "--status", "log_output", "--watch=0.1", "--json"],
-        cwd=tmp_path,
-        env=msrun.environ(),
-        stdout=writer,
-        stderr=subprocess.PIPE,
-    )
-    os.close(writer)
-    os.read(reader, 100)
-    os.close(reader)
-    assert (process.communicate(timeout=DEADLINE_S)[1], process.returncode) == (b"", 0)
+    piped = ["bash", "-c", '"$@" | head -c 100 >/dev/null; exit ${PIPESTATUS[0]}', "bash"]
+    ended = msrun.start("--status", "log_output", "--watch=0.1", "--json", cwd=tmp_path, prefix=piped).finish()
+    assert (ended.code, ended.stderr) == (0, "")
     (tmp_path / "go").touch()
     assert job.finish().code == 0
 

@@ -77,7 +77,6 @@ WRONG = {
     "chdir": (["--chdir=nowhere", "train.py"], r"--chdir nowhere: no such directory"),
     "log dir is a file": (["--log_dir=plain", "train.py"], r"--log_dir .*plain is a file; give a directory"),
     "log dir below a file": (["--log_dir=plain/logs", "train.py"], r"--log_dir .*plain is a file; give a directory"),
-    "metrics file": (["--metrics_file=no/job.prom", "train.py"], r"--metrics_file .*/no/job\.prom: cannot be written"),
     "no job kept": (["--log_keep_jobs=0", "train.py"], r"--log_keep_jobs 0: must be 1 or more jobs"),
     "window in the past": (["--join_window=-1", "train.py"], r"--join_window -1: must be 0 or more seconds"),
     "no host is enough": (["--local_worker_num=1", "--min_hosts=0", "train.py"], r"--min_hosts 0: must be 1 or more"),
@@ -160,7 +159,7 @@ def test_a_process_of_its_own_ends_with_the_same_line(
     assert msrun.run(*WRONG[name][0], cwd=cwd) == msrun_here(*WRONG[name][0], cwd=cwd)
 
 
-DRY_RUN_EXCEPTIONS = {"log dir cannot be made", "dry run", "option without its value", "metrics file"}
+DRY_RUN_EXCEPTIONS = {"log dir cannot be made", "dry run", "option without its value"}
 """What only an attempt can show, and what takes away the option itself."""
 
 

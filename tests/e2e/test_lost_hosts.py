@@ -186,17 +186,6 @@ def test_host_that_cannot_start_again_is_replaced_or_ends_the_job(rehearsals: Re
 
 
 @pytest.mark.slow
-def test_interrupted_job_does_not_start_again(rehearsals: Rehearsals, script: Path) -> None:
-    job = rehearsals.start("2x1", "--min_hosts=1", "--max_restarts=1", script)
-    records(rehearsals, job, 0, 2)
-    job.send(signal.SIGTERM)
-    kill_agent(rehearsals, 1)
-    assert job.finish().code == 143
-    assert not (rehearsals.cwd / "up_1_0").exists()
-    rehearsals.runner.prove_nothing_left()
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_training_goes_on_with_fewer_ranks_to_the_losses_of_one_process(rehearsals: Rehearsals, workers: Path) -> None:
     """Four ranks on two hosts, of which one fails: two ranks end the training from the checkpoint of step 4."""

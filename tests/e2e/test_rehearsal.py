@@ -90,18 +90,6 @@ def test_job_starts_again_on_the_same_hosts_and_keeps_the_logs_of_each_attempt(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
-def test_signal_to_msrun_ends_the_job_on_every_host(rehearsals: Rehearsals, workers: Path, signum: int) -> None:
-    job = rehearsals.start("2x1", workers / "wait.py")
-    rehearsals.wait_for_workers(job, 2)
-    job.send(signum)
-    ended = job.finish()
-    assert ended.code == 128 + signum
-    assert ended.errors == [f"msrun: error: stopped by {signal.Signals(signum).name}"]
-    rehearsals.runner.prove_nothing_left()
-
-
-@pytest.mark.slow
 def test_killed_launcher_takes_every_host_with_it(rehearsals: Rehearsals, workers: Path) -> None:
     job = rehearsals.start("2x1", "--heartbeat_time_out=3", workers / "wait.py")
     rehearsals.wait_for_workers(job, 2)

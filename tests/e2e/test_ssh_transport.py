@@ -216,67 +216,6 @@ def test_jump_hosts_lead_to_the_next(ssh_net: SshNet, launcher: Launcher) -> Non
     assert launcher.says("host2", text, "echo $SSH_CLIENT").split()[0] == ssh_net.address(1)
 
 
-def test_jump_host_that_fails_is_named(ssh_net: SshNet, launcher: Launcher) -> None:
-    refused = launcher.refused("host2", config_file=_with_strange_jump(ssh_net, launcher.folder))
-    assert f"host2 ({ssh_net.address(2)}): jump host {ssh_net.address(0)}: login as root refused: tried " in refused
-    gone = launcher.refused("host2", "Host host2\n ProxyJump host0\n Port 9")
-    assert (
-        f"host2 ({ssh_net.address(2)} port 9): the jump host does not reach it (connect failed: Connection ref" in gone
-    )
-    assert "AllowTcpForwarding" in gone
-
-
-def _with_strange_jump(net: SshNet, folder: Path) -> Path:
-    """Return a config with a key that the jump host does not know."""
-    path = folder / "strange"
-    path.write_text(
-        f"Host host0\n IdentityFile {net.client}/other_0\nHost host2\n ProxyJump host0\n HostName {net.address(2)}\n"
-        f"Host *\n HostName {net.address(0)}\n User root\n IdentityAgent none\n"
-        f" UserKnownHostsFile {net.client}/known_hosts\n"
-    )
-    return path
-
-
-@pytest.mark.parametrize("policy", ["strict", "accept-new", "off"])
-def test_unknown_and_changed_keys_under_each_policy(ssh_net: SshNet, launcher: Launcher, policy: Any) -> None:
-    path = launcher.folder / "known"
-    text = f"Host *\n UserKnownHostsFile {path}"
-    if policy == "strict":
-        assert "is unknown: 10.77.0.9 is not in known_hosts" in launcher.refused("host0", text, host_keys=policy)
-        assert not path.exists()
-    else:
-        assert launcher.says("host0", text, host_keys=policy) == "host0"
-        assert path.exists() == (policy == "accept-new")
-        assert bool(launcher.said) == (policy == "off")
-    if policy == "accept-new":
-        assert path.read_text().startswith("10.77.0.9 ssh-ed25519 ")
-        assert launcher.says("host0", text, host_keys="strict") == "host0"
-    path.write_text(f"10.77.0.9 {make_key(launcher.folder / 'other')}\n")
-    if policy == "off":
-        assert launcher.says("host0", text, host_keys=policy) == "host0"
-        return
-    refused = launcher.refused("host0", text, host_keys=policy)
-    assert "HOST KEY HAS CHANGED" in refused and f'ssh-keygen -f "{path}" -R "10.77.0.9"' in refused
-    shown = subprocess.run(
-        ["ssh-keygen", "-lf", ssh_net.folder / "host_key_0"], capture_output=True, text=True, check=True
-    ).stdout.split()[1]
-    assert f"it is ED25519 {shown}, but {path}:1 has another ED25519 key" in refused
-
-
-def test_keys_that_the_server_does_not_know_are_named_and_too_many_are_explained(
-    ssh_net: SshNet, launcher: Launcher
-) -> None:
-    others = tuple(ssh_net.client / f"other_{number}" for number in range(7))
-    only = f"Host *\n HostName {ssh_net.address(0)}\n User root\n UserKnownHostsFile {ssh_net.client}/known_hosts\n"
-    path = launcher.folder / "only"
-    path.write_text(only + " IdentityAgent none\n")
-    refused = launcher.refused("host0", config_file=path, identity_files=others[:2])
-    assert f"login as root refused: tried {others[0]}, {others[1]}" in refused
-    refused = launcher.refused("host0", config_file=path, identity_files=others)
-    assert "MaxAuthTries" in refused and str(others[5]) in refused and str(others[6]) not in refused
-    assert launcher.says("host0", config_file=path, identity_files=(ssh_net.client / "id_ed25519", *others)) == "host0"
-
-
 @pytest.mark.slow
 def test_one_server_lets_in_as_many_as_come(ssh_net: SshNet, launcher: Launcher) -> None:
     """MaxStartups 10:30:100 drops those that come together."""
@@ -306,47 +245,6 @@ def test_stopped_session_holds_up_nobody_who_closes_the_pipe(ssh_net: SshNet, la
     assert pipe.exit_status is None
     for pid in sessions:
         os.kill(pid, signal.SIGCONT)
-
-
-def test_stopped_server_is_given_up_in_time_and_a_late_banner_is_waited_for(
-    ssh_net: SshNet, launcher: Launcher
-) -> None:
-    os.kill(ssh_net.server(0), signal.SIGSTOP)
-    try:
-        assert "the host or its sshd hangs, or is slow" in launcher.refused("host0", connect_time_out_s=1.0)
-        with ThreadPoolExecutor(1) as pool:
-            late = pool.submit(launcher.says, "host0")
-            wait_until(lambda: _waiting(ssh_net, 0) > 1, "the client waits for the banner")
-            os.kill(ssh_net.server(0), signal.SIGCONT)
-            assert late.result(DEADLINE_S) == "host0"
-    finally:
-        os.kill(ssh_net.server(0), signal.SIGCONT)
-
-
-def _waiting(net: SshNet, host: int) -> int:
-    """Return how many connections a server has not taken yet."""
-    shown = subprocess.run([*net.prefix(host), "ss", "-Hltn4", "sport = :22"], capture_output=True, text=True)
-    return int(shown.stdout.split()[1])
-
-
-def test_killed_session_and_ends_of_agents_are_known(ssh_net: SshNet, launcher: Launcher) -> None:
-    pipe = launcher.open("host0")
-    for pid in ssh_net.sessions(0):
-        os.kill(pid, signal.SIGKILL)
-    assert read(pipe) == b"" and pipe.exit_status is None
-    for command, status in (("exit 3", 3), ("exec /no/python -c x", 127)):
-        pipe = launcher.open("host0", command=command)
-        assert read(pipe) == b"" and pipe.exit_status == status
-    assert "/no/python" in pipe.stderr_text()
-
-
-def test_host_that_is_off_or_absent_is_named(ssh_net: SshNet, launcher: Launcher) -> None:
-    ssh_net.cut(2)
-    try:
-        assert "does not answer within 0." in launcher.refused("host2", connect_time_out_s=0.5)
-    finally:
-        ssh_net.mend(2)
-    assert "the name gone.invalid cannot be resolved" in launcher.refused("gone.invalid")
 
 
 @pytest.mark.slow

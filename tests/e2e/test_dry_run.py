@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from job_runner import Finished, JobRunner
+from job_runner import WORKERS, JobRunner, RunHere
 
 CASES = [(2, how) for how in ("plain", "level3", "tensor parallel", "recompute", "micro batches", "data parallel")]
 CASES += [(4, how) for how in ("level1", "level3", "pipeline", "data parallel level3")]
@@ -16,10 +15,8 @@ CASES += [(4, how) for how in ("level1", "level3", "pipeline", "data parallel le
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "how"), CASES)
-def test_parameters_optimizer_state_and_traffic_are_those_of_a_real_run(
-    msrun: JobRunner, workers: Path, tmp_path: Path, ranks: int, how: str
-) -> None:
-    script, seen = workers / "runtime" / "dry_run.py", tmp_path / "seen"
+def test_memory_and_traffic_are_those_of_a_real_run(msrun: JobRunner, tmp_path: Path, ranks: int, how: str) -> None:
+    script, seen = WORKERS / "runtime" / "dry_run.py", tmp_path / "seen"
     real = msrun.run(f"--worker_num={ranks}", script, how, seen, cwd=tmp_path)
     assert real.code == 0, real.stderr
     profile = Path(f"{seen}.json")
@@ -126,16 +123,14 @@ AutoParallel(lambda x: net(x).sum().backward())(torch.ones(8, 4))
         (STEP, "the step function called no function of value_and_grad"),
     ],
 )
-def test_scripts_that_cannot_be_looked_at_are_told_what_to_call(
-    msrun: JobRunner, tmp_path: Path, script: str, said: str
-) -> None:
+def test_script_that_cannot_be_looked_at_is_told_why(msrun: JobRunner, tmp_path: Path, script: str, said: str) -> None:
     (tmp_path / "train.py").write_text(script)
     done = msrun.run("--sim_level=1", "--worker_num=8", "train.py", cwd=tmp_path)
     assert done.code != 0
     assert said in done.stderr
 
 
-def test_option_that_estimate_has_not_is_refused(msrun_here: Callable[..., Finished], tmp_path: Path) -> None:
+def test_option_that_estimate_has_not_is_refused(msrun_here: RunHere, tmp_path: Path) -> None:
     (tmp_path / "step.py").touch()
     done = msrun_here("estimate", "step.py", "--width", "3", cwd=tmp_path)
     assert done.code == 2

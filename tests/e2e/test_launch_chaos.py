@@ -17,7 +17,7 @@ from signal import Signals
 
 import pytest
 from chaos_lives import ROUNDS_PER_TEST, SEED, named, send
-from job_runner import Finished, JobRunner, Running, wait_until
+from job_runner import WORKERS, Finished, JobRunner, Running, wait_until
 
 CASES = int(os.environ.get("MSRUN_CHAOS_CASES") or 40)
 
@@ -299,12 +299,10 @@ def judge(outcomes: list[Outcome], finished: Finished, msrun: JobRunner) -> None
 @pytest.mark.parametrize(
     "number", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, -(-CASES // ROUNDS_PER_TEST)))]
 )
-def test_whatever_is_killed_or_stopped_the_end_is_right_and_leaves_nothing(
-    msrun: JobRunner, workers: Path, tmp_path: Path, number: int
-) -> None:
+def test_whatever_is_hit_the_end_is_right_and_leaves_nothing(msrun: JobRunner, tmp_path: Path, number: int) -> None:
     for index in range(number * ROUNDS_PER_TEST, min(CASES, (number + 1) * ROUNDS_PER_TEST)):
         plan = plan_round(f"{SEED}-{index}")
         cwd = tmp_path / f"round_{index}"
         cwd.mkdir()
         with named(plan, index):
-            carry_out(plan, msrun, workers / "chaos.py", cwd)
+            carry_out(plan, msrun, WORKERS / "chaos.py", cwd)

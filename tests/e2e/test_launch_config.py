@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from asked_cases import one_fast
-from job_runner import Finished, JobRunner
+from job_runner import JobRunner, RunHere
 
 SECRET = "hunter2-and-more"
 PlanOf = Callable[..., dict[str, Any]]
@@ -30,7 +30,7 @@ def cwd(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def plan_of(msrun_here: Callable[..., Finished], cwd: Path) -> PlanOf:
+def plan_of(msrun_here: RunHere, cwd: Path) -> PlanOf:
     """Gives the plan of a dry run."""
 
     def plan(*words: str, **env: str) -> dict[str, Any]:
@@ -67,9 +67,7 @@ def test_the_nearer_source_wins_and_is_named(
     assert settings["worker_num"]["source"] == "command line"
 
 
-def test_settings_are_shown_in_text_and_in_one_note(
-    msrun: JobRunner, msrun_here: Callable[..., Finished], cwd: Path
-) -> None:
+def test_settings_are_shown_and_noted_once(msrun: JobRunner, msrun_here: RunHere, cwd: Path) -> None:
     words = ("--config=job.yaml", "--tail_worker_log=all")
     env = {"MSRUN_GRACE": "3", "MSRUN_QUIET": "0"}
     text = msrun_here(*words, "--dry_run", cwd=cwd, env=env).stdout.decode()
@@ -113,9 +111,7 @@ def test_variables_of_all_sources_are_collected_by_name(plan_of: PlanOf, cwd: Pa
     assert seen() == {"A": "file", "B": "of the environment", "C": "e", "D": "env_file"}
 
 
-def test_every_switch_of_the_file_can_be_taken_back(
-    msrun: JobRunner, msrun_here: Callable[..., Finished], cwd: Path
-) -> None:
+def test_every_switch_can_be_taken_back(msrun: JobRunner, msrun_here: RunHere, cwd: Path) -> None:
     (cwd / "all.yaml").write_text("script: train.py\nworker_num: 1\nquiet: true\ndry_run: true\ndebug: true\n")
     assert b"command " in msrun_here("--config=all.yaml", cwd=cwd).stdout
     assert json.loads(msrun_here("--config=all.yaml", cwd=cwd, env={"MSRUN_DRY_RUN": "json"}).stdout)
@@ -191,9 +187,7 @@ WORDS = {
 
 
 @pytest.mark.parametrize("name", [*FILES, *WORDS])
-def test_wrong_settings_are_refused_in_one_line_and_nothing_happens(
-    msrun_here: Callable[..., Finished], cwd: Path, name: str
-) -> None:
+def test_wrong_settings_are_refused_in_one_line(msrun_here: RunHere, cwd: Path, name: str) -> None:
     if name in FILES:
         content, pattern = FILES[name]
         (cwd / "wrong.yaml").write_bytes(content)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
-from job_runner import JobRunner, latest_job, wait_until
+from job_runner import WORKERS, JobRunner, latest_job, wait_until
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, int, int]]:
@@ -22,15 +22,13 @@ def snapshot(folder: Path) -> dict[str, tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize("where", one_fast("--worker_num=1", "--rehearse=1x1"))
-def test_a_second_job_touches_nothing_of_the_first_which_runs(
-    msrun: JobRunner, workers: Path, tmp_path: Path, where: str
-) -> None:
-    first = msrun.start("--worker_num=1", workers / "wait.py", cwd=tmp_path)
+def test_a_second_job_touches_nothing_of_the_first_which_runs(msrun: JobRunner, tmp_path: Path, where: str) -> None:
+    first = msrun.start("--worker_num=1", WORKERS / "wait.py", cwd=tmp_path)
     first.wait_for(tmp_path / "ready_0")
     wait_until(lambda: "1 of 1" in (first.log_dir / "scheduler.log").read_text(), "the scheduler's last word for now")
     of_first = latest_job(first.log_dir)
     before = snapshot(of_first)
-    second = msrun.start(where, workers / "end.py", "all", "0", cwd=tmp_path).finish()
+    second = msrun.start(where, WORKERS / "end.py", "all", "0", cwd=tmp_path).finish()
     assert second.code == 0, second.stderr
     assert second.log_dir == latest_job(first.log_dir) != of_first
     assert (first.log_dir / "worker_0.log").read_text() == "rank 0 begins\n"
@@ -44,9 +42,7 @@ def test_a_second_job_touches_nothing_of_the_first_which_runs(
 
 
 @pytest.mark.parametrize("where", one_fast("--worker_num=1", "--rehearse=1x1"))
-def test_log_directory_that_is_removed_during_the_job_is_told_and_the_status_stays(
-    msrun: JobRunner, tmp_path: Path, where: str
-) -> None:
+def test_log_directory_that_is_removed_during_the_job_is_told(msrun: JobRunner, tmp_path: Path, where: str) -> None:
     (tmp_path / "remove.py").write_text("import shutil\nshutil.rmtree('log_output')\n")
     finished = msrun.run(where, "remove.py", cwd=tmp_path)
     assert finished.code == 0
@@ -55,9 +51,7 @@ def test_log_directory_that_is_removed_during_the_job_is_told_and_the_status_sta
 
 
 @pytest.mark.parametrize("where", one_fast("--worker_num=1", "--rehearse=1x1"))
-def test_log_directory_that_is_removed_before_the_workers_have_started_is_told(
-    msrun: JobRunner, tmp_path: Path, where: str
-) -> None:
+def test_log_directory_that_is_removed_at_the_start_is_told(msrun: JobRunner, tmp_path: Path, where: str) -> None:
     (tmp_path / "early.py").write_text(
         "import os, shutil\nif os.path.isdir('log_output'):\n    shutil.rmtree('log_output')\n"
     )
@@ -116,10 +110,10 @@ def log_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("kind", one_fast(*KINDS))
-def test_it_is_left_alone_or_gives_way_to_a_link(msrun: JobRunner, workers: Path, log_dir: Path, kind: str) -> None:
+def test_it_is_left_alone_or_gives_way_to_a_link(msrun: JobRunner, log_dir: Path, kind: str) -> None:
     for name in (*NAMES, "job.lock", "latest"):
         KINDS[kind](log_dir / name)
-    job = msrun.start("--worker_num=2", workers / "end.py", "all", "0", cwd=log_dir.parent).finish(DEADLINE_S)
+    job = msrun.start("--worker_num=2", WORKERS / "end.py", "all", "0", cwd=log_dir.parent).finish(DEADLINE_S)
     assert job.code == 0, job.stderr
     (own,) = (path for path in log_dir.iterdir() if path.is_dir() and not path.is_symlink())
     for path in own.iterdir():
@@ -132,21 +126,19 @@ def test_it_is_left_alone_or_gives_way_to_a_link(msrun: JobRunner, workers: Path
     assert {path.read_text() for path in log_dir.parent.glob("target_of_*")} <= {"precious"}
 
 
-def test_folders_in_the_place_of_its_files_hold_up_no_job(msrun: JobRunner, workers: Path, log_dir: Path) -> None:
+def test_folders_in_the_place_of_its_files_hold_up_no_job(msrun: JobRunner, log_dir: Path) -> None:
     for name in (*NAMES, "job.lock", "latest", "msrun.log"):
         (log_dir / name).mkdir()
     options = ["--worker_num=2", "--log_max_bytes=4K"]
-    job = msrun.start(*options, workers / "end.py", "all", "0", cwd=log_dir.parent).finish(DEADLINE_S)
+    job = msrun.start(*options, WORKERS / "end.py", "all", "0", cwd=log_dir.parent).finish(DEADLINE_S)
     assert job.code == 0, job.stderr
     shown = msrun.start("status", cwd=log_dir.parent).finish(DEADLINE_S)
     assert shown.code == 0 and b"finished successfully" in shown.stdout
 
 
 @pytest.mark.parametrize("kind", one_fast("fifo", "socket", "link"))
-def test_whoever_looks_at_the_job_does_not_wait_for_it(
-    msrun: JobRunner, workers: Path, log_dir: Path, kind: str
-) -> None:
-    ended = msrun.run("--worker_num=2", workers / "end.py", "all", "0", cwd=log_dir.parent)
+def test_whoever_looks_at_the_job_does_not_wait_for_it(msrun: JobRunner, log_dir: Path, kind: str) -> None:
+    ended = msrun.run("--worker_num=2", WORKERS / "end.py", "all", "0", cwd=log_dir.parent)
     assert ended.code == 0
     for name in set(NAMES) - {"plan.json"}:
         (ended.log_dir / name).unlink(missing_ok=True)
@@ -158,9 +150,7 @@ def test_whoever_looks_at_the_job_does_not_wait_for_it(
     (ended.log_dir / "events.jsonl").unlink()
 
 
-def test_a_worker_that_stands_in_the_way_of_the_next_attempt_ends_the_job_in_one_line(
-    msrun: JobRunner, log_dir: Path
-) -> None:
+def test_a_worker_that_stands_in_the_way_of_the_next_attempt_ends_the_job(msrun: JobRunner, log_dir: Path) -> None:
     (log_dir.parent / "train.py").write_text(
         "import os, sys\nos.mkdir(os.path.join(os.environ['MSRUN_LOG_DIR'], 'worker_0.attempt_0.log'))\nsys.exit(3)\n"
     )

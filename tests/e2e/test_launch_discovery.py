@@ -10,13 +10,12 @@ import signal
 import socket
 import stat
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from host_net import HostNet
-from job_runner import Finished, JobRunner, Running, wait_until
+from job_runner import WORKERS, JobRunner, RunHere, Running, wait_until
 
 from msrun.planning.ranks import count_workers
 
@@ -85,16 +84,16 @@ def test_mpirun_starts_one_msrun_per_host(msrun: JobRunner, host_net: HostNet, t
 
 
 @pytest.mark.slow
-def test_one_task_of_an_allocation_is_a_job_on_one_host(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    ended = msrun.run("--worker_num=2", workers / "record.py", cwd=tmp_path, env=slurm_step(0, 1))
+def test_one_task_of_an_allocation_is_a_job_on_one_host(msrun: JobRunner, tmp_path: Path) -> None:
+    ended = msrun.run("--worker_num=2", WORKERS / "record.py", cwd=tmp_path, env=slurm_step(0, 1))
     assert ended.code == 0
     assert record(tmp_path, 1)["GROUP_WORLD_SIZE"] == "1"
     assert "Slurm job 4711 has 2 nodes (SLURM_JOB_NUM_NODES), but msrun was started once" in ended.stderr
 
 
-def test_what_a_cluster_tells_is_shown_given_up_and_overruled(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    words = ("--dry_run", workers / "record.py")
-    shown = msrun.run("--node_rank=0", *words, cwd=tmp_path, env={**slurm_step(1), "MSRUN_LOCAL_WORKER_NUM": "4"})
+def test_what_a_cluster_tells_is_shown_and_overruled(msrun_here: RunHere, tmp_path: Path) -> None:
+    words = ("--dry_run", WORKERS / "record.py")
+    shown = msrun_here("--node_rank=0", *words, cwd=tmp_path, env={**slurm_step(1), "MSRUN_LOCAL_WORKER_NUM": "4"})
     assert shown.code == 0
     lines = [" ".join(line.split()) for line in shown.stdout.decode().splitlines()]
     for line in (
@@ -104,28 +103,26 @@ def test_what_a_cluster_tells_is_shown_given_up_and_overruled(msrun: JobRunner, 
         "master_addr=train-0 SLURM_STEP_NODELIST",
     ):
         assert line in lines
-    off = msrun.run("--discover=False", *words, cwd=tmp_path, env=slurm_step(1))
+    off = msrun_here("--discover=False", *words, cwd=tmp_path, env=slurm_step(1))
     assert b"1 worker on 1 host" in off.stdout
-    quiet = msrun.run("--quiet", *words, cwd=tmp_path, env=slurm_step(1))
+    quiet = msrun_here("--quiet", *words, cwd=tmp_path, env=slurm_step(1))
     assert quiet.stderr == ""
 
 
-def test_once_per_worker_is_refused_before_anything_starts(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+def test_once_per_worker_is_refused_before_anything_starts(msrun_here: RunHere, tmp_path: Path) -> None:
     environ = slurm_step(1, SLURM_STEP_NUM_TASKS="16", SLURM_PROCID="9", SLURM_LOCALID="1")
-    ended = msrun.run(workers / "record.py", cwd=tmp_path, env=environ)
+    ended = msrun_here(WORKERS / "record.py", cwd=tmp_path, env=environ)
     assert ended.code == 2 and not ended.log_dir.exists()
     (error,) = ended.errors
     assert "SLURM_STEP_NUM_TASKS=16 on 2 hosts: srun starts msrun once per worker; start it once per host" in error
 
 
-def test_found_value_that_a_job_cannot_have_is_refused_with_its_variable(
-    msrun: JobRunner, workers: Path, tmp_path: Path
-) -> None:
+def test_found_value_that_cannot_be_is_refused_with_its_variable(msrun_here: RunHere, tmp_path: Path) -> None:
     environ = slurm_step(0, 1, SLURM_GPUS_ON_NODE="4")
-    ended = msrun.run("--device_target=gpu", workers / "record.py", cwd=tmp_path, env=environ)
+    ended = msrun_here("--device_target=gpu", WORKERS / "record.py", cwd=tmp_path, env=environ)
     assert ended.code == 2
     assert "4 workers but 0 gpu devices visible" in ended.errors[0]
-    address = msrun.run(workers / "record.py", cwd=tmp_path, env={"PET_NNODES": "2", "PET_MASTER_ADDR": "-x"})
+    address = msrun_here(WORKERS / "record.py", cwd=tmp_path, env={"PET_NNODES": "2", "PET_MASTER_ADDR": "-x"})
     assert address.code == 2
     assert "--master_addr '-x': not an address" in address.errors[0]
     assert "(master_addr is set by PET_MASTER_ADDR)" in address.errors[0]
@@ -142,7 +139,7 @@ def test_found_value_that_a_job_cannot_have_is_refused_with_its_variable(
     ],
 )
 def test_a_job_has_as_many_workers_as_the_host_or_its_script_wants(
-    msrun_here: Callable[..., Finished], tmp_path: Path, words: tuple[str, ...], script: str, workers: str
+    msrun_here: RunHere, tmp_path: Path, words: tuple[str, ...], script: str, workers: str
 ) -> None:
     (tmp_path / "train.py").write_text(script)
     shown = msrun_here(*words, "--dry_run", "train.py", cwd=tmp_path)

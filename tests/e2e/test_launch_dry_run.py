@@ -7,12 +7,11 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from job_runner import Finished, JobRunner
+from job_runner import WORKERS, JobRunner, RunHere
 
 OPTIONS = ["--worker_num=3", "--env", "API_KEY=hidden", "--env", "A=b c", "--tail_worker_log=0,2", "--grace=2.5"]
 HOOKED = """
@@ -38,10 +37,8 @@ def snapshot(*folders: Path) -> list[tuple[str, int, int]]:
 
 
 @pytest.mark.parametrize("form", ["--dry-run", "--dry_run=json"])
-def test_dry_run_touches_nothing_and_says_the_same_twice(
-    msrun: JobRunner, workers: Path, odd_path: Path, form: str
-) -> None:
-    (odd_path / "train.py").write_bytes((workers / "record.py").read_bytes())
+def test_dry_run_touches_nothing_and_says_the_same_twice(msrun: JobRunner, odd_path: Path, form: str) -> None:
+    (odd_path / "train.py").write_bytes((WORKERS / "record.py").read_bytes())
     before = snapshot(odd_path)
     words = (*OPTIONS, form, "train.py", "--lr", "0.1")
     finished = msrun.run(*words, cwd=odd_path, command=[sys.executable, "-c", HOOKED])
@@ -51,8 +48,8 @@ def test_dry_run_touches_nothing_and_says_the_same_twice(
     assert snapshot(odd_path) == before
 
 
-def test_dry_run_is_the_plan_of_the_run(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    script = [workers / "record.py", "--lr", "0.1"]
+def test_dry_run_is_the_plan_of_the_run(msrun: JobRunner, tmp_path: Path) -> None:
+    script = [WORKERS / "record.py", "--lr", "0.1"]
     dry = json.loads(msrun.run(*OPTIONS, "--dry_run=json", *script, cwd=tmp_path).stdout)
     finished = msrun.run(*OPTIONS, *script, cwd=tmp_path)
     real = finished.read_plan()
@@ -69,22 +66,20 @@ def test_dry_run_is_the_plan_of_the_run(msrun: JobRunner, workers: Path, tmp_pat
     assert without_what_is_chosen_at_start(dry) == without_what_is_chosen_at_start(real)
 
 
-def test_text_names_ranks_logs_command_and_environment(
-    msrun_here: Callable[..., Finished], workers: Path, tmp_path: Path
-) -> None:
-    text = msrun_here(*OPTIONS, "--dry_run", workers / "record.py", "a b", cwd=tmp_path).stdout.decode()
-    assert f"{workers / 'record.py'} 'a b'" in text
+def test_text_names_ranks_logs_command_and_environment(msrun_here: RunHere, tmp_path: Path) -> None:
+    text = msrun_here(*OPTIONS, "--dry_run", WORKERS / "record.py", "a b", cwd=tmp_path).stdout.decode()
+    assert f"{WORKERS / 'record.py'} 'a b'" in text
     for rank in range(3):
         assert str(tmp_path / "log_output" / f"worker_{rank}.log") in text
     assert "A=b c" in text and "API_KEY=********" in text and "WORLD_SIZE=3" in text
 
 
 @pytest.mark.slow
-def test_bytes_that_are_no_text_can_be_printed(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    finished = msrun.run("--dry_run", workers / "record.py", b"\xff", cwd=tmp_path)
+def test_bytes_that_are_no_text_can_be_printed(msrun: JobRunner, tmp_path: Path) -> None:
+    finished = msrun.run("--dry_run", WORKERS / "record.py", b"\xff", cwd=tmp_path)
     assert finished.code == 0, finished.stderr
     assert b"\xff" in finished.stdout
-    finished = msrun.run("--dry_run=json", workers / "record.py", b"\xff", cwd=tmp_path)
+    finished = msrun.run("--dry_run=json", WORKERS / "record.py", b"\xff", cwd=tmp_path)
     assert json.loads(finished.stdout)["hosts"][0]["program"]["args"] == ["\udcff"]
 
 
@@ -122,7 +117,7 @@ def test_good_host_is_said_to_be_good_and_nothing_is_started(msrun: JobRunner, c
     assert os.listdir(checked) == ["train.py"]
 
 
-def test_quiet_shows_only_what_needs_attention(msrun_here: Callable[..., Finished], checked: Path) -> None:
+def test_quiet_shows_only_what_needs_attention(msrun_here: RunHere, checked: Path) -> None:
     finished = msrun_here("--worker_num=2", "--quiet", "--check", "-m", "no_such_module", cwd=checked)
     assert finished.code == 2
     found = lines_of(finished.stdout)
@@ -130,7 +125,7 @@ def test_quiet_shows_only_what_needs_attention(msrun_here: Callable[..., Finishe
     assert found["program"][0] == "fail"
 
 
-def test_everything_that_fails_is_shown_at_once(msrun_here: Callable[..., Finished], checked: Path) -> None:
+def test_everything_that_fails_is_shown_at_once(msrun_here: RunHere, checked: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         options = ["--device_target=gpu", "--log_dir=train.py", "--rank_table_file=no.json", f"--master_port={port}"]

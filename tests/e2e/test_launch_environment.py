@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from job_runner import Finished, JobRunner
+from job_runner import WORKERS, Finished, JobRunner
 
 WORLD_SIZE = 4
 STALE = {
@@ -29,7 +29,7 @@ class Recorded:
 
 
 @pytest.fixture(scope="module")
-def both(msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Recorded]:
+def both(msrun_of_module: JobRunner, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Recorded]:
     """The same job, started by fork and by exec from the same directory."""
     cwd = tmp_path_factory.mktemp("record") / "a b"
     cwd.mkdir()
@@ -41,7 +41,7 @@ def both(msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.Tem
         options = ["--worker_num", str(WORLD_SIZE), "--start_method", method, "--log-dir", f"logs {method}"]
         options += ["--env", f"ODD={ODD_VALUE}", "--env", "BOTH=option", "--env_file", "job.env"]
         finished = msrun_of_module.run(
-            *options, workers / "record.py", "one", cwd=cwd, env=env, log_dir=f"logs {method}"
+            *options, WORKERS / "record.py", "one", cwd=cwd, env=env, log_dir=f"logs {method}"
         )
         assert finished.code == 0, finished.stderr
         files = sorted((cwd / f"records_{method}").iterdir())
@@ -94,7 +94,7 @@ def test_stale_variables_are_replaced_and_said_once(recorded: Recorded) -> None:
     assert names.split(", ") == sorted(STALE)
 
 
-def test_every_rank_is_a_process_of_its_own_in_the_directory_of_the_caller(recorded: Recorded, workers: Path) -> None:
+def test_every_rank_is_a_process_of_its_own_in_the_directory_of_the_caller(recorded: Recorded) -> None:
     assert [record["env"]["RANK"] for record in recorded.ranks] == [str(rank) for rank in range(WORLD_SIZE)]
     assert len({record["pid"] for record in recorded.ranks}) == WORLD_SIZE
     assert len({record["ppid"] for record in recorded.ranks}) == 1, "below the fork server"
@@ -104,9 +104,9 @@ def test_every_rank_is_a_process_of_its_own_in_the_directory_of_the_caller(recor
         assert record["descriptors"] == {"0": "/dev/null", "1": log, "2": log}, "nothing else is open"
         assert record["is_tty"] == [False, False, False]
         assert record["cwd"] == str(recorded.finished.log_dir.parents[1])
-        assert record["argv"] == [str(workers / "record.py"), "one"]
-        assert record["path"][0] == str(workers)
-        assert (record["name"], record["file"]) == ("__main__", str(workers / "record.py"))
+        assert record["argv"] == [str(WORKERS / "record.py"), "one"]
+        assert record["path"][0] == str(WORKERS)
+        assert (record["name"], record["file"]) == ("__main__", str(WORKERS / "record.py"))
     for kind in (0, 1):
         draws = {record["draws"][kind] for record in recorded.ranks}
         assert len(draws) == WORLD_SIZE, "random numbers differ between workers that seed nothing"
@@ -128,8 +128,8 @@ def test_forked_and_executed_workers_are_equal_apart_from_process_ids(both: dict
 
 
 @pytest.mark.slow
-def test_scheduler_and_fork_server_carry_no_rank(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    job = msrun.start("--worker_num", "1", workers / "wait.py", cwd=tmp_path, env=STALE)
+def test_scheduler_and_fork_server_carry_no_rank(msrun: JobRunner, tmp_path: Path) -> None:
+    job = msrun.start("--worker_num", "1", WORKERS / "wait.py", cwd=tmp_path, env=STALE)
     job.wait_for(tmp_path / "ready_0")
     for pid in (job.pid_of("scheduler"), job.pid_of_fork_server()):
         environ = Path("/proc", str(pid), "environ").read_bytes().split(b"\0")
@@ -144,16 +144,14 @@ def test_scheduler_and_fork_server_carry_no_rank(msrun: JobRunner, workers: Path
 
 
 @pytest.mark.slow
-def test_chdir_moves_workers_and_not_the_logs(msrun: JobRunner, workers: Path, odd_path: Path, tmp_path: Path) -> None:
-    finished = msrun.run("--worker_num=1", "--chdir", odd_path, workers / "record.py", cwd=tmp_path)
+def test_chdir_moves_workers_and_not_the_logs(msrun: JobRunner, odd_path: Path, tmp_path: Path) -> None:
+    finished = msrun.run("--worker_num=1", "--chdir", odd_path, WORKERS / "record.py", cwd=tmp_path)
     assert finished.code == 0, finished.stderr
     assert json.loads((odd_path / "record_0.json").read_text())["cwd"] == str(odd_path)
     assert (tmp_path / "log_output" / "worker_0.log").exists()
 
 
-def test_devices_and_number_of_workers_are_those_of_the_rank_table(
-    msrun: JobRunner, workers: Path, tmp_path: Path
-) -> None:
+def test_devices_and_number_of_workers_are_those_of_the_rank_table(msrun: JobRunner, tmp_path: Path) -> None:
     devices = [{"device_id": str(device), "rank_id": str(rank)} for device, rank in ((5, 1), (4, 0))]
     server = {"server_id": "trainer", "device": devices}
     table = {"version": "1.0", "server_count": "1", "server_list": [server], "status": "completed"}

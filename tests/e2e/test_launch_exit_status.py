@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
-from job_runner import JobRunner, Running, is_alive, wait_until
+from job_runner import WORKERS, JobRunner, Running, is_alive, wait_until
 
 STATUS = [
     # how rank 1 ends, exit status of msrun, words of the report, how it was started
@@ -36,9 +36,9 @@ STATUS = [
     [*STATUS[:4], *(pytest.param(*row, marks=pytest.mark.slow) for row in STATUS[4:])],
 )
 def test_first_failure_gives_the_exit_status_and_is_named(
-    msrun: JobRunner, workers: Path, tmp_path: Path, how: str, code: int, words: str, method: str
+    msrun: JobRunner, tmp_path: Path, how: str, code: int, words: str, method: str
 ) -> None:
-    finished = msrun.run("--worker_num=3", "--start_method", method, workers / "end.py", "1", how, cwd=tmp_path)
+    finished = msrun.run("--worker_num=3", "--start_method", method, WORKERS / "end.py", "1", how, cwd=tmp_path)
     assert finished.code == code
     (line,) = finished.errors
     assert line.startswith("msrun: error: rank 1 on ")
@@ -64,8 +64,8 @@ def test_first_failure_gives_the_exit_status_and_is_named(
     assert stat.S_IMODE((finished.log_dir / "failure.json").stat().st_mode) == 0o600
 
 
-def test_first_to_end_is_named_however_late_msrun_sees_it(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    job = msrun.start("--worker_num=4", workers / "wait.py", cwd=tmp_path)
+def test_first_to_end_is_named_however_late_msrun_sees_it(msrun: JobRunner, tmp_path: Path) -> None:
+    job = msrun.start("--worker_num=4", WORKERS / "wait.py", cwd=tmp_path)
     job.wait_for(*(tmp_path / f"ready_{rank}" for rank in range(4)))
     server = job.pid_of_fork_server()
     os.kill(server, signal.SIGSTOP)
@@ -82,8 +82,8 @@ def test_first_to_end_is_named_however_late_msrun_sees_it(msrun: JobRunner, work
 
 
 @pytest.mark.parametrize(("how", "method"), one_fast(("0", "fork"), ("none", "exec"), ("return", "fork")))
-def test_all_workers_at_zero_is_zero(msrun: JobRunner, workers: Path, tmp_path: Path, how: str, method: str) -> None:
-    finished = msrun.run("--worker_num=2", f"--start_method={method}", workers / "end.py", "all", how, cwd=tmp_path)
+def test_all_workers_at_zero_is_zero(msrun: JobRunner, tmp_path: Path, how: str, method: str) -> None:
+    finished = msrun.run("--worker_num=2", f"--start_method={method}", WORKERS / "end.py", "all", how, cwd=tmp_path)
     assert (finished.code, finished.errors) == (0, [])
     assert not (finished.log_dir / "failure.json").exists()
     assert "all 2 workers finished successfully" in finished.stderr
@@ -153,9 +153,7 @@ print("last line")
 @pytest.mark.parametrize(
     "name", [*list(SCRIPTS)[:2], *(pytest.param(n, marks=pytest.mark.slow) for n in list(SCRIPTS)[2:])]
 )
-def test_script_comes_to_the_end_that_the_interpreter_gives_it(
-    msrun: JobRunner, tmp_path: Path, name: str, method: str
-) -> None:
+def test_script_ends_as_the_interpreter_ends_it(msrun: JobRunner, tmp_path: Path, name: str, method: str) -> None:
     script, results = tmp_path / "w.py", tmp_path / "results.json"
     script.write_text(SCRIPTS[name])
     command, env = [sys.executable, "-u", script], {**os.environ, "PYTHONUTF8": "1"}
@@ -203,9 +201,7 @@ def exits(job: Running) -> int:
 
 
 @pytest.mark.parametrize("where", one_fast("--worker_num=4", "--rehearse=2x2"))
-def test_others_run_to_their_end_and_the_first_failure_is_reported(
-    msrun: JobRunner, keeps_going: Path, where: str
-) -> None:
+def test_others_run_to_their_end_after_a_failure(msrun: JobRunner, keeps_going: Path, where: str) -> None:
     job = msrun.start(where, "--keep_going", "train.py", cwd=keeps_going)
     wait_until(lambda: exits(job) == 1, "rank 1 has failed")
     (keeps_going / "failed").touch()
@@ -250,10 +246,10 @@ WAITS = {"thread": r"thread uploader at linger\.py:\d+ in upload", "atexit": r"l
 
 
 @pytest.mark.parametrize(("how", "status"), one_fast(("thread", 7), ("thread", 0), ("atexit", 0)))
-def test_it_is_said_which_rank_waits_for_what_and_it_may_take_its_time(
-    msrun: JobRunner, workers: Path, tmp_path: Path, how: str, status: int
+def test_it_is_said_what_a_rank_waits_for_and_it_may_take_its_time(
+    msrun: JobRunner, tmp_path: Path, how: str, status: int
 ) -> None:
-    job = msrun.start("--worker_num=2", workers / "linger.py", "1", how, str(status), cwd=tmp_path)
+    job = msrun.start("--worker_num=2", WORKERS / "linger.py", "1", how, str(status), cwd=tmp_path)
     wait_until(lambda: "rank 1" in job.stderr, "the rank is named")
     assert re.search(rf"msrun: the program of rank 1 has ended, its process waits for {WAITS[how]}", job.stderr)
     (tmp_path / "go").touch()
@@ -264,19 +260,17 @@ def test_it_is_said_which_rank_waits_for_what_and_it_may_take_its_time(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", WAITS)
-def test_one_that_does_nothing_is_ended_after_the_limit_and_named(
-    msrun: JobRunner, workers: Path, tmp_path: Path, how: str
-) -> None:
-    job = msrun.run("--worker_num=2", "--exit_time_out=8", workers / "linger.py", "1", how, cwd=tmp_path)
+def test_one_that_does_nothing_is_ended_after_the_limit_and_named(msrun: JobRunner, tmp_path: Path, how: str) -> None:
+    job = msrun.run("--worker_num=2", "--exit_time_out=8", WORKERS / "linger.py", "1", how, cwd=tmp_path)
     assert job.code == 124, job.stderr
     assert re.search(rf"rank 1 .*waits for {WAITS[how]}", job.errors[0]), job.errors
     assert [worker["global_rank"] for worker in job.read_json("failure.json")["lagging"]] == [1]
 
 
 @pytest.mark.slow
-def test_one_that_has_failed_is_ended_with_its_own_status(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+def test_one_that_has_failed_is_ended_with_its_own_status(msrun: JobRunner, tmp_path: Path) -> None:
     options = ("--worker_num=2", "--grace=1", "--exit_time_out=8")
-    job = msrun.run(*options, workers / "linger.py", "1", "thread", "7", cwd=tmp_path)
+    job = msrun.run(*options, WORKERS / "linger.py", "1", "thread", "7", cwd=tmp_path)
     assert job.code == 7, job.stderr
     assert re.search(r"rank 1 on \S+ failed first: exit code 7", job.errors[0])
     assert "thread uploader" in job.log(1).decode()

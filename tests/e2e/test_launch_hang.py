@@ -8,23 +8,23 @@ from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
-from job_runner import Finished, JobRunner
+from job_runner import WORKERS, Finished, JobRunner
 
 OTHERS = (0, 2, 3)
 
 
-def run_stuck(msrun: JobRunner, workers: Path, cwd: Path, how: str, *options: str) -> Finished:
-    return msrun.run("--worker_num=4", *options, workers / "runtime" / "stuck.py", how, cwd=cwd)
+def run_stuck(msrun: JobRunner, cwd: Path, how: str, *options: str) -> Finished:
+    return msrun.run("--worker_num=4", *options, WORKERS / "runtime" / "stuck.py", how, cwd=cwd)
 
 
 @pytest.mark.parametrize(
     ("how", "words"),
     one_fast(("sleep", "step 2"), ("spin", "step 2"), ("stop", "step 2, stopped by a signal")),
 )
-def test_rank_that_holds_the_others_up_is_named_with_its_step(
-    msrun: JobRunner, workers: Path, tmp_path: Path, how: str, words: str
+def test_rank_that_holds_others_up_is_named_with_its_step(
+    msrun: JobRunner, tmp_path: Path, how: str, words: str
 ) -> None:
-    finished = run_stuck(msrun, workers, tmp_path, how, "--hang_time_out=3")
+    finished = run_stuck(msrun, tmp_path, how, "--hang_time_out=3")
     assert finished.code == 124, finished.stderr
     (line,) = finished.errors
     assert re.search(r"--hang_time_out 3: no progress for [3-9] s; behind: rank 1 \(" + words + r"\)", line), line
@@ -50,10 +50,10 @@ def test_silence_of_a_plain_script_is_found(msrun: JobRunner, tmp_path: Path, me
 
 
 @pytest.mark.parametrize("where", one_fast("--worker_num=3", "--rehearse=3x1"))
-def test_torchs_flight_recorder_of_all_ranks_names_the_collective_that_one_has_not_begun(
-    msrun: JobRunner, workers: Path, tmp_path: Path, where: str
+def test_torchs_flight_recorder_names_the_collective_that_one_rank_has_not_begun(
+    msrun: JobRunner, tmp_path: Path, where: str
 ) -> None:
-    script = workers / "plain_stuck.py"
+    script = WORKERS / "plain_stuck.py"
     finished = msrun.run(where, "--hang_time_out=2", script, cwd=tmp_path)
     assert finished.code == 124, finished.stderr
     if where == "--worker_num=3":
@@ -95,8 +95,8 @@ def test_program_that_is_no_python_is_found_stuck_too(msrun: JobRunner, tmp_path
 
 
 @pytest.mark.slow
-def test_rank_that_never_joins_is_named_with_its_last_words(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    finished = run_stuck(msrun, workers, tmp_path, "absent", "--cluster_time_out=15")
+def test_rank_that_never_joins_is_named_with_its_last_words(msrun: JobRunner, tmp_path: Path) -> None:
+    finished = run_stuck(msrun, tmp_path, "absent", "--cluster_time_out=15")
     assert finished.code == 124, finished.stderr
     (line,) = finished.errors
     assert line.startswith("msrun: error: --cluster_time_out 15: 1 of 4 workers have not joined the world")
@@ -118,8 +118,8 @@ EARLY = r"rank 1 (exited early \(code 0\)|left the job early)"
     ],
 )
 def test_rank_that_ends_well_or_leaves_while_others_need_it_is_named_and_not_called_a_hang(
-    msrun: JobRunner, workers: Path, tmp_path: Path, how: str, code: int, words: str
+    msrun: JobRunner, tmp_path: Path, how: str, code: int, words: str
 ) -> None:
-    finished = run_stuck(msrun, workers, tmp_path, how)
+    finished = run_stuck(msrun, tmp_path, how)
     assert finished.code == code, finished.stderr
     assert re.search(words, finished.errors[0])

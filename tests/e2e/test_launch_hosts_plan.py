@@ -6,12 +6,11 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from job_runner import Finished, JobRunner
+from job_runner import WORKERS, JobRunner, RunHere
 
 HOSTFILE = """\
 # four workers, unequal
@@ -86,9 +85,7 @@ WORDS = {
 
 
 @pytest.mark.parametrize("wrong", [*LISTS, *WORDS])
-def test_wrong_hosts_are_refused_in_one_line_and_nothing_happens(
-    msrun_here: Callable[..., Finished], cwd: Path, wrong: str
-) -> None:
+def test_wrong_hosts_are_refused_in_one_line(msrun_here: RunHere, cwd: Path, wrong: str) -> None:
     if wrong in LISTS:
         (cwd / "hosts.txt").write_text(wrong)
     words = ["--hostfile=hosts.txt"] if wrong in LISTS else wrong.split(" ")
@@ -102,9 +99,7 @@ def test_wrong_hosts_are_refused_in_one_line_and_nothing_happens(
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_dry_run_opens_no_socket_resolves_no_name_and_writes_nothing(
-    msrun: JobRunner, msrun_here: Callable[..., Finished], cwd: Path, form: str
-) -> None:
+def test_dry_run_asks_nobody_and_writes_nothing(msrun: JobRunner, msrun_here: RunHere, cwd: Path, form: str) -> None:
     words = (*OPTIONS, f"--dry_run={form}", "train.py")
     before = sorted(os.listdir(cwd))
     finished = msrun.run(*words, cwd=cwd, env=ENV, command=[sys.executable, "-c", DRY_RUN])
@@ -114,7 +109,7 @@ def test_dry_run_opens_no_socket_resolves_no_name_and_writes_nothing(
     assert msrun_here(*words, cwd=cwd, env=ENV).stdout == finished.stdout, "two of them are the same"
 
 
-def test_dry_run_says_who_runs_what_and_what_goes_there(msrun_here: Callable[..., Finished], cwd: Path) -> None:
+def test_dry_run_says_who_runs_what_and_what_goes_there(msrun_here: RunHere, cwd: Path) -> None:
     text = msrun_here(*OPTIONS, "--dry_run", "train.py", cwd=cwd, env=ENV).stdout.decode()
     assert re.search(r"0 +h1 +3 +0-2 +0-2 +- +me +2222", text)
     assert re.search(r"1 +10\.0\.0\.7 +1 +3 +5 +10\.0\.0\.7 +- +- +/opt/py/bin/python", text)
@@ -125,11 +120,11 @@ def test_dry_run_says_who_runs_what_and_what_goes_there(msrun_here: Callable[...
     assert str(cwd / "log_output" / "worker_3.log") in text
 
 
-def plan_of(msrun_here: Callable[..., Finished], cwd: Path, *words: str, **env: str) -> Any:
+def plan_of(msrun_here: RunHere, cwd: Path, *words: str, **env: str) -> Any:
     return json.loads(msrun_here("--dry_run=json", *words, cwd=cwd, env=env).stdout)
 
 
-def test_json_of_the_plan_holds_every_worker_of_every_host(msrun_here: Callable[..., Finished], cwd: Path) -> None:
+def test_json_of_the_plan_holds_every_worker_of_every_host(msrun_here: RunHere, cwd: Path) -> None:
     plan = plan_of(msrun_here, cwd, *OPTIONS, "train.py", **ENV)
     workers = [(host["name"], worker) for host in plan["hosts"] for worker in host["workers"]]
     places = [(name, worker["global_rank"], worker["local_rank"]) for name, worker in workers]
@@ -140,9 +135,7 @@ def test_json_of_the_plan_holds_every_worker_of_every_host(msrun_here: Callable[
     assert plan["forwarded"]["HF_TOKEN"] == plan["hosts"][0]["env"]["API_KEY"] == "********"
 
 
-def test_hosts_may_come_from_a_table_from_the_environment_and_from_a_file(
-    msrun_here: Callable[..., Finished], cwd: Path
-) -> None:
+def test_hosts_may_come_from_a_table_a_variable_and_a_file(msrun_here: RunHere, cwd: Path) -> None:
     plan = plan_of(msrun_here, cwd, "--ssh", "--rank_table_file=table.json", "train.py")
     ranks = [(host["name"], host["workers"][0]["env"]["RANK"]) for host in plan["hosts"]]
     assert (ranks, plan["master"]["address"]) == ([("10.0.0.0", "0"), ("10.0.0.1", "1")], "10.0.0.0")
@@ -152,8 +145,8 @@ def test_hosts_may_come_from_a_table_from_the_environment_and_from_a_file(
     assert plan_of(msrun_here, cwd, "--config=job.yaml", MSRUN_HOSTS="h3:7")["world_size"] == 7
 
 
-def test_list_of_only_this_host_is_an_ordinary_job(msrun: JobRunner, workers: Path, cwd: Path) -> None:
-    finished = msrun.run("--hosts=localhost:4", "--include=localhost:1,3", workers / "record.py", cwd=cwd)
+def test_list_of_only_this_host_is_an_ordinary_job(msrun: JobRunner, cwd: Path) -> None:
+    finished = msrun.run("--hosts=localhost:4", "--include=localhost:1,3", WORKERS / "record.py", cwd=cwd)
     assert finished.code == 0, finished.stderr
     records = [json.loads((cwd / f"record_{rank}.json").read_text())["env"] for rank in (0, 1)]
     assert [(env["RANK"], env["WORLD_SIZE"], env["DEVICE_ID"]) for env in records] == [("0", "2", "1"), ("1", "2", "3")]
@@ -164,12 +157,12 @@ DECIDED_THERE |= {"MSRUN_RENDEZVOUS", "OMP_NUM_THREADS", "RANK_TABLE_FILE"}
 INTERFACES = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"}
 
 
-def test_dry_run_is_what_a_run_carries_out(msrun: JobRunner, workers: Path, cwd: Path) -> None:
+def test_dry_run_is_what_a_run_carries_out(msrun: JobRunner, cwd: Path) -> None:
     """Another spelling of the interpreter makes this host one that an agent is started on."""
     python = f"{Path(sys.executable).parent}/./{Path(sys.executable).name}"
     arguments = ["--hosts=localhost:2", f"--python={python}", "--env", "API_KEY=hidden", "--forward_env=MY_*"]
-    dry = json.loads(msrun.run(*arguments, "--dry_run=json", workers / "record.py", cwd=cwd, env=ENV).stdout)
-    finished = msrun.run(*arguments, workers / "record.py", cwd=cwd, env=ENV)
+    dry = json.loads(msrun.run(*arguments, "--dry_run=json", WORKERS / "record.py", cwd=cwd, env=ENV).stdout)
+    finished = msrun.run(*arguments, WORKERS / "record.py", cwd=cwd, env=ENV)
     assert finished.code == 0, finished.stderr
     real = finished.read_plan()
     env = real["hosts"][0]["env"]

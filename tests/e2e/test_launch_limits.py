@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
-from job_runner import JobRunner
+from job_runner import WORKERS, JobRunner
 
 
-def test_rotated_logs_need_two_descriptors_for_each_worker(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+def test_rotated_logs_need_two_descriptors_for_each_worker(msrun: JobRunner, tmp_path: Path) -> None:
     few = ["sh", "-c", 'ulimit -n 72 && exec "$@"', "sh"]  # 32 and one for each of 40 workers, not two
-    job = msrun.run("--worker_num=40", "--log_max_bytes=1M", workers / "end.py", "all", "0", cwd=tmp_path, prefix=few)
+    job = msrun.run("--worker_num=40", "--log_max_bytes=1M", WORKERS / "end.py", "all", "0", cwd=tmp_path, prefix=few)
     assert job.code == 3
     (line,) = job.stderr.splitlines()
     assert "72 open files allowed for each process, 40 workers with --log_max_bytes need 112; raise the hard " in line
@@ -35,8 +35,8 @@ def test_msrun_raises_its_own_limit_and_workers_keep_that_of_the_user(msrun: Job
 
 
 @pytest.mark.slow
-def test_pipes_of_logs_that_cannot_be_made_are_named(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    options = ("--worker_num=2", "--max_restarts=1", "--log_max_bytes=1M", workers / "wait.py")
+def test_pipes_of_logs_that_cannot_be_made_are_named(msrun: JobRunner, tmp_path: Path) -> None:
+    options = ("--worker_num=2", "--max_restarts=1", "--log_max_bytes=1M", WORKERS / "wait.py")
     job = msrun.start(*options, cwd=tmp_path)
     job.wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
     server = job.pid_of_fork_server()
@@ -139,12 +139,12 @@ while True:
 """
 
 
-@pytest.mark.parametrize("words", one_fast(["--worker_num=2"], ["--rehearse=2x1"]))
-def test_workers_get_term_and_the_job_ends_with_124(msrun: JobRunner, tmp_path: Path, words: list[str]) -> None:
+@pytest.mark.parametrize(("where", "limit_s"), one_fast(("--worker_num=2", 3), ("--rehearse=2x1", 8)))
+def test_workers_get_term_and_the_job_ends_with_124(msrun: JobRunner, tmp_path: Path, where: str, limit_s: int) -> None:
     (tmp_path / "train.py").write_text(SAVES)
-    ended = msrun.run(*words, "--time_limit=3", "train.py", cwd=tmp_path)
+    ended = msrun.run(where, f"--time_limit={limit_s}", "train.py", cwd=tmp_path)
     assert ended.code == 124, ended.stderr
-    assert "stopped by --time_limit: the job has run for 3 s" in ended.stderr
+    assert f"stopped by --time_limit: the job has run for {limit_s} s" in ended.stderr
     assert [(tmp_path / f"saved_{rank}").read_text() for rank in (0, 1)] == ["SIGTERM", "SIGTERM"]
 
 
@@ -159,9 +159,7 @@ def test_the_time_of_earlier_attempts_counts_and_no_attempt_follows(msrun: JobRu
     assert len(list(ended.log_dir.glob("worker_0.attempt_*.log"))) == 1
 
 
-def test_worker_that_fills_the_disk_of_the_logs_fails_and_is_reported(
-    msrun: JobRunner, tmp_path: Path, small_disk: Path
-) -> None:
+def test_worker_that_fills_the_disk_of_the_logs_is_reported(msrun: JobRunner, tmp_path: Path, small_disk: Path) -> None:
     (tmp_path / "w.py").write_text(
         "import os, time\nif os.environ['RANK'] == '0': time.sleep(600)\nwhile True: print('x' * 1000)\n"
     )
@@ -177,14 +175,12 @@ def test_worker_that_fills_the_disk_of_the_logs_fails_and_is_reported(
     assert len(finished.log(1)) > 500_000
 
 
-def test_folder_for_temporary_files_on_a_disk_without_room_for_the_workers_records_is_named(
-    msrun: JobRunner, workers: Path, tmp_path: Path, small_disk: Path
-) -> None:
+def test_temporary_folder_without_room_for_records_is_named(msrun: JobRunner, tmp_path: Path, small_disk: Path) -> None:
     page = os.sysconf("SC_PAGE_SIZE")
     room = os.statvfs(small_disk).f_bavail * page
     (small_disk / "filler").write_bytes(b"x" * (room - page))  # for one page, and 64 records take two
     finished = msrun.run(
-        "--worker_num=64", workers / "end.py", "all", "0", cwd=tmp_path, env={"TMPDIR": str(small_disk)}
+        "--worker_num=64", WORKERS / "end.py", "all", "0", cwd=tmp_path, env={"TMPDIR": str(small_disk)}
     )
     assert finished.code == 3
     (line,) = finished.errors
@@ -192,12 +188,10 @@ def test_folder_for_temporary_files_on_a_disk_without_room_for_the_workers_recor
     assert "No space left on device; set TMPDIR to another folder" in line
 
 
-def test_log_directory_on_a_full_disk_is_refused_before_anything_starts(
-    msrun: JobRunner, workers: Path, tmp_path: Path, small_disk: Path
-) -> None:
+def test_log_directory_on_a_full_disk_is_refused_at_once(msrun: JobRunner, tmp_path: Path, small_disk: Path) -> None:
     (small_disk / "filler").write_bytes(b"x" * (1 << 20))
     log_dir = str(small_disk / "logs")
-    words = (f"--log_dir={log_dir}", workers / "end.py", "all", "0")
+    words = (f"--log_dir={log_dir}", WORKERS / "end.py", "all", "0")
     finished = msrun.run(*words, cwd=tmp_path, log_dir=log_dir)
     assert finished.code in (2, 3)
     (line,) = finished.stderr.splitlines()

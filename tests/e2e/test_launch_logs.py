@@ -7,12 +7,11 @@ import os
 import re
 import socket
 import stat
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
-from job_runner import Finished, JobRunner
+from job_runner import WORKERS, Finished, JobRunner, RunHere
 
 from ranktable import read_table, validate_table
 
@@ -28,20 +27,17 @@ def expected_log(rank: int) -> bytes:
 @pytest.fixture(scope="module", params=one_fast("fork", "exec"))
 def flooded(
     msrun_of_module: JobRunner,
-    workers: Path,
     tmp_path_factory: pytest.TempPathFactory,
     request: pytest.FixtureRequest,
 ) -> Finished:
     cwd = tmp_path_factory.mktemp("flood")
     options = ["--worker_num=3", "--start_method", request.param, "--tail_worker_log=2", "--raw"]
-    finished = msrun_of_module.run(*options, workers / "flood.py", str(LINES), cwd=cwd, env={"PYTHONUTF8": "1"})
+    finished = msrun_of_module.run(*options, WORKERS / "flood.py", str(LINES), cwd=cwd, env={"PYTHONUTF8": "1"})
     assert finished.code == 0, finished.stderr
     return finished
 
 
-def test_every_byte_of_every_worker_is_in_its_log_and_those_of_the_chosen_rank_on_the_console(
-    flooded: Finished,
-) -> None:
+def test_every_byte_of_a_worker_is_in_its_log_and_of_the_chosen_rank_on_the_console(flooded: Finished) -> None:
     for rank in range(3):
         assert flooded.log(rank) == expected_log(rank)
     assert flooded.stdout == expected_log(2)
@@ -76,18 +72,16 @@ def test_events_and_the_schedulers_log_tell_the_whole_job_in_order(flooded: Fini
     assert text.splitlines()[-2].endswith("job over: all workers ended with exit code 0")
 
 
-def test_several_tailed_ranks_have_host_and_rank_in_front_and_whole_lines(
-    msrun: JobRunner, workers: Path, tmp_path: Path
-) -> None:
-    finished = msrun.run("--worker_num=2", "--tail_worker_log=all", workers / "flood.py", "2000", cwd=tmp_path)
+def test_several_tailed_ranks_have_host_and_rank_in_front_and_whole_lines(msrun: JobRunner, tmp_path: Path) -> None:
+    finished = msrun.run("--worker_num=2", "--tail_worker_log=all", WORKERS / "flood.py", "2000", cwd=tmp_path)
     heads = [f"[{socket.gethostname()}:{rank}] rank {rank} ".encode() for rank in (0, 1)]
     for head in heads:
         shown = [line for line in finished.stdout.splitlines() if line.startswith(head)]
         assert shown == [head + f"line {number} {'x' * (number % 97)}".encode() for number in range(2000)]
 
 
-def test_quiet_says_nothing_but_errors(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    words = ("--quiet", "--worker_num=1", "--tail_worker_log=none", workers / "end.py", "all")
+def test_quiet_says_nothing_but_errors(msrun: JobRunner, tmp_path: Path) -> None:
+    words = ("--quiet", "--worker_num=1", "--tail_worker_log=none", WORKERS / "end.py", "all")
     good = msrun.run(*words, "0", cwd=tmp_path)
     assert (good.stdout, good.stderr, good.log(0)) == (b"", "", b"rank 0 begins\n")
     assert msrun.run(*words, "3", cwd=tmp_path).stderr.startswith("msrun: error: rank 0 on ")
@@ -170,7 +164,7 @@ def test_the_time_stands_before_each_line(msrun: JobRunner, cwd: Path) -> None:
     ],
 )
 def test_what_cannot_be_together_is_refused(
-    msrun_here: Callable[..., Finished], cwd: Path, options: tuple[str, ...], remedy: str
+    msrun_here: RunHere, cwd: Path, options: tuple[str, ...], remedy: str
 ) -> None:
     job = msrun_here("--worker_num=1", *options, "train.py", cwd=cwd)
     assert (job.code, len(job.stderr.splitlines())) == (2, 1)
@@ -185,9 +179,7 @@ ORDERS = (b"\x1b", b"\x07", "\x9b".encode(), BIDI.encode())
 
 
 @pytest.mark.parametrize("options", [(), ("--raw",)], ids=["text", "raw"])
-def test_lines_report_and_status_are_text_and_raw_lines_and_the_log_are_as_written(
-    msrun: JobRunner, tmp_path: Path, options: tuple[str, ...]
-) -> None:
+def test_orders_to_a_terminal_are_shown_as_text(msrun: JobRunner, tmp_path: Path, options: tuple[str, ...]) -> None:
     head = 'import sys\nsys.stdout.reconfigure(encoding="utf-8")\n'
     (tmp_path / "hostile.py").write_text(
         f'{head}print("tail", {HOSTILE!r}, "end of tail")\nraise ValueError({HOSTILE!r})\n'

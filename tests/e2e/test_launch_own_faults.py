@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
-from job_runner import MARK, JobRunner, Running, parent_of
+from job_runner import MARK, WORKERS, JobRunner, Running, parent_of
 from rehearsal import Rehearsals
 
 from msrun import contract
@@ -68,7 +68,7 @@ def test_slip_in_what_shows_the_job_is_told_once_and_the_job_goes_on(
         pytest.param(SEVERAL_HOSTS, "msrun.launch.fleet.fleet_job", "FleetRun._tick", marks=pytest.mark.slow),
     ],
 )
-def test_slip_in_what_runs_the_job_ends_it_under_its_own_name(
+def test_slip_in_what_runs_the_job_ends_it(
     msrun: JobRunner, tmp_path: Path, hosts: list[str], module: str, function: str
 ) -> None:
     (tmp_path / "slip.py").write_text(SLIP.format(module=module, function=function, condition="True"))
@@ -88,10 +88,8 @@ def test_slip_in_what_runs_the_job_ends_it_under_its_own_name(
 
 
 @pytest.mark.parametrize("role", one_fast("fork server", "scheduler", "log writer"))
-def test_stopped_process_of_its_own_ends_the_job_and_is_named(
-    msrun: JobRunner, workers: Path, tmp_path: Path, role: str
-) -> None:
-    options = ("--worker_num=2", "--heartbeat_time_out=2", "--log_max_bytes=1M", workers / "wait.py")
+def test_stopped_process_of_its_own_ends_the_job_and_is_named(msrun: JobRunner, tmp_path: Path, role: str) -> None:
+    options = ("--worker_num=2", "--heartbeat_time_out=2", "--log_max_bytes=1M", WORKERS / "wait.py")
     job = msrun.start(*options, cwd=tmp_path)
     job.wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
     sign = {"fork server": "fork_server import main"}.get(role, f"msrun: {role}").encode()
@@ -129,10 +127,8 @@ def wait_for_attempt(folder: Path, job: Running, ranks: int, attempt: int) -> No
         ("fork server", ("--interactive",)),
     ),
 )
-def test_job_that_has_lost_it_starts_again(
-    msrun: JobRunner, workers: Path, tmp_path: Path, lost: str, options: tuple[str, ...]
-) -> None:
-    words = ["--worker_num=2", "--max_restarts=1", *options, workers / "attempt.py", "wait"]
+def test_job_that_lost_it_starts_again(msrun: JobRunner, tmp_path: Path, lost: str, options: tuple[str, ...]) -> None:
+    words = ["--worker_num=2", "--max_restarts=1", *options, WORKERS / "attempt.py", "wait"]
     job = msrun.start(*words, cwd=tmp_path)
     wait_for_attempt(tmp_path, job, 2, 0)
     os.kill(own_process(job, lost), signal.SIGKILL)

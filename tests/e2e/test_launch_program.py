@@ -7,12 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
-from job_runner import REPOSITORY, Finished, JobRunner, latest_job, wait_until
+from job_runner import REPOSITORY, WORKERS, Finished, JobRunner, RunHere, latest_job, wait_until
 
 HOSTILE: list[bytes] = [
     b"", b"I'm 72\" tall", b"$HOME", b"`touch x`", b";touch x", b"$(touch x)", b"*", b"two\nlines", b"tab\tand\r",
@@ -22,10 +21,10 @@ HOSTILE: list[bytes] = [
 
 
 @pytest.mark.parametrize("method", one_fast("fork", "exec"))
-def test_hostile_arguments_arrive_unchanged(msrun: JobRunner, workers: Path, odd_path: Path, method: str) -> None:
+def test_hostile_arguments_arrive_unchanged(msrun: JobRunner, odd_path: Path, method: str) -> None:
     """At a script with an odd name in an odd directory."""
     script = odd_path / "it's $1 ☃.py"
-    script.write_bytes((workers / "record.py").read_bytes())
+    script.write_bytes((WORKERS / "record.py").read_bytes())
     finished = msrun.run("--worker_num=1", "--start_method", method, script.name, *HOSTILE, cwd=odd_path)
     assert finished.code == 0, finished.stderr
     argv = json.loads((odd_path / "record_0.json").read_text())["argv"]
@@ -34,8 +33,8 @@ def test_hostile_arguments_arrive_unchanged(msrun: JobRunner, workers: Path, odd
 
 
 @pytest.mark.slow
-def test_hostile_arguments_arrive_unchanged_at_a_shell_script(msrun: JobRunner, workers: Path, odd_path: Path) -> None:
-    finished = msrun.run("--worker_num=2", workers / "record.sh", *HOSTILE, cwd=odd_path)
+def test_hostile_arguments_arrive_unchanged_at_a_shell_script(msrun: JobRunner, odd_path: Path) -> None:
+    finished = msrun.run("--worker_num=2", WORKERS / "record.sh", *HOSTILE, cwd=odd_path)
     assert finished.code == 0, finished.stderr
     for rank in (0, 1):
         assert (odd_path / f"args_{rank}").read_bytes().split(b"\0")[:-1] == HOSTILE
@@ -59,13 +58,11 @@ def python_forms(folder: Path) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("form", one_fast(*python_forms(Path())))
-def test_every_form_of_a_python_program_runs_with_its_arguments(
-    msrun: JobRunner, workers: Path, tmp_path: Path, form: str
-) -> None:
+def test_every_form_of_a_python_program_runs_with_its_arguments(msrun: JobRunner, tmp_path: Path, form: str) -> None:
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "__init__.py").touch()
     for name in ("record.py", "pkg/rec.py"):
-        (tmp_path / name).write_bytes((workers / "record.py").read_bytes())
+        (tmp_path / name).write_bytes((WORKERS / "record.py").read_bytes())
     finished = msrun.run("--worker_num=2", *python_forms(tmp_path)[form], "--lr", "0.1", "-m", cwd=tmp_path)
     assert finished.code == 0, finished.stderr
     for rank in (0, 1):
@@ -113,11 +110,11 @@ def test_pytest_runs_a_file_of_tests_on_every_rank(msrun: JobRunner, tmp_path: P
 
 
 @pytest.mark.slow
-def test_job_runs_with_python_safe_path(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+def test_job_runs_with_python_safe_path(msrun: JobRunner, tmp_path: Path) -> None:
     settings = {"env": {"PYTHONSAFEPATH": "1"}, "command": command_without_cwd()}
-    finished = msrun.run("--worker_num=1", workers / "record.py", cwd=tmp_path, **settings)
+    finished = msrun.run("--worker_num=1", WORKERS / "record.py", cwd=tmp_path, **settings)
     assert finished.code == 0, finished.stderr
-    assert str(workers) not in json.loads((tmp_path / "record_0.json").read_text())["path"]
+    assert str(WORKERS) not in json.loads((tmp_path / "record_0.json").read_text())["path"]
 
 
 # -- a script that can be read only once, and arguments that differ by rank -----
@@ -132,9 +129,7 @@ def pipe_into(msrun: JobRunner, cwd: Path, *words: str, text: str = SHOWS) -> su
     )
 
 
-def test_a_script_from_standard_input_is_read_once_for_all_ranks_and_stays_with_the_logs(
-    msrun: JobRunner, tmp_path: Path
-) -> None:
+def test_a_script_from_a_pipe_is_read_once_and_stays_with_the_logs(msrun: JobRunner, tmp_path: Path) -> None:
     done = pipe_into(msrun, tmp_path, "--worker_num=2", "--start_method=exec", "-", "a", "b")
     assert done.returncode == 0, done.stderr
     folder = latest_job(tmp_path / "log_output")
@@ -155,9 +150,7 @@ def test_a_script_from_standard_input_is_read_once_for_all_ranks_and_stays_with_
         (["--rehearse=1x1", "-"], SHOWS, "- and --rehearse: the script is read here, once; give a file"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(
-    msrun: JobRunner, tmp_path: Path, words: list[str], text: str, told: str
-) -> None:
+def test_what_cannot_be_is_refused(msrun: JobRunner, tmp_path: Path, words: list[str], text: str, told: str) -> None:
     done = pipe_into(msrun, tmp_path, *words, text=text)
     assert done.returncode == 2
     assert done.stderr.startswith(f"msrun: error: {told}") and len(done.stderr.splitlines()) == 1
@@ -213,7 +206,7 @@ def test_a_program_that_is_no_python_stands_beside_one_that_is(msrun: JobRunner,
     assert (programs / "shell_2").read_text() == "2 default 1\n"
 
 
-def test_the_plan_names_the_ranks_of_each_program(msrun_here: Callable[..., Finished], programs: Path) -> None:
+def test_the_plan_names_the_ranks_of_each_program(msrun_here: RunHere, programs: Path) -> None:
     words = ("-n", "1", "a.py", "--password=secret", ":", "-n", "3", "b.py", "--api_key=geheim")
     plan = msrun_here("--dry_run", *words, cwd=programs).stdout.decode()
     assert "a.py" in plan and "(ranks 0, role default)" in plan
@@ -233,8 +226,8 @@ def test_the_plan_names_the_ranks_of_each_program(msrun_here: Callable[..., Fini
         (("-n", "1", "a.py", ":", "-n", "1", "b.py", ":", "-n", "x", "b.py"), "-n x: give the number"),
     ],
 )
-def test_a_program_that_cannot_be_read_is_refused(
-    msrun_here: Callable[..., Finished], programs: Path, words: tuple[str, ...], remedy: str
+def test_unreadable_program_is_refused(
+    msrun_here: RunHere, programs: Path, words: tuple[str, ...], remedy: str
 ) -> None:
     job = msrun_here(*words, cwd=programs)
     assert (job.code, len(job.stderr.splitlines())) == (2, 1)
@@ -334,7 +327,7 @@ def path(*folders: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("script", "said", "method"), one_fast(("plain.py", "begins", "fork"), ("theirs.py", "of the user", "exec"))
 )
-def test_users_package_of_our_name_breaks_no_process_of_ours(
+def test_users_package_of_our_name_breaks_nothing(
     msrun: JobRunner, project: Path, script: str, said: str, method: str
 ) -> None:
     """Workers that start by exec have it."""

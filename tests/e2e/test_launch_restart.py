@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from asked_cases import one_fast
-from job_runner import Finished, JobRunner
+from job_runner import WORKERS, Finished, JobRunner
 
 from msrun import contract
 
@@ -18,13 +18,13 @@ def records(folder: Path, attempt: int) -> list[dict[str, Any]]:
     return [json.loads((folder / f"record_{rank}_{attempt}.json").read_text()) for rank in range(3)]
 
 
-def run(msrun: JobRunner, workers: Path, cwd: Path, how: str, *options: str) -> Finished:
-    return msrun.run("--worker_num=3", *options, workers / "attempt.py", how, cwd=cwd)
+def run(msrun: JobRunner, cwd: Path, how: str, *options: str) -> Finished:
+    return msrun.run("--worker_num=3", *options, WORKERS / "attempt.py", how, cwd=cwd)
 
 
 @pytest.mark.parametrize("method", one_fast("fork", "exec"))
-def test_failed_job_starts_again_and_ends_well(msrun: JobRunner, workers: Path, tmp_path: Path, method: str) -> None:
-    finished = run(msrun, workers, tmp_path, "code=7:2", "--max_restarts=2", "--start_method", method)
+def test_failed_job_starts_again_and_ends_well(msrun: JobRunner, tmp_path: Path, method: str) -> None:
+    finished = run(msrun, tmp_path, "code=7:2", "--max_restarts=2", "--start_method", method)
     assert finished.code == 0, finished.stderr
     assert "rank 1 failed first: exit code 7; starting all workers again now, restart 1" in finished.stderr
     assert "starting all workers again in 1 s, restart 2" in finished.stderr
@@ -46,8 +46,8 @@ def test_failed_job_starts_again_and_ends_well(msrun: JobRunner, workers: Path, 
     assert records(tmp_path, 0)[1]["RANK"] == "1" and records(tmp_path, 0)[0]["TORCHELASTIC_MAX_RESTARTS"] == "2"
 
 
-def test_last_attempt_decides_and_every_attempt_is_listed(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    finished = run(msrun, workers, tmp_path, "code=9:5", "--max_restarts=1")
+def test_last_attempt_decides_and_every_attempt_is_listed(msrun: JobRunner, tmp_path: Path) -> None:
+    finished = run(msrun, tmp_path, "code=9:5", "--max_restarts=1")
     assert finished.code == 9
     failure = finished.read_json("failure.json")
     assert failure["first_failure"]["global_rank"] == 1
@@ -58,10 +58,8 @@ def test_last_attempt_decides_and_every_attempt_is_listed(msrun: JobRunner, work
 
 
 @pytest.mark.parametrize("code", one_fast(contract.EXIT_DO_NOT_RESTART, 127))
-def test_worker_can_say_that_a_restart_would_not_help(
-    msrun: JobRunner, workers: Path, tmp_path: Path, code: int
-) -> None:
-    finished = run(msrun, workers, tmp_path, f"code={code}:9", "--max_restarts=3")
+def test_worker_can_say_that_a_restart_would_not_help(msrun: JobRunner, tmp_path: Path, code: int) -> None:
+    finished = run(msrun, tmp_path, f"code={code}:9", "--max_restarts=3")
     assert finished.code == code
     assert finished.read_json("failure.json")["attempts"] == []
 
@@ -88,17 +86,15 @@ def test_program_that_has_reported_progress_once_is_started_again(msrun: JobRunn
 
 
 @pytest.mark.slow
-def test_what_an_attempt_left_behind_is_gone_before_the_next_one_starts(
-    msrun: JobRunner, workers: Path, tmp_path: Path
-) -> None:
-    finished = run(msrun, workers, tmp_path, "leave", "--max_restarts=1")
+def test_what_an_attempt_left_behind_is_gone_before_the_next_one_starts(msrun: JobRunner, tmp_path: Path) -> None:
+    finished = run(msrun, tmp_path, "leave", "--max_restarts=1")
     assert finished.code == 0, finished.stderr
     assert all(record["left is gone"] for record in records(tmp_path, 1))
 
 
 @pytest.mark.slow
-def test_stuck_job_is_ended_and_starts_again(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    finished = run(msrun, workers, tmp_path, "stop", "--max_restarts=1", "--hang_time_out=2")
+def test_stuck_job_is_ended_and_starts_again(msrun: JobRunner, tmp_path: Path) -> None:
+    finished = run(msrun, tmp_path, "stop", "--max_restarts=1", "--hang_time_out=2")
     assert finished.code == 0, finished.stderr
     assert "behind: rank 1 (stopped by a signal)" in finished.stderr
     assert f"  rank 1, log: {finished.log_dir}/worker_1.attempt_0.log\n  | " in finished.stderr
@@ -106,8 +102,8 @@ def test_stuck_job_is_ended_and_starts_again(msrun: JobRunner, workers: Path, tm
 
 
 @pytest.mark.slow
-def test_interrupt_between_two_attempts_ends_the_job(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    job = msrun.start("--worker_num=3", "--max_restarts=9", workers / "attempt.py", "code=7:9", cwd=tmp_path)
+def test_interrupt_between_two_attempts_ends_the_job(msrun: JobRunner, tmp_path: Path) -> None:
+    job = msrun.start("--worker_num=3", "--max_restarts=9", WORKERS / "attempt.py", "code=7:9", cwd=tmp_path)
     job.wait_for(tmp_path / "log_output" / "latest" / "worker_1.attempt_1.log")
     job.send(signal.SIGTERM)
     finished = job.finish()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from asked_cases import one_fast
 from fleet import FleetRunner
-from job_runner import WORKER_IMPORTS, Finished, JobRunner, Running, wait_until
+from job_runner import WORKER_IMPORTS, WORKERS, Finished, JobRunner, Running, wait_until
 from rehearsal import Rehearsals
 from server_losses import expected_losses, losses
 
@@ -23,8 +23,8 @@ FOR_EVER = "1000000"
 PRELOAD = [f"--preload={name}" for name in WORKER_IMPORTS]
 
 
-def start(msrun: JobRunner, workers: Path, cwd: Path, steps: str, pause: str, *options: str) -> Running:
-    program = workers / "runtime" / "server_training.py"
+def start(msrun: JobRunner, cwd: Path, steps: str, pause: str, *options: str) -> Running:
+    program = WORKERS / "runtime" / "server_training.py"
     return msrun.start("--worker_num=2", "--server_num=2", *PRELOAD, *options, program, steps, pause, cwd=cwd)
 
 
@@ -41,8 +41,8 @@ def prove_losses(finished: Finished, steps: int, *, attempts: int) -> None:
 
 
 @pytest.mark.parametrize("victim", one_fast("server_1", "1", "launcher"))
-def test_servers_go_with_the_job(msrun: JobRunner, workers: Path, tmp_path: Path, victim: str) -> None:
-    job = start(msrun, workers, tmp_path, FOR_EVER, "-1")
+def test_servers_go_with_the_job(msrun: JobRunner, tmp_path: Path, victim: str) -> None:
+    job = start(msrun, tmp_path, FOR_EVER, "-1")
     wait_until(lambda: has_trained(job), "a step")
     os.kill(job.pid if victim == "launcher" else job.pid_of(victim), signal.SIGKILL)
     finished = job.finish()
@@ -55,10 +55,8 @@ def test_servers_go_with_the_job(msrun: JobRunner, workers: Path, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_strangers_at_a_servers_port_are_closed_and_the_job_goes_on(
-    msrun: JobRunner, workers: Path, tmp_path: Path
-) -> None:
-    job = start(msrun, workers, tmp_path, "5", "3")
+def test_strangers_at_a_servers_port_are_closed_and_the_job_goes_on(msrun: JobRunner, tmp_path: Path) -> None:
+    job = start(msrun, tmp_path, "5", "3")
     job.wait_for(tmp_path / "at_0", tmp_path / "at_1")
     log = job.log_dir / "server_0.log"
     found = re.search(r"listens on (\S+):(\d+)", log.read_text())
@@ -80,10 +78,10 @@ def test_strangers_at_a_servers_port_are_closed_and_the_job_goes_on(
 
 
 @pytest.mark.slow
-def test_rehearsed_job_that_lost_a_server_of_another_host_goes_on_from_its_checkpoint(
-    rehearsals: Rehearsals, workers: Path, tmp_path: Path
+def test_job_that_lost_a_server_of_another_host_goes_on_from_its_checkpoint(
+    rehearsals: Rehearsals, tmp_path: Path
 ) -> None:
-    program = workers / "runtime" / "server_training.py"
+    program = WORKERS / "runtime" / "server_training.py"
     words = ["--server_num=2", "--max_restarts=1", *PRELOAD, program, "3", "1"]
     job = rehearsals.start("2x1", *words)
     job.wait_for(tmp_path / "at_0", tmp_path / "at_1")
@@ -98,10 +96,8 @@ def test_rehearsed_job_that_lost_a_server_of_another_host_goes_on_from_its_check
 
 
 @pytest.mark.slow
-def test_server_of_a_host_that_is_lost_starts_on_a_spare_one(
-    rehearsals: Rehearsals, workers: Path, tmp_path: Path
-) -> None:
-    program = workers / "runtime" / "server_training.py"
+def test_server_of_a_host_that_is_lost_starts_on_a_spare_one(rehearsals: Rehearsals, tmp_path: Path) -> None:
+    program = WORKERS / "runtime" / "server_training.py"
     words = ["--spares=1", "--server_num=2", "--max_restarts=1", *PRELOAD, program, "3", "1"]
     job = rehearsals.start("3x1", *words)
     job.wait_for(tmp_path / "at_0", tmp_path / "at_1")
@@ -116,11 +112,9 @@ def test_server_of_a_host_that_is_lost_starts_on_a_spare_one(
 
 
 @pytest.mark.slow
-def test_server_of_another_host_that_is_killed_is_named_with_it(
-    fleet: FleetRunner, workers: Path, own_disk: Path
-) -> None:
+def test_server_of_another_host_that_is_killed_is_named_with_it(fleet: FleetRunner, own_disk: Path) -> None:
     """The log directory is not on the other host's disk: its server's log is copied to it."""
-    program = workers / "runtime" / "server_training.py"
+    program = WORKERS / "runtime" / "server_training.py"
     job = fleet.start([1, 1], "--server_num=2", *PRELOAD, program, FOR_EVER, "-1", log_dir=own_disk / "logs")
     wait_until(lambda: has_trained(job), "a step")
     os.kill(job.pid_of("server_1"), signal.SIGKILL)
@@ -134,12 +128,12 @@ def test_server_of_another_host_that_is_killed_is_named_with_it(
 
 
 @pytest.mark.slow
-def test_hosts_that_are_started_by_hand_share_servers(fleet: FleetRunner, workers: Path, tmp_path: Path) -> None:
+def test_hosts_that_are_started_by_hand_share_servers(fleet: FleetRunner, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("a secret of this job")
     token.chmod(0o600)
     words = [f"--master_addr={fleet.net.address(0)}", "--worker_num=2", "--local_worker_num=1", "--server_num=3"]
-    program = [workers / "runtime" / "server_training.py", "3", "0"]
+    program = [WORKERS / "runtime" / "server_training.py", "3", "0"]
     jobs = []
     for host in range(2):
         options = [*words, f"--node_rank={host}", f"--token_file={token}", f"--log_dir=logs_{host}", *PRELOAD]

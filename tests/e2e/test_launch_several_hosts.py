@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 from asked_cases import one_fast
 from host_net import HostNet, TypedHosts
-from job_runner import JobRunner, latest_job, wait_until
+from job_runner import WORKERS, JobRunner, latest_job, wait_until
 
 TWO = ("--worker_num=2", "--local_worker_num=1")
 
@@ -24,8 +23,8 @@ def record(folder: Path, rank: int) -> dict[str, Any]:
     return env
 
 
-def test_workers_of_two_hosts_are_one_world(hosts: TypedHosts, workers: Path, tmp_path: Path) -> None:
-    ended = hosts.run_all([2, 2], workers / "all_reduce.py")
+def test_workers_of_two_hosts_are_one_world(hosts: TypedHosts, tmp_path: Path) -> None:
+    ended = hosts.run_all([2, 2], WORKERS / "all_reduce.py")
     assert [job.code for job in ended] == [0, 0], ended
     assert not list((tmp_path / "log_output").glob(".meeting_*")), "the key goes with the job"
     results = [json.loads((tmp_path / f"result_{rank}.json").read_text()) for rank in range(4)]
@@ -37,8 +36,8 @@ def test_workers_of_two_hosts_are_one_world(hosts: TypedHosts, workers: Path, tm
 
 
 @pytest.mark.slow
-def test_unequal_hosts_get_ranks_environment_and_table(hosts: TypedHosts, workers: Path, tmp_path: Path) -> None:
-    ended = hosts.run_all([3, 1], workers / "record.py")
+def test_unequal_hosts_get_ranks_environment_and_table(hosts: TypedHosts, tmp_path: Path) -> None:
+    ended = hosts.run_all([3, 1], WORKERS / "record.py")
     assert [job.code for job in ended] == [0, 0], ended
     envs = [record(tmp_path, rank) for rank in range(4)]
     master = hosts.net.address(0)
@@ -59,9 +58,9 @@ def test_unequal_hosts_get_ranks_environment_and_table(hosts: TypedHosts, worker
 
 
 @pytest.mark.slow
-def test_without_node_rank_hosts_are_numbered_by_address(hosts: TypedHosts, workers: Path, tmp_path: Path) -> None:
+def test_without_node_rank_hosts_are_numbered_by_address(hosts: TypedHosts, tmp_path: Path) -> None:
     """10.77.0.9 comes before 10.77.0.10, which has the scheduler and comes first as text."""
-    words = ("--worker_num=2", "--local_worker_num=1", workers / "record.py")
+    words = ("--worker_num=2", "--local_worker_num=1", WORKERS / "record.py")
     jobs = [hosts.start(host, *words, master=1) for host in (1, 0)]
     assert [job.finish().code for job in jobs] == [0, 0]
     assert record(tmp_path, 0)["MASTER_ADDR"] == hosts.net.address(1)
@@ -70,8 +69,8 @@ def test_without_node_rank_hosts_are_numbered_by_address(hosts: TypedHosts, work
     assert (logs / "worker_0.log").exists() and (logs / "node_1" / "worker_1.log").exists()
 
 
-def test_missing_host_is_named_on_every_host_that_came(hosts: TypedHosts, workers: Path) -> None:
-    words = ("--worker_num=6", "--local_worker_num=2", "--cluster_time_out=3", workers / "wait.py")
+def test_missing_host_is_named_on_every_host_that_came(hosts: TypedHosts) -> None:
+    words = ("--worker_num=6", "--local_worker_num=2", "--cluster_time_out=3", WORKERS / "wait.py")
     for job in [hosts.start(host, *words, node=host) for host in (0, 1)]:
         ended = job.finish()
         assert ended.code == 124
@@ -80,19 +79,17 @@ def test_missing_host_is_named_on_every_host_that_came(hosts: TypedHosts, worker
         assert f", {hosts.net.address(1)}) with 2" in error
 
 
-def test_absent_scheduler_is_named(hosts: TypedHosts, workers: Path) -> None:
-    job = hosts.start(1, *TWO, "--cluster_time_out=0", workers / "wait.py", node=1).finish()
+def test_absent_scheduler_is_named(hosts: TypedHosts) -> None:
+    job = hosts.start(1, *TWO, "--cluster_time_out=0", WORKERS / "wait.py", node=1).finish()
     assert job.code == 124
     assert f"--cluster_time_out 0: no scheduler at {hosts.net.address(0)}:8118 (Connection refused)" in job.stderr
 
 
 @pytest.mark.slow
-def test_those_who_do_not_belong_are_refused_and_the_job_goes_on(
-    hosts: TypedHosts, workers: Path, tmp_path: Path
-) -> None:
+def test_those_who_do_not_belong_are_refused_and_the_job_goes_on(hosts: TypedHosts, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("right\n")
     (tmp_path / "token").chmod(0o600)
-    right = ("--token_file=token", workers / "record.py")
+    right = ("--token_file=token", WORKERS / "record.py")
     three = ("--worker_num=3", "--local_worker_num=1")
     master = hosts.start(0, *three, *right, node=0, MSRUN_TOKEN="unused")
     wait_until(lambda: "registered with 1 worker" in master.stderr, "the first host has come")
@@ -118,10 +115,10 @@ def test_those_who_do_not_belong_are_refused_and_the_job_goes_on(
 
 
 @pytest.mark.slow
-def test_extra_host_is_refused_and_an_interrupt_on_one_host_ends_all(hosts: TypedHosts, workers: Path) -> None:
-    jobs = hosts.start_all([1, 1], workers / "wait.py")
+def test_extra_host_is_refused_and_an_interrupt_on_one_host_ends_all(hosts: TypedHosts) -> None:
+    jobs = hosts.start_all([1, 1], WORKERS / "wait.py")
     hosts.wait_for_workers(jobs, 2)
-    extra = hosts.start(2, *TWO, "--node_rank=1", workers / "wait.py").finish()
+    extra = hosts.start(2, *TWO, "--node_rank=1", WORKERS / "wait.py").finish()
     assert extra.code == 3
     assert "refused this host: an extra host: the job is complete with 2 workers on 2 hosts" in extra.stderr
     jobs[1].send(signal.SIGINT)
@@ -132,8 +129,8 @@ def test_extra_host_is_refused_and_an_interrupt_on_one_host_ends_all(hosts: Type
 
 
 @pytest.mark.parametrize("killed", one_fast(1, 0))
-def test_killed_launcher_ends_the_job_on_the_other_host(hosts: TypedHosts, workers: Path, killed: int) -> None:
-    jobs = hosts.start_all([2, 2], workers / "wait.py")
+def test_killed_launcher_ends_the_job_on_the_other_host(hosts: TypedHosts, killed: int) -> None:
+    jobs = hosts.start_all([2, 2], WORKERS / "wait.py")
     hosts.wait_for_workers(jobs, 4)
     jobs[killed].send(signal.SIGKILL)
     ended = jobs[1 - killed].finish(15)
@@ -144,8 +141,8 @@ def test_killed_launcher_ends_the_job_on_the_other_host(hosts: TypedHosts, worke
 
 
 @pytest.mark.slow
-def test_killed_agent_of_the_host_with_the_scheduler_ends_the_job_on_all(hosts: TypedHosts, workers: Path) -> None:
-    jobs = hosts.start_all([1, 1], workers / "wait.py")
+def test_killed_agent_of_the_host_with_the_scheduler_ends_the_job_on_all(hosts: TypedHosts) -> None:
+    jobs = hosts.start_all([1, 1], WORKERS / "wait.py")
     hosts.wait_for_workers(jobs, 2)
     (agent,) = Path(f"/proc/{jobs[0].pid}/task/{jobs[0].pid}/children").read_text().split()
     os.kill(int(agent), signal.SIGKILL)
@@ -155,8 +152,8 @@ def test_killed_agent_of_the_host_with_the_scheduler_ends_the_job_on_all(hosts: 
 
 
 @pytest.mark.slow
-def test_cut_host_ends_the_job_on_both_sides(hosts: TypedHosts, workers: Path) -> None:
-    jobs = hosts.start_all([1, 1], "--heartbeat_time_out=1.5", workers / "wait.py")
+def test_cut_host_ends_the_job_on_both_sides(hosts: TypedHosts) -> None:
+    jobs = hosts.start_all([1, 1], "--heartbeat_time_out=1.5", WORKERS / "wait.py")
     hosts.wait_for_workers(jobs, 2)
     hosts.net.cut(1)
     try:
@@ -169,25 +166,8 @@ def test_cut_host_ends_the_job_on_both_sides(hosts: TypedHosts, workers: Path) -
 
 
 @pytest.mark.slow
-def test_host_that_cannot_begin_ends_the_job_everywhere(hosts: TypedHosts, workers: Path, tmp_path: Path) -> None:
-    program = (
-        "from msrun.errors import UsageError\nfrom msrun.launch.directory.lock import JobLock\n"
-        "def take(lock):\n    raise UsageError('--log_dir x: cannot lock it')\n"
-        "JobLock.take = take\nfrom msrun.cli import main\nmain()\n"
-    )
-    first = hosts.start(0, *TWO, workers / "wait.py", node=0)
-    other = [f"--master_addr={hosts.net.address(0)}", "--node_rank=1", *TWO, workers / "wait.py"]
-    command = [sys.executable, "-c", program]
-    second = hosts.runner.start(*other, cwd=tmp_path, prefix=hosts.net.prefix(1), command=command)
-    ended = [job.finish() for job in (first, second)]
-    assert [job.code for job in ended] == [2, 2]
-    assert re.match(r"msrun: error: node 1 \(.*\): --log_dir x: cannot lock it", ended[0].errors[0])
-    assert not (tmp_path / "ready_1").exists()
-
-
-@pytest.mark.slow
-def test_interrupt_before_all_have_come_calls_the_job_off(hosts: TypedHosts, workers: Path) -> None:
-    words = ("--worker_num=3", "--local_worker_num=1", workers / "wait.py")
+def test_interrupt_before_all_have_come_calls_the_job_off(hosts: TypedHosts) -> None:
+    words = ("--worker_num=3", "--local_worker_num=1", WORKERS / "wait.py")
     jobs = [hosts.start(host, *words, node=host) for host in (0, 1)]
     wait_until(lambda: "registered with the scheduler" in jobs[1].stderr, "node 1 has registered")
     jobs[0].send(signal.SIGTERM)
@@ -197,8 +177,8 @@ def test_interrupt_before_all_have_come_calls_the_job_off(hosts: TypedHosts, wor
 
 
 @pytest.mark.slow
-def test_job_on_several_hosts_is_stopped_from_any_of_them(hosts: TypedHosts, workers: Path, tmp_path: Path) -> None:
-    ended = hosts.run_all([1, 1], "--join=False", workers / "wait.py")
+def test_job_on_several_hosts_is_stopped_from_any_of_them(hosts: TypedHosts, tmp_path: Path) -> None:
+    ended = hosts.run_all([1, 1], "--join=False", WORKERS / "wait.py")
     assert [job.code for job in ended] == [0, 0]
     assert f"logs in {latest_job(tmp_path / 'log_output')}/node_1\n" in ended[1].stderr
     wait_until(lambda: all((tmp_path / f"ready_{rank}").exists() for rank in range(2)), "workers have begun")
@@ -211,10 +191,8 @@ def test_job_on_several_hosts_is_stopped_from_any_of_them(hosts: TypedHosts, wor
 
 
 @pytest.mark.slow
-def test_rank_that_holds_up_another_host_is_named_and_all_leave_their_stacks(
-    hosts: TypedHosts, workers: Path, tmp_path: Path
-) -> None:
-    ended = hosts.run_all([1, 3], "--hang_time_out=3", workers / "runtime" / "stuck.py", "sleep")
+def test_rank_that_holds_up_another_host_is_named_and_all_leave_their_stacks(hosts: TypedHosts, tmp_path: Path) -> None:
+    ended = hosts.run_all([1, 3], "--hang_time_out=3", WORKERS / "runtime" / "stuck.py", "sleep")
     assert [job.code for job in ended] == [124, 124], ended
     for job in ended:
         assert re.search(r"node 1 \(.*\): --hang_time_out 3: no progress for . s; behind: rank 1 ", job.errors[0])
@@ -223,11 +201,11 @@ def test_rank_that_holds_up_another_host_is_named_and_all_leave_their_stacks(
 
 
 @pytest.mark.slow
-def test_hosts_meet_over_ipv6_too(hosts: TypedHosts, workers: Path, tmp_path: Path) -> None:
+def test_hosts_meet_over_ipv6_too(hosts: TypedHosts, tmp_path: Path) -> None:
     if not hosts.net.has_ipv6:
         pytest.skip("no IPv6 here")
     master = f"--master_addr={hosts.net.address6(0)}"
-    assert [job.code for job in hosts.run_all([1, 1], master, workers / "record.py")] == [0, 0]
+    assert [job.code for job in hosts.run_all([1, 1], master, WORKERS / "record.py")] == [0, 0]
     env = record(tmp_path, 1)
     assert (env["MASTER_ADDR"], env["GLOO_SOCKET_IFNAME"]) == (hosts.net.address6(0), "eth0")
 
@@ -262,13 +240,11 @@ def write_table(net: HostNet, path: Path, ranks: Sequence[Sequence[int]]) -> Non
     )
 
 
-def test_host_that_is_not_in_the_table_is_refused_before_anything_starts(
-    hosts: TypedHosts, workers: Path, tmp_path: Path
-) -> None:
+def test_host_that_is_not_in_the_table_is_refused_before_anything_starts(hosts: TypedHosts, tmp_path: Path) -> None:
     write_table(hosts.net, tmp_path / "table.json", [[0], [1]])
 
     def run(host: int, *words: str) -> tuple[int, str]:
-        options = (*words, "--rank_table_file=table.json", workers / "record.py")
+        options = (*words, "--rank_table_file=table.json", WORKERS / "record.py")
         ended = hosts.runner.start(*options, prefix=hosts.net.prefix(host), cwd=tmp_path).finish()
         return ended.code, ended.stdout.decode() + ended.stderr
 
@@ -287,29 +263,23 @@ RULE = "every rank has to call init() or init_process_group(), or none"
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "late_s"), [("runtime", "0"), ("plain", "1"), ("late_import", "0")])
-def test_rank_that_ends_with_0_before_it_joins_is_named(
-    msrun: JobRunner, workers: Path, tmp_path: Path, how: str, late_s: str
-) -> None:
-    job = msrun.run("--worker_num=2", workers / "absent.py", "1", how, late_s, cwd=tmp_path)
+def test_rank_that_ends_well_before_it_joins_is_named(msrun: JobRunner, tmp_path: Path, how: str, late_s: str) -> None:
+    job = msrun.run("--worker_num=2", WORKERS / "absent.py", "1", how, late_s, cwd=tmp_path)
     assert job.code == 3, job.stderr
     assert f"rank 1 ended with exit code 0 without joining the world, and rank 0 needs it: {RULE}" in job.errors[0]
     assert [worker["global_rank"] for worker in job.read_json("failure.json")["lagging"]] == [1]
 
 
 @pytest.mark.parametrize("how", one_fast("nothing", "smaller"))
-def test_rank_that_nobody_needs_may_end_when_it_likes(
-    msrun: JobRunner, workers: Path, tmp_path: Path, how: str
-) -> None:
-    job = msrun.run("--worker_num=3", workers / "absent.py", "1", how, "1", cwd=tmp_path)
+def test_rank_that_nobody_needs_may_end_when_it_likes(msrun: JobRunner, tmp_path: Path, how: str) -> None:
+    job = msrun.run("--worker_num=3", WORKERS / "absent.py", "1", how, "1", cwd=tmp_path)
     assert job.code == 0, job.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("absent", "how", "code"), [("0", "runtime", 3), ("3", "plain", 3), ("0", "nothing", 0)])
-def test_rank_of_another_host_is_named_on_all_hosts(
-    hosts: TypedHosts, workers: Path, absent: str, how: str, code: int
-) -> None:
-    for ended in hosts.run_all([2, 2], workers / "absent.py", absent, how):
+def test_rank_of_another_host_is_named_on_all_hosts(hosts: TypedHosts, absent: str, how: str, code: int) -> None:
+    for ended in hosts.run_all([2, 2], WORKERS / "absent.py", absent, how):
         assert ended.code == code, ended.stderr
         named = [line for line in ended.errors if f"rank {absent} ended with exit code 0 without joining" in line]
         assert bool(named) == bool(code)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from signal import Signals
 
 import pytest
 from asked_cases import one_fast
 from host_net import TypedHosts
-from job_runner import Finished, JobRunner, Running, state_of, wait_until
+from job_runner import WORKERS, JobRunner, RunHere, Running, state_of, wait_until
 from rehearsal import Rehearsals
 
 from msrun.agent.processes import process_control
@@ -26,10 +25,8 @@ def start_waiting(msrun: JobRunner, cwd: Path, *words: str | Path, **settings: o
 
 
 @pytest.mark.parametrize("signum", one_fast(Signals.SIGTERM, Signals.SIGINT, Signals.SIGHUP, Signals.SIGQUIT))
-def test_signal_stops_the_job_and_gives_its_status(
-    msrun: JobRunner, workers: Path, tmp_path: Path, signum: Signals
-) -> None:
-    job = start_waiting(msrun, tmp_path, workers / "wait.py")
+def test_signal_stops_the_job_and_gives_its_status(msrun: JobRunner, tmp_path: Path, signum: Signals) -> None:
+    job = start_waiting(msrun, tmp_path, WORKERS / "wait.py")
     job.send(signum)
     finished = job.finish()
     assert finished.code == 128 + signum
@@ -40,8 +37,8 @@ def test_signal_stops_the_job_and_gives_its_status(
     msrun.prove_nothing_left(deadline_s=0)
 
 
-def test_worker_that_ignores_term_is_killed_after_the_grace(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    job = start_waiting(msrun, tmp_path, "--grace=0.3", workers / "wait.py", "ignore-term")
+def test_worker_that_ignores_term_is_killed_after_the_grace(msrun: JobRunner, tmp_path: Path) -> None:
+    job = start_waiting(msrun, tmp_path, "--grace=0.3", WORKERS / "wait.py", "ignore-term")
     job.send(signal.SIGTERM)
     finished = job.finish()
     assert finished.code == 143
@@ -58,10 +55,10 @@ def test_worker_that_ignores_term_is_killed_after_the_grace(msrun: JobRunner, wo
     ("name", "where"),
     one_fast(("SIGINT", ()), ("SIGHUP", ()), ("SIGQUIT", ()), ("SIGINT", ("--rehearse=2x1",))),
 )
-def test_worker_gets_the_signal_that_came_and_its_last_work_is_done(
-    msrun: JobRunner, workers: Path, tmp_path: Path, name: str, where: tuple[str, ...]
+def test_worker_does_its_last_work_on_the_signal_that_came(
+    msrun: JobRunner, tmp_path: Path, name: str, where: tuple[str, ...]
 ) -> None:
-    job = start_waiting(msrun, tmp_path, *where, workers / "save_when_ended.py", name)
+    job = start_waiting(msrun, tmp_path, *where, WORKERS / "save_when_ended.py", name)
     job.send(getattr(signal, name))
     finished = job.finish()
     assert finished.code == 128 + getattr(signal, name)
@@ -69,8 +66,8 @@ def test_worker_gets_the_signal_that_came_and_its_last_work_is_done(
         assert finished.log(rank).decode().splitlines() == [f"saved after {name}", "finally", "atexit"]
 
 
-def test_hangup_is_ignored_under_nohup(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    job = start_waiting(msrun, tmp_path, workers / "wait.py", prefix=["nohup"])
+def test_hangup_is_ignored_under_nohup(msrun: JobRunner, tmp_path: Path) -> None:
+    job = start_waiting(msrun, tmp_path, WORKERS / "wait.py", prefix=["nohup"])
     os.killpg(job.pid, signal.SIGHUP)
     job.send(signal.SIGTERM)  # signals of lower number come first: HUP, were it heard, would be named
     finished = job.finish()
@@ -78,9 +75,7 @@ def test_hangup_is_ignored_under_nohup(msrun: JobRunner, workers: Path, tmp_path
     assert "SIGHUP" not in finished.stderr
 
 
-def test_first_failure_keeps_its_status_when_the_user_interrupts_meanwhile(
-    msrun: JobRunner, workers: Path, tmp_path: Path
-) -> None:
+def test_first_failure_keeps_its_status_when_the_user_interrupts(msrun: JobRunner, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import os, signal, sys, time\nif os.environ['RANK'] == '0':\n    while not os.path.exists('ready_1'):\n"
         "        time.sleep(0.01)\n    sys.exit(9)\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -107,9 +102,9 @@ def test_first_failure_keeps_its_status_when_the_user_interrupts_meanwhile(
     ),
 )
 def test_signal_reaches_every_worker_and_the_job_goes_on(
-    msrun: JobRunner, workers: Path, tmp_path: Path, options: tuple[str, ...], name: str, method: str
+    msrun: JobRunner, tmp_path: Path, options: tuple[str, ...], name: str, method: str
 ) -> None:
-    job = start_waiting(msrun, tmp_path, f"--start_method={method}", *options, workers / "note_signals.py")
+    job = start_waiting(msrun, tmp_path, f"--start_method={method}", *options, WORKERS / "note_signals.py")
     job.send(getattr(signal, name))
     logs = [tmp_path / "log_output" / f"worker_{rank}.log" for rank in range(2)]
     wait_until(lambda: all(log.read_text() == f"{name}\n" for log in logs), "both workers have noted it")
@@ -122,10 +117,8 @@ def test_signal_reaches_every_worker_and_the_job_goes_on(
     assert (event["name"], event["global_ranks"]) == (name, [0, 1])
 
 
-def test_worker_that_does_not_handle_it_dies_and_is_the_first_failure(
-    msrun: JobRunner, workers: Path, tmp_path: Path
-) -> None:
-    job = start_waiting(msrun, tmp_path, workers / "wait.py")
+def test_worker_that_does_not_handle_it_dies_and_is_the_first_failure(msrun: JobRunner, tmp_path: Path) -> None:
+    job = start_waiting(msrun, tmp_path, WORKERS / "wait.py")
     job.send(signal.SIGUSR1)
     finished = job.finish()
     assert finished.code == 128 + signal.SIGUSR1
@@ -133,9 +126,7 @@ def test_worker_that_does_not_handle_it_dies_and_is_the_first_failure(
 
 
 @pytest.mark.parametrize("method", one_fast("fork", "exec"))
-def test_signal_at_the_start_waits_for_the_handlers_of_the_workers(
-    msrun: JobRunner, workers: Path, tmp_path: Path, method: str
-) -> None:
+def test_signal_at_the_start_waits_for_handlers_of_workers(msrun: JobRunner, tmp_path: Path, method: str) -> None:
     (tmp_path / "w.py").write_text(
         "import signal, sys, threading\n"
         "came = threading.Event()\n"
@@ -153,10 +144,8 @@ def test_signal_at_the_start_waits_for_the_handlers_of_the_workers(
     ("value", "words"),
     [("USR3", "did you mean USR"), ("TERM", "TERM cannot be passed on; give none"), ("9", "")],
 )
-def test_signal_that_cannot_be_passed_on_is_refused(
-    msrun_here: Callable[..., Finished], workers: Path, tmp_path: Path, value: str, words: str
-) -> None:
-    finished = msrun_here("--signals", value, workers / "wait.py", cwd=tmp_path)
+def test_what_cannot_be_passed_on_is_refused(msrun_here: RunHere, tmp_path: Path, value: str, words: str) -> None:
+    finished = msrun_here("--signals", value, WORKERS / "wait.py", cwd=tmp_path)
     assert finished.code == 2
     (line,) = finished.stderr.splitlines()
     assert line.startswith(f"msrun: error: --signals {value}: {value} cannot be passed on") and words in line
@@ -191,14 +180,14 @@ def go_on(folder: Path, *jobs: Running) -> None:
         assert ended.code == 0, ended.stderr
 
 
-def test_a_paused_job_stands_still_and_goes_on_later(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    job = msrun.start("--worker_num=2", "--hang_time_out=1", workers / "grow.py", cwd=tmp_path)
+def test_a_paused_job_stands_still_and_goes_on_later(msrun: JobRunner, tmp_path: Path) -> None:
+    job = msrun.start("--worker_num=2", "--hang_time_out=1", WORKERS / "grow.py", cwd=tmp_path)
     pause(job, tmp_path, still_s=1.5)
     go_on(tmp_path, job)
 
 
-def test_a_paused_job_that_is_told_to_end_does_when_it_goes_on(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    job = msrun.start("--worker_num=2", workers / "grow.py", cwd=tmp_path)
+def test_a_paused_job_that_is_told_to_end_does_when_it_goes_on(msrun: JobRunner, tmp_path: Path) -> None:
+    job = msrun.start("--worker_num=2", WORKERS / "grow.py", cwd=tmp_path)
     pause(job, tmp_path, still_s=0.3)
     job.send(signal.SIGTERM)
     job.send(signal.SIGCONT)
@@ -206,15 +195,15 @@ def test_a_paused_job_that_is_told_to_end_does_when_it_goes_on(msrun: JobRunner,
 
 
 @pytest.mark.slow
-def test_a_job_on_several_hosts_is_paused_on_all(rehearsals: Rehearsals, workers: Path) -> None:
-    job = rehearsals.start("2x1", "--hang_time_out=1", "--heartbeat_time_out=1", workers / "grow.py")
+def test_a_job_on_several_hosts_is_paused_on_all(rehearsals: Rehearsals) -> None:
+    job = rehearsals.start("2x1", "--hang_time_out=1", "--heartbeat_time_out=1", WORKERS / "grow.py")
     pause(job, rehearsals.cwd, still_s=2.5)
     go_on(rehearsals.cwd, job)
 
 
 @pytest.mark.slow
-def test_pause_of_the_host_with_the_scheduler_pauses_all(hosts: TypedHosts, workers: Path) -> None:
+def test_pause_of_the_host_with_the_scheduler_pauses_all(hosts: TypedHosts) -> None:
     """The other host's msrun, which is stopped by nobody, waits with its workers, longer than it may hear nothing."""
-    jobs = hosts.start_all([1, 1], "--heartbeat_time_out=1", "--hang_time_out=1", workers / "grow.py")
+    jobs = hosts.start_all([1, 1], "--heartbeat_time_out=1", "--hang_time_out=1", WORKERS / "grow.py")
     pause(jobs[0], hosts.cwd, still_s=2.5)
     go_on(hosts.cwd, *jobs)

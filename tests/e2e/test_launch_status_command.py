@@ -6,11 +6,10 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from job_runner import Finished, JobRunner, Running, wait_until
+from job_runner import WORKERS, Finished, JobRunner, RunHere, Running, wait_until
 from terminal import Terminal
 
 STEPS = """
@@ -69,8 +68,8 @@ def test_running_job_is_shown_with_its_workers_steps_and_losses(msrun: JobRunner
     assert [row[3] for row in rows(ended)] == ["done", "done"]
 
 
-def test_failed_job_tells_who_failed_first(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    msrun.run("--worker_num=2", workers / "end.py", "1", "5", cwd=tmp_path)
+def test_failed_job_tells_who_failed_first(msrun: JobRunner, tmp_path: Path) -> None:
+    msrun.run("--worker_num=2", WORKERS / "end.py", "1", "5", cwd=tmp_path)
     shown = status(msrun, tmp_path)
     assert shown.code == 1
     assert re.match(rb"job \S+: failed: rank 1 on \S+ failed first: exit code 5", shown.stdout)
@@ -93,9 +92,7 @@ def test_failed_job_tells_who_failed_first(msrun: JobRunner, workers: Path, tmp_
         (["logs", "--rnk", "0"], r"--rnk: no such option"),
     ],
 )
-def test_wrong_words_are_refused_in_one_line(
-    msrun_here: Callable[..., Finished], tmp_path: Path, words: list[str], pattern: str
-) -> None:
+def test_wrong_words_are_refused(msrun_here: RunHere, tmp_path: Path, words: list[str], pattern: str) -> None:
     (tmp_path / "train.py").touch()
     finished = msrun_here(*words, cwd=tmp_path)
     assert finished.code == 2
@@ -104,9 +101,9 @@ def test_wrong_words_are_refused_in_one_line(
     assert os.listdir(tmp_path) == ["train.py"]
 
 
-def test_status_costs_little(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+def test_status_costs_little(msrun: JobRunner, tmp_path: Path) -> None:
     """Neither torch nor numpy nor the model of rank tables nor, without a terminal, rich."""
-    msrun.run("--worker_num=1", workers / "end.py", "all", "0", cwd=tmp_path)
+    msrun.run("--worker_num=1", WORKERS / "end.py", "all", "0", cwd=tmp_path)
     program = (
         "import sys\nfrom msrun.cli import main\ntry:\n    main()\nfinally:\n"
         "    print({'torch', 'numpy', 'rich', 'yaml', 'ranktable.model'} & set(sys.modules), file=sys.stderr)\n"
@@ -117,8 +114,8 @@ def test_status_costs_little(msrun: JobRunner, workers: Path, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_terminal_shows_a_table_in_colour(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    msrun.run("--worker_num=2", workers / "end.py", "all", "0", cwd=tmp_path)
+def test_terminal_shows_a_table_in_colour(msrun: JobRunner, tmp_path: Path) -> None:
+    msrun.run("--worker_num=2", WORKERS / "end.py", "all", "0", cwd=tmp_path)
     with contextlib.closing(Terminal(msrun, tmp_path, "--status", "log_output", env={"COLUMNS": "150"})) as terminal:
         assert terminal.finish() == 0
     assert b"\x1b[32mjob " in terminal.text
@@ -147,8 +144,8 @@ def cwd(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_last_lines_of_the_asked_ranks_are_shown_with_their_rank(
-    msrun: JobRunner, msrun_here: Callable[..., Finished], cwd: Path
+def test_last_lines_of_the_asked_ranks_are_shown_with_their_rank(
+    msrun: JobRunner, msrun_here: RunHere, cwd: Path
 ) -> None:
     assert msrun.run("--worker_num=3", "train.py", cwd=cwd).code == 0
     shown = msrun_here("logs", "-n", "2", "--ranks", "0,2", cwd=cwd)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from host_net import HostNet, TypedHosts
-from job_runner import REPOSITORY, Finished, JobRunner, Running, wait_until
+from job_runner import REPOSITORY, WORKERS, Finished, JobRunner, Running, wait_until
 from tls_files import PASSWORDS, Authority, TlsFolder
 
 PORT = 8118
@@ -27,11 +27,11 @@ DOCUMENT = REPOSITORY / "docs" / "how-to" / "security.md"
 
 
 @pytest.fixture
-def job(hosts: TypedHosts, workers: Path, tmp_path: Path) -> Iterator[list[Running]]:
+def job(hosts: TypedHosts, tmp_path: Path) -> Iterator[list[Running]]:
     """A job of two hosts that runs; at the end both of its halves still do, and hear an interrupt."""
     (tmp_path / "token").write_text("between us\n")
     (tmp_path / "token").chmod(0o600)
-    jobs = hosts.start_all([1, 1], "--token_file=token", workers / "wait.py")
+    jobs = hosts.start_all([1, 1], "--token_file=token", WORKERS / "wait.py")
     hosts.wait_for_workers(jobs, 2)
     yield jobs
     assert [running.process.poll() for running in jobs] == [None, None], [running.stderr for running in jobs]
@@ -114,9 +114,7 @@ def store_port(job: Running) -> int:
 
 
 @pytest.mark.slow
-def test_workers_that_meet_in_the_folder_of_the_job_do_not_depend_on_the_store(
-    msrun: JobRunner, tmp_path: Path
-) -> None:
+def test_workers_that_meet_in_the_folder_of_the_job_need_no_store(msrun: JobRunner, tmp_path: Path) -> None:
     """Another user of the host holds the store up with half a message; he has no way into the folder."""
     (tmp_path / "train.py").write_text(
         "import os, stat, time\nfrom pathlib import Path\nimport torch, torch.distributed as dist\n"
@@ -137,11 +135,9 @@ def test_workers_that_meet_in_the_folder_of_the_job_do_not_depend_on_the_store(
 
 
 @pytest.mark.slow
-def test_one_who_reaches_the_store_cannot_take_the_memory_of_the_host(
-    msrun: JobRunner, workers: Path, tmp_path: Path
-) -> None:
+def test_one_who_reaches_the_store_cannot_take_the_memory_of_the_host(msrun: JobRunner, tmp_path: Path) -> None:
     """torch's store takes memory for a value as soon as its length has come, and asks nobody who he is."""
-    job = msrun.start("--worker_num=1", workers / "wait.py", cwd=tmp_path)
+    job = msrun.start("--worker_num=1", WORKERS / "wait.py", cwd=tmp_path)
     job.wait_for(tmp_path / "ready_0")
     scheduler = job.pid_of("scheduler")
     with socket.create_connection(("127.0.0.1", store_port(job)), timeout=30) as stream:
@@ -155,12 +151,10 @@ def test_one_who_reaches_the_store_cannot_take_the_memory_of_the_host(
 
 
 @pytest.mark.slow
-def test_strangers_are_refused_and_the_job_starts_again_through_tls(
-    hosts: TypedHosts, files: Path, workers: Path, tmp_path: Path
-) -> None:
+def test_strangers_are_refused_and_the_job_restarts_through_tls(hosts: TypedHosts, files: Path, tmp_path: Path) -> None:
     """Strangers without TLS and with another CA's files; then rank 1 fails, and the second attempt ends well."""
     words = (f"--tls_config={files}/tls.json", "--max_restarts=1", "--heartbeat_time_out=3")
-    script = (workers / "attempt.py", "code=7")
+    script = (WORKERS / "attempt.py", "code=7")
     jobs = [hosts.start(0, *TWO, *words, *script, node=0, MSRUN_TLS_SERVER_PASSWORD="")]
     wait_until(lambda: "registered with 1 worker" in jobs[0].stderr, "the first host has come")
     plain = hosts.start(2, *TWO, "--max_restarts=1", *script, node=1, MSRUN_TOKEN="of no TLS")
@@ -179,9 +173,7 @@ def test_strangers_are_refused_and_the_job_starts_again_through_tls(
         assert f"refused {hosts.net.address(2)}:" in ends[2].stderr and reason in ends[2].stderr
 
 
-def test_failure_is_named_on_every_host_and_passwords_stay_with_msrun(
-    hosts: TypedHosts, workers: Path, tmp_path: Path
-) -> None:
+def test_failure_is_named_on_every_host_and_passwords_stay_with_msrun(hosts: TypedHosts, tmp_path: Path) -> None:
     config = TlsFolder(tmp_path / "tls", Authority(days=30)).config()
     (tmp_path / "train.py").write_text(
         "import os, sys, time\nassert not [name for name in os.environ if 'TLS' in name]\n"
@@ -199,7 +191,7 @@ def test_failure_is_named_on_every_host_and_passwords_stay_with_msrun(
 
 
 @pytest.mark.slow
-def test_check_looks_at_the_files_of_this_host(hosts: TypedHosts, files: Path, workers: Path) -> None:
+def test_check_looks_at_the_files_of_this_host(hosts: TypedHosts, files: Path) -> None:
     fail = r"fail  tls            --tls_config \S+: client_cert_path \S+: "
     checks = [
         (
@@ -214,14 +206,14 @@ def test_check_looks_at_the_files_of_this_host(hosts: TypedHosts, files: Path, w
         (1, "revoking.json", "", 2, rf"{fail}was revoked, says "),
     ]
     for node, name, password, code, line in checks:
-        words = (*TWO, f"--tls_config={files / name}", "--check", workers / "wait.py")
+        words = (*TWO, f"--tls_config={files / name}", "--check", WORKERS / "wait.py")
         ended = hosts.start(node, *words, node=node, MSRUN_TLS_CLIENT_PASSWORD=password).finish()
         assert ended.code == code and re.search(f"^{line}", ended.stdout.decode(), re.MULTILINE), ended
 
 
-def test_wrong_file_ends_msrun_before_anything_starts(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+def test_wrong_file_ends_msrun_before_anything_starts(msrun: JobRunner, tmp_path: Path) -> None:
     (tmp_path / "tls.json").write_text('{"client_cert_path": "a", "ca_cert_path": "b"}')
-    words = (*TWO, "--master_addr=192.0.2.1", workers / "wait.py")
+    words = (*TWO, "--master_addr=192.0.2.1", WORKERS / "wait.py")
     ended = msrun.run("--tls_config=tls.json", *words, cwd=tmp_path)
     assert ended.code == 2
     assert ended.errors[0].startswith("msrun: error: --tls_config tls.json: ca_cert_path /")

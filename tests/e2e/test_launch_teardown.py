@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import signal
-import socket
 import sys
 from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
-from job_runner import Finished, JobRunner, Running, is_alive, state_of, wait_until
+from job_runner import WORKERS, Finished, JobRunner, Running, is_alive, state_of, wait_until
 
 # -- while the job starts -------------------------------------------------------------------------------------------
 
@@ -90,9 +88,7 @@ def assert_nobody_more_was_started(start: HeldStart, phase: str) -> None:
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_signal_in_each_phase_of_the_start_ends_it_and_starts_nobody_more(
-    msrun: JobRunner, tmp_path: Path, phase: str
-) -> None:
+def test_signal_in_each_phase_of_the_start_starts_nobody_more(msrun: JobRunner, tmp_path: Path, phase: str) -> None:
     start = HeldStart(msrun, tmp_path, phase)
     start.job.send(signal.SIGTERM)
     wait_until(lambda: "stopping all workers" in start.job.stderr, "msrun says that it stops")
@@ -105,7 +101,7 @@ def test_signal_in_each_phase_of_the_start_ends_it_and_starts_nobody_more(
 
 
 @pytest.mark.parametrize("phase", one_fast(*PHASES))
-def test_killed_launcher_in_each_phase_of_the_start_leaves_no_process_and_starts_nobody_more(
+def test_killed_launcher_in_each_phase_of_the_start_leaves_nothing(
     msrun: JobRunner, tmp_path: Path, phase: str
 ) -> None:
     start = HeldStart(msrun, tmp_path, phase)
@@ -118,9 +114,7 @@ def test_killed_launcher_in_each_phase_of_the_start_leaves_no_process_and_starts
 
 
 @pytest.mark.parametrize("phase", one_fast(*PHASES))
-def test_killed_fork_server_in_each_phase_of_the_start_ends_the_job_with_3(
-    msrun: JobRunner, tmp_path: Path, phase: str
-) -> None:
+def test_killed_fork_server_in_each_phase_of_the_start_is_3(msrun: JobRunner, tmp_path: Path, phase: str) -> None:
     start = HeldStart(msrun, tmp_path, phase)
     (server,) = Path(f"/proc/{start.job.pid}/task/{start.job.pid}/children").read_text().split()
     os.kill(int(server), signal.SIGKILL)
@@ -139,15 +133,13 @@ def test_start_that_is_stuck_between_two_workers_does_not_keep_the_job_alive(msr
 
 
 @pytest.mark.parametrize("code", one_fast(7, 0))
-def test_signal_when_everything_is_over_does_not_change_the_exit_status(
-    msrun: JobRunner, workers: Path, tmp_path: Path, code: int
-) -> None:
+def test_signal_when_all_is_over_does_not_change_the_exit_status(msrun: JobRunner, tmp_path: Path, code: int) -> None:
     """msrun is held while its interpreter ends: the job is over, its end has been told."""
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "sitecustomize.py").write_text(
         BLOCK + "import atexit\nif sys.orig_argv[1:3] == ['-m', 'msrun']:\n    atexit.register(block)\n"
     )
-    words = ["--worker_num=2", workers / "end.py", "all", str(code)]
+    words = ["--worker_num=2", WORKERS / "end.py", "all", str(code)]
     job = msrun.start(*words, cwd=tmp_path, env=search_modules(msrun, tmp_path))
     job.wait_for(tmp_path / "reached")
     job.send(signal.SIGTERM)
@@ -158,35 +150,31 @@ def test_signal_when_everything_is_over_does_not_change_the_exit_status(
 # -- workers that do not go easily, and what they have started --------------------------------------------------------
 
 
-def start_chaos(msrun: JobRunner, workers: Path, cwd: Path, *words: str, family: str = "alone") -> Running:
+def start_chaos(msrun: JobRunner, cwd: Path, *words: str, family: str = "alone") -> Running:
     """Start two workers that end with 0 when `go` is there and with 7 when fail_<rank> is; wait until both run."""
     manner = "stubborn" if family == "stubborn" else "plain"
-    job = msrun.start("--worker_num=2", *words, workers / "chaos.py", manner, family, cwd=cwd)
+    job = msrun.start("--worker_num=2", *words, WORKERS / "chaos.py", manner, family, cwd=cwd)
     job.wait_for(cwd / "ready_0", cwd / "ready_1")
     return job
 
 
-def start_family(msrun: JobRunner, workers: Path, cwd: Path, mode: str = "wait") -> tuple[Running, list[int]]:
+def start_family(msrun: JobRunner, cwd: Path, mode: str = "wait") -> tuple[Running, list[int]]:
     """Start two workers, each with a child and a daemon that ignore TERM; return the job and those processes."""
-    job = msrun.start("--worker_num=2", "--grace=0.3", workers / "leave_children.py", mode, cwd=cwd)
+    job = msrun.start("--worker_num=2", "--grace=0.3", WORKERS / "leave_children.py", mode, cwd=cwd)
     files = [cwd / f"{role}_{rank}" for role in ("child", "daemon") for rank in (0, 1)]
     job.wait_for(*files)
     return job, [int(file.read_text()) for file in files]
 
 
-def test_children_and_daemons_of_workers_go_with_the_job_that_ends_well(
-    msrun: JobRunner, workers: Path, tmp_path: Path
-) -> None:
-    job, family = start_family(msrun, workers, tmp_path, "exit")
+def test_children_and_daemons_of_workers_go_with_the_job_that_ends_well(msrun: JobRunner, tmp_path: Path) -> None:
+    job, family = start_family(msrun, tmp_path, "exit")
     assert job.finish().code == 0
     assert not [pid for pid in family if is_alive(pid)]
 
 
 @pytest.mark.parametrize("role", ["fork server", "scheduler"])
-def test_killed_process_of_its_own_ends_the_job_with_3_and_is_named(
-    msrun: JobRunner, workers: Path, tmp_path: Path, role: str
-) -> None:
-    job, family = start_family(msrun, workers, tmp_path)
+def test_killed_process_of_its_own_ends_the_job_and_is_named(msrun: JobRunner, tmp_path: Path, role: str) -> None:
+    job, family = start_family(msrun, tmp_path)
     os.kill(job.pid_of_fork_server() if role == "fork server" else job.pid_of(role), signal.SIGKILL)
     finished = job.finish()
     assert finished.code == finished.read_json("failure.json")["exit_code"] == 3
@@ -199,10 +187,8 @@ def test_killed_process_of_its_own_ends_the_job_with_3_and_is_named(
 
 
 @pytest.mark.slow
-def test_killed_launcher_that_ignores_hangups_takes_everything_with_it(
-    msrun: JobRunner, workers: Path, tmp_path: Path
-) -> None:
-    job = msrun.start("--worker_num=2", workers / "wait.py", cwd=tmp_path, prefix=["nohup"])
+def test_killed_launcher_that_ignores_hangups_takes_everything_with_it(msrun: JobRunner, tmp_path: Path) -> None:
+    job = msrun.start("--worker_num=2", WORKERS / "wait.py", cwd=tmp_path, prefix=["nohup"])
     job.wait_for(*(tmp_path / f"ready_{rank}" for rank in range(2)))
     job.send(signal.SIGKILL)
     job.finish()
@@ -241,8 +227,8 @@ def test_daemon_that_nothing_marks_is_gone_at_every_end(msrun: JobRunner, tmp_pa
 
 
 @pytest.mark.slow
-def test_stopped_worker_is_ended_when_another_one_fails(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    job = start_chaos(msrun, workers, tmp_path, "--grace=600")
+def test_stopped_worker_is_ended_when_another_one_fails(msrun: JobRunner, tmp_path: Path) -> None:
+    job = start_chaos(msrun, tmp_path, "--grace=600")
     pid = job.pid_of("1")
     os.kill(pid, signal.SIGSTOP)
     wait_until(lambda: state_of(pid) == "T", "worker 1 is stopped")
@@ -253,10 +239,8 @@ def test_stopped_worker_is_ended_when_another_one_fails(msrun: JobRunner, worker
 
 
 @pytest.mark.slow
-def test_stopped_children_and_daemons_of_workers_are_ended(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    job = msrun.start("--worker_num=1", "--grace=0.3", workers / "leave_children.py", "wait", cwd=tmp_path)
-    job.wait_for(tmp_path / "child_0", tmp_path / "daemon_0", tmp_path / "ready_0")
-    family = [int((tmp_path / name).read_text()) for name in ("child_0", "daemon_0")]
+def test_stopped_children_and_daemons_of_workers_are_ended(msrun: JobRunner, tmp_path: Path) -> None:
+    job, family = start_family(msrun, tmp_path)
     for pid in family:
         os.kill(pid, signal.SIGSTOP)
         wait_until(lambda pid=pid: state_of(pid) == "T", "it is stopped")
@@ -282,8 +266,8 @@ def test_daemon_that_starts_another_one_when_it_is_told_to_end_is_ended(msrun: J
     msrun.prove_nothing_left(deadline_s=0)
 
 
-def test_second_control_c_ends_children_and_daemons_too(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    job = start_chaos(msrun, workers, tmp_path, "--grace=600", family="stubborn")
+def test_second_control_c_ends_children_and_daemons_too(msrun: JobRunner, tmp_path: Path) -> None:
+    job = start_chaos(msrun, tmp_path, "--grace=600", family="stubborn")
     job.send(signal.SIGINT)
     wait_until(lambda: "stopping all workers" in job.stderr, "msrun says that it stops")
     job.send(signal.SIGINT)
@@ -296,13 +280,11 @@ def test_second_control_c_ends_children_and_daemons_too(msrun: JobRunner, worker
 
 @pytest.mark.slow
 @pytest.mark.parametrize("role", ["worker", "fork server", "launcher"])
-def test_end_of_one_job_does_not_touch_the_one_beside_it(
-    msrun: JobRunner, workers: Path, tmp_path: Path, role: str
-) -> None:
+def test_end_of_one_job_does_not_touch_the_one_beside_it(msrun: JobRunner, tmp_path: Path, role: str) -> None:
     jobs = []
     for name in ("ends", "stays"):
         (tmp_path / name).mkdir()
-        jobs.append(start_chaos(msrun, workers, tmp_path / name, "--grace=0.3", family="meek"))
+        jobs.append(start_chaos(msrun, tmp_path / name, "--grace=0.3", family="meek"))
     pids = {"worker": jobs[0].pid_of("0"), "fork server": jobs[0].pid_of_fork_server()}
     os.kill(pids.get(role, jobs[0].pid), signal.SIGKILL)
     assert jobs[0].finish().code != 0
@@ -314,37 +296,15 @@ def test_end_of_one_job_does_not_touch_the_one_beside_it(
 
 
 @pytest.mark.slow
-def test_process_that_the_callers_shell_has_started_before_lives_on(
-    msrun: JobRunner, workers: Path, tmp_path: Path
-) -> None:
+def test_process_that_the_callers_shell_has_started_before_lives_on(msrun: JobRunner, tmp_path: Path) -> None:
     """`monitor & exec msrun ...`, as in many a container: the monitor is then a child of msrun, yet not of the job."""
     prefix = ["/bin/sh", "-c", 'sleep 600 & echo $! > monitor; exec "$@"', "sh"]
-    job = msrun.start("--worker_num=2", workers / "end.py", "all", "SIGKILL", cwd=tmp_path, prefix=prefix)
+    job = msrun.start("--worker_num=2", WORKERS / "end.py", "all", "SIGKILL", cwd=tmp_path, prefix=prefix)
     assert job.finish().code == 137
     monitor = int((tmp_path / "monitor").read_text())
     assert is_alive(monitor)
     os.kill(monitor, signal.SIGKILL)
     msrun.prove_nothing_left()
-
-
-@pytest.mark.parametrize("how", one_fast("killed", "ends"))
-def test_port_is_free_when_the_job_is_over(msrun: JobRunner, workers: Path, tmp_path: Path, how: str) -> None:
-    job = start_chaos(msrun, workers, tmp_path)
-    port = json.loads((job.log_dir / "plan.json").read_text())["master"]["port"]
-    with socket.socket() as probe, pytest.raises(OSError):
-        probe.bind(("127.0.0.1", port))
-    if how == "ends":
-        (tmp_path / "go").touch()
-    else:
-        job.send(signal.SIGKILL)
-    job.finish()
-    msrun.prove_nothing_left()
-    wait_until(lambda: is_refused(port), "nobody listens any more")  # another process may use it for a connection
-
-
-def is_refused(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED
 
 
 # -- again and again ------------------------------------------------------------------------------------------------
@@ -355,9 +315,9 @@ of a worker that leaves a child."""
 
 
 @pytest.mark.slow
-def test_fifty_jobs_in_one_process_leave_nothing_in_it(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    driver = [sys.executable, str(workers / "cycles_driver.py")]
-    finished: Finished = msrun.run("50", workers / "cycles.py", cwd=tmp_path, command=driver)
+def test_fifty_jobs_in_one_process_leave_nothing_in_it(msrun: JobRunner, tmp_path: Path) -> None:
+    driver = [sys.executable, str(WORKERS / "cycles_driver.py")]
+    finished: Finished = msrun.run("50", WORKERS / "cycles.py", cwd=tmp_path, command=driver)
     assert finished.code == 0, finished.stderr
     report = json.loads(finished.stdout)
     assert report["codes"] == [CODES[number % 5] for number in range(50)]

@@ -12,11 +12,12 @@ import sys
 import termios
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
-from job_runner import MARK, JobRunner, wait_until
+from job_runner import MARK, WORKERS, JobRunner, wait_until
 from terminal import DEADLINE_S, Terminal
 
 SCRIPT = """
@@ -152,67 +153,55 @@ while not os.path.exists("go"):
 sys.exit(int(sys.argv[1]))
 """
 PIPE_BYTES = 4096
+OTHER = {"stdout": "stderr", "stderr": "stdout"}
 
 
+@dataclass
 class Unread:
     """A job one of whose streams leads to a pipe or a terminal that takes nothing more."""
 
-    def __init__(self, msrun: JobRunner, cwd: Path, where: str, *words: str) -> None:
-        self.cwd = cwd
-        streams: dict[str, int] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        if where == "terminal":
-            reader, writer = pty.openpty()
-            termios.tcflow(writer, termios.TCOOFF)  # what Ctrl-S does
-            streams = {"stdout": writer, "stderr": writer}
-        else:
-            reader, writer = os.pipe()
-            fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-            if where == "stderr":
-                os.write(writer, b"x" * PIPE_BYTES)
-            streams[where] = writer
-        self.reader = reader
-        (cwd / "flood.py").write_text(FLOOD)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "msrun", "--worker_num=2", "--grace=1", *words],
-            cwd=cwd,
-            env=msrun.environ(),
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            **streams,
-        )
-        os.close(writer)
-
-    def wait_for_workers(self) -> None:
-        wait_until(lambda: all((self.cwd / f"written_{rank}").exists() for rank in range(2)), "workers have written")
-
-    def close(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        if self.reader >= 0:
-            os.close(self.reader)
+    process: subprocess.Popen[bytes]
+    reader: int
 
 
-Start = Callable[..., Unread]
+Start = Callable[[str, int], Unread]
 
 
 @pytest.fixture
 def start(msrun: JobRunner, tmp_path: Path) -> Iterator[Start]:
+    """Starts a job that ends with a status when `go` is there; its workers have written when this returns."""
     started: list[Unread] = []
 
-    def begin(where: str, *words: str) -> Unread:
-        started.append(Unread(msrun, tmp_path, where, *words))
+    def begin(where: str, code: int) -> Unread:
+        if where == "terminal":
+            reader, writer = pty.openpty()
+            termios.tcflow(writer, termios.TCOOFF)  # what Ctrl-S does
+        else:
+            reader, writer = os.pipe()
+            fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+            os.write(writer, b"x" * PIPE_BYTES * (where == "stderr"))
+        streams = {name: subprocess.DEVNULL if where == other else writer for name, other in OTHER.items()}
+        (tmp_path / "flood.py").write_text(FLOOD)
+        words = [sys.executable, "-m", "msrun", "--worker_num=2", "--grace=1", "flood.py", str(code)]
+        settings = {"cwd": tmp_path, "env": msrun.environ(), "stdin": subprocess.DEVNULL, "start_new_session": True}
+        process = subprocess.Popen(words, **settings, **streams)
+        os.close(writer)
+        started.append(Unread(process, reader))
+        wait_until(lambda: all((tmp_path / f"written_{rank}").exists() for rank in range(2)), "workers have written")
         return started[-1]
 
     yield begin
     for job in started:
-        job.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.process.pid, signal.SIGKILL)
+        job.process.wait()
+        if job.reader >= 0:
+            os.close(job.reader)
 
 
 @pytest.mark.parametrize("where", one_fast("stdout", "stderr", "terminal"))
 def test_the_job_ends_by_itself_with_its_own_status(start: Start, where: str, tmp_path: Path) -> None:
-    job = start(where, "flood.py", "7")
-    job.wait_for_workers()
+    job = start(where, 7)
     (tmp_path / "go").touch()
     assert job.process.wait(DEADLINE_S) == 7
 
@@ -220,8 +209,7 @@ def test_the_job_ends_by_itself_with_its_own_status(start: Start, where: str, tm
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["stdout", "terminal"])
 def test_stop_ends_the_job(start: Start, msrun: JobRunner, tmp_path: Path, where: str) -> None:
-    job = start(where, "flood.py", "0")
-    job.wait_for_workers()
+    job = start(where, 0)
     stopped = msrun.start("--stop=log_output", cwd=tmp_path).finish()
     assert stopped.code == 0, stopped.stderr
     assert job.process.wait(DEADLINE_S) == 128 + signal.SIGTERM
@@ -230,8 +218,7 @@ def test_stop_ends_the_job(start: Start, msrun: JobRunner, tmp_path: Path, where
 @pytest.mark.slow
 def test_a_pause_loses_nothing(start: Start, tmp_path: Path) -> None:
     """While nobody reads, lines wait in the log; a reader that comes back gets them all."""
-    job = start("stdout", "flood.py", "0")
-    job.wait_for_workers()
+    job = start("stdout", 0)
     (tmp_path / "go").touch()
     text = b""
     while data := os.read(job.reader, 1 << 16):
@@ -252,8 +239,7 @@ def test_a_flood_is_shown_whole(msrun: JobRunner, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_reader_that_has_enough_does_not_end_the_job(start: Start, tmp_path: Path) -> None:
-    job = start("stdout", "flood.py", "7")
-    job.wait_for_workers()
+    job = start("stdout", 7)
     os.close(job.reader)
     job.reader = -1
     (tmp_path / "go").touch()
@@ -269,20 +255,18 @@ def without(streams: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("streams", one_fast(*reversed(CLOSINGS)))
-def test_a_job_whose_streams_are_closed_ends_with_its_own_status(
-    msrun: JobRunner, workers: Path, tmp_path: Path, streams: str
-) -> None:
+def test_job_whose_streams_are_closed_ends_with_its_own_status(msrun: JobRunner, tmp_path: Path, streams: str) -> None:
     """As with /dev/null in their place."""
     closed = without(streams)
-    finished = msrun.run("--worker_num=2", workers / "end.py", "all", "9", cwd=tmp_path, command=closed)
+    finished = msrun.run("--worker_num=2", WORKERS / "end.py", "all", "9", cwd=tmp_path, command=closed)
     assert finished.code == 9, finished.stderr
     assert [event["event"] for event in finished.events].count("exited") == 2
 
 
 @pytest.mark.parametrize("streams", one_fast(*reversed(CLOSINGS)))
-def test_a_detached_job_ends_well(msrun: JobRunner, workers: Path, tmp_path: Path, streams: str) -> None:
+def test_a_detached_job_ends_well(msrun: JobRunner, tmp_path: Path, streams: str) -> None:
     started = msrun.start(
-        "--worker_num=2", "--join=False", workers / "end.py", "all", "0", cwd=tmp_path, command=without(streams)
+        "--worker_num=2", "--join=False", WORKERS / "end.py", "all", "0", cwd=tmp_path, command=without(streams)
     )
     finished = started.finish()
     assert finished.code == 0, finished.stderr

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 from asked_cases import one_fast
-from job_runner import JobRunner
+from job_runner import WORKERS, JobRunner
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
@@ -48,7 +48,7 @@ def seen(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LINES)
-def test_line_of_torchrun_gives_the_workers_what_torchrun_gives_them(
+def test_line_of_torchrun_gives_workers_what_torchrun_gives(
     msrun: JobRunner, tmp_path: Path, seen: Path, name: str
 ) -> None:
     """By msrun itself where the line says how many workers there are, and with torchrun's defaults by its front end."""
@@ -90,10 +90,8 @@ def test_an_exception_that_a_script_records_is_in_the_report(msrun: JobRunner, t
 
 
 @pytest.mark.parametrize("options", one_fast((), ("--start_method=exec",)))
-def test_workers_of_plain_torch_are_one_world_and_forked_by_default(
-    msrun: JobRunner, workers: Path, tmp_path: Path, options: tuple[str, ...]
-) -> None:
-    finished = msrun.run("--worker_num=2", *options, workers / "all_reduce.py", cwd=tmp_path)
+def test_workers_of_plain_torch_are_one_world(msrun: JobRunner, tmp_path: Path, options: tuple[str, ...]) -> None:
+    finished = msrun.run("--worker_num=2", *options, WORKERS / "all_reduce.py", cwd=tmp_path)
     assert finished.code == 0, finished.stderr
     (ready,) = [event for event in finished.events if event["event"] == "ready"]
     assert (ready["start_method"], ready["reason"]) == ("exec" if options else "fork", "")
@@ -103,9 +101,7 @@ def test_workers_of_plain_torch_are_one_world_and_forked_by_default(
     assert read_results(tmp_path) == [{"rank": rank, **right} for rank in (0, 1)]
 
 
-def test_import_that_starts_a_thread_makes_workers_start_by_exec_and_says_so(
-    msrun: JobRunner, workers: Path, tmp_path: Path
-) -> None:
+def test_import_that_starts_a_thread_makes_workers_start_by_exec_and_says_so(msrun: JobRunner, tmp_path: Path) -> None:
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "with_thread.py").write_text(
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
@@ -140,7 +136,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("words", "method"), [(["helpers.py"], "fork"), (["-m", "helpers"], "exec")])
-def test_spawned_helpers_find_the_names_of_the_script(
+def test_spawned_helpers_find_names_of_the_script(
     msrun: JobRunner, tmp_path: Path, words: list[str], method: str
 ) -> None:
     (tmp_path / "helpers.py").write_text(LOADER)
@@ -150,8 +146,8 @@ def test_spawned_helpers_find_the_names_of_the_script(
 
 
 @pytest.mark.slow
-def test_nothing_of_a_one_host_job_listens_beyond_loopback(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    job = msrun.start("--worker_num=3", workers / "connected.py", cwd=tmp_path)
+def test_nothing_of_a_one_host_job_listens_beyond_loopback(msrun: JobRunner, tmp_path: Path) -> None:
+    job = msrun.start("--worker_num=3", WORKERS / "connected.py", cwd=tmp_path)
     job.wait_for(*(tmp_path / f"ready_{rank}" for rank in range(3)))
     pids = msrun.processes()
     assert len(pids) >= 6  # launcher, fork server, scheduler, workers

@@ -9,13 +9,12 @@ import stat
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from job_runner import DEADLINE_S, REPOSITORY, Finished, JobRunner, wait_until
+from job_runner import DEADLINE_S, REPOSITORY, JobRunner, RunHere, wait_until
 
 from msrun.launch.metrics_file import Family, render_families
 from msrun.launch.trace import LAUNCHER, PROCESS, STEPS, WAITS, build_trace
@@ -111,9 +110,7 @@ def test_worker_that_is_killed_leaves_what_it_did_before(msrun: JobRunner, tmp_p
         ([], "Missing argument 'LOG_DIR'; see msrun trace --help"),
     ],
 )
-def test_wrong_words_are_an_error_in_one_line(
-    msrun_here: Callable[..., Finished], tmp_path: Path, words: list[str], text: str
-) -> None:
+def test_wrong_words_are_refused(msrun_here: RunHere, tmp_path: Path, words: list[str], text: str) -> None:
     (tmp_path / "file").touch()
     done = msrun_here("trace", *words, cwd=tmp_path)
     assert (done.code, done.stderr) == (2, f"msrun: error: {text.format(cwd=tmp_path)}\n")
@@ -200,9 +197,7 @@ def test_file_tells_of_every_rank_while_the_job_runs_and_of_its_end(msrun: JobRu
     assert not list(tmp_path.glob(".*"))
 
 
-def test_file_that_cannot_be_written_is_an_error_before_anything_starts(
-    msrun_here: Callable[..., Finished], tmp_path: Path
-) -> None:
+def test_file_that_cannot_be_written_is_refused_at_once(msrun_here: RunHere, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("open('started', 'w')")
     finished = msrun_here("--worker_num=1", "--metrics_file=nowhere/job.prom", "train.py", cwd=tmp_path)
     assert (finished.code, len(finished.stderr.splitlines())) == (2, 1)

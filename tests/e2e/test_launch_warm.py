@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
-from job_runner import REPOSITORY, Finished, JobRunner, Running, is_alive, parent_of, wait_until
+from job_runner import REPOSITORY, Finished, JobRunner, RunHere, Running, is_alive, parent_of, wait_until
 
 SCRIPT = """\
 import os, sys
@@ -118,25 +117,6 @@ def test_changed_file_makes_the_server_stale(warm: Warm) -> None:
 
 
 @pytest.mark.slow
-def test_what_cannot_be_given_later_takes_another_server(warm: Warm, monkeypatch: pytest.MonkeyPatch) -> None:
-    warm.run(warm.script())
-    [server] = warm.servers()
-    assert warm.run(warm.script(), env={"OMP_WAIT_POLICY": "PASSIVE"}).code == 0
-    assert len(warm.servers()) == 2, "a variable that is read at import"
-    soft, hard = resource.getrlimit(resource.RLIMIT_SIGPENDING)
-    resource.setrlimit(resource.RLIMIT_SIGPENDING, (soft - 1, hard))
-    try:
-        warm.run(warm.script())
-    finally:
-        resource.setrlimit(resource.RLIMIT_SIGPENDING, (soft, hard))
-    assert len(warm.servers()) == 3, "a limit"
-    warm.run(warm.script(), env={"FOO": "other"})
-    assert len(warm.servers()) == 3, "a variable of the user's own"
-    assert warm.stop() == "stopped 3 warm servers"
-    wait_until(lambda: not is_alive(server), "it has ended")
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("killed", one_fast("fork server", "launcher", "warm server"))
 def test_kill_leaves_nothing_of_the_job(warm: Warm, killed: str) -> None:
     warm.run(warm.script())
@@ -172,9 +152,7 @@ def test_server_that_nobody_asks_ends(warm: Warm) -> None:
         (("--warm_time=0", "x.py"), "--warm_time 0: must be more than 0 seconds"),
     ],
 )
-def test_words_that_make_no_sense_are_refused(
-    msrun_here: Callable[..., Finished], tmp_path: Path, words: tuple[str, ...], error: str
-) -> None:
+def test_senseless_words_are_refused(msrun_here: RunHere, tmp_path: Path, words: tuple[str, ...], error: str) -> None:
     (tmp_path / "x.py").touch()
     job = msrun_here(*words, cwd=tmp_path)
     assert (job.code, job.errors) == (2, [f"msrun: error: {error}"])

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from job_runner import Finished, JobRunner, Running, wait_until
+from job_runner import JobRunner, RunHere, Running, wait_until
 from terminal import Terminal
 
 SCRIPT = """
@@ -41,9 +40,7 @@ def watch_on_terminal(msrun: JobRunner, cwd: Path) -> Terminal:
 
 
 @pytest.mark.slow
-def test_terminal_shows_one_table_until_the_job_fails_and_keeps_the_last_one(
-    msrun: JobRunner, job: Running, tmp_path: Path
-) -> None:
+def test_terminal_shows_one_table_and_keeps_the_last_one(msrun: JobRunner, job: Running, tmp_path: Path) -> None:
     with closing(watch_on_terminal(msrun, tmp_path)) as terminal:
         terminal.read_until(b"steps/s", 3)
         terminal.read_until(b" MiB")
@@ -89,9 +86,7 @@ def test_pipe_gets_the_headings_once_and_rows_that_have_changed(msrun: JobRunner
 
 
 @pytest.mark.slow
-def test_json_is_one_object_a_line_and_the_last_one_tells_the_end(
-    msrun: JobRunner, job: Running, tmp_path: Path
-) -> None:
+def test_json_is_one_object_a_line_and_the_last_tells_the_end(msrun: JobRunner, job: Running, tmp_path: Path) -> None:
     watching = msrun.start("--status", "log_output", "--watch=0.2", "--json", cwd=tmp_path)
     wait_until(lambda: watching.stdout.count("\n") >= 3, "objects are shown")
     (tmp_path / "go").touch()
@@ -128,9 +123,7 @@ def test_reader_that_has_enough_is_no_error(msrun: JobRunner, job: Running, tmp_
         (["--status", "nowhere", "--watch"], r"--status \S*/nowhere: no such directory; give the --log_dir of a job"),
     ],
 )
-def test_wrong_words_are_an_error_in_one_line(
-    msrun_here: Callable[..., Finished], tmp_path: Path, words: list[str], pattern: str
-) -> None:
+def test_wrong_words_are_refused(msrun_here: RunHere, tmp_path: Path, words: list[str], pattern: str) -> None:
     finished = msrun_here(*words, cwd=tmp_path)
     assert finished.code == 2
     assert re.fullmatch(f"msrun: error: {pattern}\n", finished.stderr)

@@ -6,11 +6,10 @@ import json
 import os
 import re
 import socket
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from job_runner import Finished, JobRunner
+from job_runner import WORKERS, JobRunner, RunHere
 
 TABLE = {
     "version": "1.0",
@@ -138,9 +137,7 @@ def listing(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", list(WRONG))
-def test_wrong_input_is_refused_in_one_line_and_nothing_happens(
-    msrun_here: Callable[..., Finished], cwd: Path, name: str
-) -> None:
+def test_wrong_input_is_refused_in_one_line(msrun_here: RunHere, cwd: Path, name: str) -> None:
     arguments, pattern = WRONG[name]
     before = listing(cwd)
     finished = msrun_here(*arguments, cwd=cwd)
@@ -153,9 +150,7 @@ def test_wrong_input_is_refused_in_one_line_and_nothing_happens(
 
 
 @pytest.mark.parametrize("name", ["missing script", "table with a rank twice"])
-def test_a_process_of_its_own_ends_with_the_same_line(
-    msrun: JobRunner, msrun_here: Callable[..., Finished], cwd: Path, name: str
-) -> None:
+def test_own_process_ends_with_the_same_line(msrun: JobRunner, msrun_here: RunHere, cwd: Path, name: str) -> None:
     assert msrun.run(*WRONG[name][0], cwd=cwd) == msrun_here(*WRONG[name][0], cwd=cwd)
 
 
@@ -164,7 +159,7 @@ DRY_RUN_EXCEPTIONS = {"log dir cannot be made", "dry run", "option without its v
 
 
 @pytest.mark.parametrize("name", [name for name in WRONG if name not in DRY_RUN_EXCEPTIONS])
-def test_a_dry_run_refuses_what_a_run_refuses(msrun_here: Callable[..., Finished], cwd: Path, name: str) -> None:
+def test_a_dry_run_refuses_what_a_run_refuses(msrun_here: RunHere, cwd: Path, name: str) -> None:
     arguments, pattern = WRONG[name]
     finished = msrun_here("--dry_run", *arguments, cwd=cwd)
     assert finished.code == 2, finished.stderr
@@ -183,20 +178,20 @@ def test_port_in_use_is_named_with_its_address_and_its_owner(msrun: JobRunner, c
     assert listing(cwd) == before
 
 
-def test_free_port_that_was_asked_for_is_taken(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+def test_free_port_that_was_asked_for_is_taken(msrun: JobRunner, tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    finished = msrun.run("--worker_num=1", f"--master_port={port}", workers / "record.py", cwd=tmp_path)
+    finished = msrun.run("--worker_num=1", f"--master_port={port}", WORKERS / "record.py", cwd=tmp_path)
     assert finished.code == 0, finished.stderr
     assert json.loads((tmp_path / "record_0.json").read_text())["env"]["MASTER_PORT"] == str(port)
 
 
-def test_file_that_may_not_grow_is_reported_and_the_job_ends(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    none = msrun.run("--worker_num=1", workers / "flood.py", "10", cwd=tmp_path, prefix=["prlimit", "--fsize=1000"])
+def test_file_that_may_not_grow_is_reported_and_the_job_ends(msrun: JobRunner, tmp_path: Path) -> None:
+    none = msrun.run("--worker_num=1", WORKERS / "flood.py", "10", cwd=tmp_path, prefix=["prlimit", "--fsize=1000"])
     assert none.code == 2 and "File too large" in none.stderr
     few = ["prlimit", "--fsize=50000"]
-    some = msrun.run("--worker_num=2", workers / "flood.py", "100000", cwd=tmp_path, prefix=few)
+    some = msrun.run("--worker_num=2", WORKERS / "flood.py", "100000", cwd=tmp_path, prefix=few)
     assert some.code in (1, 120) and "failed first" in some.stderr
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import sys
-from pathlib import Path
 
 import device_cases
 import pytest
 from asked_cases import one_fast
-from job_runner import WORKER_IMPORTS, WORKER_PATH, wait_until
+from job_runner import WORKER_IMPORTS, WORKER_PATH, WORKERS, wait_until
 from only_cases import ONLY_CASES
 from plans import without_what_is_chosen_at_start
 from rank_tables import plain_table
@@ -24,12 +22,12 @@ TRAINED = "losses of level3"
 
 @pytest.mark.slow
 @pytest.mark.timeout(150)
-def test_training_on_two_hosts_of_two_is_that_of_one_process(rehearsals: Rehearsals, workers: Path) -> None:
+def test_training_on_two_hosts_of_two_is_that_of_one_process(rehearsals: Rehearsals) -> None:
     job = rehearsals.run(
         "2x2",
         *(f"--preload={name}" for name in WORKER_IMPORTS),
         f"--forward_env={ONLY_CASES}",
-        *(workers / "runtime" / "modes.py", rehearsals.cwd / "result.json", "device_cases"),
+        *(WORKERS / "runtime" / "modes.py", rehearsals.cwd / "result.json", "device_cases"),
         **{ONLY_CASES: json.dumps([TRAINED]), "PYTHONPATH": WORKER_PATH},
     )
     assert job.code == 0, job.stderr
@@ -38,12 +36,12 @@ def test_training_on_two_hosts_of_two_is_that_of_one_process(rehearsals: Rehears
         assert rank["losses"] == pytest.approx(expected, rel=1e-9)
 
 
-def test_workers_see_hosts_of_their_own(rehearsals: Rehearsals, workers: Path) -> None:
+def test_workers_see_hosts_of_their_own(rehearsals: Rehearsals) -> None:
     """What a shell here has set comes as far as over SSH, and logs are sent; the table given has a host for each."""
     table = rehearsals.cwd / "table.json"
     table.write_text(json.dumps(plain_table()))
     options = [f"--rank_table_file={table}", "--tail_worker_log=all", "--worker_log_name={hostname}_{ip}"]
-    program = ["sh", "-c", f"echo from $RANK; exec {sys.executable} {workers}/record.py"]
+    program = ["sh", "-c", f"echo from $RANK; exec {sys.executable} {WORKERS}/record.py"]
     job = rehearsals.run("2x2", *options, *program, FOO="1", NCCL_DEBUG="INFO")
     assert job.code == 0, job.stderr
     env = [json.loads((rehearsals.cwd / f"record_{rank}.json").read_text())["env"] for rank in range(4)]
@@ -59,10 +57,8 @@ def test_workers_see_hosts_of_their_own(rehearsals: Rehearsals, workers: Path) -
 
 
 @pytest.mark.parametrize(("how", "code"), one_fast(("SIGSEGV", 139), ("raise", 1)))
-def test_first_failed_worker_ends_the_job_on_every_host(
-    rehearsals: Rehearsals, workers: Path, how: str, code: int
-) -> None:
-    job = rehearsals.run("3x2", workers / "end.py", "3", how)
+def test_first_failed_worker_ends_the_job_on_every_host(rehearsals: Rehearsals, how: str, code: int) -> None:
+    job = rehearsals.run("3x2", WORKERS / "end.py", "3", how)
     assert job.code == code
     words = r"msrun: error: rank 3 on node 1 \(host1, 127\.0\.0\.3\) failed first: (exit code 1|signal SIGSEGV)"
     assert re.match(words, job.errors[0])
@@ -75,11 +71,9 @@ def test_first_failed_worker_ends_the_job_on_every_host(
 
 
 @pytest.mark.slow
-def test_job_starts_again_on_the_same_hosts_and_keeps_the_logs_of_each_attempt(
-    rehearsals: Rehearsals, workers: Path
-) -> None:
+def test_job_starts_again_on_the_same_hosts_and_keeps_all_logs(rehearsals: Rehearsals) -> None:
     """A spare host is for a lost one alone."""
-    job = rehearsals.run("4x1", "--spares=1", "--max_restarts=1", workers / "attempt.py", "code=7:1")
+    job = rehearsals.run("4x1", "--spares=1", "--max_restarts=1", WORKERS / "attempt.py", "code=7:1")
     assert job.code == 0, job.stderr
     assert [host["name"] for host in job.read_json("plan.json")["hosts"]] == ["host0", "host1", "host2"]
     assert "all 3 workers on 3 hosts finished successfully after restart 1 in " in job.stderr
@@ -90,8 +84,8 @@ def test_job_starts_again_on_the_same_hosts_and_keeps_the_logs_of_each_attempt(
 
 
 @pytest.mark.slow
-def test_killed_launcher_takes_every_host_with_it(rehearsals: Rehearsals, workers: Path) -> None:
-    job = rehearsals.start("2x1", "--heartbeat_time_out=3", workers / "wait.py")
+def test_killed_launcher_takes_every_host_with_it(rehearsals: Rehearsals) -> None:
+    job = rehearsals.start("2x1", "--heartbeat_time_out=3", WORKERS / "wait.py")
     rehearsals.wait_for_workers(job, 2)
     status = rehearsals.runner.start("--status", "log_output", cwd=rehearsals.cwd).finish()
     assert status.code == 0 and "hosts host0, host1" in status.stdout.decode()
@@ -111,9 +105,7 @@ time.sleep(600)
 
 
 @pytest.mark.slow
-def test_host_keeps_no_second_copy_of_what_the_launcher_has_and_loses_nothing_when_it_dies(
-    rehearsals: Rehearsals,
-) -> None:
+def test_host_keeps_no_second_copy_of_what_the_launcher_has_and_loses_nothing(rehearsals: Rehearsals) -> None:
     program = rehearsals.cwd / "much_output.py"
     program.write_text(MUCH_OUTPUT)
     job = rehearsals.start("2x1", "--tail_worker_log=none", program)
@@ -128,43 +120,10 @@ def test_host_keeps_no_second_copy_of_what_the_launcher_has_and_loses_nothing_wh
     assert ended.log(0) == b"".join(b"%07d\n" % number for number in range(1 << 20))
 
 
-UNREADABLE = """
-import os
-read = os.read
-def read_but_one(descriptor, size):
-    if os.readlink(f"/proc/self/fd/{descriptor}").endswith("-1/worker_1.log"):
-        raise OSError(5, "Input/output error")
-    return read(descriptor, size)
-os.read = read_but_one
-"""
-"""What the Python of every agent runs first: a disk that does not give back one log."""
-
-
-@pytest.mark.slow
-def test_log_that_cannot_be_read_on_a_host_ends_the_job_under_the_name_of_msrun(
-    rehearsals: Rehearsals, workers: Path
-) -> None:
-    (rehearsals.cwd / "sitecustomize.py").write_text(UNREADABLE)
-    python = rehearsals.cwd / "python"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={rehearsals.cwd} exec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    job = rehearsals.start("2x1", f"--python={python}", workers / "wait.py").finish()
-    assert job.code == 3
-    assert job.errors[0] == (
-        "msrun: error: host1: msrun itself failed: OSError: [Errno 5] Input/output error, while it read worker_1.log; "
-        "its traceback is in scheduler.log"
-    )
-    record = (job.log_dir / "scheduler.log").read_text()
-    assert " host1: msrun itself failed: OSError" in record and 'in read_but_one\n    raise OSError(5, "' in record
-    (spool,) = rehearsals.runner.temporary.glob("msrun-spool-*")
-    assert (spool / "worker_1.log").exists(), "what nobody has stays where it is"
-    shutil.rmtree(spool)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("node_rank", [1, 0])
-def test_killed_agent_ends_the_job_and_its_host_is_named(rehearsals: Rehearsals, workers: Path, node_rank: int) -> None:
-    job = rehearsals.start("2x1", workers / "wait.py")
+def test_killed_agent_ends_the_job_and_its_host_is_named(rehearsals: Rehearsals, node_rank: int) -> None:
+    job = rehearsals.start("2x1", WORKERS / "wait.py")
     rehearsals.wait_for_workers(job, 2)
     os.kill(rehearsals.agent(node_rank), signal.SIGKILL)
     ended = job.finish()
@@ -175,11 +134,9 @@ def test_killed_agent_ends_the_job_and_its_host_is_named(rehearsals: Rehearsals,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_for_good", [False, True])
-def test_host_that_is_cut_off_comes_back_in_time_or_is_given_up(
-    rehearsals: Rehearsals, workers: Path, is_for_good: bool
-) -> None:
+def test_host_that_is_cut_off_comes_back_in_time_or_is_given_up(rehearsals: Rehearsals, is_for_good: bool) -> None:
     """A stopped agent hears and says nothing, as behind a cable that is out; another connection waits for it."""
-    job = rehearsals.start("2x1", workers / "go.py")
+    job = rehearsals.start("2x1", WORKERS / "go.py")
     rehearsals.wait_for_workers(job, 2)
     agent = rehearsals.agent(1)
     os.kill(agent, signal.SIGSTOP)
@@ -199,12 +156,12 @@ def test_host_that_is_cut_off_comes_back_in_time_or_is_given_up(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hosts", one_fast("2x2", "1x2"))
-def test_plan_asked_for_is_what_a_run_carries_out(rehearsals: Rehearsals, workers: Path, hosts: str) -> None:
+def test_plan_asked_for_is_what_a_run_carries_out(rehearsals: Rehearsals, hosts: str) -> None:
     """Devices, cores, interfaces and paths of all hosts; nothing is started for it, and secrets are nowhere in it."""
     table = rehearsals.cwd / "table.json"
     table.write_text(json.dumps(plain_table(num_servers=int(hosts[0]))))
     options = ["--bind_core", "--max_restarts=1", "--env=API_KEY=sesame", f"--rank_table_file={table}"]
-    program = [workers / "record.py", "--lr", "0.1"]
+    program = [WORKERS / "record.py", "--lr", "0.1"]
     asked = rehearsals.run(hosts, *options, "--plan=json", *program)
     assert asked.code == 0 and not (rehearsals.cwd / "log_output").exists(), asked.stderr
     page = rehearsals.run(hosts, *options, "--plan=plan.html", *program)
@@ -221,6 +178,6 @@ def test_plan_asked_for_is_what_a_run_carries_out(rehearsals: Rehearsals, worker
 
 
 @pytest.mark.slow
-def test_plan_of_hosts_that_cannot_do_it_is_the_error_of_the_run(rehearsals: Rehearsals, workers: Path) -> None:
+def test_plan_of_hosts_that_cannot_do_it_is_the_error_of_the_run(rehearsals: Rehearsals) -> None:
     errors = [rehearsals.run("2x1", *words, "--chdir=/", "-m", "nothing").errors for words in (["--plan"], [])]
     assert errors[0] == errors[1] and "no module nothing" in errors[0][0]

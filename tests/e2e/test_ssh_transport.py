@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from fleet import FleetRunner
-from job_runner import MARK, wait_until
+from job_runner import MARK, WORKERS, wait_until
 from pipe_ends import read, write_all
 from ssh_net import SshNet, make_key
 from terminal import Terminal
@@ -162,9 +162,7 @@ def test_rules_of_ssh_config_are_those_of_ssh(ssh_net: SshNet, launcher: Launche
     assert f"is revoked ({revoked})" in launcher.refused("host0", f"RevokedHostKeys {revoked}")
 
 
-def test_connection_that_a_user_has_opened_is_shared_and_stays(
-    ssh_net: SshNet, launcher: Launcher, tmp_path: Path
-) -> None:
+def test_connection_that_a_user_has_opened_is_shared(ssh_net: SshNet, launcher: Launcher, tmp_path: Path) -> None:
     text = f"Host host0\n ControlPath {tmp_path}/master\n"
     launcher.connector(text)
     words = ["ssh", "-F", launcher.config, "-N", "-f", "-M", "host0"]
@@ -248,12 +246,12 @@ def test_stopped_session_holds_up_nobody_who_closes_the_pipe(ssh_net: SshNet, la
 
 
 @pytest.mark.slow
-def test_options_are_enough_without_any_ssh_config(fleet: FleetRunner, workers: Path, tmp_path: Path) -> None:
+def test_options_are_enough_without_any_ssh_config(fleet: FleetRunner, tmp_path: Path) -> None:
     """A home without any files of ssh; the host key is accepted once and known from then on."""
     home = tmp_path / "home"
     home.mkdir()
     shutil.copy(fleet.net.client / "id_ed25519", tmp_path / "key")
-    words = ("--ssh_config=none", "--ssh_user=root", "--ssh_port=2222", "--ssh_identity=key", workers / "record.py")
+    words = ("--ssh_config=none", "--ssh_user=root", "--ssh_port=2222", "--ssh_identity=key", WORKERS / "record.py")
     refused = fleet.run("host1:1", *words, HOME=str(home))
     assert refused.code == 3 and "[host1]:2222 is not in known_hosts" in refused.errors[0]
     assert fleet.run("host1:1", "--ssh_host_keys=accept-new", *words, HOME=str(home)).code == 0
@@ -261,20 +259,18 @@ def test_options_are_enough_without_any_ssh_config(fleet: FleetRunner, workers: 
     assert fleet.run("host1:1", *words, HOME=str(home)).code == 0
 
 
-def test_wrong_key_of_one_host_starts_nothing_on_any(fleet: FleetRunner, workers: Path, tmp_path: Path) -> None:
+def test_wrong_key_of_one_host_starts_nothing_on_any(fleet: FleetRunner, tmp_path: Path) -> None:
     known = (fleet.net.client / "known_hosts").read_text().splitlines()
     (tmp_path / "known").write_text(f"{known[0]}\n{known[2].split()[0]} {make_key(tmp_path / 'other')}\n")
     (tmp_path / "config").write_text(f"UserKnownHostsFile {tmp_path}/known\nInclude {fleet.net.client}/config\n")
-    done = fleet.run("host0:1,host2:1", "--ssh_config=config", workers / "wait.py")
+    done = fleet.run("host0:1,host2:1", "--ssh_config=config", WORKERS / "wait.py")
     assert done.code == 3
     assert done.errors[0].startswith(f"msrun: error: host2 ({fleet.net.address(2)}): HOST KEY HAS CHANGED")
     assert not list(tmp_path.glob("ready_*"))
 
 
 @pytest.mark.slow
-def test_passphrase_is_asked_for_once_at_a_terminal_and_nowhere_else(
-    fleet: FleetRunner, workers: Path, tmp_path: Path
-) -> None:
+def test_passphrase_is_asked_for_once_at_a_terminal_and_nowhere_else(fleet: FleetRunner, tmp_path: Path) -> None:
     shutil.copy(fleet.net.client / "id_ed25519", tmp_path / "key")
     words = ["ssh-keygen", "-q", "-a", "1", "-p", "-N", "open sesame", "-f", tmp_path / "key"]
     subprocess.run(words, check=True, capture_output=True, timeout=60)
@@ -282,9 +278,9 @@ def test_passphrase_is_asked_for_once_at_a_terminal_and_nowhere_else(
         f"IdentityFile {tmp_path}/key\nMatch !originalhost no\n UserKnownHostsFile {fleet.net.client}/known_hosts\n"
         + "".join(f"Host host{host}\n HostName {fleet.net.address(host)}\n User root\n" for host in (0, 2))
     )
-    refused = fleet.run("host0:1,host2:1", "--ssh_config=config", workers / "record.py", SSH_AUTH_SOCK="")
+    refused = fleet.run("host0:1,host2:1", "--ssh_config=config", WORKERS / "record.py", SSH_AUTH_SOCK="")
     assert refused.code == 3 and f"has it a passphrase? ssh-add {tmp_path}/key" in refused.errors[0]
-    options = ("--hosts=host0:1,host2:1", f"--forward_env={MARK}", "--ssh_config=config", str(workers / "record.py"))
+    options = ("--hosts=host0:1,host2:1", f"--forward_env={MARK}", "--ssh_config=config", str(WORKERS / "record.py"))
     env = {"HOME": str(fleet.net.home), "SSH_AUTH_SOCK": "", "COLUMNS": "200"}
     prefix = fleet.net.prefix(fleet.net.control)
     with contextlib.closing(Terminal(fleet.runner, fleet.cwd, *options, prefix=prefix, env=env)) as terminal:

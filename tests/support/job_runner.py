@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+WORKERS = REPOSITORY / "tests" / "workers"
 WORKER_PATH = os.pathsep.join(str(REPOSITORY / name) for name in ("", "tests", "tests/support", "tests/cases"))
 """PYTHONPATH of a worker that imports what stands in tests/, as `pythonpath` in pyproject.toml has it for the tests."""
 DEADLINE_S = float(os.environ.get("DEADLINE_S", "60"))
@@ -115,6 +116,10 @@ class Finished:
     def errors(self) -> list[str]:
         """msrun's own error lines."""
         return [line for line in self.stderr.splitlines() if line.startswith("msrun: error:")]
+
+
+RunHere = Callable[..., Finished]
+"""What the fixture `msrun_here` is: it runs a command in this process."""
 
 
 class Running:

@@ -22,6 +22,27 @@ from msrun.launch.transport.pipe import MARKER
 pytestmark = pytest.mark.slow
 
 
+COUNTING = """
+import os, time
+for number in range(400):
+    while number == 200 and not os.path.exists("go_on"):
+        time.sleep(0.01)
+    print("line", number, flush=True)
+"""
+NOISE = """
+import os, sys
+sys.stdout.buffer.write(os.urandom(1_000_000))  # it cannot be made smaller
+sys.stdout.buffer.flush()
+open("written_" + os.environ["RANK"], "w").close()
+"""
+
+
+@pytest.fixture
+def noise(tmp_path: Path) -> Path:
+    (tmp_path / "noise.py").write_text(NOISE)
+    return tmp_path / "noise.py"
+
+
 def start(fleet: FleetRunner, own_disk: Path, *words: str | Path) -> Running:
     """Start a worker on each of two hosts, with logs that have to be sent."""
     return fleet.start([1, 1], *words, log_dir=own_disk / fleet.cwd.name)
@@ -151,7 +172,8 @@ def test_stopped_agent_whose_launcher_is_killed_goes_with_its_workers(fleet: Fle
 
 
 def test_short_cut_is_survived(fleet: FleetRunner, own_disk: Path) -> None:
-    job = start(fleet, own_disk, "--heartbeat_time_out=60", WORKERS / "count.py")
+    (fleet.cwd / "count.py").write_text(COUNTING)
+    job = start(fleet, own_disk, "--heartbeat_time_out=60", "count.py")
     log = job.log_dir / "worker_1.log"
     wait_until(lambda: log.exists() and log.stat().st_size > 200, "its log comes home")
     for session in fleet.net.sessions(1):
@@ -165,10 +187,10 @@ def test_short_cut_is_survived(fleet: FleetRunner, own_disk: Path) -> None:
     fleet.prove_nothing_left()
 
 
-def test_slow_link_holds_up_no_worker(fleet: FleetRunner, own_disk: Path) -> None:
+def test_slow_link_holds_up_no_worker(fleet: FleetRunner, own_disk: Path, noise: Path) -> None:
     fleet.net.limit(1, "2mbit")
     try:
-        job = start(fleet, own_disk, "--tail_worker_log=none", WORKERS / "noise.py")
+        job = start(fleet, own_disk, "--tail_worker_log=none", noise)
         job.wait_for(fleet.cwd / "written_0", fleet.cwd / "written_1")  # 1 MB that does not shrink: 5 s of the link
         assert (job.log_dir / "worker_1.log").stat().st_size < 1_000_000
         ended = job.finish()
@@ -194,12 +216,12 @@ def test_msrun_that_ends_while_it_connects_leaves_nothing(fleet: FleetRunner, si
     assert not list(fleet.cwd.glob("ready_*"))
 
 
-def test_full_disk_here_loses_logs_says_so_and_ends_no_job(fleet: FleetRunner, own_disk: Path) -> None:
+def test_full_disk_here_loses_logs_says_so_and_ends_no_job(fleet: FleetRunner, own_disk: Path, noise: Path) -> None:
     log_dir = own_disk / fleet.cwd.name
     at_control = fleet.net.prefix(fleet.net.control)
     subprocess.run([*at_control, "mkdir", str(log_dir)], check=True)
     subprocess.run([*at_control, "mount", "-t", "tmpfs", "-o", "size=1500k", "none", str(log_dir)], check=True)
-    ended = fleet.run([1, 1], "--tail_worker_log=none", WORKERS / "noise.py", log_dir=log_dir)
+    ended = fleet.run([1, 1], "--tail_worker_log=none", noise, log_dir=log_dir)
     assert ended.code == 0, ended.stderr
     assert re.search(r"msrun: logs are not complete: .*worker_[01]\.log: No space left on device", ended.stderr)
 
@@ -224,21 +246,14 @@ sys.exit(agent.wait())
 """
 
 
-def hostile_fleet(fleet: FleetRunner, said: bytes, tmp_path: Path) -> Path:
-    """Return a hostfile whose second host has such an agent."""
+def test_host_that_writes_the_log_of_another_is_not_heeded(fleet: FleetRunner, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import os\nprint('rank', os.environ['RANK'])\n")
+    said = json.dumps(pack_piece("worker_0.log", 0, b"forged")).encode()
     program = tmp_path / "hostile_python"
     program.write_text(HOSTILE.format(python=sys.executable, said=said, marker=MARKER))
     program.chmod(0o755)
-    hostfile = tmp_path / "hosts"
-    hostfile.write_text(f"host0 slots=1 python={sys.executable}\nhost1 slots=1 python={program}\n")
-    return hostfile
-
-
-def test_host_that_writes_the_log_of_another_is_not_heeded(fleet: FleetRunner, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import os\nprint('rank', os.environ['RANK'])\n")
-    piece = json.dumps(pack_piece("worker_0.log", 0, b"forged")).encode()
-    hostfile = hostile_fleet(fleet, piece, tmp_path)
-    job = fleet.start("", f"--hostfile={hostfile}", "train.py").finish()
+    hosts = f"host0 slots=1 python={sys.executable}\nhost1 slots=1 python={program}\n"
+    (tmp_path / "hosts").write_text(hosts)
+    job = fleet.run("", "--hostfile=hosts", "train.py")
     assert job.code == 0, job.stderr
     assert [job.log(rank) for rank in range(2)] == [b"rank 0\n", b"rank 1\n"]
-    fleet.prove_nothing_left()

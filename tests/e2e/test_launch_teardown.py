@@ -158,16 +158,17 @@ def start_chaos(msrun: JobRunner, cwd: Path, *words: str, family: str = "alone")
     return job
 
 
-def start_family(msrun: JobRunner, cwd: Path, mode: str = "wait") -> tuple[Running, list[int]]:
+def start_family(msrun: JobRunner, cwd: Path) -> tuple[Running, list[int]]:
     """Start two workers, each with a child and a daemon that ignore TERM; return the job and those processes."""
-    job = msrun.start("--worker_num=2", "--grace=0.3", WORKERS / "leave_children.py", mode, cwd=cwd)
+    job = start_chaos(msrun, cwd, "--grace=0.3", family="stubborn")
     files = [cwd / f"{role}_{rank}" for role in ("child", "daemon") for rank in (0, 1)]
     job.wait_for(*files)
     return job, [int(file.read_text()) for file in files]
 
 
 def test_children_and_daemons_of_workers_go_with_the_job_that_ends_well(msrun: JobRunner, tmp_path: Path) -> None:
-    job, family = start_family(msrun, tmp_path, "exit")
+    job, family = start_family(msrun, tmp_path)
+    (tmp_path / "go").touch()
     assert job.finish().code == 0
     assert not [pid for pid in family if is_alive(pid)]
 

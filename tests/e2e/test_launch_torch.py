@@ -145,9 +145,20 @@ def test_spawned_helpers_find_names_of_the_script(
     assert finished.log(1) == b"[0, 1, 4, 9, 16, 25, 36, 49] False\n[2, 4, 6]\n"
 
 
+CONNECTED = """
+import os, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+for peer in range(dist.get_world_size()):
+    dist.broadcast(torch.ones(1), src=peer)
+open("ready_" + os.environ["RANK"], "w").close()
+time.sleep(600)
+"""
+
+
 @pytest.mark.slow
 def test_nothing_of_a_one_host_job_listens_beyond_loopback(msrun: JobRunner, tmp_path: Path) -> None:
-    job = msrun.start("--worker_num=3", WORKERS / "connected.py", cwd=tmp_path)
+    (tmp_path / "train.py").write_text(CONNECTED)
+    job = msrun.start("--worker_num=3", "train.py", cwd=tmp_path)
     job.wait_for(*(tmp_path / f"ready_{rank}" for rank in range(3)))
     pids = msrun.processes()
     assert len(pids) >= 6  # launcher, fork server, scheduler, workers

@@ -134,16 +134,6 @@ def test_trace_and_metrics_of_all_hosts_are_written_here_alone(
 
 
 @pytest.mark.slow
-def test_module_and_executable_run_on_other_hosts(fleet: FleetRunner, tmp_path: Path) -> None:
-    (tmp_path / "tiny.py").write_text("import os; print('module', os.environ['RANK'])\n")
-    module = fleet.run([1, 1], "--tail_worker_log=all", "-m", "tiny")
-    assert module.code == 0, module.stderr
-    assert sorted(module.stdout.splitlines()) == [b"[host0:0] module 0", b"[host1:1] module 1"]
-    program = fleet.run([1, 1], "sh", "-c", 'echo "shell $RANK"')
-    assert program.code == 0 and program.log(1) == b"shell 1\n"
-
-
-@pytest.mark.slow
 def test_rotated_logs_come_home_complete(fleet: FleetRunner, own_disk: Path) -> None:
     options = ["--tail_worker_log=none", "--log_max_bytes=65536", "--log_keep=100"]
     job = fleet.run("host1:1,host2:1", *options, WORKERS / "flood.py", "8000", log_dir=own_disk / "rotated")

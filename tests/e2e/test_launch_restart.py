@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -99,19 +98,6 @@ def test_stuck_job_is_ended_and_starts_again(msrun: JobRunner, tmp_path: Path) -
     assert "behind: rank 1 (stopped by a signal)" in finished.stderr
     assert f"  rank 1, log: {finished.log_dir}/worker_1.attempt_0.log\n  | " in finished.stderr
     assert (finished.log_dir / "worker_1.attempt_0.log").is_file()
-
-
-@pytest.mark.slow
-def test_interrupt_between_two_attempts_ends_the_job(msrun: JobRunner, tmp_path: Path) -> None:
-    job = msrun.start("--worker_num=3", "--max_restarts=9", WORKERS / "attempt.py", "code=7:9", cwd=tmp_path)
-    job.wait_for(tmp_path / "log_output" / "latest" / "worker_1.attempt_1.log")
-    job.send(signal.SIGTERM)
-    finished = job.finish()
-    msrun.prove_nothing_left(deadline_s=0.0)
-    assert finished.code == 143
-    failure = finished.read_json("failure.json")
-    assert failure["reason"] == "stopped by SIGTERM"
-    assert [past["reason"] for past in failure["attempts"]][:2] == ["rank 1 failed first: exit code 7"] * 2
 
 
 BEGINS = {

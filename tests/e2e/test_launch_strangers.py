@@ -46,8 +46,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     commands = "\n".join(re.findall(r"```sh\n(.*?)```", DOCUMENT.read_text(), re.DOTALL))
     done = subprocess.run(["sh", "-ec", commands], cwd=folder, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    revoking = json.loads((folder / "tls.json").read_text()) | {"crl_path": "ca.crl"}
-    (folder / "revoking.json").write_text(json.dumps(revoking))
     return folder
 
 
@@ -188,27 +186,6 @@ def test_failure_is_named_on_every_host_and_passwords_stay_with_msrun(hosts: Typ
         assert len(re.findall(r"ca_cert_path \S+: CN=test CA expires on \S+, in 29 days", ended.stderr)) == 1
     for path in (tmp_path / "log_output").rglob("*.*"):
         assert path.is_dir() or not any(password.encode() in path.read_bytes() for password in PASSWORDS.values())
-
-
-@pytest.mark.slow
-def test_check_looks_at_the_files_of_this_host(hosts: TypedHosts, files: Path) -> None:
-    fail = r"fail  tls            --tls_config \S+: client_cert_path \S+: "
-    checks = [
-        (
-            0,
-            "tls.json",
-            "",
-            0,
-            r"ok    tls            client CN=training client until \S+, server CN=training server un",
-        ),
-        (1, "tls.json", "", 0, r"ok    tls            client CN=training client until [-\d]+\n"),
-        (1, "tls.json", "no", 2, rf"{fail}wrong password; set M"),
-        (1, "revoking.json", "", 2, rf"{fail}was revoked, says "),
-    ]
-    for node, name, password, code, line in checks:
-        words = (*TWO, f"--tls_config={files / name}", "--check", WORKERS / "wait.py")
-        ended = hosts.start(node, *words, node=node, MSRUN_TLS_CLIENT_PASSWORD=password).finish()
-        assert ended.code == code and re.search(f"^{line}", ended.stdout.decode(), re.MULTILINE), ended
 
 
 def test_wrong_file_ends_msrun_before_anything_starts(msrun: JobRunner, tmp_path: Path) -> None:

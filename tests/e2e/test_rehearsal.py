@@ -133,28 +133,6 @@ def test_killed_agent_ends_the_job_and_its_host_is_named(rehearsals: Rehearsals,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_for_good", [False, True])
-def test_host_that_is_cut_off_comes_back_in_time_or_is_given_up(rehearsals: Rehearsals, is_for_good: bool) -> None:
-    """A stopped agent hears and says nothing, as behind a cable that is out; another connection waits for it."""
-    job = rehearsals.start("2x1", WORKERS / "go.py")
-    rehearsals.wait_for_workers(job, 2)
-    agent = rehearsals.agent(1)
-    os.kill(agent, signal.SIGSTOP)
-    if is_for_good:
-        ended = job.finish()
-        assert ended.code == 3 and "host1: no sign of life for " in ended.errors[0]
-    else:
-        events = job.log_dir / "events.jsonl"
-        wait_until(lambda: '"cut"' in events.read_text(), "another connection is tried")
-        os.kill(agent, signal.SIGCONT)
-        wait_until(lambda: '"resumed"' in events.read_text(), "the host is back")
-        (rehearsals.cwd / "go").touch()
-        ended = job.finish()
-        assert ended.code == 0, ended.stderr
-    rehearsals.runner.prove_nothing_left(deadline_s=30.0)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("hosts", one_fast("2x2", "1x2"))
 def test_plan_asked_for_is_what_a_run_carries_out(rehearsals: Rehearsals, hosts: str) -> None:
     """Devices, cores, interfaces and paths of all hosts; nothing is started for it, and secrets are nowhere in it."""

@@ -7,39 +7,20 @@ import signal
 import sys
 import sysconfig
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fleet import FleetRunner
-from job_runner import JobRunner, wait_until
-from plans import without_what_is_chosen_at_start
+from job_runner import WORKERS, JobRunner
 from ssh_net import SshNet
+from tls_files import PASSWORDS, Authority, TlsFolder
 
 from msrun.launch.trace import write_trace
 
 
-@pytest.fixture(scope="module")
-def own_disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that is another one on every host."""
-    return tmp_path_factory.mktemp("own_disk")
-
-
-@pytest.fixture(scope="module")
-def net(own_disk: Path) -> Iterator[SshNet]:
-    """Three hosts and one to start from."""
-    with SshNet(3, private=[own_disk]) as hosts:
-        yield hosts
-
-
-@pytest.fixture
-def fleet(msrun: JobRunner, net: SshNet, tmp_path: Path) -> FleetRunner:
-    return FleetRunner(msrun, net, tmp_path)
-
-
 @pytest.mark.slow
-def test_workers_of_two_hosts_are_one_world(fleet: FleetRunner, workers: Path, tmp_path: Path) -> None:
-    job = fleet.run([2, 2], workers / "all_reduce.py")
+def test_workers_of_two_hosts_are_one_world(fleet: FleetRunner, tmp_path: Path) -> None:
+    job = fleet.run([2, 2], WORKERS / "all_reduce.py")
     assert job.code == 0, job.stderr
     results = [json.loads((tmp_path / f"result_{rank}.json").read_text()) for rank in range(4)]
     assert [result["sum"] for result in results] == [[0.0, 10.0, 20.0, 30.0]] * 4
@@ -55,8 +36,8 @@ def test_workers_of_two_hosts_are_one_world(fleet: FleetRunner, workers: Path, t
 
 
 @pytest.mark.slow
-def test_no_host_opens_a_port_but_that_of_the_store(fleet: FleetRunner, workers: Path, tmp_path: Path) -> None:
-    job = fleet.start([1, 1], "--master_port=29507", workers / "wait.py")
+def test_no_host_opens_a_port_but_that_of_the_store(fleet: FleetRunner, tmp_path: Path) -> None:
+    job = fleet.start([1, 1], "--master_port=29507", WORKERS / "wait.py")
     job.wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
     ports = [listening_ports(fleet.net.processes(node)[0]) for node in range(2)]
     job.send(signal.SIGTERM)
@@ -71,42 +52,9 @@ def listening_ports(pid: int) -> set[int]:
     return {int(row[1].partition(":")[2], 16) for row in rows if row[3] == "0A"}
 
 
-PARENT = """
-import os
-from pathlib import Path
-import numpy
-parent = Path(f"/proc/{os.getppid()}/environ").read_bytes()
-print(b"MSRUN_JOB_ID=" in parent, b"MASTER_ADDR=" in parent, "MASTER_ADDR" in os.environ)
-"""
-
-
 @pytest.mark.slow
-def test_imports_begin_before_hosts_have_come_together(fleet: FleetRunner, tmp_path: Path) -> None:
-    """The fork server was started without the scheduler's address, which is known only then."""
-    script = tmp_path / "parent.py"
-    script.write_text(PARENT)
-    job = fleet.run([1, 1], script)
-    assert job.code == 0, job.stderr
-    assert [job.log(rank) for rank in range(2)] == [b"True False True\n"] * 2
-
-
-@pytest.mark.slow
-def test_plan_asked_for_is_what_a_run_carries_out(fleet: FleetRunner, own_disk: Path) -> None:
-    words = ["--bind_core", "--device_target=cpu", "sh", "-c", "true"]
-    asked = fleet.run("host2:3,host0:1", "--plan=json", *words, log_dir=own_disk / "planned")
-    assert asked.code == 0, asked.stderr
-    run = fleet.run("host2:3,host0:1", *words, log_dir=own_disk / "planned")
-    assert run.code == 0, run.stderr
-    plans = [json.loads(asked.stdout), run.read_plan()]
-    assert without_what_is_chosen_at_start(plans[0]) == without_what_is_chosen_at_start(plans[1])
-    assert plans[0]["hosts"][1]["env"]["GLOO_SOCKET_IFNAME"] == "eth0"
-
-
-@pytest.mark.slow
-def test_unequal_hosts_get_contiguous_ranks_in_the_order_of_the_list(
-    fleet: FleetRunner, workers: Path, tmp_path: Path
-) -> None:
-    script = f'cp "$RANK_TABLE_FILE" "table_$RANK.json" && exec {sys.executable} {workers}/record.py'
+def test_unequal_hosts_get_contiguous_ranks_in_the_order_of_the_list(fleet: FleetRunner, tmp_path: Path) -> None:
+    script = f'cp "$RANK_TABLE_FILE" "table_$RANK.json" && exec {sys.executable} {WORKERS}/record.py'
     job = fleet.run("host2:3,host0:1", "sh", "-c", script)
     assert job.code == 0, job.stderr
     env = [fleet.record(rank)["env"] for rank in range(4)]
@@ -123,12 +71,10 @@ def test_unequal_hosts_get_contiguous_ranks_in_the_order_of_the_list(
 AWKWARD = ["I'm 72\" tall", "$HOME", "`id`", ";touch x", "*", "", "back\\", "two\nlines", "☃", "--help", "--"]
 
 
-def test_arguments_and_variables_arrive_byte_for_byte_and_are_seen_by_nobody(
-    fleet: FleetRunner, workers: Path, tmp_path: Path
-) -> None:
+def test_arguments_and_variables_arrive_unchanged_and_are_seen_by_nobody(fleet: FleetRunner, tmp_path: Path) -> None:
     value = "quote' \" = $X `id`\nsecond line\ttab ☃"
     words = [*AWKWARD, b"no text \xff\xfe"]
-    job = fleet.start([1, 1], f"--env=AWKWARD={value}", workers / "wait.py", *words, FOO_SECRET="hidden")
+    job = fleet.start([1, 1], f"--env=AWKWARD={value}", WORKERS / "wait.py", *words, FOO_SECRET="hidden")
     fleet.wait_for_workers(job, 2)
     for pid in fleet.net.processes(0, 1):
         line = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -136,7 +82,7 @@ def test_arguments_and_variables_arrive_byte_for_byte_and_are_seen_by_nobody(
     job.send(signal.SIGTERM)
     assert job.finish().code == 143
     job2 = fleet.run(
-        [1, 1], f"--env=AWKWARD={value}", "--forward_env=FOO_*", workers / "record.py", *words, FOO_BAR="1=2"
+        [1, 1], f"--env=AWKWARD={value}", "--forward_env=FOO_*", WORKERS / "record.py", *words, FOO_BAR="1=2"
     )
     assert job2.code == 0, job2.stderr
     for rank in range(2):
@@ -151,11 +97,9 @@ def test_arguments_and_variables_arrive_byte_for_byte_and_are_seen_by_nobody(
     assert not (tmp_path / "x").exists()
 
 
-def test_logs_of_hosts_without_a_common_disk_come_home_complete(
-    fleet: FleetRunner, workers: Path, own_disk: Path
-) -> None:
+def test_logs_of_hosts_without_a_common_disk_come_home_complete(fleet: FleetRunner, own_disk: Path) -> None:
     log_dir = own_disk / "logs"
-    job = fleet.run([1, 1], "--tail_worker_log=none", workers / "flood.py", "20000", log_dir=log_dir)
+    job = fleet.run([1, 1], "--tail_worker_log=none", WORKERS / "flood.py", "20000", log_dir=log_dir)
     assert job.code == 0, job.stderr
     for rank in range(2):
         lines = b"".join(b"rank %d line %d %s\n" % (rank, n, b"x" * (n % 97)) for n in range(20000))
@@ -166,23 +110,7 @@ def test_logs_of_hosts_without_a_common_disk_come_home_complete(
 
 
 @pytest.mark.slow
-def test_logs_on_a_common_disk_are_not_sent(fleet: FleetRunner, workers: Path) -> None:
-    job = fleet.run([1, 1], workers / "flood.py", "50000")
-    assert job.code == 0
-    assert all(job.log(rank).startswith(b"rank %d line 0" % rank) for rank in range(2))
-    checked = fleet.run([1, 1], "--check", workers / "flood.py", "1")
-    assert "log directory shared with this host" in checked.stdout.decode()
-
-
-@pytest.mark.slow
-def test_lines_of_chosen_ranks_are_shown_with_host_and_rank(fleet: FleetRunner, workers: Path, own_disk: Path) -> None:
-    job = fleet.run([1, 1], "--tail_worker_log=0,1", workers / "flood.py", "3", log_dir=own_disk / "shown")
-    lines = job.stdout.split(b"\n")
-    assert b"[host0:0] rank 0 line 2 xx" in lines and b"[host1:1] rank 1 line 2 xx" in lines
-
-
-@pytest.mark.slow
-def test_trace_of_hosts_without_a_common_disk_and_metrics_are_written_here_alone(
+def test_trace_and_metrics_of_all_hosts_are_written_here_alone(
     fleet: FleetRunner, own_disk: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "steps.py").write_text(
@@ -206,38 +134,9 @@ def test_trace_of_hosts_without_a_common_disk_and_metrics_are_written_here_alone
 
 
 @pytest.mark.slow
-def test_module_and_executable_run_on_other_hosts(fleet: FleetRunner, workers: Path, tmp_path: Path) -> None:
-    (tmp_path / "tiny.py").write_text("import os; print('module', os.environ['RANK'])\n")
-    module = fleet.run([1, 1], "--tail_worker_log=all", "-m", "tiny")
-    assert module.code == 0, module.stderr
-    assert sorted(module.stdout.splitlines()) == [b"[host0:0] module 0", b"[host1:1] module 1"]
-    program = fleet.run([1, 1], "sh", "-c", 'echo "shell $RANK"')
-    assert program.code == 0 and program.log(1) == b"shell 1\n"
-
-
-@pytest.mark.slow
-def test_ranks_are_the_same_every_time(fleet: FleetRunner, workers: Path) -> None:
-    seen = set()
-    for _ in range(2):
-        job = fleet.run("host2:2,host0:1,host1:1", "sh", "-c", 'echo "$(hostname) $RANK $LOCAL_RANK"')
-        assert job.code == 0, job.stderr
-        seen.add(b"".join(job.log(rank) for rank in range(4)))
-    assert seen == {b"host2 0 0\nhost2 1 1\nhost0 2 0\nhost1 3 0\n"}
-
-
-@pytest.mark.slow
-def test_logs_of_a_bigger_earlier_job_do_not_stay(fleet: FleetRunner) -> None:
-    assert fleet.run([2, 1], "sh", "-c", "echo first").code == 0
-    job = fleet.run([1, 1], "sh", "-c", "echo second")
-    assert job.code == 0
-    assert sorted(path.name for path in job.log_dir.glob("worker_*")) == ["worker_0.log", "worker_1.log"]
-    assert job.log(1) == b"second\n"
-
-
-@pytest.mark.slow
-def test_rotated_logs_come_home_complete(fleet: FleetRunner, workers: Path, own_disk: Path) -> None:
+def test_rotated_logs_come_home_complete(fleet: FleetRunner, own_disk: Path) -> None:
     options = ["--tail_worker_log=none", "--log_max_bytes=65536", "--log_keep=100"]
-    job = fleet.run("host1:1,host2:1", *options, workers / "flood.py", "8000", log_dir=own_disk / "rotated")
+    job = fleet.run("host1:1,host2:1", *options, WORKERS / "flood.py", "8000", log_dir=own_disk / "rotated")
     assert job.code == 0, job.stderr
     for rank in range(2):
         files = sorted(job.log_dir.glob(f"worker_{rank}.log.*"), key=lambda path: -int(path.suffix[1:]))
@@ -247,45 +146,71 @@ def test_rotated_logs_come_home_complete(fleet: FleetRunner, workers: Path, own_
 
 
 @pytest.mark.slow
-def test_one_remote_host_is_enough(fleet: FleetRunner, workers: Path) -> None:
-    job = fleet.run("host1:2", workers / "record.py")
-    assert job.code == 0, job.stderr
-    assert fleet.record(0)["env"]["MSRUN_RENDEZVOUS"].startswith("file://")
-    assert fleet.record(1)["env"]["MASTER_ADDR"] == "127.0.0.1"
-
-
-@pytest.mark.slow
-def test_one_remote_host_starts_again(fleet: FleetRunner, workers: Path) -> None:
-    job = fleet.run("host1:2", "--max_restarts=1", workers / "attempt.py", "code=7:1")
+def test_one_remote_host_is_enough_and_starts_again(fleet: FleetRunner, tmp_path: Path) -> None:
+    job = fleet.run("host1:2", "--max_restarts=1", WORKERS / "attempt.py", "code=7:1")
     assert job.code == 0, job.stderr
     assert "all 2 workers finished successfully after restart 1" in job.stderr
     (again,) = [event for event in job.events if event["event"] == "restarting"]
     assert again["reason"].startswith("rank 1 on host1 failed first") and again["global_ranks"] == [1]
+    assert json.loads((tmp_path / "record_1_1.json").read_text())["MASTER_ADDR"] == "127.0.0.1"
 
 
 @pytest.mark.slow
-def test_status_and_stop_work_as_for_a_job_on_one_host(fleet: FleetRunner, workers: Path, tmp_path: Path) -> None:
-    job = fleet.start([1, 1], workers / "wait.py")
-    fleet.wait_for_workers(job, 2)
-    wait_until(lambda: '"running"' in (job.log_dir / "events.jsonl").read_text(), "running is recorded")
-    here = fleet.net.prefix(fleet.net.control)
-    status = fleet.runner.start("--status", "log_output", cwd=tmp_path, prefix=here).finish()
-    assert status.code == 0
-    assert "host0" in status.stdout.decode() and "host1" in status.stdout.decode()
-    assert fleet.runner.start("--stop", "log_output", cwd=tmp_path, prefix=here).finish().code == 0
-    assert job.finish().code == 143
-    fleet.prove_nothing_left()
-
-
-@pytest.mark.slow
-def test_code_is_sent_to_hosts_whose_python_has_no_msrun(fleet: FleetRunner, workers: Path, tmp_path: Path) -> None:
+def test_code_is_sent_to_hosts_whose_python_has_no_msrun(fleet: FleetRunner, tmp_path: Path) -> None:
     python = tmp_path / "python_without_msrun"  # -S: an editable installation is not found either, its packages are
     packages = sysconfig.get_paths()["purelib"]
     python.write_text(f'#!/bin/sh\nPYTHONPATH={packages} exec {sys.executable} -S "$@"\n')
     python.chmod(0o755)
-    words = [f"--python={python}", "--forward_env=none", workers / "record.py"]
+    words = [f"--python={python}", "--forward_env=none", WORKERS / "record.py"]
     refused = fleet.run([1, 1], *words)
     assert refused.code == 3
     assert "msrun is not installed" in refused.errors[0] and "--ship" in refused.errors[0]
     shipped = fleet.run([1, 1], "--ship", *words)
     assert shipped.code == 0, shipped.stderr
+
+
+@pytest.mark.slow
+def test_files_for_tls_are_not_used_and_no_password_leaves_the_launcher(fleet: FleetRunner, tmp_path: Path) -> None:
+    """One of the hosts is the launcher's own, whose agent is a child of it."""
+    config = TlsFolder(tmp_path / "tls", Authority(days=20)).config()
+    secrets = {**PASSWORDS, "MSRUN_TOKEN": "secret"}
+    job = fleet.run("control:1,host0:1", f"--tls_config={config}", WORKERS / "record.py", **secrets)
+    assert job.code == 0, job.stderr
+    assert f"--tls_config {config}: not used: hosts and launcher talk over SSH" in job.stderr
+    for rank in range(2):
+        assert not set(secrets) & set(fleet.record(rank)["env"])
+    for path in job.log_dir.iterdir():
+        assert not any(password.encode() in path.read_bytes() for password in PASSWORDS.values()), path
+
+
+def test_check_says_that_files_for_tls_are_not_used(fleet: FleetRunner, tmp_path: Path) -> None:
+    config = TlsFolder(tmp_path / "tls", Authority()).config(server_cert_path="gone.p12")
+    job = fleet.run([1, 1], f"--tls_config={config}", "--check", WORKERS / "record.py", **PASSWORDS)
+    assert job.code == 0, job.stdout
+    (line,) = [line for line in job.stdout.decode().splitlines() if line.split()[1:2] == ["tls"]]
+    assert line.startswith("warn") and "not used" in line
+
+
+@pytest.mark.slow
+def test_sixteen_hosts_run_one_job_from_a_hostfile(msrun: JobRunner, tmp_path: Path) -> None:
+    (tmp_path / "hosts.txt").write_text("host[0-7] slots=2\nhost[8-15] slots=1\n")
+    words = ("--hostfile=hosts.txt", "--tail_worker_log=none", WORKERS / "end.py", "all", "0")
+    with SshNet(16) as net:
+        job = FleetRunner(msrun, net, tmp_path).run("", *words)
+    assert job.code == 0, job.stderr
+    assert "all 24 workers on 16 hosts finished successfully" in job.stderr
+    assert [job.log(rank) for rank in range(24)] == [b"rank %d begins\n" % rank for rank in range(24)]
+    assert [host["name"] for host in job.read_json("plan.json")["fleet"]] == [f"host{host}" for host in range(16)]
+
+
+@pytest.mark.slow
+def test_nothing_starts_when_one_host_is_dead(fleet: FleetRunner) -> None:
+    fleet.net.cut(2)
+    try:
+        job = fleet.run([1, 1, 1], "--ssh_connect_time_out=4", WORKERS / "wait.py")
+    finally:
+        fleet.net.mend(2)
+    assert job.code == 3
+    assert job.errors[0].startswith("msrun: error: host2")
+    assert not list(fleet.cwd.glob("ready_*"))
+    assert "started" not in [event["event"] for event in job.events]

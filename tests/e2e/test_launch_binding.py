@@ -7,13 +7,12 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from asked_cases import one_fast
-from job_runner import Finished, JobRunner
+from job_runner import WORKERS, Finished, JobRunner, RunHere
 
 from msrun import contract
 from msrun.agent.host.host_facts import read_topology
@@ -67,60 +66,46 @@ def as_dict(**lists: list[str]) -> str:
 
 
 @methods
-def test_workers_run_on_cores_of_their_own_and_so_do_their_children(
-    msrun: JobRunner, workers: Path, tmp_path: Path, method: str
-) -> None:
+def test_workers_and_their_children_run_on_cores_of_their_own(msrun: JobRunner, tmp_path: Path, method: str) -> None:
     options = ["--bind_core", "--worker_num=2", "--start_method", method]
-    finished = run(msrun, tmp_path, *options, workers / "where.py")
+    finished = run(msrun, tmp_path, *options, WORKERS / "where.py")
     found = places(tmp_path, 2)
     assert [place["cpus"] for place in found] == [[FIRST], [SECOND]]
     assert [place["child_cpus"] for place in found] == [[FIRST], [SECOND]]
     assert [place["threads"] for place in found] == ["1", "1"]
     assert finished.stderr.count("OMP_NUM_THREADS=1 for each worker (its own cores; set it to change)") == 1
     assert [worker["cpus"] for worker in finished.read_json("plan.json")["hosts"][0]["workers"]] == [[FIRST], [SECOND]]
+    text = run(msrun, tmp_path, "--dry_run", *options, WORKERS / "where.py").stdout.decode()
+    assert re.search(rf"\n +1 +1 +1 +{SECOND} +\S+worker_1\.log\n", text)
+    assert "binding of rank 0-1: an even share of the 2 cores" in text
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("form", one_fast("--bind-core=true", "--bind_core=True", "--bind_core=1"))
-def test_spellings_of_true(msrun: JobRunner, workers: Path, tmp_path: Path, form: str) -> None:
-    run(msrun, tmp_path, form, "--worker_num=2", workers / "where.py")
-    assert [place["cpus"] for place in places(tmp_path, 2)] == [[FIRST], [SECOND]]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", one_fast([], ["--bind_core=False", "--bind_numa=False"]))
-def test_unbound_workers_have_all_processors(
-    msrun: JobRunner, workers: Path, tmp_path: Path, options: list[str]
-) -> None:
-    finished = run(msrun, tmp_path, *options, "--worker_num=1", workers / "where.py")
-    (place,) = places(tmp_path, 1)
-    assert (place["cpus"], place["threads"]) == (CPUS, "2")
-    assert "OMP_NUM_THREADS=2 for each worker (cores shared evenly" in finished.stderr
-
-
-@pytest.mark.slow
-def test_more_workers_than_cores_share_them_in_turn(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    finished = run(msrun, tmp_path, "--bind_core", "--worker_num=3", workers / "where.py")
-    assert [place["cpus"] for place in places(tmp_path, 3)] == [[FIRST], [SECOND], [FIRST]]
-    assert finished.stderr.count("local ranks 0-2 get one core in turn: 2 cores for 3 workers") == 1
-
-
-@methods
-def test_dict_of_mindspore_binds_the_named_ones(msrun: JobRunner, workers: Path, tmp_path: Path, method: str) -> None:
-    lists = as_dict(device1=[str(SECOND)], scheduler=[str(FIRST)])
-    finished = run(msrun, tmp_path, lists, "--worker_num=2", "--start_method", method, workers / "where.py")
-    assert [place["cpus"] for place in places(tmp_path, 2)] == [CPUS, [SECOND]]
-    assert finished.stderr.count("--bind_core names no CPUs for device 0 (local rank 0): not bound") == 1
-
-
-def test_scheduler_runs_where_the_dict_says(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    lists = as_dict(device0=[str(FIRST)], scheduler=[str(SECOND)])
-    job = msrun.start(lists, "--worker_num=1", workers / "wait.py", cwd=tmp_path, command=COMMAND)
-    job.wait_for(tmp_path / "ready_0")
-    assert os.sched_getaffinity(job.pid_of("scheduler")) == {SECOND}
-    assert os.sched_getaffinity(job.pid_of("0")) == {FIRST}
+def test_dict_of_mindspore_binds_the_named_ones(msrun: JobRunner, tmp_path: Path) -> None:
+    lists = as_dict(device1=[str(SECOND)], scheduler=[str(SECOND)])
+    job = msrun.start(lists, "--worker_num=2", WORKERS / "wait.py", cwd=tmp_path, command=COMMAND)
+    job.wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
+    pids = [job.pid_of(role) for role in ("0", "1", "scheduler")]
+    assert [sorted(os.sched_getaffinity(pid)) for pid in pids] == [CPUS, [SECOND], [SECOND]]
+    assert job.stderr.count("--bind_core names no CPUs for device 0 (local rank 0): not bound") == 1
     job.send(signal.SIGTERM)
     assert job.finish().code == 143
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "env", "threads", "note"),
+    [
+        (["--bind_core=False", "--bind_numa=False"], {}, "2", "OMP_NUM_THREADS=2 for each worker (cores shared evenly"),
+        ([], {"OMP_NUM_THREADS": "7"}, "7", ""),
+    ],
+)
+def test_unbound_workers_have_all_processors_and_their_own_number_of_threads_is_kept(
+    msrun: JobRunner, tmp_path: Path, options: list[str], env: dict[str, str], threads: str, note: str
+) -> None:
+    finished = run(msrun, tmp_path, *options, "--worker_num=1", WORKERS / "where.py", env=env)
+    (place,) = places(tmp_path, 1)
+    assert (place["cpus"], place["threads"]) == (CPUS, threads)
+    assert note in finished.stderr and ("OMP_NUM_THREADS" in finished.stderr) == bool(note)
 
 
 @pytest.mark.slow
@@ -144,26 +129,16 @@ def test_unequal_shares_get_unequal_threads(msrun: JobRunner, tmp_path: Path, me
 
 
 @methods
-def test_a_worker_whose_processors_are_gone_ends_the_job_and_says_why(
-    msrun: JobRunner, workers: Path, tmp_path: Path, method: str
-) -> None:
+def test_a_worker_whose_processors_are_gone_ends_the_job(msrun: JobRunner, tmp_path: Path, method: str) -> None:
     """As when a processor goes offline between the plan and the start."""
     command = (sys.executable, "-c", GONE)
     options = ["--bind_core", "--worker_num=2", "--start_method", method]
-    finished = msrun.run(*options, workers / "where.py", cwd=tmp_path, command=command)
+    finished = msrun.run(*options, WORKERS / "where.py", cwd=tmp_path, command=command)
     line = f"msrun: cannot bind worker 1 to CPUs {NO_CPU}: Invalid argument"
     assert finished.code == contract.EXIT_CLUSTER, finished.stderr
     assert finished.log(1).decode().splitlines() == [line]
     assert line in finished.stderr
     assert finished.read_json("failure.json")["first_failure"]["global_rank"] == 1
-
-
-@pytest.mark.slow
-def test_an_own_number_of_threads_is_kept(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    lists = as_dict(device0=[f"{cpu}" for cpu in CPUS])
-    finished = run(msrun, tmp_path, lists, "--worker_num=2", workers / "where.py", env={"OMP_NUM_THREADS": "7"})
-    assert [place["threads"] for place in places(tmp_path, 2)] == ["7", "7"]
-    assert "OMP_NUM_THREADS" not in finished.stderr
 
 
 @pytest.mark.slow
@@ -177,60 +152,36 @@ def test_openmp_that_binds_processes_does_not_bind_them_all_to_one(msrun: JobRun
     assert (plan["start_method"], plan["preload"]) == ("exec", [])
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(len(read_topology(affinity=CPUS).nodes()) > 1, reason="needs processors of one NUMA node")
-def test_numa_says_that_one_node_changes_nothing_for_memory(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    finished = run(msrun, tmp_path, "--bind_numa", "--worker_num=2", workers / "where.py")
-    assert [place["cpus"] for place in places(tmp_path, 2)] == [CPUS, CPUS]
-    assert [place["threads"] for place in places(tmp_path, 2)] == ["1", "1"]
-    assert finished.stderr.count("--bind_numa changes nothing for memory: NUMA node ") == 1
-
-
-def test_the_plan_shows_processors_and_reasons(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    text = run(msrun, tmp_path, "--dry_run", "--bind_core", "--worker_num=2", workers / "where.py").stdout.decode()
-    assert re.search(r"rank +local +device +cpus +log\n", text)
-    assert re.search(rf"\n +1 +1 +1 +{SECOND} +\S+worker_1\.log\n", text)
-    assert "binding of rank 0-1: an even share of the 2 cores" in text
-
-
 WRONG = {
-    # name: (value of --bind_core, pattern that the line has to match)
-    "no JSON": ("nope", r"--bind_core nope: neither True, False nor a JSON object"),
-    "Python's quotes": ("{'device0': ['0']}", r"neither True, False nor a JSON object"),
-    "list": ('["0"]', r"not a JSON object of devices"),
-    "unknown key": ('{"gpu0": ["0"]}', r"'gpu0' is no device; keys are device0"),
-    "key twice": ('{"device0": ["0"], "device0": ["0"]}', r"'device0' is there 2 times"),
-    "unknown device": ('{"device2": ["0"]}', r"'device2' is no device here; there are devices 0-1"),
-    "no list": ('{"device0": "0"}', r"'device0' has \"0\", which is no list"),
-    "no string": ('{"device0": [0]}', r"'device0' has 0, which is no string"),
-    "backwards": ('{"device0": ["1-0"]}', r"'device0': '1-0' runs backwards"),
-    "no range": ('{"device0": ["a"]}', r"'device0': 'a' is no CPU number or range"),
-    "no such CPU": (f'{{"device0": ["{NO_CPU}"]}}', rf"'device0' names CPU {NO_CPU}, which does not exist here"),
-    "line break": ('{"device0":\n["x"]}', r"'x' is no CPU number"),
+    # option: pattern that the line has to match
+    "--bind_core=nope": r"--bind_core nope: neither True, False nor a JSON object",
+    "--bind_core={'device0': ['0']}": r"neither True, False nor a JSON object",
+    '--bind_core=["0"]': r"not a JSON object of devices",
+    '--bind_core={"gpu0": ["0"]}': r"'gpu0' is no device; keys are device0",
+    '--bind_core={"device0": ["0"], "device0": ["0"]}': r"'device0' is there 2 times",
+    '--bind_core={"device2": ["0"]}': r"'device2' is no device here; there are devices 0-1",
+    '--bind_core={"device0": "0"}': r"'device0' has \"0\", which is no list",
+    '--bind_core={"device0": [0]}': r"'device0' has 0, which is no string",
+    '--bind_core={"device0": ["1-0"]}': r"'device0': '1-0' runs backwards",
+    '--bind_core={"device0": ["a"]}': r"'device0': 'a' is no CPU number or range",
+    f'--bind_core={{"device0": ["{NO_CPU}"]}}': rf"'device0' names CPU {NO_CPU}, which does not exist here",
+    '--bind_core={"device0":\n["x"]}': r"'x' is no CPU number",
+    "--bind_numa=bind.json": r"--bind_numa: 'bind.json': give True or False",
 }
 
 
-@pytest.mark.parametrize("name", list(WRONG))
-def test_wrong_dicts_are_refused_in_one_line_and_nothing_starts(
-    msrun_here: Callable[..., Finished], workers: Path, tmp_path: Path, name: str
-) -> None:
-    value, pattern = WRONG[name]
-    finished = msrun_here(f"--bind_core={value}", "--worker_num=2", workers / "where.py", cwd=tmp_path)
+@pytest.mark.parametrize("option", WRONG)
+def test_wrong_dicts_are_refused_in_one_line(msrun_here: RunHere, tmp_path: Path, option: str) -> None:
+    finished = msrun_here(option, "--worker_num=2", WORKERS / "where.py", cwd=tmp_path)
     assert finished.code == 2, finished.stderr
     assert finished.stderr.count("\n") == 1
-    assert re.search(pattern, finished.stderr), finished.stderr
+    assert re.search(WRONG[option], finished.stderr), finished.stderr
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_processor_that_msrun_itself_may_not_use_is_refused(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+def test_a_processor_that_msrun_itself_may_not_use_is_refused(msrun: JobRunner, tmp_path: Path) -> None:
     alone = (*COMMAND[:2], KEPT.replace(str(CPUS), f"[{FIRST}]"))
     lists = as_dict(device0=[str(SECOND)])
-    finished = msrun.run(lists, "--worker_num=1", "--dry_run", workers / "where.py", cwd=tmp_path, command=alone)
+    finished = msrun.run(lists, "--worker_num=1", "--dry_run", WORKERS / "where.py", cwd=tmp_path, command=alone)
     assert finished.code == 2, finished.stdout
     assert re.search(rf"'device0' names CPU {SECOND}, which this process may not use", finished.stderr)
-
-
-def test_wrong_word_of_bind_numa_is_refused(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    finished = msrun.run("--bind_numa=bind.json", workers / "where.py", cwd=tmp_path)
-    assert (finished.code, finished.stderr.count("\n")) == (2, 1)
-    assert "--bind_numa: 'bind.json': give True or False" in finished.stderr

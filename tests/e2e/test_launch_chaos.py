@@ -16,11 +16,10 @@ from pathlib import Path
 from signal import Signals
 
 import pytest
-from job_runner import Finished, JobRunner, Running, is_alive, wait_until
+from chaos_lives import ROUNDS_PER_TEST, SEED, named, send
+from job_runner import WORKERS, Finished, JobRunner, Running, wait_until
 
-ROUNDS_PER_TEST = 5
 CASES = int(os.environ.get("MSRUN_CHAOS_CASES") or 40)
-SEED = int(os.environ.get("MSRUN_CHAOS_SEED") or random.SystemRandom().randrange(1 << 32))
 
 GRACE_S = 0.3
 LIMIT_S = 30.0
@@ -112,12 +111,9 @@ def right_outcomes(plan: Round) -> list[Outcome]:
     if plan.cause == "fail" and plan.target != "worker" and not plan.afterwards:
         outcomes = [*outcomes, *outcomes_of_hit(plan)]  # between two attempts there is nothing that had failed before
     if plan.cause == "fail" and plan.target == "fork server" and plan.afterwards:
-        outcomes = [
-            *outcomes,
-            *(Outcome(3, reason=f"the fork server {end}") for end in ("ended unexpectedly", "(pid ")),
-        ]
+        outcomes += [Outcome(3, reason=f"the fork server {end}") for end in ("ended unexpectedly", "(pid ")]
     if plan.cause == "fail" and plan.target == "scheduler" and plan.afterwards == "leave":
-        outcomes = [*outcomes, Outcome(3, reason="cannot start again: the scheduler has not answered")]
+        outcomes += [Outcome(3, reason="cannot start again: the scheduler has not answered")]
     repeated = [] if plan.afterwards or plan.target == "launcher" else outcomes_of_hit(plan)
     if plan.cause == "fail" and plan.target != "worker":
         repeated = []  # the worker fails again
@@ -128,11 +124,7 @@ def outcomes_without_restart(plan: Round) -> list[Outcome]:
     """Return the ends that are right for a job that does not start again."""
     told = Outcome(128 + Signals.SIGTERM, reason="stopped by SIGTERM")
     if plan.moment == "teardown":
-        own = {
-            "go": WELL,
-            "fail": Outcome(7, failing_rank(plan)),
-            "term": told,
-        }[plan.cause]
+        own = {"go": WELL, "fail": Outcome(7, failing_rank(plan)), "term": told}[plan.cause]
         if plan.target == "launcher" and plan.signum in (Signals.SIGKILL, Signals.SIGSEGV):
             return [own, Outcome(128 + plan.signum, is_recorded=False)]
         if plan.afterwards == "kill":
@@ -184,7 +176,7 @@ def carry_out(plan: Round, msrun: JobRunner, worker: Path, cwd: Path) -> None:
     time.sleep(plan.delay_s)
     pid = find_target(plan, job)
     if pid:
-        hit(pid, plan.signum)
+        send([pid], plan.signum)
     outcomes = right_outcomes(plan)
     if plan.afterwards:
         time.sleep(plan.pause_s)
@@ -248,23 +240,14 @@ def fork_server_of(pid: int) -> int:
     return int(child) if is_executed else 0
 
 
-def hit(pid: int, signum: int) -> None:
-    """Send a signal; to a process that has ended meanwhile it is none."""
-    if is_alive(pid):
-        try:
-            os.kill(pid, signum)
-        except ProcessLookupError:
-            return
-
-
 def follow_stop(plan: Round, job: Running, pid: int) -> None:
     """Do what is planned after a SIGSTOP."""
     if plan.afterwards == "continue" and pid:
-        hit(pid, signal.SIGCONT)
+        send([pid], signal.SIGCONT)
     elif plan.afterwards == "kill":
-        hit(job.pid, signal.SIGKILL)
+        send([job.pid], signal.SIGKILL)
     elif plan.afterwards == "leave" and plan.cause in ("", "go"):
-        hit(job.pid, signal.SIGTERM)
+        send([job.pid], signal.SIGTERM)
 
 
 def wait_briefly(condition: Callable[[], bool]) -> None:
@@ -303,42 +286,23 @@ def judge(outcomes: list[Outcome], finished: Finished, msrun: JobRunner) -> None
         return
     wait_until(lambda: not msrun.processes(), "processes gone", 10)
     for folder in msrun.temporary.glob("msrun-*"):
-        if not (finished.log_dir / "events.jsonl").exists() or not was_ready(finished):
+        events = finished.log_dir / "events.jsonl"
+        if not events.exists() or '"event": "ready"' not in events.read_text():  # else the fork server cleans up
             (folder / "progress").unlink(missing_ok=True)
             folder.rmdir()  # killed before anybody else knew of the folder: it held that file at most
     msrun.prove_nothing_left()
 
 
-def was_ready(finished: Finished) -> bool:
-    """Return whether the fork server had come so far that it cleans up after a killed launcher."""
-    return '"event": "ready"' in (finished.log_dir / "events.jsonl").read_text()
-
-
 # -- tests ----------------------------------------------------------------------------------------------------------
-
-
-def test_plans_hit_everything_at_every_moment() -> None:
-    plans = [plan_round(f"coverage-{number}") for number in range(3000)]
-    hits = {(plan.moment, plan.target, plan.signum) for plan in plans}
-    assert len(hits) == len(MOMENTS) * len(set(TARGETS)) * (len(DEADLY) + 1)
-    assert all(1 <= len(right_outcomes(plan)) <= 2 + plan.max_restarts for plan in plans)
-    assert plan_round("coverage-7") == plans[7]
 
 
 @pytest.mark.parametrize(
     "number", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, -(-CASES // ROUNDS_PER_TEST)))]
 )
-def test_whatever_is_killed_or_stopped_the_end_is_right_and_leaves_nothing(
-    msrun: JobRunner, workers: Path, tmp_path: Path, number: int
-) -> None:
+def test_whatever_is_hit_the_end_is_right_and_leaves_nothing(msrun: JobRunner, tmp_path: Path, number: int) -> None:
     for index in range(number * ROUNDS_PER_TEST, min(CASES, (number + 1) * ROUNDS_PER_TEST)):
         plan = plan_round(f"{SEED}-{index}")
         cwd = tmp_path / f"round_{index}"
         cwd.mkdir()
-        print(f"MSRUN_CHAOS_SEED={SEED}, round {index}: {plan}")
-        begin = time.monotonic()
-        try:
-            carry_out(plan, msrun, workers / "chaos.py", cwd)
-        except AssertionError as error:
-            raise AssertionError(f"MSRUN_CHAOS_SEED={SEED}, round {index}: {plan}\n{error}") from error
-        print(f"  {time.monotonic() - begin:.2f} s")
+        with named(plan, index):
+            carry_out(plan, msrun, WORKERS / "chaos.py", cwd)

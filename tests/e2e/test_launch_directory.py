@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import stat
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
-from job_runner import JobRunner, latest_job, wait_until
+from job_runner import WORKERS, JobRunner, latest_job, wait_until
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, int, int]]:
@@ -19,68 +22,27 @@ def snapshot(folder: Path) -> dict[str, tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize("where", one_fast("--worker_num=1", "--rehearse=1x1"))
-def test_a_second_job_touches_nothing_of_the_first_which_runs(
-    msrun: JobRunner, workers: Path, tmp_path: Path, where: str
-) -> None:
-    first = msrun.start("--worker_num=1", workers / "wait.py", cwd=tmp_path)
+def test_a_second_job_touches_nothing_of_the_first_which_runs(msrun: JobRunner, tmp_path: Path, where: str) -> None:
+    first = msrun.start("--worker_num=1", WORKERS / "wait.py", cwd=tmp_path)
     first.wait_for(tmp_path / "ready_0")
     wait_until(lambda: "1 of 1" in (first.log_dir / "scheduler.log").read_text(), "the scheduler's last word for now")
     of_first = latest_job(first.log_dir)
     before = snapshot(of_first)
-    second = msrun.start(where, workers / "end.py", "all", "0", cwd=tmp_path).finish()
+    second = msrun.start(where, WORKERS / "end.py", "all", "0", cwd=tmp_path).finish()
     assert second.code == 0, second.stderr
     assert second.log_dir == latest_job(first.log_dir) != of_first
     assert (first.log_dir / "worker_0.log").read_text() == "rank 0 begins\n"
     assert snapshot(of_first) == before
     listed = msrun.start("list", cwd=tmp_path).finish().stdout.decode().splitlines()[1:]
-    assert {line.split()[0]: line.split()[1] for line in listed} == {
-        of_first.name: "running",
-        second.log_dir.name: "finished",
-    }
+    states = {line.split()[0]: line.split()[1] for line in listed}
+    assert states == {of_first.name: "running", second.log_dir.name: "finished"}
     stopped = msrun.start("stop", of_first, cwd=tmp_path).finish()
     assert stopped.stdout.decode() == f"job {of_first.name} has ended: interrupted: stopped by SIGTERM\n"
     assert first.finish().code == 128 + signal.SIGTERM
 
 
-@pytest.mark.slow
-def test_jobs_at_once_in_one_directory_all_run(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    options = ["--worker_num=1", "--log_keep_jobs=1"]
-    jobs = [msrun.start(*options, workers / "end.py", "all", "0", cwd=tmp_path) for _ in range(5)]
-    assert [job.finish().code for job in jobs] == [0] * 5
-    assert all((tmp_path / "log_output" / name).exists() for name in ("latest", "worker_0.log", "plan.json"))
-
-
-@pytest.mark.slow
-def test_directory_of_a_killed_launcher_is_free(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    first = msrun.start("--worker_num=2", workers / "wait.py", cwd=tmp_path)
-    first.wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
-    first.send(signal.SIGKILL)
-    first.finish()
-    second = msrun.start("--worker_num=1", workers / "end.py", "all", "0", cwd=tmp_path).finish()
-    assert second.code == 0, second.stderr
-    assert second.log(0) == b"rank 0 begins\n"
-
-
-@pytest.mark.slow
-def test_links_to_files_that_only_an_earlier_job_has_go_and_old_jobs_do_when_there_are_too_many(
-    msrun: JobRunner, workers: Path, tmp_path: Path
-) -> None:
-    first = msrun.run("--worker_num=3", workers / "end.py", "2", "1", cwd=tmp_path)
-    root = first.log_dir.parent
-    assert {stat.S_IMODE(folder.stat().st_mode) for folder in (root, first.log_dir)} == {0o700}
-    assert (root / "failure.json").exists() and (root / "worker_2.log").exists()
-    second = msrun.run("--worker_num=1", "--log_keep_jobs=2", workers / "end.py", "all", "0", cwd=tmp_path)
-    own = {"events.jsonl", "plan.json", "rank_table.json", "scheduler.log", "worker_0.log"}
-    assert set(os.listdir(root)) == own | {"latest", first.log_dir.name, second.log_dir.name}
-    assert set(os.listdir(second.log_dir)) == own | {"job.lock"}
-    third = msrun.run("--worker_num=1", "--log_keep_jobs=1", workers / "end.py", "all", "0", cwd=tmp_path)
-    assert set(os.listdir(root)) == own | {"latest", third.log_dir.name}
-
-
 @pytest.mark.parametrize("where", one_fast("--worker_num=1", "--rehearse=1x1"))
-def test_log_directory_that_is_removed_during_the_job_is_told_and_the_status_stays(
-    msrun: JobRunner, tmp_path: Path, where: str
-) -> None:
+def test_log_directory_that_is_removed_during_the_job_is_told(msrun: JobRunner, tmp_path: Path, where: str) -> None:
     (tmp_path / "remove.py").write_text("import shutil\nshutil.rmtree('log_output')\n")
     finished = msrun.run(where, "remove.py", cwd=tmp_path)
     assert finished.code == 0
@@ -89,9 +51,7 @@ def test_log_directory_that_is_removed_during_the_job_is_told_and_the_status_sta
 
 
 @pytest.mark.parametrize("where", one_fast("--worker_num=1", "--rehearse=1x1"))
-def test_log_directory_that_is_removed_before_the_workers_have_started_is_told(
-    msrun: JobRunner, tmp_path: Path, where: str
-) -> None:
+def test_log_directory_that_is_removed_at_the_start_is_told(msrun: JobRunner, tmp_path: Path, where: str) -> None:
     (tmp_path / "early.py").write_text(
         "import os, shutil\nif os.path.isdir('log_output'):\n    shutil.rmtree('log_output')\n"
     )
@@ -101,3 +61,115 @@ def test_log_directory_that_is_removed_before_the_workers_have_started_is_told(
     finished = msrun.run(*options, "train.py", cwd=tmp_path, env={"PYTHONPATH": search})
     assert f"the log directory {tmp_path}/log_output/" in finished.stderr, finished.stderr
     assert (finished.code == 0) == (not finished.errors)
+
+
+# -- what others have put in the place of a log: nobody waits for it, and no job is held up -----
+
+
+STRANGER = 65534
+DEADLINE_S = 20.0
+NAMES = ("worker_0.log", "worker_1.log", "worker_0.log.1", "scheduler.log")
+NAMES += ("events.jsonl", "plan.json", "failure.json", "rank_table.json")
+
+
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(os.path.relpath(path))
+
+
+def make_foreign(path: Path) -> None:
+    path.touch()
+    path.chmod(0o666)
+    try:
+        os.chown(path, STRANGER, STRANGER)
+    except PermissionError:
+        pytest.skip("only root makes files of others")
+
+
+def make_name(path: Path, make: Callable[[Path, Path], object]) -> None:
+    target = path.parent.parent / f"target_of_{path.name}"
+    target.write_text("precious")
+    make(target, path)
+
+
+KINDS: dict[str, Callable[[Path], None]] = {
+    "link": lambda path: make_name(path, os.symlink),
+    "fifo": os.mkfifo,
+    "socket": make_socket,
+    "second name": lambda path: make_name(path, os.link),
+    "file of somebody else": make_foreign,
+}
+
+
+@pytest.fixture
+def log_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "log_output"
+    folder.mkdir()
+    return folder
+
+
+@pytest.mark.parametrize("kind", one_fast(*KINDS))
+def test_it_is_left_alone_or_gives_way_to_a_link(msrun: JobRunner, log_dir: Path, kind: str) -> None:
+    for name in (*NAMES, "job.lock", "latest"):
+        KINDS[kind](log_dir / name)
+    job = msrun.start("--worker_num=2", WORKERS / "end.py", "all", "0", cwd=log_dir.parent).finish(DEADLINE_S)
+    assert job.code == 0, job.stderr
+    (own,) = (path for path in log_dir.iterdir() if path.is_dir() and not path.is_symlink())
+    for path in own.iterdir():
+        found = path.lstat()
+        assert stat.S_ISREG(found.st_mode) and (found.st_uid, found.st_nlink) == (os.geteuid(), 1), path
+        assert stat.S_IMODE(found.st_mode) == 0o600, path
+    assert (own / "worker_1.log").read_text() == "rank 1 begins\n"
+    is_shown = kind not in ("fifo", "socket")
+    assert ((log_dir / "worker_1.log").resolve() == (own / "worker_1.log").resolve()) == is_shown
+    assert {path.read_text() for path in log_dir.parent.glob("target_of_*")} <= {"precious"}
+
+
+def test_folders_in_the_place_of_its_files_hold_up_no_job(msrun: JobRunner, log_dir: Path) -> None:
+    for name in (*NAMES, "job.lock", "latest", "msrun.log"):
+        (log_dir / name).mkdir()
+    options = ["--worker_num=2", "--log_max_bytes=4K"]
+    job = msrun.start(*options, WORKERS / "end.py", "all", "0", cwd=log_dir.parent).finish(DEADLINE_S)
+    assert job.code == 0, job.stderr
+    shown = msrun.start("status", cwd=log_dir.parent).finish(DEADLINE_S)
+    assert shown.code == 0 and b"finished successfully" in shown.stdout
+
+
+@pytest.mark.parametrize("kind", one_fast("fifo", "socket", "link"))
+def test_whoever_looks_at_the_job_does_not_wait_for_it(msrun: JobRunner, log_dir: Path, kind: str) -> None:
+    ended = msrun.run("--worker_num=2", WORKERS / "end.py", "all", "0", cwd=log_dir.parent)
+    assert ended.code == 0
+    for name in set(NAMES) - {"plan.json"}:
+        (ended.log_dir / name).unlink(missing_ok=True)
+        KINDS[kind](ended.log_dir / name)
+    for option in ("--status", "--stop"):
+        looked = msrun.start(f"{option}=log_output", cwd=log_dir.parent).finish(DEADLINE_S)
+        assert looked.code in (0, 1) and "Traceback" not in looked.stderr, looked.stderr
+        assert b"job " in looked.stdout
+    (ended.log_dir / "events.jsonl").unlink()
+
+
+def test_a_worker_that_stands_in_the_way_of_the_next_attempt_ends_the_job(msrun: JobRunner, log_dir: Path) -> None:
+    (log_dir.parent / "train.py").write_text(
+        "import os, sys\nos.mkdir(os.path.join(os.environ['MSRUN_LOG_DIR'], 'worker_0.attempt_0.log'))\nsys.exit(3)\n"
+    )
+    ended = msrun.start("--worker_num=1", "--max_restarts=1", "train.py", cwd=log_dir.parent).finish(DEADLINE_S)
+    assert ended.code == 3, ended.stderr
+    assert "worker_0.attempt_0.log" in ended.errors[0] and "Traceback" not in ended.stderr
+    msrun.prove_nothing_left()
+
+
+@pytest.mark.slow
+def test_the_log_of_a_worker_that_cannot_be_opened_is_named(msrun: JobRunner, log_dir: Path) -> None:
+    """Between the launcher and the worker somebody may have exchanged it."""
+    (log_dir.parent / "train.py").write_text("print('never')")
+    (log_dir.parent / "slow.py").write_text(
+        "import glob, os\n[log] = glob.glob('log_output/2*/worker_0.log')\nos.unlink(log)\nos.mkfifo(log)\n"
+    )
+    search = os.pathsep.join([".", *filter(None, sys.path)])
+    job = msrun.start("--worker_num=1", "--preload=slow", "train.py", cwd=log_dir.parent, env={"PYTHONPATH": search})
+    ended = job.finish(DEADLINE_S)
+    assert ended.code == 3, ended.stderr
+    text = (log_dir / "scheduler.log").read_text()
+    assert "cannot open the log" in text and "Traceback" not in text

@@ -1,4 +1,4 @@
-"""msrun started once per host by a cluster manager or another launcher, with nothing said about hosts."""
+"""msrun started once per host: by a cluster manager, by another launcher, or typed with `--nnodes MIN:MAX`."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import json
 import os
 import shlex
 import shutil
+import signal
+import socket
 import stat
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from host_net import HostNet
-from job_runner import Finished, JobRunner, Running
+from job_runner import WORKERS, JobRunner, RunHere, Running, wait_until
 
 from msrun.planning.ranks import count_workers
 
@@ -33,45 +34,6 @@ with open(f"record_{dist.get_rank()}.json", "w") as file:
 dist.destroy_process_group()
 """
 """Plain torch: it finds its world by itself."""
-
-
-class NamedHosts:
-    """Two hosts with names of their own, which are in /etc/hosts of both."""
-
-    def __init__(self, runner: JobRunner, net: HostNet, cwd: Path) -> None:
-        self.runner = runner
-        self.net = net
-        self.cwd = cwd
-        lines = [f"{net.address(host)}\t{name}.{DOMAIN}\t{name}" for host, name in enumerate(NAMES)]
-        (cwd / "hosts").write_text("\n".join(["127.0.0.1\tlocalhost", *lines, ""]))
-
-    def prefix(self, host: int) -> list[str]:
-        """Return the words that run a command on a host."""
-        become = ["unshare", "--uts", "--mount", "sh", "-c", BECOME, "sh"]
-        return [*self.net.prefix(host), *become, NAMES[host], str(self.cwd / "hosts")]
-
-    def start_all(self, environs: Sequence[Mapping[str, str]], *words: str | Path) -> list[Running]:
-        """Start the same command on both hosts. The last comes first: it has to wait for the other."""
-        jobs = [
-            self.runner.start(*words, cwd=self.cwd, prefix=self.prefix(host), env=environs[host], log_dir=log_dir(host))
-            for host in (1, 0)
-        ]
-        return jobs[::-1]
-
-
-@pytest.fixture(scope="module")
-def net() -> Iterator[HostNet]:
-    with HostNet(2) as hosts:
-        yield hosts
-
-
-@pytest.fixture
-def hosts(msrun: JobRunner, net: HostNet, tmp_path: Path) -> NamedHosts:
-    return NamedHosts(msrun, net, tmp_path)
-
-
-def log_dir(node: int) -> str:
-    return f"log_output/node_{node}" if node else "log_output"
 
 
 def record(folder: Path, rank: int) -> dict[str, Any]:
@@ -93,79 +55,28 @@ def slurm_step(node: int, nodes: int = 2, **more: str) -> dict[str, str]:
     }  # fmt: skip
 
 
-@pytest.mark.slow
-def test_step_of_slurm_needs_no_option(hosts: NamedHosts, workers: Path, tmp_path: Path) -> None:
-    environs = [slurm_step(node, SLURM_GPUS_ON_NODE="2") for node in (0, 1)]
-    jobs = hosts.start_all(environs, "--device_target=cpu", workers / "record.py")
-    ended = [job.finish() for job in jobs]
-    assert [job.code for job in ended] == [0, 0], ended
-    assert places(tmp_path, 4) == [("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")]
-    line = "msrun: Slurm job 4711: node 1 of 2, 2 workers here, master train-0:"
-    assert line in ended[1].stderr and "SLURM_STEP_NODELIST" in ended[1].stderr
-    assert "settings:" not in ended[1].stderr, "the line has said it"
-    sources = {setting["name"]: setting["source"] for setting in ended[1].read_json("plan.json")["settings"]}
-    assert sources["node_rank"] == "SLURM_NODEID" and sources["local_worker_num"] == "SLURM_GPUS_ON_NODE"
-    assert record(tmp_path, 3)["SLURM_JOB_ID"] == "4711"
-
-
-@pytest.mark.slow
-def test_rendezvous_of_torchrun_is_the_meeting_and_hosts_are_numbered_by_address(
-    hosts: NamedHosts, workers: Path, tmp_path: Path
-) -> None:
-    pet = {
-        "PET_NNODES": "2",
-        "PET_NPROC_PER_NODE": "1",
-        "PET_RDZV_BACKEND": "c10d",
-        "PET_RDZV_ENDPOINT": "train-0:2940",
-    }
-    ended = [job.finish() for job in hosts.start_all([pet, pet], workers / "record.py")]
-    assert [job.code for job in ended] == [0, 0], ended
-    assert places(tmp_path, 2) == [("0", "0"), ("1", "0")]
-    assert not [name for name in record(tmp_path, 1) if name.startswith("PET_")], "of msrun, not of its workers"
-    line = "msrun: torchrun's variables: one of 2, 1 worker here, master train-0:2940 (PET_NNODES, "
-    assert all(line in job.stderr for job in ended)
-
-
-@pytest.mark.slow
-def test_an_elastic_job_begins_with_the_hosts_that_come(hosts: NamedHosts, workers: Path, tmp_path: Path) -> None:
-    pet = {"PET_NNODES": "2:3", "PET_NPROC_PER_NODE": "1", "PET_RDZV_BACKEND": "c10d"}
-    pet["PET_RDZV_ENDPOINT"] = "train-0:2940"
-    ended = [job.finish() for job in hosts.start_all([pet, pet], "--join_window=1", workers / "record.py")]
-    assert [job.code for job in ended] == [0, 0], ended
-    assert places(tmp_path, 2) == [("0", "0"), ("1", "0")]
-    assert {record(tmp_path, rank)["WORLD_SIZE"] for rank in (0, 1)} == {"2"}
-
-
-@pytest.mark.slow
-def test_pods_of_an_indexed_job_find_pod_0_by_their_service(hosts: NamedHosts, workers: Path, tmp_path: Path) -> None:
-    environs = [{"JOB_COMPLETION_INDEX": str(node), "KUBERNETES_SERVICE_HOST": "10.96.0.1"} for node in (0, 1)]
-    words = ("--worker_num=3", workers / "record.py")
-    environs[0]["MSRUN_LOCAL_WORKER_NUM"], environs[1]["MSRUN_LOCAL_WORKER_NUM"] = "2", "1"
-    ended = [job.finish() for job in hosts.start_all(environs, *words)]
-    assert [job.code for job in ended] == [0, 0], ended
-    assert places(tmp_path, 3) == [("0", "0"), ("0", "1"), ("1", "0")]
-    assert f"Kubernetes pod train-1: node 1 of 3, 1 worker here, master train-0.{DOMAIN}:8118" in ended[1].stderr
-
-
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun; apt-get install openmpi-bin")
-def test_mpirun_starts_one_msrun_per_host(hosts: NamedHosts, tmp_path: Path) -> None:
+def test_mpirun_starts_one_msrun_per_host(msrun: JobRunner, host_net: HostNet, tmp_path: Path) -> None:
+    """Two hosts with names of their own, which are in /etc/hosts of both."""
+    lines = [f"{host_net.address(host)}\t{name}.{DOMAIN}\t{name}" for host, name in enumerate(NAMES)]
+    (tmp_path / "hosts").write_text("\n".join(["127.0.0.1\tlocalhost", *lines, ""]))
+    become = ["unshare", "--uts", "--mount", "sh", "-c", BECOME, "sh"]
+    prefixes = [[*host_net.prefix(host), *become, NAMES[host], str(tmp_path / "hosts")] for host in (0, 1)]
+    cases = [f"""{host_net.address(host)}) exec {shlex.join(prefixes[host])} sh -c "$*";;""" for host in (0, 1)]
     agent = tmp_path / "agent"
-    lines = ["#!/bin/sh", 'host=$1; shift; case "$host" in']
-    for host in (0, 1):
-        lines.append(f"""{hosts.net.address(host)}) exec {shlex.join(hosts.prefix(host))} sh -c "$*";;""")
-    agent.write_text("\n".join([*lines, "esac", ""]))
+    agent.write_text("\n".join(["#!/bin/sh", 'host=$1; shift; case "$host" in', *cases, "esac", ""]))
     agent.chmod(agent.stat().st_mode | stat.S_IXUSR)
     command = [
         *("mpirun", "--allow-run-as-root", "--mca", "plm_rsh_agent", str(agent), "-x", "PYTHONPATH", "-x", "TMPDIR"),
-        *("-x", "JOB_RUNNER_MARK", "-H", f"{hosts.net.address(0)}:8,{hosts.net.address(1)}:8", "-npernode", "1"),
+        *("-x", "JOB_RUNNER_MARK", "-H", f"{host_net.address(0)}:8,{host_net.address(1)}:8", "-npernode", "1"),
         *(sys.executable, "-m", "msrun"),
     ]
     (tmp_path / "train.py").write_text(ALL_REDUCE)
-    job = hosts.runner.start("--worker_num=4", "train.py", cwd=tmp_path, prefix=hosts.prefix(0), command=command)
+    job = msrun.start("--worker_num=4", "train.py", cwd=tmp_path, prefix=prefixes[0], command=command)
     ended = job.finish()
     assert ended.code == 0, ended
     assert places(tmp_path, 4) == [("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")]
-    assert f"mpirun: node 1 of 2, 2 workers here, master {hosts.net.address(0)}:" in ended.stderr
+    assert f"mpirun: node 1 of 2, 2 workers here, master {host_net.address(0)}:" in ended.stderr
     seen = record(tmp_path, 3)
     assert [name for name in seen if name.startswith(("OMPI_COMM", "PMIX_RANK", "PMIX_SERVER"))] == []
     assert seen["MS_ROLE"] == "MS_WORKER", "by which MindSpore knows that no mpirun has started it"
@@ -173,16 +84,16 @@ def test_mpirun_starts_one_msrun_per_host(hosts: NamedHosts, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_one_task_of_an_allocation_is_a_job_on_one_host(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    ended = msrun.run("--worker_num=2", workers / "record.py", cwd=tmp_path, env=slurm_step(0, 1))
+def test_one_task_of_an_allocation_is_a_job_on_one_host(msrun: JobRunner, tmp_path: Path) -> None:
+    ended = msrun.run("--worker_num=2", WORKERS / "record.py", cwd=tmp_path, env=slurm_step(0, 1))
     assert ended.code == 0
     assert record(tmp_path, 1)["GROUP_WORLD_SIZE"] == "1"
     assert "Slurm job 4711 has 2 nodes (SLURM_JOB_NUM_NODES), but msrun was started once" in ended.stderr
 
 
-def test_what_a_cluster_tells_is_shown_given_up_and_overruled(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    words = ("--dry_run", workers / "record.py")
-    shown = msrun.run("--node_rank=0", *words, cwd=tmp_path, env={**slurm_step(1), "MSRUN_LOCAL_WORKER_NUM": "4"})
+def test_what_a_cluster_tells_is_shown_and_overruled(msrun_here: RunHere, tmp_path: Path) -> None:
+    words = ("--dry_run", WORKERS / "record.py")
+    shown = msrun_here("--node_rank=0", *words, cwd=tmp_path, env={**slurm_step(1), "MSRUN_LOCAL_WORKER_NUM": "4"})
     assert shown.code == 0
     lines = [" ".join(line.split()) for line in shown.stdout.decode().splitlines()]
     for line in (
@@ -192,31 +103,26 @@ def test_what_a_cluster_tells_is_shown_given_up_and_overruled(msrun: JobRunner, 
         "master_addr=train-0 SLURM_STEP_NODELIST",
     ):
         assert line in lines
-    off = msrun.run("--discover=False", *words, cwd=tmp_path, env=slurm_step(1))
+    off = msrun_here("--discover=False", *words, cwd=tmp_path, env=slurm_step(1))
     assert b"1 worker on 1 host" in off.stdout
-    quiet = msrun.run("--quiet", *words, cwd=tmp_path, env=slurm_step(1))
+    quiet = msrun_here("--quiet", *words, cwd=tmp_path, env=slurm_step(1))
     assert quiet.stderr == ""
 
 
-def test_once_per_worker_is_refused_before_anything_starts(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+def test_once_per_worker_is_refused_before_anything_starts(msrun_here: RunHere, tmp_path: Path) -> None:
     environ = slurm_step(1, SLURM_STEP_NUM_TASKS="16", SLURM_PROCID="9", SLURM_LOCALID="1")
-    ended = msrun.run(workers / "record.py", cwd=tmp_path, env=environ)
+    ended = msrun_here(WORKERS / "record.py", cwd=tmp_path, env=environ)
     assert ended.code == 2 and not ended.log_dir.exists()
     (error,) = ended.errors
-    assert error == (
-        "msrun: error: SLURM_STEP_NUM_TASKS=16 on 2 hosts: srun starts msrun once per worker; start it once per host "
-        "(srun --ntasks-per-node=1 msrun ...), or give --discover=False for 16 jobs, each on one host"
-    )
+    assert "SLURM_STEP_NUM_TASKS=16 on 2 hosts: srun starts msrun once per worker; start it once per host" in error
 
 
-def test_found_value_that_a_job_cannot_have_is_refused_with_its_variable(
-    msrun: JobRunner, workers: Path, tmp_path: Path
-) -> None:
+def test_found_value_that_cannot_be_is_refused_with_its_variable(msrun_here: RunHere, tmp_path: Path) -> None:
     environ = slurm_step(0, 1, SLURM_GPUS_ON_NODE="4")
-    ended = msrun.run("--device_target=gpu", workers / "record.py", cwd=tmp_path, env=environ)
+    ended = msrun_here("--device_target=gpu", WORKERS / "record.py", cwd=tmp_path, env=environ)
     assert ended.code == 2
     assert "4 workers but 0 gpu devices visible" in ended.errors[0]
-    address = msrun.run(workers / "record.py", cwd=tmp_path, env={"PET_NNODES": "2", "PET_MASTER_ADDR": "-x"})
+    address = msrun_here(WORKERS / "record.py", cwd=tmp_path, env={"PET_NNODES": "2", "PET_MASTER_ADDR": "-x"})
     assert address.code == 2
     assert "--master_addr '-x': not an address" in address.errors[0]
     assert "(master_addr is set by PET_MASTER_ADDR)" in address.errors[0]
@@ -233,9 +139,125 @@ def test_found_value_that_a_job_cannot_have_is_refused_with_its_variable(
     ],
 )
 def test_a_job_has_as_many_workers_as_the_host_or_its_script_wants(
-    msrun_here: Callable[..., Finished], tmp_path: Path, words: tuple[str, ...], script: str, workers: str
+    msrun_here: RunHere, tmp_path: Path, words: tuple[str, ...], script: str, workers: str
 ) -> None:
     (tmp_path / "train.py").write_text(script)
     shown = msrun_here(*words, "--dry_run", "train.py", cwd=tmp_path)
     assert workers in shown.stdout.decode(), shown.stderr
     assert ("8 workers, as of MindSpore's msrun" in shown.stderr) == (workers[0] == "8")
+
+
+# -- hosts that come late, are lost, leave and come again --------------------------------------------------------------
+
+FRONT_END = (sys.executable, "-m", "msrun.torchrun")
+ELASTIC_PROGRAM = """\
+import os, time
+from pathlib import Path
+names = ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'GROUP_RANK', 'GROUP_WORLD_SIZE')
+attempt, rank = os.environ['TORCHELASTIC_RESTART_COUNT'], os.environ['RANK']
+Path(f'new_{attempt}_{rank}').write_text(' '.join([*(os.environ[name] for name in names), str(os.getpid())]))
+os.rename(f'new_{attempt}_{rank}', f'ran_{attempt}_{rank}')
+while not Path(f'go_{attempt}').exists():
+    time.sleep(0.01)
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+class Elastic:
+    """Hosts of one job with --nnodes MIN:MAX, each an msrun of its own that is typed with the same words."""
+
+    def __init__(self, msrun: JobRunner, cwd: Path) -> None:
+        self.msrun, self.cwd, self.port = msrun, cwd, free_port()
+        (cwd / "train.py").write_text(ELASTIC_PROGRAM)
+
+    def start(self, nnodes: str, *words: str, window: str = "30", workers: int = 1) -> Running:
+        rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{self.port}"]
+        given = [f"--nnodes={nnodes}", f"--nproc-per-node={workers}", *rendezvous]
+        conf = f"--rdzv-conf=last_call_timeout={window}"
+        return self.msrun.start(*given, conf, *words, "train.py", cwd=self.cwd, command=FRONT_END)
+
+    def ran(self, job: Running, attempt: int, count: int) -> list[str]:
+        """Return what the workers of an attempt see, once all of them run."""
+        paths = [self.cwd / f"ran_{attempt}_{rank}" for rank in range(count)]
+        job.wait_for(*paths)
+        return [path.read_text().rpartition(" ")[0] for path in paths]
+
+    def pid(self, attempt: int, rank: int) -> int:
+        return int((self.cwd / f"ran_{attempt}_{rank}").read_text().split()[-1])
+
+    def go(self, attempt: int) -> None:
+        (self.cwd / f"go_{attempt}").touch()
+
+
+@pytest.fixture
+def elastic(msrun: JobRunner, tmp_path: Path) -> Elastic:
+    return Elastic(msrun, tmp_path)
+
+
+def test_those_that_have_come_run_the_job_and_a_later_one_waits_until_it_is_needed(elastic: Elastic) -> None:
+    first = elastic.start("1:3", window="0.5", workers=2)
+    assert elastic.ran(first, 0, 2) == ["0 0 2 0 1", "1 1 2 0 1"]
+    late = elastic.start("1:3", workers=2)
+    wait_until(lambda: "this host is used from its next start on" in late.stderr, "it waits")
+    elastic.go(0)
+    ended, unused = first.finish(), late.finish()
+    assert ended.code == 0, ended.stderr
+    assert ended.read_json("plan.json")["world_size"] == 2
+    assert unused.code == 0 and "the job has ended without this host" in unused.stderr
+
+
+@pytest.mark.slow
+def test_the_most_begin_at_once_also_on_one_machine(elastic: Elastic) -> None:
+    elastic.go(0)
+    jobs = [elastic.start("1:2", window="600", workers=2) for _ in range(2)]
+    ended = [job.finish() for job in jobs]
+    assert [job.code for job in ended] == [0, 0], ended
+    assert elastic.ran(jobs[0], 0, 4) == ["0 0 4 0 2", "1 1 4 0 2", "2 0 4 1 2", "3 1 4 1 2"]
+
+
+def test_fewer_than_are_enough_wait(elastic: Elastic) -> None:
+    job = elastic.start("2:3", window="0")
+    wait_until(lambda: "1 of 3 registered, missing" in job.stderr, "it has waited for a while")
+    job.send(signal.SIGTERM)
+    assert job.finish().code == 143
+
+
+def test_job_goes_on_with_fewer_hosts_and_with_one_that_comes_again(elastic: Elastic) -> None:
+    """Loss, TERM and a late host, each of which starts the job again on those that are there."""
+    first = elastic.start("1:3", "--max-restarts=3")
+    wait_until(lambda: "registered with 1 worker" in first.stderr, "the scheduler is there")
+    others = [elastic.start("1:3", "--max-restarts=3") for _ in range(2)]
+    elastic.ran(first, 0, 3)
+    others[1].send(signal.SIGKILL)
+    others[1].finish()
+    assert elastic.ran(first, 1, 2) == ["0 0 2 0 2", "1 0 2 1 2"]
+    again = elastic.start("1:3", "--max-restarts=3")
+    wait_until(lambda: "this host is used from its next start on" in again.stderr, "it waits")
+    os.kill(elastic.pid(1, 0), signal.SIGKILL)
+    assert elastic.ran(first, 2, 3) == ["0 0 3 0 3", "1 0 3 1 3", "2 0 3 2 3"]
+    again.send(signal.SIGTERM)
+    assert elastic.ran(first, 3, 2) == ["0 0 2 0 2", "1 0 2 1 2"]
+    left = again.finish()
+    assert left.code == 143 and "stopped by SIGTERM" in left.stderr
+    elastic.go(3)
+    ended = [job.finish() for job in (first, others[0])]
+    assert [job.code for job in ended] == [0, 0], ended
+    assert "left by a signal: host 3" in ended[0].stderr
+    assert ended[0].read_json("plan.json")["world_size"] == 2
+    elastic.msrun.prove_nothing_left()
+
+
+def test_host_that_comes_is_used_at_once_where_that_is_wanted(elastic: Elastic) -> None:
+    first = elastic.start("1:2", "--max-restarts=1", "--rescale=now", window="0")
+    assert elastic.ran(first, 0, 1) == ["0 0 1 0 1"]
+    late = elastic.start("1:2", "--max-restarts=1", "--rescale=now")
+    assert elastic.ran(first, 1, 2) == ["0 0 2 0 2", "1 0 2 1 2"]
+    elastic.go(1)
+    ended = [job.finish() for job in (first, late)]
+    assert [job.code for job in ended] == [0, 0], ended
+    elastic.msrun.prove_nothing_left()

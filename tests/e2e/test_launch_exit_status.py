@@ -12,35 +12,33 @@ from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
-from job_runner import JobRunner, is_alive, wait_until
+from job_runner import WORKERS, JobRunner, Running, is_alive, wait_until
 
 STATUS = [
-    # how rank 1 ends, exit status of msrun, words of the report
-    ("7", 7, "exit code 7"),
-    ("255", 255, "exit code 255"),
-    ("raise", 1, "exit code 1"),
-    ("os_exit=9", 9, "exit code 9"),
-    ("SIGKILL", 137, "signal SIGKILL"),
-    ("SIGSEGV", 139, "signal SIGSEGV"),
-    ("SIGABRT", 134, "signal SIGABRT"),
-    ("SIGTERM", 143, "signal SIGTERM"),
-    ("interrupt", 130, "signal SIGINT"),
+    # how rank 1 ends, exit status of msrun, words of the report, how it was started
+    ("7", 7, "exit code 7", "fork"),
+    ("SIGKILL", 137, "signal SIGKILL", "fork"),
+    ("SIGSEGV", 139, "signal SIGSEGV", "fork"),
+    ("interrupt", 130, "signal SIGINT", "fork"),
+    # slow:
+    ("124", 124, "exit code 124", "fork"),
+    ("255", 255, "exit code 255", "fork"),
+    ("raise", 1, "exit code 1", "fork"),
+    ("SIGABRT", 134, "signal SIGABRT", "exec"),
+    ("SIGTERM", 143, "signal SIGTERM", "fork"),
+    ("interrupt", 130, "signal SIGINT", "exec"),
+    ("os_exit=9", 9, "exit code 9", "exec"),
 ]
-FAST = ("7", "SIGKILL", "SIGSEGV", "interrupt")
 
 
 @pytest.mark.parametrize(
-    ("method", "how", "code", "words"),
-    [
-        pytest.param(method, *row, marks=() if method == "fork" and row[0] in FAST else pytest.mark.slow)
-        for method in ("fork", "exec")
-        for row in STATUS
-    ],
+    ("how", "code", "words", "method"),
+    [*STATUS[:4], *(pytest.param(*row, marks=pytest.mark.slow) for row in STATUS[4:])],
 )
 def test_first_failure_gives_the_exit_status_and_is_named(
-    msrun: JobRunner, workers: Path, tmp_path: Path, how: str, code: int, words: str, method: str
+    msrun: JobRunner, tmp_path: Path, how: str, code: int, words: str, method: str
 ) -> None:
-    finished = msrun.run("--worker_num=3", "--start_method", method, workers / "end.py", "1", how, cwd=tmp_path)
+    finished = msrun.run("--worker_num=3", "--start_method", method, WORKERS / "end.py", "1", how, cwd=tmp_path)
     assert finished.code == code
     (line,) = finished.errors
     assert line.startswith("msrun: error: rank 1 on ")
@@ -54,10 +52,8 @@ def test_first_failure_gives_the_exit_status_and_is_named(
     failure = finished.read_json("failure.json")
     assert failure["exit_code"] == code
     assert failure["reason"] == line.removeprefix("msrun: error: ")
-    assert failure["others"] == [
-        {"global_rank": 0, "state": "stopped by msrun", "doing": ""},
-        {"global_rank": 2, "state": "stopped by msrun", "doing": ""},
-    ]
+    others = [(other["global_rank"], other["state"], other["doing"]) for other in failure["others"]]
+    assert others == [(0, "stopped by msrun", ""), (2, "stopped by msrun", "")]
     first = failure["first_failure"]
     assert (first["global_rank"], first["local_rank"]) == (1, 1)
     assert first["exit_code"] == (None if words.startswith("signal") else code)
@@ -68,8 +64,8 @@ def test_first_failure_gives_the_exit_status_and_is_named(
     assert stat.S_IMODE((finished.log_dir / "failure.json").stat().st_mode) == 0o600
 
 
-def test_first_to_end_is_named_however_late_msrun_sees_it(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    job = msrun.start("--worker_num=4", workers / "wait.py", cwd=tmp_path)
+def test_first_to_end_is_named_however_late_msrun_sees_it(msrun: JobRunner, tmp_path: Path) -> None:
+    job = msrun.start("--worker_num=4", WORKERS / "wait.py", cwd=tmp_path)
     job.wait_for(*(tmp_path / f"ready_{rank}" for rank in range(4)))
     server = job.pid_of_fork_server()
     os.kill(server, signal.SIGSTOP)
@@ -85,184 +81,196 @@ def test_first_to_end_is_named_however_late_msrun_sees_it(msrun: JobRunner, work
     assert ends == [2, 3, 0, 1]
 
 
-SUCCESS = ["0", "none", "return"]
-
-
-@pytest.mark.parametrize("how", one_fast(*SUCCESS))
-@pytest.mark.parametrize("method", one_fast("fork", "exec"))
-def test_all_workers_at_zero_is_zero(msrun: JobRunner, workers: Path, tmp_path: Path, how: str, method: str) -> None:
-    finished = msrun.run("--worker_num=2", "--start_method", method, workers / "end.py", "all", how, cwd=tmp_path)
-    assert finished.code == 0
-    assert finished.errors == []
+@pytest.mark.parametrize(("how", "method"), one_fast(("0", "fork"), ("none", "exec"), ("return", "fork")))
+def test_all_workers_at_zero_is_zero(msrun: JobRunner, tmp_path: Path, how: str, method: str) -> None:
+    finished = msrun.run("--worker_num=2", f"--start_method={method}", WORKERS / "end.py", "all", how, cwd=tmp_path)
+    assert (finished.code, finished.errors) == (0, [])
     assert not (finished.log_dir / "failure.json").exists()
     assert "all 2 workers finished successfully" in finished.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", one_fast("fork", "exec"))
-def test_exit_with_a_text_prints_it_and_is_one(msrun: JobRunner, workers: Path, tmp_path: Path, method: str) -> None:
-    finished = msrun.run(
-        "--worker_num=1", "--start_method", method, workers / "end.py", "all", "text=no data ☃", cwd=tmp_path
-    )
-    assert finished.code == 1
-    assert "no data ☃".encode() in finished.log(0)
-
-
-@pytest.mark.slow
-def test_failure_of_an_earlier_job_is_gone_after_a_good_one(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    assert msrun.run("--worker_num=1", workers / "end.py", "all", "3", cwd=tmp_path).code == 3
-    finished = msrun.run("--worker_num=1", workers / "end.py", "all", "0", cwd=tmp_path)
-    assert finished.code == 0
-    assert not (finished.log_dir / "failure.json").exists()
-
-
 EXECUTABLES = [
-    # content, mode, exit status, words in its log
-    ("#!/no/such/interpreter\n", 0o755, 127, "No such file"),
-    ("no program at all\n", 0o755, 126, "Exec format error"),
-    ("#!/bin/sh\nexit 5\n", 0o755, 5, ""),
-    ("#!/bin/sh\nkill -KILL $$\n", 0o755, 137, ""),
+    # content, exit status, words in its log
+    ("#!/no/such/interpreter\n", 127, "No such file"),
+    ("no program at all\n", 126, "Exec format error"),
+    ("#!/bin/sh\nkill -KILL $$\n", 137, ""),
 ]
 
 
-@pytest.mark.parametrize(("content", "mode", "code", "words"), one_fast(*EXECUTABLES), ids=["127", "126", "5", "137"])
+@pytest.mark.parametrize(("content", "code", "words"), one_fast(*EXECUTABLES), ids=["127", "126", "137"])
 def test_executable_that_fails_or_cannot_start_gives_the_status_a_shell_gives(
-    msrun: JobRunner, tmp_path: Path, content: str, mode: int, code: int, words: str
+    msrun: JobRunner, tmp_path: Path, content: str, code: int, words: str
 ) -> None:
     program = tmp_path / "program"
     program.write_text(content)
-    program.chmod(mode)
+    program.chmod(0o755)
     finished = msrun.run("--worker_num=1", "./program", cwd=tmp_path)
     assert finished.code == code
-    assert words in finished.log(0).decode()
-    assert words in finished.stderr
+    assert words in finished.log(0).decode() and words in finished.stderr
 
 
-@pytest.mark.parametrize("method", one_fast("fork", "exec"))
-def test_traceback_is_the_scripts_own_and_is_in_the_report(
-    msrun: JobRunner, workers: Path, tmp_path: Path, method: str
-) -> None:
-    finished = msrun.run("--worker_num=1", "--start_method", method, workers / "fail_deep.py", cwd=tmp_path)
-    assert finished.code == 1
-    log = finished.log(0).decode()
-    script = str(workers / "fail_deep.py")
-    files = [line.split('"')[1] for line in log.splitlines() if line.strip().startswith("File ")]
-    assert set(files) == {script}
-    assert log.count("Traceback (most recent call last):") == 2
-    assert log.endswith("RuntimeError: outer wrong\n")
-    excerpt = finished.read_json("failure.json")["first_failure"]["excerpt"]
-    assert excerpt[0] == "Traceback (most recent call last):"
-    assert excerpt[-1] == "RuntimeError: outer wrong"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("form", one_fast(["broken.py"], ["-m", "broken"]))
-def test_syntax_error_is_reported_by_the_worker(msrun: JobRunner, tmp_path: Path, form: list[str]) -> None:
-    (tmp_path / "broken.py").write_text("import os\nif:\n")
-    finished = msrun.run("--worker_num=2", *form, cwd=tmp_path)
-    assert finished.code == 1
-    assert "SyntaxError: invalid syntax" in finished.stderr
-    assert "msrun/agent" not in finished.log(0).decode()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", one_fast("fork", "exec"))
-def test_what_python_runs_at_its_end_runs(msrun: JobRunner, workers: Path, tmp_path: Path, method: str) -> None:
-    finished = msrun.run("--worker_num=1", "--start_method", method, workers / "at_end.py", cwd=tmp_path)
-    assert finished.code == 0, finished.stderr
-    assert finished.log(0).decode().splitlines() == ["last line True", "thread done", "atexit ran", "finalizer ran"]
-    assert (tmp_path / "left_open.txt").read_text() == "written at the end"
-
-
-FINALIZERS = {
-    "of a global, which writes with the script's modules": (
-        "import json\n"
-        "class Results:\n"
-        "    def __init__(self): self.file, self.rows = open('results.json', 'w'), [1, 2]\n"
-        "    def __del__(self): json.dump(self.rows, self.file); self.file.close()\n"
-        "results = Results()\n"
-    ),
-    "of an object that the last error holds": (
-        "import json\n"
-        "class Results:\n"
-        "    def __del__(self):\n"
-        "        with open('results.json', 'w') as file: json.dump([1, 2], file)\n"
-        "def train():\n"
-        "    results = Results()\n"
-        "    raise RuntimeError('no')\n"
-        "train()\n"
-    ),
+RESULTS = """
+import json
+class Results:
+    def __init__(self): self.file = open("results.json", "w")
+    def __del__(self): json.dump([1, 2], self.file); self.file.close()
+"""
+SCRIPTS = {
+    "a finalizer of a global, which writes with the script's modules": RESULTS + "results = Results()\n",
+    "an error with its cause, what its last object does, and what sees it at exit": RESULTS
+    + """
+import atexit, sys
+atexit.register(lambda: print("at exit:", repr(getattr(sys, "last_value", None))))
+def inner(): raise ValueError("inner wrong")
+def outer():
+    results = Results()
+    try:
+        inner()
+    except ValueError as error:
+        raise RuntimeError("outer wrong") from error
+outer()
+""",
+    "threads that are no daemons, functions of atexit, finalizers and open files": """
+import atexit, threading, weakref
+class Thing: pass
+def finish_late():
+    threading.Event().wait(0.05)
+    print("thread done")
+thing = Thing()
+weakref.finalize(thing, print, "finalizer ran")
+atexit.register(print, "atexit ran")
+threading.Thread(target=finish_late).start()
+file = open("results.json", "w")
+file.write("written at the end")
+print("last line")
+""",
+    "a text": "raise SystemExit('no data ☃')\n",
+    "wrong syntax": "import os\nif:\n",
 }
 
 
 @pytest.mark.parametrize("method", one_fast("fork", "exec"))
-@pytest.mark.parametrize("script", FINALIZERS.values(), ids=FINALIZERS)
-def test_finalizers_run_at_the_end_with_their_globals_in_place(
-    msrun: JobRunner, tmp_path: Path, script: str, method: str
-) -> None:
-    (tmp_path / "w.py").write_text(script)
-    alone = subprocess.run([sys.executable, "w.py"], cwd=tmp_path, capture_output=True, check=False)
-    assert (tmp_path / "results.json").read_text() == "[1, 2]"
-    (tmp_path / "results.json").unlink()
-    finished = msrun.run("--worker_num=1", f"--start_method={method}", "w.py", cwd=tmp_path)
-    assert finished.code == alone.returncode
-    assert (tmp_path / "results.json").read_text() == "[1, 2]"
-
-
-@pytest.mark.slow
-def test_two_failures_at_once_name_one_first_and_account_for_both(
-    msrun: JobRunner, workers: Path, tmp_path: Path
-) -> None:
-    finished = msrun.run("--worker_num=2", workers / "end.py", "all", "6", cwd=tmp_path)
-    assert finished.code == 6
-    failure = finished.read_json("failure.json")
-    ranks = [failure["first_failure"]["global_rank"], *(other["global_rank"] for other in failure["others"])]
-    assert sorted(ranks) == [0, 1]
-
-
-@pytest.mark.slow
-def test_two_failures_in_a_row_are_both_listed_in_their_order(msrun: JobRunner, tmp_path: Path) -> None:
-    """A process has ended with its last thread, which its pidfd tells; its main thread may be a zombie before."""
-    (tmp_path / "w.py").write_text(
-        "import os, pathlib, select, signal, sys, time\n"
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "rank = os.environ['RANK']\n"
-        "def tell(name):\n"
-        "    pathlib.Path(f'new_{name}').write_text(str(os.getpid()))\n"
-        "    pathlib.Path(f'new_{name}').rename(name)\n"
-        "def wait(*names):\n"
-        "    while not all(map(os.path.exists, names)): time.sleep(0.001)\n"
-        "if rank == '1':\n"
-        "    tell('first')\n"
-        "    wait('second', 'other')\n"
-        "    sys.exit(5)\n"
-        "if rank == '2':\n"
-        "    wait('first')\n"
-        "    pidfd = os.pidfd_open(int(pathlib.Path('first').read_text()))\n"
-        "    tell('second')\n"
-        "    select.select([pidfd], [], [])\n"
-        "    os.kill(os.getpid(), signal.SIGSEGV)\n"
-        "tell('other')\n"
-        "time.sleep(600)\n"
+@pytest.mark.parametrize(
+    "name", [*list(SCRIPTS)[:2], *(pytest.param(n, marks=pytest.mark.slow) for n in list(SCRIPTS)[2:])]
+)
+def test_script_ends_as_the_interpreter_ends_it(msrun: JobRunner, tmp_path: Path, name: str, method: str) -> None:
+    script, results = tmp_path / "w.py", tmp_path / "results.json"
+    script.write_text(SCRIPTS[name])
+    command, env = [sys.executable, "-u", script], {**os.environ, "PYTHONUTF8": "1"}
+    alone = subprocess.run(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env, check=False
     )
-    finished = msrun.run("--worker_num=3", "--grace=2", "w.py", cwd=tmp_path)
-    assert finished.code == 5, finished.stderr
-    exits = [(event["global_rank"], event["how"]) for event in finished.events if event["event"] == "exited"]
-    assert exits == [(1, "exit code 5"), (2, "signal SIGSEGV"), (0, "signal SIGKILL")]
-    others = {other["global_rank"]: other["state"] for other in finished.read_json("failure.json")["others"]}
-    assert others[0] == "stopped by msrun (killed: --grace 2 s was over)"
-    assert re.fullmatch(r"failed 0.\d\d s later \(signal SIGSEGV\)", others[2]) or others[2] == "stopped by msrun"
-    assert "rank 1 on " in finished.errors[0]
+    right = results.read_text() if results.exists() else ""
+    results.unlink(missing_ok=True)
+    job = msrun.run("--worker_num=1", f"--start_method={method}", script, cwd=tmp_path, env={"PYTHONUTF8": "1"})
+    assert (job.code, job.log(0).decode()) == (alone.returncode, alone.stdout.decode())
+    assert (results.read_text() if results.exists() else "") == right
+    if name.startswith("an error"):
+        excerpt = job.read_json("failure.json")["first_failure"]["excerpt"]
+        assert (excerpt[0], right) == ("Traceback (most recent call last):", "[1, 2]")
+        assert excerpt[-2:] == ["RuntimeError: outer wrong", "at exit: RuntimeError('outer wrong')"]
+
+
+# -- --keep_going: a rank that fails ends no other; the job fails when all have ended -----
+
+KEEPS_GOING = """
+import os, sys, time
+rank = os.environ["RANK"]
+if rank == "1":
+    sys.exit(7)
+if rank == "2":
+    while not os.path.exists("failed"):
+        time.sleep(0.01)
+    sys.exit(9)
+while not os.path.exists("go"):
+    time.sleep(0.01)
+print("rank", rank, "has finished")
+"""
+
+
+@pytest.fixture
+def keeps_going(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(KEEPS_GOING)
+    return tmp_path
+
+
+def exits(job: Running) -> int:
+    """Return how many workers have ended."""
+    events = job.log_dir / "events.jsonl"
+    return events.read_text().count('"exited"') if events.exists() else 0
+
+
+@pytest.mark.parametrize("where", one_fast("--worker_num=4", "--rehearse=2x2"))
+def test_others_run_to_their_end_after_a_failure(msrun: JobRunner, keeps_going: Path, where: str) -> None:
+    job = msrun.start(where, "--keep_going", "train.py", cwd=keeps_going)
+    wait_until(lambda: exits(job) == 1, "rank 1 has failed")
+    (keeps_going / "failed").touch()
+    wait_until(lambda: exits(job) == 2, "rank 2 has failed")
+    assert job.process.poll() is None
+    (keeps_going / "go").touch()
+    ended = job.finish()
+    first, code, other = (1, 7, 2) if ended.code == 7 or where == "--worker_num=4" else (2, 9, 1)
+    assert ended.code == code, ended.stderr  # of several hosts, that of the host whose ranks ended first
+    assert f"rank {first} on " in ended.errors[0] and f"failed first: exit code {code}" in ended.errors[0]
+    assert [ended.log(rank) for rank in (0, 3)] == [b"rank 0 has finished\n", b"rank 3 has finished\n"]
+    states = {other["global_rank"]: other["state"] for other in ended.read_json("failure.json")["others"]}
+    assert states.pop(other).startswith("failed") and states == {0: "done", 3: "done"}
+
+
+@pytest.mark.parametrize("where", one_fast("--worker_num=4", "--rehearse=2x2"))
+def test_a_signal_ends_all_after_a_failure_too(msrun: JobRunner, keeps_going: Path, where: str) -> None:
+    job = msrun.start(where, "--keep_going", "train.py", cwd=keeps_going)
+    wait_until(lambda: exits(job) == 1, "rank 1 has failed")
+    job.send(signal.SIGTERM)
+    ended = job.finish()
+    assert ended.code != 0
+    msrun.prove_nothing_left()
+
+
+def test_the_job_starts_again_when_all_have_ended(msrun: JobRunner, keeps_going: Path) -> None:
+    (keeps_going / "train.py").write_text(
+        "import os, sys\nattempt = os.environ['TORCHELASTIC_RESTART_COUNT']\nprint('attempt', attempt)\n"
+        "sys.exit(5 if attempt + os.environ['RANK'] == '01' else 0)\n"
+    )
+    ended = msrun.run(
+        "--worker_num=2", "--keep_going", "--max_restarts=1", "--restart_on=5", "train.py", cwd=keeps_going
+    )
+    assert ended.code == 0, ended.stderr
+    assert ended.log(0) == b"attempt 1\n"
+    assert (ended.log_dir / "worker_0.attempt_0.log").read_bytes() == b"attempt 0\n"
+
+
+# -- workers whose program is over and whose process goes on: said, named, not waited for without an end -----
+
+WAITS = {"thread": r"thread uploader at linger\.py:\d+ in upload", "atexit": r"linger\.py:\d+ in upload"}
+
+
+@pytest.mark.parametrize(("how", "status"), one_fast(("thread", 7), ("thread", 0), ("atexit", 0)))
+def test_it_is_said_what_a_rank_waits_for_and_it_may_take_its_time(
+    msrun: JobRunner, tmp_path: Path, how: str, status: int
+) -> None:
+    job = msrun.start("--worker_num=2", WORKERS / "linger.py", "1", how, str(status), cwd=tmp_path)
+    wait_until(lambda: "rank 1" in job.stderr, "the rank is named")
+    assert re.search(rf"msrun: the program of rank 1 has ended, its process waits for {WAITS[how]}", job.stderr)
+    (tmp_path / "go").touch()
+    ended = job.finish()
+    assert ended.code == status, ended.stderr
+    assert (tmp_path / "uploaded").exists()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", one_fast("fork", "exec"))
-def test_what_runs_at_exit_can_see_that_the_script_has_failed(msrun: JobRunner, tmp_path: Path, method: str) -> None:
-    (tmp_path / "w.py").write_text(
-        "import atexit, sys\n"
-        "atexit.register(lambda: print('at exit:', repr(getattr(sys, 'last_value', None)), flush=True))\n"
-        "raise RuntimeError('no')\n"
-    )
-    finished = msrun.run("--worker_num=1", f"--start_method={method}", "w.py", cwd=tmp_path)
-    assert finished.code == 1
-    assert finished.log(0).decode().splitlines()[-1] == "at exit: RuntimeError('no')"
+@pytest.mark.parametrize("how", WAITS)
+def test_one_that_does_nothing_is_ended_after_the_limit_and_named(msrun: JobRunner, tmp_path: Path, how: str) -> None:
+    job = msrun.run("--worker_num=2", "--exit_time_out=8", WORKERS / "linger.py", "1", how, cwd=tmp_path)
+    assert job.code == 124, job.stderr
+    assert re.search(rf"rank 1 .*waits for {WAITS[how]}", job.errors[0]), job.errors
+    assert [worker["global_rank"] for worker in job.read_json("failure.json")["lagging"]] == [1]
+
+
+@pytest.mark.slow
+def test_one_that_has_failed_is_ended_with_its_own_status(msrun: JobRunner, tmp_path: Path) -> None:
+    options = ("--worker_num=2", "--grace=1", "--exit_time_out=8")
+    job = msrun.run(*options, WORKERS / "linger.py", "1", "thread", "7", cwd=tmp_path)
+    assert job.code == 7, job.stderr
+    assert re.search(r"rank 1 on \S+ failed first: exit code 7", job.errors[0])
+    assert "thread uploader" in job.log(1).decode()

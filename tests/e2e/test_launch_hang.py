@@ -4,33 +4,27 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
-from job_runner import Finished, JobRunner
+from job_runner import WORKERS, Finished, JobRunner
 
 OTHERS = (0, 2, 3)
 
 
-def run_stuck(msrun: JobRunner, workers: Path, cwd: Path, how: str, *options: str) -> Finished:
-    return msrun.run("--worker_num=4", *options, workers / "runtime" / "stuck.py", how, cwd=cwd)
+def run_stuck(msrun: JobRunner, cwd: Path, how: str, *options: str) -> Finished:
+    return msrun.run("--worker_num=4", *options, WORKERS / "runtime" / "stuck.py", how, cwd=cwd)
 
 
 @pytest.mark.parametrize(
     ("how", "words"),
-    [
-        ("sleep", "step 2"),
-        pytest.param("spin", "step 2", marks=pytest.mark.slow),
-        pytest.param("stop", "step 2, stopped by a signal", marks=pytest.mark.slow),
-    ],
+    one_fast(("sleep", "step 2"), ("spin", "step 2"), ("stop", "step 2, stopped by a signal")),
 )
-def test_rank_that_holds_the_others_up_is_named_with_its_step(
-    msrun: JobRunner, workers: Path, tmp_path: Path, how: str, words: str
+def test_rank_that_holds_others_up_is_named_with_its_step(
+    msrun: JobRunner, tmp_path: Path, how: str, words: str
 ) -> None:
-    finished = run_stuck(msrun, workers, tmp_path, how, "--hang_time_out=3")
+    finished = run_stuck(msrun, tmp_path, how, "--hang_time_out=3")
     assert finished.code == 124, finished.stderr
     (line,) = finished.errors
     assert re.search(r"--hang_time_out 3: no progress for [3-9] s; behind: rank 1 \(" + words + r"\)", line), line
@@ -55,36 +49,17 @@ def test_silence_of_a_plain_script_is_found(msrun: JobRunner, tmp_path: Path, me
     assert expected in finished.log(1).decode()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("how", "waits"),
-    [
-        ("work", "work.wait"),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("sleep", "all_reduce"), ("ddp", "forward"))),
-    ],
-)
-def test_rank_of_plain_torch_that_holds_the_others_up_is_named_with_its_place(
-    msrun: JobRunner, workers: Path, tmp_path: Path, how: str, waits: str
+@pytest.mark.parametrize("where", one_fast("--worker_num=3", "--rehearse=3x1"))
+def test_torchs_flight_recorder_names_the_collective_that_one_rank_has_not_begun(
+    msrun: JobRunner, tmp_path: Path, where: str
 ) -> None:
-    script = workers / "plain_stuck.py"
-    finished = msrun.run("--worker_num=3", "--hang_time_out=2", script, how, cwd=tmp_path)
+    script = WORKERS / "plain_stuck.py"
+    finished = msrun.run(where, "--hang_time_out=2", script, cwd=tmp_path)
     assert finished.code == 124, finished.stderr
-    text = script.read_text().splitlines()
-    held = next(number for number, line in enumerate(text, 1) if "time.sleep" in line)
-    (line,) = finished.errors
-    assert re.search(rf"; behind: rank 1 \(at plain_stuck\.py:{held} in hold_the_others_up\)", line), line
-    assert re.search(rf"; ranks 0, 2 \(waits in {waits} at plain_stuck\.py:\d+ in step\)", line), line
-    lagging = finished.read_json("failure.json")["lagging"]
-    assert [worker["global_rank"] for worker in lagging] == [1]
-
-
-@pytest.mark.parametrize("where", ["--worker_num=3", pytest.param("--rehearse=3x1", marks=pytest.mark.slow)])
-def test_torchs_flight_recorder_of_all_ranks_names_the_collective_that_one_has_not_begun(
-    msrun: JobRunner, workers: Path, tmp_path: Path, where: str
-) -> None:
-    script = workers / "plain_stuck.py"
-    finished = msrun.run(where, "--hang_time_out=2", script, "sleep", cwd=tmp_path)
-    assert finished.code == 124, finished.stderr
+    if where == "--worker_num=3":
+        held = 1 + script.read_text().splitlines().index("    time.sleep(600)")
+        assert f"; behind: rank 1 (at plain_stuck.py:{held} in hold_the_others_up)" in finished.errors[0]
+        assert re.search(r"; ranks 0, 2 \(waits in all_reduce at plain_stuck\.py:\d+ in step\)", finished.errors[0])
     dumps = [json.loads((finished.log_dir / f"flight_recorder_{rank}.json").read_text()) for rank in range(3)]
     newest = [dump["entries"][-1] for dump in dumps]
     assert [entry["retired"] for entry in newest] == [False, True, False]
@@ -92,13 +67,23 @@ def test_torchs_flight_recorder_of_all_ranks_names_the_collective_that_one_has_n
     assert [entry["collective_seq_id"] for entry in newest] == [begun + 1, begun, begun + 1]
 
 
+BUSY = {
+    "writes now and then": "for i in range(12):\n    print(i, flush=True)\n    time.sleep(0.25)\n",
+    "computes in silence": "while time.process_time() < 3: pass\n",
+    "reports its steps": (
+        "import sys\nfrom msrun.runtime import report_progress\n"
+        "for step in range(1, 80):\n    report_progress(step, 1.0 / step)\n    time.sleep(0.05)\n"
+        "assert 'torch' not in sys.modules\n"
+    ),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("method", one_fast("fork", "exec"))
-def test_loop_that_only_reports_its_steps_is_left_alone(
-    msrun: JobRunner, workers: Path, tmp_path: Path, method: str
-) -> None:
-    options = ["--worker_num=2", f"--start_method={method}", "--hang_time_out=1"]
-    finished = msrun.run(*options, workers / "plain_steps.py", "4", cwd=tmp_path)
+@pytest.mark.parametrize(("how", "method"), [*((how, "fork") for how in BUSY), ("reports its steps", "exec")])
+def test_job_that_does_something_is_left_alone(msrun: JobRunner, tmp_path: Path, how: str, method: str) -> None:
+    (tmp_path / "w.py").write_text(f"import time\n{BUSY[how]}")
+    options = ("--worker_num=2", f"--start_method={method}", "--hang_time_out=2")
+    finished = msrun.run(*options, "w.py", cwd=tmp_path)
     assert finished.code == 0, finished.stderr
 
 
@@ -110,22 +95,8 @@ def test_program_that_is_no_python_is_found_stuck_too(msrun: JobRunner, tmp_path
 
 
 @pytest.mark.slow
-def test_job_that_writes_now_and_then_is_left_alone(msrun: JobRunner, tmp_path: Path) -> None:
-    (tmp_path / "w.py").write_text("import time\nfor i in range(12):\n    print(i, flush=True)\n    time.sleep(0.25)\n")
-    finished = msrun.run("--worker_num=2", "--hang_time_out=2", "w.py", cwd=tmp_path)
-    assert finished.code == 0, finished.stderr
-
-
-@pytest.mark.slow
-def test_job_that_computes_in_silence_is_left_alone(msrun: JobRunner, tmp_path: Path) -> None:
-    (tmp_path / "w.py").write_text("import time\nwhile time.process_time() < 3: pass\n")
-    finished = msrun.run("--worker_num=2", "--hang_time_out=2", "w.py", cwd=tmp_path)
-    assert finished.code == 0, finished.stderr
-
-
-@pytest.mark.slow
-def test_rank_that_never_joins_is_named_with_its_last_words(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    finished = run_stuck(msrun, workers, tmp_path, "absent", "--cluster_time_out=15")
+def test_rank_that_never_joins_is_named_with_its_last_words(msrun: JobRunner, tmp_path: Path) -> None:
+    finished = run_stuck(msrun, tmp_path, "absent", "--cluster_time_out=15")
     assert finished.code == 124, finished.stderr
     (line,) = finished.errors
     assert line.startswith("msrun: error: --cluster_time_out 15: 1 of 4 workers have not joined the world")
@@ -134,35 +105,21 @@ def test_rank_that_never_joins_is_named_with_its_last_words(msrun: JobRunner, wo
     assert re.search(r"rank 0 stopped by msrun \(.*waits (in|for) .* for \d+\.\d s\)", finished.stderr)
 
 
-@pytest.mark.slow
-def test_rank_that_ends_well_before_joining_is_named_at_once(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    finished = run_stuck(msrun, workers, tmp_path, "gone")
-    assert finished.code == 3, finished.stderr
-    assert "rank 1 ended with exit code 0 without joining the world, and ranks " in finished.errors[0]
+EARLY = r"rank 1 (exited early \(code 0\)|left the job early)"
 
 
 @pytest.mark.slow
-def test_rank_that_ends_well_while_others_need_it_is_named_and_not_called_a_hang(
-    msrun: JobRunner, workers: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("how", "code", "words"),
+    [
+        ("gone", 3, "rank 1 ended with exit code 0 without joining the world, and ranks "),
+        ("leave", 1, rf"{EARLY}; rank [023] on \S+ then failed: exit code 1"),
+        ("release", 1, r"rank 1 left the job early; rank [023] on \S+ then failed: exit code 1"),
+    ],
+)
+def test_rank_that_ends_well_or_leaves_while_others_need_it_is_named_and_not_called_a_hang(
+    msrun: JobRunner, tmp_path: Path, how: str, code: int, words: str
 ) -> None:
-    finished = run_stuck(msrun, workers, tmp_path, "leave")
-    assert finished.code == 1, finished.stderr
-    early = r"rank 1 (exited early \(code 0\)|left the job early)"
-    assert re.search(rf"{early}; rank [023] on \S+ then failed: exit code 1", finished.errors[0])
-
-
-@pytest.mark.slow
-def test_rank_that_leaves_the_world_while_others_need_it_is_named(
-    msrun: JobRunner, workers: Path, tmp_path: Path
-) -> None:
-    finished = run_stuck(msrun, workers, tmp_path, "release")
-    assert finished.code == 1, finished.stderr
-    assert re.search(r"rank 1 left the job early; rank [023] on \S+ then failed: exit code 1", finished.errors[0])
-
-
-@pytest.mark.parametrize("value", ["-1", "x", "nan", "inf"])
-def test_wrong_limit_is_refused(msrun_here: Callable[..., Finished], tmp_path: Path, value: str) -> None:
-    finished = msrun_here("--worker_num=2", f"--hang_time_out={value}", sys.executable, "-c", "", cwd=tmp_path)
-    assert finished.code == 2
-    (line,) = finished.stderr.splitlines()
-    assert line.startswith("msrun: error: --hang_time_out")
+    finished = run_stuck(msrun, tmp_path, how)
+    assert finished.code == code, finished.stderr
+    assert re.search(words, finished.errors[0])

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
-from job_runner import JobRunner, wait_until
+from fleet import FleetRunner
+from job_runner import MARK, JobRunner, wait_until
 from terminal import Terminal
 
 DEBUGGED = """
@@ -21,15 +22,7 @@ import os
 x = 1
 if os.environ["RANK"] == "{rank}":
     breakpoint()
-print("rank", os.environ["RANK"], "ends")
-"""
-DEBUGGED_BY_TORCH = """
-import torch.distributed as dist
-dist.init_process_group("gloo")
-x = 1
-dist.breakpoint(0)
-dist.barrier()
-dist.destroy_process_group()
+print("rank", os.environ["RANK"], "ends on", os.uname().nodename)
 """
 ASKING = """
 import os, sys, time
@@ -103,23 +96,10 @@ def test_breakpoint_prompts_and_obeys(on_terminal: OnTerminal, tmp_path: Path) -
     terminal.read_until(b"\r\n42\r\n")
     terminal.type(b"c\n")
     assert terminal.finish() == 0
-    assert b"rank 0 ends\r\n" in terminal.text
+    assert b"rank 0 ends on " in terminal.text
     assert b"running" not in terminal.text, "no live line"
     assert b"(Pdb) p x+41\n42\n" in (tmp_path / "log_output" / "worker_0.log").read_bytes()
     assert not terminal.is_raw
-
-
-@pytest.mark.slow
-def test_breakpoint_of_torch_prompts_while_the_other_ranks_wait(on_terminal: OnTerminal) -> None:
-    terminal = on_terminal(DEBUGGED_BY_TORCH, "--worker_num=2", "--interactive")
-    terminal.read_until(b"(Pdb) ")
-    assert b"ends the job\r\n\r\n" in terminal.text, "no line of ours begins in the middle"
-    terminal.type(b"up\n")
-    terminal.read_until(b"-> dist.breakpoint(0)\r\n(Pdb) ")
-    terminal.type(b"p x+41\n")
-    terminal.read_until(b"42\r\n")
-    terminal.type(b"c\n")
-    assert terminal.finish() == 0
 
 
 def test_control_c_is_the_ranks(on_terminal: OnTerminal) -> None:
@@ -188,56 +168,23 @@ def test_a_rank_that_starts_again_has_a_terminal_again(on_terminal: OnTerminal, 
     assert b"got two" in (tmp_path / "log_output" / "worker_0.log").read_bytes()
 
 
-@pytest.mark.slow
-def test_logs_of_an_interactive_rank_are_rotated(on_terminal: OnTerminal, tmp_path: Path) -> None:
-    terminal = on_terminal("for i in range(3000): print(i)", "--worker_num=2", "--interactive", "--log_max_bytes=4K")
-    assert terminal.finish() == 0
-    for rank in range(2):
-        newest = (tmp_path / "log_output" / f"worker_{rank}.log").read_bytes()
-        assert newest.endswith(b"2998\n2999\n") and len(newest) <= 4096
-        assert (tmp_path / "log_output" / "latest" / f"worker_{rank}.log.1").exists()
-
-
-@pytest.mark.slow
-def test_a_rank_on_another_host_has_the_terminal(on_terminal: OnTerminal, tmp_path: Path) -> None:
-    terminal = on_terminal(DEBUGGED.format(rank=1), "--rehearse=2x1", "--interactive=1")
-    terminal.read_until(b"(Pdb) ")
-    terminal.type(b"p x+41\n")
-    terminal.read_until(b"\r\n42\r\n")
-    terminal.type(b"p __import__('os').get_terminal_size()\nc\n")
-    assert terminal.finish() == 0
-    assert b"(Pdb) p x+41\n42\n" in (tmp_path / "log_output" / "worker_1.log").read_bytes()
-    assert not terminal.is_raw
-
-
-@pytest.mark.parametrize("kind", one_fast("pipe", "file"))
-def test_standard_input_reaches_the_rank(msrun: JobRunner, tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("where", "kind"),
+    one_fast(
+        ("--worker_num=2", "pipe"), ("--worker_num=2", "file"), ("--rehearse=2x1", "pipe"), ("--rehearse=2x1", "file")
+    ),
+)
+def test_standard_input_reaches_the_rank(msrun: JobRunner, tmp_path: Path, where: str, kind: str) -> None:
     (tmp_path / "train.py").write_text(READING)
     data = os.urandom(1 << 20)
     (tmp_path / "data").write_bytes(data)
     with (tmp_path / "data").open("rb") as file:
         given = {"stdin": file} if kind == "file" else {"stdin": None, "input": data}
-        code, _, stderr = run_with(
-            msrun, tmp_path, given.pop("stdin"), "--worker_num=2", "--interactive=1", "train.py", **given
-        )
-    assert code == 0, stderr
-    logs = [(tmp_path / "log_output" / f"worker_{rank}.log").read_text().split() for rank in range(2)]
-    assert logs[1] == ["1", str(len(data)), hashlib.sha256(data).hexdigest()]
-    assert logs[0][:2] == ["0", "0"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["pipe", "file"])
-def test_standard_input_reaches_a_rank_on_another_host(msrun: JobRunner, tmp_path: Path, kind: str) -> None:
-    (tmp_path / "train.py").write_text(READING)
-    data = os.urandom(1 << 20)
-    (tmp_path / "data").write_bytes(data)
-    words = ("--rehearse=2x1", "--interactive=1", "train.py")
-    with (tmp_path / "data").open("rb") as file:
-        given = {"stdin": file} if kind == "file" else {"stdin": None, "input": data}
+        words = (where, "--interactive=1", "train.py")
         code, stdout, stderr = run_with(msrun, tmp_path, given.pop("stdin"), *words, **given)
     assert code == 0, stderr
     assert stdout.split()[-3:] == [b"1", b"%d" % len(data), hashlib.sha256(data).hexdigest().encode()]
+    assert (tmp_path / "log_output" / "worker_0.log").read_text().startswith("0 0 ")
 
 
 @pytest.mark.slow
@@ -284,6 +231,62 @@ def test_what_cannot_be_interactive_is_refused(msrun: JobRunner, tmp_path: Path,
     assert text in job.errors[0]
 
 
-def test_interactive_may_be_overruled(msrun: JobRunner, tmp_path: Path) -> None:
-    job = msrun.run("--worker_num=1", "--interactive=False", "--dry_run=json", "true", cwd=tmp_path)
-    assert job.code == 0 and b"interactive_rank" not in job.stdout
+@pytest.fixture
+def over_ssh(fleet: FleetRunner) -> Iterator[OnTerminal]:
+    """Starts a program on two hosts, with rank 1, on the second one, at the terminal."""
+    started: list[Terminal] = []
+
+    def start(text: str) -> Terminal:
+        (fleet.cwd / "train.py").write_text(text)
+        words = (f"--hosts={fleet.hosts(1, 1)}", f"--forward_env={MARK}", "--interactive=1", "train.py")
+        prefix = fleet.net.prefix(fleet.net.control)
+        env = {"HOME": str(fleet.net.home)}
+        started.append(Terminal(fleet.runner, fleet.cwd, *words, prefix=prefix, env=env))
+        return started[-1]
+
+    yield start
+    for terminal in started:
+        terminal.close()
+    fleet.prove_nothing_left()
+
+
+@pytest.mark.slow
+def test_breakpoint_on_another_host_prompts_and_obeys(over_ssh: OnTerminal, tmp_path: Path) -> None:
+    terminal = over_ssh(DEBUGGED.format(rank=1))
+    terminal.read_until(b"(Pdb) ")
+    assert terminal.is_raw
+    terminal.type(b"p x+41\n")
+    terminal.read_until(b"\r\n42\r\n")
+    terminal.resize(30, 100)
+    terminal.type(b"import os, time\nwhile os.get_terminal_size() != (100, 30): time.sleep(0.01)\n\np 'resized'*2\n")
+    terminal.read_until(b"resizedresized")
+    terminal.type(b"c\n")
+    assert terminal.finish() == 0
+    assert b"rank 1 ends on host1\r\n" in terminal.text
+    assert b"(Pdb) p x+41\n42\n" in (tmp_path / "log_output" / "worker_1.log").read_bytes()
+    assert not terminal.is_raw
+
+
+@pytest.mark.slow
+def test_what_is_typed_while_the_connection_is_made_again_is_not_lost(over_ssh: OnTerminal, fleet: FleetRunner) -> None:
+    terminal = over_ssh(DEBUGGED.format(rank=1))
+    terminal.read_until(b"(Pdb) ")
+    for pid in fleet.net.sessions(1):
+        os.kill(pid, signal.SIGKILL)
+    terminal.type(b"p x+41\n")
+    terminal.read_until(b"\r\n42\r\n")
+    terminal.type(b"c\n")
+    assert terminal.finish() == 0
+    assert terminal.text.count(b"42") == 1
+    assert b"rank 1 ends on host1\r\n" in terminal.text
+
+
+@pytest.mark.slow
+def test_the_terminal_comes_back_when_its_host_is_lost(over_ssh: OnTerminal, fleet: FleetRunner) -> None:
+    terminal = over_ssh(DEBUGGED.format(rank=1))
+    terminal.read_until(b"(Pdb) ")
+    (agent,) = fleet.agents(1)
+    os.kill(agent, signal.SIGKILL)
+    assert terminal.finish() == 3
+    assert not terminal.is_raw
+    assert b"host1: the agent was ended by SIGKILL" in terminal.text

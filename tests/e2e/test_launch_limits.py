@@ -1,4 +1,4 @@
-"""Limits of the kernel that a job runs into while it runs: named with their remedy, and the job ends."""
+"""Limits that a job runs into while it runs, of the kernel, a disk or its time: named with their remedy."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import os
 import resource
 import signal
 import sys
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from job_runner import JobRunner
+from asked_cases import one_fast
+from job_runner import WORKERS, JobRunner
 
 
-def test_rotated_logs_need_two_descriptors_for_each_worker(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+def test_rotated_logs_need_two_descriptors_for_each_worker(msrun: JobRunner, tmp_path: Path) -> None:
     few = ["sh", "-c", 'ulimit -n 72 && exec "$@"', "sh"]  # 32 and one for each of 40 workers, not two
-    job = msrun.run("--worker_num=40", "--log_max_bytes=1M", workers / "end.py", "all", "0", cwd=tmp_path, prefix=few)
+    job = msrun.run("--worker_num=40", "--log_max_bytes=1M", WORKERS / "end.py", "all", "0", cwd=tmp_path, prefix=few)
     assert job.code == 3
     (line,) = job.stderr.splitlines()
     assert "72 open files allowed for each process, 40 workers with --log_max_bytes need 112; raise the hard " in line
@@ -32,8 +35,8 @@ def test_msrun_raises_its_own_limit_and_workers_keep_that_of_the_user(msrun: Job
 
 
 @pytest.mark.slow
-def test_pipes_of_logs_that_cannot_be_made_are_named(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    options = ("--worker_num=2", "--max_restarts=1", "--log_max_bytes=1M", workers / "wait.py")
+def test_pipes_of_logs_that_cannot_be_made_are_named(msrun: JobRunner, tmp_path: Path) -> None:
+    options = ("--worker_num=2", "--max_restarts=1", "--log_max_bytes=1M", WORKERS / "wait.py")
     job = msrun.start(*options, cwd=tmp_path)
     job.wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
     server = job.pid_of_fork_server()
@@ -58,21 +61,6 @@ def test_job_runs_with_more_inherited_descriptors_than_select_can_take(msrun: Jo
     assert finished.code == 0, finished.stderr
 
 
-@pytest.mark.slow
-def test_worker_that_cuts_off_the_progress_board_hurts_nobody_but_itself(msrun: JobRunner, tmp_path: Path) -> None:
-    (tmp_path / "cut.py").write_text(
-        "import os, sys, time\n"
-        "if os.environ['RANK'] == '1':\n"
-        "    os.truncate(os.environ['MSRUN_PROGRESS'], 0)\n"
-        "    time.sleep(1.2)  # the agent looks at the board each second\n"
-        "    sys.exit(7)\n"
-        "time.sleep(60)\n"
-    )
-    finished = msrun.run("--worker_num=2", "cut.py", cwd=tmp_path)
-    assert finished.code == 7, finished.stderr
-    assert finished.read_json("failure.json")["first_failure"]["global_rank"] == 1
-
-
 def test_limit_on_address_space_that_ends_the_import_of_torch_is_named(msrun: JobRunner, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import torch\n")
     small = ["sh", "-c", 'ulimit -v 400000 && exec "$@"', "sh"]
@@ -89,3 +77,123 @@ def test_limit_on_cpu_time_is_named(msrun: JobRunner, tmp_path: Path) -> None:
     finished = msrun.run("--worker_num=1", "sh", "-c", "while :; do :; done", cwd=tmp_path, prefix=short)
     assert finished.code in (137, 152)
     assert "ulimit -t 2: it may use 2 s of CPU time; raise the limit (RLIMIT_CPU)" in finished.errors[0]
+
+
+LIMIT_BYTES = 512 << 20
+V1 = Path("/sys/fs/cgroup/memory")
+V2 = Path("/sys/fs/cgroup")
+
+GREEDY = """
+import os, pathlib, time
+if os.environ["RANK"] != "1":
+    time.sleep(600)
+pathlib.Path("/proc/self/oom_score_adj").write_text("1000")
+print("rank 1 takes what it can get", flush=True)
+held = []
+while True:
+    held.append(bytearray(b"x") * (16 << 20))
+"""
+
+
+@pytest.fixture
+def join_file() -> Iterator[Path]:
+    """The file of a new cgroup of limited memory that a process writes its pid to; the cgroup goes afterwards."""
+    is_v1 = (V1 / "memory.limit_in_bytes").exists()
+    folder = (V1 if is_v1 else V2) / f"msrun-test-{uuid.uuid4().hex[:8]}"
+    try:
+        folder.mkdir()
+        (folder / ("memory.limit_in_bytes" if is_v1 else "memory.max")).write_text(str(LIMIT_BYTES))
+    except OSError as error:
+        if folder.exists():
+            folder.rmdir()
+        pytest.skip(f"no memory cgroup can be made here: {error}")
+    yield folder / "cgroup.procs"
+    folder.rmdir()
+
+
+def test_worker_killed_for_its_memory_is_said_to_be(msrun: JobRunner, tmp_path: Path, join_file: Path) -> None:
+    (tmp_path / "w.py").write_text(GREEDY)
+    prefix = ("sh", "-c", f'echo $$ > {join_file} && exec "$@"', "sh")
+    finished = msrun.run("--worker_num=2", "--start_method=exec", "w.py", cwd=tmp_path, prefix=prefix)
+    assert finished.code == 128 + signal.SIGKILL, finished.stderr
+    first = finished.read_json("failure.json")["first_failure"]
+    assert (first["global_rank"], first["signal"]) == (1, "SIGKILL")
+    assert "out of memory" in first["hint"]
+    assert first["hint"] in finished.errors[0]
+    assert first["excerpt"] == ["rank 1 takes what it can get"]
+
+
+SAVES = """
+import os, signal, sys, time
+
+def save(signum, frame):
+    open(f"saved_{os.environ['RANK']}", "w").write(signal.Signals(signum).name)
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, save)
+print("training", flush=True)
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and sys.argv[1:]:
+    sys.exit(1)
+while True:
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.parametrize(("where", "limit_s"), one_fast(("--worker_num=2", 3), ("--rehearse=2x1", 8)))
+def test_workers_get_term_and_the_job_ends_with_124(msrun: JobRunner, tmp_path: Path, where: str, limit_s: int) -> None:
+    (tmp_path / "train.py").write_text(SAVES)
+    ended = msrun.run(where, f"--time_limit={limit_s}", "train.py", cwd=tmp_path)
+    assert ended.code == 124, ended.stderr
+    assert f"stopped by --time_limit: the job has run for {limit_s} s" in ended.stderr
+    assert [(tmp_path / f"saved_{rank}").read_text() for rank in (0, 1)] == ["SIGTERM", "SIGTERM"]
+
+
+@pytest.mark.slow
+def test_the_time_of_earlier_attempts_counts_and_no_attempt_follows(msrun: JobRunner, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SAVES)
+    ended = msrun.run(
+        "--worker_num=1", "--time_limit=3", "--max_restarts=3", "--restart_on=1", "train.py", "fail", cwd=tmp_path
+    )
+    assert ended.code == 124, ended.stderr
+    assert (tmp_path / "saved_0").read_text() == "SIGTERM"
+    assert len(list(ended.log_dir.glob("worker_0.attempt_*.log"))) == 1
+
+
+def test_worker_that_fills_the_disk_of_the_logs_is_reported(msrun: JobRunner, tmp_path: Path, small_disk: Path) -> None:
+    (tmp_path / "w.py").write_text(
+        "import os, time\nif os.environ['RANK'] == '0': time.sleep(600)\nwhile True: print('x' * 1000)\n"
+    )
+    log_dir = str(small_disk / "logs")
+    options = ("--worker_num=2", f"--log_dir={log_dir}", "--tail_worker_log=none")
+    finished = msrun.run(*options, "w.py", cwd=tmp_path, log_dir=log_dir)
+    assert finished.code != 0
+    (line,) = finished.errors
+    assert "rank 1 on " in line and "failed first: exit code 1" in line
+    assert f"the disk of its log is full ({finished.log_dir}): make room, or give another --log_dir" in line
+    assert f"{finished.log_dir}/failure.json could not be written (No space left on device)" in finished.stderr
+    assert not list(finished.log_dir.glob(".failure.json*"))
+    assert len(finished.log(1)) > 500_000
+
+
+def test_temporary_folder_without_room_for_records_is_named(msrun: JobRunner, tmp_path: Path, small_disk: Path) -> None:
+    page = os.sysconf("SC_PAGE_SIZE")
+    room = os.statvfs(small_disk).f_bavail * page
+    (small_disk / "filler").write_bytes(b"x" * (room - page))  # for one page, and 64 records take two
+    finished = msrun.run(
+        "--worker_num=64", WORKERS / "end.py", "all", "0", cwd=tmp_path, env={"TMPDIR": str(small_disk)}
+    )
+    assert finished.code == 3
+    (line,) = finished.errors
+    assert f"cannot make {small_disk}/msrun-" in line
+    assert "No space left on device; set TMPDIR to another folder" in line
+
+
+def test_log_directory_on_a_full_disk_is_refused_at_once(msrun: JobRunner, tmp_path: Path, small_disk: Path) -> None:
+    (small_disk / "filler").write_bytes(b"x" * (1 << 20))
+    log_dir = str(small_disk / "logs")
+    words = (f"--log_dir={log_dir}", WORKERS / "end.py", "all", "0")
+    finished = msrun.run(*words, cwd=tmp_path, log_dir=log_dir)
+    assert finished.code in (2, 3)
+    (line,) = finished.stderr.splitlines()
+    assert line.startswith(f"msrun: error: --log_dir {log_dir}")
+    assert not (small_disk / "logs" / "worker_0.log").exists()

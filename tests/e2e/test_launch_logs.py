@@ -1,54 +1,45 @@
-"""The log directory: every byte of every worker, private files, the record of the job, what the console shows."""
+"""The log directory and the console: every byte of every worker, the record of the job, and how lines are shown."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import stat
 from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
-from job_runner import Finished, JobRunner
+from job_runner import WORKERS, Finished, JobRunner, RunHere
+
+from ranktable import read_table, validate_table
 
 LINES = 3000
 
 
-def expected_log(rank: int, count: int = LINES) -> bytes:
+def expected_log(rank: int) -> bytes:
     """Return what flood.py writes to its one file, stdout and stderr in the order of their writing."""
-    lines = "".join(f"rank {rank} line {number} {'x' * (number % 97)}\n" for number in range(count)).encode()
+    lines = "".join(f"rank {rank} line {number} {'x' * (number % 97)}\n" for number in range(LINES)).encode()
     return lines + bytes(range(256)) + "ünïcode ☃ on stderr\n".encode() + b"no end of line"
 
 
 @pytest.fixture(scope="module", params=one_fast("fork", "exec"))
 def flooded(
     msrun_of_module: JobRunner,
-    workers: Path,
     tmp_path_factory: pytest.TempPathFactory,
     request: pytest.FixtureRequest,
 ) -> Finished:
     cwd = tmp_path_factory.mktemp("flood")
     options = ["--worker_num=3", "--start_method", request.param, "--tail_worker_log=2", "--raw"]
-    finished = msrun_of_module.run(*options, workers / "flood.py", str(LINES), cwd=cwd, env={"PYTHONUTF8": "1"})
+    finished = msrun_of_module.run(*options, WORKERS / "flood.py", str(LINES), cwd=cwd, env={"PYTHONUTF8": "1"})
     assert finished.code == 0, finished.stderr
     return finished
 
 
-def test_every_byte_of_every_worker_is_in_its_log(flooded: Finished) -> None:
+def test_every_byte_of_a_worker_is_in_its_log_and_of_the_chosen_rank_on_the_console(flooded: Finished) -> None:
     for rank in range(3):
         assert flooded.log(rank) == expected_log(rank)
-
-
-@pytest.mark.slow
-def test_a_million_lines_of_each_worker_are_in_its_log(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    finished = msrun.run("--worker_num=2", workers / "flood.py", "1000000", cwd=tmp_path, env={"PYTHONUTF8": "1"})
-    assert finished.code == 0, finished.stderr
-    for rank in range(2):
-        assert finished.log(rank) == expected_log(rank, 1_000_000)
-
-
-def test_raw_console_shows_the_bytes_of_the_chosen_rank_only(flooded: Finished) -> None:
     assert flooded.stdout == expected_log(2)
     assert "rank 2 line" not in flooded.stderr
 
@@ -59,9 +50,12 @@ def test_directory_holds_the_files_of_the_contract_and_is_private(flooded: Finis
     assert set(os.listdir(flooded.log_dir)) == names
     assert stat.S_IMODE(flooded.log_dir.stat().st_mode) == 0o700
     assert {stat.S_IMODE(file.stat().st_mode) for file in flooded.log_dir.iterdir()} == {0o600}
+    table = read_table(flooded.log_dir / "rank_table.json")
+    assert table.world_size == 3
+    assert [p for p in validate_table(table, device_target="cpu") if p.severity == "error"] == []
 
 
-def test_events_tell_the_whole_job_in_order(flooded: Finished) -> None:
+def test_events_and_the_schedulers_log_tell_the_whole_job_in_order(flooded: Finished) -> None:
     events = [event["event"] for event in flooded.events]
     assert events[:2] == ["preparing", "ready"]
     assert sorted(events[2:]) == sorted(["scheduler", *["started"] * 3, "running", *["exited"] * 3, "over"])
@@ -70,103 +64,27 @@ def test_events_tell_the_whole_job_in_order(flooded: Finished) -> None:
     times = [event["job_s"] for event in flooded.events]
     assert times == sorted(times)
     assert {event["state"] for event in flooded.events if event["event"] == "exited"} == {"done"}
-
-
-def test_scheduler_log_tells_who_came_and_how_they_ended(flooded: Finished) -> None:
     text = (flooded.log_dir / "scheduler.log").read_text()
     assert f"job {flooded.read_json('plan.json')['job_id']}: 3 workers on" in text
     for rank in range(3):
-        assert f"rank {rank} registered: pid " in text
-        assert f"rank {rank} ended: exit code 0" in text
+        assert f"rank {rank} registered: pid " in text and f"rank {rank} ended: exit code 0" in text
     assert "3 of 3" in text
     assert text.splitlines()[-2].endswith("job over: all workers ended with exit code 0")
 
 
-def test_rank_table_is_of_this_job_and_valid(flooded: Finished) -> None:
-    from ranktable import read_table, validate_table
-
-    table = read_table(flooded.log_dir / "rank_table.json")
-    assert table.world_size == 3
-    assert [p for p in validate_table(table, device_target="cpu") if p.severity == "error"] == []
-
-
-@pytest.mark.slow
-def test_scheduler_log_of_a_failed_job_tells_who_failed(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    finished = msrun.run("--worker_num=2", workers / "end.py", "1", "4", cwd=tmp_path)
-    text = (finished.log_dir / "scheduler.log").read_text()
-    assert "rank 1 ended: exit code 4" in text
-    assert "stopping the job: rank 1 ended with exit code 4" in text
-    assert "rank 0 ended: signal SIGTERM" in text
-    assert text.splitlines()[-2].endswith("job over: rank 1 failed first: exit code 4")
+def test_several_tailed_ranks_have_host_and_rank_in_front_and_whole_lines(msrun: JobRunner, tmp_path: Path) -> None:
+    finished = msrun.run("--worker_num=2", "--tail_worker_log=all", WORKERS / "flood.py", "2000", cwd=tmp_path)
+    heads = [f"[{socket.gethostname()}:{rank}] rank {rank} ".encode() for rank in (0, 1)]
+    for head in heads:
+        shown = [line for line in finished.stdout.splitlines() if line.startswith(head)]
+        assert shown == [head + f"line {number} {'x' * (number % 97)}".encode() for number in range(2000)]
 
 
-def test_several_tailed_ranks_have_host_and_rank_in_front_and_whole_lines(
-    msrun: JobRunner, workers: Path, tmp_path: Path
-) -> None:
-    finished = msrun.run("--worker_num=2", "--tail_worker_log=all", workers / "flood.py", "2000", cwd=tmp_path)
-    host = socket.gethostname()
-    by_rank: dict[bytes, list[bytes]] = {f"[{host}:{rank}]".encode(): [] for rank in (0, 1)}
-    for line in finished.stdout.splitlines():
-        head, _, rest = line.partition(b" ")
-        if rest.startswith(b"rank "):
-            by_rank[head].append(rest)
-    for rank in (0, 1):
-        expected = [f"rank {rank} line {number} {'x' * (number % 97)}".encode() for number in range(2000)]
-        assert by_rank[f"[{host}:{rank}]".encode()] == expected
-
-
-@pytest.mark.slow
-def test_nothing_is_tailed_when_none_is_asked_for(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    finished = msrun.run("--worker_num=1", "--tail_worker_log=none", workers / "end.py", "all", "0", cwd=tmp_path)
-    assert finished.stdout == b""
-    assert finished.log(0) == b"rank 0 begins\n"
-
-
-def test_quiet_says_nothing_but_errors(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    assert msrun.run("--quiet", "--worker_num=1", workers / "end.py", "all", "0", cwd=tmp_path).stderr == ""
-    failed = msrun.run("--quiet", "--worker_num=1", workers / "end.py", "all", "3", cwd=tmp_path)
-    assert failed.stderr.startswith("msrun: error: rank 0 on ")
-
-
-@pytest.mark.slow
-def test_log_name_takes_stem_and_placeholders(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    finished = msrun.run(
-        "--worker_num=1", "--worker_log_name=w-{ip}-{hostname}", workers / "end.py", "all", "0", cwd=tmp_path
-    )
-    name = f"w-127.0.0.1-{os.uname().nodename}_0.log"
-    assert (finished.log_dir / name).read_text() == "rank 0 begins\n"
-
-
-@pytest.mark.slow
-def test_second_job_in_the_same_directory_starts_with_empty_logs(
-    msrun: JobRunner, workers: Path, tmp_path: Path
-) -> None:
-    for _ in range(2):
-        finished = msrun.run("--worker_num=1", workers / "end.py", "all", "0", cwd=tmp_path)
-        assert finished.log(0) == b"rank 0 begins\n"
-        assert [event["event"] for event in finished.events].count("over") == 1
-
-
-@pytest.mark.slow
-def test_two_jobs_side_by_side_with_logs_of_their_own_do_not_meet(
-    msrun: JobRunner, workers: Path, tmp_path: Path
-) -> None:
-    jobs = []
-    for name in ("one", "two"):
-        (tmp_path / f"records_{name}").mkdir()
-        env = {"RECORD_DIR": f"records_{name}"}
-        options = ["--worker_num=2", f"--log_dir={name}"]
-        jobs.append(msrun.start(*options, workers / "record.py", cwd=tmp_path, env=env, log_dir=name))
-    finished = [job.finish() for job in jobs]
-    assert [job.code for job in finished] == [0, 0]
-    plans = [job.read_json("plan.json") for job in finished]
-    for key in ("job_id", "run_dir", "log_dir"):
-        assert plans[0][key] != plans[1][key]
-    assert plans[0]["master"]["port"] != plans[1]["master"]["port"]
-    for name, plan in zip(("one", "two"), plans, strict=True):
-        for rank in (0, 1):
-            env = json.loads((tmp_path / f"records_{name}" / f"record_{rank}.json").read_text())["env"]
-            assert (env["MSRUN_JOB_ID"], env["RANK"]) == (plan["job_id"], str(rank))
+def test_quiet_says_nothing_but_errors(msrun: JobRunner, tmp_path: Path) -> None:
+    words = ("--quiet", "--worker_num=1", "--tail_worker_log=none", WORKERS / "end.py", "all")
+    good = msrun.run(*words, "0", cwd=tmp_path)
+    assert (good.stdout, good.stderr, good.log(0)) == (b"", "", b"rank 0 begins\n")
+    assert msrun.run(*words, "3", cwd=tmp_path).stderr.startswith("msrun: error: rank 0 on ")
 
 
 @pytest.mark.parametrize("method", one_fast("fork", "exec"))
@@ -180,11 +98,100 @@ def test_last_line_of_a_worker_that_ends_hard_is_there_unless_blocks_were_asked_
     assert finished.log(0) == (b"" if is_lost else b"the last line\n")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", one_fast("fork", "exec"))
-def test_lines_written_in_blocks_are_all_there_at_the_end(msrun: JobRunner, tmp_path: Path, method: str) -> None:
-    (tmp_path / "w.py").write_text("for number in range(20000): print('line', number)\n")
-    options = ("--worker_num=2", f"--start_method={method}", "--env=PYTHONUNBUFFERED=", "--tail_worker_log=none")
-    finished = msrun.run(*options, "w.py", cwd=tmp_path)
-    assert finished.code == 0, finished.stderr
-    assert finished.log(1).decode().splitlines() == [f"line {number}" for number in range(20000)]
+# -- --log_split, --log_time and --log_once ----------------------------------------------------------------------------
+
+TRAIN = """
+import os, sys
+print("epoch 1")
+print("rank", os.environ["RANK"])
+print("to stderr", file=sys.stderr)
+if sys.argv[1:] == ["fails"] and os.environ["RANK"] == "1":
+    raise ValueError("no such data set")
+"""
+
+
+@pytest.fixture
+def cwd(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(TRAIN)
+    return tmp_path
+
+
+@pytest.mark.parametrize("where", one_fast("--rehearse=2x1", "--worker_num=2"))
+def test_stderr_has_a_log_of_its_own_and_is_stderr_here(msrun: JobRunner, cwd: Path, where: str) -> None:
+    job = msrun.run(where, "--log_split", "train.py", cwd=cwd)
+    assert job.code == 0, job.stderr
+    for rank in (0, 1):
+        assert job.log(rank) == f"epoch 1\nrank {rank}\n".encode()
+        assert (job.log_dir / f"worker_{rank}.stderr.log").read_bytes() == b"to stderr\n"
+        assert (cwd / "log_output" / f"worker_{rank}.stderr.log").read_bytes() == b"to stderr\n"
+    assert job.stdout == b"epoch 1\nrank 0\n"
+    assert "to stderr" in job.stderr.splitlines()
+
+
+def test_a_failure_is_reported_from_the_log_that_has_the_traceback(msrun: JobRunner, cwd: Path) -> None:
+    for _ in range(2):
+        words = ("--log_split", "--log_keep_jobs=1", "--start_method=exec", "train.py", "fails")
+        job = msrun.run("--worker_num=2", *words, cwd=cwd)
+        assert job.code == 1
+        assert f"{job.log_dir}/worker_1.stderr.log" in job.stderr
+        assert "ValueError: no such data set" in job.stderr
+    folders = [path for path in (cwd / "log_output").iterdir() if path.is_dir() and not path.is_symlink()]
+    assert folders == [job.log_dir], "all that an earlier job wrote is removed with its folder"
+
+
+def test_a_line_of_all_ranks_is_shown_once(msrun: JobRunner, cwd: Path) -> None:
+    job = msrun.run("--worker_num=3", "--tail_worker_log=all", "--log_once", "train.py", cwd=cwd)
+    lines = job.stdout.decode().splitlines()
+    assert [line for line in lines if line.startswith("[x3] ")] == ["[x3] epoch 1", "[x3] to stderr"]
+    assert sorted(re.sub(r"\[.*:", "[", line) for line in lines if "[x3]" not in line) == [
+        f"[{rank}] rank {rank}" for rank in range(3)
+    ]
+
+
+def test_the_time_stands_before_each_line(msrun: JobRunner, cwd: Path) -> None:
+    job = msrun.run("--worker_num=1", "--log_time", "train.py", cwd=cwd)
+    lines = job.stdout.decode().splitlines()
+    assert [re.sub(r"^\d\d:\d\d:\d\d\.\d{3} ", "", line) for line in lines] == ["epoch 1", "rank 0", "to stderr"]
+    assert not any(line in lines for line in ("epoch 1", "rank 0"))
+
+
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        (("--log_split", "--log_max_bytes=1M"), "a log that is rotated has both streams"),
+        (("--log_once", "--raw"), "that shows bytes"),
+        (("--log_time", "--interactive"), "a rank's terminal shows all"),
+    ],
+)
+def test_what_cannot_be_together_is_refused(
+    msrun_here: RunHere, cwd: Path, options: tuple[str, ...], remedy: str
+) -> None:
+    job = msrun_here("--worker_num=1", *options, "train.py", cwd=cwd)
+    assert (job.code, len(job.stderr.splitlines())) == (2, 1)
+    assert remedy in job.stderr
+
+
+# -- what workers write reaches a terminal as text, not as orders to it ------------------------------------------------
+
+CLIPBOARD, DEVICE, CLEAR, C1, BIDI = "\x1b]52;c;SEVMTE8=\x07", "\x1bP+q544e\x1b\\", "\x1b[2J\x1b[H", "\x9b2J", "\u202e"
+HOSTILE = CLIPBOARD + DEVICE + CLEAR + C1 + BIDI
+ORDERS = (b"\x1b", b"\x07", "\x9b".encode(), BIDI.encode())
+
+
+@pytest.mark.parametrize("options", [(), ("--raw",)], ids=["text", "raw"])
+def test_orders_to_a_terminal_are_shown_as_text(msrun: JobRunner, tmp_path: Path, options: tuple[str, ...]) -> None:
+    head = 'import sys\nsys.stdout.reconfigure(encoding="utf-8")\n'
+    (tmp_path / "hostile.py").write_text(
+        f'{head}print("tail", {HOSTILE!r}, "end of tail")\nraise ValueError({HOSTILE!r})\n'
+    )
+    failed = msrun.run("--worker_num=1", "--env=PYTHONUTF8=1", *options, "hostile.py", cwd=tmp_path)
+    assert HOSTILE.encode() in failed.log(0)
+    if options:
+        assert HOSTILE.encode() in failed.stdout
+        return
+    path = failed.log_dir / "failure.json"
+    path.write_text(json.dumps({**failed.read_json("failure.json"), "reason": HOSTILE}))
+    status = msrun.run(f"--status={failed.log_dir}", cwd=tmp_path).stdout
+    assert b"end of tail" in failed.stdout and "ValueError" in failed.stderr and b"failed" in status
+    for shown in (failed.stdout, failed.stderr.encode(), status):
+        assert [order for order in ORDERS if order in shown] == []

@@ -1,12 +1,19 @@
-"""What msrun's own code gets wrong is told under msrun's own name; what only shows the job does not end it."""
+"""What msrun gets wrong itself is told under its own name, and the loss of a process of its own is survived."""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import sys
 from pathlib import Path
 
 import pytest
-from job_runner import MARK, JobRunner
+from asked_cases import one_fast
+from job_runner import MARK, WORKERS, JobRunner, Running, parent_of
+from rehearsal import Rehearsals
+
+from msrun import contract
 
 ONE_HOST = ["--worker_num=2"]
 SEVERAL_HOSTS = ["--rehearse=2x1", f"--forward_env={MARK}"]
@@ -61,7 +68,7 @@ def test_slip_in_what_shows_the_job_is_told_once_and_the_job_goes_on(
         pytest.param(SEVERAL_HOSTS, "msrun.launch.fleet.fleet_job", "FleetRun._tick", marks=pytest.mark.slow),
     ],
 )
-def test_slip_in_what_runs_the_job_ends_it_under_its_own_name(
+def test_slip_in_what_runs_the_job_ends_it(
     msrun: JobRunner, tmp_path: Path, hosts: list[str], module: str, function: str
 ) -> None:
     (tmp_path / "slip.py").write_text(SLIP.format(module=module, function=function, condition="True"))
@@ -75,3 +82,88 @@ def test_slip_in_what_runs_the_job_ends_it_under_its_own_name(
     assert finished.code == 3 and named in finished.errors, finished.stderr
     assert "install the same msrun" not in finished.stderr and "Traceback" not in finished.stderr
     assert "Traceback" in log.read_text()
+
+
+# -- a process of its own that is lost or stopped while the job runs --------------------------------------------------
+
+
+@pytest.mark.parametrize("role", one_fast("fork server", "scheduler", "log writer"))
+def test_stopped_process_of_its_own_ends_the_job_and_is_named(msrun: JobRunner, tmp_path: Path, role: str) -> None:
+    options = ("--worker_num=2", "--heartbeat_time_out=2", "--log_max_bytes=1M", WORKERS / "wait.py")
+    job = msrun.start(*options, cwd=tmp_path)
+    job.wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
+    sign = {"fork server": "fork_server import main"}.get(role, f"msrun: {role}").encode()
+    (pid,) = [pid for pid in msrun.processes() if sign in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    os.kill(pid, signal.SIGSTOP)
+    ended = job.finish()
+    assert ended.code == 3
+    assert f"the {role} (pid {pid}) has been stopped by a signal for " in ended.errors[0]
+    msrun.prove_nothing_left()
+
+
+def own_process(job: Running, lost: str, host: int = 0) -> int:
+    """Return the process id of the fork server or of the scheduler of a host, as of now."""
+    told = [json.loads(line) for line in (job.log_dir / contract.EVENTS_JSONL).read_text().splitlines()]
+    if lost == "fork server":
+        worker = next(event["pid"] for event in reversed(told) if event.get("global_rank") == host)
+        return parent_of(worker)
+    names = ("scheduler", "host_scheduler")
+    mine = [event for event in told if event["event"] in names and event.get("node_rank", 0) == host]
+    return int(mine[-1]["pid"])
+
+
+def wait_for_attempt(folder: Path, job: Running, ranks: int, attempt: int) -> None:
+    job.wait_for(*(folder / f"record_{rank}_{attempt}.json" for rank in range(ranks)))
+
+
+@pytest.mark.parametrize(
+    ("lost", "options"),
+    one_fast(
+        ("fork server", ()),
+        ("scheduler", ()),
+        ("scheduler", ("--log_max_bytes=4096",)),
+        ("fork server", ("--log_max_bytes=4096",)),
+        ("fork server", ("--start_method=exec",)),
+        ("fork server", ("--interactive",)),
+    ),
+)
+def test_job_that_lost_it_starts_again(msrun: JobRunner, tmp_path: Path, lost: str, options: tuple[str, ...]) -> None:
+    words = ["--worker_num=2", "--max_restarts=1", *options, WORKERS / "attempt.py", "wait"]
+    job = msrun.start(*words, cwd=tmp_path)
+    wait_for_attempt(tmp_path, job, 2, 0)
+    os.kill(own_process(job, lost), signal.SIGKILL)
+    finished = job.finish()
+    assert finished.code == 0, finished.stderr
+    assert f"the {lost} ended" in finished.stderr and "starting all workers again now, restart 1" in finished.stderr
+    assert [finished.log(rank).decode() for rank in range(2)] == [f"rank {rank} in attempt 1\n" for rank in range(2)]
+    assert (finished.log_dir / "worker_1.attempt_0.log").read_text() == "rank 1 in attempt 0\n"
+    record = (finished.log_dir / contract.SCHEDULER_LOG).read_text()
+    assert f"attempt 1: the {lost} ended" in record and "job over: all workers ended with exit code 0" in record
+    msrun.prove_nothing_left()
+
+
+STORE_PROGRAM = """
+import os, pathlib, sys, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank, attempt = dist.get_rank(), os.environ["TORCHELASTIC_RESTART_COUNT"]
+dist.all_reduce(value := torch.ones(1))
+pathlib.Path(f"record_{rank}_{attempt}.json").touch()
+time.sleep(600 if attempt == "0" else 0)
+print(f"rank {rank}: {value.item()}")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("lost", "host"), [("fork server", 1), ("scheduler", 0), ("scheduler", 1)])
+def test_host_that_has_lost_it_starts_again_with_the_others_and_ranks_meet_at_a_new_store(
+    rehearsals: Rehearsals, tmp_path: Path, lost: str, host: int
+) -> None:
+    (tmp_path / "train.py").write_text(STORE_PROGRAM)
+    job = rehearsals.start("2x1", "--max_restarts=1", "train.py")
+    wait_for_attempt(tmp_path, job, 2, 0)
+    os.kill(own_process(job, lost, host), signal.SIGKILL)
+    finished = job.finish()
+    assert finished.code == 0, finished.stderr
+    assert f"the {lost} ended" in finished.stderr and "restart 1" in finished.stderr
+    assert [finished.log(rank).decode() for rank in range(2)] == [f"rank {rank}: 2.0\n" for rank in range(2)]

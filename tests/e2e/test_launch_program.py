@@ -1,69 +1,44 @@
-"""Forms of SCRIPT, and arguments that reach it byte for byte."""
+"""What a job runs: every form of SCRIPT with its arguments, a script from a pipe, several programs, a function."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
-from job_runner import JobRunner
+from job_runner import REPOSITORY, WORKERS, Finished, JobRunner, RunHere, latest_job, wait_until
 
 HOSTILE: list[bytes] = [
-    b"",
-    b"I'm 72\" tall",
-    b"$HOME",
-    b"`touch x`",
-    b";touch x",
-    b"$(touch x)",
-    b"*",
-    b"two\nlines",
-    b"tab\tand\r",
-    b"back\\slash\\",
-    "emoji 🚀 ünï".encode(),
-    b"--help",
-    b"--worker_num=3",
-    b"--dry_run",
-    b"--join",
-    b"-m",
-    b"--",
-    b"-",
-    b"not utf-8 \xff\xfe",
-    b"{0} %s %%",
-    b"=",
-]
-
-
-def read_argv(path: Path) -> list[bytes]:
-    return [word.encode("latin-1") for word in json.loads(path.read_text())["argv"]]
+    b"", b"I'm 72\" tall", b"$HOME", b"`touch x`", b";touch x", b"$(touch x)", b"*", b"two\nlines", b"tab\tand\r",
+    b"back\\slash\\", "emoji 🚀 ünï".encode(), b"--help", b"--worker_num=3", b"--dry_run", b"--join", b"-m", b"--",
+    b"-", b"not utf-8 \xff\xfe", b"{0} %s %%", b"=",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("method", one_fast("fork", "exec"))
-def test_hostile_arguments_arrive_unchanged(msrun: JobRunner, workers: Path, odd_path: Path, method: str) -> None:
-    finished = msrun.run("--worker_num=1", "--start_method", method, workers / "record.py", *HOSTILE, cwd=odd_path)
+def test_hostile_arguments_arrive_unchanged(msrun: JobRunner, odd_path: Path, method: str) -> None:
+    """At a script with an odd name in an odd directory."""
+    script = odd_path / "it's $1 ☃.py"
+    script.write_bytes((WORKERS / "record.py").read_bytes())
+    finished = msrun.run("--worker_num=1", "--start_method", method, script.name, *HOSTILE, cwd=odd_path)
     assert finished.code == 0, finished.stderr
-    assert read_argv(odd_path / "record_0.json") == [os.fsencode(workers / "record.py"), *HOSTILE]
+    argv = json.loads((odd_path / "record_0.json").read_text())["argv"]
+    assert [word.encode("latin-1") for word in argv] == [os.fsencode(script.name), *HOSTILE]
     assert not (odd_path / "x").exists()
 
 
 @pytest.mark.slow
-def test_hostile_arguments_arrive_unchanged_at_a_shell_script(msrun: JobRunner, workers: Path, odd_path: Path) -> None:
-    finished = msrun.run("--worker_num=2", workers / "record.sh", *HOSTILE, cwd=odd_path)
+def test_hostile_arguments_arrive_unchanged_at_a_shell_script(msrun: JobRunner, odd_path: Path) -> None:
+    finished = msrun.run("--worker_num=2", WORKERS / "record.sh", *HOSTILE, cwd=odd_path)
     assert finished.code == 0, finished.stderr
     for rank in (0, 1):
         assert (odd_path / f"args_{rank}").read_bytes().split(b"\0")[:-1] == HOSTILE
     assert not (odd_path / "x").exists()
-
-
-def test_script_with_an_odd_name_in_an_odd_directory_runs(msrun: JobRunner, workers: Path, odd_path: Path) -> None:
-    script = odd_path / "it's $1 ☃.py"
-    script.write_bytes((workers / "record.py").read_bytes())
-    finished = msrun.run("--worker_num=1", script.name, "a", cwd=odd_path)
-    assert finished.code == 0, finished.stderr
-    assert read_argv(odd_path / "record_0.json") == [os.fsencode(script.name), b"a"]
 
 
 def python_forms(folder: Path) -> dict[str, list[str]]:
@@ -83,44 +58,18 @@ def python_forms(folder: Path) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("form", one_fast(*python_forms(Path())))
-def test_every_form_of_a_python_program_runs_with_its_arguments(
-    msrun: JobRunner, workers: Path, tmp_path: Path, form: str
-) -> None:
+def test_every_form_of_a_python_program_runs_with_its_arguments(msrun: JobRunner, tmp_path: Path, form: str) -> None:
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "__init__.py").touch()
     for name in ("record.py", "pkg/rec.py"):
-        (tmp_path / name).write_bytes((workers / "record.py").read_bytes())
+        (tmp_path / name).write_bytes((WORKERS / "record.py").read_bytes())
     finished = msrun.run("--worker_num=2", *python_forms(tmp_path)[form], "--lr", "0.1", "-m", cwd=tmp_path)
     assert finished.code == 0, finished.stderr
     for rank in (0, 1):
         record = json.loads((tmp_path / f"record_{rank}.json").read_text())
         assert record["argv"][1:] == ["--lr", "0.1", "-m"]
         assert record["name"] == "__main__"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", one_fast("fork", "exec"))
-def test_module_sees_what_python_m_gives(msrun: JobRunner, workers: Path, tmp_path: Path, method: str) -> None:
-    (tmp_path / "pkg").mkdir()
-    (tmp_path / "pkg" / "rec.py").write_bytes((workers / "record.py").read_bytes())
-    finished = msrun.run("--worker_num=1", "--start_method", method, "-m", "pkg.rec", "x", cwd=tmp_path)
-    assert finished.code == 0, finished.stderr
-    record = json.loads((tmp_path / "record_0.json").read_text())
-    assert record["argv"] == [str(tmp_path / "pkg" / "rec.py"), "x"]
-    assert record["path"][0] == str(tmp_path)
-
-
-@pytest.mark.slow
-def test_pytest_runs_a_file_of_tests_on_every_rank(msrun: JobRunner, tmp_path: Path) -> None:
-    (tmp_path / "case.py").write_text(
-        "import os\ndef test_rank():\n    open('seen_' + os.environ['RANK'], 'w').close()\n"
-        "def test_wrong():\n    assert os.environ['RANK'] == '0'\n"
-    )
-    finished = msrun.run("--worker_num=2", "pytest", "-q", "-p", "no:cacheprovider", "case.py", cwd=tmp_path)
-    assert finished.code == 1
-    assert finished.read_json("failure.json")["first_failure"]["global_rank"] == 1
-    assert (tmp_path / "seen_0").exists() and (tmp_path / "seen_1").exists()
-    assert b"assert os.environ['RANK'] == '0'" in finished.log(1)
+        assert form not in ("-m", "python -m") or record["path"][0] == str(tmp_path)
 
 
 def test_command_on_path_runs(msrun: JobRunner, tmp_path: Path) -> None:
@@ -129,14 +78,9 @@ def test_command_on_path_runs(msrun: JobRunner, tmp_path: Path) -> None:
     assert [finished.log(rank) for rank in (0, 1)] == [b"rank 0: a b c\n", b"rank 1: a b c\n"]
 
 
-@pytest.mark.slow
-def test_executable_starts_with_the_signals_that_a_shell_gives(msrun: JobRunner, tmp_path: Path) -> None:
-    command = ["grep", "-E", "Sig(Blk|Ign)", "/proc/self/status"]
-    finished = msrun.run("--worker_num=1", *command, cwd=tmp_path)
-    assert finished.code == 0, finished.stderr
-    # What this very machine gives a fresh process: a terminal or a service may ignore some signals for all it starts.
-    plain = subprocess.run(command, capture_output=True, check=True, env=msrun.environ())
-    assert finished.log(0) == plain.stdout
+def command_without_cwd() -> list[str]:
+    """Return a command that starts msrun as its console script does: without '' on the module path."""
+    return [sys.executable, "-P", "-c", "from msrun.cli import main; main()"]
 
 
 @pytest.mark.slow
@@ -147,19 +91,269 @@ def test_script_of_the_working_directory_wins_over_a_module_of_the_callers(msrun
     assert msrun.run("--worker_num=1", "train.py", cwd=tmp_path, command=command_without_cwd()).code == 0
 
 
-def command_without_cwd() -> list[str]:
-    """Return a command that starts msrun as its console script does: without '' on the module path."""
-    return [sys.executable, "-P", "-c", "from msrun.cli import main; main()"]
+@pytest.mark.slow
+def test_executable_starts_with_the_signals_that_a_shell_gives(msrun: JobRunner, tmp_path: Path) -> None:
+    command = ["grep", "-E", "Sig(Blk|Ign)", "/proc/self/status"]
+    finished = msrun.run("--worker_num=1", *command, cwd=tmp_path)
+    assert finished.code == 0, finished.stderr
+    # What this very machine gives a fresh process: a terminal or a service may ignore some signals for all it starts.
+    assert finished.log(0) == subprocess.run(command, capture_output=True, check=True, env=msrun.environ()).stdout
 
 
 @pytest.mark.slow
-def test_job_runs_with_python_safe_path(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    finished = msrun.run(
-        "--worker_num=1",
-        workers / "record.py",
-        cwd=tmp_path,
-        env={"PYTHONSAFEPATH": "1"},
-        command=command_without_cwd(),
-    )
+def test_pytest_runs_a_file_of_tests_on_every_rank(msrun: JobRunner, tmp_path: Path) -> None:
+    (tmp_path / "case.py").write_text("import os\ndef test_wrong():\n    assert os.environ['RANK'] == '0'\n")
+    finished = msrun.run("--worker_num=2", "pytest", "-q", "-p", "no:cacheprovider", "case.py", cwd=tmp_path)
+    assert finished.code == 1
+    assert finished.read_json("failure.json")["first_failure"]["global_rank"] == 1
+    assert b"assert os.environ['RANK'] == '0'" in finished.log(1)
+
+
+@pytest.mark.slow
+def test_job_runs_with_python_safe_path(msrun: JobRunner, tmp_path: Path) -> None:
+    settings = {"env": {"PYTHONSAFEPATH": "1"}, "command": command_without_cwd()}
+    finished = msrun.run("--worker_num=1", WORKERS / "record.py", cwd=tmp_path, **settings)
     assert finished.code == 0, finished.stderr
-    assert str(workers) not in json.loads((tmp_path / "record_0.json").read_text())["path"]
+    assert str(WORKERS) not in json.loads((tmp_path / "record_0.json").read_text())["path"]
+
+
+# -- a script that can be read only once, and arguments that differ by rank -----
+
+SHOWS = "import os, sys\nprint(os.environ['RANK'], sys.argv[1:], __name__)\n"
+
+
+def pipe_into(msrun: JobRunner, cwd: Path, *words: str, text: str = SHOWS) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "msrun", *words]
+    return subprocess.run(
+        command, cwd=cwd, env=msrun.environ(), input=text, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_a_script_from_a_pipe_is_read_once_and_stays_with_the_logs(msrun: JobRunner, tmp_path: Path) -> None:
+    done = pipe_into(msrun, tmp_path, "--worker_num=2", "--start_method=exec", "-", "a", "b")
+    assert done.returncode == 0, done.stderr
+    folder = latest_job(tmp_path / "log_output")
+    assert [(folder / f"worker_{rank}.log").read_text() for rank in (0, 1)] == [
+        f"{rank} ['a', 'b'] __main__\n" for rank in (0, 1)
+    ]
+    assert (folder / "script.py").read_text() == SHOWS
+    os.mkfifo(tmp_path / "pipe")
+    with subprocess.Popen(["sh", "-c", "printf '\\nraise ValueError(3)\\n' > pipe"], cwd=tmp_path):
+        failed = msrun.run("--worker_num=2", "--start_method=exec", "pipe", "x", cwd=tmp_path)
+    assert failed.code == 1 and '/script.py", line 2' in failed.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "told"),
+    [
+        (["-"], " \n", "-: no program came from there"),
+        (["--rehearse=1x1", "-"], SHOWS, "- and --rehearse: the script is read here, once; give a file"),
+    ],
+)
+def test_what_cannot_be_is_refused(msrun: JobRunner, tmp_path: Path, words: list[str], text: str, told: str) -> None:
+    done = pipe_into(msrun, tmp_path, *words, text=text)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"msrun: error: {told}") and len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "log_output").exists()
+
+
+@pytest.mark.parametrize("how", one_fast("fork", "exec"))
+def test_arguments_are_the_ranks_own_when_that_is_asked_for(msrun: JobRunner, tmp_path: Path, how: str) -> None:
+    (tmp_path / "train.py").write_text(SHOWS)
+    options = ["--rehearse=2x1", "--rank_args", "--pass_local_rank", f"--start_method={how}"]
+    done = msrun.run(*options, "train.py", "data-{rank}.bin", "{node_rank}{other}", cwd=tmp_path)
+    assert done.code == 0, done.stderr
+    assert done.log(1).decode() == "1 ['--local-rank=0', 'data-1.bin', '1{other}'] __main__\n"
+    plain = msrun.run("--worker_num=1", "train.py", "{rank}", cwd=tmp_path)
+    assert plain.log(0).decode() == "0 ['{rank}'] __main__\n"
+
+
+SAYS = """
+import json, os, sys
+names = ("RANK", "WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE")
+with open("rank_" + os.environ["RANK"], "w") as file:
+    json.dump([os.path.basename(sys.argv[0]), sys.argv[1:], *(os.environ[name] for name in names)], file)
+"""
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).write_text(SAYS)
+    (tmp_path / "c.sh").write_text('#!/bin/sh\necho "$RANK $ROLE_NAME $*" > shell_$RANK\n')
+    (tmp_path / "c.sh").chmod(0o755)
+    return tmp_path
+
+
+def said(programs: Path) -> list[list[object]]:
+    return [json.loads(path.read_text()) for path in sorted(programs.glob("rank_*"))]
+
+
+@pytest.mark.parametrize("where", one_fast("--rehearse=2x2", "--discover=False"))
+def test_each_rank_runs_its_program_with_its_role(msrun: JobRunner, programs: Path, where: str) -> None:
+    words = ("-n", "1", "--role=actor", "a.py", "x", ":", "-n", "3", "--role=learner", "-m", "b", "y", ":", "z")
+    job = msrun.run(where, *words, cwd=programs)
+    assert job.code == 0, job.stderr
+    learners = [["b.py", ["y", ":", "z"], str(rank), "4", "learner", str(rank - 1), "3"] for rank in (1, 2, 3)]
+    assert said(programs) == [["a.py", ["x"], "0", "4", "actor", "0", "1"], *learners]
+
+
+def test_a_program_that_is_no_python_stands_beside_one_that_is(msrun: JobRunner, programs: Path) -> None:
+    job = msrun.run("-n", "2", "a.py", ":", "--worker_num=1", "./c.sh", "1", ":", "-np", "1", "b.py", cwd=programs)
+    assert job.code == 0, job.stderr
+    assert [found[0] for found in said(programs)] == ["a.py", "a.py", "b.py"]
+    assert [found[4:] for found in said(programs)] == [["default", str(rank), "4"] for rank in (0, 1, 3)]
+    assert (programs / "shell_2").read_text() == "2 default 1\n"
+
+
+def test_the_plan_names_the_ranks_of_each_program(msrun_here: RunHere, programs: Path) -> None:
+    words = ("-n", "1", "a.py", "--password=secret", ":", "-n", "3", "b.py", "--api_key=geheim")
+    plan = msrun_here("--dry_run", *words, cwd=programs).stdout.decode()
+    assert "a.py" in plan and "(ranks 0, role default)" in plan
+    assert "(ranks 1-3, role default)" in plan
+    assert "geheim" not in plan
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (("a.py", ":", "-n", "1", "b.py"), "give each its number of workers"),
+        (("-n", "1", "a.py", ":", "-n", "0", "b.py"), "-n 0: give the number of workers"),
+        (("-n", "1", "a.py", ":", "-n", "2"), "give a number of workers and a program"),
+        (("-n", "1", "a.py", ":", "--role=x", "b.py"), "give a number of workers and a program"),
+        (("-n", "1", "a.py", ":", "-n", "1", "--grace=3", "b.py"), "--grace after a colon"),
+        (("-n", "1", "a.py", ":", "-n", "1", "d.py"), "d.py: no such file"),
+        (("-n", "1", "a.py", ":", "-n", "1", "b.py", ":", "-n", "x", "b.py"), "-n x: give the number"),
+    ],
+)
+def test_unreadable_program_is_refused(
+    msrun_here: RunHere, programs: Path, words: tuple[str, ...], remedy: str
+) -> None:
+    job = msrun_here(*words, cwd=programs)
+    assert (job.code, len(job.stderr.splitlines())) == (2, 1)
+    assert remedy in job.stderr
+    assert not list(programs.glob("rank_*"))
+
+
+# -- `msrun.run`: a function on all ranks from Python; what they return, what they raise, and how the job ends -----
+
+HEAD = "import os, sys, time\nimport msrun\n"
+
+
+def call(msrun: JobRunner, cwd: Path, program: str) -> Finished:
+    (cwd / "program.py").write_text(HEAD + program)
+    return msrun.start(cwd=cwd, command=[sys.executable, "program.py"]).finish()
+
+
+def test_values_of_all_ranks_come_back_in_their_order(msrun: JobRunner, tmp_path: Path) -> None:
+    program = (
+        "def work(word, times=1):\n    print('rank', os.environ['RANK'])\n"
+        "    return word * times, int(os.environ['RANK'])\n"
+        "print(msrun.run(work, ('a',), {'times': 2}, workers=3))\n"
+        "print(msrun.run(lambda: os.environ['MSRUN_LOG_DIR'], workers=1, options=['--quiet']))\n"
+    )
+    done = call(msrun, tmp_path, program)
+    assert done.code == 0, done.stderr
+    lines = done.stdout.decode().splitlines()
+    assert "rank 0" in lines and "rank 1" not in lines
+    assert lines[-2:] == ["[('aa', 0), ('aa', 1), ('aa', 2)]", str([str(done.log_dir)])]
+
+
+def test_the_first_failure_is_raised_with_the_rank_that_failed(msrun: JobRunner, tmp_path: Path) -> None:
+    program = """
+class Odd(Exception):
+    def __init__(self, a, b): super().__init__(a)
+def work(how):
+    if os.environ["RANK"] == "0":
+        time.sleep(600)
+    if how == "signal":
+        os.kill(os.getpid(), 9)
+    raise Odd(1, 2) if how == "odd" else ValueError("no such row")
+for how in ("raise", "signal", "odd"):
+    try:
+        msrun.run(work, (how,), workers=2, options=["--quiet"])
+    except Exception as error:
+        print("caught", type(error).__name__, str(error).partition(",")[0], *getattr(error, "__notes__", []))
+try:
+    msrun.run(work, workers=0)
+except Exception as error:
+    print("caught", type(error).__name__, error)
+try:
+    msrun.run(work, (sys.stdin,), workers=1)
+except Exception as error:
+    print("caught", type(error).__name__, error)
+"""
+    done = call(msrun, tmp_path, program)
+    caught = [line for line in done.stdout.decode().splitlines() if line.startswith("caught ")]
+    assert caught[0].startswith("caught ValueError no such row msrun: rank 1 on "), done.stderr
+    assert "worker_1.log" in caught[0]
+    assert caught[1].startswith("caught WorkerFailed rank 1 on ") and "signal SIGKILL" in caught[1]
+    assert caught[2].startswith("caught WorkerFailed rank 1 on ") and "exit code 1" in caught[2]
+    assert "msrun --worker_num=0 has ended with 2: the function has run on no rank" in caught[3]
+    assert "caught UsageError <function work" in caught[4] and "cannot be sent to another process" in caught[4]
+
+
+@pytest.mark.parametrize("signum", one_fast(signal.SIGINT, signal.SIGKILL))
+def test_nothing_is_left_when_the_caller_ends(msrun: JobRunner, tmp_path: Path, signum: int) -> None:
+    (tmp_path / "program.py").write_text(
+        HEAD + "def work():\n    open('ready_' + os.environ['RANK'], 'w').close()\n    time.sleep(600)\n"
+        "msrun.run(work, workers=2)\n"
+    )
+    job = msrun.start(cwd=tmp_path, command=[sys.executable, "program.py"])
+    wait_until(lambda: all((tmp_path / f"ready_{rank}").exists() for rank in range(2)), "both ranks")
+    job.send(signum)
+    assert job.process.wait(30) == -signum
+    msrun.prove_nothing_left()
+
+
+INSTALLED = (sys.executable, str(REPOSITORY / "msrun_command.py"))
+"""As the installed command does: its own folder, and not the current one, is where the interpreter looks first."""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    package = tmp_path / "msrun"
+    package.mkdir()
+    (package / "__init__.py").write_text("NAME = 'of the user'\n")
+    (tmp_path / "plain.py").write_text("print('begins')\n")
+    (tmp_path / "theirs.py").write_text("from msrun import NAME\nprint(NAME)\n")
+    return tmp_path
+
+
+def path(*folders: str) -> dict[str, str]:
+    return {"PYTHONPATH": os.pathsep.join(folders)}
+
+
+@pytest.mark.parametrize(
+    ("script", "said", "method"), one_fast(("plain.py", "begins", "fork"), ("theirs.py", "of the user", "exec"))
+)
+def test_users_package_of_our_name_breaks_nothing(
+    msrun: JobRunner, project: Path, script: str, said: str, method: str
+) -> None:
+    """Workers that start by exec have it."""
+    words = ["--worker_num=2", f"--start_method={method}", "--log_max_bytes=4K", script]
+    job = msrun.run(*words, cwd=project, command=INSTALLED, env=path(".", str(REPOSITORY)))
+    assert (job.code, job.log(1).decode()) == (0, f"{said}\n"), job.stderr
+
+
+@pytest.mark.parametrize(
+    "env", one_fast(path(".", str(REPOSITORY)), path(str(REPOSITORY))), ids=["PYTHONPATH", "beside"]
+)
+def test_one_line_says_where_it_cannot(msrun: JobRunner, project: Path, env: dict[str, str]) -> None:
+    job = msrun.run("--worker_num=1", "theirs.py", cwd=project, command=INSTALLED, env=env)
+    assert job.code == 1
+    (line,) = [line for line in job.stderr.splitlines() if "package" in line]
+    assert line.startswith(f"msrun: {project}/msrun: workers import msrun's own package of that name")
+    assert "--start_method exec" in line
+
+
+@pytest.mark.parametrize(
+    "options", one_fast(["--log_max_bytes=4K"], ["--start_method=exec", "--log_max_bytes=4K"], ["--join=False"])
+)
+def test_nothing_is_left_open(msrun: JobRunner, project: Path, options: list[str]) -> None:
+    words = ["--worker_num=2", *options, "plain.py"]
+    job = msrun.start(*words, cwd=project, command=INSTALLED, env={"PYTHONWARNINGS": "error"}).finish()
+    assert job.code == 0, job.stderr
+    msrun.prove_nothing_left()
+    said = [job.stderr, *(log.read_text() for log in job.log_dir.glob("*.log"))]
+    assert [text for text in said if "Warning" in text] == []

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import signal
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from asked_cases import one_fast
-from job_runner import Finished, JobRunner
+from job_runner import WORKERS, Finished, JobRunner
 
 from msrun import contract
 
@@ -19,13 +17,13 @@ def records(folder: Path, attempt: int) -> list[dict[str, Any]]:
     return [json.loads((folder / f"record_{rank}_{attempt}.json").read_text()) for rank in range(3)]
 
 
-def run(msrun: JobRunner, workers: Path, cwd: Path, how: str, *options: str) -> Finished:
-    return msrun.run("--worker_num=3", *options, workers / "attempt.py", how, cwd=cwd)
+def run(msrun: JobRunner, cwd: Path, how: str, *options: str) -> Finished:
+    return msrun.run("--worker_num=3", *options, WORKERS / "attempt.py", how, cwd=cwd)
 
 
 @pytest.mark.parametrize("method", one_fast("fork", "exec"))
-def test_failed_job_starts_again_and_ends_well(msrun: JobRunner, workers: Path, tmp_path: Path, method: str) -> None:
-    finished = run(msrun, workers, tmp_path, "code=7:2", "--max_restarts=2", "--start_method", method)
+def test_failed_job_starts_again_and_ends_well(msrun: JobRunner, tmp_path: Path, method: str) -> None:
+    finished = run(msrun, tmp_path, "code=7:2", "--max_restarts=2", "--start_method", method)
     assert finished.code == 0, finished.stderr
     assert "rank 1 failed first: exit code 7; starting all workers again now, restart 1" in finished.stderr
     assert "starting all workers again in 1 s, restart 2" in finished.stderr
@@ -43,33 +41,24 @@ def test_failed_job_starts_again_and_ends_well(msrun: JobRunner, workers: Path, 
     assert [(event["attempt"], event["delay_s"]) for event in restarts] == [(1, 0.0), (2, 1.0)]
     scheduler = (finished.log_dir / "scheduler.log").read_text()
     assert "starting again now, attempt 1: rank 1 failed first: exit code 7" in scheduler
+    assert records(tmp_path, 2) == records(tmp_path, 0), "ranks, ports and the job's id stay the same"
+    assert records(tmp_path, 0)[1]["RANK"] == "1" and records(tmp_path, 0)[0]["TORCHELASTIC_MAX_RESTARTS"] == "2"
 
 
-@pytest.mark.slow
-def test_ranks_ports_and_the_jobs_id_stay_the_same(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    assert run(msrun, workers, tmp_path, "code=7:1", "--max_restarts=3").code == 0
-    assert records(tmp_path, 1) == records(tmp_path, 0)
-    assert [record["RANK"] for record in records(tmp_path, 1)] == ["0", "1", "2"]
-    assert records(tmp_path, 0)[0]["TORCHELASTIC_MAX_RESTARTS"] == "3"
-
-
-def test_last_attempt_decides_and_every_attempt_is_listed(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    finished = run(msrun, workers, tmp_path, "code=9:5", "--max_restarts=1")
+def test_last_attempt_decides_and_every_attempt_is_listed(msrun: JobRunner, tmp_path: Path) -> None:
+    finished = run(msrun, tmp_path, "code=9:5", "--max_restarts=1")
     assert finished.code == 9
     failure = finished.read_json("failure.json")
     assert failure["first_failure"]["global_rank"] == 1
     assert failure["first_failure"]["excerpt"] == ["rank 1 in attempt 1"]
-    assert [(past["attempt"], past["reason"]) for past in failure["attempts"]] == [
-        (0, "rank 1 failed first: exit code 9")
-    ]
+    (past,) = failure["attempts"]
+    assert (past["attempt"], past["reason"]) == (0, "rank 1 failed first: exit code 9")
     assert "attempt 0 before: rank 1 failed first: exit code 9, after " in finished.stderr
 
 
 @pytest.mark.parametrize("code", one_fast(contract.EXIT_DO_NOT_RESTART, 127))
-def test_worker_can_say_that_a_restart_would_not_help(
-    msrun: JobRunner, workers: Path, tmp_path: Path, code: int
-) -> None:
-    finished = run(msrun, workers, tmp_path, f"code={code}:9", "--max_restarts=3")
+def test_worker_can_say_that_a_restart_would_not_help(msrun: JobRunner, tmp_path: Path, code: int) -> None:
+    finished = run(msrun, tmp_path, f"code={code}:9", "--max_restarts=3")
     assert finished.code == code
     assert finished.read_json("failure.json")["attempts"] == []
 
@@ -96,119 +85,36 @@ def test_program_that_has_reported_progress_once_is_started_again(msrun: JobRunn
 
 
 @pytest.mark.slow
-def test_what_an_attempt_left_behind_is_gone_before_the_next_one_starts(
-    msrun: JobRunner, workers: Path, tmp_path: Path
-) -> None:
-    finished = run(msrun, workers, tmp_path, "leave", "--max_restarts=1")
+def test_what_an_attempt_left_behind_is_gone_before_the_next_one_starts(msrun: JobRunner, tmp_path: Path) -> None:
+    finished = run(msrun, tmp_path, "leave", "--max_restarts=1")
     assert finished.code == 0, finished.stderr
     assert all(record["left is gone"] for record in records(tmp_path, 1))
 
 
 @pytest.mark.slow
-def test_stuck_job_is_ended_and_starts_again(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    finished = run(msrun, workers, tmp_path, "stop", "--max_restarts=1", "--hang_time_out=2")
+def test_stuck_job_is_ended_and_starts_again(msrun: JobRunner, tmp_path: Path) -> None:
+    finished = run(msrun, tmp_path, "stop", "--max_restarts=1", "--hang_time_out=2")
     assert finished.code == 0, finished.stderr
     assert "behind: rank 1 (stopped by a signal)" in finished.stderr
     assert f"  rank 1, log: {finished.log_dir}/worker_1.attempt_0.log\n  | " in finished.stderr
     assert (finished.log_dir / "worker_1.attempt_0.log").is_file()
 
 
-@pytest.mark.slow
-def test_interrupt_between_two_attempts_ends_the_job(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    job = msrun.start("--worker_num=3", "--max_restarts=9", workers / "attempt.py", "code=7:9", cwd=tmp_path)
-    job.wait_for(tmp_path / "log_output" / "latest" / "worker_1.attempt_1.log")
-    job.send(signal.SIGTERM)
-    finished = job.finish()
-    msrun.prove_nothing_left(deadline_s=0.0)
-    assert finished.code == 143
-    failure = finished.read_json("failure.json")
-    assert failure["reason"] == "stopped by SIGTERM"
-    assert [past["reason"] for past in failure["attempts"]][:2] == ["rank 1 failed first: exit code 7"] * 2
+BEGINS = {
+    "plain torch": "dist.init_process_group('gloo')\n",
+    "the runtime": "from msrun.runtime import init\ninit()\n",
+}
 
 
 @pytest.mark.slow
-def test_interrupt_while_an_attempt_is_torn_down_starts_no_other(
-    msrun: JobRunner, workers: Path, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("begin", BEGINS)
+def test_ranks_meet_again_in_the_next_attempt(msrun: JobRunner, tmp_path: Path, begin: str) -> None:
     (tmp_path / "w.py").write_text(
-        "import os, pathlib, signal, sys, time\n"
-        "rank = os.environ['RANK']\n"
-        "if rank == '1':\n"
-        "    while not pathlib.Path('ready').exists(): time.sleep(0.01)\n"
-        "    sys.exit(7)\n"
-        "def say(*_): pathlib.Path('told').touch()\n"
-        "signal.signal(signal.SIGTERM, say)\n"
-        "pathlib.Path('ready').touch()\n"
-        "while True: time.sleep(1)\n"
-    )
-    job = msrun.start("--worker_num=2", "--max_restarts=9", "--grace=60", "w.py", cwd=tmp_path)
-    job.wait_for(tmp_path / "told")
-    job.send(signal.SIGINT)
-    finished = job.finish(30)
-    msrun.prove_nothing_left(deadline_s=0.0)
-    assert finished.code == 7
-    assert finished.read_json("failure.json")["attempts"] == []
-
-
-@pytest.mark.slow
-def test_plain_torch_script_meets_again_on_the_same_port(msrun: JobRunner, tmp_path: Path) -> None:
-    (tmp_path / "w.py").write_text(
-        "import os, sys, torch, torch.distributed as dist\n"
-        "dist.init_process_group('gloo')\n"
-        "x = torch.ones(1)\n"
-        "dist.all_reduce(x)\n"
-        "print('sum', x.item(), flush=True)\n"
+        f"import os, sys, torch, torch.distributed as dist\n{BEGINS[begin]}"
+        "x = torch.ones(1)\ndist.all_reduce(x)\nprint('sum', x.item(), flush=True)\n"
         "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' and dist.get_rank() == 1: os._exit(7)\n"
-        "dist.barrier()\n"
-        "dist.destroy_process_group()\n"
+        "dist.barrier()\ndist.destroy_process_group()\n"
     )
     finished = msrun.run("--worker_num=2", "--max_restarts=1", "w.py", cwd=tmp_path)
     assert finished.code == 0, finished.stderr
     assert finished.log(0) == b"sum 2.0\n"
-
-
-@pytest.mark.slow
-def test_runtime_meets_again_in_the_next_attempt(msrun: JobRunner, tmp_path: Path) -> None:
-    (tmp_path / "w.py").write_text(
-        "import os, torch, torch.distributed as dist\n"
-        "from msrun.runtime import get_rank, init, release\n"
-        "init()\n"
-        "x = torch.ones(1)\n"
-        "dist.all_reduce(x)\n"
-        "print('sum', x.item(), flush=True)\n"
-        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' and get_rank() == 1: os._exit(7)\n"
-        "dist.barrier()\n"
-        "release()\n"
-    )
-    finished = msrun.run("--worker_num=2", "--max_restarts=1", "w.py", cwd=tmp_path)
-    assert finished.code == 0, finished.stderr
-    assert finished.log(0) == b"sum 2.0\n"
-
-
-@pytest.mark.parametrize("value", ["-1", "x", "1.5"])
-def test_wrong_number_of_restarts_is_refused(msrun: JobRunner, workers: Path, tmp_path: Path, value: str) -> None:
-    finished = run(msrun, workers, tmp_path, "code=7:1", f"--max_restarts={value}")
-    assert finished.code == 2
-    (line,) = finished.stderr.splitlines()
-    assert line.startswith("msrun: error: --max_restarts")
-    assert sys.executable not in line
-
-
-@pytest.mark.slow
-def test_rotated_logs_of_every_attempt_are_kept_and_shown_whole(msrun: JobRunner, tmp_path: Path) -> None:
-    (tmp_path / "w.py").write_text(
-        "import os, sys\n"
-        "attempt = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
-        "for number in range(1000): print('attempt', attempt, 'line', number)\n"
-        "sys.exit(7 if attempt == '0' else 0)\n"
-    )
-    options = ("--worker_num=1", "--max_restarts=1", "--log_max_bytes=4K", "--log_keep=9")
-    finished = msrun.run(*options, "w.py", cwd=tmp_path)
-    assert finished.code == 0, finished.stderr
-    expected = [[f"attempt {attempt} line {number}" for number in range(1000)] for attempt in range(2)]
-    for name, lines in zip(("worker_0.attempt_0.log", "worker_0.log"), expected, strict=True):
-        newest = finished.log_dir / name
-        older = sorted(finished.log_dir.glob(f"{name}.*"), key=lambda path: int(path.suffix[1:]), reverse=True)
-        assert len(older) > 2
-        assert "".join(path.read_text() for path in [*older, newest]).splitlines() == lines
-    assert finished.stdout.decode().splitlines() == [*expected[0], *expected[1]]

@@ -11,20 +11,21 @@ from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
-from job_runner import WORKER_IMPORTS, JobRunner, Running, wait_until
+from fleet import FleetRunner
+from job_runner import WORKER_IMPORTS, WORKERS, Finished, JobRunner, Running, wait_until
+from rehearsal import Rehearsals
 from server_losses import expected_losses, losses
 
-from msrun import contract
 from msrun.runtime.server.frames import MAGIC, PREFIX
 from msrun.runtime.server.meeting import CLAIM_BYTES, NONCE_BYTES
 
 FOR_EVER = "1000000"
+PRELOAD = [f"--preload={name}" for name in WORKER_IMPORTS]
 
 
-def start(msrun: JobRunner, workers: Path, cwd: Path, steps: str, pause: str, *options: str) -> Running:
-    preload = [f"--preload={name}" for name in WORKER_IMPORTS]
-    program = workers / "runtime" / "server_training.py"
-    return msrun.start("--worker_num=2", "--server_num=2", *preload, *options, program, steps, pause, cwd=cwd)
+def start(msrun: JobRunner, cwd: Path, steps: str, pause: str, *options: str) -> Running:
+    program = WORKERS / "runtime" / "server_training.py"
+    return msrun.start("--worker_num=2", "--server_num=2", *PRELOAD, *options, program, steps, pause, cwd=cwd)
 
 
 def has_trained(job: Running) -> bool:
@@ -32,53 +33,30 @@ def has_trained(job: Running) -> bool:
     return log.exists() and b"step 3 " in log.read_bytes()
 
 
-@pytest.mark.slow
-def test_server_that_is_killed_is_named_first(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    job = start(msrun, workers, tmp_path, FOR_EVER, "-1")
-    wait_until(lambda: has_trained(job), "a step")
-    os.kill(job.pid_of("server_1"), signal.SIGKILL)
-    finished = job.finish()
-    host = socket.gethostname()
-    reason = f"server 1 on {host} failed first: signal SIGKILL; its log: {finished.log_dir / 'server_1.log'}"
-    assert finished.errors == [f"msrun: error: {reason}"]
-    assert finished.code == 128 + signal.SIGKILL
-    assert finished.read_json(contract.FAILURE_JSON)["reason"] == reason
-    msrun.prove_nothing_left(deadline_s=0.0)
+def prove_losses(finished: Finished, steps: int, *, attempts: int) -> None:
+    for rank, expected in enumerate(expected_losses(steps)):
+        earlier = [finished.log_dir / f"worker_{rank}.attempt_{number}.log" for number in range(attempts - 1)]
+        found = losses(*earlier, finished.log_dir / f"worker_{rank}.log")
+        assert found == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("victim", one_fast("launcher", "1"))
-def test_servers_go_with_the_job(msrun: JobRunner, workers: Path, tmp_path: Path, victim: str) -> None:
-    job = start(msrun, workers, tmp_path, FOR_EVER, "-1")
+@pytest.mark.parametrize("victim", one_fast("server_1", "1", "launcher"))
+def test_servers_go_with_the_job(msrun: JobRunner, tmp_path: Path, victim: str) -> None:
+    job = start(msrun, tmp_path, FOR_EVER, "-1")
     wait_until(lambda: has_trained(job), "a step")
     os.kill(job.pid if victim == "launcher" else job.pid_of(victim), signal.SIGKILL)
     finished = job.finish()
-    if victim == "1":
-        assert "rank 1 on" in finished.errors[0]
-        assert "failed first: signal SIGKILL" in finished.errors[0]
+    host = socket.gethostname()
+    if victim != "launcher":
+        who = "rank 1" if victim == "1" else "server 1"
+        assert f"{who} on {host} failed first: signal SIGKILL" in finished.errors[0]
+        assert finished.code == 128 + signal.SIGKILL
     msrun.prove_nothing_left()
 
 
 @pytest.mark.slow
-def test_job_that_lost_a_server_goes_on_from_its_checkpoint_as_uncut(
-    msrun: JobRunner, workers: Path, tmp_path: Path
-) -> None:
-    job = start(msrun, workers, tmp_path, "5", "3", "--max_restarts=1")
-    job.wait_for(tmp_path / "at_0", tmp_path / "at_1")
-    os.kill(job.pid_of("server_0"), signal.SIGKILL)
-    cut = job.finish()
-    assert cut.code == 0, cut.stderr
-    assert "server 0 on" in cut.stderr
-    assert (cut.log_dir / "server_0.attempt_0.log").exists()
-    for rank, expected in enumerate(expected_losses(5)):
-        logs = (cut.log_dir / f"worker_{rank}.attempt_0.log", cut.log_dir / f"worker_{rank}.log")
-        assert losses(*logs) == pytest.approx(expected, rel=1e-12)
-
-
-@pytest.mark.slow
-def test_strangers_at_a_servers_port_are_closed_and_the_job_goes_on(
-    msrun: JobRunner, workers: Path, tmp_path: Path
-) -> None:
-    job = start(msrun, workers, tmp_path, "5", "3")
+def test_strangers_at_a_servers_port_are_closed_and_the_job_goes_on(msrun: JobRunner, tmp_path: Path) -> None:
+    job = start(msrun, tmp_path, "5", "3")
     job.wait_for(tmp_path / "at_0", tmp_path / "at_1")
     log = job.log_dir / "server_0.log"
     found = re.search(r"listens on (\S+):(\d+)", log.read_text())
@@ -97,3 +75,74 @@ def test_strangers_at_a_servers_port_are_closed_and_the_job_goes_on(
     assert finished.code == 0, finished.stderr
     assert log.read_text().count("refused a connection: a worker without the token of this job") == 4
     assert re.search(r"^server 0 ends: \d+ pieces of \d+ bytes, 5 steps$", log.read_text(), re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_job_that_lost_a_server_of_another_host_goes_on_from_its_checkpoint(
+    rehearsals: Rehearsals, tmp_path: Path
+) -> None:
+    program = WORKERS / "runtime" / "server_training.py"
+    words = ["--server_num=2", "--max_restarts=1", *PRELOAD, program, "3", "1"]
+    job = rehearsals.start("2x1", *words)
+    job.wait_for(tmp_path / "at_0", tmp_path / "at_1")
+    os.kill(job.pid_of("server_1"), signal.SIGKILL)
+    finished = job.finish()
+    rehearsals.runner.prove_nothing_left()
+    assert finished.code == 0, finished.stderr
+    assert "host1, 127.0.0.3): server 1 failed first: signal SIGKILL" in finished.stderr
+    prove_losses(finished, 3, attempts=2)
+    for index, address in enumerate(("127.0.0.2", "127.0.0.3")):
+        assert f"listens on {address}:" in (finished.log_dir / f"server_{index}.log").read_text()
+
+
+@pytest.mark.slow
+def test_server_of_a_host_that_is_lost_starts_on_a_spare_one(rehearsals: Rehearsals, tmp_path: Path) -> None:
+    program = WORKERS / "runtime" / "server_training.py"
+    words = ["--spares=1", "--server_num=2", "--max_restarts=1", *PRELOAD, program, "3", "1"]
+    job = rehearsals.start("3x1", *words)
+    job.wait_for(tmp_path / "at_0", tmp_path / "at_1")
+    os.kill(rehearsals.agent(1), signal.SIGKILL)
+    finished = job.finish()
+    rehearsals.runner.prove_nothing_left()
+    assert finished.code == 0, finished.stderr
+    assert "listens on 127.0.0.4:" in (finished.log_dir / "server_1.log").read_text()
+    for rank, expected in enumerate(expected_losses(3)):
+        found = losses(finished.log_dir / f"worker_{rank}.log")
+        assert found == {step: pytest.approx(expected[step], rel=1e-12) for step in (2, 3)}
+
+
+@pytest.mark.slow
+def test_server_of_another_host_that_is_killed_is_named_with_it(fleet: FleetRunner, own_disk: Path) -> None:
+    """The log directory is not on the other host's disk: its server's log is copied to it."""
+    program = WORKERS / "runtime" / "server_training.py"
+    job = fleet.start([1, 1], "--server_num=2", *PRELOAD, program, FOR_EVER, "-1", log_dir=own_disk / "logs")
+    wait_until(lambda: has_trained(job), "a step")
+    os.kill(job.pid_of("server_1"), signal.SIGKILL)
+    finished = job.finish()
+    fleet.prove_nothing_left()
+    (error,) = finished.errors
+    assert error.startswith("msrun: error: node 1 (host1, ")
+    assert error.endswith("server 1 failed first: signal SIGKILL; its log: server_1.log")
+    assert finished.code == 128 + signal.SIGKILL
+    assert "listens on" in (finished.log_dir / "server_1.log").read_text()
+
+
+@pytest.mark.slow
+def test_hosts_that_are_started_by_hand_share_servers(fleet: FleetRunner, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("a secret of this job")
+    token.chmod(0o600)
+    words = [f"--master_addr={fleet.net.address(0)}", "--worker_num=2", "--local_worker_num=1", "--server_num=3"]
+    program = [WORKERS / "runtime" / "server_training.py", "3", "0"]
+    jobs = []
+    for host in range(2):
+        options = [*words, f"--node_rank={host}", f"--token_file={token}", f"--log_dir=logs_{host}", *PRELOAD]
+        prefix = fleet.net.prefix(host)
+        jobs.append(fleet.runner.start(*options, *program, cwd=tmp_path, prefix=prefix, log_dir=f"logs_{host}"))
+    (tmp_path / "go").touch()
+    for host, job in enumerate(jobs):
+        finished = job.finish()
+        assert finished.code == 0, finished.stderr
+        found = sorted(path.name for path in finished.log_dir.rglob("server_*.log"))
+        assert found == [["server_0.log", "server_2.log"], ["server_1.log"]][host]
+        assert losses(*finished.log_dir.rglob("worker_*.log")) == pytest.approx(expected_losses(3)[host], rel=1e-12)

@@ -1,85 +1,64 @@
-"""Signals to the launcher: the exit status, the grace that workers get, and that nothing outlives the job."""
+"""Signals to the launcher: those that end the job, those that are passed on, and the pause of Ctrl-Z."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
+import time
 from pathlib import Path
+from signal import Signals
 
 import pytest
 from asked_cases import one_fast
-from job_runner import JobRunner, Running, wait_until
+from host_net import TypedHosts
+from job_runner import WORKERS, JobRunner, RunHere, Running, state_of, wait_until
+from rehearsal import Rehearsals
+
+from msrun.agent.processes import process_control
 
 
-def start_waiting(msrun: JobRunner, cwd: Path, script: Path, *words: str, **settings: object) -> Running:
+def start_waiting(msrun: JobRunner, cwd: Path, *words: str | Path, **settings: object) -> Running:
     """Start two workers and wait until both are there."""
-    options = ["--worker_num=2", *(word for word in words if word.startswith("-"))]
-    arguments = [word for word in words if not word.startswith("-")]
-    job = msrun.start(*options, script, *arguments, cwd=cwd, **settings)
+    job = msrun.start("--worker_num=2", *words, cwd=cwd, **settings)  # type: ignore[arg-type]
     job.wait_for(cwd / "ready_0", cwd / "ready_1")
     return job
 
 
-@pytest.mark.parametrize("name", one_fast("SIGTERM", "SIGINT", "SIGHUP"))
-def test_signal_stops_the_job_and_gives_its_status(msrun: JobRunner, workers: Path, tmp_path: Path, name: str) -> None:
-    job = start_waiting(msrun, tmp_path, workers / "wait.py")
-    job.send(getattr(signal, name))
+@pytest.mark.parametrize("signum", one_fast(Signals.SIGTERM, Signals.SIGINT, Signals.SIGHUP, Signals.SIGQUIT))
+def test_signal_stops_the_job_and_gives_its_status(msrun: JobRunner, tmp_path: Path, signum: Signals) -> None:
+    job = start_waiting(msrun, tmp_path, WORKERS / "wait.py")
+    job.send(signum)
     finished = job.finish()
-    assert finished.code == 128 + getattr(signal, name)
-    assert finished.errors == [f"msrun: error: stopped by {name}"]
+    assert finished.code == 128 + signum
+    assert finished.errors == [f"msrun: error: stopped by {signum.name}"]
     failure = finished.read_json("failure.json")
-    assert (failure["reason"], failure["first_failure"]) == (f"stopped by {name}", None)
+    assert (failure["reason"], failure["first_failure"]) == (f"stopped by {signum.name}", None)
     assert {other["state"] for other in failure["others"]} == {"stopped by msrun"}
     msrun.prove_nothing_left(deadline_s=0)
 
 
-@pytest.mark.slow
-def test_interrupt_of_the_whole_foreground_group_is_one_interrupt(
-    msrun: JobRunner, workers: Path, tmp_path: Path
-) -> None:
-    job = start_waiting(msrun, tmp_path, workers / "wait.py")
-    os.killpg(job.pid, signal.SIGINT)  # the runner starts msrun as a group of its own
-    assert job.finish().code == 130
-
-
-def test_workers_may_use_the_grace(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    job = start_waiting(msrun, tmp_path, workers / "say_goodbye.py")
-    job.send(signal.SIGTERM)
-    assert job.finish().code == 143
-    assert (tmp_path / "goodbye_0").exists() and (tmp_path / "goodbye_1").exists()
-
-
-def test_worker_that_ignores_term_is_killed_after_the_grace(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    job = start_waiting(msrun, tmp_path, workers / "wait.py", "--grace=0.3", "ignore-term")
+def test_worker_that_ignores_term_is_killed_after_the_grace(msrun: JobRunner, tmp_path: Path) -> None:
+    job = start_waiting(msrun, tmp_path, "--grace=0.3", WORKERS / "wait.py", "ignore-term")
     job.send(signal.SIGTERM)
     finished = job.finish()
     assert finished.code == 143
     ends = [event for event in finished.events if event["event"] == "exited"]
     assert {event["how"] for event in ends} == {"signal SIGKILL"}
-    assert (
-        "msrun: ranks 0-1 killed: --grace 0.3 s was over; give more, if their work is to end first" in finished.stderr
-    )
+    assert "msrun: ranks 0-1 killed: --grace 0.3 s was over; give more" in finished.stderr
     states = {other["state"] for other in finished.read_json("failure.json")["others"]}
     assert states == {"stopped by msrun (killed: --grace 0.3 s was over)"}
     stopping = next(event["job_s"] for event in finished.events if event["event"] == "stopping")
     assert all(event["job_s"] - stopping >= 0.3 for event in ends)
 
 
-@pytest.mark.slow
-def test_zero_grace_kills_at_once(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    job = start_waiting(msrun, tmp_path, workers / "wait.py", "--grace=0", "ignore-term")
-    job.send(signal.SIGINT)
-    assert job.finish().code == 130
-
-
-@pytest.mark.parametrize("name", one_fast("SIGINT", "SIGHUP", "SIGQUIT"))
-def test_worker_gets_the_signal_that_came_and_its_last_work_is_done(
-    msrun: JobRunner, workers: Path, tmp_path: Path, name: str
+@pytest.mark.parametrize(
+    ("name", "where"),
+    one_fast(("SIGINT", ()), ("SIGHUP", ()), ("SIGQUIT", ()), ("SIGINT", ("--rehearse=2x1",))),
+)
+def test_worker_does_its_last_work_on_the_signal_that_came(
+    msrun: JobRunner, tmp_path: Path, name: str, where: tuple[str, ...]
 ) -> None:
-    job = start_waiting(msrun, tmp_path, workers / "save_when_ended.py", name)
+    job = start_waiting(msrun, tmp_path, *where, WORKERS / "save_when_ended.py", name)
     job.send(getattr(signal, name))
     finished = job.finish()
     assert finished.code == 128 + getattr(signal, name)
@@ -87,51 +66,15 @@ def test_worker_gets_the_signal_that_came_and_its_last_work_is_done(
         assert finished.log(rank).decode().splitlines() == [f"saved after {name}", "finally", "atexit"]
 
 
-def test_interrupt_that_a_worker_ignores_is_followed_by_term(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    job = start_waiting(msrun, tmp_path, workers / "wait.py", "--grace=1", "ignore-int")
-    job.send(signal.SIGINT)
+def test_hangup_is_ignored_under_nohup(msrun: JobRunner, tmp_path: Path) -> None:
+    job = start_waiting(msrun, tmp_path, WORKERS / "chaos.py", "plain", "alone", prefix=["nohup"])
+    os.killpg(job.pid, signal.SIGHUP)
+    (tmp_path / "go").touch()
     finished = job.finish()
-    assert finished.code == 130
-    assert {event["how"] for event in finished.events if event["event"] == "exited"} == {"signal SIGTERM"}
+    assert (finished.code, finished.errors) == (0, []), finished.stderr
 
 
-@pytest.mark.slow
-def test_workers_on_other_hosts_get_the_signal_that_came(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    job = start_waiting(msrun, tmp_path, workers / "save_when_ended.py", "--rehearse=2x1", "SIGINT")
-    job.send(signal.SIGINT)
-    finished = job.finish()
-    assert finished.code == 130
-    assert [finished.log(rank).decode().splitlines()[0] for rank in (0, 1)] == ["saved after SIGINT"] * 2
-
-
-def test_second_interrupt_does_not_wait_for_the_grace(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    job = start_waiting(msrun, tmp_path, workers / "wait.py", "--grace=600", "ignore-term")
-    job.send(signal.SIGINT)
-    wait_until(lambda: "stopping all workers" in job.stderr, "msrun says that it stops")
-    job.send(signal.SIGINT)
-    assert job.finish().code == 130
-
-
-@pytest.mark.slow
-def test_stopped_worker_is_ended_too(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    job = start_waiting(msrun, tmp_path, workers / "wait.py", "--grace=600")
-    os.kill(job.pid_of("1"), signal.SIGSTOP)
-    job.send(signal.SIGTERM)
-    assert job.finish().code == 143
-
-
-def test_hangup_is_ignored_under_nohup(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    job = start_waiting(msrun, tmp_path, workers / "wait.py", prefix=["nohup"])
-    job.send(signal.SIGHUP)
-    job.send(signal.SIGTERM)  # signals of lower number come first: HUP, were it heard, would be named
-    finished = job.finish()
-    assert finished.code == 143
-    assert "SIGHUP" not in finished.stderr
-
-
-def test_first_failure_keeps_its_status_when_the_user_interrupts_meanwhile(
-    msrun: JobRunner, workers: Path, tmp_path: Path
-) -> None:
+def test_first_failure_keeps_its_status_when_the_user_interrupts(msrun: JobRunner, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import os, signal, sys, time\nif os.environ['RANK'] == '0':\n    while not os.path.exists('ready_1'):\n"
         "        time.sleep(0.01)\n    sys.exit(9)\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -145,76 +88,121 @@ def test_first_failure_keeps_its_status_when_the_user_interrupts_meanwhile(
     assert finished.read_json("failure.json")["first_failure"]["global_rank"] == 0
 
 
-def test_signal_while_the_fork_server_imports_starts_no_worker(msrun: JobRunner, tmp_path: Path) -> None:
-    (tmp_path / "modules").mkdir()
-    (tmp_path / "modules" / "slow_import.py").write_text(
-        "import pathlib, time\npathlib.Path('importing').touch()\ntime.sleep(600)\n"
+# -- those that are passed on -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "method"),
+    one_fast(
+        (("--signals", "sigwinch,usr1"), "SIGWINCH", "fork"),
+        (("--signals=USR2",), "SIGUSR2", "exec"),
+        ((), "SIGUSR1", "exec"),
+        ((), "SIGUSR2", "fork"),
+    ),
+)
+def test_signal_reaches_every_worker_and_the_job_goes_on(
+    msrun: JobRunner, tmp_path: Path, options: tuple[str, ...], name: str, method: str
+) -> None:
+    job = start_waiting(msrun, tmp_path, f"--start_method={method}", *options, WORKERS / "note_signals.py")
+    job.send(getattr(signal, name))
+    logs = [tmp_path / "log_output" / f"worker_{rank}.log" for rank in range(2)]
+    wait_until(lambda: all(log.read_text() == f"{name}\n" for log in logs), "both workers have noted it")
+    (tmp_path / "end").touch()
+    finished = job.finish()
+    assert finished.code == 0, finished.stderr
+    assert finished.log(0).decode().endswith("child lives\n")
+    assert f"msrun: signal {name} passed on to 2 workers" in finished.stderr
+    (event,) = [event for event in finished.events if event["event"] == "signal"]
+    assert (event["name"], event["global_ranks"]) == (name, [0, 1])
+
+
+def test_worker_that_does_not_handle_it_dies_and_is_the_first_failure(msrun: JobRunner, tmp_path: Path) -> None:
+    job = start_waiting(msrun, tmp_path, WORKERS / "wait.py")
+    job.send(signal.SIGUSR1)
+    finished = job.finish()
+    assert finished.code == 128 + signal.SIGUSR1
+    assert "failed first: signal SIGUSR1" in finished.errors[0]
+
+
+@pytest.mark.parametrize("method", one_fast("fork", "exec"))
+def test_signal_at_the_start_waits_for_handlers_of_workers(msrun: JobRunner, tmp_path: Path, method: str) -> None:
+    (tmp_path / "w.py").write_text(
+        "import signal, sys, threading\n"
+        "came = threading.Event()\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: came.set())\n"
+        "while not came.wait(0.05): pass\n"
     )
-    (tmp_path / "train.py").write_text("open('late', 'w').close()\n")
-    job = msrun.start(
-        "--worker_num=2", "--preload=slow_import", "train.py", cwd=tmp_path, env={"PYTHONPATH": module_path(tmp_path)}
-    )
-    job.wait_for(tmp_path / "importing")
-    job.send(signal.SIGINT)
-    assert job.finish().code == 130
-    msrun.prove_nothing_left(deadline_s=0)
-    assert not (tmp_path / "late").exists()
+    job = msrun.start("--worker_num=2", f"--start_method={method}", "w.py", cwd=tmp_path)
+    wait_until(lambda: process_control.handles_signal(job.pid, signal.SIGUSR1), "msrun has begun")
+    job.send(signal.SIGUSR1)
+    finished = job.finish()
+    assert finished.code == 0, finished.stderr
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [("USR3", "did you mean USR"), ("TERM", "TERM cannot be passed on; give none"), ("9", "")],
+)
+def test_what_cannot_be_passed_on_is_refused(msrun_here: RunHere, tmp_path: Path, value: str, words: str) -> None:
+    finished = msrun_here("--signals", value, WORKERS / "wait.py", cwd=tmp_path)
+    assert finished.code == 2
+    (line,) = finished.stderr.splitlines()
+    assert line.startswith(f"msrun: error: --signals {value}: {value} cannot be passed on") and words in line
+
+
+# -- Ctrl-Z and fg: the workers stop and continue with msrun, and no limit counts the pause ----------------------------
+
+
+def pause(job: Running, folder: Path, still_s: float) -> None:
+    """Pause a job of two workers that run `grow.py`; they and their children have been still for so long then."""
+    files = [folder / f"beats_{rank}{which}" for rank in range(2) for which in ("", "_child")]
+    job.wait_for(*files)
+    job.send(signal.SIGTSTP)
+    wait_until(lambda: state_of(job.pid) == "T", "msrun is stopped")
+    seen: list[tuple[float, list[int]]] = [(time.monotonic(), [])]
+
+    def are_still() -> bool:
+        sizes = [file.stat().st_size for file in files]
+        if sizes != seen[-1][1]:
+            seen.append((time.monotonic(), sizes))
+        return time.monotonic() - seen[-1][0] > still_s
+
+    wait_until(are_still, "the workers are still")
+
+
+def go_on(folder: Path, *jobs: Running) -> None:
+    """Let a paused job come to its good end."""
+    (folder / "go").touch()
+    jobs[0].send(signal.SIGCONT)
+    for job in jobs:
+        ended = job.finish()
+        assert ended.code == 0, ended.stderr
+
+
+def test_a_paused_job_stands_still_and_goes_on_later(msrun: JobRunner, tmp_path: Path) -> None:
+    job = msrun.start("--worker_num=2", "--hang_time_out=1", WORKERS / "grow.py", cwd=tmp_path)
+    pause(job, tmp_path, still_s=1.5)
+    go_on(tmp_path, job)
+
+
+def test_a_paused_job_that_is_told_to_end_does_when_it_goes_on(msrun: JobRunner, tmp_path: Path) -> None:
+    job = msrun.start("--worker_num=2", WORKERS / "grow.py", cwd=tmp_path)
+    pause(job, tmp_path, still_s=0.3)
+    job.send(signal.SIGTERM)
+    job.send(signal.SIGCONT)
+    assert job.finish().code == 143
 
 
 @pytest.mark.slow
-def test_signal_as_early_as_it_can_be_sent_leaves_nothing(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    """From the moment that the job's temporary folder exists, whatever is signalled is cleaned up."""
-    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        job = msrun.start("--worker_num=2", workers / "wait.py", cwd=tmp_path)
-        wait_until(lambda: any(msrun.temporary.glob("msrun-*")), "the job's folder")
-        job.send(signum)
-        assert job.finish().code in (128 + signum, -signum)
-        msrun.prove_nothing_left()
+def test_a_job_on_several_hosts_is_paused_on_all(rehearsals: Rehearsals) -> None:
+    job = rehearsals.start("2x1", "--hang_time_out=1", "--heartbeat_time_out=1", WORKERS / "grow.py")
+    pause(job, rehearsals.cwd, still_s=2.5)
+    go_on(rehearsals.cwd, job)
 
 
 @pytest.mark.slow
-def test_time_limit_of_the_start_ends_the_job_with_124(msrun: JobRunner, tmp_path: Path) -> None:
-    (tmp_path / "modules").mkdir()
-    (tmp_path / "modules" / "slow_import.py").write_text("import time\ntime.sleep(600)\n")
-    (tmp_path / "train.py").touch()
-    finished = msrun.run(
-        "--worker_num=2",
-        "--cluster_time_out=1",
-        "--preload=slow_import",
-        "train.py",
-        cwd=tmp_path,
-        env={"PYTHONPATH": module_path(tmp_path)},
-    )
-    assert finished.code == 124
-    (line,) = finished.errors
-    assert "--cluster_time_out 1: 2 of 2 workers were not started in time" in line
-    assert "ranks 0, 1" in line
-
-
-def module_path(folder: Path) -> str:
-    repository = Path(__file__).resolve().parents[2]
-    return os.pathsep.join([str(folder / "modules"), str(repository)])
-
-
-@pytest.mark.slow
-def test_closed_reader_of_the_output_does_not_end_the_job(msrun: JobRunner, tmp_path: Path) -> None:
-    """`msrun ... 2>&1 | head -1`: the job goes on to its own end."""
-    (tmp_path / "train.py").write_text(
-        "import os, time\nprint('x' * 100000)\n"
-        "while not os.path.exists('go'):\n    time.sleep(0.01)\nprint('y')\nopen('end', 'w').close()\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-m", "msrun", "--worker_num=1", "train.py"],
-        cwd=tmp_path,
-        env=msrun.environ(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.read(10)
-        process.stdout.close()
-        (tmp_path / "go").touch()
-        assert process.wait(60) == 0
-    assert (tmp_path / "end").exists()
-    events = (tmp_path / "log_output" / "events.jsonl").read_text().splitlines()
-    assert json.loads(events[-1])["event"] == "over"
+def test_pause_of_the_host_with_the_scheduler_pauses_all(hosts: TypedHosts) -> None:
+    """The other host's msrun, which is stopped by nobody, waits with its workers, longer than it may hear nothing."""
+    jobs = hosts.start_all([1, 1], "--heartbeat_time_out=1", "--hang_time_out=1", WORKERS / "grow.py")
+    pause(jobs[0], hosts.cwd, still_s=2.5)
+    go_on(hosts.cwd, *jobs)

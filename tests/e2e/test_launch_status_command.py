@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import pty
 import re
-import shutil
-import signal
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from job_runner import REPOSITORY, Finished, JobRunner, Running, wait_until
+from job_runner import WORKERS, Finished, JobRunner, RunHere, Running, wait_until
+from terminal import Terminal
 
 STEPS = """
 import os, time
@@ -22,19 +19,6 @@ rank = int(os.environ["RANK"])
 print(f"epoch: 1 step: {40 + rank}, loss is 0.{rank}5", flush=True)
 Path(f"ready_{rank}").touch()
 while not Path("go").exists():
-    time.sleep(0.01)
-"""
-BOARD = """
-import os, struct, time
-from msrun import contract
-rank = int(os.environ["RANK"])
-print("step: 1, loss is 9", flush=True)
-with open(os.environ["MSRUN_PROGRESS"], "r+b") as board:
-    board.seek(rank * contract.PROGRESS_RECORD_BYTES)
-    record = (contract.PHASE_JOINED, 70 + rank, 1.0, 0.5 + rank, 3, 0, 0.0, 0, 0, 0.0, b"all_reduce", 0.0)
-    board.write(struct.pack(contract.PROGRESS_RECORD, *record))
-open(f"ready_{rank}", "w").close()
-while not os.path.exists("go"):
     time.sleep(0.01)
 """
 
@@ -84,74 +68,13 @@ def test_running_job_is_shown_with_its_workers_steps_and_losses(msrun: JobRunner
     assert [row[3] for row in rows(ended)] == ["done", "done"]
 
 
-@pytest.mark.slow
-def test_what_the_runtime_reports_goes_before_what_is_in_the_log(msrun: JobRunner, tmp_path: Path) -> None:
-    job = start_ready(msrun, tmp_path, BOARD)
-    assert [row[5:] for row in rows(status(msrun, tmp_path))] == [["70", "0.5"], ["71", "1.5"]]
-    (tmp_path / "go").touch()
-    assert job.finish().code == 0
-    assert [row[5:] for row in rows(status(msrun, tmp_path))] == [["1", "9"], ["1", "9"]]
-
-
-@pytest.mark.slow
-def test_job_whose_imports_take_long_is_starting(msrun: JobRunner, tmp_path: Path) -> None:
-    (tmp_path / "train.py").touch()
-    (tmp_path / "slow_import.py").write_text(
-        "import os, time\nopen('importing', 'w').close()\nwhile not os.path.exists('go'): time.sleep(0.01)\n"
-    )
-    env = {"PYTHONPATH": f"{REPOSITORY}{os.pathsep}{tmp_path}"}
-    job = msrun.start("--worker_num=2", "--preload=slow_import", "train.py", cwd=tmp_path, env=env)
-    job.wait_for(tmp_path / "importing")
-    shown = status(msrun, tmp_path)
-    assert shown.code == 0
-    assert re.match(rb"job \S+: starting\n", shown.stdout)
-    assert [row[2:] for row in rows(shown)] == [["-", "planned", "-", "-", "-"]] * 2
-    (tmp_path / "go").touch()
-    assert job.finish().code == 0
-
-
-def test_failed_job_tells_who_failed_first(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    msrun.run("--worker_num=2", workers / "end.py", "1", "5", cwd=tmp_path)
+def test_failed_job_tells_who_failed_first(msrun: JobRunner, tmp_path: Path) -> None:
+    msrun.run("--worker_num=2", WORKERS / "end.py", "1", "5", cwd=tmp_path)
     shown = status(msrun, tmp_path)
     assert shown.code == 1
     assert re.match(rb"job \S+: failed: rank 1 on \S+ failed first: exit code 5", shown.stdout)
     assert b"exit status 5" in shown.stdout
     assert [row[3] for row in rows(shown)] == ["stopped by msrun", "failed: exit code 5"]
-
-
-@pytest.mark.slow
-def test_interrupted_job_tells_by_which_signal(msrun: JobRunner, tmp_path: Path) -> None:
-    job = start_ready(msrun, tmp_path, STEPS)
-    job.send(signal.SIGINT)
-    job.finish()
-    shown = status(msrun, tmp_path)
-    assert shown.code == 1
-    assert re.match(rb"job \S+: interrupted: stopped by SIGINT\n", shown.stdout)
-
-
-@pytest.mark.slow
-def test_job_whose_launcher_was_killed_died_without_a_word(msrun: JobRunner, tmp_path: Path) -> None:
-    job = start_ready(msrun, tmp_path, STEPS)
-    wait_until(lambda: b": running\n" in status(msrun, tmp_path).stdout, "running")
-    job.send(signal.SIGKILL)
-    job.finish()
-    shown = status(msrun, tmp_path)
-    assert shown.code == 1
-    assert re.match(rb"job \S+: launcher died\n.*, ran for ", shown.stdout)
-    assert [row[3] for row in rows(shown)] == ["lost", "lost"]
-    msrun.prove_nothing_left()
-
-
-@pytest.mark.slow
-def test_many_at_once_see_the_same_job_and_do_not_disturb_it(msrun: JobRunner, tmp_path: Path) -> None:
-    job = start_ready(msrun, tmp_path, STEPS)
-    wait_until(lambda: b": running\n" in status(msrun, tmp_path).stdout, "running")
-    seen = [process.finish() for process in [msrun.start("--status", "log_output", cwd=tmp_path) for _ in range(20)]]
-    assert {one.code for one in seen} == {0}
-    assert len({one.stdout.splitlines()[0] for one in seen}) == 1
-    assert {tuple(row[2] for row in rows(one)) for one in seen} == {(str(job.pid_of("0")), str(job.pid_of("1")))}
-    (tmp_path / "go").touch()
-    assert job.finish().code == 0
 
 
 @pytest.mark.parametrize(
@@ -162,14 +85,14 @@ def test_many_at_once_see_the_same_job_and_do_not_disturb_it(msrun: JobRunner, t
         (["--status", "."], r"--status \S*: no job has used it; give the --log_dir of a job"),
         (["--stop", "."], r"--stop \S*: no job has used it; give the --log_dir of a job"),
         (["--status", ".", "train.py"], r"--status LOG_DIR, --stop LOG_DIR and SCRIPT: give one of the three"),
-        (["--stop", ".", "train.py"], r"--status LOG_DIR, --stop LOG_DIR and SCRIPT: give one of the three"),
         (["--status", ".", "--stop", "."], r"--status LOG_DIR, --stop LOG_DIR and SCRIPT: give one of the three"),
         (["--status"], r"--status: no value after it; msrun --help"),
+        (["logs"], r"msrun logs \S*/log_output: no such directory; give the --log_dir of a job"),
+        (["status", "nowhere"], r"--status \S*/nowhere: no such directory; give the --log_dir of a job"),
+        (["logs", "--rnk", "0"], r"--rnk: no such option"),
     ],
 )
-def test_wrong_words_are_refused_in_one_line(
-    msrun_here: Callable[..., Finished], tmp_path: Path, words: list[str], pattern: str
-) -> None:
+def test_wrong_words_are_refused(msrun_here: RunHere, tmp_path: Path, words: list[str], pattern: str) -> None:
     (tmp_path / "train.py").touch()
     finished = msrun_here(*words, cwd=tmp_path)
     assert finished.code == 2
@@ -178,25 +101,9 @@ def test_wrong_words_are_refused_in_one_line(
     assert os.listdir(tmp_path) == ["train.py"]
 
 
-@pytest.mark.slow
-def test_damaged_files_are_one_line_of_the_status(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    finished = msrun.run("--worker_num=1", workers / "end.py", "all", "0", cwd=tmp_path)
-    for name in ("plan.json", "events.jsonl"):
-        path = finished.log_dir / name
-        path.write_bytes(path.read_bytes()[:-20])
-    shown = status(msrun, tmp_path)
-    assert b"note: plan.json is damaged\n" in shown.stdout
-    assert rows(shown)[0][3] == "done"
-    (finished.log_dir / "job.lock").write_bytes(b"\xff")
-    refused = msrun.start("--status", "log_output", cwd=tmp_path).finish()
-    assert refused.code == 2
-    assert "job.lock is damaged and plan.json is damaged, so the job cannot be told" in refused.stderr
-    shutil.rmtree(finished.log_dir)
-
-
-def test_status_costs_little(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+def test_status_costs_little(msrun: JobRunner, tmp_path: Path) -> None:
     """Neither torch nor numpy nor the model of rank tables nor, without a terminal, rich."""
-    msrun.run("--worker_num=1", workers / "end.py", "all", "0", cwd=tmp_path)
+    msrun.run("--worker_num=1", WORKERS / "end.py", "all", "0", cwd=tmp_path)
     program = (
         "import sys\nfrom msrun.cli import main\ntry:\n    main()\nfinally:\n"
         "    print({'torch', 'numpy', 'rich', 'yaml', 'ranktable.model'} & set(sys.modules), file=sys.stderr)\n"
@@ -207,39 +114,62 @@ def test_status_costs_little(msrun: JobRunner, workers: Path, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_terminal_shows_a_table_in_colour(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    msrun.run("--worker_num=2", workers / "end.py", "all", "0", cwd=tmp_path)
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "msrun", "--status", "log_output"],
-        cwd=tmp_path,
-        env=msrun.environ({"TERM": "xterm-256color", "COLUMNS": "150"}),
-        stdin=subprocess.DEVNULL,
-        stdout=theirs,
-        stderr=subprocess.STDOUT,
-    )
-    os.close(theirs)
-    text = b""
-    while True:
-        try:
-            text += os.read(ours, 4096)
-        except OSError:  # the other end is closed
-            break
-    os.close(ours)
-    assert process.wait(30) == 0
-    assert b"\x1b[32mjob " in text
-    assert re.sub(rb"\x1b\[[\d;]*m", b"", text).count(b"  done ") == 2
+def test_terminal_shows_a_table_in_colour(msrun: JobRunner, tmp_path: Path) -> None:
+    msrun.run("--worker_num=2", WORKERS / "end.py", "all", "0", cwd=tmp_path)
+    with contextlib.closing(Terminal(msrun, tmp_path, "--status", "log_output", env={"COLUMNS": "150"})) as terminal:
+        assert terminal.finish() == 0
+    assert b"\x1b[32mjob " in terminal.text
+    assert re.sub(rb"\x1b\[[\d;]*m", b"", terminal.text).count(b"  done ") == 2
 
 
-@pytest.mark.slow
-def test_job_that_was_started_again_tells_of_its_newest_start(msrun: JobRunner, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        "import os, sys\nsys.exit(5 if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' else 0)\n"
-    )
-    finished = msrun.run("--worker_num=2", "--max_restarts=1", "train.py", cwd=tmp_path)
-    assert finished.code == 0, finished.stderr
-    shown = status(msrun, tmp_path)
-    assert shown.code == 0
-    assert b", started again 1 time" in shown.stdout
-    assert [row[3] for row in rows(shown)] == ["done", "done"]
-    assert (finished.log_dir / "worker_1.attempt_0.log").exists()
+# -- `msrun logs` ------------------------------------------------------------------------------------------------------
+
+TRAIN = """
+import os, sys, time
+rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+for step in range(3):
+    print(f"attempt {attempt} step {step} of rank {rank}", flush=True)
+open(f"ready_{rank}", "w").close()
+while "wait" in sys.argv:
+    time.sleep(0.05)
+    if os.path.exists(f"go_{attempt}"):
+        print(f"last words of rank {rank} in attempt {attempt}", flush=True)
+        sys.exit(attempt == "0")
+"""
+
+
+@pytest.fixture
+def cwd(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(TRAIN)
+    return tmp_path
+
+
+def test_last_lines_of_the_asked_ranks_are_shown_with_their_rank(
+    msrun: JobRunner, msrun_here: RunHere, cwd: Path
+) -> None:
+    assert msrun.run("--worker_num=3", "train.py", cwd=cwd).code == 0
+    shown = msrun_here("logs", "-n", "2", "--ranks", "0,2", cwd=cwd)
+    assert shown.stdout.decode().splitlines() == [
+        "[0] attempt 0 step 1 of rank 0",
+        "[0] attempt 0 step 2 of rank 0",
+        "[2] attempt 0 step 1 of rank 2",
+        "[2] attempt 0 step 2 of rank 2",
+    ]
+    alone = msrun_here("logs", "log_output", cwd=cwd)
+    assert alone.stdout.decode().splitlines() == [f"attempt 0 step {step} of rank 0" for step in range(3)]
+    status = msrun_here("status", cwd=cwd)
+    assert (status.code, "finished successfully" in status.stdout.decode()) == (0, True)
+
+
+def test_logs_are_followed_until_the_job_has_ended_also_over_a_restart(msrun: JobRunner, cwd: Path) -> None:
+    job = msrun.start("--worker_num=2", "--max_restarts=1", "--restart_on=1", "train.py", "wait", cwd=cwd)
+    job.wait_for(cwd / "ready_0", cwd / "ready_1")
+    follower = msrun.start("logs", "-f", "--ranks=all", cwd=cwd)
+    for attempt in (0, 1):
+        for rank in (0, 1):
+            wait_until(lambda a=attempt, r=rank: f"[{r}] attempt {a} step 2" in follower.stdout, "the log is shown")
+        (cwd / f"go_{attempt}").touch()
+    assert (job.finish().code, follower.finish().code) == (0, 0)
+    lines = follower.stdout.splitlines()
+    assert sorted(lines[-2:]) == [f"[{rank}] last words of rank {rank} in attempt 1" for rank in (0, 1)]
+    assert len(lines) == len(set(lines))

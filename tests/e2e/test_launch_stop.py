@@ -1,19 +1,20 @@
-"""`msrun --stop LOG_DIR` ends the job of that directory, only that one, and waits until it is gone."""
+"""`--stop LOG_DIR` ends the job of a directory; with `--join=False` it goes on in the background until then."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from job_runner import REPOSITORY, Finished, JobRunner, Running, is_alive, wait_until
+from asked_cases import one_fast
+from job_runner import REPOSITORY, WORKERS, Finished, JobRunner, Running, is_alive, wait_until
 
 HOLDER = """
 import signal, sys, time
@@ -35,7 +36,6 @@ IMPATIENT = [
         "from msrun.cli import main\nmain()"
     ),
 ]
-WITHOUT_PIDFD = [sys.executable, "-c", "import os\ndel os.pidfd_open\nfrom msrun.cli import main\nmain()"]
 
 
 @contextlib.contextmanager
@@ -57,11 +57,10 @@ def holder(
             process.kill()
 
 
-def start_waiting(msrun: JobRunner, workers: Path, cwd: Path, *words: str, log_dir: str = "log_output") -> Running:
+def start_waiting(msrun: JobRunner, cwd: Path, *arguments: str, log_dir: str = "log_output") -> Running:
     """Start a job of two workers that wait; they are there when this returns."""
-    script = [workers / "wait.py", *[word for word in words if not word.startswith("--")]]
-    options = [word for word in words if word.startswith("--")]
-    job = msrun.start("--worker_num=2", f"--log_dir={log_dir}", *options, *script, cwd=cwd, log_dir=log_dir)
+    words = ("--worker_num=2", "--grace=0.5", f"--log_dir={log_dir}", WORKERS / "wait.py", *arguments)
+    job = msrun.start(*words, cwd=cwd, log_dir=log_dir)
     job.wait_for(cwd / "ready_0", cwd / "ready_1")
     return job
 
@@ -71,39 +70,28 @@ def stop(msrun: JobRunner, cwd: Path, *words: str, log_dir: str = "log_output", 
     return msrun.start("--stop", log_dir, *words, cwd=cwd, **settings).finish()  # type: ignore[arg-type]
 
 
-def test_stop_ends_the_job_as_term_does_and_waits_until_it_is_gone(
-    msrun: JobRunner, workers: Path, tmp_path: Path
-) -> None:
-    job = start_waiting(msrun, workers, tmp_path)
+def test_stop_ends_the_job_as_term_does_and_waits_until_it_is_gone(msrun: JobRunner, tmp_path: Path) -> None:
+    job = start_waiting(msrun, tmp_path)
     stopped = stop(msrun, tmp_path)
     assert stopped.code == 0
     msrun.prove_nothing_left(deadline_s=0)
     job_id = job.finish().read_json("plan.json")["job_id"]
     assert stopped.stdout.decode() == f"job {job_id} has ended: interrupted: stopped by SIGTERM\n"
-    assert stopped.stderr == f"msrun: stopping job {job_id} (pid {job.pid}), for up to 30 s\n"
+    assert stopped.stderr == f"msrun: stopping job {job_id} (pid {job.pid}), for up to 20.5 s\n"
     assert job.finish().code == 128 + signal.SIGTERM
 
 
 @pytest.mark.slow
-def test_workers_that_ignore_term_are_killed_after_the_grace(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    job = start_waiting(msrun, workers, tmp_path, "--grace=0.3", "ignore-term")
-    stopped = stop(msrun, tmp_path, "--quiet")
-    assert (stopped.code, stopped.stderr) == (0, "")
-    msrun.prove_nothing_left(deadline_s=0)
-    assert job.finish().code == 128 + signal.SIGTERM
-
-
-@pytest.mark.slow
-def test_job_that_had_ended_is_no_error(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    msrun.run("--worker_num=1", workers / "end.py", "all", "0", cwd=tmp_path)
+def test_job_that_had_ended_is_no_error(msrun: JobRunner, tmp_path: Path) -> None:
+    msrun.run("--worker_num=1", WORKERS / "end.py", "all", "0", cwd=tmp_path)
     stopped = stop(msrun, tmp_path)
     assert (stopped.code, stopped.stderr) == (0, "")
     assert re.fullmatch(rb"job \S+ had ended before: finished successfully: .*\n", stopped.stdout)
 
 
 @pytest.mark.slow
-def test_several_at_once_all_see_the_end(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    job = start_waiting(msrun, workers, tmp_path, "--grace=0.5", "ignore-term")
+def test_several_at_once_all_see_the_end(msrun: JobRunner, tmp_path: Path) -> None:
+    job = start_waiting(msrun, tmp_path, "ignore-term")
     callers = [msrun.start("--stop", "log_output", cwd=tmp_path) for _ in range(4)]
     for caller in callers:
         finished = caller.finish()
@@ -113,37 +101,18 @@ def test_several_at_once_all_see_the_end(msrun: JobRunner, workers: Path, tmp_pa
 
 
 @pytest.mark.slow
-def test_job_that_is_still_importing_ends_too(msrun: JobRunner, tmp_path: Path) -> None:
-    (tmp_path / "train.py").touch()
-    (tmp_path / "endless.py").write_text("import time\nopen('importing', 'w').close()\ntime.sleep(600)\n")
-    env = {"PYTHONPATH": f"{REPOSITORY}{os.pathsep}{tmp_path}"}
-    job = msrun.start("--worker_num=2", "--preload=endless", "train.py", cwd=tmp_path, env=env)
-    job.wait_for(tmp_path / "importing")
-    assert stop(msrun, tmp_path).code == 0
-    assert job.finish().code == 128 + signal.SIGTERM
-
-
-@pytest.mark.slow
-def test_launcher_that_was_suspended_ends(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    job = start_waiting(msrun, workers, tmp_path)
+def test_launcher_that_was_suspended_ends(msrun: JobRunner, tmp_path: Path) -> None:
+    job = start_waiting(msrun, tmp_path)
     job.send(signal.SIGSTOP)
     assert stop(msrun, tmp_path).code == 0
     assert job.finish().code == 128 + signal.SIGTERM
 
 
-@pytest.mark.slow
-def test_stop_works_where_there_is_no_pidfd(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    job = start_waiting(msrun, workers, tmp_path)
-    stopped = stop(msrun, tmp_path, command=WITHOUT_PIDFD)
-    assert (stopped.code, b"stopped by SIGTERM" in stopped.stdout) == (0, True)
-    assert job.finish().code == 128 + signal.SIGTERM
-
-
-def test_only_the_job_of_that_directory_is_ended(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+def test_only_the_job_of_that_directory_is_ended(msrun: JobRunner, tmp_path: Path) -> None:
     jobs = {}
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        jobs[name] = start_waiting(msrun, workers, tmp_path / name, log_dir="logs")
+        jobs[name] = start_waiting(msrun, tmp_path / name, log_dir="logs")
     assert stop(msrun, tmp_path, log_dir="one/logs").code == 0
     assert jobs["one"].finish().code == 128 + signal.SIGTERM
     assert jobs["two"].process.poll() is None
@@ -154,20 +123,6 @@ def test_only_the_job_of_that_directory_is_ended(msrun: JobRunner, workers: Path
     assert not (tmp_path / "two" / "logs" / "failure.json").exists()
     assert stop(msrun, tmp_path, log_dir="two/logs").code == 0
     assert jobs["two"].finish().code == 128 + signal.SIGTERM
-
-
-@pytest.mark.slow
-def test_pid_in_a_stale_record_is_never_signalled(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    finished = msrun.run("--worker_num=1", workers / "end.py", "all", "0", cwd=tmp_path)
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as innocent:
-        path = finished.log_dir / "job.lock"
-        path.write_text(json.dumps({**json.loads(path.read_text()), "pid": innocent.pid}))
-        assert b"had ended before" in stop(msrun, tmp_path).stdout
-        with holder(tmp_path, pid=innocent.pid, folder=str(finished.log_dir)) as real:
-            assert stop(msrun, tmp_path).code == 0
-            assert real.wait(10) == 0
-        assert innocent.poll() is None
-        innocent.kill()
 
 
 def test_job_of_another_host_is_left_alone(msrun: JobRunner, tmp_path: Path) -> None:
@@ -182,11 +137,9 @@ def test_job_of_another_host_is_left_alone(msrun: JobRunner, tmp_path: Path) -> 
     )
 
 
-@pytest.mark.parametrize("without_pidfd", [False, True], ids=["pidfd", "no pidfd"])
-def test_job_that_does_not_end_is_named_with_a_way_out(msrun: JobRunner, tmp_path: Path, without_pidfd: bool) -> None:
-    command = list(IMPATIENT)
-    if without_pidfd:
-        command[2] = f"import os\ndel os.pidfd_open\n{command[2]}"
+@pytest.mark.parametrize("begin", one_fast("import os\ndel os.pidfd_open\n", ""), ids=["no pidfd", "pidfd"])
+def test_job_that_does_not_end_is_named_with_a_way_out(msrun: JobRunner, tmp_path: Path, begin: str) -> None:
+    command = [*IMPATIENT[:2], begin + IMPATIENT[2]]
     with holder(tmp_path, term="ignore") as process:
         stopped = stop(msrun, tmp_path, command=command)
         assert process.poll() is None
@@ -194,13 +147,87 @@ def test_job_that_does_not_end_is_named_with_a_way_out(msrun: JobRunner, tmp_pat
     assert f"job held has not ended within 0.2 s; kill -KILL {process.pid} ends it without" in stopped.stderr
 
 
+# -- --join=False ------------
+
+
+def start_detached(msrun: JobRunner, cwd: Path, *words: str | Path) -> int:
+    """Return the process id of the launcher in the background."""
+    finished = msrun.start("--worker_num=2", "--join=False", *words, cwd=cwd).finish()
+    assert finished.code == 0
+    log_dir = finished.log_dir
+    match = re.fullmatch(
+        rf"msrun: job (\S+) runs in the background as pid (\d+), logs in {log_dir}\n"
+        rf"msrun: to look at it: msrun --status {log_dir}\nmsrun: to end it: msrun --stop {log_dir}\n",
+        finished.stderr,
+    )
+    assert match, finished.stderr
+    assert finished.read_json("plan.json")["job_id"] == match[1]
+    return int(match[2])
+
+
+def test_detached_job_runs_and_ends_with_term(msrun: JobRunner, tmp_path: Path) -> None:
+    pid = start_detached(msrun, tmp_path, WORKERS / "wait.py")
+    wait_until(lambda: (tmp_path / "ready_0").exists() and (tmp_path / "ready_1").exists(), "both workers")
+    assert os.getsid(pid) == pid
+    os.kill(pid, signal.SIGTERM)
+    wait_until(lambda: not is_alive(pid), "the launcher's end")
+    msrun.prove_nothing_left()
+    log = (tmp_path / "log_output" / "msrun.log").read_text()
+    assert "msrun: error: stopped by SIGTERM" in log
+    assert (tmp_path / "log_output" / "failure.json").exists()
+
+
+def test_wrong_input_is_refused_before_detaching(msrun: JobRunner, tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        for word in ("--rank_table_file=no.json", f"--master_port={taken.getsockname()[1]}"):
+            finished = msrun.run("--join=False", word, "train.py", cwd=tmp_path)
+            assert (finished.code, finished.errors) == (2, finished.stderr.splitlines())
+            assert os.listdir(tmp_path) == ["train.py"]
+
+
 @pytest.mark.slow
-def test_directory_can_be_used_again_right_after_a_stop(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    job = start_waiting(msrun, workers, tmp_path)
-    assert stop(msrun, tmp_path).code == 0
-    second = msrun.start("--worker_num=1", workers / "end.py", "all", "0", cwd=tmp_path).finish()
-    assert (second.code, second.log(0)) == (0, b"rank 0 begins\n")
-    assert not (second.log_dir / "failure.json").exists()
-    assert not (second.log_dir / "worker_1.log").exists()
-    assert job.process.poll() is not None
-    wait_until(lambda: not is_alive(job.pid), "the first launcher's end")
+def test_status_and_stop_work_as_soon_as_the_prompt_is_back(msrun: JobRunner, tmp_path: Path) -> None:
+    for _ in range(5):  # each in the directory of the one before
+        pid = start_detached(msrun, tmp_path, WORKERS / "wait.py")
+        shown = msrun.start("--status", "log_output", cwd=tmp_path).finish()
+        job_id = shown.read_json("plan.json")["job_id"]
+        assert shown.code == 0, shown.stderr
+        assert re.match(rf"job {job_id}: (starting|running)\nlauncher pid {pid} on ", shown.stdout.decode())
+        stopped = msrun.start("--stop", "log_output", cwd=tmp_path).finish()
+        assert stopped.code == 0
+        assert stopped.stdout.decode() == f"job {job_id} has ended: interrupted: stopped by SIGTERM\n"
+        msrun.prove_nothing_left(deadline_s=0)
+
+
+def test_killed_background_launcher_leaves_no_worker_and_says_so(msrun: JobRunner, tmp_path: Path) -> None:
+    pid = start_detached(msrun, tmp_path, WORKERS / "wait.py")
+    wait_until(lambda: (tmp_path / "ready_0").exists() and (tmp_path / "ready_1").exists(), "both workers")
+    os.kill(pid, signal.SIGKILL)
+    msrun.prove_nothing_left()
+    shown = msrun.start("--status", "log_output", cwd=tmp_path).finish()
+    assert (shown.code, b": launcher died\n" in shown.stdout) == (1, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", one_fast(signal.SIGKILL, signal.SIGINT))
+def test_command_that_is_ended_early_takes_the_job_along(msrun: JobRunner, tmp_path: Path, signum: int) -> None:
+    program = (
+        "import pathlib, time\nimport msrun.launch.job as job\nbuild_plan = job.build_plan\n"
+        "def slow(*args, **settings):\n"
+        "    pathlib.Path('planning').touch()\n"
+        "    while not pathlib.Path('go').exists():\n        time.sleep(0.01)\n"
+        "    return build_plan(*args, **settings)\n"
+        "job.build_plan = slow\nfrom msrun.cli import main\nmain()\n"
+    )
+    job = msrun.start("--join=False", WORKERS / "wait.py", cwd=tmp_path, command=[sys.executable, "-c", program])
+    job.wait_for(tmp_path / "planning")
+    job.send(signum)
+    if signum == signal.SIGKILL:
+        job.process.wait(10)
+    (tmp_path / "go").touch()
+    assert job.process.wait(10) == (130 if signum == signal.SIGINT else -signal.SIGKILL)
+    msrun.prove_nothing_left()
+    assert not (tmp_path / "ready_0").exists()
+    shown = msrun.start("--status", "log_output", cwd=tmp_path).finish()
+    assert (shown.code, b": failed: the command that was to start it in the background" in shown.stdout) == (1, True)

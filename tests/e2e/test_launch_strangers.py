@@ -1,52 +1,52 @@
-"""What somebody without the job's token sends, holds open or floods costs the running job nothing."""
+"""What somebody without the job's token or certificate sends, holds open or floods costs the running job nothing.
+
+And --tls_config: the documented commands make the files, and everything works through TLS.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import random
+import re
 import signal
 import socket
 import struct
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from host_net import HostNet
-from job_runner import JobRunner, Running, wait_until
+from host_net import HostNet, TypedHosts
+from job_runner import REPOSITORY, WORKERS, Finished, JobRunner, Running, wait_until
+from tls_files import PASSWORDS, Authority, TlsFolder
 
 PORT = 8118
-
-
-@pytest.fixture(scope="module")
-def net() -> Iterator[HostNet]:
-    """Two hosts of a job, and the second is also the stranger's."""
-    with HostNet(2) as hosts:
-        yield hosts
+TWO = ("--worker_num=2", "--local_worker_num=1")
+DOCUMENT = REPOSITORY / "docs" / "how-to" / "security.md"
 
 
 @pytest.fixture
-def job(msrun: JobRunner, net: HostNet, workers: Path, tmp_path: Path) -> Iterator[list[Running]]:
+def job(hosts: TypedHosts, tmp_path: Path) -> Iterator[list[Running]]:
     """A job of two hosts that runs; at the end both of its halves still do, and hear an interrupt."""
     (tmp_path / "token").write_text("between us\n")
     (tmp_path / "token").chmod(0o600)
-    words = ("--worker_num=2", "--local_worker_num=1", "--token_file=token", f"--master_addr={net.address(0)}")
-    jobs = [
-        msrun.start(
-            *words,
-            f"--node_rank={node}",
-            workers / "wait.py",
-            cwd=tmp_path,
-            prefix=net.prefix(node),
-            log_dir="log_output" if node == 0 else "log_output/node_1",
-        )
-        for node in range(2)
-    ]
-    jobs[0].wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
+    jobs = hosts.start_all([1, 1], "--token_file=token", WORKERS / "wait.py")
+    hosts.wait_for_workers(jobs, 2)
     yield jobs
     assert [running.process.poll() for running in jobs] == [None, None], [running.stderr for running in jobs]
     jobs[1].send(signal.SIGINT)
     assert [running.finish().code for running in jobs] == [130, 130]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the commands of the document make."""
+    folder = tmp_path_factory.mktemp("documented")
+    commands = "\n".join(re.findall(r"```sh\n(.*?)```", DOCUMENT.read_text(), re.DOTALL))
+    done = subprocess.run(["sh", "-ec", commands], cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
 
 
 def framed(body: bytes) -> bytes:
@@ -72,34 +72,33 @@ def hello() -> bytes:
     return framed(b'{"type":"hello","protocol":3,"nonce":"%s"}' % (b"0" * 64))
 
 
-def test_nothing_that_a_stranger_sends_ends_the_job(net: HostNet, job: list[Running]) -> None:
-    for depth in range(
-        960, 1000, 3
-    ):  # what json.loads still takes and json.dumps, a little deeper in the stack, does not
-        say(net, register('{"protocol":2,"a":' + "[" * depth + "]" * depth + "}"))
-        say(net, register('{"protocol":' + "[" * depth + "]" * depth + "}"))
-    say(net, register('{"protocol":2,"a":%s}' % ("9" * 4000)))
+def test_nothing_that_a_stranger_sends_ends_the_job(host_net: HostNet, job: list[Running]) -> None:
+    for depth in range(960, 1000, 3):  # json.loads still takes it; json.dumps, a little deeper in the stack, does not
+        say(host_net, register('{"protocol":2,"a":' + "[" * depth + "]" * depth + "}"))
+        say(host_net, register('{"protocol":' + "[" * depth + "]" * depth + "}"))
+    say(host_net, register('{"protocol":2,"a":%s}' % ("9" * 4000)))
     for body in (
         b'{"a":' + b"[" * 980 + b"]" * 980 + b"}",
         b"[" * 4000,
         b'{"type":"failed","attempt":0}',
         random.Random(1).randbytes(4000),
     ):
-        say(net, hello(), framed(body), framed(body))
-    say(net, b"\x16\x03\x01" + bytes(200))
-    say(net, struct.pack("!I", 0), struct.pack("!I", 1 << 31))
+        say(host_net, hello(), framed(body), framed(body))
+    say(host_net, b"\x16\x03\x01" + bytes(200))
+    say(host_net, struct.pack("!I", 0), struct.pack("!I", 1 << 31))
     assert "refused" in job[0].stderr
 
 
 @pytest.mark.slow
-def test_flood_of_silent_connections_leaves_descriptors_and_the_port(net: HostNet, job: list[Running]) -> None:
+def test_flood_of_silent_connections_leaves_descriptors_and_the_port(host_net: HostNet, job: list[Running]) -> None:
+    place = (host_net.address(0), PORT)
     with contextlib.ExitStack() as held:
-        with net.inside(1):
+        with host_net.inside(1):
             for _ in range(600):
-                held.enter_context(socket.create_connection((net.address(0), PORT), timeout=5))
+                held.enter_context(socket.create_connection(place, timeout=5))
         descriptors = Path("/proc", str(job[0].pid), "fd")
         wait_until(lambda: len(list(descriptors.iterdir())) < 200, "most of the silent ones are sent away", 10)
-        with net.inside(1), socket.create_connection((net.address(0), PORT), timeout=5) as stream:
+        with host_net.inside(1), socket.create_connection(place, timeout=5) as stream:
             assert b'"hello"' in stream.recv(4096), "somebody new is still heard"
 
 
@@ -113,9 +112,7 @@ def store_port(job: Running) -> int:
 
 
 @pytest.mark.slow
-def test_workers_that_meet_in_the_folder_of_the_job_do_not_depend_on_the_store(
-    msrun: JobRunner, tmp_path: Path
-) -> None:
+def test_workers_that_meet_in_the_folder_of_the_job_need_no_store(msrun: JobRunner, tmp_path: Path) -> None:
     """Another user of the host holds the store up with half a message; he has no way into the folder."""
     (tmp_path / "train.py").write_text(
         "import os, stat, time\nfrom pathlib import Path\nimport torch, torch.distributed as dist\n"
@@ -136,11 +133,9 @@ def test_workers_that_meet_in_the_folder_of_the_job_do_not_depend_on_the_store(
 
 
 @pytest.mark.slow
-def test_one_who_reaches_the_store_cannot_take_the_memory_of_the_host(
-    msrun: JobRunner, workers: Path, tmp_path: Path
-) -> None:
+def test_one_who_reaches_the_store_cannot_take_the_memory_of_the_host(msrun: JobRunner, tmp_path: Path) -> None:
     """torch's store takes memory for a value as soon as its length has come, and asks nobody who he is."""
-    job = msrun.start("--worker_num=1", workers / "wait.py", cwd=tmp_path)
+    job = msrun.start("--worker_num=1", WORKERS / "wait.py", cwd=tmp_path)
     job.wait_for(tmp_path / "ready_0")
     scheduler = job.pid_of("scheduler")
     with socket.create_connection(("127.0.0.1", store_port(job)), timeout=30) as stream:
@@ -151,3 +146,53 @@ def test_one_who_reaches_the_store_cannot_take_the_memory_of_the_host(
     assert int(peak.split()[1]) < 2 << 20
     job.send(signal.SIGTERM)
     assert job.finish().code == 143
+
+
+@pytest.mark.slow
+def test_strangers_are_refused_and_the_job_restarts_through_tls(hosts: TypedHosts, files: Path, tmp_path: Path) -> None:
+    """Strangers without TLS and with another CA's files; then rank 1 fails, and the second attempt ends well."""
+    words = (f"--tls_config={files}/tls.json", "--max_restarts=1", "--heartbeat_time_out=3")
+    script = (WORKERS / "attempt.py", "code=7")
+    jobs = [hosts.start(0, *TWO, *words, *script, node=0, MSRUN_TLS_SERVER_PASSWORD="")]
+    wait_until(lambda: "registered with 1 worker" in jobs[0].stderr, "the first host has come")
+    plain = hosts.start(2, *TWO, "--max_restarts=1", *script, node=1, MSRUN_TOKEN="of no TLS")
+    other = TlsFolder(tmp_path / "other", Authority("another CA")).config()
+    foreign = hosts.start(2, *TWO, f"--tls_config={other}", "--max_restarts=1", *script, node=1, **PASSWORDS)
+    ends: list[Finished] = [plain.finish(), foreign.finish()]
+    jobs.append(hosts.start(1, *TWO, *words, *script, node=1))
+    ends += [job.finish() for job in jobs]
+    assert [ended.code for ended in ends] == [3, 3, 0, 0], ends
+    assert "the scheduler has refused this host: it does not speak TLS; give --tls_config on" in ends[0].errors[0]
+    assert f"no connection with the scheduler at {hosts.net.address(0)}:8118: TLS: its certi" in ends[1].errors[0]
+    assert "registered with the scheduler through TLSv1.3" in ends[3].stderr
+    for ended in ends[2:]:
+        assert "all 2 workers on 2 hosts finished successfully after restart 1" in ended.stderr
+    for reason in ("it does not speak TLS; give", "TLS: it refuses our certificate: another CA has signed it"):
+        assert f"refused {hosts.net.address(2)}:" in ends[2].stderr and reason in ends[2].stderr
+
+
+def test_failure_is_named_on_every_host_and_passwords_stay_with_msrun(hosts: TypedHosts, tmp_path: Path) -> None:
+    config = TlsFolder(tmp_path / "tls", Authority(days=30)).config()
+    (tmp_path / "train.py").write_text(
+        "import os, sys, time\nassert not [name for name in os.environ if 'TLS' in name]\n"
+        "sys.exit(7) if os.environ['RANK'] == '1' else time.sleep(600)\n"
+    )
+    words = (*TWO, f"--tls_config={config}", "train.py")
+    jobs = [hosts.start(node, *words, node=node, **PASSWORDS) for node in (0, 1)]
+    for ended in [job.finish() for job in jobs]:
+        assert ended.code == 7
+        assert "msrun: error: rank 1 on node 1 (" in ended.errors[0] and "failed first: exit code 7" in ended.errors[0]
+        assert ended.read_json("failure.json")["first_failure"]["global_rank"] == 1
+        assert len(re.findall(r"ca_cert_path \S+: CN=test CA expires on \S+, in 29 days", ended.stderr)) == 1
+    for path in (tmp_path / "log_output").rglob("*.*"):
+        assert path.is_dir() or not any(password.encode() in path.read_bytes() for password in PASSWORDS.values())
+
+
+def test_wrong_file_ends_msrun_before_anything_starts(msrun: JobRunner, tmp_path: Path) -> None:
+    (tmp_path / "tls.json").write_text('{"client_cert_path": "a", "ca_cert_path": "b"}')
+    words = (*TWO, "--master_addr=192.0.2.1", WORKERS / "wait.py")
+    ended = msrun.run("--tls_config=tls.json", *words, cwd=tmp_path)
+    assert ended.code == 2
+    assert ended.errors[0].startswith("msrun: error: --tls_config tls.json: ca_cert_path /")
+    assert "/b: cannot be read (No such file or directory)" in ended.errors[0]
+    assert not (tmp_path / "log_output").exists()

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import json
 import os
 import signal
-import socket
 import sys
 from pathlib import Path
-from signal import Signals
 
 import pytest
 from asked_cases import one_fast
-from job_runner import Finished, JobRunner, Running, is_alive, wait_until
-
-STOPS = (Signals.SIGINT, Signals.SIGTERM, Signals.SIGHUP, Signals.SIGQUIT)
+from job_runner import WORKERS, Finished, JobRunner, Running, is_alive, state_of, wait_until
 
 # -- while the job starts -------------------------------------------------------------------------------------------
 
@@ -93,30 +87,21 @@ def assert_nobody_more_was_started(start: HeldStart, phase: str) -> None:
     assert start.started() in ([["started_0"], ["started_0", "started_1"]] if phase == "workers" else [[]])
 
 
-@pytest.mark.parametrize(
-    ("phase", "signum"),
-    [
-        pytest.param(phase, signum, marks=() if signum is Signals.SIGTERM else pytest.mark.slow)
-        for phase in PHASES
-        for signum in STOPS
-    ],
-)
-def test_signal_in_each_phase_of_the_start_ends_it_and_starts_nobody_more(
-    msrun: JobRunner, tmp_path: Path, phase: str, signum: Signals
-) -> None:
+@pytest.mark.parametrize("phase", PHASES)
+def test_signal_in_each_phase_of_the_start_starts_nobody_more(msrun: JobRunner, tmp_path: Path, phase: str) -> None:
     start = HeldStart(msrun, tmp_path, phase)
-    start.job.send(signum)
+    start.job.send(signal.SIGTERM)
     wait_until(lambda: "stopping all workers" in start.job.stderr, "msrun says that it stops")
     start.go_on()
     finished = start.job.finish()
-    assert finished.code == 128 + signum
-    assert finished.errors == [f"msrun: error: stopped by {signum.name}"]
+    assert finished.code == 143
+    assert finished.errors == ["msrun: error: stopped by SIGTERM"]
     msrun.prove_nothing_left(deadline_s=0)
     assert_nobody_more_was_started(start, phase)
 
 
 @pytest.mark.parametrize("phase", one_fast(*PHASES))
-def test_killed_launcher_in_each_phase_of_the_start_leaves_no_process_and_starts_nobody_more(
+def test_killed_launcher_in_each_phase_of_the_start_leaves_nothing(
     msrun: JobRunner, tmp_path: Path, phase: str
 ) -> None:
     start = HeldStart(msrun, tmp_path, phase)
@@ -129,9 +114,7 @@ def test_killed_launcher_in_each_phase_of_the_start_leaves_no_process_and_starts
 
 
 @pytest.mark.parametrize("phase", one_fast(*PHASES))
-def test_killed_fork_server_in_each_phase_of_the_start_ends_the_job_with_3(
-    msrun: JobRunner, tmp_path: Path, phase: str
-) -> None:
+def test_killed_fork_server_in_each_phase_of_the_start_is_3(msrun: JobRunner, tmp_path: Path, phase: str) -> None:
     start = HeldStart(msrun, tmp_path, phase)
     (server,) = Path(f"/proc/{start.job.pid}/task/{start.job.pid}/children").read_text().split()
     os.kill(int(server), signal.SIGKILL)
@@ -149,81 +132,104 @@ def test_start_that_is_stuck_between_two_workers_does_not_keep_the_job_alive(msr
     assert start.started() == ["started_0"]
 
 
-@pytest.mark.parametrize("signum", one_fast(*STOPS), ids=[signum.name for signum in STOPS])
-@pytest.mark.parametrize("code", one_fast(0, 7))
-def test_signal_when_everything_is_over_does_not_change_the_exit_status(
-    msrun: JobRunner, workers: Path, tmp_path: Path, code: int, signum: Signals
-) -> None:
+@pytest.mark.parametrize("code", one_fast(7, 0))
+def test_signal_when_all_is_over_does_not_change_the_exit_status(msrun: JobRunner, tmp_path: Path, code: int) -> None:
     """msrun is held while its interpreter ends: the job is over, its end has been told."""
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "sitecustomize.py").write_text(
         BLOCK + "import atexit\nif sys.orig_argv[1:3] == ['-m', 'msrun']:\n    atexit.register(block)\n"
     )
-    words = ["--worker_num=2", workers / "end.py", "all", str(code)]
+    words = ["--worker_num=2", WORKERS / "end.py", "all", str(code)]
     job = msrun.start(*words, cwd=tmp_path, env=search_modules(msrun, tmp_path))
     job.wait_for(tmp_path / "reached")
-    job.send(signum)
+    job.send(signal.SIGTERM)
     open_gate(tmp_path)
     assert job.finish().code == code
 
 
-# -- workers that do not go easily ----------------------------------------------------------------------------------
+# -- workers that do not go easily, and what they have started --------------------------------------------------------
 
 
-def start_chaos(msrun: JobRunner, workers: Path, cwd: Path, *options: str, manner: str = "plain") -> Running:
+def start_chaos(msrun: JobRunner, cwd: Path, *words: str, family: str = "alone") -> Running:
     """Start two workers that end with 0 when `go` is there and with 7 when fail_<rank> is; wait until both run."""
-    job = msrun.start("--worker_num=2", *options, workers / "chaos.py", manner, "alone", cwd=cwd)
+    manner = "stubborn" if family == "stubborn" else "plain"
+    job = msrun.start("--worker_num=2", *words, WORKERS / "chaos.py", manner, family, cwd=cwd)
     job.wait_for(cwd / "ready_0", cwd / "ready_1")
     return job
 
 
-@pytest.mark.slow
-def test_worker_that_fails_while_it_is_being_stopped_is_not_blamed(msrun: JobRunner, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        "import os, pathlib, signal, sys, time\n"
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n"
-        "pathlib.Path('ready_' + os.environ['RANK']).touch()\n"
-        "while os.environ['RANK'] != '0' or not os.path.exists('fail'):\n    time.sleep(0.01)\n"
-        "sys.exit(9)\n"
-    )
-    job = msrun.start("--worker_num=3", "train.py", cwd=tmp_path)
-    job.wait_for(*(tmp_path / f"ready_{rank}" for rank in range(3)))
-    (tmp_path / "fail").touch()
-    finished = job.finish()
-    assert finished.code == 9
-    failure = finished.read_json("failure.json")
-    assert failure["first_failure"]["global_rank"] == 0
-    assert {other["state"] for other in failure["others"]} == {"stopped by msrun"}
+def start_family(msrun: JobRunner, cwd: Path) -> tuple[Running, list[int]]:
+    """Start two workers, each with a child and a daemon that ignore TERM; return the job and those processes."""
+    job = start_chaos(msrun, cwd, "--grace=0.3", family="stubborn")
+    files = [cwd / f"{role}_{rank}" for role in ("child", "daemon") for rank in (0, 1)]
+    job.wait_for(*files)
+    return job, [int(file.read_text()) for file in files]
 
 
-@pytest.mark.slow
-def test_worker_that_ends_well_while_it_is_being_stopped_keeps_its_end(
-    msrun: JobRunner, workers: Path, tmp_path: Path
-) -> None:
-    job = start_chaos(msrun, workers, tmp_path, manner="tidy")
-    (tmp_path / "fail_1").touch()
-    finished = job.finish()
-    assert finished.code == 7
-    (other,) = finished.read_json("failure.json")["others"]
-    assert (other["global_rank"], other["state"]) == (0, "done")
-
-
-@pytest.mark.slow
-def test_stopped_worker_goes_on_where_it_was(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    job = start_chaos(msrun, workers, tmp_path)
-    pid = job.pid_of("1")
-    os.kill(pid, signal.SIGSTOP)
-    wait_until(lambda: state_of(pid) == "T", "worker 1 is stopped")
+def test_children_and_daemons_of_workers_go_with_the_job_that_ends_well(msrun: JobRunner, tmp_path: Path) -> None:
+    job, family = start_family(msrun, tmp_path)
     (tmp_path / "go").touch()
-    wait_until(lambda: '"exited"' in (job.log_dir / "events.jsonl").read_text(), "worker 0 has ended")
-    assert state_of(pid) == "T"
-    os.kill(pid, signal.SIGCONT)
     assert job.finish().code == 0
+    assert not [pid for pid in family if is_alive(pid)]
+
+
+@pytest.mark.parametrize("role", ["fork server", "scheduler"])
+def test_killed_process_of_its_own_ends_the_job_and_is_named(msrun: JobRunner, tmp_path: Path, role: str) -> None:
+    job, family = start_family(msrun, tmp_path)
+    os.kill(job.pid_of_fork_server() if role == "fork server" else job.pid_of(role), signal.SIGKILL)
+    finished = job.finish()
+    assert finished.code == finished.read_json("failure.json")["exit_code"] == 3
+    (line,) = finished.errors
+    if role == "fork server":
+        assert line == "msrun: error: the fork server ended unexpectedly; every worker was stopped with it"
+    else:
+        assert "the scheduler ended (signal SIGKILL)" in line and str(finished.log_dir / "scheduler.log") in line
+    assert not [pid for pid in family if is_alive(pid)]
 
 
 @pytest.mark.slow
-def test_stopped_worker_is_ended_when_another_one_fails(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    job = start_chaos(msrun, workers, tmp_path, "--grace=600")
+def test_killed_launcher_that_ignores_hangups_takes_everything_with_it(msrun: JobRunner, tmp_path: Path) -> None:
+    job = msrun.start("--worker_num=2", WORKERS / "wait.py", cwd=tmp_path, prefix=["nohup"])
+    job.wait_for(*(tmp_path / f"ready_{rank}" for rank in range(2)))
+    job.send(signal.SIGKILL)
+    job.finish()
+    msrun.prove_nothing_left()
+
+
+DAEMON = """
+import os, pathlib, subprocess, sys, time
+code = "import os, time; os.fork() and os._exit(0); os.setsid(); open('pid', 'w').write(str(os.getpid())); "
+code += "os.rename('pid', 'daemon'); time.sleep(600)"
+subprocess.run(["env", "-i", sys.executable, "-c", code], start_new_session=True, stdin=subprocess.DEVNULL, check=True)
+time.sleep(600)
+"""
+"""Starts a daemon with an empty environment, in a session of its own: nothing of a job marks it."""
+
+
+@pytest.mark.parametrize(
+    ("end", "start"),
+    one_fast(("both", "cold"), ("both", "warm"), ("launcher", "cold"), ("fork server", "cold"), ("TERM", "cold")),
+)
+def test_daemon_that_nothing_marks_is_gone_at_every_end(msrun: JobRunner, tmp_path: Path, end: str, start: str) -> None:
+    (tmp_path / "train.py").write_text(DAEMON)
+    env = msrun.warm() if start == "warm" else {}
+    job = msrun.start("--worker_num=1", "train.py", cwd=tmp_path, env=env)
+    job.wait_for(tmp_path / "daemon")
+    daemon, server = int((tmp_path / "daemon").read_text()), job.pid_of_fork_server()
+    if end == "both":
+        os.kill(job.pid, signal.SIGSTOP)  # so that it does not see the end of its server
+    if end in ("both", "fork server"):
+        os.kill(server, signal.SIGKILL)
+    if end != "fork server":
+        job.send(signal.SIGTERM if end == "TERM" else signal.SIGKILL)
+    job.finish()
+    wait_until(lambda: not is_alive(daemon), "the daemon is gone", 20)
+    msrun.prove_nothing_left()
+
+
+@pytest.mark.slow
+def test_stopped_worker_is_ended_when_another_one_fails(msrun: JobRunner, tmp_path: Path) -> None:
+    job = start_chaos(msrun, tmp_path, "--grace=600")
     pid = job.pid_of("1")
     os.kill(pid, signal.SIGSTOP)
     wait_until(lambda: state_of(pid) == "T", "worker 1 is stopped")
@@ -234,10 +240,8 @@ def test_stopped_worker_is_ended_when_another_one_fails(msrun: JobRunner, worker
 
 
 @pytest.mark.slow
-def test_stopped_children_and_daemons_of_workers_are_ended(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    job = msrun.start("--worker_num=1", "--grace=0.3", workers / "leave_children.py", "wait", cwd=tmp_path)
-    job.wait_for(tmp_path / "child_0", tmp_path / "daemon_0", tmp_path / "ready_0")
-    family = [int((tmp_path / name).read_text()) for name in ("child_0", "daemon_0")]
+def test_stopped_children_and_daemons_of_workers_are_ended(msrun: JobRunner, tmp_path: Path) -> None:
+    job, family = start_family(msrun, tmp_path)
     for pid in family:
         os.kill(pid, signal.SIGSTOP)
         wait_until(lambda pid=pid: state_of(pid) == "T", "it is stopped")
@@ -263,17 +267,8 @@ def test_daemon_that_starts_another_one_when_it_is_told_to_end_is_ended(msrun: J
     msrun.prove_nothing_left(deadline_s=0)
 
 
-def state_of(pid: int) -> str:
-    """Return the one-letter state of a process; proc(5)."""
-    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0].decode()
-
-
-@pytest.mark.parametrize("manner", one_fast("stubborn", "plain"))
-def test_second_control_c_ends_children_and_daemons_too(
-    msrun: JobRunner, workers: Path, tmp_path: Path, manner: str
-) -> None:
-    job = msrun.start("--worker_num=2", "--grace=600", workers / "chaos.py", "stubborn", manner, cwd=tmp_path)
-    job.wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
+def test_second_control_c_ends_children_and_daemons_too(msrun: JobRunner, tmp_path: Path) -> None:
+    job = start_chaos(msrun, tmp_path, "--grace=600", family="stubborn")
     job.send(signal.SIGINT)
     wait_until(lambda: "stopping all workers" in job.stderr, "msrun says that it stops")
     job.send(signal.SIGINT)
@@ -281,125 +276,36 @@ def test_second_control_c_ends_children_and_daemons_too(
     msrun.prove_nothing_left(deadline_s=0)
 
 
-@pytest.mark.slow
-def test_job_under_nohup_goes_on_after_a_hangup(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    job = msrun.start("--worker_num=2", workers / "chaos.py", "plain", "alone", cwd=tmp_path, prefix=["nohup"])
-    job.wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
-    os.killpg(job.pid, signal.SIGHUP)
-    (tmp_path / "go").touch()
-    finished = job.finish()
-    assert finished.code == 0
-    assert finished.errors == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("code", one_fast(2, 3, 124))
-def test_status_of_a_worker_that_msrun_also_uses_is_told_from_its_own(
-    msrun: JobRunner, workers: Path, tmp_path: Path, code: int
-) -> None:
-    finished = msrun.run("--worker_num=1", workers / "end.py", "0", str(code), cwd=tmp_path)
-    assert finished.code == code
-    assert finished.errors[0].startswith("msrun: error: rank 0 on ")
-    first = finished.read_json("failure.json")["first_failure"]
-    assert (first["global_rank"], first["exit_code"]) == (0, code)
-
-
 # -- beside others --------------------------------------------------------------------------------------------------
 
-ENDS = ["worker killed", "fork server killed", "scheduler killed", "launcher killed", "launcher told to end"]
-
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", one_fast(*ENDS))
-def test_end_of_one_job_does_not_touch_the_one_beside_it(
-    msrun: JobRunner, workers: Path, tmp_path: Path, how: str
-) -> None:
-    jobs = {}
+@pytest.mark.parametrize("role", ["worker", "fork server", "launcher"])
+def test_end_of_one_job_does_not_touch_the_one_beside_it(msrun: JobRunner, tmp_path: Path, role: str) -> None:
+    jobs = []
     for name in ("ends", "stays"):
         (tmp_path / name).mkdir()
-        jobs[name] = msrun.start(
-            "--worker_num=2", "--grace=0.3", workers / "chaos.py", "plain", "meek", cwd=tmp_path / name
-        )
-    for name, job in jobs.items():
-        job.wait_for(tmp_path / name / "ready_0", tmp_path / name / "ready_1")
-        job.pid_of("scheduler")
-    staying = processes_of(jobs["stays"])
-    assert len(staying) == 9  # launcher, fork server, scheduler, 2 workers with a child and a daemon each
-    ends = jobs["ends"]
-    pid = {
-        "worker killed": ends.pid_of("0"),
-        "fork server killed": ends.pid_of_fork_server(),
-        "scheduler killed": ends.pid_of("scheduler"),
-    }.get(how, ends.pid)
-    os.kill(pid, signal.SIGTERM if how == "launcher told to end" else signal.SIGKILL)
-    assert ends.finish().code != 0
-    wait_until(lambda: not processes_of(ends), "every process of the job that ends is gone")
-    assert processes_of(jobs["stays"]) == staying
+        jobs.append(start_chaos(msrun, tmp_path / name, "--grace=0.3", family="meek"))
+    pids = {"worker": jobs[0].pid_of("0"), "fork server": jobs[0].pid_of_fork_server()}
+    os.kill(pids.get(role, jobs[0].pid), signal.SIGKILL)
+    assert jobs[0].finish().code != 0
+    wait_until(lambda: len(msrun.processes()) == 9, "of the other: launcher, fork server, scheduler, workers, families")
     (tmp_path / "stays" / "go").touch()
-    finished = jobs["stays"].finish()
+    finished = jobs[1].finish()
     assert finished.code == 0
     assert {event["how"] for event in finished.events if event["event"] == "exited"} == {"exit code 0"}
 
 
-def processes_of(job: Running) -> list[int]:
-    """Return the living processes of one job: its launcher, and those that carry its id."""
-    job_id = json.loads((job.log_dir / "plan.json").read_text())["job_id"]
-    found = [job.pid] if is_alive(job.pid) else []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                is_of_job = f"MSRUN_JOB_ID={job_id}".encode() in (entry / "environ").read_bytes().split(b"\0")
-                found += [int(entry.name)] if is_of_job and is_alive(int(entry.name)) else []
-    return sorted(found)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("how", one_fast("SIGKILL", "0", "7"))
-def test_process_that_the_callers_shell_has_started_before_lives_on(
-    msrun: JobRunner, workers: Path, tmp_path: Path, how: str
-) -> None:
+def test_process_that_the_callers_shell_has_started_before_lives_on(msrun: JobRunner, tmp_path: Path) -> None:
     """`monitor & exec msrun ...`, as in many a container: the monitor is then a child of msrun, yet not of the job."""
     prefix = ["/bin/sh", "-c", 'sleep 600 & echo $! > monitor; exec "$@"', "sh"]
-    job = msrun.start("--worker_num=2", workers / "end.py", "all", how, cwd=tmp_path, prefix=prefix)
-    assert job.finish().code == {"0": 0, "7": 7, "SIGKILL": 137}[how]
+    job = msrun.start("--worker_num=2", WORKERS / "end.py", "all", "SIGKILL", cwd=tmp_path, prefix=prefix)
+    assert job.finish().code == 137
     monitor = int((tmp_path / "monitor").read_text())
     assert is_alive(monitor)
     os.kill(monitor, signal.SIGKILL)
     msrun.prove_nothing_left()
-
-
-@pytest.mark.parametrize("how", one_fast("killed", "ends", "stopped"))
-def test_port_is_free_when_the_job_is_over(msrun: JobRunner, workers: Path, tmp_path: Path, how: str) -> None:
-    job = start_chaos(msrun, workers, tmp_path)
-    port = json.loads((job.log_dir / "plan.json").read_text())["master"]["port"]
-    with socket.socket() as probe, pytest.raises(OSError):
-        probe.bind(("127.0.0.1", port))
-    if how == "ends":
-        (tmp_path / "go").touch()
-    else:
-        job.send(signal.SIGKILL if how == "killed" else signal.SIGTERM)
-    job.finish()
-    msrun.prove_nothing_left()
-    wait_until(lambda: is_refused(port), "nobody listens any more")  # another process may use it for a connection
-
-
-def is_refused(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED
-
-
-@pytest.mark.slow
-def test_secret_of_a_file_is_in_no_command_line(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    secret = "hunter2-hunter2"
-    (tmp_path / "job.env").write_text(f"API_TOKEN={secret}\nQUOTED='a = b'\n")
-    job = start_chaos(msrun, workers, tmp_path, "--env_file=job.env")
-    pids = msrun.processes()
-    assert len(pids) >= 5  # launcher, fork server, scheduler, workers
-    assert not [pid for pid in pids if secret.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    worker = Path(f"/proc/{job.pid_of('0')}/environ")
-    assert worker.exists()
-    (tmp_path / "go").touch()
-    assert job.finish().code == 0
 
 
 # -- again and again ------------------------------------------------------------------------------------------------
@@ -410,10 +316,9 @@ of a worker that leaves a child."""
 
 
 @pytest.mark.slow
-@pytest.mark.slow
-def test_fifty_jobs_in_one_process_leave_nothing_in_it(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    driver = [sys.executable, str(workers / "cycles_driver.py")]
-    finished: Finished = msrun.run("50", workers / "cycles.py", cwd=tmp_path, command=driver)
+def test_fifty_jobs_in_one_process_leave_nothing_in_it(msrun: JobRunner, tmp_path: Path) -> None:
+    driver = [sys.executable, str(WORKERS / "cycles_driver.py")]
+    finished: Finished = msrun.run("50", WORKERS / "cycles.py", cwd=tmp_path, command=driver)
     assert finished.code == 0, finished.stderr
     report = json.loads(finished.stdout)
     assert report["codes"] == [CODES[number % 5] for number in range(50)]

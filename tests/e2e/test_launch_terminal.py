@@ -1,13 +1,23 @@
-"""On a terminal one live line shows where the job is; it gives way to the workers' lines and is gone at the end."""
+"""What a job shows: one live line on a terminal, bars in place, and nothing that an absent reader could hold up."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
+import pty
 import signal
-from collections.abc import Iterator
+import subprocess
+import sys
+import termios
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from job_runner import JobRunner, wait_until
+from asked_cases import one_fast
+from job_runner import MARK, WORKERS, JobRunner, wait_until
 from terminal import DEADLINE_S, Terminal
 
 SCRIPT = """
@@ -29,10 +39,6 @@ while not os.path.exists("go"):
 """
 
 
-def state_of(pid: int) -> str:
-    return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0]
-
-
 @pytest.fixture
 def terminal(msrun: JobRunner, tmp_path: Path) -> Iterator[Terminal]:
     (tmp_path / "train.py").write_text(SCRIPT)
@@ -46,8 +52,7 @@ def test_live_line_shows_ranks_and_loss_and_leaves_at_the_end(terminal: Terminal
     terminal.read_until(b"2 of 2 up, 2 running, 0 done")
     terminal.read_until(b"loss 0.5")
     (tmp_path / "go").touch()
-    terminal.read_until(None)
-    assert terminal.process.wait(DEADLINE_S) == 0
+    assert terminal.finish() == 0
     assert b"rank 0 ends\r\n" in terminal.text
     assert b"all 2 workers finished successfully" in terminal.text
     after_live = terminal.text.rpartition(b" running, ")[2]
@@ -56,57 +61,19 @@ def test_live_line_shows_ranks_and_loss_and_leaves_at_the_end(terminal: Terminal
 
 def test_progress_line_tells_step_share_speed_and_loss_also_of_a_quiet_msrun(msrun: JobRunner, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(REPORTING)
-    terminal = Terminal(msrun, tmp_path, "--worker_num=2", "--progress", "--quiet", "train.py")
-    try:
+    with closing(Terminal(msrun, tmp_path, "--worker_num=2", "--progress", "--quiet", "train.py")) as terminal:
         terminal.read_until(b"msrun: step 30/40 [###############-----] 75 %, ")
         terminal.read_until(b" steps/s, loss 0.25, ")
         terminal.read_until(b" left")
         (tmp_path / "go").touch()
-        terminal.read_until(None)
-        assert terminal.process.wait(DEADLINE_S) == 0
+        assert terminal.finish() == 0
         assert terminal.text.endswith(b"\r\x1b[K")  # it was taken away
-    finally:
-        terminal.close()
-
-
-@pytest.mark.slow
-def test_without_a_terminal_there_is_no_progress_line(msrun: JobRunner, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(REPORTING)
-    (tmp_path / "go").touch()
-    finished = msrun.run("--worker_num=2", "--progress", "train.py", cwd=tmp_path)
-    assert finished.code == 0
-    assert b"step" not in finished.stdout and "step" not in finished.stderr
-
-
-@pytest.mark.slow
-def test_paused_and_continued_the_launcher_goes_on(terminal: Terminal, tmp_path: Path) -> None:
-    """As with Ctrl-Z and fg: the workers have gone on meanwhile."""
-    terminal.read_until(b"2 of 2 up")
-    terminal.process.send_signal(signal.SIGSTOP)
-    wait_until(lambda: state_of(terminal.process.pid) == "T", "the launcher is stopped")
-    (tmp_path / "go").touch()
-    wait_until(lambda: b"ends" in (tmp_path / "log_output" / "worker_1.log").read_bytes(), "workers go on")
-    terminal.process.send_signal(signal.SIGCONT)
-    terminal.read_until(None)
-    assert terminal.process.wait(DEADLINE_S) == 0
-
-
-@pytest.mark.slow
-def test_a_paused_launcher_is_stopped_by_its_directory(terminal: Terminal, msrun: JobRunner, tmp_path: Path) -> None:
-    terminal.read_until(b"2 of 2 up")
-    terminal.process.send_signal(signal.SIGSTOP)
-    wait_until(lambda: state_of(terminal.process.pid) == "T", "the launcher is stopped")
-    stopped = msrun.start("--stop=log_output", cwd=tmp_path).finish()
-    assert stopped.code == 0, stopped.stderr
-    terminal.read_until(None)
-    assert terminal.process.wait(DEADLINE_S) == 128 + signal.SIGTERM
 
 
 def test_control_c_stops_the_job(terminal: Terminal) -> None:
     terminal.read_until(b"2 of 2 up")
     terminal.type(b"\x03")
-    terminal.read_until(None)
-    assert terminal.process.wait(DEADLINE_S) == 128 + signal.SIGINT
+    assert terminal.finish() == 128 + signal.SIGINT
     assert b"msrun: error: stopped by SIGINT" in terminal.text
 
 
@@ -116,3 +83,194 @@ def test_closing_the_terminal_ends_the_job(terminal: Terminal, msrun: JobRunner)
     terminal.hang_up()
     assert terminal.process.wait(DEADLINE_S) == 128 + signal.SIGHUP
     msrun.prove_nothing_left(deadline_s=0)
+
+
+BAR = """
+import os, sys, time
+sys.stderr.write("epoch 1\\n\\r 10%|#  |")
+sys.stderr.flush()
+while not os.path.exists("go"):
+    time.sleep(0.01)
+sys.stderr.write("\\r 20%|## |\\r100%|###|\\n")
+"""
+BYTES = b"epoch 1\n\r 10%|#  |\r 20%|## |\r100%|###|\n"
+SHORT_STATES = "import msrun.launch.log_tail as t, msrun.cli; t.STATE_S = 0.0; msrun.cli.main()"
+
+
+def test_bar_on_a_terminal_is_redrawn_in_place_and_stays_with_its_last_state(msrun: JobRunner, tmp_path: Path) -> None:
+    (tmp_path / "bar.py").write_text(BAR)
+    with closing(Terminal(msrun, tmp_path, "--worker_num=2", "bar.py")) as terminal:
+        terminal.read_until(b"epoch 1\r\n")
+        terminal.read_until(b"\r\x1b[K 10%|#  |")
+        (tmp_path / "go").touch()
+        assert terminal.finish() == 0
+        assert b"\r\x1b[K100%|###|\r\n" in terminal.text
+        assert terminal.text.count(b"100%|###|\r\n") == 1
+
+
+@pytest.mark.parametrize("where", one_fast("--worker_num=1", "--rehearse=2x1"))
+def test_raw_bytes_come_unchanged_and_at_once(msrun: JobRunner, tmp_path: Path, where: str) -> None:
+    (tmp_path / "bar.py").write_text(BAR)
+    reader, writer = os.pipe()
+    words = [sys.executable, "-m", "msrun", where, f"--forward_env={MARK}", "--raw", "--quiet", "bar.py"]
+    job = subprocess.Popen(words, cwd=tmp_path, env=msrun.environ(), stdout=writer, stderr=writer)
+    os.close(writer)
+    with os.fdopen(reader, "rb", buffering=0) as stream:
+        begin = BYTES[: BYTES.index(b"\r 20%")]
+        text = b""
+        while len(text) < len(begin):
+            data = stream.read(len(begin) - len(text))
+            assert data, text
+            text += data
+        assert text == begin, "while the worker waits"
+        (tmp_path / "go").touch()
+        assert text + stream.readall() == BYTES
+    assert job.wait(DEADLINE_S) == 0
+
+
+@pytest.mark.parametrize("where", one_fast("--worker_num=1", "--rehearse=2x1"))
+def test_bar_in_a_pipe_is_a_line_now_and_then(msrun: JobRunner, tmp_path: Path, where: str) -> None:
+    (tmp_path / "bar.py").write_text(BAR)
+    words = [sys.executable, "-c", SHORT_STATES, where, f"--forward_env={MARK}", "--quiet", "bar.py"]
+    job = subprocess.Popen(words, cwd=tmp_path, env=msrun.environ(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert job.stdout is not None
+    assert [job.stdout.readline() for _ in range(2)] == [b"epoch 1\n", b" 10%|#  |\n"], "while the worker waits"
+    (tmp_path / "go").touch()
+    rest = job.stdout.read().splitlines()
+    assert rest[-1] == b"100%|###|" and rest.count(b"100%|###|") == 1
+    job.stdout.close()
+    assert job.wait(DEADLINE_S) == 0
+
+
+FLOOD = """
+import os, pathlib, sys, time
+if os.environ["RANK"] == "0":
+    for count in range(4000):
+        print(count, "x" * 100, flush=True)
+pathlib.Path("written_" + os.environ["RANK"]).touch()
+while not os.path.exists("go"):
+    time.sleep(0.01)
+sys.exit(int(sys.argv[1]))
+"""
+PIPE_BYTES = 4096
+OTHER = {"stdout": "stderr", "stderr": "stdout"}
+
+
+@dataclass
+class Unread:
+    """A job one of whose streams leads to a pipe or a terminal that takes nothing more."""
+
+    process: subprocess.Popen[bytes]
+    reader: int
+
+
+Start = Callable[[str, int], Unread]
+
+
+@pytest.fixture
+def start(msrun: JobRunner, tmp_path: Path) -> Iterator[Start]:
+    """Starts a job that ends with a status when `go` is there; its workers have written when this returns."""
+    started: list[Unread] = []
+
+    def begin(where: str, code: int) -> Unread:
+        if where == "terminal":
+            reader, writer = pty.openpty()
+            termios.tcflow(writer, termios.TCOOFF)  # what Ctrl-S does
+        else:
+            reader, writer = os.pipe()
+            fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+            os.write(writer, b"x" * PIPE_BYTES * (where == "stderr"))
+        streams = {name: subprocess.DEVNULL if where == other else writer for name, other in OTHER.items()}
+        (tmp_path / "flood.py").write_text(FLOOD)
+        words = [sys.executable, "-m", "msrun", "--worker_num=2", "--grace=1", "flood.py", str(code)]
+        settings = {"cwd": tmp_path, "env": msrun.environ(), "stdin": subprocess.DEVNULL, "start_new_session": True}
+        process = subprocess.Popen(words, **settings, **streams)
+        os.close(writer)
+        started.append(Unread(process, reader))
+        wait_until(lambda: all((tmp_path / f"written_{rank}").exists() for rank in range(2)), "workers have written")
+        return started[-1]
+
+    yield begin
+    for job in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.process.pid, signal.SIGKILL)
+        job.process.wait()
+        if job.reader >= 0:
+            os.close(job.reader)
+
+
+@pytest.mark.parametrize("where", one_fast("stdout", "stderr", "terminal"))
+def test_the_job_ends_by_itself_with_its_own_status(start: Start, where: str, tmp_path: Path) -> None:
+    job = start(where, 7)
+    (tmp_path / "go").touch()
+    assert job.process.wait(DEADLINE_S) == 7
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["stdout", "terminal"])
+def test_stop_ends_the_job(start: Start, msrun: JobRunner, tmp_path: Path, where: str) -> None:
+    job = start(where, 0)
+    stopped = msrun.start("--stop=log_output", cwd=tmp_path).finish()
+    assert stopped.code == 0, stopped.stderr
+    assert job.process.wait(DEADLINE_S) == 128 + signal.SIGTERM
+
+
+@pytest.mark.slow
+def test_a_pause_loses_nothing(start: Start, tmp_path: Path) -> None:
+    """While nobody reads, lines wait in the log; a reader that comes back gets them all."""
+    job = start("stdout", 0)
+    (tmp_path / "go").touch()
+    text = b""
+    while data := os.read(job.reader, 1 << 16):
+        text += data
+    assert job.process.wait(DEADLINE_S) == 0
+    assert [int(line.split()[0]) for line in text.splitlines()] == list(range(4000))
+
+
+def test_a_flood_is_shown_whole(msrun: JobRunner, tmp_path: Path) -> None:
+    """More than any queue holds, as fast as it comes."""
+    (tmp_path / "flood.py").write_text(
+        "import sys\nfor i in range(500):\n    sys.stdout.write(('x' * 99 + '\\n') * 1000)\n"
+    )
+    finished = msrun.run("--worker_num=1", "--env=PYTHONUNBUFFERED=", "flood.py", cwd=tmp_path)
+    assert finished.code == 0, finished.stderr
+    assert finished.stdout == finished.log(0)
+
+
+@pytest.mark.slow
+def test_a_reader_that_has_enough_does_not_end_the_job(start: Start, tmp_path: Path) -> None:
+    job = start("stdout", 7)
+    os.close(job.reader)
+    job.reader = -1
+    (tmp_path / "go").touch()
+    assert job.process.wait(DEADLINE_S) == 7
+
+
+CLOSINGS = ["<&-", ">&-", "2>&-", "<&- >&-", ">&- 2>&-", "<&- 2>&-", "<&- >&- 2>&-"]
+
+
+def without(streams: str) -> tuple[str, ...]:
+    """Return `python -m msrun` in a shell that closes streams first."""
+    return ("sh", "-c", f'exec "$0" -m msrun "$@" {streams}', sys.executable)
+
+
+@pytest.mark.parametrize("streams", one_fast(*reversed(CLOSINGS)))
+def test_job_whose_streams_are_closed_ends_with_its_own_status(msrun: JobRunner, tmp_path: Path, streams: str) -> None:
+    """As with /dev/null in their place."""
+    closed = without(streams)
+    finished = msrun.run("--worker_num=2", WORKERS / "end.py", "all", "9", cwd=tmp_path, command=closed)
+    assert finished.code == 9, finished.stderr
+    assert [event["event"] for event in finished.events].count("exited") == 2
+
+
+@pytest.mark.parametrize("streams", one_fast(*reversed(CLOSINGS)))
+def test_a_detached_job_ends_well(msrun: JobRunner, tmp_path: Path, streams: str) -> None:
+    started = msrun.start(
+        "--worker_num=2", "--join=False", WORKERS / "end.py", "all", "0", cwd=tmp_path, command=without(streams)
+    )
+    finished = started.finish()
+    assert finished.code == 0, finished.stderr
+    wait_until(lambda: finished.events and finished.events[-1]["event"] == "over", "the job is over")
+    msrun.prove_nothing_left()
+    assert [event["event"] for event in finished.events].count("exited") == 2
+    assert not (finished.log_dir / "failure.json").exists()

@@ -12,41 +12,13 @@ from typing import Any
 import psutil
 import pytest
 from asked_cases import one_fast
-from job_runner import JobRunner
+from job_runner import WORKERS, JobRunner
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-
-
-def is_loopback(text: str) -> bool:
-    address = ipaddress.ip_address(text)
-    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 
 def read_results(folder: Path) -> list[Any]:
     return [json.loads(file.read_text()) for file in sorted(folder.glob("result_*.json"))]
-
-
-@pytest.fixture(scope="module")
-def results_under_torchrun(
-    msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory
-) -> list[Any]:
-    cwd = tmp_path_factory.mktemp("torchrun")
-    peer = msrun_of_module.run("--nproc-per-node=2", workers / "all_reduce.py", cwd=cwd, command=TORCHRUN)
-    assert peer.code == 0, peer.stderr
-    return read_results(cwd)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["fork", "exec"])
-def test_plain_torch_script_gives_the_result_it_gives_under_torchrun(
-    msrun: JobRunner, workers: Path, tmp_path: Path, method: str, results_under_torchrun: list[Any]
-) -> None:
-    finished = msrun.run("--worker_num=2", "--start_method", method, workers / "all_reduce.py", cwd=tmp_path)
-    assert finished.code == 0, finished.stderr
-    results = read_results(tmp_path)
-    assert results == results_under_torchrun
-    assert [result["rank"] for result in results] == [0, 1]
-    assert results[0]["sum"] == [0.0, 3.0, 6.0, 9.0]
 
 
 NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK")
@@ -74,20 +46,17 @@ def seen(tmp_path: Path) -> Path:
     return path
 
 
-def line_of(name: str, seen: Path) -> list[str]:
-    return LINES[name].format(script=seen, python=sys.executable).split()
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", one_fast("standalone", *(name for name in LINES if name != "standalone")))
-def test_line_of_torchrun_gives_the_workers_what_torchrun_gives_them(
+@pytest.mark.parametrize("name", LINES)
+def test_line_of_torchrun_gives_workers_what_torchrun_gives(
     msrun: JobRunner, tmp_path: Path, seen: Path, name: str
 ) -> None:
     """By msrun itself where the line says how many workers there are, and with torchrun's defaults by its front end."""
     told = []
-    commands = [TORCHRUN[:3], [sys.executable, "-m", "msrun.torchrun"]]
-    for command in commands if name == "default" else [*commands, [sys.executable, "-m", "msrun"]]:
-        finished = msrun.run(*line_of(name, seen), cwd=tmp_path, command=command)
+    commands = [TORCHRUN, [sys.executable, "-m", "msrun.torchrun"], [sys.executable, "-m", "msrun"]]
+    for command in commands[:2] if name == "default" else commands:
+        words = LINES[name].format(script=seen, python=sys.executable).split()
+        finished = msrun.run(*words, cwd=tmp_path, command=command)
         assert finished.code == 0, finished.stderr
         told.append(read_results(tmp_path))
         for path in tmp_path.glob("result_*.json"):
@@ -120,17 +89,19 @@ def test_an_exception_that_a_script_records_is_in_the_report(msrun: JobRunner, t
     assert "exit code 9, after" in again.stderr
 
 
-def test_workers_of_torch_are_forked_by_default(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    finished = msrun.run("--worker_num=2", workers / "all_reduce.py", cwd=tmp_path)
+@pytest.mark.parametrize("options", one_fast((), ("--start_method=exec",)))
+def test_workers_of_plain_torch_are_one_world(msrun: JobRunner, tmp_path: Path, options: tuple[str, ...]) -> None:
+    finished = msrun.run("--worker_num=2", *options, WORKERS / "all_reduce.py", cwd=tmp_path)
     assert finished.code == 0, finished.stderr
     (ready,) = [event for event in finished.events if event["event"] == "ready"]
-    assert (ready["start_method"], ready["reason"]) == ("fork", "")
+    assert (ready["start_method"], ready["reason"]) == ("exec" if options else "fork", "")
     assert "by exec, not by fork" not in finished.stderr
+    all_ranks = [{"rank": rank, "local": str(rank)} for rank in (0, 1)]
+    right = {"world": 2, "sum": [0.0, 3.0, 6.0, 9.0], "all": all_ranks}
+    assert read_results(tmp_path) == [{"rank": rank, **right} for rank in (0, 1)]
 
 
-def test_import_that_starts_a_thread_makes_workers_start_by_exec_and_says_so(
-    msrun: JobRunner, workers: Path, tmp_path: Path
-) -> None:
+def test_import_that_starts_a_thread_makes_workers_start_by_exec_and_says_so(msrun: JobRunner, tmp_path: Path) -> None:
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "with_thread.py").write_text(
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
@@ -148,38 +119,55 @@ def test_import_that_starts_a_thread_makes_workers_start_by_exec_and_says_so(
     assert "--start_method fork: not possible here: 1 threads" in insisted.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", one_fast("fork", "exec"))
-def test_data_loader_with_spawned_workers_works(msrun: JobRunner, workers: Path, tmp_path: Path, method: str) -> None:
-    finished = msrun.run("--worker_num=1", "--start_method", method, workers / "loader.py", cwd=tmp_path)
-    assert finished.code == 0, finished.stderr
-    report = json.loads((tmp_path / "loader_0.json").read_text())
-    assert report == {"squares": [0, 1, 4, 9, 16, 25, 36, 49], "elsewhere": True}
+LOADER = """
+import multiprocessing, os
+from torch.utils.data import DataLoader, Dataset
+class Squares(Dataset):
+    def __len__(self): return 8
+    def __getitem__(self, index): return index * index, os.getpid()
+def double(number): return 2 * number
+if __name__ == "__main__":
+    rows = [row for row in DataLoader(Squares(), batch_size=None, num_workers=1, multiprocessing_context="spawn")]
+    print([value for value, _ in rows], any(pid == os.getpid() for _, pid in rows))
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(pool.map(double, [1, 2, 3]))
+"""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", one_fast("script", "module"))
-def test_spawn_pool_finds_the_functions_of_the_script(
-    msrun: JobRunner, workers: Path, tmp_path: Path, form: str
+@pytest.mark.parametrize(("words", "method"), [(["helpers.py"], "fork"), (["-m", "helpers"], "exec")])
+def test_spawned_helpers_find_names_of_the_script(
+    msrun: JobRunner, tmp_path: Path, words: list[str], method: str
 ) -> None:
-    (tmp_path / "pool.py").write_bytes((workers / "pool.py").read_bytes())
-    words = ["pool.py"] if form == "script" else ["-m", "pool"]
-    finished = msrun.run("--worker_num=2", *words, cwd=tmp_path)
+    (tmp_path / "helpers.py").write_text(LOADER)
+    finished = msrun.run("--worker_num=2", f"--start_method={method}", *words, cwd=tmp_path)
     assert finished.code == 0, finished.stderr
-    assert [finished.log(rank) for rank in (0, 1)] == [b"[2, 4, 6]\n"] * 2
+    assert finished.log(1) == b"[0, 1, 4, 9, 16, 25, 36, 49] False\n[2, 4, 6]\n"
+
+
+CONNECTED = """
+import os, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+for peer in range(dist.get_world_size()):
+    dist.broadcast(torch.ones(1), src=peer)
+open("ready_" + os.environ["RANK"], "w").close()
+time.sleep(600)
+"""
 
 
 @pytest.mark.slow
-def test_nothing_of_a_one_host_job_listens_beyond_loopback(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    job = msrun.start("--worker_num=3", workers / "connected.py", cwd=tmp_path)
+def test_nothing_of_a_one_host_job_listens_beyond_loopback(msrun: JobRunner, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(CONNECTED)
+    job = msrun.start("--worker_num=3", "train.py", cwd=tmp_path)
     job.wait_for(*(tmp_path / f"ready_{rank}" for rank in range(3)))
     pids = msrun.processes()
     assert len(pids) >= 6  # launcher, fork server, scheduler, workers
     inet = [entry for pid in pids for entry in psutil.Process(pid).net_connections(kind="inet")]
     assert any(entry.status == psutil.CONN_LISTEN for entry in inet)
     assert any(entry.status == psutil.CONN_ESTABLISHED for entry in inet)
-    for entry in inet:
-        for address in (entry.laddr, entry.raddr):
-            assert not address or is_loopback(address.ip), entry
+    addresses = {
+        address.ip.removeprefix("::ffff:") for entry in inet for address in (entry.laddr, entry.raddr) if address
+    }
+    assert all(ipaddress.ip_address(address).is_loopback for address in addresses), addresses
     job.send(signal.SIGINT)
     assert job.finish().code == 130

@@ -1,10 +1,11 @@
-"""`msrun --trace` and `msrun trace`: one time line of all ranks, from what they and the launcher have written."""
+"""What of a job is written for other tools: `--trace`, one time line of all ranks, and `--metrics_file`."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 from collections import defaultdict
@@ -13,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from job_runner import DEADLINE_S, REPOSITORY, JobRunner
+from job_runner import DEADLINE_S, REPOSITORY, JobRunner, RunHere, wait_until
 
+from msrun.launch.metrics_file import Family, render_families
 from msrun.launch.trace import LAUNCHER, PROCESS, STEPS, WAITS, build_trace
 
 SCRIPT = """
@@ -85,21 +87,6 @@ def test_steps_and_waits_of_all_ranks_are_on_the_clock_of_the_launcher(msrun: Jo
 
 
 @pytest.mark.slow
-def test_job_without_the_option_has_processes_alone_and_the_next_job_removes_the_parts(
-    msrun: JobRunner, workers: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "train.py").write_text(STUCK)
-    (tmp_path / "go").touch()
-    assert msrun.run("--worker_num=1", "--trace", "train.py", cwd=tmp_path).code == 0
-    assert "1 rank, 3 steps, 0 waits" in trace("log_output", cwd=tmp_path).stdout
-    assert msrun.run("--worker_num=2", workers / "end.py", "1", "5", cwd=tmp_path).code == 5
-    assert not list((tmp_path / "log_output").glob("trace*"))
-    done = trace("log_output", "-o", "t.json", cwd=tmp_path)
-    assert "2 ranks, 0 steps, 0 waits\nthe job was started without --trace: " in done.stdout
-    assert spans(tmp_path / "t.json")[1, PROCESS][0]["name"] == "failed: exit code 5"
-
-
-@pytest.mark.slow
 def test_worker_that_is_killed_leaves_what_it_did_before(msrun: JobRunner, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(STUCK)
     job = msrun.start("--worker_num=1", "--trace", "train.py", cwd=tmp_path)
@@ -115,18 +102,18 @@ def test_worker_that_is_killed_leaves_what_it_did_before(msrun: JobRunner, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "text"),
+    ("words", "text"),
     [
-        (["nowhere"], 2, "msrun trace {cwd}/nowhere: no such directory; give the --log_dir of a job"),
-        (["file"], 2, "msrun trace {cwd}/file: is a file; give the --log_dir of a job"),
-        (["."], 2, "msrun trace {cwd}: no job has used it; give the --log_dir of a job"),
-        ([], 2, "Missing argument 'LOG_DIR'; see msrun trace --help"),
+        (["nowhere"], "msrun trace {cwd}/nowhere: no such directory; give the --log_dir of a job"),
+        (["file"], "msrun trace {cwd}/file: is a file; give the --log_dir of a job"),
+        (["."], "msrun trace {cwd}: no job has used it; give the --log_dir of a job"),
+        ([], "Missing argument 'LOG_DIR'; see msrun trace --help"),
     ],
 )
-def test_wrong_words_are_an_error_in_one_line(tmp_path: Path, words: list[str], code: int, text: str) -> None:
+def test_wrong_words_are_refused(msrun_here: RunHere, tmp_path: Path, words: list[str], text: str) -> None:
     (tmp_path / "file").touch()
-    done = trace(*words, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (code, f"msrun: error: {text.format(cwd=tmp_path)}\n")
+    done = msrun_here("trace", *words, cwd=tmp_path)
+    assert (done.code, done.stderr) == (2, f"msrun: error: {text.format(cwd=tmp_path)}\n")
 
 
 def lines(*values: object) -> bytes:
@@ -156,3 +143,74 @@ def test_clocks_of_hosts_and_attempts_are_brought_together_and_damage_is_skipped
     assert found.found == {"ranks": 2, "steps": 1, "waits": 2}
     names = [event["args"]["name"] for event in found.events if event["name"] == "process_name"]
     assert names == ["msrun, job job", "rank 0 on a", "rank 1 on b"]
+
+
+RESTARTING = """
+import os, sys, time
+from msrun.runtime import report_progress
+rank, attempt = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"]
+if rank == 1 and attempt == "0":
+    sys.exit(4)
+for step in range(1, 8):
+    report_progress(step, 0.5)
+    time.sleep(0.01)
+while not os.path.exists("go"):
+    time.sleep(0.01)
+sys.exit(5 if rank == 1 else 0)
+"""
+
+
+def read(path: Path) -> dict[tuple[str, str], float]:
+    """Return (metric, rank or state) -> value."""
+    parser = pytest.importorskip("prometheus_client.parser")
+    families = parser.text_string_to_metric_families(path.read_text()) if path.exists() else []
+    return {
+        (sample.name, sample.labels.get("rank", sample.labels.get("state", ""))): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def test_file_tells_of_every_rank_while_the_job_runs_and_of_its_end(msrun: JobRunner, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(RESTARTING)
+    path = tmp_path / "job.prom"
+    options = ["--worker_num=2", "--max_restarts=1", f"--metrics_file={path}"]
+    job = msrun.start(*options, "train.py", cwd=tmp_path)
+    wait_until(lambda: {("msrun_worker_step", "0"), ("msrun_worker_step", "1")} <= read(path).keys(), "both ranks")
+    running = read(path)
+    assert (running["msrun_workers", "running"], running["msrun_restarts_total", ""]) == (2, 1)
+    assert (running["msrun_job_running", ""], ("msrun_job_exit_code", "") in running) == (1, False)
+    for rank in "01":
+        assert running["msrun_worker_step", rank] == 7
+        assert running["msrun_worker_loss", rank] == 0.5
+        assert running["msrun_worker_memory_bytes", rank] > 1 << 20
+        assert 0 <= running["msrun_worker_last_progress_age_seconds", rank] < 60
+        assert running["msrun_worker_steps_per_second", rank] > 0
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644  # the exporter is another user
+    (tmp_path / "go").touch()
+    assert job.finish().code == 5
+    ended = read(path)
+    assert (ended["msrun_job_running", ""], ended["msrun_job_exit_code", ""]) == (0, 5)
+    assert (ended["msrun_workers", "failed"], ended["msrun_workers", "running"]) == (1, 0)
+    assert not [name for name, _ in ended if name.startswith("msrun_worker_")]
+    assert [entry.name for entry in tmp_path.glob("*.prom*")] == ["job.prom"]
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_file_that_cannot_be_written_is_refused_at_once(msrun_here: RunHere, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("open('started', 'w')")
+    finished = msrun_here("--worker_num=1", "--metrics_file=nowhere/job.prom", "train.py", cwd=tmp_path)
+    assert (finished.code, len(finished.stderr.splitlines())) == (2, 1)
+    assert f"--metrics_file {tmp_path}/nowhere/job.prom: cannot be written" in finished.stderr
+    assert not (tmp_path / "started").exists()
+
+
+def test_odd_labels_and_numbers_come_through() -> None:
+    parser = pytest.importorskip("prometheus_client.parser")
+    odd = 'a "b" \\ \n c'
+    samples = [({"log_dir": odd, "rank": str(rank)}, value) for rank, value in enumerate((1, 0.5, float("nan"), 1e300))]
+    [family] = parser.text_string_to_metric_families(
+        render_families([Family("x", "gauge", "help", samples), Family("none", "gauge", "help", [])])
+    )
+    assert [sample.labels["log_dir"] for sample in family.samples] == [odd] * 4
+    assert [str(float(sample.value)) for sample in family.samples] == ["1.0", "0.5", "nan", "1e+300"]

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
-import resource
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
-from job_runner import Finished, JobRunner, is_alive, wait_until
+from job_runner import REPOSITORY, Finished, JobRunner, RunHere, Running, is_alive, parent_of, wait_until
 
-REPOSITORY = Path(__file__).parents[2]
 SCRIPT = """\
 import os, sys
 import numpy
@@ -84,16 +81,11 @@ def warm(msrun: JobRunner, tmp_path: Path) -> Iterator[Warm]:
     wait_until(lambda: not warm.servers(), "warm servers have ended")
 
 
-def parent_of(pid: int) -> int:
-    return int(Path("/proc", str(pid), "stat").read_bytes().rpartition(b")")[2].split()[1])
-
-
 def test_second_job_starts_from_the_process_that_the_first_has_left(warm: Warm) -> None:
     cold = warm.said("--env=FOO=1")
     [server] = warm.servers()
     Path(warm.cwd, "other").mkdir()
-    job = warm.runner.start("--worker_num=2", "--warm", waiting(warm), cwd=warm.cwd, env=warm.env)
-    job.wait_for(warm.cwd / "ready_0", warm.cwd / "ready_1")
+    job = start_waiting(warm)
     assert parent_of(job.pid_of_fork_server()) == server
     job.send(signal.SIGTERM)
     assert job.finish().code == 128 + signal.SIGTERM
@@ -103,10 +95,12 @@ def test_second_job_starts_from_the_process_that_the_first_has_left(warm: Warm) 
     assert warm.servers() == [server]
 
 
-def waiting(warm: Warm) -> Path:
+def start_waiting(warm: Warm) -> Running:
     path = warm.cwd / "waiting.py"
     path.write_text(GRANDCHILD)
-    return path
+    job = warm.runner.start("--worker_num=2", "--warm", "--quiet", path, cwd=warm.cwd, env=warm.env)
+    job.wait_for(warm.cwd / "ready_0", warm.cwd / "ready_1")
+    return job
 
 
 @pytest.mark.slow
@@ -123,32 +117,11 @@ def test_changed_file_makes_the_server_stale(warm: Warm) -> None:
 
 
 @pytest.mark.slow
-def test_what_cannot_be_given_later_takes_another_server(warm: Warm, monkeypatch: pytest.MonkeyPatch) -> None:
-    warm.run(warm.script())
-    [server] = warm.servers()
-    assert warm.run(warm.script(), env={"OMP_WAIT_POLICY": "PASSIVE"}).code == 0
-    assert len(warm.servers()) == 2, "a variable that is read at import"
-    soft, hard = resource.getrlimit(resource.RLIMIT_SIGPENDING)
-    resource.setrlimit(resource.RLIMIT_SIGPENDING, (soft - 1, hard))
-    try:
-        warm.run(warm.script())
-    finally:
-        resource.setrlimit(resource.RLIMIT_SIGPENDING, (soft, hard))
-    assert len(warm.servers()) == 3, "a limit"
-    warm.run(warm.script(), env={"FOO": "other"})
-    assert len(warm.servers()) == 3, "a variable of the user's own"
-    assert warm.stop() == "stopped 3 warm servers"
-    wait_until(lambda: not is_alive(server), "it has ended")
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("killed", one_fast("fork server", "launcher", "warm server"))
 def test_kill_leaves_nothing_of_the_job(warm: Warm, killed: str) -> None:
     warm.run(warm.script())
     [server] = warm.servers()
-    job = warm.runner.start("--worker_num=2", "--warm", "--quiet", waiting(warm), cwd=warm.cwd, env=warm.env)
-    job.wait_for(warm.cwd / "ready_0", warm.cwd / "ready_1")
-    wait_until(lambda: Path(warm.cwd, "ready_1").read_text(), "written")
+    job = start_waiting(warm)
     grandchild = int(wait_until(Path(warm.cwd, "ready_0").read_text, "written"))
     assert is_alive(grandchild)
     assert parent_of(job.pid_of_fork_server()) == server
@@ -166,44 +139,20 @@ def test_kill_leaves_nothing_of_the_job(warm: Warm, killed: str) -> None:
 
 
 @pytest.mark.slow
-def test_failure_is_reported_as_of_any_job(warm: Warm) -> None:
-    reports = []
-    script = warm.script("import os, numpy\nif os.environ['RANK'] == '1':\n    raise ValueError('bad')\n")
-    for _ in range(2):
-        job = warm.runner.run("--worker_num=2", "--warm", "--max_restarts=1", script, cwd=warm.cwd, env=warm.env)
-        assert job.code == 1
-        errors = [error.partition(", after")[0] for error in job.errors]
-        reports.append((errors, [event["event"] for event in job.events].count("restarting")))
-        warm.servers()
-    assert reports[0] == reports[1]
-    assert "rank 1" in reports[0][0][0]
-
-
-@pytest.mark.slow
 def test_server_that_nobody_asks_ends(warm: Warm) -> None:
     warm.run("--warm_time=0.3", warm.script())
     wait_until(lambda: not warm.servers(), "0.3 s are over")
     assert not [*warm.folder.glob("run*/*/*.sock")]
 
 
-@pytest.mark.slow
-def test_folder_that_others_may_open_is_refused(warm: Warm) -> None:
-    warm.run(warm.script())
-    [folder] = warm.folder.glob("run*/*")
-    folder.chmod(0o755)
-    job = warm.runner.run("--worker_num=2", "--warm", warm.script(), cwd=warm.cwd, env=warm.env)
-    folder.chmod(0o700)
-    assert job.code == 2
-    assert job.errors == [
-        f"msrun: error: --warm: {folder} is not a folder that only you can open; remove it, or set XDG_RUNTIME_DIR"
-    ]
-
-
-def test_words_that_make_no_sense_are_refused(warm: Warm) -> None:
-    for words, error in {
-        ("--warm=stop", "x.py"): "--warm=stop: ends what earlier jobs have left; leave SCRIPT out",
-        ("--warm_time=0", "x.py"): "--warm_time 0: must be more than 0 seconds",
-    }.items():
-        warm.script().with_name("x.py").write_text("")
-        job = warm.runner.run(*words, cwd=warm.cwd, env=warm.env)
-        assert (job.code, job.errors) == (2, [f"msrun: error: {error}"]), json.dumps(words)
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("--warm=stop", "x.py"), "--warm=stop: ends what earlier jobs have left; leave SCRIPT out"),
+        (("--warm_time=0", "x.py"), "--warm_time 0: must be more than 0 seconds"),
+    ],
+)
+def test_senseless_words_are_refused(msrun_here: RunHere, tmp_path: Path, words: tuple[str, ...], error: str) -> None:
+    (tmp_path / "x.py").touch()
+    job = msrun_here(*words, cwd=tmp_path)
+    assert (job.code, job.errors) == (2, [f"msrun: error: {error}"])

@@ -6,49 +6,55 @@ import json
 import os
 import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from asked_cases import one_fast
 from fleet import FleetRunner
-from job_runner import WORKER_IMPORTS, Finished, JobRunner, Running
+from job_runner import WORKER_IMPORTS, WORKERS, Finished, Running
 from rehearsal import Rehearsals
-from ssh_net import SshNet
 
 LOSS = re.compile(rb"^epoch: (\d+) step: (\d+), loss is (\S+)$", re.MULTILINE)
 
 
-@pytest.fixture
-def rehearsals(msrun: JobRunner, tmp_path: Path) -> Rehearsals:
-    return Rehearsals(msrun, tmp_path)
+ATTEMPTS = """
+import json, os, time
+from pathlib import Path
+names = ('RANK', 'WORLD_SIZE', 'TORCHELASTIC_RESTART_COUNT', 'TORCHELASTIC_MAX_RESTARTS', 'MS_WORKER_NUM')
+env = {name: os.environ[name] for name in names}
+table = json.loads(Path(os.environ['RANK_TABLE_FILE']).read_text())
+env['hosts'] = [server['server_id'] for server in table['server_list']]
+attempt, rank = env['TORCHELASTIC_RESTART_COUNT'], env['RANK']
+print('attempt', attempt, flush=True)
+Path(f'up.{attempt}.{rank}.new').write_text(json.dumps(env))
+os.rename(f'up.{attempt}.{rank}.new', f'up_{attempt}_{rank}')
+while not Path(f'go_{attempt}').exists():
+    time.sleep(0.01)
+"""
 
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     """A program that says which attempt it is in, and goes on when that is wanted."""
     path = tmp_path / "attempts.py"
-    path.write_text(
-        "import json, os, time\nfrom pathlib import Path\n"
-        "names = ('RANK', 'WORLD_SIZE', 'TORCHELASTIC_RESTART_COUNT', 'TORCHELASTIC_MAX_RESTARTS', 'MS_WORKER_NUM')\n"
-        "env = {name: os.environ[name] for name in names}\n"
-        "table = json.loads(Path(os.environ['RANK_TABLE_FILE']).read_text())\n"
-        "env['hosts'] = [server['server_id'] for server in table['server_list']]\n"
-        "attempt, rank = env['TORCHELASTIC_RESTART_COUNT'], env['RANK']\n"
-        "print('attempt', attempt, flush=True)\n"
-        "Path(f'up.{attempt}.{rank}.new').write_text(json.dumps(env))\n"
-        "os.rename(f'up.{attempt}.{rank}.new', f'up_{attempt}_{rank}')\n"
-        "while not Path(f'go_{attempt}').exists():\n    time.sleep(0.01)\n"
-    )
+    path.write_text(ATTEMPTS)
     return path
 
 
-def records(rehearsals: Rehearsals, job: Running, attempt: int, count: int) -> list[dict[str, Any]]:
+def records(place: Rehearsals | FleetRunner, job: Running, attempt: int, count: int) -> list[dict[str, Any]]:
     """Return what the workers of an attempt see, once all of them run."""
-    paths = [rehearsals.cwd / f"up_{attempt}_{rank}" for rank in range(count)]
+    paths = [place.cwd / f"up_{attempt}_{rank}" for rank in range(count)]
     job.wait_for(*paths)
     return [json.loads(path.read_text()) for path in paths]
+
+
+def end_well(rehearsals: Rehearsals, job: Running, attempt: int) -> Finished:
+    """Let an attempt come to its end; nothing of the job is left."""
+    (rehearsals.cwd / f"go_{attempt}").touch()
+    ended = job.finish()
+    assert ended.code == 0, ended.stderr
+    rehearsals.runner.prove_nothing_left()
+    return ended
 
 
 def kill_agent(rehearsals: Rehearsals, number: int) -> None:
@@ -67,9 +73,7 @@ def test_spare_host_takes_the_place_of_a_lost_one(rehearsals: Rehearsals, script
     assert {tuple(record["hosts"]) for record in second} == {("127.0.0.3", "127.0.0.4")}
     assert [record["TORCHELASTIC_MAX_RESTARTS"] for record in first + second] == ["3"] * 4
     assert rehearsals.agent(1) == stays, "the agent of a host that is well stays"
-    (rehearsals.cwd / "go_1").touch()
-    ended = job.finish()
-    assert ended.code == 0, ended.stderr
+    ended = end_well(rehearsals, job, 1)
     assert "msrun: restart 1 of 3: starting again on host1, host2\n" in ended.stderr
     assert "all 2 workers on 2 hosts finished successfully after restart 1 in " in ended.stderr
     assert [host["name"] for host in ended.read_json("plan.json")["hosts"]] == ["host1", "host2"]
@@ -78,11 +82,10 @@ def test_spare_host_takes_the_place_of_a_lost_one(rehearsals: Rehearsals, script
     assert [event["attempt"] for event in ended.events if event["event"] == "restarting"] == [1]
     status = rehearsals.runner.start("--status", "log_output", cwd=rehearsals.cwd).finish()
     assert "hosts host1, host2" in status.stdout.decode() and "started again" in status.stdout.decode()
-    rehearsals.runner.prove_nothing_left()
 
 
 @pytest.mark.slow
-def test_host_that_leaves_by_a_signal_is_replaced_and_its_workers_have_their_grace(
+def test_host_that_leaves_by_a_signal_is_replaced_and_its_workers_may_save(
     rehearsals: Rehearsals, script: Path
 ) -> None:
     """As a reboot, a drained node or a reclaimed spot machine ends it: the workers there may save first."""
@@ -97,12 +100,9 @@ def test_host_that_leaves_by_a_signal_is_replaced_and_its_workers_have_their_gra
     second = records(rehearsals, job, 1, 2)
     assert {tuple(record["hosts"]) for record in second} == {("127.0.0.2", "127.0.0.4")}
     assert (rehearsals.cwd / "saved_1").exists()
-    (rehearsals.cwd / "go_1").touch()
-    ended = job.finish()
-    assert ended.code == 0, ended.stderr
+    ended = end_well(rehearsals, job, 1)
     assert "host1, 127.0.0.3): stopped by SIGTERM\n" in ended.stderr
     assert "starting again on host0, host2; left by a signal: host1\n" in ended.stderr
-    rehearsals.runner.prove_nothing_left()
 
 
 def test_a_host_is_taken_out_of_the_job_by_its_name(rehearsals: Rehearsals, script: Path) -> None:
@@ -118,25 +118,8 @@ def test_a_host_is_taken_out_of_the_job_by_its_name(rehearsals: Rehearsals, scri
     asked = drain("host1")
     assert asked.code == 0 and b"host1 leaves job" in asked.stdout, asked.stderr
     assert [seen["hosts"] for seen in records(rehearsals, job, 1, 2)] == [["127.0.0.2", "127.0.0.4"]] * 2
-    (rehearsals.cwd / "go_1").touch()
-    ended = job.finish()
-    assert ended.code == 0, ended.stderr
+    end_well(rehearsals, job, 1)
     assert drain("host0").code == 2, "it is over"
-
-
-@pytest.mark.slow
-def test_hosts_that_leave_at_once_are_all_left_out(rehearsals: Rehearsals, script: Path) -> None:
-    job = rehearsals.start("4x1", "--min_hosts=2", "--max_restarts=3", script)
-    records(rehearsals, job, 0, 4)
-    agents = [rehearsals.agent(node_rank) for node_rank in (1, 2)]
-    for pid in agents:
-        os.kill(pid, signal.SIGTERM)
-    again = records(rehearsals, job, 1, 2)
-    assert {tuple(record["hosts"]) for record in again} == {("127.0.0.2", "127.0.0.5")}
-    (rehearsals.cwd / "go_1").touch()
-    ended = job.finish()
-    assert ended.code == 0, ended.stderr
-    rehearsals.runner.prove_nothing_left()
 
 
 def test_host_that_leaves_ends_a_job_that_has_no_other(rehearsals: Rehearsals, script: Path) -> None:
@@ -163,74 +146,16 @@ def test_host_that_fails_may_be_back_and_one_that_fails_twice_is_left_out(rehear
     assert last[0]["hosts"] == ["127.0.0.2", "127.0.0.3"], "it may be back, and is needed"
     kill_agent(rehearsals, 3)
     assert records(rehearsals, job, 3, 2)[0]["hosts"] == ["127.0.0.2", "127.0.0.4"]
-    (rehearsals.cwd / "go_3").touch()
-    ended = job.finish()
-    assert ended.code == 0, ended.stderr
+    ended = end_well(rehearsals, job, 3)
     assert "starting again on host0, host2; left out, failed 2 times: host1\n" in ended.stderr
     assert len(json.loads((ended.log_dir / "plan.attempt_1.json").read_text())["hosts"]) == 2
-    rehearsals.runner.prove_nothing_left()
-
-
-@pytest.mark.slow
-def test_job_ends_when_restarts_are_used_up(rehearsals: Rehearsals, script: Path) -> None:
-    job = rehearsals.start("2x1", "--min_hosts=1", "--max_restarts=1", script)
-    for attempt, node in ((0, 1), (1, 0)):
-        records(rehearsals, job, attempt, 2 - attempt)
-        kill_agent(rehearsals, node)
-    ended = job.finish()
-    assert ended.code == 3
-    assert "the agent was ended by SIGKILL" in ended.errors[0]
-    failure = ended.read_json("failure.json")
-    assert [(one["attempt"], "SIGKILL" in one["reason"]) for one in failure["attempts"]] == [(0, True)]
-    rehearsals.runner.prove_nothing_left()
-
-
-@pytest.mark.slow
-def test_failed_worker_starts_the_job_again_on_the_same_hosts(rehearsals: Rehearsals, workers: Path) -> None:
-    """Spares are for lost hosts alone."""
-    job = rehearsals.run("3x1", "--spares=1", "--max_restarts=1", workers / "attempt.py", "code=7:1")
-    assert job.code == 0, job.stderr
-    assert [host["name"] for host in job.read_json("plan.json")["hosts"]] == ["host0", "host1"]
-    assert "after restart 1 in " in job.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("spares", one_fast(1, 0))
-def test_host_that_cannot_start_again_is_replaced_or_ends_the_job(rehearsals: Rehearsals, spares: int) -> None:
-    """A worker fails and takes the folder of its host's logs with it; the restart that cannot begin does not count."""
-    program = rehearsals.cwd / "remove.py"
-    program.write_text(
-        "import os, shutil, sys\n"
-        "if os.environ['RANK'] == '1' and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
-        "    shutil.rmtree(os.environ['MSRUN_LOG_DIR'])\n    sys.exit(7)\n"
-    )
-    hosts = [f"{2 + spares}x1", *([f"--spares={spares}"] if spares else [])]
-    job = rehearsals.run(*hosts, "--max_restarts=1", program)
-    why = re.compile(r"node 1 \(host1, 127\.0\.0\.3\): cannot start again: .*: No such file or directory; logs are")
-    if spares:
-        assert job.code == 0, job.stderr
-        assert why.search(job.stderr) and "restart 1 of 1: starting again on host0, host2" in job.stderr
-        assert [host["name"] for host in job.read_json("plan.json")["hosts"]] == ["host0", "host2"]
-    else:
-        assert (job.code, why.match(job.read_json("failure.json")["reason"]) is not None) == (3, True), job.stderr
-
-
-@pytest.mark.slow
-def test_interrupted_job_does_not_start_again(rehearsals: Rehearsals, script: Path) -> None:
-    job = rehearsals.start("2x1", "--min_hosts=1", "--max_restarts=1", script)
-    records(rehearsals, job, 0, 2)
-    job.send(signal.SIGTERM)
-    kill_agent(rehearsals, 1)
-    assert job.finish().code == 143
-    assert not (rehearsals.cwd / "up_1_0").exists()
-    rehearsals.runner.prove_nothing_left()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(500)
-def test_training_goes_on_with_fewer_ranks_to_the_losses_of_one_process(rehearsals: Rehearsals, workers: Path) -> None:
+def test_training_goes_on_with_fewer_ranks_to_the_losses_of_one_process(rehearsals: Rehearsals) -> None:
     """Four ranks on two hosts, of which one fails: two ranks end the training from the checkpoint of step 4."""
-    program = workers / "runtime" / "losing_hosts.py"
+    program = WORKERS / "runtime" / "losing_hosts.py"
     alone = rehearsals.runner.run("--worker_num=1", program, "alone", cwd=rehearsals.cwd, deadline_s=150.0)
     assert alone.code == 0, alone.stderr
     right = [float(loss) for _, _, loss in LOSS.findall(alone.log(0))]
@@ -245,31 +170,22 @@ def test_training_goes_on_with_fewer_ranks_to_the_losses_of_one_process(rehearsa
     rehearsals.runner.prove_nothing_left()
 
 
-@pytest.fixture(scope="module")
-def net() -> Iterator[SshNet]:
-    """Three hosts and one to start from."""
-    with SshNet(3) as hosts:
-        yield hosts
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("min_hosts", "code"), [(2, 0), (3, 3)])
 def test_host_whose_cable_is_out_is_left_out_and_tried_again_where_it_is_needed(
-    msrun: JobRunner, net: SshNet, tmp_path: Path, script: Path, min_hosts: int, code: int
+    fleet: FleetRunner, tmp_path: Path, script: Path, min_hosts: int, code: int
 ) -> None:
-    fleet = FleetRunner(msrun, net, tmp_path)
-    rehearsals = Rehearsals(msrun, tmp_path)
     options = [f"--min_hosts={min_hosts}", "--max_restarts=2", "--heartbeat_time_out=5", "--ssh_connect_time_out=3"]
     job = fleet.start([1, 1, 1], *options, script)
-    records(rehearsals, job, 0, 3)
-    net.cut(1)
+    records(fleet, job, 0, 3)
+    fleet.net.cut(1)
     try:
         if code == 0:
-            assert len(records(rehearsals, job, 1, 2)[0]["hosts"]) == 2
+            assert len(records(fleet, job, 1, 2)[0]["hosts"]) == 2
             (tmp_path / "go_1").touch()
         ended = job.finish()
     finally:
-        net.mend(1)
+        fleet.net.mend(1)
     assert ended.code == code, ended.stderr
     if code:
         assert "left out, failed 2 times: host1" in ended.stderr

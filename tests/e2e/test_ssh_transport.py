@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from asked_cases import one_fast
-from job_runner import wait_until
+from fleet import FleetRunner
+from job_runner import MARK, WORKERS, wait_until
 from pipe_ends import read, write_all
 from ssh_net import SshNet, make_key
+from terminal import Terminal
 
 from msrun.errors import ClusterError
 from msrun.launch.transport.pipe import LOGIN_LINE, AgentPipe
@@ -28,9 +31,9 @@ DEADLINE_S = 90.0
 
 
 @pytest.fixture(scope="module")
-def net() -> Iterator[SshNet]:
-    """Three hosts; host 1 listens on port 2222 only, host 2 drops half of those who are not alone with it."""
-    with SshNet(3, host_options={1: {"Port": "2222"}, 2: {"MaxStartups": "1:50:100"}}, keys=7) as hosts:
+def ssh_net() -> Iterator[SshNet]:
+    """Three hosts; host 1 listens on port 2222 only."""
+    with SshNet(3, host_options={1: {"Port": "2222"}}, keys=7) as hosts:
         yield hosts
 
 
@@ -81,17 +84,17 @@ class Launcher:
 
 
 @pytest.fixture
-def launcher(net: SshNet, tmp_path: Path) -> Iterator[Launcher]:
+def launcher(ssh_net: SshNet, tmp_path: Path) -> Iterator[Launcher]:
     """A launcher; afterwards nothing of it is left on any host, nor here."""
     threads, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
-    made = Launcher(net, tmp_path)
+    made = Launcher(ssh_net, tmp_path)
     yield made
     for connector in made.connectors:
         connector.close()
     wait_until(lambda: threading.active_count() <= threads, f"threads have ended: {threading.enumerate()}")
     wait_until(lambda: len(os.listdir("/proc/self/fd")) <= descriptors, "descriptors are closed")
-    servers = {net.server(host) for host in range(net.count)}
-    everything = lambda: set(net.processes(*range(net.count))) - servers  # noqa: E731
+    servers = {ssh_net.server(host) for host in range(ssh_net.count)}
+    everything = lambda: set(ssh_net.processes(*range(ssh_net.count))) - servers  # noqa: E731
     wait_until(lambda: not everything(), "what was started on the hosts has ended")
 
 
@@ -114,11 +117,13 @@ def configure(net: SshNet, host: int, text: str) -> None:
 
 
 @pytest.mark.slow
-def test_host_is_known_by_the_certificate_of_an_authority(net: SshNet, launcher: Launcher, tmp_path: Path) -> None:
-    public = next(line for line in (net.client / "known_hosts").read_text().splitlines() if line.startswith("host2"))
+def test_host_is_known_by_the_certificate_of_an_authority(ssh_net: SshNet, launcher: Launcher, tmp_path: Path) -> None:
+    public = next(
+        line for line in (ssh_net.client / "known_hosts").read_text().splitlines() if line.startswith("host2")
+    )
     (tmp_path / "host_key_2.pub").write_text(public.partition(" ")[2] + "\n")
     sign(tmp_path / "host_key_2.pub", "-h", "-n", "host2")
-    configure(net, 2, f"HostCertificate {tmp_path}/host_key_2-cert.pub\n")
+    configure(ssh_net, 2, f"HostCertificate {tmp_path}/host_key_2-cert.pub\n")
     known = tmp_path / "known"
     alone = f"UserKnownHostsFile {known}\nGlobalKnownHostsFile none"
     known.write_text(f"@cert-authority host* {(tmp_path / 'ca.pub').read_text()}")
@@ -130,66 +135,70 @@ def test_host_is_known_by_the_certificate_of_an_authority(net: SshNet, launcher:
     assert " is unknown: host2 is not in known_hosts" in launcher.refused("host2", f"{alone}\nHostKeyAlias host2")
 
 
-def test_user_is_let_in_by_a_certificate(net: SshNet, launcher: Launcher, tmp_path: Path) -> None:
+def test_user_is_let_in_by_a_certificate(ssh_net: SshNet, launcher: Launcher, tmp_path: Path) -> None:
     (tmp_path / "me.pub").write_text(make_key(tmp_path / "me") + "\n")
     only = tmp_path / "only"
     only.write_text(
-        f"HostName {net.address(0)}\nUser root\nIdentityFile {tmp_path}/me\nIdentityAgent none\n"
-        f"UserKnownHostsFile {net.client}/known_hosts\n"
+        f"HostName {ssh_net.address(0)}\nUser root\nIdentityFile {tmp_path}/me\nIdentityAgent none\n"
+        f"UserKnownHostsFile {ssh_net.client}/known_hosts\n"
     )
     sign(tmp_path / "me.pub", "-n", "root")
     assert f"login as root refused: tried {tmp_path}/me" in launcher.refused("host0", config_file=only)
-    configure(net, 0, f"TrustedUserCAKeys {tmp_path}/ca.pub\n")
+    configure(ssh_net, 0, f"TrustedUserCAKeys {tmp_path}/ca.pub\n")
     assert launcher.says("host0", config_file=only) == "host0"
 
 
-def test_rules_of_ssh_config_are_those_of_ssh(net: SshNet, launcher: Launcher, tmp_path: Path) -> None:
-    (tmp_path / "more").write_text(f'Match originalhost friend exec "test %n = friend"\n HostName {net.address(0)}\n')
+def test_rules_of_ssh_config_are_those_of_ssh(ssh_net: SshNet, launcher: Launcher, tmp_path: Path) -> None:
+    (tmp_path / "more").write_text(
+        f'Match originalhost friend exec "test %n = friend"\n HostName {ssh_net.address(0)}\n'
+    )
     lists = "Ciphers aes256-gcm@openssh.com\nKexAlgorithms curve25519-sha256\nHostKeyAlgorithms ssh-ed25519\n"
     assert launcher.says("friend", f"Include {tmp_path}/more\nMatch all\n{lists}") == "host0"
     assert "no cipher in common" in launcher.refused("host0", "Ciphers aes128-cbc")
     assert "no host key type in common" in launcher.refused("host0", "HostKeyAlgorithms rsa-sha2-512")
     revoked = tmp_path / "revoked"
-    known = (net.client / "known_hosts").read_text().splitlines()
+    known = (ssh_net.client / "known_hosts").read_text().splitlines()
     revoked.write_text("\n".join(line.partition(" ")[2] for line in known))
     assert f"is revoked ({revoked})" in launcher.refused("host0", f"RevokedHostKeys {revoked}")
 
 
-def test_connection_that_a_user_has_opened_is_shared_and_stays(net: SshNet, launcher: Launcher, tmp_path: Path) -> None:
+def test_connection_that_a_user_has_opened_is_shared(ssh_net: SshNet, launcher: Launcher, tmp_path: Path) -> None:
     text = f"Host host0\n ControlPath {tmp_path}/master\n"
     launcher.connector(text)
     words = ["ssh", "-F", launcher.config, "-N", "-f", "-M", "host0"]
-    subprocess.run([*net.prefix(net.control), *map(str, words)], check=True, timeout=60)
-    logins = net.server_log(0).count("Accepted publickey")
+    subprocess.run([*ssh_net.prefix(ssh_net.control), *map(str, words)], check=True, timeout=60)
+    logins = ssh_net.server_log(0).count("Accepted publickey")
     try:
         assert launcher.says("host0", text, "hostname") == "host0"
-        assert net.server_log(0).count("Accepted publickey") == logins
+        assert ssh_net.server_log(0).count("Accepted publickey") == logins
     finally:
         subprocess.run(
             ["ssh", "-F", launcher.config, "-O", "exit", "host0"], check=True, capture_output=True, timeout=60
         )
 
 
-def test_host_is_reached_by_alias_address_port_and_user(net: SshNet, launcher: Launcher) -> None:
+def test_host_is_reached_by_alias_address_port_and_user(ssh_net: SshNet, launcher: Launcher) -> None:
     pipe = launcher.open("host0")
     pipe.write(b"over and back")
-    assert (read(pipe), pipe.address) == (b"over and back", net.address(0))
-    assert launcher.says(net.address(0)) == "host0"
-    assert launcher.says("friend", f"Host friend\n HostName {net.address(0)}") == "host0"
+    assert (read(pipe), pipe.address) == (b"over and back", ssh_net.address(0))
+    assert launcher.says(ssh_net.address(0)) == "host0"
+    assert launcher.says("friend", f"Host friend\n HostName {ssh_net.address(0)}") == "host0"
     assert "connection refused" in launcher.refused("host1", "Host host1\n Port 22")
     assert launcher.says("host1", host_keys="off") == "host1"
-    if net.has_ipv6:
-        assert launcher.says(net.address6(0)) == "host0"
+    if ssh_net.has_ipv6:
+        assert launcher.says(ssh_net.address6(0)) == "host0"
     read(launcher.open("nobody@host0", command="id"))
-    assert "Accepted publickey for nobody" in net.server_log(0)
+    assert "Accepted publickey for nobody" in ssh_net.server_log(0)
 
 
-def test_jump_hosts_lead_to_the_next(net: SshNet, launcher: Launcher) -> None:
-    known = (net.client / "known_hosts").read_text()
-    (launcher.folder / "known").write_text(known + known.replace("host1,", f"[host1]:2222,[{net.address(1)}]:2222,"))
+def test_jump_hosts_lead_to_the_next(ssh_net: SshNet, launcher: Launcher) -> None:
+    known = (ssh_net.client / "known_hosts").read_text()
+    (launcher.folder / "known").write_text(
+        known + known.replace("host1,", f"[host1]:2222,[{ssh_net.address(1)}]:2222,")
+    )
     text = f"Host host*\n UserKnownHostsFile {launcher.folder}/known\nHost host2\n ProxyJump host0,host1\nHost b*\n"
-    text += f" ProxyJump host0\n HostName {net.address(2)}\n HostKeyAlias host2"
-    assert launcher.says("b1", text, "echo $SSH_CLIENT").split()[0] == net.address(0)
+    text += f" ProxyJump host0\n HostName {ssh_net.address(2)}\n HostKeyAlias host2"
+    assert launcher.says("b1", text, "echo $SSH_CLIENT").split()[0] == ssh_net.address(0)
     connector = launcher.connector(text)
     with ThreadPoolExecutor(4) as pool:
         pipes = list(pool.map(lambda name: launcher.open_with(connector, name), ("b1", "b2", "b3", "host2")))
@@ -202,96 +211,25 @@ def test_jump_hosts_lead_to_the_next(net: SshNet, launcher: Launcher) -> None:
         assert got == data and pipe.address == ""
     connector.close()
     assert [read(pipe) for pipe in pipes] == [b""] * 4
-    assert launcher.says("host2", text, "echo $SSH_CLIENT").split()[0] == net.address(1)
-
-
-def test_jump_host_that_fails_is_named(net: SshNet, launcher: Launcher) -> None:
-    refused = launcher.refused("host2", config_file=_with_strange_jump(net, launcher.folder))
-    assert f"host2 ({net.address(2)}): jump host {net.address(0)}: login as root refused: tried " in refused
-    gone = launcher.refused("host2", "Host host2\n ProxyJump host0\n Port 9")
-    assert f"host2 ({net.address(2)} port 9): the jump host does not reach it (connect failed: Connection ref" in gone
-    assert "AllowTcpForwarding" in gone
-
-
-def _with_strange_jump(net: SshNet, folder: Path) -> Path:
-    """Return a config with a key that the jump host does not know."""
-    path = folder / "strange"
-    path.write_text(
-        f"Host host0\n IdentityFile {net.client}/other_0\nHost host2\n ProxyJump host0\n HostName {net.address(2)}\n"
-        f"Host *\n HostName {net.address(0)}\n User root\n IdentityAgent none\n"
-        f" UserKnownHostsFile {net.client}/known_hosts\n"
-    )
-    return path
-
-
-@pytest.mark.parametrize("policy", ["strict", "accept-new", "off"])
-def test_unknown_and_changed_keys_under_each_policy(net: SshNet, launcher: Launcher, policy: Any) -> None:
-    path = launcher.folder / "known"
-    text = f"Host *\n UserKnownHostsFile {path}"
-    if policy == "strict":
-        assert "is unknown: 10.77.0.9 is not in known_hosts" in launcher.refused("host0", text, host_keys=policy)
-        assert not path.exists()
-    else:
-        assert launcher.says("host0", text, host_keys=policy) == "host0"
-        assert path.exists() == (policy == "accept-new")
-        assert bool(launcher.said) == (policy == "off")
-    if policy == "accept-new":
-        assert path.read_text().startswith("10.77.0.9 ssh-ed25519 ")
-        assert launcher.says("host0", text, host_keys="strict") == "host0"
-    path.write_text(f"10.77.0.9 {make_key(launcher.folder / 'other')}\n")
-    if policy == "off":
-        assert launcher.says("host0", text, host_keys=policy) == "host0"
-        return
-    refused = launcher.refused("host0", text, host_keys=policy)
-    assert "HOST KEY HAS CHANGED" in refused and f'ssh-keygen -f "{path}" -R "10.77.0.9"' in refused
-    shown = subprocess.run(
-        ["ssh-keygen", "-lf", net.folder / "host_key_0"], capture_output=True, text=True, check=True
-    ).stdout.split()[1]
-    assert f"it is ED25519 {shown}, but {path}:1 has another ED25519 key" in refused
-
-
-def test_keys_that_the_server_does_not_know_are_named_and_too_many_are_explained(
-    net: SshNet, launcher: Launcher
-) -> None:
-    others = tuple(net.client / f"other_{number}" for number in range(7))
-    only = f"Host *\n HostName {net.address(0)}\n User root\n UserKnownHostsFile {net.client}/known_hosts\n"
-    path = launcher.folder / "only"
-    path.write_text(only + " IdentityAgent none\n")
-    refused = launcher.refused("host0", config_file=path, identity_files=others[:2])
-    assert f"login as root refused: tried {others[0]}, {others[1]}" in refused
-    refused = launcher.refused("host0", config_file=path, identity_files=others)
-    assert "MaxAuthTries" in refused and str(others[5]) in refused and str(others[6]) not in refused
-    assert launcher.says("host0", config_file=path, identity_files=(net.client / "id_ed25519", *others)) == "host0"
+    assert launcher.says("host2", text, "echo $SSH_CLIENT").split()[0] == ssh_net.address(1)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", one_fast(65, 129))
-def test_one_server_lets_in_as_many_as_come(net: SshNet, launcher: Launcher, count: int) -> None:
+def test_one_server_lets_in_as_many_as_come(ssh_net: SshNet, launcher: Launcher) -> None:
     """MaxStartups 10:30:100 drops those that come together."""
-    _open_many(launcher, f"Host many*\n HostName {net.address(0)}", [f"many{index}" for index in range(count)])
-
-
-@pytest.mark.slow
-def test_server_that_drops_connections_at_random_lets_all_in_in_the_end(net: SshNet, launcher: Launcher) -> None:
-    before = net.server_log(2).count("drop connection")
-    _open_many(launcher, f"Host many*\n HostName {net.address(2)}", [f"many{index}" for index in range(16)])
-    assert net.server_log(2).count("drop connection") > before
-
-
-def _open_many(launcher: Launcher, text: str, names: Sequence[str]) -> None:
-    connector = launcher.connector(text)
+    connector = launcher.connector(f"Host many*\n HostName {ssh_net.address(0)}")
     with ThreadPoolExecutor(32) as pool:
-        pipes = list(pool.map(lambda name: launcher.open_with(connector, name), names))
+        pipes = list(pool.map(lambda index: launcher.open_with(connector, f"many{index}"), range(65)))
     for index, pipe in enumerate(pipes):
         pipe.write(b"%d" % index)
     assert [read(pipe) for pipe in pipes] == [b"%d" % index for index in range(len(pipes))]
 
 
-def test_stopped_session_holds_up_nobody_who_closes_the_pipe(net: SshNet, launcher: Launcher) -> None:
+def test_stopped_session_holds_up_nobody_who_closes_the_pipe(ssh_net: SshNet, launcher: Launcher) -> None:
     pipe = launcher.open("host0")
     pipe.write(b"is it there?")
     assert read(pipe) == b"is it there?"  # the command is not sshd any more, as it is before its exec
-    sessions = net.sessions(0)
+    sessions = ssh_net.sessions(0)
     for pid in sessions:
         os.kill(pid, signal.SIGSTOP)
     try:
@@ -307,40 +245,47 @@ def test_stopped_session_holds_up_nobody_who_closes_the_pipe(net: SshNet, launch
         os.kill(pid, signal.SIGCONT)
 
 
-def test_stopped_server_is_given_up_in_time_and_a_late_banner_is_waited_for(net: SshNet, launcher: Launcher) -> None:
-    os.kill(net.server(0), signal.SIGSTOP)
-    try:
-        assert "the host or its sshd hangs, or is slow" in launcher.refused("host0", connect_time_out_s=1.0)
-        with ThreadPoolExecutor(1) as pool:
-            late = pool.submit(launcher.says, "host0")
-            wait_until(lambda: _waiting(net, 0) > 1, "the client waits for the banner")
-            os.kill(net.server(0), signal.SIGCONT)
-            assert late.result(DEADLINE_S) == "host0"
-    finally:
-        os.kill(net.server(0), signal.SIGCONT)
+@pytest.mark.slow
+def test_options_are_enough_without_any_ssh_config(fleet: FleetRunner, tmp_path: Path) -> None:
+    """A home without any files of ssh; the host key is accepted once and known from then on."""
+    home = tmp_path / "home"
+    home.mkdir()
+    shutil.copy(fleet.net.client / "id_ed25519", tmp_path / "key")
+    words = ("--ssh_config=none", "--ssh_user=root", "--ssh_port=2222", "--ssh_identity=key", WORKERS / "record.py")
+    refused = fleet.run("host1:1", *words, HOME=str(home))
+    assert refused.code == 3 and "[host1]:2222 is not in known_hosts" in refused.errors[0]
+    assert fleet.run("host1:1", "--ssh_host_keys=accept-new", *words, HOME=str(home)).code == 0
+    assert (home / ".ssh" / "known_hosts").read_text().startswith("[host1]:2222 ssh-ed25519 ")
+    assert fleet.run("host1:1", *words, HOME=str(home)).code == 0
 
 
-def _waiting(net: SshNet, host: int) -> int:
-    """Return how many connections a server has not taken yet."""
-    shown = subprocess.run([*net.prefix(host), "ss", "-Hltn4", "sport = :22"], capture_output=True, text=True)
-    return int(shown.stdout.split()[1])
+def test_wrong_key_of_one_host_starts_nothing_on_any(fleet: FleetRunner, tmp_path: Path) -> None:
+    known = (fleet.net.client / "known_hosts").read_text().splitlines()
+    (tmp_path / "known").write_text(f"{known[0]}\n{known[2].split()[0]} {make_key(tmp_path / 'other')}\n")
+    (tmp_path / "config").write_text(f"UserKnownHostsFile {tmp_path}/known\nInclude {fleet.net.client}/config\n")
+    done = fleet.run("host0:1,host2:1", "--ssh_config=config", WORKERS / "wait.py")
+    assert done.code == 3
+    assert done.errors[0].startswith(f"msrun: error: host2 ({fleet.net.address(2)}): HOST KEY HAS CHANGED")
+    assert not list(tmp_path.glob("ready_*"))
 
 
-def test_killed_session_and_ends_of_agents_are_known(net: SshNet, launcher: Launcher) -> None:
-    pipe = launcher.open("host0")
-    for pid in net.sessions(0):
-        os.kill(pid, signal.SIGKILL)
-    assert read(pipe) == b"" and pipe.exit_status is None
-    for command, status in (("exit 3", 3), ("exec /no/python -c x", 127)):
-        pipe = launcher.open("host0", command=command)
-        assert read(pipe) == b"" and pipe.exit_status == status
-    assert "/no/python" in pipe.stderr_text()
-
-
-def test_host_that_is_off_or_absent_is_named(net: SshNet, launcher: Launcher) -> None:
-    net.cut(2)
-    try:
-        assert "does not answer within 0." in launcher.refused("host2", connect_time_out_s=0.5)
-    finally:
-        net.mend(2)
-    assert "the name gone.invalid cannot be resolved" in launcher.refused("gone.invalid")
+@pytest.mark.slow
+def test_passphrase_is_asked_for_once_at_a_terminal_and_nowhere_else(fleet: FleetRunner, tmp_path: Path) -> None:
+    shutil.copy(fleet.net.client / "id_ed25519", tmp_path / "key")
+    words = ["ssh-keygen", "-q", "-a", "1", "-p", "-N", "open sesame", "-f", tmp_path / "key"]
+    subprocess.run(words, check=True, capture_output=True, timeout=60)
+    (tmp_path / "config").write_text(
+        f"IdentityFile {tmp_path}/key\nMatch !originalhost no\n UserKnownHostsFile {fleet.net.client}/known_hosts\n"
+        + "".join(f"Host host{host}\n HostName {fleet.net.address(host)}\n User root\n" for host in (0, 2))
+    )
+    refused = fleet.run("host0:1,host2:1", "--ssh_config=config", WORKERS / "record.py", SSH_AUTH_SOCK="")
+    assert refused.code == 3 and f"has it a passphrase? ssh-add {tmp_path}/key" in refused.errors[0]
+    options = ("--hosts=host0:1,host2:1", f"--forward_env={MARK}", "--ssh_config=config", str(WORKERS / "record.py"))
+    env = {"HOME": str(fleet.net.home), "SSH_AUTH_SOCK": "", "COLUMNS": "200"}
+    prefix = fleet.net.prefix(fleet.net.control)
+    with contextlib.closing(Terminal(fleet.runner, fleet.cwd, *options, prefix=prefix, env=env)) as terminal:
+        terminal.read_until(b"passphrase of")
+        terminal.type(b"open sesame\n")
+        assert terminal.finish() == 0
+    assert terminal.text.count(b"passphrase of") == 1 and b"open sesame" not in terminal.text
+    assert b"all 2 workers on 2 hosts finished successfully" in terminal.text and (tmp_path / "record_1.json").exists()

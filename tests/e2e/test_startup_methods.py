@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,6 @@ from msrun.runtime.data import write_idx
 
 DEADLINE_S = 240.0
 LOSS_LINE = re.compile(r"epoch: (\d+), step: (\d+), loss is (\d+\.\d+)$", re.MULTILINE)
-NEEDS_MPIRUN = pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun; apt-get install openmpi-bin")
 
 pytestmark = pytest.mark.timeout(3 * DEADLINE_S)
 
@@ -58,14 +56,6 @@ class Example:
         settings = {"cwd": self.cwd, "prefix": prefix, "env": {**self._env, **env}}
         return self._runner.start(self.home / script, *args, command=("bash",), **settings)
 
-    def run(self, script: str, *args: str | Path) -> Finished:
-        """Run a script to its good end."""
-        return ended_well(self.start(script, *args))
-
-    def replace_program(self, text: str) -> None:
-        """Have another train.py."""
-        (self.home / "train.py").write_text(text)
-
 
 def ended_well(job: Running) -> Finished:
     ended = job.finish(DEADLINE_S)
@@ -86,13 +76,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def example(msrun: JobRunner, tmp_path: Path, data: Path) -> Example:
     return Example(msrun, tmp_path, data)
-
-
-@pytest.fixture(scope="module")
-def net() -> Iterator[HostNet]:
-    """Two hosts for all tests of this module."""
-    with HostNet(2) as hosts:
-        yield hosts
 
 
 @pytest.fixture(scope="module")
@@ -118,103 +101,85 @@ def losses(text: str) -> np.ndarray:
     return np.array([[float(value) for value in line] for line in LOSS_LINE.findall(text)])
 
 
-def check_equal(text: str, rank: int, alone: np.ndarray) -> None:
-    assert f"rank {rank} of 2\n" in text
-    np.testing.assert_allclose(losses(text), alone, rtol=1e-5)
+def check_equal(alone: np.ndarray, *texts: str | Path) -> None:
+    """Check what the ranks, in their order, have printed or logged."""
+    for rank, source in enumerate(texts):
+        text = source if isinstance(source, str) else source.read_text()
+        assert f"rank {rank} of 2\n" in text
+        np.testing.assert_allclose(losses(text), alone, rtol=1e-5)
 
 
 @pytest.mark.slow
-def test_msrun_on_one_host(example: Example, alone: np.ndarray) -> None:
-    example.run("msrun_single.sh", example.data)
-    for rank in range(2):
-        check_equal((example.home / "log_output" / f"worker_{rank}.log").read_text(), rank, alone)
-
-
-@pytest.mark.slow
-def test_msrun_on_two_hosts(example: Example, net: HostNet, alone: np.ndarray) -> None:
-    words = (net.address(0), example.data)
-    jobs = [example.start(f"msrun_{host + 1}.sh", *words, prefix=tuple(net.prefix(host))) for host in range(2)]
+def test_msrun_on_one_host_and_on_two(example: Example, host_net: HostNet, alone: np.ndarray) -> None:
+    logs = example.home / "log_output"
+    ended_well(example.start("msrun_single.sh", example.data))
+    check_equal(alone, logs / "worker_0.log", logs / "worker_1.log")
+    words = (host_net.address(0), example.data)
+    jobs = [example.start(f"msrun_{host + 1}.sh", *words, prefix=tuple(host_net.prefix(host))) for host in range(2)]
     for job in jobs:
         ended_well(job)
-    for rank, name in enumerate(("worker_0.log", "node_1/worker_1.log")):
-        check_equal((example.home / "log_output" / name).read_text(), rank, alone)
+    check_equal(alone, logs / "worker_0.log", logs / "node_1" / "worker_1.log")
 
 
 @pytest.mark.slow
-def test_msrun_over_ssh(example: Example, alone: np.ndarray) -> None:
-    with SshNet(2) as net:
-        prefix, home = tuple(net.prefix(net.control)), str(net.home)
-        ended_well(example.start("run_ssh.sh", "host0:1,host1:1", example.data, prefix=prefix, HOME=home))
-    for rank in range(2):
-        check_equal((example.home / "log_output" / f"worker_{rank}.log").read_text(), rank, alone)
+def test_msrun_over_ssh(example: Example, ssh_net: SshNet, alone: np.ndarray) -> None:
+    prefix, home = tuple(ssh_net.prefix(ssh_net.control)), str(ssh_net.home)
+    ended_well(example.start("run_ssh.sh", "host0:1,host1:1", example.data, prefix=prefix, HOME=home))
+    check_equal(alone, *(example.home / "log_output" / f"worker_{rank}.log" for rank in range(2)))
 
 
 @pytest.mark.slow
-def test_dynamic_cluster_on_one_host(example: Example, alone: np.ndarray) -> None:
-    ended = example.run("run_dynamic_cluster.sh")
+def test_dynamic_cluster_on_one_host_and_on_two(example: Example, host_net: HostNet, alone: np.ndarray) -> None:
+    ended = ended_well(example.start("run_dynamic_cluster.sh"))
     assert ended.stdout.endswith(b"training success\n")
-    check_equal(ended.stdout.decode(), 0, alone)
     logs = example.cwd / "log_output"
-    check_equal((logs / "worker_1" / "worker_1.log").read_text(), 1, alone)
+    check_equal(alone, ended.stdout.decode(), logs / "worker_1" / "worker_1.log")
     scheduler = (logs / "scheduler" / "scheduler.log").read_text()
     assert "all workers have left" in scheduler and "loss" not in scheduler
+    jobs = [
+        example.start(
+            "run_dynamic_cluster.sh", "2", host_net.address(0), str(host), "1", prefix=tuple(host_net.prefix(host))
+        )
+        for host in (1, 0)
+    ]
+    check_equal(alone, *(ended_well(job).stdout.decode() for job in jobs[::-1]))
 
 
 @pytest.mark.slow
-def test_dynamic_cluster_on_two_hosts(example: Example, net: HostNet, alone: np.ndarray) -> None:
-    words = ("run_dynamic_cluster.sh", "2", net.address(0))
-    jobs = [example.start(*words, str(host), "1", prefix=tuple(net.prefix(host))) for host in (1, 0)]
-    for host, job in zip((1, 0), jobs, strict=True):
-        check_equal(ended_well(job).stdout.decode(), host, alone)
-
-
-@pytest.mark.slow
-def test_rank_table_on_one_host(example: Example, alone: np.ndarray) -> None:
-    ended = example.run("run.sh", example.data, "2")
+def test_rank_table_on_one_host_and_of_two(example: Example, host_net: HostNet, alone: np.ndarray) -> None:
+    ended = ended_well(example.start("run.sh", example.data, "2"))
     assert ended.stdout.endswith(b"training success\n")
-    check_equal(ended.stdout.decode(), 0, alone)
-    check_equal((example.cwd / "device1" / "train.log1").read_text(), 1, alone)
+    check_equal(alone, ended.stdout.decode(), example.cwd / "device1" / "train.log1")
     assert "DEVICE_ID=1\n" in (example.cwd / "device1" / "env.log").read_text()
     assert sorted(path.name for path in example.cwd.iterdir()) == ["device0", "device1"]
-
-
-@pytest.mark.slow
-def test_rank_table_of_two_hosts(example: Example, net: HostNet, alone: np.ndarray) -> None:
     table = example.cwd / "table.json"
     servers = [
-        {"server_id": net.address(host), "device": [{"device_id": str(4 + host), "rank_id": str(host)}]}
+        {"server_id": host_net.address(host), "device": [{"device_id": str(4 + host), "rank_id": str(host)}]}
         for host in range(2)
     ]
     table.write_text(json.dumps({"version": "1.0", "server_count": "2", "server_list": servers, "status": "completed"}))
     words = ("run_cluster.sh", example.data, table.name, "2")
-    jobs = [example.start(*words, str(rank), prefix=tuple(net.prefix(rank))) for rank in (1, 0)]
-    for rank, job in zip((1, 0), jobs, strict=True):
-        check_equal(ended_well(job).stdout.decode(), rank, alone)
+    jobs = [example.start(*words, str(rank), prefix=tuple(host_net.prefix(rank))) for rank in (1, 0)]
+    check_equal(alone, *(ended_well(job).stdout.decode() for job in jobs[::-1]))
     assert "DEVICE_ID=5\n" in (example.cwd / "device_1" / "env.log").read_text()
 
 
 @pytest.mark.slow
-@NEEDS_MPIRUN
-def test_mpirun_on_one_host(example: Example, alone: np.ndarray) -> None:
-    example.run("run_mpirun.sh")
-    for rank in range(2):
-        check_equal((example.home / "log_output" / "1" / f"rank.{rank}" / "stdout").read_text(), rank, alone)
-
-
-@pytest.mark.slow
-@NEEDS_MPIRUN
-def test_mpirun_on_two_hosts(example: Example, net: HostNet, alone: np.ndarray) -> None:
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun; apt-get install openmpi-bin")
+def test_mpirun_on_one_host_and_on_two(example: Example, host_net: HostNet, alone: np.ndarray) -> None:
     """A shell takes the place of ssh."""
-    lines = [f'{net.address(host)}) exec ip netns exec {net.namespace(host)} bash -c "$*";;' for host in range(2)]
+    logs = [example.home / "log_output" / "1" / f"rank.{rank}" / "stdout" for rank in range(2)]
+    ended_well(example.start("run_mpirun.sh"))
+    check_equal(alone, *logs)
+    spaces = {host_net.address(host): host_net.namespace(host) for host in range(2)}
+    lines = [f'{address}) exec ip netns exec {space} bash -c "$*";;' for address, space in spaces.items()]
     agent = example.home.parent / "rsh"
     agent.write_text("\n".join(["#!/bin/bash", "host=$1", "shift", "case $host in", *lines, "esac"]) + "\n")
     agent.chmod(0o755)
-    hosts = example.cwd / "hosts"
-    hosts.write_text("".join(f"{net.address(host)} slots=1\n" for host in range(2)))
+    (example.cwd / "hosts").write_text("".join(f"{address} slots=1\n" for address in spaces))
     agent_of_mpirun = {"OMPI_MCA_plm_rsh_agent": str(agent)}
-    ended_well(example.start("run_mpirun.sh", "2", hosts.name, prefix=tuple(net.prefix(0)), **agent_of_mpirun))
-    for rank in range(2):
-        check_equal((example.home / "log_output" / "1" / f"rank.{rank}" / "stdout").read_text(), rank, alone)
+    ended_well(example.start("run_mpirun.sh", "2", "hosts", prefix=tuple(host_net.prefix(0)), **agent_of_mpirun))
+    check_equal(alone, *logs)
 
 
 NO_TRAINING = """
@@ -225,42 +190,36 @@ while who != "1" or not pathlib.Path("fail").exists():
     time.sleep(0.01)
 sys.exit(7)
 """
-RANK_TABLE = ("run.sh", ["", "2"], ["device0", "device1"], "rank 1", "train.log1")
-DYNAMIC = (
-    "run_dynamic_cluster.sh",
-    [],
-    [f"log_output/{name}" for name in ("worker_0", "worker_1", "scheduler")],
-    "worker 1",
-    "worker_1.log",
+METHODS = {
+    # name: script, words, folders of its processes, what it calls the second, its log
+    "table": ("run.sh", ["", "2"], ["device0", "device1"], "rank 1", "train.log1"),
+    "dynamic": (
+        "run_dynamic_cluster.sh",
+        [],
+        [f"log_output/{name}" for name in ("worker_0", "worker_1", "scheduler")],
+        "worker 1",
+        "worker_1.log",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "signum"), [("table", 0), ("dynamic", 0), ("table", signal.SIGINT), ("dynamic", signal.SIGTERM)]
 )
-
-
-@pytest.mark.parametrize(("script", "words", "folders", "name", "log"), [RANK_TABLE, DYNAMIC], ids=["table", "dynamic"])
-def test_failed_rank_ends_all_and_gives_the_status(
-    example: Example, script: str, words: list[str], folders: list[str], name: str, log: str
-) -> None:
-    example.replace_program(NO_TRAINING)
+def test_failed_rank_or_a_signal_ends_all_and_gives_the_status(example: Example, method: str, signum: int) -> None:
+    script, words, folders, name, log = METHODS[method]
+    (example.home / "train.py").write_text(NO_TRAINING)
     job = example.start(script, *words)
     job.wait_for(*(example.cwd / folder / "begun" for folder in folders))
+    if signum:
+        job.send(signum)
+        assert job.finish(DEADLINE_S).code == 128 + signum
+        return
     (example.cwd / folders[1] / "fail").touch()
     ended = job.finish(DEADLINE_S)
     assert ended.code == 7
     assert f"{name} failed with exit code 7, see {example.cwd}/{folders[1]}/{log}\n" in ended.stderr
     assert ended.stdout.endswith(b"training failed\n")
-
-
-@pytest.mark.parametrize(
-    ("method", "signum"), [(RANK_TABLE, signal.SIGINT), (DYNAMIC, signal.SIGTERM)], ids=["table", "dynamic"]
-)
-def test_interrupted_script_ends_all_ranks(
-    example: Example, method: tuple[str, list[str], list[str], str, str], signum: int
-) -> None:
-    script, words, folders, *_ = method
-    example.replace_program(NO_TRAINING)
-    job = example.start(script, *words)
-    job.wait_for(*(example.cwd / folder / "begun" for folder in folders))
-    job.send(signum)
-    assert job.finish(DEADLINE_S).code == 128 + signum
 
 
 def test_wrong_words_are_told(example: Example) -> None:

@@ -33,7 +33,6 @@ LEFT_OUT = (
     "tests/e2e/test_package.py",
     "tests/e2e/test_fleet_chaos.py",
     "tests/e2e/test_launch_chaos.py",
-    "tests/e2e/test_rehearsal_chaos.py",
     "tests/e2e/test_launch_fuzz.py",
     "tests/e2e/test_runtime_random_networks.py",
     "tests/e2e/test_runtime_random_training.py",

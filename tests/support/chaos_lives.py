@@ -5,19 +5,19 @@ MSRUN_CHAOS_SEED=N repeats a run, a failure names it; a quarter of MSRUN_CHAOS_C
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from signal import Signals
 
 from chaos_places import Place, find
-from job_runner import Finished, Running, is_alive, wait_until
+from job_runner import Finished, Running, is_alive, parent_of, wait_until
 
 ROUNDS_PER_TEST = 5
 CASES = int(os.environ.get("MSRUN_CHAOS_CASES") or 40) // 4
@@ -36,7 +36,7 @@ def rounds(number: int) -> Iterator[int]:
     yield from range(number * ROUNDS_PER_TEST, min(CASES, (number + 1) * ROUNDS_PER_TEST))
 
 
-@contextmanager
+@contextlib.contextmanager
 def named(plan: object, index: int) -> Iterator[None]:
     """Have a failure say what was done, and how it is done again."""
     print(f"MSRUN_CHAOS_SEED={SEED}, round {index}: {plan}")
@@ -118,11 +118,12 @@ class Round:
         return self.hit.endings
 
 
-def plan_round(seed: str, *, has_network: bool) -> Round:
-    """Return the round of a seed. Pure: the same seed gives the same round."""
-    draw = random.Random(seed)
+def plan_round(seed: str, index: int, *, has_network: bool) -> Round:
+    """Return a round of a seed: what is hit comes in turns, all else is drawn. Pure."""
+    draw = random.Random(f"{seed}-{index}")
+    hits = [hit for hit in HITS if has_network or not hit.needs_network]
     return Round(
-        hit=draw.choice([hit for hit in HITS if has_network or not hit.needs_network]),
+        hit=hits[(random.Random(seed).randrange(len(hits)) + index) % len(hits)],
         host=draw.randrange(Round.hosts),
         max_restarts=draw.choice((0, 1)),
         delay_s=draw.uniform(0, 0.2),
@@ -177,7 +178,8 @@ def send(pids: list[int], signum: Signals) -> None:
     """Send a signal to those of the processes that are there still."""
     for pid in pids:
         if is_alive(pid):
-            os.kill(pid, signum)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signum)
 
 
 def judge(endings: tuple[tuple[int, str], ...], finished: Finished) -> None:
@@ -297,8 +299,3 @@ def inflict(loss: Loss, workers: list[int], place: Place, job: Running) -> None:
         os.kill(pid_of["agent"](), signal.SIGSTOP)
     else:
         os.kill(pid_of[loss.target](), signal.SIGKILL)
-
-
-def parent_of(pid: int) -> int:
-    """Return the parent of a process."""
-    return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])

@@ -9,12 +9,13 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import pytest
+from job_runner import Finished, JobRunner, Running
 
 NETWORK = "10.77"
 DEADLINE_S = 30.0
@@ -127,19 +128,8 @@ class HostNet:
     def limit(self, host: int, rate: str) -> None:
         """Let a host send no more than `rate`, such as 1mbit."""
         bucket = ("tbf", "rate", rate, "burst", "16kb", "latency", "200ms")
-        _run(
-            [
-                shutil.which("tc") or "/usr/sbin/tc",
-                "-n",
-                self.namespace(host),
-                "qdisc",
-                "replace",
-                "dev",
-                "eth0",
-                "root",
-                *bucket,
-            ]
-        )
+        tc = shutil.which("tc") or "/usr/sbin/tc"
+        _run([tc, "-n", self.namespace(host), "qdisc", "replace", "dev", "eth0", "root", *bucket])
 
     def _port(self, host: int) -> str:
         return f"{self._name}v{host}"
@@ -183,3 +173,35 @@ class HostNet:
             lines += [f"link del {self._port(host)}", f"netns del {self.namespace(host)}"]
         command = ["ip", "-force", "-batch", "-"]
         subprocess.run(command, input="\n".join(lines), text=True, capture_output=True, timeout=DEADLINE_S, check=False)
+
+
+class TypedHosts:
+    """Starts msrun on each host, all in one directory, as on a shared disk."""
+
+    def __init__(self, runner: JobRunner, net: HostNet, cwd: Path) -> None:
+        self.runner = runner
+        self.net = net
+        self.cwd = cwd
+
+    def start(self, host: int, *words: str | Path, node: int = -1, master: int = 0, **env: str) -> Running:
+        """Start msrun on a host. `node`: its --node_rank, if it is given one, and where its logs will be."""
+        numbered = [] if node < 0 else [f"--node_rank={node}"]
+        log_dir = "log_output" if node <= 0 else f"log_output/node_{node}"
+        place = [f"--master_addr={self.net.address(master)}", *numbered]
+        return self.runner.start(*place, *words, cwd=self.cwd, prefix=self.net.prefix(host), log_dir=log_dir, env=env)
+
+    def start_all(self, locals_: Sequence[int], *words: str | Path) -> list[Running]:
+        """Start nodes 0, 1, ... with so many workers each."""
+        size = f"--worker_num={sum(locals_)}"
+        return [
+            self.start(node, size, f"--local_worker_num={count}", *words, node=node)
+            for node, count in enumerate(locals_)
+        ]
+
+    def run_all(self, locals_: Sequence[int], *words: str | Path) -> list[Finished]:
+        """Run them to their ends."""
+        return [job.finish() for job in self.start_all(locals_, *words)]
+
+    def wait_for_workers(self, jobs: Sequence[Running], count: int) -> None:
+        """Wait until workers/wait.py has begun everywhere."""
+        jobs[0].wait_for(*(self.cwd / f"ready_{rank}" for rank in range(count)))

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+WORKERS = REPOSITORY / "tests" / "workers"
 WORKER_PATH = os.pathsep.join(str(REPOSITORY / name) for name in ("", "tests", "tests/support", "tests/cases"))
 """PYTHONPATH of a worker that imports what stands in tests/, as `pythonpath` in pyproject.toml has it for the tests."""
 DEADLINE_S = float(os.environ.get("DEADLINE_S", "60"))
@@ -56,9 +57,23 @@ def wait_until(condition: Callable[[], Any], what: str, deadline_s: float = DEAD
 def is_alive(pid: int) -> bool:
     """Return whether a process runs; a zombie does not."""
     try:
-        return Path("/proc", str(pid), "stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
+        return state_of(pid) != "Z"
     except OSError:
         return False
+
+
+def stat_of(pid: int) -> list[str]:
+    """Return the fields of a process from its state on; proc(5)."""
+    return Path("/proc", str(pid), "stat").read_bytes().rpartition(b")")[2].decode().split()
+
+
+def state_of(pid: int) -> str:
+    """Return the letter of a process's state."""
+    return stat_of(pid)[0]
+
+
+def parent_of(pid: int) -> int:
+    return int(stat_of(pid)[1])
 
 
 def latest_job(log_dir: Path) -> Path:
@@ -101,6 +116,10 @@ class Finished:
     def errors(self) -> list[str]:
         """msrun's own error lines."""
         return [line for line in self.stderr.splitlines() if line.startswith("msrun: error:")]
+
+
+RunHere = Callable[..., Finished]
+"""What the fixture `msrun_here` is: it runs a command in this process."""
 
 
 class Running:
@@ -153,7 +172,7 @@ class Running:
 
     def pid_of_fork_server(self) -> int:
         """Return the process id of the parent of worker 0."""
-        return int(Path("/proc", str(self.pid_of("0")), "stat").read_bytes().rpartition(b")")[2].split()[1])
+        return parent_of(self.pid_of("0"))
 
     def finish(self, deadline_s: float = DEADLINE_S) -> Finished:
         """Wait for the end."""
@@ -325,10 +344,10 @@ class JobRunner:
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and leaders:
                 try:
-                    fields = (entry / "stat").read_bytes().rpartition(b")")[2].split()
+                    fields = stat_of(int(entry.name))
                 except OSError:
                     continue
-                if int(fields[3]) in leaders and fields[0] != b"Z":
+                if int(fields[3]) in leaders and fields[0] != "Z":
                     found.append(int(entry.name))
         return found
 

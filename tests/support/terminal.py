@@ -41,10 +41,10 @@ class Terminal:
         )
         os.close(slave)
 
-    def read_until(self, words: bytes | None) -> None:
-        """Read until these words have appeared, or to the end of the terminal."""
+    def read_until(self, words: bytes | None, count: int = 1) -> None:
+        """Read until these words have appeared so often, or to the end of the terminal."""
         end = time.monotonic() + DEADLINE_S
-        while words is None or words not in self.text:
+        while words is None or self.text.count(words) < count:
             assert time.monotonic() < end, self.text
             if select.select([self._master], [], [], 0.2)[0]:
                 try:

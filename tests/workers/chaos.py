@@ -1,7 +1,7 @@
 """chaos.py MANNER FAMILY: make ready_<rank>, wait for `go` (end with 0) or fail_<rank> (end with 7).
 
 MANNER on TERM: `plain` dies, `tidy` ends with 0 after a moment, `stubborn` ignores it. FAMILY: `alone`, or a child and
-a double-forked daemon that are `meek` or `stubborn`.
+a double-forked daemon that are `meek` or `stubborn`; child_<rank> and daemon_<rank> hold their ids.
 """
 
 import os
@@ -16,20 +16,23 @@ def leave(*_: object) -> None:
     sys.exit(0)
 
 
-def linger() -> None:
+def linger(role: str) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN if sys.argv[2] == "stubborn" else signal.SIG_DFL)
+    path = Path(f"{role}_{os.environ['RANK']}")
+    path.with_suffix(".new").write_text(str(os.getpid()))
+    path.with_suffix(".new").rename(path)
     time.sleep(600)
     os._exit(0)
 
 
 def start_family() -> None:
     if os.fork() == 0:
-        linger()
+        linger("child")
     middle = os.fork()
     if middle == 0:
         os.setsid()
         if os.fork() == 0:
-            linger()
+            linger("daemon")
         os._exit(0)
     os.waitpid(middle, 0)
 

@@ -1,4 +1,4 @@
-"""Say that we are here by making ready_<rank> and wait; `ignore-term` and `ignore-int` do not go when asked to."""
+"""Say that we are here by making ready_<rank> and wait; `ignore-term` does not go when asked to."""
 
 import os
 import signal
@@ -8,7 +8,5 @@ from pathlib import Path
 
 if "ignore-term" in sys.argv:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-if "ignore-int" in sys.argv:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 Path(f"ready_{os.environ['RANK']}").touch()
 time.sleep(600)

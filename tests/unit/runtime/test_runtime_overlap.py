@@ -185,9 +185,6 @@ def test_where_both_are_about_equal_two_copies_are_at_least_1_4_times_as_fast(
     assert two.now <= 1.2 * max(two.computed, two.moved)
 
 
-@pytest.mark.slow
-def test_four_copies_hide_no_less_than_two(step_time: Callable[..., Clock]) -> None:
-    assert step_time(4, 2.0).now <= step_time(2, 2.0).now
 
 
 def test_deferred_weights_hide_messages_of_the_way_back_even_with_one_copy(step_time: Callable[..., Clock]) -> None:

@@ -132,14 +132,6 @@ def test_optimizer_parallel_divides_parameters_and_state_and_level3_gathers_twic
     assert len(price(graph, decisions, DEVICE, StepSpec({weight: (0, 1)}, regathers=True)).gathers) == 2
 
 
-@pytest.mark.slow
-def test_the_update_takes_what_the_memory_takes_and_bytes_do_not_depend_on_the_device() -> None:
-    graph, given, _ = transformer(2, 2)
-    decisions = decide(graph, MESH, given)
-    slow = replace(DEVICE, memory_bandwidth=DEVICE.memory_bandwidth / 100)
-    first, second = price(graph, decisions, DEVICE), price(graph, decisions, slow)
-    assert second.update_s == pytest.approx(100 * first.update_s)
-    assert second.traffic == first.traffic and second.memory_bytes == first.memory_bytes
 
 
 @pytest.mark.slow
@@ -176,7 +168,3 @@ def test_parts_of_an_inner_dimension_are_copied_beside_their_message(
     )
 
 
-def test_strategies_that_cannot_be_are_refused_before_they_are_priced() -> None:
-    graph, given, _ = transformer(4, 1)
-    with pytest.raises(StrategyError):
-        decide(graph, MESH, replace(given, strategies={"blocks.0.up": OperatorStrategy(((3, 1, 1), (1, 1)))}))

@@ -114,16 +114,8 @@ def test_parameters_that_others_read_too_are_not_a_regions_own() -> None:
     assert parameters_of(program, regions) == {"first.up.bias", "first.down.weight"}
 
 
-@pytest.mark.parametrize(
-    ("path", "right"), [("a.b", "a.b"), ("a.b.c", "a.b"), ("a", None), ("a.bc", None), (None, None), ("d", "d")]
-)
-def test_operator_belongs_to_the_recomputed_module_around_it(path: str | None, right: str | None) -> None:
-    assert find_module(path, {"a.b": RecomputeSpec(), "d": RecomputeSpec()}) == right
 
 
-def test_everything_lies_in_a_recomputed_network() -> None:
-    assert find_module("a.b", {"": RecomputeSpec()}) == ""
-    assert find_module("", {"": RecomputeSpec()}) == ""
 
 
 def test_parent_and_child_cannot_both_be_recomputed() -> None:

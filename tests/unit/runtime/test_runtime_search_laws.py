@@ -62,21 +62,6 @@ class Wide(nn.Module):
         return x + self.down(torch.relu(self.up(x)))
 
 
-class Layers(nn.Module):
-    """Attention and a gated pair of layers, three times: more choices than a window has."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = nn.ModuleList(Attention() for _ in range(3))
-        self.gate, self.up, self.down = (
-            nn.ModuleList(nn.Linear(*size, bias=False) for _ in range(3)) for size in ((64, 256), (64, 256), (256, 64))
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        for attention, gate, up, down in zip(self.attention, self.gate, self.up, self.down, strict=True):
-            x = x + attention(x)
-            x = x + down(torch.sigmoid(gate(x)) * up(x).softmax(-1))
-        return x
 
 
 def _mean_square(y: Tensor) -> Tensor:
@@ -164,21 +149,6 @@ def test_exact_searches_find_the_best_of_all_plans_and_the_others_come_near(
         assert gap <= 0.05
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("device", one_fast(H100, SLOW_LINKS), ids=lambda device: device.name)
-def test_the_other_searches_come_near_the_optimum_of_a_stack_that_is_longer_than_a_window(
-    device: DeviceProfile,
-) -> None:
-    problem = problem_of(captured(Layers(), (8, 16, 64)), 8, device)
-    assert len(problem.variables) > WIDTH
-    best = problem.seconds(solve_dynamic(problem))
-    for how, choice in (
-        ("recursive_programming", solve_recursive(problem, build_mesh(8))),
-        ("sharding_propagation", solve_propagation(problem)),
-    ):
-        gap = problem.seconds(choice) / best - 1
-        print(f"{len(problem.variables)} choices on 8 devices, {device.name}: {how} is {gap:.2%} above the optimum")
-        assert -1e-12 <= gap <= 0.05
 
 
 @settings(max_examples=60, deadline=None)
@@ -267,15 +237,6 @@ def test_memory_is_never_exceeded_and_more_of_it_never_takes_longer(
     assert refused and before < math.inf
 
 
-@pytest.mark.parametrize("name", one_fast("wide", "mlp", "attention"))
-def test_more_bandwidth_never_takes_longer(name: str) -> None:
-    before = math.inf
-    for factor in (0.01, 0.1, 1.0, 10.0):
-        link = replace(H100.in_host, bytes_per_s=H100.in_host.bytes_per_s * factor)
-        problem = problem_of(graph_of(name), 4, replace(H100, in_host=link))
-        seconds = problem.seconds(solve_dynamic(problem))
-        assert seconds <= before * (1 + 1e-12)
-        before = seconds
 
 
 @pytest.mark.parametrize(
@@ -362,18 +323,6 @@ def test_a_users_strategy_is_one_of_the_constraints() -> None:
     assert {tuple(sorted(split)) for split in fixed[0].splits} == {("b0", "n")}
 
 
-@pytest.mark.slow
-def test_layers_that_look_alike_are_priced_once() -> None:
-    network = nn.Sequential(*(Wide() for _ in range(6)))
-    mesh = build_mesh(2)
-    works = LocalWorks(mesh)
-    graph = captured(network, (32, 256))
-    build_problem(graph, constraints_of(graph, mesh), H100, StepSpec(), works, GradientFlow(graph, works))
-    many = len(works._known)
-    works = LocalWorks(mesh)
-    graph = captured(nn.Sequential(Wide(), Wide()), (32, 256))
-    build_problem(graph, constraints_of(graph, mesh), H100, StepSpec(), works, GradientFlow(graph, works))
-    assert many == len(works._known)
 
 
 class Clock:
@@ -420,19 +369,6 @@ def test_an_unknown_way_to_search_is_refused() -> None:
         SearchSpec("dynamic", H100)
 
 
-def test_the_network_of_the_end_to_end_cases_is_searched_alike_with_its_loss() -> None:
-    network, batch = searched_training.build("mlp")
-    assert isinstance(network, WithLoss)
-    graph = capture(
-        find_target(network), batch, {}, input_shapes=[tuple(each.shape) for each in batch], parameter_shapes={}
-    )
-    mesh = build_mesh(4)
-    given = Constraints([TensorLayout.replicated(each.dim()) for each in batch])
-    spec = SearchSpec("auto", PROFILES["cpu"])
-    first = search(graph, mesh, given, spec, lambda _, *, shards_all: StepSpec())
-    again = search(graph, mesh, given, spec, lambda _, *, shards_all: StepSpec())
-    assert first.plan.splits == again.plan.splits
-    assert first.plan.price.seconds <= first.data_parallel.seconds
 
 
 def searched_for(settings: SearchSettings) -> str:

@@ -54,26 +54,6 @@ def groups_of(cut: LocalProgram, names: dict[str, int]) -> dict[str, int]:
 ONE_GROUP = {"up.weight": 0, "up.bias": 0, "down.weight": 0}
 
 
-def test_text_of_a_tensor_parallel_program_shows_every_operator_and_collective() -> None:
-    cut = program(tensor_parallel=True)
-    segments = cut_segments(cut, groups_of(cut, ONE_GROUP))
-    lines = [line for number, segment in enumerate(segments) for line in render_segment(number, segment)]
-    steps = [line.split(" = ")[-1].partition("(")[0].partition(" of ")[0] for line in lines]
-    assert [step.partition(": reads")[0] for step in steps] == [
-        "segment 0",
-        "enter over axes 0,1",
-        "segment 1",
-        "aten.linear.default",
-        "aten.relu.default",
-        "aten.linear.default",
-        "reduce_scatter dim 0 over axes 0,1",
-        "segment 2",
-        "aten.pow.Tensor_Scalar",
-        "aten.mean.default",
-        "aten.div.Scalar",
-        "all_reduce over axes 0,1",
-    ]
-    assert "segment 0: reads nothing" in "\n".join(lines)
 
 
 def run(cut: LocalProgram, segments: list[Segment], values: dict[str, Tensor]) -> Tensor:
@@ -170,15 +150,6 @@ def test_number_of_labels_that_needs_a_parameter_comes_when_that_is_there() -> N
     assert sum(len(segment.crossings) for segment in segments) == 2
 
 
-def test_program_without_collectives_is_one_segment() -> None:
-    network = Network()
-    graph = capture(find_target(network), [torch.ones(4, 8)], {}, input_shapes=[(4, 8)], parameter_shapes={})
-    alone = partition(
-        graph, build_mesh(1), input_layouts=[TensorLayout.replicated(2)], strategies={}, output_batch_axes=()
-    )
-    (segment,) = cut_segments(alone, groups_of(alone, ONE_GROUP))
-    assert segment.crossings == []
-    assert len(segment.writes) == 1
 
 
 def test_view_of_a_parameter_holds_its_group_to_the_last_reader() -> None:

@@ -84,12 +84,5 @@ def test_a_graph_that_was_priced_has_its_symbols_again() -> None:
     assert symbols_of(graph.graph) == before != []
 
 
-def test_what_hides_in_an_unknown_object_is_refused() -> None:
-    graph = fx.Graph()
-    graph.call_function(operator.add, (graph.placeholder("x"), object()))
-    with pytest.raises(TypeError, match="object in a local program"):
-        settle(graph)
 
 
-def test_a_divisor_of_numbers_is_the_greatest_one() -> None:
-    assert common_divisor(12, 18) == 6

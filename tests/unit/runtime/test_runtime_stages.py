@@ -259,10 +259,6 @@ def test_operators_of_a_later_capture_stay_in_their_stages_where_no_parameter_sa
     assert assign_stages(second, 3, placed, "placed", before.by_name).by_name == before.by_name
 
 
-def test_more_stages_than_operators_are_refused() -> None:
-    _, graph = captured_graph()
-    with pytest.raises(StrategyError, match=r"16 operators of the network depend on parameters, too few for 17 stages"):
-        assign_stages(graph, 17, {}, "")
 
 
 # -- equal cost --------------------------------------------------------------------------------------------------------
@@ -366,9 +362,6 @@ def test_results_that_are_no_scalars_are_joined_by_rows() -> None:
     assert join_values([torch.ones(1, 2), torch.zeros(1, 2)], 0.5).tolist() == [[1, 1], [0, 0]]
 
 
-def test_tensors_given_by_name_are_cut_too() -> None:
-    x, y = torch.randn(6, 3), torch.randn(6, 3)
-    torch.testing.assert_close(Pipeline(nn.PairwiseDistance(), 2)(x, x2=y), nn.PairwiseDistance()(x, y))
 
 
 def test_names_of_parameters_and_of_checkpoints_are_the_networks(tmp_path: Path) -> None:

@@ -101,13 +101,6 @@ def test_an_error_of_msrun_that_was_made_of_the_users_is_told_where_that_was_rai
     assert text == f"uncaught CaptureError at {HERE}:2: not captured: odd"
 
 
-def test_one_that_only_came_up_while_another_was_handled_is_told_where_it_was_raised(
-    raised_by: Callable[..., str],
-) -> None:
-    text = raised_by(
-        "try:", "    {}['x']", "except KeyError:", "    raise StrategyError('no')", StrategyError=StrategyError
-    )
-    assert text == f"uncaught StrategyError at {HERE}:4: no"
 
 
 def test_causes_of_the_users_errors_follow_with_their_lines_and_notes(raised_by: Callable[..., str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,12 +70,12 @@ def loss_of(scores: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(scores, F.one_hot(labels, 6).to(scores.dtype) * 0.9 + 0.1 / 6)
 
 
-def captured_graph() -> tuple[WithLoss, CapturedGraph]:
+def captured_graph(network: nn.Module | None = None) -> tuple[WithLoss, CapturedGraph]:
     torch.manual_seed(0)
-    network = WithLoss(Network(), loss_of)
+    whole = WithLoss(network or Network(), loss_of)
     inputs = [torch.ones(4, 6), torch.zeros(4, dtype=torch.int64)]
     shapes = [tuple(tensor.shape) for tensor in inputs]
-    return network, capture(find_target(network), inputs, {}, input_shapes=shapes, parameter_shapes={})
+    return whole, capture(find_target(whole), inputs, {}, input_shapes=shapes, parameter_shapes={})
 
 
 def cut(
@@ -136,19 +136,13 @@ def test_values_travel_no_further_than_their_last_reader_and_carry_gradients_bac
     assert {value.nbytes for value in values.values() if value.shape == (4, 8)} == {4 * 8 * 4}
 
 
-def test_what_is_computed_of_labels_alone_is_in_the_stage_that_reads_it() -> None:
-    network, graph = captured_graph()
-    _, _, stages = cut(network, graph, assign_stages(graph, 3, {}, ""), 3)
-    assert [stage.user_inputs for stage in stages] == [(0,), (), (1,)]
-    assert "one_hot" in str(stages[2].program.graph)
-
-
-def test_tied_parameter_is_held_by_the_stages_that_read_it() -> None:
+def test_labels_and_tied_parameters_are_in_the_stages_that_read_them() -> None:
     network, graph = captured_graph()
     program, _, stages = cut(network, graph, assign_stages(graph, 3, {}, ""), 3)
+    assert [stage.user_inputs for stage in stages] == [(0,), (), (1,)]
+    assert "one_hot" in str(stages[2].program.graph), "what is computed of labels alone"
     holders = holders_of(program, stages)
-    assert holders["network.first.weight"] == (0, 2)
-    assert holders["network.first.bias"] == (0,)
+    assert (holders["network.first.weight"], holders["network.first.bias"]) == ((0, 2), (0,))
 
 
 def test_change_of_layout_belongs_to_its_reader_so_that_borders_carry_parts() -> None:
@@ -181,21 +175,13 @@ def stages_of_modules(graph: CapturedGraph, assignment: StageAssignment) -> dict
 
 def test_modules_go_where_the_user_says_and_the_innermost_name_decides() -> None:
     network, graph = captured_graph()
-    pipeline = Pipeline(network, 2, {"blocks": 0, "blocks.2": 1, "blocks.3": 2})
+    pipeline = Pipeline(network, 2, {"blocks": 0, "blocks.2": 1, "blocks.3": 2, "idle": 1})
+    network.network.idle = nn.Identity()
     pins, notes = pin_modules(graph, pipeline.network, pipeline, 3)
     found = stages_of_modules(graph, assign_stages(graph, 3, pins, "stage_config"))
     assert [found[f"blocks.{i}.0"] for i in range(4)] == [{0}, {0}, {1}, {2}]
     assert found["first"] == {0}
-    assert notes == []
-
-
-def test_modules_without_operators_are_noted() -> None:
-    network, graph = captured_graph()
-    pipeline = Pipeline(network, 2, {"first": 0, "blocks.3": 1, "idle": 1})
-    network.network.idle = nn.Identity()
-    pins, notes = pin_modules(graph, network, pipeline, 2)
     assert notes == ["modules of stage_config that compute nothing: idle"]
-    assert len(set(assign_stages(graph, 2, pins, "").stage_of.values())) == 2
 
 
 @pytest.mark.parametrize(
@@ -259,23 +245,16 @@ def test_operators_of_a_later_capture_stay_in_their_stages_where_no_parameter_sa
     assert assign_stages(second, 3, placed, "placed", before.by_name).by_name == before.by_name
 
 
-
-
 # -- equal cost --------------------------------------------------------------------------------------------------------
 
 
 def test_cost_of_an_operator_is_its_operations() -> None:
     _, graph = captured_graph()
     calls = {node.name: operator_call(node) for node in graph.graph.nodes if node.op == "call_function"}
-    costs = {
-        name: operations(call.node.target, call.shapes, math.prod(call.output_shape)) for name, call in calls.items()
-    }
-    assert costs["linear"] == 2 * 4 * 8 * 6
-    assert costs["matmul"] == 2 * 4 * 6 * 8
-    assert costs["tanh"] == 4 * 8
-    assignment = assign_stages(graph, 1, {}, "")
+    costs = {name: operations(c.node.target, c.shapes, math.prod(c.output_shape)) for name, c in calls.items()}
+    assert (costs["linear"], costs["matmul"], costs["tanh"]) == (2 * 4 * 8 * 6, 2 * 4 * 6 * 8, 4 * 8)
     parameters = 4 * (6 * 8 + 8 + 4 * (8 * 8 + 8)) * OPERATIONS_PER_BYTE
-    assert assignment.costs == (pytest.approx(sum(costs.values()) + parameters),)
+    assert assign_stages(graph, 1, {}, "").costs == (pytest.approx(sum(costs.values()) + parameters),)
 
 
 @settings(max_examples=150)
@@ -311,10 +290,7 @@ def test_buffer_is_held_by_the_stage_that_reads_it() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.second(torch.tanh(self.first(x) + self.early)) + self.late
 
-    network = WithLoss(Shifted(), loss_of)
-    inputs = [torch.ones(4, 6), torch.zeros(4, dtype=torch.int64)]
-    shapes = [tuple(tensor.shape) for tensor in inputs]
-    graph = capture(find_target(network), inputs, {}, input_shapes=shapes, parameter_shapes={})
+    network, graph = captured_graph(Shifted())
     _, _, stages = cut(network, graph, assign_stages(graph, 2, {}, ""), 2)
     assert [[name.rpartition(".")[2] for name in stage.program.buffers] for stage in stages] == [["early"], ["late"]]
 
@@ -334,22 +310,13 @@ def losses(micro_size: int, compat: str, copies: int = 1) -> tuple[Tensor, Tenso
     return loss.detach(), gradient
 
 
-@pytest.mark.parametrize("micro_size", [1, 2, 3, 6])
-def test_mean_of_micro_batches_is_the_loss_of_the_whole_batch(micro_size: int) -> None:
-    torch.testing.assert_close(losses(micro_size, "torch"), losses(0, "torch"), rtol=1e-12, atol=1e-14)
-
-
-@pytest.mark.parametrize("micro_size", [1, 2, 3, 6])
-def test_mindspores_loss_is_the_sum_of_micro_batches_and_its_gradient_the_means(micro_size: int) -> None:
-    loss, gradient = losses(micro_size, "mindspore")
-    right, right_gradient = losses(0, "torch")
-    torch.testing.assert_close((loss, gradient), (right * micro_size, right_gradient), rtol=1e-12, atol=1e-14)
-
-
-def test_copies_inside_micro_batches_are_added_up_for_mindspore_with_their_gradients() -> None:
-    loss, gradient = losses(3, "mindspore", copies=2)
-    right, right_gradient = losses(0, "torch")
-    torch.testing.assert_close((loss, gradient), (right * 6, right_gradient * 2), rtol=1e-12, atol=1e-14)
+@pytest.mark.parametrize(("micro_size", "copies"), [(1, 1), (2, 1), (3, 1), (6, 1), (3, 2)])
+def test_loss_of_micro_batches_is_that_of_the_whole_batch_or_mindspores_sum(micro_size: int, copies: int) -> None:
+    """MindSpore adds up the losses of micro batches and copies, and the gradients of copies alone."""
+    right, gradient = losses(0, "torch")
+    torch.testing.assert_close(losses(micro_size, "torch", copies), (right, gradient), rtol=1e-12, atol=1e-14)
+    mindspores = (right * micro_size * copies, gradient * copies)
+    torch.testing.assert_close(losses(micro_size, "mindspore", copies), mindspores, rtol=1e-12, atol=1e-14)
 
 
 def test_results_that_are_no_scalars_are_joined_by_rows() -> None:
@@ -362,8 +329,6 @@ def test_results_that_are_no_scalars_are_joined_by_rows() -> None:
     assert join_values([torch.ones(1, 2), torch.zeros(1, 2)], 0.5).tolist() == [[1, 1], [0, 0]]
 
 
-
-
 def test_names_of_parameters_and_of_checkpoints_are_the_networks(tmp_path: Path) -> None:
     network = nn.Sequential(nn.Linear(4, 2))
     step = AutoParallel(Pipeline(WithLoss(network, F.mse_loss), 2))
@@ -372,38 +337,39 @@ def test_names_of_parameters_and_of_checkpoints_are_the_networks(tmp_path: Path)
     assert {name for name in load_checkpoint(path) if "weight" in name or "bias" in name} == {"0.weight", "0.bias"}
 
 
-@pytest.mark.parametrize("number", [0, -1, 1.0, True, "2", None])
-def test_number_of_micro_batches_must_be_whole_and_above_0(number: Any) -> None:
-    with pytest.raises(StrategyError, match=r"Pipeline\(micro_size=.*\): must be a whole number above 0"):
-        Pipeline(nn.Linear(1, 1), number)
-
-
-@pytest.mark.parametrize("stage", [-1, 1.0, True, "0"])
-def test_stage_of_a_module_must_be_a_whole_number(stage: Any) -> None:
-    with pytest.raises(StrategyError, match=r"stage_config\['weight'\] = .*: must be a whole number, 0 or more"):
-        Pipeline(nn.Linear(1, 1), 1, {"weight": stage})
-
-
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("ask", "message"),
     [
-        ({"stages": 0}, r"pipeline\(stages=0\): must be a whole number above 0"),
-        ({"stages": True}, r"pipeline\(stages=True\): must be a whole number above 0"),
-        ({"interleave": 1}, r"pipeline\(interleave=1\): must be True or False"),
-        ({"output_broadcast": "yes"}, r"pipeline\(output_broadcast='yes'\): must be True or False"),
-        ({"scheduler": "1f1"}, r"did you mean 1f1b"),
-        ({"scheduler": "gpipe", "interleave": True}, r"use \"1f1b\" or \"zero_bubble\" with it"),
+        *(
+            (
+                lambda n=number: Pipeline(nn.Linear(1, 1), n),
+                r"Pipeline\(micro_size=.*\): must be a whole number above 0",
+            )
+            for number in (0, -1, 1.0, True, "2", None)
+        ),
+        *(
+            (
+                lambda s=stage: Pipeline(nn.Linear(1, 1), 1, {"weight": s}),
+                r"\['weight'\] = .*: must be a whole number, 0",
+            )
+            for stage in (-1, 1.0, True, "0")
+        ),
+        (lambda: pipelined(stages=0), r"pipeline\(stages=0\): must be a whole number above 0"),
+        (lambda: pipelined(stages=True), r"pipeline\(stages=True\): must be a whole number above 0"),
+        (lambda: pipelined(interleave=1), r"pipeline\(interleave=1\): must be True or False"),
+        (lambda: pipelined(output_broadcast="yes"), r"pipeline\(output_broadcast='yes'\): must be True or False"),
+        (lambda: pipelined(scheduler="1f1"), r"did you mean 1f1b"),
+        (lambda: pipelined(scheduler="gpipe", interleave=True), r"use \"1f1b\" or \"zero_bubble\" with it"),
+        (lambda: PipelineSpec(stages=3).ranks_per_stage(8), "8 ranks cannot be divided into 3 equal stages"),
     ],
 )
-def test_wrong_setting_is_refused_at_once(settings: dict[str, Any], message: str) -> None:
+def test_wrong_setting_is_refused_at_once(ask: Callable[[], Any], message: str) -> None:
     with pytest.raises(StrategyError, match=message):
-        AutoParallel(nn.Linear(1, 1)).pipeline(**settings)
+        ask()
 
 
-def test_world_must_divide_into_stages() -> None:
-    assert PipelineSpec(stages=4).ranks_per_stage(8) == 2
-    with pytest.raises(StrategyError, match="8 ranks cannot be divided into 3 equal stages"):
-        PipelineSpec(stages=3).ranks_per_stage(8)
+def pipelined(**settings: Any) -> AutoParallel:
+    return AutoParallel(nn.Linear(1, 1)).pipeline(**settings)
 
 
 def test_groups_that_members_make_are_named_after_their_ranks_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,9 +197,12 @@ def test_get_tells_what_was_set_else_what_is_done() -> None:
         get_auto_parallel_context("device_number")
 
 
-def test_context_belongs_to_its_task() -> None:
+def test_context_belongs_to_its_task_and_what_the_caller_says_stands_before_it() -> None:
     contextvars.copy_context().run(set_auto_parallel_context, parallel_mode="data_parallel")
     assert get_auto_parallel_context("parallel_mode") == "stand_alone"
+    set_auto_parallel_context(parallel_mode="data_parallel", compat="mindspore")
+    own = parallel("hybrid_parallel", compat="torch").settings
+    assert (own.parallel_mode, own.compat) == ("hybrid_parallel", "torch")
 
 
 def test_auto_parallel_takes_its_defaults_from_the_context() -> None:
@@ -218,8 +221,6 @@ def test_auto_parallel_takes_its_defaults_from_the_context() -> None:
     assert settings.dataset_strategy == "full_batch"
     assert settings.gradient_fp32_sync is False
     assert settings.hsdp == HsdpSpec(2, 0, "level2")
-    own = parallel("hybrid_parallel", compat="torch").settings
-    assert (own.parallel_mode, own.compat) == ("hybrid_parallel", "torch"), "what the caller says stands before it"
     set_auto_parallel_context(force_fp32_communication=True)
     assert parallel().settings.gradient_fp32_sync is True
     reset_auto_parallel_context()

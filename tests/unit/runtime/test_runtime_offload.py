@@ -319,8 +319,6 @@ def test_optimizer_of_a_user_may_look_at_its_groups_as_it_likes() -> None:
     assert (optimizer.steps, optimizer.param_groups[0]["count"], optimizer.param_groups[1]["count"]) == (2, 2, 0)
 
 
-
-
 def _count_to(number: int, done: list[int]) -> None:
     for value in range(number):
         done.append((torch.ones(2) + value).numel())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -10,11 +9,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from hypothesis import given
-from hypothesis import strategies as st
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
-from msrun.errors import CaptureError, StrategyError
+from msrun.errors import CaptureError
 from msrun.runtime import SoftmaxCrossEntropyExpand, WithLoss, shard
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import CapturedGraph, find_target
@@ -24,11 +21,8 @@ from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.partition.partition import partition
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
-from msrun.runtime.sharding.operators.elementwise import Elementwise
 from msrun.runtime.sharding.operators.registry import REPLICATED, find_rule
-from msrun.runtime.sharding.operators.rule import Form, OperatorCall, operator_call, summed_axes
-from msrun.runtime.sharding.operators.selection import triangle
-from msrun.runtime.sharding.operators.shape import dimension_groups
+from msrun.runtime.sharding.operators.rule import Form, OperatorCall, operator_call
 
 
 class Calls(nn.Module):
@@ -117,69 +111,6 @@ def test_size_of_a_reshaped_run_is_what_both_sides_can_be_cut_into() -> None:
     assert form.can_split("r0", 2)
     assert not form.can_split("r0", 3)
     assert not form.can_split("r0", 4)
-
-
-def test_input_that_lacks_a_cut_label_is_entered() -> None:
-    form = form_of(F.linear, (4, 8), (2, 8), (2,))
-    split = {"b0": (0,), "n": (1,), "k": (2,)}
-    assert form.entered(0, split) == (1,)
-    assert form.entered(1, split) == (0,)
-    assert form.entered(2, split) == (0,), "a bias is added when the sum over k is whole"
-    assert summed_axes(form, split) == (2,)
-
-
-
-
-def test_both_sides_of_a_product_may_be_one_tensor_with_two_layouts() -> None:
-    (call,) = calls_of(lambda x: x @ x, (4, 4))
-    assert call.tensors[0] is call.tensors[1]
-    graph = fx.Graph()
-    left, right = graph.placeholder("left"), graph.placeholder("right")
-
-    class Build:
-        @staticmethod
-        def call(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-            return graph.call_function(target, args, kwargs)
-
-    local = REPLICATED.local_call(call, Build(), [left, right])  # type: ignore[arg-type]
-    assert local.args == (left, right)
-
-
-def test_elementwise_rule_serves_only_operators_that_return_one_new_tensor() -> None:
-    aten = torch.ops.aten
-    assert isinstance(find_rule(aten.relu.default), Elementwise)
-    assert isinstance(find_rule(aten.where.self), Elementwise)
-    assert isinstance(find_rule(aten.__and__.Tensor), Elementwise), "has no tag of torch"
-    assert isinstance(find_rule(aten.sinh.default), Elementwise), "has a tag only"
-    for target in (aten.relu_.default, aten.add_.Tensor, aten.add.out, aten.topk.default, aten.sort.default):
-        assert not isinstance(find_rule(target), Elementwise)
-
-
-@st.composite
-def reshapes(draw: st.DrawFn) -> tuple[list[int], list[int]]:
-    """Draw two shapes of one size: the same factors, grouped in two ways."""
-    factors = draw(st.lists(st.sampled_from([1, 2, 3, 5]), max_size=6))
-
-    def grouped() -> list[int]:
-        shape: list[int] = []
-        for factor in factors:
-            if shape and draw(st.booleans()):
-                shape[-1] *= factor
-            else:
-                shape.append(factor)
-        return shape
-
-    return grouped(), grouped()
-
-
-@given(reshapes())
-def test_runs_of_dimensions_cover_both_shapes_in_order_with_equal_products(shapes: tuple[list[int], list[int]]) -> None:
-    source, target = shapes
-    groups = dimension_groups(source, target)
-    assert [i for left, _ in groups for i in left] == list(range(len(source)))
-    assert [j for _, right in groups for j in right] == list(range(len(target)))
-    for left, right in groups:
-        assert math.prod([source[i] for i in left]) == math.prod([target[j] for j in right])
 
 
 L, S, HEADS, E = 12, 10, 4, 6
@@ -294,11 +225,6 @@ def test_samples_and_classes_may_both_be_cut_and_scores_are_never_gathered(spars
     ]
 
 
-def test_cut_that_does_not_fit_names_the_dimension() -> None:
-    with pytest.raises(StrategyError, match="dimension 1 of input 0 has size 4, which 3 does not divide"):
-        partitioned(((1, 3), (1,)), sparse=True)
-
-
 def sparse_program(network: nn.Module, shape: tuple[int, ...] = (4,)) -> LocalProgram:
     return run(graph_of(network, shape, integers=(0,)), strategies_of(network))
 
@@ -366,15 +292,3 @@ def test_linear_on_flattened_rows_keeps_its_shape_when_a_reader_wants_it_flat() 
         "aten.reshape.default",
         "aten.linear.default",
     ]
-
-
-@pytest.mark.parametrize("is_upper", [True, False])
-@pytest.mark.parametrize("diagonal", [-1, 0, 2])
-@pytest.mark.parametrize("place", range(4))
-def test_part_of_a_triangle_is_that_part_of_the_whole(is_upper: bool, diagonal: int, place: int) -> None:
-    whole = torch.arange(1.0, 49.0).reshape(2, 4, 6)
-    row, column = divmod(place, 2)
-    part = whole[:, 2 * row : 2 * row + 2, 3 * column : 3 * column + 3]
-    found = triangle(part, torch.tensor(place), (2, 2), (0,), (1,), diagonal, is_upper)
-    right = (whole.triu if is_upper else whole.tril)(diagonal)[:, 2 * row : 2 * row + 2, 3 * column : 3 * column + 3]
-    assert torch.equal(found, right)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +16,7 @@ from msrun.runtime import AutoParallel, recompute, shard
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import CapturedGraph, find_target
 from msrun.runtime.parallel.given_strategies import strategies_of
-from msrun.runtime.parallel.recomputation import choose_recomputed, recomputed_in
+from msrun.runtime.parallel.recomputation import recomputed_in
 from msrun.runtime.partition.decide import Constraints, decide
 from msrun.runtime.partition.local_values import local_values, parameter_memory
 from msrun.runtime.partition.partition import lower, partition
@@ -25,7 +24,6 @@ from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.schedule.replay import (
     RecomputeSpec,
     Replay,
-    SavedResults,
     find_regions,
     forgetting,
     parameters_of,
@@ -34,7 +32,7 @@ from msrun.runtime.schedule.replay import (
 from msrun.runtime.schedule.segments import Segment, cut_segments
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 from msrun.runtime.sharding.operators.rule import apply_collective, find_module
-from msrun.runtime.sharding.sizes import settle, settled
+from msrun.runtime.sharding.sizes import settle
 
 
 class Network(nn.Module):
@@ -157,13 +155,6 @@ def test_number_of_labels_leaves_before_anything_is_computed_and_is_read_last(na
     readers = [i for i, segment in enumerate(segments) if first.crossings[0].result in segment.reads]
     assert readers == [len(segments) - 1]
     assert [crossing.result for crossing in last.crossings] == [cut.outputs[0].name]
-
-
-def test_number_of_labels_that_needs_a_parameter_comes_when_that_is_there() -> None:
-    cut = classifier(nn.Parameter(torch.ones(5), requires_grad=False))
-    segments = cut_segments(cut, groups_of(cut, {**TWO_GROUPS, "weight": 2}))
-    assert segments[0].crossings == []
-    assert sum(len(segment.crossings) for segment in segments) == 2
 
 
 def test_view_of_a_parameter_holds_its_group_to_the_last_reader() -> None:
@@ -298,21 +289,6 @@ def test_wrong_words_of_recompute_are_refused(ask: Callable[[], Any], text: str)
         ask()
 
 
-def test_search_leaves_the_users_own_choice_alone() -> None:
-    program = program_of(Blocks())
-    tried: list[set[str]] = []
-
-    class Bytes:
-        def __init__(self, paths: Any) -> None:
-            tried.append(set(paths))
-            self.peak_bytes = 100 - 30 * len(paths)
-
-    fixed = {"first.up": RecomputeSpec()}
-    chosen = choose_recomputed(program, fixed, 50, Bytes)  # type: ignore[arg-type]
-    assert set(chosen) == {"first.up", "second"}
-    assert all("first" not in paths and "first.up" in paths for paths in tried)
-
-
 class CountsCalls(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -342,14 +318,6 @@ def test_what_was_forgotten_cannot_be_used_for_a_gradient() -> None:
         loss = (weight * weight).sum()
     with pytest.raises(RuntimeError, match="before it was run again"):
         loss.backward()
-
-
-def test_saved_results_ask_for_every_operator_of_a_segment_and_for_nothing_else() -> None:
-    asked: list[object] = []
-    module = torch.fx.symbolic_trace(lambda x: torch.relu(x) + 1)
-    results = SavedResults(lambda target: bool(asked.append(target)))
-    assert results.run(module, [torch.ones(2)], again=False).tolist() == [2.0, 2.0]
-    assert asked == [torch.relu, operator.add]
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:Raw Sym")
@@ -407,11 +375,3 @@ def test_a_program_for_any_size_computes_what_the_network_does(rows: int, tokens
     given = {"input_0": x, "p_layer_weight": network.layer.weight, "p_layer_bias": network.layer.bias}
     (result,) = segment.run(*(given[name] for name in segment.reads))
     torch.testing.assert_close(result, network(x))
-
-
-def test_a_graph_that_was_priced_has_its_symbols_again() -> None:
-    graph = sized()
-    before = symbols_of(graph.graph)
-    with settled(graph.graph):
-        assert not symbols_of(graph.graph)
-    assert symbols_of(graph.graph) == before != []

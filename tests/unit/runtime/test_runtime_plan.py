@@ -7,7 +7,6 @@ import importlib
 import itertools
 import json
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,8 +20,7 @@ from msrun.errors import StrategyError
 from msrun.runtime import AutoParallel, ParallelPlan, shard
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import CapturedGraph, find_target
-from msrun.runtime.cost.devices import PROFILES, DeviceProfile
-from msrun.runtime.cost.operators import TensorSpec
+from msrun.runtime.cost.devices import PROFILES
 from msrun.runtime.parallel.compilation.build_call import activations_of
 from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.parallel.modes.replica_plan import build_lone_plan
@@ -39,7 +37,6 @@ from msrun.runtime.partition.collective_messages import (
 from msrun.runtime.partition.decide import Constraints, decide
 from msrun.runtime.partition.decisions import Decisions, Use
 from msrun.runtime.partition.local_values import local_values
-from msrun.runtime.partition.local_work import LocalCollective
 from msrun.runtime.partition.parameter_uses import ParameterUses
 from msrun.runtime.partition.partition import lower
 from msrun.runtime.partition.price import Price, StepSpec, price
@@ -236,37 +233,3 @@ def test_optimizer_parallel_divides_parameters_and_state_and_level3_gathers_twic
     assert [str(each.message) for each in cut.gathers] == [f"all_gather of {size // 4} B by 4 ranks"]
     assert f"reduce_scatter of {size} B by 4 ranks" in [str(each.message) for each in cut.sums]
     assert len(price(graph, decisions, DEVICE, StepSpec({weight: (0, 1)}, regathers=True)).gathers) == 2
-
-
-@pytest.mark.slow
-def test_gradients_pay_one_start_a_bucket_and_large_ones_their_own() -> None:
-    graph, given, _ = transformer(4, 1)
-    decisions, starting = decide(graph, MESH, given), replace(DEVICE, in_host=replace(DEVICE.in_host, start_s=1.0))
-
-    def starts(step: StepSpec, device: DeviceProfile = starting) -> int:
-        plain, other = (price(graph, decisions, each, step).sums for each in (DEVICE, device))
-        return round(sum(each.seconds for each in other) - sum(each.seconds for each in plain))
-
-    assert starts(StepSpec(alone_bytes=0), replace(DEVICE, wait_s=1.0)) == 1, "a step waits for all of them once"
-
-    joined = starts(StepSpec(bucket_bytes=None))
-    parameters = price(graph, decisions, DEVICE).sums
-    large = max(each.message.bytes for each in parameters)
-    alone = sum(each.message.bytes >= large for each in parameters)
-    assert starts(StepSpec(bucket_bytes=None, alone_bytes=large)) == joined + alone
-    assert starts(StepSpec(alone_bytes=0)) == joined - 1 + len(parameters)
-    assert joined < starts(StepSpec(bucket_bytes=2 * large)) < joined - 1 + len(parameters)
-
-
-@pytest.mark.parametrize(
-    ("kind", "dim", "forward", "backward"),
-    [("gather_enter", 0, [], []), ("gather_enter", 1, [128], [128]), ("gather", 1, [128], []), ("slice", 1, [], [32])],
-)
-def test_parts_of_an_inner_dimension_are_copied_beside_their_message(
-    kind: Any, dim: int, forward: list[int], backward: list[int]
-) -> None:
-    spec = TensorSpec((2, 4), torch.float32)
-    assert LocalCollective(Collective(kind, MESH.axes, dim), spec, has_gradient=True).copies(MESH) == (
-        forward,
-        backward,
-    )

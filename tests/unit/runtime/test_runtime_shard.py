@@ -67,9 +67,6 @@ def kinds(program: LocalProgram) -> list[str]:
     return [str(node.kwargs["collective"]).split()[0] for nodes in program.collectives for node in nodes]
 
 
-# -- what shard takes ---------------------------------------------------------------------------------------------
-
-
 LISTS = "give one tuple of whole numbers above 0 for each input"
 
 
@@ -115,9 +112,6 @@ def test_parameter_that_does_not_exist_is_warned_about_with_the_nearest_name() -
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         shard(Mlp(), ((1, 1),), parameter_plan={"self.fc1.weight": (2, 1)})
-
-
-# -- which operator is meant --------------------------------------------------------------------------------------
 
 
 def test_strategy_of_an_operator_that_is_called_in_a_network_is_that_of_the_call() -> None:
@@ -229,9 +223,6 @@ def test_operator_in_fewer_parts_than_ranks_is_repeated_and_said_so() -> None:
     assert [o.repeats for o in product(((2, 2), (2, 1))).operators] == [1]
 
 
-# -- values between layouts ---------------------------------------------------------------------------------------
-
-
 def product(inputs: Any, out: Any = None) -> LocalProgram:
     return local_program(Calls(shard(torch.matmul, inputs, out)))
 
@@ -278,9 +269,6 @@ def test_strict_refuses_traffic_that_nobody_asked_for_and_names_both_ends() -> N
     assert "out_strategy=((4, 1),)" in text
     shard(network[0], ((1, 1), (4, 1)), ((4, 1),))
     assert kinds(local_program(network, is_strict=True))[:1] == ["exchange"]
-
-
-# -- what follows an operator with a strategy ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -339,9 +327,6 @@ def test_bags_are_cut_unless_what_is_about_all_of_them_is_read_too() -> None:
         assert {str(getattr(source, "target", None)) for source in taken} == {"aten.embedding_bag.default"}
 
 
-# -- parameters in several layouts --------------------------------------------------------------------------------
-
-
 def test_parameter_is_stored_as_its_uses_need_least_traffic() -> None:
     columns = shard(torch.matmul, ((1, 1), (1, 4)))
     whole = shard(torch.matmul, ((4, 1), (1, 1)))
@@ -357,9 +342,6 @@ def test_parameter_that_is_stored_already_keeps_its_layout() -> None:
     assert program.parameters["weight"].layout == stored["weight"]
     assert "gather_enter" in kinds(program)
     assert {r.producer for r in program.redistributions if r.bytes} >= {"parameter weight"}
-
-
-# -- what a program moves -----------------------------------------------------------------------------------------
 
 
 def test_gradients_are_told_only_where_they_come_back() -> None:

@@ -49,9 +49,6 @@ def keeping(workers: int, servers: int = 0) -> Iterator[tuple[Meeting, Keeper]]:
         yield meeting, keeper
 
 
-# -- who has come, and who gets which rank ----------------------------------------------------------------------------
-
-
 class Store(dict[str, str]):
     """A store of a keeper that nobody reaches."""
 
@@ -109,9 +106,6 @@ def test_missing_are_named_by_rank_where_ranks_are_known(came: list[str], text: 
     assert text in keeper_of(keys, 6, 1)._describe_missing()
     keys = {f"worker/{number}": f"10.0.0.{number + 1}" for number in range(10)}
     assert keeper_of(keys, 20)._describe_missing().endswith("10.0.0.8 with 1 and 2 more"), "many are counted"
-
-
-# -- over sockets -----------------------------------------------------------------------------------------------------
 
 
 def test_scheduler_gives_ranks_and_ends_when_all_have_left(
@@ -234,16 +228,6 @@ def test_one_that_has_come_and_gone_is_missing_again(
         end_well(keeper, gathered, [threads.submit(come_again, meeting, rank) for rank in range(2)])
         early.exception(FOREVER_S)
     assert "rank 0 (test 0, 127.0.0.1) has gone again" in capfd.readouterr().err
-
-
-def test_rank_whose_process_died_while_it_took_it_is_given_back(
-    threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "REPORT_EVERY_S", 0.05)
-    with keeping(2) as (meeting, keeper):
-        keeper.store.set("worker/0", module.json.dumps(["dead", "127.0.0.1", "", "x"]))
-        gathered = threads.submit(keeper.gather, FOREVER_S)
-        end_well(keeper, gathered, [threads.submit(come_again, meeting, rank) for rank in range(2)])
 
 
 def come_again(meeting: Meeting, rank: int) -> Joined:

@@ -141,21 +141,10 @@ def test_torch_still_numbers_the_forwards_of_the_last_rank_wrongly() -> None:
 def test_number_that_torch_would_refuse_is_refused_in_words(
     name: str, ranks: int, chunks: int, micro_size: int, message: str
 ) -> None:
-    with pytest.raises(StrategyError, match=message):
+    with pytest.raises(StrategyError, match=message) as caught:
         build_schedule(name, ranks, chunks, micro_size)
-
-
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "eager_1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev"])
-def test_what_is_accepted_is_what_torch_accepts(name: str) -> None:
-    """Nothing that passes the check may fail in torch, and the nearest legal number is legal."""
-    chunks = default_chunks(name, interleave=False)
-    for ranks in (1, 2, 3, 4):
-        for micro_size in range(1, 14):
-            try:
-                build_schedule(name, ranks, chunks, micro_size)
-            except StrategyError as error:
-                if "nearest" in str(error):
-                    build_schedule(name, ranks, chunks, int(str(error).rpartition(" ")[2]))
+    if "nearest" in message:
+        build_schedule(name, ranks, chunks, int(str(caught.value).rpartition(" ")[2]))
 
 
 def test_words_of_the_setter_choose_the_schedule() -> None:
@@ -313,7 +302,7 @@ def test_no_turn_ends_inside_a_span(slots: list[list[int]], spans: list[range], 
 DEPTH, WIDTH, BATCH, RANKS = 8, 8, 4, 2
 
 
-class Network(nn.Module):
+class Pairs(nn.Module):
     """Megatron's pairs: columns, then rows; one sum forward and one backward for each."""
 
     def __init__(self) -> None:
@@ -356,18 +345,10 @@ class Clock:
 
 
 def compile_on_one_rank(copies: int, *, overlaps_weights: bool = False) -> CompiledCall:
-    network = Network()
-    rows = BATCH // copies
-    whole = torch.ones(rows, WIDTH)
-    captured = capture(find_target(network), [whole], {}, input_shapes=[(rows, WIDTH)], parameter_shapes={})
-    mesh = build_mesh(RANKS)
-    program = partition(
-        captured,
-        mesh,
-        input_layouts=[TensorLayout.replicated(2)],
-        strategies=strategies_of(network),
-        output_batch_axes=(),
-    )
+    network, mesh, x = Pairs(), build_mesh(RANKS), torch.ones(BATCH // copies, WIDTH)
+    captured = capture(find_target(network), [x], {}, input_shapes=[tuple(x.shape)], parameter_shapes={})
+    given, layouts = strategies_of(network), [TensorLayout.replicated(2)]
+    program = partition(captured, mesh, input_layouts=layouts, strategies=given, output_batch_axes=())
     stored = {}
     for name, parameter in network.named_parameters():
         use = program.parameters[name]

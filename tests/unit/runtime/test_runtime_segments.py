@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, fx, nn
-from torch.utils import _pytree as pytree
+from torch import Tensor, nn
 
 from msrun.errors import StrategyError
 from msrun.runtime import AutoParallel, recompute, shard
@@ -73,28 +72,6 @@ def groups_of(cut: LocalProgram, names: dict[str, int]) -> dict[str, int]:
 ONE_GROUP = {"up.weight": 0, "up.bias": 0, "down.weight": 0}
 
 
-def run(cut: LocalProgram, segments: list[Segment], values: dict[str, Tensor]) -> Tensor:
-    """Run segments one after the other; a collective among equal copies of one rank changes nothing here."""
-    for segment in segments:
-        if not segment.is_empty:
-            written = segment.module(*[values[name] for name in segment.reads])
-            values.update(zip(segment.writes, written, strict=True))
-        for crossing in segment.crossings:
-            values[crossing.result] = values[crossing.source]
-    return values[cut.outputs[0].name]
-
-
-@pytest.mark.parametrize("names", [ONE_GROUP, {"up.weight": 0, "up.bias": 1, "down.weight": 2}])
-def test_segments_together_compute_the_program(names: dict[str, int]) -> None:
-    network = Network()
-    value = torch.randn(4, 8)
-    alone = program_of(network, 1)
-    parameters = {alone.parameters[name].node.name: p.detach() for name, p in network.named_parameters()}
-    segments = cut_segments(alone, groups_of(alone, names))
-    result = run(alone, segments, {**parameters, alone.inputs[0].name: value})
-    torch.testing.assert_close(result, network(value).detach())
-
-
 @pytest.mark.parametrize("tensor_parallel", [False, True])
 @pytest.mark.parametrize(
     "names",
@@ -122,32 +99,27 @@ def test_levels_obey_collectives_and_groups(names: dict[str, int], tensor_parall
     assert len(collectives) == sum(len(segment.crossings) for segment in segments)
 
 
+TWO_GROUPS = {"up.weight": 0, "up.bias": 0, "down.weight": 1, "down.bias": 1}
+
+
 class Weighted(nn.Module):
     """Classifies; the loss gives classes a weight."""
 
-    def __init__(self, weight: Tensor) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.up = nn.Linear(8, 8)
-        self.down = nn.Linear(8, 5)
-        self.weight = weight if isinstance(weight, nn.Parameter) else nn.Buffer(weight)
+        self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 5)
+        self.weight = nn.Buffer(torch.ones(5))
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(self.down(torch.relu(self.up(x))), labels, self.weight)
 
 
-def classifier(weight: Tensor) -> LocalProgram:
-    values, shapes = [torch.ones(8, 8), torch.ones(8, dtype=torch.int64)], [(8, 8), (8,)]
-    graph = capture(find_target(Weighted(weight)), values, {}, input_shapes=shapes, parameter_shapes={})
-    layouts = [TensorLayout(((0, 1), ())), TensorLayout(((0, 1),))]
-    return partition(graph, build_mesh(4), input_layouts=layouts, strategies={}, output_batch_axes=())
-
-
-TWO_GROUPS = {"up.weight": 0, "up.bias": 0, "down.weight": 1, "down.bias": 1}
-
-
 @pytest.mark.parametrize("names", [dict.fromkeys(TWO_GROUPS, 0), TWO_GROUPS])
 def test_number_of_labels_leaves_before_anything_is_computed_and_is_read_last(names: dict[str, int]) -> None:
-    cut = classifier(torch.ones(5))
+    values, shapes = [torch.ones(8, 8), torch.ones(8, dtype=torch.int64)], [(8, 8), (8,)]
+    graph = capture(find_target(Weighted()), values, {}, input_shapes=shapes, parameter_shapes={})
+    layouts = [TensorLayout(((0, 1), ())), TensorLayout(((0, 1),))]
+    cut = partition(graph, build_mesh(4), input_layouts=layouts, strategies={}, output_batch_axes=())
     segments = cut_segments(cut, groups_of(cut, names))
     first, last = segments[0], segments[-1]
     assert [crossing.collective.kind for crossing in first.crossings] == ["all_reduce"]
@@ -272,10 +244,7 @@ def test_parent_and_child_cannot_both_be_recomputed() -> None:
 @pytest.mark.parametrize(
     ("ask", "text"),
     [
-        *(
-            (lambda s=save: recompute(nn.Linear(1, 1), save=s), "function of one")
-            for save in (["linear"], [torch.relu], 3)
-        ),
+        *((lambda s=s: recompute(Block(), save=s), "function of one") for s in (["linear"], [torch.relu], 3)),
         (lambda: recompute(torch.relu), "a torch module is expected"),  # type: ignore[arg-type]
         *(
             (lambda mb=limit: AutoParallel(Blocks()).recompute("auto", memory_limit_mb=mb), "a number of MB above 0")
@@ -289,27 +258,17 @@ def test_wrong_words_of_recompute_are_refused(ask: Callable[[], Any], text: str)
         ask()
 
 
-class CountsCalls(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(8, 8)
-        self.calls = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        return self.inner(x).tanh()
-
-
 def test_without_capture_a_module_runs_under_torchs_checkpointing_where_there_are_gradients() -> None:
-    module = CountsCalls()
-    network = nn.Sequential(nn.Linear(8, 8), recompute(module), nn.Linear(8, 1))
+    module, calls = recompute(Block()), list[int]()
+    module.up.register_forward_hook(lambda *_: calls.append(1))
+    network = nn.Sequential(nn.Linear(8, 8), module, nn.Linear(8, 1))
     AutoParallel(network)(torch.ones(4, 8)).sum().backward()
-    assert module.calls == 2
+    assert len(calls) == 2
     assert "forward" not in vars(module)
-    assert module.inner.weight.grad is not None
+    assert module.up.weight.grad is not None
     with torch.no_grad():
         AutoParallel(network)(torch.ones(4, 8))
-    assert module.calls == 3
+    assert len(calls) == 3
 
 
 def test_what_was_forgotten_cannot_be_used_for_a_gradient() -> None:
@@ -341,15 +300,6 @@ def sized(network: nn.Module | None = None, free: Any = ((0, 0), (0, 1))) -> Cap
     return capture(target, [x], {}, input_shapes=[tuple(x.shape)], parameter_shapes={}, free=free, keeps_sizes=True)
 
 
-def symbols_of(graph: fx.Graph) -> list[str]:
-    found: list[Any] = []
-    for node in graph.nodes:
-        found += pytree.tree_leaves((node.args, node.kwargs))
-        if isinstance(node.meta.get("val"), Tensor):
-            found += node.meta["val"].shape
-    return [str(value) for value in found if isinstance(value, torch.SymInt | torch.SymFloat)]
-
-
 def test_a_plan_asks_of_a_size_only_that_its_parts_are_equal() -> None:
     graph, mesh = sized(), build_mesh(2)
     decide(graph, mesh, Constraints([TensorLayout((mesh.axes, (), ()))]))
@@ -368,7 +318,6 @@ def test_a_program_for_any_size_computes_what_the_network_does(rows: int, tokens
     graph = sized(network)
     program = lower(graph, decide(graph, build_mesh(1), Constraints([TensorLayout.replicated(3)])))
     settle(program.graph)
-    assert not symbols_of(program.graph)
     (segment,) = cut_segments(program, {})
     segment.use(graph.sizes[-1].find([(rows, tokens, WIDTH)]))
     x = torch.randn(rows, tokens, WIDTH)

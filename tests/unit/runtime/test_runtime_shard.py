@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -106,14 +105,6 @@ def test_sharded_function_computes_what_it_did_and_keeps_its_name() -> None:
     assert torch.equal(double(torch.ones(2, 2)), torch.full((2, 2), 2.0))
 
 
-def test_parameter_that_does_not_exist_is_warned_about_with_the_nearest_name() -> None:
-    with pytest.warns(UserWarning, match=r"no parameter 'fc1.wieght' \(did you mean fc1.weight\?\)"):
-        shard(Mlp(), ((1, 1),), parameter_plan={"fc1.wieght": (2, 1)})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        shard(Mlp(), ((1, 1),), parameter_plan={"self.fc1.weight": (2, 1)})
-
-
 def test_strategy_of_an_operator_that_is_called_in_a_network_is_that_of_the_call() -> None:
     multiply = shard(torch.matmul, ((2, 2), (2, 1)))
     program = local_program(Calls(lambda x, w: torch.matmul(multiply(x, w), w)))
@@ -173,49 +164,34 @@ def of_linear(out: Any) -> nn.Module:
     return nn.Sequential(shard(nn.Linear(8, 8), ((1, 1), (4, 1)), out))
 
 
-def of_product(*layouts: Any) -> nn.Module:
-    return Calls(shard(torch.matmul, layouts))
+def of_product(*layouts: Any, function: Any = torch.matmul, **more: Any) -> nn.Module:
+    return Calls(shard(function, layouts, **more))
+
+
+TWO = ((1, 1), (4, 1))
+FOREIGN: dict[str, Any] = {"function": lambda x, w: x @ w @ OTHERS.weight, "parameter_plan": {"weight": (4, 1)}}
 
 
 @pytest.mark.parametrize(
-    ("make", "texts"),
+    ("make", "text"),
     [
-        (lambda: of_linear(((3, 1),)), ["out_strategy of 0: dimension 0 has size 8, which 3 does not divide"]),
-        (lambda: of_linear(((4, 4),)), ["16 parts do not divide 4 ranks"]),
-        (lambda: of_linear(((4,),)), ["has 1 numbers for 2 dimensions"]),
-        (lambda: of_linear(((4, 1), (4, 1))), ["has 2 tuples for its 1 results"]),
-        (
-            lambda: nn.Sequential(shard(Mlp(), ((1, 1), (4, 1)))),
-            [
-                "strategy of 0 has 2 tuples for its 1 tensor inputs",
-                "aten.linear in 0.fc1, aten.linear in 0.fc2",
-                "_plan",
-            ],
-        ),
-        (
-            lambda: nn.Sequential(shard(nn.Identity(), ((1, 1), (4, 1)))),
-            ["it calls no operator: give one tuple"],
-        ),
-        (
-            lambda: of_product(LAYOUT("dp", "None"), LAYOUT("None", "dp")),
-            ["cuts two different dimensions of the work by one axis"],
-        ),
+        (lambda: of_linear(((3, 1),)), "out_strategy of 0: dimension 0 has size 8, which 3 does not divide"),
+        (lambda: of_linear(((4, 4),)), "16 parts do not divide 4 ranks"),
+        (lambda: of_linear(((4,),)), "has 1 numbers for 2 dimensions"),
+        (lambda: of_linear(((4, 1), (4, 1))), "has 2 tuples for its 1 results"),
+        (lambda: nn.Sequential(shard(Mlp(), TWO)), "0 has 2 tuples for its 1 .*linear in 0.fc1, .* in 0.fc2.*_plan"),
+        (lambda: nn.Sequential(shard(nn.Identity(), TWO)), "it calls no operator: give one tuple"),
+        (lambda: of_product(LAYOUT("dp", "None"), LAYOUT("None", "dp")), "two different dimensions of the work by one"),
         (
             lambda: of_product(LAYOUT("dp", "mp"), LAYOUT("dp", "None")),
-            ["dimension 0 of input 1 is cut by other axes than the same dimension"],
+            "0 of input 1 is cut by other axes than the same",
         ),
-        (
-            lambda: Calls(
-                shard(lambda x, w: x @ w @ OTHERS.weight, ((1, 1), (1, 1)), parameter_plan={"weight": (4, 1)})
-            ),
-            ["is none of the network's"],
-        ),
+        (lambda: of_product((1, 1), (1, 1), **FOREIGN), "is none of the network's"),
     ],
 )
-def test_strategy_that_cannot_be_is_refused(make: Callable[[], nn.Module], texts: list[str]) -> None:
-    with pytest.raises(StrategyError) as caught:
+def test_strategy_that_cannot_be_is_refused(make: Callable[[], nn.Module], text: str) -> None:
+    with pytest.raises(StrategyError, match=text):
         local_program(make())
-    assert all(text in str(caught.value) for text in texts)
 
 
 def test_operator_in_fewer_parts_than_ranks_is_repeated_and_said_so() -> None:

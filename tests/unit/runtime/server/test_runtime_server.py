@@ -9,9 +9,8 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -88,17 +87,13 @@ def test_messages_come_back_as_they_were_however_they_are_cut(
     described: list[tuple[torch.dtype, list[int]]], cuts: list[int], times: int
 ) -> None:
     tensors = [(torch.rand(shape) * 100).to(dtype) for dtype, shape in described]
+    tensors.append(torch.arange(12.0).reshape(3, 4).t()[::2])  # its elements do not lie side by side
     message = Message("step", {"shard": [1, 2], "text": "ü"}, tensors)
     found = read(joined(encode(message)) * times, cuts)
     assert len(found) == times
     for one in found:
         assert (one.kind, one.fields) == ("step", message.fields)
         assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(one.tensors, tensors, strict=True))
-
-
-def test_transposed_tensor_travels_as_its_elements() -> None:
-    tensor = torch.arange(12.0).reshape(3, 4).t()[::2]
-    assert torch.equal(read(joined(encode(Message("put", {}, [tensor]))))[0].tensors[0], tensor)
 
 
 @given(st.binary(min_size=1, max_size=200))
@@ -350,22 +345,9 @@ def test_optimizers_are_named_by_what_their_step_does() -> None:
         describe_group({"params": weight, "filter": lambda: 1})
 
 
-@dataclass
-class Served:
-    """A running server."""
-
-    process: subprocess.Popen[str]
-    token: bytes
-    address: str
-    port: int
-
-    def connect(self, rank: int, index: int = 0, token: bytes = b"") -> Connection:
-        """Connect as a worker."""
-        return Connection(index, self.address, self.port, token or self.token, rank)
-
-
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
+def served(tmp_path: Path) -> Iterator[Callable[..., Connection]]:
+    """A running server; connects to it as a worker."""
     token = secrets.token_hex(32)
     env = {
         **os.environ,
@@ -380,7 +362,12 @@ def served(tmp_path: Path) -> Iterator[Served]:
     assert process.stdout is not None
     match = re.search(r"listens on (\S+):(\d+)", process.stdout.readline())
     assert match is not None
-    yield Served(process, bytes.fromhex(token), match[1], int(match[2]))
+    address, port = match[1], int(match[2])
+
+    def connect(rank: int, index: int = 0, said: bytes = b"") -> Connection:
+        return Connection(index, address, port, said or bytes.fromhex(token), rank)
+
+    yield connect
     process.send_signal(signal.SIGTERM)
     assert process.wait(DEADLINE_S) == 0
     process.stdout.close()
@@ -391,8 +378,8 @@ def ask(connection: Connection, message: Message) -> Message:
     return connection.receive()
 
 
-def test_workers_are_served_whatever_others_say(served: Served) -> None:
-    first = served.connect(0)
+def test_workers_are_served_whatever_others_say(served: Callable[..., Connection]) -> None:
+    first = served(0)
     assert ask(first, Message("create", CREATE)).kind == "done"
     for rank, index, token, words in (
         (1, 0, secrets.token_bytes(32), "closed the connection"),
@@ -401,17 +388,17 @@ def test_workers_are_served_whatever_others_say(served: Served) -> None:
         (1, 1, b"", "it does not know the token of this job"),
     ):
         with pytest.raises(WorldError, match=words):
-            served.connect(rank, index, token)
+            served(rank, index, token)
     too_long = PREFIX.pack(MAGIC, 16, MAX_BODY_BYTES + 1)
     lies = joined(encode(Message("put", {}, [torch.zeros(4)])))[:-8] + b"\0" * 64
     for said in (too_long, b"\xff" * 64, lies):
-        wrong = served.connect(1)
+        wrong = served(1)
         wrong._stream.sendall(said)
         with pytest.raises(WorldError, match=r"parameter server 0 at 127\.0\.0\.1:\d+ is lost"):
             while True:  # what was well formed before it is answered
                 wrong.receive()
         wrong.close()
-    second = served.connect(1)
+    second = served(1)
     for connection in (first, second):
         assert ask(connection, Message("create", CREATE)).kind == "done"
     values = torch.arange(4.0).reshape(2, 2)
@@ -430,13 +417,6 @@ def _nothing_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     reset_ps_context()
     release()
-
-
-def test_context_keeps_what_was_set_until_it_is_reset() -> None:
-    set_ps_context(enable_ps=True, staleness=2)
-    assert (get_ps_context("enable_ps"), get_ps_context("staleness")) == (True, 2)
-    reset_ps_context()
-    assert (get_ps_context("enable_ps"), get_ps_context("staleness")) == (False, 0)
 
 
 @pytest.mark.parametrize(
@@ -464,6 +444,10 @@ def test_what_is_missing_is_named_one_after_the_other() -> None:
     set_ps_context(enable_ps=True)
     with pytest.raises(UsageError, match="in a job without parameter servers: start it with msrun --server_num"):
         set_param_ps(layer)
+    set_ps_context(staleness=2)
+    assert (get_ps_context("enable_ps"), get_ps_context("staleness")) == (True, 2)
+    reset_ps_context()
+    assert (get_ps_context("enable_ps"), get_ps_context("staleness")) == (False, 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

@@ -16,7 +16,7 @@ from msrun.runtime.execute.placement import Placement, placement_of
 from msrun.runtime.parts.part import Part, PartParameter, become_part
 from msrun.runtime.parts.part_functions import as_part
 from msrun.runtime.sharding.layout import Mesh, TensorLayout
-from msrun.runtime.tensors.plain_tensors import plain, plain_tensors
+from msrun.runtime.tensors.plain_tensors import plain
 
 
 def placement(name: str = "fc.weight", *, rank: int = 1, dim: int = 0, **changes: Any) -> Placement:
@@ -42,20 +42,6 @@ def test_even_parts_are_those_that_torch_makes(rows: int, bounds: tuple[int, ...
     if bounds:
         torchs = [len(part) for part in torch.zeros(rows, 6).chunk(2)]
         assert is_even is (torchs == [bounds[1], rows - bounds[1]])
-
-
-def test_names_of_torch_that_are_private_are_there() -> None:
-    assert torch._C.DisableTorchFunctionSubclass is plain_tensors
-    assert torch._C._disabled_torch_function_impl is nn.Parameter.__torch_function__
-    from torch.optim.optimizer import _foreach_supported_types as of_optimizers
-    from torch.utils._foreach_utils import _foreach_supported_types as of_foreach
-
-    assert torch.Tensor in of_optimizers
-    assert torch.Tensor in of_foreach
-    from torch._functorch import eager_transforms, vmap
-
-    assert callable(vmap._add_batch_dim)  # type: ignore[attr-defined]
-    assert callable(eager_transforms._wrap_for_grad)  # type: ignore[attr-defined]
 
 
 def test_parameter_becomes_a_part_and_stays_the_object_that_it_is() -> None:

@@ -30,9 +30,6 @@ from msrun.runtime.partition.collective_messages import (
     CollectiveTraffic,
     Message,
     Totals,
-    backward_message,
-    forward_message,
-    result_shape,
 )
 from msrun.runtime.partition.decide import Constraints, decide
 from msrun.runtime.partition.decisions import Decisions, Use
@@ -41,7 +38,6 @@ from msrun.runtime.partition.parameter_uses import ParameterUses
 from msrun.runtime.partition.partition import lower
 from msrun.runtime.partition.price import Price, StepSpec, price
 from msrun.runtime.partition.program import OperatorPlan
-from msrun.runtime.sharding.collective import Collective, Kind
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 from msrun.runtime.sharding.strategies import OperatorStrategy
 
@@ -102,32 +98,6 @@ def test_plan_prints_its_explanation() -> None:
     assert "      gather dim 0 over axes 0: forward all_gather of 64 B by 2 ranks" in text
     assert "1 parameter: forward all_gather of 32 B by 2 ranks, backward reduce_scatter of 64 B by 2 ranks" in text
     assert "what operators move, 2 times: 2 all_gather with 96 B, 1 reduce_scatter with 64 B" in text
-
-
-@pytest.mark.parametrize(
-    ("kind", "shape", "forward", "backward"),
-    [
-        ("all_reduce", (8, 6), ("all_reduce", 48), None),
-        ("enter", (8, 6), None, ("all_reduce", 48)),
-        ("gather", (32, 6), ("all_gather", 48), None),
-        ("gather_enter", (32, 6), ("all_gather", 48), ("reduce_scatter", 192)),
-        ("slice", (2, 6), None, ("all_gather", 12)),
-        ("reduce_scatter", (2, 6), ("reduce_scatter", 48), ("all_gather", 12)),
-        ("exchange", (2, 24), ("all_to_all", 48), ("all_to_all", 48)),
-    ],
-)
-def test_messages_of_a_collective_follow_from_its_shapes(
-    kind: Kind, shape: tuple[int, int], forward: Any, backward: Any
-) -> None:
-    """Of an (8, 6) part on 4 ranks; bytes of the input of each operation, in float32."""
-    mesh = build_mesh(4)
-    collective = Collective(kind, (0, 1), 0, 1)
-    assert result_shape(collective, (8, 6), mesh) == shape
-    for found, right in (
-        (forward_message(collective, (8, 6), torch.float32, mesh, 0), forward),
-        (backward_message(collective, (8, 6), torch.float32, mesh, 0), backward),
-    ):
-        assert found == (None if right is None else Message(right[0], right[1] * 4, 4))
 
 
 @pytest.mark.parametrize(("rows", "words"), [(2500, "2500 KB"), (91908, "89.8 MB"), (2**24 + 2**21, "18.0 GB")])

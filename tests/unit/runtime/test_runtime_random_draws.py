@@ -288,11 +288,8 @@ def rows_found(call: Callable[[Tensor], Tensor], rows: int = 4) -> list[int | No
     [
         (lambda x: x + torch.rand(4, 1), 0, 4),
         (lambda x: x + torch.rand(6), None, 4),
-        (lambda x: x + torch.rand(()), None, 4),
         (lambda x: x + torch.rand(12).sum(), LOST, 4),
-        (lambda x: x + torch.rand(3, 4, 1).sum(), LOST, 4),
         (lambda x: x * x.new_empty(4, 1).bernoulli_(0.5), 0, 4),
-        (lambda x: x * torch.zeros(4, 1).bernoulli_(0.5), 0, 4),
         (lambda x: x + torch.normal(torch.zeros(4, 6), torch.ones(4, 6)), 0, 4),
         (lambda x: x + torch.rand_like(x.t()).t(), 1, 4),
         (lambda x: x.sum() + torch.rand_like(x.t().reshape(-1)).sum(), LOST, 4),
@@ -303,18 +300,15 @@ def rows_found(call: Callable[[Tensor], Tensor], rows: int = 4) -> list[int | No
         (lambda x: F.dropout(x.t().flip(1)), 1, 4),
         (lambda x: F.dropout((x @ x.t()).softmax(-1) @ x), LOST, 4),
         (lambda x: F.dropout(x + (x @ x.t()).softmax(-1) @ x), 0, 4),
-        (lambda x: F.dropout(x.t() @ x), LOST, 4),
         # Operators without a rule, and functions of the user's.
         (lambda x: F.dropout(x.unfold(1, 2, 2)), 0, 4),
         (lambda x: F.dropout(x.index_add(1, torch.tensor([0, 2]), torch.ones_like(x[:, :2]))), 0, 4),
         (lambda x: F.dropout(Turned.apply(x)), 1, 4),
-        (lambda x: F.dropout(Turned.apply(x[:, :4])), 1, 4),
         (lambda x: F.dropout(Turned.apply(x).median(1).values), LOST, 4),
         (lambda x: torch.bernoulli(x.t().sigmoid().chunk(2)[0]), 1, 4),
         # One row is found as many are.
         (lambda x: F.dropout(x.unflatten(-1, (2, 3)).transpose(1, 2)), 0, 1),
         (lambda x: F.dropout(x.t().unsqueeze(0)), 2, 1),
-        (lambda x: F.dropout(x.view(-1)), 0, 1),
         (lambda x: F.dropout(x.t().reshape(-1)), LOST, 1),
     ],
 )
@@ -336,9 +330,12 @@ def test_network_whose_random_numbers_nobody_can_find_the_rows_of_runs_in_one_pa
             refuse_lost_rows(graph_of(call), 2)
 
 
+PLAIN = nn.GRU(6, 6, 2, dtype=torch.float64)
+
+
 def test_draws_are_numbered_in_the_order_of_the_network_without_those_that_draw_nothing() -> None:
     def call(x: Tensor) -> Tensor:
-        x = F.dropout(x, training=False) + F.dropout(x, 0.0) + F.rrelu(x)
+        x = F.dropout(x, training=False) + F.dropout(x, 0.0) + F.rrelu(x) + PLAIN(x.unsqueeze(1))[0][:, 0]
         first = F.dropout(x).t()
         second = F.dropout(first).reshape(-1) + torch.rand(24)
         return F.dropout(second).sum() + F.dropout(torch.ones(3)).sum()
@@ -348,9 +345,6 @@ def test_draws_are_numbered_in_the_order_of_the_network_without_those_that_draw_
 
 
 DROPPING = nn.GRU(6, 6, 2, dropout=0.5, dtype=torch.float64)
-
-
-PLAIN = nn.GRU(6, 6, 2, dtype=torch.float64)
 
 
 @pytest.mark.parametrize(
@@ -376,18 +370,12 @@ def test_other_random_operators_are_refused_with_what_to_do(call: Callable[[Tens
     assert "\n" not in str(caught.value)
 
 
-def test_random_operators_that_draw_nothing_are_no_matter() -> None:
-    assert graph_of(lambda x: F.rrelu(x, training=False), 8)
-    assert graph_of(lambda x: PLAIN(x.unsqueeze(1))[0], 8)
-
-
-class Outside:
-    memory = torch.zeros(6)
+OUTSIDE = torch.zeros(6)
 
 
 def test_draw_into_memory_from_outside_is_refused() -> None:
     with pytest.raises(CaptureError, match=r"aten\.uniform_ changes"):
-        rows_found(lambda x: x + Outside.memory.uniform_())
+        rows_found(lambda x: x + OUTSIDE.uniform_())
 
 
 def test_random_numbers_made_of_nothing_are_drawn_in_the_part_that_all_readers_take() -> None:

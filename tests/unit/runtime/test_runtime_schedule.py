@@ -439,15 +439,6 @@ def test_two_copies_take_little_more_than_the_longer_of_the_two_in_each_directio
     assert clock.now >= forward + backward - 1e-9
 
 
-@pytest.mark.slow
-def test_where_both_are_about_equal_two_copies_are_at_least_1_4_times_as_fast(
-    step_time: Callable[..., Clock],
-) -> None:
-    one, two = step_time(1, 2.5), step_time(2, 2.5)
-    assert one.now / two.now >= 1.4
-    assert two.now <= 1.2 * max(two.computed, two.moved)
-
-
 def test_deferred_weights_hide_messages_of_the_way_back_even_with_one_copy(step_time: Callable[..., Clock]) -> None:
     """Two products' weights per message: one as long as they are costs nothing on the way back, the edge apart."""
     at_once, late = step_time(1, 2.0), step_time(1, 2.0, overlaps_weights=True)

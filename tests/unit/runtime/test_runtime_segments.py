@@ -30,18 +30,8 @@ from msrun.runtime.schedule.replay import (
 )
 from msrun.runtime.schedule.segments import Segment, cut_segments
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
-from msrun.runtime.sharding.operators.rule import apply_collective, find_module
+from msrun.runtime.sharding.operators.rule import find_module
 from msrun.runtime.sharding.sizes import settle
-
-
-class Network(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(8, 8)
-        self.down = nn.Linear(8, 8, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(torch.relu(self.up(x))).pow(2).mean()
 
 
 def program_of(network: nn.Module, ranks: int = 4, rows: int = 4, width: int = 8) -> LocalProgram:
@@ -57,46 +47,8 @@ def program_of(network: nn.Module, ranks: int = 4, rows: int = 4, width: int = 8
     )
 
 
-def program(*, tensor_parallel: bool) -> LocalProgram:
-    network = Network()
-    if tensor_parallel:
-        shard(network.up, ((1, 1), (4, 1), (4,)))
-        shard(network.down, ((1, 4), (1, 4)))
-    return program_of(network)
-
-
 def groups_of(cut: LocalProgram, names: dict[str, int]) -> dict[str, int]:
     return {cut.parameters[name].node.name: number for name, number in names.items()}
-
-
-ONE_GROUP = {"up.weight": 0, "up.bias": 0, "down.weight": 0}
-
-
-@pytest.mark.parametrize("tensor_parallel", [False, True])
-@pytest.mark.parametrize(
-    "names",
-    [ONE_GROUP, {"up.weight": 0, "up.bias": 0, "down.weight": 1}, {"up.weight": 0, "up.bias": 1, "down.weight": 2}],
-)
-def test_levels_obey_collectives_and_groups(names: dict[str, int], tensor_parallel: Any) -> None:
-    cut = program(tensor_parallel=tensor_parallel)
-    group_of = groups_of(cut, names)
-    segments = cut_segments(cut, group_of)
-    made_in: dict[str, int] = {}
-    for index, segment in enumerate(segments):
-        for name in segment.reads:
-            assert made_in.get(name, -1) < index, f"{name} is read before it is there"
-        for crossing in segment.crossings:
-            assert crossing.source not in made_in or made_in[crossing.source] <= index
-            made_in[crossing.result] = index
-        made_in.update(dict.fromkeys(segment.writes, index))
-        assert not any(node.target is apply_collective for node in segment.module.graph.nodes)
-        assert segment.groups == sorted({group_of[name] for name in segment.reads if name in group_of})
-    new = [group for segment in segments for group in segment.new_groups]
-    assert sorted(new) == sorted(set(names.values())), "every group is new once"
-    if names["up.weight"] == names["up.bias"]:  # else one operator reads two groups at once
-        assert all(len(segment.new_groups) <= 1 for segment in segments), "groups are waited for one at a time"
-    collectives = [node for node in cut.graph.nodes if node.target is apply_collective]
-    assert len(collectives) == sum(len(segment.crossings) for segment in segments)
 
 
 TWO_GROUPS = {"up.weight": 0, "up.bias": 0, "down.weight": 1, "down.bias": 1}

@@ -24,7 +24,6 @@ from msrun.runtime import (
     set_auto_parallel_context,
 )
 from msrun.runtime.parallel.parameters.hsdp import HsdpSpec
-from msrun.runtime.parallel.scaling import replica_scales
 
 
 @pytest.fixture(autouse=True)
@@ -86,22 +85,6 @@ def test_old_names_of_modes_keep_their_meaning(word: str, mode: str, search: str
 def test_setters_that_a_mode_cannot_obey_and_words_out_of_range_are_refused(ask: Callable[[], Any], text: str) -> None:
     with pytest.raises(StrategyError, match=text):
         ask()
-
-
-@pytest.mark.parametrize(
-    ("compat", "averages", "start", "own"),
-    [
-        ("torch", True, 1.0, 0.25),
-        ("torch", False, 4.0, 0.25),
-        ("mindspore", True, 1.0, 1.0),
-        ("mindspore", False, 4.0, 0.25),
-    ],
-)
-def test_gradients_that_ddp_averages_begin_with_the_right_factor(
-    compat: Any, averages: bool, start: float, own: float
-) -> None:
-    scales = replica_scales(compat, averages, 4)
-    assert (scales.start, scales.own) == (start, own)
 
 
 def test_switches_of_transformer_opt_come_from_a_dict_or_a_file(tmp_path: Path) -> None:

@@ -106,10 +106,7 @@ CASES: dict[str, tuple[Callable[[Any], Any], Formula]] = {
     "LazyAdam": (lambda p: optim.LazyAdam(p, **ADAM), lazy_adam),
     "LazyAdam ahead": (lambda p: optim.LazyAdam(p, **ADAM, use_nesterov=True), nesterov),
     "FTRL": (lambda p: optim.FTRL(p, lr=0.5, lr_power=-0.4, l1=0.3, l2=0.01), ftrl),
-    "LARS": (
-        lambda p: optim.LARS(optim.Momentum(p, 0.1, 0.9, weight_decay=0.05), coefficient=0.02),
-        lars,
-    ),
+    "LARS": (lambda p: optim.LARS(optim.Momentum(p, 0.1, 0.9, weight_decay=0.05), coefficient=0.02), lars),
 }
 
 

@@ -26,11 +26,7 @@ from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.parallel.modes.replica_plan import build_lone_plan
 from msrun.runtime.parallel.plan import GroupPlan, ParameterPlan
 from msrun.runtime.parallel.plan_traffic import operator_traffic
-from msrun.runtime.partition.collective_messages import (
-    CollectiveTraffic,
-    Message,
-    Totals,
-)
+from msrun.runtime.partition.collective_messages import CollectiveTraffic, Message, Totals
 from msrun.runtime.partition.decide import Constraints, decide
 from msrun.runtime.partition.decisions import Decisions, Use
 from msrun.runtime.partition.local_values import local_values

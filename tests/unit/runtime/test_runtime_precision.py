@@ -12,12 +12,7 @@ from asked_cases import one_fast
 from torch import Tensor, fx, nn
 
 from msrun.errors import StrategyError
-from msrun.runtime import (
-    AutoParallel,
-    WithLoss,
-    optim,
-    value_and_grad,
-)
+from msrun.runtime import AutoParallel, WithLoss, optim, value_and_grad
 from msrun.runtime.capture.autocast import apply_autocast
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import CapturedGraph, find_target

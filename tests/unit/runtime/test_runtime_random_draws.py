@@ -16,10 +16,7 @@ from msrun.runtime import AutoParallel, MicroBatchInterleaved
 from msrun.runtime.capture.batch_rows import refuse_lost_rows
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import find_target
-from msrun.runtime.nn.random_stream import (
-    put_stream_state,
-    take_stream_state,
-)
+from msrun.runtime.nn.random_stream import put_stream_state, take_stream_state
 from msrun.runtime.partition.partition import partition
 from msrun.runtime.sharding.layout import Mesh, TensorLayout
 from msrun.runtime.sharding.operators.dropout import BATCH_DIM, CALL, LOST, CutShape

@@ -119,9 +119,7 @@ def test_file_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -
             CSVLogger(tmp_path / "run.csv", every=every)  # type: ignore[arg-type]
 
 
-def test_tensorboard_gets_an_event_file_for_every_run_and_forgets_the_steps_that_are_done_again(
-    tmp_path: Path,
-) -> None:
+def test_tensorboard_gets_an_event_file_for_every_run_and_forgets_the_steps_that_are_done_again(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX")
     train(TensorBoardLogger(tmp_path / "runs"))
     with TensorBoardLogger(tmp_path / "runs") as log:

@@ -248,11 +248,7 @@ MEGATRON = [
     segment("whole2", "loss"),
 ]
 """Two halves of a Megatron block: partial sums move forward, entered values' gradients move back."""
-CHAIN = [
-    segment("x", "a", [("a", "reduce_scatter", "b")]),
-    segment("", "", [("b", "gather", "c")]),
-    segment("c", "d"),
-]
+CHAIN = [segment("x", "a", [("a", "reduce_scatter", "b")]), segment("", "", [("b", "gather", "c")]), segment("c", "d")]
 FAR = [segment("x", "a b", [("a", "all_reduce", "far")]), segment("b", "c"), segment("c far", "d")]
 TWO = [
     segment("x", "a b", [("a", "all_reduce", "A"), ("b", "all_reduce", "B")]),
@@ -418,9 +414,7 @@ def step_time(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Clock]:
     return run
 
 
-def test_one_copy_takes_computing_and_communicating_one_after_the_other(
-    step_time: Callable[..., Clock],
-) -> None:
+def test_one_copy_takes_computing_and_communicating_one_after_the_other(step_time: Callable[..., Clock]) -> None:
     clock = step_time(1, 2.0)
     assert clock.computed == 3 * 2 * DEPTH
     assert clock.now == pytest.approx(clock.computed + clock.moved)

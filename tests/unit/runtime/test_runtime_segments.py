@@ -20,14 +20,7 @@ from msrun.runtime.partition.decide import Constraints, decide
 from msrun.runtime.partition.local_values import local_values, parameter_memory
 from msrun.runtime.partition.partition import lower, partition
 from msrun.runtime.partition.program import LocalProgram
-from msrun.runtime.schedule.replay import (
-    RecomputeSpec,
-    Replay,
-    find_regions,
-    forgetting,
-    parameters_of,
-    plan_replays,
-)
+from msrun.runtime.schedule.replay import RecomputeSpec, Replay, find_regions, forgetting, parameters_of, plan_replays
 from msrun.runtime.schedule.segments import Segment, cut_segments
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 from msrun.runtime.sharding.operators.rule import find_module

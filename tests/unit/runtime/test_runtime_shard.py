@@ -108,10 +108,7 @@ def test_sharded_function_computes_what_it_did_and_keeps_its_name() -> None:
 def test_strategy_of_an_operator_that_is_called_in_a_network_is_that_of_the_call() -> None:
     multiply = shard(torch.matmul, ((2, 2), (2, 1)))
     program = local_program(Calls(lambda x, w: torch.matmul(multiply(x, w), w)))
-    assert rows(program) == [
-        ("matmul", "user", ((2, 2), (2, 1))),
-        ("matmul", "data parallel", ((4, 1), (1, 1))),
-    ]
+    assert rows(program) == [("matmul", "user", ((2, 2), (2, 1))), ("matmul", "data parallel", ((4, 1), (1, 1)))]
 
 
 def test_single_operator_of_one_input_obeys_its_strategy_and_identity_is_a_place_where_the_layout_changes() -> None:

@@ -17,14 +17,7 @@ from torch import Tensor, fx, nn
 from torch.distributed import distributed_c10d
 
 from msrun.errors import StrategyError
-from msrun.runtime import (
-    AutoParallel,
-    MicroBatchInterleaved,
-    Pipeline,
-    WithLoss,
-    load_checkpoint,
-    save_checkpoint,
-)
+from msrun.runtime import AutoParallel, MicroBatchInterleaved, Pipeline, WithLoss, load_checkpoint, save_checkpoint
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import CapturedGraph, find_target
 from msrun.runtime.groups import _named_after_ranks

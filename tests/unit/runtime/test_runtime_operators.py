@@ -99,13 +99,6 @@ def run(graph: CapturedGraph, strategies: Any, parts: bool = False) -> LocalProg
     )
 
 
-@pytest.mark.parametrize(("groups", "parts"), [(1, {2, 4, 8}), (2, {2}), (4, {2, 4}), (8, {2, 4, 8})])
-def test_channels_are_cut_between_groups_and_anywhere_where_all_or_none_are_apart(groups: int, parts: set[int]) -> None:
-    form = form_of(lambda x: F.group_norm(x, groups), (3, 8, 5))
-    assert text(form) == "b c s0 -> b c s0"
-    assert {count for count in (2, 4, 8) if form.can_split("c", count)} == parts
-
-
 def test_size_of_a_reshaped_run_is_what_both_sides_can_be_cut_into() -> None:
     form = form_of(lambda x: x.reshape(4, 6), (6, 4))
     assert form.can_split("r0", 2)
@@ -183,23 +176,14 @@ def expanded(logit: Tensor, label: Tensor) -> Tensor:
     return -(logarithms * F.one_hot(label, logit.shape[1])).sum(-1).mean(-1)
 
 
-def test_loss_of_class_numbers_and_of_one_hot_rows_is_the_expanded_formula() -> None:
-    right = expanded(SCORES, LABELS)
+def test_expanded_loss_is_the_formula_of_small_operators_and_torchs() -> None:
+    right, scores = expanded(SCORES, LABELS), 1e4 * SCORES
     assert torch.allclose(SoftmaxCrossEntropyExpand(sparse=True)(SCORES, LABELS), right)
     assert torch.allclose(SoftmaxCrossEntropyExpand()(SCORES, F.one_hot(LABELS, 4)), right)
-
-
-def test_large_scores_give_a_number_where_the_formula_gives_none() -> None:
-    scores = 1e4 * SCORES
     assert not expanded(scores, LABELS).isfinite()
-    loss = SoftmaxCrossEntropyExpand(sparse=True)(scores, LABELS)
-    assert torch.allclose(loss, (scores.amax(1) - scores.gather(1, LABELS[:, None])[:, 0]).mean())
-
-
-def test_smoothing_ignored_samples_and_reductions_are_torchs() -> None:
-    loss = SoftmaxCrossEntropyExpand(sparse=True, label_smoothing=0.1, ignore_index=3, reduction="sum")
-    right = F.cross_entropy(SCORES, LABELS, ignore_index=3, label_smoothing=0.1, reduction="sum")
-    assert torch.equal(loss(SCORES, LABELS), right)
+    for words in ({}, {"label_smoothing": 0.1, "ignore_index": 3, "reduction": "sum"}):
+        loss = SoftmaxCrossEntropyExpand(sparse=True, **words)  # type: ignore[arg-type]
+        assert torch.equal(loss(scores, LABELS), F.cross_entropy(scores, LABELS, **words))  # type: ignore[arg-type]
 
 
 def partitioned(strategy: Any, *, sparse: bool) -> LocalProgram:
@@ -225,31 +209,23 @@ def test_samples_and_classes_may_both_be_cut_and_scores_are_never_gathered(spars
     ]
 
 
-def sparse_program(network: nn.Module, shape: tuple[int, ...] = (4,)) -> LocalProgram:
-    return run(graph_of(network, shape, integers=(0,)), strategies_of(network))
+SCALED_BAG = nn.EmbeddingBag(8, 4, sparse=True, scale_grad_by_freq=True, mode="sum")
 
 
-@pytest.mark.parametrize("strategy", [((4, 1), (1,)), ((1, 4), (1,)), ((1, 1), (4,))])
-def test_gradient_of_a_sparse_embedding_has_rows_however_it_is_cut(strategy: Any) -> None:
-    network = nn.Embedding(8, 4, sparse=True)
-    shard(network, strategy)
-    assert sparse_program(network).parameters["weight"].has_row_gradient
-    dense = nn.Embedding(8, 4)
-    shard(dense, strategy)
-    assert not sparse_program(dense).parameters["weight"].has_row_gradient
+def test_gradient_of_a_sparse_embedding_has_rows_however_it_is_cut() -> None:
+    def has_rows(network: nn.Module, shape: tuple[int, ...] = (4,), strategy: Any = None) -> bool:
+        if strategy:
+            shard(network, strategy)
+        program = run(graph_of(network, shape, integers=(0,)), strategies_of(network))
+        return program.parameters["weight"].has_row_gradient
 
-
-@pytest.mark.parametrize("is_sparse", [True, False])
-def test_gradient_of_a_sparse_embedding_bag_has_rows(is_sparse: bool) -> None:
-    program = sparse_program(nn.EmbeddingBag(8, 4, sparse=is_sparse), (4, 2))
-    assert program.parameters["weight"].has_row_gradient == is_sparse
-
-
-def test_sparse_gradients_that_torch_does_not_have_are_refused() -> None:
-    with pytest.raises(CaptureError, match="give one of both"):
-        sparse_program(nn.Embedding(8, 4, sparse=True, scale_grad_by_freq=True))
-    with pytest.raises(CaptureError, match="give one of both"):
-        sparse_program(nn.EmbeddingBag(8, 4, sparse=True, scale_grad_by_freq=True, mode="sum"), (4, 2))
+    for sparse in (True, False):
+        for strategy in (((4, 1), (1,)), ((1, 4), (1,)), ((1, 1), (4,))):
+            assert has_rows(nn.Embedding(8, 4, sparse=sparse), strategy=strategy) is sparse
+        assert has_rows(nn.EmbeddingBag(8, 4, sparse=sparse), (4, 2)) is sparse
+    for network in (nn.Embedding(8, 4, sparse=True, scale_grad_by_freq=True), SCALED_BAG):
+        with pytest.raises(CaptureError, match="give one of both"):
+            has_rows(network, (4, 2))
 
 
 def test_positions_are_embedded_whole_because_they_are_no_part_of_the_batch() -> None:

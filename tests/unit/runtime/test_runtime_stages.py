@@ -80,7 +80,7 @@ def run_stages(network: nn.Module, stages: Sequence[StageProgram], inputs: Seque
     for stage in stages:
         assert {value.name for value in stage.received} == set(border)
         given = {use.node.name: parameters[name] for name, use in stage.program.parameters.items()}
-        given |= {use.node.name: network.get_buffer(name) for name, use in stage.program.buffers.items()}
+        given |= {node.name: network.get_buffer(name) for name, node in stage.program.buffers.items()}
         given |= {node.name: value for node, value in stage.program.constants.values()}
         user = [inputs[index] for index in stage.user_inputs]
         read = [border[value.name] for value in stage.reads]

@@ -149,7 +149,6 @@ def test_message_says_what_is_wrong_and_what_is_legal(name: str, strategy: Any, 
         ("layer-norm", ((1, 4), (4,), (4,)), ["slice dim 1 over axes 0,1", "gather_enter dim 0 over axes 0,1"]),
         ("rms-norm", ((1, 1, 2), (2,)), ["slice dim 2 over axes 0", "all_reduce over axes 0", "enter over axes 0"]),
         ("group-norm", ((1, 4, 1), (4,), (4,)), ["slice dim 1 over axes 0,1"]),
-        ("batch-norm-2d", ((1, 2, 1, 1), (2,), (2,)), ["slice dim 1 over axes 0"]),
     ],
 )
 def test_only_what_a_cut_needs_is_sent(name: str, strategy: Any, expected: list[str]) -> None:
@@ -167,6 +166,19 @@ def test_only_what_a_cut_needs_is_sent(name: str, strategy: Any, expected: list[
 def test_what_a_strategy_leaves_out_is_added(name: str, given: Any, kept: Any) -> None:
     (operator,) = partitioned(name, given).operators
     assert operator.strategy == kept
+
+
+@pytest.mark.parametrize(
+    ("strategy", "gathers"),
+    [
+        (((2, 1, 2, 1), (1,), (1,)), ["gather_enter dim 0 over axes 0,1"]),
+        (((2, 2, 1, 1), (2,), (2,)), ["gather_enter dim 0 over axes 0"]),
+        (((1, 2, 1, 1), (2,), (2,)), []),
+    ],
+)
+def test_statistics_of_a_batch_travel_in_one_message_along_what_cuts_it(strategy: Any, gathers: list[str]) -> None:
+    (operator,) = [o for o in partitioned("batch-norm-2d", strategy).operators if o.origin == "user"]
+    assert [text for text in operator.collectives if text.startswith("gather_enter")] == gathers
 
 
 def test_strategies_are_found_by_the_path_of_their_module() -> None:

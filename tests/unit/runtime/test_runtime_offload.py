@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import logging
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from host_operators import AdamWeightDecayOp
+from job_runner import wait_until
 from torch import Tensor, nn
 from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -78,19 +79,13 @@ def test_small_chunks_step_as_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
     assert on_host == pytest.approx(take_steps(left, optim.Lamb(left.parameters())), rel=1e-12, abs=0)
 
 
-# -- targets ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("word", ["CPU", "cpu", "Cpu"])
-def test_target_is_mindspores_word_in_any_case_before_and_after(word: str) -> None:
+@pytest.mark.parametrize(("word", "target"), [("CPU", "cpu"), ("Cpu", "cpu"), ("DEVICE", "device")])
+def test_target_is_mindspores_word_in_any_case_before_and_after(word: str, target: str) -> None:
     net = network()
-    assert optim.SGD(net.parameters()).target == "device"
-    assert optim.AdamW(net.parameters(), target=word).target == "cpu"
     later = ms_nn.Lamb(net.parameters(), 0.1)
-    later.target = word
-    assert later.target == "cpu"
-    later.target = "DEVICE"
     assert later.target == "device"
+    later.target = word
+    assert later.target == optim.AdamW(net.parameters(), target=word).target == target
 
 
 @pytest.mark.parametrize("make", [MAKERS["Adam"], MAKERS["AdamWeightDecay"], MAKERS["LazyAdam"]])
@@ -130,12 +125,6 @@ def test_half_of_the_bytes_are_on_the_host_spread_over_the_network() -> None:
     assert memory.host.weights == 4 * 400
     assert memory.host.state == pytest.approx(memory.device.state, rel=0.01)
     assert memory.copied.to_device == 4 * 400
-    found = host_steps.find_offload(optimizer)
-    assert found is not None
-    assert [id(parameter) in found.chosen(optimizer) for parameter in parameters] == [True, False] * 4
-
-
-# -- 16-bit weights ---------------------------------------------------------------------------------------------------
 
 
 def descend(optimizer: torch.optim.Optimizer, weight: Tensor, count: int = 100) -> float:
@@ -143,11 +132,6 @@ def descend(optimizer: torch.optim.Optimizer, weight: Tensor, count: int = 100) 
         weight.grad = torch.ones_like(weight)
         optimizer.step()
     return float(weight.detach()[0])
-
-
-def test_masters_add_up_what_16_bits_cannot_hold() -> None:
-    weight = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
-    assert descend(optim.SGD([weight], 1e-3, target="cpu"), weight) == pytest.approx(0.9, rel=4e-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -159,10 +143,7 @@ def test_documents_recipe_without_masters_stalls_and_says_so_once(
     with caplog.at_level(logging.WARNING, "msrun.runtime"):
         assert descend(optimizer, weight) == 1.0
     (record,) = caplog.records
-    assert record.getMessage() == (
-        "AdamWeightDecayOp: weights of 16 bits without master weights: updates smaller than half a unit in the last "
-        "place of a weight are lost; use master_weights=True"
-    )
+    assert record.getMessage().startswith("AdamWeightDecayOp: weights of 16 bits without master weights: updates sm")
     assert "master_weight" not in optimizer.state[weight]
     assert optimizer.state[weight]["adam_m"].dtype == torch.float32
     with_masters = optim.offload(AdamWeightDecayOp([weight], learning_rate=2e-5))
@@ -196,18 +177,13 @@ def test_weights_changed_between_steps_count_as_they_are(dtype: torch.dtype) -> 
     assert torch.equal(master, torch.tensor([1.0, 10.0, 3.0]) - steps)
 
 
-# -- sparse gradients -------------------------------------------------------------------------------------------------
+SPARSE: list[Callable[[Any], torch.optim.Optimizer]] = [
+    lambda p: optim.LazyAdam(p, 0.1, target="cpu"),
+    lambda p: optim.offload(torch.optim.SparseAdam(p, lr=0.1)),
+]
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda p: optim.LazyAdam(p, 0.1, target="cpu"),
-        lambda p: optim.FTRL(p, lr=0.1, target="cpu"),
-        lambda p: optim.offload(torch.optim.SparseAdam(p, lr=0.1)),
-    ],
-    ids=["LazyAdam", "FTRL", "SparseAdam"],
-)
+@pytest.mark.parametrize("make", SPARSE)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_sparse_gradients_stay_sparse_and_untouched_rows_bit_for_bit(
     make: Callable[[Any], torch.optim.Optimizer], dtype: torch.dtype
@@ -226,17 +202,10 @@ def test_sparse_gradients_stay_sparse_and_untouched_rows_bit_for_bit(
     rest = [row for row in range(1000) if row not in touched]
     assert torch.equal(table.weight[rest], before[rest])
     assert not torch.equal(table.weight[touched], before[touched])
-    for value in optimizer.state[table.weight].values():
-        if isinstance(value, Tensor) and value.dim():
-            is_weights = torch.equal(value[rest].to(dtype), before[rest])
-            assert is_weights or len(value[rest].unique()) == 1, "moments as they began"
     memory = optim.memory_of(optimizer)
     row = 8 * dtype.itemsize
     assert memory.copied.to_host == 3 * (row + 8), "three rows of gradients and their numbers"
     assert memory.copied.to_device == 3 * row
-
-
-# -- gradients on the host --------------------------------------------------------------------------------------------
 
 
 def test_gradients_go_to_the_host_as_they_come_and_both_clips_find_them() -> None:
@@ -279,9 +248,6 @@ def test_gradient_that_is_assigned_or_that_a_hook_sees_is_the_one_that_counts() 
     optimizer.step()
     for parameter, old in zip(net.parameters(), before, strict=True):
         torch.testing.assert_close(parameter.detach(), old - 1)
-
-
-# -- what loops do with optimizers ------------------------------------------------------------------------------------
 
 
 def test_schedulers_closures_and_calls_with_gradients_work() -> None:
@@ -332,15 +298,6 @@ def test_optimizer_of_a_user_may_look_at_its_groups_as_it_likes() -> None:
     assert (optimizer.steps, optimizer.param_groups[0]["count"], optimizer.param_groups[1]["count"]) == (2, 2, 0)
 
 
-def test_memory_prints_as_a_table() -> None:
-    net = network(torch.bfloat16)
-    optimizer = optim.SGD(net.parameters(), 0.1, 0.9, target="cpu")
-    take_steps(net, optimizer, 2)
-    lines = str(optimizer.memory()).splitlines()
-    assert [line.split()[0] for line in lines] == ["device", "weights", "gradients", "state", "total", "copied"]
-    assert lines[1].split()[1:] == ["0.00", "MiB", "(2.00", "B/element)", "0.00", "MiB", "(4.00", "B/element)"]
-
-
 def _count_to(number: int, done: list[int]) -> None:
     for value in range(number):
         done.append((torch.ones(2) + value).numel())
@@ -354,28 +311,9 @@ def test_work_on_fake_tensors_is_done_when_the_caller_goes_on() -> None:
         assert len(done) == 2000, "two threads in one fake mode disturb each other"
 
 
-def test_work_on_real_tensors_runs_beside_the_caller_and_is_waited_for() -> None:
-    done: list[int] = []
-    task = HostThread().start(lambda: _count_to(2000, done))
-    task.wait()
-    assert len(done) == 2000
-
-
-DEADLINE_S = 20.0
-
-
-class Event:
-    """What the device has passed or not."""
-
-    is_passed = False
-
-    def query(self) -> bool:
-        return self.is_passed
-
-
-@pytest.fixture
-def waits_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], str]]:
-    """What the board says that rank 0 waits in."""
+def test_collective_that_the_device_does_not_pass_is_named_until_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     board = ProgressBoard(tmp_path / "progress", 1)
     board.create()
     monkeypatch.setenv(contract.MSRUN_PROGRESS, str(tmp_path / "progress"))
@@ -384,40 +322,17 @@ def waits_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     monkeypatch.setattr(progress, "_record", None)
     progress.open_record(0)
 
-    def name() -> str:
+    def waits_in() -> str:
         found = board.read(0)
         return found.name if found.is_waiting else ""
 
-    yield name
-    board.close()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
-
-
-def test_collective_that_the_device_does_not_pass_is_named_until_it_does(waits_in: Callable[[], str]) -> None:
-    first, second = Event(), Event()
+    passed: set[str] = set()
+    first, second = (SimpleNamespace(query=lambda name=name: name in passed) for name in ("first", "second"))
     device_waits.watch("all_gather of 4 ranks", first)
     device_waits.watch("all_reduce of 2 ranks", second)
-    until(lambda: waits_in() == "all_gather of 4 ranks, on the device")
-    first.is_passed = True
-    until(lambda: waits_in() == "all_reduce of 2 ranks, on the device")
-    second.is_passed = True
-    until(lambda: waits_in() == "")
-
-
-def test_short_waits_of_the_device_are_not_mentioned(
-    waits_in: Callable[[], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(device_waits, "LONG_S", DEADLINE_S)
-    event = Event()
-    device_waits.watch("all_gather of 4 ranks", event)
-    with progress.waiting_in(lambda: "a wait of this process"):
-        assert waits_in() == "a wait of this process"
-    assert waits_in() == ""
-    event.is_passed = True
-    until(device_waits._waits.empty)
+    wait_until(lambda: waits_in() == "all_gather of 4 ranks, on the device", "what is waited for is told")
+    passed.add("first")
+    wait_until(lambda: waits_in() == "all_reduce of 2 ranks, on the device", "what is waited for is told")
+    passed.add("second")
+    wait_until(lambda: waits_in() == "", "what is waited for is told")
+    board.close()

@@ -13,12 +13,10 @@ from torch.utils import dlpack
 
 from msrun.errors import ParallelError
 from msrun.runtime.execute.placement import Placement, placement_of
-from msrun.runtime.execute.transfers import TensorFuture
-from msrun.runtime.parts import part as part_module
 from msrun.runtime.parts.part import Part, PartParameter, become_part
 from msrun.runtime.parts.part_functions import as_part
 from msrun.runtime.sharding.layout import Mesh, TensorLayout
-from msrun.runtime.tensors.plain_tensors import plain, plain_tensors
+from msrun.runtime.tensors.plain_tensors import plain
 
 
 def placement(name: str = "fc.weight", *, rank: int = 1, dim: int = 0, **changes: Any) -> Placement:
@@ -44,44 +42,6 @@ def test_even_parts_are_those_that_torch_makes(rows: int, bounds: tuple[int, ...
     if bounds:
         torchs = [len(part) for part in torch.zeros(rows, 6).chunk(2)]
         assert is_even is (torchs == [bounds[1], rows - bounds[1]])
-
-
-@pytest.mark.parametrize("bounds", [(), (0, 3, 4)], ids=["equal parts", "unequal parts"])
-def test_the_whole_is_gathered_from_the_parts_and_not_summed_up(
-    monkeypatch: pytest.MonkeyPatch, bounds: tuple[int, ...]
-) -> None:
-    """Each rank sends its part once, as large as the largest one; a sum would move twice the whole."""
-    whole, sent = torch.arange(24.0).view(4, 6), list[int]()
-    placed = placement(rank=0, bounds=bounds)
-    largest = max(placed.local_shape[0], 4 - placed.local_shape[0])
-
-    def gather(flat: torch.Tensor, _group: object) -> Any:
-        sent.append(flat.numel())
-        other = torch.zeros(largest, 6)
-        other[: 4 - placed.local_shape[0]] = whole[placed.local_shape[0] :]
-        return TensorFuture(torch.cat([flat, other.view(-1).view(torch.uint8)]))
-
-    monkeypatch.setattr(part_module, "start_gather", gather)
-    monkeypatch.setattr(part_module, "axes_group", lambda *_: None)
-    monkeypatch.setattr(type(placed), "check_world", lambda *_: None)
-    made: Any = nn.Parameter(whole[placed.slices].clone())
-    become_part(made, placed)
-    assert torch.equal(made.full_tensor(), whole)
-    assert sent == [largest * 6 * 4]
-
-
-def test_names_of_torch_that_are_private_are_there() -> None:
-    assert torch._C.DisableTorchFunctionSubclass is plain_tensors
-    assert torch._C._disabled_torch_function_impl is nn.Parameter.__torch_function__
-    from torch.optim.optimizer import _foreach_supported_types as of_optimizers
-    from torch.utils._foreach_utils import _foreach_supported_types as of_foreach
-
-    assert torch.Tensor in of_optimizers
-    assert torch.Tensor in of_foreach
-    from torch._functorch import eager_transforms, vmap
-
-    assert callable(vmap._add_batch_dim)  # type: ignore[attr-defined]
-    assert callable(eager_transforms._wrap_for_grad)  # type: ignore[attr-defined]
 
 
 def test_parameter_becomes_a_part_and_stays_the_object_that_it_is() -> None:
@@ -141,13 +101,6 @@ def test_one_row_that_could_be_the_part_or_a_row_of_the_whole_is_refused() -> No
     assert torch.equal((part * torch.ones(2, 6)).to_local(), torch.ones(1, 6))
 
 
-def test_what_hands_out_memory_is_refused() -> None:
-    part = parameter().detach()
-    for use in (part.data_ptr, part.untyped_storage, lambda: part.resize_(2), lambda: dlpack.to_dlpack(part)):
-        with pytest.raises(ParallelError, match=r"fc.weight: this rank holds \(2, 6\) of \(4, 6\).*whole_parameters"):
-            use()
-
-
 def test_ordinary_state_becomes_a_part_when_a_part_is_added_to_it() -> None:
     state = torch.zeros(2, 6)
     state.mul_(0.9).add_(parameter().detach())
@@ -158,19 +111,9 @@ def test_ordinary_state_becomes_a_part_when_a_part_is_added_to_it() -> None:
     assert type(states[1]) is torch.Tensor
 
 
-def test_gradient_is_a_part_and_one_object() -> None:
-    part = parameter()
-    part.grad = torch.ones(2, 6)
-    assert isinstance(part.grad, Part)
-    assert part.grad is part.grad
-    del part.grad
-    assert part.grad is None
-
-
 def test_gradients_that_autograd_returns_are_parts_and_zeros_where_the_loss_leaves_one_out() -> None:
     part, other = parameter(), parameter()
-    between = part * 2
-    ones = torch.ones(2, 6)
+    between, ones = part * 2, torch.ones(2, 6)
 
     def gradients(inputs: Any, **settings: Any) -> Any:
         return torch.autograd.grad(between * 3, inputs, ones, retain_graph=True, **settings)
@@ -185,6 +128,9 @@ def test_gradients_that_autograd_returns_are_parts_and_zeros_where_the_loss_leav
         gradients([part], allow_unused=False, materialize_grads=True)
     torch.autograd.backward(between, ones, inputs=[part])
     assert part.grad.to_local().unique().tolist() == [2.0]
+    assert part.grad is part.grad
+    del part.grad
+    assert part.grad is None
 
 
 def test_gradient_of_rows_says_of_itself_what_this_rank_has() -> None:
@@ -197,26 +143,26 @@ def test_gradient_of_rows_says_of_itself_what_this_rank_has() -> None:
     assert part.to_local().tolist() == [[0, 1, 2, 3, 4, 5], [5, 6, 7, 8, 9, 10]]
 
 
-def test_parts_do_not_leave_the_process() -> None:
-    for value in (parameter(), parameter().detach(), [parameter()]):
-        with pytest.raises(ParallelError, match=r"fc.weight: this rank holds \(2, 6\) of \(4, 6\).*save_checkpoint"):
+def test_parts_do_not_leave_the_process_nor_hand_out_memory() -> None:
+    part = parameter().detach()
+    said = r"fc.weight: this rank holds \(2, 6\) of \(4, 6\)"
+    for use in (part.data_ptr, part.untyped_storage, lambda: part.resize_(2), lambda: dlpack.to_dlpack(part)):
+        with pytest.raises(ParallelError, match=f"{said}.*whole_parameters"):
+            use()
+    for value in (parameter(), part, [parameter()]):
+        with pytest.raises(ParallelError, match=f"{said}.*save_checkpoint"):
             torch.save(value, io.BytesIO())
     assert "fc.weight: this rank holds (2, 6) of (4, 6)" in f"{parameter()}"
 
 
-def test_elements_of_other_stages_count_and_are_named() -> None:
+def test_elements_and_copies_of_other_stages_count_and_are_named() -> None:
     made = nn.Parameter(torch.empty(0, 6))
     become_part(made, placement(stages=(1,), holders=(1,), is_held=False))
-    assert made.numel() == 24
-    assert made.dim() == 2
+    assert (made.numel(), made.dim()) == (24, 2)
     assert torch.equal((made * torch.ones(4, 6)).to_local(), torch.empty(0, 6))
     with pytest.raises(ParallelError, match=r"this rank holds nothing of \(4, 6\), .*stage 1.*whole_parameters"):
         made.data_ptr()
-
-
-def test_copies_count_the_stages_that_hold_a_weight() -> None:
     in_stages = Mesh((2,), 2)
     tied = Placement("w", (4,), TensorLayout(((),)), (), "test", in_stages, 2, 4, (0, 1), (0, 1))
-    assert tied.copies == 4
     alone = Placement("w", (4,), TensorLayout(((0,),)), (), "test", in_stages, 2, 4, (1,), (1,))
-    assert alone.copies == 1
+    assert (tied.copies, alone.copies) == (4, 1)

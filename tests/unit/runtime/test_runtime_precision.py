@@ -12,12 +12,7 @@ from asked_cases import one_fast
 from torch import Tensor, fx, nn
 
 from msrun.errors import StrategyError
-from msrun.runtime import (
-    AutoParallel,
-    WithLoss,
-    optim,
-    value_and_grad,
-)
+from msrun.runtime import AutoParallel, WithLoss, optim, value_and_grad
 from msrun.runtime.capture.autocast import apply_autocast
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import CapturedGraph, find_target
@@ -45,8 +40,8 @@ class Mixture(nn.Module):
         return F.cross_entropy(logits, target) + F.mse_loss(logits.double().float(), logits * 0.5)
 
 
-def captured_with_casts(network: nn.Module, inputs: list[Tensor], dtype: torch.dtype | None) -> CapturedGraph:
-    with torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None):
+def captured_with_casts(network: nn.Module, inputs: list[Tensor], dtype: torch.dtype) -> CapturedGraph:
+    with torch.autocast("cpu", dtype):
         found = capture(
             find_target(network), inputs, {}, input_shapes=[tuple(x.shape) for x in inputs], parameter_shapes={}
         )
@@ -54,7 +49,7 @@ def captured_with_casts(network: nn.Module, inputs: list[Tensor], dtype: torch.d
     return found
 
 
-def run_graph(found: CapturedGraph, network: nn.Module, inputs: list[Tensor]) -> Any:
+def run_graph(found: CapturedGraph, network: nn.Module, inputs: list[Tensor], how: Any = fx.Interpreter) -> Any:
     values = dict(network.named_parameters())
     given = iter(inputs)
     placeholders = [node for node in found.graph.nodes if node.op == "placeholder"]
@@ -62,27 +57,30 @@ def run_graph(found: CapturedGraph, network: nn.Module, inputs: list[Tensor]) ->
         values[found.parameters[n.name]].to(n.meta["val"].dtype) if n.name in found.parameters else next(given)
         for n in placeholders
     ]
-    return fx.Interpreter(fx.GraphModule(nn.Module(), found.graph)).run(*arguments)[0]
+    return how(fx.GraphModule(nn.Module(), found.graph)).run(*arguments)[0]
+
+
+MIXTURE = [torch.arange(20).view(4, 5) % 10, torch.arange(4)]
 
 
 @pytest.mark.parametrize("dtype", one_fast(torch.bfloat16, torch.float16))
 def test_casts_in_the_graph_give_bit_by_bit_what_autocast_gives(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     network = Mixture()
-    inputs = [torch.randint(0, 10, (4, 5)), torch.randint(0, 10, (4,))]
-    found = captured_with_casts(network, inputs, dtype)
-    result = run_graph(found, network, inputs)
+    result = run_graph(captured_with_casts(network, MIXTURE, dtype), network, MIXTURE)
     with torch.autocast("cpu", dtype):
-        right = network(*inputs)
+        right = network(*MIXTURE)
     assert result.dtype == right.dtype
     assert torch.equal(result, right)
-    assert not torch.equal(result, network(*inputs))
+    assert not torch.equal(result, network(*MIXTURE))
+    narrow, x = nn.Linear(3, 2).double(), [torch.randn(4, 3, dtype=torch.float64)]
+    assert torch.equal(run_graph(captured_with_casts(narrow, x, dtype), narrow, x), narrow(*x)), "float64 is left alone"
 
 
-def test_types_in_the_graph_are_those_of_a_run() -> None:
+def test_types_in_the_graph_are_those_of_a_run_and_weights_arrive_in_the_type_that_reads_them() -> None:
     network = Mixture()
-    inputs = [torch.randint(0, 10, (4, 5)), torch.randint(0, 10, (4,))]
-    found = captured_with_casts(network, inputs, torch.bfloat16)
+    found = captured_with_casts(network, MIXTURE, torch.bfloat16)
+    types = {n.name: n.meta["val"].dtype for n in found.graph.nodes if isinstance(n.meta.get("val"), Tensor)}
     seen: dict[str, torch.dtype] = {}
 
     class Watch(fx.Interpreter):
@@ -92,51 +90,12 @@ def test_types_in_the_graph_are_those_of_a_run() -> None:
                 seen[n.name] = value.dtype
             return value
 
-    types = {n.name: n.meta["val"].dtype for n in found.graph.nodes if isinstance(n.meta.get("val"), Tensor)}
-    values = dict(network.named_parameters())
-    given = iter(inputs)
-    arguments = [
-        values[found.parameters[n.name]].to(types[n.name]) if n.name in found.parameters else next(given)
-        for n in found.graph.nodes
-        if n.op == "placeholder"
-    ]
-    Watch(fx.GraphModule(nn.Module(), found.graph)).run(*arguments)
+    run_graph(found, network, MIXTURE, Watch)
     assert seen == types
-
-
-def test_weight_read_in_one_type_arrives_in_it_and_a_shared_one_is_cast_where_it_is_read() -> None:
-    network = Mixture()
-    inputs = [torch.randint(0, 10, (4, 5)), torch.randint(0, 10, (4,))]
-    found = captured_with_casts(network, inputs, torch.bfloat16)
-    nodes = {n.name: n for n in found.graph.nodes}
-    types = {found.parameters[name]: nodes[name].meta["val"].dtype for name in found.parameters}
-    assert types["layer1.weight"] == torch.bfloat16
-    assert types["embedding.weight"] == torch.float32, "the embedding reads it as it is, the head in 16 bits"
-    assert types["norm.weight"] == torch.float32
-
-
-def test_float64_is_left_alone_as_autocast_does() -> None:
-    network = nn.Linear(3, 2).double()
-    inputs = [torch.randn(4, 3, dtype=torch.float64)]
-    found = captured_with_casts(network, inputs, torch.bfloat16)
-    assert torch.equal(run_graph(found, network, inputs), network(*inputs))
-
-
-def test_region_of_the_networks_own_becomes_operators_with_their_modules() -> None:
-    class Own(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(3, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            with torch.autocast("cpu", torch.bfloat16):
-                return self.layer(x)
-
-    network, inputs = Own(), [torch.randn(4, 3)]
-    found = captured_with_casts(network, inputs, None)
-    assert torch.equal(run_graph(found, network, inputs), network(*inputs))
-    (linear,) = [n for n in found.graph.nodes if n.target is torch.ops.aten.linear.default]
-    assert any(path.endswith("layer") for path, _ in linear.meta["nn_module_stack"].values())
+    read = {found.parameters[name]: types[name] for name in found.parameters}
+    assert read["layer1.weight"] == torch.bfloat16
+    assert read["embedding.weight"] == torch.float32, "the embedding reads it as it is, the head in 16 bits"
+    assert read["norm.weight"] == torch.float32
 
 
 @pytest.mark.parametrize("form", ["module", "step"])
@@ -195,13 +154,9 @@ def test_dynamic_scale_halves_at_once_and_doubles_after_2000_good_steps() -> Non
     scale.accepts(good)
     assert scale.value == 2.0**16
     assert scale.skipped_steps == 1
-
-
-def test_fixed_scale_stays_but_skips_as_well() -> None:
-    scale = LossScale(PrecisionSpec("float16", 128.0), is_shared=False)
-    assert not scale.accepts([torch.tensor([math.inf])])
-    assert scale.accepts([])
-    assert scale.value == 128.0
+    fixed = LossScale(PrecisionSpec("float16", 128.0), is_shared=False)
+    assert not fixed.accepts(bad) and fixed.accepts([])
+    assert fixed.value == 128.0
 
 
 @pytest.mark.parametrize(

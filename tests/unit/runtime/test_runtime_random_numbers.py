@@ -1,42 +1,170 @@
-"""Masks of dropout: random enough, parts of one whole, the same each time; other randomness is refused."""
+"""Random numbers: distributions and masks, parts of one whole, rows of the batch, each call on its own."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch import Tensor
 
-from msrun.errors import CaptureError, StrategyError
-from msrun.runtime import AutoParallel, MicroBatchInterleaved
-from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.captured_graph import find_target
+from msrun.errors import ParallelError, StrategyError
 from msrun.runtime.nn.dropout import drop, mask_shape
-from msrun.runtime.nn.random_bits import Box, DrawKey, keep_mask
-from msrun.runtime.nn.random_stream import (
-    current_draw,
-    drawing,
-    part_of_batch,
-    put_stream_state,
-    slices_of_batch,
-    take_stream_state,
-)
+from msrun.runtime.nn.random_bits import Box, DrawKey, Source, keep_mask
+from msrun.runtime.nn.random_draws import DRAWS, arguments_of, draw
 from msrun.runtime.sharding.layout import Mesh, TensorLayout
 from msrun.runtime.sharding.operators.dropout import LOST, CutShape, part_mask
+from msrun.runtime.sharding.operators.random_draws import draw_part
 
+aten = torch.ops.aten
 CPU = torch.device("cpu")
+MANY = 1 << 18
+FLOATS = [torch.float32, torch.float64]
+
+
+def source(shape: tuple[int, ...] = (MANY,), key: DrawKey | None = None, call: int = 0) -> Source:
+    return Source(key or DrawKey(7, 3), call, Box.whole(shape), None, CPU)
 
 
 def whole_mask(shape: tuple[int, ...], p: float = 0.5, key: DrawKey | None = None, call: int = 0) -> Tensor:
     return keep_mask(key or DrawKey(7, 0), call, p, Box.whole(shape), 0, CPU)
+
+
+def distance(values: Tensor, cumulative: Callable[[Tensor], Tensor]) -> float:
+    """Return Kolmogorov's distance times the root of the count: 1.95 has a chance of one in a thousand."""
+    ordered = values.double().sort().values
+    expected, count = cumulative(ordered), len(ordered)
+    places = torch.arange(count, dtype=torch.float64)
+    return float(torch.maximum(expected - places / count, (places + 1) / count - expected).max()) * math.sqrt(count)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("seed", range(3))
+def test_uniform_numbers_are_uniform_and_have_all_digits_of_their_type(dtype: torch.dtype, seed: int) -> None:
+    values = source(key=DrawKey(seed, 1)).uniform(dtype)
+    assert values.dtype == dtype
+    assert 0 <= float(values.min()) < float(values.max()) < 1
+    assert distance(values, lambda x: x) < 1.95
+    whole = (values.double() * 2.0 ** (24 if dtype == torch.float32 else 53)).long()
+    assert torch.equal(whole.double() * 2.0 ** (-24 if dtype == torch.float32 else -53), values.double())
+    for bit in range(24 if dtype == torch.float32 else 53):
+        assert abs(float(((whole >> bit) & 1).double().mean()) - 0.5) < 5 * 0.5 / math.sqrt(MANY), bit
+
+
+@pytest.mark.parametrize(("dtype", "digits"), [(torch.float16, 11), (torch.bfloat16, 8)])
+def test_short_uniform_numbers_stay_below_1(dtype: torch.dtype, digits: int) -> None:
+    values = source().uniform(dtype).double()
+    assert float(values.max()) == 1 - 2.0**-digits
+    assert float(values.min()) == 0
+    assert len(values.unique()) == 1 << digits
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("seed", range(3))
+def test_normal_numbers_have_the_shape_moments_and_tails_of_the_distribution(dtype: torch.dtype, seed: int) -> None:
+    values = source(key=DrawKey(seed, 2)).normal(dtype).double()
+    assert distance(values, lambda x: 0.5 * torch.special.erfc(-x / math.sqrt(2))) < 1.95
+    assert abs(float(values.mean())) < 5 / math.sqrt(MANY)
+    assert abs(float(values.square().mean()) - 1) < 5 * math.sqrt(2 / MANY)
+    assert abs(float(values.pow(4).mean()) - 3) < 5 * math.sqrt(96 / MANY)
+    for limit in (2.0, 3.0, 4.0):
+        expected = MANY * math.erfc(limit / math.sqrt(2))
+        assert abs(float((values.abs() > limit).sum()) - expected) < 5 * math.sqrt(expected)
+    neighbours = float((values[1:] * values[:-1]).mean()) * math.sqrt(MANY)
+    assert abs(neighbours) < 5
+
+
+def drawn(name: str, *args: Any, dtype: torch.dtype = torch.float32, shape: tuple[int, ...] = (MANY,)) -> Tensor:
+    packet, overload = name.split(".")
+    operator = getattr(getattr(aten, packet), overload)
+    return draw(operator, arguments_of(operator, (torch.empty(shape, dtype=dtype), *args), {}), source(shape))
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.float16, torch.bfloat16])
+def test_exponential_numbers_have_their_distribution_and_their_logarithms_are_numbers(dtype: torch.dtype) -> None:
+    values = drawn("exponential.default", 2.0, dtype=dtype)
+    assert values.dtype == dtype
+    assert float(values.min()) > 0
+    assert values.log().isfinite().all()
+    assert abs(float(values.double().mean()) - 0.5) < 5 * 0.5 / math.sqrt(MANY) + (dtype == torch.bfloat16) * 1e-3
+    if dtype in FLOATS:
+        assert distance(values, lambda x: 1 - (-2.0 * x).exp()) < 1.95
+
+
+def test_words_at_their_limits_give_finite_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = torch.tensor([0, -1, 1, -(1 << 31), (1 << 31) - 1], dtype=torch.int32)
+
+    def fill(*args: Any) -> Tensor:
+        _key, _call, box, _dim, _device, dtype, count, write = args
+        out = torch.empty(box.sizes, dtype=dtype)
+        write([words.clone() for _ in range(count)], out)
+        return out
+
+    monkeypatch.setattr("msrun.runtime.nn.random_bits.fill", fill)
+    monkeypatch.setattr("msrun.runtime.nn.random_bits.spread", lambda words: words)
+    limits = source((5,))
+    for dtype in FLOATS:
+        assert limits.normal(dtype).isfinite().all()
+        uniform, above = limits.uniform(dtype), limits.above_zero(dtype)
+        assert float(uniform.min()) == 0
+        assert float(uniform.max()) < 1
+        assert 0 < float(above.min()) < 2.0**-31
+        assert float(above.max()) <= 1
+        exponential = DRAWS[aten.exponential.default](limits, {"lambd": 1.0}, dtype)
+        assert exponential.log().isfinite().all()
+    assert limits.integers(-3, 4).tolist() == [-3, 3, -3, 0, 0]
+
+
+@pytest.mark.parametrize("p", [0.0, 1e-12, 0.1, 0.5, 1 - 1e-12, 1.0])
+def test_share_of_bernoulli_numbers_is_what_was_asked(p: float) -> None:
+    for values in (drawn("bernoulli.p", p), drawn("bernoulli.Tensor", torch.full((MANY,), p, dtype=torch.float64))):
+        assert values.dtype == torch.float32
+        assert set(values.unique().tolist()) <= {0.0, 1.0}
+        assert abs(float(values.double().mean()) - p) <= 5 * math.sqrt(p * (1 - p) / MANY)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (-3, 7), (0, 1 << 31), (5, (1 << 40) + 5), (0, (1 << 63) - 1)])
+def test_whole_numbers_are_uniform_in_their_range(low: int, high: int) -> None:
+    values = source().integers(low, high)
+    assert low <= int(values.min()) <= int(values.max()) < high
+    if high - low == 10:
+        counts = torch.bincount(values - low).double()
+        assert float(((counts - MANY / 10) ** 2 / (MANY / 10)).sum()) < 27.9  # 9 degrees of freedom, one in a thousand
+    if high - low > 1 << 20:
+        assert distance((values - low).double() / (high - low), lambda x: x) < 1.95
+
+
+def test_what_is_out_of_range_is_refused() -> None:
+    for p in (-0.1, 1.1, math.nan):
+        for name, value in (("bernoulli.p", p), ("bernoulli.Tensor", torch.full((MANY,), p))):
+            with pytest.raises(ValueError, match="bernoulli expects p to be in"):
+                drawn(name, value)
+    for low, high in ((3, 3), (0, (1 << 63) + 1)):
+        with pytest.raises(ParallelError, match="must be 1 to 2\\^63 different ones"):
+            source().integers(low, high)
+
+
+def test_other_distributions_have_their_moments() -> None:
+    assert distance(drawn("uniform.default", -1.0, 3.0), lambda x: (x + 1) / 4) < 1.95
+    assert distance(drawn("cauchy.default", 1.0, 2.0), lambda x: ((x - 1) / 2).atan() / math.pi + 0.5) < 1.95
+    geometric = drawn("geometric.default", 0.25).double()
+    assert abs(float(geometric.mean()) - 4) < 5 * math.sqrt(12 / MANY)
+    assert float(geometric.min()) == 1
+    assert set(drawn("geometric.default", 1.0).tolist()) == {1.0}
+    logarithms = drawn("log_normal.default", 0.5, 2.0).log()
+    assert distance(logarithms, lambda x: 0.5 * torch.special.erfc(-(x - 0.5) / math.sqrt(8))) < 1.95
+    normal = drawn("normal_functional.default", 3.0, 0.5)
+    assert distance(normal, lambda x: 0.5 * torch.special.erfc(-(x - 3) / 0.5 / math.sqrt(2))) < 1.95
+    assert set(drawn("random.default", dtype=torch.bool).tolist()) == {False, True}
+    assert int(drawn("random.default", dtype=torch.int8).max()) == 127
+    assert float(drawn("random.default", dtype=torch.float32).min()) >= 0
+    assert int(drawn("random.from", -5, None, dtype=torch.int32).min()) >= -5
+    assert set(drawn("random.to", 3, dtype=torch.int64).tolist()) == {0, 1, 2}
 
 
 @pytest.mark.parametrize("p", [0.01, 0.1, 0.5, 0.9])
@@ -74,16 +202,8 @@ def test_elements_behind_the_first_2_to_the_32_have_masks_of_their_own() -> None
 
 def test_masks_of_other_calls_steps_seeds_and_neighbours_have_nothing_in_common() -> None:
     base = whole_mask((300, 700))
-    others = [
-        whole_mask((300, 700), key=key, call=call)
-        for key, call in [
-            (DrawKey(7, 0), 1),
-            (DrawKey(7, 1), 0),
-            (DrawKey(8, 0), 0),
-            (DrawKey(7, 1), 1),
-            (DrawKey(-7, 0), 0),
-        ]
-    ]
+    keys = [(DrawKey(7, 0), 1), (DrawKey(7, 1), 0), (DrawKey(8, 0), 0), (DrawKey(7, 1), 1), (DrawKey(-7, 0), 0)]
+    others = [whole_mask((300, 700), key=key, call=call) for key, call in keys]
     others += [base.roll(shift, dim) for shift in (1, 2, 64, 128) for dim in (0, 1)]
     others += [other.roll(shift, 1) for other in others[:3] for shift in (1, 7)]
     for other in others:
@@ -98,15 +218,50 @@ def test_extremes_keep_everything_or_nothing() -> None:
     assert whole_mask((0, 3)).shape == (0, 3)
 
 
+OPERATORS: dict[str, tuple[Any, ...]] = {
+    "aten.rand_like.default": (),
+    "aten.randn_like.default": (),
+    "aten.normal_functional.default": (1.0, 2.0),
+    "aten.exponential.default": (),
+    "aten.bernoulli.p": (0.3,),
+    "aten.bernoulli.default": (),
+    "aten.randint_like.default": (9,),
+    "aten.rrelu.default": (0.1, 0.3, True),
+}
+
+
 @st.composite
 def parts(draw: st.DrawFn) -> tuple[Mesh, tuple[int, ...], TensorLayout]:
-    mesh = Mesh(draw(st.sampled_from([(2, 2), (3, 2), (2, 2, 2)])))
+    mesh = Mesh(draw(st.sampled_from([(2, 2), (3, 2), (4,), (2, 2, 2)])))
     ndim = draw(st.integers(1, 4))
     places = [draw(st.integers(-1, ndim - 1)) for _ in mesh.axes]
     order = draw(st.permutations(mesh.axes))
     split = tuple(tuple(axis for axis in order if places[axis] == dim) for dim in range(ndim))
     shape = tuple(mesh.extent(axes) * draw(st.integers(1, 3)) for axes in split)
     return mesh, shape, TensorLayout(split)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("operator", OPERATORS)
+@settings(max_examples=10)
+@given(case=parts())
+def test_every_ranks_draw_is_its_part_of_the_whole_one(
+    operator: str, dtype: torch.dtype, case: tuple[Mesh, tuple[int, ...], TensorLayout]
+) -> None:
+    mesh, shape, layout = case
+    key = DrawKey(3, 5).to_tensor()
+    value = torch.linspace(0, 1, math.prod(shape), dtype=dtype).view(shape) - (0.5 if "rrelu" in operator else 0)
+
+    def result(local: Tensor, place: int, part: CutShape) -> Any:
+        given = (local, *OPERATORS[operator])
+        return draw_part(
+            key, torch.tensor(place), given, {}, operator=operator, call=2, part=tuple(part), batch_dim=None
+        )
+
+    right = result(value, 0, CutShape((1,), shape, ((),) * len(shape)))
+    for rank in range(mesh.size):
+        place = layout.slices(mesh, shape, rank)
+        assert torch.equal(result(value[place], rank, CutShape.of(layout, mesh, shape)), right[place])
 
 
 @given(parts())
@@ -147,10 +302,10 @@ def test_rows_of_a_copy_have_the_masks_of_their_rows_in_the_whole_batch(
 
 
 def test_copies_of_rows_that_nobody_can_find_are_refused() -> None:
-    part = CutShape((2,), (4, 4), ((), ()))
+    part, place = CutShape((2,), (12,), ((),)), torch.tensor(0)
     with pytest.raises(StrategyError, match="2 copies of the batch cannot have the numbers of one"):
-        part_mask(DrawKey(1, 0, 0, 2).to_tensor(), torch.tensor(0), 0, 0.5, part, LOST, CPU)
-    assert part_mask(DrawKey(1, 0).to_tensor(), torch.tensor(0), 0, 0.5, part, LOST, CPU).shape == (4, 4)
+        part_mask(DrawKey(1, 0, 0, 2).to_tensor(), place, 0, 0.5, part, LOST, CPU)
+    assert part_mask(DrawKey(1, 0).to_tensor(), place, 0, 0.5, part, LOST, CPU).shape == (12,)
 
 
 def test_alpha_dropout_keeps_mean_and_variance_of_standard_numbers() -> None:
@@ -165,226 +320,6 @@ def test_feature_dropout_drops_whole_channels() -> None:
     y = drop(torch.ones(20, 30, 4, 5), whole_mask(shape, 0.25), 0.25, "feature_dropout").flatten(2)
     assert torch.equal(y.amin(-1), y.amax(-1))
     assert y.unique().tolist() == pytest.approx([0.0, 4 / 3])
-
-
-class Network(nn.Module):
-    """Its result shows its masks."""
-
-    def __init__(self, call: Callable[[Tensor], Tensor], *, is_training: bool = True) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(6, dtype=torch.float64))
-        self.call = call
-        self.train(is_training)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.call(x * self.weight)
-
-
-@pytest.fixture(autouse=True)
-def _seed() -> Iterator[None]:
-    torch.manual_seed(11)
-    yield
-
-
-def run_alone(call: Callable[[Tensor], Tensor], steps: int = 3, shape: tuple[int, ...] = (8, 6)) -> list[Tensor]:
-    step = AutoParallel(Network(call))
-    return [step(torch.ones(shape, dtype=torch.float64)).detach() for _ in range(steps)]
-
-
-def test_masks_follow_from_the_seed_and_the_step_alone() -> None:
-    first = run_alone(F.dropout)
-    torch.rand(1000)  # what others draw does not matter
-    assert all(torch.equal(a, b) for a, b in zip(first, run_alone(F.dropout), strict=True))
-    assert not torch.equal(first[0], first[1])
-    torch.manual_seed(12)
-    assert not torch.equal(first[0], run_alone(F.dropout)[0])
-
-
-def test_every_call_of_a_network_has_a_mask_of_its_own() -> None:
-    (y,) = run_alone(lambda x: torch.stack([F.dropout(x), F.dropout(x)]), 1)
-    assert not torch.equal(y[0], y[1])
-
-
-def test_network_that_drops_nothing_takes_no_step() -> None:
-    calls = {"drops": False}
-    step = AutoParallel(Network(lambda x: F.dropout(x, training=calls["drops"])))
-    x = torch.ones(8, 6, dtype=torch.float64)
-    assert torch.equal(step(x), x)
-    calls["drops"] = True
-    assert torch.equal(step(x), run_alone(F.dropout, 1)[0])
-
-
-def test_network_without_parameters_has_new_masks_at_every_step_too() -> None:
-    step, x = AutoParallel(nn.Dropout()), torch.ones(8, 6)
-    assert not torch.equal(step(x), step(x))
-
-
-def test_stream_goes_on_from_its_state_in_another_network() -> None:
-    network = Network(F.dropout)
-    step, x = AutoParallel(network), torch.ones(8, 6, dtype=torch.float64)
-    step(x), step(x)
-    state = take_stream_state(network.parameters())
-    assert state == [11, 2]
-    expected = step(x)
-    torch.manual_seed(99)
-    resumed = Network(F.dropout)
-    put_stream_state(resumed.parameters(), state)
-    assert torch.equal(AutoParallel(resumed)(x), expected)
-    put_stream_state(resumed.parameters(), state)  # after the first call, too
-    assert torch.equal(AutoParallel(resumed)(x), expected)
-    assert take_stream_state([torch.ones(1)]) is None
-
-
-def test_gradient_is_the_mask_and_so_is_the_second_one() -> None:
-    x = torch.ones(8, 6, dtype=torch.float64, requires_grad=True)
-    y = AutoParallel(Network(lambda x: F.dropout(x, 0.25)))(x)
-    (gradient,) = torch.autograd.grad((y**2).sum(), x, create_graph=True)
-    assert torch.allclose(gradient, 2 * y * y)
-    (second,) = torch.autograd.grad(gradient.sum(), x)
-    assert torch.allclose(second, 2 * y * y)
-
-
-def test_copies_of_a_batch_on_one_process_drop_what_the_whole_batch_drops() -> None:
-    (right,) = run_alone(lambda x: F.dropout(F.dropout(x, 0.2), 0.2), 1)
-    network = MicroBatchInterleaved(Network(lambda x: F.dropout(F.dropout(x, 0.2), 0.2)), 4)
-    seen: list[Tensor] = []
-    network.network.register_forward_hook(lambda module, given, result: seen.append(result.detach()))
-    AutoParallel(network)(torch.ones(8, 6, dtype=torch.float64))
-    assert torch.equal(torch.cat(seen), right)
-
-
-def test_copies_of_micro_batches_are_slices_of_the_batch_in_any_order() -> None:
-    network = Network(F.dropout)
-    with drawing(network, lambda question: question(), 2) as draw, part_of_batch(1, 2), slices_of_batch((3, 1), 4):
-        inner = current_draw.get()
-        assert inner is not None
-        found = [inner.key(copy) for copy in (0, 1)]
-        assert [(key.index, key.count, key.batch_parts) for key in found] == [(7, 8, 2), (5, 8, 2)]
-    assert draw.is_used
-    assert take_stream_state(network.parameters()) == [11, 1]
-
-
-@pytest.mark.parametrize(
-    ("call", "shape"),
-    [
-        (lambda x: nn.Dropout(0.3)(x), (8, 6)),
-        (lambda x: nn.Dropout(0.3, inplace=True)(x * 1), (8, 6)),
-        (lambda x: torch.dropout(x, 0.3, train=True), (8, 6)),
-        (lambda x: torch.dropout_(x * 1, 0.3, train=True), (8, 6)),
-    ],
-)
-def test_every_way_to_write_dropout_has_the_same_mask(call: Callable[[Tensor], Tensor], shape: Any) -> None:
-    (right,) = run_alone(lambda x: F.dropout(x, 0.3), 1, shape)
-    assert torch.equal(run_alone(call, 1, shape)[0], right)
-
-
-def test_inplace_dropout_writes_into_its_input() -> None:
-    kept: dict[str, Tensor] = {}
-
-    def call(x: Tensor) -> Tensor:
-        kept["given"] = x * 2
-        return F.dropout(kept["given"], 0.5, inplace=True)
-
-    (y,) = run_alone(call, 1)
-    assert torch.equal(kept["given"], y)
-
-
-@pytest.mark.parametrize("needs_weights", [True, False])
-def test_dropout_inside_multi_head_attention_is_ours(needs_weights: bool) -> None:
-    attention = nn.MultiheadAttention(6, 2, dropout=0.5, dtype=torch.float64)
-
-    def call(x: Tensor) -> Tensor:
-        return attention(x, x * 2, x, need_weights=needs_weights)[0]
-
-    first, second = run_alone(call, 2, (4, 3, 6))
-    assert not torch.equal(first, second)
-    torch.rand(9)
-    assert torch.equal(run_alone(call, 1, (4, 3, 6))[0], first)
-    attention.eval()
-    assert torch.equal(run_alone(call, 1, (4, 3, 6))[0], run_alone(call, 1, (4, 3, 6))[0])
-
-
-def test_attention_without_anything_to_drop_is_torchs_own() -> None:
-    def call(x: Tensor, p: float) -> Tensor:
-        q = x.view(2, 4, 6)
-        mask = torch.ones(4, 4, dtype=torch.bool).tril(-1)  # the first row sees nothing
-        return F.scaled_dot_product_attention(q, q, q, mask, dropout_p=p).nan_to_num()
-
-    composed = run_alone(lambda x: call(x, 1e-12), 1)[0]
-    assert torch.allclose(composed, run_alone(lambda x: call(x, 0.0), 1)[0])
-
-
-@pytest.mark.parametrize("is_reentrant", [True, False])
-def test_gradient_of_recomputed_dropout_belongs_to_the_mask_of_its_forward_pass(is_reentrant: bool) -> None:
-    x = torch.rand(8, 6, dtype=torch.float64).requires_grad_()
-    step = AutoParallel(Network(lambda x: checkpoint(F.dropout, x, 0.5, use_reentrant=is_reentrant)))
-    y = step(x).sum()
-    y.backward()
-    assert x.grad is not None
-    assert float((x.grad * x.detach()).sum()) == pytest.approx(float(y.detach()))
-
-
-def test_compiled_network_drops_anew_at_every_step() -> None:
-    network = Network(lambda x: F.dropout(x, 0.5))
-    step = AutoParallel(torch.compile(network, backend="eager"))
-    x = torch.ones(8, 6, dtype=torch.float64)
-    first, second, third = (step(x).detach() for _ in range(3))
-    assert not torch.equal(first, second)
-    assert not torch.equal(second, third)
-    assert set(third.unique().tolist()) == {0.0, 2.0}
-
-
-def test_wrong_probability_is_refused_as_torch_refuses_it() -> None:
-    with pytest.raises(ValueError, match="but got 1"):
-        run_alone(lambda x: F.dropout(x, 1.5))
-
-
-def captured(call: Callable[[Tensor], Tensor], shape: tuple[int, ...] = (8, 6)) -> Any:
-    value = torch.ones(shape, dtype=torch.float64)
-    return capture(find_target(Network(call)), [value], {}, input_shapes=[shape], parameter_shapes={}).graph
-
-
-DROPPING = nn.GRU(6, 6, 2, dropout=0.5, dtype=torch.float64)
-PLAIN = nn.GRU(6, 6, 2, dtype=torch.float64)
-
-
-@pytest.mark.parametrize(
-    ("call", "name"),
-    [
-        (lambda x: x + torch.multinomial(x.detach().sigmoid(), 1), "aten.multinomial.default in module (top)"),
-        (lambda x: x[torch.randperm(8)], "aten.randperm.default"),
-        (lambda x: x * torch.poisson(x.detach().exp()), "aten.poisson.default"),
-        (lambda x: x + torch.rand(6, generator=torch.Generator()), "generator"),
-        (lambda x: x * torch.empty_like(x).uniform_(generator=torch.Generator()), "generator"),
-        (lambda x: DROPPING(x.unsqueeze(1))[0], "aten.gru.input"),
-    ],
-)
-def test_other_random_operators_are_refused_with_what_to_do(call: Callable[[Tensor], Tensor], name: str) -> None:
-    with pytest.raises(CaptureError) as caught:
-        captured(call)
-    assert name in str(caught.value)
-    assert "pass them in as an input" in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_random_operators_that_draw_nothing_are_no_matter() -> None:
-    assert captured(lambda x: F.rrelu(x, training=False))
-    assert captured(lambda x: PLAIN(x.unsqueeze(1))[0])
-
-
-def test_dropouts_are_numbered_in_the_order_of_the_network_and_know_the_rows_of_the_batch() -> None:
-    def call(x: Tensor) -> Tensor:
-        x = F.dropout(x, training=False) + F.dropout(x, 0.0)
-        first = F.dropout(x).t()
-        second = F.dropout(first).reshape(-1)
-        return F.dropout(second).sum() + F.dropout(torch.ones(3)).sum()
-
-    found = [
-        (node.meta["dropout_call"], node.args[0].meta["batch_dim"])
-        for node in captured(call).nodes
-        if "dropout_call" in node.meta
-    ]
-    assert found == [(0, 0), (1, 1), (2, LOST), (3, None)]
 
 
 def test_key_travels_as_a_tensor() -> None:

@@ -1,7 +1,8 @@
-"""The local program cut at its collectives."""
+"""Local programs cut at collectives: what segments read and send, what is run again, sizes that differ by call."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,37 +10,29 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from msrun.runtime import shard
+from msrun.errors import StrategyError
+from msrun.runtime import AutoParallel, recompute, shard
 from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.captured_graph import find_target
+from msrun.runtime.capture.captured_graph import CapturedGraph, find_target
 from msrun.runtime.parallel.given_strategies import strategies_of
+from msrun.runtime.parallel.recomputation import recomputed_in
+from msrun.runtime.partition.decide import Constraints, decide
 from msrun.runtime.partition.local_values import local_values, parameter_memory
-from msrun.runtime.partition.partition import partition
+from msrun.runtime.partition.partition import lower, partition
 from msrun.runtime.partition.program import LocalProgram
-from msrun.runtime.schedule.segments import Segment, cut_segments, render_segment
+from msrun.runtime.schedule.replay import RecomputeSpec, Replay, find_regions, forgetting, parameters_of, plan_replays
+from msrun.runtime.schedule.segments import Segment, cut_segments
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
-from msrun.runtime.sharding.operators.rule import apply_collective
+from msrun.runtime.sharding.operators.rule import find_module
+from msrun.runtime.sharding.sizes import settle
 
 
-class Network(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(8, 8)
-        self.down = nn.Linear(8, 8, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(torch.relu(self.up(x))).pow(2).mean()
-
-
-def program(*, tensor_parallel: bool) -> LocalProgram:
-    network = Network()
-    if tensor_parallel:
-        shard(network.up, ((1, 1), (4, 1), (4,)))
-        shard(network.down, ((1, 4), (1, 4)))
-    graph = capture(find_target(network), [torch.ones(4, 8)], {}, input_shapes=[(4, 8)], parameter_shapes={})
+def program_of(network: nn.Module, ranks: int = 4, rows: int = 4, width: int = 8) -> LocalProgram:
+    """Return the program of ranks that are given whole inputs."""
+    x, shape = torch.ones(rows, width), (rows, width)
     return partition(
-        graph,
-        build_mesh(4),
+        capture(find_target(network), [x], {}, input_shapes=[shape], parameter_shapes={}),
+        build_mesh(ranks),
         input_layouts=[TensorLayout.replicated(2)],
         strategies=strategies_of(network),
         output_batch_axes=(),
@@ -51,109 +44,27 @@ def groups_of(cut: LocalProgram, names: dict[str, int]) -> dict[str, int]:
     return {cut.parameters[name].node.name: number for name, number in names.items()}
 
 
-ONE_GROUP = {"up.weight": 0, "up.bias": 0, "down.weight": 0}
-
-
-def test_text_of_a_tensor_parallel_program_shows_every_operator_and_collective() -> None:
-    cut = program(tensor_parallel=True)
-    segments = cut_segments(cut, groups_of(cut, ONE_GROUP))
-    lines = [line for number, segment in enumerate(segments) for line in render_segment(number, segment)]
-    steps = [line.split(" = ")[-1].partition("(")[0].partition(" of ")[0] for line in lines]
-    assert [step.partition(": reads")[0] for step in steps] == [
-        "segment 0",
-        "enter over axes 0,1",
-        "segment 1",
-        "aten.linear.default",
-        "aten.relu.default",
-        "aten.linear.default",
-        "reduce_scatter dim 0 over axes 0,1",
-        "segment 2",
-        "aten.pow.Tensor_Scalar",
-        "aten.mean.default",
-        "aten.div.Scalar",
-        "all_reduce over axes 0,1",
-    ]
-    assert "segment 0: reads nothing" in "\n".join(lines)
-
-
-def run(cut: LocalProgram, segments: list[Segment], values: dict[str, Tensor]) -> Tensor:
-    """Run segments one after the other; a collective among equal copies of one rank changes nothing here."""
-    for segment in segments:
-        if not segment.is_empty:
-            written = segment.module(*[values[name] for name in segment.reads])
-            values.update(zip(segment.writes, written, strict=True))
-        for crossing in segment.crossings:
-            values[crossing.result] = values[crossing.source]
-    return values[cut.outputs[0].name]
-
-
-@pytest.mark.parametrize("names", [ONE_GROUP, {"up.weight": 0, "up.bias": 1, "down.weight": 2}])
-def test_segments_together_compute_the_program(names: dict[str, int]) -> None:
-    network = Network()
-    value = torch.randn(4, 8)
-    graph = capture(find_target(network), [value], {}, input_shapes=[(4, 8)], parameter_shapes={})
-    alone = partition(
-        graph, build_mesh(1), input_layouts=[TensorLayout.replicated(2)], strategies={}, output_batch_axes=()
-    )
-    parameters = {alone.parameters[name].node.name: p.detach() for name, p in network.named_parameters()}
-    segments = cut_segments(alone, groups_of(alone, names))
-    result = run(alone, segments, {**parameters, alone.inputs[0].name: value})
-    torch.testing.assert_close(result, network(value).detach())
-
-
-@pytest.mark.parametrize("tensor_parallel", [False, True])
-@pytest.mark.parametrize(
-    "names",
-    [ONE_GROUP, {"up.weight": 0, "up.bias": 0, "down.weight": 1}, {"up.weight": 0, "up.bias": 1, "down.weight": 2}],
-)
-def test_levels_obey_collectives_and_groups(names: dict[str, int], tensor_parallel: Any) -> None:
-    cut = program(tensor_parallel=tensor_parallel)
-    group_of = groups_of(cut, names)
-    segments = cut_segments(cut, group_of)
-    made_in: dict[str, int] = {}
-    for index, segment in enumerate(segments):
-        for name in segment.reads:
-            assert made_in.get(name, -1) < index, f"{name} is read before it is there"
-        for crossing in segment.crossings:
-            assert crossing.source not in made_in or made_in[crossing.source] <= index
-            made_in[crossing.result] = index
-        made_in.update(dict.fromkeys(segment.writes, index))
-        assert not any(node.target is apply_collective for node in segment.module.graph.nodes)
-        assert segment.groups == sorted({group_of[name] for name in segment.reads if name in group_of})
-    new = [group for segment in segments for group in segment.new_groups]
-    assert sorted(new) == sorted(set(names.values())), "every group is new once"
-    if names["up.weight"] == names["up.bias"]:  # else one operator reads two groups at once
-        assert all(len(segment.new_groups) <= 1 for segment in segments), "groups are waited for one at a time"
-    collectives = [node for node in cut.graph.nodes if node.target is apply_collective]
-    assert len(collectives) == sum(len(segment.crossings) for segment in segments)
+TWO_GROUPS = {"up.weight": 0, "up.bias": 0, "down.weight": 1, "down.bias": 1}
 
 
 class Weighted(nn.Module):
     """Classifies; the loss gives classes a weight."""
 
-    def __init__(self, weight: Tensor) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.up = nn.Linear(8, 8)
-        self.down = nn.Linear(8, 5)
-        self.weight = weight if isinstance(weight, nn.Parameter) else nn.Buffer(weight)
+        self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 5)
+        self.weight = nn.Buffer(torch.ones(5))
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(self.down(torch.relu(self.up(x))), labels, self.weight)
 
 
-def classifier(weight: Tensor) -> LocalProgram:
-    values, shapes = [torch.ones(8, 8), torch.ones(8, dtype=torch.int64)], [(8, 8), (8,)]
-    graph = capture(find_target(Weighted(weight)), values, {}, input_shapes=shapes, parameter_shapes={})
-    layouts = [TensorLayout(((0, 1), ())), TensorLayout(((0, 1),))]
-    return partition(graph, build_mesh(4), input_layouts=layouts, strategies={}, output_batch_axes=())
-
-
-TWO_GROUPS = {"up.weight": 0, "up.bias": 0, "down.weight": 1, "down.bias": 1}
-
-
 @pytest.mark.parametrize("names", [dict.fromkeys(TWO_GROUPS, 0), TWO_GROUPS])
 def test_number_of_labels_leaves_before_anything_is_computed_and_is_read_last(names: dict[str, int]) -> None:
-    cut = classifier(torch.ones(5))
+    values, shapes = [torch.ones(8, 8), torch.ones(8, dtype=torch.int64)], [(8, 8), (8,)]
+    graph = capture(find_target(Weighted()), values, {}, input_shapes=shapes, parameter_shapes={})
+    layouts = [TensorLayout(((0, 1), ())), TensorLayout(((0, 1),))]
+    cut = partition(graph, build_mesh(4), input_layouts=layouts, strategies={}, output_batch_axes=())
     segments = cut_segments(cut, groups_of(cut, names))
     first, last = segments[0], segments[-1]
     assert [crossing.collective.kind for crossing in first.crossings] == ["all_reduce"]
@@ -161,24 +72,6 @@ def test_number_of_labels_leaves_before_anything_is_computed_and_is_read_last(na
     readers = [i for i, segment in enumerate(segments) if first.crossings[0].result in segment.reads]
     assert readers == [len(segments) - 1]
     assert [crossing.result for crossing in last.crossings] == [cut.outputs[0].name]
-
-
-def test_number_of_labels_that_needs_a_parameter_comes_when_that_is_there() -> None:
-    cut = classifier(nn.Parameter(torch.ones(5), requires_grad=False))
-    segments = cut_segments(cut, groups_of(cut, {**TWO_GROUPS, "weight": 2}))
-    assert segments[0].crossings == []
-    assert sum(len(segment.crossings) for segment in segments) == 2
-
-
-def test_program_without_collectives_is_one_segment() -> None:
-    network = Network()
-    graph = capture(find_target(network), [torch.ones(4, 8)], {}, input_shapes=[(4, 8)], parameter_shapes={})
-    alone = partition(
-        graph, build_mesh(1), input_layouts=[TensorLayout.replicated(2)], strategies={}, output_batch_axes=()
-    )
-    (segment,) = cut_segments(alone, groups_of(alone, ONE_GROUP))
-    assert segment.crossings == []
-    assert len(segment.writes) == 1
 
 
 def test_view_of_a_parameter_holds_its_group_to_the_last_reader() -> None:
@@ -192,10 +85,7 @@ def test_view_of_a_parameter_holds_its_group_to_the_last_reader() -> None:
             x = self.middle(self.first(x))
             return x @ turned.reshape(2, 2, 4).flatten(0, 1), x @ doubled
 
-    graph = capture(find_target(Late()), [torch.ones(4, 4)], {}, input_shapes=[(4, 4)], parameter_shapes={})
-    alone = partition(
-        graph, build_mesh(1), input_layouts=[TensorLayout.replicated(2)], strategies={}, output_batch_axes=()
-    )
+    alone = program_of(Late(), 1, 4, 4)
     first, middle = (alone.parameters[name].node.name for name in ("first.weight", "middle.weight"))
     memory_of = parameter_memory(local_values(alone))
     assert set(memory_of.values()) == {first, middle}
@@ -203,3 +93,179 @@ def test_view_of_a_parameter_holds_its_group_to_the_last_reader() -> None:
     assert {str(node.target) for node in views} == {"aten.t.default", "aten.reshape.default"}
     segments = cut_segments(alone, {first: 0, middle: 1}, memory_of=memory_of)
     assert [segment.groups for segment in segments] == [[0], [0, 1]]
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 16)
+        self.down = nn.Linear(16, 8, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+class Blocks(nn.Module):
+    def __init__(self, *, shared: bool = False) -> None:
+        super().__init__()
+        self.first = Block()
+        self.second = self.first if shared else Block()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.relu(self.first(x))).pow(2).mean()
+
+
+def planned(network: Blocks, *, tensor_parallel: bool = False) -> tuple[list[Segment], list[Replay]]:
+    if tensor_parallel:
+        for block in (network.first, network.second):
+            shard(block.up, ((1, 1), (4, 1), (4,)))
+            shard(block.down, ((1, 4), (1, 4)))
+    program = program_of(network)
+    regions = find_regions(program, recomputed_in(network))
+    region_of = {name: number for number, region in enumerate(regions) for name in region.nodes}
+    group_of = {use.node.name: 0 for use in program.parameters.values()}
+    segments = cut_segments(program, group_of, region_of)
+    return segments, plan_replays(segments, regions, program.outputs)
+
+
+def test_module_is_run_again_from_its_input_and_keeps_its_result() -> None:
+    network = Blocks()
+    assert recompute(network.first) is network.first
+    segments, (replay,) = planned(network)
+    (index,) = replay.segments
+    names = [str(n.target) for n in segments[index].module.graph.nodes if n.op == "call_function"]
+    assert names == ["aten.linear.default", "aten.tanh.default", "aten.linear.default", "aten.add.Tensor"]
+    (result,) = segments[index].writes
+    assert result not in replay.dropped
+
+
+@pytest.mark.parametrize(("setting", "right"), [(True, ["reduce_scatter"]), (False, [])])
+def test_collectives_of_a_module_run_again_unless_their_results_are_kept(*, setting: bool, right: list[str]) -> None:
+    network = Blocks()
+    recompute(network.first, mp_comm_recompute=setting)
+    segments, (replay,) = planned(network, tensor_parallel=True)
+    started = [crossing for crossings in replay.crossings.values() for crossing in crossings]
+    assert [each.collective.kind for each in started if not each.collective.is_local] == right
+    assert {each.result for each in started} <= replay.dropped
+    partial_sums = segments[replay.segments[0]].writes
+    assert set(partial_sums) <= replay.dropped
+
+
+def test_two_calls_of_one_module_are_two_regions() -> None:
+    network = Blocks(shared=True)
+    recompute(network.first)
+    program = program_of(network)
+    assert [region.path for region in find_regions(program, recomputed_in(network))] == ["first", "first"]
+
+
+def test_parameters_that_others_read_too_are_not_a_regions_own() -> None:
+    network = Blocks()
+    network.second.up.weight = network.first.up.weight
+    recompute(network.first)
+    program = program_of(network)
+    regions = find_regions(program, recomputed_in(network))
+    assert parameters_of(program, regions) == {"first.up.bias", "first.down.weight"}
+
+
+@pytest.mark.parametrize(("path", "right"), [("a.b.c", "a.b"), ("a", None), ("a.bc", None), (None, None), ("d", "d")])
+def test_operator_belongs_to_the_recomputed_module_around_it(path: str | None, right: str | None) -> None:
+    assert find_module(path, {"a.b": RecomputeSpec(), "d": RecomputeSpec()}) == right
+    assert path is None or find_module(path, {"": RecomputeSpec()}) == ""
+
+
+def test_parent_and_child_cannot_both_be_recomputed() -> None:
+    network = Blocks()
+    recompute(network.first.up)
+    with pytest.raises(StrategyError, match=r"\(Block\): Linear up in it is recomputed already; configure one"):
+        recompute(network.first)
+    with pytest.raises(StrategyError, match=r"recompute\(Linear\): it is recomputed already"):
+        recompute(network.first.up)
+    recompute(network.second)
+    network.second.up.__dict__["_msrun_recompute"] = RecomputeSpec()
+    with pytest.raises(StrategyError, match=r"second.up lies in second, which is recomputed already"):
+        recomputed_in(network)
+
+
+@pytest.mark.parametrize(
+    ("ask", "text"),
+    [
+        *((lambda s=s: recompute(Block(), save=s), "function of one") for s in (["linear"], [torch.relu], 3)),
+        (lambda: recompute(torch.relu), "a torch module is expected"),  # type: ignore[arg-type]
+        *(
+            (lambda mb=limit: AutoParallel(Blocks()).recompute("auto", memory_limit_mb=mb), "a number of MB above 0")
+            for limit in (0, -1, "1", True, None, float("nan"))
+        ),
+        (lambda: AutoParallel(Blocks()).recompute("full", memory_limit_mb=1), 'must be "auto"; for one module use'),
+    ],
+)
+def test_wrong_words_of_recompute_are_refused(ask: Callable[[], Any], text: str) -> None:
+    with pytest.raises(StrategyError, match=text):
+        ask()
+
+
+def test_without_capture_a_module_runs_under_torchs_checkpointing_where_there_are_gradients() -> None:
+    module, calls = recompute(Block()), list[int]()
+    module.up.register_forward_hook(lambda *_: calls.append(1))
+    network = nn.Sequential(nn.Linear(8, 8), module, nn.Linear(8, 1))
+    AutoParallel(network)(torch.ones(4, 8)).sum().backward()
+    assert len(calls) == 2
+    assert "forward" not in vars(module)
+    assert module.up.weight.grad is not None
+    with torch.no_grad():
+        AutoParallel(network)(torch.ones(4, 8))
+    assert len(calls) == 3
+
+
+def test_what_was_forgotten_cannot_be_used_for_a_gradient() -> None:
+    weight = torch.ones(2, requires_grad=True)
+    with forgetting():
+        loss = (weight * weight).sum()
+    with pytest.raises(RuntimeError, match="before it was run again"):
+        loss.backward()
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:Raw Sym")
+ROWS, TOKENS, WIDTH = 4, 6, 8
+
+
+class Halves(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 2 * WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, tokens, _ = x.shape
+        halves = self.layer(x).view(rows, tokens, 2, WIDTH).transpose(1, 2).reshape(rows, 2 * tokens, WIDTH)
+        return F.softmax(halves, 1).sum() / tokens**0.5
+
+
+def sized(network: nn.Module | None = None, free: Any = ((0, 0), (0, 1))) -> CapturedGraph:
+    x = torch.ones(ROWS, TOKENS, WIDTH)
+    target = find_target(network or Halves())
+    return capture(target, [x], {}, input_shapes=[tuple(x.shape)], parameter_shapes={}, free=free, keeps_sizes=True)
+
+
+def test_a_plan_asks_of_a_size_only_that_its_parts_are_equal() -> None:
+    graph, mesh = sized(), build_mesh(2)
+    decide(graph, mesh, Constraints([TensorLayout((mesh.axes, (), ()))]))
+    assert [sizes.why_not([(ROWS + 2, TOKENS + 5, WIDTH)]) for sizes in graph.sizes] == ["", ""]
+    assert "Mod(size[0][0], 2)" in graph.sizes[-1].why_not([(ROWS + 1, TOKENS, WIDTH)])
+    assert graph.sizes[-1].is_free
+
+
+def test_a_size_of_one_is_another_program() -> None:
+    assert sized().sizes[0].why_not([(ROWS, 1, WIDTH)])
+
+
+@pytest.mark.parametrize(("rows", "tokens"), [(ROWS, TOKENS), (6, 3), (2, 9)])
+def test_a_program_for_any_size_computes_what_the_network_does(rows: int, tokens: int) -> None:
+    network = Halves()
+    graph = sized(network)
+    program = lower(graph, decide(graph, build_mesh(1), Constraints([TensorLayout.replicated(3)])))
+    settle(program.graph)
+    (segment,) = cut_segments(program, {})
+    segment.use(graph.sizes[-1].find([(rows, tokens, WIDTH)]))
+    x = torch.randn(rows, tokens, WIDTH)
+    given = {"input_0": x, "p_layer_weight": network.layer.weight, "p_layer_bias": network.layer.bias}
+    (result,) = segment.run(*(given[name] for name in segment.reads))
+    torch.testing.assert_close(result, network(x))

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from msrun import contract
-from msrun.errors import CaptureError, StrategyError
+from msrun.errors import CaptureError
 from msrun.runtime import AutoParallel, uncaught
 from msrun.runtime.tensors.put_value import holding
 
@@ -58,56 +58,42 @@ def test_the_error_and_the_users_innermost_line_come_first(raised_by: Callable[.
     ]
 
 
-def test_an_error_of_torch_is_told_at_the_users_line(raised_by: Callable[..., str]) -> None:
-    text = raised_by("net = nn.Linear(2, 2)", "net(torch.ones(3, 3))", nn=nn, torch=torch)
-    first, line, left_out = text.splitlines()
-    assert first.startswith(f"uncaught RuntimeError at {HERE}:2: mat1 and mat2 shapes cannot be multiplied")
-    assert line == "    net(torch.ones(3, 3))"
-    assert left_out.endswith("frames inside libraries left out; MSRUN_DEBUG=1 shows them")
-
-
 def test_a_dry_run_says_why_there_are_no_values(raised_by: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(contract.MSRUN_SIM_LEVEL, "1")
     text = raised_by("float(weight)", weight=torch.ones((), device="meta"))
     assert text.splitlines()[-1].endswith("before the first call of AutoParallel, or start with --sim_level 3")
 
 
-def test_an_error_of_msrun_is_one_line_without_a_traceback(raised_by: Callable[..., str]) -> None:
-    text = raised_by("", "AutoParallel(net).dataset_strategy('full')", AutoParallel=AutoParallel, net=nn.Linear(1, 1))
-    assert text.startswith(
-        f"uncaught StrategyError at {HERE}:2: dataset_strategy('full') (did you mean full_batch?): must be "
-    )
-    assert "\n" not in text
+WHERE = CaptureError("Net cannot be captured", where="net.py:12")
+MADE_OF_ANOTHER = (
+    "def forward():",
+    "    raise ValueError('odd')",
+    "try:",
+    "    forward()",
+    "except ValueError as error:",
+    "    raise CaptureError('not captured: odd') from error",
+)
+WHILE_ANOTHER = ("try:", "    {}['x']", "except KeyError:", "    raise CaptureError('no')")
 
 
-def test_an_error_of_msrun_is_told_at_the_line_that_it_names(raised_by: Callable[..., str]) -> None:
-    error = CaptureError("Net cannot be captured", where="net.py:12")
-    assert str(error) == "net.py:12: Net cannot be captured"
-    assert raised_by("raise error", error=error) == "uncaught CaptureError at net.py:12: Net cannot be captured"
-
-
-def test_an_error_of_msrun_that_was_made_of_the_users_is_told_where_that_was_raised(
-    raised_by: Callable[..., str],
+@pytest.mark.parametrize(
+    ("lines", "text"),
+    [
+        (
+            ("", "parallel.dataset_strategy('full')"),
+            f"StrategyError at {HERE}:2: dataset_strategy('full') (did you mean",
+        ),
+        (("raise where",), "CaptureError at net.py:12: Net cannot be captured"),
+        (MADE_OF_ANOTHER, f"CaptureError at {HERE}:2: not captured: odd"),
+        (WHILE_ANOTHER, f"CaptureError at {HERE}:4: no"),
+    ],
+)
+def test_an_error_of_msrun_is_one_line_and_told_where_its_cause_is(
+    raised_by: Callable[..., str], lines: tuple[str, ...], text: str
 ) -> None:
-    text = raised_by(
-        "def forward():",
-        "    raise ValueError('odd')",
-        "try:",
-        "    forward()",
-        "except ValueError as error:",
-        "    raise CaptureError('not captured: odd') from error",
-        CaptureError=CaptureError,
-    )
-    assert text == f"uncaught CaptureError at {HERE}:2: not captured: odd"
-
-
-def test_one_that_only_came_up_while_another_was_handled_is_told_where_it_was_raised(
-    raised_by: Callable[..., str],
-) -> None:
-    text = raised_by(
-        "try:", "    {}['x']", "except KeyError:", "    raise StrategyError('no')", StrategyError=StrategyError
-    )
-    assert text == f"uncaught StrategyError at {HERE}:4: no"
+    found = raised_by(*lines, parallel=AutoParallel(nn.Linear(1, 1)), where=WHERE, CaptureError=CaptureError)
+    assert found.startswith(f"uncaught {text}")
+    assert "\n" not in found
 
 
 def test_causes_of_the_users_errors_follow_with_their_lines_and_notes(raised_by: Callable[..., str]) -> None:
@@ -128,11 +114,14 @@ def test_causes_of_the_users_errors_follow_with_their_lines_and_notes(raised_by:
     ]
 
 
-def test_debug_keeps_every_frame_below_the_first_line(raised_by: Callable[..., str]) -> None:
-    text = raised_by("net = nn.Linear(2, 2)", "net(torch.ones(3, 3))", nn=nn, torch=torch, is_debug=True)
-    assert text.startswith(f"uncaught RuntimeError at {HERE}:2: ")
-    assert text.splitlines()[1] == "Traceback (most recent call last):"
-    assert "_call_impl" in text
+def test_an_error_of_torch_is_told_at_the_users_line_and_debug_keeps_every_frame(raised_by: Callable[..., str]) -> None:
+    for is_debug in (False, True):
+        text = raised_by("net = nn.Linear(2, 2)", "net(torch.ones(3, 3))", nn=nn, torch=torch, is_debug=is_debug)
+        first, line, *_, last = text.splitlines()
+        assert first.startswith(f"uncaught RuntimeError at {HERE}:2: mat1 and mat2 shapes cannot be multiplied")
+        assert line == ("Traceback (most recent call last):" if is_debug else "    net(torch.ones(3, 3))")
+        assert ("_call_impl" in text) is is_debug
+        assert is_debug or last.endswith("frames inside libraries left out; MSRUN_DEBUG=1 shows them")
 
 
 def test_a_mistake_of_msrun_itself_keeps_its_traceback(raised_by: Callable[..., str]) -> None:

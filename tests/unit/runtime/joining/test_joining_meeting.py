@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -17,7 +18,7 @@ from job_runner import wait_until
 
 from msrun.errors import ClusterError, RendezvousTimeout, WorldError
 from msrun.runtime.joining import meet as module
-from msrun.runtime.joining.meet import SERVER, WORKER, Joined, Keeper, Met, describe_ranks, join, meet, serve
+from msrun.runtime.joining.meet import SERVER, WORKER, Joined, Keeper, Met, join, meet, serve
 from msrun.runtime.joining.network import keep_to_interface, listen_at
 from msrun.runtime.joining.spec import Meeting, WorldSpec
 
@@ -48,9 +49,6 @@ def keeping(workers: int, servers: int = 0) -> Iterator[tuple[Meeting, Keeper]]:
         yield meeting, keeper
 
 
-# -- who has come, and who gets which rank ----------------------------------------------------------------------------
-
-
 class Store(dict[str, str]):
     """A store of a keeper that nobody reaches."""
 
@@ -64,19 +62,6 @@ def keeper_of(came: dict[str, str], workers: int, servers: int = 0) -> Any:
     keeper._lines = dict.fromkeys(map(socket.SocketType, []), "") | dict(enumerate(came))  # type: ignore[assignment]
     keeper.store = Store({key: module.json.dumps(["pid 7 on vm", address, address]) for key, address in came.items()})  # type: ignore[assignment]
     return keeper
-
-
-def test_ranks_that_nobody_asked_for_stand_together_by_host_in_order_of_numeric_addresses() -> None:
-    addresses = ["10.0.0.10", "10.0.0.9", "10.0.0.10", "10.0.0.9"]
-    keeper = keeper_of({f"worker/+{number}": address for number, address in enumerate(addresses, start=1)}, 4)
-    assert keeper._describe("worker/+1") == "a worker (pid 7 on vm, 10.0.0.10)"
-    assert keeper.assign() == {
-        "worker/+2": (0, 0, 2),
-        "worker/+4": (1, 1, 2),
-        "worker/+1": (2, 0, 2),
-        "worker/+3": (3, 1, 2),
-    }
-    assert keeper._describe("worker/+1") == "rank 2 (pid 7 on vm, 10.0.0.10)"
 
 
 @settings(deadline=None)
@@ -119,16 +104,8 @@ def test_every_rank_is_given_once_and_who_asked_has_its_own(
 def test_missing_are_named_by_rank_where_ranks_are_known(came: list[str], text: str) -> None:
     keys = {f"worker/{word}": ["10.0.0.9", "10.0.0.10"][number % 2] for number, word in enumerate(came)}
     assert text in keeper_of(keys, 6, 1)._describe_missing()
-
-
-def test_many_hosts_are_counted_not_listed_and_ranks_are_told_in_runs() -> None:
-    keeper = keeper_of({f"worker/{number}": f"10.0.0.{number + 1}" for number in range(10)}, 20)
-    assert keeper._describe_missing().endswith("10.0.0.8 with 1 and 2 more")
-    assert describe_ranks([3]) == "rank 3"
-    assert describe_ranks([5, 0, 4, 7, 6]) == "ranks 0, 4-7"
-
-
-# -- over sockets -----------------------------------------------------------------------------------------------------
+    keys = {f"worker/{number}": f"10.0.0.{number + 1}" for number in range(10)}
+    assert keeper_of(keys, 20)._describe_missing().endswith("10.0.0.8 with 1 and 2 more"), "many are counted"
 
 
 def test_scheduler_gives_ranks_and_ends_when_all_have_left(
@@ -187,18 +164,22 @@ def test_without_a_keeper_the_limit_ends_the_wait() -> None:
         come(meeting, 2, 0, limit_s=0.2)
 
 
+def end_well(keeper: Keeper, gathered: Future[str], came: Sequence[Future[Joined]]) -> None:
+    """All have come: they are answered, and leave."""
+    assert gathered.result(FOREVER_S) == ""
+    keeper.answer()
+    for future in came:
+        future.result(FOREVER_S).line.close()
+
+
 def test_silent_strangers_make_room_for_those_who_belong(threads: ThreadPoolExecutor) -> None:
     with keeping(2) as (meeting, keeper), ExitStack() as held:
         gathered = threads.submit(keeper.gather, FOREVER_S)
         for number in range(3 * module._MAX_OF_ONE):
             stranger = held.enter_context(socket.create_connection(("127.0.0.1", meeting.port)))
             stranger.sendall(b"m" * (number % 2))  # one byte would hold torch's store up for all
-        came = [threads.submit(come, meeting, 2, rank) for rank in range(2)]
-        assert gathered.result(FOREVER_S) == ""
+        end_well(keeper, gathered, [threads.submit(come, meeting, 2, rank) for rank in range(2)])
         assert len(keeper._lines) <= module._MAX_OF_ONE + 2
-        keeper.answer()
-        for future in came:
-            future.result(FOREVER_S).line.close()
 
 
 def test_strangers_are_refused_and_told_and_the_others_come(
@@ -219,21 +200,17 @@ def test_strangers_are_refused_and_told_and_the_others_come(
                     continue
                 assert answer.startswith(b"refused "), noise[:20]
         own = "refused 127.0.0.1: it says that the world has 3 ranks, but here it has 2"
-        with pytest.raises(WorldError, match="the world has 3 ranks, but here it has 2"):
-            come(meeting, 3)
-        with pytest.raises(WorldError, match="its rank is 2, but here ranks are 0 to 1"):
-            come(meeting, 2, 2)
-        with pytest.raises(WorldError, match="it belongs to another job, which should have a port of its own"):
-            come(Meeting(("127.0.0.1",), meeting.port, "other", "x", "the scheduler"), 2)
         first = threads.submit(come, meeting, 2, 0)
         wait_until(lambda: any(keeper._lines.values()), "the first has come")
-        with pytest.raises(WorldError, match=r"rank 0 is taken by rank 0 \(test 0, 127.0.0.1\)"):
-            come(meeting, 2, 0)
-        second = threads.submit(come, meeting, 2)
-        assert gathered.result(FOREVER_S) == ""
-        keeper.answer()
-        for future in (first, second):
-            future.result(FOREVER_S).line.close()
+        for asks, size, rank, text in (
+            (meeting, 3, -1, "the world has 3 ranks, but here it has 2"),
+            (meeting, 2, 2, "its rank is 2, but here ranks are 0 to 1"),
+            (replace(meeting, key="other"), 2, -1, "it belongs to another job, which should have a port of its own"),
+            (meeting, 2, 0, r"rank 0 is taken by rank 0 \(test 0, 127.0.0.1\)"),
+        ):
+            with pytest.raises(WorldError, match=text):
+                come(asks, size, rank)
+        end_well(keeper, gathered, [first, threads.submit(come, meeting, 2)])
     told = capfd.readouterr().err
     assert own in told and "rank 0 is taken by rank 0" in told and "belongs to another job" in told
     assert told.count("no process of msrun's runtime") == module._MAX_NOTES
@@ -248,27 +225,9 @@ def test_one_that_has_come_and_gone_is_missing_again(
         early = threads.submit(come, meeting, 2, 0, 1.0)
         wait_until(lambda: any(keeper._lines.values()), "the first has come")
         next(iter(keeper._lines)).shutdown(socket.SHUT_RDWR)
-        came = [threads.submit(come_again, meeting, rank) for rank in range(2)]
-        assert gathered.result(FOREVER_S) == ""
-        keeper.answer()
-        for future in came:
-            future.result(FOREVER_S).line.close()
+        end_well(keeper, gathered, [threads.submit(come_again, meeting, rank) for rank in range(2)])
         early.exception(FOREVER_S)
     assert "rank 0 (test 0, 127.0.0.1) has gone again" in capfd.readouterr().err
-
-
-def test_rank_whose_process_died_while_it_took_it_is_given_back(
-    threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "REPORT_EVERY_S", 0.05)
-    with keeping(2) as (meeting, keeper):
-        keeper.store.set("worker/0", module.json.dumps(["dead", "127.0.0.1", "", "x"]))
-        gathered = threads.submit(keeper.gather, FOREVER_S)
-        came = [threads.submit(come_again, meeting, rank) for rank in range(2)]
-        assert gathered.result(FOREVER_S) == ""
-        keeper.answer()
-        for future in came:
-            future.result(FOREVER_S).line.close()
 
 
 def come_again(meeting: Meeting, rank: int) -> Joined:
@@ -304,78 +263,45 @@ def test_ranks_meet_at_rank_0_and_share_its_store(threads: ThreadPoolExecutor) -
     first = join(0)
     first.store.set("greeting", "hello")
     assert second.result(FOREVER_S).store.get("greeting") == b"hello"
+    keep_to_interface(environs[0], "192.0.2.77")  # an unknown address changes nothing
     assert environs == [
         {"GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo"},
         {"GLOO_SOCKET_IFNAME": "mine", "TP_SOCKET_IFNAME": "lo"},
     ]
 
 
-def test_rank_0_names_those_who_have_not_come() -> None:
-    meeting = free_meeting("rank 0")
-    with pytest.raises(
-        WorldError,
-        match=r"rank 0 at .* \(MS_SCHED_HOST\): after 1 s 1 of 3 registered, missing: ranks 1-2; came: 127.0.0.1 with ",
-    ):
-        meet(WorldSpec("rank table", 0, 3, 0, 3, "", meeting), meeting, {"MS_TOPO_TIMEOUT": "1"}, FOREVER_S)
-
-
 @pytest.mark.parametrize(
-    ("meeting", "text"),
+    ("addresses", "words", "bound"),
     [
-        (
-            Meeting(("192.0.2.77",), 8118, "", "RANK_TABLE_FILE x"),
-            "rank 0 should be on the host 192.0.2.77 (RANK_TABLE",
-        ),
-        (Meeting(("no.such.invalid",), 8118, "", "MASTER_ADDR"), "MASTER_ADDR: no.such.invalid cannot be resolved ("),
-    ],
-)
-def test_keeper_that_is_not_where_it_should_be_says_so(meeting: Meeting, text: str) -> None:
-    with pytest.raises(WorldError) as caught:
-        listen_at(meeting)
-    assert text in str(caught.value)
-
-
-def test_port_in_use_is_named_with_the_variable_to_change() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        for keeper, name in (("the scheduler", "MS_SCHED_PORT"), ("rank 0", "MASTER_PORT")):
-            meeting = Meeting(("127.0.0.1",), port, "job", "x", keeper)
-            with pytest.raises(WorldError, match=f"{name} {port}: cannot listen on 127.0.0.1:{port} .* another {name}"):
-                listen_at(meeting)
-
-
-@pytest.mark.parametrize(
-    ("addresses", "may_be_foreign", "bound"),
-    [
-        (("127.0.0.1",), False, "127.0.0.1"),
-        (("localhost",), False, "127.0.0.1"),
-        (("::1",), False, "::1"),
-        (("127.0.0.1", "192.0.2.77"), False, "0.0.0.0"),
-        (("192.0.2.77",), True, "0.0.0.0"),
+        (("127.0.0.1",), {}, "127.0.0.1"),
+        (("localhost",), {}, "127.0.0.1"),
+        (("::1",), {}, "::1"),
+        (("127.0.0.1", "192.0.2.77"), {}, "0.0.0.0"),
+        (("192.0.2.77",), {"may_be_foreign": True}, "0.0.0.0"),
+        (("192.0.2.77",), {"named_by": "RANK_TABLE_FILE x"}, "rank 0 should be on the host 192.0.2.77 (RANK_TABLE"),
+        (("no.such.invalid",), {"named_by": "MASTER_ADDR"}, "MASTER_ADDR: no.such.invalid cannot be resolved ("),
+        (("myself",), {}, "0.0.0.0"),  # Debian's /etc/hosts gives the own name 127.0.1.1
     ],
 )
 def test_keeper_listens_on_its_address_alone_unless_there_is_a_doubt(
-    addresses: tuple[str, ...], may_be_foreign: bool, bound: str
+    addresses: tuple[str, ...], words: dict[str, Any], bound: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    meeting = Meeting(addresses, free_meeting().port, "job", "x", may_be_foreign=may_be_foreign)
+    meeting = replace(free_meeting(), addresses=addresses, **{"may_be_foreign": False, "keeper": "rank 0"} | words)
+    if addresses == ("myself",):
+        answer = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answer)
     try:
         with listen_at(meeting) as listener:
             assert listener.getsockname()[0] == bound
     except WorldError as error:
         if addresses == ("::1",):
             pytest.skip(f"no IPv6 here: {error}")
-        raise
+        assert bound in str(error) and " " in bound
 
 
-def test_own_name_that_is_loopback_here_is_no_address_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Debian's /etc/hosts gives the own name 127.0.1.1."""
-    answer = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answer)
-    with listen_at(Meeting(("myself",), free_meeting().port, "job", "MASTER_ADDR")) as listener:
-        assert listener.getsockname()[0] == "0.0.0.0"
-
-
-def test_unknown_address_leaves_the_interface_open() -> None:
-    environ: dict[str, str] = {}
-    keep_to_interface(environ, "192.0.2.77")
-    assert environ == {}
+@pytest.mark.parametrize(("keeper", "name"), [("the scheduler", "MS_SCHED_PORT"), ("rank 0", "MASTER_PORT")])
+def test_port_in_use_is_named_with_the_variable_to_change(keeper: str, name: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(WorldError, match=f"{name} {port}: cannot listen on 127.0.0.1:{port} .* another {name}"):
+            listen_at(Meeting(("127.0.0.1",), port, "job", "x", keeper))

@@ -14,9 +14,6 @@ from msrun.runtime import shard
 ROWS = 8
 """Samples of the global batch."""
 
-BATCH_NORM = {"pipeline": "changes buffer"}
-"""What is refused of networks with running statistics."""
-
 Batch = tuple[Tensor, ...]
 Update = Callable[[], None]
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from msrun.runtime import WithLoss, clip_grad_norm_
-from zoo.entry import BATCH_NORM, ROWS, Batch, Entry, Update, called, channels, columns, inputs, momentum, tokens
+from zoo.entry import ROWS, Batch, Entry, Update, called, channels, columns, inputs, momentum, tokens
 
 VOCABULARY = 64
 WIDTH = 32
@@ -247,7 +247,6 @@ ENTRIES = [
         _pixels,
         is_float64=True,
         normalises_batch=True,
-        refused=BATCH_NORM,
         cut=_cut_unet,
     ),
     Entry("VAE", VAE, _digits, is_float64=True, draws=True, optimizer=partial(momentum, lr=0.01), cut=_cut_vae),

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from msrun.runtime import WithLoss
-from zoo.entry import BATCH_NORM, Entry, called, channels, columns, images, inputs, momentum
+from zoo.entry import Entry, called, channels, columns, images, inputs, momentum
 from zoo.packages import prepare_torchvision
 
 prepare_torchvision()
@@ -114,7 +114,7 @@ def _cut_timm_vit(network: nn.Module, rows: int) -> None:
 
 _slow = partial(momentum, lr=1e-3)
 _conv = partial(Entry, batch=images(CLASSES), source="torchvision", is_float64=True)
-_norm = partial(_conv, normalises_batch=True, refused=BATCH_NORM)
+_norm = partial(_conv, normalises_batch=True)
 _attention = partial(Entry, batch=images(CLASSES), source="torchvision")
 
 ENTRIES = [

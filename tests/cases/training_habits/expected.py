@@ -136,15 +136,6 @@ _refused(
     "attributes that the forward pass sets",
 )
 _refused("StrategyError", "return it as it is", PIPELINE, "dataclass among the results")
-_refused(
-    "StrategyError",
-    "which the other stages of a pipeline would not see",
-    PIPELINE,
-    "spectral_norm of parametrizations",
-    "batch norm, then evaluation",
-    "codebook that follows the batch (VQ-EMA)",
-    "write: row of a buffer, by a counter",
-)
 _POSITIONS = "positions as an argument without rows of the batch"
 _refused("StrategyError", "cannot be cut into 2 equal micro batches", PIPELINE, _POSITIONS)
 _refused("CaptureError", "torch raises RuntimeError", ("semi_auto", *ZERO), _POSITIONS)
@@ -230,6 +221,9 @@ OWN_ROWS: Mapping[str, Collection[str]] = {
             "each row minus the row before",
             "softmax over the batch",
             "switch of experts with room for four rows",
+            "write: row of a buffer, by a counter",
+            "batch norm, then evaluation",
+            "codebook that follows the batch (VQ-EMA)",
         ),
         PARTS_OF_ROWS,
     ),
@@ -238,15 +232,13 @@ OWN_ROWS: Mapping[str, Collection[str]] = {
             "draw: multinomial",
             "draw: randperm mixes the rows",
             "write: diagonal",
-            "write: row of a buffer, by a counter",
             "inner step inside by functional_call (MAML)",
             "batch norm with momentum None",
-            "batch norm, then evaluation",
-            "codebook that follows the batch (VQ-EMA)",
         ),
         ROWS,
     ),
     "tensor hook that looks at the whole gradient": PIPELINE,
+    "spectral_norm of parametrizations": PIPELINE,
 }
 """Habits whose loss, or whose buffers, depend on the other rows: these modes have the numbers of one process that takes
 half of the rows at a time."""

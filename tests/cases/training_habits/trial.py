@@ -149,7 +149,7 @@ class Trial:
         """Note parameters and buffers of what `wrap` returned, or of a network outside."""
         state = {name.replace("network.", ""): value for name, value in net.state_dict().items()}
         found = {name: whole_of(value) for name, value in state.items() if isinstance(value, Tensor)}
-        if isinstance(net, InHalves):
+        if isinstance(net, InHalves) and self._broadcasts:
             self.notes.append(Note("of ranks", "weight", [{**found, **net.buffers_of(half)} for half in range(2)]))
         else:
             self.notes.append(Note("named", "weight", found))
@@ -159,7 +159,8 @@ class InHalves(nn.Module):
     """Calls a network with each half of the rows: numbers are averaged, results of rows joined.
 
     Args:
-        broadcasts: each half begins with the first half's buffers, as under DDP; otherwise with its own.
+        broadcasts: each half begins with the first half's buffers, as under DDP; otherwise with those that the half
+            before has left, as micro batches do.
     """
 
     def __init__(self, net: nn.Module, *, broadcasts: bool) -> None:
@@ -172,16 +173,18 @@ class InHalves(nn.Module):
         return {**dict(self.network.named_buffers()), **self._own[half]}
 
     def forward(self, *args: Any, **named: Any) -> Any:
-        if not self._own[0] or self._broadcasts:
+        if self._broadcasts:
             before = {name: value.detach().clone() for name, value in self.network.named_buffers()}
             self._own = [before, before]
         results, drawn = [], torch.get_rng_state()
         for half in range(2):
             torch.set_rng_state(drawn)
-            self._put(self._own[half])
+            if self._broadcasts:
+                self._put(self._own[half])
             results.append(self.network(*pytree.tree_map(_half(half), args), **pytree.tree_map(_half(half), named)))
             self._own[half] = {name: value.detach().clone() for name, value in self.network.named_buffers()}
-        self._put(self._own[0])
+        if self._broadcasts:
+            self._put(self._own[0])
         return pytree.tree_map(lambda a, b: _join(a, b) if isinstance(a, Tensor) else a, *results)
 
     def _put(self, buffers: dict[str, Tensor]) -> None:

@@ -55,10 +55,15 @@ def in_one_process(parts: int) -> tuple[list[float], nn.Module]:
     return train(net, step, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)), net
 
 
-@on_ranks(2, 4, dtype="float64")
+@on_ranks(2, pytest.param(4, marks=pytest.mark.slow), dtype="float64")
 @pytest.mark.parametrize(
     ("scheduler", "interleave", "copies"),
-    [("gpipe", False, 1), ("1f1b", True, 1), ("zbv", False, 1), ("1f1b", False, 2)],
+    [
+        ("1f1b", True, 1),
+        pytest.param("gpipe", False, 1, marks=pytest.mark.slow),
+        pytest.param("zbv", False, 1, marks=pytest.mark.slow),
+        pytest.param("1f1b", False, 2, marks=pytest.mark.slow),
+    ],
 )
 def test_losses_and_statistics_on_every_rank_are_those_of_one_process_that_divides_the_batch(
     scheduler: str, interleave: bool, copies: int

@@ -157,4 +157,4 @@ def test_survey_is_kept_and_renewed_by_files(tmp_path: Path) -> None:
 def test_names_of_what_is_left_out_are_those_of_tests() -> None:
     found = [str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "tests").rglob("*.py")]
     assert [prefix for prefix in LEFT_OUT if not any(name.startswith(prefix) for name in found)] == []
-    assert len(list_test_files(REPOSITORY)) > 250
+    assert len(list_test_files(REPOSITORY)) > 150

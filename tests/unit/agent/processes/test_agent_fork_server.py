@@ -117,28 +117,37 @@ def test_process_that_cannot_be_forked_is_named_and_nobody_is_started_after_it(
     assert "cannot start worker 5" in agent.receive()[0]["reason"], "the next attempt tries again"
 
 
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], int]]:
+    """Processes and the signal that they were sent."""
+    found: list[tuple[list[int], int]] = []
+    monkeypatch.setattr(fork_server.process_control, "signal_processes", lambda pids, n: found.append((list(pids), n)))
+    monkeypatch.setattr(fork_server.process_control, "session_members", lambda leaders: [*leaders, 999])
+    monkeypatch.setattr(fork_server.process_control, "descendants", lambda _: [])
+    return found
+
+
 def test_end_of_a_grace_does_not_hit_the_next_attempt(
-    server: Pair, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    server: Pair, clock: FakeClock, sent: list[tuple[list[int], int]]
 ) -> None:
     made, agent = server
-    sent: list[int] = []
-    monkeypatch.setattr(fork_server.process_control, "signal_processes", lambda _, signum: sent.append(signum))
     made._stop(signal.SIGTERM, 10.0, 0)
     made._handle({"type": "sweep"})
     assert [message["type"] for message in agent.receive()] == ["told", "swept"]
     made._running = {102: 0}
     clock.advance(10.0)
     made._signal_late()
-    assert signal.SIGKILL not in sent and made._time_left() is None
+    assert signal.SIGKILL not in [signum for _, signum in sent] and made._time_left() is None
 
 
+@pytest.mark.usefixtures("sent")
 def test_end_of_a_parameter_server_is_news_of_the_attempt_that_it_served(
     server: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its main thread may have ended before others: it is a zombie then, that cannot be collected yet."""
     made, agent = server
-    made._running = {1 << 23: FIRST_SERVER_ID}
-    ends = iter([[], [(1 << 23, 0, 0.0)]])
+    made._running = {103: FIRST_SERVER_ID}
+    ends = iter([[], [(103, 0, 0.0)]])
     monkeypatch.setattr(made._reaper, "reap", lambda: next(ends))
     made._handle({"type": "sweep"})
     assert [message["type"] for message in agent.receive()] == ["exited", "swept"]

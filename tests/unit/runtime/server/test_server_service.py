@@ -158,7 +158,8 @@ def test_rows_are_found_by_their_numbers_in_the_whole(rows: int, servers: int, d
 
 def test_two_requests_and_a_reply_have_places_of_their_own() -> None:
     descriptor, size, fields = offer(3 * LEAST_BYTES)
-    worker, server = SharedBody(descriptor, size), accept(fields)
+    server = accept(fields)
+    worker = SharedBody(descriptor, size)  # which closes the descriptor
     given = [[torch.arange(5), torch.full((3, 4), float(number))] for number in range(3)]
     messages = []
     for tensors in given[:2]:

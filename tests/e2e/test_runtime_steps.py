@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+from unittest import mock
 
 import pytest
 import torch
@@ -21,9 +24,7 @@ from msrun.errors import CaptureError, StrategyError
 from msrun.runtime import (
     AutoParallel,
     GradAccumulation,
-    LossMonitor,
     MicroBatchInterleaved,
-    Model,
     WithLoss,
     get_rank,
     no_init_parameters,
@@ -51,127 +52,85 @@ MIXED = {
 }
 
 
-@dataclass(frozen=True)
-class StepCase:
-    """One way."""
-
-    name: str
-    level: str | None = None
-    shard_size: int = -1
-    parts: tuple[tuple[Literal["copies", "micro"], int], ...] = ()
-    """Wrappers, outermost first."""
-    compat: Literal["torch", "mindspore"] = "torch"
-    strategies: Mapping[str, Any] = field(default_factory=dict)
-    dataset: str = "data_parallel"
-    form: Literal["module", "step", "fresh closures", "model"] = "module"
-    recompute: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """module path -> settings"""
-    auto_limit_mb: float | None = None
-    comm_fusion: Mapping[str, Any] | None = None
-    calls: Mapping[str, int] | None = None
-    """Collectives of one step by operation."""
-    float32: bool = False
-    steps: int = STEPS
-    scaled: bool = False
-    """The loss is multiplied by 3 before its backward pass, and the gradients divided after it."""
-
-    @property
-    def dtypes(self) -> tuple[str, ...]:
-        return ("float64", "float32") if self.float32 else ("float64",)
-
-    @property
-    def loss_factor(self) -> int:
-        """How many times the mean loss a step returns."""
-        count = 1
-        for _, number in self.parts:
-            count *= number
-        return count if self.compat == "mindspore" else 1
-
-    @property
-    def gradient_factor(self) -> int:
-        """How many times the mean loss's gradient: copies add up, micro batches never do."""
-        count = 1
-        for kind, number in self.parts:
-            count *= number if kind == "copies" else 1
-        return count if self.compat == "mindspore" else 1
-
-
 M2, M4, C2 = ("micro", 2), ("micro", 4), ("copies", 2)
 EVERY_BLOCK: Mapping[str, Mapping[str, Any]] = {f"blocks.{i}": {} for i in range(BLOCKS)}
 KEEPS_COLLECTIVES = {path: {"mp_comm_recompute": False} for path in EVERY_BLOCK}
 GATHERS_AGAIN = {path: {"parallel_optimizer_comm_recompute": True} for path in EVERY_BLOCK}
 SAVES = {"blocks.0": {"save": ["linear"]}, "blocks.1": {"save": "policy"}, "blocks.2": {"save": []}}
 
+
+@dataclass(frozen=True)
+class StepCase:
+    """One way."""
+
+    name: str
+    level: str | None = None
+    parts: tuple[tuple[Literal["copies", "micro"], int], ...] = ()
+    """Wrappers, outermost first."""
+    calls: Mapping[str, int] | None = None
+    """Collectives of one step by operation."""
+    strategies: Mapping[str, Any] = field(default_factory=dict)
+    dataset: str = "data_parallel"
+    recompute: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """module path -> settings"""
+    comm_fusion: Mapping[str, Any] | None = None
+    compat: Literal["torch", "mindspore"] = "torch"
+    form: Literal["module", "step", "fresh closures"] = "module"
+    dtype: str = "float64"
+    scaled: bool = False
+    """The loss is multiplied by 3 before its backward pass, and the gradients divided after it."""
+
+    def factor(self, *kinds: str) -> int:
+        """How many times the mean loss: copies add up, gradients of micro batches never do."""
+        return math.prod(count for kind, count in self.parts if kind in kinds) if self.compat == "mindspore" else 1
+
+
 LOSS = 2
 """Messages of a cross-entropy: the number of labels that count, which leaves first, and the sum."""
 
 CASES = [
     # accumulation: one reduction at the end, or one per micro batch at level2 and level3
-    StepCase("accumulation", parts=(M4,), calls={"all_reduce": 4 * LOSS + 1}, float32=True),
-    StepCase(
-        "accumulation-level1",
-        "level1",
-        parts=(M4,),
-        calls={"all_gather": 1, "reduce_scatter": 1, "all_reduce": 4 * LOSS},
-    ),
-    StepCase(
-        "accumulation-level2",
-        "level2",
-        parts=(M4,),
-        calls={"all_gather": 1, "reduce_scatter": 4, "all_reduce": 4 * LOSS},
-    ),
-    StepCase(
-        "accumulation-level3",
-        "level3",
-        parts=(M4,),
-        calls={"all_gather": 8, "reduce_scatter": 4, "all_reduce": 4 * LOSS},
-        float32=True,
-    ),
-    StepCase("accumulation-level2-shard-size-2", "level2", 2, parts=(M2,)),
-    StepCase("accumulation-of-copies", parts=(M2, C2), form="step"),
-    StepCase("copies-of-accumulation-level3", "level3", parts=(C2, M2)),
-    StepCase("accumulation-scaled", "level2", parts=(M2,), scaled=True, steps=2),
-    StepCase("accumulation-sum", parts=(M4,), compat="mindspore", float32=True),
-    StepCase("accumulation-of-copies-sum-level2", "level2", parts=(M2, C2), compat="mindspore", form="step"),
-    StepCase("accumulation-tensor-parallel", parts=(M2,), strategies=MEGATRON, dataset="full_batch"),
-    StepCase("accumulation-mixed-level3", "level3", parts=(M2, C2), strategies=MIXED, dataset="full_batch"),
-    StepCase("accumulation-model", "level2", parts=(M2,), form="model"),
+    StepCase("accumulation", None, (M4,), {"all_reduce": 4 * LOSS + 1}),
+    StepCase("accumulation-float32", None, (M4,), {"all_reduce": 4 * LOSS + 1}, dtype="float32"),
+    StepCase("accumulation-level1", "level1", (M4,), {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 4 * LOSS}),
+    StepCase("accumulation-level2", "level2", (M4,), {"all_gather": 1, "reduce_scatter": 4, "all_reduce": 4 * LOSS}),
+    StepCase("accumulation-level3", "level3", (M4,), {"all_gather": 8, "reduce_scatter": 4, "all_reduce": 4 * LOSS}),
+    StepCase("accumulation-scaled", "level2", (M2,), scaled=True),
+    StepCase("accumulation-of-copies-sum-level2", "level2", (M2, C2), compat="mindspore", form="step"),
+    StepCase("accumulation-mixed-level3", "level3", (M2, C2), strategies=MIXED, dataset="full_batch"),
     # messages: one per parameter, or as the numbers say
-    StepCase("nothing-fused", comm_fusion={"openstate": False}, calls={"all_reduce": 13 + LOSS}, steps=2),
+    StepCase("nothing-fused", None, (), {"all_reduce": 13 + LOSS}, comm_fusion={"openstate": False}),
     StepCase(
         "all-reduces-by-index",
-        parts=(M2,),
+        None,
+        (M2,),
+        {"all_reduce": 3 + 2 * LOSS},
         comm_fusion={"allreduce": {"mode": "index", "config": [3, 5]}},
-        calls={"all_reduce": 3 + 2 * LOSS},
-        steps=2,
     ),
     StepCase(
         "nothing-fused-level3-accumulation",
         "level3",
-        parts=(M2,),
+        (M2,),
+        {"all_gather": 2 * 2 * 13, "reduce_scatter": 2 * 13, "all_reduce": 2 * LOSS},
         comm_fusion={"openstate": False},
-        calls={"all_gather": 2 * 2 * 13, "reduce_scatter": 2 * 13, "all_reduce": 2 * LOSS},
-        steps=2,
     ),
     # copies: any number, and inside a step function
-    StepCase("three-parts-of-copies", parts=(("copies", 2), ("copies", 2)), strategies=MEGATRON, dataset="full_batch"),
-    StepCase("fresh-closures", "level1", parts=(C2,), form="fresh closures"),
+    StepCase("three-parts-of-copies", None, (C2, C2), strategies=MEGATRON, dataset="full_batch"),
+    StepCase("fresh-closures", "level1", (C2,), form="fresh closures"),
     # recompute; a Megatron block has one all-reduce forward and, through its residual, one backward
-    StepCase("recompute", recompute=EVERY_BLOCK, calls={"all_reduce": 1 + LOSS}, float32=True),
-    StepCase("recompute-one-layer-with-copies", parts=(C2,), recompute={"blocks.1.up": {}}),
-    StepCase("recompute-tensor-parallel", strategies=MEGATRON, dataset="full_batch", recompute=EVERY_BLOCK),
+    StepCase("recompute", None, (), {"all_reduce": 1 + LOSS}, recompute=EVERY_BLOCK),
+    StepCase("recompute-one-layer-with-copies", None, (C2,), recompute={"blocks.1.up": {}}),
     StepCase("recompute-keeps-collectives", strategies=MEGATRON, dataset="full_batch", recompute=KEEPS_COLLECTIVES),
-    StepCase("recompute-mixed-copies", parts=(C2,), strategies=MIXED, recompute=EVERY_BLOCK),
-    StepCase("recompute-saves-linear", "level3", parts=(C2,), strategies=MIXED, recompute=SAVES),
+    StepCase("recompute-saves-linear", "level3", (C2,), strategies=MIXED, recompute=SAVES),
     StepCase(
         "recompute-gathers-again",
         "level1",
-        parts=(C2,),
+        (C2,),
+        {"all_gather": 3, "reduce_scatter": 2, "all_reduce": 2 * LOSS},
         recompute=GATHERS_AGAIN,
-        calls={"all_gather": 3, "reduce_scatter": 2, "all_reduce": 2 * LOSS},
     ),
     StepCase("recompute-everything", "level3", recompute={"": {}}),
-    StepCase("recompute-level3-accumulation", "level3", parts=(M2, C2), strategies=MIXED, recompute=EVERY_BLOCK),
+    StepCase("recompute-level3-accumulation", "level3", (M2, C2), strategies=MIXED, recompute=EVERY_BLOCK),
 ]
 
 
@@ -212,22 +171,6 @@ def batches(steps, dtype):
         yield images, torch.randint(0, CLASSES, (GLOBAL_BATCH,), generator=generator)
 
 
-def serial(case, dtype):
-    """Return the losses, the first gradients and the weights of one process."""
-    network = make_network(dtype)
-    optimizer = optim.Momentum(network.parameters(), 0.05, 0.9)
-    losses, first = [], None
-    for images, labels in batches(case.steps, dtype):
-        loss = F.cross_entropy(network(images), labels)
-        (loss * case.gradient_factor).backward()
-        if first is None:
-            first = {name: p.grad.clone() for name, p in network.named_parameters()}
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(float(loss.detach()) * case.loss_factor)
-    return losses, first, {name: p.detach() for name, p in network.named_parameters()}
-
-
 def settings_of(given):
     save = given.get("save")
     if save == "policy":
@@ -235,8 +178,8 @@ def settings_of(given):
     return {**given, "save": [getattr(torch.ops.aten, name) for name in save]} if save else given
 
 
-def wrapped(case, network):
-    """Return the network with its loss in the case's wrappers, all settings made."""
+def set_up(case, network, optimizer, first):
+    """Return the AutoParallel of a case; a step function puts its first gradients into `first`."""
     for name, strategy in case.strategies.items():
         shard(network.get_submodule(name), strategy)
     for path, given in case.recompute.items():
@@ -244,83 +187,25 @@ def wrapped(case, network):
     whole = WithLoss(network, F.cross_entropy)
     for kind, number in reversed(case.parts):
         whole = MicroBatchInterleaved(whole, number) if kind == "copies" else GradAccumulation(whole, number)
-    return whole
+    gradients_of = value_and_grad(lambda x, y: whole(x, y), None, list(network.parameters()))
 
+    def train(x, y):
+        function = gradients_of
+        if case.form == "fresh closures":
+            function = value_and_grad(lambda *batch: whole(*batch), None, list(network.parameters()))
+        loss, gradients = function(x, y)
+        if not first:
+            first.extend(local(gradient).clone() for gradient in gradients)
+        optimizer(gradients)
+        return loss
 
-def set_up(case, call):
-    step = AutoParallel(call, compat=case.compat).dataset_strategy(case.dataset)
+    step = AutoParallel(whole if case.form == "module" else train, compat=case.compat).dataset_strategy(case.dataset)
     if case.level:
-        step.hsdp(shard_size=case.shard_size, threshold=0, optimizer_level=case.level)
-    if case.comm_fusion is not None:
-        step.comm_fusion(case.comm_fusion)
-    if case.auto_limit_mb is not None:
-        step.recompute("auto", memory_limit_mb=case.auto_limit_mb)
-    return step
-
-
-def rows_of(tensor, case, rank):
-    return tensor if case.dataset == "full_batch" else tensor.chunk(RANKS)[rank]
-
-
-def parallel(case, dtype, rank):
-    """Return losses, first gradients, the network, its AutoParallel, and the collectives of the last step."""
-    network = make_network(dtype)
-    optimizer = optim.Momentum(network.parameters(), 0.05, 0.9)
-    whole = wrapped(case, network)
-    first, losses = {}, []
-    data = [tuple(rows_of(t, case, rank) for t in batch) for batch in batches(case.steps, dtype)]
-    if case.form == "model":
-        step = set_up(case, whole)
-        monitor = Losses()
-        Model(step, optimizer=optimizer).train(1, data, callbacks=monitor)
-        return monitor.losses, None, network, step
-    if case.form != "module":
-        gradients_of = value_and_grad(lambda x, y: whole(x, y), None, list(network.parameters()))
-
-        def train(x, y):
-            if case.form == "fresh closures":
-
-                def forward(x, y):
-                    return whole(x, y)
-
-                loss, gradients = value_and_grad(forward, None, list(network.parameters()))(x, y)
-            else:
-                loss, gradients = gradients_of(x, y)
-            if not first:
-                names = [name for name, _ in network.named_parameters()]
-                first.update(zip(names, (local(g).clone() for g in gradients), strict=True))
-            optimizer(gradients)
-            return loss
-
-        step = set_up(case, train)
-    else:
-        step = set_up(case, whole)
-    for batch in data:
-        traffic.reset()
-        loss = step(*batch)
-        if case.form == "module":
-            (loss * 3 if case.scaled else loss).backward()
-            if case.scaled:
-                for parameter in network.parameters():
-                    parameter.grad /= 3
-            first = first or {name: local(p.grad).clone() for name, p in network.named_parameters()}
-            optimizer.step()
-            optimizer.zero_grad()
-        losses.append(float(loss.detach()))
-    return losses, first, network, step
-
-
-class Losses(LossMonitor):
-    def __init__(self):
-        super().__init__(0)
-        self.losses = []
-
-    def on_train_step_end(self, context):
-        self.losses.append(context.loss)
+        step.hsdp(threshold=0, optimizer_level=case.level)
+    return step if case.comm_fusion is None else step.comm_fusion(case.comm_fusion)
 
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
-RUNS = [(case, dtype) for case in CASES for dtype in case.dtypes]
 LEVELS = ("level1", "level2", "level3")
 
 
@@ -328,19 +213,33 @@ on_four = on_ranks(RANKS, dtype="float64")
 
 
 @on_four
-@pytest.mark.parametrize(("case", "dtype"), slow_but(["recompute-level3-accumulation/float64"], RUNS))
-def test_losses_gradients_weights_and_number_of_messages_are_those_of_one_process(
-    ranks: Ranks, case: StepCase, dtype: str
-) -> None:
+@pytest.mark.parametrize("case", slow_but(["recompute-level3-accumulation"], CASES))
+def test_losses_gradients_weights_and_number_of_messages_are_those_of_one_process(ranks: Ranks, case: StepCase) -> None:
     """A network is captured once, however often it is called."""
-    right, gradients, weights = serial(case, getattr(torch, dtype))
-    losses, first, network, step = parallel(case, getattr(torch, dtype), ranks.rank)
-    assert case.calls is None or dict(traffic.calls) == case.calls
-    assert losses == pytest.approx(right, rel=TOLERANCE[dtype], abs=0)
-    assert len(right) == case.steps
-    for name, parameter in network.named_parameters():
-        assert difference(parameter, weights[name]) <= TOLERANCE[dtype]
-        assert not first or difference(first[name], gradients[name], parameter) <= TOLERANCE[dtype]
+    alone, network = (make_network(getattr(torch, case.dtype)) for _ in range(2))
+    ours, theirs = (optim.Momentum(net.parameters(), 0.05, 0.9) for net in (network, alone))
+    first: list[torch.Tensor] = []
+    step, tolerance = set_up(case, network, ours, first), TOLERANCE[case.dtype]
+    for number, batch in enumerate(batches(STEPS, getattr(torch, case.dtype))):
+        right = F.cross_entropy(alone(batch[0]), batch[1])
+        (right * case.factor("copies")).backward()
+        traffic.reset()
+        loss = step(*(value if case.dataset == "full_batch" else ranks.part(value) for value in batch))
+        if case.form == "module":
+            (loss * 3 if case.scaled else loss).backward()
+            for parameter in network.parameters():
+                parameter.grad /= 3 if case.scaled else 1
+            first = first or [local(p.grad).clone() for p in network.parameters()]
+            ours.step()
+            ours.zero_grad()
+        assert case.calls is None or dict(traffic.calls) == case.calls
+        expected = float(right.detach()) * case.factor("copies", "micro")
+        assert float(loss.detach()) == pytest.approx(expected, rel=tolerance, abs=0)
+        for mine, other, gradient in zip(network.parameters(), alone.parameters(), first, strict=True):
+            assert number or difference(gradient, other.grad, mine) <= tolerance
+        theirs.step()
+        theirs.zero_grad()
+    assert max(difference(*both) for both in zip(network.parameters(), alone.parameters(), strict=True)) <= tolerance
     assert len(step._captured) == 1
 
 
@@ -352,30 +251,19 @@ def own_batch():
     return tuple(tensor.chunk(RANKS)[get_rank()] for tensor in whole_batch())
 
 
-class Watched:
-    """Replaces methods for as long as the context lasts; `look(name, self, args)` is called before and after each."""
+@contextlib.contextmanager
+def looking(owner, name, look):
+    """Call `look(args)` before and after a method."""
+    method = getattr(owner, name)
 
-    def __init__(self, methods, look):
-        self._methods = methods
-        self._look = look
+    def call(own, *args, **kwargs):
+        look(args)
+        result = method(own, *args, **kwargs)
+        look(args)
+        return result
 
-    def __enter__(self):
-        self._old = [(owner, name, getattr(owner, name)) for owner, name in self._methods]
-        for owner, name, old in self._old:
-            setattr(owner, name, self._wrap(name, old))
-
-    def __exit__(self, *_):
-        for owner, name, old in self._old:
-            setattr(owner, name, old)
-
-    def _wrap(self, name, old):
-        def call(own, *args, **kwargs):
-            self._look(f"before {name}", own, args)
-            result = old(own, *args, **kwargs)
-            self._look(f"after {name}", own, args)
-            return result
-
-        return call
+    with mock.patch.object(owner, name, call):
+        yield
 
 
 def by_layers(network):
@@ -404,17 +292,20 @@ def test_bytes_on_a_rank_are_the_formula_of_the_level() -> None:
         optimizer.step()
         gathered, gradients = [], []
 
-        def look(name, _own, args, gathered=gathered, gradients=gradients):
+        def look(args, gathered=gathered, gradients=gradients):
             gathered.append(args[0].parameters.gathered_bytes())
-            if name == "after backward":
-                gradients.append(args[0].parameters.gradient_bytes())
+            gradients.append(args[0].parameters.gradient_bytes())
 
-        with Watched([(SegmentRunner, "run"), (Executor, "_wait_for_parameters"), (Executor, "backward")], look):
+        with (
+            looking(SegmentRunner, "run", look),
+            looking(Executor, "_wait_for_parameters", look),
+            looking(Executor, "backward", look),
+        ):
             step(*batch)
         assert size_of(network.parameters()) == whole // RANKS
         state = size_of(v for s in optimizer.state.values() for v in s.values() if isinstance(v, torch.Tensor))
         assert state == whole // RANKS
-        assert gradients[0] == (whole if level == "level1" else whole // RANKS)
+        assert max(gradients) == (whole if level == "level1" else whole // RANKS)
         windows = [sum(layers[i : i + 1 + AHEAD]) for i in range(len(layers))]
         assert max(gathered) == (max(windows) if level == "level3" else whole)
 

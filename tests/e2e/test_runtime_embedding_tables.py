@@ -388,27 +388,27 @@ def test_gradients_are_clipped_by_the_norm_of_the_whole() -> None:
 
 @pytest.mark.slow
 @on_two
-def test_step_functions_get_gradients_of_rows() -> None:
-    for slices, mode in itertools.product(("batch_slice", "table_row_slice"), MODES):
-        network = Net(lookup(slices))
-        right = alone(network)
-        optimizer, theirs = made("LazyAdam", network, right)
-        weights = list(network.parameters())
-        grad = value_and_grad(lambda indices, x, y, net=network: F.mse_loss(net(indices, x), y), None, weights)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("slices", ["batch_slice", "table_row_slice"])
+def test_step_functions_get_gradients_of_rows(slices: str, mode: str) -> None:
+    network = Net(lookup(slices))
+    right = alone(network)
+    optimizer, theirs = made("LazyAdam", network, right)
+    grad = value_and_grad(lambda *b: F.mse_loss(network(*b[:2]), b[2]), None, list(network.parameters()))
 
-        def one_step(*given: Tensor, grad: Any = grad, optimizer: Any = optimizer) -> Tensor:
-            loss, gradients = grad(*given)
-            optimizer(gradients)
-            return loss  # type: ignore[no-any-return]
+    def one_step(*given: Tensor) -> Tensor:
+        loss, gradients = grad(*given)
+        optimizer(gradients)
+        return loss  # type: ignore[no-any-return]
 
-        step = AutoParallel(one_step, mode)  # type: ignore[arg-type]
-        for seed in range(STEPS):
-            indices, x, y = batch(seed)
-            step(*own((indices, x, y)))
-            F.mse_loss(right(indices, x), y).backward()
-            theirs.step()
-            theirs.zero_grad()
-        assert_close(whole(network.table.embedding_table), right.table.embedding_table.detach())
+    step = AutoParallel(one_step, mode)  # type: ignore[arg-type]
+    for seed in range(STEPS):
+        indices, x, y = batch(seed)
+        step(*own((indices, x, y)))
+        F.mse_loss(right(indices, x), y).backward()
+        theirs.step()
+        theirs.zero_grad()
+    assert_close(whole(network.table.embedding_table), right.table.embedding_table.detach())  # type: ignore[union-attr]
 
 
 @pytest.mark.slow

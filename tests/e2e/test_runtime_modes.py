@@ -22,9 +22,11 @@ from msrun.runtime import (
     WithLoss,
     get_group_size,
     get_rank,
+    layerwise_parallel,
     no_init_parameters,
     reset_auto_parallel_context,
     set_auto_parallel_context,
+    shard,
     value_and_grad,
 )
 from msrun.runtime.execute.transfers import traffic
@@ -74,7 +76,7 @@ def trained(case: str) -> tuple[list[float], Any]:
     how, factor = settings.get("how", ""), settings.get("factor", 1)
     with no_init_parameters() if how == "deferred" else nullcontext():
         network = make_network()
-    if get_rank() and not how:
+    if get_rank() and case in ("data-parallel", "fsdp-level3"):
         for parameter in network.parameters():
             parameter.data.normal_()  # rank 0's are used
     if how == "step":
@@ -327,3 +329,36 @@ def test_context_turns_on_optimizer_parallel_and_full_batch() -> None:
     assert step.plan.optimizer_parallel.startswith("hsdp level2")
     assert [p.shard_ranks for p in step.plan.parameters if p.name == "layer1.weight"] == [4]
     assert any("gradients_mean changes nothing" in note for note in step.plan.notes)
+
+
+@pytest.mark.slow
+@on_ranks(2)
+def test_the_first_line_of_a_plan_says_what_of_the_parameters_is_here() -> None:
+    cut, own = make_network(), make_network()
+    shard(cut.layer1, ((1, 1), (2, 1)))
+    layerwise_parallel(own.layer1.weight)
+    told: list[tuple[Any, str, str]] = [
+        (AutoParallel(_Mean(make_network())), "semi_auto, hsdp is off", "whole on every rank, 8 KB"),
+        (
+            AutoParallel(_Mean(make_network())).hsdp(threshold=10**6),
+            "semi_auto, hsdp level1 cuts no parameter of this network",
+            "whole on every rank, 8 KB",
+        ),
+        (
+            AutoParallel(_Mean(make_network())).hsdp(threshold=0),
+            "semi_auto, hsdp level1: weights and optimizer state sharded",
+            "4 KB of 8 KB on this rank",
+        ),
+        (AutoParallel(_Mean(cut)), "semi_auto, hsdp is off", "5 KB of 8 KB on this rank"),
+        (
+            AutoParallel(_Mean(own), "hybrid_parallel"),
+            "hybrid_parallel, hsdp is off",
+            "8 KB on this rank, 1 of 4 of them this rank's own parts",
+        ),
+    ]
+    for model, begin, end in told:
+        model(mine(next(batches())[0])).backward()
+        first = model.plan.summary()
+        assert first.startswith(f"2 ranks as 2, {begin}; ") and first.endswith(f"; parameters {end}"), first
+    (line,) = [line for line in model.plan.explain().splitlines() if " layer1.weight " in line]
+    assert "? -> 32x24" in line and line.endswith("this rank's own part")

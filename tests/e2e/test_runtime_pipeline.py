@@ -234,6 +234,10 @@ def trained(name: str) -> dict[str, Any]:
     losses, network, step, moved = parallel(scenario, getattr(torch, scenario.dtype), get_rank())
     assert losses == pytest.approx(right, rel=TOLERANCE[scenario.dtype], abs=0)
     assert right[-1] != right[0]
+    assert {"calls": step.plan.traffic.calls, "bytes": step.plan.traffic.bytes} == moved
+    lines = step.plan.explain().splitlines()
+    told = [line for line in lines if line.startswith("one training step, on each rank of stage")]
+    assert len(told) == scenario.stages and not any("not known" in line for line in lines)
     held = {name: p for name, p in network.named_parameters() if local(p).numel()}
     assert max(difference(p, weights[name]) for name, p in held.items()) <= TOLERANCE[scenario.dtype]
     everyone: list[Any] = [None] * scenario.world_size

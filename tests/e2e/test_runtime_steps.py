@@ -1,4 +1,4 @@
-"""One training step in all its ways: accumulation, levels, fusion, recompute, copies, and their products."""
+"""The equality law: one training step in all its ways gives the numbers of one process, in as few messages as told."""
 
 from __future__ import annotations
 
@@ -65,15 +65,24 @@ class StepCase:
 
     name: str
     level: str | None = None
+    """of hsdp"""
     parts: tuple[tuple[Literal["copies", "micro"], int], ...] = ()
     """Wrappers, outermost first."""
     calls: Mapping[str, int] | None = None
     """Collectives of one step by operation."""
     strategies: Mapping[str, Any] = field(default_factory=dict)
-    dataset: str = "data_parallel"
+    dataset: Any = "data_parallel"
     recompute: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """module path -> settings"""
     comm_fusion: Mapping[str, Any] | None = None
+    fusion: Mapping[str, int] = field(default_factory=dict)
+    """module path -> fusion id"""
+    shard_size: int = -1
+    threshold: int = 0
+    optimizer: str = "momentum"
+    deferred: bool = False
+    weights_late: bool = False
+    """transformer_opt's grad_matmul_communication_overlap."""
     compat: Literal["torch", "mindspore"] = "torch"
     form: Literal["module", "step", "fresh closures"] = "module"
     dtype: str = "float64"
@@ -88,7 +97,44 @@ class StepCase:
 LOSS = 2
 """Messages of a cross-entropy: the number of labels that count, which leaves first, and the sum."""
 
+ONE_MESSAGE = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 1 + LOSS}
+"""hsdp: the cut weights in one message each way, the whole parameters in one, and the loss."""
+SOME = {"threshold": 4}
+"""Cuts the weights of the blocks, of 8 KB in float64."""
+
 CASES = [
+    StepCase("plain", calls={"all_reduce": 1 + LOSS}),
+    StepCase("plain-step-function", calls={"all_reduce": 1 + LOSS}, form="step"),
+    StepCase("batch-cut-in-two", dataset=((2, 1), (2,))),
+    StepCase("level1", "level1", (), ONE_MESSAGE, **SOME),
+    StepCase("level2", "level2", (), ONE_MESSAGE, **SOME),
+    StepCase("level3", "level3", (), {**ONE_MESSAGE, "all_gather": 2}, **SOME),
+    StepCase("level1-shard-size-2", "level1", (), {**ONE_MESSAGE, "all_reduce": 2 + LOSS}, shard_size=2, **SOME),
+    StepCase("level1-full-batch", "level1", (), ONE_MESSAGE, dataset="full_batch", **SOME),
+    StepCase("level3-step-function", "level3", (), {**ONE_MESSAGE, "all_gather": 2}, form="step", **SOME),
+    StepCase("level1-adam", "level1", (), ONE_MESSAGE, optimizer="adam", **SOME),
+    StepCase("level1-torch-adamw", "level1", (), ONE_MESSAGE, optimizer="torch-adamw", deferred=True, **SOME),
+    StepCase(
+        "never-fused",
+        "level1",
+        (),
+        {"all_gather": 6, "reduce_scatter": 6, "all_reduce": 7 + LOSS},
+        fusion={"first": 0, "blocks": 0, "last": 0},
+        **SOME,
+    ),
+    StepCase(
+        "fused-in-two-messages",
+        "level1",
+        (),
+        {"all_gather": 2, "reduce_scatter": 2, "all_reduce": 2 + LOSS},
+        fusion={"first": 2, "blocks.0": 1, "blocks.1": 2, "blocks.2": 2, "last": 2},
+        **SOME,
+    ),
+    StepCase("four-copies", None, (("copies", 4),), {"all_reduce": 1 + 4 * LOSS}),
+    StepCase("copies-level1", "level1", (C2,), {**ONE_MESSAGE, "all_reduce": 1 + 2 * LOSS}, **SOME),
+    StepCase("copies-sum-level3", "level3", (C2,), compat="mindspore"),
+    StepCase("tensor-parallel-weights-late", strategies=MEGATRON, dataset="full_batch", weights_late=True),
+    StepCase("mixed-weights-late-level3", "level3", (C2,), strategies=MIXED, weights_late=True),
     # accumulation: one reduction at the end, or one per micro batch at level2 and level3
     StepCase("accumulation", None, (M4,), {"all_reduce": 4 * LOSS + 1}),
     StepCase("accumulation-float32", None, (M4,), {"all_reduce": 4 * LOSS + 1}, dtype="float32"),
@@ -158,6 +204,13 @@ class Network(nn.Module):
         return self.last(x)
 
 
+OPTIMIZERS = {
+    "momentum": lambda p: optim.Momentum(p, 0.05, 0.9),
+    "adam": lambda p: optim.Adam(p, lr=1e-3),
+    "torch-adamw": lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.1),
+}
+
+
 def make_network(dtype):
     torch.manual_seed(1)
     torch.set_default_dtype(dtype)
@@ -182,6 +235,8 @@ def set_up(case, network, optimizer, first):
     """Return the AutoParallel of a case; a step function puts its first gradients into `first`."""
     for name, strategy in case.strategies.items():
         shard(network.get_submodule(name), strategy)
+    for path, number in case.fusion.items():
+        set_comm_fusion(network.get_submodule(path), number)
     for path, given in case.recompute.items():
         recompute(network.get_submodule(path), **settings_of(given))
     whole = WithLoss(network, F.cross_entropy)
@@ -201,7 +256,9 @@ def set_up(case, network, optimizer, first):
 
     step = AutoParallel(whole if case.form == "module" else train, compat=case.compat).dataset_strategy(case.dataset)
     if case.level:
-        step.hsdp(threshold=0, optimizer_level=case.level)
+        step.hsdp(shard_size=case.shard_size, threshold=case.threshold, optimizer_level=case.level)
+    if case.weights_late:
+        step.transformer_opt({"grad_matmul_communication_overlap": True})
     return step if case.comm_fusion is None else step.comm_fusion(case.comm_fusion)
 
 
@@ -212,19 +269,32 @@ LEVELS = ("level1", "level2", "level3")
 on_four = on_ranks(RANKS, dtype="float64")
 
 
-@on_four
-@pytest.mark.parametrize("case", slow_but(["recompute-level3-accumulation"], CASES))
-def test_losses_gradients_weights_and_number_of_messages_are_those_of_one_process(ranks: Ranks, case: StepCase) -> None:
-    """A network is captured once, however often it is called."""
-    alone, network = (make_network(getattr(torch, case.dtype)) for _ in range(2))
-    ours, theirs = (optim.Momentum(net.parameters(), 0.05, 0.9) for net in (network, alone))
-    first: list[torch.Tensor] = []
-    step, tolerance = set_up(case, network, ours, first), TOLERANCE[case.dtype]
-    for number, batch in enumerate(batches(STEPS, getattr(torch, case.dtype))):
+def rows_of(tensor, dataset):
+    """Return what this rank passes."""
+    if dataset == "full_batch":
+        return tensor
+    parts = RANKS if dataset == "data_parallel" else dataset[0][0]
+    return tensor.chunk(parts)[get_rank() * parts // RANKS]
+
+
+BY_NAME = {case.name: case for case in CASES}
+
+
+@functools.cache
+def trained(name: str) -> Any:
+    """Train in one way, check the law, and return the step, its traffic and its optimizer."""
+    case, first = BY_NAME[name], []
+    dtype, tolerance = getattr(torch, case.dtype), TOLERANCE[case.dtype]
+    alone = make_network(dtype)
+    with no_init_parameters() if case.deferred else contextlib.nullcontext():
+        network = make_network(dtype)
+        ours, theirs = (OPTIMIZERS[case.optimizer](net.parameters()) for net in (network, alone))
+    step = set_up(case, network, ours, first)
+    for number, batch in enumerate(batches(STEPS, dtype)):
         right = F.cross_entropy(alone(batch[0]), batch[1])
         (right * case.factor("copies")).backward()
         traffic.reset()
-        loss = step(*(value if case.dataset == "full_batch" else ranks.part(value) for value in batch))
+        loss = step(*(rows_of(value, case.dataset) for value in batch))
         if case.form == "module":
             (loss * 3 if case.scaled else loss).backward()
             for parameter in network.parameters():
@@ -238,9 +308,64 @@ def test_losses_gradients_weights_and_number_of_messages_are_those_of_one_proces
             assert number or difference(gradient, other.grad, mine) <= tolerance
         theirs.step()
         theirs.zero_grad()
-    assert case.calls is None or dict(traffic.calls) == case.calls
     assert max(difference(*both) for both in zip(network.parameters(), alone.parameters(), strict=True)) <= tolerance
+    return step, {"calls": dict(traffic.calls), "bytes": dict(traffic.bytes)}, ours
+
+
+@on_four
+@pytest.mark.parametrize("case", slow_but(["recompute-level3-accumulation"], CASES))
+def test_losses_gradients_weights_and_number_of_messages_are_those_of_one_process(case: StepCase) -> None:
+    """A network is captured once, however often it is called."""
+    step, moved, _ = trained(case.name)
+    assert case.calls is None or moved["calls"] == case.calls
+    assert step.plan.to_json()["traffic"] == moved
     assert len(step._captured) == 1
+    text, adds_up = step.plan.explain(), case.compat == "mindspore"
+    assert ("added up" in text, "means over the global batch" in text) == (adds_up, not adds_up)
+
+
+CUT, WHOLE = 2 * BLOCKS * WIDTH * HIDDEN, WIDTH * (FEATURES + 1) + BLOCKS * HIDDEN + CLASSES * (WIDTH + 1)
+"""Numbers in parameters that are cut with a threshold, and in the others."""
+
+
+@pytest.mark.slow
+@on_four
+@pytest.mark.parametrize("name", ["level1", "level2", "copies-level1", "never-fused"])
+def test_bytes_of_optimizer_parallel_are_the_closed_form(name: str) -> None:
+    """Gather: this rank's parts. Reduce-scatter: the whole gradients. All-reduce: whole parameters, and sum and count
+    of every loss."""
+    moved, item = trained(name)[1]["bytes"], 8
+    copies = 2 if name == "copies-level1" else 1
+    assert moved == {
+        "all_gather": CUT * item // RANKS,
+        "reduce_scatter": CUT * item,
+        "all_reduce": WHOLE * item + 2 * item * copies,
+    }
+
+
+@pytest.mark.slow
+@on_four
+@pytest.mark.parametrize(("name", "ranks"), [("level1", 4), ("level3", 4), ("level1-shard-size-2", 2)])
+def test_cut_parameters_take_their_share_and_small_ones_stay_whole(name: str, ranks: int) -> None:
+    plan = trained(name)[0].plan
+    for parameter in plan.parameters:
+        is_cut = "blocks" in parameter.name and parameter.name.endswith("weight")
+        share = ranks if is_cut else 1
+        assert (parameter.shard_ranks, parameter.local_bytes * share) == (share, parameter.global_bytes)
+        assert parameter.reason.endswith(f"rows cut over {ranks} ranks" if is_cut else "is under the threshold of 4 KB")
+    lines = plan.explain().splitlines()
+    (weight,) = [line for line in lines if line.split()[:1] == ["blocks.0.up.weight"]]
+    assert f"64x16 -> {64 // ranks}x16" in weight and weight.endswith(f"rows cut over {ranks} ranks")
+    assert lines[0].startswith(f"4 ranks as 2 x 2, semi_auto, hsdp {name.partition('-')[0]}")
+
+
+@pytest.mark.slow
+@on_four
+def test_optimizer_state_is_cut_exactly_like_its_parameter() -> None:
+    optimizer = trained("level1-adam")[2]
+    for parameter, state in optimizer.state.items():
+        held = size_of(value for value in state.values() if isinstance(value, torch.Tensor) and value.dim())
+        assert held == 2 * size_of([parameter])
 
 
 def whole_batch():
@@ -308,34 +433,6 @@ def test_bytes_on_a_rank_are_the_formula_of_the_level() -> None:
         assert max(gradients) == (whole if level == "level1" else whole // RANKS)
         windows = [sum(layers[i : i + 1 + AHEAD]) for i in range(len(layers))]
         assert max(gathered) == (max(windows) if level == "level3" else whole)
-
-
-@pytest.mark.slow
-@on_four
-def test_float32_weights_after_two_steps_are_bit_equal_between_levels() -> None:
-    batch, weights = own_batch(), {}
-    for level in LEVELS:
-        for parts in (1, 2):
-            network = make_network(torch.float32)
-            optimizer = optim.Momentum(network.parameters(), 0.1, 0.9)
-            call = GradAccumulation(WithLoss(network, F.cross_entropy), parts)
-            step = AutoParallel(call).hsdp(threshold=0, optimizer_level=level)
-            for _ in range(2):
-                step(batch[0].float(), batch[1]).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-            weights[level, parts] = [local(parameter).clone() for parameter in network.parameters()]
-
-    def equal(one, other):
-        return all(torch.equal(a, b) for a, b in zip(weights[one], weights[other], strict=True))
-
-    def apart(one, other):
-        return max(float((a - b).abs().max()) for a, b in zip(weights[one], weights[other], strict=True))
-
-    assert equal(("level1", 1), ("level2", 1))
-    assert equal(("level1", 1), ("level3", 1))
-    assert equal(("level2", 2), ("level3", 2))
-    assert apart(("level1", 2), ("level2", 2)) <= 1e-7
 
 
 def kept_bytes(step, batch):
@@ -471,22 +568,6 @@ def test_estimate_of_activations_is_what_a_step_really_keeps() -> None:
 
 
 @pytest.mark.slow
-@on_four
-def test_recomputed_blocks_keep_their_inputs_only() -> None:
-    """A block keeps tanh's result of 8 rows on this rank; its input is the result of the block before.
-
-    Where all blocks are one segment, the sum of the losses waits for the number of labels in another one, and is kept.
-    """
-    found = activations()
-    rows, item = 8, 8
-    inside = rows * HIDDEN * item
-    assert found["plain"]["kept"] - found["blocks"]["kept"] == BLOCKS * inside + item
-    assert found["blocks"]["estimate"].again_bytes == inside + rows * WIDTH * item  # and the block's result once more
-    assert found["tensor parallel, blocks"]["kept"] < found["tensor parallel, blocks, collectives kept"]["kept"]
-    assert found["tensor parallel, blocks, collectives kept"]["kept"] < found["tensor parallel"]["kept"]
-
-
-@pytest.mark.slow
 @on_ranks(3)
 def test_new_shape_on_one_rank_is_refused_on_all(ranks: Ranks) -> None:
     network = WithLoss(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4)), F.cross_entropy)
@@ -525,3 +606,35 @@ def test_network_larger_than_a_rank_is_never_whole_on_it(way: str) -> None:
     assert built < layer
     in_use = 2 * stored + (1 + AHEAD + 3 * (1 + AHEAD)) * layer
     assert status("VmHWM") - status("RssShmem") - before < in_use < whole
+
+
+class MatMul(nn.Module):
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+
+    def forward(self, x):
+        return x @ self.weight
+
+
+@pytest.mark.slow
+@on_ranks(8)
+def test_second_loss_of_functional_train_is_the_one_that_mindspore_publishes() -> None:
+    first, second = MatMul(torch.full((32, 8), 0.03)), MatMul(torch.full((8, 16), 0.04))
+    network = nn.Sequential(first, nn.ReLU(), second)
+    shard(first, ((2, 4), (4, 1)))
+    shard(second, ((2, 4), (4, 1)))
+    optimizer = optim.Momentum(network.parameters(), learning_rate=0.3, momentum=0.1)
+    gradients_of = value_and_grad(lambda x, y: F.mse_loss(network(x), y), None, list(network.parameters()))
+
+    def train(x, y):
+        loss, gradients = gradients_of(x, y)
+        optimizer(gradients)
+        return loss
+
+    step = AutoParallel(train).dataset_strategy("full_batch").hsdp(threshold=0)
+    losses = [float(step(torch.full((16, 32), 0.1), torch.full((16, 16), 0.1))) for _ in range(3)]
+    assert losses[1] == pytest.approx(0.0047495714, abs=1e-5)
+    assert losses == pytest.approx([0.0047997204, 0.0047495700, 0.0046943463], abs=1e-8)
+    strategies = [o["strategy"] for o in step.plan.to_json()["operators"] if o["origin"] == "user"]
+    assert strategies == [((2, 4), (4, 1))] * 2

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.tensor import DTensor
 
-from msrun.runtime import AutoParallel, Pipeline, WithLoss, get_rank, shard
+from msrun.runtime import AutoParallel, Pipeline, WithLoss, get_rank, load_checkpoint, save_checkpoint, shard
 
 Build = Callable[[nn.Module], AutoParallel]
 FULL = StateDictOptions(full_state_dict=True)

@@ -348,43 +348,6 @@ def test_second_backward_of_one_loss_is_refused_in_words() -> None:
     assert "backward() was called twice on one loss" in text
 
 
-class _TwoLosses(nn.Module):
-    """Two losses of one call, which draws random numbers and writes a buffer that it reads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.head = nn.Linear(16, 16), nn.Linear(16, 4)
-        self.register_buffer("mean", torch.zeros(16))
-
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        h = F.dropout(torch.tanh(self.layer(x)), 0.3) - self.mean
-        self.mean.mul_(0.9).add_(h.detach().mean(0), alpha=0.5)
-        out = self.head(h)
-        return F.mse_loss(out, y), out.square().mean()
-
-
-@pytest.mark.slow
-@on_four
-def test_passes_of_two_losses_that_keep_the_graph_add_up() -> None:
-    x, y = batch()
-    found = []
-    for keeps in (True, False):
-        network = seeded(_TwoLosses)
-        step = AutoParallel(network).hsdp(threshold=0, optimizer_level="level3")
-        for _ in range(2):
-            first, second = step(mine(x), mine(y))
-            if keeps:
-                first.backward(retain_graph=True)
-                second.backward()
-            else:
-                (first + second).backward()
-            torch.optim.SGD(network.parameters(), 0.1).step()
-            network.zero_grad()
-        found.append({name: value.clone() for name, value in step.state_dict().items()})
-    for name, value in found[0].items():
-        assert_close(value, found[1][name])
-
-
 @pytest.mark.slow
 @on_four
 def test_pass_that_kept_the_graph_sees_a_parameter_that_was_written_since() -> None:
@@ -394,20 +357,6 @@ def test_pass_that_kept_the_graph_sees_a_parameter_that_was_written_since() -> N
     with torch.no_grad():
         next(network.parameters()).mul_(2)
     assert "written between two backward passes" in refused(CaptureError, loss.backward)
-
-
-@pytest.mark.slow
-@on_four
-def test_mode_of_a_part_is_seen_at_the_next_call() -> None:
-    network = Calls(
-        lambda s, x: s.drop(s.layer(x)).pow(2).mean(), layer=seeded(lambda: nn.Linear(16, 4)), drop=nn.Dropout(0.5)
-    )
-    x, _ = batch()
-    step = AutoParallel(network)
-    torch.manual_seed(3)
-    step(mine(x))
-    network.drop.eval()
-    assert_close(step(mine(x)).detach(), network.layer(x).pow(2).mean().detach())
 
 
 # -- which parameters take part ----------------------------------------------------------------------------------------
@@ -453,18 +402,6 @@ class Tied(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(torch.relu(self.first(x))).pow(2).mean()
-
-
-@pytest.mark.slow
-@on_four
-def test_tied_weights_of_a_deferred_network_stay_tied() -> None:
-    serial = seeded(Tied)
-    with no_init_parameters():
-        network = seeded(Tied)
-    step = AutoParallel(network).hsdp(threshold=0)
-    x, _ = batch()
-    assert_close(step(mine(x)).detach(), serial(x).detach())
-    assert network.first.weight is network.second.weight
 
 
 @on_four

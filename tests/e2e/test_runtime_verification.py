@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import io
 import logging
 import os
@@ -37,7 +36,6 @@ from msrun.runtime import (
 )
 from msrun.runtime.nn.random_stream import stream_of
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
-from msrun.runtime.parallel.parameters.whole import gathered_parameters
 from msrun.runtime.parallel.verification import first_step as first_step_module
 from msrun.runtime.sharding.operators.along_split import Softmax
 
@@ -524,25 +522,6 @@ def test_a_loss_of_before_still_has_its_backward_pass_after_a_verification() -> 
         loss.backward()
         found.append([local(p.grad) for p in network.parameters() if p.grad is not None])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
-
-
-@pytest.mark.slow
-@on_two
-def test_a_network_holds_whole_parameters_for_a_while() -> None:
-    network = with_loss().eval()
-    right = copy.deepcopy(network)(*batch())
-    model = AutoParallel(network).hsdp(threshold=0)
-    with torch.no_grad():
-        model(*own_batch())
-
-    def held() -> list[Any]:
-        return [(id(p), tuple(local(p).shape)) for p in network.parameters()]
-
-    cut = held()
-    with gathered_parameters(network):
-        assert torch.equal(network(*batch()), right)
-        assert [each for each, _ in held()] == [each for each, _ in cut]
-    assert held() == cut and cut[0][1] == (16, 24)
 
 
 # -- what it refuses, and the variable ----------------------------------------------------------------------------

@@ -164,15 +164,3 @@ def test_one_rank_is_asked_to_end() -> None:
         model = Model(parallel, optimizer=torch.optim.SGD(parallel.parameters(), 0.1))
         model.train(4, own("semi_auto"), [request, AskSelf(request, rank), losses])
         assert len(losses.losses) == 3, "the step after the one in which a rank was asked"
-
-
-@pytest.mark.slow
-@on_two
-def test_sink_mode_has_the_losses_of_every_step() -> None:
-    nets = [network(), network()]
-    told = [Losses(), Losses()]
-    for net, losses, sink in zip(nets, told, (False, True), strict=True):
-        parallel = MODES["hsdp level3"](net)
-        model = Model(parallel, optimizer=torch.optim.SGD(parallel.parameters(), 0.1))
-        model.train(2, own("semi_auto"), losses, dataset_sink_mode=sink)
-    assert told[1].losses == [told[0].losses[BATCHES - 1], told[0].losses[2 * BATCHES - 1]]

@@ -46,7 +46,7 @@ class Decoder(nn.Module):
 
 
 ROWS = ((1, 1, 4, 1), (1, 1, 1, 1))
-SPACE = dict.fromkeys(("down", "depthwise", "up"), ROWS)
+SPACE = dict.fromkeys(("depthwise", "up"), ROWS)
 CHANNELS = {
     "down": ((1, 1, 1, 1), (4, 1, 1, 1)),
     "depthwise": ((1, 4, 1, 1), (4, 1, 1, 1)),

@@ -38,70 +38,83 @@ class Transposed(nn.Module):
         return torch.addmm(self.bias, x.reshape(-1, x.shape[-1]), self.weight).view(*x.shape[:-1], -1)
 
 
-class Block(nn.Module):
-    def __init__(self, layer):
+class Attention(nn.Module):
+    def __init__(self, layer: Any, kind: str, key_heads: int) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.q, self.k, self.v = (layer(WIDTH, WIDTH) for _ in range(3))
-        self.out = layer(WIDTH, WIDTH)
+        self.kind = kind
+        self.q, self.out = layer(WIDTH, WIDTH), layer(WIDTH, WIDTH)
+        self.k, self.v = (layer(WIDTH, key_heads * WIDTH // HEADS) for _ in range(2))
+
+    def forward(self, x: Tensor, real: Tensor) -> Tensor:
+        q, k, v = (each(x).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2) for each in (self.q, self.k, self.v))
+        mask = None
+        if self.kind == "masked":  # the last word attends to nothing, as where padding stands on the left
+            mask = (real[:, None, :] & real[:, :, None])[:, None]
+        causal = self.kind == "causal"
+        mixed = F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=True)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    def __init__(self, layer: Any, kind: str, key_heads: int) -> None:
+        super().__init__()
+        self.norm, self.attention = nn.LayerNorm(WIDTH), Attention(layer, kind, key_heads)
         self.up, self.down = layer(WIDTH, 4 * WIDTH), layer(4 * WIDTH, WIDTH)
 
-    def forward(self, x):
-        h = self.norm(x)
-        q, k, v = (each(h).view(*h.shape[:2], HEADS, -1).transpose(1, 2) for each in (self.q, self.k, self.v))
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(mixed.transpose(1, 2).reshape(x.shape))
+    def forward(self, x: Tensor, real: Tensor) -> Tensor:
+        x = x + self.attention(self.norm(x), real)
         return x + self.down(F.gelu(self.up(x)))
 
 
 class Decoder(nn.Module):
-    def __init__(self, layer):
+    def __init__(self, layer: Any = nn.Linear, kind: str = "causal", key_heads: int = HEADS) -> None:
         super().__init__()
         self.embed = nn.Embedding(WORDS, WIDTH)
-        self.layers = nn.ModuleList(Block(layer) for _ in range(2))
+        self.layers = nn.ModuleList([Block(layer, kind, key_heads)])
         self.head = nn.Linear(WIDTH, WORDS, bias=False)
 
-    def forward(self, tokens):
-        x = self.embed(tokens)
+    def forward(self, tokens: Tensor) -> Tensor:
+        x, real = self.embed(tokens), tokens != 0
         for layer in self.layers:
-            x = layer(x)
+            x = layer(x, real)
         return self.head(x).flatten(0, 1)
 
 
-INSIDE = {"layers.*.[qkv]": "colwise", "layers.*.out": "rowwise", "layers.*.up": "colwise", "layers.*.down": "rowwise"}
+ATTENTION = {"layers.*.attention.[qkv]": "colwise", "layers.*.attention.out": "rowwise"}
+INSIDE = {**ATTENTION, "layers.*.up": "colwise", "layers.*.down": "rowwise"}
 STYLES = {"layers.*.up": ColwiseParallel(), "layers.*.down": RowwiseParallel(), "layers.*.norm": SequenceParallel()}
 
 
-def brought(layer):
-    network = Decoder(layer)
+def brought():
+    network = Decoder()
     network.tp_plan = {**INSIDE, "layers.*.gate": "colwise", "head": "colwise_rep"}
     return parallelize(network)
 
 
-BLOCK = ("q", "k", "v", "out", "up", "down")
+BLOCK = {key: f"attention.{key}" for key in ("q", "k", "v", "out")} | {"up": "up", "down": "down"}
 QUARTERS = {"q": [4, 16], "k": [4, 16], "v": [4, 16], "out": [16, 4], "up": [16, 16], "down": [16, 16]}
 WHOLE = {"q": [16, 16], "k": [16, 16], "v": [16, 16], "out": [16, 16], "up": [64, 16], "down": [16, 64]}
 HALVES = {"q": [8, 16], "k": [8, 16], "v": [8, 16], "out": [16, 8], "up": [32, 16], "down": [16, 32]}
 TURNED = {name: shape[::-1] for name, shape in QUARTERS.items()}
 PLANS: dict[str, tuple[Callable[[], nn.Module], dict[str, list[int]], dict[str, list[int]]]] = {
     "words": (
-        lambda: parallelize(Decoder(nn.Linear), {**INSIDE, "embed": "vocab", "head": "colwise"}),
+        lambda: parallelize(Decoder(), {**INSIDE, "embed": "vocab", "head": "colwise"}),
         QUARTERS,
         {"embed": [6, 16], "head": [6, 16]},
     ),
     "transposed": (lambda: parallelize(Decoder(Transposed), INSIDE), TURNED, {}),
     "columns of a table": (
-        lambda: parallelize(Decoder(nn.Linear), {"embed": "colwise"}),
+        lambda: parallelize(Decoder(), {"embed": "colwise"}),
         WHOLE,
         {"embed": [24, 4]},
     ),
-    "half of the ranks": (lambda: parallelize(Decoder(nn.Linear), INSIDE, tensor_parallel=2), HALVES, {}),
+    "half of the ranks": (lambda: parallelize(Decoder(), INSIDE, tensor_parallel=2), HALVES, {}),
     "styles of torch": (
-        lambda: parallelize(Decoder(nn.Linear), STYLES),
+        lambda: parallelize(Decoder(), STYLES),
         {**WHOLE, "up": [16, 16], "down": [16, 16]},
         {},
     ),
-    "of the model": (lambda: brought(nn.Linear), QUARTERS, {"head": [6, 16]}),
+    "of the model": (brought, QUARTERS, {"head": [6, 16]}),
 }
 """Name -> network, what each rank stores of the weights of a block, and of the others where it is not all."""
 
@@ -115,8 +128,7 @@ def test_a_named_plan_trains_like_one_process_and_cuts_what_it_names(name: str) 
     tokens = torch.randint(0, WORDS, (ROWS, LENGTH), generator=torch.Generator().manual_seed(4))
     step.verify(tokens, tokens.flatten())
     stored = {item.name: list(item.local_shape) for item in step.plan.parameters}
-    for layer in (0, 1):
-        assert {key: stored[f"layers.{layer}.{key}.weight"] for key in BLOCK} == of_blocks
+    assert {key: stored[f"layers.0.{path}.weight"] for key, path in BLOCK.items()} == of_blocks
     for key in ("embed", "head"):
         assert stored[f"{key}.weight"] == others.get(key, [24, 16])
 
@@ -260,47 +272,6 @@ def test_what_are_no_experts_is_refused(module: nn.Module, words: str) -> None:
 KEY_HEADS = 2
 
 
-class Attention(nn.Module):
-    def __init__(self, kind: str, key_heads: int) -> None:
-        super().__init__()
-        self.kind, self.key_heads = kind, key_heads
-        self.q, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.k, self.v = (nn.Linear(WIDTH, key_heads * WIDTH // HEADS) for _ in range(2))
-
-    def forward(self, x: Tensor, real: Tensor) -> Tensor:
-        q, k, v = (each(x).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2) for each in (self.q, self.k, self.v))
-        mask = None
-        if self.kind == "masked":  # the last word attends to nothing, as where padding stands on the left
-            mask = (real[:, None, :] & real[:, :, None])[:, None]
-        causal = self.kind == "causal"
-        mixed = F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=True)
-        return self.out(mixed.transpose(1, 2).flatten(2))
-
-
-class LongBlock(nn.Module):
-    def __init__(self, kind: str, key_heads: int) -> None:
-        super().__init__()
-        self.norm, self.attention = nn.LayerNorm(WIDTH), Attention(kind, key_heads)
-        self.up, self.down = nn.Linear(WIDTH, 32), nn.Linear(32, WIDTH)
-
-    def forward(self, x: Tensor, real: Tensor) -> Tensor:
-        x = x + self.attention(self.norm(x), real)
-        return x + self.down(F.gelu(self.up(x)))
-
-
-class Long(nn.Module):
-    def __init__(self, kind: str, key_heads: int = KEY_HEADS, layers: int = 1) -> None:
-        super().__init__()
-        self.embed, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS)
-        self.layers = nn.ModuleList(LongBlock(kind, key_heads) for _ in range(layers))
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x, real = self.embed(tokens), tokens != 0
-        for layer in self.layers:
-            x = layer(x, real)
-        return self.head(x).flatten(0, 1)
-
-
 def words(rows: int, length: int) -> Tensor:
     tokens = torch.randint(1, WORDS, (rows, length), generator=torch.Generator().manual_seed(4))
     tokens[:, -1] = 0
@@ -329,7 +300,9 @@ WAYS = [
 def test_a_sequence_that_is_cut_trains_like_a_whole_one(ranks: Ranks, way: str, kind: str, length: int) -> None:
     """Nothing gathers it: every other layer keeps the cut."""
     torch.manual_seed(3)
-    network = parallelize(Long(kind, ranks.size if way == "ulysses" else KEY_HEADS), {"layers.*.attention": way})
+    network = parallelize(
+        Decoder(kind=kind, key_heads=ranks.size if way == "ulysses" else KEY_HEADS), {"layers.*.attention": way}
+    )
     step, tokens = cut_by(network, ranks.size), words(1, length)
     part = tokens.chunk(ranks.size, 1)[ranks.rank]
     step.verify(part, part.flatten())
@@ -353,8 +326,7 @@ def test_a_sequence_that_is_cut_trains_like_a_whole_one(ranks: Ranks, way: str, 
 @pytest.mark.parametrize("way", slow_but(["ulysses"], ["ring", "ulysses"]))
 def test_heads_are_cut_beside_the_sequence(way: str) -> None:
     torch.manual_seed(3)
-    inside = {"layers.*.attention.[qkv]": "colwise", "layers.*.attention.out": "rowwise"}
-    network = parallelize(Long("causal", 4), {"layers.*.attention": way, **inside}, tensor_parallel=2)
+    network = parallelize(Decoder(), {"layers.*.attention": way, **ATTENTION}, tensor_parallel=2)
     tokens = words(1, 16)
     step = AutoParallel(WithLoss(network, loss_of)).dataset_strategy("full_batch")
     step.verify(tokens, tokens.flatten())
@@ -364,7 +336,7 @@ def test_heads_are_cut_beside_the_sequence(way: str) -> None:
 
 @on_ranks(4, dtype="float64")
 def test_a_ring_that_is_recomputed_sends_its_keys_and_values_again(ranks: Ranks) -> None:
-    network = parallelize(Long("causal"), {"layers.*.attention": "ring"})
+    network = parallelize(Decoder(key_heads=KEY_HEADS), {"layers.*.attention": "ring"})
     recompute(network.layers[0])
     step, part = cut_by(network, ranks.size), words(1, 16).chunk(ranks.size, 1)[ranks.rank]
     step.verify(part, part.flatten())

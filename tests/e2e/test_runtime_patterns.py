@@ -393,35 +393,6 @@ def test_part_with_a_strategy_that_the_first_call_does_not_use_trains_later_from
     assert_gradients(network, serial)
 
 
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(16, 16)
-        self.second = nn.Linear(16, 16)
-        self.second.weight = self.first.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.second(torch.relu(self.first(x))).pow(2).mean()
-
-
-@on_four
-def test_weight_that_two_operators_want_cut_differently_gets_both_gradients() -> None:
-    serial = seeded(Tied)
-    network = copy.deepcopy(serial)
-    shard(network.first, ((1, 1), (4, 1), (4,)))
-    shard(network.second, ((1, 4), (1, 4)))
-    step = AutoParallel(network)
-    x, _ = batch()
-    loss = step(mine(x))
-    loss.backward()
-    right = serial(x)
-    right.backward()
-    assert_close(loss.detach(), right.detach())
-    assert network.first.weight is network.second.weight
-    assert local(network.first.weight).numel() * 4 == serial.first.weight.numel()
-    assert_gradients(network, serial)
-
-
 # -- what cannot be captured or cut is refused, each with the way out --------------------------------------------------
 
 

@@ -10,7 +10,6 @@ import warnings
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import gettempdir
 from typing import Any
 
 import pytest
@@ -576,22 +575,6 @@ def test_what_is_written_to_parts_is_that_of_one_process() -> None:
         torch.manual_seed(0)
         assert_close(network.a.weight.full_tensor(), nn.init.normal_(right.a.weight).detach())
         refused(network.a.weight[3].zero_, "zero_", "requires a gradient")
-
-
-@pytest.mark.slow
-@on_two
-def test_copies_know_that_they_are_cut() -> None:
-    step, network, right = pair()
-    backward(step, right)
-    copied = copy.deepcopy(network)
-    assert_state(hsdp(copied).state_dict(), right.state_dict())
-    again = copy.deepcopy(step)
-    assert_state(again.state_dict(), right.state_dict())
-    assert_close(again(*batch()).detach(), step(*batch()).detach())
-    folder = Path(gettempdir()) / f"copies-{step.plan.world_size}"
-    save_checkpoint(copied, folder)
-    loaded = load_checkpoint(folder)
-    assert_state({name: loaded[name] for name in right.state_dict()}, right.state_dict())
 
 
 # -- whole parameters -----------------------------------------------------------------------------------------------

@@ -345,17 +345,17 @@ def test_bytes_of_optimizer_parallel_are_the_closed_form(name: str) -> None:
 
 @pytest.mark.slow
 @on_four
-@pytest.mark.parametrize(("name", "ranks"), [("level1", 4), ("level3", 4), ("level1-shard-size-2", 2)])
-def test_cut_parameters_take_their_share_and_small_ones_stay_whole(name: str, ranks: int) -> None:
+@pytest.mark.parametrize(("name", "parts"), [("level1", 4), ("level3", 4), ("level1-shard-size-2", 2)])
+def test_cut_parameters_take_their_share_and_small_ones_stay_whole(name: str, parts: int) -> None:
     plan = trained(name)[0].plan
     for parameter in plan.parameters:
         is_cut = "blocks" in parameter.name and parameter.name.endswith("weight")
-        share = ranks if is_cut else 1
+        share = parts if is_cut else 1
         assert (parameter.shard_ranks, parameter.local_bytes * share) == (share, parameter.global_bytes)
-        assert parameter.reason.endswith(f"rows cut over {ranks} ranks" if is_cut else "is under the threshold of 4 KB")
+        assert parameter.reason.endswith(f"rows cut over {parts} ranks" if is_cut else "is under the threshold of 4 KB")
     lines = plan.explain().splitlines()
     (weight,) = [line for line in lines if line.split()[:1] == ["blocks.0.up.weight"]]
-    assert f"64x16 -> {64 // ranks}x16" in weight and weight.endswith(f"rows cut over {ranks} ranks")
+    assert f"64x16 -> {64 // parts}x16" in weight and weight.endswith(f"rows cut over {parts} ranks")
     assert lines[0].startswith(f"4 ranks as 2 x 2, semi_auto, hsdp {name.partition('-')[0]}")
 
 

@@ -370,7 +370,8 @@ def test_plan_says_which_parameter_the_loss_does_not_use() -> None:
     step(*map(mine, batch()))
     (found,) = [parameter for parameter in step.plan.parameters if parameter.name == "unused.weight"]
     assert found.group == -1
-    assert "unused" in next(line for line in step.plan.explain().splitlines() if "unused.weight" in line)
+    line = next(line for line in step.plan.explain().splitlines() if "unused.weight" in line)
+    assert "unused" in line.replace("unused.weight", "")
 
 
 def _with_a_head(self: Any, x: Tensor, part: str) -> Tensor:

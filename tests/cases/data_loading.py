@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import random
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from msrun.errors import MsrunError
 from msrun.runtime import AutoParallel, WithLoss, get_group_size, get_rank
-from msrun.runtime.data import GeneratorDataset, NumpySlicesDataset, config, vision
+from msrun.runtime.data import NumpySlicesDataset, config, vision
 
 NUM_SAMPLES = 24
 START_METHODS = ("forkserver", "fork")
@@ -73,13 +72,6 @@ def resuming() -> dict[str, Any]:
     return {"state": state, "rest": numbers(resumed), "whole": whole, "after": numbers(resumed)}
 
 
-def nested_loops() -> dict[str, Any]:
-    dataset = pipeline(1)
-    pairs = [(numbers([outer]), numbers(dataset)) for outer in dataset]
-    again = pipeline(0)
-    return {"found": pairs, "right": [(numbers([outer]), numbers(again)) for outer in again]}
-
-
 def failing(dataset: Any) -> dict[str, Any]:
     try:
         list(dataset)
@@ -89,24 +81,10 @@ def failing(dataset: Any) -> dict[str, Any]:
 
 
 def failures() -> dict[str, Any]:
-    of_script = sys.modules["__main__"].run
-    found = {
+    return {
         "function": failing(images(1).map(refuse_nine, "label").batch(4)),
         "same": failing(images(0).map(refuse_nine, "label").batch(4)),
-        "shape": failing(GeneratorDataset(Uneven(), ["x"], num_parallel_workers=1).batch(4)),
     }
-    config.set_multiprocessing_start_method("forkserver")
-    found["script"] = failing(images(1).map(of_script, "label").batch(4))
-    found["lambda"] = failing(images(1).map(lambda label: label, "label").batch(4))
-    return found
-
-
-class Uneven:
-    def __len__(self) -> int:
-        return NUM_SAMPLES
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        return np.zeros(1 + index)
 
 
 class Kept(logging.Handler):
@@ -154,7 +132,6 @@ def cases(_world_size: int) -> dict[str, Callable[[], dict[str, Any]]]:
     return {
         "workers": any_number_of_workers,
         "resuming": resuming,
-        "nested": nested_loops,
         "failures": failures,
         "warnings": warnings,
     }

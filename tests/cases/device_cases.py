@@ -86,7 +86,6 @@ WAYS: dict[str, Build] = {
     "accumulation": lambda net: hsdp("level2", GradAccumulation(net, 2)),
     "recomputed": recomputed,
     "compiled tensor parallel": lambda net: tensor_parallel(net).compile("aot_eager"),
-    "compiled copies of level3": lambda net: hsdp("level3", MicroBatchInterleaved(net, 2)).compile("aot_eager"),
 }
 
 

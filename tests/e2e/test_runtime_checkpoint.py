@@ -153,7 +153,7 @@ def test_killed_while_it_writes_it_goes_on_from_the_checkpoint_before_with_half_
     folder = tmp_path / "checkpoints"
     args = (workers / "runtime" / "surviving.py", folder)
     form = {"FORM": "directory"}
-    first = msrun.run("--worker_num=4", *args, "in-write", "2", "8", cwd=tmp_path, env=form, deadline_s=DEADLINE_S)
+    first = msrun.run("--worker_num=4", *args, "2", "8", cwd=tmp_path, env=form, deadline_s=DEADLINE_S)
     assert first.code == 128 + signal.SIGKILL, first.stderr
     assert names(folder) == ["net-1_4.ckpt", "net-2_3.ckpt.saving"]
     assert [path.name for path, _ in find_checkpoints(folder)] == ["net-1_4.ckpt"]
@@ -163,32 +163,6 @@ def test_killed_while_it_writes_it_goes_on_from_the_checkpoint_before_with_half_
     assert list(lines) == list(undisturbed)[4:]
     assert lines == pytest.approx({place: undisturbed[place] for place in lines}, rel=1e-10)
     assert names(folder) == ["net-3_2.ckpt", "net-3_5.ckpt"]
-
-
-@pytest.mark.slow
-def test_restarted_by_msrun_it_ends_with_the_losses_of_an_undisturbed_run(
-    msrun: JobRunner, workers: Path, tmp_path: Path, undisturbed: Lines
-) -> None:
-    """Everything of the second checkpoint is on the disk, but it does not have its name yet."""
-    done = msrun.run(
-        "--worker_num=4",
-        "--max_restarts=1",
-        workers / "runtime" / "surviving.py",
-        tmp_path / "checkpoints",
-        "before-rename",
-        "0",
-        "8",
-        cwd=tmp_path,
-        deadline_s=DEADLINE_S,
-    )
-    assert done.code == 0, done.stderr
-    first = losses((done.log_dir / "worker_1.attempt_0.log").read_bytes())
-    second = losses(done.log(1))
-    assert list(first) == list(undisturbed)[:8]
-    assert list(second) == list(undisturbed)[4:], "not from the one without a name"
-    assert all(second[place] == first[place] for place in first.keys() & second.keys()), "bit by bit"
-    assert {**first, **second} == pytest.approx(undisturbed, rel=1e-10)
-    assert names(tmp_path / "checkpoints") == ["net-3_2.ckpt", "net-3_5.ckpt"]
 
 
 DEATHS = 13

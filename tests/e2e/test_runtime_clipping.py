@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from local_parts import local, weight_difference
 from mode_networks import batches, make_network, mine, momentum, train
-from on_ranks import on_all_ranks, on_ranks
-from torch import nn
+from on_ranks import Ranks, on_ranks
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -23,7 +23,6 @@ from msrun.runtime import (
     clip_by_global_norm,
     clip_grad_norm_,
     get_group_size,
-    get_rank,
     layerwise_parallel,
     optim,
     shard,
@@ -31,10 +30,18 @@ from msrun.runtime import (
 )
 from msrun.runtime.execute.transfers import traffic
 
-Result = dict[str, Any]
-MAX_NORM = 0.05
-STEPS = 4
+MAX_NORM, STEPS, EXACT = 0.05, 4, 1e-10
 NORMS = (2.0, float("inf"), 1.0, 3.0)
+MODES: dict[str, Callable[[Any], AutoParallel]] = {
+    "columns": AutoParallel,
+    "semi-auto": AutoParallel,
+    "hsdp": lambda net: AutoParallel(net).hsdp(threshold=1),
+    "data-parallel": lambda net: AutoParallel(net, "data_parallel"),
+    "fsdp": lambda net: AutoParallel(net, "data_parallel").hsdp(threshold=1),
+    "fsdp-in-pairs": lambda net: AutoParallel(net, "data_parallel").hsdp(shard_size=2, threshold=0),
+}
+on_four = on_ranks(4)
+pytestmark = pytest.mark.slow
 
 
 @functools.cache
@@ -51,18 +58,22 @@ def serial(norm_type: float) -> tuple[list[float], nn.Module, list[float]]:
     return losses, network, norms
 
 
-def clipped(
-    build: Callable[[Any], AutoParallel],
-    norm_type: float,
-    *,
-    strategies: dict[str, Any] | None = None,
-    form: str = "module",
-) -> Result:
-    """Train with clipping; the collectives of clipping are counted apart."""
+@on_four
+@pytest.mark.parametrize(
+    ("mode", "norm_type", "form"),
+    [
+        *(("columns", norm, "module") for norm in NORMS),
+        ("fsdp", float("inf"), "module"),
+        *((mode, 2.0, form) for mode in list(MODES)[1:] for form in ("module", "step")),
+    ],
+)
+def test_clipped_training_is_that_of_torchs_clipping_in_one_process(mode: str, norm_type: float, form: str) -> None:
+    """A message of one number where the ranks hold parts, and none where they hold the whole."""
     right, right_network, right_norms = serial(norm_type)
-    network = make_network()
-    for name, strategy in (strategies or {}).items():
-        shard(getattr(network, name), strategy)
+    network, ranks = make_network(), get_group_size()
+    if mode == "columns":
+        shard(network.layer1, ((1, 1), (ranks, 1), (ranks,)))
+        shard(network.layer2, ((1, ranks), (1, ranks)))
     optimizer = optim.Momentum(network.parameters(), 0.05, 0.9)
     norms: list[float] = []
     moved: list[int] = []
@@ -77,170 +88,75 @@ def clipped(
         return given
 
     if form == "module":
-        step = build(WithLoss(network, F.cross_entropy))
+        step = MODES[mode](WithLoss(network, F.cross_entropy))
         losses = train(step, optimizer, mine, steps=STEPS, before_step=lambda: clip(step))
+        assert norms == pytest.approx(right_norms, rel=EXACT)
     else:
         gradients_of = value_and_grad(lambda x, y: F.cross_entropy(network(x), y), None, list(network.parameters()))
 
-        def run(x: Any, y: Any) -> Any:
+        def run(x: Tensor, y: Tensor) -> Tensor:
             loss, gradients = gradients_of(x, y)
             optimizer(clip(gradients))
-            return loss
+            return loss  # type: ignore[no-any-return]
 
-        step = build(run)
+        step = MODES[mode](run)
         losses = [float(step(mine(x), mine(y))) for x, y in batches(steps=STEPS)]
-    return {
-        "losses": losses,
-        "right": right,
-        "difference": weight_difference(network, right_network),
-        "norms": norms or right_norms,
-        "right_norms": right_norms,
-        "moved": moved,
-    }
+    assert losses == pytest.approx(right, rel=EXACT, abs=0)
+    assert weight_difference(network, right_network) <= EXACT
+    assert losses[0] != losses[-1]
+    assert min(right_norms) > MAX_NORM
+    assert moved == [0 if mode in ("semi-auto", "data-parallel") else 1] * STEPS
 
 
-def semi_auto(network: Any) -> AutoParallel:
-    return AutoParallel(network)
-
-
-def hsdp(network: Any) -> AutoParallel:
-    return AutoParallel(network).hsdp(threshold=1)
-
-
-def data_parallel(network: Any) -> AutoParallel:
-    return AutoParallel(network, "data_parallel")
-
-
-def fsdp(network: Any) -> AutoParallel:
-    return AutoParallel(network, "data_parallel").hsdp(threshold=1)
-
-
-def fsdp_in_pairs(network: Any) -> AutoParallel:
-    return AutoParallel(network, "data_parallel").hsdp(shard_size=2, threshold=0)
-
-
-def mixture(norm_type: float) -> Result:
-    """A DTensor on two meshes, a marked part, a whole parameter and a tied one in a single list."""
-    ranks, rank = get_group_size(), get_rank()
+@on_four
+@pytest.mark.parametrize("norm_type", NORMS)
+def test_one_list_may_mix_meshes_marked_parts_and_whole_parameters(ranks: Ranks, norm_type: float) -> None:
+    """A DTensor on two meshes, a marked part, a whole parameter and a tied one."""
     generator = torch.Generator().manual_seed(8)
-    values = [torch.randn(8, 4, generator=generator, dtype=torch.float64) for _ in range(4)]
-    gradients = [torch.randn(8, 4, generator=generator, dtype=torch.float64) for _ in range(4)]
-    flat = init_device_mesh("cpu", (ranks,))
-    square = init_device_mesh("cpu", (ranks // 2, 2))
+    values, gradients = (
+        [torch.randn(8, 4, generator=generator, dtype=torch.float64) for _ in range(4)] for _ in range(2)
+    )
+    flat, square = init_device_mesh("cpu", (ranks.size,)), init_device_mesh("cpu", (ranks.size // 2, 2))
 
     def on(mesh: Any, placements: Any, index: int) -> nn.Parameter:
         parameter = nn.Parameter(distribute_tensor(values[index], mesh, placements))
         parameter.grad = distribute_tensor(gradients[index], mesh, placements)
         return parameter
 
-    marked = layerwise_parallel(nn.Parameter(values[2].chunk(ranks)[rank].clone()))
-    marked.grad = gradients[2].chunk(ranks)[rank].clone()
-    whole = nn.Parameter(values[3].clone())
+    marked = layerwise_parallel(nn.Parameter(ranks.part(values[2]).clone()))
+    marked.grad = ranks.part(gradients[2]).clone()
+    whole, without = nn.Parameter(values[3].clone()), nn.Parameter(values[3].clone())
     whole.grad = gradients[3].clone()
-    without = nn.Parameter(values[3].clone())
     mixed = [on(flat, [Shard(0)], 0), on(square, [Replicate(), Shard(1)], 1), marked, whole, whole, without]
     traffic.reset()
     norm = clip_grad_norm_(mixed, MAX_NORM, norm_type)
-    calls = sum(traffic.calls.values())
+    assert sum(traffic.calls.values()) == 1
     rights = [nn.Parameter(value.clone()) for value in values]
     for right, gradient in zip(rights, gradients, strict=True):
         right.grad = gradient.clone()
-    right_norm = nn.utils.clip_grad_norm_(rights, MAX_NORM, norm_type)
-    found = [
-        mixed[0].grad.full_tensor() - rights[0].grad,  # type: ignore[union-attr,operator]
-        mixed[1].grad.full_tensor() - rights[1].grad,  # type: ignore[union-attr,operator]
-        marked.grad - rights[2].grad.chunk(ranks)[rank],  # type: ignore[union-attr]
-        whole.grad - rights[3].grad,  # type: ignore[operator]
-    ]
-    return {
-        "norm": float(norm),
-        "right_norm": float(right_norm),
-        "difference": max(float(part.abs().max()) for part in found),
-        "moved": calls,
-    }
-
-
-def changed_gradients() -> Result:
-    """Gradients that were changed since have lost their layout, and are refused unless the weights are given."""
-    network = make_network()
-    gradients_of = value_and_grad(lambda x, y: F.cross_entropy(network(x), y), None, list(network.parameters()))
-    found: Result = {}
-
-    def run(x: Any, y: Any) -> Any:
-        loss, gradients = gradients_of(x, y)
-        halves = [gradient / 2 for gradient in gradients]
-        try:
-            clip_by_global_norm(halves, MAX_NORM)
-        except StrategyError as error:
-            found["error"] = ""
-            found["text"] = str(error)
-        named = clip_by_global_norm(halves, 1e9, weights=list(network.parameters()))
-        found["difference"] = max(float(local(a - b).abs().sum()) for a, b in zip(named, halves, strict=True))
-        again = clip_by_global_norm(clip_by_global_norm(gradients, MAX_NORM), 1e9)
-        found["still"] = len(again)
-        return loss
-
-    images, labels = next(batches())
-    hsdp(run)(mine(images), mine(labels))
-    del found["error"]
-    return found
-
-
-def cases() -> dict[str, Callable[[], Result]]:
-    ranks = 4
-    columns = {"layer1": ((1, 1), (ranks, 1), (ranks,)), "layer2": ((1, ranks), (1, ranks))}
-    found: dict[str, Callable[[], Result]] = {"clip/changed": changed_gradients}
-    for norm in NORMS:
-        found[f"clip/columns-{norm}"] = lambda norm=norm: clipped(semi_auto, norm, strategies=columns)
-        found[f"mixture/{norm}"] = lambda norm=norm: mixture(norm)
-    for name, build in {
-        "semi-auto": semi_auto,
-        "hsdp": hsdp,
-        "data-parallel": data_parallel,
-        "fsdp": fsdp,
-        "fsdp-in-pairs": fsdp_in_pairs,
-    }.items():
-        found[f"clip/{name}"] = lambda build=build: clipped(build, 2.0)
-        found[f"clip/{name}-step"] = lambda build=build: clipped(build, 2.0, form="step")
-    found["clip/fsdp-inf"] = lambda: clipped(fsdp, float("inf"))
-    return found
-
-
-EXACT = 1e-10
-CASES = cases()
-outcomes = on_all_ranks(CASES)
-on_four = on_ranks(4)
-pytestmark = pytest.mark.slow
-
-
-def names(prefix: str) -> list[str]:
-    return [name for name in CASES if name.startswith(prefix)]
-
-
-@on_four
-@pytest.mark.parametrize("case", [name for name in names("clip/") if name != "clip/changed"])
-def test_clipped_training_is_that_of_torchs_clipping_in_one_process(case: str) -> None:
-    is_whole = case.startswith(("clip/semi-auto", "clip/data-parallel"))
-    for rank in outcomes(case):
-        assert rank["losses"] == pytest.approx(rank["right"], rel=EXACT, abs=0)
-        assert rank["difference"] <= EXACT
-        assert rank["losses"][0] != rank["losses"][-1]
-        assert rank["norms"] == pytest.approx(rank["right_norms"], rel=EXACT)
-        assert min(rank["norms"]) > MAX_NORM
-        assert rank["moved"] == [0 if is_whole else 1] * STEPS
-
-
-@on_four
-@pytest.mark.parametrize("case", names("mixture/"))
-def test_one_list_may_mix_meshes_marked_parts_and_whole_parameters(case: str) -> None:
-    for rank in outcomes(case):
-        assert rank["norm"] == pytest.approx(rank["right_norm"], rel=EXACT)
-        assert rank["difference"] <= EXACT
-        assert rank["moved"] == 1
+    assert float(norm) == pytest.approx(float(nn.utils.clip_grad_norm_(rights, MAX_NORM, norm_type)), rel=EXACT)
+    expected = [right.grad for right in rights]
+    expected[2] = ranks.part(expected[2])  # type: ignore[arg-type]
+    for mine_, grad in zip(mixed, expected, strict=False):
+        found: Any = mine_.grad
+        torch.testing.assert_close(found.full_tensor() if hasattr(found, "full_tensor") else found, grad)
 
 
 @on_four
 def test_changed_gradients_need_their_weights() -> None:
-    for rank in outcomes("clip/changed"):
-        assert "is not one that value_and_grad returned, so its layout is not known: give weights=" in rank["text"]
-        assert rank["difference"] == 0.0
+    """They have lost their layout."""
+    network = make_network()
+    gradients_of = value_and_grad(lambda x, y: F.cross_entropy(network(x), y), None, list(network.parameters()))
+
+    def run(x: Tensor, y: Tensor) -> Tensor:
+        loss, gradients = gradients_of(x, y)
+        halves = [gradient / 2 for gradient in gradients]
+        with pytest.raises(StrategyError, match=r"is not one that value_and_grad returned, .* give weights="):
+            clip_by_global_norm(halves, MAX_NORM)
+        named = clip_by_global_norm(halves, 1e9, weights=list(network.parameters()))
+        assert all(torch.equal(local(a), local(b)) for a, b in zip(named, halves, strict=True))
+        clip_by_global_norm(clip_by_global_norm(gradients, MAX_NORM), 1e9)
+        return loss  # type: ignore[no-any-return]
+
+    images, labels = next(batches())
+    MODES["hsdp"](run)(mine(images), mine(labels))

@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 from asked_cases import one_fast
 from local_parts import local
 from mode_networks import STEPS
-from on_ranks import on_all_ranks, on_ranks
+from on_ranks import Ranks, on_ranks
 from torch import Tensor, nn
 
 from msrun.errors import StrategyError
@@ -37,7 +37,8 @@ from msrun.runtime import (
 )
 from msrun.runtime.execute.transfers import traffic
 
-Result = dict[str, Any]
+EXACT = 1e-10
+on_four = on_ranks(4)
 ROWS, COLUMNS, BATCH = 512, 128, 8
 LEARNING_RATE = 1e-6
 
@@ -83,126 +84,106 @@ class SemiAutoParallelNet(nn.Module):
         return self.fc(x * self.scale).sum(-1)
 
 
-def trained(network: nn.Module, wrap: Callable[[nn.Module], Any], form: str = "module") -> tuple[list[float], Any]:
-    """Train on the same batch on every rank."""
-    optimizer = optim.Momentum(network.parameters(), LEARNING_RATE, 0.9)
-    whole = WithLoss(network, F.mse_loss)
+def assert_trained(network: Any, step: Any, optimizer: Any = None) -> None:
+    """Train on the same batch on every rank, beside one process. A step function has an optimizer of its own."""
+    serial, generator, losses = SemiAutoParallelNet(), torch.Generator().manual_seed(2), []
+    theirs = optim.Momentum(serial.parameters(), LEARNING_RATE, 0.9)
+    for _ in range(STEPS):
+        x = torch.randn(BATCH, ROWS, generator=generator, dtype=torch.float64)
+        y = torch.randn(BATCH, generator=generator, dtype=torch.float64)
+        loss, right = step(x, y), F.mse_loss(serial(x), y)
+        right.backward()
+        if optimizer is not None:
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        theirs.step()
+        theirs.zero_grad()
+        losses.append(float(loss.detach()))
+        assert losses[-1] == pytest.approx(float(right.detach()), rel=EXACT, abs=0)
+    assert losses[0] != losses[-1]
+    part = serial.fc.weight.detach().chunk(get_group_size(), 1)[get_rank()]
+    weight = network.weight if isinstance(network, HybridParallelNet) else network.fc.weight
+    torch.testing.assert_close(local(weight), part, rtol=EXACT, atol=float(part.abs().max()) * EXACT)
+    torch.testing.assert_close(local(network.scale), serial.scale.detach(), rtol=0, atol=EXACT)
+
+
+@on_ranks(4, pytest.param(8, marks=pytest.mark.slow))
+@pytest.mark.parametrize("form", one_fast("module", "step", "semi_auto"))
+def test_hand_cut_network_of_the_document_equals_its_semi_auto_twin_and_one_process(form: str) -> None:
+    if form == "semi_auto":
+        twin = SemiAutoParallelNet()
+        shard(twin.fc, ((1, 1), (1, get_group_size())))
+        model = AutoParallel(WithLoss(twin, F.mse_loss)).dataset_strategy("full_batch")
+        assert_trained(twin, model, optim.Momentum(twin.parameters(), LEARNING_RATE, 0.9))
+        return
+    network = HybridParallelNet()
+    optimizer, whole = optim.Momentum(network.parameters(), LEARNING_RATE, 0.9), WithLoss(network, F.mse_loss)
     gradients_of = value_and_grad(lambda x, y: whole(x, y), None, list(network.parameters()))
 
     def train(x: Tensor, y: Tensor) -> Tensor:
         loss, gradients = gradients_of(x, y)
         optimizer(gradients)
-        return loss
+        return loss  # type: ignore[no-any-return]
 
-    step = wrap(whole) if form == "module" else AutoParallel(train, "hybrid_parallel")
-    generator = torch.Generator().manual_seed(2)
-    losses = []
-    for _ in range(STEPS):
-        x = torch.randn(BATCH, ROWS, generator=generator, dtype=torch.float64)
-        y = torch.randn(BATCH, generator=generator, dtype=torch.float64)
-        loss = step(x, y)
-        if form == "module":
+    step = AutoParallel(whole if form == "module" else train, "hybrid_parallel")
+    assert_trained(network, step, optimizer if form == "module" else None)
+    reasons = {parameter.name: parameter.reason for parameter in step.plan.parameters}
+    assert reasons == {"weight": "this rank's own part", "scale": "hsdp is off"}
+
+
+@on_four
+def test_mindspores_sums_leave_marked_gradients_as_the_operators_give_them(ranks: Ranks) -> None:
+    """Marked parameters keep the gradient of all ranks' losses, gradients_mean or not."""
+    x, y = torch.ones(2, ROWS, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+    for is_mean in (True, False):
+        serial, network = SemiAutoParallelNet(), HybridParallelNet()
+        step = AutoParallel(WithLoss(network, F.mse_loss), "hybrid_parallel", compat="mindspore")
+        F.mse_loss(serial(x), y).backward()
+        (step.enable_gradients_mean() if is_mean else step)(x, y).backward()
+        part: Any = ranks.part(serial.fc.weight.grad, 1)
+        assert float((network.weight.grad / part).mean()) == pytest.approx(4.0)  # type: ignore[operator]
+        of_scale = network.scale.grad / serial.scale.grad  # type: ignore[operator]
+        assert float(of_scale.mean()) == pytest.approx(1.0 if is_mean else 4.0)
+
+
+@on_four
+@pytest.mark.parametrize("mode", ["data_parallel", "semi_auto"])
+def test_marked_parameters_are_refused_where_they_would_be_reduced_or_cut(mode: Any) -> None:
+    with pytest.raises(
+        StrategyError, match=r'weight is marked layerwise_parallel.*use parallel_mode="hybrid_parallel"'
+    ):
+        AutoParallel(WithLoss(HybridParallelNet(), F.mse_loss), mode)(whole_weight().T, torch.zeros(COLUMNS).double())
+
+
+@on_four
+@pytest.mark.parametrize("form", ["shared", "apart"])
+def test_hand_cut_network_is_saved_by_every_rank_and_goes_on(ranks: Ranks, form: str) -> None:
+    """In one directory, or in directories of their own."""
+    folder = Path("hybrid" if form == "shared" else f"hybrid-{ranks.rank}")
+    runs = []
+    for is_second in (False, True):
+        network = HybridParallelNet()
+        optimizer = optim.Momentum(network.parameters(), LEARNING_RATE, 0.9)
+        step = AutoParallel(WithLoss(network, F.mse_loss), "hybrid_parallel")
+        if is_second:
+            with torch.no_grad():
+                network.weight.zero_()
+            load_checkpoint(folder / "a", step, optimizer)
+        losses = []
+        for number in range(2 if is_second else 0, 4):
+            if number == 2 and not is_second:
+                save_checkpoint(step, folder / "a", optimizer)
+            x = torch.full((BATCH, ROWS), number + 1.0, dtype=torch.float64)
+            loss = step(x, x[:, 0])
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-        losses.append(float(loss.detach()))
-    return losses, step
-
-
-def hybrid(form: str) -> Result:
-    """The hand-cut network, its semi_auto twin and one process."""
-    serial = SemiAutoParallelNet()
-    right, _ = trained(serial, lambda whole: whole)
-    network = HybridParallelNet()
-    losses, step = trained(network, lambda whole: AutoParallel(whole, "hybrid_parallel"), form)
-    part = serial.fc.weight.detach().chunk(get_group_size(), 1)[get_rank()]
-    return {
-        "losses": losses,
-        "right": right,
-        "difference": max(
-            float((network.weight.detach() - part).abs().max() / part.abs().max()),
-            float((network.scale - serial.scale).detach().abs().max()),
-        ),
-        "reasons": {parameter.name: parameter.reason for parameter in step.plan.parameters},
-    }
-
-
-def semi_auto() -> Result:
-    serial = SemiAutoParallelNet()
-    right, _ = trained(serial, lambda whole: whole)
-    network = SemiAutoParallelNet()
-    shard(network.fc, ((1, 1), (1, get_group_size())))
-    losses, step = trained(network, lambda whole: AutoParallel(whole).dataset_strategy("full_batch"))
-    part = serial.fc.weight.detach().chunk(get_group_size(), 1)[get_rank()]
-    return {
-        "losses": losses,
-        "right": right,
-        "difference": float((local(network.fc.weight) - part).abs().max() / part.abs().max()),
-        "plan": step.plan.to_json(),
-    }
-
-
-def sums_leave_marked_gradients_alone() -> Result:
-    """compat="mindspore": marked parameters keep the gradient of all ranks' losses, gradients_mean or not."""
-    found = {}
-    for name, wrap in (
-        ("mean", lambda n: AutoParallel(n, "hybrid_parallel", compat="mindspore").enable_gradients_mean()),
-        ("sum", lambda n: AutoParallel(n, "hybrid_parallel", compat="mindspore")),
-    ):
-        serial, network = SemiAutoParallelNet(), HybridParallelNet()
-        x, y = torch.ones(2, ROWS, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
-        F.mse_loss(serial(x), y).backward()
-        wrap(WithLoss(network, F.mse_loss))(x, y).backward()
-        assert serial.scale.grad is not None
-        part = serial.fc.weight.grad.chunk(get_group_size(), 1)[get_rank()]  # type: ignore[union-attr]
-        found[name] = [
-            float((network.weight.grad / part).mean()),  # type: ignore[operator]
-            float((network.scale.grad / serial.scale.grad).mean()),  # type: ignore[operator]
-        ]
-    return found
-
-
-def refusals() -> Result:
-    """What a marked network cannot do."""
-    network = HybridParallelNet()
-    texts = {}
-    for mode in ("data_parallel", "semi_auto"):
-        try:
-            AutoParallel(WithLoss(network, F.mse_loss), mode)(torch.ones(2, ROWS).double(), torch.zeros(2).double())
-        except StrategyError as error:
-            texts[mode] = str(error)
-    return texts
-
-
-def resumed() -> Result:
-    """Saved by every rank, in one directory and in directories of their own, and gone on from."""
-    found: Result = {}
-    for form, folder in (("shared", "hybrid"), ("apart", f"hybrid-{get_rank()}")):
-        runs = []
-        for is_second in (False, True):
-            network = HybridParallelNet()
-            optimizer = optim.Momentum(network.parameters(), LEARNING_RATE, 0.9)
-            step = AutoParallel(WithLoss(network, F.mse_loss), "hybrid_parallel")
-            if is_second:
-                with torch.no_grad():
-                    network.weight.zero_()
-                load_checkpoint(f"{folder}/a", step, optimizer)
-            losses = []
-            for number in range(2 if is_second else 0, 4):
-                if number == 2 and not is_second:
-                    save_checkpoint(step, f"{folder}/a", optimizer)
-                x = torch.full((BATCH, ROWS), number + 1.0, dtype=torch.float64)
-                loss = step(x, x[:, 0])
-                loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                losses.append(float(loss.detach()))
-            runs.append((losses[-2:], network.weight.detach().clone()))
-        found[form] = {"losses": [run[0] for run in runs], "is_same": torch.equal(runs[0][1], runs[1][1])}
-        found[form]["files"] = sorted(path.name for path in Path(folder).iterdir())
-        whole = load_checkpoint(f"{folder}/a")
-        found[form]["shape"] = list(whole["weight"].shape)
-    return found
+            losses.append(float(loss.detach()))
+        runs.append([*losses[-2:], network.weight.tolist()])
+    assert runs[0] == runs[1]
+    assert [path.name for path in folder.iterdir()] == ["a"]
+    assert load_checkpoint(folder / "a")["weight"].shape == (512, 128 // 4)
 
 
 # -- operators ----------------------------------------------------------------------------------------------------
@@ -212,10 +193,10 @@ Whole = Callable[[list[Tensor], int], Tensor]
 """Every rank's input, and a rank -> the result on that rank."""
 
 
-def operator(call: Call, whole: Whole, ranks: list[int], shape: tuple[int, ...] = (4, 8)) -> Result:
+def check(call: Call, whole: Whole, ranks: list[int], moves: list[str]) -> None:
     """Compare result and gradient with those of one process: the loss is the sum of all ranks' losses."""
     generator = torch.Generator().manual_seed(3)
-    inputs = [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for _ in ranks]
+    inputs = [torch.randn(4, 8, generator=generator, dtype=torch.float64).requires_grad_() for _ in ranks]
     with torch.no_grad():
         inputs[-1][0, 0] = inputs[0][0, 0] = 9.0  # a tie of the largest
     place = ranks.index(get_rank())
@@ -227,13 +208,9 @@ def operator(call: Call, whole: Whole, ranks: list[int], shape: tuple[int, ...] 
     (mine * weights[place]).sum().backward()
     torch.stack([(r * w).sum() for r, w in zip(results, weights, strict=True)]).sum().backward()
     given = inputs[place].grad
-    right = torch.zeros_like(x) if given is None else given
-    assert x.grad is not None
-    return {
-        "difference": float((mine - results[place]).detach().abs().max()),
-        "of_gradient": float((x.grad - right).abs().max()),
-        "moved": sorted(traffic.calls),
-    }
+    torch.testing.assert_close(mine, results[place], rtol=0, atol=EXACT)
+    torch.testing.assert_close(x.grad, torch.zeros_like(x) if given is None else given, rtol=0, atol=EXACT)
+    assert sorted(traffic.calls) == moves
 
 
 class _Extreme(torch.autograd.Function):
@@ -251,11 +228,14 @@ class _Extreme(torch.autograd.Function):
         return None, *(gradient * ctx.saved_tensors[0]).unbind(0)
 
 
-def operators(group: str | None, ranks: list[int]) -> dict[str, Callable[[], Result]]:
+def operator(name: str, group: str | None, ranks: list[int]) -> tuple[Call, Whole]:
     count = len(ranks)
 
     def exchange(inputs: list[Tensor], rank: int, split: int, concat: int) -> Tensor:
         return torch.cat([x.chunk(count, split)[rank] for x in inputs], concat)
+
+    def scatter(inputs: list[Tensor], rank: int, dim: int) -> Tensor:
+        return torch.stack(inputs).sum(0).chunk(count, dim)[rank]
 
     table: dict[str, tuple[Call, Whole]] = {
         "all-reduce": (lambda x: all_reduce(x, group=group), lambda xs, _: torch.stack(xs).sum(0)),
@@ -263,89 +243,13 @@ def operators(group: str | None, ranks: list[int]) -> dict[str, Callable[[], Res
         "all-reduce-min": (lambda x: all_reduce(x, "min", group), lambda xs, _: _Extreme.apply(False, *xs)),  # noqa: FBT003
         "all-gather": (lambda x: all_gather(x, group=group), lambda xs, _: torch.cat(xs)),
         "all-gather-last": (lambda x: all_gather(x, -1, group), lambda xs, _: torch.cat(xs, -1)),
-        "reduce-scatter": (
-            lambda x: reduce_scatter(x, group=group),
-            lambda xs, r: torch.stack(xs).sum(0).chunk(count)[r],
-        ),
-        "reduce-scatter-last": (
-            lambda x: reduce_scatter(x, dim=1, group=group),
-            lambda xs, r: torch.stack(xs).sum(0).chunk(count, 1)[r],
-        ),
+        "reduce-scatter": (lambda x: reduce_scatter(x, group=group), lambda xs, r: scatter(xs, r, 0)),
+        "reduce-scatter-last": (lambda x: reduce_scatter(x, dim=1, group=group), lambda xs, r: scatter(xs, r, 1)),
         "broadcast": (lambda x: broadcast(x, ranks[1], group), lambda xs, _: xs[1] * 1.0),
         "all-to-all": (lambda x: all_to_all(x, group=group), lambda xs, r: exchange(xs, r, 0, 0)),
         "all-to-all-across": (lambda x: all_to_all(x, 1, 0, group), lambda xs, r: exchange(xs, r, 1, 0)),
     }
-    return {name: lambda entry=entry: operator(*entry, ranks) for name, entry in table.items()}
-
-
-def in_two_groups() -> Result:
-    """Every operator in groups of ranks that do not follow each other: 0, 2 and 1, 3."""
-    create_group("even", [0, 2])
-    create_group("odd", [1, 3])
-    try:
-        group, ranks = ("even", [0, 2]) if get_rank() % 2 == 0 else ("odd", [1, 3])
-        return {name: case() for name, case in operators(group, ranks).items()}
-    finally:
-        destroy_group("even")
-        destroy_group("odd")
-
-
-CASES: dict[str, Callable[[], Result]] = {
-    "hybrid/module": lambda: hybrid("module"),
-    "hybrid/step": lambda: hybrid("step"),
-    "hybrid/semi-auto": semi_auto,
-    "hybrid/mindspore": sums_leave_marked_gradients_alone,
-    "hybrid/refusals": refusals,
-    "hybrid/resumed": resumed,
-    "operators/groups": in_two_groups,
-    **{f"operators/{name}": case for name, case in operators(None, list(range(4))).items()},
-}
-outcomes = on_all_ranks(CASES)
-EXACT = 1e-10
-on_four = on_ranks(4)
-
-
-# -- hybrid parallel ----------------------------------------------------------------------------------------------
-
-
-@on_ranks(4, pytest.param(8, marks=pytest.mark.slow))
-@pytest.mark.parametrize("case", one_fast("hybrid/module", "hybrid/step", "hybrid/semi-auto"))
-def test_hand_cut_network_of_the_document_equals_its_semi_auto_twin_and_one_process(case: str) -> None:
-    for rank in outcomes(case):
-        assert rank["losses"] == pytest.approx(rank["right"], rel=EXACT, abs=0)
-        assert rank["difference"] <= EXACT
-        assert rank["losses"][0] != rank["losses"][-1]
-
-
-@on_four
-def test_plan_names_parameters_that_are_a_ranks_own() -> None:
-    assert outcomes("hybrid/module")[0]["reasons"] == {"weight": "this rank's own part", "scale": "hsdp is off"}
-
-
-@on_four
-def test_mindspores_sums_leave_marked_gradients_as_the_operators_give_them() -> None:
-    for rank in outcomes("hybrid/mindspore"):
-        assert rank["mean"] == pytest.approx([4.0, 1.0])
-        assert rank["sum"] == pytest.approx([4.0, 4.0])
-
-
-@on_four
-def test_marked_parameters_are_refused_where_they_would_be_reduced_or_cut() -> None:
-    for rank in outcomes("hybrid/refusals"):
-        for mode in ("data_parallel", "semi_auto"):
-            assert "parameter weight is marked layerwise_parallel" in rank[mode]
-            assert 'use parallel_mode="hybrid_parallel"' in rank[mode]
-
-
-@on_four
-def test_hand_cut_network_is_saved_by_every_rank_and_goes_on() -> None:
-    for rank in outcomes("hybrid/resumed"):
-        for form in ("shared", "apart"):
-            right, resumed = rank[form]["losses"]
-            assert resumed == right
-            assert rank[form]["is_same"]
-            assert rank[form]["files"] == ["a"]
-            assert rank[form]["shape"] == [512, 128 // 4]
+    return table[name]
 
 
 MOVES = {
@@ -364,9 +268,13 @@ MOVES = {
 
 @on_four
 @pytest.mark.parametrize("name", MOVES)
-def test_communication_operator_has_the_result_and_the_gradient_of_the_sum_of_losses(name: str) -> None:
-    in_groups = [rank[name] for rank in outcomes("operators/groups")]
-    for rank in [*outcomes(f"operators/{name}"), *in_groups]:
-        assert rank["difference"] <= EXACT
-        assert rank["of_gradient"] <= EXACT
-        assert rank["moved"] == MOVES[name]
+def test_communication_operator_has_the_result_and_the_gradient_of_the_sum_of_losses(ranks: Ranks, name: str) -> None:
+    """Also in groups of ranks that do not follow each other: 0, 2 and 1, 3."""
+    check(*operator(name, None, [0, 1, 2, 3]), [0, 1, 2, 3], MOVES[name])
+    groups = {"even": [0, 2], "odd": [1, 3]}
+    for group, members in groups.items():
+        create_group(group, members)
+    own = "odd" if ranks.rank % 2 else "even"
+    check(*operator(name, own, groups[own]), groups[own], MOVES[name])
+    for group in groups:
+        destroy_group(group)

@@ -14,7 +14,6 @@ from msrun.runtime import (
     AutoParallel,
     Callback,
     GradAccumulation,
-    MicroBatchInterleaved,
     Model,
     OnRequestExit,
     Pipeline,
@@ -57,7 +56,6 @@ MODES: dict[str, Wrapped] = {
     "hsdp level3": lambda net: AutoParallel(WithLoss(net, LOSS)).hsdp(threshold=0, optimizer_level="level3"),
     "tensor parallel": _tensor_parallel,
     "full batch": lambda net: AutoParallel(WithLoss(net, LOSS)).dataset_strategy("full_batch"),
-    "copies": lambda net: AutoParallel(MicroBatchInterleaved(WithLoss(net, LOSS), 2)),
     "accumulation": lambda net: AutoParallel(GradAccumulation(WithLoss(net, LOSS), 2)),
     "pipeline": _pipeline,
     "data_parallel": _replicas,
@@ -103,7 +101,7 @@ def test_evaluation_and_prediction_are_those_of_one_process(name: str) -> None:
     model = Model(parallel, optimizer=torch.optim.SGD(parallel.parameters(), 0.1), metrics=metrics)
     alone = Model(right, LOSS, metrics=metrics)
     for _ in range(2):
-        assert_close(model.eval(own(name)), alone.eval(batches()))
+        assert model.eval(own(name)) == pytest.approx(alone.eval(batches()), rel=0, abs=1e-9)
         check_prediction(name, model, alone)
         assert net.training
         model.train(1, own(name))
@@ -119,12 +117,6 @@ def check_prediction(name: str, model: Model, alone: Model) -> None:
         expected = whole if len(scores) == ROWS else whole.chunk(get_group_size())[get_rank()]
         torch.testing.assert_close(scores, expected)
         assert not scores.requires_grad
-
-
-def assert_close(values: dict[str, float], expected: dict[str, float]) -> None:
-    assert values.keys() == expected.keys()
-    for name, value in values.items():
-        assert abs(value - expected[name]) < 1e-9, (name, value, expected[name])
 
 
 @pytest.mark.slow
@@ -172,15 +164,3 @@ def test_one_rank_is_asked_to_end() -> None:
         model = Model(parallel, optimizer=torch.optim.SGD(parallel.parameters(), 0.1))
         model.train(4, own("semi_auto"), [request, AskSelf(request, rank), losses])
         assert len(losses.losses) == 3, "the step after the one in which a rank was asked"
-
-
-@pytest.mark.slow
-@on_two
-def test_sink_mode_has_the_losses_of_every_step() -> None:
-    nets = [network(), network()]
-    told = [Losses(), Losses()]
-    for net, losses, sink in zip(nets, told, (False, True), strict=True):
-        parallel = MODES["hsdp level3"](net)
-        model = Model(parallel, optimizer=torch.optim.SGD(parallel.parameters(), 0.1))
-        model.train(2, own("semi_auto"), losses, dataset_sink_mode=sink)
-    assert told[1].losses == [told[0].losses[BATCHES - 1], told[0].losses[2 * BATCHES - 1]]

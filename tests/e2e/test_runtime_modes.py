@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import functools
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from asked_cases import slow_but
 from local_parts import weight_difference
 from mode_networks import batches, make_network, mine, momentum, serial, step_function, train
-from on_ranks import on_all_ranks, on_ranks
+from on_ranks import Ranks, on_ranks
 from torch import nn
 
 from msrun.runtime import (
@@ -19,69 +22,21 @@ from msrun.runtime import (
     WithLoss,
     get_group_size,
     get_rank,
+    layerwise_parallel,
     no_init_parameters,
     reset_auto_parallel_context,
     set_auto_parallel_context,
+    shard,
     value_and_grad,
 )
 from msrun.runtime.execute.transfers import traffic
 
-Result = dict[str, Any]
+EXACT = 1e-10
+Build = Callable[[Any], AutoParallel]
+on_four = on_ranks(4)
 
 
-def trained(
-    build: Callable[[Any], AutoParallel],
-    *,
-    form: str = "module",
-    factor: float = 1.0,
-    dtype: torch.dtype = torch.float64,
-    seeds_differ: bool = False,
-    deferred: bool = False,
-    make_optimizer: Callable[[nn.Module], torch.optim.Optimizer] = momentum,
-) -> Result:
-    """Train one way and in one process; return both."""
-    right, right_network = serial(factor, dtype)
-    if deferred:
-        with no_init_parameters():
-            network = make_network(dtype)
-    else:
-        network = make_network(dtype)
-    if seeds_differ and get_rank():
-        for parameter in network.parameters():
-            parameter.data.normal_()
-    optimizer = make_optimizer(network)
-    if form == "module":
-        step = build(WithLoss(network, F.cross_entropy))
-        losses = train(step, optimizer, mine, dtype)
-    else:
-        step = build(step_function(network, optimizer))  # type: ignore[arg-type]
-        losses = [float(step(mine(images), mine(labels))) for images, labels in batches(dtype)]
-    return {
-        "losses": losses,
-        "right": right,
-        "difference": weight_difference(network, right_network),
-        "plan": step.plan.to_json(),
-        "explain": step.plan.explain(),
-    }
-
-
-def optimizer_between_the_passes(level: str) -> Result:
-    """An optimizer that is made when FSDP2 shows gathered parameters trains the cut ones."""
-    right, right_network = serial()
-    network = make_network()
-    step = mode("data_parallel", optimizer_level=level)(WithLoss(network, F.cross_entropy))
-    optimizer, losses = None, []
-    for images, labels in batches():
-        loss = step(mine(images), mine(labels))
-        optimizer = optimizer or momentum(network)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(float(loss.detach()))
-    return {"losses": losses, "right": right, "difference": weight_difference(network, right_network)}
-
-
-def mode(name: str, compat: str = "torch", **hsdp: Any) -> Callable[[Any], AutoParallel]:
+def mode(name: str, compat: str = "torch", **hsdp: Any) -> Build:
     def build(network: Any) -> AutoParallel:
         step = AutoParallel(network, name, compat=compat)  # type: ignore[arg-type]
         return step.hsdp(**{"threshold": 1, **hsdp}) if hsdp else step
@@ -90,103 +45,256 @@ def mode(name: str, compat: str = "torch", **hsdp: Any) -> Callable[[Any], AutoP
 
 
 def gradients_mean(network: Any) -> AutoParallel:
-    return AutoParallel(network, "data_parallel", compat="mindspore").enable_gradients_mean()
+    return mode("data_parallel", "mindspore")(network).enable_gradients_mean()
 
 
-def stand_alone() -> Result:
-    """Every rank trains on its own part as if there were no other."""
+RANKS, LEVELS = 4, ("level1", "level2", "level3")
+DEFERRED, IN_A_STEP, LATE = ({"how": how} for how in ("deferred", "step", "late"))
+"""Without values at first; a step function; an optimizer that is made while FSDP2 shows gathered parameters."""
+TRAINED: dict[str, tuple[Build, dict[str, Any]]] = {
+    "data-parallel": (mode("data_parallel"), {}),
+    "data-parallel-deferred": (mode("data_parallel"), DEFERRED),
+    "data-parallel-step": (mode("data_parallel"), IN_A_STEP),
+    "sum": (mode("data_parallel", "mindspore"), {"factor": RANKS}),
+    "sum-step": (mode("data_parallel", "mindspore"), {"factor": RANKS, **IN_A_STEP}),
+    "mindspore-mean": (gradients_mean, {}),
+    "hybrid-without-marks": (mode("hybrid_parallel"), {}),
+    "fsdp-shard-size-2": (mode("data_parallel", shard_size=2, threshold=0), {}),
+    "fsdp-sum": (mode("data_parallel", "mindspore", shard_size=2), {"factor": RANKS}),
+    "fsdp-deferred": (mode("data_parallel", threshold=1), DEFERRED),
+    **{f"fsdp-{level}": (mode("data_parallel", optimizer_level=level), {}) for level in LEVELS},
+    "fsdp-level2-step": (mode("data_parallel", optimizer_level="level2"), IN_A_STEP),
+    "fsdp-level3-late": (mode("data_parallel", optimizer_level="level3"), LATE),
+}
+FAST = ("data-parallel", "sum", "fsdp-level3", "fsdp-level3-late")
+
+
+@functools.cache
+def trained(case: str) -> tuple[list[float], Any]:
+    """Train one way, compare the weights with those of one process, and return losses and plan."""
+    build, settings = TRAINED[case]
+    how, factor = settings.get("how", ""), settings.get("factor", 1)
+    with no_init_parameters() if how == "deferred" else nullcontext():
+        network = make_network()
+    if get_rank() and case in ("data-parallel", "fsdp-level3"):
+        for parameter in network.parameters():
+            parameter.data.normal_()  # rank 0's are used
+    if how == "step":
+        step = build(step_function(network, momentum(network)))  # type: ignore[arg-type]
+        losses = [float(step(mine(images), mine(labels))) for images, labels in batches()]
+    elif how == "late":
+        step, losses, optimizer = build(WithLoss(network, F.cross_entropy)), [], None
+        for images, labels in batches():
+            loss = step(mine(images), mine(labels))
+            optimizer = optimizer or momentum(network)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(float(loss.detach()))
+    else:
+        step = build(WithLoss(network, F.cross_entropy))
+        losses = train(step, momentum(network), mine)
+    assert weight_difference(network, serial(factor)[1]) <= EXACT
+    return losses, step.plan
+
+
+@on_four
+@pytest.mark.parametrize("case", slow_but(FAST, TRAINED))
+def test_every_mode_trains_as_one_process_does(ranks: Ranks, case: str) -> None:
+    """Losses are means over the ranks, or in MindSpore's words each rank's own."""
+    (losses, _), right = trained(case), serial(TRAINED[case][1].get("factor", 1))[0]
+    of_all = ranks.gather(losses)
+    assert (of_all[0] != of_all[1]) is ("sum" in case or "mindspore" in case)
+    means = [sum(each) / ranks.size for each in zip(*of_all, strict=True)]
+    assert means == pytest.approx(right, rel=EXACT, abs=0)
+    assert losses[0] != losses[-1]
+
+
+@on_four
+def test_plan_tells_of_ranks_that_differed_and_of_means_or_sums() -> None:
+    plan, of_sums, of_means = (trained(case)[1] for case in ("data-parallel", "sum", "fsdp-deferred"))
+    assert list(plan.notes) == [
+        "4 parameters or buffers differed between ranks (layer1.weight, ...): rank 0's are used"
+    ]
+    assert not [note for note in of_means.notes if "differed" in note]
+    assert "gradients are means over the ranks (torch)" in plan.explain()
+    assert "added up over the ranks (MindSpore's gradients_mean=False)" in of_sums.explain()
+
+
+@on_four
+@pytest.mark.parametrize("level", slow_but(["level3"], LEVELS))
+def test_hsdp_without_capture_names_what_is_cut_and_what_stays_whole(level: str) -> None:
+    plan = trained(f"fsdp-{level}")[1]
+    assert {p.name: (list(p.local_shape), p.shard_ranks, p.reason) for p in plan.parameters} == {
+        "layer1.weight": ([8, 24], 4, "rows cut over 4 ranks"),
+        "layer1.bias": ([32], 1, "256 B is under the threshold of 1 KB"),
+        "layer2.weight": ([2 if get_rank() < 3 else 0, 32], 4, "rows cut over 4 ranks, in unequal parts"),
+        "layer2.bias": ([6], 1, "48 B is under the threshold of 1 KB"),
+    }
+    assert f"hsdp {level}" in plan.optimizer_parallel
+    assert any("optimizers made before follow" in note for note in plan.notes)
+
+
+@pytest.mark.slow
+@on_four
+def test_shard_size_says_how_many_ranks_share_a_weight() -> None:
+    parameters = trained("fsdp-shard-size-2")[1].parameters
+    assert [list(p.local_shape) for p in parameters] == [[16, 24], [16], [3, 32], [3]]
+
+
+@on_four
+def test_stand_alone_ranks_train_for_themselves_and_exchange_nothing(ranks: Ranks) -> None:
     network, right = make_network(), make_network()
     step = AutoParallel(WithLoss(network, F.cross_entropy), "stand_alone")
     traffic.reset()
     losses = train(step, momentum(network), mine)
-    expected = train(lambda x, y: F.cross_entropy(right(x), y), momentum(right), mine)
-    calls = sum(traffic.calls.values())
-    return {"losses": losses, "right": expected, "difference": weight_difference(network, right), "calls": calls}
+    assert sum(traffic.calls.values()) == 0
+    assert losses == train(lambda x, y: F.cross_entropy(right(x), y), momentum(right), mine)
+    assert weight_difference(network, right) == 0
+    assert losses[0] != losses[-1]
+    assert len({*ranks.gather(losses[0])}) == 4
 
 
-def no_broadcast() -> Result:
-    """Networks that differ stay different when nobody broadcasts, and the plan says so."""
+@on_four
+def test_without_broadcast_ranks_keep_their_own_values_and_the_plan_says_so(ranks: Ranks) -> None:
     network = make_network()
     with torch.no_grad():
-        network.layer2.bias += get_rank()
+        network.layer2.bias += ranks.rank
     step = AutoParallel(WithLoss(network, F.cross_entropy), "data_parallel").parameter_broadcast(is_on=False)
-    images, labels = next(batches())
-    step(mine(images), mine(labels)).backward()
-    return {"notes": list(step.plan.notes), "bias": network.layer2.bias.tolist()}
+    step(*map(mine, next(batches()))).backward()
+    (note,) = step.plan.notes
+    assert "layer2.bias" in note
+    assert note.endswith("parameter_broadcast is off: the ranks train different networks")
+    first = ranks.gather(network.layer2.bias[0].item())
+    assert [round(bias - first[0], 9) for bias in first] == [0.0, 1.0, 2.0, 3.0]
 
 
-def accumulated(**hsdp: Any) -> Result:
-    """Two backward passes with one reduction give the gradient of both batches together."""
+class _Mean(nn.Module):
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Any) -> Any:
+        return self.network(x).square().mean()
+
+
+def _in_a_step(network: nn.Module) -> AutoParallel:
+    gradients_of = value_and_grad(network, None, weights=network.parameters())
+    return mode("data_parallel")(lambda x: gradients_of(x)[0])
+
+
+@on_four
+def test_every_form_of_a_call_begins_with_the_buffers_of_rank_0(ranks: Ranks) -> None:
+    """A batch norm's running mean after a call without a backward pass, and two calls before one backward pass."""
+    forms: list[Build] = [mode("data_parallel"), mode("data_parallel", threshold=0), _in_a_step]
+    found = []
+    for build in forms:
+        torch.manual_seed(3)
+        network = nn.Sequential(nn.Linear(24, 8), nn.BatchNorm1d(8), nn.Flatten(0)).double()
+        norm: Any = network[1]
+        step = build(_Mean(network))
+        for images, _ in batches(steps=3):
+            step(mine(images) + ranks.rank)
+        found.append(norm.running_mean.tolist())
+        network.eval()
+        with torch.no_grad():
+            step(mine(images))
+        of_all = ranks.gather(found[-1])
+        assert of_all[0] != of_all[1], "every rank has rows of its own"
+        assert norm.running_mean.tolist() == of_all[0]
+        assert found[-1] == pytest.approx(found[0], rel=EXACT)
+    network.train()
+    step = mode("data_parallel")(_Mean(network))
+    sum(step(mine(images)) for images, _ in batches(steps=3)).backward()  # type: ignore[union-attr]
+
+
+def assert_gradients(gradients: Any, network: nn.Module) -> None:
+    for one, other in zip(gradients, network.parameters(), strict=True):
+        found = one.full_tensor() if hasattr(one, "full_tensor") else one
+        torch.testing.assert_close(found, other.grad, rtol=0, atol=EXACT)
+
+
+@on_four
+@pytest.mark.parametrize("level", slow_but(["level1"], ["ddp", *LEVELS]))
+def test_gradients_of_two_backward_passes_are_those_of_both_batches(level: str) -> None:
+    """With one reduction, but level2 and level3 hold cut gradients at once."""
     network, right = make_network(), make_network()
+    hsdp = {} if level == "ddp" else {"optimizer_level": level}
     step = mode("data_parallel", **hsdp)(WithLoss(network, F.cross_entropy))
-    whole = list(batches(steps=3))
-    first, *rest = whole
-    step(mine(first[0]), mine(first[1])).backward()  # places the parameters
+    first, second, third = batches(steps=3)
+    step(*map(mine, first)).backward()  # places the parameters
     network.zero_grad()
     with step.no_sync():
-        step(mine(rest[0][0]), mine(rest[0][1])).backward()
-        waits = all(parameter.grad is None for parameter in network.parameters())
-    step(mine(rest[1][0]), mine(rest[1][1])).backward()
-    for images, labels in rest:
+        step(*map(mine, second)).backward()
+        assert all(parameter.grad is None for parameter in network.parameters()) is (level == "level1")
+    step(*map(mine, third)).backward()
+    for images, labels in (second, third):
         F.cross_entropy(right(images), labels).backward()
-    pairs = zip(network.parameters(), right.parameters(), strict=True)
-    found = [(_whole(one.grad) - other.grad).abs().max() for one, other in pairs]
-    return {"difference": float(max(found)), "waits": waits}
+    assert_gradients([parameter.grad for parameter in network.parameters()], right)
 
 
-def _whole(tensor: Any) -> Any:
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-
-
-def two_functions_of_one_step() -> Result:
-    """A step that trains two networks in turn, each by its own function; one weight is never used."""
-    first, second = make_network(), make_network()
-    unused = nn.Linear(2, 2).double()
-    first.add_module("unused", unused)
+@on_four
+def test_two_functions_of_one_step_train_two_networks() -> None:
+    """Each by its own function; one weight is never used."""
+    first, second, *rights = (make_network() for _ in range(4))
+    first.add_module("unused", nn.Linear(2, 2).double())
     of_first = value_and_grad(lambda x, y: F.cross_entropy(first(x), y), None, list(first.parameters()))
     of_second = value_and_grad(
         lambda x, y: F.cross_entropy(second(x) + first(x).detach(), y), None, list(second.parameters())
     )
-
-    def both(x: Any, y: Any) -> Any:
-        return of_first(x, y), of_second(x, y)
-
-    step = AutoParallel(both, "data_parallel")
+    step = AutoParallel(lambda x, y: (of_first(x, y), of_second(x, y)), "data_parallel")
     images, labels = next(batches())
-    (loss, gradients), (_, others) = step(mine(images), mine(labels))
-    rights = make_network(), make_network()
+    (_, gradients), (_, others) = step(mine(images), mine(labels))
     F.cross_entropy(rights[0](images), labels).backward()
     F.cross_entropy(rights[1](images) + rights[0](images).detach(), labels).backward()
-    pairs = [
-        *zip(gradients, [p.grad for p in rights[0].parameters()], strict=False),
-        *zip(others, [p.grad for p in rights[1].parameters()], strict=True),
-    ]
-    return {
-        "difference": max(float((one - other).abs().max()) for one, other in pairs),
-        "of_unused": float(sum(gradient.abs().sum() for gradient in gradients[-2:])),
-        "is_finite": bool(loss.isfinite()),
-    }
+    assert_gradients(gradients[:4], rights[0])
+    assert_gradients(others, rights[1])
 
 
-def value_and_grad_of_a_parallel_module() -> Result:
+@on_four
+def test_value_and_grad_of_a_parallel_module_reduces_and_leaves_gradients_that_were_there_alone() -> None:
     """torch's DDP reduces in backward() only; value_and_grad of a module under it must not pass it by."""
     network, right = make_network(), make_network()
     step = AutoParallel(WithLoss(network, F.cross_entropy), "data_parallel")
     images, labels = next(batches())
-    kept = torch.full_like(network.layer2.bias, 7.0)
-    network.layer2.bias.grad = kept
+    kept = network.layer2.bias.grad = torch.full_like(network.layer2.bias, 7.0)
     _, gradients = value_and_grad(step, None, list(network.parameters()))(mine(images), mine(labels))
     F.cross_entropy(right(images), labels).backward()
-    pairs = zip(gradients, [parameter.grad for parameter in right.parameters()], strict=True)
-    return {
-        "difference": max(float((one - other).abs().max()) for one, other in pairs),
-        "is_kept": network.layer2.bias.grad is kept,
-    }
+    assert_gradients(gradients, right)
+    assert network.layer2.bias.grad is kept
 
 
-def model_obeys_the_context() -> Result:
-    """Model without AutoParallel, in the words of the documents."""
-    right, right_network = serial()
+@on_four
+def test_layer_that_only_some_steps_of_some_ranks_use_trains(ranks: Ranks) -> None:
+    """DDP by itself waits for it for ever."""
+
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = make_network()
+            self.extra = nn.Linear(6, 6).double()
+
+        def forward(self, x: Any, uses_extra: bool) -> Any:
+            y = self.network(x)
+            return self.extra(y).pow(2).mean() + y.sum() * 0 if uses_extra else y.pow(2).mean()
+
+    network, right = Branching(), Branching()
+    right.load_state_dict(network.state_dict())
+    step = AutoParallel(network, "data_parallel")
+    for index, (images, _) in enumerate(batches(steps=4)):
+        step(mine(images), index % 2 == 1 and ranks.rank == 0).backward()
+        losses = [right(part, index % 2 == 1 and rank == 0) for rank, part in enumerate(images.chunk(ranks.size))]
+        torch.stack(losses).mean().backward()
+        for one, other in zip(network.parameters(), right.parameters(), strict=True):
+            wanted, found = (torch.zeros_like(p) if p.grad is None else p.grad for p in (other, one))
+            torch.testing.assert_close(found, wanted, rtol=0, atol=EXACT)
+        network.zero_grad()
+        right.zero_grad()
+
+
+@on_four
+def test_model_runs_in_the_mode_of_the_context() -> None:
+    """Without AutoParallel, in the words of the documents."""
     network = make_network()
     set_auto_parallel_context(
         device_num=get_group_size(), parallel_mode="data_parallel", gradients_mean=True, parameter_broadcast=True
@@ -196,17 +304,14 @@ def model_obeys_the_context() -> Result:
     finally:
         reset_auto_parallel_context()
     model.train(1, [(mine(images), mine(labels)) for images, labels in batches()])
-    return {
-        "losses": right,
-        "right": right,
-        "difference": weight_difference(network, right_network),
-        "mode": model.network.plan.mode,
-    }
+    assert weight_difference(network, serial()[1]) <= EXACT
+    assert model.network.plan.mode == "data_parallel"
 
 
-def context_cuts_the_optimizer() -> Result:
-    """The context's optimizer parallel and full batch, in semi_auto by its old name."""
-    right, right_network = serial()
+@pytest.mark.slow
+@on_four
+def test_context_turns_on_optimizer_parallel_and_full_batch() -> None:
+    """In semi_auto by its old name."""
     network = make_network()
     set_auto_parallel_context(
         parallel_mode="semi_auto_parallel",
@@ -219,277 +324,43 @@ def context_cuts_the_optimizer() -> Result:
         step = AutoParallel(WithLoss(network, F.cross_entropy))
     finally:
         reset_auto_parallel_context()
-    losses = train(step, momentum(network), lambda tensor: tensor)
-    return {
-        "losses": losses,
-        "right": right,
-        "difference": weight_difference(network, right_network),
-        "plan": step.plan.to_json(),
-    }
-
-
-def unused_parameters() -> Result:
-    """A layer that only some steps of some ranks use; DDP by itself waits for it for ever."""
-
-    class Branching(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.network = make_network()
-            self.extra = nn.Linear(6, 6).double()
-
-        def forward(self, x: Any, uses_extra: bool) -> Any:
-            y = self.network(x)
-            return self.extra(y).pow(2).mean() + y.sum() * 0 if uses_extra else y.pow(2).mean()
-
-    torch.manual_seed(1)
-    network, right = Branching(), Branching()
-    right.load_state_dict(network.state_dict())
-    step = AutoParallel(network, "data_parallel")
-    found = []
-    for index, (images, _) in enumerate(batches(steps=4)):
-        step(mine(images), index % 2 == 1 and get_rank() == 0).backward()
-        parts = images.chunk(get_group_size())
-        losses = [right(part, index % 2 == 1 and rank == 0) for rank, part in enumerate(parts)]
-        torch.stack(losses).mean().backward()
-        for one, other in zip(network.parameters(), right.parameters(), strict=True):
-            wanted = torch.zeros_like(other) if other.grad is None else other.grad
-            mine_ = torch.zeros_like(one) if one.grad is None else one.grad
-            found.append(float((mine_ - wanted).abs().max()))
-        network.zero_grad()
-        right.zero_grad()
-    return {"difference": max(found)}
-
-
-def buffers_of_every_form() -> Result:
-    """A batch norm's running mean after a call without a backward pass, and two calls before one backward pass."""
-    forms: dict[str, Callable[[nn.Module], Callable[..., Any]]] = {
-        "module": lambda network: mode("data_parallel")(network),
-        "hsdp": lambda network: mode("data_parallel", threshold=0)(network),
-        "step": lambda network: mode("data_parallel")(
-            _loss_of(value_and_grad(network, None, weights=network.parameters()))
-        ),
-    }
-    found: Result = {}
-    for name, build in forms.items():
-        torch.manual_seed(3)
-        network = nn.Sequential(nn.Linear(24, 8), nn.BatchNorm1d(8), nn.Flatten(0)).double()
-        norm: Any = network[1]
-        step = build(_Mean(network))
-        for images, _ in batches(steps=3):
-            step(mine(images) + get_rank())
-        of_own_rows = norm.running_mean.tolist()
-        network.eval()
-        with torch.no_grad():
-            step(mine(images))
-        found[name] = {"trained": of_own_rows, "called again": norm.running_mean.tolist()}
-    network.train()
-    step = mode("data_parallel")(_Mean(network))
-    sum(step(mine(images)) for images, _ in batches(steps=3)).backward()
-    return found
-
-
-def _loss_of(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *args: function(*args)[0]
-
-
-class _Mean(nn.Module):
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, x: Any) -> Any:
-        return self.network(x).square().mean()
-
-
-LEVELS = ("level1", "level2", "level3")
-
-
-def cases() -> dict[str, Callable[[], Result]]:
-    ranks = 4
-    data_parallel, mindspore = mode("data_parallel"), mode("data_parallel", "mindspore")
-    found: dict[str, Callable[[], Result]] = {
-        "train/data-parallel": lambda: trained(data_parallel, seeds_differ=True),
-        "train/data-parallel-deferred": lambda: trained(data_parallel, deferred=True),
-        "train/data-parallel-step": lambda: trained(data_parallel, form="step", seeds_differ=True),
-        "train/data-parallel-float32": lambda: trained(data_parallel, dtype=torch.float32),
-        "train/sum": lambda: trained(mindspore, factor=ranks),
-        "train/sum-step": lambda: trained(mindspore, factor=ranks, form="step"),
-        "train/mindspore-mean": lambda: trained(gradients_mean),
-        "train/mindspore-mean-step": lambda: trained(gradients_mean, form="step"),
-        "train/hybrid-without-marks": lambda: trained(mode("hybrid_parallel")),
-        "train/fsdp-shard-size-2": lambda: trained(mode("data_parallel", shard_size=2, threshold=0)),
-        "train/fsdp-sum": lambda: trained(mode("data_parallel", "mindspore", shard_size=2), factor=ranks),
-        "train/fsdp-sum-step": lambda: trained(
-            mode("data_parallel", "mindspore", threshold=1), factor=ranks, form="step"
-        ),
-        "train/fsdp-float32": lambda: trained(mode("data_parallel", optimizer_level="level3"), dtype=torch.float32),
-        "train/fsdp-deferred": lambda: trained(mode("data_parallel", threshold=1), deferred=True),
-        "train/fsdp-torch-optimizer": lambda: trained(
-            mode("data_parallel", threshold=1),
-            make_optimizer=lambda network: torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9),
-        ),
-        "stand-alone": stand_alone,
-        "no-broadcast": no_broadcast,
-        "accumulate/ddp": accumulated,
-        "unused": unused_parameters,
-        "buffers": buffers_of_every_form,
-        "two-functions": two_functions_of_one_step,
-        "value-and-grad-of-module": value_and_grad_of_a_parallel_module,
-        "context/model": model_obeys_the_context,
-        "context/hsdp": context_cuts_the_optimizer,
-    }
-    for level in LEVELS:
-        found[f"train/fsdp-{level}"] = lambda level=level: trained(mode("data_parallel", optimizer_level=level))
-        found[f"train/fsdp-{level}-step"] = lambda level=level: trained(
-            mode("data_parallel", optimizer_level=level), form="step"
-        )
-        found[f"train/fsdp-{level}-late"] = lambda level=level: optimizer_between_the_passes(level)
-        found[f"accumulate/{level}"] = lambda level=level: accumulated(optimizer_level=level)
-    return found
-
-
-EXACT, SINGLE = 1e-10, 1e-5
-CASES = cases()
-outcomes = on_all_ranks(CASES)
-SLOW = {
-    *(name for name in CASES if name.startswith("train/") and name.endswith(("-step", "float32", "deferred"))),
-    *("train/hybrid-without-marks", "train/fsdp-torch-optimizer", "train/fsdp-sum"),
-    *("train/fsdp-level1-late", "train/fsdp-level2-late"),
-}
-on_four = on_ranks(4)
-
-
-def names(prefix: str) -> list[str]:
-    return [name for name in CASES if name.startswith(prefix)]
-
-
-def rows(cases: Iterable[str]) -> list[Any]:
-    return [pytest.param(c, id=c.replace("/", "-"), marks=() if c not in SLOW else pytest.mark.slow) for c in cases]
-
-
-def assert_trained(outcome: list[dict[str, Any]], tolerance: float, *, has_own_losses: bool = False) -> None:
-    means = [sum(losses) / len(outcome) for losses in zip(*(rank["losses"] for rank in outcome), strict=True)]
-    assert has_own_losses is (outcome[0]["losses"] != outcome[1]["losses"])
-    for rank in outcome:
-        assert (means if has_own_losses else rank["losses"]) == pytest.approx(rank["right"], rel=tolerance, abs=0)
-        assert rank["difference"] <= tolerance
-        assert rank["losses"][0] != rank["losses"][-1]
-
-
-# -- modes --------------------------------------------------------------------------------------------------------
-
-
-@on_four
-@pytest.mark.parametrize("case", rows(names("train/")))
-def test_every_mode_trains_as_one_process_does(case: str) -> None:
-    means_mindspore = "sum" in case or "mindspore" in case
-    assert_trained(outcomes(case), SINGLE if case.endswith("float32") else EXACT, has_own_losses=means_mindspore)
-
-
-@on_four
-def test_stand_alone_ranks_train_for_themselves_and_exchange_nothing() -> None:
-    ranks = outcomes("stand-alone")
-    for rank in ranks:
-        assert rank["losses"] == rank["right"]
-        assert rank["difference"] == 0.0
-        assert rank["losses"][0] != rank["losses"][-1]
-    assert [rank["calls"] for rank in ranks] == [0, 0, 0, 0]
-    assert len({rank["losses"][0] for rank in ranks}) == 4
-
-
-@on_four
-def test_ranks_that_differ_get_the_values_of_rank_0_and_the_plan_says_so() -> None:
-    notes = outcomes("train/data-parallel")[0]["plan"]["notes"]
-    assert notes == ["4 parameters or buffers differed between ranks (layer1.weight, ...): rank 0's are used"]
-    assert outcomes("train/mindspore-mean")[0]["plan"]["notes"] == []
-
-
-@on_four
-def test_without_broadcast_ranks_keep_their_own_values_and_the_plan_says_so() -> None:
-    ranks = outcomes("no-broadcast")
-    (note,) = ranks[0]["notes"]
-    assert "layer2.bias" in note
-    assert note.endswith("parameter_broadcast is off: the ranks train different networks")
-    assert [round(rank["bias"][0] - ranks[0]["bias"][0], 9) for rank in ranks] == [0.0, 1.0, 2.0, 3.0]
-
-
-@on_four
-def test_plan_says_whether_gradients_are_means_or_sums() -> None:
-    assert "gradients are means over the ranks (torch)" in outcomes("train/data-parallel")[0]["explain"]
-    assert "added up over the ranks (MindSpore's gradients_mean=False)" in outcomes("train/sum")[0]["explain"]
-    assert "means over the ranks" in outcomes("train/mindspore-mean")[0]["explain"]
-
-
-@on_four
-def test_every_form_of_a_call_begins_with_the_buffers_of_rank_0() -> None:
-    ranks = outcomes("buffers")
-    forms = ("module", "hsdp", "step")
-    assert ranks[1]["module"]["trained"] != ranks[0]["module"]["trained"], "every rank has rows of its own"
-    for rank in ranks:
-        for form in forms:
-            assert rank[form]["trained"] == pytest.approx(rank["module"]["trained"], rel=EXACT)
-            assert rank[form]["called again"] == ranks[0][form]["trained"]
-
-
-@on_four
-@pytest.mark.parametrize("level", LEVELS)
-def test_hsdp_without_capture_names_what_is_cut_and_what_stays_whole(level: str) -> None:
-    plan = outcomes(f"train/fsdp-{level}")[0]["plan"]
-    found = {p["name"]: (p["local_shape"], p["shard_ranks"], p["reason"]) for p in plan["parameters"]}
-    assert found == {
-        "layer1.weight": ([8, 24], 4, "rows cut over 4 ranks"),
-        "layer1.bias": ([32], 1, "256 B is under the threshold of 1 KB"),
-        "layer2.weight": ([2, 32], 4, "rows cut over 4 ranks, in unequal parts"),
-        "layer2.bias": ([6], 1, "48 B is under the threshold of 1 KB"),
-    }
-    assert f"hsdp {level}" in plan["optimizer_parallel"]
-    assert any("optimizers made before follow" in note for note in plan["notes"])
-
-
-@on_four
-def test_shard_size_says_how_many_ranks_share_a_weight() -> None:
-    plan = outcomes("train/fsdp-shard-size-2")[0]["plan"]
-    assert {p["name"]: p["local_shape"] for p in plan["parameters"]} == {
-        "layer1.weight": [16, 24],
-        "layer1.bias": [16],
-        "layer2.weight": [3, 32],
-        "layer2.bias": [3],
-    }
-
-
-@on_four
-@pytest.mark.parametrize("case", names("accumulate/"))
-def test_gradients_of_two_backward_passes_are_those_of_both_batches(case: str) -> None:
-    for rank in outcomes(case):
-        assert rank["difference"] <= EXACT
-        assert rank["waits"] is (case == "accumulate/level1"), "level2 and level3 hold cut gradients at once"
-
-
-@on_four
-@pytest.mark.parametrize("case", ["two-functions", "value-and-grad-of-module", "unused"])
-def test_gradients_without_capture_are_those_of_one_process(case: str) -> None:
-    assert all(rank["difference"] <= EXACT for rank in outcomes(case))
-
-
-@on_four
-def test_value_and_grad_leaves_gradients_that_were_there_alone() -> None:
-    assert all(rank["is_kept"] for rank in outcomes("value-and-grad-of-module"))
-
-
-@on_four
-def test_model_runs_in_the_mode_of_the_context() -> None:
-    ranks = outcomes("context/model")
-    assert_trained(ranks, EXACT)
-    assert {rank["mode"] for rank in ranks} == {"data_parallel"}
+    losses, (right, right_network) = train(step, momentum(network), lambda tensor: tensor), serial()
+    assert losses == pytest.approx(right, rel=EXACT, abs=0)
+    assert weight_difference(network, right_network) <= EXACT
+    assert step.plan.dataset_strategy == "full_batch"
+    assert step.plan.optimizer_parallel.startswith("hsdp level2")
+    assert [p.shard_ranks for p in step.plan.parameters if p.name == "layer1.weight"] == [4]
+    assert any("gradients_mean changes nothing" in note for note in step.plan.notes)
 
 
 @pytest.mark.slow
-@on_four
-def test_context_turns_on_optimizer_parallel_and_full_batch() -> None:
-    ranks = outcomes("context/hsdp")
-    assert_trained(ranks, EXACT)
-    plan = ranks[0]["plan"]
-    assert plan["dataset_strategy"] == "full_batch"
-    assert plan["optimizer_parallel"].startswith("hsdp level2")
-    assert [p["shard_ranks"] for p in plan["parameters"] if p["name"] == "layer1.weight"] == [4]
-    assert any("gradients_mean changes nothing" in note for note in plan["notes"])
+@on_ranks(2)
+def test_the_first_line_of_a_plan_says_what_of_the_parameters_is_here() -> None:
+    cut, own = make_network(), make_network()
+    shard(cut.layer1, ((1, 1), (2, 1)))
+    layerwise_parallel(own.layer1.weight)
+    told: list[tuple[Any, str, str]] = [
+        (AutoParallel(_Mean(make_network())), "semi_auto, hsdp is off", "whole on every rank, 8 KB"),
+        (
+            AutoParallel(_Mean(make_network())).hsdp(threshold=10**6),
+            "semi_auto, hsdp level1 cuts no parameter of this network",
+            "whole on every rank, 8 KB",
+        ),
+        (
+            AutoParallel(_Mean(make_network())).hsdp(threshold=0),
+            "semi_auto, hsdp level1: weights and optimizer state sharded",
+            "4 KB of 8 KB on this rank",
+        ),
+        (AutoParallel(_Mean(cut)), "semi_auto, hsdp is off", "5 KB of 8 KB on this rank"),
+        (
+            AutoParallel(_Mean(own), "hybrid_parallel"),
+            "hybrid_parallel, hsdp is off",
+            "8 KB on this rank, 1 of 4 of them this rank's own parts",
+        ),
+    ]
+    for model, begin, end in told:
+        model(mine(next(batches())[0])).backward()
+        first = model.plan.summary()
+        assert first.startswith(f"2 ranks as 2, {begin}; ") and first.endswith(f"; parameters {end}"), first
+    (line,) = [line for line in model.plan.explain().splitlines() if " layer1.weight " in line]
+    assert "? -> 32x24" in line and line.endswith("this rank's own part")

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,8 +22,10 @@ from msrun.runtime import (
     MicroBatchInterleaved,
     Pipeline,
     get_rank,
+    load_checkpoint,
     no_init_parameters,
     recompute,
+    save_checkpoint,
     shard,
 )
 from msrun.runtime.nn.random_stream import take_stream_state
@@ -47,13 +50,6 @@ class Vae(nn.Module):
         return F.mse_loss(self.out(z), x) + divergence
 
 
-def drop_path(x: Tensor, p: float) -> Tensor:
-    """Drop whole rows, as image models do: new memory, then Bernoulli numbers and a division written into it."""
-    kept = x.new_empty((x.shape[0],) + (1,) * (x.ndim - 1)).bernoulli_(1 - p)
-    kept.div_(1 - p)
-    return x * kept
-
-
 def stochastic_depth(x: Tensor, p: float, mode: str) -> Tensor:
     """Drop rows, or the whole batch, with memory that is not made of the input."""
     size = [x.shape[0], *[1] * (x.ndim - 1)] if mode == "row" else [1] * x.ndim
@@ -61,51 +57,6 @@ def stochastic_depth(x: Tensor, p: float, mode: str) -> Tensor:
     noise = noise.bernoulli_(1 - p)
     noise.div_(1 - p)
     return x * noise
-
-
-class DropPath(nn.Module):
-    """Residual blocks some of which fall out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(3)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = x.unsqueeze(1).expand(-1, TOKENS, -1)
-        y = y + drop_path(self.inner[0](y).tanh(), 0.3)
-        y = y + stochastic_depth(self.inner[1](y).tanh(), 0.4, "row")
-        y = y + stochastic_depth(self.inner[2](y).tanh(), 0.2, "batch")
-        return F.mse_loss(y, torch.zeros_like(y))
-
-
-class Gumbel(nn.Module):
-    """Choices by gumbel_softmax, soft and hard."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(WIDTH, 4)
-        self.out = nn.Linear(4, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        scores = self.inner(x)
-        soft, hard = F.gumbel_softmax(scores, tau=0.7), F.gumbel_softmax(scores, tau=0.7, hard=True)
-        return F.mse_loss(self.out(soft + hard), x)
-
-
-class Diffusion(nn.Module):
-    """Noise and a time for every row, made of nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(WIDTH, WIDTH)
-        self.times = nn.Embedding(10, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        times = torch.randint(0, 10, (x.shape[0],))
-        noise = torch.randn(x.shape, dtype=x.dtype)
-        share = (times.to(x.dtype) / 10).unsqueeze(1)
-        found = self.inner(x * (1 - share) + noise * share) + self.times(times)
-        return F.mse_loss(found, noise)
 
 
 class Kinds(nn.Module):
@@ -118,6 +69,7 @@ class Kinds(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.inner(x)
+        y = y + stochastic_depth(y.tanh(), 0.4, "row") + stochastic_depth(y.tanh(), 0.2, "batch")
         y = y + 0.1 * torch.distributions.Normal(y, 1.0, validate_args=False).rsample()
         y = F.rrelu(y, training=True) * torch.bernoulli(torch.full_like(y, 0.8))
         y = y * (torch.rand(y.shape[0], 1, dtype=y.dtype) < 0.9)
@@ -133,23 +85,12 @@ class Kinds(nn.Module):
 
 NETWORKS: Mapping[str, Callable[[], nn.Module]] = {
     "vae": Vae,
-    "drop-path": DropPath,
-    "gumbel": Gumbel,
-    "diffusion": Diffusion,
     "kinds": Kinds,
 }
 
 
 def _two_copies(network: nn.Module) -> nn.Module:
     return MicroBatchInterleaved(network, 2)
-
-
-def _two_micro_batches(network: nn.Module) -> nn.Module:
-    return GradAccumulation(network, 2)
-
-
-def _both(network: nn.Module) -> nn.Module:
-    return GradAccumulation(MicroBatchInterleaved(network, 2), 2)
 
 
 @dataclass(frozen=True)
@@ -170,13 +111,12 @@ class Way:
 
 WAYS = [
     Way("data-parallel"),
-    Way("full-batch", is_full_batch=True),
     Way("columns", is_full_batch=True, strategy=((1, 1), (2, 1), (2,))),
     Way("rows", strategy=((1, 2), (1, 2), (1,))),
     Way("hsdp", hsdp={"threshold": 0, "optimizer_level": "level3"}),
     Way("two-copies", _two_copies),
-    Way("two-micro-batches", _two_micro_batches, hsdp={"threshold": 0}),
-    Way("copies-of-micro-batches", _both),
+    Way("two-micro-batches", lambda network: GradAccumulation(network, 2), hsdp={"threshold": 0}),
+    Way("copies-of-micro-batches", lambda network: GradAccumulation(_two_copies(network), 2)),
     Way("recomputed", recomputes=True),
     Way("pipeline", lambda network: Pipeline(network, 2), is_full_batch=True, stages=2),
     Way("without-capture", mode="data_parallel"),
@@ -186,26 +126,29 @@ WAYS = [
 ]
 
 
-OF_ALL = ("data-parallel", "columns", "two-copies", "without-capture")
-SCENARIOS = [(name, way) for name in NETWORKS for way in WAYS if name in ("drop-path", "kinds") or way.name in OF_ALL]
-"""Every network in some ways, two networks that have all that is special in every way."""
+SCENARIOS = [*(("kinds", way) for way in WAYS), *(("vae", way) for way in WAYS[:2])]
 
 
-def layer_of(network: nn.Module) -> nn.Linear:
-    inner = network.inner
-    return inner[0] if isinstance(inner, nn.ModuleList) else inner
+def losses_of(
+    name: str,
+    way: Way,
+    take: Callable[[Tensor], Tensor],
+    *,
+    saved: Path | None = None,
+    loaded: Path | None = None,
+) -> list[float]:
+    """Return the losses of some steps of a network, trained in one way.
 
-
-def losses_of(name: str, way: Way, take: Callable[[Tensor], Tensor]) -> list[float]:
-    """Return the losses of some steps of a network, trained in one way; `take` gives a rank's part of a batch."""
-    torch.manual_seed(3)
+    Args:
+        take: gives a rank's part of a batch.
+        saved: where a checkpoint goes after the first step.
+        loaded: checkpoint to go on from, after the first step.
+    """
+    torch.manual_seed(3 if loaded is None else 1234)
     with no_init_parameters() if way.is_deferred else nullcontext():
         network = NETWORKS[name]().double()
     if way.strategy is not None:
-        numbers = way.strategy
-        if name == "drop-path":  # three dimensions
-            numbers = ((numbers[0][0], 1, numbers[0][1]), *numbers[1:])
-        shard(layer_of(network), numbers)
+        shard(network.inner, way.strategy)  # type: ignore[arg-type]
     if way.recomputes:
         recompute(network)
     step = AutoParallel(way.divide(network), way.mode)
@@ -218,13 +161,19 @@ def losses_of(name: str, way: Way, take: Callable[[Tensor], Tensor]) -> list[flo
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     generator = torch.Generator().manual_seed(5)
     losses = []
-    for _ in range(STEPS):
+    if loaded is not None:
+        load_checkpoint(loaded, network, optimizer)
+    for number in range(STEPS):
         x = torch.randn(ROWS, WIDTH, dtype=torch.float64, generator=generator)
+        if loaded is not None and number == 0:
+            continue
         loss = step(x if way.is_full_batch else take(x))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         losses.append(float(loss.detach()))
+        if saved is not None and number == 0:
+            save_checkpoint(network, saved, optimizer)
     return losses
 
 
@@ -255,8 +204,21 @@ def right(name: str) -> list[float]:
 
 
 @on_ranks(2)
-@pytest.mark.parametrize(("name", "way"), slow_but(["diffusion/columns"], SCENARIOS))
+@pytest.mark.parametrize(("name", "way"), slow_but(["kinds/columns"], SCENARIOS))
 def test_losses_are_those_of_one_process(ranks: Ranks, right: list[float], name: str, way: Way) -> None:
     assert len(set(right)) == STEPS
     torch.rand(ranks.rank + 1)  # what a rank draws for itself does not matter
     assert losses_of(name, way, ranks.part) == pytest.approx(right, rel=1e-10, abs=0)
+
+
+@pytest.mark.slow
+@on_ranks(2)
+@pytest.mark.parametrize("name", ["kinds"])
+def test_run_that_goes_on_from_a_checkpoint_draws_as_one_that_never_stopped(
+    ranks: Ranks, tmp_path: Path, right: list[float], name: str
+) -> None:
+    """Optimizer parallel goes on with what data parallel has saved."""
+    assert losses_of(name, Way("first"), ranks.part, saved=tmp_path / "first") == pytest.approx(right, rel=1e-10)
+    level3 = Way("level3", hsdp={"threshold": 0, "optimizer_level": "level3"})
+    found = losses_of(name, level3, ranks.part, loaded=tmp_path / "first")
+    assert found == pytest.approx(right[1:], rel=1e-10)

@@ -6,6 +6,7 @@ import copy
 import functools
 import itertools
 import json
+import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -15,9 +16,8 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from asked_cases import slow_but
-from local_parts import weight_difference
-from on_ranks import Ranks, on_ranks
-from placed_parameters import placed
+from local_parts import difference, weight_difference
+from on_ranks import on_ranks
 from torch import Tensor, nn
 
 from msrun.errors import StrategyError
@@ -30,15 +30,7 @@ from msrun.runtime import (
     get_rank,
     shard,
 )
-from msrun.runtime.capture.assignment import LAYOUT, STRATEGY, LayoutConstraint, layout_constraint, strategy_of
-from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.captured_graph import find_target
 from msrun.runtime.execute.transfers import traffic
-from msrun.runtime.parallel.compilation.build_call import build_compiled_call
-from msrun.runtime.parallel.given_strategies import strategies_of
-from msrun.runtime.partition.partition import partition
-from msrun.runtime.sharding.layout import TensorLayout, build_mesh
-from msrun.runtime.sharding.strategies import OperatorStrategy
 
 BATCH, INPUTS, HIDDEN, OUTPUTS = 12, 12, 24, 6
 
@@ -90,10 +82,6 @@ class _Decode(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.matmul(x, self.weight)
-
-
-def plain() -> nn.Module:
-    return Mlp()
 
 
 def layouts(layout: Layout) -> Callable[[], nn.Module]:
@@ -153,10 +141,6 @@ def region_of_tuples() -> nn.Module:
     return shard(Mlp(), ((2, 1),), parameter_plan=plan)
 
 
-def tied() -> nn.Module:
-    return Tied()
-
-
 def tied_in_two_layouts() -> nn.Module:
     net = Tied()
     shard(net.encode, ((2, 1), (3, 1), (3,)))
@@ -190,50 +174,36 @@ class ShardingCase:
     strict: bool = False
     collectives: dict[str, int] = field(default_factory=dict)
     """Known by hand: operation -> number in one step; empty = not."""
-    float32: bool = False
-
-    @property
-    def dtypes(self) -> tuple[str, ...]:
-        return ("float64", "float32") if self.float32 else ("float64",)
+    dtype: str = "float64"
 
 
 HSDP = {"threshold": 0}
 LEVEL3 = {"threshold": 0, "optimizer_level": "level3"}
+SCATTERED = {"reduce_scatter": 1, "all_gather": 1, "all_reduce": 3}
+"""fc2's sum, gathered on the way back; number of labels and loss, and one message of gradients."""
 CASES = [
     # fc2's sum over mp, the number of labels and the loss over dp, and one message with all gradients over dp
-    ShardingCase("layouts", layouts(TWO_BY_THREE), mesh=(2, 3), float32=True, collectives={"all_reduce": 4}),
+    ShardingCase("layouts", layouts(TWO_BY_THREE), mesh=(2, 3), collectives={"all_reduce": 4}),
     ShardingCase("layouts-of-a-rank-list", layouts(TRANSPOSED), mesh=(2, 3)),
     ShardingCase("layouts-copies-hsdp", layouts(TWO_BY_THREE), hsdp=HSDP, copies=2, mesh=(2, 3)),
     ShardingCase(
         "layouts-of-the-data", layouts(TWO_BY_THREE), (TWO_BY_THREE("dp", "None"), TWO_BY_THREE("dp")), mesh=(2, 3)
     ),
-    # fc2's sum scattered, gathered on the way back; number of labels and loss, and one message of gradients
-    ShardingCase(
-        "out-strategy-scatters",
-        scattered_linear,
-        collectives={"reduce_scatter": 1, "all_gather": 1, "all_reduce": 3},
-        float32=True,
-    ),
+    ShardingCase("out-strategy-scatters", scattered_linear, collectives=SCATTERED),
+    ShardingCase("out-strategy-scatters-float32", scattered_linear, collectives=SCATTERED, dtype="float32"),
     ShardingCase("out-strategy-gathers", gathered_linear),
-    ShardingCase("operator-function", operator_function, float32=True),
-    ShardingCase("operator-function-own-batches", operator_function, "data_parallel"),
+    ShardingCase("operator-function", operator_function),
     ShardingCase("operator-function-hsdp-copies", operator_function, "data_parallel", HSDP, 2),
     ShardingCase("operator-function-layouts", operator_with_layouts, mesh=(2, 3)),
     ShardingCase("decorated-function", decorated_function),
-    ShardingCase("region", region, mesh=(2, 3), float32=True, collectives={"all_reduce": 4}),
+    ShardingCase("region", region, mesh=(2, 3), collectives={"all_reduce": 4}),
     ShardingCase("region-hsdp-level3", region, hsdp=LEVEL3, mesh=(2, 3)),
     ShardingCase("region-of-tuples", region_of_tuples),
-    ShardingCase("tied", tied, "data_parallel"),
-    ShardingCase("tied-in-two-layouts", tied_in_two_layouts, float32=True),
+    ShardingCase("tied-in-two-layouts", tied_in_two_layouts),
     ShardingCase("tied-in-two-layouts-own-batches-copies", tied_in_two_layouts, "data_parallel", None, 2),
-    ShardingCase("tied-in-two-layouts-hsdp", tied_in_two_layouts, hsdp=HSDP),
-    ShardingCase("tied-with-two-sums", tied_with_two_sums),
-    ShardingCase(
-        "tied-with-two-sums-hsdp-level3", tied_with_two_sums, hsdp={"threshold": 0, "optimizer_level": "level3"}
-    ),
-    ShardingCase("frozen", frozen),
+    ShardingCase("tied-with-two-sums-hsdp-level3", tied_with_two_sums, hsdp=LEVEL3),
     ShardingCase("frozen-hsdp-level3", frozen, "data_parallel", LEVEL3),
-    ShardingCase("strict", plain, "data_parallel", strict=True),
+    ShardingCase("strict", Mlp, "data_parallel", strict=True),
     ShardingCase("strict-with-out-strategy", scattered_linear, strict=True),
 ]
 
@@ -248,12 +218,6 @@ def batch(dtype, number, rows=BATCH):
     return images, torch.randint(0, OUTPUTS, (rows,), generator=generator)
 
 
-def build(case, dtype):
-    torch.manual_seed(3)
-    torch.set_default_dtype(dtype)
-    return case.build()
-
-
 def rows_of(tensor, dataset, rank):
     """Return what a rank passes."""
     if dataset == "full_batch":
@@ -262,79 +226,30 @@ def rows_of(tensor, dataset, rank):
     return tensor.chunk(parts)[index]
 
 
-def train(step, parameters, case, dtype, rank=None):
-    """Return the losses of a few steps and what the last one moved; rank None = all data."""
-    optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-    losses, moved = [], None
-    for number in range(STEPS):
-        traffic.reset()
-        values = batch(dtype, number)
-        loss = step(*(values if rank is None else [rows_of(v, case.dataset, rank) for v in values]))
-        loss.backward()
-        moved = {"calls": dict(traffic.calls), "bytes": dict(traffic.bytes)}
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(float(loss.detach()))
-    return losses, moved
+PARTS = [numbers for numbers in itertools.product((1, 2, 3, 6), repeat=3) if math.prod(numbers) == 6]
 
 
 @pytest.mark.slow
 @on_six
-def test_every_layout_of_the_result_of_every_strategy_gives_the_numbers_of_one_process(ranks: Ranks) -> None:
-    rank = ranks.rank
-    torch.manual_seed(5)
-    network = nn.Sequential(shard(nn.Linear(INPUTS, OUTPUTS), ((1, 1), (1, 1)), ((1, 1),)))
-    images, gradient = batch(torch.float64, 0)[0].requires_grad_(), torch.randn(BATCH, OUTPUTS)
-    right = network(images)
-    right.backward(gradient)
-    whole = {name: parameter.detach().clone() for name, parameter in network.named_parameters()}
-    captured = capture(
-        find_target(network),
-        [images],
-        {},
-        input_shapes=[tuple(images.shape)],
-        parameter_shapes={},
-        strategies=strategies_of(network),
-    )
-    (product,) = [node for node in captured.graph.nodes if strategy_of(node)]
-    (mark,) = [node for node in captured.graph.nodes if layout_constraint(node)]
-    mesh, numbers, runs = build_mesh(6), (1, 2, 3, 6), 0
-    for a, b, c, x, y in itertools.product(numbers, repeat=5):
-        if 6 % (a * b * c) or 6 % (x * y):
-            continue
-        product.meta[STRATEGY] = OperatorStrategy(((a, b), (c, b), (c,)))
-        mark.meta[LAYOUT] = LayoutConstraint((x, y), "0", leaves=True)
-        program = partition(
-            captured,
-            mesh,
-            input_layouts=[TensorLayout.replicated(2)],
-            strategies={},
-            output_batch_axes=(),
-            differentiable_inputs=frozenset({0}),
-        )
-        stored = {
-            name: placed(
-                name,
-                nn.Parameter(whole[name][use.layout.slices(mesh, use.shape, rank)].clone()),
-                use.shape,
-                use.layout,
-                mesh=mesh,
-                rank=rank,
-            )
-            for name, use in program.parameters.items()
-        }
-        compiled = build_compiled_call(captured, program, stored, {}, mesh=mesh, rank=rank)
-        mine = images.detach().clone().requires_grad_()
-        output = compiled.run([mine])[0]
-        output.backward(gradient)
-        found = [(output, right), (mine.grad, images.grad)]
-        for name, item in stored.items():
-            grad = network.get_parameter(name).grad
-            found.append((item.parameter.grad, grad[item.placement.slices]))
-        runs += 1
-        are_equal = all(torch.allclose(one, other, rtol=1e-10, atol=1e-12) for one, other in found)
-        assert are_equal, f"in {((a, b), (c, b))} out {(x, y)}"
-    assert runs == 144
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), PARTS)
+def test_every_layout_of_the_result_of_every_strategy_gives_the_numbers_of_one_process(
+    rows: int, inputs: int, outputs: int
+) -> None:
+    x, y = batch(torch.float64, 0)[0], torch.randn(BATCH, OUTPUTS, generator=torch.Generator().manual_seed(5))
+    serial = nn.Linear(INPUTS, OUTPUTS)
+    expected = x.clone().requires_grad_()
+    right = F.mse_loss(serial(expected), y)
+    right.backward()
+    for out in ((1, 1), (1, 2), (1, 6), (6, 1), (2, 3), (3, 2)):
+        network = shard(copy.deepcopy(serial), ((rows, inputs), (outputs, inputs)), out_strategy=(out,))
+        network.zero_grad()
+        given = x.clone().requires_grad_()
+        loss = AutoParallel(WithLoss(network, F.mse_loss)).dataset_strategy("full_batch")(given, y)
+        loss.backward()
+        torch.testing.assert_close(loss.detach(), right.detach(), rtol=1e-10, atol=0)
+        torch.testing.assert_close(given.grad, expected.grad, rtol=1e-10, atol=1e-12)
+        for mine, other in zip(network.parameters(), serial.parameters(), strict=True):
+            assert difference(mine.grad, other.grad, mine) <= 1e-10, out
 
 
 @pytest.mark.slow
@@ -362,18 +277,19 @@ def test_network_that_is_stored_already_runs_with_other_strategies_and_another_b
 
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
-RUNS = [(case, dtype) for case in CASES for dtype in case.dtypes]
 BY_NAME = {case.name: case for case in CASES}
 
 
 @functools.cache
-def trained(name: str, dtype_name: str = "float64") -> Any:
+def trained(name: str) -> Any:
     """Train in one way, check the law, and return the plan."""
-    case, dtype, rank = BY_NAME[name], getattr(torch, dtype_name), get_rank()
-    alone = build(case, dtype)
-    right, _ = train(WithLoss(alone, F.cross_entropy), [p for p in alone.parameters() if p.requires_grad], case, dtype)
-    network = build(case, dtype)
-    whole = WithLoss(network, F.cross_entropy)
+    case = BY_NAME[name]
+    dtype, tolerance = getattr(torch, case.dtype), TOLERANCE[case.dtype]
+    torch.set_default_dtype(dtype)
+    torch.manual_seed(3)
+    network = case.build()
+    alone = copy.deepcopy(network)
+    whole: nn.Module = WithLoss(network, F.cross_entropy)
     if case.copies > 1:
         whole = MicroBatchInterleaved(whole, case.copies)
     step = AutoParallel(whole).dataset_strategy(case.dataset)
@@ -381,10 +297,23 @@ def trained(name: str, dtype_name: str = "float64") -> Any:
         step.hsdp(**case.hsdp)
     if case.strict:
         step.strict()
-    losses, moved = train(step, [p for p in network.parameters() if p.requires_grad], case, dtype, rank)
-    assert losses == pytest.approx(right, rel=TOLERANCE[dtype_name], abs=0)
-    assert right[-1] != right[0]
-    assert weight_difference(network, alone) <= TOLERANCE[dtype_name]
+    optimizers = [
+        torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
+        for net in (network, alone)
+    ]
+    for number in range(STEPS):
+        traffic.reset()
+        values = batch(dtype, number)
+        loss = step(*(rows_of(value, case.dataset, get_rank()) for value in values))
+        right = F.cross_entropy(alone(values[0]), values[1])
+        loss.backward()
+        right.backward()
+        moved = {"calls": dict(traffic.calls), "bytes": dict(traffic.bytes)}
+        assert float(loss.detach()) == pytest.approx(float(right.detach()), rel=tolerance, abs=0)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert weight_difference(network, alone) <= tolerance
     assert step.plan.to_json()["traffic"] == moved
     assert not case.collectives or moved["calls"] == case.collectives
     assert tuple(step.plan.mesh) == case.mesh
@@ -393,11 +322,9 @@ def trained(name: str, dtype_name: str = "float64") -> Any:
 
 
 @on_six
-@pytest.mark.parametrize(("case", "dtype"), slow_but(["out-strategy-scatters/float64"], RUNS))
-def test_losses_and_weights_are_those_of_one_process_and_the_plan_tells_the_traffic(
-    case: ShardingCase, dtype: str
-) -> None:
-    trained(case.name, dtype)
+@pytest.mark.parametrize("case", slow_but(["out-strategy-scatters"], CASES))
+def test_losses_and_weights_are_those_of_one_process_and_the_plan_tells_the_traffic(case: ShardingCase) -> None:
+    trained(case.name)
 
 
 def plan_of(case: str) -> dict[str, Any]:
@@ -412,20 +339,13 @@ def parameter(case: str, name: str) -> dict[str, Any]:
 @pytest.mark.slow
 @on_six
 def test_plan_names_the_axes_of_the_users_layout() -> None:
-    assert parameter("layouts", "fc1.weight")["axes"] == ["mp", "None"]
-    assert parameter("layouts", "fc2.weight")["axes"] == ["None", "mp"]
-    assert parameter("layouts", "fc1.weight")["layout"] == [3, 1]
+    """Those of a rank list cut as those of the matrix that it transposes."""
+    for name, axes, shape in (("fc1.weight", ["mp", "None"], [8, 12]), ("fc2.weight", ["None", "mp"], [6, 8])):
+        for case in ("layouts", "layouts-of-a-rank-list"):
+            found = parameter(case, name)
+            assert (found["axes"], found["local_shape"]) == (axes, shape)
     assert parameter("layouts-copies-hsdp", "fc1.weight")["axes"] == ["mp+dp", "None"]
     assert parameter("out-strategy-scatters", "fc1.weight")["axes"] is None
-
-
-@pytest.mark.slow
-@on_six
-def test_axes_of_a_rank_list_cut_as_those_of_the_matrix_that_it_transposes() -> None:
-    for name in ("fc1.weight", "fc2.weight"):
-        one, other = (parameter(case, name) for case in ("layouts", "layouts-of-a-rank-list"))
-        assert one["axes"] == other["axes"]
-        assert one["local_shape"] == other["local_shape"]
 
 
 def operators(case: str, kind: str) -> list[dict[str, Any]]:
@@ -540,8 +460,3 @@ def test_mesh_that_the_stored_parameters_do_not_have_is_refused() -> None:
         StrategyError, match=r"stored on a mesh of \(3, 2\) since an earlier call, which has no such axes"
     ):
         step(*batch(torch.float64, 0, 2 * BATCH))
-
-
-def test_unknown_parameter_of_a_plan_is_told_with_a_near_one() -> None:
-    with pytest.warns(UserWarning, match=r"there is no parameter 'fc3.weight' \(did you mean fc2.weight\?\)"):
-        shard(Mlp(), parameter_plan={"fc3.weight": (6, 1)}, in_strategy=((1, 1),))

@@ -3,7 +3,6 @@ torch.distributed.checkpoint. Training loops as strangers write them are in test
 
 from __future__ import annotations
 
-import copy
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -131,8 +130,8 @@ def folder(name: str) -> Path:
     return path
 
 
-def is_staged(step: AutoParallel) -> bool:
-    return isinstance(step.network, Pipeline)
+def options_of(step: AutoParallel, **more: Any) -> StateDictOptions:
+    return StateDictOptions(strict=not isinstance(step.network, Pipeline), **more)  # a rank has its own stage's
 
 
 def trained(build: Build, kind: Any = torch.optim.AdamW) -> tuple[AutoParallel, nn.Module, nn.Module, Any, Any]:
@@ -148,38 +147,16 @@ def trained(build: Build, kind: Any = torch.optim.AdamW) -> tuple[AutoParallel, 
 
 
 @tool()
-def test_adafactor(build: Build) -> None:
+def test_adafactor_goes_on_from_a_checkpoint(build: Build) -> None:
     step, _, right, ours, theirs = trained(build, torch.optim.Adafactor)
-    again = torch.optim.Adafactor(step.parameters(), 0.01)
-    again.load_state_dict(copy.deepcopy(ours.state_dict()))
-    train(step, right, again, theirs)
     path = folder(f"adafactor-{dist.get_world_size()}")
-    save_checkpoint(step, path, again)
+    save_checkpoint(step, path, ours)
     last = torch.optim.Adafactor(step.parameters(), 0.5)
     load_checkpoint(path, step, last)
     train(step, right, last, theirs)
 
 
 @tool(fast=("tensor+hsdp",))
-def test_muon(build: Build) -> None:
-    network, right = Net().float(), Net().float()
-    step = build(network)
-    ours, theirs = (
-        torch.optim.Muon([p for p in n.parameters() if p.dim() == 2], 0.05, momentum=0.9) for n in (network, right)
-    )
-    for seed in range(3):
-        x, y = (value.float() for value in batch(seed))
-        step(x, y).backward()
-        F.mse_loss(right(x), y).backward()
-        for optimizer in (ours, theirs):
-            optimizer.step()
-            optimizer.zero_grad()
-        for one, other in zip(step.state_dict().values(), right.state_dict().values(), strict=True):
-            # Muon rounds to bfloat16 inside: what differs in the last bit of float32 may differ in that of bfloat16
-            torch.testing.assert_close(whole(one), other, rtol=1e-2, atol=1e-3)
-
-
-@tool()
 def test_weights_by_columns(build: Build) -> None:
     network, right = Net(), Net()
     for module in (network, right):
@@ -195,8 +172,7 @@ def test_weights_by_columns(build: Build) -> None:
 @tool("stages", "stages+hsdp", "fsdp2", fast=("hsdp-level2",))
 def test_steps_in_backward(build: Build) -> None:
     """Every message of gradients is used and dropped when it arrives; the loop's own optimizer.step() finds none."""
-    ways = [(torch.optim.AdamW, {"foreach": on}) for on in (False, True)]
-    ways += [(torch.optim.AdamW, {"fused": True}), (torch.optim.Adafactor, {}), (torch.optim.SGD, {"momentum": 0.9})]
+    ways = [(torch.optim.AdamW, {"foreach": True}), (torch.optim.AdamW, {"fused": True}), (torch.optim.Adafactor, {})]
     for kind, settings in ways:
         network, right = Net(), Net()
         step = build(network).comm_fusion({"openstate": False})  # a message for each parameter
@@ -218,17 +194,20 @@ def test_steps_in_backward(build: Build) -> None:
 # -- state dicts ------------------------------------------------------------------------------------------------------
 
 
-@tool()
-def test_full_state_dicts(build: Build) -> None:
+@tool(fast=("stages+hsdp",))
+def test_full_state_dicts_go_round(build: Build) -> None:
     step, network, right, ours, theirs = trained(build)
     for model in (network, step):
         assert_state(get_model_state_dict(model, options=FULL), right.state_dict())
     mine, expected = (get_optimizer_state_dict(n, o, options=FULL) for n, o in ((network, ours), (right, theirs)))
     missing = set(expected["state"]) - set(mine["state"])
-    assert not missing or (is_staged(step) and missing < set(expected["state"]))  # a rank has its own stage's
+    assert not missing or (isinstance(step.network, Pipeline) and missing < set(expected["state"]))
     for name, values in mine["state"].items():
         for key, value in values.items():
             assert_close(value, expected["state"][name][key])
+    again = torch.optim.AdamW(network.parameters(), 0.01)
+    set_optimizer_state_dict(network, again, mine, options=options_of(step, full_state_dict=True))
+    train(step, right, again, theirs)
     other, fresh = Net(1), Net(2)
     new = build(fresh)
     new(*batch(0))
@@ -237,29 +216,14 @@ def test_full_state_dicts(build: Build) -> None:
         assert_state(new.state_dict(), other.state_dict())
 
 
-@tool(fast=("stages+hsdp",))
-def test_optimizer_state_goes_round(build: Build) -> None:
-    step, network, right, ours, theirs = trained(build)
-    state = get_optimizer_state_dict(network, ours, options=FULL)
-    again = torch.optim.AdamW(network.parameters(), 0.01)
-    options = StateDictOptions(full_state_dict=True, strict=not is_staged(step))
-    set_optimizer_state_dict(network, again, state, options=options)
-    train(step, right, again, theirs)
-    parted = get_optimizer_state_dict(network, again)
-    assert any(isinstance(value, DTensor) for values in parted["state"].values() for value in values.values())
-    last = torch.optim.AdamW(network.parameters(), 0.01)
-    options = StateDictOptions(strict=not is_staged(step))
-    set_optimizer_state_dict(network, last, copy.deepcopy(parted), options=options)
-    train(step, right, last, theirs)
-
-
 @tool()
 def test_distributed_checkpoints(build: Build) -> None:
     """What torch.distributed.checkpoint writes in this layout is read in it, and by one process."""
-    step, network, right, ours, theirs = trained(build)
-    options = StateDictOptions(strict=not is_staged(step))
+    _, network, right, ours, theirs = trained(build)
     path = folder(f"dcp-{dist.get_world_size()}")
-    dcp.save({"net": get_model_state_dict(network), "opt": get_optimizer_state_dict(network, ours)}, checkpoint_id=path)
+    parted = get_optimizer_state_dict(network, ours)
+    assert any(isinstance(value, DTensor) for values in parted["state"].values() for value in values.values())
+    dcp.save({"net": get_model_state_dict(network), "opt": parted}, checkpoint_id=path)
     fresh = Net(5)
     new = build(fresh)
     optimizer = torch.optim.AdamW(fresh.parameters(), 0.01)
@@ -268,7 +232,7 @@ def test_distributed_checkpoints(build: Build) -> None:
     state = {"net": get_model_state_dict(fresh), "opt": get_optimizer_state_dict(fresh, optimizer)}
     dcp.load(state, checkpoint_id=path)
     set_model_state_dict(fresh, state["net"])
-    set_optimizer_state_dict(fresh, optimizer, state["opt"], options=options)
+    set_optimizer_state_dict(fresh, optimizer, state["opt"], options=options_of(new))
     assert_state(new.state_dict(), right.state_dict())
     alone = {"net": Net(7).state_dict()}
     dcp.load(alone, checkpoint_id=path, no_dist=True)

@@ -36,7 +36,7 @@ LEFT_OUT = (
     "tests/e2e/test_launch_fuzz.py",
     "tests/e2e/test_runtime_random_networks.py",
     "tests/e2e/test_runtime_random_training.py",
-    "tests/e2e/test_runtime_shm_chaos.py",
+    "tests/e2e/test_runtime_shm.py",
 )
 """They judge no behaviour of the rooms, or judge by chance, or take long for what others judge as well."""
 LOOK_S = 10.0

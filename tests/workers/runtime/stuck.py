@@ -1,7 +1,8 @@
 """stuck.py HOW: four ranks train with the runtime; from the third step on rank 1 does as HOW says.
 
 HOW: sleep, spin, stop (stops itself), leave (ends with exit code 0), release (leaves the world and goes on),
-absent (rank 1 never calls init), gone (rank 1 ends with exit code 0 before init). BACKEND names another backend.
+absent (rank 1 never calls init), gone (rank 1 ends with exit code 0 before init), pipeline (sleeps; two stages train).
+BACKEND names another backend.
 """
 
 import os
@@ -12,7 +13,7 @@ import time
 import torch
 from torch import nn
 
-from msrun.runtime import AutoParallel, device, init, release
+from msrun.runtime import AutoParallel, Pipeline, device, init, release
 
 HOW = sys.argv[1]
 RANK = int(os.environ["RANK"])
@@ -26,6 +27,11 @@ def hold_the_others_up() -> None:
     time.sleep(600)
 
 
+class MeanOf(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).mean()
+
+
 print(f"rank {RANK} begins", flush=True)
 if RANK == 1 and HOW == "gone":
     sys.exit(0)
@@ -36,7 +42,10 @@ if "SHARED_DEVICE" in os.environ:  # all ranks use this one
     os.environ["CUDA_VISIBLE_DEVICES"], os.environ["DEVICE_ID"] = os.environ["SHARED_DEVICE"], "0"
 init(os.environ.get("BACKEND"))
 torch.manual_seed(1)
-net = AutoParallel(nn.Linear(8, 8, device=device()), parallel_mode="semi_auto").hsdp(threshold=0)
+if HOW == "pipeline":
+    net = AutoParallel(Pipeline(MeanOf(nn.Linear(8, 8), nn.Linear(8, 8)), 2)).pipeline(2)
+else:
+    net = AutoParallel(nn.Linear(8, 8, device=device()), parallel_mode="semi_auto").hsdp(threshold=0)
 for step in range(1, 10):
     if RANK == 1 and step == 3:
         if HOW == "leave":

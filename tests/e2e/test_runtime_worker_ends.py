@@ -1,4 +1,4 @@
-"""A user's mistake in a worker: what its log and the console say, and how often."""
+"""The end of a worker: the world's threads are gone, a failure is not held up, and a user's mistake comes first."""
 
 from __future__ import annotations
 
@@ -6,8 +6,46 @@ import sys
 from pathlib import Path
 
 import pytest
-from asked_cases import one_fast
 from job_runner import WORKER_PATH, JobRunner
+
+ON_GLOO = {"MSRUN_CPU_BACKEND": "gloo"}
+"""The backend with threads of its own; without the variable, ranks of one host are on shared memory."""
+
+
+@pytest.mark.parametrize(
+    ("start", "words"),
+    [
+        ("fork", ("ending",)),
+        pytest.param("exec", ("ending",), marks=pytest.mark.slow),
+        pytest.param("exec", ("releasing",), marks=pytest.mark.slow),
+        pytest.param("exec", ("releasing", "data_parallel"), marks=pytest.mark.slow),
+    ],
+)
+def test_no_thread_of_the_world_outlives_it(
+    msrun: JobRunner, workers: Path, tmp_path: Path, start: str, words: tuple[str, ...]
+) -> None:
+    options = ["--worker_num=2", f"--start_method={start}", workers / "runtime" / "leave.py"]
+    finished = msrun.run(*options, *words, cwd=tmp_path, env={**ON_GLOO, **msrun.warm()})
+    assert finished.code == 0, finished.stderr
+    assert [finished.log(rank).decode().splitlines()[-1] for rank in range(2)] == ["group threads: []"] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("start", "backend"), [("fork", "gloo"), ("exec", "shm")])
+def test_failing_worker_does_not_wait_for_its_collectives(
+    msrun: JobRunner, workers: Path, tmp_path: Path, start: str, backend: str
+) -> None:
+    script = workers / "runtime" / "leave.py"
+    options = ["--worker_num=2", f"--start_method={start}"]
+    finished = msrun.run(*options, script, "failing", cwd=tmp_path, env={"MSRUN_CPU_BACKEND": backend})
+    assert finished.code == 1, finished.stderr
+    failure = finished.read_json("failure.json")
+    assert (failure["first_failure"]["global_rank"], failure["first_failure"]["exit_code"]) == (0, 1)
+    assert "rank 0 fails with a collective under way" in finished.stderr
+    assert [other["state"] for other in failure["others"]] == ["stopped by msrun"], (
+        "it would never have ended by itself"
+    )
+
 
 FORWARD = [
     "uncaught ValueError at {script}:18: 3 rows are too many",
@@ -18,7 +56,7 @@ FORWARD = [
 SETTING = 'uncaught StrategyError at {script}:25: hsdp() with parallel_mode="stand_alone": its ranks exchange nothing'
 
 
-@pytest.mark.parametrize("method", one_fast("fork", "exec"))
+@pytest.mark.parametrize("method", ["fork", pytest.param("exec", marks=pytest.mark.slow)])
 def test_the_users_line_comes_first_in_log_and_report(
     msrun: JobRunner, workers: Path, tmp_path: Path, method: str
 ) -> None:

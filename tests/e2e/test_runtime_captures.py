@@ -1,7 +1,8 @@
-"""Batches of other sizes: the network's Python code is followed twice, however many lengths there are."""
+"""Captures: batches of other sizes, torch.compile outside, dataclasses as batches, mistakes of the user."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -10,12 +11,14 @@ import torch.nn.functional as F  # noqa: N812
 from on_ranks import Ranks, on_ranks
 from torch import Tensor, nn
 
-from msrun.runtime import AutoParallel, GradAccumulation, MicroBatchInterleaved, Pipeline, shard
+from msrun.errors import CaptureError
+from msrun.runtime import AutoParallel, GradAccumulation, MicroBatchInterleaved, Pipeline, WithLoss, shard
 
 WIDTH, HEADS, WORDS, LONGEST = 8, 2, 12, 24
 SIZES = ((8, 6), (8, 8), (8, 5), (4, 12), (8, 7), (4, 9), (8, 8), (12, 10))
 """Rows and tokens of each step."""
 two_ranks = on_ranks(2, dtype="float64")
+pytestmark = pytest.mark.slow
 
 
 class Block(nn.Module):
@@ -67,7 +70,6 @@ MODES: dict[str, Callable[[Language], AutoParallel]] = {
 }
 
 
-@pytest.mark.slow
 @two_ranks
 @pytest.mark.parametrize("mode", MODES)
 def test_every_length_trains_as_in_one_process_and_the_code_is_followed_thrice(ranks: Ranks, mode: str) -> None:
@@ -84,9 +86,9 @@ def test_every_length_trains_as_in_one_process_and_the_code_is_followed_thrice(r
             each.step()
             each.zero_grad()
     assert step.captures == 3  # the first sizes; then free tokens; then free rows, too
+    assert "may have any size in dimension" in step.plan.explain()
 
 
-@pytest.mark.slow
 @two_ranks
 def test_what_depends_on_a_size_is_captured_again_and_says_so(ranks: Ranks) -> None:
     class Branch(nn.Module):
@@ -109,7 +111,6 @@ def test_what_depends_on_a_size_is_captured_again_and_says_so(ranks: Ranks) -> N
     assert told[:4] == [False, False, False, True]
 
 
-@pytest.mark.slow
 @two_ranks
 def test_a_frozen_weight_or_another_value_is_seen_at_a_new_length(ranks: Ranks) -> None:
     network, right = Language(), Language()
@@ -128,10 +129,109 @@ def test_a_frozen_weight_or_another_value_is_seen_at_a_new_length(ranks: Ranks) 
                 torch.testing.assert_close(mine.grad, other.grad, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.slow
+# -- calls ------------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Batch:
+    x: Tensor
+    y: Tensor
+    name: str = "train"
+    is_done: bool = dataclasses.field(init=False, default=True)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[1] != 8:
+            raise ValueError(f"{x.shape[1]} columns")
+        return self.layer(x)
+
+
+class OfBatch(Net):
+    def forward(self, batch: Batch) -> Tensor:
+        return F.mse_loss(self.layer(batch.x), batch.y)
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(4, 8, generator=generator), torch.randn(4, 4, generator=generator)
+
+
+def with_loss(net: nn.Module) -> nn.Module:
+    return WithLoss(net, F.mse_loss)
+
+
+def of_a_dataclass(net: Net, mode: str) -> Callable[..., Tensor]:
+    step = AutoParallel(net, mode)  # type: ignore[arg-type]
+    return lambda *given: step(Batch(*given))
+
+
+def in_a_function(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return torch.compile(lambda *given: step(*given), backend="eager")
+
+
+CALLS: dict[str, tuple[Callable[[], Net], Callable[[Net, str], Callable[..., Tensor]]]] = {
+    "compiled": (Net, lambda net, mode: torch.compile(AutoParallel(with_loss(net), mode), backend="eager")),
+    "inside of what is compiled": (Net, lambda net, mode: in_a_function(AutoParallel(with_loss(net), mode))),
+    "of compiled": (Net, lambda net, mode: AutoParallel(torch.compile(with_loss(net), backend="eager"), mode)),
+    "of a dataclass": (OfBatch, of_a_dataclass),
+}
+
+
 @two_ranks
-def test_a_plan_tells_which_sizes_are_free(ranks: Ranks) -> None:
-    step = AutoParallel(Language())
-    for tokens in (4, 5, 6):
-        step(ranks.part(torch.ones(4, tokens, dtype=torch.long))).backward()
-    assert "tensor 0 may have any size in dimension 1" in step.plan.explain()
+@pytest.mark.parametrize("mode", ["semi_auto", "data_parallel"])
+@pytest.mark.parametrize("call", CALLS)
+def test_gradients_are_those_of_one_process(ranks: Ranks, call: str, mode: str) -> None:
+    make, wrap = CALLS[call]
+    net, right, (x, y) = make(), Net(), batch()
+    step = wrap(net, mode)
+    for _ in range(3):
+        step(ranks.part(x), ranks.part(y)).backward()
+        F.mse_loss(right(x), y).backward()
+    torch.testing.assert_close(net.layer.weight.grad, right.layer.weight.grad, rtol=0, atol=1e-12)
+
+
+@two_ranks
+def test_exception_of_the_network_keeps_its_type_on_every_rank() -> None:
+    with pytest.raises(ValueError, match=r"^5 columns"):
+        AutoParallel(Net())(batch()[0][:, :5])
+
+
+@two_ranks
+def test_batches_of_other_lengths_are_told_with_both_shapes_and_what_to_do(ranks: Ranks) -> None:
+    with pytest.raises(CaptureError) as error:
+        AutoParallel(Net())(torch.ones(3 + ranks.rank, 8))
+    assert "rank 1 got a batch of 4x8, rank 0 a batch of 3x8" in str(error.value)
+    assert "give every rank batches of one shape (pad to one length, drop the last, smaller one)" in str(error.value)
+
+
+class Halved(nn.Module):
+    """Writes into `flatten` of what a convolution makes: a view of it, or, of channels_last, a copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.weight = nn.Conv2d(4, 4, 3, padding=1), nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.conv(x)
+        made.flatten(1)[:, ::2].mul_(0.5)
+        scaled = x * self.weight
+        scaled.flatten(1)[:, ::2].mul_(0.5)
+        return made.square().mean() + scaled.square().mean()
+
+
+@two_ranks
+@pytest.mark.parametrize("of_weights", [torch.contiguous_format, torch.channels_last])
+def test_write_goes_where_the_order_of_memory_lets_it_go(ranks: Ranks, of_weights: torch.memory_format) -> None:
+    net = Halved().to(memory_format=of_weights)
+    images = torch.randn(8, 4, 6, 6)
+    batches = [images, images.contiguous(memory_format=torch.channels_last), images]
+    right = [net(batch).item() for batch in batches]
+    step = AutoParallel(net).dataset_strategy("full_batch")
+    assert [step(batch).item() for batch in batches] == pytest.approx(right, rel=1e-12)

@@ -1,25 +1,85 @@
-"""Train a few steps of a dry run's rank and print every value of a step that Python has read: a device would stop.
-
-Nothing is sent in a dry run, and the values of the other ranks are this one's: only the calls count here.
-"""
+"""A training step waits neither for the loss of the other ranks nor, on a device, for a value that Python reads."""
 
 from __future__ import annotations
 
 import contextlib
-import json
-import sys
+import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
+from on_ranks import Ranks, on_ranks
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from msrun.runtime import AutoParallel, GradAccumulation, MicroBatchInterleaved, clip_grad_norm_, init, shard
-from msrun.runtime.parallel import auto_parallel
+from msrun.runtime import AutoParallel, GradAccumulation, MicroBatchInterleaved, WithLoss, clip_grad_norm_, shard
+from msrun.runtime.execute.executor import Executor
+
+pytestmark = pytest.mark.slow
+DEADLINE_S = 60.0
+LOSSES = {
+    "mean squares": (nn.MSELoss(), lambda rows: torch.randn(rows, 4)),
+    "cross-entropy": (F.cross_entropy, lambda rows: torch.randint(0, 4, (rows,))),
+}
+
+
+def wait_for(path):
+    end = time.monotonic() + DEADLINE_S
+    while not path.exists():
+        if time.monotonic() > end:
+            raise TimeoutError(f"rank 0's call waits for rank 1: no {path.name}")
+        time.sleep(0.01)
+
+
+class Waiting(Executor):
+    """Sends the numbers of labels off, then computes no more of the last copy before a file is there."""
+
+    path = None
+
+    def _run(self, step, copy, index, segment, needs_grad):
+        if segment.groups and copy is step.copies[-1] and self.path is not None:
+            wait_for(self.path)
+        super()._run(step, copy, index, segment, needs_grad)
+
+
+@on_ranks(2)
+@pytest.mark.parametrize("wrap", [lambda net: net, lambda net: MicroBatchInterleaved(net, 2)], ids=["alone", "copies"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_call_returns_before_the_other_rank_has_computed_its_loss_and_its_number_is_the_global_one(
+    ranks: Ranks, tmp_path: Path, loss: str, wrap: Callable[[nn.Module], nn.Module]
+) -> None:
+    """That the test ends says that no call of rank 0 has waited for rank 1."""
+    loss_fn, labels = LOSSES[loss]
+    torch.manual_seed(1)
+    network = nn.Linear(8, 4)
+    data = torch.randn(8, 8), labels(8)
+    step = AutoParallel(wrap(WithLoss(network, loss_fn))).dataset_strategy("full_batch")
+    step(*data).backward()
+    network.zero_grad()
+    compiled, returned = step._captured[0].compiled, tmp_path / "returned"
+    if ranks.rank == 1:
+        compiled.executor.__class__ = Waiting
+        compiled.executor.path = returned
+    late = step(*data)
+    kind = type(late).__name__
+    if ranks.rank == 0:
+        returned.touch()
+    late.backward()
+    looked = step(*data)
+    losses = [float(looked.detach())] if ranks.rank == 0 else []  # before the backward pass
+    looked.backward()
+    assert [kind, type(late).__name__] == ["LateLoss", "Tensor"], "a plain tensor after the backward pass"
+    right = loss_fn(network(data[0]), data[1]).item()
+    assert [late.item(), looked.item(), *losses] == pytest.approx([right] * (2 + len(losses)), rel=1e-6)
+
+
+# -- values read in Python ---------------------------------------------------------------------------------------------
 
 _READS = {"item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__", "nonzero", "equal"}
 _OPERATORS = {"_local_scalar_dense", "is_nonzero", "nonzero", "equal", "masked_select"}
@@ -90,7 +150,10 @@ MAKERS: dict[str, Any] = {
 }
 
 
-def reads_of_a_step(parallel: AutoParallel, *, logs: bool = False) -> list[str]:
+@on_ranks(2)
+@pytest.mark.parametrize("name", [*MAKERS, "logged"])
+def test_no_value_of_a_step_is_read_in_python_in_any_layout(name: str) -> None:
+    parallel = MAKERS.get(name, MAKERS["data parallel"])()
     optimizer = torch.optim.SGD(parallel.parameters(), 0.1, 0.9)  # Adam counts its steps in tensors on the host
     x, y = torch.rand(8, 16), torch.rand(8, 8)
     found: list[str] = []
@@ -102,21 +165,6 @@ def reads_of_a_step(parallel: AutoParallel, *, logs: bool = False) -> list[str]:
             clip_grad_norm_(parallel.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
-            if logs:
+            if name == "logged":
                 loss.item()
-    return found
-
-
-def main() -> None:
-    init()
-    auto_parallel.look_at_dry_run = lambda *_: None  # which would end the process after its steps
-    found = {}
-    for name, make in MAKERS.items():
-        torch.manual_seed(0)
-        found[name] = reads_of_a_step(make())
-    found["a loss that is logged"] = reads_of_a_step(AutoParallel(Network()), logs=True)
-    json.dump(found, sys.stdout)
-
-
-if __name__ == "__main__":
-    main()
+    assert found == (["item of torch", "_local_scalar_dense of torch"] if name == "logged" else [])

@@ -1,0 +1,376 @@
+"""`parallelize`: plans by name, experts that are shared out and sequences that are cut, trained like one process."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from asked_cases import slow_but
+from on_ranks import Ranks, on_ranks
+from torch import Tensor, nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
+
+from msrun.errors import StrategyError
+from msrun.runtime import AutoParallel, WithLoss, expert_load, parallelize, recompute
+from msrun.runtime.cost.devices import PROFILES
+from msrun.runtime.execute.transfers import traffic
+from msrun.runtime.sharding.layout import build_mesh
+from msrun.runtime.sharding.operators.ring_attention import ring_attention
+from msrun.runtime.simulate.recording import Recording
+
+WIDTH, HEADS, WORDS, LENGTH, ROWS = 16, 4, 24, 6, 8
+loss_of = nn.CrossEntropyLoss()
+
+
+class Transposed(nn.Module):
+    """A linear layer with its weight the other way round, as GPT-2's."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(inputs, outputs) / 4)
+        self.bias = nn.Parameter(torch.randn(outputs) / 4)
+
+    def forward(self, x):
+        return torch.addmm(self.bias, x.reshape(-1, x.shape[-1]), self.weight).view(*x.shape[:-1], -1)
+
+
+class Attention(nn.Module):
+    def __init__(self, layer: Any, kind: str, key_heads: int) -> None:
+        super().__init__()
+        self.kind = kind
+        self.q, self.out = layer(WIDTH, WIDTH), layer(WIDTH, WIDTH)
+        self.k, self.v = (layer(WIDTH, key_heads * WIDTH // HEADS) for _ in range(2))
+
+    def forward(self, x: Tensor, real: Tensor) -> Tensor:
+        q, k, v = (each(x).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2) for each in (self.q, self.k, self.v))
+        mask = None
+        if self.kind == "masked":  # the last word attends to nothing, as where padding stands on the left
+            mask = (real[:, None, :] & real[:, :, None])[:, None]
+        causal = self.kind == "causal"
+        mixed = F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=True)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    def __init__(self, layer: Any, kind: str, key_heads: int) -> None:
+        super().__init__()
+        self.norm, self.attention = nn.LayerNorm(WIDTH), Attention(layer, kind, key_heads)
+        self.up, self.down = layer(WIDTH, 4 * WIDTH), layer(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, real: Tensor) -> Tensor:
+        x = x + self.attention(self.norm(x), real)
+        return x + self.down(F.gelu(self.up(x)))
+
+
+class Decoder(nn.Module):
+    def __init__(self, layer: Any = nn.Linear, kind: str = "causal", key_heads: int = HEADS) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, WIDTH)
+        self.layers = nn.ModuleList([Block(layer, kind, key_heads)])
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x, real = self.embed(tokens), tokens != 0
+        for layer in self.layers:
+            x = layer(x, real)
+        return self.head(x).flatten(0, 1)
+
+
+ATTENTION = {"layers.*.attention.[qkv]": "colwise", "layers.*.attention.out": "rowwise"}
+INSIDE = {**ATTENTION, "layers.*.up": "colwise", "layers.*.down": "rowwise"}
+STYLES = {"layers.*.up": ColwiseParallel(), "layers.*.down": RowwiseParallel(), "layers.*.norm": SequenceParallel()}
+
+
+def brought():
+    network = Decoder()
+    network.tp_plan = {**INSIDE, "layers.*.gate": "colwise", "head": "colwise_rep"}
+    return parallelize(network)
+
+
+BLOCK = {key: f"attention.{key}" for key in ("q", "k", "v", "out")} | {"up": "up", "down": "down"}
+QUARTERS = {"q": [4, 16], "k": [4, 16], "v": [4, 16], "out": [16, 4], "up": [16, 16], "down": [16, 16]}
+WHOLE = {"q": [16, 16], "k": [16, 16], "v": [16, 16], "out": [16, 16], "up": [64, 16], "down": [16, 64]}
+HALVES = {"q": [8, 16], "k": [8, 16], "v": [8, 16], "out": [16, 8], "up": [32, 16], "down": [16, 32]}
+TURNED = {name: shape[::-1] for name, shape in QUARTERS.items()}
+PLANS: dict[str, tuple[Callable[[], nn.Module], dict[str, list[int]], dict[str, list[int]]]] = {
+    "words": (
+        lambda: parallelize(Decoder(), {**INSIDE, "embed": "vocab", "head": "colwise"}),
+        QUARTERS,
+        {"embed": [6, 16], "head": [6, 16]},
+    ),
+    "transposed": (lambda: parallelize(Decoder(Transposed), INSIDE), TURNED, {}),
+    "columns of a table": (
+        lambda: parallelize(Decoder(), {"embed": "colwise"}),
+        WHOLE,
+        {"embed": [24, 4]},
+    ),
+    "half of the ranks": (lambda: parallelize(Decoder(), INSIDE, tensor_parallel=2), HALVES, {}),
+    "styles of torch": (
+        lambda: parallelize(Decoder(), STYLES),
+        {**WHOLE, "up": [16, 16], "down": [16, 16]},
+        {},
+    ),
+    "of the model": (brought, QUARTERS, {"head": [6, 16]}),
+}
+"""Name -> network, what each rank stores of the weights of a block, and of the others where it is not all."""
+
+
+@on_ranks(4, dtype="float64")
+@pytest.mark.parametrize("name", slow_but(["columns of a table", "of the model"], PLANS))
+def test_a_named_plan_trains_like_one_process_and_cuts_what_it_names(name: str) -> None:
+    make, of_blocks, others = PLANS[name]
+    torch.manual_seed(3)
+    step = AutoParallel(WithLoss(make(), loss_of)).dataset_strategy("full_batch")
+    tokens = torch.randint(0, WORDS, (ROWS, LENGTH), generator=torch.Generator().manual_seed(4))
+    step.verify(tokens, tokens.flatten())
+    stored = {item.name: list(item.local_shape) for item in step.plan.parameters}
+    assert {key: stored[f"layers.0.{path}.weight"] for key, path in BLOCK.items()} == of_blocks
+    for key in ("embed", "head"):
+        assert stored[f"{key}.weight"] == others.get(key, [24, 16])
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(6, 12), nn.LayerNorm(12), nn.Linear(12, 6)
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        ({"upp": "colwise"}, r"plan 'upp': no module has that name \(did you mean up\?\); the network's are up, norm"),
+        ({"up": "columnwise"}, r"plan 'up': 'columnwise' is no word of a plan \(did you mean colwise\?\); they are"),
+        ({"norm": "colwise"}, r"plan 'norm': norm \(LayerNorm\) has no weight of two dimensions to be cut colwise"),
+        ({"up": nn.ReLU()}, r"plan 'up': 'ReLU' is no word of a plan; they are ColwiseParallel"),
+        (None, r"parallelize\(Small\): it brings no tp_plan; give one, e.g."),
+    ],
+)
+def test_a_plan_that_cannot_be_right_is_refused_before_anything_runs(plan: Any, words: str) -> None:
+    with pytest.raises(StrategyError, match=words):
+        parallelize(Small(), plan)
+
+
+def test_what_is_no_module_is_refused() -> None:
+    with pytest.raises(StrategyError, match=r"parallelize\(int\): a torch module is expected"):
+        parallelize(3, {})  # type: ignore[type-var]
+
+
+# -- experts ----------------------------------------------------------------------------------------------------------
+
+SMALL, EXPERTS, CHOICES, TOKENS = 8, 4, 2, 16
+
+
+class Experts(nn.Module):
+    """In the form of transformers' models, as a loop over values that no graph holds."""
+
+    def __init__(self, *, bias: bool, turned: bool) -> None:
+        super().__init__()
+        self.is_transposed = turned
+        up, down = (SMALL, 24) if turned else (24, SMALL), (12, SMALL) if turned else (SMALL, 12)
+        self.gate_up_proj = nn.Parameter(torch.randn(EXPERTS, *up) / 3)
+        self.down_proj = nn.Parameter(torch.randn(EXPERTS, *down) / 3)
+        if bias:
+            self.gate_up_proj_bias = nn.Parameter(torch.randn(EXPERTS, 24) / 3)
+            self.down_proj_bias = nn.Parameter(torch.randn(EXPERTS, SMALL) / 3)
+        self.act_fn = nn.SiLU()
+
+    def forward(self, tokens: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+        found = torch.zeros_like(tokens)
+        for expert in range(EXPERTS):
+            rows, places = torch.where(chosen == expert)
+            if not len(rows):
+                continue
+            up, down = self.gate_up_proj[expert], self.down_proj[expert]
+            biases = [getattr(self, f"{name}_bias", [None] * EXPERTS)[expert] for name in ("gate_up_proj", "down_proj")]
+            gate, value = F.linear(tokens[rows], up.T if self.is_transposed else up, biases[0]).chunk(2, -1)
+            made = F.linear(self.act_fn(gate) * value, down.T if self.is_transposed else down, biases[1])
+            found = found.index_add(0, rows, made * shares[rows, places, None])
+        return found
+
+
+class Mixture(nn.Module):
+    def __init__(self, *, favour: float = 0.0, bias: bool = False, turned: bool = False) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(TOKENS, SMALL), nn.Linear(SMALL, TOKENS)
+        self.gate, self.experts = nn.Linear(SMALL, EXPERTS), Experts(bias=bias, turned=turned)
+        with torch.no_grad():
+            self.gate.bias[1] += favour
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.embed(words).flatten(0, 1)
+        shares, chosen = self.gate(x).softmax(-1).topk(CHOICES, dim=-1)
+        return self.head(x + self.experts(x, chosen, shares / shares.sum(-1, keepdim=True)))
+
+
+def batch(rows: int) -> tuple[Tensor, Tensor]:
+    words = torch.randint(0, TOKENS, (rows, 6), generator=torch.Generator().manual_seed(5))
+    return words, words.roll(1, 1).flatten()
+
+
+MIXTURES = {
+    "plain": ({}, 4),
+    "biases, weights the other way round": ({"bias": True, "turned": True}, 4),
+    "one expert has all": ({"favour": 50.0}, 4),
+    "none for two experts": ({"favour": -1e4}, 8),
+    "the same tokens on all ranks": ({}, 3),
+}
+"""Name -> what the network is, and rows of the batch; 3 rows cannot be shared out."""
+
+
+@on_ranks(2, 4, dtype="float64")
+@pytest.mark.parametrize("name", slow_but(["one expert has all", "the same tokens on all ranks"], MIXTURES))
+def test_experts_that_are_shared_out_train_like_whole_ones(ranks: Ranks, name: str) -> None:
+    settings, rows = MIXTURES[name]
+    torch.manual_seed(3)
+    network = Mixture(**settings)
+    alone = copy.deepcopy(network)
+    words, labels = batch(rows)
+    step = AutoParallel(WithLoss(parallelize(network, {"experts": "expert"}), loss_of))
+    step = step.dataset_strategy("full_batch")
+    optimizer, beside = (torch.optim.Adam(each.parameters(), 0.05) for each in (network, alone))
+    for _ in range(4):  # the last loss tells of the updates before it
+        loss, right = step(words, labels), loss_of(alone(words), labels)
+        loss.backward()
+        right.backward()
+        torch.testing.assert_close(loss.detach(), right.detach(), rtol=1e-10, atol=1e-10)
+        for each in (optimizer, beside):
+            each.step()
+            each.zero_grad()
+    shapes = {item.name: list(item.local_shape) for item in step.plan.parameters}
+    assert shapes["experts.down_proj"][0] == EXPERTS // ranks.size
+
+
+@on_ranks(2, dtype="float64")
+def test_the_load_of_every_expert_is_counted(ranks: Ranks) -> None:
+    network = parallelize(Mixture(favour=50.0), {"experts": "expert"})
+    words, labels = batch(4)
+    part = words.chunk(ranks.size)[ranks.rank]
+    step = AutoParallel(WithLoss(network, loss_of))
+    step(part, labels.chunk(ranks.size)[ranks.rank]).backward()
+    (load,) = expert_load(network).values()
+    assert (load[1], sum(load)) == (24, 24 * CHOICES)
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (nn.Linear(4, 4), "Linear has no weights of experts to be shared out: a gate_up_proj"),
+        (nn.Module(), "Module has no weights of experts"),
+    ],
+)
+def test_what_are_no_experts_is_refused(module: nn.Module, words: str) -> None:
+    with pytest.raises(StrategyError, match=words):
+        parallelize(nn.ModuleDict({"mlp": module}), {"mlp": "expert"})
+
+
+# -- sequences --------------------------------------------------------------------------------------------------------
+
+KEY_HEADS = 2
+
+
+def words(rows: int, length: int) -> Tensor:
+    tokens = torch.randint(1, WORDS, (rows, length), generator=torch.Generator().manual_seed(4))
+    tokens[:, -1] = 0
+    return tokens
+
+
+def cut_by(network: nn.Module, ranks: int) -> AutoParallel:
+    """Return the step of a network whose sequences of one row come in as many parts as there are ranks."""
+    return AutoParallel(WithLoss(network, loss_of)).dataset_strategy(((1, ranks), (ranks,)))
+
+
+WAYS = [
+    (way, kind, length)
+    for way, ranks in (("ring", 4), ("ulysses", 2))
+    for kind in ("causal", "plain", "masked")
+    for length in (16, 12)
+]
+"""The parts of 12 words on 4 ranks are odd."""
+
+
+@on_ranks(2, 4, dtype="float64")
+@pytest.mark.parametrize(
+    ("way", "kind", "length"),
+    slow_but(["ring causal 16", "ring masked 12", "ulysses causal 16"], WAYS, lambda *w: " ".join(map(str, w))),
+)
+def test_a_sequence_that_is_cut_trains_like_a_whole_one(ranks: Ranks, way: str, kind: str, length: int) -> None:
+    """Nothing gathers it: every other layer keeps the cut."""
+    torch.manual_seed(3)
+    network = parallelize(
+        Decoder(kind=kind, key_heads=ranks.size if way == "ulysses" else KEY_HEADS), {"layers.*.attention": way}
+    )
+    step, tokens = cut_by(network, ranks.size), words(1, length)
+    part = tokens.chunk(ranks.size, 1)[ranks.rank]
+    step.verify(part, part.flatten())
+    moved = step.plan.traffic
+    assert moved is not None
+    assert ("ring" in moved.calls) == (way == "ring")
+    if kind != "masked":  # which words are real is read in both ways
+        assert set(moved.calls) == {"all_reduce", "ring" if way == "ring" else "all_to_all"}
+    text = step.plan.explain()
+    assert ("the next keys and values travel while a block is computed" in text) == (way == "ring")
+    assert ("causal work balanced" in text) == (way == "ring" and kind == "causal" and (length // ranks.size) % 2 == 0)
+    for _ in range(2):
+        traffic.reset()
+        step(part, part.flatten()).backward()
+    assert {name: [moved.calls[name], moved.bytes[name]] for name in moved.calls} == {
+        name: [traffic.calls[name], traffic.bytes[name]] for name in traffic.calls
+    }
+
+
+@on_ranks(4, dtype="float64")
+@pytest.mark.parametrize("way", slow_but(["ulysses"], ["ring", "ulysses"]))
+def test_heads_are_cut_beside_the_sequence(way: str) -> None:
+    torch.manual_seed(3)
+    network = parallelize(Decoder(), {"layers.*.attention": way, **ATTENTION}, tensor_parallel=2)
+    tokens = words(1, 16)
+    step = AutoParallel(WithLoss(network, loss_of)).dataset_strategy("full_batch")
+    step.verify(tokens, tokens.flatten())
+    cuts = {each.strategy[0] for each in step.plan.operators if "attention" in each.operator}
+    assert cuts == {(1, 2, 2, 1)}
+
+
+@on_ranks(4, dtype="float64")
+def test_a_ring_that_is_recomputed_sends_its_keys_and_values_again(ranks: Ranks) -> None:
+    network = parallelize(Decoder(key_heads=KEY_HEADS), {"layers.*.attention": "ring"})
+    recompute(network.layers[0])
+    step, part = cut_by(network, ranks.size), words(1, 16).chunk(ranks.size, 1)[ranks.rank]
+    step.verify(part, part.flatten())
+    for _ in range(2):
+        traffic.reset()
+        step(part, part.flatten()).backward()
+    assert step.plan.traffic is not None
+    assert (traffic.calls["ring"], traffic.bytes["ring"]) == (3, step.plan.traffic.bytes["ring"])
+
+
+@on_ranks(pytest.param(2, marks=pytest.mark.slow), 4, dtype="float32")
+@pytest.mark.parametrize(
+    ("heads", "key_heads", "causal"),
+    slow_but(
+        ["4 4 True"], [(h, k, c) for h, k in ((4, 4), (8, 2)) for c in (True, False)], lambda *w: " ".join(map(str, w))
+    ),
+)
+def test_memory_grows_as_the_formula_says(ranks: Ranks, heads: int, key_heads: int, causal: bool) -> None:
+    """With Q of a rank's part of the queries and C of its keys and values: 2 Q + C and one sum a row are kept; at the
+    peak of the backward pass it is 3 Q, or 4 if causal, and 9 C, or 7 of two ranks."""
+    mesh, found = build_mesh(ranks.size), []
+    for length in (128, 256):
+        shape = (1, heads, length, 32)
+        query, keys_values = torch.randn(shape).requires_grad_(), torch.randn(1, key_heads, length, 64).requires_grad_()
+        gradient = torch.randn(shape)
+        record = Recording(PROFILES["h100"], (query, keys_values, gradient))
+        place = {"mesh_shape": mesh.shape, "first_rank": 0, "axes": mesh.axes}
+        words = {"width": 32, "is_causal": causal, "is_balanced": causal, "scale": None, **place}
+        with record.recording():
+            result = ring_attention(keys_values.clone(), query.clone(), None, torch.tensor(ranks.rank), **words)
+            kept = record.memory.now
+            result.backward(gradient)
+        found.append((kept, record.memory.peak))
+    of_queries, of_keys_values, of_sums = 4 * 128 * heads * 32, 4 * 128 * key_heads * 64, 4 * 128 * heads
+    kept, peak = (after - before for before, after in zip(*found, strict=True))
+    assert kept == 2 * of_queries + of_keys_values + of_sums
+    assert peak == pytest.approx((3 + causal) * of_queries + (9 if ranks.size > 2 else 7) * of_keys_values, rel=0.15)

@@ -365,3 +365,26 @@ def test_action_can_cancel_what_is_due_with_it() -> None:
     timers.after("second", -1.0, lambda: done.append("second"))
     timers.run_due()
     assert done == []
+
+
+def test_signal_that_comes_when_a_restart_is_decided_ends_the_job(tmp_path: Path) -> None:
+    job = Job(tmp_path, node_rank=1)
+    job.do("run", "fail", "signal SIGTERM")
+    job.order("restart", attempt=1, delay_s=0.0)
+    assert job.attempt.number == 1 and job.attempt.end_reason() == "stopped by SIGTERM"
+    assert [one["can_continue"] for one in job.told_of("ended") if one["attempt"] == 1] == [False]
+    job.close()
+
+
+def test_second_signal_waits_for_no_other_host(host: Job) -> None:
+    host.do("exit 0", "exit 1", "signal SIGINT")
+    assert not host.loop.is_over
+    host.do("signal SIGINT")
+    assert host.loop.is_over
+
+
+def test_absent_rank_of_another_host_is_no_matter_where_the_job_ends_already(host: Job) -> None:
+    host.board.read = lambda rank: Progress(contract.PHASE_JOINING)  # type: ignore[method-assign]
+    host.do("signal SIGTERM")
+    host.order("absent", attempt=0, ranks=[1])
+    assert host.attempt.end_reason() == "stopped by SIGTERM"

@@ -257,3 +257,11 @@ def test_ranks_that_were_waited_for_are_not_among_the_others() -> None:
     merged = merge_failures(hang, [stopped(2, 3), stopped(0)])
     assert [worker.global_rank for worker in merged.lagging] == [3]
     assert [entry["global_rank"] for entry in merged.others] == [0, 2]
+
+
+def test_ranks_that_all_join_nothing_end_well() -> None:
+    job = coordinator()
+    for node in range(2):
+        job.done(node, 0, node, has_come=False)
+        orders = job.ended(node, 0, can_continue=True, come=[])
+    assert orders == [{"type": "over", "report": None, "goes_on": False}]

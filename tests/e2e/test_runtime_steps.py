@@ -378,13 +378,13 @@ def own_batch():
 
 @contextlib.contextmanager
 def looking(owner, name, look):
-    """Call `look(args)` before and after a method."""
+    """Call `look(when, args)` before and after a method."""
     method = getattr(owner, name)
 
     def call(own, *args, **kwargs):
-        look(args)
+        look(f"before {name}", args)
         result = method(own, *args, **kwargs)
-        look(args)
+        look(f"after {name}", args)
         return result
 
     with mock.patch.object(owner, name, call):
@@ -417,9 +417,10 @@ def test_bytes_on_a_rank_are_the_formula_of_the_level() -> None:
         optimizer.step()
         gathered, gradients = [], []
 
-        def look(args, gathered=gathered, gradients=gradients):
+        def look(when, args, gathered=gathered, gradients=gradients):
             gathered.append(args[0].parameters.gathered_bytes())
-            gradients.append(args[0].parameters.gradient_bytes())
+            if when == "after backward":
+                gradients.append(args[0].parameters.gradient_bytes())
 
         with (
             looking(SegmentRunner, "run", look),

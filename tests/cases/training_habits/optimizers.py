@@ -62,7 +62,7 @@ class Lars(Own):
 
     def direction(self, p: Any) -> Any:
         ratio = p.norm() / (p.grad.norm() + 1e-6)
-        return self.buffers[p].add_(p.grad * ratio.clamp(max=1.0))
+        return p.grad * ratio.clamp(max=1.0)
 
 
 class Factored(Own):

@@ -99,6 +99,7 @@ def losses_of_example(msrun_of_module: JobRunner, data_of_example: Path) -> list
     return [float(loss) for loss in LOSS_LINE.findall(done.stdout)]
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_example_trains_over_four_pods_of_two_workers_as_in_one_process(

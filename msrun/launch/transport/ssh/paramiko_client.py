@@ -124,6 +124,8 @@ class ParamikoClient:
         self._settings, self._questions = settings, questions
         self._lock, self._accepting = threading.Lock(), threading.Lock()
         self._ends: dict[Any, Callable[[], None]] = {}
+        self._sockets: dict[Any, Any] = {}
+        """client -> its connection: while a login begins, the client does not close it yet"""
         self._is_closed = False
 
     def check(self, entry: HostEntry) -> bool:
@@ -188,17 +190,34 @@ class ParamikoClient:
     def _end(self, client: Any) -> None:
         transport = client.get_transport()
         client.close()
+        with self._lock:
+            connection = self._sockets.pop(client, None)
+        if connection is not None:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
         if transport is not None:
             transport.join(END_S)
         with self._lock:
             self._ends.pop(client, None)
+
+    def _transport(self, client: Any, connection: Any, **options: Any) -> Any:
+        """Return what paramiko speaks SSH by, over a connection that `close` can end from now on."""
+        with self._lock:
+            if self._is_closed:
+                connection.close()
+                raise SshFault("called off")
+            self._sockets[client] = connection
+        return paramiko.Transport(connection, **options)
 
     def _log_in(
         self, client: Any, place: tuple[str, int, str], files: list[Path], *, only: bool, seconds: float
     ) -> None:
         host, port, user = place
         limits = dict.fromkeys(("timeout", "banner_timeout", "auth_timeout", "channel_timeout"), seconds)
-        login = partial(client.connect, host, port, user, key_filename=list(map(str, files)), **limits)
+        made = partial(self._transport, client)
+        keys = list(map(str, files))
+        login = partial(client.connect, host, port, user, key_filename=keys, transport_factory=made, **limits)
         try:
             login(allow_agent=not only, look_for_keys=not files)
         except paramiko.PasswordRequiredException:

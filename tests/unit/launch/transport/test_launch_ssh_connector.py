@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import paramiko
 import pytest
 from job_runner import wait_until
 from pipe_ends import read, write_all
@@ -272,6 +273,23 @@ def test_closing_calls_off_what_is_being_made_and_ends_what_was(serve: Serve, cl
     assert pipe.read() is None
     client.connectors[0].close()
     assert read(pipe) == b""
+
+
+def test_closing_calls_off_a_login_that_is_about_to_begin(
+    serve: Serve, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if client.is_ssh:
+        pytest.skip("ssh is a process, which is ended")
+    begin = paramiko.Transport.start_client
+
+    def close_first(transport: paramiko.Transport, *args: Any, **named: Any) -> None:
+        client.connectors[0].close()
+        begin(transport, *args, **named)
+
+    monkeypatch.setattr(paramiko.Transport, "start_client", close_first)
+    began = time.monotonic()
+    assert client.refused(serve(is_silent=True).port).endswith(": called off")
+    assert time.monotonic() - began < DEADLINE_S / 2, "it does not wait for the host"
 
 
 @pytest.fixture

@@ -329,8 +329,12 @@ def _check_buffers(program: LocalProgram, local: Mapping[fx.Node, int]) -> None:
         if buffer not in program.buffer_updates:
             continue
         value = program.buffer_updates[buffer]
-        stages = {local[user] for user in buffer.users if user in local} | {local.get(value, -1)}
-        if len(stages) > 1 or value not in local:
+        if value not in local:
+            raise StrategyError(
+                f"the network sets buffer {name} to an input as it is, which belongs to no stage of the pipeline: "
+                "compute its value, or use GradAccumulation instead of Pipeline"
+            )
+        if len({local[user] for user in buffer.users if user in local} | {local[value]}) > 1:
             raise StrategyError(
                 f"the network changes buffer {name} in its forward pass, and several stages of the pipeline "
                 "use it: put its modules into one stage (stage_config), or use GradAccumulation instead of Pipeline"
@@ -389,9 +393,9 @@ def _cut(
 ) -> StageProgram:
     own = [node for node in program.graph.nodes if local.get(node) == index]
     results = _results(program, local, index)
-    updates = {buffer: value for buffer, value in program.buffer_updates.items() if local.get(value, 0) == index}
+    updates = {buffer: value for buffer, value in program.buffer_updates.items() if local[value] == index}
     needed = dict.fromkeys(n for node in own for n in node.all_input_nodes if local.get(n) != index)
-    needed |= dict.fromkeys(node for node in [*results.values(), *updates, *updates.values()] if node not in local)
+    needed |= dict.fromkeys(node for node in [*results.values(), *updates] if node not in local)
     graph = fx.Graph()
     copied = {node: graph.placeholder(node.name) for node in needed}
     for node in own:

@@ -53,7 +53,7 @@ def run_rank(rounds: int) -> None:
     import torch
     import torch.distributed as dist
 
-    import msrun.runtime.shm  # noqa: F401  # registers the backend
+    import msrun.shm  # noqa: F401  # registers the backend
     from msrun.runtime import get_rank, init, release
 
     torch.set_num_threads(1)

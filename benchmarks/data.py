@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from msrun.runtime.data import Cifar10Dataset, transforms, vision
+from msrun.data import Cifar10Dataset, transforms, vision
 
 MEAN, STD = (0.4465, 0.4822, 0.4914), (0.2010, 0.1994, 0.2023)
 BATCH_SIZE = 32

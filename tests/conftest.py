@@ -265,7 +265,7 @@ def msrun_of_module() -> Iterator[JobRunner]:
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that an example writes when it has no data, so that not every worker of every example makes it."""
-    from msrun.runtime.data import write_digits
+    from msrun.data import write_digits
 
     return write_digits(tmp_path_factory.mktemp("data") / "digits")
 

@@ -17,7 +17,7 @@ from msrun.planning.environment import restored_environment
 from msrun.planning.plan import HostPlan, LaunchPlan
 from msrun.planning.program import Program
 
-SERVER_PROGRAM = Program("module", "msrun.runtime.server")
+SERVER_PROGRAM = Program("module", "msrun.server")
 """What a parameter server runs in place of the user's program."""
 MINDSPORE_SCHEDULER = Program("module", "msrun.agent.processes.mindspore_scheduler")
 

@@ -14,7 +14,7 @@ from msrun.mindspore.ops.table import note_once, refuse_unknown
 from msrun.runtime import world
 from msrun.runtime.parallel.context import ParallelMode, get_auto_parallel_context, reset_auto_parallel_context
 from msrun.runtime.parallel.context import set_auto_parallel_context as _set_auto_parallel_context
-from msrun.runtime.server.parameters import get_ps_context, reset_ps_context, set_ps_context
+from msrun.server.parameters import get_ps_context, reset_ps_context, set_ps_context
 
 __all__ = [
     "COMPATIBLE", "GRAPH_MODE", "LAX", "PYNATIVE_MODE", "STRICT", "ParallelMode", "get_auto_parallel_context",

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from msrun.data import config
 from msrun.errors import UsageError, near_miss
 from msrun.mindspore.ops.table import taking
-from msrun.runtime.data import config
 
 
 class Initializer:

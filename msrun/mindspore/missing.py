@@ -229,9 +229,9 @@ def _resolve(dotted: str) -> Any:
 
 
 def _has(method: str) -> bool:
+    from msrun.data import GeneratorDataset
     from msrun.mindspore.nn.cells import Cell
     from msrun.mindspore.ops.table import Primitive
-    from msrun.runtime.data import GeneratorDataset
 
     return any(hasattr(kind, method) for kind in (torch.nn.Parameter, Cell, Primitive, GeneratorDataset))
 

@@ -24,7 +24,7 @@ from msrun.runtime.execute.phase import current_probe
 from msrun.runtime.execute.placement import placement_of
 from msrun.runtime.parallel.auto_parallel import current_parallel
 from msrun.runtime.parallel.context import has_parallel_mode
-from msrun.runtime.server.remote import find_remote
+from msrun.runtime.parts.on_servers import find_remote
 
 __all__ = [
     "AutoParallel", "GradAccumulation", "Layout", "MicroBatchInterleaved", "Pipeline", "PipelineCell",

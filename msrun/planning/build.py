@@ -88,7 +88,7 @@ def _describe_spares(spec: LaunchSpec) -> str:
     return f"{spares}; {count} are enough to start again; restarts left: {spec.max_restarts}"
 
 
-SERVER_IMPORTS = ("msrun.runtime.server.serving", OF_OPTIMIZERS)
+SERVER_IMPORTS = ("msrun.server.serving", OF_OPTIMIZERS)
 """What parameter servers import, the second one with their first optimizer, as workers do."""
 LOOPBACK = "127.0.0.1"
 """Where the servers of a job on one host listen."""

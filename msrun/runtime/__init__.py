@@ -15,7 +15,7 @@ from msrun.runtime.public_names import names_below
 from msrun.runtime.requirements import require_packages
 
 _MODULES = names_below(__name__)
-_ROOMS = ("data", "nn", "optim", "parallel", "simulate", "train")
+_ROOMS = {"data": "msrun", "train": "msrun"} | dict.fromkeys(("nn", "optim", "parallel", "simulate"), __name__)
 
 __all__ = sorted(_MODULES)  # the rooms stay out: `import *` must not hide torch.nn or torch.optim
 
@@ -88,33 +88,8 @@ if TYPE_CHECKING:
     from msrun.runtime.parallel.strategy_file import restore_group_info_list as restore_group_info_list
     from msrun.runtime.parallel.verification.report import VerificationReport as VerificationReport
     from msrun.runtime.progress import report_progress as report_progress
-    from msrun.runtime.server.parameters import get_ps_context as get_ps_context
-    from msrun.runtime.server.parameters import reset_ps_context as reset_ps_context
-    from msrun.runtime.server.parameters import set_param_ps as set_param_ps
-    from msrun.runtime.server.parameters import set_ps_context as set_ps_context
     from msrun.runtime.sharding.named_layout import Layout as Layout
     from msrun.runtime.simulate.calibration import calibrate as calibrate
-    from msrun.runtime.train.callbacks import Callback as Callback
-    from msrun.runtime.train.callbacks import CheckpointConfig as CheckpointConfig
-    from msrun.runtime.train.callbacks import EarlyStopping as EarlyStopping
-    from msrun.runtime.train.callbacks import LearningRateScheduler as LearningRateScheduler
-    from msrun.runtime.train.callbacks import LossMonitor as LossMonitor
-    from msrun.runtime.train.callbacks import ModelCheckpoint as ModelCheckpoint
-    from msrun.runtime.train.callbacks import OnRequestExit as OnRequestExit
-    from msrun.runtime.train.callbacks import TimeMonitor as TimeMonitor
-    from msrun.runtime.train.metrics import AUC as AUC
-    from msrun.runtime.train.metrics import Accuracy as Accuracy
-    from msrun.runtime.train.metrics import Loss as Loss
-    from msrun.runtime.train.metrics import Metric as Metric
-    from msrun.runtime.train.metrics import Top1CategoricalAccuracy as Top1CategoricalAccuracy
-    from msrun.runtime.train.metrics import Top5CategoricalAccuracy as Top5CategoricalAccuracy
-    from msrun.runtime.train.metrics import TopKCategoricalAccuracy as TopKCategoricalAccuracy
-    from msrun.runtime.train.model import Model as Model
-    from msrun.runtime.train.records import CSVLogger as CSVLogger
-    from msrun.runtime.train.records import JSONLogger as JSONLogger
-    from msrun.runtime.train.records import MetricsLogger as MetricsLogger
-    from msrun.runtime.train.records import TensorBoardLogger as TensorBoardLogger
-    from msrun.runtime.train.run_context import RunContext as RunContext
     from msrun.runtime.world import (
         device as device,
     )
@@ -139,13 +114,38 @@ if TYPE_CHECKING:
     from msrun.runtime.world import (
         release as release,
     )
+    from msrun.server.parameters import get_ps_context as get_ps_context
+    from msrun.server.parameters import reset_ps_context as reset_ps_context
+    from msrun.server.parameters import set_param_ps as set_param_ps
+    from msrun.server.parameters import set_ps_context as set_ps_context
+    from msrun.train.callbacks import Callback as Callback
+    from msrun.train.callbacks import CheckpointConfig as CheckpointConfig
+    from msrun.train.callbacks import EarlyStopping as EarlyStopping
+    from msrun.train.callbacks import LearningRateScheduler as LearningRateScheduler
+    from msrun.train.callbacks import LossMonitor as LossMonitor
+    from msrun.train.callbacks import ModelCheckpoint as ModelCheckpoint
+    from msrun.train.callbacks import OnRequestExit as OnRequestExit
+    from msrun.train.callbacks import TimeMonitor as TimeMonitor
+    from msrun.train.metrics import AUC as AUC
+    from msrun.train.metrics import Accuracy as Accuracy
+    from msrun.train.metrics import Loss as Loss
+    from msrun.train.metrics import Metric as Metric
+    from msrun.train.metrics import Top1CategoricalAccuracy as Top1CategoricalAccuracy
+    from msrun.train.metrics import Top5CategoricalAccuracy as Top5CategoricalAccuracy
+    from msrun.train.metrics import TopKCategoricalAccuracy as TopKCategoricalAccuracy
+    from msrun.train.model import Model as Model
+    from msrun.train.records import CSVLogger as CSVLogger
+    from msrun.train.records import JSONLogger as JSONLogger
+    from msrun.train.records import MetricsLogger as MetricsLogger
+    from msrun.train.records import TensorBoardLogger as TensorBoardLogger
+    from msrun.train.run_context import RunContext as RunContext
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         value = getattr(importlib.import_module(_MODULES[name]), name)
     elif name in _ROOMS:
-        value = importlib.import_module(f"{__name__}.{name}")
+        value = importlib.import_module(f"{_ROOMS[name]}.{name}")
     else:
         raise AttributeError(f"module {__name__!r} has no name {name!r}; its names are {', '.join(__dir__())}")
     globals()[name] = value

@@ -39,6 +39,17 @@ HOMES = {
     "nn.deferred_init": "no_init_parameters init_parameters",
     "embedding.lookup": "EmbeddingLookup",
     "nn.with_loss": "SoftmaxCrossEntropyExpand WithLoss",
+    "checkpoint.save": "save_checkpoint",
+    "checkpoint.load": "load_checkpoint latest_checkpoint load_param_into_net load_distributed_checkpoint",
+    "checkpoint.transform": (
+        "transform_checkpoints transform_checkpoint_by_rank merge_sliced_parameter export_checkpoint"
+    ),
+    "simulate.calibration": "calibrate",
+    "progress": "report_progress",
+}
+"""Module below msrun.runtime -> its public names."""
+
+HOMES_BESIDE = {
     "train.model": "Model",
     "train.callbacks": (
         "Callback LossMonitor TimeMonitor EarlyStopping LearningRateScheduler OnRequestExit ModelCheckpoint "
@@ -47,26 +58,26 @@ HOMES = {
     "train.metrics": "Metric Accuracy TopKCategoricalAccuracy Top1CategoricalAccuracy Top5CategoricalAccuracy AUC Loss",
     "train.run_context": "RunContext",
     "train.records": "MetricsLogger CSVLogger JSONLogger TensorBoardLogger",
-    "checkpoint.save": "save_checkpoint",
-    "checkpoint.load": "load_checkpoint latest_checkpoint load_param_into_net load_distributed_checkpoint",
-    "checkpoint.transform": (
-        "transform_checkpoints transform_checkpoint_by_rank merge_sliced_parameter export_checkpoint"
-    ),
     "server.parameters": "set_ps_context get_ps_context reset_ps_context set_param_ps",
-    "simulate.calibration": "calibrate",
-    "progress": "report_progress",
 }
-"""Module below msrun.runtime -> its public names."""
+"""Module in a room beside the runtime -> those of its names that are public in the runtime, too."""
 
 
 def names_below(package: str) -> dict[str, str]:
-    """Return name -> module for what is public in the modules of a package of the runtime.
+    """Return name -> module for what is public in the modules of a package.
 
     Args:
-        package: `msrun.runtime`, or a package in it such as `msrun.runtime.nn`.
+        package: `msrun.runtime`, which has the names of the rooms beside it too; a package in it such as
+            `msrun.runtime.nn`; or one beside it, `msrun.train`.
     """
-    modules = {f"msrun.runtime.{home}": names for home, names in HOMES.items()}
-    return {name: home for home, names in modules.items() if home.startswith(f"{package}.") for name in names.split()}
+    below = {f"msrun.runtime.{home}": names for home, names in HOMES.items()}
+    beside = {f"msrun.{home}": names for home, names in HOMES_BESIDE.items()}
+    found = {
+        home: names
+        for home, names in (below | beside).items()
+        if home.startswith(f"{package}.") or (package == "msrun.runtime" and home in beside)
+    }
+    return {name: home for home, names in found.items() for name in names.split()}
 
 
 def loader(package: str) -> Callable[[str], Any]:

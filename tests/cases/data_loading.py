@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+from msrun.data import NumpySlicesDataset, config, vision
 from msrun.errors import MsrunError
 from msrun.runtime import AutoParallel, WithLoss, get_group_size, get_rank
-from msrun.runtime.data import NumpySlicesDataset, config, vision
 
 NUM_SAMPLES = 24
 START_METHODS = ("forkserver", "fork")

@@ -28,8 +28,8 @@ from msrun.runtime import (
     set_ps_context,
     value_and_grad,
 )
-from msrun.runtime.server import remote
-from msrun.runtime.server.connection import _open_all
+from msrun.server import remote
+from msrun.server.connection import _open_all
 
 Result = dict[str, Any]
 ROWS, STEPS, BATCH = 41, 6, 8

@@ -17,8 +17,8 @@ import pytest
 from document_listings import DOCUMENTS, PAGE, listings, table
 from job_runner import REPOSITORY, JobRunner, wait_until
 
-from msrun.runtime.data.digits import build_digits
-from msrun.runtime.data.mnist import write_idx
+from msrun.data.digits import build_digits
+from msrun.data.mnist import write_idx
 from ranktable import read_table
 
 DEADLINE_S = 240.0

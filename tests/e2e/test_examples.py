@@ -20,7 +20,7 @@ import torch
 from job_runner import REPOSITORY, WORKER_PATH, Finished, JobRunner, wait_until
 from zoo.packages import missing
 
-from msrun.runtime.data import write_idx
+from msrun.data import write_idx
 
 DEADLINE_S = 240.0
 MSRUN = (sys.executable, "-m", "msrun")

@@ -23,7 +23,7 @@ from slurm_cluster import SlurmCluster
 from ssh_net import SshNet
 
 from launch_templates import render_manifest
-from msrun.runtime.data import write_idx
+from msrun.data import write_idx
 
 VALUES: dict[str, Any] = {
     "name": "train",

@@ -80,7 +80,7 @@ def test_the_same_batch_on_all_ranks_is_warned_of_where_each_should_pass_a_part(
 READS_AND_WAITS = """
 import sys, time
 import numpy as np
-from msrun.runtime.data import NumpySlicesDataset, config
+from msrun.data import NumpySlicesDataset, config
 
 config.set_multiprocessing_start_method(sys.argv[1])
 dataset = NumpySlicesDataset(np.arange(64), num_parallel_workers=2).batch(2)

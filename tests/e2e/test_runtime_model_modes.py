@@ -10,6 +10,7 @@ from local_parts import local
 from on_ranks import on_ranks
 from torch import Tensor, nn
 
+from msrun.data import NumpySlicesDataset
 from msrun.runtime import (
     AutoParallel,
     Callback,
@@ -23,7 +24,6 @@ from msrun.runtime import (
     get_rank,
     shard,
 )
-from msrun.runtime.data import NumpySlicesDataset
 
 Wrapped = Callable[[nn.Sequential], AutoParallel]
 LOSS = nn.CrossEntropyLoss()

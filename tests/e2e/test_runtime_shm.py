@@ -150,7 +150,7 @@ def test_killed_rank_is_the_first_failure_and_nothing_is_left(
         rank, killer = draw.randrange(size), draw.choice([Signals.SIGKILL, Signals.SIGKILL, Signals.SIGSEGV])
         folder = tmp_path / f"{case}"
         folder.mkdir()
-        options = [f"--worker_num={size}", "--tail_worker_log=none", "--grace=1", "--preload=msrun.runtime.shm"]
+        options = [f"--worker_num={size}", "--tail_worker_log=none", "--grace=1", "--preload=msrun.shm"]
         job = msrun.start(*options, workers / "runtime" / "shm_busy.py", folder, cwd=folder)
         job.wait_for(*(folder / f"ready_{other}" for other in range(size)))
         time.sleep(draw.uniform(0, 0.3))

@@ -14,7 +14,7 @@ from on_ranks import Ranks, on_ranks
 from torch import Tensor
 
 from msrun.runtime.execute.transfers import start_all_reduce, traffic
-from msrun.runtime.shm.segment import SLOT_BYTES as LIMIT
+from msrun.shm.segment import SLOT_BYTES as LIMIT
 
 SHAPES = [(), (1,), (0, 3), (2,), (3, 5), (LIMIT // 4 - 1,), (LIMIT // 4,), (LIMIT // 4 + 1,), (64, 8, 33)]
 TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64]

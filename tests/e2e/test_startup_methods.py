@@ -17,7 +17,7 @@ from host_net import HostNet
 from job_runner import REPOSITORY, Finished, JobRunner, Running
 from ssh_net import SshNet
 
-from msrun.runtime.data import write_idx
+from msrun.data import write_idx
 
 DEADLINE_S = 240.0
 LOSS_LINE = re.compile(r"epoch: (\d+), step: (\d+), loss is (\d+\.\d+)$", re.MULTILINE)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy
 
 if __name__ == "__main__":
-    from msrun.runtime.data import write_digits_as_cifar10
+    from msrun.data import write_digits_as_cifar10
 
     print(write_digits_as_cifar10(Path(__file__).parent / "data" / "cifar10_digits"))
     raise SystemExit

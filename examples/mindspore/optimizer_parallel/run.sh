@@ -6,6 +6,6 @@ set -e
 [ -n "$1" ] && DATA_PATH="$(realpath "$1")"
 cd "$(dirname "$0")"
 export DATA_PATH=${DATA_PATH:-$PWD/data}
-[ -d "$DATA_PATH" ] || python3 -m msrun.runtime.data.digits "$DATA_PATH"
+[ -d "$DATA_PATH" ] || python3 -m msrun.data.digits "$DATA_PATH"
 
 exec msrun --worker_num="${2:-8}" --local_worker_num="${2:-8}" --join=True --log_dir=./log_output distributed_optimizer_parallel.py

@@ -7,9 +7,9 @@ import msrun.mindspore.dataset.transforms.c_transforms as C
 import msrun.mindspore.dataset.vision.c_transforms as vision
 
 import msrun.mindspore.dataset as ds
+from msrun.data import write_digits_as_cifar10
 from msrun.mindspore import dtype as mstype
 from msrun.mindspore.communication import get_group_size, get_rank
-from msrun.runtime.data import write_digits_as_cifar10
 
 
 def data_path():

@@ -19,10 +19,10 @@ import torch.distributed as dist
 from cifar import create_dataset, data_path
 from resnet import resnet50
 
+from msrun.data import vision
 from msrun.mindspore import Model, context, load_checkpoint, load_param_into_net, nn
 from msrun.mindspore.communication import get_group_size, get_rank, init
 from msrun.runtime import latest_checkpoint
-from msrun.runtime.data import vision
 
 DAYS_S = 30 * 24 * 3600.0
 TRANSFORMS = (

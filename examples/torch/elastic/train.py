@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from msrun.data import MnistDataset, transforms, vision, write_digits
 from msrun.runtime import (
     AutoParallel,
     CheckpointConfig,
@@ -26,7 +27,6 @@ from msrun.runtime import (
     no_init_parameters,
     release,
 )
-from msrun.runtime.data import MnistDataset, transforms, vision, write_digits
 from msrun.runtime.optim import Momentum
 
 init()

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from msrun.data import MnistDataset, transforms, vision, write_digits
 from msrun.runtime import (
     AutoParallel,
     GradAccumulation,
@@ -26,7 +27,6 @@ from msrun.runtime import (
     recompute,
     release,
 )
-from msrun.runtime.data import MnistDataset, transforms, vision, write_digits
 
 MODES = {
     "data": "every rank has the whole network and its own rows (torch's DDP)",

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from msrun.data import MnistDataset, transforms, vision, write_digits
 from msrun.runtime import AutoParallel, WithLoss, get_group_size, get_rank, init, release
-from msrun.runtime.data import MnistDataset, transforms, vision, write_digits
 
 BATCH_SIZE = 32
 

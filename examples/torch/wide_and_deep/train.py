@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from msrun.data import CriteoDataset, write_clicks
 from msrun.runtime import (
     AUC,
     AutoParallel,
@@ -31,7 +32,6 @@ from msrun.runtime import (
     set_ps_context,
     set_target,
 )
-from msrun.runtime.data import CriteoDataset, write_clicks
 
 WAYS = {
     "device": "everything on the rank's device",

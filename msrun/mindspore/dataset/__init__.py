@@ -1,11 +1,11 @@
-"""Readers of data under MindSpore's path; see `msrun.runtime.data`."""
+"""Readers of data under MindSpore's path; see `msrun.data`."""
 
 from __future__ import annotations
 
+from msrun import data
 from msrun.mindspore.dataset import transforms, vision
 from msrun.mindspore.import_paths import take_names
 from msrun.mindspore.missing import missing_names
-from msrun.runtime import data
 
 _OF_RUNTIME = "Cifar10Dataset Cifar100Dataset GeneratorDataset MnistDataset NumpySlicesDataset config"
 __all__ = [*take_names(__name__, data, _OF_RUNTIME), "transforms", "vision"]

@@ -1,11 +1,11 @@
-"""Transforms of any column under MindSpore's paths; see `msrun.runtime.data.transforms`."""
+"""Transforms of any column under MindSpore's paths; see `msrun.data.transforms`."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from msrun.data.transforms import OneHot, TypeCast
 from msrun.mindspore.missing import missing_names
-from msrun.runtime.data.transforms import OneHot, TypeCast
 
 __all__ = ["Compose", "OneHot", "TypeCast"]
 __getattr__ = missing_names("dataset.transforms", __all__)

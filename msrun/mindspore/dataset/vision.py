@@ -1,4 +1,4 @@
-"""Transforms of images under MindSpore's paths; see `msrun.runtime.data.vision`."""
+"""Transforms of images under MindSpore's paths; see `msrun.data.vision`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from enum import Enum
 
 import numpy as np
 
+from msrun.data import vision
 from msrun.mindspore.import_paths import take_names
 from msrun.mindspore.missing import missing_names
-from msrun.runtime.data import vision
 
 _OF_RUNTIME = """
 HWC2CHW CenterCrop Inter Normalize RandomCrop RandomHorizontalFlip RandomResizedCrop RandomVerticalFlip Rescale Resize

@@ -23,8 +23,7 @@ from msrun.runtime.nn.replaced import current, follow
 from msrun.runtime.optim.host_steps import LOOK_AT_WHOLES
 from msrun.runtime.parallel.parameters.network_state import Chunk, NetworkState, find_box, find_chunk, find_share
 from msrun.runtime.parts.dtensors import lying_as
-from msrun.runtime.server.remote import RemoteParameter, find_remote
-from msrun.runtime.server.stepping import before_remote_steps
+from msrun.runtime.parts.on_servers import before_remote_steps, find_remote
 from msrun.runtime.tensors.plain_tensors import local_part
 from msrun.runtime.world import world
 
@@ -161,9 +160,7 @@ def _reader_of(
     return read
 
 
-def _remote_state(
-    remote: RemoteParameter, parts: dict[TensorKey, Chunk], key_of: Callable[[str], TensorKey]
-) -> dict[str, Any]:
+def _remote_state(remote: Any, parts: dict[TensorKey, Chunk], key_of: Callable[[str], TensorKey]) -> dict[str, Any]:
     """Add this rank's share of the state that servers have to the parts, and return the rest."""
     numbers, dtypes = remote.describe_state()
     box = find_share(remote.shape)
@@ -173,9 +170,7 @@ def _remote_state(
     return {"parts": list(dtypes), "values": numbers}
 
 
-def _read_remote(
-    reader: CheckpointReader, remote: RemoteParameter, keys: Mapping[str, TensorKey], numbers: dict[str, Any]
-) -> None:
+def _read_remote(reader: CheckpointReader, remote: Any, keys: Mapping[str, TensorKey], numbers: dict[str, Any]) -> None:
     """Send this rank's share of a saved state to the servers. They step when the gradients of all ranks have come."""
     box = find_share(remote.shape)
     parts = {full: Chunk(torch.empty(box.sizes, dtype=reader.tensors[full].dtype), box) for full in keys.values()}
@@ -243,4 +238,4 @@ def _check_shapes(
                 )
 
 
-before_remote_steps(finish_waiting)
+before_remote_steps.append(finish_waiting)

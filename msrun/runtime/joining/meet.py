@@ -716,7 +716,7 @@ def connect_store(address: str, port: int) -> TCPStore:
 
 TOKEN_BYTES = 32
 INTERRUPTED = contract.EXIT_SIGNAL_BASE + 2
-SERVER_PROGRAM = "msrun.runtime.server"
+SERVER_PROGRAM = "msrun.server"
 """What msrun starts, too; run by its name, for it stands above this module."""
 
 

@@ -1,25 +1,38 @@
-"""Parameters on parameter servers: which they are, for whoever needs the mean gradient that no rank has of them."""
+"""Parameters on parameter servers: which they are, for whoever asks in the runtime. The room `server` notes them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from msrun.errors import StrategyError
 
-
-class OnServers(Protocol):
-    """What is known of such a parameter."""
-
-    label: str
-    """For errors."""
+VALUE = "value"
+"""The name of the values among the tensors of a parameter's state."""
 
 
 on_servers: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-"""parameter -> `OnServers`"""
+"""parameter -> the `RemoteParameter` of msrun.server.remote, which says what can be asked of it"""
+
+before_remote_steps: list[Callable[[torch.optim.Optimizer], None]] = []
+"""What is done before an optimizer's step sends gradients, when the servers know the optimizer already."""
+
+
+def find_remote(parameter: Tensor) -> Any:
+    """Return what is known of a parameter on the servers; None of others."""
+    return on_servers.get(parameter)
+
+
+def find_remotes(parameters: Iterable[Tensor]) -> Iterator[tuple[Tensor, Any]]:
+    """Yield those of some parameters that are on the servers."""
+    for parameter in parameters if len(on_servers) else ():
+        remote = find_remote(parameter)
+        if remote is not None:
+            yield parameter, remote
 
 
 def refuse_on_servers(parameters: Iterable[Tensor], what: str) -> None:
@@ -28,10 +41,8 @@ def refuse_on_servers(parameters: Iterable[Tensor], what: str) -> None:
     Raises:
         StrategyError: there is one.
     """
-    for parameter in parameters if len(on_servers) else ():
-        found: OnServers | None = on_servers.get(parameter)
-        if found is not None:
-            raise StrategyError(
-                f"{what} of {found.label}, which is on the parameter servers: no rank has its mean gradient; give the "
-                "other parameters only"
-            )
+    for _, found in find_remotes(parameters):
+        raise StrategyError(
+            f"{what} of {found.label}, which is on the parameter servers: no rank has its mean gradient; give the "
+            "other parameters only"
+        )

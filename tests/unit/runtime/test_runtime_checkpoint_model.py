@@ -17,6 +17,7 @@ from asked_cases import every_third_fast
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from msrun.data import NumpySlicesDataset
 from msrun.errors import CheckpointError, ParallelError
 from msrun.runtime import (
     Callback,
@@ -28,7 +29,6 @@ from msrun.runtime import (
     latest_checkpoint,
     load_checkpoint,
 )
-from msrun.runtime.data import NumpySlicesDataset
 
 EPOCHS, BATCHES = 3, 4
 GENERATOR = np.random.RandomState(0)

@@ -30,9 +30,9 @@ from msrun.runtime import (
     shard,
 )
 from msrun.runtime.execute.transfers import Traffic, traffic
-from msrun.runtime.shm.process_group import ShmGroup
-from msrun.runtime.shm.work import listed
 from msrun.runtime.tensors.plain_tensors import plain
+from msrun.shm.process_group import ShmGroup
+from msrun.shm.work import listed
 
 WIDTH, ROWS, WORDS, LENGTH = 32, 8, 20, 6
 UNCAPTURED = ("data parallel", "data parallel level3")

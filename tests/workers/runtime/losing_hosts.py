@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
+from msrun.data import NumpySlicesDataset
 from msrun.runtime import (
     AutoParallel,
     Callback,
@@ -30,7 +31,6 @@ from msrun.runtime import (
     optim,
     release,
 )
-from msrun.runtime.data import NumpySlicesDataset
 
 ATTEMPT = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 

@@ -17,10 +17,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-import msrun.runtime.shm  # noqa: F401  # registers the backend
+import msrun.shm  # noqa: F401  # registers the backend
 from msrun.runtime import get_group_size, get_rank, init, release
-from msrun.runtime.shm.process_group import ShmGroup
-from msrun.runtime.shm.work import ShmWork
+from msrun.shm.process_group import ShmGroup
+from msrun.shm.work import ShmWork
 
 # Before torch 2.13 they had other names.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
+from msrun.data import NumpySlicesDataset
 from msrun.runtime import (
     AutoParallel,
     Callback,
@@ -31,7 +32,6 @@ from msrun.runtime import (
     release,
 )
 from msrun.runtime.checkpoint import save as writing
-from msrun.runtime.data import NumpySlicesDataset
 
 SAMPLES, BATCH, EPOCHS = 40, 8, 3
 WIDTH = int(os.environ.get("WIDTH", "16"))

@@ -25,7 +25,7 @@ os.environ["INIT_METHOD"] = RESULT.with_suffix(".store").absolute().as_uri()
 import torch.multiprocessing  # noqa: E402
 from torch.testing._internal.common_distributed import DistTestCases  # noqa: E402
 
-import msrun.runtime.shm  # noqa: E402, F401  # registers the backend
+import msrun.shm  # noqa: E402, F401  # registers the backend
 
 SUITE = "torch.testing._internal.distributed.distributed_test"
 NAME = 'BACKEND = os.environ["BACKEND"]\n'

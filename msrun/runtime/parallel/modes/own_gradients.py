@@ -18,7 +18,7 @@ from msrun.runtime.execute.placement import placement_of
 from msrun.runtime.execute.transfers import start_all_reduce
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.parallel.user_name import user_name
-from msrun.runtime.server.remote import find_remote
+from msrun.runtime.parts.on_servers import find_remote
 
 _ATTRIBUTE = "layerwise_parallel"
 _P = TypeVar("_P", bound=nn.Parameter)

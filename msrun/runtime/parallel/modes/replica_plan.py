@@ -17,7 +17,7 @@ from msrun.runtime.parallel.scaling import describe_replicas
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.parallel.user_name import user_name
 from msrun.runtime.partition.collective_messages import Totals
-from msrun.runtime.server.remote import find_remote
+from msrun.runtime.parts.on_servers import find_remote
 
 
 def build_replica_plan(

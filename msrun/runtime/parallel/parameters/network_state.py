@@ -17,7 +17,7 @@ from msrun.runtime.nn.with_loss import WithLoss
 from msrun.runtime.parallel.batch.divided_batch import DividedBatch
 from msrun.runtime.parallel.modes.own_gradients import is_layerwise
 from msrun.runtime.parallel.network_module import NetworkModule
-from msrun.runtime.server.remote import VALUE, find_remote
+from msrun.runtime.parts.on_servers import VALUE, find_remote
 from msrun.runtime.sharding.layout import Box, whole
 from msrun.runtime.tensors.plain_tensors import local_part
 from msrun.runtime.world import world

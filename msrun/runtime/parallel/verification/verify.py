@@ -56,8 +56,8 @@ from msrun.runtime.parallel.verification.report import (
     worst_of,
 )
 from msrun.runtime.parallel.verification.untouched import untouched
+from msrun.runtime.parts.on_servers import find_remotes
 from msrun.runtime.parts.part import Part
-from msrun.runtime.server.remote import find_remotes
 from msrun.runtime.sharding.layout import Box, whole
 from msrun.runtime.tensors.plain_tensors import plain
 

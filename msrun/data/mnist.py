@@ -1,0 +1,291 @@
+"""MNIST, read from its original idx files."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import os
+import secrets
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from io import BufferedIOBase
+from pathlib import Path
+
+import numpy as np
+
+from msrun.data.dataset import Dataset
+from msrun.data.sharding import find_compat
+from msrun.data.source import ArraySource, ColumnParts
+from msrun.data.stored_file import open_data, read_at_most
+from msrun.errors import DataError, UsageError, near_miss
+
+DTYPE_OF_CODE: dict[int, np.dtype] = {
+    0x08: np.dtype("uint8"),
+    0x09: np.dtype("int8"),
+    0x0B: np.dtype(">i2"),
+    0x0C: np.dtype(">i4"),
+    0x0D: np.dtype(">f4"),
+    0x0E: np.dtype(">f8"),
+}
+"""Element type byte -> dtype as stored."""
+
+_MAX_DIM = 2**32 - 1
+
+
+@dataclass(frozen=True)
+class IdxHeader:
+    """What the first bytes of an idx file say about the rest."""
+
+    dtype: np.dtype
+    """Element type as stored, big-endian."""
+    shape: tuple[int, ...]
+
+    @property
+    def header_bytes(self) -> int:
+        return 4 + 4 * len(self.shape)
+
+    @property
+    def data_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def read_idx(path: str | os.PathLike[str], *, should_map: bool = False) -> np.ndarray:
+    """Return the array stored in an idx file; gzip is recognised by content, whatever the name.
+
+    The dtype is uint8, int8, int16, int32, float32 or float64 in native byte order; the shape is the file's.
+    With `should_map`, an uncompressed file of one-byte elements is mapped read-only instead of loaded.
+
+    Raises:
+        DataError: the file is missing or unreadable, has a wrong magic number, fewer or more bytes than its
+            dimensions say, or is a damaged gzip file.
+    """
+    path = Path(path)
+    with open_data(path) as stream:
+        header = _read_header(stream, path)
+        if isinstance(stream, gzip.GzipFile):
+            flat = np.frombuffer(_read_payload(stream, header, path), header.dtype)
+        else:
+            _check_size(path, header, os.fstat(stream.fileno()).st_size - header.header_bytes)
+            flat = _load_plain(path, header, should_map=should_map)
+    return _shaped(flat, header, path)
+
+
+def write_idx(path: str | os.PathLike[str], array: np.ndarray) -> None:
+    """Write `array` as an idx file, gzipped if the name ends in `.gz`; the file appears whole or not at all.
+
+    Raises:
+        DataError: the dtype is none of the six that the format has, or a dimension does not fit 32 bits.
+    """
+    path, array = Path(path), np.asarray(array)
+    content = _render_header(path, array) + array.astype(_stored_dtype(path, array), order="C").tobytes()
+    if path.suffix == ".gz":
+        content = gzip.compress(content, mtime=0)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _read_header(stream: BufferedIOBase, path: Path) -> IdxHeader:
+    magic = stream.read(4)
+    if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in DTYPE_OF_CODE:
+        raise DataError(
+            f"{path}: starts at byte 0 with {magic.hex(' ') or '(none)'}, but an idx file starts with 00 00, a type "
+            f"byte ({', '.join(f'{code:02x}' for code in DTYPE_OF_CODE)}) and a number of dimensions; "
+            "fetch the original file again"
+        )
+    num_dims = magic[3]
+    dims = stream.read(4 * num_dims)
+    if len(dims) < 4 * num_dims:
+        raise DataError(
+            f"{path}: the header of {num_dims} dimensions needs {4 + 4 * num_dims} bytes, found {4 + len(dims)}; "
+            "the file is cut short, fetch it again"
+        )
+    return IdxHeader(DTYPE_OF_CODE[magic[2]], struct.unpack(f">{num_dims}I", dims))
+
+
+def _read_payload(stream: BufferedIOBase, header: IdxHeader, path: Path) -> bytearray:
+    payload = read_at_most(stream, header.data_bytes)
+    _check_size(path, header, len(payload), is_lower_bound=len(payload) > header.data_bytes)
+    return payload
+
+
+def _check_size(path: Path, header: IdxHeader, actual_bytes: int, *, is_lower_bound: bool = False) -> None:
+    if actual_bytes != header.data_bytes:
+        raise DataError(
+            f"{path}: dimensions {header.shape} of {header.dtype.name} need {header.data_bytes} bytes of data from "
+            f"byte {header.header_bytes} on, found {actual_bytes}{' or more' if is_lower_bound else ''}; the file is "
+            "damaged, fetch it again"
+        )
+
+
+def _load_plain(path: Path, header: IdxHeader, *, should_map: bool) -> np.ndarray:
+    if should_map and header.dtype.itemsize == 1 and header.data_bytes:
+        return np.memmap(path, header.dtype, mode="r", offset=header.header_bytes, shape=(header.data_bytes,))
+    return np.fromfile(path, header.dtype, offset=header.header_bytes)
+
+
+def _shaped(flat: np.ndarray, header: IdxHeader, path: Path) -> np.ndarray:
+    try:
+        shaped = flat.reshape(header.shape)
+    except ValueError as error:
+        raise DataError(
+            f"{path}: numpy cannot hold dimensions {header.shape} ({error}); the header is wrong"
+        ) from error
+    return shaped.astype(header.dtype.newbyteorder("="), copy=False)
+
+
+def _stored_dtype(path: Path, array: np.ndarray) -> np.dtype:
+    return DTYPE_OF_CODE[_type_code(path, array)]
+
+
+def _type_code(path: Path, array: np.ndarray) -> int:
+    for code, dtype in DTYPE_OF_CODE.items():
+        if dtype == array.dtype.newbyteorder(">"):
+            return code
+    names = ", ".join(dtype.name for dtype in DTYPE_OF_CODE.values())
+    raise DataError(f"{path}: an idx file cannot hold {array.dtype}; cast the array to one of {names}")
+
+
+def _render_header(path: Path, array: np.ndarray) -> bytes:
+    if any(dim > _MAX_DIM for dim in array.shape):
+        raise DataError(f"{path}: an idx file cannot hold shape {array.shape}; every dimension is at most {_MAX_DIM}")
+    return struct.pack(f">HBB{array.ndim}I", 0, _type_code(path, array), array.ndim, *array.shape)
+
+
+PREFIX_OF_USAGE = {"train": "train", "test": "t10k"}
+"""Which files hold which part."""
+
+_SUB_FOLDERS = ("", "MNIST/raw", "raw", "{usage}")
+
+
+class MnistDataset(Dataset):
+    """Columns `image` (H, W, 1) uint8 and `label` () int64 of MNIST, or of any data in its four files.
+
+    The files `train-images-idx3-ubyte`, `train-labels-idx1-ubyte`, `t10k-images-idx3-ubyte` and
+    `t10k-labels-idx1-ubyte` may end in `.gz`, may have a dot before `idx`, and may lie in `dataset_dir`, in its
+    `MNIST/raw` or `raw`, or in its `train` and `test`. Uncompressed files are mapped, not loaded.
+    `usage` is "train", "test" or "all" (both, train first). None is "train", in MindSpore's meaning all files that
+    `dataset_dir` itself has, in the order of their names. The other parameters are those of `Dataset`.
+
+    Raises:
+        DataError: a file is missing or damaged, or images and labels do not fit together.
+        UsageError: a parameter is out of range.
+    """
+
+    def __init__(
+        self,
+        dataset_dir: str | os.PathLike[str],
+        usage: str | None = None,
+        num_samples: int | None = None,
+        num_parallel_workers: int | None = None,
+        shuffle: bool | None = None,
+        *,
+        num_shards: int | None = None,
+        shard_id: int | None = None,
+        seed: int | None = None,
+    ) -> None:
+        folder = check_folder(dataset_dir)
+        there = [part for part, prefix in PREFIX_OF_USAGE.items() if any(folder.glob(f"{prefix}-images*"))]
+        parts = [read_mnist(folder, part) for part in parts_of_usage(usage, sorted(there))]
+        if len({images.shape[1:] for images, _ in parts}) > 1:
+            shapes = " and ".join(str(images.shape[1:]) for images, _ in parts)
+            raise DataError(f"{folder}: train and test images differ in shape, {shapes}; read them one at a time")
+        columns = {
+            "image": ColumnParts([images[..., None] for images, _ in parts]),
+            "label": ColumnParts([labels for _, labels in parts], np.int64),
+        }
+        super().__init__(
+            ArraySource(columns),
+            num_samples=num_samples,
+            num_parallel_workers=num_parallel_workers,
+            shuffle=shuffle,
+            num_shards=num_shards,
+            shard_id=shard_id,
+            seed=seed,
+        )
+
+
+def read_mnist(folder: Path, usage: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the images (n, H, W) uint8 and labels (n,) of any integer type of "train" or "test".
+
+    Raises:
+        DataError: a file is missing or damaged, or images and labels do not fit together.
+    """
+    image_path = _get_file(folder, usage, "images", 3)
+    label_path = _get_file(folder, usage, "labels", 1)
+    images = _read_bytes(image_path, num_dims=3)
+    labels = _read_bytes(label_path, num_dims=1)
+    if len(images) != len(labels):
+        raise DataError(
+            f"{image_path}: {len(images)} images, but {label_path.name} has {len(labels)} labels; "
+            "take both files from the same source"
+        )
+    return images, labels
+
+
+def find_mnist_file(folder: Path, usage: str, kind: str, num_dims: int) -> Path | None:
+    """Return the file of `kind` ("images" or "labels") if it is in one of the known places."""
+    return next((path for path in _candidates(folder, usage, kind, num_dims) if path.is_file()), None)
+
+
+def parts_of_usage(usage: str | None, there: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the parts that "train", "test" or "all" means; raises UsageError for anything else.
+
+    Args:
+        there: parts whose files are there, in the order of their names: what None means to MindSpore.
+    """
+    if usage is None:
+        return tuple(there) if there and find_compat() == "mindspore" else ("train",)
+    if usage == "all":
+        return ("train", "test")
+    if usage not in PREFIX_OF_USAGE:
+        hint = near_miss(str(usage), (*PREFIX_OF_USAGE, "all"))
+        raise UsageError(f"usage={usage!r}{hint}; it must be 'train', 'test' or 'all'")
+    return (usage,)
+
+
+def check_folder(dataset_dir: str | os.PathLike[str] | None) -> Path:
+    """Return `dataset_dir` as a path; raises DataError when it is None or not a folder."""
+    if dataset_dir is None:
+        raise DataError("dataset_dir is None; set the environment variable that the script takes the data folder from")
+    folder = Path(dataset_dir)
+    if not folder.is_dir():
+        raise DataError(f"dataset_dir {str(folder)!r} is not a folder; pass the folder that holds the data files")
+    return folder
+
+
+def _candidates(folder: Path, usage: str, kind: str, num_dims: int) -> Iterator[Path]:
+    stem = f"{PREFIX_OF_USAGE[usage]}-{kind}"
+    for sub_folder in _SUB_FOLDERS:
+        for joint in ("-", "."):
+            for suffix in ("", ".gz"):
+                yield folder / sub_folder.format(usage=usage) / f"{stem}{joint}idx{num_dims}-ubyte{suffix}"
+
+
+def _get_file(folder: Path, usage: str, kind: str, num_dims: int) -> Path:
+    path = find_mnist_file(folder, usage, kind, num_dims)
+    if path is None:
+        stem = f"{PREFIX_OF_USAGE[usage]}-{kind}"
+        places = ", ".join(repr(sub_folder.format(usage=usage)) for sub_folder in _SUB_FOLDERS[1:])
+        raise DataError(
+            f"{folder}: the {usage} {kind} are missing; looked for {stem}-idx{num_dims}-ubyte and "
+            f"{stem}.idx{num_dims}-ubyte, each also with .gz, here and in {places}; put the file there, or make "
+            "digits with: python -m msrun.data.digits DIR"
+        )
+    return path
+
+
+def _read_bytes(path: Path, *, num_dims: int) -> np.ndarray:
+    array = read_idx(path, should_map=True)
+    is_right_type = array.dtype == np.uint8 if num_dims == 3 else array.dtype.kind in "ui"
+    if array.ndim != num_dims or not is_right_type or 0 in array.shape:
+        raise DataError(
+            f"{path}: holds {array.dtype} of shape {array.shape}, but needs {'uint8' if num_dims == 3 else 'integers'} "
+            f"with {num_dims} dimension{'s' if num_dims > 1 else ''} and at least one sample; it is another file under "
+            "this name"
+        )
+    return array

@@ -1,0 +1,3 @@
+"""The older name of `msrun.shm`: importing it registers the backend, too."""
+
+import msrun.shm  # noqa: F401

@@ -139,10 +139,8 @@ def late_start(plan: LaunchPlan, host: HostPlan, missing: list[int], log: str) -
 
 
 def keep_logs(logs: Iterable[str], attempt: int) -> None:
-    """Move the logs of an attempt that is over out of the way: `worker_3.log` to `worker_3.attempt_0.log`.
-
-    Raises:
-        ClusterError: one cannot be moved.
+    """Move the logs of an attempt that is over out of the way: `worker_3.log` to `worker_3.attempt_0.log`. Raises
+    ClusterError: one cannot be moved.
     """
     for log in logs:
         path = Path(log)

@@ -30,11 +30,8 @@ class Pause:
         stop_self: Callable[[], None] | None,
         forwarded: tuple[int, ...],
     ) -> None:
-        """
-        Args:
-            ask: asks the fork server for something, "pause" or "resume".
-            stop_self: stops this process until it is continued; None = it goes on, and is told of the end by SIGCONT.
-            forwarded: signals that are for the workers.
+        """`ask`: asks the fork server for something, "pause" or "resume". `stop_self`: stops this process until it is
+        continued; None = it goes on, and is told of the end by SIGCONT. `forwarded`: signals that are for the workers.
         """
         self._ask = ask
         self._timers = timers

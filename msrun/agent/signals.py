@@ -30,11 +30,8 @@ class SignalPipe:
     def __init__(
         self, forward: tuple[int, ...] = (), *, ignore_afterwards: bool = False, time_limit_s: float = 0.0
     ) -> None:
-        """Prepare a pipe.
-
-        Args:
-            ignore_afterwards: leave these signals ignored at the end, instead of as they were.
-            time_limit_s: after how many seconds ALRM comes, once; 0 = never.
+        """Prepare a pipe. `ignore_afterwards`: leave these signals ignored at the end, instead of as they were.
+        `time_limit_s`: after how many seconds ALRM comes, once; 0 = never.
         """
         self._ignore_afterwards = ignore_afterwards
         self.time_limit_s = time_limit_s

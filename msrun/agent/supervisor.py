@@ -107,19 +107,15 @@ class Supervisor:
         check_again: Callable[[Collection[int]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """
-        Args:
-            start_own: starts a fork server, which will start the scheduler at the channel's other end; called here, and
-                again when one of the two was lost. Raises MsrunError.
-            orders: what the coordinator says, see `cluster.coordinator`; `lost {reason}` when it has gone.
-            send: tells the coordinator.
-            describe: how an attempt failed on this host; leaves out whether it may be repeated.
-            check_again: called before a restart, with processes that could not be ended; raises MsrunError.
-            strangers: children of this process that were there before the job, and are none of its business.
-            home: the folder where the user finds `scheduler.log`; empty where it goes with the job.
-            stopped_limit_s: how long a process of msrun's own may be stopped by a signal.
-            stop_self: what Ctrl-Z does to this process; None = nothing.
-            terminal: of the rank here that the user talks to; closed by the caller.
+        """`start_own`: starts a fork server, which will start the scheduler at the channel's other end; called here,
+        and again when one of the two was lost. Raises MsrunError. `orders`: what the coordinator says, see
+        `cluster.coordinator`; `lost {reason}` when it has gone. `send`: tells the coordinator. `describe`: how an
+        attempt failed on this host; leaves out whether it may be repeated. `check_again`: called before a restart, with
+        processes that could not be ended; raises MsrunError. `strangers`: children of this process that were there
+        before the job, and are none of its business. `home`: the folder where the user finds `scheduler.log`; empty
+        where it goes with the job. `stopped_limit_s`: how long a process of msrun's own may be stopped by a signal.
+        `stop_self`: what Ctrl-Z does to this process; None = nothing. `terminal`: of the rank here that the user talks
+        to; closed by the caller.
         """
         self._stopped_limit_s = stopped_limit_s
         self._check_again = check_again
@@ -167,10 +163,8 @@ class Supervisor:
         self._server, self._scheduler = start_own()
 
     def run(self, signals: SignalPipe) -> HostResult:
-        """Start everything, wait for the end and leave nothing behind.
-
-        Args:
-            signals: what may have come before, too; closed by the caller.
+        """Start everything, wait for the end and leave nothing behind. `signals`: what may have come before, too;
+        closed by the caller.
         """
         with selectors.DefaultSelector() as selector:
             self.begin(signals, selector)

@@ -91,19 +91,14 @@ class Connection:
         self._send(frame(self._seal.close(body)))
 
     def open(self, body: bytes) -> Message:
-        """Return the message in a body that has come; it is looked at once its proof holds.
-
-        Raises:
-            NotProved: it is not from one who knows the token.
-            ValueError: it is no message.
+        """Return the message in a body that has come; it is looked at once its proof holds. Raises NotProved: it is not
+        from one who knows the token. Raises ValueError: it is no message.
         """
         return decode_body(self.unseal(body))
 
     def unseal(self, body: bytes) -> bytes:
-        """Return what is in a body that has come, once its proof holds.
-
-        Raises:
-            NotProved: it is not from one who knows the token.
+        """Return what is in a body that has come, once its proof holds. Raises NotProved: it is not from one who knows
+        the token.
         """
         assert self._seal is not None, "nothing can be proved before the other side's nonce is known"
         return self._seal.open(body)
@@ -134,11 +129,8 @@ class Connection:
         """Return whole bodies that have come; sets `is_closed` at the end of the stream.
 
         Until the other side is trusted it is one at a time: what that one leads to decides who reads the next, and how
-        long that may be.
-
-        Raises:
-            ValueError: what came is too long.
-            NotUnderstood: the other side speaks TLS and this one does not, the reverse, or it is not let in.
+        long that may be. Raises ValueError: what came is too long. Raises NotUnderstood: the other side speaks TLS and
+        this one does not, the reverse, or it is not let in.
         """
         if waiting := self._buffer.feed(b"", self._most):
             return waiting

@@ -42,11 +42,8 @@ class Coordinator:
         has_begun: bool = False,
         pool: HostPool | None = None,
     ) -> None:
-        """
-        Args:
-            ranks: node_rank -> global ranks there.
-            has_begun: the job has run before, on other hosts.
-            pool: from whom the hosts of another start are chosen, and who has chosen these; None = there are no others.
+        """`ranks`: node_rank -> global ranks there. `has_begun`: the job has run before, on other hosts. `pool`: from
+        whom the hosts of another start are chosen, and who has chosen these; None = there are no others.
         """
         self._pool = pool
         self.losses: dict[int, str] = {}
@@ -86,10 +83,8 @@ class Coordinator:
         self.is_over = False
 
     def hear(self, node_rank: int, message: Message) -> list[Message]:
-        """Take one of `REPORTS` from a host; anything else is left out, and so is what is of another attempt.
-
-        Raises:
-            ValueError: no host that works as it should says this.
+        """Take one of `REPORTS` from a host; anything else is left out, and so is what is of another attempt. Raises
+        ValueError: no host that works as it should says this.
         """
         kind, attempt = message.get("type"), message.get("attempt")
         if type(attempt) is not int:
@@ -163,11 +158,8 @@ class Coordinator:
         come: Iterable[int] = (),
         report: FailureReport | None = None,
     ) -> list[Message]:
-        """All workers of a host have ended, or none was started.
-
-        Args:
-            come: those that had joined the world.
-            report: how the attempt has failed there, from logs that are whole.
+        """All workers of a host have ended, or none was started. `come`: those that had joined the world. `report`: how
+        the attempt has failed there, from logs that are whole.
         """
         if self.is_over or attempt != self.attempt or node_rank not in self._busy:
             return []

@@ -80,20 +80,12 @@ def fault_of_job(job_id: str, reason: str, exit_code: int) -> JobFailure:
 
 
 def read_failure(value: object) -> JobFailure:
-    """Return the failure in a message of another host, cut to size.
-
-    Raises:
-        ValueError: there is none in it.
-    """
+    """Return the failure in a message of another host, cut to size. Raises ValueError: there is none in it."""
     return _checked(decode_record(JobFailure, value))
 
 
 def read_report(value: object) -> FailureReport:
-    """Return the report in a message of another host, cut to size.
-
-    Raises:
-        ValueError: there is none in it.
-    """
+    """Return the report in a message of another host, cut to size. Raises ValueError: there is none in it."""
     report = decode_record(FailureReport, value)
     return replace(report, failure=_checked(report.failure))
 
@@ -106,12 +98,9 @@ def _checked(failure: JobFailure) -> JobFailure:
 
 
 def merge_failures(failure: JobFailure, hosts: Iterable[JobFailure]) -> JobFailure:
-    """Return the job's failure with what its hosts know of their own workers.
-
-    Args:
-        failure: the coordinator's: it says what the reason is.
-        hosts: as each host has seen the end. Each knows how its workers ended, and the one whose worker it is has read
-            that worker's log again since.
+    """Return the job's failure with what its hosts know of their own workers. `failure`: the coordinator's: it says
+    what the reason is. `hosts`: as each host has seen the end. Each knows how its workers ended, and the one whose
+    worker it is has read that worker's log again since.
     """
     found = list(hosts)
     newest = {worker.global_rank: worker for host in found for worker in host.guilty}

@@ -37,11 +37,7 @@ class Guest:
         connection.send_plain(hello(self._nonce))
 
     def take(self, body: bytes) -> HostRequest | None:
-        """Take what it has said; its request, once that has come.
-
-        Raises:
-            Refused: it is no host of this job.
-        """
+        """Take what it has said; its request, once that has come. Raises Refused: it is no host of this job."""
         if not self._is_greeted:
             said = read_hello(body)
             if said is None:
@@ -74,11 +70,8 @@ class Caller:
     """The host's side of one connection."""
 
     def __init__(self, connection: Connection, token: bytes, place: str, request: Callable[[], HostRequest]) -> None:
-        """Say the first words.
-
-        Args:
-            place: the scheduler's address and port, for errors.
-            request: what this host asks for, once the scheduler has said hello.
+        """Say the first words. `place`: the scheduler's address and port, for errors. `request`: what this host asks
+        for, once the scheduler has said hello.
         """
         self.connection = connection
         self._token, self.place, self._request = token, place, request
@@ -87,10 +80,8 @@ class Caller:
         connection.send_plain(hello(self.nonce))
 
     def take(self, body: bytes) -> float | None:
-        """Take what the scheduler has said; how long it may be silent, once it has let this host in.
-
-        Raises:
-            Refused: this host is not let in, or what answers is no scheduler.
+        """Take what the scheduler has said; how long it may be silent, once it has let this host in. Raises Refused:
+        this host is not let in, or what answers is no scheduler.
         """
         if body.startswith(REFUSED):
             reason = body.removeprefix(REFUSED).decode("utf-8", "replace")
@@ -120,11 +111,7 @@ class Caller:
         return None
 
     def receive(self) -> list[bytes]:
-        """Return what has come.
-
-        Raises:
-            Refused: the two sides cannot speak with each other.
-        """
+        """Return what has come. Raises Refused: the two sides cannot speak with each other."""
         try:
             return self.connection.receive()
         except NotUnderstood as error:

@@ -52,11 +52,7 @@ class HostRequest:
 
     @classmethod
     def from_json(cls, value: object) -> HostRequest:
-        """Return the request in a message.
-
-        Raises:
-            Refused: it is none.
-        """
+        """Return the request in a message. Raises Refused: it is none."""
         if not isinstance(value, Mapping):
             raise Refused("it does not say who it is")
         if value.get("protocol") != protocol():
@@ -99,11 +95,7 @@ class Registry:
         """How many workers the hosts that came will run."""
 
     def add(self, key: Hashable, request: HostRequest) -> None:
-        """Let a host in.
-
-        Raises:
-            Refused: it does not fit this job.
-        """
+        """Let a host in. Raises Refused: it does not fit this job."""
         self._check_settings(request)
         if self.is_complete:
             raise Refused(
@@ -123,11 +115,7 @@ class Registry:
         self.registered += request.local_worker_num
 
     def check_late(self, request: HostRequest) -> None:
-        """Look at a host that comes while the job runs on others.
-
-        Raises:
-            Refused: it does not fit this job.
-        """
+        """Look at a host that comes while the job runs on others. Raises Refused: it does not fit this job."""
         self._check_settings(request)
         if request.local_worker_num > self._asked_num:
             raise Refused(f"--local_worker_num {request.local_worker_num}: the job has {self._asked_num} workers")

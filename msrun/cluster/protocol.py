@@ -377,19 +377,13 @@ MOMENTS: Mapping[str, Mapping[str, Any]] = {
 
 
 def check_said(message: Message) -> None:
-    """Look at a message of an agent.
-
-    Raises:
-        ValueError: no msrun of this version says this; names the field.
-    """
+    """Look at a message of an agent. Raises ValueError: no msrun of this version says this; names the field."""
     msgspec.convert(message, AgentSays, str_keys=True, dec_hook=lambda hint, item: hint(item))
 
 
 def read_moment(kind: str, value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a moment that a host has told of; those that do not belong to it are left out.
-
-    Raises:
-        ValueError: one is missing, or is of another type.
+    """Return the fields of a moment that a host has told of; those that do not belong to it are left out. Raises
+    ValueError: one is missing, or is of another type.
     """
     found = {}
     for name, form in MOMENTS[kind].items():

@@ -25,11 +25,8 @@ class UnresolvedName(ClusterError):
 
 
 def resolve_address(name: str) -> str:
-    """Return the numeric address of the scheduler's host; a numeric one comes back as it is.
-
-    Raises:
-        UnresolvedName: nothing of that name is known now.
-        UsageError: this host takes it for its own loopback address.
+    """Return the numeric address of the scheduler's host; a numeric one comes back as it is. Raises UnresolvedName:
+    nothing of that name is known now. Raises UsageError: this host takes it for its own loopback address.
     """
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
@@ -65,12 +62,7 @@ _NEIGHBOUR_TRIES = 20
 
 def listen(address: str, port: int, remedy: str = "leave it out to take a free port") -> socket.socket:
     """Return a listening socket on `address`, IPv4 or IPv6; port 0 takes a free one, where possible before another.
-
-    Args:
-        remedy: what the user can do when the port is taken.
-
-    Raises:
-        UsageError: the port is in use or not allowed.
+    `remedy`: what the user can do when the port is taken. Raises UsageError: the port is in use or not allowed.
     """
     try:
         listener = _bound(address, port)

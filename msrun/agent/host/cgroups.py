@@ -17,10 +17,8 @@ from msrun.planning.placement.host import parse_cpu_list
 def group_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[Path, ...]]:
     """Yield the folders of each mounted tree of groups that has a controller, as version 2 has all of them.
 
-    They lead from the group of this process up to the mount point: a limit above holds below.
-
-    Args:
-        root: the file system to read /proc and /sys of.
+    They lead from the group of this process up to the mount point: a limit above holds below. `root`: the file system
+    to read /proc and /sys of.
     """
     paths = _own_paths(root)
     for line in _lines(root / "proc/self/mountinfo"):
@@ -84,10 +82,8 @@ class CgroupLimits:
 
 
 def read_cgroup_limits(root: Path = Path("/")) -> CgroupLimits:
-    """Return the limits of this process's groups and all above them that can be seen.
-
-    Args:
-        root: the file system to read /proc and /sys of.
+    """Return the limits of this process's groups and all above them that can be seen. `root`: the file system to read
+    /proc and /sys of.
     """
     trees = group_folders("cpu", root)
     quotas = [quota for folders in trees for folder in folders if (quota := _quota(folder)) is not None]

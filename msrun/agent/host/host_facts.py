@@ -37,12 +37,9 @@ def read_topology(
     """Return the processors of this host and what this process may use of them.
 
     What the kernel does not tell (a container without /sys, an old kernel) is taken as flat: one NUMA node, every
-    processor a core of its own.
-
-    Args:
-        root: the file system to read /proc and /sys of.
-        affinity: processors that this process may run on; asked of the kernel when not given.
-        device_nodes: NUMA nodes of accelerators, see `Topology.device_nodes`.
+    processor a core of its own. `root`: the file system to read /proc and /sys of. `affinity`: processors that this
+    process may run on; asked of the kernel when not given. `device_nodes`: NUMA nodes of accelerators, see
+    `Topology.device_nodes`.
     """
     usable = set(os.sched_getaffinity(0) if affinity is None else affinity)
     limits = read_cgroup_limits(root)
@@ -187,10 +184,8 @@ def read_host_facts(environ: Mapping[str, str], root: Path = Path("/")) -> HostF
     """Return what the planner needs of this host. Opens no device and imports no vendor library.
 
     A preset CUDA_VISIBLE_DEVICES or ASCEND_RT_VISIBLE_DEVICES is honoured: only what it makes visible counts.
-
-    Args:
-        environ: the environment of the workers, as far as it is known.
-        root: the file system to read /dev, /proc and /sys of.
+    `environ`: the environment of the workers, as far as it is known. `root`: the file system to read /dev, /proc and
+    /sys of.
     """
     gpus, npus = read_gpus(root), read_npus(root)
     visible_gpus = visible_cuda(environ.get(CUDA_VARIABLE), gpus)

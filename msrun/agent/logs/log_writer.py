@@ -50,11 +50,7 @@ class LogWriter:
     """Event loop of the log writer."""
 
     def __init__(self, streams: list[LogStream], channel: Channel, rotation: LogRotation, record: Record) -> None:
-        """Open all logs.
-
-        Raises:
-            OSError: a log cannot be opened.
-        """
+        """Open all logs. Raises OSError: a log cannot be opened."""
         self._ranks = {stream.reader_fd: stream.global_rank for stream in streams}
         self._logs = {stream.reader_fd: RotatedLog(stream.path, rotation) for stream in streams}
         self._channel = channel

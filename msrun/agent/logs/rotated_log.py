@@ -37,10 +37,8 @@ def rotated_path(path: str, number: int) -> str:
 
 
 def rename_log(path: str, new_path: str) -> None:
-    """Rename a log that nobody writes any more, with its older files: `new_path`, `new_path.1` and so on.
-
-    Raises:
-        OSError: a file cannot be renamed. A log that is not there is none.
+    """Rename a log that nobody writes any more, with its older files: `new_path`, `new_path.1` and so on. Raises
+    OSError: a file cannot be renamed. A log that is not there is none.
     """
     number = 0
     while os.path.lexists(rotated_path(path, number)):
@@ -52,10 +50,8 @@ class RotatedLog:
     """One log and its older files. Failures to write never leave this class: they are counted and told."""
 
     def __init__(self, path: str, rotation: LogRotation) -> None:
-        """Open the file, or create it, and go on at its end.
-
-        Raises:
-            OSError: it cannot be opened, or is no plain file of ours.
+        """Open the file, or create it, and go on at its end. Raises OSError: it cannot be opened, or is no plain file
+        of ours.
         """
         self._path = path
         self._rotation = rotation
@@ -136,11 +132,7 @@ class RotatedLog:
             self._is_in_line = data[written - 1] != 0x0A
 
     def _write_all(self, data: memoryview) -> int:
-        """Write everything; returns how much that is.
-
-        Raises:
-            _PartlyWritten: not everything could be written.
-        """
+        """Write everything; returns how much that is. Raises _PartlyWritten: not everything could be written."""
         written = 0
         try:
             if self._fd < 0 and len(data):

@@ -50,10 +50,8 @@ _WORD_BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
 
 
 def bind_cpus(cpus: Collection[int]) -> None:
-    """Let this process, and what it starts, run on these processors only.
-
-    Raises:
-        OSError: the kernel does not allow it, or not all of them.
+    """Let this process, and what it starts, run on these processors only. Raises OSError: the kernel does not allow it,
+    or not all of them.
     """
     os.sched_setaffinity(0, cpus)
     allowed = os.sched_getaffinity(0)
@@ -64,10 +62,8 @@ def bind_cpus(cpus: Collection[int]) -> None:
 def bind_memory(nodes: Collection[int]) -> None:
     """Let this process take new memory from these NUMA nodes: only from them, or from them first where that fails.
 
-    The policy passes to what the process starts. See set_mempolicy(2).
-
-    Raises:
-        OSError: the kernel allows neither (in a container mostly: CAP_SYS_NICE is missing).
+    The policy passes to what the process starts. See set_mempolicy(2). Raises OSError: the kernel allows neither (in a
+    container mostly: CAP_SYS_NICE is missing).
     """
     try:
         _set_mempolicy(MPOL_BIND, nodes)

@@ -50,11 +50,7 @@ def _dump() -> bytes:
 
 
 def request_dumps(prefix: str, pids: Mapping[int, int]) -> None:
-    """Ask workers for their dumps; those that have joined no world of torch do not answer.
-
-    Args:
-        pids: by global rank.
-    """
+    """Ask workers for their dumps; those that have joined no world of torch do not answer. `pids`: by global rank."""
     for rank in pids:
         with contextlib.suppress(OSError):
             pipe = os.open(contract.flight_recorder_pipe(prefix, rank), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -38,14 +38,8 @@ class LogPipes:
     """One pipe per worker of one start, and the channel to their log writer. Owned by the fork server."""
 
     def __init__(self, rotation: LogRotation, paths: Mapping[int, str]) -> None:
-        """Open everything.
-
-        Args:
-            rotation: when files are exchanged, and how many stay.
-            paths: global rank -> log.
-
-        Raises:
-            OSError: too many open files.
+        """Open everything. `rotation`: when files are exchanged, and how many stay. `paths`: global rank -> log. Raises
+        OSError: too many open files.
         """
         self._rotation = rotation
         self._paths = dict(paths)

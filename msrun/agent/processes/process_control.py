@@ -240,10 +240,8 @@ def reap_own_children(strangers: Collection[int]) -> None:
 def kill_descendants(deadline_s: float, strangers: Collection[int] = ()) -> list[int]:
     """Kill everything below this process until nothing is left; returns what survived the deadline.
 
-    Needs `adopt_orphans`: otherwise a double fork escapes.
-
-    Args:
-        strangers: children that were there before the job; they, and what is below them, are let alone.
+    Needs `adopt_orphans`: otherwise a double fork escapes. `strangers`: children that were there before the job; they,
+    and what is below them, are let alone.
     """
     end = time.monotonic() + deadline_s
     while True:

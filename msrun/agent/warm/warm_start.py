@@ -46,11 +46,8 @@ def likeness(env: Mapping[str, str], imports: Sequence[str], working_directory: 
     """Return a short word that is equal for two jobs exactly when one warm server can serve both.
 
     It stands for interpreter, msrun's code, imported packages, variables that are read at import, user, capabilities,
-    limits, cores, priority, control group and namespaces.
-
-    Args:
-        env: that of the fork server.
-        imports: what it imports before it has a job. Of packages that one job names, others may find more imported.
+    limits, cores, priority, control group and namespaces. `env`: that of the fork server. `imports`: what it imports
+    before it has a job. Of packages that one job names, others may find more imported.
     """
     search = [part for part in env.get("PYTHONPATH", "").split(os.pathsep) if part]
     value = {
@@ -109,10 +106,8 @@ def _stamp(path: str) -> tuple[int, int] | None:
 
 
 def warm_folder(caller: Mapping[str, str]) -> Path:
-    """Return the folder, made where it was not there: below XDG_RUNTIME_DIR, else in the temporary folder.
-
-    Raises:
-        UsageError: it belongs to another user, or others may look into it.
+    """Return the folder, made where it was not there: below XDG_RUNTIME_DIR, else in the temporary folder. Raises
+    UsageError: it belongs to another user, or others may look into it.
     """
     runtime = caller.get("XDG_RUNTIME_DIR", "")
     base = Path(runtime) if runtime and os.access(runtime, os.W_OK) else Path(tempfile.gettempdir())
@@ -211,10 +206,7 @@ def start_warm(
 ) -> ForkServerHandle | None:
     """Return a fork server that has imported already, for `begin`; None where no warm server is ready.
 
-    Then one is started beside the job, for the next.
-
-    Raises:
-        UsageError: others could reach the user's warm servers.
+    Then one is started beside the job, for the next. Raises UsageError: others could reach the user's warm servers.
     """
     path = warm_folder(caller) / f"{likeness(env, warm.imports, working_directory)}.sock"
     with contextlib.suppress(OSError), locked(path, waits=True):
@@ -306,10 +298,8 @@ def _start_server(path: Path, warm: WarmStart, env: Mapping[str, str], working_d
 
 
 def stop_warm_servers(caller: Mapping[str, str]) -> int:
-    """Let every warm server of this user end once its jobs are over; returns how many there were.
-
-    Raises:
-        UsageError: others could reach the user's warm servers.
+    """Let every warm server of this user end once its jobs are over; returns how many there were. Raises UsageError:
+    others could reach the user's warm servers.
     """
     count = 0
     folder = warm_folder(caller)

@@ -44,10 +44,8 @@ NO_MEMORY = (
 
 
 def explain_limit(wait_status: int, log: str) -> str:
-    """Return which limit has ended a process, and what to do; empty when none is set, or nothing speaks for it.
-
-    Args:
-        log: file that holds its last words.
+    """Return which limit has ended a process, and what to do; empty when none is set, or nothing speaks for it. `log`:
+    file that holds its last words.
     """
     code = os.waitstatus_to_exitcode(wait_status)
     seconds, _ = resource.getrlimit(resource.RLIMIT_CPU)
@@ -142,9 +140,7 @@ _NO_INPUT = re.compile(rb"^(?:bdb\.BdbQuit|EOFError: EOF when reading a line)\s*
 
 def explain_no_input(log: str, global_rank: int, has_input: bool) -> str:
     """Return that a rank whose log ends so has no standard input, for the failure report; empty when that is not why.
-
-    Args:
-        has_input: the user's standard input belongs to it.
+    `has_input`: the user's standard input belongs to it.
     """
     if has_input:
         return ""

@@ -30,11 +30,9 @@ class MeetingWatch:
     def __init__(
         self, limit_s: float, deserted_s: float, host_name: str, board: ProgressBoard, *, is_patient: bool = False
     ) -> None:
-        """
-        Args:
-            limit_s: how long a rank may wait for the others in init(); negative = for ever.
-            deserted_s: how long all running ranks may wait in a collective after another has finished; 0 = for ever.
-            is_patient: nobody waits too long for a rank that runs.
+        """`limit_s`: how long a rank may wait for the others in init(); negative = for ever. `deserted_s`: how long all
+        running ranks may wait in a collective after another has finished; 0 = for ever. `is_patient`: nobody waits too
+        long for a rank that runs.
         """
         self._is_patient = is_patient
         self.interval_s = MAX_INTERVAL_S
@@ -153,15 +151,10 @@ class LingerWatch:
         """When the workers went on after a pause; what was before does not count."""
 
     def look(self, running: Mapping[int, int], now: float) -> tuple[dict[int, str], HangTimeout | None]:
-        """Look once.
-
-        Args:
-            running: global rank -> pid of every worker that runs.
-            now: monotonic seconds.
-
-        Returns the ranks that have been found to linger since the last look, with what each waits for, and why the job
-        is to be ended: all workers that run linger, and none has done anything for the limit. One whose program has
-        failed ends itself, with its own status.
+        """Look once. `running`: global rank -> pid of every worker that runs. `now`: monotonic seconds. Returns the
+        ranks that have been found to linger since the last look, with what each waits for, and why the job is to be
+        ended: all workers that run linger, and none has done anything for the limit. One whose program has failed ends
+        itself, with its own status.
         """
         records = {rank: self._board.read(rank) for rank in running}
         lingering = {rank: record for rank, record in records.items() if record.ended_at}
@@ -218,10 +211,8 @@ class JobWatch:
         """Global rank -> size of its log when its stacks were requested."""
 
     def start(self, membership: Membership, on_stuck: OnStuck, tell: Callable[..., None]) -> None:
-        """Watch these workers until `stop`.
-
-        Args:
-            tell: told of every rank whose program has ended and whose process goes on.
+        """Watch these workers until `stop`. `tell`: told of every rank whose program has ended and whose process goes
+        on.
         """
         self._watch_end(membership, on_stuck, tell)
         self._watch_meeting(membership, on_stuck)

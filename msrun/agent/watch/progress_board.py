@@ -91,11 +91,7 @@ class ProgressBoard:
         self._descriptor = -1
 
     def create(self) -> None:
-        """Make the file, empty.
-
-        Raises:
-            OSError: it exists already, or cannot be made.
-        """
+        """Make the file, empty. Raises OSError: it exists already, or cannot be made."""
         descriptor = os.open(
             self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, contract.FILE_MODE
         )

@@ -56,10 +56,7 @@ def kernel_state(pid: int) -> str:
 
 def request_stacks(logs: Mapping[int, str], headline: str) -> None:
     """Have every worker write its stacks into its log; for one that cannot, the kernel's view of it is written there.
-
-    Args:
-        logs: process id -> path of its log.
-        headline: line that comes first.
+    `logs`: process id -> path of its log. `headline`: line that comes first.
     """
     for pid, log_path in logs.items():
         if catches(pid, STACK_SIGNAL):
@@ -144,10 +141,8 @@ def read_place(log_path: str, begin: int) -> Place | None:
 def find_place(frames: list[tuple[str, str, str]], source_line: Callable[[str, int], str] = _source_line) -> Place:
     """Return what the frames of a thread tell: file, line and function of each, the innermost first.
 
-    The wait of a `dist.Work` is native code: a line of Python that calls it is then the innermost frame.
-
-    Args:
-        source_line: file and number -> that line of it.
+    The wait of a `dist.Work` is native code: a line of Python that calls it is then the innermost frame. `source_line`:
+    file and number -> that line of it.
     """
     waits_in, is_waiting = _waits_itself(frames, source_line), True
     for file, line, function in frames:

@@ -75,12 +75,7 @@ class Watchdog:
         self._watches.clear()
 
     def look(self, running: Mapping[int, int], now: float) -> Hang | None:
-        """Look once.
-
-        Args:
-            running: global rank -> pid of every worker that runs.
-            now: monotonic seconds.
-        """
+        """Look once. `running`: global rank -> pid of every worker that runs. `now`: monotonic seconds."""
         used = session_usage(running.values())
         elapsed_s = now - self._last_look if self._last_look is not None else 0.0
         if elapsed_s > 3 * self.interval_s + 1.0:

@@ -50,11 +50,8 @@ class KeyPair:
 
 
 def read_key_pair(spec: TlsSpec, side: Side) -> KeyPair:
-    """Return the certificate and key of one side.
-
-    Raises:
-        UsageError: file or password is missing or wrong, there is more or less in it than one certificate and one key,
-            or they do not belong together.
+    """Return the certificate and key of one side. Raises UsageError: file or password is missing or wrong, there is
+    more or less in it than one certificate and one key, or they do not belong together.
     """
     place = spec.place(f"{side}_cert_path")
     path = getattr(spec, f"{side}_cert_path")
@@ -81,11 +78,7 @@ def read_key_pair(spec: TlsSpec, side: Side) -> KeyPair:
 
 
 def read_limited(path: str, place: str) -> bytes:
-    """Return the content of a small file.
-
-    Raises:
-        UsageError: it cannot be read, is empty or is no small file.
-    """
+    """Return the content of a small file. Raises UsageError: it cannot be read, is empty or is no small file."""
     try:
         data = read_at_most(path, MAX_FILE_BYTES + 1)
     except OSError as error:
@@ -183,10 +176,8 @@ class Authority:
 
 
 def read_authority(spec: TlsSpec, now: datetime.datetime) -> Authority:
-    """Return the CA and its revocation lists.
-
-    Raises:
-        UsageError: a file is missing or is not what it should be, or a list is out of date or another CA's.
+    """Return the CA and its revocation lists. Raises UsageError: a file is missing or is not what it should be, or a
+    list is out of date or another CA's.
     """
     certificates = _read_certificates(spec)
     revocations = _read_revocations(spec) if spec.crl_path else ()
@@ -248,11 +239,8 @@ WEAK = {
 
 
 def build_context(spec: TlsSpec, side: Side, pair: KeyPair, authority: Authority) -> ssl.SSLContext:
-    """Return a context of a side that proves who it is, and wants the other to.
-
-    Raises:
-        UsageError: OpenSSL takes the key or the certificate for too weak.
-        ClusterError: this OpenSSL is not able to do what is needed.
+    """Return a context of a side that proves who it is, and wants the other to. Raises UsageError: OpenSSL takes the
+    key or the certificate for too weak. Raises ClusterError: this OpenSSL is not able to do what is needed.
     """
     is_server = side == "server"
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
@@ -350,12 +338,9 @@ class TlsIdentity:
 
 
 def open_identity(spec: TlsSpec, side: Side) -> TlsIdentity:
-    """Read and try everything that one side needs.
-
-    Raises:
-        UsageError: a file or password is wrong, or the other side would not let us in: expired, revoked, another CA,
-            too weak.
-        ClusterError: this OpenSSL is not able to do what is needed.
+    """Read and try everything that one side needs. Raises UsageError: a file or password is wrong, or the other side
+    would not let us in: expired, revoked, another CA, too weak. Raises ClusterError: this OpenSSL is not able to do
+    what is needed.
     """
     now = now_utc()
     authority, pair = read_authority(spec, now), read_key_pair(spec, side)
@@ -403,11 +388,7 @@ def _reason(error: ssl.SSLCertVerificationError, spec: TlsSpec) -> str:
 
 
 def _shake_hands(ours: ssl.SSLContext, theirs: ssl.SSLContext, *, ours_is_server: bool, server_name: str) -> None:
-    """Carry out a handshake between two contexts.
-
-    Raises:
-        ssl.SSLError: of the side that did not let the other in.
-    """
+    """Carry out a handshake between two contexts. Raises ssl.SSLError: of the side that did not let the other in."""
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     name = (server_name or None) if ours_is_server else None  # which the other side looks for
     one = ours.wrap_bio(back, there, server_side=ours_is_server)

@@ -83,10 +83,8 @@ class TlsSession:
         return self._outgoing.read()
 
     def receive(self, data: bytes) -> bytes:
-        """Return the text in what came over the wire, which may complete the handshake.
-
-        Raises:
-            NotUnderstood: the other side is not let in, does not let us in, or speaks no TLS.
+        """Return the text in what came over the wire, which may complete the handshake. Raises NotUnderstood: the other
+        side is not let in, does not let us in, or speaks no TLS.
         """
         self._incoming.write(data)
         found = bytearray()

@@ -53,8 +53,7 @@ class OwnFaults:
 
     @contextlib.contextmanager
     def named(self) -> Iterator[None]:
-        """Make an error that msrun does not raise on purpose one that names msrun. Raises ClusterError: in its place.
-        """
+        """Make an error that msrun does not raise on purpose one that names msrun. Raises ClusterError: in its place."""
         try:
             yield
         except MsrunError:

@@ -6,10 +6,9 @@ import functools
 import hashlib
 import ipaddress
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Union
 
 import msgspec
 
@@ -173,188 +172,50 @@ class HostPart:
     """Number of the log directory of a host where msrun was typed."""
 
 
-class _Form(msgspec.Struct, tag_field="type", tag=lambda name: re.sub("(?<!^)(?=[A-Z])", "_", name).lower()):
-    """A message; its class is its type. What else is in one is left out."""
-
-
-# What an agent says.
-
-
-class Checked(_Form):
-    report: HostReport
-
-
-class Listening(_Form):
-    port: Number
-    error: str = ""
-
-
-class Reached(_Form):
-    result: ReachResult
-
-
-class Planned(_Form):
-    host: HostPlan
-    notes: Texts
-    target: str
-    logs: Texts
-
-
-class Event(_Form):
-    moment: str
-    fields: dict[str, Any]
-
-
-class Failed(_Form):
-    attempt: Number
-    report: FailureReport
-
-
-class Ended(_Form):
-    attempt: Number
-    can_continue: bool
-    come: Numbers
-    has_begun: bool
-    report: FailureReport | None
-
-
-class Done(_Form):
-    attempt: Number
-    rank: Number
-    has_come: bool
-
-
-class Ready(_Form):
-    attempt: Number
-    clock_s: Seconds
-
-
-class Log(_Form):
-    name: str
-    attempt: Number | None
-    data: str
-
-
-class LogsEnd(_Form):
-    """All logs have been sent."""
-
-
-class Result(_Form):
-    failure: JobFailure | None
-    survivors: Numbers
-
-
-class Error(_Form):
-    text: str
-    exit_code: Number
-    traceback: str = ""
-
-
-class Fault(_Form):
-    text: str
-    traceback: str
-
-
-class Shown(_Form):
-    data: str
-
-
-class Taken(_Form):
-    count: Number
-
-
-class Beat(_Form):
-    seen: Number
-
-
-class Attached(_Form):
-    seen: Number
-
-
-AgentSays = (
-    Checked
-    | Listening
-    | Reached
-    | Planned
-    | Event
-    | Failed
-    | Ended
-    | Done
-    | Ready
-    | Log
-    | LogsEnd
-    | Result
-    | Error
-    | Fault
-    | Shown
-    | Taken
-    | Beat
-    | Attached
-)
-
-# What it is told, beside signals and what a terminal says.
-
-
-class Job(_Form):
-    job: HostJob
-
-
-class Listen(_Form):
-    address: str
-    port: Number
-
-
-class Reach(_Form):
-    address: str
-    port: Number
-
-
-class Plan(_Form):
-    part: HostPart
-
-
-class Run(_Form):
-    part: HostPart
-
-
-class Stop(_Form):
-    attempt: Number
-    report: FailureReport
-    goes_on: bool
-
-
-class Absent(_Form):
-    attempt: Number
-    ranks: Numbers
-
-
-class Restart(_Form):
-    attempt: Number
-    delay_s: Seconds
-    reason: str
-    ranks: Numbers
-
-
-class Start(_Form):
-    attempt: Number
-
-
-class Over(_Form):
-    report: FailureReport | None
-    goes_on: bool
-
-
-class Waiting(_Form):
-    text: str
-
-
-class CalledOff(_Form):
-    reason: str
-    exit_code: Number
-
-
-LauncherSays = Job | Listen | Reach | Plan | Run | Stop | Absent | Restart | Start | Over | Waiting | CalledOff
-
+_Fields = Mapping[str, Any]
+"""Field -> its type, or that with its default."""
+SAID: Mapping[str, _Fields] = {
+    "checked": {"report": HostReport},
+    "listening": {"port": Number, "error": (str, "")},
+    "reached": {"result": ReachResult},
+    "planned": {"host": HostPlan, "notes": Texts, "target": str, "logs": Texts},
+    "event": {"moment": str, "fields": dict[str, Any]},
+    "failed": {"attempt": Number, "report": FailureReport},
+    "ended": {
+        "attempt": Number,
+        "can_continue": bool,
+        "come": Numbers,
+        "has_begun": bool,
+        "report": FailureReport | None,
+    },
+    "done": {"attempt": Number, "rank": Number, "has_come": bool},
+    "ready": {"attempt": Number, "clock_s": Seconds},
+    "log": {"name": str, "attempt": Number | None, "data": str},
+    "logs_end": {},  # all of them have been sent
+    "result": {"failure": JobFailure | None, "survivors": Numbers},
+    "error": {"text": str, "exit_code": Number, "traceback": (str, "")},
+    "fault": {"text": str, "traceback": str},
+    "shown": {"data": str},
+    "taken": {"count": Number},
+    "beat": {"seen": Number},
+    "attached": {"seen": Number},
+}
+"""What an agent says: type -> its fields. What else is in a message is left out."""
+TOLD: Mapping[str, _Fields] = {
+    "job": {"job": HostJob},
+    "listen": {"address": str, "port": Number},
+    "reach": {"address": str, "port": Number},
+    "plan": {"part": HostPart},
+    "run": {"part": HostPart},
+    "stop": {"attempt": Number, "report": FailureReport, "goes_on": bool},
+    "absent": {"attempt": Number, "ranks": Numbers},
+    "restart": {"attempt": Number, "delay_s": Seconds, "reason": str, "ranks": Numbers},
+    "start": {"attempt": Number},
+    "over": {"report": FailureReport | None, "goes_on": bool},
+    "waiting": {"text": str},
+    "called_off": {"reason": str, "exit_code": Number},
+}
+"""What it is told, beside signals and what a terminal says."""
 MOMENTS: Mapping[str, Mapping[str, Any]] = {
     "preparing": {"preload": Texts},
     "ready": {"start_method": str, "reason": str, "prepare_s": Seconds},
@@ -376,9 +237,25 @@ MOMENTS: Mapping[str, Mapping[str, Any]] = {
 """Moment -> its fields, as `agent.supervisor` tells them."""
 
 
+def _forms(fields_of: Mapping[str, _Fields]) -> dict[str, type[msgspec.Struct]]:
+    """Return type -> the form of its messages."""
+    return {
+        kind: msgspec.defstruct(
+            kind,
+            [(name, *form) if isinstance(form, tuple) else (name, form) for name, form in fields.items()],
+            tag_field="type",
+            tag=kind,
+        )
+        for kind, fields in fields_of.items()
+    }
+
+
+_AGENT_SAYS: Any = Union[tuple(_forms(SAID).values())]  # noqa: UP007 - of a table
+
+
 def check_said(message: Message) -> None:
     """Look at a message of an agent. Raises ValueError: no msrun of this version says this; names the field."""
-    msgspec.convert(message, AgentSays, str_keys=True, dec_hook=lambda hint, item: hint(item))
+    msgspec.convert(message, _AGENT_SAYS, str_keys=True, dec_hook=lambda hint, item: hint(item))
 
 
 def read_moment(kind: str, value: Mapping[str, Any]) -> dict[str, Any]:
@@ -397,6 +274,7 @@ def read_moment(kind: str, value: Mapping[str, Any]) -> dict[str, Any]:
 @functools.cache
 def protocol() -> int:
     """Return the version of what hosts, launcher and coordinator say: it changes with any form."""
-    forms = msgspec.json.schema_components([AgentSays, LauncherSays], schema_hook=lambda _: {"type": "string"})
-    text = json.dumps([forms, {kind: sorted(map(str, fields.items())) for kind, fields in MOMENTS.items()}])
+    tables = [[*_forms(fields).values()] for fields in (SAID, TOLD, MOMENTS)]
+    forms = [msgspec.json.schema_components(forms, schema_hook=lambda _: {"type": "string"}) for forms in tables]
+    text = json.dumps(forms)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:3])

@@ -53,7 +53,7 @@ class OwnFaults:
 
     @contextlib.contextmanager
     def named(self) -> Iterator[None]:
-        """Make an error that msrun does not raise on purpose one that names msrun. Raises ClusterError: in its place."""
+        """Make an error that msrun does not raise on purpose a ClusterError that names msrun."""
         try:
             yield
         except MsrunError:

@@ -22,7 +22,7 @@ from msrun.cluster.messages import (
 from msrun.cluster.proof import PROOF_BYTES, Seal
 
 if TYPE_CHECKING:  # loaded for jobs with --tls_config
-    from msrun.cluster.tls.session import TlsSession
+    from msrun.cluster.tls import TlsSession
 
 MAX_GREETING_BYTES = 8 * 1024
 """Of what somebody says who has not proved anything."""

@@ -42,7 +42,7 @@ def encode_body(message: Message) -> bytes:
 
 
 def decode_body(body: bytes) -> Message:
-    """Return the message in JSON text. Raises ValueError: it is not a JSON object, or is nested deeper than MAX_DEPTH."""
+    """Return the message in JSON text. Raises ValueError: it is no JSON object, or is nested deeper than MAX_DEPTH."""
     try:
         message = json.loads(body.decode("utf-8", "surrogateescape"))
     except RecursionError:

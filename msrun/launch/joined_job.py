@@ -30,7 +30,7 @@ from msrun.planning.mindspore import settle_mindspore
 from msrun.planning.spec import LaunchSpec
 
 if TYPE_CHECKING:  # loaded for jobs with --tls_config
-    from msrun.cluster.tls.identity import Side, TlsIdentity
+    from msrun.cluster.tls import Side, TlsIdentity
 
 KEY_S = 5.0
 """How long the key that a host has may be that of an earlier job, or none: a shared disk shows a new file late."""
@@ -169,7 +169,7 @@ class JobKey:
 def _open_tls(spec: LaunchSpec, side: Side) -> TlsIdentity | None:
     if spec.tls is None:
         return None
-    from msrun.cluster.tls.identity import open_identity
+    from msrun.cluster.tls import open_identity
 
     return open_identity(spec.tls, side)
 

@@ -22,7 +22,7 @@ from msrun.cluster.messages import NotUnderstood
 from msrun.launch.transport.event_loop import EventLoop
 
 if TYPE_CHECKING:  # loaded for jobs with --tls_config
-    from msrun.cluster.tls.identity import TlsIdentity
+    from msrun.cluster.tls import TlsIdentity
 
 GREETING_S = 5.0
 """How long somebody who has connected may take to register."""

@@ -130,7 +130,7 @@ def look_at_tls(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
         return Finding("ok", "tls", "not needed: the job has one host")
     if spec.tls is None:
         return Finding("ok", "tls", "off: what hosts and scheduler say is not encrypted; --tls_config turns it on")
-    from msrun.cluster.tls.identity import open_identity
+    from msrun.cluster.tls import open_identity
 
     identities = [open_identity(spec.tls, "client")]
     if _has_scheduler(spec):

@@ -36,7 +36,7 @@ from msrun.planning.record_json import decode_record
 from msrun.planning.spec import LaunchSpec
 
 if TYPE_CHECKING:  # loaded for jobs with --tls_config
-    from msrun.cluster.tls.identity import TlsIdentity
+    from msrun.cluster.tls import TlsIdentity
 
 CONNECT_S = 3.0
 GREETING_S = 15.0

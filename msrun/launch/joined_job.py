@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from msrun import contract
 from msrun.agent.logs.own_file import read_end
-from msrun.cluster.connection import Connection
-from msrun.cluster.handshake import Caller
+from msrun.cluster.connection import Caller, Connection
 from msrun.cluster.hosts import HostRequest, NoKey
 from msrun.cluster.protocol import protocol
 from msrun.cluster.rendezvous import UnresolvedName, resolve_address

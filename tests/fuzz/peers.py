@@ -14,8 +14,7 @@ from open_gate import TOKEN, OpenGate, host_request
 from tls_files import PASSWORDS, Authority, TlsFolder
 
 from fuzz.mutation import change_bytes, change_value, encode_any
-from msrun.cluster.connection import Connection
-from msrun.cluster.handshake import Caller
+from msrun.cluster.connection import Caller, Connection
 from msrun.cluster.hosts import Refused
 from msrun.cluster.messages import FrameBuffer, NotUnderstood, frame
 from msrun.cluster.proof import Seal, hello, new_nonce, read_hello

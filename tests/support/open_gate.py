@@ -11,8 +11,7 @@ from unittest import mock
 
 from job_runner import wait_until
 
-from msrun.cluster.connection import Connection
-from msrun.cluster.handshake import Caller
+from msrun.cluster.connection import Caller, Connection
 from msrun.cluster.hosts import HostRequest, Refused, Registry
 from msrun.cluster.own_thread import Inbox
 from msrun.cluster.protocol import protocol

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from msrun import contract
 from msrun.agent.logs.rotated_log import LogRotation, RotatedLog
 from msrun.cluster.messages import Channel
-from msrun.cluster.scheduler import Record
+from msrun.cluster.rendezvous import Record
 
 BLOCK_BYTES = 1 << 18
 NAP_S = 0.004

@@ -252,7 +252,7 @@ def become(
 
 
 def _run_scheduler(server_pid: int, descriptors: tuple[int, int]) -> NoReturn:
-    from msrun.cluster.scheduler import run_scheduler
+    from msrun.cluster.rendezvous import run_scheduler
 
     status = run_scheduler(*descriptors)
     if status != contract.EXIT_OK:

@@ -15,8 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from msrun.cluster.connection import Connection
-from msrun.cluster.handshake import Guest
+from msrun.cluster.connection import Connection, Guest
 from msrun.cluster.hosts import HostRequest, Refused
 from msrun.cluster.messages import NotUnderstood
 from msrun.launch.transport.event_loop import EventLoop

@@ -19,8 +19,7 @@ from msrun.agent.observer import OwnFaults
 from msrun.agent.pause import stop_this_process
 from msrun.agent.processes.server_handle import ForkServerHandle
 from msrun.agent.signals import SignalPipe
-from msrun.cluster.connection import Connection
-from msrun.cluster.handshake import Caller
+from msrun.cluster.connection import Caller, Connection
 from msrun.cluster.hosts import NoKey, Refused
 from msrun.cluster.protocol import HostPart
 from msrun.errors import ClusterError, PeerFailed

@@ -31,7 +31,7 @@ from msrun.agent.processes.log_pipes import (
 )
 from msrun.agent.processes.process_spec import LOG_WRITER_ID
 from msrun.cluster.messages import Channel
-from msrun.cluster.scheduler import Record
+from msrun.cluster.rendezvous import Record
 
 KEEP_ALL = 300
 

@@ -6,8 +6,7 @@ import os
 import signal
 import threading
 
-_held: list[int] = []
-"""Signals that came before a SignalPipe was there."""
+_held: list[int] = []  # signals that came before a SignalPipe was there
 HELD = (signal.SIGUSR1, signal.SIGUSR2)
 
 

@@ -68,18 +68,12 @@ from msrun.planning.ranks import name_ranks
 from msrun.planning.record_json import encode_record
 from msrun.planning.spec import explain_no_tests
 
-OVERDUE_S = 3.0
-"""How long past its grace a stop may take before the fork server itself is killed."""
-SWEEP_OVERDUE_S = 10.0
-"""How long the fork server may take to end what an attempt left behind."""
-LOOKS_PER_LIMIT = 4
-"""How often to look, within the time that a process of msrun's own may be stopped, whether one is."""
-STORE_OVERDUE_S = 10.0
-"""How long the scheduler may take for that."""
-SCHEDULER_END_S = 3.0
-"""How long the scheduler may take to end by itself once its channel is closed: for its last lines."""
-OTHERS_LINE_S = 2.0
-"""How long the other hosts may take to end before that is worth a line."""
+OVERDUE_S = 3.0  # how long past its grace a stop may take before the fork server itself is killed
+SWEEP_OVERDUE_S = 10.0  # how long the fork server may take to end what an attempt left behind
+LOOKS_PER_LIMIT = 4  # how often to look, within the time that a process of msrun's own may be stopped, whether one is
+STORE_OVERDUE_S = 10.0  # how long the scheduler may take for that
+SCHEDULER_END_S = 3.0  # how long the scheduler may take to end by itself once its channel is closed: for its last lines
+OTHERS_LINE_S = 2.0  # how long the other hosts may take to end before that is worth a line
 ELSEWHERE_S = 10.0
 """How long a host whose ranks all wait for others lets the other hosts speak first; at most half of the limit."""
 
@@ -134,16 +128,11 @@ class Supervisor:
         self._logs = {worker.global_rank: worker.last_words_path for worker in host.workers}
         self._past: list[Attempt] = []
         self._attempt = self._new_attempt()
-        self._is_last = False
-        """Nothing may be started again here: msrun was told to end the job, or this host cannot."""
-        self._interrupt: Interrupted | None = None
-        """The first signal that was to end the job."""
-        self._is_alone = False
-        """The coordinator has gone."""
-        self._has_ended = False
-        """The coordinator knows that nothing runs here any more in this attempt."""
-        self._has_reported = False
-        """It knows how this attempt has failed here."""
+        self._is_last = False  # nothing may be started again here: msrun was told to end the job, or this host cannot
+        self._interrupt: Interrupted | None = None  # the first signal that was to end the job
+        self._is_alone = False  # the coordinator has gone
+        self._has_ended = False  # the coordinator knows that nothing runs here any more in this attempt
+        self._has_reported = False  # it knows how this attempt has failed here
         self._report: FailureReport | None = None
         """How the last attempt failed, as the coordinator has it; None when it did not fail, or nobody could say."""
         self._own = OwnProcesses(plan, home)
@@ -156,8 +145,7 @@ class Supervisor:
         self._was_anything_started = self._server_finished = self._does_server_rest = False
         self._begins_idle = False
         """This attempt has failed elsewhere while this host prepares: it goes on, and starts no worker of it."""
-        self._early_signals: list[int] = []
-        """Signals to be passed on that came before every worker had started."""
+        self._early_signals: list[int] = []  # signals to be passed on that came before every worker had started
         self._are_workers_asked_for = False
         """In this attempt the fork server has been asked for workers; each of them may have started."""
         self._server, self._scheduler = start_own()

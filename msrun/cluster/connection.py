@@ -33,10 +33,8 @@ from msrun.planning.record_json import encode_record
 if TYPE_CHECKING:  # loaded for jobs with --tls_config
     from msrun.cluster.tls import TlsSession
 
-MAX_GREETING_BYTES = 8 * 1024
-"""Of what somebody says who has not proved anything."""
-MAX_UNSENT_BYTES = 4 * MAX_MESSAGE_BYTES
-"""The other side reads nothing: it is given up."""
+MAX_GREETING_BYTES = 8 * 1024  # of what somebody says who has not proved anything
+MAX_UNSENT_BYTES = 4 * MAX_MESSAGE_BYTES  # the other side reads nothing: it is given up
 READ_BYTES = 1 << 16
 TLS_RECORDS = range(20, 25)
 """First byte of what a side that speaks TLS says (RFC 8446, 5.1); a message of ours would be far too long."""
@@ -55,10 +53,8 @@ class Connection:
         self._buffer = FrameBuffer(MAX_GREETING_BYTES)
         self._seal: Seal | None = None
         self._unsent = bytearray()
-        self._is_first = True
-        """Nothing has come yet."""
-        self._most = 1
-        """So many bodies are read at a time."""
+        self._is_first = True  # nothing has come yet
+        self._most = 1  # so many bodies are read at a time
         self.is_closed = False
         """The other side is gone, or `close` was called."""
 
@@ -118,8 +114,8 @@ class Connection:
             del self._unsent[:count]
 
     def receive(self) -> list[bytes]:
-        """Return whole bodies that have come; sets `is_closed` at the end of the stream. Until the other side is trusted
-        it is one at a time: what that one leads to decides who reads the next, and how long that may be. Raises
+        """Return whole bodies that have come; sets `is_closed` at the end of the stream. Until the other side is
+        trusted it is one at a time: what that one leads to decides who reads the next, and how long that may be. Raises
         ValueError: what came is too long. Raises NotUnderstood: the other side speaks TLS and this one does not, the
         reverse, or it is not let in.
         """
@@ -166,8 +162,7 @@ class Connection:
         self._socket.close()
 
 
-REFUSED = b"refused "
-"""Before the reason; sent in the clear."""
+REFUSED = b"refused "  # before the reason; sent in the clear
 MAX_REASON = 1000
 
 
@@ -216,8 +211,8 @@ class Caller:
     """The host's side of one connection."""
 
     def __init__(self, connection: Connection, token: bytes, place: str, request: Callable[[], HostRequest]) -> None:
-        """Say the first words. `place`: the scheduler's address and port, for errors. `request`: what this host asks for,
-        once the scheduler has said hello.
+        """Say the first words. `place`: the scheduler's address and port, for errors. `request`: what this host asks
+        for, once the scheduler has said hello.
         """
         self.connection, self._token, self.place, self._request = connection, token, place, request
         self.nonce = new_nonce()
@@ -225,8 +220,8 @@ class Caller:
         connection.send_plain(hello(self.nonce))
 
     def take(self, body: bytes) -> float | None:
-        """Take what the scheduler has said; how long it may be silent, once it has let this host in. Raises Refused: this
-        host is not let in, or what answers is no scheduler.
+        """Take what the scheduler has said; how long it may be silent, once it has let this host in. Raises Refused:
+        this host is not let in, or what answers is no scheduler.
         """
         if body.startswith(REFUSED):
             reason = body.removeprefix(REFUSED).decode("utf-8", "replace")

@@ -24,10 +24,8 @@ from msrun.planning.hosts.assignment import HostPool
 from msrun.planning.ranks import fold_ranks, name_ranks
 from msrun.planning.record_json import encode_record
 
-REPORTS = frozenset({"failed", "ended", "done", "ready"})
-"""What hosts say."""
-ORDERS = frozenset({"stop", "absent", "restart", "start", "over"})
-"""What they are told."""
+REPORTS = frozenset({"failed", "ended", "done", "ready"})  # what hosts say
+ORDERS = frozenset({"stop", "absent", "restart", "start", "over"})  # what they are told
 
 
 class Coordinator:
@@ -60,20 +58,13 @@ class Coordinator:
         self._ranks = ranks
         self._nodes = set(ranks)
         self._policy = policy
-        self._busy = set(self._nodes)
-        """Those that have not ended their part of the attempt."""
-        self._unready = set(self._nodes)
-        """Those that could not start their workers again yet."""
-        self._done: dict[int, int] = {}
-        """Rank -> node of those that have finished in this attempt."""
-        self._absent: set[int] = set()
-        """Those of them that never joined the world."""
-        self._come: set[int] = set()
-        """Those of hosts that have ended which joined it."""
-        self._cause = ""
-        """Which ranks had finished before, where that is why the first one has failed."""
-        self._kept: FailureReport | None = None
-        """The first failure of an attempt that goes on all the same."""
+        self._busy = set(self._nodes)  # those that have not ended their part of the attempt
+        self._unready = set(self._nodes)  # those that could not start their workers again yet
+        self._done: dict[int, int] = {}  # rank -> node of those that have finished in this attempt
+        self._absent: set[int] = set()  # those of them that never joined the world
+        self._come: set[int] = set()  # those of hosts that have ended which joined it
+        self._cause = ""  # which ranks had finished before, where that is why the first one has failed
+        self._kept: FailureReport | None = None  # the first failure of an attempt that goes on all the same
         self._is_last = False
         self._has_begun = has_begun
         """A rank has joined the world or reported progress, or the one that failed had run for a while."""

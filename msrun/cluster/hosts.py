@@ -12,8 +12,7 @@ from msrun.planning.ranks import count_workers, fold_ranks, name_ranks
 from msrun.planning.spec import is_loopback
 
 MAX_NAME = 255
-MAX_WORKERS = 1 << 24
-"""More than any job has; a number beyond it is a mistake or a trick."""
+MAX_WORKERS = 1 << 24  # more than any job has; a number beyond it is a mistake or a trick
 SHOWN_HOSTS = 8
 
 

@@ -24,8 +24,7 @@ HOPELESS_CODES = frozenset({contract.EXIT_DO_NOT_RESTART, 126, 127})
 """The worker said so itself; its program cannot be run; its program was not found."""
 UNBEGUN_CODES = frozenset({1, 2})
 """Python's own after an exception, a SyntaxError and a usage error: another start ends in the same way."""
-BEGUN_S = 10.0
-"""A worker that has run for so long has begun, also one that joins nothing and says nothing."""
+BEGUN_S = 10.0  # A worker that has run for so long has begun, also one that joins nothing and says nothing
 
 
 @dataclass(frozen=True)
@@ -90,22 +89,17 @@ class WorkerState(Enum):
 
     PLANNED = "planned"
     RUNNING = "running"
-    DONE = "done"
-    """Ended with status 0."""
-    FAILED = "failed"
-    """Ended by itself with another status, before msrun had told it to end."""
-    STOPPED = "stopped by msrun"
-    """Ended after msrun told it to."""
+    DONE = "done"  # ended with status 0
+    FAILED = "failed"  # ended by itself with another status, before msrun had told it to end
+    STOPPED = "stopped by msrun"  # ended after msrun told it to
 
 
 class Decision(Enum):
     """What the agent has to do after an event."""
 
     WAIT = "wait"
-    STOP = "stop"
-    """End every worker that still runs."""
-    FINISH = "finish"
-    """Nobody runs any more."""
+    STOP = "stop"  # end every worker that still runs
+    FINISH = "finish"  # nobody runs any more
 
 
 @dataclass

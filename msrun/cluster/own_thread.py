@@ -13,8 +13,7 @@ from typing import Generic, TypeVar
 
 from msrun.cluster.messages import Message
 
-PAUSE_S = 0.05
-"""Between a fault and the next try, so that a thread with a fault that stays does not use up a processor."""
+PAUSE_S = 0.05  # between a fault and the next try, so that a thread with a fault that stays does not use up a processor
 
 
 class OwnThread(threading.Thread):

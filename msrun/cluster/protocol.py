@@ -172,8 +172,7 @@ class HostPart:
     """Number of the log directory of a host where msrun was typed."""
 
 
-_Fields = Mapping[str, Any]
-"""Field -> its type, or that with its default."""
+_Fields = Mapping[str, Any]  # field -> its type, or that with its default
 SAID: Mapping[str, _Fields] = {
     "checked": {"report": HostReport},
     "listening": {"port": Number, "error": (str, "")},

@@ -230,8 +230,7 @@ _VERDICTS = {
 """What we say of the other side's certificate, and of our own before the other side sees it, by OpenSSL's verification
 errors (X509_V_ERR_*, openssl-verification-options(1)).
 """
-MAX_TURNS = 4
-"""A handshake of TLS 1.2 has four flights of messages, one of 1.3 three."""
+MAX_TURNS = 4  # A handshake of TLS 1.2 has four flights of messages, one of 1.3 three
 
 
 @dataclass(frozen=True)
@@ -371,8 +370,7 @@ class TlsSession:
         self._object = context.wrap_bio(
             self._incoming, self._outgoing, server_side=is_server, server_hostname=server_name or None
         )
-        self._early = bytearray()
-        """To be sent once the handshake is done."""
+        self._early = bytearray()  # to be sent once the handshake is done
         self.is_open = False
         """The handshake is done: on the server's side, the client has proved who it is."""
         self._is_broken = False

@@ -25,14 +25,11 @@ from msrun.cluster.messages import Channel
 from msrun.cluster.rendezvous import Record
 
 BLOCK_BYTES = 1 << 18
-NAP_S = 0.004
-"""How long lines may gather before they are read; without it every line would wake this process."""
-NAP_BELOW_BYTES = 1 << 14
-"""A pipe that gave more than this is read again at once: its worker may be waiting."""
+NAP_S = 0.004  # how long lines may gather before they are read; without it every line would wake this process
+NAP_BELOW_BYTES = 1 << 14  # A pipe that gave more than this is read again at once: its worker may be waiting
 ORPHAN_END_S = 1.0
 """How long pipes are still read when the fork server is gone: the kernel ends the workers at the same time."""
-DRAIN_S = 2.0
-"""How long the last reading may take once the job's processes are gone."""
+DRAIN_S = 2.0  # how long the last reading may take once the job's processes are gone
 
 
 @dataclass(frozen=True)

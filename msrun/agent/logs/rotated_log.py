@@ -15,8 +15,7 @@ from msrun.agent.logs.own_file import open_own_file
 
 LINE_BOUND_BYTES = 16 * 1024 * 1024
 """How far past its size a file may grow to keep the line whole that crosses it; a longer line is cut there."""
-RETRY_S = 1.0
-"""How long a log that could not be written is left alone; an attempt on a full disk can take its time."""
+RETRY_S = 1.0  # how long a log that could not be written is left alone; an attempt on a full disk can take its time
 
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 
@@ -57,12 +56,9 @@ class RotatedLog:
         self._rotation = rotation
         self._fd = open_own_file(path, _APPEND)
         self._size_bytes = os.fstat(self._fd).st_size
-        self._is_in_line = False
-        """The newest file ends within a line."""
-        self._gap_bytes = 0
-        """Bytes lost since the newest file was last written; 0 when all is well."""
-        self._was_gap_in_line = False
-        """The last lost byte was within a line."""
+        self._is_in_line = False  # the newest file ends within a line
+        self._gap_bytes = 0  # bytes lost since the newest file was last written; 0 when all is well
+        self._was_gap_in_line = False  # the last lost byte was within a line
         self._retry_at = 0.0
         self.lost_bytes = 0
         """Bytes that could not be written, in all."""

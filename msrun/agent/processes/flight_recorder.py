@@ -15,8 +15,7 @@ from pathlib import Path
 from msrun import contract
 from msrun.agent.logs.own_file import create_own_file
 
-_begun: set[int] = set()
-"""Processes that have the thread: a fork has none."""
+_begun: set[int] = set()  # processes that have the thread: a fork has none
 
 
 def watch_flight_recorder() -> None:

@@ -105,16 +105,12 @@ def collection_paused() -> Iterator[None]:
             gc.set_threshold(*thresholds)
 
 
-LEFTOVER_GRACE_S = 1.0
-"""What a worker left behind gets between TERM and KILL when the job is over."""
+LEFTOVER_GRACE_S = 1.0  # what a worker left behind gets between TERM and KILL when the job is over
 KILL_DEADLINE_S = 5.0
-TERM_SHARE = 0.8
-"""Of the time until KILL, how much a worker has for a signal other than TERM before TERM follows."""
-HOLD_S = 10.0
-"""For how long after its start a worker without a handler for a signal that is passed on does not get it."""
+TERM_SHARE = 0.8  # of the time until KILL, how much a worker has for a signal other than TERM before TERM follows
+HOLD_S = 10.0  # for how long after its start a worker without a handler for a signal that is passed on does not get it
 HOLD_LOOK_S = 0.05
-LOOKS_PER_LIMIT = 4
-"""How often to look, within the time that an agent may be stopped, whether it is."""
+LOOKS_PER_LIMIT = 4  # how often to look, within the time that an agent may be stopped, whether it is
 DESCRIPTORS = 3
 """That come with `begin`: of the log, of the scheduler's channel, of the store's socket; maybe that of a stdin, too."""
 
@@ -134,26 +130,22 @@ class ForkServer:
         self._channel = channel
         self._passing = passing
         self._agent_pid = process_control.Pid(agent_pid, process_control.start_time(agent_pid))
-        self._running: dict[int, int] = {}
-        """pid -> process id"""
+        self._running: dict[int, int] = {}  # pid -> process id
         self._started_at: dict[int, float] = {}
         self._held: list[tuple[int, int]] = []
         """(pid, signal) to be passed on as soon as the worker has a handler, or has run for long enough."""
         self._reaper = Reaper()
         self._waiting: deque[ProcessSpec] = deque()
         """Workers that are still to be started, one between two looks at the channel: a stop starts nobody more."""
-        self._is_paused = False
-        """The workers are stopped until they are told to resume."""
-        self._cannot_start = False
-        """A process could not be started: nobody more is until the next attempt."""
+        self._is_paused = False  # the workers are stopped until they are told to resume
+        self._cannot_start = False  # A process could not be started: nobody more is until the next attempt
         self._steps: deque[tuple[float, int]] = deque()
         """What the workers are still to get when they do not end: when, and which signal."""
         self._grace_s = 0.0
         self._run_dir = ""
         self._finished = False
         self._stopped_limit_s = 0.0
-        self._agent_moved_at = clock()
-        """When the agent was last seen not to be stopped."""
+        self._agent_moved_at = clock()  # when the agent was last seen not to be stopped
         self.blas_threads = 1
         self.open_files = 0
         """How many of them each worker may have."""

@@ -23,10 +23,8 @@ from msrun import contract
 from msrun.agent.processes.process_control import POLL_S, Pid, read_stat, signal_processes
 from msrun.agent.processes.process_spec import LOG_WRITER_TITLE
 
-NO_JOB = "0" * 16
-"""Stands in the environment of a process that has no job yet, in the place of the id: as long as one."""
-RLIMIT_LOCKS = 10
-"""Not among the names of `resource`. Source: asm-generic/resource.h."""
+NO_JOB = "0" * 16  # stands in the environment of a process that has no job yet, in the place of the id: as long as one
+RLIMIT_LOCKS = 10  # Not among the names of `resource`. Source: asm-generic/resource.h.
 _SHOWN_LIMIT = re.compile(rb"^Max file locks +\S+ +(\d+) ", re.MULTILINE)
 """The hard limit, where there is one, in what everybody may read; prlimit() wants the same user."""
 _DIGEST_BITS = 48
@@ -77,8 +75,7 @@ def _digest(job_id: str) -> int:
     return int.from_bytes(hashlib.blake2b(job_id.encode(), digest_size=_DIGEST_BITS // 8).digest())
 
 
-SERVER_END_S = 5.0
-"""How long a fork server that still runs is trusted to clean up: it ends this process too."""
+SERVER_END_S = 5.0  # how long a fork server that still runs is trusted to clean up: it ends this process too
 LOOKS = 300
 """How often what is left is killed; counted, not timed: on a busy machine the looks are slow, and so is what they wait
 for. At least 3 s."""

@@ -30,8 +30,7 @@ MAX_PIPE_BYTES = 1 << 18
 ALL_PIPES_BYTES = 1 << 24
 """What the pipes of a job may hold together. A user has 64 MiB; beyond that each of his new pipes is tiny."""
 PF_EXITING = 0x4
-END_S = DRAIN_S + 0.5
-"""How long the log writer may take to end."""
+END_S = DRAIN_S + 0.5  # how long the log writer may take to end
 
 
 class LogPipes:

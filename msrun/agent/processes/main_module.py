@@ -34,11 +34,9 @@ from typing import NoReturn
 from msrun import contract
 from msrun.planning.program import Program
 
-LINGER_S = 5.0
-"""How long a process may take to end before that is worth a word."""
+LINGER_S = 5.0  # how long a process may take to end before that is worth a word
 LOOK_S = 1.0
-BUSY_SHARE = 0.001
-"""Share of a core that is a sign of life: an upload needs little."""
+BUSY_SHARE = 0.001  # share of a core that is a sign of life: an upload needs little
 _LIBRARY = re.compile(r"<|.*/lib/python3\.\d+/")
 _NAME_OFFSET = contract.PROGRESS_RECORD_BYTES - contract.PROGRESS_NAME_BYTES - 8
 

@@ -8,14 +8,11 @@ from dataclasses import dataclass, field
 from msrun.agent.logs.rotated_log import LogRotation
 from msrun.planning.program import Program
 
-SCHEDULER_ID = -1
-"""Process id within the job of the scheduler; workers have their global rank."""
-LOG_WRITER_ID = -2
-"""Process id within the job of the log writer."""
+SCHEDULER_ID = -1  # process id within the job of the scheduler; workers have their global rank
+LOG_WRITER_ID = -2  # process id within the job of the log writer
 MINDSPORE_SCHEDULER_ID = -10
 """Process id within the job of MindSpore's own scheduler, which is started anew with the workers."""
-FIRST_SERVER_ID = -11
-"""Process id within the job of parameter server 0; that of server 1 is one less, and so on."""
+FIRST_SERVER_ID = -11  # process id within the job of parameter server 0; that of server 1 is one less, and so on
 LOG_WRITER_TITLE = "msrun: log writer"
 _NAMES = {
     SCHEDULER_ID: "the scheduler",

@@ -19,8 +19,7 @@ class Reaper:
 
     def __init__(self) -> None:
         self._deaths = select.epoll()
-        self._children: dict[int, int] = {}
-        """pidfd -> pid"""
+        self._children: dict[int, int] = {}  # pidfd -> pid
         self._pidfds: dict[int, int] = {}
 
     def watch(self, pid: int) -> None:

@@ -37,8 +37,7 @@ BOOT = (
 ROOT = str(Path(__file__).parents[3])
 
 
-SEND_S = 10.0
-"""How long a server may leave a request unread; it is stopped then, and of no use to the job."""
+SEND_S = 10.0  # how long a server may leave a request unread; it is stopped then, and of no use to the job
 
 
 class ServerProcess:

@@ -25,8 +25,7 @@ from msrun.agent.processes.process_spec import ProcessSpec
 from msrun.cluster.messages import Message
 from msrun.cluster.own_thread import Inbox
 
-TERMINAL_SAYS = frozenset({"input", "input_end", "window"})
-"""The types of messages from the user's end."""
+TERMINAL_SAYS = frozenset({"input", "input_end", "window"})  # the types of messages from the user's end
 READ_BYTES = 1 << 16
 NO_ROTATION = LogRotation(1 << 62, 1)
 STANDARD_INPUT = 0
@@ -70,8 +69,7 @@ class RankTerminal:
         self._on_lost = on_lost
         self._selector: selectors.BaseSelector | None = None
         self._slave = -1
-        self._sink = -1
-        """What input is written to: the master of the terminal, or a pipe."""
+        self._sink = -1  # what input is written to: the master of the terminal, or a pipe
         self._held = b""
         """The end of what was written: a \\r that may belong to a \\n."""
         self._log: RotatedLog | None = None

@@ -34,8 +34,7 @@ from msrun.cluster.messages import Channel, Message
 if TYPE_CHECKING:
     from msrun.agent.processes.main_module import Main
 
-ASK_S = 5.0
-"""How long who has connected may take to say what it wants."""
+ASK_S = 5.0  # how long who has connected may take to say what it wants
 DESCRIPTORS = 3
 _CREDENTIALS = struct.Struct("3i")
 

@@ -151,10 +151,8 @@ def locked(socket_path: Path, *, waits: bool) -> Iterator[bool]:
         os.close(descriptor)
 
 
-ANSWER_S = 5.0
-"""How long a warm server may take to answer; it may import what an earlier job named."""
-_START = "import os; os.fork() and os._exit(0); "
-"""It must be nobody's child: the job ends everything below itself."""
+ANSWER_S = 5.0  # how long a warm server may take to answer; it may import what an earlier job named
+_START = "import os; os.fork() and os._exit(0); "  # it must be nobody's child: the job ends everything below itself
 
 
 @dataclass(frozen=True)

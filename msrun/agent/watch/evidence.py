@@ -14,8 +14,7 @@ from pathlib import Path
 from msrun.agent.host.cgroups import group_folders
 from msrun.agent.logs.own_file import read_end
 
-FULL_BYTES = 1 << 16
-"""With less than this free, a write of ordinary size fails."""
+FULL_BYTES = 1 << 16  # with less than this free, a write of ordinary size fails
 
 
 def explain_full_disk(path: str) -> str:

@@ -132,8 +132,7 @@ def _where(waiting: dict[int, Progress]) -> str:
 
 
 INTERVAL_S = 1.0
-BUSY_SHARE = 0.001
-"""Share of a core that is a sign of life: an upload needs little."""
+BUSY_SHARE = 0.001  # share of a core that is a sign of life: an upload needs little
 
 
 class LingerWatch:
@@ -181,8 +180,7 @@ class LingerWatch:
         )
 
 
-ABSENT_LOOK_S = 0.25
-"""How often to look whether somebody has joined a world that a rank has left out."""
+ABSENT_LOOK_S = 0.25  # how often to look whether somebody has joined a world that a rank has left out
 
 OnStuck = Callable[[ClusterError, tuple[int, ...]], None]
 """Called with the reason and the ranks that the others wait for."""
@@ -198,17 +196,14 @@ class JobWatch:
         self._timers = timers
         self._logs = {worker.global_rank: worker.last_words_path for worker in host.workers}
         self._written = {worker.global_rank: worker.log_paths for worker in host.workers}
-        self._is_patient = plan.interactive_rank is not None
-        """A rank may wait for its user, and the others for it."""
+        self._is_patient = plan.interactive_rank is not None  # A rank may wait for its user, and the others for it
         self._meeting = MeetingWatch(
             plan.cluster_time_out_s, plan.exit_time_out_s, host.name, board, is_patient=self._is_patient
         )
         self._linger: LingerWatch | None = None
         self._watchdog: Watchdog | None = None
-        self._hang: Hang | None = None
-        """The newest that was found."""
-        self._stack_begins: dict[int, int] = {}
-        """Global rank -> size of its log when its stacks were requested."""
+        self._hang: Hang | None = None  # the newest that was found
+        self._stack_begins: dict[int, int] = {}  # global rank -> size of its log when its stacks were requested
 
     def start(self, membership: Membership, on_stuck: OnStuck, tell: Callable[..., None]) -> None:
         """Watch these workers until `stop`. `tell`: told of every rank whose program has ended and whose process goes

@@ -17,8 +17,7 @@ from pathlib import Path
 from msrun import contract
 from msrun.agent.logs.own_file import open_own_file
 
-PROGRESS_BOARD = "progress"
-"""File in the job's run_dir."""
+PROGRESS_BOARD = "progress"  # file in the job's run_dir
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from msrun.agent.logs.own_file import open_own_file
 from msrun.agent.processes.process_control import read_stat, signal_processes
 from msrun.planning.environment import STACK_SIGNAL
 
-STACK_WAIT_S = 1.0
-"""What workers get to write their stacks."""
+STACK_WAIT_S = 1.0  # what workers get to write their stacks
 
 _STATES = {
     "R": "running",

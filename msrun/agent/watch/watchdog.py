@@ -17,8 +17,7 @@ from msrun.agent.watch.progress_board import Progress, ProgressBoard
 from msrun.agent.watch.stacks import kernel_state
 from msrun.planning.ranks import name_ranks
 
-BUSY_SHARE = 0.05
-"""Share of a core that counts as work; the threads of an idle process group use less."""
+BUSY_SHARE = 0.05  # share of a core that counts as work; the threads of an idle process group use less
 LOOKS_PER_LIMIT = 10
 MAX_INTERVAL_S = 5.0
 

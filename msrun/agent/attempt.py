@@ -26,19 +26,15 @@ MINDSPORE_SCHEDULER = Program("module", "msrun.agent.processes.mindspore_schedul
 class Attempt:
     """One start of the job on this host. Owned by the agent's event loop."""
 
-    number: int
-    """0 for the first start."""
+    number: int  # 0 for the first start
     membership: Membership
-    fault: MsrunError | None = None
-    """Why msrun itself ended the attempt; None when the workers ended it."""
+    fault: MsrunError | None = None  # why msrun itself ended the attempt; None when the workers ended it
     doing: Mapping[int, str] = field(default_factory=dict)
     """What each running worker was doing when the attempt failed, as far as it is known."""
     left: frozenset[int] = frozenset()
     """Ranks that ran still when the first one failed, but had left the world: the end of their program, as a rule."""
-    lagging: tuple[int, ...] = ()
-    """Ranks that the others waited for when msrun ended a hanging attempt."""
-    peak_bytes: dict[int, float] = field(default_factory=dict)
-    """Peak resident memory per ended worker."""
+    lagging: tuple[int, ...] = ()  # ranks that the others waited for when msrun ended a hanging attempt
+    peak_bytes: dict[int, float] = field(default_factory=dict)  # peak resident memory per ended worker
 
     @property
     def has_failed(self) -> bool:
@@ -72,10 +68,8 @@ class Attempt:
 class HostResult:
     """What happened on one host."""
 
-    attempts: tuple[Attempt, ...]
-    """Every start of the job, in order; the last one decides."""
-    survivors: tuple[int, ...]
-    """Processes that could not be ended (uninterruptible sleep)."""
+    attempts: tuple[Attempt, ...]  # every start of the job, in order; the last one decides
+    survivors: tuple[int, ...]  # processes that could not be ended (uninterruptible sleep)
     report: FailureReport | None = None
     """How the job failed, as the coordinator has it; None when it did not fail, or nobody could say."""
 

@@ -103,8 +103,7 @@ class OwnFaults:
 class Observer:
     """Told of every moment of the job. What it raises is written down, and is no reason to end the job."""
 
-    tick_s: float | None = None
-    """Ask for `tick` this often while the job runs; None = never."""
+    tick_s: float | None = None  # ask for `tick` this often while the job runs; None = never
 
     def note(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Something happened; `launch.fleet.moments` has the kinds and their fields."""

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msrun import contract
-from msrun.agent.processes.job_mark import NO_JOB, end_job
+from msrun.agent.processes.process_control import NO_JOB, end_job
 from msrun.agent.processes.server_handle import BOOT, ROOT, SEND_S, ForkServerHandle, ServerProcess
 from msrun.cluster.messages import Channel, Message, await_input
 from msrun.errors import UsageError
@@ -161,10 +161,8 @@ _START = "import os; os.fork() and os._exit(0); "  # it must be nobody's child: 
 class WarmStart:
     """What `--warm` asks for."""
 
-    imports: tuple[str, ...]
-    """What a warm server imports before it has a job."""
-    idle_s: float
-    """How long it waits for the next job."""
+    imports: tuple[str, ...]  # what a warm server imports before it has a job
+    idle_s: float  # how long it waits for the next job
 
 
 class WarmProcess(ServerProcess):

@@ -55,8 +55,7 @@ class Connection:
         self._unsent = bytearray()
         self._is_first = True  # nothing has come yet
         self._most = 1  # so many bodies are read at a time
-        self.is_closed = False
-        """The other side is gone, or `close` was called."""
+        self.is_closed = False  # the other side is gone, or `close` was called
 
     def fileno(self) -> int:
         """Return the descriptor, for a selector."""
@@ -173,8 +172,7 @@ class Guest:
         """Say the first words."""
         self.connection, self._token, self._nonce = connection, token, new_nonce()
         self._is_greeted = False
-        self.knows_token = False
-        """It has proved that; it may be refused all the same."""
+        self.knows_token = False  # it has proved that; it may be refused all the same
         connection.send_plain(hello(self._nonce))
 
     def take(self, body: bytes) -> HostRequest | None:

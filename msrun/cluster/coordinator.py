@@ -44,16 +44,12 @@ class Coordinator:
         whom the hosts of another start are chosen, and who has chosen these; None = there are no others.
         """
         self._pool = pool
-        self.losses: dict[int, str] = {}
-        """Hosts that have gone without a result, cannot start again or leave, and why."""
+        self.losses: dict[int, str] = {}  # hosts that have gone without a result, cannot start again or leave, and why
         self.leaving: set[int] = set()
         """Those of them whose agent got a signal: a reboot, a drained node. They are not started on again."""
-        self.may_go_on = True
-        """Nobody wants the job to end."""
-        self.goes_on = False
-        """The job is over on these hosts, and goes on on those that the pool has chosen."""
-        self.begun = 0
-        """The last attempt that has workers."""
+        self.may_go_on = True  # nobody wants the job to end
+        self.goes_on = False  # the job is over on these hosts, and goes on on those that the pool has chosen
+        self.begun = 0  # the last attempt that has workers
         self._job_id = job_id
         self._ranks = ranks
         self._nodes = set(ranks)
@@ -69,8 +65,7 @@ class Coordinator:
         self._has_begun = has_begun
         """A rank has joined the world or reported progress, or the one that failed had run for a while."""
         self.attempt = 0
-        self.report: FailureReport | None = None
-        """Of the current attempt; of the last one when the job is over."""
+        self.report: FailureReport | None = None  # of the current attempt; of the last one when the job is over
         self.is_over = False
 
     def hear(self, node_rank: int, message: Message) -> list[Message]:
@@ -240,8 +235,7 @@ class OwnLink:
     """What joins a coordinator and the agent of the job's only host in one process. Owned by one thread; `close` it."""
 
     def __init__(self, coordinator: Coordinator, node_rank: int) -> None:
-        self.orders = Inbox()
-        """What the coordinator says."""
+        self.orders = Inbox()  # what the coordinator says
         self._coordinator, self._node_rank = coordinator, node_rank
 
     def obey(self, signals: object) -> None:

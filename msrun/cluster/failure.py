@@ -61,17 +61,13 @@ class FailureReport:
     """What a host tells of the failure of an attempt; of the first one, what all hosts are told."""
 
     failure: JobFailure
-    node_rank: int = -1
-    """Whose failure it is; -1: the coordinator's own word."""
-    is_hang: bool = False
-    """The workers run still, and wait for ever."""
+    node_rank: int = -1  # whose failure it is; -1: the coordinator's own word
+    is_hang: bool = False  # the workers run still, and wait for ever
     can_restart: bool = False
     is_unfit: bool = False
     """It is the host itself that cannot start again, between two attempts; others may do without it."""
-    lost_peer: bool = False
-    """The worker's last words are that another rank has gone, and that one was not of its host."""
-    signum: int = 0
-    """The signal that ended the job on that host; 0 when it was none."""
+    lost_peer: bool = False  # the worker's last words are that another rank has gone, and that one was not of its host
+    signum: int = 0  # the signal that ended the job on that host; 0 when it was none
 
 
 def fault_of_job(job_id: str, reason: str, exit_code: int) -> JobFailure:

@@ -40,14 +40,11 @@ class HostRequest:
     protocol: int
     worker_num: int
     local_worker_num: int
-    node_rank: int
-    """-1 = by address."""
+    node_rank: int  # -1 = by address
     name: str
-    address: str
-    """Numeric, towards the master."""
+    address: str  # numeric, towards the master
     max_restarts: int
-    table: str = ""
-    """Digest of the rank table that the host was given; empty without one."""
+    table: str = ""  # digest of the rank table that the host was given; empty without one
 
     @classmethod
     def from_json(cls, value: object) -> HostRequest:
@@ -90,8 +87,7 @@ class Registry:
         self._table = table
         self._requests: dict[Hashable, HostRequest] = {}
         self._by_node: dict[int, HostRequest] = {}
-        self.registered = 0
-        """How many workers the hosts that came will run."""
+        self.registered = 0  # how many workers the hosts that came will run
 
     def add(self, key: Hashable, request: HostRequest) -> None:
         """Let a host in. Raises Refused: it does not fit this job."""

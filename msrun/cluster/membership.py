@@ -32,12 +32,9 @@ class RestartPolicy:
     """Restarts the whole job a limited number of times, at once, then after 1, 2, 4, ... seconds."""
 
     max_restarts: int
-    restart_on: tuple[int, ...] = ()
-    """Start again after these exit statuses alone, and always; empty = see `refuse`."""
-    no_restart_on: tuple[int, ...] = ()
-    """Never after these."""
-    keep_going: bool = False
-    """A worker that fails ends nobody else."""
+    restart_on: tuple[int, ...] = ()  # start again after these exit statuses alone, and always; empty = see `refuse`
+    no_restart_on: tuple[int, ...] = ()  # never after these
+    keep_going: bool = False  # A worker that fails ends nobody else
 
     @classmethod
     def of(cls, asked: JobTerms) -> RestartPolicy:
@@ -109,15 +106,11 @@ class Member:
     global_rank: int
     state: WorkerState = WorkerState.PLANNED
     pid: int = 0
-    started_at: float = 0.0
-    """Monotonic seconds."""
+    started_at: float = 0.0  # monotonic seconds
     ended_at: float = 0.0
-    wait_status: int = 0
-    """As waitpid gives it."""
-    ended_itself: bool = False
-    """It ended before msrun had told it to."""
-    hint: str = ""
-    """What else is known of its end."""
+    wait_status: int = 0  # as waitpid gives it
+    ended_itself: bool = False  # it ended before msrun had told it to
+    hint: str = ""  # what else is known of its end
 
 
 @dataclass
@@ -126,10 +119,8 @@ class Membership:
 
     ranks: Iterable[int]
     first_failure: Member | None = None
-    is_stopping: bool = False
-    """The job is to end."""
-    are_told: bool = False
-    """The workers have been told to end."""
+    is_stopping: bool = False  # the job is to end
+    are_told: bool = False  # the workers have been told to end
     members: dict[int, Member] = field(init=False)
     _counts: Counter[WorkerState] = field(init=False, repr=False)
     """How many workers are in each state: a job has thousands, and every event asks."""

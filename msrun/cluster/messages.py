@@ -169,8 +169,7 @@ class Ledger:
     def __init__(self) -> None:
         self._kept: deque[Message] = deque()
         self._last = 0
-        self.seen = 0
-        """Number of the newest message of the other side that was taken."""
+        self.seen = 0  # number of the newest message of the other side that was taken
 
     def stamp(self, message: Message) -> Message:
         """Return a message with its number; it is kept until it is acknowledged."""

@@ -32,8 +32,7 @@ class OwnThread(threading.Thread):
         """
         super().__init__(name=name, daemon=True)
         self._work, self._on_fault, self._goes_on = work, on_fault, goes_on
-        self.fault: BaseException | None = None
-        """The first that was raised."""
+        self.fault: BaseException | None = None  # the first that was raised
 
     def run(self) -> None:
         """Work until that is done."""
@@ -123,5 +122,4 @@ class WakingQueue(Generic[Item]):
             self._pipe = None
 
 
-Inbox = WakingQueue[Message]
-"""Of messages."""
+Inbox = WakingQueue[Message]  # of messages

@@ -33,8 +33,7 @@ class Finding:
 
     status: Literal["ok", "warn", "fail"]
     name: str
-    text: str
-    """One line; for `fail` the error that a run would end with."""
+    text: str  # one line; for `fail` the error that a run would end with
     exit_code: int = contract.EXIT_OK
     nodes: tuple[int, ...] = ()
     """Of several hosts, the node ranks of those that it is said of; empty: the job as a whole."""
@@ -50,8 +49,7 @@ class HostAddress:
 
     address: str
     interface: str
-    prefix_bits: int
-    """Length of its network's prefix; 0 = not known."""
+    prefix_bits: int  # length of its network's prefix; 0 = not known
 
     def __post_init__(self) -> None:
         ipaddress.ip_network(f"{self.address}/{self.prefix_bits}", strict=False)
@@ -75,32 +73,21 @@ class HostReport:
     host_name: str = ""
     python_version: str = ""
     msrun_version: str = ""
-    torch_version: str = ""
-    """Empty: not installed."""
+    torch_version: str = ""  # empty: not installed
     numpy_version: str = ""
-    architecture: str = ""
-    """As the kernel calls it: x86_64, aarch64."""
-    boot_id: str = ""
-    """Of the running kernel; equal on what is one machine."""
-    device_target: str = ""
-    """What the workers would use: cpu, gpu or ascend."""
-    ssh_client: str = ""
-    """The launcher's address as sshd there saw it."""
-    ssh_server: str = ""
-    """The host's own address in the same connection."""
-    master_address: str = ""
-    """What the name of the scheduler's host stands for there, if that was asked."""
-    received_at: float = 0.0
-    """The host's clock (s since the epoch) when it was asked."""
-    made_at: float = 0.0
-    """The same when the report was made."""
-    sees_log_dir: bool = False
-    """Whether the launcher's log directory is on a file system that this host sees, too."""
+    architecture: str = ""  # as the kernel calls it: x86_64, aarch64
+    boot_id: str = ""  # of the running kernel; equal on what is one machine
+    device_target: str = ""  # what the workers would use: cpu, gpu or ascend
+    ssh_client: str = ""  # the launcher's address as sshd there saw it
+    ssh_server: str = ""  # the host's own address in the same connection
+    master_address: str = ""  # what the name of the scheduler's host stands for there, if that was asked
+    received_at: float = 0.0  # the host's clock (s since the epoch) when it was asked
+    made_at: float = 0.0  # the same when the report was made
+    sees_log_dir: bool = False  # whether the launcher's log directory is on a file system that this host sees, too
     sources: tuple[tuple[str, str], ...] = ()
     """Name and SHA-256 of the program, then of the modules beside it that it imports."""
     addresses: tuple[HostAddress, ...] = ()
-    findings: tuple[Finding, ...] = ()
-    """What the checks of one host have found."""
+    findings: tuple[Finding, ...] = ()  # what the checks of one host have found
 
     @property
     def routable(self) -> tuple[HostAddress, ...]:
@@ -112,14 +99,10 @@ class HostReport:
 class ReachResult:
     """How it went on one host."""
 
-    error: str = ""
-    """Why it cannot be reached: "refused", "timed out after 3 s", ...; empty: it can."""
-    source: str = ""
-    """Own address that the way there begins with; empty: there is no way."""
-    interface: str = ""
-    """Name of the network interface that has `source`."""
-    is_own: bool = False
-    """The address belongs to the host that tried, so it came nowhere else."""
+    error: str = ""  # why it cannot be reached: "refused", "timed out after 3 s", ...; empty: it can
+    source: str = ""  # own address that the way there begins with; empty: there is no way
+    interface: str = ""  # name of the network interface that has `source`
+    is_own: bool = False  # the address belongs to the host that tried, so it came nowhere else
 
 
 @dataclass(frozen=True)
@@ -127,25 +110,19 @@ class HostJob:
     """What a launcher asks of one host."""
 
     protocol: int
-    version: str
-    """msrun's, at the launcher."""
+    version: str  # msrun's, at the launcher
     job_id: str
-    number: int
-    """Of this agent among all of the job."""
+    number: int  # of this agent among all of the job
     spec: LaunchSpec
     """What is asked of this host, as far as it is known before all hosts are; its log_dir is the launcher's."""
     environment: Mapping[str, str]
     """What workers get beside this host's own environment; given in the command line's words, or forwarded."""
-    silence_s: float
-    """How long launcher and agent may hear nothing of each other."""
-    will_run: bool
-    """Not only look at the host; what takes long may be begun before all hosts have been looked at."""
-    can_resume: bool
-    """Whether a broken connection may be replaced."""
+    silence_s: float  # how long launcher and agent may hear nothing of each other
+    will_run: bool  # not only look at the host; what takes long may be begun before all hosts have been looked at
+    can_resume: bool  # whether a broken connection may be replaced
     shown: Mapping[str, str] = field(default_factory=dict)
     """From `log_share.shown_word`: what a host sees that shares the launcher's log directory."""
-    master_name: str = ""
-    """What --master_addr says, for the host that has to know it."""
+    master_name: str = ""  # what --master_addr says, for the host that has to know it
     is_launchers_host: bool = False
     """The launcher has looked at this host itself, and `environment` is all that workers get."""
 
@@ -156,20 +133,15 @@ class HostPart:
 
     job_id: str
     node_rank: int
-    spec: LaunchSpec | None
-    """What is asked of this host; None where msrun was typed there, which knows that."""
+    spec: LaunchSpec | None  # what is asked of this host; None where msrun was typed there, which knows that
     master_addr: str
     master_port: int
-    use_shared: bool
-    """The host sees the launcher's log directory."""
-    hosts: str
-    """All of them, from `pack_hosts`; empty where there is one."""
-    rank_table: str
-    """Text of the table that was given, from `pack_text`."""
+    use_shared: bool  # the host sees the launcher's log directory
+    hosts: str  # all of them, from `pack_hosts`; empty where there is one
+    rank_table: str  # text of the table that was given, from `pack_text`
     first_attempt: int
     max_restarts: int
-    folder: int
-    """Number of the log directory of a host where msrun was typed."""
+    folder: int  # number of the log directory of a host where msrun was typed
 
 
 _Fields = Mapping[str, Any]  # field -> its type, or that with its default

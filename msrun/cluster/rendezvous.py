@@ -237,8 +237,7 @@ class Record:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._world_size = self._registered = 0
-        self.is_over = False
-        """True once the agent has said that the job is over."""
+        self.is_over = False  # true once the agent has said that the job is over
 
     def write(self, text: str) -> None:
         """Write one line and flush it."""

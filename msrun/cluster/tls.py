@@ -241,8 +241,7 @@ class TlsIdentity:
     context: ssl.SSLContext
     server_name: str
     certificate: x509.Certificate
-    warnings: tuple[str, ...]
-    """What will expire soon; one line each."""
+    warnings: tuple[str, ...]  # what will expire soon; one line each
 
     def open_session(self) -> TlsSession:
         """Return a new connection's TLS."""
@@ -371,8 +370,7 @@ class TlsSession:
             self._incoming, self._outgoing, server_side=is_server, server_hostname=server_name or None
         )
         self._early = bytearray()  # to be sent once the handshake is done
-        self.is_open = False
-        """The handshake is done: on the server's side, the client has proved who it is."""
+        self.is_open = False  # the handshake is done: on the server's side, the client has proved who it is
         self._is_broken = False
         if not is_server:
             self.receive(b"")  # the client speaks first

@@ -76,8 +76,7 @@ CPUSET_FILES = ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus")
 class CgroupLimits:
     """Limits on processors; None = no limit."""
 
-    quota_cores: float | None
-    """Processor time per time, so 1.5 = one and a half processors."""
+    quota_cores: float | None  # processor time per time, so 1.5 = one and a half processors
     cpus: tuple[int, ...] | None
 
 

@@ -24,10 +24,8 @@ _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 class LogRotation:
     """How logs are rotated."""
 
-    max_bytes: int
-    """Size at which a file is exchanged for a new one."""
-    keep: int
-    """How many older files stay; 1 or more."""
+    max_bytes: int  # size at which a file is exchanged for a new one
+    keep: int  # how many older files stay; 1 or more
 
 
 def rotated_path(path: str, number: int) -> str:
@@ -60,10 +58,8 @@ class RotatedLog:
         self._gap_bytes = 0  # bytes lost since the newest file was last written; 0 when all is well
         self._was_gap_in_line = False  # the last lost byte was within a line
         self._retry_at = 0.0
-        self.lost_bytes = 0
-        """Bytes that could not be written, in all."""
-        self.fault = ""
-        """Why something was first lost; empty when nothing was."""
+        self.lost_bytes = 0  # bytes that could not be written, in all
+        self.fault = ""  # why something was first lost; empty when nothing was
 
     def write(self, data: bytearray, count: int) -> None:
         """Write the first `count` bytes of `data`, rotating as needed; bytes that cannot be written are lost."""

@@ -222,8 +222,8 @@ class LogWriter:
             if log.fault and not self._has_told:
                 self._has_told = True
                 self._record.write(
-                    f"log writer: the log of rank {self._ranks[reader]} cannot be written ({log.fault}); workers go on, "
-                    "and what they write is thrown away where there is no room"
+                    f"log writer: the log of rank {self._ranks[reader]} cannot be written ({log.fault}); workers go on"
+                    ", and what they write is thrown away where there is no room"
                 )
             return count
         self._selector.unregister(reader)

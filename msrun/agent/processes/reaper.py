@@ -10,8 +10,7 @@ from __future__ import annotations
 import os
 import select
 
-Ended = tuple[int, int, float]
-"""Process id, wait status as waitpid gives it, peak memory in bytes."""
+Ended = tuple[int, int, float]  # process id, wait status as waitpid gives it, peak memory in bytes
 
 
 class Reaper:

@@ -34,8 +34,7 @@ STANDARD_INPUT = 0
 class UserEnd(Protocol):
     """Whoever is at the other side of the rank's terminal or pipe."""
 
-    said: Inbox
-    """What it says."""
+    said: Inbox  # what it says
 
     def show(self, data: bytes) -> None:
         """The rank has written this to its terminal."""
@@ -76,8 +75,7 @@ class RankTerminal:
         self._unsent = bytearray()
         self._window = (0, 0)
         self._has_ended_input = False
-        self.stdin_fd = -1
-        """What is to be stdin of the rank at each of its starts; -1 = its terminal is."""
+        self.stdin_fd = -1  # what is to be stdin of the rank at each of its starts; -1 = its terminal is
         if user is None:
             self.stdin_fd = STANDARD_INPUT
         elif not has_terminal:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from msrun import contract
 from msrun.agent.attempt import Attempt
-from msrun.agent.processes.flight_recorder import request_dumps
+from msrun.agent.processes.joining import request_dumps
 from msrun.agent.processes.process_control import session_usage
 from msrun.agent.timers import Timers
 from msrun.agent.watch.progress_board import Progress, ProgressBoard
@@ -43,10 +43,8 @@ class MeetingWatch:
         self._board = board
         self._absent: list[int] = []
         self._absent_elsewhere: tuple[int, ...] = ()
-        self.since = 0.0
-        """When the workers went on after a pause; what was before does not count."""
-        self.missing: tuple[int, ...] = ()
-        """After an error: the ranks of this host that did not come."""
+        self.since = 0.0  # when the workers went on after a pause; what was before does not count
+        self.missing: tuple[int, ...] = ()  # after an error: the ranks of this host that did not come
 
     def reset(self) -> None:
         """Forget the last attempt."""
@@ -146,8 +144,7 @@ class LingerWatch:
         self._told: set[int] = set()
         self._signs: dict[int, tuple[int, float, float]] = {}
         """Global rank -> size of its logs, processor seconds, and when it last showed a sign of life."""
-        self.since = 0.0
-        """When the workers went on after a pause; what was before does not count."""
+        self.since = 0.0  # when the workers went on after a pause; what was before does not count
 
     def look(self, running: Mapping[int, int], now: float) -> tuple[dict[int, str], HangTimeout | None]:
         """Look once. `running`: global rank -> pid of every worker that runs. `now`: monotonic seconds. Returns the

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from msrun.agent.logs.own_file import open_own_file
-from msrun.agent.processes.process_control import read_stat, signal_processes
+from msrun.agent.processes.process_control import catches, read_stat, signal_processes
 from msrun.planning.environment import STACK_SIGNAL
 
 STACK_WAIT_S = 1.0  # what workers get to write their stacks
@@ -28,15 +28,6 @@ _STATES = {
     "t": "stopped by a debugger",
     "Z": "ended, not collected",
 }
-
-
-def catches(pid: int, signum: int) -> bool:
-    """Return whether a process has a handler for a signal. Source: proc(5), SigCgt of /proc/PID/status."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc", str(pid), "status").read_text().splitlines():
-            if line.startswith("SigCgt:"):
-                return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
-    return False
 
 
 def kernel_state(pid: int) -> str:
@@ -92,10 +83,8 @@ _DISPATCH = re.compile(r".*/torch/(_ops\.py|_library/|distributed/c10d_logger)")
 class Place:
     """A worker's main thread."""
 
-    waits_in: str
-    """The call of torch in which it waits for other ranks; empty when it is in none."""
-    at: str
-    """The innermost frame of the user's own code: `train.py:41 in step`; empty when there is none."""
+    waits_in: str  # the call of torch in which it waits for other ranks; empty when it is in none
+    at: str  # the innermost frame of the user's own code: `train.py:41 in step`; empty when there is none
 
     def describe(self) -> str:
         """Return it in words; empty when nothing is known."""

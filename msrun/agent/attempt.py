@@ -34,6 +34,11 @@ class Attempt:
     left: frozenset[int] = frozenset()
     """Ranks that ran still when the first one failed, but had left the world: the end of their program, as a rule."""
     lagging: tuple[int, ...] = ()  # ranks that the others waited for when msrun ended a hanging attempt
+    are_workers_asked_for: bool = False  # each of them may have started
+    begins_idle: bool = False
+    """It has failed elsewhere while this host prepares, which goes on, and starts no worker of it."""
+    has_reported: bool = False  # the coordinator knows how it has failed here
+    has_ended: bool = False  # the coordinator knows that nothing runs here any more
     peak_bytes: dict[int, float] = field(default_factory=dict)  # peak resident memory per ended worker
 
     @property

@@ -90,3 +90,8 @@ class SignalPipe:
             return [signum for signum in os.read(self._reader, 256) if signum in self._wanted]
         except BlockingIOError:
             return []
+
+
+def stop_this_process() -> None:
+    """Stop as Ctrl-Z wants; returns when somebody continues it."""
+    os.kill(os.getpid(), signal.SIGSTOP)

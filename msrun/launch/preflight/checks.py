@@ -17,8 +17,7 @@ from itertools import chain
 from pathlib import Path
 
 from msrun import contract
-from msrun.agent.host.cgroups import group_folders
-from msrun.agent.host.host_facts import LOOPBACK, installed_version, read_host_facts
+from msrun.agent.host.host_facts import LOOPBACK, group_folders, installed_version, read_host_facts
 from msrun.cluster.protocol import Finding
 from msrun.cluster.rendezvous import listen
 from msrun.errors import ClusterError, MsrunError, UsageError

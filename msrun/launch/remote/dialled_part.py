@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msrun.agent.observer import OwnFaults
-from msrun.agent.pause import stop_this_process
 from msrun.agent.processes.server_handle import ForkServerHandle
-from msrun.agent.signals import SignalPipe
+from msrun.agent.signals import SignalPipe, stop_this_process
 from msrun.cluster.connection import Caller, Connection
 from msrun.cluster.hosts import NoKey, Refused
 from msrun.cluster.protocol import HostPart

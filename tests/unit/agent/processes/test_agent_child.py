@@ -90,7 +90,7 @@ def test_memory_is_preferred_where_it_cannot_be_bound() -> None:
         f"{POLICY}\nfrom msrun.agent.processes import child as affinity\nreal = affinity._set_mempolicy\n"
         "def refuse(mode, nodes):\n"
         "    if mode == affinity.MPOL_BIND:\n        raise OSError(22, 'Invalid argument')\n    real(mode, nodes)\n"
-        f"affinity._set_mempolicy = refuse\naffinity.bind_memory([{node}])\nprint(*policy())"
+        f"affinity._set_mempolicy = refuse\naffinity.apply_binding('worker 0', (), [{node}])\nprint(*policy())"
     )
     assert done.stderr == ""
     assert done.stdout.split() == [str(MPOL_PREFERRED), str(1 << node)]

@@ -26,19 +26,20 @@ MINDSPORE_SCHEDULER = Program("module", "msrun.agent.processes.mindspore_schedul
 class Attempt:
     """One start of the job on this host. Owned by the agent's event loop."""
 
-    number: int
-    """0 for the first start."""
+    number: int  # 0 for the first start
     membership: Membership
-    fault: MsrunError | None = None
-    """Why msrun itself ended the attempt; None when the workers ended it."""
+    fault: MsrunError | None = None  # why msrun itself ended the attempt; None when the workers ended it
     doing: Mapping[int, str] = field(default_factory=dict)
     """What each running worker was doing when the attempt failed, as far as it is known."""
     left: frozenset[int] = frozenset()
     """Ranks that ran still when the first one failed, but had left the world: the end of their program, as a rule."""
-    lagging: tuple[int, ...] = ()
-    """Ranks that the others waited for when msrun ended a hanging attempt."""
-    peak_bytes: dict[int, float] = field(default_factory=dict)
-    """Peak resident memory per ended worker."""
+    lagging: tuple[int, ...] = ()  # ranks that the others waited for when msrun ended a hanging attempt
+    are_workers_asked_for: bool = False  # each of them may have started
+    begins_idle: bool = False
+    """It has failed elsewhere while this host prepares, which goes on, and starts no worker of it."""
+    has_reported: bool = False  # the coordinator knows how it has failed here
+    has_ended: bool = False  # the coordinator knows that nothing runs here any more
+    peak_bytes: dict[int, float] = field(default_factory=dict)  # peak resident memory per ended worker
 
     @property
     def has_failed(self) -> bool:
@@ -72,10 +73,8 @@ class Attempt:
 class HostResult:
     """What happened on one host."""
 
-    attempts: tuple[Attempt, ...]
-    """Every start of the job, in order; the last one decides."""
-    survivors: tuple[int, ...]
-    """Processes that could not be ended (uninterruptible sleep)."""
+    attempts: tuple[Attempt, ...]  # every start of the job, in order; the last one decides
+    survivors: tuple[int, ...]  # processes that could not be ended (uninterruptible sleep)
     report: FailureReport | None = None
     """How the job failed, as the coordinator has it; None when it did not fail, or nobody could say."""
 
@@ -139,10 +138,8 @@ def late_start(plan: LaunchPlan, host: HostPlan, missing: list[int], log: str) -
 
 
 def keep_logs(logs: Iterable[str], attempt: int) -> None:
-    """Move the logs of an attempt that is over out of the way: `worker_3.log` to `worker_3.attempt_0.log`.
-
-    Raises:
-        ClusterError: one cannot be moved.
+    """Move the logs of an attempt that is over out of the way: `worker_3.log` to `worker_3.attempt_0.log`. Raises
+    ClusterError: one cannot be moved.
     """
     for log in logs:
         path = Path(log)

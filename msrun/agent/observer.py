@@ -23,11 +23,8 @@ class OwnFaults:
     """Any thread may call. As a context, it also hears of every thread of this process that ends with an exception."""
 
     def __init__(self, folder: str | Path, say: Callable[[str], None], *, found_in: str) -> None:
-        """
-        Args:
-            folder: the log directory; `scheduler.log` there is appended to.
-            say: tells the user a line.
-            found_in: the folder where the user finds that file; where that is empty, he is told the traceback itself.
+        """`folder`: the log directory; `scheduler.log` there is appended to. `say`: tells the user a line. `found_in`:
+        the folder where the user finds that file; where that is empty, he is told the traceback itself.
         """
         self._path = Path(folder, contract.SCHEDULER_LOG)
         self._found_in = found_in
@@ -46,10 +43,8 @@ class OwnFaults:
 
     @contextlib.contextmanager
     def kept_from_job(self, what: str) -> Iterator[None]:
-        """Let the job go on when this raises an exception; one of a kind is written and told once.
-
-        Args:
-            what: what of msrun it is, as in "display (Console)".
+        """Let the job go on when this raises an exception; one of a kind is written and told once. `what`: what of
+        msrun it is, as in "display (Console)".
         """
         try:
             yield
@@ -58,11 +53,7 @@ class OwnFaults:
 
     @contextlib.contextmanager
     def named(self) -> Iterator[None]:
-        """Make an error that msrun does not raise on purpose one that names msrun.
-
-        Raises:
-            ClusterError: in its place.
-        """
+        """Make an error that msrun does not raise on purpose a ClusterError that names msrun."""
         try:
             yield
         except MsrunError:
@@ -112,8 +103,7 @@ class OwnFaults:
 class Observer:
     """Told of every moment of the job. What it raises is written down, and is no reason to end the job."""
 
-    tick_s: float | None = None
-    """Ask for `tick` this often while the job runs; None = never."""
+    tick_s: float | None = None  # ask for `tick` this often while the job runs; None = never
 
     def note(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Something happened; `launch.fleet.moments` has the kinds and their fields."""

@@ -53,11 +53,8 @@ class OwnProcesses:
 
     def exited(self, process_id: int, wait_status: int, *, do_workers_run: bool, has_begun: bool) -> MsrunError | None:
         """Record an end and return why the attempt cannot go on; None when it was the orderly end of the log writer, or
-        that of a parameter server whom no worker needs any more.
-
-        Args:
-            has_begun: a rank has joined the world or reported progress. Before that, what ends by itself, such as for
-                want of a package or of memory, would end again.
+        that of a parameter server whom no worker needs any more. `has_begun`: a rank has joined the world or reported
+        progress. Before that, what ends by itself, such as for want of a package or of memory, would end again.
         """
         self._pids.pop(process_id, None)
         how = describe_status(wait_status)
@@ -79,11 +76,8 @@ class OwnProcesses:
         return fault(f"the log writer ended ({how}); {self.describe_log()}") if wait_status else None
 
     def server_ended(self, wait_status: int | None, *, has_begun: bool) -> ClusterError:
-        """Return why the attempt cannot go on without its fork server.
-
-        Args:
-            wait_status: as waitpid gives it; None when nobody knows, or msrun has ended it.
-            has_begun: as for `exited`.
+        """Return why the attempt cannot go on without its fork server. `wait_status`: as waitpid gives it; None when
+        nobody knows, or msrun has ended it. `has_begun`: as for `exited`.
         """
         limit = explain_limit(wait_status, scheduler_log(self._plan)) if wait_status is not None else ""
         is_final = not has_begun and (bool(limit) or (wait_status is not None and not os.WIFSIGNALED(wait_status)))

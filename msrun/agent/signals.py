@@ -6,8 +6,7 @@ import os
 import signal
 import threading
 
-_held: list[int] = []
-"""Signals that came before a SignalPipe was there."""
+_held: list[int] = []  # signals that came before a SignalPipe was there
 HELD = (signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -30,11 +29,8 @@ class SignalPipe:
     def __init__(
         self, forward: tuple[int, ...] = (), *, ignore_afterwards: bool = False, time_limit_s: float = 0.0
     ) -> None:
-        """Prepare a pipe.
-
-        Args:
-            ignore_afterwards: leave these signals ignored at the end, instead of as they were.
-            time_limit_s: after how many seconds ALRM comes, once; 0 = never.
+        """Prepare a pipe. `ignore_afterwards`: leave these signals ignored at the end, instead of as they were.
+        `time_limit_s`: after how many seconds ALRM comes, once; 0 = never.
         """
         self._ignore_afterwards = ignore_afterwards
         self.time_limit_s = time_limit_s
@@ -94,3 +90,8 @@ class SignalPipe:
             return [signum for signum in os.read(self._reader, 256) if signum in self._wanted]
         except BlockingIOError:
             return []
+
+
+def stop_this_process() -> None:
+    """Stop as Ctrl-Z wants; returns when somebody continues it."""
+    os.kill(os.getpid(), signal.SIGSTOP)

@@ -17,7 +17,9 @@ import signal
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from msrun import contract
 from msrun.agent.attempt import (
@@ -31,21 +33,14 @@ from msrun.agent.attempt import (
 )
 from msrun.agent.observer import Observers
 from msrun.agent.own_processes import OwnProcesses
-from msrun.agent.pause import Pause
 from msrun.agent.processes import process_control
 from msrun.agent.processes.log_pipes import log_writer_specs
 from msrun.agent.processes.process_control import describe_status, exit_code_of, signal_name
 from msrun.agent.processes.server_handle import ForkServerHandle
 from msrun.agent.processes.terminal import RankTerminal
 from msrun.agent.signals import SignalPipe
-from msrun.agent.timers import Timers
-from msrun.agent.watch.evidence import (
-    MemoryKillWatch,
-    explain_full_disk,
-    explain_limit,
-    explain_no_input,
-    read_recorded_error,
-)
+from msrun.agent.timers import Pause, Timers
+from msrun.agent.watch.evidence import MemoryKillWatch, explain_end, explain_limit
 from msrun.agent.watch.job_watch import JobWatch
 from msrun.agent.watch.progress_board import ProgressBoard
 from msrun.agent.watch.stacks import STACK_WAIT_S
@@ -68,20 +63,27 @@ from msrun.planning.ranks import name_ranks
 from msrun.planning.record_json import encode_record
 from msrun.planning.spec import explain_no_tests
 
-OVERDUE_S = 3.0
-"""How long past its grace a stop may take before the fork server itself is killed."""
-SWEEP_OVERDUE_S = 10.0
-"""How long the fork server may take to end what an attempt left behind."""
-LOOKS_PER_LIMIT = 4
-"""How often to look, within the time that a process of msrun's own may be stopped, whether one is."""
-STORE_OVERDUE_S = 10.0
-"""How long the scheduler may take for that."""
-SCHEDULER_END_S = 3.0
-"""How long the scheduler may take to end by itself once its channel is closed: for its last lines."""
-OTHERS_LINE_S = 2.0
-"""How long the other hosts may take to end before that is worth a line."""
+OVERDUE_S = 3.0  # how long past its grace a stop may take before the fork server itself is killed
+SWEEP_OVERDUE_S = 10.0  # how long the fork server may take to end what an attempt left behind
+LOOKS_PER_LIMIT = 4  # how often to look, within the time that a process of msrun's own may be stopped, whether one is
+STORE_OVERDUE_S = 10.0  # how long the scheduler may take for that
+SCHEDULER_END_S = 3.0  # how long the scheduler may take to end by itself once its channel is closed: for its last lines
+OTHERS_LINE_S = 2.0  # how long the other hosts may take to end before that is worth a line
 ELSEWHERE_S = 10.0
 """How long a host whose ranks all wait for others lets the other hosts speak first; at most half of the limit."""
+
+
+class ServerState(Enum):
+    """How far the fork server is."""
+
+    FRESH = "nothing was started"
+    USED = "it has started something"
+    RESTS = "it has ended this part of the job, and waits for the next"
+    GONE = "it has ended"
+
+
+_TIMERS = ("start", "stop", "stacks", "elsewhere", "sweep", "renew", "restart", "store")
+"""Of an attempt, each until something that has to come; none is set once nothing runs here any more."""
 
 
 class Supervisor:
@@ -107,47 +109,37 @@ class Supervisor:
         check_again: Callable[[Collection[int]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`start_own`: starts a fork server, which will start the scheduler at the channel's other end; called here,
+        and again when one of the two was lost. Raises MsrunError. `orders`: what the coordinator says, see
+        `cluster.coordinator`; `lost {reason}` when it has gone. `send`: tells the coordinator. `describe`: how an
+        attempt failed on this host; leaves out whether it may be repeated. `check_again`: called before a restart, with
+        processes that could not be ended; raises MsrunError. `strangers`: children of this process that were there
+        before the job, and are none of its business. `home`: the folder where the user finds `scheduler.log`; empty
+        where it goes with the job. `stopped_limit_s`: how long a process of msrun's own may be stopped by a signal.
+        `stop_self`: what Ctrl-Z does to this process; None = nothing. `terminal`: of the rank here that the user talks
+        to; closed by the caller.
         """
-        Args:
-            start_own: starts a fork server, which will start the scheduler at the channel's other end; called here, and
-                again when one of the two was lost. Raises MsrunError.
-            orders: what the coordinator says, see `cluster.coordinator`; `lost {reason}` when it has gone.
-            send: tells the coordinator.
-            describe: how an attempt failed on this host; leaves out whether it may be repeated.
-            check_again: called before a restart, with processes that could not be ended; raises MsrunError.
-            strangers: children of this process that were there before the job, and are none of its business.
-            home: the folder where the user finds `scheduler.log`; empty where it goes with the job.
-            stopped_limit_s: how long a process of msrun's own may be stopped by a signal.
-            stop_self: what Ctrl-Z does to this process; None = nothing.
-            terminal: of the rank here that the user talks to; closed by the caller.
-        """
+        self._plan, self._host, self._caller, self._strangers = plan, host, caller, strangers
+        self._start_own, self._check_again, self._describe = start_own, check_again, describe
+        self._board, self._observers, self._tell = board, observers, observers.tell
+        self._orders, self._send, self._terminal = orders, send, terminal
         self._stopped_limit_s = stopped_limit_s
-        self._check_again = check_again
-        self._strangers = strangers
-        self._plan, self._host, self._caller = plan, host, caller
-        self._start_own = start_own
-        self._board, self._observers = board, observers
-        self._tell = self._observers.tell
         self._timers = Timers(clock)
-        self._watch = JobWatch(plan, host, board, self._timers)
-        forwarded = plan.forward_signals
-        self._pause = Pause(self._ask, self._timers, self._watch, stop_self=stop_self, forwarded=forwarded)
-        self._terminal = terminal
+        self._watch = JobWatch(plan, host, board, self._timers, self._end_stuck, self._tell)
+        self._pause = Pause(
+            lambda kind: self._server.send(kind),
+            self._timers,
+            self._watch.note_pause,
+            stop_self=stop_self,
+            forwarded=plan.forward_signals,
+        )
         self._memory_kills = MemoryKillWatch()
-        self._orders, self._send, self._describe = orders, send, describe
         self._logs = {worker.global_rank: worker.last_words_path for worker in host.workers}
         self._past: list[Attempt] = []
         self._attempt = self._new_attempt()
-        self._is_last = False
-        """Nothing may be started again here: msrun was told to end the job, or this host cannot."""
-        self._interrupt: Interrupted | None = None
-        """The first signal that was to end the job."""
-        self._is_alone = False
-        """The coordinator has gone."""
-        self._has_ended = False
-        """The coordinator knows that nothing runs here any more in this attempt."""
-        self._has_reported = False
-        """It knows how this attempt has failed here."""
+        self._is_last = False  # nothing may be started again here: msrun was told to end the job, or this host cannot
+        self._interrupt: Interrupted | None = None  # the first signal that was to end the job
+        self._is_alone = False  # the coordinator has gone
         self._report: FailureReport | None = None
         """How the last attempt failed, as the coordinator has it; None when it did not fail, or nobody could say."""
         self._own = OwnProcesses(plan, home)
@@ -157,20 +149,13 @@ class Supervisor:
         self._survivors: tuple[int, ...] = ()
         self._start_method = ""
         self.is_over = False
-        self._was_anything_started = self._server_finished = self._does_server_rest = False
-        self._begins_idle = False
-        """This attempt has failed elsewhere while this host prepares: it goes on, and starts no worker of it."""
-        self._early_signals: list[int] = []
-        """Signals to be passed on that came before every worker had started."""
-        self._are_workers_asked_for = False
-        """In this attempt the fork server has been asked for workers; each of them may have started."""
+        self._server_is = ServerState.FRESH
+        self._early_signals: list[int] = []  # to be passed on; they came before every worker had started
         self._server, self._scheduler = start_own()
 
     def run(self, signals: SignalPipe) -> HostResult:
-        """Start everything, wait for the end and leave nothing behind.
-
-        Args:
-            signals: what may have come before, too; closed by the caller.
+        """Start everything, wait for the end and leave nothing behind. `signals`: what may have come before, too;
+        closed by the caller.
         """
         with selectors.DefaultSelector() as selector:
             self.begin(signals, selector)
@@ -206,61 +191,55 @@ class Supervisor:
 
     def take_server(self) -> ForkServerHandle | None:
         """Return the fork server for the next part of the job, once this one is over; None: it has ended."""
-        return self._server if self._does_server_rest else None
+        return self._server if self._server_is is ServerState.RESTS else None
 
     def _new_attempt(self) -> Attempt:
-        return Attempt(len(self._past), Membership(worker.global_rank for worker in self._host.workers))
+        attempt = Attempt(len(self._past), Membership(worker.global_rank for worker in self._host.workers))
+        self._watch.membership = attempt.membership
+        return attempt
 
     # -- to the coordinator -------------------------------------------------------------------------------------------
 
     def _describe_failure(self) -> FailureReport:
         attempt = self._attempt
         fault = attempt.fault
-        is_unfit = attempt.number > 0 and not self._are_workers_asked_for and not isinstance(fault, Interrupted)
+        is_unfit = attempt.number > 0 and not attempt.are_workers_asked_for and not isinstance(fault, Interrupted)
         signum = fault.signum if isinstance(fault, Interrupted) else 0
         can_restart = attempt.is_bearable and not self._is_last
         return replace(self._describe(attempt), can_restart=can_restart, is_unfit=is_unfit, signum=signum)
 
-    def _report_failure(self) -> None:
-        """The attempt has failed; a failure elsewhere is known there."""
-        if self._has_reported or isinstance(self._attempt.fault, PeerFailed):
+    def _report_failure(self, **changes: Any) -> None:
+        """The attempt has failed; a failure elsewhere is known there, unless this host has a word of its own to say."""
+        if self._attempt.has_reported or (isinstance(self._attempt.fault, PeerFailed) and not changes):
             return
-        self._has_reported = True
-        report = encode_record(self._describe_failure())
+        self._attempt.has_reported = True
+        report = encode_record(replace(self._describe_failure(), **changes))
         self._send({"type": "failed", "attempt": self._attempt.number, "report": report})
 
-    def _tell_done(self, global_rank: int) -> None:
-        """A rank has finished: one of another host may fail for the want of it."""
-        if not self._attempt.has_failed and not self._is_alone:
-            has_come = self._board.read(global_rank).has_come
-            self._send({"type": "done", "attempt": self._attempt.number, "rank": global_rank, "has_come": has_come})
-
-    def _tell_end(self, *, can_continue: bool) -> None:
-        self._begins_idle = False
+    def _end_part(self) -> None:
+        """Nothing runs here any more: the coordinator says when the job is over, or starts again."""
+        attempt = self._attempt
+        self._watch.stop()
+        self._timers.cancel(*_TIMERS)
+        attempt.begins_idle = False
         if self._is_alone:
             self.is_over = True
             return
-        if not self._has_ended and not self._attempt.has_failed:
+        if not attempt.has_ended and not attempt.has_failed:
             text = "all workers on this host have finished; waiting for those of the other hosts"
             self._timers.after("others", OTHERS_LINE_S, lambda: self._tell("waiting", text=text))
-        self._has_ended = True
-        is_own = self._has_reported and not isinstance(self._attempt.fault, PeerFailed)
+        attempt.has_ended = True
+        is_own = attempt.has_reported and not isinstance(attempt.fault, PeerFailed)
         self._send(
             {
                 "type": "ended",
-                "attempt": self._attempt.number,
-                "can_continue": can_continue,
-                "come": self._watch.come(self._attempt.membership),
-                "has_begun": self._watch.has_begun(self._attempt.membership),
+                "attempt": attempt.number,
+                "can_continue": not self._is_last,
+                "come": self._watch.come(),
+                "has_begun": self._watch.has_begun(),
                 "report": encode_record(self._describe_failure()) if is_own else None,  # now that all logs are whole
             }
         )
-
-    def _end_here(self) -> None:
-        """Nothing runs here any more, and nothing will."""
-        self._timers.cancel("start", "stop", "stacks", "elsewhere", "sweep", "renew", "restart", "store")
-        self._is_last = True
-        self._tell_end(can_continue=False)
 
     # -- from the coordinator -----------------------------------------------------------------------------------------
 
@@ -273,24 +252,32 @@ class Supervisor:
                 self._on_coordinator_lost(ClusterError(f"{said}: install the same msrun on all hosts"))
 
     def _obey(self, message: Message) -> None:
-        kind = message["type"]
-        is_now = message.get("attempt") == self._attempt.number
-        if kind == "stop" and is_now:
-            self._on_failed_elsewhere(read_report(message["report"]), goes_on=message["goes_on"])
-        elif kind == "restart":
-            self._begin_again(message["delay_s"])
-            if self._interrupt is not None:  # it came when this was decided already
-                self._fail(self._interrupt)
-        elif kind == "start" and is_now and not self._attempt.has_failed:
-            self._limit_start()
-            self._start_workers()
-        elif kind == "absent" and is_now and not self._has_ended:
-            self._on_absent(message["ranks"])
-        elif kind == "over":
-            self.goes_on = message.get("goes_on") is True and self._interrupt is None
-            self._on_over(read_report(message["report"]) if message["report"] else None)
-        elif kind == "lost":
-            self._on_coordinator_lost(ClusterError(message["reason"]))
+        attempt = self._attempt
+        is_now = message.get("attempt") == attempt.number
+        match message["type"]:
+            case "stop" if is_now:
+                self._on_failed_elsewhere(read_report(message["report"]), goes_on=message["goes_on"])
+            case "restart":
+                self._begin_again(message["delay_s"])
+                if self._interrupt is not None:  # it came when this was decided already
+                    self._fail(self._interrupt)
+            case "start" if is_now and not attempt.has_failed:
+                self._limit_start()
+                self._start_workers()
+            case "absent" if is_now and not attempt.has_ended:  # of its own ranks this host knows
+                others = tuple(rank for rank in message["ranks"] if rank not in attempt.membership.members)
+                if others and not attempt.membership.is_stopping:
+                    self._watch.note_absent(others)
+            case "over":
+                self.goes_on = message.get("goes_on") is True and self._interrupt is None
+                self._report = report = read_report(message["report"]) if message["report"] else None
+                if report is None:  # what came later, such as an interrupt after the last worker's end, changes nothing
+                    attempt.fault = None
+                elif not attempt.has_failed:  # the last host's end has shown it
+                    attempt.fault = PeerFailed(report.failure.reason, report.failure.exit_code)
+                self.is_over = True
+            case "lost":
+                self._on_coordinator_lost(ClusterError(message["reason"]))
 
     def _on_failed_elsewhere(self, report: FailureReport, *, goes_on: bool) -> None:
         """The job has failed; on this host, where the report is its own. `goes_on`: it will start again."""
@@ -300,51 +287,26 @@ class Supervisor:
             return
         attempt, reason = self._attempt, report.failure.reason
         if not attempt.has_failed:
-            attempt.doing = self._watch.doing(attempt.membership)
+            attempt.doing = self._watch.doing()
         attempt.fault = PeerFailed(reason, report.failure.exit_code, report.signum)
-        if self._has_ended or self._timers.is_set("stacks"):
+        if attempt.has_ended or self._timers.is_set("stacks"):
             return
         if report.is_hang and attempt.membership.count(WorkerState.RUNNING):
-            self._watch.stop()
-            attempt.membership.is_stopping = True
-            self._watch.request_stacks(attempt.membership, "the job is stuck; stacks of all threads:")
-            self._timers.after("stacks", STACK_WAIT_S, lambda: self._stop(reason))
-        elif goes_on and not self._is_last and not attempt.number and not self._are_workers_asked_for:
-            self._begins_idle = True
+            self._request_stacks(lambda: self._stop(reason))
+        elif goes_on and not self._is_last and not attempt.number and not attempt.are_workers_asked_for:
+            attempt.begins_idle = True
         else:
             self._stop(reason)
 
-    def _on_absent(self, global_ranks: list[int]) -> None:
-        """Ranks have ended with exit code 0 and never joined the world; of its own this host knows."""
-        membership = self._attempt.membership
-        others = tuple(rank for rank in global_ranks if rank not in membership.members)
-        if others and not membership.is_stopping:
-            self._watch.note_absent(membership, others, self._end_stuck)
-
-    def _on_over(self, report: FailureReport | None) -> None:
-        self._report = report
-        if report is not None and not self._attempt.has_failed:  # the last host's end has shown it
-            self._attempt.fault = PeerFailed(report.failure.reason, report.failure.exit_code)
-        if report is None:  # what came later, such as an interrupt after the last worker's end, changes nothing
-            self._attempt.fault = None
-        self.is_over = True
-
     def _on_coordinator_lost(self, error: ClusterError) -> None:
         self._is_alone = True
-        if self._has_ended:
+        if self._attempt.has_ended:
             if not self._attempt.has_failed:
                 self._attempt.fault = error
             self.is_over = True
         else:
             self._is_last = True
             self._fail(error)
-
-    def _unregister(self, channel: Channel) -> None:
-        with contextlib.suppress(KeyError):  # it is lost, and was buried meanwhile
-            self._selector.unregister(channel)
-
-    def _ask(self, kind: str) -> None:
-        self._server.send(kind)
 
     # -- start --------------------------------------------------------------------------------------------------
 
@@ -361,28 +323,27 @@ class Supervisor:
             blas_threads=blas_threads(self._caller, self._host.common_env),
         )
 
-    def _on_ready(self, message: Message) -> None:
-        if self._attempt.has_failed and not self._begins_idle:  # it has ended before it began
+    def _on_ready(self, start_method: str, reason: str, prepare_s: float) -> None:
+        if self._attempt.has_failed and not self._attempt.begins_idle:  # it has ended before it began
             return
-        self._start_method = message["start_method"]
-        if self._start_method == "exec" and self._host.start_method == "fork":
-            self._fail(ClusterError(f"--start_method fork: not possible here: {message['reason']}"))
+        self._start_method = start_method
+        if start_method == "exec" and self._host.start_method == "fork":
+            self._fail(ClusterError(f"--start_method fork: not possible here: {reason}"))
             return
-        self._tell("ready", start_method=self._start_method, reason=message["reason"], prepare_s=message["prepare_s"])
+        self._tell("ready", start_method=start_method, reason=reason, prepare_s=prepare_s)
+        run_dir = self._plan.run_dir
         try:
             # Not earlier: from here on the fork server removes the folder when this process is killed.
-            Path(self._plan.run_dir).mkdir(mode=contract.DIRECTORY_MODE)
+            Path(run_dir).mkdir(mode=contract.DIRECTORY_MODE)
             self._board.create()
         except OSError as error:
-            self._fail(
-                ClusterError(f"cannot make {self._plan.run_dir}: {error.strerror}; set TMPDIR to another folder")
-            )
+            self._fail(ClusterError(f"cannot make {run_dir}: {error.strerror}; set TMPDIR to another folder"))
             return
-        self._was_anything_started = True
+        self._server_is = ServerState.USED
         self._server.start([scheduler_spec(self._plan)])
         if self._attempt.number:
             self._await_store()
-        elif not self._begins_idle:
+        elif not self._attempt.begins_idle:
             self._start_workers()
 
     def _start_workers(self) -> None:
@@ -392,16 +353,14 @@ class Supervisor:
             try:
                 workers = self._terminal.given_to(workers)
             except OSError as error:
-                self._fail(
-                    ClusterError(f"--interactive: cannot make a terminal on {self._host.name}: {error.strerror}")
-                )
+                where = f"cannot make a terminal on {self._host.name}: {error.strerror}"
+                self._fail(ClusterError(f"--interactive: {where}"))
                 return
-        self._are_workers_asked_for = True
+        self._attempt.are_workers_asked_for = True
         self._server.start([*log_writer_specs(plan.log_dir, plan.log_max_bytes, plan.log_keep), *workers])
 
     def _look_at_own(self) -> None:
-        error = self._own.look_for_stopped(self._server.pid, time.monotonic(), self._stopped_limit_s)
-        if error is not None:
+        if error := self._own.look_for_stopped(self._server.pid, time.monotonic(), self._stopped_limit_s):
             self._fail(error)
 
     def _limit_start(self) -> None:
@@ -416,45 +375,56 @@ class Supervisor:
 
     def _on_server(self) -> None:
         for message in self._server.receive():
-            getattr(self, f"_on_{message['type']}")(message)
+            self._hear(message)
         if self._server.channel.is_closed:
             self._unregister(self._server.channel)
-            if not self._server_finished:
+            if self._server_is in (ServerState.FRESH, ServerState.USED):
                 self._on_server_lost()
 
-    def _on_log_lost(self, message: Message) -> None:
-        self._tell("log_lost", reason=message["reason"], lost_bytes=message["lost_bytes"])
+    def _unregister(self, channel: Channel) -> None:
+        with contextlib.suppress(KeyError):  # it is lost, and was buried meanwhile
+            self._selector.unregister(channel)
 
-    def _on_killed(self, message: Message) -> None:
-        ranks, grace_s = message["process_ids"], message["grace_s"]
-        why = f"--grace {grace_s:g} s was over" if grace_s else "by a second signal"
-        for rank in ranks:
-            self._attempt.membership.members[rank].hint = f"killed: {why}"
-        remedy = "; give more, if their work is to end first" if grace_s else ""
-        self._tell("note", text=f"{name_ranks(ranks)} killed: {why}{remedy}")
+    def _hear(self, message: Message) -> None:
+        attempt = self._attempt
+        match message:
+            case {"type": "ready", "start_method": start_method, "reason": reason, "prepare_s": prepare_s}:
+                self._on_ready(start_method, reason, prepare_s)
+            case {"type": "started", "process_id": rank, "pid": pid, "at": at}:
+                self._on_started(rank, pid, at)
+            case {"type": "exited", "process_id": rank, "status": status} if rank < 0:
+                self._on_own_exited(rank, status)
+            case {"type": "exited"}:
+                self._on_exited(message)
+            case {"type": "told", "attempt": attempt.number, "not_started": not_started}:  # else all had ended before
+                if attempt.membership.told(not_started) is Decision.FINISH and self._timers.is_set("stop"):
+                    self._end_part()
+            case {"type": "killed", "process_ids": ranks, "grace_s": grace_s}:
+                why = f"--grace {grace_s:g} s was over" if grace_s else "by a second signal"
+                for rank in ranks:
+                    attempt.membership.members[rank].hint = f"killed: {why}"
+                remedy = "; give more, if their work is to end first" if grace_s else ""
+                self._tell("note", text=f"{name_ranks(ranks)} killed: {why}{remedy}")
+            case {"type": "log_lost", "reason": reason, "lost_bytes": lost_bytes}:
+                self._tell("log_lost", reason=reason, lost_bytes=lost_bytes)
+            case {"type": "cannot_start", "reason": reason}:
+                self._fail(ClusterError(f"{reason}, on {self._host.name}"))
+            case {"type": "swept", "survivors": survivors}:
+                self._timers.cancel("sweep")
+                if not self.is_over and not attempt.has_failed and self._leave_attempt(survivors):
+                    self._await_store()
+            case {"type": "finished", "survivors": survivors}:
+                self._survivors = tuple(survivors)
+                self._server_is = ServerState.RESTS if self.goes_on else ServerState.GONE
 
-    def _on_cannot_start(self, message: Message) -> None:
-        self._fail(ClusterError(f"{message['reason']}, on {self._host.name}"))
-
-    def _on_finished(self, message: Message) -> None:
-        self._survivors = tuple(message["survivors"])
-        self._server_finished, self._does_server_rest = True, self.goes_on
-
-    def _on_told(self, message: Message) -> None:
-        if message["attempt"] != self._attempt.number:  # all of that attempt had ended before they could be told
-            return
-        if self._attempt.membership.told(message["not_started"]) is Decision.FINISH and self._timers.is_set("stop"):
-            self._end_attempt()
-
-    def _on_started(self, message: Message) -> None:
-        rank, pid = message["process_id"], message["pid"]
+    def _on_started(self, rank: int, pid: int, at: float) -> None:
         if rank < 0:
             self._own.started(rank, pid, self._tell)
-            if self._begins_idle and self._own.scheduler_runs:
-                self._tell_end(can_continue=not self._is_last)
+            if self._attempt.begins_idle and self._own.scheduler_runs:
+                self._end_part()
             return
         membership = self._attempt.membership
-        membership.started(rank, pid, message["at"])
+        membership.started(rank, pid, at)
         self._tell("started", global_rank=rank, pid=pid)
         for signum in self._early_signals:
             self._server.send("signal", process_ids=[rank], signum=signum)
@@ -462,85 +432,76 @@ class Supervisor:
             self._early_signals.clear()
             self._timers.cancel("start")
             self._tell("running", world_size=self._plan.world_size)
-            self._watch.start(membership, self._end_stuck, self._tell)
+            self._watch.start()
+
+    def _on_own_exited(self, process_id: int, status: int) -> None:
+        attempt = self._attempt
+        run = attempt.are_workers_asked_for and not attempt.membership.is_stopping and not attempt.membership.is_over
+        error = self._own.exited(process_id, status, do_workers_run=run, has_begun=self._has_begun)
+        if error and not self.is_over:
+            self._fail(error)
 
     def _on_exited(self, message: Message) -> None:
         rank, status = message["process_id"], message["status"]
-        how = describe_status(status)
-        if rank < 0:
-            run = self._are_workers_asked_for and not self._attempt.membership.is_stopping
-            run = run and not self._attempt.membership.is_over
-            error = self._own.exited(rank, status, do_workers_run=run, has_begun=self._has_begun)
-            if error and not self.is_over:
-                self._fail(error)
-            return
         if self._terminal is not None and rank == self._terminal.global_rank:
             self._terminal.end_attempt()  # its last words are in its log then
-        attempt, membership = self._attempt, self._attempt.membership
+        attempt, membership, how = self._attempt, self._attempt.membership, describe_status(status)
         attempt.peak_bytes[rank] = message["peak_bytes"]
         failed_before = membership.first_failure
         no_tests = explain_no_tests(self._host.program.of_rank(rank), exit_code_of(status))
         decision = membership.exited(rank, status, message["at"], others_go_on=bool(no_tests) or self._plan.keep_going)
-        member = membership.members[rank]
+        member, log = membership.members[rank], self._logs[rank]
         if member.state is WorkerState.FAILED and status == signal.SIGKILL:
-            member.hint = explain_limit(status, self._logs[rank]) or self._memory_kills.explain(member.pid)
+            member.hint = explain_limit(status, log) or self._memory_kills.explain(member.pid)
         elif no_tests:
             member.hint = no_tests
         elif member.state is WorkerState.FAILED:
-            log, has_input = self._logs[rank], rank == self._plan.interactive_rank
-            member.hint = (
-                explain_full_disk(log)
-                or explain_limit(status, log)
-                or explain_no_input(log, rank, has_input)
-                or read_recorded_error(error_file(self._plan, rank, attempt.number))
-            )
+            recorded = error_file(self._plan, rank, attempt.number)
+            member.hint = explain_end(status, log, rank, rank == self._plan.interactive_rank, recorded)
         if membership.first_failure is not failed_before:
-            self._attempt.doing, self._attempt.left = self._watch.doing(membership), self._watch.left(membership)
+            attempt.doing, attempt.left = self._watch.doing(), self._watch.left()
             self._report_failure()
         self._tell("exited", global_rank=rank, how=how, status=status, state=member.state.value)
         if member.state is WorkerState.DONE and not membership.is_stopping:
-            self._tell_done(rank)
-            self._watch.note_done(membership, rank, self._end_stuck)
+            if not attempt.has_failed and not self._is_alone:  # one of another host may fail for the want of it
+                has_come = self._board.read(rank).has_come
+                self._send({"type": "done", "attempt": attempt.number, "rank": rank, "has_come": has_come})
+            self._watch.note_done(rank)
             if attempt.has_failed:
                 return
         if decision is Decision.STOP:
             self._stop(f"rank {rank} ended with {how}")
         elif decision is Decision.FINISH:
-            self._end_attempt()
+            self._end_part()
 
     def _on_server_lost(self) -> None:
         self._pause.end()
         self._timers.cancel("sweep", "renew", "restart", "store")
-        if not self._attempt.has_failed:
+        attempt = self._attempt
+        if not attempt.has_failed:
             has_ended = self._server.channel.is_closed and self._server.wait(OVERDUE_S)
             status = self._server.wait_status if has_ended else None
-            self._attempt.fault = self._own.server_ended(status, has_begun=self._has_begun)
+            attempt.fault = self._own.server_ended(status, has_begun=self._has_begun)
         self._report_failure()  # before the ranks that miss those here tell of it
         self._bury_server()
-        now = time.monotonic()
-        self._attempt.membership.told()
-        for rank in self._attempt.membership.ranks_in(WorkerState.RUNNING, WorkerState.PLANNED):
-            self._attempt.membership.exited(rank, signal.SIGKILL, now)
-        if self.is_over:
-            self._end_here()
-        else:
-            self._end_attempt()
+        attempt.membership.told()
+        for rank in attempt.membership.ranks_in(WorkerState.RUNNING, WorkerState.PLANNED):
+            attempt.membership.exited(rank, signal.SIGKILL, time.monotonic())
+        self._is_last |= self.is_over
+        self._end_part()
 
     @property
     def _has_begun(self) -> bool:
         """Whether the job has run before, or a rank here has joined the world or reported progress."""
-        return bool(self._past) or self._watch.has_begun(self._attempt.membership)
+        return bool(self._past) or self._watch.has_begun()
 
     def _bury_server(self) -> None:
-        """End the fork server and all that is left of its processes.
-
-        The kernel kills the workers with their server; what they had started comes to us, as we adopt orphans.
-        """
+        """End the fork server, its workers with it, and what they had started: that comes to us, who adopt orphans."""
         self._server.kill()
         has_ended = self._server.wait(OVERDUE_S)
         left = self._own.end_orphans(self._strangers, OVERDUE_S)
         self._survivors = tuple(left if has_ended else {*left, self._server.pid})
-        self._server_finished = True
+        self._server_is = ServerState.GONE
         self._unregister(self._server.channel)  # what it has said of this attempt is not for the next
         self._unregister(self._scheduler)
         if self._terminal is not None:
@@ -552,33 +513,31 @@ class Supervisor:
                 self._on_signal(signum)
 
     def _on_signal(self, signum: int) -> None:
+        attempt = self._attempt
         if signum in self._plan.forward_signals:
-            running = list(self._attempt.membership.running())
-            if self._attempt.membership.count(WorkerState.PLANNED):
+            running = list(attempt.membership.running())
+            if attempt.membership.count(WorkerState.PLANNED):
                 self._early_signals.append(signum)
             self._tell("signal", name=signal_name(signum), global_ranks=running)
             self._server.send("signal", process_ids=running, signum=signum)
             return
-        if self._has_ended and self._is_last:  # told twice: the other hosts are not waited for
+        if attempt.has_ended and self._is_last:  # told twice: the other hosts are not waited for
             self.is_over = True
             return
         self._is_last = True
-        self._interrupt = self._interrupt or interruption(signum, self._plan.time_limit_s)
+        self._interrupt = interrupt = self._interrupt or interruption(signum, self._plan.time_limit_s)
         if signum == signal.SIGINT and self._timers.is_set("stop"):
-            self._server.send("stop", signum=int(signal.SIGKILL), grace_s=0.0, attempt=self._attempt.number)
+            self._server.send("stop", signum=int(signal.SIGKILL), grace_s=0.0, attempt=attempt.number)
             return
-        if isinstance(self._attempt.fault, PeerFailed) and not self._has_reported:  # several hosts may leave at once
-            self._has_reported = True
-            failure = fault_of_job(self._plan.job_id, str(self._interrupt), self._interrupt.exit_code)
-            report = replace(self._describe_failure(), failure=failure, signum=self._interrupt.signum)
-            self._send({"type": "failed", "attempt": self._attempt.number, "report": encode_record(report)})
-        self._fail(self._interrupt)
+        if isinstance(attempt.fault, PeerFailed):  # several hosts may leave at once
+            failure = fault_of_job(self._plan.job_id, str(interrupt), interrupt.exit_code)
+            self._report_failure(failure=failure, signum=interrupt.signum)
+        self._fail(interrupt)
+
+    # -- hangs --------------------------------------------------------------------------------------------------
 
     def _end_stuck(self, error: ClusterError, lagging: tuple[int, ...]) -> None:
-        """End workers that wait for ever.
-
-        Where all ranks wait in a collective, the one that they wait for is on another host, which can name it.
-        """
+        """End workers that wait for ever. Where all wait in a collective, another host can name whom they wait for."""
         running = self._attempt.membership.running()
         if isinstance(error, HangTimeout) and all(self._board.read(rank).is_waiting for rank in running):
             self._watch.stop()
@@ -596,21 +555,26 @@ class Supervisor:
         """End workers that wait for ever, after they had a moment to write their stacks."""
         attempt = self._attempt
         self._watch.stop()
-        attempt.fault, attempt.lagging, attempt.doing = error, lagging, self._watch.doing(attempt.membership)
+        attempt.fault, attempt.lagging, attempt.doing = error, lagging, self._watch.doing()
         attempt.membership.is_stopping = True
         is_anyone_left = attempt.membership.count(WorkerState.RUNNING) > 0
         if not isinstance(error, HangTimeout) or not is_anyone_left:  # of a hang the stacks tell more
             self._report_failure()
         self._tell("hang", reason=str(error), lagging=list(lagging))
-        if not is_anyone_left:
+        if is_anyone_left:
+            self._request_stacks(self._end_after_stacks)
+        else:
             self._stop(str(error))
-            return
-        self._watch.request_stacks(attempt.membership, "the job is stuck; stacks of all threads:")
-        self._timers.after("stacks", STACK_WAIT_S, self._end_after_stacks)
+
+    def _request_stacks(self, then: Callable[[], None]) -> None:
+        self._watch.stop()
+        self._attempt.membership.is_stopping = True
+        self._watch.request_stacks("the job is stuck; stacks of all threads:")
+        self._timers.after("stacks", STACK_WAIT_S, then)
 
     def _end_after_stacks(self) -> None:
         """Of plain torch only the stacks tell whether all ranks wait for one of another host."""
-        if self._watch.do_all_wait(self._attempt):
+        if self._watch.do_all_wait():
             self._let_others_speak(self._end_explained)
         else:
             self._end_explained()
@@ -625,44 +589,32 @@ class Supervisor:
     def _fail(self, fault: MsrunError) -> None:
         if not self._attempt.has_failed:
             self._attempt.fault = fault
-            self._attempt.doing = self._watch.doing(self._attempt.membership)
+            self._attempt.doing = self._watch.doing()
             self._report_failure()
         self._stop(str(fault))
 
     def _stop(self, reason: str) -> None:
         if self._timers.is_set("stop"):
             return
+        attempt = self._attempt
         self._pause.end()
         self._tell("stopping", reason=reason)
         self._watch.stop()
         self._timers.cancel("start", "stacks", "sweep", "renew", "restart", "store")
-        membership = self._attempt.membership
-        if not self._are_workers_asked_for:
-            if isinstance(self._attempt.fault, OwnProcessLost):
-                self._end_attempt()
-            else:
-                self._end_here()
-            return
-        if membership.stop() is Decision.FINISH:
-            self._end_attempt()
-            return
-        self._timers.after("stop", self._plan.grace_s + OVERDUE_S, self._on_server_lost)
-        fault = self._attempt.fault
-        signum = fault.signum if isinstance(fault, Interrupted | PeerFailed) else 0
-        grace_s, attempt = self._plan.grace_s, self._attempt.number
-        self._server.send("stop", signum=signum or int(signal.SIGTERM), grace_s=grace_s, attempt=attempt)
-
-    def _end_attempt(self) -> None:
-        """All workers here have ended: the coordinator says when the job is over, or starts again."""
-        self._watch.stop()
-        self._timers.cancel("start", "stop", "stacks", "elsewhere")
-        self._tell_end(can_continue=not self._is_last)
+        if not attempt.are_workers_asked_for:
+            self._is_last |= not isinstance(attempt.fault, OwnProcessLost)
+            self._end_part()
+        elif attempt.membership.stop() is Decision.FINISH:
+            self._end_part()
+        else:
+            grace_s = self._plan.grace_s
+            self._timers.after("stop", grace_s + OVERDUE_S, self._on_server_lost)
+            signum = attempt.fault.signum if isinstance(attempt.fault, Interrupted | PeerFailed) else 0
+            self._server.send("stop", signum=signum or int(signal.SIGTERM), grace_s=grace_s, attempt=attempt.number)
 
     def _begin_again(self, delay_s: float) -> None:
-        self._restart_delay_s = delay_s
-        self._has_ended = self._has_reported = self._are_workers_asked_for = False
-        self._report = None
-        is_whole = self._own.scheduler_runs and not self._server_finished
+        self._restart_delay_s, self._report = delay_s, None
+        is_whole = self._own.scheduler_runs and self._server_is is ServerState.USED
         is_whole = is_whole and not isinstance(self._attempt.fault, OwnProcessLost)
         self._past.append(self._attempt)
         self._attempt = self._new_attempt()
@@ -674,7 +626,7 @@ class Supervisor:
 
     def _renew(self) -> None:
         """Take a new fork server and a new scheduler in the place of those of which one was lost."""
-        if not self._server_finished:
+        if self._server_is is not ServerState.GONE:
             self._bury_server()
         self._board.close()
         shutil.rmtree(self._plan.run_dir, ignore_errors=True)
@@ -688,14 +640,9 @@ class Supervisor:
         self._server.end(OVERDUE_S)
         self._server, self._scheduler = server, scheduler
         self._own.forget()
-        self._server_finished = self._was_anything_started = False
+        self._server_is = ServerState.FRESH
         if self._leave_attempt(self._survivors):
             self._prepare()
-
-    def _on_swept(self, message: Message) -> None:
-        self._timers.cancel("sweep")
-        if not self.is_over and not self._attempt.has_failed and self._leave_attempt(message["survivors"]):
-            self._await_store()
 
     def _leave_attempt(self, survivors: Collection[int]) -> bool:
         """Put away what the last attempt has left; False when that fails, and with it this attempt."""
@@ -703,9 +650,8 @@ class Supervisor:
         try:
             self._check_again(survivors)
             # Only now has everything been written that the attempt had to say.
-            self._tell(
-                "restarting", attempt=number, delay_s=delay_s, reason=past.end_reason(), global_ranks=past.guilty
-            )
+            reason = past.end_reason()
+            self._tell("restarting", attempt=number, delay_s=delay_s, reason=reason, global_ranks=past.guilty)
             keep_logs(self._host.log_paths, self._host.first_attempt + number - 1)
         except MsrunError as error:
             self._fail(ClusterError(f"cannot start again: {error}"))
@@ -716,8 +662,7 @@ class Supervisor:
 
     def _await_store(self) -> None:
         silent = OwnProcessLost(f"cannot start again: the scheduler has not answered for {STORE_OVERDUE_S:g} s")
-        limit_s = self._restart_delay_s + STORE_OVERDUE_S
-        self._timers.after("store", limit_s, lambda: self._fail(silent))
+        self._timers.after("store", self._restart_delay_s + STORE_OVERDUE_S, lambda: self._fail(silent))
 
     def _on_scheduler(self) -> None:
         for message in self._scheduler.receive():
@@ -735,12 +680,12 @@ class Supervisor:
             self._send({"type": "ready", "attempt": self._attempt.number, "clock_s": time.time()})
 
     def _finish(self) -> None:
-        if not self._was_anything_started:
+        if self._server_is is ServerState.FRESH:
             self._server.kill()  # it may be deep in a long import, and has nothing to clean up
-        elif not self._server_finished:
+        elif self._server_is is ServerState.USED:
             self._hear_server(SCHEDULER_END_S, lambda: not self._own.scheduler_runs)  # for its last lines
             self._server.send("rest" if self.goes_on else "finish")
-            self._hear_server(2 * OVERDUE_S, lambda: self._server_finished)
+            self._hear_server(2 * OVERDUE_S, lambda: self._server_is is not ServerState.USED)
         if self.take_server() is None:
             self._server.end(OVERDUE_S)
         kept = [*self._strangers, *([server.pid] if (server := self.take_server()) else [])]

@@ -177,7 +177,7 @@ def workers_here(name: str, value: str, count_devices: Callable[[], int]) -> int
 
 def count_cpus() -> int:
     """Return how many processors msrun may use: those of its mask, and no more than its cgroup's time is worth."""
-    from msrun.agent.host.cgroups import read_cgroup_limits
+    from msrun.agent.host.host_facts import read_cgroup_limits
 
     limit, count = read_cgroup_limits().quota_cores, len(os.sched_getaffinity(0))
     return count if limit is None else max(1, min(count, int(limit)))

@@ -352,7 +352,7 @@ def watch_job(log_dir: Path, every: float | str, *, as_json: bool) -> int:
 
 def end_warm_servers(options: dict[str, Any]) -> int:
     """--warm=stop: end the processes that jobs with --warm have left."""
-    from msrun.agent.warm.warm_start import stop_warm_servers
+    from msrun.agent.warm import stop_warm_servers
 
     if options["words"]:
         raise UsageError("--warm=stop: ends what earlier jobs have left; leave SCRIPT out")

@@ -1,6 +1,11 @@
-"""One connection between a host and the scheduler: whole bodies over TCP, and nobody ever waits for the other side.
+"""One connection between a host and the scheduler: whole bodies over TCP, and nobody ever waits for the other side. And
+how the two come to know each other, before anything else is said.
 
-The first words of each side, and a refusal, are plain; everything else comes after them and is sealed (`proof`).
+    both          hello with a nonce, in the clear
+    host          register {request}                sealed (`proof`): it proves that it knows the token
+    scheduler     accepted {silence_s}, sealed, or in the clear why the host is refused
+
+After `accepted` the connection carries a stream of sealed bytes (`launch.transport.sealed`).
 """
 
 from __future__ import annotations
@@ -8,8 +13,10 @@ from __future__ import annotations
 import contextlib
 import socket
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from msrun.cluster.hosts import WRONG_KEY, HostRequest, NoKey, Refused, other_protocol
 from msrun.cluster.messages import (
     MAX_MESSAGE_BYTES,
     FrameBuffer,
@@ -19,15 +26,15 @@ from msrun.cluster.messages import (
     encode_body,
     frame,
 )
-from msrun.cluster.proof import PROOF_BYTES, Seal
+from msrun.cluster.proof import PROOF_BYTES, NotProved, Seal, hello, new_nonce, read_hello
+from msrun.cluster.protocol import protocol
+from msrun.planning.record_json import encode_record
 
 if TYPE_CHECKING:  # loaded for jobs with --tls_config
-    from msrun.cluster.tls.session import TlsSession
+    from msrun.cluster.tls import TlsSession
 
-MAX_GREETING_BYTES = 8 * 1024
-"""Of what somebody says who has not proved anything."""
-MAX_UNSENT_BYTES = 4 * MAX_MESSAGE_BYTES
-"""The other side reads nothing: it is given up."""
+MAX_GREETING_BYTES = 8 * 1024  # of what somebody says who has not proved anything
+MAX_UNSENT_BYTES = 4 * MAX_MESSAGE_BYTES  # the other side reads nothing: it is given up
 READ_BYTES = 1 << 16
 TLS_RECORDS = range(20, 25)
 """First byte of what a side that speaks TLS says (RFC 8446, 5.1); a message of ours would be far too long."""
@@ -42,17 +49,13 @@ class Connection:
         stream.settimeout(0.0)
         with contextlib.suppress(OSError):
             stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket = stream
+        self._socket, self._tls = stream, tls
         self._buffer = FrameBuffer(MAX_GREETING_BYTES)
         self._seal: Seal | None = None
         self._unsent = bytearray()
-        self._tls = tls
-        self._is_first = True
-        """Nothing has come yet."""
-        self._most = 1
-        """So many bodies are read at a time."""
-        self.is_closed = False
-        """The other side is gone, or `close` was called."""
+        self._is_first = True  # nothing has come yet
+        self._most = 1  # so many bodies are read at a time
+        self.is_closed = False  # the other side is gone, or `close` was called
 
     def fileno(self) -> int:
         """Return the descriptor, for a selector."""
@@ -77,42 +80,21 @@ class Connection:
         self._buffer.max_bytes = max_bytes + PROOF_BYTES
         self._most = sys.maxsize
 
-    def send_plain(self, body: bytes) -> None:
-        """Send words that prove nothing."""
-        self._send(frame(body))
-
     def send(self, message: Message) -> None:
-        """Send a message, or as much of it as can be sent now."""
+        """Send a message with its proof, or as much of it as can be sent now."""
         self.send_body(encode_body(message))
 
     def send_body(self, body: bytes) -> None:
         """Send bytes with their proof."""
         assert self._seal is not None, "nothing is said before the other side's nonce is known"
-        self._send(frame(self._seal.close(body)))
+        self.send_plain(self._seal.close(body))
 
-    def open(self, body: bytes) -> Message:
-        """Return the message in a body that has come; it is looked at once its proof holds.
-
-        Raises:
-            NotProved: it is not from one who knows the token.
-            ValueError: it is no message.
-        """
-        return decode_body(self.unseal(body))
-
-    def unseal(self, body: bytes) -> bytes:
-        """Return what is in a body that has come, once its proof holds.
-
-        Raises:
-            NotProved: it is not from one who knows the token.
-        """
-        assert self._seal is not None, "nothing can be proved before the other side's nonce is known"
-        return self._seal.open(body)
-
-    def _send(self, data: bytes) -> None:
+    def send_plain(self, body: bytes) -> None:
+        """Send words as they are."""
         if self._tls is None:
-            self._unsent += data
+            self._unsent += frame(body)
         else:
-            self._tls.send(data)
+            self._tls.send(frame(body))
         self.flush()
         if len(self._unsent) > MAX_UNSENT_BYTES:
             self.is_closed = True
@@ -131,14 +113,10 @@ class Connection:
             del self._unsent[:count]
 
     def receive(self) -> list[bytes]:
-        """Return whole bodies that have come; sets `is_closed` at the end of the stream.
-
-        Until the other side is trusted it is one at a time: what that one leads to decides who reads the next, and how
-        long that may be.
-
-        Raises:
-            ValueError: what came is too long.
-            NotUnderstood: the other side speaks TLS and this one does not, the reverse, or it is not let in.
+        """Return whole bodies that have come; sets `is_closed` at the end of the stream. Until the other side is
+        trusted it is one at a time: what that one leads to decides who reads the next, and how long that may be. Raises
+        ValueError: what came is too long. Raises NotUnderstood: the other side speaks TLS and this one does not, the
+        reverse, or it is not let in.
         """
         if waiting := self._buffer.feed(b"", self._most):
             return waiting
@@ -151,25 +129,28 @@ class Connection:
         if not data:
             self.is_closed = True
             return []
-        return self._buffer.feed(self._plain(data), self._most)
-
-    def _plain(self, data: bytes) -> bytes:
-        if self._is_first:
-            self._is_first = False
-            self._check_speech(speaks_tls=data[0] in TLS_RECORDS)
-        if self._tls is None:
-            return data
-        try:
-            return self._tls.receive(data)
-        finally:  # an answer, or why it was refused
-            self.flush()
-
-    def _check_speech(self, *, speaks_tls: bool) -> None:
+        speaks_tls = data[0] in TLS_RECORDS if self._is_first else self._tls is not None
+        self._is_first = False
         if speaks_tls and self._tls is None:
             raise NotUnderstood(f"it speaks TLS; {SAME_EVERYWHERE}")
         if not speaks_tls and self._tls is not None:
             self._tls = None  # so that it understands the refusal
             raise NotUnderstood(f"it does not speak TLS; {SAME_EVERYWHERE}")
+        if self._tls is not None:
+            try:
+                data = self._tls.receive(data)
+            finally:  # an answer, or why it was refused
+                self.flush()
+        return self._buffer.feed(data, self._most)
+
+    def unseal(self, body: bytes) -> bytes:
+        """Return what is in a body that has come. Raises NotProved: it is not from one who knows the token."""
+        assert self._seal is not None, "nothing can be proved before the other side's nonce is known"
+        return self._seal.open(body)
+
+    def open(self, body: bytes) -> Message:
+        """Return the message in a body that has come, as `unseal`. Raises ValueError: it is no message."""
+        return decode_body(self.unseal(body))
 
     def close(self) -> None:
         """Close the connection; what was not sent is lost."""
@@ -178,3 +159,102 @@ class Connection:
             self.flush()
         self.is_closed = True
         self._socket.close()
+
+
+REFUSED = b"refused "  # before the reason; sent in the clear
+MAX_REASON = 1000
+
+
+class Guest:
+    """The scheduler's side: somebody who has connected, until it is a host of the job or is sent away."""
+
+    def __init__(self, connection: Connection, token: bytes) -> None:
+        """Say the first words."""
+        self.connection, self._token, self._nonce = connection, token, new_nonce()
+        self._is_greeted = False
+        self.knows_token = False  # it has proved that; it may be refused all the same
+        connection.send_plain(hello(self._nonce))
+
+    def take(self, body: bytes) -> HostRequest | None:
+        """Return the request in what it has said, once that has come. Raises Refused: it is no host of this job."""
+        if not self._is_greeted:
+            said = read_hello(body)
+            if said is None:
+                raise Refused("no msrun host: it did not say hello")
+            spoken, nonce = said
+            if spoken != protocol():
+                raise Refused(other_protocol(spoken))
+            self.connection.agree(Seal(self._token, self._nonce, nonce, is_scheduler=True))
+            self._is_greeted = True
+            return None
+        try:
+            message = self.connection.open(body)
+        except NotProved:
+            raise Refused(WRONG_KEY) from None
+        self.knows_token = True
+        return HostRequest.from_json(message.get("request"))
+
+    def accept(self, silence_s: float) -> None:
+        """Let it in. `silence_s`: how long either side may give no sign of life."""
+        self.connection.trust()
+        self.connection.send({"type": "accepted", "silence_s": silence_s})
+
+    def refuse(self, reason: str) -> None:
+        """Send it away, and say why, as plainly as it has to be said to one who knows no token."""
+        self.connection.send_plain(REFUSED + reason.encode("utf-8", "replace"))
+        self.connection.close()
+
+
+class Caller:
+    """The host's side of one connection."""
+
+    def __init__(self, connection: Connection, token: bytes, place: str, request: Callable[[], HostRequest]) -> None:
+        """Say the first words. `place`: the scheduler's address and port, for errors. `request`: what this host asks
+        for, once the scheduler has said hello.
+        """
+        self.connection, self._token, self.place, self._request = connection, token, place, request
+        self.nonce = new_nonce()
+        self._is_greeted = False
+        connection.send_plain(hello(self.nonce))
+
+    def take(self, body: bytes) -> float | None:
+        """Take what the scheduler has said; how long it may be silent, once it has let this host in. Raises Refused:
+        this host is not let in, or what answers is no scheduler.
+        """
+        if body.startswith(REFUSED):
+            reason = body.removeprefix(REFUSED).decode("utf-8", "replace")
+            printable = "".join(letter if letter.isprintable() else "?" for letter in reason[:MAX_REASON])
+            kind = NoKey if reason == WRONG_KEY else Refused
+            raise kind(f"the scheduler has refused this host: {printable}")
+        try:
+            if self._is_greeted:
+                silence_s = float(self.connection.open(body)["silence_s"])
+                self.connection.trust()
+                return silence_s
+            said = read_hello(body)
+            if said is None:
+                raise ValueError("it does not say hello")
+        except NotProved:
+            raise NoKey("the scheduler does not know this job's token: is it another job's?") from None
+        except (ValueError, TypeError, KeyError) as error:
+            raise self._stranger(error) from None
+        spoken, nonce = said
+        if spoken != protocol():
+            remedy = "install the same version on all hosts"
+            raise Refused(f"the scheduler's msrun speaks protocol {spoken}, this one {protocol()}: {remedy}")
+        self._is_greeted = True
+        self.connection.agree(Seal(self._token, nonce, self.nonce, is_scheduler=False))
+        self.connection.send({"type": "register", "request": encode_record(self._request())})
+        return None
+
+    def receive(self) -> list[bytes]:
+        """Return what has come. Raises Refused: the two sides cannot speak with each other."""
+        try:
+            return self.connection.receive()
+        except NotUnderstood as error:
+            raise Refused(f"no connection with the scheduler at {self.place}: {error}") from None
+        except ValueError as error:
+            raise self._stranger(error) from None
+
+    def _stranger(self, error: Exception) -> Refused:
+        return Refused(f"what answers at {self.place} is no msrun scheduler: {error}")

@@ -24,10 +24,8 @@ from msrun.planning.hosts.assignment import HostPool
 from msrun.planning.ranks import fold_ranks, name_ranks
 from msrun.planning.record_json import encode_record
 
-REPORTS = frozenset({"failed", "ended", "done", "ready"})
-"""What hosts say."""
-ORDERS = frozenset({"stop", "absent", "restart", "start", "over"})
-"""What they are told."""
+REPORTS = frozenset({"failed", "ended", "done", "ready"})  # what hosts say
+ORDERS = frozenset({"stop", "absent", "restart", "start", "over"})  # what they are told
 
 
 class Coordinator:
@@ -42,54 +40,37 @@ class Coordinator:
         has_begun: bool = False,
         pool: HostPool | None = None,
     ) -> None:
-        """
-        Args:
-            ranks: node_rank -> global ranks there.
-            has_begun: the job has run before, on other hosts.
-            pool: from whom the hosts of another start are chosen, and who has chosen these; None = there are no others.
+        """`ranks`: node_rank -> global ranks there. `has_begun`: the job has run before, on other hosts. `pool`: from
+        whom the hosts of another start are chosen, and who has chosen these; None = there are no others.
         """
         self._pool = pool
-        self.losses: dict[int, str] = {}
-        """Hosts that have gone without a result, cannot start again or leave, and why."""
+        self.losses: dict[int, str] = {}  # hosts that have gone without a result, cannot start again or leave, and why
         self.leaving: set[int] = set()
         """Those of them whose agent got a signal: a reboot, a drained node. They are not started on again."""
-        self.may_go_on = True
-        """Nobody wants the job to end."""
-        self.goes_on = False
-        """The job is over on these hosts, and goes on on those that the pool has chosen."""
-        self.begun = 0
-        """The last attempt that has workers."""
+        self.may_go_on = True  # nobody wants the job to end
+        self.goes_on = False  # the job is over on these hosts, and goes on on those that the pool has chosen
+        self.begun = 0  # the last attempt that has workers
         self._job_id = job_id
         self._ranks = ranks
         self._nodes = set(ranks)
         self._policy = policy
-        self._busy = set(self._nodes)
-        """Those that have not ended their part of the attempt."""
-        self._unready = set(self._nodes)
-        """Those that could not start their workers again yet."""
-        self._done: dict[int, int] = {}
-        """Rank -> node of those that have finished in this attempt."""
-        self._absent: set[int] = set()
-        """Those of them that never joined the world."""
-        self._come: set[int] = set()
-        """Those of hosts that have ended which joined it."""
-        self._cause = ""
-        """Which ranks had finished before, where that is why the first one has failed."""
-        self._kept: FailureReport | None = None
-        """The first failure of an attempt that goes on all the same."""
+        self._busy = set(self._nodes)  # those that have not ended their part of the attempt
+        self._unready = set(self._nodes)  # those that could not start their workers again yet
+        self._done: dict[int, int] = {}  # rank -> node of those that have finished in this attempt
+        self._absent: set[int] = set()  # those of them that never joined the world
+        self._come: set[int] = set()  # those of hosts that have ended which joined it
+        self._cause = ""  # which ranks had finished before, where that is why the first one has failed
+        self._kept: FailureReport | None = None  # the first failure of an attempt that goes on all the same
         self._is_last = False
         self._has_begun = has_begun
         """A rank has joined the world or reported progress, or the one that failed had run for a while."""
         self.attempt = 0
-        self.report: FailureReport | None = None
-        """Of the current attempt; of the last one when the job is over."""
+        self.report: FailureReport | None = None  # of the current attempt; of the last one when the job is over
         self.is_over = False
 
     def hear(self, node_rank: int, message: Message) -> list[Message]:
-        """Take one of `REPORTS` from a host; anything else is left out, and so is what is of another attempt.
-
-        Raises:
-            ValueError: no host that works as it should says this.
+        """Take one of `REPORTS` from a host; anything else is left out, and so is what is of another attempt. Raises
+        ValueError: no host that works as it should says this.
         """
         kind, attempt = message.get("type"), message.get("attempt")
         if type(attempt) is not int:
@@ -163,11 +144,8 @@ class Coordinator:
         come: Iterable[int] = (),
         report: FailureReport | None = None,
     ) -> list[Message]:
-        """All workers of a host have ended, or none was started.
-
-        Args:
-            come: those that had joined the world.
-            report: how the attempt has failed there, from logs that are whole.
+        """All workers of a host have ended, or none was started. `come`: those that had joined the world. `report`: how
+        the attempt has failed there, from logs that are whole.
         """
         if self.is_over or attempt != self.attempt or node_rank not in self._busy:
             return []
@@ -257,8 +235,7 @@ class OwnLink:
     """What joins a coordinator and the agent of the job's only host in one process. Owned by one thread; `close` it."""
 
     def __init__(self, coordinator: Coordinator, node_rank: int) -> None:
-        self.orders = Inbox()
-        """What the coordinator says."""
+        self.orders = Inbox()  # what the coordinator says
         self._coordinator, self._node_rank = coordinator, node_rank
 
     def obey(self, signals: object) -> None:

@@ -61,17 +61,13 @@ class FailureReport:
     """What a host tells of the failure of an attempt; of the first one, what all hosts are told."""
 
     failure: JobFailure
-    node_rank: int = -1
-    """Whose failure it is; -1: the coordinator's own word."""
-    is_hang: bool = False
-    """The workers run still, and wait for ever."""
+    node_rank: int = -1  # whose failure it is; -1: the coordinator's own word
+    is_hang: bool = False  # the workers run still, and wait for ever
     can_restart: bool = False
     is_unfit: bool = False
     """It is the host itself that cannot start again, between two attempts; others may do without it."""
-    lost_peer: bool = False
-    """The worker's last words are that another rank has gone, and that one was not of its host."""
-    signum: int = 0
-    """The signal that ended the job on that host; 0 when it was none."""
+    lost_peer: bool = False  # the worker's last words are that another rank has gone, and that one was not of its host
+    signum: int = 0  # the signal that ended the job on that host; 0 when it was none
 
 
 def fault_of_job(job_id: str, reason: str, exit_code: int) -> JobFailure:
@@ -80,20 +76,12 @@ def fault_of_job(job_id: str, reason: str, exit_code: int) -> JobFailure:
 
 
 def read_failure(value: object) -> JobFailure:
-    """Return the failure in a message of another host, cut to size.
-
-    Raises:
-        ValueError: there is none in it.
-    """
+    """Return the failure in a message of another host, cut to size. Raises ValueError: there is none in it."""
     return _checked(decode_record(JobFailure, value))
 
 
 def read_report(value: object) -> FailureReport:
-    """Return the report in a message of another host, cut to size.
-
-    Raises:
-        ValueError: there is none in it.
-    """
+    """Return the report in a message of another host, cut to size. Raises ValueError: there is none in it."""
     report = decode_record(FailureReport, value)
     return replace(report, failure=_checked(report.failure))
 
@@ -106,12 +94,9 @@ def _checked(failure: JobFailure) -> JobFailure:
 
 
 def merge_failures(failure: JobFailure, hosts: Iterable[JobFailure]) -> JobFailure:
-    """Return the job's failure with what its hosts know of their own workers.
-
-    Args:
-        failure: the coordinator's: it says what the reason is.
-        hosts: as each host has seen the end. Each knows how its workers ended, and the one whose worker it is has read
-            that worker's log again since.
+    """Return the job's failure with what its hosts know of their own workers. `failure`: the coordinator's: it says
+    what the reason is. `hosts`: as each host has seen the end. Each knows how its workers ended, and the one whose
+    worker it is has read that worker's log again since.
     """
     found = list(hosts)
     newest = {worker.global_rank: worker for host in found for worker in host.guilty}

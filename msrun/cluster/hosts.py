@@ -12,8 +12,7 @@ from msrun.planning.ranks import count_workers, fold_ranks, name_ranks
 from msrun.planning.spec import is_loopback
 
 MAX_NAME = 255
-MAX_WORKERS = 1 << 24
-"""More than any job has; a number beyond it is a mistake or a trick."""
+MAX_WORKERS = 1 << 24  # more than any job has; a number beyond it is a mistake or a trick
 SHOWN_HOSTS = 8
 
 
@@ -41,22 +40,15 @@ class HostRequest:
     protocol: int
     worker_num: int
     local_worker_num: int
-    node_rank: int
-    """-1 = by address."""
+    node_rank: int  # -1 = by address
     name: str
-    address: str
-    """Numeric, towards the master."""
+    address: str  # numeric, towards the master
     max_restarts: int
-    table: str = ""
-    """Digest of the rank table that the host was given; empty without one."""
+    table: str = ""  # digest of the rank table that the host was given; empty without one
 
     @classmethod
     def from_json(cls, value: object) -> HostRequest:
-        """Return the request in a message.
-
-        Raises:
-            Refused: it is none.
-        """
+        """Return the request in a message. Raises Refused: it is none."""
         if not isinstance(value, Mapping):
             raise Refused("it does not say who it is")
         if value.get("protocol") != protocol():
@@ -95,15 +87,10 @@ class Registry:
         self._table = table
         self._requests: dict[Hashable, HostRequest] = {}
         self._by_node: dict[int, HostRequest] = {}
-        self.registered = 0
-        """How many workers the hosts that came will run."""
+        self.registered = 0  # how many workers the hosts that came will run
 
     def add(self, key: Hashable, request: HostRequest) -> None:
-        """Let a host in.
-
-        Raises:
-            Refused: it does not fit this job.
-        """
+        """Let a host in. Raises Refused: it does not fit this job."""
         self._check_settings(request)
         if self.is_complete:
             raise Refused(
@@ -123,11 +110,7 @@ class Registry:
         self.registered += request.local_worker_num
 
     def check_late(self, request: HostRequest) -> None:
-        """Look at a host that comes while the job runs on others.
-
-        Raises:
-            Refused: it does not fit this job.
-        """
+        """Look at a host that comes while the job runs on others. Raises Refused: it does not fit this job."""
         self._check_settings(request)
         if request.local_worker_num > self._asked_num:
             raise Refused(f"--local_worker_num {request.local_worker_num}: the job has {self._asked_num} workers")

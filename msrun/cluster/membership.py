@@ -24,8 +24,7 @@ HOPELESS_CODES = frozenset({contract.EXIT_DO_NOT_RESTART, 126, 127})
 """The worker said so itself; its program cannot be run; its program was not found."""
 UNBEGUN_CODES = frozenset({1, 2})
 """Python's own after an exception, a SyntaxError and a usage error: another start ends in the same way."""
-BEGUN_S = 10.0
-"""A worker that has run for so long has begun, also one that joins nothing and says nothing."""
+BEGUN_S = 10.0  # A worker that has run for so long has begun, also one that joins nothing and says nothing
 
 
 @dataclass(frozen=True)
@@ -33,12 +32,9 @@ class RestartPolicy:
     """Restarts the whole job a limited number of times, at once, then after 1, 2, 4, ... seconds."""
 
     max_restarts: int
-    restart_on: tuple[int, ...] = ()
-    """Start again after these exit statuses alone, and always; empty = see `refuse`."""
-    no_restart_on: tuple[int, ...] = ()
-    """Never after these."""
-    keep_going: bool = False
-    """A worker that fails ends nobody else."""
+    restart_on: tuple[int, ...] = ()  # start again after these exit statuses alone, and always; empty = see `refuse`
+    no_restart_on: tuple[int, ...] = ()  # never after these
+    keep_going: bool = False  # A worker that fails ends nobody else
 
     @classmethod
     def of(cls, asked: JobTerms) -> RestartPolicy:
@@ -46,12 +42,9 @@ class RestartPolicy:
         return cls(asked.max_restarts, asked.restart_on, asked.no_restart_on, asked.keep_going)
 
     def delay_s(self, restarts_done: int, exit_code: int | None, *, has_begun: bool = True) -> float | None:
-        """Return how long to wait before the next start, or None when the job has ended for good.
-
-        Args:
-            restarts_done: how often the job was started again already.
-            exit_code: of the worker that failed first, 128 + signal; None when no worker failed.
-            has_begun: as for `refuse`.
+        """Return how long to wait before the next start, or None when the job has ended for good. `restarts_done`: how
+        often the job was started again already. `exit_code`: of the worker that failed first, 128 + signal; None when
+        no worker failed. `has_begun`: as for `refuse`.
         """
         if restarts_done >= self.max_restarts or self.refuse(exit_code, has_begun=has_begun):
             return None
@@ -63,12 +56,9 @@ class RestartPolicy:
         return f"; not started again: {why}" if why else ""
 
     def refuse(self, exit_code: int | None, *, has_begun: bool) -> str:
-        """Return why a failure is none to start again after; empty when it is one.
-
-        Args:
-            exit_code: as for `delay_s`.
-            has_begun: in this attempt or an earlier one a rank has joined the world or reported progress, or the
-                worker that failed had run for BEGUN_S.
+        """Return why a failure is none to start again after; empty when it is one. `exit_code`: as for `delay_s`.
+        `has_begun`: in this attempt or an earlier one a rank has joined the world or reported progress, or the worker
+        that failed had run for BEGUN_S.
         """
         if exit_code is None or exit_code in self.restart_on:
             return ""
@@ -96,22 +86,17 @@ class WorkerState(Enum):
 
     PLANNED = "planned"
     RUNNING = "running"
-    DONE = "done"
-    """Ended with status 0."""
-    FAILED = "failed"
-    """Ended by itself with another status, before msrun had told it to end."""
-    STOPPED = "stopped by msrun"
-    """Ended after msrun told it to."""
+    DONE = "done"  # ended with status 0
+    FAILED = "failed"  # ended by itself with another status, before msrun had told it to end
+    STOPPED = "stopped by msrun"  # ended after msrun told it to
 
 
 class Decision(Enum):
     """What the agent has to do after an event."""
 
     WAIT = "wait"
-    STOP = "stop"
-    """End every worker that still runs."""
-    FINISH = "finish"
-    """Nobody runs any more."""
+    STOP = "stop"  # end every worker that still runs
+    FINISH = "finish"  # nobody runs any more
 
 
 @dataclass
@@ -121,15 +106,11 @@ class Member:
     global_rank: int
     state: WorkerState = WorkerState.PLANNED
     pid: int = 0
-    started_at: float = 0.0
-    """Monotonic seconds."""
+    started_at: float = 0.0  # monotonic seconds
     ended_at: float = 0.0
-    wait_status: int = 0
-    """As waitpid gives it."""
-    ended_itself: bool = False
-    """It ended before msrun had told it to."""
-    hint: str = ""
-    """What else is known of its end."""
+    wait_status: int = 0  # as waitpid gives it
+    ended_itself: bool = False  # it ended before msrun had told it to
+    hint: str = ""  # what else is known of its end
 
 
 @dataclass
@@ -138,10 +119,8 @@ class Membership:
 
     ranks: Iterable[int]
     first_failure: Member | None = None
-    is_stopping: bool = False
-    """The job is to end."""
-    are_told: bool = False
-    """The workers have been told to end."""
+    is_stopping: bool = False  # the job is to end
+    are_told: bool = False  # the workers have been told to end
     members: dict[int, Member] = field(init=False)
     _counts: Counter[WorkerState] = field(init=False, repr=False)
     """How many workers are in each state: a job has thousands, and every event asks."""
@@ -164,9 +143,7 @@ class Membership:
 
     def exited(self, global_rank: int, wait_status: int, now: float, *, others_go_on: bool = False) -> Decision:
         """Record the end of a worker. The first bad end, by arrival, is the job's first failure and stops the rest.
-
-        Args:
-            others_go_on: a bad end stops nobody; the job fails when all have ended.
+        `others_go_on`: a bad end stops nobody; the job fails when all have ended.
         """
         member = self.members[global_rank]
         member.ended_at, member.wait_status, member.ended_itself = now, wait_status, not self.are_told

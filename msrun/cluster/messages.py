@@ -34,11 +34,7 @@ class NotUnderstood(ValueError):
 
 
 def encode_body(message: Message) -> bytes:
-    """Return a message as JSON text.
-
-    Raises:
-        ValueError: it is larger than MAX_MESSAGE_BYTES.
-    """
+    """Return a message as JSON text. Raises ValueError: it is larger than MAX_MESSAGE_BYTES."""
     body = json.dumps(message, separators=(",", ":")).encode("utf-8", "surrogateescape")
     if len(body) > MAX_MESSAGE_BYTES:
         raise ValueError(f"message of {len(body)} bytes: at most {MAX_MESSAGE_BYTES} are allowed")
@@ -46,11 +42,7 @@ def encode_body(message: Message) -> bytes:
 
 
 def decode_body(body: bytes) -> Message:
-    """Return the message in JSON text.
-
-    Raises:
-        ValueError: it is not a JSON object, or is nested deeper than MAX_DEPTH.
-    """
+    """Return the message in JSON text. Raises ValueError: it is no JSON object, or is nested deeper than MAX_DEPTH."""
     try:
         message = json.loads(body.decode("utf-8", "surrogateescape"))
     except RecursionError:
@@ -72,10 +64,8 @@ def frame(body: bytes) -> bytes:
 
 
 def encode_message(message: Message) -> bytes:
-    """Return the bytes of one message: four bytes of length, then JSON.
-
-    Raises:
-        ValueError: the message is larger than MAX_MESSAGE_BYTES.
+    """Return the bytes of one message: four bytes of length, then JSON. Raises ValueError: the message is larger than
+    MAX_MESSAGE_BYTES.
     """
     return frame(encode_body(message))
 
@@ -83,10 +73,7 @@ def encode_message(message: Message) -> bytes:
 def await_input(source: int | HasFileno, limit_s: float | None = None) -> bool:
     """Wait until something can be read, or the other end has closed; False when nothing has come within the limit.
 
-    Unlike select(2) it takes any descriptor: those of 1024 and more, too.
-
-    Args:
-        limit_s: seconds; None = no limit.
+    Unlike select(2) it takes any descriptor: those of 1024 and more, too. `limit_s`: seconds; None = no limit.
     """
     poll = select.poll()
     poll.register(source, select.POLLIN)
@@ -103,9 +90,7 @@ class FrameBuffer:
 
     def feed(self, data: bytes, most: int = sys.maxsize) -> list[bytes]:
         """Add bytes and return every body that is now complete, at most so many: the rest waits for the next call.
-
-        Raises:
-            ValueError: a length above the limit.
+        Raises ValueError: a length above the limit.
         """
         self._bytes += data
         bodies: list[bytes] = []
@@ -128,10 +113,8 @@ class MessageBuffer:
         self._frames = FrameBuffer(MAX_MESSAGE_BYTES)
 
     def feed(self, data: bytes) -> list[Message]:
-        """Add bytes and return every message that is now complete.
-
-        Raises:
-            ValueError: a length above the limit, or a body that is no message.
+        """Add bytes and return every message that is now complete. Raises ValueError: a length above the limit, or a
+        body that is no message.
         """
         return [decode_body(body) for body in self._frames.feed(data)]
 
@@ -186,8 +169,7 @@ class Ledger:
     def __init__(self) -> None:
         self._kept: deque[Message] = deque()
         self._last = 0
-        self.seen = 0
-        """Number of the newest message of the other side that was taken."""
+        self.seen = 0  # number of the newest message of the other side that was taken
 
     def stamp(self, message: Message) -> Message:
         """Return a message with its number; it is kept until it is acknowledged."""
@@ -213,10 +195,8 @@ class Ledger:
         return list(self._kept)
 
     def take(self, message: Message) -> bool:
-        """Return whether a message of the other side is to be heeded: False for one that came before.
-
-        Raises:
-            MessageMissing: one before it has not come. On a new connection both come again.
+        """Return whether a message of the other side is to be heeded: False for one that came before. Raises
+        MessageMissing: one before it has not come. On a new connection both come again.
         """
         number = message.get("seq")
         if not isinstance(number, int):

@@ -13,8 +13,7 @@ from typing import Generic, TypeVar
 
 from msrun.cluster.messages import Message
 
-PAUSE_S = 0.05
-"""Between a fault and the next try, so that a thread with a fault that stays does not use up a processor."""
+PAUSE_S = 0.05  # between a fault and the next try, so that a thread with a fault that stays does not use up a processor
 
 
 class OwnThread(threading.Thread):
@@ -28,15 +27,12 @@ class OwnThread(threading.Thread):
         *,
         goes_on: bool = False,
     ) -> None:
-        """
-        Args:
-            on_fault: called by the thread with the first that `work` raises.
-            goes_on: `work` is begun again after a fault, until it returns: it has to carry out the end of the job.
+        """`on_fault`: called by the thread with the first that `work` raises. `goes_on`: `work` is begun again after a
+        fault, until it returns: it has to carry out the end of the job.
         """
         super().__init__(name=name, daemon=True)
         self._work, self._on_fault, self._goes_on = work, on_fault, goes_on
-        self.fault: BaseException | None = None
-        """The first that was raised."""
+        self.fault: BaseException | None = None  # the first that was raised
 
     def run(self) -> None:
         """Work until that is done."""
@@ -60,9 +56,7 @@ def print_fault(error: BaseException) -> None:
 
 def describe_fault(error: BaseException, where: str = "its traceback is in scheduler.log") -> str:
     """Return a fault of msrun itself as one line: "msrun itself failed: OSError: ..., while it read worker_0.log".
-
-    Args:
-        where: how the line ends.
+    `where`: how the line ends.
     """
     return f"msrun itself failed: {name_fault(error)}; {where}"
 
@@ -128,5 +122,4 @@ class WakingQueue(Generic[Item]):
             self._pipe = None
 
 
-Inbox = WakingQueue[Message]
-"""Of messages."""
+Inbox = WakingQueue[Message]  # of messages

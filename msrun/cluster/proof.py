@@ -65,11 +65,7 @@ class Seal:
         return _proof(self._out_key, self._sent, body) + body
 
     def open(self, data: bytes) -> bytes:
-        """Return the next message of the other side without its proof.
-
-        Raises:
-            NotProved: it is not from there.
-        """
+        """Return the next message of the other side without its proof. Raises NotProved: it is not from there."""
         proof, body = data[:PROOF_BYTES], data[PROOF_BYTES:]
         if not hmac.compare_digest(proof, _proof(self._in_key, self._received + 1, body)):
             raise NotProved("a message without the proof that it is the next of this connection")

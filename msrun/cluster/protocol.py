@@ -6,10 +6,9 @@ import functools
 import hashlib
 import ipaddress
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Union
 
 import msgspec
 
@@ -34,8 +33,7 @@ class Finding:
 
     status: Literal["ok", "warn", "fail"]
     name: str
-    text: str
-    """One line; for `fail` the error that a run would end with."""
+    text: str  # one line; for `fail` the error that a run would end with
     exit_code: int = contract.EXIT_OK
     nodes: tuple[int, ...] = ()
     """Of several hosts, the node ranks of those that it is said of; empty: the job as a whole."""
@@ -51,8 +49,7 @@ class HostAddress:
 
     address: str
     interface: str
-    prefix_bits: int
-    """Length of its network's prefix; 0 = not known."""
+    prefix_bits: int  # length of its network's prefix; 0 = not known
 
     def __post_init__(self) -> None:
         ipaddress.ip_network(f"{self.address}/{self.prefix_bits}", strict=False)
@@ -76,32 +73,21 @@ class HostReport:
     host_name: str = ""
     python_version: str = ""
     msrun_version: str = ""
-    torch_version: str = ""
-    """Empty: not installed."""
+    torch_version: str = ""  # empty: not installed
     numpy_version: str = ""
-    architecture: str = ""
-    """As the kernel calls it: x86_64, aarch64."""
-    boot_id: str = ""
-    """Of the running kernel; equal on what is one machine."""
-    device_target: str = ""
-    """What the workers would use: cpu, gpu or ascend."""
-    ssh_client: str = ""
-    """The launcher's address as sshd there saw it."""
-    ssh_server: str = ""
-    """The host's own address in the same connection."""
-    master_address: str = ""
-    """What the name of the scheduler's host stands for there, if that was asked."""
-    received_at: float = 0.0
-    """The host's clock (s since the epoch) when it was asked."""
-    made_at: float = 0.0
-    """The same when the report was made."""
-    sees_log_dir: bool = False
-    """Whether the launcher's log directory is on a file system that this host sees, too."""
+    architecture: str = ""  # as the kernel calls it: x86_64, aarch64
+    boot_id: str = ""  # of the running kernel; equal on what is one machine
+    device_target: str = ""  # what the workers would use: cpu, gpu or ascend
+    ssh_client: str = ""  # the launcher's address as sshd there saw it
+    ssh_server: str = ""  # the host's own address in the same connection
+    master_address: str = ""  # what the name of the scheduler's host stands for there, if that was asked
+    received_at: float = 0.0  # the host's clock (s since the epoch) when it was asked
+    made_at: float = 0.0  # the same when the report was made
+    sees_log_dir: bool = False  # whether the launcher's log directory is on a file system that this host sees, too
     sources: tuple[tuple[str, str], ...] = ()
     """Name and SHA-256 of the program, then of the modules beside it that it imports."""
     addresses: tuple[HostAddress, ...] = ()
-    findings: tuple[Finding, ...] = ()
-    """What the checks of one host have found."""
+    findings: tuple[Finding, ...] = ()  # what the checks of one host have found
 
     @property
     def routable(self) -> tuple[HostAddress, ...]:
@@ -113,14 +99,10 @@ class HostReport:
 class ReachResult:
     """How it went on one host."""
 
-    error: str = ""
-    """Why it cannot be reached: "refused", "timed out after 3 s", ...; empty: it can."""
-    source: str = ""
-    """Own address that the way there begins with; empty: there is no way."""
-    interface: str = ""
-    """Name of the network interface that has `source`."""
-    is_own: bool = False
-    """The address belongs to the host that tried, so it came nowhere else."""
+    error: str = ""  # why it cannot be reached: "refused", "timed out after 3 s", ...; empty: it can
+    source: str = ""  # own address that the way there begins with; empty: there is no way
+    interface: str = ""  # name of the network interface that has `source`
+    is_own: bool = False  # the address belongs to the host that tried, so it came nowhere else
 
 
 @dataclass(frozen=True)
@@ -128,25 +110,19 @@ class HostJob:
     """What a launcher asks of one host."""
 
     protocol: int
-    version: str
-    """msrun's, at the launcher."""
+    version: str  # msrun's, at the launcher
     job_id: str
-    number: int
-    """Of this agent among all of the job."""
+    number: int  # of this agent among all of the job
     spec: LaunchSpec
     """What is asked of this host, as far as it is known before all hosts are; its log_dir is the launcher's."""
     environment: Mapping[str, str]
     """What workers get beside this host's own environment; given in the command line's words, or forwarded."""
-    silence_s: float
-    """How long launcher and agent may hear nothing of each other."""
-    will_run: bool
-    """Not only look at the host; what takes long may be begun before all hosts have been looked at."""
-    can_resume: bool
-    """Whether a broken connection may be replaced."""
+    silence_s: float  # how long launcher and agent may hear nothing of each other
+    will_run: bool  # not only look at the host; what takes long may be begun before all hosts have been looked at
+    can_resume: bool  # whether a broken connection may be replaced
     shown: Mapping[str, str] = field(default_factory=dict)
     """From `log_share.shown_word`: what a host sees that shares the launcher's log directory."""
-    master_name: str = ""
-    """What --master_addr says, for the host that has to know it."""
+    master_name: str = ""  # what --master_addr says, for the host that has to know it
     is_launchers_host: bool = False
     """The launcher has looked at this host itself, and `environment` is all that workers get."""
 
@@ -157,204 +133,60 @@ class HostPart:
 
     job_id: str
     node_rank: int
-    spec: LaunchSpec | None
-    """What is asked of this host; None where msrun was typed there, which knows that."""
+    spec: LaunchSpec | None  # what is asked of this host; None where msrun was typed there, which knows that
     master_addr: str
     master_port: int
-    use_shared: bool
-    """The host sees the launcher's log directory."""
-    hosts: str
-    """All of them, from `pack_hosts`; empty where there is one."""
-    rank_table: str
-    """Text of the table that was given, from `pack_text`."""
+    use_shared: bool  # the host sees the launcher's log directory
+    hosts: str  # all of them, from `pack_hosts`; empty where there is one
+    rank_table: str  # text of the table that was given, from `pack_text`
     first_attempt: int
     max_restarts: int
-    folder: int
-    """Number of the log directory of a host where msrun was typed."""
-
-
-class _Form(msgspec.Struct, tag_field="type", tag=lambda name: re.sub("(?<!^)(?=[A-Z])", "_", name).lower()):
-    """A message; its class is its type. What else is in one is left out."""
-
-
-# What an agent says.
-
-
-class Checked(_Form):
-    report: HostReport
-
-
-class Listening(_Form):
-    port: Number
-    error: str = ""
-
-
-class Reached(_Form):
-    result: ReachResult
-
-
-class Planned(_Form):
-    host: HostPlan
-    notes: Texts
-    target: str
-    logs: Texts
-
-
-class Event(_Form):
-    moment: str
-    fields: dict[str, Any]
-
-
-class Failed(_Form):
-    attempt: Number
-    report: FailureReport
-
-
-class Ended(_Form):
-    attempt: Number
-    can_continue: bool
-    come: Numbers
-    has_begun: bool
-    report: FailureReport | None
-
-
-class Done(_Form):
-    attempt: Number
-    rank: Number
-    has_come: bool
-
-
-class Ready(_Form):
-    attempt: Number
-    clock_s: Seconds
-
-
-class Log(_Form):
-    name: str
-    attempt: Number | None
-    data: str
-
-
-class LogsEnd(_Form):
-    """All logs have been sent."""
-
-
-class Result(_Form):
-    failure: JobFailure | None
-    survivors: Numbers
-
-
-class Error(_Form):
-    text: str
-    exit_code: Number
-    traceback: str = ""
-
-
-class Fault(_Form):
-    text: str
-    traceback: str
-
-
-class Shown(_Form):
-    data: str
-
-
-class Taken(_Form):
-    count: Number
-
-
-class Beat(_Form):
-    seen: Number
-
-
-class Attached(_Form):
-    seen: Number
-
-
-AgentSays = (
-    Checked
-    | Listening
-    | Reached
-    | Planned
-    | Event
-    | Failed
-    | Ended
-    | Done
-    | Ready
-    | Log
-    | LogsEnd
-    | Result
-    | Error
-    | Fault
-    | Shown
-    | Taken
-    | Beat
-    | Attached
-)
-
-# What it is told, beside signals and what a terminal says.
-
-
-class Job(_Form):
-    job: HostJob
-
-
-class Listen(_Form):
-    address: str
-    port: Number
-
-
-class Reach(_Form):
-    address: str
-    port: Number
-
-
-class Plan(_Form):
-    part: HostPart
-
-
-class Run(_Form):
-    part: HostPart
-
-
-class Stop(_Form):
-    attempt: Number
-    report: FailureReport
-    goes_on: bool
-
-
-class Absent(_Form):
-    attempt: Number
-    ranks: Numbers
-
-
-class Restart(_Form):
-    attempt: Number
-    delay_s: Seconds
-    reason: str
-    ranks: Numbers
-
-
-class Start(_Form):
-    attempt: Number
-
-
-class Over(_Form):
-    report: FailureReport | None
-    goes_on: bool
-
-
-class Waiting(_Form):
-    text: str
-
-
-class CalledOff(_Form):
-    reason: str
-    exit_code: Number
-
-
-LauncherSays = Job | Listen | Reach | Plan | Run | Stop | Absent | Restart | Start | Over | Waiting | CalledOff
-
+    folder: int  # number of the log directory of a host where msrun was typed
+
+
+_Fields = Mapping[str, Any]  # field -> its type, or that with its default
+SAID: Mapping[str, _Fields] = {
+    "checked": {"report": HostReport},
+    "listening": {"port": Number, "error": (str, "")},
+    "reached": {"result": ReachResult},
+    "planned": {"host": HostPlan, "notes": Texts, "target": str, "logs": Texts},
+    "event": {"moment": str, "fields": dict[str, Any]},
+    "failed": {"attempt": Number, "report": FailureReport},
+    "ended": {
+        "attempt": Number,
+        "can_continue": bool,
+        "come": Numbers,
+        "has_begun": bool,
+        "report": FailureReport | None,
+    },
+    "done": {"attempt": Number, "rank": Number, "has_come": bool},
+    "ready": {"attempt": Number, "clock_s": Seconds},
+    "log": {"name": str, "attempt": Number | None, "data": str},
+    "logs_end": {},  # all of them have been sent
+    "result": {"failure": JobFailure | None, "survivors": Numbers},
+    "error": {"text": str, "exit_code": Number, "traceback": (str, "")},
+    "fault": {"text": str, "traceback": str},
+    "shown": {"data": str},
+    "taken": {"count": Number},
+    "beat": {"seen": Number},
+    "attached": {"seen": Number},
+}
+"""What an agent says: type -> its fields. What else is in a message is left out."""
+TOLD: Mapping[str, _Fields] = {
+    "job": {"job": HostJob},
+    "listen": {"address": str, "port": Number},
+    "reach": {"address": str, "port": Number},
+    "plan": {"part": HostPart},
+    "run": {"part": HostPart},
+    "stop": {"attempt": Number, "report": FailureReport, "goes_on": bool},
+    "absent": {"attempt": Number, "ranks": Numbers},
+    "restart": {"attempt": Number, "delay_s": Seconds, "reason": str, "ranks": Numbers},
+    "start": {"attempt": Number},
+    "over": {"report": FailureReport | None, "goes_on": bool},
+    "waiting": {"text": str},
+    "called_off": {"reason": str, "exit_code": Number},
+}
+"""What it is told, beside signals and what a terminal says."""
 MOMENTS: Mapping[str, Mapping[str, Any]] = {
     "preparing": {"preload": Texts},
     "ready": {"start_method": str, "reason": str, "prepare_s": Seconds},
@@ -376,20 +208,30 @@ MOMENTS: Mapping[str, Mapping[str, Any]] = {
 """Moment -> its fields, as `agent.supervisor` tells them."""
 
 
-def check_said(message: Message) -> None:
-    """Look at a message of an agent.
+def _forms(fields_of: Mapping[str, _Fields]) -> dict[str, type[msgspec.Struct]]:
+    """Return type -> the form of its messages."""
+    return {
+        kind: msgspec.defstruct(
+            kind,
+            [(name, *form) if isinstance(form, tuple) else (name, form) for name, form in fields.items()],
+            tag_field="type",
+            tag=kind,
+        )
+        for kind, fields in fields_of.items()
+    }
 
-    Raises:
-        ValueError: no msrun of this version says this; names the field.
-    """
-    msgspec.convert(message, AgentSays, str_keys=True, dec_hook=lambda hint, item: hint(item))
+
+_AGENT_SAYS: Any = Union[tuple(_forms(SAID).values())]  # noqa: UP007 - of a table
+
+
+def check_said(message: Message) -> None:
+    """Look at a message of an agent. Raises ValueError: no msrun of this version says this; names the field."""
+    msgspec.convert(message, _AGENT_SAYS, str_keys=True, dec_hook=lambda hint, item: hint(item))
 
 
 def read_moment(kind: str, value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a moment that a host has told of; those that do not belong to it are left out.
-
-    Raises:
-        ValueError: one is missing, or is of another type.
+    """Return the fields of a moment that a host has told of; those that do not belong to it are left out. Raises
+    ValueError: one is missing, or is of another type.
     """
     found = {}
     for name, form in MOMENTS[kind].items():
@@ -403,6 +245,7 @@ def read_moment(kind: str, value: Mapping[str, Any]) -> dict[str, Any]:
 @functools.cache
 def protocol() -> int:
     """Return the version of what hosts, launcher and coordinator say: it changes with any form."""
-    forms = msgspec.json.schema_components([AgentSays, LauncherSays], schema_hook=lambda _: {"type": "string"})
-    text = json.dumps([forms, {kind: sorted(map(str, fields.items())) for kind, fields in MOMENTS.items()}])
+    tables = [[*_forms(fields).values()] for fields in (SAID, TOLD, MOMENTS)]
+    forms = [msgspec.json.schema_components(forms, schema_hook=lambda _: {"type": "string"}) for forms in tables]
+    text = json.dumps(forms)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:3])

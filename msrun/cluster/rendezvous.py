@@ -1,4 +1,8 @@
-"""Where the workers of a job meet: a FileStore on one host, and a live TCPStore for plain torch scripts.
+"""Where the workers of a job meet: a FileStore on one host, and a live TCPStore for plain torch scripts, which the
+scheduler process hosts beside the job's record.
+
+That process never runs user code and never carries a rank. It ends when the agent's end of its channel closes, so it
+cannot outlive the job; the job ends when the scheduler does.
 
 torch's own TCPStore server listens on every interface. Here it is handed a socket that is already bound to the
 address of the job, so a one-host job is not reachable from outside. Connections made before the server runs wait in
@@ -9,11 +13,23 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import os
+import resource
 import socket
+import sys
+import threading
+import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
+from msrun import contract
+from msrun.cluster.membership import describe_delay
+from msrun.cluster.messages import Channel, Message, await_input
+from msrun.cluster.own_thread import OwnThread, print_fault
 from msrun.errors import ClusterError, UsageError
+from msrun.planning.ranks import count_workers
 from msrun.planning.spec import is_loopback
 
 if TYPE_CHECKING:
@@ -25,11 +41,8 @@ class UnresolvedName(ClusterError):
 
 
 def resolve_address(name: str) -> str:
-    """Return the numeric address of the scheduler's host; a numeric one comes back as it is.
-
-    Raises:
-        UnresolvedName: nothing of that name is known now.
-        UsageError: this host takes it for its own loopback address.
+    """Return the numeric address of the scheduler's host; a numeric one comes back as it is. Raises UnresolvedName:
+    nothing of that name is known now. Raises UsageError: this host takes it for its own loopback address.
     """
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
@@ -65,12 +78,7 @@ _NEIGHBOUR_TRIES = 20
 
 def listen(address: str, port: int, remedy: str = "leave it out to take a free port") -> socket.socket:
     """Return a listening socket on `address`, IPv4 or IPv6; port 0 takes a free one, where possible before another.
-
-    Args:
-        remedy: what the user can do when the port is taken.
-
-    Raises:
-        UsageError: the port is in use or not allowed.
+    `remedy`: what the user can do when the port is taken. Raises UsageError: the port is in use or not allowed.
     """
     try:
         listener = _bound(address, port)
@@ -109,14 +117,157 @@ def forget_waiting(listener: socket.socket) -> None:
     listener.settimeout(None)
 
 
-def serve_tcp_store(listener: socket.socket) -> TCPStore:
-    """Start torch's store on a socket that listens already; it lives as long as the returned object.
+def run_scheduler(channel_fd: int, listener_fd: int) -> int:
+    """Serve until the agent goes away; stdout is `scheduler.log`. Returns EXIT_OK, or EXIT_CLUSTER when the agent went
+    away before it said that the job is over.
 
-    The libuv server of torch cannot take over a socket (torch 2.11 to 2.13), the older one can.
+    The store starts in a thread: importing torch takes seconds where it was not preloaded, and the record must not
+    wait for it, nor be lost when the job is over sooner.
     """
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    channel = Channel(socket.socket(fileno=channel_fd))
+    record = Record(sys.stdout)
+    host = StoreHost(socket.socket(fileno=listener_fd), record, STORE_BYTES)
+    job: Message = {}
+    while not channel.is_closed:
+        for message in channel.receive():
+            record.note(message)
+            kind = message.get("type")
+            if kind == "job":
+                job = message
+            elif kind == "ready" and job.get("has_store", True):
+                if find_spec("torch") is None:
+                    host.do_without(is_store_needed=job.get("is_store_needed", True))
+                    continue
+                host.is_wanted_late = message["start_method"] == "fork" and "torch" not in sys.modules
+                OwnThread("msrun-store", host.open, _end).start()
+            elif kind == "restarting":
+                host.renew()
+                channel.send({"type": "store_ready", "attempt": message["attempt"]})
+    channel.close()
+    record.write("agent has gone: scheduler ends")
+    return contract.EXIT_OK if record.is_over else contract.EXIT_CLUSTER
 
-    address, port = listener.getsockname()[:2]
-    return TCPStore(
-        address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(), use_libuv=False
-    )
+
+STORE_BYTES = 1 << 30
+"""For what workers, and strangers who reach the store, put into it: a rendezvous needs a few kilobytes for a rank."""
+
+
+class StoreHost:
+    """Hosts the store for the rest of this process's life; without it the scheduler is of no use and ends."""
+
+    def __init__(self, listener: socket.socket, record: Record, max_bytes: int = 0) -> None:
+        """`max_bytes`: of memory, beside what the process has when the store begins; 0 = no limit."""
+        self._listener, self._record, self._max_bytes = listener, record, max_bytes
+        self._lock = threading.Lock()
+        self._store: TCPStore | None = None
+        self.is_wanted_late = False
+        """Wait for somebody to connect: a script whose imports were read and hold no torch hardly ever does."""
+
+    def open(self) -> None:
+        """Start the store. Takes as long as importing torch, which costs a core for more than a second."""
+        address, port = self._listener.getsockname()[:2]
+        if self.is_wanted_late:
+            await_input(self._listener)
+        import torch.distributed  # noqa: F401 - the long part, outside the lock
+
+        if self._max_bytes:
+            limit_memory(self._max_bytes)
+        with self._lock:
+            self._store = self._serve()
+        self._record.write(f"scheduler pid {os.getpid()}: store listens on {address}:{port}")
+
+    def renew(self) -> None:
+        """Replace the store by an empty one on the same socket: torch takes what it finds there for its own job's."""
+        with self._lock:
+            if self._store is not None:
+                self._store = None
+                self._store = self._serve()
+
+    def _serve(self) -> TCPStore:
+        """Start torch's store on the socket, which listens already. The libuv server of torch cannot take over a socket
+        (torch 2.11 to 2.13), the older one can.
+        """
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        address, port = self._listener.getsockname()[:2]
+        descriptor = self._listener.dup().detach()
+        return TCPStore(
+            address, port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor, use_libuv=False
+        )
+
+    def do_without(self, *, is_store_needed: bool) -> None:
+        """Act for a Python without torch, which hardly any worker then asks for a store. On one host rank 0 of a torch
+        program of another Python opens the store itself, at the same address. The workers of several hosts have been
+        told to expect it: the first that asks for it ends the job.
+        """
+        if is_store_needed:
+            OwnThread("msrun-store", self._end_at_first_client, _end).start()
+        else:
+            self._listener.shutdown(socket.SHUT_RDWR)  # also for whoever else holds the descriptor
+            self._listener.close()
+
+    def _end_at_first_client(self) -> None:
+        await_input(self._listener)
+        self._record.write(
+            f"a worker asks for torch's store, which needs torch for {sys.executable}: pip install 'msrun[runtime]'"
+        )
+        os._exit(1)
+
+
+def _end(error: BaseException) -> None:
+    """End the process, so that the agent learns that the store is gone."""
+    print_fault(error)
+    os._exit(1)
+
+
+def limit_memory(more_bytes: int) -> None:
+    """Let this process have so much more memory than it has now, and no more. torch's store takes memory for a value
+    when its length has come; it has no limit, and nobody proves who he is.
+    """
+    status = Path("/proc/self/status").read_bytes()
+    now = next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith(b"VmData:"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limits = [now + more_bytes, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
+    resource.setrlimit(resource.RLIMIT_DATA, (min(limits), hard))
+
+
+class Record:
+    """Writes `scheduler.log`: one line per moment of the job, with the wall-clock time."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._world_size = self._registered = 0
+        self.is_over = False  # true once the agent has said that the job is over
+
+    def write(self, text: str) -> None:
+        """Write one line and flush it."""
+        now = time.time()
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
+        with contextlib.suppress(OSError):  # disk full: no reason to end the job
+            print(f"{stamp}.{int(now * 1000) % 1000:03d} {text}", file=self._stream, flush=True)
+
+    def note(self, message: Message) -> None:
+        """Write what the agent reports."""
+        match message:
+            case {"type": "job", "job_id": job_id, "world_size": world_size, "host": host}:
+                self._world_size = world_size
+                self.write(f"job {job_id}: {count_workers(world_size)} on {host}")
+            case {"type": "started", "global_rank": rank, "pid": pid}:
+                self._registered += 1
+                self.write(f"rank {rank} registered: pid {pid}, {self._registered} of {self._world_size}")
+            case {"type": "exited", "global_rank": rank, "how": how}:
+                self.write(f"rank {rank} ended: {how}")
+            case {"type": "stopping", "reason": reason}:
+                self.write(f"stopping the job: {reason}")
+            case {"type": "restarting", "attempt": attempt, "delay_s": delay_s, "reason": reason}:
+                self._registered = 0
+                self.write(f"starting again {describe_delay(delay_s)}, attempt {attempt}: {reason}")
+            case {"type": "hang", "reason": reason}:
+                self.write(f"the job is stuck: {reason}")
+            case {"type": "note" | "waiting", "text": text}:
+                self.write(text)
+            case {"type": "signal", "name": name, "global_ranks": ranks}:
+                self.write(f"signal {name} passed on to {count_workers(len(ranks))}")
+            case {"type": "over", "reason": reason}:
+                self.is_over = True
+                self.write(f"job over: {reason}")

@@ -25,7 +25,7 @@ from msrun.agent.processes.server_handle import ForkServerHandle
 from msrun.agent.processes.terminal import RankTerminal
 from msrun.agent.signals import SignalPipe
 from msrun.agent.supervisor import Supervisor
-from msrun.agent.warm.warm_start import WarmStart
+from msrun.agent.warm import WarmStart
 from msrun.agent.watch.progress_board import PROGRESS_BOARD, ProgressBoard
 from msrun.cluster.coordinator import Coordinator, OwnLink
 from msrun.cluster.failure import JobFailure

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from msrun import contract
 from msrun.agent.observer import Observer, OwnFaults
-from msrun.agent.pause import stop_this_process
 from msrun.agent.processes.terminal import UserEnd
+from msrun.agent.signals import stop_this_process
 from msrun.cluster.failure import JobFailure
 from msrun.cluster.membership import Membership
 from msrun.launch.console import Console

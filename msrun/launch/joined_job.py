@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from msrun import contract
 from msrun.agent.logs.own_file import read_end
-from msrun.cluster.connection import Connection
-from msrun.cluster.handshake import Caller
+from msrun.cluster.connection import Caller, Connection
 from msrun.cluster.hosts import HostRequest, NoKey
 from msrun.cluster.protocol import protocol
 from msrun.cluster.rendezvous import UnresolvedName, resolve_address
@@ -30,7 +29,7 @@ from msrun.planning.mindspore import settle_mindspore
 from msrun.planning.spec import LaunchSpec
 
 if TYPE_CHECKING:  # loaded for jobs with --tls_config
-    from msrun.cluster.tls.identity import Side, TlsIdentity
+    from msrun.cluster.tls import Side, TlsIdentity
 
 KEY_S = 5.0
 """How long the key that a host has may be that of an earlier job, or none: a shared disk shows a new file late."""
@@ -169,7 +168,7 @@ class JobKey:
 def _open_tls(spec: LaunchSpec, side: Side) -> TlsIdentity | None:
     if spec.tls is None:
         return None
-    from msrun.cluster.tls.identity import open_identity
+    from msrun.cluster.tls import open_identity
 
     return open_identity(spec.tls, side)
 

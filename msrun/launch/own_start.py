@@ -14,7 +14,7 @@ from msrun import contract
 from msrun.agent.logs.own_file import open_own_file
 from msrun.agent.observer import Observer
 from msrun.agent.processes.server_handle import ForkServerHandle, start_fork_server
-from msrun.agent.warm.warm_start import WarmStart, start_warm
+from msrun.agent.warm import WarmStart, start_warm
 from msrun.cluster.messages import Channel
 from msrun.cluster.rendezvous import BACKLOG, forget_waiting
 from msrun.errors import ClusterError

@@ -10,8 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from msrun.agent.host.host_facts import LOOPBACK
-from msrun.agent.pause import stop_this_process
-from msrun.agent.signals import SignalPipe
+from msrun.agent.signals import SignalPipe, stop_this_process
 from msrun.cluster.messages import await_input
 from msrun.cluster.rendezvous import listen, own_addresses
 from msrun.errors import RendezvousTimeout, UsageError, interruption

@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Any, Self
 
 from msrun.agent.observer import Observer
-from msrun.agent.pause import stop_this_process
+from msrun.agent.signals import stop_this_process
 from msrun.cluster.own_thread import Inbox, OwnThread
 from msrun.launch import output
 

@@ -11,13 +11,12 @@ from unittest import mock
 
 from job_runner import wait_until
 
-from msrun.cluster.connection import Connection
-from msrun.cluster.handshake import Caller
+from msrun.cluster.connection import Caller, Connection
 from msrun.cluster.hosts import HostRequest, Refused, Registry
 from msrun.cluster.own_thread import Inbox
 from msrun.cluster.protocol import protocol
 from msrun.cluster.rendezvous import listen
-from msrun.cluster.tls.identity import TlsIdentity
+from msrun.cluster.tls import TlsIdentity
 from msrun.errors import ClusterError
 from msrun.launch.fleet.gate import Gate, Stranger
 from msrun.launch.remote.dialled_part import dial

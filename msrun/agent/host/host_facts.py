@@ -1,4 +1,4 @@
-"""Look at this host: processors that may be used, accelerators that are visible."""
+"""Look at this host: processors that may be used and the control groups that limit them, accelerators that are visible."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from msrun.agent.host.cgroups import read_cgroup_limits
 from msrun.planning.placement.host import (
     ASCEND_VARIABLE,
     CUDA_VARIABLE,
@@ -26,6 +26,78 @@ from msrun.planning.placement.host import (
 
 _SIBLINGS = ("core_cpus_list", "thread_siblings_list")
 """Processors of one physical core: the name since Linux 5.3, and the one before."""
+CPUSET_FILES = ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus")
+"""Version 2, version 1, and version 1 of old kernels; the effective sets leave out processors that are offline."""
+
+
+def _read(path: Path) -> str:
+    """Return what a file of the kernel's says; empty where it says nothing."""
+    with contextlib.suppress(OSError):
+        return path.read_text(errors="surrogateescape")
+    return ""
+
+
+def _cpu_list(path: Path) -> tuple[int, ...]:
+    with contextlib.suppress(ValueError):
+        return parse_cpu_list(_read(path))
+    return ()
+
+
+def _number(path: Path) -> int:
+    """Return a number, or -1."""
+    with contextlib.suppress(ValueError):
+        return int(_read(path))
+    return -1
+
+
+def group_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[Path, ...]]:
+    """Yield the folders of each mounted tree of control groups that has a controller, as version 2 has all of them:
+    from the group of this process up to the mount point, as a limit above holds below. `root`: the file system to read
+    /proc and /sys of.
+    """
+    hierarchies = [line.split(":", 2)[1:] for line in _read(root / "proc/self/cgroup").splitlines() if ":" in line]
+    paths = [(frozenset(filter(None, names.split(","))), path) for names, path in hierarchies]  # version 2 has no names
+    for line in _read(root / "proc/self/mountinfo").splitlines():
+        fields, _, source = line.partition(" - ")
+        kind, _, options = source.partition(" ")
+        if kind not in ("cgroup", "cgroup2"):
+            continue
+        controllers = frozenset() if kind == "cgroup2" else frozenset(options.rpartition(" ")[2].split(","))
+        own = next((path for names, path in paths if (names <= controllers if names else not controllers)), None)
+        if own is not None and (not controllers or controller in controllers):
+            top, mount_point = (  # the kernel writes blanks in octal
+                re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text) for text in fields.split()[3:5]
+            )
+            # A group outside what is mounted here, as a container's own view may have it, leaves the mount point alone.
+            is_below = ".." not in Path(own).parts and Path(own).is_relative_to(top)
+            relative = Path(own).relative_to(top) if is_below else Path()
+            base = root / mount_point.lstrip("/")
+            yield (*(base / one for one in [relative, *relative.parents] if one != Path()), base)
+
+
+@dataclass(frozen=True)
+class CgroupLimits:
+    """Limits on processors; None = no limit."""
+
+    quota_cores: float | None  # processor time per time, so 1.5 = one and a half processors
+    cpus: tuple[int, ...] | None
+
+
+def read_cgroup_limits(root: Path = Path("/")) -> CgroupLimits:
+    """Return the limits of this process's groups and all above them that can be seen. `root`: as for `group_folders`."""
+    folders = [folder for tree in group_folders("cpu", root) for folder in tree]
+    quotas = [quota for folder in folders if (quota := _quota(folder)) is not None]
+    files = (folder / name for tree in group_folders("cpuset", root) for folder in tree for name in CPUSET_FILES)
+    return CgroupLimits(min(quotas, default=None), next((cpus for file in files if (cpus := _cpu_list(file))), None))
+
+
+def _quota(folder: Path) -> float | None:
+    both = _read(folder / "cpu.max") or f"{_read(folder / 'cpu.cfs_quota_us')} {_read(folder / 'cpu.cfs_period_us')}"
+    with contextlib.suppress(ValueError):
+        quota, period = both.split()
+        if quota not in ("max", "-1") and int(period) > 0:
+            return int(quota) / int(period)
+    return None
 
 
 def read_topology(
@@ -34,15 +106,10 @@ def read_topology(
     affinity: Iterable[int] | None = None,
     device_nodes: Mapping[str, Mapping[str, int | None]] | None = None,
 ) -> Topology:
-    """Return the processors of this host and what this process may use of them.
-
-    What the kernel does not tell (a container without /sys, an old kernel) is taken as flat: one NUMA node, every
-    processor a core of its own.
-
-    Args:
-        root: the file system to read /proc and /sys of.
-        affinity: processors that this process may run on; asked of the kernel when not given.
-        device_nodes: NUMA nodes of accelerators, see `Topology.device_nodes`.
+    """Return the processors of this host and what this process may use of them. What the kernel does not tell (a
+    container without /sys, an old kernel) is taken as flat: one NUMA node, every processor a core of its own. `root`:
+    the file system to read /proc and /sys of. `affinity`: processors that this process may run on; asked of the kernel
+    when not given. `device_nodes`: NUMA nodes of accelerators, see `Topology.device_nodes`.
     """
     usable = set(os.sched_getaffinity(0) if affinity is None else affinity)
     limits = read_cgroup_limits(root)
@@ -60,50 +127,32 @@ def read_topology(
 
 
 def _read_cpus(system: Path, numbers: Iterable[int]) -> tuple[Cpu, ...]:
-    node_of = {number: node for node, cpus in _nodes(system / "node") for number in cpus}
+    node_of: dict[int, int] = {}
+    nodes = [
+        (int(folder.name[4:]), folder) for folder in (system / "node").glob("node[0-9]*") if folder.name[4:].isdigit()
+    ]
+    for node, folder in sorted(nodes):
+        node_of |= dict.fromkeys(_cpu_list(folder / "cpulist"), node)  # some of which may be offline
     cores: dict[int, tuple[int, int]] = {}
     for number in numbers:
         if number not in cores:  # one look per core: its hyper-threads are told with it
             folder = system / "cpu" / f"cpu{number}" / "topology"
             siblings = next((found for name in _SIBLINGS if (found := _cpu_list(folder / name))), ())
-            package = _number(folder / "physical_package_id")
+            package = max(0, _number(folder / "physical_package_id"))
             cores |= dict.fromkeys({*siblings, number}, (package, min(siblings, default=number)))
     return tuple(Cpu(number, node_of.get(number, 0), *cores[number]) for number in numbers)
-
-
-def _nodes(folder: Path) -> list[tuple[int, tuple[int, ...]]]:
-    """Return every NUMA node with its processors, some of which may be offline."""
-    found = []
-    with contextlib.suppress(OSError):
-        for entry in os.scandir(folder):
-            match = re.fullmatch(r"node(\d+)", entry.name)
-            if match:
-                found.append((int(match[1]), _cpu_list(Path(entry.path, "cpulist"))))
-    return sorted(found)
 
 
 def _memory_nodes(root: Path) -> tuple[int, ...]:
     """Return the NUMA nodes that have memory and that the cpuset allows."""
     with_memory = _cpu_list(root / "sys/devices/system/node/has_memory")
     allowed: tuple[int, ...] = ()
-    with contextlib.suppress(OSError, ValueError):
-        match = re.search(r"^Mems_allowed_list:\s*(\S+)$", (root / "proc/self/status").read_text(), re.MULTILINE)
+    match = re.search(r"^Mems_allowed_list:\s*(\S+)$", _read(root / "proc/self/status"), re.MULTILINE)
+    with contextlib.suppress(ValueError):
         allowed = parse_cpu_list(match[1]) if match else ()
     if with_memory and allowed:
         return tuple(node for node in allowed if node in with_memory)
     return with_memory or allowed or (0,)
-
-
-def _cpu_list(path: Path) -> tuple[int, ...]:
-    with contextlib.suppress(OSError, ValueError):
-        return parse_cpu_list(path.read_text())
-    return ()
-
-
-def _number(path: Path) -> int:
-    with contextlib.suppress(OSError, ValueError):
-        return max(0, int(path.read_text()))
-    return 0
 
 
 def read_gpus(root: Path = Path("/")) -> tuple[Device, ...]:
@@ -118,7 +167,8 @@ def read_gpus(root: Path = Path("/")) -> tuple[Device, ...]:
     devices = []
     for number, minor in enumerate(minors):
         address, uuid = told.get(minor, ("", ""))
-        devices.append(Device(str(number), uuid, _numa_node(root, address) if address else None))
+        node = _number(root / "sys/bus/pci/devices" / address / "numa_node") if address else -1
+        devices.append(Device(str(number), uuid, node if node >= 0 else None))
     return tuple(devices)
 
 
@@ -138,23 +188,13 @@ def _device_numbers(root: Path, stem: str) -> list[int]:
 def _nvidia_information(root: Path) -> list[tuple[int, str, str]]:
     """Return (device minor, PCI address, UUID) of every GPU that the driver tells of."""
     found = []
-    with contextlib.suppress(OSError):
-        for folder in (root / "proc/driver/nvidia/gpus").iterdir():
-            with contextlib.suppress(OSError):
-                text = (folder / "information").read_text(errors="replace")
-                fields = dict(re.findall(r"^([^:\n]+):[ \t]*(.*?)[ \t]*$", text, re.MULTILINE))
-                if fields.get("Device Minor", "").isdigit():
-                    uuid = fields.get("GPU UUID", "")
-                    uuid = uuid if re.fullmatch(r"GPU-[0-9a-fA-F-]+", uuid) else ""  # "GPU-????..." until first used
-                    found.append((int(fields["Device Minor"]), folder.name.lower(), uuid))
+    for folder in (root / "proc/driver/nvidia/gpus").glob("*"):
+        fields = dict(re.findall(r"^([^:\n]+):[ \t]*(.*?)[ \t]*$", _read(folder / "information"), re.MULTILINE))
+        if fields.get("Device Minor", "").isdigit():
+            uuid = fields.get("GPU UUID", "")
+            uuid = uuid if re.fullmatch(r"GPU-[0-9a-fA-F-]+", uuid) else ""  # "GPU-????..." until first used
+            found.append((int(fields["Device Minor"]), folder.name.lower(), uuid))
     return found
-
-
-def _numa_node(root: Path, address: str) -> int | None:
-    with contextlib.suppress(OSError, ValueError):
-        node = int((root / "sys/bus/pci/devices" / address / "numa_node").read_text())
-        return node if node >= 0 else None
-    return None
 
 
 _FOLDER = ".dist-info"
@@ -187,10 +227,8 @@ def read_host_facts(environ: Mapping[str, str], root: Path = Path("/")) -> HostF
     """Return what the planner needs of this host. Opens no device and imports no vendor library.
 
     A preset CUDA_VISIBLE_DEVICES or ASCEND_RT_VISIBLE_DEVICES is honoured: only what it makes visible counts.
-
-    Args:
-        environ: the environment of the workers, as far as it is known.
-        root: the file system to read /dev, /proc and /sys of.
+    `environ`: the environment of the workers, as far as it is known. `root`: the file system to read /dev, /proc and
+    /sys of.
     """
     gpus, npus = read_gpus(root), read_npus(root)
     visible_gpus = visible_cuda(environ.get(CUDA_VARIABLE), gpus)

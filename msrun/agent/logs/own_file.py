@@ -19,14 +19,9 @@ _NO_PLAIN_FILE = frozenset({errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.ENODEV
 
 
 def open_own_file(path: str | os.PathLike[str], flags: int) -> int:
-    """Return a descriptor of a plain file.
-
-    Args:
-        flags: of open(2), beside those that make it safe. To be written, a file has to be the user's own, or the
-            owner's of the folder, who could put any file there, and may have no second name.
-
-    Raises:
-        OSError: it cannot be opened, or is no such file.
+    """Return a descriptor of a plain file. `flags`: of open(2), beside those that make it safe. To be written, a file
+    has to be the user's own, or the owner's of the folder, who could put any file there, and may have no second name.
+    Raises OSError: it cannot be opened, or is no such file.
     """
     try:
         descriptor = os.open(path, flags | _SAFELY, contract.FILE_MODE)
@@ -69,10 +64,8 @@ def create_own_file(path: str | os.PathLike[str]) -> int:
     """Return a descriptor, for appending, of an empty file with mode 0600.
 
     A plain file of the user's is emptied; what else stands there is removed first. A link is not followed: in a shared
-    folder it could point at another user's file.
-
-    Raises:
-        OSError: it cannot be made; a folder is in its place, or somebody else's file that may not be removed.
+    folder it could point at another user's file. Raises OSError: it cannot be made; a folder is in its place, or
+    somebody else's file that may not be removed.
     """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     try:

@@ -15,8 +15,7 @@ from msrun.agent.logs.own_file import open_own_file
 
 LINE_BOUND_BYTES = 16 * 1024 * 1024
 """How far past its size a file may grow to keep the line whole that crosses it; a longer line is cut there."""
-RETRY_S = 1.0
-"""How long a log that could not be written is left alone; an attempt on a full disk can take its time."""
+RETRY_S = 1.0  # how long a log that could not be written is left alone; an attempt on a full disk can take its time
 
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 
@@ -25,10 +24,8 @@ _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 class LogRotation:
     """How logs are rotated."""
 
-    max_bytes: int
-    """Size at which a file is exchanged for a new one."""
-    keep: int
-    """How many older files stay; 1 or more."""
+    max_bytes: int  # size at which a file is exchanged for a new one
+    keep: int  # how many older files stay; 1 or more
 
 
 def rotated_path(path: str, number: int) -> str:
@@ -37,10 +34,8 @@ def rotated_path(path: str, number: int) -> str:
 
 
 def rename_log(path: str, new_path: str) -> None:
-    """Rename a log that nobody writes any more, with its older files: `new_path`, `new_path.1` and so on.
-
-    Raises:
-        OSError: a file cannot be renamed. A log that is not there is none.
+    """Rename a log that nobody writes any more, with its older files: `new_path`, `new_path.1` and so on. Raises
+    OSError: a file cannot be renamed. A log that is not there is none.
     """
     number = 0
     while os.path.lexists(rotated_path(path, number)):
@@ -52,26 +47,19 @@ class RotatedLog:
     """One log and its older files. Failures to write never leave this class: they are counted and told."""
 
     def __init__(self, path: str, rotation: LogRotation) -> None:
-        """Open the file, or create it, and go on at its end.
-
-        Raises:
-            OSError: it cannot be opened, or is no plain file of ours.
+        """Open the file, or create it, and go on at its end. Raises OSError: it cannot be opened, or is no plain file
+        of ours.
         """
         self._path = path
         self._rotation = rotation
         self._fd = open_own_file(path, _APPEND)
         self._size_bytes = os.fstat(self._fd).st_size
-        self._is_in_line = False
-        """The newest file ends within a line."""
-        self._gap_bytes = 0
-        """Bytes lost since the newest file was last written; 0 when all is well."""
-        self._was_gap_in_line = False
-        """The last lost byte was within a line."""
+        self._is_in_line = False  # the newest file ends within a line
+        self._gap_bytes = 0  # bytes lost since the newest file was last written; 0 when all is well
+        self._was_gap_in_line = False  # the last lost byte was within a line
         self._retry_at = 0.0
-        self.lost_bytes = 0
-        """Bytes that could not be written, in all."""
-        self.fault = ""
-        """Why something was first lost; empty when nothing was."""
+        self.lost_bytes = 0  # bytes that could not be written, in all
+        self.fault = ""  # why something was first lost; empty when nothing was
 
     def write(self, data: bytearray, count: int) -> None:
         """Write the first `count` bytes of `data`, rotating as needed; bytes that cannot be written are lost."""
@@ -136,11 +124,7 @@ class RotatedLog:
             self._is_in_line = data[written - 1] != 0x0A
 
     def _write_all(self, data: memoryview) -> int:
-        """Write everything; returns how much that is.
-
-        Raises:
-            _PartlyWritten: not everything could be written.
-        """
+        """Write everything; returns how much that is. Raises _PartlyWritten: not everything could be written."""
         written = 0
         try:
             if self._fd < 0 and len(data):

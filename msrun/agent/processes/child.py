@@ -6,31 +6,26 @@ import contextlib
 import ctypes
 import faulthandler
 import fcntl
-import importlib.util
 import logging
 import os
 import platform
 import re
 import signal
-import struct
 import sys
 import termios
 import threading
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn
-from urllib.parse import parse_qs, urlsplit
+from typing import TYPE_CHECKING, NoReturn
 
 from msrun import contract
 from msrun.agent.logs.own_file import open_own_file
-from msrun.agent.processes.flight_recorder import watch_flight_recorder
+from msrun.agent.processes.joining import watch_joining
 from msrun.agent.processes.log_pipes import LogPipes
-from msrun.agent.processes.process_control import die_with_parent, set_open_files
-from msrun.agent.processes.process_spec import LOG_WRITER_ID, LOG_WRITER_TITLE, SCHEDULER_ID, ProcessSpec
+from msrun.agent.processes.process_control import LOG_WRITER_TITLE, die_with_parent, set_open_files, sweep_job
+from msrun.agent.processes.process_spec import LOG_WRITER_ID, SCHEDULER_ID, ProcessSpec
 from msrun.planning import environment
 from msrun.planning.environment import STACK_SIGNAL
 from msrun.planning.masking import mask_words
@@ -49,32 +44,6 @@ SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237, "riscv64": 237, "loongarch64": 2
 _WORD_BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
 
 
-def bind_cpus(cpus: Collection[int]) -> None:
-    """Let this process, and what it starts, run on these processors only.
-
-    Raises:
-        OSError: the kernel does not allow it, or not all of them.
-    """
-    os.sched_setaffinity(0, cpus)
-    allowed = os.sched_getaffinity(0)
-    if allowed != set(cpus):
-        raise OSError(0, f"only CPUs {fold_ranks(allowed)} were allowed")
-
-
-def bind_memory(nodes: Collection[int]) -> None:
-    """Let this process take new memory from these NUMA nodes: only from them, or from them first where that fails.
-
-    The policy passes to what the process starts. See set_mempolicy(2).
-
-    Raises:
-        OSError: the kernel allows neither (in a container mostly: CAP_SYS_NICE is missing).
-    """
-    try:
-        _set_mempolicy(MPOL_BIND, nodes)
-    except OSError:
-        _set_mempolicy(MPOL_PREFERRED, [min(nodes)])  # this policy knows one node only
-
-
 def _set_mempolicy(mode: int, nodes: Collection[int]) -> None:
     number = SET_MEMPOLICY.get(platform.machine())
     if number is None:
@@ -91,98 +60,38 @@ def _set_mempolicy(mode: int, nodes: Collection[int]) -> None:
 
 
 def apply_binding(who: str, cpus: Collection[int], memory_nodes: Collection[int]) -> None:
-    """Bind a process that was just started, whose stderr is its log; empty = leave as it is.
+    """Bind a process that was just started, whose stderr is its log, and what it starts; empty = leave as it is.
 
-    Without its processors a process would take those of others: it ends with EXIT_CLUSTER. Memory from elsewhere
-    is only slower: that is written down and the process goes on.
+    Without its processors a process would take those of others: it ends with EXIT_CLUSTER. Memory from elsewhere is
+    only slower: new memory comes only from these NUMA nodes, or from them first where that fails (set_mempolicy(2));
+    where the kernel allows neither (in a container mostly: CAP_SYS_NICE is missing), that is written down and the
+    process goes on.
     """
     if cpus:
         try:
-            bind_cpus(cpus)
+            os.sched_setaffinity(0, cpus)
+            if (allowed := os.sched_getaffinity(0)) != set(cpus):
+                raise OSError(0, f"only CPUs {fold_ranks(allowed)} were allowed")
         except OSError as error:
-            _write_line(f"msrun: cannot bind {who} to CPUs {fold_ranks(cpus)}: {error.strerror}")
-            os._exit(contract.EXIT_CLUSTER)
+            _end(f"cannot bind {who} to CPUs {fold_ranks(cpus)}: {error.strerror}")
     if memory_nodes:
         try:
-            bind_memory(memory_nodes)
+            try:
+                _set_mempolicy(MPOL_BIND, memory_nodes)
+            except OSError:
+                _set_mempolicy(MPOL_PREFERRED, [min(memory_nodes)])  # this policy knows one node only
         except OSError as error:
-            _write_line(
-                f"msrun: cannot bind the memory of {who} to NUMA node {fold_ranks(memory_nodes)}: "
-                f"{error.strerror}; going on without"
-            )
+            nodes = fold_ranks(memory_nodes)
+            _say(f"cannot bind the memory of {who} to NUMA node {nodes}: {error.strerror}; going on without")
 
 
-def _write_line(text: str) -> None:
-    os.write(2, f"{text}\n".encode())
+def _say(text: str) -> None:
+    os.write(2, f"msrun: {text}\n".encode())
 
 
-RENDEZVOUS = "torch.distributed.rendezvous"
-HANDLERS = "_rendezvous_handlers"
-"""torch's private name: URL scheme -> what `init_process_group` and `init_rpc` meet by."""
-
-Handler = Callable[..., Iterator[Any]]
-
-
-def watch_joining() -> None:
-    """Have this process say when it joins the world of its job; now, or when torch is imported."""
-    if RENDEZVOUS in sys.modules:
-        _watch(sys.modules[RENDEZVOUS])
-    else:
-        sys.meta_path.insert(0, _AfterImport())
-
-
-class _AfterImport(MetaPathFinder):
-    """Sees the import of torch's rendezvous, once."""
-
-    def find_spec(
-        self,
-        fullname: str,
-        _path: Sequence[str] | None,
-        _target: ModuleType | None = None,
-    ) -> ModuleSpec | None:
-        if fullname != RENDEZVOUS:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def execute_and_watch(module: ModuleType) -> None:
-                execute(module)
-                _watch(module)
-
-            spec.loader.exec_module = execute_and_watch  # type: ignore[method-assign]
-        return spec
-
-
-def _watch(module: ModuleType) -> None:
-    handlers: dict[str, Handler] = getattr(module, HANDLERS, {})
-    for scheme, handler in list(handlers.items()):
-        handlers[scheme] = _telling(handler)
-
-
-def _telling(handler: Handler) -> Handler:
-    def meet(url: str, *args: Any, **settings: Any) -> Iterator[Any]:
-        given = parse_qs(urlsplit(url).query).get("world_size", [""])[0]
-        size = os.environ.get(contract.WORLD_SIZE, "")
-        if size and (given or size) == size:
-            _tell()
-            watch_flight_recorder()
-        return handler(url, *args, **settings)
-
-    return meet
-
-
-def _tell() -> None:
-    """Write the phase into this worker's record, unless the runtime keeps it."""
-    with contextlib.suppress(OSError, KeyError, ValueError):  # the program has changed its variables
-        begin = int(os.environ[contract.RANK]) * contract.PROGRESS_RECORD_BYTES
-        board = os.open(os.environ[contract.MSRUN_PROGRESS], os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            if os.pread(board, 8, begin) == struct.pack("=Q", contract.PHASE_UNKNOWN):
-                os.pwrite(board, struct.pack("=Q", contract.PHASE_PLAIN_TORCH), begin)
-        finally:
-            os.close(board)
+def _end(text: str, status: int = contract.EXIT_CLUSTER) -> NoReturn:
+    _say(text)
+    os._exit(status)
 
 
 EXIT_NOT_EXECUTABLE = 126
@@ -191,16 +100,19 @@ EXIT_NOT_FOUND = 127
 _BLAS_THREAD_SETTERS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads")
 
 
-def become(
-    spec: ProcessSpec,
-    *,
-    server_pid: int,
-    scheduler_fds: tuple[int, int],
-    blas_threads: int,
-    open_files: int,
-    log_pipes: LogPipes | None = None,
-    stdin_fd: int = -1,
-) -> Main:
+@dataclass
+class Given:
+    """What a fork server has of its job for the processes that it makes."""
+
+    server_pid: int
+    scheduler_fds: tuple[int, int] = (-1, -1)  # the scheduler's channel to the agent and the socket of its store
+    blas_threads: int = 1
+    open_files: int = 0  # how many of them each worker may have
+    stdin_fd: int = -1  # what is stdin of one worker; -1 = there is no such
+    log_pipes: LogPipes | None = None  # of the workers that run now; None when they write to their logs themselves
+
+
+def become(spec: ProcessSpec, given: Given) -> Main:
     """Turn this freshly forked process into what `spec` says; returns in a worker that runs a program of Python's.
 
     Order matters: the death signal first, so that no moment exists in which the server's end goes unnoticed. The
@@ -208,37 +120,44 @@ def become(
     Nor has the log writer, which ends with its pipes or with the server's channel, after the workers' last words.
     """
     is_scheduler = spec.process_id == SCHEDULER_ID
-    is_log_writer = spec.process_id == LOG_WRITER_ID
-    if not is_scheduler and not is_log_writer:
-        die_with_parent(server_pid)
+    log_pipes = given.log_pipes
+    own_pipes = log_pipes if spec.process_id == LOG_WRITER_ID else None
+    if not is_scheduler and not own_pipes:
+        die_with_parent(given.server_pid)
     os.setsid()
-    _reset_signals(ignored=(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if is_log_writer else ())
+    _reset_signals(ignored=(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if own_pipes else ())
     if spec.terminal:
         _take_terminal(spec.terminal)
     else:
         pipe_fd = log_pipes.output_fd(spec.process_id) if log_pipes else None
         output_fd = _open_log(spec.log_path) if pipe_fd is None else pipe_fd
         error_fd = _open_log(spec.error_log_path) if spec.error_log_path else output_fd
-        _redirect(output_fd, error_fd, stdin_fd if spec.has_stdin else None)
+        input_fd = given.stdin_fd if spec.has_stdin else os.open(os.devnull, os.O_RDONLY)
+        for number, descriptor in enumerate((input_fd, output_fd, error_fd)):
+            os.dup2(descriptor, number)
     _open_streams()
-    writer_fds = log_pipes.log_writer_fds if is_log_writer and log_pipes else ()
-    _close_inherited(keep=scheduler_fds if is_scheduler else writer_fds)
+    _close_inherited(keep=given.scheduler_fds if is_scheduler else own_pipes.log_writer_fds if own_pipes else ())
     apply_binding(spec.name, spec.cpus, spec.memory_nodes)
     set_environment(spec.env)
     if is_scheduler:
         name_process("msrun: scheduler")
-        _run_scheduler(server_pid, scheduler_fds)
-    if is_log_writer and log_pipes:
+        _run_scheduler(given)
+    if own_pipes:
         name_process(LOG_WRITER_TITLE)
-        _run_log_writer(log_pipes)
+        _run_log_writer(own_pipes)
     if spec.process_id >= 0:
-        set_open_files(open_files)
+        set_open_files(given.open_files)
     if spec.program is None:
         raise ValueError(f"process {spec.process_id} has no program")
     if spec.use_exec:
         _exec(spec.program)
-    name_process(f"msrun: {spec.name}: {' '.join([spec.program.target, *mask_words(spec.program.args)])}")
-    _reseed()
+    return _become_worker(spec, spec.program, given.blas_threads)
+
+
+def _become_worker(spec: ProcessSpec, program: Program, blas_threads: int) -> Main:
+    name_process(f"msrun: {spec.name}: {' '.join([program.target, *mask_words(program.args)])}")
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        numpy_random.seed()  # fresh entropy, as in a fresh process; `random` does so itself after a fork
     threading.main_thread()._set_native_id()  # type: ignore[attr-defined]  # it holds the server's
     faulthandler.register(STACK_SIGNAL, file=2, all_threads=True)
     if spec.env.get("OMP_NUM_THREADS"):  # other than what the server's libraries have read
@@ -250,20 +169,24 @@ def become(
 
     watch_joining()
     try:
-        return Main(spec.program)
+        return Main(program)
     except Exception:  # noqa: BLE001 - whatever it is, the interpreter has its own words for it
-        _exec(spec.program)
+        _exec(program)
 
 
-def _run_scheduler(server_pid: int, descriptors: tuple[int, int]) -> NoReturn:
-    from msrun.cluster.scheduler import run_scheduler
+def _set_torch_threads() -> None:
+    """Give torch the worker's own number of threads, if the server has loaded it and so read another one."""
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
-    status = run_scheduler(*descriptors)
+
+def _run_scheduler(given: Given) -> NoReturn:
+    from msrun.cluster.rendezvous import run_scheduler
+
+    status = run_scheduler(*given.scheduler_fds)
     if status != contract.EXIT_OK:
-        from msrun.agent.processes.job_mark import sweep_job
-
         run_dir = Path(os.environ[contract.MSRUN_PROGRESS]).parent
-        sweep_job(server_pid, os.environ[contract.MSRUN_JOB_ID], str(run_dir))
+        sweep_job(given.server_pid, os.environ[contract.MSRUN_JOB_ID], str(run_dir))
     os._exit(status)
 
 
@@ -279,22 +202,12 @@ def _run_log_writer(log_pipes: LogPipes) -> NoReturn:
 def _reset_signals(ignored: tuple[int, ...]) -> None:
     """Let signals in, which were held back since the fork, to what a fresh process does with them."""
     signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the program begins
+    for signum in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT):
+        if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:  # nohup
+            signal.signal(signum, signal.SIG_DFL)  # SIGINT until the program begins
     for signum in ignored:
         signal.signal(signum, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-
-
-def _redirect(output_fd: int, error_fd: int, stdin_fd: int | None) -> None:
-    """Make descriptors stdout, stderr and stdin; None = /dev/null."""
-    os.dup2(os.open(os.devnull, os.O_RDONLY) if stdin_fd is None else stdin_fd, 0)
-    os.dup2(output_fd, 1)
-    os.dup2(error_fd, 2)
 
 
 def _take_terminal(path: str) -> None:
@@ -303,8 +216,7 @@ def _take_terminal(path: str) -> None:
         terminal = os.open(path, os.O_RDWR)
         fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
     except OSError as error:
-        os.write(2, f"msrun: cannot open the terminal {path}: {error.strerror}\n".encode())
-        os._exit(contract.EXIT_CLUSTER)
+        _end(f"cannot open the terminal {path}: {error.strerror}")
     for descriptor in range(3):
         os.dup2(terminal, descriptor)
 
@@ -315,27 +227,24 @@ def _open_streams() -> None:
     Lines are written one by one, so that the log is up to date and nothing is lost with a worker that is killed; a
     worker whose PYTHONUNBUFFERED is empty (`--env PYTHONUNBUFFERED=`) writes in blocks, as Python does into a file.
     """
-    encoding, errors = sys.stdout.encoding, sys.stdout.errors
     buffering = 1 if os.environ.get("PYTHONUNBUFFERED") else -1
-    sys.stdin = sys.__stdin__ = open(  # type: ignore[misc]  # noqa: SIM115
-        0, encoding=sys.stdin.encoding, errors=sys.stdin.errors, closefd=False
-    )
-    sys.stdout = sys.__stdout__ = open(  # type: ignore[misc]  # noqa: SIM115
-        1, "w", encoding=encoding, errors=errors, buffering=buffering, closefd=False
-    )
-    sys.stderr = sys.__stderr__ = open(  # type: ignore[misc]  # noqa: SIM115
-        2, "w", encoding=encoding, errors="backslashreplace", buffering=1, closefd=False
-    )
-    for stream, name in ((sys.stdin, "<stdin>"), (sys.stdout, "<stdout>"), (sys.stderr, "<stderr>")):
-        stream.buffer.raw.name = name  # type: ignore[attr-defined]
+    for number, (name, mode, errors) in enumerate(
+        (("stdin", "r", sys.stdin.errors), ("stdout", "w", sys.stdout.errors), ("stderr", "w", "backslashreplace"))
+    ):
+        encoding = (sys.stdout if number else sys.stdin).encoding
+        stream = open(  # noqa: SIM115
+            number, mode, encoding=encoding, errors=errors, buffering=(-1, buffering, 1)[number], closefd=False
+        )
+        stream.buffer.raw.name = f"<{name}>"  # type: ignore[attr-defined]
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
 
 
 def _open_log(path: str) -> int:
     try:
         return open_own_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     except OSError as error:
-        os.write(2, f"msrun: cannot open the log {path}: {error.strerror}\n".encode())
-        os._exit(contract.EXIT_CLUSTER)
+        _end(f"cannot open the log {path}: {error.strerror}")
 
 
 def _close_inherited(keep: tuple[int, ...]) -> None:
@@ -362,8 +271,8 @@ def _exec(program: Program) -> NoReturn:
     try:
         os.execvp(argv[0], argv)  # noqa: S606 - an argv list, no shell
     except OSError as error:
-        os.write(2, f"msrun: cannot run {argv[0]}: {error.strerror}\n".encode())
-        os._exit(EXIT_NOT_FOUND if isinstance(error, FileNotFoundError) else EXIT_NOT_EXECUTABLE)
+        status = EXIT_NOT_FOUND if isinstance(error, FileNotFoundError) else EXIT_NOT_EXECUTABLE
+        _end(f"cannot run {argv[0]}: {error.strerror}", status)
 
 
 def name_process(title: str) -> None:
@@ -380,20 +289,6 @@ def name_process(title: str) -> None:
         setproctitle(title.encode("utf-8", "replace").decode())  # arguments may hold bytes that are no text
         logging.root.manager.loggerDict.pop("setproctitle", None)  # the program shall find no logger of ours
         set_environment({"SPT_NOENV": preset})
-
-
-def _reseed() -> None:
-    """Give numpy's global generator fresh entropy, as a fresh process has; `random` does so itself after a fork."""
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        numpy_random.seed()
-
-
-def _set_torch_threads() -> None:
-    """Give torch the worker's own number of threads, if the server has loaded it and so read another one."""
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
 def _set_blas_threads(count: int) -> None:

@@ -39,10 +39,9 @@ from typing import TYPE_CHECKING, Any
 
 from msrun import contract
 from msrun.agent.processes import process_control
-from msrun.agent.processes.child import become, set_environment
-from msrun.agent.processes.job_mark import mark_job
-from msrun.agent.processes.log_pipes import LogPipes, open_log_pipes
-from msrun.agent.processes.process_control import raise_open_files
+from msrun.agent.processes.child import Given, become, set_environment
+from msrun.agent.processes.log_pipes import open_log_pipes
+from msrun.agent.processes.process_control import mark_job, raise_open_files
 from msrun.agent.processes.process_spec import MINDSPORE_SCHEDULER_ID, SCHEDULER_ID, ProcessSpec
 from msrun.agent.processes.reaper import Reaper
 from msrun.cluster.messages import Channel, Message, await_input
@@ -105,16 +104,12 @@ def collection_paused() -> Iterator[None]:
             gc.set_threshold(*thresholds)
 
 
-LEFTOVER_GRACE_S = 1.0
-"""What a worker left behind gets between TERM and KILL when the job is over."""
+LEFTOVER_GRACE_S = 1.0  # what a worker left behind gets between TERM and KILL when the job is over
 KILL_DEADLINE_S = 5.0
-TERM_SHARE = 0.8
-"""Of the time until KILL, how much a worker has for a signal other than TERM before TERM follows."""
-HOLD_S = 10.0
-"""For how long after its start a worker without a handler for a signal that is passed on does not get it."""
+TERM_SHARE = 0.8  # of the time until KILL, how much a worker has for a signal other than TERM before TERM follows
+HOLD_S = 10.0  # for how long after its start a worker without a handler for a signal that is passed on does not get it
 HOLD_LOOK_S = 0.05
-LOOKS_PER_LIMIT = 4
-"""How often to look, within the time that an agent may be stopped, whether it is."""
+LOOKS_PER_LIMIT = 4  # how often to look, within the time that an agent may be stopped, whether it is
 DESCRIPTORS = 3
 """That come with `begin`: of the log, of the scheduler's channel, of the store's socket; maybe that of a stdin, too."""
 
@@ -130,39 +125,24 @@ class ForkServer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`passing`: where the descriptors of `begin` come from."""
-        self._clock = clock
-        self._channel = channel
-        self._passing = passing
+        self._clock, self._channel, self._passing = clock, channel, passing
         self._agent_pid = process_control.Pid(agent_pid, process_control.start_time(agent_pid))
-        self._running: dict[int, int] = {}
-        """pid -> process id"""
+        self._running: dict[int, int] = {}  # pid -> process id
         self._started_at: dict[int, float] = {}
         self._held: list[tuple[int, int]] = []
         """(pid, signal) to be passed on as soon as the worker has a handler, or has run for long enough."""
         self._reaper = Reaper()
         self._waiting: deque[ProcessSpec] = deque()
         """Workers that are still to be started, one between two looks at the channel: a stop starts nobody more."""
-        self._is_paused = False
-        """The workers are stopped until they are told to resume."""
-        self._cannot_start = False
-        """A process could not be started: nobody more is until the next attempt."""
+        self._is_paused = False  # the workers are stopped until they are told to resume
+        self._cannot_start = False  # a process could not be started: nobody more is until the next attempt
         self._steps: deque[tuple[float, int]] = deque()
         """What the workers are still to get when they do not end: when, and which signal."""
-        self._grace_s = 0.0
+        self._grace_s = self._stopped_limit_s = 0.0
         self._run_dir = ""
         self._finished = False
-        self._stopped_limit_s = 0.0
-        self._agent_moved_at = clock()
-        """When the agent was last seen not to be stopped."""
-        self.blas_threads = 1
-        self.open_files = 0
-        """How many of them each worker may have."""
-        self.scheduler_fds = (-1, -1)
-        """The scheduler's channel to the agent and the socket of its store."""
-        self.stdin_fd = -1
-        """What is stdin of one worker; -1 = there is no such."""
-        self.log_pipes: LogPipes | None = None
-        """Of the workers that run now; None when they write to their logs themselves."""
+        self._agent_moved_at = clock()  # when the agent was last seen not to be stopped
+        self.given = Given(os.getpid())
 
     def serve(self) -> ProcessSpec | None:
         """Work through messages and child deaths until told to finish or the agent is gone."""
@@ -188,13 +168,10 @@ class ForkServer:
     def _time_left(self) -> float | None:
         if self._waiting and not self._cannot_start and not self._is_paused:
             return 0.0
-        look_s = self._stopped_limit_s / LOOKS_PER_LIMIT if self._stopped_limit_s else None
-        if self._held:
-            look_s = HOLD_LOOK_S
-        if not self._steps:
-            return look_s
-        left_s = max(0.0, self._steps[0][0] - self._clock())
-        return left_s if look_s is None else min(left_s, look_s)
+        limits = [max(0.0, at - self._clock()) for at, _ in list(self._steps)[:1]]
+        limits += [HOLD_LOOK_S] if self._held else []
+        limits += [self._stopped_limit_s / LOOKS_PER_LIMIT] if self._stopped_limit_s else []
+        return min(limits, default=None)
 
     def _look_at_agent(self) -> None:
         """An agent that stays stopped does not see that its launcher has given it up, or has gone."""
@@ -217,32 +194,33 @@ class ForkServer:
         return None
 
     def _handle(self, message: Message) -> ProcessSpec | None:
-        kind = message["type"]
-        if kind == "import":
-            with collection_paused():
-                preload(message["names"])
-        elif kind == "begin":
-            self._begin(message)
-        elif kind == "prepare":
-            self._prepare(message)
-        elif kind == "start":
-            return self._start([decode_record(ProcessSpec, value) for value in message["processes"]])
-        elif kind == "signal":
-            wanted = set(message["process_ids"])
-            leaders = [pid for pid, process_id in self._running.items() if process_id in wanted]
-            self._held.extend((pid, message["signum"]) for pid in leaders)
-            self._pass_on()
-        elif kind in ("pause", "resume"):
-            self._pause(is_paused=kind == "pause")
-        elif kind == "stop":
-            self._stop(message["signum"], message["grace_s"], message["attempt"])
-        elif kind == "sweep":
-            self._send(type="swept", survivors=self._end_leftovers())
-        elif kind == "finish":
-            self._finish()
-            self._finished = True
-        elif kind == "rest":
-            self._rest()
+        match message["type"]:
+            case "import":
+                with collection_paused():
+                    preload(message["names"])
+            case "begin":
+                self._begin(message)
+            case "prepare":
+                self._prepare(message)
+            case "start":
+                return self._start([decode_record(ProcessSpec, value) for value in message["processes"]])
+            case "signal":
+                wanted = set(message["process_ids"])
+                leaders = [pid for pid, process_id in self._running.items() if process_id in wanted]
+                self._held.extend((pid, message["signum"]) for pid in leaders)
+                self._pass_on()
+            case "pause" | "resume" as kind if not self._steps:  # those that are told to end are left alone
+                self._is_paused = kind == "pause"
+                self._signal_workers(signal.SIGSTOP if self._is_paused else signal.SIGCONT)
+            case "stop":
+                self._stop(message["signum"], message["grace_s"], message["attempt"])
+            case "sweep":
+                self._send(type="swept", survivors=self._end_leftovers())
+            case "finish":
+                self._finish()
+                self._finished = True
+            case "rest":
+                self._rest()
         return None
 
     def _begin(self, message: Message) -> None:
@@ -251,19 +229,18 @@ class ForkServer:
         if len(descriptors) < DESCRIPTORS:  # the agent has gone
             self._abandon()
             return
-        log, *scheduler = descriptors[:DESCRIPTORS]
-        self.stdin_fd = descriptors[DESCRIPTORS] if len(descriptors) > DESCRIPTORS else -1
+        log, channel, store, stdin, *_ = [*descriptors, -1]
+        self.given.scheduler_fds, self.given.stdin_fd = (channel, store), stdin
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)
-        self.scheduler_fds = (scheduler[0], scheduler[1])
-        self._stopped_limit_s, self.open_files = message["stopped_limit_s"], message["open_files"]
+        self._stopped_limit_s, self.given.open_files = message["stopped_limit_s"], message["open_files"]
         set_environment(message["environment"])
 
     def _prepare(self, message: Message) -> None:
         begin = time.monotonic()
         self._run_dir = message["run_dir"]
-        self.blas_threads = message["blas_threads"]
+        self.given.blas_threads = message["blas_threads"]
         method, reason = "exec", "asked for"
         if message["start_method"] != "exec":
             with collection_paused():
@@ -278,7 +255,7 @@ class ForkServer:
     def _start(self, specs: list[ProcessSpec]) -> ProcessSpec | None:
         self._waiting.extend(spec for spec in specs if spec.process_id >= 0)
         try:
-            self.log_pipes = open_log_pipes(specs) or self.log_pipes
+            self.given.log_pipes = open_log_pipes(specs) or self.given.log_pipes
         except OSError as error:
             self._refuse("cannot make the pipes of the workers' logs", error)
             return None
@@ -313,8 +290,8 @@ class ForkServer:
             return True
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         self._reaper.watch(pid)
-        if self.log_pipes:
-            self.log_pipes.started(spec.process_id, pid)
+        if self.given.log_pipes:
+            self.given.log_pipes.started(spec.process_id, pid)
         self._running[pid] = spec.process_id
         self._started_at[pid] = self._clock()
         self._send(type="started", process_id=spec.process_id, pid=pid, at=time.monotonic())
@@ -322,8 +299,8 @@ class ForkServer:
 
     def _reap(self) -> None:
         ended = self._reaper.reap()
-        if self.log_pipes:
-            ended = self.log_pipes.writer_first(ended)
+        if self.given.log_pipes:
+            ended = self.given.log_pipes.writer_first(ended)
         for pid, status, peak_bytes in ended:
             process_id = self._running.pop(pid, None)
             self._started_at.pop(pid, None)
@@ -331,12 +308,6 @@ class ForkServer:
                 self._send(
                     type="exited", process_id=process_id, status=status, peak_bytes=peak_bytes, at=time.monotonic()
                 )
-
-    def _pause(self, *, is_paused: bool) -> None:
-        """Stop all processes of workers, or let them go on; those that are told to end are left alone."""
-        if not self._steps:
-            self._is_paused = is_paused
-            process_control.signal_processes(self._worker_processes(), signal.SIGSTOP if is_paused else signal.SIGCONT)
 
     def _stop(self, signum: int, grace_s: float, attempt: int) -> None:
         """Pass on the signal that ends the job; a worker that stays gets TERM, then KILL when its grace is over."""
@@ -346,7 +317,7 @@ class ForkServer:
             self._waiting.clear()
         if self._is_paused:
             self._is_paused = False
-            process_control.signal_processes(self._worker_processes(), signal.SIGCONT)
+            self._signal_workers(signal.SIGCONT)
         self._cannot_start = False
         self._grace_s = grace_s
         now = self._clock()
@@ -364,10 +335,7 @@ class ForkServer:
             if signum == signal.SIGKILL and self._leaders():
                 killed = sorted(process_id for process_id in self._running.values() if process_id >= 0)
                 self._send(type="killed", process_ids=killed, grace_s=self._grace_s)
-            members = self._worker_processes()
-            process_control.signal_processes(members, signum)
-            if signum == signal.SIGTERM:  # on which a stopped process cannot act
-                process_control.signal_processes(members, signal.SIGCONT)
+            self._signal_workers(signum, *([signal.SIGCONT] if signum == signal.SIGTERM else []))  # to act on it
 
     def _pass_on(self) -> None:
         """Pass held signals on: a worker that has begun a moment ago has no handler yet, and would be ended."""
@@ -385,11 +353,15 @@ class ForkServer:
         """Return the workers; each leads a session, and the process group in which its children begin."""
         return [pid for pid, process_id in self._running.items() if process_id >= 0]
 
-    def _worker_processes(self) -> list[int]:
-        """Return the processes of all workers' sessions; the scheduler keeps store and record until the job is over."""
+    def _signal_workers(self, *signals: int) -> None:
+        """Send signals to the processes of all workers' sessions; the scheduler keeps store and record until the job is
+        over.
+        """
         leaders = self._leaders()
         # One that was forked a moment ago may not have its own session yet.
-        return sorted({*leaders, *process_control.session_members(leaders)})
+        members = sorted({*leaders, *process_control.session_members(leaders)})
+        for signum in signals:
+            process_control.signal_processes(members, signum)
 
     def _finish(self) -> None:
         """End what is left and report what could not be ended."""
@@ -402,13 +374,12 @@ class ForkServer:
     def _rest(self) -> None:
         """End a part of the job, and wait for the next, which begins as the first did: with what is imported."""
         self._finish()
-        for descriptor in (*self.scheduler_fds, self.stdin_fd):
+        for descriptor in (*self.given.scheduler_fds, self.given.stdin_fd):
             with contextlib.suppress(OSError):
                 os.close(descriptor)
-        self._running.clear()
-        self._waiting.clear()
-        self._held.clear()
-        self.scheduler_fds, self.stdin_fd, self._run_dir = (-1, -1), -1, ""
+        for held in (self._running, self._waiting, self._held):
+            held.clear()
+        self.given.scheduler_fds, self.given.stdin_fd, self._run_dir = (-1, -1), -1, ""
         self._is_paused = self._cannot_start = False
 
     def _end_leftovers(self) -> list[int]:
@@ -427,13 +398,11 @@ class ForkServer:
 
     def _end_log_writer(self) -> None:
         """Let the log writer write what is left, now that nobody writes to it any more."""
-        if self.log_pipes:
-            pid = self.log_pipes.log_writer_pid
-            if self._running.pop(pid, None) is not None:  # its end is no news from here on
-                process_control.signal_processes([pid], signal.SIGCONT)
-            report = self.log_pipes.end_log_writer()
-            self.log_pipes = None
-            if report:
+        pipes, self.given.log_pipes = self.given.log_pipes, None
+        if pipes:
+            if self._running.pop(pipes.log_writer_pid, None) is not None:  # its end is no news from here on
+                process_control.signal_processes([pipes.log_writer_pid], signal.SIGCONT)
+            if report := pipes.end_log_writer():
                 self._send(type="log_lost", **report)
             self._await_end_of_leftovers(KILL_DEADLINE_S)
 
@@ -452,7 +421,7 @@ class ForkServer:
     def _abandon(self) -> None:
         """The agent is gone without a word: leave nothing behind."""
         self._waiting.clear()
-        if self.log_pipes:
+        if self.given.log_pipes:
             process_control.signal_processes(self._leftovers(), signal.SIGKILL)
             self._await_end_of_leftovers(KILL_DEADLINE_S)
             self._end_log_writer()
@@ -485,19 +454,10 @@ def serve_job(channel: Channel, agent_pid: int, passing: socket.socket) -> Main:
     """
     mark_job(os.environ[contract.MSRUN_JOB_ID])
     raise_open_files()
-    server_pid = os.getpid()
     server = ForkServer(channel, agent_pid, passing)
     child = server.serve()
     if child is None:
         os._exit(0)
-    program = become(
-        child,
-        server_pid=server_pid,
-        scheduler_fds=server.scheduler_fds,
-        blas_threads=server.blas_threads,
-        open_files=server.open_files,
-        log_pipes=server.log_pipes,
-        stdin_fd=server.stdin_fd,
-    )
+    program = become(child, server.given)
     program.inherited = server
     return program

@@ -32,13 +32,12 @@ from types import FrameType
 from typing import NoReturn
 
 from msrun import contract
+from msrun.agent.processes.joining import write_own_record
 from msrun.planning.program import Program
 
-LINGER_S = 5.0
-"""How long a process may take to end before that is worth a word."""
+LINGER_S = 5.0  # how long a process may take to end before that is worth a word
 LOOK_S = 1.0
-BUSY_SHARE = 0.001
-"""Share of a core that is a sign of life: an upload needs little."""
+BUSY_SHARE = 0.001  # share of a core that is a sign of life: an upload needs little
 _LIBRARY = re.compile(r"<|.*/lib/python3\.\d+/")
 _NAME_OFFSET = contract.PROGRESS_RECORD_BYTES - contract.PROGRESS_NAME_BYTES - 8
 
@@ -55,7 +54,10 @@ def _watch(status: int, ended_at: float) -> None:
     limit_s = float(os.environ.get(contract.MSRUN_EXIT_TIME_OUT) or contract.DEFAULT_EXIT_TIME_OUT_S)
     limit = f"--exit_time_out {limit_s:g}"
     _write(f"msrun: the program has ended with exit code {status}, the process waits for {what} ({limit})")
-    _tell(what, -ended_at if status else ended_at)
+    name = what.encode("utf-8", "replace")[: contract.PROGRESS_NAME_BYTES - 1].ljust(
+        contract.PROGRESS_NAME_BYTES, b"\0"
+    )
+    write_own_record(_NAME_OFFSET, name + struct.pack("=d", -ended_at if status else ended_at))  # < 0: it has failed
     if not status or not limit_s:
         return
     alive_at, used_s = ended_at, time.process_time()
@@ -96,33 +98,16 @@ def _write(text: str) -> None:
         os.write(2, f"\n{text}\n".encode("utf-8", "backslashreplace"))
 
 
-def _tell(what: str, ended_at: float) -> None:
-    """Write it into this worker's record; `ended_at` is negative for a program that has failed."""
-    name = what.encode("utf-8", "replace")[: contract.PROGRESS_NAME_BYTES - 1].ljust(
-        contract.PROGRESS_NAME_BYTES, b"\0"
-    )
-    with contextlib.suppress(OSError, KeyError, ValueError):  # the program has changed its variables
-        begin = int(os.environ[contract.RANK]) * contract.PROGRESS_RECORD_BYTES
-        board = os.open(os.environ[contract.MSRUN_PROGRESS], os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            os.pwrite(board, name + struct.pack("=d", ended_at), begin + _NAME_OFFSET)
-        finally:
-            os.close(board)
-
-
 class Main:
     """The user's program in this process, which `server_handle.BOOT` runs: so only one frame is below the program's."""
 
     def __init__(self, program: Program) -> None:
-        """Make this process what it is under `python` a moment before the program's first line.
-
-        Raises:
-            Exception: the script cannot be read or compiled.
+        """Make this process what it is under `python` a moment before the program's first line. Raises Exception: the
+        script cannot be read or compiled.
         """
         self._imported_before = frozenset(sys.modules)
         self._calls = [_module_call(program) if program.kind == "module" else _script_call(program)]
-        self.error: BaseException | None = None
-        """What the program has ended with; is set by who runs it."""
+        self.error: BaseException | None = None  # what the program has ended with; is set by who runs it
         self.inherited: object = None
         """Is kept until the process ends: its descriptors are other files' by now, and must not be closed."""
 

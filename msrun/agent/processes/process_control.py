@@ -1,16 +1,26 @@
-"""What Linux offers to keep hold of processes: death signals, adoption of orphans, the process table, limits."""
+"""What Linux offers to keep hold of processes: death signals, adoption of orphans, the process table, marks, limits.
+
+Processes are known as those of a job, whoever their parents are, by MSRUN_JOB_ID in the environment that /proc shows,
+and by a limit that the kernel hands on. A daemon may be started with an empty environment, in a session of its own; a
+lowered hard limit stays with it, and only a privileged process can raise it. RLIMIT_LOCKS bounds nothing since Linux
+2.4.25, so it can hold a number of ours. Source: getrlimit(2), proc(5).
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import os
+import re
 import resource
+import shutil
 import signal
 import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 from msrun import contract
@@ -20,19 +30,25 @@ class ProcessStat(NamedTuple):
     """One process at one moment."""
 
     pid: int
-    state: str
-    """One letter: R, S, D, T (stopped by a signal), t (by a debugger), Z (has ended), ..."""
+    state: str  # one letter: R, S, D, T (stopped by a signal), t (by a debugger), Z (has ended), ...
     parent: int
     session: int
-    flags: int
-    """PF_* of linux/sched.h."""
-    cpu_ticks: int
-    """Of all its threads, in clock ticks."""
-    started_at: int
-    """In clock ticks since the machine was started."""
+    flags: int  # PF_* of linux/sched.h
+    cpu_ticks: int  # of all its threads, in clock ticks
+    started_at: int  # in clock ticks since the machine was started
     resident_pages: int
     environment: tuple[int, int]
     """Where its first environment begins and ends in its memory; 0 where this process may not know."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it is no zombie."""
+        return self.state != "Z"
+
+    @property
+    def id(self) -> Pid:
+        """Its process id, which knows when it was started."""
+        return Pid(self.pid, self.started_at)
 
 
 def read_stat(pid: int | str) -> ProcessStat | None:
@@ -73,10 +89,8 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 class Usage:
     """What the living processes of one session use."""
 
-    cpu_s: float = 0.0
-    """Processor seconds since they began."""
-    memory_bytes: int = 0
-    """Resident memory; what forked processes share counts in each."""
+    cpu_s: float = 0.0  # processor seconds since they began
+    memory_bytes: int = 0  # resident memory; what forked processes share counts in each
 
 
 def session_usage(leaders: Iterable[int]) -> dict[int, Usage]:
@@ -92,6 +106,7 @@ def session_usage(leaders: Iterable[int]) -> dict[int, Usage]:
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 POLL_S = 0.01
+LOG_WRITER_TITLE = "msrun: log writer"
 
 
 @cache
@@ -123,8 +138,7 @@ def adopt_orphans() -> None:
 class Pid(int):
     """A process id that knows when its process was started: it may stand for another process a moment later."""
 
-    started_at: int
-    """Ticks since the machine was."""
+    started_at: int  # ticks since the machine was
 
     def __new__(cls, pid: int, started_at: int) -> Pid:
         """Make one of both."""
@@ -133,58 +147,53 @@ class Pid(int):
         return new
 
 
-def process_table() -> dict[Pid, tuple[int, int, str]]:
-    """Return pid -> (parent pid, session id, state) of every process that can be seen."""
-    return {Pid(one.pid, one.started_at): (one.parent, one.session, one.state) for one in read_all_stats()}
-
-
 def is_stopped(pid: int) -> bool:
     """Return whether a signal or a debugger has stopped a process."""
     stat = read_stat(pid)
     return stat is not None and stat.state in "Tt"
 
 
-def handles_signal(pid: int, signum: int) -> bool:
-    """Return whether a process catches or ignores a signal, which would end it else; True for one that has gone."""
+def catches(pid: int, signum: int, masks: tuple[str, ...] = ("SigCgt:",)) -> bool | None:
+    """Return whether a signal is in one of these masks of a process (proc(5)); None for one that has gone."""
     try:
         with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:  # noqa: PTH123
-            masks = [int(line.split()[1], 16) for line in file if line.startswith(("SigIgn:", "SigCgt:"))]
+            found = [int(line.split()[1], 16) for line in file if line.startswith(masks)]
     except OSError:
-        return True
-    return any(mask >> (signum - 1) & 1 for mask in masks)
+        return None
+    return any(mask >> (signum - 1) & 1 for mask in found)
+
+
+def handles_signal(pid: int, signum: int) -> bool:
+    """Return whether a process catches or ignores a signal, which would end it else; True for one that has gone."""
+    return catches(pid, signum, ("SigIgn:", "SigCgt:")) is not False
 
 
 def start_time(pid: int) -> int:
-    """Return when a process was started, in ticks since the machine was; 0 when it is not there.
-
-    A process id alone may stand for another process later.
+    """Return when a process was started, in ticks since the machine was; 0 when it is not there. A process id alone may
+    stand for another process later.
     """
     stat = read_stat(pid)
-    return stat.started_at if stat is not None and stat.state != "Z" else 0
+    return stat.started_at if stat is not None and stat.is_alive else 0
 
 
 def descendants(root_pid: int, strangers: Collection[int] = ()) -> list[Pid]:
     """Return every living process below `root_pid`, without zombies and without `strangers` and what is below them."""
-    table = process_table()
-    children: dict[int, list[Pid]] = {}
-    for pid, (parent, _, _) in table.items():
-        children.setdefault(parent, []).append(pid)
+    children: dict[int, list[ProcessStat]] = {}
+    for stat in read_all_stats():
+        children.setdefault(stat.parent, []).append(stat)
     found: list[Pid] = []
     queue: list[int] = [root_pid]
     while queue:
-        for pid in children.get(queue.pop(), []):
-            if pid in strangers:
-                continue
-            queue.append(pid)
-            if table[pid][2] != "Z":
-                found.append(pid)
+        below = [stat for stat in children.get(queue.pop(), []) if stat.pid not in strangers]
+        queue += [stat.pid for stat in below]
+        found += [stat.id for stat in below if stat.is_alive]
     return found
 
 
 def session_members(session_ids: Iterable[int]) -> list[Pid]:
     """Return every living process of these sessions."""
     wanted = set(session_ids)
-    return [pid for pid, (_, session, state) in process_table().items() if session in wanted and state != "Z"]
+    return [stat.id for stat in read_all_stats() if stat.session in wanted and stat.is_alive]
 
 
 def signal_processes(pids: Iterable[int], signum: int) -> None:
@@ -231,19 +240,17 @@ def _signal_same(pid: Pid, signum: int) -> None:
 
 def reap_own_children(strangers: Collection[int]) -> None:
     """Collect children that have ended, but for `strangers`: their parent's code may want their status."""
-    for pid, (parent, _, state) in process_table().items():
-        if parent == os.getpid() and state == "Z" and pid not in strangers:
+    for stat in read_all_stats():
+        if stat.parent == os.getpid() and not stat.is_alive and stat.pid not in strangers:
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
+                os.waitpid(stat.pid, os.WNOHANG)
 
 
 def kill_descendants(deadline_s: float, strangers: Collection[int] = ()) -> list[int]:
     """Kill everything below this process until nothing is left; returns what survived the deadline.
 
-    Needs `adopt_orphans`: otherwise a double fork escapes.
-
-    Args:
-        strangers: children that were there before the job; they, and what is below them, are let alone.
+    Needs `adopt_orphans`: otherwise a double fork escapes. `strangers`: children that were there before the job; they,
+    and what is below them, are let alone.
     """
     end = time.monotonic() + deadline_s
     while True:
@@ -289,3 +296,85 @@ def set_open_files(limit: int, pid: int = 0) -> None:
     """Set the soft limit of a process, by default of this one."""
     _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, hard))
+
+
+NO_JOB = "0" * 16  # stands in the environment of a process that has no job yet, in the place of the id: as long as one
+RLIMIT_LOCKS = 10  # Not among the names of `resource`. Source: asm-generic/resource.h.
+_SHOWN_LIMIT = re.compile(rb"^Max file locks +\S+ +(\d+) ", re.MULTILINE)
+"""The hard limit, where there is one, in what everybody may read; prlimit() wants the same user."""
+_DIGEST_BITS = 48
+
+
+def mark_job(job_id: str) -> None:
+    """Make this process, and all that it will start, processes of a job.
+
+    The environment is written where /proc shows it: in the memory that held it when the program was started.
+    """
+    stat = read_stat("self")
+    assert stat is not None, "this process has gone"
+    start, end = stat.environment
+    mark = f"{contract.MSRUN_JOB_ID}=".encode()
+    offset = (b"\0" + ctypes.string_at(start, end - start)).find(b"\0" + mark + NO_JOB.encode() + b"\0")
+    if offset >= 0 and len(job_id) == len(NO_JOB):
+        ctypes.memmove(start + offset + len(mark), job_id.encode(), len(job_id))
+    _, hard = resource.getrlimit(RLIMIT_LOCKS)
+    ceiling = 1 << 62 if hard == resource.RLIM_INFINITY else hard
+    limit = ((ceiling >> _DIGEST_BITS) - 1 << _DIGEST_BITS) + _digest(job_id)  # below that of a job around this one
+    with contextlib.suppress(OSError, ValueError):  # no such limit here, or a user's own that leaves no room
+        resource.setrlimit(RLIMIT_LOCKS, (limit, limit))
+
+
+def marked_processes(job_id: str) -> list[Pid]:
+    """Return every living process of a job but this one."""
+    return [s.id for s in read_all_stats() if s.is_alive and s.pid != os.getpid() and _is_marked(s.pid, job_id)]
+
+
+def _is_marked(pid: int, job_id: str) -> bool:
+    """Return whether a process is one of the job's; False where it is not to be looked at."""
+    with contextlib.suppress(OSError):
+        limit = _SHOWN_LIMIT.search(Path("/proc", str(pid), "limits").read_bytes())
+        if limit and int(limit[1]) % (1 << _DIGEST_BITS) == _digest(job_id):
+            return True
+        shown = Path("/proc", str(pid), "environ").read_bytes().split(b"\0")
+        return f"{contract.MSRUN_JOB_ID}={job_id}".encode() in shown
+    return False
+
+
+def _digest(job_id: str) -> int:
+    return int.from_bytes(hashlib.blake2b(job_id.encode(), digest_size=_DIGEST_BITS // 8).digest())
+
+
+SERVER_END_S = 5.0  # how long a fork server that still runs is trusted to clean up: it ends this process too
+LOOKS = 300
+"""How often what is left is killed; counted, not timed: on a busy machine the looks are slow, and so is what they wait
+for. At least 3 s."""
+LAST_WORDS_LOOKS = 200
+"""For how many of them the log writer may write what workers wrote last; it ends by itself once nobody can write."""
+
+
+def _is_log_writer(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path("/proc", str(pid), "cmdline").read_bytes().startswith(LOG_WRITER_TITLE.encode())
+    return False
+
+
+def sweep_job(server_pid: int, job_id: str, run_dir: str) -> None:
+    """Wait for the fork server's end, then kill what is left of the job and remove its temporary folder."""
+    end = time.monotonic() + SERVER_END_S
+    while os.getppid() == server_pid:
+        if time.monotonic() > end:
+            return
+        time.sleep(POLL_S)
+    end_job(job_id)
+    shutil.rmtree(run_dir, ignore_errors=True)
+
+
+def end_job(job_id: str) -> None:
+    """Kill every process of a job but this one; the log writer may first write what workers wrote last."""
+    for look in range(LOOKS):
+        left = marked_processes(job_id)
+        if not left:
+            return
+        may_write = look < LAST_WORDS_LOOKS
+        signal_processes([pid for pid in left if not (may_write and _is_log_writer(pid))], signal.SIGKILL)
+        time.sleep(POLL_S)

@@ -8,15 +8,11 @@ from dataclasses import dataclass, field
 from msrun.agent.logs.rotated_log import LogRotation
 from msrun.planning.program import Program
 
-SCHEDULER_ID = -1
-"""Process id within the job of the scheduler; workers have their global rank."""
-LOG_WRITER_ID = -2
-"""Process id within the job of the log writer."""
+SCHEDULER_ID = -1  # process id within the job of the scheduler; workers have their global rank
+LOG_WRITER_ID = -2  # process id within the job of the log writer
 MINDSPORE_SCHEDULER_ID = -10
 """Process id within the job of MindSpore's own scheduler, which is started anew with the workers."""
-FIRST_SERVER_ID = -11
-"""Process id within the job of parameter server 0; that of server 1 is one less, and so on."""
-LOG_WRITER_TITLE = "msrun: log writer"
+FIRST_SERVER_ID = -11  # process id within the job of parameter server 0; that of server 1 is one less, and so on
 _NAMES = {
     SCHEDULER_ID: "the scheduler",
     LOG_WRITER_ID: "the log writer",
@@ -33,25 +29,18 @@ def server_index(process_id: int) -> int | None:
 class ProcessSpec:
     """One process that the fork server is asked to start."""
 
-    process_id: int
-    """Global rank, or one of the ids above."""
-    log_path: str
-    """Existing file; stdout and stderr go to its end."""
-    program: Program | None = None
-    """None for the scheduler and the log writer."""
+    process_id: int  # global rank, or one of the ids above
+    log_path: str  # existing file; stdout and stderr go to its end
+    program: Program | None = None  # none for the scheduler and the log writer
     use_exec: bool = False
     env: Mapping[str, str | None] = field(default_factory=dict)
     """Set over the server's environment; None removes a name."""
-    cpus: tuple[int, ...] = ()
-    """Processors to run on; empty = as the server."""
-    memory_nodes: tuple[int, ...] = ()
-    """NUMA nodes to take memory from; empty = as the server."""
-    error_log_path: str = ""
-    """Existing file for stderr alone; empty = it goes where stdout goes."""
+    cpus: tuple[int, ...] = ()  # processors to run on; empty = as the server
+    memory_nodes: tuple[int, ...] = ()  # NUMA nodes to take memory from; empty = as the server
+    error_log_path: str = ""  # existing file for stderr alone; empty = it goes where stdout goes
     terminal: str = ""
     """Path of the terminal that is its stdin, stdout and stderr, and its session's own; empty = it has none."""
-    has_stdin: bool = False
-    """Whether its stdin is the one that the fork server was given; else it is empty."""
+    has_stdin: bool = False  # whether its stdin is the one that the fork server was given; else it is empty
     rotation: LogRotation | None = None
     """For the log writer: how it rotates the logs of the workers that are started with it."""
 

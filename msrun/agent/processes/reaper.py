@@ -10,8 +10,7 @@ from __future__ import annotations
 import os
 import select
 
-Ended = tuple[int, int, float]
-"""Process id, wait status as waitpid gives it, peak memory in bytes."""
+Ended = tuple[int, int, float]  # process id, wait status as waitpid gives it, peak memory in bytes
 
 
 class Reaper:
@@ -19,8 +18,7 @@ class Reaper:
 
     def __init__(self) -> None:
         self._deaths = select.epoll()
-        self._children: dict[int, int] = {}
-        """pidfd -> pid"""
+        self._children: dict[int, int] = {}  # pidfd -> pid
         self._pidfds: dict[int, int] = {}
 
     def watch(self, pid: int) -> None:

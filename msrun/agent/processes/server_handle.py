@@ -37,8 +37,7 @@ BOOT = (
 ROOT = str(Path(__file__).parents[3])
 
 
-SEND_S = 10.0
-"""How long a server may leave a request unread; it is stopped then, and of no use to the job."""
+SEND_S = 10.0  # how long a server may leave a request unread; it is stopped then, and of no use to the job
 
 
 class ServerProcess:
@@ -121,17 +120,13 @@ class ForkServerHandle:
         stopped_limit_s: float = 0.0,
         stdin_fd: int = -1,
     ) -> None:
-        """Give the server its job, or the next part of it after `rest`, before anything is started.
-
-        Args:
-            env: see `can_serve`.
-            log_fd: gets what the server and imported libraries print; closed by the caller.
-            scheduler_fd: the scheduler's end of its channel to the agent; closed by the caller.
-            listener_fd: listening socket of the store; closed by the caller.
-            open_files: how many files each worker may open.
-            stopped_limit_s: how long this process may be stopped by a signal before the server ends it and the job's
-                part here; 0 = for ever, as a user at a terminal may want it.
-            stdin_fd: what workers with `has_stdin` read; closed by the caller. -1 = there are none.
+        """Give the server its job, or the next part of it after `rest`, before anything is started. `env`: see
+        `can_serve`. `log_fd`: gets what the server and imported libraries print; closed by the caller. `scheduler_fd`:
+        the scheduler's end of its channel to the agent; closed by the caller. `listener_fd`: listening socket of the
+        store; closed by the caller. `open_files`: how many files each worker may open. `stopped_limit_s`: how long this
+        process may be stopped by a signal before the server ends it and the job's part here; 0 = for ever, as a user at
+        a terminal may want it. `stdin_fd`: what workers with `has_stdin` read; closed by the caller. -1 = there are
+        none.
         """
         changes = self._changes(env)
         self.send("begin", environment=changes, stopped_limit_s=stopped_limit_s, open_files=open_files)
@@ -176,13 +171,8 @@ class ForkServerHandle:
 
 
 def start_fork_server(*, env: Mapping[str, str], working_directory: str, log_fd: int) -> ForkServerHandle:
-    """Start a fork server in a session of its own; `begin` gives it a job.
-
-    Args:
-        log_fd: gets what it says before it has a job; closed by the caller.
-
-    Raises:
-        ClusterError: the process cannot be started.
+    """Start a fork server in a session of its own; `begin` gives it a job. `log_fd`: gets what it says before it has a
+    job; closed by the caller. Raises ClusterError: the process cannot be started.
     """
     ours, theirs = socket.socketpair()
     ours.settimeout(SEND_S)

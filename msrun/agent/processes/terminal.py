@@ -25,8 +25,7 @@ from msrun.agent.processes.process_spec import ProcessSpec
 from msrun.cluster.messages import Message
 from msrun.cluster.own_thread import Inbox
 
-TERMINAL_SAYS = frozenset({"input", "input_end", "window"})
-"""The types of messages from the user's end."""
+TERMINAL_SAYS = frozenset({"input", "input_end", "window"})  # the types of messages from the user's end
 READ_BYTES = 1 << 16
 NO_ROTATION = LogRotation(1 << 62, 1)
 STANDARD_INPUT = 0
@@ -35,8 +34,7 @@ STANDARD_INPUT = 0
 class UserEnd(Protocol):
     """Whoever is at the other side of the rank's terminal or pipe."""
 
-    said: Inbox
-    """What it says."""
+    said: Inbox  # what it says
 
     def show(self, data: bytes) -> None:
         """The rank has written this to its terminal."""
@@ -58,12 +56,9 @@ class RankTerminal:
         has_terminal: bool,
         on_lost: Callable[[int, str, int], None] = lambda _rank, _reason, _count: None,
     ) -> None:
-        """
-        Args:
-            rotation: None = the log is not rotated.
-            user: None = the rank reads this process's own standard input.
-            has_terminal: whether the user has one; else the rank gets a pipe, and writes to its log as others do.
-            on_lost: told when the log is not complete: rank, reason, bytes.
+        """`rotation`: None = the log is not rotated. `user`: None = the rank reads this process's own standard input.
+        `has_terminal`: whether the user has one; else the rank gets a pipe, and writes to its log as others do.
+        `on_lost`: told when the log is not complete: rank, reason, bytes.
         """
         self.global_rank = global_rank
         self._log_path = log_path
@@ -73,16 +68,14 @@ class RankTerminal:
         self._on_lost = on_lost
         self._selector: selectors.BaseSelector | None = None
         self._slave = -1
-        self._sink = -1
-        """What input is written to: the master of the terminal, or a pipe."""
+        self._sink = -1  # what input is written to: the master of the terminal, or a pipe
         self._held = b""
         """The end of what was written: a \\r that may belong to a \\n."""
         self._log: RotatedLog | None = None
         self._unsent = bytearray()
         self._window = (0, 0)
         self._has_ended_input = False
-        self.stdin_fd = -1
-        """What is to be stdin of the rank at each of its starts; -1 = its terminal is."""
+        self.stdin_fd = -1  # what is to be stdin of the rank at each of its starts; -1 = its terminal is
         if user is None:
             self.stdin_fd = STANDARD_INPUT
         elif not has_terminal:
@@ -96,10 +89,8 @@ class RankTerminal:
             selector.register(self._user.said, selectors.EVENT_READ, self._on_said)
 
     def given_to(self, specs: Sequence[ProcessSpec]) -> list[ProcessSpec]:
-        """Return the processes that are to be started, the rank with its terminal or input.
-
-        Raises:
-            OSError: no terminal can be made.
+        """Return the processes that are to be started, the rank with its terminal or input. Raises OSError: no terminal
+        can be made.
         """
         more = {"terminal": self._open()} if self._has_terminal else {"has_stdin": True}
         return [replace(spec, **more) if spec.process_id == self.global_rank else spec for spec in specs]

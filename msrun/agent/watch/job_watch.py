@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from msrun import contract
 from msrun.agent.attempt import Attempt
-from msrun.agent.processes.flight_recorder import request_dumps
+from msrun.agent.processes.joining import request_dumps
 from msrun.agent.processes.process_control import session_usage
 from msrun.agent.timers import Timers
 from msrun.agent.watch.progress_board import Progress, ProgressBoard
@@ -21,6 +21,7 @@ from msrun.planning.ranks import name_ranks
 
 LOOKS_PER_LIMIT = 20
 MIN_INTERVAL_S = 0.2
+ABSENT_LOOK_S = 0.25  # where a rank has left out a world that somebody may join
 MAX_INTERVAL_S = 5.0
 
 
@@ -30,44 +31,41 @@ class MeetingWatch:
     def __init__(
         self, limit_s: float, deserted_s: float, host_name: str, board: ProgressBoard, *, is_patient: bool = False
     ) -> None:
-        """
-        Args:
-            limit_s: how long a rank may wait for the others in init(); negative = for ever.
-            deserted_s: how long all running ranks may wait in a collective after another has finished; 0 = for ever.
-            is_patient: nobody waits too long for a rank that runs.
+        """`limit_s`: how long a rank may wait for the others in init(); negative = for ever. `deserted_s`: how long all
+        running ranks may wait in a collective after another has finished; 0 = for ever. `is_patient`: nobody waits too
+        long for a rank that runs.
         """
         self._is_patient = is_patient
-        self.interval_s = MAX_INTERVAL_S
-        if limit_s >= 0:
-            self.interval_s = min(max(limit_s / LOOKS_PER_LIMIT, MIN_INTERVAL_S), MAX_INTERVAL_S)
         self._limit_s, self._deserted_s = limit_s, deserted_s
         self._host_name = host_name
         self._board = board
         self._absent: list[int] = []
-        self._absent_elsewhere: tuple[int, ...] = ()
-        self.since = 0.0
-        """When the workers went on after a pause; what was before does not count."""
-        self.missing: tuple[int, ...] = ()
-        """After an error: the ranks of this host that did not come."""
+        self.absent_elsewhere: tuple[int, ...] = ()  # of those who never joined the world
+        self.since = 0.0  # when the workers went on after a pause; what was before does not count
+        self.missing: tuple[int, ...] = ()  # after an error: the ranks of this host that did not come
 
     def reset(self) -> None:
         """Forget the last attempt."""
         self._absent.clear()
-        self._absent_elsewhere = ()
+        self.absent_elsewhere = ()
 
     def note_done(self, global_rank: int) -> None:
         """A rank of this host has ended with exit code 0."""
         if not self._board.read(global_rank).has_come:
             self._absent.append(global_rank)
 
-    def note_absent(self, global_ranks: tuple[int, ...]) -> None:
-        """Ranks of other hosts have ended with exit code 0 and never joined the world."""
-        self._absent_elsewhere = global_ranks
-
     @property
     def is_urgent(self) -> bool:
         """Whether somebody has ended and never came: whoever joins the world waits in vain."""
-        return bool(self._absent or self._absent_elsewhere)
+        return bool(self._absent or self.absent_elsewhere)
+
+    @property
+    def interval_s(self) -> float:
+        """How often `look` wants to be called."""
+        if self.is_urgent:
+            return ABSENT_LOOK_S
+        share_s = self._limit_s / LOOKS_PER_LIMIT if self._limit_s >= 0 else MAX_INTERVAL_S
+        return min(max(share_s, MIN_INTERVAL_S), MAX_INTERVAL_S)
 
     def come(self, membership: Membership) -> tuple[int, ...]:
         """Return the ranks of this host that have joined the world, or try to."""
@@ -78,7 +76,7 @@ class MeetingWatch:
         if not self.is_urgent or not (come := self.come(membership)):
             return None
         self.missing = tuple(self._absent)
-        return ClusterError(describe_absent((*self._absent, *self._absent_elsewhere), come))
+        return ClusterError(describe_absent((*self._absent, *self.absent_elsewhere), come))
 
     def look(self, membership: Membership, now: float) -> ClusterError | None:
         """Return why those who wait will wait for ever, or None."""
@@ -134,8 +132,7 @@ def _where(waiting: dict[int, Progress]) -> str:
 
 
 INTERVAL_S = 1.0
-BUSY_SHARE = 0.001
-"""Share of a core that is a sign of life: an upload needs little."""
+BUSY_SHARE = 0.001  # share of a core that is a sign of life: an upload needs little
 
 
 class LingerWatch:
@@ -146,22 +143,20 @@ class LingerWatch:
         self._board = board
         self._logs = logs
         self._limit_s = limit_s
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the workers of before."""
         self._told: set[int] = set()
         self._signs: dict[int, tuple[int, float, float]] = {}
         """Global rank -> size of its logs, processor seconds, and when it last showed a sign of life."""
-        self.since = 0.0
-        """When the workers went on after a pause; what was before does not count."""
+        self.since = 0.0  # when the workers went on after a pause; what was before does not count
 
     def look(self, running: Mapping[int, int], now: float) -> tuple[dict[int, str], HangTimeout | None]:
-        """Look once.
-
-        Args:
-            running: global rank -> pid of every worker that runs.
-            now: monotonic seconds.
-
-        Returns the ranks that have been found to linger since the last look, with what each waits for, and why the job
-        is to be ended: all workers that run linger, and none has done anything for the limit. One whose program has
-        failed ends itself, with its own status.
+        """Look once. `running`: global rank -> pid of every worker that runs. `now`: monotonic seconds. Returns the
+        ranks that have been found to linger since the last look, with what each waits for, and why the job is to be
+        ended: all workers that run linger, and none has done anything for the limit. One whose program has failed ends
+        itself, with its own status.
         """
         records = {rank: self._board.read(rank) for rank in running}
         lingering = {rank: record for rank, record in records.items() if record.ended_at}
@@ -188,140 +183,122 @@ class LingerWatch:
         )
 
 
-ABSENT_LOOK_S = 0.25
-"""How often to look whether somebody has joined a world that a rank has left out."""
-
-OnStuck = Callable[[ClusterError, tuple[int, ...]], None]
-"""Called with the reason and the ranks that the others wait for."""
-
-
 class JobWatch:
     """Watches the workers of one attempt at a time. Owned by the agent's event loop."""
 
-    def __init__(self, plan: LaunchPlan, host: HostPlan, board: ProgressBoard, timers: Timers) -> None:
-        self._plan = plan
-        self._host = host
-        self._board = board
-        self._timers = timers
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        host: HostPlan,
+        board: ProgressBoard,
+        timers: Timers,
+        on_stuck: Callable[[ClusterError, tuple[int, ...]], None],
+        tell: Callable[..., None],
+    ) -> None:
+        """`on_stuck`: called with the reason and the ranks that the others wait for. `tell`: told of every rank whose
+        program has ended and whose process goes on.
+        """
+        self._plan, self._host, self._board, self._timers = plan, host, board, timers
+        self._on_stuck, self._tell = on_stuck, tell
+        self.membership = Membership(())  # of the attempt that is watched
         self._logs = {worker.global_rank: worker.last_words_path for worker in host.workers}
-        self._written = {worker.global_rank: worker.log_paths for worker in host.workers}
-        self._is_patient = plan.interactive_rank is not None
-        """A rank may wait for its user, and the others for it."""
+        written = {worker.global_rank: worker.log_paths for worker in host.workers}
+        self._is_patient = plan.interactive_rank is not None  # a rank may wait for its user, and the others for it
         self._meeting = MeetingWatch(
             plan.cluster_time_out_s, plan.exit_time_out_s, host.name, board, is_patient=self._is_patient
         )
-        self._linger: LingerWatch | None = None
-        self._watchdog: Watchdog | None = None
-        self._hang: Hang | None = None
-        """The newest that was found."""
-        self._stack_begins: dict[int, int] = {}
-        """Global rank -> size of its log when its stacks were requested."""
+        self._linger = LingerWatch(board, written, plan.exit_time_out_s)
+        self._watchdog = Watchdog(plan.hang_time_out_s, board, written)
+        self._hang: Hang | None = None  # the newest that was found
+        self._stack_begins: dict[int, int] = {}  # global rank -> size of its log when its stacks were requested
 
-    def start(self, membership: Membership, on_stuck: OnStuck, tell: Callable[..., None]) -> None:
-        """Watch these workers until `stop`.
-
-        Args:
-            tell: told of every rank whose program has ended and whose process goes on.
-        """
-        self._watch_end(membership, on_stuck, tell)
-        self._watch_meeting(membership, on_stuck)
+    def start(self) -> None:
+        """Watch the workers until `stop`."""
+        self._linger.begin()
+        self._watchdog.forget()
+        self._timers.every("linger", INTERVAL_S, self._look_at_ends)
+        self._timers.every("meeting", self._meeting.interval_s, self._look_at_meeting)
         if self._plan.hang_time_out_s > 0 and not self._is_patient:
-            self._watch_progress(membership, on_stuck)
+            self._timers.every("hang", self._watchdog.interval_s, self._look_for_hang)
 
-    def note_done(self, membership: Membership, global_rank: int, on_stuck: OnStuck) -> None:
+    def note_done(self, global_rank: int) -> None:
         """A rank has ended with exit code 0: look from now on, and at the end, whether others wait for it to join."""
         was_urgent = self._meeting.is_urgent
         self._meeting.note_done(global_rank)
-        if self._meeting.is_urgent and (membership.is_over or not was_urgent):
-            self._look_for_absent(membership, on_stuck)
+        if self._meeting.is_urgent and (self.membership.is_over or not was_urgent):
+            self._look_for_absent()
 
-    def note_absent(self, membership: Membership, global_ranks: tuple[int, ...], on_stuck: OnStuck) -> None:
+    def note_absent(self, global_ranks: tuple[int, ...]) -> None:
         """Ranks of other hosts have ended with exit code 0 and never joined the world."""
-        self._meeting.note_absent(global_ranks)
-        self._look_for_absent(membership, on_stuck)
+        self._meeting.absent_elsewhere = global_ranks
+        self._look_for_absent()
 
-    def _look_for_absent(self, membership: Membership, on_stuck: OnStuck) -> None:
-        error = self._meeting.judge_absent(membership)
+    def _look_for_absent(self) -> None:
+        error = self._meeting.judge_absent(self.membership)
         if error is not None:
-            on_stuck(error, self._meeting.missing)
+            self._on_stuck(error, self._meeting.missing)
         else:
-            self._watch_meeting(membership, on_stuck)
+            self._timers.every("meeting", self._meeting.interval_s, self._look_at_meeting)
 
-    def come(self, membership: Membership) -> tuple[int, ...]:
+    def come(self) -> tuple[int, ...]:
         """Return the ranks of this host that have joined the world, or try to."""
-        return self._meeting.come(membership)
+        return self._meeting.come(self.membership)
 
-    def has_begun(self, membership: Membership) -> bool:
+    def has_begun(self) -> bool:
         """Return whether a rank of this host has joined the world, tries to, or has reported progress."""
-        return any(record.has_come or record.steps for record in map(self._board.read, membership.members))
+        return any(record.has_come or record.steps for record in map(self._board.read, self.membership.members))
 
-    def _watch_meeting(self, membership: Membership, on_stuck: OnStuck) -> None:
-        meeting = self._meeting
+    def _look_at_meeting(self) -> None:
+        error = self._meeting.look(self.membership, time.monotonic())
+        if error is not None:
+            self._on_stuck(error, self._meeting.missing)
 
-        def look_at_meeting() -> None:
-            error = meeting.look(membership, time.monotonic())
-            if error is not None:
-                on_stuck(error, meeting.missing)
+    def _look_at_ends(self) -> None:
+        running = self.membership.running()
+        new, error = self._linger.look(running, time.monotonic())
+        for rank, what in new.items():
+            self._tell("lingering", global_rank=rank, what=what)
+        if error is not None:
+            self._on_stuck(error, tuple(sorted(running)))
 
-        self._timers.every("meeting", ABSENT_LOOK_S if meeting.is_urgent else meeting.interval_s, look_at_meeting)
-
-    def _watch_end(self, membership: Membership, on_stuck: OnStuck, tell: Callable[..., None]) -> None:
-        watch = self._linger = LingerWatch(self._board, self._written, self._plan.exit_time_out_s)
-
-        def look() -> None:
-            running = membership.running()
-            new, error = watch.look(running, time.monotonic())
-            for rank, what in new.items():
-                tell("lingering", global_rank=rank, what=what)
-            if error is not None:
-                on_stuck(error, tuple(sorted(running)))
-
-        self._timers.every("linger", INTERVAL_S, look)
-
-    def _watch_progress(self, membership: Membership, on_stuck: OnStuck) -> None:
-        watchdog = self._watchdog = Watchdog(self._plan.hang_time_out_s, self._board, self._written)
-
-        def look_for_hang() -> None:
-            hang = watchdog.look(membership.running(), time.monotonic())
-            if hang is not None:
-                self._hang = hang
-                on_stuck(self._hang_error(hang), hang.lagging)
-
-        self._timers.every("hang", watchdog.interval_s, look_for_hang)
+    def _look_for_hang(self) -> None:
+        hang = self._watchdog.look(self.membership.running(), time.monotonic())
+        if hang is not None:
+            self._hang = hang
+            self._on_stuck(self._hang_error(hang), hang.lagging)
 
     def note_pause(self) -> None:
         """The workers were stopped for a while, and run again."""
-        self._meeting.since = time.monotonic()
-        if self._linger is not None:
-            self._linger.since = self._meeting.since
-        if self._watchdog is not None:
-            self._watchdog.forget()
+        self._linger.since = self._meeting.since = time.monotonic()
+        self._watchdog.forget()
 
     def stop(self) -> None:
         """Watch nobody any more."""
         self._timers.cancel("meeting", "hang", "linger")
 
-    def doing(self, membership: Membership) -> dict[int, str]:
+    def doing(self) -> dict[int, str]:
         """Return what running workers say that they are doing now, and which of them are stopped."""
-        running = membership.running()
+        running = self.membership.running()
         records = {rank: self._board.read(rank) for rank in running}
         words = describe_all(records, running, time.monotonic())
         return {rank: text for rank, text in words.items() if records[rank].describe(0.0) or "stopped" in text}
 
-    def left(self, membership: Membership) -> frozenset[int]:
+    def left(self) -> frozenset[int]:
         """Return the running workers that have left the world."""
-        return frozenset(rank for rank in membership.running() if self._board.read(rank).phase == contract.PHASE_LEFT)
+        ranks = self.membership.running()
+        return frozenset(rank for rank in ranks if self._board.read(rank).phase == contract.PHASE_LEFT)
 
-    def request_stacks(self, membership: Membership, headline: str) -> None:
+    def request_stacks(self, headline: str) -> None:
         """Have every running worker write its stacks into its log."""
-        self._stack_begins = {rank: size_of(self._logs[rank]) for rank in membership.running()}
-        request_stacks({pid: self._logs[rank] for rank, pid in membership.running().items()}, headline)
+        running = self.membership.running()
+        self._stack_begins = {rank: size_of(self._logs[rank]) for rank in running}
+        request_stacks({pid: self._logs[rank] for rank, pid in running.items()}, headline)
         if prefix := self._host.common_env.get(contract.MSRUN_FLIGHT_RECORDER):
-            request_dumps(prefix, membership.running())
+            request_dumps(prefix, running)
 
     def explain_hang(self, attempt: Attempt) -> None:
         """Name who holds up whom, and where, by the stacks that were requested: for workers that say nothing of it."""
-        hang, places = self._hang, self._places(attempt)
+        hang, places = self._hang, self._places()
         if hang is None or not isinstance(attempt.fault, HangTimeout) or not places or hang.lagging != tuple(places):
             return  # somebody cannot say where it stands, is stopped, or has reported fewer steps
         doing = {rank: place.describe() or hang.doing[rank] for rank, place in places.items()}
@@ -329,14 +306,14 @@ class JobWatch:
         attempt.doing, attempt.lagging = doing, lagging
         attempt.fault = self._hang_error(replace(hang, lagging=lagging, doing=doing))
 
-    def do_all_wait(self, attempt: Attempt) -> bool:
+    def do_all_wait(self) -> bool:
         """Return whether all workers here stand in a collective, by their stacks: somebody elsewhere holds them up."""
-        places = self._places(attempt)
+        places = self._places()
         return bool(places) and all(place.waits_in for place in places.values())
 
-    def _places(self, attempt: Attempt) -> dict[int, Place]:
+    def _places(self) -> dict[int, Place]:
         """Return where the running workers stand; empty when not all tell, or when they use the runtime."""
-        running = attempt.membership.running()
+        running = self.membership.running()
         records = [self._board.read(rank) for rank in running]
         if any(record.is_reported or record.ended_at for record in records):
             return {}

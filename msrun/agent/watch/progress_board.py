@@ -17,8 +17,7 @@ from pathlib import Path
 from msrun import contract
 from msrun.agent.logs.own_file import open_own_file
 
-PROGRESS_BOARD = "progress"
-"""File in the job's run_dir."""
+PROGRESS_BOARD = "progress"  # file in the job's run_dir
 
 
 @dataclass(frozen=True)
@@ -26,22 +25,16 @@ class Progress:
     """One worker's record. Moments are seconds of CLOCK_MONOTONIC."""
 
     phase: int = contract.PHASE_UNKNOWN
-    steps: int = 0
-    """Training steps begun."""
+    steps: int = 0  # training steps begun
     step_at: float = 0.0
     loss: float = math.nan
-    collectives: int = 0
-    """Collectives begun."""
+    collectives: int = 0  # collectives begun
     is_waiting: bool = False
     waiting_since: float = 0.0
-    name: str = ""
-    """The newest collective in words; of a worker that lingers, what it waits for."""
-    ended_at: float = 0.0
-    """When its program ended, of a worker that lingers; else 0."""
-    total: int = 0
-    """Steps that the program means to do in all; 0 when it has not said."""
-    rate_steps: int = 0
-    """Steps begun at `rate_at`."""
+    name: str = ""  # the newest collective in words; of a worker that lingers, what it waits for
+    ended_at: float = 0.0  # when its program ended, of a worker that lingers; else 0
+    total: int = 0  # steps that the program means to do in all; 0 when it has not said
+    rate_steps: int = 0  # steps begun at `rate_at`
     rate_at: float = 0.0
 
     @property
@@ -91,11 +84,7 @@ class ProgressBoard:
         self._descriptor = -1
 
     def create(self) -> None:
-        """Make the file, empty.
-
-        Raises:
-            OSError: it exists already, or cannot be made.
-        """
+        """Make the file, empty. Raises OSError: it exists already, or cannot be made."""
         descriptor = os.open(
             self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, contract.FILE_MODE
         )

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from msrun.agent.logs.own_file import open_own_file
-from msrun.agent.processes.process_control import read_stat, signal_processes
+from msrun.agent.processes.process_control import catches, read_stat, signal_processes
 from msrun.planning.environment import STACK_SIGNAL
 
-STACK_WAIT_S = 1.0
-"""What workers get to write their stacks."""
+STACK_WAIT_S = 1.0  # what workers get to write their stacks
 
 _STATES = {
     "R": "running",
@@ -29,15 +28,6 @@ _STATES = {
     "t": "stopped by a debugger",
     "Z": "ended, not collected",
 }
-
-
-def catches(pid: int, signum: int) -> bool:
-    """Return whether a process has a handler for a signal. Source: proc(5), SigCgt of /proc/PID/status."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc", str(pid), "status").read_text().splitlines():
-            if line.startswith("SigCgt:"):
-                return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
-    return False
 
 
 def kernel_state(pid: int) -> str:
@@ -56,10 +46,7 @@ def kernel_state(pid: int) -> str:
 
 def request_stacks(logs: Mapping[int, str], headline: str) -> None:
     """Have every worker write its stacks into its log; for one that cannot, the kernel's view of it is written there.
-
-    Args:
-        logs: process id -> path of its log.
-        headline: line that comes first.
+    `logs`: process id -> path of its log. `headline`: line that comes first.
     """
     for pid, log_path in logs.items():
         if catches(pid, STACK_SIGNAL):
@@ -96,10 +83,8 @@ _DISPATCH = re.compile(r".*/torch/(_ops\.py|_library/|distributed/c10d_logger)")
 class Place:
     """A worker's main thread."""
 
-    waits_in: str
-    """The call of torch in which it waits for other ranks; empty when it is in none."""
-    at: str
-    """The innermost frame of the user's own code: `train.py:41 in step`; empty when there is none."""
+    waits_in: str  # the call of torch in which it waits for other ranks; empty when it is in none
+    at: str  # the innermost frame of the user's own code: `train.py:41 in step`; empty when there is none
 
     def describe(self) -> str:
         """Return it in words; empty when nothing is known."""
@@ -144,10 +129,8 @@ def read_place(log_path: str, begin: int) -> Place | None:
 def find_place(frames: list[tuple[str, str, str]], source_line: Callable[[str, int], str] = _source_line) -> Place:
     """Return what the frames of a thread tell: file, line and function of each, the innermost first.
 
-    The wait of a `dist.Work` is native code: a line of Python that calls it is then the innermost frame.
-
-    Args:
-        source_line: file and number -> that line of it.
+    The wait of a `dist.Work` is native code: a line of Python that calls it is then the innermost frame. `source_line`:
+    file and number -> that line of it.
     """
     waits_in, is_waiting = _waits_itself(frames, source_line), True
     for file, line, function in frames:

@@ -17,8 +17,7 @@ from msrun.agent.watch.progress_board import Progress, ProgressBoard
 from msrun.agent.watch.stacks import kernel_state
 from msrun.planning.ranks import name_ranks
 
-BUSY_SHARE = 0.05
-"""Share of a core that counts as work; the threads of an idle process group use less."""
+BUSY_SHARE = 0.05  # share of a core that counts as work; the threads of an idle process group use less
 LOOKS_PER_LIMIT = 10
 MAX_INTERVAL_S = 5.0
 
@@ -30,10 +29,8 @@ class _Watch:
     log_bytes: int
     position: tuple[int, int, int]
     cpu_s: float
-    alive_at: float
-    """Last progress of any kind."""
-    told_at: float
-    """Last progress that it told itself: log, step or collective."""
+    alive_at: float  # last progress of any kind
+    told_at: float  # last progress that it told itself: log, step or collective
 
 
 @dataclass(frozen=True)
@@ -41,10 +38,8 @@ class Hang:
     """A job without progress."""
 
     silent_s: float
-    lagging: tuple[int, ...]
-    """Ranks that the others wait for; all running ones when that cannot be known."""
-    doing: Mapping[int, str]
-    """What every running rank is doing, in words."""
+    lagging: tuple[int, ...]  # ranks that the others wait for; all running ones when that cannot be known
+    doing: Mapping[int, str]  # what every running rank is doing, in words
 
     def describe(self) -> str:
         """Return one line for the error report."""
@@ -62,8 +57,7 @@ class Watchdog:
     """Looks at all running workers of a host from time to time. Owned by the agent's event loop."""
 
     def __init__(self, limit_s: float, board: ProgressBoard, logs: Mapping[int, Sequence[str]]) -> None:
-        self.interval_s = min(limit_s / LOOKS_PER_LIMIT, MAX_INTERVAL_S)
-        """How often `look` wants to be called."""
+        self.interval_s = min(limit_s / LOOKS_PER_LIMIT, MAX_INTERVAL_S)  # how often `look` wants to be called
         self._limit_s = limit_s
         self._board = board
         self._logs = logs
@@ -75,12 +69,7 @@ class Watchdog:
         self._watches.clear()
 
     def look(self, running: Mapping[int, int], now: float) -> Hang | None:
-        """Look once.
-
-        Args:
-            running: global rank -> pid of every worker that runs.
-            now: monotonic seconds.
-        """
+        """Look once. `running`: global rank -> pid of every worker that runs. `now`: monotonic seconds."""
         used = session_usage(running.values())
         elapsed_s = now - self._last_look if self._last_look is not None else 0.0
         if elapsed_s > 3 * self.interval_s + 1.0:

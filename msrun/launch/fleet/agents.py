@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from msrun import contract
-from msrun.agent.pause import stop_this_process
-from msrun.agent.signals import SignalPipe
+from msrun.agent.signals import SignalPipe, stop_this_process
 from msrun.cluster.messages import Message
 from msrun.cluster.own_thread import Inbox, describe_fault, traceback_of
 from msrun.cluster.protocol import HostJob, check_said

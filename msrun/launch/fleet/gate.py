@@ -15,14 +15,13 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from msrun.cluster.connection import Connection
-from msrun.cluster.handshake import Guest
+from msrun.cluster.connection import Connection, Guest
 from msrun.cluster.hosts import HostRequest, Refused
 from msrun.cluster.messages import NotUnderstood
 from msrun.launch.transport.event_loop import EventLoop
 
 if TYPE_CHECKING:  # loaded for jobs with --tls_config
-    from msrun.cluster.tls.identity import TlsIdentity
+    from msrun.cluster.tls import TlsIdentity
 
 GREETING_S = 5.0
 """How long somebody who has connected may take to register."""

@@ -43,7 +43,7 @@ from msrun.planning.ranks import count_workers
 from msrun.planning.spec import LaunchSpec
 
 if TYPE_CHECKING:
-    from msrun.cluster.tls.identity import TlsIdentity  # loaded for jobs with --tls_config
+    from msrun.cluster.tls import TlsIdentity  # loaded for jobs with --tls_config
     from msrun.launch.fleet.fleet_job import FleetRun
 
 WAITING_LINE_S = 5.0

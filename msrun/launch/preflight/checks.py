@@ -17,8 +17,7 @@ from itertools import chain
 from pathlib import Path
 
 from msrun import contract
-from msrun.agent.host.cgroups import group_folders
-from msrun.agent.host.host_facts import LOOPBACK, installed_version, read_host_facts
+from msrun.agent.host.host_facts import LOOPBACK, group_folders, installed_version, read_host_facts
 from msrun.cluster.protocol import Finding
 from msrun.cluster.rendezvous import listen
 from msrun.errors import ClusterError, MsrunError, UsageError
@@ -130,7 +129,7 @@ def look_at_tls(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
         return Finding("ok", "tls", "not needed: the job has one host")
     if spec.tls is None:
         return Finding("ok", "tls", "off: what hosts and scheduler say is not encrypted; --tls_config turns it on")
-    from msrun.cluster.tls.identity import open_identity
+    from msrun.cluster.tls import open_identity
 
     identities = [open_identity(spec.tls, "client")]
     if _has_scheduler(spec):

@@ -16,11 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msrun.agent.observer import OwnFaults
-from msrun.agent.pause import stop_this_process
 from msrun.agent.processes.server_handle import ForkServerHandle
-from msrun.agent.signals import SignalPipe
-from msrun.cluster.connection import Connection
-from msrun.cluster.handshake import Caller
+from msrun.agent.signals import SignalPipe, stop_this_process
+from msrun.cluster.connection import Caller, Connection
 from msrun.cluster.hosts import NoKey, Refused
 from msrun.cluster.protocol import HostPart
 from msrun.errors import ClusterError, PeerFailed
@@ -36,7 +34,7 @@ from msrun.planning.record_json import decode_record
 from msrun.planning.spec import LaunchSpec
 
 if TYPE_CHECKING:  # loaded for jobs with --tls_config
-    from msrun.cluster.tls.identity import TlsIdentity
+    from msrun.cluster.tls import TlsIdentity
 
 CONNECT_S = 3.0
 GREETING_S = 15.0

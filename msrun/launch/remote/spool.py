@@ -22,8 +22,14 @@ from pathlib import Path
 from msrun import contract
 from msrun.agent.logs.own_file import open_own_file
 from msrun.agent.logs.rotated_log import rotated_path
-from msrun.agent.processes.job_mark import SERVER_END_S, marked_processes
-from msrun.agent.processes.process_control import POLL_S, Pid, signal_processes, start_time
+from msrun.agent.processes.process_control import (
+    POLL_S,
+    SERVER_END_S,
+    Pid,
+    marked_processes,
+    signal_processes,
+    start_time,
+)
 from msrun.cluster.messages import encode_message
 from msrun.errors import ClusterError
 from msrun.launch.directory.log_directory import write_private

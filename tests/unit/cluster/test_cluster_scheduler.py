@@ -17,10 +17,9 @@ from unittest import mock
 import pytest
 from torch.distributed import TCPStore
 
-from msrun.cluster import scheduler
+from msrun.cluster import rendezvous as scheduler
 from msrun.cluster.messages import Message, encode_message
-from msrun.cluster.rendezvous import listen
-from msrun.cluster.scheduler import Record, StoreHost, limit_memory, run_scheduler
+from msrun.cluster.rendezvous import Record, StoreHost, limit_memory, listen, run_scheduler
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -85,7 +84,7 @@ def test_without_torch_a_worker_that_needs_the_store_ends_the_scheduler_with_a_w
     with listen("127.0.0.1", 0) as listener:
         address = listener.getsockname()
         program = (
-            "import socket, sys, threading; from msrun.cluster.scheduler import Record, StoreHost\n"
+            "import socket, sys, threading; from msrun.cluster.rendezvous import Record, StoreHost\n"
             f"host = StoreHost(socket.socket(fileno={listener.fileno()}), Record(sys.stdout))\n"
             "host.do_without(is_store_needed=True)\n"
             "threading.Event().wait()"

@@ -11,8 +11,15 @@ from typing import Any
 
 import pytest
 
-from msrun.agent.host.cgroups import CgroupLimits, read_cgroup_limits
-from msrun.agent.host.host_facts import installed_version, read_gpus, read_host_facts, read_npus, read_topology
+from msrun.agent.host.host_facts import (
+    CgroupLimits,
+    installed_version,
+    read_cgroup_limits,
+    read_gpus,
+    read_host_facts,
+    read_npus,
+    read_topology,
+)
 from msrun.planning.placement.host import Cpu, Device
 
 NAMES = ["nvidia0", "nvidia1", "davinci0", "davinci1"]

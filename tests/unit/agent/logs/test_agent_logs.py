@@ -18,20 +18,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from job_runner import wait_until
 
-from msrun.agent.logs import log_writer, rotated_log
-from msrun.agent.logs.log_writer import LogStream, LogWriter
+from msrun.agent.logs import rotated_log
 from msrun.agent.logs.rotated_log import LogRotation, RotatedLog, rename_log, rotated_path
+from msrun.agent.processes import log_pipes
 from msrun.agent.processes.log_pipes import (
     ALL_PIPES_BYTES,
     MAX_PIPE_BYTES,
     MIN_PIPE_BYTES,
     LogPipes,
+    LogWriter,
     is_exiting,
     pipe_bytes,
 )
 from msrun.agent.processes.process_spec import LOG_WRITER_ID
 from msrun.cluster.messages import Channel
-from msrun.cluster.scheduler import Record
+from msrun.cluster.rendezvous import Record
 
 KEEP_ALL = 300
 
@@ -199,17 +200,21 @@ class Running:
     def __init__(self, paths: list[str]) -> None:
         self.pipes: list[int] = []
         self.readers: list[int] = []
-        streams = []
-        for global_rank, path in enumerate(paths):
+        for _ in paths:
             reader, writer = os.pipe()
             os.set_blocking(reader, False)
             self.pipes.append(writer)
             self.readers.append(reader)
-            streams.append(LogStream(global_rank, reader, path))
         ours, theirs = socket.socketpair()
         self.server = Channel(ours)
         self._theirs = Channel(theirs)
-        self.writer = LogWriter(streams, self._theirs, LogRotation(1 << 20, 3), Record(io.StringIO()))
+        self.writer = LogWriter(
+            dict(enumerate(self.readers)),
+            dict(enumerate(paths)),
+            self._theirs,
+            LogRotation(1 << 20, 3),
+            Record(io.StringIO()),
+        )
         self._thread = threading.Thread(target=self.writer.run)
         self._thread.start()
 
@@ -234,17 +239,17 @@ class Running:
         self.close_pipes()
         self.wait()
         self.server.close()
-        for reader in self.writer._open:  # what it has left open ends with its process
+        for reader in self.writer.open:  # what it has left open ends with its process
             os.close(reader)
-        for log in self.writer._logs.values():
+        for log in self.writer.logs.values():
             log.close()
 
 
 def test_writer_that_nobody_stops_does_not_keep_it_when_the_server_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_writer, "ORPHAN_END_S", 0.1)
-    monkeypatch.setattr(log_writer, "DRAIN_S", 0.1)
+    monkeypatch.setattr(log_pipes, "ORPHAN_END_S", 0.1)
+    monkeypatch.setattr(log_pipes, "DRAIN_S", 0.1)
     running = Running([str(tmp_path / "a")])
     over = threading.Event()
 

@@ -20,7 +20,7 @@ from job_runner import REPOSITORY
 
 from msrun import contract
 from msrun.agent.host.host_facts import read_topology
-from msrun.agent.processes import child, main_module
+from msrun.agent.processes import joining, main_module
 from msrun.agent.processes.child import MPOL_BIND, MPOL_PREFERRED, SET_MEMPOLICY
 from msrun.agent.processes.main_module import describe_wait
 from msrun.agent.processes.server_handle import RUN_PROGRAM
@@ -90,7 +90,7 @@ def test_memory_is_preferred_where_it_cannot_be_bound() -> None:
         f"{POLICY}\nfrom msrun.agent.processes import child as affinity\nreal = affinity._set_mempolicy\n"
         "def refuse(mode, nodes):\n"
         "    if mode == affinity.MPOL_BIND:\n        raise OSError(22, 'Invalid argument')\n    real(mode, nodes)\n"
-        f"affinity._set_mempolicy = refuse\naffinity.bind_memory([{node}])\nprint(*policy())"
+        f"affinity._set_mempolicy = refuse\naffinity.apply_binding('worker 0', (), [{node}])\nprint(*policy())"
     )
     assert done.stderr == ""
     assert done.stdout.split() == [str(MPOL_PREFERRED), str(1 << node)]
@@ -119,11 +119,11 @@ def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProgressB
 @pytest.fixture
 def torchs(board: ProgressBoard, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A module as torch's that is watched; its one handler notes what it is called with."""
-    made: Any = ModuleType(child.RENDEZVOUS)
+    made: Any = ModuleType(joining.RENDEZVOUS)
     made.calls = []
     made._rendezvous_handlers = {"env": lambda *words, **settings: made.calls.append((*words, settings)) or iter(())}
-    monkeypatch.setitem(sys.modules, child.RENDEZVOUS, made)
-    child.watch_joining()
+    monkeypatch.setitem(sys.modules, joining.RENDEZVOUS, made)
+    joining.watch_joining()
     return made
 
 
@@ -165,9 +165,9 @@ def test_torch_that_is_imported_later_is_watched_from_then_on_and_only_once(
     (tmp_path / "another.py").touch()
     (tmp_path / "played_rendezvous.py").write_text("_rendezvous_handlers = {'env': lambda url: iter(())}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(child, "RENDEZVOUS", "played_rendezvous")
+    monkeypatch.setattr(joining, "RENDEZVOUS", "played_rendezvous")
     before = list(sys.meta_path)
-    child.watch_joining()
+    joining.watch_joining()
     assert len(sys.meta_path) == len(before) + 1
     importlib.import_module("another")
     played = importlib.import_module("played_rendezvous")

@@ -15,8 +15,16 @@ from job_runner import REPOSITORY, is_alive, wait_until
 
 from msrun import contract
 from msrun.agent.processes import process_control
-from msrun.agent.processes.job_mark import NO_JOB, end_job, marked_processes
-from msrun.agent.processes.process_control import describe_status, exit_code_of, read_all_stats, read_stat, start_time
+from msrun.agent.processes.process_control import (
+    NO_JOB,
+    describe_status,
+    end_job,
+    exit_code_of,
+    marked_processes,
+    read_all_stats,
+    read_stat,
+    start_time,
+)
 
 
 @pytest.fixture
@@ -144,7 +152,7 @@ def test_child_is_collected_when_there_is_no_descriptor_left_for_it() -> None:
 
 
 OUTER, INNER = "0123456789abcdef", "fedcba9876543210"
-MARK = "import sys; from msrun.agent.processes.job_mark import mark_job; mark_job(sys.argv[1]); "
+MARK = "import sys; from msrun.agent.processes.process_control import mark_job; mark_job(sys.argv[1]); "
 WAIT = "print(flush=True); sys.stdin.read()"
 ENV = {"PATH": os.defpath, "PYTHONPATH": os.pathsep.join(sys.path), "LAST": "1"}
 

@@ -47,13 +47,20 @@ class Watched:
         patch.setattr(job_watch.Watchdog, "look", lambda *_: self.found)
         patch.setattr(job_watch, "request_stacks", lambda *_: None)
         self.timers = Timers()
-        self.watch = JobWatch(plan, plan.hosts[0], board, self.timers)
-        self.membership = Membership(range(2))
+        self.watch = JobWatch(
+            plan,
+            plan.hosts[0],
+            board,
+            self.timers,
+            lambda error, ranks: self.ended.append((error, ranks)),
+            lambda *_, **__: None,
+        )
+        self.membership = self.watch.membership = Membership(range(2))
         for rank in range(2):
             self.membership.started(rank, os.getpid(), 0.0)
 
     def start(self) -> None:
-        self.watch.start(self.membership, lambda error, ranks: self.ended.append((error, ranks)), lambda *_, **__: None)
+        self.watch.start()
 
     def look_for_hang(self) -> None:
         _, action = self.timers._due["hang"]
@@ -63,7 +70,7 @@ class Watched:
         """Return the attempt that the hang has ended, when its workers have written where they stand."""
         for rank in range(2):
             (self.folder / f"worker_{rank}.log").write_text(f"Thread 0x1 (most recent call first):\n{COMPUTES}")
-        self.watch.request_stacks(self.membership, "the job is stuck")
+        self.watch.request_stacks("the job is stuck")
         for rank, text in enumerate(stacks):
             with (self.folder / f"worker_{rank}.log").open("a") as log:
                 log.write(f"\nCurrent thread 0x1 (most recent call first):\n{text}")
@@ -88,7 +95,7 @@ def test_hang_ends_the_job_with_the_limit_and_the_ranks(watched: Watched) -> Non
 
 def test_stacks_tell_which_rank_the_others_wait_for_and_where(watched: Watched) -> None:
     attempt = watched.attempt_with_stacks(WAITS, COMPUTES)
-    assert not watched.watch.do_all_wait(attempt)
+    assert not watched.watch.do_all_wait()
     watched.watch.explain_hang(attempt)
     assert attempt.lagging == (1,)
     assert attempt.doing == {0: "waits in barrier at train.py:41 in step", 1: "at train.py:41 in step"}
@@ -173,7 +180,7 @@ def test_worker_that_ended_well_without_joining_is_named_as_soon_as_another_has_
 
 
 def test_rank_of_another_host_that_never_came_is_named_until_the_next_attempt(meeting: Meeting) -> None:
-    meeting.watch.note_absent((7,))
+    meeting.watch.absent_elsewhere = (7,)
     meeting.enter(contract.PHASE_JOINED, 0)
     assert str(meeting.look(0.0)).startswith("rank 7 ended with exit code 0 without joining the world, and rank 0 ")
     meeting.watch.reset()

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from tls_files import PASSWORDS, Authority, TlsFolder, as_pem, as_pkcs12, new_key, small_rsa_key
 
 from msrun.cluster.messages import NotUnderstood
-from msrun.cluster.tls.identity import Side, TlsIdentity, open_identity
-from msrun.cluster.tls.session import TlsSession, explain
+from msrun.cluster.tls import Side, TlsIdentity, TlsSession, explain, open_identity
 from msrun.errors import UsageError
 from msrun.planning.tls_spec import CIPHERS, parse_tls_config
 

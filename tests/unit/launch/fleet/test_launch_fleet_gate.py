@@ -13,18 +13,11 @@ from job_runner import wait_until
 from open_gate import TOKEN, OpenGate, host_request
 from tls_files import PASSWORDS, Authority, TlsFolder, as_pem
 
+from msrun.cluster import tls as tls_module
 from msrun.cluster.messages import HEADER, FrameBuffer, decode_body, encode_body, encode_message, frame
 from msrun.cluster.proof import Seal, hello, new_nonce, read_hello
 from msrun.cluster.protocol import protocol
-from msrun.cluster.tls.identity import (
-    Side,
-    TlsIdentity,
-    build_context,
-    now_utc,
-    open_identity,
-    read_authority,
-    read_key_pair,
-)
+from msrun.cluster.tls import Side, TlsIdentity, open_identity
 from msrun.launch.fleet import gate as module
 from msrun.launch.transport.sealed import SealedPipe
 from msrun.planning.record_json import encode_record
@@ -227,9 +220,9 @@ def test_flood_of_strangers_fills_no_record_and_hides_no_host(gate: OpenGate, mo
 def open_unproved(tls: TlsFolder, side: Side, **changes: Any) -> TlsIdentity:
     """Return a side as it is, though `open_identity` might refuse it: its certificate expired after its start, say."""
     spec = parse_tls_config(tls.config(**changes).read_text(), "tls.json", str(tls.folder), PASSWORDS)
-    pair = read_key_pair(spec, side)
-    context = build_context(spec, side, pair, read_authority(spec, now_utc()))
-    return TlsIdentity(side, context, spec.server_name, pair.certificate, ())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tls_module, "_shake_hands", lambda *_, **__: None)
+        return open_identity(spec, side)
 
 
 @pytest.fixture(scope="module")

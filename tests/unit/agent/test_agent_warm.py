@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import selectors
 import signal
 import socket
 import subprocess
@@ -16,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from msrun.agent.warm import warm_server, warm_start
-from msrun.agent.warm.warm_server import WarmServer
-from msrun.agent.warm.warm_start import (
+from msrun.agent import warm
+from msrun.agent.warm import (
     WarmProcess,
+    WarmServer,
     WarmStart,
     changed_file,
     likeness,
@@ -43,49 +42,20 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     process.communicate()
 
 
-class Forked:
-    """A hold on a process that a warm server has forked, and that server's end of the connection."""
-
-    def __init__(self, sleeper: subprocess.Popen[bytes]) -> None:
-        ours, theirs = socket.socketpair()
-        self.server = Channel(theirs)
-        self.process = WarmProcess(sleeper.pid, Channel(ours))
-
-    def close(self) -> None:
-        self.process.close()
-        self.server.close()
-
-
-@pytest.fixture
-def forked(sleeper: subprocess.Popen[bytes]) -> Iterator[Forked]:
-    found = Forked(sleeper)
-    yield found
-    found.close()
-
-
-def test_end_is_that_of_the_process_and_of_what_it_left(forked: Forked, sleeper: subprocess.Popen[bytes]) -> None:
-    assert not forked.process.wait(0.0), "nothing has been told"
-    sleeper.kill()
-    sleeper.wait()
-    assert not forked.process.wait(0.0), "what it left may run"
-    forked.server.send({"type": "hm"})
-    assert not forked.process.wait(0.0)
-    forked.server.send({"type": "ended"})
-    assert forked.process.wait(5.0)
-
-
-def test_server_that_has_gone_tells_nothing_and_the_process_counts(
-    forked: Forked, sleeper: subprocess.Popen[bytes]
+def test_end_is_that_of_the_process_and_of_what_it_left(
+    sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forked.server.close()
-    assert not forked.process.wait(0.0)
+    swept = list[str]()
+    monkeypatch.setattr(warm, "end_job", swept.append)
+    process = WarmProcess(sleeper.pid, "f00d")
+    assert not process.wait(0.0) and not swept
     os.kill(sleeper.pid, signal.SIGSTOP)
-    forked.process.kill()
-    assert forked.process.wait(5.0)
+    process.kill()
+    assert process.wait(5.0) and swept == ["f00d"]
     assert sleeper.wait() == -signal.SIGKILL
-    forked.process.kill()
-    forked.process.close()
-    forked.process.close()
+    process.kill()
+    process.close()
+    process.close()
 
 
 class Server:
@@ -127,7 +97,7 @@ class Server:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's folder; every job is like "like"."""
-    monkeypatch.setattr(warm_start, "likeness", lambda *_: "like")
+    monkeypatch.setattr(warm, "likeness", lambda *_: "like")
     return warm_folder({"XDG_RUNTIME_DIR": str(tmp_path)})
 
 
@@ -215,14 +185,18 @@ def test_lock_of_a_server_is_the_users_alone_and_free_again_afterwards(tmp_path:
 
 def test_idle_server_stays_while_somebody_is_about_to_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(warm_server.time, "monotonic", lambda: now)
+    monkeypatch.setattr(warm.time, "monotonic", lambda: now)
     path = tmp_path / "server"
-    with socket.socket(socket.AF_UNIX) as listener, selectors.DefaultSelector() as selector:
+    with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         server = WarmServer(listener, path, IDLE_S, [])
         now += IDLE_S
+        server.end_when_idle(has_jobs=True)
+        server.end_when_idle(has_jobs=False)
+        assert not server.is_ending, "a job has just run"
+        now += IDLE_S
         with locked(path, waits=True):
-            server._end_when_idle(selector)
-            assert not server._is_ending
-        server._end_when_idle(selector)
-        assert server._is_ending
+            server.end_when_idle(has_jobs=False)
+            assert not server.is_ending
+        server.end_when_idle(has_jobs=False)
+        assert server.is_ending and not path.exists()

@@ -1,0 +1,473 @@
+"""Warm servers: processes that have imported already, kept between jobs, and fork the fork server of the next one.
+
+A job asks one that is like it for a fork server, or starts one for next time. A warm server holds nothing of a job.
+What it forks gets the job's environment, directory and descriptors, and answers to the job's agent as a fork server
+that the agent has started itself; where it is killed, the agent ends what it has left, by the job's mark.
+
+Protocol, over its socket, one connection a job: agent -> warm server one byte, with the descriptors of the fork
+server's two channels and its directory; then start {job_id, agent_pid, environment, imports}, or stop {} warm server ->
+agent started {pid}; stale {path}; stopping {}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import resource
+import selectors
+import signal
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msrun import contract
+from msrun.agent.processes.process_control import NO_JOB, end_job
+from msrun.agent.processes.server_handle import BOOT, ROOT, SEND_S, ForkServerHandle, ServerProcess
+from msrun.cluster.messages import Channel, Message, await_input
+from msrun.errors import UsageError
+from msrun.planning.environment import SET_LATE
+
+if TYPE_CHECKING:
+    from msrun.agent.processes.main_module import Main
+
+_READ_AT_IMPORT = re.compile(
+    r"(?:PYTHON|LD_|MALLOC|GLIBC|OMP_|GOMP_|KMP_|MKL_|OPENBLAS|BLIS_|NUMEXPR|TORCH|PYTORCH|ATEN|C10|CUDA|NVIDIA|NCCL|"
+    r"ASCEND|HCCL|NPU|GLOO|TP_|XPU|TRITON|LC_)|(?:LANG|TZ|HOME|USER|LOGNAME|VIRTUAL_ENV|SOURCE_DATE_EPOCH)\Z"
+)
+"""Names, or their beginnings, of variables that the interpreter, the C library and torch read when they are loaded."""
+_KEPT_STATUS = ("Umask:", "Uid:", "Gid:", "Groups:", "Cap", "NoNewPrivs:", "Seccomp:", "Mems_allowed:")
+"""Lines of /proc/self/status that a child inherits."""
+
+
+def read_at_import(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of an environment that have their effect at import."""
+    return {name: value for name, value in env.items() if _READ_AT_IMPORT.match(name) and name not in SET_LATE}
+
+
+def likeness(env: Mapping[str, str], imports: Sequence[str], working_directory: str) -> str:
+    """Return a short word that is equal for two jobs exactly when one warm server can serve both. It stands for
+    interpreter, msrun's code, imported packages, variables that are read at import, user, capabilities, limits, cores,
+    priority, control group and namespaces. `env`: that of the fork server. `imports`: what it imports before it has a
+    job. Of packages that one job names, others may find more imported.
+    """
+    search = [part for part in env.get("PYTHONPATH", "").split(os.pathsep) if part]
+    limits = {name for name in dir(resource) if name.startswith("RLIMIT_")} - {"RLIMIT_NOFILE", "RLIMIT_OFILE"}
+    namespaces = sorted(Path("/proc/self/ns").iterdir()) if Path("/proc/self/ns").is_dir() else []
+    value = {
+        "python": [sys.version, sys.executable, sys.prefix],
+        "code": str(Path(__file__).parents[1]),
+        "packages": sorted({name.partition(":")[0].partition(".")[0] for name in imports}),
+        "environment": read_at_import(env),
+        "directory": working_directory if any(not Path(part).is_absolute() for part in search) else "",
+        "status": [line for line in _lines("/proc/self/status") if line.startswith(_KEPT_STATUS)],
+        "limits": {name: resource.getrlimit(getattr(resource, name)) for name in sorted(limits)},
+        "open files": resource.getrlimit(resource.RLIMIT_NOFILE)[1],  # the hard limit; the soft one is each job's own
+        "cores": sorted(os.sched_getaffinity(0)),
+        "priority": [os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0), *_lines("/proc/self/oom_score_adj")],
+        "control groups": _lines("/proc/self/cgroup"),
+        "namespaces": [str(one.readlink()) for one in namespaces if not one.name.endswith("_for_children")],
+    }
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def _lines(path: str) -> list[str]:
+    with contextlib.suppress(OSError):
+        return Path(path).read_text().splitlines()
+    return []
+
+
+def loaded_files() -> dict[str, tuple[int, int]]:
+    """Return the file of every imported module, with its time of change in ns and its size in bytes."""
+    files = {str(module.__file__) for module in list(sys.modules.values()) if getattr(module, "__file__", None)}
+    return {path: stamp for path in sorted(files) if (stamp := _stamp(path)) is not None}
+
+
+def changed_file(files: Mapping[str, tuple[int, int]]) -> str:
+    """Return one of the files that is not as it was; empty when all are."""
+    return next((path for path, stamp in files.items() if _stamp(path) != stamp), "")
+
+
+def _stamp(path: str) -> tuple[int, int] | None:
+    with contextlib.suppress(OSError):
+        found = os.stat(path)  # noqa: PTH116 - thousands of them, before a job starts
+        return found.st_mtime_ns, found.st_size
+    return None
+
+
+def warm_folder(caller: Mapping[str, str]) -> Path:
+    """Return the folder, made where it was not there: below XDG_RUNTIME_DIR, else in the temporary folder. Raises
+    UsageError: it belongs to another user, or others may look into it.
+    """
+    runtime = caller.get("XDG_RUNTIME_DIR", "")
+    base = Path(runtime) if runtime and os.access(runtime, os.W_OK) else Path(tempfile.gettempdir())
+    folder = base / f"msrun-warm-{os.geteuid()}"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise UsageError(f"--warm: {folder} is not a folder that only you can open; remove it, or set XDG_RUNTIME_DIR")
+    return folder
+
+
+def _importing(path: Path) -> Path:
+    """Return the name of a warm server's socket until the server has imported."""
+    return path.with_suffix(".new")
+
+
+@contextlib.contextmanager
+def _address(path: Path) -> Iterator[str]:
+    """Give a name to bind or connect to: the path itself may be longer than the 107 bytes that unix(7) takes."""
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
+
+
+@contextlib.contextmanager
+def locked(path: Path, *, waits: bool) -> Iterator[bool]:
+    """Hold the lock of one warm server; gives whether it is held, which without waiting it may not be."""
+    descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    is_held = True
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+        except BlockingIOError:
+            is_held = False
+        yield is_held
+    finally:
+        os.close(descriptor)
+
+
+# -- a job that asks --------------------------------------------------------------------------------------------------
+
+ANSWER_S = 5.0  # how long a warm server may take to answer; it may import what an earlier job named
+_START = "import os; os.fork() and os._exit(0); "  # it must be nobody's child: the job ends everything below itself
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """What `--warm` asks for."""
+
+    imports: tuple[str, ...]  # what a warm server imports before it has a job
+    idle_s: float  # how long it waits for the next job
+
+
+class WarmProcess(ServerProcess):
+    """A fork server that a warm server has forked: no child of this process, and how it has ended it does not learn."""
+
+    wait_status = None
+
+    def __init__(self, pid: int, job_id: str) -> None:
+        self.pid, self._job_id = pid, job_id
+        self._descriptor = os.pidfd_open(pid)
+
+    def kill(self) -> None:
+        """End it at once."""
+        for signum in (signal.SIGCONT, signal.SIGKILL):
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(self._descriptor, signum)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until it has ended, and end what it left where it was killed; False when it has not ended in time."""
+        if not await_input(self._descriptor, timeout_s):
+            return False
+        end_job(self._job_id)
+        return True
+
+    def close(self) -> None:
+        """Give up the hold on it, once it has ended."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def start_warm(
+    warm: WarmStart, *, env: Mapping[str, str], working_directory: str, job_id: str, caller: Mapping[str, str]
+) -> ForkServerHandle | None:
+    """Return a fork server that has imported already, for `begin`; None where no warm server is ready. Then one is
+    started beside the job, for the next. Raises UsageError: others could reach the user's warm servers.
+    """
+    path = warm_folder(caller) / f"{likeness(env, warm.imports, working_directory)}.sock"
+    with contextlib.suppress(OSError), locked(path, waits=True), socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(ANSWER_S)
+        if not _connect(connection, path):  # none, or one that was killed
+            with socket.socket(socket.AF_UNIX) as other:  # somebody may have started one a moment ago
+                if not _connect(other, _importing(path)):
+                    _start_server(path, warm, env, working_directory)
+            return None
+        return _ask(connection, warm, env, working_directory, job_id)
+    return None
+
+
+def _ask(
+    connection: socket.socket, warm: WarmStart, env: Mapping[str, str], working_directory: str, job_id: str
+) -> ForkServerHandle | None:
+    """Raises OSError: it has ended, or still imports; what it forks for us later finds a closed channel."""
+    job = {"job_id": job_id, "agent_pid": os.getpid(), "environment": dict(env), "imports": list(warm.imports)}
+    with contextlib.ExitStack() as ours, contextlib.ExitStack() as stack:
+        pairs = [socket.socketpair() for _ in range(2)]
+        directory = os.open(working_directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        stack.callback(os.close, directory)
+        for mine, theirs in pairs:
+            ours.enter_context(mine)
+            stack.enter_context(theirs)
+        socket.send_fds(connection, [b"f"], [*(theirs.fileno() for _, theirs in pairs), directory])
+        channel = Channel(connection)
+        channel.send({"type": "start", **job})
+        answer = _answer(channel)
+        if answer["type"] != "started":
+            return None
+        (talking, _), (passing, _) = pairs
+        talking.settimeout(SEND_S)
+        server = ForkServerHandle(WarmProcess(answer["pid"], job_id), Channel(talking), passing, env, working_directory)
+        ours.pop_all()
+        return server
+
+
+def _answer(channel: Channel) -> Message:
+    while not channel.is_closed:
+        for message in channel.receive():
+            return message
+    return {"type": "gone"}
+
+
+def _connect(connection: socket.socket, path: Path) -> bool:
+    with contextlib.suppress(OSError), _address(path) as name:
+        connection.connect(name)
+        return True
+    return False
+
+
+def _start_server(path: Path, warm: WarmStart, env: Mapping[str, str], working_directory: str) -> None:
+    """Start a warm server that will be found under `path` when it has imported; meanwhile the job runs."""
+    _importing(path).unlink(missing_ok=True)
+    old = os.umask(0o077)
+    try:
+        listener = socket.socket(socket.AF_UNIX)
+        with _address(_importing(path)) as name:
+            listener.bind(name)
+    finally:
+        os.umask(old)
+    listener.listen(64)
+    boot = _START + BOOT.format(module="msrun.agent.warm")
+    words = [ROOT, str(listener.fileno()), str(path), str(warm.idle_s), *warm.imports]
+    with listener, path.with_suffix(".log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", boot, *words],
+            env={"PATH": env.get("PATH", os.defpath), **read_at_import(env), contract.MSRUN_JOB_ID: NO_JOB},
+            cwd=working_directory,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[listener.fileno()],
+            start_new_session=True,
+        )
+    process.wait()
+
+
+def stop_warm_servers(caller: Mapping[str, str]) -> int:
+    """Let every warm server of this user end once its jobs are over; returns how many there were. Raises UsageError:
+    others could reach the user's warm servers.
+    """
+    count = 0
+    folder = warm_folder(caller)
+    for path in sorted([*folder.glob("*.sock"), *folder.glob("*.new")]):
+        with contextlib.suppress(OSError), locked(path, waits=True), socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(60.0)  # it may still import
+            if not _connect(connection, path):  # it was killed
+                path.unlink(missing_ok=True)
+                continue
+            connection.sendall(b"f")
+            channel = Channel(connection)
+            channel.send({"type": "stop"})
+            count += _answer(channel)["type"] == "stopping"
+    return count
+
+
+# -- the server -------------------------------------------------------------------------------------------------------
+
+ASK_S = 5.0  # how long who has connected may take to say what it wants
+DESCRIPTORS = 3
+_CREDENTIALS = struct.Struct("3i")
+
+
+class Asked:
+    """What a job has asked for, in the process that will be its fork server."""
+
+    def __init__(self, message: Message, descriptors: list[int]) -> None:
+        self.job_id: str = message["job_id"]
+        self.agent_pid: int = message["agent_pid"]
+        self.environment: dict[str, str] = message["environment"]
+        self.imports: list[str] = message["imports"]
+        channel, passing, directory = descriptors
+        self.channel, self.passing, self.directory = os.dup(channel), os.dup(passing), os.dup(directory)
+
+    def close(self) -> None:
+        """Let go of the descriptors, in the warm server."""
+        for descriptor in (self.channel, self.passing, self.directory):
+            os.close(descriptor)
+
+    def become(self) -> Main:
+        """Turn this freshly forked process into the job's fork server, and serve; returns in a worker."""
+        from msrun.agent.processes.child import name_process, set_environment
+        from msrun.agent.processes.fork_server import serve_job
+
+        os.setsid()
+        os.fchdir(self.directory)
+        os.close(self.directory)
+        set_environment({**dict.fromkeys(os.environ), **self.environment})
+        tempfile.tempdir = None  # may be another one for this job
+        name_process("msrun: fork server")
+        passing = socket.socket(fileno=self.passing)
+        return serve_job(Channel(socket.socket(fileno=self.channel)), self.agent_pid, passing)
+
+
+class WarmServer:
+    """Event loop of a warm server: imports once, then forks the fork server of every job that asks, until nobody has
+    for a while. `serve` returns in a forked child, as `Asked`, and ends as None in the server.
+    """
+
+    def __init__(self, listener: socket.socket, path: Path, idle_s: float, imports: Sequence[str]) -> None:
+        """`imports`: what it has imported already."""
+        self._listener, self._path, self._idle_s = listener, path, idle_s
+        self._imported = set(imports)
+        self._files = loaded_files()
+        self._ends_at = time.monotonic() + idle_s
+        self.is_ending = False  # it takes no more jobs: whoever asks next starts another one
+
+    def serve(self) -> Asked | None:
+        """Work through requests until stopped, stale or idle for long; a job that runs holds it."""
+        wake_reader, wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._listener, selectors.EVENT_READ, self._accept)
+            selector.register(wake_reader, selectors.EVENT_READ, lambda: os.read(wake_reader, 4096))
+            while (has_jobs := _has_children()) or not self.is_ending:
+                for key, _ in selector.select(None if has_jobs else max(0.0, self._ends_at - time.monotonic())):
+                    if isinstance(asked := key.data(), Asked):
+                        os.close(wake_reader)
+                        os.close(wake_writer)
+                        return asked
+                self.end_when_idle(has_jobs=has_jobs)
+                if self.is_ending and self._listener.fileno() >= 0:
+                    selector.unregister(self._listener)
+                    self._listener.close()
+        return None
+
+    def end_when_idle(self, *, has_jobs: bool) -> None:
+        """End when no job has run for long."""
+        if has_jobs:
+            self._ends_at = time.monotonic() + self._idle_s
+        elif time.monotonic() >= self._ends_at and not self.is_ending:
+            with locked(self._path, waits=False) as is_held:  # else somebody is about to ask
+                if is_held:
+                    self._leave()
+
+    def _leave(self) -> None:
+        self.is_ending = True
+        self._path.unlink(missing_ok=True)
+
+    def _accept(self) -> Asked | None:
+        connection, _ = self._listener.accept()
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        with connection:
+            if _CREDENTIALS.unpack(credentials)[1] != os.geteuid():
+                return None
+            connection.settimeout(ASK_S)
+            descriptors: list[int] = []
+            try:
+                _, descriptors, _, _ = socket.recv_fds(connection, 1, DESCRIPTORS)
+                channel = Channel(connection)
+                message = _answer(channel)
+                return self._serve_one(message, channel, descriptors) if message["type"] != "gone" else None
+            except (OSError, ValueError, LookupError) as error:  # it has gone, or is no msrun
+                print(f"a request was not understood: {error}", file=sys.stderr, flush=True)  # noqa: T201 - the log
+                return None
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+
+    def _serve_one(self, message: Message, channel: Channel, descriptors: list[int]) -> Asked | None:
+        if message["type"] == "stop":
+            self._leave()
+            channel.send({"type": "stopping"})
+            return None
+        changed = changed_file(self._files)
+        if changed or self.is_ending:
+            channel.send({"type": "stale", "path": changed})
+            self._leave()
+            return None
+        asked = Asked(message, descriptors)  # what is wrong with the request shows here, and not in another process
+        pid = os.fork()
+        if pid == 0:
+            self._listener.close()
+            return asked
+        asked.close()
+        channel.send({"type": "started", "pid": pid})
+        more = [name for name in asked.imports if name not in self._imported]
+        if more:  # for the next one, what this job has to import itself
+            self._imported.update(more)
+            if not import_all(more):
+                self._leave()
+            self._files = loaded_files()
+        return None
+
+
+def _has_children() -> bool:
+    """Collect children that have ended; returns whether others live."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return False
+    return True
+
+
+def import_all(names: Sequence[str]) -> bool:
+    """Import, and return whether this process may still fork."""
+    from msrun.agent.processes.fork_server import collection_paused, forget_finalizers, fork_safety, preload
+
+    with collection_paused():
+        preload([*names])
+    forget_finalizers()
+    method, reason = fork_safety()
+    if method != "fork":
+        print(f"no warm server: {reason}", file=sys.stderr, flush=True)  # noqa: T201 - the log
+    return method == "fork"
+
+
+def main() -> Main:
+    """Entry point, which returns in a worker. argv holds the listening descriptor, the socket's path, idle seconds, and
+    what to import.
+    """
+    from msrun.agent.processes.child import name_process
+    from msrun.agent.processes.process_control import adopt_orphans
+
+    listener_fd, path, idle_s, imports = int(sys.argv[2]), Path(sys.argv[3]), float(sys.argv[4]), sys.argv[5:]
+    os.setsid()
+    name_process("msrun: warm server")
+    adopt_orphans()
+    listener = socket.socket(fileno=listener_fd)
+    if not import_all(imports):
+        _importing(path).unlink(missing_ok=True)
+        sys.exit(1)
+    os.chdir("/")
+    _importing(path).rename(path)
+    asked = WarmServer(listener, path, idle_s, imports).serve()
+    if asked is None:
+        os._exit(0)
+    return asked.become()

@@ -1,1 +1,0 @@
-"""Warm servers: processes that have imported already, kept between jobs, and fork the fork server of the next one."""

@@ -1,1 +1,0 @@
-"""TLS of the connections between hosts and scheduler. Loaded for jobs with --tls_config only."""

@@ -114,7 +114,7 @@ def _merge(base: Any, over: Any, field: str = "") -> Any:
     return list(found.values())
 
 
-_PLAIN = re.compile(r"[A-Za-z]+([-_./]?[A-Za-z0-9]+)*")
+_PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9]*([-_./][A-Za-z0-9]+)*")
 _WORDS_WITH_A_MEANING = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"})
 _ENDLESS = 2**31  # line width: a search for an argument finds it
 

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from msrun import contract
 from mutants.mutations import Mutation, block_of, draw
-from mutants.survey import REPOSITORY, Survey, file_of, merge, run_survey
+from mutants.survey import REPOSITORY, Survey, digest_tests, file_of, run_survey
 
 ROOMS = (
     "msrun/agent",
@@ -180,27 +180,22 @@ class Slot:
                     os.kill(int(entry.name), signal.SIGKILL)
 
 
-def up_to_date(modules: list[str], jobs: int, *, slow: bool) -> Survey:
-    """Run the tests of which nothing is known yet; return what all reach."""
-    kept = KEPT / ("slow.pickle" if slow else "fast.pickle")
+def up_to_date(modules: list[str], jobs: int) -> Survey:
+    """Return what the tests reach, which run for it where they have changed since."""
+    kept = KEPT / "survey.pickle"
     survey = Survey.read(kept)
-    stale = survey.stale(REPOSITORY)
-    for kind in ("unit", "e2e"):
-        files = [name for name in stale if name.startswith(f"tests/{kind}/")]
-        if not files:
-            continue
-        print(f"which tests reach what: running {len(files)} files of tests/{kind} once", flush=True)
-        log = kept.with_name(f"survey-{kind}.log")
-        with tempfile.TemporaryDirectory(prefix="mutants-") as name:
-            folder = Path(name)
-            folder.chmod(0o711)
-            found = run_survey(copy_tree(folder), files, modules, jobs, slow=slow)
-            log.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(folder / "survey.log", log)
-        if not found.seconds and b"deselected" not in log.read_bytes():  # else all are slow
-            sys.exit(f"no test of {len(files)} files passed; see {log}")
-        merge(survey, found)
-        survey.write(kept)
+    if survey.tests == digest_tests(REPOSITORY):
+        return survey
+    print("which tests reach what: running them once", flush=True)
+    with tempfile.TemporaryDirectory(prefix="mutants-") as name:
+        folder = Path(name)
+        folder.chmod(0o711)
+        survey = run_survey(copy_tree(folder), modules, jobs)
+        KEPT.mkdir(parents=True, exist_ok=True)
+        shutil.copy(folder / "survey.log", KEPT)
+    if not survey.seconds:
+        sys.exit(f"no test passed; see {KEPT / 'survey.log'}")
+    survey.write(kept)
     return survey
 
 
@@ -245,9 +240,6 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--modules", nargs="+", default=ROOMS, help="folders or files to change")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="at a time")
-    parser.add_argument(
-        "--slow", action="store_true", help="slow end-to-end tests judge too: the first run takes two hours"
-    )
     parser.add_argument("--dry-run", action="store_true", help="only show the faults")
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(contract.EXIT_SIGNAL_BASE + signal.SIGTERM))
@@ -257,7 +249,7 @@ def main() -> int:
         for mutation in drawn:
             print(f"{mutation.path}:{mutation.line} {mutation.kind}\n{mutation.describe(sources[mutation.path])}")
         return 0
-    survey = up_to_date(sorted(read_sources(ROOMS)), asked.jobs, slow=asked.slow)
+    survey = up_to_date(sorted(read_sources(ROOMS)), asked.jobs)
     begin = time.monotonic()
     outcomes = judge_all(drawn, survey, sources, asked.jobs)
     caught = sum(bool(outcome.caught_by) for outcome in outcomes)

@@ -1,7 +1,7 @@
 """Which tests reach which lines: all tests run once in a copy of the tree whose blocks say that they were reached.
 
-The result is kept in `build/mutants`. Later only test files that are new or have changed run again; blocks
-that have appeared since are taken for those of their function, or of their module.
+The result is kept in `build/mutants` for as long as no test file changes; blocks that have appeared since are taken for
+those of their function, or of their module.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ _NOT_TRACED = "def is_traced(): return False"
 class Survey:
     """What is known of the tests."""
 
-    files: dict[str, str] = field(default_factory=dict)
-    """Test file -> digest of its content when it ran."""
+    tests: str = ""
+    """Digest of the test files when they ran."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Test that passed -> how long it took."""
     reached: dict[str, dict[str, set[str]]] = field(default_factory=dict)
@@ -107,20 +107,7 @@ class Survey:
     def write(self, path: Path) -> None:
         """Keep it."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(pickle.dumps((self.files, self.seconds, self.reached)))
-
-    def stale(self, root: Path) -> list[str]:
-        """Return test files that have not run as they are now."""
-        return [name for name in list_test_files(root) if self.files.get(name) != digest(root / name)]
-
-    def forget(self, files: Iterable[str]) -> None:
-        """Forget what is known of these test files."""
-        gone = set(files)
-        self.files = {name: value for name, value in self.files.items() if name not in gone}
-        self.seconds = {test: value for test, value in self.seconds.items() if file_of(test) not in gone}
-        for blocks in self.reached.values():
-            for tests in blocks.values():
-                tests.difference_update([test for test in tests if file_of(test) in gone])
+        path.write_bytes(pickle.dumps((self.tests, self.seconds, self.reached)))
 
     def tests_of(self, module: str, block: str) -> list[str]:
         """Return the tests that reach a block and passed: quick ones first, one of each file in turns."""
@@ -176,9 +163,9 @@ def file_of(test: str) -> str:
     return test.partition("::")[0]
 
 
-def digest(path: Path) -> str:
-    """Return what changes when a file does."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+def digest_tests(root: Path) -> str:
+    """Return what changes when a test file does."""
+    return hashlib.sha256(b"".join((root / name).read_bytes() for name in list_test_files(root))).hexdigest()
 
 
 def list_test_files(root: Path) -> list[str]:
@@ -217,20 +204,16 @@ def instrument(root: Path, modules: Iterable[str], folder: Path) -> None:
         )
 
 
-def run_survey(copy: Path, files: list[str], modules: list[str], jobs: int, *, slow: bool) -> Survey:
-    """Run the tests of these files, of one kind, in a fresh copy of the tree and return what they reach.
-
-    Args:
-        slow: also slow tests of tests/e2e.
-    """
+def run_survey(copy: Path, modules: list[str], jobs: int) -> Survey:
+    """Run the tests of a fresh copy of the tree, and return what they reach."""
     folder = copy.parent / "reached"
     folder.mkdir(mode=0o777)
     folder.chmod(0o777)
-    digests = {name: digest(copy / name) for name in files}
+    survey = Survey(digest_tests(copy))
+    files = list_test_files(copy)
     instrument(copy, modules, folder)
     options = ["-q", "-p", "no:cacheprovider", "-p", "mutants.reach_plugin", "--tb=short", "--dist", "loadfile"]
-    is_end_to_end = files[0].startswith("tests/e2e/")
-    marks = [] if slow else ["--hypothesis-profile=fast", *(["-m", "not slow"] if is_end_to_end else [])]
+    marks = ["--hypothesis-profile=fast", "-m", "not slow"]
     command = [sys.executable, "-m", "pytest", *options, *marks, "-n", str(jobs), *files]
     path = [str(copy), str(copy / "tests")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "REACH_FOLDER": str(folder)}
@@ -239,7 +222,6 @@ def run_survey(copy: Path, files: list[str], modules: list[str], jobs: int, *, s
             command, cwd=copy, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
         _await(process, folder)
-    survey = Survey(files=digests)
     for written in folder.glob("tests-*"):
         for line in written.read_text().splitlines():
             test, seconds, has_passed = json.loads(line)
@@ -264,13 +246,3 @@ def _await(process: subprocess.Popen[bytes], folder: Path) -> None:
             last = max([begin, last, *(path.stat().st_mtime for path in folder.glob("tests-*"))])
             if time.time() - last > STUCK_S:
                 os.killpg(process.pid, signal.SIGKILL)
-
-
-def merge(known: Survey, new: Survey) -> None:
-    """Add what was found now to what was known."""
-    known.forget(new.files)
-    known.files |= new.files
-    known.seconds |= new.seconds
-    for module, blocks in new.reached.items():
-        for block, tests in blocks.items():
-            known.reached.setdefault(module, {}).setdefault(block, set()).update(tests)

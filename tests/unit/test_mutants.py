@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from mutants.mutations import block_of, changes, draw, find_mutations
-from mutants.survey import LEFT_OUT, REPOSITORY, Survey, list_test_files, merge
+from mutants.survey import LEFT_OUT, REPOSITORY, Survey, list_test_files
 
 
 def faults(source: str) -> set[str]:
@@ -116,7 +116,7 @@ def survey() -> Survey:
         "f#1": {OTHER, "tests/unit/test_a.py::test_failed"},
         "g#0": {"tests/e2e/test_c.py"},
     }
-    return Survey({"tests/unit/test_a.py": "1"}, seconds, {"m.py": blocks})
+    return Survey("1", seconds, {"m.py": blocks})
 
 
 def test_tests_of_a_block_come_by_turns_quick_ones_first() -> None:
@@ -142,16 +142,9 @@ def test_tests_are_run_until_their_time_is_up() -> None:
     assert found.cost_s([JOB.format(1), JOB.format(2), SLOW]) == 65.0
 
 
-def test_survey_is_kept_and_renewed_by_files(tmp_path: Path) -> None:
-    known = survey()
-    known.write(tmp_path / "kept" / "survey.pickle")
-    read = Survey.read(tmp_path / "kept" / "survey.pickle")
-    assert (read.files, read.seconds, read.reached) == (known.files, known.seconds, known.reached)
-    merge(read, Survey({"tests/unit/test_a.py": "2"}, {QUICK: 3.0}, {"m.py": {"f#1": {QUICK}}}))
-    assert read.files == {"tests/unit/test_a.py": "2"}
-    assert SLOW not in read.seconds and read.seconds[QUICK] == 3.0
-    assert read.reached["m.py"]["f#0"] == {OTHER}
-    assert read.reached["m.py"]["f#1"] == {OTHER, QUICK}
+def test_survey_is_kept(tmp_path: Path) -> None:
+    survey().write(tmp_path / "kept" / "survey.pickle")
+    assert Survey.read(tmp_path / "kept" / "survey.pickle") == survey()
 
 
 def test_names_of_what_is_left_out_are_those_of_tests() -> None:

@@ -183,46 +183,11 @@ def test_what_a_kind_has_no_place_for_is_refused_with_the_kinds_that_have() -> N
 
 
 HOSTILE = [
-    *(
-        "a: b",
-        "- x",
-        "${name}",
-        "$(JOB_COMPLETION_INDEX)",
-        "$$(A)",
-        "$$",
-        "$",
-        "${",
-        "$HOME",
-        '"',
-        "'",
-        "\\",
-        "#",
-        " ",
-        "",
-    ),
-    *("\n---\nkind: Secret\n", "\t", "\r\n", "\x85", "\u2028", "\ufeff", "\x7f", "\x1b[0m", "é中😀", "2024-01-01"),
-    *(
-        "null",
-        "~",
-        "y",
-        "No",
-        "on",
-        "1e3",
-        "0o17",
-        "0x1f",
-        "1:30",
-        "1_000",
-        ".inf",
-        ".5",
-        "=",
-        "<<",
-        "*a",
-        "&a",
-        "{}",
-        "[]",
-    ),
-    *("!!python/object:os.system", "|", ">", "%", "@", "`"),
-]
+    "a" * 100 + "!", "a: b", "- x", "${name}", "$(JOB_COMPLETION_INDEX)", "$$(A)", "$$", "$", "${", "$HOME", '"', "'",
+    "\\", "#", " ", "", "\n---\nkind: Secret\n", "\t", "\r\n", "\x85", "\u2028", "\ufeff", "\x7f", "\x1b[0m", "é中😀",
+    "2024-01-01", "null", "~", "y", "No", "on", "1e3", "0o17", "0x1f", "1:30", "1_000", ".inf", ".5", "=", "<<", "*a",
+    "&a", "{}", "[]", "!!python/object:os.system", "|", ">", "%", "@", "`",
+]  # fmt: skip
 process_text = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), max_size=30)
 hostile_text = st.one_of(st.sampled_from(HOSTILE), process_text, st.text("$(){}AB:- \n\"'#", max_size=12))
 ARGUMENTS_BEFORE_SCRIPT = 8
@@ -271,8 +236,8 @@ def shape_of(text: str, kind: str) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", FEW_FIRST)
-def test_a_text_of_a_million_characters_comes_through(kind: str) -> None:
-    long = "x'\"\n${A}" * 100_000
+def test_a_text_of_100_000_characters_comes_through(kind: str) -> None:
+    long = "x'\"\n${A}" * 12_500
     rendered = render(kind, fitting(kind, MINIMAL), ["train.py", long])
     if kind in PLAIN:
         assert containers_of(rendered)[0]["args"][-1] == long

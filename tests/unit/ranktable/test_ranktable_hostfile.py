@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from msrun.cli import main as msrun
+from ranktable.cli import main as ranktable
 from ranktable.errors import HostListError
 from ranktable.hosts.brackets import MAX_HOSTS
 from ranktable.hosts.host_list import ListedHost
@@ -140,3 +147,31 @@ def test_any_text_is_a_hostfile_or_wrong_input(text: str, family) -> None:
 )
 def test_a_host_finds_itself_by_address_and_else_by_name(hosts, found) -> None:
     assert find_this_host(hosts, "trainer-7.dc", ["10.0.0.7", "fd00::7%eth0"]) == found
+
+
+LINES = [line for text, _ in FORMS for line in text.splitlines()] + [text for text, _ in REFUSED]
+
+
+def said(main: Callable[[list[str]], object], *words: str) -> tuple[str, str]:
+    """Return what a command writes to its output, and the sentence of its error."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.suppress(SystemExit):
+        main([*words])
+    return out.getvalue(), err.getvalue().partition(": error: ")[2]
+
+
+@given(st.lists(st.sampled_from(LINES), min_size=1, max_size=3).map("\n".join))
+@settings(max_examples=20, deadline=None)
+def test_both_commands_take_the_same_files_in_the_same_sense(tmp_path_factory, text: str) -> None:
+    path = tmp_path_factory.getbasetemp() / "hosts"
+    path.write_bytes(text.encode())
+    plan, refused_by_msrun = said(msrun, "--dry_run=json", "--hostfile", str(path), "echo")
+    table, refused = said(ranktable, "generate", "--hostfile", str(path), "--order", "given", "-o", "-")
+    if "has no number of devices" in refused:  # which a job takes from --local_worker_num, and a table from nowhere
+        assert plan and not refused_by_msrun
+        return
+    assert refused_by_msrun == refused
+    if plan:
+        hosts = [(host["name"], [one["device_id"] for one in host["workers"]]) for host in json.loads(plan)["hosts"]]
+        servers = json.loads(table)["server_list"]
+        assert hosts == [(one["server_id"], [int(each["device_id"]) for each in one["device"]]) for one in servers]

@@ -21,11 +21,11 @@ from msrun.runtime.parallel.pipeline.pipeline import PipelineSpec
 from msrun.runtime.parallel.precision import PrecisionSpec
 from msrun.runtime.parallel.scaling import Compat, check_compat
 from msrun.runtime.schedule.compiled_segments import CompileSpec
-from msrun.runtime.search.search import AUTO, SEARCH_MODES, TIME_LIMIT_S, SearchSpec, Splits
+from msrun.runtime.search.search import SEARCH_MODES, TIME_LIMIT_S, SearchSpec, Splits
 from msrun.runtime.sharding.named_layout import Layout
 
 RECURSIVE = "recursive_programming"
-SEARCH_WORDS = {"auto_parallel": RECURSIVE, AUTO: AUTO} | {mode: mode for mode in SEARCH_MODES}
+SEARCH_WORDS = {"auto_parallel": RECURSIVE} | {mode: mode for mode in SEARCH_MODES}
 """Word of `parallel_mode` -> how strategies are searched; AUTO_PARALLEL searches as MindSpore does by default."""
 _PROFILE_OF_DEVICE = {"cpu": "cpu", "cuda": "a100", "npu": "ascend910b"}
 _KNOWN_GPUS = ("h200", "h100", "a100")
@@ -82,9 +82,8 @@ def check_search_mode(word: str, value: Any) -> str:
     Raises:
         StrategyError: an unknown one.
     """
-    if value not in SEARCH_MODES and value != AUTO:
-        known = ", ".join([*SEARCH_MODES, AUTO])
-        raise StrategyError(f"{word}={value!r}: must be one of {known}")
+    if value not in SEARCH_MODES:
+        raise StrategyError(f"{word}={value!r}: must be one of {', '.join(SEARCH_MODES)}")
     return str(value)
 
 

@@ -45,7 +45,7 @@ from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 JOB = str(HERE / "search_job.py")
 PARTS = ("time", "real", "degrees")
 DEVICES = (8, 64, 1024)
-MODES = ("dynamic_programming", "recursive_programming", "sharding_propagation")
+MODES = ("dynamic_programming",)
 MOST_S, SLOWER = 10.0, 1.05
 """Aims: seconds of a search at 24 layers, and the most that the searched plan may take of the fastest one."""
 NETWORKS = ("mlp", "transformer", "resnet", "mixtral")

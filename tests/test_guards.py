@@ -56,7 +56,7 @@ RUNTIME_ORDER = (
 )
 """Rooms of msrun/runtime, each importing of these only the ones before it."""
 
-RUNTIME_BACK = {("msrun/runtime/parallel/compile_call.py", "simulate")}
+RUNTIME_BACK = {("msrun/runtime/parallel/auto_parallel.py", "simulate")}
 """(module, room that comes later): loaded in a dry run alone, which AutoParallel meets at its first call."""
 
 DECIDED = ("sharding", "capture", "cost", "partition", "search", "schedule")

@@ -278,7 +278,7 @@ class Model:
                 loss, outputs, label = (results[index] for index in self._eval_indexes)
                 for metric in self._metrics.values():
                     update_metric(metric, loss, outputs, label)
-        is_shared = isinstance(self.network, AutoParallel) and self.network.settings.parallel_mode != "stand_alone"
+        is_shared = isinstance(self.network, AutoParallel) and not self.network.settings.is_lone
         context.metrics = {name: finish_metric(metric, is_shared=is_shared) for name, metric in self._metrics.items()}
         _tell(context, "on_eval_end")
         return context.metrics

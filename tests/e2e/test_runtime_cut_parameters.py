@@ -673,7 +673,7 @@ def test_captures_beyond_the_limit_are_let_go_and_come_back_when_they_are_needed
         loss = step(x, y)
         loss.backward()
         assert_close(loss.detach(), F.mse_loss(right(x), y).detach())
-        made.append(weakref.ref(step._captured[0].compiled))
+        made.append(weakref.ref(step.engine.calls[0].compiled))
     del loss
     gc.collect()
     assert [found() is not None for found in made] == [False, False, True, True, True, True]

@@ -319,7 +319,7 @@ def test_losses_gradients_weights_and_number_of_messages_are_those_of_one_proces
     step, moved, _ = trained(case.name)
     assert case.calls is None or moved["calls"] == case.calls
     assert step.plan.to_json()["traffic"] == moved
-    assert len(step._captured) == 1
+    assert len(step.engine.calls) == 1
     text, adds_up = step.plan.explain(), case.compat == "mindspore"
     assert ("added up" in text, "means over the global batch" in text) == (adds_up, not adds_up)
 
@@ -497,7 +497,7 @@ def test_limit_recomputes_as_few_blocks_as_it_takes() -> None:
     for limit in (most, least + of_one_block, least):
         step = activation_step({}).recompute("auto", memory_limit_mb=limit / 2**20)
         step(*batch).backward()
-        regions.append([region.path for region in step._captured[0].compiled.regions])
+        regions.append([region.path for region in step.engine.calls[0].compiled.regions])
         assert step.activations.peak_bytes <= limit
     assert [len(each) for each in regions] == [0, 2, 3]
     assert regions[1] == ["network.blocks.0", "network.blocks.1"]

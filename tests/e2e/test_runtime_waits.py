@@ -62,7 +62,7 @@ def test_call_returns_before_the_other_rank_has_computed_its_loss_and_its_number
     step = AutoParallel(wrap(WithLoss(network, loss_fn))).dataset_strategy("full_batch")
     step(*data).backward()
     network.zero_grad()
-    compiled, returned = step._captured[0].compiled, tmp_path / "returned"
+    compiled, returned = step.engine.calls[0].compiled, tmp_path / "returned"
     if ranks.rank == 1:
         compiled.executor.__class__ = Waiting
         compiled.executor.path = returned

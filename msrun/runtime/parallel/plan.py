@@ -9,14 +9,14 @@ import types
 import typing
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
 
 from msrun.errors import StrategyError
 from msrun.runtime.execute.placement import PlacedParameter
-from msrun.runtime.parallel.compilation.compiled import CompiledCall
+from msrun.runtime.parallel.compilation.compiled import ProgramCall
 from msrun.runtime.parallel.operator_strategies import operator_strategies
 from msrun.runtime.parallel.parameters.hsdp import ZERO_WORDS
 from msrun.runtime.parallel.parameters.storage import ParameterStorage
@@ -31,9 +31,6 @@ from msrun.runtime.partition.price import PriceSummary
 from msrun.runtime.partition.program import MODULE_PATH, LocalProgram, OperatorPlan
 from msrun.runtime.sharding.layout import Mesh
 from msrun.runtime.sharding.named_layout import Layout
-
-if TYPE_CHECKING:
-    from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
 
 
 @dataclass(frozen=True)
@@ -345,7 +342,7 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 
 def build_parallel_plan(
-    compiled: CompiledCall | PipelinedCall,
+    compiled: ProgramCall,
     storage: ParameterStorage,
     *,
     settings: ParallelSettings,
@@ -386,11 +383,11 @@ def build_parallel_plan(
     )
 
 
-def _groups(compiled: CompiledCall | PipelinedCall, step: StepTraffic) -> tuple[GroupPlan, ...]:
-    if not isinstance(compiled, CompiledCall):
+def _groups(compiled: ProgramCall, step: StepTraffic) -> tuple[GroupPlan, ...]:
+    if compiled.whole is None:
         return ()
     gathered = zip(compiled.groups, step.gathers, strict=True)
-    summed = zip(compiled.executor.gradient_groups, step.sums, strict=True)
+    summed = zip(compiled.gradient_groups, step.sums, strict=True)
     return (
         *(GroupPlan(_names(group.members), tuple(messages), ()) for group, messages in gathered if messages),
         *(GroupPlan(_names(group.members), (), tuple(messages)) for group, messages in summed),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from torch import fx
 
 from msrun.runtime.execute.gradients import GradientGroup
 from msrun.runtime.execute.parameters import ParameterGroup
-from msrun.runtime.parallel.compilation.compiled import CompiledCall
+from msrun.runtime.parallel.compilation.compiled import CompiledCall, ProgramCall
 from msrun.runtime.partition.collective_messages import (
     CollectiveTraffic,
     Message,
@@ -24,15 +24,11 @@ from msrun.runtime.partition.local_values import (
     LocalValue,
     LocalValues,
     gradient_reaches,
-    local_values,
     nodes_with_gradient,
 )
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.sharding.collective import Collective
 from msrun.runtime.sharding.operators.rule import collective_of
-
-if TYPE_CHECKING:
-    from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
 
 
 @dataclass(frozen=True)
@@ -52,18 +48,17 @@ class StepTraffic:
     notes: tuple[str, ...] = ()
 
 
-def predict_traffic(call: CompiledCall | PipelinedCall, rank: int) -> StepTraffic:
+def predict_traffic(call: ProgramCall, rank: int) -> StepTraffic:
     """Return the messages of a training step of a program, told from its shapes: of a pipeline those of this rank.
 
     A program that cannot be walked without values has a note instead of totals: it trains all the same.
     """
     program, parts = call.program, call.parts
-    own = [call] if isinstance(call, CompiledCall) else list(call.own.values())
-    groups = [group for compiled in own for group in compiled.executor.gradient_groups]
+    own, groups = list(call.own.values()), call.gradient_groups
     gathers = [gather_messages(group, parts.micro_batches) for group in call.groups]
     sums = [sum_messages(group, parts.micro_batches) for group in groups]
     try:
-        values = local_values(program) if isinstance(call, CompiledCall) else call.values
+        values = call.local_values()
     except RuntimeError as error:  # an operator that needs values, of which only the run has any
         nothing: list[tuple[CollectiveTraffic, ...]] = [()] * len(program.operators)
         note = f"the traffic of a step is not told: {type(error).__name__}: {str(error).splitlines()[0][:200]}"
@@ -72,10 +67,7 @@ def predict_traffic(call: CompiledCall | PipelinedCall, rank: int) -> StepTraffi
     trained = {node.name for node in reached}
     sums = [found if trained & {*group.placeholders} else [] for group, found in zip(groups, sums, strict=True)]
     moved = operator_traffic(program, values, rank)
-    if isinstance(call, CompiledCall):
-        borders = [(program.borders, collective_traffic(program.borders, program, values, reached, rank))]
-    else:
-        borders = [_stage_borders(call, stage, rank) for stage in call.own]
+    borders = [_borders(each, values, rank) for each in call.programs_with_ends()]
     here = {node.name for compiled in own for node in compiled.program.graph.nodes}
     nodes = [node for of_one in program.collectives for node in of_one]
     all_moved = [traffic for of_one in moved for traffic in of_one]
@@ -85,64 +77,28 @@ def predict_traffic(call: CompiledCall | PipelinedCall, rank: int) -> StepTraffi
     messages += [m for _, of_one in borders for traffic in of_one for m in traffic.messages]
     for compiled in own:
         messages += _again(compiled, values, rank)
-    messages += [] if isinstance(call, CompiledCall) else _across_borders(call)
+    messages += call.messages_of_part()
     messages *= parts.total
-    messages += [m for of_group in (*gathers, *sums) for m in of_group]
-    messages += [] if isinstance(call, CompiledCall) else _along_the_line(call)
+    messages += [m for of_group in (*gathers, *sums) for m in of_group] + call.messages_of_step()
     return StepTraffic(moved[:-1], moved[-1], gathers, sums, borders, Totals.of(messages))
 
 
-def _stage_borders(call: PipelinedCall, index: int, rank: int) -> tuple[list[fx.Node], tuple[CollectiveTraffic, ...]]:
-    """Return the copies between host and device in a stage, and what they move."""
-    stage = call.stages[index]
-    known = {node.name: value for node, value in call.values.items()}
+def _borders(
+    program_with_ends: tuple[LocalProgram, list[fx.Node] | None], known: LocalValues, rank: int
+) -> tuple[list[fx.Node], tuple[CollectiveTraffic, ...]]:
+    """Return the copies between host and device in a program, and what they move."""
+    program, ends = program_with_ends
+    if ends is None:
+        reached = nodes_with_gradient(program, known)
+        return program.borders, collective_traffic(program.borders, program, known, reached, rank)
+    by_name = {node.name: value for node, value in known.items()}
     values: dict[fx.Node, LocalValue] = {}
-    for node in stage.program.graph.nodes:
-        value = known.get(node.name)
-        if node in stage.program.borders:
-            value = values.get(node.all_input_nodes[0])
+    for node in program.graph.nodes:
+        value = values.get(node.all_input_nodes[0]) if node in program.borders else by_name.get(node.name)
         if value is not None:
             values[node] = value
-    trained = {value.name for value in stage.sent if value.has_gradient} | {call.loss.name if call.loss else ""}
-    results = [node for name, node in zip(stage.made, stage.program.outputs, strict=True) if name in trained]
-    reached = gradient_reaches(results, values)
-    borders = stage.program.borders
-    return borders, collective_traffic(borders, stage.program, values, reached, rank)
-
-
-def _across_borders(call: PipelinedCall) -> list[Message]:
-    """Return what this rank sends and receives for one part of the batch; stages of one rank hand values over."""
-    messages = []
-    for stage in call.own:
-        for other, values, is_out in (
-            (stage + 1, call.stages[stage].sent, True),
-            (stage - 1, call.stages[stage].received, False),
-        ):
-            if not 0 <= other < len(call.stages) or other in call.own:
-                continue
-            for value in values:
-                messages.append(Message("send" if is_out else "receive", value.value.nbytes, 2))
-                if value.has_gradient:
-                    messages.append(Message("receive" if is_out else "send", value.value.nbytes, 2))
-    return messages
-
-
-def _along_the_line(call: PipelinedCall) -> list[Message]:
-    """Return what the ranks of equal place in all stages exchange once in a step."""
-    ranks = len(call.line.ranks)
-    messages = []
-    for name, stored in call.tied.items():
-        part = stored.part
-        messages.append(Message("all_reduce", part.numel() * part.element_size(), len(call.ranks_of(name))))
-    if ranks == 1:
-        return messages
-    inputs = [call.values[node] for node in call.program.inputs]
-    results = [call.values[node] for node in call.program.outputs if isinstance(node, fx.Node)]
-    moved = [("all_reduce", value) for value in inputs if value.requires_grad]
-    moved += [("broadcast", value) for value in results if not value.shape or call.output_broadcast]
-    for operation, value in moved:
-        messages.append(Message(operation, value.nbytes * (call.parts.total if value.shape else 1), ranks))
-    return messages
+    reached = gradient_reaches(ends, values)
+    return program.borders, collective_traffic(program.borders, program, values, reached, rank)
 
 
 def operator_traffic(program: LocalProgram, values: LocalValues, rank: int) -> list[tuple[CollectiveTraffic, ...]]:

@@ -21,11 +21,11 @@ from msrun.runtime.parallel.pipeline.pipeline import PipelineSpec
 from msrun.runtime.parallel.precision import PrecisionSpec
 from msrun.runtime.parallel.scaling import Compat, check_compat
 from msrun.runtime.schedule.compiled_segments import CompileSpec
-from msrun.runtime.search.search import AUTO, SEARCH_MODES, TIME_LIMIT_S, SearchSpec, Splits
+from msrun.runtime.search.search import SEARCH_MODES, TIME_LIMIT_S, SearchSpec, Splits
 from msrun.runtime.sharding.named_layout import Layout
 
 RECURSIVE = "recursive_programming"
-SEARCH_WORDS = {"auto_parallel": RECURSIVE, AUTO: AUTO} | {mode: mode for mode in SEARCH_MODES}
+SEARCH_WORDS = {"auto_parallel": RECURSIVE} | {mode: mode for mode in SEARCH_MODES}
 """Word of `parallel_mode` -> how strategies are searched; AUTO_PARALLEL searches as MindSpore does by default."""
 _PROFILE_OF_DEVICE = {"cpu": "cpu", "cuda": "a100", "npu": "ascend910b"}
 _KNOWN_GPUS = ("h200", "h100", "a100")
@@ -82,9 +82,8 @@ def check_search_mode(word: str, value: Any) -> str:
     Raises:
         StrategyError: an unknown one.
     """
-    if value not in SEARCH_MODES and value != AUTO:
-        known = ", ".join([*SEARCH_MODES, AUTO])
-        raise StrategyError(f"{word}={value!r}: must be one of {known}")
+    if value not in SEARCH_MODES:
+        raise StrategyError(f"{word}={value!r}: must be one of {', '.join(SEARCH_MODES)}")
     return str(value)
 
 
@@ -94,8 +93,7 @@ def profile_of(device: str | os.PathLike[str] | DeviceProfile | None) -> DeviceP
 
 
 MODES = ("semi_auto", "data_parallel", "hybrid_parallel", "stand_alone")
-REPLICA_MODES = ("data_parallel", "hybrid_parallel")
-"""Modes that run the network as it is, without capture, on every rank's own part of the batch."""
+_REPLICA_MODES = ("data_parallel", "hybrid_parallel")
 _OLD_NAMES = {"semi_auto_parallel": "semi_auto"}
 _SETTERS_OF_ANY_MODE = ("mixed_precision", "check_first_step")
 _REPLICA_SETTERS = (
@@ -164,7 +162,7 @@ class ParallelSettings:
         object.__setattr__(self, "parallel_mode", check_mode(self.parallel_mode))
         check_compat(self.compat)
         scale = self.precision.loss_scale if self.precision else None
-        if scale is not None and self.hsdp is not None and self.parallel_mode in REPLICA_MODES:
+        if scale is not None and self.hsdp is not None and self.is_replicated:
             raise StrategyError(
                 f"mixed_precision(loss_scale={scale!r}) with hsdp in {self.parallel_mode}: FSDP2 hands out gradients "
                 'that no scale can be taken off; use bfloat16, which needs none, or parallel_mode="semi_auto"'
@@ -185,7 +183,7 @@ class ParallelSettings:
 
         Of the network that runs as it is, rows are cut outside: the part of each rank is said where it is run.
         """
-        if ranks == 1 or self.parallel_mode != "semi_auto" or self.dataset_strategy == "full_batch":
+        if ranks == 1 or not self.is_captured or self.dataset_strategy == "full_batch":
             return 1
         if isinstance(self.dataset_strategy, str):
             return self.pipeline.ranks_per_stage(ranks)
@@ -198,16 +196,44 @@ class ParallelSettings:
         Raises:
             StrategyError: it needs a captured graph, or is about ranks that exchange nothing.
         """
-        if self.parallel_mode == "semi_auto" or name in _SETTERS_OF_ANY_MODE:
+        if self.is_captured or name in _SETTERS_OF_ANY_MODE:
             return
-        if self.parallel_mode in REPLICA_MODES:
+        if self.is_replicated:
             if name in _REPLICA_SETTERS or (name == "hsdp" and self.parallel_mode == "data_parallel"):
                 return
             if changes == {"dataset_strategy": "data_parallel"}:
                 return
-        elif self.parallel_mode == "stand_alone":
+        elif self.is_lone:
             raise StrategyError(f'{name}() with parallel_mode="stand_alone": its ranks exchange nothing; leave it out')
         raise StrategyError(f'{name}() needs a captured graph: use parallel_mode="semi_auto"')
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether networks are captured and cut operator by operator."""
+        return self.parallel_mode == "semi_auto"
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether every rank runs the network as it is, on its own part of the batch."""
+        return self.parallel_mode in _REPLICA_MODES
+
+    @property
+    def is_cut_by_hand(self) -> bool:
+        """Whether parameters may be marked as this rank's own parts."""
+        return self.parallel_mode == "hybrid_parallel"
+
+    @property
+    def is_lone(self) -> bool:
+        """Whether every rank trains for itself, so that nothing is exchanged."""
+        return self.parallel_mode == "stand_alone"
+
+    @property
+    def takes_parts(self) -> bool:
+        """Whether the ranks should pass different batches; those of a hybrid network may need the same."""
+        ranks = world.get_group_size()
+        if ranks == 1 or not self.is_captured:
+            return ranks > 1 and self.parallel_mode == "data_parallel"
+        return self.dataset_strategy == "data_parallel" and self.pipeline.ranks_per_stage(ranks) > 1
 
     @property
     def level(self) -> Level:
@@ -241,7 +267,7 @@ class ParallelSettings:
     @property
     def has_own_results(self) -> bool:
         """Whether every rank's numbers are those of its own rows, as MindSpore's are without capture; else the mean."""
-        return self.parallel_mode in REPLICA_MODES and self.compat == "mindspore"
+        return self.is_replicated and self.compat == "mindspore"
 
     @property
     def broadcasts_parameters(self) -> bool:

@@ -15,23 +15,16 @@ from msrun.runtime.partition.decide import Constraints, decide
 from msrun.runtime.partition.decisions import Decisions
 from msrun.runtime.partition.local_work import LocalWorks
 from msrun.runtime.partition.price import GradientFlow, Price, StepSpec, price
-from msrun.runtime.search.algorithms import solve_exactly, solve_propagation, solve_recursive
 from msrun.runtime.search.build_problem import build_problem
-from msrun.runtime.search.dynamic import solve_dynamic
-from msrun.runtime.search.problem import Choice, Problem
+from msrun.runtime.search.problem import Problem
+from msrun.runtime.search.solvers import solve_dynamic, solve_exactly
 from msrun.runtime.sharding.layout import Mesh
 from msrun.runtime.sharding.operators.rule import LabelSplit
 
 Splits = Mapping[str, LabelSplit]
-SEARCH_MODES: Mapping[str, Callable[[Problem, Mesh], Choice]] = {
-    "dynamic_programming": lambda problem, _: solve_dynamic(problem),
-    "recursive_programming": solve_recursive,
-    "sharding_propagation": lambda problem, _: solve_propagation(problem),
-    "exact": lambda problem, _: solve_exactly(problem),
-}
-"""How a problem is solved. "auto" tries all but the last."""
-AUTO = "auto"
-_AUTO_TRIES = ("dynamic_programming", "recursive_programming", "sharding_propagation")
+_EXACT = "exact"
+SEARCH_MODES = ("dynamic_programming", "recursive_programming", "sharding_propagation", _EXACT, "auto")
+"""Words for a search: all mean dynamic programming, but for the one that asks for a linear program."""
 _MEMORY_WEIGHTS = (0.0, 1 / 16, 1.0, 16.0, 256.0)
 """Prices of memory, beside the first plan's seconds per byte, at which plans are looked for, smaller and smaller ones:
 whatever the limit is, so that more memory never leads to a slower plan."""
@@ -54,12 +47,13 @@ class SearchSpec:
     optimizer_states: int = 2
     """Tensors of a parameter's size that the optimizer keeps for it."""
     time_limit_s: float = TIME_LIMIT_S
-    """No further plan is looked for afterwards; the fastest one of the first way to search always is."""
+    """No further plan is looked for afterwards; the fastest one always is."""
 
     def __post_init__(self) -> None:
-        if self.mode != AUTO and self.mode not in SEARCH_MODES:
-            known = [*SEARCH_MODES, AUTO]
-            raise StrategyError(f"search mode {self.mode!r}{near_miss(self.mode, known)}: one of {', '.join(known)}")
+        if self.mode not in SEARCH_MODES:
+            raise StrategyError(
+                f"search mode {self.mode!r}{near_miss(self.mode, SEARCH_MODES)}: one of {', '.join(SEARCH_MODES)}"
+            )
 
     @property
     def limit_bytes(self) -> int:
@@ -213,8 +207,8 @@ class _Search:
         plain = self._plain
         step = self._step_of(plain.decisions, shards_all=False)
         problem = build_problem(self._captured, self._given, self._spec.device, step, self._works, self._flow)
-        found = [(problem.splits(choice), mode) for choice, mode in self._choices(problem).items()]
-        decided = [(splits, self._decide(splits), mode) for splits, mode in found]
+        found = [problem.splits(choice) for choice in self._choices(problem)]
+        decided = [(splits, self._decide(splits), self._spec.mode) for splits in found]
         decided.append((plain.splits, plain.decisions, plain.name))
         for shards_all in (False, True):
             yield shards_all, [self._plan(*each, shards_all=shards_all) for each in decided]
@@ -223,27 +217,21 @@ class _Search:
     def _plain(self) -> Plan:
         return self._plan({}, self._decide({}), "data parallel", shards_all=False)
 
-    def _choices(self, problem: Problem) -> dict[tuple[int, ...], str]:
-        """Return plans and the way to search that has found each: the fastest ones as choices are priced one by one,
-        and smaller ones; as many as there is time for on every rank."""
-        modes = _AUTO_TRIES if self._spec.mode == AUTO else (self._spec.mode,)
-        asked = [(mode, weight) for weight in _MEMORY_WEIGHTS for mode in modes]
+    def _choices(self, problem: Problem) -> list[tuple[int, ...]]:
+        """Return plans: the fastest one as choices are priced one by one, and smaller ones; as many as there is time
+        for on every rank."""
+        solve = solve_exactly if self._spec.mode == _EXACT else solve_dynamic
         found: list[tuple[int, ...]] = []
         unit = 0.0
-        for mode, weight in asked:
+        for weight in _MEMORY_WEIGHTS:
             if found and self._clock() > self._deadline:
                 break
-            found.append(tuple(SEARCH_MODES[mode](problem.weighing_memory(unit * weight), self._mesh)))
+            found.append(tuple(solve(problem.weighing_memory(unit * weight))))
             unit = unit or problem.seconds(found[0]) / max(1.0, problem.memory(found[0]))
         count = self._fewest(len(found))
-        if count < len(asked):
-            self._cut_short = (
-                f"the time limit of {self._spec.time_limit_s:g} s came after {count} of {len(asked)} searches"
-            )
-        modes_of: dict[tuple[int, ...], str] = {}
-        for choice, (mode, _) in zip(found[:count], asked, strict=False):
-            modes_of.setdefault(choice, mode)
-        return modes_of
+        if count < (asked := len(_MEMORY_WEIGHTS)):
+            self._cut_short = f"the time limit of {self._spec.time_limit_s:g} s came after {count} of {asked} searches"
+        return list(dict.fromkeys(found[:count]))
 
     def _decide(self, splits: Splits) -> Decisions:
         return decide(self._captured, self._mesh, replace(self._given, splits=splits, is_strict=False))

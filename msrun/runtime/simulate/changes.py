@@ -43,7 +43,7 @@ def can_be_divided(target: Target, settings: ParallelSettings, args: Sequence[An
     """Return whether the user has left it open how a step is divided, and calls the network with tensors."""
     is_open = settings.hsdp is None and settings.search is None and settings.pipeline.stages == 1
     is_plain = target.call is target.root and not kwargs and all(isinstance(each, Tensor) for each in args)
-    is_semi_auto = settings.parallel_mode == "semi_auto" and isinstance(settings.dataset_strategy, str)
+    is_semi_auto = settings.is_captured and isinstance(settings.dataset_strategy, str)
     return is_open and is_plain and is_semi_auto and not find_wrappers(target.root) and torch.is_grad_enabled()
 
 
@@ -209,7 +209,7 @@ def _searched(settings: ParallelSettings, device: DeviceProfile) -> list[_Try]:
 
 def _levels(target: Target, settings: ParallelSettings) -> list[_Try]:
     """Return the levels of optimizer parallel above the present one, where they leave the user's network alone."""
-    if settings.parallel_mode == "stand_alone" or changes_network(target, replace(settings, hsdp=HsdpSpec())):
+    if settings.is_lone or changes_network(target, replace(settings, hsdp=HsdpSpec())):
         return []
     present = LEVELS.index(settings.hsdp.optimizer_level) if settings.hsdp is not None else -1
 

@@ -188,7 +188,7 @@ def simulate_job(
         CaptureError: the network cannot be captured.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    if settings.parallel_mode != "semi_auto":
+    if not settings.is_captured:
         return _simulate_uncaptured(target, settings, args, kwargs, mode, device, level, own_rank)
     with _without_collector():
         return _simulate_captured(target, settings, args, kwargs, mode, device, level, own_rank)
@@ -211,7 +211,7 @@ def _simulate_captured(
         record = None
         if level:
             record = record_step(sketch, fake_batch(args, kwargs, mode), mode, device, target.root)
-        own = tuple(sketch.call.own) if isinstance(sketch.call, PipelinedCall) else ()
+        own = () if sketch.call.whole is not None else tuple(sketch.call.own)
         classes.append(RankClass(sketch.ranks, sketch.rank, own, sketch.plan, record))
     step = _time(sketches, classes, device) if level > 1 else None
     return SimulatedJob(device, world.get_group_size(), tuple(classes), step)

@@ -23,11 +23,11 @@ from msrun.runtime.agreement import gather
 from msrun.runtime.capture.captured_graph import Target
 from msrun.runtime.cost.devices import Point
 from msrun.runtime.parallel.compilation.compilation import Compilation
-from msrun.runtime.parallel.compile_call import compile_call
 from msrun.runtime.parallel.given_strategies import shard
 from msrun.runtime.parallel.modes.fsdp import LEAVES_WHOLE, ShardedNetwork
 from msrun.runtime.parallel.parameters.hsdp import HsdpSpec
 from msrun.runtime.parallel.parameters.storage import ParameterStorage
+from msrun.runtime.parallel.pipeline.compilation import compile_call
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.sharding.layout import build_mesh
 from msrun.runtime.simulate.recording import operator_name, work_of

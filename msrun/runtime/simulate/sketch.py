@@ -20,10 +20,9 @@ from msrun.runtime.capture.captured_graph import Target
 from msrun.runtime.execute.placement import PlacedParameter, placements
 from msrun.runtime.parallel.batch.parts import find_tensors
 from msrun.runtime.parallel.compilation.compilation import Compilation
-from msrun.runtime.parallel.compilation.compiled import CompiledCall
+from msrun.runtime.parallel.compilation.compiled import ProgramCall
 from msrun.runtime.parallel.parameters.storage import ParameterStorage, StageHolders
-from msrun.runtime.parallel.pipeline.compilation import Division, build_stages, divide
-from msrun.runtime.parallel.pipeline.pipeline import Pipeline
+from msrun.runtime.parallel.pipeline.compilation import Division, draft_call
 from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
 from msrun.runtime.parallel.pipeline.plan import build_pipeline_plan
 from msrun.runtime.parallel.plan import ParallelPlan
@@ -73,7 +72,7 @@ class Sketch:
     """That are alike."""
     rank: int
     """The one that was looked at."""
-    call: CompiledCall | PipelinedCall
+    call: ProgramCall
     storage: SketchedStorage
     plan: ParallelPlan
 
@@ -100,12 +99,11 @@ def sketch_call(
     compilation = _compilation(target, settings, own_rank, size, mode)
     if settings.hsdp is not None:
         settings.hsdp.check_world(size)
-    wrappers = compilation.find_wrappers()
-    if settings.pipeline.stages == 1 and not any(isinstance(wrapper, Pipeline) for wrapper in wrappers):
-        call, plan = compilation.build(compilation.draft(wrappers, args, kwargs))
+    division = draft_call(compilation, compilation.find_wrappers(), args, kwargs)
+    if not isinstance(division, Division):
+        call, plan = division.build(compilation)
         assert isinstance(compilation.storage, SketchedStorage)
         return [Sketch(range(size), own_rank, call, compilation.storage, plan)]
-    division = divide(compilation, wrappers, args, kwargs)
     notes = [*division.program.notes]
     sketches = []
     for stage in range(settings.pipeline.stages):
@@ -115,7 +113,7 @@ def sketch_call(
         of_stage.mesh = of_stage.storage.use_mesh(replace(compilation.mesh, first_rank=stage * size), ())
         of_stage.layouts = compilation.layouts
         division.program.notes[:] = notes
-        made, plan = build_stages(of_stage, division)
+        made, plan = division.build(of_stage)
         assert isinstance(of_stage.storage, SketchedStorage)
         sketches.append(Sketch(range(stage * size, (stage + 1) * size), rank, made, of_stage.storage, plan))
     traffic = [sketch.plan.traffic for sketch in sketches if sketch.plan.traffic is not None]

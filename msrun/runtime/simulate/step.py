@@ -22,7 +22,6 @@ from msrun.runtime.execute.placement import placement_of
 from msrun.runtime.execute.transfers import traffic
 from msrun.runtime.optim.host_steps import find_offload
 from msrun.runtime.optim.host_weights import is_narrow, wide_type
-from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.pipeline.schedule import Action, Kind
 from msrun.runtime.parallel.pipeline.stage_runner import on_action
 from msrun.runtime.partition.collective_messages import Totals
@@ -182,8 +181,7 @@ def record_step(
     """
     parts = placed_parts(sketch)
     parameters = [item.parameter for item in parts]
-    calls = [sketch.call] if isinstance(sketch.call, CompiledCall) else list(sketch.call.own.values())
-    executors = [call.executor for call in calls]
+    executors = [call.executor for call in sketch.call.own.values()]
     given = [*parameters, *batch, *(value for executor in executors for value in executor.buffers.values())]
     recording = Recording(device, given)
     watch = _Actions(recording)

@@ -27,17 +27,19 @@ from msrun.runtime.execute.phase import running_alone
 from msrun.runtime.nn.random_calls import RandomCalls
 from msrun.runtime.nn.random_stream import part_of_batch
 from msrun.runtime.nn.replaced import replaced_for_now
+from msrun.runtime.parallel.context import LayoutFiles
+from msrun.runtime.parallel.gradients_in_backward import ArrivingGradients
 from msrun.runtime.parallel.host_operators import moved_at_borders
 from msrun.runtime.parallel.modes.data_parallel import Replicas
 from msrun.runtime.parallel.modes.own_gradients import has_own_gradient
 from msrun.runtime.parallel.modes.reduction import ReducedNetwork
-from msrun.runtime.parallel.modes.replica_plan import build_lone_plan, build_replica_plan
+from msrun.runtime.parallel.modes.replica_plan import build_lone_plan
 from msrun.runtime.parallel.outside import is_short
 from msrun.runtime.parallel.parameters.fusion import BUCKET_BYTES, MB
 from msrun.runtime.parallel.plan import ParallelPlan
 from msrun.runtime.parallel.precision import autocast
 from msrun.runtime.parallel.recomputation import checkpointed
-from msrun.runtime.parallel.settings import REPLICA_MODES, ParallelSettings
+from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.partition.collective_messages import Totals
 from msrun.runtime.simulate.recording import BACKWARD, MESSAGES, Recording
 from msrun.runtime.simulate.step import StepRecord, finish_record, run_backward
@@ -51,21 +53,15 @@ class _FakeReplicas(Replicas):
     """The modes' own code without the exchange of values; gradients are reduced as torch's DDP does it."""
 
     def __init__(self, settings: ParallelSettings, recording: Recording | None = None) -> None:
-        super().__init__(settings, self._note)
-        self._plan: ParallelPlan | None = None
+        super().__init__(settings, LayoutFiles(), ArrivingGradients())
         self.recording = recording
         self._buckets: _Buckets | None = None
 
-    def _note(self, root: nn.Module, decisions: Mapping[int, Any], notes: list[str]) -> None:
-        plan = build_replica_plan(root, self._settings, decisions, notes)
-        ranks, hsdp = world.get_group_size(), self._settings.hsdp
+    def tell(self, root: nn.Module, plan: ParallelPlan) -> None:  # noqa: ARG002
+        """Keep the plan to itself."""
+        ranks, hsdp = world.get_group_size(), self.settings.hsdp
         size = ranks if hsdp is None or hsdp.shard_size == -1 else min(hsdp.shard_size, ranks)
-        self._plan = replace(plan, mesh=(ranks,) if size == ranks else (ranks // size, size))
-
-    def plan(self) -> ParallelPlan:
-        """Return what was decided when the network was placed."""
-        assert self._plan is not None
-        return self._plan
+        self.plan = replace(plan, mesh=(ranks,) if size == ranks else (ranks // size, size))
 
     def _agree(self, _root: nn.Module) -> list[str]:
         return []
@@ -79,7 +75,7 @@ class _FakeReplicas(Replicas):
     def _collect(self, network: nn.Module) -> None:
         assert self.recording is not None
         parameters = [p for p in network.parameters() if p.requires_grad and not has_own_gradient(p)]
-        self._buckets = _Buckets(parameters, self.recording, is_wide=self._settings.gradient_fp32_sync)
+        self._buckets = _Buckets(parameters, self.recording, is_wide=self.settings.gradient_fp32_sync)
 
     def finish_gradients(self) -> None:
         """Wait for the gradients of a module, or reduce those of a function, after its backward pass."""
@@ -182,10 +178,10 @@ def record_uncaptured(
     """
     with _without_values(target, mode) as faked:
         replicas = None
-        if settings.parallel_mode in REPLICA_MODES:
+        if settings.is_replicated:
             replicas = _FakeReplicas(settings)
-            replicas.place(faked)
-            plan = replicas.plan()
+            replicas.place(faked, (), {})
+            plan = replicas.explain(None)
         else:
             plan = build_lone_plan(faked.root, settings)
         if not level:
@@ -198,7 +194,7 @@ def record_uncaptured(
 
 def changes_network(target: Target, settings: ParallelSettings) -> bool:
     """Return whether looking at a call leaves the user's modules under FSDP2: those of a function cannot be copied."""
-    uses_fsdp = settings.hsdp is not None and settings.parallel_mode in REPLICA_MODES
+    uses_fsdp = settings.hsdp is not None and settings.is_replicated
     return uses_fsdp and target.call is not target.root
 
 

@@ -29,11 +29,10 @@ from msrun.runtime.parallel.settings import SearchSettings
 from msrun.runtime.partition.decide import Constraints
 from msrun.runtime.partition.local_work import LocalWorks
 from msrun.runtime.partition.price import GradientFlow, Price, StepSpec
-from msrun.runtime.search.algorithms import improve, solve_exactly, solve_propagation, solve_recursive
 from msrun.runtime.search.build_problem import build_problem
-from msrun.runtime.search.dynamic import Answers, solve_dynamic
 from msrun.runtime.search.problem import Problem, Variable
 from msrun.runtime.search.search import Found, SearchSpec, search, search_plans
+from msrun.runtime.search.solvers import Answers, solve_dynamic, solve_exactly
 from msrun.runtime.sharding.layout import Mesh, TensorLayout, build_mesh
 
 H100 = PROFILES["h100"]
@@ -127,15 +126,11 @@ CASES = [(name, ranks) for name in NETWORKS for ranks in (2, 4, 8)]
 
 @pytest.mark.parametrize("device", one_fast(H100, SLOW_LINKS), ids=lambda device: device.name)
 @pytest.mark.parametrize(("name", "ranks"), every_third_fast(CASES))
-def test_exact_searches_find_the_best_of_all_plans_and_the_others_come_near(
-    name: str, ranks: int, device: DeviceProfile
-) -> None:
+def test_both_searches_find_the_best_of_all_plans(name: str, ranks: int, device: DeviceProfile) -> None:
     problem = problem_of(graph_of(name), ranks, device)
     best = cheapest_of_all(problem)
     assert problem.seconds(solve_dynamic(problem)) == pytest.approx(best, rel=1e-12)
     assert problem.seconds(solve_exactly(problem)) == pytest.approx(best, rel=1e-9)
-    for choice in (solve_recursive(problem, build_mesh(ranks)), solve_propagation(problem)):
-        assert -1e-12 <= problem.seconds(choice) / best - 1 <= 0.05
 
 
 @settings(max_examples=60, deadline=None)
@@ -156,7 +151,6 @@ def test_dynamic_programming_solves_any_graph_of_choices(data: st.DataObject) ->
     assert problem.seconds(found) == pytest.approx(best)
     narrow = solve_dynamic(problem, most_entries=8)
     assert problem.seconds(narrow) >= best - 1e-12
-    assert problem.seconds(improve(problem, narrow)) <= problem.seconds(narrow) + 1e-12
 
 
 def _stack(layers: int) -> Problem:
@@ -183,13 +177,6 @@ def test_equal_layers_are_eliminated_once() -> None:
     assert at_many < 5 * at_few
 
 
-def test_windows_find_the_optimum_of_a_stack_from_a_bad_plan() -> None:
-    problem = _stack(12)
-    best = problem.seconds(solve_dynamic(problem))
-    worst = [int(variable.seconds.argmax()) for variable in problem.variables]
-    assert problem.seconds(improve(problem, worst)) <= best * 1.05 < problem.seconds(worst)
-
-
 def test_a_wide_pair_is_cut_by_columns_and_rows_and_takes_less_than_data_parallel() -> None:
     found = searched(graph_of("wide"), 8, SearchSpec("dynamic_programming", SLOW_LINKS))
     up, down = found.plan.splits["linear"], found.plan.splits["linear_1"]
@@ -198,14 +185,12 @@ def test_a_wide_pair_is_cut_by_columns_and_rows_and_takes_less_than_data_paralle
 
 
 @pytest.mark.parametrize(
-    ("mode", "device", "name"),
-    one_fast(*itertools.product(("auto", "dynamic_programming"), (SLOW_LINKS, H100), ("wide", "mlp"))),
+    ("device", "name"),
+    one_fast(*itertools.product((SLOW_LINKS, H100), ("wide", "mlp"))),
     ids=lambda value: getattr(value, "name", value),
 )
-def test_memory_is_never_exceeded_and_more_of_it_never_takes_longer(
-    mode: str, device: DeviceProfile, name: str
-) -> None:
-    graph, free = graph_of(name), SearchSpec(mode, device)
+def test_memory_is_never_exceeded_and_more_of_it_never_takes_longer(device: DeviceProfile, name: str) -> None:
+    graph, free = graph_of(name), SearchSpec("dynamic_programming", device)
     need = searched(graph, 4, free).plan.price.memory_bytes
     before = math.inf
     refused = 0
@@ -224,12 +209,10 @@ def test_memory_is_never_exceeded_and_more_of_it_never_takes_longer(
     assert refused and before < math.inf
 
 
-@pytest.mark.parametrize(
-    ("mode", "name"), one_fast(*itertools.product(("dynamic_programming", "auto"), ("wide", "mlp")))
-)
-def test_the_plan_of_a_search_never_takes_longer_on_a_device_with_more_bandwidth(mode: str, name: str) -> None:
+@pytest.mark.parametrize("name", one_fast("wide", "mlp"))
+def test_the_plan_of_a_search_never_takes_longer_on_a_device_with_more_bandwidth(name: str) -> None:
     def seconds(device: DeviceProfile) -> float:
-        return searched(graph_of(name), 4, SearchSpec(mode, device)).plan.price.seconds
+        return searched(graph_of(name), 4, SearchSpec("dynamic_programming", device)).plan.price.seconds
 
     factors = (0.01, 0.1, 1.0, 10.0)
     links = [replace(H100.in_host, bytes_per_s=H100.in_host.bytes_per_s * factor) for factor in factors]
@@ -296,9 +279,8 @@ def _parameter_shapes(graph: CapturedGraph) -> dict[str, tuple[int, ...]]:
     return {graph.parameters[node.name]: tuple(node.meta["val"].shape) for node in nodes}
 
 
-@pytest.mark.parametrize(("mode", "searches"), one_fast(("dynamic_programming", 5), ("auto", 15)))
-def test_a_search_ends_at_its_limit_of_time_with_the_best_plan_so_far(mode: str, searches: int) -> None:
-    graph, free = graph_of("wide"), SearchSpec(mode, SLOW_LINKS)
+def test_a_search_ends_at_its_limit_of_time_with_the_best_plan_so_far() -> None:
+    graph, free, searches = graph_of("wide"), SearchSpec("dynamic_programming", SLOW_LINKS), 5
     need = searched(graph, 4, free).plan.price.memory_bytes
 
     def within(time_limit_s: float, memory_bytes: int = 2 * need, fewest: int = searches) -> Found:

@@ -40,7 +40,7 @@ class SameBatch:
     def look(self, settings: ParallelSettings, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Look at the arguments of the next training step."""
         self._calls += 1
-        if self._calls > _LAST_LOOK or not _is_divided(settings):
+        if self._calls > _LAST_LOOK or world.simulation_level() is not None or not settings.takes_parts:
             return
         rank, size = world.get_rank(), world.get_group_size()
         if self._calls <= _STEPS:
@@ -60,21 +60,11 @@ class SameBatch:
             log.warning(
                 f"all {size} ranks got the same batch in each of the first {_STEPS} steps, so they do the work of one: "
                 "let each read its own part (a dataset of msrun with num_shards=, shard_id=, a DataLoader with "
-                f"sampler=DistributedSampler(...)){_ALTERNATIVE if settings.parallel_mode == 'semi_auto' else ''}"
+                f"sampler=DistributedSampler(...)){_ALTERNATIVE if settings.is_captured else ''}"
             )
 
     def _key(self, step: int, rank: int) -> str:
         return f"msrun_batch/{self._number}/{step}/{rank}"
-
-
-def _is_divided(settings: ParallelSettings) -> bool:
-    """Return whether the ranks should pass different batches; those of a hybrid network may need the same."""
-    ranks = world.get_group_size()
-    if world.simulation_level() is not None:  # there are no others
-        return False
-    if ranks > 1 and settings.parallel_mode == "semi_auto":
-        return settings.dataset_strategy == "data_parallel" and settings.pipeline.ranks_per_stage(ranks) > 1
-    return ranks > 1 and settings.parallel_mode == "data_parallel"
 
 
 @torch.no_grad()

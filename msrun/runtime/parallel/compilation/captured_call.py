@@ -1,18 +1,34 @@
-"""CapturedCall: a call that was captured, for later calls that do the same."""
+"""Captured: the engine of networks that are captured and cut, and the calls that it has captured."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from msrun.errors import CaptureError, StrategyError
+from msrun.runtime import world
+from msrun.runtime.capture.capture import forget_shapes
 from msrun.runtime.capture.captured_graph import CapturedGraph, Target
 from msrun.runtime.capture.dynamo import order_in_memory
-from msrun.runtime.parallel.compilation.compiled import CompiledCall
-from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
+from msrun.runtime.parallel.batch.parts import describe_batch, find_tensors
+from msrun.runtime.parallel.compilation.agreement import agreement
+from msrun.runtime.parallel.compilation.compilation import Compilation
+from msrun.runtime.parallel.compilation.compiled import CompiledCall, ProgramCall
+from msrun.runtime.parallel.engine import Engine
+from msrun.runtime.parallel.modes.own_gradients import check_captured
+from msrun.runtime.parallel.parameters.storage import ParameterStorage
+from msrun.runtime.parallel.pipeline.compilation import compile_call
+from msrun.runtime.parallel.plan import log
+from msrun.runtime.parallel.precision import autocast
+from msrun.runtime.parallel.strategy_file import write_operator_strategies
+from msrun.runtime.schedule.activations import ActivationEstimate
+from msrun.runtime.sharding.layout import Box, build_mesh
 from msrun.runtime.sharding.sizes import SizesOfCall
 from msrun.runtime.tensors.plain_tensors import plain_tensors
 
@@ -33,7 +49,7 @@ class CapturedCall:
         target: Target,
         tensors: Sequence[Tensor],
         captured: CapturedGraph,
-        compiled: CompiledCall | PipelinedCall,
+        compiled: ProgramCall,
         shapes_of: Callable[[Sequence[Tensor]], Sequence[Sequence[int]]],
     ) -> None:
         """Args:
@@ -135,8 +151,7 @@ class CapturedCall:
             if key not in self._sizes:
                 self._sizes = dict(list(self._sizes.items())[-_MOST_SIZES:])
                 self._sizes[key] = self._captured.sizes[-1].find(self._shapes_of(tensors))
-            assert isinstance(self.compiled, CompiledCall), "no stage of a pipeline has symbols"
-            self.compiled.executor.use(self._sizes[key])
+            self.compiled.use(self._sizes[key])
         try:
             return self._run(function, args, kwargs)
         finally:
@@ -170,3 +185,118 @@ def kinds_of(tensors: Sequence[Tensor]) -> list[Kind]:
         (tuple(tensor.shape), order_in_memory(tensor), tensor.dtype, tensor.device, tensor.requires_grad)
         for tensor in tensors
     ]
+
+
+@dataclass(frozen=True)
+class _KnownTarget(Target):
+    known: CapturedCall
+
+
+class Captured(Engine):
+    """Captures a call once for all that do the same, and runs its program; of a pipeline the stages of this rank."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.compilations: dict[int, Compilation] = {}
+        """id of the root module -> what compiles its calls"""
+        self.calls: list[CapturedCall] = []
+        """Calls that were captured, the one that ran last first; no more than the settings say."""
+
+    @property
+    def is_placed(self) -> bool:  # type: ignore[override]
+        """Whether a call was captured."""
+        return bool(self.calls)
+
+    def target(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Target:
+        """Return what a call runs, with the captured call that does the same if there is one."""
+        known = self._find(function, args, kwargs) if self.calls else None
+        return super().target(function, args, kwargs) if known is None else _KnownTarget(function, known.root, known)
+
+    def _find(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> CapturedCall | None:
+        args, kwargs, tensors = tuple(args), dict(kwargs), find_tensors(args, kwargs)
+        with autocast(self.settings.precision):
+            for index, call in enumerate(self.calls):
+                if call.holds(function, args, kwargs, tensors):
+                    if index:
+                        self.calls.insert(0, self.calls.pop(index))  # the newest one stands first
+                    return call
+        return None
+
+    def place(self, target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Capture and cut the network for arguments like these, unless that was done."""
+        if self._find(target.call, args, kwargs) is None:
+            agreement.begin_call()
+            self._capture(target, tuple(args), kwargs, find_tensors(args, kwargs))
+
+    def call(self, target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Run the program; capture it first if no captured call does the same."""
+        agreement.begin_call()
+        args, kwargs, tensors = tuple(args), dict(kwargs), find_tensors(args, kwargs)
+        if isinstance(target, _KnownTarget):
+            if target.known.is_of_new_sizes(tensors):
+                batch = describe_batch(args, kwargs)
+                agreement.meet(world.get_rank(), world.get_group_size(), batch)
+                self.compilations[id(target.root)].check_ranks_agree(batch, batch=batch)
+            with contextlib.suppress(ParameterChanged):
+                return target.known.run(target.call, args, kwargs, tensors)
+        call = self._capture(Target(target.call, target.root), args, kwargs, tensors)
+        result = call.run(target.call, args, kwargs, tensors)
+        with autocast(self.settings.precision):
+            call.check_parts(target.call, args, kwargs)
+        return result
+
+    @property
+    def program(self) -> CompiledCall | None:
+        """The program of the call that ran last, where it is no pipeline's."""
+        return self.calls[0].compiled.whole
+
+    def boxes(self, root: nn.Module, tensors: Sequence[Tensor]) -> list[Box]:
+        """Return which part of each of the global batch's tensors this rank has passed."""
+        compilation = self.compilations[id(root)]
+        places = [compilation.place_in_batch(index, tensor) for index, tensor in enumerate(tensors)]
+        return [Box(shape, tuple(s.start for s in at), tuple(s.stop - s.start for s in at)) for shape, at in places]
+
+    def activations(self) -> ActivationEstimate:
+        """Return what a rank keeps between the passes of the newest capture."""
+        return self.calls[0].compiled.activations() if self.calls else super().activations()
+
+    def _capture(
+        self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Tensor]
+    ) -> CapturedCall:
+        compilation = self.compilations.get(id(target.root))
+        if compilation is None:
+            check_captured(target.root, self.settings.parallel_mode)
+            rank = world.get_rank()
+            size = self.settings.pipeline.ranks_per_stage(world.get_group_size())
+            mesh = build_mesh(size, rank // size * size)
+            if self.settings.hsdp is not None:
+                self.settings.hsdp.check_world(mesh.size)
+            storage = ParameterStorage(target.root, mesh, rank, self.settings.hsdp)
+            compilation = Compilation(target, self.settings, mesh, rank, storage)
+            self.compilations[id(target.root)] = compilation
+        compilation.target = target
+        reason = self.calls[0].why_not(target.call, args, kwargs, tensors) if self.calls else ""
+        agreement.meet(world.get_rank(), world.get_group_size(), describe_batch(args, kwargs))
+        before = compilation.trace_count
+        captured, compiled, plan = compile_call(compilation, args, kwargs)
+        self.captures += compilation.trace_count - before
+        compiled.arriving = self.arriving
+        call = CapturedCall(target, tensors, captured, compiled, partial(compilation.shapes_of, parts=compiled.parts))
+        self.calls.insert(0, call)
+        if len(self.calls) > self.settings.kept_captures:
+            self.calls.pop()
+            forget_shapes()
+        self.tell(target.root, plan)
+        if world.get_rank() == 0:
+            if self.settings.strategies_to is not None and self.captures == 1:
+                write_operator_strategies(self.settings.strategies_to, plan.strategies())
+            if (count := self.captures) in (8, 64, 512) and compilation.trace_count > before:
+                log.warning(
+                    "captured %d times, the last time because of %s: keep what changes from call to call out of the "
+                    "network's attributes and shapes, or make it a tensor",
+                    count,
+                    reason or "a parameter that was assigned, frozen or trained again",
+                )
+        return call

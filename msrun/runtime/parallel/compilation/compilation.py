@@ -9,7 +9,8 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from torch import Tensor, fx
 
@@ -24,10 +25,10 @@ from msrun.runtime.capture.dynamo import TracedCall
 from msrun.runtime.parallel.batch.divided_batch import DividedBatch, find_parts, find_wrappers
 from msrun.runtime.parallel.batch.parts import BatchParts, find_tensors
 from msrun.runtime.parallel.compilation.build_call import activations_of, build_compiled_call
-from msrun.runtime.parallel.compilation.compiled import CompiledCall
+from msrun.runtime.parallel.compilation.compiled import CompiledCall, ProgramCall
 from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.parallel.host_operators import choose_host_operators, keep_host_operators, targets_in
-from msrun.runtime.parallel.operator_strategies import choose_strategies
+from msrun.runtime.parallel.operator_strategies import ChosenStrategies, choose_strategies
 from msrun.runtime.parallel.overlap import describe_overlap
 from msrun.runtime.parallel.parameters.storage import ParameterStorage, StageHolders
 from msrun.runtime.parallel.plan import ParallelPlan, build_parallel_plan
@@ -37,18 +38,15 @@ from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.parallel.user_name import user_name
 from msrun.runtime.partition.borders import place_operators
 from msrun.runtime.partition.decide import Constraints, decide
+from msrun.runtime.partition.decisions import Decisions
 from msrun.runtime.partition.layout_constraints import entry_layout
 from msrun.runtime.partition.partition import lower
-from msrun.runtime.partition.price import PriceSummary
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.schedule.replay import RecomputeSpec, find_regions
 from msrun.runtime.sharding.layout import Mesh, TensorLayout
 from msrun.runtime.sharding.named_layout import Layout, choose_mesh
 from msrun.runtime.sharding.sizes import settle, settled
 from msrun.runtime.sharding.strategies import Entry, entry_numbers
-
-if TYPE_CHECKING:
-    from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
 
 _OF_PROCESS = re.compile(r" at 0x[0-9a-f]+|'(number|first_rank)': \d+")
 
@@ -61,11 +59,20 @@ class Draft:
     program: LocalProgram
     parts: BatchParts
     recompute: Mapping[str, RecomputeSpec]
+    chosen: ChosenStrategies
 
     @property
     def stages(self) -> StageHolders | None:
         """Who holds which parameter; None: every rank holds its part of all."""
         return None
+
+    def build(self, compilation: Compilation) -> tuple[ProgramCall, ParallelPlan]:
+        """Place the parameters and make the program run; returns what runs it and what was decided."""
+        return compilation.build(self)
+
+    def finish(self, call: ProgramCall, plan: ParallelPlan) -> ParallelPlan:  # noqa: ARG002
+        """Return the plan, when all ranks are ready to run. All ranks call it together."""
+        return plan
 
     def describe(self, tensors: Sequence[Tensor]) -> str:
         """Return the program, its inputs and how it is run as text that is equal on all ranks that run the same."""
@@ -89,8 +96,6 @@ class Compilation:
     storage: ParameterStorage
     layouts: list[Layout] = field(default_factory=list)
     """Named layouts that the user gave, in order: their names are those of the plan."""
-    price: PriceSummary | None = None
-    """Of the strategies that were searched for last."""
     traced: list[TracedCall] = field(default_factory=list)
     """Traces that leave sizes free, the one that was used last first."""
     trace_count: int = 0
@@ -129,8 +134,9 @@ class Compilation:
             try:
                 with warnings.catch_warnings():
                     warnings.filterwarnings("ignore", message="Raw Sym")  # until they are settled, no graph is run
-                    captured, divide = self.capture_program(args, kwargs, parts, wrappers, keeps_sizes=keeps_sizes)
-                    program = self._place(captured, divide, host_inputs, parts) if is_placed else divide()
+                    captured, decisions, chosen = self.decide(args, kwargs, parts, wrappers, keeps_sizes=keeps_sizes)
+                    lowered = partial(_lowered, captured, decisions, chosen.notes)
+                    program = self._place(captured, lowered, host_inputs, parts) if is_placed else lowered()
             except Exception as error:
                 has_symbols = keeps_sizes and any(varying for _, varying in self._varying.values())
                 if not has_symbols or error is self._told:
@@ -139,12 +145,12 @@ class Compilation:
                 break
         if may_keep:  # else something in it wants numbers
             self._keeps_sizes = keeps_sizes and (not captured.sizes or captured.sizes[-1].is_free)
-        return Draft(captured, program, parts, recompute)
+        return Draft(captured, program, parts, recompute, chosen)
 
     def build(self, draft: Draft) -> tuple[CompiledCall, ParallelPlan]:
         """Place the parameters and make the program run; returns what runs it and what was decided."""
         program, recompute = draft.program, draft.recompute
-        self.place(program)
+        self.place(draft)
         limit = self.settings.activation_limit_bytes
         if limit is not None:
             try:
@@ -160,10 +166,11 @@ class Compilation:
         if draft.parts.micro_batches > 1 and len(program.outputs) > 1:
             program.notes.append("GradAccumulation: gradients flow from the first result, the loss, only")
         self.note_calls(program, recompute, [compiled])
-        return compiled, self.plan_of(compiled)
+        return compiled, self.plan_of(compiled, draft)
 
-    def place(self, program: LocalProgram, stages: StageHolders | None = None) -> None:
+    def place(self, draft: Draft, stages: StageHolders | None = None) -> None:
         """Give every rank its parts of the parameters that a program reads, and say so in its notes."""
+        program, self.settings = draft.program, draft.chosen.settings
         program.notes += self.settings.notes
         program.notes += [
             f"{user_name(use.name)}: the rows that a batch names travel; how many only the run can tell"
@@ -216,7 +223,7 @@ class Compilation:
         if unused:
             program.notes.append(f"recomputed modules that the graph does not call: {', '.join(unused)}")
 
-    def plan_of(self, call: CompiledCall | PipelinedCall) -> ParallelPlan:
+    def plan_of(self, call: ProgramCall, draft: Draft) -> ParallelPlan:
         """Return what was decided; of a pipeline it knows nothing of other ranks' traffic yet."""
         return build_parallel_plan(
             call,
@@ -225,10 +232,10 @@ class Compilation:
             mesh=self.mesh,
             rank=self.rank,
             layouts=self.layouts,
-            price=self.price,
+            price=draft.chosen.price,
         )
 
-    def capture_program(
+    def decide(
         self,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
@@ -236,8 +243,8 @@ class Compilation:
         wrappers: Sequence[DividedBatch],
         *,
         keeps_sizes: bool = False,
-    ) -> tuple[CapturedGraph, Callable[[], LocalProgram]]:
-        """Return the graph of one copy of one micro batch, and what makes its local program.
+    ) -> tuple[CapturedGraph, Decisions, ChosenStrategies]:
+        """Return the graph of one copy of one micro batch, and how it is cut.
 
         Args:
             keeps_sizes: sizes that differ from call to call are symbols in the graph until the program is made.
@@ -285,18 +292,8 @@ class Compilation:
         )
         with settled(captured.graph) if captured.sizes else nullcontext():
             chosen = choose_strategies(captured, self.mesh, constraints, self.settings, self.target.root, self._fewest)
-        self.settings, self.price = chosen.settings, chosen.price
         self.storage.use_hsdp(chosen.settings.hsdp)
-
-        def divide() -> LocalProgram:
-            program = lower(captured, decide(captured, self.mesh, replace(constraints, splits=chosen.splits)))
-            if captured.sizes:
-                settle(program.graph)
-                settle(captured.graph)
-            program.notes += chosen.notes
-            return program
-
-        return captured, divide
+        return captured, decide(captured, self.mesh, replace(constraints, splits=chosen.splits)), chosen
 
     def _traced_once(
         self,
@@ -339,12 +336,12 @@ class Compilation:
         return graph
 
     def _place(
-        self, captured: CapturedGraph, divide: Callable[[], LocalProgram], host_inputs: list[int], parts: BatchParts
+        self, captured: CapturedGraph, lowered: Callable[[], LocalProgram], host_inputs: list[int], parts: BatchParts
     ) -> LocalProgram:
         """Return the local program, with operators on the host where the user or a limit of memory wants them."""
 
         def placed(moved: Collection[str], *notes: str) -> LocalProgram:
-            program = divide()
+            program = lowered()
             place_operators(program, stored=self.storage.on_host, host_inputs=host_inputs, moved=moved)
             program.notes += notes
             return program
@@ -352,7 +349,7 @@ class Compilation:
         limit = self.settings.device_limit
         if limit is None:
             return placed(())
-        program = divide()
+        program = lowered()
         if self.storage.on_host:
             moved, note = keep_host_operators(program, self.storage.on_host)
             return placed(moved, note)
@@ -488,6 +485,16 @@ class Compilation:
         if failed and not failure:
             raise self._tell(f"rank {failed[0][0]} cannot run this call: {failed[0][1]}")
         return [value for value, _ in everyone]
+
+
+def _lowered(captured: CapturedGraph, decisions: Decisions, notes: Sequence[str]) -> LocalProgram:
+    """Return the program of a rank, with numbers in place of symbols."""
+    program = lower(captured, decisions)
+    if captured.sizes:
+        settle(program.graph)
+        settle(captured.graph)
+    program.notes += notes
+    return program
 
 
 def host_inputs_of(tensors: Sequence[Tensor]) -> list[int]:

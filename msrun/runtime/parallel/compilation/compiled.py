@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -14,6 +15,7 @@ from msrun.errors import CaptureError, StrategyError
 from msrun.runtime import world
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.execute.executor import Executor
+from msrun.runtime.execute.gradients import GradientGroup
 from msrun.runtime.execute.parameters import ParameterGroup
 from msrun.runtime.execute.placement import PlacedParameter
 from msrun.runtime.execute.segment_runner import Step, ValueOnItsWay, arrived, full_like
@@ -24,15 +26,95 @@ from msrun.runtime.parallel.border import LateLoss, StepFunction, WholeResults, 
 from msrun.runtime.parallel.gradients_in_backward import ArrivingGradients
 from msrun.runtime.parallel.program_text import render_program
 from msrun.runtime.parallel.scaling import Scales, current_loss_scale, input_factor, leaf_factor, result_factor
+from msrun.runtime.partition.collective_messages import Message
+from msrun.runtime.partition.local_values import LocalValues, local_values
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.schedule.activations import ActivationEstimate, estimate_activations
 from msrun.runtime.schedule.deferred_weights import count_deferred
 from msrun.runtime.schedule.replay import Region
 from msrun.runtime.schedule.segments import Segment
+from msrun.runtime.sharding.sizes import SizesOfCall
+
+
+class ProgramCall:
+    """Runs one captured call on this rank: one program, or stages of a pipeline."""
+
+    program: LocalProgram
+    parts: BatchParts
+    own: Mapping[int, CompiledCall]
+    """stage -> its program, for those that this rank runs"""
+    groups: list[ParameterGroup]
+    """Messages of this rank's parameters."""
+    stored: list[PlacedParameter]
+    """Trainable parameters of the call, in the same order on every rank: their gradients come back so."""
+    arriving: ArrivingGradients
+    """Where gradients go as they arrive."""
+    whole: CompiledCall | None = None
+    """The program that is all of the call; None: there are stages."""
+
+    @property
+    def copies(self) -> int:
+        """Copies that are interleaved within a micro batch."""
+        return self.parts.copies
+
+    @property
+    def gradient_groups(self) -> list[GradientGroup]:
+        """Messages of their gradients."""
+        return [group for call in self.own.values() for group in call.executor.gradient_groups]
+
+    @cached_property
+    def input_parts(self) -> list[int]:
+        """Into how many parts the ranks cut each of the user's tensors."""
+        return [self.program.mesh.extent(tuple(layout.used)) for layout in self.program.input_layouts]
+
+    @abstractmethod
+    def render(self) -> str:
+        """Return the programs of this rank as text."""
+
+    @abstractmethod
+    def activations(self) -> ActivationEstimate:
+        """Return what a rank keeps between the forward and the backward pass of one micro batch."""
+
+    @abstractmethod
+    def local_values(self) -> LocalValues:
+        """Return what every tensor of the whole program is on this rank.
+
+        Raises:
+            RuntimeError: an operator needs values, of which only the run has any.
+        """
+
+    def programs_with_ends(self) -> list[tuple[LocalProgram, list[fx.Node] | None]]:
+        """Return the programs of this rank with the values at which gradients come in; None: at the loss."""
+        return [(self.program, None)]
+
+    def messages_of_part(self) -> list[Message]:
+        """Return what goes from stage to stage for one part of the batch."""
+        return []
+
+    def messages_of_step(self) -> list[Message]:
+        """Return what the ranks of equal place in all stages exchange once in a step."""
+        return []
+
+    def use(self, sizes: SizesOfCall) -> None:
+        """Run for these sizes from now on."""
+        for call in self.own.values():
+            call.executor.use(sizes)
+
+    def set_buffer(self, name: str, value: Tensor) -> None:
+        """Let the programs use another tensor as a buffer or constant, by the name of its placeholder."""
+        for call in self.own.values():
+            call.executor.set_buffer(name, value)
+
+    @abstractmethod
+    def run(self, tensors: Sequence[Tensor]) -> list[Any]:
+        """Run the call with autograd: gradients reach the stored parameters by `backward()`.
+
+        Returns what the captured graph gives back.
+        """
 
 
 @dataclass
-class CompiledCall:
+class CompiledCall(ProgramCall):
     """Runs one captured call. Made by AutoParallel; lives as long as it."""
 
     program: LocalProgram
@@ -55,15 +137,8 @@ class CompiledCall:
     is_checked: bool = False
     """Whether the gradients of a backward pass have been compared between the ranks."""
 
-    @property
-    def copies(self) -> int:
-        """Copies that are interleaved within a micro batch."""
-        return self.parts.copies
-
-    @cached_property
-    def input_parts(self) -> list[int]:
-        """Into how many parts the ranks cut each of the user's tensors."""
-        return [self.program.mesh.extent(tuple(layout.used)) for layout in self.program.input_layouts]
+    def __post_init__(self) -> None:
+        self.own, self.whole = {0: self}, self
 
     @cached_property
     def result_parts(self) -> list[int]:
@@ -80,6 +155,10 @@ class CompiledCall:
         """Linear layers whose weights' gradients are computed while those of their inputs travel."""
         return count_deferred(self.segments)
 
+    def local_values(self) -> LocalValues:
+        """Return what every tensor of the program is on this rank."""
+        return local_values(self.program)
+
     def activations(self) -> ActivationEstimate:
         """Return what a rank keeps between the forward and the backward pass of one micro batch."""
         return estimate_activations(
@@ -91,10 +170,6 @@ class CompiledCall:
             frozenset(stored.name for stored in self.stored),
             self.copies,
         )
-
-    def set_buffer(self, name: str, value: Tensor) -> None:
-        """Let the program use another tensor as a buffer or constant, by the name of its placeholder."""
-        self.executor.set_buffer(name, value)
 
     def run(self, tensors: Sequence[Tensor]) -> list[Any]:
         """Run the local program with autograd: gradients reach the stored parameters by `backward()`.

@@ -19,14 +19,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.utils import _pytree as pytree
 
-from msrun.errors import StrategyError
+from msrun.errors import StrategyError, UnverifiableError
 from msrun.runtime import world
+from msrun.runtime.agreement import gather
 from msrun.runtime.capture.captured_graph import Target
 from msrun.runtime.execute.phase import is_verifying
 from msrun.runtime.execute.placement import Placement
 from msrun.runtime.execute.transfers import start_all_reduce
 from msrun.runtime.nn.deferred_init import init_parameters
+from msrun.runtime.nn.random_calls import RandomCalls
+from msrun.runtime.nn.random_stream import part_of_batch
 from msrun.runtime.parallel.batch.divided_batch import GradAccumulation, find_wrappers
 from msrun.runtime.parallel.border import (
     StepFunction,
@@ -36,6 +40,7 @@ from msrun.runtime.parallel.border import (
     map_tensors,
     tensors_in,
 )
+from msrun.runtime.parallel.engine import Engine
 from msrun.runtime.parallel.host_operators import refusing_targets
 from msrun.runtime.parallel.modes.fsdp import ShardedNetwork, called_modules
 from msrun.runtime.parallel.modes.own_gradients import (
@@ -48,15 +53,16 @@ from msrun.runtime.parallel.modes.own_gradients import (
     scale_gradient_of,
 )
 from msrun.runtime.parallel.modes.reduction import ReducedNetwork, any_rank
+from msrun.runtime.parallel.modes.replica_plan import build_replica_plan
 from msrun.runtime.parallel.outside import mean_of_ranks, note_known
 from msrun.runtime.parallel.parameters.storage import equal_everywhere, note_placed
 from msrun.runtime.parallel.precision import autocast
+from msrun.runtime.parallel.recomputation import checkpointed
 from msrun.runtime.parallel.scaling import replica_scales, scale_gradient
-from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.parallel.user_name import user_name
 from msrun.runtime.progress import waiting_in
+from msrun.runtime.sharding.layout import Box, whole
 
-Placed = Callable[[nn.Module, Mapping[int, Placement], list[str]], None]
 replicas_called: ContextVar[list[Replicas] | None] = ContextVar("replicas_called", default=None)
 """A list while `value_and_grad` runs its function: who must hand out the gradients of what was called."""
 
@@ -64,16 +70,12 @@ replicas_called: ContextVar[list[Replicas] | None] = ContextVar("replicas_called
 _living: weakref.WeakSet[Replicas] = weakref.WeakSet()
 
 
-class Replicas:
-    """The networks of one AutoParallel in a mode without capture. All ranks make the same calls in the same order.
+class Replicas(Engine):
+    """Runs networks as they are: replicas whose gradients torch's DDP reduces, or which its FSDP2 cuts."""
 
-    Args:
-        placed: called with what was decided and notes when a network's parameters have been put in place.
-    """
-
-    def __init__(self, settings: ParallelSettings, placed: Placed) -> None:
-        self._settings = settings
-        self._placed = placed
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        settings = self.settings
         self._ranks = world.get_group_size()
         self._scales = replica_scales(settings.compat, settings.averages_gradients, self._ranks)
         self._networks: dict[tuple[int, ...], tuple[nn.Module, list[nn.Parameter]]] = {}
@@ -90,22 +92,25 @@ class Replicas:
         self._written: dict[tuple[int, bool], list[nn.Parameter]] = {}
         """(id of the root, whether it is in training) -> parameters that its forward pass writes"""
         self.is_running_module = False
-        self.has_waited = False
-        """Whether gradients of this rank alone have been added up: a step that is verified would send them, too."""
         self._waits: list[contextlib.ExitStack] = []
         """The contexts of `no_sync` that are open, outermost first."""
         _living.add(self)
 
     # -- calling ------------------------------------------------------------------------------------------------
 
-    def call(self, target: Target, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def call(self, target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run a module, or a function that closes over modules.
 
         Scalar results are means over all ranks, others, and with MindSpore's meaning all, are this rank's own.
         """
-        self.place(target)
+        rows = part_of_batch(world.get_rank(), self._ranks, pytree.tree_leaves((args, kwargs)))
+        with RandomCalls(), rows, checkpointed(target.root):
+            return self._call(target, args, kwargs)
+
+    def _call(self, target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        self.place(target, args, kwargs)
         self._take_buffers(target.root)
-        mode = self._settings.parallel_mode
+        mode = self.settings.parallel_mode
         is_module, trains = isinstance(target.call, nn.Module), torch.is_grad_enabled()
         reduced: ReducedNetwork | None = None
         if isinstance(target.call, nn.Module) and trains and not self._sharded:
@@ -120,9 +125,9 @@ class Replicas:
             enter_step(tensors, [self._ranks] * len(tensors), lambda _: self._scales.leaf)
             args, kwargs = map_tensors(lambda x: scale_gradient(x, self._scales.input), (args, kwargs))
         versions = {p: p._version for p in target.root.parameters() if is_same_everywhere(p)}
-        with autocast(self._settings.precision), refusing_targets(target.root, mode):
+        with autocast(self.settings.precision), refusing_targets(target.root, mode):
             result = run(*args, **kwargs)
-        if not self._sharded and self._settings.broadcasts_parameters:
+        if not self._sharded and self.settings.broadcasts_parameters:
             self._check_written(target.root, versions)
         if reduced is not None:
             reduced.look(tensors_in(result))
@@ -145,7 +150,7 @@ class Replicas:
         Forward passes write into them, such as batch norms their running means, on every rank from its own rows.
         """
         by_type: dict[torch.dtype, list[Tensor]] = {}
-        for module in self._buffered[id(root)] if self._settings.broadcasts_parameters else ():
+        for module in self._buffered[id(root)] if self.settings.broadcasts_parameters else ():
             is_norm = isinstance(module, nn.modules.batchnorm._NormBase)
             for buffer in module._buffers.values():
                 if buffer is not None and is_same_everywhere(buffer):
@@ -180,7 +185,7 @@ class Replicas:
                 )
 
     def _reduction_of(self, network: nn.Module) -> ReducedNetwork:
-        return ReducedNetwork(network, sums_wide=self._settings.gradient_fp32_sync)
+        return ReducedNetwork(network, sums_wide=self.settings.gradient_fp32_sync)
 
     def _begin_backward(self, reduced: ReducedNetwork | None, *, syncs: bool, counts: bool) -> None:
         """Hear that a backward pass has come to a result.
@@ -195,7 +200,7 @@ class Replicas:
             StepFunction.refuse_second_derivatives()
 
     def _leave(self, value: Tensor, place: tuple[int, Iterator[int]], begin: Callable[[], None]) -> Tensor:
-        has_mean = is_verifying.get() or not self._settings.has_own_results
+        has_mean = is_verifying.get() or not self.settings.has_own_results
         if has_mean and value.dim() == 0 and value.is_floating_point():
             root, numbers = place
             whole = self._whole.setdefault((root, next(numbers)), WholeResults())
@@ -206,7 +211,7 @@ class Replicas:
             leave_step(scaled, begin)
         return scaled
 
-    def place(self, target: Target) -> None:
+    def place(self, target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> None:  # noqa: ARG002
         """Give each rank its parameters, unless it has them."""
         root = target.root
         key = tuple(map(id, called_modules(target)))
@@ -219,19 +224,19 @@ class Replicas:
                 return None
             # DDP would leave the gradients of new, of unfrozen and of converted ones alone
             self._reduced.pop(id(root), None)
-        if self._settings.parallel_mode != "hybrid_parallel":
-            check_no_layerwise(root, self._settings.parallel_mode)
-        check_servers(root, self._settings)
-        if self._settings.hsdp is not None:
-            _check_not_accumulated(root, self._settings.parallel_mode)
+        if not self.settings.is_cut_by_hand:
+            check_no_layerwise(root, self.settings.parallel_mode)
+        check_servers(root, self.settings)
+        if self.settings.hsdp is not None:
+            _check_not_accumulated(root, self.settings.parallel_mode)
         init_parameters(root)
-        notes = list(self._settings.precision.notes) if self._settings.precision else []
+        notes = list(self.settings.precision.notes) if self.settings.precision else []
         notes += self._agree(root)
         average_rows(root)
         decisions: Mapping[int, Placement] = {}
-        if self._settings.hsdp is not None and not all(isinstance(p, DTensor) for p in root.parameters()):
+        if self.settings.hsdp is not None and not all(isinstance(p, DTensor) for p in root.parameters()):
             self._sharded[id(root)] = sharded = ShardedNetwork(
-                target, self._settings.hsdp, sums_wide=self._settings.gradient_fp32_sync
+                target, self.settings.hsdp, sums_wide=self.settings.gradient_fp32_sync
             )
             for waits in self._waits[:1]:
                 waits.enter_context(sharded.no_sync())
@@ -244,7 +249,7 @@ class Replicas:
         note_known(root.parameters(), kept_equal=self.keeps_equal)
         self._kinds[key] = _kinds_of(self._networks[key][1])
         self._buffered[id(root)] = [module for module in root.modules() if module._buffers]
-        self._placed(root, decisions, notes)
+        self.tell(root, build_replica_plan(root, self.settings, decisions, notes))
         note_placed()
         return None
 
@@ -260,7 +265,7 @@ class Replicas:
         if not different:
             return []
         found = f"{len(different)} parameters or buffers differed between ranks ({user_name(different[0])}, ...)"
-        if not self._settings.broadcasts_parameters:
+        if not self.settings.broadcasts_parameters:
             return [f"{found} and parameter_broadcast is off: the ranks train different networks"]
         for name in different:
             value = named[name].detach().contiguous()
@@ -300,12 +305,33 @@ class Replicas:
             for sharded in self._sharded.values() if waits else ():
                 waits[0].enter_context(sharded.no_sync())
 
+    def boxes(self, root: nn.Module, tensors: Sequence[Tensor]) -> list[Box]:  # noqa: ARG002
+        """Return which part of each of the global batch's tensors this rank has passed.
+
+        Raises:
+            UnverifiableError: the ranks' batches cannot be joined.
+        """
+        everyone = gather([tuple(tensor.shape) for tensor in tensors])
+        if len({tuple(shape[1:] for shape in shapes) for shapes in everyone}) > 1:
+            raise UnverifiableError(
+                f"verify(): the ranks' batches cannot be joined: {everyone[0]} on rank 0, {everyone[-1]} on the "
+                "last one"
+            )
+        rows = [next((shape[:1] for shape in shapes if shape), ()) for shapes in everyone]
+        others = [i for i in range(len(tensors)) if all(of[i][:1] != r for of, r in zip(everyone, rows, strict=True))]
+        equal = equal_everywhere([tensors[i].detach() for i in others])
+        shared = {i for i, is_equal in zip(others, equal, strict=True) if is_equal}  # a mask of all rows, weights
+        return [
+            whole(shapes[0]) if i in shared else _rows_of(shapes, world.get_rank())
+            for i, shapes in enumerate(zip(*everyone, strict=True))
+        ]
+
     # -- gradients for value_and_grad ---------------------------------------------------------------------------
 
     @property
     def keeps_equal(self) -> bool:
         """Whether all ranks are to hold the same parameters."""
-        return self._settings.broadcasts_parameters
+        return self.settings.broadcasts_parameters
 
     @property
     def reduces_in_backward(self) -> bool:
@@ -333,10 +359,19 @@ class Replicas:
                 )
         result = list(gradients)
         shared = [index for index, weight in enumerate(weights) if not has_own_gradient(weight)]
-        means = mean_of_ranks([gradients[i] for i in shared], sums_wide=self._settings.gradient_fp32_sync)
+        means = mean_of_ranks([gradients[i] for i in shared], sums_wide=self.settings.gradient_fp32_sync)
         for index, mean in zip(shared, means, strict=True):
             result[index] = mean
         return result
+
+
+def _rows_of(shapes: Sequence[tuple[int, ...]], rank: int) -> Box:
+    """Return the box of a rank's rows when the ranks' tensors are joined along dimension 0."""
+    own = shapes[rank]
+    if not own:
+        return Box((), (), ())
+    rows = [shape[0] for shape in shapes]
+    return Box((sum(rows), *own[1:]), (sum(rows[:rank]), *(0,) * (len(own) - 1)), own)
 
 
 def _check_hooks(network: nn.Module, mode: str) -> None:

@@ -15,8 +15,9 @@ from msrun.runtime.agreement import gather
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.execute.placement import PlacedParameter, placement_of, placements
 from msrun.runtime.parallel.batch.divided_batch import DividedBatch, find_parts
-from msrun.runtime.parallel.batch.parts import BatchParts, find_tensors
+from msrun.runtime.parallel.batch.parts import BatchParts, describe_batch, find_tensors
 from msrun.runtime.parallel.compilation.compilation import Compilation, Draft, host_inputs_of
+from msrun.runtime.parallel.compilation.compiled import ProgramCall
 from msrun.runtime.parallel.parameters.storage import ParameterStorage, StageHolders
 from msrun.runtime.parallel.pipeline.pipeline import Pipeline, find_pipeline, pin_modules, pin_parameters
 from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
@@ -31,7 +32,6 @@ from msrun.runtime.partition.borders import place_stages
 from msrun.runtime.partition.local_values import LocalValue, infer_local_values, parameter_memory
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.partition.stages import StageAssignment, StageProgram, assign_stages, cut_stages, holders_of
-from msrun.runtime.sharding.layout import Mesh
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,55 @@ class Division(Draft):
         """Who holds which parameter."""
         return StageHolders(self.holders, ())
 
+    def build(self, compilation: Compilation) -> tuple[ProgramCall, ParallelPlan]:
+        """Return what runs the stages of this rank, and what was decided."""
+        return build_stages(compilation, self)
+
+    def finish(self, call: ProgramCall, plan: ParallelPlan) -> ParallelPlan:
+        """Return a plan that knows what all stages of ranks move."""
+        assert isinstance(call, PipelinedCall)
+        _ = call.line.group  # its ranks make it together, before other groups of some of them
+        assert plan.traffic is not None
+        size = call.program.mesh.size
+        pipeline = build_pipeline_plan(call, self.assignment, gather(plan.traffic)[::size])
+        return replace(plan, world_size=world.get_group_size(), pipeline=pipeline)
+
     def describe(self, tensors: Sequence[Tensor]) -> str:
         """Return it and how the stages run as text that is equal on all ranks that run the same."""
         division = sorted(f"{node.name} {stage}" for node, stage in self.assignment.stage_of.items())
         on_host = [operator.name for operator in self.program.operators if operator.on_host]
         return f"{super().describe(tensors)}\n{self.schedule}\n{division}\n{on_host}"
+
+
+def compile_call(
+    compilation: Compilation, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[CapturedGraph, ProgramCall, ParallelPlan]:
+    """Return the graph and the program for arguments of these shapes, and what was decided.
+
+    All ranks call it together.
+
+    Raises:
+        CaptureError: the network cannot be captured, here or on another rank, or is not the same on all ranks.
+        StrategyError: an illegal strategy, schedule or assignment of stages.
+    """
+    wrappers = compilation.find_wrappers()
+    with compilation.failing_together():
+        draft = draft_call(compilation, wrappers, args, kwargs)
+        compilation.storage.check(draft.program, draft.stages)
+    compilation.check_ranks_agree(draft.describe(find_tensors(args, kwargs)), batch=describe_batch(args, kwargs))
+    with compilation.failing_together():
+        call, plan = draft.build(compilation)
+    compilation.check_ranks_agree("built")
+    return draft.captured, call, draft.finish(call, plan)
+
+
+def draft_call(
+    compilation: Compilation, wrappers: list[DividedBatch], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Draft:
+    """Return the local program for arguments of these shapes, or the stages of one; exchanges nothing."""
+    if compilation.settings.pipeline.stages > 1 or any(isinstance(wrapper, Pipeline) for wrapper in wrappers):
+        return divide(compilation, wrappers, args, kwargs)
+    return compilation.draft(wrappers, args, kwargs)
 
 
 def divide(
@@ -85,7 +129,8 @@ def divide(
     stages = cut_stages(program, assignment.stage_of, schedule.stages, values, loss)
     host_inputs = host_inputs_of(find_tensors(args, kwargs))
     place_stages(program, stages, stored=compilation.storage.on_host, host_inputs=host_inputs)
-    return Division(captured, program, draft.parts, draft.recompute, schedule, assignment, values, loss, stages)
+    given = captured, program, draft.parts, draft.recompute, draft.chosen
+    return Division(*given, schedule, assignment, values, loss, stages)
 
 
 def _release_tables(root: nn.Module, stages: int) -> None:
@@ -119,10 +164,10 @@ def _infer_values(program: LocalProgram, root: nn.Module) -> Mapping[fx.Node, Lo
 
 def build_stages(compilation: Compilation, division: Division) -> tuple[PipelinedCall, ParallelPlan]:
     """Place the parameters and make the stages of a rank; its plan knows nothing of other ranks' traffic yet."""
-    settings, program, schedule = compilation.settings, division.program, division.schedule
+    settings, program, schedule = division.chosen.settings, division.program, division.schedule
     line = _line(compilation, schedule.ranks)
     own = schedule.stages_of(line.own)
-    compilation.place(program, StageHolders(division.holders, own, schedule.holder, division.assignment.by_name))
+    compilation.place(division, StageHolders(division.holders, own, schedule.holder, division.assignment.by_name))
     memory_of = parameter_memory(division.values)
     compiled = {
         stage: compilation.build_call(
@@ -164,14 +209,7 @@ def build_stages(compilation: Compilation, division: Division) -> tuple[Pipeline
         scales=scales(settings.compat, division.parts.copies, division.parts.micro_batches),
         output_broadcast=settings.pipeline.output_broadcast,
     )
-    return result, compilation.plan_of(result)
-
-
-def add_stages(plan: ParallelPlan, call: PipelinedCall, assignment: StageAssignment, mesh: Mesh) -> ParallelPlan:
-    """Return a plan that knows what all stages of ranks move. All ranks call it together."""
-    assert plan.traffic is not None
-    pipeline = build_pipeline_plan(call, assignment, gather(plan.traffic)[:: mesh.size])
-    return replace(plan, world_size=world.get_group_size(), pipeline=pipeline)
+    return result, compilation.plan_of(result, division)
 
 
 def _tied_parameters(

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, fx
 
-from msrun.errors import StrategyError
+from msrun.errors import CaptureError, StrategyError
 from msrun.runtime.execute.parameters import ParameterGroup
 from msrun.runtime.execute.placement import PlacedParameter
 from msrun.runtime.execute.segment_runner import arrived
@@ -25,20 +25,23 @@ from msrun.runtime.nn.random_stream import current_draw
 from msrun.runtime.parallel.batch.divided_batch import hand_out
 from msrun.runtime.parallel.batch.parts import BatchParts, join_values
 from msrun.runtime.parallel.border import StepFunction, WholeResults, enter_step
-from msrun.runtime.parallel.compilation.compiled import CompiledCall
+from msrun.runtime.parallel.compilation.compiled import CompiledCall, ProgramCall
+from msrun.runtime.parallel.gradients_in_backward import ArrivingGradients
 from msrun.runtime.parallel.pipeline.schedule import Action, Schedule
 from msrun.runtime.parallel.pipeline.stage_runner import Line, StepRun
 from msrun.runtime.parallel.program_text import render_program
 from msrun.runtime.parallel.scaling import Scales, current_loss_scale, input_factor, leaf_factor
-from msrun.runtime.partition.local_values import LocalValue, gradient_reaches
+from msrun.runtime.partition.collective_messages import Message
+from msrun.runtime.partition.local_values import LocalValue, LocalValues, gradient_reaches
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.partition.stages import StageProgram
 from msrun.runtime.progress import waiting_in
+from msrun.runtime.schedule.activations import ActivationEstimate
 from msrun.runtime.sharding.operators.rule import DRAW
 
 
 @dataclass
-class PipelinedCall:
+class PipelinedCall(ProgramCall):
     """Runs one captured call through the stages of a pipeline. Made by AutoParallel; lives as long as it."""
 
     program: LocalProgram
@@ -66,17 +69,63 @@ class PipelinedCall:
     scales: Scales
     """Factors of the loss of every copy of every micro batch, and of its gradient."""
     output_broadcast: bool
+    arriving: ArrivingGradients = field(default_factory=ArrivingGradients)
     whole_results: WholeResults = field(default_factory=WholeResults)
 
-    @property
-    def copies(self) -> int:
-        """Copies of every micro batch."""
-        return self.parts.copies
+    def local_values(self) -> LocalValues:
+        """Return what every tensor of all stages is on one rank."""
+        return self.values
 
-    @property
-    def groups(self) -> list[ParameterGroup]:
-        """Messages of this rank's parameters."""
-        return [group for call in self.own.values() for group in call.groups]
+    def programs_with_ends(self) -> list[tuple[LocalProgram, list[fx.Node] | None]]:
+        """Return the stages of this rank with the values at which gradients come in."""
+        loss = self.loss.name if self.loss is not None else ""
+        found: list[tuple[LocalProgram, list[fx.Node] | None]] = []
+        for stage in (self.stages[index] for index in self.own):
+            names = {value.name for value in stage.sent if value.has_gradient} | {loss}
+            ends = [node for name, node in zip(stage.made, stage.program.outputs, strict=True) if name in names]
+            found.append((stage.program, ends))
+        return found
+
+    def messages_of_part(self) -> list[Message]:
+        """Return what this rank sends and receives for one part of the batch; its own stages hand values over."""
+        messages = []
+        for stage in self.own:
+            for other, values, is_out in (
+                (stage + 1, self.stages[stage].sent, True),
+                (stage - 1, self.stages[stage].received, False),
+            ):
+                if not 0 <= other < len(self.stages) or other in self.own:
+                    continue
+                for value in values:
+                    messages.append(Message("send" if is_out else "receive", value.value.nbytes, 2))
+                    if value.has_gradient:
+                        messages.append(Message("receive" if is_out else "send", value.value.nbytes, 2))
+        return messages
+
+    def messages_of_step(self) -> list[Message]:
+        """Return what the ranks of equal place in all stages exchange once in a step."""
+        ranks = len(self.line.ranks)
+        messages = [
+            Message("all_reduce", stored.part.numel() * stored.part.element_size(), len(self.ranks_of(name)))
+            for name, stored in self.tied.items()
+        ]
+        if ranks == 1:
+            return messages
+        inputs = [self.values[node] for node in self.program.inputs]
+        results = [self.values[node] for node in self.program.outputs if isinstance(node, fx.Node)]
+        moved = [("all_reduce", value) for value in inputs if value.requires_grad]
+        moved += [("broadcast", value) for value in results if not value.shape or self.output_broadcast]
+        for operation, value in moved:
+            messages.append(Message(operation, value.nbytes * (self.parts.total if value.shape else 1), ranks))
+        return messages
+
+    def activations(self) -> ActivationEstimate:
+        """Refuse.
+
+        Raises:
+            CaptureError: always.
+        """
+        raise CaptureError("there is no estimate for a pipeline, whose stages hold several micro batches at once")
 
     def render(self) -> str:
         """Return the programs of this rank's stages as text."""
@@ -88,7 +137,12 @@ class PipelinedCall:
         return "\n".join(texts)
 
     @property
-    def stored(self) -> list[PlacedParameter]:
+    def groups(self) -> list[ParameterGroup]:  # type: ignore[override]
+        """Messages of this rank's parameters."""
+        return [group for call in self.own.values() for group in call.groups]
+
+    @property
+    def stored(self) -> list[PlacedParameter]:  # type: ignore[override]
         """Trainable parameters of all stages, in the same order on every rank: their gradients come back so.
 
         Those of other stages have one without elements here, so that a script does the same on every rank.
@@ -96,11 +150,6 @@ class PipelinedCall:
         own = {item.name: item for call in self.own.values() for item in call.stored}
         found = own | self.tied | self.elsewhere
         return [found[name] for name in self.program.parameters if name in found]
-
-    @cached_property
-    def input_parts(self) -> list[int]:
-        """Into how many parts the ranks cut each of the user's tensors."""
-        return [self.program.mesh.extent(tuple(layout.used)) for layout in self.program.input_layouts]
 
     @cached_property
     def actions(self) -> Sequence[Action]:
@@ -124,8 +173,7 @@ class PipelinedCall:
 
     def set_buffer(self, name: str, value: Tensor) -> None:
         """Let this rank's stages use another tensor as a buffer or constant, by the name of its placeholder."""
-        for call in self.own.values():
-            call.set_buffer(name, value)
+        super().set_buffer(name, value)
         if name in self.buffers:
             self.buffers[name] = value
 

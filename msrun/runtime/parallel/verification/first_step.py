@@ -19,7 +19,6 @@ from msrun.runtime import world
 from msrun.runtime.execute.phase import is_verifying
 from msrun.runtime.parallel.batch.parts import find_tensors
 from msrun.runtime.parallel.plan import log
-from msrun.runtime.parallel.settings import REPLICA_MODES
 from msrun.runtime.parallel.verification.report import VerificationReport
 from msrun.runtime.parallel.verification.verify import Comparison, root_of, verifying
 
@@ -79,12 +78,12 @@ def _is_to_be_checked(parallel: AutoParallel, root: nn.Module, args: Sequence[An
     if known is not None and root in known:
         return False
     settings, ranks = parallel.settings, world.get_group_size()
-    if ranks == 1 or settings.parallel_mode == "stand_alone" or world.simulation_level() is not None:
+    if ranks == 1 or settings.is_lone or world.simulation_level() is not None:
         return False
     wanted = os.environ.get(contract.MSRUN_VERIFY, "")
     if wanted == "0" or (not wanted and settings.checks_first_step is False):
         return False
-    if parallel._replicas is not None and parallel._replicas.has_waited:
+    if parallel.engine.has_waited:
         log.debug("the first step does not check itself: no_sync() adds gradients up that the check would send")
         return False
     _checked.setdefault(parallel, weakref.WeakSet()).add(root)
@@ -93,9 +92,7 @@ def _is_to_be_checked(parallel: AutoParallel, root: nn.Module, args: Sequence[An
     on_cpu = world.device().type == "cpu"
     tensors = find_tensors(args, kwargs)
     elements = sum(parameter.numel() for parameter in root.parameters())
-    products = count_products(root, tensors) * (
-        ranks if settings.parallel_mode in REPLICA_MODES else settings.batch_parts(ranks)
-    )
+    products = count_products(root, tensors) * (ranks if settings.is_replicated else settings.batch_parts(ranks))
     if elements > (ELEMENTS if on_cpu else ELEMENTS_OF_ACCELERATOR):
         log.debug("the first step does not check itself: %.0f parameters; MSRUN_VERIFY=1 checks any network", elements)
         return False

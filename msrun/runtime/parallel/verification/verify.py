@@ -14,7 +14,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -33,13 +33,10 @@ from msrun.runtime.nn.random_stream import drawing, put_random_state, take_rando
 from msrun.runtime.nn.replaced import current
 from msrun.runtime.parallel.batch.divided_batch import find_parts, find_wrappers
 from msrun.runtime.parallel.batch.parts import find_tensors
-from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.parameters.network_state import Chunk, find_box
-from msrun.runtime.parallel.parameters.storage import equal_everywhere
 from msrun.runtime.parallel.parameters.whole import gathered_parameters, join_chunks
 from msrun.runtime.parallel.plan import log
 from msrun.runtime.parallel.scaling import replica_scales
-from msrun.runtime.parallel.settings import REPLICA_MODES
 from msrun.runtime.parallel.user_name import user_name
 from msrun.runtime.parallel.verification.first_operator import MOST_BYTES, KeptValues, find_first_operator
 from msrun.runtime.parallel.verification.report import (
@@ -58,7 +55,7 @@ from msrun.runtime.parallel.verification.report import (
 from msrun.runtime.parallel.verification.untouched import untouched
 from msrun.runtime.parts.on_servers import find_remotes
 from msrun.runtime.parts.part import Part
-from msrun.runtime.sharding.layout import Box, whole
+from msrun.runtime.sharding.layout import Box
 from msrun.runtime.tensors.plain_tensors import plain
 
 if TYPE_CHECKING:
@@ -74,7 +71,7 @@ def verify_step(
     tolerance: float | None = None,
 ) -> VerificationReport:
     """Do the work of `AutoParallel.verify`."""
-    if world.get_group_size() == 1 or parallel.settings.parallel_mode == "stand_alone":
+    if world.get_group_size() == 1 or parallel.settings.is_lone:
         alone = "one process" if world.get_group_size() == 1 else "stand_alone ranks exchange nothing"
         return VerificationReport(world.get_group_size(), (), f"{alone}: there is nothing to compare")
     probe = Comparison(parallel, tolerance)
@@ -241,8 +238,8 @@ class Comparison:
         code: Callable[..., Any] | None = None,
     ) -> VerificationReport:
         self._check(root)
-        replicas = self._parallel._replicas
-        with replicas.syncing() if replicas is not None else nullcontext(), untouched(root, code) as before:
+        engine, is_captured = self._parallel.engine, self._parallel.settings.is_captured
+        with engine.syncing(), untouched(root, code) as before:
             measured = run(args, kwargs)
             before.put_back()
             whole_args, whole_kwargs, boxes = self._whole_batch(root, args, kwargs)
@@ -254,10 +251,9 @@ class Comparison:
                 report = self._report(measured, expected, boxes, held)
                 if report.is_equal:
                     return report
-                is_captured = self._parallel.settings.parallel_mode not in REPLICA_MODES
-                compiled = self._parallel._captured[0].compiled if is_captured else None
+                compiled = engine.program
                 before.put_back()
-                with KeptValues(MOST_BYTES if isinstance(compiled, CompiledCall) else 0) as kept:
+                with KeptValues(0 if compiled is None else MOST_BYTES) as kept:
                     run(whole_args, whole_kwargs)
                 before.put_back()
                 self._precision = max(kept.precisions, key=TOLERANCES.__getitem__, default=self._precision)
@@ -271,7 +267,7 @@ class Comparison:
                 if not is_captured:
                     reason = _reason(measured, expected, boxes, report.differences)
                     return replace(report, is_captured=False, reason=reason)
-                if not isinstance(compiled, CompiledCall):
+                if compiled is None:
                     return report
                 parts = self._parallel.settings.batch_parts(world.get_group_size())
                 with drawing(root, lambda question: gather(question())[0], parts):
@@ -296,9 +292,9 @@ class Comparison:
         return VerificationReport(world.get_group_size(), worst)
 
     def _check(self, root: nn.Module) -> None:
-        if self._parallel.settings.parallel_mode not in REPLICA_MODES:
+        if self._parallel.settings.is_captured:
             return
-        if self._parallel.settings.parallel_mode == "hybrid_parallel":
+        if self._parallel.settings.is_cut_by_hand:
             raise UnverifiableError(
                 'verify() with parallel_mode="hybrid_parallel": nobody knows the whole of a network that is cut by '
                 "hand; compare it with the uncut one yourself"
@@ -326,7 +322,7 @@ class Comparison:
         put in that order, so that the wrappers of one process make the same parts.
         """
         tensors = find_tensors(args, kwargs)
-        boxes = self._boxes(root, tensors)
+        boxes = self._parallel.engine.boxes(root, tensors)
         wholes = join_chunks([Chunk(tensor.detach(), box) for tensor, box in zip(tensors, boxes, strict=True)])
         ranks = self._parallel.settings.batch_parts(world.get_group_size())
         parts = find_parts(find_wrappers(root)).total
@@ -340,29 +336,6 @@ class Comparison:
         given = iter(values)
         whole_args, whole_kwargs = pytree.tree_map_only(Tensor, lambda _: next(given), (tuple(args), dict(kwargs)))
         return whole_args, whole_kwargs, passed
-
-    def _boxes(self, root: nn.Module, tensors: Sequence[Tensor]) -> list[Box]:
-        """Return which part of each of the global batch's tensors this rank has passed."""
-        if self._parallel.settings.parallel_mode in REPLICA_MODES:
-            everyone = gather([tuple(tensor.shape) for tensor in tensors])
-            if len({tuple(shape[1:] for shape in shapes) for shapes in everyone}) > 1:
-                raise UnverifiableError(
-                    f"verify(): the ranks' batches cannot be joined: {everyone[0]} on rank 0, {everyone[-1]} on the "
-                    "last one"
-                )
-            rows = [next((shape[:1] for shape in shapes if shape), ()) for shapes in everyone]
-            others = [
-                i for i in range(len(tensors)) if all(of[i][:1] != r for of, r in zip(everyone, rows, strict=True))
-            ]
-            equal = equal_everywhere([tensors[i].detach() for i in others])
-            shared = {i for i, is_equal in zip(others, equal, strict=True) if is_equal}  # a mask of all rows, weights
-            return [
-                whole(shapes[0]) if i in shared else _rows_of(shapes, world.get_rank())
-                for i, shapes in enumerate(zip(*everyone, strict=True))
-            ]
-        compilation = self._parallel._compilations[id(root)]
-        places = [compilation.place_in_batch(index, tensor) for index, tensor in enumerate(tensors)]
-        return [Box(shape, tuple(s.start for s in at), tuple(s.stop - s.start for s in at)) for shape, at in places]
 
     # -- comparing ----------------------------------------------------------------------------------------------
 
@@ -379,11 +352,11 @@ class Comparison:
         tolerance = Tolerance(self._tolerance, self._precision)
         compare = partial(find_difference, tolerance=tolerance)
         of_parameters, of_inputs = 1.0, 1.0
-        if settings.parallel_mode in REPLICA_MODES:  # sums, where the user wants them, are those of all ranks
+        if settings.is_replicated:  # sums, where the user wants them, are those of all ranks
             factors = replica_scales(settings.compat, settings.averages_gradients, world.get_group_size())
             of_parameters, of_inputs = factors.start, factors.own * factors.start * world.get_group_size()
         found = [compare(n, value, expected.scalars.get(n), floor=SMALL) for n, value in measured.scalars.items()]
-        if settings.parallel_mode in REPLICA_MODES:
+        if settings.is_replicated:
             found += [compare(n, value, expected.counts.get(n)) for n, value in measured.counts.items()]
         for i, gradient in measured.inputs.items():
             whole, part = expected.inputs[i], passed[i]
@@ -461,15 +434,6 @@ def _fresh(tensor: Tensor) -> Tensor:
     return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
-def _rows_of(shapes: Sequence[tuple[int, ...]], rank: int) -> Box:
-    """Return the box of a rank's rows when the ranks' tensors are joined along dimension 0."""
-    own = shapes[rank]
-    if not own:
-        return Box((), (), ())
-    rows = [shape[0] for shape in shapes]
-    return Box((sum(rows), *own[1:]), (sum(rows[:rank]), *(0,) * (len(own) - 1)), own)
-
-
 def _reordered(whole: Tensor, outer: int, inner: int) -> Tensor:
     """Return rows that are `outer` times `inner` runs as `inner` times `outer` runs."""
     rows = whole.shape[0] // (outer * inner) if whole.dim() else 1
@@ -480,7 +444,7 @@ def _reordered(whole: Tensor, outer: int, inner: int) -> Tensor:
 
 def root_of(parallel: AutoParallel, function: Callable[..., Any]) -> nn.Module:
     """Return the module that holds every parameter of a function, the same as `AutoParallel.run` finds."""
-    return parallel._target(function).root
+    return parallel.engine.target_of(function).root
 
 
 def _dense(gradient: Tensor | None) -> Tensor | None:

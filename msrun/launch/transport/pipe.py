@@ -11,11 +11,15 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from msrun.agent.processes.process_control import is_stopped, set_open_files
 from msrun.errors import ClusterError
-from msrun.launch.rehearsal import HostShare
+
+if TYPE_CHECKING:  # not on the hosts that are reached over SSH
+    from msrun.cluster.connection import Connection
 
 # Run by the agent's interpreter. It takes a line "<bytes> <sha256>", then that many bytes of Python, and runs them:
 # whatever belongs to the job comes through the pipe, so that no shell ever reads it and no `ps` shows it.
@@ -212,6 +216,21 @@ class ChildPipe(SocketPipe):
         return data.decode("utf-8", "backslashreplace")
 
 
+@dataclass(frozen=True)
+class HostShare:
+    """One host's part of this machine."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    cpus: tuple[int, ...] = ()
+    """Processors of its agent and all that it starts; empty = all."""
+
+    @property
+    def home(self) -> str:
+        """The directory that a login begins in."""
+        home = self.environment.get("HOME", "")
+        return home if home and Path(home).is_dir() else "/"
+
+
 class LocalPipe(ChildPipe):
     """An agent on this host; see `AgentPipe`."""
 
@@ -265,3 +284,61 @@ class LocalPipe(ChildPipe):
             code = self.process.wait(END_S)
             return code if code >= 0 else 128 - code
         return None
+
+
+RECORD_BYTES = 1 << 17
+
+
+class SealedPipe(AgentPipe):
+    """Bytes go as sealed records. A `write` that was held up has to be given the same bytes again, as TLS has it."""
+
+    def __init__(self, connection: Connection, address: str) -> None:
+        """`connection`: past its handshake; this object's from now on. `address`: numeric, of the other side."""
+        self.address = address
+        self.fault = ""
+        """Why what has come cannot be read; empty while it can."""
+        self._connection = connection
+        self._in_flight = 0
+        """So many bytes of what is to be written are in a record that is not all sent."""
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor."""
+        return self._connection.fileno()
+
+    def read(self) -> bytes | None:
+        """Return the next bytes; empty at the end, None when there are none now."""
+        connection = self._connection
+        try:
+            data = b"".join(connection.unseal(body) for body in connection.receive())
+        except ValueError as error:
+            self.fault = str(error)
+            return b""
+        return data or (b"" if connection.is_closed else None)
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Send as many bytes as there is room for.
+
+        Raises:
+            OSError: the other side has gone.
+        """
+        connection = self._connection
+        if not self._in_flight:
+            piece = bytes(data[:RECORD_BYTES])
+            connection.send_body(piece)
+            self._in_flight = len(piece)
+        else:
+            connection.flush()
+        if connection.is_closed:
+            raise BrokenPipeError("the other side has gone")
+        if connection.has_unsent:
+            return 0
+        count, self._in_flight = self._in_flight, 0
+        return count
+
+    def close(self) -> None:
+        """End the connection."""
+        self._connection.close()
+
+    def stderr_text(self) -> str:
+        """Return why what it has sent cannot be read; empty where it can."""
+        return self.fault

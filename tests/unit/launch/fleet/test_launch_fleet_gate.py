@@ -25,8 +25,8 @@ from msrun.cluster.tls.identity import (
     read_authority,
     read_key_pair,
 )
-from msrun.launch.fleet import gate as module
-from msrun.launch.transport.sealed import SealedPipe
+from msrun.launch.fleet import joined_hosts as module
+from msrun.launch.transport.pipe import SealedPipe
 from msrun.planning.record_json import encode_record
 from msrun.planning.tls_spec import parse_tls_config
 

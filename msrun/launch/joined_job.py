@@ -60,8 +60,7 @@ KEY_S = 5.0
 """How long the key that a host has may be that of an earlier job, or none: a shared disk shows a new file late."""
 MAX_KEY_BYTES = 4096
 CONNECT_S = 3.0
-GREETING_S = 15.0
-"""How long the scheduler may take to answer."""
+GREETING_S = 15.0  # how long the scheduler may take to answer
 
 
 def run_joined_job(
@@ -289,8 +288,7 @@ class DialledPart:
     ) -> None:
         """`silence_s`: how long the scheduler may give no sign of life; `place`: where it is."""
         self._spec, self._signals, self._silence_s = spec, signals, silence_s
-        self._server: ForkServerHandle | None = None
-        """The fork server of the part before, for the next."""
+        self._server: ForkServerHandle | None = None  # the fork server of the part before, for the next
         self._has_run = False
         pipe = SealedPipe(connection, place[0])
         where = f"the scheduler at {place[0]}:{place[1]}"

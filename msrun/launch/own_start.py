@@ -48,8 +48,7 @@ def describe_shadowed_package(spec: LaunchSpec, environment: Mapping[str, str]) 
     return ""
 
 
-RECORD_S = 2.0
-"""How long the scheduler may leave the record of a moment unread before it gets no more."""
+RECORD_S = 2.0  # how long the scheduler may leave the record of a moment unread before it gets no more
 
 
 class SchedulerRecord(Observer):

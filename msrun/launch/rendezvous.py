@@ -72,8 +72,7 @@ class Patience:
                 raise error
 
 
-UNKNOWN = "?"
-"""Name and address of a host that a dry run cannot know."""
+UNKNOWN = "?"  # name and address of a host that a dry run cannot know
 
 
 def has_scheduler(spec: LaunchSpec, master_addr: str) -> bool:

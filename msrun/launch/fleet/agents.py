@@ -31,8 +31,7 @@ from msrun.planning.record_json import encode_record
 
 NOT_UNDERSTOOD = "its agent says what cannot be understood ({}); install the same msrun there"
 RETRY_S = 0.5
-SALVAGE_S = 10.0
-"""How long the host of a lost agent may take to let somebody else in."""
+SALVAGE_S = 10.0  # how long the host of a lost agent may take to let somebody else in
 CUT_REMEDY = "start it again, and if that does not help, look for the reason in the log of its sshd"
 ACKNOWLEDGE_BYTES = 1 << 19
 """After so many bytes of logs the agent is told that they have come, so that it sends more."""
@@ -379,16 +378,12 @@ class NotUnderstood(ValueError):
 
 
 CLOSE_S = 3.0
-ANSWER_S = 60.0
-"""How long hosts may take to answer once one has."""
+ANSWER_S = 60.0  # how long hosts may take to answer once one has
 MAX_BEAT_S = 2.0
-SHARE_HOSTS = 64
-"""So many hosts get a sign of life at a time, so that their answers do not come all at once."""
-PAUSE_WAIT_S = 1.0
-"""How long agents may take to hear that the launcher is about to be stopped."""
+SHARE_HOSTS = 64  # so many hosts get a sign of life at a time, so that their answers do not come all at once
+PAUSE_WAIT_S = 1.0  # how long agents may take to hear that the launcher is about to be stopped
 POLL_S = 0.01
-OF_LAUNCHER = -1
-"""In place of a host's node_rank, in the message of a `fault` of the launcher's own."""
+OF_LAUNCHER = -1  # in place of a host's node_rank, in the message of a `fault` of the launcher's own
 LOSSES = frozenset({"lost", "error", "fault"})
 """What says that nothing good is to be expected of a host any more."""
 
@@ -411,8 +406,8 @@ class Agents:
             silence_s: how long launcher and host may hear nothing of each other.
             folder: where a fault of this process is kept as long as there are no `logs`; None = nowhere.
         """
-        self._clock, self._silence_s = clock, silence_s
         self._signals, self._forward = signals, forward
+        self._silence_s, self._clock = silence_s, clock
         self.inbox = Inbox()
         self.loop = EventLoop(connects_at_a_time, self._tell_fault)
         self.numbers = itertools.count()
@@ -420,12 +415,8 @@ class Agents:
         self.logs: LogCollector | None = None
         """Where the logs of the hosts of this start go."""
         self.folder = folder
-        self._has_fault = False
-        self._links: list[AgentLink] = []
-        self._nodes: dict[int, int] = {}
-        """Number of a link -> node_rank."""
         self.aside: dict[str, Callable[[int, Message], object]] = {}
-        """Message type -> what is called with the number of a link that is none of them."""
+        """Message type -> what is called with the number of a link that is none of this start."""
         self.others: list[AgentLink] = []
         """Of hosts that were of an earlier start, or wait for a later one."""
         self.has_begun = False
@@ -434,11 +425,14 @@ class Agents:
         """The user does not want to wait for hosts any more."""
         self.interrupt: Interrupted | None = None
         """The first signal that is to end the job."""
+        self.stop_self: Callable[[], None] = stop_this_process
+        """What Ctrl-Z does to this process."""
+        self._links: list[AgentLink] = []
+        self._nodes: dict[int, int] = {}  # number of a link -> node_rank
+        self._has_fault = False
         self._beat_s = min(silence_s / 6, MAX_BEAT_S)
         self._next_beat = 0.0
         self._turn, self._interrupts = -1, 0
-        self.stop_self: Callable[[], None] = stop_this_process
-        """What Ctrl-Z does to this process."""
 
     @property
     def links(self) -> list[AgentLink]:
@@ -508,15 +502,13 @@ class Agents:
 
     def close(self) -> None:
         """Let all agents go, and wait a moment for them."""
-        deadline = time.monotonic() + CLOSE_S
-        links = [*self.links, *self.others]
+        deadline, links = time.monotonic() + CLOSE_S, [*self.links, *self.others]
         for link in links:
             link.dismiss()
-        late = deadline + 2 * SALVAGE_S
         with contextlib.suppress(KeyboardInterrupt):
             while time.monotonic() < deadline and any(link.is_open for link in links):
                 self._take_turn(max(0.0, deadline - time.monotonic()))
-            while time.monotonic() < late and any(link.is_salvaging for link in links):
+            while time.monotonic() < deadline + 2 * SALVAGE_S and any(link.is_salvaging for link in links):
                 self._take_turn(POLL_S)
         for link in links:
             link.close()
@@ -563,7 +555,12 @@ class Agents:
                 self._deliver(message, handlers, on_loss, on_fault)
             self._heed_signals()
             now = self._clock()
-            self._beat_due(now)
+            # Shares whose turn has passed are made up for, but none twice.
+            every_s = self._beat_s / self.shares
+            self._next_beat = max(self._next_beat, now - self._beat_s + every_s)
+            while now >= self._next_beat:
+                self._next_beat += every_s
+                self.beat_share()
             if now >= next_tick:
                 next_tick = now + tick_s
                 tick()
@@ -579,14 +576,6 @@ class Agents:
         except Exception as error:  # noqa: BLE001 - it carries out the end of the job
             self._tell_fault(error)
             time.sleep(POLL_S)
-
-    def _beat_due(self, now: float) -> None:
-        """Give the shares whose turn has come their sign of life; late ones are made up for, but none twice."""
-        every_s = self._beat_s / self.shares
-        self._next_beat = max(self._next_beat, now - self._beat_s + every_s)
-        while now >= self._next_beat:
-            self._next_beat += every_s
-            self.beat_share()
 
     @property
     def shares(self) -> int:
@@ -634,19 +623,19 @@ class Agents:
         if message["type"] in ("error", "fault"):
             kind = UsageError if message.get("exit_code") == contract.EXIT_USAGE else ClusterError
             return kind(str(message.get("text")))
-        if message.get("exit_status") is None:
+        status = message.get("exit_status")
+        if status is None:
             return ClusterError(str(message["reason"]))
-        entry = self.links[node].entry
-        return explain_agent_end(message["exit_status"], message.get("stderr", ""), entry)
+        return explain_agent_end(status, message.get("stderr", ""), self.links[node].entry)
 
     def _heed_signals(self) -> None:
         for signum in self._signals.read():
             if signum == signal.SIGTSTP:
                 self._pause()
                 continue
-            if signum == signal.SIGCONT and signum not in self._forward:
-                continue
             if signum not in self._forward:
+                if signum == signal.SIGCONT:
+                    continue
                 self._interrupts += 1
                 self.interrupt = self.interrupt or interruption(signum, self._signals.time_limit_s)
                 if not self.has_begun:

@@ -54,12 +54,9 @@ from msrun.planning.record_json import encode_record
 from msrun.planning.spec import LaunchSpec
 
 TICK_S = 0.2
-END_S = 15.0
-"""How long past its grace a host may take to end before it is given up."""
-NO_ADDRESS = "127.0.0.1"
-"""What --master_addr says when it was not given."""
-_ONCE = frozenset({"stopping", "hang", "waiting"})
-"""Told by every host; the first one is the job's."""
+END_S = 15.0  # how long past its grace a host may take to end before it is given up
+NO_ADDRESS = "127.0.0.1"  # what --master_addr says when it was not given
+_ONCE = frozenset({"stopping", "hang", "waiting"})  # told by every host; the first one is the job's
 _AS_THEY_ARE = frozenset({"server", "signal", "log_lost", "note", "lingering"})
 
 
@@ -71,8 +68,7 @@ class FleetRecord:
         self._ranks, self._observers = dict(ranks), observers
         self._told: set[str] = set()
         self._restart: dict[str, Any] = {}
-        self._unready: set[int] = set()
-        """Hosts that have not told yet that they start again."""
+        self._unready: set[int] = set()  # hosts that have not told yet that they start again
         self._begin()
 
     def _begin(self) -> None:
@@ -165,13 +161,11 @@ class FleetRun:
         """Hosts that were lost when it was decided already on which ones the job goes on."""
         self.end_reason = ""
         """Why the job has ended on these hosts, where it goes on elsewhere."""
-        self._ended: set[int] = set()
-        """Hosts of which nothing more is to come."""
+        self._ended: set[int] = set()  # hosts of which nothing more is to come
         self._fault: MsrunError | None = None
         """A host was lost, or the launcher could not do its part: the first of that."""
         self._give_up_at: float | None = None
-        self._restarted_at = 0.0
-        """When hosts were told to begin the newest attempt (s since the epoch)."""
+        self._restarted_at = 0.0  # when hosts were told to begin the newest attempt (s since the epoch)
         self.plan: LaunchPlan | None = None
         """The plan of the job on these hosts; None as long as not all have said what they will run."""
         self._started_at = self._clock()
@@ -477,8 +471,7 @@ class FleetJob:
         self.attempts: list[dict[str, int | float | str]] = []
         """Those that are over, on these hosts and on others, as `JobFailure` has them."""
         self._restarts = 0
-        self._plan: LaunchPlan | None = None
-        """Of the last start that got as far."""
+        self._plan: LaunchPlan | None = None  # of the last start that got as far
 
     def run(self, on_directory: Callable[[], None]) -> JobResult:
         """Run the job to its end. Arguments and errors as `run_fleet_job`; use once."""

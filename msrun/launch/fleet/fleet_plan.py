@@ -35,10 +35,8 @@ from msrun.planning.record_json import decode_record, encode_record
 from msrun.planning.remote_plan import plan_agent
 from msrun.planning.spec import LaunchSpec
 
-PLANNED_JOB = "JOB"
-"""Stands for the id that a run chooses, so that two plans of a job are the same."""
-OF_LAUNCHER = frozenset({"log_dir", "disk"})
-"""What the launcher needs of its own host: room for all logs."""
+PLANNED_JOB = "JOB"  # stands for the id that a run chooses, so that two plans of a job are the same
+OF_LAUNCHER = frozenset({"log_dir", "disk"})  # what the launcher needs of its own host: room for all logs
 
 
 class HostPlans:

@@ -121,8 +121,7 @@ class Hosts:
         """`given`: as for `Agents`."""
         self._spec, self._job_id, self.signals, self._say = spec, job_id, signals, say
         self.agents = Agents(signals, spec.forward_signals, spec.heartbeat_time_out_s, **given)
-        self._opener: HostOpener | None = None
-        """The way to each; closed with this object."""
+        self._opener: HostOpener | None = None  # the way to each; closed with this object
         self.failed_nodes: set[int] = set()
         """The hosts because of which the last `run` has raised; empty when it is none of them."""
 
@@ -194,8 +193,7 @@ class ListedHosts(Hosts):
         self._known: dict[HostEntry, tuple[AgentLink, HostAnswer]] = {}
         """Hosts of this start, or of the last one."""
         self._answers: dict[int, HostAnswer | MsrunError] = {}
-        self._sent_at: dict[int, float] = {}
-        """When each host was reached (s since the epoch)."""
+        self._sent_at: dict[int, float] = {}  # when each host was reached (s since the epoch)
         self._loss_counts_at: float | None = None
         """When the first loss of a host that was reached counts, whoever has not answered (s of `time.monotonic`)."""
         self._reached: dict[int, ReachResult] = {}

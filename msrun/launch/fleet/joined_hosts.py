@@ -48,19 +48,16 @@ if TYPE_CHECKING:
     from msrun.cluster.tls.identity import TlsIdentity  # loaded for jobs with --tls_config
     from msrun.launch.fleet.fleet_job import FleetRun
 
-GREETING_S = 5.0
-"""How long somebody who has connected may take to register."""
+GREETING_S = 5.0  # how long somebody who has connected may take to register
 MAX_STRANGERS = 128
 """Connections of which nobody has registered yet, well under the usual limit of 1024 descriptors."""
 MAX_STRANGERS_OF_ONE = 16
 """Of them, from one address. When one more comes, the oldest is closed: a host needs a moment only, and tries again."""
 PRESSED_S = 1.0
 """How long each may take where others wait for room: so many hosts may come at a time that they are slow to speak."""
-LOOK_S = 1.0
-"""How often to look whose time is over, and whether there is room again."""
+LOOK_S = 1.0  # how often to look whose time is over, and whether there is room again
 NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-MAX_NOTED = 100
-"""Addresses whose refusals are told; a flood of them must not fill a disk."""
+MAX_NOTED = 100  # addresses whose refusals are told; a flood of them must not fill a disk
 MAX_NOTES_OF_ONE = 10
 """Refusals of one address that are told. Those who know the token count apart: no stranger takes a host's place."""
 
@@ -87,8 +84,7 @@ class Gate:
         self._loop, self._listener = loop, listener
         self._token, self._tls = token, tls
         self.knock, self._note = knock, note
-        self._strangers: dict[int, Stranger] = {}
-        """By id, in the order of their coming."""
+        self._strangers: dict[int, Stranger] = {}  # by id, in the order of their coming
         self._notes: Counter[tuple[str, bool]] = Counter()
         """Refusals by address, and whether the token was known."""
         self._is_listening = self._is_closed = False
@@ -212,10 +208,8 @@ class Stranger:
 
 WAITING_LINE_S = 5.0
 RETELL_S = 0.5
-OWN = "own"
-"""The key of this host among those that have come."""
-NO_CODE = AgentCode(b"", b"", lambda: b"")
-"""Of an agent that runs already."""
+OWN = "own"  # the key of this host among those that have come
+NO_CODE = AgentCode(b"", b"", lambda: b"")  # of an agent that runs already
 
 
 class JoinedHosts(Hosts):
@@ -256,8 +250,7 @@ class JoinedHosts(Hosts):
         """All of them, in the order of their node_rank, once the last has come."""
         self.own: HostAssignment
         """This one, then."""
-        self._window_end = 0.0
-        """Until when more may come; 0 while those that have are too few."""
+        self._window_end = 0.0  # until when more may come; 0 while those that have are too few
         self._events: EventLog | None = None
 
     def __enter__(self) -> Self:

@@ -82,8 +82,7 @@ class LogCollector:
         self._max_attempt = max_restarts
         self._first_attempt = first_attempt
         self._rotation = rotation
-        self._logs: dict[str, tuple[int, PlainLog | RotatedLog]] = {}
-        """Name -> attempt and file."""
+        self._logs: dict[str, tuple[int, PlainLog | RotatedLog]] = {}  # name -> attempt and file
         self._sizes: dict[str, int] = {}
         self._names: dict[int, frozenset[str]] = {}
         self._has_recorded = False

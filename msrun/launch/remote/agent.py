@@ -57,8 +57,7 @@ class LauncherReport(Observer):
         self._link = self.user = link
         self.stop_self: Callable[[], None] | None = None
         self._logs = logs
-        self._is_between = False
-        """An attempt is over, and no worker of the next has started."""
+        self._is_between = False  # an attempt is over, and no worker of the next has started
         host, names = encode_record(plan.hosts[0]), logs.names if logs else []
         link.send("planned", host=host, notes=list(plan.notes), target=plan.device_target, logs=names)
 
@@ -90,8 +89,7 @@ class LauncherReport(Observer):
 STDERR = 2
 STOPPED_SHARE = 2.0
 """Times --heartbeat_time_out: how long an agent may be stopped; the launcher, if it is there, ends it earlier."""
-FETCH_S = 20.0
-"""How long the launcher may take to fetch the last of the logs while its connection is broken."""
+FETCH_S = 20.0  # how long the launcher may take to fetch the last of the logs while its connection is broken
 
 
 def fleet_of_part(part: HostPart, spec: LaunchSpec) -> Fleet | None:
@@ -106,8 +104,7 @@ class Agent:
     def __init__(self, link: LauncherLink) -> None:
         self._link = link
         self._spool: Path | None = None
-        self._hold = -1
-        """Descriptor that keeps other agents from removing the spool."""
+        self._hold = -1  # descriptor that keeps other agents from removing the spool
         self._listener: socket.socket | None = None
         self._job: HostJob | None = None
         self._caller: dict[str, str] = {}

@@ -75,8 +75,7 @@ ORPHAN_S = 5.0
 """How long an agent whose connection was closed waits for another one; a cut one is given up later."""
 CLOSE_S = 2.0
 POLL_S = 0.01
-PAUSE_S = 3600.0
-"""How long a launcher may be silent that has said that it is stopped."""
+PAUSE_S = 3600.0  # how long a launcher may be silent that has said that it is stopped
 
 
 class LauncherLink(Link):
@@ -109,10 +108,8 @@ class LauncherLink(Link):
         self._listener: socket.socket | None = None
         self._next_log: Callable[[], Message | None] | None = None
         self._acknowledge_logs: Callable[[int], None] = lambda _: None
-        self._log_bytes: dict[int, int] = {}
-        """Sequence number -> size, of what the launcher may not have yet."""
-        self._logs_end = False
-        """`logs_end` is to be said when nothing more is to be sent."""
+        self._log_bytes: dict[int, int] = {}  # sequence number -> size, of what the launcher may not have yet
+        self._logs_end = False  # `logs_end` is to be said when nothing more is to be sent
         self._silence_s, self._explain_loss = silence_s, explain_loss
         self._heard_at = self._parted_at = self._clock()
         self.is_orphan = False

@@ -19,8 +19,7 @@ from msrun.launch.directory.worker_log import GrowingFile, RotatedReader
 
 KEPT_BYTES = 1 << 20
 """Of what the launcher has, so much of each log stays: reports of this host quote its end."""
-STEP_BYTES = 1 << 20
-"""So much is freed at a time."""
+STEP_BYTES = 1 << 20  # so much is freed at a time
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # <linux/falloc.h>
 
 
@@ -65,8 +64,7 @@ _PARTS = (contract.trace_file_name, contract.flight_recorder_name)
 _OF_JOB = re.compile("|".join(re.escape(name(0)).replace("0", r"\d+") for name in _PARTS))
 
 _Reader = RotatedReader | GrowingFile
-_Entry = tuple[str, int, _Reader]
-"""Path, attempt, and what reads it."""
+_Entry = tuple[str, int, _Reader]  # path, attempt, and what reads it
 
 
 class LogSender:
@@ -89,8 +87,7 @@ class LogSender:
         self._space = FreedSpace(on_refused)
         self.unreadable: set[str] = set()
         """Names of logs that could not be read to their end."""
-        self._old: list[_Entry] = []
-        """Logs of attempts that are over and have not been read to their end."""
+        self._old: list[_Entry] = []  # logs of attempts that are over and have not been read to their end
 
     def close(self) -> None:
         """Close what is open still, once all of it has been sent."""

@@ -31,11 +31,9 @@ from msrun.launch.remote.log_sender import PIECE_BYTES, pack_piece
 from msrun.launch.transport.pipe import MARKER
 
 SOCKET = "agent.sock"
-AGENT = "agent.pid"
-"""Process id and start time of the agent, so that nobody else is taken for it."""
+AGENT = "agent.pid"  # process id and start time of the agent, so that nobody else is taken for it
 GIVEN_TABLE = "given_rank_table.json"
-KEEP_S = 86400.0
-"""How long logs that nobody has fetched stay after the end of their agent."""
+KEEP_S = 86400.0  # how long logs that nobody has fetched stay after the end of their agent
 _NAME = re.compile(r"msrun-spool-[0-9a-f-]+-\d+")
 
 
@@ -168,8 +166,7 @@ def remove_spool(path: Path) -> None:
 
 
 READ_BYTES = 1 << 16
-NO_AGENT = 69
-"""Exit status when there is nothing to connect to; EX_UNAVAILABLE of sysexits.h."""
+NO_AGENT = 69  # exit status when there is nothing to connect to; EX_UNAVAILABLE of sysexits.h
 
 
 def attach(job_id: str, number: int) -> None:

@@ -198,8 +198,7 @@ class ByteChannel:
         self._ends: list[tuple[AgentPipe | int, int]]
         self._ends = [(pipe, READ | WRITE)] if writer is None else [(pipe, READ), (writer, WRITE)]
         self._output = bytearray()
-        self._is_deaf = False
-        """The other side takes nothing more; what it has said is still to be read."""
+        self._is_deaf = False  # the other side takes nothing more; what it has said is still to be read
         self._is_stopped = False
         self._events = 0
 

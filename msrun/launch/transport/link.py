@@ -67,8 +67,7 @@ class Link:
         self.loop, self._clock = loop, clock
         self._ledger = Ledger()
         self._incoming = Incoming()
-        self._channel: ByteChannel | None = None
-        """The connection; None while there is none."""
+        self._channel: ByteChannel | None = None  # the connection; None while there is none
         self._is_attached = True
         """Whether the other end has said what it has seen; until then numbered messages wait in the ledger."""
 

@@ -32,8 +32,7 @@ from msrun.planning.placement.host import ASCEND_VARIABLE, CUDA_VARIABLE, Device
 from msrun.planning.spec import LaunchSpec
 
 SHIPPED_PACKAGES = ("msrun", "ranktable")
-_ZIP_TIME = (1980, 1, 1, 0, 0, 0)
-"""The same code is the same archive."""
+_ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the same code is the same archive
 
 _ENVIRONMENT = """\
 import os,sys

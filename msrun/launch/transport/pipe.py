@@ -36,8 +36,7 @@ while len(s)<int(n):
 if hashlib.sha256(s).hexdigest()==h.decode(): exec(s)
 else: sys.exit("msrun agent: what came through the pipe is damaged")
 """
-_BOOTSTRAP = f"exec({_STEPS!r})"
-"""On one line and without an exclamation mark, which a csh would read."""
+_BOOTSTRAP = f"exec({_STEPS!r})"  # on one line and without an exclamation mark, which a csh would read
 
 MARKER = b"\x00msrun agent 1\x00\n"
 """What an agent writes first; anything before it is noise of a login shell."""
@@ -298,8 +297,7 @@ class SealedPipe(AgentPipe):
         self.fault = ""
         """Why what has come cannot be read; empty while it can."""
         self._connection = connection
-        self._in_flight = 0
-        """So many bytes of what is to be written are in a record that is not all sent."""
+        self._in_flight = 0  # so many bytes of what is to be written are in a record that is not all sent
 
     def fileno(self) -> int:
         """Return the socket's descriptor."""

@@ -168,10 +168,8 @@ class AskPass:
 
 
 END_S = 2.0
-FAILED = 255
-"""Exit status of an ssh that has not logged in, or whose connection broke."""
-CHECK_S = 30.0
-"""For reading ssh_config, whose Match exec may run commands."""
+FAILED = 255  # exit status of an ssh that has not logged in, or whose connection broke
+CHECK_S = 30.0  # for reading ssh_config, whose Match exec may run commands
 HOST_KEYS = {"strict": "yes", "accept-new": "accept-new", "off": "no"}
 
 

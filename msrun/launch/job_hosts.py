@@ -54,13 +54,8 @@ class HostList:
     """This host."""
 
     def apply(self, options: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
-        """Return the options of the command with what the table says.
-
-        Args:
-            given: names of the options that were set; these must agree with the table, but for `master_addr`.
-
-        Raises:
-            UsageError: an option contradicts the table.
+        """Return the options of the command with what the table says. `given`: names of the options that were set;
+        these must agree with the table, but for `master_addr`. Raises UsageError: an option contradicts the table.
         """
         told: dict[str, Any] = {
             "worker_num": sum(len(assignment.ranks) for assignment in self.hosts),
@@ -135,13 +130,8 @@ def read_host_list(path: Path) -> HostList | None:
 
 
 def find_own_server(servers: Sequence[Server], addresses: Mapping[str, str], host_name: str, path: Path) -> int:
-    """Return the index of the server that is this host: by one of its addresses, else by its name.
-
-    Args:
-        addresses: numeric addresses of this host.
-
-    Raises:
-        UsageError: none or several of them are.
+    """Return the index of the server that is this host: by one of its addresses, else by its name. `addresses`: numeric
+    addresses of this host. Raises UsageError: none or several of them are.
     """
     found = find_this_host([_names(server) for server in servers], host_name, addresses)
     if len(found) == 1:
@@ -204,13 +194,8 @@ class JobHosts:
 
 
 def read_job_hosts(options: Mapping[str, Any], given: Collection[str]) -> JobHosts:
-    """Read the hosts that the options name.
-
-    Args:
-        given: names of the options that were set; these must agree with the hosts.
-
-    Raises:
-        UsageError: no such file, a list that is wrong, or an option that contradicts it.
+    """Read the hosts that the options name. `given`: names of the options that were set; these must agree with the
+    hosts. Raises UsageError: no such file, a list that is wrong, or an option that contradicts it.
     """
     _check_together(options, given)
     table = _read_table(options["rank_table_file"])

@@ -176,11 +176,7 @@ class JobKey:
                 self.path.unlink(missing_ok=True)
 
     def read(self) -> bytes:
-        """Return the key on another host.
-
-        Raises:
-            Refused: there is none, or not yet.
-        """
+        """Return the key on another host. Raises Refused: there is none, or not yet."""
         key = self._given or read_end(self.path, MAX_KEY_BYTES)
         if not key:
             raise NoKey(

@@ -41,12 +41,7 @@ class Patience:
         self._next_line = self._begin + FIRST_LINE_S
 
     def wait(self, why: str, remedy: str = "") -> None:
-        """Wait before another try.
-
-        Raises:
-            RendezvousTimeout: --cluster_time_out is over.
-            Interrupted: a signal came.
-        """
+        """Wait before another try. Raises RendezvousTimeout: --cluster_time_out is over; Interrupted: a signal came."""
         now, limit_s = time.monotonic(), self._spec.cluster_time_out_s
         if 0 <= limit_s <= now - self._begin:
             raise RendezvousTimeout(f"--cluster_time_out {limit_s:g}: {why}{remedy}")
@@ -57,11 +52,7 @@ class Patience:
             self.heed_signals()
 
     def heed_signals(self) -> None:
-        """Stop as Ctrl-Z wants, and end by what ends a job.
-
-        Raises:
-            Interrupted: such a signal came.
-        """
+        """Stop as Ctrl-Z wants, and end by what ends a job. Raises Interrupted: such a signal came."""
         spec = self._spec
         for signum in self.signals.read():
             if signum == signal.SIGTSTP:

@@ -281,12 +281,7 @@ class JoinedHosts(Hosts):
             self._events.note("note", {"text": text})
 
     def meet(self) -> None:
-        """Wait until all hosts have come.
-
-        Raises:
-            PeerFailed: not everybody came in time.
-            Interrupted: a signal came.
-        """
+        """Wait until all hosts have come. Raises PeerFailed: not everybody came in time; Interrupted: a signal came."""
         spec = self._spec
         missing = spec.worker_num - spec.local_worker_num
         self._say(

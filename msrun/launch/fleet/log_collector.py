@@ -72,11 +72,7 @@ class LogCollector:
         max_restarts: int = 0,
         first_attempt: int = 0,
     ) -> None:
-        """
-        Args:
-            rotation: None = logs are not rotated.
-            own: from `own_logs`.
-        """
+        """`rotation`: None = logs are not rotated; `own`: from `own_logs`."""
         self._folder = folder
         self._own = own
         self._max_attempt = max_restarts
@@ -91,13 +87,8 @@ class LogCollector:
         """Why logs are not complete: the first error of the disk; empty when they are."""
 
     def take(self, node_rank: int, host: str, message: Message) -> bool:
-        """Take what a message of a host has for the log directory; whether that is all of it.
-
-        Args:
-            host: its name, for errors.
-
-        Raises:
-            ClusterError: its logs cannot be opened here.
+        """Take what a message of a host has for the log directory; whether that is all of it. `host`: its name, for
+        errors. Raises ClusterError: its logs cannot be opened here.
         """
         if message.get("traceback"):
             self.record_fault(f"{host}: {message.get('text')}", str(message["traceback"]))

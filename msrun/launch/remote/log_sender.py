@@ -173,11 +173,7 @@ def pack_piece(name: str, attempt: int | None, data: bytes) -> Message:
 
 
 def unpack_piece(message: Message) -> bytes:
-    """Return the bytes of a `log` message.
-
-    Raises:
-        ValueError: they are damaged, or more than PIECE_BYTES.
-    """
+    """Return the bytes of a `log` message. Raises ValueError: they are damaged, or more than PIECE_BYTES."""
     inflate = zlib.decompressobj()
     try:
         data = inflate.decompress(base64.b64decode(str(message["data"]), validate=True), PIECE_BYTES + 1)

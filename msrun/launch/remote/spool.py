@@ -97,11 +97,7 @@ def _is_left_behind(path: Path, now_s: float) -> bool:
 
 
 def listen_in(spool: Path) -> socket.socket:
-    """Return the listening socket of a folder.
-
-    Raises:
-        ClusterError: it cannot be made.
-    """
+    """Return the listening socket of a folder. Raises ClusterError: it cannot be made."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.settimeout(0.0)
     try:
@@ -117,11 +113,7 @@ def listen_in(spool: Path) -> socket.socket:
 
 
 def connect_in(spool: Path) -> socket.socket:
-    """Return a connection to whoever listens in a folder.
-
-    Raises:
-        OSError: nobody does.
-    """
+    """Return a connection to whoever listens in a folder. Raises OSError: nobody does."""
     stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with _short_name(spool) as name:

@@ -113,11 +113,7 @@ class EventLoop:
         return found
 
     def start(self) -> None:
-        """Start the thread.
-
-        Raises:
-            ClusterError: none can be started here.
-        """
+        """Start the thread. Raises ClusterError: none can be started here."""
         thread = OwnThread(self._name, self._run, self._on_fault, goes_on=True)
         try:
             thread.start()

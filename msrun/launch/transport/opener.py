@@ -167,13 +167,8 @@ class HostOpener:
         return entry.is_rehearsed or entry not in self._local
 
     def open(self, entry: HostEntry, deadline: float | None) -> AgentPipe:
-        """Return a pipe to a new process on a host.
-
-        Args:
-            deadline: moment of `time.monotonic`; None = the usual time from now.
-
-        Raises:
-            ClusterError: it cannot be reached; the message names the host.
+        """Return a pipe to a new process on a host. `deadline`: moment of `time.monotonic`; None = the usual time from
+        now. Raises ClusterError: it cannot be reached; the message names the host.
         """
         interpreter = entry.python or sys.executable
         if self._connector is None or entry in self._local:

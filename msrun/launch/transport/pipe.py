@@ -134,11 +134,7 @@ class SocketPipe(AgentPipe):
             return b""
 
     def write(self, data: bytes | memoryview) -> int:
-        """Send as many bytes as there is room for.
-
-        Raises:
-            OSError: the agent has gone.
-        """
+        """Send as many bytes as there is room for. Raises OSError: the agent has gone."""
         try:
             return self._socket.send(data)
         except BlockingIOError:
@@ -181,11 +177,7 @@ class ChildPipe(SocketPipe):
     def __init__(
         self, argv: list[str], environment: Mapping[str, str] | None = None, folder: str | None = None
     ) -> None:
-        """Start it, in a session of its own.
-
-        Raises:
-            OSError: that cannot be done.
-        """
+        """Start it, in a session of its own. Raises OSError: that cannot be done."""
         super().__init__()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - goes with this object: its end is read later
         try:
@@ -314,11 +306,7 @@ class SealedPipe(AgentPipe):
         return data or (b"" if connection.is_closed else None)
 
     def write(self, data: bytes | memoryview) -> int:
-        """Send as many bytes as there is room for.
-
-        Raises:
-            OSError: the other side has gone.
-        """
+        """Send as many bytes as there is room for. Raises OSError: the other side has gone."""
         connection = self._connection
         if not self._in_flight:
             piece = bytes(data[:RECORD_BYTES])

@@ -255,13 +255,8 @@ class OpenSsh:
         return found.get("stricthostkeychecking") not in ("no", "off", "false")
 
     def connect(self, entry: HostEntry, command: str, time_left: Callable[[], float]) -> SshPipe:
-        """Log in and start a command.
-
-        Args:
-            time_left: seconds; what the user is asked takes none of them.
-
-        Raises:
-            SshFault: that failed.
+        """Log in and start a command. `time_left`: seconds; what the user is asked takes none of them. Raises SshFault:
+        that failed.
         """
         seconds, waited = time_left(), self._questions.waited_s()
         pipe = self._start(entry, command)

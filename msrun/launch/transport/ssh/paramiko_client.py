@@ -136,12 +136,7 @@ class ParamikoClient:
         return self._policy(self._look_up(entry.name)) != "no"
 
     def connect(self, entry: HostEntry, command: str, time_left: Callable[[], float]) -> ChannelPipe:
-        """Log in and start a command.
-
-        Raises:
-            SshFault: that failed.
-            UsageError: as for `check`.
-        """
+        """Log in and start a command. Raises SshFault: that failed; UsageError: as for `check`."""
         found = self._look_up(entry.name)
         port = entry.port or self._settings.port or int(found["port"])
         user = entry.user or self._settings.user or found.get("user", getpass.getuser())

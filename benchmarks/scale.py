@@ -34,8 +34,8 @@ from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.agents import Agents
 from msrun.launch.fleet.fleet_job import FleetRecord, FleetRun
 from msrun.launch.fleet.hosts import ListedHosts
-from msrun.launch.fleet.log_collector import LogCollector, own_logs
 from msrun.launch.preflight.host_look import read_sources
+from msrun.launch.remote.logs import LogCollector, own_logs
 from msrun.planning.hosts.assignment import assign_hosts
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.program import Program

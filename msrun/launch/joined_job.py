@@ -150,7 +150,6 @@ class JobKey:
 
     @property
     def is_given(self) -> bool:
-        """Whether nothing has to be read."""
         return bool(self._given)
 
     @contextlib.contextmanager

@@ -76,7 +76,6 @@ class SchedulerRecord(Observer):
         )
 
     def note(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """Pass one moment on."""
         if self._channel is not None and not self._channel.is_closed:
             try:
                 self._channel.send({"type": kind, **fields})

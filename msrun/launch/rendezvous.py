@@ -98,7 +98,6 @@ def open_port(spec: LaunchSpec, place: tuple[str, int]) -> socket.socket | None:
 
 
 def fleet_of(spec: LaunchSpec, node_rank: int, hosts: tuple[HostAssignment, ...], master_addr: str) -> Fleet:
-    """Return all hosts of a job as this one sees them."""
     address = LOOPBACK if spec.stands_for else hosts[node_rank].address
     return Fleet(node_rank, hosts, master_addr, own_addresses().get(address, ""))
 
@@ -122,7 +121,6 @@ def of_hosts(spec: LaunchSpec, hosts: Sequence[HostAssignment]) -> LaunchSpec:
 
 
 def folder_of(log_dir: Path, node_rank: int) -> Path:
-    """Return the log directory of a host."""
     return log_dir / f"node_{node_rank}" if node_rank else log_dir
 
 

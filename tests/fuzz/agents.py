@@ -23,9 +23,8 @@ from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.agents import Agents
 from msrun.launch.fleet.fleet_job import FleetJob, FleetRun
 from msrun.launch.fleet.hosts import ListedHosts, ReadyHosts
-from msrun.launch.fleet.log_collector import LogCollector, own_logs
 from msrun.launch.remote.launcher_link import LauncherLink
-from msrun.launch.remote.log_sender import pack_piece
+from msrun.launch.remote.logs import LogCollector, own_logs, pack_piece
 from msrun.launch.transport.opener import AgentCode
 from msrun.launch.transport.pipe import MARKER, SocketPipe
 from msrun.planning.hosts.assignment import assign_hosts

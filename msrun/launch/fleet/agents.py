@@ -20,8 +20,8 @@ from msrun.cluster.own_thread import Inbox, describe_fault, traceback_of
 from msrun.cluster.protocol import HostJob, check_said
 from msrun.errors import ClusterError, Interrupted, MsrunError, UsageError, interruption
 from msrun.launch.directory.log_directory import record_fault
-from msrun.launch.fleet.log_collector import LogCollector
 from msrun.launch.preflight.host_report import MAX_QUOTED_CHARS, explain_agent_end, printable
+from msrun.launch.remote.logs import LogCollector
 from msrun.launch.transport.event_loop import ByteChannel, EventLoop
 from msrun.launch.transport.link import CLOSED, Link
 from msrun.launch.transport.opener import AgentCode
@@ -87,11 +87,9 @@ class AgentLink(Link):
         """
         super().__init__(loop, clock)
         self.number, self.entry = number, entry
-        self.address = ""
-        """Numeric, as it is reached from here; empty until it is known."""
+        self.address = ""  # numeric, as it is reached from here; empty until it is known
         self.state = State.OPENING
-        self.is_salvaging = False
-        """It is lost, and what it has left is being fetched."""
+        self.is_salvaging = False  # it is lost, and what it has left is being fetched
         self._open_pipe, self._code, self._has_dialled = open_pipe, code, has_dialled
         self._inbox, self._take_first, self._silence_s = inbox, take_first, silence_s
         if job is not None:
@@ -100,15 +98,13 @@ class AgentLink(Link):
         self.silent_s = 0.0
         """How long nothing was heard while the launcher, which may be stopped, listened: the sum of what `beat` got."""
         self._attached_at_s = 0.0  # `silent_s` when the connection was made, whose own silence begins there
-        self._has_begun = self._can_resume = False
-        """The agent has a job; another connection to it can be made."""
+        self._has_begun = self._can_resume = False  # the agent has a job; another connection to it can be made
         self._was_replaced = self._is_closed = self._is_reopening = False
         """The connection is not the first; the launcher is done with the host; another one is being made."""
 
     # -- for the launcher ---------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Connect."""
         opened = partial(self._on_opened, self._clock())
         if self._has_dialled:  # there is nothing to wait for, and what is said next has to arrive
             opened(self._open_pipe(None), None)
@@ -149,7 +145,6 @@ class AgentLink(Link):
 
     @property
     def has_unseen(self) -> bool:
-        """Whether the agent has not acknowledged everything."""
         return self.is_open and bool(self._ledger.unseen())
 
     @property
@@ -163,7 +158,6 @@ class AgentLink(Link):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will come."""
         return self.state is State.OVER
 
     def dismiss(self) -> None:
@@ -175,7 +169,6 @@ class AgentLink(Link):
         self.send("bye")
 
     def close(self) -> None:
-        """End the connection; the agent ends with it."""
         self._is_closed = True
         if self._channel is not None:
             self._leave(self._channel)
@@ -384,8 +377,7 @@ SHARE_HOSTS = 64  # so many hosts get a sign of life at a time, so that their an
 PAUSE_WAIT_S = 1.0  # how long agents may take to hear that the launcher is about to be stopped
 POLL_S = 0.01
 OF_LAUNCHER = -1  # in place of a host's node_rank, in the message of a `fault` of the launcher's own
-LOSSES = frozenset({"lost", "error", "fault"})
-"""What says that nothing good is to be expected of a host any more."""
+LOSSES = frozenset({"lost", "error", "fault"})  # what says that nothing good is to be expected of a host any more
 
 
 class Agents:
@@ -410,23 +402,16 @@ class Agents:
         self._silence_s, self._clock = silence_s, clock
         self.inbox = Inbox()
         self.loop = EventLoop(connects_at_a_time, self._tell_fault)
-        self.numbers = itertools.count()
-        """Of links, in the order in which they are made."""
-        self.logs: LogCollector | None = None
-        """Where the logs of the hosts of this start go."""
+        self.numbers = itertools.count()  # of links, in the order in which they are made
+        self.logs: LogCollector | None = None  # where the logs of the hosts of this start go
         self.folder = folder
         self.aside: dict[str, Callable[[int, Message], object]] = {}
         """Message type -> what is called with the number of a link that is none of this start."""
-        self.others: list[AgentLink] = []
-        """Of hosts that were of an earlier start, or wait for a later one."""
-        self.has_begun = False
-        """Agents have been told to start; a signal then is theirs to obey."""
-        self.is_abandoned = False
-        """The user does not want to wait for hosts any more."""
-        self.interrupt: Interrupted | None = None
-        """The first signal that is to end the job."""
-        self.stop_self: Callable[[], None] = stop_this_process
-        """What Ctrl-Z does to this process."""
+        self.others: list[AgentLink] = []  # of hosts that were of an earlier start, or wait for a later one
+        self.has_begun = False  # agents have been told to start; a signal then is theirs to obey
+        self.is_abandoned = False  # the user does not want to wait for hosts any more
+        self.interrupt: Interrupted | None = None  # the first signal that is to end the job
+        self.stop_self: Callable[[], None] = stop_this_process  # what Ctrl-Z does to this process
         self._links: list[AgentLink] = []
         self._nodes: dict[int, int] = {}  # number of a link -> node_rank
         self._has_fault = False
@@ -449,7 +434,6 @@ class Agents:
         return self._nodes.get(number, OF_LAUNCHER)
 
     def sizes_of(self, number: int) -> Mapping[str, int]:
-        """Return how much of the logs of a link's host is here."""
         return self.logs.sizes(self.node_of(number)) if self.logs else {}
 
     def make_link(
@@ -501,7 +485,6 @@ class Agents:
         return heard
 
     def close(self) -> None:
-        """Let all agents go, and wait a moment for them."""
         deadline, links = time.monotonic() + CLOSE_S, [*self.links, *self.others]
         for link in links:
             link.dismiss()
@@ -515,7 +498,6 @@ class Agents:
         self.loop.close(deadline + CLOSE_S)
 
     def tell_all(self, kind: str, **fields: object) -> None:
-        """Tell every agent that runs."""
         for link in self.links:
             if not link.is_over:
                 link.send(kind, **fields)
@@ -579,7 +561,6 @@ class Agents:
 
     @property
     def shares(self) -> int:
-        """In how many shares the hosts get their signs of life."""
         return max(1, -(-(len(self.links) + len(self.others)) // SHARE_HOSTS))
 
     def beat_share(self) -> None:

@@ -38,11 +38,11 @@ from msrun.launch.fleet.agents import OF_LAUNCHER, SALVAGE_S, NotUnderstood
 from msrun.launch.fleet.fleet_plan import HostPlans, keep_attempt
 from msrun.launch.fleet.hosts import Hosts, ListedHosts, ReadyHosts, ranks_of_hosts
 from msrun.launch.fleet.joined_hosts import JoinedHosts
-from msrun.launch.fleet.log_collector import LogCollector, own_logs
 from msrun.launch.job import JobResult
 from msrun.launch.job_display import JobDisplay
 from msrun.launch.preflight.fleet_checks import FAR_SKEW_S, describe_skew
 from msrun.launch.rank_table_file import write_rank_table
+from msrun.launch.remote.logs import LogCollector, own_logs
 from msrun.launch.terminal import UserTerminal
 from msrun.launch.transport.opener import HostOpener
 from msrun.planning.hosts.assignment import MAX_FAILURES
@@ -159,8 +159,7 @@ class FleetRun:
         self._survivors: list[int] = []
         self.late_losses: set[int] = set()
         """Hosts that were lost when it was decided already on which ones the job goes on."""
-        self.end_reason = ""
-        """Why the job has ended on these hosts, where it goes on elsewhere."""
+        self.end_reason = ""  # why the job has ended on these hosts, where it goes on elsewhere
         self._ended: set[int] = set()  # hosts of which nothing more is to come
         self._fault: MsrunError | None = None
         """A host was lost, or the launcher could not do its part: the first of that."""
@@ -179,7 +178,6 @@ class FleetRun:
         self._record = FleetRecord(self._ranks, self._observers)
 
     def start(self) -> None:
-        """Tell all agents to begin."""
         agents, (address, port) = self._agents, self._ready.master
         self._started_at, agents.has_begun = self._clock(), True
         for link, part in zip(agents.links, self._ready.parts(self._spec, self._job.job_id, port), strict=True):
@@ -355,7 +353,6 @@ class FleetRun:
         self._give(self.coordinator.regroup(reason))
 
     def _fail(self, fault: MsrunError) -> None:
-        """The launcher cannot do its part."""
         self._note_fault(fault)
         self._give(self.coordinator.fail(str(fault), fault.exit_code))
 
@@ -403,7 +400,6 @@ class FleetRun:
         self._started_at = now
 
     def _end_attempt(self) -> None:
-        """Say that the job goes on elsewhere."""
         lost, report = self.coordinator.losses, self.coordinator.report
         ranks = sorted(rank for node in lost for rank in self._ranks[node])
         reason = "; ".join(lost.values()) or (report.failure.reason if report else "")
@@ -524,7 +520,6 @@ class FleetJob:
         return None, [*lost, *late]
 
     def _asked(self) -> LaunchSpec:
-        """Return what is asked of the hosts of this start."""
         spec, chosen, rank = self._spec, self.hosts.pool.chosen, self._spec.interactive_rank
         worker_num = sum(entry.slots for entry in chosen)
         return replace(
@@ -554,7 +549,6 @@ class FleetJob:
         return stack.enter_context(terminal)
 
     def _end_with_too_few(self, why: str) -> JobResult:
-        """Return the result of a job that cannot start again."""
         assert self._plan is not None, "there was a start before"
         self._say_too_few()
         reason = f"{self.attempts[-1]['reason']}; then {why}; fewer than {self.hosts.pool.min_hosts} hosts are left"
@@ -580,7 +574,6 @@ class FleetJob:
         return said + (f"; left by a signal: {gone}" if gone else "")
 
     def say(self, text: str) -> None:
-        """Tell the user a line."""
         say(text, quiet=self.quiet)
 
 

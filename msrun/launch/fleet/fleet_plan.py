@@ -56,13 +56,11 @@ class HostPlans:
         """
         self._check = check
         self._spec, self._job_id, self._forwarded = spec, job_id, forwarded
-        self.hosts: dict[int, HostPlan] = {}
-        """By node_rank."""
+        self.hosts: dict[int, HostPlan] = {}  # by node_rank
         self._notes: dict[int, list[str]] = {}
         self._target = ""
 
     def take(self, node_rank: int, message: Message) -> None:
-        """Take the `planned` of a host."""
         host = decode_record(HostPlan, message["host"])
         self._check(node_rank, host)
         self.hosts[node_rank] = host
@@ -71,7 +69,6 @@ class HostPlans:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all hosts have said it."""
         return len(self.hosts) == len(self._spec.host_entries)
 
     def assemble(self, master: tuple[str, int]) -> LaunchPlan:

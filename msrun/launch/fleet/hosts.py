@@ -19,7 +19,6 @@ from msrun.cluster.protocol import Finding, HostJob, HostPart, HostReport, Reach
 from msrun.errors import MsrunError, RendezvousTimeout
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.agents import ANSWER_S, CLOSE_S, AgentLink, Agents
-from msrun.launch.fleet.log_collector import LogCollector
 from msrun.launch.preflight.finding import describe_finding, fleet_error
 from msrun.launch.preflight.fleet_checks import (
     LOOPBACK,
@@ -30,6 +29,7 @@ from msrun.launch.preflight.fleet_checks import (
 )
 from msrun.launch.preflight.host_look import read_sources, shown_word
 from msrun.launch.preflight.host_report import HostAnswer, printable_record
+from msrun.launch.remote.logs import LogCollector
 from msrun.launch.transport.opener import HostOpener
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.assignment import HostPool, assign_hosts
@@ -69,7 +69,6 @@ def spec_of_host(spec: LaunchSpec, assignment: HostAssignment) -> LaunchSpec:
 
 
 def ranks_of_hosts(spec: LaunchSpec) -> dict[int, tuple[int, ...]]:
-    """Return the global ranks of each node rank."""
     return {assignment.node_rank: assignment.ranks for assignment in assign_hosts(spec.host_entries, spec.table_hosts)}
 
 
@@ -190,18 +189,15 @@ class ListedHosts(Hosts):
         super().__init__(spec, job_id, signals, say, connects_at_a_time=spec.ssh.window)
         self._caller, self._events, self._opener = caller, events, opener
         self.pool = HostPool(spec.host_entries, spec.spares, spec.min_hosts)
-        self._known: dict[HostEntry, tuple[AgentLink, HostAnswer]] = {}
-        """Hosts of this start, or of the last one."""
+        self._known: dict[HostEntry, tuple[AgentLink, HostAnswer]] = {}  # hosts of this start, or of the last one
         self._answers: dict[int, HostAnswer | MsrunError] = {}
         self._sent_at: dict[int, float] = {}  # when each host was reached (s since the epoch)
         self._loss_counts_at: float | None = None
         """When the first loss of a host that was reached counts, whoever has not answered (s of `time.monotonic`)."""
         self._reached: dict[int, ReachResult] = {}
-        self.findings: list[Finding] = []
-        """What was found, in the order in which it is to be told."""
+        self.findings: list[Finding] = []  # what was found, in the order in which it is to be told
 
     def run(self, spec: LaunchSpec, logs: LogCollector | None, lost: Collection[HostEntry] = ()) -> ReadyHosts:
-        """See `Hosts`."""
         for entry in lost:
             self._known.pop(entry, None)
         ready = self.look(spec, logs)

@@ -32,8 +32,8 @@ from msrun.errors import ClusterError, Interrupted, MsrunError, PeerFailed
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.agents import ANSWER_S, AgentLink
 from msrun.launch.fleet.hosts import Hosts, ReadyHosts
-from msrun.launch.fleet.log_collector import LogCollector
 from msrun.launch.job_hosts import table_digest
+from msrun.launch.remote.logs import LogCollector
 from msrun.launch.rendezvous import folder_of, of_hosts
 from msrun.launch.transport.event_loop import EventLoop
 from msrun.launch.transport.opener import AgentCode, HostOpener
@@ -49,8 +49,7 @@ if TYPE_CHECKING:
     from msrun.launch.fleet.fleet_job import FleetRun
 
 GREETING_S = 5.0  # how long somebody who has connected may take to register
-MAX_STRANGERS = 128
-"""Connections of which nobody has registered yet, well under the usual limit of 1024 descriptors."""
+MAX_STRANGERS = 128  # connections of which nobody has registered yet, well under the usual limit of 1024 descriptors
 MAX_STRANGERS_OF_ONE = 16
 """Of them, from one address. When one more comes, the oldest is closed: a host needs a moment only, and tries again."""
 PRESSED_S = 1.0
@@ -85,12 +84,10 @@ class Gate:
         self._token, self._tls = token, tls
         self.knock, self._note = knock, note
         self._strangers: dict[int, Stranger] = {}  # by id, in the order of their coming
-        self._notes: Counter[tuple[str, bool]] = Counter()
-        """Refusals by address, and whether the token was known."""
+        self._notes: Counter[tuple[str, bool]] = Counter()  # refusals by address, and whether the token was known
         self._is_listening = self._is_closed = False
 
     def open(self) -> None:
-        """Begin to let hosts in."""
         self._loop.call(self._look)
 
     def close(self) -> None:
@@ -116,7 +113,6 @@ class Gate:
         self._loop.call_later(LOOK_S, self._look)
 
     def handle(self, _mask: int) -> None:
-        """Take a connection."""
         if len(self._strangers) >= MAX_STRANGERS:
             oldest = next(iter(self._strangers.values()))
             if time.monotonic() - oldest.since < PRESSED_S:
@@ -155,7 +151,6 @@ class Gate:
         return True
 
     def forget(self, stranger: Stranger) -> None:
-        """Close a connection."""
         if self.release(stranger):
             stranger.guest.connection.close()
 
@@ -180,13 +175,11 @@ class Stranger:
     """Somebody who has connected and has not registered yet."""
 
     def __init__(self, gate: Gate, guest: Guest, host: str, port: int) -> None:
-        """`host`: numeric address."""
         self._gate = gate
         self.guest, self.host, self.port = guest, host, port
         self.since = time.monotonic()
 
     def handle(self, _mask: int) -> None:
-        """Take what has come."""
         connection = self.guest.connection
         try:
             connection.flush()
@@ -244,12 +237,10 @@ class JoinedHosts(Hosts):
         self._places: dict[HostEntry, _Place] = {}
         """Hosts of the job, and those that wait for its next start, once all have come."""
         self._folders = itertools.count()
-        self.run_of_job: FleetRun | None = None
-        """The start that runs now."""
+        self.run_of_job: FleetRun | None = None  # the start that runs now
         self.hosts: tuple[HostAssignment, ...] = ()
         """All of them, in the order of their node_rank, once the last has come."""
-        self.own: HostAssignment
-        """This one, then."""
+        self.own: HostAssignment  # this one, then
         self._window_end = 0.0  # until when more may come; 0 while those that have are too few
         self._events: EventLog | None = None
 
@@ -325,7 +316,6 @@ class JoinedHosts(Hosts):
             link.send("waiting", text=text)
 
     def _on_knock(self, stranger: Stranger, request: HostRequest) -> None:
-        """Somebody who knows the token wants to take part."""
         number = next(self.agents.numbers)
         if self._spec.min_hosts and self._registry.is_complete and not self.hosts:
             self._number()  # this one has come in the same moment as the last of them
@@ -369,7 +359,6 @@ class JoinedHosts(Hosts):
             self.pool.remove(link.entry)
 
     def _number(self) -> None:
-        """Give all hosts their node ranks."""
         assignments = sorted(self._registry.assignments().items(), key=lambda item: item[1].node_rank)
         self.hosts = tuple(one for _, one in assignments)
         self.own = dict(assignments)[OWN]
@@ -455,6 +444,5 @@ class _Place:
 
 
 def _entry(assignment: HostAssignment) -> HostEntry:
-    """Return a host that has come as one of the list."""
     name, slots = assignment.describe(), len(assignment.ranks)
     return HostEntry(name, slots, assignment.device_ids, address=assignment.address, has_come=True)

@@ -47,32 +47,26 @@ class StdioPipe(AgentPipe):
             os.set_blocking(descriptor, False)
 
     def fileno(self) -> int:
-        """Return the descriptor that is read."""
         return self._reader
 
     def read(self) -> bytes | None:
-        """Return the next bytes; empty at the end, None when there are none now."""
         with contextlib.suppress(BlockingIOError):
             return os.read(self._reader, READ_BYTES)
         return None
 
     def write(self, data: bytes | memoryview) -> int:
-        """Write as much as there is room for, and return how much that was. Raises OSError."""
         with contextlib.suppress(BlockingIOError):
             return os.write(self.writer, data)
         return 0
 
     def close(self) -> None:
-        """Close both."""
         os.close(self._reader)
         os.close(self.writer)
 
 
 LOG_TICK_S = 0.2
-WINDOW_BYTES = 4 << 20
-"""So much of the logs may be on its way without the launcher having said that it has it."""
-ORPHAN_S = 5.0
-"""How long an agent whose connection was closed waits for another one; a cut one is given up later."""
+WINDOW_BYTES = 4 << 20  # so much of the logs may be on its way without the launcher having said that it has it
+ORPHAN_S = 5.0  # how long an agent whose connection was closed waits for another one; a cut one is given up later
 CLOSE_S = 2.0
 POLL_S = 0.01
 PAUSE_S = 3600.0  # how long a launcher may be silent that has said that it is stopped
@@ -103,8 +97,7 @@ class LauncherLink(Link):
         self._wishes: deque[Message] = deque()  # taken from the inbox, and not yet returned by `wait`
         self.said = Inbox()
         """What the user's terminal says, for the rank that it belongs to: with `show` and `taken` a `UserEnd`."""
-        self.orders = Inbox()
-        """What the coordinator says, for the job; `lost` when no launcher has come in time."""
+        self.orders = Inbox()  # what the coordinator says, for the job; `lost` when no launcher has come in time
         self._listener: socket.socket | None = None
         self._next_log: Callable[[], Message | None] | None = None
         self._acknowledge_logs: Callable[[int], None] = lambda _: None
@@ -112,11 +105,9 @@ class LauncherLink(Link):
         self._logs_end = False  # `logs_end` is to be said when nothing more is to be sent
         self._silence_s, self._explain_loss = silence_s, explain_loss
         self._heard_at = self._parted_at = self._clock()
-        self.is_orphan = False
-        """No launcher has come in time."""
+        self.is_orphan = False  # no launcher has come in time
         self._is_closing = False
-        self.goes_on = threading.Event()
-        """Set but while the launcher has said that it is stopped."""
+        self.goes_on = threading.Event()  # set but while the launcher has said that it is stopped
         self.goes_on.set()
         self._signals: SignalPipe | None = None
         self._early_signals: list[int] = []  # which came before the job could hear them
@@ -125,13 +116,11 @@ class LauncherLink(Link):
         self.loop.call(self._tick)
 
     def start(self) -> None:
-        """Begin to serve."""
         self.loop.start()
 
     # -- for the agent's main thread ----------------------------------------------------------------------------------
 
     def send(self, kind: str, **fields: object) -> None:
-        """Tell the launcher."""
         self.pass_on({"type": kind, **fields})
 
     def pass_on(self, message: Message) -> None:
@@ -311,7 +300,6 @@ class LauncherLink(Link):
                 self._early_signals.append(signum)
 
     def handle(self, _mask: int) -> None:
-        """Take another connection; called by the loop."""
         assert self._listener is not None
         with contextlib.suppress(OSError):
             connection, _ = self._listener.accept()

@@ -27,7 +27,7 @@ from msrun.agent.processes.process_control import POLL_S, Pid, signal_processes,
 from msrun.cluster.messages import encode_message
 from msrun.errors import ClusterError
 from msrun.launch.directory.log_directory import write_private
-from msrun.launch.remote.log_sender import PIECE_BYTES, pack_piece
+from msrun.launch.remote.logs import PIECE_BYTES, pack_piece
 from msrun.launch.transport.pipe import MARKER
 
 SOCKET = "agent.sock"
@@ -153,7 +153,6 @@ def kill_agent(spool: Path) -> bool:
 
 
 def remove_spool(path: Path) -> None:
-    """Remove the folder and all that is in it."""
     shutil.rmtree(path, ignore_errors=True)
 
 

@@ -50,7 +50,6 @@ class TaskThreads:
         on_error(fault)
 
     def join(self, seconds: float) -> bool:
-        """Wait until nothing is left to do; False when that takes longer."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._count, max(0.0, seconds))
 
@@ -149,7 +148,6 @@ class EventLoop:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the thread does not run, or has ended."""
         return self._thread is None or not self._thread.is_alive()
 
     def _run(self) -> None:
@@ -199,7 +197,6 @@ class ByteChannel:
         self._events = 0
 
     def start(self) -> None:
-        """Begin to read."""
         self._loop.call(self._begin)
 
     def send(self, data: bytes) -> None:
@@ -215,7 +212,6 @@ class ByteChannel:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether something waits to be written."""
         return bool(self._output)
 
     def stop(self, then: Callable[[], None]) -> None:

@@ -24,10 +24,8 @@ class Incoming:
     def __init__(self, *, has_begun: bool = False) -> None:
         self._held = b""
         self._messages = MessageBuffer()
-        self.has_begun = has_begun
-        """No noise comes any more."""
-        self.unacknowledged = 0
-        """Bytes since the other side was last told what has come; reset by whoever tells it."""
+        self.has_begun = has_begun  # no noise comes any more
+        self.unacknowledged = 0  # bytes since the other side was last told what has come; reset by whoever tells it
 
     def feed(self, data: bytes) -> list[Message]:
         """Add bytes and return every message that is now complete.

@@ -46,7 +46,6 @@ sys.exit(not a)
 
 
 def ask_at_terminal(what: str, until: int) -> str:
-    """Ask for a secret; see `Ask`."""
     try:
         terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:  # in the background, which has left the terminal
@@ -124,7 +123,6 @@ class AskPass:
     """The program that ssh starts to ask, and the thread that it turns to."""
 
     def __init__(self, questions: Questions) -> None:
-        """Start the thread."""
         self._questions = questions
         self._folder = Path(tempfile.mkdtemp(prefix="msrun-ask-"))
         self._program = self._folder / "ask"
@@ -147,7 +145,6 @@ class AskPass:
         return {"SSH_ASKPASS": str(self._program), "SSH_ASKPASS_REQUIRE": "force", "DISPLAY": display}
 
     def close(self) -> None:
-        """End the thread and remove the program."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join()
@@ -180,14 +177,12 @@ class SshPipe(ChildPipe):
 
     @property
     def exit_status(self) -> int | None:
-        """The agent's exit status, 128 + N for signal N; None while it runs, or when the connection broke."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             status = self.process.wait(END_S)
             return status if 0 <= status < FAILED else None
         return None
 
     def stderr_text(self) -> str:
-        """Return the end of what agent and shell wrote to stderr."""
         return split_log(self.log())[1]
 
     def log(self) -> str:
@@ -201,7 +196,6 @@ class SshPipe(ChildPipe):
                 os.killpg(self.process.pid, signal.SIGTERM)
 
     def close(self) -> None:
-        """End the connection; on that, the agent ends."""
         self.kill()
         try:
             self.process.wait(END_S)
@@ -218,7 +212,6 @@ class OpenSsh:
     """Starts one ssh for each host; `connect` is for many threads at a time."""
 
     def __init__(self, program: str, settings: SshSettings, questions: Questions) -> None:
-        """Start nothing yet."""
         self._program, self._settings, self._questions = program, settings, questions
         self._lock = threading.Lock()
         self._pipes: weakref.WeakSet[SshPipe] = weakref.WeakSet()
@@ -276,7 +269,6 @@ class OpenSsh:
         return pipe
 
     def close(self) -> None:
-        """End all; once."""
         with self._lock:
             self._is_closed = True
             pipes = list(self._pipes)

@@ -21,8 +21,8 @@ from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.agents import Agents
 from msrun.launch.fleet.fleet_job import FleetJob, FleetRun
 from msrun.launch.fleet.hosts import ReadyHosts
-from msrun.launch.fleet.log_collector import LogCollector, own_logs
 from msrun.launch.job import JobResult
+from msrun.launch.remote.logs import LogCollector, own_logs
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.assignment import HostPool
 from msrun.planning.hosts.host_entry import HostEntry

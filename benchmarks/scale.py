@@ -32,11 +32,10 @@ from msrun.agent.signals import SignalPipe
 from msrun.cluster.messages import encode_message, pack_hosts
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.agents import Agents
-from msrun.launch.fleet.fleet_job import FleetRun
-from msrun.launch.fleet.log_collector import LogCollector, own_logs
-from msrun.launch.fleet.preparation import Preparation
-from msrun.launch.fleet.record import FleetRecord
+from msrun.launch.fleet.fleet_job import FleetRecord, FleetRun
+from msrun.launch.fleet.hosts import ListedHosts
 from msrun.launch.preflight.host_look import read_sources
+from msrun.launch.remote.logs import LogCollector, own_logs
 from msrun.planning.hosts.assignment import assign_hosts
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.program import Program
@@ -77,7 +76,7 @@ def plan(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     begin, before_mb = time.process_time(), peak_mb()
     spec = spec_of(options.hosts, options.workers, folder)
     with SignalPipe() as signals:
-        preparation = Preparation(spec, dict(os.environ), "JOB", SocketOpener([]), signals, None, None, print)
+        preparation = ListedHosts(spec, dict(os.environ), "JOB", SocketOpener([]), signals, None, None, print)
         jobs = [encode_message({"type": "job", "job": encode_record(job)}) for job in preparation.host_jobs({})]
         hosts = pack_hosts(assign_hosts(spec.host_entries))
         runs = [encode_message({"type": "run", "hosts": hosts, "rank_table": ""}) for _ in jobs]
@@ -156,7 +155,7 @@ class Launch:
         logs, events = LogCollector(spec.log_dir, None, own), EventLog(self._events)
         self._begin, cpu = time.monotonic(), time.process_time()
         with SignalPipe() as signals:
-            preparation = Preparation(spec, {}, "JOB", self._opener, signals, logs, events, lambda _: None)
+            preparation = ListedHosts(spec, {}, "JOB", self._opener, signals, logs, events, lambda _: None)
             with preparation as agents:
                 ready = preparation.run()
                 self._lap("reached")

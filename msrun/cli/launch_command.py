@@ -132,7 +132,7 @@ def _plan(spec: LaunchSpec, caller: dict[str, str], options: dict[str, Any]) -> 
     from msrun.planning.plan_text import render_plan
 
     if options["plan"] and spec.is_remote:
-        from msrun.launch.fleet.asked_plan import ask_for_plan
+        from msrun.launch.fleet.fleet_plan import ask_for_plan
 
         plan = ask_for_plan(spec, caller, quiet=options["quiet"])
     else:
@@ -179,7 +179,7 @@ def _spec(options: dict[str, Any], sources: Sources) -> LaunchSpec:
             assignments = host_list.hosts
             options = host_list.apply(options, given)
     elif options["discover"]:
-        from msrun.launch.host_discovery import discover_host
+        from msrun.launch.rendezvous import discover_host
 
         found = discover_host(options, given, os.environ)
         sources.settings = (*sources.settings, *found.settings)
@@ -197,7 +197,7 @@ def _spec(options: dict[str, Any], sources: Sources) -> LaunchSpec:
     )
     check_spec(spec)
     if spec.is_several:
-        from msrun.launch.host_discovery import is_under_scheduler
+        from msrun.launch.rendezvous import is_under_scheduler
 
         spec = replace(spec, is_under_scheduler=is_under_scheduler(os.environ))
     return spec
@@ -242,7 +242,7 @@ def _with_worker_num(options: dict[str, Any], sources: Sources) -> dict[str, Any
 
 
 def _count_devices(target: str = "auto") -> int:
-    from msrun.launch.host_discovery import count_devices
+    from msrun.launch.rendezvous import count_devices
 
     return count_devices(target, os.environ)
 
@@ -271,7 +271,7 @@ def _check(options: dict[str, Any]) -> int:
     spec = _spec(options, sources)
     caller = without_option_variables(os.environ, SETTABLE)
     if spec.is_remote:
-        from msrun.launch.fleet.asked_plan import check_fleet
+        from msrun.launch.fleet.fleet_plan import check_fleet
 
         status, lines = check_fleet(spec, caller, quiet=options["quiet"])
         print_text("\n".join(lines))
@@ -303,7 +303,7 @@ def _run(spec: LaunchSpec, caller: dict[str, str], *, quiet: bool, join: bool) -
         spec = write_script(spec)
     start = run_job
     if spec.is_remote:
-        from msrun.launch.fleet.starts import run_fleet_job as start
+        from msrun.launch.fleet.fleet_job import run_fleet_job as start
     elif spec.is_several:
         from msrun.launch.joined_job import run_joined_job as start
     run = functools.partial(start, spec, caller, quiet=quiet, is_last=True, job_id=job_id)

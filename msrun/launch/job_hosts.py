@@ -37,7 +37,7 @@ from ranktable.hosts.names import LOOPBACK, check_host_name, host_key
 from ranktable.hosts.this_host import find_this_host
 
 if TYPE_CHECKING:
-    from ranktable import Server
+    from ranktable import RankTable
 
 
 SHOWN_SERVERS = 4
@@ -54,13 +54,8 @@ class HostList:
     """This host."""
 
     def apply(self, options: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
-        """Return the options of the command with what the table says.
-
-        Args:
-            given: names of the options that were set; these must agree with the table, but for `master_addr`.
-
-        Raises:
-            UsageError: an option contradicts the table.
+        """Return the options of the command with what the table says. `given`: names of the options that were set;
+        these must agree with the table, but for `master_addr`. Raises UsageError: an option contradicts the table.
         """
         told: dict[str, Any] = {
             "worker_num": sum(len(assignment.ranks) for assignment in self.hosts),
@@ -97,14 +92,12 @@ def read_table_hosts(path: Path) -> list[TableHost]:
     """
     table = read_given_table(path)
     check_ranks(table, path)
-    servers = [server for server in table.servers_by_rank if server.devices]
-    if not servers:
+    hosts = _find_hosts(table)
+    if not hosts:
         raise UsageError(f"--rank_table_file {path}: no server of it has devices; see ranktable validate")
-    if not all(map(_names, servers)):
+    if not all(host.names for host in hosts):
         raise UsageError(f"--rank_table_file {path}: a server of it has an empty server_id; see ranktable validate")
-    return [
-        TableHost(_assignment(node_rank, server), tuple(_names(server))) for node_rank, server in enumerate(servers)
-    ]
+    return hosts
 
 
 def read_host_list(path: Path) -> HostList | None:
@@ -123,35 +116,29 @@ def read_host_list(path: Path) -> HostList | None:
         table = read_given_table(path)
     except UsageError:
         return None
-    servers = [server for server in table.servers_by_rank if server.devices]
-    if not servers or not all(map(_names, servers)):
+    found = _find_hosts(table)
+    if not found or not all(host.names for host in found):
         return None
-    hosts = tuple(_assignment(node_rank, server) for node_rank, server in enumerate(servers))
-    if len(servers) == 1:
+    hosts = tuple(host.assignment for host in found)
+    if len(hosts) == 1:
         return HostList(path, hosts, hosts[0]) if hosts[0].ranks == tuple(range(len(hosts[0].ranks))) else None
     check_ranks(table, path)
-    index = find_own_server(servers, own_addresses(), socket.gethostname(), path)
-    return HostList(path, hosts, hosts[index])
+    return HostList(path, hosts, hosts[find_own_server(found, own_addresses(), socket.gethostname(), path)])
 
 
-def find_own_server(servers: Sequence[Server], addresses: Mapping[str, str], host_name: str, path: Path) -> int:
-    """Return the index of the server that is this host: by one of its addresses, else by its name.
-
-    Args:
-        addresses: numeric addresses of this host.
-
-    Raises:
-        UsageError: none or several of them are.
+def find_own_server(hosts: Sequence[TableHost], addresses: Mapping[str, str], host_name: str, path: Path) -> int:
+    """Return the index of the server that is this host: by one of its addresses, else by its name. `addresses`: numeric
+    addresses of this host. Raises UsageError: none or several of them are.
     """
-    found = find_this_host([_names(server) for server in servers], host_name, addresses)
+    found = find_this_host([list(host.names) for host in hosts], host_name, addresses)
     if len(found) == 1:
         return found[0]
-    shown = ", ".join(servers[index].server_id for index in (found or range(len(servers)))[:SHOWN_SERVERS])
+    shown = ", ".join(hosts[index].assignment.name for index in (found or range(len(hosts)))[:SHOWN_SERVERS])
     if found:
         raise UsageError(
             f"--rank_table_file {path}: {len(found)} servers of it are this host ({shown}); each host has one server"
         )
-    more = f" and {len(servers) - SHOWN_SERVERS} more" if len(servers) > SHOWN_SERVERS else ""
+    more = f" and {len(hosts) - SHOWN_SERVERS} more" if len(hosts) > SHOWN_SERVERS else ""
     usable = sorted(address for address in addresses if not ipaddress.ip_address(address).is_loopback)
     raise UsageError(
         f"--rank_table_file {path}: this host ({host_name}, {', '.join(usable)}) is none of its servers "
@@ -165,19 +152,15 @@ def table_digest(hosts: Iterable[HostAssignment]) -> str:
     return hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()[:32] if rows else ""
 
 
-def _names(server: Server) -> list[str]:
-    return [word for word in (server.pod_ip, server.host_ip, server.server_id) if word]
-
-
-def _assignment(node_rank: int, server: Server) -> HostAssignment:
-    devices = sorted(server.devices, key=lambda device: device.rank_id)
-    return HostAssignment(
-        node_rank,
-        server.server_id,
-        _names(server)[0],
-        tuple(device.rank_id for device in devices),
-        tuple(device.device_id for device in devices),
-    )
+def _find_hosts(table: RankTable) -> list[TableHost]:
+    """Return the servers with devices, in the order of their lowest rank."""
+    found = []
+    for node_rank, server in enumerate(server for server in table.servers_by_rank if server.devices):
+        names = tuple(word for word in (server.pod_ip, server.host_ip, server.server_id) if word)
+        devices = sorted(server.devices, key=lambda device: device.rank_id)
+        ranks, ids = tuple(device.rank_id for device in devices), tuple(device.device_id for device in devices)
+        found.append(TableHost(HostAssignment(node_rank, server.server_id, next(iter(names), ""), ranks, ids), names))
+    return found
 
 
 OF_LISTS = ("include", "exclude", "python", "spares", "min_hosts", "nnodes")
@@ -204,13 +187,8 @@ class JobHosts:
 
 
 def read_job_hosts(options: Mapping[str, Any], given: Collection[str]) -> JobHosts:
-    """Read the hosts that the options name.
-
-    Args:
-        given: names of the options that were set; these must agree with the hosts.
-
-    Raises:
-        UsageError: no such file, a list that is wrong, or an option that contradicts it.
+    """Read the hosts that the options name. `given`: names of the options that were set; these must agree with the
+    hosts. Raises UsageError: no such file, a list that is wrong, or an option that contradicts it.
     """
     _check_together(options, given)
     table = _read_table(options["rank_table_file"])
@@ -305,7 +283,6 @@ def _own_keys() -> frozenset[str]:
 
 
 def _check_together(options: Mapping[str, Any], given: Collection[str]) -> None:
-    """Refuse options of which one takes away the other's meaning."""
     lists = [name for name in ("hosts", "hostfile", "rehearse") if options[name] is not None]
     has_list = bool(lists)
     if options["rehearse"] is not None and options["ssh"]:

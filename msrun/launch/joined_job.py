@@ -1,31 +1,54 @@
 """A job of several hosts on each of which msrun is typed, or started by a cluster manager: this host's part of it.
 
-The host with the scheduler leads the job as a launcher over SSH does; every other one comes to it and is an agent.
+The host with the scheduler leads the job as a launcher over SSH does. Every other one comes to it and serves it as an
+agent, over a connection that it has made itself; it shows its own part of the job to whoever has typed msrun there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import secrets
+import selectors
+import socket
+import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msrun import contract
 from msrun.agent.logs.own_file import read_end
+from msrun.agent.observer import OwnFaults
+from msrun.agent.processes.server_handle import ForkServerHandle
+from msrun.agent.signals import SignalPipe, stop_this_process
 from msrun.cluster.connection import Caller, Connection
-from msrun.cluster.hosts import HostRequest, NoKey
-from msrun.cluster.protocol import protocol
+from msrun.cluster.hosts import HostRequest, NoKey, Refused
+from msrun.cluster.protocol import HostPart, protocol
 from msrun.cluster.rendezvous import UnresolvedName, resolve_address
-from msrun.errors import UsageError
+from msrun.errors import ClusterError, PeerFailed, UsageError
 from msrun.launch.console import say
 from msrun.launch.directory.jobs import new_job_id, of_job
 from msrun.launch.directory.log_directory import write_private
-from msrun.launch.job import JobResult, check_part, job_signals, look_at_host, plan_dry_run
+from msrun.launch.job import (
+    AgentPart,
+    JobResult,
+    check_part,
+    job_signals,
+    look_at_host,
+    open_display,
+    plan_dry_run,
+    run_part,
+)
+from msrun.launch.job_display import JobDisplay
 from msrun.launch.job_hosts import table_digest
-from msrun.launch.rendezvous import Patience, has_scheduler, open_port
+from msrun.launch.remote.agent import FETCH_S, STOPPED_SHARE, LauncherReport, fleet_of_part, tell_result, told_errors
+from msrun.launch.remote.launcher_link import LauncherLink
+from msrun.launch.rendezvous import Patience, folder_of, has_scheduler, local_part, open_port
+from msrun.launch.transport.pipe import SealedPipe
 from msrun.planning.mindspore import settle_mindspore
+from msrun.planning.plan import LaunchPlan
+from msrun.planning.record_json import decode_record
 from msrun.planning.spec import LaunchSpec
 
 if TYPE_CHECKING:  # loaded for jobs with --tls_config
@@ -34,6 +57,8 @@ if TYPE_CHECKING:  # loaded for jobs with --tls_config
 KEY_S = 5.0
 """How long the key that a host has may be that of an earlier job, or none: a shared disk shows a new file late."""
 MAX_KEY_BYTES = 4096
+CONNECT_S = 3.0
+GREETING_S = 15.0  # how long the scheduler may take to answer
 
 
 def run_joined_job(
@@ -75,8 +100,8 @@ def run_joined_job(
 
         listener = open_port(spec, place) if has_scheduler(spec, master_addr) else None
         if listener is not None:
+            from msrun.launch.fleet.fleet_job import run_fleet_job
             from msrun.launch.fleet.joined_hosts import JoinedHosts
-            from msrun.launch.fleet.starts import run_fleet_job
 
             token = stack.enter_context(key.made())
             if spec.is_under_scheduler and not (spec.token or spec.tls):
@@ -93,8 +118,6 @@ def run_joined_job(
             result = run_fleet_job(whole, caller, quiet=quiet, job_id=job_id, on_directory=on_directory, joined=joined)
             joined.call_off("the job has ended without this host", result.exit_code)
             return result
-
-        from msrun.launch.remote.dialled_part import DialledPart, dial
 
         def greet(connection: Connection, own_address: str) -> Caller:
             return Caller(connection, key.read(), f"{place[0]}:{place[1]}", lambda: request(own_address))
@@ -125,7 +148,6 @@ class JobKey:
 
     @property
     def is_given(self) -> bool:
-        """Whether nothing has to be read."""
         return bool(self._given)
 
     @contextlib.contextmanager
@@ -151,11 +173,7 @@ class JobKey:
                 self.path.unlink(missing_ok=True)
 
     def read(self) -> bytes:
-        """Return the key on another host.
-
-        Raises:
-            Refused: there is none, or not yet.
-        """
+        """Return the key on another host. Raises Refused: there is none, or not yet."""
         key = self._given or read_end(self.path, MAX_KEY_BYTES)
         if not key:
             raise NoKey(
@@ -188,3 +206,176 @@ def find_master(spec: LaunchSpec, patience: Patience) -> str:
         except UnresolvedName as error:
             patience.wait(str(error))
     return spec.master_addr
+
+
+def dial(
+    place: tuple[str, int],
+    greet: Callable[[Connection, str], Caller],
+    tls: TlsIdentity | None,
+    patience: Patience,
+    *,
+    retry_s: float = 0.0,
+) -> tuple[Connection, float]:
+    """Return a connection to a scheduler that has let this host in, and how long that may be silent.
+
+    Its host, or msrun there, may come later than this one.
+
+    Args:
+        place: numeric address and port of the scheduler.
+        greet: begins to speak over a connection; gets this host's address towards the scheduler, too.
+        retry_s: how long the key of this host may be another than the scheduler's.
+
+    Raises:
+        ClusterError: it refuses this host, or is none.
+        RendezvousTimeout, Interrupted: nobody was there in time, or a signal came.
+    """
+    unknown_since = 0.0
+    while True:
+        why = "it closed the connection"
+        try:
+            stream = socket.create_connection(place, timeout=CONNECT_S)
+        except OSError as error:
+            why = error.strerror or str(error) or type(error).__name__
+        else:
+            with contextlib.ExitStack() as stack:
+                connection = Connection(stream, tls.open_session() if tls else None)
+                stack.callback(connection.close)
+                try:
+                    caller = greet(connection, stream.getsockname()[0].partition("%")[0])
+                    if (silence_s := _await_answer(caller, patience)) is not None:
+                        stack.pop_all()
+                        return connection, silence_s
+                except NoKey as error:
+                    why, unknown_since = str(error), unknown_since or time.monotonic()
+                    if time.monotonic() - unknown_since >= retry_s:
+                        raise ClusterError(why) from None
+                except Refused as error:
+                    raise ClusterError(str(error)) from None
+        remedy = "; start msrun there, and check --master_addr, --master_port and firewalls"
+        patience.wait(f"no scheduler at {place[0]}:{place[1]} ({why})", remedy)
+
+
+def _await_answer(caller: Caller, patience: Patience) -> float | None:
+    """Return how long the scheduler may be silent, which lets this host in; None when it has hung up."""
+    end, connection = time.monotonic() + GREETING_S, caller.connection
+    with selectors.DefaultSelector() as selector:
+        for source in (patience.signals, connection):
+            selector.register(source, selectors.EVENT_READ)
+        while not connection.is_closed:
+            if time.monotonic() >= end:
+                raise Refused(f"the scheduler at {caller.place} does not answer: is it another program?")
+            if any(key.fileobj is patience.signals for key, _ in selector.select(max(0.0, end - time.monotonic()))):
+                patience.heed_signals()
+            connection.flush()
+            while bodies := caller.receive():
+                if (silence_s := caller.take(bodies[0])) is not None:
+                    return silence_s
+    return None
+
+
+class DialledPart:
+    """This host's part after the scheduler has let it in. A context."""
+
+    def __init__(
+        self, spec: LaunchSpec, connection: Connection, silence_s: float, signals: SignalPipe, place: tuple[str, int]
+    ) -> None:
+        """`silence_s`: how long the scheduler may give no sign of life; `place`: where it is."""
+        self._spec, self._signals, self._silence_s = spec, signals, silence_s
+        self._server: ForkServerHandle | None = None  # the fork server of the part before, for the next
+        self._has_run = False
+        pipe = SealedPipe(connection, place[0])
+        where = f"the scheduler at {place[0]}:{place[1]}"
+
+        def explain(why: str) -> str:
+            changed = f"has sent what cannot be read ({pipe.fault}): something between the hosts changes it"
+            return f"lost {where}, which {changed if pipe.fault else why}"
+
+        self._link = LauncherLink(pipe, silence_s=silence_s, explain_loss=explain)
+
+    def __enter__(self) -> DialledPart:
+        self._link.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._link.close()
+        if self._server is not None:
+            self._server.kill()
+
+    def await_part(self, patience: Patience) -> HostPart | None:
+        """Return what the launcher says when all hosts have come, or come together again; None: the job has ended well
+        without this one.
+
+        Raises:
+            ClusterError: the scheduler has gone.
+            PeerFailed: the job is called off.
+        """
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._signals, selectors.EVENT_READ)
+            selector.register(self._link, selectors.EVENT_READ)
+            while True:
+                for key, _ in selector.select():
+                    if key.fileobj is self._signals:
+                        patience.heed_signals()
+                while (message := self._link.take()) is not None:
+                    kind = message["type"]
+                    if kind == "run":
+                        return decode_record(HostPart, message["part"])
+                    if kind == "waiting":
+                        patience.tell(message["text"])
+                    elif kind == "called_off" and not message["exit_code"]:
+                        patience.tell(message["reason"])
+                        return None
+                    elif kind == "called_off":
+                        raise PeerFailed(message["reason"], message["exit_code"])
+                    elif kind == "gone":
+                        moment = "the job went on" if self._has_run else "all hosts had come"
+                        raise ClusterError(f"{message['reason']}, before {moment}")
+
+    def run(
+        self,
+        part: HostPart,
+        caller: Mapping[str, str],
+        *,
+        quiet: bool,
+        on_directory: Callable[[str, Path], None],
+        say: Callable[[str], None],
+    ) -> JobResult:
+        """Run this host's part, from what `await_part` has returned. Other arguments and errors as `run_part`."""
+        link, self._has_run = self._link, True
+        fleet = fleet_of_part(part, self._spec)
+        assert fleet is not None, "a job of this host alone"
+        came = "come together again" if part.first_attempt else "come"
+        say(f"all {len(fleet.hosts)} hosts have {came}; this is {fleet.own.describe()}")
+
+        def display(spec: LaunchSpec, plan: LaunchPlan, faults: OwnFaults) -> JobDisplay:
+            shown = open_display(spec, plan, faults, None, quiet=quiet)
+            shown.also, shown.stop_self = LauncherReport(link, plan, None), self._stop
+            return shown
+
+        limit_s = STOPPED_SHARE * self._silence_s
+        own = AgentPart(
+            display, self._signals, link, fleet, part.master_port, early_server=self._server, stopped_limit_s=limit_s
+        )
+        with told_errors(link):
+            asked = of_job(self._spec, part.job_id)
+            spec = replace(
+                local_part(asked, fleet),
+                log_dir=folder_of(asked.log_dir, part.folder),
+                first_attempt=part.first_attempt,
+                max_restarts=part.max_restarts,
+            )
+            result = run_part(spec, caller, own, job_id=part.job_id, on_directory=on_directory)
+        self._server = result.server
+        tell_result(link, result)
+        if result.goes_on:
+            say(f"{result.failure.reason if result.failure else 'the job starts again'}; waiting for its next start")
+        else:
+            with contextlib.suppress(KeyboardInterrupt):
+                link.wait(FETCH_S)
+        return result
+
+    def _stop(self) -> None:
+        """Stop as Ctrl-Z wants: here, or at the launcher, which has said so and goes on some time."""
+        if self._link.goes_on.is_set():
+            stop_this_process()
+        self._link.goes_on.wait()

@@ -48,8 +48,7 @@ def describe_shadowed_package(spec: LaunchSpec, environment: Mapping[str, str]) 
     return ""
 
 
-RECORD_S = 2.0
-"""How long the scheduler may leave the record of a moment unread before it gets no more."""
+RECORD_S = 2.0  # how long the scheduler may leave the record of a moment unread before it gets no more
 
 
 class SchedulerRecord(Observer):
@@ -77,7 +76,6 @@ class SchedulerRecord(Observer):
         )
 
     def note(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """Pass one moment on."""
         if self._channel is not None and not self._channel.is_closed:
             try:
                 self._channel.send({"type": kind, **fields})

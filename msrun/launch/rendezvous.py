@@ -1,21 +1,29 @@
-"""Where this host is among those of its job, where msrun is typed on each."""
+"""Where this host is among those of its job, where msrun is typed on each, or started by a cluster manager."""
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
+import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from msrun.agent.host.host_facts import LOOPBACK
+from msrun.agent.host.host_facts import LOOPBACK, read_gpus, read_npus
 from msrun.agent.signals import SignalPipe, stop_this_process
 from msrun.cluster.messages import await_input
 from msrun.cluster.rendezvous import listen, own_addresses
 from msrun.errors import RendezvousTimeout, UsageError, interruption
+from msrun.planning.discovery.host_options import HostOptions, find_host_options, is_place_open
+from msrun.planning.discovery.schedulers import HOSTS_FILE, IN_POD, TORCHRUN, find_surroundings, read_domain
+from msrun.planning.discovery.surroundings import HostView
+from msrun.planning.discovery.variables import BY_HAND, PBS_HOSTS
 from msrun.planning.host_assignment import Fleet, HostAssignment
-from msrun.planning.placement.host import HostFacts
+from msrun.planning.placement.host import ASCEND_VARIABLE, CUDA_VARIABLE, HostFacts, visible_ascend, visible_cuda
 from msrun.planning.spec import LaunchSpec, is_loopback
 
 RETRY_S = 0.5
@@ -32,12 +40,7 @@ class Patience:
         self._next_line = self._begin + FIRST_LINE_S
 
     def wait(self, why: str, remedy: str = "") -> None:
-        """Wait before another try.
-
-        Raises:
-            RendezvousTimeout: --cluster_time_out is over.
-            Interrupted: a signal came.
-        """
+        """Wait before another try. Raises RendezvousTimeout: --cluster_time_out is over; Interrupted: a signal came."""
         now, limit_s = time.monotonic(), self._spec.cluster_time_out_s
         if 0 <= limit_s <= now - self._begin:
             raise RendezvousTimeout(f"--cluster_time_out {limit_s:g}: {why}{remedy}")
@@ -48,11 +51,7 @@ class Patience:
             self.heed_signals()
 
     def heed_signals(self) -> None:
-        """Stop as Ctrl-Z wants, and end by what ends a job.
-
-        Raises:
-            Interrupted: such a signal came.
-        """
+        """Stop as Ctrl-Z wants, and end by what ends a job. Raises Interrupted: such a signal came."""
         spec = self._spec
         for signum in self.signals.read():
             if signum == signal.SIGTSTP:
@@ -63,8 +62,7 @@ class Patience:
                 raise error
 
 
-UNKNOWN = "?"
-"""Name and address of a host that a dry run cannot know."""
+UNKNOWN = "?"  # name and address of a host that a dry run cannot know
 
 
 def has_scheduler(spec: LaunchSpec, master_addr: str) -> bool:
@@ -99,7 +97,6 @@ def open_port(spec: LaunchSpec, place: tuple[str, int]) -> socket.socket | None:
 
 
 def fleet_of(spec: LaunchSpec, node_rank: int, hosts: tuple[HostAssignment, ...], master_addr: str) -> Fleet:
-    """Return all hosts of a job as this one sees them."""
     address = LOOPBACK if spec.stands_for else hosts[node_rank].address
     return Fleet(node_rank, hosts, master_addr, own_addresses().get(address, ""))
 
@@ -123,7 +120,6 @@ def of_hosts(spec: LaunchSpec, hosts: Sequence[HostAssignment]) -> LaunchSpec:
 
 
 def folder_of(log_dir: Path, node_rank: int) -> Path:
-    """Return the log directory of a host."""
     return log_dir / f"node_{node_rank}" if node_rank else log_dir
 
 
@@ -153,3 +149,84 @@ def assume_counts(worker_num: int, local_worker_num: int, node_rank: int) -> lis
     while (left := worker_num - sum(counts)) > 0:
         counts.append(min(local_worker_num, left))
     return counts
+
+
+# -- as far as the variables around msrun tell it --------------------------------------------------------------------
+
+
+def discover_host(options: Mapping[str, Any], given: Collection[str], environ: Mapping[str, str]) -> HostOptions:
+    """Return what Slurm, mpirun, Kubernetes or torchrun's variables say of this host, for options that are not given.
+
+    Args:
+        options: of the command.
+        given: names of those that were set.
+        environ: of msrun.
+
+    Raises:
+        UsageError: variables that contradict each other or the options, or that leave out what is needed.
+    """
+    job = find_surroundings(environ, view_host(environ)) if is_place_open(options, given) else None
+    if job is None:
+        return HostOptions({})
+    found = find_host_options(job, options, given, lambda: count_devices(options["device_target"], environ))
+    is_node_0 = {**options, **found.options}["node_rank"] == 0
+    return with_own_address(found) if is_node_0 and "master_addr" in found.options else found
+
+
+def is_under_scheduler(environ: Mapping[str, str]) -> bool:
+    """Return whether a cluster manager or another launcher has started msrun here, and nobody by hand."""
+    if environ.get(IN_POD):
+        return True
+    with contextlib.suppress(UsageError):
+        job = find_surroundings(environ, view_host(environ))
+        return job is not None and job.name not in (BY_HAND, TORCHRUN)
+    return False
+
+
+def with_own_address(found: HostOptions) -> HostOptions:
+    """Return the options of node 0 with its address where its name, which the others know, is loopback here.
+
+    Many systems have their own name in /etc/hosts as 127.0.1.1. With several addresses there is no telling which one
+    the others know, and the name stays: that it is loopback is then found, and refused, when the hosts meet.
+    """
+    name = str(found.options["master_addr"])
+    try:
+        known = {str(entry[4][0]) for entry in socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)}
+    except (OSError, UnicodeError):
+        return found
+    outward = [text for text in own_addresses() if _is_outward(text)]
+    if not all(ipaddress.ip_address(text).is_loopback for text in known) or len(outward) != 1:
+        return found
+    settings = (
+        replace(setting, value=outward[0], source=f"own address; {setting.source} says {name}")
+        if setting.name == "master_addr"
+        else setting
+        for setting in found.settings
+    )
+    return replace(found, options={**found.options, "master_addr": outward[0]}, settings=tuple(settings))
+
+
+def _is_outward(text: str) -> bool:
+    address = ipaddress.ip_address(text)
+    return address.version == 4 and not address.is_loopback and not address.is_link_local
+
+
+def view_host(environ: Mapping[str, str]) -> HostView:
+    """Look at what of this host decides on the meaning of its variables. Asks no name server."""
+    name, _, domain = socket.gethostname().partition(".")
+    listed = _read(environ[PBS_HOSTS]).split() if environ.get(PBS_HOSTS) else ()
+    return HostView(name, domain or read_domain(_read(HOSTS_FILE), name), len(os.sched_getaffinity(0)), tuple(listed))
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def count_devices(target: str, environ: Mapping[str, str]) -> int:
+    """Return how many accelerators of the target are visible; `auto` takes Ascend devices before GPUs, as jobs do."""
+    npus = len(visible_ascend(environ.get(ASCEND_VARIABLE), read_npus()).names) if target in ("auto", "ascend") else 0
+    gpus = len(visible_cuda(environ.get(CUDA_VARIABLE), read_gpus()).names) if target in ("auto", "gpu") else 0
+    return npus or gpus

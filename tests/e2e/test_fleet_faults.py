@@ -16,7 +16,7 @@ from chaos_places import command_line
 from fleet import FleetRunner
 from job_runner import MARK, WORKERS, Running, state_of, wait_until
 
-from msrun.launch.remote.log_sender import pack_piece
+from msrun.launch.remote.logs import pack_piece
 from msrun.launch.transport.pipe import MARKER
 
 pytestmark = pytest.mark.slow

@@ -64,7 +64,7 @@ def test_slip_in_what_shows_the_job_is_told_once_and_the_job_goes_on(
     ("hosts", "module", "function"),
     [
         (ONE_HOST, "msrun.agent.supervisor", "Supervisor._on_started"),
-        (SEVERAL_HOSTS, "msrun.launch.fleet.record", "FleetRecord._note_worker"),
+        (SEVERAL_HOSTS, "msrun.launch.fleet.fleet_job", "FleetRecord._note_worker"),
         pytest.param(SEVERAL_HOSTS, "msrun.launch.fleet.fleet_job", "FleetRun._tick", marks=pytest.mark.slow),
     ],
 )

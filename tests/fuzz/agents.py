@@ -20,13 +20,12 @@ from msrun.agent.observer import OwnFaults
 from msrun.cluster.failure import FailureReport
 from msrun.cluster.messages import encode_message, frame
 from msrun.launch.directory.log_directory import EventLog
-from msrun.launch.fleet import fleet_job
 from msrun.launch.fleet.agents import Agents
-from msrun.launch.fleet.log_collector import LogCollector, own_logs
-from msrun.launch.fleet.preparation import Preparation, ReadyHosts
+from msrun.launch.fleet.fleet_job import FleetJob, FleetRun
+from msrun.launch.fleet.hosts import ListedHosts, ReadyHosts
 from msrun.launch.remote.launcher_link import LauncherLink
-from msrun.launch.remote.log_sender import pack_piece
-from msrun.launch.transport.agent_code import AgentCode
+from msrun.launch.remote.logs import LogCollector, own_logs, pack_piece
+from msrun.launch.transport.opener import AgentCode
 from msrun.launch.transport.pipe import MARKER, SocketPipe
 from msrun.planning.hosts.assignment import assign_hosts
 from msrun.planning.hosts.host_entry import HostEntry
@@ -191,27 +190,19 @@ def launchers(rng_of: Iterator[Random], folder: Path) -> Iterator[None]:
             stack.callback(events.close)
             preparation = stack.enter_context(_prepared(spec, signals, logs, events))
             numbers = iter(range(1, 10_000))
-            agents = preparation._agents
+            agents = preparation.agents
             stack.callback(agents.loop.close, time.monotonic() + 30)
             said = {node: _said(rng, node, numbers) for node in range(2)}
             links = Links(agents, spec, said)
             agents.links = links.all
             if rng.random() < 0.3:
                 links.read()
-                preparation._await_answers()
+                preparation._await_answers(time.monotonic())
             else:
-                run = fleet_job.FleetRun(
-                    spec,
-                    "J",
-                    agents,
-                    ReadyHosts(("10.0.0.1", 1), preparation._assignments, frozenset()),
-                    logs,
-                    events,
-                    {},
-                    OwnFaults(folder, print, found_in=str(folder)),
-                    quiet=True,
-                )
-                run._on_directory = lambda: None
+                faults = OwnFaults(folder, print, found_in=str(folder))
+                job = FleetJob(spec, {}, "J", preparation, events, faults, quiet=True)
+                ready = ReadyHosts(("10.0.0.1", 1), assign_hosts(spec.host_entries), frozenset())
+                run = FleetRun(job, spec, ready, logs)
                 links.read()
                 assert run.finish().exit_code > 0, "an agent that leaves without a word is a failure"
                 assert (
@@ -231,10 +222,10 @@ def launchers(rng_of: Iterator[Random], folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _prepared(spec: LaunchSpec, signals: Any, logs: LogCollector, events: EventLog) -> Iterator[Preparation]:
-    preparation = Preparation(spec, {}, "J", mock.Mock(), signals, events, lambda _: None)
-    preparation._agents.logs, preparation._assignments = logs, assign_hosts(spec.host_entries)
-    with contextlib.closing(preparation._agents.inbox):
+def _prepared(spec: LaunchSpec, signals: Any, logs: LogCollector, events: EventLog) -> Iterator[ListedHosts]:
+    preparation = ListedHosts(spec, {}, "J", mock.Mock(), signals, events, lambda _: None)
+    preparation.agents.logs = logs
+    with contextlib.closing(preparation.agents.inbox):
         yield preparation
 
 

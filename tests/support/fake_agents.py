@@ -10,8 +10,8 @@ from typing import Any
 from msrun.cluster.messages import Message, MessageBuffer, encode_message
 from msrun.cluster.own_thread import Inbox, WakingQueue
 from msrun.errors import ClusterError
-from msrun.launch.transport.agent_code import AgentCode
 from msrun.launch.transport.event_loop import EventLoop
+from msrun.launch.transport.opener import AgentCode
 from msrun.launch.transport.pipe import MARKER, AgentPipe
 from msrun.planning.hosts.host_entry import HostEntry
 

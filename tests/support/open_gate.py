@@ -18,8 +18,8 @@ from msrun.cluster.protocol import protocol
 from msrun.cluster.rendezvous import listen
 from msrun.cluster.tls import TlsIdentity
 from msrun.errors import ClusterError
-from msrun.launch.fleet.gate import Gate, Stranger
-from msrun.launch.remote.dialled_part import dial
+from msrun.launch.fleet.joined_hosts import Gate, Stranger
+from msrun.launch.joined_job import dial
 from msrun.launch.rendezvous import Patience
 from msrun.launch.transport.event_loop import EventLoop
 

@@ -1,4 +1,4 @@
-"""All agents of one job, and the wait for what they say: the launcher's loop."""
+"""All agents of one job, the launcher's end of the connection to each, and the wait for what they say: its loop."""
 
 from __future__ import annotations
 
@@ -8,38 +8,375 @@ import selectors
 import signal
 import time
 from collections.abc import Callable, Mapping
+from enum import Enum
+from functools import partial
 from pathlib import Path
 
 from msrun import contract
 from msrun.agent.signals import SignalPipe, stop_this_process
-from msrun.cluster.messages import Message
+from msrun.cluster.messages import Message, encode_message
 from msrun.cluster.own_thread import Inbox, describe_fault, traceback_of
 from msrun.cluster.protocol import HostJob, check_said
 from msrun.errors import ClusterError, Interrupted, MsrunError, UsageError, interruption
 from msrun.launch.directory.log_directory import record_fault
-from msrun.launch.fleet.agent_link import NOT_UNDERSTOOD, SALVAGE_S, AgentLink
-from msrun.launch.fleet.log_collector import LogCollector
-from msrun.launch.fleet.record import NotUnderstood
-from msrun.launch.preflight.host_report import explain_agent_end
-from msrun.launch.transport.agent_code import AgentCode
-from msrun.launch.transport.event_loop import EventLoop
-from msrun.launch.transport.pipe import AgentPipe
+from msrun.launch.preflight.host_report import MAX_QUOTED_CHARS, explain_agent_end, printable
+from msrun.launch.remote.logs import LogCollector
+from msrun.launch.transport.event_loop import ByteChannel, EventLoop
+from msrun.launch.transport.link import CLOSED, Link
+from msrun.launch.transport.opener import AgentCode
+from msrun.launch.transport.pipe import AgentPipe, opening
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.record_json import encode_record
 
+NOT_UNDERSTOOD = "its agent says what cannot be understood ({}); install the same msrun there"
+RETRY_S = 0.5
+SALVAGE_S = 10.0  # how long the host of a lost agent may take to let somebody else in
+CUT_REMEDY = "start it again, and if that does not help, look for the reason in the log of its sshd"
+ACKNOWLEDGE_BYTES = 1 << 19
+"""After so many bytes of logs the agent is told that they have come, so that it sends more."""
+
+
+class State(Enum):
+    """Of a host."""
+
+    OPENING = "it is reached for the first time"
+    OPEN = "there is a connection to its agent"
+    CUT = "the connection broke, and another one is being made"
+    BROKEN = "its agent has ended, and what that has left is being fetched"
+    OVER = "nothing more will come"
+
+
+class AgentLink(Link):
+    """The launcher's end of the connection to one host. `start` it, `send`, and `close` it in the end.
+
+    What has to wait is done by the loop's other threads, so that a slow or dead host holds up nobody. What the agent
+    says goes into the launcher's inbox as `{"node": number, ...message}`. Of its own a link posts
+        opened {seconds, at}          the host is reached; `at` is this clock's time
+        cut {reason} / resumed {}     the connection broke; a new one was made
+        broken / lost {reason, exit_status, stderr}    the agent has ended without a result, or cannot be reached any
+                                      more; broken: lost follows when what it has left has been fetched
+    """
+
+    _not_said = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
+
+    def __init__(
+        self,
+        number: int,
+        entry: HostEntry,
+        open_pipe: Callable[[float | None], AgentPipe],
+        code: AgentCode,
+        job: Message | None,
+        inbox: Inbox,
+        take_first: Callable[[Message], bool],
+        loop: EventLoop,
+        *,
+        silence_s: float,
+        has_dialled: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            number: of this connection among all that the job makes.
+            open_pipe: opens a pipe before a moment of `clock`, None = in the usual time; raises ClusterError. Called by
+                another thread.
+            job: what the agent is told first; None where it waits for whatever comes.
+            take_first: called with every message; True when it is done with. A ValueError: no agent says this.
+            silence_s: how long nothing may be heard.
+            has_dialled: the agent runs already, and is msrun on a host where it was typed.
+        """
+        super().__init__(loop, clock)
+        self.number, self.entry = number, entry
+        self.address = ""  # numeric, as it is reached from here; empty until it is known
+        self.state = State.OPENING
+        self.is_salvaging = False  # it is lost, and what it has left is being fetched
+        self._open_pipe, self._code, self._has_dialled = open_pipe, code, has_dialled
+        self._inbox, self._take_first, self._silence_s = inbox, take_first, silence_s
+        if job is not None:
+            self._ledger.stamp(job)
+        self._broken: ByteChannel | None = None  # the connection that was ended here, if one was
+        self.silent_s = 0.0
+        """How long nothing was heard while the launcher, which may be stopped, listened: the sum of what `beat` got."""
+        self._attached_at_s = 0.0  # `silent_s` when the connection was made, whose own silence begins there
+        self._has_begun = self._can_resume = False  # the agent has a job; another connection to it can be made
+        self._was_replaced = self._is_closed = self._is_reopening = False
+        """The connection is not the first; the launcher is done with the host; another one is being made."""
+
+    # -- for the launcher ---------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        opened = partial(self._on_opened, self._clock())
+        if self._has_dialled:  # there is nothing to wait for, and what is said next has to arrive
+            opened(self._open_pipe(None), None)
+        else:
+            self._open(None, opened)
+
+    def send(self, kind: str, **fields: object) -> None:
+        """Tell the agent, as soon as that can be done."""
+        self._say({"type": kind, **fields})
+
+    def beat(self, listened_s: float) -> None:
+        """Give a sign of life, and look for one; where there is none for long, another connection is tried.
+
+        Args:
+            listened_s: for how long an answer could have been heard since the last beat.
+        """
+        if self.state in (State.OPENING, State.OVER):
+            return
+        self.silent_s += listened_s
+        channel = self._channel
+        if self.state is not State.OPEN or channel is None:
+            return
+        if not channel.has_unsent:
+            self._put_seen("beat")
+        is_too_silent = self.silent_s > self._silence_s
+        if self._can_resume:
+            if is_too_silent:
+                self._break(channel)
+            elif self._is_quiet:
+                self._reopen()
+        elif is_too_silent and self._incoming.has_begun:  # it is stopped, or worse, and can be reached in no other way
+            channel.stop(partial(self._let_go, channel.pipe, self._end_silent))
+
+    def begin(self) -> None:
+        """From now on the agent has something to come back for."""
+        self._has_begun = True
+        self._can_resume = bool(self._code.attach)
+
+    @property
+    def has_unseen(self) -> bool:
+        return self.is_open and bool(self._ledger.unseen())
+
+    @property
+    def _is_quiet(self) -> bool:
+        return self.silent_s - self._attached_at_s > self._silence_s / 3
+
+    @property
+    def is_open(self) -> bool:
+        """Whether something may come from an agent."""
+        return self.state in (State.OPEN, State.BROKEN)
+
+    @property
+    def is_over(self) -> bool:
+        return self.state is State.OVER
+
+    def dismiss(self) -> None:
+        """Let the agent go: it has nothing more to do. A host that is not reached yet is given up."""
+        self._can_resume = False
+        if self._channel is None and not self.is_salvaging:
+            self._is_closed = True
+        self._put_seen("beat")  # so that it knows that everything has arrived
+        self.send("bye")
+
+    def close(self) -> None:
+        self._is_closed = True
+        if self._channel is not None:
+            self._leave(self._channel)
+
+    def give_up(self, reason: str) -> None:
+        """End the connection to an agent that cannot be worked with."""
+        self._end(reason, None)
+        self.close()
+
+    # -- connections --------------------------------------------------------------------------------------------------
+
+    def _open(self, deadline: float | None, then: Callable[[AgentPipe | None, Exception | None], None]) -> None:
+        """Open a pipe in the background; `then` is called with it, or with why there is none."""
+
+        def work() -> None:
+            try:
+                pipe = self._open_pipe(deadline)
+            except (ClusterError, OSError) as error:
+                self.loop.call(partial(then, None, error))
+            else:
+                self.loop.call(partial(then, pipe, None))
+
+        self.loop.opening.run(work, self._fail_later)
+
+    def _let_go(self, pipe: AgentPipe, then: Callable[[], None] = lambda: None) -> None:
+        def work() -> None:
+            pipe.close()
+            self.loop.call(then)
+
+        self.loop.ending.run(work, self._fail_later)
+
+    def _leave(self, channel: ByteChannel) -> None:
+        channel.stop(partial(self._let_go, channel.pipe))
+
+    def _fail_later(self, error: Exception) -> None:
+        self.loop.call(partial(self._fail, error))
+
+    def _fail(self, error: Exception) -> None:
+        """End the host: whatever it was, the launcher must not wait for ever."""
+        self.is_salvaging = False
+        reason = str(error) if isinstance(error, ClusterError) else f"{self.entry.name}: {describe_fault(error)}"
+        if not isinstance(error, ClusterError):
+            self._take_first({"type": "fault", "text": describe_fault(error), "traceback": traceback_of(error)})
+        self.give_up(reason)
+
+    def _break(self, channel: ByteChannel) -> None:
+        self._broken = channel
+        channel.stop(partial(channel.on_end, channel))
+
+    def _post(self, kind: str, **fields: object) -> None:
+        self._inbox.post({"type": kind, "node": self.number, **fields})
+
+    def _end(self, reason: str, exit_status: int | None, stderr: str = "") -> None:
+        if not self.is_over:
+            self.state = State.OVER
+            self._post("lost", reason=reason, exit_status=exit_status, stderr=stderr)
+
+    def _on_opened(self, begin: float, pipe: AgentPipe | None, error: Exception | None) -> None:
+        if pipe is None:
+            self._fail(error or ClusterError(self.entry.name))
+        elif self._is_closed:
+            self._let_go(pipe)
+        else:
+            self.address, self.state = pipe.address, State.OPEN
+            self._post("opened", seconds=round(self._clock() - begin, 3), at=time.time())
+            self._talk(pipe, b"" if self._has_dialled else opening(self._code.start), self._judge)
+            self._send_unseen()  # the job is the first of it
+
+    def _judge(self, channel: ByteChannel) -> None:
+        """See why a connection has ended: its agent did, or another one is made."""
+        pipe, is_broken = channel.pipe, channel is self._broken
+
+        def work() -> None:
+            if is_broken:
+                pipe.close()
+            self.loop.call(partial(self._judged, channel, pipe.exit_status, pipe.stderr_text()))
+            pipe.close()
+
+        self.loop.ending.run(work, self._fail_later)
+
+    def _judged(self, channel: ByteChannel, status: int | None, stderr: str) -> None:
+        if self._is_closed or self.is_over or channel is not self._channel:
+            return
+        if status is None and self._can_resume:
+            self.state, self._is_attached, self._channel = State.CUT, False, None
+            self._post("cut", reason=f"the connection to {self.entry.name} broke")
+            self._reopen()
+            return
+        name, noise = self.entry.name, self._incoming.noise
+        has_left_something = self._has_begun and bool(status or self._was_replaced)
+        if self._was_replaced:  # such a pipe tells no more of the agent's end than that
+            noise, status, stderr = f"{name}: its agent ended without a report; see dmesg there", None, ""
+        elif self._has_dialled:
+            fault = f"has sent what cannot be read ({stderr}): something between the hosts changes it" if stderr else ""
+            noise, stderr = f"lost {name}, which {fault or CLOSED}", ""
+        elif status is None:
+            said = f" ({printable(noise, MAX_QUOTED_CHARS)})" if noise.strip() else ""
+            moment = f"{'' if self._has_begun else ' before the job began'}{said}"
+            noise, stderr = f"{name}: the connection to it broke{moment}; {CUT_REMEDY}", ""
+        end = partial(self._end, noise, status, stderr)
+        if has_left_something:
+            self.state = State.BROKEN
+            self._post("broken", reason=noise, exit_status=status, stderr=stderr)
+            self._salvage(end)
+        else:
+            end()
+
+    def _end_silent(self) -> None:
+        """Say it first: the host may be slow to let somebody in who ends what is left there, or never does."""
+        if self._is_closed or self.is_over:
+            return
+        down = f"no sign of life for {self.silent_s:.0f} s: the host or the network is down"
+        if self._has_dialled:
+            self._end(f"lost {self.entry.name}, which has given {down}", None)
+            return
+        self.is_salvaging = True
+        self._end(f"{self.entry.name}: {down}, or its agent is stopped", None)
+        self._salvage(lambda: setattr(self, "is_salvaging", False))
+
+    def _reopen(self) -> None:
+        """Try to make another connection, in the place of one that broke or is quiet; one try at a time."""
+        if self._is_reopening:
+            return
+        self._is_reopening = True
+        if self._is_closed or self.silent_s > self._silence_s:
+            self._on_reopened(None)
+        else:
+            self._open(self._clock() + self._silence_s - self.silent_s, self._on_reopened)
+
+    def _on_reopened(self, pipe: AgentPipe | None, _error: Exception | None = None) -> None:
+        self._is_reopening = False
+        is_cut = self.state is State.CUT and not self._is_closed
+        is_slow = self.state is State.OPEN and not self._is_closed and self._is_quiet  # and not only for a moment
+        if pipe is not None:
+            (self._attach if is_cut or is_slow else self._let_go)(pipe)
+        elif is_cut and self.silent_s > self._silence_s:
+            self._end_silent()
+        elif is_cut:
+            self.loop.call_later(RETRY_S, self._reopen)
+
+    def _attach(self, pipe: AgentPipe) -> None:
+        """Let a new pipe go to the agent that runs; it then leaves the old one."""
+        old = self._channel
+        self.state, self._is_attached, self._was_replaced = State.OPEN, False, True
+        self._attached_at_s = self.silent_s
+        attach = encode_message({"type": "attach", "seen": self._ledger.seen})
+        self._talk(pipe, opening(self._code.attach) + attach, self._judge)
+        if old is not None:
+            self._post("cut", reason=f"the connection to {self.entry.name} broke")
+            self._leave(old)
+
+    def _salvage(self, then: Callable[[], None]) -> None:
+        """End a lost agent if it is there still, fetch what it has left of its logs, and let that be cleared away."""
+
+        def end(channel: ByteChannel) -> None:
+            self._let_go(channel.pipe)
+            then()
+
+        def fetch(pipe: AgentPipe | None, _error: Exception | None) -> None:
+            if pipe is not None and not self._is_closed:
+                self._talk(pipe, opening(self._code.salvage()), end)
+                return
+            if pipe is not None:
+                self._let_go(pipe)
+            then()
+
+        self._open(self._clock() + SALVAGE_S, fetch)
+
+    # -- what the agent says ------------------------------------------------------------------------------------------
+
+    def _on_bytes(self, channel: ByteChannel, data: bytes) -> None:
+        try:
+            super()._on_bytes(channel, data)
+        except Exception as error:  # noqa: BLE001 - one host, and not the loop of all
+            self._fail(error)
+
+    def _misunderstand(self, error: Exception) -> None:
+        self.give_up(f"{self.entry.name}: {NOT_UNDERSTOOD.format(error)}")
+
+    def _on_heard(self, channel: ByteChannel) -> None:
+        incoming = self._incoming
+        if incoming.has_begun:
+            self.silent_s = self._attached_at_s = 0.0
+        elif incoming.is_noise:
+            self._break(channel)
+        if incoming.unacknowledged > ACKNOWLEDGE_BYTES:
+            incoming.unacknowledged = 0
+            self._put_seen("beat")
+
+    def _heed(self, message: Message) -> None:
+        if not self._take_first(message):
+            self._inbox.post({**message, "node": self.number})
+
+    def _on_attached(self) -> None:
+        self._post("resumed")
+
+
+class NotUnderstood(ValueError):
+    """A handler's word for what is of the right form, and still not for this host to say."""
+
+
 CLOSE_S = 3.0
-ANSWER_S = 60.0
-"""How long hosts may take to answer once one has."""
+ANSWER_S = 60.0  # how long hosts may take to answer once one has
 MAX_BEAT_S = 2.0
-SHARE_HOSTS = 64
-"""So many hosts get a sign of life at a time, so that their answers do not come all at once."""
-PAUSE_WAIT_S = 1.0
-"""How long agents may take to hear that the launcher is about to be stopped."""
+SHARE_HOSTS = 64  # so many hosts get a sign of life at a time, so that their answers do not come all at once
+PAUSE_WAIT_S = 1.0  # how long agents may take to hear that the launcher is about to be stopped
 POLL_S = 0.01
-OF_LAUNCHER = -1
-"""In place of a host's node_rank, in the message of a `fault` of the launcher's own."""
-LOSSES = frozenset({"lost", "error", "fault"})
-"""What says that nothing good is to be expected of a host any more."""
+OF_LAUNCHER = -1  # in place of a host's node_rank, in the message of a `fault` of the launcher's own
+LOSSES = frozenset({"lost", "error", "fault"})  # what says that nothing good is to be expected of a host any more
 
 
 class Agents:
@@ -60,36 +397,26 @@ class Agents:
             silence_s: how long launcher and host may hear nothing of each other.
             folder: where a fault of this process is kept as long as there are no `logs`; None = nowhere.
         """
-        self._clock, self._silence_s = clock, silence_s
+        self._signals, self._forward = signals, forward
+        self._silence_s, self._clock = silence_s, clock
         self.inbox = Inbox()
         self.loop = EventLoop(connects_at_a_time, self._tell_fault)
-        self.numbers = itertools.count()
-        """Of links, in the order in which they are made."""
-        self.logs: LogCollector | None = None
-        """Where the logs of the hosts of this start go."""
+        self.numbers = itertools.count()  # of links, in the order in which they are made
+        self.logs: LogCollector | None = None  # where the logs of the hosts of this start go
         self.folder = folder
-        self._has_fault = False
-        self._links: list[AgentLink] = []
-        self._nodes: dict[int, int] = {}
-        """Number of a link -> node_rank."""
         self.aside: dict[str, Callable[[int, Message], object]] = {}
-        """Message type -> what is called with the number of a link that is none of them."""
-        self.others: list[AgentLink] = []
-        """Of hosts that were of an earlier start, or wait for a later one."""
-        self.has_begun = False
-        """Agents have been told to start; a signal then is theirs to obey."""
-        self.is_abandoned = False
-        """The user does not want to wait for hosts any more."""
-        self.interrupt: Interrupted | None = None
-        """The first signal that is to end the job."""
-        self._signals = signals
-        self._forward = forward
+        """Message type -> what is called with the number of a link that is none of this start."""
+        self.others: list[AgentLink] = []  # of hosts that were of an earlier start, or wait for a later one
+        self.has_begun = False  # agents have been told to start; a signal then is theirs to obey
+        self.is_abandoned = False  # the user does not want to wait for hosts any more
+        self.interrupt: Interrupted | None = None  # the first signal that is to end the job
+        self.stop_self: Callable[[], None] = stop_this_process  # what Ctrl-Z does to this process
+        self._links: list[AgentLink] = []
+        self._nodes: dict[int, int] = {}  # number of a link -> node_rank
+        self._has_fault = False
         self._beat_s = min(silence_s / 6, MAX_BEAT_S)
         self._next_beat = 0.0
-        self._turn = -1
-        self._interrupts = 0
-        self.stop_self: Callable[[], None] = stop_this_process
-        """What Ctrl-Z does to this process."""
+        self._turn, self._interrupts = -1, 0
 
     @property
     def links(self) -> list[AgentLink]:
@@ -104,6 +431,9 @@ class Agents:
     def node_of(self, number: int) -> int:
         """Return the node_rank of the host of a link; OF_LAUNCHER: it is none of this start."""
         return self._nodes.get(number, OF_LAUNCHER)
+
+    def sizes_of(self, number: int) -> Mapping[str, int]:
+        return self.logs.sizes(self.node_of(number)) if self.logs else {}
 
     def make_link(
         self,
@@ -122,23 +452,10 @@ class Agents:
             node = self.node_of(number)
             return self.logs is not None and node != OF_LAUNCHER and self.logs.take(node, link.entry.name, message)
 
-        link = AgentLink(
-            number,
-            entry,
-            open_pipe,
-            code,
-            None if job is None else {"type": "job", "job": encode_record(job)},
-            self.inbox,
-            take_first,
-            self.loop,
-            silence_s=self._silence_s,
-            has_dialled=has_dialled,
-        )
+        told = None if job is None else {"type": "job", "job": encode_record(job)}
+        given = entry, open_pipe, code, told, self.inbox, take_first, self.loop
+        link = AgentLink(number, *given, silence_s=self._silence_s, has_dialled=has_dialled)
         return link
-
-    def sizes_of(self, number: int) -> Mapping[str, int]:
-        """Return how much of the logs of a link's host is here."""
-        return self.logs.sizes(self.node_of(number)) if self.logs else {}
 
     def _tell_fault(self, error: BaseException) -> None:
         """Something of the launcher's own has failed; the first counts. For any thread."""
@@ -167,23 +484,19 @@ class Agents:
         return heard
 
     def close(self) -> None:
-        """Let all agents go, and wait a moment for them."""
-        deadline = time.monotonic() + CLOSE_S
-        links = [*self.links, *self.others]
+        deadline, links = time.monotonic() + CLOSE_S, [*self.links, *self.others]
         for link in links:
             link.dismiss()
-        late = deadline + 2 * SALVAGE_S
         with contextlib.suppress(KeyboardInterrupt):
             while time.monotonic() < deadline and any(link.is_open for link in links):
                 self._take_turn(max(0.0, deadline - time.monotonic()))
-            while time.monotonic() < late and any(link.is_salvaging for link in links):
+            while time.monotonic() < deadline + 2 * SALVAGE_S and any(link.is_salvaging for link in links):
                 self._take_turn(POLL_S)
         for link in links:
             link.close()
         self.loop.close(deadline + CLOSE_S)
 
     def tell_all(self, kind: str, **fields: object) -> None:
-        """Tell every agent that runs."""
         for link in self.links:
             if not link.is_over:
                 link.send(kind, **fields)
@@ -223,7 +536,12 @@ class Agents:
                 self._deliver(message, handlers, on_loss, on_fault)
             self._heed_signals()
             now = self._clock()
-            self._beat_due(now)
+            # Shares whose turn has passed are made up for, but none twice.
+            every_s = self._beat_s / self.shares
+            self._next_beat = max(self._next_beat, now - self._beat_s + every_s)
+            while now >= self._next_beat:
+                self._next_beat += every_s
+                self.beat_share()
             if now >= next_tick:
                 next_tick = now + tick_s
                 tick()
@@ -240,17 +558,8 @@ class Agents:
             self._tell_fault(error)
             time.sleep(POLL_S)
 
-    def _beat_due(self, now: float) -> None:
-        """Give the shares whose turn has come their sign of life; late ones are made up for, but none twice."""
-        every_s = self._beat_s / self.shares
-        self._next_beat = max(self._next_beat, now - self._beat_s + every_s)
-        while now >= self._next_beat:
-            self._next_beat += every_s
-            self.beat_share()
-
     @property
     def shares(self) -> int:
-        """In how many shares the hosts get their signs of life."""
         return max(1, -(-(len(self.links) + len(self.others)) // SHARE_HOSTS))
 
     def beat_share(self) -> None:
@@ -268,7 +577,7 @@ class Agents:
     ) -> None:
         """Pass a message on; a host whose words cannot be understood is given up, and the others go on."""
         kind, number = message["type"], message["node"]
-        node = self._nodes.get(number, OF_LAUNCHER)
+        node = self.node_of(number)
         if node == OF_LAUNCHER != number:
             if handler := self.aside.get(kind):
                 handler(number, message)
@@ -294,19 +603,19 @@ class Agents:
         if message["type"] in ("error", "fault"):
             kind = UsageError if message.get("exit_code") == contract.EXIT_USAGE else ClusterError
             return kind(str(message.get("text")))
-        if message.get("exit_status") is None:
+        status = message.get("exit_status")
+        if status is None:
             return ClusterError(str(message["reason"]))
-        entry = self.links[node].entry
-        return explain_agent_end(message["exit_status"], message.get("stderr", ""), entry)
+        return explain_agent_end(status, message.get("stderr", ""), self.links[node].entry)
 
     def _heed_signals(self) -> None:
         for signum in self._signals.read():
             if signum == signal.SIGTSTP:
                 self._pause()
                 continue
-            if signum == signal.SIGCONT and signum not in self._forward:
-                continue
             if signum not in self._forward:
+                if signum == signal.SIGCONT:
+                    continue
                 self._interrupts += 1
                 self.interrupt = self.interrupt or interruption(signum, self._signals.time_limit_s)
                 if not self.has_begun:

@@ -1,129 +1,186 @@
-"""One start of a job on many hosts that are ready: they are coordinated from here until all have ended.
+"""A job over many hosts from here: its start, and those that follow on other hosts when some are lost.
 
-The launcher is the coordinator. It speaks with each agent over the connection that it has made to it, and no host opens
-a port for that.
+The launcher is the coordinator. It speaks with each agent over the connection that it has to it, and no host opens a
+port for that.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
+import secrets
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 from msrun import contract
+from msrun.agent.logs.rotated_log import LogRotation
 from msrun.agent.observer import Observers, OwnFaults
+from msrun.agent.signals import SignalPipe
 from msrun.cluster.coordinator import REPORTS, Coordinator
 from msrun.cluster.failure import JobFailure, fault_of_job, merge_failures, read_failure
-from msrun.cluster.membership import RestartPolicy
+from msrun.cluster.membership import Membership, RestartPolicy, WorkerState
 from msrun.cluster.messages import Message
+from msrun.cluster.protocol import MOMENTS, read_moment
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.console import say
-from msrun.launch.directory.jobs import publish
+from msrun.launch.directory.jobs import new_job_id, publish
+from msrun.launch.directory.lock import JobLock
 from msrun.launch.directory.log_directory import EventLog, describe_removed, write_private
 from msrun.launch.failure import at_home, hide_secrets, write_failure
-from msrun.launch.fleet.agent_link import SALVAGE_S
-from msrun.launch.fleet.agents import OF_LAUNCHER, Agents
-from msrun.launch.fleet.fleet_plan import HostPlans, keep_attempt, ranks_of_hosts
-from msrun.launch.fleet.log_collector import LogCollector
-from msrun.launch.fleet.preparation import ReadyHosts
-from msrun.launch.fleet.record import FleetRecord, NotUnderstood
+from msrun.launch.fleet.agents import OF_LAUNCHER, SALVAGE_S, NotUnderstood
+from msrun.launch.fleet.fleet_plan import HostPlans, keep_attempt
+from msrun.launch.fleet.hosts import Hosts, ListedHosts, ReadyHosts, ranks_of_hosts
+from msrun.launch.fleet.joined_hosts import JoinedHosts
 from msrun.launch.job import JobResult
 from msrun.launch.job_display import JobDisplay
 from msrun.launch.preflight.fleet_checks import FAR_SKEW_S, describe_skew
 from msrun.launch.rank_table_file import write_rank_table
+from msrun.launch.remote.logs import LogCollector, own_logs
 from msrun.launch.terminal import UserTerminal
-from msrun.planning.hosts.assignment import HostPool
+from msrun.launch.transport.opener import HostOpener
+from msrun.planning.hosts.assignment import MAX_FAILURES
+from msrun.planning.hosts.forwarded import forwarded_environment
+from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.plan import HostPlan, LaunchPlan
 from msrun.planning.ranks import count_workers
 from msrun.planning.record_json import encode_record
 from msrun.planning.spec import LaunchSpec
 
 TICK_S = 0.2
-END_S = 15.0
-"""How long past its grace a host may take to end before it is given up."""
+END_S = 15.0  # how long past its grace a host may take to end before it is given up
+NO_ADDRESS = "127.0.0.1"  # what --master_addr says when it was not given
+_ONCE = frozenset({"stopping", "hang", "waiting"})  # told by every host; the first one is the job's
+_AS_THEY_ARE = frozenset({"server", "signal", "log_lost", "note", "lingering"})
+
+
+class FleetRecord:
+    """What happens on all hosts, as one job's moments. Owned by the launcher's loop."""
+
+    def __init__(self, ranks: Mapping[int, tuple[int, ...]], observers: Observers) -> None:
+        """`ranks`: node_rank -> global ranks there."""
+        self._ranks, self._observers = dict(ranks), observers
+        self._told: set[str] = set()
+        self._restart: dict[str, Any] = {}
+        self._unready: set[int] = set()  # hosts that have not told yet that they start again
+        self._begin()
+
+    def _begin(self) -> None:
+        self.membership = Membership(rank for ranks in self._ranks.values() for rank in ranks)
+
+    def note(self, node_rank: int, kind: str, value: Mapping[str, Any]) -> None:
+        """Take a moment of one host; one of a kind that is not known is left out.
+
+        Raises:
+            NotUnderstood: a host that speaks as it should does not say this.
+        """
+        if node_rank not in self._ranks or kind not in MOMENTS:
+            return
+        try:
+            fields = read_moment(kind, value)
+        except ValueError as error:
+            raise NotUnderstood(str(error)) from None
+        if kind == "restarting":
+            self._unready.discard(node_rank)
+            self._tell_restart()
+        elif kind in ("started", "exited"):
+            if fields["global_rank"] in self._ranks[node_rank]:
+                self._note_worker(kind, fields)
+        elif kind in _AS_THEY_ARE or (kind in _ONCE and kind not in self._told):
+            self._told.add(kind)
+            self._observers.tell(kind, **fields)
+        elif kind not in _ONCE and kind != "running":
+            self._observers.tell(f"host_{kind}", node_rank=node_rank, **fields)
+
+    def lost(self, node_rank: int) -> None:
+        """A host will tell no more; the others are not to wait for it."""
+        self._ranks.pop(node_rank, None)
+        self._unready.discard(node_rank)
+        self._tell_restart()
+
+    def restart(self, attempt: int, delay_s: float, reason: str, global_ranks: Sequence[int]) -> None:
+        """The coordinator starts the job again; observers hear of it when all hosts have put their logs away.
+
+        Args:
+            global_ranks: because of which the attempt before is over.
+        """
+        self._restart = {"attempt": attempt, "delay_s": delay_s, "reason": reason, "global_ranks": list(global_ranks)}
+        self._unready = set(self._ranks)
+        self._told.clear()
+        self._begin()
+
+    def _tell_restart(self) -> None:
+        if self._restart and not self._unready:
+            self._observers.tell("restarting", **self._restart)
+            self._restart = {}
+
+    def _note_worker(self, kind: str, fields: Mapping[str, Any]) -> None:
+        rank, membership = fields["global_rank"], self.membership
+        if kind == "started":
+            membership.started(rank, fields["pid"], 0.0)
+        else:
+            membership.ended(rank, WorkerState(fields["state"]), fields["status"])
+        self._observers.tell(kind, **fields)
+        if kind == "started" and "running" not in self._told and not membership.count(WorkerState.PLANNED):
+            self._told.add("running")
+            self._observers.tell("running", world_size=len(membership.members))
 
 
 class FleetRun:
-    """A job from its start on all hosts to its result, or to the loss of hosts. Use once."""
+    """One start of a job on hosts that are ready, to its result, or to the loss of hosts. Use once."""
 
     def __init__(
         self,
+        job: FleetJob,
         spec: LaunchSpec,
-        job_id: str,
-        agents: Agents,
         ready: ReadyHosts,
         logs: LogCollector,
-        events: EventLog,
-        forwarded: Mapping[str, str],
-        faults: OwnFaults,
+        on_directory: Callable[[], None] = lambda: None,
         *,
-        quiet: bool,
-        earlier: Sequence[dict[str, int | float | str]] = (),
-        pool: HostPool | None = None,
         terminal: UserTerminal | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
-            forwarded: variables that the hosts got from here.
-            earlier: the attempts on other hosts, as `JobFailure` has them.
-            pool: as `Coordinator`.
+            spec: what is asked of the hosts of this start.
+            on_directory: called when the log directory holds the job's plan.
             terminal: it, or standard input, belongs to a rank; closed by the caller.
         """
-        self.attempts = list(earlier)
-        """Those that are over, of other hosts and of these."""
-        self._clock = clock
-        self._spec = spec
-        self._job_id = job_id
-        self._agents = agents
-        self._ready = ready
-        self._logs = logs
-        self._events = events
-        self._faults = faults
-        self._quiet = quiet
-        self._plans = HostPlans(spec, job_id, forwarded, self._check_own)
+        self._job, self._spec, self._ready, self._logs, self._on_directory = job, spec, ready, logs, on_directory
+        self._agents, self._events, self._clock, self._terminal = job.hosts.agents, job.events, clock, terminal
+        self._plans = HostPlans(spec, job.job_id, forwarded_environment(job.caller, spec.forward_env), self._check_own)
         self._results: dict[int, JobFailure | None] = {}
         self._survivors: list[int] = []
         self.late_losses: set[int] = set()
         """Hosts that were lost when it was decided already on which ones the job goes on."""
-        self.end_reason = ""
-        """Why the job has ended on these hosts, where it goes on elsewhere."""
-        self._ended: set[int] = set()
-        """Hosts of which nothing more is to come."""
+        self.end_reason = ""  # why the job has ended on these hosts, where it goes on elsewhere
+        self._ended: set[int] = set()  # hosts of which nothing more is to come
         self._fault: MsrunError | None = None
         """A host was lost, or the launcher could not do its part: the first of that."""
         self._give_up_at: float | None = None
-        self._restarted_at = 0.0
-        """When hosts were told to begin the newest attempt (s since the epoch)."""
-        self._plan: LaunchPlan | None = None
+        self._restarted_at = 0.0  # when hosts were told to begin the newest attempt (s since the epoch)
+        self.plan: LaunchPlan | None = None
+        """The plan of the job on these hosts; None as long as not all have said what they will run."""
         self._started_at = self._clock()
         self._display: JobDisplay | None = None
-        self._terminal = terminal
         if terminal is not None:
-            agents.stop_self = terminal.stop_process
+            self._agents.stop_self = terminal.stop_process
         self._ranks = ranks_of_hosts(spec)
         policy, has_begun = RestartPolicy.of(spec), spec.first_attempt > 0
-        self.coordinator = Coordinator(job_id, self._ranks, policy, has_begun=has_begun, pool=pool)
-        self._observers = Observers([events], faults)
+        self.coordinator = Coordinator(job.job_id, self._ranks, policy, has_begun=has_begun, pool=job.hosts.pool)
+        self._observers = Observers([job.events], job.faults)
         self._record = FleetRecord(self._ranks, self._observers)
 
-    def start(self, on_directory: Callable[[], None]) -> None:
-        """Tell all agents to begin.
-
-        Args:
-            on_directory: called when the log directory holds the job's plan.
-        """
-        agents, ready = self._agents, self._ready
-        self._on_directory = on_directory
-        self._started_at = self._clock()
-        address, port = ready.master
-        agents.has_begun, parts = True, ready.parts(self._spec, self._job_id, port)
-        for link, part in zip(agents.links, parts, strict=True):
+    def start(self) -> None:
+        agents, (address, port) = self._agents, self._ready.master
+        self._started_at, agents.has_begun = self._clock(), True
+        for link, part in zip(agents.links, self._ready.parts(self._spec, self._job.job_id, port), strict=True):
             link.begin()
             link.send("run", part=encode_record(part))
         self._events.note("agents_started", {"hosts": len(agents.links), "master": f"{address}:{port}"})
@@ -144,11 +201,6 @@ class FleetRun:
             self._agents.hear(lambda: False, {}, deadline=self._clock() + TICK_S)
 
     @property
-    def plan(self) -> LaunchPlan | None:
-        """The plan of the job on these hosts; None as long as not all have said what they will run."""
-        return self._plan
-
-    @property
     def restarts(self) -> int:
         """How often the job has started again, on other hosts before and on these."""
         return self._spec.first_attempt + self.coordinator.begun
@@ -161,7 +213,7 @@ class FleetRun:
         """
         traces = [contract.trace_file_name(rank) for ranks in self._ranks.values() for rank in ranks]
         logs = [Path(path).name for host in self._plans.hosts.values() for path in host.log_paths]
-        keep_attempt(self._spec.log_dir, self.restarts, self._plan, [*traces, *logs, contract.SCHEDULER_LOG])
+        keep_attempt(self._spec.log_dir, self.restarts, self.plan, [*traces, *logs, contract.SCHEDULER_LOG])
 
     def _hear(self, is_done: Callable[[], bool]) -> None:
         handlers = {
@@ -183,7 +235,7 @@ class FleetRun:
             is_done,
             handlers,
             every=(TICK_S, self._tick),
-            on_fault=lambda error: self._fail(self._faults.end_of_job(error)),
+            on_fault=lambda error: self._fail(self._job.faults.end_of_job(error)),
         )
 
     def _is_over(self) -> bool:
@@ -206,26 +258,28 @@ class FleetRun:
             raise NotUnderstood("its plan names the logs of another host")
 
     def _write_plan(self) -> None:
-        plan = self._plan = self._plans.assemble(self._ready.master)
+        plan = self.plan = self._plans.assemble(self._ready.master)
+        job = self._job
         try:
             write_private(self._spec.log_dir / contract.PLAN_JSON, json.dumps(plan.to_json(), indent=2) + "\n")
             if self._spec.rank_table_file is None:
                 write_rank_table(plan)
             own = [log for log in plan.log_paths if Path(log).parent == self._spec.log_dir]  # not those of node_1
-            publish(self._spec.log_dir, self._job_id, own, self._spec.log_keep_jobs)
+            publish(self._spec.log_dir, job.job_id, own, self._spec.log_keep_jobs)
         except OSError as error:
             self._fail(UsageError(f"--log_dir {plan.log_dir}: cannot write {error.filename} ({error.strerror})"))
         except UsageError as error:
             self._fail(error)
-        self._display = JobDisplay(self._spec, plan, self._faults, quiet=self._quiet, terminal=self._terminal)
+        self._display = JobDisplay(self._spec, plan, job.faults, quiet=job.quiet, terminal=self._terminal)
         try:
             self._display.open_metrics()
         except UsageError as error:
             self._fail(error)
         self._observers.add(self._display.observers)  # moments before the plan are in the event log alone
-        self._say(f"{count_workers(plan.world_size)} on {_hosts_in_words(plan)}, logs in {plan.log_dir}")
+        where = f"{len(plan.hosts)} hosts" if len(plan.hosts) > 1 else plan.hosts[0].where
+        job.say(f"{count_workers(plan.world_size)} on {where}, logs in {plan.log_dir}")
         for note in (*self._ready.warnings, *plan.notes):
-            self._say(note)
+            job.say(note)
         self._on_directory()
 
     def _terminal_of(self, node_rank: int) -> UserTerminal:
@@ -234,16 +288,15 @@ class FleetRun:
         return self._terminal
 
     def _on_report(self, node_rank: int, message: Message) -> None:
-        orders = []
-        if message["type"] == "ready" and (skew := self._describe_skew(float(message["clock_s"]))):
+        orders, clock_s = [], float(message.get("clock_s", 0.0))
+        if message["type"] == "ready" and (
+            skew := describe_skew(clock_s - time.time(), clock_s - self._restarted_at, FAR_SKEW_S)
+        ):
             name = self._spec.host_entries[node_rank].name
             reason = f"{name}: cannot start again: {skew}; start chrony or ntpd there"
             orders = self.coordinator.unfit(node_rank, reason)
         self.coordinator.may_go_on = self._agents.interrupt is None
         self._give(orders or self.coordinator.hear(node_rank, message))
-
-    def _describe_skew(self, clock_s: float) -> str:
-        return describe_skew(clock_s - time.time(), clock_s - self._restarted_at, FAR_SKEW_S)
 
     def _on_result(self, node_rank: int, message: Message) -> None:
         value = message["failure"]
@@ -300,7 +353,6 @@ class FleetRun:
         self._give(self.coordinator.regroup(reason))
 
     def _fail(self, fault: MsrunError) -> None:
-        """The launcher cannot do its part."""
         self._note_fault(fault)
         self._give(self.coordinator.fail(str(fault), fault.exit_code))
 
@@ -340,15 +392,14 @@ class FleetRun:
                 self._ended.add(node)
 
     def _note_attempt(self, number: int, reason: str) -> None:
-        now = self._clock()
-        if self.attempts and self.attempts[-1]["attempt"] == number:  # the next one could not begin
-            self.attempts[-1]["reason"] = f"{self.attempts[-1]['reason']}; then {reason}"
+        now, attempts = self._clock(), self._job.attempts
+        if attempts and attempts[-1]["attempt"] == number:  # the next one could not begin
+            attempts[-1]["reason"] = f"{attempts[-1]['reason']}; then {reason}"
         else:
-            self.attempts.append({"attempt": number, "reason": reason, "run_time_s": round(now - self._started_at, 3)})
+            attempts.append({"attempt": number, "reason": reason, "run_time_s": round(now - self._started_at, 3)})
         self._started_at = now
 
     def _end_attempt(self) -> None:
-        """Say that the job goes on elsewhere."""
         lost, report = self.coordinator.losses, self.coordinator.report
         ranks = sorted(rank for node in lost for rank in self._ranks[node])
         reason = "; ".join(lost.values()) or (report.failure.reason if report else "")
@@ -364,17 +415,17 @@ class FleetRun:
 
     def _conclude(self) -> JobResult:
         failure, problem = self._find_failure(), ""
-        plan = self._plan or self._plans.assemble(self._ready.master)
+        plan = self.plan or self._plans.assemble(self._ready.master)
         self._events.note("over", {"reason": failure.reason if failure else "all workers ended with exit code 0"})
         if failure is not None:
-            failure = hide_secrets(replace(failure, attempts=self.attempts), plan.secrets)
+            failure = hide_secrets(replace(failure, attempts=self._job.attempts), plan.secrets)
             problem = write_failure(plan, failure)
         if problem := describe_removed(self._spec.log_dir, self._events.folder) or problem:
-            self._say(problem)
+            self._job.say(problem)
         if self._display is not None:
             self._display.finish(failure, self._record.membership, self.restarts)
         if self._logs.fault:
-            self._say(f"logs are not complete: {self._logs.fault}")
+            self._job.say(f"logs are not complete: {self._logs.fault}")
         return JobResult(plan, failure, tuple(self._survivors))
 
     def _find_failure(self) -> JobFailure | None:
@@ -382,11 +433,11 @@ class FleetRun:
         interrupt, report = self._agents.interrupt, self.coordinator.report
         found = [failure for _, failure in sorted(self._results.items()) if failure is not None]
         if interrupt is not None:
-            failure = fault_of_job(self._job_id, str(interrupt), interrupt.exit_code)
+            failure = fault_of_job(self._job.job_id, str(interrupt), interrupt.exit_code)
         elif report is not None:
             failure = self._at_home(report.failure)
         elif self._fault is not None:  # after the last worker's end: a result, or logs, are missing
-            failure = fault_of_job(self._job_id, str(self._fault), self._fault.exit_code)
+            failure = fault_of_job(self._job.job_id, str(self._fault), self._fault.exit_code)
         elif found:
             failure = found[0]
         else:
@@ -396,10 +447,177 @@ class FleetRun:
     def _at_home(self, failure: JobFailure) -> JobFailure:
         return failure if self._spec.is_joined else at_home(failure, self._spec.log_dir)
 
-    def _say(self, text: str) -> None:
-        say(text, quiet=self._quiet)
+
+class FleetJob:
+    """A job on the hosts of a list, or on those that have come: its starts, each on hosts that the pool has chosen."""
+
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        caller: Mapping[str, str],
+        job_id: str,
+        hosts: Hosts,
+        events: EventLog,
+        faults: OwnFaults,
+        *,
+        quiet: bool,
+    ) -> None:
+        self._spec, self.caller, self.job_id, self.hosts = spec, caller, job_id, hosts
+        self.events, self.faults, self.quiet = events, faults, quiet
+        self.attempts: list[dict[str, int | float | str]] = []
+        """Those that are over, on these hosts and on others, as `JobFailure` has them."""
+        self._restarts = 0
+        self._plan: LaunchPlan | None = None  # of the last start that got as far
+
+    def run(self, on_directory: Callable[[], None]) -> JobResult:
+        """Run the job to its end. Arguments and errors as `run_fleet_job`; use once."""
+        lost: list[HostEntry] = []
+        while True:
+            with contextlib.ExitStack() as of_start:
+                result, lost = self._start(self._asked(), lost, on_directory, of_start)
+            if result is not None:
+                return result
+
+    def _start(
+        self, spec: LaunchSpec, lost: list[HostEntry], on_directory: Callable[[], None], stack: contextlib.ExitStack
+    ) -> tuple[JobResult | None, list[HostEntry]]:
+        """Return how the job ended, or None and the hosts that were lost when it is to start again, on other hosts."""
+        hosts, pool = self.hosts, self.hosts.pool
+        rotation = LogRotation(spec.log_max_bytes, spec.log_keep) if spec.log_max_bytes else None
+        own = own_logs(spec.worker_log_name, ranks_of_hosts(spec), spec.server_num, home=max(spec.node_rank, 0))
+        logs = LogCollector(spec.log_dir, rotation, own, spec.max_restarts, spec.first_attempt)
+        stack.callback(logs.close)
+        try:
+            ready = hosts.run(spec, logs, lost)
+        except (UsageError, ClusterError) as error:
+            if not self._restarts or not hosts.failed_nodes:
+                raise
+            lost = [spec.host_entries[node] for node in hosts.failed_nodes]
+            if pool.lose(lost):
+                self._say_choice(str(error))
+                return None, lost
+            return self._end_with_too_few(str(error)), []
+        terminal = self._user_terminal(spec, stack)
+        run = FleetRun(self, spec, ready, logs, on_directory if self._plan is None else lambda: None, terminal=terminal)
+        if isinstance(hosts, JoinedHosts):
+            hosts.run_of_job = run
+        run.start()
+        result = run.finish()
+        self._plan = run.plan or self._plan
+        if result is not None:
+            is_ended = hosts.agents.interrupt is not None or run.restarts >= self._spec.max_restarts
+            if run.coordinator.losses and pool.min_hosts and not is_ended:
+                self._say_too_few()
+            return result, []
+        run.set_logs_aside()
+        self._restarts = run.restarts + 1
+        lost = [spec.host_entries[node] for node in run.coordinator.losses]
+        late = [spec.host_entries[node] for node in run.late_losses]
+        self.say(run.end_reason)
+        if late and not pool.lose(late):
+            return self._end_with_too_few("; ".join(f"lost {entry.name}" for entry in late)), []
+        self._say_choice(f"restart {run.restarts + 1} of {self._spec.max_restarts}")
+        return None, [*lost, *late]
+
+    def _asked(self) -> LaunchSpec:
+        spec, chosen, rank = self._spec, self.hosts.pool.chosen, self._spec.interactive_rank
+        worker_num = sum(entry.slots for entry in chosen)
+        return replace(
+            spec,
+            host_entries=chosen,
+            spares=self.hosts.pool.waiting,
+            worker_num=worker_num,
+            tail_ranks=tuple(rank for rank in spec.tail_ranks if rank < worker_num),
+            interactive_rank=rank if rank is not None and rank < worker_num else None,
+            max_restarts=spec.max_restarts - self._restarts,
+            first_attempt=self._restarts,
+            master_addr=spec.master_addr if chosen[0] == spec.host_entries[0] else NO_ADDRESS,
+            node_rank=chosen.index(spec.host_entries[spec.node_rank]) if spec.is_joined else spec.node_rank,
+            table_hosts=spec.table_hosts if chosen == spec.host_entries else (),
+        )
+
+    def _user_terminal(self, spec: LaunchSpec, stack: contextlib.ExitStack) -> UserTerminal | None:
+        rank, agents = spec.interactive_rank, self.hosts.agents
+        if rank is None:
+            return None
+        node = next(node for node, ranks in ranks_of_hosts(spec).items() if rank in ranks)
+
+        def send(kind: str, **fields: object) -> None:  # by the terminal's own thread
+            agents.loop.call(partial(agents.links[node].send, kind, **fields))
+
+        terminal = UserTerminal(rank, self.say, send, has_terminal=spec.has_terminal)
+        return stack.enter_context(terminal)
+
+    def _end_with_too_few(self, why: str) -> JobResult:
+        assert self._plan is not None, "there was a start before"
+        self._say_too_few()
+        reason = f"{self.attempts[-1]['reason']}; then {why}; fewer than {self.hosts.pool.min_hosts} hosts are left"
+        failure = JobFailure(self.job_id, contract.EXIT_CLUSTER, reason, None, [], [], self.attempts)
+        self.events.note("over", {"reason": reason})
+        if problem := write_failure(self._plan, failure):
+            self.say(problem)
+        return JobResult(self._plan, failure, ())
+
+    def _say_too_few(self) -> None:
+        few = f"fewer than {self.hosts.pool.min_hosts} hosts are left (--min_hosts)"
+        self.say(f"not started again: {few}{self._left_out()}")
+
+    def _say_choice(self, what: str) -> None:
+        names = ", ".join(entry.name for entry in self.hosts.pool.chosen)
+        self.say(f"{what}: starting again on {names}{self._left_out()}")
+
+    def _left_out(self) -> str:
+        pool = self.hosts.pool
+        failed = ", ".join(entry.name for entry in pool.left_out if not (entry in pool.gone or entry.has_come))
+        gone = ", ".join(entry.name for entry in pool.left_out if entry in pool.gone)
+        said = f"; left out, failed {MAX_FAILURES} times: {failed}" if failed else ""
+        return said + (f"; left by a signal: {gone}" if gone else "")
+
+    def say(self, text: str) -> None:
+        say(text, quiet=self.quiet)
 
 
-def _hosts_in_words(plan: LaunchPlan) -> str:
-    count = len(plan.hosts)
-    return plan.hosts[0].where if count == 1 else f"{count} hosts"
+def run_fleet_job(
+    spec: LaunchSpec,
+    caller: Mapping[str, str],
+    *,
+    quiet: bool = False,
+    is_last: bool = False,
+    job_id: str = "",
+    on_directory: Callable[[str, Path], None] = lambda _id, _folder: None,
+    joined: JoinedHosts | None = None,
+) -> JobResult:
+    """Run a job on the hosts of `spec.host_entries` to its end. Other arguments as `launch.job.run_job`.
+
+    Args:
+        joined: hosts that have come by themselves; entered, and left, by the caller.
+
+    Raises:
+        UsageError: the log directory cannot be used, or a host cannot do what is asked.
+        ClusterError: a host cannot be reached, or does not fit the others; nothing was started anywhere.
+        Interrupted: a signal came before the job began.
+    """
+    job_id = job_id or new_job_id()
+    if spec.server_num and not spec.server_token:
+        spec = replace(spec, server_token=secrets.token_hex(32))
+    with contextlib.ExitStack() as stack:
+        forward, limit_s = (*spec.forward_signals, signal.SIGTSTP), spec.time_limit_s
+        own_signals = SignalPipe(forward, ignore_afterwards=is_last, time_limit_s=limit_s)
+        signals = joined.signals if joined else stack.enter_context(own_signals)
+        stack.enter_context(JobLock(spec.log_dir, job_id)).take()
+        events = EventLog(spec.log_dir / contract.EVENTS_JSONL)
+        publish(spec.log_dir, job_id, (), spec.log_keep_jobs)
+        stack.callback(events.close)
+        faults = OwnFaults(spec.log_dir, partial(say, quiet=False), found_in=str(spec.log_dir))
+        stack.enter_context(faults.named())
+        stack.enter_context(faults)
+        hosts: Hosts
+        if joined is None:
+            tell = partial(say, quiet=quiet)
+            opener = HostOpener(spec, job_id, tell)
+            hosts = stack.enter_context(ListedHosts(spec, caller, job_id, opener, signals, events, tell))
+        else:
+            hosts = joined
+            joined.begin(caller, events)
+        job = FleetJob(spec, caller, job_id, hosts, events, faults, quiet=quiet)
+        return job.run(lambda: on_directory(job_id, spec.log_dir))

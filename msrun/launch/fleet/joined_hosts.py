@@ -3,39 +3,40 @@
 From the moment in which all have come this is a job as over SSH: `FleetRun` coordinates the hosts, and an agent below
 this process runs this host's part. Until then the hosts are told who is missing. What hosts are told beside that:
     waiting {text}    called_off {reason, exit_code}
+
+The loop of all hosts serves the port at which they come in, for as long as the job lasts. Nothing that a stranger sends
+is more than a refused greeting, and whatever goes wrong with one of them ends that connection alone.
 """
 
 from __future__ import annotations
 
+import errno
 import itertools
+import selectors
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
-from msrun import __version__, contract
+from msrun import contract
 from msrun.agent.host.host_facts import LOOPBACK
 from msrun.agent.signals import SignalPipe
+from msrun.cluster.connection import Connection, Guest
 from msrun.cluster.hosts import HostRequest, Refused, Registry
-from msrun.cluster.messages import Message
+from msrun.cluster.messages import Message, NotUnderstood
 from msrun.cluster.proof import token_of_servers
-from msrun.cluster.protocol import HostJob, protocol
 from msrun.errors import ClusterError, Interrupted, MsrunError, PeerFailed
 from msrun.launch.directory.log_directory import EventLog
-from msrun.launch.fleet.agent_link import AgentLink
-from msrun.launch.fleet.agents import ANSWER_S, Agents
-from msrun.launch.fleet.fleet_plan import spec_of_host
-from msrun.launch.fleet.gate import Gate, Stranger
-from msrun.launch.fleet.log_collector import LogCollector
-from msrun.launch.fleet.opener import HostOpener
-from msrun.launch.fleet.preparation import ReadyHosts
+from msrun.launch.fleet.agents import ANSWER_S, AgentLink
+from msrun.launch.fleet.hosts import Hosts, ReadyHosts
 from msrun.launch.job_hosts import table_digest
+from msrun.launch.remote.logs import LogCollector
 from msrun.launch.rendezvous import folder_of, of_hosts
-from msrun.launch.transport.agent_code import AgentCode
-from msrun.launch.transport.pipe import AgentPipe
-from msrun.launch.transport.sealed import SealedPipe
+from msrun.launch.transport.event_loop import EventLoop
+from msrun.launch.transport.opener import AgentCode, HostOpener
+from msrun.launch.transport.pipe import AgentPipe, SealedPipe
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.assignment import HostPool, assign_hosts
 from msrun.planning.hosts.host_entry import HostEntry
@@ -46,16 +47,165 @@ if TYPE_CHECKING:
     from msrun.cluster.tls import TlsIdentity  # loaded for jobs with --tls_config
     from msrun.launch.fleet.fleet_job import FleetRun
 
+GREETING_S = 5.0  # how long somebody who has connected may take to register
+MAX_STRANGERS = 128  # connections of which nobody has registered yet, well under the usual limit of 1024 descriptors
+MAX_STRANGERS_OF_ONE = 16
+"""Of them, from one address. When one more comes, the oldest is closed: a host needs a moment only, and tries again."""
+PRESSED_S = 1.0
+"""How long each may take where others wait for room: so many hosts may come at a time that they are slow to speak."""
+LOOK_S = 1.0  # how often to look whose time is over, and whether there is room again
+NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+MAX_NOTED = 100  # addresses whose refusals are told; a flood of them must not fill a disk
+MAX_NOTES_OF_ONE = 10
+"""Refusals of one address that are told. Those who know the token count apart: no stranger takes a host's place."""
+
+
+class Gate:
+    """The port at which hosts come in. Of the loop's thread."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        listener: socket.socket,
+        token: bytes,
+        tls: TlsIdentity | None,
+        knock: Callable[[Stranger, HostRequest], None],
+        note: Callable[[str], None],
+    ) -> None:
+        """
+        Args:
+            listener: this object's from now on.
+            knock: called with each who knows the token, and with what he asks for; has to let him in, or `refuse` him.
+            note: told whom was refused, and why.
+        """
+        listener.settimeout(0.0)
+        self._loop, self._listener = loop, listener
+        self._token, self._tls = token, tls
+        self.knock, self._note = knock, note
+        self._strangers: dict[int, Stranger] = {}  # by id, in the order of their coming
+        self._notes: Counter[tuple[str, bool]] = Counter()  # refusals by address, and whether the token was known
+        self._is_listening = self._is_closed = False
+
+    def open(self) -> None:
+        self._loop.call(self._look)
+
+    def close(self) -> None:
+        """Send away all who have not been let in, and give up the port."""
+
+        def end() -> None:
+            self._is_closed = True
+            self._listen(is_wanted=False)
+            for stranger in list(self._strangers.values()):
+                self.forget(stranger)
+            self._listener.close()
+
+        self._loop.call(end)
+
+    def _look(self) -> None:
+        if self._is_closed:
+            return
+        now = time.monotonic()
+        for stranger in [one for one in self._strangers.values() if now - one.since > GREETING_S]:
+            self.forget(stranger)  # without a word: a host that was only slow tries again
+            self.note_refusal(stranger, f"nothing that makes it a host of this job within {GREETING_S:g} s")
+        self._listen(is_wanted=True)
+        self._loop.call_later(LOOK_S, self._look)
+
+    def handle(self, _mask: int) -> None:
+        if len(self._strangers) >= MAX_STRANGERS:
+            oldest = next(iter(self._strangers.values()))
+            if time.monotonic() - oldest.since < PRESSED_S:
+                self._listen(is_wanted=False)
+                return
+            self.forget(oldest)
+        try:
+            stream, address = self._listener.accept()
+        except OSError as error:
+            if error.errno in NO_ROOM:  # whoever waits has to wait for the next look
+                self._listen(is_wanted=False)
+            return
+        same = [one for one in self._strangers.values() if one.host == address[0]]
+        if len(same) >= MAX_STRANGERS_OF_ONE:
+            self.forget(same[0])
+        connection = Connection(stream, self._tls.open_session() if self._tls else None)
+        stranger = Stranger(self, Guest(connection, self._token), address[0], address[1])
+        self._strangers[id(stranger)] = stranger
+        self._loop.selector.register(connection, selectors.EVENT_READ, stranger)
+
+    def _listen(self, *, is_wanted: bool) -> None:
+        """Take connections, or leave those who come in the listener's queue."""
+        if is_wanted and not self._is_listening:
+            self._loop.selector.register(self._listener, selectors.EVENT_READ, self)
+        elif not is_wanted and self._is_listening:
+            self._loop.selector.unregister(self._listener)
+        self._is_listening = is_wanted
+
+    def release(self, stranger: Stranger) -> bool:
+        """Leave a connection to somebody else; False when it is over."""
+        if self._strangers.pop(id(stranger), None) is None:
+            return False
+        self._loop.selector.unregister(stranger.guest.connection)
+        if len(self._strangers) < MAX_STRANGERS and not self._is_closed:
+            self._listen(is_wanted=True)
+        return True
+
+    def forget(self, stranger: Stranger) -> None:
+        if self.release(stranger):
+            stranger.guest.connection.close()
+
+    def refuse(self, stranger: Stranger, reason: str) -> None:
+        """Send somebody away who was passed on, and say so."""
+        stranger.guest.refuse(reason)
+        self.note_refusal(stranger, reason)
+
+    def note_refusal(self, stranger: Stranger, reason: str) -> None:
+        """Say whom was refused, as far as that is worth a line."""
+        key = stranger.host, stranger.guest.knows_token
+        if key not in self._notes and sum(knows == key[1] for _, knows in self._notes) >= MAX_NOTED:
+            return
+        self._notes[key] += 1
+        if self._notes[key] <= MAX_NOTES_OF_ONE:
+            self._note(f"refused {stranger.host}:{stranger.port}: {reason}")
+        if self._notes[key] == MAX_NOTES_OF_ONE:
+            self._note(f"{stranger.host} was refused {MAX_NOTES_OF_ONE} times; no more of it is told")
+
+
+class Stranger:
+    """Somebody who has connected and has not registered yet."""
+
+    def __init__(self, gate: Gate, guest: Guest, host: str, port: int) -> None:
+        self._gate = gate
+        self.guest, self.host, self.port = guest, host, port
+        self.since = time.monotonic()
+
+    def handle(self, _mask: int) -> None:
+        connection = self.guest.connection
+        try:
+            connection.flush()
+            request = None
+            while request is None and (bodies := connection.receive()):
+                request = self.guest.take(bodies[0])
+        except Exception as error:  # noqa: BLE001 - whatever it has sent, it must not end the job of the others
+            said = str(error) if isinstance(error, ValueError | Refused) else f"{type(error).__name__}: {error}"
+            reason = said if isinstance(error, NotUnderstood | Refused) else f"no msrun host: {said}"
+            if self._gate.release(self):
+                self._gate.refuse(self, reason)
+            return
+        if request is not None:
+            if self._gate.release(self):
+                self._gate.knock(self, request)
+        elif connection.is_closed:
+            self._gate.forget(self)
+
+
 WAITING_LINE_S = 5.0
-LOOK_S = 0.5
-OWN = "own"
-"""The key of this host among those that have come."""
-NO_CODE = AgentCode(b"", b"", lambda: b"")
-"""Of an agent that runs already."""
+RETELL_S = 0.5
+OWN = "own"  # the key of this host among those that have come
+NO_CODE = AgentCode(b"", b"", lambda: b"")  # of an agent that runs already
 
 
-class JoinedHosts:
-    """The hosts of a job from the first that comes. A context; leaving it lets all of them go."""
+class JoinedHosts(Hosts):
+    """The hosts of a job from the first that comes; leaving the context lets all of them go."""
 
     def __init__(
         self,
@@ -76,10 +226,8 @@ class JoinedHosts:
             place: numeric address and port at which hosts come in.
             listener: the socket there; this object's from now on.
         """
-        self._spec, self._request, self._job_id, self._say = spec, request, job_id, say
-        self.signals = signals
-        self.place = place
-        self.agents = Agents(signals, spec.forward_signals, spec.heartbeat_time_out_s, folder=spec.log_dir)
+        super().__init__(spec, job_id, signals, say, folder=spec.log_dir)
+        self._request, self.place = request, place
         self._gate = Gate(self.agents.loop, listener, token, tls, self._on_knock, self._on_note)
         self.agents.aside = {"lost": self._on_gone}
         self._registry = Registry(spec.worker_num, spec.max_restarts, spec.table_hosts, table_digest(spec.table_hosts))
@@ -88,27 +236,18 @@ class JoinedHosts:
         self._places: dict[HostEntry, _Place] = {}
         """Hosts of the job, and those that wait for its next start, once all have come."""
         self._folders = itertools.count()
-        self.pool: HostPool
-        """Of the same hosts."""
-        self.run_of_job: FleetRun | None = None
-        """The start that runs now."""
-        self.failed_nodes: set[int] = set()
-        """Hosts of the start that `run` was to make ready which have gone."""
+        self.run_of_job: FleetRun | None = None  # the start that runs now
         self.hosts: tuple[HostAssignment, ...] = ()
         """All of them, in the order of their node_rank, once the last has come."""
-        self._window_end = 0.0
-        """Until when more may come; 0 while those that have are too few."""
-        self.own: HostAssignment
-        """This one, then."""
+        self.own: HostAssignment  # this one, then
+        self._window_end = 0.0  # until when more may come; 0 while those that have are too few
         self._events: EventLog | None = None
-        self._opener: HostOpener | None = None
-        """Of this host's own agent."""
 
-    def __enter__(self) -> JoinedHosts:
+    def __enter__(self) -> Self:
         self._gate.open()
         return self
 
-    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if error is not None and not self.agents.has_begun:
             code = error.exit_code if isinstance(error, MsrunError) else 1
             reason = str(error) if isinstance(error, PeerFailed) else f"the scheduler's host gave up: {error}"
@@ -116,10 +255,7 @@ class JoinedHosts:
             self.agents.links = []
             self.call_off(reason, code)
         self._gate.close()
-        self.agents.close()
-        if self._opener is not None:
-            self._opener.close()
-        self.agents.inbox.close()
+        super().__exit__(kind, error, trace)
 
     def call_off(self, reason: str, exit_code: int) -> None:
         """Tell hosts that have no part in the job that they will have none."""
@@ -135,12 +271,7 @@ class JoinedHosts:
             self._events.note("note", {"text": text})
 
     def meet(self) -> None:
-        """Wait until all hosts have come.
-
-        Raises:
-            PeerFailed: not everybody came in time.
-            Interrupted: a signal came.
-        """
+        """Wait until all hosts have come. Raises PeerFailed: not everybody came in time; Interrupted: a signal came."""
         spec = self._spec
         missing = spec.worker_num - spec.local_worker_num
         self._say(
@@ -154,7 +285,7 @@ class JoinedHosts:
                 self._are_enough,
                 {},
                 deadline=time.monotonic() + limit_s if limit_s >= 0 else None,
-                every=(min(WAITING_LINE_S, max(LOOK_S, spec.join_window_s)), self._tell_missing),
+                every=(min(WAITING_LINE_S, max(RETELL_S, spec.join_window_s)), self._tell_missing),
             )
         except Interrupted as error:
             error.args = (f"{error} before all hosts had come",)
@@ -184,7 +315,6 @@ class JoinedHosts:
             link.send("waiting", text=text)
 
     def _on_knock(self, stranger: Stranger, request: HostRequest) -> None:
-        """Somebody who knows the token wants to take part."""
         number = next(self.agents.numbers)
         if self._spec.min_hosts and self._registry.is_complete and not self.hosts:
             self._number()  # this one has come in the same moment as the last of them
@@ -197,15 +327,14 @@ class JoinedHosts:
         except Refused as error:
             self._gate.refuse(stranger, str(error))
             return
-        silence_s = self._spec.heartbeat_time_out_s
-        stranger.guest.accept(silence_s)
+        stranger.guest.accept(self._spec.heartbeat_time_out_s)
         self._say(f"{request.describe()} registered with {count_workers(request.local_worker_num)}")
-        pipe = SealedPipe(stranger.guest.connection, request.address)
-        entry = HostEntry(request.describe(), request.local_worker_num, address=request.address, has_come=True)
-        entry = replace(entry, device_ids=tuple(range(entry.slots)))
-        if is_late:
-            entry = replace(entry, name=f"host {number} {request.describe()}")
-        link = self.agents.make_link(entry, _given_once(pipe, entry.name), NO_CODE, None, number, has_dialled=True)
+        name, devices = request.describe(), tuple(range(request.local_worker_num))
+        entry = HostEntry(
+            f"host {number} {name}" if is_late else name, len(devices), devices, address=request.address, has_come=True
+        )
+        pipe: AgentPipe = SealedPipe(stranger.guest.connection, request.address)
+        link = self.agents.make_link(entry, lambda _: pipe, NO_CODE, None, number, has_dialled=True)
         self._links[number] = link
         self.agents.others.append(link)
         link.start()
@@ -229,25 +358,22 @@ class JoinedHosts:
             self.pool.remove(link.entry)
 
     def _number(self) -> None:
-        """Give all hosts their node ranks."""
-        assignments = self._registry.assignments()
-        self.hosts = tuple(sorted(assignments.values(), key=lambda assignment: assignment.node_rank))
-        self.own = assignments[OWN]
+        assignments = sorted(self._registry.assignments().items(), key=lambda item: item[1].node_rank)
+        self.hosts = tuple(one for _, one in assignments)
+        self.own = dict(assignments)[OWN]
         came = f"all {len(self.hosts)} hosts have come" if len(self.hosts) > 1 else "no other host has come"
         self._say(f"{came}; this is {self.own.describe()}")
-        for key, one in sorted(assignments.items(), key=lambda item: item[1].node_rank):
+        for key, one in assignments:
             entry, link = _entry(one), self._links[key] if isinstance(key, int) else None
             if link is not None:
                 link.entry = entry
             self._places[entry] = _Place(link, one.name, one.address, next(self._folders))
-        max_workers = self._spec.worker_num if self._spec.min_hosts else 0
-        own = _entry(self.own)
-        self.pool = HostPool([*self._places], (), self._spec.min_hosts, max_workers, needed=own)
+        spec, own = self._spec, _entry(self.own)
+        self.pool = HostPool([*self._places], (), spec.min_hosts, spec.worker_num if spec.min_hosts else 0, needed=own)
 
     def whole_spec(self) -> LaunchSpec:
         """Return what is asked of all hosts together, once they have come."""
         spec, own = self._spec, self.own
-        token = token_of_servers(spec.token, self._job_id) if spec.token else spec.server_token
         return replace(
             of_hosts(spec, self.hosts),
             node_rank=own.node_rank,
@@ -256,7 +382,7 @@ class JoinedHosts:
             host_entries=tuple(map(_entry, self.hosts)),
             min_hosts=spec.min_hosts,
             table_hosts=self.hosts,
-            server_token=token,
+            server_token=token_of_servers(spec.token, self._job_id) if spec.token else spec.server_token,
         )
 
     def begin(self, caller: Mapping[str, str], events: EventLog) -> None:
@@ -265,16 +391,7 @@ class JoinedHosts:
         self._opener = HostOpener(self.whole_spec(), self._job_id, self._say)
 
     def run(self, spec: LaunchSpec, logs: LogCollector | None, lost: Collection[HostEntry] = ()) -> ReadyHosts:
-        """Return hosts that are ready, with this one's own agent.
-
-        Args:
-            spec: of this start, from `whole_spec`.
-            lost: hosts of the start before that are left.
-
-        Raises:
-            UsageError, ClusterError: the agent cannot do its part, or a host has gone; see `failed_nodes`.
-            Interrupted: a signal came.
-        """
+        """Return hosts that are ready, with this one's own agent: see `Hosts`. `spec` is from `whole_spec`."""
         agents, own = self.agents, spec.node_rank
         agents.logs, agents.folder, agents.has_begun, self.run_of_job = logs, spec.log_dir, False, None
         for entry in lost:
@@ -283,19 +400,22 @@ class JoinedHosts:
                 place.link.dismiss()
         entry = spec.host_entries[own]
         if self._places[entry].link is None:
-            self._places[entry] = replace(self._places[entry], link=self._start_own(spec, own))
+            link = self._link(spec, self.own, self._caller, will_run=True, is_launchers_host=True)
+            link.start()
+            self._places[entry] = replace(self._places[entry], link=link)
         places = [self._places[entry] for entry in spec.host_entries]
         known = {id(link): link for link in (*agents.links, *agents.others, *self._links.values())}
         agents.links = [place.link for place in places if place.link is not None]
         agents.others = [link for link in known.values() if link not in agents.links]
-        self.failed_nodes = {node for node, link in enumerate(agents.links) if link.is_over}
-        hosts = assign_hosts(spec.host_entries, spec.table_hosts)
         hosts = tuple(
-            replace(host, name=place.name, address=place.address) for host, place in zip(hosts, places, strict=True)
+            replace(host, name=place.name, address=place.address)
+            for host, place in zip(assign_hosts(spec.host_entries, spec.table_hosts), places, strict=True)
         )
         folders = {node: place.folder for node, place in enumerate(places)}
+        shared = frozenset({own})
+        self.failed_nodes = {node for node, link in enumerate(agents.links) if link.is_over}
         if len(hosts) == 1:  # no others have come: its store serves this host alone
-            return ReadyHosts((LOOPBACK, 0), hosts, frozenset({own}), folders=folders)
+            return ReadyHosts((LOOPBACK, 0), hosts, shared, folders=folders)
 
         def lose(node: int, error: MsrunError) -> None:
             self.failed_nodes |= {node} if node != own else set()
@@ -307,30 +427,7 @@ class JoinedHosts:
         heard = agents.open_store(own, self.place[0], 0, lose, lambda: False)
         if not heard.get("port"):
             raise ClusterError(str(heard.get("error") or f"this host's agent says nothing for {ANSWER_S:g} s"))
-        return ReadyHosts((self.place[0], int(heard["port"])), hosts, frozenset({own}), folders=folders)
-
-    def _start_own(self, spec: LaunchSpec, node_rank: int) -> AgentLink:
-        """Start this host's own agent."""
-        number = next(self.agents.numbers)
-        job = HostJob(
-            protocol=protocol(),
-            version=__version__,
-            job_id=self._job_id,
-            number=number,
-            spec=replace(spec_of_host(spec, self.own), rank_table_file=spec.rank_table_file, settings=spec.settings),
-            environment=self._caller,
-            silence_s=spec.heartbeat_time_out_s,
-            will_run=True,
-            can_resume=False,
-            is_launchers_host=True,
-        )
-
-        assert self._opener is not None, "begun"
-        entry = spec.host_entries[node_rank]
-        code = self._opener.code(entry, {}, number, partial(self.agents.sizes_of, number))
-        link = self.agents.make_link(entry, partial(self._opener.open, entry), code, job, number)
-        link.start()
-        return link
+        return ReadyHosts((self.place[0], int(heard["port"])), hosts, shared, folders=folders)
 
 
 @dataclass(frozen=True)
@@ -345,23 +442,6 @@ class _Place:
     """Number of its log directory."""
 
 
-def _given_once(pipe: AgentPipe, name: str) -> Callable[[float | None], AgentPipe]:
-    """Return what gives a pipe to whoever asks first: nobody can make another one from here."""
-    pipes = [pipe]
-
-    def take(_deadline: float | None) -> AgentPipe:
-        if not pipes:
-            raise ClusterError(f"{name}: has to come by itself")
-        return pipes.pop()
-
-    return take
-
-
 def _entry(assignment: HostAssignment) -> HostEntry:
-    return HostEntry(
-        assignment.describe(),
-        len(assignment.ranks),
-        assignment.device_ids,
-        address=assignment.address,
-        has_come=True,
-    )
+    name, slots = assignment.describe(), len(assignment.ranks)
+    return HostEntry(name, slots, assignment.device_ids, address=assignment.address, has_come=True)

@@ -18,7 +18,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from msrun.launch.directory.log_directory import write_private
 from msrun.launch.job import AgentPart, JobResult, job_signals, look_at_host, plan_part, run_part
 from msrun.launch.preflight.host_look import make_host_report, try_reach
 from msrun.launch.remote.launcher_link import LauncherLink, StdioPipe
-from msrun.launch.remote.log_sender import LogSender
+from msrun.launch.remote.logs import LogSender
 from msrun.launch.remote.spool import GIVEN_TABLE, hold_spool, listen_in, make_spool, remove_old_spools, remove_spool
 from msrun.launch.rendezvous import fleet_of
 from msrun.planning.build import plan_early_server
@@ -57,30 +57,23 @@ class LauncherReport(Observer):
         self._link = self.user = link
         self.stop_self: Callable[[], None] | None = None
         self._logs = logs
-        self._is_between = False
-        """An attempt is over, and no worker of the next has started."""
-        host, names = encode_record(plan.hosts[0]), logs.names if logs else []
-        link.send("planned", host=host, notes=list(plan.notes), target=plan.device_target, logs=names)
+        self._is_between = False  # an attempt is over, and no worker of the next has started
+        tell_plan(link, plan, logs.names if logs else [])
 
     def note(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """Pass a moment on."""
-        if self._logs is None:
-            pass
-        elif kind == "restarting":  # told before the logs of the attempt that is over are renamed
+        if kind == "restarting" and self._logs is not None:  # before the logs of the attempt that is over are renamed
             self._logs.end_attempt()
             self._is_between = True
-        elif kind == "started" and self._is_between:
+        elif kind == "started" and self._logs is not None and self._is_between:
             self._logs.begin_attempt()
             self._is_between = False
         self._link.send("event", moment=kind, fields=dict(fields))
 
     @property
     def observers(self) -> tuple[Observer, ...]:
-        """This one."""
         return (self,)
 
     def say(self, text: str) -> None:
-        """Have the launcher say it."""
         self.note("note", {"text": text})
 
     def finish(self, failure: JobFailure | None, membership: Membership, restarts: int) -> None:
@@ -90,8 +83,7 @@ class LauncherReport(Observer):
 STDERR = 2
 STOPPED_SHARE = 2.0
 """Times --heartbeat_time_out: how long an agent may be stopped; the launcher, if it is there, ends it earlier."""
-FETCH_S = 20.0
-"""How long the launcher may take to fetch the last of the logs while its connection is broken."""
+FETCH_S = 20.0  # how long the launcher may take to fetch the last of the logs while its connection is broken
 
 
 def fleet_of_part(part: HostPart, spec: LaunchSpec) -> Fleet | None:
@@ -106,8 +98,7 @@ class Agent:
     def __init__(self, link: LauncherLink) -> None:
         self._link = link
         self._spool: Path | None = None
-        self._hold = -1
-        """Descriptor that keeps other agents from removing the spool."""
+        self._hold = -1  # descriptor that keeps other agents from removing the spool
         self._listener: socket.socket | None = None
         self._job: HostJob | None = None
         self._caller: dict[str, str] = {}
@@ -121,7 +112,17 @@ class Agent:
         """Do what the launcher wants until it wants nothing more, or has gone."""
         try:
             while (message := self._link.wait()) is not None and message["type"] != "bye":
-                self._heed(message)
+                kind = message["type"]
+                if kind == "job":
+                    self._prepare(message)
+                elif kind == "listen":
+                    self._listen(message)
+                elif kind == "reach":
+                    self._link.send("reached", result=encode_record(try_reach(message["address"], message["port"])))
+                elif kind == "plan":
+                    self._plan(decode_record(HostPart, message["part"]))
+                elif kind == "run":
+                    self._run_job(decode_record(HostPart, message["part"]))
         finally:
             self._open.close()
             if self._listener is not None:
@@ -139,25 +140,11 @@ class Agent:
             self._hold = -1
 
     def _tell_unfreed(self, reason: str) -> None:
-        """Called by the link's thread."""
         text = (
             f"{socket.gethostname()}: {self._spool} keeps a copy of the logs until the end, for its file system cannot "
             f"free part of a file ({reason}); set TMPDIR there to another one, or give --log_max_bytes"
         )
         self._link.send("event", moment="note", fields={"text": text})
-
-    def _heed(self, message: Message) -> None:
-        kind = message["type"]
-        if kind == "job":
-            self._prepare(message)
-        elif kind == "listen":
-            self._listen(message)
-        elif kind == "reach":
-            self._link.send("reached", result=encode_record(try_reach(message["address"], message["port"])))
-        elif kind == "plan":
-            self._plan(decode_record(HostPart, message["part"]))
-        elif kind == "run":
-            self._run_job(decode_record(HostPart, message["part"]))
 
     def _prepare(self, message: Message) -> None:
         asked_at = time.time()
@@ -191,36 +178,42 @@ class Agent:
         except UsageError as error:
             self._link.send("listening", port=0, error=str(error))
 
-    def _plan(self, part: HostPart) -> None:
-        """Decide what `run` would carry out."""
-        assert self._job is not None and self._spool is not None
-        job, spec = self._job, _own_spec(part, self._spool)
-        plan = plan_part(
-            spec,
-            look_at_host(spec, self._caller),
-            self._caller,
-            job_id=job.job_id,
-            fleet=fleet_of_part(part, spec),
-            master_port=0,
+    def _own_spec(self, part: HostPart) -> LaunchSpec:
+        assert self._spool is not None and part.spec is not None, "an agent that has no command line of its own"
+        table = None
+        if text := unpack_text(part.rank_table):
+            table = self._spool / GIVEN_TABLE
+            write_private(table, text)
+        return replace(
+            part.spec,
+            master_addr=part.master_addr,
+            master_port=part.master_port,
+            log_dir=self._spool,
+            worker_log_dir=part.spec.log_dir if part.use_shared else None,
+            rank_table_file=table or part.spec.rank_table_file,
         )
-        host, notes = encode_record(plan.hosts[0]), list(plan.notes)
-        self._link.send("planned", host=host, notes=notes, target=plan.device_target, logs=[])
+
+    def _plan(self, part: HostPart) -> None:
+        assert self._job is not None
+        spec, job_id = self._own_spec(part), self._job.job_id
+        facts, fleet = look_at_host(spec, self._caller), fleet_of_part(part, spec)
+        tell_plan(self._link, plan_part(spec, facts, self._caller, job_id=job_id, fleet=fleet, master_port=0), [])
 
     def _run_job(self, part: HostPart) -> None:
-        assert self._job is not None and self._spool is not None
+        assert self._job is not None
         job, link = self._job, self._link
-        spec = _own_spec(part, self._spool)
+        spec = self._own_spec(part)
         has_scheduler = job.is_launchers_host or part.node_rank == 0
 
         def display(_spec: LaunchSpec, plan: LaunchPlan, _faults: OwnFaults) -> LauncherReport:
             paths = _paths_to_send(plan, is_shared=part.use_shared, has_scheduler=has_scheduler)
-            logs = self._logs = LogSender(paths, keep=_kept_files(plan), on_refused=self._tell_unfreed)
+            kept = plan.log_keep if plan.log_max_bytes else 0
+            logs = self._logs = LogSender(paths, keep=kept, on_refused=self._tell_unfreed)
             link.send_logs(logs.next, logs.acknowledge)
             return LauncherReport(link, plan, logs)
 
         if self._listener is not None:
             forget_waiting(self._listener)
-        home = str(job.spec.log_dir) if has_scheduler else ""
         if self._logs is not None:
             self._logs.close()
         if self._signals is None:
@@ -233,12 +226,18 @@ class Agent:
             part.master_port,
             self._listener if has_scheduler else None,
             early_server=self._server,
-            home=home,
+            home=str(job.spec.log_dir) if has_scheduler else "",
             stopped_limit_s=STOPPED_SHARE * job.silence_s,
         )
         result = run_part(spec, self._caller, own, job_id=job.job_id)
         self._server = result.server
         tell_result(link, result)
+
+
+def tell_plan(link: LauncherLink, plan: LaunchPlan, logs: Sequence[str]) -> None:
+    """Tell the launcher what this host will run, and which logs of that it will get."""
+    host = encode_record(plan.hosts[0])
+    link.send("planned", host=host, notes=list(plan.notes), target=plan.device_target, logs=logs)
 
 
 def tell_result(link: LauncherLink, result: JobResult) -> None:
@@ -262,43 +261,20 @@ def _start_early(spec: LaunchSpec, caller: Mapping[str, str], job_id: str) -> Fo
     return None
 
 
-def _own_spec(part: HostPart, spool: Path) -> LaunchSpec:
-    """Return what this host is asked to do."""
-    assert part.spec is not None, "an agent that has no command line of its own"
-    return replace(
-        part.spec,
-        master_addr=part.master_addr,
-        master_port=part.master_port,
-        log_dir=spool,
-        worker_log_dir=part.spec.log_dir if part.use_shared else None,
-        rank_table_file=_write_table(spool, unpack_text(part.rank_table)) or part.spec.rank_table_file,
-    )
-
-
-def _write_table(spool: Path, text: str) -> Path | None:
-    if not text:
-        return None
-    path = spool / GIVEN_TABLE
-    write_private(path, text)
-    return path
-
-
 def _paths_to_send(plan: LaunchPlan, *, is_shared: bool, has_scheduler: bool) -> list[str]:
     """Return the logs that the launcher cannot read itself; that of one scheduler is the job's."""
-    paths = [] if is_shared else plan.hosts[0].log_paths
-    if not is_shared and contract.MSRUN_TRACE_DIR in plan.hosts[0].common_env:
-        paths += [f"{plan.log_dir}/{contract.trace_file_name(worker.global_rank)}" for worker in plan.workers]
-    if not is_shared and contract.MSRUN_FLIGHT_RECORDER in plan.hosts[0].common_env:
-        paths += [f"{plan.log_dir}/{contract.flight_recorder_name(worker.global_rank)}" for worker in plan.workers]
+    host, own = plan.hosts[0], [worker.global_rank for worker in plan.workers]
+    paths = [] if is_shared else host.log_paths
+    for variable, name in (
+        (contract.MSRUN_TRACE_DIR, contract.trace_file_name),
+        (contract.MSRUN_FLIGHT_RECORDER, contract.flight_recorder_name),
+    ):
+        if not is_shared and variable in host.common_env:
+            paths += [f"{plan.log_dir}/{name(rank)}" for rank in own]
     return [*paths, *([f"{plan.log_dir}/{contract.SCHEDULER_LOG}"] if has_scheduler else [])]
 
 
-def _kept_files(plan: LaunchPlan) -> int:
-    return plan.log_keep if plan.log_max_bytes else 0
-
-
 def main() -> None:
-    """Serve the launcher at the other end of stdin and stdout."""
     link = LauncherLink(StdioPipe())
     link.start()
     agent = Agent(link)

@@ -1,11 +1,9 @@
 """An agent's end of its connection to the launcher, which is the coordinator of its job.
 
-A thread: gives signs of life, passes signals, orders and wishes on, and sends what the job says and writes, however
-slowly the launcher reads. A connection that breaks may be replaced within a limit (`remote.spool`); messages are
-numbered, so nothing is lost or doubled. When no launcher comes any more, the agent's part of the job is told so, and
-ends. A launcher that is stopped (Ctrl-Z) says so first, and may be silent for longer.
-
-Messages without a number: beat {seen} both ways, attach {seen} and attached {seen}.
+A thread: passes signals, orders and wishes on, and sends what the job says and writes, however slowly the launcher
+reads. A connection that breaks may be replaced within a limit (`remote.spool`). When no launcher comes any more, the
+agent's part of the job is told so, and ends. A launcher that is stopped (Ctrl-Z) says so first, and may be silent for
+longer.
 """
 
 from __future__ import annotations
@@ -26,12 +24,11 @@ from functools import partial
 from msrun.agent.processes.terminal import TERMINAL_SAYS
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.coordinator import ORDERS
-from msrun.cluster.messages import Ledger, Message, MessageBuffer, MessageMissing, await_input, encode_message
+from msrun.cluster.messages import Message, await_input
 from msrun.cluster.own_thread import Inbox, describe_fault, print_fault, traceback_of
 from msrun.launch.transport.event_loop import ByteChannel, EventLoop
-from msrun.launch.transport.pipe import MARKER, AgentPipe, SocketPipe
-
-READ_BYTES = 1 << 16
+from msrun.launch.transport.link import CLOSED, Link
+from msrun.launch.transport.pipe import MARKER, READ_BYTES, AgentPipe, SocketPipe
 
 
 class StdioPipe(AgentPipe):
@@ -50,43 +47,35 @@ class StdioPipe(AgentPipe):
             os.set_blocking(descriptor, False)
 
     def fileno(self) -> int:
-        """Return the descriptor that is read."""
         return self._reader
 
     def read(self) -> bytes | None:
-        """Return the next bytes; empty at the end, None when there are none now."""
-        try:
+        with contextlib.suppress(BlockingIOError):
             return os.read(self._reader, READ_BYTES)
-        except BlockingIOError:
-            return None
+        return None
 
     def write(self, data: bytes | memoryview) -> int:
-        """Write as much as there is room for, and return how much that was. Raises OSError."""
-        try:
+        with contextlib.suppress(BlockingIOError):
             return os.write(self.writer, data)
-        except BlockingIOError:
-            return 0
+        return 0
 
     def close(self) -> None:
-        """Close both."""
         os.close(self._reader)
         os.close(self.writer)
 
 
-CLOSED = "has closed its connection: msrun was killed there, or the host went down"
 LOG_TICK_S = 0.2
-WINDOW_BYTES = 4 << 20
-"""So much of the logs may be on its way without the launcher having said that it has it."""
-ORPHAN_S = 5.0
-"""How long an agent whose connection was closed waits for another one; a cut one is given up later."""
+WINDOW_BYTES = 4 << 20  # so much of the logs may be on its way without the launcher having said that it has it
+ORPHAN_S = 5.0  # how long an agent whose connection was closed waits for another one; a cut one is given up later
 CLOSE_S = 2.0
 POLL_S = 0.01
-PAUSE_S = 3600.0
-"""How long a launcher may be silent that has said that it is stopped."""
+PAUSE_S = 3600.0  # how long a launcher may be silent that has said that it is stopped
 
 
-class LauncherLink:
+class LauncherLink(Link):
     """Serves one agent. `close` it when the agent is done. A fault of its own is told to the launcher as `fault`."""
+
+    _is_agent = True
 
     def __init__(
         self,
@@ -103,50 +92,35 @@ class LauncherLink:
             explain_loss: what the job is told when it has gone, from what it has done; None = a launcher that has
                 started this agent.
         """
-        self._clock = clock
-        self.loop = EventLoop(1, self._tell_fault, name="msrun-launcher-link", clock=clock)
-        self._messages = MessageBuffer()
-        self._is_attached = True
-        """Whether the other side has said what it has seen; until then only old messages are to be sent again."""
+        super().__init__(EventLoop(1, self._tell_fault, name="msrun-launcher-link", clock=clock), clock)
         self._inbox = Inbox()
-        self._wishes: deque[Message] = deque()
-        """Taken from the inbox, and not yet returned by `wait`."""
+        self._wishes: deque[Message] = deque()  # taken from the inbox, and not yet returned by `wait`
         self.said = Inbox()
         """What the user's terminal says, for the rank that it belongs to: with `show` and `taken` a `UserEnd`."""
-        self.orders = Inbox()
-        """What the coordinator says, for the job; `lost` when no launcher has come in time."""
-        self._ledger = Ledger()
+        self.orders = Inbox()  # what the coordinator says, for the job; `lost` when no launcher has come in time
         self._listener: socket.socket | None = None
-        self._next_log: Callable[[], Message | None] = lambda: None
+        self._next_log: Callable[[], Message | None] | None = None
         self._acknowledge_logs: Callable[[int], None] = lambda _: None
-        self._log_bytes: dict[int, int] = {}
-        """Sequence number -> size, of what the launcher may not have yet."""
-        self._silence_s = silence_s
-        self._explain_loss = explain_loss
+        self._log_bytes: dict[int, int] = {}  # sequence number -> size, of what the launcher may not have yet
+        self._logs_end = False  # `logs_end` is to be said when nothing more is to be sent
+        self._silence_s, self._explain_loss = silence_s, explain_loss
         self._heard_at = self._parted_at = self._clock()
-        self._has_logs = True
-        self.is_orphan = False
-        """No launcher has come in time."""
+        self.is_orphan = False  # no launcher has come in time
         self._is_closing = False
-        self.goes_on = threading.Event()
-        """Set but while the launcher has said that it is stopped."""
+        self.goes_on = threading.Event()  # set but while the launcher has said that it is stopped
         self.goes_on.set()
         self._signals: SignalPipe | None = None
-        self._early_signals: list[int] = []
-        """Those that came before the job could hear them."""
+        self._early_signals: list[int] = []  # which came before the job could hear them
         self._signal_lock = threading.Lock()
-        self._channel: ByteChannel | None = None
-        self.loop.call(partial(self._talk, pipe))
+        self.loop.call(partial(self._begin, pipe))
         self.loop.call(self._tick)
 
     def start(self) -> None:
-        """Begin to serve."""
         self.loop.start()
 
     # -- for the agent's main thread ----------------------------------------------------------------------------------
 
     def send(self, kind: str, **fields: object) -> None:
-        """Tell the launcher."""
         self.pass_on({"type": kind, **fields})
 
     def pass_on(self, message: Message) -> None:
@@ -178,11 +152,7 @@ class LauncherLink:
         return self._wishes.popleft() if self._wishes else None
 
     def resume_at(self, listener: socket.socket, silence_s: float) -> None:
-        """Accept another connection at a socket from now on, when this one breaks.
-
-        Args:
-            silence_s: how long the launcher may give no sign of life.
-        """
+        """Accept another connection at a socket from now on, when this one breaks; `silence_s` as for the link."""
 
         def accept() -> None:
             self._listener, self._silence_s = listener, silence_s
@@ -209,7 +179,7 @@ class LauncherLink:
         """
 
         def begin() -> None:
-            self._next_log, self._acknowledge_logs, self._has_logs = next_log, acknowledge, True
+            self._next_log, self._acknowledge_logs, self._logs_end = next_log, acknowledge, False
             self._log_bytes.clear()  # of an earlier part of the job, all of whose logs have come
             self._send_logs()
 
@@ -219,9 +189,7 @@ class LauncherLink:
         """Send `logs_end` once everything that is written now has been sent."""
 
         def finish() -> None:
-            self._has_logs = False
-            if self._next_log is _nothing:  # of an earlier part of the job
-                self._next_log = lambda: None
+            self._logs_end = True
             self._send_logs()
 
         self.loop.call(finish)
@@ -252,39 +220,20 @@ class LauncherLink:
         """Names of the logs of which the launcher lacks something; to be asked when the link is closed."""
         kept = self._ledger.unseen()
         with contextlib.suppress(OSError):
-            if (more := self._next_log()) is not None:
+            if self._next_log and (more := self._next_log()) is not None:
                 kept.append(more)
         return {str(message["name"]) for message in kept if message["type"] == "log"}
 
     # -- the thread ---------------------------------------------------------------------------------------------------
 
-    def _talk(self, pipe: AgentPipe) -> None:
-        self._messages, self._heard_at = MessageBuffer(), self._clock()
-        writer = pipe.writer if isinstance(pipe, StdioPipe) else None
-        channel = ByteChannel(self.loop, pipe, self._on_bytes, self._on_end, writer)
-        self._channel = channel
-        channel.send(MARKER)
-        channel.start()
+    def _begin(self, pipe: AgentPipe) -> None:
+        self._heard_at = self._clock()
+        self._talk(pipe, MARKER, self._on_end)
 
     def _tick(self) -> None:
         self.loop.call_later(LOG_TICK_S, self._tick)
         self._look_at_clock()
         self._send_logs()
-
-    def _say(self, message: Message) -> int:
-        stamped = self._ledger.stamp(message)
-        try:
-            data = encode_message(stamped)
-        except BaseException:
-            self._ledger.retract(stamped)
-            raise
-        if self._is_attached:
-            self._put(data)
-        return int(stamped["seq"])
-
-    def _put(self, data: bytes) -> None:
-        if self._channel is not None:
-            self._channel.send(data)
 
     def _tell_fault(self, error: BaseException) -> None:
         """Have the launcher end the job, which the thread still serves."""
@@ -293,56 +242,33 @@ class LauncherLink:
 
     def _send_logs(self) -> None:
         while self._channel is not None and self._is_attached and sum(self._log_bytes.values()) < WINDOW_BYTES:
-            message = self._next_log()
-            if message is None:
-                if not self._has_logs and self._next_log is not _nothing:
-                    self._next_log = _nothing
-                    self._say({"type": "logs_end"})
-                return
-            self._log_bytes[self._say(message)] = len(message.get("data", ""))
+            message = self._next_log() if self._next_log else None
+            if message is not None:
+                self._log_bytes[self._say(message)] = len(message.get("data", ""))
+                continue
+            if self._logs_end:
+                self._logs_end, self._next_log = False, None
+                self._say({"type": "logs_end"})
+            return
 
-    def _on_bytes(self, channel: ByteChannel, data: bytes) -> None:
-        if channel is not self._channel:
-            return
-        try:
-            messages = self._messages.feed(data)
-        except ValueError:  # what comes is no message
-            self._part()
-            return
-        try:
-            for message in messages:
-                self._take(message)
-        except MessageMissing:  # the launcher sends it again on another connection
-            self._part()
-        except (ValueError, TypeError, LookupError, OverflowError, OSError) as error:  # no launcher says that
-            sys.stderr.write(f"msrun agent: left the launcher, which says {type(error).__name__}: {error}\n")
-            self._part()
+    def _on_heard(self, _: ByteChannel) -> None:
         self.loop.call(self._send_logs)
+
+    def _misunderstand(self, error: Exception) -> None:
+        sys.stderr.write(f"msrun agent: left the launcher, which says {type(error).__name__}: {error}\n")
+        self._part()
 
     def _on_end(self, channel: ByteChannel) -> None:
         channel.pipe.close()
         if channel is self._channel:
-            self._channel = None
-            self._note_parting()
-            self._abandon_alone()
+            self._part()
 
     def _take(self, message: Message) -> None:
         self._heard_at = self._clock()
-        kind = message.get("type")
-        if kind in ("beat", "attach"):
-            self._acknowledge(message.get("seen"))
-        if kind == "beat":
-            self._put(encode_message({"type": "beat", "seen": self._ledger.seen}))
-        elif kind == "attach":
-            self._put(encode_message({"type": "attached", "seen": self._ledger.seen}))
-            self._is_attached = True
-            for kept in self._ledger.unseen():
-                self._put(encode_message(kept))
-        elif self._ledger.take(message):
-            self._heed(message)
+        super()._take(message)
 
     def _acknowledge(self, seen: object) -> None:
-        self._ledger.acknowledge(seen)
+        super()._acknowledge(seen)
         if isinstance(seen, int):
             come = [number for number in self._log_bytes if number <= seen]
             for number in come:
@@ -351,56 +277,50 @@ class LauncherLink:
                 self._acknowledge_logs(len(come))
 
     def _heed(self, message: Message) -> None:
-        if message["type"] == "signal":
+        kind = message["type"]
+        if kind == "signal":
             self._signal(int(message["signum"]))
-        elif message["type"] in ORDERS:
+        elif kind in ORDERS:
             self.orders.post(message)
-        elif message["type"] in TERMINAL_SAYS:
+        elif kind in TERMINAL_SAYS:
             self.said.post(message)
-        elif message["type"] in ("pause", "resume"):
-            is_pause = message["type"] == "pause"
-            (self.goes_on.clear if is_pause else self.goes_on.set)()
-            self._signal(signal.SIGTSTP if is_pause else signal.SIGCONT)
+        elif kind in ("pause", "resume"):
+            (self.goes_on.clear if kind == "pause" else self.goes_on.set)()
+            self._signal(signal.SIGTSTP if kind == "pause" else signal.SIGCONT)
         else:
             self._inbox.post(message)
 
     def _signal(self, signum: int) -> None:
         with self._signal_lock:
-            if self._signals is None and signum == signal.SIGCONT and signal.SIGTSTP in self._early_signals:
-                self._early_signals.remove(signal.SIGTSTP)  # there was nothing to stop
-            elif self._signals is None:
-                self._early_signals.append(signum)
-            else:
+            if self._signals is not None:
                 self._signals.tell(signum)
+            elif signum == signal.SIGCONT and signal.SIGTSTP in self._early_signals:
+                self._early_signals.remove(signal.SIGTSTP)  # there was nothing to stop
+            else:
+                self._early_signals.append(signum)
 
     def handle(self, _mask: int) -> None:
-        """Take another connection; called by the loop."""
         assert self._listener is not None
-        try:
+        with contextlib.suppress(OSError):
             connection, _ = self._listener.accept()
-        except OSError:
-            return
-        self._hang_up()
-        self._is_attached = False
-        self._talk(SocketPipe(ours=connection))
+            self._hang_up()
+            self._is_attached = False
+            self._begin(SocketPipe(ours=connection))
 
     def _hang_up(self) -> None:
         if (channel := self._channel) is not None:
             channel.stop(channel.pipe.close)
             self._channel = None
-            self._note_parting()
-
-    def _note_parting(self) -> None:
-        if self._is_attached:  # one that comes late for a launcher that has gone says nothing: no sign of life
-            self._parted_at = self._clock()
+            if self._is_attached:  # one that comes late for a launcher that has gone says nothing: no sign of life
+                self._parted_at = self._clock()
 
     def _part(self, why: str = CLOSED) -> None:
         self._hang_up()
-        self._abandon_alone(why)
-
-    def _abandon_alone(self, why: str = CLOSED) -> None:
         if self._listener is None:  # there is nothing to come back for
             self._abandon(why)
+
+    def _break(self, _: ByteChannel) -> None:
+        self._part()
 
     def _look_at_clock(self) -> None:
         now = self._clock()
@@ -428,7 +348,3 @@ class LauncherLink:
             reason = self._explain_loss(why) if self._explain_loss else "the launcher has gone"
             self._inbox.post({"type": "gone", "reason": reason})
             self.orders.post({"type": "lost", "reason": reason})
-
-
-def _nothing() -> None:
-    """Return None: there are no more logs."""

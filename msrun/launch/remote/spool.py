@@ -33,15 +33,13 @@ from msrun.agent.processes.process_control import (
 from msrun.cluster.messages import encode_message
 from msrun.errors import ClusterError
 from msrun.launch.directory.log_directory import write_private
-from msrun.launch.remote.log_sender import PIECE_BYTES, pack_piece
+from msrun.launch.remote.logs import PIECE_BYTES, pack_piece
 from msrun.launch.transport.pipe import MARKER
 
 SOCKET = "agent.sock"
-AGENT = "agent.pid"
-"""Process id and start time of the agent, so that nobody else is taken for it."""
+AGENT = "agent.pid"  # process id and start time of the agent, so that nobody else is taken for it
 GIVEN_TABLE = "given_rank_table.json"
-KEEP_S = 86400.0
-"""How long logs that nobody has fetched stay after the end of their agent."""
+KEEP_S = 86400.0  # how long logs that nobody has fetched stay after the end of their agent
 _NAME = re.compile(r"msrun-spool-[0-9a-f-]+-\d+")
 
 
@@ -105,11 +103,7 @@ def _is_left_behind(path: Path, now_s: float) -> bool:
 
 
 def listen_in(spool: Path) -> socket.socket:
-    """Return the listening socket of a folder.
-
-    Raises:
-        ClusterError: it cannot be made.
-    """
+    """Return the listening socket of a folder. Raises ClusterError: it cannot be made."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.settimeout(0.0)
     try:
@@ -125,11 +119,7 @@ def listen_in(spool: Path) -> socket.socket:
 
 
 def connect_in(spool: Path) -> socket.socket:
-    """Return a connection to whoever listens in a folder.
-
-    Raises:
-        OSError: nobody does.
-    """
+    """Return a connection to whoever listens in a folder. Raises OSError: nobody does."""
     stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with _short_name(spool) as name:
@@ -169,13 +159,11 @@ def kill_agent(spool: Path) -> bool:
 
 
 def remove_spool(path: Path) -> None:
-    """Remove the folder and all that is in it."""
     shutil.rmtree(path, ignore_errors=True)
 
 
 READ_BYTES = 1 << 16
-NO_AGENT = 69
-"""Exit status when there is nothing to connect to; EX_UNAVAILABLE of sysexits.h."""
+NO_AGENT = 69  # exit status when there is nothing to connect to; EX_UNAVAILABLE of sysexits.h
 
 
 def attach(job_id: str, number: int) -> None:

@@ -15,48 +15,9 @@ from collections import deque
 from collections.abc import Callable
 
 from msrun.cluster.connection import MAX_UNSENT_BYTES
-from msrun.cluster.messages import Message, MessageBuffer
 from msrun.cluster.own_thread import OwnThread, WakingQueue, print_fault
 from msrun.errors import ClusterError
-from msrun.launch.transport.pipe import MARKER, MAX_NOISE_BYTES, AgentPipe
-
-
-class Incoming:
-    """What comes over one pipe: the noise of a login shell, the marker, then messages."""
-
-    def __init__(self) -> None:
-        self._held = b""
-        self._messages = MessageBuffer()
-        self.has_begun = False
-        """The marker has come: it is an agent that speaks."""
-        self.unacknowledged = 0
-        """Bytes since the agent was last told what has come; reset by whoever tells it."""
-
-    def feed(self, data: bytes) -> list[Message]:
-        """Add bytes and return every message that is now complete.
-
-        Raises:
-            ValueError: what comes after the marker are no messages.
-        """
-        if not self.has_begun:
-            held, marker, data = (self._held + data).partition(MARKER)
-            self._held = held if marker else held[-MAX_NOISE_BYTES - 1 :]
-            if not marker:
-                return []
-            self.has_begun = True
-        self.unacknowledged += len(data)
-        return self._messages.feed(data)
-
-    @property
-    def is_noise(self) -> bool:
-        """Whether so much has come without a marker that it is no agent."""
-        return not self.has_begun and len(self._held) > MAX_NOISE_BYTES
-
-    @property
-    def noise(self) -> str:
-        """What came in the place of an agent; empty when there is one."""
-        return "" if self.has_begun else self._held[-MAX_NOISE_BYTES:].decode("utf-8", "backslashreplace")
-
+from msrun.launch.transport.pipe import AgentPipe
 
 PIECE_BYTES = 1 << 18
 
@@ -66,19 +27,13 @@ class TaskThreads:
 
     def __init__(self, limit: int, name: str, on_fault: Callable[[BaseException], None] = print_fault) -> None:
         """`on_fault`: told what an `on_error` raises."""
-        self._limit = limit
-        self._on_fault = on_fault
-        self._name = name
+        self._limit, self._name, self._on_fault = limit, name, on_fault
         self._tasks: deque[tuple[Callable[[], None], Callable[[Exception], None]]] = deque()
         self._changed = threading.Condition()
         self._count = 0
 
     def run(self, task: Callable[[], None], on_error: Callable[[Exception], None]) -> None:
-        """Have a task done.
-
-        Args:
-            on_error: gets what it raises, or a ClusterError when no thread can be started here.
-        """
+        """Have a task done; `on_error` gets what it raises, or a ClusterError when no thread can be started here."""
         with self._changed:
             self._tasks.append((task, on_error))
             if self._count == self._limit:
@@ -95,7 +50,6 @@ class TaskThreads:
         on_error(fault)
 
     def join(self, seconds: float) -> bool:
-        """Wait until nothing is left to do; False when that takes longer."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._count, max(0.0, seconds))
 
@@ -137,7 +91,6 @@ class EventLoop:
 
         Args:
             on_fault: told, once, what one of the threads raises, which should not; they go on.
-            name: of the thread.
             clock: of `call_later`.
         """
         self._on_fault, self._name, self._clock = on_fault, name, clock
@@ -145,8 +98,7 @@ class EventLoop:
         self.ending = TaskThreads(ENDS_AT_A_TIME, "msrun-disconnect", on_fault)
         self._thread: threading.Thread | None = None
         self._called = WakingQueue[Callable[[], object]]()
-        self._calls: deque[Callable[[], object]] = deque()
-        """Those that the thread has taken and not made."""
+        self._calls: deque[Callable[[], object]] = deque()  # taken, and not made yet
         self._later: list[tuple[float, int, Callable[[], None]]] = []
         """A heap of moments of the clock; the number keeps those of one moment in order."""
         self._numbers = itertools.count()
@@ -160,11 +112,7 @@ class EventLoop:
         return found
 
     def start(self) -> None:
-        """Start the thread.
-
-        Raises:
-            ClusterError: none can be started here.
-        """
+        """Start the thread. Raises ClusterError: none can be started here."""
         thread = OwnThread(self._name, self._run, self._on_fault, goes_on=True)
         try:
             thread.start()
@@ -183,10 +131,7 @@ class EventLoop:
     def close(self, deadline: float) -> None:
         """Do what was called for, and end the thread and those of `ending`; what hangs after a moment is left.
 
-        Those of `opening` end when what they wait for is called off.
-
-        Args:
-            deadline: of `time.monotonic`.
+        Those of `opening` end when what they wait for is called off. `deadline` is of `time.monotonic`.
         """
         self._is_closing, thread = True, self._thread
         self.call(lambda: None)
@@ -203,7 +148,6 @@ class EventLoop:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the thread does not run, or has ended."""
         return self._thread is None or not self._thread.is_alive()
 
     def _run(self) -> None:
@@ -229,7 +173,7 @@ class EventLoop:
 
 
 class ByteChannel:
-    """A pipe to one host in the loop: what comes is given away as it comes, what is to go waits until there is room.
+    """A pipe in the loop: what comes is given away as it comes, what is to go waits until there is room.
 
     Of the loop's thread.
     """
@@ -240,28 +184,19 @@ class ByteChannel:
         pipe: AgentPipe,
         on_bytes: Callable[[ByteChannel, bytes], None],
         on_end: Callable[[ByteChannel], None],
-        writer: int | None = None,
     ) -> None:
-        """
-        Args:
-            writer: the descriptor that tells when there is room, where it is another than the pipe's own.
-            on_end: called once, when nothing more will come; not after `stop`.
-        """
-        self.pipe = pipe
-        self._loop = loop
+        """`on_end`: called once, when nothing more will come; not after `stop`."""
+        self.pipe, self.on_end = pipe, on_end
+        self._loop, self._on_bytes = loop, on_bytes
+        writer = getattr(pipe, "writer", None)
         self._ends: list[tuple[AgentPipe | int, int]]
         self._ends = [(pipe, READ | WRITE)] if writer is None else [(pipe, READ), (writer, WRITE)]
-        self._on_bytes, self.on_end = on_bytes, on_end
         self._output = bytearray()
-        self._is_asked = False
-        """The loop has been asked to write."""
-        self._is_deaf = False
-        """The other side takes nothing more; what it has said is still to be read."""
+        self._is_deaf = False  # the other side takes nothing more; what it has said is still to be read
         self._is_stopped = False
         self._events = 0
 
     def start(self) -> None:
-        """Begin to read."""
         self._loop.call(self._begin)
 
     def send(self, data: bytes) -> None:
@@ -272,24 +207,15 @@ class ByteChannel:
             self._loop.call(self._end)
             return
         self._output += data
-        self._ask()
-
-    def _ask(self) -> None:
-        if not self._is_asked:
-            self._is_asked = True
-            self._loop.call(self._flush)
+        if not self._events & WRITE:
+            self._flush()
 
     @property
     def has_unsent(self) -> bool:
-        """Whether something waits to be written."""
         return bool(self._output)
 
     def stop(self, then: Callable[[], None]) -> None:
-        """Leave the pipe.
-
-        Args:
-            then: called when the pipe may be closed; not where it has ended or was stopped before.
-        """
+        """Leave the pipe; `then` is called when it may be closed, but not where it has ended or was stopped before."""
         if not self._is_stopped:
             self._is_stopped = True
             self._watch(0)
@@ -339,21 +265,10 @@ class ByteChannel:
             self.on_end(self)
 
     def _flush(self) -> None:
-        self._is_asked = False
-        if self._is_stopped:
-            return
-        piece = bytes(self._output[:PIECE_BYTES])
-        count = self._write(piece)
-        if not self._is_deaf:
-            del self._output[:count]
-        if self._output and count == len(piece):
-            self._ask()  # after the others have had their turn
-        self._watch(self._events & ~WRITE | (WRITE if count < len(piece) else 0))
-
-    def _write(self, piece: bytes) -> int:
+        """Write a piece; the others have their turn before the next."""
         try:
-            return self.pipe.write(piece) if piece else 0
+            del self._output[: self.pipe.write(bytes(self._output[:PIECE_BYTES])) if self._output else 0]
         except Exception:  # noqa: BLE001 - as in `_read`
             self._is_deaf = True
             self._output.clear()
-            return len(piece)
+        self._watch(self._events & ~WRITE | (WRITE if self._output else 0))

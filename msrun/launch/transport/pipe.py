@@ -11,11 +11,15 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from msrun.agent.processes.process_control import is_stopped, set_open_files
 from msrun.errors import ClusterError
-from msrun.launch.rehearsal import HostShare
+
+if TYPE_CHECKING:  # not on the hosts that are reached over SSH
+    from msrun.cluster.connection import Connection
 
 # Run by the agent's interpreter. It takes a line "<bytes> <sha256>", then that many bytes of Python, and runs them:
 # whatever belongs to the job comes through the pipe, so that no shell ever reads it and no `ps` shows it.
@@ -32,16 +36,14 @@ while len(s)<int(n):
 if hashlib.sha256(s).hexdigest()==h.decode(): exec(s)
 else: sys.exit("msrun agent: what came through the pipe is damaged")
 """
-_BOOTSTRAP = f"exec({_STEPS!r})"
-"""On one line and without an exclamation mark, which a csh would read."""
+_BOOTSTRAP = f"exec({_STEPS!r})"  # on one line and without an exclamation mark, which a csh would read
 
-MARKER = b"\x00msrun agent 1\x00\n"
-"""What an agent writes first; anything before it is noise of a login shell."""
+MARKER = b"\x00msrun agent 1\x00\n"  # what an agent writes first; anything before it is noise of a login shell
 MAX_NOISE_BYTES = 1 << 20
 
 
 class AgentPipe(Protocol):
-    """A running agent's stdin and stdout. Reading and writing never wait, and belong to one thread."""
+    """The way to a running agent, its stdin and stdout. Reading and writing never wait, and belong to one thread."""
 
     address: str
     """Numeric address of the host as it is reached from here; empty when that is not known."""
@@ -73,12 +75,10 @@ class AgentPipe(Protocol):
 
 
 def agent_argv(interpreter: str) -> list[str]:
-    """Return the command that starts an agent."""
     return [interpreter, "-c", _BOOTSTRAP]
 
 
-LOGIN_LINE = b"msrun login\n"
-"""What says that the login shell runs; anything before it is noise of that shell."""
+LOGIN_LINE = b"msrun login\n"  # what says that the login shell runs; anything before it is noise of that shell
 # The shell stays, so that an exit status comes that says by which signal the agent was ended: sshd tells its own client
 # of a signal, and ssh passes no more on than that. A signal to all of a session is the agent's to act upon, and what
 # the shell says of its end is not what the agent said.
@@ -103,23 +103,20 @@ END_S = 2.0
 
 
 class SocketPipe(AgentPipe):
-    """One end of a socket pair, or of a connection on this host; see `AgentPipe`."""
+    """One end of a socket pair, or of a connection on this host."""
 
     def __init__(self, address: str = "", ours: socket.socket | None = None) -> None:
         """Open a pair, of which `_theirs` is for the other side, unless there is a connection: `ours`."""
-        self.address = address
-        self._held = b""
+        self.address, self._held = address, b""
         if ours is None:
             ours, self._theirs = socket.socketpair()  # who waits for one is woken by its end; not so with pipes
         self._socket = ours
         self._socket.settimeout(0.0)
 
     def fileno(self) -> int:
-        """Return the socket's descriptor."""
         return self._socket.fileno()
 
     def read(self) -> bytes | None:
-        """Return the next bytes; empty at the end, None when there are none now."""
         if held := self._held:
             self._held = b""
             return held
@@ -131,18 +128,11 @@ class SocketPipe(AgentPipe):
             return b""
 
     def write(self, data: bytes | memoryview) -> int:
-        """Send as many bytes as there is room for.
-
-        Raises:
-            OSError: the agent has gone.
-        """
-        try:
+        with contextlib.suppress(BlockingIOError):
             return self._socket.send(data)
-        except BlockingIOError:
-            return 0
+        return 0
 
     def close(self) -> None:
-        """End the connection."""
         self._socket.close()
 
     def wait_for_login(self, time_left: Callable[[], float], end: int | None = None) -> bool | None:
@@ -156,9 +146,9 @@ class SocketPipe(AgentPipe):
             Whether it, or too much noise, has come; False when nothing more will; None when the time was over before.
         """
         watch = select.poll()
-        watch.register(self._socket, select.POLLIN)
-        if end is not None:
-            watch.register(end, select.POLLIN)
+        for source in (self._socket, end):
+            if source is not None:
+                watch.register(source, select.POLLIN)
         noise = b""
         while (left := time_left()) > 0:
             events = watch.poll(left * 1000)
@@ -178,22 +168,13 @@ class ChildPipe(SocketPipe):
     def __init__(
         self, argv: list[str], environment: Mapping[str, str] | None = None, folder: str | None = None
     ) -> None:
-        """Start it, in a session of its own.
-
-        Raises:
-            OSError: that cannot be done.
-        """
+        """Start it, in a session of its own. Raises OSError: that cannot be done."""
         super().__init__()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - goes with this object: its end is read later
+        end, err = self._theirs.fileno(), self._stderr
         try:
             self.process = subprocess.Popen(
-                argv,
-                stdin=self._theirs.fileno(),
-                stdout=self._theirs.fileno(),
-                stderr=self._stderr,
-                start_new_session=True,
-                env=environment,
-                cwd=folder,
+                argv, stdin=end, stdout=end, stderr=err, start_new_session=True, env=environment, cwd=folder
             )
         except OSError:
             self._socket.close()
@@ -203,7 +184,6 @@ class ChildPipe(SocketPipe):
             self._theirs.close()
 
     def stderr_text(self) -> str:
-        """Return the end of its stderr."""
         try:
             size = os.fstat(self._stderr.fileno()).st_size
             data = os.pread(self._stderr.fileno(), MAX_STDERR_BYTES, max(0, size - MAX_STDERR_BYTES))
@@ -212,8 +192,22 @@ class ChildPipe(SocketPipe):
         return data.decode("utf-8", "backslashreplace")
 
 
+@dataclass(frozen=True)
+class HostShare:
+    """One rehearsed host's part of this machine."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    cpus: tuple[int, ...] = ()
+    """Processors of its agent and all that it starts; empty = all."""
+
+    @property
+    def home(self) -> str:
+        home = self.environment.get("HOME", "")
+        return home if home and Path(home).is_dir() else "/"
+
+
 class LocalPipe(ChildPipe):
-    """An agent on this host; see `AgentPipe`."""
+    """An agent on this host."""
 
     def __init__(self, argv: list[str], address: str, share: HostShare | None = None, open_files: int = 0) -> None:
         """
@@ -225,8 +219,7 @@ class LocalPipe(ChildPipe):
         Raises:
             ClusterError: the interpreter cannot be started.
         """
-        self._is_rehearsed = share is not None
-        self._is_closed = False
+        self._is_rehearsed, self._is_closed = share is not None, False
         try:
             super().__init__(argv, share.environment if share else None, share.home if share else None)
             if open_files:  # it waits for what to run, and has started nothing
@@ -255,13 +248,59 @@ class LocalPipe(ChildPipe):
 
     @property
     def exit_status(self) -> int | None:
-        """The agent's exit status, 128 + N for signal N; None as long as it runs.
-
-        Of a rehearsal None, too, when the connection was ended here, as over SSH.
-        """
+        """None, too, as long as it runs, and for a rehearsal whose connection was ended here, as over SSH."""
         if self._is_rehearsed and self._is_closed:
             return None
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self.process.wait(END_S)
             return code if code >= 0 else 128 - code
         return None
+
+
+RECORD_BYTES = 1 << 17
+
+
+class SealedPipe(AgentPipe):
+    """A stream of sealed records over a connection that an agent has dialled; either end of it.
+
+    A `write` that was held up has to be given the same bytes again, as TLS has it.
+    """
+
+    def __init__(self, connection: Connection, address: str) -> None:
+        """`connection`: past its handshake; this object's from now on. `address`: numeric, of the other side."""
+        self.address, self._connection = address, connection
+        self.fault = ""  # why what has come cannot be read; empty while it can
+        self._in_flight = 0  # so many bytes of what is to be written are in a record that is not all sent
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    def read(self) -> bytes | None:
+        connection = self._connection
+        try:
+            data = b"".join(connection.unseal(body) for body in connection.receive())
+        except ValueError as error:
+            self.fault = str(error)
+            return b""
+        return data or (b"" if connection.is_closed else None)
+
+    def write(self, data: bytes | memoryview) -> int:
+        connection = self._connection
+        if self._in_flight:
+            connection.flush()
+        else:
+            piece = bytes(data[:RECORD_BYTES])
+            connection.send_body(piece)
+            self._in_flight = len(piece)
+        if connection.is_closed:
+            raise BrokenPipeError("the other side has gone")
+        if connection.has_unsent:
+            return 0
+        count, self._in_flight = self._in_flight, 0
+        return count
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def stderr_text(self) -> str:
+        return self.fault

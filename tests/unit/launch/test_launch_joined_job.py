@@ -26,11 +26,9 @@ from msrun.errors import ClusterError, Interrupted, MsrunError, UsageError
 from msrun.launch import joined_job as module
 from msrun.launch import rendezvous
 from msrun.launch.fleet.joined_hosts import JoinedHosts
-from msrun.launch.joined_job import find_master
-from msrun.launch.remote.dialled_part import DialledPart
+from msrun.launch.joined_job import DialledPart, find_master
 from msrun.launch.rendezvous import Patience
-from msrun.launch.transport.pipe import MARKER
-from msrun.launch.transport.sealed import SealedPipe
+from msrun.launch.transport.pipe import MARKER, SealedPipe
 from msrun.planning.spec import LaunchSpec
 
 

@@ -13,12 +13,22 @@ from msrun.agent.host import host_facts
 from msrun.cluster import rendezvous
 from msrun.cluster.rendezvous import UnresolvedName, resolve_address
 from msrun.errors import ClusterError, UsageError
-from msrun.launch import host_discovery, rehearsal
 from msrun.launch import rendezvous as module
-from msrun.launch.host_discovery import count_devices, discover_host, is_under_scheduler, view_host, with_own_address
 from msrun.launch.preflight.checks import inspect_host
-from msrun.launch.rehearsal import HostShare, check_addresses, share_machine
-from msrun.launch.rendezvous import UNKNOWN, assume_fleet, has_scheduler, local_part
+from msrun.launch.rendezvous import (
+    UNKNOWN,
+    assume_fleet,
+    count_devices,
+    discover_host,
+    has_scheduler,
+    is_under_scheduler,
+    local_part,
+    view_host,
+    with_own_address,
+)
+from msrun.launch.transport import opener
+from msrun.launch.transport.opener import check_addresses, share_machine
+from msrun.launch.transport.pipe import HostShare
 from msrun.planning.discovery.host_options import HostOptions
 from msrun.planning.host_assignment import Fleet, HostAssignment
 from msrun.planning.hosts.assignment import parse_rehearsal
@@ -133,14 +143,14 @@ def have(monkeypatch: pytest.MonkeyPatch, *, gpus: int, npus: int) -> None:
     for name, count in (("read_gpus", gpus), ("read_npus", npus)):
         found = tuple(Device(str(number)) for number in range(count))
         assert hasattr(host_facts, name)
-        monkeypatch.setattr(host_discovery, name, lambda found=found: found)
+        monkeypatch.setattr(module, name, lambda found=found: found)
 
 
 def resolve_to(monkeypatch: pytest.MonkeyPatch, name: str, *own: str) -> None:
     """Let every name stand for one address, and this host have those of `own`."""
     entry = (socket.AF_INET, socket.SOCK_STREAM, 6, "", (name, 0))
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [entry])
-    monkeypatch.setattr(host_discovery, "own_addresses", lambda: dict.fromkeys(["127.0.0.1", "::1", *own], "eth0"))
+    monkeypatch.setattr(module, "own_addresses", lambda: dict.fromkeys(["127.0.0.1", "::1", *own], "eth0"))
 
 
 @pytest.mark.parametrize(
@@ -220,7 +230,7 @@ def shares(text: str, environ: dict[str, str] | None = None, **options: Any) -> 
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight cores and four GPUs, of which 3, 1, 2 and 0 are visible in this order."""
     facts = HostFacts("vm", "127.0.0.1", tuple(range(8)), gpus=("3", "1", "2", "0"))
-    monkeypatch.setattr(rehearsal, "read_host_facts", lambda _environ: facts)
+    monkeypatch.setattr(opener, "read_host_facts", lambda _environ: facts)
 
 
 @pytest.mark.usefixtures("machine")

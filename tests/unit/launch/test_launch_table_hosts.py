@@ -11,7 +11,7 @@ import pytest
 
 from msrun.errors import UsageError
 from msrun.launch import job_hosts
-from msrun.launch.job_hosts import HostList, find_own_server, read_host_list, read_table_hosts, table_digest
+from msrun.launch.job_hosts import HostList, TableHost, find_own_server, read_host_list, read_table_hosts, table_digest
 from msrun.planning.host_assignment import HostAssignment
 from ranktable import Device, Server
 
@@ -86,6 +86,11 @@ def test_file_that_is_no_table_is_left_to_the_checks(tmp_path: Path, text: str) 
     assert read_host_list(tmp_path / "t.json") is None
 
 
+def hosts_of(servers: list[Server]) -> list[TableHost]:
+    names = [tuple(w for w in (one.pod_ip, one.host_ip, one.server_id) if w) for one in servers]
+    return [TableHost(HostAssignment(0, one[-1], "", (0,), (0,)), one) for one in names]
+
+
 DEVICE = (Device(0, 0),)
 PATH = Path("t.json")
 
@@ -104,17 +109,17 @@ PATH = Path("t.json")
 )
 def test_host_finds_itself_by_address_and_else_by_name(servers: list[Server], index: int) -> None:
     own = {"10.0.0.7": "eth0", "fd00::7": "eth0"}
-    assert find_own_server(servers, own, "trainer-7.cluster", PATH) == index
+    assert find_own_server(hosts_of(servers), own, "trainer-7.cluster", PATH) == index
 
 
 def test_host_that_is_in_no_server_or_in_two_is_refused() -> None:
     servers = [Server(f"10.0.1.{index}", DEVICE) for index in range(6)]
     with pytest.raises(UsageError) as error:
-        find_own_server(servers, {"127.0.0.1": "lo", "10.0.0.7": "eth0"}, "here", PATH)
+        find_own_server(hosts_of(servers), {"127.0.0.1": "lo", "10.0.0.7": "eth0"}, "here", PATH)
     assert "this host (here, 10.0.0.7) is none of its servers (10.0.1.0, " in str(error.value)
     assert "10.0.1.3 and 2 more)" in str(error.value)
     with pytest.raises(UsageError, match=r"2 servers of it are this host \(10.0.1.0, 10.0.1.1\)"):
-        find_own_server(servers, {"10.0.1.0": "a", "10.0.1.1": "b"}, "here", PATH)
+        find_own_server(hosts_of(servers), {"10.0.1.0": "a", "10.0.1.1": "b"}, "here", PATH)
 
 
 def test_tables_that_say_the_same_have_the_same_digest() -> None:

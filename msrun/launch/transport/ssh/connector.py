@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 
 from msrun.errors import ClusterError, UsageError
 from msrun.launch.transport.pipe import AgentPipe
-from msrun.launch.transport.ssh.askpass import Ask, Questions
 from msrun.launch.transport.ssh.fault import SshFault
-from msrun.launch.transport.ssh.openssh import OpenSsh, own_home
+from msrun.launch.transport.ssh.openssh import Ask, OpenSsh, Questions, own_home
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.spec import NO_CONFIG, SshSettings
 from ranktable.files import read_at_most

@@ -113,7 +113,6 @@ def _stage(log: str) -> str:
 
 
 def _authenticating(log: str) -> tuple[str, str]:
-    """Return host and user of the last login that was begun."""
     found = re.findall(r"^Authenticating to (\S+):\d+ as '(.*)'", log, re.MULTILINE)
     return found[-1] if found else ("", "")
 
@@ -217,6 +216,5 @@ def _name_key(offer: str) -> str:
 
 
 def shown(path: Path) -> str:
-    """Return a path with ~ for the home directory."""
     home = Path("~").expanduser()
     return f"~/{path.relative_to(home)}" if path.is_relative_to(home) and home != Path("/") else str(path)

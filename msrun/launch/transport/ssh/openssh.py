@@ -1,4 +1,7 @@
-"""OpenSsh: the system's ssh as a child; its standard streams are the way to the agent."""
+"""OpenSsh: the system's ssh as a child; its standard streams are the way to the agent.
+
+What it wants to know is asked at the terminal, each thing once for all hosts: SSH_ASKPASS of its processes.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +9,164 @@ import contextlib
 import glob
 import os
 import pwd
+import re
+import select
+import shutil
 import signal
+import socket
 import subprocess
+import sys
+import tempfile
+import termios
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from msrun.cluster.own_thread import OwnThread, print_fault
 from msrun.errors import UsageError
 from msrun.launch.transport.pipe import ChildPipe
-from msrun.launch.transport.ssh.askpass import AskPass, Questions
-from msrun.launch.transport.ssh.fault import SshFault, address_of, explain_end, split_log
+from msrun.launch.transport.ssh.fault import SshFault, address_of, explain_end, shown, split_log
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.spec import NO_CONFIG, SshSettings
 
+Ask = Callable[[str, int], str]
+"""Asks for what is named, and returns what was typed, unseen; empty when the descriptor is readable before."""
+_CLIENT = """\
+import socket,sys
+s=socket.socket(socket.AF_UNIX)
+s.connect(sys.argv[1])
+s.sendall(chr(0).join(sys.argv[2:]).encode(errors="replace"))
+s.shutdown(socket.SHUT_WR)
+a=s.makefile("rb").read()
+sys.stdout.buffer.write(a)
+sys.exit(not a)
+"""
+
+
+def ask_at_terminal(what: str, until: int) -> str:
+    try:
+        terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:  # in the background, which has left the terminal
+        terminal = os.dup(0)
+    before = termios.tcgetattr(terminal)
+    unseen = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+    try:
+        termios.tcsetattr(terminal, termios.TCSAFLUSH, unseen)
+        os.write(terminal, f"{what}: ".encode())
+        watch = select.poll()
+        for descriptor in (terminal, until):
+            watch.register(descriptor, select.POLLIN)
+        is_over = until in dict(watch.poll())
+        return "" if is_over else os.read(terminal, 4096).decode(errors="replace").rstrip("\r\n")
+    finally:
+        termios.tcsetattr(terminal, termios.TCSAFLUSH, before)
+        os.write(terminal, b"\n")
+        os.close(terminal)
+
+
+class Questions:
+    """Answers of the user, each kept for all who want to know the same."""
+
+    def __init__(self, ask: Ask | None, warn: Callable[[str], None]) -> None:
+        """`warn`: told what the user is to do at once, such as to touch a key."""
+        self.ask, self._warn, self._lock = ask, warn, threading.Lock()
+        self._answers: dict[str, str] = {}
+        self._told: dict[tuple[str, str], str] = {}
+        self._until, self._closer = os.pipe2(os.O_CLOEXEC) if ask else (-1, -1)
+        self._asked_s = 0.0
+        self._since: float | None = None
+
+    def waited_s(self) -> float:
+        """Return for how long the user was, and is, being asked: no host is slow for that."""
+        since = self._since
+        return self._asked_s + (time.monotonic() - since if since is not None else 0.0)
+
+    def answer(self, prompt: str, asker: str, kind: str = "") -> str:
+        """Return the answer to a prompt of ssh; empty when there is none.
+
+        Args:
+            asker: who asks; one who asks the same again was given a wrong answer.
+            kind: of the prompt, as SSH_ASKPASS_PROMPT has it.
+        """
+        if kind == "none":
+            self._warn(prompt.strip())
+            return ""
+        file = re.search(r"passphrase for key '(.*)'", prompt)
+        what = f"passphrase of {shown(Path(file[1]))}" if file else prompt.strip().rstrip(":")
+        with self._lock:
+            ask = self.ask
+            if ask is None or kind == "confirm" or "yes/no" in prompt:  # such as for each unknown host
+                return ""
+            wrong = self._told.get((prompt, asker))
+            if prompt not in self._answers or (wrong and self._answers[prompt] == wrong):
+                self._since = begin = time.monotonic()
+                try:
+                    self._answers[prompt] = ask(what, self._until)
+                finally:
+                    self._asked_s, self._since = self._asked_s + time.monotonic() - begin, None
+            self._told[prompt, asker] = self._answers[prompt]
+            return self._answers[prompt]
+
+    def call_off(self) -> None:
+        """End the question that is being asked, and ask no more."""
+        if self.ask is not None:
+            self.ask = None
+            os.write(self._closer, b"!")
+            with self._lock:
+                os.close(self._until)
+                os.close(self._closer)
+
+
+class AskPass:
+    """The program that ssh starts to ask, and the thread that it turns to."""
+
+    def __init__(self, questions: Questions) -> None:
+        self._questions = questions
+        self._folder = Path(tempfile.mkdtemp(prefix="msrun-ask-"))
+        self._program = self._folder / "ask"
+        place = self._folder / "socket"
+        (self._folder / "client.py").write_text(_CLIENT)
+        self._program.write_text(
+            f"#!/bin/sh\nexec '{sys.executable}' -IS '{self._folder}/client.py' '{place}' "
+            '"$PPID" "$SSH_ASKPASS_PROMPT" "$1"\n'
+        )
+        self._program.chmod(0o700)
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(place))
+        self._listener.listen(128)
+        self._thread = OwnThread("ssh questions", self._serve, print_fault, goes_on=True)
+        self._thread.start()
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables by which ssh, from 8.4 on or without a terminal, finds the program."""
+        display = os.environ.get("DISPLAY") or ":none"
+        return {"SSH_ASKPASS": str(self._program), "SSH_ASKPASS_REQUIRE": "force", "DISPLAY": display}
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            with connection, contextlib.suppress(OSError, ValueError, termios.error):
+                connection.settimeout(10.0)
+                asker, kind, prompt = connection.makefile("rb").read().decode().split("\0", 2)
+                answer = self._questions.answer(prompt, asker, kind)
+                connection.sendall(f"{answer}\n".encode() if answer else b"")
+
+
 END_S = 2.0
-FAILED = 255
-"""Exit status of an ssh that has not logged in, or whose connection broke."""
-CHECK_S = 30.0
-"""For reading ssh_config, whose Match exec may run commands."""
+FAILED = 255  # exit status of an ssh that has not logged in, or whose connection broke
+CHECK_S = 30.0  # for reading ssh_config, whose Match exec may run commands
 HOST_KEYS = {"strict": "yes", "accept-new": "accept-new", "off": "no"}
 
 
@@ -35,14 +177,12 @@ class SshPipe(ChildPipe):
 
     @property
     def exit_status(self) -> int | None:
-        """The agent's exit status, 128 + N for signal N; None while it runs, or when the connection broke."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             status = self.process.wait(END_S)
             return status if 0 <= status < FAILED else None
         return None
 
     def stderr_text(self) -> str:
-        """Return the end of what agent and shell wrote to stderr."""
         return split_log(self.log())[1]
 
     def log(self) -> str:
@@ -56,7 +196,6 @@ class SshPipe(ChildPipe):
                 os.killpg(self.process.pid, signal.SIGTERM)
 
     def close(self) -> None:
-        """End the connection; on that, the agent ends."""
         self.kill()
         try:
             self.process.wait(END_S)
@@ -73,7 +212,6 @@ class OpenSsh:
     """Starts one ssh for each host; `connect` is for many threads at a time."""
 
     def __init__(self, program: str, settings: SshSettings, questions: Questions) -> None:
-        """Start nothing yet."""
         self._program, self._settings, self._questions = program, settings, questions
         self._lock = threading.Lock()
         self._pipes: weakref.WeakSet[SshPipe] = weakref.WeakSet()
@@ -110,13 +248,8 @@ class OpenSsh:
         return found.get("stricthostkeychecking") not in ("no", "off", "false")
 
     def connect(self, entry: HostEntry, command: str, time_left: Callable[[], float]) -> SshPipe:
-        """Log in and start a command.
-
-        Args:
-            time_left: seconds; what the user is asked takes none of them.
-
-        Raises:
-            SshFault: that failed.
+        """Log in and start a command. `time_left`: seconds; what the user is asked takes none of them. Raises SshFault:
+        that failed.
         """
         seconds, waited = time_left(), self._questions.waited_s()
         pipe = self._start(entry, command)
@@ -136,7 +269,6 @@ class OpenSsh:
         return pipe
 
     def close(self) -> None:
-        """End all; once."""
         with self._lock:
             self._is_closed = True
             pipes = list(self._pipes)
@@ -155,11 +287,10 @@ class OpenSsh:
             raise SshFault(f"{self._program} cannot be started ({error.strerror})") from None
         with self._lock:
             self._pipes.add(pipe)
-            is_late = self._is_closed
-        if is_late:
-            pipe.close()
-            raise SshFault("called off")
-        return pipe
+            if not self._is_closed:
+                return pipe
+        pipe.close()
+        raise SshFault("called off")
 
     def _environment(self) -> Mapping[str, str] | None:
         return {**os.environ, **self._ask_pass.environment()} if self._ask_pass else None

@@ -20,9 +20,8 @@ from msrun.cluster.own_thread import OwnThread, print_fault
 from msrun.errors import UsageError
 from msrun.launch.transport.pipe import MAX_STDERR_BYTES, READ_BYTES, SocketPipe
 from msrun.launch.transport.ssh import fault as words
-from msrun.launch.transport.ssh.askpass import Questions
 from msrun.launch.transport.ssh.fault import SshFault, explain_refusal, shown
-from msrun.launch.transport.ssh.openssh import HOST_KEYS
+from msrun.launch.transport.ssh.openssh import HOST_KEYS, Questions
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.spec import NO_CONFIG, SshSettings
 
@@ -41,7 +40,6 @@ class ChannelPipe(SocketPipe):
     """A command on a host; three threads pass its streams on, so that a host that stalls holds up nobody else."""
 
     def __init__(self, channel: Any, address: str, end: Callable[[], None]) -> None:
-        """`end`: ends the connection."""
         super().__init__(address)
         self._channel, self._end = channel, end
         self._stderr = b""
@@ -67,7 +65,6 @@ class ChannelPipe(SocketPipe):
             self._stderr = (self._stderr + data)[-MAX_STDERR_BYTES:]
 
     def close(self) -> None:
-        """End the connection; on that, the agent ends."""
         for end in (self._socket, self._theirs):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
@@ -79,13 +76,11 @@ class ChannelPipe(SocketPipe):
 
     @property
     def exit_status(self) -> int | None:
-        """The agent's exit status, 128 + N for signal N; None while it runs, or when the connection broke."""
         self._channel.status_event.wait(END_S)
         status = int(self._channel.exit_status)
         return status if status >= 0 else None
 
     def stderr_text(self) -> str:
-        """Return the end of what agent and shell wrote to stderr."""
         self._threads[-1].join(END_S)
         return self._stderr.decode("utf-8", "backslashreplace")
 
@@ -120,7 +115,6 @@ class ParamikoClient:
     """One connection, with a thread of paramiko's, for each host; `connect` is for many threads at a time."""
 
     def __init__(self, settings: SshSettings, questions: Questions) -> None:
-        """Connect to nothing yet."""
         self._settings, self._questions = settings, questions
         self._lock, self._accepting = threading.Lock(), threading.Lock()
         self._ends: dict[Any, Callable[[], None]] = {}
@@ -137,12 +131,7 @@ class ParamikoClient:
         return self._policy(self._look_up(entry.name)) != "no"
 
     def connect(self, entry: HostEntry, command: str, time_left: Callable[[], float]) -> ChannelPipe:
-        """Log in and start a command.
-
-        Raises:
-            SshFault: that failed.
-            UsageError: as for `check`.
-        """
+        """Log in and start a command. Raises SshFault: that failed; UsageError: as for `check`."""
         found = self._look_up(entry.name)
         port = entry.port or self._settings.port or int(found["port"])
         user = entry.user or self._settings.user or found.get("user", getpass.getuser())
@@ -180,7 +169,6 @@ class ParamikoClient:
         return pipe
 
     def close(self) -> None:
-        """End all connections."""
         with self._lock:
             self._is_closed = True
             ends = list(self._ends.values())
@@ -271,7 +259,6 @@ def _is_locked(path: Path) -> bool:
 
 
 def _explain(error: Exception, user: str, files: list[Path]) -> SshFault:
-    """Say what an exception of a login, or of the start of a command, means."""
     said = str(error) or type(error).__name__
     if isinstance(error, paramiko.BadHostKeyException):
         known, remedy = f"known_hosts has {_show(error.expected_key)}", f"ssh-keygen -R '{error.hostname}'"

@@ -13,10 +13,10 @@ from job_runner import wait_until
 from msrun.cluster.messages import Message
 from msrun.cluster.own_thread import Inbox
 from msrun.errors import ClusterError
-from msrun.launch.fleet import agent_link
-from msrun.launch.fleet.agent_link import AgentLink
-from msrun.launch.transport.agent_code import AgentCode
+from msrun.launch.fleet import agents as module
+from msrun.launch.fleet.agents import AgentLink
 from msrun.launch.transport.event_loop import EventLoop
+from msrun.launch.transport.opener import AgentCode
 from msrun.planning.hosts.host_entry import HostEntry
 
 SILENCE_S = 60.0
@@ -220,7 +220,7 @@ def test_agent_that_ends_well_leaves_nothing(local_host: Host) -> None:
 
 
 def test_logs_are_acknowledged_so_that_more_are_sent(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent_link, "ACKNOWLEDGE_BYTES", 300)
+    monkeypatch.setattr(module, "ACKNOWLEDGE_BYTES", 300)
     pipe = host.begin()
     pipe.say("log", seq=2, data="x" * 400)
     wait_until(lambda: {"type": "beat", "seen": 2} in pipe.heard, "it is acknowledged")

@@ -15,7 +15,7 @@ from msrun.cluster.membership import WorkerState
 from msrun.cluster.messages import Message
 from msrun.launch.fleet import agents as module
 from msrun.launch.fleet.agents import Agents
-from msrun.launch.fleet.record import FleetRecord
+from msrun.launch.fleet.fleet_job import FleetRecord
 
 SILENCE_S = 60.0
 

@@ -18,8 +18,8 @@ from msrun.cluster.messages import HEADER, FrameBuffer, decode_body, encode_body
 from msrun.cluster.proof import Seal, hello, new_nonce, read_hello
 from msrun.cluster.protocol import protocol
 from msrun.cluster.tls import Side, TlsIdentity, open_identity
-from msrun.launch.fleet import gate as module
-from msrun.launch.transport.sealed import SealedPipe
+from msrun.launch.fleet import joined_hosts as module
+from msrun.launch.transport.pipe import SealedPipe
 from msrun.planning.record_json import encode_record
 from msrun.planning.tls_spec import parse_tls_config
 

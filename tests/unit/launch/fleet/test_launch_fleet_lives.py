@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from msrun.cluster.messages import Message
 from msrun.cluster.own_thread import Inbox
 from msrun.errors import ClusterError
-from msrun.launch.fleet import agent_link
-from msrun.launch.fleet.agent_link import AgentLink
+from msrun.launch.fleet.agents import AgentLink
 from msrun.launch.remote.launcher_link import LauncherLink
-from msrun.launch.transport.agent_code import AgentCode
-from msrun.launch.transport.event_loop import EventLoop
+from msrun.launch.transport import link
+from msrun.launch.transport.event_loop import ByteChannel, EventLoop
+from msrun.launch.transport.opener import AgentCode
 from msrun.launch.transport.pipe import SocketPipe
 from msrun.planning.hosts.host_entry import HostEntry
 
@@ -97,8 +97,10 @@ class Wire:
             self.on_end(self)
 
 
-def channel(_loop: object, pipe: Wire, on_bytes: Any, on_end: Any) -> Wire:
-    """Stand in for `ByteChannel`."""
+def channel(loop: Any, pipe: Any, on_bytes: Any, on_end: Any) -> Any:
+    """Stand in for `ByteChannel` at the launcher's end."""
+    if not isinstance(pipe, Wire):
+        return ByteChannel(loop, pipe, on_bytes, on_end)
     pipe.on_bytes, pipe.on_end = on_bytes, on_end
     return pipe
 
@@ -257,7 +259,7 @@ class Life:
 @contextlib.contextmanager
 def living(rng: random.Random) -> Iterator[Life]:
     with tempfile.TemporaryDirectory(prefix="life-", dir="/tmp") as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(agent_link, "ByteChannel", channel)
+        patch.setattr(link, "ByteChannel", channel)
         life = Life(Path(folder), rng)
         try:
             yield life

@@ -12,8 +12,16 @@ from hypothesis import strategies as st
 
 from msrun.agent.logs.rotated_log import LogRotation
 from msrun.cluster.messages import Message
-from msrun.launch.fleet.log_collector import LogCollector, own_logs
-from msrun.launch.remote.log_sender import KEPT_BYTES, PIECE_BYTES, STEP_BYTES, LogSender, pack_piece, unpack_piece
+from msrun.launch.remote.logs import (
+    KEPT_BYTES,
+    PIECE_BYTES,
+    STEP_BYTES,
+    LogCollector,
+    LogSender,
+    own_logs,
+    pack_piece,
+    unpack_piece,
+)
 
 OWN = own_logs("worker", {0: (0, 1), 1: (2,)})
 

@@ -24,10 +24,10 @@ from msrun.cluster.protocol import HostReport, protocol
 from msrun.errors import ClusterError, Interrupted, MsrunError, UsageError
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet import agents
-from msrun.launch.fleet import preparation as module
-from msrun.launch.fleet.log_collector import LogCollector, own_logs
-from msrun.launch.fleet.preparation import Preparation
+from msrun.launch.fleet import hosts as module
+from msrun.launch.fleet.hosts import ListedHosts
 from msrun.launch.preflight.host_look import read_sources
+from msrun.launch.remote.logs import LogCollector, own_logs
 from msrun.launch.transport.pipe import AgentPipe
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.program import Program
@@ -89,10 +89,10 @@ class Hosts:
         """Have a node say something else to what it is told; nothing for an empty kind."""
         self.answers[node, told] = lambda pipe, _: self.say(pipe, node, kind, **fields) if kind else None
 
-    def preparation(self, do: Callable[[Preparation, LaunchSpec, Any], Any] = Preparation.run) -> Any:
+    def preparation(self, do: Callable[[ListedHosts, LaunchSpec, Any], Any] = ListedHosts.run) -> Any:
         with self.signals:
             made: Any = self.opener
-            preparation = Preparation(self.spec, {}, "JOB", made, self.signals, self.events, self.said.append)
+            preparation = ListedHosts(self.spec, {}, "JOB", made, self.signals, self.events, self.said.append)
             with preparation:
                 return do(preparation, self.spec, self.logs)
 
@@ -165,7 +165,7 @@ def test_hosts_look_for_the_log_directory_but_not_in_a_rehearsal(make_hosts: Mak
         for node, entry in enumerate(hosts.spec.host_entries)
     )
     hosts.spec = replace(hosts.spec, host_entries=entries)
-    hosts.preparation(Preparation.look)
+    hosts.preparation(ListedHosts.look)
     told = [pipe.heard_of("job")["job"]["shown"] for pipe in hosts.pipes.values()]
     assert [bool(shown) for shown in told] == [not is_rehearsal] * 2, "a rehearsal's logs are sent, as between hosts"
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,10 +19,10 @@ from msrun.agent.observer import OwnFaults
 from msrun.cluster.failure import FailureReport
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.agents import Agents
-from msrun.launch.fleet.fleet_job import FleetRun
-from msrun.launch.fleet.log_collector import LogCollector, own_logs
-from msrun.launch.fleet.preparation import ReadyHosts
+from msrun.launch.fleet.fleet_job import FleetJob, FleetRun
+from msrun.launch.fleet.hosts import ReadyHosts
 from msrun.launch.job import JobResult
+from msrun.launch.remote.logs import LogCollector, own_logs
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.assignment import HostPool
 from msrun.planning.hosts.host_entry import HostEntry
@@ -58,9 +59,10 @@ class Fleet:
         ready = ReadyHosts(("10.0.0.1", 4711), HOSTS, frozenset({1}))
         faults = OwnFaults(folder, print, found_in=str(folder))
         self.pool = HostPool(self.spec.host_entries, (HostEntry("h2", 1, (0,)),), 0)
-        job = (self.spec, "JOB", self.agents, ready, self.logs, self.events, {}, faults)
-        self.run = FleetRun(*job, quiet=True, pool=self.pool, clock=self.clock)
-        self.run.start(lambda: None)
+        hosts: Any = SimpleNamespace(agents=self.agents, pool=self.pool)
+        self.job = FleetJob(self.spec, {}, "JOB", hosts, self.events, faults, quiet=True)
+        self.run = FleetRun(self.job, self.spec, ready, self.logs, clock=self.clock)
+        self.run.start()
 
     def say(self, node: int, kind: str, **fields: Any) -> None:
         self.inbox.post({"type": kind, "node": node, **fields})
@@ -173,7 +175,7 @@ def test_host_that_cannot_start_again_is_left_out_or_ends_the_job(fleet: Fleet, 
     assert fleet.run.restarts == 0
     if can_go_on:
         assert result is None
-        (attempt,) = fleet.run.attempts
+        (attempt,) = fleet.job.attempts
         assert (attempt["attempt"], attempt["reason"]) == (0, f"rank 1 failed; then {report.failure.reason}")
     else:
         assert result is not None and result.failure is not None

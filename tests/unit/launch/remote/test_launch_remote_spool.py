@@ -19,7 +19,7 @@ from msrun.cluster.messages import Message, MessageBuffer, encode_message
 from msrun.errors import ClusterError
 from msrun.launch.directory.jobs import new_job_id
 from msrun.launch.remote import spool
-from msrun.launch.remote.log_sender import unpack_piece
+from msrun.launch.remote.logs import unpack_piece
 from msrun.launch.remote.spool import AGENT, NO_AGENT, listen_in
 from msrun.launch.transport.pipe import MARKER
 

@@ -20,12 +20,10 @@ from plans import small_spec
 
 from msrun.agent.processes.process_control import is_stopped
 from msrun.errors import ClusterError
-from msrun.launch.fleet.opener import HostOpener
-from msrun.launch.rehearsal import HostShare
 from msrun.launch.remote.spool import NO_AGENT
 from msrun.launch.transport import pipe as module
-from msrun.launch.transport.agent_code import attach_code, pack_msrun
-from msrun.launch.transport.pipe import LocalPipe, agent_command
+from msrun.launch.transport.opener import HostOpener, agent_code, pack_msrun
+from msrun.launch.transport.pipe import HostShare, LocalPipe, agent_command
 from msrun.launch.transport.ssh.connector import SshConnector
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.spec import SshSettings
@@ -114,7 +112,7 @@ def test_interpreter_that_is_not_there_is_named() -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-CODE = attach_code({}, "0" * 16, 0, pack_msrun())
+CODE = agent_code({}, "0" * 16, 0, dict, pack_msrun()).attach
 """Ends at once: there is no agent to connect to."""
 
 

@@ -1,0 +1,381 @@
+"""The way to the hosts of a job, for all of its starts: reached from here, or hosts that come; and what is ready then.
+
+Before a job starts on hosts of a list all are reached at once, asked what they are, compared, and let reach node 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Self
+
+from msrun import __version__, contract
+from msrun.agent.signals import SignalPipe
+from msrun.cluster.messages import Message, pack_hosts, pack_text
+from msrun.cluster.protocol import Finding, HostJob, HostPart, HostReport, ReachResult, protocol
+from msrun.errors import MsrunError, RendezvousTimeout
+from msrun.launch.directory.log_directory import EventLog
+from msrun.launch.fleet.agents import ANSWER_S, CLOSE_S, AgentLink, Agents
+from msrun.launch.preflight.finding import describe_finding, fleet_error
+from msrun.launch.preflight.fleet_checks import (
+    LOOPBACK,
+    LauncherFacts,
+    check_reach,
+    choose_master_address,
+    compare_hosts,
+)
+from msrun.launch.preflight.host_look import read_sources, shown_word
+from msrun.launch.preflight.host_report import HostAnswer, printable_record
+from msrun.launch.remote.logs import LogCollector
+from msrun.launch.transport.opener import HostOpener
+from msrun.planning.host_assignment import HostAssignment
+from msrun.planning.hosts.assignment import HostPool, assign_hosts
+from msrun.planning.hosts.forwarded import explain_kept_secrets, forwarded_environment
+from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.record_json import decode_record
+from msrun.planning.spec import LaunchSpec, is_loopback
+from ranktable.files import MAX_BYTES, read_text
+from ranktable.hosts.brackets import fold
+
+WAITING_LINE_S = 5.0
+AFTER_LOSS_S = 1.0
+"""How long the others may take to answer once a host that was reached has gone: what ends one often ends several."""
+SHOWN_NAMES = 6
+
+
+def spec_of_host(spec: LaunchSpec, assignment: HostAssignment) -> LaunchSpec:
+    """Return what is asked of one host; master, log directory and the other hosts come when the job starts.
+
+    The launcher's own host, where msrun is typed on each, has the user's table and settings, too.
+    """
+    entry = spec.host_entries[assignment.node_rank]
+    is_own = entry.has_come and assignment.node_rank == spec.node_rank
+    return replace(
+        spec,
+        host_entries=(),
+        stands_for=entry if entry.is_rehearsed else None,
+        table_hosts=(assignment,),
+        local_worker_num=len(assignment.ranks),
+        node_rank=assignment.node_rank if len(spec.host_entries) > 1 else -1,
+        token="",
+        tls=None,
+        rank_table_file=spec.rank_table_file if is_own else None,
+        settings=spec.settings if is_own else (),
+        tail_ranks=(),
+    )
+
+
+def ranks_of_hosts(spec: LaunchSpec) -> dict[int, tuple[int, ...]]:
+    return {assignment.node_rank: assignment.ranks for assignment in assign_hosts(spec.host_entries, spec.table_hosts)}
+
+
+@dataclass(frozen=True)
+class ReadyHosts:
+    """Hosts that are ready to start together."""
+
+    master: tuple[str, int]
+    """Numeric address and port of the scheduler's store, on node 0; port 0 when there is one host."""
+    hosts: tuple[HostAssignment, ...]
+    """By node_rank, with the names and addresses that they have themselves."""
+    shared: frozenset[int]
+    """Node ranks of those that see the launcher's log directory."""
+    warnings: tuple[str, ...] = field(default=())
+    folders: Mapping[int, int] = field(default_factory=dict)
+    """Node rank -> number of the log directory, of hosts where msrun was typed."""
+
+    def parts(self, spec: LaunchSpec, job_id: str, master_port: int) -> Iterator[HostPart]:
+        """Yield what each host is told when it is to plan or to run its part, in the order of their node_rank."""
+        table = None if spec.is_joined else spec.rank_table_file  # each of those has it
+        hosts = pack_hosts(self.hosts if len(self.hosts) > 1 else ())
+        text = pack_text(read_text(table, MAX_BYTES) if table else "")
+        for host, entry in zip(self.hosts, spec.host_entries, strict=True):
+            has_own = entry.has_come and host.node_rank != spec.node_rank
+            yield HostPart(
+                job_id,
+                host.node_rank,
+                None if has_own else spec_of_host(spec, host),
+                self.master[0],
+                master_port,
+                use_shared=host.node_rank in self.shared,
+                hosts=hosts,
+                rank_table=text,
+                first_attempt=spec.first_attempt,
+                max_restarts=spec.max_restarts,
+                folder=self.folders.get(host.node_rank, 0),
+            )
+
+
+class Hosts:
+    """The hosts of a job. A context; leaving it ends their agents. Who is well stays as he is from start to start."""
+
+    pool: HostPool
+    """From whom the hosts of each start are chosen."""
+
+    def __init__(
+        self, spec: LaunchSpec, job_id: str, signals: SignalPipe, say: Callable[[str], None], **given: Any
+    ) -> None:
+        """`given`: as for `Agents`."""
+        self._spec, self._job_id, self.signals, self._say = spec, job_id, signals, say
+        self.agents = Agents(signals, spec.forward_signals, spec.heartbeat_time_out_s, **given)
+        self._opener: HostOpener | None = None  # the way to each; closed with this object
+        self.failed_nodes: set[int] = set()
+        """The hosts because of which the last `run` has raised; empty when it is none of them."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.agents.inbox.close)
+            stack.callback(self.agents.loop.opening.join, CLOSE_S)
+            if self._opener is not None:
+                stack.callback(self._opener.close)  # calls off what is being connected
+            stack.callback(self.agents.close)
+
+    def run(self, spec: LaunchSpec, logs: LogCollector | None, lost: Collection[HostEntry] = ()) -> ReadyHosts:
+        """Return hosts that are ready.
+
+        Args:
+            spec: what is asked of the hosts of this start.
+            logs: where their logs go; None for a plan.
+            lost: those of the start before without whom it goes on; whoever is wanted again is reached anew.
+
+        Raises:
+            UsageError, ClusterError: what stands against it, first of all that was found.
+            RendezvousTimeout: hosts did not answer in time.
+            Interrupted: a signal came.
+        """
+        raise NotImplementedError
+
+    def _link(self, spec: LaunchSpec, host: HostAssignment, environment: Mapping[str, str], **given: Any) -> AgentLink:
+        """Return a link to a host of a start that is reached from here; `given` as for `HostJob`."""
+        assert self._opener is not None, "there is a way"
+        opener, number = self._opener, next(self.agents.numbers)
+        entry = spec.host_entries[host.node_rank]
+        job = HostJob(
+            protocol=protocol(),
+            version=__version__,
+            job_id=self._job_id,
+            number=number,
+            spec=spec_of_host(spec, host),
+            environment=environment,
+            silence_s=spec.heartbeat_time_out_s,
+            can_resume=opener.can_resume(entry),
+            **given,
+        )
+        code = opener.code(
+            entry, {} if job.is_launchers_host else environment, number, partial(self.agents.sizes_of, number)
+        )
+        return self.agents.make_link(entry, partial(opener.open, entry), code, job, number)
+
+
+class ListedHosts(Hosts):
+    """Hosts of a list, or of a rehearsal: reached from here."""
+
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        caller: Mapping[str, str],
+        job_id: str,
+        opener: HostOpener,
+        signals: SignalPipe,
+        events: EventLog | None,
+        say: Callable[[str], None],
+    ) -> None:
+        """`events`: None for a look that starts nothing."""
+        super().__init__(spec, job_id, signals, say, connects_at_a_time=spec.ssh.window)
+        self._caller, self._events, self._opener = caller, events, opener
+        self.pool = HostPool(spec.host_entries, spec.spares, spec.min_hosts)
+        self._known: dict[HostEntry, tuple[AgentLink, HostAnswer]] = {}  # hosts of this start, or of the last one
+        self._answers: dict[int, HostAnswer | MsrunError] = {}
+        self._sent_at: dict[int, float] = {}  # when each host was reached (s since the epoch)
+        self._loss_counts_at: float | None = None
+        """When the first loss of a host that was reached counts, whoever has not answered (s of `time.monotonic`)."""
+        self._reached: dict[int, ReachResult] = {}
+        self.findings: list[Finding] = []  # what was found, in the order in which it is to be told
+
+    def run(self, spec: LaunchSpec, logs: LogCollector | None, lost: Collection[HostEntry] = ()) -> ReadyHosts:
+        for entry in lost:
+            self._known.pop(entry, None)
+        ready = self.look(spec, logs)
+        self.failed_nodes = {node for finding in self.findings if finding.status == "fail" for node in finding.nodes}
+        if (error := fleet_error(self.findings, spec.host_entries)) is not None:
+            raise error
+        assert ready is not None, "hosts without a fault, and no address"
+        return ready
+
+    def look(self, spec: LaunchSpec, logs: LogCollector | None = None) -> ReadyHosts | None:
+        """Ask all hosts that are new, and fill `findings`; None when a job could not start.
+
+        Raises:
+            Interrupted: a signal came.
+        """
+        self._spec, agents, entries = spec, self.agents, spec.host_entries
+        agents.logs, agents.has_begun = logs, False
+        self._reached, self._sent_at, self._loss_counts_at = {}, {}, None
+        hosts = assign_hosts(entries, spec.table_hosts)
+        with shown_word(spec.log_dir) as shown:
+            begin = time.monotonic()
+            self._connect(hosts, {} if spec.is_rehearsal else shown)  # whose logs are sent, as without a shared disk
+            self._await_answers(begin)
+        answers = {node: answer for node, answer in self._answers.items() if isinstance(answer, HostAnswer)}
+        self._known = {entries[node]: (agents.links[node], answer) for node, answer in answers.items()}
+        given = "" if is_loopback(spec.master_addr) else spec.master_addr
+        facts = LauncherFacts(spec.program, __version__, given, self._own_sources(), spec.first_attempt > 0)
+        self.findings = compare_hosts(entries, self._answers, facts)
+        if spec.tls is not None:
+            text = f"--tls_config {spec.tls.source}: not used: hosts and launcher talk over SSH; leave it out"
+            self.findings.append(Finding("warn", "tls", text))
+        self._note("checked", hosts=len(self._answers))
+        if self._has_failed():
+            return None
+        master = (LOOPBACK, 0)
+        if len(entries) > 1:
+            address = choose_master_address(entries, answers, given).address
+            master = address, self._open_scheduler(address)
+            if not master[1]:
+                return None
+        sources = {0: master[0], **{node: result.source for node, result in self._reached.items()}}
+        sources |= {node: entry.address for node, entry in enumerate(entries) if entry.is_rehearsed}
+        return ReadyHosts(
+            master,
+            tuple(
+                replace(host, name=answers[host.node_rank].report.host_name, address=sources[host.node_rank])
+                for host in hosts
+            ),
+            frozenset(node for node, answer in answers.items() if answer.report.sees_log_dir),
+            tuple(describe_finding(one, entries) for one in self.findings if one.status == "warn"),
+        )
+
+    # -- connections --------------------------------------------------------------------------------------------------
+
+    def _connect(self, hosts: Sequence[HostAssignment], shown: Mapping[str, str]) -> None:
+        spec, agents = self._spec, self.agents
+        if kept := explain_kept_secrets(self._caller, spec.forward_env, dict(spec.env)):
+            self._say(kept)
+        environment = forwarded_environment(self._caller, spec.forward_env)
+        links, new = [], []
+        self._answers = {}
+        for host, entry in zip(hosts, spec.host_entries, strict=True):
+            link, answer = self._known.get(entry, (None, None))
+            if link is not None and answer is not None and link.is_open:
+                self._answers[host.node_rank] = answer
+            else:
+                name = spec.master_addr if host.node_rank == 0 and not is_loopback(spec.master_addr) else ""
+                will_run = agents.logs is not None
+                link = self._link(spec, host, environment, will_run=will_run, shown=shown, master_name=name)
+                new.append(link)
+            links.append(link)
+        for link in agents.links:
+            if link not in links:
+                link.dismiss()
+                agents.others.append(link)
+        agents.links = links
+        for link in new:
+            link.start()
+
+    def _await_answers(self, begin: float) -> None:
+        links, limit_s = self.agents.links, self._spec.cluster_time_out_s
+        handlers = {"opened": self._on_opened, "checked": self._on_checked, "lost": self._on_lost}
+
+        def is_all() -> bool:
+            return len(self._answers) == len(links)
+
+        has_come = self.agents.hear(
+            lambda: is_all() or self._loss_counts_at is not None,
+            handlers,
+            deadline=begin + limit_s if limit_s >= 0 else None,
+            every=(WAITING_LINE_S, lambda: self._say(self._describe_answers())),
+            on_loss=self._refuse,
+        )
+        if self._loss_counts_at is not None:
+            self.agents.hear(is_all, handlers, deadline=self._loss_counts_at, on_loss=self._refuse)
+        elif not has_come:
+            for node, link in enumerate(links):
+                why = "; connected, but its agent says nothing: it is slow to start, or stopped" if link.is_open else ""
+                late = RendezvousTimeout(f"--cluster_time_out {limit_s}: no answer in time{why}")
+                self._answers.setdefault(node, late)
+
+    def _on_lost(self, node: int, message: Message) -> None:
+        """A host has gone: that takes the place of its answer."""
+        has_answered, is_run = isinstance(self._answers.get(node), HostAnswer), self.agents.logs is not None
+        self._refuse(node, self.agents.explain_loss(message, node))
+        if self._loss_counts_at is None and (has_answered or (is_run and node in self._sent_at)):  # --check shows all
+            self._loss_counts_at = time.monotonic() + AFTER_LOSS_S
+
+    def _refuse(self, node: int, error: MsrunError) -> None:
+        """A host cannot take part; of several reasons the first counts."""
+        if not isinstance(self._answers.get(node), MsrunError):
+            self._answers[node] = error
+
+    def _describe_answers(self) -> str:
+        names = [link.entry.name for link in self.agents.links]
+        missing = [name for node, name in enumerate(names) if node not in self._answers]
+        lost = [name for node, name in enumerate(names) if isinstance(self._answers.get(node), MsrunError)]
+        count = len(names) - len(missing) - len(lost)
+        return f"{count} of {len(names)} hosts answered{_listed('missing', missing)}{_listed('failed', lost)}"
+
+    def _on_opened(self, node: int, message: Message) -> None:
+        self._sent_at[node] = message["at"]
+        self._note("connected", node_rank=node, host=self._spec.host_entries[node].name, connect_s=message["seconds"])
+
+    def _on_checked(self, node: int, message: Message) -> None:
+        report = decode_record(HostReport, printable_record(message["report"]))
+        self._answers[node] = HostAnswer(report, self._sent_at[node], time.time(), self.agents.links[node].address)
+        self._note("agent_up", node_rank=node)
+
+    def _on_reached(self, node: int, message: Message) -> None:
+        self._reached[node] = decode_record(ReachResult, printable_record(message["result"]))
+
+    def _own_sources(self) -> tuple[tuple[str, str], ...]:
+        with contextlib.suppress(OSError):
+            return tuple(read_sources(self._spec.program, self._spec.working_directory))
+        return ()
+
+    # -- the scheduler ------------------------------------------------------------------------------------------------
+
+    def _open_scheduler(self, address: str) -> int:
+        """Return the port on which node 0 listens, once all others have reached it; 0 when that failed."""
+        entries, links = self._spec.host_entries, self.agents.links
+        said = self.agents.open_store(0, address, self._spec.master_port, self._lose, self._has_failed)
+        if not said.get("port"):
+            text = said.get("error")
+            code = contract.EXIT_USAGE if text else contract.EXIT_CLUSTER
+            if not self._has_failed():
+                self._add_failure("master_port", text or "does not open the scheduler's port", (0,), code)
+            return 0
+        port, deadline = int(said["port"]), time.monotonic() + ANSWER_S
+        for link in links[1:]:
+            link.send("reach", address=address, port=port)
+        self.agents.hear(
+            lambda: len(self._reached) == len(links) - 1 or self._has_failed(),
+            {"reached": self._on_reached},
+            deadline=deadline,
+            on_loss=self._lose,
+        )
+        silent = tuple(node for node in range(1, len(links)) if node not in self._reached)
+        if silent and not self._has_failed():
+            self._add_failure("scheduler", f"did not say in {ANSWER_S:g} s whether it can be reached", silent)
+        self.findings += check_reach(entries, self._reached, address, port)
+        return 0 if self._has_failed() else port
+
+    def _lose(self, node: int, error: MsrunError) -> None:
+        self._add_failure("host", str(error), (node,), error.exit_code)
+
+    def _add_failure(self, name: str, text: str, nodes: Sequence[int], exit_code: int = contract.EXIT_CLUSTER) -> None:
+        self.findings.insert(0, Finding("fail", name, text, exit_code, tuple(nodes)))
+
+    def _has_failed(self) -> bool:
+        return fleet_error(self.findings, self._spec.host_entries) is not None
+
+    def _note(self, kind: str, **fields: object) -> None:
+        if self._events is not None:
+            self._events.note(kind, fields)
+
+
+def _listed(what: str, names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
+    return f", {what}: {fold(names[:SHOWN_NAMES])}{more}" if names else ""

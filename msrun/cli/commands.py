@@ -194,7 +194,7 @@ def logs_command(log_dir: Path, *, follow: bool, ranks: str, lines: int) -> int:
 
     `logs` is this command only as the first word; start a program of that name as `msrun ./logs`.
     """
-    from msrun.launch.status.logs import show_logs
+    from msrun.launch.status.watch import show_logs
 
     try:
         return show_logs(log_dir, ranks, lines=lines, follows=follow)

@@ -33,12 +33,11 @@ from msrun.cluster.membership import RestartPolicy
 from msrun.cluster.messages import Message
 from msrun.cluster.own_thread import Inbox
 from msrun.cluster.rendezvous import listen
-from msrun.launch.console import say
+from msrun.launch.console import Display, JobDisplay, say
 from msrun.launch.directory.jobs import new_job_id, publish
 from msrun.launch.directory.lock import JobLock
 from msrun.launch.directory.log_directory import EventLog, describe_removed, prepare_log_directory
 from msrun.launch.failure import failure_of_job, report_failure, write_failure
-from msrun.launch.job_display import Display, JobDisplay
 from msrun.launch.own_start import OwnStart, describe_shadowed_package
 from msrun.launch.preflight.checks import check_restart
 from msrun.launch.rank_table_file import check_rank_table, linked_table, write_rank_table

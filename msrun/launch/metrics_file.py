@@ -20,7 +20,7 @@ from msrun.agent.processes.process_control import Usage, session_usage
 from msrun.agent.watch.progress_board import PROGRESS_BOARD, read_record
 from msrun.cluster.membership import Membership, WorkerState
 from msrun.errors import UsageError
-from msrun.launch.directory.worker_log import newest_loss, newest_step
+from msrun.launch.directory.worker_log import read_log_end
 from msrun.planning.plan import LaunchPlan
 from ranktable.files import write_whole
 
@@ -157,15 +157,15 @@ class MetricsFile(Observer):
 
     def _read(self, global_rank: int, log: Path, usage: Usage | None) -> dict[str, float | None]:
         told, now = read_record(self._board, global_rank), time.monotonic()
-        ages = [now - told.step_at] if told.steps else []
-        with contextlib.suppress(OSError):
-            found = log.stat()
-            ages += [time.time() - found.st_mtime] if found.st_size else []
-        loss = told.loss if told.steps and math.isfinite(told.loss) else _as_number(newest_loss(log))
+        end = read_log_end(log).with_reported(told)
+        ages = [
+            *([now - told.step_at] if told.steps else []),
+            *([time.time() - end.written_at] if end.written_at else []),
+        ]
         return {
-            "msrun_worker_step": told.steps or newest_step(log),
+            "msrun_worker_step": end.step,
             "msrun_worker_steps_per_second": told.steps_per_s(now),
-            "msrun_worker_loss": loss,
+            "msrun_worker_loss": end.loss,
             "msrun_worker_memory_bytes": usage.memory_bytes if usage else None,
             "msrun_worker_cpu_seconds_total": usage.cpu_s if usage else None,
             "msrun_worker_last_progress_age_seconds": max(0.0, min(ages)) if ages else None,
@@ -184,10 +184,3 @@ WORKER_METRICS = {
     ),
 }
 """Metric of a running worker -> its kind and its description."""
-
-
-def _as_number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None

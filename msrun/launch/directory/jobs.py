@@ -79,6 +79,15 @@ def find_job(log_dir: Path) -> Path:
     return max(list_jobs(log_dir), default=log_dir)
 
 
+def require_job(log_dir: Path, option: str) -> Path:
+    """Return the same, for the value of an option or a command; UsageError: there is no such directory."""
+    log_dir = find_job(log_dir)
+    if not log_dir.is_dir():
+        what = "is a file" if log_dir.exists() else "no such directory"
+        raise UsageError(f"{option} {log_dir}: {what}; give the --log_dir of a job")
+    return log_dir
+
+
 def list_jobs(log_dir: Path) -> list[Path]:
     """Return the folders of jobs in a log directory, the oldest first; none when it cannot be read."""
     with contextlib.suppress(OSError):

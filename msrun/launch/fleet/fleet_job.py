@@ -22,7 +22,7 @@ from msrun.cluster.failure import JobFailure, fault_of_job, merge_failures, read
 from msrun.cluster.membership import RestartPolicy
 from msrun.cluster.messages import Message
 from msrun.errors import ClusterError, MsrunError, UsageError
-from msrun.launch.console import say
+from msrun.launch.console import JobDisplay, say
 from msrun.launch.directory.jobs import publish
 from msrun.launch.directory.log_directory import EventLog, describe_removed, write_private
 from msrun.launch.failure import at_home, hide_secrets, write_failure
@@ -33,7 +33,6 @@ from msrun.launch.fleet.log_collector import LogCollector
 from msrun.launch.fleet.preparation import ReadyHosts
 from msrun.launch.fleet.record import FleetRecord, NotUnderstood
 from msrun.launch.job import JobResult
-from msrun.launch.job_display import JobDisplay
 from msrun.launch.preflight.fleet_checks import FAR_SKEW_S, describe_skew
 from msrun.launch.rank_table_file import write_rank_table
 from msrun.launch.terminal import UserTerminal

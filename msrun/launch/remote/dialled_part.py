@@ -24,9 +24,9 @@ from msrun.cluster.handshake import Caller
 from msrun.cluster.hosts import NoKey, Refused
 from msrun.cluster.protocol import HostPart
 from msrun.errors import ClusterError, PeerFailed
+from msrun.launch.console import JobDisplay
 from msrun.launch.directory.jobs import of_job
 from msrun.launch.job import AgentPart, JobResult, open_display, run_part
-from msrun.launch.job_display import JobDisplay
 from msrun.launch.remote.agent import FETCH_S, STOPPED_SHARE, LauncherReport, fleet_of_part, tell_result, told_errors
 from msrun.launch.remote.launcher_link import LauncherLink
 from msrun.launch.rendezvous import Patience, folder_of, local_part

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from msrun import contract
 from msrun.cluster.messages import Message
-from msrun.launch.directory.worker_log import GrowingFile, RotatedReader
+from msrun.launch.directory.worker_log import LogReader
 
 KEPT_BYTES = 1 << 20
 """Of what the launcher has, so much of each log stays: reports of this host quote its end."""
@@ -34,9 +34,9 @@ class FreedSpace:
         """`on_refused`: told once, in the system's words, that the file system frees nothing."""
         self._on_refused = on_refused
         self._can_free = True
-        self._freed: dict[GrowingFile, int] = {}
+        self._freed: dict[LogReader, int] = {}
 
-    def free(self, file: GrowingFile, sent_bytes: int) -> None:
+    def free(self, file: LogReader, sent_bytes: int) -> None:
         """Free what is before a place of a log, which the launcher has up to there."""
         begin, end = self._freed.get(file, 0), (sent_bytes - KEPT_BYTES) // STEP_BYTES * STEP_BYTES
         if end > begin and self._can_free:
@@ -64,8 +64,7 @@ PIECE_BYTES = 1 << 17
 _PARTS = (contract.trace_file_name, contract.flight_recorder_name)
 _OF_JOB = re.compile("|".join(re.escape(name(0)).replace("0", r"\d+") for name in _PARTS))
 
-_Reader = RotatedReader | GrowingFile
-_Entry = tuple[str, int, _Reader]
+_Entry = tuple[str, int, LogReader]
 """Path, attempt, and what reads it."""
 
 
@@ -83,8 +82,8 @@ class LogSender:
         self._turn = 0
         self._attempt = 0
         self._lock = threading.Lock()
-        self._readers = [(path, 0, self._open(path)) for path in self._paths]
-        self._sent: deque[tuple[_Reader, int]] = deque()
+        self._readers = [(path, 0, LogReader(path, keep)) for path in self._paths]
+        self._sent: deque[tuple[LogReader, int]] = deque()
         """Of each piece that the launcher may not have: what it was read from, and where it ends there."""
         self._space = FreedSpace(on_refused)
         self.unreadable: set[str] = set()
@@ -104,9 +103,6 @@ class LogSender:
         """The files' names."""
         return [Path(path).name for path in self._paths]
 
-    def _open(self, path: str) -> _Reader:
-        return RotatedReader(path, self._keep) if self._keep else GrowingFile(path)
-
     def end_attempt(self) -> None:
         """No worker runs any more, and their logs are about to be renamed."""
         with self._lock:
@@ -119,7 +115,9 @@ class LogSender:
         """New workers write new logs under the old names."""
         with self._lock:
             self._attempt += 1
-            self._readers += [(p, self._attempt, self._open(p)) for p in self._paths if not is_of_job(Path(p).name)]
+            self._readers += [
+                (p, self._attempt, LogReader(p, self._keep)) for p in self._paths if not is_of_job(Path(p).name)
+            ]
 
     def next(self) -> Message | None:
         """Return the next piece as a message, or None when all that is there was sent.
@@ -152,7 +150,7 @@ class LogSender:
             raise
         if not data:
             return None
-        self._sent.append((reader, reader.place if isinstance(reader, GrowingFile) else 0))
+        self._sent.append((reader, reader.place))
         return pack_piece(Path(path).name, attempt, data)
 
     def acknowledge(self, count: int) -> None:
@@ -160,8 +158,7 @@ class LogSender:
         with self._lock:
             pieces = [self._sent.popleft() for _ in range(min(count, len(self._sent)))]
             for reader, place in dict(pieces).items():
-                if isinstance(reader, GrowingFile):
-                    self._space.free(reader, place)
+                self._space.free(reader, place)
 
 
 def is_of_job(name: str) -> bool:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from msrun import contract
 from msrun.agent.processes.process_control import Usage
 from msrun.errors import UsageError
-from msrun.launch.directory.job_record import EventsRecord, PlannedWorker, WorkerRecord
+from msrun.launch.directory.job_record import EventsRecord, PlannedWorker, PlanRecord, WorkerRecord
 from msrun.launch.directory.lock import LockRecord, LockState
 from msrun.launch.status import job_status as module
 from msrun.launch.status.job_status import JobState, decide_state, read_status
@@ -118,12 +118,14 @@ def test_use_is_told_of_the_running_workers_of_this_host_alone(monkeypatch: pyte
     monkeypatch.setattr(module, "session_usage", measure)
     workers = {rank: WorkerRecord(10 + rank, "running", "") for rank in range(5)}
     events = EventsRecord(workers={**workers, 1: WorkerRecord(11, "done", "")})
-    planned = {rank: PlannedWorker(rank, "other" if rank == 2 else here, "") for rank in range(4)}
-    job: Any = SimpleNamespace(is_over=False, launcher_host=here)
-    assert module._read_usage(job, planned, events) == {10: Usage(1.0, 9)}
+    planned = tuple(PlannedWorker(rank, "other" if rank == 2 else here, "") for rank in range(4))
+    plan = PlanRecord("J", "/no/such/folder", None, (here,), planned)
+    job: Any = SimpleNamespace(is_over=False, launcher_host=here, clock=0.0)
+    rows = list(module._build_rows(job, plan, events))
+    assert [row.usage for row in rows] == [Usage(1.0, 9), *[None] * 4]
     assert measured == [10, 13], "1 has ended, 2 is of another host, 4 is not of the plan"
-    assert module._read_usage(SimpleNamespace(is_over=True, launcher_host=here), planned, events) == {}  # type: ignore[arg-type]
-    assert module._read_usage(SimpleNamespace(is_over=False, launcher_host="o"), planned, events) == {}  # type: ignore[arg-type]
+    job.is_over = True
+    assert [row.usage for row in module._build_rows(job, plan, events)] == [None] * 5
 
 
 def test_job_that_ended_well_is_told_with_its_run_time(directory: Directory) -> None:

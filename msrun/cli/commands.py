@@ -18,7 +18,7 @@ from msrun import contract
 from msrun.cli.options import PATH, ClickOption
 from msrun.errors import UsageError
 from msrun.launch import output
-from msrun.launch.printable import printable
+from msrun.launch.output import printable
 from msrun.planning.program import parse_program
 from msrun.planning.settings import make_option
 

@@ -29,8 +29,7 @@ from msrun.launch.directory.worker_log import read_log_end
 from msrun.launch.failure import render_attempt
 from msrun.launch.log_tail import Cutter, LineCutter, LogTail, MergedLines, RawLineCutter
 from msrun.launch.metrics_file import MetricsFile
-from msrun.launch.output import ERASE_LINE, STDERR, STDOUT
-from msrun.launch.printable import fit, one_line, printable_bytes
+from msrun.launch.output import ERASE_LINE, STDERR, STDOUT, fit, one_line, printable_bytes
 from msrun.launch.status.status_text import describe_span
 from msrun.launch.terminal import UserTerminal
 from msrun.planning.plan import LaunchPlan
@@ -71,9 +70,7 @@ class ProgressLine:
 def describe_progress(step: int, total: int, steps_per_s: float | None, loss: str) -> str:
     """Return e.g. "step 21/40 [##########----------] 52 %, 9.9 steps/s, loss 0.048, 1.9 s left".
 
-    Args:
-        total: number of the last step; 0 when it is not known.
-        loss: empty when it is not known.
+    `total`: number of the last step; 0 when it is not known. `loss`: empty when it is not known.
     """
     parts = [f"step {step}"]
     if total > 0:

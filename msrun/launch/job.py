@@ -331,11 +331,7 @@ def job_signals(spec: LaunchSpec, *, is_last: bool) -> SignalPipe:
 def open_display(
     spec: LaunchSpec, plan: LaunchPlan, faults: OwnFaults, user: UserTerminal | None, *, quiet: bool
 ) -> JobDisplay:
-    """Return what shows a job at this process's terminal.
-
-    Raises:
-        UsageError: the metrics file cannot be written.
-    """
+    """Return what shows a job at this process's terminal. UsageError: the metrics file cannot be written."""
     display = JobDisplay(spec, plan, faults, quiet=quiet, terminal=user)
     display.open_metrics()
     return display

@@ -107,10 +107,8 @@ def _last_state(line: bytes) -> bytes:
 class LogTail:
     """Follows one worker's log and gives back pieces of it.
 
-    Args:
-        rotated: how many older files stay of a log that is rotated, 0 when it is not.
-        after: inode of the log of the attempt before, which has the name until it is moved away.
-        new_cutter: makes what decides on the pieces.
+    `rotated`: how many older files stay of a log that is rotated, 0 when it is not; `after`: inode of the log of the
+    attempt before, which has the name until it is moved away; `new_cutter`: makes what decides on the pieces.
     """
 
     def __init__(
@@ -147,8 +145,7 @@ class LogTail:
     def read(self, max_bytes: int | None = None) -> list[bytes]:
         """Return the pieces that are complete now; of a log that is over also a last unfinished one.
 
-        Args:
-            max_bytes: stop after about so much, and set `has_more`.
+        `max_bytes`: stop after about so much, and set `has_more`.
         """
         pieces: list[bytes] = []
         size_bytes = 0

@@ -24,9 +24,9 @@ from typing import Any
 from msrun import contract
 from msrun.agent.logs.own_file import create_own_file
 from msrun.errors import UsageError
-from msrun.launch.directory.job_record import parse_plan, read_bytes
 from msrun.launch.directory.jobs import find_job, publish_file
 from msrun.launch.directory.lock import parse_number, parse_object
+from msrun.launch.directory.log_directory import parse_plan, read_bytes
 from ranktable.files import open_whole
 
 LAUNCHER = 0

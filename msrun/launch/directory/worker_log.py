@@ -22,9 +22,8 @@ LOOKS = 5
 class LogReader:
     """Follows one log while it is written, over its rotations. What it holds stays the same when it is renamed.
 
-    Args:
-        keep: how many older files stay of a log that is rotated, 0 when it is not.
-        after: inode of the log that had the name before and may have it still; None: there was none.
+    `keep`: how many older files stay of a log that is rotated, 0 when it is not. `after`: inode of the log that had the
+    name before and may have it still; None: there was none.
     """
 
     def __init__(self, path: str, keep: int = 0, after: int | None = None) -> None:
@@ -76,8 +75,7 @@ class LogReader:
     def edit(self, change: Callable[[int], None]) -> None:
         """Call a function with a descriptor of the log, whatever its name is now, that may be written.
 
-        Raises:
-            OSError: it may not be, or what `change` raises. A file that is closed is left.
+        OSError: it may not be, or what `change` raises. A file that is closed is left.
         """
         if self._files:
             writable = os.open(f"/proc/self/fd/{self._files[-1]}", os.O_WRONLY | os.O_CLOEXEC)

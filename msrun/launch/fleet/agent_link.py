@@ -18,7 +18,7 @@ from functools import partial
 from msrun.cluster.messages import Ledger, Message, MessageMissing, encode_message
 from msrun.cluster.own_thread import Inbox, describe_fault, traceback_of
 from msrun.errors import ClusterError
-from msrun.launch.preflight.host_report import MAX_QUOTED_CHARS, printable
+from msrun.launch.preflight.fleet_checks import MAX_QUOTED_CHARS, quote
 from msrun.launch.transport.agent_code import AgentCode
 from msrun.launch.transport.event_loop import ByteChannel, EventLoop, Incoming
 from msrun.launch.transport.pipe import AgentPipe, opening
@@ -274,7 +274,7 @@ class AgentLink:
             noise = f"lost {self.entry.name}, which {fault or CLOSED}"
             stderr = ""
         elif status is None:
-            said = f" ({printable(noise, MAX_QUOTED_CHARS)})" if noise.strip() else ""
+            said = f" ({quote(noise, MAX_QUOTED_CHARS)})" if noise.strip() else ""
             moment = f"{'' if self._has_begun else ' before the job began'}{said}"
             noise, stderr = f"{self.entry.name}: the connection to it broke{moment}; {CUT_REMEDY}", ""
         end = partial(self._end, noise, status, stderr)

@@ -21,7 +21,7 @@ from msrun.launch.directory.log_directory import record_fault
 from msrun.launch.fleet.agent_link import NOT_UNDERSTOOD, SALVAGE_S, AgentLink
 from msrun.launch.fleet.log_collector import LogCollector
 from msrun.launch.fleet.record import NotUnderstood
-from msrun.launch.preflight.host_report import explain_agent_end
+from msrun.launch.preflight.fleet_checks import explain_agent_end
 from msrun.launch.transport.agent_code import AgentCode
 from msrun.launch.transport.event_loop import EventLoop
 from msrun.launch.transport.pipe import AgentPipe

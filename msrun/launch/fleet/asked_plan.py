@@ -17,7 +17,7 @@ from msrun.launch.fleet.agents import ANSWER_S, Agents
 from msrun.launch.fleet.fleet_plan import HostPlans
 from msrun.launch.fleet.opener import HostOpener
 from msrun.launch.fleet.preparation import Preparation, ReadyHosts
-from msrun.launch.preflight.checks import CHECKS
+from msrun.launch.preflight.checks import inspect_host
 from msrun.launch.preflight.finding import exit_code_of_findings, order_findings, render_fleet_findings
 from msrun.planning.hosts.forwarded import forwarded_environment
 from msrun.planning.plan import LaunchPlan
@@ -92,12 +92,4 @@ def check_fleet(spec: LaunchSpec, caller: Mapping[str, str], *, quiet: bool) -> 
 
 def inspect_launcher(spec: LaunchSpec, caller: Mapping[str, str]) -> list[Finding]:
     """Return what was found on this host; writes nothing."""
-    findings = []
-    for check in CHECKS:
-        if check.name in OF_LAUNCHER:
-            try:
-                found = check.look(spec, caller)
-                findings.append(replace(found, text=f"here: {found.text}"))
-            except MsrunError as error:
-                findings.append(Finding("fail", check.name, f"here: {error}", exit_code=error.exit_code))
-    return findings
+    return [replace(found, text=f"here: {found.text}") for found in inspect_host(spec, caller, OF_LAUNCHER)]

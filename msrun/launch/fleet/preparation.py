@@ -23,13 +23,14 @@ from msrun.launch.fleet.opener import HostOpener
 from msrun.launch.preflight.finding import describe_finding, fleet_error
 from msrun.launch.preflight.fleet_checks import (
     LOOPBACK,
+    HostAnswer,
     LauncherFacts,
     check_reach,
     choose_master_address,
     compare_hosts,
+    printable_record,
 )
 from msrun.launch.preflight.host_look import read_sources, shown_word
-from msrun.launch.preflight.host_report import HostAnswer, printable_record
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.assignment import assign_hosts
 from msrun.planning.hosts.forwarded import explain_kept_secrets, forwarded_environment

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -167,3 +168,12 @@ def find_majority(values: Mapping[int, str]) -> Majority:
     for node, value in sorted(values.items()):
         groups[value] = (*groups.get(value, ()), node)
     return Majority(max(groups, key=lambda value: len(groups[value]), default=""), groups)
+
+
+def is_numeric(address: str) -> bool:
+    """Return whether this is an address and no name."""
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return True

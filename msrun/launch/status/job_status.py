@@ -21,7 +21,9 @@ from msrun.agent.processes.process_control import Usage, session_usage
 from msrun.agent.watch.progress_board import PROGRESS_BOARD, Progress, parse_record
 from msrun.cluster.membership import WorkerState
 from msrun.errors import UsageError
-from msrun.launch.directory.job_record import (
+from msrun.launch.directory.jobs import require_job
+from msrun.launch.directory.lock import LockState, parse_number, parse_object, read_lock
+from msrun.launch.directory.log_directory import (
     EventsRecord,
     PlannedWorker,
     PlanRecord,
@@ -30,8 +32,6 @@ from msrun.launch.directory.job_record import (
     parse_plan,
     read_bytes,
 )
-from msrun.launch.directory.jobs import require_job
-from msrun.launch.directory.lock import LockState, parse_number, parse_object, read_lock
 from msrun.launch.directory.worker_log import LogEnd, read_log_end
 
 JUST_STARTING = "(just starting)"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msrun.cluster.membership import WorkerState
-from msrun.launch.printable import one_line
+from msrun.launch.output import one_line
 from msrun.launch.status.job_status import NOT_STARTED, STATE_COLOURS, JobState, JobStatus, WorkerRow
 from msrun.planning.plan_text import render_columns
 from msrun.planning.ranks import fold_ranks

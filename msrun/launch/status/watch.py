@@ -21,7 +21,7 @@ from msrun.cluster.membership import WorkerState
 from msrun.errors import UsageError
 from msrun.launch.directory.worker_log import LogReader
 from msrun.launch.log_tail import LineCutter
-from msrun.launch.printable import one_line, printable_bytes
+from msrun.launch.output import one_line, printable_bytes
 from msrun.launch.status.job_status import STATE_COLOURS, JobStatus, WorkerRow, read_status
 from msrun.launch.status.status_text import (
     GAP,

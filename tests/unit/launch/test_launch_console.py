@@ -30,7 +30,7 @@ from msrun.launch.log_tail import (
     MergedLines,
     RawLineCutter,
 )
-from msrun.launch.printable import one_line, printable, printable_bytes
+from msrun.launch.output import one_line, printable, printable_bytes
 from msrun.launch.terminal import WayOut
 from msrun.planning.build import build_plan
 from msrun.planning.placement.host import HostFacts

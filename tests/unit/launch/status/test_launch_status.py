@@ -6,11 +6,8 @@ import json
 import math
 import os
 import random
-import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,11 +19,10 @@ from hypothesis import strategies as st
 from msrun import contract
 from msrun.agent.processes.process_control import Usage
 from msrun.errors import UsageError
-from msrun.launch.directory.job_record import EventsRecord, PlannedWorker, PlanRecord, WorkerRecord
 from msrun.launch.directory.lock import LockRecord, LockState
+from msrun.launch.directory.log_directory import EventsRecord, PlannedWorker, PlanRecord, WorkerRecord
 from msrun.launch.status import job_status as module
 from msrun.launch.status.job_status import JobState, decide_state, read_status
-from msrun.launch.status.stop import Launcher
 
 RECORD = LockRecord("a", 5, "h", 100.0)
 HELD, FREE = LockState(RECORD, 5), LockState(RECORD, None)
@@ -243,33 +239,3 @@ def test_reading_changes_nothing(directory: Directory) -> None:
     before = listing()
     read_status(directory.path)
     assert listing() == before
-
-
-@pytest.fixture
-def process() -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as started:
-        yield started
-        started.kill()
-
-
-def test_holder_of_the_lock_is_signalled_where_there_is_no_pidfd(process: subprocess.Popen[bytes]) -> None:
-    Launcher(process.pid, None, lambda: True).signal(signal.SIGKILL)
-    assert process.wait(30) == -signal.SIGKILL
-
-
-def test_process_that_no_longer_holds_the_lock_is_let_alone(process: subprocess.Popen[bytes]) -> None:
-    Launcher(process.pid, None, lambda: False).signal(signal.SIGKILL)
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(0.1)
-
-
-@pytest.mark.parametrize("has_pidfd", [True, False])
-def test_wait_ends_with_the_launcher_or_with_the_time(process: subprocess.Popen[bytes], has_pidfd: bool) -> None:
-    descriptor = os.pidfd_open(process.pid) if has_pidfd else None
-    launcher = Launcher(process.pid, descriptor, lambda: process.poll() is None)
-    assert not launcher.wait(0.05)
-    launcher.signal(signal.SIGKILL)
-    assert launcher.wait(30)
-    launcher.signal(signal.SIGKILL)  # which finds nobody
-    launcher.close()
-    launcher.close()

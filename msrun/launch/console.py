@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from string import Template
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from msrun import contract
 from msrun.agent.observer import Observer, OwnFaults
@@ -354,7 +354,7 @@ class JobDisplay:
         self.also: Observer | None = None
         """Who else is told: the launcher on another host, of whose job this is a part."""
 
-    def open_metrics(self) -> None:
+    def open_metrics(self) -> Self:
         """Write the first metrics; UsageError: the file cannot be written."""
         if (path := self._spec.metrics_file) is not None:
             plan, are_here = self._plan, not self._spec.is_remote
@@ -362,6 +362,7 @@ class JobDisplay:
                 own = tuple(host for host in plan.hosts if host.node_rank == self._spec.node_rank)
                 plan, are_here = replace(plan, hosts=own), True
             self._metrics = MetricsFile(path, plan, are_workers_here=are_here, restarts=self._spec.first_attempt)
+        return self
 
     @property
     def observers(self) -> tuple[Observer, ...]:

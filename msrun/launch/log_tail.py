@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection
+from functools import partial
 
 from msrun.launch.directory.worker_log import LogReader
 
@@ -124,7 +125,7 @@ class LogTail:
         self._is_kept = False
         """It is about to be renamed, and may grow until then."""
         self._reader = LogReader(path, rotated, after)
-        self._next = lambda inode: LogTail(global_rank, path, rotated, new_cutter, inode)
+        self._next = partial(LogTail, global_rank, path, rotated, new_cutter)
         self.close = self._reader.close
 
     def end(self) -> None:

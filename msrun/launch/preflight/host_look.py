@@ -269,7 +269,7 @@ def make_host_report(
         master_name: a host name to resolve here; asked of the host that is to run the scheduler.
     """
     look = Inspection()
-    sources = look.at("program", lambda: _read_program(spec), ())
+    sources: tuple[tuple[str, str], ...] = look.at("program", lambda: _read_program(spec), ())
     look.at("working_dir", lambda: _check_folder(spec.working_directory), None)
     sees_log_dir = sees_word(shown or {})
     for check in (*CHECKS, *(() if sees_log_dir else (Check("disk", _look_at_spool_disk),))):

@@ -26,7 +26,7 @@ from msrun.cluster.protocol import HostPart
 from msrun.errors import ClusterError, PeerFailed
 from msrun.launch.console import JobDisplay
 from msrun.launch.directory.jobs import of_job
-from msrun.launch.job import AgentPart, JobResult, open_display, run_part
+from msrun.launch.job import AgentPart, JobResult, run_part
 from msrun.launch.remote.agent import FETCH_S, STOPPED_SHARE, LauncherReport, fleet_of_part, tell_result, told_errors
 from msrun.launch.remote.launcher_link import LauncherLink
 from msrun.launch.rendezvous import Patience, folder_of, local_part
@@ -185,7 +185,7 @@ class DialledPart:
         say(f"all {len(fleet.hosts)} hosts have {came}; this is {fleet.own.describe()}")
 
         def display(spec: LaunchSpec, plan: LaunchPlan, faults: OwnFaults) -> JobDisplay:
-            shown = open_display(spec, plan, faults, None, quiet=quiet)
+            shown = JobDisplay(spec, plan, faults, quiet=quiet).open_metrics()
             shown.also, shown.stop_self = LauncherReport(link, plan, None), self._stop
             return shown
 

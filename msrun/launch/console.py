@@ -202,7 +202,7 @@ class Console(Observer):
         deadline = time.monotonic() + COPY_S
         turns = deque({tail.path: tail for tail in reversed(self._tails)}.values())
         turns.rotate(-self._turn)
-        while turns and output.has_room(STDOUT, deadline) and time.monotonic() < deadline:
+        while turns and output.place(STDOUT).has_room(deadline) and time.monotonic() < deadline:
             tail = turns.popleft()
             self._turn += 1
             self._copy(tail)
@@ -210,7 +210,7 @@ class Console(Observer):
                 turns.append(tail)
             elif tail not in self._tails:
                 turns.extend([other for other in self._tails if other.path == tail.path][:1])
-        if not self._has_live_bar and output.has_room(STDOUT):
+        if not self._has_live_bar and output.place(STDOUT).has_room():
             for tail in self._tails:
                 self._print(tail, tail.cutter.take_state(time.monotonic()))
         self._print_merged()
@@ -220,16 +220,18 @@ class Console(Observer):
         deadline = time.monotonic() + output.FLUSH_S
         for tail in self._tails:
             tail.end()
-        while self._tails and output.has_room(STDOUT, deadline):
+        while self._tails and output.place(STDOUT).has_room(deadline):
             self._copy(self._tails[0])
         self._print_merged(at_end=True)
-        return not self._tails and output.is_idle(STDOUT, deadline)
+        return not self._tails and output.place(STDOUT).is_idle(deadline)
 
     def _copy(self, tail: LogTail) -> None:
         """Copy a piece of a log; one that is complete and has nothing more is left."""
         is_complete = tail.is_complete()
         pieces = tail.read(output.ROOM_BYTES)
-        if not output.is_open(STDOUT):  # `msrun ... | head` has enough, or the disk below `msrun > file` is full
+        if not output.place(STDOUT).is_open(
+            STDOUT
+        ):  # `msrun ... | head` has enough, or the disk below `msrun > file` is full
             self._tails = []
         else:
             self._print(tail, pieces)
@@ -289,9 +291,9 @@ class Console(Observer):
     def _draw(self, descriptor: int, text: str) -> None:
         """Write the live line, but not into one that a worker has begun."""
         line = (descriptor, text.encode("utf-8", "backslashreplace"))
-        if line == self._live or not output.is_idle(descriptor):
+        if line == self._live or not output.place(descriptor).is_idle():
             return
-        if self._live is None and not output.is_at_line_start(descriptor):
+        if self._live is None and not output.place(descriptor).is_at_line_start:
             return
         if self._live is not None and self._live[0] != descriptor:
             self._erase_live_line()

@@ -32,7 +32,7 @@ ERASE_LINE = b"\r\x1b[K"
 _PIECE_BYTES = 1 << 16
 
 
-class _Place:
+class Place:
     """A terminal, a pipe or a file, the thread that writes there, and what waits for it."""
 
     def __init__(self) -> None:
@@ -48,6 +48,7 @@ class _Place:
         """What was written last has ended its line."""
 
     def write(self, descriptor: int, data: bytes, *, is_kept: bool) -> None:
+        """As the function `write`."""
         with self._changed:
             if descriptor in self._gone or not data:
                 return
@@ -64,10 +65,16 @@ class _Place:
             self._changed.notify_all()
 
     def is_open(self, descriptor: int) -> bool:
+        """Return False once nobody reads there any more."""
         return descriptor not in self._gone
 
-    def wait(self, below_bytes: int, deadline: float) -> bool:
-        """Return whether less than this waits; waits for it until the deadline, or as long as the reader reads."""
+    def has_room(self, deadline: float = 0.0, below_bytes: int = ROOM_BYTES) -> bool:
+        """Return whether there is room for more of what can wait elsewhere.
+
+        Args:
+            deadline: moment of `time.monotonic` until which room is waited for, as long as the reader reads.
+            below_bytes: so much may wait.
+        """
         with self._changed:
             while self._waiting_bytes >= below_bytes:
                 now = time.monotonic()
@@ -76,6 +83,10 @@ class _Place:
                     return False
                 self._changed.wait(end - now)
         return True
+
+    def is_idle(self, deadline: float = 0.0) -> bool:
+        """Return whether everything has been written; `deadline` as for `has_room`."""
+        return self.has_room(deadline, 1)
 
     def end(self) -> None:
         """Let the thread end once nothing waits."""
@@ -141,21 +152,18 @@ class _Place:
             return 0
 
 
-_places: dict[tuple[int, int], _Place] = {}
+_places: dict[tuple[int, int], Place] = {}
 
 
-def _place(descriptor: int) -> _Place:
+def place(descriptor: int) -> Place:
+    """Return where stdout or stderr lead to."""
     found = os.fstat(descriptor)
-    return _places.setdefault((found.st_dev, found.st_ino), _Place())
+    return _places.setdefault((found.st_dev, found.st_ino), Place())
 
 
 def write(descriptor: int, data: bytes, *, is_kept: bool = False) -> None:
-    """Have bytes written to stdout or stderr. Never waits, never fails.
-
-    Args:
-        is_kept: nothing of it is dropped; for somebody who asks for room first.
-    """
-    _place(descriptor).write(descriptor, data, is_kept=is_kept)
+    """Have bytes written; never waits, never fails. `is_kept`: drop nothing, for somebody who asks for room first."""
+    place(descriptor).write(descriptor, data, is_kept=is_kept)
 
 
 _line_end = "\n"
@@ -168,59 +176,32 @@ def set_line_end(line_end: str) -> None:
 
 
 def say_lines(text: str) -> None:
-    """Print lines of msrun's own on stderr, or on what a caller in this process has put in its place.
-
-    They begin a line of their own, also after a worker that has not ended its own there.
-    """
+    """Print lines of msrun's own on stderr, or what takes its place: they begin a line, whatever a worker has begun."""
     line = f"{printable(text)}\n".replace("\n", _line_end)
     if sys.stderr is sys.__stderr__:
-        begin = b"" if is_at_line_start(STDERR) else _line_end.encode()
+        begin = b"" if place(STDERR).is_at_line_start else _line_end.encode()
         write(STDERR, begin + line.encode("utf-8", "backslashreplace"))
     else:
         sys.stderr.write(line)
 
 
-def has_room(descriptor: int, deadline: float = 0.0) -> bool:
-    """Return whether there is room for more of what can wait elsewhere.
-
-    Args:
-        deadline: moment of `time.monotonic` until which room is waited for, as long as the reader reads.
-    """
-    return _place(descriptor).wait(ROOM_BYTES, deadline)
-
-
-def is_idle(descriptor: int, deadline: float = 0.0) -> bool:
-    """Return whether everything has been written; `deadline` as for `has_room`."""
-    return _place(descriptor).wait(1, deadline)
-
-
-def is_open(descriptor: int) -> bool:
-    """Return False once nobody reads there any more."""
-    return _place(descriptor).is_open(descriptor)
-
-
-def is_at_line_start(descriptor: int) -> bool:
-    """Return whether what was written there last has ended its line."""
-    return _place(descriptor).is_at_line_start
-
-
-def is_one_place() -> bool:
+def is_oneplace() -> bool:
     """Return whether stdout and stderr lead to the same terminal, file or pipe."""
-    return _place(STDOUT) is _place(STDERR)
+    return place(STDOUT) is place(STDERR)
 
 
 def flush() -> None:
     """Wait until everything has been written: for a reader that reads up to FLUSH_S, for one that does not STALL_S."""
     deadline = time.monotonic() + FLUSH_S
-    for place in list(_places.values()):
-        place.wait(1, deadline)
+    for one in list(_places.values()):
+        one.is_idle(deadline)
 
 
 def close() -> None:
     """Flush, and end the threads that have nothing more to write: a process that forks should have none."""
     flush()
-    for place in _places.values():
-        place.end()
+    for one in _places.values():
+        one.end()
     _places.clear()
 
 

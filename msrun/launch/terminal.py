@@ -151,7 +151,7 @@ class UserTerminal(Observer):
                 f"the terminal belongs to rank {self._rank}: Ctrl-C is its SIGINT; Ctrl-] three times within a second "
                 "ends the job"
             )
-            output.is_idle(output.STDERR, time.monotonic() + output.STALL_S)  # lines before this end as others do
+            output.place(output.STDERR).is_idle(time.monotonic() + output.STALL_S)  # lines before this end as others do
             self._make_raw()
         self._is_ending = False
         self._thread = OwnThread("msrun-input", self._pump, self._on_fault)

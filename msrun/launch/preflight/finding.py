@@ -43,7 +43,8 @@ def fold_findings(findings: Iterable[tuple[int, Finding]], entries: Sequence[Hos
     """
     groups: dict[tuple[str, str, int, str], list[tuple[int, str]]] = {}
     for node, finding in findings:
-        text = _without_name(finding.text, entries[node].name)
+        name = re.escape(entries[node].name)  # at the front an error names its host already
+        text = re.sub(rf"(?<![\w.-]){name}(?![\w-])", HOST, finding.text.removeprefix(f"{entries[node].name}: "))
         key = (finding.status, finding.name, finding.exit_code, _DIGITS.sub("#", text))
         groups.setdefault(key, []).append((node, text))
     folded = []
@@ -102,12 +103,6 @@ def fleet_error(findings: Sequence[Finding], entries: Sequence[HostEntry]) -> Ms
     error = kind(f"{describe_finding(first, entries)}{more}")
     error.exit_code = exit_code
     return error
-
-
-def _without_name(text: str, name: str) -> str:
-    """Take the host's own name from the front, where an error names it already, and mark it elsewhere."""
-    text = text.removeprefix(f"{name}: ")
-    return re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", HOST, text)
 
 
 def _common_text(texts: Sequence[str], first_name: str) -> str:

@@ -83,33 +83,30 @@ def check_sources(
     has_odd = False
     for name in names:
         digests = find_majority({node: own.get(name, MISSING) for node, own in files.items()})
-        is_program = name == main and program.is_python
+        usual, others = digests.usual, digests.name_usual(entries)
         for digest, nodes in digests.odd.items():
             has_odd = True
-            others = digests.name_usual(entries)
-            text = f"{name_hosts(nodes, entries)} {'has' if len(nodes) == 1 else 'have'} "
-            text += _describe(name, digest, digests.usual, others)
-            if is_program:
-                yield Finding("fail", "program", f"{text}; {REMEDY}", exit_code=contract.EXIT_USAGE)
-            else:
-                yield Finding("warn", "program", f"{text}; {REMEDY}")
-        if name in local and digests.usual not in (MISSING, local[name]):
+            text = f"another {name} (sha256 {digest[:SHOWN_DIGITS]}) than {others} (sha256 {usual[:SHOWN_DIGITS]})"
+            if digest == MISSING:
+                text = f"no {name}, {others} one"
+            elif usual == MISSING:
+                text = f"{name} (sha256 {digest[:SHOWN_DIGITS]}), {others} none"
+            text = f"{name_hosts(nodes, entries)} {'has' if len(nodes) == 1 else 'have'} {text}; {REMEDY}"
+            is_program = name == main and program.is_python
+            yield (
+                Finding("fail", "program", text, contract.EXIT_USAGE)
+                if is_program
+                else Finding("warn", "program", text)
+            )
+        if name in local and usual not in (MISSING, local[name]):
             has_odd = True
-            text = f"the {name} there (sha256 {digests.usual[:SHOWN_DIGITS]}) is another than the one here "
+            text = f"the {name} there (sha256 {usual[:SHOWN_DIGITS]}) is another than the one here "
             text += f"(sha256 {local[name][:SHOWN_DIGITS]}); the one there is run"
-            yield Finding("warn", "program", text, nodes=digests.groups[digests.usual])
+            yield Finding("warn", "program", text, nodes=digests.groups[usual])
     if not has_odd:
         beside = f" and {len(names) - 1} module{'s' if len(names) > 2 else ''} beside it" if len(names) > 1 else ""
         text = f"{program.kind} {program.target}{beside}: the same (sha256 {files[min(files)][main][:SHOWN_DIGITS]})"
         yield Finding("ok", "program", text, nodes=tuple(files))
-
-
-def _describe(name: str, digest: str, usual: str, others: str) -> str:
-    if digest == MISSING:
-        return f"no {name}, {others} one"
-    if usual == MISSING:
-        return f"{name} (sha256 {digest[:SHOWN_DIGITS]}), {others} none"
-    return f"another {name} (sha256 {digest[:SHOWN_DIGITS]}) than {others} (sha256 {usual[:SHOWN_DIGITS]})"
 
 
 LOOPBACK = "127.0.0.1"
@@ -150,7 +147,17 @@ def choose_master_address(
     ):
         if said:
             address = said if is_numeric(said) else first.report.master_address
-            return MasterAddress(_checked(address, own, entry, source), source)
+            if address and is_loopback(address):
+                raise UsageError(
+                    f"{source}: other hosts cannot reach {address}; give an address of {entry.name} that they can"
+                )
+            normal = str(ipaddress.ip_address(address)) if address else ""
+            if normal not in own:
+                raise UsageError(
+                    f"{source}: not an address of {entry.name}, the first host, which runs the scheduler; "
+                    f"give one of {', '.join(sorted(own)) or 'its addresses'}"
+                )
+            return MasterAddress(normal, source)
     for address, reason in _candidates(answers):
         if address in own:
             return MasterAddress(address, reason)
@@ -158,18 +165,6 @@ def choose_master_address(
         f"{entry.name}: no address of it is known that the other hosts could reach, and it is to run the scheduler; "
         "give --master_addr"
     )
-
-
-def _checked(address: str, own: set[str], entry: HostEntry, source: str) -> str:
-    if address and is_loopback(address):
-        raise UsageError(f"{source}: other hosts cannot reach {address}; give an address of {entry.name} that they can")
-    normal = str(ipaddress.ip_address(address)) if address else ""
-    if normal not in own:
-        raise UsageError(
-            f"{source}: not an address of {entry.name}, the first host, which runs the scheduler; "
-            f"give one of {', '.join(sorted(own)) or 'its addresses'}"
-        )
-    return normal
 
 
 def _candidates(answers: Mapping[int, HostAnswer]) -> Iterator[tuple[str, str]]:
@@ -181,13 +176,10 @@ def _candidates(answers: Mapping[int, HostAnswer]) -> Iterator[tuple[str, str]]:
     yield first.report.ssh_server, "by which it was reached through ssh"
     for entry in first.report.routable:
         network = entry.network
-        if network is not None and all(_is_in(answer, network) for answer in others):
+        addresses = ([ipaddress.ip_address(one.address) for one in answer.report.routable] for answer in others)
+        if network is not None and all(any(one in network for one in own) for own in addresses):
             yield entry.address, f"in {network}, a network of all hosts"
     yield next((entry.address for entry in first.report.routable), ""), "the first address of its host"
-
-
-def _is_in(answer: HostAnswer, network: ipaddress.IPv4Network | ipaddress.IPv6Network) -> bool:
-    return any(ipaddress.ip_address(entry.address) in network for entry in answer.report.routable)
 
 
 MAX_SKEW_S = 1.0
@@ -228,11 +220,26 @@ def compare_hosts(
         findings += _check_machines(entries, reached)
         findings += _check_versions(entries, reached, launcher)
         findings += check_sources(entries, reached, launcher.program, launcher.sources)
-        findings += _check_targets(entries, reached)
+        targets = {node: answer.report.device_target for node, answer in reached.items() if answer.report.device_target}
+        if (target := find_majority(targets)).odd:  # collectives need one kind of device; `auto` decides on each host
+            text = target.describe(entries, has="would use", have="would use")
+            text += "; give --device_target, or leave hosts out"
+            findings.append(Finding("fail", "device_target", text, contract.EXIT_USAGE))
         findings += fold_findings(_check_clocks(reached, launcher), entries)
-        findings += _describe_logs(reached)
-    if 0 in reached and not _has_failed(reached[0], "master_addr", "packages"):
-        findings.append(_check_master(entries, reached, launcher))
+        for sees, text in (
+            (True, "log directory shared with this host: logs are not sent"),
+            (False, "logs are sent here while the job runs"),
+        ):
+            if nodes := tuple(node for node, answer in reached.items() if answer.report.sees_log_dir is sees):
+                findings.append(Finding("ok", "logs", text, nodes=nodes))
+    own = reached[0].report.findings if 0 in reached else ()
+    if 0 in reached and not any(one.name in ("master_addr", "packages") and one.status == "fail" for one in own):
+        try:
+            master = choose_master_address(entries, reached, launcher.master_addr)
+            text = f"the scheduler is to listen at {master.address} of {entries[0].name} ({master.reason})"
+            findings.append(Finding("ok", "master_addr", text))
+        except UsageError as error:
+            findings.append(Finding("fail", "master_addr", str(error), error.exit_code))
     return order_findings(findings)
 
 
@@ -257,10 +264,6 @@ def check_reach(
         text = f"cannot reach the scheduler at {place}: {result.error}; {why}; {remedy}"
         said.append((node, Finding("fail", "scheduler", text, contract.EXIT_CLUSTER)))
     return order_findings(fold_findings(said, entries))
-
-
-def _has_failed(answer: HostAnswer, *names: str) -> bool:
-    return any(finding.name in names and finding.status == "fail" for finding in answer.report.findings)
 
 
 def _check_reached(entries: Sequence[HostEntry], answers: Mapping[int, HostAnswer | MsrunError]) -> Iterator[Finding]:
@@ -332,16 +335,6 @@ def _compared(
     return Finding("ok", name, versions.usual, nodes=tuple(exact))
 
 
-def _check_targets(entries: Sequence[HostEntry], reached: Mapping[int, HostAnswer]) -> Iterator[Finding]:
-    """Collectives of one job need one kind of device; `auto` decides on each host."""
-    targets = {node: answer.report.device_target for node, answer in reached.items() if answer.report.device_target}
-    if (target := find_majority(targets)).odd:
-        text = (
-            f"{target.describe(entries, has='would use', have='would use')}; give --device_target, or leave hosts out"
-        )
-        yield Finding("fail", "device_target", text, exit_code=contract.EXIT_USAGE)
-
-
 def _check_clocks(reached: Mapping[int, HostAnswer], launcher: LauncherFacts) -> Iterator[tuple[int, Finding]]:
     for node, answer in reached.items():
         skew_s = clock_skew(answer)
@@ -367,24 +360,6 @@ def clock_skew(answer: HostAnswer) -> tuple[float, float]:
     two, for the question waits until the agent has started, and the answer for nothing. Source: RFC 5905, section 8.
     """
     return answer.report.made_at - answer.received_at, answer.report.received_at - answer.sent_at
-
-
-def _describe_logs(reached: Mapping[int, HostAnswer]) -> Iterator[Finding]:
-    seeing = tuple(node for node, answer in reached.items() if answer.report.sees_log_dir)
-    others = tuple(node for node in reached if node not in seeing)
-    if seeing:
-        yield Finding("ok", "logs", "log directory shared with this host: logs are not sent", nodes=seeing)
-    if others:
-        yield Finding("ok", "logs", "logs are sent here while the job runs", nodes=others)
-
-
-def _check_master(entries: Sequence[HostEntry], reached: Mapping[int, HostAnswer], launcher: LauncherFacts) -> Finding:
-    try:
-        master = choose_master_address(entries, reached, launcher.master_addr)
-    except UsageError as error:
-        return Finding("fail", "master_addr", str(error), exit_code=error.exit_code)
-    text = f"the scheduler is to listen at {master.address} of {entries[0].name} ({master.reason})"
-    return Finding("ok", "master_addr", text)
 
 
 MAX_STDERR_CHARS = 16_384
@@ -442,16 +417,11 @@ def explain_agent_end(exit_status: int, stderr_text: str, entry: HostEntry) -> C
     """
     python = entry.python or sys.executable
     stderr_text = stderr_text[-MAX_STDERR_CHARS:]
-    what = _by_text(stderr_text, python) or _by_status(exit_status, stderr_text, python)
-    return ClusterError(f"{entry.name}: {what}")
-
-
-def _by_text(stderr_text: str, python: str) -> str:
     for pattern, text in _SIGNS:
         if match := re.search(pattern, stderr_text, re.MULTILINE):
             what = quote(match.groupdict().get("what") or "", MAX_QUOTED_CHARS)
-            return text.format(python=python, what=what)
-    return ""
+            return ClusterError(f"{entry.name}: {text.format(python=python, what=what)}")
+    return ClusterError(f"{entry.name}: {_by_status(exit_status, stderr_text, python)}")
 
 
 def _by_status(exit_status: int, stderr_text: str, python: str) -> str:

@@ -137,9 +137,14 @@ def read_sources(program: Program, working_directory: Path) -> list[tuple[str, s
     """
     if program.others:
         return [source for one in program.all for source in read_sources(replace(one, others=()), working_directory)]
-    main, folder = _main_file(program, working_directory)
-    if main is None:
+    main = folder = working_directory
+    if program.kind != "module":
+        main = working_directory / program.target
+        folder = main.resolve().parent  # which it imports from first
+    elif (found_module := _find_module(program.target, working_directory)) is None:
         return []
+    else:
+        main = found_module
     found = {_name(main, folder): _digest(main)}
     if program.is_python and main.resolve().is_relative_to(folder):
         for path in _imported_files(main, folder):
@@ -148,14 +153,6 @@ def read_sources(program: Program, working_directory: Path) -> list[tuple[str, s
             except OSError:  # the worker says so if it matters
                 continue
     return list(found.items())
-
-
-def _main_file(program: Program, working_directory: Path) -> tuple[Path | None, Path]:
-    """Return the file that is run and the folder that it imports from first."""
-    if program.kind == "module":
-        return _find_module(program.target, working_directory), working_directory
-    path = working_directory / program.target
-    return path, path.resolve().parent
 
 
 def _find_module(name: str, working_directory: Path) -> Path | None:
@@ -281,6 +278,9 @@ def make_host_report(
     if not look.has_failed("devices"):
         target = look.at("devices", lambda: place_own_devices(spec, caller).target, "")
     look.at("packages", _check_packages, None)
+    boot_id = ""
+    with contextlib.suppress(OSError):  # not every container shows it; then two names of one machine are not told apart
+        boot_id = BOOT_ID.read_text(encoding="ascii").strip()
     client, server = _ssh_ends(os.environ.get(SSH_CONNECTION, ""))
     return HostReport(
         host_name=spec.stands_for.name if spec.stands_for else socket.gethostname(),
@@ -289,7 +289,7 @@ def make_host_report(
         torch_version=look.at("torch", lambda: installed_version("torch"), ""),
         numpy_version=look.at("numpy", lambda: installed_version("numpy"), ""),
         architecture=os.uname().machine,
-        boot_id=look.at("boot_id", _boot_id, ""),
+        boot_id=boot_id,
         device_target=target,
         ssh_client=client,
         ssh_server=server,
@@ -344,12 +344,6 @@ def _check_packages() -> None:
         )
 
 
-def _boot_id() -> str:
-    with contextlib.suppress(OSError):  # not every container shows it; two names of one machine are two then
-        return BOOT_ID.read_text(encoding="ascii").strip()
-    return ""
-
-
 def _resolve(name: str) -> str:
     from msrun.cluster.rendezvous import resolve_address
 
@@ -372,14 +366,7 @@ def read_addresses() -> tuple[HostAddress, ...]:
     for interface, entries in psutil.net_if_addrs().items():
         for entry in entries:
             if entry.family in (socket.AF_INET, socket.AF_INET6):
-                address = HostAddress(entry.address.partition("%")[0], interface, _prefix_bits(entry.netmask))
+                mask = int.from_bytes(socket.inet_pton(entry.family, entry.netmask)) if entry.netmask else 0
+                address = HostAddress(entry.address.partition("%")[0], interface, mask.bit_count())
                 found += [address] if address.is_routable else []
     return tuple(found[:MAX_ADDRESSES])
-
-
-def _prefix_bits(netmask: str | None) -> int:
-    """Return the number of ones in 255.255.255.0 or ffff:ffff::."""
-    if not netmask:
-        return 0
-    family = socket.AF_INET6 if ":" in netmask else socket.AF_INET
-    return int.from_bytes(socket.inet_pton(family, netmask)).bit_count()

@@ -9,7 +9,7 @@ import time
 from msrun import __version__
 from msrun.cluster.failure import FailureReport, fault_of_job
 from msrun.cluster.messages import Ledger, Message, MessageBuffer, encode_message
-from msrun.launch.preflight.host_report import HostAddress, HostReport
+from msrun.cluster.protocol import HostAddress, HostReport
 from msrun.launch.transport.opener import AgentCode
 from msrun.launch.transport.pipe import MARKER, AgentPipe
 from msrun.planning.hosts.host_entry import HostEntry

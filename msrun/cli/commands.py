@@ -18,7 +18,7 @@ from msrun import contract
 from msrun.cli.options import PATH, ClickOption
 from msrun.errors import UsageError
 from msrun.launch import output
-from msrun.launch.printable import printable
+from msrun.launch.output import printable
 from msrun.planning.program import parse_program
 from msrun.planning.settings import make_option
 
@@ -194,7 +194,7 @@ def logs_command(log_dir: Path, *, follow: bool, ranks: str, lines: int) -> int:
 
     `logs` is this command only as the first word; start a program of that name as `msrun ./logs`.
     """
-    from msrun.launch.status.logs import show_logs
+    from msrun.launch.status.watch import show_logs
 
     try:
         return show_logs(log_dir, ranks, lines=lines, follows=follow)

@@ -29,7 +29,7 @@ from msrun.cli.sources import Sources, apply_sources
 from msrun.cli.words import LaunchCommand, ScriptWords, describe_late_options, describe_separate_value, read_options
 from msrun.errors import MsrunError, UsageError, describe_limit, is_limit, near_miss
 from msrun.launch import output
-from msrun.launch.printable import one_line
+from msrun.launch.output import one_line
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.program import COMMANDS, ONCE, parse_program
@@ -310,7 +310,7 @@ def _run(spec: LaunchSpec, caller: dict[str, str], *, quiet: bool, join: bool) -
     if join:
         result = run()
     else:
-        from msrun.launch.detach import detach
+        from msrun.launch.terminal import detach
 
         background = detach(quiet=quiet)
         result = run(on_directory=background.begin)

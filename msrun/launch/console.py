@@ -1,4 +1,4 @@
-"""What the user sees while a job runs: worker lines on stdout, msrun's own words on stderr.
+"""What the user sees of a job: worker lines on stdout, msrun's own words on stderr, and the metrics file.
 
 On a terminal one live line shows the progress bar of the rank that is shown, where it draws one, and ranks up / running
 / done and the newest loss otherwise; elsewhere plain lines do.
@@ -11,24 +11,30 @@ import os
 import shutil
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import Any, Protocol, Self
 
-from msrun.agent.observer import Observer
+from msrun import contract
+from msrun.agent.observer import Observer, OwnFaults
+from msrun.agent.processes.terminal import UserEnd
+from msrun.agent.signals import stop_this_process
 from msrun.agent.watch.progress_board import PROGRESS_BOARD, read_record
+from msrun.cluster.failure import JobFailure
 from msrun.cluster.membership import Membership, WorkerState, describe_delay
 from msrun.launch import output
-from msrun.launch.directory.worker_log import newest_loss, newest_step
+from msrun.launch.directory.worker_log import read_log_end
 from msrun.launch.failure import render_attempt
-from msrun.launch.log_tail import Cutter, LineCutter, LogTail, RawLineCutter
-from msrun.launch.merged_lines import MergedLines
-from msrun.launch.output import ERASE_LINE, STDERR, STDOUT
-from msrun.launch.printable import fit, one_line, printable_bytes
+from msrun.launch.log_tail import Cutter, LineCutter, LogTail, MergedLines, RawLineCutter
+from msrun.launch.metrics_file import MetricsFile
+from msrun.launch.output import ERASE_LINE, STDERR, STDOUT, fit, one_line, printable_bytes
 from msrun.launch.status.status_text import describe_span
+from msrun.launch.terminal import UserTerminal
 from msrun.planning.plan import LaunchPlan
-from msrun.planning.ranks import count_workers
+from msrun.planning.ranks import all_workers, count_workers
+from msrun.planning.spec import LaunchSpec
 
 LINE_PREFIX = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 """As for torchrun: what stands before a rank's lines where several are shown."""
@@ -36,7 +42,7 @@ BAR_CHARS = 20
 
 
 class ProgressLine:
-    """Reads the rank's record, or its log where the rank runs on another host or does not report."""
+    """Tells how far the first rank is: by its record, or its log where it runs on another host or reports nothing."""
 
     def __init__(self, plan: LaunchPlan) -> None:
         self._board = Path(plan.run_dir, PROGRESS_BOARD)
@@ -46,35 +52,25 @@ class ProgressLine:
         """The first step that the log told, and when."""
 
     def text(self, now: float) -> str:
-        """Return the line; empty as long as no step is known.
-
-        Args:
-            now: monotonic seconds.
-        """
-        told = read_record(self._board, self._rank)
+        """Return the line; empty as long as no step is known. `now`: monotonic seconds."""
+        told, log = read_record(self._board, self._rank), read_log_end(self._log)
+        step, speed, loss = log.step, None, log.loss_text
         if told.steps:
-            loss = f"{told.loss:.4g}" if math.isfinite(told.loss) else newest_loss(self._log)
-            line = describe_progress(told.steps, told.total, told.steps_per_s(now), loss)
-        else:
-            step = newest_step(self._log)
-            if step is None:
-                return ""
-            line = describe_progress(step, 0, self._speed(step, now), newest_loss(self._log))
-        return f"rank {self._rank}: {line}" if self._rank else line
-
-    def _speed(self, step: int, now: float) -> float | None:
-        if self._first is None or step < self._first[0]:  # the first one, or the job was started again
-            self._first = step, now
-        first_step, first_at = self._first
-        return (step - first_step) / (now - first_at) if step > first_step and now > first_at else None
+            step, speed = told.steps, told.steps_per_s(now)
+            loss = f"{told.loss:.4g}" if math.isfinite(told.loss) else loss
+        elif step is not None:
+            if self._first is None or step < self._first[0]:  # the first one, or the job was started again
+                self._first = step, now
+            first_step, first_at = self._first
+            speed = (step - first_step) / (now - first_at) if step > first_step and now > first_at else None
+        line = "" if step is None else describe_progress(step, told.total if told.steps else 0, speed, loss)
+        return f"rank {self._rank}: {line}" if self._rank and line else line
 
 
 def describe_progress(step: int, total: int, steps_per_s: float | None, loss: str) -> str:
     """Return e.g. "step 21/40 [##########----------] 52 %, 9.9 steps/s, loss 0.048, 1.9 s left".
 
-    Args:
-        total: number of the last step; 0 when it is not known.
-        loss: empty when it is not known.
+    `total`: number of the last step; 0 when it is not known. `loss`: empty when it is not known.
     """
     parts = [f"step {step}"]
     if total > 0:
@@ -108,30 +104,17 @@ def say(text: str, *, quiet: bool) -> None:
 class Console(Observer):
     """Prints for one job. Owned by the agent's event loop."""
 
-    def __init__(
-        self,
-        plan: LaunchPlan,
-        *,
-        quiet: bool,
-        is_raw: bool = False,
-        has_progress: bool = False,
-        has_times: bool = False,
-        merges_lines: bool = False,
-    ) -> None:
-        """
-        Args:
-            is_raw: show what workers write byte for byte, with the control sequences in it.
-            has_progress: the live line tells how far the first rank is, also when msrun is to be quiet otherwise.
-            has_times: the time stands before each line of a worker.
-            merges_lines: a line that all ranks write is shown once.
-        """
+    def __init__(self, spec: LaunchSpec, plan: LaunchPlan, *, quiet: bool) -> None:
         self._plan = plan
         self._quiet = quiet
-        self._is_raw = is_raw
+        self._is_raw = spec.is_raw_tail
+        self._has_times = spec.has_times
         self._has_colours = os.isatty(STDOUT)
         self._begin = time.monotonic()
         workers = {worker.global_rank: worker for worker in plan.workers}
-        template = os.environ.get(LINE_PREFIX, "[${host}:${rank}] ")
+        ranks = [rank for rank in plan.tail_ranks if rank in workers]
+        is_alone = len(ranks) < 2
+        template = "" if is_alone else os.environ.get(LINE_PREFIX, "[${host}:${rank}] ")
         self._prefixes = {
             worker.global_rank: Template(template).safe_substitute(
                 role_name="default", host=host.name, rank=worker.global_rank, local_rank=worker.local_rank
@@ -140,30 +123,24 @@ class Console(Observer):
             for worker in host.workers
         }
         rotated = plan.log_keep if plan.log_max_bytes else 0
-        ranks = [rank for rank in plan.tail_ranks if rank in workers]
-        is_alone = len(ranks) < 2
-        cutter = LineCutter if not is_raw else Cutter if is_alone else RawLineCutter
-        self._tails = [
-            LogTail(rank, path, rotated=rotated, cutter=cutter) for rank in ranks for path in workers[rank].log_paths
-        ]
+        cutter = LineCutter if not self._is_raw else Cutter if is_alone else RawLineCutter
+        self._tails = [LogTail(rank, path, rotated, cutter) for rank in ranks for path in workers[rank].log_paths]
         self._errors = {workers[rank].error_log_path for rank in ranks}
         """Logs of stderr alone, which are shown there."""
-        self._has_times = has_times
-        self._merged = {one: MergedLines(ranks) for one in (STDOUT, STDERR)} if merges_lines and len(ranks) > 1 else {}
+        is_merged = spec.merges_lines and not is_alone
+        self._merged = {one: MergedLines(ranks) for one in (STDOUT, STDERR)} if is_merged else {}
         self._all = f"[x{len(ranks)}] ".encode()
-        self._progress = ProgressLine(plan) if has_progress else None
+        self._progress = ProgressLine(plan) if spec.has_progress_line else None
         can_redraw = os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
-        may_be_live = (has_progress or not quiet) and plan.interactive_rank is None
+        may_be_live = (spec.has_progress_line or not quiet) and plan.interactive_rank is None
         self._is_live = may_be_live and os.isatty(STDERR) and can_redraw
-        self._has_live_bar = is_alone and not is_raw and self._has_colours and can_redraw
+        self._has_live_bar = is_alone and not self._is_raw and self._has_colours and can_redraw
         """The last state of a progress bar is the live line, not a line of its own every few seconds."""
-        if is_alone:
-            self._prefixes = dict.fromkeys(self._prefixes, "")
         self._turn = 0
         self._is_running = False
         self._live: tuple[int, bytes] | None = None
         """The terminal's last line is ours, to be written again and again: where it was written, and what."""
-        tail_tick_s = RAW_TICK_S if is_raw else TAIL_TICK_S
+        tail_tick_s = RAW_TICK_S if self._is_raw else TAIL_TICK_S
         self.tick_s = tail_tick_s if self._tails else LIVE_TICK_S if self._is_live else None
 
     def note(self, kind: str, fields: Mapping[str, Any]) -> None:
@@ -203,7 +180,7 @@ class Console(Observer):
         if not self._is_running:
             return
         columns = shutil.get_terminal_size().columns - 1
-        if self._has_live_bar and self._tails and (state := self._tails[-1].state):
+        if self._has_live_bar and self._tails and (state := self._tails[-1].cutter.state):
             bar = printable_bytes(state[:MAX_STATE_BYTES], keep_colours=True).decode().replace("\t", " ")
             self._draw(STDOUT, fit(bar, columns))
         elif self._is_live:
@@ -225,7 +202,7 @@ class Console(Observer):
         deadline = time.monotonic() + COPY_S
         turns = deque({tail.path: tail for tail in reversed(self._tails)}.values())
         turns.rotate(-self._turn)
-        while turns and output.has_room(STDOUT, deadline) and time.monotonic() < deadline:
+        while turns and output.place(STDOUT).has_room(deadline) and time.monotonic() < deadline:
             tail = turns.popleft()
             self._turn += 1
             self._copy(tail)
@@ -233,29 +210,28 @@ class Console(Observer):
                 turns.append(tail)
             elif tail not in self._tails:
                 turns.extend([other for other in self._tails if other.path == tail.path][:1])
-        if not self._has_live_bar and output.has_room(STDOUT):
+        if not self._has_live_bar and output.place(STDOUT).has_room():
             for tail in self._tails:
-                self._print(tail, tail.take_state(time.monotonic()))
+                self._print(tail, tail.cutter.take_state(time.monotonic()))
         self._print_merged()
 
     def _copy_last_lines(self) -> bool:
         """Copy all that is left, for as long as it is read; False when it was not read to its end."""
         deadline = time.monotonic() + output.FLUSH_S
-        self._end_tails()
-        while self._tails and output.has_room(STDOUT, deadline):
-            self._copy(self._tails[0])
-        self._print_merged(at_end=True)
-        return not self._tails and output.is_idle(STDOUT, deadline)
-
-    def _end_tails(self) -> None:
         for tail in self._tails:
             tail.end()
+        while self._tails and output.place(STDOUT).has_room(deadline):
+            self._copy(self._tails[0])
+        self._print_merged(at_end=True)
+        return not self._tails and output.place(STDOUT).is_idle(deadline)
 
     def _copy(self, tail: LogTail) -> None:
         """Copy a piece of a log; one that is complete and has nothing more is left."""
         is_complete = tail.is_complete()
-        pieces = tail.read(at_end=tail.is_over, max_bytes=output.ROOM_BYTES)
-        if not output.is_open(STDOUT):  # `msrun ... | head` has enough, or the disk below `msrun > file` is full
+        pieces = tail.read(output.ROOM_BYTES)
+        if not output.place(STDOUT).is_open(
+            STDOUT
+        ):  # `msrun ... | head` has enough, or the disk below `msrun > file` is full
             self._tails = []
         else:
             self._print(tail, pieces)
@@ -315,9 +291,9 @@ class Console(Observer):
     def _draw(self, descriptor: int, text: str) -> None:
         """Write the live line, but not into one that a worker has begun."""
         line = (descriptor, text.encode("utf-8", "backslashreplace"))
-        if line == self._live or not output.is_idle(descriptor):
+        if line == self._live or not output.place(descriptor).is_idle():
             return
-        if self._live is None and not output.is_at_line_start(descriptor):
+        if self._live is None and not output.place(descriptor).is_at_line_start:
             return
         if self._live is not None and self._live[0] != descriptor:
             self._erase_live_line()
@@ -330,7 +306,88 @@ class Console(Observer):
         running = membership.count(WorkerState.RUNNING)
         done = membership.count(WorkerState.DONE)
         up = len(membership.members) - membership.count(WorkerState.PLANNED)
-        loss = newest_loss(Path(self._plan.workers[0].log_path))
+        loss = read_log_end(Path(self._plan.workers[0].log_path)).loss_text
         run_time_s = time.monotonic() - self._begin
         text = f"{up} of {len(membership.members)} up, {running} running, {done} done, {run_time_s:.0f} s"
         return f"msrun: {text}{', loss ' + loss if loss else ''}"
+
+
+class Display(Protocol):
+    """Who is told of a job's moments, of its end, and of what else is to be known."""
+
+    stop_self: Callable[[], None] | None
+    """What Ctrl-Z does to this process; None = nothing."""
+
+    @property
+    def user(self) -> UserEnd | None:
+        """Where the user's terminal or standard input is, for a rank of this host."""
+
+    @property
+    def observers(self) -> tuple[Observer, ...]:
+        """Who is told of the moments."""
+
+    def say(self, text: str) -> None:
+        """Something that is no moment of the job."""
+
+    def finish(self, failure: JobFailure | None, membership: Membership, restarts: int) -> None:
+        """Everything has ended; `failure`: why the job failed, if it did; `restarts`: how often it started again."""
+
+
+class JobDisplay:
+    """A `Display` for the user of this process. What it cannot show is told to `faults`, and not raised."""
+
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        plan: LaunchPlan,
+        faults: OwnFaults,
+        *,
+        quiet: bool,
+        terminal: UserTerminal | None = None,
+    ) -> None:
+        """Write nothing yet. `terminal`: it, or standard input, belongs to a rank; closed by the caller."""
+        self.user = terminal
+        self.stop_self: Callable[[], None] | None = terminal.stop_process if terminal else stop_this_process
+        self._faults = faults
+        self._spec = spec
+        self._plan = plan
+        self._console = Console(spec, plan, quiet=quiet)
+        self._metrics: MetricsFile | None = None
+        self.also: Observer | None = None
+        """Who else is told: the launcher on another host, of whose job this is a part."""
+
+    def open_metrics(self) -> Self:
+        """Write the first metrics; UsageError: the file cannot be written."""
+        if (path := self._spec.metrics_file) is not None:
+            plan, are_here = self._plan, not self._spec.is_remote
+            if self._spec.is_joined:  # each of these hosts writes its own ranks
+                own = tuple(host for host in plan.hosts if host.node_rank == self._spec.node_rank)
+                plan, are_here = replace(plan, hosts=own), True
+            self._metrics = MetricsFile(path, plan, are_workers_here=are_here, restarts=self._spec.first_attempt)
+        return self
+
+    @property
+    def observers(self) -> tuple[Observer, ...]:
+        """Console, metrics file, and the user's terminal."""
+        return tuple(one for one in (self._console, self._metrics, self.user, self.also) if one is not None)
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        with self._faults.kept_from_job("display (Console)"):
+            self._console.note("note", {"text": text})
+
+    def finish(self, failure: JobFailure | None, membership: Membership, restarts: int) -> None:
+        """Write the last metrics and print the closing line; the failure is reported by who gets it."""
+        if self._metrics is not None:
+            with self._faults.kept_from_job("display (MetricsFile)"):
+                self._metrics.finish(membership, failure.exit_code if failure else contract.EXIT_OK)
+        hosts = max(len(self._plan.hosts), len(self._plan.fleet))
+        where = f" on {hosts} hosts" if hosts > 1 else ""
+        again = f" after restart {restarts}" if restarts else ""
+        summary = f"{all_workers(self._plan.world_size)}{where} finished successfully{again}"
+        self.pause("" if failure else summary)
+
+    def pause(self, summary: str = "") -> None:
+        """Show all that workers have written: the job has ended, or goes on elsewhere, with another plan."""
+        with self._faults.kept_from_job("display (Console)"):
+            self._console.finish(summary)

@@ -18,11 +18,7 @@ NEEDED = {"torch/distributed_training": ("torch/startup_methods",)}
 
 
 def list_examples() -> dict[str, str]:
-    """Return the name of every example and what it shows, in one sentence.
-
-    Raises:
-        ClusterError: the examples are not there.
-    """
+    """Return the name of every example and what it shows, in one sentence. ClusterError: the examples are not there."""
     root = _folder()
     programs = [path for name in PROGRAMS for path in root.glob(f"*/*/{name}")]
     named = {path.parent.relative_to(root).as_posix(): _first_line(path) for path in programs}

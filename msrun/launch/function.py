@@ -22,8 +22,8 @@ from typing import Any
 
 from msrun import contract
 from msrun.errors import UsageError, WorkerFailed
-from msrun.launch.directory.job_record import read_bytes
 from msrun.launch.directory.lock import parse_object
+from msrun.launch.directory.log_directory import read_bytes
 from ranktable.files import replace_file
 
 _LAUNCHER = (
@@ -110,11 +110,7 @@ def _launch(words: Sequence[str]) -> int:
 
 
 def _dumps(value: object, what: str) -> bytes:
-    """Pickle a value.
-
-    Raises:
-        UsageError: it cannot be pickled.
-    """
+    """Pickle a value. UsageError: it cannot be pickled."""
     remedy = "; with cloudpickle (pip install cloudpickle) also functions of __main__ are"
     try:
         import cloudpickle as pickler

@@ -33,12 +33,11 @@ from msrun.cluster.membership import RestartPolicy
 from msrun.cluster.messages import Message
 from msrun.cluster.own_thread import Inbox
 from msrun.cluster.rendezvous import listen
-from msrun.launch.console import say
+from msrun.launch.console import Display, JobDisplay, say
 from msrun.launch.directory.jobs import new_job_id, publish
 from msrun.launch.directory.lock import JobLock
 from msrun.launch.directory.log_directory import EventLog, describe_removed, prepare_log_directory
 from msrun.launch.failure import failure_of_job, report_failure, write_failure
-from msrun.launch.job_display import Display, JobDisplay
 from msrun.launch.own_start import OwnStart, describe_shadowed_package
 from msrun.launch.preflight.checks import check_restart
 from msrun.launch.rank_table_file import check_rank_table, linked_table, write_rank_table
@@ -112,7 +111,10 @@ class AgentPart:
 def plan_dry_run(spec: LaunchSpec, caller: Mapping[str, str]) -> LaunchPlan:
     """Return the plan of a job without starting, opening or creating anything. Job id and port are chosen at start."""
     if spec.is_remote:
-        return _plan_remote(spec, caller)
+        from msrun.launch.transport.pipe import agent_command
+        from msrun.planning.remote_plan import build_remote_plan
+
+        return build_remote_plan(spec, caller, job_id="JOB", agent_command=agent_command)
     facts = look_at_host(spec, caller)
     fleet = None
     if spec.is_several:
@@ -140,11 +142,7 @@ def plan_part(
     master_port: int,
     server_token: str = "",
 ) -> LaunchPlan:
-    """Return the plan of this host's part of a job, which a run carries out; arguments as `build_plan`.
-
-    Raises:
-        UsageError: the rank table is wrong, or what `build_plan` raises.
-    """
+    """Return the plan of this host's part of a job; arguments and errors as `build_plan`. UsageError: a wrong table."""
     node = f"-{fleet.node_rank}" if fleet else ""
     node += f"-{spec.first_attempt}" if spec.first_attempt else ""  # what another host has left goes in its own time
     is_linked = spec.rank_table_file is not None and spec.rank_table_file.is_symlink()  # workers get a copy
@@ -162,21 +160,6 @@ def plan_part(
         check_rank_table(spec.rank_table_file, plan.world_size, plan.device_target)
     shadowed = describe_shadowed_package(spec, {**caller, **dict(spec.env)})
     return replace(plan, notes=(*plan.notes, shadowed)) if shadowed else plan
-
-
-def _plan_remote(spec: LaunchSpec, caller: Mapping[str, str]) -> LaunchPlan:
-    from msrun.launch.transport.pipe import agent_command
-    from msrun.planning.remote_plan import build_remote_plan
-
-    return build_remote_plan(spec, caller, job_id="JOB", agent_command=agent_command)
-
-
-def _server_token(spec: LaunchSpec, job_id: str) -> str:
-    if spec.server_token or not spec.is_several:
-        return spec.server_token or secrets.token_hex(32)
-    from msrun.cluster.proof import token_of_servers
-
-    return token_of_servers(spec.token, job_id)
 
 
 def run_job(
@@ -205,7 +188,7 @@ def run_job(
             if spec.interactive_rank is not None and spec.has_terminal:
                 user = UserTerminal(spec.interactive_rank, partial(say, quiet=quiet), has_terminal=True)
                 stack.enter_context(user)
-            return open_display(spec, plan, faults, user, quiet=quiet)
+            return JobDisplay(spec, plan, faults, quiet=quiet, terminal=user).open_metrics()
 
         part = AgentPart(display, stack.enter_context(job_signals(spec, is_last=is_last)))
         return run_part(spec, caller, part, job_id=job_id, on_directory=on_directory)
@@ -241,8 +224,17 @@ def run_part(
         if part.link:
             part.link.obey(signals)
         lock = stack.enter_context(JobLock(spec.log_dir, job_id))  # entered early, so that it is given up last
-        listener = stack.enter_context(_store_listener(spec, facts, part))
+        if part.fleet is None:
+            listener = listen(facts.address, spec.master_port)
+        else:  # on a host without the workers' store, one that nobody uses
+            listener = part.store_listener.dup() if part.store_listener else socket.socket()
+        stack.enter_context(listener)
         table_text = linked_table(spec.rank_table_file)
+        server_token = spec.server_token
+        if spec.is_several and not server_token:
+            from msrun.cluster.proof import token_of_servers
+
+            server_token = token_of_servers(spec.token, job_id)
         plan = plan_part(
             spec,
             facts,
@@ -250,17 +242,11 @@ def run_part(
             job_id=job_id,
             fleet=fleet,
             master_port=part.store_port if fleet else listener.getsockname()[1],
-            server_token=_server_token(spec, job_id),
+            server_token=server_token or secrets.token_hex(32),
         )
         stack.callback(shutil.rmtree, plan.run_dir, ignore_errors=True)  # made when the fork server is ready
         lock.take()
-        if spec.first_attempt:
-            keep_logs((path for path in plan.log_paths if Path(path).exists()), spec.first_attempt - 1)
-        prepare_log_directory(plan)
-        write_rank_table(plan, table_text)
-        if spec.worker_log_dir and (spec.rank_table_file is None or table_text is not None):  # where workers read it
-            write_rank_table(plan, table_text, spec.worker_log_dir)
-        publish(spec.log_dir, job_id, plan.log_paths, spec.log_keep_jobs)
+        _fill_directory(spec, plan, table_text)
         on_directory(job_id, spec.log_dir)
         home = plan.log_dir if part.home is None else part.home
         display: Display
@@ -288,10 +274,13 @@ def run_part(
             open_files=open_files,
             stopped_limit_s=part.stopped_limit_s,
         )
-        link = part.link or stack.enter_context(contextlib.closing(_own_link(plan)))
+        host = plan.hosts[0]
+        ranks = {host.node_rank: tuple(worker.global_rank for worker in host.workers)}
+        coordinator = Coordinator(plan.job_id, ranks, RestartPolicy.of(plan))  # of a job whose only host is this one
+        link = part.link or stack.enter_context(contextlib.closing(OwnLink(coordinator, host.node_rank)))
         supervisor = Supervisor(
             plan,
-            plan.hosts[0],
+            host,
             own.start,
             stack.enter_context(contextlib.closing(ProgressBoard(Path(plan.run_dir, PROGRESS_BOARD), plan.world_size))),
             Observers([events, own.record, *display.observers], faults),
@@ -316,11 +305,14 @@ def run_part(
         return JobResult(plan, failure, result.survivors, supervisor.goes_on, supervisor.take_server())
 
 
-def _own_link(plan: LaunchPlan) -> OwnLink:
-    """Return the link to the coordinator of a job whose only host is this one."""
-    host = plan.hosts[0]
-    ranks = {host.node_rank: tuple(worker.global_rank for worker in host.workers)}
-    return OwnLink(Coordinator(plan.job_id, ranks, RestartPolicy.of(plan)), host.node_rank)
+def _fill_directory(spec: LaunchSpec, plan: LaunchPlan, table_text: str | None) -> None:
+    if spec.first_attempt:
+        keep_logs((path for path in plan.log_paths if Path(path).exists()), spec.first_attempt - 1)
+    prepare_log_directory(plan)
+    write_rank_table(plan, table_text)
+    if spec.worker_log_dir and (spec.rank_table_file is None or table_text is not None):  # where workers read it
+        write_rank_table(plan, table_text, spec.worker_log_dir)
+    publish(spec.log_dir, plan.job_id, plan.log_paths, spec.log_keep_jobs)
 
 
 def job_signals(spec: LaunchSpec, *, is_last: bool) -> SignalPipe:
@@ -329,35 +321,11 @@ def job_signals(spec: LaunchSpec, *, is_last: bool) -> SignalPipe:
     return SignalPipe(forward, ignore_afterwards=is_last, time_limit_s=spec.time_limit_s)
 
 
-def open_display(
-    spec: LaunchSpec, plan: LaunchPlan, faults: OwnFaults, user: UserTerminal | None, *, quiet: bool
-) -> JobDisplay:
-    """Return what shows a job at this process's terminal.
-
-    Raises:
-        UsageError: the metrics file cannot be written.
-    """
-    display = JobDisplay(spec, plan, faults, quiet=quiet, terminal=user)
-    display.open_metrics()
-    return display
-
-
 def check_part(spec: LaunchSpec, facts: HostFacts) -> None:
-    """Refuse before other hosts are bothered what can be seen here alone.
-
-    Raises:
-        UsageError: devices, or the rank table, are wrong.
-    """
+    """Refuse before other hosts are bothered what is wrong here alone; UsageError: devices, or the rank table, are."""
     devices = place_devices(spec.device_target, spec.local_worker_num, facts, spec.own_device_ids)
     if spec.rank_table_file:
         check_rank_table(spec.rank_table_file, spec.worker_num, devices.target)
-
-
-def _store_listener(spec: LaunchSpec, facts: HostFacts, part: AgentPart) -> socket.socket:
-    """Return the socket of the workers' store, or one that nobody uses on a host without it."""
-    if part.fleet is None:
-        return listen(facts.address, spec.master_port)
-    return part.store_listener.dup() if part.store_listener else socket.socket()
 
 
 def _rank_terminal(spec: LaunchSpec, plan: LaunchPlan, display: Display) -> RankTerminal | None:

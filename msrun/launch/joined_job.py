@@ -27,7 +27,7 @@ from msrun.cluster.hosts import HostRequest, NoKey, Refused
 from msrun.cluster.protocol import HostPart, protocol
 from msrun.cluster.rendezvous import UnresolvedName, resolve_address
 from msrun.errors import ClusterError, PeerFailed, UsageError
-from msrun.launch.console import say
+from msrun.launch.console import JobDisplay, say
 from msrun.launch.directory.jobs import new_job_id, of_job
 from msrun.launch.directory.log_directory import write_private
 from msrun.launch.job import (
@@ -36,11 +36,9 @@ from msrun.launch.job import (
     check_part,
     job_signals,
     look_at_host,
-    open_display,
     plan_dry_run,
     run_part,
 )
-from msrun.launch.job_display import JobDisplay
 from msrun.launch.job_hosts import table_digest
 from msrun.launch.remote.agent import FETCH_S, STOPPED_SHARE, LauncherReport, fleet_of_part, tell_result, told_errors
 from msrun.launch.remote.launcher_link import LauncherLink
@@ -348,7 +346,7 @@ class DialledPart:
         say(f"all {len(fleet.hosts)} hosts have {came}; this is {fleet.own.describe()}")
 
         def display(spec: LaunchSpec, plan: LaunchPlan, faults: OwnFaults) -> JobDisplay:
-            shown = open_display(spec, plan, faults, None, quiet=quiet)
+            shown = JobDisplay(spec, plan, faults, quiet=quiet).open_metrics()
             shown.also, shown.stop_self = LauncherReport(link, plan, None), self._stop
             return shown
 

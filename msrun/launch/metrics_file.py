@@ -11,16 +11,15 @@ import contextlib
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from msrun.agent.observer import Observer
-from msrun.agent.processes.process_control import Usage, session_usage
+from msrun.agent.processes.process_control import session_usage
 from msrun.agent.watch.progress_board import PROGRESS_BOARD, read_record
 from msrun.cluster.membership import Membership, WorkerState
 from msrun.errors import UsageError
-from msrun.launch.directory.worker_log import newest_loss, newest_step
+from msrun.launch.directory.worker_log import read_log_end
 from msrun.planning.plan import LaunchPlan
 from ranktable.files import write_whole
 
@@ -28,11 +27,28 @@ INTERVAL_S = 5.0
 MODE = 0o644
 """The exporter runs as another user."""
 STATE_NAMES = {state: "stopped" if state is WorkerState.STOPPED else state.value for state in WorkerState}
+METRICS = {
+    "msrun_job_info": ("gauge", "The job; always 1."),
+    "msrun_job_running": ("gauge", "1 while the job runs."),
+    "msrun_job_exit_code": ("gauge", "Exit status of msrun, when the job has ended."),
+    "msrun_job_start_time_seconds": ("gauge", "When the job began, since 1970."),
+    "msrun_restarts_total": ("counter", "How often all workers were started again."),
+    "msrun_workers": ("gauge", "Number of workers by state."),
+    "msrun_worker_step": ("gauge", "Training steps begun."),
+    "msrun_worker_steps_per_second": ("gauge", "Speed over the last 5 to 10 s."),
+    "msrun_worker_loss": ("gauge", "Newest loss."),
+    "msrun_worker_memory_bytes": ("gauge", "Resident memory of the processes of the worker."),
+    "msrun_worker_cpu_seconds_total": ("counter", "Processor time of the processes of the worker."),
+    "msrun_worker_last_progress_age_seconds": (
+        "gauge",
+        "Seconds since the newest step began or the worker wrote to its log.",
+    ),
+}
+"""Metric -> its kind and its description; those of a worker are there while it runs."""
 
 
-@dataclass(frozen=True)
-class Family:
-    """One metric with its samples."""
+class Family(NamedTuple):
+    """One metric with its samples: labels and value of each."""
 
     name: str
     kind: str
@@ -52,12 +68,9 @@ def render_families(families: Sequence[Family]) -> str:
 
 
 def _labels(labels: Mapping[str, str]) -> str:
-    return ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
-
-
-def _escaped(value: str) -> str:
-    text = value.encode("utf-8", "backslashreplace").decode()  # a path may be no text
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    texts = {name: value.encode("utf-8", "backslashreplace").decode() for name, value in labels.items()}  # odd paths
+    escape = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+    return ",".join(f'{name}="{text.translate(escape)}"' for name, text in texts.items())
 
 
 def _number(value: float) -> str:
@@ -87,9 +100,8 @@ class MetricsFile(Observer):
         self._began_at = time.time()
         self._restarts = restarts
         self._due = 0.0
-        self._membership = Membership(worker.global_rank for worker in plan.workers)
         try:
-            self._write(is_running=True, may_wait=True)
+            self._write(Membership(worker.global_rank for worker in plan.workers), may_wait=True)
         except OSError as error:
             raise UsageError(
                 f"--metrics_file {path}: cannot be written ({error.strerror}); give a file in a directory that you may "
@@ -103,91 +115,55 @@ class MetricsFile(Observer):
 
     def tick(self, membership: Membership) -> None:
         """Write when it is time."""
-        self._membership = membership
         if time.monotonic() >= self._due:
             with contextlib.suppress(OSError):  # a full disk is no reason to end the job
-                self._write(is_running=True)
+                self._write(membership)
 
     def finish(self, membership: Membership, exit_code: int) -> None:
         """Write how the job has ended; the file stays."""
-        self._membership = membership
         with contextlib.suppress(OSError):
-            self._write(is_running=False, exit_code=exit_code)
+            self._write(membership, exit_code)
 
-    def _write(self, *, is_running: bool, exit_code: int | None = None, may_wait: bool = False) -> None:
+    def _write(self, membership: Membership, exit_code: int | None = None, *, may_wait: bool = False) -> None:
+        """Write the numbers of a job that runs, or has ended with an exit status."""
         self._due = time.monotonic() + INTERVAL_S
-        text = render_families(self._families(is_running=is_running, exit_code=exit_code))
-        write_whole(self._path, text.encode(), mode=MODE, may_wait=may_wait)
-
-    def _families(self, *, is_running: bool, exit_code: int | None) -> list[Family]:
         job = {"job_id": self._plan.job_id}
-        members = [self._membership.members[worker.global_rank] for worker in self._plan.workers]
-        states = [
-            ({**job, "state": name}, float(sum(member.state is state for member in members)))
-            for state, name in STATE_NAMES.items()
-        ]
-        ended = [] if exit_code is None else [(job, float(exit_code))]
-        info = {**job, "log_dir": self._plan.log_dir}
-        return [
-            Family("msrun_job_info", "gauge", "The job; always 1.", [(info, 1.0)]),
-            Family("msrun_job_running", "gauge", "1 while the job runs.", [(job, float(is_running))]),
-            Family("msrun_job_exit_code", "gauge", "Exit status of msrun, when the job has ended.", ended),
-            Family("msrun_job_start_time_seconds", "gauge", "When the job began, since 1970.", [(job, self._began_at)]),
-            Family(
-                "msrun_restarts_total", "counter", "How often all workers were started again.", [(job, self._restarts)]
-            ),
-            Family("msrun_workers", "gauge", "Number of workers by state.", states),
-            *self._worker_families(job),
-        ]
-
-    def _worker_families(self, job: Mapping[str, str]) -> list[Family]:
-        everywhere = self._membership.running()
-        running = {w.global_rank: everywhere[w.global_rank] for w in self._plan.workers if w.global_rank in everywhere}
-        used = session_usage(running.values()) if self._are_workers_here else {}
-        rows: dict[str, list[tuple[Mapping[str, str], float]]] = {name: [] for name in WORKER_METRICS}
-        for host in self._plan.hosts:
-            for worker in host.workers:
-                if worker.global_rank in running:
-                    labels = {**job, "rank": str(worker.global_rank), "host": host.name}
-                    usage = used.get(running[worker.global_rank])
-                    for name, value in self._read(worker.global_rank, Path(worker.log_path), usage).items():
-                        if value is not None:
-                            rows[name].append((labels, value))
-        return [Family(name, *WORKER_METRICS[name], samples) for name, samples in rows.items()]
-
-    def _read(self, global_rank: int, log: Path, usage: Usage | None) -> dict[str, float | None]:
-        told, now = read_record(self._board, global_rank), time.monotonic()
-        ages = [now - told.step_at] if told.steps else []
-        with contextlib.suppress(OSError):
-            found = log.stat()
-            ages += [time.time() - found.st_mtime] if found.st_size else []
-        loss = told.loss if told.steps and math.isfinite(told.loss) else _as_number(newest_loss(log))
-        return {
-            "msrun_worker_step": told.steps or newest_step(log),
-            "msrun_worker_steps_per_second": told.steps_per_s(now),
-            "msrun_worker_loss": loss,
-            "msrun_worker_memory_bytes": usage.memory_bytes if usage else None,
-            "msrun_worker_cpu_seconds_total": usage.cpu_s if usage else None,
-            "msrun_worker_last_progress_age_seconds": max(0.0, min(ages)) if ages else None,
+        states = [membership.members[worker.global_rank].state for worker in self._plan.workers]
+        found: dict[str, list[tuple[Mapping[str, str], float]]] = {name: [] for name in METRICS}
+        found |= {
+            "msrun_job_info": [({**job, "log_dir": self._plan.log_dir}, 1.0)],
+            "msrun_job_running": [(job, float(exit_code is None))],
+            "msrun_job_exit_code": [] if exit_code is None else [(job, float(exit_code))],
+            "msrun_job_start_time_seconds": [(job, self._began_at)],
+            "msrun_restarts_total": [(job, self._restarts)],
+            "msrun_workers": [({**job, "state": n}, float(states.count(state))) for state, n in STATE_NAMES.items()],
         }
-
-
-WORKER_METRICS = {
-    "msrun_worker_step": ("gauge", "Training steps begun."),
-    "msrun_worker_steps_per_second": ("gauge", "Speed over the last 5 to 10 s."),
-    "msrun_worker_loss": ("gauge", "Newest loss."),
-    "msrun_worker_memory_bytes": ("gauge", "Resident memory of the processes of the worker."),
-    "msrun_worker_cpu_seconds_total": ("counter", "Processor time of the processes of the worker."),
-    "msrun_worker_last_progress_age_seconds": (
-        "gauge",
-        "Seconds since the newest step began or the worker wrote to its log.",
-    ),
-}
-"""Metric of a running worker -> its kind and its description."""
-
-
-def _as_number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
+        running = membership.running()
+        own = [
+            (host, w, running[w.global_rank])
+            for host in self._plan.hosts
+            for w in host.workers
+            if w.global_rank in running
+        ]
+        used = session_usage(pid for _, _, pid in own) if self._are_workers_here else {}
+        for host, worker, pid in own:
+            labels, usage, now = (
+                {**job, "rank": str(worker.global_rank), "host": host.name},
+                used.get(pid),
+                time.monotonic(),
+            )
+            told = read_record(self._board, worker.global_rank)
+            log = read_log_end(Path(worker.log_path)).with_reported(told)
+            ages = [now - told.step_at] if told.steps else []
+            ages += [time.time() - log.written_at] if log.written_at is not None else []
+            for name, value in (
+                ("step", log.step),
+                ("steps_per_second", told.steps_per_s(now)),
+                ("loss", log.loss),
+                ("memory_bytes", usage.memory_bytes if usage else None),
+                ("cpu_seconds_total", usage.cpu_s if usage else None),
+                ("last_progress_age_seconds", max(0.0, min(ages)) if ages else None),
+            ):
+                found[f"msrun_worker_{name}"] += [(labels, value)] if value is not None else []
+        text = render_families([Family(name, *METRICS[name], samples) for name, samples in found.items()])
+        write_whole(self._path, text.encode(), mode=MODE, may_wait=may_wait)

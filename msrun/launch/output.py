@@ -3,19 +3,22 @@
 A paused terminal, `| less` or a full pipe stops the thread that writes there, and nothing else. Each place has one
 thread and one bounded queue; stdout and stderr that lead to the same place share them, so that their order stays. What
 does not fit is dropped, and said as soon as there is room again. A reader that has gone (`| head`) gets no more.
+
+A worker, another host or a file may send a terminal what moves its cursor, changes its title, writes the clipboard or
+turns the direction of text. Every sink of such text goes through `printable`.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import select
 import sys
 import threading
 import time
+import unicodedata
 from collections import Counter, deque
 from typing import TextIO
-
-from msrun.launch.printable import printable
 
 STDOUT, STDERR = 1, 2
 MAX_WAITING_BYTES = 1 << 20
@@ -29,7 +32,7 @@ ERASE_LINE = b"\r\x1b[K"
 _PIECE_BYTES = 1 << 16
 
 
-class _Place:
+class Place:
     """A terminal, a pipe or a file, the thread that writes there, and what waits for it."""
 
     def __init__(self) -> None:
@@ -45,6 +48,7 @@ class _Place:
         """What was written last has ended its line."""
 
     def write(self, descriptor: int, data: bytes, *, is_kept: bool) -> None:
+        """As the function `write`."""
         with self._changed:
             if descriptor in self._gone or not data:
                 return
@@ -61,10 +65,16 @@ class _Place:
             self._changed.notify_all()
 
     def is_open(self, descriptor: int) -> bool:
+        """Return False once nobody reads there any more."""
         return descriptor not in self._gone
 
-    def wait(self, below_bytes: int, deadline: float) -> bool:
-        """Return whether less than this waits; waits for it until the deadline, or as long as the reader reads."""
+    def has_room(self, deadline: float = 0.0, below_bytes: int = ROOM_BYTES) -> bool:
+        """Return whether there is room for more of what can wait elsewhere.
+
+        Args:
+            deadline: moment of `time.monotonic` until which room is waited for, as long as the reader reads.
+            below_bytes: so much may wait.
+        """
         with self._changed:
             while self._waiting_bytes >= below_bytes:
                 now = time.monotonic()
@@ -73,6 +83,10 @@ class _Place:
                     return False
                 self._changed.wait(end - now)
         return True
+
+    def is_idle(self, deadline: float = 0.0) -> bool:
+        """Return whether everything has been written; `deadline` as for `has_room`."""
+        return self.has_room(deadline, 1)
 
     def end(self) -> None:
         """Let the thread end once nothing waits."""
@@ -138,21 +152,18 @@ class _Place:
             return 0
 
 
-_places: dict[tuple[int, int], _Place] = {}
+_places: dict[tuple[int, int], Place] = {}
 
 
-def _place(descriptor: int) -> _Place:
+def place(descriptor: int) -> Place:
+    """Return where stdout or stderr lead to."""
     found = os.fstat(descriptor)
-    return _places.setdefault((found.st_dev, found.st_ino), _Place())
+    return _places.setdefault((found.st_dev, found.st_ino), Place())
 
 
 def write(descriptor: int, data: bytes, *, is_kept: bool = False) -> None:
-    """Have bytes written to stdout or stderr. Never waits, never fails.
-
-    Args:
-        is_kept: nothing of it is dropped; for somebody who asks for room first.
-    """
-    _place(descriptor).write(descriptor, data, is_kept=is_kept)
+    """Have bytes written; never waits, never fails. `is_kept`: drop nothing, for somebody who asks for room first."""
+    place(descriptor).write(descriptor, data, is_kept=is_kept)
 
 
 _line_end = "\n"
@@ -165,59 +176,32 @@ def set_line_end(line_end: str) -> None:
 
 
 def say_lines(text: str) -> None:
-    """Print lines of msrun's own on stderr, or on what a caller in this process has put in its place.
-
-    They begin a line of their own, also after a worker that has not ended its own there.
-    """
+    """Print lines of msrun's own on stderr, or what takes its place: they begin a line, whatever a worker has begun."""
     line = f"{printable(text)}\n".replace("\n", _line_end)
     if sys.stderr is sys.__stderr__:
-        begin = b"" if is_at_line_start(STDERR) else _line_end.encode()
+        begin = b"" if place(STDERR).is_at_line_start else _line_end.encode()
         write(STDERR, begin + line.encode("utf-8", "backslashreplace"))
     else:
         sys.stderr.write(line)
 
 
-def has_room(descriptor: int, deadline: float = 0.0) -> bool:
-    """Return whether there is room for more of what can wait elsewhere.
-
-    Args:
-        deadline: moment of `time.monotonic` until which room is waited for, as long as the reader reads.
-    """
-    return _place(descriptor).wait(ROOM_BYTES, deadline)
-
-
-def is_idle(descriptor: int, deadline: float = 0.0) -> bool:
-    """Return whether everything has been written; `deadline` as for `has_room`."""
-    return _place(descriptor).wait(1, deadline)
-
-
-def is_open(descriptor: int) -> bool:
-    """Return False once nobody reads there any more."""
-    return _place(descriptor).is_open(descriptor)
-
-
-def is_at_line_start(descriptor: int) -> bool:
-    """Return whether what was written there last has ended its line."""
-    return _place(descriptor).is_at_line_start
-
-
-def is_one_place() -> bool:
+def is_oneplace() -> bool:
     """Return whether stdout and stderr lead to the same terminal, file or pipe."""
-    return _place(STDOUT) is _place(STDERR)
+    return place(STDOUT) is place(STDERR)
 
 
 def flush() -> None:
     """Wait until everything has been written: for a reader that reads up to FLUSH_S, for one that does not STALL_S."""
     deadline = time.monotonic() + FLUSH_S
-    for place in list(_places.values()):
-        place.wait(1, deadline)
+    for one in list(_places.values()):
+        one.is_idle(deadline)
 
 
 def close() -> None:
     """Flush, and end the threads that have nothing more to write: a process that forks should have none."""
     flush()
-    for place in _places.values():
-        place.end()
+    for one in _places.values():
+        one.end()
     _places.clear()
 
 
@@ -246,3 +230,72 @@ def discard_output(stream: TextIO) -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, stream.fileno())
     os.close(null)
+
+
+_CSI = r"\x1b\[[0-?]*[ -/]*[@-~]"
+_SUSPECT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+_PLAIN = bytes([0x09, 0x0A, *range(0x20, 0x7F)])
+_COLOUR = re.compile(r"\x1b\[[0-9;:]*m\Z")
+_UNSAFE = re.compile(rf"{_CSI}|{_SUSPECT.pattern}")
+_RESET = "\x1b[0m"
+_COLOURS = re.compile(r"(\x1b\[[0-9;:]*m)")
+
+
+def printable(text: str, *, keep_colours: bool = False) -> str:
+    """Return text that a terminal only shows. Line ends and tabs stay.
+
+    Sequences that move the cursor or erase (CSI) are left out; other control characters (C0, C1, DEL), line and
+    paragraph separators and those that override the direction of text are shown escaped, as \\x1b and so on.
+
+    Args:
+        keep_colours: let sequences that set colours (SGR) stay; they end with the line.
+    """
+    if not _SUSPECT.search(text):
+        return text
+    if not keep_colours:
+        return _UNSAFE.sub(_escape, text)
+    return "\n".join(map(_with_colours, text.split("\n")))
+
+
+def printable_bytes(data: bytes, *, keep_colours: bool = False) -> bytes:
+    """Return the same of bytes, as UTF-8; those that are no UTF-8 are shown escaped."""
+    if not data.translate(None, _PLAIN):
+        return data
+    return printable(data.decode("utf-8", "backslashreplace"), keep_colours=keep_colours).encode()
+
+
+def one_line(text: str) -> str:
+    """Return text that stays in its line, for names and reasons; all that is not printable is shown escaped."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in printable(text))
+
+
+def fit(text: str, columns: int) -> str:
+    """Return as much of a printable line as a terminal shows in so many columns; colours take none, and stay."""
+    shown: list[str] = []
+    for part in _COLOURS.split(text):
+        if part.startswith("\x1b"):
+            shown.append(part)
+            continue
+        for char in part:
+            columns -= 0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1
+            if columns >= 0:
+                shown.append(char)
+    return "".join(shown)
+
+
+def _escape(match: re.Match[str]) -> str:
+    return "" if len(match[0]) > 1 else ascii(match[0])[1:-1]
+
+
+def _with_colours(line: str) -> str:
+    has_colour = False
+
+    def escape(match: re.Match[str]) -> str:
+        nonlocal has_colour
+        if _COLOUR.match(match[0]):
+            has_colour = True
+            return match[0]
+        return _escape(match)
+
+    shown = _UNSAFE.sub(escape, line)
+    return shown + _RESET if has_colour else shown

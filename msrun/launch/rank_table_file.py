@@ -121,11 +121,7 @@ def render_rank_table(plan: LaunchPlan) -> str:
 
 
 def read_given_table(path: Path) -> RankTable:
-    """Return the user's table, whatever it says.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
+    """Return the user's table, whatever it says. UsageError: it cannot be read."""
     from ranktable import RankTableError, read_table
 
     if path.exists() and not path.is_file():

@@ -8,8 +8,7 @@ from typing import Any
 
 from msrun.cluster.protocol import Finding, HostAddress, HostReport
 from msrun.errors import MsrunError
-from msrun.launch.preflight.fleet_checks import LauncherFacts
-from msrun.launch.preflight.host_report import HostAnswer
+from msrun.launch.preflight.fleet_checks import HostAnswer, LauncherFacts
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.program import Program
 

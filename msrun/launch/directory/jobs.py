@@ -21,8 +21,8 @@ from pathlib import Path
 
 from msrun import contract
 from msrun.errors import UsageError
-from msrun.launch.directory.job_record import parse_plan, read_bytes
 from msrun.launch.directory.lock import read_lock
+from msrun.launch.directory.log_directory import parse_plan, read_bytes
 from msrun.planning.spec import LaunchSpec
 from ranktable.files import replace_file
 
@@ -56,8 +56,7 @@ def of_job(spec: LaunchSpec, job_id: str) -> LaunchSpec:
 def write_script(spec: LaunchSpec) -> LaunchSpec:
     """Write a script that could be read only once into the job's folder, and return what is asked with that file.
 
-    Raises:
-        UsageError: it cannot be written.
+    UsageError: it cannot be written.
     """
     path = spec.log_dir / SCRIPT
     try:
@@ -77,6 +76,15 @@ def find_job(log_dir: Path) -> Path:
     if (job := _target(log_dir / LATEST)) is not None:
         return job
     return max(list_jobs(log_dir), default=log_dir)
+
+
+def require_job(log_dir: Path, option: str) -> Path:
+    """Return the same, for the value of an option or a command; UsageError: there is no such directory."""
+    log_dir = find_job(log_dir)
+    if not log_dir.is_dir():
+        what = "is a file" if log_dir.exists() else "no such directory"
+        raise UsageError(f"{option} {log_dir}: {what}; give the --log_dir of a job")
+    return log_dir
 
 
 def list_jobs(log_dir: Path) -> list[Path]:
@@ -101,10 +109,8 @@ def publish(folder: Path, job_id: str, logs: Iterable[str], keep_jobs: int) -> N
     Nothing happens for a folder that `of_job` has not made. Where links cannot be made, or something that is no plain
     file has their name, the files are in the job's folder alone.
 
-    Args:
-        folder: of the job, or of a host that is not the first in it.
-        logs: of its ranks, wherever they are written.
-        keep_jobs: how many jobs stay, with this one; a job that runs stays, too.
+    `folder`: of the job, or of a host that is not the first in it. `logs`: of its ranks, wherever they are written.
+    `keep_jobs`: how many jobs stay, with this one; a job that runs stays, too.
     """
     job = folder if folder.name == job_id else folder.parent
     root = job.parent
@@ -154,8 +160,7 @@ def _link(path: Path, target: str) -> None:
 def _remove_job(folder: Path) -> None:
     """Remove a job's files, and its folder unless a program has written something else there.
 
-    Raises:
-        OSError: a file cannot be removed.
+    OSError: a file cannot be removed.
     """
     for host in (path for path in folder.iterdir() if _OF_HOST.fullmatch(path.name) and path.is_dir()):
         _remove_job(host)

@@ -1,4 +1,8 @@
-"""The job's log directory: made, checked and filled before anything starts."""
+"""A job's log directory: made and filled before anything starts, written while it runs, read back by others.
+
+Of what is read everything may be missing, half written or damaged: the job may be writing at this moment, or have died
+while it was. What cannot be understood is left out; no content is an error.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,18 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from msrun import contract
-from msrun.agent.logs.own_file import create_own_file, open_own_file
+from msrun.agent.logs.own_file import NOT_PLAIN, create_own_file, open_own_file
 from msrun.agent.observer import Observer
+from msrun.cluster.membership import WorkerState
 from msrun.errors import UsageError
-from msrun.launch.printable import printable
+from msrun.launch.directory.lock import parse_number, parse_object
+from msrun.launch.output import printable
 from msrun.planning.plan import LaunchPlan
 from ranktable.files import replace_file
 
@@ -26,9 +33,7 @@ MAX_CHARS = 1 << 16
 def record_fault(folder: Path, what: str, trace: str) -> None:
     """Append a fault with its traceback; to stderr where there is no `scheduler.log` to write.
 
-    Args:
-        folder: the job's log directory.
-        what: one line.
+    `folder`: the job's log directory; `what`: one line.
     """
     stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime())
     text = printable(f"{stamp} {what}\n{trace[-MAX_CHARS:].rstrip()}\n")
@@ -46,8 +51,7 @@ def prepare_log_directory(plan: LaunchPlan) -> None:
 
     The caller holds its lock.
 
-    Raises:
-        UsageError: it cannot be created or written, or a file of the job is not a plain file.
+    UsageError: it cannot be created or written, or a file of the job is not a plain file.
     """
     folder = Path(plan.log_dir)
     try:
@@ -96,3 +100,144 @@ class EventLog(Observer):
         """Close the file."""
         with contextlib.suppress(OSError):
             self._file.close()
+
+
+MAX_FILE_BYTES = 256 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class PlannedWorker:
+    """One worker of a written plan."""
+
+    global_rank: int
+    host: str
+    log_name: str
+    """Its log's name in the log directory, wherever that has been moved to."""
+
+
+@dataclass(frozen=True)
+class PlanRecord:
+    """What is needed of a plan.json."""
+
+    job_id: str
+    run_dir: str
+    grace_s: float | None
+    hosts: tuple[str, ...]
+    workers: tuple[PlannedWorker, ...]
+    server_num: int = 0
+    """Of parameter servers."""
+
+
+@dataclass
+class WorkerRecord:
+    """What the events tell of one worker: of its newest attempt when it was started again."""
+
+    pid: int = 0
+    state: str = WorkerState.PLANNED.value
+    how: str = ""
+    """How it ended, in words."""
+
+
+@dataclass
+class EventsRecord:
+    """What the events tell of a job."""
+
+    workers: dict[int, WorkerRecord] = field(default_factory=dict)
+    begin: float | None = None
+    """Wall clock, as all times here."""
+    newest: float | None = None
+    is_running: bool = False
+    """Every worker was started."""
+    stopping: str | None = None
+    """Why the job is being stopped."""
+    over: str | None = None
+    """How the job ended."""
+    restarts: int = 0
+    """How often the whole job was started again; the fields above tell of its newest start."""
+
+
+def read_bytes(path: Path) -> bytes | None:
+    """Return a plain file's content; None when there is none. OSError: it is there and cannot be read."""
+    try:
+        descriptor = open_own_file(path, os.O_RDONLY)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError | NotADirectoryError) or error.strerror == NOT_PLAIN:
+            return None
+        raise
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read(MAX_FILE_BYTES)
+
+
+def parse_plan(data: bytes) -> PlanRecord | None:
+    """Return what a plan.json says; None when it is no plan of a job."""
+    plan = parse_object(data)
+    job_id, run_dir = plan.get("job_id"), plan.get("run_dir")
+    if not isinstance(job_id, str) or not isinstance(run_dir, str):
+        return None
+    hosts = [host for host in _list(plan.get("hosts")) if isinstance(host, dict)]
+    workers = [worker for host in hosts for worker in _parse_workers(host)]
+    return PlanRecord(
+        job_id,
+        run_dir,
+        parse_number(plan.get("grace_s")),
+        tuple(str(host.get("name", "?")) for host in hosts),
+        tuple(sorted(workers, key=lambda worker: worker.global_rank)),
+        sum(len(_list(host.get("servers"))) for host in hosts),
+    )
+
+
+def _parse_workers(host: dict[str, Any]) -> Iterable[PlannedWorker]:
+    for worker in _list(host.get("workers")):
+        if not isinstance(worker, dict):
+            continue
+        rank, log = worker.get("global_rank"), worker.get("log")
+        if not _is_count(rank) or not isinstance(log, str):
+            continue
+        name = log.rpartition("/")[2]
+        if name.endswith(contract.worker_log_name("", rank)) and "\0" not in name:
+            yield PlannedWorker(rank, str(host.get("name", "?")), name)
+
+
+def read_events(data: bytes) -> Iterator[tuple[str, float | None, dict[str, Any]]]:
+    """Yield kind, moment (wall clock) and fields of each event of an events.jsonl; other lines are skipped."""
+    for line in data.split(b"\n"):
+        event = parse_object(line)
+        if isinstance(kind := event.get("event"), str):
+            yield kind, parse_number(event.get("time")), event
+
+
+def parse_events(data: bytes) -> EventsRecord:
+    """Return what an events.jsonl tells; an event of an unknown kind changes but the time of the newest one."""
+    record = EventsRecord()
+    for kind, moment, event in read_events(data):
+        if moment is not None:
+            record.begin = moment if record.begin is None else record.begin
+            record.newest = moment
+        _fold(record, kind, event)
+    return record
+
+
+def _fold(record: EventsRecord, kind: str, event: dict[str, Any]) -> None:
+    rank = event.get("global_rank")
+    if kind == "started" and _is_count(rank):
+        pid = event.get("pid")
+        record.workers[rank] = WorkerRecord(pid if _is_count(pid) else 0, WorkerState.RUNNING.value)
+    elif kind == "exited" and _is_count(rank):
+        worker = record.workers.setdefault(rank, WorkerRecord())
+        worker.state, worker.how = str(event.get("state", "ended")), str(event.get("how", ""))
+    elif kind == "running":
+        record.is_running = True
+    elif kind in ("stopping", "over"):
+        setattr(record, kind, str(event.get("reason", "")))
+    elif kind == "restarting":
+        record.workers.clear()
+        record.is_running, record.stopping, record.over = False, None, None
+        record.restarts += 1
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []

@@ -2,96 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
+import math
 import os
 import re
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from msrun.agent.logs.own_file import open_own_file
 from msrun.agent.logs.rotated_log import rotated_path
+from msrun.agent.watch.progress_board import Progress
 
 GAP = b"[msrun: the log was rotated faster than it could be shown; lines may be missing here]\n"
 LOOKS = 5
 """How often newer files are looked for at a time, when they are rotated meanwhile."""
 
 
-class GrowingFile:
-    """A file that is written meanwhile. It stays the same one when it is renamed.
+class LogReader:
+    """Follows one log while it is written, over its rotations. What it holds stays the same when it is renamed.
 
-    Args:
-        after: inode of the file that had the name before and may have it still; None: there was none.
+    `keep`: how many older files stay of a log that is rotated, 0 when it is not. `after`: inode of the log that had the
+    name before and may have it still; None: there was none.
     """
 
-    def __init__(self, path: str, after: int | None = None) -> None:
-        self._path = path
-        self._after = after
-        self._descriptor = -1
-
-    def read(self, size_bytes: int) -> bytes:
-        """Return the next bytes; empty when there are none now."""
-        self.hold()
-        return os.read(self._descriptor, size_bytes) if self._descriptor >= 0 else b""
-
-    def skip_to_last(self, size_bytes: int) -> bool:
-        """Leave out what comes before the last bytes; return whether that is anything."""
-        self.hold()
-        skipped = os.fstat(self._descriptor).st_size - size_bytes if self._descriptor >= 0 else 0
-        if skipped > 0:
-            os.lseek(self._descriptor, skipped, os.SEEK_SET)
-        return skipped > 0
-
-    def hold(self) -> None:
-        """Open the file, if it is there, so that a new name does not take it away."""
-        if self._descriptor < 0:
-            with contextlib.suppress(OSError):
-                self._descriptor = open_own_file(self._path, os.O_RDONLY)
-                if _inode(self._descriptor) == self._after:
-                    self.close()
-
-    @property
-    def place(self) -> int:
-        """How many bytes have been read."""
-        return os.lseek(self._descriptor, 0, os.SEEK_CUR) if self._descriptor >= 0 else 0
-
-    def edit(self, change: Callable[[int], None]) -> None:
-        """Call a function with a descriptor of the file, whatever its name is now, that may be written.
-
-        Raises:
-            OSError: it may not be, or what `change` raises. A file that is closed is left.
-        """
-        if self._descriptor >= 0:
-            writable = os.open(f"/proc/self/fd/{self._descriptor}", os.O_WRONLY | os.O_CLOEXEC)
-            try:
-                change(writable)
-            finally:
-                os.close(writable)
-
-    @property
-    def inode(self) -> int | None:
-        """Of the file; None while there is none."""
-        return _inode(self._descriptor) if self._descriptor >= 0 else None
-
-    def is_renamed(self) -> bool:
-        """Return whether the file has lost its name; so has one that never came."""
-        return self._descriptor < 0 or _inode_of_path(self._path) != self.inode
-
-    def close(self) -> None:
-        """Let go of the file."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-
-class RotatedReader:
-    """Follows one log over its rotations. Holds the file it reads, so that a new name does not take it away.
-
-    Args:
-        after: as for GrowingFile.
-    """
-
-    def __init__(self, path: str, keep: int, after: int | None = None) -> None:
+    def __init__(self, path: str, keep: int = 0, after: int | None = None) -> None:
         self._path = path
         self._keep = keep
         self._after = after
@@ -107,7 +42,7 @@ class RotatedReader:
         if not self._files and not self._find_newer():
             return b""
         while not (data := os.read(self._files[0], size_bytes)):
-            if len(self._files) == 1 and not self._find_newer():
+            if len(self._files) == 1 and not (self._keep and self._find_newer()):
                 return b""
             # It has a successor, so nothing is added to it any more; but that may have happened since it was read.
             data = os.read(self._files[0], size_bytes)
@@ -121,23 +56,51 @@ class RotatedReader:
 
     def hold(self) -> None:
         """Open what has been written until now, so that new names do not take it away, nor add another log."""
-        self._find_newer()
+        if self._keep or not self._files:
+            self._find_newer()
         self._is_held = True
+
+    def skip_to_last(self, size_bytes: int) -> bool:
+        """Leave out what comes before the last bytes; return whether that is anything."""
+        skipped = os.fstat(self._files[0]).st_size - size_bytes if self._files or self._find_newer() else 0
+        if skipped > 0:
+            os.lseek(self._files[0], skipped, os.SEEK_SET)
+        return skipped > 0
+
+    @property
+    def place(self) -> int:
+        """How many bytes have been read of a log that is not rotated."""
+        return os.lseek(self._files[0], 0, os.SEEK_CUR) if self._files and not self._keep else 0
+
+    def edit(self, change: Callable[[int], None]) -> None:
+        """Call a function with a descriptor of the log, whatever its name is now, that may be written.
+
+        OSError: it may not be, or what `change` raises. A file that is closed is left.
+        """
+        if self._files:
+            writable = os.open(f"/proc/self/fd/{self._files[-1]}", os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                change(writable)
+            finally:
+                os.close(writable)
 
     @property
     def inode(self) -> int | None:
         """Of the newest file that is held; None while there is none."""
-        return _inode(self._files[-1]) if self._files else None
+        return os.fstat(self._files[-1]).st_ino if self._files else None
 
     def is_renamed(self) -> bool:
         """Return whether the newest file that is held has lost the log's name; so has one that never came."""
-        paths = (rotated_path(self._path, number) for number in range(self._keep + 1))
-        return not self._files or self.inode not in map(_inode_of_path, paths)
+        return not self._files or self.inode not in map(_inode_of_path, self._paths)
 
     def close(self) -> None:
         """Let go of all files."""
         while self._files:
             os.close(self._files.popleft())
+
+    @property
+    def _paths(self) -> list[str]:
+        return [rotated_path(self._path, number) for number in range(self._keep + 1)]
 
     def _find_newer(self) -> bool:
         """Open what is newer than the newest file that is held; returns whether there was any.
@@ -151,7 +114,7 @@ class RotatedReader:
                 return False
             found, is_known_found = self._open_newer(known)
             is_other_log = self._is_held and not is_known_found
-            if found and not is_other_log and newest == _inode(found[0]) == _inode_of_path(self._path):
+            if found and not is_other_log and newest == os.fstat(found[0]).st_ino == _inode_of_path(self._path):
                 self._has_gap = self._has_gap or (bool(self._files) and not is_known_found)
                 self._files.extend(reversed(found))
                 return True
@@ -161,26 +124,20 @@ class RotatedReader:
 
     def _open_newer(self, known: int | None) -> tuple[list[int], bool]:
         """Return descriptors from the newest file to the one after `known`, and whether that was met."""
-        found: list[int] = []
-        seen: set[int] = set()
-        for number in range(self._keep + 1):
+        found: dict[int, int] = {}
+        for path in self._paths:
             try:
-                file = open_own_file(rotated_path(self._path, number), os.O_RDONLY)
+                file = open_own_file(path, os.O_RDONLY)
             except OSError:  # it is just being renamed, or there are no more
                 continue
-            inode = _inode(file)
-            if inode == known or inode in seen:
-                os.close(file)
-                if inode == known:
-                    return found, True
+            inode = os.fstat(file).st_ino
+            if inode != known and inode not in found:
+                found[inode] = file
                 continue
-            seen.add(inode)
-            found.append(file)
-        return found, False
-
-
-def _inode(file: int) -> int:
-    return os.fstat(file).st_ino
+            os.close(file)
+            if inode == known:
+                return list(found.values()), True
+        return list(found.values()), False
 
 
 def _inode_of_path(path: str) -> int | None:
@@ -229,30 +186,51 @@ def _read_end(path: Path, size_bytes: int) -> bytes:
         return b""
 
 
-def newest_loss(path: Path) -> str:
-    """Return the text of the last loss in the last lines of a log, or an empty string."""
-    found = _LOSS.findall(read_tail(path, LOSS_BYTES))
-    return found[-1].decode("ascii") if found else ""
+@dataclass(frozen=True)
+class LogEnd:
+    """How far a worker is, by the end of its log, and by what it reports itself where it does."""
+
+    written_at: float | None = None
+    """When it last wrote there, wall clock; None when it has written nothing."""
+    step: int | None = None
+    loss_text: str = ""
+    """The newest loss as it stands there; empty when there is none."""
+    last_line: str = ""
+    """Of a progress bar its last state; as the worker wrote it, so not for a terminal."""
+
+    @property
+    def loss(self) -> float | None:
+        """The newest loss."""
+        try:
+            return float(self.loss_text)
+        except ValueError:
+            return None
+
+    def with_reported(self, told: Progress) -> LogEnd:
+        """Return the same with the step and the loss that the worker reports, which go before those of its log."""
+        loss_text = repr(told.loss) if math.isfinite(told.loss) else self.loss_text
+        return replace(self, step=told.steps, loss_text=loss_text) if told.steps else self
 
 
-def newest_step(path: Path) -> int | None:
-    """Return the number of the last step in the last lines of a log; None when there is none."""
-    return parse_step(read_tail(path, LOSS_BYTES))
-
-
-def parse_step(tail: bytes) -> int | None:
-    """Return the number of the last step in the end of a log."""
-    found = _STEP.findall(tail)
-    return int(found[-1]) if found else None
-
-
-def last_line(tail: bytes) -> str:
-    """Return the last line of a log's end that is not empty; of a progress bar its last state."""
-    for line in reversed(tail.split(b"\n")):
-        text = line.rstrip(b"\r\t ").rpartition(b"\r")[2]
-        if text.strip():
-            return text.decode("utf-8", "backslashreplace")
-    return ""
+def read_log_end(path: Path) -> LogEnd:
+    """Return what the last lines of a log tell; nothing of one that is empty, or that cannot be read."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return LogEnd()
+    was_rotated = not found.st_size and Path(rotated_path(str(path), 1)).exists()
+    if not path.is_file() or not (found.st_size or was_rotated):
+        return LogEnd()
+    tail = read_tail(path, LOSS_BYTES)
+    steps, losses = _STEP.findall(tail), _LOSS.findall(tail)
+    lines = (line.rstrip(b"\r\t ").rpartition(b"\r")[2] for line in reversed(tail.split(b"\n")))
+    last_line = next((line for line in lines if line.strip()), b"")
+    return LogEnd(
+        found.st_mtime,
+        int(steps[-1]) if steps else None,
+        losses[-1].decode("ascii") if losses else "",
+        last_line.decode("utf-8", "backslashreplace"),
+    )
 
 
 def read_excerpt(path: Path) -> list[str]:

@@ -19,7 +19,8 @@ from msrun.cluster.own_thread import Inbox, describe_fault, traceback_of
 from msrun.cluster.protocol import HostJob, check_said
 from msrun.errors import ClusterError, Interrupted, MsrunError, UsageError, interruption
 from msrun.launch.directory.log_directory import record_fault
-from msrun.launch.preflight.host_report import MAX_QUOTED_CHARS, explain_agent_end, printable
+from msrun.launch.output import printable
+from msrun.launch.preflight.fleet_checks import MAX_QUOTED_CHARS, explain_agent_end
 from msrun.launch.remote.logs import LogCollector
 from msrun.launch.transport.event_loop import ByteChannel, EventLoop
 from msrun.launch.transport.link import CLOSED, Link

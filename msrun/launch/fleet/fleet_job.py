@@ -39,7 +39,6 @@ from msrun.launch.fleet.fleet_plan import HostPlans, keep_attempt
 from msrun.launch.fleet.hosts import Hosts, ListedHosts, ReadyHosts, ranks_of_hosts
 from msrun.launch.fleet.joined_hosts import JoinedHosts
 from msrun.launch.job import JobResult
-from msrun.launch.job_display import JobDisplay
 from msrun.launch.preflight.fleet_checks import FAR_SKEW_S, describe_skew
 from msrun.launch.rank_table_file import write_rank_table
 from msrun.launch.remote.logs import LogCollector, own_logs

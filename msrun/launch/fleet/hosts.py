@@ -22,13 +22,14 @@ from msrun.launch.fleet.agents import ANSWER_S, CLOSE_S, AgentLink, Agents
 from msrun.launch.preflight.finding import describe_finding, fleet_error
 from msrun.launch.preflight.fleet_checks import (
     LOOPBACK,
+    HostAnswer,
     LauncherFacts,
     check_reach,
     choose_master_address,
     compare_hosts,
+    printable_record,
 )
 from msrun.launch.preflight.host_look import read_sources, shown_word
-from msrun.launch.preflight.host_report import HostAnswer, printable_record
 from msrun.launch.remote.logs import LogCollector
 from msrun.launch.transport.opener import HostOpener
 from msrun.planning.host_assignment import HostAssignment

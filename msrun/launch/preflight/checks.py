@@ -11,10 +11,11 @@ import re
 import resource
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import TypeVar
 
 from msrun import contract
 from msrun.agent.host.host_facts import LOOPBACK, group_folders, installed_version, read_host_facts
@@ -26,7 +27,26 @@ from msrun.planning.placement.host import DevicePlacement, place_devices
 from msrun.planning.ranks import count_workers
 from msrun.planning.spec import LaunchSpec
 
+T = TypeVar("T")
 MAX_COMMAND_CHARS = 80
+MIB = 1 << 20
+GIB = 1 << 30
+LOW_DISK_BYTES = GIB
+FULL_DISK_BYTES = MIB
+LOW_MEMORY_BYTES = 200 * MIB
+"""A worker with torch imported and a small model."""
+SMALL_SHARED_MEMORY_BYTES = 64 * MIB
+"""What a container gets by default; the workers of one torch DataLoader can fill it."""
+FILES_OF_MSRUN = 32
+"""Beside one for each worker; with rotated logs, two: both ends of its pipe, or a pipe and a log."""
+FILES_PER_HOST = 4
+"""Of a launcher: a connection, or a socket and the stderr of an agent on this host, and a ProxyCommand's."""
+FILES_PER_WORKER = 8
+"""What a worker that talks to some others needs; the store alone has a connection to each."""
+PROCESSES_OF_MSRUN = 3
+"""Fork server, scheduler and its store."""
+USUAL_THREADS = 4
+"""Of a worker that uses torch, beside its compute threads."""
 
 
 def describe_port_owner(port: int) -> str:
@@ -38,17 +58,11 @@ def describe_port_owner(port: int) -> str:
 
     listening = (one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN)
     pid = min((one.pid for one in listening if getattr(one.laddr, "port", 0) == port and one.pid), default=None)
-    if pid is None:
-        return ""
     text = ""
     with contextlib.suppress(psutil.Error):
-        text = " ".join(mask_words(psutil.Process(pid).cmdline()))
+        text = " ".join(mask_words(psutil.Process(pid).cmdline())) if pid else ""
     text = text if len(text) <= MAX_COMMAND_CHARS else text[:MAX_COMMAND_CHARS] + "..."
-    return f"pid {pid}{f' ({text})' if text else ''}"
-
-
-MIB = 1 << 20
-GIB = 1 << 30
+    return f"pid {pid}{f' ({text})' if text else ''}" if pid else ""
 
 
 def format_bytes(size_bytes: int) -> str:
@@ -70,15 +84,7 @@ def free_memory_bytes(root: Path = Path("/")) -> int | None:
     The page cache of a group that was not used lately counts as free, as it does in the host's MemAvailable.
     Source: proc(5); the kernel's cgroup-v2.rst and cgroup-v1/memory.rst.
     """
-    candidates = list(_cgroup_memory(root))
-    with contextlib.suppress(OSError):
-        match = re.search(r"^MemAvailable:\s+(\d+) kB$", (root / "proc/meminfo").read_text(), re.MULTILINE)
-        if match:
-            candidates.append(int(match[1]) * 1024)
-    return min(candidates, default=None)
-
-
-def _cgroup_memory(root: Path) -> Iterator[int]:
+    candidates = []
     for folder in chain.from_iterable(group_folders("memory", root)):
         for limit, used, reclaimable in (
             ("memory.max", "memory.current", r"^inactive_file (\d+)$"),
@@ -87,17 +93,19 @@ def _cgroup_memory(root: Path) -> Iterator[int]:
             with contextlib.suppress(OSError, ValueError):
                 free = int((folder / limit).read_text()) - int((folder / used).read_text())
                 match = re.search(reclaimable, (folder / "memory.stat").read_text(), re.MULTILINE)
-                yield max(0, free + (int(match[1]) if match else 0))
+                candidates.append(max(0, free + (int(match[1]) if match else 0)))
+    with contextlib.suppress(OSError):
+        if match := re.search(r"^MemAvailable:\s+(\d+) kB$", (root / "proc/meminfo").read_text(), re.MULTILINE):
+            candidates.append(int(match[1]) * 1024)
+    return min(candidates, default=None)
 
 
 def open_file_limits() -> tuple[int, int]:
     """Return how many file descriptors a worker may have, and a process of msrun, which raises its limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _finite(soft), _finite(hard)
-
-
-def _finite(limit: int) -> int:
-    return 1 << 30 if limit == resource.RLIM_INFINITY else limit
+    soft, hard = (
+        1 << 30 if one == resource.RLIM_INFINITY else one for one in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
+    return soft, hard
 
 
 def free_processes(root: Path = Path("/")) -> int | None:
@@ -108,63 +116,32 @@ def free_processes(root: Path = Path("/")) -> int | None:
             free.append(int((folder / "pids.max").read_text()) - int((folder / "pids.current").read_text()))
     soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     if soft != resource.RLIM_INFINITY and os.geteuid() != 0:  # root is not held to it
-        free.append(soft - _threads_of_user())
+        import psutil
+
+        found = (process.info for process in psutil.process_iter(["uids", "num_threads"]))
+        threads = (one["num_threads"] or 1 for one in found if one["uids"] and one["uids"].real == os.getuid())
+        free.append(soft - sum(threads))
     return max(0, min(free)) if free else None
 
 
-def _threads_of_user() -> int:
-    import psutil
-
-    found = (process.info for process in psutil.process_iter(["uids", "num_threads"]))
-    return sum(one["num_threads"] or 1 for one in found if one["uids"] and one["uids"].real == os.getuid())
-
-
-def look_at_tls(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
-    """Read and try what this host needs for TLS: its client certificate, and the server's where the scheduler runs.
-
-    Raises:
-        UsageError: a file or password is missing or wrong, or the other side would refuse it.
-    """
+def _look_at_tls(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
+    """Read and try what this host needs for TLS: its client certificate, and the server's where the scheduler runs."""
     if not spec.is_several:
         return Finding("ok", "tls", "not needed: the job has one host")
     if spec.tls is None:
         return Finding("ok", "tls", "off: what hosts and scheduler say is not encrypted; --tls_config turns it on")
-    from msrun.cluster.tls import open_identity
-
-    identities = [open_identity(spec.tls, "client")]
-    if _has_scheduler(spec):
-        identities.append(open_identity(spec.tls, "server"))
-    warnings = dict.fromkeys(line for identity in identities for line in identity.warnings)
-    text = "; ".join(warnings) or ", ".join(identity.describe() for identity in identities)
-    return Finding("warn" if warnings else "ok", "tls", text)
-
-
-def _has_scheduler(spec: LaunchSpec) -> bool:
     from msrun.cluster.rendezvous import resolve_address
+    from msrun.cluster.tls import open_identity
     from msrun.launch.rendezvous import has_scheduler
 
     try:
-        return has_scheduler(spec, resolve_address(spec.master_addr))
+        is_server = has_scheduler(spec, resolve_address(spec.master_addr))
     except MsrunError:  # told by the check of master_port
-        return spec.node_rank == 0
-
-
-LOW_DISK_BYTES = GIB
-FULL_DISK_BYTES = MIB
-LOW_MEMORY_BYTES = 200 * MIB
-"""A worker with torch imported and a small model."""
-SMALL_SHARED_MEMORY_BYTES = 64 * MIB
-"""What a container gets by default; the workers of one torch DataLoader can fill it."""
-FILES_OF_MSRUN = 32
-"""Beside one for each worker; with rotated logs, two: both ends of its pipe, or a pipe and a log."""
-FILES_PER_HOST = 4
-"""Of a launcher: a connection, or a socket and the stderr of an agent on this host, and a ProxyCommand's."""
-FILES_PER_WORKER = 8
-"""What a worker that talks to some others needs; the store alone has a connection to each."""
-PROCESSES_OF_MSRUN = 3
-"""Fork server, scheduler and its store."""
-USUAL_THREADS = 4
-"""Of a worker that uses torch, beside its compute threads."""
+        is_server = spec.node_rank == 0
+    identities = [open_identity(spec.tls, kind) for kind in (("client", "server") if is_server else ("client",))]
+    warnings = dict.fromkeys(line for identity in identities for line in identity.warnings)
+    text = "; ".join(warnings) or ", ".join(identity.describe() for identity in identities)
+    return Finding("warn" if warnings else "ok", "tls", text)
 
 
 @dataclass(frozen=True)
@@ -195,15 +172,38 @@ def check_host(spec: LaunchSpec, caller: Mapping[str, str] | None = None, *, is_
             check.look(spec, os.environ if caller is None else caller)
 
 
-def inspect_host(spec: LaunchSpec, caller: Mapping[str, str]) -> list[Finding]:
-    """Return the findings of all checks, in order."""
-    findings = []
-    for check in CHECKS:
+class Inspection:
+    """Collects findings; whatever a look raises becomes one."""
+
+    def __init__(self) -> None:
+        self.findings: list[Finding] = []
+
+    def at(self, name: str, look: Callable[[], T], otherwise: T) -> T:
+        """Return what a look gives; `otherwise` when it cannot be had."""
         try:
-            findings.append(check.look(spec, caller))
+            return look()
         except MsrunError as error:
-            findings.append(Finding("fail", check.name, str(error), error.exit_code))
-    return findings
+            self.findings.append(Finding("fail", name, str(error), error.exit_code))
+        except Exception as error:  # noqa: BLE001 - an odd host must be named, not break the start of all
+            self.findings.append(Finding("warn", name, f"cannot be looked at ({type(error).__name__}: {error})"))
+        return otherwise
+
+    def make(self, check: Check, spec: LaunchSpec, caller: Mapping[str, str]) -> None:
+        """Make a check."""
+        self.at(check.name, lambda: self.findings.append(check.look(spec, caller)), None)
+
+    def has_failed(self, name: str) -> bool:
+        """Return whether enough is known of this already."""
+        return any(finding.name == name and finding.status == "fail" for finding in self.findings)
+
+
+def inspect_host(spec: LaunchSpec, caller: Mapping[str, str], names: Collection[str] = ()) -> list[Finding]:
+    """Return the findings of all checks, or of those with these names, in order."""
+    inspection = Inspection()
+    for check in CHECKS:
+        if not names or check.name in names:
+            inspection.make(check, spec, caller)
+    return inspection.findings
 
 
 def check_port(port: int) -> None:
@@ -288,16 +288,12 @@ def _look_at_shared_memory(_spec: LaunchSpec, _caller: Mapping[str, str]) -> Fin
 
 
 def _look_at_port(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
-    if spec.is_several:
-        return _look_at_meeting(spec)
-    if spec.master_port == 0:
-        return Finding("ok", "master_port", "a free one is taken")
-    check_port(spec.master_port)
-    return Finding("ok", "master_port", f"{spec.master_port} is free on {LOOPBACK}")
-
-
-def _look_at_meeting(spec: LaunchSpec) -> Finding:
     """Of several hosts, the one with the scheduler needs the port."""
+    if not spec.is_several:
+        if spec.master_port == 0:
+            return Finding("ok", "master_port", "a free one is taken")
+        check_port(spec.master_port)
+        return Finding("ok", "master_port", f"{spec.master_port} is free on {LOOPBACK}")
     from msrun.cluster.rendezvous import UnresolvedName, resolve_address
     from msrun.launch.rendezvous import has_scheduler, open_port
 
@@ -385,11 +381,6 @@ def _look_at_processes(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
     return Finding("ok", "processes", text)
 
 
-def _look_at_python(_spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
-    version = ".".join(str(part) for part in sys.version_info[:3])
-    return Finding("ok", "python", f"{version} {sys.executable}")
-
-
 def _look_at_torch(_spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
     """Read what is installed; importing it would take seconds."""
     found = installed_version("torch")
@@ -424,13 +415,16 @@ CHECKS = (
     Check("temporary", _look_at_temporary, stops_run=True),
     Check("shared_memory", _look_at_shared_memory),
     Check("master_port", _look_at_port, stops_run=True),
-    Check("tls", look_at_tls),
+    Check("tls", _look_at_tls),
     Check("devices", _look_at_devices),
     Check("rank_table", _look_at_rank_table),
     Check("memory", _look_at_memory),
     Check("open_files", _look_at_open_files, stops_run=True, stops_dry_run=True, is_launchers=True),
     Check("processes", _look_at_processes, stops_run=True),
-    Check("python", _look_at_python),
+    Check(
+        "python",
+        lambda *_: Finding("ok", "python", f"{'.'.join(map(str, sys.version_info[:3]))} {sys.executable}"),
+    ),
     Check("torch", _look_at_torch),
 )
 """In the order of --check."""

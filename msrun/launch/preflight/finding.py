@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -42,7 +43,8 @@ def fold_findings(findings: Iterable[tuple[int, Finding]], entries: Sequence[Hos
     """
     groups: dict[tuple[str, str, int, str], list[tuple[int, str]]] = {}
     for node, finding in findings:
-        text = _without_name(finding.text, entries[node].name)
+        name = re.escape(entries[node].name)  # at the front an error names its host already
+        text = re.sub(rf"(?<![\w.-]){name}(?![\w-])", HOST, finding.text.removeprefix(f"{entries[node].name}: "))
         key = (finding.status, finding.name, finding.exit_code, _DIGITS.sub("#", text))
         groups.setdefault(key, []).append((node, text))
     folded = []
@@ -103,12 +105,6 @@ def fleet_error(findings: Sequence[Finding], entries: Sequence[HostEntry]) -> Ms
     return error
 
 
-def _without_name(text: str, name: str) -> str:
-    """Take the host's own name from the front, where an error names it already, and mark it elsewhere."""
-    text = text.removeprefix(f"{name}: ")
-    return re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", HOST, text)
-
-
 def _common_text(texts: Sequence[str], first_name: str) -> str:
     """Return the text of many hosts: with ranges where only numbers differ, else that of the first as an example."""
     first = texts[0]
@@ -167,3 +163,12 @@ def find_majority(values: Mapping[int, str]) -> Majority:
     for node, value in sorted(values.items()):
         groups[value] = (*groups.get(value, ()), node)
     return Majority(max(groups, key=lambda value: len(groups[value]), default=""), groups)
+
+
+def is_numeric(address: str) -> bool:
+    """Return whether this is an address and no name."""
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return True

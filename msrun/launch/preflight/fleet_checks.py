@@ -1,20 +1,60 @@
-"""What the launcher makes of the reports of all hosts: one list of findings, before any worker starts. Pure."""
+"""What the launcher makes of what hosts say before a job starts: one list of findings, or why an agent has ended. Pure.
+
+A report comes from another machine: whatever is in it is cut to size and made printable, and a field that is missing
+or of another type is left empty, so that a host with another msrun is named by its version and not by a broken message.
+"""
 
 from __future__ import annotations
 
 import ipaddress
+import re
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from msrun import contract
-from msrun.cluster.protocol import Finding, ReachResult
-from msrun.errors import MsrunError, UsageError
-from msrun.launch.preflight.finding import find_majority, fold_findings, name_hosts, order_findings
-from msrun.launch.preflight.host_report import HostAnswer, is_numeric
+from msrun.agent.processes.process_control import signal_name
+from msrun.cluster.protocol import Finding, HostReport, ReachResult
+from msrun.errors import ClusterError, MsrunError, UsageError
+from msrun.launch.output import one_line
+from msrun.launch.preflight.finding import find_majority, fold_findings, is_numeric, name_hosts, order_findings
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.program import Program
 from msrun.planning.spec import is_loopback
+
+MAX_TEXT_CHARS = 400
+MAX_QUOTED_CHARS = 200
+MAX_ITEMS = 256
+
+
+def quote(text: str, limit: int = MAX_TEXT_CHARS) -> str:
+    """Return text of another host on one line, cut to size."""
+    return one_line(text[:limit])[:limit]
+
+
+@dataclass(frozen=True)
+class HostAnswer:
+    """A report, and when the launcher asked for it and got it."""
+
+    report: HostReport
+    sent_at: float
+    """The launcher's clock (s since the epoch) when it asked."""
+    received_at: float
+    """The same when the report had come."""
+    reached_as: str = ""
+    """Numeric address by which the launcher reached the host; empty when that is not known."""
+
+
+def printable_record(value: Any) -> Any:
+    """Return what another host has sent with all text in it on one line each, and lists cut to size."""
+    if isinstance(value, dict):
+        return {key: printable_record(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [printable_record(item) for item in value[:MAX_ITEMS]]
+    return quote(value) if isinstance(value, str) else value
+
 
 SHOWN_DIGITS = 8
 MISSING = ""
@@ -43,33 +83,30 @@ def check_sources(
     has_odd = False
     for name in names:
         digests = find_majority({node: own.get(name, MISSING) for node, own in files.items()})
-        is_program = name == main and program.is_python
+        usual, others = digests.usual, digests.name_usual(entries)
         for digest, nodes in digests.odd.items():
             has_odd = True
-            others = digests.name_usual(entries)
-            text = f"{name_hosts(nodes, entries)} {'has' if len(nodes) == 1 else 'have'} "
-            text += _describe(name, digest, digests.usual, others)
-            if is_program:
-                yield Finding("fail", "program", f"{text}; {REMEDY}", exit_code=contract.EXIT_USAGE)
-            else:
-                yield Finding("warn", "program", f"{text}; {REMEDY}")
-        if name in local and digests.usual not in (MISSING, local[name]):
+            text = f"another {name} (sha256 {digest[:SHOWN_DIGITS]}) than {others} (sha256 {usual[:SHOWN_DIGITS]})"
+            if digest == MISSING:
+                text = f"no {name}, {others} one"
+            elif usual == MISSING:
+                text = f"{name} (sha256 {digest[:SHOWN_DIGITS]}), {others} none"
+            text = f"{name_hosts(nodes, entries)} {'has' if len(nodes) == 1 else 'have'} {text}; {REMEDY}"
+            is_program = name == main and program.is_python
+            yield (
+                Finding("fail", "program", text, contract.EXIT_USAGE)
+                if is_program
+                else Finding("warn", "program", text)
+            )
+        if name in local and usual not in (MISSING, local[name]):
             has_odd = True
-            text = f"the {name} there (sha256 {digests.usual[:SHOWN_DIGITS]}) is another than the one here "
+            text = f"the {name} there (sha256 {usual[:SHOWN_DIGITS]}) is another than the one here "
             text += f"(sha256 {local[name][:SHOWN_DIGITS]}); the one there is run"
-            yield Finding("warn", "program", text, nodes=digests.groups[digests.usual])
+            yield Finding("warn", "program", text, nodes=digests.groups[usual])
     if not has_odd:
         beside = f" and {len(names) - 1} module{'s' if len(names) > 2 else ''} beside it" if len(names) > 1 else ""
         text = f"{program.kind} {program.target}{beside}: the same (sha256 {files[min(files)][main][:SHOWN_DIGITS]})"
         yield Finding("ok", "program", text, nodes=tuple(files))
-
-
-def _describe(name: str, digest: str, usual: str, others: str) -> str:
-    if digest == MISSING:
-        return f"no {name}, {others} one"
-    if usual == MISSING:
-        return f"{name} (sha256 {digest[:SHOWN_DIGITS]}), {others} none"
-    return f"another {name} (sha256 {digest[:SHOWN_DIGITS]}) than {others} (sha256 {usual[:SHOWN_DIGITS]})"
 
 
 LOOPBACK = "127.0.0.1"
@@ -110,7 +147,17 @@ def choose_master_address(
     ):
         if said:
             address = said if is_numeric(said) else first.report.master_address
-            return MasterAddress(_checked(address, own, entry, source), source)
+            if address and is_loopback(address):
+                raise UsageError(
+                    f"{source}: other hosts cannot reach {address}; give an address of {entry.name} that they can"
+                )
+            normal = str(ipaddress.ip_address(address)) if address else ""
+            if normal not in own:
+                raise UsageError(
+                    f"{source}: not an address of {entry.name}, the first host, which runs the scheduler; "
+                    f"give one of {', '.join(sorted(own)) or 'its addresses'}"
+                )
+            return MasterAddress(normal, source)
     for address, reason in _candidates(answers):
         if address in own:
             return MasterAddress(address, reason)
@@ -118,18 +165,6 @@ def choose_master_address(
         f"{entry.name}: no address of it is known that the other hosts could reach, and it is to run the scheduler; "
         "give --master_addr"
     )
-
-
-def _checked(address: str, own: set[str], entry: HostEntry, source: str) -> str:
-    if address and is_loopback(address):
-        raise UsageError(f"{source}: other hosts cannot reach {address}; give an address of {entry.name} that they can")
-    normal = str(ipaddress.ip_address(address)) if address else ""
-    if normal not in own:
-        raise UsageError(
-            f"{source}: not an address of {entry.name}, the first host, which runs the scheduler; "
-            f"give one of {', '.join(sorted(own)) or 'its addresses'}"
-        )
-    return normal
 
 
 def _candidates(answers: Mapping[int, HostAnswer]) -> Iterator[tuple[str, str]]:
@@ -141,13 +176,10 @@ def _candidates(answers: Mapping[int, HostAnswer]) -> Iterator[tuple[str, str]]:
     yield first.report.ssh_server, "by which it was reached through ssh"
     for entry in first.report.routable:
         network = entry.network
-        if network is not None and all(_is_in(answer, network) for answer in others):
+        addresses = ([ipaddress.ip_address(one.address) for one in answer.report.routable] for answer in others)
+        if network is not None and all(any(one in network for one in own) for own in addresses):
             yield entry.address, f"in {network}, a network of all hosts"
     yield next((entry.address for entry in first.report.routable), ""), "the first address of its host"
-
-
-def _is_in(answer: HostAnswer, network: ipaddress.IPv4Network | ipaddress.IPv6Network) -> bool:
-    return any(ipaddress.ip_address(entry.address) in network for entry in answer.report.routable)
 
 
 MAX_SKEW_S = 1.0
@@ -188,11 +220,26 @@ def compare_hosts(
         findings += _check_machines(entries, reached)
         findings += _check_versions(entries, reached, launcher)
         findings += check_sources(entries, reached, launcher.program, launcher.sources)
-        findings += _check_targets(entries, reached)
+        targets = {node: answer.report.device_target for node, answer in reached.items() if answer.report.device_target}
+        if (target := find_majority(targets)).odd:  # collectives need one kind of device; `auto` decides on each host
+            text = target.describe(entries, has="would use", have="would use")
+            text += "; give --device_target, or leave hosts out"
+            findings.append(Finding("fail", "device_target", text, contract.EXIT_USAGE))
         findings += fold_findings(_check_clocks(reached, launcher), entries)
-        findings += _describe_logs(reached)
-    if 0 in reached and not _has_failed(reached[0], "master_addr", "packages"):
-        findings.append(_check_master(entries, reached, launcher))
+        for sees, text in (
+            (True, "log directory shared with this host: logs are not sent"),
+            (False, "logs are sent here while the job runs"),
+        ):
+            if nodes := tuple(node for node, answer in reached.items() if answer.report.sees_log_dir is sees):
+                findings.append(Finding("ok", "logs", text, nodes=nodes))
+    own = reached[0].report.findings if 0 in reached else ()
+    if 0 in reached and not any(one.name in ("master_addr", "packages") and one.status == "fail" for one in own):
+        try:
+            master = choose_master_address(entries, reached, launcher.master_addr)
+            text = f"the scheduler is to listen at {master.address} of {entries[0].name} ({master.reason})"
+            findings.append(Finding("ok", "master_addr", text))
+        except UsageError as error:
+            findings.append(Finding("fail", "master_addr", str(error), error.exit_code))
     return order_findings(findings)
 
 
@@ -217,10 +264,6 @@ def check_reach(
         text = f"cannot reach the scheduler at {place}: {result.error}; {why}; {remedy}"
         said.append((node, Finding("fail", "scheduler", text, contract.EXIT_CLUSTER)))
     return order_findings(fold_findings(said, entries))
-
-
-def _has_failed(answer: HostAnswer, *names: str) -> bool:
-    return any(finding.name in names and finding.status == "fail" for finding in answer.report.findings)
 
 
 def _check_reached(entries: Sequence[HostEntry], answers: Mapping[int, HostAnswer | MsrunError]) -> Iterator[Finding]:
@@ -292,16 +335,6 @@ def _compared(
     return Finding("ok", name, versions.usual, nodes=tuple(exact))
 
 
-def _check_targets(entries: Sequence[HostEntry], reached: Mapping[int, HostAnswer]) -> Iterator[Finding]:
-    """Collectives of one job need one kind of device; `auto` decides on each host."""
-    targets = {node: answer.report.device_target for node, answer in reached.items() if answer.report.device_target}
-    if (target := find_majority(targets)).odd:
-        text = (
-            f"{target.describe(entries, has='would use', have='would use')}; give --device_target, or leave hosts out"
-        )
-        yield Finding("fail", "device_target", text, exit_code=contract.EXIT_USAGE)
-
-
 def _check_clocks(reached: Mapping[int, HostAnswer], launcher: LauncherFacts) -> Iterator[tuple[int, Finding]]:
     for node, answer in reached.items():
         skew_s = clock_skew(answer)
@@ -329,19 +362,85 @@ def clock_skew(answer: HostAnswer) -> tuple[float, float]:
     return answer.report.made_at - answer.received_at, answer.report.received_at - answer.sent_at
 
 
-def _describe_logs(reached: Mapping[int, HostAnswer]) -> Iterator[Finding]:
-    seeing = tuple(node for node, answer in reached.items() if answer.report.sees_log_dir)
-    others = tuple(node for node in reached if node not in seeing)
-    if seeing:
-        yield Finding("ok", "logs", "log directory shared with this host: logs are not sent", nodes=seeing)
-    if others:
-        yield Finding("ok", "logs", "logs are sent here while the job runs", nodes=others)
+MAX_STDERR_CHARS = 16_384
+NOT_EXECUTABLE, NOT_FOUND = 126, 127
+"""Exit status of a shell whose command cannot be run, or is not there. Source: POSIX, Shell Command Language, 2.8.2."""
+
+_OTHER = "name another Python by --python, or by python= in the hostfile"
+
+_SIGNS = (
+    (r"^msrun agent: (?P<what>.+)$", "{what}"),
+    (r"No space left on device", "a disk there is full; make room, or set TMPDIR there to a folder on another one"),
+    (r"Disk quota exceeded", "the user's disk quota there is used up; make room"),
+    (r"error while loading shared libraries: (?P<what>[^:\s]+)", f"{{python}} lacks the library {{what}}; {_OTHER}"),
+    (
+        r"No module named '?encodings\b",
+        f"{{python}} finds no library of its own; unset PYTHONHOME there, or {_OTHER}",
+    ),
+    (
+        r"Error: No module named '?msrun\b(?!\.)",
+        f"msrun is not installed for {{python}}; install it there, {_OTHER}, or send it along with --ship",
+    ),
+    (
+        r"Error: No module named '?msrun\.|cannot import name .* from .*\bmsrun\b",
+        "another version of msrun is installed for {python}; install this one there, or send it along with --ship",
+    ),
+    (
+        r"future feature annotations|from 'typing'|keyword argument 'kw_only'|^TypeError: file\(\)|^SyntaxError: ",
+        f"{{python}} is too old: msrun needs Python 3.11 or newer; {_OTHER}",
+    ),
+    (
+        r"Error: No module named '?(?P<what>[\w.]+)",
+        "{python} lacks the module {what}; install msrun there with all that it requires",
+    ),
+    (
+        r"^MemoryError|Cannot allocate memory|std::bad_alloc",
+        "there is not enough memory there; end what uses it, or raise the limit of the user or the container",
+    ),
+    (
+        r"Resource temporarily unavailable|can't start new thread",
+        "the user may not start more processes there; raise ulimit -u or the container's limit",
+    ),
+    (r"account is currently not available|nologin", "the user has no shell there; give another user by --ssh_user"),
+    (r"login as the user \W*(?P<what>[\w.-]+)", "that user may not log in there; give --ssh_user {what}"),
+    (r"password (?:has )?expired|change your password", "the user's password there has expired; log in once by hand"),
+)
+"""Text on stderr, and what it means; the first that is found counts."""
 
 
-def _check_master(entries: Sequence[HostEntry], reached: Mapping[int, HostAnswer], launcher: LauncherFacts) -> Finding:
-    try:
-        master = choose_master_address(entries, reached, launcher.master_addr)
-    except UsageError as error:
-        return Finding("fail", "master_addr", str(error), exit_code=error.exit_code)
-    text = f"the scheduler is to listen at {master.address} of {entries[0].name} ({master.reason})"
-    return Finding("ok", "master_addr", text)
+def explain_agent_end(exit_status: int, stderr_text: str, entry: HostEntry) -> ClusterError:
+    """Return why an agent ended of which more was expected.
+
+    Args:
+        exit_status: of the agent or of the shell that was to start it; 128 + N for signal N.
+        stderr_text: the last that it wrote to stderr.
+    """
+    python = entry.python or sys.executable
+    stderr_text = stderr_text[-MAX_STDERR_CHARS:]
+    for pattern, text in _SIGNS:
+        if match := re.search(pattern, stderr_text, re.MULTILINE):
+            what = quote(match.groupdict().get("what") or "", MAX_QUOTED_CHARS)
+            return ClusterError(f"{entry.name}: {text.format(python=python, what=what)}")
+    return ClusterError(f"{entry.name}: {_by_status(exit_status, stderr_text, python)}")
+
+
+def _by_status(exit_status: int, stderr_text: str, python: str) -> str:
+    lines = [line for line in map(str.strip, stderr_text.splitlines()) if line]
+    blaming = [line for line in lines if python in line and exit_status in (NOT_EXECUTABLE, NOT_FOUND)]
+    last = quote([*blaming[:1], *lines[-1:]][0], MAX_QUOTED_CHARS) if lines else ""
+    said = f": {last}" if last else ""
+    if exit_status == NOT_FOUND:
+        return f"there is no {python}{said}; install it there, or {_OTHER}"
+    if exit_status == NOT_EXECUTABLE:
+        kind = " (is it for another kind of processor?)" if "xec format error" in stderr_text else ""
+        return f"{python} cannot be run{kind}{said}; {_OTHER}"
+    if exit_status > contract.EXIT_SIGNAL_BASE:
+        name = signal_name(exit_status - contract.EXIT_SIGNAL_BASE)
+        why = "; somebody, or the kernel for want of memory, has ended it" if name == "SIGKILL" else ""
+        return f"the agent was ended by {name}{why}{said}"
+    if exit_status == contract.EXIT_OK and not last:
+        return (
+            "its login shell ended before it started the agent; look for exit or exec in its start-up files, such as "
+            "~/.bashrc, and for a forced command in authorized_keys"
+        )
+    return f"the agent ended with exit code {exit_status}{said or ', and said nothing'}"

@@ -13,26 +13,19 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TypeVar
 
 from msrun import __version__, contract
 from msrun.agent.host.host_facts import installed_version
 from msrun.cluster.protocol import Finding, HostAddress, HostReport, ReachResult
 from msrun.cluster.rendezvous import own_addresses
-from msrun.errors import ClusterError, MsrunError
-from msrun.launch.preflight.checks import (
-    CHECKS,
-    Check,
-    look_at_room,
-    place_own_devices,
-)
-from msrun.launch.preflight.host_report import is_numeric
+from msrun.errors import ClusterError, UsageError
+from msrun.launch.preflight.checks import CHECKS, Check, Inspection, look_at_room, place_own_devices
+from msrun.launch.preflight.finding import is_numeric
 from msrun.planning.program import Program
 from msrun.planning.spec import LaunchSpec
 
@@ -144,9 +137,14 @@ def read_sources(program: Program, working_directory: Path) -> list[tuple[str, s
     """
     if program.others:
         return [source for one in program.all for source in read_sources(replace(one, others=()), working_directory)]
-    main, folder = _main_file(program, working_directory)
-    if main is None:
+    main = folder = working_directory
+    if program.kind != "module":
+        main = working_directory / program.target
+        folder = main.resolve().parent  # which it imports from first
+    elif (found_module := _find_module(program.target, working_directory)) is None:
         return []
+    else:
+        main = found_module
     found = {_name(main, folder): _digest(main)}
     if program.is_python and main.resolve().is_relative_to(folder):
         for path in _imported_files(main, folder):
@@ -155,14 +153,6 @@ def read_sources(program: Program, working_directory: Path) -> list[tuple[str, s
             except OSError:  # the worker says so if it matters
                 continue
     return list(found.items())
-
-
-def _main_file(program: Program, working_directory: Path) -> tuple[Path | None, Path]:
-    """Return the file that is run and the folder that it imports from first."""
-    if program.kind == "module":
-        return _find_module(program.target, working_directory), working_directory
-    path = working_directory / program.target
-    return path, path.resolve().parent
 
 
 def _find_module(name: str, working_directory: Path) -> Path | None:
@@ -245,11 +235,9 @@ def _digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-T = TypeVar("T")
-
 NOT_OF_ONE_HOST = frozenset({"master_port", "rank_table", "python", "tls"})
 """Checks that the launcher makes for all hosts together."""
-OF_LOG_DIR = frozenset({"log_dir", "disk"})
+OF_LOG_DIR = tuple(check for check in CHECKS if check.name in ("log_dir", "disk"))
 """Of a host that writes its logs where the launcher does; another keeps them until they are sent."""
 ONLY_WHEN_DOUBTFUL = frozenset({"program", "torch"})
 """The launcher compares these between hosts, and says that they are well."""
@@ -277,20 +265,22 @@ def make_host_report(
         shown: what `log_share.shown_word` left in the launcher's log directory.
         master_name: a host name to resolve here; asked of the host that is to run the scheduler.
     """
-    look = _Look()
-    sources: tuple[tuple[str, str], ...] = look.at("program", lambda: _read_program(spec, look), ())
-    look.at("working_dir", lambda: _check_folder(spec, look), None)
+    look = Inspection()
+    sources: tuple[tuple[str, str], ...] = look.at("program", lambda: _read_program(spec), ())
+    look.at("working_dir", lambda: _check_folder(spec.working_directory), None)
     sees_log_dir = sees_word(shown or {})
-    for check in CHECKS:
-        is_asked = check.name not in NOT_OF_ONE_HOST and (sees_log_dir or check.name not in OF_LOG_DIR)
+    for check in (*CHECKS, *(() if sees_log_dir else (Check("disk", _look_at_spool_disk),))):
+        is_asked = check.name not in NOT_OF_ONE_HOST and (sees_log_dir or check not in OF_LOG_DIR)
         if is_asked and not look.has_failed(check.name):
-            look.at(check.name, partial(look.judge, check, spec, caller), None)
-    if not sees_log_dir:
-        look.at("disk", lambda: look.findings.append(_look_at_spool_disk()), None)
+            look.make(check, spec, caller)
+    look.findings = [one for one in look.findings if one.status != "ok" or one.name not in ONLY_WHEN_DOUBTFUL]
     target = ""
     if not look.has_failed("devices"):
         target = look.at("devices", lambda: place_own_devices(spec, caller).target, "")
     look.at("packages", _check_packages, None)
+    boot_id = ""
+    with contextlib.suppress(OSError):  # not every container shows it; then two names of one machine are not told apart
+        boot_id = BOOT_ID.read_text(encoding="ascii").strip()
     client, server = _ssh_ends(os.environ.get(SSH_CONNECTION, ""))
     return HostReport(
         host_name=spec.stands_for.name if spec.stands_for else socket.gethostname(),
@@ -299,7 +289,7 @@ def make_host_report(
         torch_version=look.at("torch", lambda: installed_version("torch"), ""),
         numpy_version=look.at("numpy", lambda: installed_version("numpy"), ""),
         architecture=os.uname().machine,
-        boot_id=look.at("boot_id", _boot_id, ""),
+        boot_id=boot_id,
         device_target=target,
         ssh_client=client,
         ssh_server=server,
@@ -307,71 +297,37 @@ def make_host_report(
         received_at=asked_at,
         sees_log_dir=sees_log_dir,
         sources=sources,
-        addresses=() if look.has_failed("packages") else look.at("addresses", partial(_addresses_of, spec), ()),
+        addresses=() if spec.stands_for or look.has_failed("packages") else look.at("addresses", read_addresses, ()),
         findings=tuple(look.findings),
         made_at=time.time(),
     )
 
 
-class _Look:
-    """Collects findings; whatever a look raises becomes one."""
-
-    def __init__(self) -> None:
-        self.findings: list[Finding] = []
-
-    def at(self, name: str, look: Callable[[], T], otherwise: T) -> T:
-        """Return what a look gives; `otherwise` when it cannot be had."""
-        try:
-            return look()
-        except MsrunError as error:
-            self.findings.append(Finding("fail", name, str(error), error.exit_code))
-        except Exception as error:  # noqa: BLE001 - an odd host must be named, not break the start of all
-            self.findings.append(Finding("warn", name, f"cannot be looked at ({type(error).__name__}: {error})"))
-        return otherwise
-
-    def judge(self, check: Check, spec: LaunchSpec, caller: Mapping[str, str]) -> None:
-        """Make one of the checks that every host makes."""
-        finding = check.look(spec, caller)
-        if finding.status != "ok" or check.name not in ONLY_WHEN_DOUBTFUL:
-            self.findings.append(finding)
-
-    def has_failed(self, name: str) -> bool:
-        """Return whether enough is known of this already."""
-        return any(finding.name == name and finding.status == "fail" for finding in self.findings)
-
-
-def _read_program(spec: LaunchSpec, look: _Look) -> tuple[tuple[str, str], ...]:
+def _read_program(spec: LaunchSpec) -> tuple[tuple[str, str], ...]:
     program = spec.program
     try:
         sources = tuple(read_sources(program, spec.working_directory))
     except OSError as error:
-        _refuse(
-            look, "program", f"{program.target}: {error.strerror}; copy it there, or use a disk that all hosts share"
-        )
-        return ()
+        text = f"{program.target}: {error.strerror}; copy it there, or use a disk that all hosts share"
+        raise UsageError(text) from None
     for one in program.all:
         if one.kind == "executable" and not os.access(one.target, os.X_OK):
-            _refuse(look, "program", f"{one.target}: is not executable there; run chmod +x {one.target}")
+            raise UsageError(f"{one.target}: is not executable there; run chmod +x {one.target}")
     return sources
 
 
-def _check_folder(spec: LaunchSpec, look: _Look) -> None:
-    folder = spec.working_directory
+def _check_folder(folder: Path) -> None:
     if not os.access(folder, os.X_OK):
-        _refuse(look, "working_dir", f"{folder}: no such directory there, or no permission; make it, or give --chdir")
-    elif not folder.is_dir():
-        _refuse(look, "working_dir", f"{folder}: is no directory there; give --chdir")
+        raise UsageError(f"{folder}: no such directory there, or no permission; make it, or give --chdir")
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: is no directory there; give --chdir")
 
 
-def _look_at_spool_disk() -> Finding:
+def _look_at_spool_disk(_spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
     """Look at where logs wait until the launcher has them: behind a slow link that may be all of them."""
     folder = Path(tempfile.gettempdir())
     full = f"the disk of {folder}, where logs wait to be sent, is full; make room, or set TMPDIR there"
     return look_at_room(folder, "logs on their way", ClusterError(full))
-
-
-def _refuse(look: _Look, name: str, text: str) -> None:
-    look.findings.append(Finding("fail", name, text, contract.EXIT_USAGE))
 
 
 def _check_packages() -> None:
@@ -388,21 +344,10 @@ def _check_packages() -> None:
         )
 
 
-def _boot_id() -> str:
-    try:
-        return BOOT_ID.read_text(encoding="ascii").strip()
-    except OSError:  # not every container shows it; then two names of one machine are told apart by nothing
-        return ""
-
-
 def _resolve(name: str) -> str:
-    if not name:
-        return ""
-    if is_numeric(name):
-        return name
     from msrun.cluster.rendezvous import resolve_address
 
-    return resolve_address(name)
+    return name if not name or is_numeric(name) else resolve_address(name)
 
 
 def _ssh_ends(connection: str) -> tuple[str, str]:
@@ -413,10 +358,6 @@ def _ssh_ends(connection: str) -> tuple[str, str]:
     return (client, server) if is_numeric(client) and is_numeric(server) else ("", "")
 
 
-def _addresses_of(spec: LaunchSpec) -> tuple[HostAddress, ...]:
-    return () if spec.stands_for else read_addresses()
-
-
 def read_addresses() -> tuple[HostAddress, ...]:
     """Return the addresses of this host by which another could reach it, in the order of its interfaces."""
     import psutil
@@ -425,14 +366,7 @@ def read_addresses() -> tuple[HostAddress, ...]:
     for interface, entries in psutil.net_if_addrs().items():
         for entry in entries:
             if entry.family in (socket.AF_INET, socket.AF_INET6):
-                address = HostAddress(entry.address.partition("%")[0], interface, _prefix_bits(entry.netmask))
+                mask = int.from_bytes(socket.inet_pton(entry.family, entry.netmask)) if entry.netmask else 0
+                address = HostAddress(entry.address.partition("%")[0], interface, mask.bit_count())
                 found += [address] if address.is_routable else []
     return tuple(found[:MAX_ADDRESSES])
-
-
-def _prefix_bits(netmask: str | None) -> int:
-    """Return the number of ones in 255.255.255.0 or ffff:ffff::."""
-    if not netmask:
-        return 0
-    family = socket.AF_INET6 if ":" in netmask else socket.AF_INET
-    return int.from_bytes(socket.inet_pton(family, netmask)).bit_count()

@@ -21,7 +21,7 @@ from msrun.agent.logs.rotated_log import LogRotation, RotatedLog, rename_log
 from msrun.cluster.messages import Message
 from msrun.errors import ClusterError, describe_limit
 from msrun.launch.directory.log_directory import record_fault
-from msrun.launch.directory.worker_log import GrowingFile, RotatedReader
+from msrun.launch.directory.worker_log import LogReader
 
 PIECE_BYTES = 1 << 17
 KEPT_BYTES = 1 << 20  # of what the launcher has, so much of each log stays: reports of this host quote its end
@@ -58,8 +58,7 @@ def unpack_piece(message: Message) -> bytes:
 
 # -- on their host ----------------------------------------------------------------------------------------------------
 
-_Reader = RotatedReader | GrowingFile
-_Entry = tuple[str, int, _Reader]  # path, attempt, and what reads it
+_Entry = tuple[str, int, LogReader]  # path, attempt, and what reads it
 
 
 @functools.cache
@@ -90,10 +89,10 @@ class LogSender:
         self._keep, self._paths, self._on_refused = keep, list(paths), on_refused
         self._turn = self._attempt = 0
         self._lock = threading.Lock()
-        self._readers = [(path, 0, self._open(path)) for path in self._paths]
-        self._sent: deque[tuple[_Reader, int]] = deque()
+        self._readers = [(path, 0, LogReader(path, self._keep)) for path in self._paths]
+        self._sent: deque[tuple[LogReader, int]] = deque()
         """Of each piece that the launcher may not have: what it was read from, and where it ends there."""
-        self._freed: dict[GrowingFile, int] = {}
+        self._freed: dict[LogReader, int] = {}
         self._can_free = True
         self.unreadable: set[str] = set()  # names of logs that could not be read to their end
         self._old: list[_Entry] = []  # logs of attempts that are over and have not been read to their end
@@ -109,9 +108,6 @@ class LogSender:
     def names(self) -> list[str]:
         return [Path(path).name for path in self._paths]
 
-    def _open(self, path: str) -> _Reader:
-        return RotatedReader(path, self._keep) if self._keep else GrowingFile(path)
-
     def end_attempt(self) -> None:
         """No worker runs any more, and their logs are about to be renamed."""
         with self._lock:
@@ -124,7 +120,9 @@ class LogSender:
         """New workers write new logs under the old names."""
         with self._lock:
             self._attempt += 1
-            self._readers += [(p, self._attempt, self._open(p)) for p in self._paths if not is_of_job(Path(p).name)]
+            self._readers += [
+                (p, self._attempt, LogReader(p, self._keep)) for p in self._paths if not is_of_job(Path(p).name)
+            ]
 
     def next(self) -> Message | None:
         """Return the next piece as a message, or None when all that is there was sent.
@@ -157,7 +155,7 @@ class LogSender:
             raise
         if not data:
             return None
-        self._sent.append((reader, reader.place if isinstance(reader, GrowingFile) else 0))
+        self._sent.append((reader, reader.place))
         return pack_piece(Path(path).name, attempt, data)
 
     def acknowledge(self, count: int) -> None:
@@ -165,10 +163,10 @@ class LogSender:
         with self._lock:
             pieces = [self._sent.popleft() for _ in range(min(count, len(self._sent)))]
             for file, place in dict(pieces).items():
-                if isinstance(file, GrowingFile) and self._can_free:
+                if self._can_free:
                     self._free(file, (place - KEPT_BYTES) // STEP_BYTES * STEP_BYTES)
 
-    def _free(self, file: GrowingFile, end: int) -> None:
+    def _free(self, file: LogReader, end: int) -> None:
         begin = self._freed.get(file, 0)
         if end > begin:
             try:

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msrun.cluster.membership import WorkerState
-from msrun.launch.printable import one_line
+from msrun.launch.output import one_line
 from msrun.launch.status.job_status import NOT_STARTED, STATE_COLOURS, JobState, JobStatus, WorkerRow
+from msrun.planning.plan_text import render_columns
 from msrun.planning.ranks import fold_ranks
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
 Value = TypeVar("Value", int, float)
+Row = Mapping[str, str]
+"""Heading -> cell."""
 MAX_ROWS = 64
 """More workers than this are shown as groups of equal host and state; more groups than this, of equal state alone."""
 MAX_RUNS = 6
 """More runs of ranks than this are cut short."""
-HEADINGS = ("rank", "host", "pid", "state", "last log", "step", "loss")
-GROUP_HEADINGS = ("ranks", "host", "workers", "state", "last log", "step", "loss")
 GAP = "  "
+NONE = "-"
 _HOURS_S = 3600
 _DAYS_S = 24 * _HOURS_S
 
@@ -30,16 +35,18 @@ def render_status(status: JobStatus, width: int | None = None) -> str:
     Args:
         width: columns of the terminal that it is for; None = no terminal: plain columns, each row on one line.
     """
-    head = head_lines(status)
-    headings: tuple[str, ...]
-    cells: list[tuple[str, ...]]
-    if len(status.rows) > MAX_ROWS:
-        headings, cells = GROUP_HEADINGS, _group_cells(status)
-    else:
-        headings, cells = HEADINGS, [_row_cells(row, status.now) for row in status.rows]
+    are_groups = len(status.rows) > MAX_ROWS
+    groups = {str(row.global_rank): [row] for row in status.rows}
+    if are_groups:
+        groups = group_rows(status.rows, lambda row: f"{row.host}\n{row.state}")
+    if len(groups) > MAX_ROWS:
+        groups = group_rows(status.rows, lambda row: row.state)
+    head, rows = head_lines(status), [_row(rows, status.now, is_group=are_groups) for rows in groups.values()]
     if width is not None:
-        return _render_rich(status, head, headings, cells, width)
-    return "\n".join([*head, *(_columns([headings, *cells]) if cells else [])])
+        return _render_rich(status, head, rows, width)
+    return "\n".join(
+        [*head, *(render_columns({name: [row[name] for row in rows] for name in rows[0]}) if rows else [])]
+    )
 
 
 def head_lines(status: JobStatus) -> list[str]:
@@ -64,98 +71,77 @@ def head_lines(status: JobStatus) -> list[str]:
 
 def render_jobs(found: Sequence[JobStatus]) -> str:
     """Return a line for each job, without a last newline."""
-    rows = [
-        (
-            one_line(status.job_id),
-            one_line(status.describe()),
-            "-" if status.run_time_s is None else describe_span(status.run_time_s),
-            str(len(status.rows)),
-            ",".join(map(one_line, dict.fromkeys(status.hosts))) or "-",
-        )
-        for status in found
-    ]
-    return "\n".join(_columns([("job", "state", "time", "workers", "hosts"), *rows]))
+    columns = {
+        "job": [one_line(status.job_id) for status in found],
+        "state": [one_line(status.describe()) for status in found],
+        "time": [NONE if status.run_time_s is None else describe_span(status.run_time_s) for status in found],
+        "workers": [str(len(status.rows)) for status in found],
+        "hosts": [",".join(map(one_line, dict.fromkeys(status.hosts))) or NONE for status in found],
+    }
+    return "\n".join(render_columns(columns))
 
 
-def _row_cells(row: WorkerRow, now: float) -> tuple[str, ...]:
-    return (
-        str(row.global_rank),
-        one_line(row.host),
-        str(row.pid) if row.pid else "-",
-        one_line(row.state),
-        f"{describe_span(max(0.0, now - row.log_at))} ago" if row.log_at is not None else "-",
-        str(row.step) if row.step is not None else "-",
-        f"{row.loss:.6g}" if row.loss is not None else "-",
-    )
+def _row(rows: Sequence[WorkerRow], now: float, *, is_group: bool) -> Row:
+    """Return the cells of workers in one state."""
+    hosts = sorted({row.host for row in rows})
+    ages = span_of([max(0.0, now - row.log_at) for row in rows if row.log_at is not None], describe_span)
+    return {
+        "ranks" if is_group else "rank": fold(rows),
+        "host": one_line(hosts[0]) if len(hosts) == 1 else f"{len(hosts)} hosts",
+        **({"workers": str(len(rows))} if is_group else {"pid": str(rows[0].pid or NONE)}),
+        "state": one_line(rows[0].state),
+        "last log": ages if ages == NONE else f"{ages} ago",
+        "step": span_of([row.step for row in rows], str),
+        "loss": span_of([row.loss for row in rows], "{:.6g}".format),
+    }
 
 
-def _group_cells(status: JobStatus) -> list[tuple[str, ...]]:
-    groups = _groups(status.rows, lambda row: row.host)
-    if len(groups) > MAX_ROWS:
-        groups = _groups(status.rows, lambda _: "")
-    cells: list[tuple[str, ...]] = []
-    for (_, state), rows in groups.items():
-        names = sorted({row.host for row in rows})
-        ages = [max(0.0, status.now - row.log_at) for row in rows if row.log_at is not None]
-        cells.append(
-            (
-                _fold(row.global_rank for row in rows),
-                one_line(names[0]) if len(names) == 1 else f"{len(names)} hosts",
-                str(len(rows)),
-                one_line(state),
-                f"{_range(ages, describe_span)} ago" if ages else "-",
-                _range([row.step for row in rows if row.step is not None], str),
-                _range([row.loss for row in rows if row.loss is not None], lambda loss: f"{loss:.6g}"),
-            )
-        )
-    return cells
-
-
-def _fold(ranks: Iterable[int]) -> str:
-    runs = fold_ranks(ranks).split(", ")
-    return ", ".join(runs if len(runs) <= MAX_RUNS else [*runs[: MAX_RUNS - 1], "...", runs[-1]])
-
-
-def _groups(rows: Iterable[WorkerRow], host_of: Callable[[WorkerRow], str]) -> dict[tuple[str, str], list[WorkerRow]]:
-    groups: dict[tuple[str, str], list[WorkerRow]] = {}
+def group_rows(rows: Iterable[WorkerRow], key: Callable[[WorkerRow], str]) -> dict[str, list[WorkerRow]]:
+    """Return workers by something that they have in common, in the order of each first one."""
+    groups: dict[str, list[WorkerRow]] = {}
     for row in rows:
-        groups.setdefault((host_of(row), row.state), []).append(row)
+        groups.setdefault(key(row), []).append(row)
     return groups
 
 
-def _range(values: Sequence[Value], describe: Callable[[Value], str]) -> str:
-    if not values:
-        return "-"
-    low, high = describe(min(values)), describe(max(values))
+def fold(rows: Iterable[WorkerRow]) -> str:
+    """Return the ranks of workers."""
+    runs = fold_ranks(row.global_rank for row in rows).split(", ")
+    return ", ".join(runs if len(runs) <= MAX_RUNS else [*runs[: MAX_RUNS - 1], "...", runs[-1]])
+
+
+def span_of(values: Sequence[Value | None], describe: Callable[[Value], str]) -> str:
+    """Return the smallest and the largest of values, or the only one; NONE where none is known."""
+    known = [value for value in values if value is not None]
+    low, high = (describe(min(known)), describe(max(known))) if known else (NONE, NONE)
     return low if low == high else f"{low} to {high}"
 
 
-def _columns(rows: Sequence[Sequence[str]]) -> Iterable[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-
-
-def _render_rich(
-    status: JobStatus, head: Sequence[str], headings: Sequence[str], cells: Sequence[Sequence[str]], width: int
-) -> str:
+def _render_rich(status: JobStatus, head: Sequence[str], rows: Sequence[Row], width: int) -> str:
     import io
 
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
     console = Console(file=io.StringIO(), force_terminal=True, width=width)
-    console.print(Text(head[0], style=STATE_COLOURS.get(status.state, "bold")), soft_wrap=True)
-    for line in head[1:]:
-        console.print(Text(line), soft_wrap=True)
-    if cells:
-        table = Table(*headings, box=None, pad_edge=False, padding=(0, len(GAP), 0, 0), header_style="bold")
-        for row in cells:
-            table.add_row(*(Text(cell) for cell in row))
+    for style, line in zip([STATE_COLOURS.get(status.state, "bold"), *[""] * len(head)], head, strict=False):
+        console.print(Text(line, style=style), soft_wrap=True)
+    if rows:
+        table = make_table()
+        for heading in rows[0]:
+            table.add_column(heading)
+        for row in rows:
+            table.add_row(*map(Text, row.values()))
         console.print(table)
     text: str = console.file.getvalue()  # type: ignore[attr-defined]
     return text.rstrip("\n")
+
+
+def make_table() -> Table:
+    """Return a table of rich's, without lines, and without columns yet."""
+    from rich.table import Table
+
+    return Table(box=None, pad_edge=False, padding=(0, len(GAP), 0, 0), header_style="bold")
 
 
 def describe_span(seconds: float) -> str:

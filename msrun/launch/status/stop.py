@@ -1,18 +1,13 @@
 """`msrun stop` and `msrun drain`: end a job, or take a host out of it.
 
-The first ends the job of a log directory as SIGTERM to its launcher does, and waits until it is gone.
-
-The process to signal is the one that holds the lock at that very moment: a pidfd is opened for it, then the lock is
-asked again. Only if the same process still holds it, the signal goes to the pidfd, so a pid that was given to another
-process meanwhile is never hit.
+The first ends the job of a log directory as SIGTERM to its launcher does, and waits until it is gone. The process to
+signal is the one that holds the lock at that very moment, known by its id and by when it was started: a pid that was
+given to another process meanwhile is never hit.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
-import select
 import signal
 import socket
 import time
@@ -22,18 +17,19 @@ from urllib.parse import quote
 
 from msrun import contract
 from msrun.agent.logs.own_file import create_own_file
+from msrun.agent.processes.process_control import Pid, signal_processes, start_time
 from msrun.errors import ClusterError, UsageError, near_miss
-from msrun.launch.directory.job_record import read_bytes
-from msrun.launch.directory.jobs import find_job
 from msrun.launch.directory.lock import parse_object, read_lock
+from msrun.launch.directory.log_directory import read_bytes
 from msrun.launch.status.job_status import JobState, read_status
 
 DEFAULT_GRACE_S = 10.0
 """For a job that has not written its plan yet."""
 OVERTIME_S = 20.0
 """How long past its grace a job may take to end."""
+TAKEN_S = 15.0
+"""How long a launcher may take to see that a host is to leave."""
 POLL_S = 0.05
-HAS_PIDFD = hasattr(os, "pidfd_open") and hasattr(signal, "pidfd_send_signal")
 
 
 def stop_job(log_dir: Path, say: Callable[[str], None]) -> str:
@@ -46,36 +42,56 @@ def stop_job(log_dir: Path, say: Callable[[str], None]) -> str:
         UsageError: the directory is missing, cannot be read, or is no job's.
         ClusterError: the job belongs to another host or user, or does not end.
     """
-    log_dir = find_job(log_dir)
     launcher = None
     while launcher is None:
         status = read_status(log_dir, "--stop")
         if status.is_over:
             return f"job {status.job_id} had ended before: {status.describe()}"
-        launcher = _open_launcher(log_dir)
-    with contextlib.closing(launcher):
-        try:
-            launcher.signal(signal.SIGTERM)
-            launcher.signal(signal.SIGCONT)  # one that was stopped with Ctrl-Z acts on TERM only when it goes on
-        except PermissionError:
-            raise ClusterError(
-                f"--stop {log_dir}: job {status.job_id} (pid {launcher.pid}) is another user's; "
-                "only its owner may end it"
-            ) from None
-        limit_s = (status.grace_s if status.grace_s is not None else DEFAULT_GRACE_S) + OVERTIME_S
-        say(f"msrun: stopping job {status.job_id} (pid {launcher.pid}), for up to {limit_s:g} s")
-        if not launcher.wait(limit_s):
+        log_dir = status.log_dir
+        launcher = _find_launcher(log_dir)
+    try:
+        os.kill(launcher, 0)
+    except PermissionError:
+        raise ClusterError(
+            f"--stop {log_dir}: job {status.job_id} (pid {launcher}) is another user's; only its owner may end it"
+        ) from None
+    except ProcessLookupError:  # it has just ended
+        pass
+    for signum in (signal.SIGTERM, signal.SIGCONT):  # one that Ctrl-Z has stopped acts on TERM only when it goes on
+        signal_processes([launcher], signum)
+    limit_s = (status.grace_s if status.grace_s is not None else DEFAULT_GRACE_S) + OVERTIME_S
+    say(f"msrun: stopping job {status.job_id} (pid {launcher}), for up to {limit_s:g} s")
+    end = time.monotonic() + limit_s
+    while start_time(launcher) == launcher.started_at:
+        if time.monotonic() > end:
             raise ClusterError(
                 f"--stop {log_dir}: job {status.job_id} has not ended within {limit_s:g} s; "
-                f"kill -KILL {launcher.pid} ends it without a record"
+                f"kill -KILL {launcher} ends it without a record"
             )
+        time.sleep(POLL_S)
     after = read_status(log_dir, "--stop")
     how = {JobState.ENDED: "finished successfully meanwhile"}.get(after.state, after.describe())
     return f"job {status.job_id} has ended: {how}"
 
 
-TAKEN_S = 15.0
-"""How long a launcher may take to see that a host is to leave."""
+def _find_launcher(log_dir: Path) -> Pid | None:
+    """Return the launcher that holds the lock, or None when it has changed hands while we looked.
+
+    Raises:
+        ClusterError: it belongs to another host.
+    """
+    lock = read_lock(log_dir)
+    pid = lock.holder_pid
+    if pid is None:
+        return None
+    if pid <= 0 or (lock.record is not None and lock.record.host != socket.gethostname()):
+        where = f"host {lock.record.host}" if lock.record is not None else "another host"
+        raise ClusterError(
+            f"--stop {log_dir}: {lock.describe()} belongs to {where}, this is {socket.gethostname()}; "
+            "run msrun --stop there"
+        )
+    launcher = Pid(pid, start_time(pid))
+    return launcher if launcher.started_at and read_lock(log_dir).holder_pid == pid else None
 
 
 def drain_host(log_dir: Path, host: str) -> str:
@@ -85,8 +101,8 @@ def drain_host(log_dir: Path, host: str) -> str:
         UsageError: the directory is no job's, the job is over, or it has no such host, or no other.
         ClusterError: the launcher does not take it.
     """
-    log_dir = find_job(log_dir)
     status = read_status(log_dir, "msrun drain")
+    log_dir = status.log_dir
     if status.is_over:
         raise UsageError(f"msrun drain {host}: job {status.job_id} is over: {status.describe()}")
     plan = parse_object(read_bytes(log_dir / contract.PLAN_JSON) or b"")
@@ -106,73 +122,3 @@ def drain_host(log_dir: Path, host: str) -> str:
             raise ClusterError(f"msrun drain {host}: the launcher (pid {status.launcher_pid}) does not answer")
         time.sleep(POLL_S)
     return f"{host} leaves job {status.job_id}; msrun status {log_dir} shows how it goes on"
-
-
-class Launcher:
-    """The process that holds a lock. With a pidfd its pid cannot become another process's while we hold on to it.
-
-    Where the kernel (before 5.3) or Python's build has none, the lock is asked right before each signal instead.
-    """
-
-    def __init__(self, pid: int, descriptor: int | None, is_holder: Callable[[], bool]) -> None:
-        self.pid = pid
-        self._descriptor = descriptor
-        self.is_holder = is_holder
-
-    def close(self) -> None:
-        """Let go of the process."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
-
-    def signal(self, signum: int) -> None:
-        """Send a signal; one that has ended is passed over."""
-        with contextlib.suppress(ProcessLookupError):
-            if self._descriptor is not None:
-                signal.pidfd_send_signal(self._descriptor, signum)
-            elif self.is_holder():
-                os.kill(self.pid, signum)
-
-    def wait(self, limit_s: float) -> bool:
-        """Wait for the process's end; False when it has not come in time."""
-        if self._descriptor is not None:
-            poll = select.poll()
-            poll.register(self._descriptor, select.POLLIN)
-            return bool(poll.poll(limit_s * 1000))
-        end = time.monotonic() + limit_s
-        while self.is_holder():
-            if time.monotonic() > end:
-                return False
-            time.sleep(POLL_S)
-        return True
-
-
-def _open_launcher(log_dir: Path) -> Launcher | None:
-    """Return the launcher that holds the lock, or None when it has changed hands while we looked.
-
-    Raises:
-        ClusterError: it belongs to another host.
-    """
-    lock = read_lock(log_dir)
-    pid = lock.holder_pid
-    if pid is None:
-        return None
-    if pid <= 0 or (lock.record is not None and lock.record.host != socket.gethostname()):
-        where = f"host {lock.record.host}" if lock.record is not None else "another host"
-        raise ClusterError(
-            f"--stop {log_dir}: {lock.describe()} belongs to {where}, this is {socket.gethostname()}; "
-            "run msrun --stop there"
-        )
-    try:
-        descriptor = os.pidfd_open(pid) if HAS_PIDFD else None
-    except ProcessLookupError:
-        return None
-    except OSError as error:
-        if error.errno != errno.ENOSYS:
-            raise
-        descriptor = None
-    launcher = Launcher(pid, descriptor, lambda: read_lock(log_dir).holder_pid == pid)
-    if not launcher.is_holder():
-        launcher.close()
-        return None
-    return launcher

@@ -1,60 +1,61 @@
-"""`msrun --status LOG_DIR --watch`: the status of a job again and again, until the job has ended.
+"""A job as it goes on, until it has ended: `msrun --status LOG_DIR --watch` and `msrun logs`.
 
-On a terminal one table is redrawn in place. Elsewhere rows that have changed are added below, as `kubectl get --watch`
-does; with --json every look is one line.
+The status on a terminal is one table that is redrawn in place. Elsewhere rows that have changed are added below, as
+`kubectl get --watch` does; with --json every look is one line.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING
 
+from msrun import contract
 from msrun.cluster.membership import WorkerState
-from msrun.launch.printable import one_line
+from msrun.errors import UsageError
+from msrun.launch.directory.worker_log import LogReader
+from msrun.launch.log_tail import LineCutter
+from msrun.launch.output import one_line, printable_bytes
 from msrun.launch.status.job_status import STATE_COLOURS, JobStatus, WorkerRow, read_status
-from msrun.launch.status.status_text import GAP, describe_span, head_lines, render_json
-from msrun.planning.ranks import fold_ranks
+from msrun.launch.status.status_text import (
+    GAP,
+    NONE,
+    Row,
+    describe_span,
+    fold,
+    group_rows,
+    head_lines,
+    make_table,
+    render_json,
+    span_of,
+)
+from msrun.planning.ranks import name_ranks
+from msrun.planning.spec import parse_tail
 
 if TYPE_CHECKING:
-    from rich.console import JustifyMethod, RenderableType
+    from rich.console import RenderableType
 
-
-Value = TypeVar("Value", int, float)
-Cells = tuple[str, ...]
 MAX_RANKS = 32
 """More workers than this are shown with one row for each host."""
-HEADINGS = ("rank", "host", "state", "step", "steps/s", "loss", "CPU", "memory", "last line")
-HOST_HEADINGS = ("ranks", *HEADINGS[1:])
 WAIT_S = 5.0
 """A worker that has been waiting in a collective for this long is shown as one that waits."""
-NONE = "-"
 
 
 class LiveTable:
-    """Makes the cells of one look after the other; it remembers the last one, for the share of a core in use."""
+    """Makes the rows of one look after the other; it remembers the last one, for the share of a core in use."""
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[float, float]] = {}
         """Process id -> processor seconds, and the moment when they were read."""
 
-    def read(self, status: JobStatus) -> tuple[Cells, list[Cells]]:
-        """Return the headings, and the cells of every row."""
-        cores = self._cores(status)
-        if len(status.rows) <= MAX_RANKS:
-            return HEADINGS, [_rank_cells(row, status, cores) for row in status.rows]
-        hosts: dict[str, list[WorkerRow]] = {}
-        for row in status.rows:
-            hosts.setdefault(row.host, []).append(row)
-        return HOST_HEADINGS, [_host_cells(host, rows, status, cores) for host, rows in hosts.items()]
-
-    def _cores(self, status: JobStatus) -> dict[int, float]:
-        """Return process id -> cores in use since the last look."""
+    def read(self, status: JobStatus) -> list[Row]:
+        """Return a row for each worker, or for each host."""
         now = {row.pid: (row.usage.cpu_s, status.clock) for row in status.rows if row.usage}
         cores = {
             pid: max(0.0, (cpu_s - self._last[pid][0]) / (at - self._last[pid][1]))
@@ -62,43 +63,37 @@ class LiveTable:
             if pid in self._last and at > self._last[pid][1]
         }
         self._last = now
-        return cores
+        if len(status.rows) <= MAX_RANKS:
+            return [_live_row([row], status, cores) for row in status.rows]
+        hosts = group_rows(status.rows, lambda row: row.host)
+        return [_live_row(rows, status, cores, is_host=True) for rows in hosts.values()]
 
 
-def _rank_cells(row: WorkerRow, status: JobStatus, cores: Mapping[int, float]) -> Cells:
-    step = NONE if row.step is None else str(row.step)
-    return (
-        str(row.global_rank),
-        one_line(row.host),
-        one_line(_state(row, status)),
-        f"{step}/{row.progress.total}" if row.progress.total else step,
-        _number(row.steps_per_s),
-        _number(row.loss),
-        f"{cores[row.pid]:.0%}" if row.pid in cores else NONE,
-        describe_size(row.usage.memory_bytes) if row.usage else NONE,
-        one_line(row.last_line),
-    )
-
-
-def _host_cells(host: str, rows: Sequence[WorkerRow], status: JobStatus, cores: Mapping[int, float]) -> Cells:
-    states: dict[str, int] = {}
-    for row in rows:
-        state = "waiting" if _is_waiting(row, status) else row.state.partition(": ")[0]
-        states[state] = states.get(state, 0) + 1
+def _live_row(
+    rows: Sequence[WorkerRow], status: JobStatus, cores: Mapping[int, float], *, is_host: bool = False
+) -> Row:
     used = [cores[row.pid] for row in rows if row.pid in cores]
     sizes = [row.usage.memory_bytes for row in rows if row.usage]
+    step, state = span_of([row.step for row in rows], str), _state(rows[0], status)
     newest = max(rows, key=lambda row: row.log_at or 0.0)
-    return (
-        fold_ranks(row.global_rank for row in rows),
-        one_line(host),
-        one_line(", ".join(f"{count} {state}" for state, count in states.items())),
-        _range([row.step for row in rows if row.step is not None], str),
-        _range([row.steps_per_s for row in rows if row.steps_per_s is not None], _number),
-        _range([row.loss for row in rows if row.loss is not None], _number),
-        f"{sum(used):.0%}" if used else NONE,
-        describe_size(sum(sizes)) if sizes else NONE,
-        one_line(f"[{newest.global_rank}] {newest.last_line}") if newest.last_line else "",
-    )
+    last_line = newest.last_line
+    if is_host:
+        states = Counter("waiting" if _is_waiting(row, status) else row.state.partition(": ")[0] for row in rows)
+        state = ", ".join(f"{count} {state}" for state, count in states.items())
+        last_line = last_line and f"[{newest.global_rank}] {last_line}"
+    elif rows[0].progress.total:
+        step = f"{step}/{rows[0].progress.total}"
+    return {
+        "ranks" if is_host else "rank": fold(rows),
+        "host": one_line(rows[0].host),
+        "state": one_line(state),
+        "step": step,
+        "steps/s": span_of([row.steps_per_s for row in rows], "{:.4g}".format),
+        "loss": span_of([row.loss for row in rows], "{:.4g}".format),
+        "CPU": f"{sum(used):.0%}" if used else NONE,
+        "memory": describe_size(sum(sizes)) if sizes else NONE,
+        "last line": one_line(last_line),
+    }
 
 
 def _state(row: WorkerRow, status: JobStatus) -> str:
@@ -107,18 +102,6 @@ def _state(row: WorkerRow, status: JobStatus) -> str:
 
 def _is_waiting(row: WorkerRow, status: JobStatus) -> bool:
     return row.state == WorkerState.RUNNING.value and (row.waits_s(status.clock) or 0.0) >= WAIT_S
-
-
-def _number(value: float | None) -> str:
-    return NONE if value is None else f"{value:.4g}"
-
-
-def _range(values: Iterable[Value], describe: Callable[[Value], str]) -> str:
-    found = list(values)
-    if not found:
-        return NONE
-    low, high = describe(min(found)), describe(max(found))
-    return low if low == high else f"{low} to {high}"
 
 
 def describe_size(count: int) -> str:
@@ -135,23 +118,13 @@ LOOK_S = 1.0
 _WIDTHS = {"state": 8, "steps/s": 7, "loss": 9, "CPU": 5, "memory": 8}
 """Of the columns whose cells become longer."""
 _NUMBERS = ("step", "steps/s", "loss", "CPU", "memory")
-_VOLATILE = (6, 7)
+_VOLATILE = ("CPU", "memory")
 """Columns that change all the time: a row in which nothing else has changed is not shown again."""
+_COLOURS = {"red": ("failed", "lost"), "yellow": ("wait", "stopped"), "green": ("running", "done")}
+"""Of a worker's state, by the words in it."""
 
-
-class View(Protocol):
-    """Where the status is shown."""
-
-    interval_s: float
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def show(self, status: JobStatus) -> None:
-        """Show the job as it is now."""
+Show = Callable[[JobStatus], None]
+"""Shows the job as it is now."""
 
 
 def watch_status(log_dir: Path, interval_s: float | None, *, as_json: bool) -> int:
@@ -164,69 +137,36 @@ def watch_status(log_dir: Path, interval_s: float | None, *, as_json: bool) -> i
         UsageError: the directory is missing, cannot be read, or is no job's.
     """
     status = read_status(log_dir)
-    view = _choose_view(interval_s, as_json=as_json)
-    with view:
-        return _watch(status, view)
-
-
-def _watch(status: JobStatus, view: View) -> int:
-    shown, due = None, 0.0
-    while True:
-        if status.is_over or status.state is not shown or time.monotonic() >= due:
-            due = time.monotonic() + view.interval_s
-            shown = status.state
-            view.show(status)
-        if status.is_over:
-            return status.status_code
-        time.sleep(max(0.0, min(LOOK_S, due - time.monotonic())))
-        status = read_status(status.log_dir)
-
-
-def _choose_view(interval_s: float | None, *, as_json: bool) -> View:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-    if as_json:
-        return JsonLines(interval_s or TERMINAL_S)
-    if sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown"):
-        return RichTable(interval_s or TERMINAL_S)
-    return PlainRows(interval_s or PLAIN_S)
+    is_table = sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+    usual_s = TERMINAL_S if as_json or is_table else PLAIN_S
+    shown, due = None, 0.0
+    with contextlib.ExitStack() as stack:
+        show = stack.enter_context(rich_table()) if is_table and not as_json else PlainRows().show
+        while True:
+            if status.is_over or status.state is not shown or time.monotonic() >= due:
+                due = time.monotonic() + (interval_s or usual_s)
+                shown = status.state
+                _write([render_json(status)]) if as_json else show(status)
+            if status.is_over:
+                return status.status_code
+            time.sleep(max(0.0, min(LOOK_S, due - time.monotonic())))
+            status = read_status(status.log_dir)
 
 
-class _Lines:
-    """A view that only adds lines."""
-
-    def __init__(self, interval_s: float) -> None:
-        self.interval_s = interval_s
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Nothing is open."""
-
-    def _write(self, lines: Sequence[str]) -> None:
-        sys.stdout.write("".join(f"{line}\n" for line in lines))
-        sys.stdout.flush()
+def _write(lines: Sequence[str]) -> None:
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.flush()
 
 
-class JsonLines(_Lines):
-    """One JSON object on a line for every look."""
-
-    def show(self, status: JobStatus) -> None:
-        """Write one line."""
-        self._write([render_json(status)])
-
-
-class PlainRows(_Lines):
+class PlainRows:
     """A table to which rows are added: at first all, then those that have changed."""
 
-    def __init__(self, interval_s: float) -> None:
-        super().__init__(interval_s)
+    def __init__(self) -> None:
         self._table = LiveTable()
-        self._widths: list[int] = []
-        self._shown: dict[str, Sequence[str]] = {}
+        self._widths: dict[str, int] = {}
+        self._shown: dict[str, Row] = {}
         self._job_line = ""
 
     def show(self, status: JobStatus) -> None:
@@ -236,85 +176,129 @@ class PlainRows(_Lines):
         if head[0] != self._job_line:
             lines.insert(0, head[0])
             self._job_line = head[0]
-        headings, rows = self._table.read(status)
-        if not self._widths and rows:
-            self._widths = [_WIDTHS.get(cell, len(cell)) for cell in ("HH:MM:SS", *headings)]
-            self._widths = self._grown([("", *row) for row in rows])
-            lines.append(self._line(("time", *headings)))
-        moment = time.strftime("%H:%M:%S", time.localtime(status.now))
-        changed = [row for row in rows if self._shown.get(row[0]) != _lasting(row)]
-        self._widths = self._grown([("", *row) for row in changed]) if changed else self._widths
-        lines += [self._line((moment, *row)) for row in changed]
-        self._shown.update({row[0]: _lasting(row) for row in changed})
-        self._write(lines)
-
-    def _grown(self, rows: Sequence[Cells]) -> list[int]:
-        return [max(width, *(len(row[index]) for row in rows)) for index, width in enumerate(self._widths)]
-
-    def _line(self, cells: Sequence[str]) -> str:
-        return GAP.join(cell.ljust(width) for cell, width in zip(cells, self._widths, strict=True)).rstrip()
+        rows, moment = self._table.read(status), time.strftime("%H:%M:%S", time.localtime(status.now))
+        changed = [{"time": moment, **row} for row in rows if self._shown.get(row[next(iter(row))]) != _lasting(row)]
+        self._shown.update({row[next(iter(row))]: _lasting(row) for row in rows})
+        is_first = not self._widths and rows
+        for row in changed:
+            for name, cell in row.items():
+                self._widths[name] = max(len(cell), self._widths.get(name, _WIDTHS.get(name, len(name))))
+        if is_first:
+            changed.insert(0, {name: name for name in changed[0]})
+        lines += [GAP.join(cell.ljust(self._widths[name]) for name, cell in row.items()).rstrip() for row in changed]
+        _write(lines)
 
 
-def _lasting(row: Cells) -> list[str]:
-    return [cell for index, cell in enumerate(row) if index not in _VOLATILE]
+def _lasting(row: Row) -> Row:
+    return {name: cell for name, cell in row.items() if name not in _VOLATILE}
 
 
-class RichTable:
+@contextlib.contextmanager
+def rich_table() -> Iterator[Show]:
     """One table on a terminal, redrawn in place; the last one stays. The cursor stays visible, whatever ends us."""
+    from rich.console import Console
+    from rich.live import Live
 
-    def __init__(self, interval_s: float) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
-        self.interval_s = interval_s
-        self._table = LiveTable()
-        self._console = Console()
-        self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        self._console.show_cursor()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.stop()
-
-    def show(self, status: JobStatus) -> None:
-        """Draw the job."""
-        self._live.update(self._draw(status), refresh=True)
-
-    def _draw(self, status: JobStatus) -> RenderableType:
-        from rich.console import Group
-        from rich.table import Table
-        from rich.text import Text
-
-        first, *more = head_lines(status)
-        styles = [STATE_COLOURS.get(status.state, "bold"), *[""] * len(more)]
-        head = [
-            Text(line, style=style, no_wrap=True, overflow="ellipsis")
-            for line, style in zip((first, *more), styles, strict=True)
-        ]
-        headings, rows = self._table.read(status)
-        if not rows:
-            return Group(*head)
-        table = Table(box=None, pad_edge=False, padding=(0, len(GAP), 0, 0), header_style="bold")
-        for heading in headings:
-            justify: JustifyMethod = "right" if heading in _NUMBERS else "left"
-            width = _WIDTHS.get(heading)
-            table.add_column(heading, no_wrap=heading != headings[-1], justify=justify, min_width=width)
-        for *cells, last_line in rows:
-            texts = [Text(cell, style=_style(cell) if index == 2 else "") for index, cell in enumerate(cells)]
-            table.add_row(*texts, Text(last_line, no_wrap=True, overflow="ellipsis"))
-        return Group(*head, table)
+    table, console = LiveTable(), Console()
+    with Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
+        console.show_cursor()
+        yield lambda status: live.update(draw(status, table.read(status)), refresh=True)
 
 
-def _style(state: str) -> str:
-    """Return the colour of a worker's state."""
-    colours: Sequence[tuple[str, Callable[[str], bool]]] = (
-        ("red", lambda text: "failed" in text or "lost" in text),
-        ("yellow", lambda text: "wait" in text or "stopped" in text),
-        ("green", lambda text: "running" in text or "done" in text),
-    )
-    return next((colour for colour, fits in colours if fits(state)), "")
+def draw(status: JobStatus, rows: Sequence[Row]) -> RenderableType:
+    """Return the job's lines and a table for rich."""
+    from rich.console import Group
+    from rich.text import Text
+
+    first, *more = head_lines(status)
+    styled = [(first, STATE_COLOURS.get(status.state, "bold")), *((line, "") for line in more)]
+    head = [Text(line, style=style, no_wrap=True, overflow="ellipsis") for line, style in styled]
+    if not rows:
+        return Group(*head)
+    table = make_table()
+    for name in rows[0]:
+        justify, is_last = "right" if name in _NUMBERS else "left", name == "last line"
+        table.add_column(name, no_wrap=not is_last, justify=justify, min_width=_WIDTHS.get(name))  # type: ignore[arg-type]
+    for row in rows:
+        colour = next((one for one, words in _COLOURS.items() if any(word in row["state"] for word in words)), "")
+        *texts, _ = [Text(cell, style=colour if name == "state" else "") for name, cell in row.items()]
+        table.add_row(*texts, Text(row["last line"], no_wrap=True, overflow="ellipsis"))
+    return Group(*head, table)
+
+
+LOGS = "msrun logs"
+LOGS_S = 0.2
+TAIL_BYTES = 1 << 16
+"""In which the last lines of a log are looked for."""
+READ_BYTES = 1 << 20
+
+
+def show_logs(log_dir: Path, ranks: str, *, lines: int, follows: bool) -> int:
+    """Print the last lines of workers' logs, and with `follows` what comes until the job has ended.
+
+    With several ranks each line begins with its rank.
+
+    Args:
+        ranks: as for --tail_worker_log.
+
+    Returns:
+        What `--status` exits with.
+
+    Raises:
+        UsageError: no directory of a job, or a rank that the job does not have.
+    """
+    status = read_status(log_dir, LOGS)
+    log_dir = status.log_dir
+    names = {
+        row.global_rank: row.log_name or contract.worker_log_name("worker", row.global_rank) for row in status.rows
+    }
+    wanted = parse_tail(ranks, max(names, default=-1) + 1, "--ranks")
+    if missing := [rank for rank in wanted if rank not in names]:
+        raise UsageError(f"--ranks {ranks}: the job has no {name_ranks(missing)}; it has {name_ranks(sorted(names))}")
+    logs = []
+    for rank in wanted:
+        head = f"[{rank}] " if len(wanted) > 1 else ""
+        apart = log_dir / contract.error_log_name(names[rank])
+        logs += [_Log(str(path), head) for path in (log_dir / names[rank], apart) if path != apart or apart.exists()]
+    with contextlib.ExitStack() as stack:
+        for log in logs:
+            stack.callback(log.close)
+            log.begin(lines)
+        while follows and not status.is_over:
+            time.sleep(LOGS_S)
+            for log in logs:
+                log.follow()
+            status = read_status(log_dir, LOGS)
+        for log in logs:
+            log.follow(at_end=True)
+    return status.status_code
+
+
+class _Log(LogReader):
+    """One worker's log: also the next file of its name, of another attempt or after a rotation."""
+
+    def __init__(self, path: str, head: str) -> None:
+        super().__init__(path)
+        self._head = head.encode()
+        self._cutter = LineCutter()
+
+    def begin(self, lines: int) -> None:
+        """Print the last lines that are there."""
+        is_cut = self.skip_to_last(TAIL_BYTES)
+        self._print(self._cutter.feed(self.read(TAIL_BYTES))[is_cut:][-lines:] if lines else [])
+
+    def follow(self, *, at_end: bool = False) -> None:
+        """Print what has come since."""
+        while True:
+            while data := self.read(READ_BYTES):
+                self._print(self._cutter.feed(data))
+            if not self.is_renamed() or not Path(self._path).exists():
+                break
+            self.close()  # and open what has the name now
+        if at_end:
+            self._print(self._cutter.end())
+
+    def _print(self, pieces: Sequence[bytes]) -> None:
+        for piece in pieces:
+            sys.stdout.buffer.write(self._head + printable_bytes(piece, keep_colours=True))
+        sys.stdout.flush()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,9 +20,17 @@ from msrun.agent.watch.progress_board import PROGRESS_BOARD, ProgressBoard
 from msrun.cluster.membership import Membership
 from msrun.launch import console, log_tail, output
 from msrun.launch.console import Console, ProgressLine, describe_progress
-from msrun.launch.log_tail import MAX_HELD_BYTES, STATE_S, Cutter, LineCutter, LogTail, RawLineCutter
-from msrun.launch.merged_lines import WAIT_S, MergedLines
-from msrun.launch.printable import one_line, printable, printable_bytes
+from msrun.launch.log_tail import (
+    MAX_HELD_BYTES,
+    STATE_S,
+    WAIT_S,
+    Cutter,
+    LineCutter,
+    LogTail,
+    MergedLines,
+    RawLineCutter,
+)
+from msrun.launch.output import one_line, printable, printable_bytes
 from msrun.launch.terminal import WayOut
 from msrun.planning.build import build_plan
 from msrun.planning.placement.host import HostFacts
@@ -36,8 +44,7 @@ class Screen:
         self,
         folder: Path,
         monkeypatch: pytest.MonkeyPatch,
-        options: Mapping[str, Any] = MappingProxyType({}),
-        **settings: Any,
+        **options: Any,
     ) -> None:
         spec = small_spec(folder, 2, **{"tail_ranks": (0, 1), **options})
         facts = HostFacts("h", "127.0.0.1", (0,))
@@ -48,7 +55,7 @@ class Screen:
         self.said: list[str] = []
         monkeypatch.setattr(output, "write", lambda _, data, **__: self._write(data.decode()))
         monkeypatch.setattr(output, "say_lines", self.said.append)
-        self.console = Console(plan, **{"quiet": False, **settings})
+        self.console = Console(spec, plan, quiet=False)
 
     def _write(self, text: str) -> None:
         self.text += text
@@ -137,7 +144,7 @@ def test_log_that_grows_on_after_a_restart_until_it_is_renamed_is_shown_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_max: dict[str, int]
 ) -> None:
     """Logs of other hosts come over the network, and are renamed when the next attempt's first bytes are there."""
-    screen = Screen(tmp_path, monkeypatch, log_max)
+    screen = Screen(tmp_path, monkeypatch, **log_max)
     screen.write(0, "early\n")
     screen.write(1, "early\n")
     screen.shown()
@@ -177,7 +184,7 @@ def test_bar_among_several_ranks_is_a_line_of_its_own_now_and_then(
 
 
 def test_raw_pieces_of_several_ranks_stay_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with closing(Screen(tmp_path, monkeypatch, is_raw=True)) as screen:
+    with closing(Screen(tmp_path, monkeypatch, is_raw_tail=True)) as screen:
         screen.write(0, "a\r\nb")
         screen.write(1, "5%\r10%")
         assert screen.raw() in ("[h:0] a\r\n[h:1] 5%\r", "[h:1] 5%\r[h:0] a\r\n")
@@ -263,13 +270,14 @@ PIECES = st.lists(st.one_of(st.binary(max_size=30), st.sampled_from([b"\r", b"\n
 
 @given(PIECES)
 def test_lines_come_whole_however_the_file_grows(pieces: list[bytes]) -> None:
-    with tempfile.NamedTemporaryFile() as file, closing(LogTail(0, file.name)) as tail:
+    with tempfile.NamedTemporaryFile() as file, closing(LogTail(0, file.name, 0, LineCutter)) as tail:
         lines = []
         for piece in pieces:
             file.write(piece)
             file.flush()
             lines += tail.read()
-        lines += tail.read(at_end=True)
+        tail.end()
+        lines += tail.read()
     whole = b"".join(pieces)
     expected = whole.split(b"\n") if not whole.endswith(b"\n") else whole.split(b"\n")[:-1]
     last_states = [line.rstrip(b"\r").rpartition(b"\r")[2] + b"\n" for line in expected]
@@ -278,14 +286,15 @@ def test_lines_come_whole_however_the_file_grows(pieces: list[bytes]) -> None:
 
 @given(PIECES, st.sampled_from([Cutter, RawLineCutter]))
 def test_raw_bytes_are_those_of_the_file(pieces: list[bytes], cutter: type[Cutter]) -> None:
-    with tempfile.NamedTemporaryFile() as file, closing(LogTail(0, file.name, cutter=cutter)) as tail:
+    with tempfile.NamedTemporaryFile() as file, closing(LogTail(0, file.name, 0, cutter)) as tail:
         shown = []
         for piece in pieces:
             file.write(piece)
             file.flush()
             shown += tail.read()
             assert cutter is not Cutter or file.tell() == sum(map(len, shown)), "nothing is held back"
-        shown += tail.read(at_end=True)
+        tail.end()
+        shown += tail.read()
     assert b"".join(shown) == b"".join(pieces)
     if cutter is RawLineCutter:
         assert all(piece.endswith((b"\r", b"\n")) for piece in shown[:-1]), "others may write between"
@@ -329,8 +338,9 @@ def test_long_bar_is_not_held_whole() -> None:
 def test_endless_line_is_shown_in_pieces(tmp_path: Path, cutter: type[Cutter]) -> None:
     size = 3 * MAX_HELD_BYTES
     (tmp_path / "log").write_bytes(b"x" * size)
-    with closing(LogTail(0, str(tmp_path / "log"), cutter=cutter)) as tail:
-        assert b"".join(tail.read(at_end=True)).replace(b"\n", b"") == b"x" * size
+    with closing(LogTail(0, str(tmp_path / "log"), 0, cutter)) as tail:
+        tail.end()
+        assert b"".join(tail.read()).replace(b"\n", b"") == b"x" * size
 
 
 HOSTILE = ("\x1b", "\x07", "\x9b", "\x90", "\x9d", "\x7f", "\r", "\x08", "\u202e", "\u2066", "\u2028")

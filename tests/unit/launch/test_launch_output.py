@@ -28,11 +28,11 @@ def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
     reader, writer = os.pipe()
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     os.write(writer, b"." * PIPE_BYTES)
-    place = output._Place()
-    monkeypatch.setattr(output, "_place", lambda _: place)
+    place = output.Place()
+    monkeypatch.setattr(output, "place", lambda _: place)
     yield reader, writer
     os.set_blocking(reader, False)
-    wait_until(lambda: place.wait(1, 0.0) or drained(reader), "everything was written")
+    wait_until(lambda: place.is_idle() or drained(reader), "everything was written")
     place.end()
     os.close(reader)
     os.close(writer)
@@ -56,10 +56,10 @@ def test_a_reader_who_pauses_holds_up_nobody_and_misses_nothing(pipe: tuple[int,
     reader, writer = pipe
     for count in range(100):
         output.write(writer, b"%03d\n" % count)
-    assert not output.is_idle(writer)
+    assert not output.place(writer).is_idle()
     text = read(reader, PIPE_BYTES + 400)
     assert text == b"." * PIPE_BYTES + b"".join(b"%03d\n" % count for count in range(100))
-    wait_until(lambda: output.is_idle(writer), "everything was written")
+    wait_until(lambda: output.place(writer).is_idle(), "everything was written")
 
 
 def test_what_does_not_fit_is_dropped_and_said(pipe: tuple[int, int]) -> None:
@@ -67,21 +67,21 @@ def test_what_does_not_fit_is_dropped_and_said(pipe: tuple[int, int]) -> None:
     piece = b"x" * (output.MAX_WAITING_BYTES // 4)
     for _ in range(6):
         output.write(writer, piece)
-    assert not output.has_room(writer)
+    assert not output.place(writer).has_room()
     said = f"msrun: {2 * len(piece)} bytes were left out here: nobody read them\n".encode()
     text = read(reader, PIPE_BYTES + 4 * len(piece) + len(said))
     assert text.endswith(piece + said)
 
 
 def test_a_reader_who_has_gone_gets_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = output._Place()
-    monkeypatch.setattr(output, "_place", lambda _: place)
+    place = output.Place()
+    monkeypatch.setattr(output, "place", lambda _: place)
     reader, writer = os.pipe()
     os.close(reader)
     output.write(writer, b"into nothing")
-    wait_until(lambda: not output.is_open(writer), "noticed")
+    wait_until(lambda: not output.place(writer).is_open(writer), "noticed")
     output.write(writer, b"into nothing")
-    assert output.is_idle(writer)
+    assert output.place(writer).is_idle()
     place.end()
     os.close(writer)
 
@@ -110,13 +110,13 @@ def test_thread_that_fails_tells_and_goes_on(
 ) -> None:
     reader, writer = pipe
     read(reader, PIPE_BYTES)
-    place = output._place(writer)
+    place = output.place(writer)
     write_some = place._write_some
     monkeypatch.setattr(place, "_write_some", lambda *_: {}["slip"])
     said: list[str] = []
     with OwnFaults(tmp_path, said.append, found_in=str(tmp_path)):
         output.write(writer, b"lost")
-        wait_until(lambda: output.is_idle(writer), "it is past the slip")
+        wait_until(lambda: output.place(writer).is_idle(), "it is past the slip")
         monkeypatch.setattr(place, "_write_some", write_some)
         output.write(writer, b"more")
         assert read(reader, 4) == b"more"
@@ -130,9 +130,9 @@ def test_room_ends_at_its_limit_and_comes_back_with_the_reader(
 ) -> None:
     reader, writer = pipe
     output.write(writer, b"x" * (output.ROOM_BYTES + more))
-    assert output.has_room(writer) is has_room
+    assert output.place(writer).has_room() is has_room
     read(reader, output.ROOM_BYTES)
-    wait_until(lambda: output.has_room(writer), "room")
+    wait_until(lambda: output.place(writer).has_room(), "room")
 
 
 def test_discarded_output_is_written_nowhere_and_without_an_error() -> None:
@@ -145,12 +145,12 @@ def test_discarded_output_is_written_nowhere_and_without_an_error() -> None:
 
 def test_thread_ends_once_nothing_waits_and_holds_up_nobody_while_something_does(pipe: tuple[int, int]) -> None:
     reader, writer = pipe
-    place = output._place(writer)
+    place = output.place(writer)
     output.write(writer, b"not read yet")
     (thread,) = (thread for thread in threading.enumerate() if thread.name == "msrun-output")
     place.end()
     assert thread.is_alive() and thread.daemon
     read(reader, PIPE_BYTES + len(b"not read yet"))
-    wait_until(lambda: output.is_idle(writer), "everything was written")
+    wait_until(lambda: output.place(writer).is_idle(), "everything was written")
     place.end()
     assert not thread.is_alive()

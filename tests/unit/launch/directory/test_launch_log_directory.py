@@ -14,8 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msrun.agent.logs.own_file import create_own_file
-from msrun.launch.directory.job_record import WorkerRecord, parse_events, parse_plan, read_bytes
-from msrun.launch.directory.log_directory import EventLog, record_fault, write_private
+from msrun.launch.directory.log_directory import (
+    EventLog,
+    WorkerRecord,
+    parse_events,
+    parse_plan,
+    read_bytes,
+    record_fault,
+    write_private,
+)
 
 
 def mode_of(path: Path) -> int:

@@ -14,9 +14,9 @@ from msrun.launch.directory.worker_log import (
     EXCERPT_LINES,
     GAP,
     MAX_LINE_CHARS,
-    RotatedReader,
-    newest_loss,
+    LogReader,
     read_excerpt,
+    read_log_end,
     read_tail,
 )
 
@@ -97,7 +97,7 @@ def test_log_that_cannot_be_read_is_empty(tmp_path: Path) -> None:
 )
 def test_newest_loss_is_found(log: Path, text: str, loss: str) -> None:
     log.write_text(text)
-    assert newest_loss(log) == loss
+    assert read_log_end(log).loss_text == loss
 
 
 KEEP = 300
@@ -107,7 +107,7 @@ def write(log: RotatedLog, data: bytes) -> None:
     log.write(bytearray(data), len(data))
 
 
-def read_all(reader: RotatedReader, size_bytes: int = 7) -> bytes:
+def read_all(reader: LogReader, size_bytes: int = 7) -> bytes:
     pieces = []
     while data := reader.read(size_bytes):
         assert len(data) <= size_bytes or data == GAP
@@ -125,7 +125,7 @@ def test_every_byte_is_read_once_and_in_order_however_the_log_grows(
 ) -> None:
     path = str(tmp_path_factory.mktemp("log") / "worker_0.log")
     log = RotatedLog(path, LogRotation(max_bytes, KEEP))
-    reader = RotatedReader(path, KEEP)
+    reader = LogReader(path, KEEP)
     found = b""
     for step in steps:
         if step is None:
@@ -142,7 +142,7 @@ def test_every_byte_is_read_once_and_in_order_however_the_log_grows(
 def test_every_byte_is_read_once_while_another_writes_and_rotates(tmp_path: Path) -> None:
     lines = [b"%d %s\n" % (number, b"x" * (number % 50)) for number in range(30_000)]
     path, keep = str(tmp_path / "log"), sum(map(len, lines)) // 4096 + 1  # all: a reader may miss what is removed
-    log, reader = RotatedLog(path, LogRotation(4096, keep)), RotatedReader(path, keep)
+    log, reader = RotatedLog(path, LogRotation(4096, keep)), LogReader(path, keep)
 
     def flood() -> None:
         for begin in range(0, len(lines), 7):
@@ -162,7 +162,7 @@ def test_every_byte_is_read_once_while_another_writes_and_rotates(tmp_path: Path
 
 def test_files_that_came_and_went_between_two_reads_are_told(tmp_path: Path) -> None:
     log = RotatedLog(str(tmp_path / "log"), LogRotation(2, 2))
-    reader = RotatedReader(str(tmp_path / "log"), 2)
+    reader = LogReader(str(tmp_path / "log"), 2)
     write(log, b"0\n")
     assert read_all(reader) == b"0\n"
     write(log, b"".join(b"%d\n" % number for number in range(1, 10)))
@@ -172,7 +172,7 @@ def test_files_that_came_and_went_between_two_reads_are_told(tmp_path: Path) -> 
 
 
 def test_log_that_is_not_there_yet_is_empty(tmp_path: Path) -> None:
-    reader = RotatedReader(str(tmp_path / "log"), 2)
+    reader = LogReader(str(tmp_path / "log"), 2)
     assert reader.read(10) == b""
     (tmp_path / "log").write_bytes(b"here\n")
     assert read_all(reader) == b"here\n"

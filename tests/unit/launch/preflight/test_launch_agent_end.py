@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from msrun.launch.preflight.host_report import explain_agent_end
+from msrun.launch.preflight.fleet_checks import explain_agent_end
 from msrun.launch.transport.pipe import agent_command, opening
 from msrun.planning.hosts.host_entry import HostEntry
 
@@ -86,7 +86,7 @@ TEXTS: list[tuple[int, str, str]] = [
     (0, "", "its login shell ended before it started the agent; look for exit or exec in its start-up files, such "),
     (0, "This service allows sftp connections only.\n", "the agent ended with exit code 0: This service allows sftp"),
     (5, "", "the agent ended with exit code 5, and said nothing"),
-    (5, "one\n\x1b[31mtwo\x07\n\n", "the agent ended with exit code 5: \\x1b[31mtwo\\x07"),
+    (5, "one\n\x1b[31mtwo\x07\n\n", "the agent ended with exit code 5: two\\x07"),
 ]
 
 

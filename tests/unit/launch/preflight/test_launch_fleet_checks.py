@@ -25,8 +25,7 @@ from msrun.launch.preflight.finding import (
     render_finding,
     render_fleet_findings,
 )
-from msrun.launch.preflight.fleet_checks import LauncherFacts, check_reach, clock_skew, compare_hosts
-from msrun.launch.preflight.host_report import HostAnswer
+from msrun.launch.preflight.fleet_checks import HostAnswer, LauncherFacts, check_reach, clock_skew, compare_hosts
 from msrun.planning.hosts.host_entry import HostEntry
 
 Odd = Mapping[int, Mapping[str, Any] | MsrunError]

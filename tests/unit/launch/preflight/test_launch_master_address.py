@@ -15,9 +15,8 @@ from host_net import HostNet
 
 from msrun.cluster.protocol import HostAddress
 from msrun.errors import UsageError
-from msrun.launch.preflight.fleet_checks import choose_master_address
+from msrun.launch.preflight.fleet_checks import HostAnswer, choose_master_address
 from msrun.launch.preflight.host_look import try_reach
-from msrun.launch.preflight.host_report import HostAnswer
 
 ETH = HostAddress("10.0.0.1", "eth0", 24)
 MANAGEMENT = HostAddress("192.168.7.1", "eth1", 24)

@@ -6,11 +6,8 @@ import json
 import math
 import os
 import random
-import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,11 +19,10 @@ from hypothesis import strategies as st
 from msrun import contract
 from msrun.agent.processes.process_control import Usage
 from msrun.errors import UsageError
-from msrun.launch.directory.job_record import EventsRecord, PlannedWorker, WorkerRecord
 from msrun.launch.directory.lock import LockRecord, LockState
+from msrun.launch.directory.log_directory import EventsRecord, PlannedWorker, PlanRecord, WorkerRecord
 from msrun.launch.status import job_status as module
 from msrun.launch.status.job_status import JobState, decide_state, read_status
-from msrun.launch.status.stop import Launcher
 
 RECORD = LockRecord("a", 5, "h", 100.0)
 HELD, FREE = LockState(RECORD, 5), LockState(RECORD, None)
@@ -118,12 +114,14 @@ def test_use_is_told_of_the_running_workers_of_this_host_alone(monkeypatch: pyte
     monkeypatch.setattr(module, "session_usage", measure)
     workers = {rank: WorkerRecord(10 + rank, "running", "") for rank in range(5)}
     events = EventsRecord(workers={**workers, 1: WorkerRecord(11, "done", "")})
-    planned = {rank: PlannedWorker(rank, "other" if rank == 2 else here, "") for rank in range(4)}
-    job: Any = SimpleNamespace(is_over=False, launcher_host=here)
-    assert module._read_usage(job, planned, events) == {10: Usage(1.0, 9)}
+    planned = tuple(PlannedWorker(rank, "other" if rank == 2 else here, "") for rank in range(4))
+    plan = PlanRecord("J", "/no/such/folder", None, (here,), planned)
+    job: Any = SimpleNamespace(is_over=False, launcher_host=here, clock=0.0)
+    rows = list(module._build_rows(job, plan, events))
+    assert [row.usage for row in rows] == [Usage(1.0, 9), *[None] * 4]
     assert measured == [10, 13], "1 has ended, 2 is of another host, 4 is not of the plan"
-    assert module._read_usage(SimpleNamespace(is_over=True, launcher_host=here), planned, events) == {}  # type: ignore[arg-type]
-    assert module._read_usage(SimpleNamespace(is_over=False, launcher_host="o"), planned, events) == {}  # type: ignore[arg-type]
+    job.is_over = True
+    assert [row.usage for row in module._build_rows(job, plan, events)] == [None] * 5
 
 
 def test_job_that_ended_well_is_told_with_its_run_time(directory: Directory) -> None:
@@ -241,33 +239,3 @@ def test_reading_changes_nothing(directory: Directory) -> None:
     before = listing()
     read_status(directory.path)
     assert listing() == before
-
-
-@pytest.fixture
-def process() -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as started:
-        yield started
-        started.kill()
-
-
-def test_holder_of_the_lock_is_signalled_where_there_is_no_pidfd(process: subprocess.Popen[bytes]) -> None:
-    Launcher(process.pid, None, lambda: True).signal(signal.SIGKILL)
-    assert process.wait(30) == -signal.SIGKILL
-
-
-def test_process_that_no_longer_holds_the_lock_is_let_alone(process: subprocess.Popen[bytes]) -> None:
-    Launcher(process.pid, None, lambda: False).signal(signal.SIGKILL)
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(0.1)
-
-
-@pytest.mark.parametrize("has_pidfd", [True, False])
-def test_wait_ends_with_the_launcher_or_with_the_time(process: subprocess.Popen[bytes], has_pidfd: bool) -> None:
-    descriptor = os.pidfd_open(process.pid) if has_pidfd else None
-    launcher = Launcher(process.pid, descriptor, lambda: process.poll() is None)
-    assert not launcher.wait(0.05)
-    launcher.signal(signal.SIGKILL)
-    assert launcher.wait(30)
-    launcher.signal(signal.SIGKILL)  # which finds nobody
-    launcher.close()
-    launcher.close()

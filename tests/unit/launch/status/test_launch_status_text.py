@@ -21,7 +21,7 @@ from msrun.agent.processes.process_control import Usage
 from msrun.agent.watch.progress_board import Progress
 from msrun.launch.status.job_status import JobState, JobStatus, WorkerRow
 from msrun.launch.status.status_text import describe_span, head_lines, render_json, render_status
-from msrun.launch.status.watch import HOST_HEADINGS, MAX_RANKS, LiveTable, PlainRows, RichTable
+from msrun.launch.status.watch import MAX_RANKS, LiveTable, PlainRows, draw, rich_table
 
 RUNNING = JobStatus(
     "f00d", JobState.RUNNING, "", None, ("a", "b"), launcher_host="a", launcher_pid=7, run_time_s=75.0, restarts=0,
@@ -147,12 +147,16 @@ def row(global_rank: int, host: str = "a", state: str = "running", progress: Pro
     )
 
 
+def cells(table: LiveTable, status: JobStatus) -> list[tuple[str, ...]]:
+    return [tuple(row.values()) for row in table.read(status)]
+
+
 def test_rank_has_a_row_with_the_share_of_a_core_since_the_look_before() -> None:
     table = LiveTable()
     first = replace(LIVE, rows=(row(0),))
-    assert table.read(first)[1] == [("0", "a", "running", "41/100", "2.5", "0.25", "-", "1 MiB", "line of 0")]
+    assert cells(table, first) == [("0", "a", "running", "41/100", "2.5", "0.25", "-", "1 MiB", "line of 0")]
     later = replace(row(0), usage=Usage(13.0, 3 << 30))
-    assert table.read(replace(first, clock=52.0, rows=(later,)))[1][0][6:8] == ("150%", "3.0 GiB")
+    assert cells(table, replace(first, clock=52.0, rows=(later,)))[0][6:8] == ("150%", "3.0 GiB")
 
 
 def test_more_ranks_than_a_screen_holds_are_one_row_for_each_host() -> None:
@@ -161,22 +165,21 @@ def test_more_ranks_than_a_screen_holds_are_one_row_for_each_host() -> None:
     rows[3] = replace(rows[3], state="failed: exit code 1", step=40, usage=None)
     rows[5] = replace(rows[5], progress=WAITING)
     rows[6] = replace(rows[6], log_at=999.0)
-    headings, cells = LiveTable().read(replace(LIVE, rows=tuple(rows)))
-    assert headings == HOST_HEADINGS
-    assert [line[:2] for line in cells] == [("0-16", "a"), ("17-32", "b")]
-    assert cells[0][2:6] == ("15 running, 1 failed, 1 waiting", "40 to 41", "2.5", "0.25")
-    assert cells[0][7:] == (f"{sum(range(1, 18)) - 4} MiB", "[6] line of 6")
+    first, second = LiveTable().read(replace(LIVE, rows=tuple(rows)))
+    assert (first["ranks"], first["host"], second["ranks"], second["host"]) == ("0-16", "a", "17-32", "b")
+    assert tuple(first.values())[2:6] == ("15 running, 1 failed, 1 waiting", "40 to 41", "2.5", "0.25")
+    assert tuple(first.values())[7:] == (f"{sum(range(1, 18)) - 4} MiB", "[6] line of 6")
 
 
 def test_what_a_worker_writes_cannot_move_the_cursor() -> None:
-    [cells] = LiveTable().read(replace(LIVE, rows=(replace(row(0), last_line="a\x1b[2Jb\rc"),)))[1]
-    assert cells[-1] == "ab\\rc"
+    [hostile] = LiveTable().read(replace(LIVE, rows=(replace(row(0), last_line="a\x1b[2Jb\rc"),)))
+    assert hostile["last line"] == "ab\\rc"
 
 
 def drawn(status: JobStatus, width: int) -> list[str]:
     """Return the lines of the table on a terminal of so many columns."""
     console = Console(file=io.StringIO(), width=width)
-    console.print(RichTable(1.0)._draw(status))
+    console.print(draw(status, LiveTable().read(status)))
     text: str = console.file.getvalue()  # type: ignore[attr-defined]
     return [line.rstrip() for line in text.splitlines()]
 
@@ -209,7 +212,8 @@ def test_narrow_terminal_shortens_the_last_lines_of_logs_first() -> None:
 )
 def test_state_of_a_worker_has_a_colour(state: str, progress: Progress, colour: int | None) -> None:
     console = Console(file=io.StringIO(), width=120, force_terminal=True, color_system="standard")
-    console.print(RichTable(1.0)._draw(replace(LIVE, rows=(row(0, state=state, progress=progress),))))
+    status = replace(LIVE, rows=(row(0, state=state, progress=progress),))
+    console.print(draw(status, LiveTable().read(status)))
     last = console.file.getvalue().splitlines()[-1]  # type: ignore[attr-defined]
     word = "waits" if progress is WAITING else state.partition(":")[0]
     assert re.findall(r"\x1b\[(\d+)m([a-z]+)", last) == ([(str(colour), word)] if colour else [])
@@ -222,12 +226,10 @@ def test_table_on_a_terminal_is_drawn_at_once_with_the_cursor_in_sight_and_witho
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
     threads = threading.active_count()
-    table = RichTable(1.0)
-    with table as view:
-        assert view is table
+    with rich_table() as show:
         begin = capsys.readouterr().out
         assert begin.rindex("\x1b[?25h") > begin.rindex("\x1b[?25l")
-        view.show(replace(LIVE, rows=(row(0),)))
+        show(replace(LIVE, rows=(row(0),)))
         assert "line of 0" in capsys.readouterr().out
         assert threading.active_count() == threads
         print("said by others")
@@ -235,11 +237,10 @@ def test_table_on_a_terminal_is_drawn_at_once_with_the_cursor_in_sight_and_witho
         said = capsys.readouterr()
         assert (said.out, said.err) == ("said by others\n", "and their errors\n")
     assert "line of 0" in capsys.readouterr().out, "the last one stays"
-    assert not table._live.is_started
 
 
 def test_rows_are_added_when_something_else_than_their_load_has_changed(capsys: pytest.CaptureFixture[str]) -> None:
-    view = PlainRows(10.0)
+    view = PlainRows()
     first = replace(LIVE, rows=(row(0), row(1)))
     view.show(first)
     begins = [line.split()[0] for line in capsys.readouterr().out.splitlines()]

@@ -15,9 +15,16 @@ from msrun.agent.host.host_facts import read_gpus, read_npus
 from msrun.cluster.rendezvous import own_addresses
 from msrun.errors import UsageError
 from msrun.planning.discovery.host_options import HostOptions, find_host_options, is_place_open
-from msrun.planning.discovery.schedulers import HOSTS_FILE, IN_POD, TORCHRUN, find_surroundings, read_domain
-from msrun.planning.discovery.surroundings import HostView
-from msrun.planning.discovery.variables import BY_HAND, PBS_HOSTS
+from msrun.planning.discovery.schedulers import (
+    BY_HAND,
+    HOSTS_FILE,
+    IN_POD,
+    PBS_HOSTS,
+    TORCHRUN,
+    HostView,
+    find_surroundings,
+    read_domain,
+)
 from msrun.planning.placement.host import ASCEND_VARIABLE, CUDA_VARIABLE, visible_ascend, visible_cuda
 
 

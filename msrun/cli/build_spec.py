@@ -25,11 +25,7 @@ TERM = "TERM"
 
 
 def build_spec(options: dict[str, Any], caller: dict[str, str]) -> LaunchSpec:
-    """Translate the command line's words into a LaunchSpec.
-
-    Raises:
-        UsageError: a word that cannot be understood.
-    """
+    """Translate the command line's words into a LaunchSpec (UsageError: a word that cannot be understood)."""
     working_directory = read_directory(options)
     worker_num = 1 if options["worker_num"] is None else options["worker_num"]
     local_worker_num = worker_num if options["local_worker_num"] is None else options["local_worker_num"]
@@ -103,11 +99,7 @@ def _read_tls(path: Path | None, caller: dict[str, str]) -> TlsSpec | None:
 
 
 def read_directory(options: Mapping[str, Any]) -> Path:
-    """Return the directory in which the program starts.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """Return the directory in which the program starts (UsageError)."""
     directory = Path(options["chdir"] or ".").absolute()
     if not directory.is_dir():
         raise UsageError(f"--chdir {options['chdir']}: no such directory; workers have to start somewhere")
@@ -115,11 +107,7 @@ def read_directory(options: Mapping[str, Any]) -> Path:
 
 
 def refuse_pairs(options: Mapping[str, Any]) -> None:
-    """Refuse options of the command that contradict each other.
-
-    Raises:
-        UsageError: two of them.
-    """
+    """Refuse options of the command that contradict each other (UsageError)."""
     refuse_together({name for name, one in BY_NAME.items() if options[name] != one.default}, EXCLUSIVE)
 
 

@@ -48,11 +48,7 @@ def take_programs(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build_program(options: Mapping[str, Any], working_directory: Path) -> Program:
-    """Return what the job runs.
-
-    Raises:
-        UsageError: a program that does not exist.
-    """
+    """Return what the job runs (UsageError: a program that does not exist)."""
     first = parse_program(options["words"], is_module=options["module"], working_directory=working_directory)
     others: Sequence[OtherProgram] = options.get("others", ())
     found = [(first, options["role"], (options["worker_num"] or 1) - sum(one.worker_num for one in others))]

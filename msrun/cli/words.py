@@ -108,11 +108,7 @@ whose it is and what to write here."""
 
 
 def reject_foreign_options(words: Sequence[str]) -> None:
-    """Answer an option of another launcher, before the script, with what to write here.
-
-    Raises:
-        UsageError: there is one.
-    """
+    """Answer an option of another launcher, before the script, with what to write here (UsageError: there is one)."""
     for _, name, _ in read_options(words)[0]:
         if underscored(name) in FOREIGN_OPTIONS:
             whose, here = FOREIGN_OPTIONS[underscored(name)]

@@ -152,11 +152,7 @@ def field_options(spec: type) -> dict[str, Option]:
 
 
 def check_ranges(spec: Any) -> None:
-    """Refuse numbers out of the range that their options say.
-
-    Raises:
-        UsageError: naming the option, its value, the constraint and the remedy.
-    """
+    """Refuse numbers out of the range that their options say (UsageError)."""
     known: dict[str, Option] = field_options(spec.__class__)
     for name, one in known.items():
         value = getattr(spec, name)

@@ -67,11 +67,7 @@ def _parse_status(option: str, text: str, word: str) -> int:
 
 
 def parse_size(option: str, text: str) -> int:
-    """Turn `100M`, `1G`, `64KiB` or plain bytes into bytes; units are powers of 1024.
-
-    Raises:
-        UsageError: not such a size.
-    """
+    """Turn `100M`, `1G`, `64KiB` or plain bytes into bytes; units are powers of 1024 (UsageError: not such a size)."""
     match = _SIZE.match(text.strip())
     if not match:
         raise UsageError(f"{option} {text}: not a size; give bytes, or a whole number with K, M, G or T such as 100M")
@@ -475,11 +471,7 @@ EXCLUSIVE = (
 
 
 def check_spec(spec: LaunchSpec) -> None:
-    """Refuse what can be seen to be wrong in the words alone.
-
-    Raises:
-        UsageError: naming the option, its value, the constraint and the remedy.
-    """
+    """Refuse what can be seen to be wrong in the words alone (UsageError)."""
     check_ranges(spec)
     check_ranges(spec.ssh)
     defaults = {one.name: one.default for one in fields(spec)}
@@ -557,11 +549,7 @@ def _check_counts(spec: LaunchSpec) -> None:
 
 
 def check_statuses(restart_on: tuple[int, ...], no_restart_on: tuple[int, ...], max_restarts: int) -> None:
-    """Refuse lists that contradict each other, or that nothing asks.
-
-    Raises:
-        UsageError: one of both.
-    """
+    """Refuse lists that contradict each other, or that nothing asks (UsageError)."""
     if both := sorted({*restart_on} & {*no_restart_on}):
         raise UsageError(f"--restart_on and --no_restart_on: both name {both[0]}; give it in one of the two")
     if restart_on and not max_restarts:
@@ -606,11 +594,7 @@ def _check_log_name(stem: str) -> None:
 
 
 def check_server_logs(stem: str, server_num: int) -> None:
-    """Refuse a name of workers' logs that is that of parameter servers' logs.
-
-    Raises:
-        UsageError: it is.
-    """
+    """Refuse a name of workers' logs that is that of parameter servers' logs (UsageError)."""
     if server_num and contract.worker_log_name(stem, 0) == f"{contract.server_name(0)}.log":
         raise UsageError(
             f"--worker_log_name {stem}: the parameter servers of --server_num {server_num} have logs of this name; "

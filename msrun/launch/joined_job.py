@@ -26,7 +26,7 @@ from msrun.launch.directory.log_directory import write_private
 from msrun.launch.job import JobResult, check_part, job_signals, look_at_host, plan_dry_run
 from msrun.launch.job_hosts import table_digest
 from msrun.launch.rendezvous import Patience, has_scheduler, open_port
-from msrun.planning.mindspore import settle_mindspore
+from msrun.planning.environment import settle_mindspore
 from msrun.planning.spec import LaunchSpec
 
 if TYPE_CHECKING:  # loaded for jobs with --tls_config

@@ -14,13 +14,12 @@ from msrun.cluster.messages import Message
 from msrun.errors import ClusterError
 from msrun.launch.directory.log_directory import write_private
 from msrun.launch.transport.pipe import agent_command
-from msrun.planning.build import plan_job
+from msrun.planning.build import plan_agent, plan_job
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.assignment import assign_hosts
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.plan import HostPlan, LaunchPlan
 from msrun.planning.record_json import decode_record
-from msrun.planning.remote_plan import plan_agent
 from msrun.planning.spec import LaunchSpec
 
 

@@ -15,7 +15,7 @@ from plans import plan_of, spec_of
 
 from msrun import contract
 from msrun.errors import UsageError
-from msrun.planning.build import RECOVERY_NOTE
+from msrun.planning.build import RECOVERY_NOTE, build_remote_plan
 from msrun.planning.host_assignment import Fleet, HostAssignment
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.masking import MASK
@@ -24,7 +24,6 @@ from msrun.planning.plan import LaunchPlan
 from msrun.planning.plan_page import read_strategy_lines, render_page
 from msrun.planning.plan_text import render_plan
 from msrun.planning.program import Program
-from msrun.planning.remote_plan import build_remote_plan
 from msrun.planning.spec import LaunchSpec
 from ranktable.hosts.hostfile import parse_hostfile
 

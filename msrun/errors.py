@@ -1,29 +1,8 @@
 """The exception tree. Only `msrun.cli` turns these into text on stderr and an exit status.
 
-    MsrunError                  1    base; never raised itself
-      UsageError                2    what the user asked for cannot be done as asked
-      ClusterError              3    a host, the scheduler or the fork server let the job down
-        RendezvousTimeout     124    not everybody came in time
-        HangTimeout           124    the job made no progress any more
-        OwnProcessLost        3      a process of msrun's own has ended or is stopped; a new one may do its work
-      WorkerFailed              n    the first failed worker's exit code, or 128 + signal
-      ServerFailed              n    a parameter server ended while workers ran; its exit code, or 128 + signal
-      PeerFailed                n    another host of the job failed; its exit status
-      Interrupted           128+n    the launcher was told to stop by signal n
-        TimeLimitReached    124    --time_limit has passed
-      ParallelError             1    raised inside a worker by `msrun.runtime`
-        StrategyError           1    an illegal split of an operator, an input or a parameter
-          LayoutTypeError       1    a value of a wrong type given to Layout
-          UnverifiableError     1    a training step that no single process can run for comparison
-        CaptureError            1    the network cannot be captured as one graph
-        VerificationError       1    a training step differs from that of one process
-        WorldError              1    the process cannot find, join or leave its world
-          CollectiveError       1    a collective cannot end, is late, or was called otherwise by another rank
-        MissingPackageError     1    msrun.runtime needs a package that is not installed
-        DataError               1    data cannot be read: a file is missing or damaged, a function of yours fails
-        CheckpointError         1    a checkpoint cannot be written, is incomplete, or is one of another network
-
-A message is one line: what was found, what is allowed, and what to do.
+Below MsrunError stand UsageError (wrong input, 2), ClusterError (a host, the scheduler or the fork server, 3; of a
+limit of time 124), what ended a job (the exit status of that) and ParallelError, of a worker (1). A message is one
+line: what was found, what is allowed, and what to do.
 """
 
 from __future__ import annotations
@@ -35,19 +14,19 @@ from typing import Any
 
 
 class MsrunError(Exception):
-    """Base of every error that msrun raises on purpose."""
+    """Base of every error that msrun raises on purpose; `exit_code` is what msrun then ends with."""
 
     exit_code = 1
 
 
 class UsageError(MsrunError):
-    """Wrong input: nothing was started."""
+    """What the user asked for cannot be done as asked: nothing was started."""
 
     exit_code = 2
 
 
 class ClusterError(MsrunError):
-    """A host, the scheduler or the fork server failed; not the user's program."""
+    """A host, the scheduler or the fork server let the job down; not the user's program."""
 
     exit_code = 3
 
@@ -69,19 +48,15 @@ class OwnProcessLost(ClusterError):
 
 
 class WorkerFailed(MsrunError):
-    """A worker ended with a status other than 0. `exit_code` is the first failed worker's."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
-
-
-class ServerFailed(MsrunError):
-    """A parameter server ended while workers ran. `exit_code` is its own; 1 when that is 0."""
+    """A worker ended with a status other than 0. `exit_code` is the first failed worker's, 128 + that of a signal."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code or 1
+
+
+class ServerFailed(WorkerFailed):
+    """A parameter server ended while workers ran. `exit_code` is its own; 1 when that is 0."""
 
 
 class PeerFailed(MsrunError):
@@ -92,12 +67,11 @@ class PeerFailed(MsrunError):
 
     def __init__(self, message: str, exit_code: int, signum: int = 0) -> None:
         super().__init__(message)
-        self.exit_code = exit_code
-        self.signum = signum
+        self.exit_code, self.signum = exit_code, signum
 
 
 class Interrupted(MsrunError):
-    """The launcher received a signal that ends the job."""
+    """The launcher received signal `signum`, which ends the job."""
 
     def __init__(self, message: str, signum: int) -> None:
         super().__init__(message)
@@ -106,7 +80,7 @@ class Interrupted(MsrunError):
 
 
 class TimeLimitReached(Interrupted):
-    """The job has run for as long as it may; its workers get TERM."""
+    """The job has run for as long as --time_limit says; its workers get TERM."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, signal.SIGTERM)

@@ -15,7 +15,6 @@ import click
 from click.core import ParameterSource
 
 from msrun import __version__, contract
-from msrun.cli.aliases import translate, workers_here
 from msrun.cli.commands import (
     command_named,
     end_warm_servers,
@@ -26,7 +25,15 @@ from msrun.cli.commands import (
 )
 from msrun.cli.options import HOST_OPTIONS, OPTIONS, SETTABLE, TRUE_WORDS
 from msrun.cli.sources import Sources, apply_sources
-from msrun.cli.words import LaunchCommand, ScriptWords, describe_late_options, describe_separate_value, read_options
+from msrun.cli.words import (
+    LaunchCommand,
+    ScriptWords,
+    describe_late_options,
+    describe_separate_value,
+    read_options,
+    translate,
+    workers_here,
+)
 from msrun.errors import MsrunError, UsageError, describe_limit, is_limit, near_miss
 from msrun.launch import output
 from msrun.launch.output import one_line
@@ -84,8 +91,7 @@ def command(**options: Any) -> int:
         return look_after(options)
     if options["warm"] == "stop":
         return end_warm_servers(options)
-    from msrun.cli.build_spec import refuse_pairs
-    from msrun.cli.programs import take_programs
+    from msrun.cli.build_spec import refuse_pairs, take_programs
 
     context = click.get_current_context()
     options = apply_sources(context, options)

@@ -43,11 +43,7 @@ class Converted(click.ParamType):  # type: ignore[type-arg]  # generic in newer 
 
 
 def read_truth(word: str) -> bool:
-    """Turn a word for true or false, in the spellings that people use, into it.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """Turn a word for true or false, in the spellings that people use, into it (ValueError)."""
     return (FALSE_WORDS + TRUE_WORDS).index(word.lower()) >= len(FALSE_WORDS)
 
 

@@ -73,11 +73,7 @@ class Sources:
 
 
 def read_given(name: str, path: Path, wanted: str = "a readable text file") -> str:
-    """Return the text of a file that an option names.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
+    """Return the text of a file that an option names (UsageError)."""
     try:
         return read_text(path)
     except OSError as error:

@@ -43,8 +43,8 @@ from msrun.launch.preflight.checks import check_restart
 from msrun.launch.rank_table_file import check_rank_table, linked_table, write_rank_table
 from msrun.launch.terminal import UserTerminal
 from msrun.planning.build import build_plan, early_imports
+from msrun.planning.environment import settle_mindspore
 from msrun.planning.host_assignment import Fleet
-from msrun.planning.mindspore import settle_mindspore
 from msrun.planning.placement.host import HostFacts, place_devices
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.spec import LaunchSpec
@@ -112,7 +112,7 @@ def plan_dry_run(spec: LaunchSpec, caller: Mapping[str, str]) -> LaunchPlan:
     """Return the plan of a job without starting, opening or creating anything. Job id and port are chosen at start."""
     if spec.is_remote:
         from msrun.launch.transport.pipe import agent_command
-        from msrun.planning.remote_plan import build_remote_plan
+        from msrun.planning.build import build_remote_plan
 
         return build_remote_plan(spec, caller, job_id="JOB", agent_command=agent_command)
     facts = look_at_host(spec, caller)

@@ -19,9 +19,16 @@ from msrun.cluster.messages import await_input
 from msrun.cluster.rendezvous import listen, own_addresses
 from msrun.errors import RendezvousTimeout, UsageError, interruption
 from msrun.planning.discovery.host_options import HostOptions, find_host_options, is_place_open
-from msrun.planning.discovery.schedulers import HOSTS_FILE, IN_POD, TORCHRUN, find_surroundings, read_domain
-from msrun.planning.discovery.surroundings import HostView
-from msrun.planning.discovery.variables import BY_HAND, PBS_HOSTS
+from msrun.planning.discovery.schedulers import (
+    BY_HAND,
+    HOSTS_FILE,
+    IN_POD,
+    PBS_HOSTS,
+    TORCHRUN,
+    HostView,
+    find_surroundings,
+    read_domain,
+)
 from msrun.planning.host_assignment import Fleet, HostAssignment
 from msrun.planning.placement.host import ASCEND_VARIABLE, CUDA_VARIABLE, HostFacts, visible_ascend, visible_cuda
 from msrun.planning.spec import LaunchSpec, is_loopback

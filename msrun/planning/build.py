@@ -1,35 +1,38 @@
-"""From what was asked to what is carried out: LaunchSpec and HostFacts in, LaunchPlan out."""
+"""From what was asked to what is carried out: LaunchSpec and HostFacts in, LaunchPlan out; or, of a job that is started
+on many hosts from here, as much of the plan as can be told without asking them: which devices, cores and threads there
+are, and where a host keeps its temporary files, is decided there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 
 from msrun import contract
 from msrun.errors import UsageError
 from msrun.planning.environment import (
-    LOOPBACK_DEFAULTS,
     common_environment,
     early_environment,
-    interface_defaults,
-    of_rank,
-    overridden_names,
-    rank_environment,
-    role_environment,
-    server_environment,
-    virtual_rank_environment,
-)
-from msrun.planning.host_assignment import Fleet, HostAssignment
-from msrun.planning.imports import OF_OPTIMIZERS, SAFE_PACKAGES, ScriptImports, read_imports
-from msrun.planning.mindspore import (
     mindspore_environment,
     mindspore_note,
     mindspore_scheduler,
+    of_rank,
+    overridden_names,
+    rank_environment,
+    server_environment,
     settle_mindspore,
+    virtual_rank_environment,
 )
+from msrun.planning.host_assignment import Fleet, HostAssignment
+from msrun.planning.hosts.assignment import UNKNOWN, assign_hosts
+from msrun.planning.hosts.forwarded import explain_kept_secrets, forwarded_environment
+from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.imports import OF_OPTIMIZERS, SAFE_PACKAGES, ScriptImports, read_imports
 from msrun.planning.placement.binding import (
     THREADS_VARIABLE,
     HostBinding,
+    WorkerBinding,
     bind_workers,
     self_binding,
     self_binding_note,
@@ -37,10 +40,32 @@ from msrun.planning.placement.binding import (
     threads_per_worker,
 )
 from msrun.planning.placement.host import DevicePlacement, HostFacts, place_devices
-from msrun.planning.plan import HostPlan, LaunchPlan, ServerPlan, WorkerPlan
+from msrun.planning.plan import AgentPlan, HostPlan, LaunchPlan, ServerPlan, WorkerPlan
 from msrun.planning.program import DEFAULT_ROLE, StartMethod
 from msrun.planning.settings import settings_note
 from msrun.planning.spec import JobTerms, LaunchSpec, check_server_logs, is_loopback
+
+SERVER_IMPORTS = ("msrun.server.serving", OF_OPTIMIZERS)
+"""What parameter servers import, the second one with their first optimizer, as workers do."""
+LOOPBACK = "127.0.0.1"
+"""Where the servers of a job on one host listen."""
+RECOVERY_VARIABLE = "MS_ENABLE_RECOVERY"
+"""1: MindSpore's scheduler waits without a limit for lost nodes; who starts them again is not msrun there."""
+RECOVERY_NOTE = (
+    f"{RECOVERY_VARIABLE}=1 starts nothing again: --max_restarts N does, after a failure; with --spares N or "
+    "--min_hosts M after the loss of a host, too"
+)
+ASSUMED = "the other hosts are not known before they register; here each is taken to run as many workers"
+DECIDED_THERE = (
+    contract.MASTER_PORT,
+    contract.MS_SCHED_PORT,
+    contract.MSRUN_DEVICE_TARGET,
+    contract.MSRUN_LOG_DIR,
+    contract.MSRUN_PROGRESS,
+    contract.MSRUN_RENDEZVOUS,
+    contract.RANK_TABLE_FILE,
+)
+"""Variables of workers on other hosts whose values are known when the host has been reached."""
 
 
 def plan_job(
@@ -64,6 +89,10 @@ def plan_job(
         fleet: all hosts of a job of several.
         forwarded: variables that go from here to the hosts.
     """
+    if spec.min_hosts and spec.is_remote:
+        spares = f"spare hosts: {', '.join(entry.name for entry in spec.spares)}" if spec.spares else "no spare hosts"
+        count = f"{spec.min_hosts} of {len(spec.host_entries)} hosts"
+        notes = [*notes, f"{spares}; {count} are enough to start again; restarts left: {spec.max_restarts}"]
     return LaunchPlan(
         job_id=job_id,
         world_size=spec.worker_num,
@@ -75,29 +104,100 @@ def plan_job(
         device_reason=target[1],
         rank_table_file=spec.rank_table_path,
         hosts=tuple(hosts),
-        notes=(*notes, *([_describe_spares(spec)] if spec.min_hosts and spec.is_remote else [])),
+        notes=tuple(notes),
         fleet=tuple(fleet),
         forwarded=dict(forwarded or {}),
         **{term.name: getattr(spec, term.name) for term in fields(JobTerms)},
     )
 
 
-def _describe_spares(spec: LaunchSpec) -> str:
-    spares = f"spare hosts: {', '.join(entry.name for entry in spec.spares)}" if spec.spares else "no spare hosts"
-    count = f"{spec.min_hosts} of {len(spec.host_entries)} hosts"
-    return f"{spares}; {count} are enough to start again; restarts left: {spec.max_restarts}"
+@dataclass(frozen=True)
+class _Part:
+    """One host's part of a job: what its plan is made of."""
 
+    spec: LaunchSpec
+    caller: Mapping[str, str]
+    """The environment that workers inherit."""
+    assignment: HostAssignment
+    hosts: int
+    """Of the job."""
+    name: str
+    address: str
+    """Of the host as its logs are named; where nothing is known of it, what it fills in itself."""
+    devices: DevicePlacement
+    binding: HostBinding
+    own_threads: Sequence[str] = ()
+    """Of each worker the number of compute threads, where it differs from that of others there."""
+    reached_at: str = ""
+    """Where workers of other hosts reach its parameter servers."""
 
-SERVER_IMPORTS = ("msrun.server.serving", OF_OPTIMIZERS)
-"""What parameter servers import, the second one with their first optimizer, as workers do."""
-LOOPBACK = "127.0.0.1"
-"""Where the servers of a job on one host listen."""
-RECOVERY_VARIABLE = "MS_ENABLE_RECOVERY"
-"""1: MindSpore's scheduler waits without a limit for lost nodes; who starts them again is not msrun there."""
-RECOVERY_NOTE = (
-    f"{RECOVERY_VARIABLE}=1 starts nothing again: --max_restarts N does, after a failure; with --spares N or "
-    "--min_hosts M after the loss of a host, too"
-)
+    def plan(self, common: dict[str, str], place: str) -> HostPlan:
+        """Return what one agent runs.
+
+        Args:
+            common: variables of all workers there.
+            place: the host among several, in words.
+        """
+        spec, start_method = self.spec, choose_start_method(self.spec, self.caller)
+        return HostPlan(
+            node_rank=self.assignment.node_rank,
+            name=self.name,
+            address=self.address,
+            program=spec.program,
+            working_directory=str(spec.working_directory),
+            start_method=start_method,
+            preload=preloaded_modules(spec) if start_method != "exec" else (),
+            common_env=common,
+            workers=tuple(map(self._worker, range(len(self.devices.device_ids)))),
+            servers=tuple(map(self._server, range(self.assignment.node_rank, spec.server_num, self.hosts))),
+            mindspore_scheduler=mindspore_scheduler(spec, self.assignment.node_rank),
+            scheduler_cpus=self.binding.scheduler_cpus,
+            place=place,
+        )
+
+    def _worker(self, index: int) -> WorkerPlan:
+        spec, devices, bound, node_rank = (
+            self.spec,
+            self.devices,
+            self.binding.workers[index],
+            self.assignment.node_rank,
+        )
+        rank, folder = self.assignment.ranks[index], spec.log_folder
+        env = rank_environment(rank, index, node_rank, devices.device_ids[index])
+        if spec.virtual_local_rank:
+            env |= virtual_rank_environment(devices.target, devices.physical[index])
+        role = spec.program.role_of(rank, spec.worker_num)
+        if role != (DEFAULT_ROLE, rank, spec.worker_num):  # Source: torchelastic
+            names = (contract.ROLE_NAME, contract.ROLE_RANK, contract.ROLE_WORLD_SIZE)
+            env |= zip(names, map(str, role), strict=True)
+        env |= of_rank(spec.env, {"rank": rank, "local_rank": index, "node_rank": node_rank})
+        if self.own_threads and self.own_threads[index]:
+            env[THREADS_VARIABLE] = self.own_threads[index]
+        stem = spec.worker_log_name.replace("{ip}", self.address).replace("{hostname}", self.name)
+        check_server_logs(stem, spec.server_num)
+        log_name = contract.worker_log_name(stem, rank)
+        return WorkerPlan(
+            global_rank=rank,
+            local_rank=index,
+            device_id=devices.device_ids[index],
+            env=env,
+            log_path=str(folder / log_name),
+            error_log_path=str(folder / contract.error_log_name(log_name)) if spec.splits_logs else "",
+            physical_device=devices.physical[index],
+            cpus=bound.cpus,
+            memory_nodes=bound.memory_nodes,
+            binding=bound.reason,
+        )
+
+    def _server(self, index: int) -> ServerPlan:
+        """Return a parameter server; server i is on host i mod N of N."""
+        name = contract.server_name(index)
+        env = {
+            contract.MS_ROLE: contract.ROLE_SERVER,
+            contract.MS_NODE_ID: name,
+            contract.MSRUN_SERVER_ADDRESS: self.reached_at if self.hosts > 1 else LOOPBACK,
+        }
+        return ServerPlan(index, env, str(self.spec.log_folder / f"{name}.log"))
 
 
 def build_plan(
@@ -118,58 +218,48 @@ def build_plan(
         caller: the environment that workers inherit.
         run_dir: where the FileStore will be; need not exist.
         master_port: the port that the store listens on; 0 in a dry run, where it is not chosen yet.
-        server_token: what workers and parameter servers know each other by; empty in a dry run. Server i is on host
-            i mod N of N, in the order of node_rank.
+        server_token: what workers and parameter servers know each other by; empty in a dry run.
 
     Raises:
         UsageError: more workers than devices, a binding that this host does not allow, or servers without torch.
     """
     spec = settle_mindspore(spec, host)
-    if spec.server_num and not host.has_torch:
-        raise UsageError(
-            f"--server_num {spec.server_num}: parameter servers need torch, which this Python does not have: "
-            "pip install 'msrun[runtime]'"
-        )
     ranks = tuple(range(spec.local_worker_num))
     listed = spec.table_hosts[0].device_ids if spec.table_hosts else ()
     assignment = fleet.own if fleet else HostAssignment(0, host.name, host.address, ranks, listed or ranks)
     devices, binding, threads = _place(spec, host, assignment.device_ids if fleet else listed)
     common = common_environment(
         spec,
+        fleet,
         caller=caller,
         extra=_set_by_user(spec, caller),
         job_id=job_id,
         run_dir=run_dir,
-        local_world_size=spec.local_worker_num,
         master=(fleet.master_addr if fleet else host.address, master_port),
         target=devices.target,
         threads=min(threads),
-        group_world_size=len(fleet.hosts) if fleet else 1,
-        rendezvous="env://" if fleet else f"file://{run_dir}/store",
-        interfaces=interface_defaults(fleet.interface) if fleet else LOOPBACK_DEFAULTS,
         has_store=host.has_torch or fleet is not None,
         server_token=server_token,
     )
     has_threads = THREADS_VARIABLE in {**caller, **dict(spec.env)}
     own_threads = ["" if has_threads or count == min(threads) else str(count) for count in threads]
-    workers = tuple(
-        worker_plan(spec, host, assignment, index, devices, binding, own_threads[index])
-        for index in range(spec.local_worker_num)
+    hosts = len(fleet.hosts) if fleet else 1
+    part = _Part(
+        spec, caller, assignment, hosts, host.name, host.address, devices, binding, own_threads, reached_at=host.address
     )
-    servers = server_plans(spec, assignment, len(fleet.hosts) if fleet else 1, host.address)
-    notes = (
+    own = part.plan(common, assignment.describe() if fleet else "")
+    notes = [
         *settings_note(spec.settings),
-        *environment_notes(spec, caller, {**common, **workers[0].env}),
+        *environment_notes(spec, caller, {**common, **own.workers[0].env}),
         *([] if has_threads else [thread_note(host.known_topology(), binding.workers)]),
         *devices.notes,
         *binding.notes,
         *_notes_of_hosts(spec, fleet),
         *mindspore_note(spec, host),
-    )
-    place = assignment.describe() if fleet else ""
+    ]
     return plan_job(
         spec,
-        [host_plan(spec, host, caller, common, workers, assignment, place, binding, servers)],
+        [own],
         job_id=job_id,
         run_dir=run_dir,
         master=(common[contract.MASTER_ADDR], master_port),
@@ -179,61 +269,112 @@ def build_plan(
     )
 
 
+def build_remote_plan(
+    spec: LaunchSpec, caller: Mapping[str, str], *, job_id: str, agent_command: Callable[[str], str]
+) -> LaunchPlan:
+    """Decide what can be decided here about a job on `spec.host_entries`.
+
+    Args:
+        caller: the launcher's environment.
+        agent_command: path of an interpreter -> what starts an agent with it.
+    """
+    forwarded = forwarded_environment(caller, spec.forward_env)
+    assignments = assign_hosts(spec.host_entries, spec.table_hosts)
+    if len(assignments) == 1:
+        master_addr = LOOPBACK
+    else:  # an address given, else node 0's as far as the list tells it
+        master_addr = assignments[0].address if is_loopback(spec.master_addr) else spec.master_addr
+    unknown = _decided_there(spec, forwarded, master_addr)
+    hosts = []
+    for entry, assignment in zip(spec.host_entries, assignments, strict=True):
+        ids = assignment.device_ids
+        env = common_environment(
+            spec,
+            Fleet(assignment.node_rank, assignments, master_addr, interface=""),
+            caller=forwarded,
+            extra=dict(spec.env),
+            job_id=job_id,
+            run_dir="",
+            master=(master_addr, 0),
+            target=spec.device_target,
+            threads=1,
+        )
+        part = _Part(
+            spec,
+            forwarded,
+            assignment,
+            len(assignments),
+            "{hostname}",
+            "{ip}",
+            DevicePlacement(spec.device_target, ids, tuple(map(str, ids)), ""),
+            HostBinding((WorkerBinding((), (), ""),) * len(ids)),
+            reached_at=assignment.address,
+        )
+        common = {name: value for name, value in env.items() if name not in unknown}
+        host = part.plan(common, f"node {assignment.node_rank} ({entry.name})")
+        agent = plan_agent(entry, agent_command)
+        hosts.append(replace(host, name=entry.name, address=assignment.address, agent=agent))
+    planned = {**hosts[0].common_env, **hosts[0].workers[0].env}
+    names = (contract.MASTER_ADDR, *DECIDED_THERE, THREADS_VARIABLE)
+    open_names = [name for name in names if name not in {**planned, **forwarded}]
+    kept = explain_kept_secrets(caller, spec.forward_env, dict(spec.env))
+    return plan_job(
+        spec,
+        hosts,
+        job_id=job_id,
+        run_dir="",
+        master=(master_addr, spec.master_port),
+        target=(spec.device_target, "--device_target" if spec.device_target != "auto" else "decided on each host"),
+        notes=[
+            *settings_note(spec.settings),
+            *([kept] if kept else []),
+            *environment_notes(spec, forwarded, planned),
+            f"decided on the hosts: whether the devices are there, cores, network interfaces, {', '.join(open_names)}",
+        ],
+        fleet=assignments if len(assignments) > 1 else (),
+        forwarded=forwarded,
+    )
+
+
+def _decided_there(spec: LaunchSpec, forwarded: Mapping[str, str], master_addr: str) -> set[str]:
+    """Return the variables of workers whose values nobody knows here."""
+    has_threads = THREADS_VARIABLE in {**forwarded, **dict(spec.env)}
+    unknown = {*DECIDED_THERE, *([] if has_threads else [THREADS_VARIABLE])}
+    if spec.device_target != "auto":
+        unknown.discard(contract.MSRUN_DEVICE_TARGET)
+    return unknown | ({contract.MASTER_ADDR, contract.MS_SCHED_HOST} if master_addr == UNKNOWN else set())
+
+
+def plan_agent(entry: HostEntry, agent_command: Callable[[str], str]) -> AgentPlan:
+    """Return how a host is reached and what is started there; `agent_command` as for `build_remote_plan`."""
+    python = entry.python or sys.executable
+    return AgentPlan(entry.name, entry.user, entry.port, python, agent_command(python))
+
+
 def _place(
     spec: LaunchSpec, host: HostFacts, wanted: tuple[int, ...]
 ) -> tuple[DevicePlacement, HostBinding, tuple[int, ...]]:
-    """Return the devices of a host's workers, their processors, and their numbers of threads."""
+    """Return the devices of a host's workers, their processors, and their numbers of threads; refuse what it cannot."""
+    if spec.server_num and not host.has_torch:
+        raise UsageError(
+            f"--server_num {spec.server_num}: parameter servers need torch, which this Python does not have: "
+            "pip install 'msrun[runtime]'"
+        )
     devices = place_devices(spec.device_target, spec.local_worker_num, host, wanted)
     topology = host.known_topology()
     binding = bind_workers(topology, devices.physical, target=devices.target, core=spec.bind_core, numa=spec.bind_numa)
     return devices, binding, threads_per_worker(topology, binding.workers)
 
 
-def _set_by_user(spec: LaunchSpec, caller: Mapping[str, str]) -> dict[str, str]:
-    return {**dict(spec.env), **mindspore_environment(spec, caller)}
-
-
 def _notes_of_hosts(spec: LaunchSpec, fleet: Fleet | None) -> list[str]:
     if fleet is not None:
-        assumed = "the other hosts are not known before they register; here each is taken to run as many workers"
-        return [assumed] if fleet.is_assumed else []
-    loopback_only = f"--master_addr {spec.master_addr} is not used: a job on one host meets on loopback only"
-    return [] if is_loopback(spec.master_addr) else [loopback_only]
+        return [ASSUMED] if fleet.is_assumed else []
+    unused = f"--master_addr {spec.master_addr} is not used: a job on one host meets on loopback only"
+    return [] if is_loopback(spec.master_addr) else [unused]
 
 
-def host_plan(
-    spec: LaunchSpec,
-    host: HostFacts,
-    caller: Mapping[str, str],
-    common: dict[str, str],
-    workers: tuple[WorkerPlan, ...],
-    assignment: HostAssignment,
-    place: str,
-    binding: HostBinding,
-    servers: tuple[ServerPlan, ...],
-) -> HostPlan:
-    """Return what one agent runs.
-
-    Args:
-        common: variables of all workers there.
-        place: the host among several, in words.
-    """
-    start_method = choose_start_method(spec, caller)
-    return HostPlan(
-        node_rank=assignment.node_rank,
-        name=host.name,
-        address=host.address,
-        program=spec.program,
-        working_directory=str(spec.working_directory),
-        start_method=start_method,
-        preload=preloaded_modules(spec) if start_method != "exec" else (),
-        common_env=common,
-        workers=workers,
-        servers=servers,
-        mindspore_scheduler=mindspore_scheduler(spec, assignment.node_rank),
-        scheduler_cpus=binding.scheduler_cpus,
-        place=place,
-    )
+def _set_by_user(spec: LaunchSpec, caller: Mapping[str, str]) -> dict[str, str]:
+    return {**dict(spec.env), **mindspore_environment(spec, caller)}
 
 
 def choose_start_method(spec: LaunchSpec, caller: Mapping[str, str]) -> StartMethod:
@@ -242,64 +383,6 @@ def choose_start_method(spec: LaunchSpec, caller: Mapping[str, str]) -> StartMet
         return "exec"
     needs_exec = spec.mindspore == "real" or self_binding({**caller, **dict(spec.env)})
     return "exec" if needs_exec and spec.start_method == "auto" else spec.start_method
-
-
-def worker_plan(
-    spec: LaunchSpec,
-    host: HostFacts,
-    assignment: HostAssignment,
-    index: int,
-    devices: DevicePlacement,
-    binding: HostBinding,
-    own_threads: str = "",
-) -> WorkerPlan:
-    """Return one worker of a host.
-
-    Args:
-        index: its local rank.
-        own_threads: its number of compute threads where it differs from that of others there; empty = it does not.
-    """
-    device_id, bound, rank = devices.device_ids[index], binding.workers[index], assignment.ranks[index]
-    env = rank_environment(global_rank=rank, local_rank=index, node_rank=assignment.node_rank, device_id=device_id)
-    if spec.virtual_local_rank:
-        env |= virtual_rank_environment(devices.target, devices.physical[index])
-    role = spec.program.role_of(rank, spec.worker_num)
-    if role != (DEFAULT_ROLE, rank, spec.worker_num):
-        env |= role_environment(*role)
-    env |= of_rank(spec.env, {"rank": rank, "local_rank": index, "node_rank": assignment.node_rank})
-    stem = spec.worker_log_name.replace("{ip}", host.address).replace("{hostname}", host.name)
-    check_server_logs(stem, spec.server_num)
-    folder, log_name = spec.log_folder, contract.worker_log_name(stem, rank)
-    return WorkerPlan(
-        global_rank=rank,
-        local_rank=index,
-        device_id=device_id,
-        env={**env, THREADS_VARIABLE: own_threads} if own_threads else env,
-        log_path=str(folder / log_name),
-        error_log_path=str(folder / contract.error_log_name(log_name)) if spec.splits_logs else "",
-        physical_device=devices.physical[index],
-        cpus=bound.cpus,
-        memory_nodes=bound.memory_nodes,
-        binding=bound.reason,
-    )
-
-
-def server_plans(spec: LaunchSpec, assignment: HostAssignment, hosts: int, address: str) -> tuple[ServerPlan, ...]:
-    """Return the parameter servers of one of `hosts` hosts: server i is on host i mod N of N.
-
-    Args:
-        address: where workers of other hosts reach this one.
-    """
-    found = []
-    for index in range(assignment.node_rank, spec.server_num, hosts):
-        name = contract.server_name(index)
-        env = {
-            contract.MS_ROLE: contract.ROLE_SERVER,
-            contract.MS_NODE_ID: name,
-            contract.MSRUN_SERVER_ADDRESS: address if hosts > 1 else LOOPBACK,
-        }
-        found.append(ServerPlan(index, env, str(spec.log_folder / f"{name}.log")))
-    return tuple(found)
 
 
 def preloaded_modules(spec: LaunchSpec) -> tuple[str, ...]:

@@ -69,14 +69,11 @@ class JobConfig:
 
 
 def parse_config(text: str, source: str, options: Mapping[str, Option]) -> JobConfig:
-    """Read a file of settings.
+    """Read a file of settings (UsageError).
 
     Args:
         source: path of the file, for messages.
         options: those that a file may hold, by name.
-
-    Raises:
-        UsageError: naming file, line, key, value and what is expected.
     """
     reader = _Reader(source)
     try:

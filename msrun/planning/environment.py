@@ -1,16 +1,21 @@
-"""The environment of a worker, as a difference to the launcher's own."""
+"""The environment of a worker, as a difference to the launcher's own; and which `mindspore` it imports."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
 
 from msrun import contract
-from msrun.planning.mindspore import mindspore_port
-from msrun.planning.placement.host import ASCEND_VARIABLE, CUDA_VARIABLE
+from msrun.errors import UsageError
+from msrun.planning.host_assignment import Fleet
+from msrun.planning.imports import imports_package
+from msrun.planning.placement.host import ASCEND_VARIABLE, CUDA_VARIABLE, HostFacts
 from msrun.planning.program import DEFAULT_ROLE, with_numbers
 from msrun.planning.spec import LaunchSpec
+from ranktable.hosts.host_list import MAX_PORT
 
 STACK_SIGNAL = signal.SIGRTMIN + 8
 """On this signal a worker writes the stacks of all its threads."""
@@ -20,8 +25,8 @@ LOOPBACK_DEFAULTS = {
     "NCCL_SOCKET_IFNAME": "lo",
     "TP_SOCKET_IFNAME": "lo",
 }
-"""Keeps the sockets of a one-host job on loopback; a value that the user set wins."""
-
+"""Keeps the sockets of a one-host job on loopback; a value that the user set wins. Of several hosts NCCL and HCCL look
+for a network themselves, and may find a faster one than that on which the hosts have met."""
 
 SET_LATE = (contract.JOB_VARIABLES | LOOPBACK_DEFAULTS.keys()) - {contract.MSRUN_JOB_ID}
 """Variables that a fork server may be given while it runs already: nothing that it imports reads them.
@@ -30,54 +35,46 @@ MSRUN_JOB_ID is none of them: by it processes of a job are found, in the environ
 """
 
 
-def interface_defaults(interface: str) -> dict[str, str]:
-    """Return what makes the workers of several hosts talk over the network on which the hosts have met.
-
-    gloo and TensorPipe would take the interface that the host's name resolves to, which is loopback on many systems.
-    NCCL and HCCL look for themselves, and may find a faster network.
-    """
-    return {"GLOO_SOCKET_IFNAME": interface, "TP_SOCKET_IFNAME": interface} if interface else {}
-
-
 FLIGHT_RECORDER_SIZE = "2000"
 """Collectives that torch's flight recorder keeps. Source: torch's own example and NCCL default."""
 
 
 def common_environment(
     spec: LaunchSpec,
+    fleet: Fleet | None,
     *,
     caller: Mapping[str, str],
     extra: Mapping[str, str],
     job_id: str,
     run_dir: str,
-    local_world_size: int,
     master: tuple[str, int],
     target: str,
     threads: int,
-    group_world_size: int = 1,
-    rendezvous: str = "env://",
-    interfaces: Mapping[str, str] = LOOPBACK_DEFAULTS,
     has_store: bool = True,
     server_token: str = "",
 ) -> dict[str, str]:
     """Return what every worker of a host gets beside the caller's environment; equal for all of them.
 
     Args:
+        fleet: all hosts of a job of several; None = this is the only one.
         extra: what the user, and the kind of the script's `mindspore`, set for them.
         run_dir: the job's temporary folder on the host; empty = not known yet.
         master: address and port of the store.
-        group_world_size: number of hosts.
-        interfaces: variables that choose network interfaces.
         has_store: the scheduler serves torch's store; else rank 0 of a torch program opens it itself.
         server_token: what workers and parameter servers know each other by.
     """
+    interfaces = LOOPBACK_DEFAULTS
+    if fleet is not None:  # gloo and TensorPipe would take that of the host's name, which is loopback on many systems
+        interfaces = (
+            dict.fromkeys(("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"), fleet.interface) if fleet.interface else {}
+        )
     env = {name: value for name, value in interfaces.items() if name not in caller}
     env |= early_environment(caller=caller, extra=extra, threads=threads)
     world_size, port = str(spec.worker_num), str(master[1])
     env |= {
         contract.WORLD_SIZE: world_size,
-        contract.LOCAL_WORLD_SIZE: str(local_world_size),
-        contract.GROUP_WORLD_SIZE: str(group_world_size),
+        contract.LOCAL_WORLD_SIZE: str(len(fleet.own.ranks) if fleet else spec.local_worker_num),
+        contract.GROUP_WORLD_SIZE: str(len(fleet.hosts) if fleet else 1),
         contract.ROLE_WORLD_SIZE: world_size,
         contract.ROLE_NAME: DEFAULT_ROLE,
         contract.MASTER_ADDR: master[0],
@@ -93,7 +90,7 @@ def common_environment(
         contract.RANK_TABLE_FILE: spec.rank_table_path,
         contract.MSRUN_JOB_ID: job_id,
         contract.MSRUN_LOG_DIR: str(spec.log_folder),
-        contract.MSRUN_RENDEZVOUS: rendezvous,
+        contract.MSRUN_RENDEZVOUS: "env://" if fleet else f"file://{run_dir}/store",
         contract.MSRUN_DEVICE_TARGET: target,
         contract.MSRUN_PROGRESS: f"{run_dir}/progress",
         contract.MSRUN_STACK_SIGNAL: str(int(STACK_SIGNAL)),
@@ -129,7 +126,7 @@ def early_environment(*, caller: Mapping[str, str], extra: Mapping[str, str], th
     return {**env, **extra}
 
 
-def rank_environment(*, global_rank: int, local_rank: int, node_rank: int, device_id: int) -> dict[str, str]:
+def rank_environment(global_rank: int, local_rank: int, node_rank: int, device_id: int) -> dict[str, str]:
     """Return what makes a process worker `global_rank`."""
     return {
         contract.RANK: str(global_rank),
@@ -141,15 +138,6 @@ def rank_environment(*, global_rank: int, local_rank: int, node_rank: int, devic
         contract.MS_NODE_RANK: str(node_rank),
         contract.RANK_ID: str(global_rank),
         contract.DEVICE_ID: str(device_id),
-    }
-
-
-def role_environment(name: str, role_rank: int, role_world_size: int) -> dict[str, str]:
-    """Return what a worker knows of its role where that is not all workers' one role. Source: torchelastic."""
-    return {
-        contract.ROLE_NAME: name,
-        contract.ROLE_RANK: str(role_rank),
-        contract.ROLE_WORLD_SIZE: str(role_world_size),
     }
 
 
@@ -199,3 +187,69 @@ def blas_threads(caller: Mapping[str, str], common_env: Mapping[str, str]) -> in
         if merged.get(name, "").isdigit():
             return int(merged[name])
     return 1
+
+
+OURS = "msrun.mindspore"
+POSING_FOLDER = Path(__file__).parents[1] / "mindspore" / "posing"
+"""On PYTHONPATH it makes `import mindspore` find msrun.mindspore, after everything that stands there already."""
+
+
+def settle_mindspore(spec: LaunchSpec, host: HostFacts) -> LaunchSpec:
+    """Return what is asked of a host with `mindspore` decided: "none" when the script is not seen to import it.
+
+    Raises:
+        UsageError: --mindspore names one that is not installed.
+    """
+    if spec.mindspore == "real" and not host.mindspore_version:
+        raise UsageError("--mindspore real: this Python has no mindspore; pip install mindspore, or leave it out")
+    if spec.mindspore == "torch" and not host.has_torch:
+        raise UsageError("--mindspore torch: this Python has no torch; pip install 'msrun[runtime]'")
+    if spec.mindspore_semantics == "torch" and spec.mindspore == "real":
+        raise UsageError("--mindspore_semantics torch with --mindspore real: MindSpore has its own; leave one out")
+    if spec.mindspore != "auto":
+        return spec
+    if not any(imports_package(file, "mindspore") for file in spec.program.files(spec.working_directory)):
+        return replace(spec, mindspore="none")
+    has_real = host.mindspore_version and spec.mindspore_semantics == "mindspore"
+    return replace(spec, mindspore="real" if has_real else "torch" if host.has_torch else "none")
+
+
+def mindspore_environment(spec: LaunchSpec, caller: Mapping[str, str]) -> dict[str, str]:
+    """Return what workers, and the process that they are forked from, need of the environment for their mindspore."""
+    if spec.mindspore == "real":
+        return {contract.MS_TOPO_TIMEOUT: str(spec.cluster_time_out_s)}
+    semantics = {contract.MSRUN_MINDSPORE_SEMANTICS: "torch"} if spec.mindspore_semantics == "torch" else {}
+    if spec.mindspore == "torch":
+        before = {**caller, **dict(spec.env)}.get("PYTHONPATH", "")
+        path = os.pathsep.join([before, str(POSING_FOLDER)] if before else [str(POSING_FOLDER)])
+        return {"PYTHONPATH": path, **semantics}
+    return semantics
+
+
+def mindspore_port(store_port: int) -> int:
+    """Return where MindSpore's scheduler listens beside torch's store; 0 = not known yet.
+
+    Raises:
+        UsageError: there is no port after it.
+    """
+    if store_port == MAX_PORT:
+        raise UsageError(
+            f"--master_port {store_port}: MindSpore's scheduler needs the next one, too; give a lower port"
+        )
+    return store_port + 1 if store_port else 0
+
+
+def mindspore_scheduler(spec: LaunchSpec, node_rank: int) -> dict[str, str]:
+    """Return the variables of MindSpore's scheduler on this host; empty where it has none."""
+    if spec.mindspore != "real" or node_rank:
+        return {}
+    return {contract.MS_ROLE: contract.ROLE_SCHEDULER, contract.MS_NODE_ID: "sched", contract.RANK_ID: "0"}
+
+
+def mindspore_note(spec: LaunchSpec, host: HostFacts) -> list[str]:
+    """Return in one line which one it is; nothing where no script asks for it."""
+    if spec.mindspore == "real":
+        return [f"mindspore {host.mindspore_version} of this environment; --mindspore torch takes {OURS} instead"]
+    if spec.mindspore == "torch":
+        return [f"mindspore is {OURS}, on torch" + ("" if host.mindspore_version else "; mindspore is not installed")]
+    return []

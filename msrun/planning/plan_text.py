@@ -1,19 +1,23 @@
-"""The plan as text for people, or as JSON."""
+"""The plan as text for people, as JSON, or as a page for a browser."""
 
 from __future__ import annotations
 
+import ast
 import json
 import shlex
 import signal
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from html import escape
+from pathlib import Path
 
+from msrun import __version__
 from msrun.planning.hosts.assignment import UNKNOWN
 from msrun.planning.masking import mask_words, masked
-from msrun.planning.placement.host import format_cpu_list
 from msrun.planning.plan import HostPlan, LaunchPlan, WorkerPlan
 from msrun.planning.ranks import count_workers, fold_ranks
 from msrun.planning.settings import render_settings
 from msrun.planning.spec import format_size
+from ranktable.hosts.ranges import fold_numbers
 
 
 def render_columns(columns: Mapping[str, Sequence[str]], left: Collection[str] | None = None) -> list[str]:
@@ -29,76 +33,44 @@ def render_columns(columns: Mapping[str, Sequence[str]], left: Collection[str] |
     return ["  ".join(align[name](cells[row], width[name]) for name, cells in shown.items()).rstrip() for row in rows]
 
 
-def common_to_all(hosts: Sequence[HostPlan]) -> dict[str, str]:
-    """Return the variables that all hosts give their workers with one value."""
-    first, *others = (host.common_env for host in hosts)
-    return {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
-
-
-def variable_lines(env: Mapping[str, str]) -> list[str]:
+def _variables(env: Mapping[str, str]) -> list[str]:
     """Return a line for each variable, however many lines its value has; secrets are masked."""
-    return [f"  {name}={_on_one_line(value)}" for name, value in sorted(masked(env).items())]
+    shown = sorted(masked(env).items())
+    return [f"  {name}={value}".replace("\n", "\\n").replace("\r", "\\r") for name, value in shown]
 
 
-def _on_one_line(value: str) -> str:
-    return value.replace("\n", "\\n").replace("\r", "\\r")
-
-
-def host_columns(hosts: Sequence[HostPlan]) -> dict[str, list[str]]:
-    """Return the hosts, and how each is reached where that is not from themselves, by columns that hold something."""
-    agents = [host.agent for host in hosts if host.agent]
+def _hosts(plan: LaunchPlan) -> list[str]:
+    """Return the hosts and, of those that are reached from here, how, what is started there and what goes there."""
+    commands = dict.fromkeys(host.agent.command for host in plan.hosts if host.agent)
+    if not commands and not plan.fleet:
+        return []
     columns = {
-        "node": [str(host.node_rank) for host in hosts],
-        "name": [host.name for host in hosts],
-        "slots": [str(len(host.workers)) for host in hosts],
-        "ranks": [fold_ranks(worker.global_rank for worker in host.workers) for host in hosts],
-        "devices": [fold_ranks(worker.device_id for worker in host.workers) for host in hosts],
-        "address": ["" if host.address == UNKNOWN else host.address for host in hosts],
-        "user": [agent.user for agent in agents],
-        "port": [str(agent.port or "") for agent in agents],
-        "python": [agent.python for agent in agents],
-    }
-    return {name: [cell or "-" for cell in cells] for name, cells in columns.items() if any(cells)}
-
-
-def fleet_columns(plan: LaunchPlan) -> dict[str, list[str]]:
-    """Return all hosts of a job of which the plan is for one."""
-    return {
         "node": [str(one.node_rank) for one in plan.fleet],
         "name": [one.name for one in plan.fleet],
         "address": [one.address for one in plan.fleet],
         "ranks": [fold_ranks(one.ranks) for one in plan.fleet],
         "devices": [fold_ranks(one.device_ids) for one in plan.fleet],
     }
-
-
-def worker_columns(workers: Sequence[WorkerPlan]) -> dict[str, list[str]]:
-    """Return the workers; physical devices and processors only where they say something."""
-    is_bound, has_memory = any(worker.cpus for worker in workers), any(worker.memory_nodes for worker in workers)
-    is_renumbered = any(worker.physical_device != str(worker.device_id) for worker in workers)
-    return {
-        "rank": [str(worker.global_rank) for worker in workers],
-        "local": [str(worker.local_rank) for worker in workers],
-        "device": [str(worker.device_id) for worker in workers],
-        **({"physical": [worker.physical_device for worker in workers]} if is_renumbered else {}),
-        **({"cpus": [format_cpu_list(worker.cpus) or "all" for worker in workers]} if is_bound else {}),
-        **({"memory": [format_cpu_list(worker.memory_nodes) or "any" for worker in workers]} if has_memory else {}),
-        "log": [worker.log_path for worker in workers],
-    }
-
-
-def _hosts(plan: LaunchPlan) -> list[str]:
-    """Return the hosts and, of those that are reached from here, what is started there and what goes there."""
-    commands = dict.fromkeys(host.agent.command for host in plan.hosts if host.agent)
-    if not commands and not plan.fleet:
-        return []
-    table = render_columns(host_columns(plan.hosts) if commands else fleet_columns(plan))
-    lines = ["hosts", *(f"  {line}" for line in table)]
+    if commands:
+        agents = [host.agent for host in plan.hosts if host.agent]
+        told = {
+            "node": [str(host.node_rank) for host in plan.hosts],
+            "name": [host.name for host in plan.hosts],
+            "slots": [str(len(host.workers)) for host in plan.hosts],
+            "ranks": [fold_ranks(worker.global_rank for worker in host.workers) for host in plan.hosts],
+            "devices": [fold_ranks(worker.device_id for worker in host.workers) for host in plan.hosts],
+            "address": ["" if host.address == UNKNOWN else host.address for host in plan.hosts],
+            "user": [agent.user for agent in agents],
+            "port": [str(agent.port or "") for agent in agents],
+            "python": [agent.python for agent in agents],
+        }
+        columns = {name: [cell or "-" for cell in cells] for name, cells in told.items() if any(cells)}
+    lines = ["hosts", *(f"  {line}" for line in render_columns(columns))]
     for words, _, program in (command.partition(" -c ") for command in commands):
         same = f"a program of {len(program)} characters, the same for every job; --dry_run=json has it"
         lines.append(f"agent        {words} -c ... ({same})")
     if commands:
-        lines += ["environment that goes there from here", *(variable_lines(plan.forwarded) or ["  nothing"])]
+        lines += ["environment that goes there from here", *(_variables(plan.forwarded) or ["  nothing"])]
     return lines
 
 
@@ -106,21 +78,21 @@ def render_plan(plan: LaunchPlan, *, as_json: bool) -> str:
     """Return the plan as text for people or as JSON, without a last newline."""
     if as_json:
         return json.dumps(plan.to_json(), indent=2)
-    common = common_to_all(plan.hosts)
+    first, *others = (host.common_env for host in plan.hosts)
+    common = {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
     lines = [
-        *(f"{name:12} {text}" for name, text in describe_job(plan)),
+        *(f"{name:12} {text}" for name, text in _describe_job(plan)),
         *render_settings(plan.settings),
         *_hosts(plan),
         "",
         "environment of every worker",
-        *variable_lines(common),
+        *_variables(common),
     ]
     for host in plan.hosts:
         own = {name: value for name, value in host.common_env.items() if name not in common}
         lines += [
             f"host {host.node_rank}       {host.name}{'' if host.agent else f' ({host.address})'}",
-            *(f"  {line}" for line in variable_lines(own)),
-            *(f"  {line}" for line in render_workers(host.workers, host.scheduler_cpus)),
+            *(f"  {line}" for line in (*_variables(own), *_workers(host.workers, host.scheduler_cpus))),
             *(f"  parameter server {server.index}, log {server.log_path}" for server in host.servers),
         ]
     return "\n".join([*lines, *(f"note: {note}" for note in plan.notes)])
@@ -136,7 +108,7 @@ def _commands(host: HostPlan, world_size: int) -> list[tuple[str, str]]:
     return lines
 
 
-def describe_job(plan: LaunchPlan) -> list[tuple[str, str]]:
+def _describe_job(plan: LaunchPlan) -> list[tuple[str, str]]:
     """Return what concerns the whole job, as words and what they are."""
     host = plan.hosts[0]
     target = f"device target {plan.device_target} ({plan.device_reason})"
@@ -177,14 +149,104 @@ def _limits(plan: LaunchPlan) -> str:
     )
 
 
-def render_workers(workers: Sequence[WorkerPlan], scheduler_cpus: Sequence[int]) -> list[str]:
-    """Return the workers as columns, and why they are bound to their processors."""
-    is_bound = any(worker.cpus for worker in workers)
+def _workers(workers: Sequence[WorkerPlan], scheduler_cpus: Sequence[int]) -> list[str]:
+    """Return the workers as columns, those that say something, and why they are bound to their processors."""
+    is_bound, has_memory = any(worker.cpus for worker in workers), any(worker.memory_nodes for worker in workers)
+    is_renumbered = any(worker.physical_device != str(worker.device_id) for worker in workers)
+    columns = {
+        "rank": [str(worker.global_rank) for worker in workers],
+        "local": [str(worker.local_rank) for worker in workers],
+        "device": [str(worker.device_id) for worker in workers],
+        **({"physical": [worker.physical_device for worker in workers]} if is_renumbered else {}),
+        **({"cpus": [fold_numbers(worker.cpus, ",") or "all" for worker in workers]} if is_bound else {}),
+        **({"memory": [fold_numbers(worker.memory_nodes, ",") or "any" for worker in workers]} if has_memory else {}),
+        "log": [worker.log_path for worker in workers],
+    }
     reasons: dict[str, list[int]] = {}
     for worker in workers if is_bound else ():
         reasons.setdefault(worker.binding, []).append(worker.global_rank)
     return [
-        *render_columns(worker_columns(workers), left=("log",)),
-        *(f"binding of rank {format_cpu_list(ranks)}: {why}" for why, ranks in reasons.items()),
-        *([f"binding of the scheduler: CPU {format_cpu_list(scheduler_cpus)}"] if scheduler_cpus else []),
+        *render_columns(columns, left=("log",)),
+        *(f"binding of rank {fold_numbers(ranks, ',')}: {why}" for why, ranks in reasons.items()),
+        *([f"binding of the scheduler: CPU {fold_numbers(scheduler_cpus, ',')}"] if scheduler_cpus else []),
     ]
+
+
+PACKAGES = ("msrun.runtime", "msrun.mindspore", "mindspore")
+NAMES = {
+    *("AutoParallel", "GradAccumulation", "MicroBatchInterleaved", "Pipeline", "shard"),
+    *("layerwise_parallel", "set_auto_parallel_context"),
+}
+"""Names of these packages that say how a network is divided; MindSpore's words have the same ones."""
+
+Line = tuple[int, str]
+
+
+def read_strategy_lines(path: Path) -> tuple[Line, ...]:
+    """Return the statements that use one of `NAMES`, or what such a statement has made: (number of the line, source).
+
+    Nothing for a file that is no Python text. What is decided when the script runs is not seen.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        tree = ast.parse(text)
+    except (OSError, ValueError, SyntaxError, RecursionError):
+        return ()
+    known = set(_imported(tree))
+    found: list[Line] = []
+    for statement in _statements(tree):
+        if not known & set(_used(statement)):
+            continue
+        if isinstance(statement, ast.Assign):
+            known |= {target.id for target in statement.targets if isinstance(target, ast.Name)}
+        found.append((statement.lineno, ast.get_source_segment(text, statement) or ""))
+    return tuple(found)
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    """Yield the names under which the script knows what says a strategy, and the packages themselves."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGES):
+            yield from (alias.asname or alias.name for alias in node.names if alias.name in NAMES)
+        elif isinstance(node, ast.Import):
+            yield from (f"{alias.asname or alias.name}." for alias in node.names if alias.name.startswith(PACKAGES))
+
+
+def _used(statement: ast.stmt) -> Iterator[str]:
+    """Yield the names whose calls a statement holds: `net` of `net.hsdp(...)`, `msrun.runtime.` of its `shard(...)`."""
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Call):
+            words = ast.unparse(node.func).partition("(")[0]
+            package, _, name = words.rpartition(".")
+            yield words.partition(".")[0]
+            if name in NAMES:
+                yield f"{package}."
+
+
+def _statements(node: ast.AST) -> Iterator[ast.stmt]:
+    """Yield the simple statements in the order of the text."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Assign | ast.AnnAssign | ast.Expr | ast.Return):
+            yield child
+        elif isinstance(child, ast.stmt):
+            yield from _statements(child)
+
+
+def render_page(plan: LaunchPlan, rank_table: str, strategy: Sequence[Line]) -> str:
+    """Return the plan as one HTML page that needs no server and no network. Secrets are masked in it.
+
+    Args:
+        rank_table: text of the job's table; empty = not known.
+        strategy: from `read_strategy_lines`.
+    """
+    title = escape(f"msrun {shlex.join(mask_words(plan.hosts[0].argv[1:]))}")
+    sections = [
+        ("Plan", render_plan(plan, as_json=False)),
+        ("Parallel strategy in the script", "\n".join(f"{number}: {source}" for number, source in strategy)),
+        ("Rank table", rank_table),
+    ]
+    body = "\n".join(f"<h2>{name}</h2>\n<pre>{escape(text)}</pre>" for name, text in sections if text)
+    return (
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{title}</title>\n</head>\n<body>\n'
+        f"<h1>{title}</h1>\n{body}\n<p>Made by msrun {__version__}; nothing was started.</p>\n</body>\n</html>\n"
+    )

@@ -109,9 +109,7 @@ def make_option(name: str, text: str, **settings: Any) -> Option:
     Args:
         text: its line in --help: the word for its value, two blanks, and what it does; the latter alone for a switch.
     """
-    word, blanks, what = text.partition("  ")
-    if not blanks:
-        word, what = "", text
+    word, what = text.split("  ", 1) if "  " in text else ("", text)
     may_be_alone = not word or word.startswith(("=", "[="))
     usual = {
         "kind": "word" if "choices" in settings else "text" if word else "truth value",
@@ -128,7 +126,7 @@ def option(default: Any, text: str, **settings: Any) -> Any:
         default: of the field; `asked`: what the command line has in its place.
         name: of the option, where it is not that of the field without its unit.
     """
-    return field(default=default, metadata={"option": (text, {"asked": default, **settings})})
+    return field(default=default, metadata={"text": text, "settings": {"asked": default, **settings}})
 
 
 @cache
@@ -136,29 +134,19 @@ def field_options(spec: type) -> dict[str, Option]:
     """Return name of a field -> option, for those of a spec that have one."""
     found = {}
     for one in fields(spec):
-        if "option" in one.metadata:
-            text, settings = one.metadata["option"]
-            kind, is_repeatable = str(one.type), str(one.type) in ("tuple[str, ...]", "tuple[Path, ...]")
-            settings = {
-                "name": one.name.removesuffix("_s"),
-                **({"kind": KINDS[kind]} if kind in KINDS else {}),
-                "default": None if is_repeatable else settings["asked"],
-                "is_repeatable": is_repeatable,
-                **settings,
-            }
-            del settings["asked"]
-            found[one.name] = make_option(text=text, **settings)
+        if one.metadata:
+            kind, settings = str(one.type), dict(one.metadata["settings"])
+            is_repeatable, asked = kind in ("tuple[str, ...]", "tuple[Path, ...]"), settings.pop("asked")
+            usual = {"name": one.name.removesuffix("_s"), "default": None if is_repeatable else asked}
+            usual |= {"kind": KINDS[kind]} if kind in KINDS else {}
+            given = {**usual, "is_repeatable": is_repeatable, **settings}
+            found[one.name] = make_option(text=one.metadata["text"], **given)
     return found
 
 
 def check_ranges(spec: Any) -> None:
-    """Refuse numbers out of the range that their options say.
-
-    Raises:
-        UsageError: naming the option, its value, the constraint and the remedy.
-    """
-    known: dict[str, Option] = field_options(spec.__class__)
-    for name, one in known.items():
+    """Refuse numbers out of the range that their options say (UsageError)."""
+    for name, one in field_options(spec.__class__).items():
         value = getattr(spec, name)
         if one.must and not one.least <= value <= one.most:
             raise UsageError(f"--{one.name} {_plain(value)}: must be {one.must}")
@@ -179,21 +167,23 @@ def option_variables(environ: Mapping[str, str], names: Iterable[str]) -> dict[s
     """Return option name -> value of every MSRUN_<OPTION> that is set and not empty.
 
     Inside a worker of a job the variables of the contract, such as MSRUN_LOG_DIR, are that job's: no settings.
-
-    Raises:
-        UsageError: a variable that looks like a misspelled option.
+    UsageError: a variable that looks like a misspelled option.
     """
     known = {variable_name(name): name for name in names}
-    is_in_job = contract.MSRUN_JOB_ID in environ
+    others = {*SECRET_VARIABLES, *contract.WORKER_SETTINGS}
     found = {}
     for variable, value in environ.items():
-        if not variable.startswith(VARIABLE_PREFIX) or (is_in_job and variable in contract.JOB_VARIABLES):
+        is_ours = variable.startswith(VARIABLE_PREFIX)
+        if not is_ours or (contract.MSRUN_JOB_ID in environ and variable in contract.JOB_VARIABLES):
             continue
-        if variable in known:
-            if value:
-                found[known[variable]] = value
-        elif variable not in contract.JOB_VARIABLES | contract.WORKER_SETTINGS and variable not in SECRET_VARIABLES:
-            _refuse_misspelled(variable, [*known, *SECRET_VARIABLES, *contract.WORKER_SETTINGS])
+        if variable in known and value:
+            found[known[variable]] = value
+        elif variable not in contract.JOB_VARIABLES | others | known.keys():
+            bare = [name.removeprefix(VARIABLE_PREFIX) for name in (*known, *others)]  # all have the prefix in common
+            hint = near_miss(variable.removeprefix(VARIABLE_PREFIX), bare, cutoff=MISSPELLED)
+            if hint:
+                hint = hint.replace("mean ", f"mean {VARIABLE_PREFIX}")
+                raise UsageError(f"{variable}: no such setting{hint}; correct the variable or unset it")
     return found
 
 
@@ -202,21 +192,12 @@ def variable_name(option_name: str) -> str:
     return VARIABLE_PREFIX + option_name.upper()
 
 
-def _refuse_misspelled(variable: str, known: list[str]) -> None:
-    """The prefix is common to all, so only what follows it is compared."""
-    bare = [name.removeprefix(VARIABLE_PREFIX) for name in known]
-    hint = near_miss(variable.removeprefix(VARIABLE_PREFIX), bare, cutoff=MISSPELLED)
-    if hint:
-        hint = hint.replace("mean ", f"mean {VARIABLE_PREFIX}")
-        raise UsageError(f"{variable}: no such setting{hint}; correct the variable or unset it")
-
-
 def without_option_variables(environ: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
     """Return what workers inherit: settings for this msrun are none for an msrun that a worker starts.
 
     Nor is its own place in the job of mpirun, PMI or torchrun theirs.
     """
-    settings = {*SECRET_VARIABLES, *(variable_name(name) for name in names)} - contract.WORKER_SETTINGS
+    settings = {*SECRET_VARIABLES, *map(variable_name, names)} - contract.WORKER_SETTINGS
     if contract.MSRUN_JOB_ID in environ:
         settings -= contract.JOB_VARIABLES
     return {name: value for name, value in environ.items() if name not in settings and not is_of_launcher(name)}
@@ -224,16 +205,13 @@ def without_option_variables(environ: Mapping[str, str], names: Iterable[str]) -
 
 def settings_note(settings: Iterable[Setting]) -> list[str]:
     """Return one line about what was set elsewhere than on the command line, or nothing."""
-    set_by_user = (setting for setting in settings if not isinstance(setting, FoundSetting))
-    elsewhere = [setting for setting in set_by_user if setting.source != COMMAND_LINE]
-    shown = [f"{setting.name}={setting.text} ({setting.source})" for setting in elsewhere]
+    elsewhere = (one for one in settings if not isinstance(one, FoundSetting) and one.source != COMMAND_LINE)
+    shown = [f"{one.name}={one.text} ({one.source})" for one in elsewhere]
     return [f"settings: {', '.join(shown)}"] if shown else []
 
 
 def render_settings(settings: Sequence[Setting]) -> list[str]:
     """Return a table of all settings for people, a line each."""
-    if not settings:
-        return ["settings     all defaults"]
     shown = [(f"{setting.name}={setting.text}", setting.source) for setting in settings]
-    width = max(len(text) for text, _ in shown)
-    return ["settings", *(f"  {text:<{width}}  {source}" for text, source in shown)]
+    width = max((len(text) for text, _ in shown), default=0)
+    return ["settings" if shown else "settings     all defaults", *(f"  {text:<{width}}  {of}" for text, of in shown)]

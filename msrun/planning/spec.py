@@ -42,36 +42,28 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:_-]*\Z|::1\Z")
 _LOG_STEM = re.compile(r"[A-Za-z0-9._{}-]+\Z")
-_PLACEHOLDERS = ("{ip}", "{hostname}")
 
 
 def parse_statuses(option: str, text: str) -> tuple[int, ...]:
-    """Turn `137,SIGTERM,HUP` into exit statuses; a signal is 128 + its number, as msrun ends after it.
-
-    Raises:
-        UsageError: neither a status from 1 to 255 nor the name of a signal.
-    """
-    return tuple(dict.fromkeys(_parse_status(option, text, piece.strip()) for piece in text.split(","))) if text else ()
-
-
-def _parse_status(option: str, text: str, word: str) -> int:
-    name = f"SIG{word.upper().removeprefix('SIG')}"
-    if name in signal.Signals.__members__:
-        return 128 + signal.Signals[name]
-    if word.isascii() and word.isdigit() and len(word) <= len(str(MAX_STATUS)) and 0 < int(word) <= MAX_STATUS:
-        return int(word)
-    raise UsageError(
-        f"{option} {text}: {word!r} is neither an exit status from 1 to {MAX_STATUS} nor a signal; "
-        "give a list such as 75,137,SIGTERM"
-    )
+    """Turn `137,SIGTERM,HUP` into exit statuses; a signal is 128 + its number, as msrun ends after it (UsageError)."""
+    found = []
+    for word in map(str.strip, text.split(",") if text else ()):
+        name = f"SIG{word.upper().removeprefix('SIG')}"
+        is_status = word.isascii() and word.isdigit() and len(word) <= len(str(MAX_STATUS))
+        if name in signal.Signals.__members__:
+            found.append(128 + signal.Signals[name])
+        elif is_status and 0 < int(word) <= MAX_STATUS:
+            found.append(int(word))
+        else:
+            raise UsageError(
+                f"{option} {text}: {word!r} is neither an exit status from 1 to {MAX_STATUS} nor a signal; "
+                "give a list such as 75,137,SIGTERM"
+            )
+    return tuple(dict.fromkeys(found))
 
 
 def parse_size(option: str, text: str) -> int:
-    """Turn `100M`, `1G`, `64KiB` or plain bytes into bytes; units are powers of 1024.
-
-    Raises:
-        UsageError: not such a size.
-    """
+    """Turn `100M`, `1G`, `64KiB` or plain bytes into bytes; units are powers of 1024 (UsageError: not such a size)."""
     match = _SIZE.match(text.strip())
     if not match:
         raise UsageError(f"{option} {text}: not a size; give bytes, or a whole number with K, M, G or T such as 100M")
@@ -80,31 +72,21 @@ def parse_size(option: str, text: str) -> int:
 
 def format_size(size_bytes: int) -> str:
     """Return a size with the largest unit that leaves it whole: `100 MiB`, `1500 bytes`."""
-    for unit in ("T", "G", "M", "K"):
-        if size_bytes and size_bytes % _UNITS[unit] == 0:
-            return f"{size_bytes // _UNITS[unit]} {unit}iB"
-    return f"{size_bytes} bytes"
+    unit = next((unit for unit in "TGMK" if size_bytes and size_bytes % _UNITS[unit] == 0), "")
+    return f"{size_bytes // _UNITS[unit]} {unit}iB" if unit else f"{size_bytes} bytes"
 
 
 def parse_signals(text: str) -> tuple[int, ...]:
-    """Turn `USR1,SIGUSR2` or `none` into signal numbers.
-
-    Raises:
-        UsageError: no such signal, or one that cannot be passed on.
-    """
-    if text.strip().lower() in ("none", ""):
-        return ()
-    found: dict[int, None] = {}
-    for piece in text.upper().split(","):
-        name = piece.strip().removeprefix("SIG")
+    """Turn `USR1,SIGUSR2` or `none` into signal numbers (UsageError: no such signal, or one that is not passed on)."""
+    words = [] if text.strip().lower() in ("none", "") else [word.strip() for word in text.upper().split(",")]
+    for word in words:
+        name = word.removeprefix("SIG")
         if name not in FORWARDABLE:
             hint = "" if f"SIG{name}" in signal.Signals.__members__ else near_miss(name, FORWARDABLE)
             raise UsageError(
-                f"--signals {text}: {piece.strip()} cannot be passed on{hint}; "
-                f"give none or some of {', '.join(FORWARDABLE)}"
+                f"--signals {text}: {word} cannot be passed on{hint}; give none or some of {', '.join(FORWARDABLE)}"
             )
-        found[int(signal.Signals[f"SIG{name}"])] = None
-    return tuple(found)
+    return tuple(dict.fromkeys(int(signal.Signals[f"SIG{word.removeprefix('SIG')}"]) for word in words))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -475,17 +457,14 @@ EXCLUSIVE = (
 
 
 def check_spec(spec: LaunchSpec) -> None:
-    """Refuse what can be seen to be wrong in the words alone.
-
-    Raises:
-        UsageError: naming the option, its value, the constraint and the remedy.
-    """
+    """Refuse what can be seen to be wrong in the words alone (UsageError)."""
     check_ranges(spec)
     check_ranges(spec.ssh)
     defaults = {one.name: one.default for one in fields(spec)}
     known = field_options(LaunchSpec)
     refuse_together({one.name for name, one in known.items() if getattr(spec, name) != defaults[name]}, EXCLUSIVE)
-    _check_counts(spec)
+    if not spec.is_remote:
+        _check_counts(spec)
     if not _HOST_NAME.match(spec.master_addr):
         raise UsageError(f"--master_addr {spec.master_addr!r}: not an address or host name; give e.g. 127.0.0.1")
     for name, value in spec.env:
@@ -494,15 +473,23 @@ def check_spec(spec: LaunchSpec) -> None:
     if spec.ssh.user:
         with blamed_on():
             check_user(spec.ssh.user, "--ssh_user")
-    _check_log_name(spec.worker_log_name)
-    check_server_logs(spec.worker_log_name, spec.server_num)
+    stem = spec.worker_log_name
+    bare = stem.replace("{ip}", "").replace("{hostname}", "")
+    if not _LOG_STEM.match(stem) or "{" in bare or "}" in bare or stem in (".", ".."):
+        raise UsageError(
+            f"--worker_log_name {stem}: letters, digits, '.', '_', '-' and the words {{ip}} and {{hostname}} only"
+        )
+    check_server_logs(stem, spec.server_num)
     if spec.log_max_bytes < 0 or 0 < spec.log_max_bytes < MIN_LOG_BYTES:
         raise UsageError(
             f"--log_max_bytes {spec.log_max_bytes}: must be {MIN_LOG_BYTES} bytes or more, e.g. 100M; 0 never rotates"
         )
     if spec.time_limit_s and signal.SIGALRM in spec.forward_signals:
         raise UsageError("--signals ALRM and --time_limit: msrun's own timer sends ALRM; leave it out of --signals")
-    check_statuses(spec.restart_on, spec.no_restart_on, spec.max_restarts)
+    if both := sorted({*spec.restart_on} & {*spec.no_restart_on}):
+        raise UsageError(f"--restart_on and --no_restart_on: both name {both[0]}; give it in one of the two")
+    if spec.restart_on and not spec.max_restarts:
+        raise UsageError("--restart_on: starts nothing again with --max_restarts 0; give --max_restarts 1 or more")
     if spec.server_num and spec.is_several and not spec.token:
         raise UsageError(
             f"--server_num {spec.server_num}: workers and parameter servers on several hosts know each other by the "
@@ -520,52 +507,29 @@ def check_spec(spec: LaunchSpec) -> None:
 
 
 def _check_counts(spec: LaunchSpec) -> None:
-    if spec.is_remote:
-        return
+    total, here = f"--worker_num {spec.worker_num}", f"--local_worker_num {spec.local_worker_num}"
+    most = 1 + spec.worker_num - spec.local_worker_num  # this host, and others with a worker each
+    is_asked = any(setting.name == "master_addr" for setting in spec.settings)  # several msruns on one machine
     if spec.worker_num < 1:
-        raise UsageError(
-            f"--worker_num {spec.worker_num}: must be 1 or more; give the number of workers over all hosts"
-        )
+        raise UsageError(f"{total}: must be 1 or more; give the number of workers over all hosts")
     if spec.local_worker_num < 1:
-        raise UsageError(f"--local_worker_num {spec.local_worker_num}: must be 1 or more; leave it out on one host")
+        raise UsageError(f"{here}: must be 1 or more; leave it out on one host")
     if spec.local_worker_num > spec.worker_num:
-        raise UsageError(
-            f"--local_worker_num {spec.local_worker_num}: more than --worker_num {spec.worker_num}; "
-            "a host cannot run more workers than the job has"
-        )
-    most = 1 + spec.worker_num - spec.local_worker_num  # this one, and others with a worker each
+        raise UsageError(f"{here}: more than {total}; a host cannot run more workers than the job has")
     if spec.min_hosts and not spec.is_several:
         raise UsageError(f"--min_hosts {spec.min_hosts}: the job has one host; leave it out")
     if spec.min_hosts and not 1 <= spec.min_hosts <= most:
+        raise UsageError(f"--min_hosts {spec.min_hosts}: must be 1 to {most}, as many as {total} and {here} allow")
+    if not spec.is_several and spec.node_rank not in (-1, 0):
+        raise UsageError(f"--node_rank {spec.node_rank}: a job on one host has only node 0; leave it out")
+    if spec.is_several and is_loopback(spec.master_addr) and not is_asked:
         raise UsageError(
-            f"--min_hosts {spec.min_hosts}: must be 1 to {most}, as many as --worker_num {spec.worker_num} and "
-            f"--local_worker_num {spec.local_worker_num} allow"
+            f"{here}: less than {total}, so the job has several hosts, and others cannot reach --master_addr "
+            f"{spec.master_addr}; give the address of the host with the scheduler, or leave --local_worker_num out to "
+            "use one host"
         )
-    if not spec.is_several:
-        if spec.node_rank not in (-1, 0):
-            raise UsageError(f"--node_rank {spec.node_rank}: a job on one host has only node 0; leave it out")
-        return
-    is_asked = any(setting.name == "master_addr" for setting in spec.settings)  # several msruns on one machine
-    if is_loopback(spec.master_addr) and not is_asked:
-        raise UsageError(
-            f"--local_worker_num {spec.local_worker_num}: less than --worker_num {spec.worker_num}, so the job has "
-            f"several hosts, and others cannot reach --master_addr {spec.master_addr}; give the address of the host "
-            "with the scheduler, or leave --local_worker_num out to use one host"
-        )
-    if spec.node_rank < -1:
+    if spec.is_several and spec.node_rank < -1:
         raise UsageError(f"--node_rank {spec.node_rank}: must be 0 or more; leave it out to number hosts by address")
-
-
-def check_statuses(restart_on: tuple[int, ...], no_restart_on: tuple[int, ...], max_restarts: int) -> None:
-    """Refuse lists that contradict each other, or that nothing asks.
-
-    Raises:
-        UsageError: one of both.
-    """
-    if both := sorted({*restart_on} & {*no_restart_on}):
-        raise UsageError(f"--restart_on and --no_restart_on: both name {both[0]}; give it in one of the two")
-    if restart_on and not max_restarts:
-        raise UsageError("--restart_on: starts nothing again with --max_restarts 0; give --max_restarts 1 or more")
 
 
 def explain_no_tests(program: Program, exit_code: int) -> str:
@@ -586,31 +550,21 @@ def is_loopback(address: str) -> bool:
 
 
 def check_env(name: str, value: str) -> None:
-    """Refuse what cannot be an environment variable, and what is msrun's own to set."""
-    if not _ENV_NAME.match(name):
-        raise UsageError(f"--env {name!r}: not a variable name; letters, digits and _ only, not starting with a digit")
+    """Refuse what cannot be an environment variable, and what is msrun's own to set (UsageError)."""
+    _check_name(name, f"--env {name!r}: not")
     if "\0" in value:
         raise UsageError(f"--env {name}: the value holds a NUL byte; an environment cannot carry it")
     if name in contract.RANK_VARIABLES or name in contract.JOB_VARIABLES:
         raise UsageError(f"--env {name}: msrun sets it for every worker; leave it out")
 
 
-def _check_log_name(stem: str) -> None:
-    bare = stem
-    for placeholder in _PLACEHOLDERS:
-        bare = bare.replace(placeholder, "")
-    if not _LOG_STEM.match(stem) or "{" in bare or "}" in bare or stem in (".", ".."):
-        raise UsageError(
-            f"--worker_log_name {stem}: letters, digits, '.', '_', '-' and the words {{ip}} and {{hostname}} only"
-        )
+def _check_name(name: str, begin: str) -> None:
+    if not _ENV_NAME.match(name):
+        raise UsageError(f"{begin} a variable name; letters, digits and _ only, not starting with a digit")
 
 
 def check_server_logs(stem: str, server_num: int) -> None:
-    """Refuse a name of workers' logs that is that of parameter servers' logs.
-
-    Raises:
-        UsageError: it is.
-    """
+    """Refuse a name of workers' logs that is that of parameter servers' logs (UsageError)."""
     if server_num and contract.worker_log_name(stem, 0) == f"{contract.server_name(0)}.log":
         raise UsageError(
             f"--worker_log_name {stem}: the parameter servers of --server_num {server_num} have logs of this name; "
@@ -621,64 +575,48 @@ def check_server_logs(stem: str, server_num: int) -> None:
 def parse_tail(text: str, worker_num: int, option: str = "--tail_worker_log") -> tuple[int, ...]:
     """Turn `all`, `none`, `-1` (MindSpore's all), `3`, `0,2` or `0-3,7` into ranks, in order, without repeats.
 
-    Raises:
-        UsageError: not such a list, or a rank that does not exist.
+    UsageError: not such a list, or a rank that does not exist.
     """
     word = text.strip().lower()
     if word in ("all", "-1"):
         return tuple(range(worker_num))
-    if word in ("none", ""):
-        return ()
     ranks: dict[int, None] = {}
-    place = f"{option} {shorten(text)}"
-    for piece in word.split(","):
+    for piece in [] if word in ("none", "") else word.split(","):
         try:
             ranks.update(dict.fromkeys(read_range("-".join(map(str.strip, piece.split("-"))), worker_num - 1).numbers))
         except RangeError as error:
             why = f"{shorten(piece)!r} is no rank; give all, none, or ranks such as 0,2-3"
             if error.reason != "form":
                 why = f"{piece.strip()} is outside this job; its ranks are 0 to {worker_num - 1}"
-            raise UsageError(f"{place}: {why}") from None
+            raise UsageError(f"{option} {shorten(text)}: {why}") from None
     return tuple(ranks)
 
 
 def parse_env_file(text: str, source: str) -> tuple[tuple[str, str], ...]:
     """Read `NAME=value` lines; blank lines and lines that start with # are skipped, one pair of quotes is taken off.
 
-    Raises:
-        UsageError: naming file and line.
+    UsageError: naming file and line.
     """
     pairs: list[tuple[str, str]] = []
-    for number, line in enumerate(text.split("\n"), 1):  # splitlines() would also break at form feeds and the like
-        line = line.strip()
+    for number, line in enumerate(map(str.strip, text.split("\n")), 1):  # splitlines() breaks at form feeds, too
         if not line or line.startswith("#"):
             continue
         name, sign, value = line.removeprefix("export ").partition("=")
+        place = f"--env_file {source}, line {number}"
         if not sign:
-            raise UsageError(f"--env_file {source}, line {number}: {line!r} is not NAME=value")
+            raise UsageError(f"{place}: {line!r} is not NAME=value")
         if len(value) >= 2 and value[0] == value[-1] and value[0] in "\"'":
             value = value[1:-1]
-        if not _ENV_NAME.match(name.strip()):
-            raise UsageError(
-                f"--env_file {source}, line {number}: {name.strip()!r} is not a variable name; "
-                "letters, digits and _ only, not starting with a digit"
-            )
+        _check_name(name.strip(), f"{place}: {name.strip()!r} is not")
         pairs.append((name.strip(), value))
     return tuple(pairs)
 
 
 def parse_env(items: Sequence[str], current: dict[str, str]) -> tuple[tuple[str, str], ...]:
-    """Turn `NAME=value`, or `NAME` alone (its value here), into pairs.
-
-    Raises:
-        UsageError: `NAME` alone that is not set here.
-    """
+    """Turn `NAME=value`, or `NAME` alone (its value here), into pairs (UsageError: `NAME` that is not set here)."""
     pairs: list[tuple[str, str]] = []
-    for item in items:
-        name, sign, value = item.partition("=")
-        if not sign:
-            if name not in current:
-                raise UsageError(f"--env {name}: not set here; give --env {name}=VALUE")
-            value = current[name]
-        pairs.append((name, value))
+    for name, sign, value in (item.partition("=") for item in items):
+        if not sign and name not in current:
+            raise UsageError(f"--env {name}: not set here; give --env {name}=VALUE")
+        pairs.append((name, value if sign else current[name]))
     return tuple(pairs)

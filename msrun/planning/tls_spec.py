@@ -21,14 +21,11 @@ from ranktable.bounded_text import TextError, load_json
 
 
 def check_private(mode: int, place: str, path: object) -> None:
-    """Refuse a file that others may read or write.
+    """Refuse a file that others may read or write (UsageError).
 
     Args:
         mode: `st_mode` of the file.
         place: which option or key names it.
-
-    Raises:
-        UsageError: naming the mode and the remedy.
     """
     if stat.S_IMODE(mode) & 0o077:
         raise UsageError(f"{place}: others may read it (mode {stat.S_IMODE(mode):04o}); chmod 600 {path}")
@@ -98,15 +95,12 @@ class TlsSpec:
 
 
 def parse_tls_config(text: str, source: str, folder: str, environ: Mapping[str, str]) -> TlsSpec:
-    """Read the file of --tls_config.
+    """Read the file of --tls_config (UsageError).
 
     Args:
         source: path of the file, for messages.
         folder: absolute; where the paths in it count from.
         environ: holds the passwords, if anything does.
-
-    Raises:
-        UsageError: naming file, key, value and what is expected.
     """
     values = _load(text, source)
     found = {key: _text(values, key, source) for key in (*PATH_KEYS, "cipher_list", "server_name")}

@@ -29,7 +29,7 @@ from msrun.cluster.membership import Membership, RestartPolicy, WorkerState
 from msrun.cluster.messages import Message
 from msrun.cluster.protocol import MOMENTS, read_moment
 from msrun.errors import ClusterError, MsrunError, UsageError
-from msrun.launch.console import say
+from msrun.launch.console import JobDisplay, say
 from msrun.launch.directory.jobs import new_job_id, publish
 from msrun.launch.directory.lock import JobLock
 from msrun.launch.directory.log_directory import EventLog, describe_removed, write_private

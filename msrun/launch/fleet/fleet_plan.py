@@ -26,13 +26,12 @@ from msrun.launch.preflight.checks import CHECKS
 from msrun.launch.preflight.finding import exit_code_of_findings, order_findings, render_fleet_findings
 from msrun.launch.transport.opener import HostOpener
 from msrun.launch.transport.pipe import agent_command
-from msrun.planning.build import plan_job
+from msrun.planning.build import plan_agent, plan_job
 from msrun.planning.hosts.assignment import assign_hosts
 from msrun.planning.hosts.forwarded import forwarded_environment
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.plan import HostPlan, LaunchPlan
 from msrun.planning.record_json import decode_record, encode_record
-from msrun.planning.remote_plan import plan_agent
 from msrun.planning.spec import LaunchSpec
 
 PLANNED_JOB = "JOB"  # stands for the id that a run chooses, so that two plans of a job are the same

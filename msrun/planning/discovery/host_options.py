@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from msrun.errors import UsageError
-from msrun.planning.discovery.surroundings import OFF, Surroundings, Told
+from msrun.planning.discovery.schedulers import OFF, Surroundings, Told
 from msrun.planning.ranks import count_workers
 from msrun.planning.settings import FoundSetting
 from msrun.planning.spec import MEETING_PORT
@@ -52,49 +52,37 @@ def find_host_options(
     Raises:
         UsageError: what is needed is neither given nor told, or both contradict each other.
     """
-    is_one = job.node_num is not None and job.node_num.value == 1
-    local = None if is_one else _local_worker_num(job, options, given, count_devices)
-    if is_one or (job.node_num is None and not _is_of_several(job, options, given, local)):
-        return _alone(job, options, given, count_devices)
+    asked = {name: Told(options[name], f"--{name}") for name in ("worker_num", "local_worker_num") if name in given}
+    if job.node_num is not None and job.node_num.value == 1:
+        return _alone(job, asked, count_devices)
+    local = asked.get("local_worker_num") or _local_worker_num(job, asked.get("worker_num"), count_devices)
+    if job.node_num is None and not _is_of_several(job, asked, local):
+        return _alone(job, asked, count_devices)
     assert local is not None
     return _among_others(job, options, given, local)
 
 
-def _alone(
-    job: Surroundings, options: Mapping[str, Any], given: Collection[str], count_devices: Callable[[], int]
-) -> HostOptions:
+def _alone(job: Surroundings, asked: Mapping[str, Told[int]], count_devices: Callable[[], int]) -> HostOptions:
     """Return the options of the only host; its number of workers may be told."""
-    is_by_hand = {"worker_num", "local_worker_num"} <= set(given)
-    hint = [job.hint] if job.hint and not is_by_hand else []
-    if "worker_num" in given:
-        return HostOptions({}, lines=tuple(hint))
-    if "local_worker_num" in given:
-        return _found({"worker_num": Told(options["local_worker_num"], "--local_worker_num")}, hint)
-    here = job.local_worker_num or job.worker_num
+    hint = [job.hint] if job.hint and len(asked) < 2 else []
+    here = asked.get("local_worker_num") or job.local_worker_num or job.worker_num
     if here is None and job.without_devices and not count_devices():
         here = job.without_devices
-    if here is None:
+    if "worker_num" in asked or here is None:
         return HostOptions({}, lines=tuple(hint))
-    return _found(
-        {"worker_num": here},
-        [f"{job.name}: {count_workers(here.value)} on this host ({here.source})", *hint],
-    )
+    said = [] if asked else [f"{job.name}: {count_workers(here.value)} on this host ({here.source})"]
+    return _found({"worker_num": here}, [*said, *hint])
 
 
-def _local_worker_num(
-    job: Surroundings, options: Mapping[str, Any], given: Collection[str], count_devices: Callable[[], int]
-) -> Told[int] | None:
+def _local_worker_num(job: Surroundings, total: Told[int] | None, count_devices: Callable[[], int]) -> Told[int] | None:
     """Return the workers of this host; None when they are not known and the number of hosts is not, either."""
-    if "local_worker_num" in given:
-        return Told(options["local_worker_num"], "--local_worker_num")
-    if "worker_num" in given and job.node_num is not None:
-        worker_num, node_num = options["worker_num"], job.node_num
-        if worker_num < 1 or worker_num % node_num.value:
+    if total is not None and job.node_num is not None:
+        if total.value < 1 or total.value % job.node_num.value:
             raise UsageError(
-                f"--worker_num {worker_num}: cannot be shared evenly by {node_num.value} hosts "
-                f"({node_num.source}); give a multiple of {node_num.value}, or --local_worker_num on each host"
+                f"--worker_num {total.value}: cannot be shared evenly by {job.node_num.value} hosts "
+                f"({job.node_num.source}); give a multiple of {job.node_num.value}, or --local_worker_num on each host"
             )
-        return Told(worker_num // node_num.value, f"--worker_num / {node_num.source}")
+        return Told(total.value // job.node_num.value, f"--worker_num / {job.node_num.source}")
     if job.local_worker_num is not None:
         return job.local_worker_num
     if (devices := count_devices()) > 0:
@@ -102,21 +90,14 @@ def _local_worker_num(
     return job.without_devices or (Told(1, "default of one per host") if job.node_num is not None else None)
 
 
-def _is_of_several(
-    job: Surroundings, options: Mapping[str, Any], given: Collection[str], local: Told[int] | None
-) -> bool:
-    """Return whether a job whose number of hosts nobody says has other hosts than this one.
-
-    Raises:
-        UsageError: that cannot be known.
-    """
-    total = options["worker_num"] if "worker_num" in given else job.worker_num.value if job.worker_num else None
+def _is_of_several(job: Surroundings, asked: Mapping[str, Told[int]], local: Told[int] | None) -> bool:
+    """Return whether a job whose number of hosts nobody says has other hosts than this one."""
+    total = asked.get("worker_num") or job.worker_num
     if total is not None and local is not None:
-        return bool(local.value < total)
-    if not job.are_peers_near and (job.worker_num is None or total == 1):
+        return local.value < total.value
+    if not job.are_peers_near and (job.worker_num is None or (total is not None and total.value == 1)):
         return False
-    known = {*given, *(["worker_num"] if job.worker_num else []), *(["local_worker_num"] if local else [])}
-    missing = [f"--{name}" for name in ("worker_num", "local_worker_num") if name not in known]
+    missing = [f"--{name}" for name, one in (("worker_num", total), ("local_worker_num", local)) if one is None]
     raise UsageError(
         f"{job.name}: is one of a job's, but no variable says how many those are; give {' and '.join(missing)}, or "
         f"{OFF} for a job of this host alone"

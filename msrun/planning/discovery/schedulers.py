@@ -1,138 +1,400 @@
-"""What starts msrun on several hosts and says so in the environment: torchrun's variables, Slurm, Open MPI,
-Kubernetes, Volcano, and those of `variables`; in the order in which they are asked.
+"""What starts msrun on several hosts and says so in the environment: a table of those that say a host's place in plain
+variables, and functions for those that need more.
+
+The names are those of each one's own documentation: torchrun (PET_), Slurm, Open MPI, Kubernetes, Kubeflow, Volcano,
+SkyPilot (distributed jobs), dstack (distributed tasks), Amazon SageMaker (training toolkit), Vertex AI (CLUSTER_SPEC),
+Azure ML (PyTorch distribution), LeaderWorkerSet, IBM's jsrun, MPICH's and Intel MPI's hydra, LSF, PBS, Ray; and what
+people export by hand. Variables that contradict each other are refused with UsageError.
 """
 
 from __future__ import annotations
 
+import json
 import re
+import zlib
 from collections.abc import Callable, Mapping
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
 from msrun import contract
 from msrun.errors import UsageError
-from msrun.planning.discovery.surroundings import (
-    OFF,
-    HostView,
-    Surroundings,
-    Told,
-    derived_port,
-    read_master,
-    read_number,
-    read_place,
-    read_port,
-)
-from msrun.planning.discovery.variables import (
-    ALLOCATIONS,
-    PMIX_RANK,
-    SAGEMAKER_HOSTS,
-    TABLE,
-    VERTEX,
-    find_allocation,
-    find_pmix,
-    find_sagemaker,
-    find_variables,
-    find_vertex,
-)
 from msrun.planning.hosts.host_entry import blamed_on
 from ranktable.hosts.brackets import expand
 from ranktable.hosts.ranges import RangeError, read_ranges
 
-NODES = "PET_NNODES"
-NODE_RANK = "PET_NODE_RANK"
-LOCAL = "PET_NPROC_PER_NODE"
-ENDPOINT = "PET_RDZV_ENDPOINT"
-BACKEND = "PET_RDZV_BACKEND"
-ADDRESSES = ("PET_MASTER_ADDR", "MASTER_ADDR")
-PORTS = ("PET_MASTER_PORT", "MASTER_PORT")
-POD_RANK = "RANK"
-POD_NUM = "WORLD_SIZE"
-IN_POD = "KUBERNETES_SERVICE_HOST"
-TORCHRUN = "torchrun's variables"
-OF_WORKER = ("TORCHELASTIC_RUN_ID", "LOCAL_RANK")
-"""Set for a worker: what else it carries is the place of its launcher."""
+T = TypeVar("T", int, str)
+Environ = Mapping[str, str]
 
-_DEVICE_WORDS = ("auto", "gpu", "npu", "xpu")
+OFF = "--discover=False"
+FIRST_PORT = 10_000
+PORT_COUNT = 20_000
+"""Ports that msrun derives lie below those that Linux (from 32768) and Kubernetes (from 30000) give away."""
+LISTED = "number of hosts in "
+
+_MAX_DIGITS = 9
+_LOOPBACK = re.compile(r"localhost\Z|127\.[0-9.]+\Z|::1\Z")
+
+
+@dataclass(frozen=True)
+class Told(Generic[T]):
+    """A value, and where it came from."""
+
+    value: T
+    source: str
+    """Name of a variable, or more words than that."""
+
+
+@dataclass(frozen=True)
+class HostView:
+    """The little that must be known of this host to understand its variables."""
+
+    name: str
+    """Its host name, without a domain."""
+    domain: str = ""
+    """What follows the name where peers ask for it: the headless service of a pod; empty when there is none."""
+    cpu_count: int = 1
+    """Processors that msrun may use."""
+    listed: tuple[str, ...] = ()
+    """The hosts in the file that PBS_NODEFILE names, one for each of their slots."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """A job of which this host is a part, as far as variables tell of it; None = no variable says it."""
+
+    name: str
+    """In words: "Slurm job 4711"."""
+    node_num: Told[int] | None = None
+    """Number of hosts."""
+    min_hosts: Told[int] | None = None
+    """How few of them are enough to begin; None = all are needed."""
+    node_rank: Told[int] | None = None
+    """Index of this host; None = hosts are numbered when they meet."""
+    worker_num: Told[int] | None = None
+    """Workers of all hosts."""
+    local_worker_num: Told[int] | None = None
+    """Workers here."""
+    without_devices: Told[int] | None = None
+    """Workers here where no variable says it and this host has no devices; None = one."""
+    master_addr: Told[str] | None = None
+    """Name or address of node 0."""
+    master_port: Told[int] | None = None
+    """None = any that is equal on all hosts."""
+    are_peers_near: bool = False
+    """Whether others of the same job are known to be there although nobody says how many."""
+    cpu_count: int = 0
+    """Processors that msrun was given, where it may have been given fewer than it needs; 0 = the host's are its own."""
+    cpu_remedy: str = ""
+    """How to be given more."""
+    hint: str = ""
+    """What to say when this host turns out to be the only one."""
+    remedy: str = ""
+    """What to do when the address of node 0 is not known, in words."""
+
+
+# -- single variables -----------------------------------------------------------------------------------------------
+
+
+def _number(environ: Environ, name: str, least: int = 0) -> Told[int]:
+    """Return the whole number in a variable."""
+    shown = environ.get(name, "")
+    text = shown.strip()
+    if not text.isascii() or not text.isdigit() or len(text) > _MAX_DIGITS or int(text) < least:
+        raise UsageError(
+            f"{name}={shown!r}: a whole number from {least} on is expected; correct the variable, or give {OFF}"
+        )
+    return Told(int(text), name)
+
+
+def _first_number(environ: Environ, *names: str, least: int = 0) -> Told[int] | None:
+    """Return the whole number in the first of these variables that is set and not empty."""
+    return next((_number(environ, name, least) for name in names if environ.get(name)), None)
+
+
+def _place(environ: Environ, name: str, size: Told[int]) -> Told[int]:
+    """Return the index of this host, which has to be below their number."""
+    rank = _number(environ, name)
+    if rank.value >= size.value:
+        raise UsageError(
+            f"{name}={rank.value}: must be below {size.source.removeprefix(LISTED)}={size.value}; are these variables "
+            f"of another job? unset them, or give {OFF}"
+        )
+    return rank
+
+
+def _master(environ: Environ, host: HostView, node_rank: Told[int] | None, *names: str) -> Told[str] | None:
+    """Return the address of node 0 in the first variable that is set.
+
+    Some operators tell node 0 that it is `localhost`; it then goes by its host name, as the others know it.
+    """
+    name = next((name for name in names if environ.get(name)), "")
+    if not name or not _LOOPBACK.match(environ[name]):
+        return Told(environ[name], name) if name else None
+    if node_rank is not None and node_rank.value == 0:
+        return Told(host.name, f"host name; {name} is {environ[name]}")
+    raise UsageError(f"{name}={environ[name]}: other hosts cannot be reached by it; set it to the address of node 0")
+
+
+def _port(source: str, key: str) -> Told[int]:
+    """Return a port that all hosts of a job find alike and that two jobs on one host hardly share.
+
+    Args:
+        key: what is the same on all hosts of a job, and different for another job.
+    """
+    return Told(FIRST_PORT + zlib.crc32(key.encode(errors="surrogateescape")) % PORT_COUNT, source)
+
+
+def _job_of(
+    name: str, hosts: list[str], source: str, rank: Told[int], master: str = "", port: Told[int] | None = None
+) -> Surroundings:
+    """Return the job whose hosts a variable lists in the order of their ranks."""
+    size, is_one = Told(len(hosts), LISTED + source), len(hosts) == 1
+    if is_one:
+        return Surroundings(name=name, node_num=size)
+    first = Told(master or hosts[0], source)
+    return Surroundings(name=name, node_num=size, node_rank=rank, master_addr=first, master_port=port)
+
+
+# -- those that say all in plain variables --------------------------------------------------------------------------
+
+BY_HAND = "NODE_RANK and MASTER_ADDR"
+"""What people export themselves."""
+IN_POD = "KUBERNETES_SERVICE_HOST"
+HOSTS_FILE = "/etc/hosts"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variables:
+    """The variables of one scheduler; of several names the first that is set counts."""
+
+    name: str
+    """In words; `{NAME}` stands for the value of that variable, {} for this host."""
+    node_rank: str
+    node_num: tuple[str, ...] = ()
+    hosts: str = ""
+    """Lists all hosts in the order of their ranks, one on a line; the first one is node 0."""
+    needed: tuple[str, ...] = ()
+    """Must be set, too: what tells this one from others with the same words."""
+    unless: tuple[str, ...] = ()
+    """Set for a worker: what else it carries is the place of its launcher."""
+    worker_num: str = ""
+    """Workers of all hosts."""
+    local_worker_num: tuple[str, ...] = ()
+    """Workers on this host; 0 = it has no devices."""
+    tasks_here: str = ""
+    """How many processes were started on this host, each of which sees its own rank: must be 1."""
+    once: str = ""
+    """How to have one a host, where that is not so."""
+    master_addr: tuple[str, ...] = ()
+    master_port: tuple[str, ...] = ()
+    job: tuple[str, ...] = ()
+    """What tells two jobs of a host apart; a port follows from it where none is said."""
+    are_peers_near: bool = False
+    is_numbered_pod: bool = False
+    """Whether nothing but the rank is said, and the name of pod 0 follows from that of this one and its service."""
+    remedy: str = ""
+
+    def find(self, environ: Environ, host: HostView) -> Surroundings | None:
+        """Return the job, if all its variables are set."""
+        counts = (*self.node_num, self.hosts, self.worker_num)
+        is_set = all(environ.get(name) for name in (self.node_rank, *self.needed))
+        is_bare = self.are_peers_near or self.is_numbered_pod
+        if not is_set or not (is_bare or any(map(environ.get, counts))) or any(name in environ for name in self.unless):
+            return None
+        self._check_tasks(environ)
+        node_num, hosts = self._count_hosts(environ)
+        rank = _place(environ, self.node_rank, node_num) if node_num else _number(environ, self.node_rank)
+        local = _first_number(environ, *self.local_worker_num)
+        name = re.sub(r"\{(\w*)\}", lambda match: environ.get(match[1], "") if match[1] else host.name, self.name)
+        is_one, key = node_num is not None and node_num.value == 1, " ".join(filter(None, map(environ.get, self.job)))
+        master, port = None, None
+        if self.is_numbered_pod:
+            master = _first_pod(host, rank.value)
+        elif not is_one:
+            said = _master(environ, host, rank, *self.master_addr)
+            master = Told(hosts[0], self.hosts) if hosts else said
+            port = _first_number(environ, *self.master_port, least=1)
+            port = port or (_port(" and ".join(self.job), key) if key else None)
+        return Surroundings(
+            name=name.strip(),
+            node_num=node_num,
+            node_rank=None if is_one else rank,
+            worker_num=_first_number(environ, self.worker_num, least=1) if node_num is None else None,
+            local_worker_num=local if local and local.value else None,
+            master_addr=master,
+            master_port=port,
+            are_peers_near=self.are_peers_near or (self.is_numbered_pod and master is not None),
+            remedy=self.remedy,
+        )
+
+    def _count_hosts(self, environ: Environ) -> tuple[Told[int] | None, list[str]]:
+        """Return the number of hosts, if a variable says it, and the list of them, if there is one."""
+        hosts, count = environ.get(self.hosts, "").split(), _first_number(environ, *self.node_num, least=1)
+        if count and hosts and len(hosts) != count.value:
+            raise UsageError(f"{count.source}={count.value}: but {self.hosts} has {len(hosts)} hosts; give {OFF}")
+        return count or (Told(len(hosts), LISTED + self.hosts) if hosts else None), hosts
+
+    def _check_tasks(self, environ: Environ) -> None:
+        tasks = _first_number(environ, self.tasks_here, least=1)
+        if tasks and tasks.value > 1:
+            raise UsageError(
+                f"{self.tasks_here}={tasks.value}: {self.name} starts msrun once per worker; start it once per host "
+                f"({self.once}), or give {OFF} for as many jobs, each on one host"
+            )
+        if "AZUREML_RUN_ID" in self.needed and environ["RANK"] != environ["NODE_RANK"]:
+            raise UsageError(
+                f"RANK={environ['RANK']} on node {environ['NODE_RANK']}: Azure ML starts msrun once per worker; set "
+                f"process_count_per_instance: 1, or give {OFF} for as many jobs, each on one host"
+            )
+
+
+def _first_pod(host: HostView, index: int) -> Told[str] | None:
+    """Return the name of pod 0 as its peers know it; None when pods of this job have no such names."""
+    stem, dash, last = host.name.rpartition("-")
+    return Told(f"{stem}-0.{host.domain}", HOSTS_FILE) if host.domain and dash and last == str(index) else None
+
+
+def read_domain(hosts_file: str, host_name: str) -> str:
+    """Return what follows a host's name in /etc/hosts, where the kubelet writes it for a pod with a subdomain.
+
+    The line is "10.1.0.7 train-1.train.default.svc.cluster.local train-1"; without a subdomain "10.1.0.7 train-1".
+    """
+    lines = (line.partition("#")[0].split()[1:] for line in hosts_file.splitlines())
+    found = (name for names in lines if host_name in names for name in names if name.startswith(f"{host_name}."))
+    return next(found, "").removeprefix(f"{host_name}.")
+
+
+SKYPILOT = Variables(
+    name="SkyPilot task {SKYPILOT_TASK_ID}",
+    node_rank="SKYPILOT_NODE_RANK",
+    node_num=("SKYPILOT_NUM_NODES",),
+    hosts="SKYPILOT_NODE_IPS",
+    local_worker_num=("SKYPILOT_NUM_GPUS_PER_NODE",),
+    job=("SKYPILOT_TASK_ID",),
+)
+DSTACK = Variables(
+    name="dstack run {DSTACK_RUN_NAME}",
+    node_rank="DSTACK_NODE_RANK",
+    node_num=("DSTACK_NODES_NUM",),
+    local_worker_num=("DSTACK_GPUS_PER_NODE",),
+    master_addr=("DSTACK_MASTER_NODE_IP",),
+    job=("DSTACK_RUN_NAME",),
+)
+AZURE = Variables(
+    name="Azure ML run {AZUREML_RUN_ID}",
+    node_rank="NODE_RANK",
+    needed=("AZUREML_RUN_ID", "MASTER_ADDR", "WORLD_SIZE", "RANK"),
+    node_num=("WORLD_SIZE",),
+    master_addr=("MASTER_ADDR",),
+    master_port=("MASTER_PORT",),
+)
+LEADER_WORKER_SET = Variables(
+    name="LeaderWorkerSet pod",
+    node_rank="LWS_WORKER_INDEX",
+    node_num=("LWS_GROUP_SIZE",),
+    master_addr=("LWS_LEADER_ADDRESS",),
+)
+JSRUN = Variables(
+    name="jsrun",
+    node_rank="JSM_NAMESPACE_RANK",
+    node_num=("JSM_NAMESPACE_SIZE",),
+    tasks_here="JSM_NAMESPACE_LOCAL_SIZE",
+    once="jsrun -r 1 msrun ...",
+    job=("LSB_JOBID",),
+    remedy="add --master_addr ADDRESS of the host of rank 0: jsrun -r 1 msrun --master_addr ADDRESS ...",
+)
+HYDRA = Variables(
+    name="mpiexec",
+    node_rank="PMI_RANK",
+    node_num=("PMI_SIZE",),
+    tasks_here="MPI_LOCALNRANKS",
+    once="mpiexec -ppn 1 msrun ...",
+    remedy="add --master_addr ADDRESS of the host of rank 0: mpiexec -ppn 1 msrun --master_addr ADDRESS ...",
+)
+HAND = Variables(
+    name=BY_HAND,
+    node_rank="NODE_RANK",
+    needed=("MASTER_ADDR",),
+    node_num=("NNODES", "NUM_NODES", "NODE_COUNT"),
+    worker_num="WORLD_SIZE",
+    local_worker_num=("LOCAL_WORLD_SIZE", "NPROC_PER_NODE", "GPUS_PER_NODE"),
+    master_addr=("MASTER_ADDR",),
+    master_port=("MASTER_PORT",),
+)
+PYTORCH_PODS = Variables(
+    name="Kubernetes pod {}",
+    node_rank="RANK",
+    needed=("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", IN_POD),
+    unless=("TORCHELASTIC_RUN_ID", "LOCAL_RANK"),
+    node_num=("WORLD_SIZE",),
+    master_addr=("MASTER_ADDR",),
+    master_port=("MASTER_PORT",),
+)
+"""Of Kubeflow, or of Volcano's plugin pytorch, which numbers pods over all tasks."""
+VOLCANO_PODS = Variables(
+    name="Volcano pod {}",
+    node_rank="VC_TASK_INDEX",
+    is_numbered_pod=True,
+    remedy="add the plugin svc to the job, or give --master_addr ADDRESS",
+)
+INDEXED_JOB = Variables(
+    name="Kubernetes pod {}",
+    node_rank="JOB_COMPLETION_INDEX",
+    is_numbered_pod=True,
+    remedy="make a headless Service, name it as the pods' subdomain, or give --master_addr ADDRESS",
+)
+PMIX = Variables(
+    name="PMIx", node_rank="PMIX_RANK", are_peers_near=True, remedy="add --master_addr ADDRESS of rank 0's"
+)
+"""A PMIx launcher that is neither mpirun nor srun: of it only the own rank is known."""
+
+
+# -- torchrun -------------------------------------------------------------------------------------------------------
+
+TORCHRUN = "torchrun's variables"
+NODES, NODE_RANK, LOCAL = "PET_NNODES", "PET_NODE_RANK", "PET_NPROC_PER_NODE"
+ENDPOINT, BACKEND = "PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND"
+_DEVICE_WORDS = ("", "auto", "gpu", "npu", "xpu")
 _DEFAULT_PORT = 29400
 """torchrun's for an endpoint without a port."""
 
 
-def find_torchrun(environ: Mapping[str, str], host: HostView) -> Surroundings | None:
-    """Return the job that PET_NNODES and its like describe; None without it, and in a worker of torchrun.
-
-    Raises:
-        UsageError: variables that contradict each other.
-    """
-    if "TORCHELASTIC_RUN_ID" in environ:
+def find_torchrun(environ: Environ, host: HostView) -> Surroundings | None:
+    """Return the job that PET_NNODES and its like describe; None without it, and in a worker of torchrun."""
+    if not environ.get(NODES) or "TORCHELASTIC_RUN_ID" in environ:
         return None
-    min_hosts, node_num = _node_num(environ)
-    node_rank = None
-    if environ.get(NODE_RANK) and environ.get(BACKEND, "static") == "static":  # other backends number hosts themselves
-        node_rank, _ = read_place({**environ, NODES: str(node_num.value)}, NODE_RANK, NODES)
+    least, colon, most = environ[NODES].partition(":")
+    min_hosts, node_num = (_number({NODES: text}, NODES, least=1) for text in (least, most if colon else least))
+    if min_hosts.value > node_num.value:
+        raise UsageError(f"{NODES}={environ[NODES]}: MIN:MAX is expected, such as 2:4; correct the variable")
+    backend, node_rank = environ.get(BACKEND, "static"), None
+    if environ.get(NODE_RANK) and backend == "static":  # other backends number hosts themselves
+        node_rank = _place(environ, NODE_RANK, node_num)
     master_addr, master_port = None, None
     if node_num.value > 1:
-        master_addr = read_master(environ, host, node_rank, *ADDRESSES)
-        master_port = read_port(environ, *PORTS)
+        master_addr = _master(environ, host, node_rank, "PET_MASTER_ADDR", "MASTER_ADDR")
+        master_port = _first_number(environ, "PET_MASTER_PORT", "MASTER_PORT", least=1)
         if master_addr is None:
-            master_addr, master_port = _endpoint(environ)
+            master_addr, master_port = _endpoint(environ.get(ENDPOINT, ""), backend)
+    word, local = environ.get(LOCAL, "").strip().lower(), None
+    if word not in _DEVICE_WORDS:  # else there is one for each device
+        local = Told(host.cpu_count, f"{LOCAL}=cpu") if word == "cpu" else _number(environ, LOCAL, least=1)
     return Surroundings(
-        name=_name(environ, host),
+        name=f"Kubernetes pod {host.name}" if environ.get(IN_POD) else TORCHRUN,
         node_num=node_num,
         min_hosts=min_hosts if min_hosts.value < node_num.value else None,
         node_rank=node_rank,
-        local_worker_num=_local_worker_num(environ, host),
-        without_devices=Told(host.cpu_count, f"{LOCAL}=auto") if environ.get(LOCAL, "").lower() == "auto" else None,
+        local_worker_num=local,
+        without_devices=Told(host.cpu_count, f"{LOCAL}=auto") if word == "auto" else None,
         master_addr=master_addr,
         master_port=master_port,
-        remedy=f"set {ADDRESSES[0]}, or give --master_addr ADDRESS",
+        remedy="set PET_MASTER_ADDR, or give --master_addr ADDRESS",
     )
 
 
-def find_pytorch_pods(environ: Mapping[str, str], host: HostView) -> Surroundings | None:
-    """Return the job of an operator that sets MASTER_ADDR, MASTER_PORT, and WORLD_SIZE and RANK of pods, in a pod.
-
-    Raises:
-        UsageError: variables that contradict each other.
-    """
-    needed = (POD_RANK, POD_NUM, ADDRESSES[1], PORTS[1], IN_POD)
-    if not all(environ.get(name) for name in needed) or any(name in environ for name in OF_WORKER):
-        return None
-    node_rank, node_num = read_place(environ, POD_RANK, POD_NUM)
-    return Surroundings(
-        name=_name(environ, host),
-        node_num=node_num,
-        node_rank=node_rank,
-        master_addr=read_master(environ, host, node_rank, ADDRESSES[1]) if node_num.value > 1 else None,
-        master_port=read_port(environ, PORTS[1]),
-    )
-
-
-def _name(environ: Mapping[str, str], host: HostView) -> str:
-    return f"Kubernetes pod {host.name}" if environ.get(IN_POD) else TORCHRUN
-
-
-def _node_num(environ: Mapping[str, str]) -> tuple[Told[int], Told[int]]:
-    """Return how few hosts are enough, and how many there are."""
-    least, colon, most = environ[NODES].partition(":")
-    low, high = (read_number({NODES: text}, NODES, least=1) for text in (least, most if colon else least))
-    if low > high:
-        raise UsageError(f"{NODES}={environ[NODES]}: MIN:MAX is expected, such as 2:4; correct the variable")
-    return Told(low, NODES), Told(high, NODES)
-
-
-def _local_worker_num(environ: Mapping[str, str], host: HostView) -> Told[int] | None:
-    """Return the workers per host; None where they are to be one for each device."""
-    word = environ.get(LOCAL, "").strip().lower()
-    if not word or word in _DEVICE_WORDS:
-        return None
-    if word == "cpu":
-        return Told(host.cpu_count, f"{LOCAL}=cpu")
-    return Told(read_number(environ, LOCAL, least=1), LOCAL)
-
-
-def _endpoint(environ: Mapping[str, str]) -> tuple[Told[str] | None, Told[int] | None]:
+def _endpoint(text: str, backend: str) -> tuple[Told[str] | None, Told[int] | None]:
     """Return where torchrun's hosts would meet, if at one of them and not at an etcd server."""
-    text = environ.get(ENDPOINT, "")
-    if not text or environ.get(BACKEND, "static") not in ("static", "c10d"):
+    if not text or backend not in ("static", "c10d"):
         return None, None
     address, colon, port = text.rpartition(":")
     if not colon or "]" in port or (":" in address and not address.startswith("[")):
@@ -142,67 +404,53 @@ def _endpoint(environ: Mapping[str, str]) -> tuple[Told[str] | None, Told[int] |
     return Told(address.strip("[]"), ENDPOINT), Told(int(port), ENDPOINT)
 
 
-JOB = "SLURM_JOB_ID"
-STEP = "SLURM_STEP_ID"
-STEP_NODES = "SLURM_STEP_NUM_NODES"
-STEP_TASKS = "SLURM_STEP_NUM_TASKS"
+# -- Slurm ----------------------------------------------------------------------------------------------------------
+
+JOB, JOB_NODES, TASKS = "SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_NTASKS"
+STEP, STEP_NODES, STEP_TASKS = "SLURM_STEP_ID", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS"
 STEP_LIST = "SLURM_STEP_NODELIST"
-JOB_NODES = "SLURM_JOB_NUM_NODES"
-NODE = "SLURM_NODEID"
-NODE_NAME = "SLURMD_NODENAME"
-GPUS = "SLURM_GPUS_ON_NODE"
-TASKS = "SLURM_NTASKS"
+NODE, NODE_NAME, GPUS = "SLURM_NODEID", "SLURMD_NODENAME", "SLURM_GPUS_ON_NODE"
 
 
-def find_slurm(environ: Mapping[str, str], host: HostView) -> Surroundings | None:
-    """Return the job step that this process is a task of, or the host of a batch script; None outside Slurm.
-
-    Raises:
-        UsageError: several tasks on a host, or variables that contradict each other.
-    """
-    name = f"Slurm job {environ[JOB]}"
-    gpus = Told(read_number(environ, GPUS), GPUS) if environ.get(GPUS) else None
+def find_slurm(environ: Environ, host: HostView) -> Surroundings | None:
+    """Return the job step that this process is a task of, or the host of a batch script; None outside Slurm."""
+    if not environ.get(JOB):
+        return None
+    name, gpus = f"Slurm job {environ[JOB]}", _first_number(environ, GPUS)
     local = gpus if gpus and gpus.value else None
     if not environ.get(STEP_LIST) or not environ.get(STEP_NODES):
-        alone, hint = Told(1, f"no {STEP_NODES}"), _hint(environ, name)
-        if local is None and not hint and environ.get(TASKS):  # of a batch script that is to start them itself
-            local = Told(read_number(environ, TASKS, least=1), TASKS)
-        return Surroundings(name=name, node_num=alone, local_worker_num=local, hint=hint)
-    _check_tasks(environ)
-    node_rank, node_num = read_place(environ, NODE, STEP_NODES)
+        hint = _unused_nodes(environ, name)
+        if local is None and not hint:  # a batch script that is to start them itself
+            local = _first_number(environ, TASKS, least=1)
+        return Surroundings(name=name, node_num=Told(1, f"no {STEP_NODES}"), local_worker_num=local, hint=hint)
+    node_num, tasks = _number(environ, STEP_NODES, least=1), _first_number(environ, STEP_TASKS, least=1)
+    if tasks and tasks.value > node_num.value:
+        raise UsageError(
+            f"{STEP_TASKS}={tasks.value} on {environ[STEP_NODES]} hosts: srun starts msrun once per worker; start it "
+            f"once per host (srun --ntasks-per-node=1 msrun ...), or give {OFF} for {tasks.value} jobs, each on one "
+            "host"
+        )
+    node_rank = _place(environ, NODE, node_num)
     if node_num.value == 1:
-        return Surroundings(name=name, node_num=node_num, local_worker_num=local, hint=_hint(environ, name))
-    nodes = _nodes(environ, node_rank.value, node_num.value)
+        return Surroundings(name=name, node_num=node_num, local_worker_num=local, hint=_unused_nodes(environ, name))
     return Surroundings(
         name=name,
         node_num=node_num,
         node_rank=node_rank,
         local_worker_num=local,
-        master_addr=Told(nodes[0], STEP_LIST),
-        master_port=derived_port(JOB, f"slurm {environ[JOB]}.{environ.get(STEP, '')}"),
+        master_addr=Told(_step_nodes(environ, node_rank.value, node_num.value)[0], STEP_LIST),
+        master_port=_port(JOB, f"slurm {environ[JOB]}.{environ.get(STEP, '')}"),
         cpu_count=host.cpu_count,
         cpu_remedy="srun --cpus-per-task=N gives more",
     )
 
 
-def _hint(environ: Mapping[str, str], name: str) -> str:
-    count = read_number(environ, JOB_NODES) if environ.get(JOB_NODES) else 1
-    if count <= 1:
-        return ""
-    how = "srun --ntasks-per-node=1 msrun ..."
-    return f"{name} has {count} nodes ({JOB_NODES}), but msrun was started once, for this host: {how} uses all of them"
+def _unused_nodes(environ: Environ, name: str) -> str:
+    count = _first_number(environ, JOB_NODES)
+    return _unused(name, count.value if count else 1, "nodes", JOB_NODES, "srun --ntasks-per-node=1 msrun ...")
 
 
-def _check_tasks(environ: Mapping[str, str]) -> None:
-    tasks = read_number(environ, STEP_TASKS, least=1) if environ.get(STEP_TASKS) else 1
-    if tasks > read_number(environ, STEP_NODES, least=1):
-        raise UsageError(
-            f"{STEP_TASKS}={tasks} on {environ[STEP_NODES]} hosts: srun starts msrun once per worker; start it once "
-            f"per host (srun --ntasks-per-node=1 msrun ...), or give {OFF} for {tasks} jobs, each on one host"
-        )
-
-
-def _nodes(environ: Mapping[str, str], node_rank: int, node_num: int) -> list[str]:
+def _step_nodes(environ: Environ, node_rank: int, node_num: int) -> list[str]:
     with blamed_on(STEP_LIST):
         nodes = expand(environ[STEP_LIST])
     if len(nodes) != node_num:
@@ -219,9 +467,9 @@ def _nodes(environ: Mapping[str, str], node_rank: int, node_num: int) -> list[st
     return nodes
 
 
-RANK = "OMPI_COMM_WORLD_RANK"
-SIZE = "OMPI_COMM_WORLD_SIZE"
-LOCAL_SIZE = "OMPI_COMM_WORLD_LOCAL_SIZE"
+# -- Open MPI -------------------------------------------------------------------------------------------------------
+
+RANK, SIZE, LOCAL_SIZE = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"
 DAEMON = "PMIX_SERVER_URI"
 """Begins the names of PMIX_SERVER_URI4 and the like: `JOB.DAEMON;ADDRESS`."""
 MPIRUN_URI = "OMPI_MCA_orte_hnp_uri"
@@ -230,67 +478,46 @@ NODE_REGEX = "OMPI_MCA_orte_node_regex"
 """All hosts by daemon, in version 4 and not on mpirun's own host: `login[1:1],node[2:1-4]@0(5)`."""
 NAMESPACE = "PMIX_NAMESPACE"
 """Of the job; in version 5 it holds the name of mpirun's host: `prterun-HOST-PID@1`."""
-
-_REMEDY = "add --master_addr ADDRESS of the host of rank 0: mpirun ... msrun --master_addr ADDRESS ..."
 _REGEX_PIECE = re.compile(r"([^,\[\]@]*)(?:\[([0-9]{1,9}):([0-9,-]+)\]([^,\[\]@]*))?(?:,|@|\Z)")
 _MAX_HOSTS = 16_384
 
 
-def find_open_mpi(environ: Mapping[str, str], _host: HostView) -> Surroundings | None:
-    """Return the job whose ranks are the msruns that mpirun has started; None outside of one.
-
-    Raises:
-        UsageError: several ranks on a host, or variables that contradict each other.
-    """
-    if not environ.get(SIZE):
+def find_open_mpi(environ: Environ, _host: HostView) -> Surroundings | None:
+    """Return the job whose ranks are the msruns that mpirun has started; None outside of one."""
+    if not environ.get(RANK) or not environ.get(SIZE):
         return None
-    node_rank, node_num = read_place(environ, RANK, SIZE)
-    local_size = read_number(environ, LOCAL_SIZE, least=1) if environ.get(LOCAL_SIZE) else 1
-    if local_size > 1:
+    node_num = _number(environ, SIZE, least=1)
+    node_rank, local_size = _place(environ, RANK, node_num), _first_number(environ, LOCAL_SIZE, least=1)
+    if local_size and local_size.value > 1:
         raise UsageError(
-            f"{LOCAL_SIZE}={local_size}: mpirun starts msrun once per worker; start it once per host (mpirun --map-by "
-            f"ppr:1:node msrun ...), or give {OFF} for {node_num.value} jobs, each on one host"
+            f"{LOCAL_SIZE}={local_size.value}: mpirun starts msrun once per worker; start it once per host (mpirun "
+            f"--map-by ppr:1:node msrun ...), or give {OFF} for {node_num.value} jobs, each on one host"
         )
     key = environ.get(NAMESPACE, "")
     return Surroundings(
         name="mpirun",
         node_num=node_num,
         node_rank=node_rank,
-        master_addr=_master(environ, node_rank.value) if node_num.value > 1 else None,
-        master_port=derived_port(NAMESPACE, f"mpirun {key}") if key else None,
-        remedy=_REMEDY,
+        master_addr=_mpirun_master(environ, node_rank.value) if node_num.value > 1 else None,
+        master_port=_port(NAMESPACE, f"mpirun {key}") if key else None,
+        remedy="add --master_addr ADDRESS of the host of rank 0: mpirun ... msrun --master_addr ADDRESS ...",
     )
 
 
-def _master(environ: Mapping[str, str], rank: int) -> Told[str] | None:
-    daemon = _own_daemon(environ)
+def _mpirun_master(environ: Environ, rank: int) -> Told[str] | None:
+    """Return where rank 0 is: on mpirun's own host, or on that of the first daemon with a rank."""
+    uris = (environ[name] for name in sorted(environ) if name.startswith(DAEMON))
+    daemon = next((int(match[1]) for uri in uris if (match := re.match(r"[^;]*\.(\d{1,9});", uri))), None)
     if daemon is None:
         return None
-    if daemon == rank:  # rank 0 runs on mpirun's own host
-        return _mpirun_address(environ) or _mpirun_name(environ)
-    names = read_node_regex(environ.get(NODE_REGEX, ""))
-    first = daemon - rank
+    if daemon == rank:
+        uri = environ.get(MPIRUN_URI, "")
+        if found := re.search(r"tcp://([0-9.]+)[,:]", uri) or re.search(r"tcp6://\[([0-9a-fA-F:]+)[],]", uri):
+            return Told(found[1], MPIRUN_URI)
+        found = re.match(r"[a-z]+-(.+)-\d+@\d+\Z", environ.get(NAMESPACE, ""))
+        return Told(found[1], NAMESPACE) if found else None
+    names, first = read_node_regex(environ.get(NODE_REGEX, "")), daemon - rank
     return Told(names[first], NODE_REGEX) if 0 < first < len(names) else None
-
-
-def _own_daemon(environ: Mapping[str, str]) -> int | None:
-    for name in sorted(environ):
-        match = name.startswith(DAEMON) and re.match(r"[^;]*\.(\d{1,9});", environ[name])
-        if match:
-            return int(match[1])
-    return None
-
-
-def _mpirun_address(environ: Mapping[str, str]) -> Told[str] | None:
-    """Return the first address on which mpirun listens for its daemons, IPv4 before IPv6."""
-    uri = environ.get(MPIRUN_URI, "")
-    match = re.search(r"tcp://([0-9.]+)[,:]", uri) or re.search(r"tcp6://\[([0-9a-fA-F:]+)[],]", uri)
-    return Told(match[1], MPIRUN_URI) if match else None
-
-
-def _mpirun_name(environ: Mapping[str, str]) -> Told[str] | None:
-    match = re.match(r"[a-z]+-(.+)-\d+@\d+\Z", environ.get(NAMESPACE, ""))
-    return Told(match[1], NAMESPACE) if match else None
 
 
 def read_node_regex(text: str) -> list[str]:
@@ -304,120 +531,148 @@ def read_node_regex(text: str) -> list[str]:
         match = _REGEX_PIECE.match(text, position)
         if match is None or not match[0]:
             return []
-        names += _names(*match.groups()) if match[3] else [match[1]]
+        head, width, ranges, tail = match.groups()
+        try:
+            numbers = read_ranges(ranges, _MAX_HOSTS + 1) if ranges else None
+        except RangeError:
+            numbers = []
+        names += [head] if numbers is None else [f"{head}{one:0{min(int(width), 9)}}{tail}" for one in numbers]
         position = match.end()
         if len(names) > _MAX_HOSTS:
             return []
     return names
 
 
-def _names(head: str, width: str, ranges: str, tail: str) -> list[str]:
-    try:
-        numbers = read_ranges(ranges, _MAX_HOSTS + 1)
-    except RangeError:
-        return []
-    return [f"{head}{number:0{min(int(width), 9)}}{tail}" for number in numbers]
+# -- those that list their hosts in a form of their own -------------------------------------------------------------
+
+SAGEMAKER_HOSTS, SAGEMAKER_HOST, SAGEMAKER_JOB = "SM_HOSTS", "SM_CURRENT_HOST", "TRAINING_JOB_NAME"
+VERTEX = "CLUSTER_SPEC"
+_TRAINING_POOLS = ("workerpool0", "workerpool1")
+_VOLCANO_HOSTS = re.compile(r"VC_(\w+)_HOSTS\Z")
 
 
-INDEX = "JOB_COMPLETION_INDEX"
-HOSTS_FILE = "/etc/hosts"
-
-
-def find_kubernetes_job(environ: Mapping[str, str], host: HostView) -> Surroundings | None:
-    """Return the Indexed Job that this pod is of; None elsewhere.
-
-    Raises:
-        UsageError: an index that is no number.
-    """
-    remedy = "make a headless Service, name it as the pods' subdomain"
-    return _numbered_pod(environ, host, INDEX, remedy)
-
-
-def _numbered_pod(
-    environ: Mapping[str, str], host: HostView, variable: str, remedy: str, kind: str = "Kubernetes"
-) -> Surroundings:
-    index = read_number(environ, variable)
-    master = first_pod(host, index)
-    return Surroundings(
-        name=f"{kind} pod {host.name}",
-        node_rank=Told(index, variable),
-        master_addr=master,
-        are_peers_near=master is not None,
-        remedy=f"{remedy}, or give --master_addr ADDRESS",
-    )
-
-
-def first_pod(host: HostView, index: int) -> Told[str] | None:
-    """Return the name of pod 0 as its peers know it; None when pods of this job have no such names."""
-    stem, dash, last = host.name.rpartition("-")
-    if not host.domain or not dash or last != str(index):
+def find_sagemaker(environ: Environ, _host: HostView) -> Surroundings | None:
+    """Return the SageMaker training job that this container is of: its hosts are a JSON list."""
+    if not environ.get(SAGEMAKER_HOSTS) or not environ.get(SAGEMAKER_HOST):
         return None
-    return Told(f"{stem}-0.{host.domain}", HOSTS_FILE)
+    hosts, own = _json(environ, SAGEMAKER_HOSTS, list), environ[SAGEMAKER_HOST]
+    if own not in hosts:
+        raise UsageError(f"{SAGEMAKER_HOST}={own}: is not in {SAGEMAKER_HOSTS}={environ[SAGEMAKER_HOSTS]}; give {OFF}")
+    gpus, job = _first_number(environ, "SM_NUM_GPUS"), environ.get(SAGEMAKER_JOB, "")
+    found = _job_of(
+        f"SageMaker job {job}".strip(),
+        list(map(str, hosts)),
+        SAGEMAKER_HOSTS,
+        Told(hosts.index(own), SAGEMAKER_HOST),
+        port=_port(SAGEMAKER_JOB, job) if job else None,
+    )
+    return replace(found, local_worker_num=gpus if gpus and gpus.value else None)
 
 
-def read_domain(hosts_file: str, host_name: str) -> str:
-    """Return what follows a host's name in /etc/hosts, where the kubelet writes it for a pod with a subdomain.
+def find_vertex(environ: Environ, _host: HostView) -> Surroundings | None:
+    """Return the Vertex AI custom job that this replica is of: pool 0 is its chief, pool 1 the others."""
+    if not environ.get(VERTEX):
+        return None
+    spec = _json(environ, VERTEX, dict)
+    try:
+        pools = {name: list(spec["cluster"][name]) for name in sorted(spec["cluster"]) if name in _TRAINING_POOLS}
+        kind, index = spec["task"]["type"], int(spec["task"]["index"])
+        hosts = [str(host) for pool in pools.values() for host in pool]
+        before = sum(len(pool) for name, pool in pools.items() if name < kind)
+        is_training = kind in pools and index < len(pools[kind])
+    except (KeyError, TypeError, ValueError):
+        raise UsageError(f"{VERTEX}: cluster with workerpool0 and task are expected in it; give {OFF}") from None
+    if not is_training:
+        return None  # a parameter server or an evaluator
+    address, _, port = hosts[0].rpartition(":")
+    told = Told(int(port), VERTEX) if address and port.isdigit() else None
+    return _job_of("Vertex AI job", hosts, VERTEX, Told(before + index, VERTEX), address, told)
 
-    The line is "10.1.0.7 train-1.train.default.svc.cluster.local train-1"; without a subdomain "10.1.0.7 train-1".
-    """
-    for line in hosts_file.splitlines():
-        names = line.partition("#")[0].split()[1:]
-        if host_name in names:
-            for name in names:
-                if name.startswith(f"{host_name}."):
-                    return name.removeprefix(f"{host_name}.")
-    return ""
+
+def _json(environ: Environ, name: str, kind: type) -> Any:
+    try:
+        value = json.loads(environ[name])
+    except ValueError:
+        value = None
+    if not isinstance(value, kind) or not value:
+        what = "a list of hosts" if kind is list else "an object"
+        raise UsageError(f"{name}={environ[name][:80]!r}: JSON of {what} is expected; correct it, or give {OFF}")
+    return value
 
 
-TASK_INDEX = "VC_TASK_INDEX"
-_HOSTS = re.compile(r"VC_(\w+)_HOSTS\Z")
-
-
-def find_volcano(environ: Mapping[str, str], host: HostView) -> Surroundings | None:
-    """Return the Volcano job that this pod is of; None elsewhere.
-
-    Raises:
-        UsageError: several tasks, whose pods have the same numbers, or variables that contradict each other.
-    """
-    name = f"Volcano pod {host.name}"
-    tasks = {match[1]: environ[name] for name in sorted(environ) if (match := _HOSTS.match(name)) and environ[name]}
-    if not tasks:
-        return _numbered_pod(environ, host, TASK_INDEX, "add the plugin svc to the job", kind="Volcano")
+def find_volcano(environ: Environ, host: HostView) -> Surroundings | None:
+    """Return the Volcano job that this pod is of; None elsewhere."""
+    index = VOLCANO_PODS.node_rank
+    tasks = {match[1]: environ[name] for name in sorted(environ) if (match := _VOLCANO_HOSTS.match(name))}
+    tasks = {task: hosts for task, hosts in tasks.items() if hosts}
+    if not environ.get(index) or not tasks:
+        return VOLCANO_PODS.find(environ, host)
     if len(tasks) > 1:
         raise UsageError(
-            f"VC_<TASK>_HOSTS of {len(tasks)} tasks ({', '.join(tasks)}): {TASK_INDEX} starts at 0 in each, so the "
+            f"VC_<TASK>_HOSTS of {len(tasks)} tasks ({', '.join(tasks)}): {index} starts at 0 in each, so the "
             "pods have no numbers of their own; put all pods into one task, use the plugin pytorch, or give "
             f"--worker_num, --local_worker_num, --node_rank and --master_addr, or {OFF}"
         )
-    (task, hosts_text), *_ = tasks.items()
-    hosts, variable = hosts_text.split(","), f"VC_{task}_HOSTS"
-    count = f"VC_{task}_NUM"
-    if environ.get(count) and read_number(environ, count) != len(hosts):
-        raise UsageError(f"{count}={environ[count]}: but {variable} has {len(hosts)} hosts; give {OFF}")
-    node_rank, node_num = read_place({**environ, variable: str(len(hosts))}, TASK_INDEX, variable)
-    return Surroundings(name=name, node_num=node_num, node_rank=node_rank, master_addr=Told(hosts[0], variable))
+    (task, text), *_ = tasks.items()
+    hosts, variable, count = text.split(","), f"VC_{task}_HOSTS", _first_number(environ, f"VC_{task}_NUM")
+    if count and count.value != len(hosts):
+        raise UsageError(f"{count.source}={count.value}: but {variable} has {len(hosts)} hosts; give {OFF}")
+    size = Told(len(hosts), variable)
+    return Surroundings(
+        name=f"Volcano pod {host.name}",
+        node_num=size,
+        node_rank=_place(environ, index, size),
+        master_addr=Told(hosts[0], variable),
+    )
 
 
-Finder = Callable[[Mapping[str, str], HostView], Surroundings | None]
+# -- those that have started msrun once, for one host ---------------------------------------------------------------
 
-FINDERS: Final[tuple[tuple[Finder, tuple[str, ...]], ...]] = (
-    (find_torchrun, (NODES,)),  # set on purpose, for a launcher of this kind: nearer than the cluster that it runs in
-    (find_open_mpi, (RANK,)),  # an mpirun in a Slurm allocation, or in a pod of an MPIJob, has started this process
-    (find_slurm, (JOB,)),
-    (find_sagemaker, (SAGEMAKER_HOSTS,)),
-    (find_vertex, (VERTEX,)),
-    (find_variables, tuple(row.node_rank for row in TABLE)),
-    (find_pytorch_pods, (POD_RANK,)),  # of Kubeflow, or of Volcano's plugin pytorch, which numbers pods over all tasks
-    (find_volcano, (TASK_INDEX,)),
-    (find_kubernetes_job, (INDEX,)),  # after those that make their pods through Indexed Jobs
-    (find_pmix, (PMIX_RANK,)),
-    (find_allocation, ALLOCATIONS),  # last: it knows no place, and says what is not used
+LSF_JOB, LSF_HOSTS = "LSB_JOBID", "LSB_MCPU_HOSTS"
+PBS_JOB, PBS_HOSTS = "PBS_JOBID", "PBS_NODEFILE"
+
+
+def find_allocation(environ: Environ, host: HostView) -> Surroundings | None:
+    """Return the one host on which LSF, PBS or Ray has started msrun, with how to use the others; None elsewhere."""
+    if environ.get(LSF_JOB) and environ.get(LSF_HOSTS):
+        name, hosts = f"LSF job {environ[LSF_JOB]}", len(set(environ[LSF_HOSTS].split()[::2]))
+        hint = _unused(name, hosts, "hosts", LSF_HOSTS, "msrun --hostfile $LSB_DJOB_HOSTFILE ...")
+    elif environ.get(PBS_JOB):
+        name = f"PBS job {environ[PBS_JOB]}"
+        hint = _unused(name, len(set(host.listed)), "hosts", PBS_HOSTS, f"msrun --hostfile ${PBS_HOSTS} ...")
+    elif environ.get("RAY_JOB_ID") or environ.get("RAY_ADDRESS"):
+        name = "Ray"
+        hint = (
+            "Ray: no variable says which nodes a job has, so msrun uses this host alone; start it once on each, as a "
+            "task of Ray, with --node_rank and --master_addr, or give --hosts"
+        )
+    else:
+        return None
+    return Surroundings(name=name, node_num=Told(1, f"started by {name}"), hint=hint)
+
+
+def _unused(name: str, count: int, what: str, variable: str, how: str) -> str:
+    if count < 2:
+        return ""
+    return f"{name} has {count} {what} ({variable}), but msrun was started once, for this host: {how} uses all of them"
+
+
+FINDERS: tuple[Callable[[Environ, HostView], Surroundings | None], ...] = (
+    find_torchrun,  # set on purpose, for a launcher of this kind: nearer than the cluster that it runs in
+    find_open_mpi,  # an mpirun in a Slurm allocation, or in a pod of an MPIJob, has started this process
+    find_slurm,
+    find_sagemaker,
+    find_vertex,
+    *(row.find for row in (SKYPILOT, DSTACK, AZURE, LEADER_WORKER_SET, JSRUN, HYDRA, HAND, PYTORCH_PODS)),
+    find_volcano,
+    INDEXED_JOB.find,  # after those that make their pods through Indexed Jobs
+    PMIX.find,
+    find_allocation,  # last: it knows no place, and says what is not used
 )
-"""Who reads the variables of which launcher, if one of these is set. What is nearer to this process comes first: the
-first that finds something decides alone."""
+"""What is nearer to this process comes first: the first that finds something decides alone."""
 
 
-def find_surroundings(environ: Mapping[str, str], host: HostView) -> Surroundings | None:
+def find_surroundings(environ: Environ, host: HostView) -> Surroundings | None:
     """Return the job of several hosts, or the one host of an allocation, that this process was started in.
 
     None outside of all that is known, and in a worker of msrun: what its environment tells is msrun's own place.
@@ -425,7 +680,5 @@ def find_surroundings(environ: Mapping[str, str], host: HostView) -> Surrounding
     Raises:
         UsageError: variables that contradict each other, or that ask for what msrun does not do.
     """
-    if contract.MSRUN_JOB_ID in environ:
-        return None
-    told = (find(environ, host) for find, names in FINDERS if any(environ.get(name) for name in names))
+    told = (find(environ, host) for find in FINDERS if contract.MSRUN_JOB_ID not in environ)
     return next((job for job in told if job is not None), None)

@@ -141,11 +141,7 @@ def order_by_table(
 
 
 def as_in_table(entry: HostEntry, assignment: HostAssignment, source: str) -> HostEntry:
-    """Return a host with the workers and devices that a rank table gives it.
-
-    Raises:
-        UsageError: the list gives it others.
-    """
+    """Return a host with the workers and devices that a rank table gives it (UsageError: the list gives it others)."""
     if entry.slots and entry.slots != len(assignment.ranks):
         raise UsageError(
             f"{entry.source}: {entry.name} has {entry.slots} slots, in {source} it has {len(assignment.ranks)}; make "

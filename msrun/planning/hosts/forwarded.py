@@ -118,11 +118,7 @@ def _is_secret(name: str, value: str) -> bool:
 
 
 def check_patterns(patterns: Sequence[str]) -> None:
-    """Refuse what is no pattern of names, and a name that goes to no host.
-
-    Raises:
-        UsageError: naming the value and the remedy.
-    """
+    """Refuse what is no pattern of names, and a name that goes to no host (UsageError)."""
     is_refused = _matcher(NEVER)
     for pattern in patterns:
         if not _PATTERN.match(pattern):

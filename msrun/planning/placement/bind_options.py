@@ -29,13 +29,10 @@ class CoreBinding:
 
 
 def parse_bind_core(text: str) -> CoreBinding | None:
-    """Turn True, False or MindSpore's dict into what it asks for; None = no binding.
+    """Turn True, False or MindSpore's dict into what it asks for; None = no binding (UsageError: neither of these).
 
     The dict is a JSON object: `device<physical number>` or `scheduler` -> list of "N" and "N-M". An empty list
     leaves that process unbound.
-
-    Raises:
-        UsageError: neither of these.
     """
     word = text.strip().lower()
     if word in ("true", "1", "yes", "on"):

@@ -64,11 +64,7 @@ def flat_topology(cpus: Iterable[int]) -> Topology:
 
 
 def parse_cpu_range(text: str) -> range:
-    """Turn `4` or `0-3` into processor numbers.
-
-    Raises:
-        ValueError: not of that form, or backwards.
-    """
+    """Turn `4` or `0-3` into processor numbers (ValueError: not of that form, or backwards)."""
     try:
         return read_range(text.strip(), MAX_CPU).numbers
     except RangeError as error:
@@ -77,11 +73,7 @@ def parse_cpu_range(text: str) -> range:
 
 
 def parse_cpu_list(text: str) -> tuple[int, ...]:
-    """Turn the kernel's `0-3,8` into numbers, ascending; blank text is the empty set.
-
-    Raises:
-        ValueError: not such a list.
-    """
+    """Turn the kernel's `0-3,8` into numbers, ascending; blank text is the empty set (ValueError: not such a list)."""
     pieces = [piece for piece in text.strip().split(",") if piece.strip()]
     return tuple(sorted({number for piece in pieces for number in parse_cpu_range(piece)}))
 

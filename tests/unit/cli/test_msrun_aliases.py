@@ -11,9 +11,15 @@ import pytest
 from job_runner import JobRunner
 from torch.distributed.run import get_args_parser
 
-from msrun.cli.aliases import ALIASES, WITHOUT_EFFECT, translate
 from msrun.cli.options import LONG_OPTIONS, TAKING_VALUE
-from msrun.cli.words import FOREIGN_OPTIONS, describe_late_options, describe_separate_value, reject_foreign_options
+from msrun.cli.words import (
+    ALIASES,
+    FOREIGN_OPTIONS,
+    WITHOUT_EFFECT,
+    describe_late_options,
+    describe_separate_value,
+    translate,
+)
 from msrun.errors import UsageError
 from msrun.planning.program import Program
 from msrun.torchrun import SWITCHES, WITH_VALUE, words_of
@@ -109,7 +115,7 @@ def test_no_alias_hides_an_option_of_ours_and_each_leads_to_one() -> None:
 )
 def test_option_of_another_launcher_is_answered_with_ours(words: list[str], answer: str) -> None:
     with pytest.raises(UsageError, match=answer):
-        reject_foreign_options(words)
+        translate(words, {}, lambda: 0)
 
 
 def test_every_answer_names_options_that_exist_and_none_hides_one_of_ours() -> None:

@@ -16,8 +16,7 @@ from launch_templates import BadFile, lint_texts, render_manifest
 from launch_templates.cli import main
 from launch_templates.lint.documents import read_documents
 from msrun.planning.discovery.host_options import find_host_options
-from msrun.planning.discovery.schedulers import find_surroundings
-from msrun.planning.discovery.surroundings import HostView
+from msrun.planning.discovery.schedulers import HostView, find_surroundings
 
 VALUES = {"name": "train", "image": "r.example/t:1"}
 

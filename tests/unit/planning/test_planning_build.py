@@ -13,9 +13,8 @@ from plans import plan_of, spec_of
 from msrun import contract
 from msrun.errors import UsageError
 from msrun.planning.build import EarlyServer, plan_early_server
-from msrun.planning.environment import SET_LATE, server_environment
+from msrun.planning.environment import POSING_FOLDER, SET_LATE, server_environment, settle_mindspore
 from msrun.planning.host_assignment import Fleet, HostAssignment
-from msrun.planning.mindspore import POSING_FOLDER, settle_mindspore
 from msrun.planning.placement.bind_options import CoreBinding
 from msrun.planning.placement.host import Cpu, HostFacts, Topology
 from msrun.planning.plan import LaunchPlan

@@ -20,11 +20,11 @@ def build(
 ) -> dict[str, str]:
     return common_environment(
         spec,
+        None,
         caller=caller or {},
         extra=extra or {},
         job_id="j",
         run_dir="/r",
-        local_world_size=2,
         master=("127.0.0.1", 5),
         target="cpu",
         threads=3,

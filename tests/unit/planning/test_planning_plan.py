@@ -15,16 +15,14 @@ from plans import plan_of, spec_of
 
 from msrun import contract
 from msrun.errors import UsageError
-from msrun.planning.build import RECOVERY_NOTE
+from msrun.planning.build import RECOVERY_NOTE, build_remote_plan
 from msrun.planning.host_assignment import Fleet, HostAssignment
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.masking import MASK
 from msrun.planning.placement.host import HostFacts
 from msrun.planning.plan import LaunchPlan
-from msrun.planning.plan_page import read_strategy_lines, render_page
-from msrun.planning.plan_text import render_plan
+from msrun.planning.plan_text import read_strategy_lines, render_page, render_plan
 from msrun.planning.program import Program
-from msrun.planning.remote_plan import build_remote_plan
 from msrun.planning.spec import LaunchSpec
 from ranktable.hosts.hostfile import parse_hostfile
 
@@ -337,7 +335,7 @@ def test_page_needs_nothing_else_and_shows_values_as_they_are(fleet: Fleet | Non
     text = page(fleet)
     tags = Tags(text)
     assert tags.open == [] and "script" not in tags.seen and "sesame" not in text
-    for shown in ("<script>alert(1)</script>", "<b>\n'\"&", "shard(net, <1>)", '{"version": "1.0"}', "/logs"):
+    for shown in ("<script>alert(1)</script>", "<b>\\n'\"&", "shard(net, <1>)", '{"version": "1.0"}', "/logs"):
         assert shown in tags.data
     assert ("node-b" in text) == (fleet is not None)
 

@@ -19,7 +19,6 @@ from msrun.planning.spec import (
     SshSettings,
     check_env,
     check_spec,
-    check_statuses,
     parse_env,
     parse_env_file,
     parse_size,
@@ -70,6 +69,8 @@ BAD = [
     ({"ssh": SshSettings(window=0)}, "--ssh_window 0: must be 1 to 1024"),
     ({"tail_ranks": (4,)}, "--tail_worker_log 4: no such rank; the ranks of this job are 0 to 3"),
     ({"env": (("A B", "1"),)}, "--env 'A B': not a variable name"),
+    ({"restart_on": (7, 9), "no_restart_on": (7,), "max_restarts": 1}, "--restart_on and --no_restart_on: both name 7"),
+    ({"restart_on": (7,)}, "--restart_on: starts nothing again with --max_restarts 0"),
 ]
 
 
@@ -191,13 +192,6 @@ def test_statuses_and_names_of_signals_are_understood() -> None:
 def test_what_is_no_status_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"--restart_on .* is neither an exit status from 1 to 255 nor a signal"):
         parse_statuses("--restart_on", text)
-
-
-def test_lists_that_contradict_each_other_or_nobody_asks_are_refused() -> None:
-    with pytest.raises(UsageError, match="both name 7"):
-        check_statuses((7, 9), (7,), 1)
-    with pytest.raises(UsageError, match="--max_restarts 0"):
-        check_statuses((7,), (), 0)
 
 
 def simulation(**changes: Any) -> Simulation:

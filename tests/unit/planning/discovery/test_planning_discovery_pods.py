@@ -13,14 +13,12 @@ from launch_templates import render_manifest
 from msrun.errors import UsageError
 from msrun.planning.discovery.host_options import find_host_options
 from msrun.planning.discovery.schedulers import (
-    find_kubernetes_job,
-    find_pytorch_pods,
+    HostView,
+    Surroundings,
+    Told,
     find_surroundings,
-    find_torchrun,
-    find_volcano,
     read_domain,
 )
-from msrun.planning.discovery.surroundings import HostView, Surroundings, Told
 
 DOMAIN = "train.default.svc.cluster.local"
 POD_1 = HostView("train-1", DOMAIN, cpu_count=6)
@@ -52,7 +50,7 @@ def assignment(job: Surroundings | None) -> tuple[Any, ...]:
     ],
 )
 def test_torchruns_variables(environ: dict[str, str], expected: tuple[Any, ...]) -> None:
-    assert assignment(find_torchrun(environ, POD_1)) == expected
+    assert assignment(find_surroundings(environ, POD_1)) == expected
 
 
 @pytest.mark.parametrize(
@@ -63,7 +61,7 @@ def test_a_rendezvous_endpoint_is_the_master_and_leaves_numbering_to_the_meeting
     endpoint: str, address: str, port: int
 ) -> None:
     environ = {"PET_NNODES": "2", "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": endpoint, "PET_NODE_RANK": "0"}
-    assert assignment(find_torchrun(environ, POD_1)) == (2, None, None, address, port)
+    assert assignment(find_surroundings(environ, POD_1)) == (2, None, None, address, port)
 
 
 @pytest.mark.parametrize(
@@ -78,13 +76,13 @@ def test_a_rendezvous_endpoint_is_the_master_and_leaves_numbering_to_the_meeting
 )
 def test_wrong_torchrun_variables_are_refused(change: dict[str, str], said: str) -> None:
     with pytest.raises(UsageError) as caught:
-        find_torchrun({**PET, **change}, POD_1)
+        find_surroundings({**PET, **change}, POD_1)
     assert said in str(caught.value)
 
 
 def test_an_elastic_number_says_how_few_hosts_are_enough() -> None:
     environ = {**PET, "PET_NNODES": "2:4", "PET_RDZV_BACKEND": "c10d"}
-    job = find_torchrun(environ, POD_1)
+    job = find_surroundings(environ, POD_1)
     assert job is not None and (job.node_num, job.min_hosts) == (Told(4, "PET_NNODES"), Told(2, "PET_NNODES"))
     given = {"worker_num": None, "local_worker_num": None, "node_rank": -1, "master_addr": "", "master_port": 0}
     found = find_host_options(job, given, (), lambda: 3)
@@ -94,9 +92,9 @@ def test_an_elastic_number_says_how_few_hosts_are_enough() -> None:
 
 
 def test_an_operator_without_pet_variables_counts_pods() -> None:
-    assert assignment(find_pytorch_pods(OLD_PYTORCH_JOB, POD_1)) == (3, 1, None, "train-master-0", 23456)
+    assert assignment(find_surroundings(OLD_PYTORCH_JOB, POD_1)) == (3, 1, None, "train-master-0", 23456)
     outside = {name: value for name, value in OLD_PYTORCH_JOB.items() if not name.startswith("KUBERNETES")}
-    assert find_pytorch_pods(outside, POD_1) is None, "outside of pods RANK and WORLD_SIZE are a worker's"
+    assert find_surroundings(outside, POD_1) is None, "outside of pods RANK and WORLD_SIZE are a worker's"
 
 
 @pytest.mark.parametrize(
@@ -109,27 +107,27 @@ def test_an_operator_without_pet_variables_counts_pods() -> None:
 )
 def test_volcano_pods_without_numbers_of_their_own_are_refused(change: dict[str, str], said: str) -> None:
     with pytest.raises(UsageError) as caught:
-        find_volcano({**VOLCANO, **change}, POD_1)
+        find_surroundings({**VOLCANO, **change}, POD_1)
     assert said in str(caught.value)
 
 
 def test_volcano_without_the_svc_plugin_goes_by_the_host_name() -> None:
-    job = find_volcano({"VC_TASK_INDEX": "1"}, POD_1)
+    job = find_surroundings({"VC_TASK_INDEX": "1"}, POD_1)
     assert assignment(job) == (None, 1, None, f"train-0.{DOMAIN}", None)
     assert job is not None and job.are_peers_near
 
 
 def test_pod_of_an_indexed_job_knows_pod_0_by_the_service_of_both() -> None:
-    job = find_kubernetes_job({"JOB_COMPLETION_INDEX": "1"}, POD_1)
+    job = find_surroundings({"JOB_COMPLETION_INDEX": "1"}, POD_1)
     assert assignment(job) == (None, 1, None, f"train-0.{DOMAIN}", None)
     assert job is not None and job.are_peers_near
-    child = find_kubernetes_job({"JOB_COMPLETION_INDEX": "12"}, HostView("js-node-0-12", "js.ns.svc"))
+    child = find_surroundings({"JOB_COMPLETION_INDEX": "12"}, HostView("js-node-0-12", "js.ns.svc"))
     assert assignment(child)[3] == "js-node-0-0.js.ns.svc"
 
 
 @pytest.mark.parametrize("host", [HostView("train-1"), HostView("gpu-node-7", DOMAIN), HostView("train", DOMAIN)])
 def test_pod_without_a_service_or_with_the_name_of_its_machine_has_no_peers(host: HostView) -> None:
-    job = find_kubernetes_job({"JOB_COMPLETION_INDEX": "1"}, host)
+    job = find_surroundings({"JOB_COMPLETION_INDEX": "1"}, host)
     assert assignment(job) == (None, 1, None, None, None)
     assert job is not None and not job.are_peers_near and "headless Service" in job.remedy
 

@@ -9,8 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msrun.errors import UsageError
-from msrun.planning.discovery.schedulers import find_open_mpi, find_slurm, read_node_regex
-from msrun.planning.discovery.surroundings import FIRST_PORT, PORT_COUNT, HostView, Surroundings
+from msrun.planning.discovery.schedulers import (
+    FIRST_PORT,
+    PORT_COUNT,
+    HostView,
+    Surroundings,
+    find_surroundings,
+    read_node_regex,
+)
 from ranktable.hosts.brackets import fold
 
 HOST = HostView("n2")
@@ -31,7 +37,7 @@ SHELL = {
 
 
 def found(environ: dict[str, str]) -> Surroundings:
-    job = find_slurm(environ, HOST)
+    job = find_surroundings(environ, HOST)
     assert job is not None
     return job
 
@@ -87,7 +93,7 @@ def test_started_once_in_an_allocation_of_several_it_is_one_host_and_says_how_to
 )
 def test_contradictions_are_refused_with_the_variable(change: dict[str, str], said: str) -> None:
     with pytest.raises(UsageError) as caught:
-        find_slurm({**STEP, **change}, HOST)
+        find_surroundings({**STEP, **change}, HOST)
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -115,7 +121,7 @@ def test_first_node_of_any_list_is_the_master_and_each_node_finds_its_rank(
 @given(st.dictionaries(st.sampled_from([*sorted(STEP), "SLURM_GPUS_ON_NODE"]), st.text(max_size=12)))
 def test_whatever_the_variables_hold_there_is_a_place_or_one_line(change: dict[str, str]) -> None:
     with contextlib.suppress(UsageError):
-        find_slurm({**STEP, **change}, HOST)
+        find_surroundings({**STEP, **change}, HOST)
 
 
 H10 = HostView("h10")
@@ -139,7 +145,7 @@ FROM_OUTSIDE_5 = {**VERSION_5, "PMIX_SERVER_URI41": "prterun-gpu-h9-11105@0.2;tc
 
 
 def mpirun(environ: dict[str, str]) -> Surroundings:
-    job = find_open_mpi(environ, H10)
+    job = find_surroundings(environ, H10)
     assert job is not None
     return job
 

@@ -19,8 +19,7 @@ from msrun.cluster.own_thread import Inbox, describe_fault, traceback_of
 from msrun.cluster.protocol import HostJob, check_said
 from msrun.errors import ClusterError, Interrupted, MsrunError, UsageError, interruption
 from msrun.launch.directory.log_directory import record_fault
-from msrun.launch.output import printable
-from msrun.launch.preflight.fleet_checks import MAX_QUOTED_CHARS, explain_agent_end
+from msrun.launch.preflight.fleet_checks import MAX_QUOTED_CHARS, explain_agent_end, quote
 from msrun.launch.remote.logs import LogCollector
 from msrun.launch.transport.event_loop import ByteChannel, EventLoop
 from msrun.launch.transport.link import CLOSED, Link
@@ -265,7 +264,7 @@ class AgentLink(Link):
             fault = f"has sent what cannot be read ({stderr}): something between the hosts changes it" if stderr else ""
             noise, stderr = f"lost {name}, which {fault or CLOSED}", ""
         elif status is None:
-            said = f" ({printable(noise, MAX_QUOTED_CHARS)})" if noise.strip() else ""
+            said = f" ({quote(noise, MAX_QUOTED_CHARS)})" if noise.strip() else ""
             moment = f"{'' if self._has_begun else ' before the job began'}{said}"
             noise, stderr = f"{name}: the connection to it broke{moment}; {CUT_REMEDY}", ""
         end = partial(self._end, noise, status, stderr)

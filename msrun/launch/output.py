@@ -185,7 +185,7 @@ def say_lines(text: str) -> None:
         sys.stderr.write(line)
 
 
-def is_oneplace() -> bool:
+def is_one_place() -> bool:
     """Return whether stdout and stderr lead to the same terminal, file or pipe."""
     return place(STDOUT) is place(STDERR)
 

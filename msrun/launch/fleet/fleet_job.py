@@ -22,7 +22,7 @@ from msrun.cluster.failure import JobFailure, fault_of_job, merge_failures, read
 from msrun.cluster.membership import RestartPolicy
 from msrun.cluster.messages import Message
 from msrun.errors import ClusterError, MsrunError, UsageError
-from msrun.launch.console import JobDisplay, say
+from msrun.launch.console import Console, say
 from msrun.launch.directory.jobs import publish
 from msrun.launch.directory.log_directory import EventLog, describe_removed, write_private
 from msrun.launch.failure import at_home, hide_secrets, write_failure
@@ -101,7 +101,7 @@ class FleetRun:
         """When hosts were told to begin the newest attempt (s since the epoch)."""
         self._plan: LaunchPlan | None = None
         self._started_at = self._clock()
-        self._display: JobDisplay | None = None
+        self._display: Console | None = None
         self._terminal = terminal
         if terminal is not None:
             agents.stop_self = terminal.stop_process
@@ -216,7 +216,7 @@ class FleetRun:
             self._fail(UsageError(f"--log_dir {plan.log_dir}: cannot write {error.filename} ({error.strerror})"))
         except UsageError as error:
             self._fail(error)
-        self._display = JobDisplay(self._spec, plan, self._faults, quiet=self._quiet, terminal=self._terminal)
+        self._display = Console(self._spec, plan, self._faults, quiet=self._quiet, terminal=self._terminal)
         try:
             self._display.open_metrics()
         except UsageError as error:

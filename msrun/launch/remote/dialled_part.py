@@ -24,7 +24,7 @@ from msrun.cluster.handshake import Caller
 from msrun.cluster.hosts import NoKey, Refused
 from msrun.cluster.protocol import HostPart
 from msrun.errors import ClusterError, PeerFailed
-from msrun.launch.console import JobDisplay
+from msrun.launch.console import Console
 from msrun.launch.directory.jobs import of_job
 from msrun.launch.job import AgentPart, JobResult, run_part
 from msrun.launch.remote.agent import FETCH_S, STOPPED_SHARE, LauncherReport, fleet_of_part, tell_result, told_errors
@@ -184,8 +184,8 @@ class DialledPart:
         came = "come together again" if part.first_attempt else "come"
         say(f"all {len(fleet.hosts)} hosts have {came}; this is {fleet.own.describe()}")
 
-        def display(spec: LaunchSpec, plan: LaunchPlan, faults: OwnFaults) -> JobDisplay:
-            shown = JobDisplay(spec, plan, faults, quiet=quiet).open_metrics()
+        def display(spec: LaunchSpec, plan: LaunchPlan, faults: OwnFaults) -> Console:
+            shown = Console(spec, plan, faults, quiet=quiet).open_metrics()
             shown.also, shown.stop_self = LauncherReport(link, plan, None), self._stop
             return shown
 

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plans import small_spec
 
+from msrun.agent.observer import OwnFaults
 from msrun.agent.watch.progress_board import PROGRESS_BOARD, ProgressBoard
 from msrun.cluster.membership import Membership
 from msrun.launch import console, log_tail, output
@@ -55,7 +56,7 @@ class Screen:
         self.said: list[str] = []
         monkeypatch.setattr(output, "write", lambda _, data, **__: self._write(data.decode()))
         monkeypatch.setattr(output, "say_lines", self.said.append)
-        self.console = Console(spec, plan, quiet=False)
+        self.console = Console(spec, plan, OwnFaults(folder, self.said.append, found_in=""), quiet=False)
 
     def _write(self, text: str) -> None:
         self.text += text
@@ -157,7 +158,7 @@ def test_log_that_grows_on_after_a_restart_until_it_is_renamed_is_shown_once(
     screen.write(0, "again\n")
     assert screen.shown() == ["[h:0] last", "[h:0] again"]
     screen.lines.clear()
-    screen.console.finish("")
+    screen.console.pause()
     assert screen.lines == [], "rank 1 wrote nothing more"
 
 
@@ -179,7 +180,7 @@ def test_bar_among_several_ranks_is_a_line_of_its_own_now_and_then(
     assert screen.shown() == ["[h:0] 99%|####|", "[h:0] next"], "its last state always"
     screen.write(0, BAR)
     screen.shown()
-    screen.console.finish("")
+    screen.console.pause()
     assert screen.lines[-1] == "[h:0] 10%|##  |", "at the end, too"
 
 
@@ -189,7 +190,7 @@ def test_raw_pieces_of_several_ranks_stay_whole(tmp_path: Path, monkeypatch: pyt
         screen.write(1, "5%\r10%")
         assert screen.raw() in ("[h:0] a\r\n[h:1] 5%\r", "[h:1] 5%\r[h:0] a\r\n")
         screen.text = ""
-        screen.console.finish("")
+        screen.console.pause()
         assert screen.text == "[h:0] b[h:1] 10%"
 
 

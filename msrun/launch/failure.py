@@ -159,8 +159,7 @@ def render_attempt(
 ) -> str:
     """Return what ended an attempt that is over: the kept log of each of these ranks, and its end; may be empty.
 
-    Args:
-        shown_ranks: as for `render_failure`.
+    `shown_ranks`: as for `render_failure`.
     """
     logs = {worker.global_rank: Path(worker.last_words_path) for worker in plan.workers}
     lines: list[str] = []
@@ -191,9 +190,8 @@ def write_failure(plan: LaunchPlan, failure: JobFailure) -> str:
 def render_failure(failure: JobFailure, shown_ranks: Collection[int] = ()) -> str:
     """Return the report for the console: what failed, the end of its log, what the others did, earlier attempts.
 
-    Args:
-        shown_ranks: workers whose logs the reader has seen already, whole and in the same place; their ends are not
-            quoted again.
+    `shown_ranks`: workers whose logs the reader has seen already, whole and in the same place; their ends are not
+    quoted again.
     """
     lines: list[str] = []
     shown = [failure.first_failure] if failure.first_failure else failure.lagging[:SHOWN_LAGGING]

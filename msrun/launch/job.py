@@ -173,10 +173,8 @@ def run_job(
 ) -> JobResult:
     """Run a job on this host alone to its end.
 
-    Args:
-        is_last: this process does nothing else afterwards: a signal that comes when the job is over is ignored, so that
-            it cannot take the place of the job's own exit status.
-        Others: as for `run_part`.
+    `is_last`: this process does nothing else afterwards: a signal that comes when the job is over is ignored, so that
+    it cannot take the place of the job's own exit status; `Others`: as for `run_part`.
 
     Raises:
         UsageError: something is wrong that was seen before any process started.

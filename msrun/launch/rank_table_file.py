@@ -29,8 +29,7 @@ _LINE_S = 30.0
 def await_rank_table(path: Path, limit_s: float, tell: Callable[[str], None]) -> None:
     """Wait until the status of a table is no longer "initializing", as an operator of a cluster writes it at first.
 
-    Args:
-        limit_s: how long; negative = for ever.
+    `limit_s`: how long; negative = for ever.
 
     Raises:
         RendezvousTimeout: the producer has not finished it in time.
@@ -77,9 +76,7 @@ def linked_table(path: Path | None) -> str | None:
 def write_rank_table(plan: LaunchPlan, text: str | None = None, folder: Path | None = None) -> None:
     """Write the table of this job: one device per worker, and only addresses that the hosts really have.
 
-    Args:
-        text: a table to be written as it is.
-        folder: where to; None = into the log directory.
+    `text`: a table to be written as it is. `folder`: where to; None = into the log directory.
 
     Raises:
         UsageError: the table breaks a rule (for example more workers than the chip's servers can hold), or cannot be

@@ -273,9 +273,7 @@ class Background:
     def begin(self, job_id: str, log_dir: Path) -> None:
         """Let the command in the foreground return: the job holds its directory. From here on words go to `msrun.log`.
 
-        Args:
-            job_id: of the job, which the scheduler of several hosts gives.
-            log_dir: of this host's part of it.
+        `job_id`: of the job, which the scheduler of several hosts gives; `log_dir`: of this host's part of it.
 
         Raises:
             UsageError: the log cannot be written.

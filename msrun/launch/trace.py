@@ -52,8 +52,7 @@ class Trace:
 def write_trace(log_dir: Path, output: Path | None) -> str:
     """Write the trace of the job of a log directory, running or ended; return what was written, in words.
 
-    Args:
-        output: None = `trace.json` in the directory.
+    `output`: None = `trace.json` in the directory.
 
     Raises:
         UsageError: the directory is no job's, or something cannot be read or written.

@@ -18,7 +18,7 @@ from msrun.launch.fleet.fleet_plan import HostPlans
 from msrun.launch.fleet.opener import HostOpener
 from msrun.launch.fleet.preparation import Preparation, ReadyHosts
 from msrun.launch.preflight.checks import inspect_host
-from msrun.launch.preflight.finding import exit_code_of_findings, order_findings, render_fleet_findings
+from msrun.launch.preflight.fleet_checks import exit_code_of_findings, order_findings, render_fleet_findings
 from msrun.planning.hosts.forwarded import forwarded_environment
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.record_json import decode_record, encode_record

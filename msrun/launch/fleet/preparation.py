@@ -20,7 +20,6 @@ from msrun.launch.fleet.agents import ANSWER_S, CLOSE_S, Agents
 from msrun.launch.fleet.fleet_plan import spec_of_host
 from msrun.launch.fleet.log_collector import LogCollector
 from msrun.launch.fleet.opener import HostOpener
-from msrun.launch.preflight.finding import describe_finding, fleet_error
 from msrun.launch.preflight.fleet_checks import (
     LOOPBACK,
     HostAnswer,
@@ -28,6 +27,8 @@ from msrun.launch.preflight.fleet_checks import (
     check_reach,
     choose_master_address,
     compare_hosts,
+    describe_finding,
+    fleet_error,
     printable_record,
 )
 from msrun.launch.preflight.host_look import read_sources, shown_word

@@ -161,8 +161,7 @@ class Check:
 def check_host(spec: LaunchSpec, caller: Mapping[str, str] | None = None, *, is_dry_run: bool = False) -> None:
     """Refuse what this host cannot do.
 
-    Args:
-        caller: the environment that workers inherit; the launcher's own by default.
+    `caller`: the environment that workers inherit; the launcher's own by default.
 
     Raises:
         UsageError: what the user asked for is not there: a module, a log directory that can be written, a port.
@@ -434,9 +433,8 @@ CHECKS = (
 def check_restart(spec: LaunchSpec, caller: Mapping[str, str], survivors: Collection[int]) -> None:
     """Look at the disks of the logs and for the devices of the workers.
 
-    Args:
-        caller: the environment that workers inherit.
-        survivors: processes of the attempt before that could not be ended.
+    `caller`: the environment that workers inherit; `survivors`: processes of the attempt before that could not be
+    ended.
 
     Raises:
         ClusterError: there are such processes; a folder of logs has gone, or its disk is full.

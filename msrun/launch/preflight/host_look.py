@@ -25,7 +25,7 @@ from msrun.cluster.protocol import Finding, HostAddress, HostReport, ReachResult
 from msrun.cluster.rendezvous import own_addresses
 from msrun.errors import ClusterError, UsageError
 from msrun.launch.preflight.checks import CHECKS, Check, Inspection, look_at_room, place_own_devices
-from msrun.launch.preflight.finding import is_numeric
+from msrun.launch.preflight.fleet_checks import is_numeric
 from msrun.planning.program import Program
 from msrun.planning.spec import LaunchSpec
 
@@ -76,8 +76,7 @@ REACH_S = 3.0
 def try_reach(address: str, port: int, time_out_s: float = REACH_S) -> ReachResult:
     """Connect by TCP and close again; waits `time_out_s` at most, raises nothing.
 
-    Args:
-        address: numeric, so that no name server is waited for.
+    `address`: numeric, so that no name server is waited for.
     """
     if not is_numeric(address):
         return ReachResult(error=f"{address!r} is no address")

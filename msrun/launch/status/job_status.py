@@ -137,8 +137,7 @@ class JobStatus:
 def read_status(log_dir: Path, option: str = "--status") -> JobStatus:
     """Return the newest job of a log directory, or the job whose own folder it is.
 
-    Args:
-        option: whose value the directory is, for errors.
+    `option`: whose value the directory is, for errors.
 
     Raises:
         UsageError: the directory is missing, cannot be read, or is no job's.
@@ -199,8 +198,7 @@ def read_status(log_dir: Path, option: str = "--status") -> JobStatus:
 def decide_state(lock: LockState, events: EventsRecord, failure: dict[str, Any]) -> tuple[JobState, str]:
     """Return the state of a job and its reason. Pure.
 
-    Args:
-        failure: content of the failure file of this job; empty when there is none.
+    `failure`: content of the failure file of this job; empty when there is none.
     """
     if lock.is_held:
         if events.over is not None or events.stopping is not None:

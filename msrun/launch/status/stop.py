@@ -35,8 +35,7 @@ POLL_S = 0.05
 def stop_job(log_dir: Path, say: Callable[[str], None]) -> str:
     """End the job of a log directory; return how it ended. A job that has ended before is no error.
 
-    Args:
-        say: told what is being waited for.
+    `say`: told what is being waited for.
 
     Raises:
         UsageError: the directory is missing, cannot be read, or is no job's.

@@ -14,7 +14,12 @@ from plans import small_spec
 from msrun.cluster.protocol import Finding, HostAddress, ReachResult
 from msrun.errors import ClusterError, MsrunError, RendezvousTimeout, UsageError
 from msrun.launch.fleet.asked_plan import inspect_launcher
-from msrun.launch.preflight.finding import (
+from msrun.launch.preflight.fleet_checks import (
+    HostAnswer,
+    LauncherFacts,
+    check_reach,
+    clock_skew,
+    compare_hosts,
     describe_finding,
     exit_code_of_findings,
     find_majority,
@@ -25,7 +30,6 @@ from msrun.launch.preflight.finding import (
     render_finding,
     render_fleet_findings,
 )
-from msrun.launch.preflight.fleet_checks import HostAnswer, LauncherFacts, check_reach, clock_skew, compare_hosts
 from msrun.planning.hosts.host_entry import HostEntry
 
 Odd = Mapping[int, Mapping[str, Any] | MsrunError]

@@ -20,8 +20,17 @@ from msrun import contract
 from msrun.agent.processes.process_control import Usage
 from msrun.agent.watch.progress_board import Progress
 from msrun.launch.status.job_status import JobState, JobStatus, WorkerRow
-from msrun.launch.status.status_text import describe_span, head_lines, render_json, render_status
-from msrun.launch.status.watch import MAX_RANKS, LiveTable, PlainRows, draw, rich_table
+from msrun.launch.status.status_text import (
+    MAX_RANKS,
+    LiveTable,
+    PlainRows,
+    describe_span,
+    draw,
+    head_lines,
+    render_json,
+    render_status,
+    rich_table,
+)
 
 RUNNING = JobStatus(
     "f00d", JobState.RUNNING, "", None, ("a", "b"), launcher_host="a", launcher_pid=7, run_time_s=75.0, restarts=0,

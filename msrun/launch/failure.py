@@ -18,7 +18,7 @@ from msrun.launch.directory.jobs import publish_file
 from msrun.launch.directory.log_directory import write_private
 from msrun.launch.directory.worker_log import read_excerpt
 from msrun.planning.masking import hide_values
-from msrun.planning.plan import HostPlan, LaunchPlan, WorkerPlan
+from msrun.planning.plan import LaunchPlan
 from msrun.planning.ranks import name_ranks
 
 LOST_PEER = (
@@ -87,12 +87,8 @@ def report_failure(plan: LaunchPlan, attempt: Attempt) -> FailureReport:
     return FailureReport(failure, host.node_rank, lost_peer=lost_peer)
 
 
-def _place_of(plan: LaunchPlan, global_rank: int) -> tuple[HostPlan, WorkerPlan]:
-    return next((host, worker) for host in plan.hosts for worker in host.workers if worker.global_rank == global_rank)
-
-
 def _report(plan: LaunchPlan, member: Member, hint: str) -> WorkerFailure:
-    host, worker = _place_of(plan, member.global_rank)
+    host, worker = next((h, w) for h in plan.hosts for w in h.workers if w.global_rank == member.global_rank)
     has_ended = member.state not in (WorkerState.PLANNED, WorkerState.RUNNING)
     code = os.waitstatus_to_exitcode(member.wait_status) if has_ended else None
     return WorkerFailure(

@@ -34,8 +34,17 @@ def await_rank_table(path: Path, limit_s: float, tell: Callable[[str], None]) ->
     Raises:
         RendezvousTimeout: the producer has not finished it in time.
     """
+
+    def is_initializing() -> bool:
+        try:
+            data = read_at_most(path, MAX_BYTES + 1) if path.is_file() else b""
+            table = load_json(data) if b"initializing" in data and len(data) <= MAX_BYTES else None
+        except (OSError, ValueError):
+            return False  # found, and refused, when it is read as a table
+        return isinstance(table, dict) and table.get("status") == "initializing"
+
     begin = next_line = time.monotonic()
-    while _is_initializing(path):
+    while is_initializing():
         now = time.monotonic()
         if 0 <= limit_s <= now - begin:
             raise RendezvousTimeout(
@@ -46,15 +55,6 @@ def await_rank_table(path: Path, limit_s: float, tell: Callable[[str], None]) ->
             next_line = now + _LINE_S
             tell(f'--rank_table_file {path}: its status is "initializing"; waiting until it is "completed"')
         time.sleep(TABLE_RETRY_S)
-
-
-def _is_initializing(path: Path) -> bool:
-    try:
-        data = read_at_most(path, MAX_BYTES + 1) if path.is_file() else b""
-        table = load_json(data) if b"initializing" in data and len(data) <= MAX_BYTES else None
-    except (OSError, ValueError):
-        return False  # found, and refused, when it is read as a table
-    return isinstance(table, dict) and table.get("status") == "initializing"
 
 
 def linked_table(path: Path | None) -> str | None:
@@ -130,11 +130,7 @@ def read_given_table(path: Path) -> RankTable:
 
 
 def check_rank_table(path: Path, world_size: int, device_target: str) -> None:
-    """Refuse a table that is wrong or that is not of this job's size.
-
-    Raises:
-        UsageError: unreadable, breaks a rule, or names another number of ranks.
-    """
+    """Refuse a table that cannot be read or breaks a rule, or of another number of ranks, by a UsageError."""
     from ranktable import validate_file
 
     table = read_given_table(path)
@@ -152,11 +148,7 @@ def check_rank_table(path: Path, world_size: int, device_target: str) -> None:
 
 
 def check_ranks(table: RankTable, path: Path) -> None:
-    """Refuse a table in which it is open to doubt which rank runs where; so is one of several services (MindIE).
-
-    Raises:
-        UsageError: the ranks are not 0 to n-1, each once.
-    """
+    """Refuse a table (UsageError) whose ranks are not 0 to n-1, each once, as one of several services (MindIE)."""
     ranks = sorted(device.rank_id for _, device in table.placements)
     if ranks != list(range(len(ranks))):
         raise UsageError(
@@ -173,19 +165,15 @@ def write_page(path: Path, plan: LaunchPlan, spec: LaunchSpec) -> str:
     from msrun.planning.plan_page import read_strategy_lines, render_page  # no other job needs it
 
     strategy = read_strategy_lines(Path(spec.program.target)) if spec.program.kind == "script" else ()
-    page = render_page(plan, _rank_table(plan, spec), strategy)
+    table = ""  # while an address is not known, nobody knows the one that the job would get
+    if spec.rank_table_file:
+        read_given_table(spec.rank_table_file)
+        table = read_text(spec.rank_table_file, MAX_BYTES)
+    elif all(assignment.address != UNKNOWN for assignment in plan.fleet):
+        table = render_rank_table(plan)
+    page = render_page(plan, table, strategy)
     try:
         write_whole(path, page.encode("utf-8", "backslashreplace"))
     except OSError as error:
         raise UsageError(f"--plan {path}: cannot be written ({error.strerror}); give another file") from None
     return f"wrote {path}; open it in a browser"
-
-
-def _rank_table(plan: LaunchPlan, spec: LaunchSpec) -> str:
-    """Return the text of the given table, or of the one that the job would get; empty while an address is not known."""
-    if spec.rank_table_file:
-        read_given_table(spec.rank_table_file)
-        return read_text(spec.rank_table_file, MAX_BYTES)
-    if any(assignment.address == UNKNOWN for assignment in plan.fleet):
-        return ""
-    return render_rank_table(plan)

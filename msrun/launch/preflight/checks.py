@@ -421,10 +421,7 @@ CHECKS = (
     Check("memory", _look_at_memory),
     Check("open_files", _look_at_open_files, stops_run=True, stops_dry_run=True, is_launchers=True),
     Check("processes", _look_at_processes, stops_run=True),
-    Check(
-        "python",
-        lambda *_: Finding("ok", "python", f"{'.'.join(map(str, sys.version_info[:3]))} {sys.executable}"),
-    ),
+    Check("python", lambda *_: Finding("ok", "python", f"{'{}.{}.{}'.format(*sys.version_info)} {sys.executable}")),
     Check("torch", _look_at_torch),
 )
 """In the order of --check."""

@@ -369,11 +369,12 @@ def compare_hosts(
     be asked, why.
     """
     reached = {node: answer for node, answer in sorted(answers.items()) if isinstance(answer, HostAnswer)}
-    findings = [*_check_reached(entries, answers)]
-    findings += fold_findings(
-        ((node, finding) for node, answer in reached.items() for finding in answer.report.findings), entries
-    )
+    failed = [(node, one) for node, one in sorted(answers.items()) if not isinstance(one, HostAnswer)]
+    findings = fold_findings(((node, Finding("fail", "host", str(e), e.exit_code)) for node, e in failed), entries)
     if reached:
+        findings.append(Finding("ok", "host", "reached", nodes=tuple(reached)))
+        said = ((node, finding) for node, answer in reached.items() for finding in answer.report.findings)
+        findings += fold_findings(said, entries)
         findings += _check_machines(entries, reached)
         findings += _check_versions(entries, reached, launcher)
         findings += check_sources(entries, reached, launcher.program, launcher.sources)
@@ -421,18 +422,6 @@ def check_reach(
         text = f"cannot reach the scheduler at {place}: {result.error}; {why}; {remedy}"
         said.append((node, Finding("fail", "scheduler", text, contract.EXIT_CLUSTER)))
     return order_findings(fold_findings(said, entries))
-
-
-def _check_reached(entries: Sequence[HostEntry], answers: Mapping[int, HostAnswer | MsrunError]) -> Iterator[Finding]:
-    failed = [
-        (node, Finding("fail", "host", str(answer), answer.exit_code))
-        for node, answer in sorted(answers.items())
-        if not isinstance(answer, HostAnswer)
-    ]
-    yield from fold_findings(failed, entries)
-    good = [node for node in sorted(answers) if isinstance(answers[node], HostAnswer)]
-    if good:
-        yield Finding("ok", "host", "reached", nodes=tuple(good))
 
 
 def _check_machines(entries: Sequence[HostEntry], reached: Mapping[int, HostAnswer]) -> Iterator[Finding]:
@@ -485,8 +474,7 @@ def _compared(
     """Judge versions: a difference in `must` fails, one in `exact` alone is a warning."""
     versions = find_majority(exact)
     if find_majority(must).odd:
-        text = f"{versions.describe(entries)}; {remedy}"
-        return Finding("fail", name, text, exit_code=contract.EXIT_CLUSTER)
+        return Finding("fail", name, f"{versions.describe(entries)}; {remedy}", contract.EXIT_CLUSTER)
     if versions.odd:
         return Finding("warn", name, versions.describe(entries))
     return Finding("ok", name, versions.usual, nodes=tuple(exact))

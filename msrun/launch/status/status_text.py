@@ -172,15 +172,7 @@ def describe_span(seconds: float) -> str:
     return f"{whole // _DAYS_S} d {whole % _DAYS_S // _HOURS_S} h"
 
 
-JOB_STATES = {
-    JobState.STARTING: "starting",
-    JobState.RUNNING: "running",
-    JobState.STOPPING: "stopping",
-    JobState.ENDED: "succeeded",
-    JobState.FAILED: "failed",
-    JobState.INTERRUPTED: "interrupted",
-    JobState.DIED: "died",
-}
+_JOB_STATES = {JobState.ENDED: "succeeded", JobState.DIED: "died"}
 _WORKER_STATES = {WorkerState.STOPPED.value: "stopped", NOT_STARTED: "not_started"}
 
 
@@ -192,7 +184,7 @@ def render_json(status: JobStatus) -> str:
 def _job(status: JobStatus) -> dict[str, Any]:
     return {
         "job_id": status.job_id,
-        "state": JOB_STATES[status.state],
+        "state": _JOB_STATES.get(status.state, status.state.value),
         "reason": status.reason,
         "exit_code": status.exit_code if status.state is not JobState.ENDED else 0,
         "time": round(status.now, 3),

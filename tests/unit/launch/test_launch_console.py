@@ -23,7 +23,6 @@ from msrun.launch import console, log_tail, output
 from msrun.launch.console import Console, ProgressLine, describe_progress
 from msrun.launch.log_tail import (
     MAX_HELD_BYTES,
-    STATE_S,
     WAIT_S,
     Cutter,
     LineCutter,
@@ -315,17 +314,6 @@ def test_what_is_no_bar_or_a_bar_taken_away_has_no_state(held: bytes) -> None:
     cutter = LineCutter()
     cutter.feed(held)
     assert cutter.state == b"" and cutter.take_state(1e9) == []
-
-
-def test_state_is_taken_every_few_seconds_and_the_last_one_not_twice() -> None:
-    cutter = LineCutter()
-    cutter.feed(b"\r10%")
-    assert cutter.take_state(100.0) == [], "a short bar shows its last state alone"
-    assert cutter.take_state(100.0 + STATE_S) == [b"10%\n"]
-    cutter.feed(b"\r100%")
-    assert cutter.take_state(100.0 + STATE_S) == []
-    assert cutter.take_state(100.0 + 2 * STATE_S) == [b"100%\n"]
-    assert cutter.feed(b"\nmore\n") == [b"more\n"], "the last state has been shown"
 
 
 def test_long_bar_is_not_held_whole() -> None:

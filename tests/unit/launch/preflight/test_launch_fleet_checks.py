@@ -342,26 +342,17 @@ def test_exit_code_is_that_of_what_the_user_has_to_change_first() -> None:
     assert exit_code_of_findings([Finding("fail", "x", "", 3), Finding("fail", "x", "", 2)]) == 2
 
 
-CASES: list[tuple[str, str]] = [
-    # what h1, h2, ... have; in words
-    ("aaba", "h3 has b, the other 3 hosts a"),
-    ("aabb", "h[3-4] have b, the other 2 hosts a"),
-    ("abbb", "h1 has a, the other 3 hosts b"),
-    ("ab", "h2 has b, h1 a"),
-    ("abcaa", "h2 has b, h3 has c, the other 3 hosts a"),
-    ("aabcdefg", "h3 has b, h4 has c, h5 has d, 3 more have others, the other 2 hosts a"),
-]
-
-
-@pytest.mark.parametrize(("letters", "text"), CASES)
+@pytest.mark.parametrize(
+    ("letters", "text"),
+    [
+        ("aabb", "h[3-4] have b, the other 2 hosts a"),
+        ("ab", "h2 has b, h1 a"),
+        ("aabcdefg", "h3 has b, h4 has c, h5 has d, 3 more have others, the other 2 hosts a"),
+    ],
+)
 def test_odd_hosts_are_named(letters: str, text: str) -> None:
     found = find_majority(dict(enumerate(letters)))
     assert found.odd and found.describe(make_entries(len(letters))) == text
-
-
-@pytest.mark.parametrize("letters", ["", "a", "aaaa"])
-def test_nobody_is_odd_where_all_agree(letters: str) -> None:
-    assert not find_majority(dict(enumerate(letters))).odd
 
 
 def test_log_directory_here_is_looked_at_and_not_made(tmp_path: Path) -> None:

@@ -271,10 +271,7 @@ class Console(Observer):
                 self._say(f"{summary} in {time.monotonic() - self._begin:.1f} s")
 
     def _copy_lines(self) -> None:
-        """Copy what there is, for COPY_S at most: logs wait for a reader that is slow or pauses.
-
-        Each has its turn; of a rank, the log of an attempt that is over comes before the next one's.
-        """
+        """Copy for COPY_S at most, each log in its turn; of a rank, an attempt that is over comes before the next."""
         deadline = time.monotonic() + COPY_S
         turns = deque({tail.path: tail for tail in reversed(self._tails)}.values())
         turns.rotate(-self._turn)

@@ -119,8 +119,7 @@ def _other(attempt: Attempt, member: Member, first: Member | None) -> dict[str, 
 def _ended_early(attempt: Attempt, first: Member, excerpt: list[str]) -> str:
     """Return who had finished while the failed worker still needed them, if that is what its last words tell.
 
-    A process closes its connections before its end is reported, and on a busy machine long before: whoever waited at
-    the other side may end first, and msrun then ends the one that had left.
+    Connections close before an end is reported: whoever waited at the other side may be seen to end first.
     """
     members = attempt.membership.members
     done = [
@@ -153,10 +152,7 @@ def _summary(attempt: Attempt) -> dict[str, int | float | str]:
 def render_attempt(
     plan: LaunchPlan, attempt: int, global_ranks: Sequence[int], shown_ranks: Collection[int] = ()
 ) -> str:
-    """Return what ended an attempt that is over: the kept log of each of these ranks, and its end; may be empty.
-
-    `shown_ranks`: as for `render_failure`.
-    """
+    """Return the ends of the kept logs of these ranks, of an attempt that is over; `shown_ranks`: see `render_failure`."""
     logs = {worker.global_rank: Path(worker.last_words_path) for worker in plan.workers}
     lines: list[str] = []
     for rank in [rank for rank in global_ranks if rank in logs][:SHOWN_LAGGING]:

@@ -171,13 +171,10 @@ def run_job(
     job_id: str = "",
     on_directory: Callable[[str, Path], None] = lambda _id, _folder: None,
 ) -> JobResult:
-    """Run a job on this host alone to its end.
+    """Run a job on this host alone to its end; arguments and errors as of `run_part`.
 
-    `is_last`: this process does nothing else afterwards: a signal that comes when the job is over is ignored, so that
-    it cannot take the place of the job's own exit status; `Others`: as for `run_part`.
-
-    Raises:
-        UsageError: something is wrong that was seen before any process started.
+    `is_last`: this process does nothing else afterwards: a signal that comes when the job is over is ignored, and
+    cannot take the place of the job's own exit status.
     """
     with contextlib.ExitStack() as stack:
 

@@ -205,10 +205,7 @@ def close() -> None:
 
 
 def open_standard_streams() -> None:
-    """Put /dev/null in the place of standard streams that were closed (`msrun ... >&-`).
-
-    First of all: whatever is opened before takes their numbers, and gets what is meant for them.
-    """
+    """Put /dev/null in the place of standard streams that were closed (`msrun ... >&-`), before a file takes their numbers."""
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(descriptor)

@@ -29,10 +29,7 @@ _LINE_S = 30.0
 def await_rank_table(path: Path, limit_s: float, tell: Callable[[str], None]) -> None:
     """Wait until the status of a table is no longer "initializing", as an operator of a cluster writes it at first.
 
-    `limit_s`: how long; negative = for ever.
-
-    Raises:
-        RendezvousTimeout: the producer has not finished it in time.
+    `limit_s`: how long; negative = for ever. RendezvousTimeout: the producer has not finished it in time.
     """
 
     def is_initializing() -> bool:
@@ -58,12 +55,9 @@ def await_rank_table(path: Path, limit_s: float, tell: Callable[[str], None]) ->
 
 
 def linked_table(path: Path | None) -> str | None:
-    """Return the text of a table whose path is a symbolic link; None for another path.
+    """Return the text of a table whose path is a symbolic link; None for another path. UsageError: it cannot be read.
 
     Files of a mounted ConfigMap are links that may change any moment, and HCCL refuses a link: workers get a copy.
-
-    Raises:
-        UsageError: it cannot be read.
     """
     if path is None or not path.is_symlink():
         return None
@@ -78,9 +72,7 @@ def write_rank_table(plan: LaunchPlan, text: str | None = None, folder: Path | N
 
     `text`: a table to be written as it is. `folder`: where to; None = into the log directory.
 
-    Raises:
-        UsageError: the table breaks a rule (for example more workers than the chip's servers can hold), or cannot be
-            written.
+    UsageError: the table breaks a rule, as more workers than the chip's servers can hold, or cannot be written.
     """
     path = Path(folder or plan.log_dir, contract.RANK_TABLE_JSON)
     try:
@@ -92,11 +84,7 @@ def write_rank_table(plan: LaunchPlan, text: str | None = None, folder: Path | N
 
 
 def render_rank_table(plan: LaunchPlan) -> str:
-    """Return the text of the table of a job for which none was given.
-
-    Raises:
-        UsageError: the hosts make no table that HCCL takes; other devices have no rules that it could break.
-    """
+    """Return the text of the table of a job for which none was given; UsageError: it is none that HCCL takes."""
     from ranktable.model import encode, plain_table
     from ranktable.values import render_json
 
@@ -157,11 +145,7 @@ def check_ranks(table: RankTable, path: Path) -> None:
 
 
 def write_page(path: Path, plan: LaunchPlan, spec: LaunchSpec) -> str:
-    """Write the page of a plan and return a line that says so.
-
-    Raises:
-        UsageError: the file cannot be written, or the rank table is wrong.
-    """
+    """Write the page of a plan and return a line that says so; UsageError: it cannot be, or the rank table is wrong."""
     from msrun.planning.plan_page import read_strategy_lines, render_page  # no other job needs it
 
     strategy = read_strategy_lines(Path(spec.program.target)) if spec.program.kind == "script" else ()

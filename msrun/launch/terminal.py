@@ -45,10 +45,7 @@ WAY_OUT_S = 1.0
 
 
 def find_way_out(data: bytes, presses: list[float], now: float) -> bool:
-    """Return whether these keys, after those before, are Ctrl-] three times within a second.
-
-    `presses`: when it was pressed last, to be given again; `now`: monotonic seconds.
-    """
+    """Return whether keys, after `presses` of Ctrl-] before, are three within a second; `now`: monotonic seconds."""
     for key in data:
         presses[:] = [*presses, now][-WAY_OUT_PRESSES:] if key == WAY_OUT else []
         if len(presses) == WAY_OUT_PRESSES and now - presses[0] <= WAY_OUT_S:
@@ -215,10 +212,9 @@ class UserTerminal(Observer):
 
 
 def describe_unread_input() -> str:
-    """Return that standard input holds data that nobody will read; empty where it does not, or that is not known.
+    """Return that standard input holds data that nobody will read; else, or where that is not known, an empty string.
 
-    A pipe counts when data is there now, a file when it has more to read: the idle pipe or the file of a service, of
-    cron or CI, is no mistake.
+    Of a pipe what is there now counts: an idle one, as of a service, cron or CI, is no mistake.
     """
     try:
         found = os.fstat(STANDARD_INPUT)

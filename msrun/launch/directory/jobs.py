@@ -156,10 +156,7 @@ def _link(path: Path, target: str) -> None:
 
 
 def _remove_job(folder: Path) -> None:
-    """Remove a job's files, and its folder unless a program has written something else there.
-
-    OSError: a file cannot be removed.
-    """
+    """Remove a job's files, and its folder unless a program has written something else there; may raise an OSError."""
     for host in (path for path in folder.iterdir() if _OF_HOST.fullmatch(path.name) and path.is_dir()):
         _remove_job(host)
     plans = [path.name for path in folder.iterdir() if _PLAN.fullmatch(path.name)]

@@ -31,10 +31,7 @@ MAX_CHARS = 1 << 16
 
 
 def record_fault(folder: Path, what: str, trace: str) -> None:
-    """Append a fault with its traceback; to stderr where there is no `scheduler.log` to write.
-
-    `folder`: the job's log directory; `what`: one line.
-    """
+    """Append `what`, a line, and its traceback to `scheduler.log` of a log directory, or to stderr if it cannot be."""
     stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime())
     text = printable(f"{stamp} {what}\n{trace[-MAX_CHARS:].rstrip()}\n")
     try:
@@ -47,9 +44,7 @@ def record_fault(folder: Path, what: str, trace: str) -> None:
 
 
 def prepare_log_directory(plan: LaunchPlan) -> None:
-    """Create the directory (0700) and this job's empty log files (0600), and write `plan.json`.
-
-    The caller holds its lock.
+    """Create the directory (0700) and this job's empty logs (0600), and write `plan.json`; the caller holds its lock.
 
     UsageError: it cannot be created or written, or a file of the job is not a plain file.
     """

@@ -51,10 +51,7 @@ USUAL_THREADS = 4
 
 
 def describe_port_owner(port: int) -> str:
-    """Return `pid 4711 (python serve.py)`, or an empty string when the owner is not visible, as another user's.
-
-    Secrets in its command line are hidden.
-    """
+    """Return `pid 4711 (python serve.py)`, secrets hidden; empty when the owner is not visible, as another user's."""
     import psutil
 
     listening = (one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN)
@@ -207,11 +204,7 @@ def inspect_host(spec: LaunchSpec, caller: Mapping[str, str], names: Collection[
 
 
 def check_port(port: int) -> None:
-    """Refuse a port that is taken now; the job itself takes it later.
-
-    Raises:
-        UsageError: the port is in use or not allowed; names who has it when that can be seen.
-    """
+    """Refuse a port that is taken now, or not allowed, by a UsageError that names who has it where that can be seen."""
     try:
         listen(LOOPBACK, port).close()
     except UsageError as error:
@@ -342,10 +335,7 @@ def _look_at_memory(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
 
 
 def _look_at_open_files(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
-    """Each worker is connected to the store, and to other workers: descriptors grow with the number of workers.
-
-    A launcher of many hosts has a connection to each, and the logs of all their workers.
-    """
+    """Workers are connected to the store and each other; a launcher to each host, and it has the logs of all."""
     limit, hard_limit = open_file_limits()
     count = spec.local_worker_num
     least = FILES_OF_MSRUN + (2 if spec.log_max_bytes else 1) * count

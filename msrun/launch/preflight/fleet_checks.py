@@ -47,10 +47,7 @@ _ORDER = ("fail", "warn", "ok")
 
 
 def fold_findings(findings: Iterable[tuple[int, Finding]], entries: Sequence[HostEntry]) -> list[Finding]:
-    """Return findings of single hosts as findings of all that say the same; only numbers and the host's name differ.
-
-    `findings`: pairs of node rank and finding.
-    """
+    """Return findings of hosts, by node rank, as those of all that say the same but for numbers and the own name."""
     groups: dict[tuple[str, str, int, str], list[tuple[int, str]]] = {}
     for node, finding in findings:
         name = re.escape(entries[node].name)  # at the front an error names its host already

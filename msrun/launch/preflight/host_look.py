@@ -35,10 +35,9 @@ MAX_WORD_BYTES = 128
 
 @contextlib.contextmanager
 def shown_word(log_dir: Path) -> Iterator[dict[str, str]]:
-    """Keep a file with a random word in the log directory, or in the nearest folder above it that exists.
+    """Keep a file with a random word in the log directory, or in the nearest folder above it that exists, for a while.
 
-    Yields {path, word} for `sees_word` of other hosts; empty when nothing can be written there. The file is gone
-    afterwards, whatever happens.
+    Yields {path, word} for `sees_word` of other hosts; empty when nothing can be written there.
     """
     folder = log_dir
     while not os.path.lexists(folder) and folder != folder.parent:
@@ -72,10 +71,7 @@ REACH_S = 3.0
 
 
 def try_reach(address: str, port: int, time_out_s: float = REACH_S) -> ReachResult:
-    """Connect by TCP and close again; waits `time_out_s` at most, raises nothing.
-
-    `address`: numeric, so that no name server is waited for.
-    """
+    """Connect to a numeric address by TCP and close again; waits `time_out_s` at most, raises nothing."""
     if not is_numeric(address):
         return ReachResult(error=f"{address!r} is no address")
     reason, source, owned = "", "", own_addresses()
@@ -319,11 +315,7 @@ def _look_at_spool_disk(_spec: LaunchSpec, _caller: Mapping[str, str]) -> Findin
 
 
 def _check_packages() -> None:
-    """Look for what an agent cannot do without: with --ship, or on a shared disk, msrun is there and these may not be.
-
-    Raises:
-        ClusterError: this Python lacks some.
-    """
+    """Look for what an agent needs: with --ship, or on a shared disk, msrun is there and these may not be."""
     missing = [name for name in NEEDED_PACKAGES if find_spec(name) is None]
     if missing:
         raise ClusterError(

@@ -47,10 +47,7 @@ _DAYS_S = 24 * _HOURS_S
 
 
 def render_status(status: JobStatus, width: int | None = None) -> str:
-    """Return the status without a last newline.
-
-    `width`: columns of the terminal that it is for; None = no terminal: plain columns, each row on one line.
-    """
+    """Return the status without a last newline; `width`: columns of a terminal; None: plain, each row on one line."""
     are_groups = len(status.rows) > MAX_ROWS
     groups = {str(row.global_rank): [row] for row in status.rows}
     if are_groups:

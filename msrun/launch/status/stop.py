@@ -74,11 +74,7 @@ def stop_job(log_dir: Path, say: Callable[[str], None]) -> str:
 
 
 def _find_launcher(log_dir: Path) -> Pid | None:
-    """Return the launcher that holds the lock, or None when it has changed hands while we looked.
-
-    Raises:
-        ClusterError: it belongs to another host.
-    """
+    """Return the launcher that holds the lock, or None when it has changed hands; ClusterError: of another host."""
     lock = read_lock(log_dir)
     pid = lock.holder_pid
     if pid is None:

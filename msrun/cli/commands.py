@@ -194,7 +194,7 @@ def logs_command(log_dir: Path, *, follow: bool, ranks: str, lines: int) -> int:
 
     `logs` is this command only as the first word; start a program of that name as `msrun ./logs`.
     """
-    from msrun.launch.status.watch import show_logs
+    from msrun.launch.status.status_text import show_logs
 
     try:
         return show_logs(log_dir, ranks, lines=lines, follows=follow)
@@ -341,7 +341,7 @@ def show_status(log_dir: Path, *, as_json: bool) -> int:
 
 def watch_job(log_dir: Path, every: float | str, *, as_json: bool) -> int:
     """Show the state of a job until it has ended."""
-    from msrun.launch.status.watch import watch_status
+    from msrun.launch.status.status_text import watch_status
 
     try:
         return watch_status(log_dir, None if isinstance(every, str) else every, as_json=as_json)

@@ -271,7 +271,7 @@ def _simulate(options: dict[str, Any]) -> int:
 def _check(options: dict[str, Any]) -> int:
     """--check: look at everything that a job needs, say it line by line and start nothing."""
     from msrun.launch.preflight.checks import inspect_host
-    from msrun.launch.preflight.finding import exit_code_of_findings, render_finding
+    from msrun.launch.preflight.fleet_checks import exit_code_of_findings, render_finding
 
     sources = click.get_current_context().ensure_object(Sources)
     spec = _spec(options, sources)

@@ -101,11 +101,48 @@ def say(text: str, *, quiet: bool) -> None:
         output.say_lines(f"msrun: {text}")
 
 
-class Console(Observer):
-    """Prints for one job. Owned by the agent's event loop."""
+class Display(Protocol):
+    """Who is told of a job's moments, of its end, and of what else is to be known."""
 
-    def __init__(self, spec: LaunchSpec, plan: LaunchPlan, *, quiet: bool) -> None:
+    stop_self: Callable[[], None] | None
+    """What Ctrl-Z does to this process; None = nothing."""
+
+    @property
+    def user(self) -> UserEnd | None:
+        """Where the user's terminal or standard input is, for a rank of this host."""
+
+    @property
+    def observers(self) -> tuple[Observer, ...]:
+        """Who is told of the moments."""
+
+    def say(self, text: str) -> None:
+        """Something that is no moment of the job."""
+
+    def finish(self, failure: JobFailure | None, membership: Membership, restarts: int) -> None:
+        """Everything has ended; `failure`: why the job failed, if it did; `restarts`: how often it started again."""
+
+
+class Console(Observer):
+    """A `Display` for the user of this process, owned by the agent's event loop. What it cannot show is no error."""
+
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        plan: LaunchPlan,
+        faults: OwnFaults,
+        *,
+        quiet: bool,
+        terminal: UserTerminal | None = None,
+    ) -> None:
+        """Write nothing yet. `terminal`: it, or standard input, belongs to a rank; closed by the caller."""
+        self.user = terminal
+        self.stop_self: Callable[[], None] | None = terminal.stop_process if terminal else stop_this_process
+        self._faults = faults
+        self._spec = spec
         self._plan = plan
+        self._metrics: MetricsFile | None = None
+        self.also: Observer | None = None
+        """Who else is told: the launcher on another host, of whose job this is a part."""
         self._quiet = quiet
         self._is_raw = spec.is_raw_tail
         self._has_times = spec.has_times
@@ -143,6 +180,26 @@ class Console(Observer):
         tail_tick_s = RAW_TICK_S if self._is_raw else TAIL_TICK_S
         self.tick_s = tail_tick_s if self._tails else LIVE_TICK_S if self._is_live else None
 
+    def open_metrics(self) -> Self:
+        """Write the first metrics; UsageError: the file cannot be written."""
+        if (path := self._spec.metrics_file) is not None:
+            plan, are_here = self._plan, not self._spec.is_remote
+            if self._spec.is_joined:  # each of these hosts writes its own ranks
+                own = tuple(host for host in plan.hosts if host.node_rank == self._spec.node_rank)
+                plan, are_here = replace(plan, hosts=own), True
+            self._metrics = MetricsFile(path, plan, are_workers_here=are_here, restarts=self._spec.first_attempt)
+        return self
+
+    @property
+    def observers(self) -> tuple[Observer, ...]:
+        """This one, the metrics file, and the user's terminal."""
+        return tuple(one for one in (self, self._metrics, self.user, self.also) if one is not None)
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        with self._faults.kept_from_job("display (Console)"):
+            self._say(text)
+
     def note(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Say the moments that a user wants to know."""
         if kind == "preparing":
@@ -168,11 +225,11 @@ class Console(Observer):
             self._say(f"logs are not complete ({fields['reason']}): lost {lost}")
         elif kind == "restarting":
             self._begin_anew(fields)
-        elif kind == "stopping":
-            self._stop_live()
-            self._say(f"stopping all workers: {fields['reason']}")
-        elif kind == "over":
-            self._stop_live()
+        elif kind in ("stopping", "over"):
+            self._erase_live_line()
+            self._is_running = False
+            if kind == "stopping":
+                self._say(f"stopping all workers: {fields['reason']}")
 
     def tick(self, membership: Membership) -> None:
         """Copy new worker lines to stdout and refresh the live line."""
@@ -186,19 +243,35 @@ class Console(Observer):
         elif self._is_live:
             self._draw(STDERR, one_line(self._status(membership))[:columns])
 
-    def finish(self, summary: str) -> None:
-        """Copy what workers wrote last and print the closing line."""
-        self._stop_live()
-        if not self._copy_last_lines():
-            self._say(f"stdout is not read: the rest of what workers wrote is in {self._plan.log_dir}")
-        if summary:
-            self._say(f"{summary} in {time.monotonic() - self._begin:.1f} s")
+    def finish(self, failure: JobFailure | None, membership: Membership, restarts: int) -> None:
+        """Write the last metrics and print the closing line; the failure is reported by who gets it."""
+        if self._metrics is not None:
+            with self._faults.kept_from_job("display (MetricsFile)"):
+                self._metrics.finish(membership, failure.exit_code if failure else contract.EXIT_OK)
+        hosts = max(len(self._plan.hosts), len(self._plan.fleet))
+        where = f" on {hosts} hosts" if hosts > 1 else ""
+        again = f" after restart {restarts}" if restarts else ""
+        summary = f"{all_workers(self._plan.world_size)}{where} finished successfully{again}"
+        self.pause("" if failure else summary)
+
+    def pause(self, summary: str = "") -> None:
+        """Copy what workers wrote last: the job has ended, or goes on elsewhere, with another plan."""
+        with self._faults.kept_from_job("display (Console)"):
+            self._erase_live_line()
+            self._is_running = False
+            deadline = time.monotonic() + output.FLUSH_S
+            for tail in self._tails:
+                tail.end()
+            while self._tails and output.place(STDOUT).has_room(deadline):
+                self._copy(self._tails[0])
+            self._print_merged(at_end=True)
+            if self._tails or not output.place(STDOUT).is_idle(deadline):
+                self._say(f"stdout is not read: the rest of what workers wrote is in {self._plan.log_dir}")
+            if summary:
+                self._say(f"{summary} in {time.monotonic() - self._begin:.1f} s")
 
     def _copy_lines(self) -> None:
-        """Copy what there is, for COPY_S at most: logs wait for a reader that is slow or pauses.
-
-        Each has its turn; of a rank, the log of an attempt that is over comes before the next one's.
-        """
+        """Copy for COPY_S at most, each log in its turn; of a rank, an attempt that is over comes before the next."""
         deadline = time.monotonic() + COPY_S
         turns = deque({tail.path: tail for tail in reversed(self._tails)}.values())
         turns.rotate(-self._turn)
@@ -215,26 +288,14 @@ class Console(Observer):
                 self._print(tail, tail.cutter.take_state(time.monotonic()))
         self._print_merged()
 
-    def _copy_last_lines(self) -> bool:
-        """Copy all that is left, for as long as it is read; False when it was not read to its end."""
-        deadline = time.monotonic() + output.FLUSH_S
-        for tail in self._tails:
-            tail.end()
-        while self._tails and output.place(STDOUT).has_room(deadline):
-            self._copy(self._tails[0])
-        self._print_merged(at_end=True)
-        return not self._tails and output.place(STDOUT).is_idle(deadline)
-
     def _copy(self, tail: LogTail) -> None:
         """Copy a piece of a log; one that is complete and has nothing more is left."""
         is_complete = tail.is_complete()
         pieces = tail.read(output.ROOM_BYTES)
-        if not output.place(STDOUT).is_open(
-            STDOUT
-        ):  # `msrun ... | head` has enough, or the disk below `msrun > file` is full
-            self._tails = []
-        else:
+        if output.place(STDOUT).is_open(STDOUT):
             self._print(tail, pieces)
+        else:  # `msrun ... | head` has enough, or the disk below `msrun > file` is full
+            self._tails = []
         if is_complete and not tail.has_more and tail in self._tails:
             self._tails.remove(tail)
             tail.close()
@@ -278,10 +339,6 @@ class Console(Observer):
         if report and not self._quiet:
             output.say_lines(report)
 
-    def _stop_live(self) -> None:
-        self._erase_live_line()
-        self._is_running = False
-
     def _erase_live_line(self) -> None:
         """Make room on the terminal; the line comes back with the next tick."""
         if self._live is not None:
@@ -310,84 +367,3 @@ class Console(Observer):
         run_time_s = time.monotonic() - self._begin
         text = f"{up} of {len(membership.members)} up, {running} running, {done} done, {run_time_s:.0f} s"
         return f"msrun: {text}{', loss ' + loss if loss else ''}"
-
-
-class Display(Protocol):
-    """Who is told of a job's moments, of its end, and of what else is to be known."""
-
-    stop_self: Callable[[], None] | None
-    """What Ctrl-Z does to this process; None = nothing."""
-
-    @property
-    def user(self) -> UserEnd | None:
-        """Where the user's terminal or standard input is, for a rank of this host."""
-
-    @property
-    def observers(self) -> tuple[Observer, ...]:
-        """Who is told of the moments."""
-
-    def say(self, text: str) -> None:
-        """Something that is no moment of the job."""
-
-    def finish(self, failure: JobFailure | None, membership: Membership, restarts: int) -> None:
-        """Everything has ended; `failure`: why the job failed, if it did; `restarts`: how often it started again."""
-
-
-class JobDisplay:
-    """A `Display` for the user of this process. What it cannot show is told to `faults`, and not raised."""
-
-    def __init__(
-        self,
-        spec: LaunchSpec,
-        plan: LaunchPlan,
-        faults: OwnFaults,
-        *,
-        quiet: bool,
-        terminal: UserTerminal | None = None,
-    ) -> None:
-        """Write nothing yet. `terminal`: it, or standard input, belongs to a rank; closed by the caller."""
-        self.user = terminal
-        self.stop_self: Callable[[], None] | None = terminal.stop_process if terminal else stop_this_process
-        self._faults = faults
-        self._spec = spec
-        self._plan = plan
-        self._console = Console(spec, plan, quiet=quiet)
-        self._metrics: MetricsFile | None = None
-        self.also: Observer | None = None
-        """Who else is told: the launcher on another host, of whose job this is a part."""
-
-    def open_metrics(self) -> Self:
-        """Write the first metrics; UsageError: the file cannot be written."""
-        if (path := self._spec.metrics_file) is not None:
-            plan, are_here = self._plan, not self._spec.is_remote
-            if self._spec.is_joined:  # each of these hosts writes its own ranks
-                own = tuple(host for host in plan.hosts if host.node_rank == self._spec.node_rank)
-                plan, are_here = replace(plan, hosts=own), True
-            self._metrics = MetricsFile(path, plan, are_workers_here=are_here, restarts=self._spec.first_attempt)
-        return self
-
-    @property
-    def observers(self) -> tuple[Observer, ...]:
-        """Console, metrics file, and the user's terminal."""
-        return tuple(one for one in (self._console, self._metrics, self.user, self.also) if one is not None)
-
-    def say(self, text: str) -> None:
-        """Print a line."""
-        with self._faults.kept_from_job("display (Console)"):
-            self._console.note("note", {"text": text})
-
-    def finish(self, failure: JobFailure | None, membership: Membership, restarts: int) -> None:
-        """Write the last metrics and print the closing line; the failure is reported by who gets it."""
-        if self._metrics is not None:
-            with self._faults.kept_from_job("display (MetricsFile)"):
-                self._metrics.finish(membership, failure.exit_code if failure else contract.EXIT_OK)
-        hosts = max(len(self._plan.hosts), len(self._plan.fleet))
-        where = f" on {hosts} hosts" if hosts > 1 else ""
-        again = f" after restart {restarts}" if restarts else ""
-        summary = f"{all_workers(self._plan.world_size)}{where} finished successfully{again}"
-        self.pause("" if failure else summary)
-
-    def pause(self, summary: str = "") -> None:
-        """Show all that workers have written: the job has ended, or goes on elsewhere, with another plan."""
-        with self._faults.kept_from_job("display (Console)"):
-            self._console.finish(summary)

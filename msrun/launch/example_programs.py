@@ -21,8 +21,10 @@ def list_examples() -> dict[str, str]:
     """Return the name of every example and what it shows, in one sentence. ClusterError: the examples are not there."""
     root = _folder()
     programs = [path for name in PROGRAMS for path in root.glob(f"*/*/{name}")]
-    named = {path.parent.relative_to(root).as_posix(): _first_line(path) for path in programs}
-    return dict(sorted(named.items()))
+    shown = {
+        path.parent.relative_to(root).as_posix(): ast.get_docstring(ast.parse(path.read_bytes())) for path in programs
+    }
+    return {name: (text or "").partition("\n")[0] for name, text in sorted(shown.items())}
 
 
 def copy_examples(name: str | None, directory: Path) -> list[Path]:
@@ -60,7 +62,3 @@ def _folder() -> Path:
         if (folder / "torch" / "mnist" / "train.py").is_file():
             return folder
     raise ClusterError(f"there are no examples in {PACKAGE / 'examples'}; install msrun again")
-
-
-def _first_line(program: Path) -> str:
-    return (ast.get_docstring(ast.parse(program.read_bytes())) or "").partition("\n")[0]

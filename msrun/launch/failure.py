@@ -18,7 +18,7 @@ from msrun.launch.directory.jobs import publish_file
 from msrun.launch.directory.log_directory import write_private
 from msrun.launch.directory.worker_log import read_excerpt
 from msrun.planning.masking import hide_values
-from msrun.planning.plan import HostPlan, LaunchPlan, WorkerPlan
+from msrun.planning.plan import LaunchPlan
 from msrun.planning.ranks import name_ranks
 
 LOST_PEER = (
@@ -87,12 +87,8 @@ def report_failure(plan: LaunchPlan, attempt: Attempt) -> FailureReport:
     return FailureReport(failure, host.node_rank, lost_peer=lost_peer)
 
 
-def _place_of(plan: LaunchPlan, global_rank: int) -> tuple[HostPlan, WorkerPlan]:
-    return next((host, worker) for host in plan.hosts for worker in host.workers if worker.global_rank == global_rank)
-
-
 def _report(plan: LaunchPlan, member: Member, hint: str) -> WorkerFailure:
-    host, worker = _place_of(plan, member.global_rank)
+    host, worker = next((h, w) for h in plan.hosts for w in h.workers if w.global_rank == member.global_rank)
     has_ended = member.state not in (WorkerState.PLANNED, WorkerState.RUNNING)
     code = os.waitstatus_to_exitcode(member.wait_status) if has_ended else None
     return WorkerFailure(
@@ -123,8 +119,7 @@ def _other(attempt: Attempt, member: Member, first: Member | None) -> dict[str, 
 def _ended_early(attempt: Attempt, first: Member, excerpt: list[str]) -> str:
     """Return who had finished while the failed worker still needed them, if that is what its last words tell.
 
-    A process closes its connections before its end is reported, and on a busy machine long before: whoever waited at
-    the other side may end first, and msrun then ends the one that had left.
+    Connections close before an end is reported: whoever waited at the other side may be seen to end first.
     """
     members = attempt.membership.members
     done = [
@@ -157,11 +152,7 @@ def _summary(attempt: Attempt) -> dict[str, int | float | str]:
 def render_attempt(
     plan: LaunchPlan, attempt: int, global_ranks: Sequence[int], shown_ranks: Collection[int] = ()
 ) -> str:
-    """Return what ended an attempt that is over: the kept log of each of these ranks, and its end; may be empty.
-
-    Args:
-        shown_ranks: as for `render_failure`.
-    """
+    """Return the ends of the kept logs of these ranks, of an attempt that is over; `shown_ranks`: see `render_failure`."""
     logs = {worker.global_rank: Path(worker.last_words_path) for worker in plan.workers}
     lines: list[str] = []
     for rank in [rank for rank in global_ranks if rank in logs][:SHOWN_LAGGING]:
@@ -191,9 +182,8 @@ def write_failure(plan: LaunchPlan, failure: JobFailure) -> str:
 def render_failure(failure: JobFailure, shown_ranks: Collection[int] = ()) -> str:
     """Return the report for the console: what failed, the end of its log, what the others did, earlier attempts.
 
-    Args:
-        shown_ranks: workers whose logs the reader has seen already, whole and in the same place; their ends are not
-            quoted again.
+    `shown_ranks`: workers whose logs the reader has seen already, whole and in the same place; their ends are not
+    quoted again.
     """
     lines: list[str] = []
     shown = [failure.first_failure] if failure.first_failure else failure.lagging[:SHOWN_LAGGING]

@@ -33,7 +33,7 @@ from msrun.cluster.membership import RestartPolicy
 from msrun.cluster.messages import Message
 from msrun.cluster.own_thread import Inbox
 from msrun.cluster.rendezvous import listen
-from msrun.launch.console import Display, JobDisplay, say
+from msrun.launch.console import Console, Display, say
 from msrun.launch.directory.jobs import new_job_id, publish
 from msrun.launch.directory.lock import JobLock
 from msrun.launch.directory.log_directory import EventLog, describe_removed, prepare_log_directory
@@ -171,24 +171,19 @@ def run_job(
     job_id: str = "",
     on_directory: Callable[[str, Path], None] = lambda _id, _folder: None,
 ) -> JobResult:
-    """Run a job on this host alone to its end.
+    """Run a job on this host alone to its end; arguments and errors as of `run_part`.
 
-    Args:
-        is_last: this process does nothing else afterwards: a signal that comes when the job is over is ignored, so that
-            it cannot take the place of the job's own exit status.
-        Others: as for `run_part`.
-
-    Raises:
-        UsageError: something is wrong that was seen before any process started.
+    `is_last`: this process does nothing else afterwards: a signal that comes when the job is over is ignored, and
+    cannot take the place of the job's own exit status.
     """
     with contextlib.ExitStack() as stack:
 
-        def display(spec: LaunchSpec, plan: LaunchPlan, faults: OwnFaults) -> JobDisplay:
+        def display(spec: LaunchSpec, plan: LaunchPlan, faults: OwnFaults) -> Console:
             user = None
             if spec.interactive_rank is not None and spec.has_terminal:
                 user = UserTerminal(spec.interactive_rank, partial(say, quiet=quiet), has_terminal=True)
                 stack.enter_context(user)
-            return JobDisplay(spec, plan, faults, quiet=quiet, terminal=user).open_metrics()
+            return Console(spec, plan, faults, quiet=quiet, terminal=user).open_metrics()
 
         part = AgentPart(display, stack.enter_context(job_signals(spec, is_last=is_last)))
         return run_part(spec, caller, part, job_id=job_id, on_directory=on_directory)

@@ -27,7 +27,7 @@ from msrun.cluster.hosts import HostRequest, NoKey, Refused
 from msrun.cluster.protocol import HostPart, protocol
 from msrun.cluster.rendezvous import UnresolvedName, resolve_address
 from msrun.errors import ClusterError, PeerFailed, UsageError
-from msrun.launch.console import JobDisplay, say
+from msrun.launch.console import Console, say
 from msrun.launch.directory.jobs import new_job_id, of_job
 from msrun.launch.directory.log_directory import write_private
 from msrun.launch.job import (
@@ -44,7 +44,7 @@ from msrun.launch.remote.agent import FETCH_S, STOPPED_SHARE, LauncherReport, fl
 from msrun.launch.remote.launcher_link import LauncherLink
 from msrun.launch.rendezvous import Patience, folder_of, has_scheduler, local_part, open_port
 from msrun.launch.transport.pipe import SealedPipe
-from msrun.planning.mindspore import settle_mindspore
+from msrun.planning.environment import settle_mindspore
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.record_json import decode_record
 from msrun.planning.spec import LaunchSpec
@@ -345,8 +345,8 @@ class DialledPart:
         came = "come together again" if part.first_attempt else "come"
         say(f"all {len(fleet.hosts)} hosts have {came}; this is {fleet.own.describe()}")
 
-        def display(spec: LaunchSpec, plan: LaunchPlan, faults: OwnFaults) -> JobDisplay:
-            shown = JobDisplay(spec, plan, faults, quiet=quiet).open_metrics()
+        def display(spec: LaunchSpec, plan: LaunchPlan, faults: OwnFaults) -> Console:
+            shown = Console(spec, plan, faults, quiet=quiet).open_metrics()
             shown.also, shown.stop_self = LauncherReport(link, plan, None), self._stop
             return shown
 

@@ -144,10 +144,7 @@ class LogTail:
         return self.is_over and (not self._is_kept or self._reader.is_renamed())
 
     def read(self, max_bytes: int | None = None) -> list[bytes]:
-        """Return the pieces that are complete now; of a log that is over also a last unfinished one.
-
-        `max_bytes`: stop after about so much, and set `has_more`.
-        """
+        """Return the pieces that are complete now, all of a log that is over; after `max_bytes` sets `has_more`."""
         pieces: list[bytes] = []
         size_bytes = 0
         while True:

@@ -85,13 +85,9 @@ class MetricsFile(Observer):
     tick_s: float | None = INTERVAL_S
 
     def __init__(self, path: Path, plan: LaunchPlan, *, are_workers_here: bool, restarts: int = 0) -> None:
-        """
-        Args:
-            are_workers_here: they run on this host, so that their memory can be seen.
-            restarts: how often the job has started again before, on other hosts.
+        """Write the first numbers; UsageError: the file cannot be written.
 
-        Raises:
-            UsageError: the file cannot be written.
+        `are_workers_here`: so that their memory can be seen. `restarts`: how often it has started before, elsewhere.
         """
         self._path = path
         self._plan = plan

@@ -71,9 +71,8 @@ class Place:
     def has_room(self, deadline: float = 0.0, below_bytes: int = ROOM_BYTES) -> bool:
         """Return whether there is room for more of what can wait elsewhere.
 
-        Args:
-            deadline: moment of `time.monotonic` until which room is waited for, as long as the reader reads.
-            below_bytes: so much may wait.
+        `deadline`: moment of `time.monotonic` until which room is waited for, as long as the reader reads.
+        `below_bytes`: so much may wait.
         """
         with self._changed:
             while self._waiting_bytes >= below_bytes:
@@ -206,10 +205,7 @@ def close() -> None:
 
 
 def open_standard_streams() -> None:
-    """Put /dev/null in the place of standard streams that were closed (`msrun ... >&-`).
-
-    First of all: whatever is opened before takes their numbers, and gets what is meant for them.
-    """
+    """Put /dev/null in the place of standard streams that were closed (`msrun ... >&-`), before a file takes their numbers."""
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(descriptor)
@@ -247,8 +243,7 @@ def printable(text: str, *, keep_colours: bool = False) -> str:
     Sequences that move the cursor or erase (CSI) are left out; other control characters (C0, C1, DEL), line and
     paragraph separators and those that override the direction of text are shown escaped, as \\x1b and so on.
 
-    Args:
-        keep_colours: let sequences that set colours (SGR) stay; they end with the line.
+    `keep_colours`: let sequences that set colours (SGR) stay; they end with the line.
     """
     if not _SUSPECT.search(text):
         return text

@@ -29,14 +29,19 @@ _LINE_S = 30.0
 def await_rank_table(path: Path, limit_s: float, tell: Callable[[str], None]) -> None:
     """Wait until the status of a table is no longer "initializing", as an operator of a cluster writes it at first.
 
-    Args:
-        limit_s: how long; negative = for ever.
-
-    Raises:
-        RendezvousTimeout: the producer has not finished it in time.
+    `limit_s`: how long; negative = for ever. RendezvousTimeout: the producer has not finished it in time.
     """
+
+    def is_initializing() -> bool:
+        try:
+            data = read_at_most(path, MAX_BYTES + 1) if path.is_file() else b""
+            table = load_json(data) if b"initializing" in data and len(data) <= MAX_BYTES else None
+        except (OSError, ValueError):
+            return False  # found, and refused, when it is read as a table
+        return isinstance(table, dict) and table.get("status") == "initializing"
+
     begin = next_line = time.monotonic()
-    while _is_initializing(path):
+    while is_initializing():
         now = time.monotonic()
         if 0 <= limit_s <= now - begin:
             raise RendezvousTimeout(
@@ -49,22 +54,10 @@ def await_rank_table(path: Path, limit_s: float, tell: Callable[[str], None]) ->
         time.sleep(TABLE_RETRY_S)
 
 
-def _is_initializing(path: Path) -> bool:
-    try:
-        data = read_at_most(path, MAX_BYTES + 1) if path.is_file() else b""
-        table = load_json(data) if b"initializing" in data and len(data) <= MAX_BYTES else None
-    except (OSError, ValueError):
-        return False  # found, and refused, when it is read as a table
-    return isinstance(table, dict) and table.get("status") == "initializing"
-
-
 def linked_table(path: Path | None) -> str | None:
-    """Return the text of a table whose path is a symbolic link; None for another path.
+    """Return the text of a table whose path is a symbolic link; None for another path. UsageError: it cannot be read.
 
     Files of a mounted ConfigMap are links that may change any moment, and HCCL refuses a link: workers get a copy.
-
-    Raises:
-        UsageError: it cannot be read.
     """
     if path is None or not path.is_symlink():
         return None
@@ -77,13 +70,9 @@ def linked_table(path: Path | None) -> str | None:
 def write_rank_table(plan: LaunchPlan, text: str | None = None, folder: Path | None = None) -> None:
     """Write the table of this job: one device per worker, and only addresses that the hosts really have.
 
-    Args:
-        text: a table to be written as it is.
-        folder: where to; None = into the log directory.
+    `text`: a table to be written as it is. `folder`: where to; None = into the log directory.
 
-    Raises:
-        UsageError: the table breaks a rule (for example more workers than the chip's servers can hold), or cannot be
-            written.
+    UsageError: the table breaks a rule, as more workers than the chip's servers can hold, or cannot be written.
     """
     path = Path(folder or plan.log_dir, contract.RANK_TABLE_JSON)
     try:
@@ -95,11 +84,7 @@ def write_rank_table(plan: LaunchPlan, text: str | None = None, folder: Path | N
 
 
 def render_rank_table(plan: LaunchPlan) -> str:
-    """Return the text of the table of a job for which none was given.
-
-    Raises:
-        UsageError: the hosts make no table that HCCL takes; other devices have no rules that it could break.
-    """
+    """Return the text of the table of a job for which none was given; UsageError: it is none that HCCL takes."""
     from ranktable.model import encode, plain_table
     from ranktable.values import render_json
 
@@ -133,11 +118,7 @@ def read_given_table(path: Path) -> RankTable:
 
 
 def check_rank_table(path: Path, world_size: int, device_target: str) -> None:
-    """Refuse a table that is wrong or that is not of this job's size.
-
-    Raises:
-        UsageError: unreadable, breaks a rule, or names another number of ranks.
-    """
+    """Refuse a table that cannot be read or breaks a rule, or of another number of ranks, by a UsageError."""
     from ranktable import validate_file
 
     table = read_given_table(path)
@@ -155,11 +136,7 @@ def check_rank_table(path: Path, world_size: int, device_target: str) -> None:
 
 
 def check_ranks(table: RankTable, path: Path) -> None:
-    """Refuse a table in which it is open to doubt which rank runs where; so is one of several services (MindIE).
-
-    Raises:
-        UsageError: the ranks are not 0 to n-1, each once.
-    """
+    """Refuse a table (UsageError) whose ranks are not 0 to n-1, each once, as one of several services (MindIE)."""
     ranks = sorted(device.rank_id for _, device in table.placements)
     if ranks != list(range(len(ranks))):
         raise UsageError(
@@ -168,27 +145,19 @@ def check_ranks(table: RankTable, path: Path) -> None:
 
 
 def write_page(path: Path, plan: LaunchPlan, spec: LaunchSpec) -> str:
-    """Write the page of a plan and return a line that says so.
-
-    Raises:
-        UsageError: the file cannot be written, or the rank table is wrong.
-    """
+    """Write the page of a plan and return a line that says so; UsageError: it cannot be, or the rank table is wrong."""
     from msrun.planning.plan_text import read_strategy_lines, render_page  # no other job needs it
 
     strategy = read_strategy_lines(Path(spec.program.target)) if spec.program.kind == "script" else ()
-    page = render_page(plan, _rank_table(plan, spec), strategy)
+    table = ""  # while an address is not known, nobody knows the one that the job would get
+    if spec.rank_table_file:
+        read_given_table(spec.rank_table_file)
+        table = read_text(spec.rank_table_file, MAX_BYTES)
+    elif all(assignment.address != UNKNOWN for assignment in plan.fleet):
+        table = render_rank_table(plan)
+    page = render_page(plan, table, strategy)
     try:
         write_whole(path, page.encode("utf-8", "backslashreplace"))
     except OSError as error:
         raise UsageError(f"--plan {path}: cannot be written ({error.strerror}); give another file") from None
     return f"wrote {path}; open it in a browser"
-
-
-def _rank_table(plan: LaunchPlan, spec: LaunchSpec) -> str:
-    """Return the text of the given table, or of the one that the job would get; empty while an address is not known."""
-    if spec.rank_table_file:
-        read_given_table(spec.rank_table_file)
-        return read_text(spec.rank_table_file, MAX_BYTES)
-    if any(assignment.address == UNKNOWN for assignment in plan.fleet):
-        return ""
-    return render_rank_table(plan)

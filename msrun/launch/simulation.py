@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from types import FrameType
 
@@ -47,7 +47,11 @@ def run_simulation(simulation: Simulation, caller: dict[str, str], *, quiet: boo
     )
     with _passing_on(process):
         status = process.wait()
-    if status > 0 and not report.exists() and _starts_torch_itself(simulation):
+    source = ""
+    if simulation.program.kind == "script":
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            source = (simulation.working_directory / simulation.program.target).read_text(encoding="utf-8")
+    if status > 0 and not report.exists() and "init_process_group(" in source:
         say_lines(
             f"msrun: {simulation.program.target} calls init_process_group(), which finds no other ranks in a dry run: "
             "call msrun.runtime.init() instead, and train with msrun.runtime.AutoParallel"
@@ -68,16 +72,7 @@ def run_simulation(simulation: Simulation, caller: dict[str, str], *, quiet: boo
     return contract.EXIT_OK
 
 
-def _starts_torch_itself(simulation: Simulation) -> bool:
-    """Return whether the script makes torch's default group without msrun."""
-    try:
-        text = (simulation.working_directory / simulation.program.target).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return False
-    return simulation.program.kind == "script" and "init_process_group(" in text
-
-
-@contextmanager
+@contextlib.contextmanager
 def _passing_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
     """Let the script have the signals that end msrun; a terminal sends it SIGINT itself."""
 

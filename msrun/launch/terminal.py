@@ -44,28 +44,24 @@ WAY_OUT_PRESSES = 3
 WAY_OUT_S = 1.0
 
 
-class WayOut:
-    """Finds Ctrl-] three times within a second in what is typed."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._presses: list[float] = []
-
-    def is_in(self, data: bytes) -> bool:
-        """Return whether these keys, after those before, are the way out."""
-        now = self._clock()
-        for key in data:
-            self._presses = [*self._presses, now][-WAY_OUT_PRESSES:] if key == WAY_OUT else []
-            if len(self._presses) == WAY_OUT_PRESSES and now - self._presses[0] <= WAY_OUT_S:
-                self._presses = []
-                return True
-        return False
+def find_way_out(data: bytes, presses: list[float], now: float) -> bool:
+    """Return whether keys, after `presses` of Ctrl-] before, are three within a second; `now`: monotonic seconds."""
+    for key in data:
+        presses[:] = [*presses, now][-WAY_OUT_PRESSES:] if key == WAY_OUT else []
+        if len(presses) == WAY_OUT_PRESSES and now - presses[0] <= WAY_OUT_S:
+            presses.clear()
+            return True
+    return False
 
 
 class UserTerminal(Observer):
-    """Gives msrun's standard input to a rank from its start to its end. A context.
+    """Gives msrun's standard input to a rank from its start to its end. A context, owned by the main thread.
 
-    Owned by the main thread.
+    Args:
+        say: prints a line of msrun's own.
+        send: takes a message for the rank's end, `agent.processes.terminal`, from any thread; None = the rank runs on
+            this host, and what is said lies in `said`.
+        has_terminal: whether standard input is one.
     """
 
     def __init__(
@@ -76,13 +72,6 @@ class UserTerminal(Observer):
         *,
         has_terminal: bool,
     ) -> None:
-        """
-        Args:
-            say: prints a line of msrun's own.
-            send: takes a message for the rank's end, `agent.processes.terminal`, from any thread; None = the rank runs
-                on this host, and what is said lies in `said`.
-            has_terminal: whether standard input is one.
-        """
         self._rank = global_rank
         self._say = say
         self.said = Inbox()
@@ -113,8 +102,6 @@ class UserTerminal(Observer):
         os.close(self._wake_reader)
         os.close(self._wake_writer)
 
-    # -- for the job --------------------------------------------------------------------------------------------------
-
     def note(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Begin and end with the rank."""
         if kind == "started" and fields["global_rank"] == self._rank:
@@ -140,8 +127,6 @@ class UserTerminal(Observer):
         if is_raw:
             self._make_raw()
             self._wake()
-
-    # -- begin and end ------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         if self._thread is not None or self._has_ended_input:
@@ -184,18 +169,19 @@ class UserTerminal(Observer):
     def _on_new_size(self, _signum: int, _frame: FrameType | None) -> None:
         self._wake()  # the thread sends it: here, a lock of its way may be held
 
-    # -- the thread ---------------------------------------------------------------------------------------------------
-
     def _on_fault(self, error: BaseException) -> None:
         """End the job: the user could not get out any more."""
         self._say(f"standard input cannot be read ({type(error).__name__}: {error}), so the job is ended")
         os.kill(os.getpid(), signal.SIGTERM)
 
     def _pump(self) -> None:
-        way_out = WayOut()
+        presses: list[float] = []
         while not self._is_ending:
-            if self._has_terminal:
-                self._send_size()
+            with contextlib.suppress(OSError):  # its terminal is gone
+                size = os.get_terminal_size(STANDARD_INPUT) if self._has_terminal else None
+                if size is not None and size != self._size:
+                    self._size = size
+                    self._send("window", rows=size.lines, columns=size.columns)
             if not self._is_input_there():
                 continue
             try:
@@ -209,15 +195,8 @@ class UserTerminal(Observer):
             with self._lock:
                 self._ahead_bytes += len(data)
             self._send("input", data=base64.b64encode(data).decode("ascii"))
-            if self._has_terminal and way_out.is_in(data):
+            if self._has_terminal and find_way_out(data, presses, time.monotonic()):
                 os.kill(os.getpid(), signal.SIGINT)
-
-    def _send_size(self) -> None:
-        with contextlib.suppress(OSError):  # its terminal is gone
-            size = os.get_terminal_size(STANDARD_INPUT)
-            if size != self._size:
-                self._size = size
-                self._send("window", rows=size.lines, columns=size.columns)
 
     def _is_input_there(self) -> bool:
         """Wait for input, as far as the rank has room for it, or to be woken."""
@@ -233,10 +212,9 @@ class UserTerminal(Observer):
 
 
 def describe_unread_input() -> str:
-    """Return that standard input holds data that nobody will read; empty where it does not, or that is not known.
+    """Return that standard input holds data that nobody will read; else, or where that is not known, an empty string.
 
-    A pipe counts when data is there now, a file when it has more to read: the idle pipe or the file of a service, of
-    cron or CI, is no mistake.
+    Of a pipe what is there now counts: an idle one, as of a service, cron or CI, is no mistake.
     """
     try:
         found = os.fstat(STANDARD_INPUT)
@@ -273,9 +251,7 @@ class Background:
     def begin(self, job_id: str, log_dir: Path) -> None:
         """Let the command in the foreground return: the job holds its directory. From here on words go to `msrun.log`.
 
-        Args:
-            job_id: of the job, which the scheduler of several hosts gives.
-            log_dir: of this host's part of it.
+        `job_id`: of the job, which the scheduler of several hosts gives; `log_dir`: of this host's part of it.
 
         Raises:
             UsageError: the log cannot be written.
@@ -324,7 +300,12 @@ def _wait_in_foreground(pid: int, reader: int, *, quiet: bool) -> int:
         if held == _HELD:
             if not quiet:
                 job_id, _, log_dir = job.partition(b"\0")
-                output.say_lines(_instructions(pid, job_id.decode(), Path(os.fsdecode(log_dir))))
+                folder = os.fsdecode(log_dir)
+                output.say_lines(
+                    f"msrun: job {job_id.decode()} runs in the background as pid {pid}, logs in {folder}\n"
+                    f"msrun: to look at it: msrun --status {shlex.quote(folder)}\n"
+                    f"msrun: to end it: msrun --stop {shlex.quote(folder)}"
+                )
             return contract.EXIT_OK
     except KeyboardInterrupt:
         os.close(reader)
@@ -339,13 +320,3 @@ def _wait_in_foreground(pid: int, reader: int, *, quiet: bool) -> int:
         )
         return contract.EXIT_SIGNAL_BASE - code
     return code or contract.EXIT_CLUSTER
-
-
-def _instructions(pid: int, job_id: str, log_dir: Path) -> str:
-    """Return what somebody needs to know who has just started a job in the background."""
-    directory = shlex.quote(str(log_dir))
-    return (
-        f"msrun: job {job_id} runs in the background as pid {pid}, logs in {log_dir}\n"
-        f"msrun: to look at it: msrun --status {directory}\n"
-        f"msrun: to end it: msrun --stop {directory}"
-    )

@@ -52,11 +52,7 @@ class Trace:
 def write_trace(log_dir: Path, output: Path | None) -> str:
     """Write the trace of the job of a log directory, running or ended; return what was written, in words.
 
-    Args:
-        output: None = `trace.json` in the directory.
-
-    Raises:
-        UsageError: the directory is no job's, or something cannot be read or written.
+    `output`: None = `trace.json` in the directory. UsageError: no job's, or something cannot be read or written.
     """
     log_dir = require_job(log_dir, "msrun trace")
     path = output or log_dir / contract.TRACE_JSON

@@ -31,6 +31,8 @@ SCRIPT = "script.py"
 """What has come from standard input, or a pipe."""
 _JOB_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{8}")
 _OF_HOST = re.compile(r"node_\d+")
+_PLAN = re.compile(r"plan(\.attempt_\d+)?\.json")
+_LOG = re.compile(r"(?P<stem>.+?)(?:\.attempt_\d+)?\.log(?:\.\d+)?")
 _OF_ALL = (
     contract.SCHEDULER_LOG,
     contract.PLAN_JSON,
@@ -71,11 +73,7 @@ def write_script(spec: LaunchSpec) -> LaunchSpec:
 def find_job(log_dir: Path) -> Path:
     """Return the folder of the newest job of a log directory; a job's own folder is returned as it is."""
     log_dir = log_dir.absolute()
-    if (job := _target(log_dir)) is not None:
-        return job
-    if (job := _target(log_dir / LATEST)) is not None:
-        return job
-    return max(list_jobs(log_dir), default=log_dir)
+    return _target(log_dir) or _target(log_dir / LATEST) or max(list_jobs(log_dir), default=log_dir)
 
 
 def require_job(log_dir: Path, option: str) -> Path:
@@ -158,10 +156,7 @@ def _link(path: Path, target: str) -> None:
 
 
 def _remove_job(folder: Path) -> None:
-    """Remove a job's files, and its folder unless a program has written something else there.
-
-    OSError: a file cannot be removed.
-    """
+    """Remove a job's files, and its folder unless a program has written something else there; may raise an OSError."""
     for host in (path for path in folder.iterdir() if _OF_HOST.fullmatch(path.name) and path.is_dir()):
         _remove_job(host)
     plans = [path.name for path in folder.iterdir() if _PLAN.fullmatch(path.name)]
@@ -180,10 +175,6 @@ def _remove_job(folder: Path) -> None:
     for left in (folder / contract.DRAIN, folder):
         with contextlib.suppress(OSError):
             left.rmdir()
-
-
-_PLAN = re.compile(r"plan(\.attempt_\d+)?\.json")
-_LOG = re.compile(r"(?P<stem>.+?)(?:\.attempt_\d+)?\.log(?:\.\d+)?")
 
 
 def log_of(name: str) -> str:

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -31,10 +31,7 @@ MAX_CHARS = 1 << 16
 
 
 def record_fault(folder: Path, what: str, trace: str) -> None:
-    """Append a fault with its traceback; to stderr where there is no `scheduler.log` to write.
-
-    `folder`: the job's log directory; `what`: one line.
-    """
+    """Append `what`, a line, and its traceback to `scheduler.log` of a log directory, or to stderr if it cannot be."""
     stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime())
     text = printable(f"{stamp} {what}\n{trace[-MAX_CHARS:].rstrip()}\n")
     try:
@@ -47,9 +44,7 @@ def record_fault(folder: Path, what: str, trace: str) -> None:
 
 
 def prepare_log_directory(plan: LaunchPlan) -> None:
-    """Create the directory (0700) and this job's empty log files (0600), and write `plan.json`.
-
-    The caller holds its lock.
+    """Create the directory (0700) and this job's empty logs (0600), and write `plan.json`; the caller holds its lock.
 
     UsageError: it cannot be created or written, or a file of the job is not a plain file.
     """
@@ -174,28 +169,19 @@ def parse_plan(data: bytes) -> PlanRecord | None:
     job_id, run_dir = plan.get("job_id"), plan.get("run_dir")
     if not isinstance(job_id, str) or not isinstance(run_dir, str):
         return None
-    hosts = [host for host in _list(plan.get("hosts")) if isinstance(host, dict)]
-    workers = [worker for host in hosts for worker in _parse_workers(host)]
+    hosts, workers = _objects(plan.get("hosts")), []
+    for host, worker in ((one, worker) for one in hosts for worker in _objects(one.get("workers"))):
+        rank, name = worker.get("global_rank"), str(worker.get("log")).rpartition("/")[2]
+        if _is_count(rank) and name.endswith(contract.worker_log_name("", rank)) and "\0" not in name:
+            workers.append(PlannedWorker(rank, str(host.get("name", "?")), name))
     return PlanRecord(
         job_id,
         run_dir,
         parse_number(plan.get("grace_s")),
         tuple(str(host.get("name", "?")) for host in hosts),
         tuple(sorted(workers, key=lambda worker: worker.global_rank)),
-        sum(len(_list(host.get("servers"))) for host in hosts),
+        sum(len(_objects(host.get("servers"))) for host in hosts),
     )
-
-
-def _parse_workers(host: dict[str, Any]) -> Iterable[PlannedWorker]:
-    for worker in _list(host.get("workers")):
-        if not isinstance(worker, dict):
-            continue
-        rank, log = worker.get("global_rank"), worker.get("log")
-        if not _is_count(rank) or not isinstance(log, str):
-            continue
-        name = log.rpartition("/")[2]
-        if name.endswith(contract.worker_log_name("", rank)) and "\0" not in name:
-            yield PlannedWorker(rank, str(host.get("name", "?")), name)
 
 
 def read_events(data: bytes) -> Iterator[tuple[str, float | None, dict[str, Any]]]:
@@ -213,31 +199,26 @@ def parse_events(data: bytes) -> EventsRecord:
         if moment is not None:
             record.begin = moment if record.begin is None else record.begin
             record.newest = moment
-        _fold(record, kind, event)
+        rank, pid = event.get("global_rank"), event.get("pid")
+        if kind == "started" and _is_count(rank):
+            record.workers[rank] = WorkerRecord(pid if _is_count(pid) else 0, WorkerState.RUNNING.value)
+        elif kind == "exited" and _is_count(rank):
+            worker = record.workers.setdefault(rank, WorkerRecord())
+            worker.state, worker.how = str(event.get("state", "ended")), str(event.get("how", ""))
+        elif kind == "running":
+            record.is_running = True
+        elif kind in ("stopping", "over"):
+            setattr(record, kind, str(event.get("reason", "")))
+        elif kind == "restarting":
+            record.workers.clear()
+            record.is_running, record.stopping, record.over = False, None, None
+            record.restarts += 1
     return record
-
-
-def _fold(record: EventsRecord, kind: str, event: dict[str, Any]) -> None:
-    rank = event.get("global_rank")
-    if kind == "started" and _is_count(rank):
-        pid = event.get("pid")
-        record.workers[rank] = WorkerRecord(pid if _is_count(pid) else 0, WorkerState.RUNNING.value)
-    elif kind == "exited" and _is_count(rank):
-        worker = record.workers.setdefault(rank, WorkerRecord())
-        worker.state, worker.how = str(event.get("state", "ended")), str(event.get("how", ""))
-    elif kind == "running":
-        record.is_running = True
-    elif kind in ("stopping", "over"):
-        setattr(record, kind, str(event.get("reason", "")))
-    elif kind == "restarting":
-        record.workers.clear()
-        record.is_running, record.stopping, record.over = False, None, None
-        record.restarts += 1
 
 
 def _is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31
 
 
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
+def _objects(value: object) -> list[dict[str, Any]]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []

@@ -103,10 +103,7 @@ class LogReader:
         return [rotated_path(self._path, number) for number in range(self._keep + 1)]
 
     def _find_newer(self) -> bool:
-        """Open what is newer than the newest file that is held; returns whether there was any.
-
-        When files are rotated during every look, the answer is no for now: their order could not be told.
-        """
+        """Open what is newer than the newest file that is held; False if nothing is, or files change in every look."""
         known = self.inode if self._files else self._after
         for _ in range(LOOKS):
             newest = _inode_of_path(self._path)

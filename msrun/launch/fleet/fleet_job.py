@@ -29,7 +29,7 @@ from msrun.cluster.membership import Membership, RestartPolicy, WorkerState
 from msrun.cluster.messages import Message
 from msrun.cluster.protocol import MOMENTS, read_moment
 from msrun.errors import ClusterError, MsrunError, UsageError
-from msrun.launch.console import JobDisplay, say
+from msrun.launch.console import Console, say
 from msrun.launch.directory.jobs import new_job_id, publish
 from msrun.launch.directory.lock import JobLock
 from msrun.launch.directory.log_directory import EventLog, describe_removed, write_private
@@ -167,7 +167,7 @@ class FleetRun:
         self.plan: LaunchPlan | None = None
         """The plan of the job on these hosts; None as long as not all have said what they will run."""
         self._started_at = self._clock()
-        self._display: JobDisplay | None = None
+        self._display: Console | None = None
         if terminal is not None:
             self._agents.stop_self = terminal.stop_process
         self._ranks = ranks_of_hosts(spec)
@@ -269,7 +269,7 @@ class FleetRun:
             self._fail(UsageError(f"--log_dir {plan.log_dir}: cannot write {error.filename} ({error.strerror})"))
         except UsageError as error:
             self._fail(error)
-        self._display = JobDisplay(self._spec, plan, job.faults, quiet=job.quiet, terminal=self._terminal)
+        self._display = Console(self._spec, plan, job.faults, quiet=job.quiet, terminal=self._terminal)
         try:
             self._display.open_metrics()
         except UsageError as error:

@@ -23,7 +23,7 @@ from msrun.launch.directory.log_directory import write_private
 from msrun.launch.fleet.agents import ANSWER_S
 from msrun.launch.fleet.hosts import ListedHosts
 from msrun.launch.preflight.checks import CHECKS
-from msrun.launch.preflight.finding import exit_code_of_findings, order_findings, render_fleet_findings
+from msrun.launch.preflight.fleet_checks import exit_code_of_findings, order_findings, render_fleet_findings
 from msrun.launch.transport.opener import HostOpener
 from msrun.launch.transport.pipe import agent_command
 from msrun.planning.build import plan_agent, plan_job

@@ -19,7 +19,6 @@ from msrun.cluster.protocol import Finding, HostJob, HostPart, HostReport, Reach
 from msrun.errors import MsrunError, RendezvousTimeout
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.agents import ANSWER_S, CLOSE_S, AgentLink, Agents
-from msrun.launch.preflight.finding import describe_finding, fleet_error
 from msrun.launch.preflight.fleet_checks import (
     LOOPBACK,
     HostAnswer,
@@ -27,6 +26,8 @@ from msrun.launch.preflight.fleet_checks import (
     check_reach,
     choose_master_address,
     compare_hosts,
+    describe_finding,
+    fleet_error,
     printable_record,
 )
 from msrun.launch.preflight.host_look import read_sources, shown_word

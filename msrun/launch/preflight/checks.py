@@ -50,10 +50,7 @@ USUAL_THREADS = 4
 
 
 def describe_port_owner(port: int) -> str:
-    """Return `pid 4711 (python serve.py)`, or an empty string when the owner is not visible, as another user's.
-
-    Secrets in its command line are hidden.
-    """
+    """Return `pid 4711 (python serve.py)`, secrets hidden; empty when the owner is not visible, as another user's."""
     import psutil
 
     listening = (one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN)
@@ -160,8 +157,7 @@ class Check:
 def check_host(spec: LaunchSpec, caller: Mapping[str, str] | None = None, *, is_dry_run: bool = False) -> None:
     """Refuse what this host cannot do.
 
-    Args:
-        caller: the environment that workers inherit; the launcher's own by default.
+    `caller`: the environment that workers inherit; the launcher's own by default.
 
     Raises:
         UsageError: what the user asked for is not there: a module, a log directory that can be written, a port.
@@ -207,11 +203,7 @@ def inspect_host(spec: LaunchSpec, caller: Mapping[str, str], names: Collection[
 
 
 def check_port(port: int) -> None:
-    """Refuse a port that is taken now; the job itself takes it later.
-
-    Raises:
-        UsageError: the port is in use or not allowed; names who has it when that can be seen.
-    """
+    """Refuse a port that is taken now, or not allowed, by a UsageError that names who has it where that can be seen."""
     try:
         listen(LOOPBACK, port).close()
     except UsageError as error:
@@ -342,10 +334,7 @@ def _look_at_memory(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
 
 
 def _look_at_open_files(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
-    """Each worker is connected to the store, and to other workers: descriptors grow with the number of workers.
-
-    A launcher of many hosts has a connection to each, and the logs of all their workers.
-    """
+    """Workers are connected to the store and each other; a launcher to each host, and it has the logs of all."""
     limit, hard_limit = open_file_limits()
     count = spec.local_worker_num
     least = FILES_OF_MSRUN + (2 if spec.log_max_bytes else 1) * count
@@ -421,10 +410,7 @@ CHECKS = (
     Check("memory", _look_at_memory),
     Check("open_files", _look_at_open_files, stops_run=True, stops_dry_run=True, is_launchers=True),
     Check("processes", _look_at_processes, stops_run=True),
-    Check(
-        "python",
-        lambda *_: Finding("ok", "python", f"{'.'.join(map(str, sys.version_info[:3]))} {sys.executable}"),
-    ),
+    Check("python", lambda *_: Finding("ok", "python", f"{'{}.{}.{}'.format(*sys.version_info)} {sys.executable}")),
     Check("torch", _look_at_torch),
 )
 """In the order of --check."""
@@ -433,9 +419,8 @@ CHECKS = (
 def check_restart(spec: LaunchSpec, caller: Mapping[str, str], survivors: Collection[int]) -> None:
     """Look at the disks of the logs and for the devices of the workers.
 
-    Args:
-        caller: the environment that workers inherit.
-        survivors: processes of the attempt before that could not be ended.
+    `caller`: the environment that workers inherit; `survivors`: processes of the attempt before that could not be
+    ended.
 
     Raises:
         ClusterError: there are such processes; a folder of logs has gone, or its disk is full.

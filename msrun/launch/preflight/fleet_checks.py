@@ -10,8 +10,8 @@ import ipaddress
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from msrun import contract
@@ -19,10 +19,167 @@ from msrun.agent.processes.process_control import signal_name
 from msrun.cluster.protocol import Finding, HostReport, ReachResult
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.output import one_line
-from msrun.launch.preflight.finding import find_majority, fold_findings, is_numeric, name_hosts, order_findings
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.program import Program
 from msrun.planning.spec import is_loopback
+from ranktable.hosts.brackets import fold
+
+
+def render_finding(finding: Finding) -> str:
+    """Return `status  name  text`."""
+    text = finding.text.replace("\r", "\\r").replace("\n", "\\n")
+    return f"{finding.status:<4}  {finding.name:<13}  {text}"
+
+
+def exit_code_of_findings(findings: Iterable[Finding]) -> int:
+    """Return 0 when nothing failed, else the status of the first kind: what the user has to change before the host."""
+    return min((finding.exit_code for finding in findings if finding.status == "fail"), default=contract.EXIT_OK)
+
+
+MAX_FOLDED_CHARS = 60
+SHOWN_NAMES = 3
+HOST = "{host}"
+"""In a text: the name of the host that it is said of."""
+_NUMBER = re.compile(r"(?<![\w.:/+-])\d+(?:\.\d+)?(?![\w.:/+-])")
+"""One that stands alone: a size or a time, no version, no address, no part of a path."""
+_DIGITS = re.compile(r"\d+(?:\.\d+)*")
+_ORDER = ("fail", "warn", "ok")
+
+
+def fold_findings(findings: Iterable[tuple[int, Finding]], entries: Sequence[HostEntry]) -> list[Finding]:
+    """Return findings of hosts, by node rank, as those of all that say the same but for numbers and the own name."""
+    groups: dict[tuple[str, str, int, str], list[tuple[int, str]]] = {}
+    for node, finding in findings:
+        name = re.escape(entries[node].name)  # at the front an error names its host already
+        text = re.sub(rf"(?<![\w.-]){name}(?![\w-])", HOST, finding.text.removeprefix(f"{entries[node].name}: "))
+        key = (finding.status, finding.name, finding.exit_code, _DIGITS.sub("#", text))
+        groups.setdefault(key, []).append((node, text))
+    folded = []
+    for (status, name, exit_code, _), said in groups.items():
+        nodes = tuple(node for node, _ in said)
+        text = _common_text([text for _, text in said], entries[nodes[0]].name)
+        folded.append(Finding(status, name, text, exit_code, nodes))  # type: ignore[arg-type]
+    return folded
+
+
+def order_findings(findings: Iterable[Finding]) -> list[Finding]:
+    """Return what fails first, then warnings, then what is well; otherwise in their order."""
+    return sorted(findings, key=lambda finding: _ORDER.index(finding.status))
+
+
+def render_fleet_findings(
+    findings: Iterable[Finding], entries: Sequence[HostEntry], *, quiet: bool = False
+) -> list[str]:
+    """Return one line for each finding; with `quiet` only of what needs attention."""
+    return [
+        render_finding(replace(finding, text=describe_finding(finding, entries)))
+        for finding in findings
+        if finding.status != "ok" or not quiet
+    ]
+
+
+def describe_finding(finding: Finding, entries: Sequence[HostEntry]) -> str:
+    """Return a finding with the hosts that it is said of in front: "h[3-5]: 512 MiB free for logs in /"."""
+    if not finding.nodes:
+        return finding.text
+    if len(finding.nodes) == 1 and re.match(rf"{re.escape(entries[finding.nodes[0]].name)}[ :]", finding.text):
+        return finding.text  # which names its host itself
+    return f"{name_hosts(finding.nodes, entries)}: {finding.text}"
+
+
+def name_hosts(nodes: Sequence[int], entries: Sequence[HostEntry]) -> str:
+    """Return hosts by name: all of them as "all 64 hosts", some as "h[03-05]", many odd ones with a count."""
+    if len(nodes) == len(entries) > 1:
+        return f"all {len(entries)} hosts"
+    names = [entries[node].name for node in nodes]
+    text = fold(names)
+    if len(text) <= MAX_FOLDED_CHARS or len(names) <= SHOWN_NAMES:
+        return text
+    return f"{', '.join(names[:SHOWN_NAMES])} and {len(names) - SHOWN_NAMES} more hosts"
+
+
+def fleet_error(findings: Sequence[Finding], entries: Sequence[HostEntry]) -> MsrunError | None:
+    """Return the error that a run ends with: the first failure, and how many there are beside it. None: all is well."""
+    failures = [finding for finding in findings if finding.status == "fail"]
+    if not failures:
+        return None
+    exit_code = exit_code_of_findings(failures)
+    first = next(finding for finding in failures if finding.exit_code == exit_code)
+    more = f" (and {len(failures) - 1} more; --check shows all)" if len(failures) > 1 else ""
+    kind = UsageError if exit_code == contract.EXIT_USAGE else ClusterError
+    error = kind(f"{describe_finding(first, entries)}{more}")
+    error.exit_code = exit_code
+    return error
+
+
+def _common_text(texts: Sequence[str], first_name: str) -> str:
+    """Return the text of many hosts: with ranges where only numbers differ, else that of the first as an example."""
+    first = texts[0]
+    if all(text == first for text in texts):
+        return first.replace(HOST, first_name if len(texts) == 1 else "the host")
+    if len({_NUMBER.sub("#", text) for text in texts}) == 1:
+        columns = zip(*(_NUMBER.findall(text) for text in texts), strict=True)
+        ranges = iter([_range(column) for column in columns])
+        return _NUMBER.sub(lambda _: next(ranges), first).replace(HOST, "the host")
+    example = first.replace(HOST, first_name)
+    return f"such as {example}" if first.startswith(HOST) else f"on {first_name}: {example}"
+
+
+def _range(numbers: Sequence[str]) -> str:
+    ordered = sorted(numbers, key=float)
+    return ordered[0] if float(ordered[0]) == float(ordered[-1]) else f"{ordered[0]} to {ordered[-1]}"
+
+
+SHOWN_GROUPS = 3
+
+
+@dataclass(frozen=True)
+class Majority:
+    """Hosts by what they have."""
+
+    usual: str
+    """What most have; of two groups of one size, what the earlier host has."""
+    groups: Mapping[str, tuple[int, ...]]
+    """Value -> node ranks, in the order of each value's first host."""
+
+    @property
+    def odd(self) -> Mapping[str, tuple[int, ...]]:
+        """Those who have something else."""
+        return {value: nodes for value, nodes in self.groups.items() if value != self.usual}
+
+    def name_usual(self, entries: Sequence[HostEntry]) -> str:
+        """Return the others in words: "the other 15 hosts", or the only one by its name."""
+        nodes = self.groups[self.usual]
+        return f"the other {len(nodes)} hosts" if len(nodes) > 1 else name_hosts(nodes, entries)
+
+    def describe(self, entries: Sequence[HostEntry], *, has: str = "has", have: str = "have") -> str:
+        """Return who is odd and how: "h3 has 2.12.0, the other 15 hosts 2.13.0"."""
+        odd = list(self.odd.items())
+        words = [
+            f"{name_hosts(nodes, entries)} {has if len(nodes) == 1 else have} {value}"
+            for value, nodes in odd[:SHOWN_GROUPS]
+        ]
+        if left := sum(len(nodes) for _, nodes in odd[SHOWN_GROUPS:]):
+            words.append(f"{left} more {have} others")
+        return ", ".join([*words, f"{self.name_usual(entries)} {self.usual}"])
+
+
+def find_majority(values: Mapping[int, str]) -> Majority:
+    """Group hosts, given by node rank, by a value of each."""
+    groups: dict[str, tuple[int, ...]] = {}
+    for node, value in sorted(values.items()):
+        groups[value] = (*groups.get(value, ()), node)
+    return Majority(max(groups, key=lambda value: len(groups[value]), default=""), groups)
+
+
+def is_numeric(address: str) -> bool:
+    """Return whether this is an address and no name."""
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return True
+
 
 MAX_TEXT_CHARS = 400
 MAX_QUOTED_CHARS = 200
@@ -72,8 +229,7 @@ def check_sources(
     Another program fails, another module beside it is a warning: a host may have settings of its own there. Of other
     executables than Python programs, such as /bin/bash, hosts may well have different ones: a warning, too.
 
-    Args:
-        here: the launcher's own files, if it has them.
+    `here`: the launcher's own files, if it has them.
     """
     files = {node: dict(answer.report.sources) for node, answer in reached.items() if answer.report.sources}
     if not files:
@@ -128,9 +284,8 @@ def choose_master_address(
     The given address, or that of the host list; without them the one that another machine is known to have reached
     node 0 by: the launcher, or the hosts that see it as their launcher; else one in a network that the others are in.
 
-    Args:
-        answers: of the hosts that have answered, node 0 among them.
-        given: --master_addr; empty when it was not given. A name was resolved on node 0.
+    `answers`: of the hosts that have answered, node 0 among them. `given`: --master_addr; empty when it was not given.
+    A name was resolved on node 0.
 
     Raises:
         UsageError: the address is not node 0's, or it is loopback, or none can be found.
@@ -207,16 +362,16 @@ def compare_hosts(
 ) -> list[Finding]:
     """Return everything that was found, failures first; the hosts' own findings and what they differ in.
 
-    Args:
-        entries: the hosts of the job, in the order of their node rank.
-        answers: by node rank; for a host that could not be asked, why.
+    `entries`: the hosts of the job, in the order of their node rank. `answers`: by node rank; for a host that could not
+    be asked, why.
     """
     reached = {node: answer for node, answer in sorted(answers.items()) if isinstance(answer, HostAnswer)}
-    findings = [*_check_reached(entries, answers)]
-    findings += fold_findings(
-        ((node, finding) for node, answer in reached.items() for finding in answer.report.findings), entries
-    )
+    failed = [(node, one) for node, one in sorted(answers.items()) if not isinstance(one, HostAnswer)]
+    findings = fold_findings(((node, Finding("fail", "host", str(e), e.exit_code)) for node, e in failed), entries)
     if reached:
+        findings.append(Finding("ok", "host", "reached", nodes=tuple(reached)))
+        said = ((node, finding) for node, answer in reached.items() for finding in answer.report.findings)
+        findings += fold_findings(said, entries)
         findings += _check_machines(entries, reached)
         findings += _check_versions(entries, reached, launcher)
         findings += check_sources(entries, reached, launcher.program, launcher.sources)
@@ -264,18 +419,6 @@ def check_reach(
         text = f"cannot reach the scheduler at {place}: {result.error}; {why}; {remedy}"
         said.append((node, Finding("fail", "scheduler", text, contract.EXIT_CLUSTER)))
     return order_findings(fold_findings(said, entries))
-
-
-def _check_reached(entries: Sequence[HostEntry], answers: Mapping[int, HostAnswer | MsrunError]) -> Iterator[Finding]:
-    failed = [
-        (node, Finding("fail", "host", str(answer), answer.exit_code))
-        for node, answer in sorted(answers.items())
-        if not isinstance(answer, HostAnswer)
-    ]
-    yield from fold_findings(failed, entries)
-    good = [node for node in sorted(answers) if isinstance(answers[node], HostAnswer)]
-    if good:
-        yield Finding("ok", "host", "reached", nodes=tuple(good))
 
 
 def _check_machines(entries: Sequence[HostEntry], reached: Mapping[int, HostAnswer]) -> Iterator[Finding]:
@@ -328,8 +471,7 @@ def _compared(
     """Judge versions: a difference in `must` fails, one in `exact` alone is a warning."""
     versions = find_majority(exact)
     if find_majority(must).odd:
-        text = f"{versions.describe(entries)}; {remedy}"
-        return Finding("fail", name, text, exit_code=contract.EXIT_CLUSTER)
+        return Finding("fail", name, f"{versions.describe(entries)}; {remedy}", contract.EXIT_CLUSTER)
     if versions.odd:
         return Finding("warn", name, versions.describe(entries))
     return Finding("ok", name, versions.usual, nodes=tuple(exact))
@@ -411,9 +553,8 @@ _SIGNS = (
 def explain_agent_end(exit_status: int, stderr_text: str, entry: HostEntry) -> ClusterError:
     """Return why an agent ended of which more was expected.
 
-    Args:
-        exit_status: of the agent or of the shell that was to start it; 128 + N for signal N.
-        stderr_text: the last that it wrote to stderr.
+    `exit_status`: of the agent or of the shell that was to start it; 128 + N for signal N. `stderr_text`: the last that
+    it wrote to stderr.
     """
     python = entry.python or sys.executable
     stderr_text = stderr_text[-MAX_STDERR_CHARS:]

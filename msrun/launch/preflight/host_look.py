@@ -22,10 +22,10 @@ from pathlib import Path
 from msrun import __version__, contract
 from msrun.agent.host.host_facts import installed_version
 from msrun.cluster.protocol import Finding, HostAddress, HostReport, ReachResult
-from msrun.cluster.rendezvous import own_addresses
+from msrun.cluster.rendezvous import own_addresses, resolve_address
 from msrun.errors import ClusterError, UsageError
 from msrun.launch.preflight.checks import CHECKS, Check, Inspection, look_at_room, place_own_devices
-from msrun.launch.preflight.finding import is_numeric
+from msrun.launch.preflight.fleet_checks import is_numeric
 from msrun.planning.program import Program
 from msrun.planning.spec import LaunchSpec
 
@@ -35,10 +35,9 @@ MAX_WORD_BYTES = 128
 
 @contextlib.contextmanager
 def shown_word(log_dir: Path) -> Iterator[dict[str, str]]:
-    """Keep a file with a random word in the log directory, or in the nearest folder above it that exists.
+    """Keep a file with a random word in the log directory, or in the nearest folder above it that exists, for a while.
 
-    Yields {path, word} for `sees_word` of other hosts; empty when nothing can be written there. The file is gone
-    afterwards, whatever happens.
+    Yields {path, word} for `sees_word` of other hosts; empty when nothing can be written there.
     """
     folder = log_dir
     while not os.path.lexists(folder) and folder != folder.parent:
@@ -61,55 +60,37 @@ def shown_word(log_dir: Path) -> Iterator[dict[str, str]]:
 
 def sees_word(shown: Mapping[str, str]) -> bool:
     """Return whether this host reads the word that the launcher left."""
-    if not shown:
-        return False
-    try:
-        with Path(shown["path"]).open("rb") as file:
-            return file.read(MAX_WORD_BYTES) == shown["word"].encode()
-    except OSError:
-        return False
+    with contextlib.suppress(OSError):
+        if shown:
+            with Path(shown["path"]).open("rb") as file:
+                return file.read(MAX_WORD_BYTES) == shown["word"].encode()
+    return False
 
 
 REACH_S = 3.0
 
 
 def try_reach(address: str, port: int, time_out_s: float = REACH_S) -> ReachResult:
-    """Connect by TCP and close again; waits `time_out_s` at most, raises nothing.
-
-    Args:
-        address: numeric, so that no name server is waited for.
-    """
+    """Connect to a numeric address by TCP and close again; waits `time_out_s` at most, raises nothing."""
     if not is_numeric(address):
         return ReachResult(error=f"{address!r} is no address")
-    source = _source_address(address)
-    owned = own_addresses()
-    way = {"source": source, "interface": owned.get(source, ""), "is_own": address in owned}
-    try:
-        with contextlib.closing(socket.create_connection((address, port), time_out_s)):
-            return ReachResult(**way)  # type: ignore[arg-type]
-    except OSError as error:
-        return ReachResult(error=_reason(error, time_out_s), **way)  # type: ignore[arg-type]
-
-
-def _source_address(address: str) -> str:
-    """Return the own address that the kernel's routes choose; nothing is sent."""
-    family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
-    try:
+    reason, source, owned = "", "", own_addresses()
+    with contextlib.suppress(OSError):  # the own address that the kernel's routes choose; nothing is sent
+        family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((address, 9))
-            return str(probe.getsockname()[0])
-    except OSError:
-        return ""
-
-
-def _reason(error: OSError, time_out_s: float) -> str:
-    if isinstance(error, TimeoutError):
-        return f"timed out after {time_out_s:g} s"
-    if isinstance(error, ConnectionRefusedError):
-        return "refused"
-    if error.errno == errno.EINVAL:  # what Linux says of a route of type blackhole
-        return "the route there is a blackhole"
-    return (error.strerror or str(error)).lower()
+            source = str(probe.getsockname()[0])
+    try:
+        socket.create_connection((address, port), time_out_s).close()
+    except TimeoutError:
+        reason = f"timed out after {time_out_s:g} s"
+    except ConnectionRefusedError:
+        reason = "refused"
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        if error.errno == errno.EINVAL:  # what Linux says of a route of type blackhole
+            reason = "the route there is a blackhole"
+    return ReachResult(reason, source, owned.get(source, ""), address in owned)
 
 
 MAX_FILES = 256
@@ -278,6 +259,9 @@ def make_host_report(
     if not look.has_failed("devices"):
         target = look.at("devices", lambda: place_own_devices(spec, caller).target, "")
     look.at("packages", _check_packages, None)
+    master_address = master_name
+    if master_name and not is_numeric(master_name):
+        master_address = look.at("master_addr", lambda: resolve_address(master_name), "")
     boot_id = ""
     with contextlib.suppress(OSError):  # not every container shows it; then two names of one machine are not told apart
         boot_id = BOOT_ID.read_text(encoding="ascii").strip()
@@ -293,7 +277,7 @@ def make_host_report(
         device_target=target,
         ssh_client=client,
         ssh_server=server,
-        master_address=look.at("master_addr", lambda: _resolve(master_name), ""),
+        master_address=master_address,
         received_at=asked_at,
         sees_log_dir=sees_log_dir,
         sources=sources,
@@ -331,23 +315,13 @@ def _look_at_spool_disk(_spec: LaunchSpec, _caller: Mapping[str, str]) -> Findin
 
 
 def _check_packages() -> None:
-    """Look for what an agent cannot do without: with --ship, or on a shared disk, msrun is there and these may not be.
-
-    Raises:
-        ClusterError: this Python lacks some.
-    """
+    """Look for what an agent needs: with --ship, or on a shared disk, msrun is there and these may not be."""
     missing = [name for name in NEEDED_PACKAGES if find_spec(name) is None]
     if missing:
         raise ClusterError(
             f"{', '.join(missing)} not installed for {sys.executable}, and msrun needs it there; install it, or name "
             "another Python by --python, or by python= in the hostfile"
         )
-
-
-def _resolve(name: str) -> str:
-    from msrun.cluster.rendezvous import resolve_address
-
-    return name if not name or is_numeric(name) else resolve_address(name)
 
 
 def _ssh_ends(connection: str) -> tuple[str, str]:

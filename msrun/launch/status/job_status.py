@@ -137,11 +137,7 @@ class JobStatus:
 def read_status(log_dir: Path, option: str = "--status") -> JobStatus:
     """Return the newest job of a log directory, or the job whose own folder it is.
 
-    Args:
-        option: whose value the directory is, for errors.
-
-    Raises:
-        UsageError: the directory is missing, cannot be read, or is no job's.
+    `option`: whose value the directory is, for the UsageError when it is missing, cannot be read, or is no job's.
     """
     log_dir = require_job(log_dir, option)
     try:
@@ -197,11 +193,7 @@ def read_status(log_dir: Path, option: str = "--status") -> JobStatus:
 
 
 def decide_state(lock: LockState, events: EventsRecord, failure: dict[str, Any]) -> tuple[JobState, str]:
-    """Return the state of a job and its reason. Pure.
-
-    Args:
-        failure: content of the failure file of this job; empty when there is none.
-    """
+    """Return the state of a job and its reason. Pure. `failure`: what its failure file says, if there is one."""
     if lock.is_held:
         if events.over is not None or events.stopping is not None:
             return JobState.STOPPING, events.over if events.over is not None else events.stopping or ""

@@ -1,19 +1,36 @@
-"""A job's status as text: a few lines about the job, then one row per worker, or one per group of equal ones."""
+"""A job's status as text: a few lines about the job, then one row per worker, or one per group of equal ones.
+
+Also as it goes on, until it has ended: on a terminal one table is redrawn in place; elsewhere rows that have changed
+are added below, as `kubectl get --watch` does; with --json every look is one line. And what its workers write.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from msrun import contract
 from msrun.cluster.membership import WorkerState
-from msrun.launch.output import one_line
-from msrun.launch.status.job_status import NOT_STARTED, STATE_COLOURS, JobState, JobStatus, WorkerRow
+from msrun.errors import UsageError
+from msrun.launch.directory.worker_log import LogReader
+from msrun.launch.log_tail import LineCutter
+from msrun.launch.output import one_line, printable_bytes
+from msrun.launch.status.job_status import NOT_STARTED, STATE_COLOURS, JobState, JobStatus, WorkerRow, read_status
 from msrun.planning.plan_text import render_columns
-from msrun.planning.ranks import fold_ranks
+from msrun.planning.ranks import fold_ranks, name_ranks
+from msrun.planning.spec import parse_tail
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.table import Table
 
 Value = TypeVar("Value", int, float)
@@ -30,11 +47,7 @@ _DAYS_S = 24 * _HOURS_S
 
 
 def render_status(status: JobStatus, width: int | None = None) -> str:
-    """Return the status without a last newline.
-
-    Args:
-        width: columns of the terminal that it is for; None = no terminal: plain columns, each row on one line.
-    """
+    """Return the status without a last newline; `width`: columns of a terminal; None: plain, each row on one line."""
     are_groups = len(status.rows) > MAX_ROWS
     groups = {str(row.global_rank): [row] for row in status.rows}
     if are_groups:
@@ -118,8 +131,6 @@ def span_of(values: Sequence[Value | None], describe: Callable[[Value], str]) ->
 
 
 def _render_rich(status: JobStatus, head: Sequence[str], rows: Sequence[Row], width: int) -> str:
-    import io
-
     from rich.console import Console
     from rich.text import Text
 
@@ -158,15 +169,7 @@ def describe_span(seconds: float) -> str:
     return f"{whole // _DAYS_S} d {whole % _DAYS_S // _HOURS_S} h"
 
 
-JOB_STATES = {
-    JobState.STARTING: "starting",
-    JobState.RUNNING: "running",
-    JobState.STOPPING: "stopping",
-    JobState.ENDED: "succeeded",
-    JobState.FAILED: "failed",
-    JobState.INTERRUPTED: "interrupted",
-    JobState.DIED: "died",
-}
+_JOB_STATES = {JobState.ENDED: "succeeded", JobState.DIED: "died"}
 _WORKER_STATES = {WorkerState.STOPPED.value: "stopped", NOT_STARTED: "not_started"}
 
 
@@ -178,7 +181,7 @@ def render_json(status: JobStatus) -> str:
 def _job(status: JobStatus) -> dict[str, Any]:
     return {
         "job_id": status.job_id,
-        "state": JOB_STATES[status.state],
+        "state": _JOB_STATES.get(status.state, status.state.value),
         "reason": status.reason,
         "exit_code": status.exit_code if status.state is not JobState.ENDED else 0,
         "time": round(status.now, 3),
@@ -217,3 +220,264 @@ def _worker(status: JobStatus, row: WorkerRow) -> dict[str, Any]:
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
+
+
+MAX_RANKS = 32
+"""More workers than this are shown with one row for each host."""
+WAIT_S = 5.0
+"""A worker that has been waiting in a collective for this long is shown as one that waits."""
+
+
+class LiveTable:
+    """Makes the rows of one look after the other; it remembers the last one, for the share of a core in use."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, tuple[float, float]] = {}
+        """Process id -> processor seconds, and the moment when they were read."""
+
+    def read(self, status: JobStatus) -> list[Row]:
+        """Return a row for each worker, or for each host."""
+        now = {row.pid: (row.usage.cpu_s, status.clock) for row in status.rows if row.usage}
+        cores = {
+            pid: max(0.0, (cpu_s - self._last[pid][0]) / (at - self._last[pid][1]))
+            for pid, (cpu_s, at) in now.items()
+            if pid in self._last and at > self._last[pid][1]
+        }
+        self._last = now
+        if len(status.rows) <= MAX_RANKS:
+            return [_live_row([row], status, cores) for row in status.rows]
+        hosts = group_rows(status.rows, lambda row: row.host)
+        return [_live_row(rows, status, cores, is_host=True) for rows in hosts.values()]
+
+
+def _live_row(
+    rows: Sequence[WorkerRow], status: JobStatus, cores: Mapping[int, float], *, is_host: bool = False
+) -> Row:
+    used = [cores[row.pid] for row in rows if row.pid in cores]
+    sizes = [row.usage.memory_bytes for row in rows if row.usage]
+    step, state = span_of([row.step for row in rows], str), _state(rows[0], status)
+    newest = max(rows, key=lambda row: row.log_at or 0.0)
+    last_line = newest.last_line
+    if is_host:
+        states = Counter("waiting" if _is_waiting(row, status) else row.state.partition(": ")[0] for row in rows)
+        state = ", ".join(f"{count} {state}" for state, count in states.items())
+        last_line = last_line and f"[{newest.global_rank}] {last_line}"
+    elif rows[0].progress.total:
+        step = f"{step}/{rows[0].progress.total}"
+    return {
+        "ranks" if is_host else "rank": fold(rows),
+        "host": one_line(rows[0].host),
+        "state": one_line(state),
+        "step": step,
+        "steps/s": span_of([row.steps_per_s for row in rows], "{:.4g}".format),
+        "loss": span_of([row.loss for row in rows], "{:.4g}".format),
+        "CPU": f"{sum(used):.0%}" if used else NONE,
+        "memory": describe_size(sum(sizes)) if sizes else NONE,
+        "last line": one_line(last_line),
+    }
+
+
+def _state(row: WorkerRow, status: JobStatus) -> str:
+    return f"waits {describe_span(row.waits_s(status.clock) or 0.0)}" if _is_waiting(row, status) else row.state
+
+
+def _is_waiting(row: WorkerRow, status: JobStatus) -> bool:
+    return row.state == WorkerState.RUNNING.value and (row.waits_s(status.clock) or 0.0) >= WAIT_S
+
+
+def describe_size(count: int) -> str:
+    """Return a number of bytes in words: 12 MiB, 1.5 GiB."""
+    mib = count / (1 << 20)
+    return f"{mib:.0f} MiB" if mib < 1000 else f"{mib / 1024:.1f} GiB"
+
+
+TERMINAL_S = 1.0
+PLAIN_S = 10.0
+"""How often the status is shown, unless told."""
+LOOK_S = 1.0
+"""How often to look, at least, whether the job has ended."""
+_WIDTHS = {"state": 8, "steps/s": 7, "loss": 9, "CPU": 5, "memory": 8}
+"""Of the columns whose cells become longer."""
+_NUMBERS = ("step", "steps/s", "loss", "CPU", "memory")
+_VOLATILE = ("CPU", "memory")
+"""Columns that change all the time: a row in which nothing else has changed is not shown again."""
+_COLOURS = {"red": ("failed", "lost"), "yellow": ("wait", "stopped"), "green": ("running", "done")}
+"""Of a worker's state, by the words in it."""
+
+Show = Callable[[JobStatus], None]
+"""Shows the job as it is now."""
+
+
+def watch_status(log_dir: Path, interval_s: float | None, *, as_json: bool) -> int:
+    """Show a job until it has ended, and return what `--status` exits with then.
+
+    `interval_s`: how often; None = 1 s on a terminal and for JSON, else 10 s.
+
+    Raises:
+        UsageError: the directory is missing, cannot be read, or is no job's.
+    """
+    status = read_status(log_dir)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    is_table = sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+    usual_s = TERMINAL_S if as_json or is_table else PLAIN_S
+    shown, due = None, 0.0
+    with contextlib.ExitStack() as stack:
+        show = stack.enter_context(rich_table()) if is_table and not as_json else PlainRows().show
+        while True:
+            if status.is_over or status.state is not shown or time.monotonic() >= due:
+                due = time.monotonic() + (interval_s or usual_s)
+                shown = status.state
+                _write([render_json(status)]) if as_json else show(status)
+            if status.is_over:
+                return status.status_code
+            time.sleep(max(0.0, min(LOOK_S, due - time.monotonic())))
+            status = read_status(status.log_dir)
+
+
+def _write(lines: Sequence[str]) -> None:
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.flush()
+
+
+class PlainRows:
+    """A table to which rows are added: at first all, then those that have changed."""
+
+    def __init__(self) -> None:
+        self._table = LiveTable()
+        self._widths: dict[str, int] = {}
+        self._shown: dict[str, Row] = {}
+        self._job_line = ""
+
+    def show(self, status: JobStatus) -> None:
+        """Write what has changed; at first the job's own lines and the headings."""
+        head = head_lines(status)
+        lines = [] if self._widths else head[1:]
+        if head[0] != self._job_line:
+            lines.insert(0, head[0])
+            self._job_line = head[0]
+        rows, moment = self._table.read(status), time.strftime("%H:%M:%S", time.localtime(status.now))
+        changed = [{"time": moment, **row} for row in rows if self._shown.get(row[next(iter(row))]) != _lasting(row)]
+        self._shown.update({row[next(iter(row))]: _lasting(row) for row in rows})
+        is_first = not self._widths and rows
+        for row in changed:
+            for name, cell in row.items():
+                self._widths[name] = max(len(cell), self._widths.get(name, _WIDTHS.get(name, len(name))))
+        if is_first:
+            changed.insert(0, {name: name for name in changed[0]})
+        lines += [GAP.join(cell.ljust(self._widths[name]) for name, cell in row.items()).rstrip() for row in changed]
+        _write(lines)
+
+
+def _lasting(row: Row) -> Row:
+    return {name: cell for name, cell in row.items() if name not in _VOLATILE}
+
+
+@contextlib.contextmanager
+def rich_table() -> Iterator[Show]:
+    """One table on a terminal, redrawn in place; the last one stays. The cursor stays visible, whatever ends us."""
+    from rich.console import Console
+    from rich.live import Live
+
+    table, console = LiveTable(), Console()
+    with Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
+        console.show_cursor()
+        yield lambda status: live.update(draw(status, table.read(status)), refresh=True)
+
+
+def draw(status: JobStatus, rows: Sequence[Row]) -> RenderableType:
+    """Return the job's lines and a table for rich."""
+    from rich.console import Group
+    from rich.text import Text
+
+    first, *more = head_lines(status)
+    styled = [(first, STATE_COLOURS.get(status.state, "bold")), *((line, "") for line in more)]
+    head = [Text(line, style=style, no_wrap=True, overflow="ellipsis") for line, style in styled]
+    if not rows:
+        return Group(*head)
+    table = make_table()
+    for name in rows[0]:
+        justify, is_last = "right" if name in _NUMBERS else "left", name == "last line"
+        table.add_column(name, no_wrap=not is_last, justify=justify, min_width=_WIDTHS.get(name))  # type: ignore[arg-type]
+    for row in rows:
+        colour = next((one for one, words in _COLOURS.items() if any(word in row["state"] for word in words)), "")
+        *texts, _ = [Text(cell, style=colour if name == "state" else "") for name, cell in row.items()]
+        table.add_row(*texts, Text(row["last line"], no_wrap=True, overflow="ellipsis"))
+    return Group(*head, table)
+
+
+LOGS = "msrun logs"
+LOGS_S = 0.2
+TAIL_BYTES = 1 << 16
+"""In which the last lines of a log are looked for."""
+READ_BYTES = 1 << 20
+
+
+def show_logs(log_dir: Path, ranks: str, *, lines: int, follows: bool) -> int:
+    """Print the last lines of workers' logs, and with `follows` what comes until the job has ended.
+
+    With several ranks each line begins with its rank.
+
+    `ranks`: as for --tail_worker_log.
+
+    Returns:
+        What `--status` exits with.
+
+    Raises:
+        UsageError: no directory of a job, or a rank that the job does not have.
+    """
+    status = read_status(log_dir, LOGS)
+    log_dir = status.log_dir
+    names = {
+        row.global_rank: row.log_name or contract.worker_log_name("worker", row.global_rank) for row in status.rows
+    }
+    wanted = parse_tail(ranks, max(names, default=-1) + 1, "--ranks")
+    if missing := [rank for rank in wanted if rank not in names]:
+        raise UsageError(f"--ranks {ranks}: the job has no {name_ranks(missing)}; it has {name_ranks(sorted(names))}")
+    logs = []
+    for rank in wanted:
+        head = f"[{rank}] " if len(wanted) > 1 else ""
+        apart = log_dir / contract.error_log_name(names[rank])
+        logs += [_Log(str(path), head) for path in (log_dir / names[rank], apart) if path != apart or apart.exists()]
+    with contextlib.ExitStack() as stack:
+        for log in logs:
+            stack.callback(log.close)
+            log.begin(lines)
+        while follows and not status.is_over:
+            time.sleep(LOGS_S)
+            for log in logs:
+                log.follow()
+            status = read_status(log_dir, LOGS)
+        for log in logs:
+            log.follow(at_end=True)
+    return status.status_code
+
+
+class _Log(LogReader):
+    """One worker's log: also the next file of its name, of another attempt or after a rotation."""
+
+    def __init__(self, path: str, head: str) -> None:
+        super().__init__(path)
+        self._head = head.encode()
+        self._cutter = LineCutter()
+
+    def begin(self, lines: int) -> None:
+        """Print the last lines that are there."""
+        is_cut = self.skip_to_last(TAIL_BYTES)
+        self._print(self._cutter.feed(self.read(TAIL_BYTES))[is_cut:][-lines:] if lines else [])
+
+    def follow(self, *, at_end: bool = False) -> None:
+        """Print what has come since."""
+        while True:
+            while data := self.read(READ_BYTES):
+                self._print(self._cutter.feed(data))
+            if not self.is_renamed() or not Path(self._path).exists():
+                break
+            self.close()  # and open what has the name now
+        if at_end:
+            self._print(self._cutter.end())
+
+    def _print(self, pieces: Sequence[bytes]) -> None:
+        for piece in pieces:
+            sys.stdout.buffer.write(self._head + printable_bytes(piece, keep_colours=True))
+        sys.stdout.flush()

@@ -35,8 +35,7 @@ POLL_S = 0.05
 def stop_job(log_dir: Path, say: Callable[[str], None]) -> str:
     """End the job of a log directory; return how it ended. A job that has ended before is no error.
 
-    Args:
-        say: told what is being waited for.
+    `say`: told what is being waited for.
 
     Raises:
         UsageError: the directory is missing, cannot be read, or is no job's.
@@ -75,11 +74,7 @@ def stop_job(log_dir: Path, say: Callable[[str], None]) -> str:
 
 
 def _find_launcher(log_dir: Path) -> Pid | None:
-    """Return the launcher that holds the lock, or None when it has changed hands while we looked.
-
-    Raises:
-        ClusterError: it belongs to another host.
-    """
+    """Return the launcher that holds the lock, or None when it has changed hands; ClusterError: of another host."""
     lock = read_lock(log_dir)
     pid = lock.holder_pid
     if pid is None:

@@ -16,13 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plans import small_spec
 
+from msrun.agent.observer import OwnFaults
 from msrun.agent.watch.progress_board import PROGRESS_BOARD, ProgressBoard
 from msrun.cluster.membership import Membership
 from msrun.launch import console, log_tail, output
 from msrun.launch.console import Console, ProgressLine, describe_progress
 from msrun.launch.log_tail import (
     MAX_HELD_BYTES,
-    STATE_S,
     WAIT_S,
     Cutter,
     LineCutter,
@@ -31,7 +31,7 @@ from msrun.launch.log_tail import (
     RawLineCutter,
 )
 from msrun.launch.output import one_line, printable, printable_bytes
-from msrun.launch.terminal import WayOut
+from msrun.launch.terminal import find_way_out
 from msrun.planning.build import build_plan
 from msrun.planning.placement.host import HostFacts
 from msrun.runtime.progress import ProgressRecord
@@ -55,7 +55,7 @@ class Screen:
         self.said: list[str] = []
         monkeypatch.setattr(output, "write", lambda _, data, **__: self._write(data.decode()))
         monkeypatch.setattr(output, "say_lines", self.said.append)
-        self.console = Console(spec, plan, quiet=False)
+        self.console = Console(spec, plan, OwnFaults(folder, self.said.append, found_in=""), quiet=False)
 
     def _write(self, text: str) -> None:
         self.text += text
@@ -157,7 +157,7 @@ def test_log_that_grows_on_after_a_restart_until_it_is_renamed_is_shown_once(
     screen.write(0, "again\n")
     assert screen.shown() == ["[h:0] last", "[h:0] again"]
     screen.lines.clear()
-    screen.console.finish("")
+    screen.console.pause()
     assert screen.lines == [], "rank 1 wrote nothing more"
 
 
@@ -179,7 +179,7 @@ def test_bar_among_several_ranks_is_a_line_of_its_own_now_and_then(
     assert screen.shown() == ["[h:0] 99%|####|", "[h:0] next"], "its last state always"
     screen.write(0, BAR)
     screen.shown()
-    screen.console.finish("")
+    screen.console.pause()
     assert screen.lines[-1] == "[h:0] 10%|##  |", "at the end, too"
 
 
@@ -189,7 +189,7 @@ def test_raw_pieces_of_several_ranks_stay_whole(tmp_path: Path, monkeypatch: pyt
         screen.write(1, "5%\r10%")
         assert screen.raw() in ("[h:0] a\r\n[h:1] 5%\r", "[h:1] 5%\r[h:0] a\r\n")
         screen.text = ""
-        screen.console.finish("")
+        screen.console.pause()
         assert screen.text == "[h:0] b[h:1] 10%"
 
 
@@ -316,17 +316,6 @@ def test_what_is_no_bar_or_a_bar_taken_away_has_no_state(held: bytes) -> None:
     assert cutter.state == b"" and cutter.take_state(1e9) == []
 
 
-def test_state_is_taken_every_few_seconds_and_the_last_one_not_twice() -> None:
-    cutter = LineCutter()
-    cutter.feed(b"\r10%")
-    assert cutter.take_state(100.0) == [], "a short bar shows its last state alone"
-    assert cutter.take_state(100.0 + STATE_S) == [b"10%\n"]
-    cutter.feed(b"\r100%")
-    assert cutter.take_state(100.0 + STATE_S) == []
-    assert cutter.take_state(100.0 + 2 * STATE_S) == [b"100%\n"]
-    assert cutter.feed(b"\nmore\n") == [b"more\n"], "the last state has been shown"
-
-
 def test_long_bar_is_not_held_whole() -> None:
     cutter = LineCutter()
     for _ in range(3):
@@ -390,13 +379,6 @@ def test_bytes_become_what_text_becomes() -> None:
         assert printable_bytes(data) == printable(data.decode("utf-8", "backslashreplace")).encode(), number
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.mark.parametrize(
     ("keys", "is_out"),
     [
@@ -409,9 +391,5 @@ class Clock:
     ],
 )
 def test_three_presses_within_a_second_are_the_way_out(keys: list[tuple[float, bytes]], is_out: bool) -> None:
-    clock = Clock()
-    way_out = WayOut(clock)
-    found = False
-    for clock.now, pressed in keys:
-        found = way_out.is_in(pressed)
-    assert found is is_out
+    presses: list[float] = []
+    assert [find_way_out(pressed, presses, now) for now, pressed in keys][-1] is is_out

@@ -66,17 +66,6 @@ def test_file_that_cannot_be_moved_into_place_is_an_error_and_leaves_nothing(tmp
     assert os.listdir(tmp_path) == ["plan.json"]
 
 
-def test_events_are_lines_of_json_with_both_clocks(tmp_path: Path) -> None:
-    log = EventLog(tmp_path / "events.jsonl")
-    log.note("started", {"global_rank": 0, "pid": 5})
-    log.note("over", {"reason": "☃"})
-    first, second = (json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines())
-    log.close()
-    assert (first["event"], first["pid"], second["reason"]) == ("started", 5, "☃")
-    assert second["job_s"] >= first["job_s"] >= 0
-    assert first["time"] > 1e9
-
-
 def test_events_on_a_full_disk_are_no_error(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "events.jsonl")
     with Path("/dev/full").open("wb") as full:

@@ -179,6 +179,18 @@ def test_log_that_is_not_there_yet_is_empty(tmp_path: Path) -> None:
     reader.close()
 
 
+def test_log_that_is_not_rotated_stays_the_same_file_under_any_name(tmp_path: Path) -> None:
+    log, reader = tmp_path / "log", LogReader(str(tmp_path / "log"))
+    log.write_bytes(b"old\n")
+    assert read_all(reader) == b"old\n"
+    log.rename(tmp_path / "kept")
+    log.write_bytes(b"new\n")
+    assert read_all(reader) == b"" and reader.is_renamed()
+    reader.hold()
+    assert read_all(reader) == b""
+    reader.close()
+
+
 def test_end_of_a_log_reaches_into_its_older_files(tmp_path: Path) -> None:
     log = RotatedLog(str(tmp_path / "log"), LogRotation(10, 50))
     for number in range(100, 200):

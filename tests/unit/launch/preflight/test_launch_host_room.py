@@ -40,6 +40,9 @@ V2 = {
     "sys/fs/cgroup/jobs/memory.current": "900000\n",
     "sys/fs/cgroup/jobs/memory.stat": "anon 1\ninactive_file 50000\n",
 }
+V2_AT_ITS_TOP = {
+    f"sys/fs/cgroup/memory.{name}": text for name, text in (("max", "1000"), ("current", "10"), ("stat", ""))
+}
 V1 = {
     **MOUNT_V1,
     "proc/self/cgroup": "5:cpu:/other\n4:memory,pids:/mine\n",
@@ -57,22 +60,12 @@ V1 = {
         ({**HOST, **V2}, 150_000),
         ({**HOST, **V1}, 100),
         ({**HOST, **MOUNT_V2, "proc/self/cgroup": "0::/../../elsewhere\nno colons"}, 4_096_000),
+        ({**MOUNT_V2, "proc/self/cgroup": "0::/\n", **V2_AT_ITS_TOP}, 990),
     ],
-    ids=["unknown", "host", "version 2", "version 1", "odd"],
+    ids=["unknown", "host", "version 2", "version 1", "odd", "version 2 at its top"],
 )
 def test_free_memory_is_the_least_of_host_and_groups(tmp_path: Path, files: dict[str, str], free: int | None) -> None:
     assert free_memory_bytes(write(tmp_path, files)) == free
-
-
-def test_group_of_version_2_at_its_top_is_read(tmp_path: Path) -> None:
-    files = {
-        **MOUNT_V2,
-        "proc/self/cgroup": "0::/\n",
-        "sys/fs/cgroup/memory.max": "1000",
-        "sys/fs/cgroup/memory.current": "10",
-        "sys/fs/cgroup/memory.stat": "",
-    }
-    assert free_memory_bytes(write(tmp_path, files)) == 990
 
 
 def test_processes_of_a_group_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import ANY
@@ -20,8 +18,16 @@ from msrun import contract
 from msrun.agent.processes.process_control import Usage
 from msrun.agent.watch.progress_board import Progress
 from msrun.launch.status.job_status import JobState, JobStatus, WorkerRow
-from msrun.launch.status.status_text import describe_span, head_lines, render_json, render_status
-from msrun.launch.status.watch import MAX_RANKS, LiveTable, PlainRows, draw, rich_table
+from msrun.launch.status.status_text import (
+    MAX_RANKS,
+    LiveTable,
+    PlainRows,
+    describe_span,
+    draw,
+    head_lines,
+    render_json,
+    render_status,
+)
 
 RUNNING = JobStatus(
     "f00d", JobState.RUNNING, "", None, ("a", "b"), launcher_host="a", launcher_pid=7, run_time_s=75.0, restarts=0,
@@ -217,26 +223,6 @@ def test_state_of_a_worker_has_a_colour(state: str, progress: Progress, colour: 
     last = console.file.getvalue().splitlines()[-1]  # type: ignore[attr-defined]
     word = "waits" if progress is WAITING else state.partition(":")[0]
     assert re.findall(r"\x1b\[(\d+)m([a-z]+)", last) == ([(str(colour), word)] if colour else [])
-
-
-def test_table_on_a_terminal_is_drawn_at_once_with_the_cursor_in_sight_and_without_a_thread(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "100")
-    threads = threading.active_count()
-    with rich_table() as show:
-        begin = capsys.readouterr().out
-        assert begin.rindex("\x1b[?25h") > begin.rindex("\x1b[?25l")
-        show(replace(LIVE, rows=(row(0),)))
-        assert "line of 0" in capsys.readouterr().out
-        assert threading.active_count() == threads
-        print("said by others")
-        print("and their errors", file=sys.stderr)
-        said = capsys.readouterr()
-        assert (said.out, said.err) == ("said by others\n", "and their errors\n")
-    assert "line of 0" in capsys.readouterr().out, "the last one stays"
 
 
 def test_rows_are_added_when_something_else_than_their_load_has_changed(capsys: pytest.CaptureFixture[str]) -> None:

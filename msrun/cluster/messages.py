@@ -35,10 +35,14 @@ class NotUnderstood(ValueError):
 
 def encode_body(message: Message) -> bytes:
     """Return a message as JSON text. Raises ValueError: it is larger than MAX_MESSAGE_BYTES."""
-    body = json.dumps(message, separators=(",", ":")).encode("utf-8", "surrogateescape")
+    body = _as_json(message).encode("utf-8", "surrogateescape")
     if len(body) > MAX_MESSAGE_BYTES:
         raise ValueError(f"message of {len(body)} bytes: at most {MAX_MESSAGE_BYTES} are allowed")
     return body
+
+
+def _as_json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
 
 
 def decode_body(body: bytes) -> Message:
@@ -107,7 +111,7 @@ class FrameBuffer:
 
 
 class MessageBuffer:
-    """Collects received bytes and gives back whole messages. Owned by one reader."""
+    """The same of whole messages."""
 
     def __init__(self) -> None:
         self._frames = FrameBuffer(MAX_MESSAGE_BYTES)
@@ -221,7 +225,7 @@ def unpack_text(packed: str) -> str:
 
 def pack_hosts(hosts: Sequence[HostAssignment]) -> str:
     """Return the hosts of a job as they go to each of them."""
-    return pack_text(json.dumps([host.to_json() for host in hosts], separators=(",", ":")) if hosts else "")
+    return pack_text(_as_json([host.to_json() for host in hosts]) if hosts else "")
 
 
 def unpack_hosts(packed: str) -> tuple[HostAssignment, ...]:

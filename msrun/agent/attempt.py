@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,11 @@ from msrun.planning.program import Program
 
 SERVER_PROGRAM = Program("module", "msrun.runtime.server")
 """What a parameter server runs in place of the user's program."""
-MINDSPORE_SCHEDULER = Program("module", "msrun.agent.processes.mindspore_scheduler")
+MINDSPORE_SCHEDULER = Program("executable", sys.executable, ("-c", "from mindspore.communication import init; init()"))
+"""MindSpore's own, at which the workers of real MindSpore meet. MindSpore makes it of the user's script: in a process
+with MS_ROLE=MS_SCHED `init()` serves and never returns. It needs no more than that call (tried with 2.10), so nothing
+of the user's runs in it.
+"""
 
 
 @dataclass
@@ -109,9 +114,9 @@ def worker_specs(
         for server in host.servers
     ]
     if host.mindspore_scheduler:
-        own = {**env, **host.mindspore_scheduler}
+        given = {**env, **host.mindspore_scheduler}
         servers.append(
-            ProcessSpec(MINDSPORE_SCHEDULER_ID, scheduler_log(plan), MINDSPORE_SCHEDULER, use_exec=True, env=own)
+            ProcessSpec(MINDSPORE_SCHEDULER_ID, scheduler_log(plan), MINDSPORE_SCHEDULER, use_exec=True, env=given)
         )
     workers = [
         ProcessSpec(

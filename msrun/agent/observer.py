@@ -85,19 +85,16 @@ class OwnFaults:
             self._told.add(kind)
         if not is_new:
             return False, f"see {self._path.name}"
-        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-        text = traceback_of(error)
-        data = f"{stamp} msrun's own {what} failed (thread {threading.current_thread().name}):\n{text}".encode(
-            "utf-8", "backslashreplace"
-        )
+        text, thread = traceback_of(error), threading.current_thread().name
+        line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} msrun's own {what} failed (thread {thread}):\n{text}"
+        told = f"traceback:\n{text.rstrip()}"
         try:
             descriptor = open_own_file(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             with os.fdopen(descriptor, "ab") as file:
-                file.write(data)
+                file.write(line.encode("utf-8", "backslashreplace"))
         except OSError:
-            return True, f"traceback:\n{text.rstrip()}"
-        where = f"traceback in {self._found_in}/{self._path.name}"
-        return True, where if self._found_in else f"traceback:\n{text.rstrip()}"
+            return True, told
+        return True, f"traceback in {self._found_in}/{self._path.name}" if self._found_in else told
 
 
 class Observer:

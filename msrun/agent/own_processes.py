@@ -4,13 +4,13 @@ parameter servers and, for workers of real MindSpore, its scheduler.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Collection
 from pathlib import Path
 
 from msrun import contract
 from msrun.agent.attempt import scheduler_log
+from msrun.agent.logs.own_file import read_end
 from msrun.agent.processes.log_pipes import await_log_writer
 from msrun.agent.processes.process_control import describe_status, exit_code_of, is_stopped, kill_descendants
 from msrun.agent.processes.process_spec import LOG_WRITER_ID, MINDSPORE_SCHEDULER_ID, SCHEDULER_ID, server_index
@@ -65,27 +65,29 @@ class OwnProcesses:
             log = f"{self._home}/{name}" if self._home else name
             what = f"server {index}{where} failed first: {how}; its log: {log}"
             return ServerFailed(what, exit_code_of(wait_status)) if do_workers_run else None
-        limit = explain_limit(wait_status, scheduler_log(self._plan))
-        is_final = not has_begun and (bool(limit) or not os.WIFSIGNALED(wait_status))
-        fault = ClusterError if is_final else OwnProcessLost
+        kind, limit = self._judge(wait_status, has_begun=has_begun)
         if process_id == MINDSPORE_SCHEDULER_ID:  # it ends with 0 when all workers have said that they leave
             what = f"MindSpore's scheduler ended ({how}); {self.describe_log()}"
-            return fault(what) if wait_status and do_workers_run else None
+            return kind(what) if wait_status and do_workers_run else None
         if process_id == SCHEDULER_ID:
-            return fault(f"the scheduler ended ({how}{', ' if limit else ''}{limit}); {self.describe_log()}")
-        return fault(f"the log writer ended ({how}); {self.describe_log()}") if wait_status else None
+            return kind(f"the scheduler ended ({how}{', ' if limit else ''}{limit}); {self.describe_log()}")
+        return kind(f"the log writer ended ({how}); {self.describe_log()}") if wait_status else None
 
     def server_ended(self, wait_status: int | None, *, has_begun: bool) -> ClusterError:
-        """Return why the attempt cannot go on without its fork server. `wait_status`: as waitpid gives it; None when
-        nobody knows, or msrun has ended it. `has_begun`: as for `exited`.
+        """Return why the attempt cannot go on without its fork server. `wait_status`: None when nobody knows, or msrun
+        has ended it. `has_begun`: as for `exited`.
         """
-        limit = explain_limit(wait_status, scheduler_log(self._plan)) if wait_status is not None else ""
-        is_final = not has_begun and (bool(limit) or (wait_status is not None and not os.WIFSIGNALED(wait_status)))
-        kind = ClusterError if is_final else OwnProcessLost
-        return kind(
-            f"the fork server ended unexpectedly{' (' if limit else ''}{limit}{')' if limit else ''}; "
-            "every worker was stopped with it"
-        )
+        kind, limit = self._judge(wait_status, has_begun=has_begun)
+        why = f" ({limit})" if limit else ""
+        return kind(f"the fork server ended unexpectedly{why}; every worker was stopped with it")
+
+    def _judge(self, wait_status: int | None, *, has_begun: bool) -> tuple[type[ClusterError], str]:
+        """Return what the end of one is for the job, and the limit that has made it."""
+        if wait_status is None:
+            return OwnProcessLost, ""
+        limit = explain_limit(wait_status, scheduler_log(self._plan))
+        is_final = not has_begun and (bool(limit) or not os.WIFSIGNALED(wait_status))
+        return ClusterError if is_final else OwnProcessLost, limit
 
     def look_for_stopped(self, server_pid: int, now: float, limit_s: float) -> OwnProcessLost | None:
         """Return which of them has been stopped by a signal for too long; None when none has, as far as was looked."""
@@ -94,9 +96,8 @@ class OwnProcesses:
         self._stopped_since = {pid: self._stopped_since.get(pid, now) for pid in stopped}
         for pid, since in self._stopped_since.items():
             if now - since >= limit_s:
-                return OwnProcessLost(
-                    f"{stopped[pid]} (pid {pid}) has been stopped by a signal for {now - since:.0f} s"
-                )
+                how_long = f"has been stopped by a signal for {now - since:.0f} s"
+                return OwnProcessLost(f"{stopped[pid]} (pid {pid}) {how_long}")
         return None
 
     def describe_log(self) -> str:
@@ -105,10 +106,7 @@ class OwnProcesses:
             return f"the log directory {self._plan.log_dir} was removed: leave it there while the job runs"
         if self._home:
             return f"its log: {self._home}/{contract.SCHEDULER_LOG}"
-        lines: list[bytes] = []
-        with contextlib.suppress(OSError), open(scheduler_log(self._plan), "rb") as file:  # noqa: PTH123
-            file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_WORDS_BYTES))
-            lines = file.read().split(b"\n")
+        lines = read_end(scheduler_log(self._plan), LAST_WORDS_BYTES).split(b"\n")
         last = next((line for line in reversed(lines) if line.strip()), b"").decode("utf-8", "backslashreplace")
         return f"its last words: {last.strip()}" if last else "it said nothing"
 
@@ -118,7 +116,7 @@ class OwnProcesses:
         The log writer finishes by itself. The scheduler is the last: should this process be killed meanwhile, it ends
         the rest.
         """
-        kept = [*strangers, *(pid for pid in [self._pids.get(SCHEDULER_ID)] if pid is not None)]
+        kept = [*strangers, self._pids.get(SCHEDULER_ID, 0)]
         if LOG_WRITER_ID in self._pids:
             await_log_writer(self._pids[LOG_WRITER_ID], kept)
         kill_descendants(limit_s, kept)

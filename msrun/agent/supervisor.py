@@ -40,10 +40,9 @@ from msrun.agent.processes.server_handle import ForkServerHandle
 from msrun.agent.processes.terminal import RankTerminal
 from msrun.agent.signals import SignalPipe
 from msrun.agent.timers import Pause, Timers
-from msrun.agent.watch.evidence import MemoryKillWatch, explain_end, explain_limit
+from msrun.agent.watch.evidence import STACK_WAIT_S, MemoryKillWatch, explain_end, explain_limit
 from msrun.agent.watch.job_watch import JobWatch
 from msrun.agent.watch.progress_board import ProgressBoard
-from msrun.agent.watch.stacks import STACK_WAIT_S
 from msrun.cluster.failure import FailureReport, fault_of_job, read_report
 from msrun.cluster.membership import Decision, Membership, WorkerState
 from msrun.cluster.messages import Channel, Message

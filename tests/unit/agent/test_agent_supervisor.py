@@ -16,8 +16,8 @@ from msrun import contract
 from msrun.agent.processes.process_spec import FIRST_SERVER_ID, SCHEDULER_ID
 from msrun.agent.timers import Timers
 from msrun.agent.watch import job_watch
+from msrun.agent.watch.job_watch import Hang
 from msrun.agent.watch.progress_board import Progress
-from msrun.agent.watch.watchdog import Hang
 from msrun.cluster.membership import WorkerState
 from msrun.errors import PeerFailed
 from msrun.planning.record_json import encode_record

@@ -16,9 +16,8 @@ from msrun.agent.attempt import Attempt
 from msrun.agent.processes.process_control import Usage
 from msrun.agent.timers import Timers
 from msrun.agent.watch import job_watch
-from msrun.agent.watch.job_watch import JobWatch, LingerWatch, MeetingWatch
+from msrun.agent.watch.job_watch import Hang, JobWatch, LingerWatch, MeetingWatch
 from msrun.agent.watch.progress_board import Progress, ProgressBoard
-from msrun.agent.watch.watchdog import Hang
 from msrun.cluster.membership import Membership
 from msrun.errors import ClusterError, HangTimeout, RendezvousTimeout
 from msrun.planning.placement.host import HostFacts

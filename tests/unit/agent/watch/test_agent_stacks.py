@@ -13,8 +13,15 @@ from pathlib import Path
 import pytest
 from job_runner import is_alive, wait_until
 
-from msrun.agent.watch.evidence import MemoryKillWatch
-from msrun.agent.watch.stacks import Place, catches, find_place, kernel_state, read_place, request_stacks
+from msrun.agent.watch.evidence import (
+    MemoryKillWatch,
+    Place,
+    catches,
+    find_place,
+    kernel_state,
+    read_place,
+    request_stacks,
+)
 from msrun.planning.environment import STACK_SIGNAL
 
 TELLING = f"""

@@ -14,9 +14,9 @@ import pytest
 from job_runner import wait_until
 
 from msrun import contract
+from msrun.agent.watch.evidence import kernel_state
+from msrun.agent.watch.job_watch import Hang, Watchdog, find_lagging
 from msrun.agent.watch.progress_board import Progress, ProgressBoard
-from msrun.agent.watch.stacks import kernel_state
-from msrun.agent.watch.watchdog import Hang, Watchdog, find_lagging
 from msrun.runtime.progress import ProgressRecord
 
 LIMIT_S = 100.0

@@ -23,8 +23,7 @@ SERVER_PROGRAM = Program("module", "msrun.runtime.server")
 MINDSPORE_SCHEDULER = Program("executable", sys.executable, ("-c", "from mindspore.communication import init; init()"))
 """MindSpore's own, at which the workers of real MindSpore meet. MindSpore makes it of the user's script: in a process
 with MS_ROLE=MS_SCHED `init()` serves and never returns. It needs no more than that call (tried with 2.10), so nothing
-of the user's runs in it.
-"""
+of the user's runs in it."""
 
 
 @dataclass
@@ -144,8 +143,7 @@ def late_start(plan: LaunchPlan, host: HostPlan, missing: list[int], log: str) -
 
 def keep_logs(logs: Iterable[str], attempt: int) -> None:
     """Move the logs of an attempt that is over out of the way: `worker_3.log` to `worker_3.attempt_0.log`. Raises
-    ClusterError: one cannot be moved.
-    """
+    ClusterError: one cannot be moved."""
     for log in logs:
         path = Path(log)
         kept = path.with_name(contract.attempt_log_name(path.name, attempt))

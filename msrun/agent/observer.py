@@ -24,8 +24,7 @@ class OwnFaults:
 
     def __init__(self, folder: str | Path, say: Callable[[str], None], *, found_in: str) -> None:
         """`folder`: the log directory; `scheduler.log` there is appended to. `say`: tells the user a line. `found_in`:
-        the folder where the user finds that file; where that is empty, he is told the traceback itself.
-        """
+        the folder where the user finds that file; where that is empty, he is told the traceback itself."""
         self._path = Path(folder, contract.SCHEDULER_LOG)
         self._found_in = found_in
         self._say = say
@@ -44,8 +43,7 @@ class OwnFaults:
     @contextlib.contextmanager
     def kept_from_job(self, what: str) -> Iterator[None]:
         """Let the job go on when this raises an exception; one of a kind is written and told once. `what`: what of
-        msrun it is, as in "display (Console)".
-        """
+        msrun it is, as in "display (Console)"."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - whatever it is, the job does not need it

@@ -1,6 +1,5 @@
 """The processes of msrun beside the workers: the fork server, the scheduler, with rotated logs the log writer,
-parameter servers and, for workers of real MindSpore, its scheduler.
-"""
+parameter servers and, for workers of real MindSpore, its scheduler."""
 
 from __future__ import annotations
 
@@ -54,8 +53,7 @@ class OwnProcesses:
     def exited(self, process_id: int, wait_status: int, *, do_workers_run: bool, has_begun: bool) -> MsrunError | None:
         """Record an end and return why the attempt cannot go on; None when it was the orderly end of the log writer, or
         that of a parameter server whom no worker needs any more. `has_begun`: a rank has joined the world or reported
-        progress. Before that, what ends by itself, such as for want of a package or of memory, would end again.
-        """
+        progress. Before that, what ends by itself, such as for want of a package or of memory, would end again."""
         self._pids.pop(process_id, None)
         how = describe_status(wait_status)
         index = server_index(process_id)
@@ -75,8 +73,7 @@ class OwnProcesses:
 
     def server_ended(self, wait_status: int | None, *, has_begun: bool) -> ClusterError:
         """Return why the attempt cannot go on without its fork server. `wait_status`: None when nobody knows, or msrun
-        has ended it. `has_begun`: as for `exited`.
-        """
+        has ended it. `has_begun`: as for `exited`."""
         kind, limit = self._judge(wait_status, has_begun=has_begun)
         why = f" ({limit})" if limit else ""
         return kind(f"the fork server ended unexpectedly{why}; every worker was stopped with it")

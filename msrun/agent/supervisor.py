@@ -116,8 +116,7 @@ class Supervisor:
         before the job, and are none of its business. `home`: the folder where the user finds `scheduler.log`; empty
         where it goes with the job. `stopped_limit_s`: how long a process of msrun's own may be stopped by a signal.
         `stop_self`: what Ctrl-Z does to this process; None = nothing. `terminal`: of the rank here that the user talks
-        to; closed by the caller.
-        """
+        to; closed by the caller."""
         self._plan, self._host, self._caller, self._strangers = plan, host, caller, strangers
         self._start_own, self._check_again, self._describe = start_own, check_again, describe
         self._board, self._observers, self._tell = board, observers, observers.tell
@@ -154,8 +153,7 @@ class Supervisor:
 
     def run(self, signals: SignalPipe) -> HostResult:
         """Start everything, wait for the end and leave nothing behind. `signals`: what may have come before, too;
-        closed by the caller.
-        """
+        closed by the caller."""
         with selectors.DefaultSelector() as selector:
             self.begin(signals, selector)
             while not self.is_over:

@@ -41,8 +41,7 @@ class Coordinator:
         pool: HostPool | None = None,
     ) -> None:
         """`ranks`: node_rank -> global ranks there. `has_begun`: the job has run before, on other hosts. `pool`: from
-        whom the hosts of another start are chosen, and who has chosen these; None = there are no others.
-        """
+        whom the hosts of another start are chosen, and who has chosen these; None = there are no others."""
         self._pool = pool
         self.losses: dict[int, str] = {}  # hosts that have gone without a result, cannot start again or leave, and why
         self.leaving: set[int] = set()
@@ -70,8 +69,7 @@ class Coordinator:
 
     def hear(self, node_rank: int, message: Message) -> list[Message]:
         """Take one of `REPORTS` from a host; anything else is left out, and so is what is of another attempt. Raises
-        ValueError: no host that works as it should says this.
-        """
+        ValueError: no host that works as it should says this."""
         kind, attempt = message.get("type"), message.get("attempt")
         if type(attempt) is not int:
             return []
@@ -145,8 +143,7 @@ class Coordinator:
         report: FailureReport | None = None,
     ) -> list[Message]:
         """All workers of a host have ended, or none was started. `come`: those that had joined the world. `report`: how
-        the attempt has failed there, from logs that are whole.
-        """
+        the attempt has failed there, from logs that are whole."""
         if self.is_over or attempt != self.attempt or node_rank not in self._busy:
             return []
         self._is_last |= not can_continue

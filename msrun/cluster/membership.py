@@ -44,8 +44,7 @@ class RestartPolicy:
     def delay_s(self, restarts_done: int, exit_code: int | None, *, has_begun: bool = True) -> float | None:
         """Return how long to wait before the next start, or None when the job has ended for good. `restarts_done`: how
         often the job was started again already. `exit_code`: of the worker that failed first, 128 + signal; None when
-        no worker failed. `has_begun`: as for `refuse`.
-        """
+        no worker failed. `has_begun`: as for `refuse`."""
         if restarts_done >= self.max_restarts or self.refuse(exit_code, has_begun=has_begun):
             return None
         return min(MAX_DELAY_S, FIRST_WAIT_S * 2.0 ** (restarts_done - 1)) if restarts_done else 0.0
@@ -58,8 +57,7 @@ class RestartPolicy:
     def refuse(self, exit_code: int | None, *, has_begun: bool) -> str:
         """Return why a failure is none to start again after; empty when it is one. `exit_code`: as for `delay_s`.
         `has_begun`: in this attempt or an earlier one a rank has joined the world or reported progress, or the worker
-        that failed had run for BEGUN_S.
-        """
+        that failed had run for BEGUN_S."""
         if exit_code is None or exit_code in self.restart_on:
             return ""
         if exit_code in self.no_restart_on:
@@ -143,8 +141,7 @@ class Membership:
 
     def exited(self, global_rank: int, wait_status: int, now: float, *, others_go_on: bool = False) -> Decision:
         """Record the end of a worker. The first bad end, by arrival, is the job's first failure and stops the rest.
-        `others_go_on`: a bad end stops nobody; the job fails when all have ended.
-        """
+        `others_go_on`: a bad end stops nobody; the job fails when all have ended."""
         member = self.members[global_rank]
         member.ended_at, member.wait_status, member.ended_itself = now, wait_status, not self.are_told
         if wait_status == 0:

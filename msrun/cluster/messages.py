@@ -69,8 +69,7 @@ def frame(body: bytes) -> bytes:
 
 def encode_message(message: Message) -> bytes:
     """Return the bytes of one message: four bytes of length, then JSON. Raises ValueError: the message is larger than
-    MAX_MESSAGE_BYTES.
-    """
+    MAX_MESSAGE_BYTES."""
     return frame(encode_body(message))
 
 
@@ -94,8 +93,7 @@ class FrameBuffer:
 
     def feed(self, data: bytes, most: int = sys.maxsize) -> list[bytes]:
         """Add bytes and return every body that is now complete, at most so many: the rest waits for the next call.
-        Raises ValueError: a length above the limit.
-        """
+        Raises ValueError: a length above the limit."""
         self._bytes += data
         bodies: list[bytes] = []
         while len(bodies) < most and len(self._bytes) >= HEADER.size:
@@ -118,8 +116,7 @@ class MessageBuffer:
 
     def feed(self, data: bytes) -> list[Message]:
         """Add bytes and return every message that is now complete. Raises ValueError: a length above the limit, or a
-        body that is no message.
-        """
+        body that is no message."""
         return [decode_body(body) for body in self._frames.feed(data)]
 
 
@@ -200,8 +197,7 @@ class Ledger:
 
     def take(self, message: Message) -> bool:
         """Return whether a message of the other side is to be heeded: False for one that came before. Raises
-        MessageMissing: one before it has not come. On a new connection both come again.
-        """
+        MessageMissing: one before it has not come. On a new connection both come again."""
         number = message.get("seq")
         if not isinstance(number, int):
             return True

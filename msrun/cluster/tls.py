@@ -1,6 +1,5 @@
 """TLS of the connections between hosts and scheduler, for jobs with --tls_config only: this host's proof of who it is,
-looked at as the others will look at it before anything starts, and the session of one connection.
-"""
+looked at as the others will look at it before anything starts, and the session of one connection."""
 
 from __future__ import annotations
 
@@ -63,8 +62,7 @@ class _KeyFile:
 
     def __init__(self, spec: TlsSpec, side: Side) -> None:
         """Raises UsageError: file or password is missing or wrong, there is more or less in it than one certificate and
-        one key, or they do not belong together.
-        """
+        one key, or they do not belong together."""
         self.place, self._side = spec.place(f"{side}_cert_path"), side
         path = getattr(spec, f"{side}_cert_path")
         if not path:
@@ -228,8 +226,7 @@ _VERDICTS = {
     79: ("", _NO_CA),
 }
 """What we say of the other side's certificate, and of our own before the other side sees it, by OpenSSL's verification
-errors (X509_V_ERR_*, openssl-verification-options(1)).
-"""
+errors (X509_V_ERR_*, openssl-verification-options(1))."""
 MAX_TURNS = 4  # A handshake of TLS 1.2 has four flights of messages, one of 1.3 three
 
 
@@ -255,8 +252,7 @@ class TlsIdentity:
 
 def open_identity(spec: TlsSpec, side: Side) -> TlsIdentity:
     """Read and try everything that one side needs. Raises UsageError: a file or password is wrong, or the other side
-    would not let us in: expired, revoked, another CA, too weak. Raises ClusterError: this OpenSSL cannot do it.
-    """
+    would not let us in: expired, revoked, another CA, too weak. Raises ClusterError: this OpenSSL cannot do it."""
     now = datetime.datetime.now(datetime.UTC)
     certificates = _read_certificates(spec)
     revocations = _read_revocations(spec, certificates, now)
@@ -396,8 +392,7 @@ class TlsSession:
 
     def receive(self, data: bytes) -> bytes:
         """Return the text in what came over the wire, which may complete the handshake. Raises NotUnderstood: the other
-        side is not let in, does not let us in, or speaks no TLS.
-        """
+        side is not let in, does not let us in, or speaks no TLS."""
         self._incoming.write(data)
         found = bytearray()
         try:

@@ -53,8 +53,7 @@ def _number(path: Path) -> int:
 def group_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[Path, ...]]:
     """Yield the folders of each mounted tree of control groups that has a controller, as version 2 has all of them:
     from the group of this process up to the mount point, as a limit above holds below. `root`: the file system to read
-    /proc and /sys of.
-    """
+    /proc and /sys of."""
     hierarchies = [line.split(":", 2)[1:] for line in _read(root / "proc/self/cgroup").splitlines() if ":" in line]
     paths = [(frozenset(filter(None, names.split(","))), path) for names, path in hierarchies]  # version 2 has no names
     for line in _read(root / "proc/self/mountinfo").splitlines():
@@ -109,8 +108,7 @@ def read_topology(
     """Return the processors of this host and what this process may use of them. What the kernel does not tell (a
     container without /sys, an old kernel) is taken as flat: one NUMA node, every processor a core of its own. `root`:
     the file system to read /proc and /sys of. `affinity`: processors that this process may run on; asked of the kernel
-    when not given. `device_nodes`: NUMA nodes of accelerators, see `Topology.device_nodes`.
-    """
+    when not given. `device_nodes`: NUMA nodes of accelerators, see `Topology.device_nodes`."""
     usable = set(os.sched_getaffinity(0) if affinity is None else affinity)
     limits = read_cgroup_limits(root)
     online = _cpu_list(root / "sys/devices/system/cpu/online") or tuple(sorted(usable))

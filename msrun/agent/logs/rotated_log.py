@@ -35,8 +35,7 @@ def rotated_path(path: str, number: int) -> str:
 
 def rename_log(path: str, new_path: str) -> None:
     """Rename a log that nobody writes any more, with its older files: `new_path`, `new_path.1` and so on. Raises
-    OSError: a file cannot be renamed. A log that is not there is none.
-    """
+    OSError: a file cannot be renamed. A log that is not there is none."""
     number = 0
     while os.path.lexists(rotated_path(path, number)):
         os.replace(rotated_path(path, number), rotated_path(new_path, number))  # noqa: PTH105
@@ -48,8 +47,7 @@ class RotatedLog:
 
     def __init__(self, path: str, rotation: LogRotation) -> None:
         """Open the file, or create it, and go on at its end. Raises OSError: it cannot be opened, or is no plain file
-        of ours.
-        """
+        of ours."""
         self._path = path
         self._rotation = rotation
         self._fd = open_own_file(path, _APPEND)

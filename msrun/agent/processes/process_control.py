@@ -170,8 +170,7 @@ def handles_signal(pid: int, signum: int) -> bool:
 
 def start_time(pid: int) -> int:
     """Return when a process was started, in ticks since the machine was; 0 when it is not there. A process id alone may
-    stand for another process later.
-    """
+    stand for another process later."""
     stat = read_stat(pid)
     return stat.started_at if stat is not None and stat.is_alive else 0
 

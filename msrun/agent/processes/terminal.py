@@ -58,8 +58,7 @@ class RankTerminal:
     ) -> None:
         """`rotation`: None = the log is not rotated. `user`: None = the rank reads this process's own standard input.
         `has_terminal`: whether the user has one; else the rank gets a pipe, and writes to its log as others do.
-        `on_lost`: told when the log is not complete: rank, reason, bytes.
-        """
+        `on_lost`: told when the log is not complete: rank, reason, bytes."""
         self.global_rank = global_rank
         self._log_path = log_path
         self._rotation = rotation or NO_ROTATION
@@ -90,8 +89,7 @@ class RankTerminal:
 
     def given_to(self, specs: Sequence[ProcessSpec]) -> list[ProcessSpec]:
         """Return the processes that are to be started, the rank with its terminal or input. Raises OSError: no terminal
-        can be made.
-        """
+        can be made."""
         more = {"terminal": self._open()} if self._has_terminal else {"has_stdin": True}
         return [replace(spec, **more) if spec.process_id == self.global_rank else spec for spec in specs]
 

@@ -51,8 +51,7 @@ def kernel_state(pid: int) -> str:
 
 def request_stacks(logs: Mapping[int, str], headline: str) -> None:
     """Have every worker write its stacks into its log; for one that cannot, the kernel's view of it is written there.
-    `logs`: process id -> path of its log. `headline`: line that comes first.
-    """
+    `logs`: process id -> path of its log. `headline`: line that comes first."""
     for pid, log_path in logs.items():
         if catches(pid, STACK_SIGNAL):
             _append(log_path, f"\nmsrun: {headline}\n")
@@ -164,8 +163,7 @@ _NO_INPUT = re.compile(rb"^(?:bdb\.BdbQuit|EOFError: EOF when reading a line)\s*
 
 def explain_end(wait_status: int, log: str, global_rank: int, has_input: bool, recorded: str) -> str:
     """Return what else is known of a worker's bad end, for the failure report; empty when nothing is. `has_input`: the
-    user's standard input belongs to it. `recorded`: file in which torch's `record` may have left its exception.
-    """
+    user's standard input belongs to it. `recorded`: file in which torch's `record` may have left its exception."""
     return (
         explain_full_disk(log)
         or explain_limit(wait_status, log)
@@ -190,8 +188,7 @@ def explain_full_disk(path: str) -> str:
 
 def explain_limit(wait_status: int, log: str) -> str:
     """Return which limit has ended a process whose last words are in `log`, and what to do; empty when none is set, or
-    nothing speaks for it.
-    """
+    nothing speaks for it."""
     code = os.waitstatus_to_exitcode(wait_status)
     seconds, _ = resource.getrlimit(resource.RLIMIT_CPU)
     if seconds != resource.RLIM_INFINITY and -code in (signal.SIGXCPU, signal.SIGKILL):
@@ -210,8 +207,7 @@ def explain_no_input(log: str, global_rank: int) -> str:
 
 def read_recorded_error(path: str) -> str:
     """Return the exception that torch's `record` has left, in a line; empty without one. Source:
-    torch.distributed.elastic.multiprocessing.errors.error_handler.
-    """
+    torch.distributed.elastic.multiprocessing.errors.error_handler."""
     try:
         message = json.loads(read_end(path, RECORD_BYTES))["message"]
         text = str(message["message"] if isinstance(message, dict) else message)

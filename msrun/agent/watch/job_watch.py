@@ -33,8 +33,7 @@ class MeetingWatch:
     ) -> None:
         """`limit_s`: how long a rank may wait for the others in init(); negative = for ever. `deserted_s`: how long all
         running ranks may wait in a collective after another has finished; 0 = for ever. `is_patient`: nobody waits too
-        long for a rank that runs.
-        """
+        long for a rank that runs."""
         self._is_patient = is_patient
         self._limit_s, self._deserted_s = limit_s, deserted_s
         self._host_name = host_name
@@ -156,8 +155,7 @@ class LingerWatch:
         """Look once. `running`: global rank -> pid of every worker that runs. `now`: monotonic seconds. Returns the
         ranks that have been found to linger since the last look, with what each waits for, and why the job is to be
         ended: all workers that run linger, and none has done anything for the limit. One whose program has failed ends
-        itself, with its own status.
-        """
+        itself, with its own status."""
         records = {rank: self._board.read(rank) for rank in running}
         lingering = {rank: record for rank, record in records.items() if record.ended_at}
         new = {rank: record.name for rank, record in lingering.items() if rank not in self._told}
@@ -326,8 +324,7 @@ class JobWatch:
         tell: Callable[..., None],
     ) -> None:
         """`on_stuck`: called with the reason and the ranks that the others wait for. `tell`: told of every rank whose
-        program has ended and whose process goes on.
-        """
+        program has ended and whose process goes on."""
         self._plan, self._host, self._board, self._timers = plan, host, board, timers
         self._on_stuck, self._tell = on_stuck, tell
         self.membership = Membership(())  # of the attempt that is watched

@@ -10,7 +10,7 @@ from pathlib import Path
 from msrun import contract
 from msrun.agent.attempt import scheduler_log
 from msrun.agent.logs.own_file import read_end
-from msrun.agent.processes.log_pipes import await_log_writer
+from msrun.agent.processes.log_pipes import END_S, ORPHAN_END_S
 from msrun.agent.processes.process_control import describe_status, exit_code_of, is_stopped, kill_descendants
 from msrun.agent.processes.process_spec import LOG_WRITER_ID, MINDSPORE_SCHEDULER_ID, SCHEDULER_ID, server_index
 from msrun.agent.watch.evidence import explain_limit
@@ -114,7 +114,7 @@ class OwnProcesses:
         the rest.
         """
         kept = [*strangers, self._pids.get(SCHEDULER_ID, 0)]
-        if LOG_WRITER_ID in self._pids:
-            await_log_writer(self._pids[LOG_WRITER_ID], kept)
+        if LOG_WRITER_ID in self._pids:  # it writes the workers' last words
+            kill_descendants(ORPHAN_END_S + END_S, kept, last=self._pids[LOG_WRITER_ID])
         kill_descendants(limit_s, kept)
         return kill_descendants(limit_s, strangers)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from msrun import contract
 from msrun.cluster.failure import FailureReport, JobFailure, fault_of_job, read_report
@@ -115,12 +116,11 @@ class Coordinator:
 
     def unfit(self, node_rank: int, reason: str) -> list[Message]:
         """A host may not take part in the attempt that is about to begin."""
-        failure = fault_of_job(self._job_id, reason, contract.EXIT_CLUSTER)
-        return self.failed(self.attempt, FailureReport(failure, node_rank, is_unfit=True))
+        return self.fail(reason, node_rank=node_rank, is_unfit=True)
 
-    def fail(self, reason: str, exit_code: int = contract.EXIT_CLUSTER) -> list[Message]:
-        """The coordinator itself has seen why the job cannot go on, and cannot be started again."""
-        return self.failed(self.attempt, FailureReport(fault_of_job(self._job_id, reason, exit_code)))
+    def fail(self, reason: str, exit_code: int = contract.EXIT_CLUSTER, **more: Any) -> list[Message]:
+        """The coordinator itself has seen why the job cannot go on and, without `more`, cannot be started again."""
+        return self.failed(self.attempt, FailureReport(fault_of_job(self._job_id, reason, exit_code), **more))
 
     def done(self, node_rank: int, attempt: int, global_rank: int, *, has_come: bool = True) -> list[Message]:
         """A rank has finished. `has_come`: it had joined the world; who joins one that it has not waits in vain."""
@@ -171,8 +171,7 @@ class Coordinator:
 
     def regroup(self, reason: str) -> list[Message]:
         """Start again at once, on the hosts that the pool chooses now."""
-        failure = fault_of_job(self._job_id, reason, contract.EXIT_CLUSTER)
-        return self.failed(self.attempt, FailureReport(failure, can_restart=True))
+        return self.fail(reason, can_restart=True)
 
     def lost(self, node_rank: int, reason: str, exit_code: int = contract.EXIT_CLUSTER) -> list[Message]:
         """A host has gone without having been told that the job is over.

@@ -24,7 +24,7 @@ HOPELESS_CODES = frozenset({contract.EXIT_DO_NOT_RESTART, 126, 127})
 """The worker said so itself; its program cannot be run; its program was not found."""
 UNBEGUN_CODES = frozenset({1, 2})
 """Python's own after an exception, a SyntaxError and a usage error: another start ends in the same way."""
-BEGUN_S = 10.0  # A worker that has run for so long has begun, also one that joins nothing and says nothing
+BEGUN_S = 10.0  # a worker that has run for so long has begun, also one that joins nothing and says nothing
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class RestartPolicy:
     max_restarts: int
     restart_on: tuple[int, ...] = ()  # start again after these exit statuses alone, and always; empty = see `refuse`
     no_restart_on: tuple[int, ...] = ()  # never after these
-    keep_going: bool = False  # A worker that fails ends nobody else
+    keep_going: bool = False  # a worker that fails ends nobody else
 
     @classmethod
     def of(cls, asked: JobTerms) -> RestartPolicy:
@@ -42,9 +42,10 @@ class RestartPolicy:
         return cls(asked.max_restarts, asked.restart_on, asked.no_restart_on, asked.keep_going)
 
     def delay_s(self, restarts_done: int, exit_code: int | None, *, has_begun: bool = True) -> float | None:
-        """Return how long to wait before the next start, or None when the job has ended for good. `restarts_done`: how
-        often the job was started again already. `exit_code`: of the worker that failed first, 128 + signal; None when
-        no worker failed. `has_begun`: as for `refuse`."""
+        """Return how long to wait before the next start, after so many; None when the job has ended for good.
+        `exit_code`: of the worker that failed first, 128 + signal; None when no worker failed. `has_begun`: see
+        `refuse`.
+        """
         if restarts_done >= self.max_restarts or self.refuse(exit_code, has_begun=has_begun):
             return None
         return min(MAX_DELAY_S, FIRST_WAIT_S * 2.0 ** (restarts_done - 1)) if restarts_done else 0.0

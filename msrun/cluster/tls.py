@@ -227,7 +227,7 @@ _VERDICTS = {
 }
 """What we say of the other side's certificate, and of our own before the other side sees it, by OpenSSL's verification
 errors (X509_V_ERR_*, openssl-verification-options(1))."""
-MAX_TURNS = 4  # A handshake of TLS 1.2 has four flights of messages, one of 1.3 three
+MAX_TURNS = 4  # a handshake of TLS 1.2 has four flights of messages, one of 1.3 three
 
 
 @dataclass(frozen=True)
@@ -324,7 +324,7 @@ def _warn(place: str, certificate: x509.Certificate, now: datetime.datetime, war
 
 
 def _shake_hands(ours: ssl.SSLContext, theirs: ssl.SSLContext, *, ours_is_server: bool, server_name: str) -> None:
-    """Let OpenSSL judge our certificate as the other side will. Raises ssl.SSLError: of who did not let the other in."""
+    """Let OpenSSL judge our certificate as the other side will. Raises ssl.SSLError: it would not."""
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     name = (server_name or None) if ours_is_server else None  # which the other side looks for
     one = ours.wrap_bio(back, there, server_side=ours_is_server)

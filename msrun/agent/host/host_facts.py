@@ -1,4 +1,4 @@
-"""Look at this host: processors that may be used and the control groups that limit them, accelerators that are visible."""
+"""Look at this host: processors that may be used, control groups that limit them, accelerators that are visible."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def group_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[Pat
             top, mount_point = (  # the kernel writes blanks in octal
                 re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text) for text in fields.split()[3:5]
             )
-            # A group outside what is mounted here, as a container's own view may have it, leaves the mount point alone.
+            # a group outside what is mounted here, as a container's own view may have it, leaves the mount point alone.
             is_below = ".." not in Path(own).parts and Path(own).is_relative_to(top)
             relative = Path(own).relative_to(top) if is_below else Path()
             base = root / mount_point.lstrip("/")
@@ -83,7 +83,7 @@ class CgroupLimits:
 
 
 def read_cgroup_limits(root: Path = Path("/")) -> CgroupLimits:
-    """Return the limits of this process's groups and all above them that can be seen. `root`: as for `group_folders`."""
+    """Return the limits of this process's groups and all above them that can be seen. `root`: see `group_folders`."""
     folders = [folder for tree in group_folders("cpu", root) for folder in tree]
     quotas = [quota for folder in folders if (quota := _quota(folder)) is not None]
     files = (folder / name for tree in group_folders("cpuset", root) for folder in tree for name in CPUSET_FILES)

@@ -20,7 +20,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msrun import contract
@@ -233,18 +233,6 @@ def is_exiting(pid: int) -> bool:
     set before any of its files is closed."""
     stat = process_control.read_stat(pid)
     return stat is not None and (stat.state == "Z" or bool(stat.flags & PF_EXITING))
-
-
-def await_log_writer(pid: int, strangers: Collection[int]) -> None:
-    """End what is left of a job whose fork server is gone, the log writer last: it writes the workers' last words."""
-    end = time.monotonic() + ORPHAN_END_S + END_S
-    while time.monotonic() < end:
-        process_control.reap_own_children(strangers)
-        left = process_control.descendants(os.getpid(), strangers)
-        if pid not in left:
-            return
-        process_control.signal_processes([other for other in left if other != pid], signal.SIGKILL)
-        time.sleep(process_control.POLL_S)
 
 
 def pipe_bytes(count: int) -> int:

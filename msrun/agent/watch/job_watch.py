@@ -1,4 +1,4 @@
-"""Everything that looks at running workers from time to time: the watchdog, and who waits for whom, and what lingers."""
+"""Everything that looks at running workers from time to time: for a hang, for who waits for whom, for what lingers."""
 
 from __future__ import annotations
 

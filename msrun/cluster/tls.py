@@ -257,7 +257,8 @@ def open_identity(spec: TlsSpec, side: Side) -> TlsIdentity:
     certificates = _read_certificates(spec)
     revocations = _read_revocations(spec, certificates, now)
     pair = _KeyFile(spec, side)
-    authority = b"".join(one.public_bytes(Encoding.PEM) for one in [*certificates, *revocations])
+    known: list[x509.Certificate | x509.CertificateRevocationList] = [*certificates, *revocations]
+    authority = b"".join(one.public_bytes(Encoding.PEM) for one in known)
 
     def context_of(side: Side) -> ssl.SSLContext:
         return _build_context(spec, side, pair, authority, has_revocations=bool(revocations))

@@ -202,9 +202,9 @@ def _run_log_writer(log_pipes: LogPipes) -> NoReturn:
 def _reset_signals(ignored: tuple[int, ...]) -> None:
     """Let signals in, which were held back since the fork, to what a fresh process does with them."""
     signal.set_wakeup_fd(-1)
-    for signum in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT):
-        if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:  # nohup
-            signal.signal(signum, signal.SIG_DFL)  # SIGINT until the program begins
+    for reset in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT):
+        if reset != signal.SIGHUP or signal.getsignal(reset) is not signal.SIG_IGN:  # nohup
+            signal.signal(reset, signal.SIG_DFL)  # SIGINT until the program begins
     for signum in ignored:
         signal.signal(signum, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])

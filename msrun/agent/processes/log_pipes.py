@@ -174,8 +174,8 @@ class LogWriter:
 
     def run(self) -> None:
         """Copy until every pipe is closed or the fork server says that nobody writes any more."""
-        for source in (*self.open, self._channel):
-            self._selector.register(source, selectors.EVENT_READ)
+        for descriptor in (*self.open, self._channel.fileno()):
+            self._selector.register(descriptor, selectors.EVENT_READ)
         while self.open and (left_s := self._time_left()) != 0.0:
             ready = {key.fd for key, _ in self._selector.select(left_s)}
             if self._channel.fileno() in ready and self._hear():

@@ -142,6 +142,6 @@ def parse_record(board: bytes, global_rank: int) -> Progress:
     *numbers, name, ended_at = struct.unpack_from(contract.PROGRESS_RECORD, board, begin)
     text = name.split(b"\0", 1)[0].decode("utf-8", "replace")
     text = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
-    record = Progress(*numbers, text, ended_at)
+    record = Progress(*[*numbers, text, ended_at])
     loss = record.loss if record.steps > 0 else math.nan  # also told by a loop without the runtime's world
     return replace(record, loss=loss, is_waiting=bool(record.is_waiting))

@@ -105,13 +105,6 @@ def test_first_failure_stops_the_others_with_their_grace(job: Job) -> None:
     assert job.loop.result.attempts[0].peak_bytes == {0: 7.0, 1: 7.0}
 
 
-def test_second_interrupt_leaves_no_grace(job: Job) -> None:
-    job.do("run", "signal SIGINT")
-    job.heard()
-    job.do("signal SIGINT")
-    assert [message["grace_s"] for message in job.heard()] == [0.0]
-
-
 def test_job_that_ends_for_good_says_why_it_does_not_start_again(tmp_path: Path) -> None:
     job = Job(tmp_path, restart_on=(9,))
     job.do("run", "fail")

@@ -50,10 +50,7 @@ class Coordinator:
         self.may_go_on = True  # nobody wants the job to end
         self.goes_on = False  # the job is over on these hosts, and goes on on those that the pool has chosen
         self.begun = 0  # the last attempt that has workers
-        self._job_id = job_id
-        self._ranks = ranks
-        self._nodes = set(ranks)
-        self._policy = policy
+        self._job_id, self._ranks, self._nodes, self._policy = job_id, ranks, set(ranks), policy
         self._busy = set(self._nodes)  # those that have not ended their part of the attempt
         self._unready = set(self._nodes)  # those that could not start their workers again yet
         self._done: dict[int, int] = {}  # rank -> node of those that have finished in this attempt

@@ -83,11 +83,8 @@ class ForkServerHandle:
         working_directory: str,
     ) -> None:
         """`passing`: takes the descriptors of `begin`."""
-        self._process = process
-        self.channel = channel
-        self._passing = passing
-        self._env = dict(env)
-        self._working_directory = working_directory
+        self._process, self.channel, self._passing = process, channel, passing
+        self._env, self._working_directory = dict(env), working_directory
 
     @property
     def pid(self) -> int:

@@ -34,10 +34,8 @@ class MeetingWatch:
         """`limit_s`: how long a rank may wait for the others in init(); negative = for ever. `deserted_s`: how long all
         running ranks may wait in a collective after another has finished; 0 = for ever. `is_patient`: nobody waits too
         long for a rank that runs."""
-        self._is_patient = is_patient
-        self._limit_s, self._deserted_s = limit_s, deserted_s
-        self._host_name = host_name
-        self._board = board
+        self._limit_s, self._deserted_s, self._is_patient = limit_s, deserted_s, is_patient
+        self._host_name, self._board = host_name, board
         self._absent: list[int] = []
         self.absent_elsewhere: tuple[int, ...] = ()  # of those who never joined the world
         self.since = 0.0  # when the workers went on after a pause; what was before does not count
@@ -139,9 +137,7 @@ class LingerWatch:
 
     def __init__(self, board: ProgressBoard, logs: Mapping[int, Sequence[str]], limit_s: float) -> None:
         """`limit_s`: how long workers that linger may show no sign of life; 0 = no limit."""
-        self._board = board
-        self._logs = logs
-        self._limit_s = limit_s
+        self._board, self._logs, self._limit_s = board, logs, limit_s
         self.begin()
 
     def begin(self) -> None:
@@ -228,9 +224,7 @@ class Watchdog:
 
     def __init__(self, limit_s: float, board: ProgressBoard, logs: Mapping[int, Sequence[str]]) -> None:
         self.interval_s = min(limit_s / HANG_LOOKS_PER_LIMIT, MAX_INTERVAL_S)  # how often `look` wants to be called
-        self._limit_s = limit_s
-        self._board = board
-        self._logs = logs
+        self._limit_s, self._board, self._logs = limit_s, board, logs
         self._watches: dict[int, _Watch] = {}
         self._last_look: float | None = None
 

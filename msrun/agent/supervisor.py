@@ -25,6 +25,7 @@ from msrun import contract
 from msrun.agent.attempt import (
     Attempt,
     HostResult,
+    OwnProcesses,
     error_file,
     keep_logs,
     late_start,
@@ -32,7 +33,6 @@ from msrun.agent.attempt import (
     worker_specs,
 )
 from msrun.agent.observer import Observers
-from msrun.agent.own_processes import OwnProcesses
 from msrun.agent.processes import process_control
 from msrun.agent.processes.log_pipes import log_writer_specs
 from msrun.agent.processes.process_control import describe_status, exit_code_of, signal_name
@@ -577,7 +577,8 @@ class Supervisor:
             self._end_explained()
 
     def _end_explained(self) -> None:
-        self._watch.explain_hang(self._attempt)
+        if found := self._watch.explain_hang(self._attempt.fault):
+            self._attempt.fault, self._attempt.lagging, self._attempt.doing = found
         self._report_failure()
         self._stop("the job is stuck")
 

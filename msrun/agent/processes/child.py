@@ -125,6 +125,7 @@ def become(spec: ProcessSpec, given: Given) -> Main:
     if not is_scheduler and not own_pipes:
         die_with_parent(given.server_pid)
     os.setsid()
+    # Those of the log writer are meant for workers, whose last words are to come.
     _reset_signals(ignored=(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if own_pipes else ())
     if spec.terminal:
         _take_terminal(spec.terminal)

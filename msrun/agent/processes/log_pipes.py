@@ -84,8 +84,6 @@ class LogPipes:
     def run_log_writer(self) -> int:
         """Be the log writer until the end of the job; stdout is `scheduler.log`. Returns EXIT_OK, or EXIT_CLUSTER when
         a log could not even be opened."""
-        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # meant for workers, whose last words are to come
-            signal.signal(signum, signal.SIG_IGN)
         record = Record(sys.stdout)
         try:
             writer = LogWriter(self._readers, self._paths, Channel(self._theirs), self._rotation, record)

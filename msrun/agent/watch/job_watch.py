@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from msrun import contract
-from msrun.agent.attempt import Attempt
 from msrun.agent.processes.joining import request_dumps
 from msrun.agent.processes.process_control import session_usage
 from msrun.agent.timers import Timers
@@ -417,15 +416,16 @@ class JobWatch:
         if prefix := self._host.common_env.get(contract.MSRUN_FLIGHT_RECORDER):
             request_dumps(prefix, running)
 
-    def explain_hang(self, attempt: Attempt) -> None:
-        """Name who holds up whom, and where, by the stacks that were requested: for workers that say nothing of it."""
+    def explain_hang(self, fault: BaseException | None) -> tuple[HangTimeout, tuple[int, ...], dict[int, str]] | None:
+        """Return who holds up whom, and where, by the stacks that were requested: the error, the ranks that lag, and
+        what each rank does. None where workers say themselves, or nothing of it.
+        """
         hang, places = self._hang, self._places()
-        if hang is None or not isinstance(attempt.fault, HangTimeout) or not places or hang.lagging != tuple(places):
-            return  # somebody cannot say where it stands, is stopped, or has reported fewer steps
+        if hang is None or not isinstance(fault, HangTimeout) or not places or hang.lagging != tuple(places):
+            return None  # somebody cannot say where it stands, is stopped, or has reported fewer steps
         doing = {rank: place.describe() or hang.doing[rank] for rank, place in places.items()}
         lagging = tuple(rank for rank, place in places.items() if not place.waits_in) or hang.lagging
-        attempt.doing, attempt.lagging = doing, lagging
-        attempt.fault = self._hang_error(replace(hang, lagging=lagging, doing=doing))
+        return self._hang_error(replace(hang, lagging=lagging, doing=doing)), lagging, doing
 
     def do_all_wait(self) -> bool:
         """Return whether all workers here stand in a collective, by their stacks: somebody elsewhere holds them up."""

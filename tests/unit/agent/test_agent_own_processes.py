@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from plans import small_plan
 
-from msrun.agent import own_processes as module
+from msrun.agent import attempt as module
+from msrun.agent.attempt import LAST_WORDS_BYTES, OwnProcesses
 from msrun.agent.observer import Observers, OwnFaults
-from msrun.agent.own_processes import LAST_WORDS_BYTES, OwnProcesses
 from msrun.agent.processes.process_spec import FIRST_SERVER_ID, LOG_WRITER_ID, SCHEDULER_ID
 from msrun.cluster.membership import Membership
 from msrun.errors import ClusterError, OwnProcessLost, ServerFailed

@@ -24,8 +24,7 @@ class OwnFaults:
 
     def __init__(self, folder: str | Path, say: Callable[[str], None], *, found_in: str) -> None:
         """`folder`: the log directory; `scheduler.log` there is appended to. `say`: tells the user a line. `found_in`:
-        the folder where the user finds that file; where that is empty, he is told the traceback itself.
-        """
+        the folder where the user finds that file; where that is empty, he is told the traceback itself."""
         self._path = Path(folder, contract.SCHEDULER_LOG)
         self._found_in = found_in
         self._say = say
@@ -44,8 +43,7 @@ class OwnFaults:
     @contextlib.contextmanager
     def kept_from_job(self, what: str) -> Iterator[None]:
         """Let the job go on when this raises an exception; one of a kind is written and told once. `what`: what of
-        msrun it is, as in "display (Console)".
-        """
+        msrun it is, as in "display (Console)"."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - whatever it is, the job does not need it
@@ -85,19 +83,16 @@ class OwnFaults:
             self._told.add(kind)
         if not is_new:
             return False, f"see {self._path.name}"
-        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-        text = traceback_of(error)
-        data = f"{stamp} msrun's own {what} failed (thread {threading.current_thread().name}):\n{text}".encode(
-            "utf-8", "backslashreplace"
-        )
+        text, thread = traceback_of(error), threading.current_thread().name
+        line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} msrun's own {what} failed (thread {thread}):\n{text}"
+        told = f"traceback:\n{text.rstrip()}"
         try:
             descriptor = open_own_file(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             with os.fdopen(descriptor, "ab") as file:
-                file.write(data)
+                file.write(line.encode("utf-8", "backslashreplace"))
         except OSError:
-            return True, f"traceback:\n{text.rstrip()}"
-        where = f"traceback in {self._found_in}/{self._path.name}"
-        return True, where if self._found_in else f"traceback:\n{text.rstrip()}"
+            return True, told
+        return True, f"traceback in {self._found_in}/{self._path.name}" if self._found_in else told
 
 
 class Observer:

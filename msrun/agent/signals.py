@@ -30,8 +30,7 @@ class SignalPipe:
         self, forward: tuple[int, ...] = (), *, ignore_afterwards: bool = False, time_limit_s: float = 0.0
     ) -> None:
         """Prepare a pipe. `ignore_afterwards`: leave these signals ignored at the end, instead of as they were.
-        `time_limit_s`: after how many seconds ALRM comes, once; 0 = never.
-        """
+        `time_limit_s`: after how many seconds ALRM comes, once; 0 = never."""
         self._ignore_afterwards = ignore_afterwards
         self.time_limit_s = time_limit_s
         forward = (*forward, signal.SIGALRM) if time_limit_s else forward

@@ -25,6 +25,7 @@ from msrun import contract
 from msrun.agent.attempt import (
     Attempt,
     HostResult,
+    OwnProcesses,
     error_file,
     keep_logs,
     late_start,
@@ -32,7 +33,6 @@ from msrun.agent.attempt import (
     worker_specs,
 )
 from msrun.agent.observer import Observers
-from msrun.agent.own_processes import OwnProcesses
 from msrun.agent.processes import process_control
 from msrun.agent.processes.log_pipes import log_writer_specs
 from msrun.agent.processes.process_control import describe_status, exit_code_of, signal_name
@@ -40,10 +40,9 @@ from msrun.agent.processes.server_handle import ForkServerHandle
 from msrun.agent.processes.terminal import RankTerminal
 from msrun.agent.signals import SignalPipe
 from msrun.agent.timers import Pause, Timers
-from msrun.agent.watch.evidence import MemoryKillWatch, explain_end, explain_limit
+from msrun.agent.watch.evidence import STACK_WAIT_S, MemoryKillWatch, explain_end, explain_limit
 from msrun.agent.watch.job_watch import JobWatch
 from msrun.agent.watch.progress_board import ProgressBoard
-from msrun.agent.watch.stacks import STACK_WAIT_S
 from msrun.cluster.failure import FailureReport, fault_of_job, read_report
 from msrun.cluster.membership import Decision, Membership, WorkerState
 from msrun.cluster.messages import Channel, Message
@@ -117,8 +116,7 @@ class Supervisor:
         before the job, and are none of its business. `home`: the folder where the user finds `scheduler.log`; empty
         where it goes with the job. `stopped_limit_s`: how long a process of msrun's own may be stopped by a signal.
         `stop_self`: what Ctrl-Z does to this process; None = nothing. `terminal`: of the rank here that the user talks
-        to; closed by the caller.
-        """
+        to; closed by the caller."""
         self._plan, self._host, self._caller, self._strangers = plan, host, caller, strangers
         self._start_own, self._check_again, self._describe = start_own, check_again, describe
         self._board, self._observers, self._tell = board, observers, observers.tell
@@ -155,8 +153,7 @@ class Supervisor:
 
     def run(self, signals: SignalPipe) -> HostResult:
         """Start everything, wait for the end and leave nothing behind. `signals`: what may have come before, too;
-        closed by the caller.
-        """
+        closed by the caller."""
         with selectors.DefaultSelector() as selector:
             self.begin(signals, selector)
             while not self.is_over:
@@ -580,7 +577,8 @@ class Supervisor:
             self._end_explained()
 
     def _end_explained(self) -> None:
-        self._watch.explain_hang(self._attempt)
+        if found := self._watch.explain_hang(self._attempt.fault):
+            self._attempt.fault, self._attempt.lagging, self._attempt.doing = found
         self._report_failure()
         self._stop("the job is stuck")
 

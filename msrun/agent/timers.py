@@ -84,8 +84,7 @@ class Pause:
     ) -> None:
         """`ask`: asks the fork server for something, "pause" or "resume". `note_pause`: called when one is over.
         `stop_self`: stops this process until it is continued; None = it goes on, and is told of the end by SIGCONT.
-        `forwarded`: signals that are for the workers.
-        """
+        `forwarded`: signals that are for the workers."""
         self._ask, self._timers, self._note_pause = ask, timers, note_pause
         self._stop_self, self._forwarded = stop_self, forwarded
         self._is_on = False

@@ -4,9 +4,10 @@ A job asks one that is like it for a fork server, or starts one for next time. A
 What it forks gets the job's environment, directory and descriptors, and answers to the job's agent as a fork server
 that the agent has started itself; where it is killed, the agent ends what it has left, by the job's mark.
 
-Protocol, over its socket, one connection a job: agent -> warm server one byte, with the descriptors of the fork
-server's two channels and its directory; then start {job_id, agent_pid, environment, imports}, or stop {} warm server ->
-agent started {pid}; stale {path}; stopping {}
+Protocol, over its socket, one connection a job:
+    agent -> warm server   one byte, with the descriptors of the fork server's two channels and its directory; then
+                           start {job_id, agent_pid, environment, imports}, or stop {}
+    warm server -> agent   started {pid};   stale {path};   stopping {}
 """
 
 from __future__ import annotations
@@ -60,8 +61,7 @@ def likeness(env: Mapping[str, str], imports: Sequence[str], working_directory: 
     """Return a short word that is equal for two jobs exactly when one warm server can serve both. It stands for
     interpreter, msrun's code, imported packages, variables that are read at import, user, capabilities, limits, cores,
     priority, control group and namespaces. `env`: that of the fork server. `imports`: what it imports before it has a
-    job. Of packages that one job names, others may find more imported.
-    """
+    job. Of packages that one job names, others may find more imported."""
     search = [part for part in env.get("PYTHONPATH", "").split(os.pathsep) if part]
     limits = {name for name in dir(resource) if name.startswith("RLIMIT_")} - {"RLIMIT_NOFILE", "RLIMIT_OFILE"}
     namespaces = sorted(Path("/proc/self/ns").iterdir()) if Path("/proc/self/ns").is_dir() else []
@@ -108,8 +108,7 @@ def _stamp(path: str) -> tuple[int, int] | None:
 
 def warm_folder(caller: Mapping[str, str]) -> Path:
     """Return the folder, made where it was not there: below XDG_RUNTIME_DIR, else in the temporary folder. Raises
-    UsageError: it belongs to another user, or others may look into it.
-    """
+    UsageError: it belongs to another user, or others may look into it."""
     runtime = caller.get("XDG_RUNTIME_DIR", "")
     base = Path(runtime) if runtime and os.access(runtime, os.W_OK) else Path(tempfile.gettempdir())
     folder = base / f"msrun-warm-{os.geteuid()}"
@@ -198,8 +197,7 @@ def start_warm(
     warm: WarmStart, *, env: Mapping[str, str], working_directory: str, job_id: str, caller: Mapping[str, str]
 ) -> ForkServerHandle | None:
     """Return a fork server that has imported already, for `begin`; None where no warm server is ready. Then one is
-    started beside the job, for the next. Raises UsageError: others could reach the user's warm servers.
-    """
+    started beside the job, for the next. Raises UsageError: others could reach the user's warm servers."""
     path = warm_folder(caller) / f"{likeness(env, warm.imports, working_directory)}.sock"
     with contextlib.suppress(OSError), locked(path, waits=True), socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(ANSWER_S)
@@ -280,8 +278,7 @@ def _start_server(path: Path, warm: WarmStart, env: Mapping[str, str], working_d
 
 def stop_warm_servers(caller: Mapping[str, str]) -> int:
     """Let every warm server of this user end once its jobs are over; returns how many there were. Raises UsageError:
-    others could reach the user's warm servers.
-    """
+    others could reach the user's warm servers."""
     count = 0
     folder = warm_folder(caller)
     for path in sorted([*folder.glob("*.sock"), *folder.glob("*.new")]):
@@ -337,8 +334,7 @@ class Asked:
 
 class WarmServer:
     """Event loop of a warm server: imports once, then forks the fork server of every job that asks, until nobody has
-    for a while. `serve` returns in a forked child, as `Asked`, and ends as None in the server.
-    """
+    for a while. `serve` returns in a forked child, as `Asked`, and ends as None in the server."""
 
     def __init__(self, listener: socket.socket, path: Path, idle_s: float, imports: Sequence[str]) -> None:
         """`imports`: what it has imported already."""
@@ -452,8 +448,7 @@ def import_all(names: Sequence[str]) -> bool:
 
 def main() -> Main:
     """Entry point, which returns in a worker. argv holds the listening descriptor, the socket's path, idle seconds, and
-    what to import.
-    """
+    what to import."""
     from msrun.agent.processes.child import name_process
     from msrun.agent.processes.process_control import adopt_orphans
 

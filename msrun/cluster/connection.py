@@ -116,8 +116,7 @@ class Connection:
         """Return whole bodies that have come; sets `is_closed` at the end of the stream. Until the other side is
         trusted it is one at a time: what that one leads to decides who reads the next, and how long that may be. Raises
         ValueError: what came is too long. Raises NotUnderstood: the other side speaks TLS and this one does not, the
-        reverse, or it is not let in.
-        """
+        reverse, or it is not let in."""
         if waiting := self._buffer.feed(b"", self._most):
             return waiting
         try:
@@ -210,8 +209,7 @@ class Caller:
 
     def __init__(self, connection: Connection, token: bytes, place: str, request: Callable[[], HostRequest]) -> None:
         """Say the first words. `place`: the scheduler's address and port, for errors. `request`: what this host asks
-        for, once the scheduler has said hello.
-        """
+        for, once the scheduler has said hello."""
         self.connection, self._token, self.place, self._request = connection, token, place, request
         self.nonce = new_nonce()
         self._is_greeted = False
@@ -219,8 +217,7 @@ class Caller:
 
     def take(self, body: bytes) -> float | None:
         """Take what the scheduler has said; how long it may be silent, once it has let this host in. Raises Refused:
-        this host is not let in, or what answers is no scheduler.
-        """
+        this host is not let in, or what answers is no scheduler."""
         if body.startswith(REFUSED):
             reason = body.removeprefix(REFUSED).decode("utf-8", "replace")
             printable = "".join(letter if letter.isprintable() else "?" for letter in reason[:MAX_REASON])

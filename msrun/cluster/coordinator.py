@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from msrun import contract
 from msrun.cluster.failure import FailureReport, JobFailure, fault_of_job, read_report
@@ -41,8 +42,7 @@ class Coordinator:
         pool: HostPool | None = None,
     ) -> None:
         """`ranks`: node_rank -> global ranks there. `has_begun`: the job has run before, on other hosts. `pool`: from
-        whom the hosts of another start are chosen, and who has chosen these; None = there are no others.
-        """
+        whom the hosts of another start are chosen, and who has chosen these; None = there are no others."""
         self._pool = pool
         self.losses: dict[int, str] = {}  # hosts that have gone without a result, cannot start again or leave, and why
         self.leaving: set[int] = set()
@@ -50,10 +50,7 @@ class Coordinator:
         self.may_go_on = True  # nobody wants the job to end
         self.goes_on = False  # the job is over on these hosts, and goes on on those that the pool has chosen
         self.begun = 0  # the last attempt that has workers
-        self._job_id = job_id
-        self._ranks = ranks
-        self._nodes = set(ranks)
-        self._policy = policy
+        self._job_id, self._ranks, self._nodes, self._policy = job_id, ranks, set(ranks), policy
         self._busy = set(self._nodes)  # those that have not ended their part of the attempt
         self._unready = set(self._nodes)  # those that could not start their workers again yet
         self._done: dict[int, int] = {}  # rank -> node of those that have finished in this attempt
@@ -70,8 +67,7 @@ class Coordinator:
 
     def hear(self, node_rank: int, message: Message) -> list[Message]:
         """Take one of `REPORTS` from a host; anything else is left out, and so is what is of another attempt. Raises
-        ValueError: no host that works as it should says this.
-        """
+        ValueError: no host that works as it should says this."""
         kind, attempt = message.get("type"), message.get("attempt")
         if type(attempt) is not int:
             return []
@@ -117,12 +113,11 @@ class Coordinator:
 
     def unfit(self, node_rank: int, reason: str) -> list[Message]:
         """A host may not take part in the attempt that is about to begin."""
-        failure = fault_of_job(self._job_id, reason, contract.EXIT_CLUSTER)
-        return self.failed(self.attempt, FailureReport(failure, node_rank, is_unfit=True))
+        return self.fail(reason, node_rank=node_rank, is_unfit=True)
 
-    def fail(self, reason: str, exit_code: int = contract.EXIT_CLUSTER) -> list[Message]:
-        """The coordinator itself has seen why the job cannot go on, and cannot be started again."""
-        return self.failed(self.attempt, FailureReport(fault_of_job(self._job_id, reason, exit_code)))
+    def fail(self, reason: str, exit_code: int = contract.EXIT_CLUSTER, **more: Any) -> list[Message]:
+        """The coordinator itself has seen why the job cannot go on and, without `more`, cannot be started again."""
+        return self.failed(self.attempt, FailureReport(fault_of_job(self._job_id, reason, exit_code), **more))
 
     def done(self, node_rank: int, attempt: int, global_rank: int, *, has_come: bool = True) -> list[Message]:
         """A rank has finished. `has_come`: it had joined the world; who joins one that it has not waits in vain."""
@@ -145,8 +140,7 @@ class Coordinator:
         report: FailureReport | None = None,
     ) -> list[Message]:
         """All workers of a host have ended, or none was started. `come`: those that had joined the world. `report`: how
-        the attempt has failed there, from logs that are whole.
-        """
+        the attempt has failed there, from logs that are whole."""
         if self.is_over or attempt != self.attempt or node_rank not in self._busy:
             return []
         self._is_last |= not can_continue
@@ -174,8 +168,7 @@ class Coordinator:
 
     def regroup(self, reason: str) -> list[Message]:
         """Start again at once, on the hosts that the pool chooses now."""
-        failure = fault_of_job(self._job_id, reason, contract.EXIT_CLUSTER)
-        return self.failed(self.attempt, FailureReport(failure, can_restart=True))
+        return self.fail(reason, can_restart=True)
 
     def lost(self, node_rank: int, reason: str, exit_code: int = contract.EXIT_CLUSTER) -> list[Message]:
         """A host has gone without having been told that the job is over.

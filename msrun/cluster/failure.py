@@ -96,8 +96,7 @@ def _checked(failure: JobFailure) -> JobFailure:
 def merge_failures(failure: JobFailure, hosts: Iterable[JobFailure]) -> JobFailure:
     """Return the job's failure with what its hosts know of their own workers. `failure`: the coordinator's: it says
     what the reason is. `hosts`: as each host has seen the end. Each knows how its workers ended, and the one whose
-    worker it is has read that worker's log again since.
-    """
+    worker it is has read that worker's log again since."""
     found = list(hosts)
     newest = {worker.global_rank: worker for host in found for worker in host.guilty}
     failure = failure.change_workers(lambda worker: newest.pop(worker.global_rank, worker))

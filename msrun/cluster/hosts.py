@@ -97,17 +97,23 @@ class Registry:
                 f"an extra host: the job is complete with {self._worker_num} workers on {len(self._requests)} hosts"
             )
         self._check_beside(request)
-        if self._expected:
-            self._check_expected(request)
-        missing = self._worker_num - self.registered
-        if request.local_worker_num > missing:
+        node, count, missing = request.node_rank, request.local_worker_num, self._worker_num - self.registered
+        assignment = self._expected.get(node)
+        if self._expected and (assignment is None or len(assignment.ranks) != count):
+            raise Refused(f"--node_rank {node} with {count_workers(count)}: not in the table")
+        if count > missing:
             raise Refused(
-                f"--local_worker_num {request.local_worker_num}: only {missing} of {self._worker_num} workers are "
-                "missing; the numbers of all hosts must add up to --worker_num"
+                f"--local_worker_num {count}: only {missing} of {self._worker_num} workers are missing; the numbers of "
+                "all hosts must add up to --worker_num"
             )
-        self._check_gap(request, missing)
-        self._requests[key] = self._by_node[request.node_rank] = request
-        self.registered += request.local_worker_num
+        nodes = sorted([node, *(other.node_rank for other in self._requests.values())])
+        if node >= 0 and count == missing and nodes != list(range(len(nodes))):
+            raise Refused(
+                f"--node_rank {node}: with it all {self._worker_num} workers are there, but the hosts are "
+                f"{fold_ranks(nodes)}; {len(nodes)} hosts have the node_ranks 0 to {len(nodes) - 1}"
+            )
+        self._requests[key] = self._by_node[node] = request
+        self.registered += count
 
     def check_late(self, request: HostRequest) -> None:
         """Look at a host that comes while the job runs on others. Raises Refused: it does not fit this job."""
@@ -148,24 +154,6 @@ class Registry:
         if (beside := next(same, None)) is not None and request.node_rank < 0 and not is_loopback(request.address):
             raise Refused(
                 f"address {request.address} is taken by {beside.describe()}: one msrun starts all workers of a host"
-            )
-
-    def _check_expected(self, request: HostRequest) -> None:
-        assignment = self._expected.get(request.node_rank)
-        if assignment is None or len(assignment.ranks) != request.local_worker_num:
-            raise Refused(
-                f"--node_rank {request.node_rank} with {count_workers(request.local_worker_num)}: not in the table"
-            )
-
-    def _check_gap(self, request: HostRequest, missing: int) -> None:
-        """The last host must not leave an index without a host."""
-        if request.node_rank < 0 or request.local_worker_num < missing:
-            return
-        nodes = sorted([request.node_rank, *(other.node_rank for other in self._requests.values())])
-        if nodes != list(range(len(nodes))):
-            raise Refused(
-                f"--node_rank {request.node_rank}: with it all {self._worker_num} workers are there, but the hosts are "
-                f"{fold_ranks(nodes)}; {len(nodes)} hosts have the node_ranks 0 to {len(nodes) - 1}"
             )
 
     def can_do_with(self, min_hosts: int) -> bool:

@@ -24,7 +24,7 @@ HOPELESS_CODES = frozenset({contract.EXIT_DO_NOT_RESTART, 126, 127})
 """The worker said so itself; its program cannot be run; its program was not found."""
 UNBEGUN_CODES = frozenset({1, 2})
 """Python's own after an exception, a SyntaxError and a usage error: another start ends in the same way."""
-BEGUN_S = 10.0  # A worker that has run for so long has begun, also one that joins nothing and says nothing
+BEGUN_S = 10.0  # a worker that has run for so long has begun, also one that joins nothing and says nothing
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class RestartPolicy:
     max_restarts: int
     restart_on: tuple[int, ...] = ()  # start again after these exit statuses alone, and always; empty = see `refuse`
     no_restart_on: tuple[int, ...] = ()  # never after these
-    keep_going: bool = False  # A worker that fails ends nobody else
+    keep_going: bool = False  # a worker that fails ends nobody else
 
     @classmethod
     def of(cls, asked: JobTerms) -> RestartPolicy:
@@ -42,9 +42,9 @@ class RestartPolicy:
         return cls(asked.max_restarts, asked.restart_on, asked.no_restart_on, asked.keep_going)
 
     def delay_s(self, restarts_done: int, exit_code: int | None, *, has_begun: bool = True) -> float | None:
-        """Return how long to wait before the next start, or None when the job has ended for good. `restarts_done`: how
-        often the job was started again already. `exit_code`: of the worker that failed first, 128 + signal; None when
-        no worker failed. `has_begun`: as for `refuse`.
+        """Return how long to wait before the next start, after so many; None when the job has ended for good.
+        `exit_code`: of the worker that failed first, 128 + signal; None when no worker failed. `has_begun`: see
+        `refuse`.
         """
         if restarts_done >= self.max_restarts or self.refuse(exit_code, has_begun=has_begun):
             return None
@@ -58,8 +58,7 @@ class RestartPolicy:
     def refuse(self, exit_code: int | None, *, has_begun: bool) -> str:
         """Return why a failure is none to start again after; empty when it is one. `exit_code`: as for `delay_s`.
         `has_begun`: in this attempt or an earlier one a rank has joined the world or reported progress, or the worker
-        that failed had run for BEGUN_S.
-        """
+        that failed had run for BEGUN_S."""
         if exit_code is None or exit_code in self.restart_on:
             return ""
         if exit_code in self.no_restart_on:
@@ -143,8 +142,7 @@ class Membership:
 
     def exited(self, global_rank: int, wait_status: int, now: float, *, others_go_on: bool = False) -> Decision:
         """Record the end of a worker. The first bad end, by arrival, is the job's first failure and stops the rest.
-        `others_go_on`: a bad end stops nobody; the job fails when all have ended.
-        """
+        `others_go_on`: a bad end stops nobody; the job fails when all have ended."""
         member = self.members[global_rank]
         member.ended_at, member.wait_status, member.ended_itself = now, wait_status, not self.are_told
         if wait_status == 0:

@@ -35,10 +35,14 @@ class NotUnderstood(ValueError):
 
 def encode_body(message: Message) -> bytes:
     """Return a message as JSON text. Raises ValueError: it is larger than MAX_MESSAGE_BYTES."""
-    body = json.dumps(message, separators=(",", ":")).encode("utf-8", "surrogateescape")
+    body = _as_json(message).encode("utf-8", "surrogateescape")
     if len(body) > MAX_MESSAGE_BYTES:
         raise ValueError(f"message of {len(body)} bytes: at most {MAX_MESSAGE_BYTES} are allowed")
     return body
+
+
+def _as_json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
 
 
 def decode_body(body: bytes) -> Message:
@@ -65,8 +69,7 @@ def frame(body: bytes) -> bytes:
 
 def encode_message(message: Message) -> bytes:
     """Return the bytes of one message: four bytes of length, then JSON. Raises ValueError: the message is larger than
-    MAX_MESSAGE_BYTES.
-    """
+    MAX_MESSAGE_BYTES."""
     return frame(encode_body(message))
 
 
@@ -90,8 +93,7 @@ class FrameBuffer:
 
     def feed(self, data: bytes, most: int = sys.maxsize) -> list[bytes]:
         """Add bytes and return every body that is now complete, at most so many: the rest waits for the next call.
-        Raises ValueError: a length above the limit.
-        """
+        Raises ValueError: a length above the limit."""
         self._bytes += data
         bodies: list[bytes] = []
         while len(bodies) < most and len(self._bytes) >= HEADER.size:
@@ -107,15 +109,14 @@ class FrameBuffer:
 
 
 class MessageBuffer:
-    """Collects received bytes and gives back whole messages. Owned by one reader."""
+    """The same of whole messages."""
 
     def __init__(self) -> None:
         self._frames = FrameBuffer(MAX_MESSAGE_BYTES)
 
     def feed(self, data: bytes) -> list[Message]:
         """Add bytes and return every message that is now complete. Raises ValueError: a length above the limit, or a
-        body that is no message.
-        """
+        body that is no message."""
         return [decode_body(body) for body in self._frames.feed(data)]
 
 
@@ -196,8 +197,7 @@ class Ledger:
 
     def take(self, message: Message) -> bool:
         """Return whether a message of the other side is to be heeded: False for one that came before. Raises
-        MessageMissing: one before it has not come. On a new connection both come again.
-        """
+        MessageMissing: one before it has not come. On a new connection both come again."""
         number = message.get("seq")
         if not isinstance(number, int):
             return True
@@ -221,7 +221,7 @@ def unpack_text(packed: str) -> str:
 
 def pack_hosts(hosts: Sequence[HostAssignment]) -> str:
     """Return the hosts of a job as they go to each of them."""
-    return pack_text(json.dumps([host.to_json() for host in hosts], separators=(",", ":")) if hosts else "")
+    return pack_text(_as_json([host.to_json() for host in hosts]) if hosts else "")
 
 
 def unpack_hosts(packed: str) -> tuple[HostAssignment, ...]:

@@ -28,8 +28,7 @@ class OwnThread(threading.Thread):
         goes_on: bool = False,
     ) -> None:
         """`on_fault`: called by the thread with the first that `work` raises. `goes_on`: `work` is begun again after a
-        fault, until it returns: it has to carry out the end of the job.
-        """
+        fault, until it returns: it has to carry out the end of the job."""
         super().__init__(name=name, daemon=True)
         self._work, self._on_fault, self._goes_on = work, on_fault, goes_on
         self.fault: BaseException | None = None  # the first that was raised
@@ -56,8 +55,7 @@ def print_fault(error: BaseException) -> None:
 
 def describe_fault(error: BaseException, where: str = "its traceback is in scheduler.log") -> str:
     """Return a fault of msrun itself as one line: "msrun itself failed: OSError: ..., while it read worker_0.log".
-    `where`: how the line ends.
-    """
+    `where`: how the line ends."""
     return f"msrun itself failed: {name_fault(error)}; {where}"
 
 

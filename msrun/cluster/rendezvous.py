@@ -42,8 +42,7 @@ class UnresolvedName(ClusterError):
 
 def resolve_address(name: str) -> str:
     """Return the numeric address of the scheduler's host; a numeric one comes back as it is. Raises UnresolvedName:
-    nothing of that name is known now. Raises UsageError: this host takes it for its own loopback address.
-    """
+    nothing of that name is known now. Raises UsageError: this host takes it for its own loopback address."""
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
@@ -78,8 +77,7 @@ _NEIGHBOUR_TRIES = 20
 
 def listen(address: str, port: int, remedy: str = "leave it out to take a free port") -> socket.socket:
     """Return a listening socket on `address`, IPv4 or IPv6; port 0 takes a free one, where possible before another.
-    `remedy`: what the user can do when the port is taken. Raises UsageError: the port is in use or not allowed.
-    """
+    `remedy`: what the user can do when the port is taken. Raises UsageError: the port is in use or not allowed."""
     try:
         listener = _bound(address, port)
         for _ in range(_NEIGHBOUR_TRIES if port == 0 else 0):
@@ -185,8 +183,7 @@ class StoreHost:
 
     def _serve(self) -> TCPStore:
         """Start torch's store on the socket, which listens already. The libuv server of torch cannot take over a socket
-        (torch 2.11 to 2.13), the older one can.
-        """
+        (torch 2.11 to 2.13), the older one can."""
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         address, port = self._listener.getsockname()[:2]
@@ -198,8 +195,7 @@ class StoreHost:
     def do_without(self, *, is_store_needed: bool) -> None:
         """Act for a Python without torch, which hardly any worker then asks for a store. On one host rank 0 of a torch
         program of another Python opens the store itself, at the same address. The workers of several hosts have been
-        told to expect it: the first that asks for it ends the job.
-        """
+        told to expect it: the first that asks for it ends the job."""
         if is_store_needed:
             OwnThread("msrun-store", self._end_at_first_client, _end).start()
         else:
@@ -222,8 +218,7 @@ def _end(error: BaseException) -> None:
 
 def limit_memory(more_bytes: int) -> None:
     """Let this process have so much more memory than it has now, and no more. torch's store takes memory for a value
-    when its length has come; it has no limit, and nobody proves who he is.
-    """
+    when its length has come; it has no limit, and nobody proves who he is."""
     status = Path("/proc/self/status").read_bytes()
     now = next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith(b"VmData:"))
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)

@@ -1,6 +1,5 @@
 """TLS of the connections between hosts and scheduler, for jobs with --tls_config only: this host's proof of who it is,
-looked at as the others will look at it before anything starts, and the session of one connection.
-"""
+looked at as the others will look at it before anything starts, and the session of one connection."""
 
 from __future__ import annotations
 
@@ -63,8 +62,7 @@ class _KeyFile:
 
     def __init__(self, spec: TlsSpec, side: Side) -> None:
         """Raises UsageError: file or password is missing or wrong, there is more or less in it than one certificate and
-        one key, or they do not belong together.
-        """
+        one key, or they do not belong together."""
         self.place, self._side = spec.place(f"{side}_cert_path"), side
         path = getattr(spec, f"{side}_cert_path")
         if not path:
@@ -228,9 +226,8 @@ _VERDICTS = {
     79: ("", _NO_CA),
 }
 """What we say of the other side's certificate, and of our own before the other side sees it, by OpenSSL's verification
-errors (X509_V_ERR_*, openssl-verification-options(1)).
-"""
-MAX_TURNS = 4  # A handshake of TLS 1.2 has four flights of messages, one of 1.3 three
+errors (X509_V_ERR_*, openssl-verification-options(1))."""
+MAX_TURNS = 4  # a handshake of TLS 1.2 has four flights of messages, one of 1.3 three
 
 
 @dataclass(frozen=True)
@@ -255,13 +252,13 @@ class TlsIdentity:
 
 def open_identity(spec: TlsSpec, side: Side) -> TlsIdentity:
     """Read and try everything that one side needs. Raises UsageError: a file or password is wrong, or the other side
-    would not let us in: expired, revoked, another CA, too weak. Raises ClusterError: this OpenSSL cannot do it.
-    """
+    would not let us in: expired, revoked, another CA, too weak. Raises ClusterError: this OpenSSL cannot do it."""
     now = datetime.datetime.now(datetime.UTC)
     certificates = _read_certificates(spec)
     revocations = _read_revocations(spec, certificates, now)
     pair = _KeyFile(spec, side)
-    authority = b"".join(one.public_bytes(Encoding.PEM) for one in [*certificates, *revocations])
+    known: list[x509.Certificate | x509.CertificateRevocationList] = [*certificates, *revocations]
+    authority = b"".join(one.public_bytes(Encoding.PEM) for one in known)
 
     def context_of(side: Side) -> ssl.SSLContext:
         return _build_context(spec, side, pair, authority, has_revocations=bool(revocations))
@@ -328,7 +325,7 @@ def _warn(place: str, certificate: x509.Certificate, now: datetime.datetime, war
 
 
 def _shake_hands(ours: ssl.SSLContext, theirs: ssl.SSLContext, *, ours_is_server: bool, server_name: str) -> None:
-    """Let OpenSSL judge our certificate as the other side will. Raises ssl.SSLError: of who did not let the other in."""
+    """Let OpenSSL judge our certificate as the other side will. Raises ssl.SSLError: it would not."""
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     name = (server_name or None) if ours_is_server else None  # which the other side looks for
     one = ours.wrap_bio(back, there, server_side=ours_is_server)
@@ -396,8 +393,7 @@ class TlsSession:
 
     def receive(self, data: bytes) -> bytes:
         """Return the text in what came over the wire, which may complete the handshake. Raises NotUnderstood: the other
-        side is not let in, does not let us in, or speaks no TLS.
-        """
+        side is not let in, does not let us in, or speaks no TLS."""
         self._incoming.write(data)
         found = bytearray()
         try:

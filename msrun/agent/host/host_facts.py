@@ -1,4 +1,4 @@
-"""Look at this host: processors that may be used and the control groups that limit them, accelerators that are visible."""
+"""Look at this host: processors that may be used, control groups that limit them, accelerators that are visible."""
 
 from __future__ import annotations
 
@@ -53,8 +53,7 @@ def _number(path: Path) -> int:
 def group_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[Path, ...]]:
     """Yield the folders of each mounted tree of control groups that has a controller, as version 2 has all of them:
     from the group of this process up to the mount point, as a limit above holds below. `root`: the file system to read
-    /proc and /sys of.
-    """
+    /proc and /sys of."""
     hierarchies = [line.split(":", 2)[1:] for line in _read(root / "proc/self/cgroup").splitlines() if ":" in line]
     paths = [(frozenset(filter(None, names.split(","))), path) for names, path in hierarchies]  # version 2 has no names
     for line in _read(root / "proc/self/mountinfo").splitlines():
@@ -68,7 +67,7 @@ def group_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[Pat
             top, mount_point = (  # the kernel writes blanks in octal
                 re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text) for text in fields.split()[3:5]
             )
-            # A group outside what is mounted here, as a container's own view may have it, leaves the mount point alone.
+            # a group outside what is mounted here, as a container's own view may have it, leaves the mount point alone.
             is_below = ".." not in Path(own).parts and Path(own).is_relative_to(top)
             relative = Path(own).relative_to(top) if is_below else Path()
             base = root / mount_point.lstrip("/")
@@ -84,7 +83,7 @@ class CgroupLimits:
 
 
 def read_cgroup_limits(root: Path = Path("/")) -> CgroupLimits:
-    """Return the limits of this process's groups and all above them that can be seen. `root`: as for `group_folders`."""
+    """Return the limits of this process's groups and all above them that can be seen. `root`: see `group_folders`."""
     folders = [folder for tree in group_folders("cpu", root) for folder in tree]
     quotas = [quota for folder in folders if (quota := _quota(folder)) is not None]
     files = (folder / name for tree in group_folders("cpuset", root) for folder in tree for name in CPUSET_FILES)
@@ -109,8 +108,7 @@ def read_topology(
     """Return the processors of this host and what this process may use of them. What the kernel does not tell (a
     container without /sys, an old kernel) is taken as flat: one NUMA node, every processor a core of its own. `root`:
     the file system to read /proc and /sys of. `affinity`: processors that this process may run on; asked of the kernel
-    when not given. `device_nodes`: NUMA nodes of accelerators, see `Topology.device_nodes`.
-    """
+    when not given. `device_nodes`: NUMA nodes of accelerators, see `Topology.device_nodes`."""
     usable = set(os.sched_getaffinity(0) if affinity is None else affinity)
     limits = read_cgroup_limits(root)
     online = _cpu_list(root / "sys/devices/system/cpu/online") or tuple(sorted(usable))

@@ -21,8 +21,7 @@ _NO_PLAIN_FILE = frozenset({errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.ENODEV
 def open_own_file(path: str | os.PathLike[str], flags: int) -> int:
     """Return a descriptor of a plain file. `flags`: of open(2), beside those that make it safe. To be written, a file
     has to be the user's own, or the owner's of the folder, who could put any file there, and may have no second name.
-    Raises OSError: it cannot be opened, or is no such file.
-    """
+    Raises OSError: it cannot be opened, or is no such file."""
     try:
         descriptor = os.open(path, flags | _SAFELY, contract.FILE_MODE)
     except OSError as error:

@@ -35,8 +35,7 @@ def rotated_path(path: str, number: int) -> str:
 
 def rename_log(path: str, new_path: str) -> None:
     """Rename a log that nobody writes any more, with its older files: `new_path`, `new_path.1` and so on. Raises
-    OSError: a file cannot be renamed. A log that is not there is none.
-    """
+    OSError: a file cannot be renamed. A log that is not there is none."""
     number = 0
     while os.path.lexists(rotated_path(path, number)):
         os.replace(rotated_path(path, number), rotated_path(new_path, number))  # noqa: PTH105
@@ -48,8 +47,7 @@ class RotatedLog:
 
     def __init__(self, path: str, rotation: LogRotation) -> None:
         """Open the file, or create it, and go on at its end. Raises OSError: it cannot be opened, or is no plain file
-        of ours.
-        """
+        of ours."""
         self._path = path
         self._rotation = rotation
         self._fd = open_own_file(path, _APPEND)
@@ -96,7 +94,9 @@ class RotatedLog:
 
     def _rotate(self) -> None:
         try:
-            for number in range(self._end_of_chain(), 0, -1):
+            keep = self._rotation.keep  # the oldest that has to move gets the first number that is free, else the last
+            free = (number for number in range(1, keep) if not os.path.lexists(rotated_path(self._path, number)))
+            for number in range(next(free, keep), 0, -1):
                 with contextlib.suppress(FileNotFoundError):  # somebody has moved it away
                     os.replace(rotated_path(self._path, number - 1), rotated_path(self._path, number))  # noqa: PTH105
             self.close()
@@ -104,27 +104,17 @@ class RotatedLog:
             pass
         self._size_bytes = 0
 
-    def _end_of_chain(self) -> int:
-        """Return the number that the oldest file which has to move will get: the first that is free, else the last."""
-        for number in range(1, self._rotation.keep):
-            if not os.path.lexists(rotated_path(self._path, number)):
-                return number
-        return self._rotation.keep
-
     def _append(self, data: memoryview) -> None:
         if self._gap_bytes:
             data = self._resume(data)
-        written = 0
-        try:
-            written = self._write_all(data)
-        except _PartlyWritten as failure:
-            written = failure.count
-            self._lose(data[written:], failure.reason)
+        written, reason = self._write_all(data)
+        if reason:
+            self._lose(data[written:], reason)
         if written:
             self._is_in_line = data[written - 1] != 0x0A
 
-    def _write_all(self, data: memoryview) -> int:
-        """Write everything; returns how much that is. Raises _PartlyWritten: not everything could be written."""
+    def _write_all(self, data: memoryview) -> tuple[int, str]:
+        """Write what can be written; returns how much that is, and why it is not everything."""
         written = 0
         try:
             if self._fd < 0 and len(data):
@@ -133,10 +123,10 @@ class RotatedLog:
             while written < len(data):
                 written += os.write(self._fd, data[written:])
         except OSError as error:
-            raise _PartlyWritten(written, error.strerror or type(error).__name__) from None
+            return written, error.strerror or type(error).__name__
         finally:
             self._size_bytes += written
-        return written
+        return written, ""
 
     def _lose(self, data: memoryview, reason: str) -> None:
         self.fault = self.fault or reason
@@ -158,21 +148,11 @@ class RotatedLog:
         self._skip(data[:begin])
         line_end = "\n" if self._is_in_line else ""
         words = f"{line_end}[msrun: {self._gap_bytes} bytes of this log were lost: {self.fault}]\n"
-        try:
-            self._write_all(memoryview(words.encode()))
-        except _PartlyWritten as failure:
-            self._is_in_line = self._is_in_line or failure.count > 0
-            self._lose(data[begin:], failure.reason)
+        written, reason = self._write_all(memoryview(words.encode()))
+        if reason:
+            self._is_in_line = self._is_in_line or written > 0
+            self._lose(data[begin:], reason)
             return data[:0]
         self._gap_bytes = 0
         self._is_in_line = False
         return data[begin:]
-
-
-class _PartlyWritten(Exception):
-    """A write failed after `count` bytes."""
-
-    def __init__(self, count: int, reason: str) -> None:
-        super().__init__(reason)
-        self.count = count
-        self.reason = reason

@@ -125,6 +125,7 @@ def become(spec: ProcessSpec, given: Given) -> Main:
     if not is_scheduler and not own_pipes:
         die_with_parent(given.server_pid)
     os.setsid()
+    # Those of the log writer are meant for workers, whose last words are to come.
     _reset_signals(ignored=(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if own_pipes else ())
     if spec.terminal:
         _take_terminal(spec.terminal)
@@ -202,9 +203,9 @@ def _run_log_writer(log_pipes: LogPipes) -> NoReturn:
 def _reset_signals(ignored: tuple[int, ...]) -> None:
     """Let signals in, which were held back since the fork, to what a fresh process does with them."""
     signal.set_wakeup_fd(-1)
-    for signum in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT):
-        if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:  # nohup
-            signal.signal(signum, signal.SIG_DFL)  # SIGINT until the program begins
+    for reset in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT):
+        if reset != signal.SIGHUP or signal.getsignal(reset) is not signal.SIG_IGN:  # nohup
+            signal.signal(reset, signal.SIG_DFL)  # SIGINT until the program begins
     for signum in ignored:
         signal.signal(signum, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])

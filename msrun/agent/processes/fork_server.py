@@ -355,8 +355,7 @@ class ForkServer:
 
     def _signal_workers(self, *signals: int) -> None:
         """Send signals to the processes of all workers' sessions; the scheduler keeps store and record until the job is
-        over.
-        """
+        over."""
         leaders = self._leaders()
         # One that was forked a moment ago may not have its own session yet.
         members = sorted({*leaders, *process_control.session_members(leaders)})

@@ -1,7 +1,6 @@
 """What a worker of plain torch tells of itself: that it joins the world of its job, and, when the job hangs, what
 torch's flight recorder has of its collectives. A thread waits for that wish at a pipe: the main thread is in a
-collective then, and answers nobody.
-"""
+collective then, and answers nobody."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msrun import contract
@@ -51,8 +51,7 @@ class LogPipes:
 
     def __init__(self, rotation: LogRotation, paths: Mapping[int, str]) -> None:
         """Open everything. `rotation`: when files are exchanged, and how many stay. `paths`: global rank -> log. Raises
-        OSError: too many open files.
-        """
+        OSError: too many open files."""
         self._rotation, self._paths = rotation, dict(paths)
         self._readers: dict[int, int] = {}
         self._writers: dict[int, int] = {}
@@ -84,10 +83,7 @@ class LogPipes:
 
     def run_log_writer(self) -> int:
         """Be the log writer until the end of the job; stdout is `scheduler.log`. Returns EXIT_OK, or EXIT_CLUSTER when
-        a log could not even be opened.
-        """
-        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # meant for workers, whose last words are to come
-            signal.signal(signum, signal.SIG_IGN)
+        a log could not even be opened."""
         record = Record(sys.stdout)
         try:
             writer = LogWriter(self._readers, self._paths, Channel(self._theirs), self._rotation, record)
@@ -115,8 +111,7 @@ class LogPipes:
 
     def writer_first(self, ended: list[Ended]) -> list[Ended]:
         """Return these ends with the log writer's before those of workers: one that writes to a pipe without a reader
-        dies of it, and may be gone before the writer that is dying.
-        """
+        dies of it, and may be gone before the writer that is dying."""
         pid, end = self.log_writer_pid, time.monotonic() + END_S
         if any(status for _, status, _ in ended) and pid not in {one for one, _, _ in ended}:
             while is_exiting(pid) and time.monotonic() < end:
@@ -129,8 +124,7 @@ class LogPipes:
 
     def end_log_writer(self) -> dict[str, Any] | None:
         """Tell the log writer that nobody writes any more and wait for its end; one that is stuck is killed. Returns
-        None when everything was written, else {"reason": text, "lost_bytes": {global rank as text: bytes}}.
-        """
+        None when everything was written, else {"reason": text, "lost_bytes": {global rank as text: bytes}}."""
         self._close(self._writers)  # of workers that were not started
         report: dict[str, Any] | None = None
         if not self.log_writer_pid:
@@ -166,8 +160,7 @@ class LogWriter:
         record: Record,
     ) -> None:
         """Open all logs. `readers`: global rank -> read end of its pipe, not blocking. `paths`: global rank -> log.
-        Raises OSError: one cannot be opened.
-        """
+        Raises OSError: one cannot be opened."""
         self.logs = {reader: RotatedLog(paths[rank], rotation) for rank, reader in readers.items()}
         self._ranks = {reader: rank for rank, reader in readers.items()}
         self._channel, self._record = channel, record
@@ -179,8 +172,8 @@ class LogWriter:
 
     def run(self) -> None:
         """Copy until every pipe is closed or the fork server says that nobody writes any more."""
-        for source in (*self.open, self._channel):
-            self._selector.register(source, selectors.EVENT_READ)
+        for descriptor in (*self.open, self._channel.fileno()):
+            self._selector.register(descriptor, selectors.EVENT_READ)
         while self.open and (left_s := self._time_left()) != 0.0:
             ready = {key.fd for key, _ in self._selector.select(left_s)}
             if self._channel.fileno() in ready and self._hear():
@@ -235,22 +228,9 @@ class LogWriter:
 
 def is_exiting(pid: int) -> bool:
     """Return whether a process has begun to end, or has ended and was not collected yet. PF_EXITING of linux/sched.h is
-    set before any of its files is closed.
-    """
+    set before any of its files is closed."""
     stat = process_control.read_stat(pid)
     return stat is not None and (stat.state == "Z" or bool(stat.flags & PF_EXITING))
-
-
-def await_log_writer(pid: int, strangers: Collection[int]) -> None:
-    """End what is left of a job whose fork server is gone, the log writer last: it writes the workers' last words."""
-    end = time.monotonic() + ORPHAN_END_S + END_S
-    while time.monotonic() < end:
-        process_control.reap_own_children(strangers)
-        left = process_control.descendants(os.getpid(), strangers)
-        if pid not in left:
-            return
-        process_control.signal_processes([other for other in left if other != pid], signal.SIGKILL)
-        time.sleep(process_control.POLL_S)
 
 
 def pipe_bytes(count: int) -> int:
@@ -261,8 +241,7 @@ def pipe_bytes(count: int) -> int:
 
 def open_log_pipes(specs: Sequence[ProcessSpec]) -> LogPipes | None:
     """Return the pipes of the processes that are to be started, of which a terminal's other end writes itself; None
-    when no log writer is among them.
-    """
+    when no log writer is among them."""
     rotation = next((spec.rotation for spec in specs if spec.rotation is not None), None)
     paths = {spec.process_id: spec.log_path for spec in specs if spec.process_id >= 0 and not spec.terminal}
     return None if rotation is None else LogPipes(rotation, paths)

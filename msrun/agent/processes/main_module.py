@@ -103,8 +103,7 @@ class Main:
 
     def __init__(self, program: Program) -> None:
         """Make this process what it is under `python` a moment before the program's first line. Raises Exception: the
-        script cannot be read or compiled.
-        """
+        script cannot be read or compiled."""
         self._imported_before = frozenset(sys.modules)
         self._calls = [_module_call(program) if program.kind == "module" else _script_call(program)]
         self.error: BaseException | None = None  # what the program has ended with; is set by who runs it

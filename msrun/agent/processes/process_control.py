@@ -19,7 +19,6 @@ import signal
 import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -109,13 +108,8 @@ POLL_S = 0.01
 LOG_WRITER_TITLE = "msrun: log writer"
 
 
-@cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
-
-
 def _prctl(option: int, value: int) -> None:
-    if _libc().prctl(option, value, 0, 0, 0) != 0:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
         error = ctypes.get_errno()
         raise OSError(error, f"prctl({option}, {value}): {os.strerror(error)}")
 
@@ -170,8 +164,7 @@ def handles_signal(pid: int, signum: int) -> bool:
 
 def start_time(pid: int) -> int:
     """Return when a process was started, in ticks since the machine was; 0 when it is not there. A process id alone may
-    stand for another process later.
-    """
+    stand for another process later."""
     stat = read_stat(pid)
     return stat.started_at if stat is not None and stat.is_alive else 0
 
@@ -246,19 +239,19 @@ def reap_own_children(strangers: Collection[int]) -> None:
                 os.waitpid(stat.pid, os.WNOHANG)
 
 
-def kill_descendants(deadline_s: float, strangers: Collection[int] = ()) -> list[int]:
+def kill_descendants(deadline_s: float, strangers: Collection[int] = (), last: int = 0) -> list[int]:
     """Kill everything below this process until nothing is left; returns what survived the deadline.
 
     Needs `adopt_orphans`: otherwise a double fork escapes. `strangers`: children that were there before the job; they,
-    and what is below them, are let alone.
+    and what is below them, are let alone. `last`: one that ends by itself; the others are killed as long as it lives.
     """
     end = time.monotonic() + deadline_s
     while True:
         reap_own_children(strangers)
         left: list[int] = [*descendants(os.getpid(), strangers)]
-        if not left or time.monotonic() > end:
+        if not left or (last and last not in left) or time.monotonic() > end:
             return left
-        signal_processes(left, signal.SIGKILL)
+        signal_processes([pid for pid in left if pid != last], signal.SIGKILL)
         time.sleep(POLL_S)
 
 

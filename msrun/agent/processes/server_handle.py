@@ -83,11 +83,8 @@ class ForkServerHandle:
         working_directory: str,
     ) -> None:
         """`passing`: takes the descriptors of `begin`."""
-        self._process = process
-        self.channel = channel
-        self._passing = passing
-        self._env = dict(env)
-        self._working_directory = working_directory
+        self._process, self.channel, self._passing = process, channel, passing
+        self._env, self._working_directory = dict(env), working_directory
 
     @property
     def pid(self) -> int:
@@ -126,8 +123,7 @@ class ForkServerHandle:
         store; closed by the caller. `open_files`: how many files each worker may open. `stopped_limit_s`: how long this
         process may be stopped by a signal before the server ends it and the job's part here; 0 = for ever, as a user at
         a terminal may want it. `stdin_fd`: what workers with `has_stdin` read; closed by the caller. -1 = there are
-        none.
-        """
+        none."""
         changes = self._changes(env)
         self.send("begin", environment=changes, stopped_limit_s=stopped_limit_s, open_files=open_files)
         self._env = dict(env)
@@ -172,8 +168,7 @@ class ForkServerHandle:
 
 def start_fork_server(*, env: Mapping[str, str], working_directory: str, log_fd: int) -> ForkServerHandle:
     """Start a fork server in a session of its own; `begin` gives it a job. `log_fd`: gets what it says before it has a
-    job; closed by the caller. Raises ClusterError: the process cannot be started.
-    """
+    job; closed by the caller. Raises ClusterError: the process cannot be started."""
     ours, theirs = socket.socketpair()
     ours.settimeout(SEND_S)
     passing, taking = socket.socketpair()

@@ -22,7 +22,6 @@ from typing import Protocol
 
 from msrun.agent.logs.rotated_log import LogRotation, RotatedLog
 from msrun.agent.processes.process_spec import ProcessSpec
-from msrun.cluster.messages import Message
 from msrun.cluster.own_thread import Inbox
 
 TERMINAL_SAYS = frozenset({"input", "input_end", "window"})  # the types of messages from the user's end
@@ -58,14 +57,9 @@ class RankTerminal:
     ) -> None:
         """`rotation`: None = the log is not rotated. `user`: None = the rank reads this process's own standard input.
         `has_terminal`: whether the user has one; else the rank gets a pipe, and writes to its log as others do.
-        `on_lost`: told when the log is not complete: rank, reason, bytes.
-        """
-        self.global_rank = global_rank
-        self._log_path = log_path
-        self._rotation = rotation or NO_ROTATION
-        self._user = user
-        self._has_terminal = has_terminal
-        self._on_lost = on_lost
+        `on_lost`: told when the log is not complete: rank, reason, bytes."""
+        self.global_rank, self._user, self._has_terminal, self._on_lost = global_rank, user, has_terminal, on_lost
+        self._log_path, self._rotation = log_path, rotation or NO_ROTATION
         self._selector: selectors.BaseSelector | None = None
         self._slave = -1
         self._sink = -1  # what input is written to: the master of the terminal, or a pipe
@@ -90,8 +84,7 @@ class RankTerminal:
 
     def given_to(self, specs: Sequence[ProcessSpec]) -> list[ProcessSpec]:
         """Return the processes that are to be started, the rank with its terminal or input. Raises OSError: no terminal
-        can be made.
-        """
+        can be made."""
         more = {"terminal": self._open()} if self._has_terminal else {"has_stdin": True}
         return [replace(spec, **more) if spec.process_id == self.global_rank else spec for spec in specs]
 
@@ -116,19 +109,16 @@ class RankTerminal:
     # -- input --------------------------------------------------------------------------------------------------------
 
     def _on_said(self) -> None:
-        assert self._user is not None
-        for message in self._user.said.take():
-            self._heed(message)
+        for message in self._user.said.take() if self._user else ():
+            match message:
+                case {"type": "input", "data": data}:
+                    self._unsent += base64.b64decode(data)
+                case {"type": "window", "rows": rows, "columns": columns}:
+                    self._window = (int(rows), int(columns))
+                    self._resize()
+                case {"type": "input_end"} if not self._has_terminal:
+                    self._has_ended_input = True
         self._feed()
-
-    def _heed(self, message: Message) -> None:
-        if message["type"] == "input":
-            self._unsent += base64.b64decode(message["data"])
-        elif message["type"] == "window":
-            self._window = (int(message["rows"]), int(message["columns"]))
-            self._resize()
-        elif not self._has_terminal:
-            self._has_ended_input = True
 
     def _feed(self) -> None:
         """Pass on what the rank's terminal or pipe has room for."""
@@ -157,10 +147,14 @@ class RankTerminal:
             return
         events = selectors.EVENT_READ if self._has_terminal else 0
         events |= selectors.EVENT_WRITE if self._unsent else 0
-        with contextlib.suppress(KeyError):
-            self._selector.unregister(self._sink)
+        self._leave_sink()
         if events:
             self._selector.register(self._sink, events, self._on_sink)
+
+    def _leave_sink(self) -> None:
+        if self._selector is not None:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(self._sink)
 
     def _on_sink(self) -> None:
         if self._has_terminal:
@@ -169,9 +163,7 @@ class RankTerminal:
 
     def _close_sink(self) -> None:
         if self._sink >= 0:
-            if self._selector is not None:
-                with contextlib.suppress(KeyError):
-                    self._selector.unregister(self._sink)
+            self._leave_sink()
             os.close(self._sink)
             self._sink = -1
 

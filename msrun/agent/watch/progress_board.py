@@ -11,7 +11,7 @@ import contextlib
 import math
 import os
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from msrun import contract
@@ -31,11 +31,13 @@ class Progress:
     collectives: int = 0  # collectives begun
     is_waiting: bool = False
     waiting_since: float = 0.0
-    name: str = ""  # the newest collective in words; of a worker that lingers, what it waits for
-    ended_at: float = 0.0  # when its program ended, of a worker that lingers; else 0
     total: int = 0  # steps that the program means to do in all; 0 when it has not said
     rate_steps: int = 0  # steps begun at `rate_at`
     rate_at: float = 0.0
+    name: str = ""
+    """The newest collective in words; of a worker that lingers, what it waits for."""
+    ended_at: float = 0.0
+    """When its program ended, of a worker that lingers: negative when it has failed; else 0."""
 
     @property
     def is_reported(self) -> bool:
@@ -95,9 +97,16 @@ class ProgressBoard:
             raise
         self._descriptor = descriptor
 
+    def open(self) -> None:
+        """Open the file of somebody else's job, to read. Raises OSError: there is none."""
+        self._descriptor = open_own_file(self._path, os.O_RDONLY)
+
     def read(self, global_rank: int) -> Progress:
         """Return the record of one worker as it stands now."""
-        return _read_at(self._descriptor, global_rank)
+        size_bytes = contract.PROGRESS_RECORD_BYTES
+        with contextlib.suppress(OSError):  # not made yet, or the disk is gone
+            return parse_record(os.pread(self._descriptor, size_bytes, global_rank * size_bytes), 0)
+        return Progress()
 
     def reset(self) -> None:
         """Forget everything, for the next attempt. No worker may be running."""
@@ -113,23 +122,16 @@ class ProgressBoard:
             self._descriptor = -1
 
 
-def _read_at(descriptor: int, global_rank: int) -> Progress:
-    size_bytes = contract.PROGRESS_RECORD_BYTES
-    with contextlib.suppress(OSError):  # not made yet, or the disk is gone
-        return parse_record(os.pread(descriptor, size_bytes, global_rank * size_bytes), 0)
-    return Progress()
-
-
 def read_record(path: Path, global_rank: int) -> Progress:
     """Return one worker's record as it stands now; an empty one when there is no board."""
+    board = ProgressBoard(path, 0)
     try:
-        descriptor = open_own_file(path, os.O_RDONLY)
+        board.open()
+        return board.read(global_rank)
     except OSError:
         return Progress()
-    try:
-        return _read_at(descriptor, global_rank)
     finally:
-        os.close(descriptor)
+        board.close()
 
 
 def parse_record(board: bytes, global_rank: int) -> Progress:
@@ -137,22 +139,9 @@ def parse_record(board: bytes, global_rank: int) -> Progress:
     begin = global_rank * contract.PROGRESS_RECORD_BYTES
     if len(board) < begin + contract.PROGRESS_RECORD_BYTES:
         return Progress()
-    fields = struct.unpack_from(contract.PROGRESS_RECORD, board, begin)
-    phase, steps, step_at, loss, collectives, is_waiting, since, total, rate_steps, rate_at, name, ended_at = fields
+    *numbers, name, ended_at = struct.unpack_from(contract.PROGRESS_RECORD, board, begin)
     text = name.split(b"\0", 1)[0].decode("utf-8", "replace")
     text = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
-    has_loss = steps > 0  # also told by a loop without the runtime's world
-    return Progress(
-        phase,
-        steps,
-        step_at,
-        loss if has_loss else math.nan,
-        collectives,
-        bool(is_waiting),
-        since,
-        text,
-        ended_at,
-        total,
-        rate_steps,
-        rate_at,
-    )
+    record = Progress(*[*numbers, text, ended_at])
+    loss = record.loss if record.steps > 0 else math.nan  # also told by a loop without the runtime's world
+    return replace(record, loss=loss, is_waiting=bool(record.is_waiting))

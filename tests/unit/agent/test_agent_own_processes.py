@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from plans import small_plan
 
-from msrun.agent import own_processes as module
+from msrun.agent import attempt as module
+from msrun.agent.attempt import LAST_WORDS_BYTES, OwnProcesses
 from msrun.agent.observer import Observers, OwnFaults
-from msrun.agent.own_processes import LAST_WORDS_BYTES, OwnProcesses
 from msrun.agent.processes.process_spec import FIRST_SERVER_ID, LOG_WRITER_ID, SCHEDULER_ID
 from msrun.cluster.membership import Membership
 from msrun.errors import ClusterError, OwnProcessLost, ServerFailed
@@ -76,23 +76,6 @@ def test_where_the_log_goes_with_the_job_its_last_line_is_shown(plan: LaunchPlan
     assert own.describe_log() == "its last words: cannot go on: \\xff"
     log.write_bytes(b"\n \n")
     assert own.describe_log() == "it said nothing"
-
-
-def test_one_that_has_been_stopped_for_too_long_is_named(own: OwnProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
-    stopped: set[int] = set()
-    monkeypatch.setattr(module, "is_stopped", lambda pid: pid in stopped)
-    own.started(LOG_WRITER_ID, 6, lambda *_, **__: None)
-    assert own.look_for_stopped(1, 10.0, 5.0) is None
-    stopped.add(6)
-    assert own.look_for_stopped(1, 11.0, 5.0) is None
-    assert own.look_for_stopped(1, 15.9, 5.0) is None
-    error = own.look_for_stopped(1, 16.0, 5.0)
-    assert str(error) == "the log writer (pid 6) has been stopped by a signal for 5 s"
-    stopped.clear()
-    assert own.look_for_stopped(1, 17.0, 5.0) is None
-    stopped.add(1)
-    assert own.look_for_stopped(1, 18.0, 5.0) is None, "the time begins anew"
-    assert str(own.look_for_stopped(1, 23.0, 5.0)).startswith("the fork server (pid 1) has been stopped")
 
 
 @pytest.mark.parametrize(
@@ -174,13 +157,6 @@ def test_another_kind_is_told_again(faults: Faults) -> None:
         with faults.kept_from_job("x"):
             raise error
     assert len(faults.said) == 2, "of one place, each kind"
-
-
-def test_error_that_ends_the_job_names_msrun(faults: Faults) -> None:
-    with pytest.raises(ClusterError) as raised, faults.named():
-        slip()
-    assert str(raised.value) == f"msrun itself failed: KeyError: 'gone'; traceback in {faults.log}; report it"
-    assert "in slip" in faults.log.read_text()
 
 
 def test_thread_that_ends_with_an_exception_is_named(faults: Faults) -> None:

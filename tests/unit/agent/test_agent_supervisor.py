@@ -16,8 +16,8 @@ from msrun import contract
 from msrun.agent.processes.process_spec import FIRST_SERVER_ID, SCHEDULER_ID
 from msrun.agent.timers import Timers
 from msrun.agent.watch import job_watch
+from msrun.agent.watch.job_watch import Hang
 from msrun.agent.watch.progress_board import Progress
-from msrun.agent.watch.watchdog import Hang
 from msrun.cluster.membership import WorkerState
 from msrun.errors import PeerFailed
 from msrun.planning.record_json import encode_record
@@ -103,13 +103,6 @@ def test_first_failure_stops_the_others_with_their_grace(job: Job) -> None:
     job.do("told", "killed 1 SIGTERM")
     assert [one.state for one in job.loop.result.attempts[0].membership.members.values()] == [FAILED, STOPPED]
     assert job.loop.result.attempts[0].peak_bytes == {0: 7.0, 1: 7.0}
-
-
-def test_second_interrupt_leaves_no_grace(job: Job) -> None:
-    job.do("run", "signal SIGINT")
-    job.heard()
-    job.do("signal SIGINT")
-    assert [message["grace_s"] for message in job.heard()] == [0.0]
 
 
 def test_job_that_ends_for_good_says_why_it_does_not_start_again(tmp_path: Path) -> None:

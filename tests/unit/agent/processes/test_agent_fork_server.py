@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
-import time
 import types
 import weakref
 from collections.abc import Iterator
@@ -25,9 +23,8 @@ from msrun import contract
 from msrun.agent.processes import child, fork_server
 from msrun.agent.processes.process_control import start_time
 from msrun.agent.processes.process_spec import FIRST_SERVER_ID, ProcessSpec
-from msrun.agent.processes.server_handle import ForkServerHandle, start_fork_server
-from msrun.cluster.messages import Channel, Message
-from msrun.planning.program import Program
+from msrun.agent.processes.server_handle import ForkServerHandle
+from msrun.cluster.messages import Channel
 
 
 def run_python(source: str) -> str:
@@ -229,75 +226,6 @@ def test_imports_are_not_searched_for_garbage_and_what_modules_set_stays(
     assert (inside, afterwards) == (f"0 {thresholds} {goes_on} True", str(goes_on))
 
 
-DEADLINE_S = 60.0
-EARLY = {
-    contract.MSRUN_JOB_ID: "f00d",
-    "PATH": os.environ["PATH"],
-    "PYTHONPATH": str(REPOSITORY),
-    "KEPT": "a=b\nc",
-    "WORLD_SIZE": "old",
-}
-
-PROGRAM = """
-import os, sys
-print(os.environ["KEPT"], os.environ["WORLD_SIZE"], os.environ["MASTER_ADDR"], "GROUP_WORLD_SIZE" in os.environ)
-print("wave" in sys.modules, os.getcwd())
-"""
-
-
-def receive(early: ForkServerHandle, kind: str) -> Message:
-    end = time.monotonic() + DEADLINE_S
-    while time.monotonic() < end:
-        select.select([early.channel], [], [], DEADLINE_S)
-        for message in early.receive():
-            if message["type"] == kind:
-                return message
-        assert not early.channel.is_closed, f"the server ended before it said {kind!r}"
-    raise AssertionError(f"no {kind!r} in {DEADLINE_S:g} s")
-
-
-@pytest.fixture
-def early(tmp_path: Path) -> Iterator[ForkServerHandle]:
-    with (tmp_path / "before").open("wb") as log:
-        handle = start_fork_server(
-            env={**EARLY, "GROUP_WORLD_SIZE": "2"}, working_directory=str(tmp_path), log_fd=log.fileno()
-        )
-    yield handle
-    handle.kill()
-    assert handle.wait(DEADLINE_S)
-    handle.end(0.0)
-
-
-def begin(early: ForkServerHandle, env: dict[str, str], log: Path) -> None:
-    ours, theirs = socket.socketpair()
-    with log.open("wb") as file, ours, theirs, socket.socket() as listener:
-        fds = {"log_fd": file.fileno(), "scheduler_fd": theirs.fileno(), "listener_fd": listener.fileno()}
-        early.begin(env, **fds, open_files=256)
-
-
-def prepare(early: ForkServerHandle, run_dir: Path, **changes: Any) -> None:
-    asked = {"preload": [], "start_method": "auto", "run_dir": str(run_dir), "blas_threads": 1}
-    early.send("prepare", **{**asked, **changes})
-
-
-def test_what_is_told_late_is_there_for_workers_and_early_imports_are_kept(
-    early: ForkServerHandle, tmp_path: Path
-) -> None:
-    early.import_early(["wave", "no_such_module"])
-    begin(early, {**EARLY, "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1"}, tmp_path / "after")
-    prepare(early, tmp_path / "run", preload=["no_other_module"])
-    assert receive(early, "ready")["start_method"] == "fork"
-    script = tmp_path / "program.py"
-    script.write_text(PROGRAM)
-    early.start([ProcessSpec(0, str(tmp_path / "worker_0.log"), Program("script", str(script)))])
-    assert receive(early, "exited")["status"] == 0
-    assert (tmp_path / "worker_0.log").read_text() == f"a=b\nc 4 10.0.0.1 False\nTrue {tmp_path}\n"
-    assert "no_such_module" in (tmp_path / "before").read_text()
-    assert "no_other_module" in (tmp_path / "after").read_text()
-    early.send("finish")
-    receive(early, "finished")
-
-
 @pytest.mark.parametrize(
     ("changes", "folder", "can_serve"),
     [
@@ -311,7 +239,11 @@ def test_what_is_told_late_is_there_for_workers_and_early_imports_are_kept(
     ids=["nothing else", "the job's", "threads", "libraries", "another job", "another directory"],
 )
 def test_a_server_serves_what_differs_in_nothing_that_imports_read(
-    early: ForkServerHandle, tmp_path: Path, changes: dict[str, str], folder: str, can_serve: bool
+    tmp_path: Path, changes: dict[str, str], folder: str, can_serve: bool
 ) -> None:
-    env = {**EARLY, "GROUP_WORLD_SIZE": "2", **changes}
-    assert early.can_serve(env, str(tmp_path / folder)) is can_serve
+    before = {contract.MSRUN_JOB_ID: "f00d", "PATH": os.environ["PATH"], "WORLD_SIZE": "old", "GROUP_WORLD_SIZE": "2"}
+    ours, passing = socket.socketpair()
+    with ours, passing:
+        process: Any = None
+        handle = ForkServerHandle(process, Channel(ours), passing, before, str(tmp_path))
+        assert handle.can_serve({**before, **changes}, str(tmp_path / folder)) is can_serve

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,8 @@ from msrun.agent.attempt import Attempt
 from msrun.agent.processes.process_control import Usage
 from msrun.agent.timers import Timers
 from msrun.agent.watch import job_watch
-from msrun.agent.watch.job_watch import JobWatch, LingerWatch, MeetingWatch
+from msrun.agent.watch.job_watch import Hang, JobWatch, LingerWatch, MeetingWatch, Watchdog, find_lagging
 from msrun.agent.watch.progress_board import Progress, ProgressBoard
-from msrun.agent.watch.watchdog import Hang
 from msrun.cluster.membership import Membership
 from msrun.errors import ClusterError, HangTimeout, RendezvousTimeout
 from msrun.planning.placement.host import HostFacts
@@ -96,17 +95,16 @@ def test_hang_ends_the_job_with_the_limit_and_the_ranks(watched: Watched) -> Non
 def test_stacks_tell_which_rank_the_others_wait_for_and_where(watched: Watched) -> None:
     attempt = watched.attempt_with_stacks(WAITS, COMPUTES)
     assert not watched.watch.do_all_wait()
-    watched.watch.explain_hang(attempt)
-    assert attempt.lagging == (1,)
-    assert attempt.doing == {0: "waits in barrier at train.py:41 in step", 1: "at train.py:41 in step"}
-    assert "behind: rank 1 (at train.py:41 in step); rank 0 (waits in barrier" in str(attempt.fault)
+    found = watched.watch.explain_hang(attempt.fault)
+    assert found is not None
+    error, *told = found
+    assert told == [(1,), {0: "waits in barrier at train.py:41 in step", 1: "at train.py:41 in step"}]
+    assert "behind: rank 1 (at train.py:41 in step); rank 0 (waits in barrier" in str(error)
 
 
 def test_hang_stays_as_it_was_found_where_a_rank_has_written_no_stacks(watched: Watched) -> None:
     attempt = watched.attempt_with_stacks(WAITS)
-    before = str(attempt.fault)
-    watched.watch.explain_hang(attempt)
-    assert str(attempt.fault) == before and attempt.lagging == (0, 1) and not attempt.doing
+    assert watched.watch.explain_hang(attempt.fault) is None
 
 
 DESERTED_S = 30.0
@@ -208,7 +206,7 @@ def test_ranks_left_alone_in_a_collective_are_found_when_all_of_them_wait(meetin
     assert "rank 1 on node-a ended with exit code 0 while ranks 0, 2-3 wait in all_reduce of 4 ranks" in str(error)
 
 
-LINGER_LIMIT_S = 50.0
+LINGER_LIMIT_S, HANG_S = 50.0, 100.0
 RUNNING = {0: 100, 1: 101}
 
 
@@ -220,10 +218,25 @@ class Workers:
         self.cpu_s = dict.fromkeys(RUNNING.values(), 0.0)
         self.logs = {rank: folder / f"{rank}.log" for rank in RUNNING}
         board: Any = self
-        self.watch = LingerWatch(board, {rank: [str(path)] for rank, path in self.logs.items()}, limit_s)
+        logs = {rank: [str(path)] for rank, path in self.logs.items()}
+        self.watch, self.watchdog = LingerWatch(board, logs, limit_s), Watchdog(HANG_S, board, logs)
+        self.now = 1000.0
 
     def read(self, rank: int) -> Progress:
         return self.records[rank]
+
+    def tell(self, rank: int, step: int, **more: Any) -> None:
+        self.records[rank] = Progress(contract.PHASE_JOINED, step, **more)
+
+    def look_on(self, until_s: float, between: Callable[[], None] = lambda: None) -> Hang | None:
+        """Look for a hang every interval for `until_s` seconds; None when there is none."""
+        end = self.now + until_s
+        while self.now < end:
+            between()
+            if (hang := self.watchdog.look(RUNNING, self.now)) is not None:
+                return hang
+            self.now += self.watchdog.interval_s
+        return None
 
     def linger(self, *ranks: int, at: float = 1000.0) -> None:
         for rank in ranks:
@@ -284,3 +297,62 @@ def test_ranks_are_told_of_and_left_alone(
     workers.linger(0, 1, at=at)
     assert workers.watch.look(RUNNING, 1001.0) == ({0: "thread 0", 1: "thread 1"}, None)
     assert workers.watch.look(RUNNING, 1e9) == ({}, None)
+
+
+def test_hang_is_found_after_the_limit_and_not_in_the_time_in_which_the_machine_slept(workers: Workers) -> None:
+    assert workers.look_on(HANG_S / 2) is None
+    workers.now += 1000 * HANG_S  # a laptop was closed
+    assert workers.look_on(HANG_S - workers.watchdog.interval_s) is None
+    hang = workers.look_on(3 * workers.watchdog.interval_s)
+    assert hang is not None and hang.lagging == (0, 1) and hang.silent_s >= HANG_S
+    assert hang.describe().startswith("no progress for 100 s; running: ranks 0-1")
+
+
+@pytest.mark.parametrize("how", ["writes", "steps", "computes"])
+def test_whoever_does_something_keeps_the_job_alive(workers: Workers, how: str) -> None:
+    def work() -> None:
+        if how == "writes":
+            with workers.logs[1].open("ab") as log:
+                log.write(b".")
+        elif how == "steps":
+            workers.tell(1, workers.records[1].steps + 1)
+        else:
+            workers.cpu_s[RUNNING[1]] += workers.watchdog.interval_s
+
+    assert workers.look_on(3 * HANG_S, work) is None
+
+
+@pytest.mark.parametrize(("waiting", "lagging"), [((0, 1), (0, 1)), ((0,), (1,))])
+def test_rank_that_computes_for_ever_in_a_collective_or_while_another_waits_does_not(
+    workers: Workers, waiting: tuple[int, ...], lagging: tuple[int, ...]
+) -> None:
+    for rank in RUNNING:
+        wait = {"is_waiting": True, "waiting_since": workers.now, "name": "all_reduce of 2 ranks"}
+        workers.tell(rank, 41, **(wait if rank in waiting else {}))
+
+    def compute() -> None:
+        for pid in RUNNING.values():
+            workers.cpu_s[pid] += workers.watchdog.interval_s
+
+    hang = workers.look_on(2 * HANG_S, compute)
+    assert hang is not None and hang.lagging == lagging
+    if lagging == (1,):
+        assert "behind: rank 1 (step 41); rank 0 (step 41, waits in all_reduce of 2 ranks for" in hang.describe()
+
+
+def test_stopped_worker_is_the_one_that_holds_the_others_up(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_watch, "kernel_state", lambda pid: "stopped by a signal" if pid == 101 else "sleeping")
+    hang = workers.look_on(2 * HANG_S)
+    assert (
+        hang is not None
+        and hang.lagging == (1,)
+        and "behind: rank 1 (before its first step, stopped by a signal)" in hang.describe()
+    )
+
+
+def test_where_nobody_waits_the_ranks_with_the_fewest_steps_are_behind() -> None:
+    running = dict.fromkeys(range(3), os.getpid())
+    records = {rank: Progress(steps=steps) for rank, steps in enumerate((4, 3, 4))}
+    assert find_lagging(records, running) == (1,)
+    records[0] = Progress(steps=4, is_waiting=True)
+    assert find_lagging(records, running) == (1, 2), "one waits: for all that are in no collective"

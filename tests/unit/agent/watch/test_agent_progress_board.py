@@ -104,12 +104,6 @@ def test_board_that_a_worker_has_cut_off_is_empty_until_the_next_attempt(board: 
     assert board.read(3).has_come
 
 
-def test_reset_forgets_the_last_attempt(board: ProgressBoard, tmp_path: Path) -> None:
-    ProgressRecord(str(tmp_path / "progress"), 0).enter_phase(contract.PHASE_JOINED)
-    board.reset()
-    assert not board.read(0).is_reported
-
-
 def test_record_beyond_the_board_is_refused_to_a_worker_and_empty_to_a_reader(
     board: ProgressBoard, tmp_path: Path
 ) -> None:

@@ -13,8 +13,15 @@ from pathlib import Path
 import pytest
 from job_runner import is_alive, wait_until
 
-from msrun.agent.watch.evidence import MemoryKillWatch
-from msrun.agent.watch.stacks import Place, catches, find_place, kernel_state, read_place, request_stacks
+from msrun.agent.watch.evidence import (
+    MemoryKillWatch,
+    Place,
+    catches,
+    find_place,
+    kernel_state,
+    read_place,
+    request_stacks,
+)
 from msrun.planning.environment import STACK_SIGNAL
 
 TELLING = f"""
@@ -56,19 +63,15 @@ def silent(log: Path) -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
-def test_worker_writes_where_it_stands_below_the_headline(telling: subprocess.Popen[bytes], log: Path) -> None:
-    request_stacks({telling.pid: str(log)}, "no progress for 3 s; stacks:")
-    wait_until(lambda: "deep_in_the_work" in log.read_text(), "stacks are written")
-    text = log.read_text()
-    assert text.index("msrun: no progress for 3 s; stacks:") < text.index("deep_in_the_work")
-    assert is_alive(telling.pid)
-
-
-def test_stopped_worker_is_woken_to_tell(telling: subprocess.Popen[bytes], log: Path) -> None:
+def test_stopped_worker_is_woken_to_tell_below_the_headline_and_lives_on(
+    telling: subprocess.Popen[bytes], log: Path
+) -> None:
     telling.send_signal(signal.SIGSTOP)
     wait_until(lambda: kernel_state(telling.pid) == "stopped by a signal", "worker is stopped")
     request_stacks({telling.pid: str(log)}, "stacks:")
     wait_until(lambda: "deep_in_the_work" in log.read_text(), "stacks are written")
+    text = log.read_text()
+    assert text.index("msrun: stacks:") < text.index("deep_in_the_work") and is_alive(telling.pid)
 
 
 def test_worker_that_cannot_tell_lives_on_and_the_kernels_view_is_written(

@@ -166,10 +166,9 @@ class Hosts:
             can_resume=opener.can_resume(entry),
             **given,
         )
-        code = opener.code(
-            entry, {} if job.is_launchers_host else environment, number, partial(self.agents.sizes_of, number)
-        )
-        return self.agents.make_link(entry, partial(opener.open, entry), code, job, number)
+        own = {} if job.is_launchers_host else environment  # whose agent has this process's
+        way = opener.way(entry, own, number, partial(self.agents.sizes_of, number))
+        return self.agents.make_link(entry, way, job, number)
 
 
 class ListedHosts(Hosts):

@@ -10,7 +10,7 @@ from functools import partial
 from msrun import __version__
 from msrun.cluster.failure import FailureReport, fault_of_job
 from msrun.cluster.messages import Ledger, Message, MessageBuffer, encode_message
-from msrun.launch.preflight.host_report import HostAddress, HostReport
+from msrun.cluster.protocol import HostAddress, HostReport
 from msrun.launch.transport.opener import Way
 from msrun.launch.transport.pipe import MARKER, AgentPipe
 from msrun.planning.hosts.host_entry import HostEntry
@@ -113,7 +113,7 @@ class Peer:
         for rank in self.ranks:
             if rank != failed:
                 self.tell("exited", global_rank=rank, how="signal SIGTERM", status=15, state="stopped by msrun")
-        self.say("ended", attempt=0, can_continue=True, come=[])
+        self.say("ended", attempt=0, can_continue=True, come=[], has_begun=True, report=None)
 
     def _on_over(self, message: Message) -> None:
         others = [{"global_rank": rank, "state": "stopped by msrun", "doing": ""} for rank in self.ranks]

@@ -4,7 +4,7 @@
     host          register {request}                sealed: it proves that it knows the token
     scheduler     accepted {silence_s}, sealed, or in the clear why the host is refused
 
-After `accepted` the connection carries a stream of sealed bytes (`launch.transport.sealed`).
+After `accepted` the connection carries a stream of sealed bytes (`launch.transport.pipe.SealedPipe`).
 """
 
 from __future__ import annotations

@@ -222,8 +222,10 @@ class ListedHosts(Hosts):
             self._await_answers(begin)
         answers = {node: answer for node, answer in self._answers.items() if isinstance(answer, HostAnswer)}
         self._known = {entries[node]: (agents.links[node], answer) for node, answer in answers.items()}
-        given = "" if is_loopback(spec.master_addr) else spec.master_addr
-        facts = LauncherFacts(spec.program, __version__, given, self._own_sources(), spec.first_attempt > 0)
+        given, sources = "" if is_loopback(spec.master_addr) else spec.master_addr, tuple[tuple[str, str], ...]()
+        with contextlib.suppress(OSError):
+            sources = tuple(read_sources(spec.program, spec.working_directory))
+        facts = LauncherFacts(spec.program, __version__, given, sources, spec.first_attempt > 0)
         self.findings = compare_hosts(entries, self._answers, facts)
         if spec.tls is not None:
             text = f"--tls_config {spec.tls.source}: not used: hosts and launcher talk over SSH; leave it out"
@@ -287,7 +289,7 @@ class ListedHosts(Hosts):
             lambda: is_all() or self._loss_counts_at is not None,
             handlers,
             deadline=begin + limit_s if limit_s >= 0 else None,
-            every=(WAITING_LINE_S, lambda: self._say(self._describe_answers())),
+            every=(WAITING_LINE_S, self._tell_answers),
             on_loss=self._refuse,
         )
         if self._loss_counts_at is not None:
@@ -310,12 +312,12 @@ class ListedHosts(Hosts):
         if not isinstance(self._answers.get(node), MsrunError):
             self._answers[node] = error
 
-    def _describe_answers(self) -> str:
+    def _tell_answers(self) -> None:
         names = [link.entry.name for link in self.agents.links]
         missing = [name for node, name in enumerate(names) if node not in self._answers]
         lost = [name for node, name in enumerate(names) if isinstance(self._answers.get(node), MsrunError)]
         count = len(names) - len(missing) - len(lost)
-        return f"{count} of {len(names)} hosts answered{_listed('missing', missing)}{_listed('failed', lost)}"
+        self._say(f"{count} of {len(names)} hosts answered{_listed('missing', missing)}{_listed('failed', lost)}")
 
     def _on_opened(self, node: int, message: Message) -> None:
         self._sent_at[node] = message["at"]
@@ -325,14 +327,6 @@ class ListedHosts(Hosts):
         report = decode_record(HostReport, printable_record(message["report"]))
         self._answers[node] = HostAnswer(report, self._sent_at[node], time.time(), self.agents.links[node].address)
         self._note("agent_up", node_rank=node)
-
-    def _on_reached(self, node: int, message: Message) -> None:
-        self._reached[node] = decode_record(ReachResult, printable_record(message["result"]))
-
-    def _own_sources(self) -> tuple[tuple[str, str], ...]:
-        with contextlib.suppress(OSError):
-            return tuple(read_sources(self._spec.program, self._spec.working_directory))
-        return ()
 
     # -- the scheduler ------------------------------------------------------------------------------------------------
 
@@ -346,12 +340,16 @@ class ListedHosts(Hosts):
             if not self._has_failed():
                 self._add_failure("master_port", text or "does not open the scheduler's port", (0,), code)
             return 0
+
+        def on_reached(node: int, message: Message) -> None:
+            self._reached[node] = decode_record(ReachResult, printable_record(message["result"]))
+
         port, deadline = int(said["port"]), time.monotonic() + ANSWER_S
         for link in links[1:]:
             link.send("reach", address=address, port=port)
         self.agents.hear(
             lambda: len(self._reached) == len(links) - 1 or self._has_failed(),
-            {"reached": self._on_reached},
+            {"reached": on_reached},
             deadline=deadline,
             on_loss=self._lose,
         )

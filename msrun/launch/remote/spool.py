@@ -28,7 +28,7 @@ from msrun.cluster.messages import encode_message
 from msrun.errors import ClusterError
 from msrun.launch.directory.log_directory import write_private
 from msrun.launch.remote.logs import PIECE_BYTES, pack_piece
-from msrun.launch.transport.pipe import MARKER
+from msrun.launch.transport.pipe import MARKER, READ_BYTES
 
 SOCKET = "agent.sock"
 AGENT = "agent.pid"  # process id and start time of the agent, so that nobody else is taken for it
@@ -42,8 +42,9 @@ def spool_path(job_id: str, number: int) -> Path:
     return Path(tempfile.gettempdir(), f"msrun-spool-{job_id}-{number}")
 
 
-def make_spool(job_id: str, number: int) -> Path:
-    """Make the folder, for its owner alone.
+def make_spool(job_id: str, number: int) -> tuple[Path, int]:
+    """Make the folder, for its owner alone, and return it with a descriptor that marks it as in use, in all PID
+    namespaces, until that or its process ends.
 
     Raises:
         ClusterError: it cannot be made, or is there already, which a stranger may have done.
@@ -52,21 +53,16 @@ def make_spool(job_id: str, number: int) -> Path:
     try:
         path.mkdir(mode=contract.DIRECTORY_MODE)
         write_private(path / AGENT, f"{os.getpid()} {start_time(os.getpid())}\n")
+        folder = _open_folder(path)
     except OSError as error:
         raise ClusterError(f"cannot make {path} ({error.strerror}); set TMPDIR there to another folder") from None
-    return path
-
-
-def hold_spool(path: Path) -> int:
-    """Return a descriptor that marks the folder as in use, in all PID namespaces, until it or its process ends.
-
-    Raises:
-        OSError: the folder is not there.
-    """
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     with contextlib.suppress(OSError):  # a file system without locks
         fcntl.flock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    return folder
+    return path, folder
+
+
+def _open_folder(path: Path) -> int:
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
 def remove_old_spools(now_s: float) -> None:
@@ -83,7 +79,7 @@ def remove_old_spools(now_s: float) -> None:
 
 
 def _is_left_behind(path: Path, now_s: float) -> bool:
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    folder = _open_folder(path)
     try:
         if os.fstat(folder).st_uid != os.geteuid():
             return False
@@ -138,10 +134,7 @@ def _short_name(spool: Path) -> Iterator[str]:
 
 
 def kill_agent(spool: Path) -> bool:
-    """Kill the agent of a folder if it runs still: it may be stopped, or hang. What was below it ends itself.
-
-    Returns whether it ran.
-    """
+    """Kill the agent of a folder, which may be stopped, or hang; whether it ran. What was below it ends itself."""
     try:
         pid, started = (int(word) for word in (spool / AGENT).read_text().split())
     except (OSError, ValueError):
@@ -156,7 +149,6 @@ def remove_spool(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-READ_BYTES = 1 << 16
 NO_AGENT = 69  # exit status when there is nothing to connect to; EX_UNAVAILABLE of sysexits.h
 
 

@@ -80,7 +80,6 @@ class AgentLink(Link):
     ) -> None:
         """
         Args:
-            number: of this connection among all that the job makes.
             job: what the agent is told first; None where it waits for whatever comes.
             take_first: called with every message; True when it is done with. A ValueError: no agent says this.
             silence_s: how long nothing may be heard.
@@ -117,10 +116,8 @@ class AgentLink(Link):
         self._say({"type": kind, **fields})
 
     def beat(self, listened_s: float) -> None:
-        """Give a sign of life, and look for one; where there is none for long, another connection is tried.
-
-        Args:
-            listened_s: for how long an answer could have been heard since the last beat.
+        """Give a sign of life, and look for one, for which `listened_s` were left since the last; where there is none
+        for long, another connection is tried.
         """
         if self.state in (State.OPENING, State.OVER):
             return

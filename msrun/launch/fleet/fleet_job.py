@@ -105,11 +105,7 @@ class FleetRecord:
         self._tell_restart()
 
     def restart(self, attempt: int, delay_s: float, reason: str, global_ranks: Sequence[int]) -> None:
-        """The coordinator starts the job again; observers hear of it when all hosts have put their logs away.
-
-        Args:
-            global_ranks: because of which the attempt before is over.
-        """
+        """The coordinator starts the job again, because of these ranks; observers hear of it when all are ready."""
         self._restart = {"attempt": attempt, "delay_s": delay_s, "reason": reason, "global_ranks": list(global_ranks)}
         self._unready = set(self._ranks)
         self._told.clear()
@@ -146,12 +142,7 @@ class FleetRun:
         terminal: UserTerminal | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """
-        Args:
-            spec: what is asked of the hosts of this start.
-            on_directory: called when the log directory holds the job's plan.
-            terminal: it, or standard input, belongs to a rank; closed by the caller.
-        """
+        """`terminal`: it, or standard input, belongs to a rank; closed by the caller."""
         self._job, self._spec, self._ready, self._logs, self._on_directory = job, spec, ready, logs, on_directory
         self._agents, self._events, self._clock, self._terminal = job.hosts.agents, job.events, clock, terminal
         self._plans = HostPlans(spec, job.job_id, forwarded_environment(job.caller, spec.forward_env), self._check_own)
@@ -203,11 +194,7 @@ class FleetRun:
         return self._spec.first_attempt + self.coordinator.begun
 
     def set_logs_aside(self) -> None:
-        """Rename the logs of an attempt after which the job goes on elsewhere, and keep the plan that names its ranks.
-
-        Raises:
-            ClusterError: one cannot be renamed.
-        """
+        """See `keep_attempt`."""
         traces = [contract.trace_file_name(rank) for ranks in self._ranks.values() for rank in ranks]
         logs = [Path(path).name for host in self._plans.hosts.values() for path in host.log_paths]
         keep_attempt(self._spec.log_dir, self.restarts, self.plan, [*traces, *logs, contract.SCHEDULER_LOG])
@@ -302,11 +289,7 @@ class FleetRun:
         return self._agents.explain_loss({**message, "text": f"{name}{message['text']}"}, node_rank)
 
     def _lose(self, node_rank: int, fault: MsrunError, *, is_ended: bool = True) -> None:
-        """Nothing more is to be expected of a host, unless it has told how its part ended.
-
-        Args:
-            is_ended: what it has left of its logs has come, too.
-        """
+        """Nothing more is to be expected of a host; `is_ended`: what it has left of its logs has come, too."""
         if node_rank not in self._ended and node_rank not in self._results:
             self._note_fault(fault)
             self._record.lost(node_rank)

@@ -49,11 +49,7 @@ class HostPlans:
         forwarded: Mapping[str, str],
         check: Callable[[int, HostPlan], None] = lambda _node, _host: None,
     ) -> None:
-        """
-        Args:
-            forwarded: variables that the hosts got from here.
-            check: called with each host's plan before it counts; raises what speaks against it.
-        """
+        """`forwarded`: variables that the hosts got from here; `check`: raises what speaks against a host's plan."""
         self._check = check
         self._spec, self._job_id, self._forwarded = spec, job_id, forwarded
         self.hosts: dict[int, HostPlan] = {}  # by node_rank
@@ -121,10 +117,8 @@ def _merge_notes(notes: Mapping[int, Sequence[str]], entries: Sequence[HostEntry
 
 
 def keep_attempt(log_dir: Path, attempt: int, plan: LaunchPlan | None, names: Iterable[str]) -> None:
-    """Rename the files of an attempt after which the job goes on elsewhere, and keep the plan that names its ranks.
-
-    Args:
-        names: logs and traces of that attempt; those that are not there are passed over.
+    """Rename the logs and traces of an attempt after which the job goes on elsewhere, as far as they are there, and
+    keep the plan that names its ranks.
 
     Raises:
         ClusterError: one cannot be renamed, or the plan cannot be written.
@@ -179,11 +173,7 @@ def ask_for_plan(spec: LaunchSpec, caller: Mapping[str, str], *, quiet: bool) ->
 
 
 def check_fleet(spec: LaunchSpec, caller: Mapping[str, str], *, quiet: bool) -> tuple[int, list[str]]:
-    """Return the exit status and the lines of `--check`; with `quiet` only what needs attention.
-
-    Raises:
-        Interrupted: a signal came.
-    """
+    """Return the exit status and the lines of `--check`; with `quiet` only what needs attention. Raises Interrupted."""
     with _reached(spec, caller, new_job_id(), quiet=quiet) as hosts:
         hosts.look(spec)
     findings = order_findings([*inspect_launcher(spec, caller), *hosts.findings])

@@ -207,11 +207,7 @@ class ListedHosts(Hosts):
         return ready
 
     def look(self, spec: LaunchSpec, logs: LogCollector | None = None) -> ReadyHosts | None:
-        """Ask all hosts that are new, and fill `findings`; None when a job could not start.
-
-        Raises:
-            Interrupted: a signal came.
-        """
+        """Ask all hosts that are new, and fill `findings`; None when a job could not start. Raises Interrupted."""
         self._spec, agents, entries = spec, self.agents, spec.host_entries
         agents.logs, agents.has_begun = logs, False
         self._reached, self._sent_at, self._loss_counts_at = {}, {}, None

@@ -247,10 +247,7 @@ def tell_result(link: LauncherLink, result: JobResult) -> None:
 
 
 def _start_early(spec: LaunchSpec, caller: Mapping[str, str], job_id: str) -> ForkServerHandle | None:
-    """Start a fork server that imports while the hosts come together; None where that is of no use, or not possible.
-
-    What is wrong here is for the checks to say, so nothing is raised.
-    """
+    """Start a fork server that imports while the hosts come together; None where that cannot be: the checks say why."""
     with contextlib.suppress(MsrunError, OSError):
         early = plan_early_server(spec, read_host_facts({**caller, **dict(spec.env)}), caller, job_id)
         if early is not None:

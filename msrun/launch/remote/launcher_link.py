@@ -87,7 +87,6 @@ class LauncherLink(Link):
     ) -> None:
         """
         Args:
-            pipe: leads to the launcher.
             silence_s: how long the launcher may give no sign of life; `resume_at` may say it anew.
             explain_loss: what the job is told when it has gone, from what it has done; None = a launcher that has
                 started this agent.
@@ -171,11 +170,8 @@ class LauncherLink(Link):
     def send_logs(
         self, next_log: Callable[[], Message | None], acknowledge: Callable[[int], None] = lambda _: None
     ) -> None:
-        """Send logs from now on. Both functions are called by the thread.
-
-        Args:
-            next_log: returns the next message, None when there is nothing new.
-            acknowledge: told that so many more of the messages have come, in their order.
+        """Send logs from now on: what `next_log` gives, None when there is nothing new; `acknowledge` is told that so
+        many more of that have come, in their order. Both are called by the thread.
         """
 
         def begin() -> None:

@@ -66,11 +66,7 @@ def _open_folder(path: Path) -> int:
 
 
 def remove_old_spools(now_s: float) -> None:
-    """Remove the user's own spools that agents left behind, once nothing in them has changed for KEEP_S.
-
-    Args:
-        now_s: since the epoch.
-    """
+    """Remove the user's own spools that agents left behind, once nothing in them has changed for KEEP_S."""
     with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
         for path in [Path(entry.path) for entry in entries if _NAME.fullmatch(entry.name)]:
             with contextlib.suppress(OSError):
@@ -122,10 +118,7 @@ def connect_in(spool: Path) -> socket.socket:
 
 @contextlib.contextmanager
 def _short_name(spool: Path) -> Iterator[str]:
-    """Yield a name of the socket that fits into its address, which has room for 108 bytes, however deep the folder is.
-
-    Source: unix(7), sun_path.
-    """
+    """Yield a name of the socket that fits into its address of 108 bytes (unix(7)), however deep the folder is."""
     folder = os.open(spool, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{folder}/{SOCKET}"
@@ -173,10 +166,7 @@ def attach(job_id: str, number: int) -> None:
 def salvage(job_id: str, number: int, offsets: Mapping[str, int]) -> None:
     """End a lost agent that is only stopped, write what is missing of its logs to stdout, and remove its folder.
 
-    A log that is rotated is left where it is: how much of it has gone home cannot be told any more.
-
-    Args:
-        offsets: names of the logs, and how many bytes of each are at home.
+    `offsets` are how many bytes of each log are at home. Of one that is rotated that cannot be told: it is left there.
     """
     spool = spool_path(job_id, number)
     if kill_agent(spool):

@@ -56,11 +56,7 @@ class SshConnector:
         self._client = _choose_client(settings, self._questions)
 
     def prepare(self, entries: Iterable[HostEntry]) -> None:
-        """Have the configuration read, before anything is connected.
-
-        Raises:
-            UsageError: it cannot be read or understood, or says what cannot be done.
-        """
+        """Have the configuration read first. Raises UsageError: it cannot be, or says what cannot be done."""
         for entry in list(entries)[:1]:
             if not self._client.check(entry):
                 self._warn(UNCHECKED)

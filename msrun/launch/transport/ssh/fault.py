@@ -10,11 +10,8 @@ class SshFault(Exception):
     """One line without the host's name: what happened, and the remedy."""
 
     def __init__(self, text: str, *, place: str = "", is_temporary: bool = False, is_late: bool = False) -> None:
-        """
-        Args:
-            place: what was connected to, where that is known: an address, and a port other than 22.
-            is_temporary: another try a moment later may go well.
-            is_late: there is no time for one.
+        """`place`: what was connected to, where that is known; `is_temporary`: another try a moment later may go well;
+        `is_late`: there is no time for one.
         """
         super().__init__(text)
         self.text = text
@@ -88,12 +85,7 @@ def address_of(text: str) -> str:
 
 
 def explain_end(text: str, late_s: float | None = None) -> SshFault:
-    """Return why ssh did not log in.
-
-    Args:
-        text: what `ssh -v`, and what it has started, wrote to stderr.
-        late_s: it was ended after so long; None = it has ended by itself.
-    """
+    """Return why ssh did not log in, from the stderr of `ssh -v`; `late_s`: it was ended after so long."""
     log, said = split_log(text)
     connected = re.findall(r"^Connecting to (\S+) .*port (\d+)\.", log, re.MULTILINE)
     behind = re.search(r"^Executing proxy command: .*-W '?\[(.*?)\]:(\d+)", log, re.MULTILINE)

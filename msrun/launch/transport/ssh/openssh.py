@@ -84,11 +84,9 @@ class Questions:
         return self._asked_s + (time.monotonic() - since if since is not None else 0.0)
 
     def answer(self, prompt: str, asker: str, kind: str = "") -> str:
-        """Return the answer to a prompt of ssh; empty when there is none.
+        """Return the answer to a prompt of ssh, empty when there is none; `kind` is its SSH_ASKPASS_PROMPT.
 
-        Args:
-            asker: who asks; one who asks the same again was given a wrong answer.
-            kind: of the prompt, as SSH_ASKPASS_PROMPT has it.
+        An `asker` who asks the same again was given a wrong answer.
         """
         if kind == "none":
             self._warn(prompt.strip())
@@ -221,11 +219,7 @@ class OpenSsh:
         self._write_config()
 
     def check(self, entry: HostEntry) -> bool:
-        """Have ssh read its configuration for a host, and return whether host keys are checked.
-
-        Raises:
-            UsageError: it cannot be read or understood.
-        """
+        """Return whether host keys are checked. Raises UsageError: ssh cannot read its configuration."""
         words = [*self._words(entry), "-G", "--", entry.name]
         try:
             done = subprocess.run(
@@ -248,9 +242,7 @@ class OpenSsh:
         return found.get("stricthostkeychecking") not in ("no", "off", "false")
 
     def connect(self, entry: HostEntry, command: str, time_left: Callable[[], float]) -> SshPipe:
-        """Log in and start a command. `time_left`: seconds; what the user is asked takes none of them. Raises SshFault:
-        that failed.
-        """
+        """Log in and start a command; what the user is asked takes none of the time. Raises SshFault: that failed."""
         seconds, waited = time_left(), self._questions.waited_s()
         pipe = self._start(entry, command)
         end = os.pidfd_open(pipe.process.pid)

@@ -123,11 +123,7 @@ class ParamikoClient:
         self._is_closed = False
 
     def check(self, entry: HostEntry) -> bool:
-        """Read ssh_config for a host, and return whether host keys are checked.
-
-        Raises:
-            UsageError: it cannot be read, or needs OpenSSH's client.
-        """
+        """Return whether host keys are checked. Raises UsageError: ssh_config cannot be read, or needs ssh itself."""
         return self._policy(self._look_up(entry.name)) != "no"
 
     def connect(self, entry: HostEntry, command: str, time_left: Callable[[], float]) -> ChannelPipe:

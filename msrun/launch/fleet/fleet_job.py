@@ -35,8 +35,7 @@ from msrun.launch.directory.lock import JobLock
 from msrun.launch.directory.log_directory import EventLog, describe_removed, write_private
 from msrun.launch.failure import at_home, hide_secrets, write_failure
 from msrun.launch.fleet.agents import OF_LAUNCHER, SALVAGE_S, NotUnderstood
-from msrun.launch.fleet.fleet_plan import HostPlans, keep_attempt
-from msrun.launch.fleet.hosts import Hosts, ListedHosts, ReadyHosts, ranks_of_hosts
+from msrun.launch.fleet.hosts import HostPlans, Hosts, ListedHosts, ReadyHosts, keep_attempt, ranks_of_hosts
 from msrun.launch.fleet.joined_hosts import JoinedHosts
 from msrun.launch.job import JobResult
 from msrun.launch.job_display import JobDisplay

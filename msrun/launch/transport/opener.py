@@ -156,7 +156,7 @@ class HostOpener:
         self._connector = None
         if len(self._local) < len(entries):
             from msrun.launch.transport.ssh.connector import SshConnector
-            from msrun.launch.transport.ssh.openssh import ask_at_terminal
+            from msrun.launch.transport.ssh.login import ask_at_terminal
 
             self._connector = SshConnector(spec.ssh, warn=warn, ask=ask_at_terminal if sys.stdin.isatty() else None)
             self._connector.prepare(entry for entry in entries if entry not in self._local)

@@ -22,24 +22,25 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from figures import ROOT, add_json_option, kept, record
 from scale_peers import SocketOpener, name_of, serve_peers
 
 from msrun import contract
-from msrun.agent.observer import Observers
+from msrun.agent.observer import Observers, OwnFaults
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.messages import encode_message, pack_hosts
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.agents import Agents
-from msrun.launch.fleet.fleet_job import FleetRecord, FleetRun
+from msrun.launch.fleet.fleet_job import FleetJob, FleetRecord, FleetRun
 from msrun.launch.fleet.hosts import ListedHosts
 from msrun.launch.preflight.host_look import read_sources
 from msrun.launch.remote.logs import LogCollector, own_logs
 from msrun.planning.hosts.assignment import assign_hosts
+from msrun.planning.hosts.forwarded import forwarded_environment
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.program import Program
-from msrun.planning.record_json import encode_record
 from msrun.planning.spec import LaunchSpec
 
 BEAT_S = 2.0
@@ -76,9 +77,13 @@ def plan(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     begin, before_mb = time.process_time(), peak_mb()
     spec = spec_of(options.hosts, options.workers, folder)
     with SignalPipe() as signals:
-        preparation = ListedHosts(spec, dict(os.environ), "JOB", SocketOpener([]), signals, None, None, print)
-        jobs = [encode_message({"type": "job", "job": encode_record(job)}) for job in preparation.host_jobs({})]
-        hosts = pack_hosts(assign_hosts(spec.host_entries))
+        opener: Any = SocketOpener([])
+        listed = ListedHosts(spec, dict(os.environ), "JOB", opener, signals, None, print)
+        environment = forwarded_environment(os.environ, spec.forward_env)
+        assigned = assign_hosts(spec.host_entries)
+        links = [listed._link(spec, host, environment, will_run=True) for host in assigned]
+        jobs = [encode_message(link._ledger.unseen()[0]) for link in links]
+        hosts = pack_hosts(assigned)
         runs = [encode_message({"type": "run", "hosts": hosts, "rank_table": ""}) for _ in jobs]
     sizes = {"job_bytes": len(jobs[-1]), "run_bytes": len(runs[-1])}
     return {"cpu_s": time.process_time() - begin, "memory_mb": peak_mb() - before_mb, **sizes}
@@ -90,7 +95,7 @@ def events(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     ranks = {node: tuple(range(node * options.workers, (node + 1) * options.workers)) for node in range(hosts)}
     log = EventLog(folder / "events.jsonl")
     begin = time.process_time()
-    told = FleetRecord(ranks, Observers([log]))
+    told = FleetRecord(ranks, Observers([log], OwnFaults(folder, print, found_in="")))
     for node, own in ranks.items():
         for rank in own:
             told.note(node, "started", {"global_rank": rank, "pid": rank})
@@ -155,15 +160,18 @@ class Launch:
         logs, events = LogCollector(spec.log_dir, None, own), EventLog(self._events)
         self._begin, cpu = time.monotonic(), time.process_time()
         with SignalPipe() as signals:
-            preparation = ListedHosts(spec, {}, "JOB", self._opener, signals, logs, events, lambda _: None)
-            with preparation as agents:
-                ready = preparation.run()
+            faults = OwnFaults(spec.log_dir, print, found_in="")
+            opener: Any = self._opener
+            with ListedHosts(spec, {}, "JOB", opener, signals, events, lambda _: None) as listed:
+                ready = listed.run(spec, logs)
                 self._lap("reached")
-                self._agents = agents
-                job = FleetRun(spec, "JOB", agents, ready, logs, events, {}, quiet=True)
-                job.start(threading.Thread(target=self._live, daemon=True).start)
-                result = job.finish()
+                self._agents = listed.agents
+                job = FleetJob(spec, {}, "JOB", listed, events, faults, quiet=True)
+                run = FleetRun(job, spec, ready, logs, threading.Thread(target=self._live, daemon=True).start)
+                run.start()
+                result = run.finish()
                 self._lap("ended")
+        assert result is not None, "it goes on nowhere"
         assert result.exit_code == 7, result.failure
         logs.close()
         events.close()

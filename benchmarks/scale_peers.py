@@ -5,12 +5,13 @@ from __future__ import annotations
 import selectors
 import socket
 import time
+from functools import partial
 
 from msrun import __version__
 from msrun.cluster.failure import FailureReport, fault_of_job
 from msrun.cluster.messages import Ledger, Message, MessageBuffer, encode_message
 from msrun.cluster.protocol import HostAddress, HostReport
-from msrun.launch.transport.opener import AgentCode
+from msrun.launch.transport.opener import Way
 from msrun.launch.transport.pipe import MARKER, AgentPipe
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.plan import HostPlan, WorkerPlan
@@ -112,7 +113,7 @@ class Peer:
         for rank in self.ranks:
             if rank != failed:
                 self.tell("exited", global_rank=rank, how="signal SIGTERM", status=15, state="stopped by msrun")
-        self.say("ended", attempt=0, can_continue=True, come=[])
+        self.say("ended", attempt=0, can_continue=True, come=[], has_begun=True, report=None)
 
     def _on_over(self, message: Message) -> None:
         others = [{"global_rank": rank, "state": "stopped by msrun", "doing": ""} for rank in self.ranks]
@@ -205,8 +206,8 @@ class SocketOpener:
     def open(self, entry: HostEntry, _deadline: float | None) -> AgentPipe:
         return self.pipes[int(entry.name.removeprefix("node"))]
 
-    def code(self, *_: object) -> AgentCode:
-        return AgentCode(b"pass", b"", lambda: b"")
+    def way(self, entry: HostEntry, *_: object) -> Way:
+        return Way(partial(self.open, entry), b"pass")
 
     def close(self) -> None:
         """Nothing of its own is open."""

@@ -101,7 +101,7 @@ class Observer:
     tick_s: float | None = None  # ask for `tick` this often while the job runs; None = never
 
     def note(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """Something happened; `launch.fleet.moments` has the kinds and their fields."""
+        """Something happened; `cluster.protocol.MOMENTS` has the kinds and their fields."""
 
     def tick(self, membership: Membership) -> None:
         """Regular moment, if asked for."""

@@ -138,7 +138,7 @@ def _plan(spec: LaunchSpec, caller: dict[str, str], options: dict[str, Any]) -> 
     from msrun.planning.plan_text import render_plan
 
     if options["plan"] and spec.is_remote:
-        from msrun.launch.fleet.fleet_plan import ask_for_plan
+        from msrun.launch.fleet.hosts import ask_for_plan
 
         plan = ask_for_plan(spec, caller, quiet=options["quiet"])
     else:
@@ -277,7 +277,7 @@ def _check(options: dict[str, Any]) -> int:
     spec = _spec(options, sources)
     caller = without_option_variables(os.environ, SETTABLE)
     if spec.is_remote:
-        from msrun.launch.fleet.fleet_plan import check_fleet
+        from msrun.launch.fleet.hosts import check_fleet
 
         status, lines = check_fleet(spec, caller, quiet=options["quiet"])
         print_text("\n".join(lines))

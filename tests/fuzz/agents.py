@@ -25,7 +25,7 @@ from msrun.launch.fleet.fleet_job import FleetJob, FleetRun
 from msrun.launch.fleet.hosts import ListedHosts, ReadyHosts
 from msrun.launch.remote.launcher_link import LauncherLink
 from msrun.launch.remote.logs import LogCollector, own_logs, pack_piece
-from msrun.launch.transport.opener import AgentCode
+from msrun.launch.transport.opener import Way
 from msrun.launch.transport.pipe import MARKER, SocketPipe
 from msrun.planning.hosts.assignment import assign_hosts
 from msrun.planning.hosts.host_entry import HostEntry
@@ -146,9 +146,8 @@ class Links:
     """Two links whose agents have said everything already."""
 
     def __init__(self, agents: Agents, spec: LaunchSpec, said: Mapping[int, bytes]) -> None:
-        code = AgentCode(b"", b"", lambda: b"")
         self.all = [
-            agents.make_link(entry, lambda _, node=node: FakePipe(said[node]), code, None, node)
+            agents.make_link(entry, Way(lambda _, node=node: FakePipe(said[node])), None, node)
             for node, entry in enumerate(spec.host_entries)
         ]
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from msrun.cluster.messages import Message, MessageBuffer, encode_message
 from msrun.cluster.own_thread import Inbox, WakingQueue
 from msrun.errors import ClusterError
 from msrun.launch.transport.event_loop import EventLoop
-from msrun.launch.transport.opener import AgentCode
+from msrun.launch.transport.opener import Way
 from msrun.launch.transport.pipe import MARKER, AgentPipe
 from msrun.planning.hosts.host_entry import HostEntry
 
@@ -152,10 +153,10 @@ class FakeOpener:
             raise ClusterError(f"{entry.name}: connection refused")
         return self._pipes.pop(entry.name)
 
-    def code(
+    def way(
         self, entry: HostEntry, environment: Mapping[str, str], number: int, sizes: Callable[[], Mapping[str, int]]
-    ) -> AgentCode:
-        return AgentCode(b"start", b"attach", lambda: b"salvage")
+    ) -> Way:
+        return Way(partial(self.open, entry), b"start", b"attach", lambda: b"salvage")
 
     def close(self) -> None:
         self.is_closed = True

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from msrun import contract
 from msrun.agent.signals import SignalPipe, stop_this_process
@@ -21,9 +22,9 @@ from msrun.errors import ClusterError, Interrupted, MsrunError, UsageError, inte
 from msrun.launch.directory.log_directory import record_fault
 from msrun.launch.preflight.fleet_checks import MAX_QUOTED_CHARS, explain_agent_end, quote
 from msrun.launch.remote.logs import LogCollector
-from msrun.launch.transport.event_loop import ByteChannel, EventLoop
+from msrun.launch.transport.event_loop import ByteChannel, EventLoop, TaskThreads
 from msrun.launch.transport.link import CLOSED, Link
-from msrun.launch.transport.opener import AgentCode
+from msrun.launch.transport.opener import Way
 from msrun.launch.transport.pipe import AgentPipe, opening
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.record_json import encode_record
@@ -34,6 +35,9 @@ SALVAGE_S = 10.0  # how long the host of a lost agent may take to let somebody e
 CUT_REMEDY = "start it again, and if that does not help, look for the reason in the log of its sshd"
 ACKNOWLEDGE_BYTES = 1 << 19
 """After so many bytes of logs the agent is told that they have come, so that it sends more."""
+
+
+Done = TypeVar("Done")
 
 
 class State(Enum):
@@ -63,8 +67,7 @@ class AgentLink(Link):
         self,
         number: int,
         entry: HostEntry,
-        open_pipe: Callable[[float | None], AgentPipe],
-        code: AgentCode,
+        way: Way,
         job: Message | None,
         inbox: Inbox,
         take_first: Callable[[Message], bool],
@@ -76,9 +79,6 @@ class AgentLink(Link):
     ) -> None:
         """
         Args:
-            number: of this connection among all that the job makes.
-            open_pipe: opens a pipe before a moment of `clock`, None = in the usual time; raises ClusterError. Called by
-                another thread.
             job: what the agent is told first; None where it waits for whatever comes.
             take_first: called with every message; True when it is done with. A ValueError: no agent says this.
             silence_s: how long nothing may be heard.
@@ -89,7 +89,7 @@ class AgentLink(Link):
         self.address = ""  # numeric, as it is reached from here; empty until it is known
         self.state = State.OPENING
         self.is_salvaging = False  # it is lost, and what it has left is being fetched
-        self._open_pipe, self._code, self._has_dialled = open_pipe, code, has_dialled
+        self._way, self._has_dialled = way, has_dialled
         self._inbox, self._take_first, self._silence_s = inbox, take_first, silence_s
         if job is not None:
             self._ledger.stamp(job)
@@ -106,7 +106,7 @@ class AgentLink(Link):
     def start(self) -> None:
         opened = partial(self._on_opened, self._clock())
         if self._has_dialled:  # there is nothing to wait for, and what is said next has to arrive
-            opened(self._open_pipe(None), None)
+            opened(self._way.open(None))
         else:
             self._open(None, opened)
 
@@ -115,10 +115,8 @@ class AgentLink(Link):
         self._say({"type": kind, **fields})
 
     def beat(self, listened_s: float) -> None:
-        """Give a sign of life, and look for one; where there is none for long, another connection is tried.
-
-        Args:
-            listened_s: for how long an answer could have been heard since the last beat.
+        """Give a sign of life, and look for one, for which `listened_s` were left since the last; where there is none
+        for long, another connection is tried.
         """
         if self.state in (State.OPENING, State.OVER):
             return
@@ -140,7 +138,7 @@ class AgentLink(Link):
     def begin(self) -> None:
         """From now on the agent has something to come back for."""
         self._has_begun = True
-        self._can_resume = bool(self._code.attach)
+        self._can_resume = bool(self._way.attach)
 
     @property
     def has_unseen(self) -> bool:
@@ -179,31 +177,28 @@ class AgentLink(Link):
 
     # -- connections --------------------------------------------------------------------------------------------------
 
-    def _open(self, deadline: float | None, then: Callable[[AgentPipe | None, Exception | None], None]) -> None:
-        """Open a pipe in the background; `then` is called with it, or with why there is none."""
+    def _do(self, threads: TaskThreads, work: Callable[[], Done], then: Callable[[Done], object]) -> None:
+        """Have something done that has to wait, and `then` called with what that returns."""
+        threads.run(
+            lambda: self.loop.call(partial(then, work())), lambda error: self.loop.call(partial(self._fail, error))
+        )
 
-        def work() -> None:
+    def _open(self, deadline: float | None, then: Callable[[AgentPipe | Exception], None]) -> None:
+        """Open a pipe; `then` is called with it, or with why there is none."""
+
+        def work() -> AgentPipe | Exception:
             try:
-                pipe = self._open_pipe(deadline)
+                return self._way.open(deadline)
             except (ClusterError, OSError) as error:
-                self.loop.call(partial(then, None, error))
-            else:
-                self.loop.call(partial(then, pipe, None))
+                return error
 
-        self.loop.opening.run(work, self._fail_later)
+        self._do(self.loop.opening, work, then)
 
     def _let_go(self, pipe: AgentPipe, then: Callable[[], None] = lambda: None) -> None:
-        def work() -> None:
-            pipe.close()
-            self.loop.call(then)
-
-        self.loop.ending.run(work, self._fail_later)
+        self._do(self.loop.ending, pipe.close, lambda _: then())
 
     def _leave(self, channel: ByteChannel) -> None:
         channel.stop(partial(self._let_go, channel.pipe))
-
-    def _fail_later(self, error: Exception) -> None:
-        self.loop.call(partial(self._fail, error))
 
     def _fail(self, error: Exception) -> None:
         """End the host: whatever it was, the launcher must not wait for ever."""
@@ -225,30 +220,30 @@ class AgentLink(Link):
             self.state = State.OVER
             self._post("lost", reason=reason, exit_status=exit_status, stderr=stderr)
 
-    def _on_opened(self, begin: float, pipe: AgentPipe | None, error: Exception | None) -> None:
-        if pipe is None:
-            self._fail(error or ClusterError(self.entry.name))
+    def _on_opened(self, begin: float, pipe: AgentPipe | Exception) -> None:
+        if isinstance(pipe, Exception):
+            self._fail(pipe)
         elif self._is_closed:
             self._let_go(pipe)
         else:
             self.address, self.state = pipe.address, State.OPEN
             self._post("opened", seconds=round(self._clock() - begin, 3), at=time.time())
-            self._talk(pipe, b"" if self._has_dialled else opening(self._code.start), self._judge)
+            self._talk(pipe, b"" if self._has_dialled else opening(self._way.start), self._judge)
             self._send_unseen()  # the job is the first of it
 
     def _judge(self, channel: ByteChannel) -> None:
         """See why a connection has ended: its agent did, or another one is made."""
         pipe, is_broken = channel.pipe, channel is self._broken
 
-        def work() -> None:
+        def work() -> tuple[int | None, str]:
             if is_broken:
                 pipe.close()
-            self.loop.call(partial(self._judged, channel, pipe.exit_status, pipe.stderr_text()))
-            pipe.close()
+            return pipe.exit_status, pipe.stderr_text()
 
-        self.loop.ending.run(work, self._fail_later)
+        self._do(self.loop.ending, work, lambda found: self._judged(channel, *found))
 
     def _judged(self, channel: ByteChannel, status: int | None, stderr: str) -> None:
+        self._let_go(channel.pipe)
         if self._is_closed or self.is_over or channel is not self._channel:
             return
         if status is None and self._can_resume:
@@ -293,15 +288,15 @@ class AgentLink(Link):
             return
         self._is_reopening = True
         if self._is_closed or self.silent_s > self._silence_s:
-            self._on_reopened(None)
+            self._on_reopened(ClusterError("too late"))
         else:
             self._open(self._clock() + self._silence_s - self.silent_s, self._on_reopened)
 
-    def _on_reopened(self, pipe: AgentPipe | None, _error: Exception | None = None) -> None:
+    def _on_reopened(self, pipe: AgentPipe | Exception) -> None:
         self._is_reopening = False
         is_cut = self.state is State.CUT and not self._is_closed
         is_slow = self.state is State.OPEN and not self._is_closed and self._is_quiet  # and not only for a moment
-        if pipe is not None:
+        if not isinstance(pipe, Exception):
             (self._attach if is_cut or is_slow else self._let_go)(pipe)
         elif is_cut and self.silent_s > self._silence_s:
             self._end_silent()
@@ -314,7 +309,7 @@ class AgentLink(Link):
         self.state, self._is_attached, self._was_replaced = State.OPEN, False, True
         self._attached_at_s = self.silent_s
         attach = encode_message({"type": "attach", "seen": self._ledger.seen})
-        self._talk(pipe, opening(self._code.attach) + attach, self._judge)
+        self._talk(pipe, opening(self._way.attach) + attach, self._judge)
         if old is not None:
             self._post("cut", reason=f"the connection to {self.entry.name} broke")
             self._leave(old)
@@ -326,13 +321,13 @@ class AgentLink(Link):
             self._let_go(channel.pipe)
             then()
 
-        def fetch(pipe: AgentPipe | None, _error: Exception | None) -> None:
-            if pipe is not None and not self._is_closed:
-                self._talk(pipe, opening(self._code.salvage()), end)
-                return
-            if pipe is not None:
-                self._let_go(pipe)
-            then()
+        def fetch(pipe: AgentPipe | Exception) -> None:
+            if isinstance(pipe, Exception):
+                then()
+            elif self._is_closed:
+                self._let_go(pipe, then)
+            else:
+                self._talk(pipe, opening(self._way.salvage()), end)
 
         self._open(self._clock() + SALVAGE_S, fetch)
 
@@ -438,8 +433,7 @@ class Agents:
     def make_link(
         self,
         entry: HostEntry,
-        open_pipe: Callable[[float | None], AgentPipe],
-        code: AgentCode,
+        way: Way,
         job: HostJob | None,
         number: int,
         *,
@@ -453,7 +447,7 @@ class Agents:
             return self.logs is not None and node != OF_LAUNCHER and self.logs.take(node, link.entry.name, message)
 
         told = None if job is None else {"type": "job", "job": encode_record(job)}
-        given = entry, open_pipe, code, told, self.inbox, take_first, self.loop
+        given = entry, way, told, self.inbox, take_first, self.loop
         link = AgentLink(number, *given, silence_s=self._silence_s, has_dialled=has_dialled)
         return link
 

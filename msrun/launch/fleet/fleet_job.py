@@ -35,8 +35,7 @@ from msrun.launch.directory.lock import JobLock
 from msrun.launch.directory.log_directory import EventLog, describe_removed, write_private
 from msrun.launch.failure import at_home, hide_secrets, write_failure
 from msrun.launch.fleet.agents import OF_LAUNCHER, SALVAGE_S, NotUnderstood
-from msrun.launch.fleet.fleet_plan import HostPlans, keep_attempt
-from msrun.launch.fleet.hosts import Hosts, ListedHosts, ReadyHosts, ranks_of_hosts
+from msrun.launch.fleet.hosts import HostPlans, Hosts, ListedHosts, ReadyHosts, keep_attempt, ranks_of_hosts
 from msrun.launch.fleet.joined_hosts import JoinedHosts
 from msrun.launch.job import JobResult
 from msrun.launch.preflight.fleet_checks import FAR_SKEW_S, describe_skew
@@ -104,11 +103,7 @@ class FleetRecord:
         self._tell_restart()
 
     def restart(self, attempt: int, delay_s: float, reason: str, global_ranks: Sequence[int]) -> None:
-        """The coordinator starts the job again; observers hear of it when all hosts have put their logs away.
-
-        Args:
-            global_ranks: because of which the attempt before is over.
-        """
+        """The coordinator starts the job again, because of these ranks; observers hear of it when all are ready."""
         self._restart = {"attempt": attempt, "delay_s": delay_s, "reason": reason, "global_ranks": list(global_ranks)}
         self._unready = set(self._ranks)
         self._told.clear()
@@ -145,12 +140,7 @@ class FleetRun:
         terminal: UserTerminal | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """
-        Args:
-            spec: what is asked of the hosts of this start.
-            on_directory: called when the log directory holds the job's plan.
-            terminal: it, or standard input, belongs to a rank; closed by the caller.
-        """
+        """`terminal`: it, or standard input, belongs to a rank; closed by the caller."""
         self._job, self._spec, self._ready, self._logs, self._on_directory = job, spec, ready, logs, on_directory
         self._agents, self._events, self._clock, self._terminal = job.hosts.agents, job.events, clock, terminal
         self._plans = HostPlans(spec, job.job_id, forwarded_environment(job.caller, spec.forward_env), self._check_own)
@@ -186,18 +176,15 @@ class FleetRun:
 
     def finish(self) -> JobResult | None:
         """Wait until every host has ended its part, and return how the job ended; None when it goes on elsewhere."""
-        self._hear(self._is_over)
-        if self.coordinator.goes_on and self._agents.interrupt is None:
-            self._await_salvage()
-            self._end_attempt()
-            return None
-        return self._conclude()
-
-    def _await_salvage(self) -> None:
-        """Wait until what silent hosts have left is here: afterwards their logs are those of another attempt."""
-        links, end = self._agents.links, time.monotonic() + 2 * SALVAGE_S
+        links = self._agents.links
+        self._hear(lambda: len(self._ended) == len(links))
+        if not self.coordinator.goes_on or self._agents.interrupt is not None:
+            return self._conclude()
+        end = time.monotonic() + 2 * SALVAGE_S  # afterwards the logs of silent hosts are those of another attempt
         while any(link.is_salvaging for link in links) and time.monotonic() < end:
             self._agents.hear(lambda: False, {}, deadline=self._clock() + TICK_S)
+        self._end_attempt()
+        return None
 
     @property
     def restarts(self) -> int:
@@ -205,11 +192,7 @@ class FleetRun:
         return self._spec.first_attempt + self.coordinator.begun
 
     def set_logs_aside(self) -> None:
-        """Rename the logs of an attempt after which the job goes on elsewhere, and keep the plan that names its ranks.
-
-        Raises:
-            ClusterError: one cannot be renamed.
-        """
+        """See `keep_attempt`."""
         traces = [contract.trace_file_name(rank) for ranks in self._ranks.values() for rank in ranks]
         logs = [Path(path).name for host in self._plans.hosts.values() for path in host.log_paths]
         keep_attempt(self._spec.log_dir, self.restarts, self.plan, [*traces, *logs, contract.SCHEDULER_LOG])
@@ -223,10 +206,10 @@ class FleetRun:
             "shown": lambda node, m: self._terminal_of(node).show(base64.b64decode(m["data"], validate=True)),
             "taken": lambda node, m: self._terminal_of(node).taken(int(m["count"])),
             "logs_end": lambda node, _: self._ended.add(node),
-            "broken": self._on_broken,
-            "lost": self._on_lost,
-            "error": self._on_error,
-            "fault": self._on_fault,
+            "broken": lambda node, m: self._lose(node, self._agents.explain_loss(m, node), is_ended=False),
+            "lost": lambda node, m: self._lose(node, self._agents.explain_loss(m, node)),
+            "error": lambda node, m: self._lose(node, self._explain(node, m)),  # it could not begin, or failed itself
+            "fault": lambda node, m: self._fail(self._explain(node, m)),  # all hosts end by their own means
             "cut": lambda node, m: self._events.note("cut", {"node_rank": node, "reason": m["reason"]}),
             "resumed": lambda node, _: self._events.note("resumed", {"node_rank": node}),
         }
@@ -236,9 +219,6 @@ class FleetRun:
             every=(TICK_S, self._tick),
             on_fault=lambda error: self._fail(self._job.faults.end_of_job(error)),
         )
-
-    def _is_over(self) -> bool:
-        return len(self._ended) == len(self._agents.links)
 
     # -- what hosts say -----------------------------------------------------------------------------------------------
 
@@ -302,34 +282,20 @@ class FleetRun:
         self._results[node_rank] = self._at_home(read_failure(value)) if value is not None else None
         self._survivors += [pid for pid in message["survivors"] if type(pid) is int]
 
-    def _on_error(self, node_rank: int, message: Message) -> None:
-        """The agent could not begin its part, or has failed itself."""
-        text, code = f"{self._spec.host_entries[node_rank].name}: {message['text']}", message["exit_code"]
-        self._lose(node_rank, UsageError(text) if code == contract.EXIT_USAGE else ClusterError(text))
-        self._ended.add(node_rank)
-
-    def _on_fault(self, node_rank: int, message: Message) -> None:
-        """A thread of msrun has failed, there or here: the job ends, as far as it can by all hosts' own means."""
+    def _explain(self, node_rank: int, message: Message) -> MsrunError:
         name = "" if node_rank == OF_LAUNCHER else f"{self._spec.host_entries[node_rank].name}: "
-        self._fail(ClusterError(f"{name}{message['text']}"))
+        return self._agents.explain_loss({**message, "text": f"{name}{message['text']}"}, node_rank)
 
-    def _on_broken(self, node_rank: int, message: Message) -> None:
-        """The agent has ended before its time; what it has left is fetched before it is lost."""
-        self._lose(node_rank, self._agents.explain_loss(message, node_rank))
-
-    def _on_lost(self, node_rank: int, message: Message) -> None:
-        self._on_broken(node_rank, message)
-        self._ended.add(node_rank)
-
-    def _lose(self, node_rank: int, fault: MsrunError) -> None:
-        """Nothing more is to be expected of a host, unless it has told how its part ended."""
-        if node_rank in self._ended or node_rank in self._results:
-            return
-        self._note_fault(fault)
-        self._record.lost(node_rank)
-        if self.coordinator.goes_on and node_rank not in self.coordinator.losses:
-            self.late_losses.add(node_rank)
-        self._give(self.coordinator.lost(node_rank, str(fault), fault.exit_code))
+    def _lose(self, node_rank: int, fault: MsrunError, *, is_ended: bool = True) -> None:
+        """Nothing more is to be expected of a host; `is_ended`: what it has left of its logs has come, too."""
+        if node_rank not in self._ended and node_rank not in self._results:
+            self._note_fault(fault)
+            self._record.lost(node_rank)
+            if self.coordinator.goes_on and node_rank not in self.coordinator.losses:
+                self.late_losses.add(node_rank)
+            self._give(self.coordinator.lost(node_rank, str(fault), fault.exit_code))
+        if is_ended:
+            self._ended.add(node_rank)
 
     # -- what hosts are told ------------------------------------------------------------------------------------------
 
@@ -369,8 +335,9 @@ class FleetRun:
         if self._agents.interrupt is not None:
             self.coordinator.may_go_on = False
             self._limit_end()
-        if self._give_up_at is not None and now >= self._give_up_at:
-            self._give_up()
+        for node, link in enumerate(self._agents.links):
+            if self._give_up_at is not None and now >= self._give_up_at and node not in self._ended:
+                self._lose(node, ClusterError(f"{link.entry.name}: did not end its part of the job in time"))
         self._let_hosts_leave()
         self._observers.tick(self._record.membership)
 
@@ -384,12 +351,6 @@ class FleetRun:
                 if not link.is_over and unquote(request.name) in (link.entry.name, own.name if own else ""):
                     link.send("signal", signum=int(signal.SIGTERM))
 
-    def _give_up(self) -> None:
-        for node, link in enumerate(self._agents.links):
-            if node not in self._ended:
-                self._lose(node, ClusterError(f"{link.entry.name}: did not end its part of the job in time"))
-                self._ended.add(node)
-
     def _note_attempt(self, number: int, reason: str) -> None:
         now, attempts = self._clock(), self._job.attempts
         if attempts and attempts[-1]["attempt"] == number:  # the next one could not begin
@@ -399,12 +360,11 @@ class FleetRun:
         self._started_at = now
 
     def _end_attempt(self) -> None:
+        """Say that the job goes on elsewhere."""
         lost, report = self.coordinator.losses, self.coordinator.report
-        ranks = sorted(rank for node in lost for rank in self._ranks[node])
-        reason = "; ".join(lost.values()) or (report.failure.reason if report else "")
-        if not lost and report:
-            ranks = [worker.global_rank for worker in report.failure.guilty]
-        self.end_reason = reason
+        guilty = [worker.global_rank for worker in report.failure.guilty] if report else []
+        ranks = sorted(rank for node in lost for rank in self._ranks[node]) if lost else guilty
+        reason = self.end_reason = "; ".join(lost.values()) or (report.failure.reason if report else "")
         self._note_attempt(self.restarts, reason)
         self._events.note(
             "restarting", {"attempt": self.restarts + 1, "delay_s": 0.0, "reason": reason, "global_ranks": ranks}
@@ -431,17 +391,12 @@ class FleetRun:
         """Return why the job failed; that the user has ended it comes before everything."""
         interrupt, report = self._agents.interrupt, self.coordinator.report
         found = [failure for _, failure in sorted(self._results.items()) if failure is not None]
-        if interrupt is not None:
-            failure = fault_of_job(self._job.job_id, str(interrupt), interrupt.exit_code)
-        elif report is not None:
-            failure = self._at_home(report.failure)
-        elif self._fault is not None:  # after the last worker's end: a result, or logs, are missing
-            failure = fault_of_job(self._job.job_id, str(self._fault), self._fault.exit_code)
-        elif found:
-            failure = found[0]
-        else:
-            return None
-        return merge_failures(failure, found)
+        fault = interrupt or (self._fault if report is None else None)  # then a result, or logs, are missing
+        if fault is not None:
+            return merge_failures(fault_of_job(self._job.job_id, str(fault), fault.exit_code), found)
+        if report is not None:
+            return merge_failures(self._at_home(report.failure), found)
+        return merge_failures(found[0], found) if found else None
 
     def _at_home(self, failure: JobFailure) -> JobFailure:
         return failure if self._spec.is_joined else at_home(failure, self._spec.log_dir)

@@ -1,24 +1,32 @@
-"""The way to the hosts of a job, for all of its starts: reached from here, or hosts that come; and what is ready then.
+"""The hosts of a job: the way to them for all of its starts, what is ready then, and the plan that each of them makes.
 
-Before a job starts on hosts of a list all are reached at once, asked what they are, compared, and let reach node 0.
+They are reached from here, or come (`joined_hosts`). Before a job starts on hosts of a list, all are reached at once,
+asked what they are, compared, and let reach node 0. That goes for --dry_run and --check, too, which start nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
+import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Self
 
 from msrun import __version__, contract
+from msrun.agent.attempt import keep_logs
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.messages import Message, pack_hosts, pack_text
 from msrun.cluster.protocol import Finding, HostJob, HostPart, HostReport, ReachResult, protocol
-from msrun.errors import MsrunError, RendezvousTimeout
-from msrun.launch.directory.log_directory import EventLog
+from msrun.errors import ClusterError, MsrunError, RendezvousTimeout
+from msrun.launch.console import say
+from msrun.launch.directory.jobs import new_job_id
+from msrun.launch.directory.log_directory import EventLog, write_private
 from msrun.launch.fleet.agents import ANSWER_S, CLOSE_S, AgentLink, Agents
+from msrun.launch.preflight.checks import CHECKS
 from msrun.launch.preflight.fleet_checks import (
     LOOPBACK,
     HostAnswer,
@@ -27,17 +35,23 @@ from msrun.launch.preflight.fleet_checks import (
     choose_master_address,
     compare_hosts,
     describe_finding,
+    exit_code_of_findings,
     fleet_error,
+    order_findings,
     printable_record,
+    render_fleet_findings,
 )
 from msrun.launch.preflight.host_look import read_sources, shown_word
 from msrun.launch.remote.logs import LogCollector
 from msrun.launch.transport.opener import HostOpener
+from msrun.launch.transport.pipe import agent_command
+from msrun.planning.build import plan_agent, plan_job
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.assignment import HostPool, assign_hosts
 from msrun.planning.hosts.forwarded import explain_kept_secrets, forwarded_environment
 from msrun.planning.hosts.host_entry import HostEntry
-from msrun.planning.record_json import decode_record
+from msrun.planning.plan import HostPlan, LaunchPlan
+from msrun.planning.record_json import decode_record, encode_record
 from msrun.planning.spec import LaunchSpec, is_loopback
 from ranktable.files import MAX_BYTES, read_text
 from ranktable.hosts.brackets import fold
@@ -46,6 +60,8 @@ WAITING_LINE_S = 5.0
 AFTER_LOSS_S = 1.0
 """How long the others may take to answer once a host that was reached has gone: what ends one often ends several."""
 SHOWN_NAMES = 6
+PLANNED_JOB = "JOB"  # stands for the id that a run chooses, so that two plans of a job are the same
+OF_LAUNCHER = frozenset({"log_dir", "disk"})  # what the launcher needs of its own host: room for all logs
 
 
 def spec_of_host(spec: LaunchSpec, assignment: HostAssignment) -> LaunchSpec:
@@ -168,10 +184,9 @@ class Hosts:
             can_resume=opener.can_resume(entry),
             **given,
         )
-        code = opener.code(
-            entry, {} if job.is_launchers_host else environment, number, partial(self.agents.sizes_of, number)
-        )
-        return self.agents.make_link(entry, partial(opener.open, entry), code, job, number)
+        own = {} if job.is_launchers_host else environment  # whose agent has this process's
+        way = opener.way(entry, own, number, partial(self.agents.sizes_of, number))
+        return self.agents.make_link(entry, way, job, number)
 
 
 class ListedHosts(Hosts):
@@ -210,11 +225,7 @@ class ListedHosts(Hosts):
         return ready
 
     def look(self, spec: LaunchSpec, logs: LogCollector | None = None) -> ReadyHosts | None:
-        """Ask all hosts that are new, and fill `findings`; None when a job could not start.
-
-        Raises:
-            Interrupted: a signal came.
-        """
+        """Ask all hosts that are new, and fill `findings`; None when a job could not start. Raises Interrupted."""
         self._spec, agents, entries = spec, self.agents, spec.host_entries
         agents.logs, agents.has_begun = logs, False
         self._reached, self._sent_at, self._loss_counts_at = {}, {}, None
@@ -225,8 +236,10 @@ class ListedHosts(Hosts):
             self._await_answers(begin)
         answers = {node: answer for node, answer in self._answers.items() if isinstance(answer, HostAnswer)}
         self._known = {entries[node]: (agents.links[node], answer) for node, answer in answers.items()}
-        given = "" if is_loopback(spec.master_addr) else spec.master_addr
-        facts = LauncherFacts(spec.program, __version__, given, self._own_sources(), spec.first_attempt > 0)
+        given, sources = "" if is_loopback(spec.master_addr) else spec.master_addr, tuple[tuple[str, str], ...]()
+        with contextlib.suppress(OSError):
+            sources = tuple(read_sources(spec.program, spec.working_directory))
+        facts = LauncherFacts(spec.program, __version__, given, sources, spec.first_attempt > 0)
         self.findings = compare_hosts(entries, self._answers, facts)
         if spec.tls is not None:
             text = f"--tls_config {spec.tls.source}: not used: hosts and launcher talk over SSH; leave it out"
@@ -240,12 +253,12 @@ class ListedHosts(Hosts):
             master = address, self._open_scheduler(address)
             if not master[1]:
                 return None
-        sources = {0: master[0], **{node: result.source for node, result in self._reached.items()}}
-        sources |= {node: entry.address for node, entry in enumerate(entries) if entry.is_rehearsed}
+        addresses = {0: master[0], **{node: result.source for node, result in self._reached.items()}}
+        addresses |= {node: entry.address for node, entry in enumerate(entries) if entry.is_rehearsed}
         return ReadyHosts(
             master,
             tuple(
-                replace(host, name=answers[host.node_rank].report.host_name, address=sources[host.node_rank])
+                replace(host, name=answers[host.node_rank].report.host_name, address=addresses[host.node_rank])
                 for host in hosts
             ),
             frozenset(node for node, answer in answers.items() if answer.report.sees_log_dir),
@@ -290,7 +303,7 @@ class ListedHosts(Hosts):
             lambda: is_all() or self._loss_counts_at is not None,
             handlers,
             deadline=begin + limit_s if limit_s >= 0 else None,
-            every=(WAITING_LINE_S, lambda: self._say(self._describe_answers())),
+            every=(WAITING_LINE_S, self._tell_answers),
             on_loss=self._refuse,
         )
         if self._loss_counts_at is not None:
@@ -313,12 +326,12 @@ class ListedHosts(Hosts):
         if not isinstance(self._answers.get(node), MsrunError):
             self._answers[node] = error
 
-    def _describe_answers(self) -> str:
+    def _tell_answers(self) -> None:
         names = [link.entry.name for link in self.agents.links]
         missing = [name for node, name in enumerate(names) if node not in self._answers]
         lost = [name for node, name in enumerate(names) if isinstance(self._answers.get(node), MsrunError)]
         count = len(names) - len(missing) - len(lost)
-        return f"{count} of {len(names)} hosts answered{_listed('missing', missing)}{_listed('failed', lost)}"
+        self._say(f"{count} of {len(names)} hosts answered{_listed('missing', missing)}{_listed('failed', lost)}")
 
     def _on_opened(self, node: int, message: Message) -> None:
         self._sent_at[node] = message["at"]
@@ -328,14 +341,6 @@ class ListedHosts(Hosts):
         report = decode_record(HostReport, printable_record(message["report"]))
         self._answers[node] = HostAnswer(report, self._sent_at[node], time.time(), self.agents.links[node].address)
         self._note("agent_up", node_rank=node)
-
-    def _on_reached(self, node: int, message: Message) -> None:
-        self._reached[node] = decode_record(ReachResult, printable_record(message["result"]))
-
-    def _own_sources(self) -> tuple[tuple[str, str], ...]:
-        with contextlib.suppress(OSError):
-            return tuple(read_sources(self._spec.program, self._spec.working_directory))
-        return ()
 
     # -- the scheduler ------------------------------------------------------------------------------------------------
 
@@ -349,12 +354,16 @@ class ListedHosts(Hosts):
             if not self._has_failed():
                 self._add_failure("master_port", text or "does not open the scheduler's port", (0,), code)
             return 0
+
+        def on_reached(node: int, message: Message) -> None:
+            self._reached[node] = decode_record(ReachResult, printable_record(message["result"]))
+
         port, deadline = int(said["port"]), time.monotonic() + ANSWER_S
         for link in links[1:]:
             link.send("reach", address=address, port=port)
         self.agents.hear(
             lambda: len(self._reached) == len(links) - 1 or self._has_failed(),
-            {"reached": self._on_reached},
+            {"reached": on_reached},
             deadline=deadline,
             on_loss=self._lose,
         )
@@ -381,3 +390,160 @@ class ListedHosts(Hosts):
 def _listed(what: str, names: Sequence[str]) -> str:
     more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
     return f", {what}: {fold(names[:SHOWN_NAMES])}{more}" if names else ""
+
+
+# -- their plans ------------------------------------------------------------------------------------------------------
+
+
+class HostPlans:
+    """What each host of a start has decided to run."""
+
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        job_id: str,
+        forwarded: Mapping[str, str],
+        check: Callable[[int, HostPlan], None] = lambda _node, _host: None,
+    ) -> None:
+        """`forwarded`: variables that the hosts got from here; `check`: raises what speaks against a host's plan."""
+        self._check = check
+        self._spec, self._job_id, self._forwarded = spec, job_id, forwarded
+        self.hosts: dict[int, HostPlan] = {}  # by node_rank
+        self._notes: dict[int, list[str]] = {}
+        self._target = ""
+
+    def take(self, node_rank: int, message: Message) -> None:
+        host = decode_record(HostPlan, message["host"])
+        self._check(node_rank, host)
+        self.hosts[node_rank] = host
+        self._notes[node_rank] = [str(note) for note in message["notes"]]
+        self._target = self._target or str(message["target"])
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.hosts) == len(self._spec.host_entries)
+
+    def assemble(self, master: tuple[str, int]) -> LaunchPlan:
+        """Return the plan of the whole job as this launcher shows it: every log by its name here."""
+        spec, hosts = self._spec, self.hosts
+        entries, job_id = spec.host_entries, self._job_id
+        fleet = tuple(
+            replace(assignment, name=hosts[assignment.node_rank].name, address=hosts[assignment.node_rank].address)
+            for assignment in assign_hosts(entries, spec.table_hosts)
+            if assignment.node_rank in hosts
+        )
+        return plan_job(
+            spec,
+            [_at_home(hosts[node], entries[node], spec.log_dir) for node in sorted(hosts)],
+            job_id=job_id,
+            run_dir=str(Path(tempfile.gettempdir(), f"msrun-{job_id}{f'-{spec.node_rank}' if spec.is_joined else ''}")),
+            master=master,
+            target=(self._target, f"as found on {hosts[0].name}" if 0 in hosts else ""),
+            notes=_merge_notes(self._notes, entries),
+            fleet=fleet if len(entries) > 1 else (),
+            forwarded=self._forwarded,
+        )
+
+
+def _at_home(host: HostPlan, entry: HostEntry, log_dir: Path) -> HostPlan:
+    if entry.has_come:  # its logs stay there
+        return host
+    workers = tuple(
+        replace(
+            worker,
+            log_path=str(log_dir / Path(worker.log_path).name),
+            error_log_path=worker.error_log_path and str(log_dir / Path(worker.error_log_path).name),
+        )
+        for worker in host.workers
+    )
+    servers = tuple(replace(server, log_path=str(log_dir / Path(server.log_path).name)) for server in host.servers)
+    place = host.place or f"{entry.name} ({host.name})"
+    return replace(host, workers=workers, servers=servers, place=place, agent=plan_agent(entry, agent_command))
+
+
+def _merge_notes(notes: Mapping[int, Sequence[str]], entries: Sequence[HostEntry]) -> tuple[str, ...]:
+    said: dict[str, list[str]] = {}
+    for node_rank, texts in sorted(notes.items()):
+        for text in texts:
+            said.setdefault(text, []).append(entries[node_rank].name)
+    return tuple(
+        text if len(names) == len(entries) else f"{names[0]}{' and others' if len(names) > 1 else ''}: {text}"
+        for text, names in said.items()
+    )
+
+
+def keep_attempt(log_dir: Path, attempt: int, plan: LaunchPlan | None, names: Iterable[str]) -> None:
+    """Rename the logs and traces of an attempt after which the job goes on elsewhere, as far as they are there, and
+    keep the plan that names its ranks.
+
+    Raises:
+        ClusterError: one cannot be renamed, or the plan cannot be written.
+    """
+    kept = log_dir / contract.attempt_plan_name(attempt)
+    try:
+        if plan is not None:
+            write_private(kept, json.dumps(plan.to_json(), indent=2) + "\n")
+    except OSError as error:
+        raise ClusterError(f"cannot start again: cannot write {kept} ({error.strerror})") from None
+    keep_logs([str(log_dir / name) for name in names if (log_dir / name).exists()], attempt)
+
+
+# -- what a job would do, without starting it -------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _reached(spec: LaunchSpec, caller: Mapping[str, str], job_id: str, *, quiet: bool) -> Iterator[ListedHosts]:
+    tell = partial(say, quiet=quiet)
+    with (
+        SignalPipe() as signals,
+        ListedHosts(spec, caller, job_id, HostOpener(spec, job_id, tell), signals, None, tell) as hosts,
+    ):
+        yield hosts
+
+
+def ask_for_plan(spec: LaunchSpec, caller: Mapping[str, str], *, quiet: bool) -> LaunchPlan:
+    """Reach and check all hosts as a run does, and return the plan that it would carry out. Starts no worker.
+
+    Raises:
+        UsageError, ClusterError, RendezvousTimeout, Interrupted: as a run before it starts.
+    """
+    job_id = new_job_id()
+    with _reached(spec, caller, job_id, quiet=quiet) as hosts:
+        ready, agents, faults = hosts.run(spec, None), hosts.agents, list[MsrunError]()
+        plans = HostPlans(spec, job_id, forwarded_environment(caller, spec.forward_env))
+        for link, part in zip(agents.links, ready.parts(spec, job_id, spec.master_port), strict=True):
+            link.send("plan", part=encode_record(part))
+        agents.hear(
+            lambda: plans.is_whole or bool(faults),
+            {"planned": plans.take},
+            deadline=time.monotonic() + ANSWER_S,
+            on_loss=lambda _, error: faults.append(error),
+        )
+        silent = [link.entry.name for node, link in enumerate(agents.links) if node not in plans.hosts]
+        if faults or silent:
+            raise faults[0] if faults else ClusterError(f"{silent[0]}: no plan of its part within {ANSWER_S:g} s")
+        for warning in ready.warnings:
+            say(warning, quiet=quiet)
+    plan = plans.assemble((ready.master[0], spec.master_port))
+    return decode_record(LaunchPlan, json.loads(json.dumps(encode_record(plan)).replace(job_id, PLANNED_JOB)))
+
+
+def check_fleet(spec: LaunchSpec, caller: Mapping[str, str], *, quiet: bool) -> tuple[int, list[str]]:
+    """Return the exit status and the lines of `--check`; with `quiet` only what needs attention. Raises Interrupted."""
+    with _reached(spec, caller, new_job_id(), quiet=quiet) as hosts:
+        hosts.look(spec)
+    findings = order_findings([*inspect_launcher(spec, caller), *hosts.findings])
+    return exit_code_of_findings(findings), render_fleet_findings(findings, spec.host_entries, quiet=quiet)
+
+
+def inspect_launcher(spec: LaunchSpec, caller: Mapping[str, str]) -> list[Finding]:
+    """Return what was found on this host; writes nothing."""
+    findings = []
+    for check in CHECKS:
+        if check.name in OF_LAUNCHER:
+            try:
+                found = check.look(spec, caller)
+                findings.append(replace(found, text=f"here: {found.text}"))
+            except MsrunError as error:
+                findings.append(Finding("fail", check.name, f"here: {error}", exit_code=error.exit_code))
+    return findings

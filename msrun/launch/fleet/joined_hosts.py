@@ -35,7 +35,7 @@ from msrun.launch.job_hosts import table_digest
 from msrun.launch.remote.logs import LogCollector
 from msrun.launch.rendezvous import folder_of, of_hosts
 from msrun.launch.transport.event_loop import EventLoop
-from msrun.launch.transport.opener import AgentCode, HostOpener
+from msrun.launch.transport.opener import HostOpener, Way
 from msrun.launch.transport.pipe import AgentPipe, SealedPipe
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.assignment import HostPool, assign_hosts
@@ -201,7 +201,6 @@ class Stranger:
 WAITING_LINE_S = 5.0
 RETELL_S = 0.5
 OWN = "own"  # the key of this host among those that have come
-NO_CODE = AgentCode(b"", b"", lambda: b"")  # of an agent that runs already
 
 
 class JoinedHosts(Hosts):
@@ -334,7 +333,7 @@ class JoinedHosts(Hosts):
             f"host {number} {name}" if is_late else name, len(devices), devices, address=request.address, has_come=True
         )
         pipe: AgentPipe = SealedPipe(stranger.guest.connection, request.address)
-        link = self.agents.make_link(entry, lambda _: pipe, NO_CODE, None, number, has_dialled=True)
+        link = self.agents.make_link(entry, Way(lambda _: pipe), None, number, has_dialled=True)
         self._links[number] = link
         self.agents.others.append(link)
         link.start()

@@ -40,7 +40,7 @@ from msrun.launch.job import AgentPart, JobResult, job_signals, look_at_host, pl
 from msrun.launch.preflight.host_look import make_host_report, try_reach
 from msrun.launch.remote.launcher_link import LauncherLink, StdioPipe
 from msrun.launch.remote.logs import LogSender
-from msrun.launch.remote.spool import GIVEN_TABLE, hold_spool, listen_in, make_spool, remove_old_spools, remove_spool
+from msrun.launch.remote.spool import GIVEN_TABLE, listen_in, make_spool, remove_old_spools, remove_spool
 from msrun.launch.rendezvous import fleet_of
 from msrun.planning.build import plan_early_server
 from msrun.planning.host_assignment import Fleet
@@ -153,8 +153,7 @@ class Agent:
             raise ClusterError(f"msrun here speaks protocol {protocol()}, the launcher {spoken}: install the same")
         job = self._job = decode_record(HostJob, message["job"])
         remove_old_spools(asked_at)
-        self._spool = make_spool(job.job_id, job.number)
-        self._hold = hold_spool(self._spool)
+        self._spool, self._hold = make_spool(job.job_id, job.number)
         if job.can_resume:
             self._link.resume_at(listen_in(self._spool), job.silence_s)
         # Not for workers: what is of the connection and, where this is the launcher's host, its settings and secrets.
@@ -248,10 +247,7 @@ def tell_result(link: LauncherLink, result: JobResult) -> None:
 
 
 def _start_early(spec: LaunchSpec, caller: Mapping[str, str], job_id: str) -> ForkServerHandle | None:
-    """Start a fork server that imports while the hosts come together; None where that is of no use, or not possible.
-
-    What is wrong here is for the checks to say, so nothing is raised.
-    """
+    """Start a fork server that imports while the hosts come together; None where that cannot be: the checks say why."""
     with contextlib.suppress(MsrunError, OSError):
         early = plan_early_server(spec, read_host_facts({**caller, **dict(spec.env)}), caller, job_id)
         if early is not None:

@@ -87,7 +87,6 @@ class LauncherLink(Link):
     ) -> None:
         """
         Args:
-            pipe: leads to the launcher.
             silence_s: how long the launcher may give no sign of life; `resume_at` may say it anew.
             explain_loss: what the job is told when it has gone, from what it has done; None = a launcher that has
                 started this agent.
@@ -171,11 +170,8 @@ class LauncherLink(Link):
     def send_logs(
         self, next_log: Callable[[], Message | None], acknowledge: Callable[[int], None] = lambda _: None
     ) -> None:
-        """Send logs from now on. Both functions are called by the thread.
-
-        Args:
-            next_log: returns the next message, None when there is nothing new.
-            acknowledge: told that so many more of the messages have come, in their order.
+        """Send logs from now on: what `next_log` gives, None when there is nothing new; `acknowledge` is told that so
+        many more of that have come, in their order. Both are called by the thread.
         """
 
         def begin() -> None:
@@ -326,20 +322,16 @@ class LauncherLink(Link):
         now = self._clock()
         silence_s = self._silence_s if self.goes_on.is_set() else PAUSE_S
         if self._channel is not None and now - self._heard_at > silence_s:
-            if self._explain_loss is None:
-                self._say_silence(silence_s)
+            if self._explain_loss is None:  # the launcher, if it is there again, finds it on this process's stderr
+                sys.stderr.write(
+                    f"msrun agent: the launcher gave no sign of life for {silence_s:g} s (was it stopped?), so the "
+                    "agent ended its part of the job; see --heartbeat_time_out\n"
+                )
+                sys.stderr.flush()
             self._part(f"has given no sign of life for {now - self._heard_at:.0f} s: its host or the network is down")
             self._abandon(CLOSED)
         elif self._channel is None and now - self._parted_at > min(ORPHAN_S, self._silence_s):
             self._abandon(CLOSED)
-
-    def _say_silence(self, silence_s: float) -> None:
-        print(  # noqa: T201 - the launcher, if it is there again, finds it on this process's stderr
-            f"msrun agent: the launcher gave no sign of life for {silence_s:g} s (was it stopped?), so the agent "
-            "ended its part of the job; see --heartbeat_time_out",
-            file=sys.stderr,
-            flush=True,
-        )
 
     def _abandon(self, why: str) -> None:
         if not self.is_orphan and not self._is_closing:

@@ -34,7 +34,7 @@ from msrun.cluster.messages import encode_message
 from msrun.errors import ClusterError
 from msrun.launch.directory.log_directory import write_private
 from msrun.launch.remote.logs import PIECE_BYTES, pack_piece
-from msrun.launch.transport.pipe import MARKER
+from msrun.launch.transport.pipe import MARKER, READ_BYTES
 
 SOCKET = "agent.sock"
 AGENT = "agent.pid"  # process id and start time of the agent, so that nobody else is taken for it
@@ -48,8 +48,9 @@ def spool_path(job_id: str, number: int) -> Path:
     return Path(tempfile.gettempdir(), f"msrun-spool-{job_id}-{number}")
 
 
-def make_spool(job_id: str, number: int) -> Path:
-    """Make the folder, for its owner alone.
+def make_spool(job_id: str, number: int) -> tuple[Path, int]:
+    """Make the folder, for its owner alone, and return it with a descriptor that marks it as in use, in all PID
+    namespaces, until that or its process ends.
 
     Raises:
         ClusterError: it cannot be made, or is there already, which a stranger may have done.
@@ -58,29 +59,20 @@ def make_spool(job_id: str, number: int) -> Path:
     try:
         path.mkdir(mode=contract.DIRECTORY_MODE)
         write_private(path / AGENT, f"{os.getpid()} {start_time(os.getpid())}\n")
+        folder = _open_folder(path)
     except OSError as error:
         raise ClusterError(f"cannot make {path} ({error.strerror}); set TMPDIR there to another folder") from None
-    return path
-
-
-def hold_spool(path: Path) -> int:
-    """Return a descriptor that marks the folder as in use, in all PID namespaces, until it or its process ends.
-
-    Raises:
-        OSError: the folder is not there.
-    """
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     with contextlib.suppress(OSError):  # a file system without locks
         fcntl.flock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    return folder
+    return path, folder
+
+
+def _open_folder(path: Path) -> int:
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
 def remove_old_spools(now_s: float) -> None:
-    """Remove the user's own spools that agents left behind, once nothing in them has changed for KEEP_S.
-
-    Args:
-        now_s: since the epoch.
-    """
+    """Remove the user's own spools that agents left behind, once nothing in them has changed for KEEP_S."""
     with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
         for path in [Path(entry.path) for entry in entries if _NAME.fullmatch(entry.name)]:
             with contextlib.suppress(OSError):
@@ -89,7 +81,7 @@ def remove_old_spools(now_s: float) -> None:
 
 
 def _is_left_behind(path: Path, now_s: float) -> bool:
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    folder = _open_folder(path)
     try:
         if os.fstat(folder).st_uid != os.geteuid():
             return False
@@ -132,10 +124,7 @@ def connect_in(spool: Path) -> socket.socket:
 
 @contextlib.contextmanager
 def _short_name(spool: Path) -> Iterator[str]:
-    """Yield a name of the socket that fits into its address, which has room for 108 bytes, however deep the folder is.
-
-    Source: unix(7), sun_path.
-    """
+    """Yield a name of the socket that fits into its address of 108 bytes (unix(7)), however deep the folder is."""
     folder = os.open(spool, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{folder}/{SOCKET}"
@@ -144,10 +133,7 @@ def _short_name(spool: Path) -> Iterator[str]:
 
 
 def kill_agent(spool: Path) -> bool:
-    """Kill the agent of a folder if it runs still: it may be stopped, or hang. What was below it ends itself.
-
-    Returns whether it ran.
-    """
+    """Kill the agent of a folder, which may be stopped, or hang; whether it ran. What was below it ends itself."""
     try:
         pid, started = (int(word) for word in (spool / AGENT).read_text().split())
     except (OSError, ValueError):
@@ -162,7 +148,6 @@ def remove_spool(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-READ_BYTES = 1 << 16
 NO_AGENT = 69  # exit status when there is nothing to connect to; EX_UNAVAILABLE of sysexits.h
 
 
@@ -187,10 +172,7 @@ def attach(job_id: str, number: int) -> None:
 def salvage(job_id: str, number: int, offsets: Mapping[str, int]) -> None:
     """End a lost agent that is only stopped, write what is missing of its logs to stdout, and remove its folder.
 
-    A log that is rotated is left where it is: how much of it has gone home cannot be told any more.
-
-    Args:
-        offsets: names of the logs, and how many bytes of each are at home.
+    `offsets` are how many bytes of each log are at home. Of one that is rotated that cannot be told: it is left there.
     """
     spool = spool_path(job_id, number)
     if kill_agent(spool):

@@ -17,7 +17,8 @@ import sys
 import time
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from msrun.agent.host.host_facts import read_host_facts
@@ -86,24 +87,23 @@ _ATTACH = "from msrun.launch.remote.spool import attach\nattach({job_id!r},{numb
 
 
 @dataclass(frozen=True)
-class AgentCode:
-    """What an interpreter on the host has to run."""
+class Way:
+    """The way to one host: a new process there, and what its interpreter has to run."""
 
-    start: bytes
-    attach: bytes
+    open: Callable[[float | None], AgentPipe]
+    """Returns a pipe before a moment, None = in the usual time; as `HostOpener.open`."""
+    start: bytes = b""
+    """Starts an agent; empty where one runs already."""
+    attach: bytes = b""
     """Connects to the agent of a broken connection; empty where that cannot be."""
-    salvage: Callable[[], bytes]
+    salvage: Callable[[], bytes] = bytes
     """Sends what a killed agent has left."""
 
 
-def agent_code(
-    environment: Mapping[str, str],
-    job_id: str,
-    number: int,
-    sizes: Callable[[], Mapping[str, int]],
-    shipped: str = "",
-) -> AgentCode:
-    """Return what an agent's interpreter runs.
+def agent_codes(
+    environment: Mapping[str, str], job_id: str, number: int, sizes: Callable[[], Mapping[str, int]], shipped: str = ""
+) -> tuple[bytes, bytes, Callable[[], bytes]]:
+    """Return what starts an agent, attaches to it and salvages what it has left: see `Way`.
 
     Args:
         environment: variables that the agent's process gets beside those that it has.
@@ -118,7 +118,7 @@ def agent_code(
         return (prelude + text).encode("ascii")
 
     attach = prelude + _ATTACH.format(job_id=job_id, number=number)
-    return AgentCode((prelude + _START).encode("ascii"), attach.encode("ascii"), salvage)
+    return (prelude + _START).encode("ascii"), attach.encode("ascii"), salvage
 
 
 def pack_msrun() -> str:
@@ -156,7 +156,7 @@ class HostOpener:
         self._connector = None
         if len(self._local) < len(entries):
             from msrun.launch.transport.ssh.connector import SshConnector
-            from msrun.launch.transport.ssh.openssh import ask_at_terminal
+            from msrun.launch.transport.ssh.login import ask_at_terminal
 
             self._connector = SshConnector(spec.ssh, warn=warn, ask=ask_at_terminal if sys.stdin.isatty() else None)
             self._connector.prepare(entry for entry in entries if entry not in self._local)
@@ -176,12 +176,13 @@ class HostOpener:
         end = time.monotonic() + self._spec.ssh.connect_time_out_s if deadline is None else deadline
         return self._connector.open(entry, agent_command(interpreter), deadline=end)
 
-    def code(
+    def way(
         self, entry: HostEntry, environment: Mapping[str, str], number: int, sizes: Callable[[], Mapping[str, int]]
-    ) -> AgentCode:
-        """Return what the interpreter there runs; arguments as `agent_code`."""
-        code = agent_code(environment, self._job_id, number, sizes, "" if entry in self._local else self._shipped)
-        return code if self.can_resume(entry) else replace(code, attach=b"")
+    ) -> Way:
+        """Return the way to a host; arguments as `agent_codes`."""
+        shipped = "" if entry in self._local else self._shipped
+        start, attach, salvage = agent_codes(environment, self._job_id, number, sizes, shipped)
+        return Way(partial(self.open, entry), start, attach if self.can_resume(entry) else b"", salvage)
 
     def close(self) -> None:
         """End all connections, those that are being made, too."""

@@ -19,9 +19,8 @@ import paramiko
 from msrun.cluster.own_thread import OwnThread, print_fault
 from msrun.errors import UsageError
 from msrun.launch.transport.pipe import MAX_STDERR_BYTES, READ_BYTES, SocketPipe
-from msrun.launch.transport.ssh import fault as words
-from msrun.launch.transport.ssh.fault import SshFault, explain_refusal, shown
-from msrun.launch.transport.ssh.openssh import HOST_KEYS, Questions
+from msrun.launch.transport.ssh import login as words
+from msrun.launch.transport.ssh.login import HOST_KEYS, Questions, SshFault, explain_refusal, shown
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.spec import NO_CONFIG, SshSettings
 
@@ -123,11 +122,7 @@ class ParamikoClient:
         self._is_closed = False
 
     def check(self, entry: HostEntry) -> bool:
-        """Read ssh_config for a host, and return whether host keys are checked.
-
-        Raises:
-            UsageError: it cannot be read, or needs OpenSSH's client.
-        """
+        """Return whether host keys are checked. Raises UsageError: ssh_config cannot be read, or needs ssh itself."""
         return self._policy(self._look_up(entry.name)) != "no"
 
     def connect(self, entry: HostEntry, command: str, time_left: Callable[[], float]) -> ChannelPipe:

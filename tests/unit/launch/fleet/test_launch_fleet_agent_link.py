@@ -16,7 +16,7 @@ from msrun.errors import ClusterError
 from msrun.launch.fleet import agents as module
 from msrun.launch.fleet.agents import AgentLink
 from msrun.launch.transport.event_loop import EventLoop
-from msrun.launch.transport.opener import AgentCode
+from msrun.launch.transport.opener import Way
 from msrun.planning.hosts.host_entry import HostEntry
 
 SILENCE_S = 60.0
@@ -38,8 +38,7 @@ class Host:
         link = AgentLink(
             3,
             HostEntry("host0", 1),
-            self._open,
-            AgentCode(b"start", attach, lambda: b"salvage"),
+            Way(self._open, b"start", attach, lambda: b"salvage"),
             {"type": "job"},
             self.inbox,
             self._take_first,
@@ -109,24 +108,6 @@ def local_host() -> Iterator[Host]:
     made = Host(attach=b"")
     yield made
     made.close()
-
-
-def test_message_that_waits_for_room_when_the_connection_breaks_comes_in_its_turn(host: Host) -> None:
-    link = host.link
-    link.start()
-    link.begin()
-    first, second, _ = host.pipes
-    link.send("second")
-    wait_until(lambda: len(first.heard) == 2, "what is said before the cut is written")
-    first.room = 3
-    link.send("third")
-    wait_until(lambda: first.room == 0, "a part of the message is on its way")
-    first.end()  # the agent had read the job alone
-    link.send("fourth")
-    host.attach(second, seen=1)
-    wait_until(lambda: any(message["type"] == "fourth" for message in second.heard), "all is said again")
-    numbered = [(message["type"], message["seq"]) for message in second.heard if "seq" in message]
-    assert numbered == [("second", 2), ("third", 3), ("fourth", 4)]
 
 
 def test_message_that_the_reading_thread_has_taken_is_not_posted(host: Host) -> None:
@@ -211,12 +192,6 @@ def test_agent_that_is_killed_in_the_job_leaves_what_is_fetched(local_host: Host
     salvage.end(0)
     lost = local_host.await_post("lost")
     assert lost["exit_status"] == 137 and {**lost, "type": "broken"} == broken
-
-
-def test_agent_that_ends_well_leaves_nothing(local_host: Host) -> None:
-    local_host.begin().end(0)
-    assert local_host.await_post("lost")["exit_status"] == 0
-    assert local_host.deadlines == [None]
 
 
 def test_logs_are_acknowledged_so_that_more_are_sent(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:

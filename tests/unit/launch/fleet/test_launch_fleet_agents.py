@@ -86,20 +86,6 @@ def test_signs_of_life_are_given_at_intervals(two: TwoAgents) -> None:
     assert [link.done.count("beat") for link in two.links] == [2, 2]
 
 
-def test_something_is_done_at_intervals(two: TwoAgents) -> None:
-    begin, ticks = two.clock.now, list[float]()
-
-    def pass_time(node: int, message: Message) -> None:
-        two.clock.advance(1.0)
-        two.heard.append(message)
-        two.post()
-
-    two.post()
-    every = 5.0, lambda: ticks.append(two.clock.now - begin)
-    two.agents.hear(lambda: len(two.heard) > 12, {"event": pass_time}, every=every)
-    assert ticks == [5.0, 10.0]
-
-
 def test_time_in_which_the_launcher_was_stopped_is_nobody_s_silence(two: TwoAgents) -> None:
     for passed_s in (module.MAX_BEAT_S, 1000.0):
         two.post()
@@ -182,14 +168,6 @@ def test_all_agents_are_let_go_and_waited_for_at_the_end(two: TwoAgents) -> None
     assert not two.links[0].is_open, "it has had its time"
 
 
-def test_what_a_lost_agent_has_left_is_waited_for(two: TwoAgents) -> None:
-    link = two.links[1]
-    link.is_salvaging = True
-    threading.Timer(0.05, lambda: setattr(link, "is_salvaging", False)).start()
-    two.agents.close()
-    assert not link.is_salvaging and link.done[-1] == "close"
-
-
 RESTART = {"attempt": 1, "delay_s": 1.0, "reason": "why", "global_ranks": []}
 
 
@@ -239,13 +217,6 @@ def test_what_every_host_tells_is_told_once() -> None:
     assert heard.moments == [("stopping", {"reason": "told by 1"})]
 
 
-def test_moment_of_a_host_alone_is_kept_with_its_number() -> None:
-    record, heard = new_record()
-    fields = {"start_method": "fork", "reason": "", "prepare_s": 0.5}
-    record.note(1, "ready", fields)
-    assert heard.moments == [("host_ready", {"node_rank": 1, **fields})]
-
-
 @pytest.mark.parametrize(
     ("kind", "value"),
     [
@@ -291,13 +262,6 @@ def test_job_starts_again_when_the_coordinator_says_so_and_it_is_told_when_all_h
     record.note(0, "stopping", {"reason": "again"})
     assert heard.kinds()[-2:] == ["started", "stopping"]
     assert record.membership.running() == {0: 100}
-
-
-def test_restart_of_which_the_coordinator_says_nothing_is_none() -> None:
-    record, heard = new_record()
-    for node in range(2):
-        record.note(node, "restarting", RESTART)
-    assert heard.kinds() == []
 
 
 def test_lost_host_is_not_waited_for() -> None:

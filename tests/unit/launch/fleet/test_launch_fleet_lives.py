@@ -23,7 +23,7 @@ from msrun.launch.fleet.agents import AgentLink
 from msrun.launch.remote.launcher_link import LauncherLink
 from msrun.launch.transport import link
 from msrun.launch.transport.event_loop import ByteChannel, EventLoop
-from msrun.launch.transport.opener import AgentCode
+from msrun.launch.transport.opener import Way
 from msrun.launch.transport.pipe import SocketPipe
 from msrun.planning.hosts.host_entry import HostEntry
 
@@ -151,8 +151,7 @@ class Life:
         self.link = AgentLink(
             0,
             HostEntry("host0", 1),
-            self._open,
-            AgentCode(b"start", b"attach", lambda: SALVAGE),
+            Way(self._open, b"start", b"attach", lambda: SALVAGE),
             {"type": "job"},
             self.inbox,
             self._take_first,

@@ -20,7 +20,7 @@ from plans import small_spec
 from msrun import __version__
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.messages import Message, encode_message
-from msrun.cluster.protocol import HostReport, protocol
+from msrun.cluster.protocol import HostReport
 from msrun.errors import ClusterError, Interrupted, MsrunError, UsageError
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet import agents
@@ -228,13 +228,6 @@ def test_host_that_does_not_fit_is_refused_and_only_reported_by_a_look(make_host
     assert [finding.status for finding in findings if finding.name == "msrun"] == ["fail", "ok"]
 
 
-def test_signal_ends_the_wait_for_hosts(make_hosts: MakeHosts) -> None:
-    hosts = make_hosts(2)
-    hosts.answers[1, "job"] = lambda *_: hosts.signals.tell(signal.SIGTERM)
-    assert isinstance(hosts.refused(), Interrupted)
-    assert hosts.pipes["h0"].is_closed and hosts.opener.is_closed
-
-
 def test_what_hosts_say_of_themselves_is_known_before_the_job_runs(make_hosts: MakeHosts, tmp_path: Path) -> None:
     hosts = make_hosts(2, master_port=5000)
     hosts.say_of_itself(1, sees_log_dir=True, numpy_version="1.26.0")
@@ -245,17 +238,6 @@ def test_what_hosts_say_of_themselves_is_known_before_the_job_runs(make_hosts: M
     assert warning.startswith("h1 has 1.26.0, ")
     assert hosts.pipes["h1"].heard_of("job")["job"]["will_run"] is True
     assert hosts.pipes["h0"].heard_of("listen")["port"] == 5000
-
-
-def test_every_host_is_told_its_own_part(make_hosts: MakeHosts) -> None:
-    hosts = make_hosts(2, master_addr="h0.example.com")
-    hosts.say_of_itself(0, master_address="10.0.0.1")
-    hosts.preparation()
-    jobs = [pipe.heard_of("job")["job"] for pipe in hosts.pipes.values()]
-    told = [(job["number"], job["master_name"], job["can_resume"], job["will_run"], job["protocol"]) for job in jobs]
-    assert told == [(0, "h0.example.com", True, False, protocol()), (1, "", True, False, protocol())]
-    assignments = [[assignment["ranks"] for assignment in job["spec"]["table_hosts"]] for job in jobs]
-    assert assignments == [[[0]], [[1]]], "its own part alone, however many hosts there are"
 
 
 NO_WAY = {"error": "refused", "source": "10.0.0.3", "interface": "eth0", "is_own": False}

@@ -229,10 +229,3 @@ def test_first_agent_that_could_not_begin_is_the_reason(fleet: Fleet) -> None:
         fleet.say(node, "error", text="cannot start", exit_code=2 + node)
     assert fleet.finish_failed() == ("h0: cannot start", 2)
     assert len(fleet.noted("fault")) == 1
-
-
-def test_breaks_of_connections_are_in_the_record(fleet: Fleet) -> None:
-    fleet.say(1, "cut", reason="the connection to h1 broke")
-    fleet.say(1, "resumed")
-    fleet.hear()
-    assert [event["node_rank"] for kind in ("cut", "resumed") for event in fleet.noted(kind)] == [1, 1]

@@ -13,7 +13,7 @@ from plans import small_spec
 
 from msrun.cluster.protocol import Finding, HostAddress, ReachResult
 from msrun.errors import ClusterError, MsrunError, RendezvousTimeout, UsageError
-from msrun.launch.fleet.fleet_plan import inspect_launcher
+from msrun.launch.fleet.hosts import inspect_launcher
 from msrun.launch.preflight.fleet_checks import (
     HostAnswer,
     LauncherFacts,

@@ -14,13 +14,12 @@ import pytest
 from plans import small_plan, small_spec
 
 from msrun import __version__, contract
-from msrun.cluster.messages import Message, pack_hosts, pack_text, unpack_hosts, unpack_text
-from msrun.cluster.protocol import HostJob, HostReport, ReachResult, protocol
+from msrun.cluster.messages import Message, pack_text, unpack_text
+from msrun.cluster.protocol import HostJob, HostReport, protocol
 from msrun.errors import ClusterError
 from msrun.launch.remote import agent as module
 from msrun.launch.remote.agent import Agent, LauncherReport
-from msrun.launch.remote.spool import SOCKET, spool_path
-from msrun.planning.host_assignment import HostAssignment
+from msrun.launch.remote.spool import spool_path
 from msrun.planning.record_json import encode_record
 
 SPEC = small_spec(Path("/"), 4, local_worker_num=2)
@@ -93,13 +92,6 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
         yield serve
 
 
-def test_broken_connection_is_resumed_in_the_folder_where_that_can_be(served: Serve) -> None:
-    _, link = served(job(can_resume=True))
-    assert [message["type"] for message in link.heard] == ["resumes", "checked"]
-    assert link.heard[0]["silence_s"] == 60.0
-    assert (spool_path("f00d", 1) / SOCKET).is_socket()
-
-
 @pytest.mark.parametrize(("unsent", "stays"), [("worker_1.log", True), (contract.SCHEDULER_LOG, False)])
 def test_logs_of_workers_that_nobody_has_stay_where_they_are(served: Serve, unsent: str, stays: bool) -> None:
     agent, link = served(job())
@@ -114,15 +106,6 @@ def test_launcher_of_another_protocol_is_refused(served: Serve) -> None:
     ):
         served({"type": "job", "job": {**job()["job"], "protocol": 99, "made_up_since": 1}})
     assert not spool_path("f00d", 1).exists()
-
-
-def test_launcher_learns_whether_the_host_reaches_another(served: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = ReachResult(error="no route")
-    tried: list[tuple[str, int]] = []
-    monkeypatch.setattr(module, "try_reach", lambda *place: tried.append(place) or result)
-    _, link = served({"type": "reach", "address": "10.0.0.7", "port": 8118})
-    assert tried == [("10.0.0.7", 8118)]
-    assert link.heard == [{"type": "reached", "result": encode_record(ReachResult(error="no route"))}]
 
 
 def test_port_is_listened_on_until_the_end_and_one_that_is_taken_is_named(served: Serve) -> None:
@@ -174,13 +157,3 @@ def test_logs_of_an_attempt_end_before_the_restart_is_told_and_begin_with_its_fi
 def test_text_arrives_as_it_was(text: str) -> None:
     assert unpack_text(pack_text(text)) == text
     assert pack_text(text).isascii()
-
-
-@pytest.mark.parametrize("count", [0, 1, 1000])
-def test_hosts_arrive_as_they_were_in_a_few_bytes_each(count: int) -> None:
-    hosts = tuple(
-        HostAssignment(node, f"node{node}", f"10.0.{node >> 8}.{node & 255}", tuple(range(8 * node, 8 * node + 8)), ())
-        for node in range(count)
-    )
-    assert unpack_hosts(pack_hosts(hosts)) == hosts
-    assert len(pack_hosts(hosts)) < 16 * count + 200

@@ -41,7 +41,8 @@ def test_socket_is_reached_in_a_folder_that_is_deeper_than_its_address_is_long(t
 
 def test_folder_is_its_owner_s_alone_and_names_this_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    folder = spool.make_spool("f00d", 3)
+    folder, hold = spool.make_spool("f00d", 3)
+    os.close(hold)
     assert folder == spool.spool_path("f00d", 3) and folder.parent == tmp_path
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert (folder / spool.AGENT).read_text().split() == [str(os.getpid()), str(start_time(os.getpid()))]
@@ -74,8 +75,9 @@ def test_folders_that_agents_left_behind_go_after_a_day(tmp_path: Path, monkeypa
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     now = time.time()
     target = tmp_path / "elsewhere"
-    names = ("0a1f-0", f"{new_job_id()}-13", "0a1f-1", "0a1f-2", "x-1")
-    old, restarted, held, written, other = (tmp_path / f"msrun-spool-{name}" for name in names)
+    names = ("0a1f-0", f"{new_job_id()}-13", "0a1f-2", "x-1")
+    old, restarted, written, other = (tmp_path / f"msrun-spool-{name}" for name in names)
+    held, descriptor = spool.make_spool("0a1f", 1)
     for folder in (old, restarted, held, written, other, target):
         (folder / "below").mkdir(parents=True)
         (folder / "worker_0.log").write_text("x")
@@ -86,7 +88,6 @@ def test_folders_that_agents_left_behind_go_after_a_day(tmp_path: Path, monkeypa
         for path in (*folder.iterdir(), folder):
             os.utime(path, (now - spool.KEEP_S - 1,) * 2, follow_symlinks=False)
     (written / "worker_0.log").write_text("x" * 2)
-    descriptor = spool.hold_spool(held)
     try:
         spool.remove_old_spools(now)
     finally:

@@ -171,16 +171,6 @@ def test_fault_in_the_loop_is_told_once_and_the_other_hosts_are_served() -> None
     assert sorted(str(error) for error in told) == ["'slip'", "no one to tell"]
 
 
-def test_what_was_called_for_after_a_fault_is_done_without_another_word() -> None:
-    told, done = list[BaseException](), threading.Event()
-    loop = EventLoop(1, told.append)
-    loop.call(lambda: fail_again(OSError()))
-    loop.call(done.set)
-    loop.start()
-    assert done.wait(10) and len(told) == 1
-    loop.close(time.monotonic() + 60)
-
-
 def fail_again(_: Exception) -> None:
     raise OSError("no one to tell")
 

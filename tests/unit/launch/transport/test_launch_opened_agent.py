@@ -22,7 +22,7 @@ from msrun.agent.processes.process_control import is_stopped
 from msrun.errors import ClusterError
 from msrun.launch.remote.spool import NO_AGENT
 from msrun.launch.transport import pipe as module
-from msrun.launch.transport.opener import HostOpener, agent_code, pack_msrun
+from msrun.launch.transport.opener import HostOpener, agent_codes, pack_msrun
 from msrun.launch.transport.pipe import HostShare, LocalPipe, agent_command
 from msrun.launch.transport.ssh.connector import SshConnector
 from msrun.planning.hosts.host_entry import HostEntry
@@ -112,7 +112,7 @@ def test_interpreter_that_is_not_there_is_named() -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-CODE = agent_code({}, "0" * 16, 0, dict, pack_msrun()).attach
+CODE = agent_codes({}, "0" * 16, 0, dict, pack_msrun())[1]
 """Ends at once: there is no agent to connect to."""
 
 
@@ -122,12 +122,6 @@ def run_code(folder: Path, home: str) -> None:
     command = [sys.executable, "-c", "import sys; exec(sys.stdin.buffer.read())"]
     done = subprocess.run(command, input=CODE, env=env, cwd=folder, capture_output=True, check=False)
     assert done.returncode == NO_AGENT, done.stderr
-
-
-def test_code_is_kept_in_the_home_folder(tmp_path: Path) -> None:
-    run_code(tmp_path, str(tmp_path / "home"))
-    assert [path.name for path in tmp_path.iterdir()] == ["home"]
-    assert [path.suffix for path in (tmp_path / "home/.cache/msrun").iterdir()] == [".zip"]
 
 
 def test_code_is_kept_once_where_the_home_folder_cannot_be_written(tmp_path: Path) -> None:
@@ -174,7 +168,7 @@ def test_this_host_needs_no_ssh_and_others_are_reached_in_their_time_with_their_
         begin = time.monotonic()
         opener.open(THERE, 1234.5)
         opener.open(THERE, None)
-        codes = [opener.code(entry, {}, 0, dict) for entry in entries]
+        codes = [opener.way(entry, {}, 0, dict) for entry in entries]
     command = agent_command("/opt/python")
     assert asked[0] == (THERE, command, 1234.5)
     assert begin + 20.0 <= asked[1][2] <= time.monotonic() + 20.0

@@ -1,20 +1,30 @@
-"""SshFault: why a host was not reached, in one line; read from what `ssh -v` wrote, or raised by paramiko's side."""
+"""What both SSH clients share: why a host was not reached, in one line, and what the user is asked for all hosts.
+
+Reasons are read from what `ssh -v` wrote, or raised by paramiko's side.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+import select
+import termios
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
+
+Ask = Callable[[str, int], str]
+"""Asks for what is named, and returns what was typed, unseen; empty when the descriptor is readable before."""
+HOST_KEYS = {"strict": "yes", "accept-new": "accept-new", "off": "no"}
 
 
 class SshFault(Exception):
     """One line without the host's name: what happened, and the remedy."""
 
     def __init__(self, text: str, *, place: str = "", is_temporary: bool = False, is_late: bool = False) -> None:
-        """
-        Args:
-            place: what was connected to, where that is known: an address, and a port other than 22.
-            is_temporary: another try a moment later may go well.
-            is_late: there is no time for one.
+        """`place`: what was connected to, where that is known; `is_temporary`: another try a moment later may go well;
+        `is_late`: there is no time for one.
         """
         super().__init__(text)
         self.text = text
@@ -88,12 +98,7 @@ def address_of(text: str) -> str:
 
 
 def explain_end(text: str, late_s: float | None = None) -> SshFault:
-    """Return why ssh did not log in.
-
-    Args:
-        text: what `ssh -v`, and what it has started, wrote to stderr.
-        late_s: it was ended after so long; None = it has ended by itself.
-    """
+    """Return why ssh did not log in, from the stderr of `ssh -v`; `late_s`: it was ended after so long."""
     log, said = split_log(text)
     connected = re.findall(r"^Connecting to (\S+) .*port (\d+)\.", log, re.MULTILINE)
     behind = re.search(r"^Executing proxy command: .*-W '?\[(.*?)\]:(\d+)", log, re.MULTILINE)
@@ -218,3 +223,75 @@ def _name_key(offer: str) -> str:
 def shown(path: Path) -> str:
     home = Path("~").expanduser()
     return f"~/{path.relative_to(home)}" if path.is_relative_to(home) and home != Path("/") else str(path)
+
+
+def ask_at_terminal(what: str, until: int) -> str:
+    try:
+        terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:  # in the background, which has left the terminal
+        terminal = os.dup(0)
+    before = termios.tcgetattr(terminal)
+    unseen = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+    try:
+        termios.tcsetattr(terminal, termios.TCSAFLUSH, unseen)
+        os.write(terminal, f"{what}: ".encode())
+        watch = select.poll()
+        for descriptor in (terminal, until):
+            watch.register(descriptor, select.POLLIN)
+        is_over = until in dict(watch.poll())
+        return "" if is_over else os.read(terminal, 4096).decode(errors="replace").rstrip("\r\n")
+    finally:
+        termios.tcsetattr(terminal, termios.TCSAFLUSH, before)
+        os.write(terminal, b"\n")
+        os.close(terminal)
+
+
+class Questions:
+    """Answers of the user, each kept for all who want to know the same."""
+
+    def __init__(self, ask: Ask | None, warn: Callable[[str], None]) -> None:
+        """`warn`: told what the user is to do at once, such as to touch a key."""
+        self.ask, self._warn, self._lock = ask, warn, threading.Lock()
+        self._answers: dict[str, str] = {}
+        self._told: dict[tuple[str, str], str] = {}
+        self._until, self._closer = os.pipe2(os.O_CLOEXEC) if ask else (-1, -1)
+        self._asked_s = 0.0
+        self._since: float | None = None
+
+    def waited_s(self) -> float:
+        """Return for how long the user was, and is, being asked: no host is slow for that."""
+        since = self._since
+        return self._asked_s + (time.monotonic() - since if since is not None else 0.0)
+
+    def answer(self, prompt: str, asker: str, kind: str = "") -> str:
+        """Return the answer to a prompt of ssh, empty when there is none; `kind` is its SSH_ASKPASS_PROMPT.
+
+        An `asker` who asks the same again was given a wrong answer.
+        """
+        if kind == "none":
+            self._warn(prompt.strip())
+            return ""
+        file = re.search(r"passphrase for key '(.*)'", prompt)
+        what = f"passphrase of {shown(Path(file[1]))}" if file else prompt.strip().rstrip(":")
+        with self._lock:
+            ask = self.ask
+            if ask is None or kind == "confirm" or "yes/no" in prompt:  # such as for each unknown host
+                return ""
+            wrong = self._told.get((prompt, asker))
+            if prompt not in self._answers or (wrong and self._answers[prompt] == wrong):
+                self._since = begin = time.monotonic()
+                try:
+                    self._answers[prompt] = ask(what, self._until)
+                finally:
+                    self._asked_s, self._since = self._asked_s + time.monotonic() - begin, None
+            self._told[prompt, asker] = self._answers[prompt]
+            return self._answers[prompt]
+
+    def call_off(self) -> None:
+        """End the question that is being asked, and ask no more."""
+        if self.ask is not None:
+            self.ask = None
+            os.write(self._closer, b"!")
+            with self._lock:
+                os.close(self._until)
+                os.close(self._closer)

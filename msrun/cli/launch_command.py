@@ -16,7 +16,7 @@ from click.core import ParameterSource
 
 from msrun import __version__, contract
 from msrun.cli.commands import (
-    command_named,
+    FIRST_WORDS,
     end_warm_servers,
     estimate_command,
     install_completion,
@@ -102,7 +102,10 @@ def command(**options: Any) -> int:
     if options["check"]:
         return _check(options)
     if options["sim_level"] is not None:
-        return _simulate(options)
+        from msrun.cli.build_spec import build_simulation
+        from msrun.launch.simulation import run_simulation
+
+        return run_simulation(build_simulation(options, dict(os.environ)), dict(os.environ), quiet=options["quiet"])
     spec = _spec(options, sources)
     for program in spec.program.all:
         _say(describe_late_options(program), options)
@@ -260,14 +263,6 @@ def _say(text: str, options: dict[str, Any]) -> None:
         say(text, quiet=options["quiet"])
 
 
-def _simulate(options: dict[str, Any]) -> int:
-    """--sim_level: run the script in one process that stands for a rank."""
-    from msrun.cli.build_spec import build_simulation
-    from msrun.launch.simulation import run_simulation
-
-    return run_simulation(build_simulation(options, dict(os.environ)), dict(os.environ), quiet=options["quiet"])
-
-
 def _check(options: dict[str, Any]) -> int:
     """--check: look at everything that a job needs, say it line by line and start nothing."""
     from msrun.launch.preflight.checks import inspect_host
@@ -351,18 +346,25 @@ def _usage_text(error: click.ClickException) -> str:
         return f"{error.option_name}: no value after it; {name} --help says what it takes"
     has_reason = not isinstance(error, click.MissingParameter)
     if isinstance(error, click.BadParameter) and error.param is not None and has_reason:
-        return f"{_place(error)}: {error.message.rstrip('.')}"
+        place, option = "", str(error.param.name)
+        if context is not None and context.get_parameter_source(option) is ParameterSource.DEFAULT_MAP:
+            place = context.ensure_object(Sources).place(option)
+        return f"{place or error.param.opts[0]}: {error.message.rstrip('.')}"
     return f"{error.format_message().rstrip('.')}; see {name} --help"
 
 
-def _place(error: click.BadParameter) -> str:
-    """Return where a value stands that click cannot take: the option, its variable, or a line of the file."""
-    parameter, context = error.param, error.ctx
-    assert parameter is not None
-    place = ""
-    if context is not None and context.get_parameter_source(str(parameter.name)) is ParameterSource.DEFAULT_MAP:
-        place = context.ensure_object(Sources).place(str(parameter.name))
-    return place or parameter.opts[0]
+def _os_error_text(error: OSError) -> tuple[str, int]:
+    """Return what an error of the system says to the user, and the exit status; empty for one that nobody expects."""
+    if is_limit(error):
+        return f"{error.filename or 'msrun'}: {describe_limit(error)}", contract.EXIT_CLUSTER
+    if error.errno == errno.ENAMETOOLONG:
+        shown = str(error.filename)[:MAX_SHOWN]
+        return f"{shown}...: the path is too long for this system; give a shorter one", contract.EXIT_USAGE
+    try:
+        os.getcwd()  # noqa: PTH109 - nothing relative can be found without a current directory
+    except FileNotFoundError:
+        return "the current directory has been removed; change to one that exists", contract.EXIT_USAGE
+    return "", contract.EXIT_OK
 
 
 def _wants_tracebacks(words: Sequence[str], sources: Sources) -> bool:
@@ -372,19 +374,10 @@ def _wants_tracebacks(words: Sequence[str], sources: Sources) -> bool:
     return sources.raw("debug").lower() in TRUE_WORDS
 
 
-def _has_directory() -> bool:
-    """Return whether the current directory is there still: nothing relative can be found without it."""
-    try:
-        os.getcwd()  # noqa: PTH109 - which says so
-    except FileNotFoundError:
-        return False
-    return True
-
-
 def _start(words: list[str], sources: Sources, hint: str = "") -> int:
     """Run the command that the words begin with, such as `status`, or else the job."""
     if words and words[0] in COMMANDS:
-        text = command_named(words[0]).main(words[1:], prog_name=f"msrun {words[0]}", standalone_mode=False)
+        text = FIRST_WORDS[words[0]].main(words[1:], prog_name=f"msrun {words[0]}", standalone_mode=False)
         if type(text) is int:  # the exit status of what it has run
             return text
         if isinstance(text, str):  # click itself has printed --help
@@ -412,18 +405,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         _print_error(_usage_text(error))
         status = contract.EXIT_USAGE
     except OSError as error:
-        if is_limit(error):
-            _print_error(f"{error.filename or 'msrun'}: {describe_limit(error)}")
-            status = contract.EXIT_CLUSTER
-        elif error.errno == errno.ENAMETOOLONG:
-            shown = str(error.filename)[:MAX_SHOWN]
-            _print_error(f"{shown}...: the path is too long for this system; give a shorter one")
-            status = contract.EXIT_USAGE
-        elif _has_directory():
+        text, status = _os_error_text(error)
+        if not text:
             raise
-        else:
-            _print_error("the current directory has been removed; change to one that exists")
-            status = contract.EXIT_USAGE
+        _print_error(text)
     except (click.Abort, KeyboardInterrupt):
         status = contract.EXIT_SIGNAL_BASE + 2
     output.flush()

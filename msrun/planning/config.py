@@ -50,6 +50,16 @@ _SCALAR_TAGS = frozenset(("bool", "int", "float", "str", "timestamp", "value"))
 _TRUE_WORDS = frozenset(("true", "yes", "on"))
 
 
+_OWN = {
+    "version": make_option("version", "N  Of this form of file.", kind="whole number"),
+    "script": make_option("script", "FILE  The program."),
+    "args": make_option("args", "LIST  Its arguments.", kind="word", is_repeatable=True),
+    "module": make_option("module", "The script is a module."),
+    "env": make_option("env", "NAMES  Variables of the workers.", kind="variables"),
+}
+"""What a file may hold beside options."""
+
+
 @dataclass(frozen=True)
 class JobConfig:
     """A file of settings, as the words that the command line would hold."""
@@ -104,16 +114,6 @@ def parse_config(text: str, source: str, options: Mapping[str, Option]) -> JobCo
     )
 
 
-_OWN = {
-    "version": make_option("version", "N  Of this form of file.", kind="whole number"),
-    "script": make_option("script", "FILE  The program."),
-    "args": make_option("args", "LIST  Its arguments.", kind="word", is_repeatable=True),
-    "module": make_option("module", "The script is a module."),
-    "env": make_option("env", "NAMES  Variables of the workers.", kind="variables"),
-}
-"""What a file may hold beside options."""
-
-
 class _Reader:
     """Reads the nodes of one file; knows its name for messages."""
 
@@ -159,10 +159,18 @@ class _Reader:
         if kind == "JSON" and isinstance(node, yaml.MappingNode):
             return json.dumps(self._plain(key, node))
         if not (isinstance(node, yaml.ScalarNode) and _is_of(node, kind)):
-            self.fail(line, f"{key}: {_found(node)}; give {_WANTED.get(kind, 'a single value')}{_remedy(node, kind)}")
-        if not _can_be_passed_on(node.value):
+            tag, remedy = node.tag.removeprefix(_YAML), ""
+            if tag == "null":
+                remedy = " or remove the line" if kind in _WANTED else ", '' for an empty one"
+            elif tag == "bool" and kind in ("text", "path"):
+                remedy = " in quotes"
+            elif getattr(node, "style", None) in ("'", '"') and kind in ("whole number", "number"):
+                remedy = " without quotes"
+            self.fail(line, f"{key}: {_found(node)}; give {_WANTED.get(kind, 'a single value')}{remedy}")
+        text = str(node.value)
+        if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):  # half of a pair, from an escape
             self.fail(line, f"{key}: holds a character that no command line can; remove it")
-        return str(node.value)
+        return text
 
     def _plain(self, key: str, node: yaml.Node) -> Any:
         """Return a tree of a mapping as JSON has it; without aliases it is no larger than the file."""
@@ -181,8 +189,7 @@ class _Reader:
 
 def _line(node: yaml.Node) -> int:
     """Return where a node begins, from 1."""
-    mark = node.start_mark
-    return int(mark.line) + 1 if mark is not None else 1
+    return int(node.start_mark.line) + 1 if node.start_mark is not None else 1
 
 
 def _is_of(node: yaml.ScalarNode, kind: str) -> bool:
@@ -198,33 +205,10 @@ def _is_of(node: yaml.ScalarNode, kind: str) -> bool:
 
 def _found(node: yaml.Node) -> str:
     """Return what stands there, in words."""
-    import yaml
-
-    if isinstance(node, yaml.SequenceNode):
-        return "a list"
-    if isinstance(node, yaml.MappingNode):
-        return "a mapping"
     tag = node.tag.removeprefix(_YAML)
-    if tag == "null":
-        return "no value"
+    if node.id in ("sequence", "mapping"):
+        return "a list" if node.id == "sequence" else "a mapping"
     if tag not in _SCALAR_TAGS:
-        return "a merge key (<<)" if tag == "merge" else f"the tag {tag}"
+        return {"null": "no value", "merge": "a merge key (<<)"}.get(tag, f"the tag {tag}")
     text = node.value if len(node.value) <= MAX_SHOWN_CHARS else node.value[:MAX_SHOWN_CHARS] + "..."
     return f"{text!r} is {'a truth value' if tag == 'bool' else 'a number' if tag in ('int', 'float') else 'text'}"
-
-
-def _remedy(node: yaml.Node, kind: str) -> str:
-    if node.tag == _YAML + "null":
-        return " or remove the line" if kind in _WANTED else ", '' for an empty one"
-    if node.tag == _YAML + "bool" and kind in ("text", "path"):
-        return " in quotes"
-    if getattr(node, "style", None) in ("'", '"') and kind in ("whole number", "number"):
-        return " without quotes"
-    return ""
-
-
-def _can_be_passed_on(text: str) -> bool:
-    try:
-        return b"\0" not in text.encode("utf-8")
-    except UnicodeEncodeError:  # half of a surrogate pair, from an escape
-        return False

@@ -11,8 +11,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from msrun.cli.options import BY_NAME, EXCLUSIVE
-from msrun.cli.sources import read_given
+from msrun.cli.options import BY_NAME, EXCLUSIVE, read_given
 from msrun.cli.words import ALIASES, underscored
 from msrun.errors import UsageError
 from msrun.planning.program import DEFAULT_ROLE, Program, join_programs, parse_program

@@ -23,8 +23,7 @@ from msrun.cli.commands import (
     look_after,
     print_text,
 )
-from msrun.cli.options import HOST_OPTIONS, OPTIONS, SETTABLE, TRUE_WORDS
-from msrun.cli.sources import Sources, apply_sources
+from msrun.cli.options import HOST_OPTIONS, OPTIONS, SETTABLE, TRUE_WORDS, Sources, apply_sources
 from msrun.cli.words import (
     LaunchCommand,
     ScriptWords,
@@ -37,8 +36,6 @@ from msrun.cli.words import (
 from msrun.errors import MsrunError, UsageError, describe_limit, is_limit, near_miss
 from msrun.launch import output
 from msrun.launch.printable import one_line
-from msrun.planning.host_assignment import HostAssignment
-from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.program import COMMANDS, ONCE, parse_program
 from msrun.planning.settings import FoundSetting, without_option_variables
 from msrun.planning.spec import LaunchSpec, check_spec, is_loopback
@@ -157,53 +154,45 @@ def _plan(spec: LaunchSpec, caller: dict[str, str], options: dict[str, Any]) -> 
 
 
 def _spec(options: dict[str, Any], sources: Sources) -> LaunchSpec:
+    """Return what is asked for, with what the surroundings say of the hosts."""
     from msrun.cli.build_spec import build_spec
 
-    assignments: tuple[HostAssignment, ...] = ()
-    entries: tuple[HostEntry, ...] = ()
-    spares: tuple[HostEntry, ...] = ()
+    hosts: dict[str, Any] = {}
     given = {setting.name for setting in sources.settings}
     if isinstance(options["worker_num"], str):
         options = _count_here(options)
         given = given ^ {"worker_num", "local_worker_num"}
-    if options["rank_table_file"] is not None and not (options["dry_run"] or options["plan"] or options["check"]):
+    table = options["rank_table_file"]
+    if table is not None and not (options["dry_run"] or options["plan"] or options["check"]):
         from msrun.launch.rank_table_file import await_rank_table
 
-        path, limit_s = options["rank_table_file"].absolute(), options["cluster_time_out"]
-        await_rank_table(path, limit_s, functools.partial(_say, options=options))
+        await_rank_table(table.absolute(), options["cluster_time_out"], functools.partial(_say, options=options))
     named = [name for name in HOST_OPTIONS if options[name] not in (None, False, 0, ())]
     if not named and options["min_hosts"] == 0:
         raise UsageError("--min_hosts 0: must be 1 or more hosts; leave it out to need all")
     if named and not (named == ["min_hosts"] and options["local_worker_num"] is not None):  # hosts that come themselves
         from msrun.launch.job_hosts import read_job_hosts
 
-        job_hosts = read_job_hosts(options, given)
-        entries, assignments, options = job_hosts.entries, job_hosts.assignments, job_hosts.options
-        spares = job_hosts.spares
-    elif options["rank_table_file"] is not None:
+        found = read_job_hosts(options, given)
+        hosts = {"host_entries": found.entries, "table_hosts": found.assignments, "spares": found.spares}
+        options = found.options
+    elif table is not None:
         from msrun.launch.job_hosts import read_host_list
 
-        host_list = read_host_list(options["rank_table_file"].absolute())
+        host_list = read_host_list(table.absolute())
         if host_list is not None:
-            assignments = host_list.hosts
-            options = host_list.apply(options, given)
+            hosts, options = {"table_hosts": host_list.hosts}, host_list.apply(options, given)
     elif options["discover"]:
         from msrun.launch.host_discovery import discover_host
 
-        found = discover_host(options, given, os.environ)
-        sources.settings = (*sources.settings, *found.settings)
-        for line in found.lines:
+        place = discover_host(options, given, os.environ)
+        sources.settings = (*sources.settings, *place.settings)
+        for line in place.lines:
             _say(line, options)
-        options = {**options, **found.options}
+        options = {**options, **place.options}
     if options["worker_num"] is None:
         options = _with_worker_num(options, sources)
-    spec = replace(
-        build_spec(options, dict(os.environ)),
-        settings=sources.settings,
-        table_hosts=assignments,
-        host_entries=entries,
-        spares=spares,
-    )
+    spec = replace(build_spec(options, dict(os.environ)), settings=sources.settings, **hosts)
     check_spec(spec)
     if spec.is_several:
         from msrun.launch.host_discovery import is_under_scheduler

@@ -14,8 +14,9 @@ from typing import Any
 from msrun.agent.host.host_facts import read_gpus, read_npus
 from msrun.cluster.rendezvous import own_addresses
 from msrun.errors import UsageError
-from msrun.planning.discovery.host_options import HostOptions, find_host_options, is_place_open
-from msrun.planning.discovery.schedulers import (
+from msrun.planning.host_options import HostOptions, find_host_options, is_place_open
+from msrun.planning.placement.host import ASCEND_VARIABLE, CUDA_VARIABLE, visible_ascend, visible_cuda
+from msrun.planning.schedulers import (
     BY_HAND,
     HOSTS_FILE,
     IN_POD,
@@ -25,7 +26,6 @@ from msrun.planning.discovery.schedulers import (
     find_surroundings,
     read_domain,
 )
-from msrun.planning.placement.host import ASCEND_VARIABLE, CUDA_VARIABLE, visible_ascend, visible_cuda
 
 
 def discover_host(options: Mapping[str, Any], given: Collection[str], environ: Mapping[str, str]) -> HostOptions:

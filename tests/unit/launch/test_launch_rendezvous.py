@@ -19,8 +19,8 @@ from msrun.launch.host_discovery import count_devices, discover_host, is_under_s
 from msrun.launch.preflight.checks import inspect_host
 from msrun.launch.rehearsal import HostShare, check_addresses, share_machine
 from msrun.launch.rendezvous import UNKNOWN, assume_fleet, has_scheduler, local_part
-from msrun.planning.discovery.host_options import HostOptions
 from msrun.planning.host_assignment import Fleet, HostAssignment
+from msrun.planning.host_options import HostOptions
 from msrun.planning.hosts.assignment import parse_rehearsal
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.placement.bind_options import CoreBinding

@@ -16,12 +16,10 @@ from hypothesis import strategies as st
 
 from msrun.cli import command
 from msrun.cli.build_spec import build_spec
-from msrun.cli.options import SETTABLE
-from msrun.cli.sources import Sources, apply_sources
+from msrun.cli.options import SETTABLE, Sources, apply_sources
 from msrun.cli.words import normalise
 from msrun.errors import UsageError
-from msrun.planning.config import JobConfig, parse_config
-from msrun.planning.settings import variable_name
+from msrun.planning.settings import JobConfig, parse_config, variable_name
 from msrun.planning.spec import LaunchSpec, SshSettings
 
 

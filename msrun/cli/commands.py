@@ -26,8 +26,7 @@ from msrun.planning.settings import make_option
 def print_text(text: str) -> None:
     """Print a plan or a status; bytes of the command line that are no text come out as they came in.
 
-    Raises:
-        UsageError: it cannot be written, other than for a reader that has gone.
+    UsageError: it cannot be written, other than for a reader that has gone.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="surrogateescape")
@@ -246,8 +245,7 @@ def install_completion(command: click.Command, shell: str, environ: Mapping[str,
     Args:
         shell: bash, zsh or fish; auto for the one of $SHELL.
 
-    Raises:
-        UsageError: the shell is not one of these, is too old, or the file cannot be written.
+    UsageError: the shell is not one of these, is too old, or the file cannot be written.
     """
     name = Path(environ.get("SHELL", "")).name if shell == "auto" else shell
     if name not in SHELLS:

@@ -202,7 +202,6 @@ def _spec(options: dict[str, Any], sources: Sources) -> LaunchSpec:
 
 
 def _count_here(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options with a word of --worker_num as the number of workers on this host."""
     word = options["worker_num"]
     if named := next((name for name in (*HOST_OPTIONS, "local_worker_num") if options[name] not in (None, False)), ""):
         raise UsageError(f"--worker_num {word} and --{named}: it counts on this host alone; give a number")
@@ -212,8 +211,7 @@ def _count_here(options: dict[str, Any]) -> dict[str, Any]:
 def _with_worker_num(options: dict[str, Any], sources: Sources) -> dict[str, Any]:
     """Return the options with the number of workers that holds where none is given.
 
-    Raises:
-        UsageError: the job has other hosts, so that nobody knows.
+    UsageError: the job has other hosts, so that nobody knows.
     """
     from msrun.cli.build_spec import MINDSPORE_WORKER_NUM, read_directory
     from msrun.planning.imports import imports_package
@@ -253,7 +251,6 @@ def _say(text: str, options: dict[str, Any]) -> None:
 
 
 def _check(options: dict[str, Any]) -> int:
-    """--check: look at everything that a job needs, say it line by line and start nothing."""
     from msrun.launch.preflight.checks import inspect_host
     from msrun.launch.preflight.finding import exit_code_of_findings, render_finding
 
@@ -322,7 +319,6 @@ def _print_error(text: str) -> None:
 
 
 def _usage_text(error: click.ClickException) -> str:
-    """Return click's message in our form: one line, with a hint for a misspelled option."""
     context = getattr(error, "ctx", None)
     name = context.command_path if context is not None else "msrun"
     if isinstance(error, click.NoSuchOption):

@@ -113,7 +113,6 @@ TYPES: dict[str, click.ParamType] = {  # type: ignore[type-arg]  # generic in ne
         "True|False|stop", lambda word: "stop" if word.lower() == "stop" else read_truth(word), "True, False or stop"
     ),
 }
-"""Kind of an option -> how click reads it."""
 
 _OF_COMMAND = [
     make_option(
@@ -243,7 +242,6 @@ EXCLUSIVE = (
         for name in ("dry_run", "hosts", "hostfile", "server_num", "trace", "metrics_file", "rank_table_file")
     ),
 )
-"""Options that contradict each other, and why."""
 SETTABLE = {
     name: one for name, one in BY_NAME.items() if name not in ("status", "watch", "json", "stop", "install_completion")
 }
@@ -257,18 +255,15 @@ class Sources:
     """What is set beside the command line; filled while the command line is read."""
 
     variables: dict[str, str] = field(default_factory=dict)
-    """Option name -> value of its MSRUN_ variable."""
     config: JobConfig = field(default_factory=lambda: JobConfig(""))
     settings: tuple[Setting, ...] = ()
-    """What holds in the end, and where it came from."""
     hint: str = ""
     """What the user should know of the words as they were given; empty for nothing."""
 
     def read(self, context: click.Context, path: Path | None) -> None:
         """Read environment and --config file, and make what they set the defaults of the other options.
 
-        Raises:
-            UsageError: a misspelled variable, or a file that is wrong.
+        UsageError: a misspelled variable, or a file that is wrong.
         """
         self.variables = option_variables(os.environ, SETTABLE)
         if path is not None:
@@ -355,7 +350,6 @@ def _masked(env: Sequence[str]) -> list[str]:
 
 
 def _shown(value: Any) -> Any:
-    """Return a value as JSON has it."""
     if isinstance(value, tuple | list):
         return [_shown(item) for item in value]
     return value if isinstance(value, bool | int | float | None) else mask_url(str(value))
@@ -397,7 +391,6 @@ class ClickOption(click.Option):
         )
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Return what stands in the two columns of --help."""
         record = super().get_help_record(ctx)
         return None if record is None else (f"{self.opts[0]}{self.option.shown}", record[1])
 

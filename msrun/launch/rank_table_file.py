@@ -177,10 +177,9 @@ def write_page(path: Path, plan: LaunchPlan, spec: LaunchSpec) -> str:
     Raises:
         UsageError: the file cannot be written, or the rank table is wrong.
     """
-    from msrun.planning.plan_text import read_strategy_lines, render_page  # no other job needs it
+    from msrun.planning.plan_text import render_page  # no other job needs it
 
-    strategy = read_strategy_lines(Path(spec.program.target)) if spec.program.kind == "script" else ()
-    page = render_page(plan, _rank_table(plan, spec), strategy)
+    page = render_page(plan, _rank_table(plan, spec))
     try:
         write_whole(path, page.encode("utf-8", "backslashreplace"))
     except OSError as error:

@@ -188,8 +188,7 @@ POSING_FOLDER = Path(__file__).parents[1] / "mindspore" / "posing"
 def settle_mindspore(spec: LaunchSpec, host: HostFacts) -> LaunchSpec:
     """Return what is asked of a host with `mindspore` decided: "none" when the script is not seen to import it.
 
-    Raises:
-        UsageError: --mindspore names one that is not installed.
+    UsageError: --mindspore names one that is not installed.
     """
     if spec.mindspore == "real" and not host.mindspore_version:
         raise UsageError("--mindspore real: this Python has no mindspore; pip install mindspore, or leave it out")
@@ -220,8 +219,7 @@ def mindspore_environment(spec: LaunchSpec, caller: Mapping[str, str]) -> dict[s
 def mindspore_port(store_port: int) -> int:
     """Return where MindSpore's scheduler listens beside torch's store; 0 = not known yet.
 
-    Raises:
-        UsageError: there is no port after it.
+    UsageError: there is no port after it.
     """
     if store_port == MAX_PORT:
         raise UsageError(

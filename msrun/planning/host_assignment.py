@@ -20,7 +20,6 @@ class HostAssignment:
     ranks: tuple[int, ...]
     """Global ranks in the order of their local ones."""
     device_ids: tuple[int, ...]
-    """Of the same workers."""
 
     def describe(self) -> str:
         """Return the host in words: "node 1 (worker-1, 10.0.0.7)"."""
@@ -36,7 +35,6 @@ class HostAssignment:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> HostAssignment:
-        """Inverse of `to_json`."""
         ranks, devices = (
             tuple(number for first, count in value[name] for number in range(first, first + count))
             for name in ("ranks", "device_ids")
@@ -49,7 +47,6 @@ class Fleet:
     """All hosts of a job, as one of them sees it."""
 
     node_rank: int
-    """Its own index."""
     hosts: tuple[HostAssignment, ...]
     """In the order of their node_rank."""
     master_addr: str

@@ -42,7 +42,6 @@ class WorkerPlan:
 
     @property
     def log_paths(self) -> list[str]:
-        """Its logs."""
         return [self.log_path, *([self.error_log_path] if self.error_log_path else [])]
 
 
@@ -61,7 +60,6 @@ class AgentPlan:
     """How a host is reached from here, and what is started there; empty words are left to ssh_config."""
 
     name: str
-    """As the host list has it."""
     user: str
     port: int
     """0 = left to ssh_config."""

@@ -36,7 +36,6 @@ class Program:
     kind: ProgramKind
     """script: a Python file run as `__main__`; module: as `python -m`; executable: started by exec."""
     target: str
-    """Path of the file, or the dotted module name."""
     args: tuple[str, ...] = ()
     """The program's own arguments, byte for byte."""
     typed: str = ""
@@ -54,7 +53,6 @@ class Program:
 
     @property
     def all(self) -> tuple[Program, ...]:
-        """The programs of the job."""
         return (self, *self.others)
 
     @property
@@ -63,7 +61,6 @@ class Program:
         return all(one.kind != "executable" for one in self.all)
 
     def of_rank(self, global_rank: int) -> Program:
-        """Return the program that a worker runs."""
         return next(one for one in reversed(self.all) if one.first_rank <= global_rank)
 
     def ranks(self, world_size: int) -> dict[Program, range]:
@@ -134,8 +131,7 @@ def parse_program(words: Sequence[str], *, is_module: bool, working_directory: P
     executable by path or by name. `python`, `python3` and `pytest` mean msrun's own interpreter; any other
     interpreter is an executable and is named by its path.
 
-    Raises:
-        UsageError: nothing to run, or it does not exist, is a directory, or cannot be executed.
+    UsageError: nothing to run, or it does not exist, is a directory, or cannot be executed.
     """
     if not words:
         raise UsageError("no SCRIPT given: name a Python file, -m MODULE or an executable, e.g. msrun train.py")

@@ -61,7 +61,6 @@ class Setting:
 
     name: str
     value: Any
-    """JSON-able."""
     source: str
     """`command line`, the name of a variable, or the path of a file."""
 
@@ -106,7 +105,6 @@ class Option:
     kind: str = "text"
     """What it takes: one of `KINDS`, `word` for one of `choices`, or a kind of its own."""
     default: Any = None
-    """As the command line has it."""
     alone: str = ""
     """What it means without a value; empty = it takes the word after it."""
     choices: tuple[str, ...] = ()
@@ -171,8 +169,7 @@ def check_ranges(spec: Any) -> None:
 def refuse_together(given: Collection[str], exclusive: Iterable[tuple[str, str, str]]) -> None:
     """Refuse options of which one takes away the other's meaning.
 
-    Raises:
-        UsageError: two of a row's are given; the third is why, or what to do.
+    UsageError: two of a row's are given; the third is why, or what to do.
     """
     for first, second, why in exclusive:
         if first in given and second in given:
@@ -263,7 +260,6 @@ _OWN = {
     "module": make_option("module", "The script is a module."),
     "env": make_option("env", "NAMES  Variables of the workers.", kind="variables"),
 }
-"""What a file may hold beside options."""
 
 
 @dataclass(frozen=True)
@@ -273,10 +269,8 @@ class JobConfig:
     source: str
     options: Mapping[str, str | list[str]] = field(default_factory=dict)
     lines: Mapping[str, int] = field(default_factory=dict)
-    """Where each key stands."""
     env: tuple[tuple[str, str], ...] = ()
     program: tuple[str, ...] = ()
-    """Script and arguments."""
     is_module: bool = False
 
     def place(self, name: str) -> str:
@@ -394,7 +388,6 @@ class _Reader:
 
 
 def _line(node: yaml.Node) -> int:
-    """Return where a node begins, from 1."""
     return int(node.start_mark.line) + 1 if node.start_mark is not None else 1
 
 
@@ -410,7 +403,6 @@ def _is_of(node: yaml.ScalarNode, kind: str) -> bool:
 
 
 def _found(node: yaml.Node) -> str:
-    """Return what stands there, in words."""
     tag = node.tag.removeprefix(_YAML)
     if node.id in ("sequence", "mapping"):
         return "a list" if node.id == "sequence" else "a mapping"

@@ -15,22 +15,18 @@ from msrun.planning.program import Program
 class Simulation:
     """What a dry run is to look like.
 
-    Raises:
-        UsageError: no such rank, hosts that the ranks do not fill, or no such device profile.
+    UsageError: no such rank, hosts that the ranks do not fill, or no such device profile.
     """
 
     program: Program
     level: int
     worker_num: int
-    """World size."""
     local_worker_num: int
-    """Ranks on each host."""
     global_rank: int
     device: str
     """Name or file of the device profile."""
     working_directory: Path
     log_dir: Path
-    """Where the report goes."""
     env: tuple[tuple[str, str], ...] = ()
     tries_changes: bool = False
     """Whether other settings are priced, too."""

@@ -72,11 +72,8 @@ class TlsSpec:
     server_cert_path: str = ""
     """Certificate and key of the scheduler; may be empty on hosts without it."""
     crl_path: str = ""
-    """Empty = no revocation list."""
     ciphers: tuple[str, ...] = CIPHERS
-    """Suites for TLS 1.2, the preferred one first."""
     warning_days: int = WARNING_DAYS
-    """How long before its end a certificate is warned about."""
     server_name: str = ""
     """Name or address that the scheduler's certificate has to be for; empty = the CA vouches for all it signed."""
     server_password_file: str = ""

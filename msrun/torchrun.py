@@ -29,6 +29,9 @@ def words_of(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     found = {name: environ.get(f"PET_{name.upper()}") or DEFAULTS.get(name) for name in WITH_VALUE}
     words = [f"--{name}={value}" for name, value in found.items() if value]
     words += [f"--{name}" for name in SWITCHES if environ.get(f"PET_{name.upper()}", "0") not in ("", "0")]
+    from msrun.cli.options import TAKING_VALUE
+    from msrun.cli.words import underscored
+
     rest = list(argv)
     while rest and rest[0].startswith("-") and rest[0] != "--":
         name, has_value, value = rest.pop(0).partition("=")
@@ -36,18 +39,10 @@ def words_of(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
         names = [known for known in (*SWITCHES, *WITH_VALUE) if known.startswith(plain)] if name[:2] == "--" else []
         whole = plain if plain in names else names[0] if len(names) == 1 else ""
         words.append(f"{f'--{whole}' if whole else name}{has_value}{value}")
-        takes_next = whole in WITH_VALUE if whole else name in ("-t", "-r") or takes_value(name)
+        takes_next = whole in WITH_VALUE if whole else name in ("-t", "-r") or underscored(name) in TAKING_VALUE
         if takes_next and not has_value and rest:
             words.append(rest.pop(0))
     return [*words, *rest]
-
-
-def takes_value(name: str) -> bool:
-    """Return whether an option that is not torchrun's, but msrun's, takes the word after it."""
-    from msrun.cli.options import TAKING_VALUE
-    from msrun.cli.words import underscored
-
-    return underscored(name) in TAKING_VALUE
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

@@ -11,8 +11,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from msrun.cli.options import BY_NAME, EXCLUSIVE
-from msrun.cli.sources import read_given
+from msrun.cli.options import BY_NAME, EXCLUSIVE, read_given
 from msrun.cli.words import ALIASES, underscored
 from msrun.errors import UsageError
 from msrun.planning.program import DEFAULT_ROLE, Program, join_programs, parse_program
@@ -24,7 +23,6 @@ from msrun.planning.tls_spec import TlsSpec, check_private, parse_tls_config
 MINDSPORE_WORKER_NUM = 8
 """Where nobody says it. Source: mindspore/python/mindspore/parallel/cluster/run.py."""
 TERM = "TERM"
-"""The variable that names the kind of a terminal."""
 
 
 def build_spec(options: dict[str, Any], caller: dict[str, str]) -> LaunchSpec:
@@ -117,8 +115,7 @@ def refuse_pairs(options: Mapping[str, Any]) -> None:
 def build_simulation(options: dict[str, Any], caller: dict[str, str]) -> Simulation:
     """Translate the command line's words into a dry run.
 
-    Raises:
-        UsageError: a word that cannot be understood, or that only a job can obey.
+    UsageError: a word that cannot be understood, or that only a job can obey.
     """
     working_directory = read_directory(options)
     env = parse_env(options["env"], caller)
@@ -161,8 +158,7 @@ class OtherProgram:
 def take_programs(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options with `others`, the programs after colons, and with the number of workers of all.
 
-    Raises:
-        UsageError: a program without a number of workers, or that cannot be read.
+    UsageError: a program without a number of workers, or that cannot be read.
     """
     words = tuple(options["words"])
     ends = [index for index in range(len(words) - 1) if words[index] == COLON and _option(words[index + 1])]

@@ -26,8 +26,7 @@ from msrun.planning.settings import make_option
 def print_text(text: str) -> None:
     """Print a plan or a status; bytes of the command line that are no text come out as they came in.
 
-    Raises:
-        UsageError: it cannot be written, other than for a reader that has gone.
+    UsageError: it cannot be written, other than for a reader that has gone.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="surrogateescape")
@@ -41,6 +40,7 @@ def print_text(text: str) -> None:
 
 _HELP = {"help_option_names": ["-h", "--help"]}
 _JOB = click.Argument(["log_dir"], metavar="[LOG_DIR]", default="log_output", type=PATH)
+_COUNT = click.IntRange(min=0)
 _JSON = click.Option(["--json"], is_flag=True, help="As JSON.")
 
 
@@ -96,9 +96,6 @@ def copy_command(name: str, directory: Path) -> str:
     return "\n".join([f"copied {folder}" for folder in folders] + [how_to_run(folders[0])])
 
 
-_LEVEL = 2
-
-
 _ESTIMATED = [
     make_option("device", "PROFILE  Device profile, or a JSON file of one.", default="cpu"),
     make_option("worker_num", "N  Ranks of the job.", kind="whole number", default=8),
@@ -131,7 +128,7 @@ def estimate_command(words: tuple[str, ...], device: str, worker_num: int, hosts
     here = Path.cwd()
     simulation = Simulation(
         program=parse_program(words, is_module=False, working_directory=here),
-        level=_LEVEL,
+        level=2,
         worker_num=worker_num,
         local_worker_num=worker_num // hosts if hosts else min(8, worker_num),
         global_rank=0,
@@ -180,12 +177,7 @@ def stop_command(log_dir: Path) -> int:
         click.Option(["-f", "--follow"], is_flag=True, help="Go on with what is written, until the job has ended."),
         click.Option(["--ranks"], metavar="RANKS", default="0", show_default=True, help="0,2-3 or all."),
         click.Option(
-            ["-n", "--lines"],
-            metavar="N",
-            type=click.IntRange(min=0),
-            default=20,
-            show_default=True,
-            help="Lines of each log.",
+            ["-n", "--lines"], metavar="N", type=_COUNT, default=20, show_default=True, help="Lines of each log."
         ),
     ],
 )
@@ -234,36 +226,26 @@ def drain_command(host: str, log_dir: Path) -> int:
     return contract.EXIT_OK
 
 
-_COMMANDS = (
-    examples_command,
-    trace_command,
-    estimate_command,
-    status_command,
-    watch_command,
-    logs_command,
-    stop_command,
-    drain_command,
-    jobs_command,
-)
-
-
-def command_named(word: str) -> click.Command:
-    """Return the command that is called by its first word, one of `COMMANDS`."""
-    return next(command for command in _COMMANDS if command.name == word)
+FIRST_WORDS: dict[str | None, click.Command] = {
+    command.name: command
+    for command in (
+        *(examples_command, trace_command, estimate_command, status_command, watch_command, logs_command),
+        *(stop_command, drain_command, jobs_command),
+    )
+}
+"""The commands by the first word that calls them, one of `COMMANDS`."""
 
 
 SHELLS = ("bash", "zsh", "fish")
-VARIABLE = "_MSRUN_COMPLETE"
 
 
 def install_completion(command: click.Command, shell: str, environ: Mapping[str, str]) -> str:
-    """Write the completion script of a shell and return what the user has to know.
+    """Write the completion script of a shell where it loads those of the user from, and return what to do then.
 
     Args:
         shell: bash, zsh or fish; auto for the one of $SHELL.
 
-    Raises:
-        UsageError: the shell is not one of these, is too old, or the file cannot be written.
+    UsageError: the shell is not one of these, is too old, or the file cannot be written.
     """
     name = Path(environ.get("SHELL", "")).name if shell == "auto" else shell
     if name not in SHELLS:
@@ -271,36 +253,26 @@ def install_completion(command: click.Command, shell: str, environ: Mapping[str,
             f"--install_completion: the shell {name or 'in $SHELL'} is not one of {', '.join(SHELLS)}; "
             "give one, as in --install_completion=bash"
         )
+    home, remark = Path(environ.get("HOME") or "~").expanduser(), "start a new shell"
+    if name == "zsh":
+        path = home / ".zfunc" / "_msrun"
+        remark = "add to ~/.zshrc before compinit: fpath+=~/.zfunc; then start a new shell"
+    elif name == "fish":
+        path = Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "fish" / "completions" / "msrun.fish"
+    else:
+        data = Path(environ.get("XDG_DATA_HOME") or home / ".local" / "share") / "bash-completion"
+        path = Path(environ.get("BASH_COMPLETION_USER_DIR") or data) / "completions" / "msrun"
+        remark = f"start a new shell; without the package bash-completion add to ~/.bashrc: source {path}"
     found = get_completion_class(name)
     assert found is not None
-    path = _place(name, environ)
     try:
-        source = found(command, {}, "msrun", VARIABLE).source()
+        source = found(command, {}, "msrun", "_MSRUN_COMPLETE").source()
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(source, encoding="utf-8")
     except (OSError, RuntimeError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise UsageError(f"--install_completion: cannot write {path} ({reason}); make that possible") from None
-    return f"wrote {path}\n{_remark(name, path)}"
-
-
-def _place(shell: str, environ: Mapping[str, str]) -> Path:
-    """Return where the shell loads completions of the user from."""
-    home = Path(environ.get("HOME") or "~").expanduser()
-    if shell == "zsh":
-        return home / ".zfunc" / "_msrun"
-    if shell == "fish":
-        return Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "fish" / "completions" / "msrun.fish"
-    data = Path(environ.get("XDG_DATA_HOME") or home / ".local" / "share") / "bash-completion"
-    return Path(environ.get("BASH_COMPLETION_USER_DIR") or data) / "completions" / "msrun"
-
-
-def _remark(shell: str, path: Path) -> str:
-    if shell == "zsh":
-        return "add to ~/.zshrc before compinit: fpath+=~/.zfunc; then start a new shell"
-    if shell == "bash":
-        return f"start a new shell; without the package bash-completion add to ~/.bashrc: source {path}"
-    return "start a new shell"
+    return f"wrote {path}\n{remark}"
 
 
 def look_after(options: dict[str, Any]) -> int:

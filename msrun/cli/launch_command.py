@@ -16,15 +16,14 @@ from click.core import ParameterSource
 
 from msrun import __version__, contract
 from msrun.cli.commands import (
-    command_named,
+    FIRST_WORDS,
     end_warm_servers,
     estimate_command,
     install_completion,
     look_after,
     print_text,
 )
-from msrun.cli.options import HOST_OPTIONS, OPTIONS, SETTABLE, TRUE_WORDS
-from msrun.cli.sources import Sources, apply_sources
+from msrun.cli.options import HOST_OPTIONS, OPTIONS, SETTABLE, TRUE_WORDS, Sources, apply_sources
 from msrun.cli.words import (
     LaunchCommand,
     ScriptWords,
@@ -37,8 +36,6 @@ from msrun.cli.words import (
 from msrun.errors import MsrunError, UsageError, describe_limit, is_limit, near_miss
 from msrun.launch import output
 from msrun.launch.output import one_line
-from msrun.planning.host_assignment import HostAssignment
-from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.program import COMMANDS, ONCE, parse_program
 from msrun.planning.settings import FoundSetting, without_option_variables
 from msrun.planning.spec import LaunchSpec, check_spec, is_loopback
@@ -102,7 +99,10 @@ def command(**options: Any) -> int:
     if options["check"]:
         return _check(options)
     if options["sim_level"] is not None:
-        return _simulate(options)
+        from msrun.cli.build_spec import build_simulation
+        from msrun.launch.simulation import run_simulation
+
+        return run_simulation(build_simulation(options, dict(os.environ)), dict(os.environ), quiet=options["quiet"])
     spec = _spec(options, sources)
     for program in spec.program.all:
         _say(describe_late_options(program), options)
@@ -154,53 +154,45 @@ def _plan(spec: LaunchSpec, caller: dict[str, str], options: dict[str, Any]) -> 
 
 
 def _spec(options: dict[str, Any], sources: Sources) -> LaunchSpec:
+    """Return what is asked for, with what the surroundings say of the hosts."""
     from msrun.cli.build_spec import build_spec
 
-    assignments: tuple[HostAssignment, ...] = ()
-    entries: tuple[HostEntry, ...] = ()
-    spares: tuple[HostEntry, ...] = ()
+    hosts: dict[str, Any] = {}
     given = {setting.name for setting in sources.settings}
     if isinstance(options["worker_num"], str):
         options = _count_here(options)
         given = given ^ {"worker_num", "local_worker_num"}
-    if options["rank_table_file"] is not None and not (options["dry_run"] or options["plan"] or options["check"]):
+    table = options["rank_table_file"]
+    if table is not None and not (options["dry_run"] or options["plan"] or options["check"]):
         from msrun.launch.rank_table_file import await_rank_table
 
-        path, limit_s = options["rank_table_file"].absolute(), options["cluster_time_out"]
-        await_rank_table(path, limit_s, functools.partial(_say, options=options))
+        await_rank_table(table.absolute(), options["cluster_time_out"], functools.partial(_say, options=options))
     named = [name for name in HOST_OPTIONS if options[name] not in (None, False, 0, ())]
     if not named and options["min_hosts"] == 0:
         raise UsageError("--min_hosts 0: must be 1 or more hosts; leave it out to need all")
     if named and not (named == ["min_hosts"] and options["local_worker_num"] is not None):  # hosts that come themselves
         from msrun.launch.job_hosts import read_job_hosts
 
-        job_hosts = read_job_hosts(options, given)
-        entries, assignments, options = job_hosts.entries, job_hosts.assignments, job_hosts.options
-        spares = job_hosts.spares
-    elif options["rank_table_file"] is not None:
+        found = read_job_hosts(options, given)
+        hosts = {"host_entries": found.entries, "table_hosts": found.assignments, "spares": found.spares}
+        options = found.options
+    elif table is not None:
         from msrun.launch.job_hosts import read_host_list
 
-        host_list = read_host_list(options["rank_table_file"].absolute())
+        host_list = read_host_list(table.absolute())
         if host_list is not None:
-            assignments = host_list.hosts
-            options = host_list.apply(options, given)
+            hosts, options = {"table_hosts": host_list.hosts}, host_list.apply(options, given)
     elif options["discover"]:
         from msrun.launch.rendezvous import discover_host
 
-        found = discover_host(options, given, os.environ)
-        sources.settings = (*sources.settings, *found.settings)
-        for line in found.lines:
+        place = discover_host(options, given, os.environ)
+        sources.settings = (*sources.settings, *place.settings)
+        for line in place.lines:
             _say(line, options)
-        options = {**options, **found.options}
+        options = {**options, **place.options}
     if options["worker_num"] is None:
         options = _with_worker_num(options, sources)
-    spec = replace(
-        build_spec(options, dict(os.environ)),
-        settings=sources.settings,
-        table_hosts=assignments,
-        host_entries=entries,
-        spares=spares,
-    )
+    spec = replace(build_spec(options, dict(os.environ)), settings=sources.settings, **hosts)
     check_spec(spec)
     if spec.is_several:
         from msrun.launch.rendezvous import is_under_scheduler
@@ -210,7 +202,6 @@ def _spec(options: dict[str, Any], sources: Sources) -> LaunchSpec:
 
 
 def _count_here(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options with a word of --worker_num as the number of workers on this host."""
     word = options["worker_num"]
     if named := next((name for name in (*HOST_OPTIONS, "local_worker_num") if options[name] not in (None, False)), ""):
         raise UsageError(f"--worker_num {word} and --{named}: it counts on this host alone; give a number")
@@ -220,8 +211,7 @@ def _count_here(options: dict[str, Any]) -> dict[str, Any]:
 def _with_worker_num(options: dict[str, Any], sources: Sources) -> dict[str, Any]:
     """Return the options with the number of workers that holds where none is given.
 
-    Raises:
-        UsageError: the job has other hosts, so that nobody knows.
+    UsageError: the job has other hosts, so that nobody knows.
     """
     from msrun.cli.build_spec import MINDSPORE_WORKER_NUM, read_directory
     from msrun.planning.imports import imports_package
@@ -260,16 +250,7 @@ def _say(text: str, options: dict[str, Any]) -> None:
         say(text, quiet=options["quiet"])
 
 
-def _simulate(options: dict[str, Any]) -> int:
-    """--sim_level: run the script in one process that stands for a rank."""
-    from msrun.cli.build_spec import build_simulation
-    from msrun.launch.simulation import run_simulation
-
-    return run_simulation(build_simulation(options, dict(os.environ)), dict(os.environ), quiet=options["quiet"])
-
-
 def _check(options: dict[str, Any]) -> int:
-    """--check: look at everything that a job needs, say it line by line and start nothing."""
     from msrun.launch.preflight.checks import inspect_host
     from msrun.launch.preflight.fleet_checks import exit_code_of_findings, render_finding
 
@@ -338,7 +319,6 @@ def _print_error(text: str) -> None:
 
 
 def _usage_text(error: click.ClickException) -> str:
-    """Return click's message in our form: one line, with a hint for a misspelled option."""
     context = getattr(error, "ctx", None)
     name = context.command_path if context is not None else "msrun"
     if isinstance(error, click.NoSuchOption):
@@ -351,18 +331,25 @@ def _usage_text(error: click.ClickException) -> str:
         return f"{error.option_name}: no value after it; {name} --help says what it takes"
     has_reason = not isinstance(error, click.MissingParameter)
     if isinstance(error, click.BadParameter) and error.param is not None and has_reason:
-        return f"{_place(error)}: {error.message.rstrip('.')}"
+        place, option = "", str(error.param.name)
+        if context is not None and context.get_parameter_source(option) is ParameterSource.DEFAULT_MAP:
+            place = context.ensure_object(Sources).place(option)
+        return f"{place or error.param.opts[0]}: {error.message.rstrip('.')}"
     return f"{error.format_message().rstrip('.')}; see {name} --help"
 
 
-def _place(error: click.BadParameter) -> str:
-    """Return where a value stands that click cannot take: the option, its variable, or a line of the file."""
-    parameter, context = error.param, error.ctx
-    assert parameter is not None
-    place = ""
-    if context is not None and context.get_parameter_source(str(parameter.name)) is ParameterSource.DEFAULT_MAP:
-        place = context.ensure_object(Sources).place(str(parameter.name))
-    return place or parameter.opts[0]
+def _os_error_text(error: OSError) -> tuple[str, int]:
+    """Return what an error of the system says to the user, and the exit status; empty for one that nobody expects."""
+    if is_limit(error):
+        return f"{error.filename or 'msrun'}: {describe_limit(error)}", contract.EXIT_CLUSTER
+    if error.errno == errno.ENAMETOOLONG:
+        shown = str(error.filename)[:MAX_SHOWN]
+        return f"{shown}...: the path is too long for this system; give a shorter one", contract.EXIT_USAGE
+    try:
+        os.getcwd()  # noqa: PTH109 - nothing relative can be found without a current directory
+    except FileNotFoundError:
+        return "the current directory has been removed; change to one that exists", contract.EXIT_USAGE
+    return "", contract.EXIT_OK
 
 
 def _wants_tracebacks(words: Sequence[str], sources: Sources) -> bool:
@@ -372,19 +359,10 @@ def _wants_tracebacks(words: Sequence[str], sources: Sources) -> bool:
     return sources.raw("debug").lower() in TRUE_WORDS
 
 
-def _has_directory() -> bool:
-    """Return whether the current directory is there still: nothing relative can be found without it."""
-    try:
-        os.getcwd()  # noqa: PTH109 - which says so
-    except FileNotFoundError:
-        return False
-    return True
-
-
 def _start(words: list[str], sources: Sources, hint: str = "") -> int:
     """Run the command that the words begin with, such as `status`, or else the job."""
     if words and words[0] in COMMANDS:
-        text = command_named(words[0]).main(words[1:], prog_name=f"msrun {words[0]}", standalone_mode=False)
+        text = FIRST_WORDS[words[0]].main(words[1:], prog_name=f"msrun {words[0]}", standalone_mode=False)
         if type(text) is int:  # the exit status of what it has run
             return text
         if isinstance(text, str):  # click itself has printed --help
@@ -412,18 +390,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         _print_error(_usage_text(error))
         status = contract.EXIT_USAGE
     except OSError as error:
-        if is_limit(error):
-            _print_error(f"{error.filename or 'msrun'}: {describe_limit(error)}")
-            status = contract.EXIT_CLUSTER
-        elif error.errno == errno.ENAMETOOLONG:
-            shown = str(error.filename)[:MAX_SHOWN]
-            _print_error(f"{shown}...: the path is too long for this system; give a shorter one")
-            status = contract.EXIT_USAGE
-        elif _has_directory():
+        text, status = _os_error_text(error)
+        if not text:
             raise
-        else:
-            _print_error("the current directory has been removed; change to one that exists")
-            status = contract.EXIT_USAGE
+        _print_error(text)
     except (click.Abort, KeyboardInterrupt):
         status = contract.EXIT_SIGNAL_BASE + 2
     output.flush()

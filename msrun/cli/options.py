@@ -1,18 +1,40 @@
 """The options of the command line: those of the settings of a job, which `planning.spec` declares with their fields,
-and those that only the command knows; in the groups of --help."""
+and those that only the command knows, in the groups of --help; and the sources of their values.
+
+Words of the --config file or of a variable MSRUN_<OPTION> become click's defaults (`default_map`), so they are
+converted and checked as those of the command line are, which win over them.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import os
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from msrun.planning.settings import Option, field_options, make_option
+from msrun.errors import UsageError
+from msrun.planning.masking import mask_url, mask_words, masked
+from msrun.planning.settings import (
+    COMMAND_LINE,
+    JobConfig,
+    Option,
+    Setting,
+    field_options,
+    make_option,
+    option_variables,
+    parse_config,
+    variable_name,
+)
 from msrun.planning.spec import LaunchSpec, SshSettings
+from ranktable.files import read_text
 
 TRUE_WORDS = ("true", "1", "yes", "on")
 FALSE_WORDS = ("false", "0", "no", "off")
@@ -91,7 +113,6 @@ TYPES: dict[str, click.ParamType] = {  # type: ignore[type-arg]  # generic in ne
         "True|False|stop", lambda word: "stop" if word.lower() == "stop" else read_truth(word), "True, False or stop"
     ),
 }
-"""Kind of an option -> how click reads it."""
 
 _OF_COMMAND = [
     make_option(
@@ -221,11 +242,118 @@ EXCLUSIVE = (
         for name in ("dry_run", "hosts", "hostfile", "server_num", "trace", "metrics_file", "rank_table_file")
     ),
 )
-"""Options that contradict each other, and why."""
 SETTABLE = {
     name: one for name, one in BY_NAME.items() if name not in ("status", "watch", "json", "stop", "install_completion")
 }
 """Options that a variable or a file may set, too: not those that are a command of their own."""
+OF_PLAN = ("dry_run", "plan", "check")
+"""Options that start nothing, and are no setting of the job."""
+
+
+@dataclass
+class Sources:
+    """What is set beside the command line; filled while the command line is read."""
+
+    variables: dict[str, str] = field(default_factory=dict)
+    config: JobConfig = field(default_factory=lambda: JobConfig(""))
+    settings: tuple[Setting, ...] = ()
+    hint: str = ""
+    """What the user should know of the words as they were given; empty for nothing."""
+
+    def read(self, context: click.Context, path: Path | None) -> None:
+        """Read environment and --config file, and make what they set the defaults of the other options.
+
+        UsageError: a misspelled variable, or a file that is wrong.
+        """
+        self.variables = option_variables(os.environ, SETTABLE)
+        if path is not None:
+            may_hold = {name: one for name, one in SETTABLE.items() if name not in ("config", "env")}
+            self.config = parse_config(read_given("--config", path, "a readable YAML file"), str(path), may_hold)
+        context.default_map = dict(self.config.options)
+        for name, text in self.variables.items():
+            if name != "env":
+                context.default_map[name] = _split(name, text) if SETTABLE[name].is_repeatable else text
+
+    def raw(self, name: str) -> str:
+        """Return the letters that a variable or the file holds for an option; empty for none."""
+        value = self.variables.get(name, self.config.options.get(name, ""))
+        return value if isinstance(value, str) else " ".join(value)
+
+    def place(self, name: str) -> str:
+        """Return where the value of an option stands that is not on the command line; empty for nowhere."""
+        if name in self.variables:
+            return f"{variable_name(name)}={self.variables[name]}"
+        return self.config.place(name) if name in self.config.options else ""
+
+    def explain(self, message: str) -> str:
+        """Return a message with the sources of the options that it names, where these are not the command line."""
+        named = dict.fromkeys(re.findall(r"--([a-z_]+)", message))
+        places = [(s.name, s.source) for s in self.settings if s.name in named and s.source != COMMAND_LINE]
+        if not places:
+            return message
+        return f"{message} ({', '.join(f'{name} is set by {source}' for name, source in dict(places).items())})"
+
+
+def read_given(name: str, path: Path, wanted: str = "a readable text file") -> str:
+    """Return the text of a file that an option names (UsageError)."""
+    try:
+        return read_text(path)
+    except OSError as error:
+        raise UsageError(f"{name} {path}: cannot be read ({error.strerror}); give {wanted}") from None
+
+
+def _split(name: str, text: str) -> list[str]:
+    """Split the value of a repeatable option's variable as a shell would; it is not shown, it may hold secrets."""
+    try:
+        return shlex.split(text)
+    except ValueError:
+        raise UsageError(f"{variable_name(name)}: a quote in it does not close; quote as in a shell") from None
+
+
+def apply_sources(context: click.Context, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options with what is no plain default: the program of the file, and variables from all sources.
+
+    A script on the command line replaces that of the file with its arguments. Variables are collected by name: --env
+    wins over MSRUN_ENV, that over the file's `env`. All win over --env_file, but a file's `env` over one of the same
+    file only.
+    """
+    sources = context.ensure_object(Sources)
+    config, given_env = sources.config, options["env"]
+    of_config = [f"{name}={value}" for name, value in config.env]
+    of_variable = _split("env", sources.variables.get("env", ""))
+    given = {name for name in SETTABLE if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    is_file_nearer = "env_file" in {*sources.variables, *given}
+    env = [*([] if is_file_nearer else of_config), *of_variable, *given_env]
+    options = {**options, "env": env, "env_below_file": of_config if is_file_nearer else []}
+    settings = []
+    if not options["words"] and config.program:
+        options |= {"words": config.program, "module": options["module"] or config.is_module}
+        settings.append(Setting("script", mask_words(config.program), config.source))
+    for name in SETTABLE:
+        variable = variable_name(name)
+        if name == "env":
+            rows = ((of_config, config.source), (of_variable, variable), (given_env, COMMAND_LINE))
+            settings += [Setting("env", _masked(items), source) for items, source in rows if items]
+        elif name in given and name not in OF_PLAN:
+            settings.append(Setting(name, _shown(options[name]), COMMAND_LINE))
+        elif name in {*sources.variables, *config.options} and name not in OF_PLAN:
+            source = variable if name in sources.variables else config.source
+            settings.append(Setting(name, _shown(options[name]), source))
+    sources.settings = tuple(settings)
+    return options
+
+
+def _masked(env: Sequence[str]) -> list[str]:
+    """Return NAMEs and NAME=VALUEs as they may be shown, those first."""
+    pairs = masked(dict(item.partition("=")[::2] for item in env if "=" in item))
+    return [*(item for item in env if "=" not in item), *(f"{name}={value}" for name, value in pairs.items())]
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return [_shown(item) for item in value]
+    return value if isinstance(value, bool | int | float | None) else mask_url(str(value))
+
 
 MOST_USED = "Most used"
 _GROUPS = {
@@ -263,7 +391,6 @@ class ClickOption(click.Option):
         )
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Return what stands in the two columns of --help."""
         record = super().get_help_record(ctx)
         return None if record is None else (f"{self.opts[0]}{self.option.shown}", record[1])
 

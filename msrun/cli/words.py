@@ -71,7 +71,6 @@ SHARED = frozenset({"--help", "--version", "--config", "--debug", "--quiet", "--
 """Options that hardly any script means for its launcher."""
 
 LISTS = ("--hosts", "--include", "--exclude", "--tail_worker_log", "--signals")
-"""Options with values between commas."""
 
 FOREIGN_OPTIONS = {
     "-N": ("mpirun's and srun's", "--local_worker_num (workers on each host) or --hosts (the hosts)"),
@@ -244,8 +243,7 @@ def _counts(
 def workers_here(name: str, value: str, count_devices: Callable[[], int]) -> int:
     """Return the number of workers of a host, by torchrun's rule for its words auto, gpu and cpu.
 
-    Raises:
-        UsageError: neither such a word nor a number, or gpu where there is none.
+    UsageError: neither such a word nor a number, or gpu where there is none.
     """
     if value == "cpu":
         return count_cpus()
@@ -338,7 +336,6 @@ def describe_late_options(program: Program) -> str:
 HELP_WORDS = ("-h", "--help")
 FIRST_SCREEN = "short"
 TOPICS = ("all", *(title.lower() for title in GROUPS if title != MOST_USED))
-"""What may follow --help."""
 _TOPIC = "msrun.help"
 _SENTENCE = re.compile(r"(?<=[.;])\s.*", re.DOTALL)
 COLUMN = 28
@@ -395,7 +392,6 @@ class LaunchCommand(click.Command):
     def _write_group(
         self, ctx: click.Context, formatter: click.HelpFormatter, title: str, *, is_short: bool = False
     ) -> None:
-        """Write the section of one group; short: the first sentence about each option."""
         grouped = {parameter for group in GROUPS.values() for parameter in group}
         rest = [one for one in self.get_params(ctx) if one not in grouped and isinstance(one, click.Option)]
         options = [*GROUPS[title], *(rest if title == list(GROUPS)[-1] else [])]
@@ -408,12 +404,10 @@ class LaunchCommand(click.Command):
             formatter.write_dl(rows, col_max=COLUMN)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write one section for each group."""
         for title in GROUPS:
             self._write_group(ctx, formatter, title)
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the line that begins with Usage."""
         pieces = self.collect_usage_pieces(ctx)
         formatter.write_usage(ctx.command_path, " ".join(pieces), prefix=_styled("Usage: ", fg="yellow", bold=True))
 

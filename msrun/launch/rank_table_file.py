@@ -146,16 +146,15 @@ def check_ranks(table: RankTable, path: Path) -> None:
 
 def write_page(path: Path, plan: LaunchPlan, spec: LaunchSpec) -> str:
     """Write the page of a plan and return a line that says so; UsageError: it cannot be, or the rank table is wrong."""
-    from msrun.planning.plan_text import read_strategy_lines, render_page  # no other job needs it
+    from msrun.planning.plan_text import render_page  # no other job needs it
 
-    strategy = read_strategy_lines(Path(spec.program.target)) if spec.program.kind == "script" else ()
     table = ""  # while an address is not known, nobody knows the one that the job would get
     if spec.rank_table_file:
         read_given_table(spec.rank_table_file)
         table = read_text(spec.rank_table_file, MAX_BYTES)
     elif all(assignment.address != UNKNOWN for assignment in plan.fleet):
         table = render_rank_table(plan)
-    page = render_page(plan, table, strategy)
+    page = render_page(plan, table)
     try:
         write_whole(path, page.encode("utf-8", "backslashreplace"))
     except OSError as error:

@@ -48,7 +48,6 @@ from msrun.planning.spec import JobTerms, LaunchSpec, check_server_logs, is_loop
 SERVER_IMPORTS = ("msrun.server.serving", OF_OPTIMIZERS)
 """What parameter servers import, the second one with their first optimizer, as workers do."""
 LOOPBACK = "127.0.0.1"
-"""Where the servers of a job on one host listen."""
 RECOVERY_VARIABLE = "MS_ENABLE_RECOVERY"
 """1: MindSpore's scheduler waits without a limit for lost nodes; who starts them again is not msrun there."""
 RECOVERY_NOTE = (
@@ -120,7 +119,6 @@ class _Part:
     """The environment that workers inherit."""
     assignment: HostAssignment
     hosts: int
-    """Of the job."""
     name: str
     address: str
     """Of the host as its logs are named; where nothing is known of it, what it fills in itself."""
@@ -220,8 +218,7 @@ def build_plan(
         master_port: the port that the store listens on; 0 in a dry run, where it is not chosen yet.
         server_token: what workers and parameter servers know each other by; empty in a dry run.
 
-    Raises:
-        UsageError: more workers than devices, a binding that this host does not allow, or servers without torch.
+    UsageError: more workers than devices, a binding that this host does not allow, or servers without torch.
     """
     spec = settle_mindspore(spec, host)
     ranks = tuple(range(spec.local_worker_num))
@@ -446,8 +443,7 @@ def plan_early_server(spec: LaunchSpec, host: HostFacts, caller: Mapping[str, st
     Args:
         caller: the environment that workers inherit.
 
-    Raises:
-        UsageError: more workers than devices, or a binding that this host does not allow.
+    UsageError: more workers than devices, or a binding that this host does not allow.
     """
     spec = settle_mindspore(spec, host)
     imports = early_imports(spec, caller)

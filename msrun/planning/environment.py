@@ -20,11 +20,7 @@ from ranktable.hosts.host_list import MAX_PORT
 STACK_SIGNAL = signal.SIGRTMIN + 8
 """On this signal a worker writes the stacks of all its threads."""
 
-LOOPBACK_DEFAULTS = {
-    "GLOO_SOCKET_IFNAME": "lo",
-    "NCCL_SOCKET_IFNAME": "lo",
-    "TP_SOCKET_IFNAME": "lo",
-}
+LOOPBACK_DEFAULTS = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"), "lo")
 """Keeps the sockets of a one-host job on loopback; a value that the user set wins. Of several hosts NCCL and HCCL look
 for a network themselves, and may find a faster one than that on which the hosts have met."""
 
@@ -115,15 +111,10 @@ def early_environment(*, caller: Mapping[str, str], extra: Mapping[str, str], th
 
     It holds all that the interpreter and torch read before a worker's program runs.
     """
-    env = {"PYTHONUNBUFFERED": "1"}
-    env["TORCH_GLOO_LAZY_INIT"] = caller.get("TORCH_GLOO_LAZY_INIT", "1")  # connect pairs when they first talk
-    handling = contract.TORCH_NCCL_ASYNC_ERROR_HANDLING
-    env[handling] = caller.get(handling, "1")
-    if "PYTHONFAULTHANDLER" not in caller:
-        env["PYTHONFAULTHANDLER"] = "1"  # a crash in native code shows where Python was
-    if "OMP_NUM_THREADS" not in caller:
-        env["OMP_NUM_THREADS"] = str(threads)
-    return {**env, **extra}
+    shown = ("TORCH_GLOO_LAZY_INIT", contract.TORCH_NCCL_ASYNC_ERROR_HANDLING)  # the first: pairs meet when they talk
+    env = {"PYTHONUNBUFFERED": "1", **{name: caller.get(name, "1") for name in shown}}
+    defaults = {"PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": str(threads)}  # a crash shows where Python was
+    return {**env, **{name: value for name, value in defaults.items() if name not in caller}, **extra}
 
 
 def rank_environment(global_rank: int, local_rank: int, node_rank: int, device_id: int) -> dict[str, str]:
@@ -197,8 +188,7 @@ POSING_FOLDER = Path(__file__).parents[1] / "mindspore" / "posing"
 def settle_mindspore(spec: LaunchSpec, host: HostFacts) -> LaunchSpec:
     """Return what is asked of a host with `mindspore` decided: "none" when the script is not seen to import it.
 
-    Raises:
-        UsageError: --mindspore names one that is not installed.
+    UsageError: --mindspore names one that is not installed.
     """
     if spec.mindspore == "real" and not host.mindspore_version:
         raise UsageError("--mindspore real: this Python has no mindspore; pip install mindspore, or leave it out")
@@ -229,8 +219,7 @@ def mindspore_environment(spec: LaunchSpec, caller: Mapping[str, str]) -> dict[s
 def mindspore_port(store_port: int) -> int:
     """Return where MindSpore's scheduler listens beside torch's store; 0 = not known yet.
 
-    Raises:
-        UsageError: there is no port after it.
+    UsageError: there is no port after it.
     """
     if store_port == MAX_PORT:
         raise UsageError(

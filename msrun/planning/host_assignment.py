@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,32 +20,26 @@ class HostAssignment:
     ranks: tuple[int, ...]
     """Global ranks in the order of their local ones."""
     device_ids: tuple[int, ...]
-    """Of the same workers."""
 
     def describe(self) -> str:
         """Return the host in words: "node 1 (worker-1, 10.0.0.7)"."""
         return f"node {self.node_rank} ({self.name}, {self.address})"
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON-able dict; ranks and devices are short however many they are."""
-        return {
-            "node_rank": self.node_rank,
-            "name": self.name,
-            "address": self.address,
-            "ranks": _runs(self.ranks),
-            "device_ids": _runs(self.device_ids),
+        """Return a JSON-able dict; ranks and devices are short however many they are: runs [first, count]."""
+        runs = {
+            name: [[first, last - first + 1] for first, last in runs_of(getattr(self, name))]
+            for name in ("ranks", "device_ids")
         }
+        return {"node_rank": self.node_rank, "name": self.name, "address": self.address, **runs}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> HostAssignment:
-        """Inverse of `to_json`."""
-        return cls(
-            value["node_rank"],
-            value["name"],
-            value["address"],
-            _numbers(value["ranks"]),
-            _numbers(value["device_ids"]),
+        ranks, devices = (
+            tuple(number for first, count in value[name] for number in range(first, first + count))
+            for name in ("ranks", "device_ids")
         )
+        return cls(value["node_rank"], value["name"], value["address"], ranks, devices)
 
 
 @dataclass(frozen=True)
@@ -53,7 +47,6 @@ class Fleet:
     """All hosts of a job, as one of them sees it."""
 
     node_rank: int
-    """Its own index."""
     hosts: tuple[HostAssignment, ...]
     """In the order of their node_rank."""
     master_addr: str
@@ -67,12 +60,3 @@ class Fleet:
     def own(self) -> HostAssignment:
         """The assignment of this host."""
         return next(assignment for assignment in self.hosts if assignment.node_rank == self.node_rank)
-
-
-def _runs(numbers: Iterable[int]) -> list[list[int]]:
-    """Return numbers as runs [first, count], in their order."""
-    return [[first, last - first + 1] for first, last in runs_of(numbers)]
-
-
-def _numbers(runs: Iterable[Sequence[int]]) -> tuple[int, ...]:
-    return tuple(number for first, count in runs for number in range(first, first + count))

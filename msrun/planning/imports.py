@@ -101,20 +101,17 @@ class _Setter:
 
     def look(self, statement: ast.stmt, file: Path) -> None:
         """Note the statement if it may set a variable; what only defines something is kept for its call."""
-        if self.where:
-            return
-        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            self.bodies[statement.name] = statement.body
-            parts: list[ast.AST] = [_called(node) for node in statement.decorator_list]
-            if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
-                parts += [*statement.args.defaults, *(node for node in statement.args.kw_defaults if node)]
-            else:
-                parts += [part for part in statement.body if not isinstance(part, ast.FunctionDef)]
-        elif isinstance(statement, ast.Import | ast.ImportFrom):
+        if isinstance(statement, ast.Import | ast.ImportFrom):
             self._look_at_import(statement, file)
             return
-        else:
-            parts = [statement]
+        parts: list[ast.AST] = [statement]
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            self.bodies[statement.name] = statement.body
+            parts = [ast.copy_location(ast.Call(node, [], []), node) for node in statement.decorator_list]
+            if isinstance(statement, ast.ClassDef):
+                parts += [part for part in statement.body if not isinstance(part, ast.FunctionDef)]
+            else:
+                parts += [*statement.args.defaults, *filter(None, statement.args.kw_defaults)]
         for part in parts:
             if not self.where and (node := self._find(part, set())) is not None:
                 self.where = f"{file.name}:{getattr(node, 'lineno', statement.lineno)}"
@@ -128,8 +125,7 @@ class _Setter:
                 self.aliases[alias.asname or top] = alias.name if alias.asname else top
         else:
             modules = [statement.module or ""]
-            for alias in statement.names:
-                self.aliases[alias.asname or alias.name] = f"{modules[0]}.{alias.name}"
+            self.aliases |= {one.asname or one.name: f"{modules[0]}.{one.name}" for one in statement.names}
             if statement.level:
                 base = [file.parent, *file.parent.parents][statement.level - 1]
         for module in modules:
@@ -143,31 +139,25 @@ class _Setter:
         self.seen.add(module)
         own = [path for path in _files_of(module, base) if path.is_file()] if module else []
         for path in own:
-            tree = _parse(path)
-            inner = _Setter(self.folder, self.poses, seen=self.seen)
+            tree, inner = _parse(path), _Setter(self.folder, self.poses, seen=self.seen)
             for statement in _statements(tree.body) if tree else ():
                 if _safe_names(statement, poses=self.poses):
                     return  # from here on the package is there for the script, too
                 inner.look(statement, path)
             self.where = self.where or inner.where
-            self.bodies |= {name: body for name, body in inner.bodies.items() if name not in self.bodies}
+            self.bodies = inner.bodies | self.bodies
         elsewhere = not own and top not in ("", *sys.stdlib_module_names) and not (base / top).is_dir()
         if elsewhere and _package_sets(top):
             self.where = place
 
     def _find(self, node: ast.AST, called: set[str]) -> ast.AST | None:
-        """Return the first part of a piece of code that may set a variable."""
+        """Return the first part of a piece of code that may set a variable, `called` the functions looked into."""
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             return None
-        if isinstance(node, ast.Call) and (found := self._find_in_call(node, called)) is not None:
-            return found
-        if self._is_environ(node):
+        if self._is_environ(node) or (isinstance(node, ast.Call) and self._may_set(node, called)):
             return node
-        for child in ast.iter_child_nodes(node):
-            for part in self._beside_reads(child):
-                if (found := self._find(part, called)) is not None:
-                    return found
-        return None
+        parts = (part for child in ast.iter_child_nodes(node) for part in self._beside_reads(child))
+        return next((found for part in parts if (found := self._find(part, called)) is not None), None)
 
     def _is_environ(self, node: ast.AST) -> bool:
         return self._origin(node) in ("os.environ", "os.environb")
@@ -182,44 +172,31 @@ class _Setter:
             return [node.left]
         return [node]
 
-    def _find_in_call(self, call: ast.Call, called: set[str]) -> ast.AST | None:
+    def _may_set(self, call: ast.Call, called: set[str]) -> bool:
         origin = self._origin(call.func)
         if origin is None:  # a method of some object, such as a parser of argparse
-            return None
+            return False
         top, _, rest = origin.partition(".")
         if top in self.bodies and not rest:
-            if top in called:
-                return None
+            is_new = top not in called
             called.add(top)
-            for statement in self.bodies[top]:
-                inner = [*statement.body] if isinstance(statement, ast.FunctionDef) else [statement]
-                for part in inner:
-                    if self._find(part, called) is not None:
-                        return call
-            return None
+            inner = (one.body if isinstance(one, ast.FunctionDef) else [one] for one in self.bodies[top])
+            return is_new and any(self._find(part, called) is not None for parts in inner for part in parts)
         if origin.startswith("os.environ."):
-            return None if rest.partition(".")[2] in _READS else call
+            return rest.partition(".")[2] not in _READS
         if top in sys.stdlib_module_names:
-            return call if origin.rpartition(".")[2] in _SETTERS or top in _UNKNOWN_MODULES else None
+            return origin.rpartition(".")[2] in _SETTERS or top in _UNKNOWN_MODULES
         if top in vars(builtins) and not rest:
             of_os = bool(call.args) and self._origin(call.args[0]) == "os"  # getattr(os, "environ")
-            return call if of_os or top in _UNKNOWN_BUILTINS else None
-        is_imported = any(value.partition(".")[0] == top for value in self.aliases.values())
-        return call if is_imported or not rest else None
+            return of_os or top in _UNKNOWN_BUILTINS
+        return not rest or any(value.partition(".")[0] == top for value in self.aliases.values())
 
     def _origin(self, node: ast.AST) -> str | None:
         """Return the dotted name of what an expression stands for, with names as they were imported."""
         if isinstance(node, ast.Name):
             return self.aliases.get(node.id, node.id)
-        if isinstance(node, ast.Attribute):
-            base = self._origin(node.value)
-            return f"{base}.{node.attr}" if base else None
-        return None
-
-
-def _called(decorator: ast.expr) -> ast.expr:
-    """Return the call that a decorator is."""
-    return ast.copy_location(ast.Call(decorator, [], []), decorator)
+        base = self._origin(node.value) if isinstance(node, ast.Attribute) else None
+        return f"{base}.{node.attr}" if isinstance(node, ast.Attribute) and base else None
 
 
 def _parse(path: Path) -> ast.Module | None:
@@ -245,14 +222,16 @@ def imports_package(script: Path, package: str) -> bool:
         tree = _parse(path) if path not in seen else None
         seen.add(path)
         for node in ast.walk(tree) if tree else ():
-            if not isinstance(node, ast.Import | ast.ImportFrom):
+            level = node.level if isinstance(node, ast.ImportFrom) else 0
+            base = path.parents[level - 1] if level else script.parent
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module or "", *(f"{node.module or ''}.{alias.name}" for alias in node.names)]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            else:
                 continue
-            is_relative = isinstance(node, ast.ImportFrom) and node.level > 0
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-            if not is_relative and any(name.partition(".")[0] == package for name in names):
+            if not level and any(name.partition(".")[0] == package for name in names):
                 return True
-            base = path.parents[node.level - 1] if isinstance(node, ast.ImportFrom) and is_relative else script.parent
-            names += [f"{names[0]}.{alias.name}" for alias in node.names if isinstance(node, ast.ImportFrom)]
             waiting += [file for name in names if name for file in _files_of(name.strip("."), base) if file.is_file()]
     return False
 
@@ -286,35 +265,29 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 def _safe_names(statement: ast.stmt, *, poses: bool) -> list[str]:
     """Return what an import statement names of the packages that are safe to import before a fork."""
-    if not isinstance(statement, ast.Import | ast.ImportFrom):
-        return []
-    names = _names(statement)
-    if poses and any(name.split(".")[0].split(":")[0] == "mindspore" for name in names):
-        return ["msrun.mindspore"]
-    return [name for name in names if name.split(".")[0].split(":")[0] in SAFE_PACKAGES]
-
-
-def _names(statement: ast.Import | ast.ImportFrom) -> list[str]:
+    names = []
     if isinstance(statement, ast.Import):
-        return [alias.name for alias in statement.names]
-    if statement.level or not statement.module:
-        return []
-    return [f"{statement.module}:{alias.name}" for alias in statement.names if alias.name != "*"]
+        names = [alias.name for alias in statement.names]
+    elif isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
+        names = [f"{statement.module}:{alias.name}" for alias in statement.names if alias.name != "*"]
+    tops = {name: name.split(".")[0].split(":")[0] for name in names}
+    return (
+        ["msrun.mindspore"]
+        if poses and "mindspore" in tops.values()
+        else [name for name, top in tops.items() if top in SAFE_PACKAGES]
+    )
 
 
 def _names_optimizers(tree: ast.Module) -> bool:
     """Return whether `optim` stands anywhere: torch.optim.SGD, from torch import optim, from torch.optim import SGD."""
-    return any("optim" in _words(node) for node in ast.walk(tree))
-
-
-def _words(node: ast.AST) -> list[str]:
-    if isinstance(node, ast.Attribute):
-        return [node.attr]
-    if isinstance(node, ast.Import):
-        return [word for alias in node.names for word in alias.name.split(".")]
-    if isinstance(node, ast.ImportFrom):
-        return [*(node.module or "").split("."), *(alias.name for alias in node.names)]
-    return []
+    for node in ast.walk(tree):
+        names = [node.attr] if isinstance(node, ast.Attribute) else []
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
+            names = [word for name in (module, *(alias.name for alias in node.names)) for word in name.split(".")]
+        if "optim" in names:
+            return True
+    return False
 
 
 def _sets_torch_variable(tree: ast.Module) -> int:

@@ -60,9 +60,7 @@ def secret_values(words: Sequence[str], env: Mapping[str, str]) -> tuple[str, ..
     found = {secret for _, secrets in _masked(words) for secret in secrets}
     for name, value in env.items():
         found |= {value} if SECRET_NAME.search(name) else {password for _, password in _URL_PASSWORD.findall(value)}
-    return tuple(
-        sorted((value for value in found if len(value) >= MIN_SECRET_CHARS), key=lambda value: (-len(value), value))
-    )
+    return tuple(sorted((one for one in found if len(one) >= MIN_SECRET_CHARS), key=lambda one: (-len(one), one)))
 
 
 def hide_values(text: str, values: Sequence[str]) -> str:

@@ -42,7 +42,6 @@ class WorkerPlan:
 
     @property
     def log_paths(self) -> list[str]:
-        """Its logs."""
         return [self.log_path, *([self.error_log_path] if self.error_log_path else [])]
 
 
@@ -61,7 +60,6 @@ class AgentPlan:
     """How a host is reached from here, and what is started there; empty words are left to ssh_config."""
 
     name: str
-    """As the host list has it."""
     user: str
     port: int
     """0 = left to ssh_config."""
@@ -164,31 +162,19 @@ class LaunchPlan(JobTerms):
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able dict with secret-looking values masked."""
         told = {one.name: encode_record(getattr(self, one.name)) for one in fields(self)}
-        master = {"address": told.pop("master_addr"), "port": told.pop("master_port")}
-        hosts = [
+        told["master"] = {"address": told.pop("master_addr"), "port": told.pop("master_port")}
+        told["forward_signals"] = [signal.Signals(signum).name for signum in self.forward_signals]
+        told["fleet"] = [assignment.to_json() for assignment in self.fleet]
+        told["hosts"] = [
             {"argv": mask_words(host.argv), **{name: value for name, value in one.items() if name != "place"}}
             for host, one in zip(self.hosts, told["hosts"], strict=True)
         ]
-        signals = [signal.Signals(signum).name for signum in self.forward_signals]
-        fleet = [assignment.to_json() for assignment in self.fleet]
-        return cast(
-            "dict[str, Any]",
-            _shown({**told, "master": master, "forward_signals": signals, "hosts": hosts, "fleet": fleet}),
-        )
+        return cast("dict[str, Any]", _shown(told))
 
 
 _NAMES = {"log_path": "log", "error_log_path": "error_log", "common_env": "env"}
 """Fields that plan.json has by other names."""
-_UNLESS_EMPTY = (
-    "error_log",
-    "agent",
-    "mindspore_scheduler",
-    "servers",
-    "fleet",
-    "forwarded",
-    "interactive_rank",
-    "place",
-)
+_UNLESS_EMPTY = ["error_log", "agent", "mindspore_scheduler", "servers", "fleet", "forwarded", "interactive_rank"]
 _VARIABLES = ("env", "forwarded", "mindspore_scheduler")
 
 
@@ -199,9 +185,8 @@ def _shown(record: Any) -> Any:
     if not isinstance(record, dict):
         return record
     found = {}
-    for field_name, value in record.items():
-        name = _NAMES.get(field_name, field_name)
-        if name in _UNLESS_EMPTY and value in (None, "", [], (), {}):
-            continue
-        found[name] = masked(value) if name in _VARIABLES else mask_words(value) if name == "args" else _shown(value)
+    for name, value in ((_NAMES.get(name, name), value) for name, value in record.items()):
+        if name not in _UNLESS_EMPTY or value not in (None, "", [], (), {}):
+            is_words = name == "args"
+            found[name] = masked(value) if name in _VARIABLES else mask_words(value) if is_words else _shown(value)
     return found

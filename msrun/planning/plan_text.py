@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import shlex
 import signal
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from html import escape
-from pathlib import Path
 
 from msrun import __version__
 from msrun.planning.hosts.assignment import UNKNOWN
@@ -109,7 +107,6 @@ def _commands(host: HostPlan, world_size: int) -> list[tuple[str, str]]:
 
 
 def _describe_job(plan: LaunchPlan) -> list[tuple[str, str]]:
-    """Return what concerns the whole job, as words and what they are."""
     host = plan.hosts[0]
     target = f"device target {plan.device_target} ({plan.device_reason})"
     hosts = f"{len(plan.fleet)} hosts" if plan.fleet else "1 host"
@@ -172,80 +169,11 @@ def _workers(workers: Sequence[WorkerPlan], scheduler_cpus: Sequence[int]) -> li
     ]
 
 
-PACKAGES = ("msrun.runtime", "msrun.mindspore", "mindspore")
-NAMES = {
-    *("AutoParallel", "GradAccumulation", "MicroBatchInterleaved", "Pipeline", "shard"),
-    *("layerwise_parallel", "set_auto_parallel_context"),
-}
-"""Names of these packages that say how a network is divided; MindSpore's words have the same ones."""
-
-Line = tuple[int, str]
-
-
-def read_strategy_lines(path: Path) -> tuple[Line, ...]:
-    """Return the statements that use one of `NAMES`, or what such a statement has made: (number of the line, source).
-
-    Nothing for a file that is no Python text. What is decided when the script runs is not seen.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-        tree = ast.parse(text)
-    except (OSError, ValueError, SyntaxError, RecursionError):
-        return ()
-    known = set(_imported(tree))
-    found: list[Line] = []
-    for statement in _statements(tree):
-        if not known & set(_used(statement)):
-            continue
-        if isinstance(statement, ast.Assign):
-            known |= {target.id for target in statement.targets if isinstance(target, ast.Name)}
-        found.append((statement.lineno, ast.get_source_segment(text, statement) or ""))
-    return tuple(found)
-
-
-def _imported(tree: ast.Module) -> Iterator[str]:
-    """Yield the names under which the script knows what says a strategy, and the packages themselves."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGES):
-            yield from (alias.asname or alias.name for alias in node.names if alias.name in NAMES)
-        elif isinstance(node, ast.Import):
-            yield from (f"{alias.asname or alias.name}." for alias in node.names if alias.name.startswith(PACKAGES))
-
-
-def _used(statement: ast.stmt) -> Iterator[str]:
-    """Yield the names whose calls a statement holds: `net` of `net.hsdp(...)`, `msrun.runtime.` of its `shard(...)`."""
-    for node in ast.walk(statement):
-        if isinstance(node, ast.Call):
-            words = ast.unparse(node.func).partition("(")[0]
-            package, _, name = words.rpartition(".")
-            yield words.partition(".")[0]
-            if name in NAMES:
-                yield f"{package}."
-
-
-def _statements(node: ast.AST) -> Iterator[ast.stmt]:
-    """Yield the simple statements in the order of the text."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.Assign | ast.AnnAssign | ast.Expr | ast.Return):
-            yield child
-        elif isinstance(child, ast.stmt):
-            yield from _statements(child)
-
-
-def render_page(plan: LaunchPlan, rank_table: str, strategy: Sequence[Line]) -> str:
-    """Return the plan as one HTML page that needs no server and no network. Secrets are masked in it.
-
-    Args:
-        rank_table: text of the job's table; empty = not known.
-        strategy: from `read_strategy_lines`.
-    """
+def render_page(plan: LaunchPlan, rank_table: str) -> str:
+    """Return the plan, and the text of the job's table if it is known, as one HTML page that needs no server."""
     title = escape(f"msrun {shlex.join(mask_words(plan.hosts[0].argv[1:]))}")
-    sections = [
-        ("Plan", render_plan(plan, as_json=False)),
-        ("Parallel strategy in the script", "\n".join(f"{number}: {source}" for number, source in strategy)),
-        ("Rank table", rank_table),
-    ]
-    body = "\n".join(f"<h2>{name}</h2>\n<pre>{escape(text)}</pre>" for name, text in sections if text)
+    sections = {"Plan": render_plan(plan, as_json=False), "Rank table": rank_table}
+    body = "\n".join(f"<h2>{name}</h2>\n<pre>{escape(text)}</pre>" for name, text in sections.items() if text)
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{title}</title>\n</head>\n<body>\n'
         f"<h1>{title}</h1>\n{body}\n<p>Made by msrun {__version__}; nothing was started.</p>\n</body>\n</html>\n"

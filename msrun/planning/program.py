@@ -36,7 +36,6 @@ class Program:
     kind: ProgramKind
     """script: a Python file run as `__main__`; module: as `python -m`; executable: started by exec."""
     target: str
-    """Path of the file, or the dotted module name."""
     args: tuple[str, ...] = ()
     """The program's own arguments, byte for byte."""
     typed: str = ""
@@ -54,7 +53,6 @@ class Program:
 
     @property
     def all(self) -> tuple[Program, ...]:
-        """The programs of the job."""
         return (self, *self.others)
 
     @property
@@ -63,7 +61,6 @@ class Program:
         return all(one.kind != "executable" for one in self.all)
 
     def of_rank(self, global_rank: int) -> Program:
-        """Return the program that a worker runs."""
         return next(one for one in reversed(self.all) if one.first_rank <= global_rank)
 
     def ranks(self, world_size: int) -> dict[Program, range]:
@@ -134,8 +131,7 @@ def parse_program(words: Sequence[str], *, is_module: bool, working_directory: P
     executable by path or by name. `python`, `python3` and `pytest` mean msrun's own interpreter; any other
     interpreter is an executable and is named by its path.
 
-    Raises:
-        UsageError: nothing to run, or it does not exist, is a directory, or cannot be executed.
+    UsageError: nothing to run, or it does not exist, is a directory, or cannot be executed.
     """
     if not words:
         raise UsageError("no SCRIPT given: name a Python file, -m MODULE or an executable, e.g. msrun train.py")
@@ -162,9 +158,9 @@ def _python_program(word: str, rest: tuple[str, ...], working_directory: Path) -
         rest = rest[1:]
     if not rest:
         raise UsageError(f"{word}: no script after it; name a Python file, e.g. msrun {word} train.py")
+    if rest == ("-m",):
+        raise UsageError(f"{word} -m: no module after it; give a dotted name such as -m package.train")
     if rest[0] == "-m":
-        if len(rest) < 2:
-            raise UsageError(f"{word} -m: no module after it; give a dotted name such as -m package.train")
         return _module_program(rest[1], rest[2:])
     if rest[0].startswith("-"):  # -O, -W, -X, -c ...: only a fresh interpreter can honour them
         return Program("executable", sys.executable, rest)
@@ -183,17 +179,14 @@ def _file_program(name: str, args: tuple[str, ...], working_directory: Path, *, 
         if as_python or path.suffix == ".py":
             return Program("script", str(path), args, typed=name)
         if "/" in name or not shutil.which(name):
-            return _executable_file(name, path, args)
+            if not path.stat().st_mode & 0o111:
+                remedy = f"run chmod +x {name}, or name its interpreter"
+                raise UsageError(f"{name}: not a .py file and not executable; {remedy}")
+            return Program("executable", str(path), args)
     found = None if "/" in name else shutil.which(name)
     if found is None:
         raise UsageError(f"{name}: no such file in {working_directory}{_script_hint(name, working_directory)}")
     return Program("executable", found, args)
-
-
-def _executable_file(name: str, path: Path, args: tuple[str, ...]) -> Program:
-    if not path.stat().st_mode & 0o111:
-        raise UsageError(f"{name}: not a .py file and not executable; run chmod +x {name}, or name its interpreter")
-    return Program("executable", str(path), args)
 
 
 def _script_hint(name: str, working_directory: Path) -> str:

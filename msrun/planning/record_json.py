@@ -17,8 +17,7 @@ def encode_record(value: Any) -> Any:
 def decode_record(cls: type[T], value: object) -> T:
     """Return what `encode_record` made of a `cls`; fields that are left out keep their defaults.
 
-    Raises:
-        ValueError: it is not of this form; says of which field.
+    ValueError: it is not of this form; says of which field.
     """
     import msgspec
 

@@ -15,22 +15,18 @@ from msrun.planning.program import Program
 class Simulation:
     """What a dry run is to look like.
 
-    Raises:
-        UsageError: no such rank, hosts that the ranks do not fill, or no such device profile.
+    UsageError: no such rank, hosts that the ranks do not fill, or no such device profile.
     """
 
     program: Program
     level: int
     worker_num: int
-    """World size."""
     local_worker_num: int
-    """Ranks on each host."""
     global_rank: int
     device: str
     """Name or file of the device profile."""
     working_directory: Path
     log_dir: Path
-    """Where the report goes."""
     env: tuple[tuple[str, str], ...] = ()
     tries_changes: bool = False
     """Whether other settings are priced, too."""
@@ -49,18 +45,14 @@ class Simulation:
                 f"--worker_num {self.worker_num} on hosts of {self.local_worker_num}: a dry run fills all hosts alike; "
                 f"give {remedy}"
             )
-        is_file = self.device.endswith(".json")
+        is_file, option = self.device.endswith(".json"), "--device" if self.tries_changes else "--sim_device"
         if not is_file and self.device.lower() not in contract.SIM_DEVICES:
             raise UsageError(
-                f"{self._device_option} {self.device}{near_miss(self.device, contract.SIM_DEVICES)}: must be one of "
+                f"{option} {self.device}{near_miss(self.device, contract.SIM_DEVICES)}: must be one of "
                 f"{', '.join(contract.SIM_DEVICES)}, or a JSON file of calibrate()"
             )
         if is_file and not (self.working_directory / self.device).is_file():
-            raise UsageError(f"{self._device_option} {self.device}: no such file; calibrate() writes one")
-
-    @property
-    def _device_option(self) -> str:
-        return "--device" if self.tries_changes else "--sim_device"
+            raise UsageError(f"{option} {self.device}: no such file; calibrate() writes one")
 
     def environment(self, caller: Mapping[str, str]) -> dict[str, str]:
         """Return the variables of the script's process: the caller's, without those of a rank of another job."""

@@ -304,7 +304,6 @@ class LaunchSpec(JobTerms):
         (), "MODULE  Import this before forking, too, besides torch, numpy and msrun; may be repeated."
     )
     env: tuple[tuple[str, str], ...] = ()
-    """Variables set for every worker."""
     rank_table_file: Path | None = option(None, "FILE  Rank table of the job.  [default: generated]")
     worker_log_name: str = option("worker", "STEM  Logs are named STEM_RANK.log; {ip} and {hostname} are replaced.")
     splits_logs: bool = option(
@@ -368,7 +367,6 @@ class LaunchSpec(JobTerms):
     host_entries: tuple[HostEntry, ...] = ()
     """The hosts that this command starts the job on, in the order of their node_rank; empty = it runs on this host."""
     spares: tuple[HostEntry, ...] = ()
-    """Hosts that take the place of lost ones."""
     min_hosts: int = option(
         0,
         "M  Start again on as few as M hosts when others are lost.  [default: with --spares all but these] Where msrun "
@@ -400,7 +398,6 @@ class LaunchSpec(JobTerms):
     )
     ship: bool = option(False, "Send msrun's code to hosts that have none.")
     ssh: SshSettings = field(default_factory=SshSettings)
-    """How they are reached."""
     stands_for: HostEntry | None = None
     """The host of a rehearsal that this process is the agent of."""
 
@@ -453,7 +450,6 @@ EXCLUSIVE = (
     *((name, "interactive", _LINES) for name in ("log_split", "log_time", "log_once")),
     *((name, "raw", _BYTES) for name in ("log_time", "log_once")),
 )
-"""Settings that contradict each other, and why."""
 
 
 def check_spec(spec: LaunchSpec) -> None:

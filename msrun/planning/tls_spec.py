@@ -50,12 +50,8 @@ WARNING_DAYS = 90
 MIN_WARNING_DAYS, MAX_WARNING_DAYS = 7, 180
 SHOWN_CIPHERS = 3
 PATH_KEYS = (
-    "server_cert_path",
-    "client_cert_path",
-    "ca_cert_path",
-    "crl_path",
-    "server_password_file",
-    "client_password_file",
+    *("server_cert_path", "client_cert_path", "ca_cert_path", "crl_path"),
+    *("server_password_file", "client_password_file"),
 )
 DAYS_KEY = "cert_expire_warning_time_in_day"
 OTHER_KEYS = ("cipher_list", DAYS_KEY, "server_name")
@@ -76,11 +72,8 @@ class TlsSpec:
     server_cert_path: str = ""
     """Certificate and key of the scheduler; may be empty on hosts without it."""
     crl_path: str = ""
-    """Empty = no revocation list."""
     ciphers: tuple[str, ...] = CIPHERS
-    """Suites for TLS 1.2, the preferred one first."""
     warning_days: int = WARNING_DAYS
-    """How long before its end a certificate is warned about."""
     server_name: str = ""
     """Name or address that the scheduler's certificate has to be for; empty = the CA vouches for all it signed."""
     server_password_file: str = ""
@@ -103,9 +96,13 @@ def parse_tls_config(text: str, source: str, folder: str, environ: Mapping[str, 
         environ: holds the passwords, if anything does.
     """
     values = _load(text, source)
-    found = {key: _text(values, key, source) for key in (*PATH_KEYS, "cipher_list", "server_name")}
-    names, server_name = found.pop("cipher_list"), found.pop("server_name")
-    paths = {key: os.path.join(folder, name) if name else "" for key, name in found.items()}  # noqa: PTH118 - pure
+    found = {}
+    for key in (*PATH_KEYS, "cipher_list", "server_name"):
+        value = values.get(key)
+        if not isinstance(value, str | None) or "\0" in (value or ""):
+            _fail(source, f"{key}: {json.dumps(value)[:80]} is no text; give it in quotes")
+        found[key] = str(value or "")
+    paths = {key: os.path.join(folder, found[key]) if found[key] else "" for key in PATH_KEYS}  # noqa: PTH118 - pure
     for key in ("client_cert_path", "ca_cert_path"):
         if not paths[key]:
             _fail(source, f"{key}: is missing; both sides prove who they are, so every host needs it")
@@ -116,9 +113,9 @@ def parse_tls_config(text: str, source: str, folder: str, environ: Mapping[str, 
     return TlsSpec(
         source=source,
         **paths,
-        ciphers=_ciphers([name for name in names.split(":") if name], source),
+        ciphers=_ciphers(list(dict.fromkeys(filter(None, found["cipher_list"].split(":")))), source),
         warning_days=days,
-        server_name=server_name,
+        server_name=found["server_name"],
         server_password=environ.get(SERVER_PASSWORD_VARIABLE, ""),
         client_password=environ.get(CLIENT_PASSWORD_VARIABLE, ""),
     )
@@ -151,15 +148,8 @@ def _load(text: str, source: str) -> dict[str, Any]:
     return value
 
 
-def _text(values: Mapping[str, Any], key: str, source: str) -> str:
-    value = values.get(key)
-    if not isinstance(value, str | None) or "\0" in (value or ""):
-        _fail(source, f"{key}: {json.dumps(value)[:80]} is no text; give it in quotes")
-    return str(value or "")
-
-
 def _ciphers(names: Sequence[str], source: str) -> tuple[str, ...]:
-    wrong = [name for name in dict.fromkeys(names) if name not in (*CIPHERS, PSK_CIPHER)]
+    wrong = [name for name in names if name not in (*CIPHERS, PSK_CIPHER)]
     if wrong:
         shown = ", ".join(f"{name!r}{near_miss(name, CIPHERS, cutoff=0.95)}" for name in wrong[:SHOWN_CIPHERS])
         more = f" and {len(wrong) - SHOWN_CIPHERS} more" if len(wrong) > SHOWN_CIPHERS else ""
@@ -168,6 +158,6 @@ def _ciphers(names: Sequence[str], source: str) -> tuple[str, ...]:
             f"cipher_list: {shown}{more}: not allowed, by MindSpore neither; leave cipher_list out to have all "
             f"that are, or give some of {':'.join(CIPHERS)}",
         )
-    if names and set(names) == {PSK_CIPHER}:
+    if names == [PSK_CIPHER]:
         _fail(source, f"cipher_list: {PSK_CIPHER} alone cannot be used with certificates; add {CIPHERS[0]}")
-    return tuple(name for name in dict.fromkeys(names) if name != PSK_CIPHER) or CIPHERS
+    return tuple(name for name in names if name != PSK_CIPHER) or CIPHERS

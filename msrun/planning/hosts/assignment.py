@@ -21,23 +21,29 @@ def give_slots(
 ) -> tuple[HostEntry, ...]:
     """Return the hosts with their number of workers, where the list says none.
 
-    It is `local_worker_num`, else an even share of what `worker_num` leaves, else 1, as with torchrun and mpirun.
-
-    Args:
-        worker_num: of the job, as the user gave it; None = not given.
-        local_worker_num: the same for each host.
-
-    Raises:
-        UsageError: a number contradicts the list, or cannot be shared evenly.
+    It is `local_worker_num`, else an even share of what `worker_num` leaves, else 1, as with torchrun and mpirun; None
+    for what the user did not give. UsageError: a number contradicts the list, or cannot be shared evenly.
     """
-    silent = [entry for entry in entries if not entry.slots]
+    silent, share = [entry for entry in entries if not entry.slots], 1
     if local_worker_num is not None:
-        _check_local(entries, silent, local_worker_num)
         share = local_worker_num
+        if not 1 <= share <= MAX_SLOTS:
+            raise UsageError(f"--local_worker_num {share}: must be 1 to {MAX_SLOTS} with several hosts")
+        other = next((entry for entry in entries if entry.slots != share), None)
+        if not silent and other is not None:
+            raise UsageError(
+                f"--local_worker_num {share}: {other.source} gives {other.name} {other.slots} slots; leave "
+                "--local_worker_num out, it is for hosts without slots"
+            )
     elif worker_num is not None and silent:
-        share = _share(entries, silent, worker_num)
-    else:
-        share = 1
+        left = worker_num - sum(entry.slots for entry in entries)
+        share, rest = divmod(left, len(silent))
+        if rest or not 1 <= share <= MAX_SLOTS:
+            raise UsageError(
+                f"--worker_num {worker_num}: leaves {count_workers(left)} for {_hosts(silent)} without slots "
+                f"({shorten(fold(entry.name for entry in silent))}), which cannot be shared evenly; give slots, e.g. "
+                f"{silent[0].name}:8"
+            )
     found = tuple(
         entry if entry.slots else replace(entry, slots=share, device_ids=tuple(range(share))) for entry in entries
     )
@@ -56,29 +62,6 @@ def give_slots(
     return found
 
 
-def _check_local(entries: Sequence[HostEntry], silent: Sequence[HostEntry], local_worker_num: int) -> None:
-    if not 1 <= local_worker_num <= MAX_SLOTS:
-        raise UsageError(f"--local_worker_num {local_worker_num}: must be 1 to {MAX_SLOTS} with several hosts")
-    other = next((entry for entry in entries if entry.slots != local_worker_num), None)
-    if not silent and other is not None:
-        raise UsageError(
-            f"--local_worker_num {local_worker_num}: {other.source} gives {other.name} {other.slots} slots; leave "
-            "--local_worker_num out, it is for hosts without slots"
-        )
-
-
-def _share(entries: Sequence[HostEntry], silent: Sequence[HostEntry], worker_num: int) -> int:
-    left = worker_num - sum(entry.slots for entry in entries)
-    share, rest = divmod(left, len(silent))
-    if rest or not 1 <= share <= MAX_SLOTS:
-        raise UsageError(
-            f"--worker_num {worker_num}: leaves {count_workers(left)} for {_hosts(silent)} without slots "
-            f"({shorten(fold(entry.name for entry in silent))}), which cannot be shared evenly; give slots, e.g. "
-            f"{silent[0].name}:8"
-        )
-    return share
-
-
 def _hosts(entries: Sequence[HostEntry]) -> str:
     return f"{len(entries)} hosts" if len(entries) > 1 else entries[0].name
 
@@ -88,11 +71,7 @@ UNKNOWN = "?"
 
 
 def assign_hosts(entries: Sequence[HostEntry], table: Sequence[HostAssignment] = ()) -> tuple[HostAssignment, ...]:
-    """Return the assignment of each host; ranks and devices are the table's where there is one.
-
-    Args:
-        table: the assignments of a rank table, in the order of the hosts.
-    """
+    """Return the assignment of each host; ranks and devices are those of a rank table, in its order, where one is."""
     if table:
         return tuple(
             replace(assignment, name=entry.name, address=entry.address or assignment.address)
@@ -100,10 +79,8 @@ def assign_hosts(entries: Sequence[HostEntry], table: Sequence[HostAssignment] =
         )
     assignments, first = [], 0
     for node_rank, entry in enumerate(entries):
-        ranks = tuple(range(first, first + entry.slots))
-        assignments.append(
-            HostAssignment(node_rank, entry.name, entry.known_address or UNKNOWN, ranks, entry.device_ids)
-        )
+        address, ranks = entry.known_address or UNKNOWN, tuple(range(first, first + entry.slots))
+        assignments.append(HostAssignment(node_rank, entry.name, address, ranks, entry.device_ids))
         first += entry.slots
     return tuple(assignments)
 
@@ -113,15 +90,13 @@ def order_by_table(
 ) -> tuple[HostEntry, ...]:
     """Return the hosts of a list in the order of a rank table, with its workers and devices.
 
+    UsageError: the two do not name the same hosts, or give one of them different workers.
+
     Args:
         names: what the table calls each of its hosts: its addresses and its id.
         source: the table, for errors.
-
-    Raises:
-        UsageError: the two do not name the same hosts, or give one of them different workers.
     """
-    left = list(entries)
-    found = []
+    left, found = list(entries), []
     for assignment, words in zip(table, names, strict=True):
         keys = {host_key(word) for word in words}
         entry = next((entry for entry in left if entry.keys & keys), None)
@@ -221,7 +196,8 @@ class HostPool:
         """Another host has come, for the next start."""
         self._failures.pop(entry, None)
         self.gone.discard(entry)
-        self._all = (*(other for other in self._all if other != entry), entry)
+        self.remove(entry)
+        self._all = (*self._all, entry)
 
     def remove(self, entry: HostEntry) -> None:
         """A host that is not chosen has gone again."""
@@ -242,9 +218,8 @@ class HostPool:
     def _choose(self, lost: Collection[HostEntry], without: Collection[HostEntry] = ()) -> tuple[HostEntry, ...]:
         staying = [entry for entry in self.chosen if entry not in lost and self._may_run(entry)]
         others = [entry for entry in self._all if entry not in (*staying, *without) and self._may_run(entry)]
-        others.sort(key=lambda entry: self._failures[entry])
         chosen: list[HostEntry] = []
-        for entry in (*staying, *others):
+        for entry in (*staying, *sorted(others, key=self._failures.__getitem__)):
             count = sum(one.slots for one in chosen) + entry.slots
             if count <= self._max_workers if self._max_workers else len(chosen) < self._size:
                 chosen.append(entry)
@@ -260,10 +235,7 @@ _FORM = re.compile(r"([1-9][0-9]*)(?:x([1-9][0-9]*))?\Z")
 def parse_rehearsal(text: str) -> tuple[HostEntry, ...]:
     """Turn `4x2` into four hosts of two workers: host0 at 127.0.0.2, host1 at 127.0.0.3, and so on.
 
-    `4` says nothing of the workers: 0 slots.
-
-    Raises:
-        UsageError: it is not of this form, or a number is too large.
+    `4` says nothing of the workers: 0 slots. UsageError: it is not of this form, or a number is too large.
     """
     match = _FORM.match(text)
     if not match:
@@ -273,27 +245,18 @@ def parse_rehearsal(text: str) -> tuple[HostEntry, ...]:
         raise UsageError(
             f"--rehearse {shorten(text)}: {MAX_HOSTS} hosts of {MAX_SLOTS} workers are the most; give fewer"
         )
+    devices, source = tuple(range(slots)), f"--rehearse {text}"
+    addresses = [str(FIRST_ADDRESS + index) for index in range(hosts)]
     return tuple(
-        HostEntry(
-            f"host{index}",
-            slots,
-            tuple(range(slots)),
-            address=str(FIRST_ADDRESS + index),
-            source=f"--rehearse {text}",
-            is_rehearsed=True,
-        )
-        for index in range(hosts)
+        HostEntry(f"host{index}", slots, devices, address=address, source=source, is_rehearsed=True)
+        for index, address in enumerate(addresses)
     )
 
 
 def stand_in(entries: Sequence[HostEntry], table: Sequence[HostAssignment], source: str) -> tuple[HostEntry, ...]:
     """Return the rehearsed hosts with the workers and devices of a rank table, whose servers they stand for in order.
 
-    Args:
-        source: the table, for errors.
-
-    Raises:
-        UsageError: it has another number of servers, or of workers on one.
+    UsageError: it, the `source`, has another number of servers, or of workers on one.
     """
     if len(entries) != len(table):
         raise UsageError(

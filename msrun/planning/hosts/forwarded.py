@@ -54,19 +54,8 @@ NEVER = (
     # this interpreter
     *("PYTHONHOME", "PYTHONEXECUTABLE", "PYTHONPLATLIBDIR", "PYTHONSTARTUP", "PYTHONINSPECT"),
     # this process as another launcher or service has started it
-    *(
-        "MSRUN_*",
-        "SLURM_*",
-        "SLURMD_*",
-        "SBATCH_*",
-        "SRUN_*",
-        "OMPI_*",
-        "OPAL_*",
-        "PRTE_*",
-        "PMI_*",
-        "PMIX_*",
-        "HYDRA_*",
-    ),
+    *("MSRUN_*", "SLURM_*", "SLURMD_*", "SBATCH_*", "SRUN_*", "OMPI_*", "OPAL_*", "PRTE_*", "PMI_*", "PMIX_*"),
+    "HYDRA_*",
     *("MPI_LOCALNRANKS", "MPI_LOCALRANKID", "PBS_*", "LSB_*", "PET_*", "TORCHELASTIC_*", "KUBERNETES_*", "VC_*"),
     *("JOB_COMPLETION_INDEX", "NODE_RANK", "NNODES", "NOTIFY_SOCKET", "LISTEN_*", "INVOCATION_ID", "JOURNAL_STREAM"),
     *("MS_SCHED*", "MS_SERVER_NUM", "MS_PSERVER*", "MS_HCCL_CM_INIT"),
@@ -91,7 +80,7 @@ def forwarded_environment(caller: Mapping[str, str], patterns: Sequence[str] = (
         name: value
         for name, value in sorted(caller.items())
         if _NAME.match(name)
-        and (is_asked(name) or (is_usual(name) and not _is_secret(name, value)))
+        and (is_asked(name) or (is_usual(name) and not is_secret_name(name) and mask_url(value) == value))
         and not is_refused(name)
     }
 
@@ -111,10 +100,6 @@ def explain_kept_secrets(
 
 def _usual(patterns: Sequence[str]) -> Sequence[str]:
     return () if NO_FAMILIES in patterns else FAMILIES
-
-
-def _is_secret(name: str, value: str) -> bool:
-    return is_secret_name(name) or mask_url(value) != value
 
 
 def check_patterns(patterns: Sequence[str]) -> None:

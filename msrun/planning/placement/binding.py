@@ -49,8 +49,7 @@ def bind_workers(
         devices: physical device of each worker, by local rank.
         target: device target, whose NUMA nodes count.
 
-    Raises:
-        UsageError: the dict names a device or a processor that the host does not have or this process may not use.
+    UsageError: the dict names a device or a processor that the host does not have or this process may not use.
     """
     if core is None and not numa:
         return HostBinding((WorkerBinding((), (), "not bound"),) * len(devices))
@@ -80,16 +79,11 @@ def _numbers(cores: Sequence[Core]) -> tuple[int, ...]:
     return tuple(sorted(cpu.number for core in cores for cpu in core))
 
 
-def _in_turn(cores: Sequence[Core], index: int, workers: int) -> WorkerBinding:
-    return WorkerBinding(
-        _numbers([cores[index % len(cores)]]), (), f"{IN_TURN}: {len(cores)} cores for {workers} workers"
-    )
-
-
 def _share_evenly(cores: Sequence[Core], workers: int, where: str) -> list[WorkerBinding]:
     """Cut the row of cores into even pieces, whole cores each; with fewer cores than workers they take turns."""
     if len(cores) < workers:
-        return [_in_turn(cores, index, workers) for index in range(workers)]
+        why = f"{IN_TURN}: {len(cores)} cores for {workers} workers"
+        return [WorkerBinding(_numbers([cores[index % len(cores)]]), (), why) for index in range(workers)]
     cuts = [index * len(cores) // workers for index in range(workers + 1)]
     reason = f"an even share of the {len(cores)} cores{where}"
     return [WorkerBinding(_numbers(cores[cuts[i] : cuts[i + 1]]), (), reason) for i in range(workers)]
@@ -157,20 +151,18 @@ def _check_named(core: CoreBinding, topology: Topology, devices: Sequence[str], 
                 f"--bind_core: 'device{number}' is no device here; "
                 f"there are devices {format_cpu_list(known) or 'without numbers only'}, by their physical numbers"
             )
+    online, allowed = {cpu.number for cpu in topology.cpus}, topology.allowed
     lists = {f"device{number}": cpus for number, cpus in core.devices.items()} | {SCHEDULER_KEY: core.scheduler}
-    online = {cpu.number for cpu in topology.cpus}
     for key, cpus in lists.items():
-        missing = set(cpus) - online
-        if missing:
+        if missing := set(cpus) - online:
             raise UsageError(
                 f"--bind_core: {key!r} names CPU {format_cpu_list(missing)}, which does not exist here; "
                 f"there are {format_cpu_list(online)}"
             )
-        forbidden = set(cpus) - set(topology.allowed)
-        if forbidden:
+        if forbidden := set(cpus) - set(allowed):
             raise UsageError(
                 f"--bind_core: {key!r} names CPU {format_cpu_list(forbidden)}, which this process may not use "
-                f"(affinity or cgroup); it may use {format_cpu_list(topology.allowed)}"
+                f"(affinity or cgroup); it may use {format_cpu_list(allowed)}"
             )
 
 
@@ -183,20 +175,18 @@ def _bind_named(
 ) -> list[WorkerBinding]:
     """Take the named processors; a device that is not named leaves its worker to --bind_numa, or unbound."""
     node_of = {cpu.number: cpu.node for cpu in topology.cpus}
-    bound = []
-    left_out = []
-    for local_rank, device in enumerate(devices):
+    rests = by_node or [WorkerBinding((), (), "not bound")] * len(devices)
+    bound, left_out = [], []
+    for local_rank, (device, rest) in enumerate(zip(devices, rests, strict=True)):
         cpus = core.devices.get(int(device)) if device.isdigit() else None
         if cpus:
             nodes = {node_of[cpu] for cpu in cpus} & set(topology.memory_nodes)
             memory = tuple(sorted(nodes)) if by_node and len(topology.nodes()) > 1 else ()
             bound.append(WorkerBinding(cpus, memory, f"named by --bind_core for device {device}"))
             continue
-        if cpus is None:
-            left_out.append(f"{device} (local rank {local_rank})")
+        left_out += [f"{device} (local rank {local_rank})"] if cpus is None else []
         how = "is not named" if cpus is None else "has an empty list"
-        rest = by_node[local_rank] if by_node else WorkerBinding((), (), "not bound")
-        bound.append(WorkerBinding(rest.cpus, rest.memory_nodes, f"{rest.reason}: device {device} {how}"))
+        bound.append(replace(rest, reason=f"{rest.reason}: device {device} {how}"))
     if left_out:
         what = "bound to a NUMA node only" if by_node else "not bound"
         notes.append(f"--bind_core names no CPUs for device {', '.join(left_out)}: {what}")

@@ -119,14 +119,13 @@ def visible_cuda(preset: str | None, present: Sequence[Device]) -> VisibleDevice
     unique; the first entry that is invalid hides itself and all after it; one entry twice hides everything; a process
     sees a single MIG device.
     """
+    shown, names = f"{CUDA_VARIABLE}={preset}", list[str]()
     if preset is None or not present:
         return VisibleDevices(tuple(device.number for device in present))
-    shown = f"{CUDA_VARIABLE}={preset}"
-    names: list[str] = []
     for entry in preset.split(","):
         name = _resolve_cuda(entry, preset, present)
         if name is None:
-            return VisibleDevices(tuple(names), _ended(shown, entry, preset, len(present)))
+            return _ended(shown, entry, names, len(present))
         if name in names:
             return VisibleDevices((), f"{shown}: {entry.strip()} is named twice, and CUDA then shows no device")
         names.append(name)
@@ -139,16 +138,14 @@ def _resolve_cuda(entry: str, preset: str, present: Sequence[Device]) -> str | N
     """Return the physical number (or the name, when there is no telling) of an entry; None = invalid."""
     if preset.startswith("MIG-"):
         return entry if entry.startswith("MIG-") else None
-    if preset.startswith("GPU-"):
-        if not entry.startswith("GPU-"):
-            return None
-        if not all(device.uuid for device in present):
-            return entry
-        found = [device.number for device in present if device.uuid.lower().startswith(entry.strip().lower())]
-        return found[0] if len(found) == 1 else None
-    match = _LEADING_NUMBER.match(entry)  # the driver reads numbers as strtoul does
-    index = int(match[1]) if match else len(present)
-    return present[index].number if index < len(present) else None
+    if not preset.startswith("GPU-"):
+        match = _LEADING_NUMBER.match(entry)  # the driver reads numbers as strtoul does
+        index = int(match[1]) if match else len(present)
+        return present[index].number if index < len(present) else None
+    if not entry.startswith("GPU-") or not all(device.uuid for device in present):
+        return entry if entry.startswith("GPU-") else None
+    found = [device.number for device in present if device.uuid.lower().startswith(entry.strip().lower())]
+    return found[0] if len(found) == 1 else None
 
 
 def visible_ascend(preset: str | None, present: Sequence[Device]) -> VisibleDevices:
@@ -157,21 +154,20 @@ def visible_ascend(preset: str | None, present: Sequence[Device]) -> VisibleDevi
     The rule (CANN environment variable reference): logical device numbers between commas and nothing else; what is
     invalid, a blank included, hides itself and all after it.
     """
+    names: list[str] = []
     if preset is None or not present:
         return VisibleDevices(tuple(device.number for device in present))
-    names: list[str] = []
     for entry in preset.split(","):
         index = int(entry) if re.fullmatch(r"[0-9]+", entry) else len(present)
         if index >= len(present) or present[index].number in names:
-            return VisibleDevices(tuple(names), _ended(f"{ASCEND_VARIABLE}={preset}", entry, preset, len(present)))
+            return _ended(f"{ASCEND_VARIABLE}={preset}", entry, names, len(present))
         names.append(present[index].number)
     return VisibleDevices(tuple(names))
 
 
-def _ended(shown: str, entry: str, preset: str, count: int) -> str:
-    if not preset:
-        return f"{shown.rstrip('=')} is empty"
-    return f"{shown}: {entry!r} is none of the host's {count} devices or not allowed there, and hides all from it on"
+def _ended(shown: str, entry: str, names: Sequence[str], count: int) -> VisibleDevices:
+    why = f"{shown}: {entry!r} is none of the host's {count} devices or not allowed there, and hides all from it on"
+    return VisibleDevices(tuple(names), f"{shown[:-1]} is empty" if not entry and shown.endswith("=") else why)
 
 
 @dataclass(frozen=True)
@@ -225,42 +221,32 @@ def place_devices(
 ) -> DevicePlacement:
     """Give every local worker one device; on a CPU host the device is only a number.
 
+    UsageError: more workers than devices (CPU excepted), or no such device on the host.
+
     Args:
         wanted: device index per local worker, as a rank table gives it; empty = 0, 1, 2, ...
-
-    Raises:
-        UsageError: more workers than devices (CPU excepted), or no such device on the host.
     """
+    ids, reason = wanted or tuple(range(local_worker_num)), "--device_target"
+    hidden = tuple(filter(None, (host.gpus_reason, host.npus_reason)))
     if target == "auto":
-        target, reason = _best_target(host)
-    else:
-        reason = "--device_target"
-    ids = wanted or tuple(range(local_worker_num))
-    if target == "cpu":
-        return DevicePlacement(target, ids, tuple(map(str, ids)), reason, _why_no_accelerator(host, reason))
+        target, reason = "cpu", f"no accelerator {'visible ' if hidden else ''}on {host.name}"
+        if host.npus:
+            target, reason = "ascend", f"{len(host.npus)} Ascend devices on {host.name}"
+        elif host.gpus:
+            target, reason = "gpu", f"{len(host.gpus)} CUDA devices on {host.name}"
+    if target == "cpu":  # why accelerators that are there are not used, unless the user asked for CPU
+        notes = () if reason == "--device_target" else hidden
+        return DevicePlacement(target, ids, tuple(map(str, ids)), reason, notes)
     devices, why = (host.gpus, host.gpus_reason) if target == "gpu" else (host.npus, host.npus_reason)
+    because = f" ({why})" if why else ""
     if wanted and max(wanted) >= len(devices):
         raise UsageError(
             f"the rank table or the host list gives {host.name} the device {max(wanted)}, but {len(devices)} {target} "
-            f"devices are visible there{f' ({why})' if why else ''}: correct it or give --device_target cpu"
+            f"devices are visible there{because}: correct it or give --device_target cpu"
         )
     if len(devices) < local_worker_num:
         raise UsageError(
-            f"{count_workers(local_worker_num)} but {len(devices)} {target} devices visible on {host.name}"
-            f"{f' ({why})' if why else ''}: start fewer workers or give --device_target cpu"
+            f"{count_workers(local_worker_num)} but {len(devices)} {target} devices visible on {host.name}{because}: "
+            "start fewer workers or give --device_target cpu"
         )
     return DevicePlacement(target, ids, tuple(devices[index] for index in ids), reason, (why,) if why else ())
-
-
-def _best_target(host: HostFacts) -> tuple[DeviceTarget, str]:
-    if host.npus:
-        return "ascend", f"{len(host.npus)} Ascend devices on {host.name}"
-    if host.gpus:
-        return "gpu", f"{len(host.gpus)} CUDA devices on {host.name}"
-    hidden = host.gpus_reason or host.npus_reason
-    return "cpu", f"no accelerator {'visible ' if hidden else ''}on {host.name}"
-
-
-def _why_no_accelerator(host: HostFacts, reason: str) -> tuple[str, ...]:
-    """Say why accelerators that are there are not used, unless the user asked for CPU."""
-    return () if reason == "--device_target" else tuple(filter(None, (host.gpus_reason, host.npus_reason)))

@@ -20,7 +20,7 @@ from job_runner import REPOSITORY
 from launch_templates.cli import cli as launch_template
 from msrun import contract, runtime
 from msrun.cli import command as msrun
-from msrun.cli.sources import Sources
+from msrun.cli.options import Sources
 from msrun.cli.words import normalise, translate
 from msrun.errors import UsageError
 from ranktable.cli import cli as ranktable

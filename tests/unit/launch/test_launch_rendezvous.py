@@ -29,8 +29,8 @@ from msrun.launch.rendezvous import (
 from msrun.launch.transport import opener
 from msrun.launch.transport.opener import check_addresses, share_machine
 from msrun.launch.transport.pipe import HostShare
-from msrun.planning.discovery.host_options import HostOptions
 from msrun.planning.host_assignment import Fleet, HostAssignment
+from msrun.planning.host_options import HostOptions
 from msrun.planning.hosts.assignment import parse_rehearsal
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.placement.bind_options import CoreBinding

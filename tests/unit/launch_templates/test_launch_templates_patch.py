@@ -15,8 +15,8 @@ import launch_templates
 from launch_templates import BadFile, lint_texts, render_manifest
 from launch_templates.cli import main
 from launch_templates.lint.documents import read_documents
-from msrun.planning.discovery.host_options import find_host_options
-from msrun.planning.discovery.schedulers import HostView, find_surroundings
+from msrun.planning.host_options import find_host_options
+from msrun.planning.schedulers import HostView, find_surroundings
 
 VALUES = {"name": "train", "image": "r.example/t:1"}
 

@@ -45,17 +45,10 @@ GOOD = [
 ]
 
 BAD = [
-    ({"worker_num": 0, "local_worker_num": 0}, "--worker_num 0: must be 1 or more"),
-    ({"local_worker_num": 5}, "--local_worker_num 5: more than --worker_num 4"),
-    ({"local_worker_num": 3}, "--local_worker_num 3: less than --worker_num 4"),
     ({"local_worker_num": 3, "master_addr": "10.0.0.1", "node_rank": -2}, "--node_rank -2: must be 0 or more"),
     ({"local_worker_num": 3, "master_addr": "h", "heartbeat_time_out_s": 0.5}, "--heartbeat_time_out 0.5: must be"),
-    ({"node_rank": 1}, "--node_rank 1: "),
     ({"server_num": -1}, "--server_num -1: must be 0 or more"),
     ({"server_num": 2, "local_worker_num": 3, "master_addr": "h"}, "--server_num 2: workers and parameter servers on"),
-    ({"master_port": 65536}, "--master_port 65536: must be 0 to 65535"),
-    ({"master_addr": "--flag"}, "--master_addr '--flag': "),
-    ({"grace_s": -0.1}, "--grace -0.1: must be 0 or more"),
     ({"worker_log_name": ".."}, "--worker_log_name .."),
     ({"worker_log_name": "a\n"}, "--worker_log_name a"),
     ({"worker_log_name": "server", "server_num": 2}, "--worker_log_name server: the parameter servers of "),
@@ -67,8 +60,6 @@ BAD = [
     ({"ssh": SshSettings(port=65536)}, "--ssh_port 65536: must be 1 to 65535"),
     ({"ssh": SshSettings(connect_time_out_s=float("nan"))}, "--ssh_connect_time_out nan"),
     ({"ssh": SshSettings(window=0)}, "--ssh_window 0: must be 1 to 1024"),
-    ({"tail_ranks": (4,)}, "--tail_worker_log 4: no such rank; the ranks of this job are 0 to 3"),
-    ({"env": (("A B", "1"),)}, "--env 'A B': not a variable name"),
     ({"restart_on": (7, 9), "no_restart_on": (7,), "max_restarts": 1}, "--restart_on and --no_restart_on: both name 7"),
     ({"restart_on": (7,)}, "--restart_on: starts nothing again with --max_restarts 0"),
 ]
@@ -126,19 +117,6 @@ ENV_FILES = [
 @pytest.mark.parametrize(("text", "pairs"), ENV_FILES)
 def test_env_file_is_read(text: str, pairs: tuple[tuple[str, str], ...]) -> None:
     assert parse_env_file(text, "job.env") == pairs
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("A=1\nB", "--env_file job.env, line 2: 'B' is not NAME=value"),
-        ("A=1\n\n1B=2", "--env_file job.env, line 3: '1B' is not a variable name"),
-    ],
-)
-def test_env_file_mistake_is_named_with_its_line(text: str, message: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        parse_env_file(text, "job.env")
-    assert str(caught.value).startswith(message)
 
 
 names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from msrun.errors import UsageError
-from msrun.planning.discovery.host_options import HostOptions, find_host_options
-from msrun.planning.discovery.schedulers import HostView, Surroundings, Told, find_surroundings
+from msrun.planning.host_options import HostOptions, find_host_options
+from msrun.planning.schedulers import HostView, Surroundings, Told, find_surroundings
 from msrun.planning.settings import is_of_launcher, without_option_variables
 
 DEFAULTS = {"worker_num": 8, "local_worker_num": None, "node_rank": -1, "master_addr": "127.0.0.1", "master_port": 0}

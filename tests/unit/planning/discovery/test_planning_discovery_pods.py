@@ -11,8 +11,8 @@ from cluster_pods import Pod, pods_of
 
 from launch_templates import render_manifest
 from msrun.errors import UsageError
-from msrun.planning.discovery.host_options import find_host_options
-from msrun.planning.discovery.schedulers import (
+from msrun.planning.host_options import find_host_options
+from msrun.planning.schedulers import (
     HostView,
     Surroundings,
     Told,

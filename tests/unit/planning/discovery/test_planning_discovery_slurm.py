@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msrun.errors import UsageError
-from msrun.planning.discovery.schedulers import (
+from msrun.planning.schedulers import (
     FIRST_PORT,
     PORT_COUNT,
     HostView,

@@ -49,11 +49,9 @@ class HostView:
     """The little that must be known of this host to understand its variables."""
 
     name: str
-    """Its host name, without a domain."""
     domain: str = ""
     """What follows the name where peers ask for it: the headless service of a pod; empty when there is none."""
     cpu_count: int = 1
-    """Processors that msrun may use."""
     listed: tuple[str, ...] = ()
     """The hosts in the file that PBS_NODEFILE names, one for each of their slots."""
 
@@ -65,15 +63,12 @@ class Surroundings:
     name: str
     """In words: "Slurm job 4711"."""
     node_num: Told[int] | None = None
-    """Number of hosts."""
     min_hosts: Told[int] | None = None
     """How few of them are enough to begin; None = all are needed."""
     node_rank: Told[int] | None = None
     """Index of this host; None = hosts are numbered when they meet."""
     worker_num: Told[int] | None = None
-    """Workers of all hosts."""
     local_worker_num: Told[int] | None = None
-    """Workers here."""
     without_devices: Told[int] | None = None
     """Workers here where no variable says it and this host has no devices; None = one."""
     master_addr: Told[str] | None = None
@@ -85,7 +80,6 @@ class Surroundings:
     cpu_count: int = 0
     """Processors that msrun was given, where it may have been given fewer than it needs; 0 = the host's are its own."""
     cpu_remedy: str = ""
-    """How to be given more."""
     hint: str = ""
     """What to say when this host turns out to be the only one."""
     remedy: str = ""
@@ -96,7 +90,6 @@ class Surroundings:
 
 
 def _number(environ: Environ, name: str, least: int = 0) -> Told[int]:
-    """Return the whole number in a variable."""
     shown = environ.get(name, "")
     text = shown.strip()
     if not text.isascii() or not text.isdigit() or len(text) > _MAX_DIGITS or int(text) < least:
@@ -158,7 +151,6 @@ def _job_of(
 # -- those that say all in plain variables --------------------------------------------------------------------------
 
 BY_HAND = "NODE_RANK and MASTER_ADDR"
-"""What people export themselves."""
 IN_POD = "KUBERNETES_SERVICE_HOST"
 HOSTS_FILE = "/etc/hosts"
 
@@ -178,7 +170,6 @@ class Variables:
     unless: tuple[str, ...] = ()
     """Set for a worker: what else it carries is the place of its launcher."""
     worker_num: str = ""
-    """Workers of all hosts."""
     local_worker_num: tuple[str, ...] = ()
     """Workers on this host; 0 = it has no devices."""
     tasks_here: str = ""
@@ -356,7 +347,6 @@ NODES, NODE_RANK, LOCAL = "PET_NNODES", "PET_NODE_RANK", "PET_NPROC_PER_NODE"
 ENDPOINT, BACKEND = "PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND"
 _DEVICE_WORDS = ("", "auto", "gpu", "npu", "xpu")
 _DEFAULT_PORT = 29400
-"""torchrun's for an endpoint without a port."""
 
 
 def find_torchrun(environ: Environ, host: HostView) -> Surroundings | None:
@@ -677,8 +667,7 @@ def find_surroundings(environ: Environ, host: HostView) -> Surroundings | None:
 
     None outside of all that is known, and in a worker of msrun: what its environment tells is msrun's own place.
 
-    Raises:
-        UsageError: variables that contradict each other, or that ask for what msrun does not do.
+    UsageError: variables that contradict each other, or that ask for what msrun does not do.
     """
     told = (find(environ, host) for find in FINDERS if contract.MSRUN_JOB_ID not in environ)
     return next((job for job in told if job is not None), None)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from msrun.errors import UsageError
-from msrun.planning.discovery.schedulers import OFF, Surroundings, Told
 from msrun.planning.ranks import count_workers
+from msrun.planning.schedulers import OFF, Surroundings, Told
 from msrun.planning.settings import FoundSetting
 from msrun.planning.spec import MEETING_PORT
 
@@ -23,9 +23,7 @@ class HostOptions:
     options: Mapping[str, Any]
     """Values of options that were not given."""
     settings: tuple[FoundSetting, ...] = ()
-    """The same with their sources."""
     lines: tuple[str, ...] = ()
-    """What the user is told."""
 
 
 def is_place_open(options: Mapping[str, Any], given: Collection[str]) -> bool:
@@ -49,8 +47,7 @@ def find_host_options(
         given: names of those that were set.
         count_devices: how many accelerators are visible on this host.
 
-    Raises:
-        UsageError: what is needed is neither given nor told, or both contradict each other.
+    UsageError: what is needed is neither given nor told, or both contradict each other.
     """
     asked = {name: Told(options[name], f"--{name}") for name in ("worker_num", "local_worker_num") if name in given}
     if job.node_num is not None and job.node_num.value == 1:
@@ -107,7 +104,6 @@ def _is_of_several(job: Surroundings, asked: Mapping[str, Told[int]], local: Tol
 def _among_others(
     job: Surroundings, options: Mapping[str, Any], given: Collection[str], local: Told[int]
 ) -> HostOptions:
-    """Return the options of one of several hosts."""
     total = job.worker_num
     if job.node_num is not None:
         total = Told(job.node_num.value * local.value, f"{job.node_num.source} x {local.source}")

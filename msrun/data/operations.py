@@ -104,7 +104,8 @@ class MapStep:
         except MsrunError:
             raise
         except Exception as error:  # the user's function may raise anything
-            raise _failed(operation, f"the batch of {_describe(draws.sample_indices)}", error) from error
+            batch = f" on the batch of {_describe(draws.sample_indices)}"
+            raise failed("map:", operation, batch, error) from error
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,7 @@ def _call_per_sample(operation: Callable[..., Any], draws: SampleDraws, values: 
             except MsrunError:
                 raise
             except Exception as error:  # the user's function may raise anything
-                raise _failed(operation, f"sample {draws.sample_indices[number]}", error) from error
+                raise failed("map:", operation, f" on sample {draws.sample_indices[number]}", error) from error
     try:
         return [np.stack(column) for column in zip(*rows, strict=True)]
     except ValueError as error:
@@ -189,10 +190,11 @@ def _call_per_sample(operation: Callable[..., Any], draws: SampleDraws, values: 
         ) from error
 
 
-def _failed(operation: Any, what: str, error: Exception) -> DataError:
+def failed(what: str, source: Any, where: str, error: Exception) -> DataError:
+    """Return the error to raise for what a user's function or object has raised."""
     text = " ".join(str(error).split())
     return DataError(
-        f"map: {operation_name(operation)} failed on {what}: {type(error).__name__}{f': {text}' if text else ''}",
+        f"{what} {operation_name(source)} failed{where}: {type(error).__name__}{f': {text}' if text else ''}",
         where=find_user_line(error),
     )
 

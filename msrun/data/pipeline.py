@@ -29,8 +29,7 @@ from msrun.data.order import (
     draw_permutation,
     seed_of_rank,
 )
-from msrun.data.parameters import parse_count, parse_sizes
-from msrun.data.sharding import Shard, check_shard, find_compat, find_rank, find_world_shard
+from msrun.data.parameters import Shard, check_shard, find_compat, find_rank, find_world_shard, parse_count, parse_sizes
 from msrun.data.source import ConcatenatedSource, MappedSource, SampleSource, ZippedSource
 from msrun.errors import UsageError, near_miss
 
@@ -44,10 +43,10 @@ class DataPipeline:
     def __init__(
         self,
         source: SampleSource,
-        *,
         num_samples: int | None = None,
         num_parallel_workers: int | None = None,
         shuffle: bool | None = None,
+        *,
         num_shards: int | None = None,
         shard_id: int | None = None,
         seed: int | None = None,

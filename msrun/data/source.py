@@ -18,11 +18,8 @@ from msrun.errors import UsageError
 class SampleSource(Protocol):
     """Rows 0 .. num_samples - 1 of several columns."""
 
-    @property
-    def column_names(self) -> tuple[str, ...]: ...
-
-    @property
-    def num_samples(self) -> int: ...
+    column_names: tuple[str, ...]
+    num_samples: int
 
     def read(self, sample_keys: np.ndarray) -> list[np.ndarray]:
         """Return one array per column, of shape (k, ...), that the caller may change.
@@ -129,19 +126,21 @@ class ArraySource:
         if len(set(lengths.values())) != 1:
             raise UsageError(f"columns have lengths {lengths}; a dataset needs at least one column, all of one length")
         self._columns = dict(columns)
-        self._num_samples = next(iter(lengths.values()))
-
-    @property
-    def column_names(self) -> tuple[str, ...]:
-        return tuple(self._columns)
-
-    @property
-    def num_samples(self) -> int:
-        return self._num_samples
+        self.column_names, self.num_samples = tuple(columns), next(iter(lengths.values()))
 
     def read(self, sample_keys: np.ndarray) -> list[np.ndarray]:
         """Return the rows of each column."""
         return [column.take(sample_keys[:, 1]) for column in self._columns.values()]
+
+
+def read_through(
+    source: SampleSource, steps: Sequence[MapStep | ColumnChoice], sample_keys: np.ndarray
+) -> list[np.ndarray]:
+    """Return the columns of a source behind the maps of a dataset."""
+    columns = source.read(sample_keys)
+    for step in steps:
+        columns = step.apply(columns, sample_keys)
+    return columns
 
 
 class MappedSource:
@@ -156,20 +155,13 @@ class MappedSource:
     ) -> None:
         self._source = source
         self._steps = tuple(steps)
-        self.column_names = tuple(column_names)
+        self.column_names, self.num_samples = tuple(column_names), len(indices)
         self._indices = indices
-
-    @property
-    def num_samples(self) -> int:
-        return len(self._indices)
 
     def read(self, sample_keys: np.ndarray) -> list[np.ndarray]:
         """Read and map the rows."""
         keys = np.stack([sample_keys[:, 0], self._indices[sample_keys[:, 1]]], axis=1)
-        columns = self._source.read(keys)
-        for step in self._steps:
-            columns = step.apply(columns, keys)
-        return columns
+        return read_through(self._source, self._steps, keys)
 
 
 class ZippedSource:
@@ -177,14 +169,8 @@ class ZippedSource:
 
     def __init__(self, sources: Sequence[SampleSource]) -> None:
         self._sources = tuple(sources)
-
-    @property
-    def column_names(self) -> tuple[str, ...]:
-        return tuple(name for source in self._sources for name in source.column_names)
-
-    @property
-    def num_samples(self) -> int:
-        return min(source.num_samples for source in self._sources)
+        self.column_names = tuple(name for source in sources for name in source.column_names)
+        self.num_samples = min(source.num_samples for source in sources)
 
     def read(self, sample_keys: np.ndarray) -> list[np.ndarray]:
         """Read the same rows of each."""
@@ -197,14 +183,7 @@ class ConcatenatedSource:
     def __init__(self, sources: Sequence[SampleSource]) -> None:
         self._sources = tuple(sources)
         self._ends = np.cumsum([source.num_samples for source in self._sources])
-
-    @property
-    def column_names(self) -> tuple[str, ...]:
-        return self._sources[0].column_names
-
-    @property
-    def num_samples(self) -> int:
-        return int(self._ends[-1])
+        self.column_names, self.num_samples = sources[0].column_names, int(self._ends[-1])
 
     def read(self, sample_keys: np.ndarray) -> list[np.ndarray]:
         """Read the rows of each and put them where they were asked for."""

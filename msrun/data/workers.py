@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader
 from msrun.data import config
 from msrun.data.operations import ColumnChoice, MapStep
 from msrun.data.order import Items
-from msrun.data.source import SampleSource
+from msrun.data.source import SampleSource, read_through
 from msrun.errors import DataError, MsrunError, ParallelError, UsageError
 
 _PRELOADED = ["torch.utils.data", "msrun.data.workers", "msrun.data.vision"]
@@ -209,9 +209,7 @@ class StepReader(torch.utils.data.Dataset[Any]):
 
     def read(self, sample_keys: np.ndarray) -> tuple[Column, ...]:
         """Return the columns of the step."""
-        columns = self._source.read(sample_keys)
-        for step in self._steps:
-            columns = step.apply(columns, sample_keys)
+        columns = read_through(self._source, self._steps, sample_keys)
         if not self._is_batched:
             columns = [column[0] for column in columns]
         return tuple(_to_tensor(column) for column in columns)

@@ -272,11 +272,16 @@ def complete_directory(temporary: Path, manifest: Manifest) -> None:
         OSError: as writing a file does.
     """
     files = {entry.name: entry.stat().st_size for entry in os.scandir(temporary)}
-    with (temporary / MANIFEST).open("w") as stream:
-        stream.write(manifest_text(replace(manifest, files=files)))
+    write_through(temporary / MANIFEST, manifest_text(replace(manifest, files=files)).encode())
+    _sync_directory(temporary)
+
+
+def write_through(path: Path, content: bytes) -> None:
+    """Write a file and return when it has reached the disk."""
+    with path.open("wb") as stream:
+        stream.write(content)
         stream.flush()
         os.fsync(stream.fileno())
-    _sync_directory(temporary)
 
 
 def give_name(temporary: Path, final: Path) -> None:

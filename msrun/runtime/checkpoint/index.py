@@ -34,6 +34,7 @@ from msrun.runtime.checkpoint.directory import (
     find_contained,
     read_contained,
     read_record,
+    write_through,
 )
 from msrun.runtime.inert_pickle import Named, load_inert
 from msrun.runtime.sharding.layout import Box, whole
@@ -273,10 +274,7 @@ def write_index(folder: Path, index: Index) -> bytes:
         dtype = str(stored.dtype).removeprefix("torch.")
         tensors.append({"key": key, "dtype": dtype, "shape": stored.shape, "parts": parts})
     content = json.dumps(tensors).encode()
-    with (folder / TENSORS).open("wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
+    write_through(folder / TENSORS, content)
     return content
 
 

@@ -29,11 +29,7 @@ _NAMES = {
 
 
 def load_batch(path: Path, content: bytes) -> dict[str, Any]:
-    """Return the dictionary that a pickle holds, with text as keys and arrays of uint8 as numpy arrays.
-
-    Raises:
-        DataError: the pickle is damaged, names something to run, or holds something else; with its offset.
-    """
+    """Return the dictionary that a pickle holds, with text as keys and arrays of uint8 as numpy arrays."""
     try:
         found = load_inert(
             content,

@@ -70,11 +70,7 @@ def _find_files(path: Path, usage: str) -> list[Path]:
 
 
 class LineFile:
-    """A text file whose lines are read by their number.
-
-    Raises:
-        DataError: it is missing, empty or compressed.
-    """
+    """A text file whose lines are read by their number."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -131,11 +131,7 @@ def replace_columns(columns: Sequence[Any], positions: Sequence[int], values: Se
 
 
 def check_operations(operations: Any, num_columns: int) -> tuple[Any, ...]:
-    """Return `operations`, one or a list, as a tuple.
-
-    Raises:
-        UsageError: the list is empty, or something in it cannot be applied to `num_columns` columns.
-    """
+    """Return `operations`, one or a list, as a tuple."""
     listed = tuple(operations) if isinstance(operations, Sequence) else (operations,)
     if not listed:
         raise UsageError("map: the list of operations is empty; pass at least one")

@@ -21,11 +21,7 @@ def is_integer(value: object) -> bool:
 
 
 def parse_count(name: str, value: Any, *, minimum: int, maximum: int | None = None) -> int:
-    """Return `value` as int.
-
-    Raises:
-        UsageError: it is no integer or out of range; the message names `name`, the value and the range.
-    """
+    """Return `value` as int."""
     if not is_integer(value) or value < minimum or (maximum is not None and value > maximum):
         allowed = f"of at least {minimum}" if maximum is None else f"in {minimum}..{maximum}"
         raise UsageError(f"{name}={value!r}; it must be an integer {allowed}")
@@ -33,11 +29,7 @@ def parse_count(name: str, value: Any, *, minimum: int, maximum: int | None = No
 
 
 def parse_counts(name: str, value: Any, *, lengths: tuple[int, ...], minimum: int) -> tuple[int, ...]:
-    """Return one integer or a sequence of them as a tuple.
-
-    Raises:
-        UsageError: the length is none of `lengths`, or an element is no integer of at least `minimum`.
-    """
+    """Return one integer or a sequence of them as a tuple."""
     counts = (value,) if is_integer(value) else tuple(value) if isinstance(value, Iterable) else ()
     if len(counts) not in lengths or not all(is_integer(count) and count >= minimum for count in counts):
         choices = " or ".join(str(length) for length in lengths)
@@ -46,11 +38,7 @@ def parse_counts(name: str, value: Any, *, lengths: tuple[int, ...], minimum: in
 
 
 def parse_sizes(sizes: Any, count: int) -> list[int]:
-    """Return whole numbers of samples that add up to `count`, of such numbers or of shares that add up to 1.
-
-    Raises:
-        UsageError: they do not add up, or one is below 1.
-    """
+    """Return whole numbers of samples that add up to `count`, of such numbers or of shares that add up to 1."""
     listed = list(sizes) if isinstance(sizes, Iterable) else []
     numbers = listed
     if listed and all(isinstance(size, float) and 0 < size < 1 for size in listed) and abs(sum(listed) - 1) < 1e-6:
@@ -70,11 +58,7 @@ class Shard:
 
 
 def check_shard(num_shards: int | None, shard_id: int | None) -> Shard | None:
-    """Return the shard that the caller asked for, or None for "as the initialised world says".
-
-    Raises:
-        UsageError: a value is not an integer or out of range, or one is given without the other.
-    """
+    """Return the shard that the caller asked for, or None for "as the initialised world says"."""
     if num_shards is None:
         if shard_id is not None:
             raise UsageError(

@@ -301,20 +301,12 @@ class DataPipeline:
 
 
 def check_workers(num_parallel_workers: int | None) -> int:
-    """Return the number of workers that the caller asked for, or what `config` says.
-
-    Raises:
-        UsageError: no integer of at least 0.
-    """
+    """Return the number of workers that the caller asked for, or what `config` says."""
     if num_parallel_workers is None:
         return config.get_num_parallel_workers()
     return parse_count("num_parallel_workers", num_parallel_workers, minimum=0)
 
 
 def parse_seed(seed: int | None) -> int:
-    """Return the seed that the caller asked for, or what `config` says.
-
-    Raises:
-        UsageError: no integer in 0..2**63-1.
-    """
+    """Return the seed that the caller asked for, or what `config` says."""
     return config.get_seed() if seed is None else parse_count("seed", seed, minimum=0, maximum=config.MAX_SEED)

@@ -115,11 +115,7 @@ def _share(part: np.ndarray) -> torch.Tensor | None:
 
 
 class ArraySource:
-    """Columns that are arrays in memory or mapped files.
-
-    Raises:
-        UsageError: there is no column, or the columns differ in length.
-    """
+    """Columns that are arrays in memory or mapped files."""
 
     def __init__(self, columns: Mapping[str, ColumnParts]) -> None:
         lengths = {name: len(column) for name, column in columns.items()}

@@ -21,12 +21,7 @@ _CHUNK_BYTES = 1 << 20
 
 @contextmanager
 def open_data(path: Path) -> Iterator[BufferedIOBase]:
-    """Open a file to read its content; gzip is recognised by its first bytes, whatever the name.
-
-    Raises:
-        DataError: in the block, too: the file is missing or unreadable, or its gzip data are damaged; the message names
-            the byte of the content behind which they are.
-    """
+    """Open a file to read its content; gzip is recognised by its first bytes, whatever the name."""
     try:
         with path.open("rb") as file:
             is_gzip = file.read(2) == _GZIP_MAGIC

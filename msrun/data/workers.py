@@ -35,11 +35,7 @@ _PRELOADED = ["torch.utils.data", "msrun.data.workers", "msrun.data.vision"]
 
 @contextmanager
 def starting_workers(reader: Any) -> Iterator[str]:
-    """Yield the start method for workers that need `reader`; start them in the block.
-
-    Raises:
-        UsageError: part of `reader` can be sent to no worker; names it.
-    """
+    """Yield the start method for workers that need `reader`; start them in the block."""
     method = config.get_multiprocessing_start_method()
     if method == "fork" or (method == "auto" and may_fork()):
         yield "fork"
@@ -267,12 +263,7 @@ class StepLoader:
         self.is_busy = False
 
     def read(self, items: Items) -> Iterator[tuple[Column, ...]]:
-        """Yield the columns of each step. One epoch at a time: not before the iterator before is used up or closed.
-
-        Raises:
-            DataError: a worker died.
-            MsrunError: what reading a step raises, in a worker, too.
-        """
+        """Yield the columns of each step. One epoch at a time: not before the iterator before is used up or closed."""
         self.is_busy = True
         try:
             self._keys.items = items

@@ -48,10 +48,6 @@ class Connection:
     """One connection to one server. Requests and replies take turns."""
 
     def __init__(self, index: int, address: str, port: int, token: bytes, global_rank: int) -> None:
-        """
-        Raises:
-            WorldError: nobody is there, or somebody who does not know the token.
-        """
         self._name = f"parameter server {index} at {address}:{port}"
         try:
             self._stream = socket.create_connection((address, port), timeout=CONNECT_S)
@@ -78,11 +74,7 @@ class Connection:
         return data
 
     def send(self, message: Message) -> None:
-        """Send a request.
-
-        Raises:
-            WorldError: the server has gone.
-        """
+        """Send a request."""
         shared = self._find_room(body_bytes(message))
         try:
             pieces = encode(message) if shared is None else encode(message, shared.requests, shared.next_request())
@@ -99,11 +91,7 @@ class Connection:
             raise ParallelError(f"{self._name}: {error}") from None
 
     def receive(self) -> Message:
-        """Wait for the reply to the request before.
-
-        Raises:
-            WorldError: the server has gone.
-        """
+        """Wait for the reply to the request before."""
         message = None
         while message is None:
             try:
@@ -158,10 +146,6 @@ def ask(requests: Mapping[int, Message]) -> dict[int, Message]:
     """Send a request to each of some servers, and return their replies.
 
     Tensors of a reply may be in memory that the next request to the same server gives back.
-
-    Raises:
-        WorldError: a server has gone.
-        ParallelError: one cannot do what it was asked for.
     """
     connections = _open_all()
     kinds = {message.kind for message in requests.values()}

@@ -16,11 +16,7 @@ Table = nn.Embedding | EmbeddingLookup
 
 
 def check_embedding(module: Table) -> None:
-    """Refuse settings that need the whole table in the forward pass.
-
-    Raises:
-        StrategyError: max_norm or scale_grad_by_freq of an nn.Embedding.
-    """
+    """Refuse settings that need the whole table in the forward pass."""
     if isinstance(module, EmbeddingLookup):  # scales the rows that it has looked up
         return
     wrong = "max_norm" if module.max_norm is not None else "scale_grad_by_freq" if module.scale_grad_by_freq else ""
@@ -33,9 +29,6 @@ def pull_rows(module: Table, remote: RemoteParameter) -> None:
 
     Afterwards its weight keeps shape and type but no memory: every element reads as NaN. `cache` of the module is the
     worker's RowCache, or None.
-
-    Raises:
-        StrategyError: an EmbeddingLookup whose table the ranks have shared out.
     """
     remote.readers.add(module)
     if isinstance(module, EmbeddingLookup):

@@ -42,11 +42,7 @@ def build_claim(token: bytes, server_nonce: bytes, worker_nonce: bytes, global_r
 
 
 def check_claim(token: bytes, server_nonce: bytes, claim: bytes) -> tuple[int, bytes]:
-    """Return the rank and the nonce of a worker.
-
-    Raises:
-        NotProved: it does not know the token.
-    """
+    """Return the rank and the nonce of a worker."""
     worker_nonce, rank, proof = claim[:NONCE_BYTES], claim[NONCE_BYTES:-PROOF_BYTES], claim[-PROOF_BYTES:]
     if not hmac.compare_digest(proof, _proof(token, _WORKER, server_nonce, worker_nonce, rank)):
         raise NotProved("a worker without the token of this job")
@@ -59,11 +55,7 @@ def build_answer(token: bytes, server_nonce: bytes, worker_nonce: bytes, index: 
 
 
 def check_answer(token: bytes, server_nonce: bytes, worker_nonce: bytes, index: int, answer: bytes) -> None:
-    """Refuse who is not parameter server `index` of this job.
-
-    Raises:
-        NotProved: it does not know the token, or is another server.
-    """
+    """Refuse who is not parameter server `index` of this job."""
     if not hmac.compare_digest(answer, build_answer(token, server_nonce, worker_nonce, index)):
         raise NotProved("it does not know the token of this job")
 
@@ -96,11 +88,7 @@ def publish(index: int, address: str, port: int) -> None:
 
 
 def find_addresses(servers: int) -> list[tuple[str, int]]:
-    """Return address and port of every server, when all have started.
-
-    Raises:
-        WorldError: one did not start in time.
-    """
+    """Return address and port of every server, when all have started."""
     store = _open_store()
     names = [str(index) for index in range(servers)]
     try:

@@ -170,11 +170,7 @@ def _label(owners: list[tuple[nn.Module, str]]) -> str:
 
 
 def _make_in_servers(owned: dict[nn.Parameter, list[tuple[nn.Module, str]]]) -> dict[nn.Parameter, list[Fill]]:
-    """Let tables be made by the servers; here they have no memory. All ranks call it together.
-
-    Raises:
-        StrategyError: one has values already, or such that servers cannot make.
-    """
+    """Let tables be made by the servers; here they have no memory. All ranks call it together."""
     labels = {p: _label(owners) for p, owners in owned.items() if _tables(owners) and find_remote(p) is None}
     for parameter, label in labels.items():
         if not parameter.is_meta:
@@ -209,11 +205,7 @@ _seen: WeakSet[DistributedDataParallel] = WeakSet()
 
 
 def _refuse_ddp(module: nn.Module, _: Any) -> None:
-    """Refuse to run inside a DDP that would average what the servers average.
-
-    Raises:
-        StrategyError: it would.
-    """
+    """Refuse to run inside a DDP that would average what the servers average."""
     ddp = DistributedDataParallel._active_ddp_module  # a test looks after this name
     if ddp is None or ddp in _seen:
         return

@@ -132,9 +132,6 @@ def divert_fills(labels: Mapping[nn.Parameter, str]) -> dict[nn.Parameter, list[
 
     Args:
         labels: names the tables in errors.
-
-    Raises:
-        StrategyError: a line of its initialisation is none that the servers know.
     """
     fills: dict[nn.Parameter, list[Fill]] = {parameter: [] for parameter in labels}
     make_elsewhere({p: functools.partial(_divert, p, label, fills[p]) for p, label in labels.items()})
@@ -217,9 +214,6 @@ def make_rows(values: Tensor, piece: Piece, fill: Fill, rows: int) -> Tensor:
         values: of the piece's rows, (n, width).
         fill: of one block.
         rows: of the whole table.
-
-    Raises:
-        StrategyError: an unknown kind.
     """
     own, width = piece.overlap(fill.first, fill.last), values.shape[1]
     part = values[own.start : own.stop]

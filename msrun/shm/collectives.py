@@ -140,7 +140,6 @@ class Exchange(Collective):
         self._sources: Sequence[int] = range(segment.size) if root is None or not gives_alone else (root,)
 
     def _piece(self, value: Tensor, step: int) -> Tensor:
-        """Return the numbers of one step, of a flat tensor or of rows."""
         return value if self.steps == 1 else value[..., step * self._length : (step + 1) * self._length]
 
     def put(self, step: int, slot: int) -> None:
@@ -204,7 +203,6 @@ class LongSum(Collective):
         return not is_reduced or self.taken > self._order.index((piece, False))
 
     def _own_part(self, piece: Tensor) -> tuple[int, Tensor]:
-        """Return how many numbers each rank reduces, and those of this rank; the last ranks may have less."""
         size, rank = self.segment.size, self.segment.rank
         part = -(-piece.numel() // (size * _ALIGNED)) * _ALIGNED
         return part, piece[rank * part : (rank + 1) * part]

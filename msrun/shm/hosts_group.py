@@ -58,11 +58,6 @@ class HostsGroup(TorchGroup):
         self._line = PartsLine([self._up.line, self._down.line])
 
     def _share(self, store: Any, here: Sequence[int]) -> list[ShmGroup]:
-        """Return the two groups of this host.
-
-        Raises:
-            NotSharedError: the ranks of this host, or of another one, cannot share memory.
-        """
         rank, timeout, reason = self.rank(), timedelta(seconds=self._timeout_s), ""
         made: list[ShmGroup] = []
         try:
@@ -80,12 +75,10 @@ class HostsGroup(TorchGroup):
         return made
 
     def shutdown(self) -> None:
-        """Leave the group."""
         self._up.shutdown()
         self._down.shutdown()
 
     def abort(self) -> None:
-        """Leave the group."""
         self.shutdown()
 
     def _work_of(
@@ -120,7 +113,6 @@ class HostsGroup(TorchGroup):
     # -- operations of three parts ------------------------------------------------------------------------------
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
-        """Reduce a tensor over the ranks, in place."""
         first, kind = listed(tensors)[0], kind_of(op_of(opts))
         if len(listed(tensors)) > 1 or first.is_sparse or not _is_faster(first, kind):
             return self._over_gloo("allreduce", tensors, opts)
@@ -134,7 +126,6 @@ class HostsGroup(TorchGroup):
         return self._work_of("all_reduce", parts, [value], opts, lambda: _divide(flat, kind, self.size()))
 
     def all_gather_single(self, result: Tensor, tensor: Tensor, opts: Any = None) -> Any:
-        """Give every rank's tensor to all, one after the other in one tensor."""
         if not self._is_even or result.numel() != tensor.numel() * self.size():
             return self._over_gloo("all_gather_single", result, tensor, opts)
         own, given = Value(tensor, writes=False), Value(result, reads=False)
@@ -154,7 +145,6 @@ class HostsGroup(TorchGroup):
         return self._work_of("all_gather", parts, [given], opts, finish)
 
     def reduce_scatter_single(self, result: Tensor, tensor: Tensor, opts: Any = None) -> Any:
-        """Reduce, and give each rank its part of the tensor."""
         kind = kind_of(op_of(opts))
         if not (self._is_even and _is_faster(tensor, kind) and tensor.numel() == result.numel() * self.size()):
             return self._over_gloo("reduce_scatter_single", result, tensor, opts)
@@ -171,7 +161,6 @@ class HostsGroup(TorchGroup):
         return self._work_of("reduce_scatter", parts, [given], opts, lambda: _divide(given.flat, kind, self.size()))
 
     def barrier(self, opts: Any = None) -> Any:
-        """Wait for all ranks."""
 
         def wait(group: ShmGroup) -> Collective:
             return Collective(group.segment, "barrier")
@@ -181,7 +170,6 @@ class HostsGroup(TorchGroup):
     # -- the others ---------------------------------------------------------------------------------------------
 
     def _over_gloo(self, name: str, *words: Any) -> Any:
-        """Hand an operation to gloo; it would write a tensor that does not lie in a row in another order."""
         copied: list[Value] = []
 
         def in_a_row(word: Any) -> Any:

@@ -29,11 +29,7 @@ def make_memory(size: int) -> tuple[int, list[Any]]:
 
 
 def open_memory(host: list[str], pid: int, descriptor: int, secret: str) -> int:
-    """Return a descriptor of another process's memory.
-
-    Raises:
-        RuntimeError: it is on another machine, or may not be opened.
-    """
+    """Return a descriptor of another process's memory."""
     if host != this_machine():
         raise RuntimeError("it is on another machine")
     try:

@@ -36,11 +36,7 @@ def kind_of(op: Any) -> Any:
 
 
 def reduction_of(op: Any, dtype: torch.dtype) -> Reduction:
-    """Return what torch's operation means for numbers of a type.
-
-    Raises:
-        ValueError: an operation that the numbers' type does not have.
-    """
+    """Return what torch's operation means for numbers of a type."""
     key = int(kind_of(op)), dtype
     found = _found.get(key)
     if found is None:
@@ -51,11 +47,7 @@ def reduction_of(op: Any, dtype: torch.dtype) -> Reduction:
 
 
 class Reduction:
-    """One of torch's reduce operations.
-
-    Raises:
-        ValueError: an operation that the numbers' type does not have.
-    """
+    """One of torch's reduce operations."""
 
     def __init__(self, op: Any, dtype: torch.dtype) -> None:
         kind = kind_of(op)

@@ -42,10 +42,6 @@ class Segment:
     Args:
         store: where the first rank says how the memory is found; of this group alone.
         most_s: how long the others may take to come.
-
-    Raises:
-        NotSharedError: a rank is on another machine, or may not share memory.
-        RuntimeError: the ranks did not come.
     """
 
     def __init__(self, store: Any, rank: int, size: int, most_s: float) -> None:

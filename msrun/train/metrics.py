@@ -197,9 +197,6 @@ def build_metrics(metrics: Mapping[str, Any] | Iterable[str] | None) -> dict[str
     Args:
         metrics: names of `NAMES`, or name -> metric; a metric has `update` with `clear` and `eval`, or with `reset` and
             `compute` as those of torchmetrics do.
-
-    Raises:
-        ParallelError: an unknown name, or something that is no metric.
     """
     if metrics is None:
         return {}

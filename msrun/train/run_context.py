@@ -128,11 +128,7 @@ class RunContext:
 
 
 def find_loss(outputs: Any) -> Any:
-    """Return the loss among what a network returns: the result itself, its `.loss`, or the first of several.
-
-    Raises:
-        ParallelError: there is none.
-    """
+    """Return the loss among what a network returns: the result itself, its `.loss`, or the first of several."""
     if isinstance(outputs, Tensor | float | int):
         return outputs
     if isinstance(getattr(outputs, "loss", None), Tensor):
@@ -247,9 +243,6 @@ def begin_epoch(batches: Any, epoch: int) -> None:
 
     Without it every epoch has the order of the first one. Whatever has a `set_epoch(epoch)` is told: a DataLoader's
     samplers and its dataset.
-
-    Raises:
-        UsageError: a torch Dataset, which has no batches.
     """
     if isinstance(batches, data.Dataset) and not isinstance(batches, data.IterableDataset):
         name = type(batches).__name__
@@ -281,12 +274,7 @@ def find_start(
     initial_epoch: int,
     resume_from: str | os.PathLike[str] | None,
 ) -> Start:
-    """Return where to begin; with `resume_from` the network and the optimizer are loaded from it.
-
-    Raises:
-        ParallelError: both are given.
-        CheckpointError: as `load_checkpoint` does.
-    """
+    """Return where to begin; with `resume_from` the network and the optimizer are loaded from it."""
     if resume_from is None:
         return Start(Position(epoch=initial_epoch))
     if initial_epoch:

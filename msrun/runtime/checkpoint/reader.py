@@ -58,9 +58,6 @@ class CheckpointReader:
         path: where it is, for messages and for what is no tensor.
         indexes: of its files and directories; of a part that several have, the first one's is read.
         is_foreign: msrun has not written them.
-
-    Raises:
-        CheckpointError: a file is missing or damaged; also from the methods.
     """
 
     def __init__(self, path: Path, indexes: Sequence[Index], *, is_foreign: bool = False) -> None:
@@ -115,11 +112,7 @@ class CheckpointReader:
         return value
 
     def state(self) -> dict[str, Any]:
-        """Return what is no tensor of a layout; of a file that msrun has not written, that there is nothing.
-
-        Raises:
-            CheckpointError: it is missing or damaged.
-        """
+        """Return what is no tensor of a layout; of a file that msrun has not written, that there is nothing."""
         if self._is_foreign:
             return {"extra": {}, "appended": {}, "optimizer": None, "random": {"now": [None], "epoch": [None]}}
         try:
@@ -176,9 +169,6 @@ def open_parts(paths: Sequence[Path]) -> CheckpointReader:
 
     Args:
         paths: of a complete checkpoint, or directories of one save.
-
-    Raises:
-        CheckpointError: a file is damaged.
     """
     path = paths[0]
     if read_manifest(path) is not None:
@@ -212,9 +202,6 @@ def find_set(paths: Sequence[Path]) -> tuple[dict[int, Path], Manifest]:
 
     Args:
         paths: some of them, or all; those that the manifest names are looked for beside them.
-
-    Raises:
-        CheckpointError: one of `paths` is no complete checkpoint, or of another save than the first.
     """
     found: dict[int, Path] = {}
     first: Manifest | None = None
@@ -238,11 +225,7 @@ def find_set(paths: Sequence[Path]) -> tuple[dict[int, Path], Manifest]:
 
 
 def check_set(path: Path, manifest: Manifest, found: Collection[int]) -> None:
-    """Refuse a set of directories that is not complete.
-
-    Raises:
-        CheckpointError: it names those that are missing.
-    """
+    """Refuse a set of directories that is not complete."""
     missing = [place for number, place in enumerate(manifest.places) if number not in found]
     if missing:
         ranks = ", ".join(str(rank) for rank in missing[0].ranks[:8])
@@ -259,9 +242,6 @@ def open_checkpoint(paths: Sequence[Path], *, needs_all: bool = True) -> tuple[C
 
     Args:
         needs_all: False: of several directories some may be missing.
-
-    Raises:
-        CheckpointError: it is not there, or not complete.
     """
     found, manifest = find_set(paths)
     if needs_all:
@@ -318,9 +298,6 @@ def open_source(
         sources: rank -> its file or directory; one is enough where it is complete, or names the others.
         strategy_file: how the slices of plain torch.save files were cut.
         needs_all: refuse a set of which some are missing.
-
-    Raises:
-        CheckpointError: it is not complete, or no strategy tells how plain files were cut.
     """
     paths = [path.absolute() for path in sources.values()]
     if strategy_file is not None and all(is_foreign(path) for path in paths):

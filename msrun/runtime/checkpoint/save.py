@@ -160,11 +160,7 @@ class Writing:
     """What a leader does when its checkpoint has its name."""
 
     def run(self, group: Group) -> None:
-        """Write it. All ranks call it together.
-
-        Raises:
-            CheckpointError: it could not be written; the same on every rank, and earlier ones are as they were.
-        """
+        """Write it. All ranks call it together."""
         final = self.own.path
         temporary = final.with_name(final.name + SAVING)
         is_leader = get_rank() == self.own.leader
@@ -250,11 +246,7 @@ class BackgroundWriter:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait for the checkpoint that is being written, if one is.
-
-        Raises:
-            CheckpointError: it could not be written; the same on every rank, once.
-        """
+        """Wait for the checkpoint that is being written, if one is."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -263,11 +255,7 @@ class BackgroundWriter:
             raise CheckpointError(failure)
 
     def forget(self) -> None:
-        """Wait, and drop what belongs to the world that this process leaves.
-
-        Raises:
-            CheckpointError: the last checkpoint could not be written.
-        """
+        """Wait, and drop what belongs to the world that this process leaves."""
         try:
             self.wait()
         except CheckpointError as error:
@@ -363,11 +351,7 @@ def save_checkpoint(
 
 
 def check_async(value: Any) -> bool:
-    """Return whether to write beside the training.
-
-    Raises:
-        CheckpointError: another word than MindSpore's.
-    """
+    """Return whether to write beside the training."""
     if value not in (True, False, "thread", "process"):
         raise CheckpointError(f'async_save={value!r}: must be True, False, "thread" or "process"')
     return bool(value)

@@ -118,11 +118,7 @@ def _box_of(data: Any) -> Box:
 
 
 class _DurableFile:
-    """A file whose content is on its way to the disk while more is written.
-
-    Raises:
-        OSError: as writing a file does; also from the methods.
-    """
+    """A file whose content is on its way to the disk while more is written."""
 
     def __init__(self, path: Path, mode: str) -> None:
         self.stream = cast("BinaryIO", path.open(mode, buffering=0))
@@ -188,7 +184,6 @@ class _TensorStream:
         """of torch's small records"""
 
     def save(self, tensor: Tensor) -> None:
-        """Write one tensor, row by row."""
         self._values = raw_bytes(tensor)
         with torch.serialization.skip_data():
             torch.save(_reserve(tuple(tensor.shape), tensor.dtype), cast("BinaryIO", self))
@@ -196,13 +191,11 @@ class _TensorStream:
         self.flush()
 
     def write(self, data: bytes) -> int:
-        """Take what torch writes."""
         self._pending.append(bytes(data))
         self._place += len(data)
         return len(data)
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Put the values where torch leaves room for them."""
         assert (offset, whence) == (len(self._values), os.SEEK_CUR), "torch passes by the room for the values"
         self.flush()
         self._file.write(self._values)
@@ -210,11 +203,9 @@ class _TensorStream:
         return self._place
 
     def tell(self) -> int:
-        """Return where in the file the next byte goes."""
         return self._place
 
     def flush(self) -> None:
-        """Write what torch has written; the system's errors come from here, not out of torch's words for them."""
         pending, self._pending = b"".join(self._pending), []
         self._file.write(memoryview(pending))
 
@@ -257,11 +248,7 @@ def write_parts(
 
 @contextlib.contextmanager
 def system_errors() -> Iterator[None]:
-    """Raise the system's error where torch covers it up: a full disk is "unexpected pos" in its words.
-
-    Raises:
-        OSError: what the system said.
-    """
+    """Raise the system's error where torch covers it up: a full disk is "unexpected pos" in its words."""
     try:
         yield
     except OSError:
@@ -345,9 +332,6 @@ class PlainFileWriter:
         path: of the file, which is made.
         tensors: key, shape and type of all tensors, those of the network first.
         tied: name -> the name of the network's tensor that is the same one.
-
-    Raises:
-        OSError: as writing a file does; also from the other methods.
     """
 
     def __init__(
@@ -423,11 +407,7 @@ class PlainFileWriter:
 
 
 def name_records(path: Path) -> dict[str, str]:
-    """Return record -> the tensor whose values it holds, for messages; empty when the file does not say.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Return record -> the tensor whose values it holds, for messages; empty when the file does not say."""
     try:
         names = {place["offset"]: name for name, place in json.loads(read_record(path, TENSORS)).items()}
         with path.open("rb") as stream, zipfile.ZipFile(stream) as archive:

@@ -219,12 +219,7 @@ def _parts(reader: CheckpointReader, strategy: Strategy, rank: int) -> Parts:
 
 
 def write_whole(reader: CheckpointReader, manifest: Manifest, final: Path) -> None:
-    """Write a file with whole tensors.
-
-    Raises:
-        CheckpointError: parameters cut by hand have no whole.
-        OSError: as writing a file does.
-    """
+    """Write a file with whole tensors."""
     _refuse_own(reader, manifest, "load_checkpoint them and use merge_sliced_parameter")
     keys = sorted(reader.tensors, key=lambda key: key[0] != NETWORK)
     temporary, serial = start_writing(final.absolute(), is_file=True)
@@ -309,12 +304,7 @@ def _export(reader: CheckpointReader, manifest: Manifest, target: Path, max_byte
 
 
 def _write_safetensors(path: Path, names: Sequence[str], reader: CheckpointReader) -> None:
-    """Write one file, a tensor at a time: the safetensors package writes what is all in memory.
-
-    Raises:
-        CheckpointError: a type of element that the format does not know.
-        OSError: as writing a file does.
-    """
+    """Write one file, a tensor at a time: the safetensors package writes what is all in memory."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name in names:
@@ -335,11 +325,7 @@ def _write_safetensors(path: Path, names: Sequence[str], reader: CheckpointReade
 
 
 def parse_bytes(text: int | str) -> int:
-    """Return a number of bytes: 1000000, "5GB", "200 MiB".
-
-    Raises:
-        CheckpointError: something else, or none at all.
-    """
+    """Return a number of bytes: 1000000, "5GB", "200 MiB"."""
     match = re.fullmatch(r"(\d+)\s*([KMG]?I?)B?", str(text).strip().upper())
     count = int(match[1]) * _UNITS.get(match[2], 0) if match else 0
     if isinstance(text, bool) or count < 1:

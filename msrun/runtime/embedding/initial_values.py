@@ -53,11 +53,7 @@ class TableFill:
 
 
 def check_init(init: Any, table: TableSlices) -> None:
-    """Refuse what tells no first values.
-
-    Raises:
-        StrategyError: an unknown word, or a tensor of another shape.
-    """
+    """Refuse what tells no first values."""
     words = {**_WORDS, **_NUMBERS}
     if isinstance(init, str) and init.lower() not in words:
         raise StrategyError(

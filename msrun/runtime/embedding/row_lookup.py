@@ -152,11 +152,7 @@ class RowLookup:
         return RowLookup(self.slices, is_sparse=self.is_sparse, cache=copy.deepcopy(self.cache, memo))
 
     def check(self, index: Tensor) -> None:
-        """Refuse what cannot be looked up, whatever its values.
-
-        Raises:
-            StrategyError: indices that are no whole numbers, or a table that was made before `init()`.
-        """
+        """Refuse what cannot be looked up, whatever its values."""
         if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
             raise StrategyError(f"EmbeddingLookup: indices of {index.dtype}; give whole numbers, such as torch.int64")
         ranks = world.get_group_size()
@@ -172,11 +168,7 @@ class RowLookup:
         return self._apply(table, index, _Ways(group, gives_gradient=gives_gradient))
 
     def run_alone(self, table: Tensor, index: Tensor) -> Tensor:
-        """Look up in a whole table, for this rank alone.
-
-        Raises:
-            StrategyError: this rank has only a part of it.
-        """
+        """Look up in a whole table, for this rank alone."""
         here, whole = tuple(plain(table).shape), (self.slices.rows, self.width)
         if here != whole:
             raise StrategyError(
@@ -249,11 +241,7 @@ class _Part:
 
 
 def _find_known(index: Tensor, rows: int) -> Tensor | None:
-    """Return the places of the indices that name a row; None: all do.
-
-    Raises:
-        StrategyError: a negative index.
-    """
+    """Return the places of the indices that name a row; None: all do."""
     if not index.numel():
         return None
     low, high = torch.aminmax(index)

@@ -40,9 +40,6 @@ def build_slices(mode: str, rows: int, width: int, manual_shapes: Sequence[int] 
             table_column_slice: equal numbers of columns. field_slice: the rows of whole fields.
         manual_shapes: rows of every field, of field_slice. Their number is a multiple of the ranks; a rank has
             neighbouring fields.
-
-    Raises:
-        StrategyError: an unknown mode, or a table that cannot be cut so.
     """
     if mode not in MODES:
         raise StrategyError(

@@ -21,9 +21,6 @@ def listen_at(meeting: Meeting) -> socket.socket:
 
     On all addresses where there is a choice: with several addresses, with a name that this host takes for its loopback
     (as in Debian's /etc/hosts), and with an address that may be that of a service in front of this host.
-
-    Raises:
-        WorldError: the port is in use, or the address is not one of this host's.
     """
     address = _bind_address(meeting)
     try:

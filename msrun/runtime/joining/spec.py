@@ -62,11 +62,7 @@ def join_place(address: str, port: int) -> str:
 
 
 def parse_number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
-    """Return the whole number that a variable holds.
-
-    Raises:
-        WorldError: it is something else, or not set and without a default.
-    """
+    """Return the whole number that a variable holds."""
     text = environ.get(name)
     if text is None and default is not None:
         return default
@@ -88,9 +84,6 @@ def choose_meeting(environ: Mapping[str, str], addresses: tuple[str, ...], named
         addresses: of rank 0's host, as the source tells; empty when it does not.
         named_by: who told; without addresses the remedy.
         key: of the job; its port follows from it.
-
-    Raises:
-        WorldError: nobody told an address, or the port is none.
     """
     port = derive_port(key)
     if contract.MASTER_PORT in environ:

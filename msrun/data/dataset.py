@@ -9,11 +9,10 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from msrun.data.operations import failed, own_random_numbers
 from msrun.data.order import Items, SampleDraws, count_steps, draw_shard
 from msrun.data.parameters import find_world_device, parse_count
 from msrun.data.pipeline import DataPipeline, parse_seed
-from msrun.data.source import ArraySource, ColumnParts, SampleSource
+from msrun.data.source import ArraySource, ColumnParts, SampleSource, failed, own_random_numbers
 from msrun.data.workers import Column, StepLoader, StepReader
 from msrun.errors import DataError, MsrunError, UsageError
 

@@ -4,7 +4,7 @@ The sharding law: with N shards and `batch(B)`, the batches k of shards 0 .. N-1
 of the unsharded dataset with `batch(B * N)`, in every epoch; there are floor(n / (B * N)) of them. So a job of any
 size trains on the same global batches as one process. It holds because each process computes the whole order.
 
-Where MindSpore's meaning holds, a dataset without `num_shards` is whole on every rank, `mindspore_order.py`.
+Where MindSpore's meaning holds, a dataset without `num_shards` is whole on every rank.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any, Self
 import numpy as np
 
 from msrun.data import config
-from msrun.data.operations import ColumnChoice, MapStep, check_operations, replace_columns
 from msrun.data.order import (
     Batched,
     MindSporeSamples,
@@ -30,7 +29,16 @@ from msrun.data.order import (
     seed_of_rank,
 )
 from msrun.data.parameters import Shard, check_shard, find_compat, find_rank, find_world_shard, parse_count, parse_sizes
-from msrun.data.source import ConcatenatedSource, MappedSource, SampleSource, ZippedSource
+from msrun.data.source import (
+    ColumnChoice,
+    ConcatenatedSource,
+    MappedSource,
+    MapStep,
+    SampleSource,
+    ZippedSource,
+    check_operations,
+    replace_columns,
+)
 from msrun.errors import UsageError, near_miss
 
 

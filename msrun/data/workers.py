@@ -25,9 +25,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from msrun.data import config
-from msrun.data.operations import ColumnChoice, MapStep
 from msrun.data.order import Items
-from msrun.data.source import SampleSource, read_through
+from msrun.data.source import ColumnChoice, MapStep, SampleSource, read_through
 from msrun.errors import DataError, MsrunError, ParallelError, UsageError
 
 _PRELOADED = ["torch.utils.data", "msrun.data.workers", "msrun.data.vision"]

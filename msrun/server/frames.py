@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from msrun.shm.memory import HEAD_BYTES, make_memory, open_memory
+from msrun.shm.segment import HEAD_BYTES, make_memory, open_memory
 
 SHARE = "share"
 """The kind of request that offers memory to a server."""

@@ -9,8 +9,7 @@ from typing import Any
 
 from msrun.errors import CollectiveError
 from msrun.shm.collectives import Collective, describe
-from msrun.shm.memory import distance, is_reached
-from msrun.shm.segment import NOTE, SLOTS, Segment
+from msrun.shm.segment import NOTE, SLOTS, Segment, distance, is_reached
 from msrun.shm.work import Line, Operation, lock
 
 

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from msrun.shm import collectives
 from msrun.shm.collective_line import Collectives
-from msrun.shm.collectives import Collective, Rows
+from msrun.shm.collectives import Collective, Rows, kind_of, op_of, reduction_of
 from msrun.shm.mail import Mail, Receive, Send
-from msrun.shm.reduction import kind_of, op_of, reduction_of
 from msrun.shm.segment import Segment
 from msrun.shm.work import ShmWork, TorchGroup, Value, forget, listed, start
 

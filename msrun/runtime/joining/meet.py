@@ -33,16 +33,19 @@ from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # e
 
 from msrun import contract
 from msrun.errors import ClusterError, MsrunError, RendezvousTimeout, WorldError, near_miss
-from msrun.runtime.joining.network import (
+from msrun.runtime.joining.spec import (
+    Meeting,
+    WorldSpec,
     address_of,
+    join_place,
     keep_to_interface,
     listen_at,
     listen_beside,
     order_of,
     own_address,
+    parse_number,
     watch_for_silence,
 )
-from msrun.runtime.joining.spec import Meeting, WorldSpec, join_place, parse_number
 
 TIME_OUT = "MS_TOPO_TIMEOUT"
 """Seconds for all to come, for ever when negative; MindSpore's default is 1800."""

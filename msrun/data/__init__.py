@@ -22,49 +22,27 @@ if TYPE_CHECKING:
     from msrun.data.mnist import MnistDataset, read_idx, write_idx
     from msrun.errors import DataError
 
-__all__ = [
-    "Cifar10Dataset",
-    "Cifar100Dataset",
-    "CriteoDataset",
-    "DataError",
-    "Dataset",
-    "GeneratorDataset",
-    "MnistDataset",
-    "NumpySlicesDataset",
-    "config",
-    "read_idx",
-    "transforms",
-    "vision",
-    "write_clicks",
-    "write_digits",
-    "write_digits_as_cifar10",
-    "write_idx",
-]
-
-_MODULE_OF_NAME = {
-    "Cifar10Dataset": "msrun.data.cifar",
-    "Cifar100Dataset": "msrun.data.cifar",
-    "CriteoDataset": "msrun.data.criteo",
-    "DataError": "msrun.errors",
-    "Dataset": "msrun.data.dataset",
-    "GeneratorDataset": "msrun.data.dataset",
-    "MnistDataset": "msrun.data.mnist",
-    "NumpySlicesDataset": "msrun.data.dataset",
-    "read_idx": "msrun.data.mnist",
-    "write_clicks": "msrun.data.criteo",
-    "write_digits": "msrun.data.digits",
-    "write_digits_as_cifar10": "msrun.data.digits",
-    "write_idx": "msrun.data.mnist",
+_HOMES = {
+    "data.cifar": "Cifar10Dataset Cifar100Dataset",
+    "data.criteo": "CriteoDataset write_clicks",
+    "data.dataset": "Dataset GeneratorDataset NumpySlicesDataset",
+    "data.digits": "write_digits write_digits_as_cifar10",
+    "data.mnist": "MnistDataset read_idx write_idx",
+    "errors": "DataError",
 }
+_HOME_OF = {name: f"msrun.{home}" for home, names in _HOMES.items() for name in names.split()}
 _MODULES = ("config", "transforms", "vision")
+
+__all__ = ["Cifar10Dataset", "Cifar100Dataset", "CriteoDataset", "DataError", "Dataset"]  # what type checkers see
+__all__ += ["GeneratorDataset", "MnistDataset", "NumpySlicesDataset", "config", "read_idx", "transforms", "vision"]
+__all__ += ["write_clicks", "write_digits", "write_digits_as_cifar10", "write_idx"]
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(f"{__name__}.{name}")
-    if name in _MODULE_OF_NAME:
-        value = getattr(import_module(_MODULE_OF_NAME[name]), name)
-        globals()[name] = value
+    if name in _HOME_OF:
+        value = globals()[name] = getattr(import_module(_HOME_OF[name]), name)
         return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

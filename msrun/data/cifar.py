@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,13 @@ _NAMES = {
 
 
 def load_batch(path: Path, content: bytes) -> dict[str, Any]:
-    """Return the dictionary that a pickle holds, with text as keys and arrays of uint8 as numpy arrays.
-
-    Raises:
-        DataError: the pickle is damaged, names something to run, or holds something else; with its offset.
-    """
+    """Return the dictionary that a pickle holds, with text as keys and arrays of uint8 as numpy arrays."""
     try:
-        found = load_inert(content, lambda module, name: (_plain(module), name) in _NAMES, encoding="bytes")
+        found = load_inert(
+            content,
+            lambda module, name: (module.replace("numpy._core", "numpy.core"), name) in _NAMES,
+            encoding="bytes",
+        )
         if not isinstance(found, dict):
             raise pickle.UnpicklingError(f"it holds {type(found).__name__}, not a dictionary")
         return {_text(key): _value(value) for key, value in found.items()}
@@ -46,11 +46,12 @@ def load_batch(path: Path, content: bytes) -> dict[str, Any]:
         ) from error
 
 
-def _plain(module: str) -> str:
-    return module.replace("numpy._core", "numpy.core")
+def _is_known(module: str, name: str) -> bool:
+    return (module.replace("numpy._core", "numpy.core"), name) in _NAMES
 
 
 def _value(value: Any) -> Any:
+    """Return a value, where it is the record of an array of uint8 as numpy's."""
     if not isinstance(value, Named):
         return value
     if value.name == "_reconstruct" and isinstance(value.state, tuple):
@@ -60,18 +61,14 @@ def _value(value: Any) -> Any:
         is_fortran = _text(order) == "F"
     else:
         return _bytes(value)
-    return _array(_bytes(raw), dtype, shape, "F" if is_fortran else "C")
-
-
-def _array(raw: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
-    is_uint8 = isinstance(dtype, Named) and dtype.name == "dtype" and _text(*dtype.args[:1]) in ("u1", "|u1", "uint8")
-    if not is_uint8:
+    raw = _bytes(raw)
+    if not (isinstance(dtype, Named) and dtype.name == "dtype" and _text(*dtype.args[:1]) in ("u1", "|u1", "uint8")):
         raise pickle.UnpicklingError("it holds an array that is not of uint8")
     if not isinstance(raw, bytes | bytearray | memoryview) or not all(type(edge) is int for edge in shape):
         raise pickle.UnpicklingError("it holds an array without plain bytes")
     if not all(0 <= edge <= len(raw) for edge in shape) or math.prod(shape) != len(raw):
         raise pickle.UnpicklingError(f"it holds an array of shape {shape} with {len(raw)} bytes")
-    return np.frombuffer(raw, np.uint8).reshape(shape, order=order)
+    return np.frombuffer(raw, np.uint8).reshape(shape, order="F" if is_fortran else "C")
 
 
 def _bytes(value: Any) -> Any:
@@ -94,64 +91,36 @@ _LIMIT_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
-class CifarVersion:
-    """One form in which a data set is published."""
-
-    folder: str
-    files: Mapping[str, tuple[str, ...]]
-    """"train" or "test" -> its files."""
-    is_binary: bool
-
-
-@dataclass(frozen=True)
 class CifarFormat:
     """What the files of a data set hold. Labels are in the order of the bytes of a record."""
 
-    versions: tuple[CifarVersion, ...]
+    folders: tuple[str, str]
+    """That the archives of the binary and the Python version make."""
+    files: dict[str, tuple[str, ...]]
+    """"train" or "test" -> its files; those of the binary version have .bin behind their names."""
     label_names: tuple[str, ...]
-    keys: tuple[str, ...]
-    """The labels' names in the Python version."""
     num_classes: tuple[int, ...]
 
-    @property
-    def record_bytes(self) -> int:
-        return len(self.keys) + IMAGE_BYTES
+    def places(self, folder: Path) -> Iterator[tuple[str, Path]]:
+        """Yield what is behind the names of files, and where they may be."""
+        for suffix, own in zip((".bin", ""), self.folders, strict=True):
+            yield suffix, folder
+            yield suffix, folder / own
 
 
-@dataclass(frozen=True)
-class CifarPart:
-    """The samples of one file."""
-
-    pixels: np.ndarray
-    """(n, 3072) uint8: red, green, blue."""
-    labels: tuple[np.ndarray, ...]
-    """Each (n,)."""
-
+CifarPart = tuple[np.ndarray, tuple[np.ndarray, ...]]
+"""The samples of one file: pixels (n, 3072) uint8, red, green, blue, and labels, each (n,)."""
 
 CIFAR10 = CifarFormat(
-    (
-        CifarVersion(
-            "cifar-10-batches-bin",
-            {"train": tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "test": ("test_batch.bin",)},
-            is_binary=True,
-        ),
-        CifarVersion(
-            "cifar-10-batches-py",
-            {"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)},
-            is_binary=False,
-        ),
-    ),
+    ("cifar-10-batches-bin", "cifar-10-batches-py"),
+    {"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)},
     ("label",),
-    ("labels",),
     (10,),
 )
 CIFAR100 = CifarFormat(
-    (
-        CifarVersion("cifar-100-binary", {"train": ("train.bin",), "test": ("test.bin",)}, is_binary=True),
-        CifarVersion("cifar-100-python", {"train": ("train",), "test": ("test",)}, is_binary=False),
-    ),
+    ("cifar-100-binary", "cifar-100-python"),
+    {"train": ("train",), "test": ("test",)},
     ("coarse_label", "fine_label"),
-    ("coarse_labels", "fine_labels"),
     (20, 100),
 )
 
@@ -161,49 +130,34 @@ def read_cifar(folder: Path, form: CifarFormat, parts: Sequence[str]) -> list[Ci
 
     The files lie in `folder` or in the folder that the archive makes there; where both versions are, the binary one
     is read, which is mapped, not loaded.
-
-    Raises:
-        DataError: a file is missing or damaged; with the byte where it is.
     """
-    version, paths = _find(folder, form, parts)
-    read = _read_binary if version.is_binary else _read_pickle
-    return [read(path, form) for path in paths]
+    fewest_missing: list[str] = []
+    for suffix, place in form.places(folder):
+        names = [f"{name}{suffix}" for part in parts for name in form.files[part]]
+        found = {name: path for name in names if (path := find_file(place, name))}
+        if len(found) == len(names):
+            return [(_read_binary if suffix else _read_pickle)(found[name], form) for name in names]
+        missing = [name for name in names if name not in found]
+        if not fewest_missing or (found and len(missing) < len(fewest_missing)):
+            fewest_missing = missing
+    raise DataError(
+        f"{folder}: missing {', '.join(fewest_missing)}, also with .gz, here and in "
+        f"{' and '.join(map(repr, form.folders))}; put the files there"
+    )
 
 
 def find_parts(folder: Path, form: CifarFormat) -> list[str]:
     """Return the parts of which all files are there, in the order of their names."""
-    for version, place in _places(folder, form):
-        parts = sorted(version.files, key=version.files.__getitem__)
-        if found := [part for part in parts if all(find_file(place, name) for name in version.files[part])]:
+    for suffix, place in form.places(folder):
+        parts = sorted(form.files, key=form.files.__getitem__)
+        if found := [part for part in parts if all(find_file(place, f"{name}{suffix}") for name in form.files[part])]:
             return found
     return []
 
 
-def _find(folder: Path, form: CifarFormat, parts: Sequence[str]) -> tuple[CifarVersion, list[Path]]:
-    fewest_missing: list[str] = []
-    for version, place in _places(folder, form):
-        names = [name for part in parts for name in version.files[part]]
-        paths = [find_file(place, name) for name in names]
-        found = [path for path in paths if path is not None]
-        if len(found) == len(names):
-            return version, found
-        missing = [name for name, path in zip(names, paths, strict=True) if path is None]
-        if not fewest_missing or (found and len(missing) < len(fewest_missing)):
-            fewest_missing = missing
-    folders = " and ".join(repr(version.folder) for version in form.versions)
-    raise DataError(
-        f"{folder}: missing {', '.join(fewest_missing)}, also with .gz, here and in {folders}; put the files there"
-    )
-
-
-def _places(folder: Path, form: CifarFormat) -> Iterator[tuple[CifarVersion, Path]]:
-    for version in form.versions:
-        yield version, folder
-        yield version, folder / version.folder
-
-
 def _read_binary(path: Path, form: CifarFormat) -> CifarPart:
-    size = form.record_bytes
+    num_labels = len(form.label_names)
+    size = num_labels + IMAGE_BYTES
     flat = map_content(path, _LIMIT_BYTES)
     num_records, rest = divmod(len(flat), size)
     if rest or not num_records:
@@ -213,7 +167,6 @@ def _read_binary(path: Path, form: CifarFormat) -> CifarPart:
             "fetch it again"
         )
     records = flat.reshape(num_records, size)
-    num_labels = len(form.keys)
     labels = tuple(records[:, i] for i in range(num_labels))
     for i, (column, num_classes) in enumerate(zip(labels, form.num_classes, strict=True)):
         wrong = np.flatnonzero(column >= num_classes)
@@ -222,7 +175,7 @@ def _read_binary(path: Path, form: CifarFormat) -> CifarPart:
                 f"{path}: {form.label_names[i]} {column[wrong[0]]} at byte {wrong[0] * size + i} (record {wrong[0]}); "
                 f"it must be in 0..{num_classes - 1}: the file is damaged or another one, fetch it again"
             )
-    return CifarPart(records[:, num_labels:], labels)
+    return records[:, num_labels:], labels
 
 
 def _read_pickle(path: Path, form: CifarFormat) -> CifarPart:
@@ -231,11 +184,11 @@ def _read_pickle(path: Path, form: CifarFormat) -> CifarPart:
     if not isinstance(pixels, np.ndarray) or pixels.ndim != 2 or pixels.shape[1] != IMAGE_BYTES or not len(pixels):
         raise DataError(f"{path}: holds no images (n, {IMAGE_BYTES}) under 'data'; it is another file under this name")
     labels = []
-    for name, key, num_classes in zip(form.label_names, form.keys, form.num_classes, strict=True):
-        values: Any = batch.get(key)
+    for name, num_classes in zip(form.label_names, form.num_classes, strict=True):
+        values: Any = batch.get(f"{name}s")
         if not isinstance(values, list) or len(values) != len(pixels):
             raise DataError(
-                f"{path}: no list of {len(pixels)} labels under {key!r}; it is another file under this name"
+                f"{path}: no list of {len(pixels)} labels under '{name}s'; it is another file under this name"
             )
         for number, value in enumerate(values):
             if type(value) is not int or not 0 <= value < num_classes:
@@ -244,7 +197,7 @@ def _read_pickle(path: Path, form: CifarFormat) -> CifarPart:
                     "damaged, fetch it again"
                 )
         labels.append(np.array(values, np.int64))
-    return CifarPart(pixels, tuple(labels))
+    return pixels, tuple(labels)
 
 
 class _CifarDataset(Dataset):
@@ -256,32 +209,15 @@ class _CifarDataset(Dataset):
         self,
         dataset_dir: str | os.PathLike[str],
         usage: str | None = None,
-        num_samples: int | None = None,
-        num_parallel_workers: int | None = None,
-        shuffle: bool | None = None,
-        *,
-        num_shards: int | None = None,
-        shard_id: int | None = None,
-        seed: int | None = None,
+        *parameters: Any,
+        **named: Any,
     ) -> None:
         folder = check_folder(dataset_dir)
         parts = read_cifar(folder, self._form, parts_of_usage(usage, find_parts(folder, self._form)))
-        columns = {
-            "image": ColumnParts([part.pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1) for part in parts]),
-            **{
-                name: ColumnParts([part.labels[i] for part in parts], np.int64)
-                for i, name in enumerate(self._form.label_names)
-            },
-        }
-        super().__init__(
-            ArraySource(columns),
-            num_samples=num_samples,
-            num_parallel_workers=num_parallel_workers,
-            shuffle=shuffle,
-            num_shards=num_shards,
-            shard_id=shard_id,
-            seed=seed,
-        )
+        columns = {"image": ColumnParts([pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1) for pixels, _ in parts])}
+        for i, name in enumerate(self._form.label_names):
+            columns[name] = ColumnParts([labels[i] for _, labels in parts], np.int64)
+        super().__init__(ArraySource(columns), *parameters, **named)
 
 
 class Cifar10Dataset(_CifarDataset):

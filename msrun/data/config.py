@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from msrun.data.parameters import parse_count
-from msrun.data.sharding import find_compat
+from msrun.data.parameters import find_compat, parse_count
 from msrun.errors import UsageError, near_miss
 
 START_METHODS = ("auto", "fork", "forkserver", "spawn")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gzip
 import os
-import secrets
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import numpy as np
 from msrun.data.dataset import Dataset
 from msrun.data.mnist import parts_of_usage
 from msrun.data.parameters import parse_count
-from msrun.data.stored_file import open_data
+from msrun.data.stored_file import open_data, write_files
 from msrun.errors import DataError, UsageError
 
 NUM_INTEGERS, NUM_CATEGORIES = 13, 26
@@ -49,25 +48,13 @@ class CriteoDataset(Dataset):
         self,
         dataset_path: str | os.PathLike[str],
         usage: str = "train",
-        num_samples: int | None = None,
-        num_parallel_workers: int | None = None,
-        shuffle: bool | None = None,
-        *,
+        *parameters: Any,
         hash_size: int = DEFAULT_HASH_SIZE,
-        num_shards: int | None = None,
-        shard_id: int | None = None,
-        seed: int | None = None,
+        **named: Any,
     ) -> None:
         hash_size = parse_count("hash_size", hash_size, minimum=2)
-        super().__init__(
-            ClickLog([LineFile(path) for path in _find_files(Path(dataset_path), usage)], hash_size),
-            num_samples=num_samples,
-            num_parallel_workers=num_parallel_workers,
-            shuffle=shuffle,
-            num_shards=num_shards,
-            shard_id=shard_id,
-            seed=seed,
-        )
+        files = [LineFile(path) for path in _find_files(Path(dataset_path), usage)]
+        super().__init__(ClickLog(files, hash_size), *parameters, **named)
 
 
 def _find_files(path: Path, usage: str) -> list[Path]:
@@ -83,11 +70,7 @@ def _find_files(path: Path, usage: str) -> list[Path]:
 
 
 class LineFile:
-    """A text file whose lines are read by their number.
-
-    Raises:
-        DataError: it is missing, empty or compressed.
-    """
+    """A text file whose lines are read by their number."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -128,16 +111,13 @@ class LineFile:
 class ClickLog:
     """Columns of click logs in several files, one after the other."""
 
-    column_names = ("dense", "ids", "label")
+    column_names: tuple[str, ...] = ("dense", "ids", "label")
 
     def __init__(self, files: list[LineFile], hash_size: int) -> None:
         self._files = files
         self._ends = np.cumsum([file.num_lines for file in files])
+        self.num_samples = int(self._ends[-1])
         self._hash_size = hash_size
-
-    @property
-    def num_samples(self) -> int:
-        return int(self._ends[-1])
 
     def read(self, sample_keys: np.ndarray) -> list[np.ndarray]:
         """Read the lines and return (k, 13) float32, (k, 26) int64 and (k,) float32."""
@@ -203,14 +183,7 @@ def write_clicks(directory: str | os.PathLike[str], num_train: int = NUM_TRAIN, 
     folder = Path(directory)
     parts = {"train.txt": (0, num_train), "test.txt": (1, num_test)}
     missing = {name: part for name, part in parts.items() if not (folder / name).is_file()}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, (part, count) in missing.items():
-            temporary = folder / f".{name}.{secrets.token_hex(6)}"
-            temporary.write_bytes(b"\n".join(_lines(part, count)) + b"\n")
-            temporary.replace(folder / name)
-    except OSError as error:
-        raise DataError(f"{folder}: cannot write click logs ({error.strerror or error}); use another folder") from error
+    write_files(folder, "click logs", {name: b"\n".join(_lines(*part)) + b"\n" for name, part in missing.items()})
     return folder
 
 

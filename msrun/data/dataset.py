@@ -9,15 +9,12 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from msrun.data.operations import own_random_numbers
 from msrun.data.order import Items, SampleDraws, count_steps, draw_shard
-from msrun.data.parameters import parse_count
+from msrun.data.parameters import find_world_device, parse_count
 from msrun.data.pipeline import DataPipeline, parse_seed
-from msrun.data.sharding import find_world_device
-from msrun.data.source import ArraySource, ColumnParts, SampleSource
+from msrun.data.source import ArraySource, ColumnParts, SampleSource, failed, own_random_numbers
 from msrun.data.workers import Column, StepLoader, StepReader
 from msrun.errors import DataError, MsrunError, UsageError
-from msrun.runtime.uncaught import find_user_line
 
 
 class Dataset(DataPipeline):
@@ -43,8 +40,8 @@ class Dataset(DataPipeline):
         UsageError: a value is out of range.
     """
 
-    def __init__(self, source: SampleSource, **parameters: Any) -> None:
-        super().__init__(source, **parameters)
+    def __init__(self, source: SampleSource, *parameters: Any, **named: Any) -> None:
+        super().__init__(source, *parameters, **named)
         self._forget_position()
 
     def set_epoch(self, epoch: int, step: int = 0) -> None:
@@ -308,7 +305,7 @@ class _Passes:
         except MsrunError:
             raise
         except Exception as error:  # the user's function may raise anything
-            raise _failed("the samples", self._source, error) from error
+            raise failed("GeneratorDataset: the samples of", self._source, "", error) from error
 
     def begin(self, number: int) -> None:
         """Have the samples of a pass at hand: those of another are given up."""
@@ -331,17 +328,8 @@ class ItemSource:
     """Columns that are fetched one sample at a time by `items[index]`."""
 
     def __init__(self, items: Any, column_names: tuple[str, ...], seed: int) -> None:
-        self._items = items
-        self._column_names = column_names
-        self._seed = seed
-
-    @property
-    def column_names(self) -> tuple[str, ...]:
-        return self._column_names
-
-    @property
-    def num_samples(self) -> int:
-        return len(self._items)
+        self._items, self._seed = items, seed
+        self.column_names, self.num_samples = column_names, len(items)
 
     def read(self, sample_keys: np.ndarray) -> list[np.ndarray]:
         """Fetch the items and stack each of their columns."""
@@ -363,26 +351,17 @@ class ItemSource:
 
     def _row(self, index: int) -> tuple[np.ndarray, ...]:
         try:
-            row = _as_row(self._items[index], self._column_names)
+            row = _as_row(self._items[index], self.column_names)
         except MsrunError:
             raise
         except Exception as error:  # the user's object may raise anything
-            raise _failed(f"item {index}", self._items, error) from error
-        if len(row) != len(self._column_names):
+            raise failed(f"GeneratorDataset: item {index} of", self._items, "", error) from error
+        if len(row) != len(self.column_names):
             raise UsageError(
-                f"GeneratorDataset: item {index} has {len(row)} values for {len(self._column_names)} columns "
-                f"({', '.join(self._column_names)}); give one value per column"
+                f"GeneratorDataset: item {index} has {len(row)} values for {len(self.column_names)} columns "
+                f"({', '.join(self.column_names)}); give one value per column"
             )
         return tuple(np.asarray(value) for value in row)
-
-
-def _failed(what: str, source: Any, error: Exception) -> DataError:
-    text = " ".join(str(error).split())
-    name = getattr(source, "__name__", type(source).__name__)
-    return DataError(
-        f"GeneratorDataset: {what} of {name} failed: {type(error).__name__}{f': {text}' if text else ''}",
-        where=find_user_line(error),
-    )
 
 
 _OPERATION_NUMBER = 0xFFFFFFFF

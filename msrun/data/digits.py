@@ -19,7 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from msrun.data.mnist import find_mnist_file, read_idx, write_idx
+from msrun.data.mnist import KINDS, PREFIX_OF_USAGE, find_mnist_file, read_idx, write_idx
+from msrun.data.stored_file import write_files
 from msrun.errors import DataError, MsrunError
 
 NUM_TRAIN = 1536
@@ -32,16 +33,9 @@ _SOURCE_EDGE = 8
 _FULL_SCALE = 16 * 10 * 10  # the brightest pixel, after weights in tenths in both directions
 _PERMUTATION_SEED = 20
 _SHAPES = {
-    ("train", "images"): (NUM_TRAIN, IMAGE_EDGE, IMAGE_EDGE),
-    ("train", "labels"): (NUM_TRAIN,),
-    ("test", "images"): (NUM_TEST, IMAGE_EDGE, IMAGE_EDGE),
-    ("test", "labels"): (NUM_TEST,),
-}
-_FILE_NAMES = {
-    ("train", "images"): "train-images-idx3-ubyte",
-    ("train", "labels"): "train-labels-idx1-ubyte",
-    ("test", "images"): "t10k-images-idx3-ubyte",
-    ("test", "labels"): "t10k-labels-idx1-ubyte",
+    (usage, kind): (count, *((IMAGE_EDGE, IMAGE_EDGE) if num_dims == 3 else ()))
+    for usage, count in (("train", NUM_TRAIN), ("test", NUM_TEST))
+    for kind, num_dims in KINDS
 }
 
 
@@ -62,7 +56,7 @@ def write_digits(directory: str | os.PathLike[str]) -> Path:
     try:
         temporary.mkdir(parents=True)
         for key, array in arrays.items():
-            write_idx(temporary / _FILE_NAMES[key], array)
+            write_idx(temporary / _name(*key), array)
         _move_into_place(temporary, folder)
     except OSError as error:
         raise DataError(f"{folder}: cannot write the digits ({error.strerror or error}); use another folder") from error
@@ -87,18 +81,13 @@ def write_digits_as_cifar10(directory: str | os.PathLike[str]) -> Path:
         return folder
     digits = build_digits()
     edge = (CIFAR_EDGE - IMAGE_EDGE) // 2
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, (usage, number) in parts.items():
-            rows = slice(None) if usage == "test" else slice(number * NUM_TRAIN // 5, (number + 1) * NUM_TRAIN // 5)
-            images = np.pad(digits[usage, "images"][rows], ((0, 0), (edge, edge), (edge, edge)))
-            planes = np.repeat(images.reshape(len(images), 1, -1), 3, axis=1).reshape(len(images), -1)
-            records = np.concatenate([digits[usage, "labels"][rows][:, None], planes], axis=1)
-            temporary = folder / f".{name}.{secrets.token_hex(6)}"
-            temporary.write_bytes(records.tobytes())
-            temporary.replace(folder / name)
-    except OSError as error:
-        raise DataError(f"{folder}: cannot write the digits ({error.strerror or error}); use another folder") from error
+    contents = {}
+    for name, (usage, number) in parts.items():
+        rows = slice(None) if usage == "test" else slice(number * NUM_TRAIN // 5, (number + 1) * NUM_TRAIN // 5)
+        images = np.pad(digits[usage, "images"][rows], ((0, 0), (edge, edge), (edge, edge)))
+        planes = np.repeat(images.reshape(len(images), 1, -1), 3, axis=1).reshape(len(images), -1)
+        contents[name] = np.concatenate([digits[usage, "labels"][rows][:, None], planes], axis=1).tobytes()
+    write_files(folder, "the digits", contents)
     return folder
 
 
@@ -112,14 +101,9 @@ def build_digits() -> dict[tuple[str, str], np.ndarray]:
         ) from error
     bunch = load_digits()
     order = np.random.RandomState(_PERMUTATION_SEED).permutation(NUM_TRAIN + NUM_TEST)
-    images = enlarge(bunch.images)[order]
-    labels = bunch.target.astype(np.uint8)[order]
-    return {
-        ("train", "images"): images[:NUM_TRAIN],
-        ("train", "labels"): labels[:NUM_TRAIN],
-        ("test", "images"): images[NUM_TRAIN:],
-        ("test", "labels"): labels[NUM_TRAIN:],
-    }
+    arrays = {"images": enlarge(bunch.images)[order], "labels": bunch.target.astype(np.uint8)[order]}
+    rows = {"train": slice(NUM_TRAIN), "test": slice(NUM_TRAIN, None)}
+    return {(usage, kind): arrays[kind][rows[usage]] for usage, kind in _SHAPES}
 
 
 def enlarge(images: np.ndarray) -> np.ndarray:
@@ -177,7 +161,11 @@ def _move_into_place(temporary: Path, folder: Path) -> None:
     except OSError:
         folder.mkdir(exist_ok=True)
         for key in _find_missing(folder):
-            (temporary / _FILE_NAMES[key]).replace(folder / _FILE_NAMES[key])
+            (temporary / _name(*key)).replace(folder / _name(*key))
+
+
+def _name(usage: str, kind: str) -> str:
+    return f"{PREFIX_OF_USAGE[usage]}-{kind}-idx{len(_SHAPES[usage, kind])}-ubyte"
 
 
 if __name__ == "__main__":

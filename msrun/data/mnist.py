@@ -5,20 +5,20 @@ from __future__ import annotations
 import gzip
 import math
 import os
-import secrets
 import struct
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from io import BufferedIOBase
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from msrun.data.dataset import Dataset
-from msrun.data.sharding import find_compat
+from msrun.data.parameters import find_compat
 from msrun.data.source import ArraySource, ColumnParts
 from msrun.data.stored_file import open_data, read_at_most
 from msrun.errors import DataError, UsageError, near_miss
+from ranktable.files import write_whole
 
 DTYPE_OF_CODE: dict[int, np.dtype] = {
     0x08: np.dtype("uint8"),
@@ -33,23 +33,6 @@ DTYPE_OF_CODE: dict[int, np.dtype] = {
 _MAX_DIM = 2**32 - 1
 
 
-@dataclass(frozen=True)
-class IdxHeader:
-    """What the first bytes of an idx file say about the rest."""
-
-    dtype: np.dtype
-    """Element type as stored, big-endian."""
-    shape: tuple[int, ...]
-
-    @property
-    def header_bytes(self) -> int:
-        return 4 + 4 * len(self.shape)
-
-    @property
-    def data_bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
-
 def read_idx(path: str | os.PathLike[str], *, should_map: bool = False) -> np.ndarray:
     """Return the array stored in an idx file; gzip is recognised by content, whatever the name.
 
@@ -62,34 +45,30 @@ def read_idx(path: str | os.PathLike[str], *, should_map: bool = False) -> np.nd
     """
     path = Path(path)
     with open_data(path) as stream:
-        header = _read_header(stream, path)
-        if isinstance(stream, gzip.GzipFile):
-            flat = np.frombuffer(_read_payload(stream, header, path), header.dtype)
+        dtype, shape = _read_header(stream, path)
+        begin, size = 4 + 4 * len(shape), math.prod(shape) * dtype.itemsize
+        payload = read_at_most(stream, size) if isinstance(stream, gzip.GzipFile) else None
+        found = os.fstat(stream.fileno()).st_size - begin if payload is None else len(payload)
+        if found != size:
+            more = " or more" if payload is not None and found > size else ""
+            raise DataError(
+                f"{path}: dimensions {shape} of {dtype.name} need {size} bytes of data from byte {begin} on, found "
+                f"{found}{more}; the file is damaged, fetch it again"
+            )
+        if payload is not None:
+            flat = np.frombuffer(payload, dtype)
+        elif should_map and dtype.itemsize == 1 and size:
+            flat = np.memmap(path, dtype, mode="r", offset=begin, shape=(size,))
         else:
-            _check_size(path, header, os.fstat(stream.fileno()).st_size - header.header_bytes)
-            flat = _load_plain(path, header, should_map=should_map)
-    return _shaped(flat, header, path)
-
-
-def write_idx(path: str | os.PathLike[str], array: np.ndarray) -> None:
-    """Write `array` as an idx file, gzipped if the name ends in `.gz`; the file appears whole or not at all.
-
-    Raises:
-        DataError: the dtype is none of the six that the format has, or a dimension does not fit 32 bits.
-    """
-    path, array = Path(path), np.asarray(array)
-    content = _render_header(path, array) + array.astype(_stored_dtype(path, array), order="C").tobytes()
-    if path.suffix == ".gz":
-        content = gzip.compress(content, mtime=0)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+            flat = np.fromfile(path, dtype, offset=begin)
     try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        return flat.reshape(shape).astype(dtype.newbyteorder("="), copy=False)
+    except ValueError as error:
+        raise DataError(f"{path}: numpy cannot hold dimensions {shape} ({error}); the header is wrong") from error
 
 
-def _read_header(stream: BufferedIOBase, path: Path) -> IdxHeader:
+def _read_header(stream: BufferedIOBase, path: Path) -> tuple[np.dtype, tuple[int, ...]]:
+    """Return the type of the elements, as stored, and the shape."""
     magic = stream.read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in DTYPE_OF_CODE:
         raise DataError(
@@ -104,61 +83,32 @@ def _read_header(stream: BufferedIOBase, path: Path) -> IdxHeader:
             f"{path}: the header of {num_dims} dimensions needs {4 + 4 * num_dims} bytes, found {4 + len(dims)}; "
             "the file is cut short, fetch it again"
         )
-    return IdxHeader(DTYPE_OF_CODE[magic[2]], struct.unpack(f">{num_dims}I", dims))
+    return DTYPE_OF_CODE[magic[2]], struct.unpack(f">{num_dims}I", dims)
 
 
-def _read_payload(stream: BufferedIOBase, header: IdxHeader, path: Path) -> bytearray:
-    payload = read_at_most(stream, header.data_bytes)
-    _check_size(path, header, len(payload), is_lower_bound=len(payload) > header.data_bytes)
-    return payload
+def write_idx(path: str | os.PathLike[str], array: np.ndarray) -> None:
+    """Write `array` as an idx file, gzipped if the name ends in `.gz`; the file appears whole or not at all.
 
-
-def _check_size(path: Path, header: IdxHeader, actual_bytes: int, *, is_lower_bound: bool = False) -> None:
-    if actual_bytes != header.data_bytes:
-        raise DataError(
-            f"{path}: dimensions {header.shape} of {header.dtype.name} need {header.data_bytes} bytes of data from "
-            f"byte {header.header_bytes} on, found {actual_bytes}{' or more' if is_lower_bound else ''}; the file is "
-            "damaged, fetch it again"
-        )
-
-
-def _load_plain(path: Path, header: IdxHeader, *, should_map: bool) -> np.ndarray:
-    if should_map and header.dtype.itemsize == 1 and header.data_bytes:
-        return np.memmap(path, header.dtype, mode="r", offset=header.header_bytes, shape=(header.data_bytes,))
-    return np.fromfile(path, header.dtype, offset=header.header_bytes)
-
-
-def _shaped(flat: np.ndarray, header: IdxHeader, path: Path) -> np.ndarray:
-    try:
-        shaped = flat.reshape(header.shape)
-    except ValueError as error:
-        raise DataError(
-            f"{path}: numpy cannot hold dimensions {header.shape} ({error}); the header is wrong"
-        ) from error
-    return shaped.astype(header.dtype.newbyteorder("="), copy=False)
-
-
-def _stored_dtype(path: Path, array: np.ndarray) -> np.dtype:
-    return DTYPE_OF_CODE[_type_code(path, array)]
-
-
-def _type_code(path: Path, array: np.ndarray) -> int:
-    for code, dtype in DTYPE_OF_CODE.items():
-        if dtype == array.dtype.newbyteorder(">"):
-            return code
-    names = ", ".join(dtype.name for dtype in DTYPE_OF_CODE.values())
-    raise DataError(f"{path}: an idx file cannot hold {array.dtype}; cast the array to one of {names}")
-
-
-def _render_header(path: Path, array: np.ndarray) -> bytes:
+    Raises:
+        DataError: the dtype is none of the six that the format has, or a dimension does not fit 32 bits.
+    """
+    path, array = Path(path), np.asarray(array)
     if any(dim > _MAX_DIM for dim in array.shape):
         raise DataError(f"{path}: an idx file cannot hold shape {array.shape}; every dimension is at most {_MAX_DIM}")
-    return struct.pack(f">HBB{array.ndim}I", 0, _type_code(path, array), array.ndim, *array.shape)
+    code = next((code for code, dtype in DTYPE_OF_CODE.items() if dtype == array.dtype.newbyteorder(">")), None)
+    if code is None:
+        names = ", ".join(dtype.name for dtype in DTYPE_OF_CODE.values())
+        raise DataError(f"{path}: an idx file cannot hold {array.dtype}; cast the array to one of {names}")
+    header = struct.pack(f">HBB{array.ndim}I", 0, code, array.ndim, *array.shape)
+    content = header + array.astype(DTYPE_OF_CODE[code], order="C").tobytes()
+    write_whole(path, gzip.compress(content, mtime=0) if path.suffix == ".gz" else content, may_wait=False)
 
 
 PREFIX_OF_USAGE = {"train": "train", "test": "t10k"}
 """Which files hold which part."""
 
+KINDS = (("images", 3), ("labels", 1))
+"""What the files hold, and how many dimensions it has."""
 _SUB_FOLDERS = ("", "MNIST/raw", "raw", "{usage}")
 
 
@@ -180,13 +130,8 @@ class MnistDataset(Dataset):
         self,
         dataset_dir: str | os.PathLike[str],
         usage: str | None = None,
-        num_samples: int | None = None,
-        num_parallel_workers: int | None = None,
-        shuffle: bool | None = None,
-        *,
-        num_shards: int | None = None,
-        shard_id: int | None = None,
-        seed: int | None = None,
+        *parameters: Any,
+        **named: Any,
     ) -> None:
         folder = check_folder(dataset_dir)
         there = [part for part, prefix in PREFIX_OF_USAGE.items() if any(folder.glob(f"{prefix}-images*"))]
@@ -198,27 +143,12 @@ class MnistDataset(Dataset):
             "image": ColumnParts([images[..., None] for images, _ in parts]),
             "label": ColumnParts([labels for _, labels in parts], np.int64),
         }
-        super().__init__(
-            ArraySource(columns),
-            num_samples=num_samples,
-            num_parallel_workers=num_parallel_workers,
-            shuffle=shuffle,
-            num_shards=num_shards,
-            shard_id=shard_id,
-            seed=seed,
-        )
+        super().__init__(ArraySource(columns), *parameters, **named)
 
 
 def read_mnist(folder: Path, usage: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the images (n, H, W) uint8 and labels (n,) of any integer type of "train" or "test".
-
-    Raises:
-        DataError: a file is missing or damaged, or images and labels do not fit together.
-    """
-    image_path = _get_file(folder, usage, "images", 3)
-    label_path = _get_file(folder, usage, "labels", 1)
-    images = _read_bytes(image_path, num_dims=3)
-    labels = _read_bytes(label_path, num_dims=1)
+    """Return the images (n, H, W) uint8 and labels (n,) of any integer type of "train" or "test"."""
+    (image_path, images), (label_path, labels) = (_read_part(folder, usage, *kind) for kind in KINDS)
     if len(images) != len(labels):
         raise DataError(
             f"{image_path}: {len(images)} images, but {label_path.name} has {len(labels)} labels; "
@@ -229,7 +159,31 @@ def read_mnist(folder: Path, usage: str) -> tuple[np.ndarray, np.ndarray]:
 
 def find_mnist_file(folder: Path, usage: str, kind: str, num_dims: int) -> Path | None:
     """Return the file of `kind` ("images" or "labels") if it is in one of the known places."""
-    return next((path for path in _candidates(folder, usage, kind, num_dims) if path.is_file()), None)
+    stem = f"{PREFIX_OF_USAGE[usage]}-{kind}"
+    names = [f"{stem}{joint}idx{num_dims}-ubyte{suffix}" for joint in ("-", ".") for suffix in ("", ".gz")]
+    places = (folder / place.format(usage=usage) / name for place in _SUB_FOLDERS for name in names)
+    return next((path for path in places if path.is_file()), None)
+
+
+def _read_part(folder: Path, usage: str, kind: str, num_dims: int) -> tuple[Path, np.ndarray]:
+    path = find_mnist_file(folder, usage, kind, num_dims)
+    if path is None:
+        stem = f"{PREFIX_OF_USAGE[usage]}-{kind}"
+        places = ", ".join(repr(sub_folder.format(usage=usage)) for sub_folder in _SUB_FOLDERS[1:])
+        raise DataError(
+            f"{folder}: the {usage} {kind} are missing; looked for {stem}-idx{num_dims}-ubyte and "
+            f"{stem}.idx{num_dims}-ubyte, each also with .gz, here and in {places}; put the file there, or make "
+            "digits with: python -m msrun.data.digits DIR"
+        )
+    array = read_idx(path, should_map=True)
+    is_right_type = array.dtype == np.uint8 if num_dims == 3 else array.dtype.kind in "ui"
+    if array.ndim != num_dims or not is_right_type or 0 in array.shape:
+        raise DataError(
+            f"{path}: holds {array.dtype} of shape {array.shape}, but needs {'uint8' if num_dims == 3 else 'integers'} "
+            f"with {num_dims} dimension{'s' if num_dims > 1 else ''} and at least one sample; it is another file under "
+            "this name"
+        )
+    return path, array
 
 
 def parts_of_usage(usage: str | None, there: Sequence[str] = ()) -> tuple[str, ...]:
@@ -256,36 +210,3 @@ def check_folder(dataset_dir: str | os.PathLike[str] | None) -> Path:
     if not folder.is_dir():
         raise DataError(f"dataset_dir {str(folder)!r} is not a folder; pass the folder that holds the data files")
     return folder
-
-
-def _candidates(folder: Path, usage: str, kind: str, num_dims: int) -> Iterator[Path]:
-    stem = f"{PREFIX_OF_USAGE[usage]}-{kind}"
-    for sub_folder in _SUB_FOLDERS:
-        for joint in ("-", "."):
-            for suffix in ("", ".gz"):
-                yield folder / sub_folder.format(usage=usage) / f"{stem}{joint}idx{num_dims}-ubyte{suffix}"
-
-
-def _get_file(folder: Path, usage: str, kind: str, num_dims: int) -> Path:
-    path = find_mnist_file(folder, usage, kind, num_dims)
-    if path is None:
-        stem = f"{PREFIX_OF_USAGE[usage]}-{kind}"
-        places = ", ".join(repr(sub_folder.format(usage=usage)) for sub_folder in _SUB_FOLDERS[1:])
-        raise DataError(
-            f"{folder}: the {usage} {kind} are missing; looked for {stem}-idx{num_dims}-ubyte and "
-            f"{stem}.idx{num_dims}-ubyte, each also with .gz, here and in {places}; put the file there, or make "
-            "digits with: python -m msrun.data.digits DIR"
-        )
-    return path
-
-
-def _read_bytes(path: Path, *, num_dims: int) -> np.ndarray:
-    array = read_idx(path, should_map=True)
-    is_right_type = array.dtype == np.uint8 if num_dims == 3 else array.dtype.kind in "ui"
-    if array.ndim != num_dims or not is_right_type or 0 in array.shape:
-        raise DataError(
-            f"{path}: holds {array.dtype} of shape {array.shape}, but needs {'uint8' if num_dims == 3 else 'integers'} "
-            f"with {num_dims} dimension{'s' if num_dims > 1 else ''} and at least one sample; it is another file under "
-            "this name"
-        )
-    return array

@@ -11,14 +11,15 @@ A sample is a row (pass number, sample index) of int64: samples are an (n, 2) ar
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 
 from msrun.data.config import UNSET_SEED
-from msrun.data.sharding import Shard
+from msrun.data.parameters import Shard
 from msrun.errors import UsageError
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -67,36 +68,46 @@ _SPLIT_DEPTH = 2**32 - 1
 """Deeper than any link of a chain."""
 
 
-class Order(Protocol):
+class Order(ABC):
     """One link of the chain."""
 
-    @property
-    def is_batched(self) -> bool: ...
+    is_batched = False
 
-    def size(self, num_shards: int, /) -> int: ...
+    @abstractmethod
+    def size(self, num_shards: int, /) -> int:
+        """Return the number of items of a pass."""
 
-    def draw(self, pass_number: int, num_shards: int, /) -> Items: ...
+    @abstractmethod
+    def draw(self, pass_number: int, num_shards: int, /) -> Items:
+        """Return the items of a pass."""
 
 
 @dataclass(frozen=True)
-class Samples:
+class _Behind(Order):
+    """A link that changes what comes from the one before it."""
+
+    upstream: Order
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_batched", self.upstream.is_batched)
+
+
+@dataclass(frozen=True)
+class Samples(Order):
     """All samples once per pass, in file order or in a new permutation every pass."""
 
     num_samples: int
     seed: int
     is_shuffled: bool
-    is_batched: bool = False
 
     def size(self, _num_shards: int) -> int:
         return self.num_samples
 
     def draw(self, pass_number: int, _num_shards: int) -> np.ndarray:
-        keys = np.empty((self.num_samples, 2), np.int64)
-        keys[:, 0] = pass_number
-        keys[:, 1] = np.arange(self.num_samples)
+        order = np.arange(self.num_samples)
         if self.is_shuffled:
-            keys[:, 1] = _random_state(self.seed, pass_number, 0).permutation(self.num_samples)
-        return keys
+            order = _random_state(self.seed, pass_number, 0).permutation(self.num_samples)
+        return _keys(pass_number, order)
 
     @property
     def num_rows(self) -> int:
@@ -108,19 +119,18 @@ class Samples:
         return replace(self, num_samples=num_samples)
 
 
+def _keys(pass_number: int, indices: np.ndarray) -> np.ndarray:
+    return np.stack([np.full(len(indices), pass_number, np.int64), indices], axis=1)
+
+
 @dataclass(frozen=True)
-class Shuffled:
+class Shuffled(_Behind):
     """Items that went through a shuffle buffer: each place takes a random one of the next `buffer_size` items."""
 
-    upstream: Order
     buffer_size: int
     seed: int
     depth: int
     """Number of links before this one; keeps the draws of two shuffles apart."""
-
-    @property
-    def is_batched(self) -> bool:
-        return self.upstream.is_batched
 
     def size(self, num_shards: int) -> int:
         return self.upstream.size(num_shards)
@@ -128,19 +138,15 @@ class Shuffled:
     def draw(self, pass_number: int, num_shards: int) -> Items:
         items = self.upstream.draw(pass_number, num_shards)
         state = _random_state(self.seed, pass_number, self.depth)
-        return _select(items, _buffer_order(len(items), self.buffer_size, state))
+        positions = _buffer_order(len(items), self.buffer_size, state)
+        return [items[i] for i in positions] if isinstance(items, list) else items[positions]
 
 
 @dataclass(frozen=True)
-class Repeated:
+class Repeated(_Behind):
     """`count` passes one after the other, each with its own permutation and its own random transforms."""
 
-    upstream: Order
     count: int
-
-    @property
-    def is_batched(self) -> bool:
-        return self.upstream.is_batched
 
     def size(self, num_shards: int) -> int:
         return self.upstream.size(num_shards) * self.count
@@ -153,16 +159,11 @@ class Repeated:
 
 
 @dataclass(frozen=True)
-class Sliced:
+class Sliced(_Behind):
     """Items `start` .. `stop` - 1 of every pass; `stop` None is the end."""
 
-    upstream: Order
     start: int
     stop: int | None
-
-    @property
-    def is_batched(self) -> bool:
-        return self.upstream.is_batched
 
     def size(self, num_shards: int) -> int:
         return len(range(self.upstream.size(num_shards))[self.start : self.stop])
@@ -172,14 +173,14 @@ class Sliced:
 
 
 @dataclass(frozen=True)
-class Batched:
+class Batched(Order):
     """Global batches: `batch_size` samples for each shard. `size` and `draw` raise UsageError on an uneven rest."""
 
+    is_batched = True
     upstream: Order
     batch_size: int
     """Samples per shard."""
     should_drop_remainder: bool
-    is_batched: bool = True
 
     def size(self, num_shards: int) -> int:
         num_whole, remainder = divmod(self.upstream.size(num_shards), self.batch_size * num_shards)
@@ -207,7 +208,7 @@ def draw_shard(order: Order, pass_number: int, shard: Shard) -> Items:
     """
     items = order.draw(pass_number, shard.num_shards)
     if isinstance(items, list):
-        return [_block(batch, shard) for batch in items]
+        return [np.split(batch, shard.num_shards)[shard.shard_id] for batch in items]
     num_steps = len(items) // shard.num_shards
     steps = items[: num_steps * shard.num_shards].reshape(num_steps, shard.num_shards, 2)
     return steps[:, shard.shard_id : shard.shard_id + 1]
@@ -222,15 +223,6 @@ def count_steps(order: Order, shard: Shard) -> int:
 def draw_permutation(seed: int, num_samples: int) -> np.ndarray:
     """Return (num_samples,) int64: a permutation that no epoch has."""
     return _random_state(seed, 0, _SPLIT_DEPTH).permutation(num_samples)
-
-
-def _block(batch: np.ndarray, shard: Shard) -> np.ndarray:
-    width = len(batch) // shard.num_shards
-    return batch[shard.shard_id * width : (shard.shard_id + 1) * width]
-
-
-def _select(items: Items, positions: np.ndarray) -> Items:
-    return [items[i] for i in positions] if isinstance(items, list) else items[positions]
 
 
 def _random_state(seed: int, pass_number: int, depth: int) -> np.random.RandomState:
@@ -285,10 +277,7 @@ class MindSporeSamples(Samples):
         if self.is_shuffled:
             order = shuffled(self.num_samples, self.seed, pass_number)
         places = np.arange(self.size(num_shards)) * self.shard.num_shards + self.shard.shard_id
-        keys = np.empty((len(places), 2), np.int64)
-        keys[:, 0] = pass_number
-        keys[:, 1] = order[places % self.num_samples] if len(places) else 0
-        return keys
+        return _keys(pass_number, order[places % max(1, self.num_samples)])
 
     def over(self, num_samples: int) -> Self:
         return replace(self, num_samples=num_samples, limit=None)

@@ -4,7 +4,7 @@ The sharding law: with N shards and `batch(B)`, the batches k of shards 0 .. N-1
 of the unsharded dataset with `batch(B * N)`, in every epoch; there are floor(n / (B * N)) of them. So a job of any
 size trains on the same global batches as one process. It holds because each process computes the whole order.
 
-Where MindSpore's meaning holds, a dataset without `num_shards` is whole on every rank, `mindspore_order.py`.
+Where MindSpore's meaning holds, a dataset without `num_shards` is whole on every rank.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any, Self
 import numpy as np
 
 from msrun.data import config
-from msrun.data.operations import ColumnChoice, MapStep, check_operations, replace_columns
 from msrun.data.order import (
     Batched,
     MindSporeSamples,
@@ -29,9 +28,17 @@ from msrun.data.order import (
     draw_permutation,
     seed_of_rank,
 )
-from msrun.data.parameters import parse_count, parse_sizes
-from msrun.data.sharding import Shard, check_shard, find_compat, find_rank, find_world_shard
-from msrun.data.source import ConcatenatedSource, MappedSource, SampleSource, ZippedSource
+from msrun.data.parameters import Shard, check_shard, find_compat, find_rank, find_world_shard, parse_count, parse_sizes
+from msrun.data.source import (
+    ColumnChoice,
+    ConcatenatedSource,
+    MappedSource,
+    MapStep,
+    SampleSource,
+    ZippedSource,
+    check_operations,
+    replace_columns,
+)
 from msrun.errors import UsageError, near_miss
 
 
@@ -44,10 +51,10 @@ class DataPipeline:
     def __init__(
         self,
         source: SampleSource,
-        *,
         num_samples: int | None = None,
         num_parallel_workers: int | None = None,
         shuffle: bool | None = None,
+        *,
         num_shards: int | None = None,
         shard_id: int | None = None,
         seed: int | None = None,
@@ -302,20 +309,12 @@ class DataPipeline:
 
 
 def check_workers(num_parallel_workers: int | None) -> int:
-    """Return the number of workers that the caller asked for, or what `config` says.
-
-    Raises:
-        UsageError: no integer of at least 0.
-    """
+    """Return the number of workers that the caller asked for, or what `config` says."""
     if num_parallel_workers is None:
         return config.get_num_parallel_workers()
     return parse_count("num_parallel_workers", num_parallel_workers, minimum=0)
 
 
 def parse_seed(seed: int | None) -> int:
-    """Return the seed that the caller asked for, or what `config` says.
-
-    Raises:
-        UsageError: no integer in 0..2**63-1.
-    """
+    """Return the seed that the caller asked for, or what `config` says."""
     return config.get_seed() if seed is None else parse_count("seed", seed, minimum=0, maximum=config.MAX_SEED)

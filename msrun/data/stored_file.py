@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from io import BufferedIOBase
 from pathlib import Path
@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from msrun.errors import DataError
+from ranktable.files import write_whole
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _CHUNK_BYTES = 1 << 20
@@ -20,12 +21,7 @@ _CHUNK_BYTES = 1 << 20
 
 @contextmanager
 def open_data(path: Path) -> Iterator[BufferedIOBase]:
-    """Open a file to read its content; gzip is recognised by its first bytes, whatever the name.
-
-    Raises:
-        DataError: in the block, too: the file is missing or unreadable, or its gzip data are damaged; the message names
-            the byte of the content behind which they are.
-    """
+    """Open a file to read its content; gzip is recognised by its first bytes, whatever the name."""
     try:
         with path.open("rb") as file:
             is_gzip = file.read(2) == _GZIP_MAGIC
@@ -75,3 +71,13 @@ def read_at_most(stream: BufferedIOBase, limit_bytes: int) -> bytearray:
 def find_file(folder: Path, name: str) -> Path | None:
     """Return `folder/name` or `folder/name.gz`, whichever is there."""
     return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
+
+
+def write_files(folder: Path, what: str, contents: Mapping[str, bytes]) -> None:
+    """Write files, each of which appears whole; `what` names them in the error."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in contents.items():
+            write_whole(folder / name, content, may_wait=False)
+    except OSError as error:
+        raise DataError(f"{folder}: cannot write {what} ({error.strerror or error}); use another folder") from error

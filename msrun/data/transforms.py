@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from msrun.data.operations import Transform
 from msrun.data.parameters import parse_count
+from msrun.data.source import Transform
 from msrun.errors import UsageError
 
 _NUMBER_KINDS = "biufc"

@@ -25,9 +25,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from msrun.data import config
-from msrun.data.operations import ColumnChoice, MapStep
 from msrun.data.order import Items
-from msrun.data.source import SampleSource
+from msrun.data.source import ColumnChoice, MapStep, SampleSource, read_through
 from msrun.errors import DataError, MsrunError, ParallelError, UsageError
 
 _PRELOADED = ["torch.utils.data", "msrun.data.workers", "msrun.data.vision"]
@@ -35,11 +34,7 @@ _PRELOADED = ["torch.utils.data", "msrun.data.workers", "msrun.data.vision"]
 
 @contextmanager
 def starting_workers(reader: Any) -> Iterator[str]:
-    """Yield the start method for workers that need `reader`; start them in the block.
-
-    Raises:
-        UsageError: part of `reader` can be sent to no worker; names it.
-    """
+    """Yield the start method for workers that need `reader`; start them in the block."""
     method = config.get_multiprocessing_start_method()
     if method == "fork" or (method == "auto" and may_fork()):
         yield "fork"
@@ -209,9 +204,7 @@ class StepReader(torch.utils.data.Dataset[Any]):
 
     def read(self, sample_keys: np.ndarray) -> tuple[Column, ...]:
         """Return the columns of the step."""
-        columns = self._source.read(sample_keys)
-        for step in self._steps:
-            columns = step.apply(columns, sample_keys)
+        columns = read_through(self._source, self._steps, sample_keys)
         if not self._is_batched:
             columns = [column[0] for column in columns]
         return tuple(_to_tensor(column) for column in columns)
@@ -269,12 +262,7 @@ class StepLoader:
         self.is_busy = False
 
     def read(self, items: Items) -> Iterator[tuple[Column, ...]]:
-        """Yield the columns of each step. One epoch at a time: not before the iterator before is used up or closed.
-
-        Raises:
-            DataError: a worker died.
-            MsrunError: what reading a step raises, in a worker, too.
-        """
+        """Yield the columns of each step. One epoch at a time: not before the iterator before is used up or closed."""
         self.is_busy = True
         try:
             self._keys.items = items

@@ -14,7 +14,7 @@ from msrun.mindspore.missing import missing_names
 from msrun.runtime import Accuracy as _Accuracy
 from msrun.runtime import Loss, Top1CategoricalAccuracy, Top5CategoricalAccuracy
 from msrun.runtime import TopKCategoricalAccuracy as _TopKCategoricalAccuracy
-from msrun.train.metrics import NAMES
+from msrun.train.model import NAMES
 
 
 def _numbers(value: Any) -> np.ndarray:

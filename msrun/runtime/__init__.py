@@ -126,14 +126,14 @@ if TYPE_CHECKING:
     from msrun.train.callbacks import ModelCheckpoint as ModelCheckpoint
     from msrun.train.callbacks import OnRequestExit as OnRequestExit
     from msrun.train.callbacks import TimeMonitor as TimeMonitor
-    from msrun.train.metrics import AUC as AUC
-    from msrun.train.metrics import Accuracy as Accuracy
-    from msrun.train.metrics import Loss as Loss
-    from msrun.train.metrics import Metric as Metric
-    from msrun.train.metrics import Top1CategoricalAccuracy as Top1CategoricalAccuracy
-    from msrun.train.metrics import Top5CategoricalAccuracy as Top5CategoricalAccuracy
-    from msrun.train.metrics import TopKCategoricalAccuracy as TopKCategoricalAccuracy
+    from msrun.train.model import AUC as AUC
+    from msrun.train.model import Accuracy as Accuracy
+    from msrun.train.model import Loss as Loss
+    from msrun.train.model import Metric as Metric
     from msrun.train.model import Model as Model
+    from msrun.train.model import Top1CategoricalAccuracy as Top1CategoricalAccuracy
+    from msrun.train.model import Top5CategoricalAccuracy as Top5CategoricalAccuracy
+    from msrun.train.model import TopKCategoricalAccuracy as TopKCategoricalAccuracy
     from msrun.train.records import CSVLogger as CSVLogger
     from msrun.train.records import JSONLogger as JSONLogger
     from msrun.train.records import MetricsLogger as MetricsLogger

@@ -50,12 +50,13 @@ HOMES = {
 """Module below msrun.runtime -> its public names."""
 
 HOMES_BESIDE = {
-    "train.model": "Model",
     "train.callbacks": (
         "Callback LossMonitor TimeMonitor EarlyStopping LearningRateScheduler OnRequestExit ModelCheckpoint "
         "CheckpointConfig"
     ),
-    "train.metrics": "Metric Accuracy TopKCategoricalAccuracy Top1CategoricalAccuracy Top5CategoricalAccuracy AUC Loss",
+    "train.model": (
+        "Model Metric Accuracy TopKCategoricalAccuracy Top1CategoricalAccuracy Top5CategoricalAccuracy AUC Loss"
+    ),
     "train.run_context": "RunContext",
     "train.records": "MetricsLogger CSVLogger JSONLogger TensorBoardLogger",
     "server.parameters": "set_ps_context get_ps_context reset_ps_context set_param_ps",

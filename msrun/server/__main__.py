@@ -21,7 +21,7 @@ from msrun.runtime.joining.meet import (
     silence_limit_s,
     tell_server_places,
 )
-from msrun.server.meeting import publish
+from msrun.server.connection import publish
 from msrun.server.serving import Server, say
 
 BACKLOG = 1024

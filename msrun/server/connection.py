@@ -1,15 +1,27 @@
-"""A worker's connections to the parameter servers: one to each, opened at the first request."""
+"""How workers find the parameter servers of their job and prove who they are, and a worker's connections: one to each,
+opened at the first request.
+
+Each server writes its address into a store: on one host a file beside the workers' own, of several hosts the store in
+which the workers meet, too; in a job that was started by hand the scheduler's.
+"""
 
 from __future__ import annotations
 
 import functools
+import hmac
 import os
+import secrets
 import socket
+import struct
 from collections.abc import Mapping
+from datetime import timedelta
+
+from torch.distributed import FileStore, PrefixStore, Store  # type: ignore[attr-defined]  # exported, not declared
 
 from msrun import contract
 from msrun.errors import ParallelError, WorldError
 from msrun.runtime import world
+from msrun.runtime.joining.meet import STORE, connect_store
 from msrun.runtime.progress import waiting_in
 from msrun.server.frames import (
     DONE,
@@ -25,15 +37,90 @@ from msrun.server.frames import (
     encode,
     offer,
 )
-from msrun.server.meeting import (
-    NONCE_BYTES,
-    PROOF_BYTES,
-    NotProved,
-    build_claim,
-    check_answer,
-    find_addresses,
-    new_nonce,
-)
+
+NONCE_BYTES = 32
+PROOF_BYTES = 32
+_RANK = struct.Struct("!I")
+CLAIM_BYTES = NONCE_BYTES + _RANK.size + PROOF_BYTES
+"""What the worker sends."""
+_WORKER, _SERVER = b"msrun worker", b"msrun parameter server"
+
+
+class NotProved(ValueError):
+    """The other side does not know the token, or is not who it should be."""
+
+
+def new_nonce() -> bytes:
+    """Return random bytes, of which every connection has its own."""
+    return secrets.token_bytes(NONCE_BYTES)
+
+
+def build_claim(token: bytes, server_nonce: bytes, worker_nonce: bytes, global_rank: int) -> bytes:
+    """Return what a worker answers to the server's nonce."""
+    rank = _RANK.pack(global_rank)
+    return worker_nonce + rank + _proof(token, _WORKER, server_nonce, worker_nonce, rank)
+
+
+def check_claim(token: bytes, server_nonce: bytes, claim: bytes) -> tuple[int, bytes]:
+    """Return the rank and the nonce of a worker."""
+    worker_nonce, rank, proof = claim[:NONCE_BYTES], claim[NONCE_BYTES:-PROOF_BYTES], claim[-PROOF_BYTES:]
+    if not hmac.compare_digest(proof, _proof(token, _WORKER, server_nonce, worker_nonce, rank)):
+        raise NotProved("a worker without the token of this job")
+    return _RANK.unpack(rank)[0], worker_nonce
+
+
+def build_answer(token: bytes, server_nonce: bytes, worker_nonce: bytes, index: int) -> bytes:
+    """Return what a server answers to a claim."""
+    return _proof(token, _SERVER, server_nonce, worker_nonce, _RANK.pack(index))
+
+
+def check_answer(token: bytes, server_nonce: bytes, worker_nonce: bytes, index: int, answer: bytes) -> None:
+    """Refuse who is not parameter server `index` of this job."""
+    if not hmac.compare_digest(answer, build_answer(token, server_nonce, worker_nonce, index)):
+        raise NotProved("it does not know the token of this job")
+
+
+def _proof(token: bytes, *parts: bytes) -> bytes:
+    return hmac.digest(token, b"".join(parts), "sha256")
+
+
+FILE = "file://"
+FIND_S = 60.0
+"""How long the servers may take to start; they start with the workers."""
+
+
+def _open_store() -> Store:
+    place = os.environ[contract.MSRUN_RENDEZVOUS]
+    if place.startswith(FILE):
+        store: Store = FileStore(f"{place.removeprefix(FILE)}.servers")
+    elif place.startswith(STORE):
+        address, _, port = place.removeprefix(STORE).rpartition(":")
+        store = connect_store(address.strip("[]"), int(port))
+    else:
+        store = connect_store(os.environ[contract.MASTER_ADDR], int(os.environ[contract.MASTER_PORT]))
+    attempt = os.environ.get(contract.TORCHELASTIC_RESTART_COUNT, "0")
+    return PrefixStore(f"servers of attempt {attempt}", store)
+
+
+def publish(index: int, address: str, port: int) -> None:
+    """Write down where a server listens."""
+    _open_store().set(str(index), f"{address} {port}")
+
+
+def find_addresses(servers: int) -> list[tuple[str, int]]:
+    """Return address and port of every server, when all have started."""
+    store = _open_store()
+    names = [str(index) for index in range(servers)]
+    try:
+        store.wait(names, timedelta(seconds=FIND_S))
+    except RuntimeError:
+        raise WorldError(
+            f"the {servers} parameter servers have not started within {FIND_S:g} s: see {contract.server_name(0)}.log "
+            "and the others in the log directory"
+        ) from None
+    found = [store.get(name).decode().rpartition(" ") for name in names]
+    return [(address, int(port)) for address, _, port in found]
+
 
 CONNECT_S = 60.0
 
@@ -48,10 +135,6 @@ class Connection:
     """One connection to one server. Requests and replies take turns."""
 
     def __init__(self, index: int, address: str, port: int, token: bytes, global_rank: int) -> None:
-        """
-        Raises:
-            WorldError: nobody is there, or somebody who does not know the token.
-        """
         self._name = f"parameter server {index} at {address}:{port}"
         try:
             self._stream = socket.create_connection((address, port), timeout=CONNECT_S)
@@ -78,11 +161,7 @@ class Connection:
         return data
 
     def send(self, message: Message) -> None:
-        """Send a request.
-
-        Raises:
-            WorldError: the server has gone.
-        """
+        """Send a request."""
         shared = self._find_room(body_bytes(message))
         try:
             pieces = encode(message) if shared is None else encode(message, shared.requests, shared.next_request())
@@ -99,11 +178,7 @@ class Connection:
             raise ParallelError(f"{self._name}: {error}") from None
 
     def receive(self) -> Message:
-        """Wait for the reply to the request before.
-
-        Raises:
-            WorldError: the server has gone.
-        """
+        """Wait for the reply to the request before."""
         message = None
         while message is None:
             try:
@@ -158,10 +233,6 @@ def ask(requests: Mapping[int, Message]) -> dict[int, Message]:
     """Send a request to each of some servers, and return their replies.
 
     Tensors of a reply may be in memory that the next request to the same server gives back.
-
-    Raises:
-        WorldError: a server has gone.
-        ParallelError: one cannot do what it was asked for.
     """
     connections = _open_all()
     kinds = {message.kind for message in requests.values()}

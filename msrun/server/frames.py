@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from msrun.shm.memory import HEAD_BYTES, make_memory, open_memory
+from msrun.shm.segment import HEAD_BYTES, make_memory, open_memory
 
 SHARE = "share"
 """The kind of request that offers memory to a server."""
@@ -71,12 +71,7 @@ def offer(wanted: int) -> tuple[int, int, dict[str, Any]]:
 
 
 def accept(fields: dict[str, Any]) -> SharedBody:
-    """Return the memory that a worker offers.
-
-    Raises:
-        RuntimeError: it is on another machine, or may not be opened.
-        ValueError: it does not have the size that was said.
-    """
+    """Return the memory that a worker offers."""
     size = int(fields["size"])
     if not 0 < size <= 4 * MOST_BYTES:
         raise ValueError(f"{size} bytes")
@@ -124,9 +119,6 @@ def encode(message: Message, room: Tensor | None = None, begin: int = 0) -> list
     Args:
         room: memory that both sides see, for the tensors; None: they are sent.
         begin: where in it they begin.
-
-    Raises:
-        FrameError: a tensor of a type that does not travel, or more than MAX_HEADER_BYTES or MAX_BODY_BYTES.
     """
     pieces: list[memoryview] = []
     described, size = [], 0
@@ -187,11 +179,7 @@ class FrameReader:
         """Where the next bytes go; never empty."""
 
     def advance(self, count: int) -> Message | None:
-        """Note that `count` bytes of `wanted` were filled; returns a message when it is complete.
-
-        Raises:
-            FrameError: they are no message, or one that is too long.
-        """
+        """Note that `count` bytes of `wanted` were filled; returns a message when it is complete."""
         self.wanted = self.wanted[count:]
         if self.wanted.nbytes:
             return None

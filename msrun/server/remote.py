@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from msrun.errors import StrategyError
 from msrun.runtime import world
-from msrun.runtime.embedding.initial_values import TableFill, fill_part
-from msrun.runtime.embedding.slices import TableSlices
+from msrun.runtime.embedding.lookup import EmbeddingLookup, look_up
+from msrun.runtime.embedding.slices import TableFill, TableSlices, fill_part
 from msrun.runtime.embedding.table_cache import RowCache
 from msrun.runtime.nn.deferred_init import Entry, Reference, make_elsewhere
 from msrun.runtime.parts.on_servers import VALUE, on_servers
@@ -132,9 +132,6 @@ def divert_fills(labels: Mapping[nn.Parameter, str]) -> dict[nn.Parameter, list[
 
     Args:
         labels: names the tables in errors.
-
-    Raises:
-        StrategyError: a line of its initialisation is none that the servers know.
     """
     fills: dict[nn.Parameter, list[Fill]] = {parameter: [] for parameter in labels}
     make_elsewhere({p: functools.partial(_divert, p, label, fills[p]) for p, label in labels.items()})
@@ -217,9 +214,6 @@ def make_rows(values: Tensor, piece: Piece, fill: Fill, rows: int) -> Tensor:
         values: of the piece's rows, (n, width).
         fill: of one block.
         rows: of the whole table.
-
-    Raises:
-        StrategyError: an unknown kind.
     """
     own, width = piece.overlap(fill.first, fill.last), values.shape[1]
     part = values[own.start : own.stop]
@@ -439,3 +433,75 @@ def next_number() -> int:
 def note_remote(parameter: nn.Parameter, remote: RemoteParameter) -> None:
     """Remember that a parameter is on the servers."""
     on_servers[parameter] = remote
+
+
+Table = nn.Embedding | EmbeddingLookup
+
+
+def check_embedding(module: Table) -> None:
+    """Refuse settings that need the whole table in the forward pass."""
+    if isinstance(module, EmbeddingLookup):  # scales the rows that it has looked up
+        return
+    wrong = "max_norm" if module.max_norm is not None else "scale_grad_by_freq" if module.scale_grad_by_freq else ""
+    if wrong:
+        raise StrategyError(f"{type(module).__name__}({wrong}=...) cannot be on parameter servers: leave {wrong} out")
+
+
+def pull_rows(module: Table, remote: RemoteParameter) -> None:
+    """Let an embedding look its rows up on the servers. At its first call the table goes there.
+
+    Afterwards its weight keeps shape and type but no memory: every element reads as NaN. `cache` of the module is the
+    worker's RowCache, or None.
+    """
+    remote.readers.add(module)
+    if isinstance(module, EmbeddingLookup):
+        source = functools.partial(_servers_of, module, "embedding_table", remote, None)
+        module.look_up_elsewhere(source, remote.cache)
+        return
+    embedding = module
+
+    def forward(indices: Tensor) -> Tensor:
+        return look_up(embedding.weight, indices, _servers_of(embedding, "weight", remote, embedding.padding_idx))
+
+    vars(module)["forward"] = forward
+    vars(module)["cache"] = remote.cache
+
+
+def _servers_of(module: nn.Module, name: str, remote: RemoteParameter, padding: int | None) -> _Servers:
+    weight = module.get_parameter(name)
+    if not remote.is_placed:
+        remote.place(weight.detach())
+        weight.data = empty_like_nan(weight)
+    return _Servers(weight, remote, padding)
+
+
+def empty_like_nan(weight: Tensor, device: torch.device | None = None) -> Tensor:
+    """Return a tensor of the same shape and type in which every element is one and the same NaN."""
+    one = torch.full((1,) * weight.dim(), float("nan"), dtype=weight.dtype, device=device or weight.device)
+    return one.expand(weight.shape)
+
+
+class _Servers:
+    """The servers as the source of the rows of one lookup."""
+
+    def __init__(self, weight: Tensor, remote: RemoteParameter, padding_idx: int | None) -> None:
+        self._weight, self._remote, self._padding = weight, remote, padding_idx
+
+    def number(self, rows: Tensor) -> Tensor:
+        if rows.numel():
+            low, high = (int(row) for row in torch.aminmax(rows))
+            if not 0 <= low <= high < self._remote.shape[0]:
+                raise IndexError(f"row {low} to {high} of an embedding with {self._remote.shape[0]} rows")
+        return number_rows(self._remote.pieces, rows)
+
+    def fetch(self, numbers: Tensor, place: Tensor) -> Tensor:
+        return self._remote.pull(numbers).index_select(0, place)
+
+    def give_back(self, numbers: Tensor, gradients: Tensor) -> Tensor:
+        rows = named_rows(self._remote.pieces, numbers)
+        if self._padding is not None:  # as of torch's embedding, the padding row has no gradient, not one of zeros
+            keep = rows != self._padding
+            rows, gradients = rows[keep], gradients[keep]
+        device = self._weight.device
+        shape = self._weight.shape  # not in the order of the rows, but in that in which they are sent
+        return torch.sparse_coo_tensor(rows[None].to(device), gradients.to(device), shape, check_invariants=False)

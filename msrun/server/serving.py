@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from msrun.errors import MsrunError, ParallelError
+from msrun.server.connection import CLAIM_BYTES, NotProved, build_answer, check_claim, new_nonce
 from msrun.server.frames import (
     DONE,
     ERROR,
@@ -30,7 +31,6 @@ from msrun.server.frames import (
     body_bytes,
     encode,
 )
-from msrun.server.meeting import CLAIM_BYTES, NotProved, build_answer, check_claim, new_nonce
 from msrun.server.remote import Fill, Piece, make_rows
 from msrun.server.shard import Gradient, Shard
 

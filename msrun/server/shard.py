@@ -30,11 +30,7 @@ BUILDERS: dict[str, type[torch.optim.Optimizer]] = {
 
 
 def name_optimizer(optimizer: torch.optim.Optimizer) -> str:
-    """Return the name under which servers know an optimizer.
-
-    Raises:
-        ParallelError: its step is not one of those that servers do.
-    """
+    """Return the name under which servers know an optimizer."""
     step = inspect.unwrap(type(optimizer).step)
     for name, known in reversed(BUILDERS.items()):  # AdamW is an Adam
         if isinstance(optimizer, known) and step is inspect.unwrap(known.step):
@@ -46,11 +42,7 @@ def name_optimizer(optimizer: torch.optim.Optimizer) -> str:
 
 
 def describe_group(group: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a group of an optimizer as JSON has them.
-
-    Raises:
-        ParallelError: a setting that is no number, word or tuple of them.
-    """
+    """Return the settings of a group of an optimizer as JSON has them."""
     described = {}
     for key, value in group.items():
         if key in ("params", "param_names"):
@@ -73,11 +65,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def build_optimizer(name: str, piece: Tensor, group: dict[str, Any]) -> torch.optim.Optimizer:
-    """Return an optimizer of one piece with the worker's settings.
-
-    Raises:
-        ParallelError: an unknown name.
-    """
+    """Return an optimizer of one piece with the worker's settings."""
     if name not in BUILDERS:
         raise ParallelError(f"optimizer {name!r}: servers know {', '.join(BUILDERS)}")
     build: Any = optim.Adam if name == "Adam" else BUILDERS[name]  # ours knows torch's formula and MindSpore's
@@ -150,11 +138,7 @@ class Shard:
     # -- steps ----------------------------------------------------------------------------------------------------
 
     def configure(self, name: str, group: dict[str, Any]) -> None:
-        """Take an optimizer; every worker names it.
-
-        Raises:
-            ParallelError: unknown, or not the one that another worker has named.
-        """
+        """Take an optimizer; every worker names it."""
         if self._optimizer is None:
             self._optimizer, self._name = build_optimizer(name, self.values, group), name
         elif name != self._name:
@@ -165,9 +149,6 @@ class Shard:
 
         Args:
             group: the optimizer's settings for this step; those of the last worker count, and all send the same.
-
-        Raises:
-            ParallelError: a gradient of another shape or type, or no optimizer.
         """
         self.check_steps()
         if self._optimizer is None and gradient is not None:
@@ -179,11 +160,7 @@ class Shard:
         self.pushed[rank] += 1
 
     def check_steps(self) -> None:
-        """Raise what a step has raised.
-
-        Raises:
-            ParallelError: one has failed.
-        """
+        """Raise what a step has raised."""
         if self._fault:
             raise ParallelError(self._fault)
 
@@ -265,9 +242,6 @@ class Shard:
 
         Args:
             find_room: gives memory for a result of so many bytes, or None.
-
-        Raises:
-            ParallelError: rows that it does not have.
         """
         self._check_rows(rows)
         values = self.values.detach()
@@ -286,11 +260,7 @@ class Shard:
         return self._find(field)[begin:end].clone()
 
     def write(self, field: str, begin: int, values: Tensor) -> None:
-        """Replace own rows of the values or of a tensor of the state, which is made if it is not there.
-
-        Raises:
-            ParallelError: another shape.
-        """
+        """Replace own rows of the values or of a tensor of the state, which is made if it is not there."""
         if field != VALUE and field not in self._state:
             self._state[field] = torch.zeros_like(self.values, dtype=values.dtype, requires_grad=False)
         part = self._find(field)[begin : begin + len(values)]

@@ -9,8 +9,7 @@ from typing import Any
 
 from msrun.errors import CollectiveError
 from msrun.shm.collectives import Collective, describe
-from msrun.shm.memory import distance, is_reached
-from msrun.shm.segment import NOTE, SLOTS, Segment
+from msrun.shm.segment import NOTE, SLOTS, Segment, distance, is_reached
 from msrun.shm.work import Line, Operation, lock
 
 
@@ -28,14 +27,12 @@ class Collectives(Line):
         self._to_take: deque[Collective] = deque()
 
     def add(self, operation: Collective) -> None:
-        """Put an operation at the end of the line."""
         if self.error is not None:
             raise self.error
         self._to_post.append(operation)
         self._to_take.append(operation)
 
     def advance(self) -> bool:
-        """Do what can be done now; return whether operations are left."""
         try:
             while self._to_take and self.error is None and (self._post() | self._take()):
                 pass
@@ -45,7 +42,6 @@ class Collectives(Line):
         return bool(self._to_take) and self.error is None
 
     def _has_reached(self, word: int, value: int) -> bool:
-        """Return whether a counter has come to a value; if not, it is what the line waits for."""
         seen = self._words[word]
         if is_reached(seen, value):
             self._words.fence()
@@ -71,7 +67,6 @@ class Collectives(Line):
         return moved
 
     def _is_free(self, step: int) -> bool:
-        """Return whether all ranks are done with what was in the slot before."""
         if self._least_finished > step - SLOTS:
             return True
         finished = self._segment.finished
@@ -82,7 +77,6 @@ class Collectives(Line):
         return True
 
     def _is_turn(self) -> bool:
-        """Return whether the rank before this one has written the step."""
         rank = self._segment.rank
         return not rank or self._has_reached(self._segment.posted + rank - 1, self._next + 1)
 
@@ -109,7 +103,6 @@ class Collectives(Line):
         return (step // SLOTS + 1) * self._segment.size
 
     def _has_arrived(self, operation: Collective, step: int) -> bool:
-        """Return whether what an operation reads is there."""
         segment = self._segment
         if operation.gives_alone and operation.root is not None:
             here = self._has_reached(segment.posted + operation.root, step + 1)
@@ -120,7 +113,6 @@ class Collectives(Line):
         return here and self.error is None
 
     def _compare(self, operation: Collective, step: int) -> None:
-        """Compare what the ranks have called."""
         notes, size = self._segment.notes, self._segment.size
         begin = step % SLOTS * size * NOTE.size
         if operation.gives_alone and operation.root is not None:
@@ -158,7 +150,6 @@ class Collectives(Line):
         return moved
 
     def _finish(self, step: int) -> None:
-        """Let the others write into the slot again."""
         segment, words = self._segment, self._words
         words.fence()
         words[segment.finished + segment.rank] = step + 1
@@ -168,7 +159,6 @@ class Collectives(Line):
     # -- waiting ------------------------------------------------------------------------------------------------
 
     def sleep(self, word: int, seen: int, most_s: float) -> None:
-        """Sleep until the word has another value."""
         segment = self._segment
         if segment.finished <= word < segment.left:
             # who finishes a slot looks whether somebody is blocked before this store may be there: look again soon
@@ -179,11 +169,9 @@ class Collectives(Line):
             segment.sleep(word, seen, most_s)
 
     def late_ranks(self) -> list[str]:
-        """Return whom the first operation waits for."""
         return [self._segment.name(rank) for rank in self._late()]
 
     def _late(self) -> list[int]:
-        """Return whom the first operation waits for: the word says what for, the counters of the ranks who."""
         if not self._to_take:
             return []
         segment, operation = self._segment, self._to_take[0]
@@ -199,11 +187,6 @@ class Collectives(Line):
         return late[:1] if operation.in_turn and counters == segment.posted else late
 
     def check(self, operation: Operation) -> None:
-        """Raise if an operation can never end.
-
-        Raises:
-            CollectiveError: ranks have called different operations, or one that is waited for has ended or left.
-        """
         with lock:
             if self.error is not None:
                 raise self.error
@@ -227,11 +210,6 @@ class GlooPart:
 
     @property
     def is_done(self) -> bool:
-        """Whether it is over.
-
-        Raises:
-            RuntimeError: it has failed.
-        """
         if not self._work.is_completed():
             return False
         self._work.wait()
@@ -253,29 +231,24 @@ class Parts:
         self._part: Any = None
 
     def advance(self, most: int) -> None:
-        """Begin what can be begun, at most so many parts."""
         while self.begun < most and (self._part is None or self._part.is_done):
             self._part = self._begin[self.begun][1]()
             self.begun += 1
 
     @property
     def count(self) -> int:
-        """How many parts it has."""
         return len(self._begin)
 
     @property
     def is_done(self) -> bool:
-        """Whether the last part is over."""
         return self.begun == self.count and (self._part is None or self._part.is_done)
 
     @property
     def place(self) -> tuple[Line | None, Operation | None]:
-        """The line that it waits for, and the part there."""
         line = self._begin[self.begun - 1][0] if self.begun else None
         return line, self._part
 
     def describe(self) -> str:
-        """Return what to call it."""
         return self._text
 
 
@@ -292,13 +265,11 @@ class PartsLine(Line):
         self._operations: list[Parts] = []
 
     def add(self, operation: Parts) -> None:
-        """Put an operation at the end of the line."""
         if self.error is not None:
             raise self.error
         self._operations.append(operation)
 
     def advance(self) -> bool:
-        """Do what can be done now; return whether operations are left."""
         if self.error is not None:
             return False
         try:
@@ -313,7 +284,6 @@ class PartsLine(Line):
         return bool(self._operations)
 
     def _begin_more(self) -> bool:
-        """Move on what has begun, and begin what can be begun; return whether something was."""
         for own in self._lines:
             own.advance()
         most, begun = 1 << 30, 0
@@ -325,7 +295,6 @@ class PartsLine(Line):
         return begun > 0
 
     def sleep(self, word: int, seen: int, most_s: float) -> None:
-        """Sleep until the line where the first operation waits may go on, or gloo may be done."""
         line = self._operations[0].place[0] if self._operations else None
         if line is not None:
             line.sleep(word, seen, most_s)
@@ -333,16 +302,10 @@ class PartsLine(Line):
             time.sleep(min(most_s, _LOOK_S))
 
     def late_ranks(self) -> list[str]:
-        """Return whom the first operation waits for."""
         line = self._operations[0].place[0] if self._operations else None
         return line.late_ranks() if line is not None else ["another host"]
 
     def check(self, operation: Operation) -> None:  # noqa: ARG002
-        """Raise if the first operation can never end.
-
-        Raises:
-            CollectiveError: a rank of this host is gone, or gloo has failed.
-        """
         if self.error is not None:
             raise self.error
         line, part = self._operations[0].place if self._operations else (None, None)

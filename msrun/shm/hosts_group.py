@@ -7,6 +7,8 @@ gather, all-to-all, tensors of unequal size), or is not faster so (broadcast, lo
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -16,11 +18,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 
+from msrun import contract
 from msrun.shm.collective_line import GlooPart, Parts, PartsLine
-from msrun.shm.collectives import Collective, all_gather, all_reduce, broadcast, scatter
+from msrun.shm.collectives import Collective, all_gather, all_reduce, broadcast, kind_of, op_of, reduction_of, scatter
 from msrun.shm.process_group import ShmGroup
-from msrun.shm.reduction import kind_of, op_of, reduction_of
-from msrun.shm.segment import NotSharedError
+from msrun.shm.segment import NotSharedError, this_machine
 from msrun.shm.work import ShmWork, TorchGroup, Value, Works, listed, start
 
 _Op: Any = dist.ReduceOp.RedOpType
@@ -58,11 +60,6 @@ class HostsGroup(TorchGroup):
         self._line = PartsLine([self._up.line, self._down.line])
 
     def _share(self, store: Any, here: Sequence[int]) -> list[ShmGroup]:
-        """Return the two groups of this host.
-
-        Raises:
-            NotSharedError: the ranks of this host, or of another one, cannot share memory.
-        """
         rank, timeout, reason = self.rank(), timedelta(seconds=self._timeout_s), ""
         made: list[ShmGroup] = []
         try:
@@ -80,12 +77,10 @@ class HostsGroup(TorchGroup):
         return made
 
     def shutdown(self) -> None:
-        """Leave the group."""
         self._up.shutdown()
         self._down.shutdown()
 
     def abort(self) -> None:
-        """Leave the group."""
         self.shutdown()
 
     def _work_of(
@@ -120,7 +115,6 @@ class HostsGroup(TorchGroup):
     # -- operations of three parts ------------------------------------------------------------------------------
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
-        """Reduce a tensor over the ranks, in place."""
         first, kind = listed(tensors)[0], kind_of(op_of(opts))
         if len(listed(tensors)) > 1 or first.is_sparse or not _is_faster(first, kind):
             return self._over_gloo("allreduce", tensors, opts)
@@ -134,7 +128,6 @@ class HostsGroup(TorchGroup):
         return self._work_of("all_reduce", parts, [value], opts, lambda: _divide(flat, kind, self.size()))
 
     def all_gather_single(self, result: Tensor, tensor: Tensor, opts: Any = None) -> Any:
-        """Give every rank's tensor to all, one after the other in one tensor."""
         if not self._is_even or result.numel() != tensor.numel() * self.size():
             return self._over_gloo("all_gather_single", result, tensor, opts)
         own, given = Value(tensor, writes=False), Value(result, reads=False)
@@ -154,7 +147,6 @@ class HostsGroup(TorchGroup):
         return self._work_of("all_gather", parts, [given], opts, finish)
 
     def reduce_scatter_single(self, result: Tensor, tensor: Tensor, opts: Any = None) -> Any:
-        """Reduce, and give each rank its part of the tensor."""
         kind = kind_of(op_of(opts))
         if not (self._is_even and _is_faster(tensor, kind) and tensor.numel() == result.numel() * self.size()):
             return self._over_gloo("reduce_scatter_single", result, tensor, opts)
@@ -171,7 +163,6 @@ class HostsGroup(TorchGroup):
         return self._work_of("reduce_scatter", parts, [given], opts, lambda: _divide(given.flat, kind, self.size()))
 
     def barrier(self, opts: Any = None) -> Any:
-        """Wait for all ranks."""
 
         def wait(group: ShmGroup) -> Collective:
             return Collective(group.segment, "barrier")
@@ -181,7 +172,6 @@ class HostsGroup(TorchGroup):
     # -- the others ---------------------------------------------------------------------------------------------
 
     def _over_gloo(self, name: str, *words: Any) -> Any:
-        """Hand an operation to gloo; it would write a tensor that does not lie in a row in another order."""
         copied: list[Value] = []
 
         def in_a_row(word: Any) -> Any:
@@ -238,3 +228,54 @@ def _divide(total: Tensor, kind: Any, ranks: int) -> None:
     """Make a sum a mean, where that was asked for."""
     if kind == _Op.AVG:
         total.div_(ranks) if total.is_floating_point() else total.div_(ranks, rounding_mode="trunc")
+
+
+_said: list[str] = []
+
+
+def register() -> None:
+    """Let torch know the backend; once in a process."""
+    if "shm" not in dist.Backend.backend_list:
+        dist.Backend.register_backend("shm", _create, devices=["cpu"])
+    # From 2.15 on torch hooks a recorder into groups of other backends than these; it fails on groups in Python.
+    recording = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", None)
+    if recording is not None:
+        recording.add("shm")
+
+
+def _create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    """Return the group: of one host, of several, or gloo's where no two ranks can share memory."""
+    hosts = _hosts(store, rank, size)
+    try:
+        if len(hosts) == 1:
+            return ShmGroup(store, rank, size, timeout)
+        if len(hosts) < size:
+            return HostsGroup(store, rank, size, timeout, hosts)
+    except NotSharedError as error:
+        _say_once(rank, str(error))
+    return dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
+
+
+def _say_once(rank: int, reason: str) -> None:
+    """Say in one rank, of the first group, that gloo is used."""
+    if rank == 0 and not _said:
+        _said.append(reason)
+        text = f"msrun.runtime: the backend shm cannot run here ({reason}): gloo is used"
+        print(text, file=sys.stderr, flush=True)  # noqa: T201 - stderr is the log
+
+
+def _hosts(store: Any, rank: int, size: int) -> list[list[int]]:
+    """Return the ranks of the group on each host, by first rank; all ranks say where they are."""
+    world = os.environ.get(contract.WORLD_SIZE)
+    if world is not None and world == os.environ.get(contract.LOCAL_WORLD_SIZE):
+        return [list(range(size))]
+    store.set(f"host {rank}", _this_host())
+    found: dict[bytes, list[int]] = {}
+    for other, host in enumerate(store.multi_get([f"host {other}" for other in range(size)])):
+        found.setdefault(bytes(host), []).append(other)
+    return list(found.values())
+
+
+def _this_host() -> str:
+    """Return what tells this host from others: the machine, its view of processes, and the launcher's host number."""
+    return " ".join([*this_machine(), os.environ.get(contract.GROUP_RANK, "0")])

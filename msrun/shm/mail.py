@@ -36,11 +36,9 @@ class Send:
 
     @property
     def is_done(self) -> bool:
-        """Whether all of it is in the mailbox."""
         return self.has_head and self.done == len(self.data)
 
     def describe(self) -> str:
-        """Return what to call it."""
         return f"send of {len(self.data)} bytes to {self.segment.name(self.to)}, tag {self.tag}"
 
 
@@ -57,7 +55,6 @@ class Receive:
     is_done: bool = False
 
     def describe(self) -> str:
-        """Return what to call it."""
         source = "any rank" if self.source is None else self.segment.name(self.source)
         return f"receive of {len(self.data)} bytes from {source}, tag {self.tag}"
 
@@ -92,14 +89,12 @@ class Mail(Line):
         self._boxes = [_Box() for _ in range(segment.size)]
 
     def add(self, operation: Send | Receive) -> None:
-        """Put a message behind those to the same rank; or ask for one: of those that fit, the oldest."""
         if isinstance(operation, Send):
             self._sends.setdefault(operation.to, deque()).append(operation)
         else:
             self._receives.append(operation)
 
     def advance(self) -> bool:
-        """Do what can be done now; return whether operations are left."""
         word = self._segment.bell + self._segment.rank
         self.blocked_on = word, self._words[word]
         for to in list(self._sends):
@@ -111,13 +106,11 @@ class Mail(Line):
         return bool(self._sends or self._sources()) and self.error is None
 
     def _sources(self) -> list[int]:
-        """Return the ranks from which something is awaited."""
         wanted = {receive.source for receive in self._receives}
         others = (rank for rank in range(self._segment.size) if rank != self._segment.rank)
         return [r for r in others if r in wanted or None in wanted or self._boxes[r].arriving is not None]
 
     def _count(self, source: int, to: int, *, read: bool) -> int:
-        """Return where the two numbers of a mailbox are: bytes written, or read, since the beginning."""
         return 2 * (source * self._segment.size + to) + read
 
     # -- sending ------------------------------------------------------------------------------------------------
@@ -157,7 +150,6 @@ class Mail(Line):
     # -- receiving ----------------------------------------------------------------------------------------------
 
     def _give_kept(self, receive: Receive) -> None:
-        """Give a receive what was kept aside for it."""
         sources = range(self._segment.size) if receive.source is None else [receive.source]
         for source in sources:
             for message in self._boxes[source].kept:
@@ -223,7 +215,6 @@ class Mail(Line):
         return any(receive.source in (None, source) for receive in self._receives)
 
     def _begin(self, source: int, tag: int, count: int) -> _Arriving | None:
-        """Begin with a message: straight into the tensor of the oldest receive that fits, or aside."""
         for receive in self._receives:
             if receive.tag == tag and receive.source in (None, source):
                 self._receives.remove(receive)
@@ -235,19 +226,12 @@ class Mail(Line):
     # -- waiting ------------------------------------------------------------------------------------------------
 
     def sleep(self, word: int, seen: int, most_s: float) -> None:
-        """Sleep until the word has another value."""
         self._segment.sleep(word, seen, most_s)
 
     def late_ranks(self) -> list[str]:
-        """Return whom a message is sent to, or awaited from."""
         return [self._segment.name(rank) for rank in (*self._sends, *self._sources())]
 
     def check(self, operation: Any) -> None:
-        """Raise if a message can never go, or come.
-
-        Raises:
-            CollectiveError: sizes that differ, or the other end has ended or left.
-        """
         if self.error is not None:
             raise self.error
         segment = self._segment

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from msrun.shm import collectives
 from msrun.shm.collective_line import Collectives
-from msrun.shm.collectives import Collective, Rows
+from msrun.shm.collectives import Collective, Rows, kind_of, op_of, reduction_of
 from msrun.shm.mail import Mail, Receive, Send
-from msrun.shm.reduction import kind_of, op_of, reduction_of
 from msrun.shm.segment import Segment
 from msrun.shm.work import ShmWork, TorchGroup, Value, forget, listed, start
 
@@ -31,7 +30,6 @@ class ShmGroup(TorchGroup):
         self._is_closed = False
 
     def shutdown(self) -> None:
-        """Leave the group: others that still wait for this rank are told so."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -42,19 +40,16 @@ class ShmGroup(TorchGroup):
         segment.close()
 
     def abort(self) -> None:
-        """Leave the group."""
         self.shutdown()
 
     # -- collectives --------------------------------------------------------------------------------------------
 
     def allreduce(self, tensors: Any, opts: Any = None) -> ShmWork:
-        """Reduce tensors over the ranks, in place."""
         if any(tensor.is_sparse for tensor in listed(tensors)):
             return self._add_up_sparse(listed(tensors), op_of(opts))
         return self._all_reduce(listed(tensors), opts)
 
     def _add_up_sparse(self, tensors: list[Tensor], op: Any) -> ShmWork:
-        """Reduce sparse tensors; this waits, since nobody knows how many values another rank has."""
         if kind_of(op) != dist.ReduceOp.SUM:
             raise ValueError(f"sparse tensors can be added up, not reduced by {kind_of(op).name}")
         for tensor in tensors:
@@ -73,7 +68,6 @@ class ShmGroup(TorchGroup):
         return ShmWork(self.line, [], tensors, self._timeout_s)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> ShmWork:
-        """Reduce tensors over the ranks, in place."""
         return self._all_reduce(tensors, opts)
 
     def _all_reduce(self, tensors: Sequence[Tensor], opts: Any, root: int | None = None) -> ShmWork:
@@ -82,17 +76,14 @@ class ShmGroup(TorchGroup):
         return self._start(made, values, opts)
 
     def reduce(self, tensors: Any, opts: Any) -> ShmWork:
-        """Reduce tensors over the ranks, to one of them."""
         return self._all_reduce(listed(tensors), opts, opts.rootRank)
 
     def broadcast(self, tensors: Any, opts: Any = 0) -> ShmWork:
-        """Give the root's tensors to all."""
         root = getattr(opts, "rootRank", opts)
         values = [Value(tensor) for tensor in listed(tensors)]
         return self._start([collectives.broadcast(self.segment, v.flat, root) for v in values], values, opts)
 
     def allgather(self, results: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> ShmWork:
-        """Give every rank's tensor to all, as tensors of their own."""
         made, values = [], []
         for into, tensor in zip(results, tensors, strict=True):
             own, given = Value(tensor, writes=False), [Value(result, reads=False) for result in into]
@@ -101,12 +92,10 @@ class ShmGroup(TorchGroup):
         return self._start(made, values, opts)
 
     def allgather_coalesced(self, results: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> ShmWork:
-        """Give several tensors of every rank to all."""
         by_tensor = [list(column) for column in zip(*results, strict=True)]
         return self.allgather(by_tensor, tensors, opts)
 
     def all_gather_single(self, result: Tensor, tensor: Tensor, opts: Any = None) -> ShmWork:
-        """Give every rank's tensor to all, one after the other in one tensor."""
         return self.all_gather_single_coalesced([result], [tensor], opts)
 
     def all_gather_single_coalesced(
@@ -115,7 +104,6 @@ class ShmGroup(TorchGroup):
         tensors: list[Tensor],
         opts: Any = None,
     ) -> ShmWork:
-        """Give several tensors of every rank to all."""
         made, values = [], []
         for result, tensor in zip(results, tensors, strict=True):
             own, given = Value(tensor, writes=False), Value(result, reads=False)
@@ -125,33 +113,28 @@ class ShmGroup(TorchGroup):
         return self._start(made, values, opts)
 
     def gather(self, results: list[list[Tensor]], tensors: list[Tensor], opts: Any) -> ShmWork:
-        """Give every rank's tensor to one."""
         own = Value(tensors[0], writes=False)
         given = [Value(result, reads=False) for result in results[0]] if self.rank() == opts.rootRank else None
         into = None if given is None else [v.flat for v in given]
         return self._start([collectives.all_gather(self.segment, into, own.flat, opts.rootRank)], given or [], opts)
 
     def scatter(self, results: list[Tensor], tensors: list[list[Tensor]], opts: Any) -> ShmWork:
-        """Give each rank its tensor of the root's."""
         result = Value(results[0], reads=False)
         own = [Value(t, writes=False).flat for t in tensors[0]] if self.rank() == opts.rootRank else None
         return self._start([collectives.scatter(self.segment, result.flat, own, opts.rootRank)], [result], opts)
 
     def reduce_scatter(self, results: list[Tensor], tensors: list[list[Tensor]], opts: Any = None) -> ShmWork:
-        """Reduce, and give each rank its tensor."""
         pairs: list[tuple[Tensor, Rows]] = [
             (result, [Value(t, writes=False).flat for t in own]) for result, own in zip(results, tensors, strict=True)
         ]
         return self._reduce_scatter(pairs, opts)
 
     def reduce_scatter_single(self, result: Tensor, tensor: Tensor, opts: Any = None) -> ShmWork:
-        """Reduce, and give each rank its part of the tensor."""
         return self.reduce_scatter_single_coalesced([result], [tensor], opts)
 
     def reduce_scatter_single_coalesced(
         self, results: list[Tensor], tensors: list[Tensor], opts: Any = None
     ) -> ShmWork:
-        """Reduce, and give each rank its part of each tensor."""
         pairs: list[tuple[Tensor, Rows]] = [
             (result, _split(Value(tensor, writes=False).flat, self.size(), result.numel()))
             for result, tensor in zip(results, tensors, strict=True)
@@ -174,14 +157,12 @@ class ShmGroup(TorchGroup):
         rows: list[int],
         opts: Any = None,
     ) -> ShmWork:
-        """Give each rank its rows of every rank's tensor."""
         given, own = Value(result, reads=False), Value(tensor, writes=False)
         is_even = not result_rows and not rows
         into, values = _rows(given.flat, result, result_rows, self.size()), _rows(own.flat, tensor, rows, self.size())
         return self._start([collectives.all_to_all(self.segment, into, values, is_even=is_even)], [given], opts)
 
     def alltoall(self, results: list[Tensor], tensors: list[Tensor], opts: Any = None) -> ShmWork:
-        """Give each rank its tensor of every rank's."""
         given = [Value(result, reads=False) for result in results]
         own = [Value(tensor, writes=False).flat for tensor in tensors]
         return self._start(
@@ -189,11 +170,9 @@ class ShmGroup(TorchGroup):
         )
 
     def barrier(self, opts: Any = None) -> ShmWork:
-        """Wait for all ranks."""
         return self._start([Collective(self.segment, "barrier")], [], opts)
 
     def begin(self, operation: Collective) -> Collective:
-        """Begin an operation that somebody else moves on, and waits for."""
         self.line.add(operation)
         self.line.advance()
         return operation
@@ -205,18 +184,15 @@ class ShmGroup(TorchGroup):
     # -- point to point -----------------------------------------------------------------------------------------
 
     def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> ShmWork:
-        """Send a tensor to a rank."""
         value = Value(tensors[0], writes=False)
         made = Send(self.segment, to, tag, value.bytes)
         start(self._mail, [made])
         return self._work(self._mail, [made], [], None)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> ShmWork:
-        """Receive a tensor from a rank."""
         return self._receive(tensors[0], source, tag)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> ShmWork:
-        """Receive a tensor from whoever sends one first."""
         return self._receive(tensors[0], None, tag)
 
     def _receive(self, tensor: Tensor, source: int | None, tag: int) -> ShmWork:
@@ -227,11 +203,7 @@ class ShmGroup(TorchGroup):
 
 
 def _split(flat: Tensor, ranks: int, length: int) -> Tensor:
-    """Cut a tensor into one part per rank: [rank, length].
-
-    Raises:
-        ValueError: it has not as many numbers as all parts together.
-    """
+    """Cut a tensor into one part per rank: [rank, length]."""
     if flat.numel() != ranks * length:
         raise ValueError(
             f"a tensor of {flat.numel()} numbers for {ranks} ranks of {length} each: {ranks * length} needed"

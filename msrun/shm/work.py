@@ -42,27 +42,22 @@ class TorchGroup(_ProcessGroup):
         self._own_name, self._own_description = "", ""
 
     def name(self) -> str:
-        """Return what torch calls it."""
         return "shm"
 
     getBackendName = name  # noqa: N815 - torch's name
 
     def getGroupName(self) -> str:  # noqa: N802 - torch's name
-        """Return the name that torch gave the group."""
         return self._own_name
 
     def setGroupName(self, name: str) -> None:  # noqa: N802 - torch's name
-        """Take the name that torch gives the group."""
         self._own_name = name
 
     @property
     def group_name(self) -> str:
-        """The name that torch gave the group."""
         return self._own_name
 
     @property
     def group_desc(self) -> str:
-        """What torch says of the group."""
         return self._own_description
 
     _set_group_name = setGroupName
@@ -79,11 +74,9 @@ class TorchGroup(_ProcessGroup):
 
     @property
     def supports_splitting(self) -> bool:
-        """No: torch makes sub-groups as new ones."""
         return False
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set how long an operation may take."""
         self._timeout_s = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
@@ -151,12 +144,10 @@ class Works(dist.Work):
         return True
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait for all of them."""
         words = () if timeout is None else (timeout,)
         return all(work.wait(*words) for work in self._works) and self._write_back()
 
     def is_completed(self) -> bool:
-        """Return whether all are done."""
         return all(work.is_completed() for work in self._works) and self._write_back()
 
 
@@ -165,9 +156,6 @@ class Value:
 
     Args:
         reads, writes: whether the operation needs what is there, and whether it leaves something there.
-
-    Raises:
-        ValueError: a tensor that is not on the CPU, or sparse.
     """
 
     def __init__(self, tensor: Tensor, *, reads: bool = True, writes: bool = True) -> None:
@@ -296,11 +284,7 @@ def forget(line: Line) -> None:
 
 
 def wait_for(line: Line, operation: Operation, most_s: float) -> bool:
-    """Move everything on until an operation is done; return False when the time is over.
-
-    Raises:
-        CollectiveError: it can never end.
-    """
+    """Move everything on until an operation is done; return False when the time is over."""
     with lock:
         _background.spared += 1
     try:
@@ -421,11 +405,6 @@ class ShmWork(dist.Work):
         """Why it can never be done."""
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait for the operations.
-
-        Raises:
-            CollectiveError: they can never end, or the time is over; after `timeout` one may wait again.
-        """
         given = timeout.total_seconds() if timeout is not None and timeout > timedelta(0) else None
         most_s = self._most_s if given is None else given
         for operation in self._operations:
@@ -451,7 +430,6 @@ class ShmWork(dist.Work):
             finish()
 
     def is_completed(self) -> bool:
-        """Return whether the operations are done, or can never be; moves them on."""
         with lock:
             move(self._line)
         done = all(operation.is_done for operation in self._operations)
@@ -460,24 +438,19 @@ class ShmWork(dist.Work):
         return done or self._error is not None
 
     def is_success(self) -> bool:
-        """Return whether they are done without an error."""
         return self.is_completed() and self._error is None
 
     def synchronize(self) -> None:
-        """Wait."""
         self.wait()
 
     def result(self) -> list[Tensor]:
-        """Return the tensors that the operations write."""
         return self._results
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
-        """Return a future that is done: nobody else would finish the operations while torch waits for it."""
         self.wait()
         future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
         future.set_result(self._results)
         return future
 
     def _source_rank(self) -> int:
-        """Return whom a message came from."""
         return int(self._operations[0].source)

@@ -106,11 +106,9 @@ class LossMonitor(Callback):
         self._last = 0
 
     def on_train_begin(self, context: RunContext) -> None:
-        """Count from here."""
         self._last = context.cur_step_num - context.cur_step_num % self._every if self._every else 0
 
     def on_train_step_end(self, context: RunContext) -> None:
-        """Print the loss when its turn has come."""
         if not self._every or context.cur_step_num < self._last + self._every:
             return
         self._last = context.cur_step_num - context.cur_step_num % self._every
@@ -133,11 +131,9 @@ class TimeMonitor(Callback):
         self._first_step = 0
 
     def on_train_epoch_begin(self, context: RunContext) -> None:
-        """Take the time."""
         self._began_s, self._first_step = time.monotonic(), context.cur_step_num
 
     def on_train_epoch_end(self, context: RunContext) -> None:
-        """Print the time since; on an accelerator it waits for the last loss first."""
         _ = context.loss
         milliseconds = (time.monotonic() - self._began_s) * 1000
         steps = self._data_size or max(1, context.cur_step_num - self._first_step)
@@ -184,7 +180,6 @@ class EarlyStopping(Callback):
         self._waited = 0
 
     def on_train_epoch_end(self, context: RunContext) -> None:
-        """Stop, or wait for one more epoch. All ranks compare the same number."""
         value = self._sign * self._value(context)
         if value < self._best - self._min_delta:
             self._best, self._waited = value, 0
@@ -200,11 +195,9 @@ class EarlyStopping(Callback):
                 sys.stdout.flush()
 
     def state_dict(self) -> dict[str, float]:
-        """Return the best value and the epochs since."""
         return {"best": self._best, "waited": self._waited}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Go on from a saved state."""
         self._best, self._waited = state["best"], int(state["waited"])
 
     def _value(self, context: RunContext) -> float:
@@ -246,7 +239,6 @@ class LearningRateScheduler(Callback):
         self._schedule, self._per, self._monitor = schedule, per, monitor
 
     def on_train_step_end(self, context: RunContext) -> None:
-        """Set the rate of the next step."""
         if hasattr(self._schedule, "step"):
             if self._per == "step":
                 self._step(context)
@@ -255,16 +247,13 @@ class LearningRateScheduler(Callback):
             group["lr"] = self._schedule(group["lr"], context.cur_step_num)
 
     def on_train_epoch_end(self, context: RunContext) -> None:
-        """Set the rate of the next epoch."""
         if hasattr(self._schedule, "step") and self._per == "epoch":
             self._step(context)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of a torch scheduler."""
         return dict(self._schedule.state_dict()) if hasattr(self._schedule, "state_dict") else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Give it to a torch scheduler."""
         if hasattr(self._schedule, "load_state_dict"):
             self._schedule.load_state_dict(state)
 
@@ -316,7 +305,6 @@ class OnRequestExit(Callback):
         self._message: dist.Work | None = None
 
     def on_train_begin(self, context: RunContext) -> None:  # noqa: ARG002 - the interface of Callback
-        """Listen."""
         self._is_asked, self._asked, self._message = False, None, None
         if self._signal is not None:
             if threading.current_thread() is not threading.main_thread():
@@ -324,7 +312,6 @@ class OnRequestExit(Callback):
             self._before = signal.signal(self._signal, self._ask)
 
     def on_train_step_end(self, context: RunContext) -> None:
-        """Stop when a rank was asked before the last step ended."""
         if self._hear():
             context.request_stop()
             return
@@ -333,7 +320,6 @@ class OnRequestExit(Callback):
             self._message = dist.all_reduce(self._asked, dist.ReduceOp.MAX, async_op=True)
 
     def on_train_end(self, context: RunContext) -> None:
-        """Save if the training was asked to end, and listen no more."""
         is_asked = self._hear()
         if self._signal is not None:
             signal.signal(self._signal, self._before)
@@ -448,7 +434,6 @@ class ModelCheckpoint(Callback):
         return str(self._latest or "")
 
     def on_train_begin(self, context: RunContext) -> None:
-        """Find out who writes where, and clear the directories of half-written checkpoints."""
         self._directory = self._directory.absolute()
         places = find_places(self._directory / self._prefix)
         is_leader = get_rank() == places[own_place(places, get_rank())].leader
@@ -456,17 +441,14 @@ class ModelCheckpoint(Callback):
         self._saved_step, self._saved_at_s = context.cur_step_num, time.monotonic()
 
     def on_train_step_end(self, context: RunContext) -> None:
-        """Write when the time has come; of an epoch's last step when its end was told, which changes callbacks."""
         if context.step_in_epoch != context.batch_num and self._is_due(context):
             self.save(context)
 
     def on_train_epoch_end(self, context: RunContext) -> None:
-        """Write when the time had come with the last step."""
         if context.step_in_epoch == context.batch_num and self._is_due(context):
             self.save(context)
 
     def on_train_end(self, context: RunContext) -> None:
-        """Write the last step, and wait for what is written beside the training."""
         if context.cur_step_num > self._saved_step:
             self.save(context)
         background.wait()

@@ -72,11 +72,9 @@ class MetricsLogger(Callback, ABC):
         """Write what is left; a later row opens again. Harmless when nothing is open."""
 
     def on_train_begin(self, context: RunContext) -> None:
-        """Begin to measure the speed."""
         self._last = context.cur_step_num, time.monotonic()
 
     def on_train_step_end(self, context: RunContext) -> None:
-        """Log the step when its turn has come."""
         step, now = context.cur_step_num, time.monotonic()
         if step % self._every:
             return
@@ -89,7 +87,6 @@ class MetricsLogger(Callback, ABC):
         self.log_metrics(metrics, step)
 
     def on_train_end(self, context: RunContext) -> None:  # noqa: ARG002 - the interface of Callback
-        """Write what is left."""
         self.close()
 
     def __enter__(self) -> Self:
@@ -119,11 +116,7 @@ class _LineLogger(MetricsLogger):
         self._file: IO[bytes] | None = None
 
     def write(self, metrics: dict[str, float], step: int) -> None:
-        """Write one line.
-
-        Raises:
-            ParallelError: the file cannot be written, or has other columns.
-        """
+        """Write one line."""
         own = {"time": round(time.time(), 3), "attempt": _attempt(), "step": step}
         if reserved := own.keys() & metrics.keys():
             raise ParallelError(
@@ -150,7 +143,6 @@ class _LineLogger(MetricsLogger):
         """Return a row as it stands in the file, and before it what the file has to begin with."""
 
     def close(self) -> None:
-        """Close the file; a later row opens it again."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -170,7 +162,6 @@ class CSVLogger(_LineLogger):
     _columns: tuple[str, ...] = ()
 
     def line(self, row: dict[str, float]) -> bytes:
-        """Return a row, at first with the heading."""
         heading = ""
         if not self._columns:
             with self.path.open(newline="", encoding="utf-8", errors="replace") as file:
@@ -188,7 +179,6 @@ class CSVLogger(_LineLogger):
         return (heading + _csv_line([row.get(name, "") for name in self._columns])).encode()
 
     def close(self) -> None:
-        """Close the file; a later row opens it again."""
         super().close()
         self._columns = ()
 
@@ -205,7 +195,6 @@ class JSONLogger(_LineLogger):
     """
 
     def line(self, row: dict[str, float]) -> bytes:
-        """Return a row."""
         finite = {name: value if math.isfinite(value) else None for name, value in row.items()}
         return (json.dumps(finite, allow_nan=False) + "\n").encode()
 
@@ -257,7 +246,6 @@ class TensorBoardLogger(MetricsLogger):
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Write what is left; a later row begins another file."""
         if self._writer is not None:
             writer, self._writer = self._writer, None
             writer.close()

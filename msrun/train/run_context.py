@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import data
 
 from msrun.data.dataset import Dataset, EpochIterator
-from msrun.data.torch_loaders import begin_epoch
-from msrun.errors import ParallelError
+from msrun.errors import ParallelError, UsageError
 from msrun.runtime import progress
 from msrun.runtime.checkpoint.directory import Position
 from msrun.runtime.nn.random_stream import State, put_random_state, take_random_state
@@ -128,11 +128,7 @@ class RunContext:
 
 
 def find_loss(outputs: Any) -> Any:
-    """Return the loss among what a network returns: the result itself, its `.loss`, or the first of several.
-
-    Raises:
-        ParallelError: there is none.
-    """
+    """Return the loss among what a network returns: the result itself, its `.loss`, or the first of several."""
     if isinstance(outputs, Tensor | float | int):
         return outputs
     if isinstance(getattr(outputs, "loss", None), Tensor):
@@ -242,6 +238,28 @@ class DataStream:
         return batches
 
 
+def begin_epoch(batches: Any, epoch: int) -> None:
+    """Tell what is about to be looped over which epoch (from 0) begins, as a DistributedSampler needs to be told.
+
+    Without it every epoch has the order of the first one. Whatever has a `set_epoch(epoch)` is told: a DataLoader's
+    samplers and its dataset.
+    """
+    if isinstance(batches, data.Dataset) and not isinstance(batches, data.IterableDataset):
+        name = type(batches).__name__
+        raise UsageError(
+            f"{name} is a torch Dataset, which gives samples, not batches; give a DataLoader, or "
+            f"GeneratorDataset({name}(...)).batch(n), of which each rank reads its part"
+        )
+    batch_sampler = getattr(batches, "batch_sampler", None)
+    samplers = [getattr(batches, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
+    told = set()
+    for holder in (batches, *samplers, getattr(batches, "dataset", None)):
+        set_epoch = getattr(holder, "set_epoch", None)
+        if callable(set_epoch) and id(holder) not in told:
+            told.add(id(holder))
+            set_epoch(epoch)
+
+
 def count_steps(dataset: Any) -> int:
     """Return the steps of a pass; 0 when the dataset does not say."""
     try:
@@ -256,12 +274,7 @@ def find_start(
     initial_epoch: int,
     resume_from: str | os.PathLike[str] | None,
 ) -> Start:
-    """Return where to begin; with `resume_from` the network and the optimizer are loaded from it.
-
-    Raises:
-        ParallelError: both are given.
-        CheckpointError: as `load_checkpoint` does.
-    """
+    """Return where to begin; with `resume_from` the network and the optimizer are loaded from it."""
     if resume_from is None:
         return Start(Position(epoch=initial_epoch))
     if initial_epoch:

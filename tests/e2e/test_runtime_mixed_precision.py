@@ -28,7 +28,7 @@ from msrun.runtime import (
     value_and_grad,
 )
 from msrun.runtime.execute.transfers import traffic
-from msrun.shm.reduction import Reduction
+from msrun.shm.collectives import Reduction
 
 STEPS, BAD_STEP, SCALE = 8, 3, 1024.0
 Build = Callable[[Any], AutoParallel]

@@ -24,8 +24,7 @@ from msrun.errors import MsrunError
 
 if TYPE_CHECKING:
     from msrun.runtime.checkpoint.directory import Manifest
-    from msrun.runtime.checkpoint.reader import CheckpointReader
-    from msrun.runtime.checkpoint.verify import CheckedFile
+    from msrun.runtime.checkpoint.reader import CheckedFile, CheckpointReader
 
 _SETTINGS = {
     "help_option_names": ["-h", "--help"],
@@ -104,7 +103,7 @@ def _describe(reader: CheckpointReader, manifest: Manifest) -> str:
 @click.argument("checkpoints", nargs=-1, required=True, type=_PATH)
 def verify(checkpoints: tuple[Path, ...]) -> int:
     """Read all files of CHECKPOINTS and compare their checksums with those that were written."""
-    from msrun.runtime.checkpoint.verify import verify_checkpoint
+    from msrun.runtime.checkpoint.reader import verify_checkpoint
 
     status = 0
     for checkpoint in checkpoints:

@@ -38,10 +38,6 @@ def find_contained(folder: Path, name: Any, *homes: Path) -> Path:
 
     Args:
         homes: other folders that links in it may lead into.
-
-    Raises:
-        ValueError: the name, or the link that it is, leads out of the folder.
-        OSError: there is no such file, or it is no plain one.
     """
     if not is_contained(name) or "\0" in name:
         raise ValueError(f"it names {str(name)[:200]!r}, which is no file of its folder")
@@ -55,11 +51,7 @@ def find_contained(folder: Path, name: Any, *homes: Path) -> Path:
 
 
 def read_contained(folder: Path, name: str) -> bytes:
-    """Return the content of a plain file in a folder.
-
-    Raises:
-        ValueError, OSError: as `find_contained` does; or it is too large.
-    """
+    """Return the content of a plain file in a folder."""
     with find_contained(folder, name).open("rb") as stream:
         size = os.fstat(stream.fileno()).st_size
         if size > MOST_BYTES:
@@ -153,11 +145,7 @@ def checkpoint_name(prefix: str, epoch_num: int, step_in_epoch: int) -> str:
 
 
 def read_manifest(path: Path) -> Manifest | None:
-    """Return what a checkpoint says of itself; None when it is not there or not complete.
-
-    Raises:
-        CheckpointError: a later version of the format.
-    """
+    """Return what a checkpoint says of itself; None when it is not there or not complete."""
     if path.name.endswith((SAVING, REMOVING)) or not (path.is_dir() or path.is_file()):
         return None
     try:
@@ -179,11 +167,7 @@ def read_manifest(path: Path) -> Manifest | None:
 
 
 def _check(manifest: Manifest) -> None:
-    """Refuse values of other types than a save writes.
-
-    Raises:
-        TypeError: there are some.
-    """
+    """Refuse values of other types than a save writes."""
     numbers = [manifest.world_size, manifest.serial, manifest.place, *asdict(manifest.position).values()]
     numbers += [*manifest.files.values(), *manifest.checksums.values()]
     numbers += [rank for place in manifest.places for rank in place.ranks]
@@ -198,11 +182,7 @@ def _check(manifest: Manifest) -> None:
 
 
 def read_record(path: Path, name: str) -> bytes:
-    """Return a file of a checkpoint that is a directory, or a record of one that is a file.
-
-    Raises:
-        DAMAGED: it is not there, or the checkpoint is no file of ours.
-    """
+    """Return a file of a checkpoint that is a directory, or a record of one that is a file."""
     if path.is_dir():
         return read_contained(path, name)
     with zipfile.ZipFile(path) as archive:
@@ -243,10 +223,6 @@ def start_writing(final: Path, *, is_file: bool) -> tuple[Path, int]:
 
     Args:
         is_file: False: the empty directory of that name is made.
-
-    Raises:
-        CheckpointError: `final` is something that is no checkpoint of ours.
-        OSError: as making a directory does.
     """
     if os.path.lexists(final) and not _may_be_replaced(final):
         raise CheckpointError(
@@ -266,25 +242,22 @@ def _may_be_replaced(final: Path) -> bool:
 
 
 def complete_directory(temporary: Path, manifest: Manifest) -> None:
-    """Write the manifest of a directory, with the sizes of its files, and have all of it reach the disk.
-
-    Raises:
-        OSError: as writing a file does.
-    """
+    """Write the manifest of a directory, with the sizes of its files, and have all of it reach the disk."""
     files = {entry.name: entry.stat().st_size for entry in os.scandir(temporary)}
-    with (temporary / MANIFEST).open("w") as stream:
-        stream.write(manifest_text(replace(manifest, files=files)))
-        stream.flush()
-        os.fsync(stream.fileno())
+    write_through(temporary / MANIFEST, manifest_text(replace(manifest, files=files)).encode())
     _sync_directory(temporary)
 
 
-def give_name(temporary: Path, final: Path) -> None:
-    """Give a complete checkpoint its name, in one rename; one that had the name before goes.
+def write_through(path: Path, content: bytes) -> None:
+    """Write a file and return when it has reached the disk."""
+    with path.open("wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
 
-    Raises:
-        OSError: nothing has its name yet then.
-    """
+
+def give_name(temporary: Path, final: Path) -> None:
+    """Give a complete checkpoint its name, in one rename; one that had the name before goes."""
     replaced = final.with_name(final.name + REPLACED)
     if (final.is_dir() and any(final.iterdir())) or (final.is_file() and temporary.is_dir()):
         remove(replaced)
@@ -298,11 +271,7 @@ def give_name(temporary: Path, final: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a directory, if it is there.
-
-    Raises:
-        OSError: it cannot be removed.
-    """
+    """Remove a file or a directory, if it is there."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -34,6 +34,7 @@ from msrun.runtime.checkpoint.directory import (
     find_contained,
     read_contained,
     read_record,
+    write_through,
 )
 from msrun.runtime.inert_pickle import Named, load_inert
 from msrun.runtime.sharding.layout import Box, whole
@@ -86,11 +87,7 @@ class Part:
     tensor: Tensor | None = None
 
     def read(self, dtype: torch.dtype, inside: tuple[slice, ...], target: Tensor) -> None:
-        """Copy some of its values into a tensor; another type of element is converted.
-
-        Raises:
-            DAMAGED: the file cannot be read, ends too early or holds something else.
-        """
+        """Copy some of its values into a tensor; another type of element is converted."""
         if self.tensor is not None:
             target.copy_(self.tensor.detach()[inside])
             return
@@ -193,9 +190,6 @@ class _Builder:
         Args:
             dtype: name of the type.
             parts: offsets, sizes, file, and offset and length in it, of each; no length for bare values.
-
-        Raises:
-            ValueError, KeyError, TypeError, OSError: what is said of it cannot be.
         """
         if not isinstance(key, list | tuple) or len(key) < 2 or not all(isinstance(part, str) for part in key):
             raise ValueError("a tensor's key must be a list of two names or more")
@@ -231,11 +225,7 @@ class _Builder:
 
 
 def _numbers(given: Any) -> tuple[int, ...]:
-    """Return what a file gives as a shape, or as the begin of a part.
-
-    Raises:
-        ValueError: it is no list of numbers that a tensor can have.
-    """
+    """Return what a file gives as a shape, or as the begin of a part."""
     if not isinstance(given, list | tuple) or len(given) > _MOST_DIMS:
         raise ValueError(f"a shape must be a list of at most {_MOST_DIMS} numbers")
     if not all(type(number) is int and 0 <= number < 1 << 63 for number in given):
@@ -244,11 +234,7 @@ def _numbers(given: Any) -> tuple[int, ...]:
 
 
 def _measure(shape: Any, dtype: Any) -> tuple[tuple[int, ...], int]:
-    """Return shape and bytes of a tensor that a file tells of.
-
-    Raises:
-        ValueError: there is no such tensor.
-    """
+    """Return shape and bytes of a tensor that a file tells of."""
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise ValueError(f"{str(dtype)[:80]!r} is no type of element")
     numbers, itemsize = _numbers(shape), DTYPES[dtype].itemsize
@@ -258,11 +244,7 @@ def _measure(shape: Any, dtype: Any) -> tuple[tuple[int, ...], int]:
 
 
 def write_index(folder: Path, index: Index) -> bytes:
-    """Write the index of a directory, through to the disk; returns what is in it.
-
-    Raises:
-        OSError: as writing a file does.
-    """
+    """Write the index of a directory, through to the disk; returns what is in it."""
     tensors = []
     for key, stored in index.items():
         parts = [
@@ -273,10 +255,7 @@ def write_index(folder: Path, index: Index) -> bytes:
         dtype = str(stored.dtype).removeprefix("torch.")
         tensors.append({"key": key, "dtype": dtype, "shape": stored.shape, "parts": parts})
     content = json.dumps(tensors).encode()
-    with (folder / TENSORS).open("wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
+    write_through(folder / TENSORS, content)
     return content
 
 
@@ -285,9 +264,6 @@ def read_directory(folder: Path, name: str = "") -> Index:
 
     Args:
         name: which one; left out: ours where there is one, else torch's.
-
-    Raises:
-        DAMAGED: it is missing or damaged, a file is missing or too short, or what it says cannot be.
     """
     builder = _Builder(lambda file: find_contained(folder, file), is_bare=False)
     if (name or TENSORS) == TENSORS and (name or (folder / TENSORS).exists()):
@@ -301,11 +277,7 @@ def read_directory(folder: Path, name: str = "") -> Index:
 
 
 def read_file(path: Path) -> Index:
-    """Return what the index of a file of ours says.
-
-    Raises:
-        DAMAGED: as `read_directory` does.
-    """
+    """Return what the index of a file of ours says."""
     builder = _Builder(lambda _: path, is_bare=True)
     for place in json.loads(read_record(path, TENSORS)).values():
         shape = place["shape"]
@@ -407,11 +379,7 @@ SAFETENSORS = {
 
 
 def read_safetensors(path: Path) -> list[Index]:
-    """Return what the headers of a file say, or of all files of Hugging Face's index.
-
-    Raises:
-        CheckpointError: a file is missing or damaged.
-    """
+    """Return what the headers of a file say, or of all files of Hugging Face's index."""
     if not path.name.endswith(INDEX_SUFFIX):
         return [_read_header(path)]
     cache = path.parent.parent.parent / "blobs"  # whither the links of Hugging Face's cache lead
@@ -470,11 +438,7 @@ def data_offset(stream: io.RawIOBase | BinaryIO, record: zipfile.ZipInfo) -> int
 
 
 def find_values(view: _FileView, bytes_count: int) -> int:
-    """Return where the values of a tensor begin in what torch.save wrote of it.
-
-    Raises:
-        ValueError, zipfile.BadZipFile: there is no such thing, or it has another size.
-    """
+    """Return where the values of a tensor begin in what torch.save wrote of it."""
     with zipfile.ZipFile(view) as archive:
         record = next((record for record in archive.filelist if record.filename.endswith("/data/0")), None)
         if record is None or record.compress_type != zipfile.ZIP_STORED or record.file_size != bytes_count:
@@ -483,12 +447,7 @@ def find_values(view: _FileView, bytes_count: int) -> int:
 
 
 def load_weights(source: Path | BinaryIO | io.BufferedReader, *, mmap: bool = False) -> Any:
-    """Return what torch.save wrote: tensors and plain values, whoever wrote it; nothing that it names is run.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is damaged, or holds something else.
-    """
+    """Return what torch.save wrote: tensors and plain values, whoever wrote it; nothing that it names is run."""
     try:
         if zipfile.is_zipfile(source):
             with zipfile.ZipFile(source) as archive:
@@ -510,11 +469,7 @@ def load_weights(source: Path | BinaryIO | io.BufferedReader, *, mmap: bool = Fa
 
 
 def load_torch_file(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a torch.save file, mapped into memory.
-
-    Raises:
-        CheckpointError: it cannot be read, or holds something else than the tensors of a state dict.
-    """
+    """Return the tensors of a torch.save file, mapped into memory."""
     try:
         content = load_weights(path, mmap=True)
     except DAMAGED as error:

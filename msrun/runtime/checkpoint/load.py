@@ -224,11 +224,7 @@ def _open_everywhere(name: str | os.PathLike[str]) -> tuple[CheckpointReader, Ma
 
 
 def _open_here(paths: Sequence[Path], manifest: Manifest) -> CheckpointReader:
-    """Open what of a checkpoint this rank sees.
-
-    Raises:
-        CheckpointError: it holds parameters cut by hand for another number of ranks.
-    """
+    """Open what of a checkpoint this rank sees."""
     if manifest.own and manifest.world_size != get_group_size():
         raise CheckpointError(
             f"checkpoint {paths[0]}: {manifest.own[0]} is marked layerwise_parallel, and each of {manifest.world_size} "
@@ -257,20 +253,12 @@ def _where(manifest: Manifest, state: Mapping[str, Any]) -> Resumed:
 
 
 def load_network(reader: CheckpointReader, network: NetworkState, *, strict_load: bool) -> None:
-    """Put the values of a checkpoint's network where they belong.
-
-    Raises:
-        CheckpointError: they are those of another network, or a file is damaged.
-    """
+    """Put the values of a checkpoint's network where they belong."""
     load_tensors(reader, replace(network, tensors=_match(reader, network, strict_load=strict_load)))
 
 
 def load_tensors(source: CheckpointReader, network: NetworkState) -> None:
-    """Put the values of tensors, all of which the source has in their shapes, where they belong.
-
-    Raises:
-        CheckpointError: a file is damaged.
-    """
+    """Put the values of tensors, all of which the source has in their shapes, where they belong."""
     parts: dict[TensorKey, Chunk] = {}
     deferred: dict[str, Callable[[], Tensor]] = {}
     seen: set[int] = set()
@@ -448,9 +436,6 @@ def complete(reader: CheckpointReader) -> CheckpointReader:
     """Return a reader that has every tensor whole on every rank. All ranks call it together.
 
     Where some rank sees only some parts, all tensors are sent to all ranks and stay in memory until they are read.
-
-    Raises:
-        CheckpointError: a file cannot be read; the same on every rank.
     """
     tables = gather(
         {

@@ -37,11 +37,7 @@ _hooked: WeakSet[torch.optim.Optimizer] = WeakSet()
 def find_optimizer_state(
     optimizer: torch.optim.Optimizer, network: NetworkState
 ) -> tuple[dict[TensorKey, Chunk], dict[str, Any]]:
-    """Return the parts of the state, and everything else of it: settings, step counts, which parts there are.
-
-    Raises:
-        CheckpointError: a parameter that the network does not have, or state of a cut parameter in a shape of its own.
-    """
+    """Return the parts of the state, and everything else of it: settings, step counts, which parts there are."""
     finish_waiting(optimizer)
     names = _names(optimizer, network)
     parts: dict[TensorKey, Chunk] = {}
@@ -110,11 +106,7 @@ def _check_whole(value: Any, key: str, name: str, parameter: Tensor) -> None:
 def restore_optimizer(
     optimizer: torch.optim.Optimizer, network: NetworkState, reader: CheckpointReader, saved: Mapping[str, Any]
 ) -> None:
-    """Give an optimizer its settings now and its state as soon as its parameters are in their places.
-
-    Raises:
-        CheckpointError: other parameters or other groups than those that were saved.
-    """
+    """Give an optimizer its settings now and its state as soon as its parameters are in their places."""
     names = _names(optimizer, network)
     _check_groups(optimizer, names, saved)
     _check_shapes(names, network, reader, saved)

@@ -8,7 +8,9 @@ import os
 import re
 import time
 import zipfile
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +26,13 @@ from msrun.runtime.checkpoint.directory import (
     REMOVING,
     SAVING,
     STATE,
+    TENSORS,
     Manifest,
     Position,
     damaged,
+    explain,
     find_checkpoints,
+    find_contained,
     read_manifest,
     read_record,
 )
@@ -38,6 +43,7 @@ from msrun.runtime.checkpoint.index import (
     Index,
     StoredTensor,
     TensorKey,
+    covers,
     flat_name,
     index_of,
     load_torch_file,
@@ -46,6 +52,7 @@ from msrun.runtime.checkpoint.index import (
     read_file,
     read_safetensors,
 )
+from msrun.runtime.checkpoint.storage import name_records
 from msrun.runtime.parallel.parameters.network_state import Chunk
 from msrun.runtime.parallel.strategy_file import Strategy, read_strategy, shared_ranks
 from msrun.runtime.sharding.layout import Box, whole
@@ -58,9 +65,6 @@ class CheckpointReader:
         path: where it is, for messages and for what is no tensor.
         indexes: of its files and directories; of a part that several have, the first one's is read.
         is_foreign: msrun has not written them.
-
-    Raises:
-        CheckpointError: a file is missing or damaged; also from the methods.
     """
 
     def __init__(self, path: Path, indexes: Sequence[Index], *, is_foreign: bool = False) -> None:
@@ -115,11 +119,7 @@ class CheckpointReader:
         return value
 
     def state(self) -> dict[str, Any]:
-        """Return what is no tensor of a layout; of a file that msrun has not written, that there is nothing.
-
-        Raises:
-            CheckpointError: it is missing or damaged.
-        """
+        """Return what is no tensor of a layout; of a file that msrun has not written, that there is nothing."""
         if self._is_foreign:
             return {"extra": {}, "appended": {}, "optimizer": None, "random": {"now": [None], "epoch": [None]}}
         try:
@@ -176,9 +176,6 @@ def open_parts(paths: Sequence[Path]) -> CheckpointReader:
 
     Args:
         paths: of a complete checkpoint, or directories of one save.
-
-    Raises:
-        CheckpointError: a file is damaged.
     """
     path = paths[0]
     if read_manifest(path) is not None:
@@ -212,9 +209,6 @@ def find_set(paths: Sequence[Path]) -> tuple[dict[int, Path], Manifest]:
 
     Args:
         paths: some of them, or all; those that the manifest names are looked for beside them.
-
-    Raises:
-        CheckpointError: one of `paths` is no complete checkpoint, or of another save than the first.
     """
     found: dict[int, Path] = {}
     first: Manifest | None = None
@@ -238,11 +232,7 @@ def find_set(paths: Sequence[Path]) -> tuple[dict[int, Path], Manifest]:
 
 
 def check_set(path: Path, manifest: Manifest, found: Collection[int]) -> None:
-    """Refuse a set of directories that is not complete.
-
-    Raises:
-        CheckpointError: it names those that are missing.
-    """
+    """Refuse a set of directories that is not complete."""
     missing = [place for number, place in enumerate(manifest.places) if number not in found]
     if missing:
         ranks = ", ".join(str(rank) for rank in missing[0].ranks[:8])
@@ -259,9 +249,6 @@ def open_checkpoint(paths: Sequence[Path], *, needs_all: bool = True) -> tuple[C
 
     Args:
         needs_all: False: of several directories some may be missing.
-
-    Raises:
-        CheckpointError: it is not there, or not complete.
     """
     found, manifest = find_set(paths)
     if needs_all:
@@ -318,9 +305,6 @@ def open_source(
         sources: rank -> its file or directory; one is enough where it is complete, or names the others.
         strategy_file: how the slices of plain torch.save files were cut.
         needs_all: refuse a set of which some are missing.
-
-    Raises:
-        CheckpointError: it is not complete, or no strategy tells how plain files were cut.
     """
     paths = [path.absolute() for path in sources.values()]
     if strategy_file is not None and all(is_foreign(path) for path in paths):
@@ -352,3 +336,111 @@ def _open_slices(
         indexes.append(index_of(path, tensors, boxes))
     manifest = Manifest(Position(), world_size=count, serial=0, saved_at=time.time())
     return CheckpointReader(next(iter(sources.values())), indexes, is_foreign=True), manifest
+
+
+_CHUNK_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class CheckedFile:
+    """One file of a directory, or one record of a file."""
+
+    path: Path
+    name: str
+    bytes_count: int
+    fault: str
+    """What is wrong, in words; empty when nothing is."""
+    is_summed: bool = True
+    """False when there is no checksum to compare with: an earlier version wrote it."""
+
+
+def verify_checkpoint(path: Path) -> Iterator[CheckedFile]:
+    """Read every file of a checkpoint, and of the directories that belong to it; compare its CRC-32, and what is said.
+
+    Raises:
+        CheckpointError: there is no checkpoint, or it is not complete.
+    """
+    found, manifest = find_set([path])
+    if not manifest.world_size:
+        raise CheckpointError(f"msrun has not written {path}, so nothing is known of its checksums")
+    check_set(path, manifest, found)
+    is_right = True
+    for number in sorted(found):
+        for checked in _verify_directory(found[number]) if found[number].is_dir() else _verify_file(found[number]):
+            is_right = is_right and not checked.fault
+            yield checked
+    fault = _look_at_whole(list(found.values())) if is_right else ""
+    if fault:
+        yield CheckedFile(found[min(found)], TENSORS, 0, fault)
+
+
+def _verify_directory(path: Path) -> Iterator[CheckedFile]:
+    manifest = read_manifest(path)
+    assert manifest is not None, "it was there a moment ago"
+    disagreeing, disagreement = _find_disagreement(path, manifest.files)
+    if disagreeing and disagreeing not in manifest.files:
+        yield CheckedFile(path, disagreeing, 0, disagreement)
+    for name, bytes_count in sorted(manifest.files.items()):
+        expected, fault = manifest.checksums.get(name), ""
+        try:
+            actual = _sum_up(find_contained(path, name))
+            if expected is not None and actual != expected:
+                fault = f"CRC-32 is {actual:08x}, {expected:08x} was written"
+        except (OSError, ValueError) as error:
+            fault = explain(error)
+        if name == disagreeing:
+            fault = fault or disagreement
+        yield CheckedFile(path, name, bytes_count, fault, expected is not None)
+
+
+def _find_disagreement(folder: Path, files: Collection[str]) -> tuple[str, str]:
+    """Return which file of a directory says otherwise than another, and what; both empty when all agree.
+
+    Args:
+        files: those that have checksums.
+    """
+    name = TENSORS if (folder / TENSORS).exists() else METADATA
+    try:
+        index = read_directory(folder, name)
+        for part in (part for stored in index.values() for part in stored.parts.values()):
+            if str(part.path.relative_to(folder)) not in files:
+                return part.path.name, f"{MANIFEST} does not name it"
+        name = METADATA
+        theirs = read_directory(folder, name)
+    except DAMAGED as error:
+        return name, explain(error)
+    differing = next((key for key in {**index, **theirs} if index.get(key) != theirs.get(key)), None)
+    return ("", "") if differing is None else (name, f"it says otherwise of {flat_name(differing)} than {TENSORS}")
+
+
+def _look_at_whole(paths: list[Path]) -> str:
+    """Return what is wrong when all that belongs together is opened: the parts of some tensor make no whole."""
+    try:
+        reader = open_parts(paths)
+        reader.state()
+    except CheckpointError as error:
+        return str(error)
+    broken = next((key for key, stored in reader.tensors.items() if not covers(stored.parts, stored.shape)), None)
+    return f"the parts of {flat_name(broken)} do not make the whole" if broken is not None else ""
+
+
+def _sum_up(path: Path) -> int:
+    checksum = 0
+    with path.open("rb", buffering=0) as stream:
+        while chunk := stream.read(_CHUNK_BYTES):
+            checksum = zlib.crc32(chunk, checksum)
+    return checksum
+
+
+def _verify_file(path: Path) -> Iterator[CheckedFile]:
+    names = name_records(path)
+    with zipfile.ZipFile(path) as archive:
+        for record in archive.infolist():
+            fault = ""
+            try:
+                with archive.open(record) as stream:
+                    while stream.read(_CHUNK_BYTES):
+                        pass
+            except DAMAGED as error:
+                fault = "its CRC-32 is not the one that was written" if "CRC" in str(error) else str(error)
+            yield CheckedFile(path, names.get(record.filename, record.filename), record.file_size, fault)

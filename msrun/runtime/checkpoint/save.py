@@ -39,19 +39,20 @@ from msrun.runtime.checkpoint.directory import (
 from msrun.runtime.checkpoint.index import NETWORK, TensorKey, key_of
 from msrun.runtime.checkpoint.optimizer_state import complete_state, find_optimizer_state
 from msrun.runtime.checkpoint.storage import (
-    DirectoryWriter,
-    PartPlanner,
     Parts,
-    WholeFilesWriter,
+    Pieces,
+    PlainFileWriter,
+    bring_together,
+    check_whole,
     finish_directory,
-    save_parts,
     share_out,
     to_bytes,
+    write_parts,
 )
 from msrun.runtime.nn.random_stream import State, take_random_state, take_stream_state
 from msrun.runtime.parallel.parameters.network_state import Chunk, NetworkState, find_chunks, find_network_state
 from msrun.runtime.progress import waiting_in
-from msrun.runtime.world import at_release, get_group_size, get_rank, simulation_level
+from msrun.runtime.world import at_release, get_group_size, get_rank
 
 _TIMEOUT_S = 86400.0
 """A rank that died ends its connections, so only a slow disk is ever waited for."""
@@ -138,20 +139,6 @@ def _appears(path: Path) -> bool:
     return True
 
 
-_groups: dict[tuple[tuple[int, ...], ...], Group] = {}
-
-
-def _group_of(places: Sequence[Place]) -> Group:
-    """Return the group of the ranks that write into this rank's place. All ranks of the world call it together."""
-    key = tuple(place.ranks for place in places)
-    if key not in _groups:
-        for ranks in key:
-            group = dist.new_group(list(ranks), timeout=timedelta(seconds=_TIMEOUT_S), backend="gloo")
-            if get_rank() in ranks:
-                _groups[key] = group
-    return _groups[key]
-
-
 @dataclass(frozen=True)
 class Writing:
     """What is to be written, as this rank knows it. The parts are not copied."""
@@ -161,25 +148,19 @@ class Writing:
     """Of all places."""
     parts: Parts
     """What this rank writes or sends."""
-    order: list[str]
-    """Of the network's tensors."""
     state: bytes
     """`state.pt`; empty on ranks that do not write it."""
     tied: Mapping[str, str]
     """name -> name of the same tensor of the network, which is written in its stead."""
     manifest: Manifest
     is_integrated: bool
-    place_group: Group
-    """Of the ranks that write into the same directory; None for all."""
+    pieces: Pieces
+    """Which parts of every tensor the ranks have that write together."""
     then: Callable[[], None] = lambda: None
     """What a leader does when its checkpoint has its name."""
 
     def run(self, group: Group) -> None:
-        """Write it. All ranks call it together.
-
-        Raises:
-            CheckpointError: it could not be written; the same on every rank, and earlier ones are as they were.
-        """
+        """Write it. All ranks call it together."""
         final = self.own.path
         temporary = final.with_name(final.name + SAVING)
         is_leader = get_rank() == self.own.leader
@@ -206,29 +187,43 @@ class Writing:
 
     def _write(self, temporary: Path, manifest: Manifest, group: Group) -> None:
         is_leader = get_rank() == self.own.leader
-        planner = PartPlanner(self.parts, needs_all=self.is_integrated)
-        alone = not dist.is_initialized() or simulation_level() is not None
-        waits = waiting_in(lambda: f"the ranks that write {self.own.path}")
+        waiting = waiting_in(lambda: f"the ranks that write {self.own.path}")
+        waits = waiting if group is None else contextlib.nullcontext()
         if not self.is_integrated:
-            directory = DirectoryWriter(temporary)
-
-            def write() -> dict[str, int]:
-                save_parts(self.parts, directory, planner, self.place_group or group, alone=alone)
-                return directory.checksums
-
-            with waits if group is None else contextlib.nullcontext():
-                everyone = attempt_all(write, group)
-            checksums = {name: crc for rank in self.own.ranks for name, crc in everyone[rank].items()}
-            attempt(lambda: finish_directory(temporary, self.state, manifest, checksums) if is_leader else None, group)
+            number = self.own.ranks.index(get_rank())
+            with waits:
+                everyone = attempt_all(lambda: write_parts(temporary, number, self.parts), group)
+            files = [everyone[rank] for rank in self.own.ranks]
+            attempt(lambda: finish_directory(temporary, files, self.state, manifest) if is_leader else None, group)
             return
-        files = WholeFilesWriter(temporary, self.leaders, self.order, self.tied, group)
+        check_whole(self.pieces)
+        file: PlainFileWriter | None = None
+
+        def write() -> None:
+            nonlocal file
+            failure: OSError | None = None
+            if is_leader:
+                room = [(key, owners[0][1].shape, owners[0][2]) for key, owners in self.pieces.items()]
+                try:
+                    file = PlainFileWriter(temporary, room, self.tied)
+                except OSError as error:
+                    failure = error
+            for key, value in bring_together(self.parts, self.pieces, self.leaders, group):
+                if file is not None and value is not None and failure is None:
+                    try:
+                        file.write(key, value)
+                    except OSError as error:  # the others send on: they learn of it at the end
+                        failure = error
+            if failure is not None:
+                raise failure
+
         try:
-            with waits if group is None else contextlib.nullcontext():
-                save_parts(self.parts, files, planner, group, alone=alone)
-            attempt(lambda: files.file.finish(self.state, manifest) if files.file is not None else None, group)
+            with waits:
+                attempt(write, group)
+            attempt(lambda: file.finish(self.state, manifest) if file is not None else None, group)
         except BaseException:
-            if files.file is not None:
-                files.file.abandon()
+            if file is not None:
+                file.abandon()
             raise
 
 
@@ -251,11 +246,7 @@ class BackgroundWriter:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait for the checkpoint that is being written, if one is.
-
-        Raises:
-            CheckpointError: it could not be written; the same on every rank, once.
-        """
+        """Wait for the checkpoint that is being written, if one is."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -264,11 +255,7 @@ class BackgroundWriter:
             raise CheckpointError(failure)
 
     def forget(self) -> None:
-        """Wait, and drop what belongs to the world that this process leaves.
-
-        Raises:
-            CheckpointError: the last checkpoint could not be written.
-        """
+        """Wait, and drop what belongs to the world that this process leaves."""
         try:
             self.wait()
         except CheckpointError as error:
@@ -364,11 +351,7 @@ def save_checkpoint(
 
 
 def check_async(value: Any) -> bool:
-    """Return whether to write beside the training.
-
-    Raises:
-        CheckpointError: another word than MindSpore's.
-    """
+    """Return whether to write beside the training."""
     if value not in (True, False, "thread", "process"):
         raise CheckpointError(f'async_save={value!r}: must be True, False, "thread" or "process"')
     return bool(value)
@@ -444,11 +427,13 @@ def _prepare(
     index = own_place(places, get_rank())
     own, is_whole = places[index], is_integrated or len(places) == 1
     parts = {key: part for key, part in parts.items() if key[0] != NETWORK or key[1] not in tied}
+    together = range(get_group_size()) if is_integrated else own.ranks
+    own_parts, pieces = share_out(parts, together, to_first=is_integrated)
+    order: dict[TensorKey, int] = {(NETWORK, name): number for number, name in enumerate(network_state.tensors)}
     return Writing(
         own,
         [place.leader for place in places],
-        share_out(parts, range(get_group_size()) if is_integrated else own.ranks, to_first=is_integrated),
-        list(network_state.tensors),
+        own_parts,
         to_bytes(state) if get_rank() == own.leader else b"",
         tied,
         Manifest(
@@ -462,7 +447,7 @@ def _prepare(
             own=cut_by_hand,
         ),
         is_integrated,
-        None if is_whole else _group_of(places),
+        {key: pieces[key] for key in sorted(pieces, key=lambda key: order.get(key, len(order)))},
     )
 
 

@@ -1,4 +1,4 @@
-"""How checkpoints reach the disk, over torch.distributed.checkpoint: its plans, its writers, its agreement on errors.
+"""How checkpoints reach the disk: with torch.distributed.checkpoint's plans and index, through to it, and summed up.
 
 A directory is what torch's `FileSystemWriter` writes, with a checksum of every file and an index of ours. A file with
 whole tensors is the zip file that torch.save writes: torch makes it first, with room for the values of the network's
@@ -18,38 +18,28 @@ import mmap
 import os
 import struct
 import threading
-import warnings
 import zipfile
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner, create_default_global_save_plan
 from torch.distributed.checkpoint.filesystem import (
     FileSystemWriter,
     _StorageInfo,
 )  # a test looks after the private name
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, TensorWriteData, WriteItem, WriteItemType
-from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
-from torch.futures import Future
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
 
 from msrun.errors import CheckpointError
-from msrun.runtime.agreement import Group, describe, gather
+from msrun.runtime.agreement import Group, gather
 from msrun.runtime.checkpoint.directory import (
     DAMAGED,
     MANIFEST,
@@ -59,6 +49,7 @@ from msrun.runtime.checkpoint.directory import (
     complete_directory,
     manifest_text,
     read_record,
+    write_through,
 )
 from msrun.runtime.checkpoint.index import (
     METADATA,
@@ -81,24 +72,8 @@ _CHUNK_BYTES = 1 << 20
 """One write of 4 MB and more costs Linux ten times the time for its bytes: it looks for pages that lie together."""
 _FLUSH_BYTES = 32 << 20
 Parts = Mapping[TensorKey, Chunk]
-warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
-
-
-def save_parts(parts: Parts, writer: StorageWriter, planner: PartPlanner, group: Group, *, alone: bool) -> None:
-    """Have torch plan and write. All ranks of the group call it together.
-
-    Raises:
-        CheckpointError: what this rank met, else what the first other rank met; the same on every rank.
-    """
-    state = {flat_name(key): part for key, part in parts.items()}
-    try:
-        save(state, storage_writer=writer, planner=planner, process_group=group, no_dist=alone)
-    except CheckpointException as error:
-        own = 0 if alone else dist.get_rank(group)
-        rank, (failure, _) = min(error.failures.items(), key=lambda found: (found[0] != own, found[0]))
-        if not isinstance(failure, OSError | CheckpointError):
-            raise failure from None
-        raise CheckpointError(describe(failure) if rank == own else f"rank {rank}: {describe(failure)}") from None
+Pieces = dict[TensorKey, list[tuple[int, Box, torch.dtype]]]
+"""Tensor -> the ranks that have a part of it, and which one."""
 
 
 def plan_of(parts: Parts) -> SavePlan:
@@ -113,72 +88,37 @@ def plan_of(parts: Parts) -> SavePlan:
     return SavePlan(items, planner_data={flat_name(key): key for key in parts})
 
 
-def share_out(parts: Parts, ranks: Sequence[int], *, to_first: bool) -> Parts:
-    """Return those parts that this rank is to write of what several ranks hold. All ranks call it together.
+def share_out(parts: Parts, ranks: Sequence[int], *, to_first: bool) -> tuple[Parts, Pieces]:
+    """Return those parts that this rank is to write of what several ranks hold, and what all of them have. All ranks
+    call it together.
 
     Args:
         ranks: that write together with this one.
         to_first: the lowest rank writes what it has; else the one with the fewest bytes so far.
     """
     plans = gather(plan_of(parts))
-    mine = keep_shares([plans[rank] for rank in ranks], to_first=to_first)[ranks.index(get_rank())]
-    return {key: part for key, part in parts.items() if key in mine}
+    shares = keep_shares([plans[rank] for rank in ranks], to_first=to_first)
+    pieces: Pieces = {}
+    for rank, plan in zip(ranks, shares, strict=True):
+        for item in plan.items:
+            key, data = plan.planner_data[item.index.fqn], cast("TensorWriteData", item.tensor_data)
+            pieces.setdefault(key, []).append((rank, _box_of(data), data.properties.dtype))
+    mine = {item.index.fqn for item in shares[ranks.index(get_rank())].items}
+    return {key: part for key, part in parts.items() if flat_name(key) in mine}, pieces
 
 
-def keep_shares(plans: list[SavePlan], *, to_first: bool) -> list[set[TensorKey]]:
+def keep_shares(plans: list[SavePlan], *, to_first: bool) -> list[SavePlan]:
     """Return what each rank writes of what several ranks plan to."""
-    planner = DefaultSavePlanner(dedup_save_to_lowest_rank=to_first)
-    return [{plan.planner_data[item.index.fqn] for item in plan.items} for plan in planner._dedup_save_plans(plans)]
+    return list(DefaultSavePlanner(dedup_save_to_lowest_rank=to_first)._dedup_save_plans(plans))
 
 
-class PartPlanner(DefaultSavePlanner):
-    """Plans the writing of parts, of which no two ranks have the same.
-
-    Args:
-        needs_all: the parts of all ranks must make every tensor whole.
-    """
-
-    def __init__(self, parts: Parts, *, needs_all: bool = False) -> None:
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self._plan, self._needs_all = plan_of(parts), needs_all
-
-    def create_local_plan(self) -> SavePlan:
-        """Return what this rank has."""
-        return self._plan
-
-    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Return torch's index. A directory may hold some parts alone, of the ranks that see it: torch refuses those.
-
-        Raises:
-            CheckpointError: no rank holds some part of a tensor that is to be written whole.
-        """
-        plans, metadata = create_default_global_save_plan(all_plans)
-        for name, tensor in metadata.state_dict_metadata.items() if self._needs_all else ():
-            assert isinstance(tensor, TensorStorageMetadata)
-            if not covers([box_of(tensor.size, chunk) for chunk in tensor.chunks], tensor.size):
-                raise CheckpointError(
-                    f"{name}: the ranks hold parts that do not make the whole: save it with integrated_save=False"
-                )
-        metadata.planner_data = {name: key for plan in plans for name, key in plan.planner_data.items()}
-        return plans, metadata
-
-    def read(self, write_item: WriteItem) -> Tensor:
-        """Return the values of a part, row by row, on the host."""
-        value: Tensor = self.state_dict[write_item.index.fqn].tensor
-        return value.detach().cpu().contiguous()
-
-
-def box_of(shape: Sequence[int], chunk: ChunkStorageMetadata) -> Box:
+def _box_of(data: Any) -> Box:
     """Return where torch says that a part is."""
-    return Box(tuple(shape), tuple(chunk.offsets), tuple(chunk.sizes))
+    return Box(tuple(data.size), tuple(data.chunk.offsets), tuple(data.chunk.sizes))
 
 
 class _DurableFile:
-    """A file whose content is on its way to the disk while more is written.
-
-    Raises:
-        OSError: as writing a file does; also from the methods.
-    """
+    """A file whose content is on its way to the disk while more is written."""
 
     def __init__(self, path: Path, mode: str) -> None:
         self.stream = cast("BinaryIO", path.open(mode, buffering=0))
@@ -244,7 +184,6 @@ class _TensorStream:
         """of torch's small records"""
 
     def save(self, tensor: Tensor) -> None:
-        """Write one tensor, row by row."""
         self._values = raw_bytes(tensor)
         with torch.serialization.skip_data():
             torch.save(_reserve(tuple(tensor.shape), tensor.dtype), cast("BinaryIO", self))
@@ -252,13 +191,11 @@ class _TensorStream:
         self.flush()
 
     def write(self, data: bytes) -> int:
-        """Take what torch writes."""
         self._pending.append(bytes(data))
         self._place += len(data)
         return len(data)
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Put the values where torch leaves room for them."""
         assert (offset, whence) == (len(self._values), os.SEEK_CUR), "torch passes by the room for the values"
         self.flush()
         self._file.write(self._values)
@@ -266,64 +203,52 @@ class _TensorStream:
         return self._place
 
     def tell(self) -> int:
-        """Return where in the file the next byte goes."""
         return self._place
 
     def flush(self) -> None:
-        """Write what torch has written; the system's errors come from here, not out of torch's words for them."""
         pending, self._pending = b"".join(self._pending), []
         self._file.write(memoryview(pending))
 
 
-class DirectoryWriter(FileSystemWriter):
-    """Writes a directory, each rank its file; the first rank writes both indexes."""
+@dataclass(frozen=True)
+class PartsFile:
+    """What one rank has written of a directory."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.checksums: dict[str, int] = {}
-        """CRC-32 of the files that this rank has written, by their names."""
+    name: str
+    checksum: int
+    plan: SavePlan
+    places: list[tuple[int, int]]
+    """Offset and length of each item of the plan."""
 
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this rank's file, through to the disk."""
-        name, written = f"{plan.storage_data.prefix}0.distcp", []
-        file = _DurableFile(Path(self.path) / name, "wb")
-        try:
-            stream = _TensorStream(file)
-            for item in plan.items:
-                begin = stream.tell()
-                with system_errors():
-                    stream.save(cast("PartPlanner", planner).read(item))
-                length = stream.tell() - begin
-                written.append(WriteResult(item.index, length, _StorageInfo(name, begin, length)))
-            file.finish()
-        finally:
-            file.close()
-        self.checksums[name] = file.checksum
-        return _done(written)
 
-    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write where the parts lie, for torch and for msrun."""
-        super().finish(metadata, results)
-        self.checksums[METADATA] = zlib.crc32((Path(self.path) / METADATA).read_bytes())
-        places = {(found.index.fqn, found.index.offset): found.storage_data for rank in results for found in rank}
-        index: Index = {}
-        for name, tensor in metadata.state_dict_metadata.items():
-            assert isinstance(tensor, TensorStorageMetadata)
-            stored = StoredTensor(tuple(tensor.size), tensor.properties.dtype, {})
-            for chunk in tensor.chunks:
-                place, box = places[name, chunk.offsets], box_of(tensor.size, chunk)
-                stored.parts[box] = Part(box, Path(place.relative_path), place.offset, place.length)
-            index[metadata.planner_data[name]] = stored
-        self.checksums[TENSORS] = zlib.crc32(write_index(Path(self.path), index))
+def write_parts(
+    folder: Path, number: int, parts: Parts, read: Callable[[TensorKey, Chunk], Tensor] = lambda _, part: part.tensor
+) -> PartsFile:
+    """Write a file with parts of which no other rank has the same, through to the disk.
+
+    Args:
+        number: of the rank among those that write into the folder.
+        read: gives the values of a part.
+    """
+    name, plan = f"__{number}_0.distcp", plan_of(parts)
+    file = _DurableFile(folder / name, "wb")
+    places = []
+    try:
+        stream = _TensorStream(file)
+        for item in plan.items:
+            key, begin = plan.planner_data[item.index.fqn], stream.tell()
+            with system_errors():
+                stream.save(read(key, parts[key]))
+            places.append((begin, stream.tell() - begin))
+        file.finish()
+    finally:
+        file.close()
+    return PartsFile(name, file.checksum, plan, places)
 
 
 @contextlib.contextmanager
 def system_errors() -> Iterator[None]:
-    """Raise the system's error where torch covers it up: a full disk is "unexpected pos" in its words.
-
-    Raises:
-        OSError: what the system said.
-    """
+    """Raise the system's error where torch covers it up: a full disk is "unexpected pos" in its words."""
     try:
         yield
     except OSError:
@@ -337,120 +262,62 @@ def system_errors() -> Iterator[None]:
         raise OSError(below.errno, below.strerror) from None
 
 
-def finish_directory(temporary: Path, state: bytes, manifest: Manifest, checksums: Mapping[str, int]) -> None:
-    """Write what a directory has beside its tensors, and have all of it reach the disk.
+def finish_directory(temporary: Path, files: Sequence[PartsFile], state: bytes, manifest: Manifest) -> None:
+    """Write what a directory has beside its tensors: where they lie, for torch and for msrun, and the state."""
+    by_name = {file.name: file for file in files}  # in a dry run all ranks have one
+    plans, metadata = create_default_global_save_plan([file.plan for file in by_name.values()])
+    metadata.planner_data = {name: key for plan in plans for name, key in plan.planner_data.items()}
+    results, index = [], cast("Index", {})
+    for plan, file in zip(plans, by_name.values(), strict=True):
+        for item, (offset, length) in zip(plan.items, file.places, strict=True):
+            results.append(WriteResult(item.index, length, _StorageInfo(file.name, offset, length)))
+            box, dtype = _box_of(item.tensor_data), cast("TensorWriteData", item.tensor_data).properties.dtype
+            stored = index.setdefault(plan.planner_data[item.index.fqn], StoredTensor(box.shape, dtype, {}))
+            stored.parts[box] = Part(box, Path(file.name), offset, length)
+    FileSystemWriter(temporary).finish(metadata, [results])
+    checksums = {name: file.checksum for name, file in by_name.items()}
+    checksums[METADATA] = zlib.crc32((temporary / METADATA).read_bytes())
+    checksums[TENSORS] = zlib.crc32(write_index(temporary, index))
+    checksums[STATE] = zlib.crc32(state)
+    write_through(temporary / STATE, state)
+    complete_directory(temporary, replace(manifest, checksums=checksums))
 
-    Raises:
-        OSError: as writing a file does.
-    """
-    with (temporary / STATE).open("wb") as stream:
-        stream.write(state)
-        stream.flush()
-        os.fsync(stream.fileno())
-    complete_directory(temporary, replace(manifest, checksums={**checksums, STATE: zlib.crc32(state)}))
 
-
-_Piece = tuple[int, TensorWriteData, WriteItem]
-"""The rank that has a part, and what torch is told of it."""
-
-
-class WholeFilesWriter(StorageWriter):
-    """Writes files with whole tensors: their writers get the parts of one tensor at a time.
-
-    Args:
-        path: of the file that this rank writes.
-        writers: the ranks that write one, each on a host of its own.
-        order: of the network's tensors.
-        tied: name -> the name of the network's tensor that is the same one.
-        group: of the ranks' messages.
-    """
-
-    def __init__(
-        self, path: Path, writers: Sequence[int], order: Sequence[str], tied: Mapping[str, str], group: Group
-    ) -> None:
-        super().__init__()
-        self._path, self._writers, self._tied, self._group = path, writers, tied, group
-        self._position = {flat_name((NETWORK, name)): number for number, name in enumerate(order)}
-        self.file: PlainFileWriter | None = None
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Do nothing."""
-
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Do nothing."""
-
-    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Return it as it is."""
-        return plan
-
-    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Tell every rank who has which parts of every tensor, in the order in which they are sent."""
-        pieces: dict[str, list[_Piece]] = {}
-        for rank, plan in enumerate(plans):
-            for item in plan.items:
-                assert item.tensor_data is not None
-                pieces.setdefault(item.index.fqn, []).append((rank, item.tensor_data, item))
-        keys = {name: key for plan in plans for name, key in plan.planner_data.items()}
-        names = sorted(pieces, key=lambda name: self._position.get(name, len(self._position)))
-        return [replace(plan, storage_data=[(keys[name], pieces[name]) for name in names]) for plan in plans]
-
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Send every tensor to the ranks that write a file, one after another."""
-        rank, failure = get_rank(), None
-        tensors: list[tuple[TensorKey, list[_Piece]]] = plan.storage_data
-        if rank in self._writers:
-            room = [(key, tuple(data.size), data.properties.dtype) for key, ((_, data, _), *_) in tensors]
-            try:
-                self.file = PlainFileWriter(self._path, room, self._tied)
-            except OSError as error:
-                failure = error
-        for key, pieces in tensors:
-            value = self._bring_together(pieces, planner)
-            if self.file is None or value is None or failure is not None:
-                continue
-            try:
-                self.file.write(key, value)
-            except OSError as error:  # the others send on: they learn of it at the end
-                failure = error
-        if failure is not None:
-            raise failure
-        return _done([])
-
-    def _bring_together(self, pieces: list[_Piece], planner: SavePlanner) -> Tensor | None:
-        """Return a whole tensor on the ranks that write it."""
-        rank, whole = get_rank(), None
-        if rank in self._writers and [owner for owner, _, _ in pieces] != [rank]:
-            whole = torch.empty(pieces[0][1].size, dtype=pieces[0][1].properties.dtype)
-        for owner, data, item in pieces:
-            part = cast("PartPlanner", planner).read(item) if owner == rank else None
+def bring_together(
+    parts: Parts, pieces: Pieces, writers: Sequence[int], group: Group
+) -> Iterator[tuple[TensorKey, Tensor | None]]:
+    """Yield every tensor, whole on the ranks that write it, one after another. All ranks call it together."""
+    rank = get_rank()
+    for key, owners in pieces.items():
+        whole, (_, first, dtype), is_writer = None, owners[0], rank in writers
+        if is_writer and [owner for owner, _, _ in owners] != [rank]:
+            whole = torch.empty(first.shape, dtype=dtype)
+        for owner, box, _ in owners:
+            part = parts[key].tensor.detach().cpu().contiguous() if owner == rank else None
             if part is not None:
-                for writer in self._writers:
+                for writer in writers:
                     if writer != rank:
-                        dist.send(part.view(-1).view(torch.uint8), writer, self._group)
-                if whole is None and rank in self._writers:
-                    return part
+                        dist.send(part.view(-1).view(torch.uint8), writer, group)
+                if whole is None and is_writer:
+                    whole = part
+                    break
             if whole is not None:
-                there = whole[box_of(whole.shape, data.chunk).slices]
+                there = whole[box.slices]
                 if part is None:
                     part = there if there.is_contiguous() else torch.empty_like(there)
-                    dist.recv(part.view(-1).view(torch.uint8), owner, self._group)
+                    dist.recv(part.view(-1).view(torch.uint8), owner, group)
                 if part is not there:
                     there.copy_(part)
-        return whole
-
-    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Do nothing: every writer ends its own file."""
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return whether it is a path."""
-        return isinstance(checkpoint_id, str | os.PathLike)
+        yield key, whole
 
 
-def _done(written: list[WriteResult]) -> Future[list[WriteResult]]:
-    future: Future[list[WriteResult]] = Future()
-    future.set_result(written)
-    return future
+def check_whole(pieces: Pieces) -> None:
+    """Refuse tensors of which no rank holds some part."""
+    for key, owners in pieces.items():
+        if not covers([box for _, box, _ in owners], owners[0][1].shape):
+            raise CheckpointError(
+                f"{flat_name(key)}: the ranks hold parts that do not make the whole: save it with integrated_save=False"
+            )
 
 
 _ROOT = "archive"
@@ -465,9 +332,6 @@ class PlainFileWriter:
         path: of the file, which is made.
         tensors: key, shape and type of all tensors, those of the network first.
         tied: name -> the name of the network's tensor that is the same one.
-
-    Raises:
-        OSError: as writing a file does; also from the other methods.
     """
 
     def __init__(
@@ -543,11 +407,7 @@ class PlainFileWriter:
 
 
 def name_records(path: Path) -> dict[str, str]:
-    """Return record -> the tensor whose values it holds, for messages; empty when the file does not say.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Return record -> the tensor whose values it holds, for messages; empty when the file does not say."""
     try:
         names = {place["offset"]: name for name, place in json.loads(read_record(path, TENSORS)).items()}
         with path.open("rb") as stream, zipfile.ZipFile(stream) as archive:

@@ -20,11 +20,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.planner import WriteItem
 
 from msrun.errors import CheckpointError
 from msrun.runtime.checkpoint.directory import Manifest, PlaceOfRanks, give_name, remove, start_writing
-from msrun.runtime.checkpoint.index import HEADER_LENGTH, INDEX_SUFFIX, NETWORK, SAFETENSORS, flat_name, raw_bytes
+from msrun.runtime.checkpoint.index import HEADER_LENGTH, INDEX_SUFFIX, NETWORK, SAFETENSORS, TensorKey, raw_bytes
 from msrun.runtime.checkpoint.reader import (
     CheckpointReader,
     StrPath,
@@ -33,14 +32,12 @@ from msrun.runtime.checkpoint.reader import (
     open_source,
 )
 from msrun.runtime.checkpoint.storage import (
-    DirectoryWriter,
-    PartPlanner,
     Parts,
     PlainFileWriter,
     chunks_of,
     finish_directory,
-    save_parts,
     to_bytes,
+    write_parts,
 )
 from msrun.runtime.parallel.parameters.layouts import ParameterLayout
 from msrun.runtime.parallel.parameters.network_state import Chunk
@@ -174,9 +171,16 @@ def write_rank(
     parts = _parts(reader, strategy, rank)
     final, others = name(rank), [name(other) for other in range(shared_ranks([strategy]))]
     temporary, serial = start_writing(final, is_file=False)
+    memory = torch.empty(max((part.tensor.nbytes for part in parts.values()), default=0), dtype=torch.uint8)
+
+    def read(key: TensorKey, part: Chunk) -> Tensor:
+        """Return the values of a part, all in the same memory."""
+        value = memory[: part.tensor.nbytes].view(part.tensor.dtype).view(part.box.sizes)
+        reader.fill({key: Chunk(value, part.box)})
+        return value
+
     try:
-        writer = DirectoryWriter(temporary)
-        save_parts(parts, writer, _ReadingPlanner(parts, reader), None, alone=True)
+        file = write_parts(temporary, 0, parts, read)
         save_id = hashlib.sha256(f"{manifest.save_id} {sorted((n, repr(x)) for n, x in strategy.items())}".encode())
         places = [PlaceOfRanks([number], os.path.relpath(path, final.parent)) for number, path in enumerate(others)]
         manifest = replace(
@@ -189,27 +193,11 @@ def write_rank(
             place=rank if len(others) > 1 else 0,
             own=[],
         )
-        finish_directory(temporary, to_bytes(reader.state()), manifest, writer.checksums)
+        finish_directory(temporary, [file], to_bytes(reader.state()), manifest)
         give_name(temporary, final)
     except BaseException:
         remove(temporary)
         raise
-
-
-class _ReadingPlanner(PartPlanner):
-    """Reads a part when it is to be written, all into the same memory."""
-
-    def __init__(self, parts: Parts, reader: CheckpointReader) -> None:
-        super().__init__(parts)
-        self._keys, self._reader = {flat_name(key): key for key in parts}, reader
-        self._memory = torch.empty(max((part.tensor.nbytes for part in parts.values()), default=0), dtype=torch.uint8)
-
-    def read(self, write_item: WriteItem) -> Tensor:
-        """Return the values of a part."""
-        key, part = self._keys[write_item.index.fqn], self.state_dict[write_item.index.fqn]
-        value = self._memory[: part.tensor.nbytes].view(part.tensor.dtype).view(part.box.sizes)
-        self._reader.fill({key: Chunk(value, part.box)})
-        return value
 
 
 def _parts(reader: CheckpointReader, strategy: Strategy, rank: int) -> Parts:
@@ -231,12 +219,7 @@ def _parts(reader: CheckpointReader, strategy: Strategy, rank: int) -> Parts:
 
 
 def write_whole(reader: CheckpointReader, manifest: Manifest, final: Path) -> None:
-    """Write a file with whole tensors.
-
-    Raises:
-        CheckpointError: parameters cut by hand have no whole.
-        OSError: as writing a file does.
-    """
+    """Write a file with whole tensors."""
     _refuse_own(reader, manifest, "load_checkpoint them and use merge_sliced_parameter")
     keys = sorted(reader.tensors, key=lambda key: key[0] != NETWORK)
     temporary, serial = start_writing(final.absolute(), is_file=True)
@@ -321,12 +304,7 @@ def _export(reader: CheckpointReader, manifest: Manifest, target: Path, max_byte
 
 
 def _write_safetensors(path: Path, names: Sequence[str], reader: CheckpointReader) -> None:
-    """Write one file, a tensor at a time: the safetensors package writes what is all in memory.
-
-    Raises:
-        CheckpointError: a type of element that the format does not know.
-        OSError: as writing a file does.
-    """
+    """Write one file, a tensor at a time: the safetensors package writes what is all in memory."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name in names:
@@ -347,11 +325,7 @@ def _write_safetensors(path: Path, names: Sequence[str], reader: CheckpointReade
 
 
 def parse_bytes(text: int | str) -> int:
-    """Return a number of bytes: 1000000, "5GB", "200 MiB".
-
-    Raises:
-        CheckpointError: something else, or none at all.
-    """
+    """Return a number of bytes: 1000000, "5GB", "200 MiB"."""
     match = re.fullmatch(r"(\d+)\s*([KMG]?I?)B?", str(text).strip().upper())
     count = int(match[1]) * _UNITS.get(match[2], 0) if match else 0
     if isinstance(text, bool) or count < 1:

@@ -208,4 +208,4 @@ def _after_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
 def _has_own_hooks(optimizer: Optimizer) -> bool:
     """Return whether a user's hooks, which may write to any row, run inside a step."""
     hooks = [*optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values()]
-    return not all(getattr(hook, "__module__", "").startswith("msrun.runtime.") for hook in hooks)
+    return not all(getattr(hook, "__module__", "").startswith("msrun.") for hook in hooks)

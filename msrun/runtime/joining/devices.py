@@ -19,11 +19,7 @@ _REMEDY = "or give --device_target cpu"
 
 
 def choose_backend(environ: Mapping[str, str], world_size: int) -> str:
-    """Return the backend of a job that names none: those of its accelerator, else of the CPU.
-
-    Raises:
-        WorldError: --device_target ascend without torch_npu.
-    """
+    """Return the backend of a job that names none: those of its accelerator, else of the CPU."""
     target = environ.get(contract.MSRUN_DEVICE_TARGET)
     if target == "ascend":
         _import_torch_npu()
@@ -47,11 +43,7 @@ def _import_torch_npu() -> None:
 
 
 def check_backend(backend: str) -> None:
-    """Refuse backends that torch would take in one another's place.
-
-    Raises:
-        WorldError: shm beside a backend of another device: it is the process group of all tensors.
-    """
+    """Refuse backends that torch would take in one another's place."""
     pairs = [part.rpartition(":") for part in backend.split(",")]
     if len(pairs) > 1 and any(name == "shm" for _, _, name in pairs):
         raise WorldError(f"init({backend!r}): shm carries tensors of the CPU alone; give cpu:gloo beside other devices")
@@ -67,11 +59,7 @@ def kind_of(backend: str) -> str:
 
 
 def use_device(spec: WorldSpec, backend: str) -> torch.device:
-    """Make this rank's device torch's current one, and return it: what names no device goes there.
-
-    Raises:
-        WorldError: this torch has no such devices, or this host too few.
-    """
+    """Make this rank's device torch's current one, and return it: what names no device goes there."""
     kind = kind_of(backend)
     if kind == "cpu":
         return CPU

@@ -176,9 +176,6 @@ def find_rank_table(environ: Mapping[str, str]) -> WorldSpec | None:
 
     Ranks of several servers meet at the pod_ip, host_ip or server_id of rank 0's server, those of one on its loopback
     address. The port follows from the table; on one host from its path too, so that two copies do not meet.
-
-    Raises:
-        WorldError: the table cannot be read, or RANK_ID, RANK_SIZE or DEVICE_ID contradict it.
     """
     name = next((name for name in (contract.RANK_TABLE_FILE, OLD_NAME) if environ.get(name)), None)
     if contract.RANK_ID not in environ or name is None:
@@ -258,11 +255,7 @@ REAL_VALUES = 3
 
 
 def find_simulated(environ: Mapping[str, str]) -> WorldSpec | None:
-    """Return the place that `msrun --sim_level` gave this process.
-
-    Raises:
-        WorldError: a level that does not exist, or a variable is missing.
-    """
+    """Return the place that `msrun --sim_level` gave this process."""
     if contract.MSRUN_SIM_LEVEL not in environ:
         return None
     read_level(environ)
@@ -272,11 +265,7 @@ def find_simulated(environ: Mapping[str, str]) -> WorldSpec | None:
 
 
 def read_level(environ: Mapping[str, str]) -> int:
-    """Return the level of this process' dry run.
-
-    Raises:
-        WorldError: it is none.
-    """
+    """Return the level of this process' dry run."""
     level = parse_number(environ, contract.MSRUN_SIM_LEVEL)
     if level not in LEVELS:
         raise WorldError(f"{contract.MSRUN_SIM_LEVEL}={level}: must be 0, 1, 2 or 3; start with msrun --sim_level")
@@ -300,9 +289,6 @@ def find_world(environ: Mapping[str, str]) -> WorldSpec:
 
     Order: a dry run; msrun's variables; torchrun's; MS_ROLE by hand, which in MindSpore too comes before what follows;
     mpirun's (OMPI_*); Slurm's; RANK_TABLE_FILE with RANK_ID; none of them = one process.
-
-    Raises:
-        WorldError: variables that contradict each other, are not numbers, or of which one is missing.
     """
     for finder in _FINDERS:
         spec = finder(environ)

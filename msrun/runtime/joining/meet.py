@@ -33,16 +33,19 @@ from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # e
 
 from msrun import contract
 from msrun.errors import ClusterError, MsrunError, RendezvousTimeout, WorldError, near_miss
-from msrun.runtime.joining.network import (
+from msrun.runtime.joining.spec import (
+    Meeting,
+    WorldSpec,
     address_of,
+    join_place,
     keep_to_interface,
     listen_at,
     listen_beside,
     order_of,
     own_address,
+    parse_number,
     watch_for_silence,
 )
-from msrun.runtime.joining.spec import Meeting, WorldSpec, join_place, parse_number
 
 TIME_OUT = "MS_TOPO_TIMEOUT"
 """Seconds for all to come, for ever when negative; MindSpore's default is 1800."""
@@ -63,11 +66,7 @@ _OTHERS = (contract.MS_WORKER_NUM, contract.MS_SCHED_HOST, contract.MS_SCHED_POR
 
 
 def find_worker(environ: Mapping[str, str]) -> WorldSpec | None:
-    """Return the place of a process with MS_ROLE=MS_WORKER; its rank is -1 when the scheduler is to assign it.
-
-    Raises:
-        WorldError: MS_ROLE is none of the roles, or what belongs to it is missing or no number.
-    """
+    """Return the place of a process with MS_ROLE=MS_WORKER; its rank is -1 when the scheduler is to assign it."""
     if not environ.get(contract.MS_ROLE):
         return None
     _check_role(environ[contract.MS_ROLE])
@@ -82,9 +81,6 @@ def find_worker(environ: Mapping[str, str]) -> WorldSpec | None:
 def find_cluster(environ: Mapping[str, str], role: str) -> tuple[Meeting, int, int] | None:
     """Return where a process with MS_ROLE=MS_SCHED or MS_PSERVER meets the others, and how many workers and parameter
     servers there are; None for a process of another role.
-
-    Raises:
-        WorldError: a number is missing or out of its range.
     """
     is_launched = contract.RANK in environ and {contract.WORLD_SIZE, contract.MSRUN_JOB_ID} & environ.keys()
     if environ.get(contract.MS_ROLE) != role or is_launched:
@@ -98,11 +94,7 @@ def find_cluster(environ: Mapping[str, str], role: str) -> tuple[Meeting, int, i
 
 
 def refuse_without_role(environ: Mapping[str, str]) -> None:
-    """Refuse a process that has the other variables of a dynamic cluster, but no role in it.
-
-    Raises:
-        WorldError: it names them.
-    """
+    """Refuse a process that has the other variables of a dynamic cluster, but no role in it."""
     found = [f"{name}={environ[name]}" for name in _OTHERS if environ.get(name)]
     if len(found) > 1 and not environ.get(contract.MS_ROLE):
         raise WorldError(
@@ -205,9 +197,6 @@ def join(
         rank: -1 to be given one.
         silence_s: after how long without a sign of life the keeper's host counts as lost.
         source: which of this host's addresses to use; empty leaves it to the system.
-
-    Raises:
-        WorldError: nobody keeps the meeting, not everybody came in time, or this process is refused.
     """
     end = time.monotonic() + limit_s
     line = _reach(meeting, f"rank {rank}" if rank >= 0 else f"a {role}", end, limit_s, source)
@@ -297,9 +286,6 @@ class Keeper:
     Args:
         role: who keeps the meeting, for what is written to stderr: "scheduler" or "rank 0".
         silence_s: after how long without a sign of life a member's host counts as lost.
-
-    Raises:
-        WorldError: the address cannot be listened on.
     """
 
     def __init__(self, meeting: Meeting, workers: int, servers: int, role: str, silence_s: int) -> None:
@@ -608,9 +594,6 @@ def meet(spec: WorldSpec, meeting: Meeting, environ: MutableMapping[str, str], t
     """Wait until all ranks have come, and return the store that they share.
 
     Writes the interface towards the others into `environ`, unless the user chose one.
-
-    Raises:
-        WorldError: not everybody came in time (MS_TOPO_TIMEOUT, else `timeout_s`), or this process is refused.
     """
     limit_s, silence_s = joining_limit_s(environ, timeout_s), silence_limit_s(environ)
     name, is_by_hand = describe_process(environ), meeting.keeper == SCHEDULER
@@ -761,13 +744,7 @@ def _end_program(status: int) -> NoReturn:
 
 
 def serve(meeting: Meeting, world_size: int, limit_s: float, silence_s: int, servers: int = 0) -> None:
-    """Keep the store of workers and parameter servers, and wait until all workers have left.
-
-    Raises:
-        RendezvousTimeout: not everybody came within the limit; those who did are told who is missing.
-        ClusterError: a worker ended without leaving the world; the others are told.
-        WorldError: the address cannot be listened on.
-    """
+    """Keep the store of workers and parameter servers, and wait until all workers have left."""
     keeper = Keeper(meeting, world_size, servers, "scheduler", silence_s)
     try:
         also = f" and {servers} parameter servers" if servers else ""

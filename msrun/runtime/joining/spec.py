@@ -1,9 +1,12 @@
-"""What a process reads from its environment: where it stands, and where it meets the others."""
+"""What a process reads from its environment, where it meets the others, and the sockets and interfaces there."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
-from collections.abc import Mapping
+import ipaddress
+import socket
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 from msrun import contract
@@ -62,11 +65,7 @@ def join_place(address: str, port: int) -> str:
 
 
 def parse_number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
-    """Return the whole number that a variable holds.
-
-    Raises:
-        WorldError: it is something else, or not set and without a default.
-    """
+    """Return the whole number that a variable holds."""
     text = environ.get(name)
     if text is None and default is not None:
         return default
@@ -88,9 +87,6 @@ def choose_meeting(environ: Mapping[str, str], addresses: tuple[str, ...], named
         addresses: of rank 0's host, as the source tells; empty when it does not.
         named_by: who told; without addresses the remedy.
         key: of the job; its port follows from it.
-
-    Raises:
-        WorldError: nobody told an address, or the port is none.
     """
     port = derive_port(key)
     if contract.MASTER_PORT in environ:
@@ -103,3 +99,119 @@ def choose_meeting(environ: Mapping[str, str], addresses: tuple[str, ...], named
     if not addresses:
         raise WorldError(f"{contract.MASTER_ADDR} is not set: {named_by}, or start with msrun")
     return Meeting(addresses, port, key, named_by)
+
+
+BACKLOG = 4096
+LOOPBACK = "127.0.0.1"
+ANY = "0.0.0.0"  # noqa: S104  # only where a name leaves open which of the host's addresses is meant
+_INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+
+
+def listen_at(meeting: Meeting) -> socket.socket:
+    """Return a socket that listens where others will come: on the address of the meeting alone.
+
+    On all addresses where there is a choice: with several addresses, with a name that this host takes for its loopback
+    (as in Debian's /etc/hosts), and with an address that may be that of a service in front of this host.
+    """
+    address = _bind_address(meeting)
+    try:
+        return _listen(address, meeting.port)
+    except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            return _listen_everywhere(meeting, address)
+        raise _cannot_listen(meeting, error) from None
+
+
+def listen_beside(listener: socket.socket) -> socket.socket:
+    """Return a socket that listens on a free port of the same address."""
+    return _listen(listener.getsockname()[0], 0)
+
+
+def own_address(listener: socket.socket) -> str:
+    """Return an address at which this process itself reaches its listener."""
+    address = str(listener.getsockname()[0])
+    return {ANY: LOOPBACK, "::": "::1"}.get(address, address)
+
+
+def keep_to_interface(environ: MutableMapping[str, str], address: str) -> None:
+    """Have gloo and TensorPipe use the interface that has `address`, unless the user chose one.
+
+    Without that gloo takes the address of the host's name, which may be one that no other host reaches.
+    """
+    import psutil
+
+    for name, entries in psutil.net_if_addrs().items():
+        if any(entry.address.partition("%")[0] == address for entry in entries):
+            for variable in _INTERFACE_VARIABLES:
+                environ.setdefault(variable, name)
+            return
+
+
+def _bind_address(meeting: Meeting) -> str:
+    if len(meeting.addresses) > 1:
+        return ANY
+    name = meeting.addresses[0]
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or "not a host name"
+        raise WorldError(
+            f"{meeting.named_by}: {name} cannot be resolved ({reason}); name an address of {meeting.keeper}'s host"
+        ) from None
+    address = str(found[0][4][0])
+    is_named = name not in (address, "localhost")
+    return ANY if is_named and ipaddress.ip_address(address.partition("%")[0]).is_loopback else address
+
+
+def _listen_everywhere(meeting: Meeting, address: str) -> socket.socket:
+    if not meeting.may_be_foreign:
+        raise WorldError(
+            f"{meeting.keeper} should be on the host {address} ({meeting.named_by}), but this host has no such "
+            "address; start it there, or export MASTER_ADDR"
+        )
+    try:
+        return _listen("::" if ":" in address else ANY, meeting.port)
+    except OSError as error:
+        raise _cannot_listen(meeting, error) from None
+
+
+def _listen(address: str, port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address, port))
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _cannot_listen(meeting: Meeting, error: OSError) -> WorldError:
+    name = "MS_SCHED_PORT" if meeting.keeper == "the scheduler" else "MASTER_PORT"
+    return WorldError(
+        f"{name} {meeting.port}: cannot listen on {join_place(meeting.addresses[0], meeting.port)} ({error.strerror}); "
+        f"end what uses it, or export another {name} to all"
+    )
+
+
+def watch_for_silence(connection: socket.socket, seconds: int) -> None:
+    """Have a connection break when the other host is silent for so long: cut off, asleep or gone."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_KEEPIDLE, max(1, seconds // 3)),
+        (socket.TCP_KEEPINTVL, max(1, seconds // 6)),
+        (socket.TCP_USER_TIMEOUT, seconds * 1000),  # counts for what the two above send, too
+    ):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def address_of(pair: tuple[object, ...]) -> str:
+    """Return the numeric address of one end of a connection, without the zone of IPv6."""
+    return str(pair[0]).partition("%")[0]
+
+
+def order_of(address: str) -> tuple[int, int]:
+    """Return what sorts numeric addresses by number: 10.0.0.9 before 10.0.0.10."""
+    parsed = ipaddress.ip_address(address)
+    return parsed.version, int(parsed)

@@ -8,8 +8,8 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 from msrun.data import GeneratorDataset, NumpySlicesDataset, transforms, vision
-from msrun.data.torch_loaders import begin_epoch
 from msrun.errors import DataError, UsageError
+from msrun.train.run_context import begin_epoch
 
 
 def pairs(num_samples=12, **parameters):

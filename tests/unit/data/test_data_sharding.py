@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from msrun.data import NumpySlicesDataset, vision
 from msrun.data.order import Samples, Shuffled
-from msrun.data.sharding import Shard, find_world_shard
+from msrun.data.parameters import Shard, find_world_shard
 from msrun.errors import UsageError
 
 CHANGES_BEFORE_BATCH = [

@@ -32,9 +32,10 @@ from msrun.runtime import (
     transform_checkpoint_by_rank,
     transform_checkpoints,
 )
+from msrun.runtime.checkpoint.directory import Manifest, Position
 from msrun.runtime.checkpoint.index import NETWORK, OPTIMIZER, TensorKey, flat_name
 from msrun.runtime.checkpoint.reader import open_parts
-from msrun.runtime.checkpoint.storage import DirectoryWriter, PartPlanner, keep_shares, plan_of
+from msrun.runtime.checkpoint.storage import finish_directory, keep_shares, plan_of, write_parts
 from msrun.runtime.parallel.parameters.network_state import Chunk
 from msrun.runtime.parallel.strategy_file import find_equal_ranks, write_strategy
 from msrun.runtime.sharding.layout import Box, Mesh, TensorLayout, build_mesh, whole
@@ -338,19 +339,15 @@ def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def write_of_all_ranks(path: Path, ranks: Sequence[dict[TensorKey, Chunk]]) -> list[int]:
     """Write as a world of many ranks does; return how many elements each rank wrote."""
-    shares = keep_shares([plan_of(parts) for parts in ranks], to_first=False)
+    plans = keep_shares([plan_of(parts) for parts in ranks], to_first=False)
+    shares = [{item.index.fqn for item in plan.items} for plan in plans]
     pieces = [
-        {key: part for key, part in parts.items() if key in mine} for parts, mine in zip(ranks, shares, strict=True)
+        {key: part for key, part in parts.items() if flat_name(key) in mine}
+        for parts, mine in zip(ranks, shares, strict=True)
     ]
-    planners, writer = [PartPlanner(parts) for parts in pieces], DirectoryWriter(path)
-    plans, metadata = planners[0].create_global_plan(
-        [writer.prepare_local_plan(p.create_local_plan()) for p in planners]
-    )
-    written = []
-    for planner, parts, plan in zip(planners, pieces, writer.prepare_global_plan(plans), strict=True):
-        planner.set_up_planner({flat_name(key): part for key, part in parts.items()})
-        written.append(writer.write_data(plan, planner).wait())
-    writer.finish(metadata, written)
+    path.mkdir(exist_ok=True)
+    files = [write_parts(path, number, parts) for number, parts in enumerate(pieces)]
+    finish_directory(path, files, b"", Manifest(Position(), len(ranks), serial=1, saved_at=0.0))
     return [sum(math.prod(part.box.sizes) for part in parts.values()) for parts in pieces]
 
 

@@ -34,7 +34,7 @@ from msrun.runtime import (
     save_checkpoint,
 )
 from msrun.runtime.checkpoint import save as module
-from msrun.runtime.checkpoint.verify import verify_checkpoint
+from msrun.runtime.checkpoint.reader import verify_checkpoint
 from msrun.runtime.nn.random_stream import choose_random_state, take_random_state
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {

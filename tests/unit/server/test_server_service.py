@@ -24,7 +24,15 @@ from msrun import contract
 from msrun.errors import ParallelError, UsageError, WorldError
 from msrun.runtime import get_ps_context, init, release, reset_ps_context, set_param_ps, set_ps_context
 from msrun.server import remote
-from msrun.server.connection import Connection
+from msrun.server.connection import (
+    Connection,
+    NotProved,
+    build_answer,
+    build_claim,
+    check_answer,
+    check_claim,
+    new_nonce,
+)
 from msrun.server.frames import (
     DONE,
     ERROR,
@@ -41,7 +49,6 @@ from msrun.server.frames import (
     encode,
     offer,
 )
-from msrun.server.meeting import NotProved, build_answer, build_claim, check_answer, check_claim, new_nonce
 from msrun.server.remote import (
     Fill,
     blocks,

@@ -27,8 +27,7 @@ from msrun.runtime import (
     release,
 )
 from msrun.runtime.checkpoint.directory import find_checkpoints
-from msrun.runtime.checkpoint.reader import open_checkpoint
-from msrun.runtime.checkpoint.verify import verify_checkpoint
+from msrun.runtime.checkpoint.reader import open_checkpoint, verify_checkpoint
 
 KEEP, LONGEST_S = 2, 0.1
 BAD = 93

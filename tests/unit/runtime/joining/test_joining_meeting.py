@@ -19,8 +19,7 @@ from job_runner import wait_until
 from msrun.errors import ClusterError, RendezvousTimeout, WorldError
 from msrun.runtime.joining import meet as module
 from msrun.runtime.joining.meet import SERVER, WORKER, Joined, Keeper, Met, join, meet, serve
-from msrun.runtime.joining.network import keep_to_interface, listen_at
-from msrun.runtime.joining.spec import Meeting, WorldSpec
+from msrun.runtime.joining.spec import Meeting, WorldSpec, keep_to_interface, listen_at
 
 FOREVER_S = 60.0
 SILENCE_S = 30

@@ -24,7 +24,7 @@ from msrun.runtime.joining.launchers import find_world, first_host
 from msrun.runtime.joining.meet import find_cluster, find_worker, joining_limit_s, silence_limit_s
 from msrun.runtime.joining.spec import ALONE, Meeting, WorldSpec, derive_port
 from msrun.runtime.requirements import describe_untested, warn_if_untested
-from msrun.shm.registration import register
+from msrun.shm.hosts_group import register
 from ranktable import build_table, write_table
 
 OF_MSRUN = {

@@ -299,8 +299,7 @@ def _run(spec: LaunchSpec, caller: dict[str, str], *, quiet: bool, join: bool) -
     else:
         from msrun.launch.terminal import detach
 
-        background = detach(quiet=quiet)
-        result = run(on_directory=background.begin)
+        result = run(on_directory=detach(quiet=quiet))
     if result.failure:
         _print_error(str(result.failure.reason))
         folder = result.plan.log_dir

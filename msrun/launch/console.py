@@ -25,9 +25,8 @@ from msrun.agent.watch.progress_board import PROGRESS_BOARD, read_record
 from msrun.cluster.failure import JobFailure
 from msrun.cluster.membership import Membership, WorkerState, describe_delay
 from msrun.launch import output
-from msrun.launch.directory.worker_log import read_log_end
+from msrun.launch.directory.worker_log import Cutter, LineCutter, LogTail, MergedLines, RawLineCutter, read_log_end
 from msrun.launch.failure import render_attempt
-from msrun.launch.log_tail import Cutter, LineCutter, LogTail, MergedLines, RawLineCutter
 from msrun.launch.metrics_file import MetricsFile
 from msrun.launch.output import ERASE_LINE, STDERR, STDOUT, fit, one_line, printable_bytes
 from msrun.launch.status.status_text import describe_span

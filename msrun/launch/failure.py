@@ -152,7 +152,7 @@ def _summary(attempt: Attempt) -> dict[str, int | float | str]:
 def render_attempt(
     plan: LaunchPlan, attempt: int, global_ranks: Sequence[int], shown_ranks: Collection[int] = ()
 ) -> str:
-    """Return the ends of the kept logs of these ranks, of an attempt that is over; `shown_ranks`: see `render_failure`."""
+    """Return the ends of these ranks' kept logs, of an attempt that is over; `shown_ranks`: see `render_failure`."""
     logs = {worker.global_rank: Path(worker.last_words_path) for worker in plan.workers}
     lines: list[str] = []
     for rank in [rank for rank in global_ranks if rank in logs][:SHOWN_LAGGING]:

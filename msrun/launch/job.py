@@ -270,9 +270,11 @@ def run_part(
             stopped_limit_s=part.stopped_limit_s,
         )
         host = plan.hosts[0]
-        ranks = {host.node_rank: tuple(worker.global_rank for worker in host.workers)}
-        coordinator = Coordinator(plan.job_id, ranks, RestartPolicy.of(plan))  # of a job whose only host is this one
-        link = part.link or stack.enter_context(contextlib.closing(OwnLink(coordinator, host.node_rank)))
+        link = part.link
+        if link is None:  # this is the only host of the job
+            ranks = {host.node_rank: tuple(worker.global_rank for worker in host.workers)}
+            own_link = OwnLink(Coordinator(plan.job_id, ranks, RestartPolicy.of(plan)), host.node_rank)
+            link = stack.enter_context(contextlib.closing(own_link))
         supervisor = Supervisor(
             plan,
             host,

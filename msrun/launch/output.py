@@ -205,7 +205,7 @@ def close() -> None:
 
 
 def open_standard_streams() -> None:
-    """Put /dev/null in the place of standard streams that were closed (`msrun ... >&-`), before a file takes their numbers."""
+    """Put /dev/null in the place of closed standard streams (`msrun ... >&-`), before a file takes their numbers."""
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(descriptor)

@@ -23,6 +23,7 @@ import threading
 import time
 import tty
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self
@@ -242,43 +243,37 @@ def is_in_background() -> bool:
 _HELD = b"1"
 
 
-class Background:
-    """The background launcher's side of a detached start."""
+def begin_in_background(foreground: int, job_id: str, log_dir: Path) -> None:
+    """Let the command in the foreground return: the job holds its directory. From here on words go to `msrun.log`.
 
-    def __init__(self, foreground: int) -> None:
-        self._foreground = foreground
+    `job_id`: which the scheduler of several hosts gives; `log_dir`: of this host's part of the job.
 
-    def begin(self, job_id: str, log_dir: Path) -> None:
-        """Let the command in the foreground return: the job holds its directory. From here on words go to `msrun.log`.
-
-        `job_id`: of the job, which the scheduler of several hosts gives; `log_dir`: of this host's part of it.
-
-        Raises:
-            UsageError: the log cannot be written.
-            Interrupted: nobody waits any more for the job's id.
-        """
-        path = log_dir / contract.LAUNCHER_LOG
-        try:
-            log = create_own_file(path)
-            publish_file(path)
-        except OSError as error:
-            raise UsageError(f"--log_dir: cannot write {path} ({error.strerror}); give another directory") from None
-        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.write(self._foreground, b"\0".join((_HELD, job_id.encode(), os.fsencode(log_dir))))
-        except BrokenPipeError:
-            raise Interrupted("the command that was to start it in the background was ended", signal.SIGTERM) from None
-        for source, target in ((null, 0), (log, 1), (log, 2)):
-            os.dup2(source, target)
-        for descriptor in (null, log, self._foreground):
-            os.close(descriptor)
+    Raises:
+        UsageError: the log cannot be written.
+        Interrupted: nobody waits any more for the job's id.
+    """
+    path = log_dir / contract.LAUNCHER_LOG
+    try:
+        log = create_own_file(path)
+        publish_file(path)
+    except OSError as error:
+        raise UsageError(f"--log_dir: cannot write {path} ({error.strerror}); give another directory") from None
+    null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.write(foreground, b"\0".join((_HELD, job_id.encode(), os.fsencode(log_dir))))
+    except BrokenPipeError:
+        raise Interrupted("the command that was to start it in the background was ended", signal.SIGTERM) from None
+    for source, target in ((null, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    for descriptor in (null, log, foreground):
+        os.close(descriptor)
 
 
-def detach(*, quiet: bool = False) -> Background:
+def detach(*, quiet: bool = False) -> Callable[[str, Path], None]:
     """Return in a background process of its own session, which supervises its job as in the foreground.
 
-    The calling process waits until the other holds the log directory (see `Background.begin`), says how to look after
-    the job and exits with 0; or, when it comes to nothing, exits with the status of the other, which has told why.
+    The calling process waits until the other calls what is returned, with the job's id and its log directory, says how
+    to look after the job and exits with 0; or, when it comes to nothing, exits with the status of the other.
     """
     output.close()
     reader, writer = os.pipe2(os.O_CLOEXEC)
@@ -290,7 +285,7 @@ def detach(*, quiet: bool = False) -> Background:
         os._exit(status)
     os.setsid()
     os.close(reader)
-    return Background(writer)
+    return partial(begin_in_background, writer)
 
 
 def _wait_in_foreground(pid: int, reader: int, *, quiet: bool) -> int:

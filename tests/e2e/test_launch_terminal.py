@@ -94,7 +94,7 @@ while not os.path.exists("go"):
 sys.stderr.write("\\r 20%|## |\\r100%|###|\\n")
 """
 BYTES = b"epoch 1\n\r 10%|#  |\r 20%|## |\r100%|###|\n"
-SHORT_STATES = "import msrun.launch.log_tail as t, msrun.cli; t.STATE_S = 0.0; msrun.cli.main()"
+SHORT_STATES = "import msrun.launch.directory.worker_log as t, msrun.cli; t.STATE_S = 0.0; msrun.cli.main()"
 
 
 def test_bar_on_a_terminal_is_redrawn_in_place_and_stays_with_its_last_state(msrun: JobRunner, tmp_path: Path) -> None:

@@ -215,10 +215,20 @@ def check_port(port: int) -> None:
 
 
 def _look_at_program(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
-    """A script or an executable was found when the command line was read; a module is looked for here."""
-    for program in spec.program.all:
-        if program.kind == "module":
-            _check_module(program.target, spec.working_directory)
+    """A script or an executable was found when the command line was read; a module is looked for here.
+
+    Of a module only the top-level package: finding more would import it.
+    """
+    from importlib.machinery import PathFinder
+    from importlib.util import find_spec
+
+    here = spec.working_directory
+    for name in (program.target for program in spec.program.all if program.kind == "module"):
+        top, is_there = name.partition(".")[0], None
+        with contextlib.suppress(ValueError):  # a name that cannot be looked for
+            is_there = PathFinder.find_spec(top, [str(here)]) or find_spec(top)  # which asks import hooks, too
+        if is_there is None or top == "__main__":  # that is msrun itself
+            raise UsageError(f"-m {name}: no module {top} in {here} or on Python's path; check the name or --chdir")
     return Finding("ok", "program", ", ".join(f"{one.kind} {one.target}" for one in spec.program.all))
 
 
@@ -380,21 +390,6 @@ def _look_at_torch(_spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
         if not oldest <= tuple(int(part) for part in found.split(".")[:2]) <= newest:
             return Finding("warn", "torch", f"{found}: not tested; tested are {' to '.join(contract.TORCH_VERSIONS)}")
     return Finding("ok", "torch", found)
-
-
-def _check_module(name: str, working_directory: Path) -> None:
-    """Look for the top-level package only: finding more would import it."""
-    from importlib.machinery import PathFinder
-    from importlib.util import find_spec
-
-    top = name.partition(".")[0]
-    with contextlib.suppress(ValueError):  # a name that cannot be looked for
-        is_there = PathFinder.find_spec(top, [str(working_directory)]) or find_spec(top)  # which asks import hooks, too
-        if is_there and top != "__main__":  # that is msrun itself
-            return
-    raise UsageError(
-        f"-m {name}: no module {top} in {working_directory} or on Python's path; check the name or --chdir"
-    )
 
 
 CHECKS = (

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msrun import contract
 from msrun.cluster.membership import WorkerState
 from msrun.errors import UsageError
-from msrun.launch.directory.worker_log import LogReader
-from msrun.launch.log_tail import LineCutter
+from msrun.launch.directory.worker_log import LineCutter, LogReader
 from msrun.launch.output import one_line, printable_bytes
 from msrun.launch.status.job_status import NOT_STARTED, STATE_COLOURS, JobState, JobStatus, WorkerRow, read_status
 from msrun.planning.plan_text import render_columns

@@ -19,10 +19,11 @@ from plans import small_spec
 from msrun.agent.observer import OwnFaults
 from msrun.agent.watch.progress_board import PROGRESS_BOARD, ProgressBoard
 from msrun.cluster.membership import Membership
-from msrun.launch import console, log_tail, output
+from msrun.launch import console, output
 from msrun.launch.console import Console, ProgressLine, describe_progress
-from msrun.launch.log_tail import (
+from msrun.launch.directory.worker_log import (
     MAX_HELD_BYTES,
+    STATE_S,
     WAIT_S,
     Cutter,
     LineCutter,
@@ -170,7 +171,7 @@ def test_bar_among_several_ranks_is_a_line_of_its_own_now_and_then(
     screen.write(0, BAR)
     assert screen.shown() == [], "short bars show their last state alone"
     now = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now + log_tail.STATE_S)
+    monkeypatch.setattr(time, "monotonic", lambda: now + STATE_S)
     assert screen.shown() == ["[h:0] 10%|##  |"]
     assert screen.shown() == [], "it has not changed"
     screen.write(0, "\r15%|### |")

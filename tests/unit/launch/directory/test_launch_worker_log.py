@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msrun.agent.logs.rotated_log import LogRotation, RotatedLog
+from msrun.agent.watch.progress_board import Progress
 from msrun.launch.directory.worker_log import (
     EXCERPT_LINES,
     GAP,
@@ -98,6 +99,16 @@ def test_log_that_cannot_be_read_is_empty(tmp_path: Path) -> None:
 def test_newest_loss_is_found(log: Path, text: str, loss: str) -> None:
     log.write_text(text)
     assert read_log_end(log).loss_text == loss
+
+
+@pytest.mark.parametrize(
+    ("told", "step", "loss"),
+    [(Progress(), 7, 0.25), (Progress(steps=9, loss=0.125), 9, 0.125), (Progress(steps=9), 9, 0.25)],
+)
+def test_what_a_worker_reports_goes_before_its_log(log: Path, told: Progress, step: int, loss: float) -> None:
+    log.write_text("step: 7, loss: 0.25\n")
+    end = read_log_end(log).with_reported(told)
+    assert (end.step, end.loss) == (step, loss)
 
 
 KEEP = 300

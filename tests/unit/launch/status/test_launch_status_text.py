@@ -76,6 +76,11 @@ def test_thousands_of_workers_are_groups_of_equal_ones() -> None:
     ]
 
 
+def test_more_hosts_than_rows_are_told_by_the_state_of_their_workers_alone() -> None:
+    rows = [WorkerRow(rank, f"h{rank}", rank, "running", None, None, None) for rank in range(70)]
+    assert render_status(replace(STATUS, rows=tuple(rows))).splitlines()[4].split()[:3] == ["0-69", "70", "hosts"]
+
+
 @pytest.mark.parametrize(
     ("hosts", "words"),
     [

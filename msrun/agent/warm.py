@@ -309,13 +309,7 @@ class Asked:
         self.agent_pid: int = message["agent_pid"]
         self.environment: dict[str, str] = message["environment"]
         self.imports: list[str] = message["imports"]
-        channel, passing, directory = descriptors
-        self.channel, self.passing, self.directory = os.dup(channel), os.dup(passing), os.dup(directory)
-
-    def close(self) -> None:
-        """Let go of the descriptors, in the warm server."""
-        for descriptor in (self.channel, self.passing, self.directory):
-            os.close(descriptor)
+        self.channel, self.passing, self.directory = descriptors
 
     def become(self) -> Main:
         """Turn this freshly forked process into the job's fork server, and serve; returns in a worker."""
@@ -385,17 +379,17 @@ class WarmServer:
                 return None
             connection.settimeout(ASK_S)
             descriptors: list[int] = []
+            asked: Asked | None = None
             try:
                 _, descriptors, _, _ = socket.recv_fds(connection, 1, DESCRIPTORS)
                 channel = Channel(connection)
                 message = _answer(channel)
-                return self._serve_one(message, channel, descriptors) if message["type"] != "gone" else None
+                asked = self._serve_one(message, channel, descriptors) if message["type"] != "gone" else None
             except (OSError, ValueError, LookupError) as error:  # it has gone, or is no msrun
                 print(f"a request was not understood: {error}", file=sys.stderr, flush=True)  # noqa: T201 - the log
-                return None
-            finally:
-                for descriptor in descriptors:
-                    os.close(descriptor)
+            for descriptor in descriptors if asked is None else ():  # in the child they are in use
+                os.close(descriptor)
+            return asked
 
     def _serve_one(self, message: Message, channel: Channel, descriptors: list[int]) -> Asked | None:
         if message["type"] == "stop":
@@ -412,7 +406,6 @@ class WarmServer:
         if pid == 0:
             self._listener.close()
             return asked
-        asked.close()
         channel.send({"type": "started", "pid": pid})
         more = [name for name in asked.imports if name not in self._imported]
         if more:  # for the next one, what this job has to import itself

@@ -78,20 +78,18 @@ class WakingQueue(Generic[Item]):
     """Any thread posts, one thread reads. Posting never waits, so that a reader who is held up holds up nobody."""
 
     def __init__(self) -> None:
-        """Open nothing: the pipe is made by `fileno`."""
+        """Open nothing: the descriptor is made by `fileno`."""
         self._messages: deque[Item] = deque()
-        self._pipe: tuple[int, int] | None = None
+        self._descriptor = -1
         self._lock = threading.Lock()
         self._is_closed = False
 
     def fileno(self) -> int:
         """Return a descriptor that is readable while there are messages; -1 once it is closed."""
         with self._lock:
-            if self._pipe is None and not self._is_closed:
-                self._pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-                if self._messages:
-                    os.write(self._pipe[1], b"!")
-            return self._pipe[0] if self._pipe else -1
+            if self._descriptor < 0 and not self._is_closed:
+                self._descriptor = os.eventfd(len(self._messages), os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            return self._descriptor
 
     def post(self, message: Item) -> None:
         """Leave a message; nobody gets it when the inbox is closed."""
@@ -99,25 +97,25 @@ class WakingQueue(Generic[Item]):
             if self._is_closed:
                 return
             self._messages.append(message)
-            if self._pipe and len(self._messages) == 1:
-                os.write(self._pipe[1], b"!")
+            if self._descriptor >= 0:
+                os.eventfd_write(self._descriptor, 1)
 
     def take(self) -> list[Item]:
         """Return the messages that are there."""
         with self._lock:
-            if self._pipe and self._messages:
-                os.read(self._pipe[0], 1)
+            if self._descriptor >= 0 and self._messages:
+                os.eventfd_read(self._descriptor)
             found = list(self._messages)
             self._messages.clear()
         return found
 
     def close(self) -> None:
-        """Close the pipe."""
+        """Close the descriptor."""
         with self._lock:
             self._is_closed = True
-            for descriptor in self._pipe or ():
-                os.close(descriptor)
-            self._pipe = None
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+                self._descriptor = -1
 
 
 Inbox = WakingQueue[Message]  # of messages

@@ -215,11 +215,12 @@ def test_fields_that_do_not_belong_to_a_moment_are_left_out() -> None:
         read_moment("started", {"global_rank": 0, "pid": "7"})
 
 
-def test_version_changes_with_a_form(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("table", ["SAID", "TOLD", "MOMENTS"])
+def test_version_changes_with_a_form(monkeypatch: pytest.MonkeyPatch, table: str) -> None:
     before = protocol()
     assert protocol() == before
     protocol.cache_clear()
-    monkeypatch.setattr(forms, "MOMENTS", {**forms.MOMENTS, "new": {"text": str}})
+    monkeypatch.setattr(forms, table, {**getattr(forms, table), "new": {"text": str}})
     assert protocol() != before
     protocol.cache_clear()
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from msrun.agent.host.host_facts import LOOPBACK, read_gpus, read_npus
+from msrun.agent.host.host_facts import read_gpus, read_npus
 from msrun.agent.signals import SignalPipe, stop_this_process
 from msrun.cluster.messages import await_input
 from msrun.cluster.rendezvous import listen, own_addresses
@@ -101,11 +101,6 @@ def open_port(spec: LaunchSpec, place: tuple[str, int]) -> socket.socket | None:
         if spec.node_rank >= 0 or spec.stands_for or not is_loopback(place[0]):
             raise
         return None
-
-
-def fleet_of(spec: LaunchSpec, node_rank: int, hosts: tuple[HostAssignment, ...], master_addr: str) -> Fleet:
-    address = LOOPBACK if spec.stands_for else hosts[node_rank].address
-    return Fleet(node_rank, hosts, master_addr, own_addresses().get(address, ""))
 
 
 def local_part(spec: LaunchSpec, fleet: Fleet) -> LaunchSpec:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from msrun import contract
-from msrun.agent.host.host_facts import read_host_facts
+from msrun.agent.host.host_facts import LOOPBACK, read_host_facts
 from msrun.agent.observer import Observer, OwnFaults
 from msrun.agent.processes.server_handle import ForkServerHandle, start_fork_server
 from msrun.agent.signals import SignalPipe
@@ -33,7 +33,7 @@ from msrun.cluster.membership import Membership
 from msrun.cluster.messages import Message, unpack_hosts, unpack_text
 from msrun.cluster.own_thread import describe_fault, print_fault, traceback_of
 from msrun.cluster.protocol import HostJob, HostPart, protocol
-from msrun.cluster.rendezvous import forget_waiting, listen
+from msrun.cluster.rendezvous import forget_waiting, listen, own_addresses
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.directory.log_directory import write_private
 from msrun.launch.job import AgentPart, JobResult, job_signals, look_at_host, plan_part, run_part
@@ -41,7 +41,6 @@ from msrun.launch.preflight.host_look import make_host_report, try_reach
 from msrun.launch.remote.launcher_link import LauncherLink, StdioPipe
 from msrun.launch.remote.logs import LogSender
 from msrun.launch.remote.spool import GIVEN_TABLE, listen_in, make_spool, remove_old_spools, remove_spool
-from msrun.launch.rendezvous import fleet_of
 from msrun.planning.build import plan_early_server
 from msrun.planning.host_assignment import Fleet
 from msrun.planning.plan import LaunchPlan
@@ -89,7 +88,10 @@ FETCH_S = 20.0  # how long the launcher may take to fetch the last of the logs w
 def fleet_of_part(part: HostPart, spec: LaunchSpec) -> Fleet | None:
     """Return all hosts of the job as one sees them; None when it is the only one."""
     hosts = unpack_hosts(part.hosts)
-    return fleet_of(spec, part.node_rank, hosts, part.master_addr) if hosts else None
+    if not hosts:
+        return None
+    address = LOOPBACK if spec.stands_for else hosts[part.node_rank].address
+    return Fleet(part.node_rank, hosts, part.master_addr, own_addresses().get(address, ""))
 
 
 class Agent:

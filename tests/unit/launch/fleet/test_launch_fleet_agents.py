@@ -154,20 +154,6 @@ def test_launcher_is_stopped_all_the_same_where_an_agent_does_not_answer(
     assert stopped == [True]
 
 
-def test_all_agents_are_let_go_and_waited_for_at_the_end(two: TwoAgents) -> None:
-    two.links[0].is_open = True
-
-    def leave() -> None:
-        two.links[0].is_open = False
-        two.post("lost")
-
-    threading.Timer(0.05, leave).start()
-    two.agents.close()
-    for link in two.links:
-        assert link.done == ["dismiss", "close"]
-    assert not two.links[0].is_open, "it has had its time"
-
-
 RESTART = {"attempt": 1, "delay_s": 1.0, "reason": "why", "global_ranks": []}
 
 

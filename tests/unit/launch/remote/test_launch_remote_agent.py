@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plans import small_plan, small_spec
+from plans import small_spec
 
 from msrun import __version__, contract
-from msrun.cluster.messages import Message, pack_text, unpack_text
+from msrun.cluster.messages import Message
 from msrun.cluster.protocol import HostJob, HostReport, protocol
 from msrun.errors import ClusterError
 from msrun.launch.remote import agent as module
-from msrun.launch.remote.agent import Agent, LauncherReport
+from msrun.launch.remote.agent import Agent
 from msrun.launch.remote.spool import spool_path
 from msrun.planning.record_json import encode_record
 
@@ -39,27 +39,6 @@ class Link:
 
     def send(self, kind: str, **fields: Any) -> None:
         self.heard.append({"type": kind, **fields})
-
-    def start(self) -> None:
-        """The launcher may speak."""
-
-    def close(self) -> None:
-        """Nothing more is said."""
-
-    def resume_at(self, listener: socket.socket, silence_s: float) -> None:
-        with listener:
-            self.heard.append({"type": "resumes", "at": listener.getsockname(), "silence_s": silence_s})
-
-    def finish_logs(self) -> None:
-        self.heard.append({"type": "logs finished"})
-
-    def obey(self, handler: Any) -> None:
-        """Signals go there."""
-
-    def pass_on(self, message: Message) -> None:
-        self.heard.append(message)
-
-    orders = None
 
 
 @pytest.fixture(autouse=True)
@@ -118,42 +97,3 @@ def test_port_is_listened_on_until_the_end_and_one_that_is_taken_is_named(served
     (listening,) = link.heard
     assert (listening["type"], listening["port"]) == ("listening", 0)
     assert str(port) in listening["error"] and "leave --master_port out" in listening["error"]
-
-
-class Played:
-    """A link and logs that note what they are called with."""
-
-    names = ("worker_0.log",)
-
-    def __init__(self) -> None:
-        self.done: list[Any] = []
-
-    def send(self, kind: str, **fields: Any) -> None:
-        self.done.append((kind, fields))
-
-    def end_attempt(self) -> None:
-        self.done.append("end of the attempt")
-
-    def begin_attempt(self) -> None:
-        self.done.append("begin of an attempt")
-
-
-def test_logs_of_an_attempt_end_before_the_restart_is_told_and_begin_with_its_first_worker(tmp_path: Path) -> None:
-    played, plan = Played(), small_plan(tmp_path)
-    report = LauncherReport(played, plan, played)  # type: ignore[arg-type]
-    [(kind, fields)] = played.done
-    assert kind == "planned" and fields["host"] == encode_record(plan.hosts[0])
-    assert (fields["notes"], fields["target"], fields["logs"]) == ([*plan.notes], "cpu", ("worker_0.log",))
-    played.done.clear()
-    report.note("started", {"global_rank": 0})
-    assert played.done == [("event", {"moment": "started", "fields": {"global_rank": 0}})]
-    for kind in ("restarting", "stopping", "started", "started"):
-        report.note(kind, {"global_rank": 0})
-    told = [entry if isinstance(entry, str) else entry[1]["moment"] for entry in played.done[1:]]
-    assert told == ["end of the attempt", "restarting", "stopping", "begin of an attempt", "started", "started"]
-
-
-@pytest.mark.parametrize("text", ["", "{}", 'ünïcode ☃ "\n', "no text \udcff"])
-def test_text_arrives_as_it_was(text: str) -> None:
-    assert unpack_text(pack_text(text)) == text
-    assert pack_text(text).isascii()

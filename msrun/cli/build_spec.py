@@ -18,7 +18,7 @@ from msrun.planning.program import DEFAULT_ROLE, Program, join_programs, parse_p
 from msrun.planning.settings import TOKEN_VARIABLE, Option, field_options, refuse_together
 from msrun.planning.simulation import Simulation
 from msrun.planning.spec import NO_CONFIG, LaunchSpec, SshSettings, check_env, parse_env, parse_env_file, parse_tail
-from msrun.planning.tls_spec import TlsSpec, check_private, parse_tls_config
+from msrun.planning.tls_spec import check_private, parse_tls_config
 
 MINDSPORE_WORKER_NUM = 8
 """Where nobody says it. Source: mindspore/python/mindspore/parallel/cluster/run.py."""
@@ -37,6 +37,10 @@ def build_spec(options: dict[str, Any], caller: dict[str, str]) -> LaunchSpec:
     env_file = options["env_file"]
     file_env = parse_env_file(read_given("--env_file", env_file), str(env_file)) if env_file else ()
     below, above = (parse_env(options[name], caller) for name in ("env_below_file", "env"))
+    tls, tls_file = None, options["tls_config"]
+    if tls_file is not None:
+        text = read_given("--tls_config", tls_file)
+        tls = parse_tls_config(text, str(tls_file), str(tls_file.absolute().parent), caller)
     told = {**options, "worker_num": worker_num, "local_worker_num": local_worker_num}
     return LaunchSpec(
         **{
@@ -46,7 +50,7 @@ def build_spec(options: dict[str, Any], caller: dict[str, str]) -> LaunchSpec:
             "working_directory": working_directory,
             "env": (*of_terminal, *below, *file_env, *above),
             "token": _read_token(options["token_file"], caller),
-            "tls": _read_tls(options["tls_config"], caller),
+            "tls": tls,
             "ssh": SshSettings(**_fields(SshSettings, options)),
             "tail_ranks": tail_ranks if rank is None else () if has_terminal else (rank,),
             "has_terminal": has_terminal,
@@ -72,14 +76,11 @@ def _value(option: Option, asked: Any) -> Any:
         return tuple(_value(replace(option, is_repeatable=False), item) for item in asked)
     if not isinstance(asked, Path) or (option.name == "ssh_config" and str(asked) == NO_CONFIG):
         return asked
-    return _home(f"--{option.name}", asked) if option.name.startswith("ssh_") else asked.absolute()
-
-
-def _home(name: str, path: Path) -> Path:
     try:
-        return path.expanduser().absolute()
+        return (asked.expanduser() if option.name.startswith("ssh_") else asked).absolute()
     except RuntimeError:
-        raise UsageError(f"{name} {path}: there is no user {path.parts[0].removeprefix('~')!r}") from None
+        who = asked.parts[0].removeprefix("~")
+        raise UsageError(f"--{option.name} {asked}: there is no user {who!r}") from None
 
 
 def _read_token(path: Path | None, caller: dict[str, str]) -> str:
@@ -91,12 +92,6 @@ def _read_token(path: Path | None, caller: dict[str, str]) -> str:
     if not token:
         raise UsageError(f"--token_file {path}: is empty; put some random letters into it, e.g. openssl rand -hex 32")
     return token
-
-
-def _read_tls(path: Path | None, caller: dict[str, str]) -> TlsSpec | None:
-    if path is None:
-        return None
-    return parse_tls_config(read_given("--tls_config", path), str(path), str(path.absolute().parent), caller)
 
 
 def read_directory(options: Mapping[str, Any]) -> Path:

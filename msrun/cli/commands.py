@@ -51,8 +51,6 @@ def trace_command(log_dir: Path, output: Path | None) -> str:
     """Write what happened in the job of LOG_DIR as a trace for Perfetto or chrome://tracing.
 
     Processes of all ranks, and the steps and the waits in collectives of a job that was started with --trace.
-
-    `trace` is this command only as the first word; start a program of that name as `msrun ./trace`.
     """
     from msrun.launch.trace import write_trace
 
@@ -65,10 +63,7 @@ ALL, DIRECTORY = "all", "msrun_examples"
 @click.group("examples", invoke_without_command=True, context_settings=_HELP)
 @click.pass_context
 def examples_command(context: click.Context) -> str:
-    """List or copy the example programs that are installed with msrun.
-
-    `examples` is this command only as the first word; start a program of that name as `msrun ./examples`.
-    """
+    """List or copy the example programs that are installed with msrun."""
     return "" if context.invoked_subcommand else context.get_help()
 
 
@@ -117,8 +112,6 @@ def estimate_command(words: tuple[str, ...], device: str, worker_num: int, hosts
 
     Runs the script up to its first training step in one process, without devices. Every change that it names has been
     computed. Options of the script itself stand after --.
-
-    `estimate` is this command only as the first word; start a program of that name as `msrun ./estimate`.
     """
     from msrun.launch.simulation import run_simulation
     from msrun.planning.simulation import Simulation
@@ -142,10 +135,7 @@ def estimate_command(words: tuple[str, ...], device: str, worker_num: int, hosts
 
 @click.command("status", context_settings=_HELP, params=[_JOB, _JSON])
 def status_command(log_dir: Path, *, json: bool) -> int:
-    """Show the job of LOG_DIR, running or ended; as --status. LOG_DIR is log_output unless given.
-
-    `status` is this command only as the first word; start a program of that name as `msrun ./status`.
-    """
+    """Show the job of LOG_DIR, running or ended; as --status. LOG_DIR is log_output unless given."""
     return show_status(log_dir, as_json=json)
 
 
@@ -182,10 +172,7 @@ def stop_command(log_dir: Path) -> int:
     ],
 )
 def logs_command(log_dir: Path, *, follow: bool, ranks: str, lines: int) -> int:
-    """Print the last lines of the workers' logs in LOG_DIR, which is log_output unless given.
-
-    `logs` is this command only as the first word; start a program of that name as `msrun ./logs`.
-    """
+    """Print the last lines of the workers' logs in LOG_DIR, which is log_output unless given."""
     from msrun.launch.status.status_text import show_logs
 
     try:
@@ -217,8 +204,6 @@ def drain_command(host: str, log_dir: Path) -> int:
 
     Its workers get TERM and --grace. The job starts again without it where --max_restarts and --spares, --min_hosts or
     --nnodes allow, else it ends. LOG_DIR is log_output unless given.
-
-    `drain` is this command only as the first word; start a program of that name as `msrun ./drain`.
     """
     from msrun.launch.status.stop import drain_host
 
@@ -234,6 +219,11 @@ FIRST_WORDS: dict[str | None, click.Command] = {
     )
 }
 """The commands by the first word that calls them, one of `COMMANDS`."""
+for _word, _command in FIRST_WORDS.items():
+    _command.help = (
+        f"{_command.help}\n\n`{_word}` is this command only as the first word; start a program of that name as "
+        f"`msrun ./{_word}`."
+    )
 
 
 SHELLS = ("bash", "zsh", "fish")

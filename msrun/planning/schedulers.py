@@ -137,6 +137,23 @@ def _port(source: str, key: str) -> Told[int]:
     return Told(FIRST_PORT + zlib.crc32(key.encode(errors="surrogateescape")) % PORT_COUNT, source)
 
 
+def _workers(environ: Environ, *names: str) -> Told[int] | None:
+    """Return the workers on this host in the first variable that is set; 0, of a host without devices, is none."""
+    found = _first_number(environ, *names)
+    return found if found and found.value else None
+
+
+def _check_count(count: Told[int] | None, hosts: list[str], variable: str) -> None:
+    if count and len(hosts) != count.value:
+        raise UsageError(f"{count.source}={count.value}: but {variable} has {len(hosts)} hosts; give {OFF}")
+
+
+def _once(found: str, launcher: str, how: str, jobs: object = "as many") -> UsageError:
+    return UsageError(
+        f"{found}: {launcher} starts msrun once per worker; {how}, or give {OFF} for {jobs} jobs, each on one host"
+    )
+
+
 def _job_of(
     name: str, hosts: list[str], source: str, rank: Told[int], master: str = "", port: Told[int] | None = None
 ) -> Surroundings:
@@ -195,7 +212,6 @@ class Variables:
         self._check_tasks(environ)
         node_num, hosts = self._count_hosts(environ)
         rank = _place(environ, self.node_rank, node_num) if node_num else _number(environ, self.node_rank)
-        local = _first_number(environ, *self.local_worker_num)
         name = re.sub(r"\{(\w*)\}", lambda match: environ.get(match[1], "") if match[1] else host.name, self.name)
         is_one, key = node_num is not None and node_num.value == 1, " ".join(filter(None, map(environ.get, self.job)))
         master, port = None, None
@@ -211,7 +227,7 @@ class Variables:
             node_num=node_num,
             node_rank=None if is_one else rank,
             worker_num=_first_number(environ, self.worker_num, least=1) if node_num is None else None,
-            local_worker_num=local if local and local.value else None,
+            local_worker_num=_workers(environ, *self.local_worker_num),
             master_addr=master,
             master_port=port,
             are_peers_near=self.are_peers_near or (self.is_numbered_pod and master is not None),
@@ -221,22 +237,16 @@ class Variables:
     def _count_hosts(self, environ: Environ) -> tuple[Told[int] | None, list[str]]:
         """Return the number of hosts, if a variable says it, and the list of them, if there is one."""
         hosts, count = environ.get(self.hosts, "").split(), _first_number(environ, *self.node_num, least=1)
-        if count and hosts and len(hosts) != count.value:
-            raise UsageError(f"{count.source}={count.value}: but {self.hosts} has {len(hosts)} hosts; give {OFF}")
+        _check_count(count if hosts else None, hosts, self.hosts)
         return count or (Told(len(hosts), LISTED + self.hosts) if hosts else None), hosts
 
     def _check_tasks(self, environ: Environ) -> None:
         tasks = _first_number(environ, self.tasks_here, least=1)
         if tasks and tasks.value > 1:
-            raise UsageError(
-                f"{self.tasks_here}={tasks.value}: {self.name} starts msrun once per worker; start it once per host "
-                f"({self.once}), or give {OFF} for as many jobs, each on one host"
-            )
+            raise _once(f"{self.tasks_here}={tasks.value}", self.name, f"start it once per host ({self.once})")
         if "AZUREML_RUN_ID" in self.needed and environ["RANK"] != environ["NODE_RANK"]:
-            raise UsageError(
-                f"RANK={environ['RANK']} on node {environ['NODE_RANK']}: Azure ML starts msrun once per worker; set "
-                f"process_count_per_instance: 1, or give {OFF} for as many jobs, each on one host"
-            )
+            found = f"RANK={environ['RANK']} on node {environ['NODE_RANK']}"
+            raise _once(found, "Azure ML", "set process_count_per_instance: 1")
 
 
 def _first_pod(host: HostView, index: int) -> Told[str] | None:
@@ -406,8 +416,7 @@ def find_slurm(environ: Environ, host: HostView) -> Surroundings | None:
     """Return the job step that this process is a task of, or the host of a batch script; None outside Slurm."""
     if not environ.get(JOB):
         return None
-    name, gpus = f"Slurm job {environ[JOB]}", _first_number(environ, GPUS)
-    local = gpus if gpus and gpus.value else None
+    name, local = f"Slurm job {environ[JOB]}", _workers(environ, GPUS)
     if not environ.get(STEP_LIST) or not environ.get(STEP_NODES):
         hint = _unused_nodes(environ, name)
         if local is None and not hint:  # a batch script that is to start them itself
@@ -415,11 +424,8 @@ def find_slurm(environ: Environ, host: HostView) -> Surroundings | None:
         return Surroundings(name=name, node_num=Told(1, f"no {STEP_NODES}"), local_worker_num=local, hint=hint)
     node_num, tasks = _number(environ, STEP_NODES, least=1), _first_number(environ, STEP_TASKS, least=1)
     if tasks and tasks.value > node_num.value:
-        raise UsageError(
-            f"{STEP_TASKS}={tasks.value} on {environ[STEP_NODES]} hosts: srun starts msrun once per worker; start it "
-            f"once per host (srun --ntasks-per-node=1 msrun ...), or give {OFF} for {tasks.value} jobs, each on one "
-            "host"
-        )
+        found = f"{STEP_TASKS}={tasks.value} on {environ[STEP_NODES]} hosts"
+        raise _once(found, "srun", "start it once per host (srun --ntasks-per-node=1 msrun ...)", tasks.value)
     node_rank = _place(environ, NODE, node_num)
     if node_num.value == 1:
         return Surroundings(name=name, node_num=node_num, local_worker_num=local, hint=_unused_nodes(environ, name))
@@ -479,10 +485,8 @@ def find_open_mpi(environ: Environ, _host: HostView) -> Surroundings | None:
     node_num = _number(environ, SIZE, least=1)
     node_rank, local_size = _place(environ, RANK, node_num), _first_number(environ, LOCAL_SIZE, least=1)
     if local_size and local_size.value > 1:
-        raise UsageError(
-            f"{LOCAL_SIZE}={local_size.value}: mpirun starts msrun once per worker; start it once per host (mpirun "
-            f"--map-by ppr:1:node msrun ...), or give {OFF} for {node_num.value} jobs, each on one host"
-        )
+        how = "start it once per host (mpirun --map-by ppr:1:node msrun ...)"
+        raise _once(f"{LOCAL_SIZE}={local_size.value}", "mpirun", how, node_num.value)
     key = environ.get(NAMESPACE, "")
     return Surroundings(
         name="mpirun",
@@ -548,7 +552,7 @@ def find_sagemaker(environ: Environ, _host: HostView) -> Surroundings | None:
     hosts, own = _json(environ, SAGEMAKER_HOSTS, list), environ[SAGEMAKER_HOST]
     if own not in hosts:
         raise UsageError(f"{SAGEMAKER_HOST}={own}: is not in {SAGEMAKER_HOSTS}={environ[SAGEMAKER_HOSTS]}; give {OFF}")
-    gpus, job = _first_number(environ, "SM_NUM_GPUS"), environ.get(SAGEMAKER_JOB, "")
+    job = environ.get(SAGEMAKER_JOB, "")
     found = _job_of(
         f"SageMaker job {job}".strip(),
         list(map(str, hosts)),
@@ -556,7 +560,7 @@ def find_sagemaker(environ: Environ, _host: HostView) -> Surroundings | None:
         Told(hosts.index(own), SAGEMAKER_HOST),
         port=_port(SAGEMAKER_JOB, job) if job else None,
     )
-    return replace(found, local_worker_num=gpus if gpus and gpus.value else None)
+    return replace(found, local_worker_num=_workers(environ, "SM_NUM_GPUS"))
 
 
 def find_vertex(environ: Environ, _host: HostView) -> Surroundings | None:
@@ -605,8 +609,7 @@ def find_volcano(environ: Environ, host: HostView) -> Surroundings | None:
         )
     (task, text), *_ = tasks.items()
     hosts, variable, count = text.split(","), f"VC_{task}_HOSTS", _first_number(environ, f"VC_{task}_NUM")
-    if count and count.value != len(hosts):
-        raise UsageError(f"{count.source}={count.value}: but {variable} has {len(hosts)} hosts; give {OFF}")
+    _check_count(count, hosts, variable)
     size = Told(len(hosts), variable)
     return Surroundings(
         name=f"Volcano pod {host.name}",

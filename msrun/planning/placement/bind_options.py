@@ -48,7 +48,9 @@ def parse_bind_core(text: str) -> CoreBinding | None:
         raise UsageError(f"--bind_core {text}: not a JSON object of devices; give e.g. --bind_core='{_EXAMPLE}'")
     lists = {key: _parse_cpus(key, items) for key, items in value.items()}
     scheduler = lists.pop(SCHEDULER_KEY, ())
-    devices = {_device_number(key): cpus for key, cpus in lists.items()}
+    for wrong in (key for key in lists if not _DEVICE_KEY.match(key)):
+        raise UsageError(f"--bind_core: {wrong!r} is no device; keys are device0, device1, ... and {SCHEDULER_KEY}")
+    devices = {int(key.removeprefix("device")): cpus for key, cpus in lists.items()}
     return CoreBinding(is_auto=False, devices=devices, scheduler=scheduler)
 
 
@@ -61,13 +63,6 @@ def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
         if count > 1:
             raise _RepeatedKey(f"{key!r} is there {count} times")
     return dict(pairs)
-
-
-def _device_number(key: str) -> int:
-    match = _DEVICE_KEY.match(key)
-    if not match:
-        raise UsageError(f"--bind_core: {key!r} is no device; keys are device0, device1, ... and {SCHEDULER_KEY}")
-    return int(match[1])
 
 
 def _parse_cpus(key: str, items: object) -> tuple[int, ...]:

@@ -106,8 +106,9 @@ class MapStep:
         except MsrunError:
             raise
         except Exception as error:  # the user's function may raise anything
-            batch = f" on the batch of {_describe(draws.sample_indices)}"
-            raise failed("map:", operation, batch, error) from error
+            indices = draws.sample_indices
+            shown = f"{', '.join(map(str, indices[:4]))}{', ...' if len(indices) > 4 else ''}"
+            raise failed("map:", operation, f" on the batch of samples {shown}", error) from error
 
 
 @dataclass(frozen=True)
@@ -195,11 +196,6 @@ def failed(what: str, source: Any, where: str, error: Exception) -> DataError:
         f"{what} {operation_name(source)} failed{where}: {type(error).__name__}{f': {text}' if text else ''}",
         where=find_user_line(error),
     )
-
-
-def _describe(sample_indices: np.ndarray) -> str:
-    shown = ", ".join(map(str, sample_indices[:4]))
-    return f"samples {shown}{', ...' if len(sample_indices) > 4 else ''}"
 
 
 def _as_columns(result: Any) -> list[np.ndarray]:

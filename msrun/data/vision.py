@@ -97,7 +97,9 @@ class Resize(Transform):
 
     def __init__(self, size: int | Sequence[int], interpolation: Inter = Inter.LINEAR) -> None:
         self._size = parse_counts("Resize: size", size, lengths=(1, 2), minimum=1)
-        self._interpolation = _check_interpolation("Resize", interpolation)
+        if not isinstance(interpolation, Inter):
+            raise UsageError(f"Resize: interpolation={interpolation!r}; give Inter.LINEAR or Inter.NEAREST")
+        self._interpolation = interpolation
 
     def apply_batch(self, batch: np.ndarray) -> np.ndarray:
         _check_images("Resize", batch)
@@ -315,12 +317,6 @@ def _nearest(source_size: int, size: int) -> np.ndarray:
 
 def _resized_dtype(batch: np.ndarray) -> np.dtype:
     return batch.dtype if np.issubdtype(batch.dtype, np.integer) else np.dtype(np.float32)
-
-
-def _check_interpolation(name: str, interpolation: Inter) -> Inter:
-    if not isinstance(interpolation, Inter):
-        raise UsageError(f"{name}: interpolation={interpolation!r}; give Inter.LINEAR or Inter.NEAREST")
-    return interpolation
 
 
 def _check_images(name: str, batch: np.ndarray) -> None:

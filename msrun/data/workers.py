@@ -14,10 +14,10 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing import connection, forkserver, parent_process
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,7 @@ def starting_workers(reader: Any) -> Iterator[str]:
     if method == "fork" or (method == "auto" and may_fork()):
         yield "fork"
         return
-    needs = find_needs(reader)
+    needs = Needs(reader)
     if needs.obstacle and not (needs.is_of_script and script_can_be_imported()):
         why = "this process has threads or an accelerator" if method == "auto" else f"the start method is {method}"
         raise UsageError(
@@ -55,30 +55,6 @@ def starting_workers(reader: Any) -> Iterator[str]:
         return
     with _without_script():
         yield method
-
-
-@dataclass
-class Needs:
-    """What a process that reads must get."""
-
-    obstacle: str = ""
-    """What a process cannot get that does not know the script."""
-    is_of_script: bool = False
-    """The script has it, and a process that imports the script would get it."""
-    modules: list[str] = field(default_factory=list)
-    """Where functions and classes come from."""
-
-
-def find_needs(reader: Any) -> Needs:
-    """Return what a process must have to read with `reader`."""
-    pickler = _Probe(_Sink())
-    try:
-        pickler.dump(reader)
-    except _OfScript as error:
-        return Needs(str(error), is_of_script=True, modules=list(pickler.modules))
-    except Exception as error:  # noqa: BLE001 - pickling runs methods of the user's objects
-        return Needs(" ".join(str(error).split()) or type(error).__name__)
-    return Needs(modules=list(pickler.modules))
 
 
 def may_fork() -> bool:
@@ -105,21 +81,21 @@ def _is_initialized() -> bool:
     return module is None or not hasattr(module, "is_initialized") or module.is_initialized()
 
 
-class _OfScript(Exception):
-    """Something of the script's own."""
+class Needs(pickle.Pickler):
+    """What a process must get to read with a reader: found by pickling it, but for the bytes of arrays."""
 
-
-class _Sink:
-    def write(self, content: Any) -> int:
-        return len(content)
-
-
-class _Probe(pickle.Pickler):
-    """Finds what cannot be pickled, without the bytes of arrays."""
-
-    def __init__(self, file: Any) -> None:
-        super().__init__(file)
+    def __init__(self, reader: Any) -> None:
+        super().__init__(SimpleNamespace(write=len))
+        self.obstacle = ""
+        """What a process cannot get that does not know the script."""
+        self.is_of_script = False
+        """The script has it, and a process that imports the script would get it."""
         self.modules: dict[str, None] = {}
+        """Where functions and classes come from."""
+        try:
+            self.dump(reader)
+        except Exception as error:  # noqa: BLE001 - pickling runs methods of the user's objects
+            self.obstacle = self.obstacle or " ".join(str(error).split()) or type(error).__name__
 
     def reducer_override(self, value: Any) -> Any:
         """Stop at functions and classes of the script; leave out arrays, and what only a starting process is sent."""
@@ -128,7 +104,8 @@ class _Probe(pickle.Pickler):
             return int, ()
         if isinstance(value, FunctionType | type):
             if value.__module__ == "__main__" and "<" not in value.__qualname__:
-                raise _OfScript(f"{value.__qualname__}, which only the script has,")
+                self.is_of_script, self.obstacle = True, f"{value.__qualname__}, which only the script has,"
+                raise pickle.PicklingError(self.obstacle)
             self.modules[value.__module__] = None
         return NotImplemented
 

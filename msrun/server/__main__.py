@@ -10,17 +10,8 @@ from typing import NoReturn
 
 from msrun import contract
 from msrun.errors import MsrunError
-from msrun.runtime.joining.meet import (
-    OWN_ADDRESS,
-    SERVER,
-    Lifeline,
-    describe_process,
-    find_cluster,
-    join,
-    joining_limit_s,
-    silence_limit_s,
-    tell_server_places,
-)
+from msrun.runtime.joining.launchers import OWN_ADDRESS, find_cluster, joining_limit_s, silence_limit_s
+from msrun.runtime.joining.meet import SERVER, Lifeline, describe_process, join, tell_server_places
 from msrun.server.connection import publish
 from msrun.server.serving import Server, say
 

@@ -24,7 +24,7 @@ from msrun.runtime.embedding.table_cache import RowCache
 from msrun.runtime.execute.gradients import summed_rows
 from msrun.runtime.nn.deferred_init import init_parameters
 from msrun.runtime.nn.replaced import follow
-from msrun.runtime.parts.on_servers import VALUE, before_remote_steps, find_remote, find_remotes
+from msrun.runtime.parts.on_servers import VALUE, before_remote_steps, find_remote, find_remotes, on_servers
 from msrun.runtime.tensors.put_value import put_value
 from msrun.server.connection import ask, count_servers
 from msrun.server.frames import MAX_BODY_BYTES, Message
@@ -39,9 +39,8 @@ from msrun.server.remote import (
     cut_table,
     divert_fills,
     empty_like_nan,
-    next_number,
-    note_remote,
     number_rows,
+    numbers,
     pull_rows,
     split_numbers,
 )
@@ -377,7 +376,7 @@ def _add(parameter: nn.Parameter, label: str, table: Table | None) -> RemotePara
     label = f"{label} of shape {shape}"
     if dtype not in _DTYPES or parameter.numel() == 0:
         raise StrategyError(f"set_param_ps: {label} and {dtype}: only floating-point values can be on servers")
-    number, servers = next_number(), count_servers()
+    number, servers = next(numbers), count_servers()
     pieces = cut_table(shape[0], servers) if table is not None else cut_rows(shape, dtype, servers, number % servers)
     staleness = get_ps_context("staleness")
     is_sparse = table is not None and table.sparse
@@ -386,7 +385,7 @@ def _add(parameter: nn.Parameter, label: str, table: Table | None) -> RemotePara
         size = table.vocab_cache_size or size
     cache = RowCache(count_numbers(pieces), size) if size else None
     remote = RemoteParameter(number, label, shape, dtype, pieces, staleness, table is not None, is_sparse, cache)
-    note_remote(parameter, remote)
+    on_servers[parameter] = remote
     return remote
 
 

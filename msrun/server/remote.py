@@ -20,7 +20,7 @@ from msrun.runtime.embedding.lookup import EmbeddingLookup, look_up
 from msrun.runtime.embedding.slices import TableFill, TableSlices, fill_part
 from msrun.runtime.embedding.table_cache import RowCache
 from msrun.runtime.nn.deferred_init import Entry, Reference, make_elsewhere
-from msrun.runtime.parts.on_servers import VALUE, on_servers
+from msrun.runtime.parts.on_servers import VALUE
 from msrun.server.connection import ask
 from msrun.server.frames import Message
 
@@ -235,7 +235,8 @@ def make_rows(values: Tensor, piece: Piece, fill: Fill, rows: int) -> Tensor:
     return generator.get_state()
 
 
-_numbers = itertools.count()
+numbers = itertools.count()
+"""Of the parameters; all ranks take them in the same order."""
 
 
 @dataclass
@@ -243,7 +244,7 @@ class RemoteParameter:
     """One parameter on the servers. All ranks make the same ones in the same order."""
 
     number: int
-    """From `next_number`."""
+    """Of `numbers`."""
     label: str
     """For errors."""
     shape: tuple[int, ...]
@@ -344,15 +345,9 @@ class RemoteParameter:
         """Replace rows of the values, or of a tensor of the optimizer's state, from row `begin` of the whole on."""
         if self.cache is not None:
             self.cache.clear()
-        rows = self._rows_per_message(values)
-        for piece in self.pieces:
-            own = piece.overlap(begin, begin + len(values))
-            for first in range(own.start, own.stop, rows):
-                last = min(first + rows, own.stop)
-                offset = piece.start + first * piece.step - begin
-                part = values[offset : offset + (last - first - 1) * piece.step + 1 : piece.step]
-                fields = {"shard": self.key(piece), "field": state, "begin": first}
-                ask({piece.server: Message("put", fields, [part])})
+        for piece, first, _, place in self._messages(begin, begin + len(values), values):
+            fields = {"shard": self.key(piece), "field": state, "begin": first}
+            ask({piece.server: Message("put", fields, [values[place]])})
 
     def read(self, state: str, begin: int, end: int, dtype: torch.dtype) -> Tensor:
         """Return rows `begin` to `end` of the values, or of a tensor of the optimizer's state, after every step so far.
@@ -360,16 +355,22 @@ class RemoteParameter:
         The rows are in memory of their own.
         """
         found = torch.empty((end - begin, *self.row_shape), dtype=dtype)
-        rows = self._rows_per_message(found)
+        for piece, first, last, place in self._messages(begin, end, found):
+            fields = {"shard": self.key(piece), "field": state, "begin": first, "end": last}
+            found[place] = ask({piece.server: Message("read", fields)})[piece.server].tensors[0]
+        return found
+
+    def _messages(self, begin: int, end: int, values: Tensor) -> Iterator[tuple[Piece, int, int, slice]]:
+        """Yield for each message about some rows the piece, first and last of its own rows, and where they are in the
+        values of all rows.
+        """
+        rows = self._rows_per_message(values)
         for piece in self.pieces:
             own = piece.overlap(begin, end)
             for first in range(own.start, own.stop, rows):
                 last = min(first + rows, own.stop)
                 offset = piece.start + first * piece.step - begin
-                fields = {"shard": self.key(piece), "field": state, "begin": first, "end": last}
-                part = ask({piece.server: Message("read", fields)})[piece.server].tensors[0]
-                found[offset : offset + (last - first - 1) * piece.step + 1 : piece.step] = part
-        return found
+                yield piece, first, last, slice(offset, offset + (last - first - 1) * piece.step + 1, piece.step)
 
     def read_all(self, state: str, dtype: torch.dtype) -> Tensor:
         """Return all values, or a tensor of the optimizer's state, in the parameter's shape."""
@@ -423,16 +424,6 @@ class RemoteParameter:
                 values[wanted[server][1]] = reply.tensors[0]
                 version = min(version, reply.fields["version"])
         return found, version
-
-
-def next_number() -> int:
-    """Return a number that no parameter of this process had; all ranks ask for them in the same order."""
-    return next(_numbers)
-
-
-def note_remote(parameter: nn.Parameter, remote: RemoteParameter) -> None:
-    """Remember that a parameter is on the servers."""
-    on_servers[parameter] = remote
 
 
 Table = nn.Embedding | EmbeddingLookup

@@ -79,23 +79,40 @@ class Service:
 
     def handle(self, rank: int, message: Message) -> None:
         """Do what a worker asks for; it gets its reply now or later."""
-        known = {
-            "create": self._create,
-            "put": self._put,
-            "make": self._make,
-            "filled": self._fill,
-            "configure": self._configure,
-            "numbers": self._set_numbers,
-            "step": self._step,
-            "rows": self._rows,
-            "read": self._read,
-            "state": self._state,
-        }
-        ask = known.get(message.kind, _refuse)
-        reply = _answer(message.kind, lambda: ask(rank, message))
+        reply = _answer(message.kind, lambda: self._do(rank, message))
         if reply is not None:
             self._send(rank, reply)
         self._look()
+
+    def _do(self, rank: int, message: Message) -> Message | None:
+        fields, tensors = message.fields, message.tensors
+        match message.kind:
+            case "create":
+                self._create(fields)
+            case "put":
+                self._find(fields["shard"]).write(fields["field"], fields["begin"], tensors[0])
+            case "make":
+                values = self._find(fields["shard"]).values.detach()
+                (kind, args, first, last), piece = fields["fill"], Piece(0, 0, *fields["piece"])
+                fill = Fill(kind, args, first, last, tensors[0])
+                return Message(DONE, {}, [make_rows(values, piece, fill, fields["rows"])])
+            case "filled":
+                self._find(fields["shard"]).is_filled = True
+            case "configure":
+                self._find(fields["shard"]).configure(fields["optimizer"], fields["group"])
+            case "numbers":
+                named = {name: value.clone() for name, value in zip(fields["names"], tensors, strict=True)}
+                self._find(fields["shard"]).set_numbers({**fields["numbers"], **named})
+            case "step":
+                return self._step(rank, message)
+            case "rows" | "read" | "state":
+                shard = self._find(fields["shard"])
+                staleness = None if message.kind == "rows" else 0
+                self._waiting.append(_Waiting(rank, [shard], lambda: self._read(rank, shard, message), staleness))
+                return None
+            case _:
+                raise ParallelError(f"no such request: {message.kind}")
+        return Message(DONE)
 
     def come(self, rank: int) -> None:
         """Note that a worker has come, which may have left before."""
@@ -114,11 +131,6 @@ class Service:
         return f"{len(self._shards)} pieces of {size} bytes, {steps} steps"
 
     # -- waiting --------------------------------------------------------------------------------------------------
-
-    def _later(
-        self, rank: int, shards: Sequence[Shard], reply: Callable[[], Message], staleness: int | None = None
-    ) -> None:
-        self._waiting.append(_Waiting(rank, shards, reply, staleness))
 
     def _look(self) -> None:
         """Answer those who need not wait any more, or wait in vain."""
@@ -144,8 +156,7 @@ class Service:
             raise ParallelError(f"parameter {key[0]}, piece {key[1]}: not here")
         return shard
 
-    def _create(self, _rank: int, message: Message) -> Message:
-        fields = message.fields
+    def _create(self, fields: dict[str, Any]) -> None:
         key = (fields["shard"][0], fields["shard"][1])
         shape, dtype = tuple(fields["shape"]), getattr(torch, fields["dtype"])
         if key not in self._shards:
@@ -156,31 +167,6 @@ class Service:
                 f"{fields['label']}: the ranks put other parameters on the servers, or give another staleness: call "
                 "set_param_ps for the same modules in the same order on every rank"
             )
-        return Message(DONE)
-
-    def _put(self, _rank: int, message: Message) -> Message:
-        self._find(message.fields["shard"]).write(message.fields["field"], message.fields["begin"], message.tensors[0])
-        return Message(DONE)
-
-    def _make(self, _rank: int, message: Message) -> Message:
-        fields, (state,) = message.fields, message.tensors
-        values = self._find(fields["shard"]).values.detach()
-        kind, args, first, last = fields["fill"]
-        fill = Fill(kind, args, first, last, state)
-        return Message(DONE, {}, [make_rows(values, Piece(0, 0, *fields["piece"]), fill, fields["rows"])])
-
-    def _fill(self, _rank: int, message: Message) -> Message:
-        self._find(message.fields["shard"]).is_filled = True
-        return Message(DONE)
-
-    def _configure(self, _rank: int, message: Message) -> Message:
-        self._find(message.fields["shard"]).configure(message.fields["optimizer"], message.fields["group"])
-        return Message(DONE)
-
-    def _set_numbers(self, _rank: int, message: Message) -> Message:
-        tensors = {name: value.clone() for name, value in zip(message.fields["names"], message.tensors, strict=True)}
-        self._find(message.fields["shard"]).set_numbers({**message.fields["numbers"], **tensors})
-        return Message(DONE)
 
     def _step(self, rank: int, message: Message) -> Message | None:
         tensors = iter(message.tensors)
@@ -194,44 +180,27 @@ class Service:
         for key, _, _ in message.fields["pushes"]:
             self._find(key).advance(rank)
         if pulled:
-            self._later(rank, pulled, lambda: Message(DONE, {}, [shard.read_all() for shard in pulled]))
+            reply = lambda: Message(DONE, {}, [shard.read_all() for shard in pulled])  # noqa: E731
+            self._waiting.append(_Waiting(rank, pulled, reply, None))
         return None
 
-    def _rows(self, rank: int, message: Message) -> Message | None:
-        shard = self._find(message.fields["shard"])
-
-        def reply() -> Message:
+    def _read(self, rank: int, shard: Shard, message: Message) -> Message:
+        """Return the reply to a request that has waited for the steps before it."""
+        fields = message.fields
+        if message.kind == "rows":
             find_room = functools.partial(self._find_room, rank)
             return Message(DONE, {"version": shard.version}, [shard.read_rows(message.tensors[0], find_room)])
-
-        self._later(rank, [shard], reply)
-        return None
-
-    def _read(self, rank: int, message: Message) -> Message | None:
-        shard, fields = self._find(message.fields["shard"]), message.fields
-
-        def reply() -> Message:
+        if message.kind == "read":
             return Message(DONE, {}, [shard.read(fields["field"], fields["begin"], fields["end"])])
-
-        self._later(rank, [shard], reply, staleness=0)
-        return None
-
-    def _state(self, rank: int, message: Message) -> Message | None:
-        shard = self._find(message.fields["shard"])
-
-        def reply() -> Message:
-            numbers, tensors = shard.describe_state()
-            small = {key: value for key, value in numbers.items() if isinstance(value, Tensor)}
-            fields = {
-                "shaped": list(tensors),
-                "dtypes": [str(value.dtype).removeprefix("torch.") for value in tensors.values()],
-                "numbers": {key: value for key, value in numbers.items() if key not in small},
-                "names": list(small),
-            }
-            return Message(DONE, fields, list(small.values()))
-
-        self._later(rank, [shard], reply, staleness=0)
-        return None
+        numbers, tensors = shard.describe_state()
+        small = {key: value for key, value in numbers.items() if isinstance(value, Tensor)}
+        fields = {
+            "shaped": list(tensors),
+            "dtypes": [str(value.dtype).removeprefix("torch.") for value in tensors.values()],
+            "numbers": {key: value for key, value in numbers.items() if key not in small},
+            "names": list(small),
+        }
+        return Message(DONE, fields, list(small.values()))
 
 
 def _gradient(how: str, tensors: Any, *, is_lent: bool) -> Gradient | None:
@@ -249,10 +218,6 @@ def _answer(kind: str, work: Callable[[], Reply]) -> Reply | Message:
         return _error(str(error))
     except Exception as error:  # noqa: BLE001 - whatever it was
         return _error(f"{kind}: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
-
-
-def _refuse(_rank: int, message: Message) -> Message:
-    raise ParallelError(f"no such request: {message.kind}")
 
 
 def _error(text: str) -> Message:
@@ -327,7 +292,10 @@ class Server:
         self._listener.setblocking(False)  # noqa: FBT003
         self._selector.register(self._listener, selectors.EVENT_READ)
         while True:
-            for key, events in self._selector.select(self._time_left()):
+            time_left = None
+            if self._unproved:
+                time_left = max(0.0, self._unproved[0].since + PROVE_S - time.monotonic())
+            for key, events in self._selector.select(time_left):
                 if key.data is None:
                     self._accept()
                     continue
@@ -341,10 +309,8 @@ class Server:
                 except (OSError, EOFError, FrameError, NotProved) as error:
                     self._close(peer, error)
                 self._watch(peer)
-            self._close_late()
-
-    def _time_left(self) -> float | None:
-        return max(0.0, self._unproved[0].since + PROVE_S - time.monotonic()) if self._unproved else None
+            while self._unproved and time.monotonic() >= self._unproved[0].since + PROVE_S:
+                self._close(self._unproved[0], NotProved(f"no proof for {PROVE_S:g} s"))
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -356,10 +322,6 @@ class Server:
             self._unproved.append(peer)
             if len(self._unproved) > self._workers + MAX_STRANGERS:
                 self._close(self._unproved[0], NotProved("too many connections without proof"))
-
-    def _close_late(self) -> None:
-        while self._unproved and time.monotonic() >= self._unproved[0].since + PROVE_S:
-            self._close(self._unproved[0], NotProved(f"no proof for {PROVE_S:g} s"))
 
     def _read(self, peer: Peer) -> None:
         for _ in range(READS):

@@ -270,7 +270,11 @@ class Shard:
 
     def describe_state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return the state of its optimizer: numbers as they are, tensors of its own shape by name."""
-        tensors = {key: value for key, value in self._state.items() if _is_shaped(value, self.values)}
+        tensors = {
+            key: value
+            for key, value in self._state.items()
+            if isinstance(value, Tensor) and value.shape == self.values.shape
+        }
         return {key: value for key, value in self._state.items() if key not in tensors}, tensors
 
     def set_numbers(self, numbers: dict[str, Any]) -> None:
@@ -289,7 +293,3 @@ class Shard:
         if not isinstance(found, Tensor):
             raise ParallelError(f"{self.label}: there is no {field} in the state of its optimizer")
         return found
-
-
-def _is_shaped(value: Any, values: Tensor) -> bool:
-    return isinstance(value, Tensor) and value.shape == values.shape

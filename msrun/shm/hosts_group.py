@@ -7,6 +7,7 @@ gather, all-to-all, tensors of unequal size), or is not faster so (broadcast, lo
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -188,19 +189,12 @@ class HostsGroup(TorchGroup):
         return work
 
 
-def _forwarded(name: str) -> Callable[..., Any]:
-    def call(self: HostsGroup, *words: Any) -> Any:
-        return self._over_gloo(name, *words)
-
-    return call
-
-
 for _name in (
     "reduce", "broadcast", "allgather", "allgather_coalesced", "all_gather_single_coalesced", "allreduce_coalesced",
     "gather", "scatter", "reduce_scatter", "reduce_scatter_single_coalesced", "alltoall", "all_to_all_single", "send",
     "recv", "recv_anysource",
 ):  # fmt: skip
-    setattr(HostsGroup, _name, _forwarded(_name))
+    setattr(HostsGroup, _name, functools.partialmethod(HostsGroup._over_gloo, _name))
 
 
 def _gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
@@ -252,16 +246,11 @@ def _create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
         if len(hosts) < size:
             return HostsGroup(store, rank, size, timeout, hosts)
     except NotSharedError as error:
-        _say_once(rank, str(error))
+        if rank == 0 and not _said:  # once, of the first group
+            _said.append(str(error))
+            text = f"msrun.runtime: the backend shm cannot run here ({error}): gloo is used"
+            print(text, file=sys.stderr, flush=True)  # noqa: T201 - stderr is the log
     return dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
-
-
-def _say_once(rank: int, reason: str) -> None:
-    """Say in one rank, of the first group, that gloo is used."""
-    if rank == 0 and not _said:
-        _said.append(reason)
-        text = f"msrun.runtime: the backend shm cannot run here ({reason}): gloo is used"
-        print(text, file=sys.stderr, flush=True)  # noqa: T201 - stderr is the log
 
 
 def _hosts(store: Any, rank: int, size: int) -> list[list[int]]:
@@ -269,13 +258,9 @@ def _hosts(store: Any, rank: int, size: int) -> list[list[int]]:
     world = os.environ.get(contract.WORLD_SIZE)
     if world is not None and world == os.environ.get(contract.LOCAL_WORLD_SIZE):
         return [list(range(size))]
-    store.set(f"host {rank}", _this_host())
+    place = [*this_machine(), os.environ.get(contract.GROUP_RANK, "0")]  # hosts of a rehearsal are one machine
+    store.set(f"host {rank}", " ".join(place))
     found: dict[bytes, list[int]] = {}
     for other, host in enumerate(store.multi_get([f"host {other}" for other in range(size)])):
         found.setdefault(bytes(host), []).append(other)
     return list(found.values())
-
-
-def _this_host() -> str:
-    """Return what tells this host from others: the machine, its view of processes, and the launcher's host number."""
-    return " ".join([*this_machine(), os.environ.get(contract.GROUP_RANK, "0")])

@@ -186,7 +186,8 @@ class Mail(Line):
         while self.error is None:
             message = box.arriving
             if message is None:
-                if written - read < _HEAD.size or not self._is_wanted(source):
+                is_wanted = any(receive.source in (None, source) for receive in self._receives)
+                if written - read < _HEAD.size or not is_wanted:
                     break
                 head = torch.empty(_HEAD.size, dtype=torch.uint8)
                 _read(mailbox, read, head)
@@ -210,9 +211,6 @@ class Mail(Line):
             self._words.fence()
             counts[read_at] = read
             self._ring(source)
-
-    def _is_wanted(self, source: int) -> bool:
-        return any(receive.source in (None, source) for receive in self._receives)
 
     def _begin(self, source: int, tag: int, count: int) -> _Arriving | None:
         for receive in self._receives:

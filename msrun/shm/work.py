@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -39,7 +39,12 @@ class TorchGroup(_ProcessGroup):
         super().__init__(rank, size)
         self._timeout_s = timeout.total_seconds()
         self._coalesced: list[Any] | None = None
-        self._own_name, self._own_description = "", ""
+
+    group_name = group_desc = ""
+    """What torch calls and says of the group."""
+    supports_splitting = False
+    """torch makes sub-groups as new ones."""
+    _device_types = (torch.device("cpu"),)
 
     def name(self) -> str:
         return "shm"
@@ -47,34 +52,18 @@ class TorchGroup(_ProcessGroup):
     getBackendName = name  # noqa: N815 - torch's name
 
     def getGroupName(self) -> str:  # noqa: N802 - torch's name
-        return self._own_name
+        return self.group_name
 
     def setGroupName(self, name: str) -> None:  # noqa: N802 - torch's name
-        self._own_name = name
-
-    @property
-    def group_name(self) -> str:
-        return self._own_name
-
-    @property
-    def group_desc(self) -> str:
-        return self._own_description
+        self.group_name = name
 
     _set_group_name = setGroupName
 
     def _set_group_desc(self, text: str) -> None:
-        self._own_description = text
-
-    @property
-    def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
+        self.group_desc = text
 
     def _get_backend(self, device: torch.device) -> TorchGroup:  # noqa: ARG002 - torch's form
         return self
-
-    @property
-    def supports_splitting(self) -> bool:
-        return False
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout_s = timeout.total_seconds()
@@ -116,12 +105,8 @@ _OLD_NAMES = {
 """What torch before 2.13 calls, and what it is called now."""
 
 
-def _renamed(name: str) -> Callable[..., Any]:
-    return lambda group, *words: getattr(group, name)(*words)
-
-
 for _old, _new in _OLD_NAMES.items():
-    setattr(TorchGroup, _old, _renamed(_new))
+    setattr(TorchGroup, _old, lambda group, *words, _name=_new: getattr(group, _name)(*words))
 
 
 def _finish(then: Callable[[], None] | None, copied: Sequence[Value]) -> None:
@@ -216,17 +201,8 @@ _moving: dict[Line, None] = {}
 """The lines that hold operations which are not done."""
 
 
-class Operation(Protocol):
-    """What a `Work` waits for."""
-
-    @property
-    def is_done(self) -> bool:
-        """Whether this rank's part is over."""
-        ...
-
-    def describe(self) -> str:
-        """Return what to call it."""
-        ...
+Operation = Any
+"""What a `Work` waits for: `is_done` says whether this rank's part is over, `describe()` what to call it."""
 
 
 class Line(ABC):

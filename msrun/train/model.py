@@ -24,7 +24,6 @@ from msrun.train.callbacks import Callback
 from msrun.train.run_context import (
     DataStream,
     RunContext,
-    Start,
     count_steps,
     find_loss,
     find_start,
@@ -73,31 +72,35 @@ class Metric(ABC):
             for name in sorted(self.sums):
                 dist.all_reduce(self.sums[name])
 
-    def _quotient(self, above: str, below: str) -> float:
-        if not float(self.sums[below]):
+
+class _Quotient(Metric):
+    """Counts two sums, and is the first by the second."""
+
+    _names = ("right", "all")
+
+    def clear(self) -> None:
+        self.sums = {name: torch.zeros((), dtype=torch.float64) for name in self._names}
+
+    def eval(self) -> float:
+        above, below = (float(self.sums[name]) for name in self._names)
+        if not below:
             raise ParallelError(f"{type(self).__name__}: nothing was counted; give data with at least one batch")
-        return float(self.sums[above] / self.sums[below])
+        return above / below
 
 
-class Accuracy(Metric):
+class Accuracy(_Quotient):
     """The share of samples whose class has the highest score.
 
     Outputs are scores (n, classes, ...), labels class numbers (n, ...) or one-hot rows like the scores.
     """
-
-    def clear(self) -> None:
-        self.sums = _zeros("right", "all")
 
     def update(self, loss: Tensor | None, outputs: Any, label: Any) -> None:  # noqa: ARG002 - the interface of Metric
         outputs, label = _scores(type(self).__name__, outputs, label)
         self.sums["right"] += (outputs.argmax(1) == label).sum().cpu()
         self.sums["all"] += label.numel()
 
-    def eval(self) -> float:
-        return self._quotient("right", "all")
 
-
-class TopKCategoricalAccuracy(Metric):
+class TopKCategoricalAccuracy(_Quotient):
     """The share of samples whose class is among the k highest scores. Shapes as of Accuracy.
 
     Raises:
@@ -110,18 +113,12 @@ class TopKCategoricalAccuracy(Metric):
         self._k = k
         super().__init__()
 
-    def clear(self) -> None:
-        self.sums = _zeros("right", "all")
-
     def update(self, loss: Tensor | None, outputs: Any, label: Any) -> None:  # noqa: ARG002 - the interface of Metric
         outputs, label = _scores(type(self).__name__, outputs, label)
         if outputs.shape[1] < self._k:
             raise ParallelError(f"{type(self).__name__}(k={self._k}): the scores have {outputs.shape[1]} classes")
         self.sums["right"] += (outputs.topk(self._k, 1).indices == label.unsqueeze(1)).sum().cpu()
         self.sums["all"] += label.numel()
-
-    def eval(self) -> float:
-        return self._quotient("right", "all")
 
 
 class Top1CategoricalAccuracy(TopKCategoricalAccuracy):
@@ -183,20 +180,16 @@ class AUC(Metric):
         return float((high * below).sum() / (low.sum() * high.sum()))
 
 
-class Loss(Metric):
+class Loss(_Quotient):
     """The mean loss over the batches."""
 
-    def clear(self) -> None:
-        self.sums = _zeros("loss", "batches")
+    _names = ("loss", "batches")
 
     def update(self, loss: Tensor | None, outputs: Any, label: Any) -> None:  # noqa: ARG002 - the interface of Metric
         if loss is None:
             raise ParallelError("the metric Loss needs the loss: give Model a loss_fn, or leave the metric out")
         self.sums["loss"] += loss.detach().double().cpu()
         self.sums["batches"] += 1
-
-    def eval(self) -> float:
-        return self._quotient("loss", "batches")
 
 
 NAMES: Mapping[str, type[Metric]] = {
@@ -259,10 +252,6 @@ def finish_metric(metric: Any, *, is_shared: bool) -> float:
     if isinstance(metric, Metric) and is_shared:
         metric.add_up()
     return float(metric.compute() if hasattr(metric, "compute") else metric.eval())
-
-
-def _zeros(*names: str) -> dict[str, Tensor]:
-    return {name: torch.zeros((), dtype=torch.float64) for name in names}
 
 
 def _scores(name: str, outputs: Any, label: Any) -> tuple[Tensor, Tensor]:
@@ -436,11 +425,15 @@ class Model:
         )
         start = find_start(self.network, self.optimizer, initial_epoch, resume_from)
         stream = DataStream(dataset, start)
-        first, done = _first_epoch(start, steps)
+        first, done = start.position.epoch, start.position.step_in_epoch  # and how many steps of it are done
+        if steps and start.position.step:
+            first, done = divmod(start.position.step, steps)
         context.cur_step_num, context.position = start.position.step, start.position
         left = (epoch - first) * context.batch_num - done
         progress.begin_run(start.position.step, start.position.step + left if context.batch_num else 0)
-        _give_states(listeners, start.callback_states)
+        for key, listener in name_callbacks(listeners):
+            if key in start.callback_states:
+                listener.load_state_dict(start.callback_states[key])
         _tell(context, "on_train_begin")
         for number in range(first, epoch):
             self.network.train()
@@ -618,19 +611,6 @@ def _evaluating(network: Any) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
-
-
-def _first_epoch(start: Start, steps: int) -> tuple[int, int]:
-    """Return the index of the first epoch and the steps of it that are done."""
-    if steps and start.position.step:
-        return divmod(start.position.step, steps)
-    return start.position.epoch, start.position.step_in_epoch
-
-
-def _give_states(listeners: Sequence[Callback], states: Mapping[str, Any]) -> None:
-    for key, listener in name_callbacks(listeners):
-        if key in states:
-            listener.load_state_dict(states[key])
 
 
 def _tell(context: RunContext, moment: str) -> None:

@@ -117,7 +117,8 @@ class _LineLogger(MetricsLogger):
 
     def write(self, metrics: dict[str, float], step: int) -> None:
         """Write one line."""
-        own = {"time": round(time.time(), 3), "attempt": _attempt(), "step": step}
+        attempt = os.environ.get(contract.TORCHELASTIC_RESTART_COUNT, "")
+        own = {"time": round(time.time(), 3), "attempt": int(attempt) if attempt.isdigit() else 0, "step": step}
         if reserved := own.keys() & metrics.keys():
             raise ParallelError(
                 f"{type(self).__name__}: {', '.join(sorted(reserved))}: every row has these; give another name"
@@ -295,11 +296,6 @@ def _rank() -> int:
         return dist.get_rank()
     rank = os.environ.get(contract.RANK, "")
     return int(rank) if rank.isdigit() else 0
-
-
-def _attempt() -> int:
-    count = os.environ.get(contract.TORCHELASTIC_RESTART_COUNT, "")
-    return int(count) if count.isdigit() else 0
 
 
 def _in_words(value: Any) -> str:

@@ -24,7 +24,7 @@ from msrun.errors import MsrunError
 
 if TYPE_CHECKING:
     from msrun.runtime.checkpoint.directory import Manifest
-    from msrun.runtime.checkpoint.reader import CheckedFile, CheckpointReader
+    from msrun.runtime.checkpoint.reader import CheckpointReader
 
 _SETTINGS = {
     "help_option_names": ["-h", "--help"],
@@ -36,16 +36,8 @@ _PATH = click.Path(path_type=Path)
 _SHOWN = 20
 
 
-def _print_version(context: click.Context, _option: click.Parameter, is_asked: bool) -> None:
-    if is_asked and not context.resilient_parsing:
-        click.echo(f"msrun-checkpoint, version {__version__}")
-        context.exit()
-
-
 @click.group(no_args_is_help=False, context_settings=_SETTINGS)
-@click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show the version."
-)
+@click.version_option(__version__, prog_name="msrun-checkpoint", help="Show the version.")
 def cli() -> None:
     """Look into checkpoints, check them, and write them otherwise. No devices and no other ranks are needed."""
 
@@ -113,19 +105,13 @@ def verify(checkpoints: tuple[Path, ...]) -> int:
             _print_note(f"{file.path}: {file.name} is damaged: {file.fault}")
         status = _EXIT_FAULT if faults else status
         if not faults:
-            print(f"{checkpoint}: {_summarise(checked)}")
+            size = _format_bytes(sum(file.bytes_count for file in checked))
+            kind = "files" if checked[0].path.is_dir() else "records"
+            text = f"{len(checked)} {kind}, {size}, all checksums are right"
+            if not all(file.is_summed for file in checked):
+                text = f"{len(checked)} files, {size}, sizes are right; an earlier version wrote it, without checksums"
+            print(f"{checkpoint}: {text}")
     return status
-
-
-def _summarise(checked: Sequence[CheckedFile]) -> str:
-    size = _format_bytes(sum(file.bytes_count for file in checked))
-    if all(file.is_summed for file in checked):
-        return f"{len(checked)} {_kind(checked)}, {size}, all checksums are right"
-    return f"{len(checked)} files, {size}, sizes are right; an earlier version wrote it, without checksums"
-
-
-def _kind(checked: Sequence[CheckedFile]) -> str:
-    return "files" if checked[0].path.is_dir() else "records"
 
 
 @cli.command(short_help="Cut a checkpoint as a strategy file says.")

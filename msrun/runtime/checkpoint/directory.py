@@ -224,7 +224,8 @@ def start_writing(final: Path, *, is_file: bool) -> tuple[Path, int]:
     Args:
         is_file: False: the empty directory of that name is made.
     """
-    if os.path.lexists(final) and not _may_be_replaced(final):
+    is_own = (final / MANIFEST).is_file() or not any(final.iterdir()) if final.is_dir() else bool(read_manifest(final))
+    if os.path.lexists(final) and not is_own:
         raise CheckpointError(
             f"{final} exists and is no checkpoint: it is left alone; give a name that is free, or remove it"
         )
@@ -233,12 +234,6 @@ def start_writing(final: Path, *, is_file: bool) -> tuple[Path, int]:
     (temporary.parent if is_file else temporary).mkdir(parents=True, exist_ok=True)
     earlier = find_checkpoints(final.parent)
     return temporary, 1 + max((manifest.serial for _, manifest in earlier), default=0)
-
-
-def _may_be_replaced(final: Path) -> bool:
-    if final.is_dir():
-        return (final / MANIFEST).is_file() or not any(final.iterdir())
-    return read_manifest(final) is not None
 
 
 def complete_directory(temporary: Path, manifest: Manifest) -> None:

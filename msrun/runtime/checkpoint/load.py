@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -231,13 +232,8 @@ def _open_here(paths: Sequence[Path], manifest: Manifest) -> CheckpointReader:
             f"ranks saved its own: load it on {manifest.world_size} ranks, this job has {get_group_size()}"
         )
     first, *others = paths
-    here = [path for path in others if manifest.places and _is_of(path, manifest)]
-    return open_parts([first, *here])
-
-
-def _is_of(path: Path, manifest: Manifest) -> bool:
-    found = read_manifest(path)
-    return found is not None and found.save_id == manifest.save_id
+    own = ((path, read_manifest(path)) for path in others if manifest.places)
+    return open_parts([first, *(path for path, found in own if found and found.save_id == manifest.save_id)])
 
 
 def _any_of(others: Sequence[str], path: Path) -> str:
@@ -261,6 +257,12 @@ def load_tensors(source: CheckpointReader, network: NetworkState) -> None:
     """Put the values of tensors, all of which the source has in their shapes, where they belong."""
     parts: dict[TensorKey, Chunk] = {}
     deferred: dict[str, Callable[[], Tensor]] = {}
+
+    def read(key: TensorKey, box: Box, dtype: torch.dtype) -> Tensor:
+        value = torch.empty(box.sizes, dtype=dtype)
+        source.fill({key: Chunk(value, box)})
+        return value
+
     seen: set[int] = set()
     for name, tensor in network.tensors.items():
         if id(tensor) in seen or not is_held(tensor):  # tied, or in another stage of a pipeline
@@ -268,7 +270,7 @@ def load_tensors(source: CheckpointReader, network: NetworkState) -> None:
         seen.add(id(tensor))
         key = key_of(network, name)
         if tensor.is_meta:
-            deferred[name] = _deferred_read(source, key, tensor)
+            deferred[name] = functools.partial(read, key, find_box(tensor), tensor.dtype)
         else:
             parts[key] = find_chunk(tensor, find_box(tensor))
     source.fill(parts)
@@ -276,17 +278,6 @@ def load_tensors(source: CheckpointReader, network: NetworkState) -> None:
         if key_of(network, name) in parts:
             give_back(tensor, parts[key_of(network, name)])
     defer_values(deferred, network.tensors)
-
-
-def _deferred_read(source: CheckpointReader, key: TensorKey, tensor: Tensor) -> Callable[[], Tensor]:
-    box, dtype = find_box(tensor), tensor.dtype
-
-    def read() -> Tensor:
-        value = torch.empty(box.sizes, dtype=dtype)
-        source.fill({key: Chunk(value, box)})
-        return value
-
-    return read
 
 
 def _match(reader: CheckpointReader, network: NetworkState, *, strict_load: bool) -> dict[str, Tensor]:
@@ -352,7 +343,8 @@ def load_param_into_net(
         source_of |= _without_prefix([name for name in network.tensors if name not in given], given)
     for name, source in source_of.items():
         _check(name, network.tensors[name], given[source], strict_load=strict_load)
-    values = {key_of(network, name): _full(given[source]) for name, source in source_of.items()}
+    whole = {name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in given.items()}
+    values = {key_of(network, name): whole[source] for name, source in source_of.items()}
     path = Path("parameter_dict")
     load_tensors(
         CheckpointReader(path, [index_of(path, values)]),
@@ -478,7 +470,3 @@ def _bring(reader: CheckpointReader, key: TensorKey, tables: list[_Table], failu
             dist.broadcast(part.view(-1).view(torch.uint8), owner)
         value[box.slices].copy_(part)
     return value
-
-
-def _full(value: Tensor) -> Tensor:
-    return value.full_tensor() if isinstance(value, DTensor) else value

@@ -113,7 +113,9 @@ def restore_optimizer(
     settings = [group["settings"] for group in saved["groups"]]
     _load(optimizer, {}, settings)
     _waiting[optimizer] = _reader_of(names, network, reader, saved)
-    if all(not parameter.is_meta and _is_in_place(parameter) for parameter in names):
+    alone = world().world_size == 1
+    places = (alone or isinstance(p, DTensor) or placement_of(p) is not None for p in names if not p.is_meta)
+    if not any(parameter.is_meta for parameter in names) and all(places):
         finish_waiting(optimizer)
     elif optimizer not in _hooked:
         optimizer.register_step_pre_hook(lambda opt, _args, _kwargs: finish_waiting(opt))
@@ -170,10 +172,6 @@ def _read_remote(reader: CheckpointReader, remote: Any, keys: Mapping[str, Tenso
     for key, full in keys.items():
         remote.write(key, box.offsets[0] if remote.shape else 0, remote.rows_of(parts[full].tensor))
     remote.write_numbers(numbers)
-
-
-def _is_in_place(parameter: Tensor) -> bool:
-    return world().world_size == 1 or isinstance(parameter, DTensor) or placement_of(parameter) is not None
 
 
 def finish_waiting(optimizer: torch.optim.Optimizer) -> None:

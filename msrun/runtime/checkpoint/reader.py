@@ -139,6 +139,9 @@ def _slices(offsets: Sequence[int], sizes: Sequence[int]) -> tuple[slice, ...]:
     return tuple(slice(begin, begin + size) for begin, size in zip(offsets, sizes, strict=True))
 
 
+_OF_RANDOM = {"torch": Tensor, "python": tuple, "numpy": tuple}
+
+
 def _is_state(value: Any) -> bool:
     """Return whether a value has the form of what `save` writes as the state."""
     if not isinstance(value, dict) or not {"extra", "appended", "optimizer", "random"} <= value.keys():
@@ -150,14 +153,10 @@ def _is_state(value: Any) -> bool:
         and isinstance(value["appended"], dict)
         and len(randoms) == 2
         and all(isinstance(states, list) and states for states in randoms)
-        and all(_is_random(state) for states in randoms for state in states)
+        and _are([s for states in randoms for s in states if s is not None], list, _OF_RANDOM)
         and _are(optimizer.get("groups"), list, {"parameters": list, "settings": dict})
         and _are(optimizer.get("state"), dict, {"parts": list, "values": dict})
     )
-
-
-def _is_random(state: Any) -> bool:
-    return state is None or _are([state], list, {"torch": Tensor, "python": tuple, "numpy": tuple})
 
 
 def _are(values: Any, kind: type[list[Any] | dict[Any, Any]], fields: Mapping[str, type]) -> bool:

@@ -119,7 +119,12 @@ def _is_shared(folder: Path, hosts: dict[str, list[int]]) -> bool:
                 (folder / name).touch()
 
         def see() -> bool:
-            return get_rank() not in lookers or _appears(folder / name)
+            end = time.monotonic() + VISIBLE_WITHIN_S
+            while get_rank() in lookers and not (folder / name).exists():
+                if time.monotonic() > end:
+                    return False
+                time.sleep(0.05)
+            return True
 
         try:
             attempt(make)
@@ -128,15 +133,6 @@ def _is_shared(folder: Path, hosts: dict[str, list[int]]) -> bool:
             if get_rank() == first:
                 (folder / name).unlink(missing_ok=True)
     return _shared[key]
-
-
-def _appears(path: Path) -> bool:
-    end = time.monotonic() + VISIBLE_WITHIN_S
-    while not path.exists():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 @dataclass(frozen=True)
@@ -423,7 +419,9 @@ def _prepare(
             f"save_checkpoint: the ranks name {len(places)} places; each gets {kind}: "
             f"{', '.join(str(place.path.parent) for place in places[:4])}{', ...' if len(places) > 4 else ''}",
         )
-    tied = _find_tied(network_state) if is_integrated else {}
+    first: dict[int, str] = {}
+    names = {name: first.setdefault(id(tensor), name) for name, tensor in network_state.tensors.items()}
+    tied = {name: same for name, same in names.items() if name != same} if is_integrated else {}
     index = own_place(places, get_rank())
     own, is_whole = places[index], is_integrated or len(places) == 1
     parts = {key: part for key, part in parts.items() if key[0] != NETWORK or key[1] not in tied}
@@ -442,17 +440,15 @@ def _prepare(
             serial=0,
             saved_at=0.0,
             save_id=told[0][2],
-            places=[] if is_whole else [PlaceOfRanks(list(place.ranks), _seen_from(own, place)) for place in places],
+            places=[]
+            if is_whole
+            else [PlaceOfRanks(list(place.ranks), os.path.relpath(place.path, own.path.parent)) for place in places],
             place=0 if is_whole else index,
             own=cut_by_hand,
         ),
         is_integrated,
         {key: pieces[key] for key in sorted(pieces, key=lambda key: order.get(key, len(order)))},
     )
-
-
-def _seen_from(own: Place, other: Place) -> str:
-    return os.path.relpath(other.path, own.path.parent)
 
 
 def _collect(
@@ -467,13 +463,6 @@ def _collect(
         parts |= more
     _check_plain(state, "")
     return network_state, parts, state
-
-
-def _find_tied(network_state: NetworkState) -> dict[str, str]:
-    """Return name -> the first name of the same tensor."""
-    first: dict[int, str] = {}
-    names = {name: first.setdefault(id(tensor), name) for name, tensor in network_state.tensors.items()}
-    return {name: same for name, same in names.items() if name != same}
 
 
 _told: set[str] = set()

@@ -201,11 +201,8 @@ def _before_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
 
 def _after_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
     for cache, parameter, group in _cached(optimizer):
-        rows = None if _has_own_hooks(optimizer) else changed_rows(optimizer, group, parameter)
+        hooks = [*optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values()]
+        # inside a step a user's hooks may write to any row
+        is_ours = all(getattr(hook, "__module__", "").startswith("msrun.") for hook in hooks)
+        rows = changed_rows(optimizer, group, parameter) if is_ours else None
         cache.after_step(plain(parameter), rows)
-
-
-def _has_own_hooks(optimizer: Optimizer) -> bool:
-    """Return whether a user's hooks, which may write to any row, run inside a step."""
-    hooks = [*optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values()]
-    return not all(getattr(hook, "__module__", "").startswith("msrun.") for hook in hooks)

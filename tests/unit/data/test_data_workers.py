@@ -221,7 +221,7 @@ inside_of_script.__module__ = "__main__"
     ],
 )
 def test_what_a_worker_cannot_get_is_found_before_it_starts(reader, obstacle, is_of_script):
-    needs = workers.find_needs(reader)
+    needs = workers.Needs(reader)
     assert obstacle in needs.obstacle
     assert bool(needs.obstacle) is bool(obstacle)
     assert needs.is_of_script is is_of_script

@@ -20,8 +20,14 @@ from msrun import contract
 from msrun.errors import WorldError
 from msrun.runtime import requirements
 from msrun.runtime.joining import devices
-from msrun.runtime.joining.launchers import find_world, first_host
-from msrun.runtime.joining.meet import find_cluster, find_worker, joining_limit_s, silence_limit_s
+from msrun.runtime.joining.launchers import (
+    find_cluster,
+    find_worker,
+    find_world,
+    first_host,
+    joining_limit_s,
+    silence_limit_s,
+)
 from msrun.runtime.joining.spec import ALONE, Meeting, WorldSpec, derive_port
 from msrun.runtime.requirements import describe_untested, warn_if_untested
 from msrun.shm.hosts_group import register

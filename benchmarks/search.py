@@ -37,8 +37,8 @@ from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import CapturedGraph, find_target
 from msrun.runtime.cost.devices import find_profile
 from msrun.runtime.partition.decide import Constraints
-from msrun.runtime.partition.decisions import Decisions
 from msrun.runtime.partition.price import StepSpec
+from msrun.runtime.partition.program import Decisions
 from msrun.runtime.search.search import SearchSpec, search
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 

@@ -34,7 +34,7 @@ from msrun.runtime.joining.network import LOOPBACK, keep_to_interface
 from msrun.runtime.joining.spec import ALONE, WorldSpec
 from msrun.runtime.requirements import warn_if_untested
 from msrun.runtime.shm.registration import register
-from msrun.runtime.tensors.valueless import keep_no_values
+from msrun.runtime.tensors.plain_tensors import keep_no_values
 
 DEFAULT_TIMEOUT_S = 1800.0
 LEAVE_AT_EXIT_S = 2.0

@@ -28,8 +28,17 @@ from msrun.runtime.capture.batch_rows import trace_batch_rows
 from msrun.runtime.capture.captured_graph import CapturedGraph, Target
 from msrun.runtime.capture.dynamo import TracedCall, order_in_memory, trace_call
 from msrun.runtime.capture.equal_blocks import find_equal_blocks
-from msrun.runtime.capture.host_calls import HostOrDevice, assign_targets, note_functions
-from msrun.runtime.capture.marked_calls import TOP, calls_of, erase_marks, marking, number_calls, skip_marks
+from msrun.runtime.capture.marked_calls import (
+    TOP,
+    HostOrDevice,
+    assign_targets,
+    calls_of,
+    erase_marks,
+    marking,
+    note_functions,
+    number_calls,
+    skip_marks,
+)
 from msrun.runtime.capture.writes import make_functional
 from msrun.runtime.sharding.operators.dropout import number_dropouts
 from msrun.runtime.sharding.operators.rule import line_of_use, user_line
@@ -152,9 +161,6 @@ def unchanged_process(devices: Collection[str]) -> Iterator[None]:
 
     Args:
         devices: kinds of devices whose autocast the network may switch.
-
-    Raises:
-        CaptureError: a capture that went well has changed one.
     """
     kept = {name: read() for name, (read, _) in _KEPT.items()}
     restored = [read() for read, _ in _RESTORED]
@@ -198,9 +204,6 @@ def check_wrappers(
         wrappers: outermost first.
         inputs: names of the placeholders of the step's own batch.
         results: indexes of the outputs that are the step's results.
-
-    Raises:
-        StrategyError: a wrapper is not called, or twice, on something that is computed, or its result is used.
     """
     if not wrappers:
         return
@@ -257,10 +260,6 @@ def capture(
         known: earlier traces that hold for this call, but for sizes.
         free: what differs from call to call.
         keeps_sizes: the graph is for all of these sizes, with symbols in their places.
-
-    Raises:
-        CaptureError: a construct that cannot be captured; names it, its line and what to do.
-        StrategyError: a strategy of a module or function in which it could mean several operators, or none.
     """
     root = target.root
     _refuse_backward_hooks(root)

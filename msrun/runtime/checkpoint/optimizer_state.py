@@ -22,7 +22,7 @@ from msrun.runtime.execute.placement import find_stages, is_held, placement_of
 from msrun.runtime.nn.replaced import current, follow
 from msrun.runtime.optim.host_steps import LOOK_AT_WHOLES
 from msrun.runtime.parallel.parameters.network_state import Chunk, NetworkState, find_box, find_chunk, find_share
-from msrun.runtime.parts.dtensors import lying_as
+from msrun.runtime.parts.part import lying_as
 from msrun.runtime.server.remote import RemoteParameter, find_remote
 from msrun.runtime.server.stepping import before_remote_steps
 from msrun.runtime.tensors.plain_tensors import local_part

@@ -20,7 +20,7 @@ from msrun.runtime.parallel.parameters.fusion import parse_comm_fusion
 from msrun.runtime.parallel.parameters.hsdp import HsdpSpec
 from msrun.runtime.parallel.pipeline.pipeline import PipelineSpec
 from msrun.runtime.parallel.pipeline.schedule import choose_schedule
-from msrun.runtime.parallel.scaling import Compat, check_compat, current_compat, find_compat
+from msrun.runtime.parallel.precision import Compat, check_compat, current_compat, find_compat
 from msrun.runtime.parallel.settings import RECURSIVE, ParallelSettings, SearchSettings, check_mode, check_search_mode
 
 _SEARCH_NAMES = ("search_mode", "auto_parallel_search_mode")
@@ -95,11 +95,7 @@ def reset_auto_parallel_context() -> None:
 
 
 def default_settings(parallel_mode: str | None, compat: Compat | None) -> ParallelSettings:
-    """Return the settings of a new AutoParallel: what its caller says, else the context, else the process's.
-
-    Raises:
-        StrategyError: words that contradict each other, the mode or the world.
-    """
+    """Return the settings of a new AutoParallel: what its caller says, else the context, else the process's."""
     chosen = _chosen.get()
     _check_place(chosen)
     word = parallel_mode if parallel_mode is not None else chosen.get("parallel_mode", "semi_auto")

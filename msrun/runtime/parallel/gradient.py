@@ -15,7 +15,7 @@ from msrun.runtime.nn.replaced import current
 from msrun.runtime.parallel.auto_parallel import current_parallel
 from msrun.runtime.parallel.clip import note_weight
 from msrun.runtime.parallel.modes.data_parallel import Replicas, replicas_called
-from msrun.runtime.parallel.verification.first_step import check_first_gradients
+from msrun.runtime.parallel.verification.verify import check_first_gradients
 
 
 def value_and_grad(
@@ -80,11 +80,7 @@ def value_and_grad(
 
 
 def _check_wanted(weights: Sequence[Tensor]) -> None:
-    """Refuse weights that were frozen since.
-
-    Raises:
-        StrategyError: one does not require a gradient.
-    """
+    """Refuse weights that were frozen since."""
     frozen = [index for index, weight in enumerate(weights) if not weight.requires_grad]
     if frozen:
         raise StrategyError(

@@ -23,11 +23,7 @@ on_servers: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def refuse_on_servers(parameters: Iterable[Tensor], what: str) -> None:
-    """Refuse parameters on servers, whose mean gradients no rank has.
-
-    Raises:
-        StrategyError: there is one.
-    """
+    """Refuse parameters on servers, whose mean gradients no rank has."""
     for parameter in parameters if len(on_servers) else ():
         found: OnServers | None = on_servers.get(parameter)
         if found is not None:

@@ -12,11 +12,10 @@ from msrun.errors import StrategyError, near_miss
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.cost.devices import DeviceProfile
 from msrun.runtime.partition.decide import Constraints, decide
-from msrun.runtime.partition.decisions import Decisions
 from msrun.runtime.partition.local_work import LocalWorks
 from msrun.runtime.partition.price import GradientFlow, Price, StepSpec, price
-from msrun.runtime.search.build_problem import build_problem
-from msrun.runtime.search.problem import Problem
+from msrun.runtime.partition.program import Decisions
+from msrun.runtime.search.problem import Problem, build_problem
 from msrun.runtime.search.solvers import solve_dynamic, solve_exactly
 from msrun.runtime.sharding.layout import Mesh
 from msrun.runtime.sharding.operators.rule import LabelSplit
@@ -34,11 +33,7 @@ MB = 2**20
 
 @dataclass(frozen=True)
 class SearchSpec:
-    """What is searched for.
-
-    Raises:
-        StrategyError: an unknown mode, or a number out of its range.
-    """
+    """What is searched for."""
 
     mode: str
     device: DeviceProfile
@@ -132,9 +127,6 @@ def search(
         clock: seconds since any moment.
         fewest: of how many plans each rank has looked for when its time was over, the fewest on any rank: all ranks
             then choose among the same.
-
-    Raises:
-        StrategyError: an illegal strategy, or nothing fits: says how much is missing, and of what.
     """
     return _Search(captured, mesh, constraints, spec, step_of, clock, fewest).run()
 
@@ -142,11 +134,7 @@ def search(
 def search_plans(
     captured: CapturedGraph, mesh: Mesh, constraints: Constraints, spec: SearchSpec, step_of: StepOf
 ) -> Iterator[tuple[bool, list[Plan]]]:
-    """Yield the plans of a search, fast ones and small ones: first without, then with parameters stored cut.
-
-    Raises:
-        StrategyError: an illegal strategy.
-    """
+    """Yield the plans of a search, fast ones and small ones: first without, then with parameters stored cut."""
     return _Search(captured, mesh, constraints, spec, step_of).plans()
 
 

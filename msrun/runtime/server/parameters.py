@@ -30,7 +30,7 @@ from msrun.runtime.server.remote import (
     note_remote,
 )
 from msrun.runtime.server.stepping import send_gradients_at_steps
-from msrun.runtime.tensors.put_value import put_value
+from msrun.runtime.tensors.plain_tensors import put_value
 
 _DEFAULTS: dict[str, Any] = {"enable_ps": False, "staleness": 0, "vocab_cache_size": 0}
 _ELSEWHERE = {

@@ -17,13 +17,12 @@ from msrun.runtime.capture.captured_graph import Target
 from msrun.runtime.cost.devices import DeviceProfile
 from msrun.runtime.parallel.batch.divided_batch import GradAccumulation, find_wrappers
 from msrun.runtime.parallel.batch.parts import find_tensors
-from msrun.runtime.parallel.degrees.divisions import find_divisions, settings_of
+from msrun.runtime.parallel.degrees import find_divisions, settings_of
 from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, Level
 from msrun.runtime.parallel.recomputation import blocks_of, recomputed
 from msrun.runtime.parallel.settings import RECURSIVE, ParallelSettings, SearchSettings
-from msrun.runtime.simulate.job import SimulatedJob, simulate_job
-from msrun.runtime.simulate.uncaptured import changes_network
-from msrun.runtime.simulate.units import format_bytes, format_seconds
+from msrun.runtime.simulate.job import SimulatedJob, changes_network, simulate_job
+from msrun.runtime.simulate.recording import format_bytes, format_seconds
 
 TIME_LIMIT_S = 30.0
 
@@ -51,12 +50,7 @@ def can_be_divided(target: Target, settings: ParallelSettings, args: Sequence[An
 def divided(
     target: Target, settings: ParallelSettings, args: Sequence[Tensor], device: DeviceProfile, optimizer_states: int
 ) -> Iterator[DividedStep]:
-    """Search, and give what was found as long as the context lasts.
-
-    Raises:
-        StrategyError: nothing fits.
-        CaptureError: the network cannot be captured.
-    """
+    """Search, and give what was found as long as the context lasts."""
     times = world.get_group_size() if settings.dataset_strategy == "data_parallel" else 1
     shapes = [(each.shape[0] * times, *each.shape[1:]) if each.dim() else () for each in args]
     batch = [torch.empty(shape, dtype=each.dtype) for shape, each in zip(shapes, args, strict=True)]

@@ -22,10 +22,9 @@ from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import CapturedGraph, find_target
 from msrun.runtime.execute.transfers import traffic
 from msrun.runtime.parallel import host_operators
-from msrun.runtime.parallel.compilation.build_call import build_compiled_call
-from msrun.runtime.parallel.compilation.compiled import CompiledCall
+from msrun.runtime.parallel.compilation.compiled import CompiledCall, build_compiled_call
 from msrun.runtime.parallel.host_operators import moved_at_borders, targets_in
-from msrun.runtime.parallel.plan_traffic import predict_traffic
+from msrun.runtime.parallel.plan import predict_traffic
 from msrun.runtime.partition.borders import place_operators
 from msrun.runtime.partition.partition import partition
 from msrun.runtime.partition.program import LocalProgram

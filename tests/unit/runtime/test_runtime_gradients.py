@@ -17,10 +17,10 @@ from msrun.errors import StrategyError
 from msrun.runtime import value_and_grad
 from msrun.runtime.execute.parameters import GatheredGroup
 from msrun.runtime.execute.transfers import TensorFuture
-from msrun.runtime.parallel.batch import same_batch
+from msrun.runtime.parallel.compilation import agreement
 from msrun.runtime.parallel.parameters.storage import _CHUNK_BYTES, digest
-from msrun.runtime.sharding.operators.lookup import embed_own_rows, gather_own_rows, select_own_rows
 from msrun.runtime.sharding.operators.rows import pool_own_bags
+from msrun.runtime.sharding.operators.table_lookup import embed_own_rows, gather_own_rows, select_own_rows
 
 
 def test_weight_that_was_frozen_since_is_refused_by_its_number() -> None:
@@ -98,8 +98,8 @@ def test_batches_that_differ_in_one_element_or_in_order_are_told_apart() -> None
     batch, large = torch.eye(4), torch.zeros(2000, 1000)
     batches = [[batch], [changed(batch, (3, 3), 0)], [batch.flip(0)], [batch, batch[:, 0]], [batch[:, :1], batch[0, 0]]]
     batches += [[large], [changed(large, 0, 1)]]
-    assert len({same_batch._digest(tensors) for tensors in batches}) == len(batches)
-    assert same_batch._digest([batch.clone()]) == same_batch._digest([batch])
+    assert len({agreement._digest(tensors) for tensors in batches}) == len(batches)
+    assert agreement._digest([batch.clone()]) == agreement._digest([batch])
 
 
 ROWS, WIDTH = 6, 3

@@ -15,7 +15,7 @@ from msrun.errors import CaptureError
 from msrun.runtime import SoftmaxCrossEntropyExpand, WithLoss, shard
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import CapturedGraph, find_target
-from msrun.runtime.nn import dropout
+from msrun.runtime.nn import random_calls
 from msrun.runtime.nn.random_bits import Box, DrawKey, keep_mask
 from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.partition.partition import partition
@@ -124,7 +124,7 @@ def attend(call: dict[str, Any], query: Tensor, key: Tensor, value: Tensor) -> T
         return keep_mask(DrawKey(7, 3), 1, 0.4, box.narrow(-2, rows), 0, query.device)
 
     words = {"attn_mask": None, "is_causal": False, "enable_gqa": False} | call
-    return dropout.attend(query, key, value, dropout_p=0.4, scale=None, keep=keep, **words)
+    return random_calls.attend(query, key, value, dropout_p=0.4, scale=None, keep=keep, **words)
 
 
 def tensors(call: dict[str, Any]) -> list[Tensor]:
@@ -145,13 +145,13 @@ def gradients_of_gradients(call: dict[str, Any], given: list[Tensor]) -> list[Te
 def test_blocks_give_what_one_block_gives(call: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     given = tensors(call)
     whole = gradients_of_gradients(call, given)
-    monkeypatch.setattr(dropout, "BLOCK_ELEMENTS", 5 * 2 * HEADS * S)
+    monkeypatch.setattr(random_calls, "BLOCK_ELEMENTS", 5 * 2 * HEADS * S)
     for part, expected in zip(gradients_of_gradients(call, given), whole, strict=True):
         torch.testing.assert_close(part, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_no_tensor_of_all_weights_is_made_or_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dropout, "BLOCK_ELEMENTS", 3 * 2 * HEADS * S)
+    monkeypatch.setattr(random_calls, "BLOCK_ELEMENTS", 3 * 2 * HEADS * S)
     sizes: list[int] = []
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):

@@ -29,8 +29,7 @@ from msrun.runtime.parallel.settings import SearchSettings
 from msrun.runtime.partition.decide import Constraints
 from msrun.runtime.partition.local_work import LocalWorks
 from msrun.runtime.partition.price import GradientFlow, Price, StepSpec
-from msrun.runtime.search.build_problem import build_problem
-from msrun.runtime.search.problem import Problem, Variable
+from msrun.runtime.search.problem import Problem, Variable, build_problem
 from msrun.runtime.search.search import Found, SearchSpec, search, search_plans
 from msrun.runtime.search.solvers import Answers, solve_dynamic, solve_exactly
 from msrun.runtime.sharding.layout import Mesh, TensorLayout, build_mesh

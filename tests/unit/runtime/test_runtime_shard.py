@@ -16,7 +16,7 @@ from msrun.runtime import Layout, shard
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import find_target
 from msrun.runtime.parallel.given_strategies import strategies_of
-from msrun.runtime.partition.local_values import local_values, nodes_with_gradient
+from msrun.runtime.partition.local_work import local_values, nodes_with_gradient
 from msrun.runtime.partition.partition import partition
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.sharding.layout import TensorLayout

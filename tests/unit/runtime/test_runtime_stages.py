@@ -23,7 +23,7 @@ from msrun.runtime.capture.captured_graph import CapturedGraph, find_target
 from msrun.runtime.groups import _named_after_ranks
 from msrun.runtime.parallel.batch.parts import join_values
 from msrun.runtime.parallel.pipeline.pipeline import PipelineSpec, pin_modules, pin_parameters
-from msrun.runtime.partition.local_values import infer_local_values
+from msrun.runtime.partition.local_work import infer_local_values
 from msrun.runtime.partition.partition import partition
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.partition.stages import (

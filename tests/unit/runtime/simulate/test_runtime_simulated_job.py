@@ -22,9 +22,8 @@ from msrun.runtime.cost.operators import NOTHING, Work, collective_seconds
 from msrun.runtime.joining.launchers import find_simulated
 from msrun.runtime.optim import offload
 from msrun.runtime.simulate.job import SimulatedJob, count_host_traffic, simulate_job
-from msrun.runtime.simulate.recording import work_of
+from msrun.runtime.simulate.recording import format_bytes, work_of
 from msrun.runtime.simulate.report import Report, build_trace, render_page, render_table
-from msrun.runtime.simulate.units import format_bytes
 
 DEVICE = PROFILES["a100"]
 WIDTH = 64

@@ -129,9 +129,6 @@ class DividedGraph:
     Args:
         stages: of equal cost.
         blocks: paths of modules that may be recomputed.
-
-    Raises:
-        StrategyError: too few operators for so many stages.
     """
 
     def __init__(self, captured: CapturedGraph, stages: int, blocks: Sequence[str]) -> None:
@@ -285,12 +282,7 @@ class Divisions:
 def find_divisions(
     network: nn.Module, batch: Sequence[Tensor], ranks: int, settings: SearchSettings, time_limit_s: float
 ) -> Divisions:
-    """Price the divisions of a step of a network, with its loss, on whole batches like this one.
-
-    Raises:
-        StrategyError: nothing fits.
-        CaptureError: the network cannot be captured.
-    """
+    """Price the divisions of a step of a network, with its loss, on whole batches like this one."""
     return _Search(network, batch, ranks, settings, time_limit_s).run()
 
 

@@ -22,7 +22,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from msrun.errors import CaptureError, StrategyError
-from msrun.runtime.capture.assignment import assign_strategies
+from msrun.runtime.capture.assignment import Assignment, assign_strategies
 from msrun.runtime.capture.aten import trace_aten, unflatten_linears
 from msrun.runtime.capture.batch_rows import trace_batch_rows
 from msrun.runtime.capture.captured_graph import CapturedGraph, Target
@@ -31,6 +31,7 @@ from msrun.runtime.capture.equal_blocks import find_equal_blocks
 from msrun.runtime.capture.marked_calls import (
     TOP,
     HostOrDevice,
+    MarkedCall,
     assign_targets,
     calls_of,
     erase_marks,
@@ -287,13 +288,8 @@ def capture(
     graph = roles.rewrite(module)
     _drop_bookkeeping(graph)
     note_functions(graph)
-    names = traced.marked.names if traced.marked else {}
-    regions = number_calls(graph, names)
     check_wrappers(graph, wrappers, roles.inputs, traced.stores.results)
-    assignment = assign_strategies(graph, regions, roles.parameters, root)
-    missing = sorted({name for name, _ in names.values()} - {region.name for region in regions})
-    if missing:
-        assignment.notes.append(f"strategies of modules that the graph does not call: {', '.join(missing)}")
+    regions, assignment = _assign(graph, traced, roles.parameters, root)
     assignment.notes += [f"tensor {i} may have any size in dimension {dimension}" for i, dimension in sorted(free)]
     assignment.notes += [f"captured again for a size, as {reason} is no longer true" for reason in reasons[:1]]
     outputs, assigned, updates = _settle_outputs(graph, traced, roles, root)
@@ -319,6 +315,19 @@ def capture(
         regions=regions,
         sizes=[traced.sizes, Sizes(symbols)] if symbols else [],
     )
+
+
+def _assign(
+    graph: fx.Graph, traced: TracedCall, parameters: Mapping[str, str], root: nn.Module
+) -> tuple[list[MarkedCall], Assignment]:
+    """Return the regions of strategies that the user gave, and what they are assigned to."""
+    names = traced.marked.names if traced.marked else {}
+    regions = number_calls(graph, names)
+    assignment = assign_strategies(graph, regions, parameters, root)
+    missing = sorted({name for name, _ in names.values()} - {region.name for region in regions})
+    if missing:
+        assignment.notes.append(f"strategies of modules that the graph does not call: {', '.join(missing)}")
+    return regions, assignment
 
 
 class _Roles:

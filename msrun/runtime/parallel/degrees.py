@@ -28,7 +28,7 @@ from msrun.runtime.parallel.settings import MB, ParallelSettings, SearchSettings
 from msrun.runtime.partition.decide import Constraints
 from msrun.runtime.partition.price import OperatorPrice
 from msrun.runtime.partition.stages import assign_stages
-from msrun.runtime.search.search import Plan, Splits, search_plans
+from msrun.runtime.search.search import Plan, Search, Splits
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 from msrun.runtime.sharding.operators.rule import operator_call
 
@@ -396,7 +396,7 @@ class _Search:
             for each in degrees_of_parts(parts, stages)
             for recomputes in ((False, True) if self._blocks else (False,))
         ]
-        for shards, plans in search_plans(captured, mesh, given, self._spec, step_of):
+        for shards, plans in Search(captured, mesh, given, self._spec, step_of).plans():
             useful = [plan for plan in plans if not shards or plan.price.gathered_bytes]
             prices = [PartPrices(graph, plan) for plan in useful]
             for micro_batches, copies, recomputes in divisions:

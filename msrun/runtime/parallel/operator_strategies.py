@@ -17,7 +17,7 @@ from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.partition.decide import Constraints
 from msrun.runtime.partition.price import PriceSummary, StepSpec
 from msrun.runtime.partition.program import Decisions, OperatorPlan
-from msrun.runtime.search.search import Splits, StepOf, search
+from msrun.runtime.search.search import Search, Splits, StepOf
 from msrun.runtime.sharding.layout import Axes, Mesh
 from msrun.runtime.sharding.operators.registry import find_rule
 from msrun.runtime.sharding.operators.rule import Form, LabelSplit, operator_call
@@ -141,7 +141,7 @@ def choose_strategies(
         return ChosenStrategies(settings)
     spec = settings.search.spec()
     step_of = steps_of(captured, settings, spec.optimizer_states, root)
-    found = search(captured, mesh, constraints, spec, step_of, fewest=fewest)
+    found = Search(captured, mesh, constraints, spec, step_of, fewest=fewest).run()
     if found.shards_optimizer and settings.hsdp is None:
         settings = replace(settings, hsdp=_EVERYTHING)
     if found.activation_limit_bytes is not None:

@@ -579,15 +579,3 @@ class ProblemBuilder:
             self._add_to(place.owner, table[:, 0], np.zeros(len(table)))
         else:
             self._add_to(owner, table[0], np.zeros(table.shape[1]))
-
-
-def build_problem(
-    captured: CapturedGraph,
-    constraints: Constraints,
-    device: DeviceProfile,
-    step: StepSpec,
-    works: LocalWorks,
-    flow: GradientFlow,
-) -> Problem:
-    """Return the choices of a captured graph with their prices."""
-    return ProblemBuilder(captured, constraints, device, step, works, flow).build()

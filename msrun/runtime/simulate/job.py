@@ -170,21 +170,14 @@ class _Buckets:
             parameter.grad.copy_(part.view(parameter.shape))
 
 
-def record_uncaptured(
-    target: Target,
-    settings: ParallelSettings,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    mode: FakeTensorMode,
-    device: DeviceProfile,
-    level: int,
-) -> tuple[ParallelPlan, StepRecord | None]:
+def record_uncaptured(asked: Asked, mode: FakeTensorMode) -> tuple[ParallelPlan, StepRecord | None]:
     """Run a training step of a mode without capture, and return its plan and what was seen; at level 0 the plan alone.
 
     The gathers of FSDP2 are taken not to hide behind operators: it waits for them where it uses them. Its sums of
     gradients have a stream of their own on devices that have streams.
     """
-    with _without_values(target, mode) as faked:
+    settings, level = asked.settings, asked.level
+    with _without_values(asked.target, mode) as faked:
         replicas = None
         if settings.is_replicated:
             replicas = _FakeReplicas(settings)
@@ -195,9 +188,9 @@ def record_uncaptured(
         if not level:
             return plan, None
         with mode, _explained(settings.parallel_mode):
-            recording = _record(faked, settings, args, kwargs, device, replicas)
+            recording = _record(faked, asked, replicas)
         parameters = dict(faked.root.named_parameters())
-    return plan, finish_record(recording, parameters, target.root, _count(recording))
+    return plan, finish_record(recording, parameters, asked.target.root, _count(recording))
 
 
 def changes_network(target: Target, settings: ParallelSettings) -> bool:
@@ -217,15 +210,9 @@ def _explained(what: str) -> Iterator[None]:
         ) from error
 
 
-def _record(
-    faked: Target,
-    settings: ParallelSettings,
-    given: Sequence[Any],
-    named: Mapping[str, Any],
-    device: DeviceProfile,
-    replicas: _FakeReplicas | None,
-) -> Recording:
-    args, kwargs = pytree.tree_map_only(Tensor, torch.empty_like, (tuple(given), dict(named)))
+def _record(faked: Target, asked: Asked, replicas: _FakeReplicas | None) -> Recording:
+    settings, device = asked.settings, asked.device
+    args, kwargs = pytree.tree_map_only(Tensor, torch.empty_like, (tuple(asked.args), dict(asked.kwargs)))
     batch = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     there = [*map(local_part, faked.root.parameters()), *faked.root.buffers(), *batch]
     beside = ("reduce_scatter", "all_reduce") if device.has_streams else ()
@@ -432,48 +419,42 @@ class SimulatedJob:
         return self.peak_bytes <= self.device.memory_bytes
 
 
-def simulate_job(
-    target: Target,
-    settings: ParallelSettings,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    device: DeviceProfile,
-    level: int,
-    own_rank: int,
-) -> SimulatedJob:
-    """Look at a training step of a network on these arguments, without placing or computing anything.
+@dataclass(frozen=True)
+class Asked:
+    """A training step that is looked at."""
 
-    Args:
-        level: 0: what is decided; 1: also memory; 2 and up: also time.
-        own_rank: the rank of its stage that is looked at; ranks of other stages are those of equal place.
-    """
+    target: Target
+    settings: ParallelSettings
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    device: DeviceProfile
+    level: int
+    """0: what is decided; 1: also memory; 2 and up: also time."""
+    own_rank: int
+    """The rank of its stage that is looked at; ranks of other stages are those of equal place."""
+
+
+def simulate_job(asked: Asked) -> SimulatedJob:
+    """Look at a training step of a network, without placing or computing anything."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    if not settings.is_captured:
-        return _simulate_uncaptured(target, settings, args, kwargs, mode, device, level, own_rank)
+    if not asked.settings.is_captured:
+        return _simulate_uncaptured(asked, mode)
     with _without_collector():
-        return _simulate_captured(target, settings, args, kwargs, mode, device, level, own_rank)
+        return _simulate_captured(asked, mode)
 
 
-def _simulate_captured(
-    target: Target,
-    settings: ParallelSettings,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    mode: FakeTensorMode,
-    device: DeviceProfile,
-    level: int,
-    own_rank: int,
-) -> SimulatedJob:
-    sketches = sketch_call(target, settings, args, kwargs, mode, own_rank)
+def _simulate_captured(asked: Asked, mode: FakeTensorMode) -> SimulatedJob:
+    args, kwargs, device = asked.args, asked.kwargs, asked.device
+    sketches = sketch_call(asked.target, asked.settings, args, kwargs, mode, asked.own_rank)
     classes = []
     for sketch in sketches:
         world.stand_for(sketch.rank)
         record = None
-        if level:
-            record = record_step(sketch, fake_batch(args, kwargs, mode), mode, device, target.root)
+        if asked.level:
+            record = record_step(sketch, fake_batch(args, kwargs, mode), mode, device, asked.target.root)
         own = () if sketch.call.whole is not None else tuple(sketch.call.own)
         classes.append(RankClass(sketch.ranks, sketch.rank, own, sketch.plan, record))
-    step = _time(sketches, classes, device) if level > 1 else None
+    step = _time(sketches, classes, device) if asked.level > 1 else None
     return SimulatedJob(device, world.get_group_size(), tuple(classes), step)
 
 
@@ -489,26 +470,17 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _simulate_uncaptured(
-    target: Target,
-    settings: ParallelSettings,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    mode: FakeTensorMode,
-    device: DeviceProfile,
-    level: int,
-    own_rank: int,
-) -> SimulatedJob:
-    world.stand_for(own_rank)
+def _simulate_uncaptured(asked: Asked, mode: FakeTensorMode) -> SimulatedJob:
+    world.stand_for(asked.own_rank)
     ranks = world.get_group_size()
-    plan, record = record_uncaptured(target, settings, args, kwargs, mode, device, level)
+    plan, record = record_uncaptured(asked, mode)
     if record is not None:
         plan = replace(plan, traffic=record.traffic)
     step = None
-    if record is not None and level > 1:
+    if record is not None and asked.level > 1:
         messages_s = record.recording.seconds(messages=True)
         step = StepTime(record.step_s, record.compute_s, messages_s, max(0.0, record.step_s - record.compute_s), None)
-    return SimulatedJob(device, ranks, (RankClass(range(ranks), own_rank, (), plan, record),), step)
+    return SimulatedJob(asked.device, ranks, (RankClass(range(ranks), asked.own_rank, (), plan, record),), step)
 
 
 def _time(sketches: Sequence[Sketch], classes: Sequence[RankClass], device: DeviceProfile) -> StepTime:

@@ -26,6 +26,7 @@ from msrun.runtime.parallel.pipeline.schedule import Cell
 from msrun.runtime.parallel.settings import ParallelSettings, own_profile
 from msrun.runtime.simulate.changes import Changes, try_changes
 from msrun.runtime.simulate.job import (
+    Asked,
     HostTraffic,
     RankClass,
     SimulatedJob,
@@ -442,7 +443,6 @@ def _look(
 ) -> Report:
     """Return what a step with these arguments does; this process stands for the same rank as before."""
     own_rank = world.get_rank()
-    device = own_profile()
     tries_changes = os.environ.get(contract.MSRUN_SIM_ESTIMATE) == "1"
     if (tries_changes or level == REAL_VALUES) and changes_network(target, settings):
         raise StrategyError(
@@ -450,10 +450,11 @@ def _look(
             f"parallel_mode={settings.parallel_mode!r} and hsdp: it can be looked at only once; use --sim_level 2, or "
             "call the network as a module"
         )
-    job = simulate_job(target, settings, args, kwargs, device, level, own_rank)
+    asked = Asked(target, settings, args, kwargs, own_profile(), level, own_rank)
+    job = simulate_job(asked)
     changes = None
     if tries_changes:
-        changes = try_changes(job, target, settings, args, kwargs, own_rank)
+        changes = try_changes(job, replace(asked, level=2))
     world.stand_for(own_rank)
     notes = list(job.plan.notes)
     if not torch.is_grad_enabled():

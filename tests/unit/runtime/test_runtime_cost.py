@@ -38,7 +38,7 @@ from msrun.runtime.partition.partition import partition
 from msrun.runtime.partition.price import StepSpec
 from msrun.runtime.schedule.replay import ActivationEstimate, estimate_activations, find_regions, plan_replays
 from msrun.runtime.schedule.segments import cut_segments
-from msrun.runtime.search.search import SearchSpec, search
+from msrun.runtime.search.search import Search, SearchSpec
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 from msrun.runtime.simulate.calibration import added_s
 
@@ -289,7 +289,9 @@ def prices_of(stages: int, rows: int) -> tuple[PartPrices, float, int]:
     search_of = degrees._Search(network, [batch], stages, degrees.SearchSettings("exact", H100), 60.0)
     captured, mesh = search_of._capture(ROWS // rows), build_mesh(1)
     spec = SearchSpec("dynamic_programming", H100)
-    plan = search(captured, mesh, Constraints([TensorLayout.replicated(2)]), spec, lambda _, *, shards_all: StepSpec())
+    plan = Search(
+        captured, mesh, Constraints([TensorLayout.replicated(2)]), spec, lambda _, *, shards_all: StepSpec()
+    ).run()
     graph = DividedGraph(captured, stages, search_of._paths(ROWS // rows))
     return PartPrices(graph, plan.plan), plan.plan.price.seconds, plan.plan.price.memory_bytes
 

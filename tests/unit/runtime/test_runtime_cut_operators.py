@@ -19,7 +19,7 @@ from msrun.runtime.partition.decide import Constraints, decide
 from msrun.runtime.partition.partition import partition
 from msrun.runtime.partition.price import Price, StepSpec, price
 from msrun.runtime.partition.program import LocalProgram
-from msrun.runtime.search.search import SearchSpec, search
+from msrun.runtime.search.search import Search, SearchSpec
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 from msrun.runtime.sharding.operators.custom import apply_function
 from msrun.runtime.sharding.operators.rule import STRATEGY, LabelSplit, apply_collective
@@ -206,7 +206,7 @@ def test_a_ring_keeps_its_part_of_keys_values_results_and_sums(heads: int, key_h
 def test_a_search_cuts_a_sequence_that_is_too_long(heads: int, way: str) -> None:
     """Where heads cannot be shared out it is the ring."""
     graph = captured(Attention(heads, 2 if way == "ring" else heads), 65536)
-    found = search(graph, MESH, constraints(), SearchSpec("exact", H100), lambda _, *, shards_all: StepSpec())
+    found = Search(graph, MESH, constraints(), SearchSpec("exact", H100), lambda _, *, shards_all: StepSpec()).run()
     split = found.plan.splits[attention_of(graph)]
     assert set(split) <= {"ring"} if way == "ring" else set(split) <= {"ulysses", "b1"}
     assert split

@@ -116,16 +116,7 @@ class ShardedNetwork:
                 return None
             return ShardPlacementResult(None, whole)
 
-        places = Counter(p.untyped_storage().data_ptr() for p in root.parameters() if not isinstance(p, DTensor))
-        for name, parameter in root.named_parameters():
-            if isinstance(parameter, DTensor) or parameter.is_contiguous():
-                continue
-            if places[parameter.untyped_storage().data_ptr()] > 1:
-                raise StrategyError(
-                    f"{name} shares its memory with another parameter in another order, which FSDP2 would cut apart: "
-                    'make one of them from the other in forward, or use parallel_mode="semi_auto" with hsdp'
-                )
-            parameter.data = parameter.data.contiguous()  # FSDP2 takes no other
+        _make_contiguous(root)
         frees = self._spec.optimizer_level == "level3"
         blocks = [*_blocks(root, before), root]
         self._check_types(blocks)
@@ -159,6 +150,11 @@ class ShardedNetwork:
             vars(module)["__deepcopy__"] = refuse_copy
             vars(module)["_apply"] = partial(_apply, module)
         assert isinstance(root, FSDPModule)
+        self._watch(root)
+        return root
+
+    def _watch(self, root: nn.Module) -> None:
+        """Look at what calls do to parameters, and remember which record of FSDP2 is of which parameter."""
         for module in root.modules():
             if isinstance(module, FSDPModule):
                 _refuse_writes_in_forward(module)
@@ -167,7 +163,6 @@ class ShardedNetwork:
                 info = record._module_info
                 owning, names = [info.module, *info.shared_modules], [info.param_name, *info.shared_param_names]
                 self._slots |= {(id(owner), name): record for owner, name in zip(owning, names, strict=True)}
-        return root
 
     def _check_types(self, blocks: Sequence[nn.Module]) -> None:
         """Refuse blocks with parameters of several types, which FSDP2 does not take."""
@@ -239,6 +234,20 @@ class ShardedNetwork:
         """Say whether the next backward passes reduce gradients; level2 and level3 always do."""
         for root in self._roots if self._spec.optimizer_level == "level1" else []:
             root.set_requires_gradient_sync(reduces)
+
+
+def _make_contiguous(root: nn.Module) -> None:
+    """Lay parameters out as FSDP2 takes them; refuse those that share memory with others."""
+    places = Counter(p.untyped_storage().data_ptr() for p in root.parameters() if not isinstance(p, DTensor))
+    for name, parameter in root.named_parameters():
+        if isinstance(parameter, DTensor) or parameter.is_contiguous():
+            continue
+        if places[parameter.untyped_storage().data_ptr()] > 1:
+            raise StrategyError(
+                f"{name} shares its memory with another parameter in another order, which FSDP2 would cut apart: "
+                'make one of them from the other in forward, or use parallel_mode="semi_auto" with hsdp'
+            )
+        parameter.data = parameter.data.contiguous()  # FSDP2 takes no other
 
 
 def _refuse_writes_in_forward(block: nn.Module) -> None:

@@ -30,7 +30,7 @@ from msrun import contract
 from msrun.errors import UnverifiableError
 from msrun.runtime import world
 from msrun.runtime.agreement import gather
-from msrun.runtime.execute.phase import current_probe, is_verifying, running_alone, runs_alone
+from msrun.runtime.execute.phase import Differentiation, current_probe, is_verifying, running_alone, runs_alone
 from msrun.runtime.execute.placement import is_held
 from msrun.runtime.nn.random_stream import drawing, put_random_state, take_random_state
 from msrun.runtime.nn.replaced import current
@@ -178,44 +178,24 @@ class Comparison:
             current_probe.reset(token)
         raise UnverifiableError("verify(): the step function called no function of value_and_grad; verify the network")
 
-    def meet(
-        self,
-        function: Callable[..., Any],
-        differentiate: Callable[..., tuple[Any, Any]],
-        positions: Sequence[int],
-        weights: Sequence[Tensor],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> None:
+    def meet(self, call: Differentiation) -> None:
         """Compare what `value_and_grad` gives, and end the step function, which would go on to train."""
         token = current_probe.set(None)
         try:
-            raise _StepIsVerified(self.compare_function(function, differentiate, positions, weights, args, kwargs))
+            raise _StepIsVerified(self.compare_function(call))
         finally:
             current_probe.reset(token)
 
-    def compare_function(
-        self,
-        function: Callable[..., Any],
-        differentiate: Callable[..., tuple[Any, Any]],
-        positions: Sequence[int],
-        weights: Sequence[Tensor],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> VerificationReport:
-        """Compare what `value_and_grad` gives.
-
-        Args:
-            differentiate: runs `function` and returns its result and gradients, those of `weights` last.
-            positions: of the arguments that have gradients.
-        """
-        root = root_of(self._parallel, function)
+    def compare_function(self, call: Differentiation) -> VerificationReport:
+        """Compare what `value_and_grad` gives."""
+        weights = call.weights
+        root = root_of(self._parallel, call.function)
 
         def run(args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Measured:
-            result, gradients = differentiate(*args, **kwargs)
+            result, gradients = call.run(*args, **kwargs)
             found = [leaf for leaf in pytree.tree_leaves(gradients) if isinstance(leaf, Tensor)]
             count = len(found) - len(weights)
-            numbers = [len(find_tensors(args[:position], {})) for position in positions]
+            numbers = [len(find_tensors(args[:position], {})) for position in call.positions]
             names = {id(parameter): user_name(name) for name, parameter in _trained(root).items()}
             known = [names.get(id(current(weight)), f"weight {i}") for i, weight in enumerate(weights)]
             of_weights: dict[str, Tensor | None] = dict(zip(known, map(_dense, found[count:]), strict=True))
@@ -228,7 +208,7 @@ class Comparison:
                 _buffers(root),
             )
 
-        return self._compare(root, run, args, kwargs, code=function)
+        return self._compare(root, run, call.args, call.kwargs, code=call.function)
 
     # -- both runs ----------------------------------------------------------------------------------------------
 
@@ -536,23 +516,15 @@ def check_first_call(
         _check(parallel, lambda comparison: comparison.compare_module(network, args, kwargs))
 
 
-def check_first_gradients(
-    parallel: AutoParallel,
-    function: Callable[..., Any],
-    differentiate: Callable[..., tuple[Any, Any]],
-    positions: Sequence[int],
-    weights: Sequence[Tensor],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-) -> None:
+def check_first_gradients(parallel: AutoParallel, call: Differentiation) -> None:
     """Compare what `value_and_grad` gives in a step function's first step with that of one process."""
-    code = getattr(function, "__code__", function)
+    code = getattr(call.function, "__code__", call.function)
     known = _functions.setdefault(parallel, weakref.WeakSet())
     if is_verifying.get() or code in known:
         return
     known.add(code)
-    if _is_to_be_checked(parallel, root_of(parallel, function), args, kwargs):
-        _check(parallel, lambda c: c.compare_function(function, differentiate, positions, weights, args, kwargs))
+    if _is_to_be_checked(parallel, root_of(parallel, call.function), call.args, call.kwargs):
+        _check(parallel, lambda comparison: comparison.compare_function(call))
 
 
 def _is_to_be_checked(parallel: AutoParallel, root: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

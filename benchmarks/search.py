@@ -37,9 +37,9 @@ from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import CapturedGraph, find_target
 from msrun.runtime.cost.devices import find_profile
 from msrun.runtime.partition.decide import Constraints
-from msrun.runtime.partition.decisions import Decisions
 from msrun.runtime.partition.price import StepSpec
-from msrun.runtime.search.search import SearchSpec, search
+from msrun.runtime.partition.program import Decisions
+from msrun.runtime.search.search import Search, SearchSpec
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 
 JOB = str(HERE / "search_job.py")
@@ -76,7 +76,7 @@ def measure_time(layers: list[int], modes: list[str], device: str) -> None:
                 given = Constraints([TensorLayout((mesh.axes, ()))] * 2)
                 operators = sum(node.op == "call_function" for node in graph.graph.nodes)
                 begin = time.process_time()
-                found = search(graph, mesh, given, SearchSpec(mode, find_profile(device)), _step_of)
+                found = Search(graph, mesh, given, SearchSpec(mode, find_profile(device)), _step_of).run()
                 seconds = time.process_time() - begin
                 times.append(seconds)
                 counts.append(operators)

@@ -35,7 +35,7 @@ from msrun.runtime import (
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import find_target
 from msrun.runtime.cost.devices import DeviceProfile
-from msrun.runtime.parallel.degrees.divisions import StepPrice
+from msrun.runtime.parallel.degrees import StepPrice
 from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.parallel.parameters.fusion import ALONE_BYTES
 from msrun.runtime.partition.decide import Constraints, decide

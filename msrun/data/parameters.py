@@ -94,7 +94,7 @@ def find_rank() -> int:
 
 def find_compat() -> str:
     """Return whose meaning holds for datasets that are made now, "torch" or "mindspore"."""
-    from msrun.runtime.parallel.scaling import find_compat as find
+    from msrun.runtime.parallel.precision import find_compat as find
 
     return find()
 

@@ -32,7 +32,7 @@ from msrun.mindspore.tensor import add_parameter_methods
 from msrun.mindspore.tensor_methods import add_tensor_methods
 from msrun.mindspore.train import *  # noqa: F403
 from msrun.runtime import recompute
-from msrun.runtime.parallel.scaling import choose_default_compat
+from msrun.runtime.parallel.precision import choose_default_compat
 
 __version__ = "2.10.0"
 """The MindSpore whose words these are."""

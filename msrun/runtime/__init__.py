@@ -70,11 +70,11 @@ if TYPE_CHECKING:
     from msrun.runtime.parallel.context import reset_auto_parallel_context as reset_auto_parallel_context
     from msrun.runtime.parallel.context import set_auto_parallel_context as set_auto_parallel_context
     from msrun.runtime.parallel.experts import expert_load as expert_load
+    from msrun.runtime.parallel.given_strategies import parallelize as parallelize
     from msrun.runtime.parallel.given_strategies import shard as shard
     from msrun.runtime.parallel.gradient import value_and_grad as value_and_grad
     from msrun.runtime.parallel.host_operators import set_target as set_target
     from msrun.runtime.parallel.modes.own_gradients import layerwise_parallel as layerwise_parallel
-    from msrun.runtime.parallel.named_plan import parallelize as parallelize
     from msrun.runtime.parallel.parameters.fusion import set_comm_fusion as set_comm_fusion
     from msrun.runtime.parallel.parameters.layouts import ParameterLayout as ParameterLayout
     from msrun.runtime.parallel.parameters.layouts import find_layouts as find_layouts

@@ -32,7 +32,7 @@ from msrun.runtime.joining.launchers import REAL_VALUES, SOURCE, find_cluster, f
 from msrun.runtime.joining.meet import Lifeline, meet, run_scheduler, run_server
 from msrun.runtime.joining.spec import ALONE, LOOPBACK, WorldSpec, keep_to_interface
 from msrun.runtime.requirements import warn_if_untested
-from msrun.runtime.tensors.valueless import keep_no_values
+from msrun.runtime.tensors.plain_tensors import keep_no_values
 from msrun.shm.hosts_group import register
 
 DEFAULT_TIMEOUT_S = 1800.0

@@ -32,7 +32,7 @@ from msrun.runtime import (
     save_checkpoint,
     shard,
 )
-from msrun.runtime.nn import dropout
+from msrun.runtime.nn import random_calls
 
 STEPS = 4
 ROWS, LENGTH, WIDTH, HEADS = 8, 12, 16, 2
@@ -133,11 +133,11 @@ def losses_of(way: str) -> dict[str, Any]:
 
 
 def blocks_of_attention() -> dict[str, Any]:
-    whole, dropout.BLOCK_ELEMENTS = dropout.BLOCK_ELEMENTS, 5 * ROWS * HEADS * LENGTH
+    whole, random_calls.BLOCK_ELEMENTS = random_calls.BLOCK_ELEMENTS, 5 * ROWS * HEADS * LENGTH
     try:
         return {"losses": train("data parallel", network())}
     finally:
-        dropout.BLOCK_ELEMENTS = whole
+        random_calls.BLOCK_ELEMENTS = whole
 
 
 def clipped(way: str) -> dict[str, Any]:

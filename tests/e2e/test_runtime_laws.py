@@ -18,7 +18,7 @@ from on_ranks import Ranks, on_ranks
 from placed_parameters import placed
 
 from msrun.runtime.execute.transfers import start_backward, start_forward
-from msrun.runtime.parallel.compilation.build_call import build_compiled_call
+from msrun.runtime.parallel.compilation.compiled import build_compiled_call
 from msrun.runtime.partition.partition import partition
 from msrun.runtime.sharding.collective import Collective
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh

@@ -19,7 +19,7 @@ from msrun.runtime import AutoParallel, WithLoss, expert_load, parallelize, reco
 from msrun.runtime.cost.devices import PROFILES
 from msrun.runtime.execute.transfers import traffic
 from msrun.runtime.sharding.layout import build_mesh
-from msrun.runtime.sharding.operators.ring_attention import ring_attention
+from msrun.runtime.sharding.operators.attention import ring_attention
 from msrun.runtime.simulate.recording import Recording
 
 WIDTH, HEADS, WORDS, LENGTH, ROWS = 16, 4, 24, 6, 8

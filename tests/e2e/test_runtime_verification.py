@@ -36,7 +36,7 @@ from msrun.runtime import (
 )
 from msrun.runtime.nn.random_stream import stream_of
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
-from msrun.runtime.parallel.verification import first_step as first_step_module
+from msrun.runtime.parallel.verification import verify as verify_module
 from msrun.runtime.sharding.operators.along_split import Softmax
 
 GRADIENTS = {f"gradient of {name}" for name in ("fc1.bias", "fc1.weight", "fc2.bias", "fc2.weight")}
@@ -466,7 +466,7 @@ def test_the_variable_decides_over_the_setting_and_large_networks_are_left_alone
         model = model if value is None else model.check_first_step(value)
         with patch.dict(os.environ, {"MSRUN_VERIFY": setting}):
             assert (refused(lambda model=model: model(*own_batch())) != "accepted") is is_checked  # type: ignore[misc]
-    with patch.object(first_step_module, "ELEMENTS", 1):
+    with patch.object(verify_module, "ELEMENTS", 1):
         assert refused(lambda: AutoParallel(Scaled(loses_write=True).double())(*own_batch())) == "accepted"
 
 

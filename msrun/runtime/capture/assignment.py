@@ -66,9 +66,6 @@ def assign_strategies(
 
     Args:
         parameter_of: placeholder name -> parameter name.
-
-    Raises:
-        StrategyError: a strategy that fits neither one operator nor the inputs of its region.
     """
     assignment = Assignment()
     inside, has_inner = _operators_of_regions(graph, len(regions))

@@ -84,9 +84,6 @@ def trace_aten(traced: TracedCall, root: nn.Module, symbols: ShapeEnv | None = N
 
     Args:
         symbols: gets one for every free size, in arguments and shapes of the operators; None: these are numbers.
-
-    Raises:
-        CaptureError: an operator that cannot stand in a captured graph.
     """
     paths = {str(id(module)): (path, type(module)) for path, module in root.named_modules()}
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols)

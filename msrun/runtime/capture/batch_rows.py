@@ -12,8 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from msrun.errors import StrategyError
 from msrun.runtime.capture.marked_calls import read_mark
 from msrun.runtime.sharding.operators.custom import Custom
-from msrun.runtime.sharding.operators.dropout import BATCH_DIM, CALL, LOST
-from msrun.runtime.sharding.operators.random_draws import CAPTURED
+from msrun.runtime.sharding.operators.dropout import BATCH_DIM, CALL, CAPTURED, LOST
 from msrun.runtime.sharding.operators.registry import REPLICATED, find_rule
 from msrun.runtime.sharding.operators.rule import Labels, OperatorCall, operator_call
 from msrun.runtime.sharding.operators.selection import LikeInType, SomeWhole
@@ -73,11 +72,7 @@ def rows_of_result(node: fx.Node, rows: Collection[int]) -> int | None:
 
 
 def refuse_lost_rows(graph: fx.Graph, parts: int) -> None:
-    """Refuse random numbers for values whose rows of the batch nobody knows, when the batch runs in several parts.
-
-    Raises:
-        StrategyError: names the operator.
-    """
+    """Refuse random numbers for values whose rows of the batch nobody knows, when the batch runs in several parts."""
     for node in graph.nodes if parts > 1 else ():
         if CALL not in node.meta:
             continue

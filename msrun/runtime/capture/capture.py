@@ -22,14 +22,24 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from msrun.errors import CaptureError, StrategyError
-from msrun.runtime.capture.assignment import assign_strategies
+from msrun.runtime.capture.assignment import Assignment, assign_strategies
 from msrun.runtime.capture.aten import trace_aten, unflatten_linears
 from msrun.runtime.capture.batch_rows import trace_batch_rows
 from msrun.runtime.capture.captured_graph import CapturedGraph, Target
 from msrun.runtime.capture.dynamo import TracedCall, order_in_memory, trace_call
 from msrun.runtime.capture.equal_blocks import find_equal_blocks
-from msrun.runtime.capture.host_calls import HostOrDevice, assign_targets, note_functions
-from msrun.runtime.capture.marked_calls import TOP, calls_of, erase_marks, marking, number_calls, skip_marks
+from msrun.runtime.capture.marked_calls import (
+    TOP,
+    HostOrDevice,
+    MarkedCall,
+    assign_targets,
+    calls_of,
+    erase_marks,
+    marking,
+    note_functions,
+    number_calls,
+    skip_marks,
+)
 from msrun.runtime.capture.writes import make_functional
 from msrun.runtime.sharding.operators.dropout import number_dropouts
 from msrun.runtime.sharding.operators.rule import line_of_use, user_line
@@ -152,9 +162,6 @@ def unchanged_process(devices: Collection[str]) -> Iterator[None]:
 
     Args:
         devices: kinds of devices whose autocast the network may switch.
-
-    Raises:
-        CaptureError: a capture that went well has changed one.
     """
     kept = {name: read() for name, (read, _) in _KEPT.items()}
     restored = [read() for read, _ in _RESTORED]
@@ -198,9 +205,6 @@ def check_wrappers(
         wrappers: outermost first.
         inputs: names of the placeholders of the step's own batch.
         results: indexes of the outputs that are the step's results.
-
-    Raises:
-        StrategyError: a wrapper is not called, or twice, on something that is computed, or its result is used.
     """
     if not wrappers:
         return
@@ -257,10 +261,6 @@ def capture(
         known: earlier traces that hold for this call, but for sizes.
         free: what differs from call to call.
         keeps_sizes: the graph is for all of these sizes, with symbols in their places.
-
-    Raises:
-        CaptureError: a construct that cannot be captured; names it, its line and what to do.
-        StrategyError: a strategy of a module or function in which it could mean several operators, or none.
     """
     root = target.root
     _refuse_backward_hooks(root)
@@ -288,13 +288,8 @@ def capture(
     graph = roles.rewrite(module)
     _drop_bookkeeping(graph)
     note_functions(graph)
-    names = traced.marked.names if traced.marked else {}
-    regions = number_calls(graph, names)
     check_wrappers(graph, wrappers, roles.inputs, traced.stores.results)
-    assignment = assign_strategies(graph, regions, roles.parameters, root)
-    missing = sorted({name for name, _ in names.values()} - {region.name for region in regions})
-    if missing:
-        assignment.notes.append(f"strategies of modules that the graph does not call: {', '.join(missing)}")
+    regions, assignment = _assign(graph, traced, roles.parameters, root)
     assignment.notes += [f"tensor {i} may have any size in dimension {dimension}" for i, dimension in sorted(free)]
     assignment.notes += [f"captured again for a size, as {reason} is no longer true" for reason in reasons[:1]]
     outputs, assigned, updates = _settle_outputs(graph, traced, roles, root)
@@ -320,6 +315,19 @@ def capture(
         regions=regions,
         sizes=[traced.sizes, Sizes(symbols)] if symbols else [],
     )
+
+
+def _assign(
+    graph: fx.Graph, traced: TracedCall, parameters: Mapping[str, str], root: nn.Module
+) -> tuple[list[MarkedCall], Assignment]:
+    """Return the regions of strategies that the user gave, and what they are assigned to."""
+    names = traced.marked.names if traced.marked else {}
+    regions = number_calls(graph, names)
+    assignment = assign_strategies(graph, regions, parameters, root)
+    missing = sorted({name for name, _ in names.values()} - {region.name for region in regions})
+    if missing:
+        assignment.notes.append(f"strategies of modules that the graph does not call: {', '.join(missing)}")
+    return regions, assignment
 
 
 class _Roles:

@@ -30,11 +30,7 @@ class Target:
 
 
 def find_target(function: Callable[..., Any]) -> Target:
-    """Return what to capture for a module or for a function that closes over modules.
-
-    Raises:
-        CaptureError: a function in which no module can be found.
-    """
+    """Return what to capture for a module or for a function that closes over modules."""
     if isinstance(function, nn.Module):
         return Target(function, function)
     modules = _closed_over_modules(function)

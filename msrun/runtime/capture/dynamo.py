@@ -213,9 +213,6 @@ def trace_call(
         given: the tensors in the arguments.
         free: which of them, and the dimension, keep their size free, where the Python code lets them.
         blocks: ids of modules that are traced once where they are equal.
-
-    Raises:
-        CaptureError: a construct that dynamo cannot follow; names it, the user's line and what to do.
     """
     if blocks:
         with contextlib.suppress(Exception):  # what cannot be repeated, or traced: the errors are those without blocks

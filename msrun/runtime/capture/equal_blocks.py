@@ -121,9 +121,6 @@ class Repeated:
 
         Args:
             found: dynamo's output graph.
-
-        Raises:
-            NotEqualError: one differs in what was read of the traced block outside of it.
         """
         guards = list(found.guards)
         added: list[Guard] = []
@@ -138,11 +135,7 @@ class Repeated:
 def _guard_block(
     guards: Iterable[Guard], known: dict[Source, Source], own: dict[Guard, Guard], value_of: ValueOf
 ) -> None:
-    """Add to a block's own guards those that say of it what these say of the traced one.
-
-    Raises:
-        NotEqualError: one does not hold.
-    """
+    """Add to a block's own guards those that say of it what these say of the traced one."""
     for guard in guards:
         if guard not in own and _is_inside(guard.name, known):
             own[guard] = _guard_again(guard, known, value_of)

@@ -39,10 +39,6 @@ def make_functional(graph: fx.Graph, buffers: Mapping[str, str]) -> dict[str, fx
 
     Returns:
         Placeholder name of every buffer that is written -> its last value.
-
-    Raises:
-        CaptureError: an operator that writes and has no such twin, or that writes into an input or a parameter; a
-            write whose memory cannot be followed to the value that has it, which nobody would read.
     """
     return _Writes(graph, buffers).run()
 

@@ -22,8 +22,8 @@ from msrun.runtime.execute.placement import find_stages, is_held, placement_of
 from msrun.runtime.nn.replaced import current, follow
 from msrun.runtime.optim.host_steps import LOOK_AT_WHOLES
 from msrun.runtime.parallel.parameters.network_state import Chunk, NetworkState, find_box, find_chunk, find_share
-from msrun.runtime.parts.dtensors import lying_as
 from msrun.runtime.parts.on_servers import before_remote_steps, find_remote
+from msrun.runtime.parts.part import lying_as
 from msrun.runtime.tensors.plain_tensors import local_part
 from msrun.runtime.world import world
 

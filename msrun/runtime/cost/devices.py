@@ -201,11 +201,7 @@ PROFILES: Mapping[str, DeviceProfile] = {
 
 
 def find_profile(device: str | os.PathLike[str] | DeviceProfile) -> DeviceProfile:
-    """Return a profile by its name, or from a JSON file.
-
-    Raises:
-        StrategyError: an unknown name, or a file that is no profile.
-    """
+    """Return a profile by its name, or from a JSON file."""
     if isinstance(device, DeviceProfile):
         return device
     if isinstance(device, str) and device.lower() in PROFILES:

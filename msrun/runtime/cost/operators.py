@@ -11,8 +11,7 @@ import torch
 
 from msrun.runtime.cost.devices import DeviceProfile, Link, Point
 from msrun.runtime.sharding.layout import Axes, Mesh
-from msrun.runtime.sharding.operators.attention import attend_part
-from msrun.runtime.sharding.operators.ring_attention import ring_attention
+from msrun.runtime.sharding.operators.attention import attend_part, ring_attention
 
 aten = torch.ops.aten
 Shape = tuple[int, ...]
@@ -175,9 +174,6 @@ def collective_seconds(operation: str, nbytes: float, ranks: int, link: Link) ->
         operation: a word of the run-time counter: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, halo,
             ring, send, receive.
         nbytes: of the input on this rank; of a halo, what the rank sends.
-
-    Raises:
-        ValueError: another operation.
     """
     if ranks <= 1 and operation not in ("send", "receive"):
         return 0.0

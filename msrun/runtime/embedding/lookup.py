@@ -26,8 +26,7 @@ from msrun.runtime.groups import axes_group
 from msrun.runtime.nn.deferred_init import fill_when_made
 from msrun.runtime.nn.mapped_tensors import map_file, note_file
 from msrun.runtime.optim.of_parts import watch_optimizers
-from msrun.runtime.parts.dtensors import exchange_state
-from msrun.runtime.parts.part import become_part
+from msrun.runtime.parts.part import become_part, exchange_state
 from msrun.runtime.sharding.layout import Mesh, TensorLayout, build_mesh
 from msrun.runtime.sharding.operators.table_lookup import OPERATOR, number_lookup
 from msrun.runtime.tensors.plain_tensors import plain

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from msrun.runtime.optim.named_rows import changed_rows
+from msrun.runtime.optim.host_weights import changed_rows
 from msrun.runtime.tensors.plain_tensors import plain
 
 

@@ -31,8 +31,15 @@ from msrun.runtime.schedule.deferred_weights import (
     forget_deferred_weights,
     take_deferred_weights,
 )
-from msrun.runtime.schedule.interleaving import backward_slots, forward_slots, join_slots, way_back
-from msrun.runtime.schedule.replay import Region, Replay, plan_replays
+from msrun.runtime.schedule.replay import (
+    Region,
+    Replay,
+    backward_slots,
+    forward_slots,
+    join_slots,
+    plan_replays,
+    way_back,
+)
 from msrun.runtime.schedule.segments import Name, Segment, plan_buffers
 from msrun.runtime.sharding.layout import Mesh
 from msrun.runtime.sharding.operators.rule import DRAW, PLACE

@@ -5,23 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
 
 
+@dataclass(frozen=True)
+class Differentiation:
+    """One call of a function that `value_and_grad` made."""
+
+    function: Callable[..., Any]
+    run: Callable[..., tuple[Any, Any]]
+    """Runs `function` and returns its result and gradients, those of `weights` last."""
+    positions: Sequence[int]
+    """Of the arguments that have gradients."""
+    weights: Sequence[Tensor]
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+
+
 class Probe(Protocol):
     """Who looks at the gradients of a step function instead of letting it train."""
 
-    def meet(
-        self,
-        function: Callable[..., Any],
-        differentiate: Callable[..., tuple[Any, Any]],
-        positions: Sequence[int],
-        weights: Sequence[Tensor],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> None:
+    def meet(self, call: Differentiation) -> None:
         """Take over; does not return."""
 
 

@@ -89,11 +89,7 @@ class Placement:
         return groups * self.mesh.size // math.prod(self.mesh.extent(axes) for axes in self.stored.split)
 
     def check_world(self, what: str) -> None:
-        """Refuse what needs the ranks of the world in which the parameter was placed.
-
-        Raises:
-            ParallelError: this process has left it.
-        """
+        """Refuse what needs the ranks of the world in which the parameter was placed."""
         if self.world_size != world.get_group_size():
             raise ParallelError(
                 f"{self.name}: {what} needs the {self.world_size} ranks that hold it, but this process has left their "
@@ -173,11 +169,7 @@ def find_stages(parameter: Tensor) -> tuple[int, ...]:
 
 
 def is_held(parameter: Tensor) -> bool:
-    """Return False when a parameter is empty here because other stages of a pipeline hold it.
-
-    Raises:
-        ParallelError: it was placed in a world that this process has left.
-    """
+    """Return False when a parameter is empty here because other stages of a pipeline hold it."""
     placed = placement_of(parameter)
     if placed is None or not placed.stages:
         return True

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import functools
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
+from queue import SimpleQueue
 from threading import Lock
 from typing import Any
 
@@ -13,14 +17,60 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from msrun.runtime import world
-from msrun.runtime.execute.device_waits import note_wait
+from msrun.runtime import progress, world
 from msrun.runtime.groups import axes_group, carries_by_gloo
 from msrun.runtime.progress import begin_collective, waiting_in
-from msrun.runtime.sharding.collective import Collective
-from msrun.runtime.sharding.halo import Message, Window, add_gradients, gradient_message, join_window, window_message
+from msrun.runtime.sharding.collective import (
+    Collective,
+    Message,
+    Window,
+    add_gradients,
+    gradient_message,
+    join_window,
+    window_message,
+)
 from msrun.runtime.sharding.layout import Axes, Mesh
-from msrun.runtime.sharding.operators import row_exchange
+from msrun.runtime.sharding.operators import rows as row_exchange
+
+LOOK_EVERY_S = 0.2
+LONG_S = 1.0
+"""How long the device waits before its wait has a name: what computes for long looks the same until then."""
+
+_waits: SimpleQueue[tuple[str, Any]] = SimpleQueue()
+_watcher: threading.Thread | None = None
+
+
+def note_wait(name: str, device: torch.device) -> None:
+    """Say that what the device computes next waits for a collective. Costs an event, and nothing outside msrun."""
+    if progress.is_recorded():
+        event = torch.Event(device)
+        event.record()
+        watch(name, event)
+
+
+def watch(name: str, event: Any) -> None:
+    """Tell msrun when the device does not pass an event for long.
+
+    Args:
+        event: has `query()`, which returns whether the device has passed it.
+    """
+    global _watcher
+    _waits.put((name, event))
+    if _watcher is None or not _watcher.is_alive():  # the first one, or in a forked child
+        _watcher = threading.Thread(target=_look, name="msrun-device-waits", daemon=True)
+        _watcher.start()
+
+
+def _look() -> None:
+    while True:
+        name, event = _waits.get()
+        begin = time.monotonic()
+        while not event.query() and time.monotonic() - begin < LONG_S:
+            time.sleep(LOOK_EVERY_S)
+        if not event.query():
+            with progress.waiting_in(partial("{}, on the device".format, name), is_traced=False):
+                while not event.query():
+                    time.sleep(LOOK_EVERY_S)
 
 
 class Traffic:

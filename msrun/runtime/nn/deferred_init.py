@@ -21,8 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from msrun.errors import ParallelError
 from msrun.runtime.nn.random_stream import torchs_numbers
-from msrun.runtime.tensors.plain_tensors import plain, plain_tensors
-from msrun.runtime.tensors.put_value import put_value
+from msrun.runtime.tensors.plain_tensors import plain, plain_tensors, put_value
 from msrun.runtime.world import device
 
 
@@ -328,11 +327,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 def tape_states(module: nn.Module) -> list[Tape]:
-    """Return the tapes behind a module's deferred tensors, each once, in order of first use.
-
-    Raises:
-        ParallelError: a meta tensor that `no_init_parameters` did not make.
-    """
+    """Return the tapes behind a module's deferred tensors, each once, in order of first use."""
     tapes: dict[int, Tape] = {}
     for name, tensor in deferred_tensors(module).items():
         tape = tape_of.get(_storage(tensor))

@@ -29,11 +29,7 @@ def state_like(parameter: Tensor, key: str, value: float) -> Tensor:
 
 
 def map_file(path: Path, sizes: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return a tensor of zeros in a file, which is made anew.
-
-    Raises:
-        DataError: it cannot be.
-    """
+    """Return a tensor of zeros in a file, which is made anew."""
     count = torch.Size(sizes).numel()
     try:
         with path.open("wb") as file:

@@ -287,11 +287,7 @@ class Source:
         return self._fill(dtype, 4 if is_wide else 2, write)
 
     def integers(self, low: int, high: int) -> Tensor:
-        """Return whole numbers in [low, high) as int64.
-
-        Raises:
-            ParallelError: more than 2^63 different numbers.
-        """
+        """Return whole numbers in [low, high) as int64."""
         span = high - low
         if not 0 < span <= 1 << 63:
             raise ParallelError(f"random whole numbers in [{low}, {high}): must be 1 to 2^63 different ones")

@@ -194,11 +194,7 @@ def dtype_of(operator: torch._ops.OpOverload, given: Arguments) -> torch.dtype:
 
 @torch.no_grad()
 def draw(operator: torch._ops.OpOverload, given: Arguments, source: Source) -> Tensor:
-    """Return what an operator draws for the source's box; of rrelu the slopes, of dropout the mask.
-
-    Raises:
-        ParallelError, ValueError: parameters that the distribution does not have.
-    """
+    """Return what an operator draws for the source's box; of rrelu the slopes, of dropout the mask."""
     return DRAWS[operator](source, given, dtype_of(operator, given))
 
 

@@ -11,6 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
+def user_name(name: str) -> str:
+    """Take off what our own wrappers (WithLoss, MicroBatchInterleaved) put before a name."""
+    while name.startswith("network."):
+        name = name.removeprefix("network.")
+    return name
+
+
 class SoftmaxCrossEntropyExpand(nn.Module):
     """Cross-entropy of softmax whose batch and classes may both be cut: the loss of MindSpore's distributed example.
 

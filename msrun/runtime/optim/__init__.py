@@ -6,14 +6,9 @@ All of them train cut parameters: norms of a parameter are those of the whole.
 
 from __future__ import annotations
 
-from msrun.runtime.optim.adam import AdamWeightDecay, LazyAdam
-from msrun.runtime.optim.base import Optimizer
-from msrun.runtime.optim.ftrl import FTRL
+from msrun.runtime.optim.base import Optimizer, OptimizerMemory, memory_of
 from msrun.runtime.optim.host_steps import offload
-from msrun.runtime.optim.lamb import Lamb
-from msrun.runtime.optim.lars import LARS
-from msrun.runtime.optim.memory import OptimizerMemory, memory_of
-from msrun.runtime.optim.of_torch import SGD, Adam, AdamW, Momentum
+from msrun.runtime.optim.optimizers import FTRL, LARS, SGD, Adam, AdamW, AdamWeightDecay, Lamb, LazyAdam, Momentum
 
 __all__ = [
     "FTRL",

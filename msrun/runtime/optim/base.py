@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,16 +14,84 @@ from msrun.errors import StrategyError
 from msrun.runtime.execute.gradients import coalesced
 from msrun.runtime.nn.replaced import follow
 from msrun.runtime.optim.host_steps import find_offload, offload
-from msrun.runtime.optim.memory import OptimizerMemory, memory_of
+from msrun.runtime.optim.host_weights import MASTER, Copies, held_gradient, local_gradient, tensor_bytes
 from msrun.runtime.tensors.plain_tensors import local_part, plain_tensors
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class MemoryOf:
+    """Bytes on one side."""
+
+    weights: int = 0
+    """On the host: the wide copies."""
+    gradients: int = 0
+    """That are held at this moment."""
+    state: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.weights + self.gradients + self.state
+
+
+@dataclass(frozen=True)
+class OptimizerMemory:
+    """Bytes of this rank; `str()` is a table."""
+
+    elements: int
+    """Of this rank's parts of the parameters."""
+    device: MemoryOf
+    host: MemoryOf
+    copied: Copies
+    """For the last step."""
+
+    def __str__(self) -> str:
+        rows = [("", "device", "host")]
+        for name in ("weights", "gradients", "state", "total"):
+            device, host = (_words(getattr(side, name), self.elements) for side in (self.device, self.host))
+            rows.append((name, device, host))
+        rows.append(("copied in a step", _mib(self.copied.to_device), _mib(self.copied.to_host)))
+        return "\n".join(f"{name:<18}{device:<28}{host}".rstrip() for name, device, host in rows)
+
+
+def memory_of(optimizer: torch.optim.Optimizer) -> OptimizerMemory:
+    """Return what the training of an optimizer's parameters holds on this rank, and what its last step has copied.
+
+    Gradients are those held now: call it between the backward pass and `zero_grad()`. Where the device is the CPU,
+    device and host are counted apart all the same.
+    """
+    host = find_offload(optimizer)
+    chosen = host.chosen(optimizer) if host is not None else set()
+    sides = [[0, 0, 0], [0, 0, 0]]
+    elements = 0
+    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+        on_host = id(parameter) in chosen
+        sides[0][0] += tensor_bytes(parameter)
+        elements += tensor_bytes(parameter) // parameter.element_size()
+        if host is not None:
+            sides[on_host][0] += host.weights.copy_bytes(parameter)
+        gradient = local_gradient(parameter)
+        if gradient is not None:
+            sides[held_gradient(parameter) is not None][1] += tensor_bytes(gradient)
+        state = optimizer.state.get(parameter, {})
+        sides[on_host][2] += sum(tensor_bytes(value) for key, value in state.items() if key != MASTER)
+    return OptimizerMemory(
+        elements, MemoryOf(*sides[0]), MemoryOf(*sides[1]), host.last_step if host is not None else Copies()
+    )
+
+
+def _words(count: int, elements: int) -> str:
+    return f"{_mib(count)} ({count / elements:.2f} B/element)" if elements else _mib(count)
+
+
+def _mib(count: int) -> str:
+    return f"{count / MIB:.2f} MiB"
 
 
 def check_number(optimizer: str, name: str, value: Any, *, least: float, most: float | None = None) -> None:
-    """Refuse what is no number of at least `least` and, if given, below `most`.
-
-    Raises:
-        StrategyError: it is not.
-    """
+    """Refuse what is no number of at least `least` and, if given, below `most`."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or value < least or (most is not None and value >= most):
         limit = f"{least:g} or more" + (f" and below {most:g}" if most is not None else "")
@@ -30,11 +99,7 @@ def check_number(optimizer: str, name: str, value: Any, *, least: float, most: f
 
 
 def adam_settings(optimizer: str, lr: Any, betas: Any, eps: Any, weight_decay: Any) -> dict[str, Any]:
-    """Return the settings that all relatives of Adam have, as the defaults of its groups.
-
-    Raises:
-        StrategyError: one is out of its range.
-    """
+    """Return the settings that all relatives of Adam have, as the defaults of its groups."""
     settings = {"lr": lr, "eps": eps, "weight_decay": weight_decay}
     for name, value in settings.items():
         check_number(optimizer, name, value, least=0.0)
@@ -108,11 +173,7 @@ class Optimizer(torch.optim.Optimizer):
 
 
 def check_gradients(parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[Tensor]:
-    """Return the gradients of an optimizer that is called.
-
-    Raises:
-        StrategyError: another number of gradients, or one of another shape than its parameter.
-    """
+    """Return the gradients of an optimizer that is called."""
     gradients = list(gradients)
     if len(gradients) != len(parameters):
         raise StrategyError(

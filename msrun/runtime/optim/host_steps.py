@@ -26,6 +26,7 @@ from msrun.runtime.optim.host_weights import (
     Copies,
     HostWeights,
     Room,
+    changed_rows,
     held_gradient,
     is_narrow,
     local_gradient,
@@ -33,9 +34,7 @@ from msrun.runtime.optim.host_weights import (
     wide_room,
     wide_type,
 )
-from msrun.runtime.optim.named_rows import changed_rows
-from msrun.runtime.parts.dtensors import Cut, lying_as
-from msrun.runtime.parts.part import Part
+from msrun.runtime.parts.part import Cut, Part, lying_as
 from msrun.runtime.tensors.plain_tensors import local_part, plain
 
 CHUNK_BYTES = 1 << 20
@@ -357,9 +356,6 @@ class Offload:
 
         Args:
             whole: the optimizer with all of its parameters, where `optimizer` is to step some of them.
-
-        Raises:
-            StrategyError: the step looks at whole tensors of which this rank holds parts.
         """
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if isinstance(optimizer, LOOK_AT_WHOLES) and any(isinstance(value, Cut) for value in parameters):

@@ -7,6 +7,7 @@ last place of a weight add up (mixed precision training's master weights).
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,13 +15,33 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from msrun.runtime.execute.gradients import coalesced
-from msrun.runtime.parts.dtensors import lying_as, parameter_like
-from msrun.runtime.parts.part import Part
+from msrun.runtime.parts.part import Part, lying_as, parameter_like
 from msrun.runtime.parts.part_functions import as_part
 from msrun.runtime.tensors.plain_tensors import local_part, plain, plain_tensors
+
+
+def changed_rows(optimizer: Optimizer, group: dict[str, Any], parameter: Tensor) -> Tensor | None:
+    """Return the rows of a parameter that a step with its gradient changes, ascending; None: it may change all.
+
+    A user's own optimizer has `changes_named_rows = True` if it changes the rows of a sparse gradient alone.
+    """
+    gradient = parameter.grad
+    if gradient is None or not gradient.is_sparse or not _changes_named_rows(optimizer, group):
+        return None
+    return coalesced(gradient).indices()[0]
+
+
+def _changes_named_rows(optimizer: Optimizer, group: dict[str, Any]) -> bool:
+    known: tuple[type[Optimizer], ...] = (torch.optim.SparseAdam, torch.optim.Adagrad)
+    if not group.get("momentum"):  # its momentum goes on in rows without a gradient
+        known = (*known, torch.optim.SGD)
+    step = inspect.unwrap(type(optimizer).step)
+    return getattr(optimizer, "changes_named_rows", False) or any(step is inspect.unwrap(one.step) for one in known)
+
 
 _held: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """parameter -> its gradient in host memory, as wide as the weight's copy there"""

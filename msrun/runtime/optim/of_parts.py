@@ -23,8 +23,7 @@ from msrun.errors import StrategyError
 from msrun.runtime.nn.replaced import follow
 from msrun.runtime.optim import FTRL, AdamWeightDecay
 from msrun.runtime.optim.host_steps import LOOK_AT_WHOLES, find_offload, stand_in_with_wholes
-from msrun.runtime.parts.dtensors import Cut, CutTensor, as_cut, as_dtensor, lying_as, part_of
-from msrun.runtime.parts.part import Part, PartParameter
+from msrun.runtime.parts.part import Cut, CutTensor, Part, PartParameter, as_cut, as_dtensor, lying_as, part_of
 from msrun.runtime.parts.part_functions import as_part
 from msrun.runtime.tensors.plain_tensors import local_part, plain_tensors
 

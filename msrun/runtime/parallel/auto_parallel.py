@@ -19,25 +19,21 @@ from msrun.runtime.execute.phase import is_verifying, runs_alone
 from msrun.runtime.joining.launchers import REAL_VALUES
 from msrun.runtime.nn.random_stream import drawing
 from msrun.runtime.optim.of_parts import watch_optimizers
-from msrun.runtime.parallel.batch.same_batch import SameBatch
-from msrun.runtime.parallel.compilation.agreement import answer_of_rank_0, own_answer
+from msrun.runtime.parallel.compilation.agreement import SameBatch, answer_of_rank_0, own_answer
 from msrun.runtime.parallel.compilation.captured_call import Captured
 from msrun.runtime.parallel.context import LayoutFiles, default_settings, layout_files
 from msrun.runtime.parallel.engine import Alone, Engine
-from msrun.runtime.parallel.fluent_settings import FluentSettings
 from msrun.runtime.parallel.gradients_in_backward import ArrivingGradients, GradientsInBackward
 from msrun.runtime.parallel.modes.data_parallel import Replicas
 from msrun.runtime.parallel.network_module import ForwardOf, NetworkModule
 from msrun.runtime.parallel.outside import watch_trained
 from msrun.runtime.parallel.parameters.whole import holds_wholes, whole_parameters
 from msrun.runtime.parallel.plan import ParallelPlan
-from msrun.runtime.parallel.precision import LossScale
-from msrun.runtime.parallel.scaling import Compat, current_compat, current_loss_scale
-from msrun.runtime.parallel.settings import ParallelSettings
-from msrun.runtime.parallel.verification.first_step import check_first_call
+from msrun.runtime.parallel.precision import Compat, LossScale, current_compat, current_loss_scale
+from msrun.runtime.parallel.settings import FluentSettings, ParallelSettings
 from msrun.runtime.parallel.verification.report import VerificationReport
-from msrun.runtime.parallel.verification.verify import verify_step
-from msrun.runtime.schedule.activations import ActivationEstimate
+from msrun.runtime.parallel.verification.verify import check_first_call, verify_step
+from msrun.runtime.schedule.replay import ActivationEstimate
 from msrun.runtime.tensors.plain_tensors import watch_constructors
 
 _NOTHING_PARALLEL = (
@@ -55,7 +51,7 @@ def has_no_values() -> bool:
 def look_at_dry_run(settings: ParallelSettings, target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     """In a dry run, report what this call would do and end the process; at level 3 after some steps."""
     if world.simulation_level() is not None:
-        from msrun.runtime.simulate.session import begin_step
+        from msrun.runtime.simulate.report import begin_step
 
         begin_step(settings, target, args, kwargs)
 

@@ -166,11 +166,7 @@ class StepFunction(torch.autograd.Function):
 
     @staticmethod
     def refuse_second_derivatives() -> None:
-        """Refuse a backward pass that shall itself be differentiated.
-
-        Raises:
-            CaptureError: it shall be.
-        """
+        """Refuse a backward pass that shall itself be differentiated."""
         if torch.is_grad_enabled():
             raise CaptureError(
                 "backward(create_graph=True) through a step: its gradients have no graph of their own. Put what needs "
@@ -191,11 +187,7 @@ class WholeResults:
         return WholeResults() if is_verifying.get() else self
 
     def settle(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Return each gradient as that of the mean of the ranks' losses. All ranks call it together.
-
-        Raises:
-            StrategyError: some ranks' losses use a result that those of others do not.
-        """
+        """Return each gradient as that of the mean of the ranks' losses. All ranks call it together."""
         is_pretended = world.simulation_level() is not None or any(isinstance(g, FakeTensor) for g in gradients)
         if self._differ is None and not is_pretended:
             with torch.no_grad():
@@ -218,9 +210,6 @@ def enter_step(tensors: Sequence[Tensor], parts: Sequence[int], leaf_factors: Ca
     Args:
         parts: into how many parts each input is cut; 1: all ranks pass the same.
         leaf_factors: number of parts -> factor of the gradient of a leaf that is cut so.
-
-    Raises:
-        StrategyError: a parameter outside of every step that the ranks hold different values of.
     """
     if not torch.is_grad_enabled():
         return
@@ -249,9 +238,6 @@ def share_leaves(leaves: Sequence[Tensor]) -> None:
     """Let the gradients of leaves of which all ranks hold the same be means over the ranks, in passes through steps.
 
     Tensors that are no parameters and differ are of this rank's rows, such as a copy whose gradient the call takes.
-
-    Raises:
-        StrategyError: the ranks hold different values of a parameter.
     """
     found = [leaf for leaf in leaves if leaf not in _factors]
     if any(not isinstance(leaf, nn.Parameter) for leaf in found):
@@ -265,11 +251,7 @@ def share_leaves(leaves: Sequence[Tensor]) -> None:
 
 
 def check_equal_gradients(parameters: Sequence[Tensor]) -> None:
-    """Refuse gradients of whole parameters that differ between the ranks after a backward pass through a step.
-
-    Raises:
-        StrategyError: one does: it was also used outside of steps, where its gradient is that of one rank's rows.
-    """
+    """Refuse gradients of whole parameters that differ between the ranks after a backward pass through a step."""
     everyone = gather(summaries_of(parameters), what="the comparison of gradients")
     for parameter, *found in zip(parameters, *everyone, strict=True):
         if are_alike(found):

@@ -7,6 +7,7 @@ ranges are those of `mindspore.context.set_auto_parallel_context`; a word that n
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
@@ -20,11 +21,12 @@ from msrun.runtime.parallel.parameters.fusion import parse_comm_fusion
 from msrun.runtime.parallel.parameters.hsdp import HsdpSpec
 from msrun.runtime.parallel.pipeline.pipeline import PipelineSpec
 from msrun.runtime.parallel.pipeline.schedule import choose_schedule
-from msrun.runtime.parallel.scaling import Compat, check_compat, current_compat, find_compat
+from msrun.runtime.parallel.precision import Compat, check_compat, current_compat, find_compat
 from msrun.runtime.parallel.settings import RECURSIVE, ParallelSettings, SearchSettings, check_mode, check_search_mode
 
 _SEARCH_NAMES = ("search_mode", "auto_parallel_search_mode")
 """One word and its alias."""
+Check = Callable[[str, Any], object]
 _chosen: ContextVar[Mapping[str, Any]] = ContextVar("auto_parallel_context", default=MappingProxyType({}))
 
 
@@ -61,13 +63,13 @@ def set_auto_parallel_context(**words: Any) -> None:
             accepted, remedy = _REFUSED[word]
             if type(value) is not type(accepted) or value != accepted:
                 raise StrategyError(f"set_auto_parallel_context({word}={value!r}): {remedy}")
-        elif word in _CHECKS:
-            _CHECKS[word](word, value)
+        elif word in _WORDS:
+            _WORDS[word][0](word, value)
         else:
-            known = [*_CHECKS, *_REFUSED]
+            known = [*_WORDS, *_REFUSED]
             raise StrategyError(
                 f"set_auto_parallel_context({word}=...): unknown word{near_miss(word, known)}; "
-                f"known are {', '.join(_CHECKS)}"
+                f"known are {', '.join(_WORDS)}"
             )
     current_compat.set(words.pop("compat", current_compat.get()))
     _chosen.set({**_chosen.get(), **words})
@@ -82,10 +84,14 @@ def get_auto_parallel_context(name: str) -> Any:
     chosen = _chosen.get()
     if name in chosen:
         return chosen[name]
-    defaults = _defaults()
-    if name not in defaults:
-        raise StrategyError(f"get_auto_parallel_context({name!r}): unknown word{near_miss(str(name), defaults)}")
-    return defaults[name]
+    if name in _REFUSED:
+        return _REFUSED[name][0]
+    if name not in _WORDS:
+        raise StrategyError(
+            f"get_auto_parallel_context({name!r}): unknown word{near_miss(str(name), [*_WORDS, *_REFUSED])}"
+        )
+    default = _WORDS[name][1]
+    return default(chosen) if callable(default) else copy.copy(default)
 
 
 def reset_auto_parallel_context() -> None:
@@ -95,11 +101,7 @@ def reset_auto_parallel_context() -> None:
 
 
 def default_settings(parallel_mode: str | None, compat: Compat | None) -> ParallelSettings:
-    """Return the settings of a new AutoParallel: what its caller says, else the context, else the process's.
-
-    Raises:
-        StrategyError: words that contradict each other, the mode or the world.
-    """
+    """Return the settings of a new AutoParallel: what its caller says, else the context, else the process's."""
     chosen = _chosen.get()
     _check_place(chosen)
     word = parallel_mode if parallel_mode is not None else chosen.get("parallel_mode", "semi_auto")
@@ -194,37 +196,6 @@ def _check_place(chosen: Mapping[str, Any]) -> None:
             raise StrategyError(f"{word}={chosen[word]}, but in this process it is {actual}: leave it out")
 
 
-def _defaults() -> dict[str, Any]:
-    compat = find_compat()
-    return {
-        "device_num": world.get_group_size(),
-        "global_rank": world.get_rank(),
-        "parallel_mode": ParallelMode.STAND_ALONE,
-        "compat": compat,
-        "gradients_mean": compat == "torch",
-        "gradient_fp32_sync": True,
-        "parameter_broadcast": compat == "torch",
-        "dataset_strategy": "full_batch" if _chosen.get().get("full_batch") else "data_parallel",
-        "full_batch": _chosen.get().get("dataset_strategy") == "full_batch",
-        "enable_parallel_optimizer": False,
-        "parallel_optimizer_config": {},
-        "optimizer_weight_shard_size": -1,
-        "force_fp32_communication": False,
-        "comm_fusion": {},
-        "pipeline_stages": 1,
-        "pipeline_scheduler": "1f1b",
-        "pipeline_interleave": False,
-        "pipeline_result_broadcast": False,
-        "strategy_ckpt_save_file": "",
-        "strategy_ckpt_load_file": "",
-        "group_ckpt_save_file": "",
-        "search_mode": _chosen.get().get("auto_parallel_search_mode", RECURSIVE),
-        "auto_parallel_search_mode": _chosen.get().get("search_mode", RECURSIVE),
-        "sharding_propagation": False,
-        **{word: accepted for word, (accepted, _) in _REFUSED.items()},
-    }
-
-
 # -- words and their ranges ---------------------------------------------------------------------------------------
 
 
@@ -250,22 +221,6 @@ def _is_shard_size(word: str, value: Any) -> None:
         raise _refuse(word, value, "a whole number above 0, or -1 for all ranks")
 
 
-def _is_mode(_word: str, value: Any) -> None:
-    check_mode(value)
-
-
-def _is_search_mode(word: str, value: Any) -> None:
-    check_search_mode(word, value)
-
-
-def _is_compat(_word: str, value: Any) -> None:
-    check_compat(value)
-
-
-def _is_dataset_strategy(_word: str, value: Any) -> None:
-    ParallelSettings(dataset_strategy=value)
-
-
 def _is_optimizer_config(word: str, value: Any) -> None:
     if not isinstance(value, dict):
         raise _refuse(word, value, f"a dict with some of {', '.join(_OPTIMIZER_CONFIG)}")
@@ -277,20 +232,12 @@ def _is_optimizer_config(word: str, value: Any) -> None:
         _OPTIMIZER_CONFIG[key](f"{word}[{key!r}]", entry)
 
 
-def _is_level(_word: str, value: Any) -> None:
-    HsdpSpec(optimizer_level=value)
-
-
-_OPTIMIZER_CONFIG: dict[str, Callable[[str, Any], None]] = {
+_OPTIMIZER_CONFIG: dict[str, Check] = {
     "gradient_accumulation_shard": _is_switch,
     "parallel_optimizer_threshold": _is_number(0, 2**31),
     "optimizer_weight_shard_size": _is_shard_size,
-    "optimizer_level": _is_level,
+    "optimizer_level": lambda _, value: HsdpSpec(optimizer_level=value),
 }
-
-
-def _is_fusion(_word: str, value: Any) -> None:
-    parse_comm_fusion(value)
 
 
 def _is_path(word: str, value: Any) -> None:
@@ -304,31 +251,39 @@ def _is_scheduler(word: str, value: Any) -> None:
     choose_schedule(value, interleave=False)
 
 
-_CHECKS: dict[str, Callable[[str, Any], None]] = {
-    "device_num": _is_number(1, 4096),
-    "global_rank": _is_number(0, 4095),
-    "parallel_mode": _is_mode,
-    "compat": _is_compat,
-    "gradients_mean": _is_switch,
-    "gradient_fp32_sync": _is_switch,
-    "parameter_broadcast": _is_switch,
-    "dataset_strategy": _is_dataset_strategy,
-    "full_batch": _is_switch,
-    "enable_parallel_optimizer": _is_switch,
-    "parallel_optimizer_config": _is_optimizer_config,
-    "optimizer_weight_shard_size": _is_shard_size,
-    "force_fp32_communication": _is_switch,
-    "comm_fusion": _is_fusion,
-    "pipeline_stages": _is_number(1, 4096),
-    "pipeline_scheduler": _is_scheduler,
-    "pipeline_interleave": _is_switch,
-    "pipeline_result_broadcast": _is_switch,
-    "strategy_ckpt_save_file": _is_path,
-    "strategy_ckpt_load_file": _is_path,
-    "group_ckpt_save_file": _is_path,
-    "sharding_propagation": _is_switch,
-    **dict.fromkeys(_SEARCH_NAMES, _is_search_mode),
+_WORDS: dict[str, tuple[Check, Any]] = {
+    "device_num": (_is_number(1, 4096), lambda _: world.get_group_size()),
+    "global_rank": (_is_number(0, 4095), lambda _: world.get_rank()),
+    "parallel_mode": (lambda _, value: check_mode(value), ParallelMode.STAND_ALONE),
+    "compat": (lambda _, value: check_compat(value), lambda _: find_compat()),
+    "gradients_mean": (_is_switch, lambda _: find_compat() == "torch"),
+    "gradient_fp32_sync": (_is_switch, True),
+    "parameter_broadcast": (_is_switch, lambda _: find_compat() == "torch"),
+    "dataset_strategy": (
+        lambda _, value: ParallelSettings(dataset_strategy=value),
+        lambda chosen: "full_batch" if chosen.get("full_batch") else "data_parallel",
+    ),
+    "full_batch": (_is_switch, lambda chosen: chosen.get("dataset_strategy") == "full_batch"),
+    "enable_parallel_optimizer": (_is_switch, False),
+    "parallel_optimizer_config": (_is_optimizer_config, {}),
+    "optimizer_weight_shard_size": (_is_shard_size, -1),
+    "force_fp32_communication": (_is_switch, False),
+    "comm_fusion": (lambda _, value: parse_comm_fusion(value), {}),
+    "pipeline_stages": (_is_number(1, 4096), 1),
+    "pipeline_scheduler": (_is_scheduler, "1f1b"),
+    "pipeline_interleave": (_is_switch, False),
+    "pipeline_result_broadcast": (_is_switch, False),
+    "strategy_ckpt_save_file": (_is_path, ""),
+    "strategy_ckpt_load_file": (_is_path, ""),
+    "group_ckpt_save_file": (_is_path, ""),
+    "sharding_propagation": (_is_switch, False),
+    **{
+        name: (check_search_mode, lambda chosen, other=other: chosen.get(other, RECURSIVE))
+        for name, other in zip(_SEARCH_NAMES, reversed(_SEARCH_NAMES), strict=True)
+    },
 }
+"""word -> what refuses a value out of its range, and what is done when nothing was set: a value, or what tells it from
+the words that were"""
 _PIPELINE = "say it with pipeline_stages, pipeline_scheduler, ..., or to AutoParallel"
 _FUSION = "say it with set_comm_fusion(module, id), or to AutoParallel"
 _STRATEGY_FILE = "say it with strategy_ckpt_save_file and strategy_ckpt_load_file"

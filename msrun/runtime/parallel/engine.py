@@ -26,7 +26,7 @@ from msrun.runtime.parallel.precision import autocast
 from msrun.runtime.parallel.recomputation import checkpointed
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.parallel.strategy_file import write_layout_files
-from msrun.runtime.schedule.activations import ActivationEstimate
+from msrun.runtime.schedule.replay import ActivationEstimate
 from msrun.runtime.sharding.layout import Box
 
 
@@ -81,9 +81,6 @@ class Engine:
 
         Args:
             root: of the call that ran last, or of the one that there may be.
-
-        Raises:
-            CaptureError: nothing was decided yet.
         """
         del root
         if self.plan is None:
@@ -100,11 +97,7 @@ class Engine:
         raise NotImplementedError
 
     def activations(self) -> ActivationEstimate:
-        """Return what a rank keeps between the passes of the newest capture.
-
-        Raises:
-            CaptureError: there is none.
-        """
+        """Return what a rank keeps between the passes of the newest capture."""
         raise CaptureError("there is no estimate yet: it is made after the first call, in a world of several ranks")
 
     @contextlib.contextmanager

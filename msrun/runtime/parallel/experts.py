@@ -25,10 +25,6 @@ def share_out_experts(name: str, module: nn.Module, ranks: int) -> None:
 
     Args:
         ranks: 0 = not known yet.
-
-    Raises:
-        StrategyError: it has no weights of experts, something beside them, or a number of experts that the ranks do not
-            divide.
     """
     down = getattr(module, "down_proj", None)
     ups = [getattr(module, each, None) for each in ("gate_up_proj", "up_proj")]

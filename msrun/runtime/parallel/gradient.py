@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from msrun.errors import StrategyError
-from msrun.runtime.execute.phase import current_probe
+from msrun.runtime.execute.phase import Differentiation, current_probe
 from msrun.runtime.nn.replaced import current
 from msrun.runtime.parallel.auto_parallel import current_parallel
 from msrun.runtime.parallel.clip import note_weight
 from msrun.runtime.parallel.modes.data_parallel import Replicas, replicas_called
-from msrun.runtime.parallel.verification.first_step import check_first_gradients
+from msrun.runtime.parallel.verification.verify import check_first_gradients
 
 
 def value_and_grad(
@@ -48,12 +48,13 @@ def value_and_grad(
     positions = (grad_position,) if isinstance(grad_position, int) else grad_position or ()
 
     def run(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        probe = current_probe.get()
-        if probe is not None:
-            probe.meet(fn, run, positions, kept or [], args, kwargs)
-        parallel = current_parallel.get()
-        if parallel is not None:
-            check_first_gradients(parallel, fn, run, positions, kept or [], args, kwargs)
+        probe, parallel = current_probe.get(), current_parallel.get()
+        if probe is not None or parallel is not None:
+            call = Differentiation(fn, run, positions, kept or [], args, kwargs)
+            if probe is not None:
+                probe.meet(call)
+            if parallel is not None:
+                check_first_gradients(parallel, call)
         inputs = [args[i].detach().requires_grad_() for i in positions]
         full = list(args)
         for i, value in zip(positions, inputs, strict=True):
@@ -80,11 +81,7 @@ def value_and_grad(
 
 
 def _check_wanted(weights: Sequence[Tensor]) -> None:
-    """Refuse weights that were frozen since.
-
-    Raises:
-        StrategyError: one does not require a gradient.
-    """
+    """Refuse weights that were frozen since."""
     frozen = [index for index, weight in enumerate(weights) if not weight.requires_grad]
     if frozen:
         raise StrategyError(

@@ -41,11 +41,7 @@ class ArrivingGradients:
 
 
 class GradientsToHost:
-    """Brings gradients to the host as they arrive, for an optimizer that works there.
-
-    Raises:
-        StrategyError: an optimizer that works on the device.
-    """
+    """Brings gradients to the host as they arrive, for an optimizer that works there."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
@@ -154,11 +150,7 @@ class GradientsInBackward:
 
 
 class StepsInBackward:
-    """Takes gradients as they arrive and lets an optimizer step with them.
-
-    Raises:
-        StrategyError: an optimizer that needs all gradients at once, or the loss again.
-    """
+    """Takes gradients as they arrive and lets an optimizer step with them."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         if isinstance(optimizer, torch.optim.LBFGS):

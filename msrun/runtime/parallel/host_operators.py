@@ -22,15 +22,15 @@ from torch.utils import _pytree as pytree
 from msrun.errors import StrategyError, near_miss
 from msrun.runtime import world
 from msrun.runtime.capture import marked_calls
-from msrun.runtime.capture.host_calls import TARGET, HostOrDevice, TargetedFunction, call_targeted
+from msrun.runtime.capture.marked_calls import TARGET, HostOrDevice, TargetedFunction, call_targeted
 from msrun.runtime.execute.placement import PlacedParameter
-from msrun.runtime.parallel.user_name import user_name
+from msrun.runtime.nn.with_loss import user_name
 from msrun.runtime.partition.borders import find_readers
-from msrun.runtime.partition.local_values import LocalValues, local_values
+from msrun.runtime.partition.local_work import LocalValues, local_values
 from msrun.runtime.partition.program import MODULE_PATH, ORIGIN, LocalProgram
 from msrun.runtime.sharding.layout import Mesh
 from msrun.runtime.sharding.operators.rule import apply_collective, find_module
-from msrun.runtime.tensors.put_value import put_value
+from msrun.runtime.tensors.plain_tensors import put_value
 
 _ATTRIBUTE = "_msrun_target"
 _TARGETS: tuple[HostOrDevice, ...] = ("cpu", "device")
@@ -93,11 +93,7 @@ def targets_in(root: nn.Module) -> dict[str, HostOrDevice]:
 
 @contextmanager
 def refusing_targets(root: nn.Module, mode: str) -> Iterator[None]:
-    """Refuse targets where a network runs on several ranks without capture.
-
-    Raises:
-        StrategyError: a module has one; inside, a function with one is called.
-    """
+    """Refuse targets where a network runs on several ranks without capture."""
     for path in targets_in(root):
         _refuse(path or "the network", mode)
     token = _refusing.set(mode)
@@ -179,11 +175,7 @@ Names = frozenset[str]
 
 @dataclass(frozen=True)
 class DeviceLimit:
-    """What `AutoParallel.device_memory_limit` asks for.
-
-    Raises:
-        StrategyError: a value out of its range.
-    """
+    """What `AutoParallel.device_memory_limit` asks for."""
 
     limit_mb: float
     optimizer_states: int = 2
@@ -241,9 +233,6 @@ def choose_host_operators(
         program: before its operators are placed.
         sizes: parameter -> bytes that it takes on the device, with its gradient and optimizer state.
         device_bytes: bytes on the device with these operators on the host besides those of the user.
-
-    Raises:
-        StrategyError: nothing fits; says how much is missing.
     """
     most, whole = limit.limit_mb * MB, device_bytes(frozenset())
     if whole <= most:

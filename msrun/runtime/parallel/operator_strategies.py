@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,10 +15,9 @@ from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, choose_shard_axes
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.partition.decide import Constraints
-from msrun.runtime.partition.decisions import Decisions
 from msrun.runtime.partition.price import PriceSummary, StepSpec
-from msrun.runtime.partition.program import OperatorPlan
-from msrun.runtime.search.search import Splits, StepOf, search
+from msrun.runtime.partition.program import Decisions, OperatorPlan
+from msrun.runtime.search.search import Search, Splits, StepOf
 from msrun.runtime.sharding.layout import Axes, Mesh
 from msrun.runtime.sharding.operators.registry import find_rule
 from msrun.runtime.sharding.operators.rule import Form, LabelSplit, operator_call
@@ -47,23 +45,8 @@ def operator_strategies(mesh: Sequence[int], operators: Sequence[OperatorPlan]) 
     }
 
 
-def check_path(path: str | os.PathLike[str]) -> Path:
-    """Return the path of a strategy file.
-
-    Raises:
-        StrategyError: it does not end in .json.
-    """
-    if Path(path).suffix != ".json":
-        raise StrategyError(f"operator strategy file {str(path)!r}: its name must end in .json")
-    return Path(path)
-
-
 def read_operator_strategies(path: Path) -> Strategies:
-    """Return what a file says.
-
-    Raises:
-        StrategyError: it cannot be read, or is no such file.
-    """
+    """Return what a file says."""
     try:
         content = load_json(read_text(path, MAX_BYTES))
         operators = {
@@ -81,11 +64,7 @@ def read_operator_strategies(path: Path) -> Strategies:
 
 
 def splits_from(strategies: Mapping[str, Any], captured: CapturedGraph, mesh: Mesh, path: str) -> dict[str, LabelSplit]:
-    """Return captured operator -> its split.
-
-    Raises:
-        StrategyError: the file is of another number of ranks or of another network, or a strategy is illegal.
-    """
+    """Return captured operator -> its split."""
     if strategies["mesh"] != mesh.shape:
         raise StrategyError(
             f"{path}: its strategies are for a mesh of {strategies['mesh']}, and this one is {mesh.shape}"
@@ -151,10 +130,6 @@ def choose_strategies(
 
     Args:
         fewest: returns the least number that any rank gives it.
-
-    Raises:
-        CaptureError: a rank has no plan to choose among.
-        StrategyError: a file of another network or mesh, an illegal strategy, or nothing fits into the device.
     """
     if settings.strategies_from is not None:
         given = read_operator_strategies(settings.strategies_from)
@@ -166,7 +141,7 @@ def choose_strategies(
         return ChosenStrategies(settings)
     spec = settings.search.spec()
     step_of = steps_of(captured, settings, spec.optimizer_states, root)
-    found = search(captured, mesh, constraints, spec, step_of, fewest=fewest)
+    found = Search(captured, mesh, constraints, spec, step_of, fewest=fewest).run()
     if found.shards_optimizer and settings.hsdp is None:
         settings = replace(settings, hsdp=_EVERYTHING)
     if found.activation_limit_bytes is not None:
@@ -197,11 +172,7 @@ def steps_of(captured: CapturedGraph, settings: ParallelSettings, optimizer_stat
 
 
 def _check_operators(splits: Splits, captured: CapturedGraph) -> None:
-    """Refuse strategies of another graph.
-
-    Raises:
-        StrategyError: it has other operators.
-    """
+    """Refuse strategies of another graph."""
     known = {node.name for node in captured.graph.nodes if node.op == "call_function"}
     unknown = [name for name in splits if name not in known]
     if unknown:

@@ -107,12 +107,7 @@ def note_known(tensors: Iterable[Tensor], *, kept_equal: bool = True) -> None:
 
 
 def average_outside() -> None:
-    """Have the gradients of parameters outside averaged at the end of the present backward pass, which is in a step.
-
-    Raises:
-        StrategyError: the pass gives the gradient of one to the caller of `torch.autograd.grad`; or ranks hold other
-            values of one.
-    """
+    """Have the gradients of parameters outside averaged at the end of the present backward pass, which is in a step."""
     if world.simulation_level() is not None:
         return
     groups = _optimizers.reached()
@@ -125,11 +120,7 @@ def average_outside() -> None:
 
 
 def _in_one_order(groups: list[list[Tensor]]) -> list[Tensor]:
-    """Return parameters of several optimizers in an order that is the same on every rank, by their values.
-
-    Raises:
-        StrategyError: two optimizers hold the same values.
-    """
+    """Return parameters of several optimizers in an order that is the same on every rank, by their values."""
     if len(groups) > 1:
         keys = [tuple(map(digest_of, group)) for group in groups]
         groups = [groups[index] for index in sorted(range(len(groups)), key=keys.__getitem__)]
@@ -154,11 +145,7 @@ def _average(reached: Sequence[Tensor], new: Sequence[Tensor]) -> None:
 
 
 def _check_first_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-    """Refuse the first step of an optimizer that would train what no step runs to other values on every rank.
-
-    Raises:
-        StrategyError: it would.
-    """
+    """Refuse the first step of an optimizer that would train what no step runs to other values on every rank."""
     if optimizer in _looked or world.get_group_size() == 1 or world.simulation_level() is not None:
         return
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -243,9 +230,6 @@ def _is_reached(parameter: Tensor) -> bool:
     """Return whether a parameter is outside of every step and the present backward pass adds to its gradient.
 
     Its node of autograd is not kept between passes: it would hold the parameter, which a later call may cut.
-
-    Raises:
-        StrategyError: the pass gives it to the caller, before the step hears of the pass.
     """
     is_in_a_graph = parameter._use_count() > 1  # type: ignore[attr-defined]  # cheaper than to look for its node
     if not (is_in_a_graph and parameter.requires_grad and parameter.is_leaf and _is_outside(parameter)):
@@ -260,11 +244,7 @@ def _is_reached(parameter: Tensor) -> bool:
 
 
 def check_shared(leaves: Sequence[Tensor]) -> None:
-    """Refuse parameters outside of every step that would stay different on every rank, and say what the others cost.
-
-    Raises:
-        StrategyError: one does, or the ranks have others.
-    """
+    """Refuse parameters outside of every step that would stay different on every rank, and say what the others cost."""
     mine = [digest_of(leaf.detach()) for leaf in leaves]
     everyone = gather(mine, what="the comparison of parameters outside of steps")
     if any(len(digests) != len(leaves) for digests in everyone):

@@ -32,10 +32,6 @@ def place(cell: nn.Module, forward: Callable[..., Any], role: str, rank_id: int)
         forward: of the cell's class.
         role: "MS_WORKER".
         rank_id: of the process.
-
-    Raises:
-        UsageError: another role, or no such rank.
-        StrategyError: a parallel mode is set, which says itself who computes what.
     """
     size = get_group_size()
     if role != "MS_WORKER" or isinstance(rank_id, bool) or not isinstance(rank_id, int) or not 0 <= rank_id < size:

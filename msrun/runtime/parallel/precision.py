@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Iterable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -21,12 +23,144 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from msrun import contract
 from msrun.errors import StrategyError, near_miss
 from msrun.runtime import world
 from msrun.runtime.execute.transfers import traffic
-from msrun.runtime.parallel.scaling import scale_gradient
 from msrun.runtime.progress import waiting_in
 from msrun.runtime.tensors.plain_tensors import plain_tensors
+
+Compat = Literal["torch", "mindspore"]
+
+COMPATS = ("torch", "mindspore")
+current_compat: ContextVar[Compat | None] = ContextVar("current_compat", default=None)
+"""Set by set_auto_parallel_context, and by AutoParallel while it calls a network; None: the process's."""
+current_loss_scale: ContextVar[float] = ContextVar("current_loss_scale", default=1.0)
+"""Set by AutoParallel while it calls a network: what backward passes inside the call, of micro batches, begin with. The
+gradients that they leave hold it once, as those of a backward pass after the call do."""
+
+
+_defaults: list[Compat] = ["torch"]
+"""What the process means last is its default."""
+
+
+def choose_default_compat(compat: Compat) -> None:
+    """Choose what this process means where neither the context nor an AutoParallel says it."""
+    _defaults.append(compat)
+
+
+def find_compat() -> Compat:
+    """Return what holds here: as AutoParallel or the context says, else the environment, else the process's default."""
+    compat = current_compat.get() or _defaults[-1]
+    if current_compat.get() is None and compat == "mindspore":
+        compat = os.environ.get(contract.MSRUN_MINDSPORE_SEMANTICS) or compat  # type: ignore[assignment]
+        check_compat(compat, contract.MSRUN_MINDSPORE_SEMANTICS)
+    return compat
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Factors of the loss of one part of a batch, and of its gradient."""
+
+    loss: float
+    gradient: float
+
+
+def check_compat(compat: str, name: str = "compat") -> None:
+    """Refuse an unknown word."""
+    if compat not in COMPATS:
+        raise StrategyError(f"{name}={compat!r}: must be torch (means) or mindspore (sums)")
+
+
+def part_scale(compat: Compat, parts: int) -> float:
+    """Return the factor of every part's loss, and so of its gradient."""
+    return 1.0 / parts if compat == "torch" else 1.0
+
+
+def scales(compat: Compat, copies: int, micro_batches: int) -> Scales:
+    """Return the factors for a batch of so many copies in each of so many micro batches."""
+    of_copies = part_scale(compat, copies)
+    return Scales(of_copies * part_scale(compat, micro_batches), of_copies / micro_batches)
+
+
+def describe(compat: Compat) -> str:
+    """Return the choice in words, for the first log line."""
+    if compat == "torch":
+        return "losses are means over the global batch (torch)"
+    return "losses of copies are added up (MindSpore)"
+
+
+def result_factor(parts: int) -> float:
+    """Return the factor of the gradient that comes in at a result of a captured step that is cut into so many parts."""
+    return 1.0 / parts
+
+
+def input_factor(parts: int) -> float:
+    """Return the factor of the gradient that a captured step hands on to an input that is cut into so many parts."""
+    return float(parts)
+
+
+def leaf_factor(parts: int) -> float:
+    """Return the factor of what has arrived at a leaf of which each of so many parts of the ranks has its own."""
+    return 1.0 / parts
+
+
+@dataclass(frozen=True)
+class ReplicaScales:
+    """Factors of a mode without capture, in which the gradients of whole parameters are averaged over the ranks."""
+
+    start: float
+    """Of the gradient with which every rank's backward pass begins."""
+    own: float
+    """Of gradients that are this rank's alone, of its inputs and of layerwise_parallel parameters, in the end."""
+
+    @property
+    def input(self) -> float:
+        """Of the gradient that a step hands on to an input, where it is again that of the rank's own loss."""
+        return 1.0 / self.start
+
+    @property
+    def leaf(self) -> float:
+        """Of what has arrived at a leaf that is this rank's alone."""
+        return self.own * self.start
+
+
+def replica_scales(compat: Compat, averages: bool, ranks: int) -> ReplicaScales:
+    """Return the factors that make gradients those of the mean (or sum) of the ranks' losses.
+
+    A rank's own gradient counts what its loss, and through communication operators the others', change: it is that of
+    the sum of the losses. MindSpore leaves it so also where it averages the others.
+    """
+    if averages:
+        return ReplicaScales(1.0, 1.0 / ranks if compat == "torch" else 1.0)
+    return ReplicaScales(float(ranks), 1.0 / ranks)
+
+
+def describe_replicas(averages: bool) -> str:
+    """Return in words what happens to the gradients of the ranks, for the first log line."""
+    if averages:
+        return "gradients are means over the ranks (torch)"
+    return "gradients are added up over the ranks (MindSpore's gradients_mean=False)"
+
+
+class _ScaleGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * ctx.factor, None
+
+
+def scale_gradient(value: Tensor, factor: float) -> Tensor:
+    """Return a value whose gradient is multiplied on its way back."""
+    if factor == 1.0 or not value.requires_grad or not torch.is_grad_enabled():
+        return value
+    scaled: Tensor = _ScaleGradient.apply(value, factor)
+    return scaled
+
 
 _TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 INITIAL_SCALE = 2.0**16
@@ -36,11 +170,7 @@ DYNAMIC = "dynamic"
 
 @dataclass(frozen=True)
 class PrecisionSpec:
-    """Settings of `AutoParallel.mixed_precision`.
-
-    Raises:
-        StrategyError: an unknown type, or a scale that is none.
-    """
+    """Settings of `AutoParallel.mixed_precision`."""
 
     dtype: str
     loss_scale: float | str | None = None
@@ -114,11 +244,7 @@ class LossScale:
         return pytree.tree_map_only(Tensor, lambda x: scale_gradient(x, factor), result)
 
     def watch(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Divide the gradients that reach these parameters by the scale, and look at them before optimizers step.
-
-        Raises:
-            StrategyError: another AutoParallel scales their loss.
-        """
+        """Divide the gradients that reach these parameters by the scale, and look at them before optimizers step."""
         _look_before_steps()
         for parameter in parameters:
             known: LossScale | None = _scale_of.get(parameter)

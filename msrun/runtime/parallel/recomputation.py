@@ -16,8 +16,7 @@ from msrun.errors import StrategyError
 from msrun.runtime.nn.random_calls import RandomCalls
 from msrun.runtime.nn.random_stream import Draw, current_draw
 from msrun.runtime.partition.program import MODULE_PATH, LocalProgram
-from msrun.runtime.schedule.activations import ActivationEstimate
-from msrun.runtime.schedule.replay import RecomputeSpec, SavePolicy
+from msrun.runtime.schedule.replay import ActivationEstimate, RecomputeSpec, SavePolicy
 
 _ATTRIBUTE = "_msrun_recompute"
 
@@ -97,11 +96,7 @@ def _policy(save: Any) -> SavePolicy | None:
 
 @contextmanager
 def checkpointed(root: nn.Module) -> Iterator[None]:
-    """Let recomputed modules run under torch's checkpointing for as long as the context lasts: without capture.
-
-    Raises:
-        StrategyError: one of them lies in another.
-    """
+    """Let recomputed modules run under torch's checkpointing for as long as the context lasts: without capture."""
     modules = [root.get_submodule(path) for path in recomputed_in(root)] if torch.is_grad_enabled() else []
     for module in modules:
         vars(module)["forward"] = partial(
@@ -154,11 +149,7 @@ def _buffers(module: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor]]
 
 
 def recomputed_in(root: nn.Module) -> dict[str, RecomputeSpec]:
-    """Return module path -> how it is recomputed, for every module of a network that is.
-
-    Raises:
-        StrategyError: one of them lies in another.
-    """
+    """Return module path -> how it is recomputed, for every module of a network that is."""
     found = {path: vars(module)[_ATTRIBUTE] for path, module in root.named_modules() if _ATTRIBUTE in vars(module)}
     for path in found:
         around = next((other for other in found if other != path and (not other or path.startswith(f"{other}."))), None)
@@ -172,11 +163,7 @@ MB = 2**20
 
 
 def check_limit(mode: str, memory_limit_mb: Any) -> int:
-    """Return the limit in bytes.
-
-    Raises:
-        StrategyError: another word than "auto", or no limit above 0.
-    """
+    """Return the limit in bytes."""
     if mode != "auto":
         raise StrategyError(f'AutoParallel.recompute({mode!r}): must be "auto"; for one module use recompute(module)')
     is_number = isinstance(memory_limit_mb, int | float) and not isinstance(memory_limit_mb, bool)
@@ -193,9 +180,6 @@ def choose_recomputed(
     Modules of one depth of the network are tried together, the outermost first: they lie beside each other and are
     mostly the layers of a stack. Of the first depth that can fit, as few as need be are taken, in order of execution,
     because what the first layers keep is kept longest.
-
-    Raises:
-        StrategyError: nothing fits; says how much is needed at the least.
     """
     whole = estimate(fixed)
     if whole.peak_bytes <= limit_bytes:

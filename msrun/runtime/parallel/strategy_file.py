@@ -29,11 +29,7 @@ Strategy = dict[str, ParameterLayout]
 
 
 def write_strategy(path: str | os.PathLike[str], layouts: Mapping[str, ParameterLayout]) -> None:
-    """Write a strategy file, in one rename.
-
-    Raises:
-        CheckpointError: it cannot be written.
-    """
+    """Write a strategy file, in one rename."""
     items: dict[str, Any] = {}
     count = max((layout.pipeline_stages for layout in layouts.values()), default=1)
     for name, layout in layouts.items():
@@ -52,11 +48,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def write_operator_strategies(path: str | os.PathLike[str], strategies: Mapping[str, Any]) -> None:
-    """Write how operators are cut, in one rename.
-
-    Raises:
-        CheckpointError: it cannot be written.
-    """
+    """Write how operators are cut, in one rename."""
     _replace(Path(path), json.dumps(strategies, indent=1))
 
 
@@ -139,9 +131,6 @@ def write_layout_files(files: LayoutFiles, network: Any) -> None:
     """Write what `set_auto_parallel_context(strategy_ckpt_save_file=, group_ckpt_save_file=)` asks for.
 
     Every rank writes: to the same path the same content, in one rename.
-
-    Raises:
-        CheckpointError: a file cannot be written.
     """
     layouts = find_layouts(network)
     if files.strategy:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from msrun.runtime.capture.host_calls import TARGET
+from msrun.runtime.capture.marked_calls import TARGET
 from msrun.runtime.partition.program import MODULE_PATH, ON_HOST, ORIGIN, LocalProgram
 from msrun.runtime.partition.stages import StageProgram
 from msrun.runtime.sharding.collective import Collective

@@ -19,11 +19,17 @@ from torch import fx
 from msrun.runtime.capture.assignment import LayoutConstraint, follows_region, layout_constraint, strategy_of
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.nn.random_draws import FACTORIES
-from msrun.runtime.partition.decisions import Decisions, OperatorDecision, Read, Use, refuse_redistributions
-from msrun.runtime.partition.layout_constraints import layout_of_result, layouts_of_outputs
 from msrun.runtime.partition.local_work import has_gradient, split_of_result
-from msrun.runtime.partition.parameter_uses import ParameterUses
-from msrun.runtime.partition.reads import Reads, describe_operator, refuse_lists, scatter_of
+from msrun.runtime.partition.program import Decisions, OperatorDecision, Read, Use, refuse_redistributions
+from msrun.runtime.partition.reads import (
+    ParameterUses,
+    Reads,
+    describe_operator,
+    layout_of_result,
+    layouts_of_outputs,
+    refuse_lists,
+    scatter_of,
+)
 from msrun.runtime.sharding.layout import Axes, Mesh, TensorLayout
 from msrun.runtime.sharding.operators.registry import REPLICATED, find_rule
 from msrun.runtime.sharding.operators.rule import LabelSplit, Rule, operator_call, summed_axes
@@ -70,12 +76,7 @@ class _Value:
 
 
 def decide(captured: CapturedGraph, mesh: Mesh, constraints: Constraints) -> Decisions:
-    """Return the decisions for one call of a network.
-
-    Raises:
-        StrategyError: an illegal strategy, or with `is_strict` a redistribution.
-        CaptureError: an operator that cannot be cut or left whole.
-    """
+    """Return the decisions for one call of a network."""
     known = [_Known()]
     while True:
         walk = _Walk(captured, mesh, constraints, known[-1])

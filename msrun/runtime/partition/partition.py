@@ -14,13 +14,21 @@ from torch import fx
 from msrun.runtime.capture.assignment import layout_constraint
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.partition.decide import Constraints, decide, is_whole_operator
-from msrun.runtime.partition.decisions import Decisions, OperatorDecision, Read
-from msrun.runtime.partition.program import MODULE_PATH, ORIGIN, LocalProgram, OperatorPlan, ParameterUse
+from msrun.runtime.partition.program import (
+    MODULE_PATH,
+    ORIGIN,
+    Decisions,
+    LocalProgram,
+    OperatorDecision,
+    OperatorPlan,
+    ParameterUse,
+    Read,
+)
 from msrun.runtime.sharding.collective import Collective
 from msrun.runtime.sharding.layout import Axes, Mesh, TensorLayout
 from msrun.runtime.sharding.operators.registry import REPLICATED, find_rule
-from msrun.runtime.sharding.operators.row_gradients import gives_rows
 from msrun.runtime.sharding.operators.rule import LocalBuilder, OperatorCall, Rule, collective_of, operator_call
+from msrun.runtime.sharding.operators.table_lookup import gives_rows
 from msrun.runtime.sharding.strategies import OperatorStrategy
 
 
@@ -233,11 +241,7 @@ def partition(
     stored: Mapping[str, TensorLayout] | None = None,
     is_strict: bool = False,
 ) -> LocalProgram:
-    """Return the local program; the arguments are those of `Constraints`.
-
-    Raises:
-        StrategyError: an illegal strategy, or with `is_strict` a redistribution.
-    """
+    """Return the local program; the arguments are those of `Constraints`."""
     constraints = Constraints(
         input_layouts, strategies, {}, output_batch_axes, differentiable_inputs, stored or {}, is_strict
     )

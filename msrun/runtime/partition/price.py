@@ -29,8 +29,8 @@ from msrun.runtime.partition.collective_messages import (
     sums_of_gradient,
 )
 from msrun.runtime.partition.decide import is_whole_operator
-from msrun.runtime.partition.decisions import Decisions, OperatorDecision, Read
 from msrun.runtime.partition.local_work import LocalCollective, LocalWork, LocalWorks, has_gradient
+from msrun.runtime.partition.program import Decisions, OperatorDecision, Read
 from msrun.runtime.sharding.collective import Collective
 from msrun.runtime.sharding.layout import Axes, Mesh, TensorLayout
 from msrun.runtime.sharding.operators.registry import REPLICATED, find_rule

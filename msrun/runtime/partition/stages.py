@@ -19,7 +19,7 @@ from torch import Tensor, fx
 from msrun.errors import StrategyError
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.cost.operators import operations
-from msrun.runtime.partition.local_values import LocalValue, gradient_reaches
+from msrun.runtime.partition.local_work import LocalValue, gradient_reaches
 from msrun.runtime.partition.program import ORIGIN, LocalProgram
 from msrun.runtime.sharding.operators.rule import apply_collective, operator_call
 
@@ -59,9 +59,6 @@ def assign_stages(
         pins: operators whose stage is known; empty divides the graph into stages of equal cost.
         reason: who pinned them.
         earlier: the stages of an earlier capture of the network, by name: operators that are not pinned stay there.
-
-    Raises:
-        StrategyError: a pinned operator reads what a later stage makes, or a stage has nothing to do.
     """
     operators = [node for node in captured.graph.nodes if node.op == "call_function"]
     if not pins:
@@ -311,9 +308,6 @@ def cut_stages(
         stage_of: captured operator -> stage.
         values: what every value of the local program is.
         loss: the result that gradients start from; None when there is none.
-
-    Raises:
-        StrategyError: several stages use a buffer that the forward pass changes.
     """
     local = _local_stages(program, stage_of)
     _check_buffers(program, local)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -19,15 +19,20 @@ from torch import Tensor, nn
 from torch._functorch import eager_transforms  # a test looks after the names that are used
 from torch._functorch import vmap as vmapping
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.utils import _pytree as pytree
 from torch.utils import dlpack
 
 from msrun.errors import ParallelError
+from msrun.runtime import world
 from msrun.runtime.execute.placement import Placement, placements
 from msrun.runtime.execute.transfers import start_gather, traffic
-from msrun.runtime.groups import axes_group
-from msrun.runtime.parts.part_functions import PlacedTensor, as_part
+from msrun.runtime.groups import axes_group, ranks_group
+from msrun.runtime.parts.part_functions import PlacedTensor, as_part, is_of_object, run_on_parts, whole_of
 from msrun.runtime.progress import waiting_in
-from msrun.runtime.tensors.plain_tensors import plain, plain_tensors
+from msrun.runtime.sharding.layout import Mesh, TensorLayout
+from msrun.runtime.tensors.plain_tensors import StandIn, plain, plain_tensors
 
 _GRADIENT: Any = Tensor.grad
 _gradient_of: Callable[[Tensor], Tensor | None] = _GRADIENT.__get__
@@ -200,3 +205,275 @@ def _on_part(hook: Callable[[Tensor], Any], owner: Part) -> Callable[[Tensor], T
         return answer.as_subclass(Tensor) if isinstance(answer, Tensor) else None
 
     return call
+
+
+class CutTensor(StandIn, DTensor):
+    """A DTensor that knows its part: torch's functions do with it what they do with a `Part`."""
+
+    __slots__ = ()
+    placement: Placement
+    is_everywhere: bool
+    """False of an optimizer's state, which only the ranks of a parameter's own stages have."""
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run a function of torch as on a part; a part that it makes is a DTensor."""
+        named = dict(kwargs or {})
+        if is_of_object(func):
+            with plain_tensors():
+                return func(*args, **named)
+        if func == _SET_DATA and isinstance(args[0], CutTensor):
+            return args[0]._write(args[1])
+        given: dict[int, tuple[Tensor, Tensor]] = {}  # id of a part -> it, and what it was given as
+
+        def take(value: Tensor) -> Tensor:
+            part = value._part() if isinstance(value, CutTensor) else value
+            given[id(part)] = part, value
+            return part
+
+        parts, named = pytree.tree_map_only(Tensor, take, (args, named))
+        own = [value for _, value in given.values() if isinstance(value, CutTensor)]
+
+        def hand_out(part: Part) -> Tensor:
+            if id(part) in given:
+                return given[id(part)][1]
+            like = next((value for value in own if value.placement.is_same_cut(part.placement)), None)
+            return as_dtensor(part, is_everywhere=all(value.is_everywhere for value in own), like=like)
+
+        others = [kind for kind in types if not issubclass(kind, CutTensor)]
+        return pytree.tree_map_only(Part, hand_out, run_on_parts(func, others, parts, named))
+
+    @property
+    def grad(self) -> Tensor | None:
+        """The gradient, which knows its part, too."""
+        with plain_tensors():
+            gradient: Tensor | None = _GRADIENT.__get__(self)
+        return gradient if type(gradient) is not DTensor else as_cut(gradient, self.placement)
+
+    @grad.setter
+    def grad(self, gradient: Tensor | None) -> None:
+        if gradient is not None and getattr(gradient, "device_mesh", None) != self.device_mesh:
+            gradient = lying_as(self, part_of(gradient, self.placement))
+        with plain_tensors():
+            _GRADIENT.__set__(self, gradient)
+
+    @grad.deleter
+    def grad(self) -> None:
+        self.grad = None
+
+    def constructed_by(self, construct: Callable[[Any], Any]) -> Any:
+        """Return what `torch.tensor` and the like make of it: a DTensor of the same parts."""
+        made = as_part(construct(plain(self._part())), self.placement)
+        return as_dtensor(made, is_everywhere=self.is_everywhere, like=self)
+
+    def full_tensor(self, *, grad_placements: Any = None) -> Tensor:
+        """Return the whole tensor, on all ranks that have it in their state dict; they call it together."""
+        del grad_placements
+        part = self._part()
+        return whole_of(part) if self.is_everywhere else part.gather_in_stage()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """Return the whole as an array; all ranks call it together."""
+        return self.full_tensor().numpy(force=force)
+
+    def _part(self) -> Part:
+        """Return this rank's part; DTensors give one without dimensions where other stages hold it."""
+        with plain_tensors():
+            follows = torch.is_grad_enabled() and self.requires_grad
+            local = self.to_local() if follows else self._local_tensor.detach()
+            part: Part = as_part(local.view(self.placement.local_shape), self.placement)
+        return part
+
+    def _write(self, value: Tensor) -> None:
+        """Stand in for the setter of `data`, which would change nothing that is computed with."""
+        if (tuple(value.shape), value.dtype) != (tuple(self.shape), self.dtype):
+            raise ParallelError(
+                f"data = a tensor of {tuple(value.shape)}, {value.dtype}: {self.placement.describe()} and stays "
+                f"{self.dtype}: change its network before AutoParallel's first call"
+            )
+        with torch.no_grad():
+            plain(self._part()).copy_(part_of(value, self.placement))
+
+    def redistribute(self, device_mesh: Any = None, placements: Any = None, **_: Any) -> DTensor:
+        """Return the whole tensor as a DTensor of this rank alone. All ranks call it together."""
+        is_own = device_mesh in (None, self.device_mesh)
+        if not is_own or not all(placement.is_replicate() for placement in placements or ()):
+            raise ParallelError(f"redistribute: {self.placement.describe()}: only Replicate() can be made of it")
+        alone = DeviceMesh(self.device.type, [world.get_rank()], _init_backend=False)
+        return DTensor.from_local(self.full_tensor(), alone, [Replicate()], run_check=False)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CutTensor:
+        if id(self) not in memo:
+            copied: Any = self._part().detach().clone()
+            memo[id(self)] = as_dtensor(copied, is_everywhere=self.is_everywhere, like=self)
+        found: CutTensor = memo[id(self)]
+        return found
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise ParallelError(
+            f"{self.placement.describe()}, so the file or message would lack the rest: use save_checkpoint(net, path) "
+            "or torch.distributed.checkpoint, or save what AutoParallel's state_dict() returns when all ranks call it"
+        )
+
+    def __format__(self, spec: str) -> str:
+        return format(repr(self), spec)
+
+
+Cut = Part | CutTensor
+"""What a parameter becomes when it is cut, or gathered and reduced as those that are."""
+_SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
+
+
+def as_cut(tensor: DTensor, placement: Placement, *, is_everywhere: bool = True) -> CutTensor:
+    """Make a DTensor know its part; returns it, the same object."""
+    see_parts()
+    tensor.__class__ = CutTensor
+    tensor.placement, tensor.is_everywhere = placement, is_everywhere  # type: ignore[attr-defined]
+    return tensor  # type: ignore[return-value]
+
+
+def as_dtensor(part: Part, *, is_everywhere: bool, like: DTensor | None = None) -> CutTensor:
+    """Return a part as a DTensor that shares its memory.
+
+    Args:
+        is_everywhere: False: only the ranks of the parameter's own stages have it.
+        like: on whose mesh it is; None: on one of its own.
+    """
+    placed, shape = part.placement, torch.Size(part.placement.shape)
+    own = _mesh_and_placements(part.device.type, placed) if like is None else None
+    mesh, placements = own or (like.device_mesh, like.placements)  # type: ignore[union-attr]
+    stride = torch.empty(shape, device="meta").stride()
+    with plain_tensors():
+        local = part.as_subclass(Tensor)
+    found = DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
+    return as_cut(found, placed, is_everywhere=is_everywhere)
+
+
+def lying_as(owner: Tensor, local: Tensor) -> Tensor:
+    """Return this rank's part of what lies as its owner does as what its owner is; it shares the part's memory."""
+    if isinstance(owner, CutTensor):
+        part = as_part(local.view_as(local), owner.placement)
+        return as_dtensor(part, is_everywhere=owner.is_everywhere, like=owner)
+    if isinstance(owner, Part):
+        found: Tensor = as_part(local.view_as(local), owner.placement)
+        return found
+    if isinstance(owner, DTensor):
+        mesh, placements = owner.device_mesh, owner.placements
+        return DTensor.from_local(local, mesh, placements, run_check=False, shape=owner.shape, stride=owner.stride())
+    return local
+
+
+def parameter_like(owner: Tensor, local: Tensor) -> nn.Parameter:
+    """Return the same as a parameter without a gradient."""
+    if not isinstance(owner, Part):
+        return nn.Parameter(lying_as(owner, local), requires_grad=False)
+    found = nn.Parameter(local, requires_grad=False)
+    become_part(found, owner.placement)
+    return found
+
+
+def part_of(value: Tensor, placed: Placement) -> Tensor:
+    """Return this rank's part of a whole tensor, a part or a DTensor, as an ordinary tensor that may share its memory.
+
+    All ranks call it together where it is cut otherwise.
+    """
+    if isinstance(value, CutTensor):
+        value = value._part()
+    if isinstance(value, Part):
+        return plain(value) if value.placement.is_same_cut(placed) else placed.cut(value.full_tensor())
+    if not isinstance(value, DTensor):
+        return value if tuple(value.shape) == placed.local_shape else placed.cut(value)
+    mesh, placements = _mesh_and_placements(value.device.type, placed)
+    if value.device_mesh == mesh and list(value.placements) == placements:
+        return value.to_local().view(placed.local_shape)
+    return placed.cut(value.full_tensor())
+
+
+class _Mesh(DeviceMesh):
+    """A mesh whose groups are made by their members when torch's functions for state dicts first ask for them."""
+
+    def get_group(self, mesh_dim: int | str | None = None) -> Any:
+        names = self.mesh_dim_names
+        place = names.index(mesh_dim) if isinstance(mesh_dim, str) and names else int(mesh_dim or 0)
+        along = self.mesh.movedim(place, -1).reshape(-1, self.mesh.shape[place])
+        own = next(row for row in along.tolist() if world.get_rank() in row)
+        return ranks_group(tuple(own))
+
+
+def exchange_state(root: nn.Module) -> None:
+    """Let the `state_dict` of every module that holds parts give DTensors and its `load_state_dict` take wholes."""
+    for module in root.modules():
+        hooks = module._load_state_dict_pre_hooks.values()
+        is_hooked = any(getattr(hook, "hook", None) is _take for hook in hooks)
+        if not is_hooked and any(isinstance(value, Cut) for value in module._parameters.values()):
+            module.register_load_state_dict_pre_hook(_take)
+            module.register_state_dict_post_hook(_hand_out)
+
+
+def _hand_out(module: nn.Module, state_dict: dict[str, Any], prefix: str, _: dict[str, Any]) -> None:
+    for name in module._parameters:
+        value = state_dict.get(prefix + name)
+        if isinstance(value, Part) and not isinstance(value, nn.Parameter):  # a parameter: keep_vars
+            state_dict[prefix + name] = as_dtensor(value, is_everywhere=True)
+
+
+def _take(
+    module: nn.Module,
+    state_dict: dict[str, Any],
+    prefix: str,
+    local_metadata: dict[str, Any],
+    strict: bool,
+    missing: list[str],
+    unexpected: list[str],
+    errors: list[str],
+) -> None:
+    del strict, missing, unexpected
+    name: str
+    parameter: Any
+    for name, parameter in module._parameters.items():
+        value = state_dict.get(prefix + name)
+        if not (isinstance(parameter, Cut) and isinstance(value, Tensor)):
+            continue
+        placed = parameter.placement
+        if local_metadata.get("assign_to_params_buffers"):
+            errors.append(f"assign=True would replace a cut parameter, {placed.describe()}: load without it")
+        elif isinstance(value, Part):
+            if not value.placement.is_same_cut(placed):
+                errors.append(f"{value.placement.describe()} in the state dict, cut otherwise than the network's own")
+        elif tuple(value.shape) == placed.shape:
+            state_dict[prefix + name] = lying_as(parameter, part_of(value, placed))
+        else:
+            errors.append(f"{placed.describe()}; the state dict has {tuple(value.shape)}, give the whole")
+            state_dict[prefix + name] = parameter.detach()
+
+
+def _mesh_and_placements(kind: str, placed: Placement) -> tuple[DeviceMesh, list[Any]]:
+    if not placed.is_even:
+        raise ParallelError(
+            f"{placed.describe()}, in parts of other sizes than a DTensor can have: use save_checkpoint, or the "
+            "state_dict() of AutoParallel"
+        )
+    holders = placed.holders if placed.stages else tuple(range(placed.world_size // placed.mesh.size))
+    cut = [Shard(dim) for dim, axes in enumerate(placed.stored.split) if axes]
+    return _device_mesh(kind, placed.mesh, placed.stored, holders), [Replicate(), *cut, Replicate()]
+
+
+@functools.cache
+def _device_mesh(kind: str, mesh: Mesh, layout: TensorLayout, holders: tuple[int, ...]) -> DeviceMesh:
+    """Return the ranks that hold a tensor: (pipeline ranks, a dimension for each of the tensor's that is cut, copies).
+
+    The runtime's own groups are not in it: a tensor is cut along several axes of its mesh at once.
+    """
+    cut = {dim: axes for dim, axes in enumerate(layout.split) if axes}
+    order = [*itertools.chain.from_iterable(cut.values()), *layout.copies(mesh)]
+    ranks = torch.arange(mesh.size).view(mesh.shape).permute(order)
+    ranks = ranks.reshape(*(mesh.extent(axes) for axes in cut.values()), -1)
+    ranks = torch.stack([ranks + holder * mesh.size for holder in holders])
+    names = ("stage", *(f"dim{dim}" for dim in cut), "copy")
+    return _Mesh(kind, ranks, mesh_dim_names=names, _init_backend=False)

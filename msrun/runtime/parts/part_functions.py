@@ -191,11 +191,7 @@ def as_part(tensor: Tensor, placement: Placement) -> Any:
 
 
 def run_on_parts(func: Function, types: Iterable[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run a function of torch that got a part.
-
-    Raises:
-        ParallelError: its result depends on more than this rank holds.
-    """
+    """Run a function of torch that got a part."""
     if func in reads:
         return _run_plain(func, args, kwargs)
     name = _name_of(func)
@@ -357,11 +353,7 @@ class _OnWholes:
         """id of a part -> it and its whole"""
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run it; what it writes into a part, or into a view of one, is rank 0's on every rank.
-
-        Raises:
-            ParallelError: it hands out memory, or writes to what autograd follows.
-        """
+        """Run it; what it writes into a part, or into a view of one, is rank 0's on every rank."""
         name = self._name
         if torch.is_grad_enabled() and getattr(self._func, "__module__", "") == "torch.nn.init":
             with torch.no_grad():
@@ -518,12 +510,7 @@ class _Elementwise:
         return result
 
     def _fit(self, value: Any, placed: Placement, *, is_written: bool = False) -> Any:
-        """Return this rank's part of an operand.
-
-        Raises:
-            _NeedsWholes: it is cut otherwise, or what is written to is whole.
-            ParallelError: of one row, it could be this rank's part or a row of the whole.
-        """
+        """Return this rank's part of an operand."""
         if isinstance(value, WholeView):
             raise _NeedsWholes
         if isinstance(value, PlacedTensor):
@@ -582,11 +569,7 @@ def _norm(func: Function, tensor: PlacedTensor, *args: Any, **kwargs: Any) -> Te
 
 
 def norms_of_wholes(tensors: Sequence[Tensor], power: Any = 2, dtype: torch.dtype | None = None) -> list[Tensor]:
-    """Return the norm of each tensor, of parts that of the whole. All ranks call it together; one all-reduce.
-
-    Raises:
-        ParallelError: a norm that is none, or one with a gradient.
-    """
+    """Return the norm of each tensor, of parts that of the whole. All ranks call it together; one all-reduce."""
     power = float(power)
     if not power > 0:
         raise ParallelError(_refusal(f"a norm of order {power:g}", tensors, {}))

@@ -12,11 +12,10 @@ from msrun.errors import StrategyError, near_miss
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.cost.devices import DeviceProfile
 from msrun.runtime.partition.decide import Constraints, decide
-from msrun.runtime.partition.decisions import Decisions
 from msrun.runtime.partition.local_work import LocalWorks
 from msrun.runtime.partition.price import GradientFlow, Price, StepSpec, price
-from msrun.runtime.search.build_problem import build_problem
-from msrun.runtime.search.problem import Problem
+from msrun.runtime.partition.program import Decisions
+from msrun.runtime.search.problem import Problem, ProblemBuilder
 from msrun.runtime.search.solvers import solve_dynamic, solve_exactly
 from msrun.runtime.sharding.layout import Mesh
 from msrun.runtime.sharding.operators.rule import LabelSplit
@@ -34,11 +33,7 @@ MB = 2**20
 
 @dataclass(frozen=True)
 class SearchSpec:
-    """What is searched for.
-
-    Raises:
-        StrategyError: an unknown mode, or a number out of its range.
-    """
+    """What is searched for."""
 
     mode: str
     device: DeviceProfile
@@ -114,43 +109,15 @@ class StepOf(Protocol):
         ...
 
 
-def search(
-    captured: CapturedGraph,
-    mesh: Mesh,
-    constraints: Constraints,
-    spec: SearchSpec,
-    step_of: StepOf,
-    *,
-    clock: Callable[[], float] = time.monotonic,
-    fewest: Callable[[int], int] = lambda count: count,
-) -> Found:
-    """Return the fastest plan that fits into a device; the same on every rank that asks the same.
-
-    What does not fit is cut more; then optimizer parallel stores parameters cut; then modules are recomputed.
+class Search:
+    """The search of strategies for one captured call; the same on every rank that asks the same.
 
     Args:
         clock: seconds since any moment.
         fewest: of how many plans each rank has looked for when its time was over, the fewest on any rank: all ranks
             then choose among the same.
-
-    Raises:
-        StrategyError: an illegal strategy, or nothing fits: says how much is missing, and of what.
     """
-    return _Search(captured, mesh, constraints, spec, step_of, clock, fewest).run()
 
-
-def search_plans(
-    captured: CapturedGraph, mesh: Mesh, constraints: Constraints, spec: SearchSpec, step_of: StepOf
-) -> Iterator[tuple[bool, list[Plan]]]:
-    """Yield the plans of a search, fast ones and small ones: first without, then with parameters stored cut.
-
-    Raises:
-        StrategyError: an illegal strategy.
-    """
-    return _Search(captured, mesh, constraints, spec, step_of).plans()
-
-
-class _Search:
     def __init__(
         self,
         captured: CapturedGraph,
@@ -158,22 +125,23 @@ class _Search:
         constraints: Constraints,
         spec: SearchSpec,
         step_of: StepOf,
+        *,
         clock: Callable[[], float] = time.monotonic,
         fewest: Callable[[int], int] = lambda count: count,
     ) -> None:
         self._clock, self._fewest = clock, fewest
         self._deadline = clock() + spec.time_limit_s
         self._cut_short = ""
-        self._captured = captured
-        self._mesh = mesh
-        self._given = constraints
-        self._spec = spec
-        self._step_of = step_of
+        self._captured, self._mesh, self._given = captured, mesh, constraints
+        self._spec, self._step_of, self._limit = spec, step_of, spec.limit_bytes
         self._works = LocalWorks(mesh)
         self._flow = GradientFlow(captured, self._works, constraints.differentiable_inputs)
-        self._limit = spec.limit_bytes
 
     def run(self) -> Found:
+        """Return the fastest plan that fits into a device.
+
+        What does not fit is cut more; then optimizer parallel stores parameters cut; then modules are recomputed.
+        """
         tried: list[Plan] = []
         for shards_all, plans in self.plans():
             fitting = [each for each in plans if each.price.memory_bytes <= self._limit]
@@ -206,7 +174,7 @@ class _Search:
         that of every parameter."""
         plain = self._plain
         step = self._step_of(plain.decisions, shards_all=False)
-        problem = build_problem(self._captured, self._given, self._spec.device, step, self._works, self._flow)
+        problem = ProblemBuilder(self._captured, self._given, self._spec.device, step, self._works, self._flow).build()
         found = [problem.splits(choice) for choice in self._choices(problem)]
         decided = [(splits, self._decide(splits), self._spec.mode) for splits in found]
         decided.append((plain.splits, plain.decisions, plain.name))

@@ -1,6 +1,6 @@
 """How a problem is solved: by dynamic programming, or as a linear program.
 
-Of dynamic programming variables are eliminated one by one, each into a table over its neighbours, then unwound.
+Dynamic programming: variables are eliminated one by one, each into a table over its neighbours, then unwound.
 
 It is exact (Bertele and Brioschi, "Nonserial dynamic programming", 1972); MindSpore's operator, edge and star
 eliminations are cases of it. Before and between eliminations splits go that another split of the same variable beats
@@ -229,12 +229,7 @@ def _unwind(eliminated: list[_Eliminated], count: int) -> Choice:
 
 
 def solve_exactly(problem: Problem, memory_limit: float | None = None) -> Choice:
-    """Return the cheapest plan whose bytes, as choices tell them, stay within a limit.
-
-    Raises:
-        MissingPackageError: scipy is not installed.
-        StrategyError: no plan stays within the limit.
-    """
+    """Return the cheapest plan whose bytes, as choices tell them, stay within a limit."""
     try:
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import coo_array

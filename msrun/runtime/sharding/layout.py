@@ -114,9 +114,6 @@ def build_mesh(world_size: int, first_rank: int = 0, *, strides: Iterable[int] =
         world_size: number of ranks, from `first_rank` on.
         strides: numbers of neighbouring ranks at which an axis must begin, because a device matrix has one there:
             2 x 3 of 6 ranks has the strides 3 and 6, so its mesh is 2 x 3.
-
-    Raises:
-        StrategyError: no row-major mesh has all these strides.
     """
     chain = sorted({1, world_size, *strides})
     for inner, outer in itertools.pairwise(chain):
@@ -199,9 +196,6 @@ def assign_axes(
     Args:
         near: a layout whose axes are kept where the numbers allow it, so that nothing moves without need.
         order: the order in which axes are taken, instead of from left to right.
-
-    Raises:
-        StrategyError: the numbers do not multiply to a divisor of the world, or cannot be made of its factors.
     """
     kept = [_kept(mesh, axes, number) for axes, number in zip(near.split, numbers, strict=True)] if near else []
     kept = kept or [()] * len(numbers)

@@ -211,11 +211,7 @@ class Layout:
 
 
 def choose_mesh(world_size: int, layouts: Iterable[Layout], first_rank: int = 0) -> Mesh:
-    """Return the mesh that has the axes of every layout; without any, the prime factors of the world.
-
-    Raises:
-        StrategyError: a matrix of another number of ranks, or two that no mesh can hold together.
-    """
+    """Return the mesh that has the axes of every layout; without any, the prime factors of the world."""
     strides: set[int] = set()
     seen: list[Layout] = []
     for layout in dict.fromkeys(layouts):
@@ -293,9 +289,6 @@ def gathered_layouts(
         what: names the product in errors.
         given: two Layouts.
         transposed: whether each of the inputs is.
-
-    Raises:
-        UsageError: not two Layouts, called with names, whose common dimension shares an axis.
     """
     layouts = tuple(given or ())
     maps = [list(one.tensor_map) for one in layouts if isinstance(one, Layout) and one.tensor_map]

@@ -112,11 +112,7 @@ class FreeFloat(FreeNumber, float):
 
 
 def settle(graph: fx.Graph) -> None:
-    """Put numbers of the captured call in the places of symbols, so that what comes later meets none.
-
-    Raises:
-        TypeError: an argument in which symbols could hide.
-    """
+    """Put numbers of the captured call in the places of symbols, so that what comes later meets none."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     of_the_call = functools.cache(lambda value: _of_the_call(value, mode))  # equal blocks have theirs in common
     for node in graph.nodes:

@@ -11,11 +11,47 @@ from torch import nn
 
 from msrun.errors import StrategyError
 from msrun.runtime.sharding.layout import Axes, Mesh, TensorLayout, assign_axes
-from msrun.runtime.sharding.legality import nearest_legal
 from msrun.runtime.sharding.named_layout import Layout
 from msrun.runtime.sharding.operators.dropout import BATCH_DIM
 from msrun.runtime.sharding.operators.rule import IS_CAST, Form, Label, Labels, LabelSplit, OperatorCall, Rule
 from msrun.runtime.sharding.redistribution import Move, plan_redistribution
+
+Numbers = tuple[tuple[int, ...], ...]
+CHOICES = 5
+"""Numbers of parts that are tried for one dimension."""
+
+
+def nearest_legal(form: Form, mesh: Mesh, wanted: Sequence[Sequence[int]]) -> Numbers:
+    """Return the whole legal strategy that is nearest: least sum of |log(legal / wanted)| over the dimensions.
+
+    Args:
+        wanted: the user's numbers, one row per input; rows of a wrong length are read as far as they go.
+    """
+    wishes: dict[str, int] = {}
+    for labels, numbers in zip(form.inputs, wanted, strict=False):
+        for label, number in zip(labels, numbers, strict=False):
+            if label is not None and number > 0:
+                wishes[label] = max(wishes.get(label, 1), number)
+    best = min(_legal(form, mesh, wishes), key=lambda parts: (_distance(parts, wishes), sorted(parts.items())))
+    return tuple(tuple(best.get(label, 1) if label else 1 for label in labels) for labels in form.inputs)
+
+
+def _legal(form: Form, mesh: Mesh, wishes: dict[str, int]) -> Iterator[dict[str, int]]:
+    choices = [_choices(form, mesh, label, wish) for label, wish in wishes.items()]
+    for numbers in itertools.product(*choices):
+        if mesh.size % math.prod(numbers) == 0:
+            yield dict(zip(wishes, numbers, strict=True))
+
+
+def _choices(form: Form, mesh: Mesh, label: Label, wish: int) -> list[int]:
+    """Return 1 and the nearest numbers that divide the ranks and that the dimension can be cut into."""
+    divisors = [n for n in range(1, mesh.size + 1) if mesh.size % n == 0 and (n == 1 or form.can_split(label, n))]
+    return sorted({1, *sorted(divisors, key=lambda n: abs(math.log(n / wish)))[:CHOICES]})
+
+
+def _distance(parts: dict[str, int], wishes: dict[str, int]) -> float:
+    return round(sum(abs(math.log(parts[label] / wish)) for label, wish in wishes.items()), 9)
+
 
 Entry = tuple[int, ...] | Layout
 """How one tensor is cut: parts per dimension, or a layout with named axes."""
@@ -73,9 +109,6 @@ def choose_split(
         layouts: present layouts of the tensor inputs; None for a parameter that nobody has used yet.
         follows: keep what the inputs bring, and nothing else, whatever the operator: it stands in a region whose
             inputs and parameters the user has laid out.
-
-    Raises:
-        StrategyError: the user's strategy is not legal for this operator.
     """
     if strategy is not None:
         return _from_user(call, form, mesh, strategy, layouts), "user"

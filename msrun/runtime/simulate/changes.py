@@ -17,13 +17,12 @@ from msrun.runtime.capture.captured_graph import Target
 from msrun.runtime.cost.devices import DeviceProfile
 from msrun.runtime.parallel.batch.divided_batch import GradAccumulation, find_wrappers
 from msrun.runtime.parallel.batch.parts import find_tensors
-from msrun.runtime.parallel.degrees.divisions import find_divisions, settings_of
+from msrun.runtime.parallel.degrees import find_divisions, settings_of
 from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, Level
 from msrun.runtime.parallel.recomputation import blocks_of, recomputed
 from msrun.runtime.parallel.settings import RECURSIVE, ParallelSettings, SearchSettings
-from msrun.runtime.simulate.job import SimulatedJob, simulate_job
-from msrun.runtime.simulate.uncaptured import changes_network
-from msrun.runtime.simulate.units import format_bytes, format_seconds
+from msrun.runtime.simulate.job import Asked, SimulatedJob, changes_network, simulate_job
+from msrun.runtime.simulate.recording import format_bytes, format_seconds
 
 TIME_LIMIT_S = 30.0
 
@@ -51,12 +50,7 @@ def can_be_divided(target: Target, settings: ParallelSettings, args: Sequence[An
 def divided(
     target: Target, settings: ParallelSettings, args: Sequence[Tensor], device: DeviceProfile, optimizer_states: int
 ) -> Iterator[DividedStep]:
-    """Search, and give what was found as long as the context lasts.
-
-    Raises:
-        StrategyError: nothing fits.
-        CaptureError: the network cannot be captured.
-    """
+    """Search, and give what was found as long as the context lasts."""
     times = world.get_group_size() if settings.dataset_strategy == "data_parallel" else 1
     shapes = [(each.shape[0] * times, *each.shape[1:]) if each.dim() else () for each in args]
     batch = [torch.empty(shape, dtype=each.dtype) for shape, each in zip(shapes, args, strict=True)]
@@ -135,20 +129,14 @@ class _Try:
     """Context manager that gives the changed target and settings."""
 
 
-def try_changes(
-    job: SimulatedJob,
-    target: Target,
-    settings: ParallelSettings,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    own_rank: int,
-) -> Changes:
+def try_changes(job: SimulatedJob, asked: Asked) -> Changes:
     """Look at the same step with other settings: searched strategies, such as tensor parallel, more optimizer
     parallel, recomputed blocks, micro batches.
 
     First each alone; then those that save memory together, the strongest of each kind; then what a search of degrees
     finds, stages of a pipeline and copies of the batch too.
     """
+    target, settings, args, kwargs = asked.target, asked.settings, asked.args, asked.kwargs
     kinds = [
         _levels(target, settings),
         [_Try("recompute(block) of every block", _recomputing)] if blocks_of(target.root) else [],
@@ -165,7 +153,7 @@ def try_changes(
                 changed, with_settings = target, settings
                 for each in tries:
                     changed, with_settings = stack.enter_context(each.change(changed, with_settings))
-                found = simulate_job(changed, with_settings, args, kwargs, job.device, 2, own_rank)
+                found = simulate_job(replace(asked, target=changed, settings=with_settings))
         except (ParallelError, RuntimeError) as error:
             refused.append(f"{' and '.join(words)}: {_shorten(error)}")
             continue
@@ -173,7 +161,9 @@ def try_changes(
     if can_be_divided(target, settings, args, kwargs):
         try:
             with divided(target, settings, args, job.device, _optimizer_states(job)) as step:
-                found = simulate_job(step.target, step.settings, step.batch, {}, job.device, 2, own_rank)
+                found = simulate_job(
+                    replace(asked, target=step.target, settings=step.settings, args=step.batch, kwargs={})
+                )
                 tried.append(_change((step.words,), found))
         except (ParallelError, RuntimeError) as error:
             refused.append(f"search_degrees: {_shorten(error)}")

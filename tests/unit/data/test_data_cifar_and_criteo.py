@@ -18,7 +18,7 @@ from msrun.data import Cifar10Dataset, Cifar100Dataset, CriteoDataset, write_cli
 from msrun.data.cifar import load_batch
 from msrun.data.criteo import LineFile
 from msrun.errors import DataError, UsageError
-from msrun.runtime.parallel.scaling import current_compat
+from msrun.runtime.parallel.precision import current_compat
 
 LABELS = {f"data_batch_{i}.bin": [i, i + 4] for i in range(1, 6)} | {"test_batch.bin": [0, 1, 2]}
 MARKER = "cifar_was_run"

@@ -19,7 +19,7 @@ from hypothesis.extra import numpy as npst
 from msrun.data import MnistDataset, digits
 from msrun.data.mnist import read_idx, write_idx
 from msrun.errors import DataError, UsageError
-from msrun.runtime.parallel.scaling import current_compat
+from msrun.runtime.parallel.precision import current_compat
 
 DTYPES = ["uint8", "int8", "int16", "int32", "float32", "float64"]
 ARRAYS = st.sampled_from(DTYPES).flatmap(

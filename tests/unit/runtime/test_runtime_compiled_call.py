@@ -19,14 +19,19 @@ from msrun.runtime import AutoParallel
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import CapturedGraph, find_target
 from msrun.runtime.parallel.batch.parts import BatchParts
-from msrun.runtime.parallel.compilation.build_call import build_compiled_call
-from msrun.runtime.parallel.compilation.compiled import CompiledCall
+from msrun.runtime.parallel.compilation.compiled import CompiledCall, build_compiled_call
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.partition.partition import partition
 from msrun.runtime.partition.program import LocalProgram
-from msrun.runtime.schedule.compiled_segments import CompileSpec
+from msrun.runtime.schedule.deferred_weights import CompileSpec
 from msrun.runtime.schedule.replay import RecomputeSpec
-from msrun.runtime.schedule.segments import BufferPlan, cut_segments, may_take_gradient, may_take_source, plan_buffers
+from msrun.runtime.schedule.segments import (
+    BufferPlan,
+    cut_segments,
+    may_take_gradient,
+    may_take_source,
+    plan_buffers,
+)
 from msrun.runtime.sharding.collective import Collective
 from msrun.runtime.sharding.layout import Mesh, TensorLayout, build_mesh
 from msrun.runtime.sharding.operators.rule import apply_collective

@@ -29,19 +29,18 @@ from msrun.runtime.cost.operators import (
     message_seconds,
     operator_seconds,
 )
-from msrun.runtime.parallel.degrees import divisions
-from msrun.runtime.parallel.degrees.divisions import DividedGraph, PartPrices
+from msrun.runtime.parallel import degrees
+from msrun.runtime.parallel.degrees import DividedGraph, PartPrices
 from msrun.runtime.parallel.recomputation import recomputed_in
 from msrun.runtime.partition.decide import Constraints
 from msrun.runtime.partition.local_work import LocalWork
 from msrun.runtime.partition.partition import partition
 from msrun.runtime.partition.price import StepSpec
-from msrun.runtime.schedule.activations import ActivationEstimate, estimate_activations
-from msrun.runtime.schedule.replay import find_regions, plan_replays
+from msrun.runtime.schedule.replay import ActivationEstimate, estimate_activations, find_regions, plan_replays
 from msrun.runtime.schedule.segments import cut_segments
-from msrun.runtime.search.search import SearchSpec, search
+from msrun.runtime.search.search import Search, SearchSpec
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
-from msrun.runtime.simulate.measured_times import added_s
+from msrun.runtime.simulate.calibration import added_s
 
 aten = torch.ops.aten
 LINK = Link(1.0, 10.0)
@@ -287,10 +286,12 @@ def stack(rows: int = ROWS) -> tuple[Stack, Tensor]:
 def prices_of(stages: int, rows: int) -> tuple[PartPrices, float, int]:
     """Return the prices of a part of the batch on one rank a stage, and seconds and bytes of it without stages."""
     network, batch = stack()
-    search_of = divisions._Search(network, [batch], stages, divisions.SearchSettings("exact", H100), 60.0)
+    search_of = degrees._Search(network, [batch], stages, degrees.SearchSettings("exact", H100), 60.0)
     captured, mesh = search_of._capture(ROWS // rows), build_mesh(1)
     spec = SearchSpec("dynamic_programming", H100)
-    plan = search(captured, mesh, Constraints([TensorLayout.replicated(2)]), spec, lambda _, *, shards_all: StepSpec())
+    plan = Search(
+        captured, mesh, Constraints([TensorLayout.replicated(2)]), spec, lambda _, *, shards_all: StepSpec()
+    ).run()
     graph = DividedGraph(captured, stages, search_of._paths(ROWS // rows))
     return PartPrices(graph, plan.plan), plan.plan.price.seconds, plan.plan.price.memory_bytes
 

@@ -215,7 +215,7 @@ def test_what_has_no_value_is_told_by_name() -> None:
 
 
 def test_parameter_that_a_backward_graph_holds_is_refused() -> None:
-    from msrun.runtime.tensors.put_value import put_value
+    from msrun.runtime.tensors.plain_tensors import put_value
 
     network = nn.Linear(4, 4)
     loss = network(torch.ones(1, 4)).sum()

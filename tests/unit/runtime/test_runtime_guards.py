@@ -23,7 +23,7 @@ from msrun.runtime.nn.random_stream import stream_of
 from msrun.runtime.nn.replaced import current, replace_parameter, replaced_for_now
 from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.parallel.modes import fsdp
-from msrun.runtime.tensors.put_value import holding
+from msrun.runtime.tensors.plain_tensors import holding
 
 network = nn.Linear(2, 2)
 factor = 1.0

@@ -21,7 +21,14 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from msrun.errors import LayoutTypeError, ParallelError, StrategyError
 from msrun.runtime import Layout
-from msrun.runtime.sharding.halo import Message, Window, add_gradients, gradient_message, join_window, window_message
+from msrun.runtime.sharding.collective import (
+    Message,
+    Window,
+    add_gradients,
+    gradient_message,
+    join_window,
+    window_message,
+)
 from msrun.runtime.sharding.layout import Axes, Mesh, TensorLayout, assign_axes, build_mesh
 from msrun.runtime.sharding.named_layout import choose_mesh
 from msrun.runtime.sharding.redistribution import Move, Step, plan_redistribution

@@ -20,7 +20,7 @@ from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import Target
 from msrun.runtime.parallel.batch.divided_batch import find_parts, find_wrappers
 from msrun.runtime.parallel.batch.parts import BatchParts, PartKind, split_batch
-from msrun.runtime.parallel.scaling import Compat, check_compat
+from msrun.runtime.parallel.precision import Compat, check_compat
 
 
 def network() -> WithLoss:

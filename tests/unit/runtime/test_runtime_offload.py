@@ -22,8 +22,8 @@ from msrun.agent.watch.progress_board import ProgressBoard
 from msrun.errors import StrategyError
 from msrun.mindspore import nn as ms_nn
 from msrun.runtime import AutoParallel, clip_grad_norm_, optim, progress
-from msrun.runtime.execute import device_waits
-from msrun.runtime.execute.host_thread import HostThread
+from msrun.runtime.execute import transfers
+from msrun.runtime.execute.segment_runner import HostThread
 from msrun.runtime.optim import host_steps
 
 STEPS = 5
@@ -317,8 +317,8 @@ def test_collective_that_the_device_does_not_pass_is_named_until_it_does(
     board = ProgressBoard(tmp_path / "progress", 1)
     board.create()
     monkeypatch.setenv(contract.MSRUN_PROGRESS, str(tmp_path / "progress"))
-    monkeypatch.setattr(device_waits, "LONG_S", 0.05)
-    monkeypatch.setattr(device_waits, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(transfers, "LONG_S", 0.05)
+    monkeypatch.setattr(transfers, "LOOK_EVERY_S", 0.01)
     monkeypatch.setattr(progress, "_record", None)
     progress.open_record(0)
 
@@ -328,8 +328,8 @@ def test_collective_that_the_device_does_not_pass_is_named_until_it_does(
 
     passed: set[str] = set()
     first, second = (SimpleNamespace(query=lambda name=name: name in passed) for name in ("first", "second"))
-    device_waits.watch("all_gather of 4 ranks", first)
-    device_waits.watch("all_reduce of 2 ranks", second)
+    transfers.watch("all_gather of 4 ranks", first)
+    transfers.watch("all_reduce of 2 ranks", second)
     wait_until(lambda: waits_in() == "all_gather of 4 ranks, on the device", "what is waited for is told")
     passed.add("first")
     wait_until(lambda: waits_in() == "all_reduce of 2 ranks, on the device", "what is waited for is told")

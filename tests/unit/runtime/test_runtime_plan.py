@@ -21,19 +21,17 @@ from msrun.runtime import AutoParallel, ParallelPlan, shard
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import CapturedGraph, find_target
 from msrun.runtime.cost.devices import PROFILES
-from msrun.runtime.parallel.compilation.build_call import activations_of
+from msrun.runtime.parallel.compilation.compiled import activations_of
 from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.parallel.modes.replica_plan import build_lone_plan
-from msrun.runtime.parallel.plan import GroupPlan, ParameterPlan
-from msrun.runtime.parallel.plan_traffic import operator_traffic
+from msrun.runtime.parallel.plan import GroupPlan, ParameterPlan, operator_traffic
 from msrun.runtime.partition.collective_messages import CollectiveTraffic, Message, Totals
 from msrun.runtime.partition.decide import Constraints, decide
-from msrun.runtime.partition.decisions import Decisions, Use
-from msrun.runtime.partition.local_values import local_values
-from msrun.runtime.partition.parameter_uses import ParameterUses
+from msrun.runtime.partition.local_work import local_values
 from msrun.runtime.partition.partition import lower
 from msrun.runtime.partition.price import Price, StepSpec, price
-from msrun.runtime.partition.program import OperatorPlan
+from msrun.runtime.partition.program import Decisions, OperatorPlan, Use
+from msrun.runtime.partition.reads import ParameterUses
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 from msrun.runtime.sharding.strategies import OperatorStrategy
 

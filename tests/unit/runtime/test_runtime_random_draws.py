@@ -19,8 +19,7 @@ from msrun.runtime.capture.captured_graph import find_target
 from msrun.runtime.nn.random_stream import put_stream_state, take_stream_state
 from msrun.runtime.partition.partition import partition
 from msrun.runtime.sharding.layout import Mesh, TensorLayout
-from msrun.runtime.sharding.operators.dropout import BATCH_DIM, CALL, LOST, CutShape
-from msrun.runtime.sharding.operators.random_draws import draw_part
+from msrun.runtime.sharding.operators.dropout import BATCH_DIM, CALL, LOST, CutShape, draw_part
 
 
 @pytest.fixture(autouse=True)

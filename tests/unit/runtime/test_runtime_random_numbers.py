@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from msrun.errors import ParallelError, StrategyError
-from msrun.runtime.nn.dropout import drop, mask_shape
 from msrun.runtime.nn.random_bits import Box, DrawKey, Source, keep_mask
+from msrun.runtime.nn.random_calls import drop, mask_shape
 from msrun.runtime.nn.random_draws import DRAWS, arguments_of, draw
 from msrun.runtime.sharding.layout import Mesh, TensorLayout
-from msrun.runtime.sharding.operators.dropout import LOST, CutShape, part_mask
-from msrun.runtime.sharding.operators.random_draws import draw_part
+from msrun.runtime.sharding.operators.dropout import LOST, CutShape, draw_part, part_mask
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")

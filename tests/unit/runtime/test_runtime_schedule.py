@@ -26,22 +26,23 @@ from msrun.runtime.execute import executor, segment_runner
 from msrun.runtime.execute.segment_runner import SegmentRunner
 from msrun.runtime.execute.transfers import TensorFuture
 from msrun.runtime.parallel.batch.parts import BatchParts
-from msrun.runtime.parallel.compilation.build_call import build_compiled_call
-from msrun.runtime.parallel.compilation.compiled import CompiledCall
+from msrun.runtime.parallel.compilation.compiled import CompiledCall, build_compiled_call
 from msrun.runtime.parallel.given_strategies import strategies_of
-from msrun.runtime.parallel.pipeline.plan import WORDS, render_svg, render_text
 from msrun.runtime.parallel.pipeline.schedule import (
+    WORDS,
     Action,
     build_schedule,
     choose_schedule,
     default_chunks,
     receive_early,
+    render_svg,
+    render_text,
 )
 from msrun.runtime.parallel.pipeline.torch_schedules import _stand_in
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.partition.partition import partition
 from msrun.runtime.schedule import deferred_weights
-from msrun.runtime.schedule.interleaving import backward_slots, forward_slots, join_slots
+from msrun.runtime.schedule.replay import backward_slots, forward_slots, join_slots
 from msrun.runtime.schedule.segments import Crossing, Segment
 from msrun.runtime.sharding.collective import Collective, Kind
 from msrun.runtime.sharding.layout import Mesh, TensorLayout, build_mesh

@@ -29,9 +29,8 @@ from msrun.runtime.parallel.settings import SearchSettings
 from msrun.runtime.partition.decide import Constraints
 from msrun.runtime.partition.local_work import LocalWorks
 from msrun.runtime.partition.price import GradientFlow, Price, StepSpec
-from msrun.runtime.search.build_problem import build_problem
-from msrun.runtime.search.problem import Problem, Variable
-from msrun.runtime.search.search import Found, SearchSpec, search, search_plans
+from msrun.runtime.search.problem import Problem, ProblemBuilder, Variable
+from msrun.runtime.search.search import Found, Search, SearchSpec
 from msrun.runtime.search.solvers import Answers, solve_dynamic, solve_exactly
 from msrun.runtime.sharding.layout import Mesh, TensorLayout, build_mesh
 
@@ -97,7 +96,9 @@ def constraints_of(graph: CapturedGraph, mesh: Mesh) -> Constraints:
 def problem_of(graph: CapturedGraph, ranks: int, device: DeviceProfile = H100) -> Problem:
     mesh = build_mesh(ranks)
     works = LocalWorks(mesh)
-    return build_problem(graph, constraints_of(graph, mesh), device, StepSpec(), works, GradientFlow(graph, works))
+    return ProblemBuilder(
+        graph, constraints_of(graph, mesh), device, StepSpec(), works, GradientFlow(graph, works)
+    ).build()
 
 
 def plain_step(_: object, *, shards_all: bool) -> StepSpec:
@@ -106,7 +107,7 @@ def plain_step(_: object, *, shards_all: bool) -> StepSpec:
 
 def searched(graph: CapturedGraph, ranks: int, spec: SearchSpec, **more: Any) -> Found:
     mesh = build_mesh(ranks)
-    return search(graph, mesh, constraints_of(graph, mesh), spec, plain_step, **more)
+    return Search(graph, mesh, constraints_of(graph, mesh), spec, plain_step, **more).run()
 
 
 def cheapest_of_all(problem: Problem) -> float:
@@ -247,9 +248,9 @@ def test_optimizer_parallel_is_turned_on_when_cutting_operators_is_not_enough() 
         return StepSpec(shard_axes=weights if shards_all else {}, optimizer_states=8)
 
     spec = SearchSpec("dynamic_programming", H100)
-    free = search(graph, mesh, given, spec, step_of)
+    free = Search(graph, mesh, given, spec, step_of).run()
     assert not free.shards_optimizer
-    found = search(graph, mesh, given, replace(spec, memory_bytes=free.plan.price.memory_bytes // 2), step_of)
+    found = Search(graph, mesh, given, replace(spec, memory_bytes=free.plan.price.memory_bytes // 2), step_of).run()
     assert found.shards_optimizer
     assert found.plan.price.memory_bytes <= free.plan.price.memory_bytes // 2
     assert any("hsdp level1" in note for note in found.notes)
@@ -260,9 +261,9 @@ def test_what_must_be_recomputed_counts_when_nothing_fits(name: str, ranks: int)
     graph, mesh = graph_of(name), build_mesh(ranks)
     given, free = constraints_of(graph, mesh), SearchSpec("dynamic_programming", SLOW_LINKS)
 
-    prices = [plan.price for _, plans in search_plans(graph, mesh, given, free, plain_step) for plan in plans]
+    prices = [plan.price for _, plans in Search(graph, mesh, given, free, plain_step).plans() for plan in plans]
     limit = min(price.memory_bytes for price in prices) - 1
-    found = search(graph, mesh, given, replace(free, memory_bytes=limit), plain_step)
+    found = Search(graph, mesh, given, replace(free, memory_bytes=limit), plain_step).run()
     assert found.activation_limit_bytes is not None
 
     def overflow(price: Price) -> float:

@@ -17,7 +17,7 @@ from msrun.runtime.capture.captured_graph import CapturedGraph, find_target
 from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.parallel.recomputation import recomputed_in
 from msrun.runtime.partition.decide import Constraints, decide
-from msrun.runtime.partition.local_values import local_values, parameter_memory
+from msrun.runtime.partition.local_work import local_values, parameter_memory
 from msrun.runtime.partition.partition import lower, partition
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.schedule.replay import RecomputeSpec, Replay, find_regions, forgetting, parameters_of, plan_replays

@@ -5,25 +5,38 @@ from __future__ import annotations
 import contextvars
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import nn
+from placed_parameters import placed
+from torch import Tensor, nn
 
-from msrun.errors import StrategyError
+from msrun.errors import CaptureError, StrategyError
 from msrun.runtime import (
     AutoParallel,
     Model,
     ParallelMode,
+    all_gather,
+    all_reduce,
+    all_to_all,
+    broadcast,
     get_auto_parallel_context,
     init,
+    layerwise_parallel,
+    reduce_scatter,
     release,
     reset_auto_parallel_context,
     set_auto_parallel_context,
+    set_comm_fusion,
 )
-from msrun.runtime.parallel.parameters.hsdp import HsdpSpec
+from msrun.runtime.capture.capture import capture
+from msrun.runtime.capture.captured_graph import find_target
+from msrun.runtime.execute.placement import PlacedParameter
+from msrun.runtime.parallel.parameters.fusion import MB, MessageRule, fusion_id_of, group_parameters, parse_comm_fusion
+from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, choose_shard_axes
+from msrun.runtime.sharding.layout import Axes, TensorLayout, build_mesh
 
 
 @pytest.fixture(autouse=True)
@@ -246,3 +259,261 @@ def test_model_runs_its_module_as_the_context_says() -> None:
     assert not torch.equal(before, network.weight)
     own = parallel()
     assert Model(own).network is own
+
+
+def stored(
+    megabytes: float = 1,
+    fusion_id: int | None = None,
+    *,
+    shard_axes: Axes = (),
+    dtype: torch.dtype = torch.float32,
+    trainable: bool = True,
+    partial_axes: Axes = (0,),
+) -> tuple[PlacedParameter, Axes]:
+    count = int(megabytes * MB) // torch.empty(0, dtype=dtype).element_size()
+    parameter = nn.Parameter(torch.empty(count, dtype=dtype, device="meta"), trainable)
+    item = placed("p", parameter, (count,), shard_axes=shard_axes, fusion_id=fusion_id)
+    return item, partial_axes
+
+
+def test_numbers_are_written_on_trainable_parameters_and_later_calls_win() -> None:
+    network = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    network[0].bias.requires_grad_(requires_grad=False)
+    set_comm_fusion(network, 3, recurse=False)
+    assert fusion_id_of(network[0].weight) is None
+    assert set_comm_fusion(network, 1) is network
+    set_comm_fusion(network[1], 2)
+    assert fusion_id_of(network[0].weight) == 1
+    assert fusion_id_of(network[0].bias) is None
+    assert fusion_id_of(network[1].weight) == fusion_id_of(network[1].bias) == 2
+
+
+def messages(parameters: Any, config: Any, way: Literal["gather", "reduce"] = "reduce") -> list[list[int]]:
+    return group_parameters(parameters, way, parse_comm_fusion(config))
+
+
+def only(kind: str, mode: str, config: Any) -> dict[str, Any]:
+    return {kind: {"mode": mode, "config": config}}
+
+
+AUTO = [4, 4, 2]
+
+
+@pytest.mark.parametrize(
+    ("count", "megabytes", "config", "right"),
+    [
+        (10, 5, None, [5, 5]),  # as large as DDP's
+        (10, 16, {}, AUTO),
+        (10, 16, {"openstate": True}, AUTO),
+        (10, 16, only("allreduce", "auto", None), AUTO),
+        (6, 2, only("allreduce", "size", 1), [1] * 6),
+        (6, 2, only("allreduce", "size", 4), [2, 2, 2]),
+        (6, 2, only("allreduce", "size", 5), [2, 2, 2]),
+        (6, 2, only("allreduce", "size", 12), [6]),
+        (40, 1, only("allreduce", "index", [20, 35]), [20, 15, 5]),
+        (40, 1, only("allreduce", "index", [1]), [1, 39]),
+        (40, 1, only("allreduce", "index", [10, 20, 30, 40]), [10] * 4),
+        (40, 1, only("allreduce", "index", [60]), [40]),
+    ],
+)
+def test_configuration_says_how_many_equal_parameters_a_message_carries(
+    count: int, megabytes: float, config: Any, right: list[int]
+) -> None:
+    assert [len(group) for group in messages([stored(megabytes)] * count, config)] == right
+
+
+def test_kinds_that_are_left_out_are_auto_and_gathers_have_sizes_of_their_own() -> None:
+    for kind in ("allreduce", "allgather", "reducescatter"):
+        assert getattr(parse_comm_fusion({}), kind) == MessageRule(64 * MB)
+    assert parse_comm_fusion(None).allreduce == MessageRule(25 * MB, alone_bytes=MB)
+    cut = [stored(shard_axes=(0,))] * 8
+    config = {**only("allgather", "size", 4), **only("reducescatter", "size", 1)}
+    assert [len(group) for group in messages(cut, config, "gather")] == [4, 4]
+    assert [len(group) for group in messages(cut, config)] == [1] * 8
+    assert [len(group) for group in messages([stored()] * 8, config)] == [8]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "config", "groups"),
+    [
+        ([], None, []),
+        ([stored()] * 3, None, [[0, 1, 2]]),
+        ([stored(10)] * 3, None, [[0, 1], [2]]),
+        ([stored(25), stored(1)], None, [[0], [1]]),
+        ([stored(30), stored(1), stored(24)], None, [[0], [1, 2]]),
+        ([stored(fusion_id=0)] * 3, None, [[0], [1], [2]]),
+        ([stored(fusion_id=1), stored(fusion_id=2), stored(fusion_id=1)], None, [[0, 2], [1]]),
+        ([stored(20, 1), stored(20, 1), stored(20, 1)], None, [[0, 1, 2]]),
+        ([stored(fusion_id=1), stored(), stored(fusion_id=0)], None, [[0], [1], [2]]),
+        ([stored(shard_axes=(0,)), stored(), stored(shard_axes=(0,))], None, [[0, 2], [1]]),
+        ([stored(partial_axes=(0,)), stored(partial_axes=(0, 1))], None, [[0], [1]]),
+        ([stored(), stored(dtype=torch.bfloat16)], None, [[0], [1]]),
+        ([stored(), stored(trainable=False)], None, [[0], [1]]),
+        ([stored(fusion_id=3), stored(fusion_id=3, dtype=torch.float64)], None, [[0], [1]]),
+        ([stored(fusion_id=3)] * 2 + [stored()], {"openstate": False}, [[0], [1], [2]]),
+        ([*map(stored, [1] * 4, [7, None, 7, 0])], only("allreduce", "size", 1), [[0, 2], [1], [3]]),
+        ([stored(shard_axes=(0,)), stored()] * 4, only("allreduce", "index", [1, 3]), [[0, 2, 4, 6], [1], [3, 5], [7]]),
+    ],
+)
+def test_parameters_that_are_alike_travel_together(parameters: Any, config: Any, groups: list[list[int]]) -> None:
+    assert messages(parameters, config, "reduce" if config else "gather") == groups
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ([], "comm_fusion([]): must be a dict such as {'openstate': True}, or None"),
+        ({"allredcue": {}}, "unknown key 'allredcue' (did you mean allreduce?): use openstate, allreduce, allgather"),
+        ({"openstate": 1}, "openstate=1: must be True or False"),
+        ({"allreduce": 64}, "allreduce=64: must be a dict of mode and config"),
+        ({"allreduce": {"mode": "auto"}}, "allreduce has no 'config'"),
+        ({"allgather": {"config": None}}, "allgather has no 'mode'"),
+        ({"allgather": {"mode": "auto", "config": None, "x": 1}}, "unknown key 'x' of allgather"),
+        (only("allreduce", "bytes", 1), "mode 'bytes' of allreduce: must be auto or size or index"),
+        (only("allgather", "index", [1]), "mode 'index' of allgather: must be auto or size"),
+        (only("reducescatter", "index", [1]), "mode 'index' of reducescatter: must be auto or size"),
+        (only("allreduce", "auto", 64), "config 64 of allreduce: must be None with mode auto"),
+        *(
+            (only("allreduce", "size", size), f"config {size!r} of allreduce: must be a whole")
+            for size in (0, 1.5, "1")
+        ),
+        *(
+            (
+                only("allreduce", "index", index),
+                f"config {index!r} of allreduce: must be ascending whole numbers above 0",
+            )
+            for index in ([3, 2], [], [2, 2], 5)
+        ),
+    ],
+)
+def test_configuration_that_means_nothing_is_refused_in_words(config: Any, text: str) -> None:
+    with pytest.raises(StrategyError) as caught:
+        AutoParallel(lambda: None).comm_fusion(config)
+    assert text in str(caught.value)
+
+
+def test_operators_return_their_input_in_a_world_of_one() -> None:
+    x = torch.randn(4, 4, requires_grad=True)
+    for call in (all_reduce, all_gather, reduce_scatter, broadcast, all_to_all):
+        assert call(x) is x
+
+
+def test_operator_in_a_captured_network_names_the_mode_for_it() -> None:
+    class Cut(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return all_reduce(x)
+
+    with pytest.raises(CaptureError, match='parallel_mode="hybrid_parallel"'):
+        capture(find_target(Cut()), [torch.ones(2)], {}, input_shapes=[(2,)], parameter_shapes={})
+
+
+WORLD = build_mesh(32)
+
+
+def choose(
+    spec: HsdpSpec | None,
+    layout: TensorLayout,
+    shape: tuple[int, ...],
+    itemsize: int = 4,
+    *,
+    opted_out: bool = False,
+    partial_axes: Axes = (),
+    world: Any = WORLD,
+) -> tuple[int, str]:
+    """Return over how many ranks a parameter is cut, and the reason."""
+    axes, reason = choose_shard_axes(
+        spec, world, layout, shape, itemsize, opted_out=opted_out, partial_axes=partial_axes
+    )
+    return world.extent(axes), reason
+
+
+# 48 x 64 and 64 x 16 on 32 ranks under ((4, 8), (8, 1)) and ((4, 4), (4, 2)): MindSpore's test_parallel_optimizer.py
+FIRST = TensorLayout(((2, 3, 4), ()))
+"""48 x 64 cut into 8 rows of parts: 6 rows each, 4 copies."""
+SECOND = TensorLayout(((2, 3), (4,)))
+"""64 x 16 cut into 4 x 2: 16 rows each, 4 copies."""
+
+
+@pytest.mark.parametrize(
+    ("shard_size", "first", "second"), [(-1, 1, 4), (1, 1, 1), (2, 2, 2), (4, 1, 4), (8, 1, 4), (32, 1, 4)]
+)
+def test_weights_of_mindspores_tests_are_cut_as_there(shard_size: int, first: int, second: int) -> None:
+    spec = HsdpSpec(shard_size, 0)
+    assert choose(spec, FIRST, (48, 64))[0] == first
+    assert choose(spec, SECOND, (64, 16))[0] == second
+
+
+@pytest.mark.parametrize(("threshold", "parts"), [(0, 8), (64, 8), (71, 8), (72, 8), (73, 1), (100, 1)])
+def test_weight_of_72_kb_is_cut_up_to_a_threshold_of_72(threshold: int, parts: int) -> None:
+    found, reason = choose(HsdpSpec(-1, threshold), TensorLayout.replicated(2), (96, 192), world=build_mesh(8))
+    assert found == parts
+    assert reason == ("rows cut over 8 ranks" if parts > 1 else f"72 KB is under the threshold of {threshold} KB")
+
+
+@pytest.mark.parametrize(
+    ("spec", "layout", "shape", "settings", "reason"),
+    [
+        (None, TensorLayout.replicated(2), (64, 64), {}, "hsdp is off"),
+        (HsdpSpec(-1, 0), TensorLayout.replicated(2), (64, 64), {"opted_out": True}, "parallel_optimizer is False"),
+        (HsdpSpec(-1, 0), TensorLayout(((0, 1, 2, 3, 4), ())), (64, 64), {}, "no rank holds a copy of it"),
+        (HsdpSpec(-1, 0), TensorLayout.replicated(2), (1, 64), {}, "its 1 rows cannot be cut into 32 equal parts"),
+        (HsdpSpec(-1, 0), FIRST, (48, 64), {}, "its 6 rows cannot be cut into 4 equal parts"),
+        (HsdpSpec(3, 0), TensorLayout.replicated(2), (48, 64), {}, "shard_size 3 cannot be made of its 32 copies"),
+        (HsdpSpec(-1, 0), TensorLayout(()), (), {}, "it is a single number"),
+        (HsdpSpec(-1, 1), TensorLayout.replicated(1), (10,), {}, "40 B is under the threshold of 1 KB"),
+        (HsdpSpec(), TensorLayout.replicated(2), (128, 128), {"itemsize": 2}, "32 KB is under the threshold of 64 KB"),
+    ],
+)
+def test_parameter_that_stays_whole_says_why(
+    spec: HsdpSpec | None, layout: TensorLayout, shape: tuple[int, ...], settings: dict[str, Any], reason: str
+) -> None:
+    assert choose(spec, layout, shape, **settings) == (1, reason)
+
+
+@pytest.mark.parametrize(
+    ("partial_axes", "shard_size", "axes"),
+    [((0, 1), -1, (2, 0, 1)), ((0, 1, 2), 2, (2,))],
+    ids=["equal first", "nearest"],
+)
+def test_copies_with_equal_gradients_then_nearest_ones_share_it(
+    partial_axes: Axes, shard_size: int, axes: Axes
+) -> None:
+    spec, layout = HsdpSpec(shard_size, 0), TensorLayout.replicated(1)
+    found, _ = choose_shard_axes(spec, build_mesh(8), layout, (64,), 4, opted_out=False, partial_axes=partial_axes)
+    assert found == axes
+
+
+def hsdp(**settings: Any) -> Any:
+    return AutoParallel(lambda: None).hsdp(**settings)
+
+
+ONES = torch.ones(2, 2)
+
+
+@pytest.mark.parametrize(
+    ("ask", "text"),
+    [
+        (lambda: hsdp(shard_size=0), "hsdp(shard_size=0): must be a whole number above 0, or -1 for all"),
+        (lambda: hsdp(shard_size=-2), "hsdp(shard_size=-2)"),
+        (lambda: hsdp(shard_size=2.0), "hsdp(shard_size=2.0)"),
+        (lambda: hsdp(threshold=-1), "hsdp(threshold=-1): must be a whole number of KB, 0 or more"),
+        (lambda: hsdp(threshold=0.5), "hsdp(threshold=0.5)"),
+        (lambda: hsdp(optimizer_level="level4"), "must be one of level1, level2, level3"),
+        (lambda: HsdpSpec(128).check_world(32), "hsdp(shard_size=128): there are only 32 ranks"),
+        (lambda: all_reduce(ONES, "prod"), "must be sum, max or min"),
+        (lambda: reduce_scatter(ONES, "max"), "reduce_scatter(op='max'): must be sum"),
+        (lambda: broadcast(ONES, 3), "root_rank=3"),
+        (lambda: all_gather(ONES, 2), "dimension 2 of a tensor of shape"),
+        (lambda: layerwise_parallel(ONES), "mark a torch.nn.Parameter"),
+        *(
+            (lambda n=number: set_comm_fusion(nn.Linear(2, 2), n), "must be a whole number, 0 or more; 0 never fuses")
+            for number in (-1, 1.0, True, "1", None)
+        ),
+    ],
+)
+def test_values_out_of_range_are_refused_at_once(ask: Callable[[], Any], text: str) -> None:
+    HsdpSpec(32).check_world(32)
+    HsdpSpec(3).check_world(32)
+    with pytest.raises(StrategyError) as caught:
+        ask()
+    assert text in str(caught.value)

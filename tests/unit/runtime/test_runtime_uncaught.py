@@ -15,7 +15,7 @@ from torch import nn
 from msrun import contract
 from msrun.errors import CaptureError
 from msrun.runtime import AutoParallel, uncaught
-from msrun.runtime.tensors.put_value import holding
+from msrun.runtime.tensors.plain_tensors import holding
 
 HERE = "user/train.py"
 

@@ -21,7 +21,7 @@ from msrun.errors import CaptureError, StrategyError
 from msrun.runtime.capture import marked_calls
 from msrun.runtime.nn.random_stream import part_of_batch
 from msrun.runtime.parallel.batch.parts import BatchParts, PartKind, join_results, join_values, split_batch
-from msrun.runtime.parallel.scaling import Scales, current_loss_scale, find_compat, part_scale, scales
+from msrun.runtime.parallel.precision import Scales, current_loss_scale, find_compat, part_scale, scales
 
 
 class DividedBatch(nn.Module, ABC):
@@ -74,11 +74,7 @@ class DividedBatch(nn.Module, ABC):
 
 
 def find_wrappers(root: nn.Module) -> list[DividedBatch]:
-    """Return the wrappers in a network that divide its batch, outermost first.
-
-    Raises:
-        StrategyError: two of them side by side.
-    """
+    """Return the wrappers in a network that divide its batch, outermost first."""
     found = [module for module in root.modules() if isinstance(module, DividedBatch)]
     for outer, inner in itertools.pairwise(found):
         if inner not in outer.modules():
@@ -239,11 +235,7 @@ def _without_hooks(parameters: Sequence[Tensor]) -> Iterator[None]:
 
 
 def check_loss(results: list[Any]) -> Tensor:
-    """Return the loss: the first result.
-
-    Raises:
-        StrategyError: it is not a scalar that has a gradient.
-    """
+    """Return the loss: the first result."""
     loss = results[0] if results else None
     if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
         found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
@@ -268,10 +260,6 @@ def hand_out(ctx: Any, incoming: Sequence[Tensor | None], loss: int = 0) -> list
     Args:
         incoming: at every result of the call.
         loss: which of them the gradients were made of.
-
-    Raises:
-        CaptureError: they were handed out before.
-        StrategyError: a gradient comes in at another result than the loss.
     """
     others = [index for index, gradient in enumerate(incoming) if gradient is not None and index != loss]
     if others:

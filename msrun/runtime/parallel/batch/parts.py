@@ -69,11 +69,7 @@ class BatchParts:
         return flat
 
     def check(self, rows: int) -> None:
-        """Refuse a batch that cannot be divided evenly.
-
-        Raises:
-            StrategyError: so many rows on a rank.
-        """
+        """Refuse a batch that cannot be divided evenly."""
         check_rows(rows, self.total, self.describe())
 
     def describe(self) -> str:
@@ -126,11 +122,7 @@ def describe_batch(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
 
 
 def split_batch(inputs: tuple[Any, ...], count: int, what: str = "copies") -> list[tuple[Any, ...]]:
-    """Return `count` tuples of contiguous slices of dimension 0; what is not a tensor goes to all of them.
-
-    Raises:
-        StrategyError: the batch cannot be divided.
-    """
+    """Return `count` tuples of contiguous slices of dimension 0; what is not a tensor goes to all of them."""
     if count == 1:
         return [inputs]
     for value in inputs:
@@ -143,11 +135,7 @@ def split_batch(inputs: tuple[Any, ...], count: int, what: str = "copies") -> li
 
 
 def check_rows(rows: int, count: int, what: str) -> None:
-    """Refuse a batch that cannot be cut into `count` equal parts.
-
-    Raises:
-        StrategyError: it cannot.
-    """
+    """Refuse a batch that cannot be cut into `count` equal parts."""
     if rows % count:
         raise StrategyError(
             f"a batch of {rows} rows on this rank cannot be cut into {count} equal {what}; give a batch that "

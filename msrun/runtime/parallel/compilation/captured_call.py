@@ -27,7 +27,7 @@ from msrun.runtime.parallel.pipeline.compilation import compile_call
 from msrun.runtime.parallel.plan import log
 from msrun.runtime.parallel.precision import autocast
 from msrun.runtime.parallel.strategy_file import write_operator_strategies
-from msrun.runtime.schedule.activations import ActivationEstimate
+from msrun.runtime.schedule.replay import ActivationEstimate
 from msrun.runtime.sharding.layout import Box, build_mesh
 from msrun.runtime.sharding.sizes import SizesOfCall
 from msrun.runtime.tensors.plain_tensors import plain_tensors
@@ -125,9 +125,6 @@ class CapturedCall:
 
         To be called once, after the captured call has run: whatever the call reads is guarded, so a guard that no
         longer holds is something that it changed.
-
-        Raises:
-            CaptureError: names what changed.
         """
         total = self.compiled.parts.total
         if total > 1 and (changed := self._captured.traced.why_not(function, args, kwargs)):
@@ -140,11 +137,7 @@ class CapturedCall:
     def run(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Tensor]
     ) -> Any:
-        """Run a call; gradients reach the stored parameters by `backward()`.
-
-        Raises:
-            ParameterChanged: before anything is computed.
-        """
+        """Run a call; gradients reach the stored parameters by `backward()`."""
         self._tensors = tensors
         if self._captured.sizes:
             key = str(kinds_of(tensors))

@@ -22,26 +22,24 @@ from msrun.runtime.capture.batch_rows import refuse_lost_rows
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import CapturedGraph, Target
 from msrun.runtime.capture.dynamo import TracedCall
+from msrun.runtime.nn.with_loss import user_name
 from msrun.runtime.parallel.batch.divided_batch import DividedBatch, find_parts, find_wrappers
 from msrun.runtime.parallel.batch.parts import BatchParts, find_tensors
-from msrun.runtime.parallel.compilation.build_call import activations_of, build_compiled_call
-from msrun.runtime.parallel.compilation.compiled import CompiledCall, ProgramCall
+from msrun.runtime.parallel.compilation.compiled import CompiledCall, ProgramCall, activations_of, build_compiled_call
 from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.parallel.host_operators import choose_host_operators, keep_host_operators, targets_in
 from msrun.runtime.parallel.operator_strategies import ChosenStrategies, choose_strategies
-from msrun.runtime.parallel.overlap import describe_overlap
+from msrun.runtime.parallel.parameters.fusion import describe_overlap
 from msrun.runtime.parallel.parameters.storage import ParameterStorage, StageHolders
 from msrun.runtime.parallel.plan import ParallelPlan, build_parallel_plan
 from msrun.runtime.parallel.precision import autocast
 from msrun.runtime.parallel.recomputation import choose_recomputed, recomputed_in
 from msrun.runtime.parallel.settings import ParallelSettings
-from msrun.runtime.parallel.user_name import user_name
 from msrun.runtime.partition.borders import place_operators
 from msrun.runtime.partition.decide import Constraints, decide
-from msrun.runtime.partition.decisions import Decisions
-from msrun.runtime.partition.layout_constraints import entry_layout
 from msrun.runtime.partition.partition import lower
-from msrun.runtime.partition.program import LocalProgram
+from msrun.runtime.partition.program import Decisions, LocalProgram
+from msrun.runtime.partition.reads import entry_layout
 from msrun.runtime.schedule.replay import RecomputeSpec, find_regions
 from msrun.runtime.sharding.layout import Mesh, TensorLayout
 from msrun.runtime.sharding.named_layout import Layout, choose_mesh
@@ -119,10 +117,6 @@ class Compilation:
         Args:
             wrappers: those of the network that divide its batch.
             is_placed: the operators get their places on the host and the device; else the caller does that.
-
-        Raises:
-            CaptureError: the network cannot be captured.
-            StrategyError: an illegal strategy.
         """
         parts = find_parts(wrappers)
         recompute = recomputed_in(self.target.root)
@@ -367,11 +361,7 @@ class Compilation:
         return placed(moved, note)
 
     def _settle_mesh(self, layouts: Iterable[Layout]) -> None:
-        """Give the mesh the axes of the user's device matrices; parameters that are stored already keep theirs.
-
-        Raises:
-            StrategyError: matrices that contradict each other, or the mesh of the stored parameters.
-        """
+        """Give the mesh the axes of the user's device matrices; parameters that are stored already keep theirs."""
         config = self.settings.dataset_strategy
         given = [] if isinstance(config, str) else [entry for entry in config if isinstance(entry, Layout)]
         self.layouts = list(dict.fromkeys((*self.layouts, *given, *layouts)))

@@ -31,6 +31,7 @@ from msrun.runtime.execute.transfers import start_all_reduce
 from msrun.runtime.nn.deferred_init import init_parameters
 from msrun.runtime.nn.random_calls import RandomCalls
 from msrun.runtime.nn.random_stream import part_of_batch
+from msrun.runtime.nn.with_loss import user_name
 from msrun.runtime.parallel.batch.divided_batch import GradAccumulation, find_wrappers
 from msrun.runtime.parallel.border import (
     StepFunction,
@@ -56,10 +57,8 @@ from msrun.runtime.parallel.modes.reduction import ReducedNetwork, any_rank
 from msrun.runtime.parallel.modes.replica_plan import build_replica_plan
 from msrun.runtime.parallel.outside import mean_of_ranks, note_known
 from msrun.runtime.parallel.parameters.storage import equal_everywhere, note_placed
-from msrun.runtime.parallel.precision import autocast
+from msrun.runtime.parallel.precision import autocast, replica_scales, scale_gradient
 from msrun.runtime.parallel.recomputation import checkpointed
-from msrun.runtime.parallel.scaling import replica_scales, scale_gradient
-from msrun.runtime.parallel.user_name import user_name
 from msrun.runtime.progress import waiting_in
 from msrun.runtime.sharding.layout import Box, whole
 
@@ -165,11 +164,7 @@ class Replicas(Engine):
                     buffer.copy_(value.view(buffer.shape))
 
     def _check_written(self, root: nn.Module, versions: Mapping[nn.Parameter, int]) -> None:
-        """Refuse a forward pass that writes other values into a parameter on each rank; the first call finds out which.
-
-        Raises:
-            StrategyError: it does.
-        """
+        """Refuse a forward pass that writes other values on each rank; the first call finds out."""
         key = id(root), root.training
         if key not in self._written:
             mine = {parameter for parameter, version in versions.items() if parameter._version != version}
@@ -306,11 +301,7 @@ class Replicas(Engine):
                 waits[0].enter_context(sharded.no_sync())
 
     def boxes(self, root: nn.Module, tensors: Sequence[Tensor]) -> list[Box]:  # noqa: ARG002
-        """Return which part of each of the global batch's tensors this rank has passed.
-
-        Raises:
-            UnverifiableError: the ranks' batches cannot be joined.
-        """
+        """Return which part of each of the global batch's tensors this rank has passed."""
         everyone = gather([tuple(tensor.shape) for tensor in tensors])
         if len({tuple(shape[1:] for shape in shapes) for shapes in everyone}) > 1:
             raise UnverifiableError(
@@ -346,9 +337,6 @@ class Replicas(Engine):
     def reduce(self, weights: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[Tensor]:
         """Return the gradients averaged over the ranks, in messages of at most 25 MB; those of weights with
         gradients of their own as they are.
-
-        Raises:
-            StrategyError: a weight that no network of the step function has.
         """
         known = {id(parameter) for parameter in self.parameters()}
         for index, weight in enumerate(weights):
@@ -375,11 +363,7 @@ def _rows_of(shapes: Sequence[tuple[int, ...]], rank: int) -> Box:
 
 
 def _check_hooks(network: nn.Module, mode: str) -> None:
-    """Refuse hooks that would look at, or step with, the gradient of one rank.
-
-    Raises:
-        StrategyError: there is one.
-    """
+    """Refuse hooks that would look at, or step with, the gradient of one rank."""
     for parameter in network.parameters():
         if parameter._post_accumulate_grad_hooks and not has_own_gradient(parameter):
             raise StrategyError(
@@ -398,11 +382,7 @@ def _kinds_of(parameters: Sequence[nn.Parameter]) -> list[Any]:
 
 
 def _check_not_accumulated(root: nn.Module, mode: str) -> None:
-    """Refuse micro batches under FSDP2, which gives gradients in `backward()` only: they would take none.
-
-    Raises:
-        StrategyError: there are some.
-    """
+    """Refuse micro batches under FSDP2, which gives gradients in `backward()` only: they would take none."""
     for wrapper in find_wrappers(root):
         if isinstance(wrapper, GradAccumulation):
             raise StrategyError(

@@ -34,12 +34,12 @@ from msrun.runtime.capture.captured_graph import Target
 from msrun.runtime.execute.placement import Placement, chunk_bounds, placements
 from msrun.runtime.execute.transfers import start_all_reduce
 from msrun.runtime.nn.replaced import follow_now, replace_parameter, replaced_for_now, stand_for
+from msrun.runtime.nn.with_loss import user_name
 from msrun.runtime.parallel.border import leaves_of, map_tensors, share_leaves
 from msrun.runtime.parallel.modes.own_gradients import has_own_gradient
 from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, choose_shard_axes
 from msrun.runtime.parallel.parameters.storage import digest
-from msrun.runtime.parallel.user_name import user_name
-from msrun.runtime.parts.dtensors import as_cut, exchange_state
+from msrun.runtime.parts.part import as_cut, exchange_state
 from msrun.runtime.sharding.layout import Mesh, TensorLayout, build_mesh
 
 try:  # a private place: tests fail loudly when it moves
@@ -57,9 +57,6 @@ class ShardedNetwork:
 
     Args:
         sums_wide: gradients of 16 bits are added up in float32.
-
-    Raises:
-        StrategyError: a shard size that the world cannot have, or a torch that cannot leave single parameters whole.
     """
 
     def __init__(self, target: Target, spec: HsdpSpec, *, sums_wide: bool) -> None:
@@ -119,16 +116,7 @@ class ShardedNetwork:
                 return None
             return ShardPlacementResult(None, whole)
 
-        places = Counter(p.untyped_storage().data_ptr() for p in root.parameters() if not isinstance(p, DTensor))
-        for name, parameter in root.named_parameters():
-            if isinstance(parameter, DTensor) or parameter.is_contiguous():
-                continue
-            if places[parameter.untyped_storage().data_ptr()] > 1:
-                raise StrategyError(
-                    f"{name} shares its memory with another parameter in another order, which FSDP2 would cut apart: "
-                    'make one of them from the other in forward, or use parallel_mode="semi_auto" with hsdp'
-                )
-            parameter.data = parameter.data.contiguous()  # FSDP2 takes no other
+        _make_contiguous(root)
         frees = self._spec.optimizer_level == "level3"
         blocks = [*_blocks(root, before), root]
         self._check_types(blocks)
@@ -162,6 +150,11 @@ class ShardedNetwork:
             vars(module)["__deepcopy__"] = refuse_copy
             vars(module)["_apply"] = partial(_apply, module)
         assert isinstance(root, FSDPModule)
+        self._watch(root)
+        return root
+
+    def _watch(self, root: nn.Module) -> None:
+        """Look at what calls do to parameters, and remember which record of FSDP2 is of which parameter."""
         for module in root.modules():
             if isinstance(module, FSDPModule):
                 _refuse_writes_in_forward(module)
@@ -170,14 +163,9 @@ class ShardedNetwork:
                 info = record._module_info
                 owning, names = [info.module, *info.shared_modules], [info.param_name, *info.shared_param_names]
                 self._slots |= {(id(owner), name): record for owner, name in zip(owning, names, strict=True)}
-        return root
 
     def _check_types(self, blocks: Sequence[nn.Module]) -> None:
-        """Refuse blocks with parameters of several types, which FSDP2 does not take.
-
-        Raises:
-            StrategyError: there is one.
-        """
+        """Refuse blocks with parameters of several types, which FSDP2 does not take."""
         seen = set(map(id, self._ignored))
         for block in blocks:
             named = [(n, p) for n, p in block.named_parameters() if p.requires_grad and id(p) not in seen]
@@ -191,12 +179,7 @@ class ShardedNetwork:
                 )
 
     def check(self) -> None:
-        """Look at the network again before a call.
-
-        Raises:
-            StrategyError: a parameter that FSDP2 does not know, since it was put in place later, or a hook that it
-                never calls.
-        """
+        """Look at the network again before a call."""
         for module in (module for root in self._roots for module in root.modules()):  # type: ignore[attr-defined]
             for name, parameter in module._parameters.items():
                 if parameter is None or parameter in self._ignored:
@@ -251,6 +234,20 @@ class ShardedNetwork:
         """Say whether the next backward passes reduce gradients; level2 and level3 always do."""
         for root in self._roots if self._spec.optimizer_level == "level1" else []:
             root.set_requires_gradient_sync(reduces)
+
+
+def _make_contiguous(root: nn.Module) -> None:
+    """Lay parameters out as FSDP2 takes them; refuse those that share memory with others."""
+    places = Counter(p.untyped_storage().data_ptr() for p in root.parameters() if not isinstance(p, DTensor))
+    for name, parameter in root.named_parameters():
+        if isinstance(parameter, DTensor) or parameter.is_contiguous():
+            continue
+        if places[parameter.untyped_storage().data_ptr()] > 1:
+            raise StrategyError(
+                f"{name} shares its memory with another parameter in another order, which FSDP2 would cut apart: "
+                'make one of them from the other in forward, or use parallel_mode="semi_auto" with hsdp'
+            )
+        parameter.data = parameter.data.contiguous()  # FSDP2 takes no other
 
 
 def _refuse_writes_in_forward(block: nn.Module) -> None:
@@ -324,11 +321,7 @@ def _refuse_gradients_by_name() -> None:
 
 
 def _refuse_stale(gradient: Tensor) -> Tensor:
-    """Stand in for the gradient of a parameter that FSDP2 has put another in place of.
-
-    Raises:
-        ParallelError: always.
-    """
+    """Stand in for the gradient of a parameter that FSDP2 has put another in place of."""
     raise ParallelError(
         f"a parameter of shape {tuple(gradient.shape)} is still held by a backward graph from before AutoParallel's "
         "first call, when FSDP2 has cut it: compute losses from parameters after that call"
@@ -336,11 +329,7 @@ def _refuse_stale(gradient: Tensor) -> Tensor:
 
 
 def refuse_copy(_: dict[int, Any]) -> Any:
-    """Stand in for the `__deepcopy__` of a module under FSDP2.
-
-    Raises:
-        StrategyError: always; its hooks and groups belong to one network.
-    """
+    """Stand in for the `__deepcopy__` of a module under FSDP2."""
     raise StrategyError(
         "copy.deepcopy: FSDP2 has cut this network, whose copy it could not run: load its state_dict(), called on all "
         'ranks, into a network of its own, or use parallel_mode="semi_auto" with hsdp, whose copies are cut too'
@@ -354,11 +343,7 @@ def _records(module: FSDPModule) -> list[Any]:
 
 
 def _apply(module: nn.Module, function: Any, *args: Any, **kwargs: Any) -> nn.Module:
-    """Stand in for the `_apply` of a module under FSDP2, which `to()` and `float()` call.
-
-    Raises:
-        StrategyError: it would change the type of a parameter.
-    """
+    """Stand in for the `_apply` of a module under FSDP2, which `to()` and `float()` call."""
     held: Any = module._parameters
     for name, parameter in held.items():
         if isinstance(parameter, DTensor) and (new := function(parameter)).dtype != parameter.dtype:

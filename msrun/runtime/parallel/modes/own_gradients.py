@@ -16,8 +16,8 @@ from msrun.errors import StrategyError
 from msrun.runtime.execute.gradients import start_row_sum
 from msrun.runtime.execute.placement import placement_of
 from msrun.runtime.execute.transfers import start_all_reduce
+from msrun.runtime.nn.with_loss import user_name
 from msrun.runtime.parallel.settings import ParallelSettings
-from msrun.runtime.parallel.user_name import user_name
 from msrun.runtime.parts.on_servers import find_remote
 
 _ATTRIBUTE = "layerwise_parallel"
@@ -46,11 +46,7 @@ def is_layerwise(parameter: Tensor) -> bool:
 
 
 def check_no_layerwise(root: nn.Module, mode: str) -> None:
-    """Refuse marked parameters in a mode that would reduce or cut them.
-
-    Raises:
-        StrategyError: there is one.
-    """
+    """Refuse marked parameters in a mode that would reduce or cut them."""
     name = next((name for name, parameter in root.named_parameters() if is_layerwise(parameter)), None)
     if name is not None:
         raise StrategyError(
@@ -60,11 +56,7 @@ def check_no_layerwise(root: nn.Module, mode: str) -> None:
 
 
 def scale_gradient_of(parameter: nn.Parameter, factor: float) -> None:
-    """Multiply every gradient that reaches a parameter from now on; once, however often it is asked for.
-
-    Raises:
-        StrategyError: another AutoParallel has asked for another factor.
-    """
+    """Multiply every gradient that reaches a parameter from now on; once, however often it is asked for."""
     known: tuple[float, RemovableHandle] | None = _scaled.get(parameter)
     if known is not None and known[0] != factor:
         raise StrategyError(
@@ -121,11 +113,7 @@ ON_SERVERS = "on the parameter servers, which step it"
 
 
 def check_no_servers(root: nn.Module, what: str) -> None:
-    """Refuse parameters on servers where they would be cut, or trained otherwise than by the servers.
-
-    Raises:
-        StrategyError: there is one.
-    """
+    """Refuse parameters on servers where they would be cut, or trained otherwise than by the servers."""
     for name in (name for name, parameter in root.named_parameters() if find_remote(parameter) is not None):
         raise StrategyError(
             f"parameter {user_name(name)} is on the parameter servers, which {what} does not know: use "
@@ -134,22 +122,13 @@ def check_no_servers(root: nn.Module, what: str) -> None:
 
 
 def check_captured(root: nn.Module, mode: str) -> None:
-    """Refuse parameters that a mode with capture does not know: a rank's own, and those on servers.
-
-    Raises:
-        StrategyError: there is one.
-    """
+    """Refuse parameters that a mode with capture does not know: a rank's own, and those on servers."""
     check_no_layerwise(root, mode)
     check_no_servers(root, f"parallel_mode={mode!r}")
 
 
 def check_servers(root: nn.Module, settings: ParallelSettings) -> None:
-    """Refuse parameters on servers with settings that their gradients would not follow.
-
-    Raises:
-        StrategyError: another mode, hsdp, a loss scale, or a table that is used other than by
-            an embedding's call.
-    """
+    """Refuse parameters on servers with settings that their gradients would not follow."""
     wrong = {
         f"parallel_mode={settings.parallel_mode!r}": settings.parallel_mode != "data_parallel",
         "hsdp": settings.hsdp is not None,

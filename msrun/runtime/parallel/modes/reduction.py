@@ -82,9 +82,6 @@ class ReducedNetwork:
 
         Args:
             syncs: False: this rank adds its gradients up until a pass that syncs.
-
-        Raises:
-            StrategyError: the pass shall itself be differentiated, which reductions cannot be.
         """
         number = torch._C._current_graph_task_id()
         if number == self._pass:

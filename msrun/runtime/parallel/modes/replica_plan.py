@@ -9,13 +9,13 @@ from torch import nn
 
 from msrun.runtime import world
 from msrun.runtime.execute.placement import Placement
+from msrun.runtime.nn.with_loss import user_name
 from msrun.runtime.parallel.modes.fsdp import local_shape
 from msrun.runtime.parallel.modes.own_gradients import ON_SERVERS, is_layerwise
 from msrun.runtime.parallel.parameters.hsdp import ZERO_WORDS
 from msrun.runtime.parallel.plan import HSDP_OFF, OWN_PART, ParallelPlan, ParameterPlan
-from msrun.runtime.parallel.scaling import describe_replicas
+from msrun.runtime.parallel.precision import describe_replicas
 from msrun.runtime.parallel.settings import ParallelSettings
-from msrun.runtime.parallel.user_name import user_name
 from msrun.runtime.partition.collective_messages import Totals
 from msrun.runtime.parts.on_servers import find_remote
 

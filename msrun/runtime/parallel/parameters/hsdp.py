@@ -27,11 +27,7 @@ ZERO_WORDS = {
 
 @dataclass(frozen=True)
 class HsdpSpec:
-    """Settings of `AutoParallel.hsdp`.
-
-    Raises:
-        StrategyError: a value out of its range.
-    """
+    """Settings of `AutoParallel.hsdp`."""
 
     shard_size: int = -1
     """Ranks that share one parameter; -1 = all that hold copies of it."""

@@ -237,11 +237,7 @@ def _layout_of_dtensor(name: str, tensor: DTensor) -> ParameterLayout:
 
 
 def check_layouts(network: Any, layouts: Mapping[str, ParameterLayout]) -> None:
-    """Refuse layouts of another network.
-
-    Raises:
-        CheckpointError: it names the first parameter that the network does not have so.
-    """
+    """Refuse layouts of another network."""
     state = find_network_state(network)
     for name, layout in layouts.items():
         tensor = state.tensors.get(name)

@@ -51,9 +51,6 @@ def find_box(tensor: Tensor) -> Box:
     """Return which part of the whole tensor this rank holds; the whole of it before AutoParallel has placed it.
 
     The box of a parameter that other stages of a pipeline hold is empty.
-
-    Raises:
-        CheckpointError: the tensor was placed in a world that this process has left.
     """
     remote = find_remote(tensor)
     if remote is not None and remote.is_table and remote.is_placed:
@@ -112,11 +109,7 @@ def give_back(tensor: Tensor, part: Chunk) -> None:
 
 
 def find_network_state(network: Any) -> NetworkState:
-    """Return the tensors of a network; AutoParallel, WithLoss and other wrappers leave no trace in the names.
-
-    Raises:
-        CheckpointError: not a network, or two parameters of one name.
-    """
+    """Return the tensors of a network; AutoParallel, WithLoss and other wrappers leave no trace in the names."""
     if isinstance(network, NetworkModule):
         network = network.network
     if not isinstance(network, nn.Module):
@@ -152,11 +145,7 @@ def set_extra_state(state: NetworkState, extra: dict[str, Any]) -> None:
 
 
 def find_chunks(state: NetworkState) -> dict[str, Chunk]:
-    """Return this rank's part of every tensor that it holds.
-
-    Raises:
-        CheckpointError: a parameter that has no value yet.
-    """
+    """Return this rank's part of every tensor that it holds."""
     for name, tensor in state.tensors.items():
         if tensor.is_meta:
             raise CheckpointError(

@@ -17,17 +17,15 @@ from msrun.errors import StrategyError
 from msrun.runtime import world
 from msrun.runtime.execute.placement import PlacedParameter, Placement, chunk_bounds, placement_of, placements
 from msrun.runtime.nn.deferred_init import deferred_tensors, replay_deferred, tape_states
+from msrun.runtime.nn.with_loss import user_name
 from msrun.runtime.parallel.parameters.fusion import fusion_id_of
 from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, choose_shard_axes
-from msrun.runtime.parallel.user_name import user_name
 from msrun.runtime.partition.program import LocalProgram, ParameterUse
-from msrun.runtime.parts.dtensors import exchange_state
-from msrun.runtime.parts.part import become_part
+from msrun.runtime.parts.part import become_part, exchange_state
 from msrun.runtime.progress import waiting_in
 from msrun.runtime.sharding.layout import Mesh, TensorLayout
 from msrun.runtime.sharding.named_layout import Layout
-from msrun.runtime.tensors.plain_tensors import plain
-from msrun.runtime.tensors.put_value import put_value
+from msrun.runtime.tensors.plain_tensors import plain, put_value
 
 after_placement: ContextVar[Callable[[], None] | None] = ContextVar("after_placement", default=None)
 """Called when a network's parameters and buffers have been put in place, before its first run."""
@@ -114,11 +112,7 @@ class ParameterStorage:
         self._hsdp = hsdp
 
     def use_mesh(self, mesh: Mesh, layouts: Sequence[Layout]) -> Mesh:
-        """Store on this mesh, or on the one on which parameters of the network are stored already; returns it.
-
-        Raises:
-            StrategyError: that one lacks axes of the user's device matrices, or is that of another number of stages.
-        """
+        """Store on this mesh, or on the one on which parameters of the network are stored already; returns it."""
         found = map(placement_of, self._root.parameters())
         placed = [placement.mesh for placement in found if placement is not None]
         if placed and placed[0].ranks != mesh.ranks:
@@ -163,11 +157,7 @@ class ParameterStorage:
         return notes
 
     def check(self, program: LocalProgram, stages: StageHolders | None = None) -> None:
-        """Refuse a program that uses parameters otherwise than they are stored; exchanges nothing.
-
-        Raises:
-            StrategyError: a later program wants a parameter in another layout, or in another stage, than the first one.
-        """
+        """Refuse a program that uses parameters otherwise than they are stored; exchanges nothing."""
         self._check_stages(stages)
         self._check_same(program, self.decide(program))
 

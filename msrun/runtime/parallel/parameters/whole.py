@@ -17,18 +17,17 @@ from torch.distributed.tensor import DTensor
 from msrun.errors import ParallelError, StrategyError
 from msrun.runtime import world
 from msrun.runtime.agreement import gather
+from msrun.runtime.nn.with_loss import user_name
 from msrun.runtime.parallel.modes.fsdp import unsharded
 from msrun.runtime.parallel.modes.own_gradients import is_layerwise
 from msrun.runtime.parallel.network_module import NetworkModule
 from msrun.runtime.parallel.parameters.network_state import Chunk, find_box, find_chunk
 from msrun.runtime.parallel.parameters.storage import digest
-from msrun.runtime.parallel.user_name import user_name
 from msrun.runtime.parts.on_servers import refuse_on_servers
 from msrun.runtime.parts.part import PartParameter
 from msrun.runtime.progress import waiting_in
 from msrun.runtime.sharding.layout import Box
-from msrun.runtime.tensors.plain_tensors import local_part
-from msrun.runtime.tensors.put_value import holding
+from msrun.runtime.tensors.plain_tensors import holding, local_part
 
 
 def join_chunks(parts: Sequence[Chunk]) -> list[Tensor]:

@@ -14,22 +14,26 @@ from msrun.runtime import world
 from msrun.runtime.agreement import gather
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.execute.placement import PlacedParameter, placement_of, placements
+from msrun.runtime.nn.with_loss import user_name
 from msrun.runtime.parallel.batch.divided_batch import DividedBatch, find_parts
 from msrun.runtime.parallel.batch.parts import BatchParts, describe_batch, find_tensors
 from msrun.runtime.parallel.compilation.compilation import Compilation, Draft, host_inputs_of
 from msrun.runtime.parallel.compilation.compiled import ProgramCall
 from msrun.runtime.parallel.parameters.storage import ParameterStorage, StageHolders
 from msrun.runtime.parallel.pipeline.pipeline import Pipeline, find_pipeline, pin_modules, pin_parameters
-from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
-from msrun.runtime.parallel.pipeline.plan import build_pipeline_plan
-from msrun.runtime.parallel.pipeline.schedule import Schedule, build_schedule, choose_schedule, default_chunks
-from msrun.runtime.parallel.pipeline.stage_runner import Line
+from msrun.runtime.parallel.pipeline.pipelined import Line, PipelinedCall
+from msrun.runtime.parallel.pipeline.schedule import (
+    Schedule,
+    build_pipeline_plan,
+    build_schedule,
+    choose_schedule,
+    default_chunks,
+)
 from msrun.runtime.parallel.plan import ParallelPlan
-from msrun.runtime.parallel.scaling import scales
+from msrun.runtime.parallel.precision import scales
 from msrun.runtime.parallel.settings import ParallelSettings
-from msrun.runtime.parallel.user_name import user_name
 from msrun.runtime.partition.borders import place_stages
-from msrun.runtime.partition.local_values import LocalValue, infer_local_values, parameter_memory
+from msrun.runtime.partition.local_work import LocalValue, infer_local_values, parameter_memory
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.partition.stages import StageAssignment, StageProgram, assign_stages, cut_stages, holders_of
 
@@ -81,10 +85,6 @@ def compile_call(
     """Return the graph and the program for arguments of these shapes, and what was decided.
 
     All ranks call it together.
-
-    Raises:
-        CaptureError: the network cannot be captured, here or on another rank, or is not the same on all ranks.
-        StrategyError: an illegal strategy, schedule or assignment of stages.
     """
     wrappers = compilation.find_wrappers()
     with compilation.failing_together():
@@ -109,12 +109,7 @@ def draft_call(
 def divide(
     compilation: Compilation, wrappers: list[DividedBatch], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Division:
-    """Capture a network and divide it into stages, alike on every rank; exchanges nothing.
-
-    Raises:
-        CaptureError: the network cannot be captured.
-        StrategyError: an illegal strategy, schedule or assignment of stages.
-    """
+    """Capture a network and divide it into stages, alike on every rank; exchanges nothing."""
     settings, root = compilation.settings, compilation.target.root
     pipeline = find_pipeline(wrappers, settings.pipeline.stages)
     if settings.pipeline.stages > 1:
@@ -134,11 +129,7 @@ def divide(
 
 
 def _release_tables(root: nn.Module, stages: int) -> None:
-    """Let the stages hold the tables of EmbeddingLookups that every rank has made whole.
-
-    Raises:
-        StrategyError: one that all ranks of the world have shared out.
-    """
+    """Let the stages hold the tables of EmbeddingLookups that every rank has made whole."""
     for name, parameter in root.named_parameters():
         placed = placement_of(parameter)
         if placed is None or not placed.exchanges_rows:

@@ -16,11 +16,7 @@ from msrun.runtime.parallel.pipeline.schedule import choose_schedule
 
 @dataclass(frozen=True)
 class PipelineSpec:
-    """Settings of `AutoParallel.pipeline`.
-
-    Raises:
-        StrategyError: a value out of its range.
-    """
+    """Settings of `AutoParallel.pipeline`."""
 
     stages: int = 1
     """Parts of the world, each of consecutive ranks."""
@@ -38,11 +34,7 @@ class PipelineSpec:
         choose_schedule(self.scheduler, self.interleave)
 
     def ranks_per_stage(self, world_size: int) -> int:
-        """Return the number of ranks of one stage.
-
-        Raises:
-            StrategyError: the world cannot be divided.
-        """
+        """Return the number of ranks of one stage."""
         if world_size % self.stages:
             raise StrategyError(
                 f"pipeline(stages={self.stages}): {world_size} ranks cannot be divided into {self.stages} equal stages"
@@ -77,11 +69,7 @@ class Pipeline(GradAccumulation):
 
 
 def find_pipeline(wrappers: Sequence[DividedBatch], stages: int) -> Pipeline:
-    """Return the Pipeline among the wrappers of a network, outermost first.
-
-    Raises:
-        StrategyError: there is none, or several.
-    """
+    """Return the Pipeline among the wrappers of a network, outermost first."""
     found = [wrapper for wrapper in wrappers if isinstance(wrapper, Pipeline)]
     if len(found) > 1:
         raise StrategyError(f"{len(found)} Pipelines in one network: wrap the whole network, with its loss, in one")
@@ -99,9 +87,6 @@ def pin_modules(
     """Return the stage of every operator in a module of `stage_config`, and notes on modules without operators.
 
     The innermost module that is named decides.
-
-    Raises:
-        StrategyError: a module or a stage that does not exist.
     """
     stage_of = _find_modules(pipeline, count)
     pins: dict[fx.Node, tuple[int, ...]] = {}

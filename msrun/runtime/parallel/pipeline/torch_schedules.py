@@ -31,9 +31,6 @@ def read_order(class_name: str, ranks: int, stages: int, micro_size: int) -> lis
 
     Args:
         class_name: what `torch.distributed.pipelining.schedules.get_schedule_class` knows.
-
-    Raises:
-        ValueError: torch's own refusal of this number of micro batches.
     """
     schedule_class = torch_schedules.get_schedule_class(class_name)
     stand_ins = [_stand_in(ranks, stages, index) for index in range(stages // ranks)]

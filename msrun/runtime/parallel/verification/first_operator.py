@@ -19,8 +19,8 @@ from msrun.runtime import world
 from msrun.runtime.agreement import gather
 from msrun.runtime.execute.transfers import start_forward
 from msrun.runtime.nn.random_stream import current_draw
+from msrun.runtime.nn.with_loss import user_name
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
-from msrun.runtime.parallel.user_name import user_name
 from msrun.runtime.parallel.verification.report import TOLERANCES
 from msrun.runtime.sharding.layout import TensorLayout
 from msrun.runtime.sharding.operators.rule import DRAW, PLACE, apply_collective, operator_call, user_line

@@ -13,6 +13,8 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,20 +26,21 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from msrun import contract
 from msrun.errors import UnverifiableError
 from msrun.runtime import world
 from msrun.runtime.agreement import gather
-from msrun.runtime.execute.phase import current_probe, is_verifying, running_alone, runs_alone
+from msrun.runtime.execute.phase import Differentiation, current_probe, is_verifying, running_alone, runs_alone
 from msrun.runtime.execute.placement import is_held
 from msrun.runtime.nn.random_stream import drawing, put_random_state, take_random_state
 from msrun.runtime.nn.replaced import current
+from msrun.runtime.nn.with_loss import user_name
 from msrun.runtime.parallel.batch.divided_batch import find_parts, find_wrappers
 from msrun.runtime.parallel.batch.parts import find_tensors
 from msrun.runtime.parallel.parameters.network_state import Chunk, find_box
 from msrun.runtime.parallel.parameters.whole import gathered_parameters, join_chunks
 from msrun.runtime.parallel.plan import log
-from msrun.runtime.parallel.scaling import replica_scales
-from msrun.runtime.parallel.user_name import user_name
+from msrun.runtime.parallel.precision import replica_scales
 from msrun.runtime.parallel.verification.first_operator import MOST_BYTES, KeptValues, find_first_operator
 from msrun.runtime.parallel.verification.report import (
     NOISE,
@@ -175,44 +178,24 @@ class Comparison:
             current_probe.reset(token)
         raise UnverifiableError("verify(): the step function called no function of value_and_grad; verify the network")
 
-    def meet(
-        self,
-        function: Callable[..., Any],
-        differentiate: Callable[..., tuple[Any, Any]],
-        positions: Sequence[int],
-        weights: Sequence[Tensor],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> None:
+    def meet(self, call: Differentiation) -> None:
         """Compare what `value_and_grad` gives, and end the step function, which would go on to train."""
         token = current_probe.set(None)
         try:
-            raise _StepIsVerified(self.compare_function(function, differentiate, positions, weights, args, kwargs))
+            raise _StepIsVerified(self.compare_function(call))
         finally:
             current_probe.reset(token)
 
-    def compare_function(
-        self,
-        function: Callable[..., Any],
-        differentiate: Callable[..., tuple[Any, Any]],
-        positions: Sequence[int],
-        weights: Sequence[Tensor],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> VerificationReport:
-        """Compare what `value_and_grad` gives.
-
-        Args:
-            differentiate: runs `function` and returns its result and gradients, those of `weights` last.
-            positions: of the arguments that have gradients.
-        """
-        root = root_of(self._parallel, function)
+    def compare_function(self, call: Differentiation) -> VerificationReport:
+        """Compare what `value_and_grad` gives."""
+        weights = call.weights
+        root = root_of(self._parallel, call.function)
 
         def run(args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Measured:
-            result, gradients = differentiate(*args, **kwargs)
+            result, gradients = call.run(*args, **kwargs)
             found = [leaf for leaf in pytree.tree_leaves(gradients) if isinstance(leaf, Tensor)]
             count = len(found) - len(weights)
-            numbers = [len(find_tensors(args[:position], {})) for position in positions]
+            numbers = [len(find_tensors(args[:position], {})) for position in call.positions]
             names = {id(parameter): user_name(name) for name, parameter in _trained(root).items()}
             known = [names.get(id(current(weight)), f"weight {i}") for i, weight in enumerate(weights)]
             of_weights: dict[str, Tensor | None] = dict(zip(known, map(_dense, found[count:]), strict=True))
@@ -225,7 +208,7 @@ class Comparison:
                 _buffers(root),
             )
 
-        return self._compare(root, run, args, kwargs, code=function)
+        return self._compare(root, run, call.args, call.kwargs, code=call.function)
 
     # -- both runs ----------------------------------------------------------------------------------------------
 
@@ -485,9 +468,6 @@ def _rows(result: Any) -> dict[str, Tensor]:
 def _loss_of(result: Any) -> Tensor:
     """Return the first result that is a number with a gradient; without one, a loss of the results as a user would
     take it outside: a mean over all elements, which no normalisation holds fixed.
-
-    Raises:
-        UnverifiableError: no result has a gradient.
     """
     tensors = [x for x in find_tensors((result,), {}) if x.requires_grad]
     if not tensors:
@@ -513,3 +493,110 @@ def _attempt(work: Callable[[], _Measured]) -> tuple[_Measured | None, str]:
         failure = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
     failed = [f"rank {rank}: {text}" for rank, text in enumerate(gather(failure)) if text]
     return (None, failed[0]) if failed else (done, "")
+
+
+ELEMENTS, ELEMENTS_OF_ACCELERATOR = 4e6, 64e6
+"""Most elements of the parameters of a network that is checked by default."""
+PRODUCTS, PRODUCTS_OF_ACCELERATOR = 1.5e8, 1.5e10
+"""Most products of a forward pass on the global batch: about 30 ms on one core, beside 80 ms to 5 s of a capture."""
+
+_checked: weakref.WeakKeyDictionary[AutoParallel, weakref.WeakSet[nn.Module]] = weakref.WeakKeyDictionary()
+"""AutoParallel -> the networks whose first step was checked, or was found too large"""
+_functions: weakref.WeakKeyDictionary[AutoParallel, weakref.WeakSet[Any]] = weakref.WeakKeyDictionary()
+"""AutoParallel -> the code that `value_and_grad` has run for it: finding its networks takes longer"""
+
+
+def check_first_call(
+    parallel: AutoParallel, network: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
+    """Compare the first training call of a module with that of one process; later ones pass by."""
+    if is_verifying.get() or not (network.training and torch.is_grad_enabled()):
+        return
+    if _is_to_be_checked(parallel, network, args, kwargs):
+        _check(parallel, lambda comparison: comparison.compare_module(network, args, kwargs))
+
+
+def check_first_gradients(parallel: AutoParallel, call: Differentiation) -> None:
+    """Compare what `value_and_grad` gives in a step function's first step with that of one process."""
+    code = getattr(call.function, "__code__", call.function)
+    known = _functions.setdefault(parallel, weakref.WeakSet())
+    if is_verifying.get() or code in known:
+        return
+    known.add(code)
+    if _is_to_be_checked(parallel, root_of(parallel, call.function), call.args, call.kwargs):
+        _check(parallel, lambda comparison: comparison.compare_function(call))
+
+
+def _is_to_be_checked(parallel: AutoParallel, root: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    known = _checked.get(parallel)
+    if known is not None and root in known:
+        return False
+    settings, ranks = parallel.settings, world.get_group_size()
+    if ranks == 1 or settings.is_lone or world.simulation_level() is not None:
+        return False
+    wanted = os.environ.get(contract.MSRUN_VERIFY, "")
+    if wanted == "0" or (not wanted and settings.checks_first_step is False):
+        return False
+    if parallel.engine.has_waited:
+        log.debug("the first step does not check itself: no_sync() adds gradients up that the check would send")
+        return False
+    _checked.setdefault(parallel, weakref.WeakSet()).add(root)
+    if wanted or settings.checks_first_step:
+        return True
+    on_cpu = world.device().type == "cpu"
+    tensors = find_tensors(args, kwargs)
+    elements = sum(parameter.numel() for parameter in root.parameters())
+    products = count_products(root, tensors) * (ranks if settings.is_replicated else settings.batch_parts(ranks))
+    if elements > (ELEMENTS if on_cpu else ELEMENTS_OF_ACCELERATOR):
+        log.debug("the first step does not check itself: %.0f parameters; MSRUN_VERIFY=1 checks any network", elements)
+        return False
+    if products > (PRODUCTS if on_cpu else PRODUCTS_OF_ACCELERATOR):
+        log.debug("the first step does not check itself: about %.1e products; MSRUN_VERIFY=1 checks any step", products)
+        return False
+    return True
+
+
+def _check(parallel: AutoParallel, compare: Callable[[Comparison], VerificationReport]) -> None:
+    """Compare; a captured step that differs is an error, one of whole replicas a warning: torch's users know them."""
+    is_asked = bool(os.environ.get(contract.MSRUN_VERIFY))
+    is_speaker = world.get_rank() == 0
+    try:
+        with verifying():
+            report = compare(Comparison(parallel, None))
+    except UnverifiableError as error:
+        if is_speaker and is_asked:
+            log.warning("MSRUN_VERIFY: the first step was not verified: %s", error)
+        elif is_speaker:
+            log.debug("the first step does not check itself: %s", error)
+        return
+    if is_speaker and is_asked:
+        (log.info if report.is_equal else log.error)("%s", report)
+    if report.is_captured or is_asked:
+        report.raise_if_different()
+    elif not report.is_equal and is_speaker:
+        log.warning(
+            "%s is not one process here: %s: %s",
+            parallel.settings.parallel_mode,
+            report.describe_difference(),
+            report.remedy,
+        )
+
+
+def count_products(root: nn.Module, tensors: Sequence[Tensor]) -> float:
+    """Return about how many products a forward pass computes: a weight meets every row, token or pixel of the batch.
+
+    It needs no run. A weight of a convolution meets every pixel, any other one of images every 64th.
+    """
+    rows = pixels = 1
+    for tensor in tensors:
+        if tensor.dim() > 3:
+            pixels = max(pixels, tensor.numel() // max(1, tensor.shape[1]))
+            rows = max(rows, tensor.shape[0], pixels // 64)
+        elif tensor.dim() == 3:
+            rows = max(rows, tensor.numel() // max(1, min(tensor.shape[1], tensor.shape[2])))
+        elif tensor.dim():
+            is_tokens = tensor.dim() == 2 and not tensor.is_floating_point()
+            rows = max(rows, tensor.numel() if is_tokens else tensor.shape[0])
+    looked_up = {id(m.weight) for m in root.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
+    weights = [parameter for parameter in root.parameters() if id(parameter) not in looked_up]
+    return float(sum(p.numel() * (max(rows, pixels) if p.dim() > 2 else rows) for p in weights))

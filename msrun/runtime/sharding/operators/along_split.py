@@ -13,18 +13,60 @@ from torch import Tensor, fx
 
 from msrun.runtime.sharding.collective import Collective
 from msrun.runtime.sharding.layout import Axes
-from msrun.runtime.sharding.operators.reduction import Reduction
 from msrun.runtime.sharding.operators.rule import (
     Form,
+    Labels,
     LabelSplit,
     LocalBuilder,
     OperatorCall,
     Rule,
+    Rules,
     dimension_labels,
     sizes_of,
+    summed_axes,
 )
 
 aten = torch.ops.aten
+
+
+class Reduction(Rule):
+    """sum: split reduced dimensions leave partial sums."""
+
+    follows = True
+    scatters = True
+    can_split_reduced = True
+
+    def form(self, call: OperatorCall) -> Form:
+        """Return labels; reduced ones are missing in the output, or size 1 without a label when kept."""
+        shape = call.shapes[0]
+        labels = dimension_labels("d", len(shape))
+        given = call.argument("dim")
+        dims = [given] if isinstance(given, int) else given
+        reduced = {dim % max(1, len(shape)) for dim in dims} if dims else set(range(len(shape)))
+        keep = bool(call.argument("keepdim", default=False))
+        output = tuple(None if i in reduced else label for i, label in enumerate(labels) if keep or i not in reduced)
+        whole = frozenset[str]() if self.can_split_reduced else frozenset(labels[i] for i in reduced)
+        return Form((labels,), output, sizes_of((labels, shape)), whole)
+
+
+class Mean(Reduction):
+    """mean: the mean of equal parts' means, added up after dividing by the number of parts."""
+
+    def lower(
+        self, call: OperatorCall, form: Form, build: LocalBuilder, inputs: Sequence[fx.Node], split: LabelSplit
+    ) -> fx.Node:
+        """Scale the local mean, then all-reduce."""
+        axes = summed_axes(form, split)
+        local = self.local_call(call, build, inputs)
+        if axes:
+            local = build.call(aten.div.Scalar, local, build.mesh.extent(axes))
+        return build.sum_over(local, axes)
+
+
+class Extreme(Reduction):
+    """amax, amin, prod, var, std, norm, all, any: the reduced dimensions stay whole."""
+
+    can_split_reduced = False
 
 
 def largest(value: Tensor, dims: list[int]) -> Tensor:
@@ -111,8 +153,66 @@ class LogSumExp(Reduction):
         return build.call(add_largest, logarithm, everywhere, dims[0], dims, keepdim)
 
 
-RULES = [
+RULES: Rules = [
     (LogSumExp(), [aten.logsumexp.default]),
     (Softmax(is_log=False), [aten.softmax.int, aten._softmax.default]),
     (Softmax(is_log=True), [aten.log_softmax.int, aten._log_softmax.default]),
+]
+
+
+REDUCED = """
+amax.default amin.default max.default min.default prod.default prod.dim_int any.default any.dim any.dims all.default
+all.dim all.dims var.default var.dim var.correction std.default std.dim std.correction linalg_vector_norm.default
+norm.Scalar norm.ScalarOpt_dim
+""".split()  # noqa: SIM905 - quotes would hide the names
+"""The reduced dimensions stay whole."""
+REMOVED = "max.dim min.dim median.dim nanmedian.dim mode.default kthvalue.default argmax.default argmin.default".split()  # noqa: SIM905
+"""The dimension is gone afterwards, unless keepdim."""
+KEPT = "topk.default sort.default sort.stable argsort.default argsort.stable cummax.default cummin.default".split()  # noqa: SIM905
+MOMENTS = "var_mean.default var_mean.dim var_mean.correction std_mean.default std_mean.dim std_mean.correction".split()  # noqa: SIM905
+
+
+class AlongOne(Rule):
+    """One or two results; the dimension stays whole (as MindSpore's TopK and Sort), the others are free."""
+
+    follows = True
+
+    def __init__(self, keeps: bool, default_dim: int | None = None) -> None:
+        self._keeps = keeps
+        self._default_dim = default_dim
+
+    def form(self, call: OperatorCall) -> Form:
+        """Return labels without that dimension's."""
+        shape = call.shapes[0]
+        given = call.argument("dim", self._default_dim)
+        given = self._default_dim if given is None else given
+        dims = set(range(len(shape))) if given is None else {given} if isinstance(given, int) else set(given)
+        changed = {dim % max(1, len(shape)) for dim in dims} or set(range(len(shape)))
+        labels: Labels = tuple(
+            None if i in changed else label for i, label in enumerate(dimension_labels("d", len(shape)))
+        )
+        keeps = self._keeps or bool(call.argument("keepdim", default=False))
+        output = labels if keeps else tuple(label for i, label in enumerate(labels) if i not in changed)
+        return Form((labels,), output, sizes_of((labels, shape)), others=(output,) * (len(call.output_shapes) - 1))
+
+
+def targets(names: list[str]) -> list[torch._ops.OpOverload]:
+    """Return the overloads with these names that this torch has."""
+    found = []
+    for name in names:
+        packet, overload = name.split(".")
+        if overload in getattr(aten, packet).overloads():
+            found.append(getattr(getattr(aten, packet), overload))
+    return found
+
+
+RULES += [
+    (AlongOne(keeps=True, default_dim=-1), targets(KEPT)),
+    (AlongOne(keeps=False), targets(REMOVED)),
+    (AlongOne(keeps=False), targets(MOMENTS)),
+]
+RULES += [
+    (Reduction(), [aten.sum.default, aten.sum.dim_IntList]),
+    (Mean(), [aten.mean.default, aten.mean.dim]),
+    (Extreme(), targets(REDUCED)),
 ]

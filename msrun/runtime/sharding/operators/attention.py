@@ -7,18 +7,22 @@ as the sequence has parts. Ring: see `ring_attention`; for any number of heads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensor
 
 from msrun.errors import StrategyError
-from msrun.runtime.nn.dropout import attend
 from msrun.runtime.nn.random_bits import keep_mask
+from msrun.runtime.nn.random_calls import attend
 from msrun.runtime.sharding.collective import Collective, Ring
 from msrun.runtime.sharding.layout import Axes, Mesh
+from msrun.runtime.sharding.operators import rows as row_exchange
 from msrun.runtime.sharding.operators.dropout import CALL, CutShape, PlainCutShape, batch_dim_of, key_of_part
-from msrun.runtime.sharding.operators.ring_attention import RING, ULYSSES, ring_attention
 from msrun.runtime.sharding.operators.rule import (
     INSIDE,
     Form,
@@ -217,3 +221,290 @@ def attend_part(
 
 
 RULES = [(Attention(), [aten.scaled_dot_product_attention.default])]
+
+
+RING, ULYSSES = "ring", "ulysses"
+"""The ways to attend to a sequence that is cut."""
+
+
+def ring_attention(
+    keys_values: Tensor,
+    query: Tensor,
+    mask: Tensor | None,
+    place: Tensor,
+    *,
+    width: int,
+    is_causal: bool,
+    is_balanced: bool,
+    scale: float | None,
+    mesh_shape: tuple[int, ...],
+    first_rank: int,
+    axes: Axes,
+) -> Tensor:
+    """Return this rank's rows of attention, as an operator of a local graph.
+
+    Args:
+        keys_values: (.., key heads, s, width + value width), this rank's rows.
+        query: (.., heads, s, width).
+        mask: (.., s or 1, whole length or 1): bool, or added to the scores.
+        width: of a key.
+        is_balanced: rows are exchanged first, so that causal work is the same on all ranks; for even parts.
+        axes: those that cut the sequence.
+    """
+    mesh = Mesh(tuple(mesh_shape), first_rank)
+    own = _Place(mesh, tuple(axes), first_rank + numbers_given(place)[0])
+    scale = 1 / math.sqrt(width) if scale is None else scale
+    result: Tensor = _Attend.apply(keys_values, query, mask, own, width, is_causal, is_balanced, scale)
+    return result
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where this rank stands in the ring."""
+
+    mesh: Mesh
+    axes: Axes
+    rank: int
+
+    @property
+    def count(self) -> int:
+        return self.mesh.extent(self.axes)
+
+    @property
+    def index(self) -> int:
+        return self.mesh.index(self.rank, self.axes)
+
+    def pass_on(self, value: Tensor) -> row_exchange.Arriving:
+        """Send a value to the next rank, and get that of the one before."""
+        sent, received = [0] * self.count, [0] * self.count
+        sent[(self.index + 1) % self.count] = received[(self.index - 1) % self.count] = value.numel()
+        return _Shaped(
+            row_exchange.carrier.start(value.reshape(-1), sent, received, self.mesh, self.axes, RING), value.shape
+        )
+
+    def balance(self, value: Tensor, *, back: bool = False) -> Tensor:
+        """Exchange rows (dimension -2): of pieces 2r and 2r + 1 for pieces r and 2n - 1 - r, or the way back."""
+        count, own = self.count, self.index
+        first, second = value.movedim(-2, 0).chunk(2)
+        piece = first.shape[0]
+        neighbours, mirrored = (2 * own, 2 * own + 1), (own, 2 * count - 1 - own)
+        holder = [min(p, 2 * count - 1 - p) for p in neighbours]
+        sent, received = [0] * count, [0] * count
+        for rank in holder if not back else [p // 2 for p in mirrored]:
+            sent[rank] += piece
+        for rank in [p // 2 for p in mirrored] if not back else holder:
+            received[rank] += piece
+        is_swapped = holder[0] > holder[1]  # pieces travel in the order of ranks
+        rows = torch.cat([second, first] if is_swapped and not back else [first, second])
+        got = row_exchange.carrier.start(rows, sent, received, self.mesh, self.axes, RING).wait()
+        if is_swapped and back:
+            got = torch.cat([*reversed(got.chunk(2))])
+        return got.movedim(0, -2).contiguous()
+
+
+@dataclass
+class _Shaped:
+    arriving: row_exchange.Arriving
+    shape: torch.Size
+
+    def wait(self) -> Tensor:
+        """Return it."""
+        return self.arriving.wait().view(self.shape)
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        keys_values: Tensor,
+        query: Tensor,
+        mask: Tensor | None,
+        place: _Place,
+        width: int,
+        is_causal: bool,
+        is_balanced: bool,
+        scale: float,
+    ) -> Tensor:
+        keys_values = keys_values.contiguous()
+        value_width = keys_values.shape[-1] - width
+        shape = (*query.shape[:-1], value_width)
+        if isinstance(query, FakeTensor):
+            result, lse = query.new_empty(shape), query.new_empty(query.shape[:-1], dtype=_wide(query.dtype))
+        else:
+            _count(place, keys_values, query, width, is_balanced=is_balanced, is_gradient=False)
+            if is_balanced:
+                keys_values, query = place.balance(keys_values), place.balance(query)
+            result, lse = _forward(_Blocks(keys_values, query, mask, place, width, is_causal, is_balanced, scale))
+            result = result.reshape(shape)
+            if is_balanced:
+                result = place.balance(result, back=True)
+        ctx.save_for_backward(keys_values, query, mask, result, lse)
+        ctx.settings = place, width, is_causal, is_balanced, scale
+        return result
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        keys_values, query, mask, result, lse = ctx.saved_tensors
+        place, width, is_causal, is_balanced, scale = ctx.settings
+        others = (None,) * 5
+        if isinstance(query, FakeTensor):
+            of_mask = torch.empty_like(mask) if ctx.needs_input_grad[2] else None
+            return torch.empty_like(keys_values), torch.empty_like(query), of_mask, *others
+        _count(place, keys_values, query, width, is_balanced=is_balanced, is_gradient=True)
+        delta = (gradient.to(lse.dtype) * result).sum(-1, keepdim=True)
+        if is_balanced:
+            gradient, delta = place.balance(gradient), place.balance(delta)
+        blocks = _Blocks(keys_values, query, mask, place, width, is_causal, is_balanced, scale)
+        of_keys, of_query, of_mask = _backward(blocks, gradient, delta, lse, mask if ctx.needs_input_grad[2] else None)
+        of_keys, of_query = of_keys.to(keys_values.dtype), of_query.reshape(query.shape).to(query.dtype)
+        if is_balanced:
+            of_keys, of_query = place.balance(of_keys, back=True), place.balance(of_query, back=True)
+        return of_keys, of_query, of_mask, *others
+
+
+def _count(
+    place: _Place, keys_values: Tensor, query: Tensor, width: int, *, is_balanced: bool, is_gradient: bool
+) -> None:
+    key_heads, value_width = keys_values.shape[-3], keys_values.shape[-1] - width
+    ring = Ring(query.shape[-3], width, key_heads, value_width, is_balanced)
+    wide = max(1, 4 // keys_values.element_size())
+    sent = ring.elements(keys_values.numel(), place.count, is_gradient=is_gradient, gradient_bytes=wide)
+    row_exchange.carrier.count(RING, sent * keys_values.element_size())
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """Return the type in which sums are made."""
+    return torch.float32 if dtype.itemsize < 4 else dtype
+
+
+@dataclass
+class _Blocks:
+    """This rank's queries, and the keys and values that come by."""
+
+    keys_values: Tensor
+    query: Tensor
+    mask: Tensor | None
+    place: _Place
+    width: int
+    is_causal: bool
+    is_balanced: bool
+    scale: float
+
+    def grouped(self, value: Tensor) -> Tensor:
+        """Return values of query heads as (.., key heads, queries of each, rows, width)."""
+        return value.unflatten(-3, (self.keys_values.shape[-3], -1))
+
+    def mask_of(self, source: int, mask: Tensor | None) -> Tensor | None:
+        """Return the part of a mask, or of its gradient, that belongs to the keys of a rank; it is a view."""
+        if mask is None:
+            return None
+        mask = mask[(None,) * (self.query.dim() - mask.dim())]
+        mask = self.grouped(mask) if mask.shape[-3] > 1 else mask.unsqueeze(-3)
+        rows = self.keys_values.shape[-2]
+        return mask if mask.shape[-1] == 1 else mask[..., source * rows : (source + 1) * rows]
+
+    def of(self, source: int) -> tuple[slice, slice, bool] | None:
+        """Return which of its rows attend to which keys of a rank, and whether that is causal; None: none do."""
+        rows, own = self.query.shape[-2], self.place.index
+        every, half = slice(0, rows), rows // 2
+        if not self.is_causal or source == own:
+            return every, every, self.is_causal
+        if not self.is_balanced:
+            return None if source > own else (every, every, False)
+        return (slice(half, rows), every, False) if source > own else (every, slice(0, half), False)
+
+    def pieces(self, rows: slice) -> Iterator[slice]:
+        """Yield rows so few that their scores take about half of the memory of the keys and values."""
+        groups = self.query.shape[-3] // self.keys_values.shape[-3]
+        step = max(1, self.keys_values.shape[-1] // (2 * groups))
+        for begin in range(rows.start, rows.stop, step):
+            yield slice(begin, min(begin + step, rows.stop))
+
+    def scores(self, query: Tensor, keys: Tensor, mask: Tensor | None, rows: slice, diagonal: bool) -> Tensor:
+        """Return (.., key heads, queries of each, rows, keys), of these rows."""
+        found = (query.flatten(-3, -2) @ keys.mT).to(_wide(query.dtype)).mul_(self.scale)
+        found = found.unflatten(-2, query.shape[-3:-1])
+        if mask is not None:
+            own = mask if mask.shape[-2] == 1 else mask[..., rows, :]
+            found = found.masked_fill(~own, -math.inf) if own.dtype == torch.bool else found + own
+        if diagonal:
+            numbers = torch.arange(rows.stop, device=query.device)
+            found = found.masked_fill(numbers > numbers[rows, None], -math.inf)
+        return found
+
+
+def _forward(blocks: _Blocks) -> tuple[Tensor, Tensor]:
+    """Return (.., key heads, queries of each, rows, value width) and lse (.., heads, rows)."""
+    query, place, width = blocks.grouped(blocks.query), blocks.place, blocks.width
+    wide = _wide(query.dtype)
+    result = query.new_zeros(*query.shape[:-1], blocks.keys_values.shape[-1] - width, dtype=wide)
+    lse = query.new_full(query.shape[:-1], -math.inf, dtype=wide)
+    held = blocks.keys_values
+    for step in range(place.count):
+        source = (place.index - step) % place.count
+        coming = place.pass_on(held) if step + 1 < place.count else None
+        for rows, seen, mask, diagonal in _parts_of(blocks, source):
+            keys, values = held[..., seen, :width], held[..., seen, width:]
+            scores = blocks.scores(query[..., rows, :], keys, mask, rows, diagonal)
+            before = lse[..., rows]
+            after = torch.logaddexp(before, scores.logsumexp(-1))
+            at = after.masked_fill(after == -math.inf, 0.0)
+            weights = scores.sub_(at[..., None]).exp_().to(query.dtype)
+            added = (weights.flatten(-3, -2) @ values).unflatten(-2, weights.shape[-3:-1])
+            result[..., rows, :] = result[..., rows, :] * (before - at).exp()[..., None] + added
+            lse[..., rows] = after
+        held = coming.wait() if coming is not None else held
+    return result.to(query.dtype), lse.flatten(-3, -2)
+
+
+def _parts_of(blocks: _Blocks, source: int) -> Iterator[tuple[slice, slice, Tensor | None, bool]]:
+    """Yield rows of queries with those of a rank's keys that they attend to, their mask and whether it is causal."""
+    found = blocks.of(source)
+    if found is None:
+        return
+    rows, columns, diagonal = found
+    mask = blocks.mask_of(source, blocks.mask)
+    for piece in blocks.pieces(rows):
+        yield piece, slice(0, piece.stop) if diagonal else columns, mask, diagonal
+
+
+def _backward(
+    blocks: _Blocks, gradient: Tensor, delta: Tensor, lse: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the gradients of keys and values, of queries (grouped by key heads), and of a mask if one is given."""
+    query, gradient, delta = (blocks.grouped(value) for value in (blocks.query, gradient, delta))
+    place, width, wide = blocks.place, blocks.width, lse.dtype
+    lse = blocks.grouped(lse[..., None])
+    lse = lse.masked_fill(lse == -math.inf, 0.0)
+    of_query = torch.zeros_like(query, dtype=wide)
+    of_mask = None if mask is None else torch.zeros_like(mask)
+    held, of_held = blocks.keys_values, torch.zeros_like(blocks.keys_values, dtype=wide)
+    home: row_exchange.Arriving | None = None
+    for step in range(place.count):
+        source = (place.index - step) % place.count
+        coming = place.pass_on(held) if step + 1 < place.count else None
+        own = torch.zeros_like(of_held)
+        for rows, seen, bias, diagonal in _parts_of(blocks, source):
+            keys, values = held[..., seen, :width], held[..., seen, width:]
+            q, g = query[..., rows, :], gradient[..., rows, :].flatten(-3, -2)
+            weights = blocks.scores(q, keys, bias, rows, diagonal).sub_(lse[..., rows, :]).exp_()
+            own[..., seen, width:] += weights.flatten(-3, -2).to(g.dtype).mT @ g
+            of_scores = (g @ values.mT).to(wide).unflatten(-2, weights.shape[-3:-1]).sub_(delta[..., rows, :])
+            of_scores.mul_(weights)
+            if of_mask is not None:
+                _add_to_mask(blocks.mask_of(source, of_mask), of_scores, rows)
+            flat = of_scores.mul_(blocks.scale).flatten(-3, -2).to(q.dtype)
+            of_query[..., rows, :] += (flat @ keys).unflatten(-2, weights.shape[-3:-1])
+            own[..., seen, :width] += flat.mT @ q.flatten(-3, -2)
+        of_held = own if home is None else home.wait().add_(own)
+        home = place.pass_on(of_held)
+        held = coming.wait() if coming is not None else held
+    assert home is not None
+    return home.wait(), of_query, of_mask
+
+
+def _add_to_mask(of_mask: Tensor | None, of_scores: Tensor, rows: slice) -> None:
+    assert of_mask is not None
+    own = of_mask if of_mask.shape[-2] == 1 else of_mask[..., rows, :]
+    own += of_scores.sum_to_size(own.shape)

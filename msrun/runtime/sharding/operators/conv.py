@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from msrun.runtime.sharding.collective import Collective
-from msrun.runtime.sharding.halo import Window
+from msrun.runtime.sharding.collective import Collective, Window
 from msrun.runtime.sharding.layout import Axes
+from msrun.runtime.sharding.operators.pool import Sliding, per_dimension, read_windows
 from msrun.runtime.sharding.operators.rule import (
     Form,
     Labels,
@@ -28,7 +28,6 @@ from msrun.runtime.sharding.operators.rule import (
     dimension_labels,
     summed_axes,
 )
-from msrun.runtime.sharding.operators.sliding import Sliding, per_dimension, read_windows
 
 aten = torch.ops.aten
 

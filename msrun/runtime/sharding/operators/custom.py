@@ -175,11 +175,7 @@ class Custom(Rule):
     def lower(
         self, call: OperatorCall, form: Form, build: LocalBuilder, inputs: Sequence[fx.Node], split: LabelSplit
     ) -> fx.Node:
-        """Add the function on local inputs.
-
-        Raises:
-            StrategyError: it does not run on parts of the sizes that the strategy gives.
-        """
+        """Add the function on local inputs."""
         number = call.node.args[1]
         if STRATEGY in call.node.meta and any(split.values()):
             shapes = [

@@ -6,16 +6,24 @@ The mask of an element follows from (seed, step, number of the call in the netwo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
 
 from msrun.errors import CaptureError, StrategyError
-from msrun.runtime.nn.dropout import Kind, drop, mask_shape
-from msrun.runtime.nn.random_bits import Box, DrawKey, keep_mask
-from msrun.runtime.nn.random_draws import DRAWS, arguments_of, is_drawn
+from msrun.runtime.nn.random_bits import Box, DrawKey, Source, keep_mask
+from msrun.runtime.nn.random_calls import Kind, drop, mask_shape
+from msrun.runtime.nn.random_draws import (
+    DRAWS,
+    WITHOUT_VALUES,
+    arguments_of,
+    draw,
+    drawn_result,
+    is_drawn,
+    shape_of,
+)
 from msrun.runtime.sharding.layout import Axes, Mesh, TensorLayout
 from msrun.runtime.sharding.operators.elementwise import Elementwise
 from msrun.runtime.sharding.operators.rule import (
@@ -23,6 +31,7 @@ from msrun.runtime.sharding.operators.rule import (
     LabelSplit,
     LocalBuilder,
     OperatorCall,
+    Rules,
     numbers_given,
     operator_call,
     user_line,
@@ -44,11 +53,7 @@ KINDS: dict[torch._ops.OpOverload, Kind] = {
 
 
 def number_dropouts(graph: fx.Graph) -> None:
-    """Give every operator that draws random numbers its number, before the graph is divided in any way.
-
-    Raises:
-        CaptureError: one that has no rule, or a generator of its own.
-    """
+    """Give every operator that draws random numbers its number, before the graph is divided in any way."""
     count = 0
     for node in graph.nodes:
         if node.op != "call_function":
@@ -102,11 +107,7 @@ class CutShape(NamedTuple):
 
 
 def key_of_part(draw: Tensor, call: int, part: CutShape, batch_dim: int | None, operator: str) -> DrawKey:
-    """Return the key of the random numbers of one draw.
-
-    Raises:
-        StrategyError: the batch is cut into copies, and nobody knows which rows of it this tensor holds.
-    """
+    """Return the key of the random numbers of one draw."""
     key = DrawKey(*numbers_given(draw))
     if batch_dim == LOST and key.count > 1:
         raise StrategyError(
@@ -120,11 +121,7 @@ def key_of_part(draw: Tensor, call: int, part: CutShape, batch_dim: int | None, 
 def part_mask(
     draw: Tensor, place: Tensor, call: int, p: float, part: CutShape, batch_dim: int | None, device: torch.device
 ) -> Tensor:
-    """Return this rank's part of a mask.
-
-    Raises:
-        StrategyError: the batch is cut into copies, and nobody knows which rows of it this tensor holds.
-    """
+    """Return this rank's part of a mask."""
     key = key_of_part(draw, call, part, batch_dim, "dropout")
     return keep_mask(key, call, p, part.box(numbers_given(place)[0]), batch_dim, device)
 
@@ -170,11 +167,7 @@ class Dropout(Elementwise):
 
 
 def refuse_random(node: fx.Node) -> None:
-    """Refuse an operator that draws random numbers which are not ours to give: they would differ from rank to rank.
-
-    Raises:
-        CaptureError: names the operator and what to do.
-    """
+    """Refuse an operator that draws random numbers which are not ours to give: they would differ from rank to rank."""
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return
     call = operator_call(node)
@@ -197,4 +190,81 @@ def refuse_random(node: fx.Node) -> None:
         )
 
 
-RULES = [(Dropout(), list(KINDS))]
+RULES: Rules = [(Dropout(), list(KINDS))]
+
+
+CAPTURED = tuple(operator for operator in DRAWS if not operator._schema.is_mutable)
+"""Those that a captured graph holds: what writes has become what returns."""
+_BY_NAME = {str(operator): operator for operator in CAPTURED}
+
+
+class _Drawn(torch.autograd.Function):
+    """Random numbers in the place of tensors that they do not depend on: gradients of 0, as torch's operators give."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, *replaced: Tensor) -> Tensor:
+        ctx.shapes = [(tensor.shape, tensor.requires_grad) for tensor in replaced]
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *(gradient.new_zeros(shape) if needs_grad else None for shape, needs_grad in ctx.shapes)
+
+
+def draw_part(
+    given_draw: Tensor,
+    place: Tensor,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    operator: str,
+    call: int,
+    part: PlainCutShape,
+    batch_dim: int | None,
+) -> Any:
+    """Return this rank's part of what an operator draws; `part` says which part of the whole it has."""
+    target = _BY_NAME[operator]
+    given = arguments_of(target, args, kwargs)
+    key, box = (
+        key_of_part(given_draw, call, CutShape(*part), batch_dim, operator),
+        CutShape(*part).box(numbers_given(place)[0]),
+    )
+    _, device = shape_of(target, given)
+    values = draw(target, given, Source(key, call, box, batch_dim, device))
+    result = drawn_result(target, given, values)
+    replaced = [value for value in given.values() if isinstance(value, Tensor) and value.requires_grad]
+    is_replacing = replaced and target not in WITHOUT_VALUES and isinstance(result, Tensor)
+    return _Drawn.apply(result, *replaced) if is_replacing and not result.requires_grad else result
+
+
+class RandomDraw(Elementwise):
+    """rand, randn, bernoulli, uniform, exponential, ...: every dimension may be cut; like their inputs', if any."""
+
+    def form(self, call: OperatorCall) -> Form:
+        """Return aligned labels; all results of an operator with several have the same."""
+        form = super().form(call)
+        count = len(call.output_shapes) - 1
+        return Form(form.inputs, form.output, form.sizes, others=(form.output,) * count)
+
+    def lower(
+        self, call: OperatorCall, form: Form, build: LocalBuilder, inputs: Sequence[fx.Node], split: LabelSplit
+    ) -> fx.Node:
+        """Draw this rank's part."""
+        if CALL not in call.node.meta:
+            return self.local_call(call, build, inputs)
+        local = iter(inputs)
+        args, kwargs = fx.node.map_arg((call.node.args, call.node.kwargs), lambda _: next(local))
+        return build.call(
+            draw_part,
+            build.draw(),
+            build.place(),
+            args,
+            kwargs,
+            operator=str(call.node.target),
+            call=call.node.meta[CALL],
+            part=tuple(CutShape.of(form.layout(form.output, split), build.mesh, call.output_shape)),
+            batch_dim=batch_dim_of(call.node),
+        )
+
+
+RULES += [(RandomDraw(), list(CAPTURED))]

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from msrun.errors import StrategyError
 from msrun.runtime.sharding.layout import Axes, Mesh
-from msrun.runtime.sharding.operators import row_exchange
+from msrun.runtime.sharding.operators import rows as row_exchange
 from msrun.runtime.sharding.operators.rule import (
     Form,
     LabelSplit,
@@ -234,11 +234,7 @@ class Experts(Rule):
     def lower(
         self, call: OperatorCall, _form: Form, build: LocalBuilder, inputs: Sequence[fx.Node], split: LabelSplit
     ) -> fx.Node:
-        """Add the operator on this rank's tokens and experts.
-
-        Raises:
-            StrategyError: the ranks do not divide the experts.
-        """
+        """Add the operator on this rank's tokens and experts."""
         number = call.argument("number")
         if _known[number].count % build.mesh.size:
             raise StrategyError(

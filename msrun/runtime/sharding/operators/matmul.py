@@ -12,10 +12,12 @@ from torch import fx
 
 from msrun.runtime.sharding.operators.rule import (
     Form,
+    Labels,
     LabelSplit,
     LocalBuilder,
     OperatorCall,
     Rule,
+    Rules,
     dimension_labels,
     sizes_of,
     summed_axes,
@@ -136,10 +138,87 @@ class MatMul(Rule):
         return (*head, *tail)
 
 
-RULES = [
+RULES: Rules = [
     (Linear(), [aten.linear.default]),
     (AddMatMul(), [aten.addmm.default]),
     (MatMul(), [aten.matmul.default, aten.mm.default, aten.bmm.default, aten.mv.default, aten.dot.default]),
     (AddBatchMatMul(), [aten.baddbmm.default]),
     (Outer(), [aten.outer.default, aten.ger.default]),
 ]
+
+
+class Einsum(Rule):
+    """einsum: letters that are not in the result are summed over; split, they leave partial sums.
+
+    A letter that stands twice in one operand (a diagonal) stays whole; a size of 1 that is broadcast has no label.
+    """
+
+    def form(self, call: OperatorCall) -> Form:
+        """Return the letters as labels; dimensions behind `...` are named from the right."""
+        equation = call.argument("equation").replace(" ", "")
+        left, arrow, right = equation.partition("->")
+        operands = left.split(",")
+        hidden = max(len(s) - len(o.replace("...", "")) for o, s in zip(operands, call.shapes, strict=True))
+        names = dimension_labels("...", hidden)
+        rows = [_letters(o, names, len(s)) for o, s in zip(operands, call.shapes, strict=True)]
+        if arrow:
+            output = _letters(right, names, len(call.output_shape))
+        else:  # numpy's rule: letters that stand once, in alphabetical order, behind the dimensions of `...`
+            letters = left.replace("...", "").replace(",", "")
+            once = sorted(letter for letter in set(letters) if letters.count(letter) == 1)
+            output = (*names, *once) if "..." in left else tuple(once)
+        sizes: dict[str, int] = {}
+        for row, shape in zip(rows, call.shapes, strict=True):
+            for label, size in zip(row, shape, strict=True):
+                sizes[label] = max(size, sizes.get(label, 1))
+        twice = frozenset(label for row in (*rows, output) for label in row if row.count(label) > 1)
+        inputs: list[Labels] = [
+            tuple(label if size == sizes[label] else None for label, size in zip(row, shape, strict=True))
+            for row, shape in zip(rows, call.shapes, strict=True)
+        ]
+        return Form(tuple(inputs), output, sizes, twice)
+
+
+def _letters(text: str, names: Sequence[str], ndim: int) -> tuple[str, ...]:
+    head, dots, tail = text.partition("...")
+    hidden = ndim - len(head) - len(tail) if dots else 0
+    return (*head, *(names[len(names) - hidden :]), *tail)
+
+
+targets = [torch.ops.aten.einsum.default]
+
+
+RULES += [(Einsum(), [aten.einsum.default])]
+
+
+_SAMPLES = "b"
+
+
+class Recurrent(Rule):
+    """Samples may be cut; steps, features and weights stay whole. With dropout between layers nothing is cut, as the
+    operator draws its masks itself."""
+
+    follows = True
+
+    def form(self, call: OperatorCall) -> Form:
+        """Label the samples: of the sequence as `batch_first` says, of the states dimension 1."""
+        shapes = call.shapes
+        is_cut = len(shapes[0]) == 3 and not (call.argument("dropout") and call.argument("train"))
+        samples = 0 if call.argument("batch_first") else 1
+        hidden = call.node.args[1]
+        states = len(hidden) if isinstance(hidden, list | tuple) else 1
+
+        def labels(ndim: int, dim: int) -> Labels:
+            return tuple(_SAMPLES if is_cut and i == dim else None for i in range(ndim))
+
+        sequence, state = labels(len(shapes[0]), samples), labels(len(shapes[0]), 1)
+        weights: list[Labels] = [(None,) * len(shape) for shape in shapes[1 + states :]]
+        return Form(
+            (sequence, *(state,) * states, *weights),
+            sequence,
+            {_SAMPLES: shapes[0][samples]} if is_cut else {},
+            others=(state,) * states,
+        )
+
+
+RULES += [(Recurrent(), [aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input])]

@@ -7,23 +7,94 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
 
+from msrun.runtime.sharding.collective import Collective, Window
+from msrun.runtime.sharding.layout import Axes
 from msrun.runtime.sharding.operators.rule import (
     Form,
     Label,
     LabelSplit,
+    Limit,
     LocalBuilder,
     OperatorCall,
     Rule,
+    Rules,
     dimension_labels,
     set_argument,
     sizes_of,
     summed_axes,
 )
-from msrun.runtime.sharding.operators.sliding import Sliding, floor_output, output_limit, per_dimension, read_windows
+
+
+@dataclass(frozen=True)
+class Sliding:
+    """A kernel on one dimension.
+
+    Output o reads inputs o * stride - before to o * stride - before + extent - 1; those outside the tensor are padding.
+    """
+
+    size: int
+    output: int
+    extent: int
+    """Kernel size with its dilation: dilation * (kernel - 1) + 1."""
+    stride: int
+    before: int
+    """Padding in front."""
+
+    @property
+    def limit(self) -> Limit:
+        """Input and output are cut alike."""
+        return output_limit(self.output)
+
+    def window(self, parts: int) -> Window | None:
+        """Return what each part's outputs read; None when that is in its own part of the input."""
+        own, outputs = self.size // parts, self.output // parts
+        length = (outputs - 1) * self.stride + self.extent
+        if self.before == 0 and outputs * self.stride == own and length <= own:
+            return None
+        return Window(self.size, outputs * self.stride, -self.before, length)
+
+
+def output_limit(output: int) -> Limit:
+    """Return the condition that the output can be cut like the input."""
+    return Limit(
+        lambda parts: output % parts == 0, f"but its output has size {output}, which must be cut into as many parts"
+    )
+
+
+def read_windows(
+    build: LocalBuilder, x: fx.Node, first: int, kernels: Sequence[Sliding], cuts: Sequence[Axes], fill: float
+) -> fx.Node:
+    """Return the input with what its outputs read beyond this rank's part; dimensions one after the other, for corners.
+
+    Args:
+        first: the dimension of the first kernel.
+        cuts: axes that cut each dimension.
+        fill: what stands for padding.
+    """
+    for dim, (kernel, axes) in enumerate(zip(kernels, cuts, strict=True), first):
+        window = kernel.window(build.mesh.extent(axes)) if axes else None
+        if window is not None:
+            filled = Window(window.size, window.step, window.offset, window.length, fill)
+            x = build.collective(Collective("halo", axes, dim, window=filled), x)
+    return x
+
+
+def per_dimension(value: Any, count: int) -> list[int]:
+    """Return one number for each dimension from a number or a list of one or of all."""
+    numbers = [value] if isinstance(value, int) else list(value)
+    return numbers * count if len(numbers) == 1 else numbers
+
+
+def floor_output(size: int, extent: int, stride: int, padding: int) -> int:
+    """Return the outputs of a kernel with this padding on both sides."""
+    return math.floor((size + 2 * padding - extent) / stride) + 1
+
 
 aten = torch.ops.aten
 
@@ -136,7 +207,7 @@ class PoolWithIndices(SpaceRule):
         return Form((labels,), labels, sizes_of((labels, call.shapes[0])), frozenset(space), (labels,))
 
 
-RULES = [
+RULES: Rules = [
     (Pool(1, fill=-math.inf), [aten.max_pool1d.default]),
     (Pool(2, fill=-math.inf), [aten.max_pool2d.default]),
     (Pool(3, fill=-math.inf), [aten.max_pool3d.default]),
@@ -149,4 +220,76 @@ RULES = [
     (PoolWithIndices(1), [aten.adaptive_max_pool1d.default, aten.max_pool1d_with_indices.default]),
     (PoolWithIndices(2), [aten.adaptive_max_pool2d.default, aten.max_pool2d_with_indices.default]),
     (PoolWithIndices(3), [aten.adaptive_max_pool3d.default, aten.max_pool3d_with_indices.default]),
+]
+
+
+class Nearest(SpaceRule):
+    """Nearest-neighbour interpolation: a dimension that grows or shrinks by a whole factor may be cut."""
+
+    def form(self, call: OperatorCall) -> Form:
+        """Return equal labels, whole where the factor is not a whole number."""
+        batch, space = self.labels(call)
+        factors = call.argument("scale_factors") or [made / size for size, made in self.space(call)]
+        limits, whole = {}, set()
+        for label, (size, made), factor in zip(space, self.space(call), factors, strict=True):
+            limits[label] = output_limit(made)
+            if (made % size and size % made) or size * factor != made:
+                whole.add(label)
+        labels = (*batch, *space)
+        return Form((labels,), labels, sizes_of((labels, call.shapes[0])), frozenset(whole), limits=limits)
+
+    def lower(
+        self, call: OperatorCall, form: Form, build: LocalBuilder, inputs: Sequence[fx.Node], split: LabelSplit
+    ) -> fx.Node:
+        """Ask for the local size where a size was given."""
+        node = self.local_call(call, build, inputs)
+        if call.argument("output_size") is not None:
+            shape = form.layout(form.output, split).local_shape(build.mesh, call.output_shape)
+            set_argument(node, "output_size", list(shape[-self.ndim :]))
+        return node
+
+
+class Interpolation(SpaceRule):
+    """Linear and cubic interpolation: the space stays whole."""
+
+    def form(self, call: OperatorCall) -> Form:
+        """Return equal labels."""
+        batch, space = self.labels(call)
+        labels = (*batch, *space)
+        return Form((labels,), labels, sizes_of((labels, call.shapes[0])), frozenset(space))
+
+
+class PixelShuffle(SpaceRule):
+    """pixel_shuffle: blocks of r * r channels become r times more rows and columns."""
+
+    def form(self, call: OperatorCall) -> Form:
+        """Return equal labels; channels are cut between blocks."""
+        batch, space = self.labels(call)
+        labels = (*batch, *space)
+        limits = {batch[-1]: output_limit(call.output_shape[-self.ndim - 1])}
+        return Form((labels,), labels, sizes_of((labels, call.shapes[0])), limits=limits)
+
+
+class Padding(Rule):
+    """pad with a constant, by reflection or replication: dimensions that are padded stay whole."""
+
+    follows = True
+
+    def form(self, call: OperatorCall) -> Form:
+        """Return equal labels; the padding is listed from the last dimension on, two numbers each."""
+        labels = dimension_labels("d", len(call.shapes[0]))
+        padding = call.argument("pad")
+        whole = {labels[-1 - i // 2] for i, rows in enumerate(padding) if rows}
+        return Form((labels,), labels, sizes_of((labels, call.shapes[0])), frozenset(whole))
+
+
+RULES += [
+    (Nearest(1), [aten.upsample_nearest1d.vec, aten._upsample_nearest_exact1d.vec]),
+    (Nearest(2), [aten.upsample_nearest2d.vec, aten._upsample_nearest_exact2d.vec]),
+    (Nearest(3), [aten.upsample_nearest3d.vec, aten._upsample_nearest_exact3d.vec]),
+    (Interpolation(1), [aten.upsample_linear1d.vec]),
+    (Interpolation(2), [aten.upsample_bilinear2d.vec, aten.upsample_bicubic2d.vec]),
+    (Interpolation(3), [aten.upsample_trilinear3d.vec]),
+    (Padding(), [aten.pad.default, aten.constant_pad_nd.default]),
+    (PixelShuffle(2), [aten.pixel_shuffle.default]),
 ]

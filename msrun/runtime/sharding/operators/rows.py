@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +30,7 @@ from msrun.runtime.sharding.operators.rule import (
     summed_axes,
 )
 
-Lookup = tuple[Callable[..., Tensor], Mapping[str, Any]]
+LocalLookup = tuple[Callable[..., Tensor], Mapping[str, Any]]
 ROWS = "v"
 """Label of the dimension that is looked up in."""
 
@@ -64,7 +64,7 @@ class RowLookup(Rule):
     """Operators of a table and the numbers of its rows, in this order."""
 
     @abstractmethod
-    def own_lookup(self, call: OperatorCall, form: Form) -> Lookup:
+    def own_lookup(self, call: OperatorCall, form: Form) -> LocalLookup:
         """Return what looks up in this rank's rows, and its settings.
 
         It is called with the inputs, this rank's place, the shape of the mesh, the axes that cut the rows and the
@@ -216,3 +216,31 @@ class PooledLookup(Rule):
         cut = {"mesh_shape": build.mesh.shape, "rows": rows, "bags": bags, "size": form.sizes[ROWS], "count": count}
         found = build.call(pool_own_bags, *given, **cut, **self.settings(call))
         return build.pack({0: build.sum_over(found, summed_axes(form, split))})
+
+
+class Arriving(Protocol):
+    """Rows on their way."""
+
+    def wait(self) -> Tensor:
+        """Return them."""
+
+
+class Carrier(Protocol):
+    """Who sends rows; `execute` has one."""
+
+    def start(
+        self, rows: Tensor, sent: Sequence[int], received: Sequence[int], mesh: Mesh, axes: Axes, what: str
+    ) -> Arriving:
+        """Send each rank along some axes its rows: (sum of sent, ..) -> (sum of received, ..).
+
+        Args:
+            rows: contiguous, in rank order; nobody may write to them before the wait.
+            what: name of the message.
+        """
+
+    def count(self, what: str, nbytes: int) -> None:
+        """Count what an operator sends, all its messages as one."""
+
+
+carrier: Carrier
+"""Set when `execute` is loaded."""

@@ -290,6 +290,10 @@ class Rule(ABC):
         return build.call(call.node.target, *args, **kwargs)
 
 
+Rules = list[tuple[Rule, Sequence[Any]]]
+"""A rule with its operators."""
+
+
 def set_argument(node: fx.Node, name: str, value: Any) -> None:
     """Give an argument of a local operator another value, wherever it was given."""
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]

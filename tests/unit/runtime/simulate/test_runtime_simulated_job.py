@@ -21,10 +21,9 @@ from msrun.runtime.cost.devices import PROFILES, DeviceProfile
 from msrun.runtime.cost.operators import NOTHING, Work, collective_seconds
 from msrun.runtime.joining.launchers import find_simulated
 from msrun.runtime.optim import offload
-from msrun.runtime.simulate.job import SimulatedJob, count_host_traffic, simulate_job
-from msrun.runtime.simulate.recording import work_of
+from msrun.runtime.simulate.job import Asked, SimulatedJob, count_host_traffic, simulate_job
+from msrun.runtime.simulate.recording import format_bytes, work_of
 from msrun.runtime.simulate.report import Report, build_trace, render_page, render_table
-from msrun.runtime.simulate.units import format_bytes
 
 DEVICE = PROFILES["a100"]
 WIDTH = 64
@@ -64,7 +63,7 @@ def simulate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulate]:
         if hsdp:
             parallel.hsdp(threshold=0, optimizer_level=hsdp)
         batch = torch.zeros(8, WIDTH), torch.zeros(8, dtype=torch.long)
-        return simulate_job(Target(net, net), parallel.settings, batch, {}, device, level, rank)
+        return simulate_job(Asked(Target(net, net), parallel.settings, batch, {}, device, level, rank))
 
     yield run
     release()
@@ -244,7 +243,7 @@ def test_network_that_cannot_be_looked_at_is_refused_with_a_remedy(
     parallel = AutoParallel(net, "data_parallel")
     settings = (parallel.hsdp(threshold=0) if shards else parallel).settings
     with pytest.raises(StrategyError, match=text):
-        simulate_job(Target(net, net), settings, (torch.zeros(2, 2),), {}, DEVICE, level, 0)
+        simulate_job(Asked(Target(net, net), settings, (torch.zeros(2, 2),), {}, DEVICE, level, 0))
 
 
 def test_users_network_is_as_before_when_it_has_been_looked_at(simulate: Simulate) -> None:
@@ -252,7 +251,7 @@ def test_users_network_is_as_before_when_it_has_been_looked_at(simulate: Simulat
     net = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH))
     values = dict(net.named_parameters())
     settings = AutoParallel(net, "data_parallel").hsdp(threshold=0).settings
-    simulate_job(Target(net, net), settings, (torch.zeros(4, WIDTH),), {}, DEVICE, 2, 0)
+    simulate_job(Asked(Target(net, net), settings, (torch.zeros(4, WIDTH),), {}, DEVICE, 2, 0))
     assert dict(net.named_parameters()) == values
     assert type(net[0]) is nn.Linear
     assert net[1].num_batches_tracked == 0

@@ -14,7 +14,13 @@ from msrun.runtime.cost.devices import DeviceProfile
 from msrun.runtime.execute.placement import placement_of
 from msrun.runtime.parallel.auto_parallel import AutoParallel
 from msrun.runtime.parallel.batch.divided_batch import find_wrappers
-from msrun.runtime.parallel.degrees.divisions import Degrees, Divisions, StepPrice, find_divisions, settings_of
+from msrun.runtime.parallel.degrees import (
+    Degrees,
+    Divisions,
+    StepPrice,
+    find_divisions,
+    settings_of,
+)
 from msrun.runtime.parallel.settings import MB, SearchSettings, profile_of
 from msrun.runtime.progress import waiting_in
 

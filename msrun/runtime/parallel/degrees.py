@@ -28,7 +28,7 @@ from msrun.runtime.parallel.settings import MB, ParallelSettings, SearchSettings
 from msrun.runtime.partition.decide import Constraints
 from msrun.runtime.partition.price import OperatorPrice
 from msrun.runtime.partition.stages import assign_stages
-from msrun.runtime.search.search import Plan, Splits, search_plans
+from msrun.runtime.search.search import Plan, Search, Splits
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 from msrun.runtime.sharding.operators.rule import operator_call
 
@@ -129,9 +129,6 @@ class DividedGraph:
     Args:
         stages: of equal cost.
         blocks: paths of modules that may be recomputed.
-
-    Raises:
-        StrategyError: too few operators for so many stages.
     """
 
     def __init__(self, captured: CapturedGraph, stages: int, blocks: Sequence[str]) -> None:
@@ -285,12 +282,7 @@ class Divisions:
 def find_divisions(
     network: nn.Module, batch: Sequence[Tensor], ranks: int, settings: SearchSettings, time_limit_s: float
 ) -> Divisions:
-    """Price the divisions of a step of a network, with its loss, on whole batches like this one.
-
-    Raises:
-        StrategyError: nothing fits.
-        CaptureError: the network cannot be captured.
-    """
+    """Price the divisions of a step of a network, with its loss, on whole batches like this one."""
     return _Search(network, batch, ranks, settings, time_limit_s).run()
 
 
@@ -404,7 +396,7 @@ class _Search:
             for each in degrees_of_parts(parts, stages)
             for recomputes in ((False, True) if self._blocks else (False,))
         ]
-        for shards, plans in search_plans(captured, mesh, given, self._spec, step_of):
+        for shards, plans in Search(captured, mesh, given, self._spec, step_of).plans():
             useful = [plan for plan in plans if not shards or plan.price.gathered_bytes]
             prices = [PartPrices(graph, plan) for plan in useful]
             for micro_batches, copies, recomputes in divisions:

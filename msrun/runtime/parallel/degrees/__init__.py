@@ -1,1 +1,0 @@
-"""Degrees of parallelism searched for together: data, operator, pipeline and optimizer parallel, copies, recompute."""

@@ -404,8 +404,8 @@ def _is_of(node: yaml.ScalarNode, kind: str) -> bool:
 
 def _found(node: yaml.Node) -> str:
     tag = node.tag.removeprefix(_YAML)
-    if node.id in ("sequence", "mapping"):
-        return "a list" if node.id == "sequence" else "a mapping"
+    if isinstance(node, yaml.CollectionNode):
+        return "a list" if isinstance(node, yaml.SequenceNode) else "a mapping"
     if tag not in _SCALAR_TAGS:
         return {"null": "no value", "merge": "a merge key (<<)"}.get(tag, f"the tag {tag}")
     text = node.value if len(node.value) <= MAX_SHOWN_CHARS else node.value[:MAX_SHOWN_CHARS] + "..."

@@ -174,11 +174,7 @@ _WORKER_STATES = {WorkerState.STOPPED.value: "stopped", NOT_STARTED: "not_starte
 
 def render_json(status: JobStatus) -> str:
     """Return the status as one JSON object on one line, in ASCII."""
-    return json.dumps(_job(status), allow_nan=False)
-
-
-def _job(status: JobStatus) -> dict[str, Any]:
-    return {
+    job = {
         "job_id": status.job_id,
         "state": _JOB_STATES.get(status.state, status.state.value),
         "reason": status.reason,
@@ -192,6 +188,7 @@ def _job(status: JobStatus) -> dict[str, Any]:
         "notes": list(status.notes),
         "workers": [_worker(status, row) for row in status.rows],
     }
+    return json.dumps(job, allow_nan=False)
 
 
 def _worker(status: JobStatus, row: WorkerRow) -> dict[str, Any]:
@@ -254,15 +251,17 @@ def _live_row(
 ) -> Row:
     used = [cores[row.pid] for row in rows if row.pid in cores]
     sizes = [row.usage.memory_bytes for row in rows if row.usage]
-    step, state = span_of([row.step for row in rows], str), _state(rows[0], status)
+    step, state = span_of([row.step for row in rows], str), rows[0].state
     newest = max(rows, key=lambda row: row.log_at or 0.0)
     last_line = newest.last_line
     if is_host:
         states = Counter("waiting" if _is_waiting(row, status) else row.state.partition(": ")[0] for row in rows)
         state = ", ".join(f"{count} {state}" for state, count in states.items())
         last_line = last_line and f"[{newest.global_rank}] {last_line}"
-    elif rows[0].progress.total:
-        step = f"{step}/{rows[0].progress.total}"
+    else:
+        step = f"{step}/{rows[0].progress.total}" if rows[0].progress.total else step
+        if _is_waiting(rows[0], status):
+            state = f"waits {describe_span(rows[0].waits_s(status.clock) or 0.0)}"
     return {
         "ranks" if is_host else "rank": fold(rows),
         "host": one_line(rows[0].host),
@@ -274,10 +273,6 @@ def _live_row(
         "memory": describe_size(sum(sizes)) if sizes else NONE,
         "last line": one_line(last_line),
     }
-
-
-def _state(row: WorkerRow, status: JobStatus) -> str:
-    return f"waits {describe_span(row.waits_s(status.clock) or 0.0)}" if _is_waiting(row, status) else row.state
 
 
 def _is_waiting(row: WorkerRow, status: JobStatus) -> bool:

@@ -19,11 +19,7 @@ from ranktable.hosts.ranges import fold_numbers
 
 
 def _columns(columns: Mapping[str, Sequence[str]], left: Collection[str] | None = None) -> list[str]:
-    """Return a table: names of the columns, then a line for each row.
-
-    Args:
-        left: the columns that begin at the left, the others end at the right; None = all.
-    """
+    """Return a table: names of the columns, then a line for each row; all but the `left` columns end at the right."""
     shown = {name: [name, *cells] for name, cells in columns.items()}
     width = {name: max(map(len, cells)) for name, cells in shown.items()}
     align = {name: str.ljust if left is None or name in left else str.rjust for name in shown}

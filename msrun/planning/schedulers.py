@@ -109,8 +109,8 @@ def _place(environ: Environ, name: str, size: Told[int]) -> Told[int]:
     rank = _number(environ, name)
     if rank.value >= size.value:
         raise UsageError(
-            f"{name}={rank.value}: must be below {size.source.removeprefix(LISTED)}={size.value}; are these variables "
-            f"of another job? unset them, or give {OFF}"
+            f"{name}={rank.value}: must be below {size.source}={size.value}; are these variables of another job? unset "
+            f"them, or give {OFF}"
         )
     return rank
 
@@ -129,11 +129,7 @@ def _master(environ: Environ, host: HostView, node_rank: Told[int] | None, *name
 
 
 def _port(source: str, key: str) -> Told[int]:
-    """Return a port that all hosts of a job find alike and that two jobs on one host hardly share.
-
-    Args:
-        key: what is the same on all hosts of a job, and different for another job.
-    """
+    """Return a port that all hosts of a job find alike, by a `key` of the job, and two jobs on a host hardly share."""
     return Told(FIRST_PORT + zlib.crc32(key.encode(errors="surrogateescape")) % PORT_COUNT, source)
 
 

@@ -207,11 +207,16 @@ class Variables:
             return None
         self._check_tasks(environ)
         node_num, hosts = self._count_hosts(environ)
-        rank = _place(environ, self.node_rank, node_num) if node_num else _number(environ, self.node_rank)
+        is_one = node_num is not None and node_num.value == 1
+        rank = None
+        if node_num is None:
+            rank = _number(environ, self.node_rank)
+        elif not is_one or IN_POD in self.needed:  # the numbers of an operator belong together
+            rank = _place(environ, self.node_rank, node_num)
         name = re.sub(r"\{(\w*)\}", lambda match: environ.get(match[1], "") if match[1] else host.name, self.name)
-        is_one, key = node_num is not None and node_num.value == 1, " ".join(filter(None, map(environ.get, self.job)))
+        key = " ".join(filter(None, map(environ.get, self.job)))
         master, port = None, None
-        if self.is_numbered_pod:
+        if rank is not None and self.is_numbered_pod:
             master = _first_pod(host, rank.value)
         elif not is_one:
             said = _master(environ, host, rank, *self.master_addr)

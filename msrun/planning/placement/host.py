@@ -162,7 +162,7 @@ def visible_ascend(preset: str | None, present: Sequence[Device]) -> VisibleDevi
 
 def _ended(shown: str, entry: str, names: Sequence[str], count: int) -> VisibleDevices:
     why = f"{shown}: {entry!r} is none of the host's {count} devices or not allowed there, and hides all from it on"
-    return VisibleDevices(tuple(names), f"{shown[:-1]} is empty" if not entry and shown.endswith("=") else why)
+    return VisibleDevices(tuple(names), f"{shown[:-1]} is empty" if not shown.partition("=")[2] else why)
 
 
 @dataclass(frozen=True)

@@ -108,10 +108,7 @@ def refuse_pairs(options: Mapping[str, Any]) -> None:
 
 
 def build_simulation(options: dict[str, Any], caller: dict[str, str]) -> Simulation:
-    """Translate the command line's words into a dry run.
-
-    UsageError: a word that cannot be understood, or that only a job can obey.
-    """
+    """Translate the command line's words into a dry run (UsageError: one that only a job can obey, too)."""
     working_directory = read_directory(options)
     env = parse_env(options["env"], caller)
     for name, value in env:
@@ -151,10 +148,7 @@ class OtherProgram:
 
 
 def take_programs(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options with `others`, the programs after colons, and with the number of workers of all.
-
-    UsageError: a program without a number of workers, or that cannot be read.
-    """
+    """Return the options with `others`, the programs after colons, and the number of workers of all (UsageError)."""
     words = tuple(options["words"])
     ends = [index for index in range(len(words) - 1) if words[index] == COLON and _option(words[index + 1])]
     if not ends:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import os
 import shutil
@@ -24,10 +25,7 @@ from msrun.planning.settings import make_option
 
 
 def print_text(text: str) -> None:
-    """Print a plan or a status; bytes of the command line that are no text come out as they came in.
-
-    UsageError: it cannot be written, other than for a reader that has gone.
-    """
+    """Print a plan or a status, bytes that are no text as they came (UsageError, but for a reader that has gone)."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="surrogateescape")
     try:
@@ -133,32 +131,6 @@ def estimate_command(words: tuple[str, ...], device: str, worker_num: int, hosts
     return run_simulation(simulation, dict(os.environ), quiet=False)
 
 
-@click.command("status", context_settings=_HELP, params=[_JOB, _JSON])
-def status_command(log_dir: Path, *, json: bool) -> int:
-    """Show the job of LOG_DIR, running or ended; as --status. LOG_DIR is log_output unless given."""
-    return show_status(log_dir, as_json=json)
-
-
-@click.command(
-    "watch",
-    context_settings=_HELP,
-    params=[
-        _JOB,
-        ClickOption(make_option("every", "S  Seconds between two looks.", kind="interval", default="auto")),
-        click.Option(["--json"], is_flag=True, help="As lines of JSON."),
-    ],
-)
-def watch_command(log_dir: Path, *, every: Any, json: bool) -> int:
-    """Show the job of LOG_DIR until it has ended; as --status LOG_DIR --watch. LOG_DIR is log_output unless given."""
-    return watch_job(log_dir, every, as_json=json)
-
-
-@click.command("stop", context_settings=_HELP, params=[_JOB])
-def stop_command(log_dir: Path) -> int:
-    """End the job of LOG_DIR and wait for its end; as --stop. LOG_DIR is log_output unless given."""
-    return stop(log_dir)
-
-
 @click.command(
     "logs",
     context_settings=_HELP,
@@ -211,31 +183,13 @@ def drain_command(host: str, log_dir: Path) -> int:
     return contract.EXIT_OK
 
 
-FIRST_WORDS: dict[str | None, click.Command] = {
-    command.name: command
-    for command in (
-        *(examples_command, trace_command, estimate_command, status_command, watch_command, logs_command),
-        *(stop_command, drain_command, jobs_command),
-    )
-}
-"""The commands by the first word that calls them, one of `COMMANDS`."""
-for _word, _command in FIRST_WORDS.items():
-    _command.help = (
-        f"{_command.help}\n\n`{_word}` is this command only as the first word; start a program of that name as "
-        f"`msrun ./{_word}`."
-    )
-
-
 SHELLS = ("bash", "zsh", "fish")
 
 
 def install_completion(command: click.Command, shell: str, environ: Mapping[str, str]) -> str:
     """Write the completion script of a shell where it loads those of the user from, and return what to do then.
 
-    Args:
-        shell: bash, zsh or fish; auto for the one of $SHELL.
-
-    UsageError: the shell is not one of these, is too old, or the file cannot be written.
+    The shell may be auto, for the one of $SHELL. UsageError: it is unknown or too old, or cannot be written.
     """
     name = Path(environ.get("SHELL", "")).name if shell == "auto" else shell
     if name not in SHELLS:
@@ -278,35 +232,35 @@ def look_after(options: dict[str, Any]) -> int:
     if options["stop"] is not None:
         return stop(options["stop"], quiet=options["quiet"])
     if options["watch"] is not None:
-        return watch_job(options["status"], options["watch"], as_json=options["json"])
-    return show_status(options["status"], as_json=options["json"])
+        return watch_job(options["status"], options["watch"], json=options["json"])
+    return show_status(options["status"], json=options["json"])
 
 
 def stop(log_dir: Path, *, quiet: bool = False) -> int:
-    """End the job of a log directory and wait for its end."""
+    """End the job of LOG_DIR and wait for its end; as --stop. LOG_DIR is log_output unless given."""
     from msrun.launch.status.stop import stop_job
 
     print_text(stop_job(log_dir, (lambda _: None) if quiet else output.say_lines))
     return contract.EXIT_OK
 
 
-def show_status(log_dir: Path, *, as_json: bool) -> int:
-    """Print the state of a job and return the exit status that tells it."""
+def show_status(log_dir: Path, *, json: bool) -> int:
+    """Show the job of LOG_DIR, running or ended; as --status. LOG_DIR is log_output unless given."""
     from msrun.launch.status.job_status import read_status
     from msrun.launch.status.status_text import render_json, render_status
 
     status = read_status(log_dir)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    print_text(render_json(status) if as_json else render_status(status, width))
+    print_text(render_json(status) if json else render_status(status, width))
     return status.status_code
 
 
-def watch_job(log_dir: Path, every: float | str, *, as_json: bool) -> int:
-    """Show the state of a job until it has ended."""
+def watch_job(log_dir: Path, every: float | str, *, json: bool) -> int:
+    """Show the job of LOG_DIR until it has ended; as --status LOG_DIR --watch. LOG_DIR is log_output unless given."""
     from msrun.launch.status.status_text import watch_status
 
     try:
-        return watch_status(log_dir, None if isinstance(every, str) else every, as_json=as_json)
+        return watch_status(log_dir, None if isinstance(every, str) else every, as_json=json)
     except BrokenPipeError:  # `msrun --status DIR --watch | head` has enough
         output.discard_output(sys.stdout)
         return contract.EXIT_OK
@@ -322,3 +276,20 @@ def end_warm_servers(options: dict[str, Any]) -> int:
     if not options["quiet"]:
         print_text(f"stopped {count} warm server{'' if count == 1 else 's'}")
     return contract.EXIT_OK
+
+
+_EVERY = ClickOption(make_option("every", "S  Seconds between two looks.", kind="interval", default="auto"))
+_JSON_LINES = click.Option(["--json"], is_flag=True, help="As lines of JSON.")
+FIRST_WORDS: dict[str | None, click.Command] = {
+    command.name: command
+    for command in (
+        *(examples_command, trace_command, estimate_command, logs_command, drain_command, jobs_command),
+        click.command("status", context_settings=_HELP, params=[_JOB, _JSON])(show_status),
+        click.command("watch", context_settings=_HELP, params=[_JOB, _EVERY, _JSON_LINES])(watch_job),
+        click.command("stop", context_settings=_HELP, params=[_JOB])(stop),
+    )
+}
+"""The commands by the first word that calls them, one of `COMMANDS`."""
+for _word, _command in FIRST_WORDS.items():
+    _said = f"`{_word}` is this command only as the first word; start a program of that name as `msrun ./{_word}`."
+    _command.help = f"{inspect.cleandoc(_command.help or '')}\n\n{_said}"

@@ -23,7 +23,7 @@ from msrun.cli.commands import (
     look_after,
     print_text,
 )
-from msrun.cli.options import HOST_OPTIONS, OPTIONS, SETTABLE, TRUE_WORDS, Sources, apply_sources
+from msrun.cli.options import HOST_OPTIONS, OPTIONS, SETTABLE, Sources, apply_sources
 from msrun.cli.words import (
     LaunchCommand,
     ScriptWords,
@@ -37,7 +37,7 @@ from msrun.errors import MsrunError, UsageError, describe_limit, is_limit, near_
 from msrun.launch import output
 from msrun.launch.output import one_line
 from msrun.planning.program import COMMANDS, ONCE, parse_program
-from msrun.planning.settings import FoundSetting, without_option_variables
+from msrun.planning.settings import TRUE_WORDS, FoundSetting, without_option_variables
 from msrun.planning.spec import LaunchSpec, check_spec, is_loopback
 
 MAX_SHOWN = 80
@@ -209,10 +209,7 @@ def _count_here(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_worker_num(options: dict[str, Any], sources: Sources) -> dict[str, Any]:
-    """Return the options with the number of workers that holds where none is given.
-
-    UsageError: the job has other hosts, so that nobody knows.
-    """
+    """Return the options with the number of workers where none is given (UsageError: of a job with other hosts)."""
     from msrun.cli.build_spec import MINDSPORE_WORKER_NUM, read_directory
     from msrun.planning.imports import imports_package
 

@@ -31,13 +31,12 @@ from msrun.planning.settings import (
     make_option,
     option_variables,
     parse_config,
+    read_truth,
     variable_name,
 )
 from msrun.planning.spec import LaunchSpec, SshSettings
 from ranktable.files import read_text
 
-TRUE_WORDS = ("true", "1", "yes", "on")
-FALSE_WORDS = ("false", "0", "no", "off")
 MAX_DIGITS = 10
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.1, 86400.0
 PATH = click.Path(path_type=Path)
@@ -47,11 +46,7 @@ class Converted(click.ParamType):  # type: ignore[type-arg]  # generic in newer 
     """What a function makes of a word."""
 
     def __init__(self, name: str, convert: Callable[[str], Any], wanted: str) -> None:
-        """
-        Args:
-            convert: raises ValueError for a word that it does not take.
-            wanted: what to give then.
-        """
+        """`convert` raises ValueError for a word that it does not take; then `wanted` says what to give."""
         self.name = name
         self._convert = convert
         self._wanted = wanted
@@ -62,11 +57,6 @@ class Converted(click.ParamType):  # type: ignore[type-arg]  # generic in newer 
             return self._convert(str(value).strip())
         except ValueError:
             self.fail(f"{value!r}: give {self._wanted}", param, ctx)
-
-
-def read_truth(word: str) -> bool:
-    """Turn a word for true or false, in the spellings that people use, into it (ValueError)."""
-    return (FALSE_WORDS + TRUE_WORDS).index(word.lower()) >= len(FALSE_WORDS)
 
 
 def _read_count(word: str) -> int | str:
@@ -261,10 +251,7 @@ class Sources:
     """What the user should know of the words as they were given; empty for nothing."""
 
     def read(self, context: click.Context, path: Path | None) -> None:
-        """Read environment and --config file, and make what they set the defaults of the other options.
-
-        UsageError: a misspelled variable, or a file that is wrong.
-        """
+        """Read environment and --config file, and make what they set the defaults of the other options (UsageError)."""
         self.variables = option_variables(os.environ, SETTABLE)
         if path is not None:
             may_hold = {name: one for name, one in SETTABLE.items() if name not in ("config", "env")}

@@ -13,9 +13,10 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-from msrun.cli.options import FALSE_WORDS, GROUPS, LONG_OPTIONS, MOST_USED, OPTIONAL_VALUES, TAKING_VALUE, TRUE_WORDS
+from msrun.cli.options import GROUPS, LONG_OPTIONS, MOST_USED, OPTIONAL_VALUES, TAKING_VALUE
 from msrun.errors import UsageError, near_miss
 from msrun.planning.program import COMMANDS, Program
+from msrun.planning.settings import FALSE_WORDS, TRUE_WORDS
 
 
 def normalise(argv: Sequence[str]) -> list[str]:
@@ -241,10 +242,7 @@ def _counts(
 
 
 def workers_here(name: str, value: str, count_devices: Callable[[], int]) -> int:
-    """Return the number of workers of a host, by torchrun's rule for its words auto, gpu and cpu.
-
-    UsageError: neither such a word nor a number, or gpu where there is none.
-    """
+    """Return the number of workers of a host, by torchrun's rule for its words auto, gpu and cpu (UsageError)."""
     if value == "cpu":
         return count_cpus()
     if value in ("gpu", "auto"):
@@ -271,27 +269,24 @@ def _count(name: str, value: str) -> int:
 
 def _console(given: Mapping[str, str]) -> list[str]:
     """Return which ranks are shown here: every worker has a log of its own in any case."""
-    shown, hidden = _streams(given, "tee"), _streams(given, "redirects")
-    if hidden not in (set(), None) and shown is not None:
+    found: dict[str, set[str] | None] = {}  # local ranks of which torchrun would tee or redirect; None = all of them
+    for name in ("tee", "redirects"):
+        value = given.get(name, "0")
+        if re.fullmatch(r"[0-3]", value):
+            found[name] = None if value != "0" else set()
+        elif re.fullmatch(r"\d+:[0-3](,\d+:[0-3])*", value):
+            pairs = [part.split(":") for part in value.split(",")]
+            found[name] = {str(int(rank)) for rank, streams in pairs if streams != "0"}
+        else:
+            raise UsageError(f"--{name} {value}: give 0 to 3, or such numbers by local rank, as in 0:3,1:0")
+    shown, hidden = found["tee"], found["redirects"]
+    if hidden and shown is not None:
         raise UsageError(
             f"--redirects {given['redirects']}: give one number for all ranks, or name those to show with "
             "--tail_worker_log"
         )
-    ranks = "all" if shown is None or hidden == set() else ",".join(map(str, sorted(shown))) or "none"
-    if "only" in given and ranks == "all":
-        ranks = given["only"]
-    return [f"--tail_worker_log={ranks}"]
-
-
-def _streams(given: Mapping[str, str], name: str) -> set[int] | None:
-    """Return the local ranks of which torchrun would redirect, or tee, a stream; None = all of them."""
-    value = given.get(name, "0")
-    if re.fullmatch(r"[0-3]", value):
-        return None if value != "0" else set()
-    if not re.fullmatch(r"\d+:[0-3](,\d+:[0-3])*", value):
-        raise UsageError(f"--{name} {value}: give 0 to 3, or such numbers by local rank, as in 0:3,1:0")
-    pairs = [part.split(":") for part in value.split(",")]
-    return {int(rank) for rank, streams in pairs if streams != "0"}
+    ranks = "all" if shown is None or hidden == set() else ",".join(sorted(shown, key=int)) or "none"
+    return [f"--tail_worker_log={given.get('only', ranks) if ranks == 'all' else ranks}"]
 
 
 def describe_separate_value(words: Sequence[str]) -> str:
@@ -303,9 +298,8 @@ def describe_separate_value(words: Sequence[str]) -> str:
     listed = words[index - 2] if index > 1 else ""
     if underscored(listed) in LISTS and not Path(word).exists() and not shutil.which(word):
         return f"{listed} {option} {word}: {word} is taken for SCRIPT; a list is one word: {listed} {option},{word}"
-    is_plan = underscored(option) in ("--dry_run", "--plan")
+    values = ("text", "json") if underscored(option) in ("--dry_run", "--plan") else TRUE_WORDS + FALSE_WORDS
     is_page = underscored(option) == "--plan" and word.lower().endswith(".html")
-    values = ("text", "json") if is_plan else TRUE_WORDS + FALSE_WORDS
     is_value = is_page or (underscored(option) in OPTIONAL_VALUES and word.lower() in values)
     if not is_value or Path(word).exists():
         return ""
@@ -323,14 +317,9 @@ def describe_late_options(program: Program) -> str:
     except OSError:
         return ""
     unknown = [name for name in late if name[2:] not in text]
-    if not unknown:
-        return ""
-    one = "it" if len(unknown) == 1 else "they"
-    belongs = "belongs" if len(unknown) == 1 else "belong"
-    return (
-        f"{', '.join(unknown)} after {Path(program.target).name} {belongs} to the script; "
-        f"{one} must stand before it to be msrun's"
-    )
+    belongs, one = ("belongs", "it") if len(unknown) == 1 else ("belong", "they")
+    hint = f"{', '.join(unknown)} after {Path(program.target).name} {belongs} to the script; {one} must stand before it"
+    return f"{hint} to be msrun's" if unknown else ""
 
 
 HELP_WORDS = ("-h", "--help")

@@ -130,12 +130,7 @@ class _Part:
     """Where workers of other hosts reach its parameter servers."""
 
     def plan(self, common: dict[str, str], place: str) -> HostPlan:
-        """Return what one agent runs.
-
-        Args:
-            common: variables of all workers there.
-            place: the host among several, in words.
-        """
+        """Return what one agent runs, of the `common` variables of its workers; `place`: as in `HostPlan`."""
         spec, start_method = self.spec, choose_start_method(self.spec, self.caller)
         return HostPlan(
             node_rank=self.assignment.node_rank,
@@ -272,7 +267,6 @@ def build_remote_plan(
     """Decide what can be decided here about a job on `spec.host_entries`.
 
     Args:
-        caller: the launcher's environment.
         agent_command: path of an interpreter -> what starts an agent with it.
     """
     forwarded = forwarded_environment(caller, spec.forward_env)
@@ -438,13 +432,7 @@ def early_imports(spec: LaunchSpec, caller: Mapping[str, str]) -> tuple[str, ...
 
 
 def plan_early_server(spec: LaunchSpec, host: HostFacts, caller: Mapping[str, str], job_id: str) -> EarlyServer | None:
-    """Return what to begin with on this host; None when there is nothing to import.
-
-    Args:
-        caller: the environment that workers inherit.
-
-    UsageError: more workers than devices, or a binding that this host does not allow.
-    """
+    """Return what to begin with on this host; None when there is nothing to import. UsageError as of `build_plan`."""
     spec = settle_mindspore(spec, host)
     imports = early_imports(spec, caller)
     if not imports:

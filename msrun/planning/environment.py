@@ -133,11 +133,7 @@ def rank_environment(global_rank: int, local_rank: int, node_rank: int, device_i
 
 
 def virtual_rank_environment(target: str, device: str) -> dict[str, str]:
-    """Return what a worker has in the place of its place on its host. Source: torchrun's --virtual-local-rank.
-
-    Args:
-        device: its number on the host.
-    """
+    """Return what a worker gets that sees its device of the host alone. Source: torchrun's --virtual-local-rank."""
     visible = {"gpu": CUDA_VARIABLE, "ascend": ASCEND_VARIABLE}.get(target)
     return {contract.LOCAL_RANK: "0", contract.DEVICE_ID: "0", **({visible: device} if visible else {})}
 
@@ -186,9 +182,8 @@ POSING_FOLDER = Path(__file__).parents[1] / "mindspore" / "posing"
 
 
 def settle_mindspore(spec: LaunchSpec, host: HostFacts) -> LaunchSpec:
-    """Return what is asked of a host with `mindspore` decided: "none" when the script is not seen to import it.
-
-    UsageError: --mindspore names one that is not installed.
+    """Return what is asked of a host with `mindspore` decided, none unless the script is seen to import it (UsageError:
+    --mindspore names one that is not installed).
     """
     if spec.mindspore == "real" and not host.mindspore_version:
         raise UsageError("--mindspore real: this Python has no mindspore; pip install mindspore, or leave it out")
@@ -217,10 +212,7 @@ def mindspore_environment(spec: LaunchSpec, caller: Mapping[str, str]) -> dict[s
 
 
 def mindspore_port(store_port: int) -> int:
-    """Return where MindSpore's scheduler listens beside torch's store; 0 = not known yet.
-
-    UsageError: there is no port after it.
-    """
+    """Return where MindSpore's scheduler listens beside torch's store; 0 = not known yet (UsageError: no such port)."""
     if store_port == MAX_PORT:
         raise UsageError(
             f"--master_port {store_port}: MindSpore's scheduler needs the next one, too; give a lower port"

@@ -42,12 +42,10 @@ def find_host_options(
     Workers of this host: --local_worker_num, an even share of --worker_num, what a variable says, one for each device
     of this host, and one when nothing says more.
 
-    Args:
-        options: of the command.
-        given: names of those that were set.
-        count_devices: how many accelerators are visible on this host.
-
     UsageError: what is needed is neither given nor told, or both contradict each other.
+
+    Args:
+        options: of the command; `given` are the names of those that were set.
     """
     asked = {name: Told(options[name], f"--{name}") for name in ("worker_num", "local_worker_num") if name in given}
     if job.node_num is not None and job.node_num.value == 1:

@@ -19,10 +19,9 @@ from ranktable.hosts.ranges import fold_numbers
 
 
 def render_columns(columns: Mapping[str, Sequence[str]], left: Collection[str] | None = None) -> list[str]:
-    """Return a table: names of the columns, then a line for each row.
+    """Return a table: names of the columns, then a line for each row; all but the `left` columns end at the right.
 
-    Args:
-        left: the columns that begin at the left, the others end at the right; None = all.
+    None as `left` means all columns.
     """
     shown = {name: [name, *cells] for name, cells in columns.items()}
     width = {name: max(map(len, cells)) for name, cells in shown.items()}

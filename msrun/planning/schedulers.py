@@ -109,8 +109,8 @@ def _place(environ: Environ, name: str, size: Told[int]) -> Told[int]:
     rank = _number(environ, name)
     if rank.value >= size.value:
         raise UsageError(
-            f"{name}={rank.value}: must be below {size.source.removeprefix(LISTED)}={size.value}; are these variables "
-            f"of another job? unset them, or give {OFF}"
+            f"{name}={rank.value}: must be below {size.source}={size.value}; are these variables of another job? unset "
+            f"them, or give {OFF}"
         )
     return rank
 
@@ -129,11 +129,7 @@ def _master(environ: Environ, host: HostView, node_rank: Told[int] | None, *name
 
 
 def _port(source: str, key: str) -> Told[int]:
-    """Return a port that all hosts of a job find alike and that two jobs on one host hardly share.
-
-    Args:
-        key: what is the same on all hosts of a job, and different for another job.
-    """
+    """Return a port that all hosts of a job find alike, by a `key` of the job, and two jobs on a host hardly share."""
     return Told(FIRST_PORT + zlib.crc32(key.encode(errors="surrogateescape")) % PORT_COUNT, source)
 
 
@@ -211,11 +207,16 @@ class Variables:
             return None
         self._check_tasks(environ)
         node_num, hosts = self._count_hosts(environ)
-        rank = _place(environ, self.node_rank, node_num) if node_num else _number(environ, self.node_rank)
+        is_one = node_num is not None and node_num.value == 1
+        rank = None
+        if node_num is None:
+            rank = _number(environ, self.node_rank)
+        elif not is_one or IN_POD in self.needed:  # the numbers of an operator belong together
+            rank = _place(environ, self.node_rank, node_num)
         name = re.sub(r"\{(\w*)\}", lambda match: environ.get(match[1], "") if match[1] else host.name, self.name)
-        is_one, key = node_num is not None and node_num.value == 1, " ".join(filter(None, map(environ.get, self.job)))
+        key = " ".join(filter(None, map(environ.get, self.job)))
         master, port = None, None
-        if self.is_numbered_pod:
+        if rank is not None and self.is_numbered_pod:
             master = _first_pod(host, rank.value)
         elif not is_one:
             said = _master(environ, host, rank, *self.master_addr)

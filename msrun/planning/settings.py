@@ -45,6 +45,8 @@ def is_of_launcher(name: str) -> bool:
     return bool(_OF_LAUNCHER.match(name))
 
 
+TRUE_WORDS = ("true", "1", "yes", "on")
+FALSE_WORDS = ("false", "0", "no", "off")
 COMMAND_LINE = "command line"
 VARIABLE_PREFIX = "MSRUN_"
 TOKEN_VARIABLE = "MSRUN_TOKEN"  # noqa: S105 - the name of a variable, not a token
@@ -53,6 +55,11 @@ SECRET_VARIABLES = (TOKEN_VARIABLE, SERVER_PASSWORD_VARIABLE, CLIENT_PASSWORD_VA
 """For msrun alone: workers do not get them."""
 MISSPELLED = 0.8
 """How close a variable must be to one of ours to be taken for it; others may have variables of this prefix, too."""
+
+
+def read_truth(word: str) -> bool:
+    """Turn a word for true or false, in the spellings that people use, into it (ValueError)."""
+    return (FALSE_WORDS + TRUE_WORDS).index(word.lower()) >= len(FALSE_WORDS)
 
 
 @dataclass(frozen=True)
@@ -167,10 +174,7 @@ def check_ranges(spec: Any) -> None:
 
 
 def refuse_together(given: Collection[str], exclusive: Iterable[tuple[str, str, str]]) -> None:
-    """Refuse options of which one takes away the other's meaning.
-
-    UsageError: two of a row's are given; the third is why, or what to do.
-    """
+    """Refuse options of which one takes away the other's meaning (UsageError); the third of a row is why."""
     for first, second, why in exclusive:
         if first in given and second in given:
             raise UsageError(f"--{first} and --{second}: {why}")
@@ -250,7 +254,6 @@ _WHOLE = re.compile(r"[-+]?(0|[1-9][0-9]*)\Z")
 _NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?\Z")
 _YAML = "tag:yaml.org,2002:"
 _SCALAR_TAGS = frozenset(("bool", "int", "float", "str", "timestamp", "value"))
-_TRUE_WORDS = frozenset(("true", "yes", "on"))
 
 
 _OWN = {
@@ -279,12 +282,7 @@ class JobConfig:
 
 
 def parse_config(text: str, source: str, options: Mapping[str, Option]) -> JobConfig:
-    """Read a file of settings (UsageError).
-
-    Args:
-        source: path of the file, for messages.
-        options: those that a file may hold, by name.
-    """
+    """Read a file of settings at `source`, which may hold these options (UsageError)."""
     reader = _Reader(source)
     try:
         root = compose_yaml(text, max_depth=MAX_DEPTH)
@@ -310,7 +308,7 @@ def parse_config(text: str, source: str, options: Mapping[str, Option]) -> JobCo
         lines=lines,
         env=values.get("env", ()),
         program=(values["script"], *values.get("args", ())) if "script" in values else (),
-        is_module=values.get("module", "no").lower() in _TRUE_WORDS,
+        is_module=read_truth(values.get("module", "no")),
     )
 
 
@@ -403,6 +401,8 @@ def _is_of(node: yaml.ScalarNode, kind: str) -> bool:
 
 
 def _found(node: yaml.Node) -> str:
+    import yaml
+
     tag = node.tag.removeprefix(_YAML)
     if isinstance(node, yaml.CollectionNode):
         return "a list" if isinstance(node, yaml.SequenceNode) else "a mapping"

@@ -569,10 +569,7 @@ def check_server_logs(stem: str, server_num: int) -> None:
 
 
 def parse_tail(text: str, worker_num: int, option: str = "--tail_worker_log") -> tuple[int, ...]:
-    """Turn `all`, `none`, `-1` (MindSpore's all), `3`, `0,2` or `0-3,7` into ranks, in order, without repeats.
-
-    UsageError: not such a list, or a rank that does not exist.
-    """
+    """Turn `all`, `none`, `-1` (MindSpore's all), `3`, `0,2` or `0-3,7` into ranks, in order (UsageError: no such)."""
     word = text.strip().lower()
     if word in ("all", "-1"):
         return tuple(range(worker_num))
@@ -589,10 +586,7 @@ def parse_tail(text: str, worker_num: int, option: str = "--tail_worker_log") ->
 
 
 def parse_env_file(text: str, source: str) -> tuple[tuple[str, str], ...]:
-    """Read `NAME=value` lines; blank lines and lines that start with # are skipped, one pair of quotes is taken off.
-
-    UsageError: naming file and line.
-    """
+    """Read `NAME=value` lines; blank lines and those that start with # are skipped, one pair of quotes is taken off."""
     pairs: list[tuple[str, str]] = []
     for number, line in enumerate(map(str.strip, text.split("\n")), 1):  # splitlines() breaks at form feeds, too
         if not line or line.startswith("#"):

@@ -21,12 +21,7 @@ from ranktable.bounded_text import TextError, load_json
 
 
 def check_private(mode: int, place: str, path: object) -> None:
-    """Refuse a file that others may read or write (UsageError).
-
-    Args:
-        mode: `st_mode` of the file.
-        place: which option or key names it.
-    """
+    """Refuse a file of `st_mode` mode that others may read or write (UsageError); `place` is what names it."""
     if stat.S_IMODE(mode) & 0o077:
         raise UsageError(f"{place}: others may read it (mode {stat.S_IMODE(mode):04o}); chmod 600 {path}")
 

@@ -88,13 +88,10 @@ def assign_hosts(entries: Sequence[HostEntry], table: Sequence[HostAssignment] =
 def order_by_table(
     entries: Sequence[HostEntry], table: Sequence[HostAssignment], names: Sequence[Sequence[str]], source: str
 ) -> tuple[HostEntry, ...]:
-    """Return the hosts of a list in the order of a rank table, with its workers and devices.
+    """Return the hosts of a list in the order of the rank table `source`, with its workers and devices.
 
-    UsageError: the two do not name the same hosts, or give one of them different workers.
-
-    Args:
-        names: what the table calls each of its hosts: its addresses and its id.
-        source: the table, for errors.
+    The table calls each of its hosts by `names`: its addresses and its id. UsageError: the two do not name the same
+    hosts, or give one of them different workers.
     """
     left, found = list(entries), []
     for assignment, words in zip(table, names, strict=True):

@@ -88,11 +88,7 @@ def forwarded_environment(caller: Mapping[str, str], patterns: Sequence[str] = (
 def explain_kept_secrets(
     caller: Mapping[str, str], patterns: Sequence[str] = (), given: Container[str] = frozenset()
 ) -> str:
-    """Return which secrets would go to the hosts if they were none, in one line; empty when there are none.
-
-    Args:
-        given: names that workers get by --env.
-    """
+    """Return which secrets would go to the hosts if they were none, and --env did not give them; empty for none."""
     would_go = forwarded_environment(dict.fromkeys(caller, ""), [*patterns, *_usual(patterns)])
     kept = [name for name in would_go if name not in {*forwarded_environment(caller, patterns)} and name not in given]
     return f"secrets stay here: {', '.join(kept)}; --env {kept[0]} gives it to all workers" if kept else ""

@@ -6,9 +6,11 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from msrun.errors import UsageError
+from msrun.planning.settings import read_truth
 
 SCHEDULER_KEY = "scheduler"
 
@@ -34,11 +36,8 @@ def parse_bind_core(text: str) -> CoreBinding | None:
     The dict is a JSON object: `device<physical number>` or `scheduler` -> list of "N" and "N-M". An empty list
     leaves that process unbound.
     """
-    word = text.strip().lower()
-    if word in ("true", "1", "yes", "on"):
-        return CoreBinding()
-    if word in ("false", "0", "no", "off"):
-        return None
+    with suppress(ValueError):
+        return CoreBinding() if read_truth(text.strip()) else None
     try:
         value = json.loads(text, object_pairs_hook=_without_repeats)
     except (ValueError, RecursionError) as error:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 from msrun.errors import UsageError
 from msrun.planning.placement.bind_options import SCHEDULER_KEY, CoreBinding
-from msrun.planning.placement.host import Cpu, Topology, format_cpu_list
+from msrun.planning.placement.host import Cpu, Topology
 from msrun.planning.program import StartMethod
+from ranktable.hosts.ranges import fold_numbers
 
 IN_TURN = "one core in turn"
 """How the reason of a worker begins that shares its core because there are fewer cores than workers."""
@@ -43,11 +44,7 @@ class HostBinding:
 def bind_workers(
     topology: Topology, devices: Sequence[str], *, target: str, core: CoreBinding | None, numa: bool
 ) -> HostBinding:
-    """Give every local worker its processors and its memory.
-
-    Args:
-        devices: physical device of each worker, by local rank.
-        target: device target, whose NUMA nodes count.
+    """Give every local worker, with these physical devices of a device target, its processors and its memory.
 
     UsageError: the dict names a device or a processor that the host does not have or this process may not use.
     """
@@ -68,7 +65,7 @@ def bind_workers(
     for local_rank, binding in enumerate(bound):
         if binding.reason.startswith(IN_TURN):
             taking_turns.setdefault(binding.reason, []).append(local_rank)
-    notes += [f"--bind_core: local ranks {format_cpu_list(who)} get {why}" for why, who in taking_turns.items()]
+    notes += [f"--bind_core: local ranks {fold_numbers(who, ',')} get {why}" for why, who in taking_turns.items()]
     return HostBinding(tuple(bound), core.scheduler if core else (), tuple(notes))
 
 
@@ -136,7 +133,9 @@ def _bind_nodes(
         bound.append(WorkerBinding(share.cpus, memory, share.reason + near))
     without = sorted({node for node in chosen if node not in topology.memory_nodes})
     if without:
-        notes.append(f"--bind_numa: no memory of NUMA node {format_cpu_list(without)} may be used; only CPUs are bound")
+        notes.append(
+            f"--bind_numa: no memory of NUMA node {fold_numbers(without, ',')} may be used; only CPUs are bound"
+        )
     return bound
 
 
@@ -149,20 +148,20 @@ def _check_named(core: CoreBinding, topology: Topology, devices: Sequence[str], 
         if number not in known:
             raise UsageError(
                 f"--bind_core: 'device{number}' is no device here; "
-                f"there are devices {format_cpu_list(known) or 'without numbers only'}, by their physical numbers"
+                f"there are devices {fold_numbers(known, ',') or 'without numbers only'}, by their physical numbers"
             )
     online, allowed = {cpu.number for cpu in topology.cpus}, topology.allowed
     lists = {f"device{number}": cpus for number, cpus in core.devices.items()} | {SCHEDULER_KEY: core.scheduler}
     for key, cpus in lists.items():
         if missing := set(cpus) - online:
             raise UsageError(
-                f"--bind_core: {key!r} names CPU {format_cpu_list(missing)}, which does not exist here; "
-                f"there are {format_cpu_list(online)}"
+                f"--bind_core: {key!r} names CPU {fold_numbers(missing, ',')}, which does not exist here; "
+                f"there are {fold_numbers(online, ',')}"
             )
         if forbidden := set(cpus) - set(allowed):
             raise UsageError(
-                f"--bind_core: {key!r} names CPU {format_cpu_list(forbidden)}, which this process may not use "
-                f"(affinity or cgroup); it may use {format_cpu_list(allowed)}"
+                f"--bind_core: {key!r} names CPU {fold_numbers(forbidden, ',')}, which this process may not use "
+                f"(affinity or cgroup); it may use {fold_numbers(allowed, ',')}"
             )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from msrun.errors import UsageError
 from msrun.planning.program import DeviceTarget
 from msrun.planning.ranks import count_workers
-from ranktable.hosts.ranges import RangeError, fold_numbers, read_range
+from ranktable.hosts.ranges import RangeError, read_range
 
 MAX_CPU = 1 << 16
 """No kernel counts further (CONFIG_NR_CPUS); what is larger is a slip of the pen."""
@@ -76,11 +76,6 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
     """Turn the kernel's `0-3,8` into numbers, ascending; blank text is the empty set (ValueError: not such a list)."""
     pieces = [piece for piece in text.strip().split(",") if piece.strip()]
     return tuple(sorted({number for piece in pieces for number in parse_cpu_range(piece)}))
-
-
-def format_cpu_list(numbers: Iterable[int]) -> str:
-    """Return numbers in the kernel's form: `0-3,8`."""
-    return fold_numbers(numbers, ",")
 
 
 CUDA_VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -167,7 +162,7 @@ def visible_ascend(preset: str | None, present: Sequence[Device]) -> VisibleDevi
 
 def _ended(shown: str, entry: str, names: Sequence[str], count: int) -> VisibleDevices:
     why = f"{shown}: {entry!r} is none of the host's {count} devices or not allowed there, and hides all from it on"
-    return VisibleDevices(tuple(names), f"{shown[:-1]} is empty" if not entry and shown.endswith("=") else why)
+    return VisibleDevices(tuple(names), f"{shown[:-1]} is empty" if not shown.partition("=")[2] else why)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from msrun.planning.schedulers import (
     PORT_COUNT,
     HostView,
     Surroundings,
+    Told,
     find_surroundings,
     read_node_regex,
 )
@@ -45,9 +46,9 @@ def found(environ: dict[str, str]) -> Surroundings:
 def test_task_of_a_step_is_a_node_of_the_step_not_of_the_allocation() -> None:
     job = found(STEP)
     assert job.name == "Slurm job 4711"
-    assert job.node_num and (job.node_num.value, job.node_num.source) == (2, "SLURM_STEP_NUM_NODES")
-    assert job.node_rank and (job.node_rank.value, job.node_rank.source) == (1, "SLURM_NODEID")
-    assert job.master_addr and (job.master_addr.value, job.master_addr.source) == ("n1", "SLURM_STEP_NODELIST")
+    assert job.node_num == Told(2, "SLURM_STEP_NUM_NODES")
+    assert job.node_rank == Told(1, "SLURM_NODEID")
+    assert job.master_addr == Told("n1", "SLURM_STEP_NODELIST")
     assert job.master_port and FIRST_PORT <= job.master_port.value < FIRST_PORT + PORT_COUNT
     assert job.local_worker_num is None
     assert (job.cpu_count, job.cpu_remedy) == (HOST.cpu_count, "srun --cpus-per-task=N gives more")
@@ -55,10 +56,7 @@ def test_task_of_a_step_is_a_node_of_the_step_not_of_the_allocation() -> None:
 
 def test_gpus_of_the_node_are_its_workers() -> None:
     job = found({**STEP, "SLURM_GPUS_ON_NODE": "8"})
-    assert job.local_worker_num and (job.local_worker_num.value, job.local_worker_num.source) == (
-        8,
-        "SLURM_GPUS_ON_NODE",
-    )
+    assert job.local_worker_num == Told(8, "SLURM_GPUS_ON_NODE")
     assert found({**STEP, "SLURM_GPUS_ON_NODE": "0"}).local_worker_num is None
 
 
@@ -95,6 +93,12 @@ def test_contradictions_are_refused_with_the_variable(change: dict[str, str], sa
     with pytest.raises(UsageError) as caught:
         find_surroundings({**STEP, **change}, HOST)
     assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_step_that_does_not_say_which_node_this_is_is_refused() -> None:
+    environ = {name: value for name, value in STEP.items() if name != "SLURM_NODEID"}
+    with pytest.raises(UsageError, match="SLURM_NODEID='': a whole number from 0 on is expected"):
+        find_surroundings(environ, HOST)
 
 
 numbers = st.lists(st.integers(0, 12_000), min_size=2, max_size=40, unique=True)
@@ -152,8 +156,8 @@ def mpirun(environ: dict[str, str]) -> Surroundings:
 
 def test_a_rank_is_a_node() -> None:
     job = mpirun(VERSION_4)
-    assert job.node_num and (job.node_num.value, job.node_num.source) == (3, "OMPI_COMM_WORLD_SIZE")
-    assert job.node_rank and (job.node_rank.value, job.node_rank.source) == (1, "OMPI_COMM_WORLD_RANK")
+    assert job.node_num == Told(3, "OMPI_COMM_WORLD_SIZE")
+    assert job.node_rank == Told(1, "OMPI_COMM_WORLD_RANK")
     assert job.local_worker_num is None
 
 
@@ -168,7 +172,7 @@ def test_a_rank_is_a_node() -> None:
 )
 def test_address_of_rank_0_follows_from_the_daemons(environ: dict[str, str], address: str, source: str) -> None:
     master = mpirun(environ).master_addr
-    assert master and (master.value, master.source) == (address, source)
+    assert master == Told(address, source)
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,13 @@ from msrun.planning.placement.host import (
     HostFacts,
     Topology,
     VisibleDevices,
-    format_cpu_list,
     parse_cpu_list,
     parse_cpu_range,
     place_devices,
     visible_ascend,
     visible_cuda,
 )
+from ranktable.hosts.ranges import fold_numbers
 
 
 def host(gpus: int = 0, npus: int = 0) -> HostFacts:
@@ -130,7 +130,7 @@ def test_what_is_no_cpu_range_is_refused(text: str) -> None:
 
 @given(st.sets(st.integers(0, 300)))
 def test_any_set_survives_being_written_and_read(numbers: set[int]) -> None:
-    assert set(parse_cpu_list(format_cpu_list(numbers))) == numbers
+    assert set(parse_cpu_list(fold_numbers(numbers, ","))) == numbers
 
 
 def test_cores_hold_their_allowed_threads_with_neighbours_together() -> None:

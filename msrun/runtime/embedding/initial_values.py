@@ -14,7 +14,7 @@ from torch import Tensor
 from msrun.errors import StrategyError, near_miss
 from msrun.runtime import world
 from msrun.runtime.embedding.slices import TableSlices
-from msrun.runtime.nn.random_bits import Box, DrawKey, Source
+from msrun.runtime.nn.random_stream import Box, DrawKey, Source
 from msrun.runtime.progress import waiting_in
 
 _BLOCK = 1 << 22

@@ -30,7 +30,7 @@ HOMES = {
     "parallel.communication": "all_reduce all_gather reduce_scatter broadcast all_to_all",
     "sharding.named_layout": "Layout",
     "parallel.degrees": "Degrees",
-    "parallel.search_degrees": "FoundDegrees search_degrees",
+    "parallel.found_degrees": "FoundDegrees search_degrees",
     "parallel.parameters.fusion": "set_comm_fusion",
     "parallel.parameters.layouts": "ParameterLayout find_layouts",
     "parallel.parameters.whole": "whole_parameters",

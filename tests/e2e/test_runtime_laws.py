@@ -21,8 +21,7 @@ from msrun.runtime.execute.transfers import start_backward, start_forward
 from msrun.runtime.parallel.compilation.compiled import build_compiled_call
 from msrun.runtime.partition.partition import partition
 from msrun.runtime.sharding.collective import Collective
-from msrun.runtime.sharding.layout import TensorLayout, build_mesh
-from msrun.runtime.sharding.redistribution import Move, plan_redistribution
+from msrun.runtime.sharding.layout import Move, TensorLayout, build_mesh, plan_redistribution
 from msrun.runtime.sharding.strategies import OperatorStrategy
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from msrun.errors import StrategyError, near_miss
 from msrun.runtime import world
-from msrun.runtime.nn.random_bits import Box, DrawKey, Source
+from msrun.runtime.nn.random_stream import Box, DrawKey, Source
 from msrun.runtime.progress import waiting_in
 
 MODES = ("batch_slice", "table_row_slice", "table_column_slice", "field_slice")

@@ -20,8 +20,13 @@ import torch
 from torch import Tensor, fx
 
 from msrun.errors import ParallelError
-from msrun.runtime.execute.gradients import GradientGroup, LeavingGradients, StepParameters, plan_departures
-from msrun.runtime.execute.parameters import ParameterGroup
+from msrun.runtime.execute.gradients import (
+    GradientGroup,
+    LeavingGradients,
+    ParameterGroup,
+    StepParameters,
+    plan_departures,
+)
 from msrun.runtime.execute.segment_runner import Copy, SegmentRunner, Step
 from msrun.runtime.nn.random_stream import current_draw
 from msrun.runtime.partition.program import LocalProgram

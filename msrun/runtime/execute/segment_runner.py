@@ -21,8 +21,7 @@ from torch import Tensor, fx
 from torch._guards import active_fake_mode
 
 from msrun.errors import CaptureError
-from msrun.runtime.execute.gradients import StepParameters, added
-from msrun.runtime.execute.parameters import ParameterGroup
+from msrun.runtime.execute.gradients import ParameterGroup, StepParameters, added
 from msrun.runtime.execute.phase import is_verifying
 from msrun.runtime.execute.transfers import TensorFuture, start_backward, start_forward
 from msrun.runtime.partition.program import LocalProgram

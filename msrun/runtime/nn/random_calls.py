@@ -19,9 +19,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from msrun.runtime.nn.random_bits import Box, Source, keep_mask
 from msrun.runtime.nn.random_draws import FACTORIES, arguments_of, draw, drawn_result, is_drawn, shape_of
-from msrun.runtime.nn.random_stream import Draw, current_draw
+from msrun.runtime.nn.random_stream import Box, Draw, Source, current_draw, keep_mask
 
 Kind = Literal["dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"]
 _ALPHA = 1.7580993408473766

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from msrun.runtime.nn.random_bits import DIGITS, Source, keep_mask
+from msrun.runtime.nn.random_stream import DIGITS, Source, keep_mask
 
 aten = torch.ops.aten
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from msrun.runtime.parallel.context import reset_auto_parallel_context as reset_auto_parallel_context
     from msrun.runtime.parallel.context import set_auto_parallel_context as set_auto_parallel_context
     from msrun.runtime.parallel.degrees import Degrees as Degrees
+    from msrun.runtime.parallel.found_degrees import FoundDegrees as FoundDegrees
+    from msrun.runtime.parallel.found_degrees import search_degrees as search_degrees
     from msrun.runtime.parallel.given_strategies import shard as shard
     from msrun.runtime.parallel.gradient import value_and_grad as value_and_grad
     from msrun.runtime.parallel.modes.own_gradients import layerwise_parallel as layerwise_parallel
@@ -31,8 +33,6 @@ if TYPE_CHECKING:
     from msrun.runtime.parallel.pipeline.pipeline import Pipeline as Pipeline
     from msrun.runtime.parallel.plan import ParallelPlan as ParallelPlan
     from msrun.runtime.parallel.recomputation import recompute as recompute
-    from msrun.runtime.parallel.search_degrees import FoundDegrees as FoundDegrees
-    from msrun.runtime.parallel.search_degrees import search_degrees as search_degrees
     from msrun.runtime.parallel.verification.report import VerificationReport as VerificationReport
 
 __getattr__ = loader(__name__)

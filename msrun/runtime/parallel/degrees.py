@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime import world
-from msrun.runtime.capture.autocast import apply_autocast
+from msrun.runtime.capture.aten import apply_autocast
 from msrun.runtime.capture.batch_rows import refuse_lost_rows
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import CapturedGraph, Target
@@ -19,12 +19,12 @@ from msrun.runtime.cost.devices import DeviceProfile
 from msrun.runtime.cost.operators import TensorSpec, measured_collective_seconds
 from msrun.runtime.parallel.batch.divided_batch import GradAccumulation, MicroBatchInterleaved, find_wrappers
 from msrun.runtime.parallel.given_strategies import strategies_of
-from msrun.runtime.parallel.operator_strategies import steps_of
 from msrun.runtime.parallel.parameters.hsdp import HsdpSpec
 from msrun.runtime.parallel.pipeline.pipeline import Pipeline, PipelineSpec
 from msrun.runtime.parallel.pipeline.schedule import build_schedule, time_actions
 from msrun.runtime.parallel.recomputation import blocks_of, recompute
 from msrun.runtime.parallel.settings import MB, ParallelSettings, SearchSettings
+from msrun.runtime.parallel.strategy_file import steps_of
 from msrun.runtime.partition.decide import Constraints
 from msrun.runtime.partition.price import OperatorPrice
 from msrun.runtime.partition.stages import assign_stages

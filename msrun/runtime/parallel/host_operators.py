@@ -22,7 +22,12 @@ from torch.utils import _pytree as pytree
 from msrun.errors import StrategyError, near_miss
 from msrun.runtime import world
 from msrun.runtime.capture import marked_calls
-from msrun.runtime.capture.marked_calls import TARGET, HostOrDevice, TargetedFunction, call_targeted
+from msrun.runtime.capture.marked_calls import (
+    TARGET,
+    HostOrDevice,
+    TargetedFunction,
+    call_targeted,
+)
 from msrun.runtime.execute.placement import PlacedParameter
 from msrun.runtime.nn.with_loss import user_name
 from msrun.runtime.partition.borders import find_readers

@@ -15,17 +15,16 @@ import torch
 from torch import fx
 
 from msrun.errors import StrategyError
-from msrun.runtime.execute.gradients import GradientGroup
-from msrun.runtime.execute.parameters import ParameterGroup
+from msrun.runtime.execute.gradients import GradientGroup, ParameterGroup
 from msrun.runtime.execute.placement import PlacedParameter
 from msrun.runtime.nn.with_loss import user_name
 from msrun.runtime.parallel.compilation.compiled import CompiledCall, ProgramCall
-from msrun.runtime.parallel.operator_strategies import operator_strategies
 from msrun.runtime.parallel.parameters.hsdp import ZERO_WORDS
 from msrun.runtime.parallel.parameters.storage import ParameterStorage
 from msrun.runtime.parallel.pipeline.schedule import PipelinePlan, Schedule, render_svg, render_text
 from msrun.runtime.parallel.precision import describe
 from msrun.runtime.parallel.settings import ParallelSettings
+from msrun.runtime.parallel.strategy_file import operator_strategies
 from msrun.runtime.partition.collective_messages import (
     CollectiveTraffic,
     Message,

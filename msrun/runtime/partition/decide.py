@@ -16,7 +16,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from msrun.runtime.capture.assignment import LayoutConstraint, follows_region, layout_constraint, strategy_of
+from msrun.runtime.capture.assignment import (
+    LayoutConstraint,
+    follows_region,
+    layout_constraint,
+    strategy_of,
+)
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.nn.random_draws import FACTORIES
 from msrun.runtime.partition.local_work import has_gradient, split_of_result

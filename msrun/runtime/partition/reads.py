@@ -16,10 +16,9 @@ from msrun.runtime.capture.batch_rows import rows_of_result
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.partition.program import Read, Redistribution, Use
 from msrun.runtime.sharding.collective import Collective
-from msrun.runtime.sharding.layout import Axes, Mesh, TensorLayout, assign_axes
+from msrun.runtime.sharding.layout import Axes, Mesh, Move, TensorLayout, assign_axes, plan_redistribution
 from msrun.runtime.sharding.named_layout import Layout
 from msrun.runtime.sharding.operators.rule import operator_call, user_line
-from msrun.runtime.sharding.redistribution import Move, plan_redistribution
 from msrun.runtime.sharding.strategies import Entry, entry_numbers
 
 

@@ -29,10 +29,9 @@ from msrun.runtime.partition.local_work import LocalCollective, LocalWork, Local
 from msrun.runtime.partition.price import GradientFlow, StepSpec
 from msrun.runtime.partition.reads import layout_of_result, layouts_of_outputs
 from msrun.runtime.sharding.collective import Collective
-from msrun.runtime.sharding.layout import Axes, Mesh, TensorLayout
+from msrun.runtime.sharding.layout import Axes, Mesh, Move, TensorLayout, plan_directly
 from msrun.runtime.sharding.operators.registry import REPLICATED, find_rule
 from msrun.runtime.sharding.operators.rule import Form, LabelSplit, OperatorCall, Rule, operator_call
-from msrun.runtime.sharding.redistribution import Move, plan_directly
 from msrun.runtime.sharding.strategies import choose_split
 
 Costs = NDArray[np.float64]

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from msrun.errors import StrategyError
-from msrun.runtime.sharding.layout import Axes, Mesh, TensorLayout, assign_axes
+from msrun.runtime.sharding.layout import Axes, Mesh, Move, TensorLayout, assign_axes, plan_redistribution
 from msrun.runtime.sharding.named_layout import Layout
 from msrun.runtime.sharding.operators.dropout import BATCH_DIM
 from msrun.runtime.sharding.operators.rule import IS_CAST, Form, Label, Labels, LabelSplit, OperatorCall, Rule
-from msrun.runtime.sharding.redistribution import Move, plan_redistribution
 
 Numbers = tuple[tuple[int, ...], ...]
 CHOICES = 5

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from msrun.errors import ParallelError, StrategyError
 from msrun.runtime import value_and_grad
 from msrun.runtime.execute import transfers as module
-from msrun.runtime.execute.parameters import GatheredGroup
+from msrun.runtime.execute.gradients import GatheredGroup
 from msrun.runtime.execute.transfers import TensorFuture
 from msrun.runtime.parallel.border import LateLoss
 from msrun.runtime.parallel.compilation import agreement

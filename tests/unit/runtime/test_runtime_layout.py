@@ -29,9 +29,17 @@ from msrun.runtime.sharding.collective import (
     join_window,
     window_message,
 )
-from msrun.runtime.sharding.layout import Axes, Mesh, TensorLayout, assign_axes, build_mesh
+from msrun.runtime.sharding.layout import (
+    Axes,
+    Mesh,
+    Move,
+    Step,
+    TensorLayout,
+    assign_axes,
+    build_mesh,
+    plan_redistribution,
+)
 from msrun.runtime.sharding.named_layout import choose_mesh
-from msrun.runtime.sharding.redistribution import Move, Step, plan_redistribution
 
 Parts = list[NDArray[np.int64]]
 """One array per rank."""

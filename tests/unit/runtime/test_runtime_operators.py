@@ -17,7 +17,7 @@ from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import CapturedGraph, find_target
 from msrun.runtime.cost.devices import PROFILES
 from msrun.runtime.nn import random_calls
-from msrun.runtime.nn.random_bits import Box, DrawKey, keep_mask
+from msrun.runtime.nn.random_stream import Box, DrawKey, keep_mask
 from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.partition.decide import Constraints, decide
 from msrun.runtime.partition.partition import partition

@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 
 from msrun.errors import StrategyError
 from msrun.runtime import AutoParallel, WithLoss, optim, value_and_grad
-from msrun.runtime.capture.autocast import apply_autocast
+from msrun.runtime.capture.aten import apply_autocast
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import CapturedGraph, find_target
 from msrun.runtime.parallel.precision import LossScale, PrecisionSpec

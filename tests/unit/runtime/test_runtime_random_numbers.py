@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from msrun.errors import ParallelError, StrategyError
-from msrun.runtime.nn.random_bits import Box, DrawKey, Source, keep_mask
 from msrun.runtime.nn.random_calls import drop, mask_shape
 from msrun.runtime.nn.random_draws import DRAWS, arguments_of, draw
+from msrun.runtime.nn.random_stream import Box, DrawKey, Source, keep_mask
 from msrun.runtime.sharding.layout import Mesh, TensorLayout
 from msrun.runtime.sharding.operators.dropout import LOST, CutShape, draw_part, part_mask
 
@@ -104,8 +104,8 @@ def test_words_at_their_limits_give_finite_numbers(monkeypatch: pytest.MonkeyPat
         write([words.clone() for _ in range(count)], out)
         return out
 
-    monkeypatch.setattr("msrun.runtime.nn.random_bits.fill", fill)
-    monkeypatch.setattr("msrun.runtime.nn.random_bits.spread", lambda words: words)
+    monkeypatch.setattr("msrun.runtime.nn.random_stream.fill", fill)
+    monkeypatch.setattr("msrun.runtime.nn.random_stream.spread", lambda words: words)
     limits = source((5,))
     for dtype in FLOATS:
         assert limits.normal(dtype).isfinite().all()

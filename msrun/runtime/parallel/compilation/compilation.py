@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from msrun.errors import CaptureError, ParallelError, StrategyError
 from msrun.runtime import world
 from msrun.runtime.agreement import gather
-from msrun.runtime.capture.autocast import apply_autocast
+from msrun.runtime.capture.aten import apply_autocast
 from msrun.runtime.capture.batch_rows import refuse_lost_rows
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import CapturedGraph, Target
@@ -28,13 +28,13 @@ from msrun.runtime.parallel.batch.parts import BatchParts, find_tensors
 from msrun.runtime.parallel.compilation.compiled import CompiledCall, ProgramCall, activations_of, build_compiled_call
 from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.parallel.host_operators import choose_host_operators, keep_host_operators, targets_in
-from msrun.runtime.parallel.operator_strategies import ChosenStrategies, choose_strategies
 from msrun.runtime.parallel.parameters.fusion import describe_overlap
 from msrun.runtime.parallel.parameters.storage import ParameterStorage, StageHolders
 from msrun.runtime.parallel.plan import ParallelPlan, build_parallel_plan
 from msrun.runtime.parallel.precision import autocast
 from msrun.runtime.parallel.recomputation import choose_recomputed, recomputed_in
 from msrun.runtime.parallel.settings import ParallelSettings
+from msrun.runtime.parallel.strategy_file import ChosenStrategies, choose_strategies
 from msrun.runtime.partition.borders import place_operators
 from msrun.runtime.partition.decide import Constraints, decide
 from msrun.runtime.partition.partition import lower

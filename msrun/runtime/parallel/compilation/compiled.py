@@ -16,8 +16,7 @@ from msrun.errors import CaptureError, StrategyError
 from msrun.runtime import world
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.execute.executor import Executor
-from msrun.runtime.execute.gradients import GradientGroup
-from msrun.runtime.execute.parameters import ParameterGroup
+from msrun.runtime.execute.gradients import GradientGroup, ParameterGroup
 from msrun.runtime.execute.placement import PlacedParameter
 from msrun.runtime.execute.segment_runner import Step, ValueOnItsWay, arrived, full_like
 from msrun.runtime.nn.random_stream import current_draw, slices_of_batch

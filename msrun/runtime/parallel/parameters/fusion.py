@@ -16,7 +16,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from msrun.errors import StrategyError, near_miss
-from msrun.runtime.execute.parameters import NEVER_FUSE
+from msrun.runtime.execute.gradients import NEVER_FUSE
 from msrun.runtime.execute.placement import PlacedParameter
 from msrun.runtime.sharding.layout import Axes
 from ranktable.bounded_text import load_json

@@ -17,7 +17,7 @@ from torch import Tensor, fx
 
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime.execute.executor import Executor
-from msrun.runtime.execute.parameters import ParameterGroup
+from msrun.runtime.execute.gradients import ParameterGroup
 from msrun.runtime.execute.placement import PlacedParameter
 from msrun.runtime.execute.segment_runner import Step, ValueOnItsWay, arrived, full_like
 from msrun.runtime.execute.transfers import TensorFuture, start_all_reduce, start_receive, start_send, traffic

@@ -17,8 +17,8 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 
 from msrun.errors import StrategyError
-from msrun.runtime.nn.random_bits import keep_mask
 from msrun.runtime.nn.random_calls import attend
+from msrun.runtime.nn.random_stream import keep_mask
 from msrun.runtime.sharding.collective import Collective, Ring
 from msrun.runtime.sharding.layout import Axes, Mesh
 from msrun.runtime.sharding.operators import rows as row_exchange

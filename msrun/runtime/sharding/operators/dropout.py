@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, fx
 
 from msrun.errors import CaptureError, StrategyError
-from msrun.runtime.nn.random_bits import Box, DrawKey, Source, keep_mask
 from msrun.runtime.nn.random_calls import Kind, drop, mask_shape
 from msrun.runtime.nn.random_draws import (
     DRAWS,
@@ -24,6 +23,7 @@ from msrun.runtime.nn.random_draws import (
     is_drawn,
     shape_of,
 )
+from msrun.runtime.nn.random_stream import Box, DrawKey, Source, keep_mask
 from msrun.runtime.sharding.layout import Axes, Mesh, TensorLayout
 from msrun.runtime.sharding.operators.elementwise import Elementwise
 from msrun.runtime.sharding.operators.rule import (

@@ -161,7 +161,7 @@ def said(main: Callable[[list[str]], object], *words: str) -> tuple[str, str]:
 
 
 @given(st.lists(st.sampled_from(LINES), min_size=1, max_size=3).map("\n".join))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_both_commands_take_the_same_files_in_the_same_sense(tmp_path_factory, text: str) -> None:
     path = tmp_path_factory.getbasetemp() / "hosts"
     path.write_bytes(text.encode())

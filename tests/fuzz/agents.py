@@ -14,6 +14,7 @@ from typing import Any
 from unittest import mock
 
 from failure_reports import failed, failure_of
+from fake_agents import FakePipe, FakeSignals
 
 from fuzz.mutation import change_bytes, change_value, encode_any
 from msrun.agent.observer import OwnFaults
@@ -35,52 +36,6 @@ from msrun.planning.record_json import encode_record
 from msrun.planning.spec import LaunchSpec
 
 MESSAGES_OF_A_JOB = 20
-
-
-class FakePipe:
-    """An agent that has said what it has to say."""
-
-    address = "10.0.0.1"
-    exit_status = 1
-
-    def __init__(self, data: bytes) -> None:
-        self._data = [data, b""]
-        self._reader, self._writer = socket.socketpair()
-        self._writer.close()  # a selector always finds it readable
-
-    def fileno(self) -> int:
-        return self._reader.fileno()
-
-    def read(self) -> bytes:
-        return self._data.pop(0)
-
-    def write(self, data: bytes) -> int:
-        """Nobody reads it."""
-        return len(data)
-
-    def close(self) -> None:
-        """It is closed."""
-        self._reader.close()
-
-    def stderr_text(self) -> str:
-        return ""
-
-
-class NoSignals:
-    """A SignalPipe to which nothing comes."""
-
-    def __init__(self) -> None:
-        self.reader, self.writer = os.pipe()
-
-    def fileno(self) -> int:
-        return self.reader
-
-    def read(self) -> tuple[int, ...]:
-        return ()
-
-    def close(self) -> None:
-        os.close(self.reader)
-        os.close(self.writer)
 
 
 def spec_in(folder: Path) -> LaunchSpec:
@@ -142,12 +97,19 @@ def messages_of(node: int) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+def said_before(data: bytes) -> FakePipe:
+    """Return the pipe of an agent that has said what it has to say."""
+    pipe = FakePipe(data)
+    pipe.end(1)
+    return pipe
+
+
 class Links:
     """Two links whose agents have said everything already."""
 
     def __init__(self, agents: Agents, spec: LaunchSpec, said: Mapping[int, bytes]) -> None:
         self.all = [
-            agents.make_link(entry, Way(lambda _, node=node: FakePipe(said[node])), None, node)
+            agents.make_link(entry, Way(lambda _, node=node: said_before(said[node])), None, node)
             for node, entry in enumerate(spec.host_entries)
         ]
 
@@ -181,7 +143,7 @@ def launchers(rng_of: Iterator[Random], folder: Path) -> Iterator[None]:
     for rng in _batches(rng_of):
         spec = spec_in(folder)
         with contextlib.ExitStack() as stack:
-            signals = NoSignals()
+            signals = FakeSignals()
             stack.callback(signals.close)
             logs = LogCollector(folder, None, own_logs("worker", {0: (0,), 1: (1,)}), spec.max_restarts)
             stack.callback(logs.close)

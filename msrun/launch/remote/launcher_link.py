@@ -297,11 +297,13 @@ class LauncherLink(Link):
 
     def handle(self, _mask: int) -> None:
         assert self._listener is not None
-        with contextlib.suppress(OSError):
+        try:
             connection, _ = self._listener.accept()
-            self._hang_up()
-            self._is_attached = False
-            self._begin(SocketPipe(ours=connection))
+        except OSError:
+            return
+        self._hang_up()
+        self._is_attached = False
+        self._begin(SocketPipe(ours=connection))
 
     def _hang_up(self) -> None:
         if (channel := self._channel) is not None:

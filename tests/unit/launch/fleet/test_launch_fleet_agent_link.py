@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -108,6 +109,24 @@ def local_host() -> Iterator[Host]:
     made.close()
 
 
+def test_message_that_waits_for_room_when_the_connection_breaks_comes_in_its_turn(host: Host) -> None:
+    link = host.link
+    link.start()
+    link.begin()
+    first, second, _ = host.pipes
+    link.send("second")
+    wait_until(lambda: len(first.heard) == 2, "what is said before the cut is written")
+    first.room = 3
+    link.send("third")
+    wait_until(lambda: first.room == 0, "a part of the message is on its way")
+    first.end()  # the agent had read the job alone
+    link.send("fourth")
+    host.attach(second, seen=1)
+    wait_until(lambda: any(message["type"] == "fourth" for message in second.heard), "all is said again")
+    numbered = [(message["type"], message["seq"]) for message in second.heard if "seq" in message]
+    assert numbered == [("second", 2), ("third", 3), ("fourth", 4)]
+
+
 def test_quiet_connection_is_replaced_and_closed_only_when_the_new_one_stands(host: Host) -> None:
     first = host.begin()
     host.link.beat(SILENCE_S / 3)
@@ -140,6 +159,7 @@ def test_silent_connection_is_broken_off(host: Host) -> None:
     host.link.beat(SILENCE_S + 1)
     wait_until(lambda: first.is_closed, "it is broken off")
     assert "no sign of life for 61 s" in host.await_post("lost")["reason"]
+    wait_until(lambda: not host.link.is_salvaging, "nobody is let in who would fetch what it has left")
 
 
 def test_launcher_that_was_stopped_reaches_its_agents_again(host: Host) -> None:
@@ -161,15 +181,17 @@ def test_agent_that_ends_with_a_status_is_lost_with_it(local_host: Host) -> None
     assert local_host.deadlines == [None], "before the job began it has left nothing"
 
 
-def test_agent_that_is_killed_in_the_job_leaves_what_is_fetched(local_host: Host) -> None:
-    local_host.begin().end(137)
-    salvage = local_host.pipes[1]
-    wait_until(lambda: salvage.code == b"salvage", "its logs are fetched")
-    broken = local_host.await_post("broken")
-    assert "lost" not in local_host.posts(), "the other hosts know before that has ended"
-    salvage.end(0)
-    lost = local_host.await_post("lost")
-    assert lost["exit_status"] == 137 and {**lost, "type": "broken"} == broken
+@pytest.mark.parametrize("attach", [b"", b"attach"])
+def test_agent_that_is_killed_in_the_job_leaves_what_is_fetched(attach: bytes) -> None:
+    with contextlib.closing(Host(attach)) as host:
+        host.begin().end(137)
+        salvage = host.pipes[1]
+        wait_until(lambda: salvage.code == b"salvage", "its logs are fetched")
+        broken = host.await_post("broken")
+        assert "lost" not in host.posts(), "the other hosts know before that has ended"
+        salvage.end(0)
+        lost = host.await_post("lost")
+        assert lost["exit_status"] == 137 and {**lost, "type": "broken"} == broken
 
 
 def test_logs_are_acknowledged_so_that_more_are_sent(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -231,6 +231,7 @@ def logs_of(*sizes: int) -> Any:
 def test_logs_wait_for_the_launcher_to_say_that_it_has_them(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WINDOW_BYTES", 100)
     agent.link.send_logs(logs_of(60, 40, 10, 90))
+    agent.link.finish_logs()
     heard = agent.look()
     assert [m["name"] for m in heard] == ["worker_0.log", "worker_1.log"]
     agent.launcher.say("beat", seen=0)
@@ -239,6 +240,8 @@ def test_logs_wait_for_the_launcher_to_say_that_it_has_them(agent: Agent, monkey
     names = [m.get("name", m["type"]) for m in [*agent.look(), *agent.look()]]
     assert names == ["beat", "worker_2.log", "worker_3.log"]
     assert agent.link.unsent_logs == {"worker_1.log", "worker_2.log", "worker_3.log"}
+    agent.launcher.say("beat", seen=4)
+    assert kinds([*agent.look(), *agent.look()]) == ["beat", "logs_end"]
 
 
 def test_log_that_was_not_asked_for_yet_is_one_that_the_launcher_lacks(agent: Agent) -> None:

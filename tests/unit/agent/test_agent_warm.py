@@ -58,6 +58,17 @@ def test_end_is_that_of_the_process_and_of_what_it_left(
     process.close()
 
 
+def test_what_has_ended_orderly_has_left_nothing(
+    sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other hosts of a rehearsal, whose processes have the mark of the same job, may still work."""
+    monkeypatch.setattr(warm, "end_job", lambda _: pytest.fail("nothing is left"))
+    process = WarmProcess(sleeper.pid, "f00d")
+    sleeper.communicate()
+    assert process.wait(5.0)
+    process.close()
+
+
 class Server:
     """A warm server: answers each request as the test wants, in a thread, until it is closed."""
 

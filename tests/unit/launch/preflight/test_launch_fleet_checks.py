@@ -195,6 +195,8 @@ def test_program_is_compared_with_the_one_here_if_there_is_one() -> None:
     lines, code = look(2, launcher=replace(LAUNCHER, sources=OTHER_MODEL))
     there = "warn program all 2 hosts: the model.py there (sha256 77777777) is another than the one here (sha256 ee11"
     assert code == 0 and any(line.startswith(there) for line in lines)
+    lines, _ = look(3, {1: {"sources": MORE}}, replace(LAUNCHER, sources=MORE))
+    assert not any("than the one here" in line for line in lines), "most hosts have none"
 
 
 def test_executable_that_differs_is_a_warning_only() -> None:

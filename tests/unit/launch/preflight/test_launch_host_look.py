@@ -56,6 +56,12 @@ def test_addresses_are_those_of_the_interfaces_without_loopback(folder: Path) ->
     assert all(entry.network is not None for entry in addresses)
 
 
+def test_what_the_launcher_compares_between_hosts_is_told_only_when_something_is_wrong(folder: Path) -> None:
+    report = look(spec_for(folder))
+    assert [one for one in report.findings if one.name in ("program", "torch") and one.status == "ok"] == []
+    assert {one.name for one in report.findings} >= {"memory", "devices"}
+
+
 MISSING: list[tuple[dict[str, Any], str, str]] = [
     # what the job asks for; finding; its text
     ({"program": Program("script", "none.py")}, "program", "none.py: No such file or directory; copy it there, or use"),

@@ -126,6 +126,7 @@ def test_use_is_told_of_the_running_workers_of_this_host_alone(monkeypatch: pyte
 
 def test_job_that_ended_well_is_told_with_its_run_time(directory: Directory) -> None:
     directory.end()
+    (directory.path / "worker_1.log").write_text("written by what the job has left")
     status = read_status(directory.path)
     assert (status.state, status.reason, status.status_code, status.run_time_s) == (JobState.ENDED, "well", 0, 6.0)
     assert (status.job_id, status.launcher_pid, status.launcher_host, status.hosts) == ("a", 5, "h", ("h",))

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from msrun.data.config import parse_count
 from msrun.data.dataset import Dataset
 from msrun.data.mnist import parts_of_usage
-from msrun.data.parameters import parse_count
 from msrun.data.stored_file import open_data, write_files
 from msrun.errors import DataError, UsageError
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from msrun.data.config import find_compat
 from msrun.data.dataset import Dataset
-from msrun.data.parameters import find_compat
 from msrun.data.source import ArraySource, ColumnParts
 from msrun.data.stored_file import open_data, read_at_most
 from msrun.errors import DataError, UsageError, near_miss

@@ -18,8 +18,7 @@ from typing import Self
 
 import numpy as np
 
-from msrun.data.config import UNSET_SEED
-from msrun.data.parameters import Shard
+from msrun.data.config import UNSET_SEED, Shard
 from msrun.errors import UsageError
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)

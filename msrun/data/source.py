@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from multiprocessing.context import get_spawning_popen
 from typing import Any, Protocol
 
@@ -379,3 +380,88 @@ class ConcatenatedSource:
             parts.append(self._sources[number].read(own))
         back = np.argsort(order, kind="stable")
         return [np.concatenate(column)[back] for column in zip(*parts, strict=True)]
+
+
+class Passes:
+    """The samples of what can only be run through, one pass at a time, as if they could be had by index."""
+
+    def __init__(self, source: Any, limit: int | None) -> None:
+        self._source = source
+        self._limit = limit
+        self._number = 0
+        self._rows = self._run_through()
+        self._count = len(self._rows)
+
+    def _run_through(self) -> list[Any]:
+        try:
+            return list(islice(self._source() if callable(self._source) else self._source, self._limit))
+        except MsrunError:
+            raise
+        except Exception as error:  # the user's function may raise anything
+            raise failed("GeneratorDataset: the samples of", self._source, "", error) from error
+
+    def begin(self, number: int) -> None:
+        """Have the samples of a pass at hand: those of another are given up."""
+        if number != self._number:
+            self._rows, self._number = self._run_through(), number
+        if len(self._rows) != self._count:
+            raise DataError(
+                f"GeneratorDataset: {len(self._rows)} samples in epoch {number + 1}, {self._count} in the first; give "
+                "the function that returns an iterator, not the iterator, and as many samples each time"
+            )
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> Any:
+        return self._rows[index]
+
+
+class ItemSource:
+    """Columns that are fetched one sample at a time by `items[index]`."""
+
+    def __init__(self, items: Any, column_names: tuple[str, ...], seed: int) -> None:
+        self._items, self._seed = items, seed
+        self.column_names, self.num_samples = column_names, len(items)
+
+    def read(self, sample_keys: np.ndarray) -> list[np.ndarray]:
+        """Fetch the items and stack each of their columns."""
+        draws = SampleDraws(self._seed, _OPERATION_NUMBER, sample_keys)
+        rows = []
+        with own_random_numbers(draws) as seed_from:
+            for number, (epoch, index) in enumerate(sample_keys.tolist()):
+                seed_from(number)
+                if isinstance(self._items, Passes):
+                    self._items.begin(epoch)
+                rows.append(self._row(index))
+        columns = list(zip(*rows, strict=True))
+        try:
+            return [np.stack(column) for column in columns]
+        except ValueError as error:
+            raise UsageError(
+                f"GeneratorDataset: samples of different shapes cannot form a batch ({error}); give items of one shape"
+            ) from error
+
+    def _row(self, index: int) -> tuple[np.ndarray, ...]:
+        try:
+            row = _as_row(self._items[index], self.column_names)
+        except MsrunError:
+            raise
+        except Exception as error:  # the user's object may raise anything
+            raise failed(f"GeneratorDataset: item {index} of", self._items, "", error) from error
+        if len(row) != len(self.column_names):
+            raise UsageError(
+                f"GeneratorDataset: item {index} has {len(row)} values for {len(self.column_names)} columns "
+                f"({', '.join(self.column_names)}); give one value per column"
+            )
+        return tuple(np.asarray(value) for value in row)
+
+
+_OPERATION_NUMBER = 0xFFFFFFFF
+"""Keeps the draws of items apart from those of what `map` applies."""
+
+
+def _as_row(item: Any, column_names: Sequence[str]) -> tuple[Any, ...]:
+    if isinstance(item, Mapping):
+        return tuple(item[name] for name in column_names)
+    return tuple(item) if isinstance(item, tuple | list) else (item,)

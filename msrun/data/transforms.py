@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from msrun.data.parameters import parse_count
+from msrun.data.config import parse_count
 from msrun.data.source import Transform
 from msrun.errors import UsageError
 

@@ -11,8 +11,8 @@ from enum import Enum
 
 import numpy as np
 
+from msrun.data.config import parse_count, parse_counts
 from msrun.data.order import SampleDraws
-from msrun.data.parameters import parse_count, parse_counts
 from msrun.data.source import RandomTransform, Transform
 from msrun.errors import UsageError
 

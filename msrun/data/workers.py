@@ -95,7 +95,8 @@ class Needs(pickle.Pickler):
         try:
             self.dump(reader)
         except Exception as error:  # noqa: BLE001 - pickling runs methods of the user's objects
-            self.obstacle = self.obstacle or " ".join(str(error).split()) or type(error).__name__
+            if not self.is_of_script:
+                self.obstacle, self.modules = " ".join(str(error).split()) or type(error).__name__, {}
 
     def reducer_override(self, value: Any) -> Any:
         """Stop at functions and classes of the script; leave out arrays, and what only a starting process is sent."""

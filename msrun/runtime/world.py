@@ -27,13 +27,22 @@ from torch.distributed import FileStore, PrefixStore, Store  # type: ignore[attr
 from msrun import contract
 from msrun.errors import WorldError
 from msrun.runtime import progress, uncaught
-from msrun.runtime.joining.devices import CPU, check_backend, choose_backend, device_of_group, use_device
 from msrun.runtime.joining.launchers import REAL_VALUES, SOURCE, find_cluster, find_world, join_fake_world, read_level
 from msrun.runtime.joining.meet import Lifeline, meet, run_scheduler, run_server
-from msrun.runtime.joining.spec import ALONE, LOOPBACK, WorldSpec, keep_to_interface
+from msrun.runtime.joining.spec import (
+    ALONE,
+    CPU,
+    LOOPBACK,
+    WorldSpec,
+    check_backend,
+    choose_backend,
+    device_of_group,
+    keep_to_interface,
+    use_device,
+)
 from msrun.runtime.requirements import warn_if_untested
 from msrun.runtime.tensors.plain_tensors import keep_no_values
-from msrun.shm.hosts_group import register
+from msrun.shm.process_group import register
 
 DEFAULT_TIMEOUT_S = 1800.0
 LEAVE_AT_EXIT_S = 2.0

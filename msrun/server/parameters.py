@@ -26,8 +26,7 @@ from msrun.runtime.nn.deferred_init import init_parameters
 from msrun.runtime.nn.replaced import follow
 from msrun.runtime.parts.on_servers import VALUE, before_remote_steps, find_remote, find_remotes, on_servers
 from msrun.runtime.tensors.plain_tensors import put_value
-from msrun.server.connection import ask, count_servers
-from msrun.server.frames import MAX_BODY_BYTES, Message
+from msrun.server.connection import MAX_BODY_BYTES, Message, ask, count_servers
 from msrun.server.remote import (
     Fill,
     Piece,

@@ -16,13 +16,11 @@ from torch import Tensor, nn
 
 from msrun.errors import StrategyError
 from msrun.runtime import world
-from msrun.runtime.embedding.lookup import EmbeddingLookup, look_up
-from msrun.runtime.embedding.slices import TableFill, TableSlices, fill_part
+from msrun.runtime.embedding.lookup import EmbeddingLookup, TableFill, TableSlices, fill_part, look_up
 from msrun.runtime.embedding.table_cache import RowCache
 from msrun.runtime.nn.deferred_init import Entry, Reference, make_elsewhere
 from msrun.runtime.parts.on_servers import VALUE
-from msrun.server.connection import ask
-from msrun.server.frames import Message
+from msrun.server.connection import Message, ask
 
 SMALL_BYTES = 1 << 16
 """A parameter of at most so much is not cut: another message costs more."""

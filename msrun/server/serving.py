@@ -17,24 +17,11 @@ import torch
 from torch import Tensor
 
 from msrun.errors import MsrunError, ParallelError
-from msrun.server.connection import CLAIM_BYTES, NotProved, build_answer, check_claim, new_nonce
-from msrun.server.frames import (
-    DONE,
-    ERROR,
-    LEAST_BYTES,
-    SHARE,
-    FrameError,
-    FrameReader,
-    Message,
-    SharedBody,
-    accept,
-    body_bytes,
-    encode,
-)
+from msrun.server import connection as wire
 from msrun.server.remote import Fill, Piece, make_rows
 from msrun.server.shard import Gradient, Shard
 
-Reply = TypeVar("Reply", bound=Message | None)
+Reply = TypeVar("Reply", bound=wire.Message | None)
 
 
 @dataclass(frozen=True)
@@ -43,10 +30,10 @@ class _Waiting:
 
     rank: int
     shards: Sequence[Shard]
-    reply: Callable[[], Message]
+    reply: Callable[[], wire.Message]
     staleness: int | None
 
-    def answer(self) -> Message:
+    def answer(self) -> wire.Message:
         for shard in self.shards:
             shard.check_steps()
         return self.reply()
@@ -62,7 +49,7 @@ class Service:
     def __init__(
         self,
         workers: int,
-        send: Callable[[int, Message], None],
+        send: Callable[[int, wire.Message], None],
         find_room: Callable[[int, int], Tensor | None] = lambda _rank, _size: None,
     ) -> None:
         """
@@ -77,14 +64,14 @@ class Service:
         self._waiting: list[_Waiting] = []
         self._gone: set[int] = set()
 
-    def handle(self, rank: int, message: Message) -> None:
+    def handle(self, rank: int, message: wire.Message) -> None:
         """Do what a worker asks for; it gets its reply now or later."""
         reply = _answer(message.kind, lambda: self._do(rank, message))
         if reply is not None:
             self._send(rank, reply)
         self._look()
 
-    def _do(self, rank: int, message: Message) -> Message | None:
+    def _do(self, rank: int, message: wire.Message) -> wire.Message | None:
         fields, tensors = message.fields, message.tensors
         match message.kind:
             case "create":
@@ -95,7 +82,7 @@ class Service:
                 values = self._find(fields["shard"]).values.detach()
                 (kind, args, first, last), piece = fields["fill"], Piece(0, 0, *fields["piece"])
                 fill = Fill(kind, args, first, last, tensors[0])
-                return Message(DONE, {}, [make_rows(values, piece, fill, fields["rows"])])
+                return wire.Message(wire.DONE, {}, [make_rows(values, piece, fill, fields["rows"])])
             case "filled":
                 self._find(fields["shard"]).is_filled = True
             case "configure":
@@ -112,7 +99,7 @@ class Service:
                 return None
             case _:
                 raise ParallelError(f"no such request: {message.kind}")
-        return Message(DONE)
+        return wire.Message(wire.DONE)
 
     def come(self, rank: int) -> None:
         """Note that a worker has come, which may have left before."""
@@ -168,7 +155,7 @@ class Service:
                 "set_param_ps for the same modules in the same order on every rank"
             )
 
-    def _step(self, rank: int, message: Message) -> Message | None:
+    def _step(self, rank: int, message: wire.Message) -> wire.Message | None:
         tensors = iter(message.tensors)
         groups = message.fields["groups"]
         for key, how, group in message.fields["pushes"]:
@@ -176,22 +163,22 @@ class Service:
             self._find(key).push(rank, gradient, groups[group])
         pulled = [self._find(key) for key in message.fields["pulls"]]
         if not pulled:  # the worker goes on beside the step
-            self._send(rank, Message(DONE))
+            self._send(rank, wire.Message(wire.DONE))
         for key, _, _ in message.fields["pushes"]:
             self._find(key).advance(rank)
         if pulled:
-            reply = lambda: Message(DONE, {}, [shard.read_all() for shard in pulled])  # noqa: E731
+            reply = lambda: wire.Message(wire.DONE, {}, [shard.read_all() for shard in pulled])  # noqa: E731
             self._waiting.append(_Waiting(rank, pulled, reply, None))
         return None
 
-    def _read(self, rank: int, shard: Shard, message: Message) -> Message:
+    def _read(self, rank: int, shard: Shard, message: wire.Message) -> wire.Message:
         """Return the reply to a request that has waited for the steps before it."""
         fields = message.fields
         if message.kind == "rows":
             find_room = functools.partial(self._find_room, rank)
-            return Message(DONE, {"version": shard.version}, [shard.read_rows(message.tensors[0], find_room)])
+            return wire.Message(wire.DONE, {"version": shard.version}, [shard.read_rows(message.tensors[0], find_room)])
         if message.kind == "read":
-            return Message(DONE, {}, [shard.read(fields["field"], fields["begin"], fields["end"])])
+            return wire.Message(wire.DONE, {}, [shard.read(fields["field"], fields["begin"], fields["end"])])
         numbers, tensors = shard.describe_state()
         small = {key: value for key, value in numbers.items() if isinstance(value, Tensor)}
         fields = {
@@ -200,7 +187,7 @@ class Service:
             "numbers": {key: value for key, value in numbers.items() if key not in small},
             "names": list(small),
         }
-        return Message(DONE, fields, list(small.values()))
+        return wire.Message(wire.DONE, fields, list(small.values()))
 
 
 def _gradient(how: str, tensors: Any, *, is_lent: bool) -> Gradient | None:
@@ -210,7 +197,7 @@ def _gradient(how: str, tensors: Any, *, is_lent: bool) -> Gradient | None:
     return Gradient(next(tensors), rows, is_sparse=how == "sparse", is_lent=is_lent)
 
 
-def _answer(kind: str, work: Callable[[], Reply]) -> Reply | Message:
+def _answer(kind: str, work: Callable[[], Reply]) -> Reply | wire.Message:
     """Return the reply, or an error in words: a wrong request is its worker's failure, not the server's end."""
     try:
         return work()
@@ -220,8 +207,8 @@ def _answer(kind: str, work: Callable[[], Reply]) -> Reply | Message:
         return _error(f"{kind}: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
 
 
-def _error(text: str) -> Message:
-    return Message(ERROR, {"text": text})
+def _error(text: str) -> wire.Message:
+    return wire.Message(wire.ERROR, {"text": text})
 
 
 PROVE_S = 10.0
@@ -245,12 +232,12 @@ class Peer:
 
     def __init__(self, stream: socket.socket, now: float) -> None:
         self.stream = stream
-        self.nonce = new_nonce()
+        self.nonce = wire.new_nonce()
         self.claim = bytearray()
         self.rank: int | None = None
         """None until it has proved who it is."""
-        self.reader = FrameReader()
-        self.shared: SharedBody | None = None
+        self.reader = wire.FrameReader()
+        self.shared: wire.SharedBody | None = None
         self.since = now
         self.out: deque[memoryview] = deque([memoryview(self.nonce)])
 
@@ -306,11 +293,11 @@ class Server:
                             self._read(peer)
                     if events & selectors.EVENT_WRITE and peer.stream.fileno() >= 0:
                         peer.write()
-                except (OSError, EOFError, FrameError, NotProved) as error:
+                except (OSError, EOFError, wire.FrameError, wire.NotProved) as error:
                     self._close(peer, error)
                 self._watch(peer)
             while self._unproved and time.monotonic() >= self._unproved[0].since + PROVE_S:
-                self._close(self._unproved[0], NotProved(f"no proof for {PROVE_S:g} s"))
+                self._close(self._unproved[0], wire.NotProved(f"no proof for {PROVE_S:g} s"))
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -321,7 +308,7 @@ class Server:
             self._selector.register(stream, selectors.EVENT_READ | selectors.EVENT_WRITE, peer)
             self._unproved.append(peer)
             if len(self._unproved) > self._workers + MAX_STRANGERS:
-                self._close(self._unproved[0], NotProved("too many connections without proof"))
+                self._close(self._unproved[0], wire.NotProved("too many connections without proof"))
 
     def _read(self, peer: Peer) -> None:
         for _ in range(READS):
@@ -332,47 +319,47 @@ class Server:
             if not count:
                 raise EOFError("connection closed")
             message = peer.reader.advance(count)
-            if message is not None and message.kind == SHARE:
+            if message is not None and message.kind == wire.SHARE:
                 self._share(peer, message)
             elif message is not None:
                 self.service.handle(peer.rank, message)
 
-    def _share(self, peer: Peer, message: Message) -> None:
+    def _share(self, peer: Peer, message: wire.Message) -> None:
         """Take the memory that a worker of this machine offers for the bodies of its messages."""
         assert peer.rank is not None
         try:
-            peer.shared = accept(message.fields)
+            peer.shared = wire.accept(message.fields)
         except (RuntimeError, OSError, ValueError, TypeError, KeyError) as error:
-            self._reply(peer.rank, Message(ERROR, {"text": f"memory of rank {peer.rank}: {error}"}))
+            self._reply(peer.rank, wire.Message(wire.ERROR, {"text": f"memory of rank {peer.rank}: {error}"}))
             return
         peer.reader.room = peer.shared.requests
-        self._reply(peer.rank, Message(DONE))
+        self._reply(peer.rank, wire.Message(wire.DONE))
 
     def _hear_claim(self, peer: Peer) -> None:
-        data = peer.stream.recv(CLAIM_BYTES - len(peer.claim))
+        data = peer.stream.recv(wire.CLAIM_BYTES - len(peer.claim))
         if not data:
             raise EOFError("connection closed")
         peer.claim += data
-        if len(peer.claim) < CLAIM_BYTES:
+        if len(peer.claim) < wire.CLAIM_BYTES:
             return
-        rank, nonce = check_claim(self._token, peer.nonce, bytes(peer.claim))
+        rank, nonce = wire.check_claim(self._token, peer.nonce, bytes(peer.claim))
         if not 0 <= rank < self._workers or rank in self._by_rank:
-            raise NotProved(f"rank {rank} is connected already, or not in the job")
+            raise wire.NotProved(f"rank {rank} is connected already, or not in the job")
         peer.rank = rank
         self._by_rank[rank] = peer
         self.service.come(rank)
         self._unproved.remove(peer)
-        peer.out.append(memoryview(build_answer(self._token, peer.nonce, nonce, self._index)))
+        peer.out.append(memoryview(wire.build_answer(self._token, peer.nonce, nonce, self._index)))
         peer.write()
 
-    def _reply(self, rank: int, message: Message) -> None:
+    def _reply(self, rank: int, message: wire.Message) -> None:
         peer = self._by_rank.get(rank)
         if peer is None:
             return
         try:
-            peer.out.extend(encode(message, self._find_room(rank, body_bytes(message))))
-        except FrameError as error:
-            peer.out.extend(encode(Message(ERROR, {"text": str(error)})))
+            peer.out.extend(wire.encode(message, self._find_room(rank, wire.body_bytes(message))))
+        except wire.FrameError as error:
+            peer.out.extend(wire.encode(wire.Message(wire.ERROR, {"text": str(error)})))
         with contextlib.suppress(OSError):  # its end is read next
             peer.write()
         self._watch(peer)
@@ -380,7 +367,7 @@ class Server:
     def _find_room(self, rank: int, size: int) -> Tensor | None:
         """Return memory that a worker sees, for a body of this size to it; None: it is sent."""
         shared = self._by_rank[rank].shared if rank in self._by_rank else None
-        return shared.reply[:size] if shared is not None and LEAST_BYTES <= size <= shared.size else None
+        return shared.reply[:size] if shared is not None and wire.LEAST_BYTES <= size <= shared.size else None
 
     def _watch(self, peer: Peer) -> None:
         if peer.stream.fileno() >= 0:
@@ -397,6 +384,6 @@ class Server:
             say(f"refused a connection: {error}")
             return
         del self._by_rank[peer.rank]
-        if isinstance(error, FrameError):
+        if isinstance(error, wire.FrameError):
             say(f"closed the connection of rank {peer.rank}: {error}")
         self.service.leave(peer.rank)

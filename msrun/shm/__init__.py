@@ -4,6 +4,6 @@
 `init()` takes it for jobs on the CPU.
 """
 
-from msrun.shm.hosts_group import register
+from msrun.shm.process_group import register
 
 register()

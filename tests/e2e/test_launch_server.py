@@ -16,8 +16,7 @@ from job_runner import WORKER_IMPORTS, WORKERS, Finished, JobRunner, Running, wa
 from rehearsal import Rehearsals
 from server_losses import expected_losses, losses
 
-from msrun.server.connection import CLAIM_BYTES, NONCE_BYTES
-from msrun.server.frames import MAGIC, PREFIX
+from msrun.server.connection import CLAIM_BYTES, MAGIC, NONCE_BYTES, PREFIX
 
 FOR_EVER = "1000000"
 PRELOAD = [f"--preload={name}" for name in WORKER_IMPORTS]

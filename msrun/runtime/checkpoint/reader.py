@@ -20,22 +20,8 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorPr
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from msrun.errors import CheckpointError
-from msrun.runtime.checkpoint.directory import (
-    DAMAGED,
-    MANIFEST,
-    REMOVING,
-    SAVING,
-    STATE,
-    TENSORS,
-    Manifest,
-    Position,
-    damaged,
-    explain,
-    find_checkpoints,
-    find_contained,
-    read_manifest,
-    read_record,
-)
+from msrun.runtime.checkpoint import directory
+from msrun.runtime.checkpoint.directory import MANIFEST, STATE, TENSORS
 from msrun.runtime.checkpoint.index import (
     INDEX_SUFFIX,
     METADATA,
@@ -103,8 +89,8 @@ class CheckpointReader:
                 target = part.tensor.detach()[_slices(item.dest_offsets, item.lengths)]
                 try:
                     one.read(stored.dtype, _slices(item.storage_offsets, item.lengths), target)
-                except DAMAGED as error:
-                    raise damaged(one.path, error) from None
+                except directory.DAMAGED as error:
+                    raise directory.damaged(one.path, error) from None
 
     def read(self, key: TensorKey) -> Tensor:
         """Return a whole tensor."""
@@ -114,7 +100,7 @@ class CheckpointReader:
         try:
             value = torch.empty(stored.shape, dtype=stored.dtype)
         except RuntimeError as error:  # more than there is memory
-            raise damaged(self.path, error) from None
+            raise directory.damaged(self.path, error) from None
         self.fill({key: Chunk(value, whole(stored.shape))})
         return value
 
@@ -123,11 +109,11 @@ class CheckpointReader:
         if self._is_foreign:
             return {"extra": {}, "appended": {}, "optimizer": None, "random": {"now": [None], "epoch": [None]}}
         try:
-            state = load_weights(io.BytesIO(read_record(self.path, STATE)))
+            state = load_weights(io.BytesIO(directory.read_record(self.path, STATE)))
             if not _is_state(state):
                 raise ValueError(f"{STATE} holds something else than the state of a training")
-        except DAMAGED as error:
-            raise damaged(self.path, error) from None
+        except directory.DAMAGED as error:
+            raise directory.damaged(self.path, error) from None
         return dict(state)
 
 
@@ -177,7 +163,7 @@ def open_parts(paths: Sequence[Path]) -> CheckpointReader:
         paths: of a complete checkpoint, or directories of one save.
     """
     path = paths[0]
-    if read_manifest(path) is not None:
+    if directory.read_manifest(path) is not None:
         return CheckpointReader(path, [_read_index(found) for found in paths])
     if path.name.endswith((".safetensors", INDEX_SUFFIX)):
         indexes = read_safetensors(path)
@@ -191,26 +177,26 @@ def open_parts(paths: Sequence[Path]) -> CheckpointReader:
 def _read_index(path: Path) -> Index:
     try:
         return read_directory(path) if path.is_dir() else read_file(path)
-    except DAMAGED as error:
-        raise damaged(path, error) from None
+    except directory.DAMAGED as error:
+        raise directory.damaged(path, error) from None
 
 
-def look_at(path: Path) -> Manifest | None:
+def look_at(path: Path) -> directory.Manifest | None:
     """Return what a checkpoint says of itself, or could say if msrun had written it; None when it is not complete."""
-    manifest = read_manifest(path)
+    manifest = directory.read_manifest(path)
     if manifest is None and is_foreign(path):
-        return Manifest(Position(), world_size=0, serial=0, saved_at=path.stat().st_mtime)
+        return directory.Manifest(directory.Position(), world_size=0, serial=0, saved_at=path.stat().st_mtime)
     return manifest
 
 
-def find_set(paths: Sequence[Path]) -> tuple[dict[int, Path], Manifest]:
+def find_set(paths: Sequence[Path]) -> tuple[dict[int, Path], directory.Manifest]:
     """Return the directories that one save wrote, by their number, as far as they are here.
 
     Args:
         paths: some of them, or all; those that the manifest names are looked for beside them.
     """
     found: dict[int, Path] = {}
-    first: Manifest | None = None
+    first: directory.Manifest | None = None
     for path in paths:
         manifest = look_at(path)
         if manifest is None:
@@ -224,13 +210,13 @@ def find_set(paths: Sequence[Path]) -> tuple[dict[int, Path], Manifest]:
     for number, place in enumerate(first.places):
         path = Path(os.path.normpath(paths[0].parent / place.path))
         if number not in found:
-            other = read_manifest(path)
+            other = directory.read_manifest(path)
             if other is not None and (other.save_id, other.place) == (first.save_id, number):
                 found[number] = path
     return found, first
 
 
-def check_set(path: Path, manifest: Manifest, found: Collection[int]) -> None:
+def check_set(path: Path, manifest: directory.Manifest, found: Collection[int]) -> None:
     """Refuse a set of directories that is not complete."""
     missing = [place for number, place in enumerate(manifest.places) if number not in found]
     if missing:
@@ -243,7 +229,7 @@ def check_set(path: Path, manifest: Manifest, found: Collection[int]) -> None:
         )
 
 
-def open_checkpoint(paths: Sequence[Path], *, needs_all: bool = True) -> tuple[CheckpointReader, Manifest]:
+def open_checkpoint(paths: Sequence[Path], *, needs_all: bool = True) -> tuple[CheckpointReader, directory.Manifest]:
     """Return a reader of a checkpoint, of which one path is enough, and what it says of itself.
 
     Args:
@@ -257,7 +243,7 @@ def open_checkpoint(paths: Sequence[Path], *, needs_all: bool = True) -> tuple[C
 
 def is_foreign(path: Path) -> bool:
     """Return whether a file or directory looks like one to read, which msrun has not written."""
-    if path.is_dir() and not path.name.endswith((SAVING, REMOVING)):
+    if path.is_dir() and not path.name.endswith((directory.SAVING, directory.REMOVING)):
         return (path / METADATA).is_file() and not any((path / name).exists() for name in (MANIFEST, STATE))
     if not path.is_file():
         return False
@@ -266,8 +252,8 @@ def is_foreign(path: Path) -> bool:
     if not zipfile.is_zipfile(path):
         return False
     try:
-        read_record(path, MANIFEST)
-    except DAMAGED:
+        directory.read_record(path, MANIFEST)
+    except directory.DAMAGED:
         return True
     return False
 
@@ -287,7 +273,7 @@ def find_rank_checkpoints(folder: Path) -> dict[int, Path]:
         return {0: folder}
     last = {}
     for rank, path in sorted(ranks.items()):
-        names = {entry.name: entry for entry, _ in find_checkpoints(path)}
+        names = {entry.name: entry for entry, _ in directory.find_checkpoints(path)}
         names |= {entry.name: entry for entry in path.iterdir() if is_foreign(entry)}
         if not names:
             raise CheckpointError(f"{path} has no checkpoint: copy that of rank {rank} there")
@@ -297,7 +283,7 @@ def find_rank_checkpoints(folder: Path) -> dict[int, Path]:
 
 def open_source(
     sources: Mapping[int, Path], strategy_file: StrPath | None = None, *, needs_all: bool = True
-) -> tuple[CheckpointReader, Manifest]:
+) -> tuple[CheckpointReader, directory.Manifest]:
     """Return a reader of a checkpoint, whole or in the ranks' files.
 
     Args:
@@ -313,7 +299,7 @@ def open_source(
 
 def _open_slices(
     sources: Mapping[int, Path], strategy: Strategy, *, needs_all: bool
-) -> tuple[CheckpointReader, Manifest]:
+) -> tuple[CheckpointReader, directory.Manifest]:
     count = shared_ranks([strategy])
     missing = [rank for rank in range(count) if rank not in sources]
     if missing and needs_all:
@@ -333,7 +319,7 @@ def _open_slices(
                     )
                 boxes[NETWORK, name] = box
         indexes.append(index_of(path, tensors, boxes))
-    manifest = Manifest(Position(), world_size=count, serial=0, saved_at=time.time())
+    manifest = directory.Manifest(directory.Position(), world_size=count, serial=0, saved_at=time.time())
     return CheckpointReader(next(iter(sources.values())), indexes, is_foreign=True), manifest
 
 
@@ -374,7 +360,7 @@ def verify_checkpoint(path: Path) -> Iterator[CheckedFile]:
 
 
 def _verify_directory(path: Path) -> Iterator[CheckedFile]:
-    manifest = read_manifest(path)
+    manifest = directory.read_manifest(path)
     assert manifest is not None, "it was there a moment ago"
     disagreeing, disagreement = _find_disagreement(path, manifest.files)
     if disagreeing and disagreeing not in manifest.files:
@@ -382,11 +368,11 @@ def _verify_directory(path: Path) -> Iterator[CheckedFile]:
     for name, bytes_count in sorted(manifest.files.items()):
         expected, fault = manifest.checksums.get(name), ""
         try:
-            actual = _sum_up(find_contained(path, name))
+            actual = _sum_up(directory.find_contained(path, name))
             if expected is not None and actual != expected:
                 fault = f"CRC-32 is {actual:08x}, {expected:08x} was written"
         except (OSError, ValueError) as error:
-            fault = explain(error)
+            fault = directory.explain(error)
         if name == disagreeing:
             fault = fault or disagreement
         yield CheckedFile(path, name, bytes_count, fault, expected is not None)
@@ -406,8 +392,8 @@ def _find_disagreement(folder: Path, files: Collection[str]) -> tuple[str, str]:
                 return part.path.name, f"{MANIFEST} does not name it"
         name = METADATA
         theirs = read_directory(folder, name)
-    except DAMAGED as error:
-        return name, explain(error)
+    except directory.DAMAGED as error:
+        return name, directory.explain(error)
     differing = next((key for key in {**index, **theirs} if index.get(key) != theirs.get(key)), None)
     return ("", "") if differing is None else (name, f"it says otherwise of {flat_name(differing)} than {TENSORS}")
 
@@ -440,6 +426,6 @@ def _verify_file(path: Path) -> Iterator[CheckedFile]:
                 with archive.open(record) as stream:
                     while stream.read(_CHUNK_BYTES):
                         pass
-            except DAMAGED as error:
+            except directory.DAMAGED as error:
                 fault = "its CRC-32 is not the one that was written" if "CRC" in str(error) else str(error)
             yield CheckedFile(path, names.get(record.filename, record.filename), record.file_size, fault)

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from msrun.errors import CheckpointError, ParallelError
 from msrun.runtime.agreement import Group, attempt, attempt_all, describe, gather
+from msrun.runtime.checkpoint import storage
 from msrun.runtime.checkpoint.directory import (
     SAVING,
     Manifest,
@@ -38,17 +39,6 @@ from msrun.runtime.checkpoint.directory import (
 )
 from msrun.runtime.checkpoint.index import NETWORK, TensorKey, key_of
 from msrun.runtime.checkpoint.optimizer_state import complete_state, find_optimizer_state
-from msrun.runtime.checkpoint.storage import (
-    Parts,
-    Pieces,
-    PlainFileWriter,
-    bring_together,
-    check_whole,
-    finish_directory,
-    share_out,
-    to_bytes,
-    write_parts,
-)
 from msrun.runtime.nn.random_stream import State, take_random_state, take_stream_state
 from msrun.runtime.parallel.parameters.network_state import Chunk, NetworkState, find_chunks, find_network_state
 from msrun.runtime.progress import waiting_in
@@ -142,7 +132,7 @@ class Writing:
     own: Place
     leaders: list[int]
     """Of all places."""
-    parts: Parts
+    parts: storage.Parts
     """What this rank writes or sends."""
     state: bytes
     """`state.pt`; empty on ranks that do not write it."""
@@ -150,7 +140,7 @@ class Writing:
     """name -> name of the same tensor of the network, which is written in its stead."""
     manifest: Manifest
     is_integrated: bool
-    pieces: Pieces
+    pieces: storage.Pieces
     """Which parts of every tensor the ranks have that write together."""
     then: Callable[[], None] = lambda: None
     """What a leader does when its checkpoint has its name."""
@@ -188,12 +178,14 @@ class Writing:
         if not self.is_integrated:
             number = self.own.ranks.index(get_rank())
             with waits:
-                everyone = attempt_all(lambda: write_parts(temporary, number, self.parts), group)
+                everyone = attempt_all(lambda: storage.write_parts(temporary, number, self.parts), group)
             files = [everyone[rank] for rank in self.own.ranks]
-            attempt(lambda: finish_directory(temporary, files, self.state, manifest) if is_leader else None, group)
+            attempt(
+                lambda: storage.finish_directory(temporary, files, self.state, manifest) if is_leader else None, group
+            )
             return
-        check_whole(self.pieces)
-        file: PlainFileWriter | None = None
+        storage.check_whole(self.pieces)
+        file: storage.PlainFileWriter | None = None
 
         def write() -> None:
             nonlocal file
@@ -201,10 +193,10 @@ class Writing:
             if is_leader:
                 room = [(key, owners[0][1].shape, owners[0][2]) for key, owners in self.pieces.items()]
                 try:
-                    file = PlainFileWriter(temporary, room, self.tied)
+                    file = storage.PlainFileWriter(temporary, room, self.tied)
                 except OSError as error:
                     failure = error
-            for key, value in bring_together(self.parts, self.pieces, self.leaders, group):
+            for key, value in storage.bring_together(self.parts, self.pieces, self.leaders, group):
                 if file is not None and value is not None and failure is None:
                     try:
                         file.write(key, value)
@@ -426,13 +418,13 @@ def _prepare(
     own, is_whole = places[index], is_integrated or len(places) == 1
     parts = {key: part for key, part in parts.items() if key[0] != NETWORK or key[1] not in tied}
     together = range(get_group_size()) if is_integrated else own.ranks
-    own_parts, pieces = share_out(parts, together, to_first=is_integrated)
+    own_parts, pieces = storage.share_out(parts, together, to_first=is_integrated)
     order: dict[TensorKey, int] = {(NETWORK, name): number for number, name in enumerate(network_state.tensors)}
     return Writing(
         own,
         [place.leader for place in places],
         own_parts,
-        to_bytes(state) if get_rank() == own.leader else b"",
+        storage.to_bytes(state) if get_rank() == own.leader else b"",
         tied,
         Manifest(
             position,

@@ -40,30 +40,9 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from msrun.errors import CheckpointError
 from msrun.runtime.agreement import Group, gather
-from msrun.runtime.checkpoint.directory import (
-    DAMAGED,
-    MANIFEST,
-    STATE,
-    TENSORS,
-    Manifest,
-    complete_directory,
-    manifest_text,
-    read_record,
-    write_through,
-)
-from msrun.runtime.checkpoint.index import (
-    METADATA,
-    NETWORK,
-    Index,
-    Part,
-    StoredTensor,
-    TensorKey,
-    covers,
-    data_offset,
-    flat_name,
-    raw_bytes,
-    write_index,
-)
+from msrun.runtime.checkpoint import directory
+from msrun.runtime.checkpoint import index as indexes
+from msrun.runtime.checkpoint.index import Index, flat_name
 from msrun.runtime.parallel.parameters.network_state import Chunk
 from msrun.runtime.sharding.layout import Box
 from msrun.runtime.world import get_rank
@@ -71,8 +50,8 @@ from msrun.runtime.world import get_rank
 _CHUNK_BYTES = 1 << 20
 """One write of 4 MB and more costs Linux ten times the time for its bytes: it looks for pages that lie together."""
 _FLUSH_BYTES = 32 << 20
-Parts = Mapping[TensorKey, Chunk]
-Pieces = dict[TensorKey, list[tuple[int, Box, torch.dtype]]]
+Parts = Mapping[indexes.TensorKey, Chunk]
+Pieces = dict[indexes.TensorKey, list[tuple[int, Box, torch.dtype]]]
 """Tensor -> the ranks that have a part of it, and which one."""
 
 
@@ -184,7 +163,7 @@ class _TensorStream:
         """of torch's small records"""
 
     def save(self, tensor: Tensor) -> None:
-        self._values = raw_bytes(tensor)
+        self._values = indexes.raw_bytes(tensor)
         with torch.serialization.skip_data():
             torch.save(_reserve(tuple(tensor.shape), tensor.dtype), cast("BinaryIO", self))
         assert not self._values, "torch leaves room for the values of every tensor"
@@ -222,7 +201,10 @@ class PartsFile:
 
 
 def write_parts(
-    folder: Path, number: int, parts: Parts, read: Callable[[TensorKey, Chunk], Tensor] = lambda _, part: part.tensor
+    folder: Path,
+    number: int,
+    parts: Parts,
+    read: Callable[[indexes.TensorKey, Chunk], Tensor] = lambda _, part: part.tensor,
 ) -> PartsFile:
     """Write a file with parts of which no other rank has the same, through to the disk.
 
@@ -262,7 +244,7 @@ def system_errors() -> Iterator[None]:
         raise OSError(below.errno, below.strerror) from None
 
 
-def finish_directory(temporary: Path, files: Sequence[PartsFile], state: bytes, manifest: Manifest) -> None:
+def finish_directory(temporary: Path, files: Sequence[PartsFile], state: bytes, manifest: directory.Manifest) -> None:
     """Write what a directory has beside its tensors: where they lie, for torch and for msrun, and the state."""
     by_name = {file.name: file for file in files}  # in a dry run all ranks have one
     plans, metadata = create_default_global_save_plan([file.plan for file in by_name.values()])
@@ -272,20 +254,20 @@ def finish_directory(temporary: Path, files: Sequence[PartsFile], state: bytes, 
         for item, (offset, length) in zip(plan.items, file.places, strict=True):
             results.append(WriteResult(item.index, length, _StorageInfo(file.name, offset, length)))
             box, dtype = _box_of(item.tensor_data), cast("TensorWriteData", item.tensor_data).properties.dtype
-            stored = index.setdefault(plan.planner_data[item.index.fqn], StoredTensor(box.shape, dtype, {}))
-            stored.parts[box] = Part(box, Path(file.name), offset, length)
+            stored = index.setdefault(plan.planner_data[item.index.fqn], indexes.StoredTensor(box.shape, dtype, {}))
+            stored.parts[box] = indexes.Part(box, Path(file.name), offset, length)
     FileSystemWriter(temporary).finish(metadata, [results])
     checksums = {name: file.checksum for name, file in by_name.items()}
-    checksums[METADATA] = zlib.crc32((temporary / METADATA).read_bytes())
-    checksums[TENSORS] = zlib.crc32(write_index(temporary, index))
-    checksums[STATE] = zlib.crc32(state)
-    write_through(temporary / STATE, state)
-    complete_directory(temporary, replace(manifest, checksums=checksums))
+    checksums[indexes.METADATA] = zlib.crc32((temporary / indexes.METADATA).read_bytes())
+    checksums[directory.TENSORS] = zlib.crc32(indexes.write_index(temporary, index))
+    checksums[directory.STATE] = zlib.crc32(state)
+    directory.write_through(temporary / directory.STATE, state)
+    directory.complete_directory(temporary, replace(manifest, checksums=checksums))
 
 
 def bring_together(
     parts: Parts, pieces: Pieces, writers: Sequence[int], group: Group
-) -> Iterator[tuple[TensorKey, Tensor | None]]:
+) -> Iterator[tuple[indexes.TensorKey, Tensor | None]]:
     """Yield every tensor, whole on the ranks that write it, one after another. All ranks call it together."""
     rank = get_rank()
     for key, owners in pieces.items():
@@ -314,7 +296,7 @@ def bring_together(
 def check_whole(pieces: Pieces) -> None:
     """Refuse tensors of which no rank holds some part."""
     for key, owners in pieces.items():
-        if not covers([box for _, box, _ in owners], owners[0][1].shape):
+        if not indexes.covers([box for _, box, _ in owners], owners[0][1].shape):
             raise CheckpointError(
                 f"{flat_name(key)}: the ranks hold parts that do not make the whole: save it with integrated_save=False"
             )
@@ -337,12 +319,12 @@ class PlainFileWriter:
     def __init__(
         self,
         path: Path,
-        tensors: Sequence[tuple[TensorKey, tuple[int, ...], torch.dtype]],
+        tensors: Sequence[tuple[indexes.TensorKey, tuple[int, ...], torch.dtype]],
         tied: Mapping[str, str],
     ) -> None:
         room: OrderedDict[str, Tensor] = OrderedDict()
         for (kind, *names), shape, dtype in tensors:
-            if kind == NETWORK:
+            if kind == indexes.NETWORK:
                 room[names[0]] = _reserve(shape, dtype)
         for name, same in tied.items():
             room[name] = room[same]
@@ -361,12 +343,12 @@ class PlainFileWriter:
         self._places: dict[str, Any] = {}
         self._tied = tied
 
-    def write(self, key: TensorKey, value: Tensor) -> None:
+    def write(self, key: indexes.TensorKey, value: Tensor) -> None:
         """Write the next tensor, which may be on any device."""
-        data = raw_bytes(value)
-        if key[0] == NETWORK:
+        data = indexes.raw_bytes(value)
+        if key[0] == indexes.NETWORK:
             record = next(self._network_records)
-            offset = data_offset(self._stream, record)
+            offset = indexes.data_offset(self._stream, record)
             assert record.file_size == len(data), "the tensors come in the order in which torch has seen them"
             self._stream.seek(offset)
             self._file.checksum = 0
@@ -378,14 +360,14 @@ class PlainFileWriter:
         place = {"offset": offset, "shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
         self._places[flat_name(key)] = {"key": key, **place}
 
-    def finish(self, state: bytes, manifest: Manifest) -> None:
+    def finish(self, state: bytes, manifest: directory.Manifest) -> None:
         """Write the rest and have all of it reach the disk."""
         for name, same in self._tied.items():
-            place = self._places[flat_name((NETWORK, same))]
-            self._places[flat_name((NETWORK, name))] = {**place, "key": (NETWORK, name)}
-        self._append(STATE, memoryview(state))
-        self._append(TENSORS, memoryview(json.dumps(self._places).encode()))
-        self._append(MANIFEST, memoryview(manifest_text(manifest).encode()))
+            place = self._places[flat_name((indexes.NETWORK, same))]
+            self._places[flat_name((indexes.NETWORK, name))] = {**place, "key": (indexes.NETWORK, name)}
+        self._append(directory.STATE, memoryview(state))
+        self._append(directory.TENSORS, memoryview(json.dumps(self._places).encode()))
+        self._append(directory.MANIFEST, memoryview(directory.manifest_text(manifest).encode()))
         self._zip.close()
         self._file.finish()
 
@@ -409,10 +391,12 @@ class PlainFileWriter:
 def name_records(path: Path) -> dict[str, str]:
     """Return record -> the tensor whose values it holds, for messages; empty when the file does not say."""
     try:
-        names = {place["offset"]: name for name, place in json.loads(read_record(path, TENSORS)).items()}
+        names = {
+            place["offset"]: name for name, place in json.loads(directory.read_record(path, directory.TENSORS)).items()
+        }
         with path.open("rb") as stream, zipfile.ZipFile(stream) as archive:
-            offsets = {data_offset(stream, record): record.filename for record in archive.infolist()}
-    except DAMAGED:
+            offsets = {indexes.data_offset(stream, record): record.filename for record in archive.infolist()}
+    except directory.DAMAGED:
         return {}
     return {record: names[offset] for offset, record in offsets.items() if offset in names}
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from msrun.errors import CheckpointError
+from msrun.runtime.checkpoint import storage
 from msrun.runtime.checkpoint.directory import Manifest, PlaceOfRanks, give_name, remove, start_writing
 from msrun.runtime.checkpoint.index import HEADER_LENGTH, INDEX_SUFFIX, NETWORK, SAFETENSORS, TensorKey, raw_bytes
 from msrun.runtime.checkpoint.reader import (
@@ -30,14 +31,6 @@ from msrun.runtime.checkpoint.reader import (
     find_rank_checkpoints,
     open_checkpoint,
     open_source,
-)
-from msrun.runtime.checkpoint.storage import (
-    Parts,
-    PlainFileWriter,
-    chunks_of,
-    finish_directory,
-    to_bytes,
-    write_parts,
 )
 from msrun.runtime.parallel.parameters.layouts import ParameterLayout
 from msrun.runtime.parallel.parameters.network_state import Chunk
@@ -180,7 +173,7 @@ def write_rank(
         return value
 
     try:
-        file = write_parts(temporary, 0, parts, read)
+        file = storage.write_parts(temporary, 0, parts, read)
         save_id = hashlib.sha256(f"{manifest.save_id} {sorted((n, repr(x)) for n, x in strategy.items())}".encode())
         places = [PlaceOfRanks([number], os.path.relpath(path, final.parent)) for number, path in enumerate(others)]
         manifest = replace(
@@ -193,14 +186,14 @@ def write_rank(
             place=rank if len(others) > 1 else 0,
             own=[],
         )
-        finish_directory(temporary, [file], to_bytes(reader.state()), manifest)
+        storage.finish_directory(temporary, [file], storage.to_bytes(reader.state()), manifest)
         give_name(temporary, final)
     except BaseException:
         remove(temporary)
         raise
 
 
-def _parts(reader: CheckpointReader, strategy: Strategy, rank: int) -> Parts:
+def _parts(reader: CheckpointReader, strategy: Strategy, rank: int) -> storage.Parts:
     """Return what a rank holds, without values: tensors that the strategy does not name are whole on all."""
     if any(key[0].startswith("rank_") for key in reader.tensors):
         raise CheckpointError(f"checkpoint {reader.path} holds parameters cut by hand, which cannot be cut otherwise")
@@ -223,14 +216,14 @@ def write_whole(reader: CheckpointReader, manifest: Manifest, final: Path) -> No
     _refuse_own(reader, manifest, "load_checkpoint them and use merge_sliced_parameter")
     keys = sorted(reader.tensors, key=lambda key: key[0] != NETWORK)
     temporary, serial = start_writing(final.absolute(), is_file=True)
-    file: PlainFileWriter | None = None
+    file: storage.PlainFileWriter | None = None
     try:
         room = [(key, reader.tensors[key].shape, reader.tensors[key].dtype) for key in keys]
-        file = PlainFileWriter(temporary, room, {})
+        file = storage.PlainFileWriter(temporary, room, {})
         for key in keys:
             file.write(key, reader.read(key))
         manifest = replace(manifest, serial=serial, saved_at=time.time(), files={}, checksums={}, places=[], place=0)
-        file.finish(to_bytes(reader.state()), manifest)
+        file.finish(storage.to_bytes(reader.state()), manifest)
         give_name(temporary, final.absolute())
     except BaseException:
         if file is not None:
@@ -320,7 +313,7 @@ def _write_safetensors(path: Path, names: Sequence[str], reader: CheckpointReade
     with open_whole(path) as stream:
         stream.write(HEADER_LENGTH.pack(len(text)) + text)
         for name in names:
-            for chunk in chunks_of(raw_bytes(reader.read((NETWORK, name)))):
+            for chunk in storage.chunks_of(raw_bytes(reader.read((NETWORK, name)))):
                 stream.write(chunk)
 
 

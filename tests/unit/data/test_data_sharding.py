@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msrun.data import NumpySlicesDataset, vision
+from msrun.data.config import Shard, find_world_shard
 from msrun.data.order import Samples, Shuffled
-from msrun.data.parameters import Shard, find_world_shard
 from msrun.errors import UsageError
 
 CHANGES_BEFORE_BATCH = [

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from msrun.errors import DataError, StrategyError
 from msrun.runtime import EmbeddingLookup, no_init_parameters, optim
-from msrun.runtime.embedding.slices import build_slices, fill_part
+from msrun.runtime.embedding.lookup import build_slices, fill_part
 from msrun.runtime.execute.gradients import row_gradient
 from msrun.runtime.nn.deferred_init import init_parameters
 
@@ -33,7 +33,7 @@ def test_every_element_of_a_table_lies_with_one_rank(mode: str, ranks: int) -> N
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("init", ["normal", "uniform", "xavier_uniform", "xavier_normal", "ones", 0.5])
 def test_parts_of_a_table_begin_as_the_whole(init: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("msrun.runtime.embedding.slices._BLOCK", 40)  # three rows
+    monkeypatch.setattr("msrun.runtime.embedding.lookup._BLOCK", 40)  # three rows
     whole = made(build_slices("batch_slice", 13, 12, None, 1), 0, init, dtype)
     for mode in ("table_row_slice", "table_column_slice"):
         slices = build_slices(mode, 13, 12, None, 4)

@@ -25,15 +25,6 @@ from msrun.errors import ParallelError, UsageError, WorldError
 from msrun.runtime import get_ps_context, init, release, reset_ps_context, set_param_ps, set_ps_context
 from msrun.server import remote
 from msrun.server.connection import (
-    Connection,
-    NotProved,
-    build_answer,
-    build_claim,
-    check_answer,
-    check_claim,
-    new_nonce,
-)
-from msrun.server.frames import (
     DONE,
     ERROR,
     LEAST_BYTES,
@@ -41,6 +32,7 @@ from msrun.server.frames import (
     MAX_BODY_BYTES,
     MAX_HEADER_BYTES,
     PREFIX,
+    Connection,
     FrameError,
     FrameReader,
     Message,
@@ -275,15 +267,6 @@ def test_step_that_fails_is_told_to_whoever_reads_next() -> None:
     assert "w: its step failed: TypeError" in reply.fields["text"]
 
 
-def test_stale_worker_is_answered_until_it_is_too_far_ahead() -> None:
-    asked = Asked(staleness=2)
-    assert asked.step(0, gradient(1.0)).kind == DONE
-    assert asked.step(0, gradient(1.0)).kind == DONE
-    assert asked.step(0, gradient(1.0)) is None
-    asked.step(1, gradient(1.0))
-    assert 0 in {rank for rank, _ in asked.replies}
-
-
 def test_who_waits_for_a_worker_that_has_left_is_told() -> None:
     asked = Asked()
     assert asked.step(0, gradient(1.0)) is None
@@ -315,23 +298,6 @@ def test_wrong_requests_are_answered_in_words(
     assert reply.kind == ERROR
     assert words in reply.fields["text"]
     assert "a gradient of shape (3, 2)" in asked.step(0, gradient(1.0, 3)).fields["text"]
-
-
-def test_both_sides_prove_that_they_know_the_token() -> None:
-    theirs, own = new_nonce(), new_nonce()
-    claim = build_claim(b"token", theirs, own, 5)
-    assert check_claim(b"token", theirs, claim) == (5, own)
-    check_answer(b"token", theirs, own, 2, build_answer(b"token", theirs, own, 2))
-    for token, nonce, said in (
-        (b"other", theirs, claim),
-        (b"token", new_nonce(), claim),
-        (b"token", theirs, own + claim[32:36] + own),
-    ):
-        with pytest.raises(NotProved):
-            check_claim(token, nonce, said)
-    for answer in (build_answer(b"other", theirs, own, 2), build_answer(b"token", theirs, own, 1), claim[-32:]):
-        with pytest.raises(NotProved):
-            check_answer(b"token", theirs, own, 2, answer)
 
 
 def test_optimizers_are_named_by_what_their_step_does() -> None:

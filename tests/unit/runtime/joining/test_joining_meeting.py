@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from job_runner import wait_until
 
-from msrun.errors import ClusterError, RendezvousTimeout, WorldError
+from msrun.errors import RendezvousTimeout, WorldError
 from msrun.runtime.joining import meet as module
 from msrun.runtime.joining.meet import SERVER, WORKER, Joined, Keeper, Met, join, meet, serve
 from msrun.runtime.joining.spec import Meeting, WorldSpec, keep_to_interface, listen_at
@@ -132,18 +132,6 @@ def test_scheduler_gives_ranks_and_ends_when_all_have_left(
     told = capfd.readouterr().err
     assert f"msrun: scheduler at 127.0.0.1:{meeting.port}: waiting for 3 workers and 1 parameter servers\n" in told
     assert "refused 127.0.0.1: an extra worker" in told and "all workers have left" in told
-
-
-def test_worker_that_ends_without_leaving_ends_the_others(threads: ThreadPoolExecutor) -> None:
-    meeting = free_meeting()
-    scheduler = threads.submit(serve, meeting, 2, FOREVER_S, SILENCE_S)
-    came = [threads.submit(come, meeting, 2, rank) for rank in range(2)]
-    first, second = (future.result(FOREVER_S) for future in came)
-    second.line.close()
-    assert first.line.recv(1000).startswith(b"rank 1 (test 1, 127.0.0.1) ended without release(): it failed, or")
-    first.line.close()
-    with pytest.raises(ClusterError, match=r"rank 1 .* ended without release"):
-        scheduler.result(FOREVER_S)
 
 
 def test_at_the_limit_both_sides_say_who_is_missing(threads: ThreadPoolExecutor) -> None:

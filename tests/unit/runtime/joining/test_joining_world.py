@@ -19,7 +19,7 @@ from job_runner import REPOSITORY
 from msrun import contract
 from msrun.errors import WorldError
 from msrun.runtime import requirements
-from msrun.runtime.joining import devices
+from msrun.runtime.joining import spec as devices
 from msrun.runtime.joining.launchers import (
     find_cluster,
     find_worker,
@@ -30,7 +30,7 @@ from msrun.runtime.joining.launchers import (
 )
 from msrun.runtime.joining.spec import ALONE, Meeting, WorldSpec, derive_port
 from msrun.runtime.requirements import describe_untested, warn_if_untested
-from msrun.shm.hosts_group import register
+from msrun.shm.process_group import register
 from ranktable import build_table, write_table
 
 OF_MSRUN = {

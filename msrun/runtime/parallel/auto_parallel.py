@@ -104,8 +104,6 @@ class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):  # type:
         """id of the root -> a network whose gradients come without the loss scale"""
         self._arriving = ArrivingGradients()
         self._layout_files = layout_files()
-        self._alone = Alone(self.settings, LayoutFiles(), self._arriving)
-        """Runs steps that are verified, as one process would."""
         self._same_batch = SameBatch()
         self._root: nn.Module | None = None
         """of the call that ran last"""
@@ -157,8 +155,10 @@ class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):  # type:
 
     def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run a function of tensors in parallel; used by `value_and_grad`."""
-        engine = self._alone if runs_alone.get() else self.engine
+        engine = self.engine
         target = engine.target(function, args, kwargs)
+        if runs_alone.get():  # it is verified, as one process would run it
+            engine = Alone(self.settings, LayoutFiles(), self._arriving)
         vars(self)["_root"] = target.root  # no submodule
         if torch.is_grad_enabled() and not is_verifying.get():
             progress.begin_step()

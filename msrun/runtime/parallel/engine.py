@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from msrun.errors import CaptureError
 from msrun.runtime import world
 from msrun.runtime.capture.captured_graph import Target, find_target
-from msrun.runtime.execute.phase import running_alone
+from msrun.runtime.execute.phase import is_verifying, running_alone
 from msrun.runtime.nn.deferred_init import init_parameters
 from msrun.runtime.nn.random_calls import RandomCalls
 from msrun.runtime.parallel.batch.parts import open_containers
@@ -133,7 +133,7 @@ class Alone(Engine):
         """Run it."""
         root = target.root
         init_parameters(root)
-        if self.settings.limits and not self._is_warned:
+        if self.settings.limits and not self._is_warned and not is_verifying.get():
             self._is_warned = True
             limits = ", ".join(self.settings.limits)
             log.warning("%s has no effect in one process, where nothing is captured", limits)

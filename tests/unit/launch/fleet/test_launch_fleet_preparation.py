@@ -223,6 +223,15 @@ def test_host_that_does_not_fit_is_refused_and_only_reported_by_a_look(make_host
     assert "listen" not in hosts.pipes["h0"].heard_kinds
     hosts = make_hosts(2)
     hosts.say_of_itself(1, msrun_version="0.0.9")
+
+    def failed(made: ListedHosts, spec: LaunchSpec, logs: Any) -> set[int]:
+        with pytest.raises(MsrunError):
+            made.run(spec, logs)
+        return made.failed_nodes
+
+    assert hosts.preparation(failed) == {1}
+    hosts = make_hosts(2)
+    hosts.say_of_itself(1, msrun_version="0.0.9")
     looked, findings = hosts.preparation(lambda made, spec, logs: (made.look(spec, logs), made.findings))
     assert looked is None
     assert [finding.status for finding in findings if finding.name == "msrun"] == ["fail", "ok"]

@@ -137,6 +137,22 @@ def test_host_that_speaks_for_another_is_given_up(fleet: Fleet, plan: dict[str, 
     assert not any("understood" in str(done) for done in fleet.links[1].done)
 
 
+@pytest.mark.parametrize("kinds", [("lost",), ("broken", "lost")])
+def test_host_that_is_lost_ends_the_job_on_the_others_at_once(fleet: Fleet, kinds: tuple[str, ...]) -> None:
+    fleet.plan(0, 1)
+    for kind in kinds:
+        fleet.say(1, kind, reason="h1: the connection broke")
+        fleet.hear()
+        assert fleet.told(0) == ["stop"]
+    fleet.fail(0)  # its workers miss those of the lost host
+    fleet.stop(0)
+    fleet.hear()
+    assert fleet.told(0) == ["stop", "over"]
+    fleet.end(0, failure=encode_record(failure_of(0)))
+    assert fleet.finish_failed() == ("h1: the connection broke", 3)
+    assert len(fleet.noted("fault")) == 1
+
+
 def restart(fleet: Fleet) -> None:
     """A worker has failed, and all hosts are told to start again."""
     fleet.plan(0, 1)

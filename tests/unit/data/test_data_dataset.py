@@ -49,6 +49,12 @@ def test_changing_the_pipeline_leaves_the_old_dataset_as_it_was():
     assert (dataset.get_batch_size(), changed.get_batch_size()) == (1, 3)
 
 
+def test_a_changed_dataset_begins_at_its_first_epoch():
+    dataset = pairs(seed=3)
+    assert len(list(dataset)) == 12
+    assert first_column(dataset.batch(4)) == first_column(pairs(seed=3).batch(4))
+
+
 def test_repeat_draws_a_new_permutation_for_each_pass():
     steps = first_column(pairs().batch(12).repeat(2))
     assert sorted(steps[0]) == sorted(steps[1]) == list(range(12))

@@ -37,11 +37,11 @@ main()
     ("hosts", "module", "function", "condition"),
     [
         (ONE_HOST, "msrun.launch.console", "Console.note", "args[0] == 'running'"),
-        (ONE_HOST, "msrun.launch.output", "_Place._note_progress", "True"),
+        (ONE_HOST, "msrun.launch.output", "Place._note_progress", "True"),
         (SEVERAL_HOSTS, "msrun.launch.console", "Console.note", "args[0] == 'running'"),
         pytest.param(ONE_HOST, "msrun.launch.metrics_file", "MetricsFile.finish", "True", marks=pytest.mark.slow),
         pytest.param(SEVERAL_HOSTS, "msrun.launch.console", "Console.tick", "True", marks=pytest.mark.slow),
-        pytest.param(SEVERAL_HOSTS, "msrun.launch.output", "_Place._note_progress", "True", marks=pytest.mark.slow),
+        pytest.param(SEVERAL_HOSTS, "msrun.launch.output", "Place._note_progress", "True", marks=pytest.mark.slow),
     ],
 )
 def test_slip_in_what_shows_the_job_is_told_once_and_the_job_goes_on(

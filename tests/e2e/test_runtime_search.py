@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -145,7 +146,9 @@ def test_a_rank_that_has_no_time_cuts_the_search_of_all_short(ranks: Ranks) -> N
     assert_right(train(step, batch), "mlp")
     operators = step.plan.strategies()["operators"]
     assert ranks.gather(operators) == [operators] * ranks.size
-    assert any("came after 1 of 15 searches; this is the best of their plans" in note for note in step.plan.notes)
+    assert any(
+        re.search(r"came after 1 of \d+ searches; this is the best of their plans", note) for note in step.plan.notes
+    ), step.plan.notes
 
 
 @often

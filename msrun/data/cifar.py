@@ -209,15 +209,28 @@ class _CifarDataset(Dataset):
         self,
         dataset_dir: str | os.PathLike[str],
         usage: str | None = None,
-        *parameters: Any,
-        **named: Any,
+        num_samples: int | None = None,
+        num_parallel_workers: int | None = None,
+        shuffle: bool | None = None,
+        *,
+        num_shards: int | None = None,
+        shard_id: int | None = None,
+        seed: int | None = None,
     ) -> None:
         folder = check_folder(dataset_dir)
         parts = read_cifar(folder, self._form, parts_of_usage(usage, find_parts(folder, self._form)))
         columns = {"image": ColumnParts([pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1) for pixels, _ in parts])}
         for i, name in enumerate(self._form.label_names):
             columns[name] = ColumnParts([labels[i] for _, labels in parts], np.int64)
-        super().__init__(ArraySource(columns), *parameters, **named)
+        super().__init__(
+            ArraySource(columns),
+            num_samples,
+            num_parallel_workers,
+            shuffle,
+            num_shards=num_shards,
+            shard_id=shard_id,
+            seed=seed,
+        )
 
 
 class Cifar10Dataset(_CifarDataset):

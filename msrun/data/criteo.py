@@ -48,13 +48,26 @@ class CriteoDataset(Dataset):
         self,
         dataset_path: str | os.PathLike[str],
         usage: str = "train",
-        *parameters: Any,
+        num_samples: int | None = None,
+        num_parallel_workers: int | None = None,
+        shuffle: bool | None = None,
+        *,
         hash_size: int = DEFAULT_HASH_SIZE,
-        **named: Any,
+        num_shards: int | None = None,
+        shard_id: int | None = None,
+        seed: int | None = None,
     ) -> None:
         hash_size = parse_count("hash_size", hash_size, minimum=2)
         files = [LineFile(path) for path in _find_files(Path(dataset_path), usage)]
-        super().__init__(ClickLog(files, hash_size), *parameters, **named)
+        super().__init__(
+            ClickLog(files, hash_size),
+            num_samples,
+            num_parallel_workers,
+            shuffle,
+            num_shards=num_shards,
+            shard_id=shard_id,
+            seed=seed,
+        )
 
 
 def _find_files(path: Path, usage: str) -> list[Path]:

@@ -9,7 +9,6 @@ import struct
 from collections.abc import Sequence
 from io import BufferedIOBase
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -130,8 +129,13 @@ class MnistDataset(Dataset):
         self,
         dataset_dir: str | os.PathLike[str],
         usage: str | None = None,
-        *parameters: Any,
-        **named: Any,
+        num_samples: int | None = None,
+        num_parallel_workers: int | None = None,
+        shuffle: bool | None = None,
+        *,
+        num_shards: int | None = None,
+        shard_id: int | None = None,
+        seed: int | None = None,
     ) -> None:
         folder = check_folder(dataset_dir)
         there = [part for part, prefix in PREFIX_OF_USAGE.items() if any(folder.glob(f"{prefix}-images*"))]
@@ -143,7 +147,15 @@ class MnistDataset(Dataset):
             "image": ColumnParts([images[..., None] for images, _ in parts]),
             "label": ColumnParts([labels for _, labels in parts], np.int64),
         }
-        super().__init__(ArraySource(columns), *parameters, **named)
+        super().__init__(
+            ArraySource(columns),
+            num_samples,
+            num_parallel_workers,
+            shuffle,
+            num_shards=num_shards,
+            shard_id=shard_id,
+            seed=seed,
+        )
 
 
 def read_mnist(folder: Path, usage: str) -> tuple[np.ndarray, np.ndarray]:

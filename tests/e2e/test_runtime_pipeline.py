@@ -238,9 +238,7 @@ def trained(name: str) -> dict[str, Any]:
         assert {"calls": step.plan.traffic.calls, "bytes": step.plan.traffic.bytes} == moved
     lines = step.plan.explain().splitlines()
     told = [line for line in lines if line.startswith("one training step, on each rank of stage")]
-    assert len(told) == (scenario.stages if scenario.stages > 1 else 0) and not any(
-        "not known" in line for line in lines
-    )
+    assert len(told) == scenario.stages and not any("not known" in line for line in lines)
     held = {name: p for name, p in network.named_parameters() if local(p).numel()}
     assert max(difference(p, weights[name]) for name, p in held.items()) <= TOLERANCE[scenario.dtype]
     everyone: list[Any] = [None] * scenario.world_size

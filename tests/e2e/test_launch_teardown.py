@@ -318,7 +318,7 @@ of a worker that leaves a child."""
 @pytest.mark.slow
 def test_fifty_jobs_in_one_process_leave_nothing_in_it(msrun: JobRunner, tmp_path: Path) -> None:
     driver = [sys.executable, str(WORKERS / "cycles_driver.py")]
-    finished: Finished = msrun.run("50", WORKERS / "cycles.py", cwd=tmp_path, command=driver)
+    finished: Finished = msrun.run("50", WORKERS / "cycles.py", cwd=tmp_path, command=driver, deadline_s=100)
     assert finished.code == 0, finished.stderr
     report = json.loads(finished.stdout)
     assert report["codes"] == [CODES[number % 5] for number in range(50)]

@@ -31,7 +31,8 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     with JobRunner() as msrun:
         for size in (1, 2):
             modes = asked(request, "mode", always=["stand_alone"])
-            msrun.run_world(size, PROGRAM, folder / f"of_{size}", cwd=folder, env={"PYTHONPATH": WORKER_PATH, **modes})
+            env = {"PYTHONPATH": WORKER_PATH, **modes}
+            msrun.run_world(size, PROGRAM, folder / f"of_{size}", cwd=folder, env=env, deadline_s=110)
     return {size: [json.loads((folder / f"of_{size}.{rank}").read_text()) for rank in range(size)] for size in (1, 2)}
 
 

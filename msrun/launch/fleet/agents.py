@@ -339,7 +339,7 @@ class AgentLink(Link):
         except Exception as error:  # noqa: BLE001 - one host, and not the loop of all
             self._fail(error)
 
-    def _misunderstand(self, error: Exception) -> None:
+    def _on_garbled(self, error: Exception) -> None:
         self.give_up(f"{self.entry.name}: {NOT_UNDERSTOOD.format(error)}")
 
     def _on_heard(self, channel: ByteChannel) -> None:
@@ -352,7 +352,7 @@ class AgentLink(Link):
             incoming.unacknowledged = 0
             self._put_seen("beat")
 
-    def _heed(self, message: Message) -> None:
+    def _on_message(self, message: Message) -> None:
         if not self._take_first(message):
             self._inbox.post({**message, "node": self.number})
 

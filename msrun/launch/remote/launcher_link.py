@@ -250,7 +250,7 @@ class LauncherLink(Link):
     def _on_heard(self, _: ByteChannel) -> None:
         self.loop.call(self._send_logs)
 
-    def _misunderstand(self, error: Exception) -> None:
+    def _on_garbled(self, error: Exception) -> None:
         sys.stderr.write(f"msrun agent: left the launcher, which says {type(error).__name__}: {error}\n")
         self._part()
 
@@ -272,7 +272,7 @@ class LauncherLink(Link):
             if come:
                 self._acknowledge_logs(len(come))
 
-    def _heed(self, message: Message) -> None:
+    def _on_message(self, message: Message) -> None:
         kind = message["type"]
         if kind == "signal":
             self._signal(int(message["signum"]))

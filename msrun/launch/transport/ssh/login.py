@@ -1,7 +1,4 @@
-"""What both SSH clients share: why a host was not reached, in one line, and what the user is asked for all hosts.
-
-Reasons are read from what `ssh -v` wrote, or raised by paramiko's side.
-"""
+"""Why a host was not reached, in one line, from what `ssh -v` wrote, and what the user is asked for all hosts."""
 
 from __future__ import annotations
 
@@ -203,14 +200,9 @@ def _explain_refusal(log: str, methods: str) -> str:
     else:
         only = "" if "publickey" in methods else " only"
         hint = f"the server takes {others}{only}" if methods else "the server has hung up"
-    return explain_refusal(_authenticating(log)[1], tried, hint)
-
-
-def explain_refusal(user: str, tried: list[str], hint: str) -> str:
-    """Return why a login is refused; `tried` are keys."""
     keys = f"tried {', '.join(dict.fromkeys(tried))}" if tried else "no key was tried"
     remedy = "" if tried else " (give --ssh_identity FILE, or ssh-add one)"
-    return f"login as {user} refused: {keys}{remedy}; {hint}"
+    return f"login as {_authenticating(log)[1]} refused: {keys}{remedy}; {hint}"
 
 
 def _name_key(offer: str) -> str:

@@ -58,7 +58,6 @@ class Attempt:
 
     @property
     def has_failed(self) -> bool:
-        """Whether a worker failed or msrun had to end the attempt."""
         return self.fault is not None or self.membership.first_failure is not None
 
     @property
@@ -75,7 +74,6 @@ class Attempt:
         return (first.global_rank,) if first is not None else self.lagging
 
     def end_reason(self) -> str:
-        """Return how the attempt ended, in one line."""
         if self.fault is not None:
             return str(self.fault)
         first = self.membership.first_failure
@@ -95,17 +93,14 @@ class HostResult:
 
     @property
     def last(self) -> Attempt:
-        """The attempt that the job ended with."""
         return self.attempts[-1]
 
 
 def scheduler_log(plan: LaunchPlan) -> str:
-    """Return the path of the scheduler's log."""
     return f"{plan.log_dir}/{contract.SCHEDULER_LOG}"
 
 
 def scheduler_spec(plan: LaunchPlan) -> ProcessSpec:
-    """Return the scheduler as a process to start."""
     return ProcessSpec(SCHEDULER_ID, scheduler_log(plan), cpus=plan.hosts[0].scheduler_cpus)
 
 
@@ -180,7 +175,6 @@ class OwnProcesses:
 
     @property
     def scheduler_runs(self) -> bool:
-        """Whether the scheduler was started and has not ended."""
         return SCHEDULER_ID in self._pids
 
     def forget(self) -> None:
@@ -189,7 +183,6 @@ class OwnProcesses:
         self._stopped_since.clear()
 
     def started(self, process_id: int, pid: int, tell: Callable[..., None]) -> None:
-        """Record a start and tell observers of it."""
         index = server_index(process_id)
         if index is not None:
             tell("server", index=index, pid=pid)

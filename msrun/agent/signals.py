@@ -74,7 +74,6 @@ class SignalPipe:
             self._writer = -1
 
     def fileno(self) -> int:
-        """Return the readable end, for a selector."""
         return self._reader
 
     def tell(self, signum: int) -> None:
@@ -84,7 +83,6 @@ class SignalPipe:
                 os.write(self._writer, bytes([signum]))
 
     def read(self) -> list[int]:
-        """Return the signals that came since the last call."""
         try:
             return [signum for signum in os.read(self._reader, 256) if signum in self._wanted]
         except BlockingIOError:

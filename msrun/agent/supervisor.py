@@ -183,7 +183,6 @@ class Supervisor:
 
     @property
     def result(self) -> HostResult:
-        """What has happened until now."""
         return HostResult((*self._past, self._attempt), self._survivors, self._report)
 
     def take_server(self) -> ForkServerHandle | None:
@@ -477,7 +476,7 @@ class Supervisor:
         attempt = self._attempt
         if not attempt.has_failed:
             has_ended = self._server.channel.is_closed and self._server.wait(OVERDUE_S)
-            status = self._server.wait_status if has_ended else None
+            status = self._server.process.wait_status if has_ended else None
             attempt.fault = self._own.server_ended(status, has_begun=self._has_begun)
         self._report_failure()  # before the ranks that miss those here tell of it
         self._bury_server()

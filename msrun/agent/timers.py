@@ -29,12 +29,10 @@ class Timers:
         self.after(name, interval_s, again)
 
     def cancel(self, *names: str) -> None:
-        """Forget these names."""
         for name in names:
             self._due.pop(name, None)
 
     def is_set(self, name: str) -> bool:
-        """Return whether a moment of this name is still to come."""
         return name in self._due
 
     def pause(self) -> None:
@@ -115,7 +113,6 @@ class Pause:
             self.end()
 
     def end(self) -> None:
-        """The workers run again, or are told to end."""
         if self._is_on:
             self._is_on = False
             self._timers.resume()

@@ -38,7 +38,6 @@ class RestartPolicy:
 
     @classmethod
     def of(cls, asked: JobTerms) -> RestartPolicy:
-        """Return what the user asked for."""
         return cls(asked.max_restarts, asked.restart_on, asked.no_restart_on, asked.keep_going)
 
     def delay_s(self, restarts_done: int, exit_code: int | None, *, has_begun: bool = True) -> float | None:
@@ -134,7 +133,6 @@ class Membership:
         member.state = state
 
     def started(self, global_rank: int, pid: int, now: float) -> Decision:
-        """Record that a worker runs."""
         member = self.members[global_rank]
         self._enter(member, WorkerState.RUNNING)
         member.pid, member.started_at = pid, now
@@ -183,15 +181,12 @@ class Membership:
         return not self.count(WorkerState.PLANNED, WorkerState.RUNNING)
 
     def count(self, *states: WorkerState) -> int:
-        """Return how many workers are in one of these states."""
         return sum(self._counts[state] for state in states)
 
     def running(self) -> dict[int, int]:
-        """Return global rank -> pid of every worker that runs."""
         return {r: m.pid for r, m in self.members.items() if m.state is WorkerState.RUNNING}
 
     def ranks_in(self, *states: WorkerState) -> list[int]:
-        """Return the ranks in one of these states, ascending."""
         return sorted(rank for rank, member in self.members.items() if member.state in states)
 
 

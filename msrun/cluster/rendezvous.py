@@ -211,7 +211,6 @@ class StoreHost:
 
 
 def _end(error: BaseException) -> None:
-    """End the process, so that the agent learns that the store is gone."""
     print_fault(error)
     os._exit(1)
 
@@ -235,14 +234,12 @@ class Record:
         self.is_over = False  # true once the agent has said that the job is over
 
     def write(self, text: str) -> None:
-        """Write one line and flush it."""
         now = time.time()
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
         with contextlib.suppress(OSError):  # disk full: no reason to end the job
             print(f"{stamp}.{int(now * 1000) % 1000:03d} {text}", file=self._stream, flush=True)
 
     def note(self, message: Message) -> None:
-        """Write what the agent reports."""
         match message:
             case {"type": "job", "job_id": job_id, "world_size": world_size, "host": host}:
                 self._world_size = world_size

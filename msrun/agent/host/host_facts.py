@@ -142,7 +142,6 @@ def _read_cpus(system: Path, numbers: Iterable[int]) -> tuple[Cpu, ...]:
 
 
 def _memory_nodes(root: Path) -> tuple[int, ...]:
-    """Return the NUMA nodes that have memory and that the cpuset allows."""
     with_memory = _cpu_list(root / "sys/devices/system/node/has_memory")
     allowed: tuple[int, ...] = ()
     match = re.search(r"^Mems_allowed_list:\s*(\S+)$", _read(root / "proc/self/status"), re.MULTILINE)
@@ -176,7 +175,6 @@ def read_npus(root: Path = Path("/")) -> tuple[Device, ...]:
 
 
 def _device_numbers(root: Path, stem: str) -> list[int]:
-    """Return the numbers of /dev/<stem><number>, ascending."""
     pattern = re.compile(rf"{stem}(\d+)\Z")
     with contextlib.suppress(OSError):
         return sorted(int(match[1]) for entry in (root / "dev").iterdir() if (match := pattern.match(entry.name)))
@@ -184,7 +182,6 @@ def _device_numbers(root: Path, stem: str) -> list[int]:
 
 
 def _nvidia_information(root: Path) -> list[tuple[int, str, str]]:
-    """Return (device minor, PCI address, UUID) of every GPU that the driver tells of."""
     found = []
     for folder in (root / "proc/driver/nvidia/gpus").glob("*"):
         fields = dict(re.findall(r"^([^:\n]+):[ \t]*(.*?)[ \t]*$", _read(folder / "information"), re.MULTILINE))

@@ -212,7 +212,6 @@ def _reset_signals(ignored: tuple[int, ...]) -> None:
 
 
 def _take_terminal(path: str) -> None:
-    """Make a terminal that of this process's session, and its stdin, stdout and stderr."""
     try:
         terminal = os.open(path, os.O_RDWR)
         fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)

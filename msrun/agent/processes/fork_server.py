@@ -224,7 +224,6 @@ class ForkServer:
         return None
 
     def _begin(self, message: Message) -> None:
-        """Take what belongs to the job alone."""
         _, descriptors, _, _ = socket.recv_fds(self._passing, 1, DESCRIPTORS + 1)
         if len(descriptors) < DESCRIPTORS:  # the agent has gone
             self._abandon()
@@ -363,7 +362,6 @@ class ForkServer:
             process_control.signal_processes(members, signum)
 
     def _finish(self) -> None:
-        """End what is left and report what could not be ended."""
         self._end_leftovers()
         survivors = process_control.kill_descendants(KILL_DEADLINE_S)
         shutil.rmtree(self._run_dir, ignore_errors=True)  # the agent may be killed before it does

@@ -83,7 +83,6 @@ def describe_wait() -> str:
 
 
 def _place(frame: FrameType | None) -> str:
-    """Return the innermost frame of the user's own code."""
     while frame is not None:
         code = frame.f_code
         if not _LIBRARY.match(code.co_filename) and code.co_filename != __file__:
@@ -120,7 +119,6 @@ class Main:
         _shut_down(self._tell_error(), self._imported_before)
 
     def _tell_error(self) -> int:
-        """Return the exit status that the program's error makes, and let go of it."""
         error, self.error = self.error, None
         if isinstance(error, SystemExit):
             return _exit_status(error)
@@ -243,7 +241,6 @@ def _forget_own_frame(error: BaseException) -> types.TracebackType | None:
 
 
 def _tell_ignored(what: object, error: BaseException) -> None:
-    """Tell of an error that ends nothing, in the interpreter's words."""
     frames = traceback.format_tb(_forget_own_frame(error))
     trace = f"Traceback (most recent call last):\n{''.join(frames)}" if frames else ""
     kind = type(error)

@@ -41,12 +41,10 @@ class ProcessStat(NamedTuple):
 
     @property
     def is_alive(self) -> bool:
-        """Whether it is no zombie."""
         return self.state != "Z"
 
     @property
     def id(self) -> Pid:
-        """Its process id, which knows when it was started."""
         return Pid(self.pid, self.started_at)
 
 
@@ -74,7 +72,6 @@ def read_stat(pid: int | str) -> ProcessStat | None:
 
 
 def read_all_stats() -> Iterator[ProcessStat]:
-    """Yield every process that can be seen."""
     for entry in os.listdir("/proc"):  # noqa: PTH208 - one call, no Path object per process
         if entry.isdigit() and (stat := read_stat(entry)) is not None:
             yield stat
@@ -135,14 +132,12 @@ class Pid(int):
     started_at: int  # ticks since the machine was
 
     def __new__(cls, pid: int, started_at: int) -> Pid:
-        """Make one of both."""
         new = super().__new__(cls, pid)
         new.started_at = started_at
         return new
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a signal or a debugger has stopped a process."""
     stat = read_stat(pid)
     return stat is not None and stat.state in "Tt"
 
@@ -184,7 +179,6 @@ def descendants(root_pid: int, strangers: Collection[int] = ()) -> list[Pid]:
 
 
 def session_members(session_ids: Iterable[int]) -> list[Pid]:
-    """Return every living process of these sessions."""
     wanted = set(session_ids)
     return [stat.id for stat in read_all_stats() if stat.session in wanted and stat.is_alive]
 
@@ -318,7 +312,6 @@ def mark_job(job_id: str) -> None:
 
 
 def marked_processes(job_id: str) -> list[Pid]:
-    """Return every living process of a job but this one."""
     return [s.id for s in read_all_stats() if s.is_alive and s.pid != os.getpid() and _is_marked(s.pid, job_id)]
 
 

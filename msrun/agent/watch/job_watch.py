@@ -41,7 +41,6 @@ class MeetingWatch:
         self.missing: tuple[int, ...] = ()  # after an error: the ranks of this host that did not come
 
     def reset(self) -> None:
-        """Forget the last attempt."""
         self._absent.clear()
         self.absent_elsewhere = ()
 
@@ -122,7 +121,6 @@ class MeetingWatch:
 
 
 def _where(waiting: dict[int, Progress]) -> str:
-    """Return what the first of them waits in."""
     record = next(iter(waiting.values()))
     return "init()" if record.phase == contract.PHASE_JOINING else record.name or "a collective"
 
@@ -140,7 +138,6 @@ class LingerWatch:
         self.begin()
 
     def begin(self) -> None:
-        """Forget the workers of before."""
         self._told: set[int] = set()
         self._signs: dict[int, tuple[int, float, float]] = {}
         """Global rank -> size of its logs, processor seconds, and when it last showed a sign of life."""
@@ -200,7 +197,6 @@ class Hang:
     doing: Mapping[int, str]  # what every running rank is doing, in words
 
     def describe(self) -> str:
-        """Return one line for the error report."""
         parts = [f"no progress for {self.silent_s:.0f} s"]
         waiting = [rank for rank in self.doing if rank not in self.lagging]
         name = "behind" if waiting else "running"
@@ -388,12 +384,10 @@ class JobWatch:
             self._on_stuck(self._hang_error(hang), hang.lagging)
 
     def note_pause(self) -> None:
-        """The workers were stopped for a while, and run again."""
         self._linger.since = self._meeting.since = time.monotonic()
         self._watchdog.forget()
 
     def stop(self) -> None:
-        """Watch nobody any more."""
         self._timers.cancel("meeting", "hang", "linger")
 
     def doing(self) -> dict[int, str]:
@@ -404,12 +398,10 @@ class JobWatch:
         return {rank: text for rank, text in words.items() if records[rank].describe(0.0) or "stopped" in text}
 
     def left(self) -> frozenset[int]:
-        """Return the running workers that have left the world."""
         ranks = self.membership.running()
         return frozenset(rank for rank in ranks if self._board.read(rank).phase == contract.PHASE_LEFT)
 
     def request_stacks(self, headline: str) -> None:
-        """Have every running worker write its stacks into its log."""
         running = self.membership.running()
         self._stack_begins = {rank: size_of(self._logs[rank]) for rank in running}
         request_stacks({pid: self._logs[rank] for rank, pid in running.items()}, headline)
@@ -446,6 +438,5 @@ class JobWatch:
         return HangTimeout(f"--hang_time_out {self._plan.hang_time_out_s:g}: {hang.describe()}")
 
     def reset(self) -> None:
-        """Forget what the workers of the last attempt said."""
         self._board.reset()
         self._meeting.reset()

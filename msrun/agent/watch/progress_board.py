@@ -46,7 +46,6 @@ class Progress:
 
     @property
     def has_come(self) -> bool:
-        """Whether the worker has joined its world, or tries to."""
         return self.phase != contract.PHASE_UNKNOWN
 
     @property
@@ -102,21 +101,18 @@ class ProgressBoard:
         self._descriptor = open_own_file(self._path, os.O_RDONLY)
 
     def read(self, global_rank: int) -> Progress:
-        """Return the record of one worker as it stands now."""
         size_bytes = contract.PROGRESS_RECORD_BYTES
         with contextlib.suppress(OSError):  # not made yet, or the disk is gone
             return parse_record(os.pread(self._descriptor, size_bytes, global_rank * size_bytes), 0)
         return Progress()
 
     def reset(self) -> None:
-        """Forget everything, for the next attempt. No worker may be running."""
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):  # the disk is full, and a worker had made the file shorter
                 os.posix_fallocate(self._descriptor, 0, self._size_bytes)
                 os.pwrite(self._descriptor, bytes(self._size_bytes), 0)
 
     def close(self) -> None:
-        """Close the file."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

@@ -111,7 +111,6 @@ class AgentLink(Link):
             self._open(None, opened)
 
     def send(self, kind: str, **fields: object) -> None:
-        """Tell the agent, as soon as that can be done."""
         self._say({"type": kind, **fields})
 
     def beat(self, listened_s: float) -> None:
@@ -136,7 +135,6 @@ class AgentLink(Link):
             channel.stop(partial(self._let_go, channel.pipe, self._end_silent))
 
     def begin(self) -> None:
-        """From now on the agent has something to come back for."""
         self._has_begun = True
         self._can_resume = bool(self._way.attach)
 
@@ -150,7 +148,6 @@ class AgentLink(Link):
 
     @property
     def is_open(self) -> bool:
-        """Whether something may come from an agent."""
         return self.state in (State.OPEN, State.BROKEN)
 
     @property
@@ -171,7 +168,6 @@ class AgentLink(Link):
             self._leave(self._channel)
 
     def give_up(self, reason: str) -> None:
-        """End the connection to an agent that cannot be worked with."""
         self._end(reason, None)
         self.close()
 

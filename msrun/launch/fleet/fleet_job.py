@@ -300,7 +300,6 @@ class FleetRun:
     # -- what hosts are told ------------------------------------------------------------------------------------------
 
     def _give(self, orders: Iterable[Message]) -> None:
-        """Pass the coordinator's orders on to all hosts, and do what they mean here."""
         for order in orders:
             self._agents.tell_all(order["type"], **{name: order[name] for name in order if name != "type"})
             if order["type"] == "stop":

@@ -123,7 +123,6 @@ class LauncherLink(Link):
         self.pass_on({"type": kind, **fields})
 
     def pass_on(self, message: Message) -> None:
-        """Tell the launcher what the job says."""
         self.loop.call(partial(self._say, message))
 
     def show(self, data: bytes) -> None:
@@ -131,7 +130,6 @@ class LauncherLink(Link):
         self.send("shown", data=base64.b64encode(data).decode("ascii"))
 
     def taken(self, count: int) -> None:
-        """So many bytes of input have reached the rank."""
         self.send("taken", count=count)
 
     def wait(self, timeout_s: float | None = None) -> Message | None:

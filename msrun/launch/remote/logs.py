@@ -16,8 +16,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from msrun import contract
-from msrun.agent.logs.own_file import create_own_file, open_own_file
-from msrun.agent.logs.rotated_log import LogRotation, RotatedLog, rename_log
+from msrun.agent.logs.own_file import create_own_file
+from msrun.agent.logs.rotated_log import NO_ROTATION, LogRotation, RotatedLog, rename_log
 from msrun.cluster.messages import Message
 from msrun.errors import ClusterError, describe_limit
 from msrun.launch.directory.log_directory import record_fault
@@ -117,7 +117,6 @@ class LogSender:
                 self._readers.remove(entry)
 
     def begin_attempt(self) -> None:
-        """New workers write new logs under the old names."""
         with self._lock:
             self._attempt += 1
             self._readers += [
@@ -202,23 +201,6 @@ def own_logs(
     return found
 
 
-class PlainLog:
-    """One log that is not rotated."""
-
-    def __init__(self, path: Path, *, goes_on: bool = False) -> None:
-        """`goes_on`: what is in the file stays."""
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-        self._descriptor = open_own_file(path, flags) if goes_on else create_own_file(path)
-
-    def write(self, data: bytearray, count: int) -> None:
-        left = memoryview(data)[:count]
-        while left:
-            left = left[os.write(self._descriptor, left) :]
-
-    def close(self) -> None:
-        os.close(self._descriptor)
-
-
 class LogCollector:
     """Of one thread; each log comes from one host."""
 
@@ -233,7 +215,7 @@ class LogCollector:
         """`rotation`: None = logs are not rotated; `own`: from `own_logs`."""
         self._folder, self._rotation, self._own = folder, rotation, own
         self._max_attempt, self._first_attempt = max_restarts, first_attempt
-        self._logs: dict[str, tuple[int, PlainLog | RotatedLog]] = {}  # name -> attempt and file
+        self._logs: dict[str, tuple[int, RotatedLog]] = {}  # name -> attempt and file
         self._sizes: dict[str, int] = {}
         self._names: dict[int, frozenset[str]] = {}
         self._has_recorded = False
@@ -275,12 +257,11 @@ class LogCollector:
         """Return how many bytes of the newest log of each name have come from a host."""
         return {name: self._sizes[name] for name in self._names.get(node_rank, ())}
 
-    def _open(self, name: str) -> PlainLog | RotatedLog:
+    def _open(self, name: str) -> RotatedLog:
         path = self._folder / name
-        if self._rotation is None or is_of_job(name):
-            return PlainLog(path, goes_on=self._has_recorded and name == contract.SCHEDULER_LOG)
-        os.close(create_own_file(path))
-        return RotatedLog(str(path), self._rotation)
+        if not (self._has_recorded and name == contract.SCHEDULER_LOG):
+            os.close(create_own_file(path))
+        return RotatedLog(str(path), NO_ROTATION if self._rotation is None or is_of_job(name) else self._rotation)
 
     def write(self, node_rank: int, message: Message) -> None:
         """Append a piece. A full disk loses what does not fit, is remembered in `fault`, and stops nobody."""
@@ -291,14 +272,16 @@ class LogCollector:
         if type(attempt) is not int or not 0 <= attempt <= self._max_attempt:
             return
         try:
-            data = bytearray(unpack_piece(message))
-            self._log(name, attempt).write(data, len(data))
+            data, log = bytearray(unpack_piece(message)), self._log(name, attempt)
+            log.write(data, len(data))
             self._sizes[name] += len(data)
+            why: str | ValueError | None = log.fault
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
+        if why:
             self.fault = self.fault or f"{self._folder / name}: {why}"
 
-    def _log(self, name: str, attempt: int) -> PlainLog | RotatedLog:
+    def _log(self, name: str, attempt: int) -> RotatedLog:
         """Return the file of an attempt; the logs of the one before are renamed as on the host."""
         current, log = self._logs[name]
         if attempt > current and not is_of_job(name):

@@ -12,7 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from msrun.cluster.messages import Ledger, Message, MessageBuffer, MessageMissing, encode_message
+from msrun.cluster.messages import FrameBuffer, Ledger, Message, MessageMissing, encode_message
 from msrun.launch.transport.event_loop import ByteChannel, EventLoop
 from msrun.launch.transport.pipe import MARKER, MAX_NOISE_BYTES, AgentPipe
 
@@ -24,7 +24,7 @@ class Incoming:
 
     def __init__(self, *, has_begun: bool = False) -> None:
         self._held = b""
-        self._messages = MessageBuffer()
+        self._frames = FrameBuffer()
         self.has_begun = has_begun  # no noise comes any more
         self.unacknowledged = 0  # bytes since the other side was last told what has come; reset by whoever tells it
 
@@ -41,7 +41,7 @@ class Incoming:
                 return []
             self.has_begun = True
         self.unacknowledged += len(data)
-        return self._messages.feed(data)
+        return self._frames.messages(data)
 
     @property
     def is_noise(self) -> bool:
@@ -84,7 +84,6 @@ class Link(ABC):
         self._put(encode_message({"type": kind, "seen": self._ledger.seen}))
 
     def _say(self, message: Message) -> int:
-        """Say something as soon as that can be done, and return its number."""
         stamped = self._ledger.stamp(message)
         try:
             data = encode_message(stamped)
@@ -96,7 +95,6 @@ class Link(ABC):
         return int(stamped["seq"])
 
     def _send_unseen(self) -> None:
-        """Send what the other end has not seen, before anything newer."""
         for kept in self._ledger.unseen():
             self._put(encode_message(kept))
 

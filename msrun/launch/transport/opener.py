@@ -185,7 +185,6 @@ class HostOpener:
         return Way(partial(self.open, entry), start, attach if self.can_resume(entry) else b"", salvage)
 
     def close(self) -> None:
-        """End all connections, those that are being made, too."""
         set_open_files(self._open_files)
         if self._connector is not None:
             self._connector.close()

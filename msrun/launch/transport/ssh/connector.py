@@ -14,18 +14,13 @@ import pwd
 import random
 import shutil
 import signal
-import socket
 import subprocess
-import sys
-import tempfile
-import termios
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from msrun.cluster.own_thread import OwnThread, print_fault
 from msrun.errors import ClusterError, UsageError
 from msrun.launch.transport.pipe import AgentPipe, ChildPipe
 from msrun.launch.transport.ssh.login import HOST_KEYS, Ask, Questions, SshFault, address_of, explain_end, split_log
@@ -43,16 +38,6 @@ MAX_KEY_BYTES = 1 << 20
 END_S = 2.0
 FAILED = 255  # exit status of an ssh that has not logged in, or whose connection broke
 CHECK_S = 30.0  # for reading ssh_config, whose Match exec may run commands
-_CLIENT = """\
-import socket,sys
-s=socket.socket(socket.AF_UNIX)
-s.connect(sys.argv[1])
-s.sendall(chr(0).join(sys.argv[2:]).encode(errors="replace"))
-s.shutdown(socket.SHUT_WR)
-a=s.makefile("rb").read()
-sys.stdout.buffer.write(a)
-sys.exit(not a)
-"""
 
 
 class SshConnector:
@@ -82,7 +67,6 @@ class SshConnector:
         self._end, self._lock = threading.Event(), threading.Lock()
         self._pipes: weakref.WeakSet[SshPipe] = weakref.WeakSet()
         self._questions = Questions(ask, warn)
-        self._ask_pass = AskPass(self._questions) if ask else None
         self._config = os.memfd_create("ssh_config", os.MFD_CLOEXEC)  # a file that is gone with the launcher
         self._write_config()
 
@@ -130,9 +114,7 @@ class SshConnector:
                 return
             self._end.set()
             pipes = list(self._pipes)
-        self._questions.call_off()
-        if self._ask_pass:
-            self._ask_pass.close()
+        self._questions.close()
         for pipe in pipes:
             pipe.kill()  # all at once
         for pipe in pipes:
@@ -194,7 +176,7 @@ class SshConnector:
         raise SshFault("called off")
 
     def _environment(self) -> Mapping[str, str] | None:
-        return {**os.environ, **self._ask_pass.environment()} if self._ask_pass else None
+        return {**os.environ, **more} if (more := self._questions.environment()) else None
 
     def _words(self, entry: HostEntry) -> list[str]:
         """Return the command, but for host and command; what holds for jump hosts, too, is in the file."""
@@ -208,7 +190,7 @@ class SshConnector:
         """Write what ssh reads: our own first, then the user's, then defaults, for what is said first holds."""
         settings, home = self._settings, Path("~").expanduser()
         first = ["PasswordAuthentication no", "KbdInteractiveAuthentication no"]
-        first += [] if self._ask_pass else ["BatchMode yes"]
+        first += [] if self._questions.environment() else ["BatchMode yes"]
         if settings.host_keys:
             first.append(f"StrictHostKeyChecking {HOST_KEYS[settings.host_keys]}")
         if settings.host_keys == "off":
@@ -241,51 +223,6 @@ def _check_key(path: Path) -> None:
         raise UsageError(f"--ssh_identity {path}: {problem}; give the file of a private key")
 
 
-class AskPass:
-    """The program that ssh starts to ask, and the thread that it turns to."""
-
-    def __init__(self, questions: Questions) -> None:
-        self._questions = questions
-        self._folder = Path(tempfile.mkdtemp(prefix="msrun-ask-"))
-        self._program = self._folder / "ask"
-        place = self._folder / "socket"
-        (self._folder / "client.py").write_text(_CLIENT)
-        self._program.write_text(
-            f"#!/bin/sh\nexec '{sys.executable}' -IS '{self._folder}/client.py' '{place}' "
-            '"$PPID" "$SSH_ASKPASS_PROMPT" "$1"\n'
-        )
-        self._program.chmod(0o700)
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(place))
-        self._listener.listen(128)
-        self._thread = OwnThread("ssh questions", self._serve, print_fault, goes_on=True)
-        self._thread.start()
-
-    def environment(self) -> dict[str, str]:
-        """Return the variables by which ssh, from 8.4 on or without a terminal, finds the program."""
-        display = os.environ.get("DISPLAY") or ":none"
-        return {"SSH_ASKPASS": str(self._program), "SSH_ASKPASS_REQUIRE": "force", "DISPLAY": display}
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
-        self._listener.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            with connection, contextlib.suppress(OSError, ValueError, termios.error):
-                connection.settimeout(10.0)
-                asker, kind, prompt = connection.makefile("rb").read().decode().split("\0", 2)
-                answer = self._questions.answer(prompt, asker, kind)
-                connection.sendall(f"{answer}\n".encode() if answer else b"")
-
-
 class SshPipe(ChildPipe):
     """A running ssh; see `AgentPipe`."""
 
@@ -302,7 +239,6 @@ class SshPipe(ChildPipe):
         return split_log(self.log())[1]
 
     def log(self) -> str:
-        """Return the end of stderr, with what ssh itself wrote."""
         return super().stderr_text() or self._last_log
 
     def kill(self) -> None:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import select
+import shutil
+import socket
+import sys
+import tempfile
 import termios
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from msrun.cluster.own_thread import OwnThread, print_fault
 
 Ask = Callable[[str, int], str]
 """Asks for what is named, and returns what was typed, unseen; empty when the descriptor is readable before."""
@@ -238,24 +245,71 @@ def ask_at_terminal(what: str, until: int) -> str:
         os.close(terminal)
 
 
+_CLIENT = """\
+import socket,sys
+s=socket.socket(socket.AF_UNIX)
+s.connect(sys.argv[1])
+s.sendall(chr(0).join(sys.argv[2:]).encode(errors="replace"))
+s.shutdown(socket.SHUT_WR)
+a=s.makefile("rb").read()
+sys.stdout.buffer.write(a)
+sys.exit(not a)
+"""
+
+
 class Questions:
-    """Answers of the user, each kept for all who want to know the same."""
+    """What all the ssh of a job ask the user: at a terminal, each thing once. The program that they start to ask turns
+    to a thread of this process."""
 
     def __init__(self, ask: Ask | None, warn: Callable[[str], None]) -> None:
-        """`warn`: told what the user is to do at once, such as to touch a key."""
-        self.ask, self._warn, self._lock = ask, warn, threading.Lock()
+        """`ask`: None = nobody is asked; `warn`: told what the user is to do at once, such as to touch a key."""
+        self._ask, self._warn, self._lock = ask, warn, threading.Lock()
         self._answers: dict[str, str] = {}
         self._told: dict[tuple[str, str], str] = {}
-        self._until, self._closer = os.pipe2(os.O_CLOEXEC) if ask else (-1, -1)
         self._asked_s = 0.0
         self._since: float | None = None
+        self._environment: dict[str, str] = {}
+        if ask is not None:
+            self._until, self._closer = os.pipe2(os.O_CLOEXEC)
+            self._start()
+
+    def _start(self) -> None:
+        folder = self._folder = Path(tempfile.mkdtemp(prefix="msrun-ask-"))
+        program, place = folder / "ask", folder / "socket"
+        (folder / "client.py").write_text(_CLIENT)
+        words = f"'{sys.executable}' -IS '{folder}/client.py' '{place}' \"$PPID\" \"$SSH_ASKPASS_PROMPT\" \"$1\""
+        program.write_text(f"#!/bin/sh\nexec {words}\n")
+        program.chmod(0o700)
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(place))
+        self._listener.listen(128)
+        self._thread = OwnThread("ssh questions", self._serve, print_fault, goes_on=True)
+        self._thread.start()
+        display = os.environ.get("DISPLAY") or ":none"
+        self._environment = {"SSH_ASKPASS": str(program), "SSH_ASKPASS_REQUIRE": "force", "DISPLAY": display}
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables by which ssh, from 8.4 on or without a terminal, finds the program; none: it may not."""
+        return self._environment
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            with connection, contextlib.suppress(OSError, ValueError, termios.error):
+                connection.settimeout(10.0)
+                asker, kind, prompt = connection.makefile("rb").read().decode().split("\0", 2)
+                answer = self._answer(prompt, asker, kind)
+                connection.sendall(f"{answer}\n".encode() if answer else b"")
 
     def waited_s(self) -> float:
         """Return for how long the user was, and is, being asked: no host is slow for that."""
         since = self._since
         return self._asked_s + (time.monotonic() - since if since is not None else 0.0)
 
-    def answer(self, prompt: str, asker: str, kind: str = "") -> str:
+    def _answer(self, prompt: str, asker: str, kind: str) -> str:
         """Return the answer to a prompt of ssh, empty when there is none; `kind` is its SSH_ASKPASS_PROMPT.
 
         An `asker` who asks the same again was given a wrong answer.
@@ -266,7 +320,7 @@ class Questions:
         file = re.search(r"passphrase for key '(.*)'", prompt)
         what = f"passphrase of {shown(Path(file[1]))}" if file else prompt.strip().rstrip(":")
         with self._lock:
-            ask = self.ask
+            ask = self._ask
             if ask is None or kind == "confirm" or "yes/no" in prompt:  # such as for each unknown host
                 return ""
             wrong = self._told.get((prompt, asker))
@@ -279,11 +333,15 @@ class Questions:
             self._told[prompt, asker] = self._answers[prompt]
             return self._answers[prompt]
 
-    def call_off(self) -> None:
-        """End the question that is being asked, and ask no more."""
-        if self.ask is not None:
-            self.ask = None
-            os.write(self._closer, b"!")
-            with self._lock:
-                os.close(self._until)
-                os.close(self._closer)
+    def close(self) -> None:
+        if self._ask is None:
+            return
+        self._ask = None
+        os.write(self._closer, b"!")
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+        for descriptor in (self._until, self._closer):
+            os.close(descriptor)
+        shutil.rmtree(self._folder, ignore_errors=True)

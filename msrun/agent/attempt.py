@@ -29,8 +29,7 @@ from msrun.planning.environment import restored_environment
 from msrun.planning.plan import HostPlan, LaunchPlan
 from msrun.planning.program import Program
 
-SERVER_PROGRAM = Program("module", "msrun.server")
-"""What a parameter server runs in place of the user's program."""
+SERVER_PROGRAM = Program("module", "msrun.server")  # what a parameter server runs in place of the user's program
 MINDSPORE_SCHEDULER = Program("executable", sys.executable, ("-c", "from mindspore.communication import init; init()"))
 """MindSpore's own, at which the workers of real MindSpore meet. MindSpore makes it of the user's script: in a process
 with MS_ROLE=MS_SCHED `init()` serves and never returns. It needs no more than that call (tried with 2.10), so nothing
@@ -248,11 +247,8 @@ class OwnProcesses:
         return f"its last words: {last.strip()}" if last else "it said nothing"
 
     def end_orphans(self, strangers: Collection[int], limit_s: float) -> list[int]:
-        """End what is left of a job whose fork server is gone; returns what survived.
-
-        The log writer finishes by itself. The scheduler is the last: should this process be killed meanwhile, it ends
-        the rest.
-        """
+        """End what is left of a job whose fork server is gone; returns what survived. The log writer finishes by
+        itself. The scheduler is the last: should this process be killed meanwhile, it ends the rest."""
         kept = [*strangers, self._pids.get(SCHEDULER_ID, 0)]
         if LOG_WRITER_ID in self._pids:  # it writes the workers' last words
             kill_descendants(ORPHAN_END_S + END_S, kept, last=self._pids[LOG_WRITER_ID])

@@ -21,10 +21,8 @@ def _hold(signum: int, _frame: object) -> None:
 
 
 class SignalPipe:
-    """INT, TERM, HUP, QUIT, what is to be passed on, and the end of a time limit (ALRM) as readable bytes.
-
-    A HUP that was ignored at start (nohup) stays ignored.
-    """
+    """INT, TERM, HUP, QUIT, what is to be passed on, and the end of a time limit (ALRM) as readable bytes. A HUP that
+    was ignored at start (nohup) stays ignored."""
 
     def __init__(
         self, forward: tuple[int, ...] = (), *, ignore_afterwards: bool = False, time_limit_s: float = 0.0

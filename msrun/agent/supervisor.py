@@ -141,8 +141,7 @@ class Supervisor:
         self._report: FailureReport | None = None
         """How the last attempt failed, as the coordinator has it; None when it did not fail, or nobody could say."""
         self._own = OwnProcesses(plan, home)
-        self.goes_on = False
-        """The job goes on after this part of it, on other hosts: the fork server is kept for that."""
+        self.goes_on = False  # the job goes on after this part of it, on other hosts: the fork server is kept for that
         self._restart_delay_s, self._fresh_store_of = 0.0, 0
         self._survivors: tuple[int, ...] = ()
         self._start_method = ""

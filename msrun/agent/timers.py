@@ -66,10 +66,8 @@ class Timers:
 
 class Pause:
     """Ctrl-Z: stops the workers of one host with msrun, and continues them with it. Owned by the agent's event loop.
-
     What a pause lasts counts for no limit of msrun's. A worker's process group has no parent in its session, so the
-    kernel keeps SIGTSTP from it: it gets SIGSTOP.
-    """
+    kernel keeps SIGTSTP from it: it gets SIGSTOP."""
 
     def __init__(
         self,

@@ -170,10 +170,8 @@ class Coordinator:
         return self.fail(reason, can_restart=True)
 
     def lost(self, node_rank: int, reason: str, exit_code: int = contract.EXIT_CLUSTER) -> list[Message]:
-        """A host has gone without having been told that the job is over.
-
-        Where a rank has failed for the want of another just before, that is why: connections of workers break first.
-        """
+        """A host has gone without having been told that the job is over. Where a rank has failed for the want of
+        another just before, that is why: connections of workers break first."""
         if self.is_over or node_rank not in self._nodes:
             return []
         self.losses[node_rank] = reason

@@ -173,9 +173,7 @@ class Registry:
 
     def assignments(self) -> dict[Hashable, HostAssignment]:
         """Return the assignment of every host, once all have come: by node_rank, or by numeric address without it.
-
-        Source: MindSpore numbers nodes without a given rank by their address as a number.
-        """
+        Source: MindSpore numbers nodes without a given rank by their address as a number."""
         order = sorted(self._requests.items(), key=lambda item: _place(item[1]))
         found: dict[Hashable, HostAssignment] = {}
         first = 0

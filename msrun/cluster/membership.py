@@ -43,8 +43,7 @@ class RestartPolicy:
     def delay_s(self, restarts_done: int, exit_code: int | None, *, has_begun: bool = True) -> float | None:
         """Return how long to wait before the next start, after so many; None when the job has ended for good.
         `exit_code`: of the worker that failed first, 128 + signal; None when no worker failed. `has_begun`: see
-        `refuse`.
-        """
+        `refuse`."""
         if restarts_done >= self.max_restarts or self.refuse(exit_code, has_begun=has_begun):
             return None
         return min(MAX_DELAY_S, FIRST_WAIT_S * 2.0 ** (restarts_done - 1)) if restarts_done else 0.0

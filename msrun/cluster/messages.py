@@ -75,9 +75,7 @@ def encode_message(message: Message) -> bytes:
 
 def await_input(source: int | HasFileno, limit_s: float | None = None) -> bool:
     """Wait until something can be read, or the other end has closed; False when nothing has come within the limit.
-
-    Unlike select(2) it takes any descriptor: those of 1024 and more, too. `limit_s`: seconds; None = no limit.
-    """
+    Unlike select(2) it takes any descriptor: those of 1024 and more, too. `limit_s`: seconds; None = no limit."""
     poll = select.poll()
     poll.register(source, select.POLLIN)
     return bool(poll.poll(None if limit_s is None else math.ceil(1000 * max(0.0, limit_s))))

@@ -117,11 +117,8 @@ def forget_waiting(listener: socket.socket) -> None:
 
 def run_scheduler(channel_fd: int, listener_fd: int) -> int:
     """Serve until the agent goes away; stdout is `scheduler.log`. Returns EXIT_OK, or EXIT_CLUSTER when the agent went
-    away before it said that the job is over.
-
-    The store starts in a thread: importing torch takes seconds where it was not preloaded, and the record must not
-    wait for it, nor be lost when the job is over sooner.
-    """
+    away before it said that the job is over. The store starts in a thread: importing torch takes seconds where it was
+    not preloaded, and the record must not wait for it, nor be lost when the job is over sooner."""
     channel = Channel(socket.socket(fileno=channel_fd))
     record = Record(sys.stdout)
     host = StoreHost(socket.socket(fileno=listener_fd), record, STORE_BYTES)

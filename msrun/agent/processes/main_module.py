@@ -183,10 +183,8 @@ def _module_call(program: Program) -> Callable[[], object]:
 
 def _remove_modules(imported_before: frozenset[str]) -> None:
     """Run the finalizers of what the program's own modules hold, as the interpreter does: with their globals in place.
-
     A module is forgotten, and goes with all that nobody else holds (`finalize_modules` in CPython's pylifecycle.c).
-    Packages stay: a thread that is a daemon, which the interpreter would have halted by now, may use them.
-    """
+    Packages stay: a thread that is a daemon, which the interpreter would have halted by now, may use them."""
     for name in ("last_exc", "last_type", "last_value", "last_traceback"):
         if hasattr(sys, name):
             setattr(sys, name, None)

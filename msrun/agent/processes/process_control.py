@@ -112,10 +112,8 @@ def _prctl(option: int, value: int) -> None:
 
 
 def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> None:
-    """Ask the kernel to send `signum` to this process when its parent ends; 0 takes the wish back.
-
-    The parent may have ended before the wish was known, so it is compared afterwards.
-    """
+    """Ask the kernel to send `signum` to this process when its parent ends; 0 takes the wish back. The parent may have
+    ended before the wish was known, so it is compared afterwards."""
     _prctl(PR_SET_PDEATHSIG, signum)
     if signum and os.getppid() != parent_pid:
         os.kill(os.getpid(), signum)
@@ -184,10 +182,8 @@ def session_members(session_ids: Iterable[int]) -> list[Pid]:
 
 
 def signal_processes(pids: Iterable[int], signum: int) -> None:
-    """Send a signal to each; one that has ended meanwhile is passed over, and so is who has got its id since.
-
-    Only a child that was not waited for keeps its id for sure; of all others a `Pid` is to be given.
-    """
+    """Send a signal to each; one that has ended meanwhile is passed over, and so is who has got its id since. Only a
+    child that was not waited for keeps its id for sure; of all others a `Pid` is to be given."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if isinstance(pid, Pid):
@@ -234,11 +230,9 @@ def reap_own_children(strangers: Collection[int]) -> None:
 
 
 def kill_descendants(deadline_s: float, strangers: Collection[int] = (), last: int = 0) -> list[int]:
-    """Kill everything below this process until nothing is left; returns what survived the deadline.
-
-    Needs `adopt_orphans`: otherwise a double fork escapes. `strangers`: children that were there before the job; they,
-    and what is below them, are let alone. `last`: one that ends by itself; the others are killed as long as it lives.
-    """
+    """Kill everything below this process until nothing is left; returns what survived the deadline. Needs
+    `adopt_orphans`: otherwise a double fork escapes. `strangers`: children that were there before the job; they, and
+    what is below them, are let alone. `last`: one that ends by itself; the others are killed as long as it lives."""
     end = time.monotonic() + deadline_s
     while True:
         reap_own_children(strangers)
@@ -293,10 +287,8 @@ _DIGEST_BITS = 48
 
 
 def mark_job(job_id: str) -> None:
-    """Make this process, and all that it will start, processes of a job.
-
-    The environment is written where /proc shows it: in the memory that held it when the program was started.
-    """
+    """Make this process, and all that it will start, processes of a job. The environment is written where /proc shows
+    it: in the memory that held it when the program was started."""
     stat = read_stat("self")
     assert stat is not None, "this process has gone"
     start, end = stat.environment

@@ -62,8 +62,7 @@ class RankTerminal:
         self._selector: selectors.BaseSelector | None = None
         self._slave = -1
         self._sink = -1  # what input is written to: the master of the terminal, or a pipe
-        self._held = b""
-        """The end of what was written: a \\r that may belong to a \\n."""
+        self._held = b""  # the end of what was written: a \r that may belong to a \n
         self._log: RotatedLog | None = None
         self._unsent = bytearray()
         self._window = (0, 0)

@@ -34,10 +34,8 @@ class Progress:
     total: int = 0  # steps that the program means to do in all; 0 when it has not said
     rate_steps: int = 0  # steps begun at `rate_at`
     rate_at: float = 0.0
-    name: str = ""
-    """The newest collective in words; of a worker that lingers, what it waits for."""
-    ended_at: float = 0.0
-    """When its program ended, of a worker that lingers: negative when it has failed; else 0."""
+    name: str = ""  # the newest collective in words; of a worker that lingers, what it waits for
+    ended_at: float = 0.0  # when its program ended, of a worker that lingers: negative when it has failed; else 0
 
     @property
     def is_reported(self) -> bool:

@@ -73,12 +73,8 @@ class Gate:
         knock: Callable[[Stranger, HostRequest], None],
         note: Callable[[str], None],
     ) -> None:
-        """
-        Args:
-            listener: this object's from now on.
-            knock: called with each who knows the token, and with what he asks for; has to let him in, or `refuse` him.
-            note: told whom was refused, and why.
-        """
+        """`listener`: this object's from now on. `knock`: called with each who knows the token, and with what he asks
+        for; has to let him in, or `refuse` him. `note`: told whom was refused, and why."""
         listener.settimeout(0.0)
         self._loop, self._listener = loop, listener
         self._token, self._tls = token, tls
@@ -247,13 +243,8 @@ class JoinedHosts(Hosts):
         signals: SignalPipe,
         say: Callable[[str], None],
     ) -> None:
-        """
-        Args:
-            spec: of this host, as the user gave it.
-            request: as which this host takes part.
-            place: numeric address and port at which hosts come in.
-            listener: the socket there; this object's from now on.
-        """
+        """`spec`: of this host, as the user gave it. `request`: as which this host takes part. `place`: numeric address
+        and port at which hosts come in. `listener`: the socket there; this object's from now on."""
         super().__init__(spec, job_id, signals, say, folder=spec.log_dir)
         self._request, self.place = request, place
         self._gate = Gate(self.agents.loop, listener, token, tls, self._on_knock, self._on_note)
@@ -461,12 +452,10 @@ class JoinedHosts(Hosts):
 class _Place:
     """A host that has come."""
 
-    link: AgentLink | None
-    """None: this host, whose agent has not been started."""
+    link: AgentLink | None  # None: this host, whose agent has not been started
     name: str
     address: str
-    folder: int
-    """Number of its log directory."""
+    folder: int  # number of its log directory
 
 
 def _entry(assignment: HostAssignment) -> HostEntry:

@@ -74,18 +74,13 @@ def _punch(descriptor: int, offset: int, size: int) -> None:
 
 
 class LogSender:
-    """Gives the next piece of any of the logs, each in its turn. `next` belongs to the link's thread.
-
-    What the launcher has of a log that is written meanwhile is freed: its size, and where it is read, stays the same.
-    That needs a file system that knows holes, as ext4, XFS, Btrfs and tmpfs do, and NFS from 4.2 on.
-    """
+    """Gives the next piece of any of the logs, each in its turn. `next` belongs to the link's thread. What the launcher
+    has of a log that is written meanwhile is freed: its size, and where it is read, stays the same. That needs a file
+    system that knows holes, as ext4, XFS, Btrfs and tmpfs do, and NFS from 4.2 on."""
 
     def __init__(self, paths: Sequence[str], *, keep: int, on_refused: Callable[[str], None] = lambda _: None) -> None:
-        """
-        Args:
-            keep: how many older files stay of a log that is rotated, 0 when they are not.
-            on_refused: told once, in the system's words, that what the launcher has stays on the disk here, too.
-        """
+        """`keep`: how many older files stay of a log that is rotated, 0 when they are not. `on_refused`: told once, in
+        the system's words, that what the launcher has stays on the disk here, too."""
         self._keep, self._paths, self._on_refused = keep, list(paths), on_refused
         self._turn = self._attempt = 0
         self._lock = threading.Lock()
@@ -124,13 +119,9 @@ class LogSender:
             ]
 
     def next(self) -> Message | None:
-        """Return the next piece as a message, or None when all that is there was sent.
-
-        `log {name, attempt, data}`: data is deflated, then base64.
-
-        Raises:
-            OSError: a log cannot be read; it is left out from now on, see `unreadable`.
-        """
+        """Return the next piece as a message, or None when all that is there was sent. `log {name, attempt, data}`:
+        data is deflated, then base64. Raises OSError: a log cannot be read; it is left out from now on, see
+        `unreadable`."""
         with self._lock:
             for entry in list(self._old):
                 if piece := self._read(entry, self._old):
@@ -182,14 +173,9 @@ class LogSender:
 def own_logs(
     stem: str, ranks: Mapping[int, Collection[int]], servers: int = 0, home: int = 0
 ) -> dict[int, re.Pattern[str]]:
-    """Return what logs each host may write are called.
-
-    Args:
-        stem: of --worker_log_name.
-        ranks: node_rank -> global ranks there.
-        servers: parameter servers of the job; the hosts take turns.
-        home: the node rank of the host with the scheduler.
-    """
+    """Return what logs each host may write are called. `stem`: of --worker_log_name. `ranks`: node_rank -> global ranks
+    there. `servers`: parameter servers of the job; the hosts take turns. `home`: the node rank of the host with the
+    scheduler."""
     start = _FILLED_IN.join(re.escape(word) for word in re.split(r"\{ip\}|\{hostname\}", stem))
     found = {}
     for node_rank, own in ranks.items():
@@ -224,8 +210,7 @@ class LogCollector:
 
     def take(self, node_rank: int, host: str, message: Message) -> bool:
         """Take what a message of a host has for the log directory; whether that is all of it. `host`: its name, for
-        errors. Raises ClusterError: its logs cannot be opened here.
-        """
+        errors. Raises ClusterError: its logs cannot be opened here."""
         if message.get("traceback"):
             self.record_fault(f"{host}: {message.get('text')}", str(message["traceback"]))
         if message["type"] == "log":
@@ -243,11 +228,8 @@ class LogCollector:
         return self._own[node_rank].fullmatch(name) is not None
 
     def expect(self, node_rank: int, names: Collection[str]) -> None:
-        """Make empty logs of these names, as far as they are of this host; what it names later does not count.
-
-        Raises:
-            OSError: a file cannot be made.
-        """
+        """Make empty logs of these names, as far as they are of this host; what it names later does not count. Raises
+        OSError: a file cannot be made."""
         if node_rank not in self._names:
             self._names[node_rank] = frozenset(name for name in names if self.is_own(node_rank, name))
             for name in self._names[node_rank]:

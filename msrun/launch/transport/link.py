@@ -29,11 +29,8 @@ class Incoming:
         self.unacknowledged = 0  # bytes since the other side was last told what has come; reset by whoever tells it
 
     def feed(self, data: bytes) -> list[Message]:
-        """Add bytes and return every message that is now complete.
-
-        Raises:
-            ValueError: what comes after the marker are no messages.
-        """
+        """Add bytes and return every message that is now complete. Raises ValueError: what comes after the marker are
+        no messages."""
         if not self.has_begun:
             held, marker, data = (self._held + data).partition(MARKER)
             self._held = held if marker else held[-MAX_NOISE_BYTES - 1 :]
@@ -57,8 +54,7 @@ class Incoming:
 class Link(ABC):
     """One end, of the thread of its loop. The launcher's is `AgentLink`, the agent's `LauncherLink`."""
 
-    _is_agent = False
-    """Whether this is the agent's end, which says the marker first and answers each sign of life."""
+    _is_agent = False  # whether this is the agent's end, which says the marker first and answers each sign of life
     _not_said: tuple[type[Exception], ...] = (ValueError, TypeError, LookupError, ArithmeticError, OSError)
     """What the words of somebody raise who is no msrun, or another one."""
 

@@ -22,7 +22,7 @@ from ssh_server import SshServer, add_key, running_agent, running_server
 
 from msrun.errors import ClusterError, UsageError
 from msrun.launch.transport.pipe import AgentPipe, LocalPipe, agent_command
-from msrun.launch.transport.ssh.connector import SshConnector
+from msrun.launch.transport.ssh import SshConnector
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.spec import SshSettings
 
@@ -39,20 +39,13 @@ class Client:
         self.config = home / "config"
         self.known_hosts = home / "known_hosts"
         self.said: list[str] = []
-        self.asked: list[str] = []
         self.connectors: list[SshConnector] = []
 
-    def connector(self, port: int, text: str = "", answers: tuple[str, ...] | None = None, **more: Any) -> SshConnector:
-        left = iter(answers or ())
-
-        def ask(what: str, _: int) -> str:
-            self.asked.append(what)
-            return next(left, "")
-
+    def connector(self, port: int, text: str = "", **more: Any) -> SshConnector:
         lines = [text, "Host h*", " HostName 127.0.0.1", f" Port {port}", f" IdentityFile {self.home}/id"]
         self.config.write_text("\n".join([*lines, f" UserKnownHostsFile {self.known_hosts}", " IdentityAgent none"]))
         settings = {"host_keys": "off", "config_file": self.config, **more}
-        made = SshConnector(SshSettings(**settings), warn=self.said.append, ask=ask if answers is not None else None)
+        made = SshConnector(SshSettings(**settings), warn=self.said.append)
         self.connectors.append(made)
         return made
 
@@ -270,31 +263,11 @@ def test_closing_calls_off_what_is_being_made_and_ends_what_was(serve: Serve, cl
     assert read(pipe) == b""
 
 
-@pytest.fixture
-def locked(client: Client) -> Client:
-    """The client, whose key has a passphrase."""
+def test_key_with_a_passphrase_is_refused_with_the_remedy(serve: Serve, client: Client) -> None:
     words = ["ssh-keygen", "-q", "-a", "1", "-p", "-N", "open sesame", "-f", client.home / "id"]
-    if shutil.which("ssh-keygen") is None:
-        pytest.skip("there is no ssh-keygen")
     subprocess.run(words, check=True, capture_output=True, timeout=DEADLINE_S)
-    return client
-
-
-def test_passphrase_is_asked_for_once_for_all_hosts_and_again_when_it_was_wrong(serve: Serve, locked: Client) -> None:
-    port = serve(accepted=frozenset({locked.key.split()[1]})).port
-    connector = locked.connector(port, answers=("wrong", "open sesame"))
-    deadline = time.monotonic() + DEADLINE_S
-    with ThreadPoolExecutor(2) as pool:
-        for one in [pool.submit(connector.open, HostEntry(name), "echo", deadline=deadline) for name in ("h1", "h2")]:
-            one.result(DEADLINE_S).close()
-    assert locked.asked == ["passphrase of ~/id"] * 2
-
-
-def test_passphrase_that_is_not_given_is_missing(serve: Serve, locked: Client) -> None:
-    server = serve(accepted=frozenset({locked.key.split()[1]}))
-    assert "passphrase" in locked.refused(server.port) and locked.asked == []
-    assert "ssh-add ~/id" in locked.refused(server.port, answers=())
-    assert locked.asked == ["passphrase of ~/id"]
+    server = serve(accepted=frozenset({client.key.split()[1]}))
+    assert "has it a passphrase? ssh-add ~/id" in client.refused(server.port)
 
 
 def test_way_of_ssh_config_is_quoted_when_it_fails(client: Client) -> None:

@@ -23,7 +23,7 @@ chdir cluster_time_out config device_target env env_file exclude exit_time_out f
 heartbeat_time_out hostfile hosts include join_window local_worker_num log_dir log_keep log_keep_jobs log_max_bytes role
 master_addr master_port max_restarts metrics_file min_hosts mindspore mindspore_semantics nnodes no_restart_on
 node_rank preload python rank_table_file rehearse rescale restart_on server_num signals sim_device sim_level sim_rank_id
-spares ssh_client ssh_config ssh_connect_time_out ssh_host_keys ssh_identity ssh_port ssh_user ssh_window start_method
+spares ssh_config ssh_connect_time_out ssh_host_keys ssh_identity ssh_port ssh_user ssh_window start_method
 status stop tail_worker_log time_limit tls_config token_file warm_time worker_log_name worker_num
 """
 VALUE_MAY_BE_LEFT_OUT = frozenset(_VALUE_MAY_BE_LEFT_OUT.split())

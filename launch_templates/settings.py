@@ -196,7 +196,7 @@ _FIELDS = ("max_restarts", "cluster_time_out", "master_port", "spares", "restart
 """Options of msrun that are fields of a spec, of the same names."""
 _PLACE = """
 worker_num local_worker_num node_rank master_addr hosts hostfile rehearse min_hosts include exclude rank_table_file
-log_dir join ssh ssh_client ssh_config ssh_connect_time_out ssh_host_keys ssh_identity ssh_port ssh_user ssh_window ship
+log_dir join ssh ssh_config ssh_connect_time_out ssh_host_keys ssh_identity ssh_port ssh_user ssh_window ship
 discover chdir python config device_target token_file tls_config metrics_file progress quiet
 """
 _OF_PLACE = frozenset(_PLACE.split())

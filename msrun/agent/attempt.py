@@ -29,8 +29,7 @@ from msrun.planning.environment import restored_environment
 from msrun.planning.plan import HostPlan, LaunchPlan
 from msrun.planning.program import Program
 
-SERVER_PROGRAM = Program("module", "msrun.server")
-"""What a parameter server runs in place of the user's program."""
+SERVER_PROGRAM = Program("module", "msrun.server")  # what a parameter server runs in place of the user's program
 MINDSPORE_SCHEDULER = Program("executable", sys.executable, ("-c", "from mindspore.communication import init; init()"))
 """MindSpore's own, at which the workers of real MindSpore meet. MindSpore makes it of the user's script: in a process
 with MS_ROLE=MS_SCHED `init()` serves and never returns. It needs no more than that call (tried with 2.10), so nothing
@@ -58,7 +57,6 @@ class Attempt:
 
     @property
     def has_failed(self) -> bool:
-        """Whether a worker failed or msrun had to end the attempt."""
         return self.fault is not None or self.membership.first_failure is not None
 
     @property
@@ -75,7 +73,6 @@ class Attempt:
         return (first.global_rank,) if first is not None else self.lagging
 
     def end_reason(self) -> str:
-        """Return how the attempt ended, in one line."""
         if self.fault is not None:
             return str(self.fault)
         first = self.membership.first_failure
@@ -95,17 +92,14 @@ class HostResult:
 
     @property
     def last(self) -> Attempt:
-        """The attempt that the job ended with."""
         return self.attempts[-1]
 
 
 def scheduler_log(plan: LaunchPlan) -> str:
-    """Return the path of the scheduler's log."""
     return f"{plan.log_dir}/{contract.SCHEDULER_LOG}"
 
 
 def scheduler_spec(plan: LaunchPlan) -> ProcessSpec:
-    """Return the scheduler as a process to start."""
     return ProcessSpec(SCHEDULER_ID, scheduler_log(plan), cpus=plan.hosts[0].scheduler_cpus)
 
 
@@ -180,7 +174,6 @@ class OwnProcesses:
 
     @property
     def scheduler_runs(self) -> bool:
-        """Whether the scheduler was started and has not ended."""
         return SCHEDULER_ID in self._pids
 
     def forget(self) -> None:
@@ -189,7 +182,6 @@ class OwnProcesses:
         self._stopped_since.clear()
 
     def started(self, process_id: int, pid: int, tell: Callable[..., None]) -> None:
-        """Record a start and tell observers of it."""
         index = server_index(process_id)
         if index is not None:
             tell("server", index=index, pid=pid)
@@ -255,11 +247,8 @@ class OwnProcesses:
         return f"its last words: {last.strip()}" if last else "it said nothing"
 
     def end_orphans(self, strangers: Collection[int], limit_s: float) -> list[int]:
-        """End what is left of a job whose fork server is gone; returns what survived.
-
-        The log writer finishes by itself. The scheduler is the last: should this process be killed meanwhile, it ends
-        the rest.
-        """
+        """End what is left of a job whose fork server is gone; returns what survived. The log writer finishes by
+        itself. The scheduler is the last: should this process be killed meanwhile, it ends the rest."""
         kept = [*strangers, self._pids.get(SCHEDULER_ID, 0)]
         if LOG_WRITER_ID in self._pids:  # it writes the workers' last words
             kill_descendants(ORPHAN_END_S + END_S, kept, last=self._pids[LOG_WRITER_ID])

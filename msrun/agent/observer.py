@@ -75,7 +75,6 @@ class OwnFaults:
                 self._say(f"warning: msrun's own {what} failed: {name_fault(error)}; the job is not affected, {where}")
 
     def _write(self, what: str, error: BaseException) -> tuple[bool, str]:
-        """Return whether an error of this kind is new, and where its traceback is."""
         place = traceback.extract_tb(error.__traceback__)[-1:]
         kind = (what, type(error).__name__, *(f"{frame.filename}:{frame.lineno}" for frame in place))
         with self._lock:
@@ -115,22 +114,18 @@ class Observers:
         self._faults = faults
 
     def add(self, observers: Sequence[Observer]) -> None:
-        """Tell these too, of what happens from now on."""
         self._observers += observers
 
     @property
     def tick_s(self) -> float | None:
-        """The shortest interval that any of them asks for."""
         return min((o.tick_s for o in self._observers if o.tick_s is not None), default=None)
 
     def tell(self, kind: str, **fields: Any) -> None:
-        """Tell everybody."""
         for observer in self._observers:
             with self._faults.kept_from_job(_name(observer)):
                 observer.note(kind, fields)
 
     def tick(self, membership: Membership) -> None:
-        """Give those their regular moment who asked for one."""
         for observer in self._observers:
             if observer.tick_s is not None:
                 with self._faults.kept_from_job(_name(observer)):

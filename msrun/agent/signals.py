@@ -21,10 +21,8 @@ def _hold(signum: int, _frame: object) -> None:
 
 
 class SignalPipe:
-    """INT, TERM, HUP, QUIT, what is to be passed on, and the end of a time limit (ALRM) as readable bytes.
-
-    A HUP that was ignored at start (nohup) stays ignored.
-    """
+    """INT, TERM, HUP, QUIT, what is to be passed on, and the end of a time limit (ALRM) as readable bytes. A HUP that
+    was ignored at start (nohup) stays ignored."""
 
     def __init__(
         self, forward: tuple[int, ...] = (), *, ignore_afterwards: bool = False, time_limit_s: float = 0.0
@@ -74,7 +72,6 @@ class SignalPipe:
             self._writer = -1
 
     def fileno(self) -> int:
-        """Return the readable end, for a selector."""
         return self._reader
 
     def tell(self, signum: int) -> None:
@@ -84,7 +81,6 @@ class SignalPipe:
                 os.write(self._writer, bytes([signum]))
 
     def read(self) -> list[int]:
-        """Return the signals that came since the last call."""
         try:
             return [signum for signum in os.read(self._reader, 256) if signum in self._wanted]
         except BlockingIOError:

@@ -141,8 +141,7 @@ class Supervisor:
         self._report: FailureReport | None = None
         """How the last attempt failed, as the coordinator has it; None when it did not fail, or nobody could say."""
         self._own = OwnProcesses(plan, home)
-        self.goes_on = False
-        """The job goes on after this part of it, on other hosts: the fork server is kept for that."""
+        self.goes_on = False  # the job goes on after this part of it, on other hosts: the fork server is kept for that
         self._restart_delay_s, self._fresh_store_of = 0.0, 0
         self._survivors: tuple[int, ...] = ()
         self._start_method = ""
@@ -183,7 +182,6 @@ class Supervisor:
 
     @property
     def result(self) -> HostResult:
-        """What has happened until now."""
         return HostResult((*self._past, self._attempt), self._survivors, self._report)
 
     def take_server(self) -> ForkServerHandle | None:
@@ -477,7 +475,7 @@ class Supervisor:
         attempt = self._attempt
         if not attempt.has_failed:
             has_ended = self._server.channel.is_closed and self._server.wait(OVERDUE_S)
-            status = self._server.wait_status if has_ended else None
+            status = self._server.process.wait_status if has_ended else None
             attempt.fault = self._own.server_ended(status, has_begun=self._has_begun)
         self._report_failure()  # before the ranks that miss those here tell of it
         self._bury_server()

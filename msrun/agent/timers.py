@@ -29,12 +29,10 @@ class Timers:
         self.after(name, interval_s, again)
 
     def cancel(self, *names: str) -> None:
-        """Forget these names."""
         for name in names:
             self._due.pop(name, None)
 
     def is_set(self, name: str) -> bool:
-        """Return whether a moment of this name is still to come."""
         return name in self._due
 
     def pause(self) -> None:
@@ -68,10 +66,8 @@ class Timers:
 
 class Pause:
     """Ctrl-Z: stops the workers of one host with msrun, and continues them with it. Owned by the agent's event loop.
-
     What a pause lasts counts for no limit of msrun's. A worker's process group has no parent in its session, so the
-    kernel keeps SIGTSTP from it: it gets SIGSTOP.
-    """
+    kernel keeps SIGTSTP from it: it gets SIGSTOP."""
 
     def __init__(
         self,
@@ -115,7 +111,6 @@ class Pause:
             self.end()
 
     def end(self) -> None:
-        """The workers run again, or are told to end."""
         if self._is_on:
             self._is_on = False
             self._timers.resume()

@@ -121,7 +121,6 @@ def warm_folder(caller: Mapping[str, str]) -> Path:
 
 
 def _importing(path: Path) -> Path:
-    """Return the name of a warm server's socket until the server has imported."""
     return path.with_suffix(".new")
 
 
@@ -189,7 +188,6 @@ class WarmProcess(ServerProcess):
         return True
 
     def close(self) -> None:
-        """Give up the hold on it, once it has ended."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -361,7 +359,6 @@ class WarmServer:
         return None
 
     def end_when_idle(self, *, has_jobs: bool) -> None:
-        """End when no job has run for long."""
         if has_jobs:
             self._ends_at = time.monotonic() + self._idle_s
         elif time.monotonic() >= self._ends_at and not self.is_ending:
@@ -429,7 +426,6 @@ def _has_children() -> bool:
 
 
 def import_all(names: Sequence[str]) -> bool:
-    """Import, and return whether this process may still fork."""
     from msrun.agent.processes.fork_server import collection_paused, forget_finalizers, fork_safety, preload
 
     with collection_paused():

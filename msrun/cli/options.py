@@ -350,7 +350,7 @@ _GROUPS = {
     "mindspore mindspore_semantics preload warm warm_time",
     "Hosts": "local_worker_num hostfile rehearse include exclude master_addr master_port node_rank discover "
     "cluster_time_out heartbeat_time_out token_file tls_config",
-    "SSH": "ssh python ship forward_env ssh_client ssh_config ssh_user ssh_port ssh_identity ssh_host_keys "
+    "SSH": "ssh python ship forward_env ssh_config ssh_user ssh_port ssh_identity ssh_host_keys "
     "ssh_connect_time_out ssh_window",
     "Logs": "worker_log_name log_split log_time log_once log_max_bytes log_keep_jobs log_keep raw trace metrics_file "
     "progress quiet",

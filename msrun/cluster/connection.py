@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from msrun.cluster.hosts import WRONG_KEY, HostRequest, NoKey, Refused, other_protocol
+from msrun.cluster.hosts import WRONG_KEY, HostRequest, NoKey, Refused
 from msrun.cluster.messages import (
     MAX_MESSAGE_BYTES,
     FrameBuffer,
@@ -58,7 +58,6 @@ class Connection:
         self.is_closed = False  # the other side is gone, or `close` was called
 
     def fileno(self) -> int:
-        """Return the descriptor, for a selector."""
         return self._socket.fileno()
 
     @property
@@ -72,7 +71,6 @@ class Connection:
         return self._tls.version if self._tls else ""
 
     def agree(self, seal: Seal) -> None:
-        """Prove every message from now on, and open no other."""
         self._seal = seal
 
     def trust(self, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
@@ -85,12 +83,10 @@ class Connection:
         self.send_body(encode_body(message))
 
     def send_body(self, body: bytes) -> None:
-        """Send bytes with their proof."""
         assert self._seal is not None, "nothing is said before the other side's nonce is known"
         self.send_plain(self._seal.close(body))
 
     def send_plain(self, body: bytes) -> None:
-        """Send words as they are."""
         if self._tls is None:
             self._unsent += frame(body)
         else:
@@ -100,7 +96,6 @@ class Connection:
             self.is_closed = True
 
     def flush(self) -> None:
-        """Send what is left, as far as it goes."""
         if self._tls is not None:
             self._unsent += self._tls.take()
         while self._unsent and not self.is_closed:
@@ -162,46 +157,6 @@ class Connection:
 
 REFUSED = b"refused "  # before the reason; sent in the clear
 MAX_REASON = 1000
-
-
-class Guest:
-    """The scheduler's side: somebody who has connected, until it is a host of the job or is sent away."""
-
-    def __init__(self, connection: Connection, token: bytes) -> None:
-        """Say the first words."""
-        self.connection, self._token, self._nonce = connection, token, new_nonce()
-        self._is_greeted = False
-        self.knows_token = False  # it has proved that; it may be refused all the same
-        connection.send_plain(hello(self._nonce))
-
-    def take(self, body: bytes) -> HostRequest | None:
-        """Return the request in what it has said, once that has come. Raises Refused: it is no host of this job."""
-        if not self._is_greeted:
-            said = read_hello(body)
-            if said is None:
-                raise Refused("no msrun host: it did not say hello")
-            spoken, nonce = said
-            if spoken != protocol():
-                raise Refused(other_protocol(spoken))
-            self.connection.agree(Seal(self._token, self._nonce, nonce, is_scheduler=True))
-            self._is_greeted = True
-            return None
-        try:
-            message = self.connection.open(body)
-        except NotProved:
-            raise Refused(WRONG_KEY) from None
-        self.knows_token = True
-        return HostRequest.from_json(message.get("request"))
-
-    def accept(self, silence_s: float) -> None:
-        """Let it in. `silence_s`: how long either side may give no sign of life."""
-        self.connection.trust()
-        self.connection.send({"type": "accepted", "silence_s": silence_s})
-
-    def refuse(self, reason: str) -> None:
-        """Send it away, and say why, as plainly as it has to be said to one who knows no token."""
-        self.connection.send_plain(REFUSED + reason.encode("utf-8", "replace"))
-        self.connection.close()
 
 
 class Caller:

@@ -157,7 +157,6 @@ class Coordinator:
         return [*orders, *self._conclude()]
 
     def ready(self, node_rank: int, attempt: int) -> list[Message]:
-        """A host could start its workers again."""
         if self.is_over or attempt != self.attempt or node_rank not in self._unready:
             return []
         self._unready.discard(node_rank)
@@ -171,10 +170,8 @@ class Coordinator:
         return self.fail(reason, can_restart=True)
 
     def lost(self, node_rank: int, reason: str, exit_code: int = contract.EXIT_CLUSTER) -> list[Message]:
-        """A host has gone without having been told that the job is over.
-
-        Where a rank has failed for the want of another just before, that is why: connections of workers break first.
-        """
+        """A host has gone without having been told that the job is over. Where a rank has failed for the want of
+        another just before, that is why: connections of workers break first."""
         if self.is_over or node_rank not in self._nodes:
             return []
         self.losses[node_rank] = reason
@@ -235,16 +232,13 @@ class OwnLink:
         """There is no launcher whose signals are other than this process's."""
 
     def pass_on(self, message: Message) -> None:
-        """Tell the coordinator."""
         for order in self._coordinator.hear(self._node_rank, message):
             self.orders.post(order)
 
     def close(self) -> None:
-        """Let go of the orders."""
         self.orders.close()
 
 
 def _after(cause: str, failure: JobFailure) -> JobFailure:
-    """Return a failure whose cause came before it."""
     then = failure.reason.replace(" failed first: ", " then failed: ", 1)
     return replace(failure, reason=f"{cause}; {then}")

@@ -71,7 +71,6 @@ class FailureReport:
 
 
 def fault_of_job(job_id: str, reason: str, exit_code: int) -> JobFailure:
-    """Return a failure that is no worker's."""
     return JobFailure(job_id, exit_code, reason, None, [], [], [])
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
 
 from msrun.cluster.protocol import protocol
 from msrun.planning.host_assignment import HostAssignment
@@ -14,6 +17,8 @@ from msrun.planning.spec import is_loopback
 MAX_NAME = 255
 MAX_WORKERS = 1 << 24  # more than any job has; a number beyond it is a mistake or a trick
 SHOWN_HOSTS = 8
+Count = Annotated[int, msgspec.Meta(ge=-1, le=MAX_WORKERS)]
+Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 
 
 class Refused(Exception):
@@ -28,7 +33,6 @@ WRONG_KEY = "wrong token: give all hosts the same --token_file or MSRUN_TOKEN, o
 
 
 def other_protocol(spoken: object) -> str:
-    """Return why one of another version cannot take part."""
     text = spoken if isinstance(spoken, int) else "?"
     return f"its msrun speaks protocol {text}, this one {protocol()}: install the same version on all hosts"
 
@@ -38,13 +42,13 @@ class HostRequest:
     """What a host says of itself when it registers."""
 
     protocol: int
-    worker_num: int
-    local_worker_num: int
-    node_rank: int  # -1 = by address
-    name: str
-    address: str  # numeric, towards the master
-    max_restarts: int
-    table: str = ""  # digest of the rank table that the host was given; empty without one
+    worker_num: Count
+    local_worker_num: Count
+    node_rank: Count  # -1 = by address
+    name: Name
+    address: Name  # numeric, towards the master
+    max_restarts: Count
+    table: Name = ""  # digest of the rank table that the host was given; empty without one
 
     @classmethod
     def from_json(cls, value: object) -> HostRequest:
@@ -53,13 +57,12 @@ class HostRequest:
             raise Refused("it does not say who it is")
         if value.get("protocol") != protocol():
             raise Refused(other_protocol(value.get("protocol")))
-        numbers = [value.get(name) for name in ("worker_num", "local_worker_num", "node_rank", "max_restarts")]
-        texts = [value.get(name) for name in ("name", "address", "table")]
-        if not all(type(number) is int and -1 <= number <= MAX_WORKERS for number in numbers):
-            raise Refused("its numbers are none")
-        if not all(isinstance(text, str) and len(text) <= MAX_NAME and text.isprintable() for text in texts):
+        try:
+            request = msgspec.convert(value, cls)
+        except msgspec.ValidationError as error:
+            raise Refused(f"its request is none: {error}") from None
+        if not (request.name + request.address + request.table).isprintable():
             raise Refused("its name or address is none")
-        request = cls(**{name: value[name] for name in cls.__dataclass_fields__})
         if request.local_worker_num < 1:
             raise Refused(f"--local_worker_num {request.local_worker_num}: must be 1 or more")
         try:
@@ -69,7 +72,6 @@ class HostRequest:
         return request
 
     def describe(self) -> str:
-        """Return the host in words."""
         node = f"node {self.node_rank} " if self.node_rank >= 0 else ""
         return f"{node}({self.name}, {self.address})"
 
@@ -167,14 +169,11 @@ class Registry:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nobody is missing."""
         return self.registered == self._worker_num
 
     def assignments(self) -> dict[Hashable, HostAssignment]:
         """Return the assignment of every host, once all have come: by node_rank, or by numeric address without it.
-
-        Source: MindSpore numbers nodes without a given rank by their address as a number.
-        """
+        Source: MindSpore numbers nodes without a given rank by their address as a number."""
         order = sorted(self._requests.items(), key=lambda item: _place(item[1]))
         found: dict[Hashable, HostAssignment] = {}
         first = 0
@@ -192,7 +191,6 @@ class Registry:
         return f"{self.registered} of {self._worker_num} registered, missing: {self._missing()}"
 
     def describe_present(self) -> str:
-        """Return the hosts that have come, in words."""
         requests = sorted(self._requests.values(), key=_place)
         words = [f"{request.describe()} with {request.local_worker_num}" for request in requests[:SHOWN_HOSTS]]
         return _shortened(words, len(requests))

@@ -38,14 +38,12 @@ class RestartPolicy:
 
     @classmethod
     def of(cls, asked: JobTerms) -> RestartPolicy:
-        """Return what the user asked for."""
         return cls(asked.max_restarts, asked.restart_on, asked.no_restart_on, asked.keep_going)
 
     def delay_s(self, restarts_done: int, exit_code: int | None, *, has_begun: bool = True) -> float | None:
         """Return how long to wait before the next start, after so many; None when the job has ended for good.
         `exit_code`: of the worker that failed first, 128 + signal; None when no worker failed. `has_begun`: see
-        `refuse`.
-        """
+        `refuse`."""
         if restarts_done >= self.max_restarts or self.refuse(exit_code, has_begun=has_begun):
             return None
         return min(MAX_DELAY_S, FIRST_WAIT_S * 2.0 ** (restarts_done - 1)) if restarts_done else 0.0
@@ -134,7 +132,6 @@ class Membership:
         member.state = state
 
     def started(self, global_rank: int, pid: int, now: float) -> Decision:
-        """Record that a worker runs."""
         member = self.members[global_rank]
         self._enter(member, WorkerState.RUNNING)
         member.pid, member.started_at = pid, now
@@ -183,15 +180,12 @@ class Membership:
         return not self.count(WorkerState.PLANNED, WorkerState.RUNNING)
 
     def count(self, *states: WorkerState) -> int:
-        """Return how many workers are in one of these states."""
         return sum(self._counts[state] for state in states)
 
     def running(self) -> dict[int, int]:
-        """Return global rank -> pid of every worker that runs."""
         return {r: m.pid for r, m in self.members.items() if m.state is WorkerState.RUNNING}
 
     def ranks_in(self, *states: WorkerState) -> list[int]:
-        """Return the ranks in one of these states, ascending."""
         return sorted(rank for rank, member in self.members.items() if member.state in states)
 
 

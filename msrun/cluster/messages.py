@@ -75,9 +75,7 @@ def encode_message(message: Message) -> bytes:
 
 def await_input(source: int | HasFileno, limit_s: float | None = None) -> bool:
     """Wait until something can be read, or the other end has closed; False when nothing has come within the limit.
-
-    Unlike select(2) it takes any descriptor: those of 1024 and more, too. `limit_s`: seconds; None = no limit.
-    """
+    Unlike select(2) it takes any descriptor: those of 1024 and more, too. `limit_s`: seconds; None = no limit."""
     poll = select.poll()
     poll.register(source, select.POLLIN)
     return bool(poll.poll(None if limit_s is None else math.ceil(1000 * max(0.0, limit_s))))
@@ -86,7 +84,7 @@ def await_input(source: int | HasFileno, limit_s: float | None = None) -> bool:
 class FrameBuffer:
     """Collects received bytes and gives back whole bodies, at which it does not look. Owned by one reader."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
         """`max_bytes`: of one body; may be raised once the other side is known."""
         self.max_bytes = max_bytes
         self._bytes = bytearray()
@@ -107,17 +105,9 @@ class FrameBuffer:
             del self._bytes[:end]
         return bodies
 
-
-class MessageBuffer:
-    """The same of whole messages."""
-
-    def __init__(self) -> None:
-        self._frames = FrameBuffer(MAX_MESSAGE_BYTES)
-
-    def feed(self, data: bytes) -> list[Message]:
-        """Add bytes and return every message that is now complete. Raises ValueError: a length above the limit, or a
-        body that is no message."""
-        return [decode_body(body) for body in self._frames.feed(data)]
+    def messages(self, data: bytes) -> list[Message]:
+        """Add bytes and return every message that is now complete. Raises ValueError: as `feed`, or a body is none."""
+        return [decode_body(body) for body in self.feed(data)]
 
 
 class Channel:
@@ -125,11 +115,10 @@ class Channel:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
-        self._buffer = MessageBuffer()
+        self._buffer = FrameBuffer()
         self.is_closed = False
 
     def fileno(self) -> int:
-        """Return the descriptor, for a selector."""
         return self._socket.fileno()
 
     def send(self, message: Message) -> bool:
@@ -152,7 +141,7 @@ class Channel:
         if not data:
             self.is_closed = True
             return []
-        return self._buffer.feed(data)
+        return self._buffer.messages(data)
 
     def close(self) -> None:
         """Close the descriptor; the other end sees the end of the stream."""
@@ -180,13 +169,11 @@ class Ledger:
         return stamped
 
     def retract(self, stamped: Message) -> None:
-        """Take back the newest message, which cannot be sent."""
         assert self._kept[-1] is stamped, "another one was stamped meanwhile"
         self._kept.pop()
         self._last -= 1
 
     def acknowledge(self, seen: object) -> None:
-        """Forget what the other side has."""
         if isinstance(seen, int):
             while self._kept and self._kept[0]["seq"] <= seen:
                 self._kept.popleft()

@@ -34,7 +34,6 @@ class OwnThread(threading.Thread):
         self.fault: BaseException | None = None  # the first that was raised
 
     def run(self) -> None:
-        """Work until that is done."""
         while True:
             try:
                 self._work()
@@ -60,14 +59,12 @@ def describe_fault(error: BaseException, where: str = "its traceback is in sched
 
 
 def name_fault(error: BaseException) -> str:
-    """Return what was raised, with its notes, in one line."""
     said = " ".join(str(error).split())
     notes = "".join(f", {note}" for note in getattr(error, "__notes__", ()))
     return f"{type(error).__name__}{f': {said}' if said else ''}{notes}"
 
 
 def traceback_of(error: BaseException) -> str:
-    """Return the traceback as Python prints it."""
     return "".join(traceback.format_exception(error))
 
 
@@ -101,7 +98,6 @@ class WakingQueue(Generic[Item]):
                 os.eventfd_write(self._descriptor, 1)
 
     def take(self) -> list[Item]:
-        """Return the messages that are there."""
         with self._lock:
             if self._descriptor >= 0 and self._messages:
                 os.eventfd_read(self._descriptor)
@@ -110,7 +106,6 @@ class WakingQueue(Generic[Item]):
         return found
 
     def close(self) -> None:
-        """Close the descriptor."""
         with self._lock:
             self._is_closed = True
             if self._descriptor >= 0:

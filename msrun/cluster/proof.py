@@ -40,7 +40,6 @@ def new_nonce() -> str:
 
 
 def hello(nonce: str) -> bytes:
-    """Return the first words of either side."""
     return f'{{"type":"hello","protocol":{protocol()},"nonce":"{nonce}"}}'.encode()
 
 
@@ -60,7 +59,6 @@ class Seal:
         self._sent = self._received = 0
 
     def close(self, body: bytes) -> bytes:
-        """Return the next message with its proof in front."""
         self._sent += 1
         return _proof(self._out_key, self._sent, body) + body
 

@@ -91,7 +91,6 @@ class HostReport:
 
     @property
     def routable(self) -> tuple[HostAddress, ...]:
-        """The addresses that another host could reach."""
         return tuple(entry for entry in self.addresses if entry.is_routable)
 
 
@@ -209,7 +208,6 @@ MOMENTS: Mapping[str, Mapping[str, Any]] = {
 
 
 def _forms(fields_of: Mapping[str, _Fields]) -> dict[str, type[msgspec.Struct]]:
-    """Return type -> the form of its messages."""
     return {
         kind: msgspec.defstruct(
             kind,

@@ -117,11 +117,8 @@ def forget_waiting(listener: socket.socket) -> None:
 
 def run_scheduler(channel_fd: int, listener_fd: int) -> int:
     """Serve until the agent goes away; stdout is `scheduler.log`. Returns EXIT_OK, or EXIT_CLUSTER when the agent went
-    away before it said that the job is over.
-
-    The store starts in a thread: importing torch takes seconds where it was not preloaded, and the record must not
-    wait for it, nor be lost when the job is over sooner.
-    """
+    away before it said that the job is over. The store starts in a thread: importing torch takes seconds where it was
+    not preloaded, and the record must not wait for it, nor be lost when the job is over sooner."""
     channel = Channel(socket.socket(fileno=channel_fd))
     record = Record(sys.stdout)
     host = StoreHost(socket.socket(fileno=listener_fd), record, STORE_BYTES)
@@ -211,7 +208,6 @@ class StoreHost:
 
 
 def _end(error: BaseException) -> None:
-    """End the process, so that the agent learns that the store is gone."""
     print_fault(error)
     os._exit(1)
 
@@ -235,14 +231,12 @@ class Record:
         self.is_over = False  # true once the agent has said that the job is over
 
     def write(self, text: str) -> None:
-        """Write one line and flush it."""
         now = time.time()
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
         with contextlib.suppress(OSError):  # disk full: no reason to end the job
             print(f"{stamp}.{int(now * 1000) % 1000:03d} {text}", file=self._stream, flush=True)
 
     def note(self, message: Message) -> None:
-        """Write what the agent reports."""
         match message:
             case {"type": "job", "job_id": job_id, "world_size": world_size, "host": host}:
                 self._world_size = world_size

@@ -241,12 +241,10 @@ class TlsIdentity:
     warnings: tuple[str, ...]  # what will expire soon; one line each
 
     def open_session(self) -> TlsSession:
-        """Return a new connection's TLS."""
         is_server = self.side == "server"
         return TlsSession(self.context, is_server=is_server, server_name="" if is_server else self.server_name)
 
     def describe(self) -> str:
-        """Return whose certificate it is, and until when."""
         return f"{self.side} {_subject(self.certificate)} until {self.certificate.not_valid_after_utc:%F}"
 
 
@@ -312,7 +310,6 @@ def _explain_weak(error: ssl.SSLError) -> str:
 
 
 def _subject(certificate: x509.Certificate) -> str:
-    """Return a certificate's subject on one line of printable text."""
     text = certificate.subject.rfc4514_string() or "without a name"
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
@@ -388,7 +385,6 @@ class TlsSession:
                 self._is_broken = True
 
     def take(self) -> bytes:
-        """Return what is to go over the wire now."""
         return self._outgoing.read()
 
     def receive(self, data: bytes) -> bytes:
@@ -421,7 +417,6 @@ class TlsSession:
 
 
 def explain(error: ssl.SSLError) -> str:
-    """Return in words why a handshake failed."""
     if isinstance(error, ssl.SSLCertVerificationError):
         verdict, _ = _VERDICTS.get(error.verify_code, ("", ""))
         return f"its certificate is refused: {verdict or error.verify_message}"

@@ -171,7 +171,6 @@ class JobTerms:
 
 
 HostKeyPolicy = Literal["strict", "accept-new", "off"]
-SshClientName = Literal["auto", "openssh", "paramiko"]
 
 
 @dataclass(frozen=True)
@@ -218,13 +217,6 @@ class SshSettings:
         least=1,
         most=1024,
         must="1 to 1024 hosts at a time",
-    )
-    client: SshClientName = option(
-        "auto",
-        "CLIENT  What logs in: openssh, the ssh of this host; paramiko, no program, but less of ssh_config; auto: "
-        "paramiko where there is no ssh.",
-        name="ssh_client",
-        choices=get_args(SshClientName),
     )
 
 

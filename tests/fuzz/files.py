@@ -13,7 +13,7 @@ from msrun.cli.options import SETTABLE
 from msrun.errors import UsageError
 from msrun.launch.job_hosts import read_host_list, read_table_hosts
 from msrun.launch.rank_table_file import check_rank_table
-from msrun.launch.transport.ssh.login import address_of, explain_end
+from msrun.launch.transport.ssh import address_of, explain_end
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.settings import parse_config
 from msrun.planning.tls_spec import parse_tls_config

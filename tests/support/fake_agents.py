@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from msrun.cluster.messages import Message, MessageBuffer, encode_message
+from msrun.cluster.messages import FrameBuffer, Message, encode_message
 from msrun.cluster.own_thread import Inbox, WakingQueue
 from msrun.errors import ClusterError
 from msrun.launch.transport.event_loop import EventLoop
@@ -125,7 +125,7 @@ class FakePipe:
     def heard(self) -> list[Message]:
         """What has come after the code."""
         head, _, rest = self._bytes.partition(b"\n")
-        return MessageBuffer().feed(rest[int(head.split()[0]) :]) if rest else []
+        return FrameBuffer().messages(rest[int(head.split()[0]) :]) if rest else []
 
     def heard_of(self, kind: str) -> Message:
         """The first message of a type that it was told."""

@@ -69,8 +69,8 @@ class OpenGate:
         except Refused as error:
             self.gate.refuse(stranger, str(error))
             return
-        self.let_in.append(stranger.guest.connection)
-        stranger.guest.accept(SILENCE_S)
+        self.let_in.append(stranger.connection)
+        stranger.accept(SILENCE_S)
 
     def __enter__(self) -> Self:
         self.loop.start()

@@ -142,7 +142,6 @@ def _read_cpus(system: Path, numbers: Iterable[int]) -> tuple[Cpu, ...]:
 
 
 def _memory_nodes(root: Path) -> tuple[int, ...]:
-    """Return the NUMA nodes that have memory and that the cpuset allows."""
     with_memory = _cpu_list(root / "sys/devices/system/node/has_memory")
     allowed: tuple[int, ...] = ()
     match = re.search(r"^Mems_allowed_list:\s*(\S+)$", _read(root / "proc/self/status"), re.MULTILINE)
@@ -155,9 +154,7 @@ def _memory_nodes(root: Path) -> tuple[int, ...]:
 
 def read_gpus(root: Path = Path("/")) -> tuple[Device, ...]:
     """Return the NVIDIA GPUs in the order of their PCI addresses, numbered as nvidia-smi does: within what is here.
-
-    CUDA itself counts in this order with CUDA_DEVICE_ORDER=PCI_BUS_ID, and on hosts with equal GPUs by default.
-    """
+    CUDA itself counts in this order with CUDA_DEVICE_ORDER=PCI_BUS_ID, and on hosts with equal GPUs by default."""
     minors = _device_numbers(root, "nvidia")
     told = {minor: (address, uuid) for minor, address, uuid in _nvidia_information(root) if minor in minors}
     if len(told) == len(minors):
@@ -176,7 +173,6 @@ def read_npus(root: Path = Path("/")) -> tuple[Device, ...]:
 
 
 def _device_numbers(root: Path, stem: str) -> list[int]:
-    """Return the numbers of /dev/<stem><number>, ascending."""
     pattern = re.compile(rf"{stem}(\d+)\Z")
     with contextlib.suppress(OSError):
         return sorted(int(match[1]) for entry in (root / "dev").iterdir() if (match := pattern.match(entry.name)))
@@ -184,7 +180,6 @@ def _device_numbers(root: Path, stem: str) -> list[int]:
 
 
 def _nvidia_information(root: Path) -> list[tuple[int, str, str]]:
-    """Return (device minor, PCI address, UUID) of every GPU that the driver tells of."""
     found = []
     for folder in (root / "proc/driver/nvidia/gpus").glob("*"):
         fields = dict(re.findall(r"^([^:\n]+):[ \t]*(.*?)[ \t]*$", _read(folder / "information"), re.MULTILINE))
@@ -199,12 +194,10 @@ _FOLDER = ".dist-info"
 
 
 def installed_version(package: str) -> str:
-    """Return the version, such as 2.13.0+cpu; empty when the package is not installed.
-
-    It stands in the name of the metadata's folder (`torch-2.13.0+cpu.dist-info`, PyPA's "Recording installed
-    projects"). importlib.metadata would parse what is inside, and itself costs more than the rest of a look at a host;
-    it is asked where there is no such folder.
-    """
+    """Return the version, such as 2.13.0+cpu; empty when the package is not installed. It stands in the name of the
+    metadata's folder (`torch-2.13.0+cpu.dist-info`, PyPA's "Recording installed projects"). importlib.metadata would
+    parse what is inside, and itself costs more than the rest of a look at a host; it is asked where there is no such
+    folder."""
     for path in sys.path:
         with contextlib.suppress(OSError):  # an archive, or nothing
             for name in os.listdir(path or "."):  # noqa: PTH208 - site-packages is long
@@ -222,12 +215,9 @@ LOOPBACK = "127.0.0.1"
 
 
 def read_host_facts(environ: Mapping[str, str], root: Path = Path("/")) -> HostFacts:
-    """Return what the planner needs of this host. Opens no device and imports no vendor library.
-
-    A preset CUDA_VISIBLE_DEVICES or ASCEND_RT_VISIBLE_DEVICES is honoured: only what it makes visible counts.
-    `environ`: the environment of the workers, as far as it is known. `root`: the file system to read /dev, /proc and
-    /sys of.
-    """
+    """Return what the planner needs of this host. Opens no device and imports no vendor library. A preset
+    CUDA_VISIBLE_DEVICES or ASCEND_RT_VISIBLE_DEVICES is honoured: only what it makes visible counts. `environ`: the
+    environment of the workers, as far as it is known. `root`: the file system to read /dev, /proc and /sys of."""
     gpus, npus = read_gpus(root), read_npus(root)
     visible_gpus = visible_cuda(environ.get(CUDA_VARIABLE), gpus)
     visible_npus = visible_ascend(environ.get(ASCEND_VARIABLE), npus)

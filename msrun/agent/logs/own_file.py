@@ -60,12 +60,10 @@ def _check_owner(found: os.stat_result, path: str | os.PathLike[str]) -> None:
 
 
 def create_own_file(path: str | os.PathLike[str]) -> int:
-    """Return a descriptor, for appending, of an empty file with mode 0600.
-
-    A plain file of the user's is emptied; what else stands there is removed first. A link is not followed: in a shared
-    folder it could point at another user's file. Raises OSError: it cannot be made; a folder is in its place, or
-    somebody else's file that may not be removed.
-    """
+    """Return a descriptor, for appending, of an empty file with mode 0600. A plain file of the user's is emptied; what
+    else stands there is removed first. A link is not followed: in a shared folder it could point at another user's
+    file. Raises OSError: it cannot be made; a folder is in its place, or somebody else's file that may not be
+    removed."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     try:
         found = os.lstat(path)

@@ -28,6 +28,9 @@ class LogRotation:
     keep: int  # how many older files stay; 1 or more
 
 
+NO_ROTATION = LogRotation(1 << 62, 1)
+
+
 def rotated_path(path: str, number: int) -> str:
     """Return the name of an older file of a log, 1 for the newest of them; 0 is the log itself."""
     return f"{path}.{number}" if number else path
@@ -72,7 +75,6 @@ class RotatedLog:
                 begin = end
 
     def close(self) -> None:
-        """Close the newest file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

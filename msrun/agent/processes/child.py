@@ -61,12 +61,10 @@ def _set_mempolicy(mode: int, nodes: Collection[int]) -> None:
 
 def apply_binding(who: str, cpus: Collection[int], memory_nodes: Collection[int]) -> None:
     """Bind a process that was just started, whose stderr is its log, and what it starts; empty = leave as it is.
-
     Without its processors a process would take those of others: it ends with EXIT_CLUSTER. Memory from elsewhere is
     only slower: new memory comes only from these NUMA nodes, or from them first where that fails (set_mempolicy(2));
     where the kernel allows neither (in a container mostly: CAP_SYS_NICE is missing), that is written down and the
-    process goes on.
-    """
+    process goes on."""
     if cpus:
         try:
             os.sched_setaffinity(0, cpus)
@@ -114,11 +112,9 @@ class Given:
 
 def become(spec: ProcessSpec, given: Given) -> Main:
     """Turn this freshly forked process into what `spec` says; returns in a worker that runs a program of Python's.
-
     Order matters: the death signal first, so that no moment exists in which the server's end goes unnoticed. The
     scheduler has none: it ends with the agent's channel and outlives a killed server to clean up if the agent is gone.
-    Nor has the log writer, which ends with its pipes or with the server's channel, after the workers' last words.
-    """
+    Nor has the log writer, which ends with its pipes or with the server's channel, after the workers' last words."""
     is_scheduler = spec.process_id == SCHEDULER_ID
     log_pipes = given.log_pipes
     own_pipes = log_pipes if spec.process_id == LOG_WRITER_ID else None
@@ -212,7 +208,6 @@ def _reset_signals(ignored: tuple[int, ...]) -> None:
 
 
 def _take_terminal(path: str) -> None:
-    """Make a terminal that of this process's session, and its stdin, stdout and stderr."""
     try:
         terminal = os.open(path, os.O_RDWR)
         fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
@@ -223,11 +218,9 @@ def _take_terminal(path: str) -> None:
 
 
 def _open_streams() -> None:
-    """Rebuild Python's streams on stdin, stdout and stderr.
-
-    Lines are written one by one, so that the log is up to date and nothing is lost with a worker that is killed; a
-    worker whose PYTHONUNBUFFERED is empty (`--env PYTHONUNBUFFERED=`) writes in blocks, as Python does into a file.
-    """
+    """Rebuild Python's streams on stdin, stdout and stderr. Lines are written one by one, so that the log is up to date
+    and nothing is lost with a worker that is killed; a worker whose PYTHONUNBUFFERED is empty (`--env
+    PYTHONUNBUFFERED=`) writes in blocks, as Python does into a file."""
     buffering = 1 if os.environ.get("PYTHONUNBUFFERED") else -1
     for number, (name, mode, errors) in enumerate(
         (("stdin", "r", sys.stdin.errors), ("stdout", "w", sys.stdout.errors), ("stderr", "w", "backslashreplace"))
@@ -278,10 +271,8 @@ def _exec(program: Program) -> NoReturn:
 
 def name_process(title: str) -> None:
     """Set the title that ps shows, without writing over the environment block: a job is found by MSRUN_JOB_ID there.
-
     Secrets in the arguments are hidden in it. Those of a worker that is exec'd cannot be, nor those on msrun's own
-    command line: /proc shows the argv of a program as it was started.
-    """
+    command line: /proc shows the argv of a program as it was started."""
     with contextlib.suppress(ImportError):
         from setproctitle import setproctitle
 
@@ -293,10 +284,8 @@ def name_process(title: str) -> None:
 
 
 def _set_blas_threads(count: int) -> None:
-    """Raise OpenBLAS's threads, which the server held at one so that it could fork.
-
-    OpenBLAS reads its variable only when it is loaded; this is its documented call for changing the number later.
-    """
+    """Raise OpenBLAS's threads, which the server held at one so that it could fork. OpenBLAS reads its variable only
+    when it is loaded; this is its documented call for changing the number later."""
     maps = Path("/proc/self/maps").read_text()
     for path in sorted(set(re.findall(r"(/\S*openblas\S*)", maps))):
         library = ctypes.CDLL(path)

@@ -65,11 +65,9 @@ def preload(names: list[str]) -> None:
 
 
 def forget_finalizers() -> None:
-    """Keep workers from running at their end what imports registered here (`weakref.finalize`).
-
-    Torch alone registers thousands of them, only to take operators back from a process that ends anyway; in
-    every worker they would touch, and so copy, 28 MB. What a worker registers itself still runs.
-    """
+    """Keep workers from running at their end what imports registered here (`weakref.finalize`). Torch alone registers
+    thousands of them, only to take operators back from a process that ends anyway; in every worker they would touch,
+    and so copy, 28 MB. What a worker registers itself still runs."""
     for finalizer in list(getattr(weakref.finalize, "_registry", ())):
         finalizer.atexit = False
 
@@ -88,12 +86,10 @@ def fork_safety() -> tuple[str, str]:
 
 @contextlib.contextmanager
 def collection_paused() -> Iterator[None]:
-    """Collect no garbage in this block, and never look at what it made; afterwards collect as before.
-
-    Importing torch makes half a million objects that stay and hardly any garbage; to find that out, again and again,
-    takes a quarter of its processor time. A worker that looked at them would also copy the pages that they are in.
-    Modules that set thresholds themselves, or turn the collector off, keep what they set.
-    """
+    """Collect no garbage in this block, and never look at what it made; afterwards collect as before. Importing torch
+    makes half a million objects that stay and hardly any garbage; to find that out, again and again, takes a quarter of
+    its processor time. A worker that looked at them would also copy the pages that they are in. Modules that set
+    thresholds themselves, or turn the collector off, keep what they set."""
     thresholds = gc.get_threshold()
     gc.set_threshold(0)
     try:
@@ -224,7 +220,6 @@ class ForkServer:
         return None
 
     def _begin(self, message: Message) -> None:
-        """Take what belongs to the job alone."""
         _, descriptors, _, _ = socket.recv_fds(self._passing, 1, DESCRIPTORS + 1)
         if len(descriptors) < DESCRIPTORS:  # the agent has gone
             self._abandon()
@@ -363,7 +358,6 @@ class ForkServer:
             process_control.signal_processes(members, signum)
 
     def _finish(self) -> None:
-        """End what is left and report what could not be ended."""
         self._end_leftovers()
         survivors = process_control.kill_descendants(KILL_DEADLINE_S)
         shutil.rmtree(self._run_dir, ignore_errors=True)  # the agent may be killed before it does
@@ -382,10 +376,8 @@ class ForkServer:
         self._is_paused = self._cannot_start = False
 
     def _end_leftovers(self) -> list[int]:
-        """End what workers left behind, and the parameter servers, gently first; our own processes stay.
-
-        Returns what could not be ended.
-        """
+        """End what workers left behind, and the parameter servers, gently first; our own processes stay. Returns what
+        could not be ended."""
         self._steps.clear()  # of a stop that is over; the next attempt must not be hit
         if left := self._leftovers():
             process_control.signal_processes(left, signal.SIGTERM)
@@ -437,20 +429,16 @@ class ForkServer:
 
 
 def main() -> Main:
-    """Entry point, which returns in a worker.
-
-    argv holds the channel's descriptor, the agent's pid and the descriptor of the passing socket.
-    """
+    """Entry point, which returns in a worker. argv holds the channel's descriptor, the agent's pid and the descriptor
+    of the passing socket."""
     channel_fd, agent_pid, passing_fd = (int(text) for text in sys.argv[2:5])
     process_control.die_with_parent(agent_pid)
     return serve_job(Channel(socket.socket(fileno=channel_fd)), agent_pid, socket.socket(fileno=passing_fd))
 
 
 def serve_job(channel: Channel, agent_pid: int, passing: socket.socket) -> Main:
-    """Be the fork server of one job to its end, and in every process that it forks what that shall be.
-
-    Returns in a worker, with the program that it is to run.
-    """
+    """Be the fork server of one job to its end, and in every process that it forks what that shall be. Returns in a
+    worker, with the program that it is to run."""
     mark_job(os.environ[contract.MSRUN_JOB_ID])
     raise_open_files()
     server = ForkServer(channel, agent_pid, passing)

@@ -78,7 +78,6 @@ class LogPipes:
 
     @property
     def log_writer_fds(self) -> tuple[int, ...]:
-        """What the log writer has to keep."""
         return (*self._readers.values(), self._theirs.fileno())
 
     def run_log_writer(self) -> int:
@@ -96,7 +95,6 @@ class LogPipes:
     # -- in the server ------------------------------------------------------------------------------------------
 
     def started(self, process_id: int, pid: int) -> None:
-        """Let go of what only this process needs."""
         if process_id == LOG_WRITER_ID:
             self.log_writer_pid = pid
             self._close(self._readers)
@@ -196,7 +194,6 @@ class LogWriter:
         return None if self._end_at is None else max(0.0, self._end_at - time.monotonic())
 
     def _hear(self) -> bool:
-        """Return whether the fork server has said that nobody writes any more."""
         messages = self._channel.receive()
         if self._channel.is_closed:
             self._selector.unregister(self._channel)

@@ -83,7 +83,6 @@ def describe_wait() -> str:
 
 
 def _place(frame: FrameType | None) -> str:
-    """Return the innermost frame of the user's own code."""
     while frame is not None:
         code = frame.f_code
         if not _LIBRARY.match(code.co_filename) and code.co_filename != __file__:
@@ -120,7 +119,6 @@ class Main:
         _shut_down(self._tell_error(), self._imported_before)
 
     def _tell_error(self) -> int:
-        """Return the exit status that the program's error makes, and let go of it."""
         error, self.error = self.error, None
         if isinstance(error, SystemExit):
             return _exit_status(error)
@@ -185,10 +183,8 @@ def _module_call(program: Program) -> Callable[[], object]:
 
 def _remove_modules(imported_before: frozenset[str]) -> None:
     """Run the finalizers of what the program's own modules hold, as the interpreter does: with their globals in place.
-
     A module is forgotten, and goes with all that nobody else holds (`finalize_modules` in CPython's pylifecycle.c).
-    Packages stay: a thread that is a daemon, which the interpreter would have halted by now, may use them.
-    """
+    Packages stay: a thread that is a daemon, which the interpreter would have halted by now, may use them."""
     for name in ("last_exc", "last_type", "last_value", "last_traceback"):
         if hasattr(sys, name):
             setattr(sys, name, None)
@@ -243,7 +239,6 @@ def _forget_own_frame(error: BaseException) -> types.TracebackType | None:
 
 
 def _tell_ignored(what: object, error: BaseException) -> None:
-    """Tell of an error that ends nothing, in the interpreter's words."""
     frames = traceback.format_tb(_forget_own_frame(error))
     trace = f"Traceback (most recent call last):\n{''.join(frames)}" if frames else ""
     kind = type(error)

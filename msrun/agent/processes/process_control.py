@@ -41,12 +41,10 @@ class ProcessStat(NamedTuple):
 
     @property
     def is_alive(self) -> bool:
-        """Whether it is no zombie."""
         return self.state != "Z"
 
     @property
     def id(self) -> Pid:
-        """Its process id, which knows when it was started."""
         return Pid(self.pid, self.started_at)
 
 
@@ -74,7 +72,6 @@ def read_stat(pid: int | str) -> ProcessStat | None:
 
 
 def read_all_stats() -> Iterator[ProcessStat]:
-    """Yield every process that can be seen."""
     for entry in os.listdir("/proc"):  # noqa: PTH208 - one call, no Path object per process
         if entry.isdigit() and (stat := read_stat(entry)) is not None:
             yield stat
@@ -115,10 +112,8 @@ def _prctl(option: int, value: int) -> None:
 
 
 def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> None:
-    """Ask the kernel to send `signum` to this process when its parent ends; 0 takes the wish back.
-
-    The parent may have ended before the wish was known, so it is compared afterwards.
-    """
+    """Ask the kernel to send `signum` to this process when its parent ends; 0 takes the wish back. The parent may have
+    ended before the wish was known, so it is compared afterwards."""
     _prctl(PR_SET_PDEATHSIG, signum)
     if signum and os.getppid() != parent_pid:
         os.kill(os.getpid(), signum)
@@ -135,14 +130,12 @@ class Pid(int):
     started_at: int  # ticks since the machine was
 
     def __new__(cls, pid: int, started_at: int) -> Pid:
-        """Make one of both."""
         new = super().__new__(cls, pid)
         new.started_at = started_at
         return new
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a signal or a debugger has stopped a process."""
     stat = read_stat(pid)
     return stat is not None and stat.state in "Tt"
 
@@ -184,16 +177,13 @@ def descendants(root_pid: int, strangers: Collection[int] = ()) -> list[Pid]:
 
 
 def session_members(session_ids: Iterable[int]) -> list[Pid]:
-    """Return every living process of these sessions."""
     wanted = set(session_ids)
     return [stat.id for stat in read_all_stats() if stat.session in wanted and stat.is_alive]
 
 
 def signal_processes(pids: Iterable[int], signum: int) -> None:
-    """Send a signal to each; one that has ended meanwhile is passed over, and so is who has got its id since.
-
-    Only a child that was not waited for keeps its id for sure; of all others a `Pid` is to be given.
-    """
+    """Send a signal to each; one that has ended meanwhile is passed over, and so is who has got its id since. Only a
+    child that was not waited for keeps its id for sure; of all others a `Pid` is to be given."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if isinstance(pid, Pid):
@@ -240,11 +230,9 @@ def reap_own_children(strangers: Collection[int]) -> None:
 
 
 def kill_descendants(deadline_s: float, strangers: Collection[int] = (), last: int = 0) -> list[int]:
-    """Kill everything below this process until nothing is left; returns what survived the deadline.
-
-    Needs `adopt_orphans`: otherwise a double fork escapes. `strangers`: children that were there before the job; they,
-    and what is below them, are let alone. `last`: one that ends by itself; the others are killed as long as it lives.
-    """
+    """Kill everything below this process until nothing is left; returns what survived the deadline. Needs
+    `adopt_orphans`: otherwise a double fork escapes. `strangers`: children that were there before the job; they, and
+    what is below them, are let alone. `last`: one that ends by itself; the others are killed as long as it lives."""
     end = time.monotonic() + deadline_s
     while True:
         reap_own_children(strangers)
@@ -299,10 +287,8 @@ _DIGEST_BITS = 48
 
 
 def mark_job(job_id: str) -> None:
-    """Make this process, and all that it will start, processes of a job.
-
-    The environment is written where /proc shows it: in the memory that held it when the program was started.
-    """
+    """Make this process, and all that it will start, processes of a job. The environment is written where /proc shows
+    it: in the memory that held it when the program was started."""
     stat = read_stat("self")
     assert stat is not None, "this process has gone"
     start, end = stat.environment
@@ -318,7 +304,6 @@ def mark_job(job_id: str) -> None:
 
 
 def marked_processes(job_id: str) -> list[Pid]:
-    """Return every living process of a job but this one."""
     return [s.id for s in read_all_stats() if s.is_alive and s.pid != os.getpid() and _is_marked(s.pid, job_id)]
 
 

@@ -46,6 +46,5 @@ class ProcessSpec:
 
     @property
     def name(self) -> str:
-        """Return what it is, in words."""
         index = server_index(self.process_id)
         return _NAMES.get(self.process_id, f"worker {self.process_id}" if index is None else f"server {index}")

@@ -36,7 +36,6 @@ class Reaper:
         self._pidfds[pid] = pidfd
 
     def reap(self) -> list[Ended]:
-        """Collect every child that has ended, adopted orphans too."""
         order = {}
         if self._children:
             events = self._deaths.poll(0, len(self._children))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from msrun.agent.processes.process_spec import ProcessSpec
-from msrun.cluster.messages import Channel, Message
+from msrun.cluster.messages import Channel
 from msrun.errors import ClusterError
 from msrun.planning.environment import SET_LATE
 from msrun.planning.record_json import encode_record
@@ -54,7 +54,6 @@ class ServerProcess:
         return None if code is None else -code if code < 0 else code << 8
 
     def kill(self) -> None:
-        """End it at once, stopped or not."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGCONT)
             self._process.kill()
@@ -83,13 +82,9 @@ class ForkServerHandle:
         working_directory: str,
     ) -> None:
         """`passing`: takes the descriptors of `begin`."""
-        self._process, self.channel, self._passing = process, channel, passing
+        self.process, self.channel, self._passing = process, channel, passing
+        self.pid, self.kill, self.wait, self.receive = process.pid, process.kill, process.wait, channel.receive
         self._env, self._working_directory = dict(env), working_directory
-
-    @property
-    def pid(self) -> int:
-        """Process id of the server."""
-        return self._process.pid
 
     def send(self, kind: str, **fields: Any) -> None:
         """Send one request; a server that has ended, or takes nothing, is noticed by its closed channel."""
@@ -139,29 +134,12 @@ class ForkServerHandle:
         """Ask for processes; each answers with a `started` message."""
         self.send("start", processes=encode_record(specs))
 
-    def receive(self) -> list[Message]:
-        """Return what the server has reported."""
-        return self.channel.receive()
-
-    def kill(self) -> None:
-        """End the server at once; the kernel ends its workers with it."""
-        self._process.kill()
-
-    def wait(self, timeout_s: float) -> bool:
-        """Wait for the server's end; False when it has not come in time."""
-        return self._process.wait(timeout_s)
-
-    @property
-    def wait_status(self) -> int | None:
-        """How the server has ended, as waitpid gives it; None when nobody knows."""
-        return self._process.wait_status
-
     def end(self, limit_s: float) -> None:
         """Wait for the server's end, which is forced after the limit, and let go of it."""
         if not self.wait(limit_s):
             self.kill()
             self.wait(limit_s)
-        self._process.close()
+        self.process.close()
         self._passing.close()
         self.channel.close()
 

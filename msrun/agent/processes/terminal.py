@@ -20,13 +20,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from msrun.agent.logs.rotated_log import LogRotation, RotatedLog
+from msrun.agent.logs.rotated_log import NO_ROTATION, LogRotation, RotatedLog
 from msrun.agent.processes.process_spec import ProcessSpec
 from msrun.cluster.own_thread import Inbox
 
 TERMINAL_SAYS = frozenset({"input", "input_end", "window"})  # the types of messages from the user's end
 READ_BYTES = 1 << 16
-NO_ROTATION = LogRotation(1 << 62, 1)
 STANDARD_INPUT = 0
 
 
@@ -63,8 +62,7 @@ class RankTerminal:
         self._selector: selectors.BaseSelector | None = None
         self._slave = -1
         self._sink = -1  # what input is written to: the master of the terminal, or a pipe
-        self._held = b""
-        """The end of what was written: a \\r that may belong to a \\n."""
+        self._held = b""  # the end of what was written: a \r that may belong to a \n
         self._log: RotatedLog | None = None
         self._unsent = bytearray()
         self._window = (0, 0)
@@ -99,7 +97,6 @@ class RankTerminal:
         self._close_terminal()
 
     def close(self) -> None:
-        """Give up everything."""
         self.end_attempt()
         self._close_sink()
         if self.stdin_fd > STANDARD_INPUT:
@@ -121,7 +118,6 @@ class RankTerminal:
         self._feed()
 
     def _feed(self) -> None:
-        """Pass on what the rank's terminal or pipe has room for."""
         while self._unsent and self._sink >= 0:
             try:
                 count = os.write(self._sink, self._unsent)

@@ -112,10 +112,8 @@ def _waits_itself(frames: list[tuple[str, str, str]], source_line: Callable[[str
 
 
 def read_place(log_path: str, begin: int) -> Place | None:
-    """Return where a worker stands that has written its stacks into its log after byte `begin`; None when it has not.
-
-    A log that was rotated meanwhile tells nothing.
-    """
+    """Return where a worker stands that has written its stacks into its log after byte `begin`; None when it has not. A
+    log that was rotated meanwhile tells nothing."""
     try:
         descriptor = open_own_file(log_path, os.O_RDONLY)
     except OSError:

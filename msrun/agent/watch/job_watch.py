@@ -24,105 +24,7 @@ ABSENT_LOOK_S = 0.25  # where a rank has left out a world that somebody may join
 MAX_INTERVAL_S = 5.0
 
 
-class MeetingWatch:
-    """Looks at the progress board from time to time. Of plain torch it knows only who has joined."""
-
-    def __init__(
-        self, limit_s: float, deserted_s: float, host_name: str, board: ProgressBoard, *, is_patient: bool = False
-    ) -> None:
-        """`limit_s`: how long a rank may wait for the others in init(); negative = for ever. `deserted_s`: how long all
-        running ranks may wait in a collective after another has finished; 0 = for ever. `is_patient`: nobody waits too
-        long for a rank that runs."""
-        self._limit_s, self._deserted_s, self._is_patient = limit_s, deserted_s, is_patient
-        self._host_name, self._board = host_name, board
-        self._absent: list[int] = []
-        self.absent_elsewhere: tuple[int, ...] = ()  # of those who never joined the world
-        self.since = 0.0  # when the workers went on after a pause; what was before does not count
-        self.missing: tuple[int, ...] = ()  # after an error: the ranks of this host that did not come
-
-    def reset(self) -> None:
-        """Forget the last attempt."""
-        self._absent.clear()
-        self.absent_elsewhere = ()
-
-    def note_done(self, global_rank: int) -> None:
-        """A rank of this host has ended with exit code 0."""
-        if not self._board.read(global_rank).has_come:
-            self._absent.append(global_rank)
-
-    @property
-    def is_urgent(self) -> bool:
-        """Whether somebody has ended and never came: whoever joins the world waits in vain."""
-        return bool(self._absent or self.absent_elsewhere)
-
-    @property
-    def interval_s(self) -> float:
-        """How often `look` wants to be called."""
-        if self.is_urgent:
-            return ABSENT_LOOK_S
-        share_s = self._limit_s / LOOKS_PER_LIMIT if self._limit_s >= 0 else MAX_INTERVAL_S
-        return min(max(share_s, MIN_INTERVAL_S), MAX_INTERVAL_S)
-
-    def come(self, membership: Membership) -> tuple[int, ...]:
-        """Return the ranks of this host that have joined the world, or try to."""
-        return tuple(rank for rank in membership.members if self._board.read(rank).has_come)
-
-    def judge_absent(self, membership: Membership) -> ClusterError | None:
-        """Return why the world can never be whole; None as long as nobody has joined it, or all can still come."""
-        if not self.is_urgent or not (come := self.come(membership)):
-            return None
-        self.missing = tuple(self._absent)
-        return ClusterError(describe_absent((*self._absent, *self.absent_elsewhere), come))
-
-    def look(self, membership: Membership, now: float) -> ClusterError | None:
-        """Return why those who wait will wait for ever, or None."""
-        if error := self.judge_absent(membership):
-            return error
-        if self._is_patient:
-            return None
-        records = {rank: self._board.read(rank) for rank in membership.members}
-        waiting = {rank: records[rank] for rank in membership.running() if records[rank].is_waiting}
-        came = [rank for rank, record in records.items() if record.is_reported]
-        missing = tuple(rank for rank in records if rank not in came)
-        if waiting and missing:
-            return self._judge_late(waiting, came, missing, now)
-        joining = {rank: record for rank, record in waiting.items() if record.phase == contract.PHASE_JOINING}
-        if joining:
-            return self._judge_late(joining, came, (), now)
-        return self._judge_deserted(membership, {rank: records[rank] for rank in membership.running()}, now)
-
-    def _judge_late(
-        self, waiting: dict[int, Progress], came: list[int], missing: tuple[int, ...], now: float
-    ) -> ClusterError | None:
-        waited_s = now - max(self.since, min(record.waiting_since for record in waiting.values()))
-        if self._limit_s < 0 or waited_s < self._limit_s:
-            return None
-        self.missing = missing or tuple(waiting)
-        size = len(came) + len(missing)
-        return RendezvousTimeout(
-            f"--cluster_time_out {self._limit_s:g}: {len(missing)} of {size} workers have not joined the world, and "
-            f"others wait in {_where(waiting)} for {waited_s:.0f} s; "
-            f"missing on {self._host_name}: {name_ranks(missing) if missing else 'none'}; came: {name_ranks(came)}"
-        )
-
-    def _judge_deserted(self, membership: Membership, records: dict[int, Progress], now: float) -> ClusterError | None:
-        done = membership.ranks_in(WorkerState.DONE)
-        if not self._deserted_s or not done or not records or not all(record.is_waiting for record in records.values()):
-            return None
-        waited_s = now - max(self.since, *(record.waiting_since for record in records.values()))
-        if waited_s < self._deserted_s:
-            return None
-        self.missing = tuple(done)
-        return HangTimeout(
-            f"{name_ranks(done)} on {self._host_name} ended with exit code 0 while {name_ranks(records)} "
-            f"wait{'s' if len(records) == 1 else ''} in {_where(records)}, "
-            f"for {waited_s:.0f} s already (--exit_time_out {self._deserted_s:g}): every rank has to call the same "
-            "collectives"
-        )
-
-
 def _where(waiting: dict[int, Progress]) -> str:
-    """Return what the first of them waits in."""
     record = next(iter(waiting.values()))
     return "init()" if record.phase == contract.PHASE_JOINING else record.name or "a collective"
 
@@ -140,7 +42,6 @@ class LingerWatch:
         self.begin()
 
     def begin(self) -> None:
-        """Forget the workers of before."""
         self._told: set[int] = set()
         self._signs: dict[int, tuple[int, float, float]] = {}
         """Global rank -> size of its logs, processor seconds, and when it last showed a sign of life."""
@@ -200,7 +101,6 @@ class Hang:
     doing: Mapping[int, str]  # what every running rank is doing, in words
 
     def describe(self) -> str:
-        """Return one line for the error report."""
         parts = [f"no progress for {self.silent_s:.0f} s"]
         waiting = [rank for rank in self.doing if rank not in self.lagging]
         name = "behind" if waiting else "running"
@@ -213,13 +113,11 @@ class Hang:
 
 class Watchdog:
     """Finds out that a job makes no progress any more, and which ranks hold it up. Owned by the agent's event loop.
-
     Progress of a worker is a longer log, a new step or collective on the progress board, or processor time of its
     session. Processor time does not count while the worker waits in a collective (some libraries spin there), nor, once
     its first step is done, while another has been waiting in one for the whole limit: a rank that computes for ever is
     as stuck as one that sleeps. The first step is left alone: there networks are captured, and some ranks are sooner
-    ready.
-    """
+    ready."""
 
     def __init__(self, limit_s: float, board: ProgressBoard, logs: Mapping[int, Sequence[str]]) -> None:
         self.interval_s = min(limit_s / HANG_LOOKS_PER_LIMIT, MAX_INTERVAL_S)  # how often `look` wants to be called
@@ -305,7 +203,8 @@ def size_of(path: str) -> int:
 
 
 class JobWatch:
-    """Watches the workers of one attempt at a time. Owned by the agent's event loop."""
+    """Watches the workers of one attempt at a time. Owned by the agent's event loop. Of plain torch the progress board
+    tells only who has joined."""
 
     def __init__(
         self,
@@ -324,11 +223,11 @@ class JobWatch:
         self._logs = {worker.global_rank: worker.last_words_path for worker in host.workers}
         written = {worker.global_rank: worker.log_paths for worker in host.workers}
         self._is_patient = plan.interactive_rank is not None  # a rank may wait for its user, and the others for it
-        self._meeting = MeetingWatch(
-            plan.cluster_time_out_s, plan.exit_time_out_s, host.name, board, is_patient=self._is_patient
-        )
         self._linger = LingerWatch(board, written, plan.exit_time_out_s)
         self._watchdog = Watchdog(plan.hang_time_out_s, board, written)
+        self._absent: list[int] = []  # ranks here that have ended with exit code 0 and never joined the world
+        self._absent_elsewhere: tuple[int, ...] = ()
+        self._since = 0.0  # when the workers went on after a pause; what was before does not count
         self._hang: Hang | None = None  # the newest that was found
         self._stack_begins: dict[int, int] = {}  # global rank -> size of its log when its stacks were requested
 
@@ -337,41 +236,110 @@ class JobWatch:
         self._linger.begin()
         self._watchdog.forget()
         self._timers.every("linger", INTERVAL_S, self._look_at_ends)
-        self._timers.every("meeting", self._meeting.interval_s, self._look_at_meeting)
+        self._look_at_meeting_often()
         if self._plan.hang_time_out_s > 0 and not self._is_patient:
             self._timers.every("hang", self._watchdog.interval_s, self._look_for_hang)
 
+    def note_pause(self) -> None:
+        self._linger.since = self._since = time.monotonic()
+        self._watchdog.forget()
+
+    def stop(self) -> None:
+        self._timers.cancel("meeting", "hang", "linger")
+
+    def reset(self) -> None:
+        """Forget what the workers of the last attempt said."""
+        self._board.reset()
+        self._absent.clear()
+        self._absent_elsewhere = ()
+
+    # -- who has joined the world, and who waits for whom there -------------------------------------------------------
+
     def note_done(self, global_rank: int) -> None:
         """A rank has ended with exit code 0: look from now on, and at the end, whether others wait for it to join."""
-        was_urgent = self._meeting.is_urgent
-        self._meeting.note_done(global_rank)
-        if self._meeting.is_urgent and (self.membership.is_over or not was_urgent):
+        was_urgent = self._is_urgent
+        if not self._board.read(global_rank).has_come:
+            self._absent.append(global_rank)
+        if self._is_urgent and (self.membership.is_over or not was_urgent):
             self._look_for_absent()
 
     def note_absent(self, global_ranks: tuple[int, ...]) -> None:
         """Ranks of other hosts have ended with exit code 0 and never joined the world."""
-        self._meeting.absent_elsewhere = global_ranks
+        self._absent_elsewhere = global_ranks
         self._look_for_absent()
 
+    @property
+    def _is_urgent(self) -> bool:
+        """Whether somebody has ended and never came: whoever joins the world waits in vain."""
+        return bool(self._absent or self._absent_elsewhere)
+
+    def _look_at_meeting_often(self) -> None:
+        limit_s = self._plan.cluster_time_out_s
+        share_s = limit_s / LOOKS_PER_LIMIT if limit_s >= 0 else MAX_INTERVAL_S
+        interval_s = ABSENT_LOOK_S if self._is_urgent else min(max(share_s, MIN_INTERVAL_S), MAX_INTERVAL_S)
+        self._timers.every("meeting", interval_s, lambda: self.look_at_meeting(time.monotonic()))
+
     def _look_for_absent(self) -> None:
-        error = self._meeting.judge_absent(self.membership)
-        if error is not None:
-            self._on_stuck(error, self._meeting.missing)
-        else:
-            self._timers.every("meeting", self._meeting.interval_s, self._look_at_meeting)
+        if not self._judge_absent():
+            self._look_at_meeting_often()
 
     def come(self) -> tuple[int, ...]:
         """Return the ranks of this host that have joined the world, or try to."""
-        return self._meeting.come(self.membership)
+        return tuple(rank for rank in self.membership.members if self._board.read(rank).has_come)
 
     def has_begun(self) -> bool:
         """Return whether a rank of this host has joined the world, tries to, or has reported progress."""
         return any(record.has_come or record.steps for record in map(self._board.read, self.membership.members))
 
-    def _look_at_meeting(self) -> None:
-        error = self._meeting.look(self.membership, time.monotonic())
-        if error is not None:
-            self._on_stuck(error, self._meeting.missing)
+    def _judge_absent(self) -> bool:
+        """End the job where the world can never be whole: somebody has joined it, and not all can still come."""
+        if not self._is_urgent or not (come := self.come()):
+            return False
+        absent = (*self._absent, *self._absent_elsewhere)
+        self._on_stuck(ClusterError(describe_absent(absent, come)), tuple(self._absent))
+        return True
+
+    def look_at_meeting(self, now: float) -> None:
+        """End the job where those who wait will wait for ever. `now`: monotonic seconds."""
+        if self._judge_absent() or self._is_patient:
+            return
+        records = {rank: self._board.read(rank) for rank in self.membership.members}
+        waiting = {rank: records[rank] for rank in self.membership.running() if records[rank].is_waiting}
+        came = [rank for rank, record in records.items() if record.is_reported]
+        missing = tuple(rank for rank in records if rank not in came)
+        joining = {rank: record for rank, record in waiting.items() if record.phase == contract.PHASE_JOINING}
+        if late := waiting if missing else joining:
+            self._judge_late(late, came, missing, now)
+        else:
+            self._judge_deserted({rank: records[rank] for rank in self.membership.running()}, now)
+
+    def _judge_late(self, waiting: dict[int, Progress], came: list[int], missing: tuple[int, ...], now: float) -> None:
+        limit_s = self._plan.cluster_time_out_s
+        waited_s = now - max(self._since, min(record.waiting_since for record in waiting.values()))
+        if limit_s < 0 or waited_s < limit_s:
+            return
+        text = (
+            f"--cluster_time_out {limit_s:g}: {len(missing)} of {len(came) + len(missing)} workers have not joined the "
+            f"world, and others wait in {_where(waiting)} for {waited_s:.0f} s; "
+            f"missing on {self._host.name}: {name_ranks(missing) if missing else 'none'}; came: {name_ranks(came)}"
+        )
+        self._on_stuck(RendezvousTimeout(text), missing or tuple(waiting))
+
+    def _judge_deserted(self, records: dict[int, Progress], now: float) -> None:
+        done, limit_s = self.membership.ranks_in(WorkerState.DONE), self._plan.exit_time_out_s
+        if not limit_s or not done or not records or not all(record.is_waiting for record in records.values()):
+            return
+        waited_s = now - max(self._since, *(record.waiting_since for record in records.values()))
+        if waited_s < limit_s:
+            return
+        text = (
+            f"{name_ranks(done)} on {self._host.name} ended with exit code 0 while {name_ranks(records)} "
+            f"wait{'s' if len(records) == 1 else ''} in {_where(records)}, "
+            f"for {waited_s:.0f} s already (--exit_time_out {limit_s:g}): every rank has to call the same collectives"
+        )
+        self._on_stuck(HangTimeout(text), tuple(done))
+
+    # -- who lingers, and who gets on ---------------------------------------------------------------------------------
 
     def _look_at_ends(self) -> None:
         running = self.membership.running()
@@ -387,14 +355,8 @@ class JobWatch:
             self._hang = hang
             self._on_stuck(self._hang_error(hang), hang.lagging)
 
-    def note_pause(self) -> None:
-        """The workers were stopped for a while, and run again."""
-        self._linger.since = self._meeting.since = time.monotonic()
-        self._watchdog.forget()
-
-    def stop(self) -> None:
-        """Watch nobody any more."""
-        self._timers.cancel("meeting", "hang", "linger")
+    def _hang_error(self, hang: Hang) -> HangTimeout:
+        return HangTimeout(f"--hang_time_out {self._plan.hang_time_out_s:g}: {hang.describe()}")
 
     def doing(self) -> dict[int, str]:
         """Return what running workers say that they are doing now, and which of them are stopped."""
@@ -404,12 +366,10 @@ class JobWatch:
         return {rank: text for rank, text in words.items() if records[rank].describe(0.0) or "stopped" in text}
 
     def left(self) -> frozenset[int]:
-        """Return the running workers that have left the world."""
         ranks = self.membership.running()
         return frozenset(rank for rank in ranks if self._board.read(rank).phase == contract.PHASE_LEFT)
 
     def request_stacks(self, headline: str) -> None:
-        """Have every running worker write its stacks into its log."""
         running = self.membership.running()
         self._stack_begins = {rank: size_of(self._logs[rank]) for rank in running}
         request_stacks({pid: self._logs[rank] for rank, pid in running.items()}, headline)
@@ -418,8 +378,7 @@ class JobWatch:
 
     def explain_hang(self, fault: BaseException | None) -> tuple[HangTimeout, tuple[int, ...], dict[int, str]] | None:
         """Return who holds up whom, and where, by the stacks that were requested: the error, the ranks that lag, and
-        what each rank does. None where workers say themselves, or nothing of it.
-        """
+        what each rank does. None where workers say themselves, or nothing of it."""
         hang, places = self._hang, self._places()
         if hang is None or not isinstance(fault, HangTimeout) or not places or hang.lagging != tuple(places):
             return None  # somebody cannot say where it stands, is stopped, or has reported fewer steps
@@ -441,11 +400,3 @@ class JobWatch:
         read = {rank: read_place(self._logs[rank], self._stack_begins.get(rank, 0)) for rank in sorted(running)}
         places = {rank: place for rank, place in read.items() if place is not None}
         return places if len(places) == len(running) else {}
-
-    def _hang_error(self, hang: Hang) -> HangTimeout:
-        return HangTimeout(f"--hang_time_out {self._plan.hang_time_out_s:g}: {hang.describe()}")
-
-    def reset(self) -> None:
-        """Forget what the workers of the last attempt said."""
-        self._board.reset()
-        self._meeting.reset()

@@ -34,10 +34,8 @@ class Progress:
     total: int = 0  # steps that the program means to do in all; 0 when it has not said
     rate_steps: int = 0  # steps begun at `rate_at`
     rate_at: float = 0.0
-    name: str = ""
-    """The newest collective in words; of a worker that lingers, what it waits for."""
-    ended_at: float = 0.0
-    """When its program ended, of a worker that lingers: negative when it has failed; else 0."""
+    name: str = ""  # the newest collective in words; of a worker that lingers, what it waits for
+    ended_at: float = 0.0  # when its program ended, of a worker that lingers: negative when it has failed; else 0
 
     @property
     def is_reported(self) -> bool:
@@ -46,7 +44,6 @@ class Progress:
 
     @property
     def has_come(self) -> bool:
-        """Whether the worker has joined its world, or tries to."""
         return self.phase != contract.PHASE_UNKNOWN
 
     @property
@@ -102,21 +99,18 @@ class ProgressBoard:
         self._descriptor = open_own_file(self._path, os.O_RDONLY)
 
     def read(self, global_rank: int) -> Progress:
-        """Return the record of one worker as it stands now."""
         size_bytes = contract.PROGRESS_RECORD_BYTES
         with contextlib.suppress(OSError):  # not made yet, or the disk is gone
             return parse_record(os.pread(self._descriptor, size_bytes, global_rank * size_bytes), 0)
         return Progress()
 
     def reset(self) -> None:
-        """Forget everything, for the next attempt. No worker may be running."""
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):  # the disk is full, and a worker had made the file shorter
                 os.posix_fallocate(self._descriptor, 0, self._size_bytes)
                 os.pwrite(self._descriptor, bytes(self._size_bytes), 0)
 
     def close(self) -> None:
-        """Close the file."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

@@ -33,8 +33,7 @@ NOT_UNDERSTOOD = "its agent says what cannot be understood ({}); install the sam
 RETRY_S = 0.5
 SALVAGE_S = 10.0  # how long the host of a lost agent may take to let somebody else in
 CUT_REMEDY = "start it again, and if that does not help, look for the reason in the log of its sshd"
-ACKNOWLEDGE_BYTES = 1 << 19
-"""After so many bytes of logs the agent is told that they have come, so that it sends more."""
+ACKNOWLEDGE_BYTES = 1 << 19  # after so many bytes of logs the agent is told that they have come, so that it sends more
 
 
 Done = TypeVar("Done")
@@ -77,13 +76,9 @@ class AgentLink(Link):
         has_dialled: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """
-        Args:
-            job: what the agent is told first; None where it waits for whatever comes.
-            take_first: called with every message; True when it is done with. A ValueError: no agent says this.
-            silence_s: how long nothing may be heard.
-            has_dialled: the agent runs already, and is msrun on a host where it was typed.
-        """
+        """`job`: what the agent is told first; None where it waits for whatever comes. `take_first`: called with every
+        message; True when it is done with. A ValueError: no agent says this. `silence_s`: how long nothing may be
+        heard. `has_dialled`: the agent runs already, and is msrun on a host where it was typed."""
         super().__init__(loop, clock)
         self.number, self.entry = number, entry
         self.address = ""  # numeric, as it is reached from here; empty until it is known
@@ -111,13 +106,11 @@ class AgentLink(Link):
             self._open(None, opened)
 
     def send(self, kind: str, **fields: object) -> None:
-        """Tell the agent, as soon as that can be done."""
         self._say({"type": kind, **fields})
 
     def beat(self, listened_s: float) -> None:
         """Give a sign of life, and look for one, for which `listened_s` were left since the last; where there is none
-        for long, another connection is tried.
-        """
+        for long, another connection is tried."""
         if self.state in (State.OPENING, State.OVER):
             return
         self.silent_s += listened_s
@@ -136,7 +129,6 @@ class AgentLink(Link):
             channel.stop(partial(self._let_go, channel.pipe, self._end_silent))
 
     def begin(self) -> None:
-        """From now on the agent has something to come back for."""
         self._has_begun = True
         self._can_resume = bool(self._way.attach)
 
@@ -150,7 +142,6 @@ class AgentLink(Link):
 
     @property
     def is_open(self) -> bool:
-        """Whether something may come from an agent."""
         return self.state in (State.OPEN, State.BROKEN)
 
     @property
@@ -171,7 +162,6 @@ class AgentLink(Link):
             self._leave(self._channel)
 
     def give_up(self, reason: str) -> None:
-        """End the connection to an agent that cannot be worked with."""
         self._end(reason, None)
         self.close()
 
@@ -386,12 +376,9 @@ class Agents:
         folder: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """
-        Args:
-            forward: signals that workers get; the others end the job.
-            silence_s: how long launcher and host may hear nothing of each other.
-            folder: where a fault of this process is kept as long as there are no `logs`; None = nowhere.
-        """
+        """`forward`: signals that workers get; the others end the job. `silence_s`: how long launcher and host may hear
+        nothing of each other. `folder`: where a fault of this process is kept as long as there are no `logs`; None =
+        nowhere."""
         self._signals, self._forward = signals, forward
         self._silence_s, self._clock = silence_s, clock
         self.inbox = Inbox()
@@ -505,19 +492,12 @@ class Agents:
         on_loss: Callable[[int, MsrunError], None] | None = None,
         on_fault: Callable[[Exception], None] | None = None,
     ) -> bool:
-        """Take what agents say until `is_done`; False when the deadline has passed before that.
-
-        Args:
-            handlers: message type -> called with node_rank and message; what is not named is left out.
-            deadline: moment of `clock`.
-            every: seconds, and what to call that often.
-            on_loss: called with node_rank and why, for those of `LOSSES` that `handlers` does not name.
-            on_fault: gets what a handler of msrun's own has raised, which is no fault of the host; None = it is raised.
-
-        Raises:
-            Interrupted: a signal came before the job had begun.
-            MsrunError: a thread of the launcher has failed, and no handler is for that.
-        """
+        """Take what agents say until `is_done`; False when the deadline has passed before that. `handlers`: message
+        type -> called with node_rank and message; what is not named is left out. `deadline`: moment of `clock`.
+        `every`: seconds, and what to call that often. `on_loss`: called with node_rank and why, for those of `LOSSES`
+        that `handlers` does not name. `on_fault`: gets what a handler of msrun's own has raised, which is no fault of
+        the host; None = it is raised. Raises Interrupted: a signal came before the job had begun. Raises MsrunError: a
+        thread of the launcher has failed, and no handler is for that."""
         tick_s, tick = every or (MAX_BEAT_S, lambda: None)
         next_tick = self._clock() + tick_s
         while not is_done() and not self.is_abandoned:

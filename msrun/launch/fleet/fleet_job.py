@@ -73,11 +73,8 @@ class FleetRecord:
         self.membership = Membership(rank for ranks in self._ranks.values() for rank in ranks)
 
     def note(self, node_rank: int, kind: str, value: Mapping[str, Any]) -> None:
-        """Take a moment of one host; one of a kind that is not known is left out.
-
-        Raises:
-            NotUnderstood: a host that speaks as it should does not say this.
-        """
+        """Take a moment of one host; one of a kind that is not known is left out. Raises NotUnderstood: a host that
+        speaks as it should does not say this."""
         if node_rank not in self._ranks or kind not in MOMENTS:
             return
         try:
@@ -300,7 +297,6 @@ class FleetRun:
     # -- what hosts are told ------------------------------------------------------------------------------------------
 
     def _give(self, orders: Iterable[Message]) -> None:
-        """Pass the coordinator's orders on to all hosts, and do what they mean here."""
         for order in orders:
             self._agents.tell_all(order["type"], **{name: order[name] for name in order if name != "type"})
             if order["type"] == "stop":
@@ -541,16 +537,10 @@ def run_fleet_job(
     on_directory: Callable[[str, Path], None] = lambda _id, _folder: None,
     joined: JoinedHosts | None = None,
 ) -> JobResult:
-    """Run a job on the hosts of `spec.host_entries` to its end. Other arguments as `launch.job.run_job`.
-
-    Args:
-        joined: hosts that have come by themselves; entered, and left, by the caller.
-
-    Raises:
-        UsageError: the log directory cannot be used, or a host cannot do what is asked.
-        ClusterError: a host cannot be reached, or does not fit the others; nothing was started anywhere.
-        Interrupted: a signal came before the job began.
-    """
+    """Run a job on the hosts of `spec.host_entries` to its end. Other arguments as `launch.job.run_job`. `joined`:
+    hosts that have come by themselves; entered, and left, by the caller. Raises UsageError: the log directory cannot be
+    used, or a host cannot do what is asked. Raises ClusterError: a host cannot be reached, or does not fit the others;
+    nothing was started anywhere. Raises Interrupted: a signal came before the job began."""
     job_id = job_id or new_job_id()
     if spec.server_num and not spec.server_token:
         spec = replace(spec, server_token=secrets.token_hex(32))

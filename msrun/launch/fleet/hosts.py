@@ -65,10 +65,8 @@ OF_LAUNCHER = frozenset({"log_dir", "disk"})  # what the launcher needs of its o
 
 
 def spec_of_host(spec: LaunchSpec, assignment: HostAssignment) -> LaunchSpec:
-    """Return what is asked of one host; master, log directory and the other hosts come when the job starts.
-
-    The launcher's own host, where msrun is typed on each, has the user's table and settings, too.
-    """
+    """Return what is asked of one host; master, log directory and the other hosts come when the job starts. The
+    launcher's own host, where msrun is typed on each, has the user's table and settings, too."""
     entry = spec.host_entries[assignment.node_rank]
     is_own = entry.has_come and assignment.node_rank == spec.node_rank
     return replace(
@@ -96,10 +94,8 @@ class ReadyHosts:
 
     master: tuple[str, int]
     """Numeric address and port of the scheduler's store, on node 0; port 0 when there is one host."""
-    hosts: tuple[HostAssignment, ...]
-    """By node_rank, with the names and addresses that they have themselves."""
-    shared: frozenset[int]
-    """Node ranks of those that see the launcher's log directory."""
+    hosts: tuple[HostAssignment, ...]  # by node_rank, with the names and addresses that they have themselves
+    shared: frozenset[int]  # node ranks of those that see the launcher's log directory
     warnings: tuple[str, ...] = field(default=())
     folders: Mapping[int, int] = field(default_factory=dict)
     """Node rank -> number of the log directory, of hosts where msrun was typed."""
@@ -129,8 +125,7 @@ class ReadyHosts:
 class Hosts:
     """The hosts of a job. A context; leaving it ends their agents. Who is well stays as he is from start to start."""
 
-    pool: HostPool
-    """From whom the hosts of each start are chosen."""
+    pool: HostPool  # from whom the hosts of each start are chosen
 
     def __init__(
         self, spec: LaunchSpec, job_id: str, signals: SignalPipe, say: Callable[[str], None], **given: Any
@@ -154,18 +149,10 @@ class Hosts:
             stack.callback(self.agents.close)
 
     def run(self, spec: LaunchSpec, logs: LogCollector | None, lost: Collection[HostEntry] = ()) -> ReadyHosts:
-        """Return hosts that are ready.
-
-        Args:
-            spec: what is asked of the hosts of this start.
-            logs: where their logs go; None for a plan.
-            lost: those of the start before without whom it goes on; whoever is wanted again is reached anew.
-
-        Raises:
-            UsageError, ClusterError: what stands against it, first of all that was found.
-            RendezvousTimeout: hosts did not answer in time.
-            Interrupted: a signal came.
-        """
+        """Return hosts that are ready. `spec`: what is asked of the hosts of this start. `logs`: where their logs go;
+        None for a plan. `lost`: those of the start before without whom it goes on; whoever is wanted again is reached
+        anew. Raises UsageError, ClusterError: what stands against it, first of all that was found. Raises
+        RendezvousTimeout: hosts did not answer in time. Raises Interrupted: a signal came."""
         raise NotImplementedError
 
     def _link(self, spec: LaunchSpec, host: HostAssignment, environment: Mapping[str, str], **given: Any) -> AgentLink:
@@ -474,11 +461,7 @@ def _merge_notes(notes: Mapping[int, Sequence[str]], entries: Sequence[HostEntry
 
 def keep_attempt(log_dir: Path, attempt: int, plan: LaunchPlan | None, names: Iterable[str]) -> None:
     """Rename the logs and traces of an attempt after which the job goes on elsewhere, as far as they are there, and
-    keep the plan that names its ranks.
-
-    Raises:
-        ClusterError: one cannot be renamed, or the plan cannot be written.
-    """
+    keep the plan that names its ranks. Raises ClusterError: one cannot be renamed, or the plan cannot be written."""
     kept = log_dir / contract.attempt_plan_name(attempt)
     try:
         if plan is not None:
@@ -502,11 +485,8 @@ def _reached(spec: LaunchSpec, caller: Mapping[str, str], job_id: str, *, quiet:
 
 
 def ask_for_plan(spec: LaunchSpec, caller: Mapping[str, str], *, quiet: bool) -> LaunchPlan:
-    """Reach and check all hosts as a run does, and return the plan that it would carry out. Starts no worker.
-
-    Raises:
-        UsageError, ClusterError, RendezvousTimeout, Interrupted: as a run before it starts.
-    """
+    """Reach and check all hosts as a run does, and return the plan that it would carry out. Starts no worker. Raises
+    UsageError, ClusterError, RendezvousTimeout, Interrupted: as a run before it starts."""
     job_id = new_job_id()
     with _reached(spec, caller, job_id, quiet=quiet) as hosts:
         ready, agents, faults = hosts.run(spec, None), hosts.agents, list[MsrunError]()

@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Self
 from msrun import contract
 from msrun.agent.host.host_facts import LOOPBACK
 from msrun.agent.signals import SignalPipe
-from msrun.cluster.connection import Connection, Guest
-from msrun.cluster.hosts import HostRequest, Refused, Registry
+from msrun.cluster.connection import REFUSED, Connection
+from msrun.cluster.hosts import WRONG_KEY, HostRequest, Refused, Registry, other_protocol
 from msrun.cluster.messages import Message, NotUnderstood
-from msrun.cluster.proof import token_of_servers
+from msrun.cluster.proof import NotProved, Seal, hello, new_nonce, read_hello, token_of_servers
+from msrun.cluster.protocol import protocol
 from msrun.errors import ClusterError, Interrupted, MsrunError, PeerFailed
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.agents import ANSWER_S, AgentLink
@@ -72,12 +73,8 @@ class Gate:
         knock: Callable[[Stranger, HostRequest], None],
         note: Callable[[str], None],
     ) -> None:
-        """
-        Args:
-            listener: this object's from now on.
-            knock: called with each who knows the token, and with what he asks for; has to let him in, or `refuse` him.
-            note: told whom was refused, and why.
-        """
+        """`listener`: this object's from now on. `knock`: called with each who knows the token, and with what he asks
+        for; has to let him in, or `refuse` him. `note`: told whom was refused, and why."""
         listener.settimeout(0.0)
         self._loop, self._listener = loop, listener
         self._token, self._tls = token, tls
@@ -128,12 +125,11 @@ class Gate:
         if len(same) >= MAX_STRANGERS_OF_ONE:
             self.forget(same[0])
         connection = Connection(stream, self._tls.open_session() if self._tls else None)
-        stranger = Stranger(self, Guest(connection, self._token), address[0], address[1])
+        stranger = Stranger(self, connection, self._token, *address[:2])
         self._strangers[id(stranger)] = stranger
         self._loop.selector.register(connection, selectors.EVENT_READ, stranger)
 
     def _listen(self, *, is_wanted: bool) -> None:
-        """Take connections, or leave those who come in the listener's queue."""
         if is_wanted and not self._is_listening:
             self._loop.selector.register(self._listener, selectors.EVENT_READ, self)
         elif not is_wanted and self._is_listening:
@@ -144,23 +140,25 @@ class Gate:
         """Leave a connection to somebody else; False when it is over."""
         if self._strangers.pop(id(stranger), None) is None:
             return False
-        self._loop.selector.unregister(stranger.guest.connection)
+        self._loop.selector.unregister(stranger.connection)
         if len(self._strangers) < MAX_STRANGERS and not self._is_closed:
             self._listen(is_wanted=True)
         return True
 
     def forget(self, stranger: Stranger) -> None:
         if self.release(stranger):
-            stranger.guest.connection.close()
+            stranger.connection.close()
 
     def refuse(self, stranger: Stranger, reason: str) -> None:
-        """Send somebody away who was passed on, and say so."""
-        stranger.guest.refuse(reason)
+        stranger.connection.send_plain(
+            REFUSED + reason.encode("utf-8", "replace")
+        )  # in the clear, to one without a token
+        stranger.connection.close()
         self.note_refusal(stranger, reason)
 
     def note_refusal(self, stranger: Stranger, reason: str) -> None:
         """Say whom was refused, as far as that is worth a line."""
-        key = stranger.host, stranger.guest.knows_token
+        key = stranger.host, stranger.knows_token
         if key not in self._notes and sum(knows == key[1] for _, knows in self._notes) >= MAX_NOTED:
             return
         self._notes[key] += 1
@@ -171,20 +169,23 @@ class Gate:
 
 
 class Stranger:
-    """Somebody who has connected and has not registered yet."""
+    """Somebody who has connected, until it is a host of the job or is sent away."""
 
-    def __init__(self, gate: Gate, guest: Guest, host: str, port: int) -> None:
-        self._gate = gate
-        self.guest, self.host, self.port = guest, host, port
+    def __init__(self, gate: Gate, connection: Connection, token: bytes, host: str, port: int) -> None:
+        self._gate, self._token, self._nonce = gate, token, new_nonce()
+        self.connection, self.host, self.port = connection, host, port
         self.since = time.monotonic()
+        self._is_greeted = False
+        self.knows_token = False  # it has proved that; it may be refused all the same
+        connection.send_plain(hello(self._nonce))
 
     def handle(self, _mask: int) -> None:
-        connection = self.guest.connection
+        connection = self.connection
         try:
             connection.flush()
             request = None
             while request is None and (bodies := connection.receive()):
-                request = self.guest.take(bodies[0])
+                request = self._take(bodies[0])
         except Exception as error:  # noqa: BLE001 - whatever it has sent, it must not end the job of the others
             said = str(error) if isinstance(error, ValueError | Refused) else f"{type(error).__name__}: {error}"
             reason = said if isinstance(error, NotUnderstood | Refused) else f"no msrun host: {said}"
@@ -196,6 +197,30 @@ class Stranger:
                 self._gate.knock(self, request)
         elif connection.is_closed:
             self._gate.forget(self)
+
+    def _take(self, body: bytes) -> HostRequest | None:
+        """Return the request in what it has said, once that has come. Raises Refused: it is no host of this job."""
+        if self._is_greeted:
+            try:
+                message = self.connection.open(body)
+            except NotProved:
+                raise Refused(WRONG_KEY) from None
+            self.knows_token = True
+            return HostRequest.from_json(message.get("request"))
+        said = read_hello(body)
+        if said is None:
+            raise Refused("no msrun host: it did not say hello")
+        spoken, nonce = said
+        if spoken != protocol():
+            raise Refused(other_protocol(spoken))
+        self.connection.agree(Seal(self._token, self._nonce, nonce, is_scheduler=True))
+        self._is_greeted = True
+        return None
+
+    def accept(self, silence_s: float) -> None:
+        """Let it in. `silence_s`: how long either side may give no sign of life."""
+        self.connection.trust()
+        self.connection.send({"type": "accepted", "silence_s": silence_s})
 
 
 WAITING_LINE_S = 5.0
@@ -218,13 +243,8 @@ class JoinedHosts(Hosts):
         signals: SignalPipe,
         say: Callable[[str], None],
     ) -> None:
-        """
-        Args:
-            spec: of this host, as the user gave it.
-            request: as which this host takes part.
-            place: numeric address and port at which hosts come in.
-            listener: the socket there; this object's from now on.
-        """
+        """`spec`: of this host, as the user gave it. `request`: as which this host takes part. `place`: numeric address
+        and port at which hosts come in. `listener`: the socket there; this object's from now on."""
         super().__init__(spec, job_id, signals, say, folder=spec.log_dir)
         self._request, self.place = request, place
         self._gate = Gate(self.agents.loop, listener, token, tls, self._on_knock, self._on_note)
@@ -326,13 +346,13 @@ class JoinedHosts(Hosts):
         except Refused as error:
             self._gate.refuse(stranger, str(error))
             return
-        stranger.guest.accept(self._spec.heartbeat_time_out_s)
+        stranger.accept(self._spec.heartbeat_time_out_s)
         self._say(f"{request.describe()} registered with {count_workers(request.local_worker_num)}")
         name, devices = request.describe(), tuple(range(request.local_worker_num))
         entry = HostEntry(
             f"host {number} {name}" if is_late else name, len(devices), devices, address=request.address, has_come=True
         )
-        pipe: AgentPipe = SealedPipe(stranger.guest.connection, request.address)
+        pipe: AgentPipe = SealedPipe(stranger.connection, request.address)
         link = self.agents.make_link(entry, Way(lambda _: pipe), None, number, has_dialled=True)
         self._links[number] = link
         self.agents.others.append(link)
@@ -345,7 +365,6 @@ class JoinedHosts(Hosts):
                 self.run_of_job.regroup(f"{entry.name} has come (--rescale now)")
 
     def _on_gone(self, number: int, message: Message) -> None:
-        """A host has gone that is not of the job, or not yet."""
         link = self._links.pop(number, None)
         if link is None:
             return
@@ -433,12 +452,10 @@ class JoinedHosts(Hosts):
 class _Place:
     """A host that has come."""
 
-    link: AgentLink | None
-    """None: this host, whose agent has not been started."""
+    link: AgentLink | None  # None: this host, whose agent has not been started
     name: str
     address: str
-    folder: int
-    """Number of its log directory."""
+    folder: int  # number of its log directory
 
 
 def _entry(assignment: HostAssignment) -> HostEntry:

@@ -85,12 +85,8 @@ class LauncherLink(Link):
         silence_s: float = 60.0,
         explain_loss: Callable[[str], str] | None = None,
     ) -> None:
-        """
-        Args:
-            silence_s: how long the launcher may give no sign of life; `resume_at` may say it anew.
-            explain_loss: what the job is told when it has gone, from what it has done; None = a launcher that has
-                started this agent.
-        """
+        """`silence_s`: how long the launcher may give no sign of life; `resume_at` may say it anew. `explain_loss`:
+        what the job is told when it has gone, from what it has done; None = a launcher that has started this agent."""
         super().__init__(EventLoop(1, self._tell_fault, name="msrun-launcher-link", clock=clock), clock)
         self._inbox = Inbox()
         self._wishes: deque[Message] = deque()  # taken from the inbox, and not yet returned by `wait`
@@ -123,7 +119,6 @@ class LauncherLink(Link):
         self.pass_on({"type": kind, **fields})
 
     def pass_on(self, message: Message) -> None:
-        """Tell the launcher what the job says."""
         self.loop.call(partial(self._say, message))
 
     def show(self, data: bytes) -> None:
@@ -131,7 +126,6 @@ class LauncherLink(Link):
         self.send("shown", data=base64.b64encode(data).decode("ascii"))
 
     def taken(self, count: int) -> None:
-        """So many bytes of input have reached the rank."""
         self.send("taken", count=count)
 
     def wait(self, timeout_s: float | None = None) -> Message | None:
@@ -171,8 +165,7 @@ class LauncherLink(Link):
         self, next_log: Callable[[], Message | None], acknowledge: Callable[[int], None] = lambda _: None
     ) -> None:
         """Send logs from now on: what `next_log` gives, None when there is nothing new; `acknowledge` is told that so
-        many more of that have come, in their order. Both are called by the thread.
-        """
+        many more of that have come, in their order. Both are called by the thread."""
 
         def begin() -> None:
             self._next_log, self._acknowledge_logs, self._logs_end = next_log, acknowledge, False

@@ -16,8 +16,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from msrun import contract
-from msrun.agent.logs.own_file import create_own_file, open_own_file
-from msrun.agent.logs.rotated_log import LogRotation, RotatedLog, rename_log
+from msrun.agent.logs.own_file import create_own_file
+from msrun.agent.logs.rotated_log import NO_ROTATION, LogRotation, RotatedLog, rename_log
 from msrun.cluster.messages import Message
 from msrun.errors import ClusterError, describe_limit
 from msrun.launch.directory.log_directory import record_fault
@@ -74,18 +74,13 @@ def _punch(descriptor: int, offset: int, size: int) -> None:
 
 
 class LogSender:
-    """Gives the next piece of any of the logs, each in its turn. `next` belongs to the link's thread.
-
-    What the launcher has of a log that is written meanwhile is freed: its size, and where it is read, stays the same.
-    That needs a file system that knows holes, as ext4, XFS, Btrfs and tmpfs do, and NFS from 4.2 on.
-    """
+    """Gives the next piece of any of the logs, each in its turn. `next` belongs to the link's thread. What the launcher
+    has of a log that is written meanwhile is freed: its size, and where it is read, stays the same. That needs a file
+    system that knows holes, as ext4, XFS, Btrfs and tmpfs do, and NFS from 4.2 on."""
 
     def __init__(self, paths: Sequence[str], *, keep: int, on_refused: Callable[[str], None] = lambda _: None) -> None:
-        """
-        Args:
-            keep: how many older files stay of a log that is rotated, 0 when they are not.
-            on_refused: told once, in the system's words, that what the launcher has stays on the disk here, too.
-        """
+        """`keep`: how many older files stay of a log that is rotated, 0 when they are not. `on_refused`: told once, in
+        the system's words, that what the launcher has stays on the disk here, too."""
         self._keep, self._paths, self._on_refused = keep, list(paths), on_refused
         self._turn = self._attempt = 0
         self._lock = threading.Lock()
@@ -117,7 +112,6 @@ class LogSender:
                 self._readers.remove(entry)
 
     def begin_attempt(self) -> None:
-        """New workers write new logs under the old names."""
         with self._lock:
             self._attempt += 1
             self._readers += [
@@ -125,13 +119,9 @@ class LogSender:
             ]
 
     def next(self) -> Message | None:
-        """Return the next piece as a message, or None when all that is there was sent.
-
-        `log {name, attempt, data}`: data is deflated, then base64.
-
-        Raises:
-            OSError: a log cannot be read; it is left out from now on, see `unreadable`.
-        """
+        """Return the next piece as a message, or None when all that is there was sent. `log {name, attempt, data}`:
+        data is deflated, then base64. Raises OSError: a log cannot be read; it is left out from now on, see
+        `unreadable`."""
         with self._lock:
             for entry in list(self._old):
                 if piece := self._read(entry, self._old):
@@ -183,14 +173,9 @@ class LogSender:
 def own_logs(
     stem: str, ranks: Mapping[int, Collection[int]], servers: int = 0, home: int = 0
 ) -> dict[int, re.Pattern[str]]:
-    """Return what logs each host may write are called.
-
-    Args:
-        stem: of --worker_log_name.
-        ranks: node_rank -> global ranks there.
-        servers: parameter servers of the job; the hosts take turns.
-        home: the node rank of the host with the scheduler.
-    """
+    """Return what logs each host may write are called. `stem`: of --worker_log_name. `ranks`: node_rank -> global ranks
+    there. `servers`: parameter servers of the job; the hosts take turns. `home`: the node rank of the host with the
+    scheduler."""
     start = _FILLED_IN.join(re.escape(word) for word in re.split(r"\{ip\}|\{hostname\}", stem))
     found = {}
     for node_rank, own in ranks.items():
@@ -200,23 +185,6 @@ def own_logs(
         names += [re.escape(contract.SCHEDULER_LOG)] if node_rank == home else []
         found[node_rank] = re.compile("|".join(names))
     return found
-
-
-class PlainLog:
-    """One log that is not rotated."""
-
-    def __init__(self, path: Path, *, goes_on: bool = False) -> None:
-        """`goes_on`: what is in the file stays."""
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-        self._descriptor = open_own_file(path, flags) if goes_on else create_own_file(path)
-
-    def write(self, data: bytearray, count: int) -> None:
-        left = memoryview(data)[:count]
-        while left:
-            left = left[os.write(self._descriptor, left) :]
-
-    def close(self) -> None:
-        os.close(self._descriptor)
 
 
 class LogCollector:
@@ -233,7 +201,7 @@ class LogCollector:
         """`rotation`: None = logs are not rotated; `own`: from `own_logs`."""
         self._folder, self._rotation, self._own = folder, rotation, own
         self._max_attempt, self._first_attempt = max_restarts, first_attempt
-        self._logs: dict[str, tuple[int, PlainLog | RotatedLog]] = {}  # name -> attempt and file
+        self._logs: dict[str, tuple[int, RotatedLog]] = {}  # name -> attempt and file
         self._sizes: dict[str, int] = {}
         self._names: dict[int, frozenset[str]] = {}
         self._has_recorded = False
@@ -242,8 +210,7 @@ class LogCollector:
 
     def take(self, node_rank: int, host: str, message: Message) -> bool:
         """Take what a message of a host has for the log directory; whether that is all of it. `host`: its name, for
-        errors. Raises ClusterError: its logs cannot be opened here.
-        """
+        errors. Raises ClusterError: its logs cannot be opened here."""
         if message.get("traceback"):
             self.record_fault(f"{host}: {message.get('text')}", str(message["traceback"]))
         if message["type"] == "log":
@@ -261,11 +228,8 @@ class LogCollector:
         return self._own[node_rank].fullmatch(name) is not None
 
     def expect(self, node_rank: int, names: Collection[str]) -> None:
-        """Make empty logs of these names, as far as they are of this host; what it names later does not count.
-
-        Raises:
-            OSError: a file cannot be made.
-        """
+        """Make empty logs of these names, as far as they are of this host; what it names later does not count. Raises
+        OSError: a file cannot be made."""
         if node_rank not in self._names:
             self._names[node_rank] = frozenset(name for name in names if self.is_own(node_rank, name))
             for name in self._names[node_rank]:
@@ -275,12 +239,11 @@ class LogCollector:
         """Return how many bytes of the newest log of each name have come from a host."""
         return {name: self._sizes[name] for name in self._names.get(node_rank, ())}
 
-    def _open(self, name: str) -> PlainLog | RotatedLog:
+    def _open(self, name: str) -> RotatedLog:
         path = self._folder / name
-        if self._rotation is None or is_of_job(name):
-            return PlainLog(path, goes_on=self._has_recorded and name == contract.SCHEDULER_LOG)
-        os.close(create_own_file(path))
-        return RotatedLog(str(path), self._rotation)
+        if not (self._has_recorded and name == contract.SCHEDULER_LOG):
+            os.close(create_own_file(path))
+        return RotatedLog(str(path), NO_ROTATION if self._rotation is None or is_of_job(name) else self._rotation)
 
     def write(self, node_rank: int, message: Message) -> None:
         """Append a piece. A full disk loses what does not fit, is remembered in `fault`, and stops nobody."""
@@ -291,14 +254,16 @@ class LogCollector:
         if type(attempt) is not int or not 0 <= attempt <= self._max_attempt:
             return
         try:
-            data = bytearray(unpack_piece(message))
-            self._log(name, attempt).write(data, len(data))
+            data, log = bytearray(unpack_piece(message)), self._log(name, attempt)
+            log.write(data, len(data))
             self._sizes[name] += len(data)
+            why: str | ValueError | None = log.fault
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
+        if why:
             self.fault = self.fault or f"{self._folder / name}: {why}"
 
-    def _log(self, name: str, attempt: int) -> PlainLog | RotatedLog:
+    def _log(self, name: str, attempt: int) -> RotatedLog:
         """Return the file of an attempt; the logs of the one before are renamed as on the host."""
         current, log = self._logs[name]
         if attempt > current and not is_of_job(name):

@@ -50,11 +50,8 @@ def spool_path(job_id: str, number: int) -> Path:
 
 def make_spool(job_id: str, number: int) -> tuple[Path, int]:
     """Make the folder, for its owner alone, and return it with a descriptor that marks it as in use, in all PID
-    namespaces, until that or its process ends.
-
-    Raises:
-        ClusterError: it cannot be made, or is there already, which a stranger may have done.
-    """
+    namespaces, until that or its process ends. Raises ClusterError: it cannot be made, or is there already, which a
+    stranger may have done."""
     path = spool_path(job_id, number)
     try:
         path.mkdir(mode=contract.DIRECTORY_MODE)
@@ -171,9 +168,8 @@ def attach(job_id: str, number: int) -> None:
 
 def salvage(job_id: str, number: int, offsets: Mapping[str, int]) -> None:
     """End a lost agent that is only stopped, write what is missing of its logs to stdout, and remove its folder.
-
-    `offsets` are how many bytes of each log are at home. Of one that is rotated that cannot be told: it is left there.
-    """
+    `offsets` are how many bytes of each log are at home. Of one that is rotated that cannot be told: it is left
+    there."""
     spool = spool_path(job_id, number)
     if kill_agent(spool):
         end = time.monotonic() + SERVER_END_S

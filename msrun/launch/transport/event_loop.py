@@ -87,12 +87,8 @@ class EventLoop:
         name: str = "msrun-hosts",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start nothing yet.
-
-        Args:
-            on_fault: told, once, what one of the threads raises, which should not; they go on.
-            clock: of `call_later`.
-        """
+        """Start nothing yet. `on_fault`: told, once, what one of the threads raises, which should not; they go on.
+        `clock`: of `call_later`."""
         self._on_fault, self._name, self._clock = on_fault, name, clock
         self.opening = TaskThreads(connects_at_a_time, "msrun-connect", on_fault)
         self.ending = TaskThreads(ENDS_AT_A_TIME, "msrun-disconnect", on_fault)
@@ -129,10 +125,8 @@ class EventLoop:
         heapq.heappush(self._later, (self._clock() + seconds, next(self._numbers), function))
 
     def close(self, deadline: float) -> None:
-        """Do what was called for, and end the thread and those of `ending`; what hangs after a moment is left.
-
-        Those of `opening` end when what they wait for is called off. `deadline` is of `time.monotonic`.
-        """
+        """Do what was called for, and end the thread and those of `ending`; what hangs after a moment is left. Those of
+        `opening` end when what they wait for is called off. `deadline` is of `time.monotonic`."""
         self._is_closing, thread = True, self._thread
         self.call(lambda: None)
         if thread is not None:
@@ -173,10 +167,8 @@ class EventLoop:
 
 
 class ByteChannel:
-    """A pipe in the loop: what comes is given away as it comes, what is to go waits until there is room.
-
-    Of the loop's thread.
-    """
+    """A pipe in the loop: what comes is given away as it comes, what is to go waits until there is room. Of the loop's
+    thread."""
 
     def __init__(
         self,

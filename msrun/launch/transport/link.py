@@ -12,7 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from msrun.cluster.messages import Ledger, Message, MessageBuffer, MessageMissing, encode_message
+from msrun.cluster.messages import FrameBuffer, Ledger, Message, MessageMissing, encode_message
 from msrun.launch.transport.event_loop import ByteChannel, EventLoop
 from msrun.launch.transport.pipe import MARKER, MAX_NOISE_BYTES, AgentPipe
 
@@ -24,16 +24,13 @@ class Incoming:
 
     def __init__(self, *, has_begun: bool = False) -> None:
         self._held = b""
-        self._messages = MessageBuffer()
+        self._frames = FrameBuffer()
         self.has_begun = has_begun  # no noise comes any more
         self.unacknowledged = 0  # bytes since the other side was last told what has come; reset by whoever tells it
 
     def feed(self, data: bytes) -> list[Message]:
-        """Add bytes and return every message that is now complete.
-
-        Raises:
-            ValueError: what comes after the marker are no messages.
-        """
+        """Add bytes and return every message that is now complete. Raises ValueError: what comes after the marker are
+        no messages."""
         if not self.has_begun:
             held, marker, data = (self._held + data).partition(MARKER)
             self._held = held if marker else held[-MAX_NOISE_BYTES - 1 :]
@@ -41,7 +38,7 @@ class Incoming:
                 return []
             self.has_begun = True
         self.unacknowledged += len(data)
-        return self._messages.feed(data)
+        return self._frames.messages(data)
 
     @property
     def is_noise(self) -> bool:
@@ -57,8 +54,7 @@ class Incoming:
 class Link(ABC):
     """One end, of the thread of its loop. The launcher's is `AgentLink`, the agent's `LauncherLink`."""
 
-    _is_agent = False
-    """Whether this is the agent's end, which says the marker first and answers each sign of life."""
+    _is_agent = False  # whether this is the agent's end, which says the marker first and answers each sign of life
     _not_said: tuple[type[Exception], ...] = (ValueError, TypeError, LookupError, ArithmeticError, OSError)
     """What the words of somebody raise who is no msrun, or another one."""
 
@@ -84,7 +80,6 @@ class Link(ABC):
         self._put(encode_message({"type": kind, "seen": self._ledger.seen}))
 
     def _say(self, message: Message) -> int:
-        """Say something as soon as that can be done, and return its number."""
         stamped = self._ledger.stamp(message)
         try:
             data = encode_message(stamped)
@@ -96,7 +91,6 @@ class Link(ABC):
         return int(stamped["seq"])
 
     def _send_unseen(self) -> None:
-        """Send what the other end has not seen, before anything newer."""
         for kept in self._ledger.unseen():
             self._put(encode_message(kept))
 

@@ -92,25 +92,17 @@ class Way:
 
     open: Callable[[float | None], AgentPipe]
     """Returns a pipe before a moment, None = in the usual time; as `HostOpener.open`."""
-    start: bytes = b""
-    """Starts an agent; empty where one runs already."""
-    attach: bytes = b""
-    """Connects to the agent of a broken connection; empty where that cannot be."""
-    salvage: Callable[[], bytes] = bytes
-    """Sends what a killed agent has left."""
+    start: bytes = b""  # starts an agent; empty where one runs already
+    attach: bytes = b""  # connects to the agent of a broken connection; empty where that cannot be
+    salvage: Callable[[], bytes] = bytes  # sends what a killed agent has left
 
 
 def agent_codes(
     environment: Mapping[str, str], job_id: str, number: int, sizes: Callable[[], Mapping[str, int]], shipped: str = ""
 ) -> tuple[bytes, bytes, Callable[[], bytes]]:
-    """Return what starts an agent, attaches to it and salvages what it has left: see `Way`.
-
-    Args:
-        environment: variables that the agent's process gets beside those that it has.
-        number: of the agent among all of the job.
-        sizes: how much of its logs is here.
-        shipped: from `pack_msrun`, for a host without msrun.
-    """
+    """Return what starts an agent, attaches to it and salvages what it has left: see `Way`. `environment`: variables
+    that the agent's process gets beside those that it has. `number`: of the agent among all of the job. `sizes`: how
+    much of its logs is here. `shipped`: from `pack_msrun`, for a host without msrun."""
     prelude = _ENVIRONMENT.format(environment=ascii(dict(environment))) + shipped + _OWN
 
     def salvage() -> bytes:
@@ -139,14 +131,9 @@ class HostOpener:
     """Opens pipes to agents, from any thread. `close` it in the end."""
 
     def __init__(self, spec: LaunchSpec, job_id: str, warn: Callable[[str], None]) -> None:
-        """
-        Args:
-            warn: told what is not refused but should be known.
-
-        Raises:
-            UsageError: ssh_config cannot be read, or says what cannot be done; or a rehearsal has too few devices.
-            ClusterError: an address of a rehearsal does not answer.
-        """
+        """`warn`: told what is not refused but should be known. Raises UsageError: ssh_config cannot be read, or says
+        what cannot be done; or a rehearsal has too few devices. Raises ClusterError: an address of a rehearsal does not
+        answer."""
         self._spec, self._job_id = spec, job_id
         self._shares = share_machine(spec, os.environ) if spec.is_rehearsal else {}
         check_addresses(tuple(self._shares))
@@ -155,10 +142,9 @@ class HostOpener:
         self._shipped = pack_msrun() if spec.ship else ""
         self._connector = None
         if len(self._local) < len(entries):
-            from msrun.launch.transport.ssh.connector import SshConnector
-            from msrun.launch.transport.ssh.login import ask_at_terminal
+            from msrun.launch.transport.ssh import SshConnector
 
-            self._connector = SshConnector(spec.ssh, warn=warn, ask=ask_at_terminal if sys.stdin.isatty() else None)
+            self._connector = SshConnector(spec.ssh, warn=warn)
             self._connector.prepare(entry for entry in entries if entry not in self._local)
         self._open_files = raise_open_files()
 
@@ -168,8 +154,7 @@ class HostOpener:
 
     def open(self, entry: HostEntry, deadline: float | None) -> AgentPipe:
         """Return a pipe to a new process on a host. `deadline`: moment of `time.monotonic`; None = the usual time from
-        now. Raises ClusterError: it cannot be reached; the message names the host.
-        """
+        now. Raises ClusterError: it cannot be reached; the message names the host."""
         interpreter = entry.python or sys.executable
         if self._connector is None or entry in self._local:
             return LocalPipe(agent_argv(interpreter), "", self._shares.get(entry), self._open_files)
@@ -185,7 +170,6 @@ class HostOpener:
         return Way(partial(self.open, entry), start, attach if self.can_resume(entry) else b"", salvage)
 
     def close(self) -> None:
-        """End all connections, those that are being made, too."""
         set_open_files(self._open_files)
         if self._connector is not None:
             self._connector.close()
@@ -200,16 +184,9 @@ REACH_S = 2.0
 
 
 def share_machine(spec: LaunchSpec, environ: Mapping[str, str]) -> dict[HostEntry, HostShare]:
-    """Divide this machine among the hosts of a rehearsal.
-
-    No device is given to two hosts. Cores are divided when there is one for each device; else all hosts use all.
-
-    Args:
-        environ: of the launcher.
-
-    Raises:
-        UsageError: there are more workers than devices, or --env would give all hosts the same ones.
-    """
+    """Divide this machine among the hosts of a rehearsal. No device is given to two hosts. Cores are divided when there
+    is one for each device; else all hosts use all. `environ`: of the launcher. Raises UsageError: there are more
+    workers than devices, or --env would give all hosts the same ones."""
     for name in VISIBLE.values():
         if name in dict(spec.env):
             raise UsageError(
@@ -231,10 +208,8 @@ def share_machine(spec: LaunchSpec, environ: Mapping[str, str]) -> dict[HostEntr
 
 
 def _divide_cores(spec: LaunchSpec, facts: HostFacts, devices: DevicePlacement) -> list[tuple[int, ...]]:
-    """Return the processors that go with each device; empty where hosts share them.
-
-    A dict of --bind_core names processors of the machine, which every host then has to have.
-    """
+    """Return the processors that go with each device; empty where hosts share them. A dict of --bind_core names
+    processors of the machine, which every host then has to have."""
     topology = facts.known_topology()
     is_named = spec.bind_core is not None and not spec.bind_core.is_auto
     if is_named or len(topology.cores()) < len(devices.physical):
@@ -244,11 +219,8 @@ def _divide_cores(spec: LaunchSpec, facts: HostFacts, devices: DevicePlacement) 
 
 
 def check_addresses(entries: tuple[HostEntry, ...]) -> None:
-    """Listen at the address of each host, and connect to it.
-
-    Raises:
-        ClusterError: this system answers at 127.0.0.1 alone, as macOS does.
-    """
+    """Listen at the address of each host, and connect to it. Raises ClusterError: this system answers at 127.0.0.1
+    alone, as macOS does."""
     for entry in entries:
         try:
             with contextlib.closing(socket.create_server((entry.address, 0))) as listener:

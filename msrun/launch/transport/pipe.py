@@ -45,8 +45,7 @@ MAX_NOISE_BYTES = 1 << 20
 class AgentPipe(Protocol):
     """The way to a running agent, its stdin and stdout. Reading and writing never wait, and belong to one thread."""
 
-    address: str
-    """Numeric address of the host as it is reached from here; empty when that is not known."""
+    address: str  # numeric address of the host as it is reached from here; empty when that is not known
 
     def fileno(self) -> int:
         """Return a descriptor that a selector finds readable when `read` is to be called."""
@@ -55,11 +54,8 @@ class AgentPipe(Protocol):
         """Return the next bytes that the agent wrote; empty at the end, None when there are none now."""
 
     def write(self, data: bytes | memoryview) -> int:
-        """Send as many of the bytes as there is room for now, and return how many.
-
-        Raises:
-            OSError: the other side has gone.
-        """
+        """Send as many of the bytes as there is room for now, and return how many. Raises OSError: the other side has
+        gone."""
 
     def close(self) -> None:
         """End the pipe, which no selector has any more; may wait a moment."""
@@ -137,14 +133,9 @@ class SocketPipe(AgentPipe):
 
     def wait_for_login(self, time_left: Callable[[], float], end: int | None = None) -> bool | None:
         """Wait for the line of a login shell, and drop it and what came before; any noise without it is kept.
-
-        Args:
-            time_left: seconds.
-            end: a descriptor that is readable when nobody is left who would close the other side.
-
-        Returns:
-            Whether it, or too much noise, has come; False when nothing more will; None when the time was over before.
-        """
+        `time_left`: seconds. `end`: a descriptor that is readable when nobody is left who would close the other side.
+        Returns whether it, or too much noise, has come; False when nothing more will; None when the time was over
+        before."""
         watch = select.poll()
         for source in (self._socket, end):
             if source is not None:
@@ -197,8 +188,7 @@ class HostShare:
     """One rehearsed host's part of this machine."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
-    cpus: tuple[int, ...] = ()
-    """Processors of its agent and all that it starts; empty = all."""
+    cpus: tuple[int, ...] = ()  # processors of its agent and all that it starts; empty = all
 
     @property
     def home(self) -> str:
@@ -210,15 +200,9 @@ class LocalPipe(ChildPipe):
     """An agent on this host."""
 
     def __init__(self, argv: list[str], address: str, share: HostShare | None = None, open_files: int = 0) -> None:
-        """
-        Args:
-            address: this host's, for the other hosts.
-            open_files: how many files the agent may open, as after a login; 0 = as many as this process.
-            share: what the agent of a rehearsal may use; None = it has the launcher's environment and processors.
-
-        Raises:
-            ClusterError: the interpreter cannot be started.
-        """
+        """`address`: this host's, for the other hosts. `open_files`: how many files the agent may open, as after a
+        login; 0 = as many as this process. `share`: what the agent of a rehearsal may use; None = it has the launcher's
+        environment and processors. Raises ClusterError: the interpreter cannot be started."""
         self._is_rehearsed, self._is_closed = share is not None, False
         try:
             super().__init__(argv, share.environment if share else None, share.home if share else None)
@@ -231,10 +215,8 @@ class LocalPipe(ChildPipe):
         self.address = address
 
     def close(self) -> None:
-        """End the connection, on which the agent ends, and wait a moment for that; one that is stopped is killed.
-
-        Not in a rehearsal, in which it may have another connection: closing one over SSH ends no agent either.
-        """
+        """End the connection, on which the agent ends, and wait a moment for that; one that is stopped is killed. Not
+        in a rehearsal, in which it may have another connection: closing one over SSH ends no agent either."""
         self._is_closed = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
@@ -261,10 +243,8 @@ RECORD_BYTES = 1 << 17
 
 
 class SealedPipe(AgentPipe):
-    """A stream of sealed records over a connection that an agent has dialled; either end of it.
-
-    A `write` that was held up has to be given the same bytes again, as TLS has it.
-    """
+    """A stream of sealed records over a connection that an agent has dialled; either end of it. A `write` that was held
+    up has to be given the same bytes again, as TLS has it."""
 
     def __init__(self, connection: Connection, address: str) -> None:
         """`connection`: past its handshake; this object's from now on. `address`: numeric, of the other side."""

@@ -88,11 +88,11 @@ def test_host_that_went_may_come_again() -> None:
     ("changes", "reason"),
     [
         ({"protocol": 0}, "speaks protocol 0, this one"),
-        ({"worker_num": 1 << 40}, "its numbers are none"),
+        ({"worker_num": 1 << 40}, "its request is none: .*worker_num"),
         ({"local_worker_num": 0}, "--local_worker_num 0"),
         ({"name": "a\x1b[2J"}, "its name or address is none"),
         ({"address": "a.example"}, "is no address"),
-        ({"table": None}, "its name or address is none"),
+        ({"table": None}, "its request is none: .*table"),
     ],
 )
 def test_request_that_is_none_is_refused(changes: dict[str, Any], reason: str) -> None:

@@ -21,9 +21,9 @@ from msrun.cluster.messages import (
     HEADER,
     MAX_MESSAGE_BYTES,
     Channel,
+    FrameBuffer,
     Ledger,
     Message,
-    MessageBuffer,
     MessageMissing,
     encode_message,
 )
@@ -42,30 +42,30 @@ objects = st.dictionaries(
 def test_messages_survive_any_cut_of_the_stream(messages: list[dict[str, Any]], data: st.DataObject) -> None:
     stream = b"".join(encode_message(message) for message in messages)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=10)))
-    buffer = MessageBuffer()
+    buffer = FrameBuffer()
     received = []
     for begin, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
-        received += buffer.feed(stream[begin:end])
+        received += buffer.messages(stream[begin:end])
     assert received == messages
 
 
 @pytest.mark.parametrize("body", [b"[]", b"1", b"null", b'"text"', b"{", b"", b"\xff"])
 def test_body_that_is_no_object_is_refused(body: bytes) -> None:
     with pytest.raises(ValueError):
-        MessageBuffer().feed(HEADER.pack(len(body)) + body)
+        FrameBuffer().messages(HEADER.pack(len(body)) + body)
 
 
 def test_length_beyond_the_limit_is_not_sent_and_refused_before_it_is_read() -> None:
     with pytest.raises(ValueError, match="at most"):
         encode_message({"text": "x" * MAX_MESSAGE_BYTES})
     with pytest.raises(ValueError, match="at most"):
-        MessageBuffer().feed(HEADER.pack(MAX_MESSAGE_BYTES + 1))
+        FrameBuffer().messages(HEADER.pack(MAX_MESSAGE_BYTES + 1))
 
 
 @given(st.binary(max_size=64))
 def test_any_bytes_give_messages_or_a_value_error(data: bytes) -> None:
     try:
-        messages = MessageBuffer().feed(data)
+        messages = FrameBuffer().messages(data)
     except ValueError:
         return
     assert all(isinstance(message, dict) for message in messages)

@@ -190,8 +190,7 @@ def test_options_variables_and_file_become_settings(tmp_path: Path, monkeypatch:
         "--ssh_config=~/c",
         "--ssh_host_keys=off",
         "--ssh_connect_time_out=5",
-        "--ssh_client=openssh",
     )
     found = settings_of(*words, "--ssh_connect_time_out=5")
-    assert found == SshSettings(Path("/home/me/c"), "me", 2222, (tmp_path / "a", Path("/b")), "off", 5.0, 7, "openssh")
+    assert found == SshSettings(Path("/home/me/c"), "me", 2222, (tmp_path / "a", Path("/b")), "off", 5.0, 7)
     assert settings_of("--ssh_config=none").config_file == Path("none")

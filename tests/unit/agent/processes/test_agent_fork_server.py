@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from fake_agents import FakeClock
@@ -244,6 +245,6 @@ def test_a_server_serves_what_differs_in_nothing_that_imports_read(
     before = {contract.MSRUN_JOB_ID: "f00d", "PATH": os.environ["PATH"], "WORLD_SIZE": "old", "GROUP_WORLD_SIZE": "2"}
     ours, passing = socket.socketpair()
     with ours, passing:
-        process: Any = None
+        process: Any = mock.Mock()
         handle = ForkServerHandle(process, Channel(ours), passing, before, str(tmp_path))
         assert handle.can_serve({**before, **changes}, str(tmp_path / folder)) is can_serve

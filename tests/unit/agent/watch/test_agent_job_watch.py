@@ -16,7 +16,7 @@ from msrun.agent.attempt import Attempt
 from msrun.agent.processes.process_control import Usage
 from msrun.agent.timers import Timers
 from msrun.agent.watch import job_watch
-from msrun.agent.watch.job_watch import Hang, JobWatch, LingerWatch, MeetingWatch, Watchdog, find_lagging
+from msrun.agent.watch.job_watch import Hang, JobWatch, LingerWatch, Watchdog, find_lagging
 from msrun.agent.watch.progress_board import Progress, ProgressBoard
 from msrun.cluster.membership import Membership
 from msrun.errors import ClusterError, HangTimeout, RendezvousTimeout
@@ -122,7 +122,13 @@ class Meeting:
         self.membership = Membership(range(4))
         for rank in range(4):
             self.membership.started(rank, 100 + rank, 0.0)
-        self.watch = MeetingWatch(limit_s, DESERTED_S, "node-a", self.board)
+        spec = spec_of(folder, log_dir=folder, cluster_time_out_s=limit_s, exit_time_out_s=DESERTED_S)
+        plan = plan_of(spec, HostFacts("node-a", "127.0.0.1", (0,)))
+        self.ended: list[tuple[ClusterError, tuple[int, ...]]] = []
+        self.watch = JobWatch(
+            plan, plan.hosts[0], self.board, Timers(), lambda *found: self.ended.append(found), lambda *_, **__: None
+        )
+        self.watch.membership = self.membership
 
     def enter(self, phase: int, *ranks: int) -> None:
         for rank in ranks:
@@ -130,7 +136,13 @@ class Meeting:
 
     def look(self, after_s: float) -> ClusterError | None:
         since = max(self.board.read(rank).waiting_since for rank in range(4))
-        return self.watch.look(self.membership, since + after_s)
+        self.ended.clear()
+        self.watch.look_at_meeting(since + after_s)
+        return self.ended[0][0] if self.ended else None
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        return self.ended[0][1]
 
     def close(self) -> None:
         self.board.close()
@@ -150,7 +162,7 @@ def test_those_who_did_not_come_in_time_are_named_with_those_who_did(meeting: Me
     assert isinstance(error, RendezvousTimeout)
     assert "1 of 4 workers have not joined the world, and others wait in init() for 11 s" in str(error)
     assert "missing on node-a: rank 2; came: ranks 0-1, 3" in str(error)
-    assert meeting.watch.missing == (2,)
+    assert meeting.missing == (2,)
     assert error.exit_code == 124
 
 
@@ -165,7 +177,6 @@ def test_rank_that_the_others_wait_for_in_their_first_collective_counts_as_missi
 def test_worker_that_ended_well_without_joining_is_named_as_soon_as_another_has_come(meeting: Meeting) -> None:
     meeting.membership.exited(1, 0, 1.0)
     meeting.watch.note_done(1)
-    assert meeting.watch.is_urgent
     assert meeting.look(1e6) is None, "nobody has joined"
     meeting.enter(contract.PHASE_JOINING, 0, 3)
     meeting.enter(contract.PHASE_PLAIN_TORCH, 2)
@@ -174,15 +185,16 @@ def test_worker_that_ended_well_without_joining_is_named_as_soon_as_another_has_
     assert str(error).startswith(
         "rank 1 ended with exit code 0 without joining the world, and ranks 0, 2-3 need it: every rank"
     )
-    assert meeting.watch.missing == (1,)
+    assert meeting.missing == (1,)
     assert error.exit_code == 3
 
 
 def test_rank_of_another_host_that_never_came_is_named_until_the_next_attempt(meeting: Meeting) -> None:
-    meeting.watch.absent_elsewhere = (7,)
+    meeting.watch.note_absent((7,))
     meeting.enter(contract.PHASE_JOINED, 0)
     assert str(meeting.look(0.0)).startswith("rank 7 ended with exit code 0 without joining the world, and rank 0 ")
     meeting.watch.reset()
+    meeting.enter(contract.PHASE_JOINED, 0)
     assert meeting.look(0.0) is None
 
 
@@ -191,7 +203,7 @@ def test_all_have_come_but_the_meeting_fails(meeting: Meeting) -> None:
     error = meeting.look(11.0)
     assert "0 of 4 workers" in str(error)
     assert "missing on node-a: none; came: ranks 0-3" in str(error)
-    assert meeting.watch.missing == (0, 1, 2, 3)
+    assert meeting.missing == (0, 1, 2, 3)
 
 
 def test_ranks_left_alone_in_a_collective_are_found_when_all_of_them_wait(meeting: Meeting) -> None:

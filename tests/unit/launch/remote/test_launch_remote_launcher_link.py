@@ -14,7 +14,7 @@ import pytest
 from fake_agents import FakeClock
 from job_runner import wait_until
 
-from msrun.cluster.messages import MAX_MESSAGE_BYTES, Message, MessageBuffer, encode_message
+from msrun.cluster.messages import MAX_MESSAGE_BYTES, FrameBuffer, Message, encode_message
 from msrun.launch.remote import launcher_link as module
 from msrun.launch.remote.launcher_link import LauncherLink
 from msrun.launch.transport.pipe import MARKER, SocketPipe
@@ -29,7 +29,7 @@ class Launcher:
     def __init__(self, stream: socket.socket) -> None:
         self.stream = stream
         stream.settimeout(0.0)
-        self._buffer: MessageBuffer | None = None
+        self._buffer: FrameBuffer | None = None
 
     def say(self, kind: str, **fields: Any) -> None:
         self.stream.sendall(encode_message({"type": kind, **fields}))
@@ -48,8 +48,8 @@ class Launcher:
             return []
         if self._buffer is None:
             assert data.startswith(MARKER)
-            self._buffer, data = MessageBuffer(), data[len(MARKER) :]
-        return list(self._buffer.feed(data))
+            self._buffer, data = FrameBuffer(), data[len(MARKER) :]
+        return list(self._buffer.messages(data))
 
 
 class Agent:

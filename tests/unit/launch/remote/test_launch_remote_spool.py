@@ -15,7 +15,7 @@ import pytest
 from job_runner import REPOSITORY, is_alive, wait_until
 
 from msrun.agent.processes.process_control import start_time
-from msrun.cluster.messages import Message, MessageBuffer, encode_message
+from msrun.cluster.messages import FrameBuffer, Message, encode_message
 from msrun.errors import ClusterError
 from msrun.launch.directory.jobs import new_job_id
 from msrun.launch.remote import spool
@@ -131,7 +131,7 @@ def salvage(left: Path, **sizes: int) -> list[Message]:
     code = SALVAGE.format(sizes={f"{name}.log": size for name, size in sizes.items()})
     done = subprocess.run([sys.executable, "-c", code], env=environ(left), capture_output=True, timeout=60, check=True)
     assert done.stdout.startswith(MARKER)
-    return MessageBuffer().feed(done.stdout[len(MARKER) :])
+    return FrameBuffer().messages(done.stdout[len(MARKER) :])
 
 
 def texts(messages: list[Message]) -> dict[str, bytes]:

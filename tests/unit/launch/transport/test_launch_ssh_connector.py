@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import paramiko
 import pytest
 from job_runner import wait_until
 from pipe_ends import read, write_all
@@ -23,41 +22,30 @@ from ssh_server import SshServer, add_key, running_agent, running_server
 
 from msrun.errors import ClusterError, UsageError
 from msrun.launch.transport.pipe import AgentPipe, LocalPipe, agent_command
-from msrun.launch.transport.ssh.connector import SshConnector
+from msrun.launch.transport.ssh import SshConnector
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.spec import SshSettings
 
 DEADLINE_S = 30.0
-needs_ssh = pytest.mark.skipif(shutil.which("ssh") is None, reason="there is no ssh")
+pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="there is no ssh")
 
 
 class Client:
     """The launcher's side: a home with one key, and an ssh_config that says how to get to `h1`."""
 
-    def __init__(self, home: Path, name: Any) -> None:
-        self.home, self.name = home, name
+    def __init__(self, home: Path) -> None:
+        self.home = home
         self.key = make_key(home / "id")
         self.config = home / "config"
         self.known_hosts = home / "known_hosts"
         self.said: list[str] = []
-        self.asked: list[str] = []
         self.connectors: list[SshConnector] = []
 
-    @property
-    def is_ssh(self) -> bool:
-        return bool(self.name == "openssh")
-
-    def connector(self, port: int, text: str = "", answers: tuple[str, ...] | None = None, **more: Any) -> SshConnector:
-        left = iter(answers or ())
-
-        def ask(what: str, _: int) -> str:
-            self.asked.append(what)
-            return next(left, "")
-
+    def connector(self, port: int, text: str = "", **more: Any) -> SshConnector:
         lines = [text, "Host h*", " HostName 127.0.0.1", f" Port {port}", f" IdentityFile {self.home}/id"]
         self.config.write_text("\n".join([*lines, f" UserKnownHostsFile {self.known_hosts}", " IdentityAgent none"]))
-        settings = {"host_keys": "off", "client": self.name, "config_file": self.config, **more}
-        made = SshConnector(SshSettings(**settings), warn=self.said.append, ask=ask if answers is not None else None)
+        settings = {"host_keys": "off", "config_file": self.config, **more}
+        made = SshConnector(SshSettings(**settings), warn=self.said.append)
         self.connectors.append(made)
         return made
 
@@ -75,13 +63,13 @@ class Client:
         return str(raised.value)
 
 
-@pytest.fixture(params=[pytest.param("openssh", marks=needs_ssh), "paramiko"])
-def client(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+@pytest.fixture
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     """A client; afterwards there are as many threads, children and descriptors as before."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     threads, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
-    made = Client(tmp_path, request.param)
+    made = Client(tmp_path)
     yield made
     for connector in made.connectors:
         connector.close()
@@ -192,7 +180,7 @@ def test_what_is_said_before_the_banner_is_passed_over_but_for_other_protocols(s
 def test_refused_keys_are_named(serve: Serve, client: Client) -> None:
     server = serve(accepted=frozenset({"none"}))
     text = client.refused(server.port, text="User me\nIdentityFile ~/absent")
-    assert f"login as me refused: tried ~/id; the server {'takes publickey' if client.is_ssh else 'knows none'}" in text
+    assert "login as me refused: tried ~/id; the server takes publickey" in text
     assert set(server.offered) == {client.key.split()[1]}
 
 
@@ -245,7 +233,7 @@ def test_wrong_host_key_stops_all_but_policy_off_before_any_key_is_shown(
     else:
         text = client.refused(server.port, host_keys=policy)
         assert "HOST KEY HAS CHANGED: it is ED25519 SHA256:" in text and "ssh-keygen " in text
-        assert not client.is_ssh or f"but {client.known_hosts}:1 has another ED25519 key" in text
+        assert f"but {client.known_hosts}:1 has another ED25519 key" in text
         assert server.offered == []
     assert client.known_hosts.read_text() == before
 
@@ -258,7 +246,7 @@ def test_agent_lets_in_without_any_file(
         add_key(path, tmp_path / "id")
         (tmp_path / "id").unlink()
         monkeypatch.setenv("SSH_AUTH_SOCK", str(path))
-        client.open(server.port, text="IdentityAgent SSH_AUTH_SOCK" if client.is_ssh else "").close()
+        client.open(server.port, text="IdentityAgent SSH_AUTH_SOCK").close()
     assert set(server.offered) == {client.key.split()[1]}
 
 
@@ -275,59 +263,18 @@ def test_closing_calls_off_what_is_being_made_and_ends_what_was(serve: Serve, cl
     assert read(pipe) == b""
 
 
-def test_closing_calls_off_a_login_that_is_about_to_begin(
-    serve: Serve, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if client.is_ssh:
-        pytest.skip("ssh is a process, which is ended")
-    begin = paramiko.Transport.start_client
-
-    def close_first(transport: paramiko.Transport, *args: Any, **named: Any) -> None:
-        client.connectors[0].close()
-        begin(transport, *args, **named)
-
-    monkeypatch.setattr(paramiko.Transport, "start_client", close_first)
-    began = time.monotonic()
-    assert client.refused(serve(is_silent=True).port).endswith(": called off")
-    assert time.monotonic() - began < DEADLINE_S / 2, "it does not wait for the host"
-
-
-@pytest.fixture
-def locked(client: Client) -> Client:
-    """The client, whose key has a passphrase."""
+def test_key_with_a_passphrase_is_refused_with_the_remedy(serve: Serve, client: Client) -> None:
     words = ["ssh-keygen", "-q", "-a", "1", "-p", "-N", "open sesame", "-f", client.home / "id"]
-    if shutil.which("ssh-keygen") is None:
-        pytest.skip("there is no ssh-keygen")
     subprocess.run(words, check=True, capture_output=True, timeout=DEADLINE_S)
-    return client
+    server = serve(accepted=frozenset({client.key.split()[1]}))
+    assert "has it a passphrase? ssh-add ~/id" in client.refused(server.port)
 
 
-def test_passphrase_is_asked_for_once_for_all_hosts_and_again_when_it_was_wrong(serve: Serve, locked: Client) -> None:
-    port = serve(accepted=frozenset({locked.key.split()[1]})).port
-    connector = locked.connector(port, answers=("wrong", "open sesame") if locked.is_ssh else ("open sesame",))
-    deadline = time.monotonic() + DEADLINE_S
-    with ThreadPoolExecutor(2) as pool:
-        for one in [pool.submit(connector.open, HostEntry(name), "echo", deadline=deadline) for name in ("h1", "h2")]:
-            one.result(DEADLINE_S).close()
-    assert locked.asked == ["passphrase of ~/id"] * (2 if locked.is_ssh else 1)
-
-
-def test_passphrase_that_is_not_given_is_missing(serve: Serve, locked: Client) -> None:
-    server = serve(accepted=frozenset({locked.key.split()[1]}))
-    assert "passphrase" in locked.refused(server.port) and locked.asked == []
-    assert "ssh-add ~/id" in locked.refused(server.port, answers=())
-    assert locked.asked == ["passphrase of ~/id"]
-
-
-@needs_ssh
-@pytest.mark.parametrize("client", ["openssh"], indirect=True)
 def test_way_of_ssh_config_is_quoted_when_it_fails(client: Client) -> None:
     text = client.refused(22, text="ProxyCommand ls /no/way/to/%h", within_s=1.0)
     assert "ProxyCommand ls /no/way/to/127.0.0.1: ls: " in text and "No such file or directory (in " in text
 
 
-@needs_ssh
-@pytest.mark.parametrize("client", ["openssh"], indirect=True)
 @pytest.mark.parametrize("text", ["Foo bar", "Port x", "Include bad/*", "Match exec"])
 def test_config_that_ssh_does_not_take_is_refused_before_anything(client: Client, text: str) -> None:
     (client.home / "bad").mkdir()
@@ -337,14 +284,6 @@ def test_config_that_ssh_does_not_take_is_refused_before_anything(client: Client
         client.open(22, text=text.replace("bad", f"{client.home}/bad"))
 
 
-@pytest.mark.parametrize("client", ["paramiko"], indirect=True)
-@pytest.mark.parametrize("text", ["ProxyJump gate", "Include more", "Ciphers aes256-ctr", "CertificateFile x"])
-def test_what_only_ssh_can_do_is_refused_without_it(client: Client, text: str) -> None:
-    word = text.split()[0].lower()
-    with pytest.raises(UsageError, match=f"ssh_config: {word}: not without ssh; install OpenSSH's client"):
-        client.open(22, text=text)
-
-
 def test_config_that_others_may_write_is_refused(client: Client) -> None:
     connector = client.connector(22)
     client.config.chmod(0o666)
@@ -352,18 +291,15 @@ def test_config_that_others_may_write_is_refused(client: Client) -> None:
         connector.prepare([HostEntry("h1")])
 
 
-@pytest.mark.parametrize("client", ["paramiko"], indirect=True)
-def test_marks_of_known_hosts_are_not_passed_over_without_ssh(serve: Serve, client: Client) -> None:
-    server = serve()
-    client.known_hosts.write_text(f"@revoked * {server.key}\n")
-    assert "count with ssh only; install OpenSSH's client" in client.refused(server.port, host_keys="accept-new")
-
-
-def test_client_is_paramiko_where_there_is_no_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launcher_without_ssh_or_without_a_name_for_its_user_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(UsageError, match="needs a name for user"):
+        patch.setattr("pwd.getpwuid", {}.__getitem__)
+        SshConnector(SshSettings(), warn=print)
     monkeypatch.setenv("PATH", str(tmp_path))
-    SshConnector(SshSettings(), warn=print).close()
-    with pytest.raises(UsageError, match="--ssh_client openssh: there is no ssh on PATH"):
-        SshConnector(SshSettings(client="openssh"), warn=print)
+    with pytest.raises(UsageError, match="there is no ssh on PATH"):
+        SshConnector(SshSettings(), warn=print)
 
 
 @pytest.mark.parametrize(("content", "text"), [(None, "No such file or directory"), (b"\xffjunk", "is no private key")])

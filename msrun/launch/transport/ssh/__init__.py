@@ -1,1 +1,0 @@
-"""Hosts over SSH: the system's ssh as a child, or paramiko where there is none."""

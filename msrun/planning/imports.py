@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import re
 import sys
 from collections.abc import Iterator
@@ -33,7 +34,8 @@ _UNKNOWN_MODULES = frozenset({"ctypes", "importlib", "runpy"})
 _SETS_AT_IMPORT = re.compile(r"\benviron(\[[^\]]*\]\s*=[^=]|\.(setdefault|update|pop)\()|\bputenv\(")
 """Text of a package's own first file that may set a variable."""
 _MAX_MODULES = 64
-"""Of the script's own, how many are looked into."""
+MAX_TEXT_BYTES = 4 << 20
+"""Of the script's own, how many are looked into, and their size together."""
 
 
 @dataclass(frozen=True)
@@ -213,27 +215,37 @@ def _files_of(module: str, base: Path) -> list[Path]:
     return [*packages, base.joinpath(*parts).with_suffix(".py")]
 
 
-def imports_package(script: Path, package: str) -> bool:
-    """Return whether a script, or one of its own modules, has an import of a package anywhere."""
-    seen: set[Path] = set()
-    waiting = [script]
-    while waiting and len(seen) < _MAX_MODULES:
+def own_modules(script: Path, folder: Path, most: int = _MAX_MODULES) -> Iterator[tuple[Path, set[str]]]:
+    """Yield a script and the modules of its own folder that it, or one of them, imports anywhere, each with the names
+    of the packages that it imports from.
+    """
+    seen, waiting, left_bytes = {script}, [script], MAX_TEXT_BYTES
+    while waiting and len(seen) <= most:
         path = waiting.pop()
-        tree = _parse(path) if path not in seen else None
-        seen.add(path)
-        for node in ast.walk(tree) if tree else ():
+        with contextlib.suppress(OSError):
+            left_bytes -= path.stat().st_size
+        tops: set[str] = set()
+        files: list[Path] = []
+        for node in ast.walk(tree) if left_bytes >= 0 and (tree := _parse(path)) else ():
             level = node.level if isinstance(node, ast.ImportFrom) else 0
-            base = path.parents[level - 1] if level else script.parent
-            if isinstance(node, ast.ImportFrom):
-                names = [node.module or "", *(f"{node.module or ''}.{alias.name}" for alias in node.names)]
+            names = []
+            if isinstance(node, ast.ImportFrom) and level <= len(path.parents):
+                names = [node.module or "", *(f"{node.module or ''}.{alias.name}".strip(".") for alias in node.names)]
             elif isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
-            else:
-                continue
-            if not level and any(name.partition(".")[0] == package for name in names):
-                return True
-            waiting += [file for name in names if name for file in _files_of(name.strip("."), base) if file.is_file()]
-    return False
+            base = path.parents[level - 1] if level else folder
+            tops |= set() if level else {name.partition(".")[0] for name in names}
+            if base.is_relative_to(folder):
+                files += [file for name in names if name for file in _files_of(name, base)]
+        yield path, tops
+        new = [file for file in dict.fromkeys(files) if file not in seen and file.is_file()]
+        seen.update(new)
+        waiting += new
+
+
+def imports_package(script: Path, package: str) -> bool:
+    """Return whether a script, or one of its own modules, has an import of a package anywhere."""
+    return any(package in tops for _, tops in own_modules(script, script.parent))
 
 
 def _is_own(name: str, folder: Path) -> bool:

@@ -56,9 +56,8 @@ def of_job(spec: LaunchSpec, job_id: str) -> LaunchSpec:
 
 
 def write_script(spec: LaunchSpec) -> LaunchSpec:
-    """Write a script that could be read only once into the job's folder, and return what is asked with that file.
-
-    UsageError: it cannot be written.
+    """Write a script that could be read only once into the job's folder; return what is asked with that file
+    (UsageError).
     """
     path = spec.log_dir / SCRIPT
     try:
@@ -102,13 +101,9 @@ def _target(link: Path) -> Path | None:
 
 
 def publish(folder: Path, job_id: str, logs: Iterable[str], keep_jobs: int) -> None:
-    """Give the files of a job their names in the log directory, and remove jobs that are older than the newest ones.
-
-    Nothing happens for a folder that `of_job` has not made. Where links cannot be made, or something that is no plain
-    file has their name, the files are in the job's folder alone.
-
-    `folder`: of the job, or of a host that is not the first in it. `logs`: of its ranks, wherever they are written.
-    `keep_jobs`: how many jobs stay, with this one; a job that runs stays, too.
+    """Give a job's files their names in the log directory, as far as links can be made, and remove old jobs but the
+    newest `keep_jobs` and those that run. `folder`: of the job, or of a further host in it; nothing happens unless
+    `of_job` has made it. `logs`: of its ranks, wherever they are written.
     """
     job = folder if folder.name == job_id else folder.parent
     root = job.parent
@@ -178,8 +173,6 @@ def _remove_job(folder: Path) -> None:
 
 
 def log_of(name: str) -> str:
-    """Return whose log a file is, earlier attempts and rotated ones taken back: `worker_3.log` for
-    `worker_3.attempt_0.log.2`; an empty string for what is no log.
-    """
+    """Return whose log a file is: `worker_3.log` for `worker_3.attempt_0.log.2`; empty for what is no log."""
     match = _LOG.fullmatch(name)
     return f"{match['stem']}.log" if match else ""

@@ -96,34 +96,31 @@ class JobLock:
             return
         if error is not None:
             with contextlib.suppress(OSError):
-                self._write(replace(self._record, error=str(error) or type(error).__name__))
+                self._write(replace(self._record, error=str(error) or type(error).__name__), self._descriptor)
         os.close(self._descriptor)
         self._descriptor = -1
 
     def take(self) -> None:
         """Create the directory (0700) if need be and lock it for the job.
 
-        Raises:
-            UsageError: another job uses the directory, or it cannot be created, written or locked.
+        UsageError: another job uses the directory, or it cannot be created, written or locked.
         """
-        path = self._log_dir / contract.LOCK_FILE
-        try:
-            for folder in (self._given, self._log_dir):
-                folder.mkdir(mode=contract.DIRECTORY_MODE, parents=True, exist_ok=True)
-            descriptor = open_own_file(path, os.O_RDWR | os.O_CREAT)
-        except OSError as error:
-            raise self._cannot("write", error) from None
-        try:
-            self._lock(descriptor)
-            self._descriptor = descriptor
-            self._write(self._record)
-        except OSError as error:
-            self._descriptor = -1
-            os.close(descriptor)
-            raise self._cannot("lock", error) from None
-        except UsageError:
-            os.close(descriptor)
-            raise
+        path, verb = self._log_dir / contract.LOCK_FILE, "write"
+        with contextlib.ExitStack() as stack:
+            try:
+                for folder in (self._given, self._log_dir):
+                    folder.mkdir(mode=contract.DIRECTORY_MODE, parents=True, exist_ok=True)
+                descriptor, verb = open_own_file(path, os.O_RDWR | os.O_CREAT), "lock"
+                stack.callback(os.close, descriptor)
+                self._lock(descriptor)
+                self._write(self._record, descriptor)
+            except OSError as error:
+                raise UsageError(
+                    f"--log_dir {self._given}: cannot {verb} {error.filename or path} ({error.strerror}); give a "
+                    "directory that you may write, on a file system with locks"
+                ) from None
+            stack.pop_all()
+        self._descriptor = descriptor
 
     def _lock(self, descriptor: int) -> None:
         while True:
@@ -140,27 +137,17 @@ class JobLock:
                     f"or end that job with msrun --stop {shlex.quote(str(self._log_dir))}"
                 )
 
-    def _write(self, record: LockRecord) -> None:
+    def _write(self, record: LockRecord, descriptor: int) -> None:
         """Write the record over an earlier one; a reader sees one of the two as a whole first line."""
         fields = {name: value for name, value in asdict(record).items() if value != ""}
         data = json.dumps(fields).encode() + b"\n"
-        os.pwrite(self._descriptor, data, 0)
-        os.ftruncate(self._descriptor, len(data))
-
-    def _cannot(self, verb: str, error: OSError) -> UsageError:
-        return UsageError(
-            f"--log_dir {self._given}: cannot {verb} {error.filename or self._log_dir / contract.LOCK_FILE} "
-            f"({error.strerror}); give a directory that you may write, on a file system with locks"
-        )
+        os.pwrite(descriptor, data, 0)
+        os.ftruncate(descriptor, len(data))
 
 
 def read_lock(log_dir: Path) -> LockState:
-    """Return who holds the lock of a directory and what the holder, or the last one, has written.
-
-    Never for a process that holds the lock itself: it would lose it.
-
-    Raises:
-        OSError: the file is there and cannot be read.
+    """Return who holds the lock of a directory and what the holder, or the last one, has written (OSError: it cannot be
+    read); never for a process that holds the lock itself, which would lose it.
     """
     path = log_dir / contract.LOCK_FILE
     try:

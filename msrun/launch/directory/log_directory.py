@@ -1,7 +1,5 @@
-"""A job's log directory: made and filled before anything starts, written while it runs, read back by others.
-
-Of what is read everything may be missing, half written or damaged: the job may be writing at this moment, or have died
-while it was. What cannot be understood is left out; no content is an error.
+"""A job's log directory: made and filled before anything starts, written while it runs, read back by others. What is
+read may be missing, half written or damaged; what cannot be understood is left out, and no content is an error.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Logs of workers: read to the newest byte while they are written and rotated, their ends, and pieces to be shown.
-
-Those are lines, states of progress bars, bytes, or lines that all ranks write.
+"""Logs of workers: read to the newest byte while they are written and rotated, their ends, and pieces to be shown:
+lines, states of progress bars, bytes, or lines that all ranks write.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -24,10 +24,8 @@ LOOKS = 5
 
 
 class LogReader:
-    """Follows one log while it is written, over its rotations. What it holds stays the same when it is renamed.
-
-    `keep`: how many older files stay of a log that is rotated, 0 when it is not. `after`: inode of the log that had the
-    name before and may have it still; None: there was none.
+    """Follows one log while it is written, renamed and rotated. `keep`: how many older files stay; 0: it is not
+    rotated. `after`: inode of the log that had the name before and may have it still.
     """
 
     def __init__(self, path: str, keep: int = 0, after: int | None = None) -> None:
@@ -77,9 +75,8 @@ class LogReader:
         return os.lseek(self._files[0], 0, os.SEEK_CUR) if self._files and not self._keep else 0
 
     def edit(self, change: Callable[[int], None]) -> None:
-        """Call a function with a descriptor of the log, whatever its name is now, that may be written.
-
-        OSError: it may not be, or what `change` raises. A file that is closed is left.
+        """Call a function with a descriptor of the log, whatever its name is now, that may be written (OSError: it may
+        not be).
         """
         if self._files:
             writable = os.open(f"/proc/self/fd/{self._files[-1]}", os.O_WRONLY | os.O_CLOEXEC)
@@ -167,24 +164,19 @@ line, or of a crash in native code."""
 
 def read_tail(path: Path, size_bytes: int) -> bytes:
     """Return the last bytes of a log, of its older files too when it was rotated; empty when it cannot be read."""
-    data = _read_end(path, size_bytes)
-    number = 1
-    while len(data) < size_bytes and (
-        older := _read_end(Path(rotated_path(str(path), number)), size_bytes - len(data))
-    ):
-        data = older + data
-        number += 1
+    data, number = b"", 0
+    while len(data) < size_bytes:
+        older = b""
+        with (
+            contextlib.suppress(OSError),
+            os.fdopen(open_own_file(rotated_path(str(path), number), os.O_RDONLY), "rb") as file,
+        ):
+            file.seek(max(0, file.seek(0, 2) - size_bytes + len(data)))
+            older = file.read()
+        if number and not older:
+            break
+        data, number = older + data, number + 1
     return data
-
-
-def _read_end(path: Path, size_bytes: int) -> bytes:
-    try:
-        with os.fdopen(open_own_file(path, os.O_RDONLY), "rb") as file:
-            end = file.seek(0, 2)
-            file.seek(max(0, end - size_bytes))
-            return file.read()
-    except OSError:
-        return b""
 
 
 @dataclass(frozen=True)
@@ -350,10 +342,8 @@ def _last_state(line: bytes) -> bytes:
 
 
 class LogTail:
-    """Follows one worker's log and gives back pieces of it.
-
-    `rotated`: how many older files stay of a log that is rotated, 0 when it is not; `after`: inode of the log of the
-    attempt before, which has the name until it is moved away; `new_cutter`: makes what decides on the pieces.
+    """Gives pieces of one worker's log. `rotated`, `after`: as `keep` and `after` of `LogReader`; `new_cutter`: makes
+    what decides on the pieces.
     """
 
     def __init__(
@@ -403,9 +393,8 @@ class LogTail:
 
 
 class MergedLines:
-    """Of the lines that several workers write, those that all of them write, once.
-
-    Holds each rank's lines in their order until the others have written them, too, or have not in WAIT_S.
+    """Of the lines that several workers write, those that all of them write, once: each rank's are held in their order
+    until the others have written them, too, or have not in WAIT_S.
     """
 
     def __init__(self, ranks: Collection[int]) -> None:

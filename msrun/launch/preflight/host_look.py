@@ -7,7 +7,6 @@ import errno
 import hashlib
 import ipaddress
 import os
-import re
 import secrets
 import socket
 import sys
@@ -26,6 +25,7 @@ from msrun.cluster.rendezvous import own_addresses, resolve_address
 from msrun.errors import ClusterError, UsageError
 from msrun.launch.preflight.checks import CHECKS, Check, Inspection, look_at_room, place_own_devices
 from msrun.launch.preflight.fleet_checks import is_numeric
+from msrun.planning.imports import own_modules
 from msrun.planning.program import Program
 from msrun.planning.spec import LaunchSpec
 
@@ -94,18 +94,8 @@ def try_reach(address: str, port: int, time_out_s: float = REACH_S) -> ReachResu
 
 
 MAX_FILES = 256
-MAX_TEXT_BYTES = 4 << 20
-"""Of all files whose imports are read."""
 MAX_FILE_BYTES = 16 << 20
 """Of one file that is digested; of a larger one its beginning and its size count."""
-
-_IMPORT = re.compile(
-    r"^[ \t]*(?:import[ \t]+(?P<modules>[\w., \t]+)"
-    r"|from[ \t]+(?P<base>\.*[\w.]*)[ \t]+import[ \t]+(?P<names>\([^)]*\)|[^\n#;(]+))",
-    re.MULTILINE,
-)
-_NAME = re.compile(r"\s*([^\W\d]\w*(?:\.\w+)*)")
-_COMMENT = re.compile(r"#[^\n]*")
 
 
 def read_sources(program: Program, working_directory: Path) -> list[tuple[str, str]]:
@@ -128,11 +118,9 @@ def read_sources(program: Program, working_directory: Path) -> list[tuple[str, s
         main = found_module
     found = {_name(main, folder): _digest(main)}
     if program.is_python and main.resolve().is_relative_to(folder):
-        for path in _imported_files(main, folder):
-            try:
+        for path, _ in own_modules(main.resolve(), folder, MAX_FILES):
+            with contextlib.suppress(OSError):  # the worker says so if it matters
                 found.setdefault(_name(path, folder), _digest(path))
-            except OSError:  # the worker says so if it matters
-                continue
     return list(found.items())
 
 
@@ -148,60 +136,6 @@ def _find_module(name: str, working_directory: Path) -> Path | None:
         if places is None:
             return Path(spec.origin) if index == len(parts) - 1 and spec.origin and spec.has_location else None
     return next((path for place in places or () if (path := Path(place, "__main__.py")).is_file()), None)
-
-
-def _imported_files(main: Path, folder: Path) -> Iterator[Path]:
-    """Yield the files below `folder` that `main` imports, and what those import."""
-    waiting, seen, left_bytes = [main.resolve()], {main.resolve()}, MAX_TEXT_BYTES
-    while waiting and len(seen) <= MAX_FILES:
-        path = waiting.pop()
-        try:
-            if path.stat().st_size > left_bytes:
-                continue
-            text = path.read_bytes().decode("utf-8", "replace")
-        except OSError:
-            continue
-        left_bytes -= len(text)
-        package = path.relative_to(folder).parent.parts if path.is_relative_to(folder) else ()
-        for name in _imported_names(text, package):
-            for file in _files_of(name, folder):
-                if file not in seen:
-                    seen.add(file)
-                    waiting.append(file)
-                    yield file
-
-
-def _imported_names(text: str, package: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Yield what an import statement may name: modules, or what is in them."""
-    for match in _IMPORT.finditer(text):
-        if match["modules"]:
-            yield from (tuple(name.split(".")) for name in _names(match["modules"]))
-            continue
-        base = match["base"]
-        dots = len(base) - len(base.lstrip("."))
-        if dots > len(package):  # beyond the folder, which Python refuses, too
-            continue
-        above = package[: len(package) - dots + 1] if dots else ()
-        module = (*above, *(part for part in base.split(".") if part))
-        yield from ((*module, name) for name in _names(_COMMENT.sub("", match["names"]).strip("()")))
-
-
-def _names(text: str) -> list[str]:
-    return [match[1] for piece in text.split(",") if (match := _NAME.match(piece))]
-
-
-def _files_of(name: tuple[str, ...], folder: Path) -> Iterator[Path]:
-    """Yield the files that importing a dotted name runs, as far as they are below `folder`."""
-    place = folder
-    for part in name:
-        if (file := place / f"{part}.py").is_file():
-            yield file
-            return
-        place /= part
-        if not place.is_dir():
-            return
-        if (file := place / "__init__.py").is_file():
-            yield file
 
 
 def _name(path: Path, folder: Path) -> str:

@@ -1,7 +1,5 @@
-"""`msrun --status LOG_DIR`: what a job is doing or how it ended, seen from its log directory alone.
-
-Nothing is written, nothing is asked of the launcher: the lock tells whether it lives, the plan who takes part, the
-events what happened, the failure file why it ended, the logs and the progress board how far it came.
+"""`msrun --status LOG_DIR`: what a job is doing or how it ended, from its log directory alone: the lock tells whether
+it lives, the plan who takes part, the events what happened, logs and the progress board how far it came.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ import math
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -39,7 +37,6 @@ JUST_STARTING = "(just starting)"
 NOT_STARTED = "not started"
 LOST = "lost"
 """What is said of a worker whose job is over and that was to start, or ran."""
-NOTHING_TOLD = Progress()
 
 _INTERRUPTS = frozenset(contract.EXIT_SIGNAL_BASE + signum for signum in (1, 2, 15))
 
@@ -83,7 +80,7 @@ class WorkerRow:
     """In the log directory; empty when the plan does not tell."""
     last_line: str = ""
     """Of its log; as the worker wrote it, so not for a terminal."""
-    progress: Progress = NOTHING_TOLD
+    progress: Progress = field(default_factory=Progress)
     """What a running worker on this host says of itself."""
     steps_per_s: float | None = None
     usage: Usage | None = None
@@ -135,9 +132,8 @@ class JobStatus:
 
 
 def read_status(log_dir: Path, option: str = "--status") -> JobStatus:
-    """Return the newest job of a log directory, or the job whose own folder it is.
-
-    `option`: whose value the directory is, for the UsageError when it is missing, cannot be read, or is no job's.
+    """Return the newest job of a log directory, or the job whose own folder it is; `option`: whose value that is, for
+    the UsageError when it is missing, cannot be read, or is no job's.
     """
     log_dir = require_job(log_dir, option)
     try:
@@ -238,18 +234,9 @@ def _build_row(
         state = {WorkerState.RUNNING.value: LOST, WorkerState.PLANNED.value: NOT_STARTED}.get(state, state)
     log = read_log_end(status.log_dir / planned.log_name) if planned.log_name else LogEnd()
     log, usage = log.with_reported(told), used.get(worker.pid)
-    told = told if state == WorkerState.RUNNING.value else NOTHING_TOLD
+    told = told if state == WorkerState.RUNNING.value else Progress()
     return WorkerRow(
-        planned.global_rank,
-        planned.host,
-        worker.pid,
-        state,
-        log.written_at,
-        log.step,
-        log.loss,
-        planned.log_name,
-        log.last_line,
-        told,
-        told.steps_per_s(status.clock),
+        *(planned.global_rank, planned.host, worker.pid, state, log.written_at, log.step, log.loss),
+        *(planned.log_name, log.last_line, told, told.steps_per_s(status.clock)),
         usage if usage and usage.memory_bytes else None,
     )

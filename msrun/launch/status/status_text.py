@@ -1,13 +1,12 @@
-"""A job's status as text: a few lines about the job, then one row per worker, or one per group of equal ones.
-
-Also as it goes on, until it has ended: on a terminal one table is redrawn in place; elsewhere rows that have changed
-are added below, as `kubectl get --watch` does; with --json every look is one line. And what its workers write.
+"""A job's status as text: lines about the job, then a row for each worker, or for each group of equal ones; the same as
+it goes on, as a table redrawn in place, as rows added below, or as lines of JSON; and what its workers write.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import math
 import os
@@ -41,8 +40,6 @@ MAX_RUNS = 6
 """More runs of ranks than this are cut short."""
 GAP = "  "
 NONE = "-"
-_HOURS_S = 3600
-_DAYS_S = 24 * _HOURS_S
 
 
 def render_status(status: JobStatus, width: int | None = None) -> str:
@@ -134,38 +131,45 @@ def _render_rich(status: JobStatus, head: Sequence[str], rows: Sequence[Row], wi
     from rich.text import Text
 
     console = Console(file=io.StringIO(), force_terminal=True, width=width)
-    for style, line in zip([STATE_COLOURS.get(status.state, "bold"), *[""] * len(head)], head, strict=False):
+    for style, line in itertools.zip_longest([STATE_COLOURS.get(status.state, "bold")], head, fillvalue=""):
         console.print(Text(line, style=style), soft_wrap=True)
     if rows:
-        table = make_table()
-        for heading in rows[0]:
-            table.add_column(heading)
-        for row in rows:
-            table.add_row(*map(Text, row.values()))
-        console.print(table)
+        console.print(make_table(rows, wraps=True))
     text: str = console.file.getvalue()  # type: ignore[attr-defined]
     return text.rstrip("\n")
 
 
-def make_table() -> Table:
-    """Return a table of rich's, without lines, and without columns yet."""
+def make_table(rows: Sequence[Row], *, wraps: bool) -> Table:
+    """Return a table of rich's, without lines; `wraps`: long cells go on below, else the last column is cut."""
     from rich.table import Table
+    from rich.text import Text
 
-    return Table(box=None, pad_edge=False, padding=(0, len(GAP), 0, 0), header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, len(GAP), 0, 0), header_style="bold")
+    for name in rows[0]:
+        justify, is_cut = "right" if name in _NUMBERS and not wraps else "left", not wraps and name != "last line"
+        table.add_column(name, no_wrap=is_cut, justify=justify, min_width=0 if wraps else _WIDTHS.get(name))  # type: ignore[arg-type]
+    for row in rows:
+        colour = next((one for one, words in _COLOURS.items() if any(word in row["state"] for word in words)), "")
+        table.add_row(
+            *(
+                Text(cell, colour if name == "state" else "", no_wrap=name == "last line", overflow="ellipsis")
+                for name, cell in row.items()
+            )
+        )
+    return table
 
 
 def describe_span(seconds: float) -> str:
     """Return a span of time in words: 0.4 s, 12 s, 3 min 5 s, 2 h 0 min, 3 d 4 h."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
-    whole = int(max(seconds, 10))
-    if whole < 60:
-        return f"{whole} s"
-    if whole < _HOURS_S:
-        return f"{whole // 60} min {whole % 60} s"
-    if whole < _DAYS_S:
-        return f"{whole // _HOURS_S} h {whole % _HOURS_S // 60} min"
-    return f"{whole // _DAYS_S} d {whole % _DAYS_S // _HOURS_S} h"
+    minutes, whole_s = divmod(int(max(seconds, 10)), 60)
+    hours, days = minutes // 60, minutes // 1440
+    if not minutes:
+        return f"{whole_s} s"
+    if not hours:
+        return f"{minutes} min {whole_s} s"
+    return f"{days} d {hours % 24} h" if days else f"{hours} h {minutes % 60} min"
 
 
 _JOB_STATES = {JobState.ENDED: "succeeded", JobState.DIED: "died"}
@@ -303,12 +307,8 @@ Show = Callable[[JobStatus], None]
 
 
 def watch_status(log_dir: Path, interval_s: float | None, *, as_json: bool) -> int:
-    """Show a job until it has ended, and return what `--status` exits with then.
-
-    `interval_s`: how often; None = 1 s on a terminal and for JSON, else 10 s.
-
-    Raises:
-        UsageError: the directory is missing, cannot be read, or is no job's.
+    """Show a job every `interval_s` (None: 1 s on a terminal and for JSON, else 10 s) until it has ended; return what
+    `--status` exits with then (UsageError: as `read_status`).
     """
     status = read_status(log_dir)
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -384,20 +384,12 @@ def draw(status: JobStatus, rows: Sequence[Row]) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    first, *more = head_lines(status)
-    styled = [(first, STATE_COLOURS.get(status.state, "bold")), *((line, "") for line in more)]
-    head = [Text(line, style=style, no_wrap=True, overflow="ellipsis") for line, style in styled]
-    if not rows:
-        return Group(*head)
-    table = make_table()
-    for name in rows[0]:
-        justify, is_last = "right" if name in _NUMBERS else "left", name == "last line"
-        table.add_column(name, no_wrap=not is_last, justify=justify, min_width=_WIDTHS.get(name))  # type: ignore[arg-type]
-    for row in rows:
-        colour = next((one for one, words in _COLOURS.items() if any(word in row["state"] for word in words)), "")
-        *texts, _ = [Text(cell, style=colour if name == "state" else "") for name, cell in row.items()]
-        table.add_row(*texts, Text(row["last line"], no_wrap=True, overflow="ellipsis"))
-    return Group(*head, table)
+    styles = [STATE_COLOURS.get(status.state, "bold")]
+    head = [
+        Text(line, style, no_wrap=True, overflow="ellipsis")
+        for line, style in itertools.zip_longest(head_lines(status), styles, fillvalue="")
+    ]
+    return Group(*head, make_table(rows, wraps=False)) if rows else Group(*head)
 
 
 LOGS = "msrun logs"
@@ -408,17 +400,8 @@ READ_BYTES = 1 << 20
 
 
 def show_logs(log_dir: Path, ranks: str, *, lines: int, follows: bool) -> int:
-    """Print the last lines of workers' logs, and with `follows` what comes until the job has ended.
-
-    With several ranks each line begins with its rank.
-
-    `ranks`: as for --tail_worker_log.
-
-    Returns:
-        What `--status` exits with.
-
-    Raises:
-        UsageError: no directory of a job, or a rank that the job does not have.
+    """Print the last lines of workers' logs, each after its rank if there are several, and with `follows` what comes
+    until the job has ended; return what `--status` exits with (UsageError: no job's directory, no such rank).
     """
     status = read_status(log_dir, LOGS)
     log_dir = status.log_dir

@@ -1,8 +1,5 @@
-"""`msrun stop` and `msrun drain`: end a job, or take a host out of it.
-
-The first ends the job of a log directory as SIGTERM to its launcher does, and waits until it is gone. The process to
-signal is the one that holds the lock at that very moment, known by its id and by when it was started: a pid that was
-given to another process meanwhile is never hit.
+"""`msrun stop` and `msrun drain`: end a job as SIGTERM to its launcher does, or take a host out of it. Signalled is the
+process that holds the lock at that moment, known by its id and start time: never one that was given the pid since.
 """
 
 from __future__ import annotations
@@ -33,13 +30,8 @@ POLL_S = 0.05
 
 
 def stop_job(log_dir: Path, say: Callable[[str], None]) -> str:
-    """End the job of a log directory; return how it ended. A job that has ended before is no error.
-
-    `say`: told what is being waited for.
-
-    Raises:
-        UsageError: the directory is missing, cannot be read, or is no job's.
-        ClusterError: the job belongs to another host or user, or does not end.
+    """End the job of a log directory and return how it ended; one that had ended is no error; `say`: told what is
+    waited for (UsageError: no job's directory; ClusterError: of another host or user, or it does not end).
     """
     launcher = None
     while launcher is None:
@@ -90,11 +82,8 @@ def _find_launcher(log_dir: Path) -> Pid | None:
 
 
 def drain_host(log_dir: Path, host: str) -> str:
-    """Have a host leave the job of a log directory; return what was asked for once the launcher has taken it.
-
-    Raises:
-        UsageError: the directory is no job's, the job is over, or it has no such host, or no other.
-        ClusterError: the launcher does not take it.
+    """Have a host leave the job of a log directory; return what was asked for once the launcher has taken it
+    (UsageError: no job, or it has no such host, or no other; ClusterError: the launcher does not take it).
     """
     status = read_status(log_dir, "msrun drain")
     log_dir = status.log_dir

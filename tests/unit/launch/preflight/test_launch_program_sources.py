@@ -10,6 +10,7 @@ import pytest
 
 from msrun.launch.preflight import host_look
 from msrun.launch.preflight.host_look import read_sources
+from msrun.planning import imports
 from msrun.planning.program import Program
 
 RUNS = "raise SystemExit('was run')\n"
@@ -39,13 +40,13 @@ def test_script_and_digest(odd_path: Path) -> None:
 NETS = ["nets/__init__.py", "nets/resnet.py", "nets/vit.py"]
 IMPORTS = [
     ("import model as m, loss", ["loss.py", "model.py"]),
-    ("    from model import Net", ["model.py"]),
+    ("if True:\n    from model import Net", ["model.py"]),
     ("from nets import (  # all\n    resnet as r,  # one\n    vit,\n)", NETS),
     ("from nets.resnet import Net", NETS),
     ("import nets.vit", ["nets/__init__.py", "nets/vit.py"]),
     ("import plain.tool", ["plain/tool.py"]),
     ("import torch\nimport numpy as np\nfrom os import path", []),
-    ("from .model import Net", []),
+    ("from .model import Net", ["model.py"]),
     ("import missing\nfrom nets import missing", ["nets/__init__.py"]),
     ("import chain", ["chain.py", "loss.py", "model.py"]),
     ("import nets.relative", ["nets/__init__.py", "nets/relative.py", "nets/resnet.py", "nets/vit.py"]),
@@ -125,5 +126,5 @@ def test_number_of_files_and_bytes_has_an_end(tmp_path: Path, monkeypatch: pytes
     many = {f"m{number}.py": f"import m{number + 1}\n" for number in range(300)}
     write(tmp_path, {"train.py": "import m0\n", **many})
     assert 200 < len(names_of(script(tmp_path), tmp_path)) < 300
-    monkeypatch.setattr(host_look, "MAX_TEXT_BYTES", 3 * len(RUNS + "import m0\n"))
+    monkeypatch.setattr(imports, "MAX_TEXT_BYTES", 3 * len(RUNS + "import m0\n"))
     assert names_of(script(tmp_path), tmp_path) == ["train.py", "m0.py", "m1.py", "m2.py"]

@@ -9,14 +9,15 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Set
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 import pytest
+from asked_cases import slow_but
 
 ROOT = Path(__file__).resolve().parent.parent
-GOLDEN = ROOT / "tests" / "golden"
 PACKAGES = ("msrun", "ranktable", "launch_templates")
 
 _FOUNDATION = {"contract", "errors"}
@@ -86,47 +87,46 @@ def room_of(path: Path) -> str:
     return path.relative_to(ROOT / "msrun").parts[0].removesuffix(".py")
 
 
-def imported(nodes: Iterator[ast.AST], path: Path) -> set[str]:
-    """Return the dotted names that import statements name; relative ones are resolved."""
-    found = set()
-    for node in nodes:
+@dataclass(frozen=True)
+class Imports:
+    """The dotted names that the import statements of a module name; relative ones are resolved."""
+
+    anywhere: frozenset[str]
+    at_import: frozenset[str]
+    """When it is imported: not in functions, not what only a type checker sees."""
+    only_checked: frozenset[str]
+
+
+@functools.cache
+def imports_of(path: Path) -> Imports:
+    found: dict[tuple[bool, bool], set[str]] = {}
+    package = path.relative_to(ROOT).parts
+
+    def look(node: ast.AST, is_late: bool, is_checked: bool) -> None:
+        is_late |= isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        is_checked |= isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
+        names = found.setdefault((is_late, is_checked), set())
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                package = path.relative_to(ROOT).parts[: -node.level]
-                base = ".".join([*package, *([base] if base else [])])
-            found |= {f"{base}.{alias.name}" for alias in node.names}
-    return found
+            base = [*package[: -node.level], *filter(None, [node.module])] if node.level else [node.module or ""]
+            names |= {".".join([*base, alias.name]) for alias in node.names}
+        for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+            for child in getattr(node, field, ()):
+                look(child, is_late, is_checked)
 
-
-@functools.cache
-def parse(path: Path) -> ast.Module:
-    return ast.parse(path.read_bytes(), str(path))
-
-
-@functools.cache
-def imports_of(path: Path) -> frozenset[str]:
-    """Return what a module imports anywhere."""
-    return frozenset(imported(ast.walk(parse(path)), path))
-
-
-def at_import(node: ast.AST) -> Iterator[ast.AST]:
-    """Walk what runs when a module is imported: not the bodies of functions, not what only a type checker sees."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            continue
-        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-            continue
-        yield child
-        yield from at_import(child)
+    look(ast.parse(path.read_bytes(), str(path)), is_late=False, is_checked=False)
+    return Imports(
+        frozenset(name for names in found.values() for name in names),
+        frozenset(found.get((False, False), ())),
+        frozenset(name for (_, is_checked), names in found.items() if is_checked for name in names),
+    )
 
 
 def test_imports_within_msrun_run_one_way() -> None:
     guilty = []
     for path in modules("msrun"):
-        names = [name.split(".") for name in imports_of(path)]
+        names = [name.split(".") for name in imports_of(path).anywhere]
         rooms = {parts[1] for parts in names if parts[0] == "msrun" and len(parts) > 1}
         wrong = {room for room in rooms - ALLOWED[room_of(path)] if not room.startswith("__version")}
         wrong -= BY_NAME.get(name_of(path), set())
@@ -136,7 +136,7 @@ def test_imports_within_msrun_run_one_way() -> None:
 
 
 def test_the_backend_shm_takes_no_more_of_the_runtime_than_progress() -> None:
-    names = [name.split(".") for path in modules("msrun/shm") for name in imports_of(path)]
+    names = [name.split(".") for path in modules("msrun/shm") for name in imports_of(path).anywhere]
     assert {parts[2] for parts in names if parts[:2] == ["msrun", "runtime"]} == OF_THE_RUNTIME_IN_SHM
 
 
@@ -148,7 +148,7 @@ def test_imports_within_the_runtime_run_one_way() -> None:
         if room in ("__init__", "data", "shm"):  # pass on names
             continue
         assert room in places, f"{name_of(path)} is in a room that RUNTIME_ORDER lacks"
-        names = [name.split(".") for name in imports_of(path)]
+        names = [name.split(".") for name in imports_of(path).anywhere]
         rooms = {parts[2] for parts in names if parts[:2] == ["msrun", "runtime"] and len(parts) > 2}
         wrong = {other for other in rooms if places.get(other, 0) > places[room]}
         back |= {(name_of(path), other) for other in wrong} & RUNTIME_BACK
@@ -168,7 +168,7 @@ def test_folders_of_a_room_form_no_circle(room: str) -> None:
     imports: dict[str, set[str]] = {}
     for path in modules(room):
         child = path.relative_to(ROOT / room).parts[0].removesuffix(".py")
-        names = [tuple(name.split(".")) for name in imports_of(path)]
+        names = [tuple(name.split(".")) for name in imports_of(path).anywhere]
         imports.setdefault(child, set()).update(
             name[len(home)] for name in names if name[: len(home)] == home and len(name) > len(home)
         )
@@ -200,15 +200,12 @@ def circles(imports: dict[str, set[str]]) -> list[str]:
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
-    """Neither at its top nor inside its functions."""
-    assert circles({name: modules_named(in_use(parse(path), path)) for name, path in modules_by_name().items()}) == []
+    """Neither at its top nor inside its functions; names that only annotations need do not count."""
+    assert circles({name: modules_named(in_use(path)) for name, path in modules_by_name().items()}) == []
 
 
-def in_use(tree: ast.Module, path: Path) -> set[str]:
-    """Return what a module imports at any time, but for names that only annotations need."""
-    checked = [node for node in tree.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)]
-    hidden = imported((inner for node in checked for inner in ast.walk(node)), path)
-    return set(imports_of(path) - hidden)
+def in_use(path: Path) -> frozenset[str]:
+    return imports_of(path).anywhere - imports_of(path).only_checked
 
 
 def test_what_is_decided_knows_no_process_group() -> None:
@@ -216,7 +213,7 @@ def test_what_is_decided_knows_no_process_group() -> None:
         f"{name_of(path)} imports {name}"
         for room in DECIDED
         for path in modules(f"msrun/runtime/{room}")
-        for name in imported(iter(parse(path).body), path)
+        for name in imports_of(path).at_import
         if name.startswith(("torch.distributed", "msrun.runtime.groups", "msrun.runtime.world"))
     ]
     assert guilty == []
@@ -227,7 +224,7 @@ def test_packages_that_stand_alone_import_no_stranger(package: str) -> None:
     guilty = [
         f"{name_of(path)} imports {name}"
         for path in modules(package)
-        for name in imports_of(path)
+        for name in imports_of(path).anywhere
         if name.split(".")[0] in STRANGERS[package]
     ]
     assert guilty == []
@@ -240,7 +237,7 @@ def test_planning_takes_no_more_of_ranktable_than_the_grammar_of_host_lists_and_
         f"{name_of(path)} imports {name}"
         for room in ("msrun/planning", "ranktable/hosts")
         for path in modules(room)
-        for name in imports_of(path)
+        for name in imports_of(path).anywhere
         if name.startswith("ranktable.") and not name.startswith(allowed)
     ]
     assert guilty == []
@@ -268,7 +265,7 @@ def test_torch_is_imported_at_module_level_in_the_runtime_only() -> None:
         name_of(path)
         for path in all_modules()
         if not any(path.is_relative_to(ROOT / "msrun" / room) for room in IN_WORKERS)
-        and any(name.split(".")[0] in ("torch", "torch_npu") for name in imported(at_import(parse(path)), path))
+        and any(name.split(".")[0] in ("torch", "torch_npu") for name in imports_of(path).at_import)
     ]
     assert guilty == []
 
@@ -330,14 +327,20 @@ def test_options_are_the_frozen_ones(golden: Callable[[str, str], None]) -> None
     golden("msrun_options.txt", "\n".join(sorted(lines)) + "\n")
 
 
-@pytest.mark.parametrize("package", ["ranktable", "launch_templates", "msrun.runtime"])
+EXPORTING = ("ranktable", "launch_templates", "msrun.runtime")
+
+
+@pytest.mark.parametrize("package", EXPORTING)
 def test_exported_names_are_the_frozen_ones(package: str, golden: Callable[[str, str], None]) -> None:
+    names = importlib.import_module(package).__all__
+    assert list(names) == list(dict.fromkeys(names)), "a name is exported twice"
+    golden(f"exported_names_{package}.txt", "\n".join(sorted(names)) + "\n")
+
+
+@pytest.mark.parametrize("package", slow_but(EXPORTING[:2], EXPORTING))
+def test_exported_names_are_there(package: str) -> None:
     module = importlib.import_module(package)
-    names = sorted(module.__all__)
-    assert list(module.__all__) == list(dict.fromkeys(module.__all__)), "a name is exported twice"
-    missing = [name for name in names if not hasattr(module, name)]
-    assert missing == []
-    golden(f"exported_names_{package}.txt", "\n".join(names) + "\n")
+    assert [name for name in module.__all__ if not hasattr(module, name)] == []
 
 
 def test_environment_and_file_names_of_the_contract_are_the_frozen_ones(golden: Callable[[str, str], None]) -> None:

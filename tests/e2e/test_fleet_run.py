@@ -183,6 +183,7 @@ def test_files_for_tls_are_not_used_and_no_password_leaves_the_launcher(fleet: F
         assert not any(password.encode() in path.read_bytes() for password in PASSWORDS.values()), path
 
 
+@pytest.mark.slow
 def test_check_says_that_files_for_tls_are_not_used(fleet: FleetRunner, tmp_path: Path) -> None:
     config = TlsFolder(tmp_path / "tls", Authority()).config(server_cert_path="gone.p12")
     job = fleet.run([1, 1], f"--tls_config={config}", "--check", WORKERS / "record.py", **PASSWORDS)

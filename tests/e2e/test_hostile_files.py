@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from asked_cases import every_third_fast, one_fast
+from asked_cases import one_fast, slow_but
 from job_runner import DEADLINE_S, REPOSITORY, is_job_variable
 
 MEMORY_KB = 1_500_000
@@ -64,7 +64,7 @@ def assert_refused(done: subprocess.CompletedProcess[str]) -> None:
     assert done.stderr.count("\n") == 1 and "error: " in done.stderr, done.stderr
 
 
-@pytest.mark.parametrize("name", every_third_fast(READERS))
+@pytest.mark.parametrize("name", slow_but(("config", "values", "validate"), READERS))
 def test_an_endless_file_is_refused_in_one_line_and_little_memory(tmp_path: Path, name: str) -> None:
     done = run(tmp_path, READERS[name], "/dev/zero")
     assert_refused(done)
@@ -88,6 +88,7 @@ def test_aliases_of_aliases_are_refused_in_one_line(tmp_path: Path, name: str) -
     assert "aliases" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_token_comes_through_a_pipe(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo, 0o600)
@@ -108,7 +109,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", one_fast(*WRITERS))
+@pytest.mark.parametrize("name", slow_but(("generate",), WRITERS))
 def test_outputs_leave_devices_pipes_and_links_what_they_are(folder: Path, name: str) -> None:
     try:
         os.mknod(folder / "null.html", stat.S_IFCHR | 0o666, os.makedev(1, 3))  # a node like /dev/null

@@ -179,6 +179,7 @@ def test_wrong_dicts_are_refused_in_one_line(msrun_here: RunHere, tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_processor_that_msrun_itself_may_not_use_is_refused(msrun: JobRunner, tmp_path: Path) -> None:
     alone = (*COMMAND[:2], KEPT.replace(str(CPUS), f"[{FIRST}]"))
     lists = as_dict(device0=[str(SECOND)])

@@ -16,10 +16,11 @@ from pathlib import Path
 from signal import Signals
 
 import pytest
-from chaos_lives import ROUNDS_PER_TEST, SEED, named, send
+from chaos_lives import SEED, named, send
 from job_runner import WORKERS, Finished, JobRunner, Running, wait_until
 
 CASES = int(os.environ.get("MSRUN_CHAOS_CASES") or 40)
+ROUNDS_PER_TEST = 2
 
 GRACE_S = 0.3
 LIMIT_S = 30.0

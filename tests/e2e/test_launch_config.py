@@ -117,8 +117,9 @@ def test_every_switch_can_be_taken_back(msrun: JobRunner, msrun_here: RunHere, c
     assert json.loads(msrun_here("--config=all.yaml", cwd=cwd, env={"MSRUN_DRY_RUN": "json"}).stdout)
     finished = msrun.run("--config=all.yaml", "--dry_run=False", "--quiet=False", cwd=cwd)
     assert finished.stdout == b"[]\n" and "msrun: 1 worker finished successfully" in finished.stderr
-    assert "Traceback" in msrun.run("--config=all.yaml", "no.py", cwd=cwd).stderr
-    assert "Traceback" not in msrun.run("--debug=False", "no.py", cwd=cwd, env={"MSRUN_DEBUG": "1"}).stderr
+    (cwd / "debug.yaml").write_text("debug: true\n")
+    assert "Traceback" in msrun_here("--config=debug.yaml", "no.py", cwd=cwd).stderr
+    assert "Traceback" not in msrun_here("--debug=False", "no.py", cwd=cwd, env={"MSRUN_DEBUG": "1"}).stderr
 
 
 @pytest.mark.slow
@@ -223,7 +224,9 @@ def test_reading_settings_imports_neither_torch_nor_numpy(cwd: Path) -> None:
 
 
 @pytest.mark.parametrize("start_method", one_fast("fork", "exec"))
-def test_secrets_reach_the_worker_and_nothing_that_msrun_writes(msrun: JobRunner, cwd: Path, start_method: str) -> None:
+def test_secrets_reach_the_worker_and_nothing_that_msrun_writes(
+    msrun: JobRunner, msrun_here: RunHere, cwd: Path, start_method: str
+) -> None:
     (cwd / "secret.py").write_text(
         "import json, os, pathlib, sys\n"
         "title = pathlib.Path('/proc/self/cmdline').read_text().replace(chr(0), ' ')\n"
@@ -244,5 +247,5 @@ def test_secrets_reach_the_worker_and_nothing_that_msrun_writes(msrun: JobRunner
     assert SECRET not in finished.stderr
     assert finished.read_json("plan.json")["hosts"][0]["program"]["args"][-2:] == ["--lr", "0.1"]
     for form in ("text", "json"):
-        dry = msrun.run(*options, f"--dry_run={form}", "secret.py", *given, cwd=cwd)
+        dry = msrun_here(*options, f"--dry_run={form}", "secret.py", *given, cwd=cwd)
         assert dry.code == 0 and SECRET.encode() not in dry.stdout

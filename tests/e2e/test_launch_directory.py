@@ -50,6 +50,7 @@ def test_log_directory_that_is_removed_during_the_job_is_told(msrun: JobRunner, 
     assert finished.stderr.count(" was removed while the job ran") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", one_fast("--worker_num=1", "--rehearse=1x1"))
 def test_log_directory_that_is_removed_at_the_start_is_told(msrun: JobRunner, tmp_path: Path, where: str) -> None:
     (tmp_path / "early.py").write_text(
@@ -126,6 +127,7 @@ def test_it_is_left_alone_or_gives_way_to_a_link(msrun: JobRunner, log_dir: Path
     assert {path.read_text() for path in log_dir.parent.glob("target_of_*")} <= {"precious"}
 
 
+@pytest.mark.slow
 def test_folders_in_the_place_of_its_files_hold_up_no_job(msrun: JobRunner, log_dir: Path) -> None:
     for name in (*NAMES, "job.lock", "latest", "msrun.log"):
         (log_dir / name).mkdir()
@@ -136,6 +138,7 @@ def test_folders_in_the_place_of_its_files_hold_up_no_job(msrun: JobRunner, log_
     assert shown.code == 0 and b"finished successfully" in shown.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", one_fast("fifo", "socket", "link"))
 def test_whoever_looks_at_the_job_does_not_wait_for_it(msrun: JobRunner, log_dir: Path, kind: str) -> None:
     ended = msrun.run("--worker_num=2", WORKERS / "end.py", "all", "0", cwd=log_dir.parent)
@@ -150,6 +153,7 @@ def test_whoever_looks_at_the_job_does_not_wait_for_it(msrun: JobRunner, log_dir
     (ended.log_dir / "events.jsonl").unlink()
 
 
+@pytest.mark.slow
 def test_a_worker_that_stands_in_the_way_of_the_next_attempt_ends_the_job(msrun: JobRunner, log_dir: Path) -> None:
     (log_dir.parent / "train.py").write_text(
         "import os, sys\nos.mkdir(os.path.join(os.environ['MSRUN_LOG_DIR'], 'worker_0.attempt_0.log'))\nsys.exit(3)\n"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asked_cases import one_fast
 from job_runner import WORKERS, JobRunner, RunHere
 
 OPTIONS = ["--worker_num=3", "--env", "API_KEY=hidden", "--env", "A=b c", "--tail_worker_log=0,2", "--grace=2.5"]
@@ -36,7 +37,7 @@ def snapshot(*folders: Path) -> list[tuple[str, int, int]]:
     return sorted(found)
 
 
-@pytest.mark.parametrize("form", ["--dry-run", "--dry_run=json"])
+@pytest.mark.parametrize("form", one_fast("--dry-run", "--dry_run=json"))
 def test_dry_run_touches_nothing_and_says_the_same_twice(msrun: JobRunner, odd_path: Path, form: str) -> None:
     (odd_path / "train.py").write_bytes((WORKERS / "record.py").read_bytes())
     before = snapshot(odd_path)

@@ -151,6 +151,7 @@ def test_chdir_moves_workers_and_not_the_logs(msrun: JobRunner, odd_path: Path, 
     assert (tmp_path / "log_output" / "worker_0.log").exists()
 
 
+@pytest.mark.slow
 def test_devices_and_number_of_workers_are_those_of_the_rank_table(msrun: JobRunner, tmp_path: Path) -> None:
     devices = [{"device_id": str(device), "rank_id": str(rank)} for device, rank in ((5, 1), (4, 0))]
     server = {"server_id": "trainer", "device": devices}

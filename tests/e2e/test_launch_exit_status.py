@@ -6,8 +6,6 @@ import os
 import re
 import signal
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,9 +16,9 @@ STATUS = [
     # how rank 1 ends, exit status of msrun, words of the report, how it was started
     ("7", 7, "exit code 7", "fork"),
     ("SIGKILL", 137, "signal SIGKILL", "fork"),
+    # slow:
     ("SIGSEGV", 139, "signal SIGSEGV", "fork"),
     ("interrupt", 130, "signal SIGINT", "fork"),
-    # slow:
     ("124", 124, "exit code 124", "fork"),
     ("255", 255, "exit code 255", "fork"),
     ("raise", 1, "exit code 1", "fork"),
@@ -33,7 +31,7 @@ STATUS = [
 
 @pytest.mark.parametrize(
     ("how", "code", "words", "method"),
-    [*STATUS[:4], *(pytest.param(*row, marks=pytest.mark.slow) for row in STATUS[4:])],
+    [*STATUS[:2], *(pytest.param(*row, marks=pytest.mark.slow) for row in STATUS[2:])],
 )
 def test_first_failure_gives_the_exit_status_and_is_named(
     msrun: JobRunner, tmp_path: Path, how: str, code: int, words: str, method: str
@@ -81,6 +79,7 @@ def test_first_to_end_is_named_however_late_msrun_sees_it(msrun: JobRunner, tmp_
     assert ends == [2, 3, 0, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "method"), one_fast(("0", "fork"), ("none", "exec"), ("return", "fork")))
 def test_all_workers_at_zero_is_zero(msrun: JobRunner, tmp_path: Path, how: str, method: str) -> None:
     finished = msrun.run("--worker_num=2", f"--start_method={method}", WORKERS / "end.py", "all", how, cwd=tmp_path)
@@ -107,68 +106,6 @@ def test_executable_that_fails_or_cannot_start_gives_the_status_a_shell_gives(
     finished = msrun.run("--worker_num=1", "./program", cwd=tmp_path)
     assert finished.code == code
     assert words in finished.log(0).decode() and words in finished.stderr
-
-
-RESULTS = """
-import json
-class Results:
-    def __init__(self): self.file = open("results.json", "w")
-    def __del__(self): json.dump([1, 2], self.file); self.file.close()
-"""
-SCRIPTS = {
-    "a finalizer of a global, which writes with the script's modules": RESULTS + "results = Results()\n",
-    "an error with its cause, what its last object does, and what sees it at exit": RESULTS
-    + """
-import atexit, sys
-atexit.register(lambda: print("at exit:", repr(getattr(sys, "last_value", None))))
-def inner(): raise ValueError("inner wrong")
-def outer():
-    results = Results()
-    try:
-        inner()
-    except ValueError as error:
-        raise RuntimeError("outer wrong") from error
-outer()
-""",
-    "threads that are no daemons, functions of atexit, finalizers and open files": """
-import atexit, threading, weakref
-class Thing: pass
-def finish_late():
-    threading.Event().wait(0.05)
-    print("thread done")
-thing = Thing()
-weakref.finalize(thing, print, "finalizer ran")
-atexit.register(print, "atexit ran")
-threading.Thread(target=finish_late).start()
-file = open("results.json", "w")
-file.write("written at the end")
-print("last line")
-""",
-    "a text": "raise SystemExit('no data ☃')\n",
-    "wrong syntax": "import os\nif:\n",
-}
-
-
-@pytest.mark.parametrize("method", one_fast("fork", "exec"))
-@pytest.mark.parametrize(
-    "name", [*list(SCRIPTS)[:2], *(pytest.param(n, marks=pytest.mark.slow) for n in list(SCRIPTS)[2:])]
-)
-def test_script_ends_as_the_interpreter_ends_it(msrun: JobRunner, tmp_path: Path, name: str, method: str) -> None:
-    script, results = tmp_path / "w.py", tmp_path / "results.json"
-    script.write_text(SCRIPTS[name])
-    command, env = [sys.executable, "-u", script], {**os.environ, "PYTHONUTF8": "1"}
-    alone = subprocess.run(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env, check=False
-    )
-    right = results.read_text() if results.exists() else ""
-    results.unlink(missing_ok=True)
-    job = msrun.run("--worker_num=1", f"--start_method={method}", script, cwd=tmp_path, env={"PYTHONUTF8": "1"})
-    assert (job.code, job.log(0).decode()) == (alone.returncode, alone.stdout.decode())
-    assert (results.read_text() if results.exists() else "") == right
-    if name.startswith("an error"):
-        excerpt = job.read_json("failure.json")["first_failure"]["excerpt"]
-        assert (excerpt[0], right) == ("Traceback (most recent call last):", "[1, 2]")
-        assert excerpt[-2:] == ["RuntimeError: outer wrong", "at exit: RuntimeError('outer wrong')"]
 
 
 # -- --keep_going: a rank that fails ends no other; the job fails when all have ended -----
@@ -217,6 +154,7 @@ def test_others_run_to_their_end_after_a_failure(msrun: JobRunner, keeps_going: 
     assert states.pop(other).startswith("failed") and states == {0: "done", 3: "done"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", one_fast("--worker_num=4", "--rehearse=2x2"))
 def test_a_signal_ends_all_after_a_failure_too(msrun: JobRunner, keeps_going: Path, where: str) -> None:
     job = msrun.start(where, "--keep_going", "train.py", cwd=keeps_going)
@@ -227,6 +165,7 @@ def test_a_signal_ends_all_after_a_failure_too(msrun: JobRunner, keeps_going: Pa
     msrun.prove_nothing_left()
 
 
+@pytest.mark.slow
 def test_the_job_starts_again_when_all_have_ended(msrun: JobRunner, keeps_going: Path) -> None:
     (keeps_going / "train.py").write_text(
         "import os, sys\nattempt = os.environ['TORCHELASTIC_RESTART_COUNT']\nprint('attempt', attempt)\n"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asked_cases import one_fast
 from job_runner import WORKERS, JobRunner, RunHere
 
 HOSTFILE = """\
@@ -98,7 +99,7 @@ def test_wrong_hosts_are_refused_in_one_line(msrun_here: RunHere, cwd: Path, wro
     assert sorted(os.listdir(cwd)) == before
 
 
-@pytest.mark.parametrize("form", ["text", "json"])
+@pytest.mark.parametrize("form", one_fast("text", "json"))
 def test_dry_run_asks_nobody_and_writes_nothing(msrun: JobRunner, msrun_here: RunHere, cwd: Path, form: str) -> None:
     words = (*OPTIONS, f"--dry_run={form}", "train.py")
     before = sorted(os.listdir(cwd))
@@ -145,6 +146,7 @@ def test_hosts_may_come_from_a_table_a_variable_and_a_file(msrun_here: RunHere, 
     assert plan_of(msrun_here, cwd, "--config=job.yaml", MSRUN_HOSTS="h3:7")["world_size"] == 7
 
 
+@pytest.mark.slow
 def test_list_of_only_this_host_is_an_ordinary_job(msrun: JobRunner, cwd: Path) -> None:
     finished = msrun.run("--hosts=localhost:4", "--include=localhost:1,3", WORKERS / "record.py", cwd=cwd)
     assert finished.code == 0, finished.stderr

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from asked_cases import one_fast
 from fleet import FleetRunner
-from job_runner import MARK, JobRunner, wait_until
+from job_runner import MARK, JobRunner, RunHere, wait_until
 from terminal import Terminal
 
 DEBUGGED = """
@@ -43,13 +43,6 @@ except KeyboardInterrupt:
     print("interrupted")
 """
 """Not by input(): CPython loses a signal that comes between its prompt and its read."""
-SIZED = """
-import os, signal, time
-signal.signal(signal.SIGWINCH, lambda *_: os.write(1, "now {} {}\\n".format(*os.get_terminal_size()).encode()))
-print("ready", flush=True)
-while not os.path.exists("go"):
-    time.sleep(0.01)
-"""
 READING = """
 import hashlib, os, sys
 data = sys.stdin.buffer.read()
@@ -88,12 +81,20 @@ def run_with(msrun: JobRunner, folder: Path, stdin: object, *words: str, **setti
     return done.returncode, done.stdout, done.stderr.decode()
 
 
+def resize(terminal: Terminal) -> None:
+    """Have the debugged rank see another size of the terminal."""
+    terminal.resize(30, 100)
+    terminal.type(b"import os, time\nwhile os.get_terminal_size() != (100, 30): time.sleep(0.01)\n\np 'resized'*2\n")
+    terminal.read_until(b"resizedresized")
+
+
 def test_breakpoint_prompts_and_obeys(on_terminal: OnTerminal, tmp_path: Path) -> None:
     terminal = on_terminal(DEBUGGED.format(rank=0), "--worker_num=2", "--interactive")
     terminal.read_until(b"(Pdb) ")
     assert terminal.is_raw
     terminal.type(b"p x+41\n")
     terminal.read_until(b"\r\n42\r\n")
+    resize(terminal)
     terminal.type(b"c\n")
     assert terminal.finish() == 0
     assert b"rank 0 ends on " in terminal.text
@@ -124,6 +125,7 @@ def test_the_terminal_comes_back_when_the_job_is_ended(on_terminal: OnTerminal, 
     assert b"\nmsrun: error: stopped by SIG" in terminal.text
 
 
+@pytest.mark.slow
 def test_the_terminal_comes_back_while_the_job_is_paused(on_terminal: OnTerminal) -> None:
     terminal = on_terminal(ASKING, "--worker_num=2", "--interactive")
     terminal.read_until(b"? ")
@@ -134,15 +136,6 @@ def test_the_terminal_comes_back_while_the_job_is_paused(on_terminal: OnTerminal
     terminal.type(b"words\n")
     assert terminal.finish() == 0
     assert b"got words" in terminal.text
-
-
-def test_the_rank_knows_the_size_of_the_terminal(on_terminal: OnTerminal, tmp_path: Path) -> None:
-    terminal = on_terminal(SIZED, "--worker_num=1", "--interactive")
-    terminal.read_until(b"ready")
-    terminal.resize(30, 100)
-    terminal.read_until(b"now 100 30")
-    (tmp_path / "go").touch()
-    assert terminal.finish() == 0
 
 
 @pytest.mark.slow
@@ -225,8 +218,10 @@ def test_the_report_of_a_rank_that_wanted_input_says_how(msrun: JobRunner, tmp_p
         ),
     ],
 )
-def test_what_cannot_be_interactive_is_refused(msrun: JobRunner, tmp_path: Path, words: list[str], text: str) -> None:
-    job = msrun.run(*words, "true", cwd=tmp_path)
+def test_what_cannot_be_interactive_is_refused(
+    msrun_here: RunHere, tmp_path: Path, words: list[str], text: str
+) -> None:
+    job = msrun_here(*words, "true", cwd=tmp_path)
     assert job.code == 2
     assert text in job.errors[0]
 
@@ -257,9 +252,7 @@ def test_breakpoint_on_another_host_prompts_and_obeys(over_ssh: OnTerminal, tmp_
     assert terminal.is_raw
     terminal.type(b"p x+41\n")
     terminal.read_until(b"\r\n42\r\n")
-    terminal.resize(30, 100)
-    terminal.type(b"import os, time\nwhile os.get_terminal_size() != (100, 30): time.sleep(0.01)\n\np 'resized'*2\n")
-    terminal.read_until(b"resizedresized")
+    resize(terminal)
     terminal.type(b"c\n")
     assert terminal.finish() == 0
     assert b"rank 1 ends on host1\r\n" in terminal.text

@@ -61,6 +61,7 @@ def test_job_runs_with_more_inherited_descriptors_than_select_can_take(msrun: Jo
     assert finished.code == 0, finished.stderr
 
 
+@pytest.mark.slow
 def test_limit_on_address_space_that_ends_the_import_of_torch_is_named(msrun: JobRunner, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import torch\n")
     small = ["sh", "-c", 'ulimit -v 400000 && exec "$@"', "sh"]

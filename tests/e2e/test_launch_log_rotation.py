@@ -87,6 +87,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_late_log_writer_gets_its_moment_when_all_others_are_killed(msrun: JobRunner, tmp_path: Path) -> None:
     (tmp_path / "late.py").write_text(LATE_WORDS)
     job = msrun.start("--worker_num=1", "--log_max_bytes=4K", "--log_keep=50", "late.py", cwd=tmp_path)
@@ -142,7 +143,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("program", one_fast("flood", "wait"))
+@pytest.mark.parametrize("program", one_fast("wait", "flood"))
 def test_killed_log_writer_ends_the_job_with_3_and_is_named(msrun: JobRunner, tmp_path: Path, program: str) -> None:
     (tmp_path / "flood.py").write_text(FLOOD)
     script = tmp_path / "flood.py" if program == "flood" else WORKERS / "wait.py"
@@ -158,6 +159,7 @@ def test_killed_log_writer_ends_the_job_with_3_and_is_named(msrun: JobRunner, tm
     msrun.prove_nothing_left(deadline_s=0.0)
 
 
+@pytest.mark.slow
 def test_stuck_log_writer_does_not_keep_the_job_alive(msrun: JobRunner, tmp_path: Path) -> None:
     job = msrun.start("--worker_num=1", "--log_max_bytes=4K", WORKERS / "wait.py", cwd=tmp_path)
     job.wait_for(tmp_path / "ready_0")
@@ -212,12 +214,12 @@ def test_wrong_size_or_number_is_refused(msrun_here: RunHere, tmp_path: Path, op
     assert os.listdir(tmp_path) == ["train.py"]
 
 
-def test_plan_says_how_logs_are_rotated(msrun: JobRunner, tmp_path: Path) -> None:
+def test_plan_says_how_logs_are_rotated(msrun_here: RunHere, tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     options = ["--log_max_bytes=100M", "--log_keep=3", "train.py"]
-    text = msrun.run("--dry_run", *options, cwd=tmp_path).stdout
+    text = msrun_here("--dry_run", *options, cwd=tmp_path).stdout
     assert b"each worker's is rotated at 100 MiB, 3 older files stay" in text
-    plan = json.loads(msrun.run("--dry_run=json", *options, cwd=tmp_path).stdout)
+    plan = json.loads(msrun_here("--dry_run=json", *options, cwd=tmp_path).stdout)
     assert (plan["log_max_bytes"], plan["log_keep"]) == (100 * 2**20, 3)
 
 

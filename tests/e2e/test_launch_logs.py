@@ -72,6 +72,7 @@ def test_events_and_the_schedulers_log_tell_the_whole_job_in_order(flooded: Fini
     assert text.splitlines()[-2].endswith("job over: all workers ended with exit code 0")
 
 
+@pytest.mark.slow
 def test_several_tailed_ranks_have_host_and_rank_in_front_and_whole_lines(msrun: JobRunner, tmp_path: Path) -> None:
     finished = msrun.run("--worker_num=2", "--tail_worker_log=all", WORKERS / "flood.py", "2000", cwd=tmp_path)
     heads = [f"[{socket.gethostname()}:{rank}] rank {rank} ".encode() for rank in (0, 1)]
@@ -81,14 +82,13 @@ def test_several_tailed_ranks_have_host_and_rank_in_front_and_whole_lines(msrun:
 
 
 def test_quiet_says_nothing_but_errors(msrun: JobRunner, tmp_path: Path) -> None:
-    words = ("--quiet", "--worker_num=1", "--tail_worker_log=none", WORKERS / "end.py", "all")
-    good = msrun.run(*words, "0", cwd=tmp_path)
-    assert (good.stdout, good.stderr, good.log(0)) == (b"", "", b"rank 0 begins\n")
-    assert msrun.run(*words, "3", cwd=tmp_path).stderr.startswith("msrun: error: rank 0 on ")
+    job = msrun.run("--quiet", "--worker_num=1", "--tail_worker_log=none", WORKERS / "end.py", "all", "3", cwd=tmp_path)
+    assert (job.stdout, job.log(0)) == (b"", b"rank 0 begins\n")
+    assert job.stderr.startswith("msrun: error: rank 0 on ")
 
 
 @pytest.mark.parametrize("method", one_fast("fork", "exec"))
-@pytest.mark.parametrize(("options", "is_lost"), [((), False), (("--env=PYTHONUNBUFFERED=",), True)])
+@pytest.mark.parametrize(("options", "is_lost"), one_fast(((), False), (("--env=PYTHONUNBUFFERED=",), True)))
 def test_last_line_of_a_worker_that_ends_hard_is_there_unless_blocks_were_asked_for(
     msrun: JobRunner, tmp_path: Path, method: str, options: tuple[str, ...], is_lost: bool
 ) -> None:
@@ -116,18 +116,21 @@ def cwd(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("where", one_fast("--rehearse=2x1", "--worker_num=2"))
-def test_stderr_has_a_log_of_its_own_and_is_stderr_here(msrun: JobRunner, cwd: Path, where: str) -> None:
-    job = msrun.run(where, "--log_split", "train.py", cwd=cwd)
+@pytest.mark.parametrize("where", one_fast("--worker_num=2", "--rehearse=2x1"))
+def test_stderr_has_a_log_of_its_own_and_is_stderr_here_and_the_time_stands_before_each_line(
+    msrun: JobRunner, cwd: Path, where: str
+) -> None:
+    job = msrun.run(where, "--log_split", "--log_time", "train.py", cwd=cwd)
     assert job.code == 0, job.stderr
     for rank in (0, 1):
         assert job.log(rank) == f"epoch 1\nrank {rank}\n".encode()
         assert (job.log_dir / f"worker_{rank}.stderr.log").read_bytes() == b"to stderr\n"
         assert (cwd / "log_output" / f"worker_{rank}.stderr.log").read_bytes() == b"to stderr\n"
-    assert job.stdout == b"epoch 1\nrank 0\n"
-    assert "to stderr" in job.stderr.splitlines()
+    assert re.sub(rb"^\d\d:\d\d:\d\d\.\d{3} ", b"+ ", job.stdout, flags=re.MULTILINE) == b"+ epoch 1\n+ rank 0\n"
+    assert re.search(r"^\d\d:\d\d:\d\d\.\d{3} to stderr$", job.stderr, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_a_failure_is_reported_from_the_log_that_has_the_traceback(msrun: JobRunner, cwd: Path) -> None:
     for _ in range(2):
         words = ("--log_split", "--log_keep_jobs=1", "--start_method=exec", "train.py", "fails")
@@ -146,13 +149,6 @@ def test_a_line_of_all_ranks_is_shown_once(msrun: JobRunner, cwd: Path) -> None:
     assert sorted(re.sub(r"\[.*:", "[", line) for line in lines if "[x3]" not in line) == [
         f"[{rank}] rank {rank}" for rank in range(3)
     ]
-
-
-def test_the_time_stands_before_each_line(msrun: JobRunner, cwd: Path) -> None:
-    job = msrun.run("--worker_num=1", "--log_time", "train.py", cwd=cwd)
-    lines = job.stdout.decode().splitlines()
-    assert [re.sub(r"^\d\d:\d\d:\d\d\.\d{3} ", "", line) for line in lines] == ["epoch 1", "rank 0", "to stderr"]
-    assert not any(line in lines for line in ("epoch 1", "rank 0"))
 
 
 @pytest.mark.parametrize(
@@ -178,7 +174,7 @@ HOSTILE = CLIPBOARD + DEVICE + CLEAR + C1 + BIDI
 ORDERS = (b"\x1b", b"\x07", "\x9b".encode(), BIDI.encode())
 
 
-@pytest.mark.parametrize("options", [(), ("--raw",)], ids=["text", "raw"])
+@pytest.mark.parametrize("options", one_fast((), ("--raw",)), ids=["text", "raw"])
 def test_orders_to_a_terminal_are_shown_as_text(msrun: JobRunner, tmp_path: Path, options: tuple[str, ...]) -> None:
     head = 'import sys\nsys.stdout.reconfigure(encoding="utf-8")\n'
     (tmp_path / "hostile.py").write_text(

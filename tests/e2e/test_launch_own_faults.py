@@ -35,14 +35,12 @@ main()
 
 @pytest.mark.parametrize(
     ("hosts", "module", "function", "condition"),
-    [
+    one_fast(
         (ONE_HOST, "msrun.launch.console", "Console.note", "args[0] == 'running'"),
-        (ONE_HOST, "msrun.launch.output", "Place._note_progress", "True"),
         (SEVERAL_HOSTS, "msrun.launch.console", "Console.note", "args[0] == 'running'"),
-        pytest.param(ONE_HOST, "msrun.launch.metrics_file", "MetricsFile.finish", "True", marks=pytest.mark.slow),
-        pytest.param(SEVERAL_HOSTS, "msrun.launch.console", "Console.tick", "True", marks=pytest.mark.slow),
-        pytest.param(SEVERAL_HOSTS, "msrun.launch.output", "Place._note_progress", "True", marks=pytest.mark.slow),
-    ],
+        (ONE_HOST, "msrun.launch.metrics_file", "MetricsFile.finish", "True"),
+        (SEVERAL_HOSTS, "msrun.launch.console", "Console.tick", "True"),
+    ),
 )
 def test_slip_in_what_shows_the_job_is_told_once_and_the_job_goes_on(
     msrun: JobRunner, tmp_path: Path, hosts: list[str], module: str, function: str, condition: str
@@ -62,11 +60,10 @@ def test_slip_in_what_shows_the_job_is_told_once_and_the_job_goes_on(
 
 @pytest.mark.parametrize(
     ("hosts", "module", "function"),
-    [
-        (ONE_HOST, "msrun.agent.supervisor", "Supervisor._on_started"),
-        (SEVERAL_HOSTS, "msrun.launch.fleet.fleet_job", "FleetRecord._note_worker"),
-        pytest.param(SEVERAL_HOSTS, "msrun.launch.fleet.fleet_job", "FleetRun._tick", marks=pytest.mark.slow),
-    ],
+    one_fast(
+        (ONE_HOST, "msrun.cluster.membership", "Membership.started"),
+        (SEVERAL_HOSTS, "msrun.launch.fleet.fleet_job", "FleetRecord.note"),
+    ),
 )
 def test_slip_in_what_runs_the_job_ends_it(
     msrun: JobRunner, tmp_path: Path, hosts: list[str], module: str, function: str

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from asked_cases import one_fast
+from asked_cases import one_fast, slow_but
 from job_runner import REPOSITORY, WORKERS, Finished, JobRunner, RunHere, latest_job, wait_until
 
 HOSTILE: list[bytes] = [
     b"", b"I'm 72\" tall", b"$HOME", b"`touch x`", b";touch x", b"$(touch x)", b"*", b"two\nlines", b"tab\tand\r",
     b"back\\slash\\", "emoji 🚀 ünï".encode(), b"--help", b"--worker_num=3", b"--dry_run", b"--join", b"-m", b"--",
-    b"-", b"not utf-8 \xff\xfe", b"{0} %s %%", b"=",
+    b"-", b"not utf-8 \xff\xfe", b"{0} %s %%", b"=", b"{rank}",
 ]  # fmt: skip
 
 
@@ -41,37 +42,7 @@ def test_hostile_arguments_arrive_unchanged_at_a_shell_script(msrun: JobRunner, 
     assert not (odd_path / "x").exists()
 
 
-def python_forms(folder: Path) -> dict[str, list[str]]:
-    """Return every way to name record.py, which is also package pkg's module rec, in `folder`."""
-    return {
-        "file": ["record.py"],
-        "file in a folder": ["pkg/rec.py"],
-        "-m": ["-m", "pkg.rec"],
-        "python": ["python", "record.py"],
-        "python3": ["python3", "record.py"],
-        "python -u": ["python", "-u", "record.py"],
-        "python -m": ["python", "-m", "pkg.rec"],
-        "python -X": ["python", "-X", "dev", "record.py"],
-        "this interpreter": [sys.executable, "record.py"],
-        "double dash": ["--", "record.py"],
-    }
-
-
-@pytest.mark.parametrize("form", one_fast(*python_forms(Path())))
-def test_every_form_of_a_python_program_runs_with_its_arguments(msrun: JobRunner, tmp_path: Path, form: str) -> None:
-    (tmp_path / "pkg").mkdir()
-    (tmp_path / "pkg" / "__init__.py").touch()
-    for name in ("record.py", "pkg/rec.py"):
-        (tmp_path / name).write_bytes((WORKERS / "record.py").read_bytes())
-    finished = msrun.run("--worker_num=2", *python_forms(tmp_path)[form], "--lr", "0.1", "-m", cwd=tmp_path)
-    assert finished.code == 0, finished.stderr
-    for rank in (0, 1):
-        record = json.loads((tmp_path / f"record_{rank}.json").read_text())
-        assert record["argv"][1:] == ["--lr", "0.1", "-m"]
-        assert record["name"] == "__main__"
-        assert form not in ("-m", "python -m") or record["path"][0] == str(tmp_path)
-
-
+@pytest.mark.slow
 def test_command_on_path_runs(msrun: JobRunner, tmp_path: Path) -> None:
     finished = msrun.run("--worker_num=2", "sh", "-c", 'echo "rank $RANK: $0 $1"', "a", "b c", cwd=tmp_path)
     assert finished.code == 0, finished.stderr
@@ -129,7 +100,7 @@ def pipe_into(msrun: JobRunner, cwd: Path, *words: str, text: str = SHOWS) -> su
     )
 
 
-def test_a_script_from_a_pipe_is_read_once_and_stays_with_the_logs(msrun: JobRunner, tmp_path: Path) -> None:
+def test_a_script_from_standard_input_is_read_once_and_stays_with_the_logs(msrun: JobRunner, tmp_path: Path) -> None:
     done = pipe_into(msrun, tmp_path, "--worker_num=2", "--start_method=exec", "-", "a", "b")
     assert done.returncode == 0, done.stderr
     folder = latest_job(tmp_path / "log_output")
@@ -137,6 +108,10 @@ def test_a_script_from_a_pipe_is_read_once_and_stays_with_the_logs(msrun: JobRun
         f"{rank} ['a', 'b'] __main__\n" for rank in (0, 1)
     ]
     assert (folder / "script.py").read_text() == SHOWS
+
+
+@pytest.mark.slow
+def test_a_script_from_a_named_pipe_fails_under_the_name_of_its_copy(msrun: JobRunner, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with subprocess.Popen(["sh", "-c", "printf '\\nraise ValueError(3)\\n' > pipe"], cwd=tmp_path):
         failed = msrun.run("--worker_num=2", "--start_method=exec", "pipe", "x", cwd=tmp_path)
@@ -145,10 +120,10 @@ def test_a_script_from_a_pipe_is_read_once_and_stays_with_the_logs(msrun: JobRun
 
 @pytest.mark.parametrize(
     ("words", "text", "told"),
-    [
+    one_fast(
         (["-"], " \n", "-: no program came from there"),
         (["--rehearse=1x1", "-"], SHOWS, "- and --rehearse: the script is read here, once; give a file"),
-    ],
+    ),
 )
 def test_what_cannot_be_is_refused(msrun: JobRunner, tmp_path: Path, words: list[str], text: str, told: str) -> None:
     done = pipe_into(msrun, tmp_path, *words, text=text)
@@ -164,8 +139,6 @@ def test_arguments_are_the_ranks_own_when_that_is_asked_for(msrun: JobRunner, tm
     done = msrun.run(*options, "train.py", "data-{rank}.bin", "{node_rank}{other}", cwd=tmp_path)
     assert done.code == 0, done.stderr
     assert done.log(1).decode() == "1 ['--local-rank=0', 'data-1.bin', '1{other}'] __main__\n"
-    plain = msrun.run("--worker_num=1", "train.py", "{rank}", cwd=tmp_path)
-    assert plain.log(0).decode() == "0 ['{rank}'] __main__\n"
 
 
 SAYS = """
@@ -189,7 +162,7 @@ def said(programs: Path) -> list[list[object]]:
     return [json.loads(path.read_text()) for path in sorted(programs.glob("rank_*"))]
 
 
-@pytest.mark.parametrize("where", one_fast("--rehearse=2x2", "--discover=False"))
+@pytest.mark.parametrize("where", one_fast("--discover=False", "--rehearse=2x2"))
 def test_each_rank_runs_its_program_with_its_role(msrun: JobRunner, programs: Path, where: str) -> None:
     words = ("-n", "1", "--role=actor", "a.py", "x", ":", "-n", "3", "--role=learner", "-m", "b", "y", ":", "z")
     job = msrun.run(where, *words, cwd=programs)
@@ -198,6 +171,7 @@ def test_each_rank_runs_its_program_with_its_role(msrun: JobRunner, programs: Pa
     assert said(programs) == [["a.py", ["x"], "0", "4", "actor", "0", "1"], *learners]
 
 
+@pytest.mark.slow
 def test_a_program_that_is_no_python_stands_beside_one_that_is(msrun: JobRunner, programs: Path) -> None:
     job = msrun.run("-n", "2", "a.py", ":", "--worker_num=1", "./c.sh", "1", ":", "-np", "1", "b.py", cwd=programs)
     assert job.code == 0, job.stderr
@@ -259,8 +233,7 @@ def test_values_of_all_ranks_come_back_in_their_order(msrun: JobRunner, tmp_path
     assert lines[-2:] == ["[('aa', 0), ('aa', 1), ('aa', 2)]", str([str(done.log_dir)])]
 
 
-def test_the_first_failure_is_raised_with_the_rank_that_failed(msrun: JobRunner, tmp_path: Path) -> None:
-    program = """
+FAILING = """
 class Odd(Exception):
     def __init__(self, a, b): super().__init__(a)
 def work(how):
@@ -269,28 +242,37 @@ def work(how):
     if how == "signal":
         os.kill(os.getpid(), 9)
     raise Odd(1, 2) if how == "odd" else ValueError("no such row")
-for how in ("raise", "signal", "odd"):
-    try:
-        msrun.run(work, (how,), workers=2, options=["--quiet"])
-    except Exception as error:
-        print("caught", type(error).__name__, str(error).partition(",")[0], *getattr(error, "__notes__", []))
 try:
-    msrun.run(work, workers=0)
+    msrun.run(work, ({!r},), workers={}, options=["--quiet"])
 except Exception as error:
-    print("caught", type(error).__name__, error)
-try:
-    msrun.run(work, (sys.stdin,), workers=1)
-except Exception as error:
-    print("caught", type(error).__name__, error)
+    print("caught", type(error).__name__, str(error), *getattr(error, "__notes__", []))
 """
-    done = call(msrun, tmp_path, program)
-    caught = [line for line in done.stdout.decode().splitlines() if line.startswith("caught ")]
-    assert caught[0].startswith("caught ValueError no such row msrun: rank 1 on "), done.stderr
-    assert "worker_1.log" in caught[0]
-    assert caught[1].startswith("caught WorkerFailed rank 1 on ") and "signal SIGKILL" in caught[1]
-    assert caught[2].startswith("caught WorkerFailed rank 1 on ") and "exit code 1" in caught[2]
-    assert "msrun --worker_num=0 has ended with 2: the function has run on no rank" in caught[3]
-    assert "caught UsageError <function work" in caught[4] and "cannot be sent to another process" in caught[4]
+
+
+@pytest.mark.parametrize(
+    ("how", "workers", "caught"),
+    slow_but(
+        ("raise", "none"),
+        [
+            ("raise", "2", r"ValueError no such row msrun: rank 1 on .*worker_1\.log"),
+            ("signal", "2", "WorkerFailed rank 1 on .* signal SIGKILL"),
+            ("odd", "2", "WorkerFailed rank 1 on .* exit code 1"),
+            ("none", "0", "UsageError msrun --worker_num=0 .*has ended with 2: the function has run on no rank"),
+        ],
+        key=lambda how, *_: how,
+    ),
+)
+def test_the_first_failure_is_raised_with_the_rank_that_failed(
+    msrun: JobRunner, tmp_path: Path, how: str, workers: str, caught: str
+) -> None:
+    done = call(msrun, tmp_path, FAILING.format(how, workers))
+    assert re.search(f"^caught {caught}", done.stdout.decode(), re.MULTILINE), (done.stdout, done.stderr)
+
+
+@pytest.mark.slow
+def test_what_cannot_be_sent_to_another_process_is_refused(msrun: JobRunner, tmp_path: Path) -> None:
+    done = call(msrun, tmp_path, "def work(file): pass\nmsrun.run(work, (sys.stdin,), workers=1)\n")
+    assert "UsageError: <function work" in done.stderr and "cannot be sent to another process" in done.stderr
 
 
 @pytest.mark.parametrize("signum", one_fast(signal.SIGINT, signal.SIGKILL))
@@ -324,6 +306,7 @@ def path(*folders: str) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(folders)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "said", "method"), one_fast(("plain.py", "begins", "fork"), ("theirs.py", "of the user", "exec"))
 )

@@ -45,6 +45,7 @@ def test_failed_job_starts_again_and_ends_well(msrun: JobRunner, tmp_path: Path,
     assert records(tmp_path, 0)[1]["RANK"] == "1" and records(tmp_path, 0)[0]["TORCHELASTIC_MAX_RESTARTS"] == "2"
 
 
+@pytest.mark.slow
 def test_last_attempt_decides_and_every_attempt_is_listed(msrun: JobRunner, tmp_path: Path) -> None:
     finished = run(msrun, tmp_path, "code=9:5", "--max_restarts=1")
     assert finished.code == 9
@@ -75,6 +76,7 @@ def test_program_that_cannot_start_is_not_started_again(msrun: JobRunner, tmp_pa
     assert len(again.read_json("failure.json")["attempts"]) == 1
 
 
+@pytest.mark.slow
 def test_program_that_has_reported_progress_once_is_started_again(msrun: JobRunner, tmp_path: Path) -> None:
     text = "import os\nfrom msrun.runtime import report_progress\n"
     text += "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': report_progress(1)\nraise ValueError\n"

@@ -66,6 +66,7 @@ def test_worker_does_its_last_work_on_the_signal_that_came(
         assert finished.log(rank).decode().splitlines() == [f"saved after {name}", "finally", "atexit"]
 
 
+@pytest.mark.slow
 def test_hangup_is_ignored_under_nohup(msrun: JobRunner, tmp_path: Path) -> None:
     job = start_waiting(msrun, tmp_path, WORKERS / "chaos.py", "plain", "alone", prefix=["nohup"])
     os.killpg(job.pid, signal.SIGHUP)
@@ -74,6 +75,7 @@ def test_hangup_is_ignored_under_nohup(msrun: JobRunner, tmp_path: Path) -> None
     assert (finished.code, finished.errors) == (0, []), finished.stderr
 
 
+@pytest.mark.slow
 def test_first_failure_keeps_its_status_when_the_user_interrupts(msrun: JobRunner, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import os, signal, sys, time\nif os.environ['RANK'] == '0':\n    while not os.path.exists('ready_1'):\n"
@@ -116,6 +118,7 @@ def test_signal_reaches_every_worker_and_the_job_goes_on(
     assert (event["name"], event["global_ranks"]) == (name, [0, 1])
 
 
+@pytest.mark.slow
 def test_worker_that_does_not_handle_it_dies_and_is_the_first_failure(msrun: JobRunner, tmp_path: Path) -> None:
     job = start_waiting(msrun, tmp_path, WORKERS / "wait.py")
     job.send(signal.SIGUSR1)
@@ -124,6 +127,7 @@ def test_worker_that_does_not_handle_it_dies_and_is_the_first_failure(msrun: Job
     assert "failed first: signal SIGUSR1" in finished.errors[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", one_fast("fork", "exec"))
 def test_signal_at_the_start_waits_for_handlers_of_workers(msrun: JobRunner, tmp_path: Path, method: str) -> None:
     (tmp_path / "w.py").write_text(
@@ -185,6 +189,7 @@ def test_a_paused_job_stands_still_and_goes_on_later(msrun: JobRunner, tmp_path:
     go_on(tmp_path, job)
 
 
+@pytest.mark.slow
 def test_a_paused_job_that_is_told_to_end_does_when_it_goes_on(msrun: JobRunner, tmp_path: Path) -> None:
     job = msrun.start("--worker_num=2", WORKERS / "grow.py", cwd=tmp_path)
     pause(job, tmp_path, still_s=0.3)

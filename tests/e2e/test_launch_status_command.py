@@ -68,6 +68,7 @@ def test_running_job_is_shown_with_its_workers_steps_and_losses(msrun: JobRunner
     assert [row[3] for row in rows(ended)] == ["done", "done"]
 
 
+@pytest.mark.slow
 def test_failed_job_tells_who_failed_first(msrun: JobRunner, tmp_path: Path) -> None:
     msrun.run("--worker_num=2", WORKERS / "end.py", "1", "5", cwd=tmp_path)
     shown = status(msrun, tmp_path)

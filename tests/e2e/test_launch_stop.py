@@ -108,6 +108,7 @@ def test_launcher_that_was_suspended_ends(msrun: JobRunner, tmp_path: Path) -> N
     assert job.finish().code == 128 + signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_only_the_job_of_that_directory_is_ended(msrun: JobRunner, tmp_path: Path) -> None:
     jobs = {}
     for name in ("one", "two"):
@@ -200,6 +201,7 @@ def test_status_and_stop_work_as_soon_as_the_prompt_is_back(msrun: JobRunner, tm
         msrun.prove_nothing_left(deadline_s=0)
 
 
+@pytest.mark.slow
 def test_killed_background_launcher_leaves_no_worker_and_says_so(msrun: JobRunner, tmp_path: Path) -> None:
     pid = start_detached(msrun, tmp_path, WORKERS / "wait.py")
     wait_until(lambda: (tmp_path / "ready_0").exists() and (tmp_path / "ready_1").exists(), "both workers")

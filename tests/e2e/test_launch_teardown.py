@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from asked_cases import one_fast
+from asked_cases import one_fast, slow_but
 from job_runner import WORKERS, Finished, JobRunner, Running, is_alive, state_of, wait_until
 
 # -- while the job starts -------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def assert_nobody_more_was_started(start: HeldStart, phase: str) -> None:
     assert start.started() in ([["started_0"], ["started_0", "started_1"]] if phase == "workers" else [[]])
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("phase", slow_but(("workers",), PHASES))
 def test_signal_in_each_phase_of_the_start_starts_nobody_more(msrun: JobRunner, tmp_path: Path, phase: str) -> None:
     start = HeldStart(msrun, tmp_path, phase)
     start.job.send(signal.SIGTERM)
@@ -113,6 +113,7 @@ def test_killed_launcher_in_each_phase_of_the_start_leaves_nothing(
     msrun.prove_nothing_left()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", one_fast(*PHASES))
 def test_killed_fork_server_in_each_phase_of_the_start_is_3(msrun: JobRunner, tmp_path: Path, phase: str) -> None:
     start = HeldStart(msrun, tmp_path, phase)
@@ -132,6 +133,7 @@ def test_start_that_is_stuck_between_two_workers_does_not_keep_the_job_alive(msr
     assert start.started() == ["started_0"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", one_fast(7, 0))
 def test_signal_when_all_is_over_does_not_change_the_exit_status(msrun: JobRunner, tmp_path: Path, code: int) -> None:
     """msrun is held while its interpreter ends: the job is over, its end has been told."""
@@ -173,7 +175,7 @@ def test_children_and_daemons_of_workers_go_with_the_job_that_ends_well(msrun: J
     assert not [pid for pid in family if is_alive(pid)]
 
 
-@pytest.mark.parametrize("role", ["fork server", "scheduler"])
+@pytest.mark.parametrize("role", one_fast("fork server", "scheduler"))
 def test_killed_process_of_its_own_ends_the_job_and_is_named(msrun: JobRunner, tmp_path: Path, role: str) -> None:
     job, family = start_family(msrun, tmp_path)
     os.kill(job.pid_of_fork_server() if role == "fork server" else job.pid_of(role), signal.SIGKILL)

@@ -70,6 +70,7 @@ def test_progress_line_tells_step_share_speed_and_loss_also_of_a_quiet_msrun(msr
         assert terminal.text.endswith(b"\r\x1b[K")  # it was taken away
 
 
+@pytest.mark.slow
 def test_control_c_stops_the_job(terminal: Terminal) -> None:
     terminal.read_until(b"2 of 2 up")
     terminal.type(b"\x03")
@@ -128,6 +129,7 @@ def test_raw_bytes_come_unchanged_and_at_once(msrun: JobRunner, tmp_path: Path, 
     assert job.wait(DEADLINE_S) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", one_fast("--worker_num=1", "--rehearse=2x1"))
 def test_bar_in_a_pipe_is_a_line_now_and_then(msrun: JobRunner, tmp_path: Path, where: str) -> None:
     (tmp_path / "bar.py").write_text(BAR)
@@ -230,7 +232,7 @@ def test_a_pause_loses_nothing(start: Start, tmp_path: Path) -> None:
 def test_a_flood_is_shown_whole(msrun: JobRunner, tmp_path: Path) -> None:
     """More than any queue holds, as fast as it comes."""
     (tmp_path / "flood.py").write_text(
-        "import sys\nfor i in range(500):\n    sys.stdout.write(('x' * 99 + '\\n') * 1000)\n"
+        "import sys\nfor i in range(50):\n    sys.stdout.write(('x' * 99 + '\\n') * 1000)\n"
     )
     finished = msrun.run("--worker_num=1", "--env=PYTHONUNBUFFERED=", "flood.py", cwd=tmp_path)
     assert finished.code == 0, finished.stderr
@@ -263,6 +265,7 @@ def test_job_whose_streams_are_closed_ends_with_its_own_status(msrun: JobRunner,
     assert [event["event"] for event in finished.events].count("exited") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streams", one_fast(*reversed(CLOSINGS)))
 def test_a_detached_job_ends_well(msrun: JobRunner, tmp_path: Path, streams: str) -> None:
     started = msrun.start(

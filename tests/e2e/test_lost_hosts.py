@@ -122,6 +122,7 @@ def test_a_host_is_taken_out_of_the_job_by_its_name(rehearsals: Rehearsals, scri
     assert drain("host0").code == 2, "it is over"
 
 
+@pytest.mark.slow
 def test_host_that_leaves_ends_a_job_that_has_no_other(rehearsals: Rehearsals, script: Path) -> None:
     job = rehearsals.start("2x1", "--max_restarts=3", script)
     records(rehearsals, job, 0, 2)

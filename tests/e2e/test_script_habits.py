@@ -316,10 +316,7 @@ ALONE: dict[str, tuple[str, tuple[str, ...]]] = {
     for name in PROGRAMS
     for words in [(word,) for word in ARGUMENTS.get(name, ())] or [()]
 }
-FAST_ALONE = (
-    *("exit_3", "exit_text", "excepthook_exits", "uncaught_error", "keyboard_interrupt", "dies_by_SIGKILL"),
-    *("pool_spawn", "threads_from_the_environment"),
-)
+FAST_ALONE = (*("exit_text", "uncaught_error", "keyboard_interrupt", "pool_spawn"),)
 OF_A_JOB = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
 
 
@@ -413,6 +410,8 @@ FORMS = {
     "folder": Form(["python", "folder"]),
     "zip": Form(["python", "app.pyz", "a"]),
     "modules of a known name beside it": Form(["shadow/x.py"]),
+    "double dash": Form(["--", "x.py", "--", "a"]),
+    "-u": Form(["python", "-u", "x.py"]),
     "-X dev": Form(["python", "-X", "dev", "x.py"]),
     "-W error": Form(["python", "-W", "error", "x.py"]),
     "-O": Form(["python", "-O", "x.py"]),
@@ -447,7 +446,7 @@ FORMS = {
         ["x.py"], hand_on=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2]), by_design={"blocked": []}
     ),
 }
-FAST_FORMS = ("package", "-X dev", "symlink")
+FAST_FORMS = ("package", "symlink")
 
 
 def write_forms(work: Path) -> None:

@@ -10,7 +10,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 # The newest set of packages that passed the tests.
 export CONSTRAINTS ?= constraints.txt
-PIP := $(BIN)/python -m pip --disable-pip-version-check install -c $(CONSTRAINTS)
+# Modules are compiled as they are imported and kept, here and for tests; all of torch's would take longer than the demo.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-compile -c $(CONSTRAINTS)
+export PYTHONDONTWRITEBYTECODE :=
 # Asked for torch beside pip's own index when it can be reached; TORCH_INDEX= for pip's own alone.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Where the console scripts are; run.sh finds msrun on PATH.
@@ -55,8 +57,7 @@ demo: $(VENV)/.demo
 # Files in the order of their names: those that take long, in tests/e2e, begin first. Many tests wait, so that there are
 # more of them at a time than cores.
 TEST_WORKERS ?= $(shell echo $$(( $$(nproc) * 2 )))
-# Rewritten asserts are kept, or each worker rewrites all test files, for 10 s.
-PYTEST := $(RUN) PYTHONDONTWRITEBYTECODE= python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(PYTEST_OPTIONS)
+PYTEST := $(RUN) python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(PYTEST_OPTIONS)
 
 test: export MSRUN_FUZZ_CASES ?= 3
 test: export MSRUN_FUZZ_MESSAGES ?= 80

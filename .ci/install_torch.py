@@ -16,7 +16,7 @@ import urllib.request
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install"]
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--no-compile"]
 CONSTRAINTS = os.environ.get("CONSTRAINTS", "constraints.txt")
 TORCH = ["-c", CONSTRAINTS, "torch", "numpy"]
 LOOK_S = 5.0

@@ -71,6 +71,7 @@ def test_unequal_hosts_get_contiguous_ranks_in_the_order_of_the_list(fleet: Flee
 AWKWARD = ["I'm 72\" tall", "$HOME", "`id`", ";touch x", "*", "", "back\\", "two\nlines", "☃", "--help", "--"]
 
 
+@pytest.mark.slow
 def test_arguments_and_variables_arrive_unchanged_and_are_seen_by_nobody(fleet: FleetRunner, tmp_path: Path) -> None:
     value = "quote' \" = $X `id`\nsecond line\ttab ☃"
     words = [*AWKWARD, b"no text \xff\xfe"]

@@ -214,6 +214,7 @@ def test_fewer_than_are_enough_wait(elastic: Elastic) -> None:
     assert job.finish().code == 143
 
 
+@pytest.mark.slow
 def test_job_goes_on_with_fewer_hosts_and_with_one_that_comes_again(elastic: Elastic) -> None:
     """Loss, TERM and a late host, each of which starts the job again on those that are there."""
     first = elastic.start("1:3", "--max-restarts=3")

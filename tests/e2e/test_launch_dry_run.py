@@ -38,20 +38,22 @@ def snapshot(*folders: Path) -> list[tuple[str, int, int]]:
 
 
 @pytest.mark.parametrize("form", one_fast("--dry-run", "--dry_run=json"))
-def test_dry_run_touches_nothing_and_says_the_same_twice(msrun: JobRunner, odd_path: Path, form: str) -> None:
+def test_dry_run_touches_nothing_and_says_the_same_twice(
+    msrun: JobRunner, msrun_here: RunHere, odd_path: Path, form: str
+) -> None:
     (odd_path / "train.py").write_bytes((WORKERS / "record.py").read_bytes())
     before = snapshot(odd_path)
     words = (*OPTIONS, form, "train.py", "--lr", "0.1")
     finished = msrun.run(*words, cwd=odd_path, command=[sys.executable, "-c", HOOKED])
     assert (finished.code, finished.stderr) == (0, "")
     assert finished.stdout and b"hidden" not in finished.stdout
-    assert msrun.run(*words, cwd=odd_path).stdout == finished.stdout
+    assert msrun_here(*words, cwd=odd_path).stdout == finished.stdout
     assert snapshot(odd_path) == before
 
 
-def test_dry_run_is_the_plan_of_the_run(msrun: JobRunner, tmp_path: Path) -> None:
+def test_dry_run_is_the_plan_of_the_run(msrun: JobRunner, msrun_here: RunHere, tmp_path: Path) -> None:
     script = [WORKERS / "record.py", "--lr", "0.1"]
-    dry = json.loads(msrun.run(*OPTIONS, "--dry_run=json", *script, cwd=tmp_path).stdout)
+    dry = json.loads(msrun_here(*OPTIONS, "--dry_run=json", *script, cwd=tmp_path).stdout)
     finished = msrun.run(*OPTIONS, *script, cwd=tmp_path)
     real = finished.read_plan()
 

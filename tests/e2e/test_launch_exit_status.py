@@ -16,7 +16,6 @@ STATUS = [
     # how rank 1 ends, exit status of msrun, words of the report, how it was started
     ("7", 7, "exit code 7", "fork"),
     ("SIGKILL", 137, "signal SIGKILL", "fork"),
-    # slow:
     ("SIGSEGV", 139, "signal SIGSEGV", "fork"),
     ("interrupt", 130, "signal SIGINT", "fork"),
     ("124", 124, "exit code 124", "fork"),
@@ -31,7 +30,7 @@ STATUS = [
 
 @pytest.mark.parametrize(
     ("how", "code", "words", "method"),
-    [*STATUS[:2], *(pytest.param(*row, marks=pytest.mark.slow) for row in STATUS[2:])],
+    one_fast(*STATUS),
 )
 def test_first_failure_gives_the_exit_status_and_is_named(
     msrun: JobRunner, tmp_path: Path, how: str, code: int, words: str, method: str

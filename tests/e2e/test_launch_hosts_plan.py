@@ -159,11 +159,11 @@ DECIDED_THERE |= {"MSRUN_RENDEZVOUS", "OMP_NUM_THREADS", "RANK_TABLE_FILE"}
 INTERFACES = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"}
 
 
-def test_dry_run_is_what_a_run_carries_out(msrun: JobRunner, cwd: Path) -> None:
+def test_dry_run_is_what_a_run_carries_out(msrun: JobRunner, msrun_here: RunHere, cwd: Path) -> None:
     """Another spelling of the interpreter makes this host one that an agent is started on."""
     python = f"{Path(sys.executable).parent}/./{Path(sys.executable).name}"
     arguments = ["--hosts=localhost:2", f"--python={python}", "--env", "API_KEY=hidden", "--forward_env=MY_*"]
-    dry = json.loads(msrun.run(*arguments, "--dry_run=json", WORKERS / "record.py", cwd=cwd, env=ENV).stdout)
+    dry = json.loads(msrun_here(*arguments, "--dry_run=json", WORKERS / "record.py", cwd=cwd, env=ENV).stdout)
     finished = msrun.run(*arguments, WORKERS / "record.py", cwd=cwd, env=ENV)
     assert finished.code == 0, finished.stderr
     real = finished.read_plan()

@@ -103,6 +103,7 @@ def test_breakpoint_prompts_and_obeys(on_terminal: OnTerminal, tmp_path: Path) -
     assert not terminal.is_raw
 
 
+@pytest.mark.slow
 def test_control_c_is_the_ranks(on_terminal: OnTerminal) -> None:
     terminal = on_terminal(INTERRUPTED, "--worker_num=1", "--interactive")
     terminal.read_until(b"? ")
@@ -198,6 +199,7 @@ def test_standard_input_that_nobody_reads_is_said(msrun: JobRunner, tmp_path: Pa
     assert NOTICE not in run_with(msrun, tmp_path, subprocess.DEVNULL, "--worker_num=1", "true")[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("statement", one_fast("breakpoint()", "input()"))
 def test_the_report_of_a_rank_that_wanted_input_says_how(msrun: JobRunner, tmp_path: Path, statement: str) -> None:
     (tmp_path / "train.py").write_text(f"{statement}\nprint()\n")

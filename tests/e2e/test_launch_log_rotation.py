@@ -119,6 +119,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("are_all_signalled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_last_words_of_stopped_workers_are_written(msrun: JobRunner, tmp_path: Path, are_all_signalled: bool) -> None:
     (tmp_path / "farewell.py").write_text(FAREWELL)
@@ -177,6 +178,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victims", one_fast(["launcher", "fork server"], ["launcher"], ["fork server"]))
 def test_kill_of_launcher_or_server_leaves_whole_logs(msrun: JobRunner, tmp_path: Path, victims: list[str]) -> None:
     (tmp_path / "words.py").write_text(WORDS)

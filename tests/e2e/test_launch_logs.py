@@ -87,6 +87,7 @@ def test_quiet_says_nothing_but_errors(msrun: JobRunner, tmp_path: Path) -> None
     assert job.stderr.startswith("msrun: error: rank 0 on ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", one_fast("fork", "exec"))
 @pytest.mark.parametrize(("options", "is_lost"), one_fast(((), False), (("--env=PYTHONUNBUFFERED=",), True)))
 def test_last_line_of_a_worker_that_ends_hard_is_there_unless_blocks_were_asked_for(

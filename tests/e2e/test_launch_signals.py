@@ -24,6 +24,7 @@ def start_waiting(msrun: JobRunner, cwd: Path, *words: str | Path, **settings: o
     return job
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signum", one_fast(Signals.SIGTERM, Signals.SIGINT, Signals.SIGHUP, Signals.SIGQUIT))
 def test_signal_stops_the_job_and_gives_its_status(msrun: JobRunner, tmp_path: Path, signum: Signals) -> None:
     job = start_waiting(msrun, tmp_path, WORKERS / "wait.py")

@@ -23,9 +23,9 @@ while not Path("go").exists():
 """
 
 
-def status(msrun: JobRunner, cwd: Path, log_dir: str = "log_output") -> Finished:
+def status(msrun_here: RunHere, cwd: Path, log_dir: str = "log_output") -> Finished:
     """Run `msrun --status`."""
-    finished = msrun.start("--status", log_dir, cwd=cwd).finish()
+    finished = msrun_here("--status", log_dir, cwd=cwd)
     assert finished.code in (0, 1), finished.stderr
     assert finished.stderr == ""
     return finished
@@ -46,10 +46,12 @@ def start_ready(msrun: JobRunner, cwd: Path, script: str, *options: str) -> Runn
     return job
 
 
-def test_running_job_is_shown_with_its_workers_steps_and_losses(msrun: JobRunner, tmp_path: Path) -> None:
+def test_running_job_is_shown_with_its_workers_steps_and_losses(
+    msrun: JobRunner, msrun_here: RunHere, tmp_path: Path
+) -> None:
     job = start_ready(msrun, tmp_path, STEPS)
-    wait_until(lambda: b": running\n" in status(msrun, tmp_path).stdout, "running")
-    shown = status(msrun, tmp_path)
+    wait_until(lambda: b": running\n" in status(msrun_here, tmp_path).stdout, "running")
+    shown = status(msrun_here, tmp_path)
     assert shown.code == 0
     host = os.uname().nodename
     head = shown.stdout.decode().splitlines()
@@ -62,16 +64,16 @@ def test_running_job_is_shown_with_its_workers_steps_and_losses(msrun: JobRunner
         assert re.fullmatch(r"[\d.]+ s ago", age)
     (tmp_path / "go").touch()
     assert job.finish().code == 0
-    ended = status(msrun, tmp_path)
+    ended = status(msrun_here, tmp_path)
     assert ended.code == 0
     assert re.match(rb"job \S+: finished successfully: all workers ended", ended.stdout)
     assert [row[3] for row in rows(ended)] == ["done", "done"]
 
 
 @pytest.mark.slow
-def test_failed_job_tells_who_failed_first(msrun: JobRunner, tmp_path: Path) -> None:
+def test_failed_job_tells_who_failed_first(msrun: JobRunner, msrun_here: RunHere, tmp_path: Path) -> None:
     msrun.run("--worker_num=2", WORKERS / "end.py", "1", "5", cwd=tmp_path)
-    shown = status(msrun, tmp_path)
+    shown = status(msrun_here, tmp_path)
     assert shown.code == 1
     assert re.match(rb"job \S+: failed: rank 1 on \S+ failed first: exit code 5", shown.stdout)
     assert b"exit status 5" in shown.stdout
@@ -102,6 +104,7 @@ def test_wrong_words_are_refused(msrun_here: RunHere, tmp_path: Path, words: lis
     assert os.listdir(tmp_path) == ["train.py"]
 
 
+@pytest.mark.slow
 def test_status_costs_little(msrun: JobRunner, tmp_path: Path) -> None:
     """Neither torch nor numpy nor the model of rank tables nor, without a terminal, rich."""
     msrun.run("--worker_num=1", WORKERS / "end.py", "all", "0", cwd=tmp_path)

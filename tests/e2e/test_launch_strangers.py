@@ -72,6 +72,7 @@ def hello() -> bytes:
     return framed(b'{"type":"hello","protocol":3,"nonce":"%s"}' % (b"0" * 64))
 
 
+@pytest.mark.slow
 def test_nothing_that_a_stranger_sends_ends_the_job(host_net: HostNet, job: list[Running]) -> None:
     for depth in range(960, 1000, 3):  # json.loads still takes it; json.dumps, a little deeper in the stack, does not
         say(host_net, register('{"protocol":2,"a":' + "[" * depth + "]" * depth + "}"))

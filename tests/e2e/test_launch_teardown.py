@@ -100,6 +100,7 @@ def test_signal_in_each_phase_of_the_start_starts_nobody_more(msrun: JobRunner, 
     assert_nobody_more_was_started(start, phase)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", one_fast(*PHASES))
 def test_killed_launcher_in_each_phase_of_the_start_leaves_nothing(
     msrun: JobRunner, tmp_path: Path, phase: str
@@ -175,6 +176,7 @@ def test_children_and_daemons_of_workers_go_with_the_job_that_ends_well(msrun: J
     assert not [pid for pid in family if is_alive(pid)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", one_fast("fork server", "scheduler"))
 def test_killed_process_of_its_own_ends_the_job_and_is_named(msrun: JobRunner, tmp_path: Path, role: str) -> None:
     job, family = start_family(msrun, tmp_path)

@@ -109,6 +109,7 @@ def test_bar_on_a_terminal_is_redrawn_in_place_and_stays_with_its_last_state(msr
         assert terminal.text.count(b"100%|###|\r\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", one_fast("--worker_num=1", "--rehearse=2x1"))
 def test_raw_bytes_come_unchanged_and_at_once(msrun: JobRunner, tmp_path: Path, where: str) -> None:
     (tmp_path / "bar.py").write_text(BAR)
@@ -229,6 +230,7 @@ def test_a_pause_loses_nothing(start: Start, tmp_path: Path) -> None:
     assert [int(line.split()[0]) for line in text.splitlines()] == list(range(4000))
 
 
+@pytest.mark.slow
 def test_a_flood_is_shown_whole(msrun: JobRunner, tmp_path: Path) -> None:
     """More than any queue holds, as fast as it comes."""
     (tmp_path / "flood.py").write_text(

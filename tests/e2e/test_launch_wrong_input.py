@@ -9,6 +9,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from asked_cases import one_fast, slow_but
 from job_runner import WORKERS, JobRunner, RunHere
 
 TABLE = {
@@ -149,7 +150,7 @@ def test_wrong_input_is_refused_in_one_line(msrun_here: RunHere, cwd: Path, name
     assert listing(cwd) == before
 
 
-@pytest.mark.parametrize("name", ["missing script", "table with a rank twice"])
+@pytest.mark.parametrize("name", one_fast("missing script", "table with a rank twice"))
 def test_own_process_ends_with_the_same_line(msrun: JobRunner, msrun_here: RunHere, cwd: Path, name: str) -> None:
     assert msrun.run(*WRONG[name][0], cwd=cwd) == msrun_here(*WRONG[name][0], cwd=cwd)
 
@@ -158,7 +159,7 @@ DRY_RUN_EXCEPTIONS = {"log dir cannot be made", "dry run", "option without its v
 """What only an attempt can show, and what takes away the option itself."""
 
 
-@pytest.mark.parametrize("name", [name for name in WRONG if name not in DRY_RUN_EXCEPTIONS])
+@pytest.mark.parametrize("name", slow_but(("missing script", "env rank", "devices"), WRONG.keys() - DRY_RUN_EXCEPTIONS))
 def test_a_dry_run_refuses_what_a_run_refuses(msrun_here: RunHere, cwd: Path, name: str) -> None:
     arguments, pattern = WRONG[name]
     finished = msrun_here("--dry_run", *arguments, cwd=cwd)
@@ -187,6 +188,7 @@ def test_free_port_that_was_asked_for_is_taken(msrun: JobRunner, tmp_path: Path)
     assert json.loads((tmp_path / "record_0.json").read_text())["env"]["MASTER_PORT"] == str(port)
 
 
+@pytest.mark.slow
 def test_file_that_may_not_grow_is_reported_and_the_job_ends(msrun: JobRunner, tmp_path: Path) -> None:
     none = msrun.run("--worker_num=1", WORKERS / "flood.py", "10", cwd=tmp_path, prefix=["prlimit", "--fsize=1000"])
     assert none.code == 2 and "File too large" in none.stderr
@@ -195,7 +197,7 @@ def test_file_that_may_not_grow_is_reported_and_the_job_ends(msrun: JobRunner, t
     assert some.code in (1, 120) and "failed first" in some.stderr
 
 
-@pytest.mark.parametrize("words", [["--dry_run", "train.py"], ["--stop=logs"]])
+@pytest.mark.parametrize("words", one_fast(["--dry_run", "train.py"], ["--stop=logs"]))
 def test_current_directory_that_has_been_removed_is_named(msrun: JobRunner, tmp_path: Path, words: list[str]) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from fleet import FleetRunner
-from job_runner import WORKER_IMPORTS, WORKERS, Finished, Running
+from job_runner import WORKER_IMPORTS, WORKERS, Finished, RunHere, Running
 from rehearsal import Rehearsals
 
 LOSS = re.compile(rb"^epoch: (\d+) step: (\d+), loss is (\S+)$", re.MULTILINE)
@@ -62,7 +62,7 @@ def kill_agent(rehearsals: Rehearsals, number: int) -> None:
     os.kill(rehearsals.agent(number), signal.SIGKILL)
 
 
-def test_spare_host_takes_the_place_of_a_lost_one(rehearsals: Rehearsals, script: Path) -> None:
+def test_spare_host_takes_the_place_of_a_lost_one(rehearsals: Rehearsals, msrun_here: RunHere, script: Path) -> None:
     """Logs, table, plan and environment are those of the new hosts; what was before is kept."""
     job = rehearsals.start("3x1", "--spares=1", "--max_restarts=3", script)
     first = records(rehearsals, job, 0, 2)
@@ -80,8 +80,8 @@ def test_spare_host_takes_the_place_of_a_lost_one(rehearsals: Rehearsals, script
     assert [ended.log(rank) for rank in range(2)] == [b"attempt 1\n"] * 2
     assert (ended.log_dir / "worker_0.attempt_0.log").read_bytes() == b"attempt 0\n"
     assert [event["attempt"] for event in ended.events if event["event"] == "restarting"] == [1]
-    status = rehearsals.runner.start("--status", "log_output", cwd=rehearsals.cwd).finish()
-    assert "hosts host1, host2" in status.stdout.decode() and "started again" in status.stdout.decode()
+    status = msrun_here("--status", "log_output", cwd=rehearsals.cwd).stdout.decode()
+    assert "hosts host1, host2" in status and "started again" in status
 
 
 @pytest.mark.slow
@@ -105,12 +105,12 @@ def test_host_that_leaves_by_a_signal_is_replaced_and_its_workers_may_save(
     assert "starting again on host0, host2; left by a signal: host1\n" in ended.stderr
 
 
-def test_a_host_is_taken_out_of_the_job_by_its_name(rehearsals: Rehearsals, script: Path) -> None:
+def test_a_host_is_taken_out_of_the_job_by_its_name(rehearsals: Rehearsals, msrun_here: RunHere, script: Path) -> None:
     job = rehearsals.start("3x1", "--max_restarts=1", "--min_hosts=2", script)
     records(rehearsals, job, 0, 3)
 
     def drain(host: str) -> Finished:
-        return rehearsals.runner.start("drain", host, cwd=rehearsals.cwd).finish()
+        return msrun_here("drain", host, cwd=rehearsals.cwd)
 
     stranger = drain("host7")
     assert (stranger.code, len(stranger.errors)) == (2, 1)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from asked_cases import slow_but
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -320,7 +321,7 @@ def unknown(text: str) -> list[Finding]:
     return [finding for finding in lint_texts([("f.yaml", text)]) if finding.rule_id == "unknown-key"]
 
 
-@pytest.mark.parametrize("template", OF_GPUS)
+@pytest.mark.parametrize("template", slow_but(("jobset",), OF_GPUS))
 @pytest.mark.parametrize(
     ("key", "wrong"),
     [("restartPolicy", "restartPolcy"), ("containers", "container"), ("limits", "limit"), ("metadata", "metadta")],

@@ -78,15 +78,6 @@ def test_first_to_end_is_named_however_late_msrun_sees_it(msrun: JobRunner, tmp_
     assert ends == [2, 3, 0, 1]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("how", "method"), one_fast(("0", "fork"), ("none", "exec"), ("return", "fork")))
-def test_all_workers_at_zero_is_zero(msrun: JobRunner, tmp_path: Path, how: str, method: str) -> None:
-    finished = msrun.run("--worker_num=2", f"--start_method={method}", WORKERS / "end.py", "all", how, cwd=tmp_path)
-    assert (finished.code, finished.errors) == (0, [])
-    assert not (finished.log_dir / "failure.json").exists()
-    assert "all 2 workers finished successfully" in finished.stderr
-
-
 EXECUTABLES = [
     # content, exit status, words in its log
     ("#!/no/such/interpreter\n", 127, "No such file"),

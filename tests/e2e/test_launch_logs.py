@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import stat
 from pathlib import Path
 
@@ -70,15 +69,6 @@ def test_events_and_the_schedulers_log_tell_the_whole_job_in_order(flooded: Fini
         assert f"rank {rank} registered: pid " in text and f"rank {rank} ended: exit code 0" in text
     assert "3 of 3" in text
     assert text.splitlines()[-2].endswith("job over: all workers ended with exit code 0")
-
-
-@pytest.mark.slow
-def test_several_tailed_ranks_have_host_and_rank_in_front_and_whole_lines(msrun: JobRunner, tmp_path: Path) -> None:
-    finished = msrun.run("--worker_num=2", "--tail_worker_log=all", WORKERS / "flood.py", "2000", cwd=tmp_path)
-    heads = [f"[{socket.gethostname()}:{rank}] rank {rank} ".encode() for rank in (0, 1)]
-    for head in heads:
-        shown = [line for line in finished.stdout.splitlines() if line.startswith(head)]
-        assert shown == [head + f"line {number} {'x' * (number % 97)}".encode() for number in range(2000)]
 
 
 def test_quiet_says_nothing_but_errors(msrun: JobRunner, tmp_path: Path) -> None:

@@ -65,18 +65,6 @@ def test_worker_can_say_that_a_restart_would_not_help(msrun: JobRunner, tmp_path
 
 
 @pytest.mark.slow
-def test_program_that_cannot_start_is_not_started_again(msrun: JobRunner, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import argparse\nargparse.ArgumentParser().error('--lr is missing')\n")
-    finished = msrun.run("--worker_num=2", "--max_restarts=3", "train.py", cwd=tmp_path)
-    assert finished.code == 2
-    assert "not started again: no rank had joined the others or reported progress" in finished.errors[0]
-    assert finished.read_json("failure.json")["attempts"] == []
-    again = msrun.run("--worker_num=2", "--max_restarts=1", "--restart_on=2,SIGKILL", "train.py", cwd=tmp_path)
-    assert again.code == 2
-    assert len(again.read_json("failure.json")["attempts"]) == 1
-
-
-@pytest.mark.slow
 def test_program_that_has_reported_progress_once_is_started_again(msrun: JobRunner, tmp_path: Path) -> None:
     text = "import os\nfrom msrun.runtime import report_progress\n"
     text += "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': report_progress(1)\nraise ValueError\n"

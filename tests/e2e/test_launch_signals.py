@@ -10,7 +10,6 @@ from signal import Signals
 
 import pytest
 from asked_cases import one_fast
-from host_net import TypedHosts
 from job_runner import WORKERS, JobRunner, RunHere, Running, state_of, wait_until
 from rehearsal import Rehearsals
 
@@ -120,15 +119,6 @@ def test_signal_reaches_every_worker_and_the_job_goes_on(
 
 
 @pytest.mark.slow
-def test_worker_that_does_not_handle_it_dies_and_is_the_first_failure(msrun: JobRunner, tmp_path: Path) -> None:
-    job = start_waiting(msrun, tmp_path, WORKERS / "wait.py")
-    job.send(signal.SIGUSR1)
-    finished = job.finish()
-    assert finished.code == 128 + signal.SIGUSR1
-    assert "failed first: signal SIGUSR1" in finished.errors[0]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("method", one_fast("fork", "exec"))
 def test_signal_at_the_start_waits_for_handlers_of_workers(msrun: JobRunner, tmp_path: Path, method: str) -> None:
     (tmp_path / "w.py").write_text(
@@ -204,11 +194,3 @@ def test_a_job_on_several_hosts_is_paused_on_all(rehearsals: Rehearsals) -> None
     job = rehearsals.start("2x1", "--hang_time_out=1", "--heartbeat_time_out=1", WORKERS / "grow.py")
     pause(job, rehearsals.cwd, still_s=2.5)
     go_on(rehearsals.cwd, job)
-
-
-@pytest.mark.slow
-def test_pause_of_the_host_with_the_scheduler_pauses_all(hosts: TypedHosts) -> None:
-    """The other host's msrun, which is stopped by nobody, waits with its workers, longer than it may hear nothing."""
-    jobs = hosts.start_all([1, 1], "--heartbeat_time_out=1", "--hang_time_out=1", WORKERS / "grow.py")
-    pause(jobs[0], hosts.cwd, still_s=2.5)
-    go_on(hosts.cwd, *jobs)

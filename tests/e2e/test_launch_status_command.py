@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import sys
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from job_runner import WORKERS, Finished, JobRunner, RunHere, Running, wait_until
-from terminal import Terminal
 
 STEPS = """
 import os, time
@@ -70,16 +68,6 @@ def test_running_job_is_shown_with_its_workers_steps_and_losses(
     assert [row[3] for row in rows(ended)] == ["done", "done"]
 
 
-@pytest.mark.slow
-def test_failed_job_tells_who_failed_first(msrun: JobRunner, msrun_here: RunHere, tmp_path: Path) -> None:
-    msrun.run("--worker_num=2", WORKERS / "end.py", "1", "5", cwd=tmp_path)
-    shown = status(msrun_here, tmp_path)
-    assert shown.code == 1
-    assert re.match(rb"job \S+: failed: rank 1 on \S+ failed first: exit code 5", shown.stdout)
-    assert b"exit status 5" in shown.stdout
-    assert [row[3] for row in rows(shown)] == ["stopped by msrun", "failed: exit code 5"]
-
-
 @pytest.mark.parametrize(
     ("words", "pattern"),
     [
@@ -115,15 +103,6 @@ def test_status_costs_little(msrun: JobRunner, tmp_path: Path) -> None:
     command = [sys.executable, "-c", program]
     finished = msrun.start("--status", "log_output", cwd=tmp_path, command=command).finish()
     assert (finished.code, finished.stderr) == (0, "set()\n")
-
-
-@pytest.mark.slow
-def test_terminal_shows_a_table_in_colour(msrun: JobRunner, tmp_path: Path) -> None:
-    msrun.run("--worker_num=2", WORKERS / "end.py", "all", "0", cwd=tmp_path)
-    with contextlib.closing(Terminal(msrun, tmp_path, "--status", "log_output", env={"COLUMNS": "150"})) as terminal:
-        assert terminal.finish() == 0
-    assert b"\x1b[32mjob " in terminal.text
-    assert re.sub(rb"\x1b\[[\d;]*m", b"", terminal.text).count(b"  done ") == 2
 
 
 # -- `msrun logs` ------------------------------------------------------------------------------------------------------

@@ -191,15 +191,6 @@ def test_killed_process_of_its_own_ends_the_job_and_is_named(msrun: JobRunner, t
     assert not [pid for pid in family if is_alive(pid)]
 
 
-@pytest.mark.slow
-def test_killed_launcher_that_ignores_hangups_takes_everything_with_it(msrun: JobRunner, tmp_path: Path) -> None:
-    job = msrun.start("--worker_num=2", WORKERS / "wait.py", cwd=tmp_path, prefix=["nohup"])
-    job.wait_for(*(tmp_path / f"ready_{rank}" for rank in range(2)))
-    job.send(signal.SIGKILL)
-    job.finish()
-    msrun.prove_nothing_left()
-
-
 DAEMON = """
 import os, pathlib, subprocess, sys, time
 code = "import os, time; os.fork() and os._exit(0); os.setsid(); open('pid', 'w').write(str(os.getpid())); "

@@ -70,30 +70,6 @@ def test_first_failed_worker_ends_the_job_on_every_host(rehearsals: Rehearsals, 
         assert "  | RuntimeError: the loss is gone" in job.stderr
 
 
-@pytest.mark.slow
-def test_job_starts_again_on_the_same_hosts_and_keeps_all_logs(rehearsals: Rehearsals) -> None:
-    """A spare host is for a lost one alone."""
-    job = rehearsals.run("4x1", "--spares=1", "--max_restarts=1", WORKERS / "attempt.py", "code=7:1")
-    assert job.code == 0, job.stderr
-    assert [host["name"] for host in job.read_json("plan.json")["hosts"]] == ["host0", "host1", "host2"]
-    assert "all 3 workers on 3 hosts finished successfully after restart 1 in " in job.stderr
-    for rank in range(3):
-        assert job.log(rank) == b"rank %d in attempt 1\n" % rank
-        assert (job.log_dir / f"worker_{rank}.attempt_0.log").read_bytes() == b"rank %d in attempt 0\n" % rank
-    assert [event["event"] for event in job.events].count("restarting") == 1
-
-
-@pytest.mark.slow
-def test_killed_launcher_takes_every_host_with_it(rehearsals: Rehearsals) -> None:
-    job = rehearsals.start("2x1", "--heartbeat_time_out=3", WORKERS / "wait.py")
-    rehearsals.wait_for_workers(job, 2)
-    status = rehearsals.runner.start("--status", "log_output", cwd=rehearsals.cwd).finish()
-    assert status.code == 0 and "hosts host0, host1" in status.stdout.decode()
-    job.send(signal.SIGKILL)
-    assert job.finish().code == -signal.SIGKILL
-    rehearsals.runner.prove_nothing_left(deadline_s=30.0)
-
-
 MUCH_OUTPUT = """
 import os, sys, time
 if os.environ["RANK"] == "0":

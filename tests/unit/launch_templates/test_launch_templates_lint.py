@@ -184,7 +184,6 @@ def sub_path(documents: Documents) -> None:
 
 
 MASTER = ("pytorchReplicaSpecs", "Master")
-JOB_OF_RUNTIME = ("template", "spec", "replicatedJobs", 0, "template", "spec")
 JOB_OF_SET = ("replicatedJobs", 0, "template", "spec")
 OTHER_FAULTS: list[tuple[str, Change, set[str]]] = [
     ("volcano", spec_of("Job", minAvailable=1), {"min-available"}),

@@ -20,40 +20,10 @@ def nested(depth: int) -> Any:
 
 
 ODD: Sequence[Any] = (
-    *(
-        None,
-        True,
-        False,
-        0,
-        -1,
-        1,
-        255,
-        256,
-        1 << 31,
-        1 << 63,
-        -(1 << 63),
-        10**30,
-        0.5,
-        1e308,
-        float("inf"),
-        float("nan"),
-    ),
-    *(
-        "",
-        "\0",
-        "\x1b]52;c;aGk=\x07",
-        "\n",
-        "\ud800",
-        "☃" * 9,
-        "../../x.log",
-        "x" * 5000,
-        "-1",
-        "%s%n",
-        "NaN",
-        "worker_0.log",
-    ),
-    *([], {}, [[]], [{}], {"": ""}, {"__class__": 1}, {"type": []}, [1] * 300, nested(30)),
-)
+    None, True, False, 0, -1, 1, 255, 256, 1 << 31, 1 << 63, -(1 << 63), 10**30, 0.5, 1e308, float("inf"), float("nan"),
+    "", "\0", "\x1b]52;c;aGk=\x07", "\n", "\ud800", "☃" * 9, "../../x.log", "x" * 5000, "-1", "%s%n", "NaN",
+    "worker_0.log", [], {}, [[]], [{}], {"": ""}, {"__class__": 1}, {"type": []}, [1] * 300, nested(30),
+)  # fmt: skip
 """What a field may hold that nobody thought of."""
 BYTES = (b"\0", b"\xff", b"\n", b"[", b"{", b'"', b"\\u", b"\x16\x03\x01", b"9" * 400, b"[" * 1000, b'{"a":' * 300)
 
@@ -110,31 +80,3 @@ def change_bytes(rng: Random, data: bytes) -> bytes:
         else:
             found[at:at] = found[at : at + rng.randint(1, 60)]
     return bytes(found)
-
-
-def change_text(rng: Random, text: str, words: Sequence[str]) -> str:
-    """Return a text whose lines were mixed, and into which words and odd letters were put."""
-    lines = text.split("\n")
-    for _ in range(rng.randint(1, MAX_CHANGES)):
-        at = rng.randrange(len(lines))
-        kind = rng.randrange(6)
-        if kind == 0:
-            lines.insert(at, lines[rng.randrange(len(lines))])
-        elif kind == 1 and len(lines) > 1:
-            del lines[at]
-        elif kind == 2:
-            parts = lines[at].split(" ")
-            parts[rng.randrange(len(parts))] = rng.choice(words)
-            lines[at] = " ".join(parts)
-        elif kind == 3:
-            lines[at] += " " + rng.choice(words)
-        elif kind == 4:
-            place = rng.randint(0, len(lines[at]))
-            odd = rng.choice(
-                ["\0", "\x1b[2J", "☃", "\udcff", '"', "'", "%", "[", "]", ",", ":", "=", "#", "\t", "9" * 30, "\r"]
-            )
-            lines[at] = lines[at][:place] + odd + lines[at][place:]
-        else:
-            place = rng.randint(0, len(lines[at]))
-            lines[at] = lines[at][:place] + lines[at][place + rng.randint(1, 5) :]
-    return "\n".join(lines)

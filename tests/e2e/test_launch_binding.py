@@ -153,15 +153,7 @@ def test_openmp_that_binds_processes_does_not_bind_them_all_to_one(msrun: JobRun
 WRONG = {
     # option: pattern that the line has to match
     "--bind_core=nope": r"--bind_core nope: neither True, False nor a JSON object",
-    "--bind_core={'device0': ['0']}": r"neither True, False nor a JSON object",
-    '--bind_core=["0"]': r"not a JSON object of devices",
-    '--bind_core={"gpu0": ["0"]}': r"'gpu0' is no device; keys are device0",
-    '--bind_core={"device0": ["0"], "device0": ["0"]}': r"'device0' is there 2 times",
     '--bind_core={"device2": ["0"]}': r"'device2' is no device here; there are devices 0-1",
-    '--bind_core={"device0": "0"}': r"'device0' has \"0\", which is no list",
-    '--bind_core={"device0": [0]}': r"'device0' has 0, which is no string",
-    '--bind_core={"device0": ["1-0"]}': r"'device0': '1-0' runs backwards",
-    '--bind_core={"device0": ["a"]}': r"'device0': 'a' is no CPU number or range",
     f'--bind_core={{"device0": ["{NO_CPU}"]}}': rf"'device0' names CPU {NO_CPU}, which does not exist here",
     '--bind_core={"device0":\n["x"]}': r"'x' is no CPU number",
     "--bind_numa=bind.json": r"--bind_numa: 'bind.json': give True or False",

@@ -42,13 +42,6 @@ def test_hostile_arguments_arrive_unchanged_at_a_shell_script(msrun: JobRunner, 
     assert not (odd_path / "x").exists()
 
 
-@pytest.mark.slow
-def test_command_on_path_runs(msrun: JobRunner, tmp_path: Path) -> None:
-    finished = msrun.run("--worker_num=2", "sh", "-c", 'echo "rank $RANK: $0 $1"', "a", "b c", cwd=tmp_path)
-    assert finished.code == 0, finished.stderr
-    assert [finished.log(rank) for rank in (0, 1)] == [b"rank 0: a b c\n", b"rank 1: a b c\n"]
-
-
 def command_without_cwd() -> list[str]:
     """Return a command that starts msrun as its console script does: without '' on the module path."""
     return [sys.executable, "-P", "-c", "from msrun.cli import main; main()"]
@@ -78,14 +71,6 @@ def test_pytest_runs_a_file_of_tests_on_every_rank(msrun: JobRunner, tmp_path: P
     assert finished.code == 1
     assert finished.read_json("failure.json")["first_failure"]["global_rank"] == 1
     assert b"assert os.environ['RANK'] == '0'" in finished.log(1)
-
-
-@pytest.mark.slow
-def test_job_runs_with_python_safe_path(msrun: JobRunner, tmp_path: Path) -> None:
-    settings = {"env": {"PYTHONSAFEPATH": "1"}, "command": command_without_cwd()}
-    finished = msrun.run("--worker_num=1", WORKERS / "record.py", cwd=tmp_path, **settings)
-    assert finished.code == 0, finished.stderr
-    assert str(WORKERS) not in json.loads((tmp_path / "record_0.json").read_text())["path"]
 
 
 # -- a script that can be read only once, and arguments that differ by rank -----

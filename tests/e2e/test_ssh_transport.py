@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
@@ -16,10 +15,9 @@ from typing import Any
 
 import pytest
 from fleet import FleetRunner
-from job_runner import MARK, WORKERS, wait_until
+from job_runner import WORKERS, wait_until
 from pipe_ends import read, write_all
 from ssh_net import SshNet, make_key
-from terminal import Terminal
 
 from msrun.errors import ClusterError
 from msrun.launch.transport.pipe import LOGIN_LINE, AgentPipe
@@ -271,25 +269,3 @@ def test_wrong_key_of_one_host_starts_nothing_on_any(fleet: FleetRunner, tmp_pat
     assert done.code == 3
     assert done.errors[0].startswith(f"msrun: error: host2 ({fleet.net.address(2)}): HOST KEY HAS CHANGED")
     assert not list(tmp_path.glob("ready_*"))
-
-
-@pytest.mark.slow
-def test_passphrase_is_asked_for_once_at_a_terminal_and_nowhere_else(fleet: FleetRunner, tmp_path: Path) -> None:
-    shutil.copy(fleet.net.client / "id_ed25519", tmp_path / "key")
-    words = ["ssh-keygen", "-q", "-a", "1", "-p", "-N", "open sesame", "-f", tmp_path / "key"]
-    subprocess.run(words, check=True, capture_output=True, timeout=60)
-    (tmp_path / "config").write_text(
-        f"IdentityFile {tmp_path}/key\nMatch !originalhost no\n UserKnownHostsFile {fleet.net.client}/known_hosts\n"
-        + "".join(f"Host host{host}\n HostName {fleet.net.address(host)}\n User root\n" for host in (0, 2))
-    )
-    refused = fleet.run("host0:1,host2:1", "--ssh_config=config", WORKERS / "record.py", SSH_AUTH_SOCK="")
-    assert refused.code == 3 and f"has it a passphrase? ssh-add {tmp_path}/key" in refused.errors[0]
-    options = ("--hosts=host0:1,host2:1", f"--forward_env={MARK}", "--ssh_config=config", str(WORKERS / "record.py"))
-    env = {"HOME": str(fleet.net.home), "SSH_AUTH_SOCK": "", "COLUMNS": "200"}
-    prefix = fleet.net.prefix(fleet.net.control)
-    with contextlib.closing(Terminal(fleet.runner, fleet.cwd, *options, prefix=prefix, env=env)) as terminal:
-        terminal.read_until(b"passphrase of")
-        terminal.type(b"open sesame\n")
-        assert terminal.finish() == 0
-    assert terminal.text.count(b"passphrase of") == 1 and b"open sesame" not in terminal.text
-    assert b"all 2 workers on 2 hosts finished successfully" in terminal.text and (tmp_path / "record_1.json").exists()

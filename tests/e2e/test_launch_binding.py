@@ -77,6 +77,7 @@ def test_workers_and_their_children_run_on_cores_of_their_own(msrun: JobRunner, 
     assert [worker["cpus"] for worker in finished.read_json("plan.json")["hosts"][0]["workers"]] == [[FIRST], [SECOND]]
 
 
+@pytest.mark.slow
 def test_dict_of_mindspore_binds_the_named_ones(msrun: JobRunner, tmp_path: Path) -> None:
     lists = as_dict(device1=[str(SECOND)], scheduler=[str(SECOND)])
     job = msrun.start(lists, "--worker_num=2", WORKERS / "wait.py", cwd=tmp_path, command=COMMAND)

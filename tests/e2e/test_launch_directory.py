@@ -43,6 +43,7 @@ def test_a_second_job_touches_nothing_of_the_first_which_runs(
     assert first.finish().code == 128 + signal.SIGTERM
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", one_fast("--worker_num=1", "--rehearse=1x1"))
 def test_log_directory_that_is_removed_during_the_job_is_told(msrun: JobRunner, tmp_path: Path, where: str) -> None:
     (tmp_path / "remove.py").write_text("import shutil\nshutil.rmtree('log_output')\n")

@@ -225,6 +225,7 @@ def test_plan_says_how_logs_are_rotated(msrun_here: RunHere, tmp_path: Path) -> 
     assert (plan["log_max_bytes"], plan["log_keep"]) == (100 * 2**20, 3)
 
 
+@pytest.mark.slow
 def test_full_disk_loses_lines_but_holds_no_worker_up(msrun: JobRunner, tmp_path: Path, small_disk: Path) -> None:
     log_dir = str(small_disk / "logs")
     options = ("--worker_num=2", "--log_max_bytes=100M", "--tail_worker_log=none", f"--log_dir={log_dir}")

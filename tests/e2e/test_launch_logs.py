@@ -166,7 +166,9 @@ ORDERS = (b"\x1b", b"\x07", "\x9b".encode(), BIDI.encode())
 
 
 @pytest.mark.parametrize("options", one_fast((), ("--raw",)), ids=["text", "raw"])
-def test_orders_to_a_terminal_are_shown_as_text(msrun: JobRunner, tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_orders_to_a_terminal_are_shown_as_text(
+    msrun: JobRunner, msrun_here: RunHere, tmp_path: Path, options: tuple[str, ...]
+) -> None:
     head = 'import sys\nsys.stdout.reconfigure(encoding="utf-8")\n'
     (tmp_path / "hostile.py").write_text(
         f'{head}print("tail", {HOSTILE!r}, "end of tail")\nraise ValueError({HOSTILE!r})\n'
@@ -178,7 +180,7 @@ def test_orders_to_a_terminal_are_shown_as_text(msrun: JobRunner, tmp_path: Path
         return
     path = failed.log_dir / "failure.json"
     path.write_text(json.dumps({**failed.read_json("failure.json"), "reason": HOSTILE}))
-    status = msrun.run(f"--status={failed.log_dir}", cwd=tmp_path).stdout
+    status = msrun_here(f"--status={failed.log_dir}", cwd=tmp_path).stdout
     assert b"end of tail" in failed.stdout and "ValueError" in failed.stderr and b"failed" in status
     for shown in (failed.stdout, failed.stderr.encode(), status):
         assert [order for order in ORDERS if order in shown] == []

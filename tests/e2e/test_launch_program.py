@@ -241,7 +241,7 @@ except Exception as error:
 @pytest.mark.parametrize(
     ("how", "workers", "caught"),
     slow_but(
-        ("raise", "none"),
+        ("raise",),
         [
             ("raise", "2", r"ValueError no such row msrun: rank 1 on .*worker_1\.log"),
             ("signal", "2", "WorkerFailed rank 1 on .* signal SIGKILL"),
@@ -319,6 +319,7 @@ def test_one_line_says_where_it_cannot(msrun: JobRunner, project: Path, env: dic
     assert "--start_method exec" in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", one_fast(["--log_max_bytes=4K"], ["--start_method=exec", "--log_max_bytes=4K"], ["--join=False"])
 )

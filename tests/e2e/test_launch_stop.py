@@ -138,6 +138,7 @@ def test_job_of_another_host_is_left_alone(msrun_here: RunHere, tmp_path: Path) 
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begin", one_fast("import os\ndel os.pidfd_open\n", ""), ids=["no pidfd", "pidfd"])
 def test_job_that_does_not_end_is_named_with_a_way_out(msrun: JobRunner, tmp_path: Path, begin: str) -> None:
     command = [*IMPATIENT[:2], begin + IMPATIENT[2]]

@@ -169,6 +169,7 @@ def start_family(msrun: JobRunner, cwd: Path) -> tuple[Running, list[int]]:
     return job, [int(file.read_text()) for file in files]
 
 
+@pytest.mark.slow
 def test_children_and_daemons_of_workers_go_with_the_job_that_ends_well(msrun: JobRunner, tmp_path: Path) -> None:
     job, family = start_family(msrun, tmp_path)
     (tmp_path / "go").touch()

@@ -98,6 +98,7 @@ BYTES = b"epoch 1\n\r 10%|#  |\r 20%|## |\r100%|###|\n"
 SHORT_STATES = "import msrun.launch.directory.worker_log as t, msrun.cli; t.STATE_S = 0.0; msrun.cli.main()"
 
 
+@pytest.mark.slow
 def test_bar_on_a_terminal_is_redrawn_in_place_and_stays_with_its_last_state(msrun: JobRunner, tmp_path: Path) -> None:
     (tmp_path / "bar.py").write_text(BAR)
     with closing(Terminal(msrun, tmp_path, "--worker_num=2", "bar.py")) as terminal:
@@ -258,6 +259,7 @@ def without(streams: str) -> tuple[str, ...]:
     return ("sh", "-c", f'exec "$0" -m msrun "$@" {streams}', sys.executable)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streams", one_fast(*reversed(CLOSINGS)))
 def test_job_whose_streams_are_closed_ends_with_its_own_status(msrun: JobRunner, tmp_path: Path, streams: str) -> None:
     """As with /dev/null in their place."""

@@ -56,6 +56,7 @@ def test_workers_see_hosts_of_their_own(rehearsals: Rehearsals) -> None:
     assert fleet == [("host0", "127.0.0.2"), ("host1", "127.0.0.3")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "code"), one_fast(("SIGSEGV", 139), ("raise", 1)))
 def test_first_failed_worker_ends_the_job_on_every_host(rehearsals: Rehearsals, how: str, code: int) -> None:
     job = rehearsals.run("2x2", WORKERS / "end.py", "3", how)

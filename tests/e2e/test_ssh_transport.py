@@ -147,6 +147,7 @@ def test_user_is_let_in_by_a_certificate(ssh_net: SshNet, launcher: Launcher, tm
     assert launcher.says("host0", config_file=only) == "host0"
 
 
+@pytest.mark.slow
 def test_rules_of_ssh_config_are_those_of_ssh(ssh_net: SshNet, launcher: Launcher, tmp_path: Path) -> None:
     (tmp_path / "more").write_text(
         f'Match originalhost friend exec "test %n = friend"\n HostName {ssh_net.address(0)}\n'

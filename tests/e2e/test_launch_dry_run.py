@@ -38,16 +38,14 @@ def snapshot(*folders: Path) -> list[tuple[str, int, int]]:
 
 
 @pytest.mark.parametrize("form", one_fast("--dry-run", "--dry_run=json"))
-def test_dry_run_touches_nothing_and_says_the_same_twice(
-    msrun: JobRunner, msrun_here: RunHere, odd_path: Path, form: str
-) -> None:
+def test_dry_run_touches_nothing_and_says_the_same_twice(msrun: JobRunner, odd_path: Path, form: str) -> None:
     (odd_path / "train.py").write_bytes((WORKERS / "record.py").read_bytes())
     before = snapshot(odd_path)
     words = (*OPTIONS, form, "train.py", "--lr", "0.1")
     finished = msrun.run(*words, cwd=odd_path, command=[sys.executable, "-c", HOOKED])
     assert (finished.code, finished.stderr) == (0, "")
     assert finished.stdout and b"hidden" not in finished.stdout
-    assert msrun_here(*words, cwd=odd_path).stdout == finished.stdout
+    assert msrun.run(*words, cwd=odd_path).stdout == finished.stdout
     assert snapshot(odd_path) == before
 
 

@@ -319,7 +319,7 @@ ALONE: dict[str, tuple[str, tuple[str, ...]]] = {
     for name in PROGRAMS
     for words in [(word,) for word in ARGUMENTS.get(name, ())] or [()]
 }
-FAST_ALONE = (*("exit_text", "uncaught_error", "keyboard_interrupt", "pool_spawn"),)
+FAST_ALONE = ("exit_text", "uncaught_error", "keyboard_interrupt")
 OF_A_JOB = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
 
 

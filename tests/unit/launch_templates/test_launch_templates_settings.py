@@ -21,6 +21,7 @@ from launch_templates.names import find_reference
 from launch_templates.render import dump_documents
 from launch_templates.settings import read_plan
 from launch_templates.values import find_quantity, parse_quantity
+from msrun import contract
 
 QUANTITIES = "8=8 500m=0.5 1.5=1.5 .5=0.5 2Ki=2048 3M=3000000 1e3=1000 1E=1000000000000000000"
 
@@ -90,8 +91,9 @@ PlanOf = Callable[..., str]
 
 
 @pytest.fixture
-def plan_of(msrun_here: RunHere, tmp_path: Path) -> PlanOf:
+def plan_of(msrun_here: RunHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlanOf:
     """Gives the plan that msrun prints of a job with these words."""
+    monkeypatch.delenv(contract.MSRUN_MINDSPORE_SEMANTICS)
     (tmp_path / "train.py").touch()
 
     def plan(*words: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from asked_cases import one_fast
-from job_runner import WORKERS, Finished, JobRunner, RunHere
+from job_runner import WORKERS, Finished, JobRunner
 
 from msrun import contract
 from msrun.agent.host.host_facts import read_topology
@@ -149,25 +149,6 @@ def test_openmp_that_binds_processes_does_not_bind_them_all_to_one(msrun: JobRun
     assert finished.stderr.count("OMP_PROC_BIND binds whole processes: workers start by exec") == 1
     plan = finished.read_json("plan.json")["hosts"][0]
     assert (plan["start_method"], plan["preload"]) == ("exec", [])
-
-
-WRONG = {
-    # option: pattern that the line has to match
-    "--bind_core=nope": r"--bind_core nope: neither True, False nor a JSON object",
-    '--bind_core={"device2": ["0"]}': r"'device2' is no device here; there are devices 0-1",
-    f'--bind_core={{"device0": ["{NO_CPU}"]}}': rf"'device0' names CPU {NO_CPU}, which does not exist here",
-    '--bind_core={"device0":\n["x"]}': r"'x' is no CPU number",
-    "--bind_numa=bind.json": r"--bind_numa: 'bind.json': give True or False",
-}
-
-
-@pytest.mark.parametrize("option", WRONG)
-def test_wrong_dicts_are_refused_in_one_line(msrun_here: RunHere, tmp_path: Path, option: str) -> None:
-    finished = msrun_here(option, "--worker_num=2", WORKERS / "where.py", cwd=tmp_path)
-    assert finished.code == 2, finished.stderr
-    assert finished.stderr.count("\n") == 1
-    assert re.search(WRONG[option], finished.stderr), finished.stderr
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

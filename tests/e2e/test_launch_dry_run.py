@@ -67,14 +67,6 @@ def test_dry_run_is_the_plan_of_the_run(msrun: JobRunner, msrun_here: RunHere, t
     assert without_what_is_chosen_at_start(dry) == without_what_is_chosen_at_start(real)
 
 
-def test_text_names_ranks_logs_command_and_environment(msrun_here: RunHere, tmp_path: Path) -> None:
-    text = msrun_here(*OPTIONS, "--dry_run", WORKERS / "record.py", "a b", cwd=tmp_path).stdout.decode()
-    assert f"{WORKERS / 'record.py'} 'a b'" in text
-    for rank in range(3):
-        assert str(tmp_path / "log_output" / f"worker_{rank}.log") in text
-    assert "A=b c" in text and "API_KEY=********" in text and "WORLD_SIZE=3" in text
-
-
 @pytest.mark.slow
 def test_bytes_that_are_no_text_can_be_printed(msrun: JobRunner, tmp_path: Path) -> None:
     finished = msrun.run("--dry_run", WORKERS / "record.py", b"\xff", cwd=tmp_path)

@@ -142,22 +142,6 @@ def test_a_line_of_all_ranks_is_shown_once(msrun: JobRunner, cwd: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("options", "remedy"),
-    [
-        (("--log_split", "--log_max_bytes=1M"), "a log that is rotated has both streams"),
-        (("--log_once", "--raw"), "that shows bytes"),
-        (("--log_time", "--interactive"), "a rank's terminal shows all"),
-    ],
-)
-def test_what_cannot_be_together_is_refused(
-    msrun_here: RunHere, cwd: Path, options: tuple[str, ...], remedy: str
-) -> None:
-    job = msrun_here("--worker_num=1", *options, "train.py", cwd=cwd)
-    assert (job.code, len(job.stderr.splitlines())) == (2, 1)
-    assert remedy in job.stderr
-
-
 # -- what workers write reaches a terminal as text, not as orders to it ------------------------------------------------
 
 CLIPBOARD, DEVICE, CLEAR, C1, BIDI = "\x1b]52;c;SEVMTE8=\x07", "\x1bP+q544e\x1b\\", "\x1b[2J\x1b[H", "\x9b2J", "\u202e"

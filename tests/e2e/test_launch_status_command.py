@@ -81,6 +81,16 @@ def test_running_job_is_shown_with_its_workers_steps_and_losses(
         (["logs"], r"msrun logs \S*/log_output: no such directory; give the --log_dir of a job"),
         (["status", "nowhere"], r"--status \S*/nowhere: no such directory; give the --log_dir of a job"),
         (["logs", "--rnk", "0"], r"--rnk: no such option"),
+        (["--watch"], "--watch: shows a job that was started before; give its --status LOG_DIR, too"),
+        (["--json", "train.py"], "--json: shows a job that was started before; give its --status LOG_DIR, too"),
+        (["--status", "--json"], "--status --json: give the --log_dir of a job after --status"),
+        (["--status", ".", "--watch=never"], "--watch: 'never': give a number of seconds, 0.1 to 86400"),
+        (["--status", ".", "--watch=0"], "--watch: '0': give a number of seconds, 0.1 to 86400"),
+        (["--status", "nowhere", "--watch"], r"--status \S*/nowhere: no such directory; give the --log_dir of a job"),
+        (["trace", "nowhere"], r"msrun trace \S*/nowhere: no such directory; give the --log_dir of a job"),
+        (["trace", "train.py"], r"msrun trace \S*/train.py: is a file; give the --log_dir of a job"),
+        (["trace", "."], r"msrun trace \S*: no job has used it; give the --log_dir of a job"),
+        (["trace"], "Missing argument 'LOG_DIR'; see msrun trace --help"),
     ],
 )
 def test_wrong_words_are_refused(msrun_here: RunHere, tmp_path: Path, words: list[str], pattern: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import sys
 from pathlib import Path
@@ -90,23 +89,6 @@ def test_dict_of_mindspore_binds_the_named_ones(msrun: JobRunner, tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "env", "threads", "note"),
-    [
-        (["--bind_core=False", "--bind_numa=False"], {}, "2", "OMP_NUM_THREADS=2 for each worker (cores shared evenly"),
-        ([], {"OMP_NUM_THREADS": "7"}, "7", ""),
-    ],
-)
-def test_unbound_workers_have_all_processors_and_their_own_number_of_threads_is_kept(
-    msrun: JobRunner, tmp_path: Path, options: list[str], env: dict[str, str], threads: str, note: str
-) -> None:
-    finished = run(msrun, tmp_path, *options, "--worker_num=1", WORKERS / "where.py", env=env)
-    (place,) = places(tmp_path, 1)
-    assert (place["cpus"], place["threads"]) == (CPUS, threads)
-    assert note in finished.stderr and ("OMP_NUM_THREADS" in finished.stderr) == bool(note)
-
-
-@pytest.mark.slow
 def test_an_executable_is_bound_too(msrun: JobRunner, tmp_path: Path) -> None:
     finished = run(msrun, tmp_path, "--bind_core", "--worker_num=2", "grep", "Cpus_allowed_list", "/proc/self/status")
     assert [finished.log(rank).split()[-1] for rank in (0, 1)] == [str(FIRST).encode(), str(SECOND).encode()]
@@ -149,12 +131,3 @@ def test_openmp_that_binds_processes_does_not_bind_them_all_to_one(msrun: JobRun
     assert finished.stderr.count("OMP_PROC_BIND binds whole processes: workers start by exec") == 1
     plan = finished.read_json("plan.json")["hosts"][0]
     assert (plan["start_method"], plan["preload"]) == ("exec", [])
-
-
-@pytest.mark.slow
-def test_a_processor_that_msrun_itself_may_not_use_is_refused(msrun: JobRunner, tmp_path: Path) -> None:
-    alone = (*COMMAND[:2], KEPT.replace(str(CPUS), f"[{FIRST}]"))
-    lists = as_dict(device0=[str(SECOND)])
-    finished = msrun.run(lists, "--worker_num=1", "--dry_run", WORKERS / "where.py", cwd=tmp_path, command=alone)
-    assert finished.code == 2, finished.stdout
-    assert re.search(rf"'device0' names CPU {SECOND}, which this process may not use", finished.stderr)

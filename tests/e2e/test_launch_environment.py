@@ -149,18 +149,3 @@ def test_chdir_moves_workers_and_not_the_logs(msrun: JobRunner, odd_path: Path, 
     assert finished.code == 0, finished.stderr
     assert json.loads((odd_path / "record_0.json").read_text())["cwd"] == str(odd_path)
     assert (tmp_path / "log_output" / "worker_0.log").exists()
-
-
-@pytest.mark.slow
-def test_devices_and_number_of_workers_are_those_of_the_rank_table(msrun: JobRunner, tmp_path: Path) -> None:
-    devices = [{"device_id": str(device), "rank_id": str(rank)} for device, rank in ((5, 1), (4, 0))]
-    server = {"server_id": "trainer", "device": devices}
-    table = {"version": "1.0", "server_count": "1", "server_list": [server], "status": "completed"}
-    (tmp_path / "table.json").write_text(json.dumps(table))
-    script = tmp_path / "show.py"
-    script.write_text("import os\nprint(*(os.environ[n] for n in ('RANK_SIZE', 'DEVICE_ID', 'RANK_TABLE_FILE')))\n")
-    finished = msrun.run("--rank_table_file=table.json", script, cwd=tmp_path)
-    assert finished.code == 0, finished.stderr
-    assert [finished.log(rank).decode().split() for rank in range(2)] == [
-        ["2", device, str(tmp_path / "table.json")] for device in ("4", "5")
-    ]

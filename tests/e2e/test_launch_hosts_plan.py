@@ -77,14 +77,6 @@ def test_hosts_may_come_from_a_table_a_variable_and_a_file(msrun_here: RunHere, 
     assert plan_of(msrun_here, cwd, "--config=job.yaml", MSRUN_HOSTS="h3:7")["world_size"] == 7
 
 
-@pytest.mark.slow
-def test_list_of_only_this_host_is_an_ordinary_job(msrun: JobRunner, cwd: Path) -> None:
-    finished = msrun.run("--hosts=localhost:4", "--include=localhost:1,3", WORKERS / "record.py", cwd=cwd)
-    assert finished.code == 0, finished.stderr
-    records = [json.loads((cwd / f"record_{rank}.json").read_text())["env"] for rank in (0, 1)]
-    assert [(env["RANK"], env["WORLD_SIZE"], env["DEVICE_ID"]) for env in records] == [("0", "2", "1"), ("1", "2", "3")]
-
-
 DECIDED_THERE = {"MASTER_PORT", "MS_SCHED_PORT", "MSRUN_DEVICE_TARGET", "MSRUN_LOG_DIR", "MSRUN_PROGRESS"}
 DECIDED_THERE |= {"MSRUN_RENDEZVOUS", "OMP_NUM_THREADS", "RANK_TABLE_FILE"}
 INTERFACES = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"}

@@ -160,15 +160,6 @@ def test_killed_log_writer_ends_the_job_with_3_and_is_named(msrun: JobRunner, tm
     msrun.prove_nothing_left(deadline_s=0.0)
 
 
-@pytest.mark.slow
-def test_stuck_log_writer_does_not_keep_the_job_alive(msrun: JobRunner, tmp_path: Path) -> None:
-    job = msrun.start("--worker_num=1", "--log_max_bytes=4K", WORKERS / "wait.py", cwd=tmp_path)
-    job.wait_for(tmp_path / "ready_0")
-    os.kill(pid_of_log_writer(job), signal.SIGSTOP)
-    job.send(signal.SIGTERM)
-    assert job.finish().code == 143
-
-
 WORDS = """
 import os, pathlib, time
 for number in range(1000):

@@ -11,7 +11,7 @@ import sys
 import device_cases
 import pytest
 from asked_cases import one_fast
-from job_runner import WORKER_IMPORTS, WORKER_PATH, WORKERS, wait_until
+from job_runner import WORKER_IMPORTS, WORKER_PATH, WORKERS
 from only_cases import ONLY_CASES
 from plans import without_what_is_chosen_at_start
 from rank_tables import plain_table
@@ -69,32 +69,6 @@ def test_first_failed_worker_ends_the_job_on_every_host(rehearsals: Rehearsals, 
     assert [other["global_rank"] for other in failure["others"]] == [0, 1, 2]
     if how == "raise":
         assert "  | RuntimeError: the loss is gone" in job.stderr
-
-
-MUCH_OUTPUT = """
-import os, sys, time
-if os.environ["RANK"] == "0":
-    sys.stdout.write("".join(f"{number:07d}\\n" for number in range(1 << 20)))
-    sys.stdout.flush()
-    open("written", "w").close()
-time.sleep(600)
-"""
-
-
-@pytest.mark.slow
-def test_host_keeps_no_second_copy_of_what_the_launcher_has_and_loses_nothing(rehearsals: Rehearsals) -> None:
-    program = rehearsals.cwd / "much_output.py"
-    program.write_text(MUCH_OUTPUT)
-    job = rehearsals.start("2x1", "--tail_worker_log=none", program)
-    job.wait_for(rehearsals.cwd / "written")
-    (log,) = rehearsals.runner.temporary.glob("msrun-spool-*-0/worker_0.log")
-    size = log.stat().st_size
-    assert size == 8 << 20
-    wait_until(lambda: 512 * log.stat().st_blocks < 3 << 20, "what is at home takes no disk on the host")
-    os.kill(rehearsals.agent(0), signal.SIGKILL)
-    ended = job.finish()
-    assert ended.code == 3
-    assert ended.log(0) == b"".join(b"%07d\n" % number for number in range(1 << 20))
 
 
 @pytest.mark.slow

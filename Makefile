@@ -60,16 +60,14 @@ TEST_WORKERS ?= $(shell echo $$(( $$(nproc) * 2 )))
 PYTEST := $(RUN) python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(PYTEST_OPTIONS)
 
 test: export MSRUN_FUZZ_CASES ?= 3
-test: export MSRUN_FUZZ_MESSAGES ?= 80
 test: export MSRUN_CHAOS_SEED ?= 1
 test: $(VENV)/.test
 	$(PYTEST) --ignore=tests/zoo -m "not slow" --hypothesis-profile=fast
 
-# What make test leaves out, models of other packages, and more random networks and noise, others every day;
+# What make test leaves out, models of other packages, and more random networks, others every day;
 # MSRUN_FUZZ_SEED=... repeats a day. So of jobs whose processes are killed at random: MSRUN_CHAOS_SEED, MSRUN_CHAOS_CASES.
 # MSRUN_SLOW_SHARE=12 runs one of twelve slow tests, MSRUN_SLOW_SEED says which.
 test-slow: export MSRUN_FUZZ_CASES ?= 150
-test-slow: export MSRUN_FUZZ_MESSAGES ?= 10000
 test-slow: export MSRUN_FUZZ_SEED ?= $(shell date +%Y%m%d)
 test-slow: export MSRUN_CHAOS_CASES ?= 120
 test-slow: export MSRUN_CHAOS_SEED ?= $(shell date +%Y%m%d)
@@ -77,11 +75,11 @@ test-slow: export MSRUN_SLOW_SHARE ?= 1
 test-slow: export MSRUN_SLOW_SEED ?= $(shell date +%Y%m%d)
 test-slow: $(VENV)/.zoo
 	@echo "slow tests: MSRUN_SLOW_SHARE=$(MSRUN_SLOW_SHARE) MSRUN_SLOW_SEED=$(MSRUN_SLOW_SEED)"
-	@echo "random networks and noise: MSRUN_FUZZ_SEED=$(MSRUN_FUZZ_SEED) MSRUN_FUZZ_CASES=$(MSRUN_FUZZ_CASES) MSRUN_FUZZ_MESSAGES=$(MSRUN_FUZZ_MESSAGES)"
+	@echo "random networks: MSRUN_FUZZ_SEED=$(MSRUN_FUZZ_SEED) MSRUN_FUZZ_CASES=$(MSRUN_FUZZ_CASES)"
 	$(PYTEST) -m "slow or random" tests/zoo tests/e2e tests/unit tests/test_guards.py
 
 test-share:
-	$(MAKE) test-slow MSRUN_SLOW_SHARE=12 MSRUN_FUZZ_CASES=12 MSRUN_FUZZ_MESSAGES=2000 MSRUN_CHAOS_CASES=30
+	$(MAKE) test-slow MSRUN_SLOW_SHARE=12 MSRUN_FUZZ_CASES=12 MSRUN_CHAOS_CASES=30
 
 test-all: test test-share
 

@@ -144,19 +144,19 @@ def means_torch(request: pytest.FixtureRequest, clean_environ: None, monkeypatch
 @pytest.fixture(autouse=True)
 def descriptors_are_closed(request: pytest.FixtureRequest) -> Iterator[None]:
     """Whatever a unit test opens is closed when it ends: what leaks one descriptor a call ends a long job."""
-    before = open_descriptors()
+    before = set(os.listdir("/proc/self/fd"))
     yield
     if UNIT not in request.path.parents:
         return
     end = time.monotonic() + CLOSING_S
-    while left := open_descriptors() - before:
+    while left := opened_since(before):
         assert time.monotonic() < end, f"left open: {sorted(left)}"
         gc.collect()  # what an object holds that nobody has any more
         time.sleep(0.02)
 
 
-def open_descriptors() -> set[tuple[int, str]]:
-    """Return the descriptors of this process and what they are open on, without what multiprocessing keeps for good.
+def opened_since(before: set[str]) -> set[tuple[int, str]]:
+    """Return new descriptors of this process and what they are open on, without what multiprocessing keeps for good.
 
     It opens these once for a process, whatever test comes first: the memory that its locks and barriers share, and
     pipes to its resource tracker and its fork server.
@@ -164,7 +164,7 @@ def open_descriptors() -> set[tuple[int, str]]:
     shared_memory = f"/dev/shm/pym-{os.getpid()}-"  # as multiprocessing.heap names it
     kept = {resource_tracker._resource_tracker._fd, forkserver._forkserver._forkserver_alive_fd}
     found = set()
-    for name in os.listdir("/proc/self/fd"):
+    for name in set(os.listdir("/proc/self/fd")) - before:
         with contextlib.suppress(OSError):  # that of the listing itself
             target = os.readlink(f"/proc/self/fd/{name}")
             if int(name) not in kept and not target.startswith(shared_memory):

@@ -46,3 +46,17 @@ def hosts(msrun: JobRunner, host_net: HostNet, tmp_path: Path) -> TypedHosts:
 @pytest.fixture
 def rehearsals(msrun: JobRunner, tmp_path: Path) -> Rehearsals:
     return Rehearsals(msrun, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def few_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eleven batches of 32 in MNIST's form."""
+    import numpy as np
+
+    from msrun.data import write_idx
+
+    folder = tmp_path_factory.mktemp("images")
+    rng = np.random.default_rng(0)
+    write_idx(folder / "train-images-idx3-ubyte", rng.integers(0, 256, (352, 28, 28), dtype=np.uint8))
+    write_idx(folder / "train-labels-idx1-ubyte", rng.integers(0, 10, 352, dtype=np.uint8))
+    return folder

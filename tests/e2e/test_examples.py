@@ -20,8 +20,6 @@ import torch
 from job_runner import REPOSITORY, WORKER_PATH, Finished, JobRunner, wait_until
 from zoo.packages import missing
 
-from msrun.data import write_idx
-
 DEADLINE_S = 240.0
 MSRUN = (sys.executable, "-m", "msrun")
 BASH = ("bash",)
@@ -71,16 +69,6 @@ def run_alone(msrun: JobRunner, folder: Path, *words: str, program: str = "train
 def losses(pattern: re.Pattern[str], text: str) -> np.ndarray:
     """Return (epoch, step, loss) of every loss line."""
     return np.array([[float(value) for value in line] for line in pattern.findall(text)])
-
-
-@pytest.fixture(scope="module")
-def few_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eleven batches of 32 in MNIST's form."""
-    folder = tmp_path_factory.mktemp("images")
-    rng = np.random.default_rng(0)
-    write_idx(folder / "train-images-idx3-ubyte", rng.integers(0, 256, (352, 28, 28), dtype=np.uint8))
-    write_idx(folder / "train-labels-idx1-ubyte", rng.integers(0, 10, 352, dtype=np.uint8))
-    return folder
 
 
 @pytest.fixture(scope="module")

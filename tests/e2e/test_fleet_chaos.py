@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from chaos_lives import HOSTS, SEED, TESTS, carry_out_losses, carry_out_round, named, plan_losses, plan_round, rounds
-from chaos_places import OverSsh, Place, Rehearsed
+from chaos_places import OverSsh, Place
 from fleet import FleetRunner
 from job_runner import JobRunner
 from rehearsal import Rehearsals
@@ -33,7 +33,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> PlaceOf:
         cwd = tmp_path / f"round_{index}"
         cwd.mkdir()
         if request.param == "rehearsed":
-            return Rehearsed(Rehearsals(runner, cwd))
+            return Place(Rehearsals(runner, cwd))
         fleet = FleetRunner(runner, request.getfixturevalue("ssh_net"), cwd)
         return OverSsh(fleet, request.getfixturevalue("own_disk") / f"{tmp_path.name}_{index}")
 

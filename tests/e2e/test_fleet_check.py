@@ -103,6 +103,7 @@ def test_everything_that_is_wrong_with_five_hosts_is_one_answer(fleet: FleetRunn
     assert files(fleet) == {**before, 2: before[2] | {"model.py"}}
 
 
+@pytest.mark.slow
 def test_good_hosts_are_said_to_be_good_and_nothing_is_started_or_written(fleet: FleetRunner) -> None:
     net = fleet.net
     before = files(fleet)

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 from fleet import FleetRunner
-from job_runner import WORKERS, JobRunner
-from ssh_net import SshNet
+from job_runner import WORKERS
 from tls_files import PASSWORDS, Authority, TlsFolder
 
 from msrun.launch.trace import write_trace
@@ -52,25 +51,10 @@ def listening_ports(pid: int) -> set[int]:
     return {int(row[1].partition(":")[2], 16) for row in rows if row[3] == "0A"}
 
 
-@pytest.mark.slow
-def test_unequal_hosts_get_contiguous_ranks_in_the_order_of_the_list(fleet: FleetRunner, tmp_path: Path) -> None:
-    script = f'cp "$RANK_TABLE_FILE" "table_$RANK.json" && exec {sys.executable} {WORKERS}/record.py'
-    job = fleet.run("host2:3,host0:1", "sh", "-c", script)
-    assert job.code == 0, job.stderr
-    env = [fleet.record(rank)["env"] for rank in range(4)]
-    assert [e["LOCAL_RANK"] for e in env] == ["0", "1", "2", "0"]
-    assert [e["LOCAL_WORLD_SIZE"] for e in env] == ["3", "3", "3", "1"]
-    assert [e["MS_NODE_RANK"] for e in env] == ["0", "0", "0", "1"]
-    assert {e["MASTER_ADDR"] for e in env} == {fleet.net.address(2)}
-    table = job.read_json("rank_table.json")
-    assert [server["server_id"] for server in table["server_list"]] == [fleet.net.address(2), fleet.net.address(0)]
-    assert [json.loads((tmp_path / f"table_{rank}.json").read_text()) for rank in range(4)] == [table] * 4
-    assert {e["RANK_TABLE_FILE"] for e in env} == {str(job.log_dir / "rank_table.json")}, "all hosts see the directory"
-
-
 AWKWARD = ["I'm 72\" tall", "$HOME", "`id`", ";touch x", "*", "", "back\\", "two\nlines", "☃", "--help", "--"]
 
 
+@pytest.mark.slow
 def test_arguments_and_variables_arrive_unchanged_and_are_seen_by_nobody(fleet: FleetRunner, tmp_path: Path) -> None:
     value = "quote' \" = $X `id`\nsecond line\ttab ☃"
     words = [*AWKWARD, b"no text \xff\xfe"]
@@ -134,18 +118,6 @@ def test_trace_and_metrics_of_all_hosts_are_written_here_alone(
 
 
 @pytest.mark.slow
-def test_rotated_logs_come_home_complete(fleet: FleetRunner, own_disk: Path) -> None:
-    options = ["--tail_worker_log=none", "--log_max_bytes=65536", "--log_keep=100"]
-    job = fleet.run("host1:1,host2:1", *options, WORKERS / "flood.py", "8000", log_dir=own_disk / "rotated")
-    assert job.code == 0, job.stderr
-    for rank in range(2):
-        files = sorted(job.log_dir.glob(f"worker_{rank}.log.*"), key=lambda path: -int(path.suffix[1:]))
-        assert len(files) > 3
-        data = b"".join(path.read_bytes() for path in files) + job.log(rank)
-        assert data.startswith(b"".join(b"rank %d line %d %s\n" % (rank, n, b"x" * (n % 97)) for n in range(8000)))
-
-
-@pytest.mark.slow
 def test_one_remote_host_is_enough_and_starts_again(fleet: FleetRunner, tmp_path: Path) -> None:
     job = fleet.run("host1:2", "--max_restarts=1", WORKERS / "attempt.py", "code=7:1")
     assert job.code == 0, job.stderr
@@ -181,37 +153,3 @@ def test_files_for_tls_are_not_used_and_no_password_leaves_the_launcher(fleet: F
         assert not set(secrets) & set(fleet.record(rank)["env"])
     for path in job.log_dir.iterdir():
         assert not any(password.encode() in path.read_bytes() for password in PASSWORDS.values()), path
-
-
-@pytest.mark.slow
-def test_check_says_that_files_for_tls_are_not_used(fleet: FleetRunner, tmp_path: Path) -> None:
-    config = TlsFolder(tmp_path / "tls", Authority()).config(server_cert_path="gone.p12")
-    job = fleet.run([1, 1], f"--tls_config={config}", "--check", WORKERS / "record.py", **PASSWORDS)
-    assert job.code == 0, job.stdout
-    (line,) = [line for line in job.stdout.decode().splitlines() if line.split()[1:2] == ["tls"]]
-    assert line.startswith("warn") and "not used" in line
-
-
-@pytest.mark.slow
-def test_sixteen_hosts_run_one_job_from_a_hostfile(msrun: JobRunner, tmp_path: Path) -> None:
-    (tmp_path / "hosts.txt").write_text("host[0-7] slots=2\nhost[8-15] slots=1\n")
-    words = ("--hostfile=hosts.txt", "--tail_worker_log=none", WORKERS / "end.py", "all", "0")
-    with SshNet(16) as net:
-        job = FleetRunner(msrun, net, tmp_path).run("", *words)
-    assert job.code == 0, job.stderr
-    assert "all 24 workers on 16 hosts finished successfully" in job.stderr
-    assert [job.log(rank) for rank in range(24)] == [b"rank %d begins\n" % rank for rank in range(24)]
-    assert [host["name"] for host in job.read_json("plan.json")["fleet"]] == [f"host{host}" for host in range(16)]
-
-
-@pytest.mark.slow
-def test_nothing_starts_when_one_host_is_dead(fleet: FleetRunner) -> None:
-    fleet.net.cut(2)
-    try:
-        job = fleet.run([1, 1, 1], "--ssh_connect_time_out=4", WORKERS / "wait.py")
-    finally:
-        fleet.net.mend(2)
-    assert job.code == 3
-    assert job.errors[0].startswith("msrun: error: host2")
-    assert not list(fleet.cwd.glob("ready_*"))
-    assert "started" not in [event["event"] for event in job.events]

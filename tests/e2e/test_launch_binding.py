@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 from asked_cases import one_fast
-from job_runner import WORKERS, Finished, JobRunner, RunHere
+from job_runner import WORKERS, Finished, JobRunner
 
 from msrun import contract
 from msrun.agent.host.host_facts import read_topology
@@ -75,11 +74,9 @@ def test_workers_and_their_children_run_on_cores_of_their_own(msrun: JobRunner, 
     assert [place["threads"] for place in found] == ["1", "1"]
     assert finished.stderr.count("OMP_NUM_THREADS=1 for each worker (its own cores; set it to change)") == 1
     assert [worker["cpus"] for worker in finished.read_json("plan.json")["hosts"][0]["workers"]] == [[FIRST], [SECOND]]
-    text = run(msrun, tmp_path, "--dry_run", *options, WORKERS / "where.py").stdout.decode()
-    assert re.search(rf"\n +1 +1 +1 +{SECOND} +\S+worker_1\.log\n", text)
-    assert "binding of rank 0-1: an even share of the 2 cores" in text
 
 
+@pytest.mark.slow
 def test_dict_of_mindspore_binds_the_named_ones(msrun: JobRunner, tmp_path: Path) -> None:
     lists = as_dict(device1=[str(SECOND)], scheduler=[str(SECOND)])
     job = msrun.start(lists, "--worker_num=2", WORKERS / "wait.py", cwd=tmp_path, command=COMMAND)
@@ -89,23 +86,6 @@ def test_dict_of_mindspore_binds_the_named_ones(msrun: JobRunner, tmp_path: Path
     assert job.stderr.count("--bind_core names no CPUs for device 0 (local rank 0): not bound") == 1
     job.send(signal.SIGTERM)
     assert job.finish().code == 143
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "env", "threads", "note"),
-    [
-        (["--bind_core=False", "--bind_numa=False"], {}, "2", "OMP_NUM_THREADS=2 for each worker (cores shared evenly"),
-        ([], {"OMP_NUM_THREADS": "7"}, "7", ""),
-    ],
-)
-def test_unbound_workers_have_all_processors_and_their_own_number_of_threads_is_kept(
-    msrun: JobRunner, tmp_path: Path, options: list[str], env: dict[str, str], threads: str, note: str
-) -> None:
-    finished = run(msrun, tmp_path, *options, "--worker_num=1", WORKERS / "where.py", env=env)
-    (place,) = places(tmp_path, 1)
-    assert (place["cpus"], place["threads"]) == (CPUS, threads)
-    assert note in finished.stderr and ("OMP_NUM_THREADS" in finished.stderr) == bool(note)
 
 
 @pytest.mark.slow
@@ -128,6 +108,7 @@ def test_unequal_shares_get_unequal_threads(msrun: JobRunner, tmp_path: Path, me
     assert finished.stderr.count("OMP_NUM_THREADS=1 to 2 for each worker") == 1
 
 
+@pytest.mark.slow
 @methods
 def test_a_worker_whose_processors_are_gone_ends_the_job(msrun: JobRunner, tmp_path: Path, method: str) -> None:
     """As when a processor goes offline between the plan and the start."""
@@ -150,39 +131,3 @@ def test_openmp_that_binds_processes_does_not_bind_them_all_to_one(msrun: JobRun
     assert finished.stderr.count("OMP_PROC_BIND binds whole processes: workers start by exec") == 1
     plan = finished.read_json("plan.json")["hosts"][0]
     assert (plan["start_method"], plan["preload"]) == ("exec", [])
-
-
-WRONG = {
-    # option: pattern that the line has to match
-    "--bind_core=nope": r"--bind_core nope: neither True, False nor a JSON object",
-    "--bind_core={'device0': ['0']}": r"neither True, False nor a JSON object",
-    '--bind_core=["0"]': r"not a JSON object of devices",
-    '--bind_core={"gpu0": ["0"]}': r"'gpu0' is no device; keys are device0",
-    '--bind_core={"device0": ["0"], "device0": ["0"]}': r"'device0' is there 2 times",
-    '--bind_core={"device2": ["0"]}': r"'device2' is no device here; there are devices 0-1",
-    '--bind_core={"device0": "0"}': r"'device0' has \"0\", which is no list",
-    '--bind_core={"device0": [0]}': r"'device0' has 0, which is no string",
-    '--bind_core={"device0": ["1-0"]}': r"'device0': '1-0' runs backwards",
-    '--bind_core={"device0": ["a"]}': r"'device0': 'a' is no CPU number or range",
-    f'--bind_core={{"device0": ["{NO_CPU}"]}}': rf"'device0' names CPU {NO_CPU}, which does not exist here",
-    '--bind_core={"device0":\n["x"]}': r"'x' is no CPU number",
-    "--bind_numa=bind.json": r"--bind_numa: 'bind.json': give True or False",
-}
-
-
-@pytest.mark.parametrize("option", WRONG)
-def test_wrong_dicts_are_refused_in_one_line(msrun_here: RunHere, tmp_path: Path, option: str) -> None:
-    finished = msrun_here(option, "--worker_num=2", WORKERS / "where.py", cwd=tmp_path)
-    assert finished.code == 2, finished.stderr
-    assert finished.stderr.count("\n") == 1
-    assert re.search(WRONG[option], finished.stderr), finished.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_a_processor_that_msrun_itself_may_not_use_is_refused(msrun: JobRunner, tmp_path: Path) -> None:
-    alone = (*COMMAND[:2], KEPT.replace(str(CPUS), f"[{FIRST}]"))
-    lists = as_dict(device0=[str(SECOND)])
-    finished = msrun.run(lists, "--worker_num=1", "--dry_run", WORKERS / "where.py", cwd=tmp_path, command=alone)
-    assert finished.code == 2, finished.stdout
-    assert re.search(rf"'device0' names CPU {SECOND}, which this process may not use", finished.stderr)

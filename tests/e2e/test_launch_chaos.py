@@ -1,4 +1,4 @@
-"""Jobs whose processes are killed and stopped at random: the end is always right and leaves nothing.
+"""Jobs on one host whose processes are killed at random: the end is always right and leaves nothing.
 
 MSRUN_CHAOS_SEED=N repeats a run, a failure names it; MSRUN_CHAOS_CASES=N runs more, or fewer.
 """
@@ -51,10 +51,6 @@ class Round:
     rank: int
     """Which worker is hit."""
     signum: Signals
-    afterwards: str
-    """What follows a SIGSTOP: continue, leave, kill."""
-    pause_s: float
-    """Until that."""
     max_restarts: int
 
 
@@ -64,7 +60,6 @@ def plan_round(seed: str) -> Round:
     world_size = draw.randint(2, 4)
     target = draw.choice(TARGETS)
     moment = draw.choice(list(MOMENTS))
-    is_stop = draw.random() < 0.25
     return Round(
         world_size=world_size,
         manner=draw.choice(("plain", "plain", "tidy", "stubborn")),
@@ -74,9 +69,7 @@ def plan_round(seed: str) -> Round:
         delay_s=draw.uniform(0, MOMENTS[moment]),
         target=target,
         rank=draw.randrange(world_size),
-        signum=Signals.SIGSTOP if is_stop else draw.choice(DEADLY),
-        afterwards=draw.choice(("continue", "kill" if target == "launcher" else "leave")) if is_stop else "",
-        pause_s=draw.uniform(0, 0.2),
+        signum=draw.choice(DEADLY),
         max_restarts=draw.choice((0, 0, 1)),
     )
 
@@ -96,7 +89,6 @@ class Outcome:
 
 
 WELL = Outcome(0)
-LAUNCHER_KILLED = Outcome(128 + Signals.SIGKILL, is_recorded=False)
 
 
 def failing_rank(plan: Round) -> int:
@@ -109,13 +101,9 @@ def right_outcomes(plan: Round) -> list[Outcome]:
     outcomes = outcomes_without_restart(plan)
     if not plan.max_restarts:
         return outcomes
-    if plan.cause == "fail" and plan.target != "worker" and not plan.afterwards:
+    if plan.cause == "fail" and plan.target != "worker":
         outcomes = [*outcomes, *outcomes_of_hit(plan)]  # between two attempts there is nothing that had failed before
-    if plan.cause == "fail" and plan.target == "fork server" and plan.afterwards:
-        outcomes += [Outcome(3, reason=f"the fork server {end}") for end in ("ended unexpectedly", "(pid ")]
-    if plan.cause == "fail" and plan.target == "scheduler" and plan.afterwards == "leave":
-        outcomes += [Outcome(3, reason="cannot start again: the scheduler has not answered")]
-    repeated = [] if plan.afterwards or plan.target == "launcher" else outcomes_of_hit(plan)
+    repeated = [] if plan.target == "launcher" else outcomes_of_hit(plan)
     if plan.cause == "fail" and plan.target != "worker":
         repeated = []  # the worker fails again
     return list(dict.fromkeys(WELL if one in repeated else one for one in outcomes))
@@ -128,14 +116,8 @@ def outcomes_without_restart(plan: Round) -> list[Outcome]:
         own = {"go": WELL, "fail": Outcome(7, failing_rank(plan)), "term": told}[plan.cause]
         if plan.target == "launcher" and plan.signum in (Signals.SIGKILL, Signals.SIGSEGV):
             return [own, Outcome(128 + plan.signum, is_recorded=False)]
-        if plan.afterwards == "kill":
-            return [own, LAUNCHER_KILLED]
-        if plan.cause == "go" and plan.afterwards == "leave":
-            return [own, told]
         # What comes while msrun ends a job changes nothing; what comes before the last worker's end does.
-        return [own, *outcomes_of_hit(plan)] if plan.cause == "go" and not plan.afterwards else [own]
-    if plan.afterwards:
-        return [{"continue": WELL, "leave": told, "kill": LAUNCHER_KILLED}[plan.afterwards]]
+        return [own, *outcomes_of_hit(plan)] if plan.cause == "go" else [own]
     if plan.target == "worker" and plan.signum is Signals.SIGTERM and plan.manner != "plain":
         return [WELL] if plan.moment == "running" else [WELL, *outcomes_of_hit(plan)]  # had it asked for TERM by then?
     if plan.target == "worker" and plan.signum is Signals.SIGINT and plan.moment == "start":
@@ -179,9 +161,6 @@ def carry_out(plan: Round, msrun: JobRunner, worker: Path, cwd: Path) -> None:
     if pid:
         send([pid], plan.signum)
     outcomes = right_outcomes(plan)
-    if plan.afterwards:
-        time.sleep(plan.pause_s)
-        follow_stop(plan, job, pid)
     if WELL in outcomes:
         if len(outcomes) > 1:
             wait_briefly(lambda: job.process.poll() is not None)
@@ -239,16 +218,6 @@ def fork_server_of(pid: int) -> int:
     except (OSError, ValueError):
         return 0
     return int(child) if is_executed else 0
-
-
-def follow_stop(plan: Round, job: Running, pid: int) -> None:
-    """Do what is planned after a SIGSTOP."""
-    if plan.afterwards == "continue" and pid:
-        send([pid], signal.SIGCONT)
-    elif plan.afterwards == "kill":
-        send([job.pid], signal.SIGKILL)
-    elif plan.afterwards == "leave" and plan.cause in ("", "go"):
-        send([job.pid], signal.SIGTERM)
 
 
 def wait_briefly(condition: Callable[[], bool]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
-from job_runner import WORKERS, JobRunner, latest_job, wait_until
+from job_runner import WORKERS, JobRunner, RunHere, latest_job, wait_until
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, int, int]]:
@@ -22,7 +22,9 @@ def snapshot(folder: Path) -> dict[str, tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize("where", one_fast("--worker_num=1", "--rehearse=1x1"))
-def test_a_second_job_touches_nothing_of_the_first_which_runs(msrun: JobRunner, tmp_path: Path, where: str) -> None:
+def test_a_second_job_touches_nothing_of_the_first_which_runs(
+    msrun: JobRunner, msrun_here: RunHere, tmp_path: Path, where: str
+) -> None:
     first = msrun.start("--worker_num=1", WORKERS / "wait.py", cwd=tmp_path)
     first.wait_for(tmp_path / "ready_0")
     wait_until(lambda: "1 of 1" in (first.log_dir / "scheduler.log").read_text(), "the scheduler's last word for now")
@@ -33,14 +35,15 @@ def test_a_second_job_touches_nothing_of_the_first_which_runs(msrun: JobRunner, 
     assert second.log_dir == latest_job(first.log_dir) != of_first
     assert (first.log_dir / "worker_0.log").read_text() == "rank 0 begins\n"
     assert snapshot(of_first) == before
-    listed = msrun.start("list", cwd=tmp_path).finish().stdout.decode().splitlines()[1:]
+    listed = msrun_here("list", cwd=tmp_path).stdout.decode().splitlines()[1:]
     states = {line.split()[0]: line.split()[1] for line in listed}
     assert states == {of_first.name: "running", second.log_dir.name: "finished"}
-    stopped = msrun.start("stop", of_first, cwd=tmp_path).finish()
+    stopped = msrun_here("stop", of_first, cwd=tmp_path)
     assert stopped.stdout.decode() == f"job {of_first.name} has ended: interrupted: stopped by SIGTERM\n"
     assert first.finish().code == 128 + signal.SIGTERM
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", one_fast("--worker_num=1", "--rehearse=1x1"))
 def test_log_directory_that_is_removed_during_the_job_is_told(msrun: JobRunner, tmp_path: Path, where: str) -> None:
     (tmp_path / "remove.py").write_text("import shutil\nshutil.rmtree('log_output')\n")

@@ -69,14 +69,6 @@ def test_mpirun_starts_one_msrun_per_host(msrun: JobRunner, host_net: HostNet, t
     assert seen["MS_ROLE"] == "MS_WORKER", "by which MindSpore knows that no mpirun has started it"
 
 
-@pytest.mark.slow
-def test_one_task_of_an_allocation_is_a_job_on_one_host(msrun: JobRunner, tmp_path: Path) -> None:
-    ended = msrun.run("--worker_num=2", WORKERS / "record.py", cwd=tmp_path, env=slurm_step(0, 1))
-    assert ended.code == 0
-    assert record(tmp_path, 1)["GROUP_WORLD_SIZE"] == "1"
-    assert "Slurm job 4711 has 2 nodes (SLURM_JOB_NUM_NODES), but msrun was started once" in ended.stderr
-
-
 def test_what_a_cluster_tells_is_shown_and_overruled(msrun_here: RunHere, tmp_path: Path) -> None:
     words = ("--dry_run", WORKERS / "record.py")
     shown = msrun_here("--node_rank=0", *words, cwd=tmp_path, env={**slurm_step(1), "MSRUN_LOCAL_WORKER_NUM": "4"})
@@ -214,6 +206,7 @@ def test_fewer_than_are_enough_wait(elastic: Elastic) -> None:
     assert job.finish().code == 143
 
 
+@pytest.mark.slow
 def test_job_goes_on_with_fewer_hosts_and_with_one_that_comes_again(elastic: Elastic) -> None:
     """Loss, TERM and a late host, each of which starts the job again on those that are there."""
     first = elastic.start("1:3", "--max-restarts=3")

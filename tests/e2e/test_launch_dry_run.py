@@ -49,9 +49,9 @@ def test_dry_run_touches_nothing_and_says_the_same_twice(msrun: JobRunner, odd_p
     assert snapshot(odd_path) == before
 
 
-def test_dry_run_is_the_plan_of_the_run(msrun: JobRunner, tmp_path: Path) -> None:
+def test_dry_run_is_the_plan_of_the_run(msrun: JobRunner, msrun_here: RunHere, tmp_path: Path) -> None:
     script = [WORKERS / "record.py", "--lr", "0.1"]
-    dry = json.loads(msrun.run(*OPTIONS, "--dry_run=json", *script, cwd=tmp_path).stdout)
+    dry = json.loads(msrun_here(*OPTIONS, "--dry_run=json", *script, cwd=tmp_path).stdout)
     finished = msrun.run(*OPTIONS, *script, cwd=tmp_path)
     real = finished.read_plan()
 
@@ -65,14 +65,6 @@ def test_dry_run_is_the_plan_of_the_run(msrun: JobRunner, tmp_path: Path) -> Non
         return plan
 
     assert without_what_is_chosen_at_start(dry) == without_what_is_chosen_at_start(real)
-
-
-def test_text_names_ranks_logs_command_and_environment(msrun_here: RunHere, tmp_path: Path) -> None:
-    text = msrun_here(*OPTIONS, "--dry_run", WORKERS / "record.py", "a b", cwd=tmp_path).stdout.decode()
-    assert f"{WORKERS / 'record.py'} 'a b'" in text
-    for rank in range(3):
-        assert str(tmp_path / "log_output" / f"worker_{rank}.log") in text
-    assert "A=b c" in text and "API_KEY=********" in text and "WORLD_SIZE=3" in text
 
 
 @pytest.mark.slow

@@ -16,7 +16,6 @@ STATUS = [
     # how rank 1 ends, exit status of msrun, words of the report, how it was started
     ("7", 7, "exit code 7", "fork"),
     ("SIGKILL", 137, "signal SIGKILL", "fork"),
-    # slow:
     ("SIGSEGV", 139, "signal SIGSEGV", "fork"),
     ("interrupt", 130, "signal SIGINT", "fork"),
     ("124", 124, "exit code 124", "fork"),
@@ -31,7 +30,7 @@ STATUS = [
 
 @pytest.mark.parametrize(
     ("how", "code", "words", "method"),
-    [*STATUS[:2], *(pytest.param(*row, marks=pytest.mark.slow) for row in STATUS[2:])],
+    one_fast(*STATUS),
 )
 def test_first_failure_gives_the_exit_status_and_is_named(
     msrun: JobRunner, tmp_path: Path, how: str, code: int, words: str, method: str
@@ -77,15 +76,6 @@ def test_first_to_end_is_named_however_late_msrun_sees_it(msrun: JobRunner, tmp_
     assert "rank 2 on " in finished.errors[0]
     ends = [event["global_rank"] for event in finished.events if event["event"] == "exited"]
     assert ends == [2, 3, 0, 1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("how", "method"), one_fast(("0", "fork"), ("none", "exec"), ("return", "fork")))
-def test_all_workers_at_zero_is_zero(msrun: JobRunner, tmp_path: Path, how: str, method: str) -> None:
-    finished = msrun.run("--worker_num=2", f"--start_method={method}", WORKERS / "end.py", "all", how, cwd=tmp_path)
-    assert (finished.code, finished.errors) == (0, [])
-    assert not (finished.log_dir / "failure.json").exists()
-    assert "all 2 workers finished successfully" in finished.stderr
 
 
 EXECUTABLES = [

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from asked_cases import one_fast
 from fleet import FleetRunner
-from job_runner import MARK, JobRunner, RunHere, wait_until
+from job_runner import MARK, JobRunner, wait_until
 from terminal import Terminal
 
 DEBUGGED = """
@@ -103,6 +103,7 @@ def test_breakpoint_prompts_and_obeys(on_terminal: OnTerminal, tmp_path: Path) -
     assert not terminal.is_raw
 
 
+@pytest.mark.slow
 def test_control_c_is_the_ranks(on_terminal: OnTerminal) -> None:
     terminal = on_terminal(INTERRUPTED, "--worker_num=1", "--interactive")
     terminal.read_until(b"? ")
@@ -198,32 +199,13 @@ def test_standard_input_that_nobody_reads_is_said(msrun: JobRunner, tmp_path: Pa
     assert NOTICE not in run_with(msrun, tmp_path, subprocess.DEVNULL, "--worker_num=1", "true")[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("statement", one_fast("breakpoint()", "input()"))
 def test_the_report_of_a_rank_that_wanted_input_says_how(msrun: JobRunner, tmp_path: Path, statement: str) -> None:
     (tmp_path / "train.py").write_text(f"{statement}\nprint()\n")
     job = msrun.run("--worker_num=1", "train.py", cwd=tmp_path)
     assert job.code == 1
     assert "its standard input is empty: --interactive=0 gives it yours" in job.errors[0]
-
-
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["--worker_num=2", "--interactive=2"], "--interactive=2: no such rank; the ranks of this job are 0 to 1"),
-        (["--worker_num=2", "--interactive=one"], "--interactive: 'one': give the number of a rank"),
-        (["--worker_num=2", "--interactive", "--join=False"], "--interactive=0 and --join=False: "),
-        (
-            ["--worker_num=2", "--local_worker_num=1", "--master_addr=10.0.0.1", "--interactive"],
-            "--interactive=0: not where msrun is started on each host",
-        ),
-    ],
-)
-def test_what_cannot_be_interactive_is_refused(
-    msrun_here: RunHere, tmp_path: Path, words: list[str], text: str
-) -> None:
-    job = msrun_here(*words, "true", cwd=tmp_path)
-    assert job.code == 2
-    assert text in job.errors[0]
 
 
 @pytest.fixture

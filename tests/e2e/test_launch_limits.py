@@ -15,6 +15,7 @@ from asked_cases import one_fast
 from job_runner import WORKERS, JobRunner
 
 
+@pytest.mark.slow
 def test_rotated_logs_need_two_descriptors_for_each_worker(msrun: JobRunner, tmp_path: Path) -> None:
     few = ["sh", "-c", 'ulimit -n 72 && exec "$@"', "sh"]  # 32 and one for each of 40 workers, not two
     job = msrun.run("--worker_num=40", "--log_max_bytes=1M", WORKERS / "end.py", "all", "0", cwd=tmp_path, prefix=few)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import stat
 from pathlib import Path
 
@@ -72,21 +71,13 @@ def test_events_and_the_schedulers_log_tell_the_whole_job_in_order(flooded: Fini
     assert text.splitlines()[-2].endswith("job over: all workers ended with exit code 0")
 
 
-@pytest.mark.slow
-def test_several_tailed_ranks_have_host_and_rank_in_front_and_whole_lines(msrun: JobRunner, tmp_path: Path) -> None:
-    finished = msrun.run("--worker_num=2", "--tail_worker_log=all", WORKERS / "flood.py", "2000", cwd=tmp_path)
-    heads = [f"[{socket.gethostname()}:{rank}] rank {rank} ".encode() for rank in (0, 1)]
-    for head in heads:
-        shown = [line for line in finished.stdout.splitlines() if line.startswith(head)]
-        assert shown == [head + f"line {number} {'x' * (number % 97)}".encode() for number in range(2000)]
-
-
 def test_quiet_says_nothing_but_errors(msrun: JobRunner, tmp_path: Path) -> None:
     job = msrun.run("--quiet", "--worker_num=1", "--tail_worker_log=none", WORKERS / "end.py", "all", "3", cwd=tmp_path)
     assert (job.stdout, job.log(0)) == (b"", b"rank 0 begins\n")
     assert job.stderr.startswith("msrun: error: rank 0 on ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", one_fast("fork", "exec"))
 @pytest.mark.parametrize(("options", "is_lost"), one_fast(((), False), (("--env=PYTHONUNBUFFERED=",), True)))
 def test_last_line_of_a_worker_that_ends_hard_is_there_unless_blocks_were_asked_for(
@@ -151,22 +142,6 @@ def test_a_line_of_all_ranks_is_shown_once(msrun: JobRunner, cwd: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("options", "remedy"),
-    [
-        (("--log_split", "--log_max_bytes=1M"), "a log that is rotated has both streams"),
-        (("--log_once", "--raw"), "that shows bytes"),
-        (("--log_time", "--interactive"), "a rank's terminal shows all"),
-    ],
-)
-def test_what_cannot_be_together_is_refused(
-    msrun_here: RunHere, cwd: Path, options: tuple[str, ...], remedy: str
-) -> None:
-    job = msrun_here("--worker_num=1", *options, "train.py", cwd=cwd)
-    assert (job.code, len(job.stderr.splitlines())) == (2, 1)
-    assert remedy in job.stderr
-
-
 # -- what workers write reaches a terminal as text, not as orders to it ------------------------------------------------
 
 CLIPBOARD, DEVICE, CLEAR, C1, BIDI = "\x1b]52;c;SEVMTE8=\x07", "\x1bP+q544e\x1b\\", "\x1b[2J\x1b[H", "\x9b2J", "\u202e"
@@ -175,7 +150,9 @@ ORDERS = (b"\x1b", b"\x07", "\x9b".encode(), BIDI.encode())
 
 
 @pytest.mark.parametrize("options", one_fast((), ("--raw",)), ids=["text", "raw"])
-def test_orders_to_a_terminal_are_shown_as_text(msrun: JobRunner, tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_orders_to_a_terminal_are_shown_as_text(
+    msrun: JobRunner, msrun_here: RunHere, tmp_path: Path, options: tuple[str, ...]
+) -> None:
     head = 'import sys\nsys.stdout.reconfigure(encoding="utf-8")\n'
     (tmp_path / "hostile.py").write_text(
         f'{head}print("tail", {HOSTILE!r}, "end of tail")\nraise ValueError({HOSTILE!r})\n'
@@ -187,7 +164,7 @@ def test_orders_to_a_terminal_are_shown_as_text(msrun: JobRunner, tmp_path: Path
         return
     path = failed.log_dir / "failure.json"
     path.write_text(json.dumps({**failed.read_json("failure.json"), "reason": HOSTILE}))
-    status = msrun.run(f"--status={failed.log_dir}", cwd=tmp_path).stdout
+    status = msrun_here(f"--status={failed.log_dir}", cwd=tmp_path).stdout
     assert b"end of tail" in failed.stdout and "ValueError" in failed.stderr and b"failed" in status
     for shown in (failed.stdout, failed.stderr.encode(), status):
         assert [order for order in ORDERS if order in shown] == []

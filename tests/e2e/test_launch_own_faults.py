@@ -84,6 +84,7 @@ def test_slip_in_what_runs_the_job_ends_it(
 # -- a process of its own that is lost or stopped while the job runs --------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", one_fast("fork server", "scheduler", "log writer"))
 def test_stopped_process_of_its_own_ends_the_job_and_is_named(msrun: JobRunner, tmp_path: Path, role: str) -> None:
     options = ("--worker_num=2", "--heartbeat_time_out=2", "--log_max_bytes=1M", WORKERS / "wait.py")

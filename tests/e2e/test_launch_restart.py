@@ -45,35 +45,11 @@ def test_failed_job_starts_again_and_ends_well(msrun: JobRunner, tmp_path: Path,
     assert records(tmp_path, 0)[1]["RANK"] == "1" and records(tmp_path, 0)[0]["TORCHELASTIC_MAX_RESTARTS"] == "2"
 
 
-@pytest.mark.slow
-def test_last_attempt_decides_and_every_attempt_is_listed(msrun: JobRunner, tmp_path: Path) -> None:
-    finished = run(msrun, tmp_path, "code=9:5", "--max_restarts=1")
-    assert finished.code == 9
-    failure = finished.read_json("failure.json")
-    assert failure["first_failure"]["global_rank"] == 1
-    assert failure["first_failure"]["excerpt"] == ["rank 1 in attempt 1"]
-    (past,) = failure["attempts"]
-    assert (past["attempt"], past["reason"]) == (0, "rank 1 failed first: exit code 9")
-    assert "attempt 0 before: rank 1 failed first: exit code 9, after " in finished.stderr
-
-
 @pytest.mark.parametrize("code", one_fast(contract.EXIT_DO_NOT_RESTART, 127))
 def test_worker_can_say_that_a_restart_would_not_help(msrun: JobRunner, tmp_path: Path, code: int) -> None:
     finished = run(msrun, tmp_path, f"code={code}:9", "--max_restarts=3")
     assert finished.code == code
     assert finished.read_json("failure.json")["attempts"] == []
-
-
-@pytest.mark.slow
-def test_program_that_cannot_start_is_not_started_again(msrun: JobRunner, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import argparse\nargparse.ArgumentParser().error('--lr is missing')\n")
-    finished = msrun.run("--worker_num=2", "--max_restarts=3", "train.py", cwd=tmp_path)
-    assert finished.code == 2
-    assert "not started again: no rank had joined the others or reported progress" in finished.errors[0]
-    assert finished.read_json("failure.json")["attempts"] == []
-    again = msrun.run("--worker_num=2", "--max_restarts=1", "--restart_on=2,SIGKILL", "train.py", cwd=tmp_path)
-    assert again.code == 2
-    assert len(again.read_json("failure.json")["attempts"]) == 1
 
 
 @pytest.mark.slow

@@ -40,6 +40,7 @@ def prove_losses(finished: Finished, steps: int, *, attempts: int) -> None:
         assert found == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", one_fast("server_1", "1", "launcher"))
 def test_servers_go_with_the_job(msrun: JobRunner, tmp_path: Path, victim: str) -> None:
     job = start(msrun, tmp_path, FOR_EVER, "-1")

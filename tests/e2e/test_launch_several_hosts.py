@@ -23,6 +23,7 @@ def record(folder: Path, rank: int) -> dict[str, Any]:
     return env
 
 
+@pytest.mark.slow
 def test_workers_of_two_hosts_are_one_world(hosts: TypedHosts, tmp_path: Path) -> None:
     ended = hosts.run_all([1, 1], WORKERS / "all_reduce.py")
     assert [job.code for job in ended] == [0, 0], ended
@@ -34,25 +35,24 @@ def test_workers_of_two_hosts_are_one_world(hosts: TypedHosts, tmp_path: Path) -
     assert "finished successfully" in ended[1].stderr
 
 
-@pytest.mark.slow
 def test_unequal_hosts_get_ranks_environment_and_table(hosts: TypedHosts, tmp_path: Path) -> None:
-    ended = hosts.run_all([3, 1], WORKERS / "record.py")
+    ended = hosts.run_all([2, 1], WORKERS / "record.py")
     assert [job.code for job in ended] == [0, 0], ended
-    envs = [record(tmp_path, rank) for rank in range(4)]
+    envs = [record(tmp_path, rank) for rank in range(3)]
     master = hosts.net.address(0)
     for rank, env in enumerate(envs):
-        node, local, locals_ = (1, 0, 1) if rank == 3 else (0, rank, 3)
+        node, local, locals_ = (1, 0, 1) if rank == 2 else (0, rank, 2)
         told = {
             "RANK": str(rank), "RANK_ID": str(rank), "MS_NODE_ID": str(rank), "LOCAL_RANK": str(local),
-            "DEVICE_ID": str(local), "LOCAL_WORLD_SIZE": str(locals_), "WORLD_SIZE": "4", "RANK_SIZE": "4",
-            "MS_WORKER_NUM": "4", "GROUP_RANK": str(node), "MS_NODE_RANK": str(node), "GROUP_WORLD_SIZE": "2",
+            "DEVICE_ID": str(local), "LOCAL_WORLD_SIZE": str(locals_), "WORLD_SIZE": "3", "RANK_SIZE": "3",
+            "MS_WORKER_NUM": "3", "GROUP_RANK": str(node), "MS_NODE_RANK": str(node), "GROUP_WORLD_SIZE": "2",
             "MASTER_ADDR": master, "MS_SCHED_HOST": master, "GLOO_SOCKET_IFNAME": "eth0", "TP_SOCKET_IFNAME": "eth0",
         }  # fmt: skip
         assert {name: env[name] for name in told} == told
         assert "NCCL_SOCKET_IFNAME" not in env
         table = json.loads(Path(env["RANK_TABLE_FILE"]).read_text())
         assert [server["server_id"] for server in table["server_list"]] == [hosts.net.address(0), hosts.net.address(1)]
-        assert [[d["rank_id"] for d in server["device"]] for server in table["server_list"]] == [["0", "1", "2"], ["3"]]
+        assert [[d["rank_id"] for d in server["device"]] for server in table["server_list"]] == [["0", "1"], ["2"]]
     assert len({(env["MASTER_PORT"], env["MSRUN_JOB_ID"], env["MS_SCHED_PORT"]) for env in envs}) == 1
 
 
@@ -68,64 +68,10 @@ def test_without_node_rank_hosts_are_numbered_by_address(hosts: TypedHosts, tmp_
     assert (logs / "worker_0.log").exists() and (logs / "node_1" / "worker_1.log").exists()
 
 
-@pytest.mark.slow
-def test_missing_host_is_named_on_every_host_that_came(hosts: TypedHosts) -> None:
-    words = ("--worker_num=6", "--local_worker_num=2", "--cluster_time_out=3", WORKERS / "wait.py")
-    for job in [hosts.start(host, *words, node=host) for host in (0, 1)]:
-        ended = job.finish()
-        assert ended.code == 124
-        (error,) = ended.errors
-        assert "--cluster_time_out 3: 4 of 6 registered, missing: ranks 4-5, from node 2 on" in error
-        assert f", {hosts.net.address(1)}) with 2" in error
-
-
 def test_absent_scheduler_is_named(hosts: TypedHosts) -> None:
     job = hosts.start(1, *TWO, "--cluster_time_out=0", WORKERS / "wait.py", node=1).finish()
     assert job.code == 124
     assert f"--cluster_time_out 0: no scheduler at {hosts.net.address(0)}:8118 (Connection refused)" in job.stderr
-
-
-@pytest.mark.slow
-def test_those_who_do_not_belong_are_refused_and_the_job_goes_on(hosts: TypedHosts, tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("right\n")
-    (tmp_path / "token").chmod(0o600)
-    right = ("--token_file=token", WORKERS / "record.py")
-    three = ("--worker_num=3", "--local_worker_num=1")
-    master = hosts.start(0, *three, *right, node=0, MSRUN_TOKEN="unused")
-    wait_until(lambda: "registered with 1 worker" in master.stderr, "the first host has come")
-    wrong = {
-        "wrong token": ([*three, "--node_rank=1", right[1]], {"MSRUN_TOKEN": "left"}),
-        "--worker_num 4, but 3 at the scheduler": (["--worker_num=4", *three[1:], "--node_rank=1", *right], {}),
-        "--max_restarts 1, but 0 at the scheduler": ([*three, "--node_rank=1", "--max_restarts=1", *right], {}),
-    }
-    refused = {reason: hosts.start(2, *words, **env) for reason, (words, env) in wrong.items()}
-    for reason, job in refused.items():
-        ended = job.finish()
-        assert ended.code == 3 and f"the scheduler has refused this host: {reason}" in ended.errors[0], ended
-    good = [hosts.start(1, *three, *right, node=1)]
-    wait_until(lambda: f", {hosts.net.address(1)}) registered" in master.stderr, "the second host has come")
-    doubled = hosts.start(2, *three, "--node_rank=1", *right).finish()
-    assert doubled.code == 3 and "--node_rank 1 is taken by node 1 (" in doubled.errors[0], doubled
-    good.append(hosts.start(2, *three, *right, node=2))
-    ended = master.finish()
-    assert [ended.code, *(job.finish().code for job in good)] == [0, 0, 0]
-    for reason in (*refused, "--node_rank 1 is taken by"):
-        assert reason in ended.stderr
-    assert not {"right", "unused"} & set(record(tmp_path, 0).values())
-
-
-@pytest.mark.slow
-def test_extra_host_is_refused_and_an_interrupt_on_one_host_ends_all(hosts: TypedHosts) -> None:
-    jobs = hosts.start_all([1, 1], WORKERS / "wait.py")
-    hosts.wait_for_workers(jobs, 2)
-    extra = hosts.start(2, *TWO, "--node_rank=1", WORKERS / "wait.py").finish()
-    assert extra.code == 3
-    assert "refused this host: an extra host: the job is complete with 2 workers on 2 hosts" in extra.stderr
-    jobs[1].send(signal.SIGINT)
-    for ended in [job.finish() for job in jobs]:
-        assert ended.code == 130
-        assert re.fullmatch(r"msrun: error: node 1 \(.*\): stopped by SIGINT", ended.errors[0])
-    assert "an extra host" in jobs[0].stderr
 
 
 @pytest.mark.parametrize("killed", one_fast(1, 0))
@@ -210,23 +156,6 @@ def test_hosts_meet_over_ipv6_too(hosts: TypedHosts, tmp_path: Path) -> None:
     assert (env["MASTER_ADDR"], env["GLOO_SOCKET_IFNAME"]) == (hosts.net.address6(0), "eth0")
 
 
-@pytest.mark.slow
-def test_whole_job_starts_again_on_all_hosts_with_a_fresh_store(hosts: TypedHosts, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        "import os, sys\nimport torch, torch.distributed as dist\n"
-        "dist.init_process_group('gloo')\nvalue = torch.ones(1)\ndist.all_reduce(value)\n"
-        "print('sum', value.item(), flush=True)\n"
-        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' and os.environ['RANK'] == '1':\n    os._exit(5)\n"
-        "dist.all_reduce(value)\nprint('sum', value.item())\ndist.destroy_process_group()\n"
-    )
-    ended = hosts.run_all([1, 1], "--max_restarts=1", "train.py")
-    for job in ended:
-        assert job.code == 0, job.stderr
-        assert "all 2 workers on 2 hosts finished successfully after restart 1" in job.stderr
-    assert "rank 1 on node 1 (" in ended[0].stderr
-    assert "sum 4.0" in (tmp_path / "log_output" / "worker_0.log").read_text()
-
-
 def write_table(net: HostNet, path: Path, ranks: Sequence[Sequence[int]]) -> None:
     servers = [
         {
@@ -250,8 +179,6 @@ def test_host_that_is_not_in_the_table_is_refused_before_anything_starts(hosts: 
 
     code, said = run(2)
     assert code == 2 and f"is none of its servers ({hosts.net.address(0)}, {hosts.net.address(1)})" in said
-    code, said = run(1, "--worker_num=8")
-    assert code == 2 and "--worker_num 8: --rank_table_file" in said
     code, said = run(1, "--dry_run")
     assert code == 0 and "2 workers on 2 hosts" in said and all(hosts.net.address(host) in said for host in (0, 1))
 

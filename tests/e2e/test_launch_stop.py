@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
-from job_runner import REPOSITORY, WORKERS, Finished, JobRunner, Running, is_alive, wait_until
+from job_runner import REPOSITORY, WORKERS, Finished, JobRunner, RunHere, Running, is_alive, wait_until
 
 HOLDER = """
 import signal, sys, time
@@ -126,9 +126,9 @@ def test_only_the_job_of_that_directory_is_ended(msrun: JobRunner, tmp_path: Pat
     assert jobs["two"].finish().code == 128 + signal.SIGTERM
 
 
-def test_job_of_another_host_is_left_alone(msrun: JobRunner, tmp_path: Path) -> None:
+def test_job_of_another_host_is_left_alone(msrun_here: RunHere, tmp_path: Path) -> None:
     with holder(tmp_path, host="elsewhere") as process:
-        stopped = stop(msrun, tmp_path)
+        stopped = msrun_here("--stop", "log_output", cwd=tmp_path)
         assert process.poll() is None
     assert stopped.code == 3
     assert re.fullmatch(
@@ -138,6 +138,7 @@ def test_job_of_another_host_is_left_alone(msrun: JobRunner, tmp_path: Path) -> 
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begin", one_fast("import os\ndel os.pidfd_open\n", ""), ids=["no pidfd", "pidfd"])
 def test_job_that_does_not_end_is_named_with_a_way_out(msrun: JobRunner, tmp_path: Path, begin: str) -> None:
     command = [*IMPATIENT[:2], begin + IMPATIENT[2]]

@@ -7,36 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import json
-import random
 import re
 import signal
 import socket
 import struct
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from host_net import HostNet, TypedHosts
+from host_net import TypedHosts
 from job_runner import REPOSITORY, WORKERS, Finished, JobRunner, Running, wait_until
 from tls_files import PASSWORDS, Authority, TlsFolder
 
-PORT = 8118
 TWO = ("--worker_num=2", "--local_worker_num=1")
 DOCUMENT = REPOSITORY / "docs" / "how-to" / "security.md"
-
-
-@pytest.fixture
-def job(hosts: TypedHosts, tmp_path: Path) -> Iterator[list[Running]]:
-    """A job of two hosts that runs; at the end both of its halves still do, and hear an interrupt."""
-    (tmp_path / "token").write_text("between us\n")
-    (tmp_path / "token").chmod(0o600)
-    jobs = hosts.start_all([1, 1], "--token_file=token", WORKERS / "wait.py")
-    hosts.wait_for_workers(jobs, 2)
-    yield jobs
-    assert [running.process.poll() for running in jobs] == [None, None], [running.stderr for running in jobs]
-    jobs[1].send(signal.SIGINT)
-    assert [running.finish().code for running in jobs] == [130, 130]
 
 
 @pytest.fixture(scope="module")
@@ -47,59 +31,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run(["sh", "-ec", commands], cwd=folder, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return folder
-
-
-def framed(body: bytes) -> bytes:
-    return struct.pack("!I", len(body)) + body
-
-
-def register(said: str) -> bytes:
-    """Return what a host of an earlier protocol says of itself, all of it in the clear."""
-    return framed(b'{"type":"register","nonce":"00","proof":"00","request":%s}' % said.encode())
-
-
-def say(net: HostNet, *pieces: bytes) -> None:
-    """Connect from the second host, speak, and listen until the scheduler hangs up or has nothing more to say."""
-    place = (net.address(0), PORT)
-    with net.inside(1), socket.create_connection(place, timeout=0.5) as stream, contextlib.suppress(OSError):
-        for piece in pieces:
-            stream.sendall(piece)
-        while stream.recv(1 << 16):
-            pass
-
-
-def hello() -> bytes:
-    return framed(b'{"type":"hello","protocol":3,"nonce":"%s"}' % (b"0" * 64))
-
-
-def test_nothing_that_a_stranger_sends_ends_the_job(host_net: HostNet, job: list[Running]) -> None:
-    for depth in range(960, 1000, 3):  # json.loads still takes it; json.dumps, a little deeper in the stack, does not
-        say(host_net, register('{"protocol":2,"a":' + "[" * depth + "]" * depth + "}"))
-        say(host_net, register('{"protocol":' + "[" * depth + "]" * depth + "}"))
-    say(host_net, register('{"protocol":2,"a":%s}' % ("9" * 4000)))
-    for body in (
-        b'{"a":' + b"[" * 980 + b"]" * 980 + b"}",
-        b"[" * 4000,
-        b'{"type":"failed","attempt":0}',
-        random.Random(1).randbytes(4000),
-    ):
-        say(host_net, hello(), framed(body), framed(body))
-    say(host_net, b"\x16\x03\x01" + bytes(200))
-    say(host_net, struct.pack("!I", 0), struct.pack("!I", 1 << 31))
-    assert "refused" in job[0].stderr
-
-
-@pytest.mark.slow
-def test_flood_of_silent_connections_leaves_descriptors_and_the_port(host_net: HostNet, job: list[Running]) -> None:
-    place = (host_net.address(0), PORT)
-    with contextlib.ExitStack() as held:
-        with host_net.inside(1):
-            for _ in range(600):
-                held.enter_context(socket.create_connection(place, timeout=5))
-        descriptors = Path("/proc", str(job[0].pid), "fd")
-        wait_until(lambda: len(list(descriptors.iterdir())) < 200, "most of the silent ones are sent away", 10)
-        with host_net.inside(1), socket.create_connection(place, timeout=5) as stream:
-            assert b'"hello"' in stream.recv(4096), "somebody new is still heard"
 
 
 STORE_HELLO, SET = b"\0" + struct.pack("<I", 0x3C85F7CE), b"\1"

@@ -100,6 +100,7 @@ def test_signal_in_each_phase_of_the_start_starts_nobody_more(msrun: JobRunner, 
     assert_nobody_more_was_started(start, phase)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", one_fast(*PHASES))
 def test_killed_launcher_in_each_phase_of_the_start_leaves_nothing(
     msrun: JobRunner, tmp_path: Path, phase: str
@@ -168,6 +169,7 @@ def start_family(msrun: JobRunner, cwd: Path) -> tuple[Running, list[int]]:
     return job, [int(file.read_text()) for file in files]
 
 
+@pytest.mark.slow
 def test_children_and_daemons_of_workers_go_with_the_job_that_ends_well(msrun: JobRunner, tmp_path: Path) -> None:
     job, family = start_family(msrun, tmp_path)
     (tmp_path / "go").touch()
@@ -175,6 +177,7 @@ def test_children_and_daemons_of_workers_go_with_the_job_that_ends_well(msrun: J
     assert not [pid for pid in family if is_alive(pid)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", one_fast("fork server", "scheduler"))
 def test_killed_process_of_its_own_ends_the_job_and_is_named(msrun: JobRunner, tmp_path: Path, role: str) -> None:
     job, family = start_family(msrun, tmp_path)
@@ -187,15 +190,6 @@ def test_killed_process_of_its_own_ends_the_job_and_is_named(msrun: JobRunner, t
     else:
         assert "the scheduler ended (signal SIGKILL)" in line and str(finished.log_dir / "scheduler.log") in line
     assert not [pid for pid in family if is_alive(pid)]
-
-
-@pytest.mark.slow
-def test_killed_launcher_that_ignores_hangups_takes_everything_with_it(msrun: JobRunner, tmp_path: Path) -> None:
-    job = msrun.start("--worker_num=2", WORKERS / "wait.py", cwd=tmp_path, prefix=["nohup"])
-    job.wait_for(*(tmp_path / f"ready_{rank}" for rank in range(2)))
-    job.send(signal.SIGKILL)
-    job.finish()
-    msrun.prove_nothing_left()
 
 
 DAEMON = """

@@ -95,9 +95,9 @@ while not os.path.exists("go"):
 sys.stderr.write("\\r 20%|## |\\r100%|###|\\n")
 """
 BYTES = b"epoch 1\n\r 10%|#  |\r 20%|## |\r100%|###|\n"
-SHORT_STATES = "import msrun.launch.directory.worker_log as t, msrun.cli; t.STATE_S = 0.0; msrun.cli.main()"
 
 
+@pytest.mark.slow
 def test_bar_on_a_terminal_is_redrawn_in_place_and_stays_with_its_last_state(msrun: JobRunner, tmp_path: Path) -> None:
     (tmp_path / "bar.py").write_text(BAR)
     with closing(Terminal(msrun, tmp_path, "--worker_num=2", "bar.py")) as terminal:
@@ -109,6 +109,7 @@ def test_bar_on_a_terminal_is_redrawn_in_place_and_stays_with_its_last_state(msr
         assert terminal.text.count(b"100%|###|\r\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", one_fast("--worker_num=1", "--rehearse=2x1"))
 def test_raw_bytes_come_unchanged_and_at_once(msrun: JobRunner, tmp_path: Path, where: str) -> None:
     (tmp_path / "bar.py").write_text(BAR)
@@ -126,21 +127,6 @@ def test_raw_bytes_come_unchanged_and_at_once(msrun: JobRunner, tmp_path: Path, 
         assert text == begin, "while the worker waits"
         (tmp_path / "go").touch()
         assert text + stream.readall() == BYTES
-    assert job.wait(DEADLINE_S) == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("where", one_fast("--worker_num=1", "--rehearse=2x1"))
-def test_bar_in_a_pipe_is_a_line_now_and_then(msrun: JobRunner, tmp_path: Path, where: str) -> None:
-    (tmp_path / "bar.py").write_text(BAR)
-    words = [sys.executable, "-c", SHORT_STATES, where, f"--forward_env={MARK}", "--quiet", "bar.py"]
-    job = subprocess.Popen(words, cwd=tmp_path, env=msrun.environ(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    assert job.stdout is not None
-    assert [job.stdout.readline() for _ in range(2)] == [b"epoch 1\n", b" 10%|#  |\n"], "while the worker waits"
-    (tmp_path / "go").touch()
-    rest = job.stdout.read().splitlines()
-    assert rest[-1] == b"100%|###|" and rest.count(b"100%|###|") == 1
-    job.stdout.close()
     assert job.wait(DEADLINE_S) == 0
 
 
@@ -229,6 +215,7 @@ def test_a_pause_loses_nothing(start: Start, tmp_path: Path) -> None:
     assert [int(line.split()[0]) for line in text.splitlines()] == list(range(4000))
 
 
+@pytest.mark.slow
 def test_a_flood_is_shown_whole(msrun: JobRunner, tmp_path: Path) -> None:
     """More than any queue holds, as fast as it comes."""
     (tmp_path / "flood.py").write_text(
@@ -256,6 +243,7 @@ def without(streams: str) -> tuple[str, ...]:
     return ("sh", "-c", f'exec "$0" -m msrun "$@" {streams}', sys.executable)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streams", one_fast(*reversed(CLOSINGS)))
 def test_job_whose_streams_are_closed_ends_with_its_own_status(msrun: JobRunner, tmp_path: Path, streams: str) -> None:
     """As with /dev/null in their place."""

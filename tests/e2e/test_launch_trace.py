@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from job_runner import DEADLINE_S, REPOSITORY, WORKER_IMPORTS, WORKER_PATH, JobRunner, RunHere, wait_until
+from job_runner import DEADLINE_S, REPOSITORY, WORKER_IMPORTS, WORKER_PATH, JobRunner, wait_until
 
 from msrun.launch.metrics_file import Family, render_families
 from msrun.launch.trace import LAUNCHER, PROCESS, STEPS, WAITS, build_trace
@@ -103,21 +103,6 @@ def test_worker_that_is_killed_leaves_what_it_did_before(msrun: JobRunner, tmp_p
     assert [step["name"] for step in found[0, STEPS]][:1] == ["step 1"]
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["nowhere"], "msrun trace {cwd}/nowhere: no such directory; give the --log_dir of a job"),
-        (["file"], "msrun trace {cwd}/file: is a file; give the --log_dir of a job"),
-        (["."], "msrun trace {cwd}: no job has used it; give the --log_dir of a job"),
-        ([], "Missing argument 'LOG_DIR'; see msrun trace --help"),
-    ],
-)
-def test_wrong_words_are_refused(msrun_here: RunHere, tmp_path: Path, words: list[str], text: str) -> None:
-    (tmp_path / "file").touch()
-    done = msrun_here("trace", *words, cwd=tmp_path)
-    assert (done.code, done.stderr) == (2, f"msrun: error: {text.format(cwd=tmp_path)}\n")
-
-
 def lines(*values: object) -> bytes:
     return "".join(json.dumps(value) + "\n" for value in values).encode()
 
@@ -197,14 +182,6 @@ def test_file_tells_of_every_rank_while_the_job_runs_and_of_its_end(msrun: JobRu
     assert not [name for name, _ in ended if name.startswith("msrun_worker_")]
     assert [entry.name for entry in tmp_path.glob("*.prom*")] == ["job.prom"]
     assert not list(tmp_path.glob(".*"))
-
-
-def test_file_that_cannot_be_written_is_refused_at_once(msrun_here: RunHere, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("open('started', 'w')")
-    finished = msrun_here("--worker_num=1", "--metrics_file=nowhere/job.prom", "train.py", cwd=tmp_path)
-    assert (finished.code, len(finished.stderr.splitlines())) == (2, 1)
-    assert f"--metrics_file {tmp_path}/nowhere/job.prom: cannot be written" in finished.stderr
-    assert not (tmp_path / "started").exists()
 
 
 def test_odd_labels_and_numbers_come_through() -> None:

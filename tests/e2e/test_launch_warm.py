@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
-from job_runner import REPOSITORY, Finished, JobRunner, RunHere, Running, is_alive, parent_of, wait_until
+from job_runner import REPOSITORY, Finished, JobRunner, Running, is_alive, parent_of, wait_until
 
 SCRIPT = """\
 import os, sys
@@ -143,16 +143,3 @@ def test_server_that_nobody_asks_ends(warm: Warm) -> None:
     warm.run("--warm_time=0.3", warm.script())
     wait_until(lambda: not warm.servers(), "0.3 s are over")
     assert not [*warm.folder.glob("run*/*/*.sock")]
-
-
-@pytest.mark.parametrize(
-    ("words", "error"),
-    [
-        (("--warm=stop", "x.py"), "--warm=stop: ends what earlier jobs have left; leave SCRIPT out"),
-        (("--warm_time=0", "x.py"), "--warm_time 0: must be more than 0 seconds"),
-    ],
-)
-def test_senseless_words_are_refused(msrun_here: RunHere, tmp_path: Path, words: tuple[str, ...], error: str) -> None:
-    (tmp_path / "x.py").touch()
-    job = msrun_here(*words, cwd=tmp_path)
-    assert (job.code, job.errors) == (2, [f"msrun: error: {error}"])

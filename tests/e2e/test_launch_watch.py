@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from job_runner import JobRunner, RunHere, Running, wait_until
+from job_runner import JobRunner, Running, wait_until
 from terminal import Terminal
 
 SCRIPT = """
@@ -110,20 +110,3 @@ def test_reader_that_has_enough_is_no_error(msrun: JobRunner, job: Running, tmp_
     assert (ended.code, ended.stderr) == (0, "")
     (tmp_path / "go").touch()
     assert job.finish().code == 0
-
-
-@pytest.mark.parametrize(
-    ("words", "pattern"),
-    [
-        (["--watch"], "--watch: shows a job that was started before; give its --status LOG_DIR, too"),
-        (["--json", "train.py"], "--json: shows a job that was started before; give its --status LOG_DIR, too"),
-        (["--status", "--json"], "--status --json: give the --log_dir of a job after --status"),
-        (["--status", ".", "--watch=never"], "--watch: 'never': give a number of seconds, 0.1 to 86400"),
-        (["--status", ".", "--watch=0"], "--watch: '0': give a number of seconds, 0.1 to 86400"),
-        (["--status", "nowhere", "--watch"], r"--status \S*/nowhere: no such directory; give the --log_dir of a job"),
-    ],
-)
-def test_wrong_words_are_refused(msrun_here: RunHere, tmp_path: Path, words: list[str], pattern: str) -> None:
-    finished = msrun_here(*words, cwd=tmp_path)
-    assert finished.code == 2
-    assert re.fullmatch(f"msrun: error: {pattern}\n", finished.stderr)

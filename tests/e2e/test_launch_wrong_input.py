@@ -9,6 +9,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from asked_cases import one_fast, slow_but
 from job_runner import WORKERS, JobRunner, RunHere
 
 TABLE = {
@@ -112,6 +113,56 @@ WRONG = {
         r"--worker_num 2: --rank_table_file .*one\.json says 1 ",
     ),
     "devices": (["--device_target=gpu", "train.py"], r"1 worker but 0 gpu devices visible .*--device_target cpu"),
+    "log size": (
+        ["--log_max_bytes=big", "train.py"],
+        r"--log_max_bytes big: not a size; give bytes, or .* such as 100M",
+    ),
+    "log number": (["--log_keep=all", "train.py"], r"--log_keep: 'all' is not a valid integer"),
+    "split and rotated": (["--log_split", "--log_max_bytes=1M", "train.py"], r"a log that is rotated has both streams"),
+    "once and raw": (["--log_once", "--raw", "train.py"], r"that shows bytes"),
+    "time at a terminal": (["--log_time", "--interactive", "train.py"], r"a rank's terminal shows all"),
+    "terminal of no rank": (
+        ["--worker_num=2", "--interactive=2", "train.py"],
+        r"--interactive=2: no such rank; the ranks of this job are 0 to 1",
+    ),
+    "terminal of no number": (["--interactive=one", "train.py"], r"--interactive: 'one': give the number of a rank"),
+    "terminal in the background": (
+        ["--interactive", "--join=False", "train.py"],
+        r"--interactive=0 and --join=False: ",
+    ),
+    "terminal of several": (
+        ["--worker_num=2", "--local_worker_num=1", "--master_addr=10.0.0.1", "--interactive", "train.py"],
+        r"--interactive=0: not where msrun is started on each host",
+    ),
+    "warm servers and a script": (["--warm=stop", "train.py"], r"--warm=stop: ends what earlier jobs have left; leave"),
+    "warm for no time": (["--warm_time=0", "train.py"], r"--warm_time 0: must be more than 0 seconds"),
+    "no signal": (["--signals=USR3", "train.py"], r"--signals USR3: USR3 cannot be passed on \(did you mean USR2"),
+    "signal that ends": (["--signals=TERM", "train.py"], r"--signals TERM: TERM cannot be passed on; give none"),
+    "signal by number": (["--signals=9", "train.py"], r"--signals 9: 9 cannot be passed on"),
+    "cores of no device": (
+        ["--worker_num=2", '--bind_core={"device2": ["0"]}', "train.py"],
+        r"'device2' is no device here; there are devices 0-1",
+    ),
+    "cores that are none": (
+        ['--bind_core={"device0": ["1000"]}', "train.py"],
+        r"'device0' names CPU 1000, which does",
+    ),
+    "line break in cores": (['--bind_core={"device0":\n["x"]}', "train.py"], r"'x' is no CPU number"),
+    "memory of a file": (["--bind_numa=bind.json", "train.py"], r"--bind_numa: 'bind\.json': give True or False"),
+    "host with a shell": (["--hosts=h1;id", "train.py"], r"--hosts: 'h1;id' is neither a host name nor an address"),
+    "host as an option": (["--hosts=-oProxyCommand=id", "train.py"], r"--hosts: '-oProxyCommand=id' starts with '-'"),
+    "tail of hosts": (
+        ["--hosts=h1:2,h2:2", "--tail_worker_log=4", "train.py"],
+        r"--tail_worker_log 4: .*ranks are 0 to 3",
+    ),
+    "python of hosts": (
+        ["--hosts=h1", "--python=python3", "train.py"],
+        r"python 'python3' is no absolute path; give the",
+    ),
+    "value forwarded": (["--hosts=h1", "--forward_env=A=1", "train.py"], r"'A=1': .*--env gives a variable a value"),
+    "home forwarded": (["--hosts=h1", "--forward_env=HOME", "train.py"], r"--forward_env HOME: belongs to this host"),
+    "SSH to nobody": (["--ssh", "train.py"], r"--ssh: no hosts are given"),
+    "logs of hosts in a file": (["--hosts=h1", "--log_dir=plain", "train.py"], r"plain is a file; give a directory"),
     "line break in a name": (["a\nb.py"], r"a\\nb\.py: no such file"),
     "words of the script are not ours": (["no.py", "--debug"], r"no\.py: no such file"),
 }
@@ -149,7 +200,7 @@ def test_wrong_input_is_refused_in_one_line(msrun_here: RunHere, cwd: Path, name
     assert listing(cwd) == before
 
 
-@pytest.mark.parametrize("name", ["missing script", "table with a rank twice"])
+@pytest.mark.parametrize("name", one_fast("missing script", "table with a rank twice"))
 def test_own_process_ends_with_the_same_line(msrun: JobRunner, msrun_here: RunHere, cwd: Path, name: str) -> None:
     assert msrun.run(*WRONG[name][0], cwd=cwd) == msrun_here(*WRONG[name][0], cwd=cwd)
 
@@ -158,7 +209,7 @@ DRY_RUN_EXCEPTIONS = {"log dir cannot be made", "dry run", "option without its v
 """What only an attempt can show, and what takes away the option itself."""
 
 
-@pytest.mark.parametrize("name", [name for name in WRONG if name not in DRY_RUN_EXCEPTIONS])
+@pytest.mark.parametrize("name", slow_but(("missing script", "env rank", "devices"), WRONG.keys() - DRY_RUN_EXCEPTIONS))
 def test_a_dry_run_refuses_what_a_run_refuses(msrun_here: RunHere, cwd: Path, name: str) -> None:
     arguments, pattern = WRONG[name]
     finished = msrun_here("--dry_run", *arguments, cwd=cwd)
@@ -187,6 +238,7 @@ def test_free_port_that_was_asked_for_is_taken(msrun: JobRunner, tmp_path: Path)
     assert json.loads((tmp_path / "record_0.json").read_text())["env"]["MASTER_PORT"] == str(port)
 
 
+@pytest.mark.slow
 def test_file_that_may_not_grow_is_reported_and_the_job_ends(msrun: JobRunner, tmp_path: Path) -> None:
     none = msrun.run("--worker_num=1", WORKERS / "flood.py", "10", cwd=tmp_path, prefix=["prlimit", "--fsize=1000"])
     assert none.code == 2 and "File too large" in none.stderr
@@ -195,7 +247,7 @@ def test_file_that_may_not_grow_is_reported_and_the_job_ends(msrun: JobRunner, t
     assert some.code in (1, 120) and "failed first" in some.stderr
 
 
-@pytest.mark.parametrize("words", [["--dry_run", "train.py"], ["--stop=logs"]])
+@pytest.mark.parametrize("words", one_fast(["--dry_run", "train.py"], ["--stop=logs"]))
 def test_current_directory_that_has_been_removed_is_named(msrun: JobRunner, tmp_path: Path, words: list[str]) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asked_cases import one_fast
 from fleet import FleetRunner
-from job_runner import WORKER_IMPORTS, WORKERS, Finished, Running
+from job_runner import WORKER_IMPORTS, WORKERS, Finished, RunHere, Running
 from rehearsal import Rehearsals
 
 LOSS = re.compile(rb"^epoch: (\d+) step: (\d+), loss is (\S+)$", re.MULTILINE)
@@ -62,26 +63,37 @@ def kill_agent(rehearsals: Rehearsals, number: int) -> None:
     os.kill(rehearsals.agent(number), signal.SIGKILL)
 
 
-def test_spare_host_takes_the_place_of_a_lost_one(rehearsals: Rehearsals, script: Path) -> None:
+@pytest.mark.parametrize("how", one_fast("drained", "killed"))
+def test_spare_host_takes_the_place_of_a_lost_one(
+    rehearsals: Rehearsals, msrun_here: RunHere, script: Path, how: str
+) -> None:
     """Logs, table, plan and environment are those of the new hosts; what was before is kept."""
     job = rehearsals.start("3x1", "--spares=1", "--max_restarts=3", script)
     first = records(rehearsals, job, 0, 2)
     assert {tuple(record["hosts"]) for record in first} == {("127.0.0.2", "127.0.0.3")}
     stays = rehearsals.agent(1)
-    kill_agent(rehearsals, 0)
+    if how == "killed":
+        kill_agent(rehearsals, 0)
+    else:
+        stranger = msrun_here("drain", "host7", cwd=rehearsals.cwd)
+        assert (stranger.code, len(stranger.errors)) == (2, 1)
+        assert "host7: the job has no such host" in stranger.stderr and "host0, host1" in stranger.stderr
+        asked = msrun_here("drain", "host0", cwd=rehearsals.cwd)
+        assert asked.code == 0 and b"host0 leaves job" in asked.stdout, asked.stderr
     second = records(rehearsals, job, 1, 2)
     assert {tuple(record["hosts"]) for record in second} == {("127.0.0.3", "127.0.0.4")}
     assert [record["TORCHELASTIC_MAX_RESTARTS"] for record in first + second] == ["3"] * 4
     assert rehearsals.agent(1) == stays, "the agent of a host that is well stays"
     ended = end_well(rehearsals, job, 1)
-    assert "msrun: restart 1 of 3: starting again on host1, host2\n" in ended.stderr
+    assert "starting again on host1, host2" in ended.stderr
     assert "all 2 workers on 2 hosts finished successfully after restart 1 in " in ended.stderr
     assert [host["name"] for host in ended.read_json("plan.json")["hosts"]] == ["host1", "host2"]
     assert [ended.log(rank) for rank in range(2)] == [b"attempt 1\n"] * 2
     assert (ended.log_dir / "worker_0.attempt_0.log").read_bytes() == b"attempt 0\n"
     assert [event["attempt"] for event in ended.events if event["event"] == "restarting"] == [1]
-    status = rehearsals.runner.start("--status", "log_output", cwd=rehearsals.cwd).finish()
-    assert "hosts host1, host2" in status.stdout.decode() and "started again" in status.stdout.decode()
+    status = msrun_here("--status", "log_output", cwd=rehearsals.cwd).stdout.decode()
+    assert "hosts host1, host2" in status and "started again" in status
+    assert msrun_here("drain", "host1", cwd=rehearsals.cwd).code == 2, "it is over"
 
 
 @pytest.mark.slow
@@ -103,23 +115,6 @@ def test_host_that_leaves_by_a_signal_is_replaced_and_its_workers_may_save(
     ended = end_well(rehearsals, job, 1)
     assert "host1, 127.0.0.3): stopped by SIGTERM\n" in ended.stderr
     assert "starting again on host0, host2; left by a signal: host1\n" in ended.stderr
-
-
-def test_a_host_is_taken_out_of_the_job_by_its_name(rehearsals: Rehearsals, script: Path) -> None:
-    job = rehearsals.start("3x1", "--max_restarts=1", "--min_hosts=2", script)
-    records(rehearsals, job, 0, 3)
-
-    def drain(host: str) -> Finished:
-        return rehearsals.runner.start("drain", host, cwd=rehearsals.cwd).finish()
-
-    stranger = drain("host7")
-    assert (stranger.code, len(stranger.errors)) == (2, 1)
-    assert "host7: the job has no such host" in stranger.stderr and "host0, host1, host2" in stranger.stderr
-    asked = drain("host1")
-    assert asked.code == 0 and b"host1 leaves job" in asked.stdout, asked.stderr
-    assert [seen["hosts"] for seen in records(rehearsals, job, 1, 2)] == [["127.0.0.2", "127.0.0.4"]] * 2
-    end_well(rehearsals, job, 1)
-    assert drain("host0").code == 2, "it is over"
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import sys
 import device_cases
 import pytest
 from asked_cases import one_fast
-from job_runner import WORKER_IMPORTS, WORKER_PATH, WORKERS, wait_until
+from job_runner import WORKER_IMPORTS, WORKER_PATH, WORKERS
 from only_cases import ONLY_CASES
 from plans import without_what_is_chosen_at_start
 from rank_tables import plain_table
@@ -56,68 +56,19 @@ def test_workers_see_hosts_of_their_own(rehearsals: Rehearsals) -> None:
     assert fleet == [("host0", "127.0.0.2"), ("host1", "127.0.0.3")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "code"), one_fast(("SIGSEGV", 139), ("raise", 1)))
 def test_first_failed_worker_ends_the_job_on_every_host(rehearsals: Rehearsals, how: str, code: int) -> None:
-    job = rehearsals.run("3x2", WORKERS / "end.py", "3", how)
+    job = rehearsals.run("2x2", WORKERS / "end.py", "3", how)
     assert job.code == code
     words = r"msrun: error: rank 3 on node 1 \(host1, 127\.0\.0\.3\) failed first: (exit code 1|signal SIGSEGV)"
     assert re.match(words, job.errors[0])
     assert re.search(r"\n  ranks 0-.* (not started|stopped by msrun)", job.stderr)
     failure = job.read_json("failure.json")
     assert failure["first_failure"]["log"] == str(job.log_dir / "worker_3.log")
-    assert [other["global_rank"] for other in failure["others"]] == [0, 1, 2, 4, 5]
+    assert [other["global_rank"] for other in failure["others"]] == [0, 1, 2]
     if how == "raise":
         assert "  | RuntimeError: the loss is gone" in job.stderr
-
-
-@pytest.mark.slow
-def test_job_starts_again_on_the_same_hosts_and_keeps_all_logs(rehearsals: Rehearsals) -> None:
-    """A spare host is for a lost one alone."""
-    job = rehearsals.run("4x1", "--spares=1", "--max_restarts=1", WORKERS / "attempt.py", "code=7:1")
-    assert job.code == 0, job.stderr
-    assert [host["name"] for host in job.read_json("plan.json")["hosts"]] == ["host0", "host1", "host2"]
-    assert "all 3 workers on 3 hosts finished successfully after restart 1 in " in job.stderr
-    for rank in range(3):
-        assert job.log(rank) == b"rank %d in attempt 1\n" % rank
-        assert (job.log_dir / f"worker_{rank}.attempt_0.log").read_bytes() == b"rank %d in attempt 0\n" % rank
-    assert [event["event"] for event in job.events].count("restarting") == 1
-
-
-@pytest.mark.slow
-def test_killed_launcher_takes_every_host_with_it(rehearsals: Rehearsals) -> None:
-    job = rehearsals.start("2x1", "--heartbeat_time_out=3", WORKERS / "wait.py")
-    rehearsals.wait_for_workers(job, 2)
-    status = rehearsals.runner.start("--status", "log_output", cwd=rehearsals.cwd).finish()
-    assert status.code == 0 and "hosts host0, host1" in status.stdout.decode()
-    job.send(signal.SIGKILL)
-    assert job.finish().code == -signal.SIGKILL
-    rehearsals.runner.prove_nothing_left(deadline_s=30.0)
-
-
-MUCH_OUTPUT = """
-import os, sys, time
-if os.environ["RANK"] == "0":
-    sys.stdout.write("".join(f"{number:07d}\\n" for number in range(1 << 20)))
-    sys.stdout.flush()
-    open("written", "w").close()
-time.sleep(600)
-"""
-
-
-@pytest.mark.slow
-def test_host_keeps_no_second_copy_of_what_the_launcher_has_and_loses_nothing(rehearsals: Rehearsals) -> None:
-    program = rehearsals.cwd / "much_output.py"
-    program.write_text(MUCH_OUTPUT)
-    job = rehearsals.start("2x1", "--tail_worker_log=none", program)
-    job.wait_for(rehearsals.cwd / "written")
-    (log,) = rehearsals.runner.temporary.glob("msrun-spool-*-0/worker_0.log")
-    size = log.stat().st_size
-    assert size == 8 << 20
-    wait_until(lambda: 512 * log.stat().st_blocks < 3 << 20, "what is at home takes no disk on the host")
-    os.kill(rehearsals.agent(0), signal.SIGKILL)
-    ended = job.finish()
-    assert ended.code == 3
-    assert ended.log(0) == b"".join(b"%07d\n" % number for number in range(1 << 20))
 
 
 @pytest.mark.slow

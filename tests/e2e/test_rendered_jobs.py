@@ -206,6 +206,7 @@ def test_a_pod_asked_to_stop_lets_its_workers_save_and_says_so(cluster: Start, w
     assert all((tmp_path / f"goodbye_{rank}").exists() for rank in range(4))
 
 
+@pytest.mark.slow
 def test_wrong_input_has_the_status_that_ends_the_job_for_good(cluster: Start, tmp_path: Path) -> None:
     pods = cluster("jobset", "absent.py", cluster_time_out=5, max_restarts=1)
     jobs = pods.start(tmp_path, {})

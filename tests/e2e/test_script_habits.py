@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asked_cases import asked_keys, every_third_fast
 from job_runner import DEADLINE_S, REPOSITORY, JobRunner, wait_until
 
 HABITS = Path(__file__).parents[1] / "workers" / "habits"
@@ -210,7 +211,7 @@ def params(keys: Any, is_fast: Callable[[str, str], bool], starts: Any = STARTS)
     ]
 
 
-@pytest.mark.parametrize(("start", "name"), params(FACTS, lambda start, _: start != "warm"))
+@pytest.mark.parametrize(("start", "name"), params(FACTS, lambda start, _: start == "fork"))
 def test_a_script_finds_what_python_gives_it(facts: Callable[[str], dict[str, Any]], start: str, name: str) -> None:
     found, expected = facts(start)[name], facts("python")[name]
     by_design = {**FACTS_BY_DESIGN, **(FORKED_FACTS_BY_DESIGN if start in FORKED else {})}
@@ -231,13 +232,15 @@ def programs_of(kind: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def as_ranks(scripts: Scripts) -> Callable[[str, str], dict[str, Outcome]]:
-    """The programs of a file of tests/workers/habits, each as a rank of one job; interrupted ones by SIGINT to it."""
+def as_ranks(request: pytest.FixtureRequest, scripts: Scripts) -> Callable[[str, str], dict[str, Outcome]]:
+    """The programs that chosen tests ask for, each as a rank of one job; interrupted ones by SIGINT to it."""
+    names_asked = asked_keys(request, "name")
 
     @functools.cache
     def of(kind: str, how: str) -> dict[str, Outcome]:
-        home = scripts.place(f"{kind}, {how}", "each_rank_another.py", **programs_of(kind))
-        names = sorted(programs_of(kind))
+        programs = {name: text for name, text in programs_of(kind).items() if name in names_asked}
+        home = scripts.place(f"{kind}, {how}", "each_rank_another.py", **programs)
+        names = sorted(programs)
         words = (home / "each_rank_another.py", *(home / f"{name}.py" for name in names))
         ready = [f"{name}.py/ready" for name in names] if kind == "interrupted" else []
         if how == "python":
@@ -288,7 +291,7 @@ def assert_equal(start: str, name: str, found: Outcome, expected: Outcome) -> No
     assert found == expected
 
 
-@pytest.mark.parametrize("name", sorted(programs_of("ends")))
+@pytest.mark.parametrize("name", every_third_fast(sorted(programs_of("ends"))))
 def test_a_program_that_ends_well_leaves_what_it_leaves_under_python(as_ranks: Any, name: str) -> None:
     assert_equal("fork", name, as_ranks("ends", "fork")[name], as_ranks("ends", "python")[name])
 
@@ -316,7 +319,7 @@ ALONE: dict[str, tuple[str, tuple[str, ...]]] = {
     for name in PROGRAMS
     for words in [(word,) for word in ARGUMENTS.get(name, ())] or [()]
 }
-FAST_ALONE = (*("exit_text", "uncaught_error", "keyboard_interrupt", "pool_spawn"),)
+FAST_ALONE = ("exit_text", "uncaught_error", "keyboard_interrupt")
 OF_A_JOB = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
 
 

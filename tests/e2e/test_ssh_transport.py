@@ -133,6 +133,7 @@ def test_host_is_known_by_the_certificate_of_an_authority(ssh_net: SshNet, launc
     assert " is unknown: host2 is not in known_hosts" in launcher.refused("host2", f"{alone}\nHostKeyAlias host2")
 
 
+@pytest.mark.slow
 def test_user_is_let_in_by_a_certificate(ssh_net: SshNet, launcher: Launcher, tmp_path: Path) -> None:
     (tmp_path / "me.pub").write_text(make_key(tmp_path / "me") + "\n")
     only = tmp_path / "only"
@@ -146,6 +147,7 @@ def test_user_is_let_in_by_a_certificate(ssh_net: SshNet, launcher: Launcher, tm
     assert launcher.says("host0", config_file=only) == "host0"
 
 
+@pytest.mark.slow
 def test_rules_of_ssh_config_are_those_of_ssh(ssh_net: SshNet, launcher: Launcher, tmp_path: Path) -> None:
     (tmp_path / "more").write_text(
         f'Match originalhost friend exec "test %n = friend"\n HostName {ssh_net.address(0)}\n'
@@ -160,6 +162,7 @@ def test_rules_of_ssh_config_are_those_of_ssh(ssh_net: SshNet, launcher: Launche
     assert f"is revoked ({revoked})" in launcher.refused("host0", f"RevokedHostKeys {revoked}")
 
 
+@pytest.mark.slow
 def test_connection_that_a_user_has_opened_is_shared(ssh_net: SshNet, launcher: Launcher, tmp_path: Path) -> None:
     text = f"Host host0\n ControlPath {tmp_path}/master\n"
     launcher.connector(text)
@@ -189,6 +192,7 @@ def test_host_is_reached_by_alias_address_port_and_user(ssh_net: SshNet, launche
     assert "Accepted publickey for nobody" in ssh_net.server_log(0)
 
 
+@pytest.mark.slow
 def test_jump_hosts_lead_to_the_next(ssh_net: SshNet, launcher: Launcher) -> None:
     known = (ssh_net.client / "known_hosts").read_text()
     (launcher.folder / "known").write_text(
@@ -223,6 +227,7 @@ def test_one_server_lets_in_as_many_as_come(ssh_net: SshNet, launcher: Launcher)
     assert [read(pipe) for pipe in pipes] == [b"%d" % index for index in range(len(pipes))]
 
 
+@pytest.mark.slow
 def test_stopped_session_holds_up_nobody_who_closes_the_pipe(ssh_net: SshNet, launcher: Launcher) -> None:
     pipe = launcher.open("host0")
     pipe.write(b"is it there?")

@@ -17,8 +17,6 @@ from host_net import HostNet
 from job_runner import REPOSITORY, Finished, JobRunner, Running
 from ssh_net import SshNet
 
-from msrun.data import write_idx
-
 DEADLINE_S = 240.0
 LOSS_LINE = re.compile(r"epoch: (\d+), step: (\d+), loss is (\d+\.\d+)$", re.MULTILINE)
 
@@ -63,27 +61,17 @@ def ended_well(job: Running) -> Finished:
     return ended
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eleven batches of 32 in MNIST's form."""
-    folder = tmp_path_factory.mktemp("images")
-    rng = np.random.default_rng(0)
-    write_idx(folder / "train-images-idx3-ubyte", rng.integers(0, 256, (352, 28, 28), dtype=np.uint8))
-    write_idx(folder / "train-labels-idx1-ubyte", rng.integers(0, 10, 352, dtype=np.uint8))
-    return folder
-
-
 @pytest.fixture
-def example(msrun: JobRunner, tmp_path: Path, data: Path) -> Example:
-    return Example(msrun, tmp_path, data)
+def example(msrun: JobRunner, tmp_path: Path, few_images: Path) -> Example:
+    return Example(msrun, tmp_path, few_images)
 
 
 @pytest.fixture(scope="module")
-def alone(msrun_of_module: JobRunner, data: Path) -> np.ndarray:
+def alone(msrun_of_module: JobRunner, few_images: Path) -> np.ndarray:
     """The losses of `python train.py`."""
     done = subprocess.run(
         [sys.executable, REPOSITORY / "examples" / "torch" / "startup_methods" / "train.py"],
-        env=msrun_of_module.environ({"DATA_PATH": str(data), "EPOCHS": "1", "OMP_NUM_THREADS": "1"}),
+        env=msrun_of_module.environ({"DATA_PATH": str(few_images), "EPOCHS": "1", "OMP_NUM_THREADS": "1"}),
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,

@@ -1,18 +1,17 @@
 """make mutants: put small faults into the launcher, the graph and the rank-table rules, and see whether a test fails.
 
-Each fault is put alone into a copy of the tree, where the tests that reach its line run: those of tests/unit first,
-then end-to-end ones, quick ones first, until one fails or is stuck. An end-to-end test that fails runs again without
-the fault: where it fails too, it has noticed nothing, and the others go on. Exit status 1 below 85 % caught.
+Each fault is put alone into a copy of the tree, where tests run until one fails: first those of tests/unit that are
+named after the module, then the others of its room, then the end-to-end ones of `ROOMS`. An end-to-end test that fails
+runs again without the fault: where it fails too, it has noticed nothing. Exit status 1 below 85 % caught.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
 import contextlib
-import json
 import os
 import queue
+import re
 import secrets
 import shutil
 import signal
@@ -26,24 +25,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from msrun import contract
-from mutants.mutations import Mutation, block_of, draw
-from mutants.survey import REPOSITORY, Survey, digest_tests, file_of, run_survey
+from mutants.mutations import Mutation, draw
 
-ROOMS = (
-    "msrun/agent",
-    "msrun/cluster",
-    "msrun/launch",
-    "msrun/runtime/sharding",
-    "msrun/runtime/partition",
-    "msrun/runtime/schedule",
-    "msrun/runtime/execute",
-    "ranktable/rules",
-)
-KEPT = REPOSITORY / "build" / "mutants"
+REPOSITORY = Path(__file__).resolve().parents[2]
+_JOBS = ("launch_exit_status", "launch_signals", "launch_restart", "launch_teardown", "launch_own_faults", "lost_hosts")
+_RUNTIME = ("runtime_parallelize", "runtime_laws", "runtime_habits", "runtime_modes")
+ROOMS: dict[str, tuple[str, ...]] = {
+    "msrun/agent": (*_JOBS, "launch_hang", "launch_log_rotation"),
+    "msrun/cluster": (*_JOBS, "launch_several_hosts", "launch_discovery"),
+    "msrun/launch": (
+        *_JOBS,
+        "launch_logs",
+        "launch_stop",
+        "launch_status_command",
+        "launch_several_hosts",
+        "fleet_run",
+    ),
+    **{f"msrun/runtime/{room}": _RUNTIME for room in ("sharding", "partition", "schedule", "execute")},
+    "ranktable/rules": (),
+}
+"""Room -> the files of tests/e2e that judge its behaviour."""
 WANTED_SHARE = 0.85
-UNIT_S = 60.0
-"""Of tests/unit, so many seconds of tests run for one fault at most; the quickest ones."""
-END_TO_END_S = 60.0
+BATCH_S = 120.0
+"""How long the tests of one kind run for one fault at most."""
 MARK = "MUTANTS_MARK"
 """Set for every process of a run; found again in /proc/PID/environ."""
 TEST_LIMIT_S = 60
@@ -57,44 +61,36 @@ class Outcome:
     mutation: Mutation
     caught_by: str
     """The test; empty when none noticed."""
-    tests: int
-    """How many reach the line."""
 
 
-def tracked_files() -> list[str]:
-    """Return the files of the tree, relative to the repository: those that git knows or would add."""
+def copy_tree(folder: Path) -> Path:
+    """Return a copy of the tree in a new folder below this one: the files that git knows or would add."""
     words = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     done = subprocess.run(words, cwd=REPOSITORY, check=False, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{REPOSITORY}: make mutants copies what git lists ({done.stderr.strip()}); run it in a clone")
-    return [name for name in done.stdout.split("\0") if name and (REPOSITORY / name).is_file()]
-
-
-def copy_tree(folder: Path) -> Path:
-    """Return a copy of the tree in a new folder below this one."""
     copy = folder / "tree"
-    for name in tracked_files():
-        target = copy / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(REPOSITORY / name, target)
+    for name in filter(None, done.stdout.split("\0")):
+        if (REPOSITORY / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(REPOSITORY / name, copy / name)
     return copy
 
 
 def read_sources(rooms: Iterable[str]) -> dict[str, str]:
     """Return the modules of these folders, or these modules."""
     found = [path for room in rooms for path in [*(REPOSITORY / room).rglob("*.py"), REPOSITORY / room]]
-    found = [path for path in found if path.is_file()]
-    return {str(path.relative_to(REPOSITORY)): path.read_text() for path in sorted(found)}
+    return {str(path.relative_to(REPOSITORY)): path.read_text() for path in sorted(found) if path.is_file()}
 
 
-def batches(module: str, tests: list[str], survey: Survey) -> list[list[str]]:
-    """Return the tests that are to run together: the module's own, other unit tests, end-to-end ones."""
-    name = f"_{Path(module).stem}.py"
-    unit = [test for test in tests if test.startswith("tests/unit/")]
-    own = [test for test in unit if file_of(test).endswith(name)]
-    more = [test for test in unit if not file_of(test).endswith(name)]
-    end_to_end = [test for test in tests if test.startswith("tests/e2e/")]
-    return [survey.within(own, UNIT_S), survey.within(more, UNIT_S), survey.within(end_to_end, END_TO_END_S)]
+def batches(module: str) -> list[list[str]]:
+    """Return the test files that run together: the module's own, other unit tests of its room, end-to-end ones."""
+    parts = module.split("/")
+    folder = REPOSITORY / "tests" / "unit" / (parts[0] if parts[0] == "ranktable" else parts[1])
+    unit = sorted(str(path.relative_to(REPOSITORY)) for path in folder.rglob("test_*.py"))
+    own = [path for path in unit if path.endswith((f"_{Path(module).stem}.py", f"_{parts[-2]}.py"))]
+    jobs = [f"tests/e2e/test_{name}.py" for room, names in ROOMS.items() if module.startswith(room) for name in names]
+    return [one for one in (own, [path for path in unit if path not in own], jobs) if one]
 
 
 class Slot:
@@ -107,23 +103,15 @@ class Slot:
         self._mark = secrets.token_hex(16)
         self._writes = 0
 
-    def judge(self, mutation: Mutation, survey: Survey, source: str) -> Outcome:
-        """Run the tests that reach a fault, until one of them notices it."""
-        block = block_of(ast.parse(source), mutation.line, mutation.column)
-        tests = survey.tests_of(mutation.path, block)
-        for chosen in batches(mutation.path, tests, survey):
-            while chosen:
-                sum_s = survey.cost_s(chosen)
-                self._write(mutation.path, mutation.apply(source))
-                failed = self._run(chosen, sum_s)
-                self._write(mutation.path, source)
-                if failed is None:
-                    break
-                is_sure = failed not in chosen or failed.startswith("tests/unit/")
-                if is_sure or self._run([failed], survey.cost_s([failed])) is None:
-                    return Outcome(mutation, failed, len(tests))
-                chosen.remove(failed)
-        return Outcome(mutation, "", len(tests))
+    def judge(self, mutation: Mutation, source: str) -> Outcome:
+        """Run the tests of a fault's module, until one of them notices it."""
+        for chosen in batches(mutation.path):
+            self._write(mutation.path, mutation.apply(source))
+            failed = self._run(chosen)
+            self._write(mutation.path, source)
+            if failed and (not failed.startswith("tests/e2e/") or not self._run([failed])):
+                return Outcome(mutation, failed)
+        return Outcome(mutation, "")
 
     def _write(self, name: str, source: str) -> None:
         """Write a module so that no compiled form of it is taken for it."""
@@ -133,43 +121,37 @@ class Slot:
         moment = time.time() + 2 * self._writes  # a compiled module is known by whole seconds and the size
         os.utime(path, (moment, moment))
 
-    def _run(self, tests: list[str], expected_s: float) -> str | None:
-        """Return the test that failed, or what else ended the run; None when all passed."""
-        reached = self._folder / "reached"
-        shutil.rmtree(reached, ignore_errors=True)
-        reached.mkdir()
-        (self._folder / "tests.json").write_text(json.dumps(tests))
+    def _run(self, tests: list[str]) -> str:
+        """Return the test that failed, or what else ended the run; empty when all passed or the time was up."""
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(self._copy), str(self._copy / "tests")]),
-            "REACH_FOLDER": str(reached),
-            "REACH_TESTS": str(self._folder / "tests.json"),
             "DEADLINE_S": str(DEADLINE_S),
             MARK: self._mark,
         }
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "mutants.reach_plugin", f"--timeout={TEST_LIMIT_S}"]
-        command = [sys.executable, "-m", "pytest", *options, *dict.fromkeys(map(file_of, tests))]
+        options = ["-x", "-q", "-rfE", "-p", "no:cacheprovider", f"--timeout={TEST_LIMIT_S}", "-m", "not slow"]
+        command = [sys.executable, "-m", "pytest", *options, "--hypothesis-profile=fast", *tests]
+        log = self._folder / "log"
         code: int | None = None
-        with (self._folder / "log").open("wb") as log, contextlib.suppress(subprocess.TimeoutExpired):
+        with log.open("wb") as out, contextlib.suppress(subprocess.TimeoutExpired):
             process = subprocess.Popen(
                 command,
                 cwd=self._copy,
                 env=environment,
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=out,
+                stderr=out,
                 start_new_session=True,
             )
-            code = process.wait(3 * expected_s + 3 * TEST_LIMIT_S)
+            code = process.wait(BATCH_S + 2 * TEST_LIMIT_S)
         self.end_all()
         process.wait()
-        done = [json.loads(line) for written in reached.glob("tests-*") for line in written.read_text().splitlines()]
-        failed = [test for test, _, has_passed in done if not has_passed]
-        if code == 0:
-            return None
-        if failed:
-            return str(failed[0])
-        return "time limit" if code is None else f"pytest, which ended with {code}"
+        if code in (0, None, 5):  # 5: none of them is a fast one
+            return ""
+        failed = re.search(
+            r"^(?:FAILED|ERROR) (\S+?\.py(?:::.+?)?)(?: - |$)", log.read_text(errors="replace"), re.MULTILINE
+        )
+        return failed[1] if failed else f"pytest, which ended with {code}"
 
     def end_all(self) -> None:
         """End what a test has left, or would run for ever."""
@@ -180,26 +162,7 @@ class Slot:
                     os.kill(int(entry.name), signal.SIGKILL)
 
 
-def up_to_date(modules: list[str], jobs: int) -> Survey:
-    """Return what the tests reach, which run for it where they have changed since."""
-    kept = KEPT / "survey.pickle"
-    survey = Survey.read(kept)
-    if survey.tests == digest_tests(REPOSITORY):
-        return survey
-    print("which tests reach what: running them once", flush=True)
-    with tempfile.TemporaryDirectory(prefix="mutants-") as name:
-        folder = Path(name)
-        folder.chmod(0o711)
-        survey = run_survey(copy_tree(folder), modules, jobs)
-        KEPT.mkdir(parents=True, exist_ok=True)
-        shutil.copy(folder / "survey.log", KEPT)
-    if not survey.seconds:
-        sys.exit(f"no test passed; see {KEPT / 'survey.log'}")
-    survey.write(kept)
-    return survey
-
-
-def judge_all(drawn: list[Mutation], survey: Survey, sources: dict[str, str], jobs: int) -> list[Outcome]:
+def judge_all(drawn: list[Mutation], sources: dict[str, str], jobs: int) -> list[Outcome]:
     """Judge all faults, some at a time, and say what became of each."""
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory(prefix="mutants-") as name:
@@ -212,7 +175,7 @@ def judge_all(drawn: list[Mutation], survey: Survey, sources: dict[str, str], jo
         def judge(mutation: Mutation) -> Outcome:
             slot = slots.get()
             try:
-                return slot.judge(mutation, survey, sources[mutation.path])
+                return slot.judge(mutation, sources[mutation.path])
             finally:
                 slots.put(slot)
 
@@ -220,7 +183,10 @@ def judge_all(drawn: list[Mutation], survey: Survey, sources: dict[str, str], jo
             try:
                 for done in as_completed([pool.submit(judge, mutation) for mutation in drawn]):
                     outcomes.append(done.result())
-                    print(_line(outcomes[-1], len(outcomes), len(drawn)), flush=True)
+                    mutation, caught_by = done.result().mutation, done.result().caught_by
+                    what = f"caught by {caught_by}" if caught_by else "SURVIVED"
+                    place = f"{mutation.path}:{mutation.line} {mutation.kind}"
+                    print(f"{len(outcomes):3}/{len(drawn)} {place}: {what}", flush=True)
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
                 for slot in everyone:
@@ -228,17 +194,11 @@ def judge_all(drawn: list[Mutation], survey: Survey, sources: dict[str, str], jo
     return outcomes
 
 
-def _line(outcome: Outcome, number: int, total: int) -> str:
-    mutation = outcome.mutation
-    what = f"caught by {outcome.caught_by}" if outcome.caught_by else f"SURVIVED {outcome.tests} tests"
-    return f"{number:3}/{total} {mutation.path}:{mutation.line} {mutation.kind}: {what}"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make mutants")
     parser.add_argument("--number", type=int, default=60, help="lines to change")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--modules", nargs="+", default=ROOMS, help="folders or files to change")
+    parser.add_argument("--modules", nargs="+", default=list(ROOMS), help="folders or files to change")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="at a time")
     parser.add_argument("--dry-run", action="store_true", help="only show the faults")
     asked = parser.parse_args()
@@ -249,17 +209,14 @@ def main() -> int:
         for mutation in drawn:
             print(f"{mutation.path}:{mutation.line} {mutation.kind}\n{mutation.describe(sources[mutation.path])}")
         return 0
-    survey = up_to_date(sorted(read_sources(ROOMS)), asked.jobs)
     begin = time.monotonic()
-    outcomes = judge_all(drawn, survey, sources, asked.jobs)
-    caught = sum(bool(outcome.caught_by) for outcome in outcomes)
-    for outcome in outcomes:
-        if not outcome.caught_by:
-            mutation = outcome.mutation
-            print(f"\nsurvived: {mutation.path}:{mutation.line} {mutation.kind}; {outcome.tests} tests reach it")
-            print(mutation.describe(sources[mutation.path]))
-    share = caught / len(outcomes)
-    took_s = time.monotonic() - begin
+    outcomes = judge_all(drawn, sources, asked.jobs)
+    survived = [outcome.mutation for outcome in outcomes if not outcome.caught_by]
+    for mutation in survived:
+        print(f"\nsurvived: {mutation.path}:{mutation.line} {mutation.kind}")
+        print(mutation.describe(sources[mutation.path]))
+    share = 1 - len(survived) / len(outcomes)
+    caught, took_s = len(outcomes) - len(survived), time.monotonic() - begin
     print(f"\nseed {asked.seed}: {caught} of {len(outcomes)} faults caught ({share:.0%}) in {took_s:.0f} s")
     return 0 if share >= WANTED_SHARE else 1
 

@@ -17,7 +17,7 @@ import ast
 import bisect
 import random
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 _OPPOSITE = {
@@ -275,50 +275,3 @@ class _Finder(ast.NodeVisitor):
             self._replace("constant shifted", node, str(not node.value))
         elif isinstance(node.value, int | float):
             self._replace("constant shifted", node, f"{node.value + 1!r}")
-
-
-# -- blocks: where a program goes ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Block:
-    """Statements that run together: of a function, of one side of a condition, of a loop."""
-
-    name: str
-    """`Supervisor.run#3`: the function, and which of its blocks."""
-    body: list[ast.stmt]
-
-    @property
-    def span(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """First and last place, as line and column."""
-        first, last = self.body[0], self.body[-1]
-        return (first.lineno, first.col_offset), (last.end_lineno or 0, last.end_col_offset or 0)
-
-
-def find_blocks(tree: ast.Module) -> Iterator[Block]:
-    """Return the blocks of all functions of a module, outer ones before inner ones."""
-    yield from _blocks_in(tree.body, "", None)
-
-
-def _blocks_in(body: list[ast.stmt], name: str, count: list[int] | None) -> Iterator[Block]:
-    for node in body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            inner = f"{name}.{node.name}".lstrip(".")
-            yield Block(f"{inner}#0", node.body)
-            yield from _blocks_in(node.body, inner, [0])
-        elif isinstance(node, ast.ClassDef):
-            yield from _blocks_in(node.body, f"{name}.{node.name}".lstrip("."), None)
-        else:
-            bodies = [getattr(node, field, []) for field in ("body", "orelse", "finalbody")]
-            bodies += [handler.body for handler in getattr(node, "handlers", [])]
-            for inner_body in filter(None, bodies):
-                if count is not None and not isinstance(node, ast.With):
-                    count[0] += 1
-                    yield Block(f"{name}#{count[0]}", inner_body)
-                yield from _blocks_in(inner_body, name, count)
-
-
-def block_of(tree: ast.Module, line: int, column: int) -> str:
-    """Return the innermost block of a place; empty when it runs with the import of the module."""
-    found = [block for block in find_blocks(tree) if block.span[0] <= (line, column) < block.span[1]]
-    return max(found, key=lambda block: block.span[0]).name if found else ""

@@ -20,12 +20,17 @@ def asked(request: pytest.FixtureRequest, *names: str, always: Iterable[str] = (
         names: parameters of tests whose values, joined by "/", are the key of a case.
         always: keys of cases that tests without these parameters look at.
     """
-    keys = {*always}
+    return {ONLY_CASES: json.dumps(sorted({*always} | asked_keys(request, *names)))}
+
+
+def asked_keys(request: pytest.FixtureRequest, *names: str) -> set[str]:
+    """Return the keys of cases that the chosen tests of a module look at."""
+    keys = set()
     for item in request.session.items:
         values = getattr(item, "callspec", None)
         if item.path == request.path and values is not None and values.params.keys() >= {*names}:
             keys.add("/".join(str(values.params[name]) for name in names))
-    return {ONLY_CASES: json.dumps(sorted(keys))}
+    return keys
 
 
 def slow_but(fast: Collection[str], rows: Iterable[Any], key: Callable[..., str] | None = None) -> list[Any]:

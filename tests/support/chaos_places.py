@@ -6,7 +6,6 @@ import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import psutil
 from fleet import FleetRunner
@@ -17,40 +16,11 @@ SIGNS = {"worker": b"msrun: worker", "scheduler": b"msrun: scheduler", "fork ser
 """In the command line of a process."""
 
 
-class Place(Protocol):
-    """The hosts of one round."""
-
-    cwd: Path
-    """Seen by all hosts."""
-    has_network: bool
-    """There are connections and cables that can be hit."""
-
-    def start(self, slots: Sequence[int], *words: str | Path) -> Running:
-        """Start a job on hosts with so many workers each."""
-
-    def processes(self, host: int) -> list[int]:
-        """Return the processes of the job on a host, by its number in the list."""
-
-    def agents(self, host: int) -> list[int]:
-        """Return the agents on a host."""
-
-    def connections(self, host: int) -> list[int]:
-        """Return the processes that serve the connections to a host."""
-
-    def cut(self, host: int) -> None:
-        """Take the cable of a host out."""
-
-    def mend(self, host: int) -> None:
-        """Put it in again."""
-
-    def prove_nothing_left(self, deadline_s: float = 10.0) -> None:
-        """Fail when a process or a folder of the job is anywhere after the deadline."""
-
-
-class Rehearsed:
-    """Hosts that agents on this machine stand for."""
+class Place:
+    """The hosts of one round, which see `cwd` alike: here, agents on this machine stand for them."""
 
     has_network = False
+    """There are connections and cables that can be hit."""
 
     def __init__(self, rehearsals: Rehearsals) -> None:
         self._rehearsals = rehearsals
@@ -61,6 +31,7 @@ class Rehearsed:
         return self._rehearsals.start(f"{len(slots)}x{slots[0]}", *words)
 
     def processes(self, host: int) -> list[int]:
+        """Return the processes of the job on a host, by its number in the list."""
         found = []
         for agent in self.agents(host):
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -71,19 +42,22 @@ class Rehearsed:
         return [self._rehearsals.agent(host)]
 
     def connections(self, host: int) -> list[int]:
+        """Return the processes that serve the connections to a host."""
         raise NotImplementedError("a rehearsal has none")
 
     def cut(self, host: int) -> None:
+        """Take the cable of a host out."""
         raise NotImplementedError("a rehearsal has no cables")
 
     def mend(self, host: int) -> None:
-        """All cables are in."""
+        """Put it in again."""
 
     def prove_nothing_left(self, deadline_s: float = 10.0) -> None:
+        """Fail when a process or a folder of the job is anywhere after the deadline."""
         self._rehearsals.runner.prove_nothing_left(deadline_s)
 
 
-class OverSsh:
+class OverSsh(Place):
     """Hosts with an SSH server each, of which each has a disk of its own."""
 
     has_network = True

@@ -54,6 +54,13 @@ def wait_until(condition: Callable[[], Any], what: str, deadline_s: float = DEAD
         time.sleep(POLL_S)
 
 
+def run_python(source: str) -> str:
+    """Run a program in a process of its own and return what it prints."""
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    words = [sys.executable, "-c", source]
+    return subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
 def is_alive(pid: int) -> bool:
     """Return whether a process runs; a zombie does not."""
     try:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 
 import pytest
-from mutants.mutations import block_of, changes, draw, find_mutations
-from mutants.survey import LEFT_OUT, REPOSITORY, Survey, list_test_files
+from mutants.__main__ import REPOSITORY, ROOMS, batches
+from mutants.mutations import changes, draw, find_mutations
 
 
 def faults(source: str) -> set[str]:
@@ -86,68 +85,19 @@ def test_seed_draws_the_same_lines_again_and_every_line_once() -> None:
     assert len(draw(sources, 1000, 1)) == 38
 
 
-BLOCKS = """\
-def f(a):
-    if a:
-        x = 1
-    elif a is None:
-        x = 2
-    for b in a:
-        def g():
-            return 4
-    return [lambda: 6]
-y = 7
-"""
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [
+        ("msrun/agent/supervisor.py", ["test_agent_supervisor.py", "test_agent_warm.py", "test_launch_hang.py"]),
+        ("ranktable/rules/network.py", ["test_ranktable_rules.py", "test_ranktable_fix.py"]),
+        ("msrun/runtime/schedule/replay.py", [f"test_runtime_{name}.py" for name in ("schedule", "capture", "laws")]),
+    ],
+)
+def test_tests_of_a_fault_are_those_of_its_module_its_room_and_its_jobs(module: str, expected: list[str]) -> None:
+    found = [{Path(path).name for path in batch} for batch in batches(module)]
+    assert [name in batch for name, batch in zip(expected, found, strict=True)] == [True] * len(expected)
 
 
-@pytest.mark.parametrize(("line", "block"), [(3, "f#1"), (5, "f#3"), (8, "f.g#0"), (9, "f#0"), (10, "")])
-def test_place_belongs_to_its_innermost_block(line: int, block: str) -> None:
-    assert block_of(ast.parse(BLOCKS), line, 12) == block
-
-
-QUICK, SLOW = "tests/unit/test_a.py::test_quick", "tests/unit/test_a.py::test_slow"
-OTHER, JOB = "tests/unit/test_b.py::test_other", "tests/e2e/test_c.py::test_{}"
-
-
-def survey() -> Survey:
-    seconds = {QUICK: 1.0, SLOW: 5.0, OTHER: 2.0, JOB.format(1): 60.0, JOB.format(2): 0.0}
-    blocks = {
-        "f#0": {QUICK, SLOW, OTHER},
-        "f#1": {OTHER, "tests/unit/test_a.py::test_failed"},
-        "g#0": {"tests/e2e/test_c.py"},
-    }
-    return Survey("1", seconds, {"m.py": blocks})
-
-
-def test_tests_of_a_block_come_by_turns_quick_ones_first() -> None:
-    found = survey()
-    assert found.tests_of("m.py", "f#0") == [QUICK, OTHER, SLOW]
-    assert found.tests_of("m.py", "f#1") == [OTHER], "one that fails anyway notices nothing"
-    assert found.tests_of("m.py", "g#0") == [JOB.format(2), JOB.format(1)], "a job for the whole file"
-
-
-def test_block_that_is_new_is_taken_for_its_function_and_a_new_function_for_its_module() -> None:
-    found = survey()
-    assert set(found.tests_of("m.py", "f#9")) == {QUICK, SLOW, OTHER}
-    assert len(found.tests_of("m.py", "h#0")) == 5
-    assert found.tests_of("other.py", "") == []
-
-
-def test_tests_are_run_until_their_time_is_up() -> None:
-    found = survey()
-    assert found.within([QUICK, OTHER, SLOW], 3.5) == [QUICK, OTHER]
-    assert found.within([SLOW], 1.0) == [SLOW], "one at least"
-    assert found.within([QUICK, JOB.format(2), JOB.format(1)], 59.0) == [QUICK], "whoever comes first waits for the job"
-    assert len(found.within([QUICK, JOB.format(2), JOB.format(1)], 61.0)) == 3
-    assert found.cost_s([JOB.format(1), JOB.format(2), SLOW]) == 65.0
-
-
-def test_survey_is_kept(tmp_path: Path) -> None:
-    survey().write(tmp_path / "kept" / "survey.pickle")
-    assert Survey.read(tmp_path / "kept" / "survey.pickle") == survey()
-
-
-def test_names_of_what_is_left_out_are_those_of_tests() -> None:
-    found = [str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "tests").rglob("*.py")]
-    assert [prefix for prefix in LEFT_OUT if not any(name.startswith(prefix) for name in found)] == []
-    assert len(list_test_files(REPOSITORY)) > 150
+def test_rooms_and_their_jobs_are_there() -> None:
+    wanted = [*ROOMS, *(f"tests/e2e/test_{name}.py" for names in ROOMS.values() for name in names)]
+    assert [name for name in wanted if not (REPOSITORY / name).exists()] == []

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from job_runner import JobRunner
+from job_runner import JobRunner, RunHere
 
 from msrun.cli.options import LONG_OPTIONS, TAKING_VALUE
 from msrun.cli.words import (
@@ -198,11 +198,13 @@ def test_every_option_of_the_installed_torchrun_is_known() -> None:
     assert {name: name in WITH_VALUE for name in options if name in SWITCHES} == dict.fromkeys(SWITCHES, False)
 
 
-def test_msrun_itself_has_these_defaults_where_the_environment_says_so(msrun: JobRunner, tmp_path: Path) -> None:
+def test_msrun_itself_has_these_defaults_where_the_environment_says_so(
+    msrun: JobRunner, msrun_here: RunHere, tmp_path: Path
+) -> None:
     (tmp_path / "train.py").write_text("")
     words = ("--dry_run=json", "--nproc-per=3", "train.py")
     plan = json.loads(msrun.run(*words, cwd=tmp_path, env={"MSRUN_AS_TORCHRUN": "1"}).stdout)
     assert (plan["world_size"], plan["tail_ranks"]) == (3, [0, 1, 2])
-    assert msrun.run(*words, cwd=tmp_path).code == 2, "a name that is cut short is torchrun's alone"
+    assert msrun_here(*words, cwd=tmp_path).code == 2, "a name that is cut short is torchrun's alone"
     listed = msrun.run("list", cwd=tmp_path, env={"MSRUN_AS_TORCHRUN": "1"})
     assert "no job has used it" in listed.stderr, "commands stay commands"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 import pytest
+from asked_cases import slow_but
 from hypothesis import given
 from hypothesis import strategies as st
 from job_runner import REPOSITORY
@@ -130,13 +131,23 @@ def complete(*words: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_options_values_and_files_are_proposed() -> None:
-    assert complete("--worker_n") == ["plain,--worker_num"]
-    assert complete("--worker-n") == ["plain,--worker-num"]
-    assert complete("--start_method", "f") == ["plain,fork"]
-    assert complete("--hostfile", "ho") == ["file,ho"]
-    assert complete("--worker_num", "2", "tr") == ["file,tr"]
-    assert complete("--join", "tr") == ["file,tr"]  # its value may be left out, so this is the script
+@pytest.mark.parametrize(
+    ("words", "proposed"),
+    slow_but(
+        ("--worker_n", "--join tr"),
+        [
+            ("--worker_n", "plain,--worker_num"),
+            ("--worker-n", "plain,--worker-num"),
+            ("--start_method f", "plain,fork"),
+            ("--hostfile ho", "file,ho"),
+            ("--worker_num 2 tr", "file,tr"),
+            ("--join tr", "file,tr"),  # its value may be left out, so this is the script
+        ],
+        key=lambda words, _: words,
+    ),
+)
+def test_options_values_and_files_are_proposed(words: str, proposed: str) -> None:
+    assert complete(*words.split()) == [proposed]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from plans import small_spec
 from msrun.agent.observer import OwnFaults
 from msrun.agent.watch.progress_board import PROGRESS_BOARD, ProgressBoard
 from msrun.cluster.membership import Membership
-from msrun.launch import console, output
+from msrun.launch import output
 from msrun.launch.console import Console, ProgressLine, describe_progress
 from msrun.launch.directory.worker_log import (
     MAX_HELD_BYTES,
@@ -100,33 +100,6 @@ def test_lines_of_workers_are_shown_with_their_rank_as_they_come(screen: Screen)
     screen.write(0, "b\n")
     assert screen.shown() == ["[h:0] bb"]
     assert screen.shown() == []
-
-
-def test_long_log_is_read_on_while_there_is_time(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "ROOM_BYTES", 4)
-    monkeypatch.setattr(console, "COPY_S", 60.0)
-    screen.write(0, "aa\nbb\ncc\ndd\n")
-    assert screen.shown() == [f"[h:0] {letter * 2}" for letter in "abcd"]
-
-
-@pytest.mark.parametrize(
-    ("kind", "fields", "said"),
-    [
-        ("ready", {"reason": "threads were started"}, ["workers start by exec, not by fork: threads were started"]),
-        ("ready", {"reason": "asked for"}, []),
-        ("waiting", {"text": "waiting for h2"}, ["waiting for h2"]),
-        ("signal", {"name": "SIGUSR1", "global_ranks": [0, 1]}, ["signal SIGUSR1 passed on to 2 workers"]),
-        ("log_lost", {"reason": "disk full", "lost_bytes": {"1": 7}}, ["(disk full): lost 7 bytes of rank 1"]),
-        ("stopping", {"reason": "rank 1 ended"}, ["stopping all workers: rank 1 ended"]),
-        ("started", {"global_rank": 0, "pid": 1}, []),
-    ],
-)
-def test_moments_that_a_user_wants_to_know_are_said(
-    screen: Screen, kind: str, fields: dict[str, Any], said: list[str]
-) -> None:
-    screen.console.note(kind, fields)
-    assert len(screen.said) == len(said)
-    assert all(text in line for text, line in zip(said, screen.said, strict=True))
 
 
 def test_last_lines_of_an_attempt_come_before_those_of_the_next(screen: Screen) -> None:

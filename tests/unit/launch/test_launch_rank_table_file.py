@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import json
 import re
@@ -10,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from plans import small_plan, small_spec
 
 from msrun.errors import RendezvousTimeout, UsageError
+from msrun.launch.job_hosts import read_host_list, read_table_hosts
 from msrun.launch.rank_table_file import await_rank_table, check_rank_table, linked_table, write_page, write_rank_table
 from msrun.planning.build import build_plan
 from msrun.planning.host_assignment import Fleet, HostAssignment
@@ -141,3 +145,14 @@ def test_no_table_is_shown_while_an_address_is_not_known(tmp_path: Path, address
     fleet = Fleet(0, assignments, "10.0.0.1", "")
     page = written_page(tmp_path, fleet=fleet, worker_num=4)
     assert ('"server_count"' in page) == (address != UNKNOWN)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 600), st.integers(0, 40), st.sampled_from(["", "null", "-1", '""', "[]", "{}", "9" * 30, "\0"]))
+def test_no_damage_to_a_table_is_more_than_a_refusal(tmp_path: Path, begin: int, length: int, junk: str) -> None:
+    text = write_table(tmp_path, 4).read_text()
+    damaged = tmp_path / "damaged.json"
+    damaged.write_text(text[:begin] + junk + text[begin + length :])
+    for use in (read_host_list, read_table_hosts, lambda path: check_rank_table(path, 4, "ascend")):
+        with contextlib.suppress(UsageError):
+            use(damaged)

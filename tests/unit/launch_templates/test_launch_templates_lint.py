@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from asked_cases import slow_but
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -183,7 +184,6 @@ def sub_path(documents: Documents) -> None:
 
 
 MASTER = ("pytorchReplicaSpecs", "Master")
-JOB_OF_RUNTIME = ("template", "spec", "replicatedJobs", 0, "template", "spec")
 JOB_OF_SET = ("replicatedJobs", 0, "template", "spec")
 OTHER_FAULTS: list[tuple[str, Change, set[str]]] = [
     ("volcano", spec_of("Job", minAvailable=1), {"min-available"}),
@@ -320,7 +320,7 @@ def unknown(text: str) -> list[Finding]:
     return [finding for finding in lint_texts([("f.yaml", text)]) if finding.rule_id == "unknown-key"]
 
 
-@pytest.mark.parametrize("template", OF_GPUS)
+@pytest.mark.parametrize("template", slow_but(("jobset",), OF_GPUS))
 @pytest.mark.parametrize(
     ("key", "wrong"),
     [("restartPolicy", "restartPolcy"), ("containers", "container"), ("limits", "limit"), ("metadata", "metadta")],

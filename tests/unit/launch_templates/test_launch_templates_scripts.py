@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from asked_cases import one_fast
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from job_runner import JobRunner
@@ -35,7 +36,7 @@ def started(script: str, folder: Path, *args: str) -> tuple[list[str], str | Non
     return words, setting
 
 
-@pytest.mark.parametrize("kind", ["slurm", "pbs", "lsf", "run", "run-cluster"])
+@pytest.mark.parametrize("kind", one_fast("slurm", "pbs", "lsf", "run", "run-cluster"))
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(arguments=st.lists(word, max_size=3), setting=word)
 def test_script_and_variables_come_through_the_shell_byte_for_byte(

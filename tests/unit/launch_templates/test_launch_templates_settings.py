@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
-import subprocess
 import sys
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from job_runner import JobRunner
+from job_runner import RunHere
 
 from launch_templates import BadFile, names
 from launch_templates.cli import main
@@ -21,6 +21,7 @@ from launch_templates.names import find_reference
 from launch_templates.render import dump_documents
 from launch_templates.settings import read_plan
 from launch_templates.values import find_quantity, parse_quantity
+from msrun import contract
 
 QUANTITIES = "8=8 500m=0.5 1.5=1.5 .5=0.5 2Ki=2048 3M=3000000 1e3=1000 1E=1000000000000000000"
 
@@ -86,25 +87,26 @@ def test_written_yaml_reads_back_as_it_was(documents: list[Any]) -> None:
     assert list(yaml.safe_load_all(dump_documents(documents))) == documents
 
 
-def plan_of(folder: Path, *words: str) -> str:
-    (folder / "train.py").touch()
-    with JobRunner() as runner:
-        done = subprocess.run(
-            [sys.executable, "-m", "msrun", "--dry_run=json", *words],
-            cwd=folder,
-            env=runner.environ(),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+PlanOf = Callable[..., str]
 
 
-def test_plan_of_several_hosts_gives_nodes_workers_options_and_script(tmp_path: Path) -> None:
+@pytest.fixture
+def plan_of(msrun_here: RunHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlanOf:
+    """Gives the plan that msrun prints of a job with these words."""
+    monkeypatch.delenv(contract.MSRUN_MINDSPORE_SEMANTICS)
+    (tmp_path / "train.py").touch()
+
+    def plan(*words: str) -> str:
+        done = msrun_here("--dry_run=json", *words, cwd=tmp_path)
+        assert done.code == 0, done.stderr
+        return done.stdout.decode()
+
+    return plan
+
+
+def test_plan_of_several_hosts_gives_nodes_workers_options_and_script(plan_of: PlanOf) -> None:
     words = ["--hosts", "h1:2,h2:2,h3:2", "--bind_core", "--env", "A=b", "--max_restarts", "2", "--grace", "30"]
-    found = read_plan(plan_of(tmp_path, *words, "train.py", "--lr", "0.1"), "plan.json")
+    found = read_plan(plan_of(*words, "train.py", "--lr", "0.1"), "plan.json")
     assert found == {
         "nodes": 3,
         "local_worker_num": 2,
@@ -114,42 +116,42 @@ def test_plan_of_several_hosts_gives_nodes_workers_options_and_script(tmp_path: 
     }
 
 
-def test_plan_of_a_rehearsal_with_a_spare_host_asks_for_that_host_and_for_no_rehearsal(tmp_path: Path) -> None:
+def test_plan_of_a_rehearsal_with_a_spare_host_asks_for_that_host_and_for_no_rehearsal(plan_of: PlanOf) -> None:
     words = ["--rehearse", "3x2", "--spares", "1", "--min_hosts", "1", "--max_restarts", "2"]
-    found = read_plan(plan_of(tmp_path, *words, "train.py"), "plan.json")
+    found = read_plan(plan_of(*words, "train.py"), "plan.json")
     assert (found["nodes"], found["spares"], found["local_worker_num"], found["script"]) == (2, 1, 2, ["train.py"])
 
 
-def test_plan_of_one_host_and_of_a_module(tmp_path: Path) -> None:
-    found = read_plan(plan_of(tmp_path, "--worker_num", "4", "-m", "json.tool", "x"), "plan.json")
+def test_plan_of_one_host_and_of_a_module(plan_of: PlanOf) -> None:
+    found = read_plan(plan_of("--worker_num", "4", "-m", "json.tool", "x"), "plan.json")
     assert found == {"nodes": 1, "local_worker_num": 4, "device_target": "CPU", "script": ["-m", "json.tool", "x"]}
 
 
 def test_plan_from_a_pipe_is_rendered_and_what_is_set_goes_over_it(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, plan_of: PlanOf
 ) -> None:
-    plan = plan_of(tmp_path, "--hosts", "h1:2,h2:2", "train.py")
+    plan = plan_of("--hosts", "h1:2,h2:2", "train.py")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(plan.encode())))
     words = ["--from", "-", "--set", "name=a", "--set", "image=t:1", "--set", "nodes=5"]
     with pytest.raises(SystemExit) as ended:
         main(["render", "jobset", *words])
     assert ended.value.code == 0
-    *_, body = yaml.safe_load_all(capsys.readouterr().out)
+    *_, body = yaml.safe_load_all(capfd.readouterr().out)
     job = body["spec"]["replicatedJobs"][0]["template"]["spec"]
     assert job["completions"] == 5
     args = job["template"]["spec"]["containers"][0]["args"]
     assert args[0] == "--worker_num=10" and args[-1] == "train.py"
 
 
-def test_plan_that_hides_a_secret_is_refused(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path, "--worker_num", "1", "--env", "HF_TOKEN=secret", "train.py")
+def test_plan_that_hides_a_secret_is_refused(plan_of: PlanOf) -> None:
+    plan = plan_of("--worker_num", "1", "--env", "HF_TOKEN=secret", "train.py")
     with pytest.raises(BadFile, match=r"hides a secret in '--env=HF_TOKEN=.*secret_env"):
         read_plan(plan, "plan.json")
 
 
-def test_hosts_of_different_size_are_refused(tmp_path: Path) -> None:
+def test_hosts_of_different_size_are_refused(plan_of: PlanOf) -> None:
     with pytest.raises(BadFile, match="its hosts have 1, 2 of 3 workers; plan a job with as many"):
-        read_plan(plan_of(tmp_path, "--hosts", "h1:2,h2:1", "train.py"), "plan.json")
+        read_plan(plan_of("--hosts", "h1:2,h2:1", "train.py"), "plan.json")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -71,18 +70,6 @@ def plan_of_several() -> LaunchPlan:
 
 def test_plan_of_several_hosts_is_the_frozen_one(golden: Callable[[str, str], None]) -> None:
     golden("plan_several.txt", render_plan(plan_of_several(), as_json=False).replace(sys.executable, "PYTHON") + "\n")
-
-
-def test_plan_of_several_hosts_holds_the_whole_fleet_and_the_own_host() -> None:
-    told = json.loads(render_plan(plan_of_several(), as_json=True))
-    assert [HostAssignment.from_json(assignment).ranks for assignment in told["fleet"]] == [(0, 1, 2, 3), (4, 6), (5,)]
-    (own,) = told["hosts"]
-    assert (own["node_rank"], [worker["global_rank"] for worker in own["workers"]]) == (1, [4, 6])
-    env = {**own["env"], **own["workers"][1]["env"]}
-    names = ("RANK", "LOCAL_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MSRUN_RENDEZVOUS")
-    assert [env[name] for name in names] == ["6", "1", "1", "3", "10.0.0.1", "env://"]
-    assert (env["GLOO_SOCKET_IFNAME"], env["TP_SOCKET_IFNAME"]) == ("eth1", "eth1")
-    assert "NCCL_SOCKET_IFNAME" not in env
 
 
 @pytest.mark.parametrize(("has_torch", "expected"), [(True, "True"), (False, "False")])

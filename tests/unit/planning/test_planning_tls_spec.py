@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from msrun.errors import UsageError
 from msrun.planning.tls_spec import CIPHERS, PSK_CIPHER, TlsSpec, parse_tls_config
@@ -80,3 +82,15 @@ def test_what_is_no_json_is_told(text: str, reason: str) -> None:
     with pytest.raises(UsageError, match=r"^--tls_config tls.json: ") as caught:
         parse_tls_config(text, "tls.json", "/conf", {})
     assert reason in str(caught.value)
+
+
+KEYS = (*LEAST, "server_cert_path", "crl_path", "cipher_list", "cert_check_interval_time", "x")
+JUNK = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9) | st.lists(st.text(max_size=3))
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), JUNK | st.dictionaries(st.text(), JUNK, max_size=2)))
+def test_any_values_are_taken_or_refused_in_one_line(values: Any) -> None:
+    try:
+        parse(values)
+    except UsageError as error:
+        assert "\n" not in str(error)

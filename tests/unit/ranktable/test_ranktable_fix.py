@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from asked_cases import one_fast
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -288,7 +289,7 @@ def test_what_a_person_must_say_is_refused_at_its_place(text, says):
         parse_leniently(text.encode("latin-1"))
 
 
-@pytest.mark.parametrize("unit", ['"\\', "'\\'", ",/*", ",  ", "/*", "'", "//", ",#"])
+@pytest.mark.parametrize("unit", one_fast("//", '"\\', "'\\'", ",/*", ",  ", "/*", "'", ",#"))
 def test_hostile_text_is_read_in_linear_time(unit):
     with pytest.raises(JsonTextError):
         parse_leniently((unit * 100_000).encode())

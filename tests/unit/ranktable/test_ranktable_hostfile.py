@@ -67,7 +67,6 @@ REFUSED = [
     ("h1 devices=3-1", "line 1: devices '3-1': '3-1' is no device id"),
     ("h1\n$(id)", "line 2: .* is neither a host name"),
     ("h1\x00", r"line 1: 'h1\\x00' is neither a host name"),
-    (f"a[1-{MAX_HOSTS}]\nb1", "line 2: more than 65536 hosts up to here"),
     ("a slots=8\na slots=8", "line 2 and --hostfile f, line 1: a is given twice"),
     ("a slots=9 max_slots=8", "line 1: a: slots is 9, more than max_slots, 8; lower slots"),
     ("a:4096\na:1", "line 1: a: slots add up to 4097; give at most 4096"),
@@ -108,7 +107,10 @@ def test_everything_that_can_stand_beside_a_name_is_read() -> None:
     assert {entry.python for entry in entries} == {"/opt/c#/bin/python"}
 
 
-@pytest.mark.parametrize(("text", "message"), REFUSED)
+TOO_MANY = (f"a[1-{MAX_HOSTS}]\nb1", "line 2: more than 65536 hosts up to here")
+
+
+@pytest.mark.parametrize(("text", "message"), [*REFUSED, pytest.param(*TOO_MANY, marks=pytest.mark.slow)])
 def test_line_is_refused_with_file_line_and_value(text: str, message: str) -> None:
     with pytest.raises(HostListError, match=message) as caught:
         read(text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import platform
 import subprocess
@@ -23,7 +22,6 @@ from msrun.agent.host.host_facts import read_topology
 from msrun.agent.processes import joining, main_module
 from msrun.agent.processes.child import MPOL_BIND, MPOL_PREFERRED, SET_MEMPOLICY
 from msrun.agent.processes.main_module import describe_wait
-from msrun.agent.processes.server_handle import RUN_PROGRAM
 from msrun.agent.watch.progress_board import PROGRESS_BOARD, ProgressBoard
 
 ProgressRecord = pytest.importorskip("msrun.runtime.progress", exc_type=ImportError).ProgressRecord
@@ -146,7 +144,7 @@ def test_meeting_of_the_whole_world_is_told_and_goes_on(
 
 
 def test_record_that_the_runtime_keeps_is_left_alone(board: ProgressBoard, torchs: Any) -> None:
-    ProgressRecord(str(board._path), 1).enter_phase(contract.PHASE_JOINED)
+    ProgressRecord(os.environ[contract.MSRUN_PROGRESS], 1).enter_phase(contract.PHASE_JOINED)
     torchs._rendezvous_handlers["env"]("env://")
     assert board.read(1).phase == contract.PHASE_JOINED
 
@@ -175,52 +173,6 @@ def test_torch_that_is_imported_later_is_watched_from_then_on_and_only_once(
     assert sys.meta_path == before
     played._rendezvous_handlers["env"]("env://")
     assert board.read(1).phase == contract.PHASE_PLAIN_TORCH
-
-
-SHOW = (
-    "import json, sys; print(json.dumps([sys.path[0], sys.argv, sys.orig_argv, __name__, globals().get('__file__')]))"
-)
-RUN = (
-    """
-import sys
-sys.path.insert(0, sys.argv[1])
-from msrun.agent.processes.main_module import Main
-from msrun.planning.program import Program
-sys.path.pop(0)
-program = Main(Program("script", sys.argv[2], ("a", "-b")))
-"""
-    + RUN_PROGRAM
-)
-
-
-def run_script(target: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", RUN, str(REPOSITORY), str(target)]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
-
-
-def test_script_runs_as_the_interpreter_runs_it(tmp_path: Path) -> None:
-    (tmp_path / "sub").mkdir()
-    script = tmp_path / "sub" / "show.py"
-    script.write_text(SHOW)
-    found = run_script(script, tmp_path).stdout
-    plain = subprocess.run([sys.executable, str(script), "a", "-b"], cwd=tmp_path, capture_output=True, text=True)
-    shown, right = json.loads(found), json.loads(plain.stdout)
-    assert shown[:2] == right[:2] == [str(tmp_path / "sub"), [str(script), "a", "-b"]]
-    assert shown[2][1:] == right[2][1:]
-    assert shown[3:] == right[3:] == ["__main__", str(script)]
-
-
-EXITS = [("7", 7), ("256", 0), ("-1", 255), ("True", 1), ("'text'", 1)]
-ENDS = [("pass", 0), ("1 / 0", 1), ("import sys; sys.stdout.close()", 0)]
-
-
-@pytest.mark.parametrize(("source", "code"), [*ENDS, *((f"raise SystemExit({value})", code) for value, code in EXITS)])
-def test_status_is_that_of_the_interpreter(tmp_path: Path, source: str, code: int) -> None:
-    (tmp_path / "x.py").write_text(source)
-    done = run_script(tmp_path / "x.py", tmp_path)
-    assert done.returncode == code
-    assert ("ZeroDivisionError" in done.stderr) == (source == "1 / 0") and ("text" in done.stderr) == ("text" in source)
-    assert "main_module.py" not in done.stderr
 
 
 def test_threads_that_keep_a_process_are_named_with_their_place() -> None:

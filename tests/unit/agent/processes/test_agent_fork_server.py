@@ -6,7 +6,6 @@ import errno
 import os
 import signal
 import socket
-import subprocess
 import sys
 import types
 import weakref
@@ -18,7 +17,7 @@ from unittest import mock
 
 import pytest
 from fake_agents import FakeClock
-from job_runner import REPOSITORY
+from job_runner import run_python
 
 from msrun import contract
 from msrun.agent.processes import child, fork_server
@@ -26,19 +25,6 @@ from msrun.agent.processes.process_control import start_time
 from msrun.agent.processes.process_spec import FIRST_SERVER_ID, ProcessSpec
 from msrun.agent.processes.server_handle import ForkServerHandle
 from msrun.cluster.messages import Channel
-
-
-def run_python(source: str) -> str:
-    """Run a program in a process of its own and return what it prints."""
-    return subprocess.run(
-        [sys.executable, "-c", source],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    ).stdout
-
 
 SINGLE_THREAD = """
 import sys, types

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from job_runner import REPOSITORY, is_alive, wait_until
+from job_runner import is_alive, run_python, wait_until
 
 from msrun import contract
 from msrun.agent.processes import process_control
@@ -45,18 +45,6 @@ def test_descendants_and_session_members_are_found(family: tuple[int, int]) -> N
     assert set(process_control.descendants(os.getpid())) >= {parent, child}
     assert sorted(process_control.session_members([parent])) == sorted(family)
     assert process_control.session_members([]) == []
-
-
-def run_python(source: str) -> str:
-    """Run a program in a process of its own and return what it prints."""
-    return subprocess.run(
-        [sys.executable, "-c", source],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    ).stdout
 
 
 STRANGER = """

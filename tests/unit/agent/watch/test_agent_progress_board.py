@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -83,16 +84,14 @@ def test_joining_counts_as_waiting_until_the_worker_has_joined(board: ProgressBo
 
 
 @given(name=st.text(max_size=200))
-def test_names_of_any_length_and_script_come_through_cut(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    path = tmp_path_factory.mktemp("board") / "progress"
-    board = ProgressBoard(path, 1)
-    board.create()
-    ProgressRecord(str(path), 0).begin_wait(name.replace("\0", ""))
-    told = board.read(0).name
+def test_names_of_any_length_and_script_come_through_cut(name: str) -> None:
+    with tempfile.TemporaryDirectory() as folder, closing(ProgressBoard(Path(folder, "progress"), 1)) as board:
+        board.create()
+        ProgressRecord(f"{folder}/progress", 0).begin_wait(name.replace("\0", ""))
+        told = board.read(0).name
     cut = name.replace("\0", "").encode("utf-8", "replace")[: contract.PROGRESS_NAME_BYTES - 1]
     whole = cut.decode("utf-8", "replace")
     assert told == "".join(char if char.isprintable() else ascii(char)[1:-1] for char in whole)
-    board.close()
 
 
 def test_board_that_a_worker_has_cut_off_is_empty_until_the_next_attempt(board: ProgressBoard, tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from msrun.launch.transport.ssh import address_of, explain_end, shown, split_log
 
@@ -129,3 +131,12 @@ def test_what_the_host_wrote_is_told_from_what_ssh_wrote() -> None:
 def test_path_in_the_home_directory_is_shown_with_a_tilde(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     assert [shown(Path(path)) for path in ("/home/me/.ssh/id", "/opt/id")] == ["~/.ssh/id", "/opt/id"]
+
+
+LINES = "".join((GOOD, JUMP, HUNG_UP, CHANGED, UNKNOWN, FAILED, BAD, PARTIAL, NO_WAY)).splitlines()
+
+
+@given(st.lists(st.sampled_from(LINES) | st.text(max_size=40)).map("\n".join), st.sampled_from([None, 1.5]))
+def test_any_log_is_explained_in_one_line(log: str, late_s: float | None) -> None:
+    fault = explain_end(log, late_s)
+    assert fault.text and "\n" not in fault.text + fault.place + address_of(log)

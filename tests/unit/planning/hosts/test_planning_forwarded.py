@@ -41,14 +41,12 @@ STAYS = names("""
 NEVER_WITH_STAR = set(STAYS) - {"LD_PRELOAD", "EDITOR", "MY_OWN", "AWS_SECRET_ACCESS_KEY"}
 
 
-@pytest.mark.parametrize("name", GOES)
-def test_what_decides_how_a_program_runs_goes_to_the_hosts(name: str) -> None:
-    assert forwarded_environment({name: "x"}) == {name: "x"}
+def test_what_decides_how_a_program_runs_goes_to_the_hosts() -> None:
+    assert [name for name in GOES if forwarded_environment({name: "x"}) != {name: "x"}] == []
 
 
-@pytest.mark.parametrize("name", STAYS)
-def test_what_belongs_to_this_host_login_or_launcher_stays(name: str) -> None:
-    assert forwarded_environment({name: "x"}) == {}
+def test_what_belongs_to_this_host_login_or_launcher_stays() -> None:
+    assert [name for name in STAYS if forwarded_environment({name: "x"})] == []
 
 
 SECRETS = {

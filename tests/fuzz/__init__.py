@@ -1,1 +1,0 @@
-"""Seeded, bounded noise for everything that reads what somebody else has written."""

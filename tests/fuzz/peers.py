@@ -14,10 +14,9 @@ from open_gate import TOKEN, OpenGate, host_request
 from tls_files import PASSWORDS, Authority, TlsFolder
 
 from fuzz.mutation import change_bytes, change_value, encode_any
-from msrun.cluster.connection import Caller, Connection
+from msrun.cluster.connection import Caller, Connection, Seal, hello, new_nonce, read_hello
 from msrun.cluster.hosts import Refused
 from msrun.cluster.messages import FrameBuffer, NotUnderstood, frame
-from msrun.cluster.proof import Seal, hello, new_nonce, read_hello
 from msrun.cluster.tls import open_identity
 from msrun.planning.record_json import encode_record
 from msrun.planning.tls_spec import parse_tls_config

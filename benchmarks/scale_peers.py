@@ -9,7 +9,7 @@ from functools import partial
 
 from msrun import __version__
 from msrun.cluster.failure import FailureReport, fault_of_job
-from msrun.cluster.messages import Ledger, Message, MessageBuffer, encode_message
+from msrun.cluster.messages import FrameBuffer, Ledger, Message, encode_message
 from msrun.cluster.protocol import HostAddress, HostReport
 from msrun.launch.transport.opener import Way
 from msrun.launch.transport.pipe import MARKER, AgentPipe
@@ -39,7 +39,7 @@ class Peer:
         self.stream = stream
         self._sources = sources
         self._ledger = Ledger()
-        self._buffer = MessageBuffer()
+        self._buffer = FrameBuffer()
         self._opening = b""
         self._has_begun = False
 
@@ -52,7 +52,7 @@ class Peer:
                 return
             self._has_begun, data = True, rest[int(head.split()[0]) :]
             self.stream.sendall(MARKER)
-        for message in self._buffer.feed(data):
+        for message in self._buffer.messages(data):
             if message["type"] == "beat":
                 self._ledger.acknowledge(message["seen"])
                 self.stream.sendall(encode_message({"type": "beat", "seen": self._ledger.seen}))

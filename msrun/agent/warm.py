@@ -28,12 +28,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msrun import contract
+from msrun.agent.logs.own_file import socket_address
 from msrun.agent.processes.process_control import NO_JOB, end_job
 from msrun.agent.processes.server_handle import BOOT, ROOT, SEND_S, ForkServerHandle, ServerProcess
 from msrun.cluster.messages import Channel, Message, await_input
@@ -122,16 +124,6 @@ def warm_folder(caller: Mapping[str, str]) -> Path:
 
 def _importing(path: Path) -> Path:
     return path.with_suffix(".new")
-
-
-@contextlib.contextmanager
-def _address(path: Path) -> Iterator[str]:
-    """Give a name to bind or connect to: the path itself may be longer than the 107 bytes that unix(7) takes."""
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{folder}/{path.name}"
-    finally:
-        os.close(folder)
 
 
 @contextlib.contextmanager
@@ -243,7 +235,7 @@ def _answer(channel: Channel) -> Message:
 
 
 def _connect(connection: socket.socket, path: Path) -> bool:
-    with contextlib.suppress(OSError), _address(path) as name:
+    with contextlib.suppress(OSError), socket_address(path) as name:
         connection.connect(name)
         return True
     return False
@@ -255,7 +247,7 @@ def _start_server(path: Path, warm: WarmStart, env: Mapping[str, str], working_d
     old = os.umask(0o077)
     try:
         listener = socket.socket(socket.AF_UNIX)
-        with _address(_importing(path)) as name:
+        with socket_address(_importing(path)) as name:
             listener.bind(name)
     finally:
         os.umask(old)
@@ -301,34 +293,28 @@ DESCRIPTORS = 3
 _CREDENTIALS = struct.Struct("3i")
 
 
-class Asked:
-    """What a job has asked for, in the process that will be its fork server."""
+Become = Callable[[], "Main"]
 
-    def __init__(self, message: Message, descriptors: list[int]) -> None:
-        self.job_id: str = message["job_id"]
-        self.agent_pid: int = message["agent_pid"]
-        self.environment: dict[str, str] = message["environment"]
-        self.imports: list[str] = message["imports"]
-        self.channel, self.passing, self.directory = descriptors
 
-    def become(self) -> Main:
-        """Turn this freshly forked process into the job's fork server, and serve; returns in a worker."""
-        from msrun.agent.processes.child import name_process, set_environment
-        from msrun.agent.processes.fork_server import serve_job
+def become_server(
+    agent_pid: int, environment: Mapping[str, str], channel_fd: int, passing_fd: int, directory: int
+) -> Main:
+    """Turn this freshly forked process into a job's fork server, and serve; returns in a worker."""
+    from msrun.agent.processes.child import name_process, set_environment
+    from msrun.agent.processes.fork_server import serve_job
 
-        os.setsid()
-        os.fchdir(self.directory)
-        os.close(self.directory)
-        set_environment({**dict.fromkeys(os.environ), **self.environment})
-        tempfile.tempdir = None  # may be another one for this job
-        name_process("msrun: fork server")
-        passing = socket.socket(fileno=self.passing)
-        return serve_job(Channel(socket.socket(fileno=self.channel)), self.agent_pid, passing)
+    os.setsid()
+    os.fchdir(directory)
+    os.close(directory)
+    set_environment({**dict.fromkeys(os.environ), **environment})
+    tempfile.tempdir = None  # may be another one for this job
+    name_process("msrun: fork server")
+    return serve_job(Channel(socket.socket(fileno=channel_fd)), agent_pid, socket.socket(fileno=passing_fd))
 
 
 class WarmServer:
     """Event loop of a warm server: imports once, then forks the fork server of every job that asks, until nobody has
-    for a while. `serve` returns in a forked child, as `Asked`, and ends as None in the server."""
+    for a while. `serve` returns in a forked child, with what that is to become, and ends as None in the server."""
 
     def __init__(self, listener: socket.socket, path: Path, idle_s: float, imports: Sequence[str]) -> None:
         """`imports`: what it has imported already."""
@@ -338,20 +324,22 @@ class WarmServer:
         self._ends_at = time.monotonic() + idle_s
         self.is_ending = False  # it takes no more jobs: whoever asks next starts another one
 
-    def serve(self) -> Asked | None:
+    def serve(self) -> Become | None:
         """Work through requests until stopped, stale or idle for long; a job that runs holds it."""
         wake_reader, wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         with selectors.DefaultSelector() as selector:
             selector.register(self._listener, selectors.EVENT_READ, self._accept)
-            selector.register(wake_reader, selectors.EVENT_READ, lambda: os.read(wake_reader, 4096))
+            selector.register(wake_reader, selectors.EVENT_READ)
             while (has_jobs := _has_children()) or not self.is_ending:
                 for key, _ in selector.select(None if has_jobs else max(0.0, self._ends_at - time.monotonic())):
-                    if isinstance(asked := key.data(), Asked):
+                    if key.data is None:
+                        os.read(wake_reader, 4096)
+                    elif become := key.data():
                         os.close(wake_reader)
                         os.close(wake_writer)
-                        return asked
+                        return become
                 self.end_when_idle(has_jobs=has_jobs)
                 if self.is_ending and self._listener.fileno() >= 0:
                     selector.unregister(self._listener)
@@ -370,7 +358,7 @@ class WarmServer:
         self.is_ending = True
         self._path.unlink(missing_ok=True)
 
-    def _accept(self) -> Asked | None:
+    def _accept(self) -> Become | None:
         connection, _ = self._listener.accept()
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         with connection:
@@ -378,19 +366,19 @@ class WarmServer:
                 return None
             connection.settimeout(ASK_S)
             descriptors: list[int] = []
-            asked: Asked | None = None
+            become: Become | None = None
             try:
                 _, descriptors, _, _ = socket.recv_fds(connection, 1, DESCRIPTORS)
                 channel = Channel(connection)
                 message = _answer(channel)
-                asked = self._serve_one(message, channel, descriptors) if message["type"] != "gone" else None
+                become = self._serve_one(message, channel, descriptors) if message["type"] != "gone" else None
             except (OSError, ValueError, LookupError) as error:  # it has gone, or is no msrun
                 print(f"a request was not understood: {error}", file=sys.stderr, flush=True)  # noqa: T201 - the log
-            for descriptor in descriptors if asked is None else ():  # in the child they are in use
+            for descriptor in descriptors if become is None else ():  # in the child they are in use
                 os.close(descriptor)
-            return asked
+            return become
 
-    def _serve_one(self, message: Message, channel: Channel, descriptors: list[int]) -> Asked | None:
+    def _serve_one(self, message: Message, channel: Channel, descriptors: list[int]) -> Become | None:
         if message["type"] == "stop":
             self._leave()
             channel.send({"type": "stopping"})
@@ -400,13 +388,14 @@ class WarmServer:
             channel.send({"type": "stale", "path": changed})
             self._leave()
             return None
-        asked = Asked(message, descriptors)  # what is wrong with the request shows here, and not in another process
+        channel_fd, passing_fd, directory = descriptors  # what is wrong shows here, and not in another process
+        become = partial(become_server, message["agent_pid"], message["environment"], channel_fd, passing_fd, directory)
+        more = [name for name in message["imports"] if name not in self._imported]
         pid = os.fork()
         if pid == 0:
             self._listener.close()
-            return asked
+            return become
         channel.send({"type": "started", "pid": pid})
-        more = [name for name in asked.imports if name not in self._imported]
         if more:  # for the next one, what this job has to import itself
             self._imported.update(more)
             if not import_all(more):
@@ -453,7 +442,7 @@ def main() -> Main:
         sys.exit(1)
     os.chdir("/")
     _importing(path).rename(path)
-    asked = WarmServer(listener, path, idle_s, imports).serve()
-    if asked is None:
+    become = WarmServer(listener, path, idle_s, imports).serve()
+    if become is None:
         os._exit(0)
-    return asked.become()
+    return become()

@@ -5,13 +5,24 @@ how the two come to know each other, before anything else is said.
     host          register {request}                sealed (`proof`): it proves that it knows the token
     scheduler     accepted {silence_s}, sealed, or in the clear why the host is refused
 
-After `accepted` the connection carries a stream of sealed bytes (`launch.transport.sealed`).
+After `accepted` the connection carries a stream of bytes in sealed records, by `read` and `write`.
+
+Host and scheduler prove with every message that they know the job's token, without sending it. Each side begins with a
+random nonce. Token and both nonces make two keys, one for each direction, and from then on every message carries an
+HMAC-SHA256 of its number and its bytes. So nothing is looked at that was not proved first, and a message is good for
+one connection, one direction and one place in the order. The token is the user's (`--token_file`, MSRUN_TOKEN), or a
+random one that the scheduler's host leaves in the log directory for those that share it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import hmac
+import re
+import secrets
 import socket
+import struct
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -26,7 +37,6 @@ from msrun.cluster.messages import (
     encode_body,
     frame,
 )
-from msrun.cluster.proof import PROOF_BYTES, NotProved, Seal, hello, new_nonce, read_hello
 from msrun.cluster.protocol import protocol
 from msrun.planning.record_json import encode_record
 
@@ -34,6 +44,7 @@ if TYPE_CHECKING:  # loaded for jobs with --tls_config
     from msrun.cluster.tls import TlsSession
 
 MAX_GREETING_BYTES = 8 * 1024  # of what somebody says who has not proved anything
+RECORD_BYTES = 1 << 17
 MAX_UNSENT_BYTES = 4 * MAX_MESSAGE_BYTES  # the other side reads nothing: it is given up
 READ_BYTES = 1 << 16
 TLS_RECORDS = range(20, 25)
@@ -41,8 +52,70 @@ TLS_RECORDS = range(20, 25)
 SAME_EVERYWHERE = "give --tls_config on all hosts, or on none"
 
 
+PROOF_BYTES = hashlib.sha256().digest_size
+_CLIENT, _SERVER = b"msrun host", b"msrun scheduler"
+_NUMBER = struct.Struct("!Q")
+_HELLO = re.compile(rb'\{"type":"hello","protocol":([0-9]{1,9}),"nonce":"([0-9a-f]{64})"\}')
+"""JSON, which an older msrun reads; here it is not parsed, for it comes from anybody."""
+
+
+class NotProved(ValueError):
+    """A message is not from one who knows the token, or is not the next of this connection."""
+
+
+def token_of_servers(token: str, job_id: str) -> str:
+    """Return what the workers and parameter servers of one job know each other by, of the hosts' token."""
+    return hmac.digest(token.encode(), f"msrun parameter servers {job_id}".encode(), "sha256").hex()
+
+
+def new_nonce() -> str:
+    """Return 32 random bytes as text."""
+    return secrets.token_hex(32)
+
+
+def hello(nonce: str) -> bytes:
+    return f'{{"type":"hello","protocol":{protocol()},"nonce":"{nonce}"}}'.encode()
+
+
+def read_hello(body: bytes) -> tuple[int, str] | None:
+    """Return protocol and nonce of the other side's first words; None when they are something else."""
+    match = _HELLO.fullmatch(body)
+    return (int(match[1]), match[2].decode()) if match else None
+
+
+class Seal:
+    """Closes what one side of one connection says, and opens what it hears."""
+
+    def __init__(self, token: bytes, scheduler_nonce: str, host_nonce: str, *, is_scheduler: bool) -> None:
+        nonces = f"{scheduler_nonce}{host_nonce}".encode()
+        keys = [hmac.digest(token, side + b"\0" + nonces, "sha256") for side in (_CLIENT, _SERVER)]
+        self._in_key, self._out_key = keys if is_scheduler else reversed(keys)
+        self._sent = self._received = 0
+
+    def close(self, body: bytes) -> bytes:
+        self._sent += 1
+        return _proof(self._out_key, self._sent, body) + body
+
+    def open(self, data: bytes) -> bytes:
+        """Return the next message of the other side without its proof. Raises NotProved: it is not from there."""
+        proof, body = data[:PROOF_BYTES], data[PROOF_BYTES:]
+        if not hmac.compare_digest(proof, _proof(self._in_key, self._received + 1, body)):
+            raise NotProved("a message without the proof that it is the next of this connection")
+        self._received += 1
+        return body
+
+
+def _proof(key: bytes, number: int, body: bytes) -> bytes:
+    return hmac.digest(key, _NUMBER.pack(number) + body, "sha256")
+
+
 class Connection:
-    """Owned by one thread. What cannot be sent at once is kept and sent by `flush`."""
+    """Owned by one thread. What cannot be sent at once is kept and sent by `flush`. Past its greeting it is a pipe to
+    an agent, or to the launcher: see `launch.transport.pipe.AgentPipe`."""
+
+    address = ""  # numeric, of the other side
+    exit_status = None
+    fault = ""  # why what has come cannot be read; empty while it can
 
     def __init__(self, stream: socket.socket, tls: TlsSession | None = None) -> None:
         """`tls`: what everything goes through; None = as it is."""
@@ -56,6 +129,7 @@ class Connection:
         self._is_first = True  # nothing has come yet
         self._most = 1  # so many bodies are read at a time
         self.is_closed = False  # the other side is gone, or `close` was called
+        self._in_flight = 0  # so many bytes that were given to `write` are in a record that is not all sent
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -145,6 +219,32 @@ class Connection:
     def open(self, body: bytes) -> Message:
         """Return the message in a body that has come, as `unseal`. Raises ValueError: it is no message."""
         return decode_body(self.unseal(body))
+
+    def read(self) -> bytes | None:
+        try:
+            data = b"".join(self.unseal(body) for body in self.receive())
+        except ValueError as error:
+            self.fault = str(error)
+            return b""
+        return data or (b"" if self.is_closed else None)
+
+    def write(self, data: bytes | memoryview) -> int:
+        """See `AgentPipe`. What was held up has to be given again, as TLS has it."""
+        if self._in_flight:
+            self.flush()
+        else:
+            piece = bytes(data[:RECORD_BYTES])
+            self.send_body(piece)
+            self._in_flight = len(piece)
+        if self.is_closed:
+            raise BrokenPipeError("the other side has gone")
+        if self.has_unsent:
+            return 0
+        count, self._in_flight = self._in_flight, 0
+        return count
+
+    def stderr_text(self) -> str:
+        return self.fault
 
     def close(self) -> None:
         """Close the connection; what was not sent is lost."""

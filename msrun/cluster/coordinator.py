@@ -12,7 +12,7 @@ to the agents of all hosts; to a host that is alone, `OwnLink` does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -68,30 +68,36 @@ class Coordinator:
     def hear(self, node_rank: int, message: Message) -> list[Message]:
         """Take one of `REPORTS` from a host; anything else is left out, and so is what is of another attempt. Raises
         ValueError: no host that works as it should says this."""
-        kind, attempt = message.get("type"), message.get("attempt")
+        kind, attempt, own = message.get("type"), message.get("attempt"), self._ranks[node_rank]
         if type(attempt) is not int:
             return []
-        own = self._ranks[node_rank]
         if kind == "failed":
-            own_report = replace(read_report(message.get("report")), node_rank=node_rank)
-            if own_report.signum:
-                self.losses.setdefault(node_rank, own_report.failure.reason)
+            report = replace(read_report(message.get("report")), node_rank=node_rank)
+            if report.signum:
+                self.losses.setdefault(node_rank, report.failure.reason)
                 self.leaving.add(node_rank)
-            return self.failed(attempt, own_report)
-        if kind == "done" and message.get("rank") in own:
-            return self.done(node_rank, attempt, message["rank"], has_come=message.get("has_come") is not False)
-        if kind == "ended":
-            given = message.get("come")
-            come = [rank for rank in own if rank in given] if isinstance(given, list) else []
-            self._has_begun |= attempt == self.attempt and message.get("has_begun") is not False
-            report = read_report(message["report"]) if message.get("report") is not None else None
-            can_continue = message.get("can_continue") is True
-            return self.ended(node_rank, attempt, can_continue=can_continue, come=come, report=report)
-        return self.ready(node_rank, attempt) if kind == "ready" else []
+            return self._failed(report) if attempt == self.attempt else []
+        if self.is_over or attempt != self.attempt:
+            return []
+        match kind:
+            case "done" if message.get("rank") in own:
+                return self._done_by(node_rank, message["rank"], has_come=message.get("has_come") is not False)
+            case "ended":
+                self._has_begun |= message.get("has_begun") is not False
+                given = message.get("come")
+                self._come.update(rank for rank in own if isinstance(given, list) and rank in given)
+                late = read_report(message["report"]) if message.get("report") is not None else None
+                return self._ended_by(node_rank, late, can_continue=message.get("can_continue") is True)
+            case "ready" if node_rank in self._unready:
+                self._unready.discard(node_rank)
+                if not self._unready:
+                    self.begun = attempt
+                    return [{"type": "start", "attempt": attempt}]
+        return []
 
-    def failed(self, attempt: int, report: FailureReport) -> list[Message]:
-        """A host has failed. Only the first failure of an attempt counts."""
-        if self.is_over or attempt != self.attempt or self.report is not None:
+    def _failed(self, report: FailureReport) -> list[Message]:
+        """Only the first failure of an attempt counts."""
+        if self.is_over or self.report is not None:
             return []
         done = {rank: node for rank, node in self._done.items() if node != report.node_rank}
         if report.lost_peer and done:  # they had left before: that is why another host's rank has failed
@@ -105,8 +111,8 @@ class Coordinator:
         if report.is_unfit and report.node_rank >= 0:
             self.losses.setdefault(report.node_rank, report.failure.reason)
         code = report.failure.exit_code if report.failure.first_failure else None
-        goes_on = not self._is_last and self._policy.delay_s(attempt, code) is not None
-        return [{"type": "stop", "attempt": attempt, "report": encode_record(report), "goes_on": goes_on}]
+        goes_on = not self._is_last and self._policy.delay_s(self.attempt, code) is not None
+        return [{"type": "stop", "attempt": self.attempt, "report": encode_record(report), "goes_on": goes_on}]
 
     def _with_cause(self, report: FailureReport) -> FailureReport:
         return replace(report, failure=_after(self._cause, report.failure)) if self._cause else report
@@ -117,53 +123,30 @@ class Coordinator:
 
     def fail(self, reason: str, exit_code: int = contract.EXIT_CLUSTER, **more: Any) -> list[Message]:
         """The coordinator itself has seen why the job cannot go on and, without `more`, cannot be started again."""
-        return self.failed(self.attempt, FailureReport(fault_of_job(self._job_id, reason, exit_code), **more))
+        return self._failed(FailureReport(fault_of_job(self._job_id, reason, exit_code), **more))
 
-    def done(self, node_rank: int, attempt: int, global_rank: int, *, has_come: bool = True) -> list[Message]:
+    def _done_by(self, node_rank: int, global_rank: int, *, has_come: bool) -> list[Message]:
         """A rank has finished. `has_come`: it had joined the world; who joins one that it has not waits in vain."""
-        if self.is_over or attempt != self.attempt:
-            return []
         self._done[global_rank] = node_rank
         if has_come:
             return []
         self._absent.add(global_rank)
         is_first = len(self._absent) == 1  # enough for the others to look; a job that joins nothing has many
-        return [{"type": "absent", "attempt": attempt, "ranks": [global_rank]}] if is_first else []
+        return [{"type": "absent", "attempt": self.attempt, "ranks": [global_rank]}] if is_first else []
 
-    def ended(
-        self,
-        node_rank: int,
-        attempt: int,
-        *,
-        can_continue: bool,
-        come: Iterable[int] = (),
-        report: FailureReport | None = None,
-    ) -> list[Message]:
-        """All workers of a host have ended, or none was started. `come`: those that had joined the world. `report`: how
-        the attempt has failed there, from logs that are whole."""
-        if self.is_over or attempt != self.attempt or node_rank not in self._busy:
+    def _ended_by(self, node_rank: int, report: FailureReport | None, *, can_continue: bool) -> list[Message]:
+        """All workers of a host have ended, or none was started. `report`: how the attempt has failed there, from logs
+        that are whole."""
+        if node_rank not in self._busy:
             return []
         self._is_last |= not can_continue
         self._busy.discard(node_rank)
-        self._come.update(come)
         if report is not None and self.report is not None and self.report.node_rank == node_rank:
             self.report = self._with_cause(replace(report, node_rank=node_rank))
         elif report is not None and self._kept is not None and self._kept.node_rank == node_rank:
             self._kept = replace(report, node_rank=node_rank)
-        orders: list[Message] = []
-        if self._absent and self._come:
-            reason = describe_absent(self._absent, self._come)
-            orders = self.fail(reason)
+        orders = self.fail(describe_absent(self._absent, self._come)) if self._absent and self._come else []
         return [*orders, *self._conclude()]
-
-    def ready(self, node_rank: int, attempt: int) -> list[Message]:
-        if self.is_over or attempt != self.attempt or node_rank not in self._unready:
-            return []
-        self._unready.discard(node_rank)
-        if self._unready:
-            return []
-        self.begun = attempt
-        return [{"type": "start", "attempt": attempt}]
 
     def regroup(self, reason: str) -> list[Message]:
         """Start again at once, on the hosts that the pool chooses now."""

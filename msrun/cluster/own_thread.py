@@ -97,12 +97,14 @@ class WakingQueue(Generic[Item]):
             if self._descriptor >= 0:
                 os.eventfd_write(self._descriptor, 1)
 
-    def take(self) -> list[Item]:
+    def take(self, most: int = sys.maxsize) -> list[Item]:
+        """Return the messages that are there, at most so many."""
         with self._lock:
-            if self._descriptor >= 0 and self._messages:
-                os.eventfd_read(self._descriptor)
-            found = list(self._messages)
-            self._messages.clear()
+            found = [self._messages.popleft() for _ in range(min(most, len(self._messages)))]
+            if self._descriptor >= 0 and found:
+                left = os.eventfd_read(self._descriptor) - len(found)
+                if left > 0:
+                    os.eventfd_write(self._descriptor, left)
         return found
 
     def close(self) -> None:

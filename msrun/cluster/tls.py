@@ -57,69 +57,65 @@ def _unreadable_file(place: str, error: OSError) -> UsageError:
     return UsageError(f"{place}: cannot be read ({error.strerror}); give a file that is there")
 
 
-class _KeyFile:
-    """The certificate of one side with its key, from PEM or PKCS#12."""
-
-    def __init__(self, spec: TlsSpec, side: Side) -> None:
-        """Raises UsageError: file or password is missing or wrong, there is more or less in it than one certificate and
-        one key, or they do not belong together."""
-        self.place, self._side = spec.place(f"{side}_cert_path"), side
-        path = getattr(spec, f"{side}_cert_path")
-        if not path:
-            raise UsageError(
-                f"--tls_config {spec.source}: {side}_cert_path: is missing; the host with the scheduler needs it"
-            )
-        data = _read_limited(path, self.place)
-        self._password = _password(spec, side)
-        try:
-            key, certificates = self._read_pem(data) if PEM in data else self._read_pkcs12(data)
-        except UnsupportedAlgorithm:
-            raise self._error("is encrypted in a way that is not known here; make it anew with AES") from None
+def _read_pair(spec: TlsSpec, side: Side) -> tuple[str, x509.Certificate, bytes]:
+    """Return where the certificate of one side was named, the certificate, and it with its key as PEM, not encrypted:
+    never to be written to a disk. Raises UsageError: file or password is missing or wrong, there is more or less in it
+    than one certificate and one key, or they do not belong together."""
+    place, path = spec.place(f"{side}_cert_path"), getattr(spec, f"{side}_cert_path")
+    if not path:
+        raise UsageError(
+            f"--tls_config {spec.source}: {side}_cert_path: is missing; the host with the scheduler needs it"
+        )
+    data, password = _read_limited(path, place), _password(spec, side)
+    no_key = "wrong password" if password else "is encrypted, and there is no password"
+    no_key += f"; set {_VARIABLES[side]}, or name a file with {side}_password_file"
+    try:
+        key, certificates = (_read_pem if PEM in data else _read_pkcs12)(data, password, no_key)
         if len(certificates) != 1:
             found = "no certificate" if not certificates else f"a chain of {len(certificates)} certificates"
-            raise self._error(f"holds {found}; give one certificate with its key, and all of the CA in ca_cert_path")
-        self.certificate = certificates[0]
+            raise _Unfit(f"holds {found}; give one certificate with its key, and all of the CA in ca_cert_path")
         own, certified = (
             one.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-            for one in (key.public_key(), self.certificate.public_key())
+            for one in (key.public_key(), certificates[0].public_key())
         )
         if own != certified:
-            raise self._error("the key in it does not fit the certificate; export the two that belong together")
-        pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        self.pem = pem + self.certificate.public_bytes(Encoding.PEM)
-        """Both, the key not encrypted: never to be written to a disk."""
+            raise _Unfit("the key in it does not fit the certificate; export the two that belong together")
+    except UnsupportedAlgorithm:
+        raise UsageError(f"{place}: is encrypted in a way that is not known here; make it anew with AES") from None
+    except _Unfit as error:
+        raise UsageError(f"{place}: {error}") from None
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return place, certificates[0], pem + certificates[0].public_bytes(Encoding.PEM)
 
-    def _error(self, text: str) -> UsageError:
-        return UsageError(f"{self.place}: {text}")
 
-    def _wrong_password(self) -> UsageError:
-        what = "wrong password" if self._password else "is encrypted, and there is no password"
-        return self._error(f"{what}; set {_VARIABLES[self._side]}, or name a file with {self._side}_password_file")
+class _Unfit(Exception):
+    """What is wrong with a file, and what to do."""
 
-    def _read_pkcs12(self, data: bytes) -> tuple[PrivateKeyTypes, list[x509.Certificate]]:
-        try:
-            found = pkcs12.load_pkcs12(data, self._password or None)
-        except ValueError as error:
-            if "password" in str(error).lower():
-                raise self._wrong_password() from None
-            raise self._error("is neither PKCS#12 nor PEM, or is damaged; export it again") from None
-        if found.key is None:
-            raise self._error("holds no private key; export it with its key")
-        return found.key, [one.certificate for one in [found.cert, *found.additional_certs] if one is not None]
 
-    def _read_pem(self, data: bytes) -> tuple[PrivateKeyTypes, list[x509.Certificate]]:
-        if not _PEM_KEY.search(data):
-            raise self._error("holds no private key; put certificate and key into one PEM file, or use PKCS#12")
-        with contextlib.suppress(TypeError, ValueError):
-            key = load_pem_private_key(data, self._password or None if b"ENCRYPTED" in data else None)
-            return key, [x509.load_pem_x509_certificate(text) for text in _pem_texts(data, "CERTIFICATE")]
-        try:  # OpenSSL's words do not tell: one wrong password of about 300 decrypts to something that only is no key
-            load_pem_private_key(data, None)
-        except TypeError:  # whole, and encrypted
-            raise self._wrong_password() from None
-        except ValueError:
-            pass
-        raise self._error("what it holds as PEM cannot be read; export it again")
+def _read_pkcs12(data: bytes, password: bytes, no_key: str) -> tuple[PrivateKeyTypes, list[x509.Certificate]]:
+    try:
+        found = pkcs12.load_pkcs12(data, password or None)
+    except ValueError as error:
+        is_locked = "password" in str(error).lower()
+        raise _Unfit(no_key if is_locked else "is neither PKCS#12 nor PEM, or is damaged; export it again") from None
+    if found.key is None:
+        raise _Unfit("holds no private key; export it with its key")
+    return found.key, [one.certificate for one in [found.cert, *found.additional_certs] if one is not None]
+
+
+def _read_pem(data: bytes, password: bytes, no_key: str) -> tuple[PrivateKeyTypes, list[x509.Certificate]]:
+    if not _PEM_KEY.search(data):
+        raise _Unfit("holds no private key; put certificate and key into one PEM file, or use PKCS#12")
+    with contextlib.suppress(TypeError, ValueError):
+        key = load_pem_private_key(data, password or None if b"ENCRYPTED" in data else None)
+        return key, [x509.load_pem_x509_certificate(text) for text in _pem_texts(data, "CERTIFICATE")]
+    try:  # OpenSSL's words do not tell: one wrong password of about 300 decrypts to something that only is no key
+        load_pem_private_key(data, None)
+    except TypeError:  # whole, and encrypted
+        raise _Unfit(no_key) from None
+    except ValueError:
+        pass
+    raise _Unfit("what it holds as PEM cannot be read; export it again")
 
 
 def _password(spec: TlsSpec, side: Side) -> bytes:
@@ -254,12 +250,12 @@ def open_identity(spec: TlsSpec, side: Side) -> TlsIdentity:
     now = datetime.datetime.now(datetime.UTC)
     certificates = _read_certificates(spec)
     revocations = _read_revocations(spec, certificates, now)
-    pair = _KeyFile(spec, side)
+    pair_place, certificate, pem = _read_pair(spec, side)
     known: list[x509.Certificate | x509.CertificateRevocationList] = [*certificates, *revocations]
     authority = b"".join(one.public_bytes(Encoding.PEM) for one in known)
 
     def context_of(side: Side) -> ssl.SSLContext:
-        return _build_context(spec, side, pair, authority, has_revocations=bool(revocations))
+        return _build_context(spec, side, pair_place, pem, authority, has_revocations=bool(revocations))
 
     ours, theirs = context_of(side), context_of("server" if side == "client" else "client")
     ours.check_hostname, ours.verify_mode = False, ssl.CERT_NONE
@@ -268,16 +264,16 @@ def open_identity(spec: TlsSpec, side: Side) -> TlsIdentity:
     except ssl.SSLCertVerificationError as error:
         _, verdict = _VERDICTS.get(error.verify_code, ("", ""))
         reason = verdict.format(name=spec.server_name) or f"would be refused: {error.verify_message}"
-        raise UsageError(f"{pair.place}: {reason}") from None
+        raise UsageError(f"{pair_place}: {reason}") from None
     except ssl.SSLError as error:
-        raise UsageError(f"{pair.place}: {_explain_weak(error)}") from None
-    looked_at = [(pair.place, pair.certificate), *((spec.place("ca_cert_path"), one) for one in certificates)]
+        raise UsageError(f"{pair_place}: {_explain_weak(error)}") from None
+    looked_at = [(pair_place, certificate), *((spec.place("ca_cert_path"), one) for one in certificates)]
     warnings = [_warn(place, one, now, spec.warning_days) for place, one in looked_at]
-    return TlsIdentity(side, context_of(side), spec.server_name, pair.certificate, tuple(filter(None, warnings)))
+    return TlsIdentity(side, context_of(side), spec.server_name, certificate, tuple(filter(None, warnings)))
 
 
 def _build_context(
-    spec: TlsSpec, side: Side, pair: _KeyFile, authority: bytes, *, has_revocations: bool
+    spec: TlsSpec, side: Side, place: str, pem: bytes, authority: bytes, *, has_revocations: bool
 ) -> ssl.SSLContext:
     """Return a context of a side that proves who it is, and wants the other to."""
     is_server = side == "server"
@@ -293,10 +289,10 @@ def _build_context(
     except ssl.SSLError:
         raise ClusterError(f"{ssl.OPENSSL_VERSION} knows none of {':'.join(spec.ciphers)}; update it") from None
     try:
-        with _in_memory(pair.pem) as path:
+        with _in_memory(pem) as path:
             context.load_cert_chain(path)
     except ssl.SSLError as error:
-        raise UsageError(f"{pair.place}: {_explain_weak(error)}") from None
+        raise UsageError(f"{place}: {_explain_weak(error)}") from None
     with _in_memory(authority) as path:
         context.load_verify_locations(path)
     if has_revocations:

@@ -227,7 +227,7 @@ def run_part(
         table_text = linked_table(spec.rank_table_file)
         server_token = spec.server_token
         if spec.is_several and not server_token:
-            from msrun.cluster.proof import token_of_servers
+            from msrun.cluster.connection import token_of_servers
 
             server_token = token_of_servers(spec.token, job_id)
         plan = plan_part(

@@ -43,7 +43,6 @@ from msrun.launch.job_hosts import table_digest
 from msrun.launch.remote.agent import FETCH_S, STOPPED_SHARE, LauncherReport, fleet_of_part, tell_result, told_errors
 from msrun.launch.remote.launcher_link import LauncherLink
 from msrun.launch.rendezvous import Patience, folder_of, has_scheduler, local_part, open_port
-from msrun.launch.transport.pipe import SealedPipe
 from msrun.planning.environment import settle_mindspore
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.record_json import decode_record
@@ -281,14 +280,13 @@ class DialledPart:
         self._spec, self._signals, self._silence_s = spec, signals, silence_s
         self._server: ForkServerHandle | None = None  # the fork server of the part before, for the next
         self._has_run = False
-        pipe = SealedPipe(connection, place[0])
         where = f"the scheduler at {place[0]}:{place[1]}"
 
         def explain(why: str) -> str:
-            changed = f"has sent what cannot be read ({pipe.fault}): something between the hosts changes it"
-            return f"lost {where}, which {changed if pipe.fault else why}"
+            changed = f"has sent what cannot be read ({connection.fault}): something between the hosts changes it"
+            return f"lost {where}, which {changed if connection.fault else why}"
 
-        self._link = LauncherLink(pipe, silence_s=silence_s, explain_loss=explain)
+        self._link = LauncherLink(connection, silence_s=silence_s, explain_loss=explain)
 
     def __enter__(self) -> DialledPart:
         self._link.start()

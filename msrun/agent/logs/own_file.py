@@ -6,9 +6,12 @@ log is not opened; `create_own_file` puts a new file there.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
+from collections.abc import Iterator
+from pathlib import Path
 
 from msrun import contract
 
@@ -76,3 +79,13 @@ def create_own_file(path: str | os.PathLike[str]) -> int:
         return descriptor
     os.unlink(path)  # noqa: PTH108
     return open_own_file(path, flags | os.O_EXCL)
+
+
+@contextlib.contextmanager
+def socket_address(path: Path) -> Iterator[str]:
+    """Yield a name of a socket that fits into its address of 108 bytes (unix(7)), however deep its folder is."""
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)

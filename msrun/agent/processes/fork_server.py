@@ -41,9 +41,8 @@ from msrun import contract
 from msrun.agent.processes import process_control
 from msrun.agent.processes.child import Given, become, set_environment
 from msrun.agent.processes.log_pipes import open_log_pipes
-from msrun.agent.processes.process_control import mark_job, raise_open_files
+from msrun.agent.processes.process_control import Reaper, mark_job, raise_open_files
 from msrun.agent.processes.process_spec import MINDSPORE_SCHEDULER_ID, SCHEDULER_ID, ProcessSpec
-from msrun.agent.processes.reaper import Reaper
 from msrun.cluster.messages import Channel, Message, await_input
 from msrun.errors import describe_limit
 from msrun.planning.record_json import decode_record

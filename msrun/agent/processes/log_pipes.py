@@ -26,8 +26,8 @@ from typing import Any
 from msrun import contract
 from msrun.agent.logs.rotated_log import LogRotation, RotatedLog
 from msrun.agent.processes import process_control
+from msrun.agent.processes.process_control import Ended
 from msrun.agent.processes.process_spec import LOG_WRITER_ID, ProcessSpec
-from msrun.agent.processes.reaper import Ended
 from msrun.cluster.messages import Channel
 from msrun.cluster.rendezvous import Record
 

@@ -23,10 +23,18 @@ from typing import TYPE_CHECKING, Self
 from msrun import contract
 from msrun.agent.host.host_facts import LOOPBACK
 from msrun.agent.signals import SignalPipe
-from msrun.cluster.connection import REFUSED, Connection
+from msrun.cluster.connection import (
+    REFUSED,
+    Connection,
+    NotProved,
+    Seal,
+    hello,
+    new_nonce,
+    read_hello,
+    token_of_servers,
+)
 from msrun.cluster.hosts import WRONG_KEY, HostRequest, Refused, Registry, other_protocol
 from msrun.cluster.messages import Message, NotUnderstood
-from msrun.cluster.proof import NotProved, Seal, hello, new_nonce, read_hello, token_of_servers
 from msrun.cluster.protocol import protocol
 from msrun.errors import ClusterError, Interrupted, MsrunError, PeerFailed
 from msrun.launch.directory.log_directory import EventLog
@@ -37,7 +45,6 @@ from msrun.launch.remote.logs import LogCollector
 from msrun.launch.rendezvous import folder_of, of_hosts
 from msrun.launch.transport.event_loop import EventLoop
 from msrun.launch.transport.opener import HostOpener, Way
-from msrun.launch.transport.pipe import AgentPipe, SealedPipe
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.assignment import HostPool, assign_hosts
 from msrun.planning.hosts.host_entry import HostEntry
@@ -352,8 +359,8 @@ class JoinedHosts(Hosts):
         entry = HostEntry(
             f"host {number} {name}" if is_late else name, len(devices), devices, address=request.address, has_come=True
         )
-        pipe: AgentPipe = SealedPipe(stranger.connection, request.address)
-        link = self.agents.make_link(entry, Way(lambda _: pipe), None, number, has_dialled=True)
+        stranger.connection.address = request.address
+        link = self.agents.make_link(entry, Way(lambda _: stranger.connection), None, number, has_dialled=True)
         self._links[number] = link
         self.agents.others.append(link)
         link.start()

@@ -17,7 +17,6 @@ import socket
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 
@@ -89,7 +88,6 @@ class LauncherLink(Link):
         what the job is told when it has gone, from what it has done; None = a launcher that has started this agent."""
         super().__init__(EventLoop(1, self._tell_fault, name="msrun-launcher-link", clock=clock), clock)
         self._inbox = Inbox()
-        self._wishes: deque[Message] = deque()  # taken from the inbox, and not yet returned by `wait`
         self.said = Inbox()
         """What the user's terminal says, for the rank that it belongs to: with `show` and `taken` a `UserEnd`."""
         self.orders = Inbox()  # what the coordinator says, for the job; `lost` when no launcher has come in time
@@ -130,8 +128,7 @@ class LauncherLink(Link):
 
     def wait(self, timeout_s: float | None = None) -> Message | None:
         """Return the launcher's next wish; None after the time, or when there is no launcher any more."""
-        if not self._wishes:
-            await_input(self._inbox, timeout_s)
+        await_input(self._inbox, timeout_s)
         message = self.take()
         return message if message is not None and message["type"] != "gone" else None
 
@@ -141,8 +138,7 @@ class LauncherLink(Link):
 
     def take(self) -> Message | None:
         """Return the launcher's next wish, `gone {reason}` where there is no launcher any more; None: there is none."""
-        self._wishes += self._inbox.take()
-        return self._wishes.popleft() if self._wishes else None
+        return next(iter(self._inbox.take(1)), None)
 
     def resume_at(self, listener: socket.socket, silence_s: float) -> None:
         """Accept another connection at a socket from now on, when this one breaks; `silence_s` as for the link."""

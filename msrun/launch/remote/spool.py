@@ -16,11 +16,11 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from msrun import contract
-from msrun.agent.logs.own_file import open_own_file
+from msrun.agent.logs.own_file import open_own_file, socket_address
 from msrun.agent.logs.rotated_log import rotated_path
 from msrun.agent.processes.process_control import (
     POLL_S,
@@ -98,7 +98,7 @@ def listen_in(spool: Path) -> socket.socket:
     try:
         with contextlib.suppress(FileNotFoundError):
             (spool / SOCKET).unlink()
-        with _short_name(spool) as name:
+        with socket_address(spool / SOCKET) as name:
             listener.bind(name)
         listener.listen(4)
     except OSError as error:
@@ -111,22 +111,12 @@ def connect_in(spool: Path) -> socket.socket:
     """Return a connection to whoever listens in a folder. Raises OSError: nobody does."""
     stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        with _short_name(spool) as name:
+        with socket_address(spool / SOCKET) as name:
             stream.connect(name)
     except OSError:
         stream.close()
         raise
     return stream
-
-
-@contextlib.contextmanager
-def _short_name(spool: Path) -> Iterator[str]:
-    """Yield a name of the socket that fits into its address of 108 bytes (unix(7)), however deep the folder is."""
-    folder = os.open(spool, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{folder}/{SOCKET}"
-    finally:
-        os.close(folder)
 
 
 def kill_agent(spool: Path) -> bool:

@@ -13,13 +13,10 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from msrun.agent.processes.process_control import is_stopped, set_open_files
 from msrun.errors import ClusterError
-
-if TYPE_CHECKING:  # not on the hosts that are reached over SSH
-    from msrun.cluster.connection import Connection
 
 # Run by the agent's interpreter. It takes a line "<bytes> <sha256>", then that many bytes of Python, and runs them:
 # whatever belongs to the job comes through the pipe, so that no shell ever reads it and no `ps` shows it.
@@ -237,50 +234,3 @@ class LocalPipe(ChildPipe):
             code = self.process.wait(END_S)
             return code if code >= 0 else 128 - code
         return None
-
-
-RECORD_BYTES = 1 << 17
-
-
-class SealedPipe(AgentPipe):
-    """A stream of sealed records over a connection that an agent has dialled; either end of it. A `write` that was held
-    up has to be given the same bytes again, as TLS has it."""
-
-    def __init__(self, connection: Connection, address: str) -> None:
-        """`connection`: past its handshake; this object's from now on. `address`: numeric, of the other side."""
-        self.address, self._connection = address, connection
-        self.fault = ""  # why what has come cannot be read; empty while it can
-        self._in_flight = 0  # so many bytes of what is to be written are in a record that is not all sent
-
-    def fileno(self) -> int:
-        return self._connection.fileno()
-
-    def read(self) -> bytes | None:
-        connection = self._connection
-        try:
-            data = b"".join(connection.unseal(body) for body in connection.receive())
-        except ValueError as error:
-            self.fault = str(error)
-            return b""
-        return data or (b"" if connection.is_closed else None)
-
-    def write(self, data: bytes | memoryview) -> int:
-        connection = self._connection
-        if self._in_flight:
-            connection.flush()
-        else:
-            piece = bytes(data[:RECORD_BYTES])
-            connection.send_body(piece)
-            self._in_flight = len(piece)
-        if connection.is_closed:
-            raise BrokenPipeError("the other side has gone")
-        if connection.has_unsent:
-            return 0
-        count, self._in_flight = self._in_flight, 0
-        return count
-
-    def close(self) -> None:
-        self._connection.close()
-
-    def stderr_text(self) -> str:
-        return self.fault

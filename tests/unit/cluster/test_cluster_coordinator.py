@@ -33,68 +33,85 @@ def report(
     return FailureReport(failure, node_rank, can_restart=can_restart, lost_peer=lost_peer)
 
 
+def failed(job: Coordinator, attempt: int, told: FailureReport) -> list[dict[str, Any]]:
+    return job.hear(told.node_rank, {"type": "failed", "attempt": attempt, "report": encode_record(told)})
+
+
+def done(job: Coordinator, node: int, attempt: int, rank: int, **more: Any) -> list[dict[str, Any]]:
+    return job.hear(node, {"type": "done", "attempt": attempt, "rank": rank, **more})
+
+
+def ended(job: Coordinator, node: int, attempt: int, **more: Any) -> list[dict[str, Any]]:
+    more["report"] = encode_record(more["report"]) if more.get("report") else None
+    return job.hear(node, {"type": "ended", "attempt": attempt, "can_continue": True, **more})
+
+
+def ready(job: Coordinator, node: int, attempt: int) -> list[dict[str, Any]]:
+    return job.hear(node, {"type": "ready", "attempt": attempt})
+
+
 def kinds(orders: list[dict[str, Any]]) -> list[str]:
     return [order["type"] for order in orders]
 
 
 def test_first_failure_stops_all_and_the_second_changes_nothing() -> None:
     job = coordinator()
-    (stop,) = job.failed(0, report(1))
+    (stop,) = failed(job, 0, report(1))
     assert stop == {"type": "stop", "attempt": 0, "report": encode_record(report(1)), "goes_on": False}
-    assert job.failed(0, report(0)) == []
-    assert job.ended(0, 0, can_continue=True) == []
-    (over,) = job.ended(1, 0, can_continue=True)
+    assert failed(job, 0, report(0)) == []
+    assert ended(job, 0, 0) == []
+    (over,) = ended(job, 1, 0)
     assert over == {"type": "over", "report": encode_record(report(1)), "goes_on": False}
 
 
 def test_ranks_of_other_hosts_that_had_ended_well_are_named_where_one_is_missed() -> None:
     lost = report(0, lost_peer=True)
     job = coordinator(3, restarts=1)
-    for node, rank in ((0, 0), (2, 5), (1, 3), (1, 2)):
-        job.done(node, 0, rank)
-    job.done(2, 7, 6)  # words of another attempt
-    (stop,) = job.failed(0, lost)
-    who = "ranks 2-3, 5 on node 1-2"
+    for node, rank in ((0, 0), (2, 25), (1, 13), (1, 12)):
+        done(job, node, 0, rank)
+    done(job, 2, 7, 26)  # words of another attempt
+    (stop,) = failed(job, 0, lost)
+    who = "ranks 12-13, 25 on node 1-2"
     assert reason_of(stop) == f"{who} exited early (code 0); rank 0 failed"
     assert read_report(stop["report"]) == job.report
     for node in range(3):
-        job.ended(node, 0, can_continue=True)
-    (stop,) = job.failed(1, lost)
+        ended(job, node, 0)
+    (stop,) = failed(job, 1, lost)
     assert reason_of(stop) == "rank 0 failed"
 
 
 @pytest.mark.parametrize(("restarts", "can_restart", "goes_on"), [(1, True, True), (1, False, False), (0, True, False)])
 def test_hosts_know_at_once_whether_the_job_will_start_again(restarts: int, can_restart: bool, goes_on: bool) -> None:
-    (stop,) = coordinator(2, restarts).failed(0, report(1, can_restart=can_restart))
+    (stop,) = failed(coordinator(2, restarts), 0, report(1, can_restart=can_restart))
     assert stop["goes_on"] is goes_on
 
 
-@pytest.mark.parametrize(("node_rank", "reason"), [(0, "rank 5 on node 1 exited early (code 0); {}"), (1, "{}")])
+@pytest.mark.parametrize(("node_rank", "reason"), [(0, "rank 15 on node 1 exited early (code 0); {}"), (1, "{}")])
 def test_failure_is_told_as_its_host_knows_it_in_the_end(node_rank: int, reason: str) -> None:
     """From logs that are whole; ranks that have finished since are no cause of it."""
     job = coordinator()
     if not node_rank:
-        job.done(1, 0, 5)
-    job.failed(0, report(node_rank, lost_peer=True))
-    job.done(1 - node_rank, 0, 6)
+        done(job, 1, 0, 15)
+    failed(job, 0, report(node_rank, lost_peer=True))
+    done(job, 1 - node_rank, 0, 16 - 10 * node_rank)
     late = FailureReport(replace(failure_of(10 * node_rank), reason="its last words"), can_restart=True)
     other = FailureReport(replace(failure_of(10), reason="another"), can_restart=True)
-    job.ended(1 - node_rank, 0, can_continue=True, report=other)
-    (over,) = job.ended(node_rank, 0, can_continue=True, report=late)
+    ended(job, 1 - node_rank, 0, report=other)
+    (over,) = ended(job, node_rank, 0, report=late)
     assert reason_of(over) == reason.format("its last words")
     assert over["report"]["node_rank"] == node_rank
 
 
 def test_hosts_hear_once_of_a_rank_that_never_joined_and_its_failure_is_told_at_the_last_hosts_end() -> None:
     job = coordinator(2, restarts=1)
-    assert job.done(1, 0, 3, has_come=True) == []
-    assert job.done(1, 0, 2, has_come=False) == [{"type": "absent", "attempt": 0, "ranks": [2]}]
-    assert job.done(1, 0, 4, has_come=False) == []
-    assert job.done(1, 5, 6, has_come=False) == [], "words of another attempt"
-    assert job.ended(1, 0, can_continue=True, come=[3])[0]["report"]["failure"]["exit_code"] == 3
-    (over,) = job.ended(0, 0, can_continue=True, come=[0])
+    assert done(job, 1, 0, 13) == []
+    assert done(job, 1, 0, 12, has_come=False) == [{"type": "absent", "attempt": 0, "ranks": [12]}]
+    assert done(job, 1, 0, 14, has_come=False) == []
+    assert done(job, 1, 5, 16, has_come=False) == [], "words of another attempt"
+    assert ended(job, 1, 0, come=[13])[0]["report"]["failure"]["exit_code"] == 3
+    (over,) = ended(job, 0, 0, come=[0])
     assert over["type"] == "over", "starting again would not help"
-    assert reason_of(over).startswith("ranks 2, 4 ended with exit code 0 without joining the world")
+    assert reason_of(over).startswith("ranks 12, 14 ended with exit code 0 without joining the world")
 
 
 @pytest.mark.parametrize(
@@ -105,12 +122,12 @@ def test_lost_host_is_why_a_rank_has_missed_another_just_before(
 ) -> None:
     job = coordinator(3, restarts=5)
     failure = replace(failure_of(0), reason="rank 0 failed first: exit code 7")
-    job.failed(0, FailureReport(failure, 0, can_restart=True, lost_peer=lost_peer))
+    failed(job, 0, FailureReport(failure, 0, can_restart=True, lost_peer=lost_peer))
     if has_ended:
-        job.ended(2, 0, can_continue=True)
+        ended(job, 2, 0)
     job.lost(2, "lost node 2")
-    job.ended(0, 0, can_continue=True)
-    (over,) = job.ended(1, 0, can_continue=True)
+    ended(job, 0, 0)
+    (over,) = ended(job, 1, 0)
     told = over["report"]["failure"]
     if is_cause:
         assert (told["reason"], told["exit_code"]) == ("lost node 2; rank 0 then failed: exit code 7", 3)
@@ -120,26 +137,26 @@ def test_lost_host_is_why_a_rank_has_missed_another_just_before(
 
 def test_all_hosts_start_again_together() -> None:
     job = coordinator(2, restarts=1)
-    job.failed(0, report(0))
-    job.ended(0, 0, can_continue=True)
-    assert job.ended(1, 0, can_continue=True) == [
+    failed(job, 0, report(0))
+    ended(job, 0, 0)
+    assert ended(job, 1, 0) == [
         {"type": "restart", "attempt": 1, "delay_s": 0.0, "reason": "rank 0 failed", "ranks": [0]}
     ]
-    assert job.failed(0, report(1)) == [] and job.ended(0, 0, can_continue=True) == []  # words of the last attempt
-    assert job.ready(1, 1) == [] and job.ready(1, 1) == []
-    assert job.ready(0, 1) == [{"type": "start", "attempt": 1}]
-    job.failed(1, report(1))
-    job.ended(0, 1, can_continue=True)
-    assert kinds(job.ended(1, 1, can_continue=True)) == ["over"]
+    assert failed(job, 0, report(1)) == [] and ended(job, 0, 0) == []  # words of the last attempt
+    assert ready(job, 1, 1) == [] and ready(job, 1, 1) == []
+    assert ready(job, 0, 1) == [{"type": "start", "attempt": 1}]
+    failed(job, 1, report(1))
+    ended(job, 0, 1)
+    assert kinds(ended(job, 1, 1)) == ["over"]
 
 
 @pytest.mark.parametrize("why", ["cannot be repeated", "a host cannot go on", "a host is lost", "ended well"])
 def test_job_does_not_start_again_when(why: str) -> None:
     job = coordinator(2, restarts=3)
     if why != "ended well":
-        job.failed(0, report(0, can_restart=why != "cannot be repeated"))
-    job.ended(0, 0, can_continue=why != "a host cannot go on")
-    last = job.lost(1, "gone") if why == "a host is lost" else job.ended(1, 0, can_continue=True)
+        failed(job, 0, report(0, can_restart=why != "cannot be repeated"))
+    ended(job, 0, 0, can_continue=why != "a host cannot go on")
+    last = job.lost(1, "gone") if why == "a host is lost" else ended(job, 1, 0)
     assert kinds(last)[-1] == "over"
 
 
@@ -170,7 +187,7 @@ def test_any_life_of_hosts_keeps_the_laws(events: list[tuple[str, int, bool]], r
         orders += job.hear(node, {"type": kind, "attempt": job.attempt, "has_come": flag, **more})
     for attempt in range(job.attempt, restarts + 1):  # then all hosts end what they do
         for node in range(4):
-            orders += job.ended(node, attempt, can_continue=True)
+            orders += ended(job, node, attempt)
     assert job.is_over
     told = kinds(orders)
     assert set(told) <= ORDERS
@@ -215,7 +232,7 @@ def test_any_life_with_losses_goes_on_while_hosts_and_restarts_are_left(seed: in
                 assert not lost, "no host has gone"
                 left, can_continue = set(ranks), True
                 for other in ranks:
-                    job.ready(other, job.attempt)
+                    ready(job, other, job.attempt)
     may = bool(lost) and job.begun < restarts and pool.min_hosts > 0
     enough = len(entries) - len(leaves) >= pool.min_hosts
     assert job.goes_on == (may and enough), (lost, leaves, restarts, job.begun)
@@ -262,6 +279,6 @@ def test_ranks_that_were_waited_for_are_not_among_the_others() -> None:
 def test_ranks_that_all_join_nothing_end_well() -> None:
     job = coordinator()
     for node in range(2):
-        job.done(node, 0, node, has_come=False)
-        orders = job.ended(node, 0, can_continue=True, come=[])
+        done(job, node, 0, 10 * node, has_come=False)
+        orders = ended(job, node, 0, come=[])
     assert orders == [{"type": "over", "report": None, "goes_on": False}]

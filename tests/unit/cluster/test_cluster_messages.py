@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from msrun.cluster import own_thread
 from msrun.cluster import protocol as forms
-from msrun.cluster.connection import MAX_GREETING_BYTES, Connection
+from msrun.cluster.connection import MAX_GREETING_BYTES, Connection, Seal, new_nonce
 from msrun.cluster.failure import FailureReport
 from msrun.cluster.messages import (
     HEADER,
@@ -28,7 +28,6 @@ from msrun.cluster.messages import (
     encode_message,
 )
 from msrun.cluster.own_thread import Inbox, OwnThread, describe_fault, print_fault, traceback_of
-from msrun.cluster.proof import Seal, new_nonce
 from msrun.cluster.protocol import HostReport, ReachResult, check_said, protocol, read_moment
 from msrun.planning.record_json import encode_record
 

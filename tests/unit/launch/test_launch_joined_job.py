@@ -17,9 +17,9 @@ from open_gate import TOKEN, dial_as, host_request
 from plans import small_spec
 
 from msrun.agent.signals import SignalPipe
+from msrun.cluster.connection import Seal, hello, read_hello
 from msrun.cluster.messages import FrameBuffer, encode_body, encode_message, frame
 from msrun.cluster.own_thread import Inbox
-from msrun.cluster.proof import Seal, hello, read_hello
 from msrun.cluster.protocol import protocol
 from msrun.cluster.rendezvous import UnresolvedName, listen
 from msrun.errors import ClusterError, Interrupted, MsrunError, UsageError
@@ -28,7 +28,7 @@ from msrun.launch import rendezvous
 from msrun.launch.fleet.joined_hosts import JoinedHosts
 from msrun.launch.joined_job import DialledPart, find_master
 from msrun.launch.rendezvous import Patience
-from msrun.launch.transport.pipe import MARKER, SealedPipe
+from msrun.launch.transport.pipe import MARKER
 from msrun.planning.spec import LaunchSpec
 
 
@@ -218,10 +218,9 @@ def test_host_that_goes_before_all_have_come_may_register_again(meeting: Meet, i
 
     def come_and_go() -> None:
         connection, _ = dial_as(host_request(1, 3), here.place)
-        pipe = SealedPipe(connection, "")
-        pipe.write(MARKER)
+        connection.write(MARKER)
         if is_silent:  # after a sign of life: it hears, and says nothing
-            pipe.write(encode_message({"type": "beat", "seen": 0}))
+            connection.write(encode_message({"type": "beat", "seen": 0}))
         else:
             connection.close()
         wait_until(lambda: any(why in line and "it may register again" in line for line in here.said), "it is told")

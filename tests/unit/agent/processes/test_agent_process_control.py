@@ -122,7 +122,7 @@ def test_status_is_described_as_a_shell_counts_it(status: int, words: str, code:
 
 NO_DESCRIPTOR_LEFT = """
 import os, resource, time
-from msrun.agent.processes.reaper import Reaper
+from msrun.agent.processes.process_control import Reaper
 reaper = Reaper()
 resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1,) * 2)
 pid = os.fork()

@@ -14,12 +14,11 @@ from open_gate import TOKEN, OpenGate, host_request
 from tls_files import PASSWORDS, Authority, TlsFolder, as_pem
 
 from msrun.cluster import tls as tls_module
+from msrun.cluster.connection import Seal, hello, new_nonce, read_hello
 from msrun.cluster.messages import HEADER, FrameBuffer, decode_body, encode_body, encode_message, frame
-from msrun.cluster.proof import Seal, hello, new_nonce, read_hello
 from msrun.cluster.protocol import protocol
 from msrun.cluster.tls import Side, TlsIdentity, open_identity
 from msrun.launch.fleet import joined_hosts as module
-from msrun.launch.transport.pipe import SealedPipe
 from msrun.planning.record_json import encode_record
 from msrun.planning.tls_spec import parse_tls_config
 
@@ -126,7 +125,7 @@ def test_what_a_host_has_said_before_is_not_heard_again(gate: OpenGate) -> None:
         peer.register(1)
         once = frame(peer.seal.close(b"hello"))
         stream.sendall(once)
-        pipe = SealedPipe(gate.let_in[0], "")
+        pipe = gate.let_in[0]
         assert wait_until(pipe.read, "it is heard") == b"hello"
         stream.sendall(once)
         wait_until(lambda: pipe.read() == b"", "the connection is over")
@@ -254,7 +253,7 @@ def secure_gate(tls: TlsFolder) -> Iterator[OpenGate]:
 def test_what_a_host_says_arrives_as_it_was_said_and_no_other_way(secure_gate: OpenGate, client: TlsIdentity) -> None:
     connection = secure_gate.dial(0, client)
     assert connection.tls_version == "TLSv1.3"
-    host, here = SealedPipe(connection, ""), SealedPipe(secure_gate.let_in[0], "")
+    host, here = connection, secure_gate.let_in[0]
     data, sent, came = bytes(range(256)) * (1 << 14), 0, b""
     while len(came) < len(data):
         sent += host.write(data[sent:]) if sent < len(data) else 0

@@ -136,8 +136,9 @@ def test_piece_that_unpacks_to_more_than_a_piece_or_is_damaged_is_remembered_and
     assert (tmp_path / "worker_0.log").stat().st_size == PIECE_BYTES
 
 
-def test_full_disk_loses_pieces_and_is_remembered(small_disk: Path) -> None:
-    home = LogCollector(small_disk, None, OWN)
+@pytest.mark.parametrize("rotation", [None, LogRotation(1 << 20, 3)], ids=["plain", "rotated"])
+def test_full_disk_loses_pieces_and_is_remembered(small_disk: Path, rotation: LogRotation | None) -> None:
+    home = LogCollector(small_disk, rotation, OWN)
     home.expect(0, ["worker_0.log"])
     for _ in range(40):
         write(home, os.urandom(100_000))

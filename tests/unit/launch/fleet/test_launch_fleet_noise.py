@@ -23,11 +23,10 @@ from hypothesis import strategies as st
 from open_gate import TOKEN, OpenGate, host_request
 
 from msrun.agent.observer import OwnFaults
-from msrun.cluster.connection import Caller, Connection
+from msrun.cluster.connection import Caller, Connection, Seal, hello, new_nonce, read_hello
 from msrun.cluster.failure import FailureReport
 from msrun.cluster.hosts import Refused
 from msrun.cluster.messages import FrameBuffer, frame
-from msrun.cluster.proof import Seal, hello, new_nonce, read_hello
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.fleet_job import FleetJob, FleetRun
 from msrun.launch.fleet.hosts import ListedHosts, ReadyHosts

@@ -124,11 +124,11 @@ def pages_with_commands() -> list[object]:
     for page in doc_pages.pages():
         has_commands = any(b.language in ("sh", "console") and b.is_run for b in doc_pages.blocks(page))
         if has_commands and page not in (README, doc_pages.DOCS / "how-to" / "security.md"):
-            marks = () if page.parent.name == "tutorials" else pytest.mark.slow
-            found.append(pytest.param(page, id=str(page.relative_to(REPOSITORY)), marks=marks))
+            found.append(pytest.param(page, id=str(page.relative_to(REPOSITORY))))
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", pages_with_commands())
 def test_commands_of_a_page_say_what_it_shows(page: Path, msrun: JobRunner, tmp_path: Path) -> None:
     faults = Reader(msrun, page, tmp_path).read()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from job_runner import REPOSITORY, WORKER_PATH
 
 MODULE = """
@@ -16,7 +17,7 @@ import torch
 import torch.distributed as dist
 from on_ranks import on_ranks
 
-@on_ranks(2, 3)
+@on_ranks(3)
 def test_sum(ranks, tmp_path):
     total = torch.ones(3) * ranks.rank
     dist.all_reduce(total)
@@ -44,6 +45,7 @@ def test_backward_pass():
 """
 
 
+@pytest.mark.slow
 def test_failing_rank_is_told_and_the_others_go_on(tmp_path: Path) -> None:
     (tmp_path / "test_module.py").write_text(MODULE)
     done = subprocess.run(
@@ -54,7 +56,7 @@ def test_failing_rank_is_told_and_the_others_go_on(tmp_path: Path) -> None:
         text=True,
         timeout=100,
     )
-    assert "2 failed, 3 passed, 1 skipped" in done.stdout.splitlines()[-1], done.stdout
+    assert "2 failed, 2 passed, 1 skipped" in done.stdout.splitlines()[-1], done.stdout
     square, end = done.stdout.split("rank 1 of 3 failed")[1], done.stdout.split("rank 2 of 3 ")[1]
     assert square.index("assert square(ranks.rank) == ranks.rank**2") < square.index("E       assert 2 == (1 ** 2)")
     assert "here is 1" in square and "here is 0" not in square

@@ -135,12 +135,13 @@ def test_parameter_servers_by_hand_train_as_one_process_and_end_with_the_job(
     assert all("ends: " in out.splitlines()[-1] for out, _ in said[1:3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("says", "text"),
-    one_fast(
+    [
         ("rank 1 has failed", "the scheduler at 127.0.0.1:{port} ends the job: rank 1 has failed"),
         (None, "lost the scheduler at 127.0.0.1:{port}"),
-    ),
+    ],
     ids=["another fails", "scheduler dies"],
 )
 def test_worker_ends_with_the_scheduler_or_when_another_has_failed(

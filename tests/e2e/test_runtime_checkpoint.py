@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -191,23 +190,6 @@ def test_killed_at_random_moments_of_saving_it_always_goes_on_from_a_whole_check
     assert len(left) == min(2, reached + 2)
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[tuple[Path, Callable[[str], None]]]:
-    """A file system of 1 MB, and a way to make it another size."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("only root may mount a small file system")
-    try:
-        yield (
-            folder,
-            lambda size: (subprocess.run(["mount", "-o", f"remount,size={size}", str(folder)], check=True), None)[1],
-        )
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
-
-
 @pytest.mark.slow
 def test_hosts_without_a_shared_folder_write_and_read_what_their_ranks_hold(
     msrun: JobRunner, workers: Path, tmp_path: Path
@@ -231,23 +213,25 @@ def test_hosts_without_a_shared_folder_write_and_read_what_their_ranks_hold(
 
 @pytest.mark.slow
 def test_full_disk_is_one_clear_error_and_leaves_the_checkpoints_before(
-    msrun: JobRunner, workers: Path, tmp_path: Path, small_disk: tuple[Path, Callable[[str], None]]
+    msrun: JobRunner, workers: Path, tmp_path: Path, small_disk: Path
 ) -> None:
-    disk, resize = small_disk
-    args = (workers / "runtime" / "surviving.py", disk / "checkpoints")
+    def resize(size: str) -> None:
+        subprocess.run(["mount", "-o", f"remount,size={size}", small_disk], check=True)
+
+    args = (workers / "runtime" / "surviving.py", small_disk / "checkpoints")
     settings = {"WIDTH": "1000", "KEEP": "9"}
     done = msrun.run("--worker_num=2", *args, cwd=tmp_path, env=settings, deadline_s=DEADLINE_S)
     assert done.code == 1, done.stderr
     for rank in range(2):
         last = done.log(rank).decode().splitlines()[-1]
         assert re.fullmatch(
-            rf"uncaught CheckpointError at \S+: checkpoint {disk}/checkpoints/net-3_2\.ckpt was not "
+            rf"uncaught CheckpointError at \S+: checkpoint {small_disk}/checkpoints/net-3_2\.ckpt was not "
             r"saved, earlier ones are untouched: (?:rank [01]: )?No space left on device; free some space, or keep "
             r"fewer checkpoints \(keep_checkpoint_max\)",
             last,
         ), last
-    assert names(disk / "checkpoints") == ["net-1_4.ckpt", "net-2_3.ckpt"]
-    assert [path.name for path, _ in find_checkpoints(disk / "checkpoints")] == ["net-1_4.ckpt", "net-2_3.ckpt"]
+    assert names(small_disk / "checkpoints") == ["net-1_4.ckpt", "net-2_3.ckpt"]
+    assert [path.name for path, _ in find_checkpoints(small_disk / "checkpoints")] == ["net-1_4.ckpt", "net-2_3.ckpt"]
     resize("4m,ro")
     refused = run_alone(msrun, *args, cwd=tmp_path, **settings)
     assert refused.returncode == 1

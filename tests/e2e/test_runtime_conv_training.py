@@ -108,7 +108,7 @@ def in_copies(scenario: Scenario, tensor: Tensor) -> Tensor:
 
 
 @on_ranks(RANKS)
-@pytest.mark.parametrize("scenario", slow_but(["mixed-two-copies"], SCENARIOS))
+@pytest.mark.parametrize("scenario", slow_but([], SCENARIOS))
 def test_losses_weights_and_running_statistics_are_those_of_one_process(ranks: Ranks, scenario: Scenario) -> None:
     """The last loss is that of evaluation."""
     alone, serial, theirs = make(scenario)

@@ -22,7 +22,6 @@ BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:gloo"}
 Outcomes = dict[str, list[dict[str, Any]]]
 """Name of a case -> what each rank returned, or its traceback as "error"."""
 LOSSES = [name for name in device_cases.CASES if name != "init"]
-FAST = ("init",)
 
 pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
 
@@ -33,7 +32,7 @@ NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA devi
 def rows(*cases: str) -> pytest.MarkDecorator:
     """Return the decorator of a test that looks at these cases on every kind of device."""
     every = [(kind, case) for kind in BACKENDS for case in cases]
-    found = slow_but([f"{kind}/{case}" for kind, case in every if case in FAST], every)
+    found = slow_but([], every)
     for number, row in enumerate(found):
         if row.values[0] != "cpu":
             found[number] = pytest.param(*row.values, marks=[*row.marks, pytest.mark.gpu, NO_CUDA], id=row.id)

@@ -57,7 +57,9 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "SparseAdam": lambda parameters: _Both(parameters),
 }
 on_two = on_ranks(2)
+slow_on_two = on_ranks(2, slow=True)
 on_two_and_four = on_ranks(2, pytest.param(4, marks=pytest.mark.slow))
+slow_on_two_and_four = on_ranks(2, pytest.param(4, marks=pytest.mark.slow), slow=True)
 
 
 class Table(nn.Module):
@@ -214,8 +216,7 @@ WRAPS: dict[str, Callable[[nn.Module], nn.Module]] = {
 }
 
 
-@pytest.mark.slow
-@on_two
+@slow_on_two
 @pytest.mark.parametrize("way", WRAPS)
 @pytest.mark.parametrize("table", [lookup("table_row_slice"), lookup("batch_slice"), embedding])
 def test_every_way_of_dividing_a_batch_gives_the_numbers_of_one_process(
@@ -226,8 +227,7 @@ def test_every_way_of_dividing_a_batch_gives_the_numbers_of_one_process(
     train(step, right, made("LazyAdam", network, right), data=data, steps=2)
 
 
-@pytest.mark.slow
-@on_two
+@slow_on_two
 @pytest.mark.parametrize("slices", SLICES)
 def test_full_batches_recomputed_blocks_and_hsdp_change_no_number(slices: str) -> None:
     for change, give in (
@@ -240,8 +240,7 @@ def test_full_batches_recomputed_blocks_and_hsdp_change_no_number(slices: str) -
         train(step, right, made("SGD", network, right), give=give, steps=2)
 
 
-@pytest.mark.slow
-@on_two_and_four
+@slow_on_two_and_four
 @pytest.mark.parametrize("name", ["SGD", "LazyAdam"])
 @pytest.mark.parametrize("level", ["", "level1", "level3"])
 @pytest.mark.parametrize("mode", MODES)
@@ -259,8 +258,7 @@ def test_sparse_embedding_layers_train_as_in_one_process(mode: str, level: Any, 
     train(step, right, optimizers, data=known_batch, between=look)
 
 
-@pytest.mark.slow
-@on_two_and_four
+@slow_on_two_and_four
 @pytest.mark.parametrize("name", ["LazyAdam", "FTRL"])
 @pytest.mark.parametrize("cut", ["rows", "columns", "batch"])
 def test_sparse_layers_cut_by_the_user_train_as_in_one_process(ranks: Ranks, cut: str, name: str) -> None:
@@ -295,8 +293,7 @@ def bag_batch(seed: int) -> tuple[Tensor, ...]:
     return indices, offsets, x.repeat(1, 2)[:, :3], x, y
 
 
-@pytest.mark.slow
-@on_two_and_four
+@slow_on_two_and_four
 @pytest.mark.parametrize(
     ("cut", "name"),
     [*((cut, "LazyAdam") for cut in ("", "rows", "columns", "bags")), ("rows", "FTRL"), ("bags", "SGD")],
@@ -323,8 +320,7 @@ def test_sparse_bags_train_as_in_one_process(ranks: Ranks, cut: str, name: str) 
     assert torch.equal(step.state_dict()["even.weight"][5], before.even.weight[5])
 
 
-@pytest.mark.slow
-@on_two_and_four
+@slow_on_two_and_four
 def test_a_cache_changes_no_bit() -> None:
     """Each row is copied once for all lookups between two steps that change it."""
     ways = (("semi_auto", "LazyAdam"), *(("data_parallel", name) for name in ("FTRL", "SGD", "Adagrad", "SparseAdam")))
@@ -353,8 +349,7 @@ def test_a_cache_changes_no_bit() -> None:
         assert (cache.copied_bytes, cache.nbytes) == (cache.misses * WIDTH * 8, 6 * WIDTH * 8)
 
 
-@pytest.mark.slow
-@on_two
+@slow_on_two
 def test_gradients_add_up_over_backward_passes() -> None:
     for slices, mode in itertools.product(("batch_slice", "table_row_slice"), MODES):
         step, network, right = pair(lookup(slices), mode)
@@ -370,8 +365,7 @@ def test_gradients_add_up_over_backward_passes() -> None:
         assert_same(step, right)
 
 
-@pytest.mark.slow
-@on_two
+@slow_on_two
 def test_gradients_are_clipped_by_the_norm_of_the_whole() -> None:
     for slices, mode in itertools.product(SLICES, MODES):
         step, network, right = pair(lookup(slices), mode)
@@ -386,8 +380,7 @@ def test_gradients_are_clipped_by_the_norm_of_the_whole() -> None:
         train(step, right, made("SGD", network, right), between=clip)
 
 
-@pytest.mark.slow
-@on_two
+@slow_on_two
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("slices", ["batch_slice", "table_row_slice"])
 def test_step_functions_get_gradients_of_rows(slices: str, mode: str) -> None:
@@ -411,8 +404,7 @@ def test_step_functions_get_gradients_of_rows(slices: str, mode: str) -> None:
     assert_close(whole(network.table.embedding_table), right.table.embedding_table.detach())  # type: ignore[union-attr]
 
 
-@pytest.mark.slow
-@on_two
+@slow_on_two
 @pytest.mark.parametrize("rows_of_rank_0", [8, 16])
 @pytest.mark.parametrize("slices", SLICES)
 def test_it_works_without_auto_parallel_also_where_one_rank_has_no_rows(slices: str, rows_of_rank_0: int) -> None:
@@ -449,8 +441,7 @@ def test_ranks_that_stand_alone_exchange_no_rows(ranks: Ranks) -> None:
     assert sum(traffic.bytes.values()) == 0, traffic.bytes
 
 
-@pytest.mark.slow
-@on_two_and_four
+@slow_on_two_and_four
 @pytest.mark.parametrize("name", ["SGD", "LazyAdam", "FTRL"])
 def test_stages_of_a_pipeline_hold_whole_tables(ranks: Ranks, name: str) -> None:
     """Two stages, of one rank or of two."""
@@ -463,8 +454,7 @@ def test_stages_of_a_pipeline_hold_whole_tables(ranks: Ranks, name: str) -> None
 # -- what is refused ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@on_two
+@slow_on_two
 @pytest.mark.parametrize("mode", MODES)
 def test_wrong_indices_are_refused(mode: str) -> None:
     step, _, _ = pair(lookup("table_row_slice"), mode)
@@ -475,8 +465,7 @@ def test_wrong_indices_are_refused(mode: str) -> None:
         step(indices.double(), x, y)
 
 
-@pytest.mark.slow
-@on_two
+@slow_on_two
 def test_a_table_that_the_ranks_of_a_step_do_not_share_is_refused() -> None:
     cut, _, _ = pair(lookup("table_row_slice"), "stand_alone")
     with pytest.raises(StrategyError, match='give slice_mode="batch_slice"'):
@@ -499,8 +488,7 @@ def test_what_a_world_cannot_share_out_is_refused(given: dict[str, Any], text: s
         EmbeddingLookup(**{"vocab_size": ROWS, "embedding_size": WIDTH, **given})
 
 
-@pytest.mark.slow
-@on_two
+@slow_on_two
 def test_long_rows_are_scaled_when_they_are_looked_up() -> None:
     for slices, mode in itertools.product(("batch_slice", "table_column_slice"), MODES):
         step, network, right = pair(lookup(slices, max_norm=0.5), mode)
@@ -538,8 +526,7 @@ def _tensors(values: Any) -> Iterator[Tensor]:
             yield leaf
 
 
-@pytest.mark.slow
-@on_two
+@slow_on_two
 def test_no_step_makes_a_tensor_of_the_size_of_the_table() -> None:
     rows, ranks = 20_000, get_group_size()
     slices = ("batch_slice", "table_row_slice", "table_column_slice")
@@ -581,8 +568,7 @@ def saved(tmp_path: Path) -> Iterator[Path]:
         assert_close(optimizer.state[weight]["exp_avg"], moment)
 
 
-@pytest.mark.slow
-@on_two
+@slow_on_two
 def test_tables_go_to_files_and_come_back(ranks: Ranks, saved: Path) -> None:
     tables = {}
     for slices in SLICES:
@@ -624,8 +610,7 @@ def test_first_values_are_those_of_one_process(first_values: dict[str, Tensor]) 
         assert torch.equal(whole(named["table.embedding_table"]), first_values[slices])
 
 
-@pytest.mark.slow
-@on_two
+@slow_on_two
 def test_tables_in_files_train_as_those_in_memory() -> None:
     for slices, name in itertools.product(("batch_slice", "field_slice"), ("LazyAdam", "FTRL")):
         base = Path(f"table_{slices}_{name}").absolute()
@@ -638,8 +623,7 @@ def test_tables_in_files_train_as_those_in_memory() -> None:
         assert len(files) == 3, files  # the table and two of its size that the optimizer keeps
 
 
-@pytest.mark.slow
-@on_two
+@slow_on_two
 def test_loss_scales_do_not_change_rows() -> None:
     for mode in MODES:
         tables = []

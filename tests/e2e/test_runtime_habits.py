@@ -19,33 +19,9 @@ from training_habits.expected import DOCUMENTED, OWN_ROWS, REFUSALS, WARNED, exp
 DEADLINE_S = 3600.0
 ROWS = [(mode, name) for mode in MODES for name, habit in HABITS.items() if mode in habit.modes]
 FAST = {
-    "semi_auto": (
-        "ignored labels, more on one rank",
-        "hidden state handed on with its graph: two calls, one backward pass",
-        "adversarial pair (GAN)",
-        "inputs that require gradients",
-        "write: the head of a detector",
-        "draw: dropout",
-        "codebook that follows the batch (VQ-EMA)",
-        "backward with create_graph, then a penalty on the gradients",
-    ),
-    "hsdp level1": ("loss outside", "clip_grad_norm_"),
+    "semi_auto": ("write: the head of a detector",),
     "hsdp level3": ("a row set through .data",),
-    "shard": ("write: view of blocks",),
-    "pipeline": ("gradient accumulation by hand",),
-    "data_parallel": (
-        "results in a dataclass, loss outside",
-        "trainable embedding outside of the step",
-        "mask of uneven rows, mean over what is left",
-        "trainable head on detached results",
-        "part of the network unused in some steps",
-        "gradients of a head outside, by torch.autograd.grad",
-    ),
-    "data_parallel hsdp": (
-        "hidden state handed on with its graph: two calls, one backward pass",
-        "trainable head outside of the step",
-        "deepcopy of what is wrapped, after a step, and both go on",
-    ),
+    "data_parallel": ("results in a dataclass, loss outside", "mask of uneven rows, mean over what is left"),
 }
 """mode -> what `make test` runs: some of every kind."""
 

@@ -48,6 +48,7 @@ PLACEMENTS = {
     if len(modules) < 6 or size not in (2, 3, 4)
 }
 often = on_ranks(2, pytest.param(4, marks=pytest.mark.slow))
+slow_often = on_ranks(2, pytest.param(4, marks=pytest.mark.slow), slow=True)
 
 
 @dataclass
@@ -178,7 +179,7 @@ CASES = {**{name: partial(train, *placed) for name, placed in PLACEMENTS.items()
 
 
 @often
-@pytest.mark.parametrize("case", slow_but(["everything"], CASES))
+@pytest.mark.parametrize("case", slow_but(["tensor-parallel"], CASES))
 def test_parts_on_the_host_give_the_numbers_of_one_process_and_the_copies_of_the_plan(ranks: Ranks, case: str) -> None:
     found = CASES[case]()
     assert found.model.plan.traffic is not None
@@ -187,8 +188,7 @@ def test_parts_on_the_host_give_the_numbers_of_one_process_and_the_copies_of_the
     assert any(copies) is not case.endswith("nothing")
 
 
-@pytest.mark.slow
-@often
+@slow_often
 def test_parameters_of_the_host_leave_the_device(ranks: Ranks) -> None:
     found = train("mlp", ("second",))
     plan = found.model.plan
@@ -205,8 +205,7 @@ def test_parameters_of_the_host_leave_the_device(ranks: Ranks) -> None:
     ]
 
 
-@pytest.mark.slow
-@on_ranks(2)
+@on_ranks(2, slow=True)
 def test_plan_of_a_stage_names_what_it_copies_as_the_whole_network_does(ranks: Ranks) -> None:
     lines = WAYS["pipeline-deferred"]().model.plan.explain().splitlines()
     begin = lines.index("borders between host (2 operators) and device") + 1
@@ -215,8 +214,7 @@ def test_plan_of_a_stage_names_what_it_copies_as_the_whole_network_does(ranks: R
     assert named == of_stages[ranks.rank]
 
 
-@pytest.mark.slow
-@often
+@slow_often
 def test_dropouts_on_the_host_draw_the_same_masks() -> None:
     found = []
     for on_host in ((), ("drop", "attention")):
@@ -229,8 +227,7 @@ def test_dropouts_on_the_host_draw_the_same_masks() -> None:
     assert found[1] == pytest.approx(found[0], rel=1e-12, abs=0)
 
 
-@pytest.mark.slow
-@often
+@slow_often
 def test_step_function_calls_a_function_on_the_host() -> None:
     ends = set_target(lambda layer, x: torch.sin(layer(x)), "cpu")
     network, alone = new_network("mlp"), new_network("mlp")
@@ -250,8 +247,7 @@ def test_step_function_calls_a_function_on_the_host() -> None:
     assert "aten.sin" in str(step.plan)
 
 
-@pytest.mark.slow
-@often
+@slow_often
 @pytest.mark.parametrize(
     ("limits_kb", "settings"),
     [({2: 40, 4: 28}, lambda net: net), ({2: 34, 4: 24}, level(2))],
@@ -271,8 +267,7 @@ def test_limit_of_device_memory_moves_parameters_and_says_which(
     assert f"as in the first call, on the host: {told[3]}" in found.model.plan.explain()
 
 
-@pytest.mark.slow
-@on_ranks(2)
+@on_ranks(2, slow=True)
 def test_what_cannot_be_is_refused_with_what_is_missing() -> None:
     impossible = (
         r"device_memory_limit\(\S+\): a step needs \S+ KB of the device, and \S+ KB with every operator that has "

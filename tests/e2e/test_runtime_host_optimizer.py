@@ -87,7 +87,9 @@ LAWS = [
 ]
 ONE_PROCESS, DEVICE = 1e-9, 1e-12
 on_two = on_ranks(2)
+slow_on_two = on_ranks(2, slow=True)
 often = on_ranks(2, pytest.param(4, marks=pytest.mark.slow))
+slow_often = on_ranks(2, pytest.param(4, marks=pytest.mark.slow), slow=True)
 
 
 class Net(nn.Module):
@@ -238,8 +240,7 @@ def _whole(tensor: Any) -> Tensor:
     return value.detach().clone()  # type: ignore[no-any-return]
 
 
-@pytest.mark.slow
-@often
+@slow_often
 @pytest.mark.parametrize("streams", [False, True])
 def test_weights_of_16_bits_are_bit_for_bit_the_rounded_masters_of_one_process(streams: bool) -> None:
     """Beside one process that does the same with these gradients: float32 weights, rounded after each step."""
@@ -278,8 +279,7 @@ def _bytes_of(dtype: torch.dtype, *, on_host: bool, streams: bool = False, in_ba
     return device, host, [copied.to_host / held.elements, copied.to_device / held.elements]
 
 
-@pytest.mark.slow
-@on_two
+@slow_on_two
 def test_device_holds_a_third_of_float32_adam_and_an_eighth_of_the_mixed_recipe() -> None:
     """Gradients are copied there, and weights back."""
     device, _, nothing = _bytes_of(torch.float32, on_host=False)
@@ -305,8 +305,7 @@ def _train(start: tuple[Net, Any, AutoParallel], some: list[tuple[Tensor, Tensor
     return found
 
 
-@pytest.mark.slow
-@on_two
+@slow_on_two
 def test_network_is_verified_saved_and_captured_again_with_its_gradients_on_the_host(tmp_path: Path) -> None:
     """Saved beside the training, once gradients have gone to the host."""
     net, optimizer, call = start = _start(torch.float64, "level1", streams=True)
@@ -324,8 +323,7 @@ def test_network_is_verified_saved_and_captured_again_with_its_gradients_on_the_
 # -- checkpoints ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@often
+@slow_often
 @pytest.mark.parametrize(
     ("dtype", "places", "levels"),
     [
@@ -351,8 +349,7 @@ def test_training_goes_on_from_a_checkpoint_in_other_layouts_and_places(
     assert resumed == pytest.approx(through, rel=DEVICE if len(places) == 3 else 0, abs=0)
 
 
-@pytest.mark.slow
-@on_two
+@slow_on_two
 def test_what_cannot_be_is_refused_with_what_to_do() -> None:
     net = make_net(torch.float64)
     loss_of = WithLoss(net, F.cross_entropy)

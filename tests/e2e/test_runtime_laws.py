@@ -121,9 +121,7 @@ def arrangements(case, mesh, given):
 RUNS = [(size, *run) for size in WORLDS for run in runs_of(size)]
 FAST = {
     "operator_cases": ["linear-bias"],
-    "operator_cases_bags": ["bags-offsets-mean-padding"],
     "operator_cases_conv": ["max-pool2d-overlapping"],
-    "operator_cases_transformer": ["nll-cut-classes-weights-ignore"],
 }
 """What has collectives, halos or a place of its own in more than one dimension."""
 FAST_KEYS = [f"4/{module}/{name}" for module, names in FAST.items() for name in names]
@@ -154,7 +152,7 @@ def test_every_legal_strategy_gives_the_result_and_gradients_of_one_process(
     assert wrong == []
 
 
-@on_ranks(pytest.param(2, marks=pytest.mark.slow), 4)
+@on_ranks(2, pytest.param(4, marks=pytest.mark.slow))
 def test_every_layout_can_be_moved_to_every_other_and_its_gradient_back(ranks: Ranks) -> None:
     """With real collectives."""
     mesh, rank = build_mesh(ranks.size), ranks.rank

@@ -29,6 +29,7 @@ Wrapped = Callable[[nn.Sequential], AutoParallel]
 LOSS = nn.CrossEntropyLoss()
 ROWS, BATCHES = 8, 3
 on_two = on_ranks(2)
+slow_on_two = on_ranks(2, slow=True)
 
 
 def network() -> nn.Sequential:
@@ -90,8 +91,7 @@ class Losses(Callback):
         self.losses.append(context.loss)
 
 
-@pytest.mark.slow
-@on_two
+@slow_on_two
 @pytest.mark.parametrize("name", MODES)
 def test_evaluation_and_prediction_are_those_of_one_process(name: str) -> None:
     """Before a training step and after it, with dropout, which evaluation must leave out."""
@@ -119,8 +119,7 @@ def check_prediction(name: str, model: Model, alone: Model) -> None:
         assert not scores.requires_grad
 
 
-@pytest.mark.slow
-@on_two
+@slow_on_two
 def test_layouts_are_those_of_training() -> None:
     """Without a step before: `infer_train_layout` cuts the network as training does, and takes no data away."""
     for name in ("hsdp level3", "tensor parallel", "full batch"):
@@ -155,8 +154,7 @@ class AskSelf(Callback):
             self._request._ask(15, None)
 
 
-@pytest.mark.slow
-@on_two
+@slow_on_two
 def test_one_rank_is_asked_to_end() -> None:
     for rank in range(get_group_size()):
         request, losses = OnRequestExit(save_ckpt=False), Losses()

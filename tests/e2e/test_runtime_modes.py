@@ -18,9 +18,7 @@ from torch import nn
 
 from msrun.runtime import (
     AutoParallel,
-    Model,
     WithLoss,
-    get_group_size,
     get_rank,
     layerwise_parallel,
     no_init_parameters,
@@ -34,6 +32,7 @@ from msrun.runtime.execute.transfers import traffic
 EXACT = 1e-10
 Build = Callable[[Any], AutoParallel]
 on_four = on_ranks(4)
+slow_on_four = on_ranks(4, slow=True)
 
 
 def mode(name: str, compat: str = "torch", **hsdp: Any) -> Build:
@@ -66,7 +65,7 @@ TRAINED: dict[str, tuple[Build, dict[str, Any]]] = {
     "fsdp-level2-step": (mode("data_parallel", optimizer_level="level2"), IN_A_STEP),
     "fsdp-level3-late": (mode("data_parallel", optimizer_level="level3"), LATE),
 }
-FAST = ("data-parallel", "sum", "fsdp-level3", "fsdp-level3-late")
+FAST = ("data-parallel", "sum", "fsdp-level3")
 
 
 @functools.cache
@@ -135,8 +134,7 @@ def test_hsdp_without_capture_names_what_is_cut_and_what_stays_whole(level: str)
     assert any("optimizers made before follow" in note for note in plan.notes)
 
 
-@pytest.mark.slow
-@on_four
+@slow_on_four
 def test_shard_size_says_how_many_ranks_share_a_weight() -> None:
     parameters = trained("fsdp-shard-size-2")[1].parameters
     assert [list(p.local_shape) for p in parameters] == [[16, 24], [16], [3, 32], [3]]
@@ -292,24 +290,7 @@ def test_layer_that_only_some_steps_of_some_ranks_use_trains(ranks: Ranks) -> No
         right.zero_grad()
 
 
-@on_four
-def test_model_runs_in_the_mode_of_the_context() -> None:
-    """Without AutoParallel, in the words of the documents."""
-    network = make_network()
-    set_auto_parallel_context(
-        device_num=get_group_size(), parallel_mode="data_parallel", gradients_mean=True, parameter_broadcast=True
-    )
-    try:
-        model = Model(network, F.cross_entropy, momentum(network))
-    finally:
-        reset_auto_parallel_context()
-    model.train(1, [(mine(images), mine(labels)) for images, labels in batches()])
-    assert weight_difference(network, serial()[1]) <= EXACT
-    assert model.network.plan.mode == "data_parallel"
-
-
-@pytest.mark.slow
-@on_four
+@slow_on_four
 def test_context_turns_on_optimizer_parallel_and_full_batch() -> None:
     """In semi_auto by its old name."""
     network = make_network()
@@ -333,8 +314,7 @@ def test_context_turns_on_optimizer_parallel_and_full_batch() -> None:
     assert any("gradients_mean changes nothing" in note for note in step.plan.notes)
 
 
-@pytest.mark.slow
-@on_ranks(2)
+@on_ranks(2, slow=True)
 def test_the_first_line_of_a_plan_says_what_of_the_parameters_is_here() -> None:
     cut, own = make_network(), make_network()
     shard(cut.layer1, ((1, 1), (2, 1)))

@@ -40,6 +40,7 @@ from msrun.runtime.sharding.layout import build_mesh
 
 WORLD_SIZE = 4
 on_four = on_ranks(WORLD_SIZE, dtype="float64")
+slow_on_four = on_ranks(WORLD_SIZE, dtype="float64", slow=True)
 
 
 class Mlp(nn.Module):
@@ -135,8 +136,7 @@ DISAGREEING: dict[str, tuple[Callable[[], nn.Module], str]] = {
 }
 
 
-@pytest.mark.slow
-@on_four
+@slow_on_four
 @pytest.mark.parametrize("how", DISAGREEING)
 def test_ranks_whose_weights_differ_train_rank_0s(how: str) -> None:
     make, note = DISAGREEING[how]
@@ -146,8 +146,7 @@ def test_ranks_whose_weights_differ_train_rank_0s(how: str) -> None:
     assert any(note in each for each in step.plan.notes) or not note
 
 
-@pytest.mark.slow
-@on_four
+@slow_on_four
 def test_ranks_with_different_buffers_use_rank_0s() -> None:
     network = seeded(lambda: Calls(lambda s, x: (s.layer(x) * s.scale).mean(), layer=nn.Linear(16, 4)))
     network.register_buffer("scale", torch.full((4,), 1.0 + get_rank()))
@@ -169,8 +168,7 @@ def test_error_on_one_rank_is_told_to_the_others() -> None:
     assert get_rank() == 2 or text.startswith("rank 2 cannot run this call")
 
 
-@pytest.mark.slow
-@on_four
+@slow_on_four
 def test_failure_after_the_programs_were_compared_is_told_to_the_others() -> None:
     def fail(*_args: Any, **_named: Any) -> Any:
         raise KeyError("planted")
@@ -192,8 +190,7 @@ def test_failure_after_the_programs_were_compared_is_told_to_the_others() -> Non
 # -- one network, several calls and functions of it --------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@on_four
+@slow_on_four
 def test_two_functions_of_one_step_share_their_networks() -> None:
     one, two = seeded(Mlp), seeded(lambda: nn.Linear(4, 4))
     serial_one, serial_two = copy.deepcopy(one), copy.deepcopy(two)
@@ -219,8 +216,7 @@ def test_two_functions_of_one_step_share_their_networks() -> None:
     assert_close(whole(gradients[0], serial_two.weight), serial_two.weight.grad)
 
 
-@pytest.mark.slow
-@on_four
+@slow_on_four
 def test_step_function_that_differentiates_nothing_itself_is_refused() -> None:
     network = seeded(Mlp)
 
@@ -233,8 +229,7 @@ def test_step_function_that_differentiates_nothing_itself_is_refused() -> None:
     assert "value_and_grad" in text
 
 
-@pytest.mark.slow
-@on_four
+@slow_on_four
 def test_settings_after_the_first_call_and_more_shards_than_ranks_are_refused() -> None:
     _, _, step = both()
     step(*map(mine, batch()))
@@ -244,21 +239,10 @@ def test_settings_after_the_first_call_and_more_shards_than_ranks_are_refused() 
     assert "only 4 ranks" in refused(StrategyError, step, *map(mine, batch()))
 
 
-@pytest.mark.slow
-@on_four
-def test_strategy_of_a_module_that_is_not_called_is_noted() -> None:
-    network = Calls(lambda s, x: s.used(x).mean(), used=nn.Linear(16, 4), unused=nn.Linear(4, 4))
-    shard(network.unused, ((1, 1), (4, 1)))
-    step = AutoParallel(network)
-    step(mine(batch()[0]))
-    assert any("unused" in note for note in step.plan.notes)
-
-
 # -- collectives of a graph --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@on_four
+@slow_on_four
 def test_collectives_of_a_graph_take_values_of_any_strides() -> None:
     mesh = build_mesh(WORLD_SIZE)
     generator = torch.Generator().manual_seed(get_rank())
@@ -297,8 +281,7 @@ def test_gradients_of_arguments_are_those_of_this_ranks_part() -> None:
     assert_close(weights[0], serial.layer1.weight.grad)
 
 
-@pytest.mark.slow
-@on_four
+@slow_on_four
 def test_gradient_of_a_number_is_whole_on_every_rank() -> None:
     serial = seeded(Mlp)
     network = copy.deepcopy(serial)
@@ -339,7 +322,7 @@ def test_named_group_keeps_the_order_of_its_ranks() -> None:
 # -- orders of forward and backward ------------------------------------------------------------------------------------
 
 
-@on_four
+@slow_on_four
 def test_second_backward_of_one_loss_is_refused_in_words() -> None:
     _, _, step = both()
     loss = step(*map(mine, batch()))
@@ -348,8 +331,7 @@ def test_second_backward_of_one_loss_is_refused_in_words() -> None:
     assert "backward() was called twice on one loss" in text
 
 
-@pytest.mark.slow
-@on_four
+@slow_on_four
 def test_pass_that_kept_the_graph_sees_a_parameter_that_was_written_since() -> None:
     _, network, step = both()
     loss = step(*map(mine, batch()))
@@ -362,8 +344,7 @@ def test_pass_that_kept_the_graph_sees_a_parameter_that_was_written_since() -> N
 # -- which parameters take part ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@on_four
+@slow_on_four
 def test_plan_says_which_parameter_the_loss_does_not_use() -> None:
     network = Calls(lambda s, x, y: F.mse_loss(s.used(x), y), used=nn.Linear(16, 4), unused=nn.Linear(8, 8))
     step = AutoParallel(network).hsdp(threshold=0)
@@ -379,8 +360,7 @@ def _with_a_head(self: Any, x: Tensor, part: str) -> Tensor:
     return self.head(hidden).pow(2).mean() + hidden.mean() if part == "head" else hidden.mean()
 
 
-@pytest.mark.slow
-@on_four
+@slow_on_four
 def test_part_with_a_strategy_that_the_first_call_does_not_use_trains_later_from_where_it_is_stored() -> None:
     serial = seeded(lambda: Calls(_with_a_head, body=nn.Linear(16, 8), head=nn.Linear(8, 4)))
     network = copy.deepcopy(serial)
@@ -397,23 +377,7 @@ def test_part_with_a_strategy_that_the_first_call_does_not_use_trains_later_from
 # -- what cannot be captured or cut is refused, each with the way out --------------------------------------------------
 
 
-@pytest.mark.slow
-@on_four
-def test_constructs_that_cannot_be_captured_name_the_mode_that_needs_no_capture() -> None:
-    x, _ = batch()
-    branching = Calls(lambda s, x: s.layer(x).mean() if x.sum() > 0 else s.layer(x).sum(), layer=nn.Linear(16, 4))
-    counting = Calls(lambda s, x: s.norm(x).mean(), norm=nn.BatchNorm1d(16, momentum=None))
-    number = Calls(lambda s, x: s.layer(x).mean() * x.max().item(), layer=nn.Linear(16, 4))
-    hooked = Calls(lambda s, x: s.layer(x).mean(), layer=nn.Linear(16, 4))
-    hooked.layer.register_full_backward_hook(lambda _module, _into, _out: None)
-    writing = Calls(lambda s, x: s.layer(x.mul_(2)).mean(), layer=nn.Linear(16, 4))
-    for network in (branching, counting, number, hooked, writing):
-        text = refused(CaptureError, AutoParallel(network), mine(x))
-        assert "data_parallel" in text, text
-
-
-@pytest.mark.slow
-@on_four
+@slow_on_four
 def test_dropout_on_lost_rows_is_refused_before_any_stage_runs() -> None:
     layer = nn.TransformerEncoderLayer(16, 2, 8, dropout=0.1)  # dimension 0 is the sequence
     network = seeded(lambda: nn.Sequential(nn.Linear(16, 16), layer, nn.Linear(16, 4)))

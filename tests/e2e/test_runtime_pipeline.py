@@ -248,9 +248,7 @@ def trained(name: str) -> dict[str, Any]:
 
 
 @on_ranks()
-@pytest.mark.parametrize(
-    ("ranks", "scenario"), slow_but(["zero-bubble-level3-copies"], RUNS, lambda _, s: s.name), indirect=["ranks"]
-)
+@pytest.mark.parametrize(("ranks", "scenario"), slow_but(["zbv"], RUNS, lambda _, s: s.name), indirect=["ranks"])
 def test_losses_and_weights_are_those_of_one_process_and_ranks_hold_the_parameters_of_their_stages_alone(
     scenario: Scenario,
 ) -> None:
@@ -291,18 +289,7 @@ def check_messages(scenario: Scenario, found: dict[str, Any]) -> None:
     assert sum(of_rank["traffic"]["bytes"].get("receive", 0) for of_rank in found["ranks"]) == sum(sent_bytes)
 
 
-@pytest.mark.slow
-@on_ranks(2)
-def test_modules_go_to_the_stages_that_the_user_names_and_the_others_follow() -> None:
-    first, second = trained("1f1b")["plan"]["pipeline"]["stages"]
-    assert [name for name in first["parameters"] if not name.startswith("blocks")] == ["first.weight", "first.bias"]
-    assert {name.split(".")[1] for name in first["parameters"] if name.startswith("blocks")} == {"0", "1"}
-    assert [name for name in second["parameters"] if not name.startswith("blocks")] == ["last.weight", "last.bias"]
-    assert "one_hot" in " ".join(second["operators"]), "what is computed of labels alone belongs to its reader"
-
-
-@pytest.mark.slow
-@on_ranks(2)
+@on_ranks(2, slow=True)
 def test_border_of_one_activation_carries_the_rows_of_a_micro_batch_alone() -> None:
     (border,) = trained("gpipe")["plan"]["pipeline"]["borders"]
     rows = GLOBAL_BATCH // BY_NAME["gpipe"].micro_size
@@ -310,8 +297,7 @@ def test_border_of_one_activation_carries_the_rows_of_a_micro_batch_alone() -> N
     assert trained("gpipe")["ranks"][0]["traffic"]["bytes"]["send"] == GLOBAL_BATCH * WIDTH * 8
 
 
-@pytest.mark.slow
-@on_ranks(4)
+@on_ranks(4, slow=True)
 def test_value_that_skips_stages_is_passed_along_in_the_layout_that_it_has() -> None:
     borders = trained("four-stages")["plan"]["pipeline"]["borders"]
     skipping = [border for border in borders if border["name"] == borders[0]["name"]]
@@ -322,8 +308,7 @@ def test_value_that_skips_stages_is_passed_along_in_the_layout_that_it_has() -> 
     assert [rows // 2, WIDTH] in [border["shape"] for border in halves]
 
 
-@pytest.mark.slow
-@on_ranks(4)
+@on_ranks(4, slow=True)
 def test_gradients_of_level2_are_scattered_after_every_micro_batch_and_weights_gathered_once() -> None:
     calls = trained("data-parallel")["ranks"][0]["traffic"]["calls"]
     assert calls["reduce_scatter"] == 2
@@ -331,8 +316,7 @@ def test_gradients_of_level2_are_scattered_after_every_micro_batch_and_weights_g
     assert calls["broadcast"] == 1
 
 
-@pytest.mark.slow
-@on_ranks(4)
+@on_ranks(4, slow=True)
 def test_explanation_says_which_stage_holds_what_and_what_leaves_it(ranks: Ranks) -> None:
     text = trained("four-stages")["explain"]
     assert text.startswith("4 ranks in 4 stages (1f1b, 4 micro batches, 1 rank each)")

@@ -140,6 +140,7 @@ def test_judge_takes_no_case_whose_one_process_fails() -> None:
     assert judge(CASE, report(loss=float("nan")), [report(), report()]).kind == "invalid"
 
 
+@pytest.mark.slow
 def test_grammar_gives_the_same_case_again_and_every_case_can_be_written_down() -> None:
     for number in range(100):
         case = draw_case(3, number)
@@ -147,6 +148,7 @@ def test_grammar_gives_the_same_case_again_and_every_case_can_be_written_down() 
         assert parse_case(case.to_json()).to_json() == case.to_json()
 
 
+@pytest.mark.slow
 def test_grammar_draws_every_feature() -> None:
     cases = [draw_case(4, number) for number in range(400)]
     text = "\n".join(case.to_json() for case in cases)

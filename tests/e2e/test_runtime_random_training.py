@@ -177,8 +177,7 @@ def losses_of(
     return losses
 
 
-@pytest.mark.slow
-@on_ranks(2)
+@on_ranks(2, slow=True)
 def test_stream_is_a_step_further_on_every_rank_of_a_pipeline_also_where_nothing_is_drawn() -> None:
     """After a call without gradients and two steps of a network whose last stage alone draws."""
     torch.manual_seed(3 + get_rank())
@@ -204,15 +203,14 @@ def right(name: str) -> list[float]:
 
 
 @on_ranks(2)
-@pytest.mark.parametrize(("name", "way"), slow_but(["kinds/columns"], SCENARIOS))
+@pytest.mark.parametrize(("name", "way"), slow_but(["vae/columns"], SCENARIOS))
 def test_losses_are_those_of_one_process(ranks: Ranks, right: list[float], name: str, way: Way) -> None:
     assert len(set(right)) == STEPS
     torch.rand(ranks.rank + 1)  # what a rank draws for itself does not matter
     assert losses_of(name, way, ranks.part) == pytest.approx(right, rel=1e-10, abs=0)
 
 
-@pytest.mark.slow
-@on_ranks(2)
+@on_ranks(2, slow=True)
 @pytest.mark.parametrize("name", ["kinds"])
 def test_run_that_goes_on_from_a_checkpoint_draws_as_one_that_never_stopped(
     ranks: Ranks, tmp_path: Path, right: list[float], name: str

@@ -45,6 +45,7 @@ DIVISIONS: dict[str, Callable[[Degrees], bool]] = {
 }
 """Name -> which of the priced divisions of a step are meant."""
 often = on_ranks(2, pytest.param(4, marks=pytest.mark.slow))
+slow_often = on_ranks(2, pytest.param(4, marks=pytest.mark.slow), slow=True)
 
 
 @functools.cache
@@ -79,8 +80,7 @@ def test_searched_strategies_train_as_one_process_with_the_traffic_that_was_pric
     assert plan.mode == {"auto_parallel": "recursive_programming"}.get(mode, mode)
 
 
-@pytest.mark.slow
-@often
+@slow_often
 @pytest.mark.parametrize("which", DIVISIONS)
 def test_a_step_divided_as_searched_trains_as_one_process(ranks: Ranks, which: str) -> None:
     """With the fastest priced division of a kind."""
@@ -91,8 +91,7 @@ def test_a_step_divided_as_searched_trains_as_one_process(ranks: Ranks, which: s
     assert ranks.gather(str(degrees)) == [str(degrees)] * ranks.size
 
 
-@pytest.mark.slow
-@often
+@slow_often
 def test_strategies_of_a_file_are_those_that_were_saved(tmp_path: Path) -> None:
     path = tmp_path / "strategies.json"
     network, batch = build("mlp")

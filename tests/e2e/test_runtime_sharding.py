@@ -8,7 +8,6 @@ import itertools
 import json
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -210,6 +209,7 @@ CASES = [
 
 STEPS = 3
 on_six = on_ranks(6, dtype="float64")
+slow_on_six = on_ranks(6, dtype="float64", slow=True)
 
 
 def batch(dtype, number, rows=BATCH):
@@ -229,8 +229,7 @@ def rows_of(tensor, dataset, rank):
 PARTS = [numbers for numbers in itertools.product((1, 2, 3, 6), repeat=3) if math.prod(numbers) == 6]
 
 
-@pytest.mark.slow
-@on_six
+@slow_on_six
 @pytest.mark.parametrize(("rows", "inputs", "outputs"), PARTS)
 def test_every_layout_of_the_result_of_every_strategy_gives_the_numbers_of_one_process(
     rows: int, inputs: int, outputs: int
@@ -252,8 +251,7 @@ def test_every_layout_of_the_result_of_every_strategy_gives_the_numbers_of_one_p
             assert difference(mine.grad, other.grad, mine) <= 1e-10, out
 
 
-@pytest.mark.slow
-@on_six
+@slow_on_six
 def test_network_that_is_stored_already_runs_with_other_strategies_and_another_batch() -> None:
     torch.manual_seed(3)
     network = scattered_linear()
@@ -336,8 +334,7 @@ def parameter(case: str, name: str) -> dict[str, Any]:
     return dict(found)
 
 
-@pytest.mark.slow
-@on_six
+@slow_on_six
 def test_plan_names_the_axes_of_the_users_layout() -> None:
     """Those of a rank list cut as those of the matrix that it transposes."""
     for name, axes, shape in (("fc1.weight", ["mp", "None"], [8, 12]), ("fc2.weight", ["None", "mp"], [6, 8])):
@@ -363,93 +360,17 @@ def test_out_strategy_of_a_product_with_split_sums_is_a_reduce_scatter() -> None
     assert (wanted["strategy"], wanted["collectives"]) == ([[6, 1]], [])
 
 
-@pytest.mark.slow
-@on_six
-def test_operators_of_a_region_keep_what_its_inputs_and_parameters_bring() -> None:
-    first, second = operators("region", "aten.linear")
-    assert [o["origin"] for o in (first, second)] == ["follows", "follows"]
-    assert first["strategy"] == [[2, 1], [3, 1], [3]]
-    assert second["strategy"] == [[2, 3], [1, 3], [1]]
-    assert operators("region-of-tuples", "aten.linear")[1]["strategy"] == [[2, 3], [1, 3], [1]]
-
-
-@pytest.mark.slow
-@on_six
-def test_explanation_lists_messages_with_bytes_forward_and_backward_and_the_total() -> None:
-    text = trained("out-strategy-scatters").explain()
-    assert "reduce_scatter dim 0 over axes 0,1: forward reduce_scatter of 576 B by 6 ranks, backward all_gather" in text
-    assert "one training step, on each rank: " in text
-    lines = trained("layouts").explain().splitlines()
-    (weight,) = [line for line in lines if line.split()[:1] == ["fc1.weight"]]
-    assert "24x12 -> 8x12" in weight
-    assert "(mp, None)" in weight
-
-
-def contradiction() -> nn.Module:
-    net = layouts(Layout((2, 3), ("dp", "mp")))()
-    other = Layout((3, 2), ("a", "b"))
-    shard(net.fc2, (other("a", "b"), other("None", "b")))
-    return net
-
-
-def small_matrix() -> nn.Module:
-    layout, net = Layout((2, 2), ("dp", "mp")), Mlp()
-    shard(net.fc1, (layout("dp", "None"), layout("mp", "None")))
-    return net
-
-
-def changing() -> nn.Module:
-    net = Mlp()
-    shard(net.fc1, ((1, 1), (6, 1)))
-    return net
-
-
-def cut_linear() -> nn.Module:
-    return nn.Sequential(shard(nn.Linear(INPUTS, OUTPUTS), ((1, 6), (1, 6))))
-
-
-MOVES = "aten.gelu in module network gives (1, 6) and aten.linear in module network.fc2 reads (6, 1), "
-MOVES += "which moves 640 bytes to each rank and step; give aten.gelu in module network out_strategy=((6, 1),)"
-INPUT = "input input_0 gives (6, 1) and aten.linear in module network.0 reads (1, 6), "
-INPUT += "which moves 960 bytes to each rank and step; pass it so with dataset_strategy, as (1, 6)"
-CUT = "device matrices (2, 3) ('dp', 'mp') and (3, 2) ('a', 'b') cut the ranks at places that"
-SMALL = "the matrix has 4 places for 6 ranks; the product of device_matrix must be the number of ranks"
-SEVERAL = "has 2 tuples for its 1 tensor inputs, and it calls aten.linear in network.fc1, aten.linear in network"
-
-
-@pytest.mark.slow
-@on_six
-@pytest.mark.parametrize(
-    ("make", "is_strict", "words"),
-    [
-        (changing, True, f"strict: {MOVES}"),
-        (changing, False, ""),
-        (cut_linear, True, f"strict: {INPUT}"),
-        (contradiction, False, CUT),
-        (lambda: shard(Mlp(), ((1, 1), (6, 1))), False, SEVERAL),
-        (small_matrix, False, SMALL),
-        (
-            lambda: shard(Mlp(), out_strategy=((6, 1), (1, 1))),
-            False,
-            "has 2 tuples for its 1 results; give one for each",
-        ),
-    ],
-    ids=["strict", "lenient", "strict-input", "contradiction", "several", "small-matrix", "results"],
-)
-def test_what_cannot_be_or_was_not_asked_for_is_refused_in_words(
-    make: Callable[[], nn.Module], is_strict: bool, words: str
-) -> None:
-    step = AutoParallel(WithLoss(make(), F.cross_entropy))
-    step.dataset_strategy("data_parallel" if make is cut_linear else "full_batch")
-    if is_strict:
-        step.strict()
-    with pytest.raises(StrategyError) if words else nullcontext() as error:
+@slow_on_six
+def test_input_that_comes_in_another_layout_than_it_is_read_is_refused_when_strict() -> None:
+    network = nn.Sequential(shard(nn.Linear(INPUTS, OUTPUTS), ((1, 6), (1, 6))))
+    step = AutoParallel(WithLoss(network, F.cross_entropy)).dataset_strategy("data_parallel").strict()
+    with pytest.raises(StrategyError) as error:
         step(*batch(torch.float64, 0))
-    assert not words or words in str(error.value)
+    words = "strict: input input_0 gives (6, 1) and aten.linear in module network.0 reads (1, 6), which moves 960 bytes"
+    assert f"{words} to each rank and step; pass it so with dataset_strategy, as (1, 6)" in str(error.value)
 
 
-@pytest.mark.slow
-@on_six
+@slow_on_six
 def test_mesh_that_the_stored_parameters_do_not_have_is_refused() -> None:
     net = Mlp()
     step = AutoParallel(WithLoss(net, F.cross_entropy)).dataset_strategy("full_batch")

@@ -267,6 +267,7 @@ LEVELS = ("level1", "level2", "level3")
 
 
 on_four = on_ranks(RANKS, dtype="float64")
+slow_on_four = on_ranks(RANKS, dtype="float64", slow=True)
 
 
 def rows_of(tensor, dataset):
@@ -313,7 +314,7 @@ def trained(name: str) -> Any:
 
 
 @on_four
-@pytest.mark.parametrize("case", slow_but(["recompute-level3-accumulation"], CASES))
+@pytest.mark.parametrize("case", slow_but(["level3"], CASES))
 def test_losses_gradients_weights_and_number_of_messages_are_those_of_one_process(case: StepCase) -> None:
     """A network is captured once, however often it is called."""
     step, moved, _ = trained(case.name)
@@ -328,8 +329,7 @@ CUT, WHOLE = 2 * BLOCKS * WIDTH * HIDDEN, WIDTH * (FEATURES + 1) + BLOCKS * HIDD
 """Numbers in parameters that are cut with a threshold, and in the others."""
 
 
-@pytest.mark.slow
-@on_four
+@slow_on_four
 @pytest.mark.parametrize("name", ["level1", "level2", "copies-level1", "never-fused"])
 def test_bytes_of_optimizer_parallel_are_the_closed_form(name: str) -> None:
     """Gather: this rank's parts. Reduce-scatter: the whole gradients. All-reduce: whole parameters, and sum and count
@@ -343,8 +343,7 @@ def test_bytes_of_optimizer_parallel_are_the_closed_form(name: str) -> None:
     }
 
 
-@pytest.mark.slow
-@on_four
+@slow_on_four
 @pytest.mark.parametrize(("name", "parts"), [("level1", 4), ("level3", 4), ("level1-shard-size-2", 2)])
 def test_cut_parameters_take_their_share_and_small_ones_stay_whole(name: str, parts: int) -> None:
     plan = trained(name)[0].plan
@@ -359,8 +358,7 @@ def test_cut_parameters_take_their_share_and_small_ones_stay_whole(name: str, pa
     assert lines[0].startswith(f"4 ranks as 2 x 2, semi_auto, hsdp {name.partition('-')[0]}")
 
 
-@pytest.mark.slow
-@on_four
+@slow_on_four
 def test_optimizer_state_is_cut_exactly_like_its_parameter() -> None:
     optimizer = trained("level1-adam")[2]
     for parameter, state in optimizer.state.items():
@@ -401,8 +399,7 @@ def size_of(tensors):
     return sum(tensor.numel() * tensor.element_size() for tensor in map(local, tensors))
 
 
-@pytest.mark.slow
-@on_four
+@slow_on_four
 def test_bytes_on_a_rank_are_the_formula_of_the_level() -> None:
     """Weights, state, gradients between micro batches, gathered at most."""
     batch = own_batch()
@@ -487,8 +484,7 @@ def activation_step(given):
     return AutoParallel(call).dataset_strategy("full_batch" if given.get("tp") else "data_parallel")
 
 
-@pytest.mark.slow
-@on_four
+@slow_on_four
 def test_limit_recomputes_as_few_blocks_as_it_takes() -> None:
     batch = own_batch()
     most, least = (activations()[name]["estimate"].peak_bytes for name in ("plain", "blocks"))
@@ -530,8 +526,7 @@ def results_and_gradient(nesting):
     return network, logits, gradient
 
 
-@pytest.mark.slow
-@on_four
+@slow_on_four
 @pytest.mark.parametrize("nesting", NESTINGS)
 def test_further_results_and_gradients_of_inputs_come_back_in_the_order_of_rows(nesting: str) -> None:
     _, wanted, wanted_gradient = results_and_gradient("alone")
@@ -561,15 +556,13 @@ class Large(nn.Module):
         return x
 
 
-@pytest.mark.slow
-@on_four
+@slow_on_four
 def test_estimate_of_activations_is_what_a_step_really_keeps() -> None:
     for name, found in activations().items():
         assert found["kept"] == found["estimate"].kept_bytes, name
 
 
-@pytest.mark.slow
-@on_ranks(3)
+@on_ranks(3, slow=True)
 def test_new_shape_on_one_rank_is_refused_on_all(ranks: Ranks) -> None:
     network = WithLoss(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4)), F.cross_entropy)
     step = AutoParallel(network)
@@ -582,8 +575,7 @@ def test_new_shape_on_one_rank_is_refused_on_all(ranks: Ranks) -> None:
         step(torch.ones(rows, 8), torch.zeros(rows, dtype=torch.long)).backward()
 
 
-@pytest.mark.slow
-@on_ranks(RANKS)
+@on_ranks(RANKS, slow=True)
 @pytest.mark.parametrize("way", ["level3", "tensor parallel"])
 def test_network_larger_than_a_rank_is_never_whole_on_it(way: str) -> None:
     """Most at a time: parts and their gradients, the gathered layers, and messages of gradients with their sources."""
@@ -618,8 +610,7 @@ class MatMul(nn.Module):
         return x @ self.weight
 
 
-@pytest.mark.slow
-@on_ranks(8)
+@on_ranks(8, slow=True)
 def test_second_loss_of_functional_train_is_the_one_that_mindspore_publishes() -> None:
     first, second = MatMul(torch.full((32, 8), 0.03)), MatMul(torch.full((8, 16), 0.04))
     network = nn.Sequential(first, nn.ReLU(), second)

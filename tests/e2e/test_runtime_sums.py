@@ -7,7 +7,6 @@ import itertools
 import os
 from collections.abc import Callable, Iterable
 
-import pytest
 import torch
 import torch.distributed as dist
 from on_ranks import Ranks, on_ranks
@@ -50,14 +49,12 @@ def values_of_all(shape: tuple[int, ...], dtype: torch.dtype, size: int, *, tran
     return made
 
 
-@pytest.mark.slow
-@on_ranks(3, 4, env={"MSRUN_CPU_BACKEND": "shm"})
+@on_ranks(3, 4, env={"MSRUN_CPU_BACKEND": "shm"}, slow=True)
 def test_sums_on_shared_memory(ranks: Ranks) -> None:
     check_sums(ranks, groups_of_both_kinds())
 
 
-@pytest.mark.slow
-@on_ranks(3, env={"MSRUN_CPU_BACKEND": "gloo"})
+@on_ranks(3, env={"MSRUN_CPU_BACKEND": "gloo"}, slow=True)
 def test_sums_on_gloo(ranks: Ranks) -> None:
     check_sums(ranks, [dist.group.WORLD])
 

@@ -156,7 +156,7 @@ def test_adafactor_goes_on_from_a_checkpoint(build: Build) -> None:
     train(step, right, last, theirs)
 
 
-@tool(fast=("tensor+hsdp",))
+@tool()
 def test_weights_by_columns(build: Build) -> None:
     network, right = Net(), Net()
     for module in (network, right):
@@ -194,7 +194,7 @@ def test_steps_in_backward(build: Build) -> None:
 # -- state dicts ------------------------------------------------------------------------------------------------------
 
 
-@tool(fast=("stages+hsdp",))
+@tool(fast=("hsdp-level1",))
 def test_full_state_dicts_go_round(build: Build) -> None:
     step, network, right, ours, theirs = trained(build)
     for model in (network, step):

@@ -387,7 +387,7 @@ def train(step: nn.Module, network: nn.Module, given: list[tuple[Tensor, ...]]) 
         optimizer.step()
 
 
-FAST = ["level3-pipeline", "unread-tied-beside-the-loss-accumulated-level3"]
+FAST = ["unread-tied-beside-the-loss-accumulated-level3"]
 
 
 @on_ranks(2, dtype="float64")

@@ -41,6 +41,7 @@ from msrun.runtime.sharding.operators.along_split import Softmax
 
 GRADIENTS = {f"gradient of {name}" for name in ("fc1.bias", "fc1.weight", "fc2.bias", "fc2.weight")}
 on_two = on_ranks(2)
+slow_on_two = on_ranks(2, slow=True)
 
 
 class Network(nn.Module):
@@ -458,8 +459,7 @@ def test_data_parallel_says_once_where_it_is_not_one_process(ranks: Ranks) -> No
             assert 'parallel_mode="semi_auto"' in line
 
 
-@pytest.mark.slow
-@on_two
+@slow_on_two
 def test_the_variable_decides_over_the_setting_and_large_networks_are_left_alone() -> None:
     for setting, value, is_checked in (("", None, True), ("", False, False), ("0", True, False), ("1", False, True)):
         model = AutoParallel(Scaled(loses_write=True).double())
@@ -474,7 +474,7 @@ def test_the_variable_decides_over_the_setting_and_large_networks_are_left_alone
 
 
 @on_two
-@pytest.mark.parametrize("kind", slow_but(["semi_auto"], ["semi_auto", "deferred", "ddp", "fsdp2"]))
+@pytest.mark.parametrize("kind", slow_but(["ddp"], ["semi_auto", "deferred", "ddp", "fsdp2"]))
 def test_training_goes_on_as_if_nothing_had_been_verified(kind: str) -> None:
     """The same in every bit, with a verification before each of three steps or without."""
 
@@ -510,8 +510,7 @@ def test_training_goes_on_as_if_nothing_had_been_verified(kind: str) -> None:
     assert train(verifies=True) == train(verifies=False)
 
 
-@pytest.mark.slow
-@on_two
+@slow_on_two
 def test_a_loss_of_before_still_has_its_backward_pass_after_a_verification() -> None:
     found = []
     for verifies in (True, False):
@@ -550,8 +549,7 @@ REFUSED: dict[str, Callable[[], AutoParallel]] = {
 }
 
 
-@pytest.mark.slow
-@on_two
+@slow_on_two
 @pytest.mark.parametrize("words", REFUSED)
 def test_what_cannot_be_verified_says_so_in_one_line_on_every_rank(words: str) -> None:
     text = refused(lambda: REFUSED[words]().verify(*own_batch()))
@@ -559,8 +557,7 @@ def test_what_cannot_be_verified_says_so_in_one_line_on_every_rank(words: str) -
     assert text.startswith(("UnverifiableError: ", "CaptureError: "))
 
 
-@pytest.mark.slow
-@on_two
+@slow_on_two
 def test_ranks_that_stand_alone_have_nothing_to_compare() -> None:
     report = AutoParallel(with_loss(), "stand_alone").verify(*own_batch())
     assert str(report) == "verify: stand_alone ranks exchange nothing: there is nothing to compare"
@@ -571,8 +568,7 @@ class Odd(Loss):
         return F.cross_entropy(self.fc(x), y) * (x.shape[0] / 16)
 
 
-@pytest.mark.slow
-@on_two
+@slow_on_two
 def test_msrun_verify_looks_at_the_first_training_step_and_raises() -> None:
     losses = []
     for setting in ("1", ""):

@@ -12,13 +12,14 @@ ON_GLOO = {"MSRUN_CPU_BACKEND": "gloo"}
 """The backend with threads of its own; without the variable, ranks of one host are on shared memory."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("start", "words"),
     [
         ("fork", ("ending",)),
-        pytest.param("exec", ("ending",), marks=pytest.mark.slow),
-        pytest.param("exec", ("releasing",), marks=pytest.mark.slow),
-        pytest.param("exec", ("releasing", "data_parallel"), marks=pytest.mark.slow),
+        ("exec", ("ending",)),
+        ("exec", ("releasing",)),
+        ("exec", ("releasing", "data_parallel")),
     ],
 )
 def test_no_thread_of_the_world_outlives_it(

@@ -57,7 +57,7 @@ def one_fast(first: Any, *others: Any) -> list[Any]:
     ]
 
 
-def every_third_fast(cases: Iterable[Any]) -> list[Any]:
-    """Return parameters of which two in three are slow; tuples hold the values of several names."""
+def every_third_fast(cases: Iterable[Any], one_in: int = 3) -> list[Any]:
+    """Return parameters of which one in three is fast, or in more; tuples hold the values of several names."""
     rows = [case if isinstance(case, tuple) else (case,) for case in cases]
-    return [pytest.param(*row, marks=pytest.mark.slow if index % 3 else ()) for index, row in enumerate(rows)]
+    return [pytest.param(*row, marks=pytest.mark.slow if index % one_in else ()) for index, row in enumerate(rows)]

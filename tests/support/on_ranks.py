@@ -17,10 +17,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
-import functools
 import gc
 import importlib
-import json
 import os
 import re
 import shutil
@@ -45,7 +43,7 @@ MARK = "on_ranks"
 
 
 def on_ranks(
-    *sizes: Any, dtype: str = "float32", env: Mapping[str, str] | None = None
+    *sizes: Any, dtype: str = "float32", env: Mapping[str, str] | None = None, slow: bool = False
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return the decorator of a test that runs on ranks; it may have an argument `ranks`.
 
@@ -54,11 +52,12 @@ def on_ranks(
             parameter `ranks`.
         dtype: torch's default type during the test.
         env: more variables of the ranks, before they join their world.
+        slow: `make test` leaves it out.
     """
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         mark = getattr(pytest.mark, MARK)(tuple(sorted((env or {}).items())), dtype)
-        test = pytest.mark.usefixtures("ranks")(mark(test))
+        test = pytest.mark.usefixtures("ranks")(mark(pytest.mark.slow(test) if slow else test))
         return pytest.mark.parametrize("ranks", sizes, indirect=True)(test) if sizes else test
 
     return decorate
@@ -90,23 +89,6 @@ class Ranks:
         found = [make() if self.rank == 0 else None]
         dist.broadcast_object_list(found, 0)
         return found[0]  # type: ignore[return-value]
-
-
-def on_all_ranks(cases: Mapping[str, Callable[[], T]]) -> Callable[[str], list[T]]:
-    """Return a function that runs a case, once however many tests ask, and gives what each rank has found.
-
-    What they find is as JSON has it: a tuple is a list.
-    """
-
-    @functools.cache
-    def outcomes(case: str) -> list[T]:
-        import torch.distributed as dist
-
-        found: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, cases[case]())
-        return json.loads(json.dumps(found))  # type: ignore[no-any-return]
-
-    return outcomes
 
 
 @dataclass

@@ -22,6 +22,9 @@ def optimized(name: str, make: Callable[[Any], torch.optim.Optimizer]) -> None:
 for _kind in ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "ASGD", "RMSprop", "Rprop"):
     optimized(_kind, lambda net, kind=_kind: getattr(torch.optim, kind)(net.parameters(), lr=0.01))
 optimized("Adam, foreach off, amsgrad", lambda net: torch.optim.Adam(net.parameters(), foreach=False, amsgrad=True))
+optimized("Adam, fused, maximize", lambda net: torch.optim.Adam(net.parameters(), fused=True, maximize=True))
+optimized("SGD, foreach, nesterov", lambda net: sgd(net, momentum=0.9, nesterov=True, foreach=True, weight_decay=0.1))
+optimized("RMSprop, centered", lambda net: torch.optim.RMSprop(net.parameters(), 0.01, centered=True, momentum=0.9))
 optimized("Adafactor", lambda net: torch.optim.Adafactor(net.parameters(), lr=0.01))
 optimized("learning rate as a tensor", lambda net: torch.optim.AdamW(net.parameters(), lr=torch.tensor(0.01)))
 

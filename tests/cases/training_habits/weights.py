@@ -69,30 +69,6 @@ edited("foreach scaling", lambda net, w: torch._foreach_mul_(list(net.parameters
 edited("sparsity by the smallest weights", lambda net, w: w.mul_(w.abs() > w.abs().flatten().kthvalue(20).values))
 edited("weights times fan-in", lambda net, w: [p.mul_(1 - 0.01 * p.shape[0] ** 0.5) for p in net.parameters()])
 
-# -- reads -------------------------------------------------------------------------------------------------------------
-
-
-def read(name: str, *values: Callable[[Any], Any]) -> None:
-    """A habit of reading the first weight after each step."""
-
-    @habit(name)
-    def _(t: Trial) -> None:
-        def after(net: Any, _: int) -> None:
-            for value in values:
-                t.whole(value(net.net.a.weight.detach()))
-
-        train(t, Criterion(), after=after)
-
-
-read("norm, mean, deviation, extremes of the weights", torch.norm, torch.mean, torch.std, torch.amax, torch.min)
-read("rows' norms", lambda w: w.norm(dim=1))
-read("a row and an element read", lambda w: w[3], lambda w: w[9, 1].item())
-read("weights to a list, to numpy", lambda w: torch.tensor(w.numpy().tolist()))
-read("histogram of weights", lambda w: torch.histc(w, 5, -1, 1))
-read(
-    "equality, sizes of the weights", lambda w: torch.equal(w, w.clone()), lambda w: w.numel() * 1000 + w.shape.numel()
-)
-
 # -- gradients ---------------------------------------------------------------------------------------------------------
 
 

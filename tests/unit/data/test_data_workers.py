@@ -245,6 +245,7 @@ def send_rows(columns, queue):
     queue.put([column.take(np.array([2, 0])).tolist() for column in columns])
 
 
+@pytest.mark.slow
 def test_columns_are_sent_as_places_in_files_and_shared_memory(tmp_path):
     write_idx(tmp_path / "bytes", np.arange(12, dtype=np.uint8).reshape(4, 3))
     mapped = read_idx(tmp_path / "bytes", should_map=True)[:, ::-1]

@@ -223,17 +223,19 @@ def _read_before_and_after(h: Tensor) -> Tensor:
 @pytest.mark.parametrize("strategy", [None, ((2, 1), (1, 1))], ids=["whole", "strategy"])
 @pytest.mark.parametrize(
     "call",
-    [
-        _view_made_before,
-        _shifted,
-        _items,
-        _twice,
-        _other_type,
-        _head_of_a_detector,
-        _into_a_result,
-        _read_before_and_after,
-        nn.ReLU(inplace=True),
-    ],
+    every_third_fast(
+        [
+            _view_made_before,
+            _shifted,
+            _items,
+            _twice,
+            _other_type,
+            _head_of_a_detector,
+            _into_a_result,
+            _read_before_and_after,
+            nn.ReLU(inplace=True),
+        ]
+    ),
     ids=lambda f: getattr(f, "__name__", "module"),
 )
 def test_graph_without_writes_computes_what_the_network_does(call: Callable[[Tensor], Tensor], strategy: Any) -> None:
@@ -401,7 +403,7 @@ def process_state() -> tuple[Any, ...]:
     )
 
 
-@pytest.mark.parametrize("name", every_third_fast(REFUSED))
+@pytest.mark.parametrize("name", every_third_fast(REFUSED, 6))
 def test_refused_habit_is_named_with_its_line_and_leaves_the_process_as_it_was(name: str) -> None:
     call, words = REFUSED[name]
     network, good = Net(call), Net(lambda net, x: net.head(net.layer(x)))

@@ -107,7 +107,7 @@ def make(name: str = "adam", seed: int = 0) -> tuple[Network, torch.optim.Optimi
 @pytest.mark.parametrize(
     ("form", "deferred"), [("file", False), ("directory", True), ("directory beside", False), ("file beside", True)]
 )
-@pytest.mark.parametrize("name", every_third_fast(OPTIMIZERS))
+@pytest.mark.parametrize("name", every_third_fast(OPTIMIZERS, 5))
 def test_training_goes_on_bit_by_bit(tmp_path: Path, name: str, form: str, deferred: bool) -> None:
     network, optimizer = make(name)
     train(network, optimizer, 3)

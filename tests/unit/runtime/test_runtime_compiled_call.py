@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from asked_cases import one_fast
 from placed_parameters import placed
 from torch import Tensor, fx, nn
 
@@ -114,7 +115,7 @@ def compiled(network: nn.Module, x: Tensor, copies: int = 1, **more: Any) -> tup
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
-@pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize("copies", one_fast(2, 1))
 def test_buffers_and_results_are_those_of_copies_in_turn(form: Callable[[Any, Tensor], Tensor], copies: int) -> None:
     torch.manual_seed(0)
     network = Averaging(form).double()
@@ -315,21 +316,19 @@ def results(compiler: CompileSpec | None, copies: int = 1, **more: Any) -> tuple
     return [*(value.detach() for value in found), *gradients, *network.buffers()], program.notes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "backend",
     [
         "aot_eager",  # compiles the backward pass too
-        pytest.param(
-            "inductor",
-            marks=[pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")],
-        ),
+        pytest.param("inductor", marks=pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")),
     ],
 )
 def test_code_of_backends_gives_the_same(backend: str) -> None:
     torch.testing.assert_close(results(CompileSpec(backend))[0], results(None)[0], rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize("copies", one_fast(2, 1))
 def test_what_is_compiled_gives_the_same(copies: int) -> None:
     graphs = []
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from asked_cases import every_third_fast, one_fast
 from torch import Tensor, nn
 
 from msrun.errors import CaptureError, StrategyError
@@ -449,8 +450,8 @@ def price_of(graph: CapturedGraph, way: str) -> Price:
     return price(graph, decisions, H100, StepSpec())
 
 
-@pytest.mark.parametrize("length", [512, 2048, 8192])
-@pytest.mark.parametrize(("heads", "key_heads"), [(4, 4), (6, 2)])
+@pytest.mark.parametrize("length", one_fast(2048, 512, 8192))
+@pytest.mark.parametrize(("heads", "key_heads"), one_fast((6, 2), (4, 4)))
 def test_a_ring_keeps_its_part_of_keys_values_results_and_sums(heads: int, key_heads: int, length: int) -> None:
     """Queries are counted where they are made."""
     graph = captured(Attention(heads, key_heads), length)
@@ -459,7 +460,7 @@ def test_a_ring_keeps_its_part_of_keys_values_results_and_sums(heads: int, key_h
     assert price_of(graph, "ring").activations[attention_of(graph)] == 4 * numbers
 
 
-@pytest.mark.parametrize(("heads", "way"), [(4, "ulysses"), (6, "ring")])
+@pytest.mark.parametrize(("heads", "way"), one_fast((6, "ring"), (4, "ulysses")))
 def test_a_search_cuts_a_sequence_that_is_too_long(heads: int, way: str) -> None:
     """Where heads cannot be shared out it is the ring."""
     graph = captured(Attention(heads, 2 if way == "ring" else heads), 65536)
@@ -471,12 +472,14 @@ def test_a_search_cuts_a_sequence_that_is_too_long(heads: int, way: str) -> None
 
 @pytest.mark.parametrize(
     ("network", "word", "words"),
-    [
-        (Attention(6, 6), "ulysses", r"ulysses cuts a size of 64 and 6 heads to exchange into 4; .* is 2, or use"),
-        (Attention(4, 4, dropout=0.1), "ring", r"ring is for self attention \(as many queries as keys, no drop"),
-        (nn.Sequential(nn.Linear(64, 64)), "ring", r"0 is to attend by ring, but it calls scaled_dot_.* 0 times"),
-        (Attention(4, 4), "rings", r"'rings' is no word of a plan \(did you mean ring\?\)"),
-    ],
+    every_third_fast(
+        [
+            (Attention(6, 6), "ulysses", r"ulysses cuts a size of 64 and 6 heads to exchange into 4; .* is 2, or use"),
+            (Attention(4, 4, dropout=0.1), "ring", r"ring is for self attention \(as many queries as keys, no drop"),
+            (nn.Sequential(nn.Linear(64, 64)), "ring", r"0 is to attend by ring, but it calls scaled_dot_.* 0 times"),
+            (Attention(4, 4), "rings", r"'rings' is no word of a plan \(did you mean ring\?\)"),
+        ]
+    ),
 )
 def test_what_does_not_go_is_refused_by_name(network: nn.Module, word: str, words: str) -> None:
     whole = nn.Sequential(network)

@@ -185,9 +185,10 @@ def test_a_transformers_messages_are_exact_and_its_activations_within_a_tenth(da
 
 
 def test_optimizer_parallel_divides_parameters_and_state_and_level3_gathers_twice() -> None:
-    graph, given, _ = transformer(4, 1)
-    decisions = decide(graph, MESH, given)
-    weight = "blocks.0.up.weight"
+    network, shape = nn.Sequential(nn.Linear(16, 64), nn.ReLU()), (8, 16)
+    graph = capture(find_target(network), [torch.ones(shape)], {}, input_shapes=[shape], parameter_shapes={})
+    decisions = decide(graph, MESH, Constraints([TensorLayout((MESH.axes, ()))]))
+    weight = "0.weight"
     whole = price(graph, decisions, DEVICE)
     cut = price(graph, decisions, DEVICE, StepSpec({weight: (0, 1)}))
     size = 4 * 16 * 64

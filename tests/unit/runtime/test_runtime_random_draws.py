@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812  # noqa: N812
+import torch.nn.functional as F  # noqa: N812
+from asked_cases import every_third_fast
 from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -98,7 +99,7 @@ CALLS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", every_third_fast(CALLS, 4))
 def test_numbers_follow_from_the_seed_and_the_step_alone(name: str) -> None:
     first, second = steps(CALLS[name])
     assert not torch.equal(first, second)
@@ -281,32 +282,34 @@ def rows_found(call: Callable[[Tensor], Tensor], rows: int = 4) -> list[int | No
 
 @pytest.mark.parametrize(
     ("call", "expected", "rows"),
-    [
-        (lambda x: x + torch.rand(4, 1), 0, 4),
-        (lambda x: x + torch.rand(6), None, 4),
-        (lambda x: x + torch.rand(12).sum(), LOST, 4),
-        (lambda x: x * x.new_empty(4, 1).bernoulli_(0.5), 0, 4),
-        (lambda x: x + torch.normal(torch.zeros(4, 6), torch.ones(4, 6)), 0, 4),
-        (lambda x: x + torch.rand_like(x.t()).t(), 1, 4),
-        (lambda x: x.sum() + torch.rand_like(x.t().reshape(-1)).sum(), LOST, 4),
-        (lambda x: x.view(-1) + torch.rand_like(x.view(-1)), 0, 4),
-        # Statistics of the batch are no rows, and change none.
-        (lambda x: F.dropout(x - x.mean(0)), 0, 4),
-        (lambda x: F.dropout(F.batch_norm(x, x.detach().mean(0), x.detach().var(0))), 0, 4),
-        (lambda x: F.dropout(x.t().flip(1)), 1, 4),
-        (lambda x: F.dropout((x @ x.t()).softmax(-1) @ x), LOST, 4),
-        (lambda x: F.dropout(x + (x @ x.t()).softmax(-1) @ x), 0, 4),
-        # Operators without a rule, and functions of the user's.
-        (lambda x: F.dropout(x.unfold(1, 2, 2)), 0, 4),
-        (lambda x: F.dropout(x.index_add(1, torch.tensor([0, 2]), torch.ones_like(x[:, :2]))), 0, 4),
-        (lambda x: F.dropout(Turned.apply(x)), 1, 4),
-        (lambda x: F.dropout(Turned.apply(x).median(1).values), LOST, 4),
-        (lambda x: torch.bernoulli(x.t().sigmoid().chunk(2)[0]), 1, 4),
-        # One row is found as many are.
-        (lambda x: F.dropout(x.unflatten(-1, (2, 3)).transpose(1, 2)), 0, 1),
-        (lambda x: F.dropout(x.t().unsqueeze(0)), 2, 1),
-        (lambda x: F.dropout(x.t().reshape(-1)), LOST, 1),
-    ],
+    every_third_fast(
+        [
+            (lambda x: x + torch.rand(4, 1), 0, 4),
+            (lambda x: x + torch.rand(6), None, 4),
+            (lambda x: x + torch.rand(12).sum(), LOST, 4),
+            (lambda x: x * x.new_empty(4, 1).bernoulli_(0.5), 0, 4),
+            (lambda x: x + torch.normal(torch.zeros(4, 6), torch.ones(4, 6)), 0, 4),
+            (lambda x: x + torch.rand_like(x.t()).t(), 1, 4),
+            (lambda x: x.sum() + torch.rand_like(x.t().reshape(-1)).sum(), LOST, 4),
+            (lambda x: x.view(-1) + torch.rand_like(x.view(-1)), 0, 4),
+            # Statistics of the batch are no rows, and change none.
+            (lambda x: F.dropout(x - x.mean(0)), 0, 4),
+            (lambda x: F.dropout(F.batch_norm(x, x.detach().mean(0), x.detach().var(0))), 0, 4),
+            (lambda x: F.dropout(x.t().flip(1)), 1, 4),
+            (lambda x: F.dropout((x @ x.t()).softmax(-1) @ x), LOST, 4),
+            (lambda x: F.dropout(x + (x @ x.t()).softmax(-1) @ x), 0, 4),
+            # Operators without a rule, and functions of the user's.
+            (lambda x: F.dropout(x.unfold(1, 2, 2)), 0, 4),
+            (lambda x: F.dropout(x.index_add(1, torch.tensor([0, 2]), torch.ones_like(x[:, :2]))), 0, 4),
+            (lambda x: F.dropout(Turned.apply(x)), 1, 4),
+            (lambda x: F.dropout(Turned.apply(x).median(1).values), LOST, 4),
+            (lambda x: torch.bernoulli(x.t().sigmoid().chunk(2)[0]), 1, 4),
+            # One row is found as many are.
+            (lambda x: F.dropout(x.unflatten(-1, (2, 3)).transpose(1, 2)), 0, 1),
+            (lambda x: F.dropout(x.t().unsqueeze(0)), 2, 1),
+            (lambda x: F.dropout(x.t().reshape(-1)), LOST, 1),
+        ]
+    ),
 )
 def test_rows_of_the_batch_are_found_in_what_is_drawn(
     call: Callable[[Tensor], Tensor], expected: int | None, rows: int
@@ -345,18 +348,23 @@ DROPPING = nn.GRU(6, 6, 2, dropout=0.5, dtype=torch.float64)
 
 @pytest.mark.parametrize(
     ("call", "name"),
-    [
-        (lambda x: x + torch.multinomial(x.detach().sigmoid(), 1), "aten.multinomial.default in module (top)"),
-        (lambda x: x[torch.randperm(8)], "aten.randperm.default"),
-        (lambda x: x * torch.poisson(x.detach().exp()), "aten.poisson.default"),
-        (lambda x: x + torch.rand(6, generator=torch.Generator()), "draws from a generator of its own"),
-        (lambda x: x * torch.empty_like(x).uniform_(generator=torch.Generator()), "draws from a generator of its own"),
-        (
-            lambda x: x + torch.binomial(x.detach() * 0 + 9, x.detach() * 0 + 0.5),
-            "draws random numbers, which would not be",
-        ),
-        (lambda x: DROPPING(x.unsqueeze(1))[0], "aten.gru.input"),
-    ],
+    every_third_fast(
+        [
+            (lambda x: x + torch.multinomial(x.detach().sigmoid(), 1), "aten.multinomial.default in module (top)"),
+            (lambda x: x[torch.randperm(8)], "aten.randperm.default"),
+            (lambda x: x * torch.poisson(x.detach().exp()), "aten.poisson.default"),
+            (lambda x: x + torch.rand(6, generator=torch.Generator()), "draws from a generator of its own"),
+            (
+                lambda x: x * torch.empty_like(x).uniform_(generator=torch.Generator()),
+                "draws from a generator of its own",
+            ),
+            (
+                lambda x: x + torch.binomial(x.detach() * 0 + 9, x.detach() * 0 + 0.5),
+                "draws random numbers, which would not be",
+            ),
+            (lambda x: DROPPING(x.unsqueeze(1))[0], "aten.gru.input"),
+        ]
+    ),
 )
 def test_other_random_operators_are_refused_with_what_to_do(call: Callable[[Tensor], Tensor], name: str) -> None:
     with pytest.raises(CaptureError) as caught:

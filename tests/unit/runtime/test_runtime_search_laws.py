@@ -195,7 +195,7 @@ def test_memory_is_never_exceeded_and_more_of_it_never_takes_longer(device: Devi
     need = searched(graph, 4, free).plan.price.memory_bytes
     before = math.inf
     refused = 0
-    for limit in (need // 50, need // 4, need // 3, need // 2, int(need * 0.8), need, 2 * need):
+    for limit in (need // 50, need // 3, int(need * 0.8), 2 * need):
         try:
             found = searched(graph, 4, replace(free, memory_bytes=limit))
         except StrategyError as error:
@@ -215,7 +215,7 @@ def test_the_plan_of_a_search_never_takes_longer_on_a_device_with_more_bandwidth
     def seconds(device: DeviceProfile) -> float:
         return searched(graph_of(name), 4, SearchSpec("dynamic_programming", device)).plan.price.seconds
 
-    factors = (0.01, 0.1, 1.0, 10.0)
+    factors = (0.01, 1.0, 10.0)
     links = [replace(H100.in_host, bytes_per_s=H100.in_host.bytes_per_s * factor) for factor in factors]
     by_link = [seconds(replace(H100, in_host=link)) for link in links]
     by_memory = [seconds(replace(H100, memory_bandwidth=H100.memory_bandwidth * factor)) for factor in factors]

@@ -14,7 +14,7 @@ import operator_cases_conv
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from asked_cases import every_third_fast
+from asked_cases import every_third_fast, one_fast
 from law_graphs import MODULES
 from operator_cases import OperatorCase, OperatorNetwork
 from torch import Tensor, nn
@@ -256,35 +256,37 @@ def test_strict_refuses_traffic_that_nobody_asked_for_and_names_both_ends() -> N
 
 @pytest.mark.parametrize(
     ("call", "strategies"),
-    [
-        (F.relu, [((1, 4),)]),
-        (lambda y: y + y, [((1, 4), (1, 4))]),
-        (lambda y: y.expand(2, 8, 8), [((1, 4),)]),
-        (lambda y: torch.cat([y, y]), [((1, 4), (1, 4))]),
-        (lambda y: torch.hstack([y.t(), y.t()]), [((1, 4),), ((1, 4),), ((4, 1), (4, 1))]),
-        (lambda y: y.movedim(0, 1), [((1, 4),)]),
-        (lambda y: y.reshape(2, 4, 8), [((1, 4),)]),
-        (lambda y: y.split(4), [((1, 4),)]),
-        (lambda y: F.glu(y, 0), [((1, 4),)]),
-        (lambda y: y.sum(0), [((1, 4),)]),
-        (lambda y: y.logsumexp(0), [((1, 4),)]),
-        (lambda y: y.softmax(0), [((1, 4),)]),
-        (lambda y: y[2:], [((1, 4),)]),
-        (lambda y: y.tril(), [((1, 4),)]),
-        (lambda y: y.repeat(2, 1), [((1, 4),)]),
-        (lambda y: y.new_zeros(8, 8), [((1, 4),)]),
-        (lambda y: y.topk(2, 0), [((1, 4),)]),
-        (lambda y: torch.var_mean(y, 0), [((1, 4),)]),
-        (lambda y: F.pad(y, (0, 0, 1, 1)), [((1, 4),)]),
-        (lambda y: F.layer_norm(y.t(), (8,)), [((1, 4),), ((4, 1),)]),
-        (lambda y: F.batch_norm(y, None, None, training=True), [((1, 4),)]),
-        (lambda y: F.max_pool1d(y, 2), [((1, 4),)]),
-        (lambda y: F.one_hot(y.argmax(0), 8), [((1, 4),), ((4,),)]),
-        (lambda y: F.mse_loss(y, y), [((1, 4), (1, 4))]),
-        (lambda y: F.cross_entropy(y.t(), y.argmax(0)), [((1, 4),), ((1, 4),), ((4, 1), (4,))]),
-        (lambda y: y.slice_scatter(y[:2], 0, 0, 2), [((1, 4),), ((1, 4), (1, 4))]),
-        (lambda y: y.scatter(0, y.argmax(0, keepdim=True), 1.0), [((1, 4),), ((1, 4), (1, 4))]),
-    ],
+    every_third_fast(
+        [
+            (F.relu, [((1, 4),)]),
+            (lambda y: y + y, [((1, 4), (1, 4))]),
+            (lambda y: y.expand(2, 8, 8), [((1, 4),)]),
+            (lambda y: torch.cat([y, y]), [((1, 4), (1, 4))]),
+            (lambda y: torch.hstack([y.t(), y.t()]), [((1, 4),), ((1, 4),), ((4, 1), (4, 1))]),
+            (lambda y: y.movedim(0, 1), [((1, 4),)]),
+            (lambda y: y.reshape(2, 4, 8), [((1, 4),)]),
+            (lambda y: y.split(4), [((1, 4),)]),
+            (lambda y: F.glu(y, 0), [((1, 4),)]),
+            (lambda y: y.sum(0), [((1, 4),)]),
+            (lambda y: y.logsumexp(0), [((1, 4),)]),
+            (lambda y: y.softmax(0), [((1, 4),)]),
+            (lambda y: y[2:], [((1, 4),)]),
+            (lambda y: y.tril(), [((1, 4),)]),
+            (lambda y: y.repeat(2, 1), [((1, 4),)]),
+            (lambda y: y.new_zeros(8, 8), [((1, 4),)]),
+            (lambda y: y.topk(2, 0), [((1, 4),)]),
+            (lambda y: torch.var_mean(y, 0), [((1, 4),)]),
+            (lambda y: F.pad(y, (0, 0, 1, 1)), [((1, 4),)]),
+            (lambda y: F.layer_norm(y.t(), (8,)), [((1, 4),), ((4, 1),)]),
+            (lambda y: F.batch_norm(y, None, None, training=True), [((1, 4),)]),
+            (lambda y: F.max_pool1d(y, 2), [((1, 4),)]),
+            (lambda y: F.one_hot(y.argmax(0), 8), [((1, 4),), ((4,),)]),
+            (lambda y: F.mse_loss(y, y), [((1, 4), (1, 4))]),
+            (lambda y: F.cross_entropy(y.t(), y.argmax(0)), [((1, 4),), ((1, 4),), ((4, 1), (4,))]),
+            (lambda y: y.slice_scatter(y[:2], 0, 0, 2), [((1, 4),), ((1, 4), (1, 4))]),
+            (lambda y: y.scatter(0, y.argmax(0, keepdim=True), 1.0), [((1, 4),), ((1, 4), (1, 4))]),
+        ]
+    ),
 )
 def test_operator_without_a_strategy_leaves_columns_where_they_are(
     call: Callable[[Tensor], Any], strategies: list[Any]
@@ -373,8 +375,8 @@ def partitioned(name: str, strategy: Any, world_size: int = 4) -> LocalProgram:
     )
 
 
-@pytest.mark.parametrize("case", every_third_fast(WITH_LAWS_OF_THEIR_OWN), ids=lambda case: case.name)
-@pytest.mark.parametrize("world_size", [4, 6, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 8))])
+@pytest.mark.parametrize("case", every_third_fast(WITH_LAWS_OF_THEIR_OWN, 6), ids=lambda case: case.name)
+@pytest.mark.parametrize("world_size", one_fast(6, 4, 2, 8))
 def test_every_legal_strategy_is_accepted_and_kept(case: OperatorCase, world_size: int) -> None:
     if world_size == 8 and case in operator_cases_conv.BINARY:
         world_size = 3  # their outputs are too short for 8 parts
@@ -383,7 +385,7 @@ def test_every_legal_strategy_is_accepted_and_kept(case: OperatorCase, world_siz
         assert strategy in [operator.strategy for operator in operators if operator.origin == "user"]
 
 
-@pytest.mark.parametrize("name", every_third_fast(BY_NAME))
+@pytest.mark.parametrize("name", every_third_fast(BY_NAME, 16))
 def test_every_illegal_strategy_is_refused_by_operator_input_and_dimension(name: str) -> None:
     case = BY_NAME[name]
     candidates = list(case.candidates((1, 2, 4, 3)) if sum(map(len, case.shapes)) < 8 else case.candidates((1, 2)))
@@ -592,7 +594,7 @@ def test_weight_that_was_cut_for_one_use_is_taken_as_it_is_stored_for_a_use_that
     assert [operator.strategy for operator in program.operators if operator.origin == "user"] == [((1, 4), (1, 4))] * 2
 
 
-@pytest.mark.parametrize("case", every_third_fast(operator_cases.BINARY), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", every_third_fast(operator_cases.BINARY, 12), ids=lambda case: case.name)
 def test_decisions_are_lowered_to_the_same_graph_every_time(case: OperatorCase) -> None:
     for strategy in list(case.legal(4))[::5]:
         given = Constraints(layouts_of(case), {"op": OperatorStrategy(strategy)})

@@ -358,6 +358,7 @@ def placements(draw: st.DrawFn) -> tuple[str, frozenset[str]]:
     return name, frozenset(draw(st.sets(st.sampled_from(operators))))
 
 
+@settings(max_examples=4)
 @given(placements())
 def test_operators_on_the_host_change_no_number_and_copy_what_the_plan_says(drawn: tuple[str, frozenset[str]]) -> None:
     name, moved = drawn

@@ -18,7 +18,16 @@ from job_runner import REPOSITORY
 
 from msrun import contract
 from msrun.errors import WorldError
-from msrun.runtime import requirements
+from msrun.runtime import (
+    get_group_size,
+    get_local_rank,
+    get_local_rank_size,
+    get_rank,
+    init,
+    is_initialized,
+    release,
+    requirements,
+)
 from msrun.runtime.joining import spec as devices
 from msrun.runtime.joining.launchers import (
     find_cluster,
@@ -280,33 +289,23 @@ def run_python(program: str, **environ: str) -> subprocess.CompletedProcess[str]
 
 
 def test_process_alone_opens_nothing_and_has_rank_0() -> None:
-    program = (
-        "import torch.distributed as dist\n"
-        "from msrun.errors import WorldError\n"
-        "from msrun.runtime import *\n"
-        "from msrun.runtime import init\n"
-        "assert not is_initialized()\n"
-        "init()\n"
-        "assert is_initialized() and not dist.is_initialized()\n"
-        "assert (get_rank(), get_group_size(), get_local_rank(), get_local_rank_size()) == (0, 1, 0, 1)\n"
-        "try:\n    init()\nexcept WorldError as error:\n    assert 'release() first' in str(error)\n"
-        "else:\n    assert False\n"
-        "release(); release()\n"
-        "assert not is_initialized()\n"
-        "init(); release()\n"
-    )
-    done = run_python(program)
-    assert done.returncode == 0, done.stderr
+    for _ in range(2):
+        assert not is_initialized()
+        init()
+        assert is_initialized() and not dist.is_initialized()
+        assert (get_rank(), get_group_size(), get_local_rank(), get_local_rank_size()) == (0, 1, 0, 1)
+        with pytest.raises(WorldError, match=r"release\(\) first"):
+            init()
+        release()
+        release()
 
 
-def test_world_that_nobody_else_joins_is_an_error_within_the_time_limit() -> None:
-    program = (
-        "from msrun.errors import WorldError\n"
-        "from msrun.runtime import init\n"
-        "try:\n    init(timeout_s=1)\nexcept WorldError as error:\n    print(error)\n"
-    )
-    done = run_python(program, RANK="1", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
-    assert "rank 1 of 2 could not join at env:// with shm" in done.stdout, done.stderr
+def test_world_that_nobody_else_joins_is_an_error_within_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(WorldError, match=r"rank 1 of 2 could not join at env:// with shm"):
+        init(timeout_s=1)
+    assert not is_initialized()
 
 
 def test_device_of_a_rank_is_that_of_its_backend() -> None:

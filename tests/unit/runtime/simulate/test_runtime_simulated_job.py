@@ -194,6 +194,7 @@ def test_processors_wait_for_every_message_of_fsdp2_and_devices_reduce_beside_op
             assert job.step.waits_s == pytest.approx(messages_s)
 
 
+@pytest.mark.slow
 def test_what_python_takes_around_messages_counts_under_fsdp2_alone(simulate: Simulate) -> None:
     def step_s(hsdp: str, **more_s: float) -> tuple[float, int]:
         job = simulate(mode="data_parallel", hsdp=hsdp, device=replace(PROFILES["cpu"], **more_s))

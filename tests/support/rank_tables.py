@@ -86,38 +86,3 @@ def super_pod_table(num_servers=4, per_pod=2, num_devices=4):
         ],
         "status": "completed",
     }
-
-
-def service_table():
-    """Return a global table that MindIE-Motor takes: a coordinator, a controller and two instances."""
-
-    def instance(group, ranks_from):
-        return {
-            "group_id": group,
-            "deploy_server": "1",
-            "server_count": "2",
-            "server_list": [
-                {
-                    "server_id": f"10.0.{group}.{node + 1}",
-                    "server_ip": f"10.1.{group}.{node + 1}",
-                    "device": [
-                        {
-                            "device_id": str(number),
-                            "device_ip": f"10.2.{group}.{node * 8 + number}",
-                            "rank_id": str(rank),
-                        }
-                        for number, rank in enumerate(range(ranks_from + node * 4, ranks_from + node * 4 + 4))
-                    ],
-                }
-                for node in range(2)
-            ],
-        }
-
-    controls = [
-        {"group_id": name, "server_count": "1", "server_list": [{"server_ip": f"10.1.{name}.9"}]} for name in ("0", "1")
-    ]
-    return {
-        "version": "1.0",
-        "status": "completed",
-        "server_group_list": [*controls, instance("2", 0), instance("3", 0)],
-    }

@@ -309,7 +309,8 @@ def test_a_program_takes_the_interrupt_of_msrun_as_its_own(as_ranks: Any, start:
 
 METHODS = ("fork", "spawn", "forkserver")
 SIGNALS = ("ABRT", "ALRM", "HUP", "KILL", "QUIT", "SEGV", "TERM", "USR1")
-ARGUMENTS = {"process": METHODS, "pool": METHODS, "dies_by": [f"SIG{name}" for name in SIGNALS]}
+VALUES = ("3", "256", "300", "minus", "huge", "none", "text")
+ARGUMENTS = {"process": METHODS, "pool": METHODS, "dies_by": [f"SIG{name}" for name in SIGNALS], "exits": VALUES}
 """Programs that are run once with each of these words."""
 PROGRAMS = {
     name: text for kind in ("ends", "fails", "processes", "with_torch") for name, text in programs_of(kind).items()
@@ -319,7 +320,7 @@ ALONE: dict[str, tuple[str, tuple[str, ...]]] = {
     for name in PROGRAMS
     for words in [(word,) for word in ARGUMENTS.get(name, ())] or [()]
 }
-FAST_ALONE = ("exit_text", "uncaught_error", "keyboard_interrupt")
+FAST_ALONE = ("exits_text", "uncaught_error", "keyboard_interrupt")
 OF_A_JOB = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
 
 

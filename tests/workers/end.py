@@ -1,6 +1,6 @@
 """end.py RANK HOW: rank RANK ends as HOW says, all others wait to be stopped (`all` means every rank).
 
-HOW: an exit code, a signal's name, text=T (sys.exit(T)), none (sys.exit(None)), raise, interrupt, os_exit=N, return.
+HOW: an exit code, a signal's name, raise, interrupt, os_exit=N.
 """
 
 import os
@@ -16,10 +16,6 @@ def end(how: str) -> None:
     if word.startswith("SIG"):
         os.kill(os.getpid(), getattr(signal, word))
         time.sleep(600)
-    if word == "text":
-        sys.exit(value)
-    if word == "none":
-        sys.exit(None)
     if word == "raise":
         raise RuntimeError("the loss is gone")
     if word == "interrupt":

@@ -78,24 +78,56 @@ def test_a_file_without_its_suffix_is_refused_for_ascend_only(run):
     assert run("validate", "--device_target", "cpu", "table")[0] == 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "says"),
-    [
-        ([], 2, "Missing command. (see ranktable --help)"),
-        (["generate", "--hosts", "a"], 2, "host 'a' has no number of devices; write a:8, or give --devices"),
-        (["generate", "--hosts", "a:8", "--devices", "0-3"], 2, "--devices lists 4; leave one out"),
-        (["generate", "--hosts", "a:8", "--device_ips", "{x}"], 2, "unknown field"),
-        (["generate", "--hosts", "a:8", "--device_ips", "none.yaml"], 2, "cannot read none.yaml"),
-        (["validate", "--formt", "json", "x"], 2, "Did you mean one of: '--format'"),
-        (["show", "missing\x1b[31m.json"], 2, "missing\\x1b[31m.json"),
-        (["shwo"], 2, "No such command 'shwo'"),
-    ],
-)
-def test_a_mistake_of_the_user_is_one_line(run, arguments, status, says):
-    found, out, err = run(*arguments)
-    assert (found, out) == (status, "")
-    assert err.startswith("ranktable: error: ")
-    assert err.count("\n") == 1
+HOSTS = ["generate", "-o", "-", "--hosts", "a:1"]
+IN_PODS = [*HOSTS, "--version", "1.2", "--super_pods"]
+MISTAKES = [
+    ([], "Missing command. (see ranktable --help)"),
+    (["generate", "--hosts", "a"], "host 'a' has no number of devices; write a:8, or give --devices"),
+    (["generate", "--hosts", "a:8", "--devices", "0-3"], "--devices lists 4; leave one out"),
+    (["generate", "--hosts", "a:8", "--device_ips", "{x}"], "unknown field"),
+    (["generate", "--hosts", "a:8", "--device_ips", "none.yaml"], "cannot read none.yaml"),
+    (["generate", "--probe", "--device_ips", "x"], "--probe and --device_ips both give the addresses"),
+    ([*HOSTS, "--probe"], "--hosts and --probe both name the hosts"),
+    (["generate"], "no source of hosts is named"),
+    (["generate", "--hostfile", "none"], "cannot read none"),
+    ([*HOSTS, "--super_pods", "0=a"], "super pods are part of version 1.2"),
+    ([*IN_PODS, "a"], "'a' has no id before its hosts"),
+    ([*IN_PODS, "0=a;0=b"], "super pod '0' is given twice"),
+    ([*IN_PODS, "0=a:8"], "'a' has slots or a user here"),
+    ([*HOSTS, "--root", "x"], "--root and --server_id go with --probe"),
+    (["generate", "--hosts", "a:1,b:1", "--chip", "a2"], "(R16 for a2"),
+    (["validate", "--formt", "json", "x"], "Did you mean one of: '--format'"),
+    (["validate", "--fix", "t.json", "-o", "a", "--in_place"], "leave one of them out"),
+    (["validate", "t.json", "-o", "a"], "go with --fix"),
+    (["validate", "--fix", "t.json", "bad.json"], "--fix takes one FILE, not 2"),
+    (["validate", "--fix", "-", "--in_place"], "not standard input"),
+    (["validate", "t.json", "--root", "x"], "--root goes with --local"),
+    (["validate", "--local", "--fix", "t.json"], "give one of the two"),
+    (["validate", "--local", "t.json", "u.json"], "--local takes one FILE, not 2"),
+    (["validate", "--local"], "name the file that the job reads, or set RANK_TABLE_FILE"),
+    (["show", "missing\x1b[31m.json"], "missing\\x1b[31m.json"),
+    (["shwo"], "No such command 'shwo'"),
+    (
+        ["convert", "t.json", "--to", "hostfile", "--super_pods", "0=a"],
+        "--super_pods means nothing to hostfile, only to",
+    ),
+    (["convert", "t.json", "--to", "2.0"], "'2.0' is not one of '1.0', '1.2', 'hostfile'"),
+    (["convert", "t.json", "--to", "1.2", "--super_pods", "a"], "has no id before its hosts"),
+    (["convert", "t.json", "--to", "hostfile", "-o", "no/where"], "create the folder no first"),
+    (["merge", "none.json"], "cannot read none.json"),
+    (["merge", "t.json", "--order", "rank"], "'rank' is not one of"),
+    (["merge", "t.json", "-o", "no/m.json"], "create the folder no first"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "says"), MISTAKES)
+def test_a_mistake_of_the_user_is_one_line(run, monkeypatch, arguments, says):
+    monkeypatch.delenv("RANK_TABLE_FILE", raising=False)
+    for name in ("t.json", "bad.json", "u.json"):
+        Path(name).write_text(encode_table(build_table([("a", 2), ("b", 2)])))
+    status, out, err = run(*arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith("ranktable: error: ") and err.count("\n") == 1
     assert says in err
 
 
@@ -183,29 +215,6 @@ def test_what_only_ascend_would_refuse_is_said_when_no_target_is_named(generate)
     assert "error on Ascend: R8 server_list[0].device[32].device_id" in err
     assert generate("--hosts", "a:40", "--device_target", "cpu")[2] == ""
     assert generate("--hosts", "a:40", "--device_target", "ascend")[0] == 2
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--probe", "--device_ips", "x"], "--probe and --device_ips both give the addresses"),
-        (["--probe", "--hosts", "a:1"], "--hosts and --probe both name the hosts"),
-        ([], "no source of hosts is named"),
-        (["--hosts", "a:1", "--super_pods", "0=a"], "super pods are part of version 1.2"),
-        (["--hosts", "a:1", "--version", "1.2", "--super_pods", "a"], "'a' has no id before its hosts"),
-        (["--hosts", "a:1", "--version", "1.2", "--super_pods", "0=a;0=b"], "super pod '0' is given twice"),
-        (["--hosts", "a:1", "--version", "1.2", "--super_pods", "0=a:8"], "'a' has slots or a user here"),
-        (["--hosts", "a:1", "--root", "x"], "--root and --server_id go with --probe"),
-        (["--hosts", "a:1,b:1", "--chip", "a2"], "(R16 for a2"),
-        (["--hostfile", "none"], "cannot read none"),
-    ],
-)
-def test_a_mistake_in_asking_for_a_table_is_one_line(generate, arguments, says):
-    status, out, err = generate(*arguments)
-    assert (status, out) == (2, "")
-    assert err.startswith("ranktable: error: ")
-    assert err.count("\n") == 1
-    assert says in err
 
 
 @pytest.mark.parametrize(

@@ -164,18 +164,3 @@ def test_the_command_writes_a_host_file_that_keeps_the_ranks(convert):
     status, out, err = convert("t.json", "--to", "hostfile")
     assert (status, out) == (2, "")
     assert "which the ranks of this table do not follow; merge the table alone" in err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--to", "hostfile", "--super_pods", "0=a"], "--super_pods means nothing to hostfile, only to 1.2"),
-        (["--to", "2.0"], "'2.0' is not one of '1.0', '1.2', 'hostfile'"),
-        (["--to", "1.2", "--super_pods", "a"], "has no id before its hosts"),
-        (["--to", "hostfile", "-o", "no/where"], "create the folder no first"),
-    ],
-)
-def test_wrong_usage_is_said_in_one_line(convert, arguments, says):
-    status, out, err = convert("t.json", *arguments)
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert says in err

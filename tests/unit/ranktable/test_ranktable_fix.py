@@ -163,24 +163,6 @@ def test_what_is_left_for_a_person_is_written_and_listed(run):
     assert json.loads(out)["server_count"] == "1"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["validate", "--fix", "t.json", "-o", "a", "--in_place"], "leave one of them out"),
-        (["validate", "t.json", "-o", "a"], "go with --fix"),
-        (["validate", "--fix", "t.json", "bad.json"], "--fix takes one FILE, not 2"),
-        (["validate", "--fix", "-", "--in_place"], "not standard input"),
-    ],
-)
-def test_wrong_usage_is_said_in_one_line(run, arguments, says):
-    Path("t.json").write_text(encode_table(TABLE_2))
-    Path("bad.json").write_text(BAD)
-    status, out, err = run(*arguments)
-    assert (status, out) == (2, "")
-    assert err.count("\n") == 1
-    assert says in err
-
-
 GROUP = (
     '{"group_name": "01", "instance_list": [{"pod_name": "%s", "server_id": "10.0.0.%s", "devices": '
     '[{"device_id": "0", "device_ip": "192.168.0.%s"}]}]}'

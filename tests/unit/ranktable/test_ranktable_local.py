@@ -253,20 +253,6 @@ def test_a_variable_that_names_no_file_is_an_error_with_what_follows_from_it(cap
     assert "cannot read none.json: no such file or directory; correct RANK_TABLE_FILE: torch_npu goes on without" in err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["validate", "t.json", "--root", "x"], "--root goes with --local"),
-        (["validate", "--local", "--fix", "t.json"], "give one of the two"),
-        (["validate", "--local", "t.json", "u.json"], "--local takes one FILE, not 2"),
-        (["validate", "--local"], "name the file that the job reads, or set RANK_TABLE_FILE"),
-    ],
-)
-def test_a_mistake_in_using_check_is_one_line(check, capsys, arguments, says):
-    assert main(arguments) == 2
-    assert says in capsys.readouterr().err
-
-
 def test_every_table_of_the_catalogue_is_checked_or_refused_in_words(root, tool, capsys):
     tables = sorted((Path(__file__).parent / "catalogue").rglob("*.json"))
     assert tables

@@ -230,20 +230,3 @@ def test_merge_lists_conflicts_and_leaves_the_file_that_is_there(run):
     assert Path("m.json").read_text() == "mine"
     write("many.json", [(f"n{number}", 1) for number in range(30)])
     assert "ranktable: and 10 more\n" in run("merge", "many.json", "many.json")[2]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["merge", "none.json"], "cannot read none.json"),
-        (["merge", "t.json", "--order", "rank"], "'rank' is not one of"),
-        (["merge", "t.json", "-o", "no/m.json"], "create the folder no first"),
-    ],
-)
-def test_a_mistake_of_the_user_is_one_line(run, arguments, says):
-    write("t.json", [("10.0.0.9", 2), ("10.0.0.10", 2)])
-    status, out, err = run(*arguments)
-    assert (status, out) == (2, "")
-    assert err.startswith("ranktable: error: ")
-    assert err.count("\n") == 1
-    assert says in err

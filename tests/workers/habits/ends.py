@@ -118,19 +118,9 @@ if "AGAIN" not in os.environ:
     os.execv(sys.executable, [sys.executable, __file__, *sys.argv[1:]])
 print("second")
 
-# %% exit_256
-import sys
-
-sys.exit(256)
-
 # %% exit_builtin
 print(exit, quit)
 exit()
-
-# %% exit_none
-import sys
-
-sys.exit(None)
 
 # %% faulthandler_dump
 import faulthandler

@@ -79,31 +79,11 @@ def hook(*_: object) -> None:
 sys.excepthook = hook
 raise ValueError("the first")
 
-# %% exit_3
+# %% exits
 import sys
 
-sys.exit(3)
-
-# %% exit_300
-import sys
-
-sys.exit(300)
-
-# %% exit_huge
-import sys
-
-sys.exit(1 << 70)
-
-# %% exit_minus_1
-import sys
-
-sys.exit(-1)
-
-
-# %% exit_text
-import sys
-
-sys.exit("what went wrong ☃")
+VALUES = {"3": 3, "256": 256, "300": 300, "minus": -1, "huge": 1 << 70, "none": None, "text": "what went wrong ☃"}
+sys.exit(VALUES[sys.argv[1]])
 
 
 # %% finalizer_of_the_failing_frame

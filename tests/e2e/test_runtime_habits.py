@@ -19,7 +19,6 @@ from training_habits.expected import DOCUMENTED, OWN_ROWS, REFUSALS, WARNED, exp
 DEADLINE_S = 3600.0
 ROWS = [(mode, name) for mode in MODES for name, habit in HABITS.items() if mode in habit.modes]
 FAST = {
-    "semi_auto": ("write: the head of a detector",),
     "hsdp level3": ("a row set through .data",),
     "data_parallel": ("results in a dataclass, loss outside", "mask of uneven rows, mean over what is left"),
 }

@@ -1,24 +1,6 @@
-"""What launcher and worker agree on: environment names, file names, exit status, the failure file.
-
-Both halves import this module and nothing of each other. Changing a name here changes the product's interface.
-
-Failure file (`failure.json`, written only when the job failed):
-
-    job_id        str    the job
-    exit_code     int    what `msrun` exits with
-    reason        str    one line, as printed
-    first_failure object or null
-        global_rank, local_rank, pid   int
-        host          str
-        exit_code     int or null     null when a signal ended it
-        signal        str or null     by name, e.g. "SIGKILL"
-        hint          str             e.g. "likely out of memory", "" when nothing is known
-        run_time_s    float           from its start to its end
-        log           str             path of its log file
-        excerpt       list of str     the traceback if one was printed, else the last lines
-    lagging       list of the same   the workers that the others waited for, when msrun ended a job that was stuck
-    others        list of {global_rank, state, doing}   how the other workers ended and what they were doing
-    attempts      list of {attempt, reason, run_time_s}   earlier attempts of a job with --max_restarts
+"""What launcher and worker agree on: environment names, file names, exit status. Both halves import this module and
+nothing of each other; changing a name here changes the product's interface. The fields of `failure.json` are those of
+`cluster.failure.JobFailure`, and stand in docs/reference/files.md.
 """
 
 from __future__ import annotations

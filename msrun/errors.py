@@ -60,9 +60,8 @@ class ServerFailed(WorkerFailed):
 
 
 class PeerFailed(MsrunError):
-    """Another host of the job failed first. `exit_code` is the one that all hosts end with.
-
-    `signum`: the signal that ended the job there, and ends the workers here; 0 when it was none.
+    """Another host of the job failed first, with the `exit_code` that all hosts end with; `signum`: the signal that
+    ended the job there, and ends the workers here, or 0.
     """
 
     def __init__(self, message: str, exit_code: int, signum: int = 0) -> None:

@@ -1,7 +1,5 @@
-"""`python -m msrun.torchrun`: the command msrun with the options and defaults of torchrun.
-
-One worker on each host unless a number is given, and the output of all ranks on the console. As for torchrun, PET_NAME
-in the environment stands for an option that is not given, and an option may be cut short where only one begins so.
+"""`python -m msrun.torchrun`: msrun with torchrun's options and defaults: one worker on each host unless told, output
+of all ranks, PET_NAME for an option that is not given, and options cut short where only one begins so.
 """
 
 from __future__ import annotations
@@ -46,7 +44,6 @@ def words_of(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Run a command line of torchrun and exit with the job's status."""
     from msrun.cli import main as run
 
     run(words_of(sys.argv[1:] if argv is None else argv, os.environ))

@@ -9,16 +9,18 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from msrun.cli.options import BY_NAME, EXCLUSIVE, read_given
+from msrun.cli.options import read_given
 from msrun.cli.words import ALIASES, underscored
 from msrun.errors import UsageError
 from msrun.planning.program import DEFAULT_ROLE, Program, join_programs, parse_program
-from msrun.planning.settings import TOKEN_VARIABLE, Option, field_options, refuse_together
-from msrun.planning.simulation import Simulation
+from msrun.planning.settings import TOKEN_VARIABLE, Option, field_options
 from msrun.planning.spec import NO_CONFIG, LaunchSpec, SshSettings, check_env, parse_env, parse_env_file, parse_tail
 from msrun.planning.tls_spec import check_private, parse_tls_config
+
+if TYPE_CHECKING:
+    from msrun.launch.simulation import Simulation
 
 MINDSPORE_WORKER_NUM = 8
 """Where nobody says it. Source: mindspore/python/mindspore/parallel/cluster/run.py."""
@@ -95,20 +97,16 @@ def _read_token(path: Path | None, caller: dict[str, str]) -> str:
 
 
 def read_directory(options: Mapping[str, Any]) -> Path:
-    """Return the directory in which the program starts (UsageError)."""
     directory = Path(options["chdir"] or ".").absolute()
     if not directory.is_dir():
         raise UsageError(f"--chdir {options['chdir']}: no such directory; workers have to start somewhere")
     return directory
 
 
-def refuse_pairs(options: Mapping[str, Any]) -> None:
-    """Refuse options of the command that contradict each other (UsageError)."""
-    refuse_together({name for name, one in BY_NAME.items() if options[name] != one.default}, EXCLUSIVE)
-
-
 def build_simulation(options: dict[str, Any], caller: dict[str, str]) -> Simulation:
     """Translate the command line's words into a dry run (UsageError: one that only a job can obey, too)."""
+    from msrun.launch.simulation import Simulation
+
     working_directory = read_directory(options)
     env = parse_env(options["env"], caller)
     for name, value in env:

@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +111,7 @@ def estimate_command(words: tuple[str, ...], device: str, worker_num: int, hosts
     Runs the script up to its first training step in one process, without devices. Every change that it names has been
     computed. Options of the script itself stand after --.
     """
-    from msrun.launch.simulation import run_simulation
-    from msrun.planning.simulation import Simulation
+    from msrun.launch.simulation import Simulation, run_simulation
 
     if hosts is not None and (hosts < 1 or worker_num % hosts):
         raise UsageError(f"--hosts {hosts}: must divide --worker_num {worker_num}; give another number")
@@ -131,17 +130,16 @@ def estimate_command(words: tuple[str, ...], device: str, worker_num: int, hosts
     return run_simulation(simulation, dict(os.environ), quiet=False)
 
 
-@click.command(
+def _command(name: str, *params: click.Parameter) -> Callable[[Callable[..., Any]], click.Command]:
+    return click.command(name, context_settings=_HELP, params=[*params])
+
+
+@_command(
     "logs",
-    context_settings=_HELP,
-    params=[
-        _JOB,
-        click.Option(["-f", "--follow"], is_flag=True, help="Go on with what is written, until the job has ended."),
-        click.Option(["--ranks"], metavar="RANKS", default="0", show_default=True, help="0,2-3 or all."),
-        click.Option(
-            ["-n", "--lines"], metavar="N", type=_COUNT, default=20, show_default=True, help="Lines of each log."
-        ),
-    ],
+    _JOB,
+    click.Option(["-f", "--follow"], is_flag=True, help="Go on with what is written, until the job has ended."),
+    click.Option(["--ranks"], metavar="RANKS", default="0", show_default=True, help="0,2-3 or all."),
+    click.Option(["-n", "--lines"], metavar="N", type=_COUNT, default=20, show_default=True, help="Lines of each log."),
 )
 def logs_command(log_dir: Path, *, follow: bool, ranks: str, lines: int) -> int:
     """Print the last lines of the workers' logs in LOG_DIR, which is log_output unless given."""
@@ -156,10 +154,10 @@ def logs_command(log_dir: Path, *, follow: bool, ranks: str, lines: int) -> int:
         return contract.EXIT_SIGNAL_BASE + signal.SIGINT
 
 
-@click.command("list", context_settings=_HELP, params=[_JOB, _JSON])
+@_command("list", _JOB, _JSON)
 def jobs_command(log_dir: Path, *, json: bool) -> str:
     """List the jobs of LOG_DIR, the oldest first. LOG_DIR is log_output unless given."""
-    from msrun.launch.directory.jobs import list_jobs
+    from msrun.launch.directory.log_directory import list_jobs
     from msrun.launch.status.job_status import read_status
     from msrun.launch.status.status_text import render_jobs, render_json
 
@@ -170,14 +168,14 @@ def jobs_command(log_dir: Path, *, json: bool) -> str:
     return "\n".join(map(render_json, found)) if json else render_jobs(found)
 
 
-@click.command("drain", context_settings=_HELP, params=[click.Argument(["host"], metavar="HOST"), _JOB])
+@_command("drain", click.Argument(["host"], metavar="HOST"), _JOB)
 def drain_command(host: str, log_dir: Path) -> int:
     """Take HOST out of the job of LOG_DIR, as TERM to its agent does.
 
     Its workers get TERM and --grace. The job starts again without it where --max_restarts and --spares, --min_hosts or
     --nnodes allow, else it ends. LOG_DIR is log_output unless given.
     """
-    from msrun.launch.status.stop import drain_host
+    from msrun.launch.status.job_status import drain_host
 
     print_text(drain_host(log_dir, host))
     return contract.EXIT_OK
@@ -187,9 +185,8 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 def install_completion(command: click.Command, shell: str, environ: Mapping[str, str]) -> str:
-    """Write the completion script of a shell where it loads those of the user from, and return what to do then.
-
-    The shell may be auto, for the one of $SHELL. UsageError: it is unknown or too old, or cannot be written.
+    """Write the completion script of a shell (auto: of $SHELL) where it loads those of the user from, and return what
+    to do then (UsageError: it is unknown or too old, or cannot be written).
     """
     name = Path(environ.get("SHELL", "")).name if shell == "auto" else shell
     if name not in SHELLS:
@@ -238,7 +235,7 @@ def look_after(options: dict[str, Any]) -> int:
 
 def stop(log_dir: Path, *, quiet: bool = False) -> int:
     """End the job of LOG_DIR and wait for its end; as --stop. LOG_DIR is log_output unless given."""
-    from msrun.launch.status.stop import stop_job
+    from msrun.launch.status.job_status import stop_job
 
     print_text(stop_job(log_dir, (lambda _: None) if quiet else output.say_lines))
     return contract.EXIT_OK
@@ -284,9 +281,9 @@ FIRST_WORDS: dict[str | None, click.Command] = {
     command.name: command
     for command in (
         *(examples_command, trace_command, estimate_command, logs_command, drain_command, jobs_command),
-        click.command("status", context_settings=_HELP, params=[_JOB, _JSON])(show_status),
-        click.command("watch", context_settings=_HELP, params=[_JOB, _EVERY, _JSON_LINES])(watch_job),
-        click.command("stop", context_settings=_HELP, params=[_JOB])(stop),
+        _command("status", _JOB, _JSON)(show_status),
+        _command("watch", _JOB, _EVERY, _JSON_LINES)(watch_job),
+        _command("stop", _JOB)(stop),
     )
 }
 """The commands by the first word that calls them, one of `COMMANDS`."""

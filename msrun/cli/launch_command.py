@@ -23,7 +23,7 @@ from msrun.cli.commands import (
     look_after,
     print_text,
 )
-from msrun.cli.options import HOST_OPTIONS, OPTIONS, SETTABLE, Sources, apply_sources
+from msrun.cli.options import BY_NAME, EXCLUSIVE, HOST_OPTIONS, OPTIONS, SETTABLE, Sources, apply_sources
 from msrun.cli.words import (
     LaunchCommand,
     ScriptWords,
@@ -37,7 +37,7 @@ from msrun.errors import MsrunError, UsageError, describe_limit, is_limit, near_
 from msrun.launch import output
 from msrun.launch.output import one_line
 from msrun.planning.program import COMMANDS, ONCE, parse_program
-from msrun.planning.settings import TRUE_WORDS, FoundSetting, without_option_variables
+from msrun.planning.settings import TRUE_WORDS, FoundSetting, refuse_together, without_option_variables
 from msrun.planning.spec import LaunchSpec, check_spec, is_loopback
 
 MAX_SHOWN = 80
@@ -88,13 +88,13 @@ def command(**options: Any) -> int:
         return look_after(options)
     if options["warm"] == "stop":
         return end_warm_servers(options)
-    from msrun.cli.build_spec import refuse_pairs, take_programs
+    from msrun.cli.build_spec import take_programs
 
     context = click.get_current_context()
     options = apply_sources(context, options)
     sources = context.ensure_object(Sources)
     _say(sources.hint, options)
-    refuse_pairs(options)
+    refuse_together({name for name, one in BY_NAME.items() if options[name] != one.default}, EXCLUSIVE)
     options = take_programs(_read_script(options))
     if options["check"]:
         return _check(options)
@@ -133,7 +133,6 @@ def _read_script(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plan(spec: LaunchSpec, caller: dict[str, str], options: dict[str, Any]) -> int:
-    """--dry_run and --plan: show what a run would carry out; the second asks the hosts."""
     from msrun.launch.job import plan_dry_run
     from msrun.planning.plan_text import render_plan
 
@@ -143,18 +142,11 @@ def _plan(spec: LaunchSpec, caller: dict[str, str], options: dict[str, Any]) -> 
         plan = ask_for_plan(spec, caller, quiet=options["quiet"])
     else:
         plan = plan_dry_run(spec, caller)
-    form = options["plan"] or options["dry_run"]
-    if form in ("text", "json"):
-        print_text(render_plan(plan, as_json=form == "json"))
-    else:
-        from msrun.launch.rank_table_file import write_page
-
-        print_text(write_page(form, plan, spec))
+    print_text(render_plan(plan, as_json=(options["plan"] or options["dry_run"]) == "json"))
     return contract.EXIT_OK
 
 
 def _spec(options: dict[str, Any], sources: Sources) -> LaunchSpec:
-    """Return what is asked for, with what the surroundings say of the hosts."""
     from msrun.cli.build_spec import build_spec
 
     hosts: dict[str, Any] = {}
@@ -270,7 +262,7 @@ def _check(options: dict[str, Any]) -> int:
 def _run(spec: LaunchSpec, caller: dict[str, str], *, quiet: bool, join: bool) -> int:
     from msrun.agent.observer import OwnFaults
     from msrun.launch.console import say
-    from msrun.launch.directory.jobs import new_job_id, of_job, write_script
+    from msrun.launch.directory.log_directory import new_job_id, of_job, write_script
     from msrun.launch.failure import render_failure
     from msrun.launch.job import run_job
     from msrun.launch.terminal import describe_unread_input, is_in_background
@@ -356,7 +348,6 @@ def _wants_tracebacks(words: Sequence[str], sources: Sources) -> bool:
 
 
 def _start(words: list[str], sources: Sources, hint: str = "") -> int:
-    """Run the command that the words begin with, such as `status`, or else the job."""
     if words and words[0] in COMMANDS:
         text = FIRST_WORDS[words[0]].main(words[1:], prog_name=f"msrun {words[0]}", standalone_mode=False)
         if type(text) is int:  # the exit status of what it has run

@@ -1,8 +1,6 @@
-"""The options of the command line: those of the settings of a job, which `planning.spec` declares with their fields,
-and those that only the command knows, in the groups of --help; and the sources of their values.
-
-Words of the --config file or of a variable MSRUN_<OPTION> become click's defaults (`default_map`), so they are
-converted and checked as those of the command line are, which win over them.
+"""The options of the command line: those of a job, which `planning.spec` declares with their fields, and those that
+only the command knows, in the groups of --help; and the sources of their values. Words of the --config file or of
+MSRUN_<OPTION> become click's defaults (`default_map`), converted and checked as any.
 """
 
 from __future__ import annotations
@@ -52,24 +50,15 @@ class Converted(click.ParamType):  # type: ignore[type-arg]  # generic in newer 
         self._wanted = wanted
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return what the function makes of it."""
         try:
             return self._convert(str(value).strip())
         except ValueError:
             self.fail(f"{value!r}: give {self._wanted}", param, ctx)
 
 
-def _read_count(word: str) -> int | str:
-    return word.lower() if word.lower() in ("auto", "gpu", "cpu") else int(word)
-
-
 def _read_plan_form(word: str) -> str | None:
     """True means text and False no plan, so that a variable or a file can be overruled; so with the next ones."""
     return word.lower() if word.lower() in ("text", "json") else "text" if read_truth(word) else None
-
-
-def _read_plan_place(word: str) -> str | Path | None:
-    return Path(word) if word.lower().endswith(".html") else _read_plan_form(word)
 
 
 def _read_rank(word: str) -> int | None:
@@ -94,11 +83,14 @@ TYPES: dict[str, click.ParamType] = {  # type: ignore[type-arg]  # generic in ne
     "JSON": click.STRING,
     "path": PATH,
     "level": click.IntRange(0, 3),
-    "count": Converted("number", _read_count, "a number, auto, gpu or cpu"),
+    "count": Converted(
+        "number",
+        lambda word: word.lower() if word.lower() in ("auto", "gpu", "cpu") else int(word),
+        "a number, auto, gpu or cpu",
+    ),
     "rank": Converted("rank", _read_rank, "the number of a rank"),
     "interval": INTERVAL,
     "plan form": Converted("text|json", _read_plan_form, "text or json"),
-    "plan place": Converted("json|FILE.html", _read_plan_place, "json or a FILE.html"),
     "warm": Converted(
         "True|False|stop", lambda word: "stop" if word.lower() == "stop" else read_truth(word), "True, False or stop"
     ),
@@ -190,9 +182,8 @@ _OF_COMMAND = [
     make_option("debug", "Show msrun's own tracebacks."),
     make_option(
         "plan",
-        "[=FILE.html]  Ask the hosts and print the plan with all that they decide, or write it as a page; =json prints "
-        "JSON. Starts nothing.",
-        kind="plan place",
+        "[=json]  Ask the hosts and print the plan with all that they decide. Starts nothing.",
+        kind="plan form",
         alone="text",
     ),
     make_option("check", "Check the hosts for the job, line by line; start nothing."),
@@ -298,11 +289,9 @@ def _split(name: str, text: str) -> list[str]:
 
 
 def apply_sources(context: click.Context, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options with what is no plain default: the program of the file, and variables from all sources.
-
-    A script on the command line replaces that of the file with its arguments. Variables are collected by name: --env
-    wins over MSRUN_ENV, that over the file's `env`. All win over --env_file, but a file's `env` over one of the same
-    file only.
+    """Return the options with the program of the file, unless one was given, and with the variables of all sources, by
+    name: --env wins over MSRUN_ENV, that over the file's `env`; all over --env_file, but a file's `env` over one of the
+    same file only.
     """
     sources = context.ensure_object(Sources)
     config, given_env = sources.config, options["env"]
@@ -331,7 +320,6 @@ def apply_sources(context: click.Context, options: dict[str, Any]) -> dict[str, 
 
 
 def _masked(env: Sequence[str]) -> list[str]:
-    """Return NAMEs and NAME=VALUEs as they may be shown, those first."""
     pairs = masked(dict(item.partition("=")[::2] for item in env if "=" in item))
     return [*(item for item in env if "=" not in item), *(f"{name}={value}" for name, value in pairs.items())]
 

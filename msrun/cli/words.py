@@ -20,10 +20,7 @@ from msrun.planning.settings import FALSE_WORDS, TRUE_WORDS
 
 
 def normalise(argv: Sequence[str]) -> list[str]:
-    """Give options with an optional value their value, up to the script, so that they never swallow its name.
-
-    --help, where it is msrun's, gets the topic that follows it, or the first screen.
-    """
+    """Give options with an optional value their value, up to the script; --help gets its topic, or the first screen."""
     words = list(argv)
     for index, name, value in read_options(words)[0]:
         if value is None and (alone := OPTIONAL_VALUES.get(underscored(name))):
@@ -38,12 +35,8 @@ def normalise(argv: Sequence[str]) -> list[str]:
 def read_options(
     words: Sequence[str], taking: Collection[str] = TAKING_VALUE
 ) -> tuple[list[tuple[int, str, str | None]], int]:
-    """Return the options before the script with where each stands and its value, and where the script begins.
-
-    That is the place of SCRIPT, of -m or of --, or the number of words. No value is None.
-
-    Args:
-        taking: the options that take the word after them, dashes as underscores.
+    """Return the options before the script with where each stands and its value (None: it has none), and where SCRIPT,
+    -m or -- stands, or the number of words. `taking`: options that take the word after them, underscored.
     """
     found: list[tuple[int, str, str | None]] = []
     index = 0
@@ -151,13 +144,9 @@ _COUNT = re.compile(r"[1-9]\d{0,6}\Z")
 def translate(
     argv: Sequence[str], environ: Mapping[str, str], count_devices: Callable[[], int]
 ) -> tuple[list[str], list[str]]:
-    """Return a command line with every alias before the script in msrun's own words, and what of it changes nothing.
-
-    UsageError: an option, or a value of one, that msrun has no meaning for.
-
-    Args:
-        environ: PET_NNODES there stands for a --nnodes that is not given, as for torchrun.
-        count_devices: how many accelerators are visible on this host; asked for `auto` and `gpu` only.
+    """Return a command line with every alias before the script in msrun's own words, and what of it changes nothing
+    (UsageError: what msrun has no meaning for). `environ`: for PET_NNODES; `count_devices`: visible accelerators, asked
+    for `auto` and `gpu` only.
     """
     given, end = read_options(argv, _TAKING)
     words: list[str] = []
@@ -212,7 +201,6 @@ def _counts(
     is_listed: bool,
     words: Sequence[str],
 ) -> list[str]:
-    """Return how many workers there are, from the number on each host and the number of hosts."""
     hosts, least = 1, "1"
     local, where = given.get("local"), given.get("hosts")
     if where is None and local is not None and environ.get("PET_NNODES"):  # else discovery reads it with all the others
@@ -299,9 +287,7 @@ def describe_separate_value(words: Sequence[str]) -> str:
     if underscored(listed) in LISTS and not Path(word).exists() and not shutil.which(word):
         return f"{listed} {option} {word}: {word} is taken for SCRIPT; a list is one word: {listed} {option},{word}"
     values = ("text", "json") if underscored(option) in ("--dry_run", "--plan") else TRUE_WORDS + FALSE_WORDS
-    is_page = underscored(option) == "--plan" and word.lower().endswith(".html")
-    is_value = is_page or (underscored(option) in OPTIONAL_VALUES and word.lower() in values)
-    if not is_value or Path(word).exists():
+    if underscored(option) not in OPTIONAL_VALUES or word.lower() not in values or Path(word).exists():
         return ""
     return f"{option} {word}: {word} is taken for SCRIPT; write {option}={word} if it is the value"
 
@@ -335,7 +321,6 @@ class LaunchCommand(click.Command):
     """The command msrun: its options in groups, words of the command line in msrun's own rules."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the words; shell completion comes this way, too."""
         return super().parse_args(ctx, normalise(args))
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -415,7 +400,6 @@ class ScriptWords(click.Argument):
     """SCRIPT and its arguments, which a shell completes as files."""
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002
-        """Leave it to the shell."""
         return [CompletionItem(incomplete, type="file")]
 
 

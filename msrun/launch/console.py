@@ -1,7 +1,5 @@
-"""What the user sees of a job: worker lines on stdout, msrun's own words on stderr, and the metrics file.
-
-On a terminal one live line shows the progress bar of the rank that is shown, where it draws one, and ranks up / running
-/ done and the newest loss otherwise; elsewhere plain lines do.
+"""What the user sees of a job: worker lines on stdout, msrun's own words on stderr, and the metrics file. On a terminal
+one live line shows the progress bar of the rank that is shown, else ranks up, running and done and the newest loss.
 """
 
 from __future__ import annotations
@@ -67,10 +65,7 @@ class ProgressLine:
 
 
 def describe_progress(step: int, total: int, steps_per_s: float | None, loss: str) -> str:
-    """Return e.g. "step 21/40 [##########----------] 52 %, 9.9 steps/s, loss 0.048, 1.9 s left".
-
-    `total`: number of the last step; 0 when it is not known. `loss`: empty when it is not known.
-    """
+    """Return e.g. "step 21/40 [###---] 52 %, 9.9 steps/s, loss 0.048, 1.9 s left"; 0 and empty: not known."""
     parts = [f"step {step}"]
     if total > 0:
         share = min(1.0, step / total)
@@ -95,7 +90,6 @@ MAX_STATE_BYTES = 1 << 12
 
 
 def say(text: str, *, quiet: bool) -> None:
-    """Print a line of msrun's own on stderr."""
     if not quiet:
         output.say_lines(f"msrun: {text}")
 
@@ -191,11 +185,9 @@ class Console(Observer):
 
     @property
     def observers(self) -> tuple[Observer, ...]:
-        """This one, the metrics file, and the user's terminal."""
         return tuple(one for one in (self, self._metrics, self.user, self.also) if one is not None)
 
     def say(self, text: str) -> None:
-        """Print a line."""
         with self._faults.kept_from_job("display (Console)"):
             self._say(text)
 
@@ -288,7 +280,6 @@ class Console(Observer):
         self._print_merged()
 
     def _copy(self, tail: LogTail) -> None:
-        """Copy a piece of a log; one that is complete and has nothing more is left."""
         is_complete = tail.is_complete()
         pieces = tail.read(output.ROOM_BYTES)
         if output.place(STDOUT).is_open(STDOUT):
@@ -325,7 +316,6 @@ class Console(Observer):
         say(text, quiet=self._quiet)
 
     def _begin_anew(self, fields: Mapping[str, Any]) -> None:
-        """Show the last lines of an attempt that is over; its logs are moved away after this."""
         again = [tail.begin_anew() for tail in self._tails if not tail.is_over]
         self._copy_lines()
         self._tails += again
@@ -339,13 +329,11 @@ class Console(Observer):
             output.say_lines(report)
 
     def _erase_live_line(self) -> None:
-        """Make room on the terminal; the line comes back with the next tick."""
         if self._live is not None:
             output.write(self._live[0], ERASE_LINE)
             self._live = None
 
     def _draw(self, descriptor: int, text: str) -> None:
-        """Write the live line, but not into one that a worker has begun."""
         line = (descriptor, text.encode("utf-8", "backslashreplace"))
         if line == self._live or not output.place(descriptor).is_idle():
             return

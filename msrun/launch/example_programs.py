@@ -52,7 +52,6 @@ def copy_examples(name: str | None, directory: Path) -> list[Path]:
 
 
 def how_to_run(example: Path) -> str:
-    """Return what to type next."""
     guide = example / "README.md"
     return f"see {guide}" if guide.is_file() else f"to run it: bash {shlex.quote(str(example / 'run.sh'))}"
 

@@ -14,8 +14,7 @@ from msrun.agent.processes.process_control import describe_status, exit_code_of,
 from msrun.cluster.failure import FailureReport, JobFailure, WorkerFailure, merge_failures
 from msrun.cluster.membership import Member, WorkerState
 from msrun.errors import HangTimeout
-from msrun.launch.directory.jobs import publish_file
-from msrun.launch.directory.log_directory import write_private
+from msrun.launch.directory.log_directory import publish_file, write_private
 from msrun.launch.directory.worker_log import read_excerpt
 from msrun.planning.masking import hide_values
 from msrun.planning.plan import LaunchPlan
@@ -106,7 +105,6 @@ def _report(plan: LaunchPlan, member: Member, hint: str) -> WorkerFailure:
 
 
 def _other(attempt: Attempt, member: Member, first: Member | None) -> dict[str, int | str]:
-    """Return what another worker was doing, and how it ended if it failed, too."""
     state = "not started" if member.state is WorkerState.PLANNED else member.state.value
     if member.state is WorkerState.FAILED:
         later = f" {member.ended_at - first.ended_at:.2f} s later" if first is not None else ""
@@ -117,9 +115,8 @@ def _other(attempt: Attempt, member: Member, first: Member | None) -> dict[str, 
 
 
 def _ended_early(attempt: Attempt, first: Member, excerpt: list[str]) -> str:
-    """Return who had finished while the failed worker still needed them, if that is what its last words tell.
-
-    Connections close before an end is reported: whoever waited at the other side may be seen to end first.
+    """Return who had finished while the failed worker still needed them, if its last words tell so; connections close
+    before an end is reported, so whoever waited at the other side may be seen to end first.
     """
     members = attempt.membership.members
     done = [
@@ -181,9 +178,7 @@ def write_failure(plan: LaunchPlan, failure: JobFailure) -> str:
 
 def render_failure(failure: JobFailure, shown_ranks: Collection[int] = ()) -> str:
     """Return the report for the console: what failed, the end of its log, what the others did, earlier attempts.
-
-    `shown_ranks`: workers whose logs the reader has seen already, whole and in the same place; their ends are not
-    quoted again.
+    `shown_ranks`: logs that the reader has seen whole in the same place are not quoted again.
     """
     lines: list[str] = []
     shown = [failure.first_failure] if failure.first_failure else failure.lagging[:SHOWN_LAGGING]
@@ -207,12 +202,10 @@ def render_failure(failure: JobFailure, shown_ranks: Collection[int] = ()) -> st
 
 
 def at_home(failure: JobFailure, log_dir: Path) -> JobFailure:
-    """Return a host's failure with the logs' names here."""
     return failure.change_workers(lambda worker: replace(worker, log=str(log_dir / Path(worker.log).name)))
 
 
 def hide_secrets(failure: JobFailure, secrets: Sequence[str]) -> JobFailure:
-    """Return a failure in whose excerpts of logs these values are hidden."""
     return failure.change_workers(
         lambda worker: replace(worker, excerpt=[hide_values(line, secrets) for line in worker.excerpt])
     )

@@ -92,7 +92,6 @@ def run(
 
 
 def _launch(words: Sequence[str]) -> int:
-    """Run msrun, print what it prints, and return its exit status."""
     argv = [sys.executable, "-c", _LAUNCHER, str(os.getpid()), *words]
     with subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, process_group=0
@@ -110,7 +109,6 @@ def _launch(words: Sequence[str]) -> int:
 
 
 def _dumps(value: object, what: str) -> bytes:
-    """Pickle a value. UsageError: it cannot be pickled."""
     remedy = "; with cloudpickle (pip install cloudpickle) also functions of __main__ are"
     try:
         import cloudpickle as pickler
@@ -129,7 +127,6 @@ def _dumps(value: object, what: str) -> bytes:
 
 
 def _call(folder: Path) -> None:
-    """What a rank does."""
     rank = os.environ[contract.RANK]
     job = {"ranks": int(os.environ[contract.WORLD_SIZE]), "log_dir": os.environ[contract.MSRUN_LOG_DIR]}
     replace_file(

@@ -13,37 +13,37 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from msrun import contract
 from msrun.agent.attempt import keep_logs
 from msrun.agent.host.host_facts import read_host_facts
+from msrun.agent.logs.own_file import open_own_file
 from msrun.agent.logs.rotated_log import LogRotation
-from msrun.agent.observer import Observers, OwnFaults
+from msrun.agent.observer import Observer, Observers, OwnFaults
 from msrun.agent.processes.process_control import adopt_orphans, descendants, raise_open_files, set_open_files
-from msrun.agent.processes.server_handle import ForkServerHandle
+from msrun.agent.processes.server_handle import ForkServerHandle, start_fork_server
 from msrun.agent.processes.terminal import RankTerminal
 from msrun.agent.signals import SignalPipe
 from msrun.agent.supervisor import Supervisor
-from msrun.agent.warm import WarmStart
+from msrun.agent.warm import WarmStart, start_warm
 from msrun.agent.watch.progress_board import PROGRESS_BOARD, ProgressBoard
 from msrun.cluster.coordinator import Coordinator, OwnLink
 from msrun.cluster.failure import JobFailure
 from msrun.cluster.membership import RestartPolicy
-from msrun.cluster.messages import Message
+from msrun.cluster.messages import Channel, Message
 from msrun.cluster.own_thread import Inbox
-from msrun.cluster.rendezvous import listen
+from msrun.cluster.rendezvous import BACKLOG, forget_waiting, listen
+from msrun.errors import ClusterError
 from msrun.launch.console import Console, Display, say
-from msrun.launch.directory.jobs import new_job_id, publish
 from msrun.launch.directory.lock import JobLock
-from msrun.launch.directory.log_directory import EventLog, describe_removed, prepare_log_directory
+from msrun.launch.directory.log_directory import EventLog, describe_removed, new_job_id, prepare_log_directory, publish
 from msrun.launch.failure import failure_of_job, report_failure, write_failure
-from msrun.launch.own_start import OwnStart, describe_shadowed_package
 from msrun.launch.preflight.checks import check_restart
 from msrun.launch.rank_table_file import check_rank_table, linked_table, write_rank_table
 from msrun.launch.terminal import UserTerminal
 from msrun.planning.build import build_plan, early_imports
-from msrun.planning.environment import settle_mindspore
+from msrun.planning.environment import server_environment, settle_mindspore
 from msrun.planning.host_assignment import Fleet
 from msrun.planning.placement.host import HostFacts, place_devices
 from msrun.planning.plan import LaunchPlan
@@ -67,7 +67,6 @@ class JobResult:
 
     @property
     def exit_code(self) -> int:
-        """What `msrun` exits with."""
         return self.failure.exit_code if self.failure else contract.EXIT_OK
 
 
@@ -127,7 +126,6 @@ def plan_dry_run(spec: LaunchSpec, caller: Mapping[str, str]) -> LaunchPlan:
 
 
 def look_at_host(spec: LaunchSpec, caller: Mapping[str, str]) -> HostFacts:
-    """Return what this host has for a job, under the name that it has there."""
     facts = read_host_facts({**caller, **dict(spec.env)})
     return replace(facts, name=spec.stands_for.name) if spec.stands_for else facts
 
@@ -171,10 +169,9 @@ def run_job(
     job_id: str = "",
     on_directory: Callable[[str, Path], None] = lambda _id, _folder: None,
 ) -> JobResult:
-    """Run a job on this host alone to its end; arguments and errors as of `run_part`.
-
-    `is_last`: this process does nothing else afterwards: a signal that comes when the job is over is ignored, and
-    cannot take the place of the job's own exit status.
+    """Run a job on this host alone to its end; arguments and errors as of `run_part`. `is_last`: this process does
+    nothing else afterwards, and ignores a signal that comes when the job is over: it cannot take the place of the job's
+    own exit status.
     """
     with contextlib.ExitStack() as stack:
 
@@ -197,51 +194,20 @@ def run_part(
     job_id: str = "",
     on_directory: Callable[[str, Path], None] = lambda _id, _folder: None,
 ) -> JobResult:
-    """Run this host's part of a job to the end of the job.
-
-    Args:
-        caller: the environment that workers inherit, usually the launcher's own.
-        job_id: from `new_job_id`; empty = a new one. Of several hosts, that of the one with the scheduler counts.
-        on_directory: called with the job's id and its log directory when that is this job's: locked, and holding its
-            plan and empty logs.
-
-    Raises:
-        UsageError: something is wrong that was seen before any process started.
-        ClusterError: several hosts did not come together; nothing was started.
+    """Run this host's part of a job to the end of the job (UsageError: something is wrong that was seen before any
+    process started; ClusterError: several hosts did not come together). `caller`: the environment that workers inherit;
+    `job_id`: empty = a new one; `on_directory`: called with it and the log directory when that is locked and filled.
     """
     facts, job_id = look_at_host(spec, caller), job_id or new_job_id()
-    spec, fleet, signals = settle_mindspore(spec, facts), part.fleet, part.signals
+    spec = settle_mindspore(spec, facts)
     with contextlib.ExitStack() as stack:
         open_files = raise_open_files()
         stack.callback(set_open_files, open_files)
         if spec.is_several:
             check_part(spec, facts)
         if part.link:
-            part.link.obey(signals)
-        lock = stack.enter_context(JobLock(spec.log_dir, job_id))  # entered early, so that it is given up last
-        if part.fleet is None:
-            listener = listen(facts.address, spec.master_port)
-        else:  # on a host without the workers' store, one that nobody uses
-            listener = part.store_listener.dup() if part.store_listener else socket.socket()
-        stack.enter_context(listener)
-        table_text = linked_table(spec.rank_table_file)
-        server_token = spec.server_token
-        if spec.is_several and not server_token:
-            from msrun.cluster.connection import token_of_servers
-
-            server_token = token_of_servers(spec.token, job_id)
-        plan = plan_part(
-            spec,
-            facts,
-            caller,
-            job_id=job_id,
-            fleet=fleet,
-            master_port=part.store_port if fleet else listener.getsockname()[1],
-            server_token=server_token or secrets.token_hex(32),
-        )
-        stack.callback(shutil.rmtree, plan.run_dir, ignore_errors=True)  # made when the fork server is ready
-        lock.take()
-        _fill_directory(spec, plan, table_text)
+            part.link.obey(part.signals)
+        plan, listener = _take_directory(stack, spec, facts, caller, part, job_id)
         on_directory(job_id, spec.log_dir)
         home = plan.log_dir if part.home is None else part.home
         display: Display
@@ -262,15 +228,14 @@ def run_part(
             plan,
             caller,
             listener,
-            has_store=fleet is None or part.store_listener is not None,
+            has_store=part.fleet is None or part.store_listener is not None,
             early=part.early_server,
             warm=WarmStart(early_imports(spec, caller), spec.warm_time_s) if spec.is_warm else None,
             stdin_fd=terminal.stdin_fd if terminal is not None else -1,
             open_files=open_files,
             stopped_limit_s=part.stopped_limit_s,
         )
-        host = plan.hosts[0]
-        link = part.link
+        host, link = plan.hosts[0], part.link
         if link is None:  # this is the only host of the job
             ranks = {host.node_rank: tuple(worker.global_rank for worker in host.workers)}
             own_link = OwnLink(Coordinator(plan.job_id, ranks, RestartPolicy.of(plan)), host.node_rank)
@@ -280,7 +245,7 @@ def run_part(
             host,
             own.start,
             stack.enter_context(contextlib.closing(ProgressBoard(Path(plan.run_dir, PROGRESS_BOARD), plan.world_size))),
-            Observers([events, own.record, *display.observers], faults),
+            Observers([events, own, *display.observers], faults),
             orders=link.orders,
             send=link.pass_on,
             describe=partial(report_failure, plan),
@@ -293,7 +258,7 @@ def run_part(
             check_again=partial(check_restart, spec, caller),
         )
         adopt_orphans()
-        result = supervisor.run(signals)
+        result = supervisor.run(part.signals)
         failure = failure_of_job(plan, result)
         problem = write_failure(plan, failure) if failure and not supervisor.goes_on else ""
         if problem := describe_removed(Path(plan.log_dir), folder) or problem:
@@ -302,7 +267,37 @@ def run_part(
         return JobResult(plan, failure, result.survivors, supervisor.goes_on, supervisor.take_server())
 
 
-def _fill_directory(spec: LaunchSpec, plan: LaunchPlan, table_text: str | None) -> None:
+def _take_directory(
+    stack: contextlib.ExitStack,
+    spec: LaunchSpec,
+    facts: HostFacts,
+    caller: Mapping[str, str],
+    part: AgentPart,
+    job_id: str,
+) -> tuple[LaunchPlan, socket.socket]:
+    """Return the plan of this host's part, for which its log directory is locked and filled, and the store's socket."""
+    lock = stack.enter_context(JobLock(spec.log_dir, job_id))  # entered early, so that it is given up last
+    if part.fleet is None:
+        listener = listen(facts.address, spec.master_port)
+    else:  # on a host without the workers' store, one that nobody uses
+        listener = part.store_listener.dup() if part.store_listener else socket.socket()
+    stack.enter_context(listener)
+    table_text, server_token = linked_table(spec.rank_table_file), spec.server_token
+    if spec.is_several and not server_token:
+        from msrun.cluster.connection import token_of_servers
+
+        server_token = token_of_servers(spec.token, job_id)
+    plan = plan_part(
+        spec,
+        facts,
+        caller,
+        job_id=job_id,
+        fleet=part.fleet,
+        master_port=part.store_port if part.fleet else listener.getsockname()[1],
+        server_token=server_token or secrets.token_hex(32),
+    )
+    stack.callback(shutil.rmtree, plan.run_dir, ignore_errors=True)  # made when the fork server is ready
+    lock.take()
     if spec.first_attempt:
         keep_logs((path for path in plan.log_paths if Path(path).exists()), spec.first_attempt - 1)
     prepare_log_directory(plan)
@@ -310,6 +305,7 @@ def _fill_directory(spec: LaunchSpec, plan: LaunchPlan, table_text: str | None) 
     if spec.worker_log_dir and (spec.rank_table_file is None or table_text is not None):  # where workers read it
         write_rank_table(plan, table_text, spec.worker_log_dir)
     publish(spec.log_dir, plan.job_id, plan.log_paths, spec.log_keep_jobs)
+    return plan, listener
 
 
 def job_signals(spec: LaunchSpec, *, is_last: bool) -> SignalPipe:
@@ -325,8 +321,104 @@ def check_part(spec: LaunchSpec, facts: HostFacts) -> None:
         check_rank_table(spec.rank_table_file, spec.worker_num, devices.target)
 
 
+_ROOT = Path(__file__).parents[2]
+
+
+def describe_shadowed_package(spec: LaunchSpec, environment: Mapping[str, str]) -> str:
+    """Return which package of the user's cannot be imported by its name msrun in this environment; else nothing."""
+    if not spec.program.is_python or spec.start_method == "exec":
+        return ""
+    at, paths = spec.working_directory, environment.get("PYTHONPATH", "").split(os.pathsep)
+    first = (at / spec.program.target).parent if spec.program.kind == "script" else at
+    folders = [*([] if environment.get("PYTHONSAFEPATH") else [first]), *(at / path for path in paths if path)]
+    for folder in folders:
+        if folder.resolve() == _ROOT:
+            return ""
+        for found in (folder / "msrun", folder / "msrun.py"):
+            if (found / "__init__.py").is_file() or (found.suffix and found.is_file()):
+                return (
+                    f"{found.resolve()}: workers import msrun's own package of that name, not this one; rename it, or "
+                    "give --start_method exec, with which they import it and not msrun.runtime"
+                )
+    return ""
+
+
+RECORD_S = 2.0  # how long the scheduler may leave the record of a moment unread before it gets no more
+
+
+class OwnStart(Observer):
+    """Starts the fork server and scheduler of a job, again when lost; that scheduler writes the moments down."""
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        caller: Mapping[str, str],
+        listener: socket.socket,
+        *,
+        has_store: bool,
+        early: ForkServerHandle | None = None,
+        warm: WarmStart | None = None,
+        **given: int | float,
+    ) -> None:
+        """
+        Args:
+            listener: the socket of the workers' store; open as long as the job may start again, closed by the caller.
+            has_store: the store is on this host.
+            early: a fork server that was started before the plan was made; ended here if it cannot serve.
+            given: open_files, stopped_limit_s and stdin_fd of `ForkServerHandle.begin`.
+        """
+        self._plan, self._caller, self._listener, self._has_store = plan, caller, listener, has_store
+        self._early, self._warm = early, warm
+        self._given: Any = given
+        self._channel: Channel | None = None
+
+    def follow(self, channel: Channel) -> None:
+        """Tell this scheduler which job it is, and from now on everything else."""
+        self._channel = channel
+        host = self._plan.hosts[0]
+        job = {"job_id": self._plan.job_id, "world_size": len(host.workers), "host": host.where}
+        is_needed = host.common_env[contract.TORCHELASTIC_USE_AGENT_STORE] == "True"
+        self.note("job", {**job, "has_store": self._has_store, "is_store_needed": is_needed})
+
+    def note(self, kind: str, fields: Mapping[str, Any]) -> None:
+        if self._channel is not None and not self._channel.is_closed:
+            try:
+                self._channel.send({"type": kind, **fields})
+            except TimeoutError:  # it is stopped: the job can do without its record
+                self._channel.is_closed = True
+
+    def start(self) -> tuple[ForkServerHandle, Channel]:
+        """Return a fork server that has its job, and the channel to the scheduler that it will start; the caller ends
+        the one and closes the other (ClusterError: it cannot be started).
+        """
+        job, folder = self._plan.job_id, self._plan.hosts[0].working_directory
+        env = server_environment(self._caller, self._plan.hosts[0].common_env)
+        try:
+            if self._channel is not None and self._has_store:
+                self._listener.listen(BACKLOG)  # a scheduler without torch has shut it
+                forget_waiting(self._listener)
+            log = open_own_file(Path(self._plan.log_dir) / contract.SCHEDULER_LOG, os.O_WRONLY | os.O_APPEND)
+        except OSError as error:
+            raise ClusterError(f"cannot start the fork server: {error.filename or 'store'}: {error.strerror}") from None
+        ours, theirs = socket.socketpair()
+        ours.settimeout(RECORD_S)
+        with os.fdopen(log, "ab"), theirs:
+            server, self._early = self._early, None
+            if server is not None and not server.can_serve(env, folder):
+                server.kill()
+                server = None
+            warm, self._warm = self._warm, None  # what it starts beside the job must not be adopted, as all is by then
+            if server is None and warm and warm.imports:
+                server = start_warm(warm, env=env, working_directory=folder, job_id=job, caller=self._caller)
+            server = server or start_fork_server(env=env, working_directory=folder, log_fd=log)
+            descriptors = {"log_fd": log, "scheduler_fd": theirs.fileno(), "listener_fd": self._listener.fileno()}
+            server.begin(env, **descriptors, **self._given)
+        scheduler = Channel(ours)
+        self.follow(scheduler)
+        return server, scheduler
+
+
 def _rank_terminal(spec: LaunchSpec, plan: LaunchPlan, display: Display) -> RankTerminal | None:
-    """Return what --interactive is for a rank of this host; None where it is for no such."""
     logs = {worker.global_rank: worker.log_path for worker in plan.hosts[0].workers}
     rank = plan.interactive_rank
     if rank is None or rank not in logs:

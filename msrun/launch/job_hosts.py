@@ -54,9 +54,7 @@ class HostList:
     """This host."""
 
     def apply(self, options: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
-        """Return the options of the command with what the table says. `given`: names of the options that were set;
-        these must agree with the table, but for `master_addr`. Raises UsageError: an option contradicts the table.
-        """
+        """Return the options with what the table says; those `given` must agree, but for `master_addr` (UsageError)."""
         told: dict[str, Any] = {
             "worker_num": sum(len(assignment.ranks) for assignment in self.hosts),
             "local_worker_num": len(self.own.ranks),
@@ -85,11 +83,7 @@ class TableHost:
 
 
 def read_table_hosts(path: Path) -> list[TableHost]:
-    """Return the servers of a rank table that have devices, in the order of their lowest rank.
-
-    Raises:
-        UsageError: it cannot be read, has no devices, or its ranks leave a doubt.
-    """
+    """Return a table's servers with devices by their lowest rank (UsageError: unreadable, none, or doubtful ranks)."""
     table = read_given_table(path)
     check_ranks(table, path)
     hosts = _find_hosts(table)
@@ -101,16 +95,9 @@ def read_table_hosts(path: Path) -> list[TableHost]:
 
 
 def read_host_list(path: Path) -> HostList | None:
-    """Return the hosts of a rank table: its servers with devices.
-
-    None when it cannot be read, a server has no name, or one server's ranks are wrong: that is found, and refused, with
-    the other checks. One server alone is this host, whatever its server_id.
-
-    The ranks are those of the table; node 0, which runs the scheduler, is the server of rank 0.
-    Source: the table's `rank_id` decides, as in MindSpore, which re-orders ranks by a table with `pod_ip`.
-
-    Raises:
-        UsageError: this host is not in the table, or its ranks leave a doubt.
+    """Return the hosts of a rank table, of which this is one (UsageError: it is not, or the ranks leave a doubt); None
+    where the other checks will find and refuse what is wrong. The table's `rank_id` decides, as in MindSpore; node 0,
+    with the scheduler, is the server of rank 0; a single server is this host, whatever its server_id.
     """
     try:
         table = read_given_table(path)
@@ -127,9 +114,7 @@ def read_host_list(path: Path) -> HostList | None:
 
 
 def find_own_server(hosts: Sequence[TableHost], addresses: Mapping[str, str], host_name: str, path: Path) -> int:
-    """Return the index of the server that is this host: by one of its addresses, else by its name. `addresses`: numeric
-    addresses of this host. Raises UsageError: none or several of them are.
-    """
+    """Return the index of the server that is this host: by an address, else by name (UsageError: none or several)."""
     found = find_this_host([list(host.names) for host in hosts], host_name, addresses)
     if len(found) == 1:
         return found[0]
@@ -153,7 +138,6 @@ def table_digest(hosts: Iterable[HostAssignment]) -> str:
 
 
 def _find_hosts(table: RankTable) -> list[TableHost]:
-    """Return the servers with devices, in the order of their lowest rank."""
     found = []
     for node_rank, server in enumerate(server for server in table.servers_by_rank if server.devices):
         names = tuple(word for word in (server.pod_ip, server.host_ip, server.server_id) if word)
@@ -187,11 +171,10 @@ class JobHosts:
 
 
 def read_job_hosts(options: Mapping[str, Any], given: Collection[str]) -> JobHosts:
-    """Read the hosts that the options name. `given`: names of the options that were set; these must agree with the
-    hosts. Raises UsageError: no such file, a list that is wrong, or an option that contradicts it.
-    """
+    """Read the hosts that the options name; those `given` must agree with them (UsageError: a wrong list or file)."""
     _check_together(options, given)
-    table = _read_table(options["rank_table_file"])
+    path = options["rank_table_file"]
+    table = read_table_hosts(path.absolute()) if path is not None else []
     entries = _read_entries(options, table)
     if options["python"] is not None:
         entries = tuple(replace(entry, python=entry.python or options["python"]) for entry in entries)
@@ -207,8 +190,9 @@ def read_job_hosts(options: Mapping[str, Any], given: Collection[str]) -> JobHos
     total = sum(entry.slots for entry in entries)
     if table:  # the rules of CPU hosts hold everywhere; each host applies those of its devices
         target = "cpu" if options["device_target"] == "auto" else options["device_target"]
-        check_rank_table(options["rank_table_file"], total, target)
-    if len(entries) == 1 and not min_hosts and _is_ordinary(entries[0]):
+        check_rank_table(path, total, target)
+    is_here = len(entries) == 1 and not min_hosts and not entries[0].is_rehearsed and is_this_host(entries[0])
+    if is_here and entries[0].python in ("", sys.executable):  # no agent is needed
         told = {**options, "worker_num": total, "local_worker_num": total}
         return JobHosts((), assignments or assign_hosts(entries), told)
     if len(entries) > 1 and "master_addr" in given and is_loopback(options["master_addr"]):
@@ -221,10 +205,7 @@ def read_job_hosts(options: Mapping[str, Any], given: Collection[str]) -> JobHos
 
 
 def _take_nnodes(options: Mapping[str, Any], count: int) -> Mapping[str, Any]:
-    """Return the options with --nnodes MIN:MAX as spare hosts and as the number that is enough.
-
-    torchrun starts with any number of hosts from MIN to MAX, and goes on with MIN. Source: torch.distributed.run.
-    """
+    """Return the options with --nnodes MIN:MAX as spare hosts and a least number. Source: torch.distributed.run."""
     text = options["nnodes"]
     if text is None:
         return options
@@ -242,11 +223,7 @@ def _take_nnodes(options: Mapping[str, Any], count: int) -> Mapping[str, Any]:
 
 
 def _check_losses(options: Mapping[str, Any], count: int) -> int:
-    """Return how few of the hosts may run the job; 0 = the job ends when it loses one.
-
-    Args:
-        count: of all hosts, spare ones too.
-    """
+    """Return how few of the `count` hosts, spare ones too, may run the job; 0 = the job ends when it loses one."""
     spares, min_hosts = options["spares"], options["min_hosts"]
     if not spares and min_hosts is None:
         return 0
@@ -264,11 +241,6 @@ def _check_losses(options: Mapping[str, Any], count: int) -> int:
             f"--{name} {options[name]}: the job starts again as often as --max_restarts says; give 1 or more"
         )
     return int(min_hosts or count - spares)
-
-
-def _is_ordinary(entry: HostEntry) -> bool:
-    """Return whether a job on this host alone needs no agent."""
-    return not entry.is_rehearsed and is_this_host(entry) and entry.python in ("", sys.executable)
 
 
 def is_this_host(entry: HostEntry) -> bool:
@@ -316,48 +288,33 @@ def _check_together(options: Mapping[str, Any], given: Collection[str]) -> None:
             )
 
 
-def _read_table(path: Path | None) -> list[TableHost]:
-    return read_table_hosts(path.absolute()) if path is not None else []
-
-
 def _read_entries(options: Mapping[str, Any], table: list[TableHost]) -> tuple[HostEntry, ...]:
-    with blamed_on():
+    source, path = f"--rank_table_file {options['rank_table_file']}", options["hostfile"]
+    is_listed = any(options[name] is not None for name in ("hosts", "hostfile", "rehearse"))
+    with blamed_on("" if is_listed else source):
         if options["hosts"] is not None:
             entries = parse_hosts(options["hosts"], HostEntry)
-        elif options["hostfile"] is not None:
-            path = options["hostfile"]
+        elif path is not None:
             entries = parse_hostfile(_read_hostfile(path), HostEntry, f"--hostfile {path}")
         elif options["rehearse"] is not None:
             entries = parse_rehearsal(options["rehearse"])
         else:
-            return _entries_of_table(table, f"--rank_table_file {options['rank_table_file']}")
-        entries = select_hosts(entries, options["include"], options["exclude"])
+            for host in table:
+                check_host_name(host.names[0])
+            own = [(host.names[0], len(host.assignment.ranks), host.assignment.device_ids) for host in table]
+            entries = tuple(HostEntry(*one, source=source) for one in own)
+            check_distinct(entries)
+        entries = select_hosts(entries, options["include"], options["exclude"]) if is_listed else entries
     if not table:
         return entries
-    source = f"--rank_table_file {options['rank_table_file']}"
+    assignments = [host.assignment for host in table]
     if options["rehearse"] is not None:
-        return stand_in(entries, [host.assignment for host in table], source)
-    ordered = order_by_table(entries, [host.assignment for host in table], [host.names for host in table], source)
-    return tuple(_with_address(entry, host) for entry, host in zip(ordered, table, strict=True))
-
-
-def _entries_of_table(table: list[TableHost], source: str) -> tuple[HostEntry, ...]:
-    entries = []
-    for host in table:
-        with blamed_on(source):
-            check_host_name(host.names[0])
-        assignment = host.assignment
-        entries.append(
-            _with_address(HostEntry(host.names[0], len(assignment.ranks), assignment.device_ids, source=source), host)
-        )
-    check_distinct(entries)
-    return tuple(entries)
-
-
-def _with_address(entry: HostEntry, host: TableHost) -> HostEntry:
-    """Return the entry with the address that the table has for it, unless it has one itself."""
-    known = HostEntry(host.assignment.address).known_address
-    return entry if entry.address else replace(entry, address=known)
+        return stand_in(entries, assignments, source)
+    ordered = order_by_table(entries, assignments, [host.names for host in table], source) if is_listed else entries
+    return tuple(  # with the address of the table, unless an entry has one itself
+        replace(entry, address=entry.address or HostEntry(assignment.address).known_address)
+        for entry, assignment in zip(ordered, assignments, strict=True)
+    )
 
 
 def _read_hostfile(path: Path) -> str:

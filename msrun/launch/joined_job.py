@@ -1,7 +1,6 @@
-"""A job of several hosts on each of which msrun is typed, or started by a cluster manager: this host's part of it.
-
-The host with the scheduler leads the job as a launcher over SSH does. Every other one comes to it and serves it as an
-agent, over a connection that it has made itself; it shows its own part of the job to whoever has typed msrun there.
+"""This host's part of a job of several on each of which msrun is typed, or started by a cluster manager. The host with
+the scheduler leads the job as a launcher over SSH does; every other one dials it, serves it as an agent, and shows its
+own part to whoever has typed msrun there.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ from msrun.cluster.protocol import HostPart, protocol
 from msrun.cluster.rendezvous import UnresolvedName, resolve_address
 from msrun.errors import ClusterError, PeerFailed, UsageError
 from msrun.launch.console import Console, say
-from msrun.launch.directory.jobs import new_job_id, of_job
-from msrun.launch.directory.log_directory import write_private
+from msrun.launch.directory.log_directory import new_job_id, of_job, write_private
 from msrun.launch.job import (
     AgentPart,
     JobResult,
@@ -67,13 +65,9 @@ def run_joined_job(
     job_id: str = "",
     on_directory: Callable[[str, Path], None] = lambda _id, _folder: None,
 ) -> JobResult:
-    """Run this host's part of a job to the end of the job. Arguments as `launch.job.run_job`.
-
-    Raises:
-        UsageError: something is wrong that was seen before any process started.
-        ClusterError: the hosts did not come together; nothing was started.
-        RendezvousTimeout: not everybody came in time; says who is missing.
-        Interrupted: a signal came before all had come.
+    """Run this host's part of a job to its end; arguments as `launch.job.run_job` (UsageError: seen before any process
+    started; ClusterError, RendezvousTimeout, Interrupted: the hosts did not come together, not in time, or a signal
+    came).
     """
     facts = look_at_host(spec, caller)
     spec = settle_mindspore(spec, facts)
@@ -132,9 +126,8 @@ def run_joined_job(
 
 class JobKey:
     """What the hosts of a job know each other by: the user's token, or a random one in a log directory that they share.
-
-    With TLS alone their certificates say who they are. Under a scheduler, whose pods may share no directory, it is the
-    place where they meet: whoever reaches that is taken as one of the job's.
+    With TLS alone certificates say who they are; under a scheduler, whose pods may share no directory, the place where
+    they meet.
     """
 
     def __init__(self, spec: LaunchSpec) -> None:
@@ -149,11 +142,7 @@ class JobKey:
 
     @contextlib.contextmanager
     def made(self) -> Iterator[bytes]:
-        """Give the key on the scheduler's host, where the others find it until the end.
-
-        Raises:
-            UsageError: the log directory cannot be written.
-        """
+        """Give the key on the scheduler's host, where the others find it until the end (UsageError: no place)."""
         if self._given:
             yield self._given
             return
@@ -189,13 +178,9 @@ def _open_tls(spec: LaunchSpec, side: Side) -> TlsIdentity | None:
 
 
 def find_master(spec: LaunchSpec, patience: Patience) -> str:
-    """Return the numeric address of the scheduler's host.
-
-    Its name may become known only when its host, or pod, has come up.
-
-    Raises:
-        RendezvousTimeout, Interrupted: it has not become known in time, or a signal came.
-        UsageError: it stands for this host's own loopback address here.
+    """Return the numeric address of the scheduler's host, whose name may become known only when that has come up
+    (RendezvousTimeout, Interrupted: not in time, or a signal came; UsageError: it stands for this host's own loopback
+    address).
     """
     while not spec.stands_for:
         try:
@@ -213,18 +198,10 @@ def dial(
     *,
     retry_s: float = 0.0,
 ) -> tuple[Connection, float]:
-    """Return a connection to a scheduler that has let this host in, and how long that may be silent.
-
-    Its host, or msrun there, may come later than this one.
-
-    Args:
-        place: numeric address and port of the scheduler.
-        greet: begins to speak over a connection; gets this host's address towards the scheduler, too.
-        retry_s: how long the key of this host may be another than the scheduler's.
-
-    Raises:
-        ClusterError: it refuses this host, or is none.
-        RendezvousTimeout, Interrupted: nobody was there in time, or a signal came.
+    """Return a connection to a scheduler at `place` that has let this host in, maybe later than now, and how long that
+    may be silent (ClusterError: it refuses this host, or is none; RendezvousTimeout, Interrupted). `greet`: begins to
+    speak over a connection, with this host's address towards the scheduler; `retry_s`: how long this host's key may be
+    another.
     """
     unknown_since = 0.0
     while True:
@@ -253,7 +230,6 @@ def dial(
 
 
 def _await_answer(caller: Caller, patience: Patience) -> float | None:
-    """Return how long the scheduler may be silent, which lets this host in; None when it has hung up."""
     end, connection = time.monotonic() + GREETING_S, caller.connection
     with selectors.DefaultSelector() as selector:
         for source in (patience.signals, connection):
@@ -299,11 +275,7 @@ class DialledPart:
 
     def await_part(self, patience: Patience) -> HostPart | None:
         """Return what the launcher says when all hosts have come, or come together again; None: the job has ended well
-        without this one.
-
-        Raises:
-            ClusterError: the scheduler has gone.
-            PeerFailed: the job is called off.
+        without this one (ClusterError: the scheduler has gone; PeerFailed: the job is called off).
         """
         with selectors.DefaultSelector() as selector:
             selector.register(self._signals, selectors.EVENT_READ)

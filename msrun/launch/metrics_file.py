@@ -1,8 +1,5 @@
-"""`--metrics_file FILE`: the job in numbers for Prometheus, as the textfile collector of its node exporter reads them.
-
-The file is written anew every few seconds under another name and moved into place, so a reader sees a whole one. A
-device or a named pipe is written into.
-Source of the form: https://prometheus.io/docs/instrumenting/exposition_formats/
+"""`--metrics_file FILE`: the job in numbers for Prometheus' node exporter, moved into place whole every few seconds; a
+device or a named pipe is written into. Source: https://prometheus.io/docs/instrumenting/exposition_formats/
 """
 
 from __future__ import annotations
@@ -85,10 +82,7 @@ class MetricsFile(Observer):
     tick_s: float | None = INTERVAL_S
 
     def __init__(self, path: Path, plan: LaunchPlan, *, are_workers_here: bool, restarts: int = 0) -> None:
-        """Write the first numbers; UsageError: the file cannot be written.
-
-        `are_workers_here`: so that their memory can be seen. `restarts`: how often it has started before, elsewhere.
-        """
+        """Write the first numbers (UsageError). `are_workers_here`: their memory is seen; `restarts`: before."""
         self._path = path
         self._plan = plan
         self._board = Path(plan.run_dir, PROGRESS_BOARD)
@@ -105,23 +99,19 @@ class MetricsFile(Observer):
             ) from None
 
     def note(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """Count restarts."""
         if kind == "restarting":
             self._restarts = int(fields["attempt"])
 
     def tick(self, membership: Membership) -> None:
-        """Write when it is time."""
         if time.monotonic() >= self._due:
             with contextlib.suppress(OSError):  # a full disk is no reason to end the job
                 self._write(membership)
 
     def finish(self, membership: Membership, exit_code: int) -> None:
-        """Write how the job has ended; the file stays."""
         with contextlib.suppress(OSError):
             self._write(membership, exit_code)
 
     def _write(self, membership: Membership, exit_code: int | None = None, *, may_wait: bool = False) -> None:
-        """Write the numbers of a job that runs, or has ended with an exit status."""
         self._due = time.monotonic() + INTERVAL_S
         job = {"job_id": self._plan.job_id}
         states = [membership.members[worker.global_rank].state for worker in self._plan.workers]

@@ -1,11 +1,7 @@
-"""What msrun prints while it supervises a job: written by threads, so that a reader who pauses holds up nothing.
-
-A paused terminal, `| less` or a full pipe stops the thread that writes there, and nothing else. Each place has one
-thread and one bounded queue; stdout and stderr that lead to the same place share them, so that their order stays. What
-does not fit is dropped, and said as soon as there is room again. A reader that has gone (`| head`) gets no more.
-
-A worker, another host or a file may send a terminal what moves its cursor, changes its title, writes the clipboard or
-turns the direction of text. Every sink of such text goes through `printable`.
+"""What msrun prints while it supervises a job. Each place has one thread and one bounded queue, so that a paused
+terminal, `| less` or a full pipe holds up nothing else; stdout and stderr to the same place share them. What does not
+fit is dropped, and said when there is room. Text of others, which may send a terminal what moves its cursor or worse,
+goes through `printable`.
 """
 
 from __future__ import annotations
@@ -65,15 +61,10 @@ class Place:
             self._changed.notify_all()
 
     def is_open(self, descriptor: int) -> bool:
-        """Return False once nobody reads there any more."""
         return descriptor not in self._gone
 
     def has_room(self, deadline: float = 0.0, below_bytes: int = ROOM_BYTES) -> bool:
-        """Return whether there is room for more of what can wait elsewhere.
-
-        `deadline`: moment of `time.monotonic` until which room is waited for, as long as the reader reads.
-        `below_bytes`: so much may wait.
-        """
+        """Return whether less than `below_bytes` waits; waits until `deadline` (monotonic) while the reader reads."""
         with self._changed:
             while self._waiting_bytes >= below_bytes:
                 now = time.monotonic()
@@ -84,11 +75,9 @@ class Place:
         return True
 
     def is_idle(self, deadline: float = 0.0) -> bool:
-        """Return whether everything has been written; `deadline` as for `has_room`."""
         return self.has_room(deadline, 1)
 
     def end(self) -> None:
-        """Let the thread end once nothing waits."""
         with self._changed:
             self._is_ended = True
             self._changed.notify_all()
@@ -155,7 +144,6 @@ _places: dict[tuple[int, int], Place] = {}
 
 
 def place(descriptor: int) -> Place:
-    """Return where stdout or stderr lead to."""
     found = os.fstat(descriptor)
     return _places.setdefault((found.st_dev, found.st_ino), Place())
 
@@ -185,12 +173,10 @@ def say_lines(text: str) -> None:
 
 
 def is_one_place() -> bool:
-    """Return whether stdout and stderr lead to the same terminal, file or pipe."""
     return place(STDOUT) is place(STDERR)
 
 
 def flush() -> None:
-    """Wait until everything has been written: for a reader that reads up to FLUSH_S, for one that does not STALL_S."""
     deadline = time.monotonic() + FLUSH_S
     for one in list(_places.values()):
         one.is_idle(deadline)
@@ -222,7 +208,6 @@ def open_standard_streams() -> None:
 
 
 def discard_output(stream: TextIO) -> None:
-    """Send what is written from now on nowhere: the reader has gone. The interpreter's last flush then succeeds too."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, stream.fileno())
     os.close(null)
@@ -238,12 +223,9 @@ _COLOURS = re.compile(r"(\x1b\[[0-9;:]*m)")
 
 
 def printable(text: str, *, keep_colours: bool = False) -> str:
-    """Return text that a terminal only shows. Line ends and tabs stay.
-
-    Sequences that move the cursor or erase (CSI) are left out; other control characters (C0, C1, DEL), line and
-    paragraph separators and those that override the direction of text are shown escaped, as \\x1b and so on.
-
-    `keep_colours`: let sequences that set colours (SGR) stay; they end with the line.
+    """Return text that a terminal only shows: CSI sequences are left out, other control characters (C0, C1, DEL),
+    separators and changes of direction are escaped as \\x1b; line ends and tabs stay, with `keep_colours` also colours
+    (SGR), which end with the line.
     """
     if not _SUSPECT.search(text):
         return text

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING
 from msrun import contract
 from msrun.errors import RendezvousTimeout, UsageError
 from msrun.launch.directory.log_directory import write_private
-from msrun.planning.hosts.assignment import UNKNOWN
 from msrun.planning.plan import LaunchPlan
-from msrun.planning.spec import LaunchSpec
 from ranktable.bounded_text import load_json
-from ranktable.files import MAX_BYTES, read_at_most, read_text, write_whole
+from ranktable.files import MAX_BYTES, read_at_most, read_text
 
 if TYPE_CHECKING:
     from ranktable import RankTable
@@ -27,10 +25,7 @@ _LINE_S = 30.0
 
 
 def await_rank_table(path: Path, limit_s: float, tell: Callable[[str], None]) -> None:
-    """Wait until the status of a table is no longer "initializing", as an operator of a cluster writes it at first.
-
-    `limit_s`: how long; negative = for ever. RendezvousTimeout: the producer has not finished it in time.
-    """
+    """Wait `limit_s` (negative: for ever) until a table's status is not "initializing" (RendezvousTimeout)."""
 
     def is_initializing() -> bool:
         try:
@@ -55,9 +50,8 @@ def await_rank_table(path: Path, limit_s: float, tell: Callable[[str], None]) ->
 
 
 def linked_table(path: Path | None) -> str | None:
-    """Return the text of a table whose path is a symbolic link; None for another path. UsageError: it cannot be read.
-
-    Files of a mounted ConfigMap are links that may change any moment, and HCCL refuses a link: workers get a copy.
+    """Return the text of a table whose path is a symbolic link, as of a mounted ConfigMap, which may change and which
+    HCCL refuses: workers get a copy (UsageError); None for another path.
     """
     if path is None or not path.is_symlink():
         return None
@@ -68,12 +62,7 @@ def linked_table(path: Path | None) -> str | None:
 
 
 def write_rank_table(plan: LaunchPlan, text: str | None = None, folder: Path | None = None) -> None:
-    """Write the table of this job: one device per worker, and only addresses that the hosts really have.
-
-    `text`: a table to be written as it is. `folder`: where to; None = into the log directory.
-
-    UsageError: the table breaks a rule, as more workers than the chip's servers can hold, or cannot be written.
-    """
+    """Write the table of this job, or `text`, into `folder` or the log directory (UsageError: wrong, or no place)."""
     path = Path(folder or plan.log_dir, contract.RANK_TABLE_JSON)
     try:
         write_private(path, render_rank_table(plan) if text is None else text)
@@ -106,7 +95,6 @@ def render_rank_table(plan: LaunchPlan) -> str:
 
 
 def read_given_table(path: Path) -> RankTable:
-    """Return the user's table, whatever it says. UsageError: it cannot be read."""
     from ranktable import RankTableError, read_table
 
     if path.exists() and not path.is_file():
@@ -142,21 +130,3 @@ def check_ranks(table: RankTable, path: Path) -> None:
         raise UsageError(
             f"--rank_table_file {path}: its rank_ids are not 0 to {len(ranks) - 1}, each once; see ranktable validate"
         )
-
-
-def write_page(path: Path, plan: LaunchPlan, spec: LaunchSpec) -> str:
-    """Write the page of a plan and return a line that says so; UsageError: it cannot be, or the rank table is wrong."""
-    from msrun.planning.plan_text import render_page  # no other job needs it
-
-    table = ""  # while an address is not known, nobody knows the one that the job would get
-    if spec.rank_table_file:
-        read_given_table(spec.rank_table_file)
-        table = read_text(spec.rank_table_file, MAX_BYTES)
-    elif all(assignment.address != UNKNOWN for assignment in plan.fleet):
-        table = render_rank_table(plan)
-    page = render_page(plan, table)
-    try:
-        write_whole(path, page.encode("utf-8", "backslashreplace"))
-    except OSError as error:
-        raise UsageError(f"--plan {path}: cannot be written ({error.strerror}); give another file") from None
-    return f"wrote {path}; open it in a browser"

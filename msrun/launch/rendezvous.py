@@ -29,6 +29,7 @@ from msrun.planning.schedulers import (
     TORCHRUN,
     HostView,
     find_surroundings,
+    is_surrounded,
     read_domain,
 )
 from msrun.planning.spec import LaunchSpec, is_loopback
@@ -73,11 +74,7 @@ UNKNOWN = "?"  # name and address of a host that a dry run cannot know
 
 
 def has_scheduler(spec: LaunchSpec, master_addr: str) -> bool:
-    """Return whether the scheduler runs on this host: node_rank 0, or without node_rank the one with the address.
-
-    Raises:
-        UsageError: this is node 0, but the address is another host's.
-    """
+    """Return whether the scheduler runs here: node_rank 0, else by address (UsageError: node 0, another address)."""
     if spec.stands_for:  # all addresses of loopback are this machine's
         return spec.node_rank == 0
     is_own = master_addr in own_addresses()
@@ -90,11 +87,7 @@ def has_scheduler(spec: LaunchSpec, master_addr: str) -> bool:
 
 
 def open_port(spec: LaunchSpec, place: tuple[str, int]) -> socket.socket | None:
-    """Return the socket at which hosts come in; None where another msrun on this machine has it, and this is a guest.
-
-    Raises:
-        UsageError: it cannot be used.
-    """
+    """Return the socket at which hosts come in (UsageError); None where another msrun here has it: this is a guest."""
     try:
         return listen(*place, "end who uses it, or give another --master_port on all hosts")
     except UsageError:
@@ -104,11 +97,7 @@ def open_port(spec: LaunchSpec, place: tuple[str, int]) -> socket.socket | None:
 
 
 def local_part(spec: LaunchSpec, fleet: Fleet) -> LaunchSpec:
-    """Return what is asked of this host alone.
-
-    Node 0 writes into the log directory itself, the others into folders below it: on a disk that hosts share, nobody
-    overwrites another's files.
-    """
+    """Return what is asked of this host alone; hosts but node 0 log into folders below, for disks that they share."""
     return replace(
         of_hosts(spec, fleet.hosts), node_rank=fleet.node_rank, log_dir=folder_of(spec.log_dir, fleet.node_rank)
     )
@@ -157,18 +146,11 @@ def assume_counts(worker_num: int, local_worker_num: int, node_rank: int) -> lis
 
 
 def discover_host(options: Mapping[str, Any], given: Collection[str], environ: Mapping[str, str]) -> HostOptions:
-    """Return what Slurm, mpirun, Kubernetes or torchrun's variables say of this host, for options that are not given.
-
-    Args:
-        options: of the command.
-        given: names of those that were set.
-        environ: of msrun.
-
-    Raises:
-        UsageError: variables that contradict each other or the options, or that leave out what is needed.
+    """Return what Slurm, mpirun, Kubernetes or torchrun's variables say of this host, for options of the command that
+    are not `given` (UsageError: a contradiction, or something that is needed is missing).
     """
-    job = find_surroundings(environ, view_host(environ)) if is_place_open(options, given) else None
-    if job is None:
+    is_open = is_surrounded(environ) and is_place_open(options, given)
+    if not is_open or (job := find_surroundings(environ, view_host(environ))) is None:
         return HostOptions({})
     found = find_host_options(job, options, given, lambda: count_devices(options["device_target"], environ))
     is_node_0 = {**options, **found.options}["node_rank"] == 0
@@ -186,17 +168,16 @@ def is_under_scheduler(environ: Mapping[str, str]) -> bool:
 
 
 def with_own_address(found: HostOptions) -> HostOptions:
-    """Return the options of node 0 with its address where its name, which the others know, is loopback here.
-
-    Many systems have their own name in /etc/hosts as 127.0.1.1. With several addresses there is no telling which one
-    the others know, and the name stays: that it is loopback is then found, and refused, when the hosts meet.
+    """Return the options of node 0 with its address where its name is loopback here, as 127.0.1.1 in /etc/hosts. Of
+    several addresses nobody can tell which one the others know: the name stays, and is refused when the hosts meet.
     """
     name = str(found.options["master_addr"])
     try:
         known = {str(entry[4][0]) for entry in socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)}
     except (OSError, UnicodeError):
         return found
-    outward = [text for text in own_addresses() if _is_outward(text)]
+    own = ((text, ipaddress.ip_address(text)) for text in own_addresses())
+    outward = [text for text, one in own if one.version == 4 and not one.is_loopback and not one.is_link_local]
     if not all(ipaddress.ip_address(text).is_loopback for text in known) or len(outward) != 1:
         return found
     settings = (
@@ -206,11 +187,6 @@ def with_own_address(found: HostOptions) -> HostOptions:
         for setting in found.settings
     )
     return replace(found, options={**found.options, "master_addr": outward[0]}, settings=tuple(settings))
-
-
-def _is_outward(text: str) -> bool:
-    address = ipaddress.ip_address(text)
-    return address.version == 4 and not address.is_loopback and not address.is_link_local
 
 
 def view_host(environ: Mapping[str, str]) -> HostView:

@@ -1,12 +1,7 @@
-"""The user's terminal. Of --interactive: msrun's own, or standard input, which belongs to one rank while that runs.
-
-A terminal is in raw mode meanwhile: every key goes to the rank, whose own terminal makes SIGINT of Ctrl-C. The way out
-is that of `machinectl`: Ctrl-] three times within a second. The mode comes back with the rank's end, when the job is
-ended in any way, and while msrun is stopped.
-
-A thread reads, as a file cannot be waited for in a selector, and sends at most WINDOW_BYTES ahead of the rank.
-
-With --join=False the terminal goes back to the shell, and the launcher goes on in the background.
+"""The user's terminal. With --interactive it, or standard input, belongs to one rank while that runs: a terminal in raw
+mode, every key goes to the rank, whose own terminal makes SIGINT of Ctrl-C; Ctrl-] three times within a second, as for
+`machinectl`, is the way out. A thread reads, as a file cannot be waited for, and sends at most WINDOW_BYTES ahead of
+the rank. With --join=False the terminal goes back to the shell, and the launcher goes on in the background.
 """
 
 from __future__ import annotations
@@ -25,7 +20,6 @@ import tty
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any, Self
 
 from msrun import contract
@@ -35,7 +29,7 @@ from msrun.agent.signals import stop_this_process
 from msrun.cluster.own_thread import Inbox, OwnThread
 from msrun.errors import Interrupted, UsageError
 from msrun.launch import output
-from msrun.launch.directory.jobs import publish_file
+from msrun.launch.directory.log_directory import publish_file
 
 STANDARD_INPUT = 0
 WINDOW_BYTES = 1 << 16
@@ -56,13 +50,9 @@ def find_way_out(data: bytes, presses: list[float], now: float) -> bool:
 
 
 class UserTerminal(Observer):
-    """Gives msrun's standard input to a rank from its start to its end. A context, owned by the main thread.
-
-    Args:
-        say: prints a line of msrun's own.
-        send: takes a message for the rank's end, `agent.processes.terminal`, from any thread; None = the rank runs on
-            this host, and what is said lies in `said`.
-        has_terminal: whether standard input is one.
+    """Gives msrun's standard input, maybe a terminal, to a rank from its start to its end; a context of the main
+    thread. `say`: prints a line; `send`: takes a message for the rank's end from any thread; None: the rank is here,
+    and it lies in `said`.
     """
 
     def __init__(
@@ -92,7 +82,8 @@ class UserTerminal(Observer):
 
     def __enter__(self) -> Self:
         if self._has_terminal:
-            self._old_handler = signal.signal(signal.SIGWINCH, self._on_new_size)
+            # the thread sends the size: in the handler a lock of its way may be held
+            self._old_handler = signal.signal(signal.SIGWINCH, lambda *_: self._wake())
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -104,14 +95,12 @@ class UserTerminal(Observer):
         os.close(self._wake_writer)
 
     def note(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """Begin and end with the rank."""
         if kind == "started" and fields["global_rank"] == self._rank:
             self._begin()
         elif kind in ("stopping", "restarting", "over") or (kind == "exited" and fields["global_rank"] == self._rank):
             self._end()
 
     def show(self, data: bytes) -> None:
-        """Write what the rank has written, byte for byte."""
         output.write(output.STDOUT, data)
 
     def taken(self, count: int) -> None:
@@ -167,9 +156,6 @@ class UserTerminal(Observer):
         with contextlib.suppress(BlockingIOError):
             os.write(self._wake_writer, b"!")
 
-    def _on_new_size(self, _signum: int, _frame: FrameType | None) -> None:
-        self._wake()  # the thread sends it: here, a lock of its way may be held
-
     def _on_fault(self, error: BaseException) -> None:
         """End the job: the user could not get out any more."""
         self._say(f"standard input cannot be read ({type(error).__name__}: {error}), so the job is ended")
@@ -200,7 +186,6 @@ class UserTerminal(Observer):
                 os.kill(os.getpid(), signal.SIGINT)
 
     def _is_input_there(self) -> bool:
-        """Wait for input, as far as the rank has room for it, or to be woken."""
         waiting = select.poll()
         waiting.register(self._wake_reader, select.POLLIN)
         if self._ahead_bytes < WINDOW_BYTES:
@@ -213,10 +198,7 @@ class UserTerminal(Observer):
 
 
 def describe_unread_input() -> str:
-    """Return that standard input holds data that nobody will read; else, or where that is not known, an empty string.
-
-    Of a pipe what is there now counts: an idle one, as of a service, cron or CI, is no mistake.
-    """
+    """Return that nobody will read what standard input holds; else nothing: an idle pipe, as of cron, is no mistake."""
     try:
         found = os.fstat(STANDARD_INPUT)
         if stat.S_ISREG(found.st_mode):
@@ -244,13 +226,9 @@ _HELD = b"1"
 
 
 def begin_in_background(foreground: int, job_id: str, log_dir: Path) -> None:
-    """Let the command in the foreground return: the job holds its directory. From here on words go to `msrun.log`.
-
-    `job_id`: which the scheduler of several hosts gives; `log_dir`: of this host's part of the job.
-
-    Raises:
-        UsageError: the log cannot be written.
-        Interrupted: nobody waits any more for the job's id.
+    """Let the command in the foreground return, as the job holds its directory; words go to `msrun.log` from here on.
+    `job_id` and `log_dir`: of this host's part (UsageError: the log cannot be written; Interrupted: nobody waits any
+    more).
     """
     path = log_dir / contract.LAUNCHER_LOG
     try:
@@ -270,10 +248,9 @@ def begin_in_background(foreground: int, job_id: str, log_dir: Path) -> None:
 
 
 def detach(*, quiet: bool = False) -> Callable[[str, Path], None]:
-    """Return in a background process of its own session, which supervises its job as in the foreground.
-
-    The calling process waits until the other calls what is returned, with the job's id and its log directory, says how
-    to look after the job and exits with 0; or, when it comes to nothing, exits with the status of the other.
+    """Return in a background process of its own session. The calling process waits until that calls what is returned,
+    with the job's id and log directory, says how to look after the job and exits with 0; if it comes to nothing, with
+    the status of the other.
     """
     output.close()
     reader, writer = os.pipe2(os.O_CLOEXEC)
@@ -289,7 +266,6 @@ def detach(*, quiet: bool = False) -> Callable[[str, Path], None]:
 
 
 def _wait_in_foreground(pid: int, reader: int, *, quiet: bool) -> int:
-    """Return the exit status of the command that was typed."""
     try:
         held, _, job = os.read(reader, 1 << 16).partition(b"\0")
         if held == _HELD:

@@ -24,9 +24,8 @@ from typing import Any
 from msrun import contract
 from msrun.agent.logs.own_file import create_own_file
 from msrun.errors import UsageError
-from msrun.launch.directory.jobs import publish_file, require_job
 from msrun.launch.directory.lock import parse_number
-from msrun.launch.directory.log_directory import parse_plan, read_bytes, read_events
+from msrun.launch.directory.log_directory import parse_plan, publish_file, read_bytes, read_events, require_job
 from ranktable.files import open_whole
 
 LAUNCHER = 0
@@ -50,9 +49,8 @@ class Trace:
 
 
 def write_trace(log_dir: Path, output: Path | None) -> str:
-    """Write the trace of the job of a log directory, running or ended; return what was written, in words.
-
-    `output`: None = `trace.json` in the directory. UsageError: no job's, or something cannot be read or written.
+    """Write the trace of a log directory's job to `output` (None: `trace.json` there); return in words what
+    (UsageError).
     """
     log_dir = require_job(log_dir, "msrun trace")
     path = output or log_dir / contract.TRACE_JSON
@@ -82,13 +80,7 @@ def write_trace(log_dir: Path, output: Path | None) -> str:
 
 
 def build_trace(job_id: str, hosts: dict[int, str], logs: Iterable[bytes], parts: Iterable[bytes]) -> Trace:
-    """Return the events of a trace, time from the job's first event.
-
-    Args:
-        hosts: global rank -> host.
-        logs: contents of the launcher's events.jsonl; of a job that was started on each host, of every host's.
-        parts: contents of the workers' files.
-    """
+    """Return a trace's events, from the launchers' events.jsonl and the workers' files; `hosts`: of each rank."""
     trace = Trace()
     told = [[(kind, at, event) for kind, at, event in read_events(data) if at is not None] for data in logs]
     begin = min((at for events in told for _, at, _ in events), default=0.0)
@@ -107,7 +99,6 @@ def build_trace(job_id: str, hosts: dict[int, str], logs: Iterable[bytes], parts
 def _add_events(
     trace: Trace, events: list[tuple[str, float, dict[str, Any]]], begin: float, *, is_launcher: bool
 ) -> None:
-    """Add the life of every worker, and the moments of the job."""
     started: dict[int, tuple[float, Any]] = {}
     attempt, last = 0, begin
 
@@ -132,7 +123,6 @@ def _add_events(
 
 
 def _add_part(trace: Trace, data: bytes, begin: float, hosts: dict[int, str]) -> None:
-    """Add the steps and waits of one worker; what cannot be understood, such as a half-written line, is skipped."""
     rank: int | None = None
     shift, args = 0.0, {}
     for line in data.split(b"\n"):
@@ -160,7 +150,6 @@ def _span(rank: int, row: int, name: str, begin: float, end: float, args: dict[s
 
 
 def _names(process: int, name: str, rows: Sequence[str]) -> list[dict[str, Any]]:
-    """Return what names a process, its place among the others, and its rows."""
     said: list[tuple[str, int, dict[str, Any]]] = [("process_name", 0, {"name": name})]
     said.append(("process_sort_index", 0, {"sort_index": process}))
     said += [("thread_name", row, {"name": text}) for row, text in enumerate(rows)]

@@ -1,10 +1,10 @@
-"""From what was asked to what is carried out: LaunchSpec and HostFacts in, LaunchPlan out; or, of a job that is started
-on many hosts from here, as much of the plan as can be told without asking them: which devices, cores and threads there
-are, and where a host keeps its temporary files, is decided there.
+"""From what was asked to what is carried out: LaunchSpec and HostFacts in, LaunchPlan out; of a job on many hosts as
+much as can be told without asking them for devices, cores, threads and temporary files.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -18,11 +18,9 @@ from msrun.planning.environment import (
     mindspore_note,
     mindspore_scheduler,
     of_rank,
-    overridden_names,
     rank_environment,
     server_environment,
     settle_mindspore,
-    virtual_rank_environment,
 )
 from msrun.planning.host_assignment import Fleet, HostAssignment
 from msrun.planning.hosts.assignment import UNKNOWN, assign_hosts
@@ -39,7 +37,7 @@ from msrun.planning.placement.binding import (
     thread_note,
     threads_per_worker,
 )
-from msrun.planning.placement.host import DevicePlacement, HostFacts, place_devices
+from msrun.planning.placement.host import ASCEND_VARIABLE, CUDA_VARIABLE, DevicePlacement, HostFacts, place_devices
 from msrun.planning.plan import AgentPlan, HostPlan, LaunchPlan, ServerPlan, WorkerPlan
 from msrun.planning.program import DEFAULT_ROLE, StartMethod
 from msrun.planning.settings import settings_note
@@ -79,14 +77,9 @@ def plan_job(
     fleet: Sequence[HostAssignment] = (),
     forwarded: Mapping[str, str] | None = None,
 ) -> LaunchPlan:
-    """Return the plan of a job on hosts whose parts are decided.
-
-    Args:
-        run_dir: the job's temporary folder on this host; empty when it has none.
-        master: numeric address and port of the store, or of several hosts' scheduler; port 0 = chosen at start.
-        target: device target, and why it is this one.
-        fleet: all hosts of a job of several.
-        forwarded: variables that go from here to the hosts.
+    """Return the plan of a job on hosts whose parts are decided. `run_dir`: its temporary folder here, if it has one;
+    `master`: numeric address and port of the store, or of several hosts' scheduler, 0 = chosen at start; `target`:
+    device target, and why; `fleet`: all hosts of several; `forwarded`: variables that go to them.
     """
     if spec.min_hosts and spec.is_remote:
         spares = f"spare hosts: {', '.join(entry.name for entry in spec.spares)}" if spec.spares else "no spare hosts"
@@ -158,9 +151,11 @@ class _Part:
         rank, folder = self.assignment.ranks[index], spec.log_folder
         env = rank_environment(rank, index, node_rank, devices.device_ids[index])
         if spec.virtual_local_rank:
-            env |= virtual_rank_environment(devices.target, devices.physical[index])
-        role = spec.program.role_of(rank, spec.worker_num)
-        if role != (DEFAULT_ROLE, rank, spec.worker_num):  # Source: torchelastic
+            visible = {"gpu": CUDA_VARIABLE, "ascend": ASCEND_VARIABLE}.get(devices.target)
+            env |= {contract.LOCAL_RANK: "0", contract.DEVICE_ID: "0"}  # Source: torchrun's --virtual-local-rank
+            env |= {visible: devices.physical[index]} if visible else {}
+        if spec.program.others or spec.program.role != DEFAULT_ROLE:  # Source: torchelastic
+            role = spec.program.role_of(rank, spec.worker_num)
             names = (contract.ROLE_NAME, contract.ROLE_RANK, contract.ROLE_WORLD_SIZE)
             env |= zip(names, map(str, role), strict=True)
         env |= of_rank(spec.env, {"rank": rank, "local_rank": index, "node_rank": node_rank})
@@ -183,7 +178,6 @@ class _Part:
         )
 
     def _server(self, index: int) -> ServerPlan:
-        """Return a parameter server; server i is on host i mod N of N."""
         name = contract.server_name(index)
         env = {
             contract.MS_ROLE: contract.ROLE_SERVER,
@@ -204,16 +198,10 @@ def build_plan(
     fleet: Fleet | None = None,
     server_token: str = "",
 ) -> LaunchPlan:
-    """Decide everything about this host's part of a job. Pure, but for reading the script's import lines.
-
-    Args:
-        fleet: all hosts of a job of several; None = this is the only one.
-        caller: the environment that workers inherit.
-        run_dir: where the FileStore will be; need not exist.
-        master_port: the port that the store listens on; 0 in a dry run, where it is not chosen yet.
-        server_token: what workers and parameter servers know each other by; empty in a dry run.
-
-    UsageError: more workers than devices, a binding that this host does not allow, or servers without torch.
+    """Decide everything about this host's part of a job; pure, but for reading the script's imports (UsageError: more
+    workers than devices, a binding that this host does not allow, or servers without torch). `fleet`: None = this is
+    the only host; `run_dir`: need not exist; `master_port`: of the store, 0 in a dry run; `server_token`: empty in a
+    dry run.
     """
     spec = settle_mindspore(spec, host)
     ranks = tuple(range(spec.local_worker_num))
@@ -240,13 +228,14 @@ def build_plan(
         spec, caller, assignment, hosts, host.name, host.address, devices, binding, own_threads, reached_at=host.address
     )
     own = part.plan(common, assignment.describe() if fleet else "")
+    unused = f"--master_addr {spec.master_addr} is not used: a job on one host meets on loopback only"
     notes = [
         *settings_note(spec.settings),
         *environment_notes(spec, caller, {**common, **own.workers[0].env}),
         *([] if has_threads else [thread_note(host.known_topology(), binding.workers)]),
         *devices.notes,
         *binding.notes,
-        *_notes_of_hosts(spec, fleet),
+        *([ASSUMED] if fleet and fleet.is_assumed else [] if fleet or is_loopback(spec.master_addr) else [unused]),
         *mindspore_note(spec, host),
     ]
     return plan_job(
@@ -264,18 +253,16 @@ def build_plan(
 def build_remote_plan(
     spec: LaunchSpec, caller: Mapping[str, str], *, job_id: str, agent_command: Callable[[str], str]
 ) -> LaunchPlan:
-    """Decide what can be decided here about a job on `spec.host_entries`.
-
-    Args:
-        agent_command: path of an interpreter -> what starts an agent with it.
-    """
+    """Decide what can be here about `spec.host_entries`; `agent_command`: interpreter -> what starts an agent."""
     forwarded = forwarded_environment(caller, spec.forward_env)
     assignments = assign_hosts(spec.host_entries, spec.table_hosts)
     if len(assignments) == 1:
         master_addr = LOOPBACK
     else:  # an address given, else node 0's as far as the list tells it
         master_addr = assignments[0].address if is_loopback(spec.master_addr) else spec.master_addr
-    unknown = _decided_there(spec, forwarded, master_addr)
+    unknown = {*DECIDED_THERE, *([] if THREADS_VARIABLE in {**forwarded, **dict(spec.env)} else [THREADS_VARIABLE])}
+    unknown -= set() if spec.device_target == "auto" else {contract.MSRUN_DEVICE_TARGET}
+    unknown |= {contract.MASTER_ADDR, contract.MS_SCHED_HOST} if master_addr == UNKNOWN else set()
     hosts = []
     for entry, assignment in zip(spec.host_entries, assignments, strict=True):
         ids = assignment.device_ids
@@ -327,15 +314,6 @@ def build_remote_plan(
     )
 
 
-def _decided_there(spec: LaunchSpec, forwarded: Mapping[str, str], master_addr: str) -> set[str]:
-    """Return the variables of workers whose values nobody knows here."""
-    has_threads = THREADS_VARIABLE in {**forwarded, **dict(spec.env)}
-    unknown = {*DECIDED_THERE, *([] if has_threads else [THREADS_VARIABLE])}
-    if spec.device_target != "auto":
-        unknown.discard(contract.MSRUN_DEVICE_TARGET)
-    return unknown | ({contract.MASTER_ADDR, contract.MS_SCHED_HOST} if master_addr == UNKNOWN else set())
-
-
 def plan_agent(entry: HostEntry, agent_command: Callable[[str], str]) -> AgentPlan:
     """Return how a host is reached and what is started there; `agent_command` as for `build_remote_plan`."""
     python = entry.python or sys.executable
@@ -355,13 +333,6 @@ def _place(
     topology = host.known_topology()
     binding = bind_workers(topology, devices.physical, target=devices.target, core=spec.bind_core, numa=spec.bind_numa)
     return devices, binding, threads_per_worker(topology, binding.workers)
-
-
-def _notes_of_hosts(spec: LaunchSpec, fleet: Fleet | None) -> list[str]:
-    if fleet is not None:
-        return [ASSUMED] if fleet.is_assumed else []
-    unused = f"--master_addr {spec.master_addr} is not used: a job on one host meets on loopback only"
-    return [] if is_loopback(spec.master_addr) else [unused]
 
 
 def _set_by_user(spec: LaunchSpec, caller: Mapping[str, str]) -> dict[str, str]:
@@ -386,7 +357,6 @@ def preloaded_modules(spec: LaunchSpec) -> tuple[str, ...]:
 
 
 def script_imports(spec: LaunchSpec) -> list[ScriptImports]:
-    """Return what the files import that every worker will want."""
     is_module = spec.program.kind == "module" and spec.program.target != "pytest"
     root = spec.working_directory if is_module else None
     return [
@@ -406,9 +376,9 @@ def environment_notes(spec: LaunchSpec, caller: Mapping[str, str], planned: Mapp
             told = [name for name in spec.preload if name.partition(".")[0].partition(":")[0] == found.left]
             does = "--preload has imported it by then" if told else "each worker imports it itself, which takes longer"
             notes.append(f"{found.where} may set variables that {found.left} reads at its import: {does}")
-    replaced = overridden_names(caller, planned)
-    if replaced:
-        notes.append(f"set in your environment and replaced for the workers: {', '.join(replaced)}")
+    replaced = (name for name, value in planned.items() if caller.get(name, value) != value)
+    if names := sorted(name for name in replaced if not planned[name].startswith(f"{caller[name]}{os.pathsep}")):
+        notes.append(f"set in your environment and replaced for the workers: {', '.join(names)}")
     if {**caller, **dict(spec.env)}.get(RECOVERY_VARIABLE) == "1" and not spec.max_restarts + spec.first_attempt:
         notes.append(RECOVERY_NOTE)
     return notes

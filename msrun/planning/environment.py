@@ -12,7 +12,7 @@ from msrun import contract
 from msrun.errors import UsageError
 from msrun.planning.host_assignment import Fleet
 from msrun.planning.imports import imports_package
-from msrun.planning.placement.host import ASCEND_VARIABLE, CUDA_VARIABLE, HostFacts
+from msrun.planning.placement.host import HostFacts
 from msrun.planning.program import DEFAULT_ROLE, with_numbers
 from msrun.planning.spec import LaunchSpec
 from ranktable.hosts.host_list import MAX_PORT
@@ -49,15 +49,9 @@ def common_environment(
     has_store: bool = True,
     server_token: str = "",
 ) -> dict[str, str]:
-    """Return what every worker of a host gets beside the caller's environment; equal for all of them.
-
-    Args:
-        fleet: all hosts of a job of several; None = this is the only one.
-        extra: what the user, and the kind of the script's `mindspore`, set for them.
-        run_dir: the job's temporary folder on the host; empty = not known yet.
-        master: address and port of the store.
-        has_store: the scheduler serves torch's store; else rank 0 of a torch program opens it itself.
-        server_token: what workers and parameter servers know each other by.
+    """Return what every worker of a host gets beside the caller's environment. `fleet`: None = this is the only host;
+    `extra`: what the user, and the kind of the script's `mindspore`, set; `run_dir`: empty = not known yet; `master`:
+    address and port of the store; `has_store`: the scheduler serves it, else rank 0 opens it itself.
     """
     interfaces = LOOPBACK_DEFAULTS
     if fleet is not None:  # gloo and TensorPipe would take that of the host's name, which is loopback on many systems
@@ -107,10 +101,7 @@ def common_environment(
 
 
 def early_environment(*, caller: Mapping[str, str], extra: Mapping[str, str], threads: int) -> dict[str, str]:
-    """Return the part of `common_environment` that does not depend on the other hosts, nor on the job's addresses.
-
-    It holds all that the interpreter and torch read before a worker's program runs.
-    """
+    """Return the part of `common_environment` that needs no other host: what is read before a worker's program runs."""
     shown = ("TORCH_GLOO_LAZY_INIT", contract.TORCH_NCCL_ASYNC_ERROR_HANDLING)  # the first: pairs meet when they talk
     env = {"PYTHONUNBUFFERED": "1", **{name: caller.get(name, "1") for name in shown}}
     defaults = {"PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": str(threads)}  # a crash shows where Python was
@@ -132,31 +123,15 @@ def rank_environment(global_rank: int, local_rank: int, node_rank: int, device_i
     }
 
 
-def virtual_rank_environment(target: str, device: str) -> dict[str, str]:
-    """Return what a worker gets that sees its device of the host alone. Source: torchrun's --virtual-local-rank."""
-    visible = {"gpu": CUDA_VARIABLE, "ascend": ASCEND_VARIABLE}.get(target)
-    return {contract.LOCAL_RANK: "0", contract.DEVICE_ID: "0", **({visible: device} if visible else {})}
-
-
 def of_rank(env: Collection[tuple[str, str]], numbers: Mapping[str, int]) -> dict[str, str]:
     """Return those of a job's variables that name a number of the worker, such as `{rank}`, with that number."""
     found = {name: with_numbers(value, numbers) for name, value in env}
     return {name: found[name] for name, value in env if found[name] != value}
 
 
-def overridden_names(caller: Mapping[str, str], planned: Mapping[str, str]) -> list[str]:
-    """Return the variables that the caller had set to something else and that workers see replaced."""
-    return sorted(
-        name
-        for name, value in planned.items()
-        if name in caller and caller[name] != value and not value.startswith(f"{caller[name]}{os.pathsep}")
-    )
-
-
 def server_environment(caller: Mapping[str, str], common_env: Mapping[str, str]) -> dict[str, str]:
-    """Return the fork server's environment: the workers' common one, with OpenBLAS held at one thread.
-
-    numpy's OpenBLAS starts its threads when it is imported, and a process with threads must not fork.
+    """Return the fork server's environment: the workers' common one, with one thread of OpenBLAS, which numpy starts at
+    import: a process with threads must not fork.
     """
     env = {name: value for name, value in caller.items() if name not in contract.RANK_VARIABLES}
     return {**env, **common_env, "OPENBLAS_NUM_THREADS": "1"}
@@ -182,9 +157,7 @@ POSING_FOLDER = Path(__file__).parents[1] / "mindspore" / "posing"
 
 
 def settle_mindspore(spec: LaunchSpec, host: HostFacts) -> LaunchSpec:
-    """Return what is asked of a host with `mindspore` decided, none unless the script is seen to import it (UsageError:
-    --mindspore names one that is not installed).
-    """
+    """Return the spec with `mindspore` decided, none unless the script imports it (UsageError: it is not installed)."""
     if spec.mindspore == "real" and not host.mindspore_version:
         raise UsageError("--mindspore real: this Python has no mindspore; pip install mindspore, or leave it out")
     if spec.mindspore == "torch" and not host.has_torch:
@@ -221,14 +194,12 @@ def mindspore_port(store_port: int) -> int:
 
 
 def mindspore_scheduler(spec: LaunchSpec, node_rank: int) -> dict[str, str]:
-    """Return the variables of MindSpore's scheduler on this host; empty where it has none."""
     if spec.mindspore != "real" or node_rank:
         return {}
     return {contract.MS_ROLE: contract.ROLE_SCHEDULER, contract.MS_NODE_ID: "sched", contract.RANK_ID: "0"}
 
 
 def mindspore_note(spec: LaunchSpec, host: HostFacts) -> list[str]:
-    """Return in one line which one it is; nothing where no script asks for it."""
     if spec.mindspore == "real":
         return [f"mindspore {host.mindspore_version} of this environment; --mindspore torch takes {OURS} instead"]
     if spec.mindspore == "torch":

@@ -22,7 +22,6 @@ class HostAssignment:
     device_ids: tuple[int, ...]
 
     def describe(self) -> str:
-        """Return the host in words: "node 1 (worker-1, 10.0.0.7)"."""
         return f"node {self.node_rank} ({self.name}, {self.address})"
 
     def to_json(self) -> dict[str, Any]:
@@ -58,5 +57,4 @@ class Fleet:
 
     @property
     def own(self) -> HostAssignment:
-        """The assignment of this host."""
         return next(assignment for assignment in self.hosts if assignment.node_rank == self.node_rank)

@@ -37,15 +37,9 @@ def is_place_open(options: Mapping[str, Any], given: Collection[str]) -> bool:
 def find_host_options(
     job: Surroundings, options: Mapping[str, Any], given: Collection[str], count_devices: Callable[[], int]
 ) -> HostOptions:
-    """Return the options that are not given, as far as the surroundings tell them; what is given wins.
-
-    Workers of this host: --local_worker_num, an even share of --worker_num, what a variable says, one for each device
-    of this host, and one when nothing says more.
-
-    UsageError: what is needed is neither given nor told, or both contradict each other.
-
-    Args:
-        options: of the command; `given` are the names of those that were set.
+    """Return the options of the command that are not `given`, as far as the surroundings tell them (UsageError:
+    something needed is missing, or a contradiction). Workers of this host: --local_worker_num, an even share of
+    --worker_num, what a variable says, one for each device, else one.
     """
     asked = {name: Told(options[name], f"--{name}") for name in ("worker_num", "local_worker_num") if name in given}
     if job.node_num is not None and job.node_num.value == 1:
@@ -58,7 +52,6 @@ def find_host_options(
 
 
 def _alone(job: Surroundings, asked: Mapping[str, Told[int]], count_devices: Callable[[], int]) -> HostOptions:
-    """Return the options of the only host; its number of workers may be told."""
     hint = [job.hint] if job.hint and len(asked) < 2 else []
     here = asked.get("local_worker_num") or job.local_worker_num or job.worker_num
     if here is None and job.without_devices and not count_devices():
@@ -70,7 +63,6 @@ def _alone(job: Surroundings, asked: Mapping[str, Told[int]], count_devices: Cal
 
 
 def _local_worker_num(job: Surroundings, total: Told[int] | None, count_devices: Callable[[], int]) -> Told[int] | None:
-    """Return the workers of this host; None when they are not known and the number of hosts is not, either."""
     if total is not None and job.node_num is not None:
         if total.value < 1 or total.value % job.node_num.value:
             raise UsageError(

@@ -1,9 +1,6 @@
-"""What a script imports at its top level, read from the text without running it.
-
-The fork server imports these once so that every worker starts with them. Only packages that are known to be safe to
-import in a process that will fork are taken: they start no thread, open no device and read no rank variable at import.
-They do read other variables, so nothing is taken that the script imports after it may have set one: each worker then
-imports it itself, as `python script.py` does.
+"""What a script imports at its top level, read without running it: the fork server imports these once. Only packages
+that start no thread, open no device and read no rank variable at import are taken, and nothing that the script imports
+after it may have set a variable that they read: each worker then imports it itself.
 """
 
 from __future__ import annotations
@@ -51,19 +48,13 @@ class ScriptImports:
 
 
 def read_imports(script: Path, root: Path | None = None, *, poses: bool = False) -> ScriptImports:
-    """Return what to import before forking.
-
-    Args:
-        script: the file that runs.
-        poses: `mindspore` is msrun.mindspore, which is then imported for it.
-        root: for a module of `-m`, the folder that its packages are found in: their `__init__.py` run before it.
-
-    `from msrun.runtime import init` gives `msrun.runtime:init`: the runtime's names are loaded lazily, so naming the
-    module alone would import nothing. A file that cannot be read or parsed gives nothing: the worker reports the error
-    itself, with the right traceback.
+    """Return what to import before forking; nothing of a file that cannot be parsed. `root`: of a module of `-m`, the
+    folder of its packages, whose `__init__.py` run before it; `poses`: `mindspore` is msrun.mindspore. `from
+    msrun.runtime import init` gives `msrun.runtime:init`, as those names are loaded lazily.
     """
     tree = _parse(script)
-    if tree is None or any(_is_own(name, script.parent) for name in SAFE_PACKAGES):
+    hiding = (file for name in SAFE_PACKAGES for file in _files_of(name, script.parent))  # the packages of these names
+    if tree is None or any(file.is_file() for file in hiding):
         return ScriptImports()
     if not any(_safe_names(statement, poses=poses) for statement in _statements(tree.body)):
         return ScriptImports()
@@ -128,8 +119,9 @@ class _Setter:
         else:
             modules = [statement.module or ""]
             self.aliases |= {one.asname or one.name: f"{modules[0]}.{one.name}" for one in statement.names}
-            if statement.level:
-                base = [file.parent, *file.parent.parents][statement.level - 1]
+            if statement.level > len(file.parents):
+                return  # which Python refuses, too
+            base = file.parents[statement.level - 1] if statement.level else base
         for module in modules:
             self.look_at_module(module, base, f"{file.name}:{statement.lineno}")
 
@@ -153,7 +145,6 @@ class _Setter:
             self.where = place
 
     def _find(self, node: ast.AST, called: set[str]) -> ast.AST | None:
-        """Return the first part of a piece of code that may set a variable, `called` the functions looked into."""
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             return None
         if self._is_environ(node) or (isinstance(node, ast.Call) and self._may_set(node, called)):
@@ -194,7 +185,6 @@ class _Setter:
         return not rest or any(value.partition(".")[0] == top for value in self.aliases.values())
 
     def _origin(self, node: ast.AST) -> str | None:
-        """Return the dotted name of what an expression stands for, with names as they were imported."""
         if isinstance(node, ast.Name):
             return self.aliases.get(node.id, node.id)
         base = self._origin(node.value) if isinstance(node, ast.Attribute) else None
@@ -209,16 +199,13 @@ def _parse(path: Path) -> ast.Module | None:
 
 
 def _files_of(module: str, base: Path) -> list[Path]:
-    """Return the files that run when a module of the script's own is imported: those of its packages first."""
     parts = module.split(".")
     packages = [base.joinpath(*parts[:length], "__init__.py") for length in range(1, len(parts) + 1)]
     return [*packages, base.joinpath(*parts).with_suffix(".py")]
 
 
 def own_modules(script: Path, folder: Path, most: int = _MAX_MODULES) -> Iterator[tuple[Path, set[str]]]:
-    """Yield a script and the modules of its own folder that it, or one of them, imports anywhere, each with the names
-    of the packages that it imports from.
-    """
+    """Yield a script and the modules beside it that it, or one of them, imports, each with the packages it names."""
     seen, waiting, left_bytes = {script}, [script], MAX_TEXT_BYTES
     while waiting and len(seen) <= most:
         path = waiting.pop()
@@ -228,15 +215,14 @@ def own_modules(script: Path, folder: Path, most: int = _MAX_MODULES) -> Iterato
         files: list[Path] = []
         for node in ast.walk(tree) if left_bytes >= 0 and (tree := _parse(path)) else ():
             level = node.level if isinstance(node, ast.ImportFrom) else 0
-            names = []
-            if isinstance(node, ast.ImportFrom) and level <= len(path.parents):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
                 names = [node.module or "", *(f"{node.module or ''}.{alias.name}".strip(".") for alias in node.names)]
-            elif isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
+            if level > len(path.parents):
+                continue
             base = path.parents[level - 1] if level else folder
             tops |= set() if level else {name.partition(".")[0] for name in names}
-            if base.is_relative_to(folder):
-                files += [file for name in names if name for file in _files_of(name, base)]
+            files += [file for name in names if name for file in _files_of(name, base)]
         yield path, tops
         new = [file for file in dict.fromkeys(files) if file not in seen and file.is_file()]
         seen.update(new)
@@ -244,13 +230,7 @@ def own_modules(script: Path, folder: Path, most: int = _MAX_MODULES) -> Iterato
 
 
 def imports_package(script: Path, package: str) -> bool:
-    """Return whether a script, or one of its own modules, has an import of a package anywhere."""
     return any(package in tops for _, tops in own_modules(script, script.parent))
-
-
-def _is_own(name: str, folder: Path) -> bool:
-    """Return whether a module beside the script hides the package of that name."""
-    return any(path.is_file() for path in (folder / f"{name}.py", folder / name / "__init__.py"))
 
 
 @cache
@@ -267,7 +247,6 @@ def _package_sets(name: str) -> bool:
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield top-level statements in their order, those of `try` among them."""
     for statement in body:
         if isinstance(statement, ast.Try):
             yield from _statements(statement.body)

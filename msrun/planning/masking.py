@@ -30,7 +30,6 @@ _URL_PASSWORD = re.compile(r"((?<![A-Za-z0-9+.-])[0-9+.-]*+[A-Za-z][A-Za-z0-9+.-
 
 
 def is_secret_name(name: str) -> bool:
-    """Return whether the value of an argument of this name is to be hidden."""
     if not SECRET_NAME.search(name):
         return False
     words = [word for word in _WORD_BORDER.split(name) if word]
@@ -48,14 +47,12 @@ def masked(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def mask_words(words: Sequence[str]) -> list[str]:
-    """Return the words of a command line with secret-looking values hidden."""
     return [shown for shown, _ in _masked(words)]
 
 
 def secret_values(words: Sequence[str], env: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the values that `mask_words` hides in `words`, and the secrets in `env`, longest first.
-
-    A value of fewer than `MIN_SECRET_CHARS` characters is left out: hiding every `1` of a text would hide the text.
+    """Return the values that `mask_words` hides and the secrets in `env`, longest first; those of fewer than
+    `MIN_SECRET_CHARS` are left out: hiding every `1` of a text would hide the text.
     """
     found = {secret for _, secrets in _masked(words) for secret in secrets}
     for name, value in env.items():
@@ -64,17 +61,13 @@ def secret_values(words: Sequence[str], env: Mapping[str, str]) -> tuple[str, ..
 
 
 def hide_values(text: str, values: Sequence[str]) -> str:
-    """Return `text` with every occurrence of one of `values` hidden."""
     for value in values:
         text = text.replace(value, MASK)
     return text
 
 
 def _masked(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield each word as it may be shown, with the secrets that were in it.
-
-    A word after a secret option that starts with `--` is the next option and no value.
-    """
+    """Yield each word as it may be shown, with its secrets; what begins with -- is no secret option's value."""
     is_value = False
     for word in words:
         is_value = is_value and not word.startswith("--")

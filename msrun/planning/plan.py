@@ -37,7 +37,6 @@ class WorkerPlan:
 
     @property
     def last_words_path(self) -> str:
-        """The log in which tracebacks and stacks are."""
         return self.error_log_path or self.log_path
 
     @property
@@ -99,18 +98,15 @@ class HostPlan:
 
     @property
     def log_paths(self) -> list[str]:
-        """The logs of its workers, then those of its parameter servers."""
         of_workers = [path for worker in self.workers for path in worker.log_paths]
         return [*of_workers, *(server.log_path for server in self.servers)]
 
     @property
     def where(self) -> str:
-        """Return the host as reports name it."""
         return self.place or self.name
 
     @property
     def argv(self) -> list[str]:
-        """Return the command that starts the program there in a fresh process."""
         return self.program.argv(self.agent.python) if self.agent else self.program.argv()
 
 
@@ -140,12 +136,10 @@ class LaunchPlan(JobTerms):
 
     @property
     def workers(self) -> list[WorkerPlan]:
-        """All workers of `hosts` in rank order."""
         return sorted((worker for host in self.hosts for worker in host.workers), key=lambda w: w.global_rank)
 
     @property
     def log_paths(self) -> list[str]:
-        """The logs of all workers and parameter servers of `hosts`."""
         return [path for host in self.hosts for path in host.log_paths]
 
     @property

@@ -1,4 +1,4 @@
-"""The plan as text for people, as JSON, or as a page for a browser."""
+"""The plan as text for people, or as JSON."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import json
 import shlex
 import signal
 from collections.abc import Collection, Mapping, Sequence
-from html import escape
 
-from msrun import __version__
 from msrun.planning.hosts.assignment import UNKNOWN
 from msrun.planning.masking import mask_words, masked
 from msrun.planning.plan import HostPlan, LaunchPlan, WorkerPlan
@@ -19,10 +17,7 @@ from ranktable.hosts.ranges import fold_numbers
 
 
 def render_columns(columns: Mapping[str, Sequence[str]], left: Collection[str] | None = None) -> list[str]:
-    """Return a table: names of the columns, then a line for each row; all but the `left` columns end at the right.
-
-    None as `left` means all columns.
-    """
+    """Return a table: names, then a line for each row; all but the `left` columns (None: all) end at the right."""
     shown = {name: [name, *cells] for name, cells in columns.items()}
     width = {name: max(map(len, cells)) for name, cells in shown.items()}
     align = {name: str.ljust if left is None or name in left else str.rjust for name in shown}
@@ -31,13 +26,11 @@ def render_columns(columns: Mapping[str, Sequence[str]], left: Collection[str] |
 
 
 def _variables(env: Mapping[str, str]) -> list[str]:
-    """Return a line for each variable, however many lines its value has; secrets are masked."""
     shown = sorted(masked(env).items())
     return [f"  {name}={value}".replace("\n", "\\n").replace("\r", "\\r") for name, value in shown]
 
 
 def _hosts(plan: LaunchPlan) -> list[str]:
-    """Return the hosts and, of those that are reached from here, how, what is started there and what goes there."""
     commands = dict.fromkeys(host.agent.command for host in plan.hosts if host.agent)
     if not commands and not plan.fleet:
         return []
@@ -96,7 +89,6 @@ def render_plan(plan: LaunchPlan, *, as_json: bool) -> str:
 
 
 def _commands(host: HostPlan, world_size: int) -> list[tuple[str, str]]:
-    """Return the command of the job's workers; of several programs with the ranks of each."""
     interpreter = (host.agent.python,) if host.agent else ()
     lines = []
     for program, ranks in host.program.ranks(world_size).items():
@@ -146,7 +138,6 @@ def _limits(plan: LaunchPlan) -> str:
 
 
 def _workers(workers: Sequence[WorkerPlan], scheduler_cpus: Sequence[int]) -> list[str]:
-    """Return the workers as columns, those that say something, and why they are bound to their processors."""
     is_bound, has_memory = any(worker.cpus for worker in workers), any(worker.memory_nodes for worker in workers)
     is_renumbered = any(worker.physical_device != str(worker.device_id) for worker in workers)
     columns = {
@@ -166,14 +157,3 @@ def _workers(workers: Sequence[WorkerPlan], scheduler_cpus: Sequence[int]) -> li
         *(f"binding of rank {fold_numbers(ranks, ',')}: {why}" for why, ranks in reasons.items()),
         *([f"binding of the scheduler: CPU {fold_numbers(scheduler_cpus, ',')}"] if scheduler_cpus else []),
     ]
-
-
-def render_page(plan: LaunchPlan, rank_table: str) -> str:
-    """Return the plan, and the text of the job's table if it is known, as one HTML page that needs no server."""
-    title = escape(f"msrun {shlex.join(mask_words(plan.hosts[0].argv[1:]))}")
-    sections = {"Plan": render_plan(plan, as_json=False), "Rank table": rank_table}
-    body = "\n".join(f"<h2>{name}</h2>\n<pre>{escape(text)}</pre>" for name, text in sections.items() if text)
-    return (
-        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{title}</title>\n</head>\n<body>\n'
-        f"<h1>{title}</h1>\n{body}\n<p>Made by msrun {__version__}; nothing was started.</p>\n</body>\n</html>\n"
-    )

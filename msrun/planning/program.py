@@ -57,19 +57,16 @@ class Program:
 
     @property
     def is_python(self) -> bool:
-        """True when all programs run in msrun's own interpreter and may be forked."""
         return all(one.kind != "executable" for one in self.all)
 
     def of_rank(self, global_rank: int) -> Program:
         return next(one for one in reversed(self.all) if one.first_rank <= global_rank)
 
     def ranks(self, world_size: int) -> dict[Program, range]:
-        """Return the workers of each program."""
         ends = [*(one.first_rank for one in self.others), world_size]
         return {one: range(one.first_rank, end) for one, end in zip(self.all, ends, strict=True)}
 
     def role_of(self, global_rank: int, world_size: int) -> tuple[str, int, int]:
-        """Return the name of a worker's role, its number among the workers that have it, and how many these are."""
         name = self.of_rank(global_rank).role
         alike = [ranks for one, ranks in self.ranks(world_size).items() if one.role == name]
         before = sum(min(len(ranks), max(0, global_rank - ranks.start)) for ranks in alike)
@@ -103,7 +100,6 @@ class Program:
         return [stem.with_suffix(".py"), stem / "__main__.py"]
 
     def argv(self, interpreter: str = sys.executable) -> list[str]:
-        """Return the command that starts the first program in a fresh process."""
         if self.kind == "script":
             return [interpreter, self.typed or self.target, *self.args]
         if self.kind == "module":
@@ -112,7 +108,6 @@ class Program:
 
 
 def join_programs(programs: Sequence[tuple[Program, int]]) -> Program:
-    """Return one program of several, each with the number of workers that run it."""
     firsts = [sum(count for _, count in programs[:index]) for index in range(len(programs))]
     placed = [replace(one, first_rank=first) for (one, _), first in zip(programs, firsts, strict=True)]
     return replace(placed[0], others=tuple(placed[1:]))
@@ -125,13 +120,9 @@ def with_numbers(text: str, numbers: Mapping[str, int]) -> str:
 
 
 def parse_program(words: Sequence[str], *, is_module: bool, working_directory: Path) -> Program:
-    """Turn the words after msrun's options into a Program.
-
-    Accepts `x.py ARGS`, `-m pkg.mod ARGS` (`is_module`), `python x.py`, `python -m mod`, `pytest x.py` and any
-    executable by path or by name. `python`, `python3` and `pytest` mean msrun's own interpreter; any other
-    interpreter is an executable and is named by its path.
-
-    UsageError: nothing to run, or it does not exist, is a directory, or cannot be executed.
+    """Turn `x.py ARGS`, `-m pkg.mod ARGS` (`is_module`), `python x.py`, `python -m mod`, `pytest x.py` or an executable
+    into a Program; python, python3 and pytest mean msrun's own interpreter (UsageError: nothing to run, or it does not
+    exist, is a directory, or cannot be executed).
     """
     if not words:
         raise UsageError("no SCRIPT given: name a Python file, -m MODULE or an executable, e.g. msrun train.py")

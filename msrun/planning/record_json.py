@@ -15,10 +15,7 @@ def encode_record(value: Any) -> Any:
 
 
 def decode_record(cls: type[T], value: object) -> T:
-    """Return what `encode_record` made of a `cls`; fields that are left out keep their defaults.
-
-    ValueError: it is not of this form; says of which field.
-    """
+    """Return what `encode_record` made of a `cls`, defaults where fields are left out (ValueError: a wrong field)."""
     import msgspec
 
     try:

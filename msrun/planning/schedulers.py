@@ -100,12 +100,10 @@ def _number(environ: Environ, name: str, least: int = 0) -> Told[int]:
 
 
 def _first_number(environ: Environ, *names: str, least: int = 0) -> Told[int] | None:
-    """Return the whole number in the first of these variables that is set and not empty."""
     return next((_number(environ, name, least) for name in names if environ.get(name)), None)
 
 
 def _place(environ: Environ, name: str, size: Told[int]) -> Told[int]:
-    """Return the index of this host, which has to be below their number."""
     rank = _number(environ, name)
     if rank.value >= size.value:
         raise UsageError(
@@ -116,10 +114,7 @@ def _place(environ: Environ, name: str, size: Told[int]) -> Told[int]:
 
 
 def _master(environ: Environ, host: HostView, node_rank: Told[int] | None, *names: str) -> Told[str] | None:
-    """Return the address of node 0 in the first variable that is set.
-
-    Some operators tell node 0 that it is `localhost`; it then goes by its host name, as the others know it.
-    """
+    """Return the address of node 0 in the first variable that is set; its host name where node 0 is told localhost."""
     name = next((name for name in names if environ.get(name)), "")
     if not name or not _LOOPBACK.match(environ[name]):
         return Told(environ[name], name) if name else None
@@ -141,24 +136,16 @@ def _workers(environ: Environ, *names: str) -> Told[int] | None:
 
 def _check_count(count: Told[int] | None, hosts: list[str], variable: str) -> None:
     if count and len(hosts) != count.value:
-        raise UsageError(f"{count.source}={count.value}: but {variable} has {len(hosts)} hosts; give {OFF}")
+        raise UsageError(
+            f"{count.source}={count.value}: but {variable} has {len(hosts)} hosts; are these variables of another job? "
+            f"unset them, or give {OFF}"
+        )
 
 
 def _once(found: str, launcher: str, how: str, jobs: object = "as many") -> UsageError:
     return UsageError(
         f"{found}: {launcher} starts msrun once per worker; {how}, or give {OFF} for {jobs} jobs, each on one host"
     )
-
-
-def _job_of(
-    name: str, hosts: list[str], source: str, rank: Told[int], master: str = "", port: Told[int] | None = None
-) -> Surroundings:
-    """Return the job whose hosts a variable lists in the order of their ranks."""
-    size, is_one = Told(len(hosts), LISTED + source), len(hosts) == 1
-    if is_one:
-        return Surroundings(name=name, node_num=size)
-    first = Told(master or hosts[0], source)
-    return Surroundings(name=name, node_num=size, node_rank=rank, master_addr=first, master_port=port)
 
 
 # -- those that say all in plain variables --------------------------------------------------------------------------
@@ -177,7 +164,7 @@ class Variables:
     node_rank: str
     node_num: tuple[str, ...] = ()
     hosts: str = ""
-    """Lists all hosts in the order of their ranks, one on a line; the first one is node 0."""
+    """Lists all hosts in the order of their ranks, between blanks; the first one is node 0."""
     needed: tuple[str, ...] = ()
     """Must be set, too: what tells this one from others with the same words."""
     unless: tuple[str, ...] = ()
@@ -205,8 +192,14 @@ class Variables:
         is_bare = self.are_peers_near or self.is_numbered_pod
         if not is_set or not (is_bare or any(map(environ.get, counts))) or any(name in environ for name in self.unless):
             return None
+        return self.read(environ, host)
+
+    def read(self, environ: Environ, host: HostView) -> Surroundings:
+        """Return the job, whose variables have to be right."""
         self._check_tasks(environ)
-        node_num, hosts = self._count_hosts(environ)
+        hosts, node_num = environ.get(self.hosts, "").split(), _first_number(environ, *self.node_num, least=1)
+        _check_count(node_num if hosts else None, hosts, self.hosts)
+        node_num = node_num or (Told(len(hosts), LISTED + self.hosts) if hosts else None)
         is_one = node_num is not None and node_num.value == 1
         rank = None
         if node_num is None:
@@ -216,8 +209,10 @@ class Variables:
         name = re.sub(r"\{(\w*)\}", lambda match: environ.get(match[1], "") if match[1] else host.name, self.name)
         key = " ".join(filter(None, map(environ.get, self.job)))
         master, port = None, None
-        if rank is not None and self.is_numbered_pod:
-            master = _first_pod(host, rank.value)
+        if rank is not None and self.is_numbered_pod:  # pod 0 as its peers know it, if pods of this job have such names
+            stem, dash, last = host.name.rpartition("-")
+            is_known = host.domain and dash and last == str(rank.value)
+            master = Told(f"{stem}-0.{host.domain}", HOSTS_FILE) if is_known else None
         elif not is_one:
             said = _master(environ, host, rank, *self.master_addr)
             master = Told(hosts[0], self.hosts) if hosts else said
@@ -235,12 +230,6 @@ class Variables:
             remedy=self.remedy,
         )
 
-    def _count_hosts(self, environ: Environ) -> tuple[Told[int] | None, list[str]]:
-        """Return the number of hosts, if a variable says it, and the list of them, if there is one."""
-        hosts, count = environ.get(self.hosts, "").split(), _first_number(environ, *self.node_num, least=1)
-        _check_count(count if hosts else None, hosts, self.hosts)
-        return count or (Told(len(hosts), LISTED + self.hosts) if hosts else None), hosts
-
     def _check_tasks(self, environ: Environ) -> None:
         tasks = _first_number(environ, self.tasks_here, least=1)
         if tasks and tasks.value > 1:
@@ -250,16 +239,9 @@ class Variables:
             raise _once(found, "Azure ML", "set process_count_per_instance: 1")
 
 
-def _first_pod(host: HostView, index: int) -> Told[str] | None:
-    """Return the name of pod 0 as its peers know it; None when pods of this job have no such names."""
-    stem, dash, last = host.name.rpartition("-")
-    return Told(f"{stem}-0.{host.domain}", HOSTS_FILE) if host.domain and dash and last == str(index) else None
-
-
 def read_domain(hosts_file: str, host_name: str) -> str:
-    """Return what follows a host's name in /etc/hosts, where the kubelet writes it for a pod with a subdomain.
-
-    The line is "10.1.0.7 train-1.train.default.svc.cluster.local train-1"; without a subdomain "10.1.0.7 train-1".
+    """Return what follows a host's name in /etc/hosts, where the kubelet writes it for a pod with a subdomain:
+    "10.1.0.7 train-1.train.default.svc.cluster.local train-1".
     """
     lines = (line.partition("#")[0].split()[1:] for line in hosts_file.splitlines())
     found = (name for names in lines if host_name in names for name in names if name.startswith(f"{host_name}."))
@@ -361,8 +343,8 @@ _DEFAULT_PORT = 29400
 
 
 def find_torchrun(environ: Environ, host: HostView) -> Surroundings | None:
-    """Return the job that PET_NNODES and its like describe; None without it, and in a worker of torchrun."""
-    if not environ.get(NODES) or "TORCHELASTIC_RUN_ID" in environ:
+    """Return the job that PET_NNODES and its like describe; None in a worker of torchrun."""
+    if "TORCHELASTIC_RUN_ID" in environ:
         return None
     least, colon, most = environ[NODES].partition(":")
     min_hosts, node_num = (_number({NODES: text}, NODES, least=1) for text in (least, most if colon else least))
@@ -394,7 +376,6 @@ def find_torchrun(environ: Environ, host: HostView) -> Surroundings | None:
 
 
 def _endpoint(text: str, backend: str) -> tuple[Told[str] | None, Told[int] | None]:
-    """Return where torchrun's hosts would meet, if at one of them and not at an etcd server."""
     if not text or backend not in ("static", "c10d"):
         return None, None
     address, colon, port = text.rpartition(":")
@@ -411,15 +392,17 @@ JOB, JOB_NODES, TASKS = "SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_NTASKS"
 STEP, STEP_NODES, STEP_TASKS = "SLURM_STEP_ID", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS"
 STEP_LIST = "SLURM_STEP_NODELIST"
 NODE, NODE_NAME, GPUS = "SLURM_NODEID", "SLURMD_NODENAME", "SLURM_GPUS_ON_NODE"
+SLURM = Variables(
+    name="Slurm job {SLURM_JOB_ID}", node_rank=NODE, node_num=(STEP_NODES,), hosts=STEP_LIST, local_worker_num=(GPUS,)
+)
 
 
 def find_slurm(environ: Environ, host: HostView) -> Surroundings | None:
-    """Return the job step that this process is a task of, or the host of a batch script; None outside Slurm."""
-    if not environ.get(JOB):
-        return None
-    name, local = f"Slurm job {environ[JOB]}", _workers(environ, GPUS)
+    """Return the job step that this process is a task of, or the host of a batch script."""
+    name, count = f"Slurm job {environ[JOB]}", _first_number(environ, JOB_NODES)
+    hint = _unused(name, count.value if count else 1, "nodes", JOB_NODES, "srun --ntasks-per-node=1 msrun ...")
     if not environ.get(STEP_LIST) or not environ.get(STEP_NODES):
-        hint = _unused_nodes(environ, name)
+        local = _workers(environ, GPUS)
         if local is None and not hint:  # a batch script that is to start them itself
             local = _first_number(environ, TASKS, least=1)
         return Surroundings(name=name, node_num=Told(1, f"no {STEP_NODES}"), local_worker_num=local, hint=hint)
@@ -427,46 +410,24 @@ def find_slurm(environ: Environ, host: HostView) -> Surroundings | None:
     if tasks and tasks.value > node_num.value:
         found = f"{STEP_TASKS}={tasks.value} on {environ[STEP_NODES]} hosts"
         raise _once(found, "srun", "start it once per host (srun --ntasks-per-node=1 msrun ...)", tasks.value)
-    node_rank = _place(environ, NODE, node_num)
-    if node_num.value == 1:
-        return Surroundings(name=name, node_num=node_num, local_worker_num=local, hint=_unused_nodes(environ, name))
-    return Surroundings(
-        name=name,
-        node_num=node_num,
-        node_rank=node_rank,
-        local_worker_num=local,
-        master_addr=Told(_step_nodes(environ, node_rank.value, node_num.value)[0], STEP_LIST),
-        master_port=_port(JOB, f"slurm {environ[JOB]}.{environ.get(STEP, '')}"),
-        cpu_count=host.cpu_count,
-        cpu_remedy="srun --cpus-per-task=N gives more",
-    )
-
-
-def _unused_nodes(environ: Environ, name: str) -> str:
-    count = _first_number(environ, JOB_NODES)
-    return _unused(name, count.value if count else 1, "nodes", JOB_NODES, "srun --ntasks-per-node=1 msrun ...")
-
-
-def _step_nodes(environ: Environ, node_rank: int, node_num: int) -> list[str]:
     with blamed_on(STEP_LIST):
         nodes = expand(environ[STEP_LIST])
-    if len(nodes) != node_num:
-        raise UsageError(
-            f"{STEP_LIST}={environ[STEP_LIST]}: {len(nodes)} nodes, but {STEP_NODES}={node_num}; are these variables "
-            f"of another step? unset them, or give {OFF}"
-        )
+    job = SLURM.read({**environ, STEP_LIST: " ".join(nodes)}, host)
+    if job.node_rank is None:
+        return replace(job, master_port=None, hint=hint)
     own = environ.get(NODE_NAME)
-    if own and nodes[node_rank] != own:
+    if own and (listed := nodes[job.node_rank.value]) != own:
         raise UsageError(
-            f"{NODE}={node_rank}: is {nodes[node_rank]} in {STEP_LIST}={environ[STEP_LIST]}, but {NODE_NAME}={own}; "
+            f"{NODE}={job.node_rank.value}: is {listed} in {STEP_LIST}={environ[STEP_LIST]}, but {NODE_NAME}={own}; "
             f"give --node_rank and --master_addr, or {OFF}"
         )
-    return nodes
+    port = _port(JOB, f"slurm {environ[JOB]}.{environ.get(STEP, '')}")
+    more = "srun --cpus-per-task=N gives more"
+    return replace(job, master_port=port, cpu_count=host.cpu_count, cpu_remedy=more)
 
 
 # -- Open MPI -------------------------------------------------------------------------------------------------------
 
-RANK, SIZE, LOCAL_SIZE = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"
 DAEMON = "PMIX_SERVER_URI"
 """Begins the names of PMIX_SERVER_URI4 and the like: `JOB.DAEMON;ADDRESS`."""
 MPIRUN_URI = "OMPI_MCA_orte_hnp_uri"
@@ -475,32 +436,26 @@ NODE_REGEX = "OMPI_MCA_orte_node_regex"
 """All hosts by daemon, in version 4 and not on mpirun's own host: `login[1:1],node[2:1-4]@0(5)`."""
 NAMESPACE = "PMIX_NAMESPACE"
 """Of the job; in version 5 it holds the name of mpirun's host: `prterun-HOST-PID@1`."""
+OPEN_MPI = Variables(
+    name="mpirun",
+    node_rank="OMPI_COMM_WORLD_RANK",
+    node_num=("OMPI_COMM_WORLD_SIZE",),
+    tasks_here="OMPI_COMM_WORLD_LOCAL_SIZE",
+    once="mpirun --map-by ppr:1:node msrun ...",
+    job=(NAMESPACE,),
+    remedy="add --master_addr ADDRESS of the host of rank 0: mpirun ... msrun --master_addr ADDRESS ...",
+)
 _REGEX_PIECE = re.compile(r"([^,\[\]@]*)(?:\[([0-9]{1,9}):([0-9,-]+)\]([^,\[\]@]*))?(?:,|@|\Z)")
 _MAX_HOSTS = 16_384
 
 
-def find_open_mpi(environ: Environ, _host: HostView) -> Surroundings | None:
+def find_open_mpi(environ: Environ, host: HostView) -> Surroundings | None:
     """Return the job whose ranks are the msruns that mpirun has started; None outside of one."""
-    if not environ.get(RANK) or not environ.get(SIZE):
-        return None
-    node_num = _number(environ, SIZE, least=1)
-    node_rank, local_size = _place(environ, RANK, node_num), _first_number(environ, LOCAL_SIZE, least=1)
-    if local_size and local_size.value > 1:
-        how = "start it once per host (mpirun --map-by ppr:1:node msrun ...)"
-        raise _once(f"{LOCAL_SIZE}={local_size.value}", "mpirun", how, node_num.value)
-    key = environ.get(NAMESPACE, "")
-    return Surroundings(
-        name="mpirun",
-        node_num=node_num,
-        node_rank=node_rank,
-        master_addr=_mpirun_master(environ, node_rank.value) if node_num.value > 1 else None,
-        master_port=_port(NAMESPACE, f"mpirun {key}") if key else None,
-        remedy="add --master_addr ADDRESS of the host of rank 0: mpirun ... msrun --master_addr ADDRESS ...",
-    )
+    job = OPEN_MPI.find(environ, host)
+    return job and replace(job, master_addr=_mpirun_master(environ, job.node_rank.value) if job.node_rank else None)
 
 
 def _mpirun_master(environ: Environ, rank: int) -> Told[str] | None:
-    """Return where rank 0 is: on mpirun's own host, or on that of the first daemon with a rank."""
     uris = (environ[name] for name in sorted(environ) if name.startswith(DAEMON))
     daemon = next((int(match[1]) for uri in uris if (match := re.match(r"[^;]*\.(\d{1,9});", uri))), None)
     if daemon is None:
@@ -517,8 +472,7 @@ def _mpirun_master(environ: Environ, rank: int) -> Told[str] | None:
 
 def read_node_regex(text: str) -> list[str]:
     """Return the hosts of orte_node_regex in the order of their daemons; none when it is not understood.
-
-    `node[2:1-4,7].dc` is node01.dc to node04.dc and node07.dc: the number before the colon is that of digits.
+    `node[2:1-4].dc` is node01.dc to node04.dc: the number before the colon is that of digits.
     """
     names: list[str] = []
     position = 0
@@ -540,34 +494,31 @@ def read_node_regex(text: str) -> list[str]:
 
 # -- those that list their hosts in a form of their own -------------------------------------------------------------
 
-SAGEMAKER_HOSTS, SAGEMAKER_HOST, SAGEMAKER_JOB = "SM_HOSTS", "SM_CURRENT_HOST", "TRAINING_JOB_NAME"
+SAGEMAKER = Variables(
+    name="SageMaker job {TRAINING_JOB_NAME}",
+    node_rank="SM_CURRENT_HOST",
+    hosts="SM_HOSTS",
+    local_worker_num=("SM_NUM_GPUS",),
+    job=("TRAINING_JOB_NAME",),
+)
 VERTEX = "CLUSTER_SPEC"
 _TRAINING_POOLS = ("workerpool0", "workerpool1")
 _VOLCANO_HOSTS = re.compile(r"VC_(\w+)_HOSTS\Z")
 
 
-def find_sagemaker(environ: Environ, _host: HostView) -> Surroundings | None:
+def find_sagemaker(environ: Environ, host: HostView) -> Surroundings | None:
     """Return the SageMaker training job that this container is of: its hosts are a JSON list."""
-    if not environ.get(SAGEMAKER_HOSTS) or not environ.get(SAGEMAKER_HOST):
+    listed, current = "SM_HOSTS", "SM_CURRENT_HOST"
+    if not environ.get(current):
         return None
-    hosts, own = _json(environ, SAGEMAKER_HOSTS, list), environ[SAGEMAKER_HOST]
+    hosts, own = list(map(str, _json(environ, listed, list))), environ[current]
     if own not in hosts:
-        raise UsageError(f"{SAGEMAKER_HOST}={own}: is not in {SAGEMAKER_HOSTS}={environ[SAGEMAKER_HOSTS]}; give {OFF}")
-    job = environ.get(SAGEMAKER_JOB, "")
-    found = _job_of(
-        f"SageMaker job {job}".strip(),
-        list(map(str, hosts)),
-        SAGEMAKER_HOSTS,
-        Told(hosts.index(own), SAGEMAKER_HOST),
-        port=_port(SAGEMAKER_JOB, job) if job else None,
-    )
-    return replace(found, local_worker_num=_workers(environ, "SM_NUM_GPUS"))
+        raise UsageError(f"{current}={own}: is not in {listed}={environ[listed]}; give {OFF}")
+    return SAGEMAKER.read({**environ, listed: " ".join(hosts), current: str(hosts.index(own))}, host)
 
 
 def find_vertex(environ: Environ, _host: HostView) -> Surroundings | None:
     """Return the Vertex AI custom job that this replica is of: pool 0 is its chief, pool 1 the others."""
-    if not environ.get(VERTEX):
-        return None
     spec = _json(environ, VERTEX, dict)
     try:
         pools = {name: list(spec["cluster"][name]) for name in sorted(spec["cluster"]) if name in _TRAINING_POOLS}
@@ -579,9 +530,13 @@ def find_vertex(environ: Environ, _host: HostView) -> Surroundings | None:
         raise UsageError(f"{VERTEX}: cluster with workerpool0 and task are expected in it; give {OFF}") from None
     if not is_training:
         return None  # a parameter server or an evaluator
+    job = Surroundings(name="Vertex AI job", node_num=Told(len(hosts), LISTED + VERTEX))
+    if len(hosts) == 1:
+        return job
     address, _, port = hosts[0].rpartition(":")
     told = Told(int(port), VERTEX) if address and port.isdigit() else None
-    return _job_of("Vertex AI job", hosts, VERTEX, Told(before + index, VERTEX), address, told)
+    first, rank = Told(address or hosts[0], VERTEX), Told(before + index, VERTEX)
+    return replace(job, node_rank=rank, master_addr=first, master_port=told)
 
 
 def _json(environ: Environ, name: str, kind: type) -> Any:
@@ -596,11 +551,10 @@ def _json(environ: Environ, name: str, kind: type) -> Any:
 
 
 def find_volcano(environ: Environ, host: HostView) -> Surroundings | None:
-    """Return the Volcano job that this pod is of; None elsewhere."""
+    """Return the Volcano job that this pod is of."""
     index = VOLCANO_PODS.node_rank
-    tasks = {match[1]: environ[name] for name in sorted(environ) if (match := _VOLCANO_HOSTS.match(name))}
-    tasks = {task: hosts for task, hosts in tasks.items() if hosts}
-    if not environ.get(index) or not tasks:
+    tasks = [match[1] for name in sorted(environ) if (match := _VOLCANO_HOSTS.match(name)) and environ[name]]
+    if not tasks:
         return VOLCANO_PODS.find(environ, host)
     if len(tasks) > 1:
         raise UsageError(
@@ -608,16 +562,9 @@ def find_volcano(environ: Environ, host: HostView) -> Surroundings | None:
             "pods have no numbers of their own; put all pods into one task, use the plugin pytorch, or give "
             f"--worker_num, --local_worker_num, --node_rank and --master_addr, or {OFF}"
         )
-    (task, text), *_ = tasks.items()
-    hosts, variable, count = text.split(","), f"VC_{task}_HOSTS", _first_number(environ, f"VC_{task}_NUM")
-    _check_count(count, hosts, variable)
-    size = Told(len(hosts), variable)
-    return Surroundings(
-        name=f"Volcano pod {host.name}",
-        node_num=size,
-        node_rank=_place(environ, index, size),
-        master_addr=Told(hosts[0], variable),
-    )
+    listed, count = f"VC_{tasks[0]}_HOSTS", f"VC_{tasks[0]}_NUM"
+    row = Variables(name=VOLCANO_PODS.name, node_rank=index, needed=(IN_POD,), node_num=(count,), hosts=listed)
+    return row.read({**environ, listed: environ[listed].replace(",", " ")}, host)
 
 
 # -- those that have started msrun once, for one host ---------------------------------------------------------------
@@ -651,27 +598,32 @@ def _unused(name: str, count: int, what: str, variable: str, how: str) -> str:
     return f"{name} has {count} {what} ({variable}), but msrun was started once, for this host: {how} uses all of them"
 
 
-FINDERS: tuple[Callable[[Environ, HostView], Surroundings | None], ...] = (
-    find_torchrun,  # set on purpose, for a launcher of this kind: nearer than the cluster that it runs in
-    find_open_mpi,  # an mpirun in a Slurm allocation, or in a pod of an MPIJob, has started this process
-    find_slurm,
-    find_sagemaker,
-    find_vertex,
-    *(row.find for row in (SKYPILOT, DSTACK, AZURE, LEADER_WORKER_SET, JSRUN, HYDRA, HAND, PYTORCH_PODS)),
-    find_volcano,
-    INDEXED_JOB.find,  # after those that make their pods through Indexed Jobs
-    PMIX.find,
-    find_allocation,  # last: it knows no place, and says what is not used
+FINDERS: tuple[tuple[str, Callable[[Environ, HostView], Surroundings | None]], ...] = (
+    (NODES, find_torchrun),  # set on purpose, for a launcher of this kind: nearer than the cluster that it runs in
+    (OPEN_MPI.node_rank, find_open_mpi),  # an mpirun in a Slurm allocation, or in a pod, has started this process
+    (JOB, find_slurm),
+    (SAGEMAKER.hosts, find_sagemaker),
+    (VERTEX, find_vertex),
+    *((row.node_rank, row.find) for row in (SKYPILOT, DSTACK, AZURE, LEADER_WORKER_SET, JSRUN, HYDRA, HAND)),
+    (PYTORCH_PODS.node_rank, PYTORCH_PODS.find),
+    (VOLCANO_PODS.node_rank, find_volcano),
+    (INDEXED_JOB.node_rank, INDEXED_JOB.find),  # after those that make their pods through Indexed Jobs
+    (PMIX.node_rank, PMIX.find),
+    # last: it knows no place, and says what is not used
+    *((name, find_allocation) for name in (LSF_JOB, PBS_JOB, "RAY_JOB_ID", "RAY_ADDRESS")),
 )
-"""What is nearer to this process comes first: the first that finds something decides alone."""
+"""Variable without which there is no such job, and who reads it; what is nearer to this process comes first: the first
+that finds something decides alone."""
+
+
+def is_surrounded(environ: Environ) -> bool:
+    """Return whether anything may be found; not in a worker of msrun, whose place is msrun's own."""
+    return contract.MSRUN_JOB_ID not in environ and any(environ.get(name) for name, _ in FINDERS)
 
 
 def find_surroundings(environ: Environ, host: HostView) -> Surroundings | None:
-    """Return the job of several hosts, or the one host of an allocation, that this process was started in.
-
-    None outside of all that is known, and in a worker of msrun: what its environment tells is msrun's own place.
-
-    UsageError: variables that contradict each other, or that ask for what msrun does not do.
+    """Return the job of several hosts, or the one host of an allocation, that this process was started in; None
+    elsewhere (UsageError: variables that contradict each other, or ask for what msrun does not do).
     """
-    told = (find(environ, host) for find in FINDERS if contract.MSRUN_JOB_ID not in environ)
-    return next((job for job in told if job is not None), None)
+    finders = [find for name, find in FINDERS if environ.get(name)] if is_surrounded(environ) else ()
+    return next((job for find in finders if (job := find(environ, host)) is not None), None)

@@ -22,15 +22,12 @@ import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from msrun import contract
 from msrun.errors import UsageError, near_miss
 from msrun.planning.tls_spec import CLIENT_PASSWORD_VARIABLE, SERVER_PASSWORD_VARIABLE
 from ranktable.bounded_text import TextError, compose_yaml
-
-if TYPE_CHECKING:
-    import yaml
 
 _OF_LAUNCHER = re.compile(
     r"(PMI_|PMIX_(?!MCA_)|PRTE_(?!MCA_)|OMPI_COMM_WORLD_|OMPI_WORLD_|OMPI_MCA_orte_|OMPI_MCA_ess_base_|PET_RDZV_)\w+\Z"
@@ -41,7 +38,6 @@ _OF_LAUNCHER = re.compile(
 
 
 def is_of_launcher(name: str) -> bool:
-    """Return whether a variable tells a process its place in mpirun's, PMI's or torchrun's job."""
     return bool(_OF_LAUNCHER.match(name))
 
 
@@ -73,7 +69,6 @@ class Setting:
 
     @property
     def text(self) -> str:
-        """The value for people, on one line."""
         values = self.value if isinstance(self.value, list) else [self.value]
         return " ".join(_plain(value) for value in values).replace("\n", "\\n").replace("\r", "\\r")
 
@@ -125,11 +120,7 @@ class Option:
 
 
 def make_option(name: str, text: str, **settings: Any) -> Option:
-    """Return an option.
-
-    Args:
-        text: its line in --help: the word for its value, two blanks, and what it does; the latter alone for a switch.
-    """
+    """Return an option. `text`: for --help: the word for its value, two blanks, what it does; a switch: that alone."""
     word, what = text.split("  ", 1) if "  " in text else ("", text)
     may_be_alone = not word or word.startswith(("=", "[="))
     usual = {
@@ -141,11 +132,8 @@ def make_option(name: str, text: str, **settings: Any) -> Option:
 
 
 def option(default: Any, text: str, **settings: Any) -> Any:
-    """Return a field of a spec with its option, see `make_option`.
-
-    Args:
-        default: of the field; `asked`: what the command line has in its place.
-        name: of the option, where it is not that of the field without its unit.
+    """Return a field of a spec with its option, see `make_option`; `asked`: what the command line has in place of the
+    field's default; `name`: where it is not the field's without its unit.
     """
     return field(default=default, metadata={"text": text, "settings": {"asked": default, **settings}})
 
@@ -166,7 +154,6 @@ def field_options(spec: type) -> dict[str, Option]:
 
 
 def check_ranges(spec: Any) -> None:
-    """Refuse numbers out of the range that their options say (UsageError)."""
     for name, one in field_options(spec.__class__).items():
         value = getattr(spec, name)
         if one.must and not one.least <= value <= one.most:
@@ -181,10 +168,8 @@ def refuse_together(given: Collection[str], exclusive: Iterable[tuple[str, str, 
 
 
 def option_variables(environ: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
-    """Return option name -> value of every MSRUN_<OPTION> that is set and not empty.
-
-    Inside a worker of a job the variables of the contract, such as MSRUN_LOG_DIR, are that job's: no settings.
-    UsageError: a variable that looks like a misspelled option.
+    """Return option name -> value of every MSRUN_<OPTION> that is set (UsageError: one that looks like a misspelled
+    option). Inside a worker the variables of the contract, such as MSRUN_LOG_DIR, are its job's: no settings.
     """
     known = {variable_name(name): name for name in names}
     others = {*SECRET_VARIABLES, *contract.WORKER_SETTINGS}
@@ -210,10 +195,7 @@ def variable_name(option_name: str) -> str:
 
 
 def without_option_variables(environ: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
-    """Return what workers inherit: settings for this msrun are none for an msrun that a worker starts.
-
-    Nor is its own place in the job of mpirun, PMI or torchrun theirs.
-    """
+    """Return what workers inherit: no settings of this msrun, nor its place in mpirun's, PMI's or torchrun's job."""
     settings = {*SECRET_VARIABLES, *map(variable_name, names)} - contract.WORKER_SETTINGS
     if contract.MSRUN_JOB_ID in environ:
         settings -= contract.JOB_VARIABLES
@@ -228,7 +210,6 @@ def settings_note(settings: Iterable[Setting]) -> list[str]:
 
 
 def render_settings(settings: Sequence[Setting]) -> list[str]:
-    """Return a table of all settings for people, a line each."""
     shown = [(f"{setting.name}={setting.text}", setting.source) for setting in settings]
     width = max((len(text) for text, _ in shown), default=0)
     return ["settings" if shown else "settings     all defaults", *(f"  {text:<{width}}  {of}" for text, of in shown)]
@@ -236,22 +217,12 @@ def render_settings(settings: Sequence[Setting]) -> list[str]:
 
 # -- the file of --config --------------------------------------------------------------------------------------------
 
-VERSION = 1
+VERSION = "1"
 MAX_SHOWN_CHARS = 60
 MAX_DEPTH = 16
 """A job needs two levels; YAML readers call themselves for every further one."""
 
-_WANTED = {
-    "whole number": "a whole number such as 8",
-    "number": "a number such as 2.5",
-    "truth value": "true or false",
-    "text": "text",
-    "path": "text",
-    "JSON": "a single value or a mapping",
-}
-"""What an option takes -> in words. Any other kind, a choice say, is a single value: any scalar is passed on."""
 _WHOLE = re.compile(r"[-+]?(0|[1-9][0-9]*)\Z")
-_NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?\Z")
 _YAML = "tag:yaml.org,2002:"
 _SCALAR_TAGS = frozenset(("bool", "int", "float", "str", "timestamp", "value"))
 
@@ -277,7 +248,6 @@ class JobConfig:
     is_module: bool = False
 
     def place(self, name: str) -> str:
-        """Return where a setting stands, for messages."""
         return f"--config {self.source}, line {self.lines[name]}: {name}"
 
 
@@ -297,18 +267,21 @@ def parse_config(text: str, source: str, options: Mapping[str, Option]) -> JobCo
         if key not in known:
             reader.fail(line, f"{key}: no such setting{near_miss(key, known)}; msrun --help lists the options")
         values[key], lines[key] = reader.value(key, line, node, known[key]), line
-    if int(values.get("version", VERSION)) != VERSION:
+    if values.get("version", VERSION) != VERSION:
         message = f"version {values['version']}: this msrun reads version {VERSION}; change the file or msrun"
         reader.fail(lines["version"], message)
     if alone := next((key for key in ("args", "module") if key in values and "script" not in values), ""):
         reader.fail(lines[alone], f"{alone}: there is no script that it belongs to; add script: train.py")
+    module = str(values.get("module", "no"))
+    if module.lower() not in TRUE_WORDS + FALSE_WORDS:
+        reader.fail(lines["module"], f"module: {module!r}: give true or false")
     return JobConfig(
         source=source,
         options={key: value for key, value in values.items() if key in options},
         lines=lines,
         env=values.get("env", ()),
         program=(values["script"], *values.get("args", ())) if "script" in values else (),
-        is_module=read_truth(values.get("module", "no")),
+        is_module=read_truth(module),
     )
 
 
@@ -318,16 +291,14 @@ class _Reader:
     def __init__(self, source: str) -> None:
         self._source = source
 
-    def entries(self, node: yaml.Node, what: str, *, dashes: bool = False) -> Iterator[tuple[str, int, yaml.Node]]:
+    def entries(self, node: Any, what: str, *, dashes: bool = False) -> Iterator[tuple[str, int, Any]]:
         """Yield key, line and value of a mapping; a key may stand there once."""
-        import yaml
-
-        if not isinstance(node, yaml.MappingNode):
+        if node.id != "mapping":
             self.fail(_line(node), f"{what}: {_found(node)}; give lines of NAME: value")
         seen: dict[str, int] = {}
         for key_node, value_node in node.value:
             line = _line(key_node)
-            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag == _YAML + "merge":
+            if key_node.id != "scalar" or key_node.tag == _YAML + "merge":
                 self.fail(line, f"{what}: {_found(key_node)} instead of a name; give NAME: value")
             key = key_node.value.replace("-", "_") if dashes else key_node.value
             if key in seen:
@@ -335,77 +306,52 @@ class _Reader:
             seen[key] = line
             yield key, line, value_node
 
-    def value(self, key: str, line: int, node: yaml.Node, option: Option) -> Any:
-        """Return the letters of a setting, of each item of a list, or of pairs of name and value."""
-        import yaml
-
+    def value(self, key: str, line: int, node: Any, option: Option) -> Any:
         if option.kind == "variables":
-            if not isinstance(node, yaml.MappingNode):
+            if node.id != "mapping":
                 self.fail(line, f"{key}: {_found(node)}; give {{NAME: value}}")
             found = self.entries(node, key)
-            return tuple((name, self._scalar(f"{key} {name}", at, value, "word")) for name, at, value in found)
-        if not option.is_repeatable:
-            return self._scalar(key, line, node, option.kind)
-        if not isinstance(node, yaml.SequenceNode):
-            self.fail(line, f"{key}: {_found(node)}; give a list such as [a, b]")
-        return [self._scalar(key, _line(item), item, option.kind) for item in node.value]
-
-    def _scalar(self, key: str, line: int, node: yaml.Node, kind: str) -> str:
-        """Return the letters of a value, which has to be of this kind."""
-        import yaml
-
-        if kind == "JSON" and isinstance(node, yaml.MappingNode):
+            return tuple((name, self._letters(f"{key} {name}", at, value)) for name, at, value in found)
+        if option.kind == "JSON" and node.id == "mapping":
             return json.dumps(self._plain(key, node))
-        if not (isinstance(node, yaml.ScalarNode) and _is_of(node, kind)):
-            tag, remedy = node.tag.removeprefix(_YAML), ""
-            if tag == "null":
-                remedy = " or remove the line" if kind in _WANTED else ", '' for an empty one"
-            elif tag == "bool" and kind in ("text", "path"):
-                remedy = " in quotes"
-            elif getattr(node, "style", None) in ("'", '"') and kind in ("whole number", "number"):
-                remedy = " without quotes"
-            self.fail(line, f"{key}: {_found(node)}; give {_WANTED.get(kind, 'a single value')}{remedy}")
+        if not option.is_repeatable:
+            return self._letters(key, line, node)
+        if node.id != "sequence":
+            self.fail(line, f"{key}: {_found(node)}; give a list such as [a, b]")
+        return [self._letters(key, _line(item), item) for item in node.value]
+
+    def _letters(self, key: str, line: int, node: Any) -> str:
+        """Return a single value as it is written; the command line's own readers decide whether it will do."""
+        tag = node.tag.removeprefix(_YAML)
+        if node.id != "scalar" or tag not in _SCALAR_TAGS:
+            remedy = ", '' for an empty one" if tag == "null" else ""
+            self.fail(line, f"{key}: {_found(node)}; give a single value{remedy}")
         text = str(node.value)
         if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):  # half of a pair, from an escape
             self.fail(line, f"{key}: holds a character that no command line can; remove it")
         return text
 
-    def _plain(self, key: str, node: yaml.Node) -> Any:
+    def _plain(self, key: str, node: Any) -> Any:
         """Return a tree of a mapping as JSON has it; without aliases it is no larger than the file."""
-        import yaml
-
-        if isinstance(node, yaml.MappingNode):
+        if node.id == "mapping":
             return {name: self._plain(key, value) for name, _, value in self.entries(node, key)}
-        if isinstance(node, yaml.SequenceNode):
+        if node.id == "sequence":
             return [self._plain(key, item) for item in node.value]
-        letters = self._scalar(key, _line(node), node, "word")
+        letters = self._letters(key, _line(node), node)
         return int(letters) if _WHOLE.match(letters) and not getattr(node, "style", None) else letters
 
     def fail(self, line: int, message: str) -> NoReturn:
         raise UsageError(f"--config {self._source}, line {line}: {message}")
 
 
-def _line(node: yaml.Node) -> int:
+def _line(node: Any) -> int:
     return int(node.start_mark.line) + 1 if node.start_mark is not None else 1
 
 
-def _is_of(node: yaml.ScalarNode, kind: str) -> bool:
-    """Tell by tag and letters; `1e3`, 010 and 1:30 are not what they seem in YAML 1.1, so letters decide on numbers."""
+def _found(node: Any) -> str:
     tag = node.tag.removeprefix(_YAML)
-    if kind in ("whole number", "number"):
-        pattern = _WHOLE if kind == "whole number" else _NUMBER
-        return not node.style and tag in ("int", "float", "str") and bool(pattern.match(node.value))
-    if kind == "truth value":
-        return tag == "bool"
-    return tag in _SCALAR_TAGS and not (kind in ("text", "path") and tag == "bool")
-
-
-def _found(node: yaml.Node) -> str:
-    import yaml
-
-    tag = node.tag.removeprefix(_YAML)
-    if isinstance(node, yaml.CollectionNode):
-        return "a list" if isinstance(node, yaml.SequenceNode) else "a mapping"
+    if node.id != "scalar":
+        return "a list" if node.id == "sequence" else "a mapping"
     if tag not in _SCALAR_TAGS:
         return {"null": "no value", "merge": "a merge key (<<)"}.get(tag, f"the tag {tag}")
     text = node.value if len(node.value) <= MAX_SHOWN_CHARS else node.value[:MAX_SHOWN_CHARS] + "..."

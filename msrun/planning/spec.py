@@ -3,9 +3,12 @@ is checked here."""
 
 from __future__ import annotations
 
+import json
 import re
 import signal
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -16,9 +19,8 @@ from msrun.errors import UsageError, near_miss
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.forwarded import check_patterns
 from msrun.planning.hosts.host_entry import HostEntry, blamed_on
-from msrun.planning.placement.bind_options import CoreBinding, parse_bind_core
 from msrun.planning.program import DeviceTarget, MindSporeKind, MindSporeSemantics, Program, StartMethod
-from msrun.planning.settings import Setting, check_ranges, field_options, option, refuse_together
+from msrun.planning.settings import Setting, check_ranges, field_options, option, read_truth, refuse_together
 from msrun.planning.tls_spec import TlsSpec
 from ranktable.hosts.brackets import shorten
 from ranktable.hosts.host_list import MAX_PORT, check_user
@@ -74,6 +76,82 @@ def format_size(size_bytes: int) -> str:
     """Return a size with the largest unit that leaves it whole: `100 MiB`, `1500 bytes`."""
     unit = next((unit for unit in "TGMK" if size_bytes and size_bytes % _UNITS[unit] == 0), "")
     return f"{size_bytes // _UNITS[unit]} {unit}iB" if unit else f"{size_bytes} bytes"
+
+
+SCHEDULER_KEY = "scheduler"
+MAX_CPU = 1 << 16
+"""No kernel counts further (CONFIG_NR_CPUS); what is larger is a slip of the pen."""
+
+_DEVICE_KEY = re.compile(r"device(0|[1-9]\d{0,5})\Z")
+_EXAMPLE = """{"device0": ["0-3", "8"], "device1": ["4-7"]}"""
+
+
+@dataclass(frozen=True)
+class CoreBinding:
+    """What `--bind_core` asked for."""
+
+    is_auto: bool = True
+    """True: msrun shares the cores out."""
+    devices: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """Processors by physical device number; an empty tuple leaves that worker unbound."""
+    scheduler: tuple[int, ...] = ()
+    """Processors of the scheduler; empty = not bound."""
+
+
+def parse_bind_core(text: str) -> CoreBinding | None:
+    """Turn True, False or MindSpore's dict, a JSON object `device<physical number>` or `scheduler` -> list of "N" and
+    "N-M" (empty: not bound), into what it asks for; None = no binding (UsageError).
+    """
+    with suppress(ValueError):
+        return CoreBinding() if read_truth(text.strip()) else None
+    try:
+        value = json.loads(text, object_pairs_hook=_without_repeats)
+    except (ValueError, RecursionError) as error:
+        what = str(error) if isinstance(error, _RepeatedKey) else "neither True, False nor a JSON object"
+        raise UsageError(f"--bind_core {text}: {what}; give e.g. --bind_core='{_EXAMPLE}'") from None
+    if not isinstance(value, dict) or not value:
+        raise UsageError(f"--bind_core {text}: not a JSON object of devices; give e.g. --bind_core='{_EXAMPLE}'")
+    lists = {key: _parse_cpus(key, items) for key, items in value.items()}
+    scheduler = lists.pop(SCHEDULER_KEY, ())
+    for wrong in (key for key in lists if not _DEVICE_KEY.match(key)):
+        raise UsageError(f"--bind_core: {wrong!r} is no device; keys are device0, device1, ... and {SCHEDULER_KEY}")
+    devices = {int(key.removeprefix("device")): cpus for key, cpus in lists.items()}
+    return CoreBinding(is_auto=False, devices=devices, scheduler=scheduler)
+
+
+class _RepeatedKey(ValueError):
+    """A key of a JSON object is there twice."""
+
+
+def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    for key, count in Counter(key for key, _ in pairs).items():
+        if count > 1:
+            raise _RepeatedKey(f"{key!r} is there {count} times")
+    return dict(pairs)
+
+
+def parse_cpu_range(text: str) -> range:
+    """Turn `4` or `0-3` into processor numbers (ValueError: not of that form, or backwards)."""
+    try:
+        return read_range(text.strip(), MAX_CPU).numbers
+    except RangeError as error:
+        wrong = {"backwards": "runs backwards", "beyond": "is beyond every CPU number"}
+        raise ValueError(f"{text!r} {wrong.get(error.reason, 'is no CPU number or range')}") from None
+
+
+def _parse_cpus(key: str, items: object) -> tuple[int, ...]:
+    remedy = f'give a list of strings, e.g. "{key}": ["0-3", "8"]'
+    if not isinstance(items, list):
+        raise UsageError(f"--bind_core: {key!r} has {json.dumps(items)}, which is no list; {remedy}")
+    numbers: set[int] = set()
+    for item in items:
+        if not isinstance(item, str):
+            raise UsageError(f"--bind_core: {key!r} has {json.dumps(item)}, which is no string; {remedy}")
+        try:
+            numbers.update(parse_cpu_range(item))
+        except ValueError as error:
+            raise UsageError(f"--bind_core: {key!r}: {error}; {remedy}") from None
+    return tuple(sorted(numbers))
 
 
 def parse_signals(text: str) -> tuple[int, ...]:
@@ -400,17 +478,14 @@ class LaunchSpec(JobTerms):
 
     @property
     def is_joined(self) -> bool:
-        """Whether these hosts have come by themselves: msrun was started on each, and this one has the scheduler."""
         return any(entry.has_come for entry in self.host_entries)
 
     @property
     def is_rehearsal(self) -> bool:
-        """Whether these agents all run on this machine."""
         return any(entry.is_rehearsed for entry in self.host_entries)
 
     @property
     def is_several(self) -> bool:
-        """Whether this host is one of several, on each of which msrun is started."""
         return not self.is_remote and self.local_worker_num < self.worker_num
 
     @property
@@ -421,17 +496,14 @@ class LaunchSpec(JobTerms):
 
     @property
     def log_folder(self) -> Path:
-        """Where the workers' logs go."""
         return self.worker_log_dir or self.log_dir
 
     @property
     def rank_table_path(self) -> str:
-        """The path of the user's table, or of the one that is generated."""
         return str(self.rank_table_file or self.log_folder / contract.RANK_TABLE_JSON)
 
     @property
     def meeting_port(self) -> int:
-        """Port on which several hosts meet."""
         return self.master_port or MEETING_PORT
 
 
@@ -457,7 +529,8 @@ def check_spec(spec: LaunchSpec) -> None:
         raise UsageError(f"--master_addr {spec.master_addr!r}: not an address or host name; give e.g. 127.0.0.1")
     for name, value in spec.env:
         check_env(name, value)
-    check_patterns(spec.forward_env)
+    if spec.forward_env:
+        check_patterns(spec.forward_env)
     if spec.ssh.user:
         with blamed_on():
             check_user(spec.ssh.user, "--ssh_user")
@@ -528,7 +601,6 @@ def explain_no_tests(program: Program, exit_code: int) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Return True for 127.0.0.0/8, ::1 and localhost."""
     import ipaddress  # not for --help
 
     try:
@@ -552,7 +624,6 @@ def _check_name(name: str, begin: str) -> None:
 
 
 def check_server_logs(stem: str, server_num: int) -> None:
-    """Refuse a name of workers' logs that is that of parameter servers' logs (UsageError)."""
     if server_num and contract.worker_log_name(stem, 0) == f"{contract.server_name(0)}.log":
         raise UsageError(
             f"--worker_log_name {stem}: the parameter servers of --server_num {server_num} have logs of this name; "

@@ -78,18 +78,11 @@ class TlsSpec:
     client_password: str = field(default="", repr=False)
 
     def place(self, key: str) -> str:
-        """Return where a value stands, for messages: `--tls_config tls.json: ca_cert_path /etc/ca.crt`."""
         return f"--tls_config {self.source}: {key} {getattr(self, key)}"
 
 
 def parse_tls_config(text: str, source: str, folder: str, environ: Mapping[str, str]) -> TlsSpec:
-    """Read the file of --tls_config (UsageError).
-
-    Args:
-        source: path of the file, for messages.
-        folder: absolute; where the paths in it count from.
-        environ: holds the passwords, if anything does.
-    """
+    """Read the file of --tls_config (UsageError); `folder`: where its paths count from; `environ`: for passwords."""
     values = _load(text, source)
     found = {}
     for key in (*PATH_KEYS, "cipher_list", "server_name"):
@@ -121,7 +114,6 @@ def _fail(source: str, message: str) -> NoReturn:
 
 
 def _load(text: str, source: str) -> dict[str, Any]:
-    """Return the object of the file, whose keys are all known."""
     if not text.strip():
         _fail(source, "is empty; give JSON with client_cert_path, ca_cert_path and so on")
     try:

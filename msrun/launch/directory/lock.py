@@ -6,13 +6,7 @@ pid in one step, so nobody has to trust a pid that was written down. Two rules o
 does not inherit them, so the process that lives on has to take it; and closing *any* descriptor of the file gives it
 up, so a process that holds it must not open the file a second time.
 
-The file's first line is one JSON object, written when the lock is taken and left there when it is given up:
-
-    job_id      str    the job
-    pid         int    its launcher, as the launcher's own host and container count it
-    host        str    the launcher's host name
-    started_at  float  wall clock, seconds since 1970
-    error       str    why the job ended before its first event; not there otherwise
+The file's first line is a `LockRecord` as JSON, written when the lock is taken and left there when it is given up.
 """
 
 from __future__ import annotations
@@ -44,17 +38,21 @@ MAX_TIME = 1e12
 
 _FLOCK = struct.Struct("hhqqi4x")
 """struct flock of 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid."""
+_ASKED = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 
 @dataclass(frozen=True)
 class LockRecord:
-    """Who took the lock last; see the module's description of the file."""
+    """Who took the lock last."""
 
     job_id: str
     pid: int
+    """Of its launcher, as the launcher's own host and container count it."""
     host: str
     started_at: float
+    """Wall clock, seconds since 1970."""
     error: str = ""
+    """Why the job ended before its first event; left out otherwise."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,6 @@ class LockState:
 
     @property
     def is_held(self) -> bool:
-        """Whether a job uses the directory."""
         return self.holder_pid is not None
 
     def describe(self) -> str:
@@ -101,10 +98,7 @@ class JobLock:
         self._descriptor = -1
 
     def take(self) -> None:
-        """Create the directory (0700) if need be and lock it for the job.
-
-        UsageError: another job uses the directory, or it cannot be created, written or locked.
-        """
+        """Create the directory (0700) and lock it (UsageError: another job uses it, or it cannot be written)."""
         path, verb = self._log_dir / contract.LOCK_FILE, "write"
         with contextlib.ExitStack() as stack:
             try:
@@ -138,7 +132,6 @@ class JobLock:
                 )
 
     def _write(self, record: LockRecord, descriptor: int) -> None:
-        """Write the record over an earlier one; a reader sees one of the two as a whole first line."""
         fields = {name: value for name, value in asdict(record).items() if value != ""}
         data = json.dumps(fields).encode() + b"\n"
         os.pwrite(descriptor, data, 0)
@@ -157,7 +150,8 @@ def read_lock(log_dir: Path) -> LockState:
     try:
         end = time.monotonic() + RECORD_WAIT_S
         while True:
-            pid = _holder_pid(descriptor)
+            kind, _, _, _, holder = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, _ASKED))
+            pid = None if kind == fcntl.F_UNLCK else int(holder)
             record = parse_record(os.pread(descriptor, MAX_RECORD_BYTES, 0))
             # A holder in another container counts its pid otherwise, so a difference is no proof of an old record.
             is_settled = pid is None or pid <= 0 or (record is not None and record.pid == pid)
@@ -168,20 +162,13 @@ def read_lock(log_dir: Path) -> LockState:
         os.close(descriptor)
 
 
-def _holder_pid(descriptor: int) -> int | None:
-    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-    kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
-    return None if kind == fcntl.F_UNLCK else int(pid)
-
-
 def parse_record(data: bytes) -> LockRecord | None:
     """Return the record in the first line of a lock file, or None when it is no record."""
     fields = parse_object(data.split(b"\n", 1)[0])
     job_id, host, error = (fields.get(name, "") for name in ("job_id", "host", "error"))
     pid, started_at = (parse_number(fields.get(name)) for name in ("pid", "started_at"))
-    if not (isinstance(job_id, str) and job_id and isinstance(host, str) and isinstance(error, str)):
-        return None
-    if pid is None or started_at is None:
+    are_texts = isinstance(job_id, str) and isinstance(host, str) and isinstance(error, str)
+    if not are_texts or not job_id or pid is None or started_at is None:
         return None
     return LockRecord(job_id, int(pid), host, started_at, error)
 

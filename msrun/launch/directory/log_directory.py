@@ -1,5 +1,13 @@
 """A job's log directory: made and filled before anything starts, written while it runs, read back by others. What is
 read may be missing, half written or damaged; what cannot be understood is left out, and no content is an error.
+
+Each job has a folder there, and the newest one's files have names beside it:
+
+    log_output/20261127-205806-3f2a9c1b/worker_0.log, plan.json, ...
+    log_output/latest -> 20261127-205806-3f2a9c1b
+    log_output/worker_0.log -> latest/worker_0.log
+
+So the paths of MindSpore's documents hold, and no job touches what another one has left.
 """
 
 from __future__ import annotations
@@ -7,10 +15,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import secrets
+import stat
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -19,9 +30,10 @@ from msrun.agent.logs.own_file import NOT_PLAIN, create_own_file, open_own_file
 from msrun.agent.observer import Observer
 from msrun.cluster.membership import WorkerState
 from msrun.errors import UsageError
-from msrun.launch.directory.lock import parse_number, parse_object
+from msrun.launch.directory.lock import parse_number, parse_object, read_lock
 from msrun.launch.output import printable
 from msrun.planning.plan import LaunchPlan
+from msrun.planning.spec import LaunchSpec
 from ranktable.files import replace_file
 
 MAX_CHARS = 1 << 16
@@ -42,10 +54,7 @@ def record_fault(folder: Path, what: str, trace: str) -> None:
 
 
 def prepare_log_directory(plan: LaunchPlan) -> None:
-    """Create the directory (0700) and this job's empty logs (0600), and write `plan.json`; the caller holds its lock.
-
-    UsageError: it cannot be created or written, or a file of the job is not a plain file.
-    """
+    """Create the directory (0700) and empty logs (0600), write `plan.json`; the lock is held (UsageError)."""
     folder = Path(plan.log_dir)
     try:
         folder.mkdir(mode=contract.DIRECTORY_MODE, parents=True, exist_ok=True)
@@ -70,7 +79,6 @@ def describe_removed(folder: Path, before: os.stat_result) -> str:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a whole file of the log directory, mode 0600, in the place of whatever is there."""
     replace_file(path, text.encode("utf-8", "surrogateescape"), mode=contract.FILE_MODE)
 
 
@@ -84,13 +92,11 @@ class EventLog(Observer):
         self._begin = time.monotonic()
 
     def note(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """Write one event."""
         moment = {"time": round(time.time(), 6), "job_s": round(time.monotonic() - self._begin, 6), "event": kind}
         with contextlib.suppress(OSError):  # disk full: no reason to end the job
             self._file.write(json.dumps({**moment, **fields}) + "\n")
 
     def close(self) -> None:
-        """Close the file."""
         with contextlib.suppress(OSError):
             self._file.close()
 
@@ -220,3 +226,150 @@ def _is_count(value: object) -> TypeGuard[int]:
 
 def _objects(value: object) -> list[dict[str, Any]]:
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+# -- the jobs of a log directory --------------------------------------------------------------------------------------
+
+LATEST = "latest"
+SCRIPT = "script.py"
+"""What has come from standard input, or a pipe."""
+_JOB_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{8}")
+_OF_HOST = re.compile(r"node_\d+")
+_PLAN = re.compile(r"plan(\.attempt_\d+)?\.json")
+_LOG = re.compile(r"(?P<stem>.+?)(?:\.attempt_\d+)?\.log(?:\.\d+)?")
+_OF_ALL = (
+    contract.SCHEDULER_LOG,
+    contract.PLAN_JSON,
+    contract.EVENTS_JSONL,
+    contract.FAILURE_JSON,
+    contract.RANK_TABLE_JSON,
+    contract.LAUNCHER_LOG,
+    contract.TRACE_JSON,
+)
+"""What a job may write beside the logs of its ranks."""
+
+
+def new_job_id() -> str:
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
+
+
+def of_job(spec: LaunchSpec, job_id: str) -> LaunchSpec:
+    return replace(spec, log_dir=spec.log_dir / job_id)
+
+
+def write_script(spec: LaunchSpec) -> LaunchSpec:
+    """Write a script that could be read only once into the job's folder; return what is asked with it (UsageError)."""
+    path = spec.log_dir / SCRIPT
+    try:
+        for folder in (spec.log_dir.parent, spec.log_dir):
+            folder.mkdir(mode=contract.DIRECTORY_MODE, parents=True, exist_ok=True)
+        replace_file(path, spec.script_source.encode("utf-8", "surrogateescape"), mode=contract.FILE_MODE)
+    except OSError as error:
+        raise UsageError(f"--log_dir {path.parent}: cannot write {path} ({error.strerror}); give another") from None
+    return replace(spec, program=replace(spec.program, target=str(path)), script_source="")
+
+
+def find_job(log_dir: Path) -> Path:
+    """Return the folder of the newest job of a log directory; a job's own folder is returned as it is."""
+    log_dir = log_dir.absolute()
+    return _target(log_dir) or _target(log_dir / LATEST) or max(list_jobs(log_dir), default=log_dir)
+
+
+def require_job(log_dir: Path, option: str) -> Path:
+    """Return the same, for the value of an option or a command; UsageError: there is no such directory."""
+    log_dir = find_job(log_dir)
+    if not log_dir.is_dir():
+        what = "is a file" if log_dir.exists() else "no such directory"
+        raise UsageError(f"{option} {log_dir}: {what}; give the --log_dir of a job")
+    return log_dir
+
+
+def list_jobs(log_dir: Path) -> list[Path]:
+    """Return the folders of jobs in a log directory, the oldest first; none when it cannot be read."""
+    with contextlib.suppress(OSError):
+        return sorted(path for path in log_dir.iterdir() if _JOB_ID.fullmatch(path.name) and path.is_dir())
+    return []
+
+
+def _target(link: Path) -> Path | None:
+    with contextlib.suppress(OSError):
+        name = os.readlink(link)  # noqa: PTH115 - as it is written
+        if _JOB_ID.fullmatch(name) and (link.parent / name).is_dir():
+            return link.parent / name
+    return None
+
+
+def publish(folder: Path, job_id: str, logs: Iterable[str], keep_jobs: int) -> None:
+    """Give a job's files their names in the log directory, as far as links can be made, and remove old jobs but the
+    newest `keep_jobs` and those that run. `folder`: of the job, or of a further host in it; nothing happens unless
+    `of_job` has made it. `logs`: of its ranks, wherever they are written.
+    """
+    job = folder if folder.name == job_id else folder.parent
+    root = job.parent
+    if job.name != job_id or not _JOB_ID.fullmatch(job_id):
+        return
+    names = [Path(log).name for log in logs] if folder == job else [folder.name]
+    with contextlib.suppress(OSError):
+        _link(root / LATEST, job_id)
+        for path in root.iterdir():
+            if path.is_symlink() and str(path.readlink()).startswith(f"{LATEST}/") and not path.exists():
+                path.unlink(missing_ok=True)  # of an earlier job
+    for path in [*(job / name for name in names), *(job / name for name in _OF_ALL if (job / name).exists())]:
+        publish_file(path)
+    jobs = [found for found in list_jobs(root) if found != job]
+    for old in jobs[: max(0, len(jobs) - keep_jobs + 1)]:
+        with contextlib.suppress(OSError):
+            lock = read_lock(old)
+            if lock.record is not None and not lock.is_held:  # without a record it is just starting
+                _remove_job(old)
+
+
+def publish_file(path: Path) -> None:
+    root = path.parent.parent
+    with contextlib.suppress(OSError):
+        if _target(root / LATEST) == path.parent:
+            _link(root / path.name, f"{LATEST}/{path.name}")
+
+
+def _link(path: Path, target: str) -> None:
+    """Make a link in the place of a link, or of a file that an earlier msrun, or MindSpore's, has left."""
+    with contextlib.suppress(FileNotFoundError):
+        status = path.lstat()
+        if stat.S_ISLNK(status.st_mode) and str(path.readlink()) == target:
+            return
+        if not (stat.S_ISLNK(status.st_mode) or stat.S_ISREG(status.st_mode)):
+            return
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary.symlink_to(target)
+    try:
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink()
+        raise
+
+
+def _remove_job(folder: Path) -> None:
+    for host in (path for path in folder.iterdir() if _OF_HOST.fullmatch(path.name) and path.is_dir()):
+        _remove_job(host)
+    plans = [path.name for path in folder.iterdir() if _PLAN.fullmatch(path.name)]
+    known = {*_OF_ALL, SCRIPT, contract.LOCK_FILE, *plans}
+    logs = {contract.SCHEDULER_LOG}
+    for plan in filter(None, (parse_plan(read_bytes(folder / name) or b"") for name in plans)):
+        traces = {contract.trace_file_name(worker.global_rank) for worker in plan.workers}
+        known |= traces | {contract.flight_recorder_name(worker.global_rank) for worker in plan.workers}
+        logs |= {contract.error_log_name(worker.log_name) for worker in plan.workers}
+        logs |= {worker.log_name for worker in plan.workers} | {f"{trace}.log" for trace in traces}
+        logs |= {f"{contract.server_name(index)}.log" for index in range(plan.server_num)}
+    for path in folder.iterdir():
+        is_plain = stat.S_ISREG(path.lstat().st_mode)
+        if is_plain and (path.name in known or log_of(path.name) in logs):
+            path.unlink(missing_ok=True)
+    for left in (folder / contract.DRAIN, folder):
+        with contextlib.suppress(OSError):
+            left.rmdir()
+
+
+def log_of(name: str) -> str:
+    """Return whose log a file is: `worker_3.log` for `worker_3.attempt_0.log.2`; empty for what is no log."""
+    match = _LOG.fullmatch(name)
+    return f"{match['stem']}.log" if match else ""

@@ -63,7 +63,6 @@ class LogReader:
         self._is_held = True
 
     def skip_to_last(self, size_bytes: int) -> bool:
-        """Leave out what comes before the last bytes; return whether that is anything."""
         skipped = os.fstat(self._files[0]).st_size - size_bytes if self._files or self._find_newer() else 0
         if skipped > 0:
             os.lseek(self._files[0], skipped, os.SEEK_SET)
@@ -75,9 +74,7 @@ class LogReader:
         return os.lseek(self._files[0], 0, os.SEEK_CUR) if self._files and not self._keep else 0
 
     def edit(self, change: Callable[[int], None]) -> None:
-        """Call a function with a descriptor of the log, whatever its name is now, that may be written (OSError: it may
-        not be).
-        """
+        """Call a function with a descriptor of the log, as it is named now, to be written (OSError: it may not be)."""
         if self._files:
             writable = os.open(f"/proc/self/fd/{self._files[-1]}", os.O_WRONLY | os.O_CLOEXEC)
             try:
@@ -87,7 +84,6 @@ class LogReader:
 
     @property
     def inode(self) -> int | None:
-        """Of the newest file that is held; None while there is none."""
         return os.fstat(self._files[-1]).st_ino if self._files else None
 
     def is_renamed(self) -> bool:
@@ -95,7 +91,6 @@ class LogReader:
         return not self._files or self.inode not in map(_inode_of_path, self._paths)
 
     def close(self) -> None:
-        """Let go of all files."""
         while self._files:
             os.close(self._files.popleft())
 
@@ -193,7 +188,6 @@ class LogEnd:
 
     @property
     def loss(self) -> float | None:
-        """The newest loss."""
         try:
             return float(self.loss_text)
         except ValueError:
@@ -284,7 +278,6 @@ class LineCutter(Cutter):
         self._due: float | None = None
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Add bytes and return the lines that are complete now."""
         *whole, self._held = (self._held + data).split(b"\n")
         lines = [_last_state(line) for line in whole]
         if b"\r" in self._held:  # older states are not kept
@@ -301,7 +294,6 @@ class LineCutter(Cutter):
         return [line + b"\n" for line in lines]
 
     def end(self) -> list[bytes]:
-        """Return a last unfinished line."""
         return self.feed(b"\n") if self._held else []
 
     def take_state(self, now: float) -> list[bytes]:
@@ -332,7 +324,6 @@ class RawLineCutter(Cutter):
         return data[:end].splitlines(keepends=True)
 
     def end(self) -> list[bytes]:
-        """Return a last piece without an end."""
         held, self._held = self._held, b""
         return [held] if held else []
 
@@ -342,9 +333,7 @@ def _last_state(line: bytes) -> bytes:
 
 
 class LogTail:
-    """Gives pieces of one worker's log. `rotated`, `after`: as `keep` and `after` of `LogReader`; `new_cutter`: makes
-    what decides on the pieces.
-    """
+    """Gives pieces of one worker's log. `rotated`, `after`: see `LogReader`; `new_cutter`: makes who cuts them."""
 
     def __init__(
         self, global_rank: int, path: str, rotated: int, new_cutter: Callable[[], Cutter], after: int | None = None
@@ -363,7 +352,6 @@ class LogTail:
         self.close = self._reader.close
 
     def end(self) -> None:
-        """Nobody writes there any more."""
         self._reader.hold()
         self.is_over, self._is_kept = True, False
 
@@ -374,7 +362,6 @@ class LogTail:
         return self._next(self._reader.inode)
 
     def is_complete(self) -> bool:
-        """Return whether all that will be there is there."""
         return self.is_over and (not self._is_kept or self._reader.is_renamed())
 
     def read(self, max_bytes: int | None = None) -> list[bytes]:
@@ -401,7 +388,6 @@ class MergedLines:
         self._waiting: dict[int, deque[tuple[bytes, float]]] = {rank: deque() for rank in ranks}
 
     def add(self, global_rank: int, lines: Collection[bytes], now: float) -> None:
-        """Add lines that a rank has written; `now`: monotonic seconds."""
         self._waiting[global_rank] += [(line, now) for line in lines]
 
     def take(self, now: float, *, at_end: bool = False) -> list[tuple[int | None, bytes]]:
@@ -424,8 +410,6 @@ class MergedLines:
             if not ready:
                 return shown
             # one that others have, too, further on, comes after what stands before it there
-            rank = next((rank for rank in ready if not self._is_common(heads[rank][0])), ready[0])
+            everywhere = set.intersection(*({line for line, _ in queue} for queue in queues.values()))
+            rank = next((rank for rank in ready if heads[rank][0] not in everywhere), ready[0])
             shown.append((rank, queues[rank].popleft()[0]))
-
-    def _is_common(self, line: bytes) -> bool:
-        return all(any(line == other for other, _ in queue) for queue in self._waiting.values())

@@ -30,9 +30,8 @@ from msrun.cluster.messages import Message
 from msrun.cluster.protocol import MOMENTS, read_moment
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.console import Console, say
-from msrun.launch.directory.jobs import new_job_id, publish
 from msrun.launch.directory.lock import JobLock
-from msrun.launch.directory.log_directory import EventLog, describe_removed, write_private
+from msrun.launch.directory.log_directory import EventLog, describe_removed, new_job_id, publish, write_private
 from msrun.launch.failure import at_home, hide_secrets, write_failure
 from msrun.launch.fleet.agents import OF_LAUNCHER, SALVAGE_S, NotUnderstood
 from msrun.launch.fleet.hosts import HostPlans, Hosts, ListedHosts, ReadyHosts, keep_attempt, ranks_of_hosts

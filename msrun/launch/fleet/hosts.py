@@ -23,8 +23,7 @@ from msrun.cluster.messages import Message, pack_hosts, pack_text
 from msrun.cluster.protocol import Finding, HostJob, HostPart, HostReport, ReachResult, protocol
 from msrun.errors import ClusterError, MsrunError, RendezvousTimeout
 from msrun.launch.console import say
-from msrun.launch.directory.jobs import new_job_id
-from msrun.launch.directory.log_directory import EventLog, write_private
+from msrun.launch.directory.log_directory import EventLog, new_job_id, write_private
 from msrun.launch.fleet.agents import ANSWER_S, CLOSE_S, AgentLink, Agents
 from msrun.launch.preflight.checks import CHECKS
 from msrun.launch.preflight.fleet_checks import (

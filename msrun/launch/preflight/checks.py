@@ -1,6 +1,5 @@
-"""Checks on this host before anything starts: all of them for --check, those that stop a job for every run.
-
-A check returns a finding, or raises the error that a run would end with. None of them writes anything.
+"""Checks on this host before anything starts: all of them for --check, those that stop a job for every run. A check
+returns a finding, or raises the error that a run would end with; none writes anything.
 """
 
 from __future__ import annotations
@@ -63,7 +62,6 @@ def describe_port_owner(port: int) -> str:
 
 
 def format_bytes(size_bytes: int) -> str:
-    """Return a size with a unit that suits it."""
     return f"{size_bytes / GIB:.1f} GiB" if size_bytes >= GIB else f"{size_bytes // MIB} MiB"
 
 
@@ -76,10 +74,8 @@ def free_disk_bytes(folder: Path) -> int | None:
 
 
 def free_memory_bytes(root: Path = Path("/")) -> int | None:
-    """Return the memory that new processes can have: of the host, and of the control groups above this process.
-
-    The page cache of a group that was not used lately counts as free, as it does in the host's MemAvailable.
-    Source: proc(5); the kernel's cgroup-v2.rst and cgroup-v1/memory.rst.
+    """Return the memory that new processes can have: of the host and of the control groups above, whose unused page
+    cache counts as free. Source: proc(5), cgroup-v2.rst, cgroup-v1/memory.rst.
     """
     candidates = []
     for folder in chain.from_iterable(group_folders("memory", root)):
@@ -155,13 +151,8 @@ class Check:
 
 
 def check_host(spec: LaunchSpec, caller: Mapping[str, str] | None = None, *, is_dry_run: bool = False) -> None:
-    """Refuse what this host cannot do.
-
-    `caller`: the environment that workers inherit; the launcher's own by default.
-
-    Raises:
-        UsageError: what the user asked for is not there: a module, a log directory that can be written, a port.
-        ClusterError: the host has no room for the job.
+    """Refuse what this host cannot do for workers with this environment, by default the launcher's (UsageError: a
+    module, a log directory or a port is not there; ClusterError: no room).
     """
     for check in CHECKS:
         if (check.stops_dry_run if is_dry_run else check.stops_run) and (check.is_launchers or not spec.is_remote):
@@ -185,11 +176,9 @@ class Inspection:
         return otherwise
 
     def make(self, check: Check, spec: LaunchSpec, caller: Mapping[str, str]) -> None:
-        """Make a check."""
         self.at(check.name, lambda: self.findings.append(check.look(spec, caller)), None)
 
     def has_failed(self, name: str) -> bool:
-        """Return whether enough is known of this already."""
         return any(finding.name == name and finding.status == "fail" for finding in self.findings)
 
 
@@ -215,10 +204,7 @@ def check_port(port: int) -> None:
 
 
 def _look_at_program(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
-    """A script or an executable was found when the command line was read; a module is looked for here.
-
-    Of a module only the top-level package: finding more would import it.
-    """
+    """Look for a module's top-level package: finding more imports it. Scripts and executables were found before."""
     from importlib.machinery import PathFinder
     from importlib.util import find_spec
 
@@ -233,7 +219,6 @@ def _look_at_program(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
 
 
 def _look_at_log_dir(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
-    """Ask whether the nearest existing parent can be written."""
     existing = _existing(spec.log_dir)
     if not existing.is_dir():
         raise UsageError(f"--log_dir {spec.log_dir}: {existing} is a file; give a directory")
@@ -381,7 +366,6 @@ def _look_at_processes(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
 
 
 def _look_at_torch(_spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
-    """Read what is installed; importing it would take seconds."""
     found = installed_version("torch")
     if not found:
         return Finding("warn", "torch", "not installed for this Python; msrun.runtime needs it")
@@ -412,14 +396,8 @@ CHECKS = (
 
 
 def check_restart(spec: LaunchSpec, caller: Mapping[str, str], survivors: Collection[int]) -> None:
-    """Look at the disks of the logs and for the devices of the workers.
-
-    `caller`: the environment that workers inherit; `survivors`: processes of the attempt before that could not be
-    ended.
-
-    Raises:
-        ClusterError: there are such processes; a folder of logs has gone, or its disk is full.
-        UsageError: a device has gone.
+    """Look at the disks of the logs and for the devices of the workers (ClusterError: `survivors` of the attempt
+    before, no folder of logs, or a full disk; UsageError: a device has gone).
     """
     if survivors:
         raise ClusterError(f"processes {sorted(survivors)} could not be ended")

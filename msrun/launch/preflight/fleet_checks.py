@@ -1,7 +1,6 @@
 """What the launcher makes of what hosts say before a job starts: one list of findings, or why an agent has ended. Pure.
-
-A report comes from another machine: whatever is in it is cut to size and made printable, and a field that is missing
-or of another type is left empty, so that a host with another msrun is named by its version and not by a broken message.
+A report is from another machine: it is cut to size and made printable, and what is missing or of another type is left
+empty.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from ranktable.hosts.brackets import fold
 
 
 def render_finding(finding: Finding) -> str:
-    """Return `status  name  text`."""
     text = finding.text.replace("\r", "\\r").replace("\n", "\\n")
     return f"{finding.status:<4}  {finding.name:<13}  {text}"
 
@@ -63,7 +61,6 @@ def fold_findings(findings: Iterable[tuple[int, Finding]], entries: Sequence[Hos
 
 
 def order_findings(findings: Iterable[Finding]) -> list[Finding]:
-    """Return what fails first, then warnings, then what is well; otherwise in their order."""
     return sorted(findings, key=lambda finding: _ORDER.index(finding.status))
 
 
@@ -119,15 +116,11 @@ def _common_text(texts: Sequence[str], first_name: str) -> str:
         return first.replace(HOST, first_name if len(texts) == 1 else "the host")
     if len({_NUMBER.sub("#", text) for text in texts}) == 1:
         columns = zip(*(_NUMBER.findall(text) for text in texts), strict=True)
-        ranges = iter([_range(column) for column in columns])
+        ordered = [sorted(column, key=float) for column in columns]
+        ranges = iter([one[0] if float(one[0]) == float(one[-1]) else f"{one[0]} to {one[-1]}" for one in ordered])
         return _NUMBER.sub(lambda _: next(ranges), first).replace(HOST, "the host")
     example = first.replace(HOST, first_name)
     return f"such as {example}" if first.startswith(HOST) else f"on {first_name}: {example}"
-
-
-def _range(numbers: Sequence[str]) -> str:
-    ordered = sorted(numbers, key=float)
-    return ordered[0] if float(ordered[0]) == float(ordered[-1]) else f"{ordered[0]} to {ordered[-1]}"
 
 
 SHOWN_GROUPS = 3
@@ -144,7 +137,6 @@ class Majority:
 
     @property
     def odd(self) -> Mapping[str, tuple[int, ...]]:
-        """Those who have something else."""
         return {value: nodes for value, nodes in self.groups.items() if value != self.usual}
 
     def name_usual(self, entries: Sequence[HostEntry]) -> str:
@@ -165,7 +157,6 @@ class Majority:
 
 
 def find_majority(values: Mapping[int, str]) -> Majority:
-    """Group hosts, given by node rank, by a value of each."""
     groups: dict[str, tuple[int, ...]] = {}
     for node, value in sorted(values.items()):
         groups[value] = (*groups.get(value, ()), node)
@@ -173,7 +164,6 @@ def find_majority(values: Mapping[int, str]) -> Majority:
 
 
 def is_numeric(address: str) -> bool:
-    """Return whether this is an address and no name."""
     try:
         ipaddress.ip_address(address)
     except ValueError:
@@ -224,12 +214,8 @@ def check_sources(
     program: Program,
     here: Sequence[tuple[str, str]] = (),
 ) -> Iterator[Finding]:
-    """Compare the files of the program over all hosts; a host without any has said so itself.
-
-    Another program fails, another module beside it is a warning: a host may have settings of its own there. Of other
-    executables than Python programs, such as /bin/bash, hosts may well have different ones: a warning, too.
-
-    `here`: the launcher's own files, if it has them.
+    """Compare the files of the program over all hosts, and with the launcher's own, `here`. Another Python program
+    fails; another module beside it, or another executable such as /bin/bash, is a warning.
     """
     files = {node: dict(answer.report.sources) for node, answer in reached.items() if answer.report.sources}
     if not files:
@@ -279,16 +265,9 @@ class MasterAddress:
 def choose_master_address(
     entries: Sequence[HostEntry], answers: Mapping[int, HostAnswer], given: str = ""
 ) -> MasterAddress:
-    """Return where the scheduler listens.
-
-    The given address, or that of the host list; without them the one that another machine is known to have reached
-    node 0 by: the launcher, or the hosts that see it as their launcher; else one in a network that the others are in.
-
-    `answers`: of the hosts that have answered, node 0 among them. `given`: --master_addr; empty when it was not given.
-    A name was resolved on node 0.
-
-    Raises:
-        UsageError: the address is not node 0's, or it is loopback, or none can be found.
+    """Return where the scheduler listens: the address `given`, else that of the host list, else the one by which node 0
+    was reached, else one in a network of all (UsageError: it is not node 0's, is loopback, or none is found).
+    `answers`: of those that have answered, node 0 among them.
     """
     if len(entries) == 1:
         return MasterAddress(LOOPBACK, "one host")
@@ -360,11 +339,7 @@ class LauncherFacts:
 def compare_hosts(
     entries: Sequence[HostEntry], answers: Mapping[int, HostAnswer | MsrunError], launcher: LauncherFacts
 ) -> list[Finding]:
-    """Return everything that was found, failures first; the hosts' own findings and what they differ in.
-
-    `entries`: the hosts of the job, in the order of their node rank. `answers`: by node rank; for a host that could not
-    be asked, why.
-    """
+    """Return all findings, failures first; `answers`: by node rank, of a host that could not be asked the reason."""
     reached = {node: answer for node, answer in sorted(answers.items()) if isinstance(answer, HostAnswer)}
     failed = [(node, one) for node, one in sorted(answers.items()) if not isinstance(one, HostAnswer)]
     findings = fold_findings(((node, Finding("fail", "host", str(e), e.exit_code)) for node, e in failed), entries)
@@ -468,7 +443,6 @@ def _check_versions(
 def _compared(
     entries: Sequence[HostEntry], name: str, exact: Mapping[int, str], must: Mapping[int, str], remedy: str
 ) -> Finding:
-    """Judge versions: a difference in `must` fails, one in `exact` alone is a warning."""
     versions = find_majority(exact)
     if find_majority(must).odd:
         return Finding("fail", name, f"{versions.describe(entries)}; {remedy}", contract.EXIT_CLUSTER)
@@ -496,10 +470,8 @@ def describe_skew(least_s: float, most_s: float, limit_s: float) -> str:
 
 
 def clock_skew(answer: HostAnswer) -> tuple[float, float]:
-    """Return how far (s) a host's clock is ahead of the launcher's, at least and at most.
-
-    The question took some time on its way, and so did the answer: the truth lies between. It is near the first of the
-    two, for the question waits until the agent has started, and the answer for nothing. Source: RFC 5905, section 8.
+    """Return how far (s) a host's clock is ahead, at least and at most: the truth lies between, near the first, for the
+    question waits for the agent's start. Source: RFC 5905, section 8.
     """
     return answer.report.made_at - answer.received_at, answer.report.received_at - answer.sent_at
 
@@ -551,11 +523,7 @@ _SIGNS = (
 
 
 def explain_agent_end(exit_status: int, stderr_text: str, entry: HostEntry) -> ClusterError:
-    """Return why an agent ended of which more was expected.
-
-    `exit_status`: of the agent or of the shell that was to start it; 128 + N for signal N. `stderr_text`: the last that
-    it wrote to stderr.
-    """
+    """Return why an agent, or its shell, ended with this status (128 + N for signal N) and these last words."""
     python = entry.python or sys.executable
     stderr_text = stderr_text[-MAX_STDERR_CHARS:]
     for pattern, text in _SIGNS:

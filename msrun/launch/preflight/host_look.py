@@ -35,9 +35,8 @@ MAX_WORD_BYTES = 128
 
 @contextlib.contextmanager
 def shown_word(log_dir: Path) -> Iterator[dict[str, str]]:
-    """Keep a file with a random word in the log directory, or in the nearest folder above it that exists, for a while.
-
-    Yields {path, word} for `sees_word` of other hosts; empty when nothing can be written there.
+    """Keep a file with a random word in the log directory, or in the nearest folder above it that exists; yields {path,
+    word} for `sees_word` of other hosts, nothing where it cannot be written.
     """
     folder = log_dir
     while not os.path.lexists(folder) and folder != folder.parent:
@@ -59,7 +58,6 @@ def shown_word(log_dir: Path) -> Iterator[dict[str, str]]:
 
 
 def sees_word(shown: Mapping[str, str]) -> bool:
-    """Return whether this host reads the word that the launcher left."""
     with contextlib.suppress(OSError):
         if shown:
             with Path(shown["path"]).open("rb") as file:
@@ -99,12 +97,8 @@ MAX_FILE_BYTES = 16 << 20
 
 
 def read_sources(program: Program, working_directory: Path) -> list[tuple[str, str]]:
-    """Return name and SHA-256 of the program, then of the modules that it imports from its own folder.
-
-    Names are relative to that folder. Empty for a module that is not found, a built-in one, or one of an archive.
-
-    Raises:
-        OSError: the program cannot be read.
+    """Return name, relative to its folder, and SHA-256 of the program and of its own modules; empty for a module that
+    is not found, built in, or in an archive (OSError: the program cannot be read).
     """
     if program.others:
         return [source for one in program.all for source in read_sources(replace(one, others=()), working_directory)]
@@ -125,7 +119,6 @@ def read_sources(program: Program, working_directory: Path) -> list[tuple[str, s
 
 
 def _find_module(name: str, working_directory: Path) -> Path | None:
-    """Find what `python -m NAME` runs, as importlib does but without importing its parents."""
     places: list[str] | None = [str(working_directory), *sys.path]
     parts = name.split(".")
     for index, _ in enumerate(parts):
@@ -171,14 +164,8 @@ def make_host_report(
     shown: Mapping[str, str] | None = None,
     master_name: str = "",
 ) -> HostReport:
-    """Look at this host.
-
-    Args:
-        spec: this host's part of the job: its program, folders and number of workers.
-        caller: the environment that workers inherit here.
-        asked_at: this host's clock (`time.time`) when the launcher's question came.
-        shown: what `log_share.shown_word` left in the launcher's log directory.
-        master_name: a host name to resolve here; asked of the host that is to run the scheduler.
+    """Look at this host for its part of a job. `asked_at`: its clock when the question came; `shown`: of `shown_word`
+    in the launcher's log directory; `master_name`: to be resolved on the scheduler's host.
     """
     look = Inspection()
     sources: tuple[tuple[str, str], ...] = look.at("program", lambda: _read_program(spec), ())
@@ -199,7 +186,9 @@ def make_host_report(
     boot_id = ""
     with contextlib.suppress(OSError):  # not every container shows it; then two names of one machine are not told apart
         boot_id = BOOT_ID.read_text(encoding="ascii").strip()
-    client, server = _ssh_ends(os.environ.get(SSH_CONNECTION, ""))
+    words = os.environ.get(SSH_CONNECTION, "").split()
+    ends = [word.partition("%")[0].removeprefix("::ffff:") for word in words[::2]]
+    client, server = ends if len(words) == 4 and all(map(is_numeric, ends)) else ("", "")
     return HostReport(
         host_name=spec.stands_for.name if spec.stands_for else socket.gethostname(),
         python_version=".".join(map(str, sys.version_info[:3])),
@@ -242,7 +231,6 @@ def _check_folder(folder: Path) -> None:
 
 
 def _look_at_spool_disk(_spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
-    """Look at where logs wait until the launcher has them: behind a slow link that may be all of them."""
     folder = Path(tempfile.gettempdir())
     full = f"the disk of {folder}, where logs wait to be sent, is full; make room, or set TMPDIR there"
     return look_at_room(folder, "logs on their way", ClusterError(full))
@@ -256,14 +244,6 @@ def _check_packages() -> None:
             f"{', '.join(missing)} not installed for {sys.executable}, and msrun needs it there; install it, or name "
             "another Python by --python, or by python= in the hostfile"
         )
-
-
-def _ssh_ends(connection: str) -> tuple[str, str]:
-    words = connection.split()
-    if len(words) != 4:
-        return "", ""
-    client, server = (word.partition("%")[0].removeprefix("::ffff:") for word in (words[0], words[2]))
-    return (client, server) if is_numeric(client) and is_numeric(server) else ("", "")
 
 
 def read_addresses() -> tuple[HostAddress, ...]:

@@ -1,25 +1,30 @@
-"""`msrun --status LOG_DIR`: what a job is doing or how it ended, from its log directory alone: the lock tells whether
-it lives, the plan who takes part, the events what happened, logs and the progress board how far it came.
+"""What a job is doing or how it ended, from its log directory alone: the lock tells whether it lives, the plan who
+takes part, the events what happened, logs and the progress board how far it came. And `msrun stop` and `msrun drain`:
+the process that is signalled is the one that holds the lock at that moment, known by its id and start time: never one
+that was given the pid since.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+import os
+import signal
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from msrun import contract
-from msrun.agent.processes.process_control import Usage, session_usage
+from msrun.agent.logs.own_file import create_own_file
+from msrun.agent.processes.process_control import Pid, Usage, session_usage, signal_processes, start_time
 from msrun.agent.watch.progress_board import PROGRESS_BOARD, Progress, parse_record
 from msrun.cluster.membership import WorkerState
-from msrun.errors import UsageError
-from msrun.launch.directory.jobs import require_job
+from msrun.errors import ClusterError, UsageError, near_miss
 from msrun.launch.directory.lock import LockState, parse_number, parse_object, read_lock
 from msrun.launch.directory.log_directory import (
     EventsRecord,
@@ -29,6 +34,7 @@ from msrun.launch.directory.log_directory import (
     parse_events,
     parse_plan,
     read_bytes,
+    require_job,
 )
 from msrun.launch.directory.worker_log import LogEnd, read_log_end
 
@@ -118,7 +124,6 @@ class JobStatus:
 
     @property
     def is_over(self) -> bool:
-        """Whether the job has ended."""
         return self.state not in (JobState.STARTING, JobState.RUNNING, JobState.STOPPING)
 
     @property
@@ -127,14 +132,11 @@ class JobStatus:
         return contract.EXIT_OK if not self.is_over or self.state is JobState.ENDED else 1
 
     def describe(self) -> str:
-        """Return state and reason on one line."""
         return f"{self.state.value}: {self.reason}" if self.reason else self.state.value
 
 
 def read_status(log_dir: Path, option: str = "--status") -> JobStatus:
-    """Return the newest job of a log directory, or the job whose own folder it is; `option`: whose value that is, for
-    the UsageError when it is missing, cannot be read, or is no job's.
-    """
+    """Return the newest job of a log directory, or of its folder; `option`: whose value it is, for the UsageError."""
     log_dir = require_job(log_dir, option)
     try:
         lock = read_lock(log_dir)
@@ -240,3 +242,91 @@ def _build_row(
         *(planned.log_name, log.last_line, told, told.steps_per_s(status.clock)),
         usage if usage and usage.memory_bytes else None,
     )
+
+
+DEFAULT_GRACE_S = 10.0
+"""For a job that has not written its plan yet."""
+OVERTIME_S = 20.0
+"""How long past its grace a job may take to end."""
+TAKEN_S = 15.0
+"""How long a launcher may take to see that a host is to leave."""
+POLL_S = 0.05
+
+
+def stop_job(log_dir: Path, say: Callable[[str], None]) -> str:
+    """End the job of a log directory and return how it ended; one that had ended is no error; `say`: told what is
+    waited for (UsageError: no job's directory; ClusterError: of another host or user, or it does not end).
+    """
+    launcher = None
+    while launcher is None:
+        status = read_status(log_dir, "--stop")
+        if status.is_over:
+            return f"job {status.job_id} had ended before: {status.describe()}"
+        log_dir = status.log_dir
+        launcher = _find_launcher(log_dir)
+    try:
+        os.kill(launcher, 0)
+    except PermissionError:
+        raise ClusterError(
+            f"--stop {log_dir}: job {status.job_id} (pid {launcher}) is another user's; only its owner may end it"
+        ) from None
+    except ProcessLookupError:  # it has just ended
+        pass
+    for signum in (signal.SIGTERM, signal.SIGCONT):  # one that Ctrl-Z has stopped acts on TERM only when it goes on
+        signal_processes([launcher], signum)
+    limit_s = (status.grace_s if status.grace_s is not None else DEFAULT_GRACE_S) + OVERTIME_S
+    say(f"msrun: stopping job {status.job_id} (pid {launcher}), for up to {limit_s:g} s")
+    end = time.monotonic() + limit_s
+    while start_time(launcher) == launcher.started_at:
+        if time.monotonic() > end:
+            raise ClusterError(
+                f"--stop {log_dir}: job {status.job_id} has not ended within {limit_s:g} s; "
+                f"kill -KILL {launcher} ends it without a record"
+            )
+        time.sleep(POLL_S)
+    after = read_status(log_dir, "--stop")
+    how = {JobState.ENDED: "finished successfully meanwhile"}.get(after.state, after.describe())
+    return f"job {status.job_id} has ended: {how}"
+
+
+def _find_launcher(log_dir: Path) -> Pid | None:
+    """Return the launcher that holds the lock, or None when it has changed hands; ClusterError: of another host."""
+    lock = read_lock(log_dir)
+    pid = lock.holder_pid
+    if pid is None:
+        return None
+    if pid <= 0 or (lock.record is not None and lock.record.host != socket.gethostname()):
+        where = f"host {lock.record.host}" if lock.record is not None else "another host"
+        raise ClusterError(
+            f"--stop {log_dir}: {lock.describe()} belongs to {where}, this is {socket.gethostname()}; "
+            "run msrun --stop there"
+        )
+    launcher = Pid(pid, start_time(pid))
+    return launcher if launcher.started_at and read_lock(log_dir).holder_pid == pid else None
+
+
+def drain_host(log_dir: Path, host: str) -> str:
+    """Have a host leave the job of a log directory; return what was asked for once the launcher has taken it
+    (UsageError: no job, or it has no such host, or no other; ClusterError: the launcher does not take it).
+    """
+    status = read_status(log_dir, "msrun drain")
+    log_dir = status.log_dir
+    if status.is_over:
+        raise UsageError(f"msrun drain {host}: job {status.job_id} is over: {status.describe()}")
+    plan = parse_object(read_bytes(log_dir / contract.PLAN_JSON) or b"")
+    names = [{one.get("name"), (one.get("agent") or {}).get("name")} - {None} for one in plan.get("hosts", ())]
+    known = sorted(set().union(*names))
+    if not any(host in own for own in names):
+        raise UsageError(f"msrun drain {host}: the job has no such host{near_miss(host, known)}; {', '.join(known)}")
+    if len(names) < 2:
+        raise UsageError(f"msrun drain {host}: the job has no other host; msrun stop {log_dir} ends it")
+    request = log_dir / contract.DRAIN / quote(host, safe="")
+    request.parent.mkdir(mode=contract.DIRECTORY_MODE, exist_ok=True)
+    os.close(create_own_file(request))
+    end = time.monotonic() + TAKEN_S
+    while request.exists():
+        if time.monotonic() > end:
+            request.unlink(missing_ok=True)
+            raise ClusterError(f"msrun drain {host}: the launcher (pid {status.launcher_pid}) does not answer")
+        time.sleep(POLL_S)
+    return f"{host} leaves job {status.job_id}; msrun status {log_dir} shows how it goes on"

@@ -79,7 +79,6 @@ def head_lines(status: JobStatus) -> list[str]:
 
 
 def render_jobs(found: Sequence[JobStatus]) -> str:
-    """Return a line for each job, without a last newline."""
     columns = {
         "job": [one_line(status.job_id) for status in found],
         "state": [one_line(status.describe()) for status in found],
@@ -91,7 +90,6 @@ def render_jobs(found: Sequence[JobStatus]) -> str:
 
 
 def _row(rows: Sequence[WorkerRow], now: float, *, is_group: bool) -> Row:
-    """Return the cells of workers in one state."""
     hosts = sorted({row.host for row in rows})
     ages = span_of([max(0.0, now - row.log_at) for row in rows if row.log_at is not None], describe_span)
     return {
@@ -106,7 +104,6 @@ def _row(rows: Sequence[WorkerRow], now: float, *, is_group: bool) -> Row:
 
 
 def group_rows(rows: Iterable[WorkerRow], key: Callable[[WorkerRow], str]) -> dict[str, list[WorkerRow]]:
-    """Return workers by something that they have in common, in the order of each first one."""
     groups: dict[str, list[WorkerRow]] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row)
@@ -114,7 +111,6 @@ def group_rows(rows: Iterable[WorkerRow], key: Callable[[WorkerRow], str]) -> di
 
 
 def fold(rows: Iterable[WorkerRow]) -> str:
-    """Return the ranks of workers."""
     runs = fold_ranks(row.global_rank for row in rows).split(", ")
     return ", ".join(runs if len(runs) <= MAX_RUNS else [*runs[: MAX_RUNS - 1], "...", runs[-1]])
 
@@ -236,7 +232,6 @@ class LiveTable:
         """Process id -> processor seconds, and the moment when they were read."""
 
     def read(self, status: JobStatus) -> list[Row]:
-        """Return a row for each worker, or for each host."""
         now = {row.pid: (row.usage.cpu_s, status.clock) for row in status.rows if row.usage}
         cores = {
             pid: max(0.0, (cpu_s - self._last[pid][0]) / (at - self._last[pid][1]))
@@ -254,7 +249,7 @@ def _live_row(
     rows: Sequence[WorkerRow], status: JobStatus, cores: Mapping[int, float], *, is_host: bool = False
 ) -> Row:
     used = [cores[row.pid] for row in rows if row.pid in cores]
-    sizes = [row.usage.memory_bytes for row in rows if row.usage]
+    mib = sum(row.usage.memory_bytes for row in rows if row.usage) / (1 << 20)
     step, state = span_of([row.step for row in rows], str), rows[0].state
     newest = max(rows, key=lambda row: row.log_at or 0.0)
     last_line = newest.last_line
@@ -274,19 +269,13 @@ def _live_row(
         "steps/s": span_of([row.steps_per_s for row in rows], "{:.4g}".format),
         "loss": span_of([row.loss for row in rows], "{:.4g}".format),
         "CPU": f"{sum(used):.0%}" if used else NONE,
-        "memory": describe_size(sum(sizes)) if sizes else NONE,
+        "memory": NONE if not mib else f"{mib:.0f} MiB" if mib < 1000 else f"{mib / 1024:.1f} GiB",
         "last line": one_line(last_line),
     }
 
 
 def _is_waiting(row: WorkerRow, status: JobStatus) -> bool:
     return row.state == WorkerState.RUNNING.value and (row.waits_s(status.clock) or 0.0) >= WAIT_S
-
-
-def describe_size(count: int) -> str:
-    """Return a number of bytes in words: 12 MiB, 1.5 GiB."""
-    mib = count / (1 << 20)
-    return f"{mib:.0f} MiB" if mib < 1000 else f"{mib / 1024:.1f} GiB"
 
 
 TERMINAL_S = 1.0
@@ -344,7 +333,6 @@ class PlainRows:
         self._job_line = ""
 
     def show(self, status: JobStatus) -> None:
-        """Write what has changed; at first the job's own lines and the headings."""
         head = head_lines(status)
         lines = [] if self._widths else head[1:]
         if head[0] != self._job_line:
@@ -380,7 +368,6 @@ def rich_table() -> Iterator[Show]:
 
 
 def draw(status: JobStatus, rows: Sequence[Row]) -> RenderableType:
-    """Return the job's lines and a table for rich."""
     from rich.console import Group
     from rich.text import Text
 
@@ -439,12 +426,10 @@ class _Log(LogReader):
         self._cutter = LineCutter()
 
     def begin(self, lines: int) -> None:
-        """Print the last lines that are there."""
         is_cut = self.skip_to_last(TAIL_BYTES)
         self._print(self._cutter.feed(self.read(TAIL_BYTES))[is_cut:][-lines:] if lines else [])
 
     def follow(self, *, at_end: bool = False) -> None:
-        """Print what has come since."""
         while True:
             while data := self.read(READ_BYTES):
                 self._print(self._cutter.feed(data))

@@ -27,10 +27,9 @@ from msrun.errors import ClusterError, UsageError
 from msrun.launch.job_hosts import is_this_host
 from msrun.launch.transport.pipe import AgentPipe, HostShare, LocalPipe, agent_argv, agent_command
 from msrun.planning.hosts.host_entry import HostEntry
-from msrun.planning.placement.bind_options import CoreBinding
 from msrun.planning.placement.binding import bind_workers
 from msrun.planning.placement.host import ASCEND_VARIABLE, CUDA_VARIABLE, DevicePlacement, HostFacts, place_devices
-from msrun.planning.spec import LaunchSpec
+from msrun.planning.spec import CoreBinding, LaunchSpec
 
 SHIPPED_PACKAGES = ("msrun", "ranktable")
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the same code is the same archive

@@ -19,10 +19,8 @@ from ranktable.hosts.names import MAX_SLOTS, host_key
 def give_slots(
     entries: Sequence[HostEntry], *, worker_num: int | None, local_worker_num: int | None
 ) -> tuple[HostEntry, ...]:
-    """Return the hosts with their number of workers, where the list says none.
-
-    It is `local_worker_num`, else an even share of what `worker_num` leaves, else 1, as with torchrun and mpirun; None
-    for what the user did not give. UsageError: a number contradicts the list, or cannot be shared evenly.
+    """Return the hosts with their number of workers: of the list, else `local_worker_num`, else an even share of what
+    `worker_num` leaves, else 1, as with torchrun and mpirun (UsageError: a contradiction, or no even share).
     """
     silent, share = [entry for entry in entries if not entry.slots], 1
     if local_worker_num is not None:
@@ -88,10 +86,8 @@ def assign_hosts(entries: Sequence[HostEntry], table: Sequence[HostAssignment] =
 def order_by_table(
     entries: Sequence[HostEntry], table: Sequence[HostAssignment], names: Sequence[Sequence[str]], source: str
 ) -> tuple[HostEntry, ...]:
-    """Return the hosts of a list in the order of the rank table `source`, with its workers and devices.
-
-    The table calls each of its hosts by `names`: its addresses and its id. UsageError: the two do not name the same
-    hosts, or give one of them different workers.
+    """Return the hosts of a list in the order of the rank table `source`, which calls them by `names`, with its workers
+    and devices (UsageError: the two do not name the same hosts, or give one different workers).
     """
     left, found = list(entries), []
     for assignment, words in zip(table, names, strict=True):
@@ -143,12 +139,8 @@ class HostPool:
         max_workers: int = 0,
         needed: HostEntry | None = None,
     ) -> None:
-        """
-        Args:
-            entries: the hosts that the job starts on.
-            min_hosts: how few of them may run it; 0 = all.
-            max_workers: as many hosts are chosen as run so many; 0 = as many hosts as the job starts on.
-            needed: the one without which the job cannot run.
+        """`entries`: the hosts that the job starts on; `min_hosts`: how few may run it, 0 = all; `max_workers`: as many
+        hosts are chosen as run so many, 0 = as many as it starts on; `needed`: the one without which it cannot run.
         """
         self._needed = needed
         self.chosen = tuple(entries)
@@ -162,12 +154,10 @@ class HostPool:
 
     @property
     def waiting(self) -> tuple[HostEntry, ...]:
-        """The hosts that are not chosen and may be yet."""
         return tuple(entry for entry in self._all if entry not in (*self.chosen, *self.left_out))
 
     @property
     def left_out(self) -> tuple[HostEntry, ...]:
-        """The hosts that are tried no more."""
         return tuple(entry for entry in self._all if not self._may_run(entry))
 
     def _may_run(self, entry: HostEntry) -> bool:
@@ -175,9 +165,8 @@ class HostPool:
 
     def lose(self, lost: Collection[HostEntry], gone: Collection[HostEntry] = ()) -> bool:
         """Choose hosts for another start, after some have failed or, `gone`, have left; False when there are too few.
-
-        Hosts that run well stay, in their order. Behind them come spare ones, then those that have failed once before,
-        which may be back. One that has failed now is not waited for where the others are enough.
+        Those that run well stay, in order; then come spare ones, then those that have failed once before; one that has
+        failed now only where the others are not enough.
         """
         self._failures.update(lost)
         self.gone.update(gone)
@@ -190,19 +179,16 @@ class HostPool:
         return True
 
     def add(self, entry: HostEntry) -> None:
-        """Another host has come, for the next start."""
         self._failures.pop(entry, None)
         self.gone.discard(entry)
         self.remove(entry)
         self._all = (*self._all, entry)
 
     def remove(self, entry: HostEntry) -> None:
-        """A host that is not chosen has gone again."""
         self._all = tuple(other for other in self._all if other != entry)
 
     @property
     def can_grow(self) -> bool:
-        """Whether more hosts have come than are chosen, and may run."""
         return bool(self._max_workers) and self._choose(()) != self.chosen
 
     def grow(self) -> bool:
@@ -230,10 +216,7 @@ _FORM = re.compile(r"([1-9][0-9]*)(?:x([1-9][0-9]*))?\Z")
 
 
 def parse_rehearsal(text: str) -> tuple[HostEntry, ...]:
-    """Turn `4x2` into four hosts of two workers: host0 at 127.0.0.2, host1 at 127.0.0.3, and so on.
-
-    `4` says nothing of the workers: 0 slots. UsageError: it is not of this form, or a number is too large.
-    """
+    """Turn `4x2` into four hosts of two workers, host0 at 127.0.0.2 and so on; `4`: of 0 slots (UsageError)."""
     match = _FORM.match(text)
     if not match:
         raise UsageError(f"--rehearse {shorten(text)}: give HOSTSxWORKERS, such as 4x2 for four hosts of two workers")
@@ -251,9 +234,8 @@ def parse_rehearsal(text: str) -> tuple[HostEntry, ...]:
 
 
 def stand_in(entries: Sequence[HostEntry], table: Sequence[HostAssignment], source: str) -> tuple[HostEntry, ...]:
-    """Return the rehearsed hosts with the workers and devices of a rank table, whose servers they stand for in order.
-
-    UsageError: it, the `source`, has another number of servers, or of workers on one.
+    """Return the rehearsed hosts with the workers and devices of a rank table, the `source`, whose servers they stand
+    for in order (UsageError: it has another number of servers, or of workers on one).
     """
     if len(entries) != len(table):
         raise UsageError(

@@ -1,8 +1,6 @@
-"""Which variables of the launcher's environment go to the hosts of a job. Pure.
-
-An SSH server starts an agent with a bare environment. What decides how a program runs, and is the same on all hosts,
-goes there from here; what describes this login, this host, its devices or another launcher's job never does, and
-secrets only when somebody names them. Values arrive byte for byte.
+"""Which variables of the launcher's environment go to the hosts of a job, byte for byte. Pure. What decides how a
+program runs, and is the same on all hosts, does; what describes this login, this host, its devices or another
+launcher's job never does, and secrets only when somebody names them.
 """
 
 from __future__ import annotations
@@ -68,12 +66,7 @@ _PATTERN = re.compile(r"[A-Za-z_*?\[][A-Za-z0-9_*?\[\]!-]*\Z")
 
 
 def forwarded_environment(caller: Mapping[str, str], patterns: Sequence[str] = ()) -> dict[str, str]:
-    """Return the variables that go to every host.
-
-    Args:
-        caller: the launcher's environment; bytes that are no UTF-8 as surrogates, as os.environ has them.
-        patterns: globs of further names; the word `none` among them turns `FAMILIES` off.
-    """
+    """Return the launcher's variables that go to every host; `patterns`: further globs, none turns `FAMILIES` off."""
     is_asked = _matcher([pattern for pattern in patterns if pattern != NO_FAMILIES])
     is_usual, is_refused = _matcher(_usual(patterns)), _matcher(NEVER)
     return {

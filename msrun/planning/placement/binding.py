@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from msrun.errors import UsageError
-from msrun.planning.placement.bind_options import SCHEDULER_KEY, CoreBinding
 from msrun.planning.placement.host import Cpu, Topology
 from msrun.planning.program import StartMethod
+from msrun.planning.spec import SCHEDULER_KEY, CoreBinding
 from ranktable.hosts.ranges import fold_numbers
 
 IN_TURN = "one core in turn"
@@ -44,9 +44,8 @@ class HostBinding:
 def bind_workers(
     topology: Topology, devices: Sequence[str], *, target: str, core: CoreBinding | None, numa: bool
 ) -> HostBinding:
-    """Give every local worker, with these physical devices of a device target, its processors and its memory.
-
-    UsageError: the dict names a device or a processor that the host does not have or this process may not use.
+    """Give every local worker, with these physical devices of a target, its processors and its memory (UsageError: the
+    dict names a device or processor that is not here or not allowed).
     """
     if core is None and not numa:
         return HostBinding((WorkerBinding((), (), "not bound"),) * len(devices))
@@ -200,10 +199,8 @@ ROUNDING = 1e-9
 
 
 def threads_per_worker(topology: Topology, workers: Sequence[WorkerBinding]) -> tuple[int, ...]:
-    """Return the number of compute threads of each worker: the physical cores it has for itself, at least one.
-
-    Unbound workers share all cores evenly; cores that several bound workers have count in parts; what the cgroup's
-    quota allows is shared evenly too and never exceeded.
+    """Return the number of compute threads of each worker: its own physical cores, cores of several in parts, unbound
+    workers' even share of all; at least one, and within an even share of the cgroup's quota.
     """
     cores = topology.cores()
     core_of = {cpu.number: core[0].core for core in cores for cpu in core}

@@ -9,10 +9,7 @@ from dataclasses import dataclass, field
 from msrun.errors import UsageError
 from msrun.planning.program import DeviceTarget
 from msrun.planning.ranks import count_workers
-from ranktable.hosts.ranges import RangeError, read_range
-
-MAX_CPU = 1 << 16
-"""No kernel counts further (CONFIG_NR_CPUS); what is larger is a slip of the pen."""
+from msrun.planning.spec import parse_cpu_range
 
 
 @dataclass(frozen=True)
@@ -52,24 +49,13 @@ class Topology:
         return [tuple(group) for group in groups.values()]
 
     def nodes(self) -> tuple[int, ...]:
-        """Return the NUMA nodes that have a processor this process may use."""
         allowed = set(self.allowed)
         return tuple(sorted({cpu.node for cpu in self.cpus if cpu.number in allowed}))
 
 
 def flat_topology(cpus: Iterable[int]) -> Topology:
-    """Return processors of which nothing is known: one node, and each a core of its own."""
     numbers = tuple(sorted(cpus))
     return Topology(tuple(Cpu(number, 0, 0, number) for number in numbers), numbers)
-
-
-def parse_cpu_range(text: str) -> range:
-    """Turn `4` or `0-3` into processor numbers (ValueError: not of that form, or backwards)."""
-    try:
-        return read_range(text.strip(), MAX_CPU).numbers
-    except RangeError as error:
-        wrong = {"backwards": "runs backwards", "beyond": "is beyond every CPU number"}
-        raise ValueError(f"{text!r} {wrong.get(error.reason, 'is no CPU number or range')}") from None
 
 
 def parse_cpu_list(text: str) -> tuple[int, ...]:
@@ -107,12 +93,9 @@ class VisibleDevices:
 
 
 def visible_cuda(preset: str | None, present: Sequence[Device]) -> VisibleDevices:
-    """Apply CUDA_VISIBLE_DEVICES.
-
-    The rules (CUDA C++ Programming Guide, environment variables; MIG User Guide, device enumeration; for repeats and
-    mixed forms what `torch.cuda` documents of the driver): indexes or UUIDs, which may be abbreviated while they stay
-    unique; the first entry that is invalid hides itself and all after it; one entry twice hides everything; a process
-    sees a single MIG device.
+    """Apply CUDA_VISIBLE_DEVICES: indexes or UUIDs, abbreviated while unique; the first invalid entry hides itself and
+    all after it; one twice hides everything; a process sees one MIG device. Sources: CUDA C++ Programming Guide; MIG
+    User Guide; `torch.cuda` for repeats and mixed forms.
     """
     shown, names = f"{CUDA_VARIABLE}={preset}", list[str]()
     if preset is None or not present:
@@ -144,10 +127,8 @@ def _resolve_cuda(entry: str, preset: str, present: Sequence[Device]) -> str | N
 
 
 def visible_ascend(preset: str | None, present: Sequence[Device]) -> VisibleDevices:
-    """Apply ASCEND_RT_VISIBLE_DEVICES.
-
-    The rule (CANN environment variable reference): logical device numbers between commas and nothing else; what is
-    invalid, a blank included, hides itself and all after it.
+    """Apply ASCEND_RT_VISIBLE_DEVICES: device numbers between commas and nothing else; what is invalid, a blank
+    included, hides itself and all after it. Source: CANN environment variable reference.
     """
     names: list[str] = []
     if preset is None or not present:
@@ -191,7 +172,6 @@ class HostFacts:
     """Of MindSpore in msrun's own Python; empty = it has none."""
 
     def known_topology(self) -> Topology:
-        """Return the topology, flat when nothing is known of it."""
         return self.topology or flat_topology(self.cpus)
 
 
@@ -214,13 +194,7 @@ class DevicePlacement:
 def place_devices(
     target: DeviceTarget, local_worker_num: int, host: HostFacts, wanted: tuple[int, ...] = ()
 ) -> DevicePlacement:
-    """Give every local worker one device; on a CPU host the device is only a number.
-
-    UsageError: more workers than devices (CPU excepted), or no such device on the host.
-
-    Args:
-        wanted: device index per local worker, as a rank table gives it; empty = 0, 1, 2, ...
-    """
+    """Give every local worker a device, on a CPU host a number; `wanted`: of a table (UsageError: there is none)."""
     ids, reason = wanted or tuple(range(local_worker_num)), "--device_target"
     hidden = tuple(filter(None, (host.gpus_reason, host.npus_reason)))
     if target == "auto":

@@ -17,8 +17,8 @@ from msrun.cluster.membership import Membership, WorkerState
 from msrun.cluster.messages import Channel
 from msrun.errors import UsageError
 from msrun.launch import metrics_file as module
+from msrun.launch.job import OwnStart
 from msrun.launch.metrics_file import INTERVAL_S, MetricsFile
-from msrun.launch.own_start import SchedulerRecord
 from msrun.launch.trace import build_trace
 from msrun.planning.plan import LaunchPlan
 
@@ -168,7 +168,7 @@ def test_full_disk_ends_no_job_and_leaves_no_half_file(
 def test_scheduler_is_told_of_the_job_first_and_then_of_its_moments_as_they_are(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         ours, theirs = (stack.enter_context(contextlib.closing(Channel(end))) for end in socket.socketpair())
-        record = SchedulerRecord(small_plan(tmp_path, 2), has_store=True)
+        record = OwnStart(small_plan(tmp_path, 2), {}, socket.socket(), has_store=True)
         record.follow(ours)
         record.note("started", {"global_rank": 1, "pid": 7})
         job, started = theirs.receive()

@@ -1,28 +1,21 @@
-"""The table of the job, generated or the user's and checked, and what the page of a plan shows of it."""
+"""The table of the job, generated or the user's and checked."""
 
 from __future__ import annotations
 
 import contextlib
-import html
 import json
 import re
 import stat
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from plans import small_plan, small_spec
+from plans import small_plan
 
 from msrun.errors import RendezvousTimeout, UsageError
 from msrun.launch.job_hosts import read_host_list, read_table_hosts
-from msrun.launch.rank_table_file import await_rank_table, check_rank_table, linked_table, write_page, write_rank_table
-from msrun.planning.build import build_plan
-from msrun.planning.host_assignment import Fleet, HostAssignment
-from msrun.planning.hosts.assignment import UNKNOWN
-from msrun.planning.placement.host import HostFacts
-from msrun.planning.program import Program
+from msrun.launch.rank_table_file import await_rank_table, check_rank_table, linked_table, write_rank_table
 
 
 def write_table(folder: Path, workers: int, text: str | None = None) -> Path:
@@ -115,36 +108,6 @@ def test_table_behind_a_link_is_read_for_a_copy_and_no_other(tmp_path: Path) -> 
     plain.unlink()
     with pytest.raises(UsageError, match="cannot be read"):
         linked_table(link)
-
-
-HOST = HostFacts("h", "10.0.0.1", (0, 1))
-
-
-def written_page(folder: Path, fleet: Fleet | None = None, **changes: Any) -> str:
-    """Return the text of the page of a job of two workers."""
-    (folder / "train.py").write_text("from msrun.runtime import shard\nshard(net, ((2, 1),))\nprint(7)\n")
-    given = {"program": Program("script", str(folder / "train.py")), "log_dir": folder / "logs", **changes}
-    spec = small_spec(folder, 2, **given)
-    plan = build_plan(spec, HOST, caller={}, job_id="JOB", run_dir="/tmp/r", master_port=1, fleet=fleet)
-    path = folder / "plan.html"
-    assert write_page(path, plan, spec) == f"wrote {path}; open it in a browser"
-    return html.unescape(path.read_text())
-
-
-def test_page_shows_the_generated_table(tmp_path: Path) -> None:
-    page = written_page(tmp_path)
-    assert '"server_count": "1"' in page and '"rank_id": "1"' in page
-
-
-@pytest.mark.parametrize("address", [UNKNOWN, "10.0.0.2"])
-def test_no_table_is_shown_while_an_address_is_not_known(tmp_path: Path, address: str) -> None:
-    assignments = (
-        HostAssignment(0, "h", "10.0.0.1", (0, 1), (0, 1)),
-        HostAssignment(1, "other", address, (2, 3), (0, 1)),
-    )
-    fleet = Fleet(0, assignments, "10.0.0.1", "")
-    page = written_page(tmp_path, fleet=fleet, worker_num=4)
-    assert ('"server_count"' in page) == (address != UNKNOWN)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

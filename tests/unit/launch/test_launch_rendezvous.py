@@ -33,10 +33,9 @@ from msrun.planning.host_assignment import Fleet, HostAssignment
 from msrun.planning.host_options import HostOptions
 from msrun.planning.hosts.assignment import parse_rehearsal
 from msrun.planning.hosts.host_entry import HostEntry
-from msrun.planning.placement.bind_options import CoreBinding
 from msrun.planning.placement.host import Device, HostFacts
 from msrun.planning.settings import FoundSetting
-from msrun.planning.spec import LaunchSpec
+from msrun.planning.spec import CoreBinding, LaunchSpec
 
 FACTS = HostFacts("here", "127.0.0.1", (0, 1))
 

@@ -15,11 +15,10 @@ from msrun.errors import UsageError
 from msrun.planning.build import EarlyServer, plan_early_server
 from msrun.planning.environment import POSING_FOLDER, SET_LATE, server_environment, settle_mindspore
 from msrun.planning.host_assignment import Fleet, HostAssignment
-from msrun.planning.placement.bind_options import CoreBinding
 from msrun.planning.placement.host import Cpu, HostFacts, Topology
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.plan_text import render_plan
-from msrun.planning.spec import LaunchSpec
+from msrun.planning.spec import CoreBinding, LaunchSpec
 
 TWO_NODES = Topology(
     tuple(Cpu(n, n // 3 % 2, 0, n % 6) for n in range(12)),

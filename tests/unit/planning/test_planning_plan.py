@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.masking import MASK
 from msrun.planning.placement.host import HostFacts
 from msrun.planning.plan import LaunchPlan
-from msrun.planning.plan_text import render_page, render_plan
+from msrun.planning.plan_text import render_plan
 from msrun.planning.program import Program
 from msrun.planning.spec import LaunchSpec
 from ranktable.hosts.hostfile import parse_hostfile
@@ -277,51 +276,3 @@ def test_ranks_and_devices_of_a_table_are_those_of_the_plan() -> None:
     assert [(worker.global_rank, worker.device_id) for worker in plan.hosts[0].workers] == [(0, 4), (3, 5)]
     assert [(worker.global_rank, worker.device_id) for worker in plan.hosts[1].workers] == [(2, 0), (1, 1)]
     assert (plan.master_addr, plan.rank_table_file) == ("10.0.0.2", "/t.json")
-
-
-HOST_OF_TWO = HostFacts("node-a", "10.0.0.2", tuple(range(8)))
-ASSIGNMENTS = (
-    HostAssignment(0, "node-b", "10.0.0.1", (0, 1), (0, 1)),
-    HostAssignment(1, "node-a", "10.0.0.2", (2, 3), (4, 5)),
-)
-
-
-def page(fleet: Fleet | None) -> str:
-    program = Program("script", "/t.py", ("<script>alert(1)</script>", "--api_key", "sesame"))
-    env = (("API_KEY", "sesame"), ("A", "<b>\n'\"&"))
-    spec = spec_of(Path("/"), program=program, worker_num=4 if fleet else 2, log_dir=Path("/logs"), env=env)
-    plan = plan_of(spec, HOST_OF_TWO, fleet=fleet)
-    return render_page(plan, '{"version": "1.0"}')
-
-
-class Tags(HTMLParser):
-    """Proves that every tag is closed in its order."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.seen: set[str] = set()
-        self.data = ""
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.add(tag)
-        assert not {"src", "href"} & {name for name, _ in attrs}
-        if tag != "meta":
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.data += data
-
-
-@pytest.mark.parametrize("fleet", [None, Fleet(1, ASSIGNMENTS, "10.0.0.1", "eth0")])
-def test_page_needs_nothing_else_and_shows_values_as_they_are(fleet: Fleet | None) -> None:
-    text = page(fleet)
-    tags = Tags(text)
-    assert tags.open == [] and "script" not in tags.seen and "sesame" not in text
-    for shown in ("<script>alert(1)</script>", "<b>\\n'\"&", '{"version": "1.0"}', "/logs"):
-        assert shown in tags.data
-    assert ("node-b" in text) == (fleet is not None)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msrun.errors import UsageError
-from msrun.planning.imports import OF_OPTIMIZERS, SAFE_PACKAGES, ScriptImports, read_imports
+from msrun.planning.imports import OF_OPTIMIZERS, SAFE_PACKAGES, ScriptImports, imports_package, read_imports
 from msrun.planning.program import Program, join_programs, parse_program
 from msrun.planning.record_json import decode_record, encode_record
 
@@ -94,6 +94,7 @@ def test_roles_are_counted_over_all_programs_that_have_them() -> None:
         ("try:\n    import torch\nexcept ImportError:\n    import numpy", ["torch"]),
         ("def f():\n    import torch", []),
         ("from . import torch", []),
+        (f"from {'.' * 99} import deep\nimport torch", ["torch"]),
         ("import torch\nif:", []),
         ("# -*- coding: latin-1 -*-\nimport torch", ["torch"]),
     ],
@@ -119,6 +120,18 @@ def test_file_that_is_missing_or_no_text_gives_nothing(tmp_path: Path) -> None:
     assert read_imports(tmp_path / "no.py") == ScriptImports()
     (tmp_path / "binary.py").write_bytes(b"import torch\0\xff")
     assert read_imports(tmp_path / "binary.py") == ScriptImports()
+
+
+def test_a_package_is_found_in_modules_above_and_beside_the_script_and_never_beyond_the_root(tmp_path: Path) -> None:
+    for name, text in {
+        "net.py": "import mindspore",
+        "sub/run.py": "from ..net import Net",
+        "s.py": "import net",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\nfrom {'.' * 99} import deep\n")
+    found = [imports_package(tmp_path / name, "mindspore") for name in ("s.py", "sub/run.py", "none.py")]
+    assert found == [True, True, False]
 
 
 @given(content=st.binary(max_size=200))

@@ -12,8 +12,8 @@ from plans import spec_of
 
 from msrun import contract
 from msrun.errors import UsageError
+from msrun.launch.simulation import Simulation
 from msrun.planning.program import Program
-from msrun.planning.simulation import Simulation
 from msrun.planning.spec import (
     LaunchSpec,
     SshSettings,

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msrun import contract
-from msrun.launch.directory.jobs import find_job, list_jobs, log_of, publish
+from msrun.launch.directory.log_directory import find_job, list_jobs, log_of, publish
 
 OLD, NEW = "20261127-205806-3f2a9c1b", "20261127-205807-00000000"
 FOREIGN = ["notes.txt", "worker_3.txt", "worker_3.log.gz", "worker_9.log", "other_3.attempt_0.log", "ckpt_3.log.d"]

@@ -47,6 +47,7 @@ IMPORTS = [
     ("import plain.tool", ["plain/tool.py"]),
     ("import torch\nimport numpy as np\nfrom os import path", []),
     ("from .model import Net", ["model.py"]),
+    (f"from {'.' * 99} import model", []),
     ("import missing\nfrom nets import missing", ["nets/__init__.py"]),
     ("import chain", ["chain.py", "loss.py", "model.py"]),
     ("import nets.relative", ["nets/__init__.py", "nets/relative.py", "nets/resnet.py", "nets/vit.py"]),

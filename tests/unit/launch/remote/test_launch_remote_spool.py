@@ -17,7 +17,7 @@ from job_runner import REPOSITORY, is_alive, wait_until
 from msrun.agent.processes.process_control import start_time
 from msrun.cluster.messages import FrameBuffer, Message, encode_message
 from msrun.errors import ClusterError
-from msrun.launch.directory.jobs import new_job_id
+from msrun.launch.directory.log_directory import new_job_id
 from msrun.launch.remote import spool
 from msrun.launch.remote.logs import unpack_piece
 from msrun.launch.remote.spool import AGENT, NO_AGENT, listen_in

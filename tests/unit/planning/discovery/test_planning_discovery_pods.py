@@ -102,7 +102,7 @@ def test_an_operator_without_pet_variables_counts_pods() -> None:
     [
         ({"VC_PS_HOSTS": "t-ps-0.t"}, "VC_<TASK>_HOSTS of 2 tasks (NODE, PS)"),
         ({"VC_NODE_NUM": "3"}, "VC_NODE_NUM=3: but VC_NODE_HOSTS has 2 hosts"),
-        ({"VC_TASK_INDEX": "2"}, "VC_TASK_INDEX=2: must be below VC_NODE_HOSTS=2"),
+        ({"VC_TASK_INDEX": "2"}, "VC_TASK_INDEX=2: must be below VC_NODE_NUM=2"),
     ],
 )
 def test_volcano_pods_without_numbers_of_their_own_are_refused(change: dict[str, str], said: str) -> None:

@@ -83,7 +83,10 @@ def test_started_once_in_an_allocation_of_several_it_is_one_host_and_says_how_to
         ({"SLURM_STEP_NUM_TASKS": "16"}, "SLURM_STEP_NUM_TASKS=16 on 2 hosts: srun starts msrun once per worker"),
         ({"SLURM_NODEID": "2"}, "SLURM_NODEID=2: must be below SLURM_STEP_NUM_NODES=2"),
         ({"SLURM_NODEID": "x"}, "SLURM_NODEID='x': a whole number"),
-        ({"SLURM_STEP_NUM_NODES": "3", "SLURM_STEP_NUM_TASKS": "3"}, "2 nodes, but SLURM_STEP_NUM_NODES=3"),
+        (
+            {"SLURM_STEP_NUM_NODES": "3", "SLURM_STEP_NUM_TASKS": "3"},
+            "SLURM_STEP_NUM_NODES=3: but SLURM_STEP_NODELIST has 2 hosts",
+        ),
         ({"SLURM_STEP_NODELIST": "n[1-"}, "SLURM_STEP_NODELIST: 'n[1-' has a ["),
         ({"SLURMD_NODENAME": "n1"}, "SLURM_NODEID=1: is n2 in SLURM_STEP_NODELIST=n[1-2], but SLURMD_NODENAME=n1"),
         ({"SLURM_GPUS_ON_NODE": "many"}, "SLURM_GPUS_ON_NODE='many': a whole number"),

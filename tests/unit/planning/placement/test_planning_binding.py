@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msrun.errors import UsageError
-from msrun.planning.placement.bind_options import CoreBinding, parse_bind_core
 from msrun.planning.placement.binding import HostBinding, WorkerBinding, bind_workers, self_binding, threads_per_worker
 from msrun.planning.placement.host import Cpu, Topology, flat_topology
+from msrun.planning.spec import CoreBinding, parse_bind_core
 
 AUTO = CoreBinding()
 

@@ -14,11 +14,11 @@ from msrun.planning.placement.host import (
     Topology,
     VisibleDevices,
     parse_cpu_list,
-    parse_cpu_range,
     place_devices,
     visible_ascend,
     visible_cuda,
 )
+from msrun.planning.spec import parse_cpu_range
 from ranktable.hosts.ranges import fold_numbers
 
 

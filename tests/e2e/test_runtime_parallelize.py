@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+import yaml
 from asked_cases import slow_but
 from on_ranks import Ranks, on_ranks
 from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 
 from msrun.errors import StrategyError
-from msrun.runtime import AutoParallel, WithLoss, expert_load, parallelize, recompute
+from msrun.runtime import AutoParallel, Pipeline, WithLoss, expert_load, parallelize, recompute
 from msrun.runtime.cost.devices import PROFILES
+from msrun.runtime.execute.placement import find_stages
 from msrun.runtime.execute.transfers import traffic
+from msrun.runtime.parallel.compilation import captured_call
+from msrun.runtime.parallel.given_strategies import strategies_of
+from msrun.runtime.parallel.parameters.hsdp import HsdpSpec
+from msrun.runtime.parallel.recomputation import recomputed_in
 from msrun.runtime.sharding.layout import build_mesh
 from msrun.runtime.sharding.operators.attention import ring_attention
 from msrun.runtime.simulate.recording import Recording
@@ -147,11 +156,115 @@ class Small(nn.Module):
         ({"norm": "colwise"}, r"plan 'norm': norm \(LayerNorm\) has no weight of two dimensions to be cut colwise"),
         ({"up": nn.ReLU()}, r"plan 'up': 'ReLU' is no word of a plan; they are ColwiseParallel"),
         (None, r"parallelize\(Small\): it brings no tp_plan; give one, e.g."),
+        ("no.yaml", r"plan 'no.yaml': No such file or directory; give the path of a YAML file, or a mapping"),
+        ({"hsdp": {"threshold": 0}}, "plan 'hsdp': with settings beside them, names of modules stand under `names:`"),
     ],
 )
 def test_a_plan_that_cannot_be_right_is_refused_before_anything_runs(plan: Any, words: str) -> None:
     with pytest.raises(StrategyError, match=words):
         parallelize(Small(), plan)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("names:\n  upp: colwise", r":2: plan 'upp': no module has that name \(did you mean up\?\)"),
+        ("up: columnwise", r":1: plan 'up': 'columnwise' is no word of a plan \(did you mean colwise\?\)"),
+        ("names: {}\nhspd: {}", r":2: plan 'hspd': no word of a plan \(did you mean hsdp\?\); they are names, "),
+        ("names: {}\nhsdp: {treshold: 1}", r":2: plan hsdp: it takes no 'treshold' \(did you mean threshold\?\); it"),
+        ("names: {}\n\nhsdp: {threshold: -1}", r":3: hsdp\(threshold=-1\): must be a whole number of KB, 0 or more"),
+        (
+            "names: {}\nrecompute: {mode: auto}",
+            ":2: plan recompute: .* is no value of it: missing a required argument: 'memory_limit_mb'",
+        ),
+        ("names: {}\nrecompute: [dwn]", r":2: plan recompute: 'dwn': no module has that name \(did you mean down\?\)"),
+        ("names: {}\nrecompute: 3", ":2: plan recompute: 3 must be a list of names of modules"),
+        ("names: {}\nstages: {up: -1}", ":2: plan stages: up: -1 must be a whole number, 0 or more"),
+        ("names: {}\nstages: {op: 1}", r":2: plan stages: 'op': no module has that name"),
+        (
+            "names: {}\nparallel_mode: data_paralel",
+            r":2: parallel_mode='data_paralel' \(did you mean data_parallel\?\)",
+        ),
+        ("names: {}\nparallel_mode: data_parallel\npipeline: 2", r":3: pipeline\(\) needs a captured graph"),
+        ("names: {}\ntensor_parallel: two", ":2: tensor_parallel='two': must divide"),
+        (
+            "names: {up: colwise}\ntensor_parallel: 8",
+            r":1: plan: colwise cuts the 12 of up.weight .* tensor_parallel=4",
+        ),
+        ("names: {}\nenable_gradients_mean: 3", ":2: plan enable_gradients_mean: 3 is no value of it: too many"),
+        ("names: [up]", r":1: plan names: \('up',\) must be a mapping"),
+        ("- up", ":1: a plan is a mapping"),
+        ("names: {up: colwise,\nup: rowwise}", ":2: not YAML .*key 'up' is twice"),
+    ],
+)
+def test_a_mistake_in_a_file_of_a_plan_is_told_with_its_line(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text(text)
+    with pytest.raises(StrategyError, match=f"^{re.escape(str(path))}{words}"):
+        parallelize(Small(), path)
+
+
+def test_a_plan_of_words_and_settings_is_a_mapping_or_a_file(tmp_path: Path) -> None:
+    whole = {
+        "names": {"up": "colwise", "down": "rowwise"},
+        "tensor_parallel": 2,
+        "recompute": ["up"],
+        "stages": {"up": 0, "down": 1},
+        "mixed_precision": "float16",
+        "hsdp": {"threshold": 0, "optimizer_level": "level2"},
+        "pipeline": {"stages": 2, "scheduler": "gpipe"},
+        "dataset_strategy": [[2, 1], [2]],
+        "strict": True,
+    }
+    path = tmp_path / "plan.yaml"
+    path.write_text(yaml.safe_dump(whole))
+    found = []
+    for plan in (whole, path, str(path)):
+        network = parallelize(Small(), plan)
+        found.append(
+            (AutoParallel(WithLoss(network, loss_of)).settings, strategies_of(network), recomputed_in(network))
+        )
+    by_hand = AutoParallel(Small()).hsdp(threshold=0, optimizer_level="level2").pipeline(2, "gpipe").strict()
+    by_hand.mixed_precision("float16").dataset_strategy(((2, 1), (2,)))
+    assert [each[0] for each in found] == [by_hand.settings] * 3
+    assert found[0] == found[1] == found[2]
+    assert found[0][1].keys() == {"up", "down"}
+    assert found[0][2].keys() == {"up"}
+    assert AutoParallel(network).hsdp(threshold=1).settings.hsdp == HsdpSpec(threshold=1)  # what comes later holds
+    assert AutoParallel(parallelize(Small(), {"names": {}, "parallel_mode": "data_parallel"})).settings.is_replicated
+    assert AutoParallel(lambda x: network(x)).settings == by_hand.settings
+    nested = parallelize(nn.Sequential(Small()), {"names": {}, "recompute": "*"})
+    assert recomputed_in(nested).keys() == {"0"}  # the outermost
+
+
+@on_ranks(2)
+def test_stages_of_a_plan_hold_what_it_says() -> None:
+    torch.manual_seed(3)
+    network = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    plan = {"names": {}, "stages": {"0": 0, "[12]": 1}, "pipeline": 2, "dataset_strategy": "full_batch"}
+    step = AutoParallel(Pipeline(WithLoss(parallelize(network, plan), nn.MSELoss()), 2))
+    step.verify(torch.ones(4, 4), torch.ones(4, 4))
+    assert [find_stages(layer.weight) for layer in network] == [(0,), (1,), (1,)]
+
+
+@on_ranks(2)
+def test_a_layer_that_does_not_go_into_the_ranks_is_refused_before_the_capture() -> None:
+    wrong = {
+        "linear": (nn.Linear(4, 5), "colwise", torch.randn(2, 4), r"the 5 of 0.weight .* say rowwise, whose 4 do or "),
+        "table": (
+            nn.Embedding(7, 4),
+            "vocab",
+            torch.zeros(2, dtype=torch.long),
+            r"the 7 of .* say colwise, whose 4 do",
+        ),
+    }
+    for layer, word, x, words in wrong.values():
+        step = AutoParallel(parallelize(nn.Sequential(layer), {"0": word}))
+        with (
+            pytest.raises(StrategyError, match=f"plan: .* cuts {words}"),
+            mock.patch.object(captured_call, "compile_call", side_effect=AssertionError("captured")),
+        ):
+            step(x)
 
 
 def test_what_is_no_module_is_refused() -> None:

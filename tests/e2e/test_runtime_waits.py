@@ -1,8 +1,9 @@
-"""A training step waits neither for the loss of the other ranks nor, on a device, for a value that Python reads."""
+"""Who waits for whom: a step for no loss of other ranks and, on a device, no value; a lone rank for no other one."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -18,7 +19,17 @@ from on_ranks import Ranks, on_ranks
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from msrun.runtime import AutoParallel, GradAccumulation, MicroBatchInterleaved, WithLoss, clip_grad_norm_, shard
+from msrun.errors import ParallelError
+from msrun.runtime import (
+    AutoParallel,
+    GradAccumulation,
+    MicroBatchInterleaved,
+    WithLoss,
+    clip_grad_norm_,
+    save_checkpoint,
+    shard,
+    whole_parameters,
+)
 from msrun.runtime.execute.executor import Executor
 
 pytestmark = pytest.mark.slow
@@ -168,3 +179,33 @@ def test_no_value_of_a_step_is_read_in_python_in_any_layout(name: str) -> None:
             if name == "logged":
                 loss.item()
     assert found == (["item of torch", "_local_scalar_dense of torch"] if name == "logged" else [])
+
+
+class Saved(nn.Linear):
+    def save_pretrained(self, is_main_process: bool) -> Tensor:
+        return self.weight.detach().clone()
+
+
+@on_ranks(2, 3, 4, 5, env={"MSRUN_CPU_BACKEND": "gloo"})  # after a refusal the ranks of a world do no more
+def test_parts_that_one_rank_alone_gathers_are_refused_on_all_and_wholes_are_read(ranks: Ranks, tmp_path: Path) -> None:
+    gathering: dict[int, tuple[str, Callable[[Any], Any]]] = {
+        2: ("state_dict()", lambda step: step.state_dict()["weight"]),
+        3: ("save_pretrained()", lambda step: step.save_pretrained()),
+        4: ("whole_parameters()", lambda step: whole_parameters(step).__enter__()),
+        5: ("save_checkpoint()", lambda step: save_checkpoint(step, tmp_path / "saved")),
+    }
+    x, y = torch.ones(60, 8), torch.zeros(60, dtype=torch.long)
+    for is_cut in (False, True):
+        network = Saved(8, 60)
+        step = AutoParallel(WithLoss(network, F.cross_entropy)).dataset_strategy("full_batch")
+        if is_cut:
+            shard(network, ((1, 1), (ranks.size, 1)))
+        for _ in range(2):  # all ranks together may, before and after calls
+            assert step.save_pretrained().shape == step.state_dict()["weight"].shape == (60, 8)
+            step(x, y).backward()
+        if not is_cut:
+            assert ranks.rank or (step.save_pretrained() == step.state_dict()["weight"]).all()
+            continue
+        way, gather = gathering[ranks.size]
+        with pytest.raises(ParallelError, match=rf"^{re.escape(way)} was called on rank 0 while other ranks went on"):
+            gather(step) if not ranks.rank else step(x, y).backward()

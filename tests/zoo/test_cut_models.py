@@ -15,7 +15,11 @@ from job_runner import JobRunner
 if importlib.util.find_spec("transformers") is None:
     pytest.skip("transformers is not installed: pip install -e '.[test,zoo]'", allow_module_level=True)
 
-NEEDS = {"accelerate": "accelerate", "trainer": "accelerate", "fabric": "lightning", "peft": "peft"}
+NEEDS = {
+    **dict.fromkeys(("accelerate", "trainer"), "accelerate"),
+    **dict.fromkeys(("fabric", "lightning"), "lightning"),
+    "peft": "peft",
+}
 MODELS = ("GPT-2", "Llama", "Qwen3", "Mixtral", "BERT", "T5", "ViT", "Whisper")
 DEADLINE_S = 400.0
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * DEADLINE_S)]
@@ -60,6 +64,6 @@ def test_a_library_trains_a_cut_model_as_one_process(
     if importlib.util.find_spec(NEEDS[library]) is None:
         pytest.skip(f"{NEEDS[library]} is not installed: pip install -e '.[test,zoo]'")
     cut, plain = run(msrun, workers / "runtime" / "integrations.py", library, tmp_path, "cut", "plain")
-    assert len(plain) == 20
+    assert len(plain) == (42 if library == "trainer" else 22)
     assert cut == pytest.approx(plain, rel=1e-5)
-    assert library == "fabric" or any(Path(tmp_path, "saved").glob("*.safetensors"))
+    assert plain[-2] != pytest.approx(plain[0], rel=1e-4)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from msrun.errors import CheckpointError, near_miss
-from msrun.runtime.agreement import attempt, attempt_all, gather
+from msrun.runtime.agreement import attempt, attempt_all, gather, meetings
 from msrun.runtime.checkpoint.directory import (
     Manifest,
     Position,
@@ -130,6 +130,7 @@ def load_checkpoint(
     Raises:
         CheckpointError: no complete checkpoint is there, or it is one of another network.
     """
+    meetings.gather("load_checkpoint()")
     if net is not None:
         resumed = resume(ckpt_file_name, net, optimizer, strict_load=strict_load)
         if optimizer is not None and resumed.random_now is not None:

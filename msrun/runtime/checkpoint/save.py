@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from msrun.errors import CheckpointError, ParallelError
-from msrun.runtime.agreement import Group, attempt, attempt_all, describe, gather
+from msrun.runtime.agreement import Group, attempt, attempt_all, describe, gather, meetings
 from msrun.runtime.checkpoint import storage
 from msrun.runtime.checkpoint.directory import (
     SAVING,
@@ -364,6 +364,7 @@ def write_checkpoint(
         then: done by the first rank of each path when the checkpoint has its name.
     """
     background.wait()
+    meetings.gather("save_checkpoint()")
     places = find_places(path)
     own = places[own_place(places, get_rank())]
     try:

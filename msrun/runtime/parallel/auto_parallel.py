@@ -13,6 +13,7 @@ from torch import nn
 
 from msrun.errors import CaptureError, ParallelError, StrategyError
 from msrun.runtime import progress, world
+from msrun.runtime.agreement import meetings
 from msrun.runtime.capture import marked_calls
 from msrun.runtime.capture.captured_graph import Target
 from msrun.runtime.execute.phase import is_verifying, runs_alone
@@ -25,7 +26,8 @@ from msrun.runtime.parallel.context import LayoutFiles, default_settings, layout
 from msrun.runtime.parallel.engine import Alone, Engine
 from msrun.runtime.parallel.gradients_in_backward import ArrivingGradients, GradientsInBackward
 from msrun.runtime.parallel.modes.data_parallel import Replicas
-from msrun.runtime.parallel.network_module import ForwardOf, NetworkModule
+from msrun.runtime.parallel.named_plan import plans_of
+from msrun.runtime.parallel.network_module import ForwardOf, NetworkModule, holds_whole
 from msrun.runtime.parallel.outside import watch_trained
 from msrun.runtime.parallel.parameters.whole import holds_wholes, whole_parameters
 from msrun.runtime.parallel.plan import ParallelPlan
@@ -97,7 +99,9 @@ class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):  # type:
         super().__init__(network)
         watch_trained()
         watch_constructors()
-        self.settings: ParallelSettings = default_settings(parallel_mode, compat)
+        plans = plans_of(network)
+        modes = [plan.parallel_mode for plan in plans if plan.parallel_mode]
+        self.settings: ParallelSettings = default_settings(parallel_mode or next(iter(modes), None), compat)
         self._engine: Engine | None = None
         self._loss_scale: LossScale | None = None
         self._watched: dict[int, nn.Module] = {}
@@ -108,6 +112,8 @@ class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):  # type:
         self._root: nn.Module | None = None
         """of the call that ran last"""
         watch_optimizers()
+        for plan in plans:
+            plan.set(self)
 
     # -- calling ------------------------------------------------------------------------------------------------
 
@@ -284,6 +290,9 @@ class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):  # type:
     def _call_whole(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if method.__name__ == "save_pretrained":
             kwargs.setdefault("is_main_process", world.get_rank() == 0)
+        if holds_whole(self.parameters()):
+            return method(*args, **kwargs)
+        meetings.gather(f"{method.__name__}()")
         with whole_parameters(self):
             return method(*args, **kwargs)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import functools
+import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,11 @@ from msrun.runtime import world
 from msrun.runtime.capture import marked_calls
 from msrun.runtime.capture.captured_graph import find_target
 from msrun.runtime.capture.marked_calls import MarkedFunction, call_marked
+from msrun.runtime.nn.with_loss import user_name
 from msrun.runtime.parallel.experts import EXPERT, share_out_experts
+from msrun.runtime.parallel.named_plan import WORDS_OF_PLANS, give_plan, read_plan
+from msrun.runtime.parallel.pipeline.pipeline import give_stage
+from msrun.runtime.parallel.recomputation import recompute
 from msrun.runtime.sharding.named_layout import Layout
 from msrun.runtime.sharding.operators.attention import RING, ULYSSES
 from msrun.runtime.sharding.strategies import Entry, NamedCut, OperatorStrategy
@@ -184,7 +189,9 @@ _OF_MODEL = ("tp_plan", "_tp_plan")
 Network = TypeVar("Network", bound=nn.Module)
 
 
-def parallelize(network: Network, plan: Mapping[str, Any] | None = None, *, tensor_parallel: int = 0) -> Network:
+def parallelize(
+    network: Network, plan: Mapping[str, Any] | str | os.PathLike[str] | None = None, *, tensor_parallel: int = 0
+) -> Network:
     """Say by name how the layers of a network are cut; takes effect when AutoParallel captures it.
 
         parallelize(net, {"layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise", "embed": "vocab"})
@@ -198,7 +205,9 @@ def parallelize(network: Network, plan: Mapping[str, Any] | None = None, *, tens
 
     Args:
         plan: name -> word, or -> one of torch's `ColwiseParallel()`, `RowwiseParallel()`, ...; None for the plan that
-            a model of transformers brings.
+            a model of transformers brings. With such names under `names`, it may also hold `tensor_parallel`,
+            `recompute` (names of modules), `stages` (name of a module -> stage) and every setter of AutoParallel with
+            its arguments. A path is that of a YAML file that says the same.
         tensor_parallel: into how many parts; 0 = as many as there are ranks. It must divide their number: the others
             share out the rows of the batch.
 
@@ -206,50 +215,122 @@ def parallelize(network: Network, plan: Mapping[str, Any] | None = None, *, tens
         The network itself.
 
     Raises:
-        StrategyError: a name that no module has, an unknown word, a module without a weight, or a weight that cannot
-            be cut into so many parts.
+        StrategyError: a name that no module has, an unknown word, a module without a weight, a weight that cannot be
+            cut into so many parts, or a setting that AutoParallel does not take; with the line of a file.
     """
     if not isinstance(network, nn.Module):
         raise StrategyError(f"parallelize({type(network).__name__}): a torch module is expected")
-    given = _plan_of_model(network) if plan is None else plan
+    given = read_plan(plan)
     ranks = world.get_group_size() if world.is_initialized() else 0
-    parts = tensor_parallel or ranks
-    if tensor_parallel < 0 or (ranks and ranks % max(1, tensor_parallel)):
-        raise StrategyError(f"tensor_parallel={tensor_parallel}: must divide the {ranks} ranks; give a divisor")
-    modules = {path: module for path, module in network.named_modules() if path}
-    for pattern, word in given.items():
-        side = _side_of(pattern, word)
-        found = [*_matching(pattern, modules)]
-        if not found and plan is None:
-            continue  # a model's plan also names layers that other models of its kind have
-        if not found:
+    asked = tensor_parallel or given.tensor_parallel
+    with given.at("tensor_parallel"):
+        if isinstance(asked, bool) or not isinstance(asked, int) or asked < 0 or (ranks and ranks % max(1, asked)):
             raise StrategyError(
-                f"plan {pattern!r}: no module has that name{near_miss(pattern, modules)}; the network's are "
-                f"{', '.join(list(modules)[:12])}{', ...' if len(modules) > 12 else ''}"
+                f"tensor_parallel={asked!r}: must divide the {ranks or 'number of'} ranks; give a divisor"
             )
-        for path in found if side else ():
-            if side == EXPERT:
-                share_out_experts(path, modules[path], ranks)
-                continue
-            if side in OF_ATTENTION:
-                give_strategy(modules[path], OperatorStrategy(named=NamedCut(side, tensor_parallel, ())))
-                continue
-            weight = getattr(modules[path], "weight", None)
-            if not isinstance(weight, nn.Parameter) or weight.dim() < 2:
-                raise StrategyError(
-                    f"plan {pattern!r}: {path} ({type(modules[path]).__name__}) has no weight of two dimensions to be "
-                    f"cut {side}; name its layers"
-                )
-            shape = tuple(weight.shape)
-            if parts and not any(size % parts == 0 for size in shape):
-                raise StrategyError(f"plan {pattern!r}: no dimension of {path}.weight {shape} has {parts} equal parts")
-            give_strategy(modules[path], OperatorStrategy(named=NamedCut(side, tensor_parallel, shape)))
+    modules = {path: module for path, module in network.named_modules() if path}
+    names = _plan_of_model(network) if given.names is None else given.names
+    for pattern, word in names.items():
+        with given.at("names", pattern):
+            side = _side_of(pattern, word)
+            if given.names is None and not any(_matching(pattern, modules)):
+                continue  # a model's plan also names layers that other models of its kind have
+            for path in _named(f"plan {pattern!r}", pattern, modules):
+                _cut(pattern, path, modules[path], side, asked, ranks)
+    for pattern in given.recompute:
+        with given.at("recompute"):
+            found = _named(f"plan recompute: {pattern!r}", pattern, modules)
+            for path in found:
+                if not any(path.startswith(f"{other}.") for other in found):
+                    recompute(modules[path])
+    for pattern, stage in given.stages.items():
+        with given.at("stages", pattern):
+            for path in _named(f"plan stages: {pattern!r}", pattern, modules):
+                give_stage(modules[path], stage)
+    give_plan(network, given)
     return network
+
+
+def _named(what: str, pattern: str, modules: Mapping[str, nn.Module]) -> list[str]:
+    """Return the paths that a pattern means.
+
+    Raises:
+        StrategyError: none.
+    """
+    found = [*_matching(pattern, modules)]
+    if not found:
+        raise StrategyError(
+            f"{what}: no module has that name{near_miss(pattern, modules)}; the network's are "
+            f"{', '.join(list(modules)[:12])}{', ...' if len(modules) > 12 else ''}"
+        )
+    return found
+
+
+def _cut(pattern: str, path: str, module: nn.Module, side: str, asked: int, ranks: int) -> None:
+    """Let a module be cut by a side into so many parts as are asked for; 0 = as many as a stage has ranks."""
+    if not side:
+        return
+    if side == EXPERT:
+        share_out_experts(path, module, ranks)
+        return
+    if side in OF_ATTENTION:
+        give_strategy(module, OperatorStrategy(named=NamedCut(side, asked, ())))
+        return
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, nn.Parameter) or weight.dim() < 2:
+        raise StrategyError(
+            f"plan {pattern!r}: {path} ({type(module).__name__}) has no weight of two dimensions to be "
+            f"cut {side}; name its layers"
+        )
+    cut = NamedCut(side, asked, tuple(weight.shape))
+    if asked:
+        _check_size(path, module, cut, asked)
+    give_strategy(module, OperatorStrategy(named=cut))
+
+
+def check_named_cuts(root: nn.Module, ranks: int) -> None:
+    """Refuse plans whose layers cannot be cut over so many ranks; before anything is captured.
+
+    Raises:
+        StrategyError: names the nearest plan of the same kind.
+    """
+    modules = dict(root.named_modules())
+    for path, strategy in strategies_of(root).items():
+        cut = strategy.named
+        if cut is not None and cut.weight:
+            _check_size(user_name(path), modules[path], cut, cut.parts or ranks)
+
+
+def _check_size(path: str, module: nn.Module, cut: NamedCut, parts: int) -> None:
+    sizes = _sizes(module, cut.weight)
+    may_be = sizes.get(cut.side, cut.weight)
+    if any(size % parts == 0 for size in may_be):
+        return
+    legal = max(n for n in range(1, parts) if parts % n == 0 and any(size % n == 0 for size in may_be))
+    ways = [f"{cut.side} with tensor_parallel={legal}"] if legal > 1 else []
+    ways += [
+        f"{word}, whose {found[0]} do" for word, found in sizes.items() if word != cut.side and not found[0] % parts
+    ]
+    raise StrategyError(
+        f"plan: {cut.side} cuts the {' or '.join(map(str, may_be))} of {path}.weight {cut.weight}, which do not go "
+        f"into {parts} equal parts: say {' or '.join((*ways, 'nothing of it'))}"
+    )
+
+
+def _sizes(module: nn.Module, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """Return the size that each side cuts, of layers that are known to store their weight so."""
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return {INPUTS: shape[:1], OUTPUTS: shape[1:]}
+    if isinstance(module, nn.Linear):
+        return {OUTPUTS: shape[:1], INPUTS: shape[1:]}
+    return {}
 
 
 def _side_of(pattern: str, word: Any) -> str:
     name = word if isinstance(word, str) else type(word).__name__
     known: Mapping[str, str] = WORDS if isinstance(word, str) else _STYLES
+    if pattern in WORDS_OF_PLANS and name not in known:
+        raise StrategyError(f"plan {pattern!r}: with settings beside them, names of modules stand under `names:`")
     if name not in known:
         raise StrategyError(
             f"plan {pattern!r}: {name!r} is no word of a plan{near_miss(name, known)}; they are {', '.join(known)}"

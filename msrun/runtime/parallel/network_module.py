@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Self
 
@@ -13,8 +13,11 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from msrun.errors import StrategyError
+from msrun.runtime.agreement import meetings
 from msrun.runtime.nn.with_loss import WithLoss
 from msrun.runtime.parallel.batch.divided_batch import DividedBatch
+from msrun.runtime.parallel.modes.own_gradients import is_layerwise
+from msrun.runtime.parts.on_servers import find_remote
 from msrun.runtime.parts.part import Part
 
 
@@ -135,6 +138,8 @@ class NetworkModule(nn.Module):
         keep_vars = words.get("keep_vars", keep_vars)
         for hook in self._state_dict_pre_hooks.values():
             hook(self, prefix, keep_vars)
+        if not (keep_vars or holds_whole(network.parameters())):
+            meetings.gather("state_dict()")
         state = collect_state(network, destination, prefix, keep_vars=keep_vars)
         for hook in self._state_dict_hooks.values():
             hook(self, state, prefix, getattr(state, "_metadata", {}).get(prefix[:-1], {}))
@@ -183,6 +188,13 @@ class NetworkModule(nn.Module):
         if not isinstance(self.network, nn.Module):
             raise StrategyError(f"AutoParallel of a step function has no {what} of its own: ask the network")
         return self.network
+
+
+def holds_whole(parameters: Iterable[nn.Parameter]) -> bool:
+    """Return whether every rank has the values of all of these, so that one alone may read them."""
+    return not any(
+        isinstance(p, Part | DTensor) or p.is_meta or is_layerwise(p) or find_remote(p) is not None for p in parameters
+    )
 
 
 def _holds_parallel(network: nn.Module) -> bool:

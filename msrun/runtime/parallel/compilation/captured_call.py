@@ -13,14 +13,15 @@ from torch import Tensor, nn
 
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime import world
+from msrun.runtime.agreement import meetings
 from msrun.runtime.capture.capture import forget_shapes
 from msrun.runtime.capture.captured_graph import CapturedGraph, Target
 from msrun.runtime.capture.dynamo import order_in_memory
 from msrun.runtime.parallel.batch.parts import describe_batch, find_tensors
-from msrun.runtime.parallel.compilation.agreement import agreement
 from msrun.runtime.parallel.compilation.compilation import Compilation
 from msrun.runtime.parallel.compilation.compiled import CompiledCall, ProgramCall
 from msrun.runtime.parallel.engine import Engine
+from msrun.runtime.parallel.given_strategies import check_named_cuts
 from msrun.runtime.parallel.modes.own_gradients import check_captured
 from msrun.runtime.parallel.parameters.storage import ParameterStorage
 from msrun.runtime.parallel.pipeline.compilation import compile_call
@@ -220,17 +221,17 @@ class Captured(Engine):
     def place(self, target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Capture and cut the network for arguments like these, unless that was done."""
         if self._find(target.call, args, kwargs) is None:
-            agreement.begin_call()
+            meetings.begin_call()
             self._capture(target, tuple(args), kwargs, find_tensors(args, kwargs))
 
     def call(self, target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run the program; capture it first if no captured call does the same."""
-        agreement.begin_call()
+        meetings.begin_call()
         args, kwargs, tensors = tuple(args), dict(kwargs), find_tensors(args, kwargs)
         if isinstance(target, _KnownTarget):
             if target.known.is_of_new_sizes(tensors):
                 batch = describe_batch(args, kwargs)
-                agreement.meet(world.get_rank(), world.get_group_size(), batch)
+                meetings.capture(batch)
                 self.compilations[id(target.root)].check_ranks_agree(batch, batch=batch)
             with contextlib.suppress(ParameterChanged):
                 return target.known.run(target.call, args, kwargs, tensors)
@@ -266,12 +267,13 @@ class Captured(Engine):
             mesh = build_mesh(size, rank // size * size)
             if self.settings.hsdp is not None:
                 self.settings.hsdp.check_world(mesh.size)
+            check_named_cuts(target.root, mesh.size)
             storage = ParameterStorage(target.root, mesh, rank, self.settings.hsdp)
             compilation = Compilation(target, self.settings, mesh, rank, storage)
             self.compilations[id(target.root)] = compilation
         compilation.target = target
         reason = self.calls[0].why_not(target.call, args, kwargs, tensors) if self.calls else ""
-        agreement.meet(world.get_rank(), world.get_group_size(), describe_batch(args, kwargs))
+        meetings.capture(describe_batch(args, kwargs))
         before = compilation.trace_count
         captured, compiled, plan = compile_call(compilation, args, kwargs)
         self.captures += compilation.trace_count - before

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from msrun.errors import ParallelError, StrategyError
 from msrun.runtime import world
-from msrun.runtime.agreement import gather
+from msrun.runtime.agreement import gather, meetings
 from msrun.runtime.nn.with_loss import user_name
 from msrun.runtime.parallel.modes.fsdp import unsharded
 from msrun.runtime.parallel.modes.own_gradients import is_layerwise
@@ -113,6 +113,7 @@ def whole_parameters(network: nn.Module) -> Iterator[None]:
     for module in root.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
+    meetings.gather("whole_parameters()")
     owners = dict(root.named_parameters())
     token = holds_wholes.set(True)
     try:

@@ -65,7 +65,22 @@ class Pipeline(GradAccumulation):
         for name, stage in (stage_config or {}).items():
             if isinstance(stage, bool) or not isinstance(stage, int) or stage < 0:
                 raise StrategyError(f"stage_config[{name!r}] = {stage!r}: must be a whole number, 0 or more")
-        self.stage_config = dict(stage_config or {})
+        self._stage_config = dict(stage_config or {})
+
+    @property
+    def stage_config(self) -> dict[str, int]:
+        """Module name -> stage, of a plan by names and of its own."""
+        _, modules = _modules_of(self)
+        given = {name: vars(module)[_ATTRIBUTE] for name, module in modules.items() if _ATTRIBUTE in vars(module)}
+        return {**given, **self._stage_config}
+
+
+_ATTRIBUTE = "_msrun_stage"
+
+
+def give_stage(module: nn.Module, stage: int) -> None:
+    """Let a module lie in a stage, as one that `stage_config` names."""
+    vars(module)[_ATTRIBUTE] = stage
 
 
 def find_pipeline(wrappers: Sequence[DividedBatch], stages: int) -> Pipeline:
@@ -104,14 +119,20 @@ def pin_modules(
     return pins, notes
 
 
-def _find_modules(pipeline: Pipeline, count: int) -> dict[int, tuple[str, int]]:
-    """Return id of a module -> its name and stage."""
+def _modules_of(pipeline: Pipeline) -> tuple[nn.Module, dict[str, nn.Module]]:
+    """Return the network without wrappers, and all modules by their names: with the wrappers in them and without."""
     network = pipeline.network
     modules = dict(network.named_modules())
     while isinstance(network, WithLoss | MicroBatchInterleaved):
         network = network.network
         modules |= dict(network.named_modules())
     del modules[""]
+    return network, modules
+
+
+def _find_modules(pipeline: Pipeline, count: int) -> dict[int, tuple[str, int]]:
+    """Return id of a module -> its name and stage."""
+    network, modules = _modules_of(pipeline)
     found = {}
     for name, stage in pipeline.stage_config.items():
         if name not in modules:

@@ -336,7 +336,9 @@ class WarmServer:
                 for key, _ in selector.select(None if has_jobs else max(0.0, self._ends_at - time.monotonic())):
                     if key.data is None:
                         os.read(wake_reader, 4096)
-                    elif become := key.data():
+                        continue
+                    become: Become | None = key.data()
+                    if become is not None:
                         os.close(wake_reader)
                         os.close(wake_writer)
                         return become

@@ -7,6 +7,7 @@ parameters were never initialised, or are cut already, is captured like any othe
 from __future__ import annotations
 
 import contextlib
+import gc
 import operator
 import random
 import weakref
@@ -17,9 +18,10 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
+from torch.utils._mode_utils import no_dispatch
 
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime.capture.assignment import Assignment, assign_strategies
@@ -79,8 +81,7 @@ def faked(
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     device = _device_of([*given, *root.parameters(), *root.buffers()])
-    with mode:
-        fakes = Fakes([_like(tensor, shape, device) for tensor, shape in zip(given, shapes, strict=True)])
+    fakes = Fakes([_like(mode, tensor, shape, device) for tensor, shape in zip(given, shapes, strict=True)])
     stand_ins: dict[int, Any] = {}
     undo: list[tuple[dict[str, Any], str, Any]] = []
     names: dict[int, str] = {}
@@ -95,8 +96,7 @@ def faked(
                 if id(value) not in stand_ins:
                     name = names.get(id(value), key)
                     shape = of_parameters.get(name, tuple(value.shape))
-                    with mode:
-                        fake = _like(value, shape, device)
+                    fake = _like(mode, value, shape, device)
                     stand_ins[id(value)] = fake
                     fakes.names[id(fake)] = name
                 undo.append((table, key, value))
@@ -124,12 +124,12 @@ def _device_of(tensors: Sequence[Tensor]) -> torch.device:
     return next((tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")), host)
 
 
-def _like(value: Tensor, shape: GlobalShape, device: torch.device) -> Tensor:
+def _like(mode: FakeTensorMode, value: Tensor, shape: GlobalShape, device: torch.device) -> Tensor:
     order = order_in_memory(value) if value.dim() == len(shape) else ()
-    fake = torch.empty_permuted(shape, order or tuple(range(len(shape))), dtype=value.dtype, device=device)
-    if isinstance(value, nn.Parameter):
-        return nn.Parameter(fake, value.requires_grad)
-    return fake.requires_grad_(value.requires_grad)
+    with no_dispatch():  # what the mode itself does for `torch.empty`, at a tenth of the time
+        empty = torch.empty_permuted(shape, order or tuple(range(len(shape))), dtype=value.dtype, device="meta")
+        is_parameter = isinstance(value, nn.Parameter)
+        return FakeTensor(mode, empty, device, requires_grad=value.requires_grad, _is_param=is_parameter)
 
 
 def forget_shapes() -> None:
@@ -154,6 +154,18 @@ _STACKS: tuple[tuple[Callable[[], int], Callable[[], Any]], ...] = (
     (torch._C._len_torch_dispatch_stack, torch._C._pop_torch_dispatch_stack),
 )
 """How many contexts are entered, and how the innermost one is left."""
+
+
+@contextlib.contextmanager
+def without_collector() -> Iterator[None]:
+    """Let no cycles be looked for meanwhile: a large graph would be walked again and again, and all of it stays."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @contextlib.contextmanager

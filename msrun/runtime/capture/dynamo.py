@@ -24,7 +24,7 @@ import torch
 # Dynamo imports this at its first capture; here it is imported once for all workers of a host, before they are forked.
 import torch._functorch.aot_autograd
 from torch import Tensor, fx, nn
-from torch._dynamo import config, convert_frame, guards
+from torch._dynamo import config, convert_frame, guards, symbolic_convert
 from torch._dynamo.decorators import maybe_mark_dynamic, substitute_in_graph
 from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.hooks import Hooks
@@ -241,6 +241,7 @@ def _trace_call(
         _watching_stores(found),
         _without_shortcuts(),
         _without_tracebacks(),
+        _without_reports(),
         repeating(blocks, repeated),
     ):
         for index, dimension in free:
@@ -262,8 +263,7 @@ def _trace_call(
         _refuse_python_draws(backend.graph_module, function)
         _leave_out(output.output_graph, unguarded)
         repeated.add_guards(output.output_graph)
-        with _untimed():
-            built = output.build_guards(entry.__code__, Hooks())
+        built = output.build_guards(entry.__code__, Hooks())
     holds = built.guard_manager
     del built.guard_manager  # for as long as a parameter lives, torch would keep every capture's guards and graph
     environment = _with_names(output.get_runtime_env(), output.f_globals)
@@ -449,15 +449,19 @@ def _tensors_in(values: Sequence[Any], effects: SideEffects) -> set[int]:
 
 
 @contextlib.contextmanager
-def _untimed() -> Iterator[None]:
-    """Let dynamo not measure its guards: emptying the processor's cache for that takes a third of a small capture."""
-    names: dict[str, Any] = vars(guards)
-    before = names["profile_guard_manager"]
-    names["profile_guard_manager"] = lambda *_: 0.0
+def _without_reports() -> Iterator[None]:
+    """Let dynamo neither measure its guards, which empties the processor's cache, nor parse files for lines of a log.
+
+    Both take a good part of a small capture.
+    """
+    measures: dict[str, Any] = vars(guards)
+    lines: dict[str, Any] = vars(symbolic_convert)
+    before = measures["profile_guard_manager"], lines["get_funcname"]
+    measures["profile_guard_manager"], lines["get_funcname"] = (lambda *_: 0.0), (lambda *_: None)
     try:
         yield
     finally:
-        names["profile_guard_manager"] = before
+        measures["profile_guard_manager"], lines["get_funcname"] = before
 
 
 @contextlib.contextmanager

@@ -100,8 +100,9 @@ class Repeated:
             condition, traced: what torch has noted of the traced block.
             given: what the other block is called with.
         """
-        # torch looks only at guards of what it has seen being read
-        if not is_reusable(tx, dataclasses.replace(condition, guards=[]), given, traced):
+        # torch looks only at guards of what it has seen being read, and at what was read even where nothing is written
+        read = condition.traced_sources if tx.output.side_effects.mutated_sources else OrderedSet[Source]()
+        if not is_reusable(tx, dataclasses.replace(condition, guards=[], traced_sources=read), given, traced):
             return False
         value_of = self._value_of(tx.output)
         pairs = zip(traced.arg_sources, given.arg_sources, strict=True)

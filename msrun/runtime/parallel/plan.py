@@ -8,7 +8,7 @@ import operator
 import types
 import typing
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -338,6 +338,8 @@ class ParallelPlan:
     """What the search of strategies reckons a step to take; None when nothing was searched."""
     borders: tuple[BorderPlan, ...] = ()
     """Values that are copied between host and device, of one part of the batch."""
+    captured_s: float | None = field(default=None, compare=False)
+    """Seconds that the newest capture took, until all ranks had its program; None: nothing was captured, or run."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able dict."""
@@ -431,6 +433,8 @@ class ParallelPlan:
             lines += self._messages()
         else:
             lines += ["", *self.pipeline.lines(), "", *self.pipeline.traffic_lines()]
+        if self.captured_s is not None:
+            lines.append(f"captured and cut in {self.captured_s:.2f} s")
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join(lines)
 
@@ -490,17 +494,15 @@ def build_parallel_plan(
     *,
     settings: ParallelSettings,
     mesh: Mesh,
-    rank: int,
     layouts: Sequence[Layout] = (),
     price: PriceSummary | None = None,
 ) -> ParallelPlan:
-    """Put every decision about one captured call together.
+    """Put every decision about one captured call together, but for what a step moves: `with_traffic` tells that.
 
     Args:
         layouts: those that the user gave; parameters are described in their names where they can be.
         price: of searched strategies.
     """
-    step = predict_traffic(compiled, rank)
     group_of = {m.name: i for i, group in enumerate(compiled.groups) for m in group.members}
     level = settings.hsdp.optimizer_level if settings.hsdp else None
     return ParallelPlan(
@@ -512,16 +514,23 @@ def build_parallel_plan(
         optimizer_parallel=f"hsdp {level}: {ZERO_WORDS[level]}" if level else HSDP_OFF,
         dataset_strategy=str(settings.dataset_strategy),
         parameters=tuple(_parameter(s, mesh, group_of.get(s.name, -1), layouts) for s in storage.stored.values()),
-        operators=tuple(
-            replace(operator, module_path=user_name(operator.module_path), traffic=moved)
-            for operator, moved in zip(compiled.program.operators, step.operators, strict=True)
-        ),
-        notes=(*compiled.program.notes, *step.notes),
+        operators=tuple(replace(o, module_path=user_name(o.module_path)) for o in compiled.program.operators),
+        notes=tuple(compiled.program.notes),
         program=compiled.render(),
+        price=price,
+    )
+
+
+def with_traffic(plan: ParallelPlan, compiled: ProgramCall, rank: int) -> ParallelPlan:
+    """Return the plan of a call with every message of a step on a rank, for which the step is walked once more."""
+    step = predict_traffic(compiled, rank)
+    return replace(
+        plan,
+        operators=tuple(replace(o, traffic=moved) for o, moved in zip(plan.operators, step.operators, strict=True)),
+        notes=(*plan.notes, *step.notes),
         results=step.results,
         groups=_groups(compiled, step),
         traffic=step.totals,
-        price=price,
         borders=tuple(border for of_one in step.borders for border in build_border_plans(compiled.program, *of_one)),
     )
 

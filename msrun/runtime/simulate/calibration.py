@@ -33,6 +33,7 @@ from msrun.runtime.parallel.modes.fsdp import LEAVES_WHOLE, ShardedNetwork
 from msrun.runtime.parallel.parameters.hsdp import HsdpSpec
 from msrun.runtime.parallel.parameters.storage import ParameterStorage
 from msrun.runtime.parallel.pipeline.compilation import compile_call
+from msrun.runtime.parallel.plan import with_traffic
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.sharding.layout import build_mesh
 from msrun.runtime.simulate.recording import operator_name, work_of
@@ -301,8 +302,9 @@ def _compiled(network: nn.Module) -> tuple[Run, int]:
         Target(network, network), settings, mesh, rank, ParameterStorage(network, mesh, rank, settings.hsdp)
     )
     _, call, plan = compile_call(compilation, [torch.empty(ROWS, WIDTH)], {})
-    assert plan.traffic is not None
-    return lambda batch: call.run([batch])[0], sum(plan.traffic.calls.values())
+    traffic = with_traffic(plan, call, rank).traffic
+    assert traffic is not None
+    return lambda batch: call.run([batch])[0], sum(traffic.calls.values())
 
 
 def _step_s(run: Run, batch: Tensor) -> StepTime:

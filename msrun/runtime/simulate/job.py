@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from msrun.errors import StrategyError
 from msrun.runtime import world
+from msrun.runtime.capture.capture import without_collector
 from msrun.runtime.capture.captured_graph import Target
 from msrun.runtime.cost.devices import DeviceProfile
 from msrun.runtime.cost.operators import measured_collective_seconds
@@ -439,7 +439,7 @@ def simulate_job(asked: Asked) -> SimulatedJob:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     if not asked.settings.is_captured:
         return _simulate_uncaptured(asked, mode)
-    with _without_collector():
+    with without_collector():
         return _simulate_captured(asked, mode)
 
 
@@ -456,18 +456,6 @@ def _simulate_captured(asked: Asked, mode: FakeTensorMode) -> SimulatedJob:
         classes.append(RankClass(sketch.ranks, sketch.rank, own, sketch.plan, record))
     step = _time(sketches, classes, device) if asked.level > 1 else None
     return SimulatedJob(device, world.get_group_size(), tuple(classes), step)
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Let no cycles be looked for meanwhile: a large graph would be walked again and again, and all of it stays."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _simulate_uncaptured(asked: Asked, mode: FakeTensorMode) -> SimulatedJob:

@@ -31,7 +31,7 @@ from msrun.runtime.parallel.parameters.storage import ParameterStorage, StageHol
 from msrun.runtime.parallel.pipeline.compilation import Division, draft_call
 from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall, on_action
 from msrun.runtime.parallel.pipeline.schedule import Action, Kind, build_pipeline_plan
-from msrun.runtime.parallel.plan import ParallelPlan
+from msrun.runtime.parallel.plan import ParallelPlan, with_traffic
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.partition.collective_messages import Totals
 from msrun.runtime.partition.program import LocalProgram
@@ -107,7 +107,7 @@ def sketch_call(
     if not isinstance(division, Division):
         call, plan = division.build(compilation)
         assert isinstance(compilation.storage, SketchedStorage)
-        return [Sketch(range(size), own_rank, call, compilation.storage, plan)]
+        return [Sketch(range(size), own_rank, call, compilation.storage, with_traffic(plan, call, own_rank))]
     notes = [*division.program.notes]
     sketches = []
     for stage in range(settings.pipeline.stages):

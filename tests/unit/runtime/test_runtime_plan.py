@@ -71,7 +71,7 @@ def test_plan_comes_back_from_json_as_it_was() -> None:
     ("change", "text"),
     [
         (lambda plan: plan.pop("mesh"), "plan: the fields of ParallelPlan are mode, world_size, mesh"),
-        (lambda plan: plan.update(colour=3), "found ['borders', 'colour'"),
+        (lambda plan: plan.update(colour=3), "found ['borders', 'captured_s', 'colour'"),
         (lambda plan: plan["parameters"][1].pop("reason"), "plan.parameters[1]: the fields of ParameterPlan are name"),
         (lambda plan: plan.update(traffic=7), "plan.traffic: the fields of Totals are calls, bytes; found 7"),
     ],
@@ -87,6 +87,8 @@ def test_json_that_is_no_plan_is_refused_with_the_place(change: Any, text: str) 
 def test_plan_prints_its_explanation() -> None:
     text = str(PLAN)
     assert text == PLAN.explain()
+    assert "captured" not in text
+    assert "\ncaptured and cut in 1.23 s" in dataclasses.replace(PLAN, captured_s=1.234).explain()
     assert "  w  8x4 -> 4x4                   (dp, None)             64 B  message 0" in text
     assert "user, the same on 2 ranks" in text
     assert "      gather dim 0 over axes 0: forward all_gather of 64 B by 2 ranks" in text

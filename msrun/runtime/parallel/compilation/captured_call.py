@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime import world
 from msrun.runtime.agreement import meetings
-from msrun.runtime.capture.capture import forget_shapes
+from msrun.runtime.capture.capture import forget_shapes, without_collector
 from msrun.runtime.capture.captured_graph import CapturedGraph, Target
 from msrun.runtime.capture.dynamo import order_in_memory
 from msrun.runtime.parallel.batch.parts import describe_batch, find_tensors
@@ -25,7 +26,7 @@ from msrun.runtime.parallel.given_strategies import check_named_cuts
 from msrun.runtime.parallel.modes.own_gradients import check_captured
 from msrun.runtime.parallel.parameters.storage import ParameterStorage
 from msrun.runtime.parallel.pipeline.compilation import compile_call
-from msrun.runtime.parallel.plan import log
+from msrun.runtime.parallel.plan import ParallelPlan, log, with_traffic
 from msrun.runtime.parallel.precision import autocast
 from msrun.runtime.parallel.strategy_file import write_operator_strategies
 from msrun.runtime.schedule.replay import ActivationEstimate
@@ -195,6 +196,8 @@ class Captured(Engine):
         """id of the root module -> what compiles its calls"""
         self.calls: list[CapturedCall] = []
         """Calls that were captured, the one that ran last first; no more than the settings say."""
+        self._tell_traffic: Callable[[ParallelPlan], ParallelPlan] | None = None
+        """Tells the plan what its step moves, until that is asked for: it takes a tenth of a capture."""
 
     @property
     def is_placed(self) -> bool:  # type: ignore[override]
@@ -241,6 +244,14 @@ class Captured(Engine):
             call.check_parts(target.call, args, kwargs)
         return result
 
+    def explain(self, root: nn.Module | None) -> ParallelPlan:
+        """Return what was decided last, and what a step moves."""
+        plan = super().explain(root)
+        if self._tell_traffic is not None:
+            self.plan = plan = self._tell_traffic(plan)
+            self._tell_traffic = None
+        return plan
+
     @property
     def program(self) -> CompiledCall | None:
         """The program of the call that ran last, where it is no pipeline's."""
@@ -275,7 +286,10 @@ class Captured(Engine):
         reason = self.calls[0].why_not(target.call, args, kwargs, tensors) if self.calls else ""
         meetings.capture(describe_batch(args, kwargs))
         before = compilation.trace_count
-        captured, compiled, plan = compile_call(compilation, args, kwargs)
+        begin_s = time.perf_counter()
+        with without_collector():
+            captured, compiled, plan = compile_call(compilation, args, kwargs)
+        plan = replace(plan, captured_s=time.perf_counter() - begin_s)
         self.captures += compilation.trace_count - before
         compiled.arriving = self.arriving
         call = CapturedCall(target, tensors, captured, compiled, partial(compilation.shapes_of, parts=compiled.parts))
@@ -284,6 +298,8 @@ class Captured(Engine):
             self.calls.pop()
             forget_shapes()
         self.tell(target.root, plan)
+        is_told = compiled.whole is None  # stages need to know of each other
+        self._tell_traffic = None if is_told else partial(with_traffic, compiled=compiled, rank=compilation.rank)
         if world.get_rank() == 0:
             if self.settings.strategies_to is not None and self.captures == 1:
                 write_operator_strategies(self.settings.strategies_to, plan.strategies())

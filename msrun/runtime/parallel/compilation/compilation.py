@@ -218,13 +218,12 @@ class Compilation:
             program.notes.append(f"recomputed modules that the graph does not call: {', '.join(unused)}")
 
     def plan_of(self, call: ProgramCall, draft: Draft) -> ParallelPlan:
-        """Return what was decided; of a pipeline it knows nothing of other ranks' traffic yet."""
+        """Return what was decided; what a step moves is not told yet."""
         return build_parallel_plan(
             call,
             self.storage,
             settings=self.settings,
             mesh=self.mesh,
-            rank=self.rank,
             layouts=self.layouts,
             price=draft.chosen.price,
         )

@@ -29,7 +29,7 @@ from msrun.runtime.parallel.pipeline.schedule import (
     choose_schedule,
     default_chunks,
 )
-from msrun.runtime.parallel.plan import ParallelPlan
+from msrun.runtime.parallel.plan import ParallelPlan, with_traffic
 from msrun.runtime.parallel.precision import scales
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.partition.borders import place_stages
@@ -200,7 +200,7 @@ def build_stages(compilation: Compilation, division: Division) -> tuple[Pipeline
         scales=scales(settings.compat, division.parts.copies, division.parts.micro_batches),
         output_broadcast=settings.pipeline.output_broadcast,
     )
-    return result, compilation.plan_of(result, division)
+    return result, with_traffic(compilation.plan_of(result, division), result, compilation.rank)
 
 
 def _tied_parameters(

@@ -332,12 +332,13 @@ class WarmServer:
         with selectors.DefaultSelector() as selector:
             selector.register(self._listener, selectors.EVENT_READ, self._accept)
             selector.register(wake_reader, selectors.EVENT_READ)
-            become: Become | None
             while (has_jobs := _has_children()) or not self.is_ending:
                 for key, _ in selector.select(None if has_jobs else max(0.0, self._ends_at - time.monotonic())):
                     if key.data is None:
                         os.read(wake_reader, 4096)
-                    elif (become := key.data()) is not None:
+                        continue
+                    become: Become | None = key.data()
+                    if become is not None:
                         os.close(wake_reader)
                         os.close(wake_writer)
                         return become

@@ -114,9 +114,9 @@ def backward_work(
     return Work(count, forward.read_bytes + forward.written_bytes, written, forward.dtype, max(launches, 1))
 
 
-def is_attention(target: Any) -> bool:
-    """Return whether an operator is attention."""
-    return target in _ATTENTION
+def has_device_kernels(target: Any) -> bool:
+    """Return whether what an operator keeps depends on the device: attention, sums of bags, batch norm."""
+    return target in _ATTENTION or target in _BAGS or target == aten.batch_norm.default
 
 
 def is_view(target: Any) -> bool:
@@ -153,7 +153,8 @@ _PRODUCTS: Mapping[Any, Callable[[Sequence[Shape]], int]] = {
     aten.convolution.default: _of_convolution,
 }
 _ATTENTION = {aten.scaled_dot_product_attention.default, attend_part, ring_attention}
-_LOOKUPS = {aten.embedding.default, aten.embedding_bag.default, aten.embedding_bag.padding_idx}
+_BAGS = {aten.embedding_bag.default, aten.embedding_bag.padding_idx, aten._embedding_bag.default}
+_LOOKUPS = {aten.embedding.default, *_BAGS}
 
 
 def link_of(mesh: Mesh, axes: Axes, device: DeviceProfile) -> Link:

@@ -17,6 +17,7 @@ shapes. `group` is a name given to `create_group`; None is the world.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -51,8 +52,10 @@ def all_reduce(x: Tensor, op: str = "sum", group: str | None = None) -> Tensor:
         raise StrategyError(f"all_reduce(op={op!r}){near_miss(str(op), ['sum', *_EXTREMES])}: must be sum, max or min")
     if members is None:
         return x
-    result: Tensor = _Sum.apply(x, members) if op == "sum" else _Extreme.apply(x, op, members)
-    return result
+    if op != "sum":
+        extreme: Tensor = _Extreme.apply(x, op, members)
+        return extreme
+    return _paired(x, lambda value: _summed(value, members), lambda gradient: _summed(gradient, members))
 
 
 def all_gather(x: Tensor, dim: int = 0, group: str | None = None) -> Tensor:
@@ -61,8 +64,11 @@ def all_gather(x: Tensor, dim: int = 0, group: str | None = None) -> Tensor:
     dim = _dimension(x, dim, "all_gather")
     if members is None:
         return x
-    result: Tensor = _Gather.apply(x, dim, members)
-    return result
+    return _paired(
+        x,
+        lambda value: start_gather(value, members, dim).wait(),
+        lambda gradient: start_reduce_scatter(gradient, members, dim).wait(),
+    )
 
 
 def reduce_scatter(x: Tensor, op: str = "sum", dim: int = 0, group: str | None = None) -> Tensor:
@@ -78,8 +84,11 @@ def reduce_scatter(x: Tensor, op: str = "sum", dim: int = 0, group: str | None =
     if members is None:
         return x
     _check_divides(x, dim, members, "reduce_scatter")
-    result: Tensor = _ReduceScatter.apply(x, dim, members)
-    return result
+    return _paired(
+        x,
+        lambda value: start_reduce_scatter(value, members, dim).wait(),
+        lambda gradient: start_gather(gradient, members, dim).wait(),
+    )
 
 
 def broadcast(x: Tensor, root_rank: int = 0, group: str | None = None) -> Tensor:
@@ -97,8 +106,19 @@ def broadcast(x: Tensor, root_rank: int = 0, group: str | None = None) -> Tensor
         raise StrategyError(f"broadcast(root_rank={root_rank}): must be one of the group's ranks {list(ranks)}")
     if members is None:
         return x
-    result: Tensor = _Broadcast.apply(x, root_rank, members)
-    return result
+
+    def there(value: Tensor) -> Tensor:
+        result = value.detach().clone(memory_format=torch.contiguous_format)
+        traffic.add("broadcast", result)
+        with waiting_in(lambda: f"broadcast of {dist.get_world_size(members)} ranks"):
+            dist.broadcast(result, root_rank, group=members)
+        return result
+
+    def back(gradient: Tensor) -> Tensor:
+        total = _summed(gradient, members)
+        return total if world.get_rank() == root_rank else torch.zeros_like(total)
+
+    return _paired(x, there, back)
 
 
 def all_to_all(x: Tensor, split_dim: int = 0, concat_dim: int = 0, group: str | None = None) -> Tensor:
@@ -114,8 +134,11 @@ def all_to_all(x: Tensor, split_dim: int = 0, concat_dim: int = 0, group: str | 
     if members is None:
         return x
     _check_divides(x, split_dim, members, "all_to_all")
-    result: Tensor = _Exchange.apply(x, split_dim, concat_dim, members)
-    return result
+    return _paired(
+        x,
+        lambda value: start_exchange(value, members, split_dim, concat_dim).wait(),
+        lambda gradient: start_exchange(gradient, members, concat_dim, split_dim).wait(),
+    )
 
 
 def _members(name: str, group: str | None) -> dist.ProcessGroup | None:
@@ -147,16 +170,27 @@ def _check_divides(x: Tensor, dim: int, members: dist.ProcessGroup, name: str) -
         )
 
 
-class _Sum(Function):
+def _summed(value: Tensor, members: dist.ProcessGroup) -> Tensor:
+    return start_all_reduce(value, members).wait()
+
+
+def _paired(x: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
+    result: Tensor = _Collective.apply(x, there, back)
+    return result
+
+
+class _Collective(Function):
+    """A collective with the one that its gradient takes."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, members: dist.ProcessGroup) -> Tensor:
-        ctx.members = members
-        return start_all_reduce(x, members).wait()
+    def forward(ctx: Any, x: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.back = back
+        return there(x)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return start_all_reduce(gradient, ctx.members).wait(), None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.back(gradient), None, None
 
 
 class _Extreme(Function):
@@ -174,57 +208,4 @@ class _Extreme(Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         (is_result,) = ctx.saved_tensors
-        return start_all_reduce(gradient, ctx.members).wait() * is_result, None, None
-
-
-class _Gather(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, members: dist.ProcessGroup) -> Tensor:
-        ctx.dim, ctx.members = dim, members
-        return start_gather(x, members, dim).wait()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return start_reduce_scatter(gradient, ctx.members, ctx.dim).wait(), None, None
-
-
-class _ReduceScatter(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, members: dist.ProcessGroup) -> Tensor:
-        ctx.dim, ctx.members = dim, members
-        return start_reduce_scatter(x, members, dim).wait()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return start_gather(gradient, ctx.members, ctx.dim).wait(), None, None
-
-
-class _Broadcast(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, root_rank: int, members: dist.ProcessGroup) -> Tensor:
-        ctx.root_rank, ctx.members = root_rank, members
-        result = x.detach().clone(memory_format=torch.contiguous_format)
-        traffic.add("broadcast", result)
-        with waiting_in(lambda: f"broadcast of {dist.get_world_size(members)} ranks"):
-            dist.broadcast(result, root_rank, group=members)
-        return result
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        total = start_all_reduce(gradient, ctx.members).wait()
-        return (total if world.get_rank() == ctx.root_rank else torch.zeros_like(total)), None, None
-
-
-class _Exchange(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, split_dim: int, concat_dim: int, members: dist.ProcessGroup) -> Tensor:
-        ctx.split_dim, ctx.concat_dim, ctx.members = split_dim, concat_dim, members
-        return start_exchange(x, members, split_dim, concat_dim).wait()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return start_exchange(gradient, ctx.members, ctx.concat_dim, ctx.split_dim).wait(), None, None, None
+        return _summed(gradient, ctx.members) * is_result, None, None

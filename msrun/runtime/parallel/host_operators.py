@@ -31,7 +31,7 @@ from msrun.runtime.capture.marked_calls import (
 from msrun.runtime.execute.placement import PlacedParameter
 from msrun.runtime.nn.with_loss import user_name
 from msrun.runtime.partition.borders import find_readers
-from msrun.runtime.partition.local_work import LocalValues, local_values
+from msrun.runtime.partition.events import LocalValues, tell
 from msrun.runtime.partition.program import MODULE_PATH, ORIGIN, LocalProgram
 from msrun.runtime.sharding.layout import Mesh
 from msrun.runtime.sharding.operators.rule import apply_collective, find_module
@@ -287,7 +287,7 @@ def _candidates(program: LocalProgram, sizes: Mapping[str, int]) -> list[_Candid
             groups.remove(other)
             operators, saved = operators | other[0], saved + other[1]
         groups.append((operators, saved))
-    values = local_values(program)
+    values = tell(program).values
     given = {use.node for use in program.parameters.values()}
     return [
         _Candidate(frozenset(operators), saved, _copied(program, operators, values, given))

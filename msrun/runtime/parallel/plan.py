@@ -27,19 +27,13 @@ from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.parallel.strategy_file import operator_strategies
 from msrun.runtime.partition.collective_messages import (
     CollectiveTraffic,
+    LocalCollective,
     Message,
     Totals,
-    backward_message,
-    forward_message,
     gathers_of_parameter,
     sums_of_gradient,
 )
-from msrun.runtime.partition.local_work import (
-    LocalValue,
-    LocalValues,
-    gradient_reaches,
-    nodes_with_gradient,
-)
+from msrun.runtime.partition.events import LocalValue, LocalValues, StepEvents, gradient_reaches
 from msrun.runtime.partition.price import PriceSummary
 from msrun.runtime.partition.program import MODULE_PATH, LocalProgram, OperatorPlan
 from msrun.runtime.sharding.collective import Collective
@@ -75,16 +69,16 @@ def predict_traffic(call: ProgramCall, rank: int) -> StepTraffic:
     gathers = [gather_messages(group, parts.micro_batches) for group in call.groups]
     sums = [sum_messages(group, parts.micro_batches) for group in groups]
     try:
-        values = call.local_values()
+        events = call.events
     except RuntimeError as error:  # an operator that needs values, of which only the run has any
         nothing: list[tuple[CollectiveTraffic, ...]] = [()] * len(program.operators)
         note = f"the traffic of a step is not told: {type(error).__name__}: {str(error).splitlines()[0][:200]}"
         return StepTraffic(nothing, (), gathers, sums, [], None, (note,))
-    reached = nodes_with_gradient(program, values)
-    trained = {node.name for node in reached}
+    values = events.values
+    trained = {node.name for node in events.reached}
     sums = [found if trained & {*group.placeholders} else [] for group, found in zip(groups, sums, strict=True)]
-    moved = operator_traffic(program, values, rank)
-    borders = [_borders(each, values, rank) for each in call.programs_with_ends()]
+    moved = operator_traffic(events, rank)
+    borders = [_borders(*each, events, rank) for each in call.programs_with_ends()]
     here = {node.name for compiled in own for node in compiled.program.graph.nodes}
     nodes = [node for of_one in program.collectives for node in of_one]
     all_moved = [traffic for of_one in moved for traffic in of_one]
@@ -101,14 +95,12 @@ def predict_traffic(call: ProgramCall, rank: int) -> StepTraffic:
 
 
 def _borders(
-    program_with_ends: tuple[LocalProgram, list[fx.Node] | None], known: LocalValues, rank: int
+    program: LocalProgram, ends: list[fx.Node] | None, events: StepEvents, rank: int
 ) -> tuple[list[fx.Node], tuple[CollectiveTraffic, ...]]:
     """Return the copies between host and device in a program, and what they move."""
-    program, ends = program_with_ends
     if ends is None:
-        reached = nodes_with_gradient(program, known)
-        return program.borders, collective_traffic(program.borders, program, known, reached, rank)
-    by_name = {node.name: value for node, value in known.items()}
+        return program.borders, collective_traffic(program.borders, program, events.values, events.reached, rank)
+    by_name = {node.name: value for node, value in events.values.items()}
     values: dict[fx.Node, LocalValue] = {}
     for node in program.graph.nodes:
         value = values.get(node.all_input_nodes[0]) if node in program.borders else by_name.get(node.name)
@@ -118,28 +110,25 @@ def _borders(
     return program.borders, collective_traffic(program.borders, program, values, reached, rank)
 
 
-def operator_traffic(program: LocalProgram, values: LocalValues, rank: int) -> list[tuple[CollectiveTraffic, ...]]:
+def operator_traffic(events: StepEvents, rank: int) -> list[tuple[CollectiveTraffic, ...]]:
     """Return what the collectives of every operator, and last of the results, move for one part of the batch."""
-    reached = nodes_with_gradient(program, values)
-    return [collective_traffic(nodes, program, values, reached, rank) for nodes in program.collectives]
+    program = events.program
+    return [collective_traffic(nodes, program, events.values, events.reached, rank) for nodes in program.collectives]
 
 
 def _again(compiled: CompiledCall, values: LocalValues, rank: int) -> list[Message]:
     """Return what recomputed modules move a second time."""
-    by_name = {node.name: value for node, value in values.items()}
-    found: list[Message | None] = []
+    by_name = {node.name: value.spec for node, value in values.items()}
+    found: list[LocalCollective] = []
     for replay in compiled.executor.replays:
         for crossings in replay.crossings.values():
-            for crossing in crossings:
-                value = by_name[crossing.source]
-                mesh = compiled.program.mesh
-                found.append(forward_message(crossing.collective, value.shape, value.dtype, mesh, rank))
+            found += [LocalCollective(crossing.collective, by_name[crossing.source]) for crossing in crossings]
         again = [compiled.executor.segments[index].module.graph for index in replay.segments]
         for node in [node for graph in again for node in graph.nodes]:
             if (collective := collective_of(node)) is not None:  # which the operator runs itself
-                value = by_name[node.args[0].name]
-                found.append(forward_message(collective, value.shape, value.dtype, compiled.program.mesh, rank))
-    return [message for message in found if message is not None]
+                found.append(LocalCollective(collective, by_name[node.args[0].name]))
+    sent = [each.messages(compiled.program.mesh, rank)[0] for each in found]
+    return [message for message in sent if message is not None]
 
 
 def collective_traffic(
@@ -149,13 +138,8 @@ def collective_traffic(
     found = []
     for node in nodes:
         collective, value = cast(Collective, collective_of(node)), values[cast(fx.Node, node.args[0])]
-        back = (
-            backward_message(collective, value.shape, value.dtype, program.mesh, rank)
-            if node in with_gradient
-            else None
-        )
-        forward = forward_message(collective, value.shape, value.dtype, program.mesh, rank)
-        found.append(CollectiveTraffic(str(collective), forward, back))
+        crossing = LocalCollective(collective, value.spec, node in with_gradient)
+        found.append(CollectiveTraffic(str(collective), *crossing.messages(program.mesh, rank)))
     return tuple(found)
 
 

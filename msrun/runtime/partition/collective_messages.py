@@ -13,7 +13,8 @@ from typing import assert_never
 
 import torch
 
-from msrun.runtime.sharding.collective import Collective
+from msrun.runtime.cost.operators import TensorSpec
+from msrun.runtime.sharding.collective import Collective, Kind
 from msrun.runtime.sharding.layout import Axes, Mesh
 
 Shape = Sequence[int]
@@ -97,74 +98,63 @@ def result_shape(collective: Collective, shape: Shape, mesh: Mesh) -> tuple[int,
     return tuple(result)
 
 
-def forward_message(collective: Collective, shape: Shape, dtype: torch.dtype, mesh: Mesh, rank: int) -> Message | None:
-    """Return what moves on the way forward for a value of this local shape."""
-    match collective.kind:
-        case "enter" | "slice":
-            return None
-        case "gather" | "gather_enter":
-            operation = "all_gather"
-        case "all_reduce" | "reduce_scatter" | "to_host" | "to_device":
-            operation = collective.kind
-        case "exchange":
-            operation = "all_to_all"
-        case "halo":
-            return _halo(collective, shape, dtype, mesh, rank, is_gradient=False)
-        case "ring":
-            return _ring(collective, shape, dtype, mesh, is_gradient=False)
-        case _:
-            assert_never(collective.kind)
-    return Message(operation, math.prod(shape) * dtype.itemsize, mesh.extent(collective.axes))
+OPERATIONS: dict[Kind, tuple[str, str]] = {
+    "enter": ("", "all_reduce"),
+    "slice": ("", "all_gather"),
+    "gather": ("all_gather", ""),
+    "gather_enter": ("all_gather", "reduce_scatter"),
+    "all_reduce": ("all_reduce", ""),
+    "reduce_scatter": ("reduce_scatter", "all_gather"),
+    "exchange": ("all_to_all", "all_to_all"),
+    "to_host": ("to_host", "to_device"),
+    "to_device": ("to_device", "to_host"),
+}
+"""collective -> what moves forward, and what of the gradient on the way back; "": nothing."""
 
 
-def backward_message(collective: Collective, shape: Shape, dtype: torch.dtype, mesh: Mesh, rank: int) -> Message | None:
-    """Return what moves on the way back, for the gradient of the collective's result; `shape` is its input's."""
-    match collective.kind:
-        case "all_reduce" | "gather":
-            return None
-        case "enter":
-            operation = "all_reduce"
-        case "gather_enter":
-            operation = "reduce_scatter"
-        case "slice" | "reduce_scatter":
-            operation = "all_gather"
-        case "exchange":
-            operation = "all_to_all"
-        case "to_host":
-            operation = "to_device"
-        case "to_device":
-            operation = "to_host"
-        case "halo":
-            return _halo(collective, shape, dtype, mesh, rank, is_gradient=True)
-        case "ring":
-            return _ring(collective, shape, dtype, mesh, is_gradient=True)
-        case _:
-            assert_never(collective.kind)
-    gradient = result_shape(collective, shape, mesh)
-    return Message(operation, math.prod(gradient) * dtype.itemsize, mesh.extent(collective.axes))
+@dataclass(frozen=True)
+class LocalCollective:
+    """One collective on the values of one rank."""
 
+    collective: Collective
+    value: TensorSpec
+    """Its input."""
+    has_gradient: bool = False
+    """Whether a gradient comes back through it."""
 
-def copied_bytes(collective: Collective, shape: Shape, dtype: torch.dtype, mesh: Mesh) -> tuple[list[int], list[int]]:
-    """Return the bytes of the copies beside the message, forward and on the way back; `shape` is the input's.
+    def messages(self, mesh: Mesh, rank: int) -> tuple[Message | None, Message | None]:
+        """Return what moves forward and on the way back."""
+        forward = self._message(mesh, rank, is_gradient=False)
+        return forward, self._message(mesh, rank, is_gradient=True) if self.has_gradient else None
 
-    Parts of an inner dimension do not lie in a row: they are put together after they have arrived, and into rows before
-    they leave.
-    """
+    def _message(self, mesh: Mesh, rank: int, *, is_gradient: bool) -> Message | None:
+        collective, shape, dtype = self.collective, self.value.shape, self.value.dtype
+        if collective.kind == "halo":
+            return _halo(collective, shape, dtype, mesh, rank, is_gradient=is_gradient)
+        if collective.kind == "ring":
+            return _ring(collective, shape, dtype, mesh, is_gradient=is_gradient)
+        operation = OPERATIONS[collective.kind][is_gradient]
+        sent = result_shape(collective, shape, mesh) if is_gradient else shape
+        size = math.prod(sent) * dtype.itemsize
+        return Message(operation, size, mesh.extent(collective.axes)) if operation else None
 
-    def is_inner(sizes: Shape, dim: int) -> bool:
-        return math.prod(sizes[:dim]) > 1
+    def copies(self, mesh: Mesh) -> tuple[list[int], list[int]]:
+        """Return the bytes of the copies beside the messages, forward and on the way back.
 
-    own, result = math.prod(shape) * dtype.itemsize, result_shape(collective, shape, mesh)
-    whole = max(own, math.prod(result) * dtype.itemsize)
-    match collective.kind:
-        case "gather" | "gather_enter" | "reduce_scatter" | "slice":
-            copies = [whole] if is_inner(shape, collective.dim) else []
-            forward = [] if collective.kind == "slice" else copies
-            return forward, [] if collective.kind == "gather" else copies
-        case "exchange":
-            copies = [own for dim in (collective.dim, collective.from_dim) if is_inner(shape, dim)]
-            return copies, copies
-    return [], []
+        Parts of an inner dimension do not lie in a row: they are put together after they have arrived, and into rows
+        before they leave.
+        """
+        kind, shape, own = self.collective.kind, self.value.shape, self.value.nbytes
+        dims = (self.collective.dim, self.collective.from_dim) if kind == "exchange" else (self.collective.dim,)
+        inner = [dim for dim in dims if math.prod(shape[:dim]) > 1]
+        forward, backward = list[int](), list[int]()
+        if kind == "exchange":
+            forward = backward = [own for _ in inner]
+        elif kind in ("gather", "gather_enter", "reduce_scatter", "slice"):
+            result = math.prod(result_shape(self.collective, shape, mesh)) * self.value.dtype.itemsize
+            copies = [max(own, result) for _ in inner]
+            forward, backward = [] if kind == "slice" else copies, [] if kind == "gather" else copies
+        return forward, backward if self.has_gradient else []
 
 
 def gathers_of_parameter(nbytes: int, shard_axes: Axes, mesh: Mesh) -> Message:

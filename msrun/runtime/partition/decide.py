@@ -24,7 +24,7 @@ from msrun.runtime.capture.assignment import (
 )
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.nn.random_draws import FACTORIES
-from msrun.runtime.partition.local_work import has_gradient, split_of_result
+from msrun.runtime.partition.events import has_gradient
 from msrun.runtime.partition.program import Decisions, OperatorDecision, Read, Use, refuse_redistributions
 from msrun.runtime.partition.reads import (
     ParameterUses,
@@ -37,7 +37,7 @@ from msrun.runtime.partition.reads import (
 )
 from msrun.runtime.sharding.layout import Axes, Mesh, TensorLayout
 from msrun.runtime.sharding.operators.registry import REPLICATED, find_rule
-from msrun.runtime.sharding.operators.rule import LabelSplit, Rule, operator_call, summed_axes
+from msrun.runtime.sharding.operators.rule import Form, LabelSplit, Rule, operator_call, summed_axes
 from msrun.runtime.sharding.strategies import OperatorStrategy, choose_split
 
 
@@ -231,7 +231,7 @@ class _Walk:
         if origin == "user":
             self._used_strategies.add(path)
         scatter = self._known.scatters.get(node.name)
-        after = split_of_result(form, split, scatter)
+        after = _split_of_result(form, split, scatter)
         reads = []
         for index, tensor in enumerate(call.tensors):
             own = after if index in form.added else split
@@ -283,3 +283,13 @@ class _Walk:
         layout = layouts[index] if layouts else TensorLayout.replicated(value.dim())
         self._values[node] = _Value(layout)
         return OperatorDecision((), (layout,))
+
+
+def _split_of_result(form: Form, split: LabelSplit, scatter: tuple[int, Axes] | None) -> LabelSplit:
+    """Return the split with the axes by which a sum is left cut added to its dimension of the output."""
+    if scatter is None:
+        return split
+    dim, axes = scatter
+    label = form.output[dim]
+    assert label is not None
+    return {**split, label: (*split.get(label, ()), *axes)}

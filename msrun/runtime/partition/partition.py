@@ -17,6 +17,7 @@ from msrun.runtime.partition.decide import Constraints, decide, is_whole_operato
 from msrun.runtime.partition.program import (
     MODULE_PATH,
     ORIGIN,
+    OWN,
     Decisions,
     LocalProgram,
     OperatorDecision,
@@ -57,14 +58,13 @@ class _Lowering:
     def run(self) -> LocalProgram:
         """Walk the captured graph once."""
         for node in self._captured.graph.nodes:
-            newest = next(iter(reversed(self._graph.nodes)), None)  # before torch 2.13 it is no iterator
+            newest = self._newest
             if node.op == "placeholder":
                 self._placeholder(node)
             elif node.op == "call_function":
                 self._operator(node, self._decisions.operators[node.name])
             self._stamp(node, newest)
-        before = len(self._graph.nodes)
-        program = self._program
+        before, program = self._newest, self._program
         program.outputs = [
             self._result(value) if isinstance(value, Read) else value for value in self._decisions.outputs
         ]
@@ -106,9 +106,17 @@ class _Lowering:
             self._program.inputs.append(local)
             self._held[node.name, self._decisions.input_layouts[index]] = local
 
+    @property
+    def _newest(self) -> fx.Node | None:
+        return next(iter(reversed(self._graph.nodes)), None)  # before torch 2.13 it is no iterator
+
+    def _made_since(self, before: fx.Node | None) -> list[fx.Node]:
+        made = itertools.takewhile(partial(operator.is_not, before), reversed(self._graph.nodes))
+        return list(made)[::-1]
+
     def _stamp(self, captured: fx.Node, before: fx.Node | None) -> None:
         """Write on the local nodes after `before` what they were made for."""
-        for made in itertools.takewhile(partial(operator.is_not, before), reversed(self._graph.nodes)):
+        for made in self._made_since(before):
             made.meta[ORIGIN] = captured
             if made.op == "call_function":
                 made.meta[MODULE_PATH] = operator_call(captured).module_path
@@ -120,7 +128,7 @@ class _Lowering:
         if node.target is operator.getitem:
             self._item(node, decision)
         elif mark is not None:
-            before = len(self._graph.nodes)
+            before = self._newest
             self._held[node.name, decision.layouts[0]] = self._read(decision.reads[0])
             kind = "out_strategy" if mark.leaves else "in_strategy"
             moved = self._collectives_since(before)
@@ -139,11 +147,14 @@ class _Lowering:
     def _with_rule(self, node: fx.Node, decision: OperatorDecision, rule: Rule) -> None:
         call = operator_call(node)
         form = rule.form(call)
-        before = len(self._graph.nodes)
+        before = self._newest
         inputs = [self._read(read) for read in decision.reads]
+        read = self._newest
         self._build.scatter = decision.scatter
         result = rule.lower(call, form, self._build, inputs, decision.split)
         self._build.scatter = None
+        for collective in self._collectives_since(read):
+            collective.meta[OWN] = True
         self._values[node.name] = result
         self._held[node.name, decision.layouts[0]] = result
         layouts = [form.layout_of_input(i, decision.split, self._mesh) for i in range(len(form.inputs))]
@@ -199,11 +210,11 @@ class _Lowering:
 
     # -- for the plan -------------------------------------------------------------------------------------------
 
-    def _collectives_since(self, count: int) -> list[fx.Node]:
-        return [node for node in list(self._graph.nodes)[count:] if collective_of(node) is not None]
+    def _collectives_since(self, before: fx.Node | None) -> list[fx.Node]:
+        return [node for node in self._made_since(before) if collective_of(node) is not None]
 
     def _record(
-        self, call: OperatorCall, decision: OperatorDecision, layouts: Sequence[TensorLayout], before: int
+        self, call: OperatorCall, decision: OperatorDecision, layouts: Sequence[TensorLayout], before: fx.Node | None
     ) -> None:
         added = self._collectives_since(before)
         self._program.collectives.append(added)

@@ -114,6 +114,8 @@ MODULE_PATH = "module_path"
 """Key in a local node's meta: the module whose operator it is, or for whose operator it was inserted."""
 ORIGIN = "captured"
 """Key in a local node's meta: the captured operator that it was made for."""
+OWN = "msrun_own"
+"""Key in the meta of a local collective: its operator's rule has made it, not a read of its inputs."""
 ON_HOST = "msrun_on_host"
 """Key in a local operator's meta: whether it runs on the host."""
 

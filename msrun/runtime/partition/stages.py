@@ -19,7 +19,7 @@ from torch import Tensor, fx
 from msrun.errors import StrategyError
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.cost.operators import operations
-from msrun.runtime.partition.local_work import LocalValue, gradient_reaches
+from msrun.runtime.partition.events import LocalValue, gradient_reaches
 from msrun.runtime.partition.program import ORIGIN, LocalProgram
 from msrun.runtime.sharding.operators.rule import apply_collective, operator_call
 

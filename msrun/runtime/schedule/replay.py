@@ -7,7 +7,7 @@ inputs, and what its spec saves. Random operators are functions of their step an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -15,15 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from msrun.runtime.capture.captured_graph import CapturedGraph
-from msrun.runtime.partition.local_work import cross_on_fakes
+from msrun.runtime.partition.events import StepEvents
 from msrun.runtime.partition.program import MODULE_PATH, ORIGIN, LocalProgram
 from msrun.runtime.schedule.segments import Crossing, Name, Segment
-from msrun.runtime.sharding.layout import Mesh
-from msrun.runtime.sharding.operators.rule import CHECKPOINT, IS_CAST, fake_given, find_module
+from msrun.runtime.sharding.operators.rule import CHECKPOINT, IS_CAST, find_module
 
 SavePolicy = Callable[[object], bool]
 
@@ -295,160 +292,67 @@ class ActivationEstimate:
         )
 
 
-class _Storages:
-    """A set of storages, counted in bytes."""
-
-    def __init__(self, tensors: Iterable[Tensor] = ()) -> None:
-        self._kept: list[Tensor] = []
-        """So that no storage comes to have another's address."""
-        self._bytes: dict[int, int] = {}
-        for tensor in tensors:
-            self.add(tensor)
-
-    def add(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        self._kept.append(tensor)
-        self._bytes[storage._cdata] = storage.nbytes()
-
-    def bytes_beside(self, *others: _Storages) -> int:
-        """Return the bytes of storages that none of the others holds."""
-        return sum(size for key, size in self._bytes.items() if all(key not in other._bytes for other in others))
-
-    @contextmanager
-    def saving(self) -> Iterator[None]:
-        """Add what autograd saves."""
-
-        def pack(tensor: Tensor) -> Tensor:
-            self.add(tensor)
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            yield
-
-
 def estimate_activations(
-    captured: CapturedGraph,
-    program: LocalProgram,
-    segments: Sequence[Segment],
-    replays: Sequence[Replay],
-    buffers: Mapping[Name, Tensor],
-    trainable: frozenset[str],
-    copies: int,
+    events: StepEvents, segments: Sequence[Segment], replays: Sequence[Replay], copies: int
 ) -> ActivationEstimate:
-    """Return what a training step keeps.
-
-    Args:
-        buffers: placeholder -> value.
-        trainable: names of parameters that have a gradient.
-    """
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with mode, torch.enable_grad():
-        values = _given(captured, program, buffers, trainable, mode)
-        run = _Run(program.mesh, segments, replays, values)
-        return ActivationEstimate(run.forward(), run.again(), copies)
+    """Return what a training step keeps."""
+    estimate = _Estimate(events, segments, replays)
+    kept = estimate.forward()
+    again = [estimate.bytes_again(replay, kept) for replay in replays]
+    return ActivationEstimate(estimate.nbytes(kept), max(again, default=0), copies)
 
 
-def _given(
-    captured: CapturedGraph,
-    program: LocalProgram,
-    buffers: Mapping[Name, Tensor],
-    trainable: frozenset[str],
-    mode: FakeTensorMode,
-) -> dict[Name, Tensor]:
-    """Return placeholder -> a fake tensor of what it holds on a rank."""
-    seen = {node.name: node.meta["val"] for node in captured.graph.nodes if node.op == "placeholder"}
-    values: dict[Name, Tensor] = {name: mode.from_tensor(value) for name, value in buffers.items()}
-    values |= fake_given()
-    for name, use in program.parameters.items():
-        device = seen[use.node.name].device
-        fake = torch.empty(use.layout.local_shape(program.mesh, use.shape), dtype=use.dtype, device=device)
-        values[use.node.name] = fake.requires_grad_(name in trainable)
-    for node, layout in zip(program.inputs, program.input_layouts, strict=True):
-        whole = seen[node.name]
-        fake = torch.empty(layout.local_shape(program.mesh, whole.shape), dtype=whole.dtype, device=whole.device)
-        values[node.name] = fake.requires_grad_(whole.requires_grad)
-    return values
+class _Estimate:
+    """Sums up the memory of the events of a step, as its segments keep and forget it."""
 
-
-class _Run:
-    def __init__(
-        self, mesh: Mesh, segments: Sequence[Segment], replays: Sequence[Replay], values: dict[Name, Tensor]
-    ) -> None:
-        self._mesh = mesh
-        self._segments = segments
-        self._replays = replays
-        self._values = values
-        self._given = _Storages(values.values())
+    def __init__(self, events: StepEvents, segments: Sequence[Segment], replays: Sequence[Replay]) -> None:
+        self._storages, self._given = events.storages, events.given
+        self._segments, self._replays = segments, replays
+        self._memory = {node.name: value.storage for node, value in events.values.items()}
+        self._saved = {event.node.name: event.saved for event in events.events}
+        crossings = [crossing for segment in segments for crossing in segment.crossings]
         self._on_host = {name for segment in segments if segment.on_host for name in segment.writes}
-        self._on_host |= {c.result for s in segments for c in s.crossings if c.collective.kind == "to_host"}
-        self._kept = _Storages()
+        self._on_host |= {each.result for each in crossings if each.collective.kind == "to_host"}
+        self._same = {self._memory[c.result]: self._memory[c.source] for c in crossings if c.takes_source}
+        """memory of a collective's result -> that of its source, which it is written to"""
 
-    def forward(self) -> int:
-        """Return the bytes that are kept after the forward pass."""
-        given = dict(self._values)
+    def forward(self) -> set[int]:
+        """Return the memory that is kept after the forward pass."""
+        kept, values = set[int](), set[Name]()
         for index, segment in enumerate(self._segments):
             replay = None if segment.region is None else self._replays[segment.region]
-            self._segment(segment, self._kept if replay is None and not segment.on_host else _Storages(), replay)
-            for crossing in segment.crossings:
-                self._values[crossing.result] = self._cross(crossing)
+            if replay is None and not segment.on_host:
+                kept |= self._saved_in(segment)
+            elif replay is not None and (keeps := replay.save) is not None:
+                chosen = {node.name for node in _operators(segment) if keeps(node.target)}
+                kept |= {self._memory[name] for name in chosen & self._memory.keys()}
+            values |= {*segment.writes, *(crossing.result for crossing in segment.crossings)}
             if replay is not None and index == replay.last:
-                for name in replay.dropped:
-                    self._values.pop(name, None)
-        for name, value in self._values.items():
-            if name not in given and name not in self._on_host:
-                self._kept.add(value)
-        return self._kept.bytes_beside(self._given)
+                values -= replay.dropped
+        return kept | {self._memory[name] for name in values - self._on_host}
 
-    def again(self) -> int:
-        """Return the bytes that the greatest region takes beside those, when it runs again."""
-        most = 0
-        for replay in self._replays:
-            before = dict(self._values)
-            found = _Storages()
-            for index in replay.steps:
-                if index in replay.segments:
-                    on_host = self._segments[index].on_host
-                    self._segment(self._segments[index], _Storages() if on_host else found, None)
-                for crossing in replay.crossings.get(index, []):
-                    self._values[crossing.result] = self._cross(crossing)
-                    if crossing.result not in self._on_host:
-                        found.add(self._values[crossing.result])
-            most = max(most, found.bytes_beside(self._given, self._kept))
-            self._values = before
-        return most
+    def bytes_again(self, replay: Replay, kept: Set[int]) -> int:
+        """Return the bytes that a region takes beside what is kept when it runs again: what it makes is made anew."""
+        found, names = set[int](), set[Name]()
+        for index in replay.steps:
+            if index in replay.segments:
+                names |= {node.name for node in _operators(self._segments[index])}
+                found |= self._saved_in(self._segments[index]) if not self._segments[index].on_host else set()
+            results = {crossing.result for crossing in replay.crossings.get(index, [])}
+            names |= results
+            found |= {self._memory[name] for name in results - self._on_host}
+        return self.nbytes({n for n in found if n not in kept or self._storages[n].maker.name in names})
 
-    def _segment(self, segment: Segment, saved: _Storages, replay: Replay | None) -> None:
-        if segment.is_empty:
-            return
-        inputs = [self._values[name] for name in segment.reads]
-        with saved.saving():
-            if replay is not None and replay.save is not None:
-                written = _Keeping(segment.module, replay.save, self._kept).run(*inputs)
-            else:
-                written = segment.module(*inputs)
-        for name, value in zip(segment.writes, written, strict=True):
-            saved.add(value)
-            self._values.setdefault(name, value.detach().requires_grad_(value.requires_grad))
+    def nbytes(self, memory: Set[int]) -> int:
+        """Return the bytes of memory, what is there before the step left out."""
+        found = {self._same.get(number, number) for number in memory} - self._given
+        return sum(self._storages[number].nbytes for number in found)
 
-    def _cross(self, crossing: Crossing) -> Tensor:
-        """Return a tensor like the result of a collective."""
-        value = self._values[crossing.source]
-        if crossing.takes_source:
-            return value.detach().requires_grad_(value.requires_grad)
-        return cross_on_fakes(value, crossing.collective, self._mesh)
+    def _saved_in(self, segment: Segment) -> set[int]:
+        """Return what the operators of a segment save, and what it gives to others."""
+        saved = set[int]().union(*(self._saved.get(node.name, ()) for node in _operators(segment)))
+        return saved | {self._memory[name] for name in segment.writes}
 
 
-class _Keeping(fx.Interpreter):
-    """Runs a segment and notes the results of the operators that the user wants kept."""
-
-    def __init__(self, module: fx.GraphModule, policy: SavePolicy, kept: _Storages) -> None:
-        super().__init__(module)
-        self._policy = policy
-        self._kept_results = kept
-
-    def run_node(self, n: fx.Node) -> Any:
-        result = super().run_node(n)
-        if n.op == "call_function" and self._policy(n.target):
-            for value in result if isinstance(result, tuple | list) else (result,):
-                self._kept_results.add(value)
-        return result
+def _operators(segment: Segment) -> list[fx.Node]:
+    return [node for node in segment.module.graph.nodes if node.op == "call_function"]

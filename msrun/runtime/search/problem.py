@@ -23,9 +23,9 @@ from msrun.runtime.capture.assignment import follows_region, layout_constraint, 
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.cost.devices import DeviceProfile
 from msrun.runtime.cost.operators import TensorSpec, copy_work, message_seconds
-from msrun.runtime.partition.collective_messages import Message, sums_of_gradient
+from msrun.runtime.partition.collective_messages import LocalCollective, Message, sums_of_gradient
 from msrun.runtime.partition.decide import Constraints, is_whole_operator
-from msrun.runtime.partition.local_work import LocalCollective, LocalWork, LocalWorks
+from msrun.runtime.partition.events import LocalWork, LocalWorks
 from msrun.runtime.partition.price import GradientFlow, StepSpec
 from msrun.runtime.partition.reads import layout_of_result, layouts_of_outputs
 from msrun.runtime.sharding.collective import Collective
@@ -197,7 +197,7 @@ class SplitCosts:
             for labels, value in zip(rows, results, strict=False)
             if isinstance(value, Tensor)
         ]
-        is_read_back = bool(work.backward) and not work.aliases
+        is_read_back = bool(work.backward) and not work.is_alias
         return work.saved_bytes + (sum(made) if is_read_back else 0)
 
     def of_parameter(
@@ -363,7 +363,7 @@ class ProblemBuilder:
         self._costs = SplitCosts(device, step, works)
         self._problem = Problem()
         self._places: dict[fx.Node, _Place] = {}
-        self._alike: dict[tuple[str, tuple[str, ...]], int] = {}
+        self._alike: dict[tuple[Hashable, tuple[str, ...]], int] = {}
         """(signature, values read) -> variable"""
         self._splits_of: dict[Hashable, list[LabelSplit]] = {}
         self._options_of: dict[Hashable, _Options] = {}

@@ -12,7 +12,8 @@ from msrun.errors import StrategyError, near_miss
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.cost.devices import DeviceProfile
 from msrun.runtime.partition.decide import Constraints, decide
-from msrun.runtime.partition.local_work import LocalWorks
+from msrun.runtime.partition.events import LocalWorks, Operators, StepEvents, tell
+from msrun.runtime.partition.partition import lower
 from msrun.runtime.partition.price import GradientFlow, Price, StepSpec, price
 from msrun.runtime.partition.program import Decisions
 from msrun.runtime.search.problem import Problem, ProblemBuilder
@@ -62,6 +63,7 @@ class Plan:
 
     splits: Splits
     decisions: Decisions
+    events: StepEvents
     price: Price
     name: str
 
@@ -134,8 +136,7 @@ class Search:
         self._cut_short = ""
         self._captured, self._mesh, self._given = captured, mesh, constraints
         self._spec, self._step_of, self._limit = spec, step_of, spec.limit_bytes
-        self._works = LocalWorks(mesh)
-        self._flow = GradientFlow(captured, self._works, constraints.differentiable_inputs)
+        self._operators = Operators(mesh)
 
     def run(self) -> Found:
         """Return the fastest plan that fits into a device.
@@ -164,7 +165,7 @@ class Search:
     def _recomputed_s(self, plan: Plan) -> float:
         """Return the seconds of a step that runs the forward pass again for the activations that do not fit."""
         again = 1 - self._room(plan) / plan.price.activation_bytes
-        return plan.price.seconds + again * (plan.price.compute_s[0] + plan.price.communication_s[0])
+        return plan.price.seconds + again * plan.price.forward_s
 
     def _found(self, plan: Plan, *, shards_optimizer: bool, activation_limit_bytes: int | None = None) -> Found:
         return Found(plan, self._plain.price, shards_optimizer, self._limit, activation_limit_bytes, self._cut_short)
@@ -174,16 +175,16 @@ class Search:
         that of every parameter."""
         plain = self._plain
         step = self._step_of(plain.decisions, shards_all=False)
-        problem = ProblemBuilder(self._captured, self._given, self._spec.device, step, self._works, self._flow).build()
+        works, flow = LocalWorks(self._mesh, self._operators), GradientFlow.of(self._captured, plain.events)
+        problem = ProblemBuilder(self._captured, self._given, self._spec.device, step, works, flow).build()
         found = [problem.splits(choice) for choice in self._choices(problem)]
-        decided = [(splits, self._decide(splits), self._spec.mode) for splits in found]
-        decided.append((plain.splits, plain.decisions, plain.name))
-        for shards_all in (False, True):
-            yield shards_all, [self._plan(*each, shards_all=shards_all) for each in decided]
+        plans = [*(self._plan(splits, self._spec.mode) for splits in found), plain]
+        yield False, plans
+        yield True, [self._priced(plan, shards_all=True) for plan in plans]
 
     @cached_property
     def _plain(self) -> Plan:
-        return self._plan({}, self._decide({}), "data parallel", shards_all=False)
+        return self._plan({}, "data parallel")
 
     def _choices(self, problem: Problem) -> list[tuple[int, ...]]:
         """Return plans: the fastest one as choices are priced one by one, and smaller ones; as many as there is time
@@ -201,13 +202,17 @@ class Search:
             self._cut_short = f"the time limit of {self._spec.time_limit_s:g} s came after {count} of {asked} searches"
         return list(dict.fromkeys(found[:count]))
 
-    def _decide(self, splits: Splits) -> Decisions:
-        return decide(self._captured, self._mesh, replace(self._given, splits=splits, is_strict=False))
+    def _plan(self, splits: Splits, name: str) -> Plan:
+        decisions = decide(self._captured, self._mesh, replace(self._given, splits=splits, is_strict=False))
+        events = tell(lower(self._captured, decisions), self._operators, is_strict=False)
+        return Plan(splits, decisions, events, self._price(decisions, events, shards_all=False), name)
 
-    def _plan(self, splits: Splits, decisions: Decisions, name: str, *, shards_all: bool) -> Plan:
+    def _priced(self, plan: Plan, *, shards_all: bool) -> Plan:
+        return replace(plan, price=self._price(plan.decisions, plan.events, shards_all=shards_all))
+
+    def _price(self, decisions: Decisions, events: StepEvents, *, shards_all: bool) -> Price:
         step = self._step_of(decisions, shards_all=shards_all)
-        cost = price(self._captured, decisions, self._spec.device, step, works=self._works, flow=self._flow)
-        return Plan(splits, decisions, cost, name)
+        return price(self._captured, decisions, self._spec.device, step, events=events)
 
     def _does_not_fit(self, least: Plan) -> StrategyError:
         cost, limit = least.price, self._limit

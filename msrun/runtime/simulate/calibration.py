@@ -10,7 +10,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -385,13 +384,7 @@ def calibrate(
         operators=measure_operators([sample_step(), *([] if step is None else [step])]),
     )
     if place.world_size > 1:
-        collectives = {operation: _collective_points(operation, place.world_size) for operation in _COLLECTIVES}
-        collectives["send"] = _message_points(place.global_rank, place.world_size)
-        profile = replace(profile, collectives=collectives, in_host=_link(collectives["all_reduce"]))
-        message_s = partial(_message_s, profile)
-        fsdp_s = _mean(measure_fsdp_s(message_s))
-        wait_s = _mean(measure_wait_s(message_s))
-        profile = replace(profile, wait_s=wait_s, fsdp_s=fsdp_s)
+        profile = _with_messages(profile, place.global_rank, place.world_size)
     if path is not None and place.global_rank == 0:
         try:
             write_whole(path, (json.dumps(profile.to_json(), indent=1) + "\n").encode())
@@ -400,9 +393,17 @@ def calibrate(
     return profile
 
 
-def _message_s(profile: DeviceProfile, operation: str, nbytes: int) -> float:
-    """Return how long a collective over all ranks takes back to back with others of its kind."""
-    return measured_collective_seconds(operation, nbytes, dist.get_world_size(), profile.in_host, profile)
+def _with_messages(profile: DeviceProfile, rank: int, ranks: int) -> DeviceProfile:
+    """Return a profile that knows what messages between the ranks of this host take, and what steps wait for them."""
+    collectives = {operation: _collective_points(operation, ranks) for operation in _COLLECTIVES}
+    collectives["send"] = _message_points(rank, ranks)
+    profile = replace(profile, collectives=collectives, in_host=_link(collectives["all_reduce"]))
+
+    def message_s(operation: str, nbytes: int) -> float:
+        """Back to back with others of its kind."""
+        return measured_collective_seconds(operation, nbytes, ranks, profile.in_host, profile)
+
+    return replace(profile, fsdp_s=_mean(measure_fsdp_s(message_s)), wait_s=_mean(measure_wait_s(message_s)))
 
 
 def _product_s(dtype: torch.dtype) -> float:

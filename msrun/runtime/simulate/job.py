@@ -42,7 +42,7 @@ from msrun.runtime.parallel.plan import ParallelPlan
 from msrun.runtime.parallel.precision import autocast
 from msrun.runtime.parallel.recomputation import checkpointed
 from msrun.runtime.parallel.settings import ParallelSettings
-from msrun.runtime.partition.collective_messages import Totals
+from msrun.runtime.partition.collective_messages import Message, Totals
 from msrun.runtime.sharding.layout import Mesh
 from msrun.runtime.simulate.recording import BACKWARD, MESSAGES, Recording
 from msrun.runtime.simulate.step import (
@@ -246,13 +246,7 @@ def _call(
 
 def _count(recording: Recording) -> Totals:
     """Return the messages of a recording by operation."""
-    calls: dict[str, int] = {}
-    nbytes: dict[str, int] = {}
-    for span in recording.spans:
-        if span.is_message:
-            calls[span.name] = calls.get(span.name, 0) + 1
-            nbytes[span.name] = nbytes.get(span.name, 0) + span.nbytes
-    return Totals(calls, nbytes)
+    return Totals.of(Message(span.name, span.nbytes, len(span.ranks)) for span in recording.spans if span.is_message)
 
 
 @contextmanager

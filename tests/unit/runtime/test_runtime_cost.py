@@ -33,7 +33,7 @@ from msrun.runtime.parallel import degrees
 from msrun.runtime.parallel.degrees import DividedGraph, PartPrices
 from msrun.runtime.parallel.recomputation import recomputed_in
 from msrun.runtime.partition.decide import Constraints
-from msrun.runtime.partition.local_work import LocalWork
+from msrun.runtime.partition.events import LocalWork, tell
 from msrun.runtime.partition.partition import partition
 from msrun.runtime.partition.price import StepSpec
 from msrun.runtime.schedule.replay import ActivationEstimate, estimate_activations, find_regions, plan_replays
@@ -200,9 +200,7 @@ def estimate(network: nn.Module, *, ranks: int = 1, copies: int = 1) -> Activati
     region_of = {name: number for number, region in enumerate(regions) for name in region.nodes}
     segments = cut_segments(program, {use.node.name: 0 for use in program.parameters.values()}, region_of)
     replays = plan_replays(segments, regions, program.outputs)
-    buffers = {node.name: dict(network.named_buffers())[name] for name, node in program.buffers.items()}
-    trainable = frozenset(name for name, _ in network.named_parameters())
-    return estimate_activations(graph, program, segments, replays, buffers, trainable, copies)
+    return estimate_activations(tell(program), segments, replays, copies)
 
 
 def kept_by_autograd(network: nn.Module) -> int:

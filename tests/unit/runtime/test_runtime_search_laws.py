@@ -26,8 +26,9 @@ from msrun.runtime.capture.captured_graph import CapturedGraph, find_target
 from msrun.runtime.cost.devices import PROFILES, DeviceProfile
 from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.parallel.settings import SearchSettings
-from msrun.runtime.partition.decide import Constraints
-from msrun.runtime.partition.local_work import LocalWorks
+from msrun.runtime.partition.decide import Constraints, decide
+from msrun.runtime.partition.events import LocalWorks, tell
+from msrun.runtime.partition.partition import lower
 from msrun.runtime.partition.price import GradientFlow, Price, StepSpec
 from msrun.runtime.search.problem import Problem, ProblemBuilder, Variable
 from msrun.runtime.search.search import Found, Search, SearchSpec
@@ -95,10 +96,9 @@ def constraints_of(graph: CapturedGraph, mesh: Mesh) -> Constraints:
 
 def problem_of(graph: CapturedGraph, ranks: int, device: DeviceProfile = H100) -> Problem:
     mesh = build_mesh(ranks)
-    works = LocalWorks(mesh)
-    return ProblemBuilder(
-        graph, constraints_of(graph, mesh), device, StepSpec(), works, GradientFlow(graph, works)
-    ).build()
+    given = constraints_of(graph, mesh)
+    flow = GradientFlow.of(graph, tell(lower(graph, decide(graph, mesh, given))))
+    return ProblemBuilder(graph, given, device, StepSpec(), LocalWorks(mesh), flow).build()
 
 
 def plain_step(_: object, *, shards_all: bool) -> StepSpec:

@@ -17,7 +17,7 @@ from msrun.runtime.capture.captured_graph import CapturedGraph, find_target
 from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.parallel.recomputation import recomputed_in
 from msrun.runtime.partition.decide import Constraints, decide
-from msrun.runtime.partition.local_work import local_values, parameter_memory
+from msrun.runtime.partition.events import tell
 from msrun.runtime.partition.partition import lower, partition
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.schedule.replay import RecomputeSpec, Replay, find_regions, forgetting, parameters_of, plan_replays
@@ -87,7 +87,7 @@ def test_view_of_a_parameter_holds_its_group_to_the_last_reader() -> None:
 
     alone = program_of(Late(), 1, 4, 4)
     first, middle = (alone.parameters[name].node.name for name in ("first.weight", "middle.weight"))
-    memory_of = parameter_memory(local_values(alone))
+    memory_of = tell(alone).parameter_memory
     assert set(memory_of.values()) == {first, middle}
     views = [node for node in alone.graph.nodes if node.op == "call_function" and node.name in memory_of]
     assert {str(node.target) for node in views} == {"aten.t.default", "aten.reshape.default"}

@@ -25,7 +25,7 @@ from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import CapturedGraph, find_target
 from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.partition.decide import Constraints, decide
-from msrun.runtime.partition.local_work import local_values, nodes_with_gradient
+from msrun.runtime.partition.events import tell
 from msrun.runtime.partition.partition import lower, partition
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
@@ -331,7 +331,7 @@ def test_parameter_that_is_stored_already_keeps_its_layout() -> None:
 
 def test_gradients_are_told_only_where_they_come_back() -> None:
     program = local_program(Calls(lambda x, w: (torch.matmul(x, w) * (x @ w).detach()).sum()))
-    reached = nodes_with_gradient(program, local_values(program))
+    reached = tell(program).reached
     multiplied = [node for node in program.graph.nodes if node.target is torch.ops.aten.matmul.default]
     assert [node in reached for node in multiplied] == [True, False]
     assert program.parameters["weight"].partial_axes == (0, 1)
@@ -341,7 +341,7 @@ def test_gradients_are_told_only_where_they_come_back() -> None:
     for wanted in (frozenset({0}), frozenset[int]()):
         program = local_program(nn.Tanh(), differentiable_inputs=wanted)
         (tanh,) = (node for node in program.graph.nodes if node.target is torch.ops.aten.tanh.default)
-        assert (tanh in nodes_with_gradient(program, local_values(program))) is bool(wanted)
+        assert (tanh in tell(program).reached) is bool(wanted)
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")

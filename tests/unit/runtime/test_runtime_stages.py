@@ -43,7 +43,7 @@ from msrun.runtime.parallel.host_operators import moved_at_borders, targets_in
 from msrun.runtime.parallel.pipeline.pipeline import PipelineSpec, pin_modules, pin_parameters
 from msrun.runtime.parallel.plan import predict_traffic
 from msrun.runtime.partition.borders import place_operators
-from msrun.runtime.partition.local_work import infer_local_values
+from msrun.runtime.partition.events import tell
 from msrun.runtime.partition.partition import partition
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.partition.stages import (
@@ -88,10 +88,8 @@ def captured_graph() -> tuple[WithLoss, CapturedGraph]:
 def cut(network: nn.Module, graph: CapturedGraph, count: int) -> tuple[LocalProgram, list[StageProgram]]:
     layouts = [TensorLayout.replicated(2), TensorLayout.replicated(1)]
     program = partition(graph, build_mesh(1), input_layouts=layouts, strategies={}, output_batch_axes=())
-    trainable = {name: True for name, _ in network.named_parameters()}
-    values = infer_local_values(program, trainable=trainable, differentiable_inputs=frozenset())
     stage_of = assign_stages(graph, count, {}, "").stage_of
-    return program, cut_stages(program, stage_of, count, values, program.outputs[0])
+    return program, cut_stages(program, stage_of, count, tell(program).values, program.outputs[0])
 
 
 def run_stages(network: nn.Module, stages: Sequence[StageProgram], inputs: Sequence[Tensor]) -> Tensor:

@@ -130,7 +130,7 @@ class Compilation:
                     warnings.filterwarnings("ignore", message="Raw Sym")  # until they are settled, no graph is run
                     captured, decisions, chosen = self.decide(args, kwargs, parts, wrappers, keeps_sizes=keeps_sizes)
                     lowered = partial(_lowered, captured, decisions, chosen.notes)
-                    program = self._place(captured, lowered, host_inputs, parts) if is_placed else lowered()
+                    program = self._place(lowered, host_inputs, parts) if is_placed else lowered()
             except Exception as error:
                 has_symbols = keeps_sizes and any(varying for _, varying in self._varying.values())
                 if not has_symbols or error is self._told:
@@ -328,9 +328,7 @@ class Compilation:
             del self.traced[self.settings.kept_captures :]
         return graph
 
-    def _place(
-        self, captured: CapturedGraph, lowered: Callable[[], LocalProgram], host_inputs: list[int], parts: BatchParts
-    ) -> LocalProgram:
+    def _place(self, lowered: Callable[[], LocalProgram], host_inputs: list[int], parts: BatchParts) -> LocalProgram:
         """Return the local program, with operators on the host where the user or a limit of memory wants them."""
 
         def placed(moved: Collection[str], *notes: str) -> LocalProgram:
@@ -347,14 +345,13 @@ class Compilation:
             moved, note = keep_host_operators(program, self.storage.on_host)
             return placed(moved, note)
         specs = recomputed_in(self.target.root)
-        buffers = dict(self.target.root.named_buffers())
         items = self.storage.decide(program)
         sizes = {name: limit.bytes_of(item, self.mesh) for name, item in items.items()}
 
         def device_bytes(moved: Collection[str]) -> int:
             program = placed(moved)
             kept = sum(size for name, size in sizes.items() if name not in program.host_parameters)
-            return kept + activations_of(captured, program, specs, buffers, parts.copies).peak_bytes
+            return kept + activations_of(program, specs, parts.copies).peak_bytes
 
         moved, note = choose_host_operators(program, limit, sizes, device_bytes)
         return placed(moved, note)

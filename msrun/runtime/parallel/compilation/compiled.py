@@ -36,7 +36,7 @@ from msrun.runtime.parallel.precision import (
 )
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.partition.collective_messages import Message
-from msrun.runtime.partition.local_work import LocalValues, local_values, parameter_memory
+from msrun.runtime.partition.events import StepEvents, tell
 from msrun.runtime.partition.program import LocalProgram, ParameterUse
 from msrun.runtime.schedule.deferred_weights import compile_segments, count_deferred, defer_weights, deferred_in
 from msrun.runtime.schedule.replay import (
@@ -123,6 +123,8 @@ class ProgramCall:
     """Runs one captured call on this rank: one program, or stages of a pipeline."""
 
     program: LocalProgram
+    events: StepEvents
+    """Of the whole program on this rank."""
     parts: BatchParts
     own: Mapping[int, CompiledCall]
     """stage -> its program, for those that this rank runs"""
@@ -157,10 +159,6 @@ class ProgramCall:
     @abstractmethod
     def activations(self) -> ActivationEstimate:
         """Return what a rank keeps between the forward and the backward pass of one micro batch."""
-
-    @abstractmethod
-    def local_values(self) -> LocalValues:
-        """Return what every tensor of the whole program is on this rank."""
 
     def programs_with_ends(self) -> list[tuple[LocalProgram, list[fx.Node] | None]]:
         """Return the programs of this rank with the values at which gradients come in; None: at the loss."""
@@ -234,21 +232,14 @@ class CompiledCall(ProgramCall):
         """Linear layers whose weights' gradients are computed while those of their inputs travel."""
         return count_deferred(self.segments)
 
-    def local_values(self) -> LocalValues:
-        """Return what every tensor of the program is on this rank."""
-        return local_values(self.program)
+    @cached_property
+    def events(self) -> StepEvents:  # type: ignore[override]
+        """Those of a training step on this rank."""
+        return tell(self.program)
 
     def activations(self) -> ActivationEstimate:
         """Return what a rank keeps between the forward and the backward pass of one micro batch."""
-        return estimate_activations(
-            self.captured,
-            self.program,
-            self.segments,
-            self.executor.replays,
-            self.executor.buffers,
-            frozenset(stored.name for stored in self.stored),
-            self.copies,
-        )
+        return estimate_activations(self.events, self.segments, self.executor.replays, self.copies)
 
     def run(self, tensors: Sequence[Tensor]) -> list[Any]:
         """Run the local program with autograd: gradients reach the stored parameters by `backward()`.
@@ -539,33 +530,22 @@ def build_compiled_call(
     return CompiledCall(program, segments, executor, trained, groups, parts, factors, regions, captured)
 
 
-def activations_of(
-    captured: CapturedGraph,
-    program: LocalProgram,
-    recompute: Mapping[str, RecomputeSpec],
-    buffers: Mapping[str, Tensor],
-    copies: int,
-) -> ActivationEstimate:
+def activations_of(program: LocalProgram, recompute: Mapping[str, RecomputeSpec], copies: int) -> ActivationEstimate:
     """Return what a step of a program keeps, before its parameters are put in place.
 
     Args:
         recompute: module path -> how it is recomputed.
-        buffers: of the network, by name.
     """
     regions = find_regions(program, recompute)
     region_of = {name: number for number, region in enumerate(regions) for name in region.nodes}
     segments = cut_segments(program, {}, region_of)
-    given = {node.name: buffers[name] for name, node in program.buffers.items()}
-    given |= {name: constant for name, (_, constant) in program.constants.items()}
-    trained = frozenset(name for name, use in program.parameters.items() if use.node.meta["val"].requires_grad)
-    replays = plan_replays(segments, regions, program.outputs)
-    return estimate_activations(captured, program, segments, replays, given, trained, copies)
+    return estimate_activations(tell(program), segments, plan_replays(segments, regions, program.outputs), copies)
 
 
 def _find_memory(program: LocalProgram) -> dict[str, str] | None:
     """Return which values are whose memory; None when only a run could tell."""
     try:
-        return parameter_memory(local_values(program))
+        return tell(program).parameter_memory
     except RuntimeError:  # an operator that needs values
         return None
 

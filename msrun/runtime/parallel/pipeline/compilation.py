@@ -33,7 +33,7 @@ from msrun.runtime.parallel.plan import ParallelPlan, with_traffic
 from msrun.runtime.parallel.precision import scales
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.partition.borders import place_stages
-from msrun.runtime.partition.local_work import LocalValue, infer_local_values, parameter_memory
+from msrun.runtime.partition.events import LocalValues, StepEvents, tell
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.partition.stages import StageAssignment, StageProgram, assign_stages, cut_stages, holders_of
 
@@ -44,7 +44,7 @@ class Division(Draft):
 
     schedule: Schedule
     assignment: StageAssignment
-    values: Mapping[fx.Node, LocalValue]
+    events: StepEvents
     loss: fx.Node | None
     programs: list[StageProgram]
     """Of all stages."""
@@ -119,13 +119,13 @@ def divide(
     captured, program = draft.captured, draft.program
     _check_supported(settings)
     assignment = _assign(compilation, pipeline, captured, program, schedule)
-    values = _infer_values(program, root)
-    loss = _find_loss(program, values)
-    stages = cut_stages(program, assignment.stage_of, schedule.stages, values, loss)
+    events = _tell(program)
+    loss = _find_loss(program, events.values)
+    stages = cut_stages(program, assignment.stage_of, schedule.stages, events.values, loss)
     host_inputs = host_inputs_of(find_tensors(args, kwargs))
     place_stages(program, stages, stored=compilation.storage.on_host, host_inputs=host_inputs)
     given = captured, program, draft.parts, draft.recompute, draft.chosen
-    return Division(*given, schedule, assignment, values, loss, stages)
+    return Division(*given, schedule, assignment, events, loss, stages)
 
 
 def _release_tables(root: nn.Module, stages: int) -> None:
@@ -142,10 +142,9 @@ def _release_tables(root: nn.Module, stages: int) -> None:
         del placements[parameter]
 
 
-def _infer_values(program: LocalProgram, root: nn.Module) -> Mapping[fx.Node, LocalValue]:
-    trainable = {name: parameter.requires_grad for name, parameter in root.named_parameters()}
+def _tell(program: LocalProgram) -> StepEvents:
     try:
-        return infer_local_values(program, trainable=trainable, differentiable_inputs=program.differentiable_inputs)
+        return tell(program)
     except RuntimeError as error:  # an operator that needs values, of which only the run has any
         raise StrategyError(
             f"the stages of a pipeline must know the sizes of what they send each other, but {type(error).__name__}: "
@@ -159,7 +158,7 @@ def build_stages(compilation: Compilation, division: Division) -> tuple[Pipeline
     line = _line(compilation, schedule.ranks)
     own = schedule.stages_of(line.own)
     compilation.place(division, StageHolders(division.holders, own, schedule.holder, division.assignment.by_name))
-    memory_of = parameter_memory(division.values)
+    memory_of = division.events.parameter_memory
     compiled = {
         stage: compilation.build_call(
             division,
@@ -193,9 +192,9 @@ def build_stages(compilation: Compilation, division: Division) -> tuple[Pipeline
         },
         holders=compilation.storage.holders,
         buffers=changed,
-        values=division.values,
+        events=division.events,
         loss=division.loss,
-        trains=any(value.requires_grad for value in division.values.values()),
+        trains=any(value.requires_grad for value in division.events.values.values()),
         parts=division.parts,
         scales=scales(settings.compat, division.parts.copies, division.parts.micro_batches),
         output_broadcast=settings.pipeline.output_broadcast,
@@ -254,7 +253,7 @@ def _assign(
     return assign_stages(captured, schedule.stages, pins, "stage_config")
 
 
-def _find_loss(program: LocalProgram, values: Mapping[fx.Node, LocalValue]) -> fx.Node | None:
+def _find_loss(program: LocalProgram, values: LocalValues) -> fx.Node | None:
     """Return the one scalar result that has a gradient; None when there is none, or not one alone."""
     scalars = {
         node: None

@@ -31,7 +31,7 @@ from msrun.runtime.parallel.gradients_in_backward import ArrivingGradients
 from msrun.runtime.parallel.pipeline.schedule import Action, Schedule, receive_early
 from msrun.runtime.parallel.precision import Scales, current_loss_scale, input_factor, leaf_factor
 from msrun.runtime.partition.collective_messages import Message
-from msrun.runtime.partition.local_work import LocalValue, LocalValues, gradient_reaches
+from msrun.runtime.partition.events import LocalValues, StepEvents, gradient_reaches
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.partition.stages import BorderValue, StageProgram
 from msrun.runtime.progress import waiting_in
@@ -316,7 +316,8 @@ class PipelinedCall(ProgramCall):
     """parameter name -> stages that hold it"""
     buffers: dict[str, Tensor]
     """placeholder -> buffer that the forward pass changes in one stage"""
-    values: Mapping[fx.Node, LocalValue]
+    events: StepEvents
+    """Of all stages on one rank."""
     loss: fx.Node | None
     """The result that gradients start from."""
     trains: bool
@@ -328,9 +329,10 @@ class PipelinedCall(ProgramCall):
     arriving: ArrivingGradients = field(default_factory=ArrivingGradients)
     whole_results: WholeResults = field(default_factory=WholeResults)
 
-    def local_values(self) -> LocalValues:
-        """Return what every tensor of all stages is on one rank."""
-        return self.values
+    @property
+    def values(self) -> LocalValues:
+        """What every tensor of all stages is on one rank."""
+        return self.events.values
 
     def programs_with_ends(self) -> list[tuple[LocalProgram, list[fx.Node] | None]]:
         """Return the stages of this rank with the values at which gradients come in."""

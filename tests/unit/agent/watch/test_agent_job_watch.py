@@ -208,6 +208,11 @@ def test_all_have_come_but_the_meeting_fails(meeting: Meeting) -> None:
 
 def test_ranks_left_alone_in_a_collective_are_found_when_all_of_them_wait(meeting: Meeting) -> None:
     meeting.enter(contract.PHASE_JOINED, 0, 1, 2, 3)
+    for record in meeting.records:
+        record.begin_wait("all_reduce of 8 ranks")
+    assert meeting.look(DESERTED_S + 1) is None, "nobody has finished: they wait for another host"
+    for record in meeting.records:
+        record.end_wait()
     meeting.membership.exited(1, 0, 1.0)
     for rank in (0, 2):
         meeting.records[rank].begin_wait("all_reduce of 4 ranks")

@@ -112,6 +112,13 @@ def test_one_who_knows_the_token_and_registers_as_nothing_is_refused(gate: OpenG
     gate.let_in_both()
 
 
+def test_host_of_another_version_is_told_so(gate: OpenGate) -> None:
+    with gate.stranger() as stream:
+        peer = Peer(stream)
+        stream.sendall(encode_message({"type": "hello", "protocol": 2, "nonce": "0" * 64}))
+        assert peer.read().startswith(b"refused its msrun speaks protocol 2, this one ")
+
+
 @pytest.mark.parametrize("token", [b"left", b""])
 def test_host_with_a_wrong_token_is_refused_on_both_sides(gate: OpenGate, token: bytes) -> None:
     assert "the scheduler has refused this host: wrong token" in gate.refusal(0, token=token)

@@ -149,6 +149,16 @@ def test_full_disk_loses_pieces_and_is_remembered(small_disk: Path, rotation: Lo
 SIZE = 5 * STEP_BYTES
 
 
+def test_fault_that_was_recorded_before_a_host_has_named_its_logs_stays(tmp_path: Path) -> None:
+    home = LogCollector(tmp_path, LogRotation(200, 3), own_logs("worker", {0: (0,)}))
+    home.record_fault("host0: it failed", "Traceback")
+    home.expect(0, ["scheduler.log"])
+    home.write(0, pack_piece("scheduler.log", None, b"more\n"))
+    home.close()
+    text = (tmp_path / "scheduler.log").read_text()
+    assert "host0: it failed" in text and text.endswith("more\n")
+
+
 class Sender:
     """Sends one log of numbered bytes, and another."""
 

@@ -224,7 +224,7 @@ def target_of(case):
     return options[1] if "--device_target" in options else "ascend"
 
 
-CASES = yaml.safe_load((Path(__file__).parent / "local_cases.yaml").read_text())
+CASES = yaml.load((Path(__file__).parent / "local_cases.yaml").read_text(), yaml.CSafeLoader)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)

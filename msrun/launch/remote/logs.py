@@ -204,7 +204,6 @@ class LogCollector:
         self._logs: dict[str, tuple[int, RotatedLog]] = {}  # name -> attempt and file
         self._sizes: dict[str, int] = {}
         self._names: dict[int, frozenset[str]] = {}
-        self._has_recorded = False
         """`scheduler.log` holds a fault already, which may come before its host has said what it will run."""
         self.fault = ""  # why logs are not complete: the first error of the disk; empty when they are
 
@@ -241,7 +240,7 @@ class LogCollector:
 
     def _open(self, name: str) -> RotatedLog:
         path = self._folder / name
-        if not (self._has_recorded and name == contract.SCHEDULER_LOG):
+        if name != contract.SCHEDULER_LOG:  # where a fault of msrun itself may stand already
             os.close(create_own_file(path))
         return RotatedLog(str(path), NO_ROTATION if self._rotation is None or is_of_job(name) else self._rotation)
 
@@ -276,7 +275,6 @@ class LogCollector:
 
     def record_fault(self, what: str, trace: str) -> None:
         """Keep the traceback of a fault of msrun itself, here or on a host; `what` is one line. For any thread."""
-        self._has_recorded = True
         record_fault(self._folder, what, trace)
 
     def close(self) -> None:

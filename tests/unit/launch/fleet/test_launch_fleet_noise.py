@@ -78,7 +78,7 @@ def damaged(draw: st.DrawFn, value: Any) -> bytes:
         while isinstance(holder[key], dict | list) and holder[key] and draw(st.booleans()):
             holder = holder[key]
             key = draw(st.sampled_from(sorted(holder) if isinstance(holder, dict) else range(len(holder))))
-        holder[key] = draw(ODD)
+        holder[key] = copy.deepcopy(draw(ODD))  # a later change may be within it
     data = json.dumps(whole[0]).encode("utf-8", "surrogatepass")
     return draw(st.just(data) | changed(data))
 

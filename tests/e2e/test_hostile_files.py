@@ -39,7 +39,6 @@ READERS: dict[str, tuple[str, ...]] = {
 }
 WRITERS: dict[str, tuple[str, ...]] = {
     "metrics_file": ("msrun", "--worker_num=1", "--metrics_file=FILE", "true"),
-    "plan": ("msrun", "--worker_num=1", "--plan=FILE", "true"),
     "generate": (*GENERATE, "-o", "FILE"),
     "render": (*RENDER, "-o", "FILE", *END),
     "trace": ("msrun", "trace", "log_output", "-o", "FILE"),

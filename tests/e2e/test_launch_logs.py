@@ -149,7 +149,7 @@ HOSTILE = CLIPBOARD + DEVICE + CLEAR + C1 + BIDI
 ORDERS = (b"\x1b", b"\x07", "\x9b".encode(), BIDI.encode())
 
 
-@pytest.mark.parametrize("options", one_fast((), ("--raw",)), ids=["text", "raw"])
+@pytest.mark.parametrize("options", one_fast((), (("--raw",),)), ids=["text", "raw"])
 def test_orders_to_a_terminal_are_shown_as_text(
     msrun: JobRunner, msrun_here: RunHere, tmp_path: Path, options: tuple[str, ...]
 ) -> None:

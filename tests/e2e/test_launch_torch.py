@@ -89,7 +89,7 @@ def test_an_exception_that_a_script_records_is_in_the_report(msrun: JobRunner, t
     assert "exit code 9, after" in again.stderr
 
 
-@pytest.mark.parametrize("options", one_fast((), ("--start_method=exec",)))
+@pytest.mark.parametrize("options", one_fast((), (("--start_method=exec",),)))
 def test_workers_of_plain_torch_are_one_world(msrun: JobRunner, tmp_path: Path, options: tuple[str, ...]) -> None:
     finished = msrun.run("--worker_num=2", *options, WORKERS / "all_reduce.py", cwd=tmp_path)
     assert finished.code == 0, finished.stderr

@@ -94,7 +94,7 @@ def test_workers_of_plain_torch_are_one_world(msrun: JobRunner, tmp_path: Path, 
     finished = msrun.run("--worker_num=2", *options, WORKERS / "all_reduce.py", cwd=tmp_path)
     assert finished.code == 0, finished.stderr
     (ready,) = [event for event in finished.events if event["event"] == "ready"]
-    assert (ready["start_method"], ready["reason"]) == ("exec" if options else "fork", "")
+    assert (ready["start_method"], ready["reason"]) == (("exec", "asked for") if options else ("fork", ""))
     assert "by exec, not by fork" not in finished.stderr
     all_ranks = [{"rank": rank, "local": str(rank)} for rank in (0, 1)]
     right = {"world": 2, "sum": [0.0, 3.0, 6.0, 9.0], "all": all_ranks}

@@ -221,9 +221,7 @@ def run_part(
         # `monitor & exec msrun` makes the monitor a child of msrun
         strangers = frozenset(descendants(os.getpid())) - ({part.early_server.pid} if part.early_server else set())
         events = stack.enter_context(contextlib.closing(EventLog(Path(plan.log_dir) / contract.EVENTS_JSONL)))
-        terminal = _rank_terminal(spec, plan, display)
-        if terminal is not None:
-            stack.callback(terminal.close)
+        terminal = _rank_terminal(stack, spec, plan, display)
         own = OwnStart(
             plan,
             caller,
@@ -235,11 +233,7 @@ def run_part(
             open_files=open_files,
             stopped_limit_s=part.stopped_limit_s,
         )
-        host, link = plan.hosts[0], part.link
-        if link is None:  # this is the only host of the job
-            ranks = {host.node_rank: tuple(worker.global_rank for worker in host.workers)}
-            own_link = OwnLink(Coordinator(plan.job_id, ranks, RestartPolicy.of(plan)), host.node_rank)
-            link = stack.enter_context(contextlib.closing(own_link))
+        host, link = plan.hosts[0], part.link or stack.enter_context(contextlib.closing(_own_link(plan)))
         supervisor = Supervisor(
             plan,
             host,
@@ -265,6 +259,13 @@ def run_part(
             display.say(problem)
         display.finish(failure, result.last.membership, len(result.attempts) - 1)
         return JobResult(plan, failure, result.survivors, supervisor.goes_on, supervisor.take_server())
+
+
+def _own_link(plan: LaunchPlan) -> OwnLink:
+    """Return the link to the coordinator of a job whose only host this is."""
+    host = plan.hosts[0]
+    ranks = {host.node_rank: tuple(worker.global_rank for worker in host.workers)}
+    return OwnLink(Coordinator(plan.job_id, ranks, RestartPolicy.of(plan)), host.node_rank)
 
 
 def _take_directory(
@@ -418,7 +419,9 @@ class OwnStart(Observer):
         return server, scheduler
 
 
-def _rank_terminal(spec: LaunchSpec, plan: LaunchPlan, display: Display) -> RankTerminal | None:
+def _rank_terminal(
+    stack: contextlib.ExitStack, spec: LaunchSpec, plan: LaunchPlan, display: Display
+) -> RankTerminal | None:
     logs = {worker.global_rank: worker.log_path for worker in plan.hosts[0].workers}
     rank = plan.interactive_rank
     if rank is None or rank not in logs:
@@ -428,4 +431,5 @@ def _rank_terminal(spec: LaunchSpec, plan: LaunchPlan, display: Display) -> Rank
     def tell_lost(rank: int, reason: str, count: int) -> None:
         display.say(f"logs are not complete ({reason}): lost {count} bytes of rank {rank}")
 
-    return RankTerminal(rank, logs[rank], rotation, display.user, has_terminal=spec.has_terminal, on_lost=tell_lost)
+    terminal = RankTerminal(rank, logs[rank], rotation, display.user, has_terminal=spec.has_terminal, on_lost=tell_lost)
+    return stack.enter_context(contextlib.closing(terminal))

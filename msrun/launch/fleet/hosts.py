@@ -10,6 +10,7 @@ import contextlib
 import json
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -121,7 +122,7 @@ class ReadyHosts:
             )
 
 
-class Hosts:
+class Hosts(ABC):
     """The hosts of a job. A context; leaving it ends their agents. Who is well stays as he is from start to start."""
 
     pool: HostPool  # from whom the hosts of each start are chosen
@@ -147,12 +148,12 @@ class Hosts:
                 stack.callback(self._opener.close)  # calls off what is being connected
             stack.callback(self.agents.close)
 
+    @abstractmethod
     def run(self, spec: LaunchSpec, logs: LogCollector | None, lost: Collection[HostEntry] = ()) -> ReadyHosts:
         """Return hosts that are ready. `spec`: what is asked of the hosts of this start. `logs`: where their logs go;
         None for a plan. `lost`: those of the start before without whom it goes on; whoever is wanted again is reached
         anew. Raises UsageError, ClusterError: what stands against it, first of all that was found. Raises
         RendezvousTimeout: hosts did not answer in time. Raises Interrupted: a signal came."""
-        raise NotImplementedError
 
     def _link(self, spec: LaunchSpec, host: HostAssignment, environment: Mapping[str, str], **given: Any) -> AgentLink:
         """Return a link to a host of a start that is reached from here; `given` as for `HostJob`."""

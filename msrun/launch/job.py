@@ -333,7 +333,7 @@ def describe_shadowed_package(spec: LaunchSpec, environment: Mapping[str, str]) 
     first = (at / spec.program.target).parent if spec.program.kind == "script" else at
     folders = [*([] if environment.get("PYTHONSAFEPATH") else [first]), *(at / path for path in paths if path)]
     for folder in folders:
-        if folder.resolve() == _ROOT:
+        if folder.resolve() == _ROOT or _has_same_msrun(folder):
             return ""
         for found in (folder / "msrun", folder / "msrun.py"):
             if (found / "__init__.py").is_file() or (found.suffix and found.is_file()):
@@ -342,6 +342,12 @@ def describe_shadowed_package(spec: LaunchSpec, environment: Mapping[str, str]) 
                     "give --start_method exec, with which they import it and not msrun.runtime"
                 )
     return ""
+
+
+def _has_same_msrun(folder: Path) -> bool:
+    """Return whether the package there is a copy of this one: the clone that it was installed from."""
+    copy = folder / "msrun" / "contract.py"
+    return copy.is_file() and copy.read_bytes() == Path(contract.__file__).read_bytes()
 
 
 RECORD_S = 2.0  # how long the scheduler may leave the record of a moment unread before it gets no more

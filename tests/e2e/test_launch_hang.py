@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
-from job_runner import WORKER_IMPORTS, WORKER_PATH, WORKERS, Finished, JobRunner
-
-PRELOAD = [f"--preload={name}" for name in WORKER_IMPORTS]
+from job_runner import PRELOAD, WORKERS, Finished, JobRunner
 
 
 def run_stuck(msrun: JobRunner, cwd: Path, how: str, *options: str) -> Finished:
     words = ("--worker_num=2", *PRELOAD, *options, WORKERS / "runtime" / "stuck.py", how)
-    return msrun.run(*words, cwd=cwd, env={"PYTHONPATH": WORKER_PATH, **msrun.warm()})
+    return msrun.run(*words, cwd=cwd, env=msrun.warm())
 
 
 @pytest.mark.parametrize(
@@ -54,7 +52,7 @@ def test_torchs_flight_recorder_names_the_collective_that_one_rank_has_not_begun
     msrun: JobRunner, tmp_path: Path, where: str
 ) -> None:
     script = WORKERS / "plain_stuck.py"
-    warm = {"PYTHONPATH": WORKER_PATH, **msrun.warm()} if where == "--worker_num=3" else {}
+    warm = msrun.warm() if where == "--worker_num=3" else {}
     finished = msrun.run(where, *PRELOAD, "--hang_time_out=2", script, cwd=tmp_path, env=warm)
     assert finished.code == 124, finished.stderr
     if where == "--worker_num=3":

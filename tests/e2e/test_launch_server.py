@@ -12,20 +12,19 @@ from pathlib import Path
 import pytest
 from asked_cases import one_fast
 from fleet import FleetRunner
-from job_runner import WORKER_IMPORTS, WORKER_PATH, WORKERS, Finished, JobRunner, Running, wait_until
+from job_runner import PRELOAD, WORKERS, Finished, JobRunner, Running, wait_until
 from rehearsal import Rehearsals
 from server_losses import expected_losses, losses
 
 from msrun.server.connection import CLAIM_BYTES, MAGIC, NONCE_BYTES, PREFIX
 
 FOR_EVER = "1000000"
-PRELOAD = [f"--preload={name}" for name in WORKER_IMPORTS]
 
 
 def start(msrun: JobRunner, cwd: Path, steps: str, pause: str, *options: str) -> Running:
     program = WORKERS / "runtime" / "server_training.py"
     words = ("--worker_num=2", "--server_num=2", *PRELOAD, *options, program, steps, pause)
-    return msrun.start(*words, cwd=cwd, env={"PYTHONPATH": WORKER_PATH, **msrun.warm()})
+    return msrun.start(*words, cwd=cwd, env=msrun.warm())
 
 
 def has_trained(job: Running) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from job_runner import DEADLINE_S, REPOSITORY, WORKER_IMPORTS, WORKER_PATH, JobRunner, wait_until
+from job_runner import DEADLINE_S, PRELOAD, REPOSITORY, JobRunner, wait_until
 
 from msrun.launch.metrics_file import Family, render_families
 from msrun.launch.trace import LAUNCHER, PROCESS, STEPS, WAITS, build_trace
@@ -62,9 +62,7 @@ def end(event: dict[str, Any]) -> int:
 
 def test_steps_and_waits_of_all_ranks_are_on_the_clock_of_the_launcher(msrun: JobRunner, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    preload = [f"--preload={name}" for name in WORKER_IMPORTS]
-    warm = {"PYTHONPATH": WORKER_PATH, **msrun.warm()}
-    finished = msrun.run("--worker_num=2", "--trace", *preload, "train.py", cwd=tmp_path, env=warm)
+    finished = msrun.run("--worker_num=2", "--trace", *PRELOAD, "train.py", cwd=tmp_path, env=msrun.warm())
     assert finished.code == 0, finished.stderr
     done = trace("log_output", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from job_runner import REPOSITORY, JobRunner
+from job_runner import PRELOAD, REPOSITORY, JobRunner
 
 PROGRAM = REPOSITORY / "tests" / "workers" / "mindspore_defaults.py"
 OF_MINDSPORE = REPOSITORY / "tests" / "golden" / "mindspore_defaults.json"
@@ -45,7 +45,9 @@ print("weight", round(float(net.weight[0, 0]), 6), "rows", *rows.tolist())
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     with JobRunner() as msrun:
-        return found_by(msrun, tmp_path_factory.mktemp("ours"), "--mindspore=torch", env=msrun.warm())
+        return found_by(
+            msrun, tmp_path_factory.mktemp("ours"), "--mindspore=torch", *PRELOAD, env=msrun.warm("mindspore")
+        )
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +93,8 @@ def test_whole_data_trains_one_network_of_all_ranks(name: str, ours: Any) -> Non
 
 def test_the_option_takes_torchs_meaning_means_and_parts_of_the_data(msrun: JobRunner, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(ONE_STEP)
-    words = ("--worker_num=2", "--mindspore=torch", "--mindspore_semantics=torch", "train.py")
-    job = msrun.run(*words, cwd=tmp_path, env=msrun.warm())
+    words = ("--worker_num=2", "--mindspore=torch", "--mindspore_semantics=torch", *PRELOAD, "train.py")
+    job = msrun.run(*words, cwd=tmp_path, env=msrun.warm("mindspore"))
     assert job.code == 0, job.stderr
     for rank in range(2):
         assert f"weight 0.2 rows {('0 1', '2 3')[rank]}\n" in job.log(rank).decode()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from asked_cases import asked, slow_but
-from job_runner import REPOSITORY, WORKER_PATH, JobRunner
+from job_runner import REPOSITORY, JobRunner
 
 PROGRAM = REPOSITORY / "tests" / "workers" / "mindspore_forms.py"
 FORMS = re.findall(r'^    "(.+)": ', PROGRAM.read_text(), re.MULTILINE)
@@ -33,8 +33,8 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     with JobRunner() as msrun:
         modes, forms = asked(request, "mode", always=["stand_alone"]), asked(request, "form", always=every)
         for size in (1, 2):
-            env = {"PYTHONPATH": WORKER_PATH, "ONLY_FORMS": forms["ONLY_CASES"], **modes}
-            msrun.run_world(size, PROGRAM, folder / f"of_{size}", cwd=folder, env=env, deadline_s=110)
+            env = {"ONLY_FORMS": forms["ONLY_CASES"], **modes}
+            msrun.run_world(size, PROGRAM, folder / f"of_{size}", cwd=folder, kind="mindspore", env=env, deadline_s=110)
     return {size: [json.loads((folder / f"of_{size}.{rank}").read_text()) for rank in range(size)] for size in (1, 2)}
 
 
@@ -90,7 +90,7 @@ def computed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Any]]:
     folder = tmp_path_factory.mktemp("parallelisms")
     with JobRunner() as msrun:
         for size in (1, 4):
-            msrun.run_world(size, PARALLELISMS, folder / f"of_{size}", cwd=folder)
+            msrun.run_world(size, PARALLELISMS, folder / f"of_{size}", cwd=folder, kind="mindspore")
     return {size: [json.loads((folder / f"of_{size}.{rank}").read_text()) for rank in range(size)] for size in (1, 4)}
 
 

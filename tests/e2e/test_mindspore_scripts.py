@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
-from job_runner import JobRunner, wait_until
+from job_runner import PRELOAD, JobRunner, wait_until
 
 WORDS = """
 import os
@@ -44,8 +44,8 @@ def log_of(folder: Path, rank: int) -> str:
 
 @pytest.mark.parametrize("method", one_fast("fork", "exec"))
 def test_import_mindspore_finds_ours_where_there_is_no_other(msrun: JobRunner, script: Path, method: str) -> None:
-    options = ("--worker_num=2", "--mindspore=torch", f"--start_method={method}")
-    job = msrun.run(*options, script.name, cwd=script.parent)
+    options = ("--worker_num=2", "--mindspore=torch", *PRELOAD, f"--start_method={method}")
+    job = msrun.run(*options, script.name, cwd=script.parent, env=msrun.warm("mindspore"))
     assert job.code == 0, job.stderr
     assert "msrun: mindspore is msrun.mindspore, on torch" in job.stderr
     assert all(f"rank {rank} of 2 sum 3.0" in log_of(script.parent, rank) for rank in (0, 1))

@@ -6,13 +6,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from asked_cases import asked, slow_but
-from job_runner import WORKER_PATH, JobRunner
+from job_runner import JobRunner
 from training_habits import HABITS, MODES
 from training_habits.expected import DOCUMENTED, OWN_ROWS, REFUSALS, WARNED, expected
 
@@ -34,10 +33,8 @@ def verdicts(
     """The verdict on each asked habit in each mode."""
     folder = tmp_path_factory.mktemp("habits")
     result = folder / "result.json"
-    words = [str(workers / "runtime" / "habits.py"), "all", str(result)]
-    env = {"PYTHONPATH": WORKER_PATH, "OMP_NUM_THREADS": "1", **asked(request, "mode", "name")}
-    finished = msrun_of_module.run(*words, cwd=folder, command=[sys.executable], env=env, deadline_s=DEADLINE_S)
-    assert finished.code == 0, finished.stderr
+    program, env = workers / "runtime" / "habits.py", asked(request, "mode", "name")
+    msrun_of_module.run_world(1, program, "all", result, cwd=folder, env=env, deadline_s=DEADLINE_S)
     return dict(json.loads(result.read_text()))
 
 

@@ -26,6 +26,8 @@ DEADLINE_S = float(os.environ.get("DEADLINE_S", "60"))
 POLL_S = 0.01
 WORKER_IMPORTS = ("msrun.runtime.parallel.auto_parallel", "torch.export._trace", "small_capture")
 """What the runtime imports and torch builds in every worker at its first call; the fork server does it once for all."""
+PRELOAD = tuple(f"--preload={name}" for name in WORKER_IMPORTS)
+"""What a job has to say that a warm server which has imported these is to be like it."""
 WARM_SERVERS = "JOB_RUNNER_WARM_SERVERS"
 """Names the folder of the warm servers of this test run."""
 MARK = "JOB_RUNNER_MARK"
@@ -224,9 +226,25 @@ class JobRunner:
         env[MARK] = self.mark
         return {**env, **extra}
 
-    def warm(self) -> dict[str, str]:
-        """Return variables with which a job starts from this test run's warm servers, in a tenth of the time."""
-        return {"MSRUN_WARM": "True", "XDG_RUNTIME_DIR": os.environ[WARM_SERVERS]}
+    def warm(self, kind: str = "torch") -> dict[str, str]:
+        """Return variables with which a job starts from this test run's warm servers, in a tenth of the time.
+
+        With the others, which some jobs would not need, one server is like all jobs of a kind: each imports for six
+        seconds, and so does a job that finds none. The first of a kind is that job, and others wait for its server.
+        """
+        folder = Path(os.environ[WARM_SERVERS])
+        try:
+            (folder / f"{kind}.first").touch(exist_ok=False)
+        except FileExistsError:
+            begun = (folder / f"{kind}.first").stat().st_mtime
+
+            def is_there() -> bool:
+                servers, kinds = len([*folder.glob("*/*.sock")]), len([*folder.glob("*.first")])
+                return servers >= kinds or time.time() > begun + DEADLINE_S
+
+            wait_until(is_there, "a warm server", 2 * DEADLINE_S)
+        alike = {"PYTHONPATH": WORKER_PATH, "OMP_NUM_THREADS": "1", "TORCH_FR_BUFFER_SIZE": "2000"}
+        return {"MSRUN_WARM": "True", "XDG_RUNTIME_DIR": os.environ[WARM_SERVERS], **alike}
 
     def start(
         self,
@@ -278,6 +296,7 @@ class JobRunner:
         *args: str | Path,
         cwd: Path,
         preload: Sequence[str] = (),
+        kind: str = "torch",
         env: Mapping[str, str] | None = None,
         deadline_s: float = DEADLINE_S,
     ) -> Finished:
@@ -287,15 +306,17 @@ class JobRunner:
 
         Args:
             preload: modules, beside `WORKER_IMPORTS`, whose import the fork server does for all ranks.
+            kind: see `warm`.
         """
         finished = self.run(
             f"--worker_num={world_size}",
             "--quiet",
-            *(f"--preload={name}" for name in (*WORKER_IMPORTS, *preload)),
+            *PRELOAD,
+            *(f"--preload={name}" for name in preload),
             script,
             *args,
             cwd=cwd,
-            env={"PYTHONPATH": WORKER_PATH, **self.warm(), **(env or {})},
+            env={**self.warm(kind), **(env or {})},
             deadline_s=deadline_s,
         )
         assert finished.code == 0, finished.stderr

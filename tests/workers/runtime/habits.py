@@ -118,7 +118,7 @@ def main():
     for mode in MODES if options.mode == "all" else [options.mode]:
         names = [name for name, habit in HABITS.items() if mode in (*habit.modes, ALONE)]
         names = [name for name in names if (name in options.only if options.only else is_asked(f"{mode}/{name}"))]
-        for name, verdict in run_all(names, mode):
+        for name, verdict in run_all(names, mode) if names else ():
             found[f"{mode}/{name}"] = vars(verdict)
             print(f"{name} | {mode} | {short(verdict)[:300]}", verdict.trace if options.only else "", flush=True)
     if options.result:

@@ -84,6 +84,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
+    """Make no items of the slow rows of tables where nobody wants them: they are two of five, in every process."""
+    yield
+    if metafunc.config.getoption("markexpr") == "not slow":
+        calls = metafunc._calls
+        metafunc._calls = [call for call in calls if all(mark.name != "slow" for mark in call.marks)] or calls[:1]
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     keep_share(config, items)
     draw_few_examples(items)

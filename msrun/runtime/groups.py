@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -16,8 +16,10 @@ from torch.distributed import distributed_c10d
 
 from msrun.errors import WorldError, near_miss
 from msrun.runtime.progress import waiting_in
-from msrun.runtime.sharding.layout import Mesh
 from msrun.runtime.world import at_release, world
+
+if TYPE_CHECKING:
+    from msrun.runtime.sharding.layout import Mesh
 
 _NAMING = "_hash_ranks_to_str"
 

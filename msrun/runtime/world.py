@@ -41,7 +41,6 @@ from msrun.runtime.joining.spec import (
     use_device,
 )
 from msrun.runtime.requirements import warn_if_untested
-from msrun.runtime.tensors.plain_tensors import keep_no_values
 from msrun.shm.process_group import register
 
 DEFAULT_TIMEOUT_S = 1800.0
@@ -105,6 +104,9 @@ def _join(spec: WorldSpec, backend: str | None, timeout_s: float) -> WorldSpec:
     if spec.source == SOURCE:
         join_fake_world(spec)
         if read_level(os.environ) < REAL_VALUES:
+            # Brings torch's distributed tensors, which take as long to import as half of torch.
+            from msrun.runtime.tensors.plain_tensors import keep_no_values
+
             keep_no_values()
         return spec
     store: Store | None = None

@@ -59,6 +59,7 @@ def test_scheduler_learns_how_a_worker_ends(
     scheduler = threads.submit(serve, meeting, 1, DEADLINE_S, 30)
     program = (
         "import os, torch.distributed as dist\nfrom msrun.runtime import init, get_rank\ninit()\n"
+        "import sys; assert 'torch.distributed.tensor' not in sys.modules, 'it takes as long as half of torch'\n"
         "print([get_rank(), *(os.environ[n] for n in ('RANK_ID', 'RANK_SIZE', 'DEVICE_ID', 'GLOO_SOCKET_IFNAME'))])\n"
     )
     worker = start(msrun, meeting, "MS_WORKER", 1, "-c", program + last_words)

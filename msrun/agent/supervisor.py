@@ -32,9 +32,9 @@ from msrun.agent.attempt import (
     scheduler_spec,
     worker_specs,
 )
+from msrun.agent.logs.log_file import BoundedLog, LogLimit
 from msrun.agent.observer import Observers
 from msrun.agent.processes import process_control
-from msrun.agent.processes.log_pipes import log_writer_specs
 from msrun.agent.processes.process_control import describe_status, exit_code_of, signal_name
 from msrun.agent.processes.server_handle import ForkServerHandle
 from msrun.agent.processes.terminal import RankTerminal
@@ -65,6 +65,7 @@ from msrun.planning.spec import explain_no_tests
 OVERDUE_S = 3.0  # how long past its grace a stop may take before the fork server itself is killed
 SWEEP_OVERDUE_S = 10.0  # how long the fork server may take to end what an attempt left behind
 LOOKS_PER_LIMIT = 4  # how often to look, within the time that a process of msrun's own may be stopped, whether one is
+LOGS_LOOK_S = 0.25  # how often logs of bounded size are looked at
 STORE_OVERDUE_S = 10.0  # how long the scheduler may take for that
 SCHEDULER_END_S = 3.0  # how long the scheduler may take to end by itself once its channel is closed: for its last lines
 OTHERS_LINE_S = 2.0  # how long the other hosts may take to end before that is worth a line
@@ -133,6 +134,9 @@ class Supervisor:
         )
         self._memory_kills = MemoryKillWatch()
         self._logs = {worker.global_rank: worker.last_words_path for worker in host.workers}
+        paths = [path for worker in host.workers for path in worker.log_paths] if plan.log_max_bytes else []
+        limit = LogLimit(plan.log_max_bytes, plan.log_keep)
+        self._bounded = {path: BoundedLog(path, limit, self._on_log_stays) for path in paths}
         self._past: list[Attempt] = []
         self._attempt = self._new_attempt()
         self._is_last = False  # nothing may be started again here: msrun was told to end the job, or this host cannot
@@ -167,6 +171,8 @@ class Supervisor:
         self._signals, self._selector = signals, selector
         if self._observers.tick_s is not None:
             self._timers.every("tick", self._observers.tick_s, lambda: self._observers.tick(self._attempt.membership))
+        if self._bounded:
+            self._timers.every("logs", LOGS_LOOK_S, self._look_at_logs)
         self._selector.register(signals, selectors.EVENT_READ, self._on_signals)
         self._selector.register(self._orders, selectors.EVENT_READ, self._on_orders)
         if self._terminal is not None:
@@ -352,7 +358,17 @@ class Supervisor:
                 self._fail(ClusterError(f"--interactive: {where}"))
                 return
         self._attempt.are_workers_asked_for = True
-        self._server.start([*log_writer_specs(plan.log_dir, plan.log_max_bytes, plan.log_keep), *workers])
+        self._server.start(workers)
+
+    def _look_at_logs(self) -> None:
+        for log in self._bounded.values():
+            log.look()
+
+    def _on_log_stays(self, reason: str) -> None:
+        if self._timers.is_set("logs"):
+            self._timers.cancel("logs")
+            text = f"logs stay whole: the file system of {self._plan.log_dir} cannot free part of a file ({reason})"
+            self._tell("note", text=f"--log_max_bytes: {text}")
 
     def _look_at_own(self) -> None:
         if error := self._own.look_for_stopped(self._server.pid, time.monotonic(), self._stopped_limit_s):
@@ -400,8 +416,6 @@ class Supervisor:
                     attempt.membership.members[rank].hint = f"killed: {why}"
                 remedy = "; give more, if their work is to end first" if grace_s else ""
                 self._tell("note", text=f"{name_ranks(ranks)} killed: {why}{remedy}")
-            case {"type": "log_lost", "reason": reason, "lost_bytes": lost_bytes}:
-                self._tell("log_lost", reason=reason, lost_bytes=lost_bytes)
             case {"type": "cannot_start", "reason": reason}:
                 self._fail(ClusterError(f"{reason}, on {self._host.name}"))
             case {"type": "swept", "survivors": survivors}:
@@ -648,7 +662,9 @@ class Supervisor:
             # Only now has everything been written that the attempt had to say.
             reason = past.end_reason()
             self._tell("restarting", attempt=number, delay_s=delay_s, reason=reason, global_ranks=past.guilty)
-            keep_logs(self._host.log_paths, self._host.first_attempt + number - 1)
+            kept = keep_logs(self._host.log_paths, self._host.first_attempt + number - 1)
+            for path, log in self._bounded.items():
+                log.end(kept[path])
         except MsrunError as error:
             self._fail(ClusterError(f"cannot start again: {error}"))
             return False
@@ -687,6 +703,12 @@ class Supervisor:
         kept = [*self._strangers, *([server.pid] if (server := self.take_server()) else [])]
         left = process_control.kill_descendants(OVERDUE_S, kept)
         self._survivors = tuple(sorted({*self._survivors, *left}))
+
+    def end_logs(self) -> None:
+        """Nobody reads the logs of this part of the job any more while they grow."""
+        self._look_at_logs()
+        for path, log in self._bounded.items():
+            log.end(path)
 
     def _hear_server(self, limit_s: float, is_done: Callable[[], bool]) -> None:
         end = time.monotonic() + limit_s

@@ -19,7 +19,6 @@ from msrun import contract
 from msrun.agent.attempt import keep_logs
 from msrun.agent.host.host_facts import read_host_facts
 from msrun.agent.logs.own_file import open_own_file
-from msrun.agent.logs.rotated_log import LogRotation
 from msrun.agent.observer import Observer, Observers, OwnFaults
 from msrun.agent.processes.process_control import adopt_orphans, descendants, raise_open_files, set_open_files
 from msrun.agent.processes.server_handle import ForkServerHandle, start_fork_server
@@ -258,6 +257,7 @@ def run_part(
         if problem := describe_removed(Path(plan.log_dir), folder) or problem:
             display.say(problem)
         display.finish(failure, result.last.membership, len(result.attempts) - 1)
+        supervisor.end_logs()
         return JobResult(plan, failure, result.survivors, supervisor.goes_on, supervisor.take_server())
 
 
@@ -300,7 +300,7 @@ def _take_directory(
     stack.callback(shutil.rmtree, plan.run_dir, ignore_errors=True)  # made when the fork server is ready
     lock.take()
     if spec.first_attempt:
-        keep_logs((path for path in plan.log_paths if Path(path).exists()), spec.first_attempt - 1)
+        keep_logs(plan.log_paths, spec.first_attempt - 1)
     prepare_log_directory(plan)
     write_rank_table(plan, table_text)
     if spec.worker_log_dir and (spec.rank_table_file is None or table_text is not None):  # where workers read it
@@ -432,10 +432,9 @@ def _rank_terminal(
     rank = plan.interactive_rank
     if rank is None or rank not in logs:
         return None
-    rotation = LogRotation(plan.log_max_bytes, plan.log_keep) if plan.log_max_bytes else None
 
     def tell_lost(rank: int, reason: str, count: int) -> None:
         display.say(f"logs are not complete ({reason}): lost {count} bytes of rank {rank}")
 
-    terminal = RankTerminal(rank, logs[rank], rotation, display.user, has_terminal=spec.has_terminal, on_lost=tell_lost)
+    terminal = RankTerminal(rank, logs[rank], display.user, has_terminal=spec.has_terminal, on_lost=tell_lost)
     return stack.enter_context(contextlib.closing(terminal))

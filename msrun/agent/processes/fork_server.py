@@ -14,8 +14,7 @@ Protocol, over the channel to the agent:
     server -> agent   ready {start_method, reason, prepare_s}      started {process_id, pid, at}
                       killed {process_ids, grace_s}
                       exited {process_id, status, peak_bytes, at}  told {attempt, not_started}
-                      log_lost {reason, lost_bytes}                cannot_start {reason}
-                      swept {survivors}                            finished {survivors}
+                      cannot_start {reason}        swept {survivors}        finished {survivors}
 Who has exited before `told`, ended by itself; who exits after it was told to end by `stop`.
 Times are seconds of CLOCK_MONOTONIC, which all processes of a host share.
 """
@@ -40,7 +39,6 @@ from typing import TYPE_CHECKING, Any
 from msrun import contract
 from msrun.agent.processes import process_control
 from msrun.agent.processes.child import Given, become, set_environment
-from msrun.agent.processes.log_pipes import open_log_pipes
 from msrun.agent.processes.process_control import Reaper, mark_job, raise_open_files
 from msrun.agent.processes.process_spec import MINDSPORE_SCHEDULER_ID, SCHEDULER_ID, ProcessSpec
 from msrun.cluster.messages import Channel, Message, await_input
@@ -248,11 +246,6 @@ class ForkServer:
 
     def _start(self, specs: list[ProcessSpec]) -> ProcessSpec | None:
         self._waiting.extend(spec for spec in specs if spec.process_id >= 0)
-        try:
-            self.given.log_pipes = open_log_pipes(specs) or self.given.log_pipes
-        except OSError as error:
-            self._refuse("cannot make the pipes of the workers' logs", error)
-            return None
         for spec in specs:
             if spec.process_id < 0 and self._fork(spec):
                 return spec
@@ -284,18 +277,13 @@ class ForkServer:
             return True
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         self._reaper.watch(pid)
-        if self.given.log_pipes:
-            self.given.log_pipes.started(spec.process_id, pid)
         self._running[pid] = spec.process_id
         self._started_at[pid] = self._clock()
         self._send(type="started", process_id=spec.process_id, pid=pid, at=time.monotonic())
         return False
 
     def _reap(self) -> None:
-        ended = self._reaper.reap()
-        if self.given.log_pipes:
-            ended = self.given.log_pipes.writer_first(ended)
-        for pid, status, peak_bytes in ended:
+        for pid, status, peak_bytes in self._reaper.reap():
             process_id = self._running.pop(pid, None)
             self._started_at.pop(pid, None)
             if process_id is not None:
@@ -383,18 +371,7 @@ class ForkServer:
             self._await_end_of_leftovers(LEFTOVER_GRACE_S)
             process_control.signal_processes(self._leftovers(), signal.SIGKILL)
             self._await_end_of_leftovers(KILL_DEADLINE_S)
-        self._end_log_writer()
         return self._leftovers()
-
-    def _end_log_writer(self) -> None:
-        """Let the log writer write what is left, now that nobody writes to it any more."""
-        pipes, self.given.log_pipes = self.given.log_pipes, None
-        if pipes:
-            if self._running.pop(pipes.log_writer_pid, None) is not None:  # its end is no news from here on
-                process_control.signal_processes([pipes.log_writer_pid], signal.SIGCONT)
-            if report := pipes.end_log_writer():
-                self._send(type="log_lost", **report)
-            self._await_end_of_leftovers(KILL_DEADLINE_S)
 
     def _leftovers(self) -> list[int]:
         """Return what lives, and who is not collected yet: one whose main thread has ended may have others."""
@@ -411,10 +388,6 @@ class ForkServer:
     def _abandon(self) -> None:
         """The agent is gone without a word: leave nothing behind."""
         self._waiting.clear()
-        if self.given.log_pipes:
-            process_control.signal_processes(self._leftovers(), signal.SIGKILL)
-            self._await_end_of_leftovers(KILL_DEADLINE_S)
-            self._end_log_writer()
         # The scheduler last: it cleans up if this process is killed meanwhile.
         schedulers = [pid for pid, process_id in self._running.items() if process_id == SCHEDULER_ID]
         process_control.kill_descendants(KILL_DEADLINE_S, schedulers)

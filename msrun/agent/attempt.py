@@ -136,25 +136,16 @@ def worker_specs(
     return [*servers, *workers]
 
 
-def late_start(plan: LaunchPlan, host: HostPlan, missing: list[int], log: str) -> RendezvousTimeout:
-    """Return who was not started in time; `log`: where more is said."""
-    return RendezvousTimeout(
-        f"--cluster_time_out {plan.cluster_time_out_s}: {len(missing)} of {len(host.workers)} workers were not started "
-        f"in time on {host.name} (ranks {', '.join(map(str, missing))}); {log}"
-    )
-
-
-def keep_logs(logs: Iterable[str], attempt: int) -> dict[str, str]:
-    """Move the logs of an attempt that is over out of the way, `worker_3.log` to `worker_3.attempt_0.log`; returns
-    where each is now. Raises ClusterError: one cannot be moved."""
-    kept = {log: str(Path(log).with_name(contract.attempt_log_name(Path(log).name, attempt))) for log in logs}
-    for log, path in kept.items():
+def keep_logs(logs: Iterable[str], attempt: int) -> None:
+    """Move the logs of an attempt that is over out of the way, `worker_3.log` to `worker_3.attempt_0.log`. Raises
+    ClusterError: one cannot be moved."""
+    for log in logs:
+        kept = contract.attempt_log_name(log, attempt)
         try:
             with contextlib.suppress(FileNotFoundError):  # there is none
-                Path(log).rename(path)
+                Path(log).rename(kept)
         except OSError as error:
-            raise ClusterError(f"cannot move a log to {path} ({error.strerror})") from None
-    return kept
+            raise ClusterError(f"cannot move a log to {kept} ({error.strerror})") from None
 
 
 LAST_WORDS_BYTES = 2048

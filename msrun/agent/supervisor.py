@@ -28,18 +28,16 @@ from msrun.agent.attempt import (
     OwnProcesses,
     error_file,
     keep_logs,
-    late_start,
     scheduler_spec,
     worker_specs,
 )
-from msrun.agent.logs.log_file import BoundedLog, LogLimit
 from msrun.agent.observer import Observers
 from msrun.agent.processes import process_control
 from msrun.agent.processes.process_control import describe_status, exit_code_of, signal_name
 from msrun.agent.processes.server_handle import ForkServerHandle
 from msrun.agent.processes.terminal import RankTerminal
 from msrun.agent.signals import SignalPipe
-from msrun.agent.timers import Pause, Timers
+from msrun.agent.timers import Timers
 from msrun.agent.watch.evidence import STACK_WAIT_S, MemoryKillWatch, explain_end, explain_limit
 from msrun.agent.watch.job_watch import JobWatch
 from msrun.agent.watch.progress_board import ProgressBoard
@@ -54,6 +52,7 @@ from msrun.errors import (
     MsrunError,
     OwnProcessLost,
     PeerFailed,
+    RendezvousTimeout,
     interruption,
 )
 from msrun.planning.environment import blas_threads
@@ -65,7 +64,6 @@ from msrun.planning.spec import explain_no_tests
 OVERDUE_S = 3.0  # how long past its grace a stop may take before the fork server itself is killed
 SWEEP_OVERDUE_S = 10.0  # how long the fork server may take to end what an attempt left behind
 LOOKS_PER_LIMIT = 4  # how often to look, within the time that a process of msrun's own may be stopped, whether one is
-LOGS_LOOK_S = 0.25  # how often logs of bounded size are looked at
 STORE_OVERDUE_S = 10.0  # how long the scheduler may take for that
 SCHEDULER_END_S = 3.0  # how long the scheduler may take to end by itself once its channel is closed: for its last lines
 OTHERS_LINE_S = 2.0  # how long the other hosts may take to end before that is worth a line
@@ -125,18 +123,9 @@ class Supervisor:
         self._stopped_limit_s = stopped_limit_s
         self._timers = Timers(clock)
         self._watch = JobWatch(plan, host, board, self._timers, self._end_stuck, self._tell)
-        self._pause = Pause(
-            lambda kind: self._server.send(kind),
-            self._timers,
-            self._watch.note_pause,
-            stop_self=stop_self,
-            forwarded=plan.forward_signals,
-        )
+        self._stop_self = stop_self
         self._memory_kills = MemoryKillWatch()
         self._logs = {worker.global_rank: worker.last_words_path for worker in host.workers}
-        paths = [path for worker in host.workers for path in worker.log_paths] if plan.log_max_bytes else []
-        limit = LogLimit(plan.log_max_bytes, plan.log_keep)
-        self._bounded = {path: BoundedLog(path, limit, self._on_log_stays) for path in paths}
         self._past: list[Attempt] = []
         self._attempt = self._new_attempt()
         self._is_last = False  # nothing may be started again here: msrun was told to end the job, or this host cannot
@@ -171,8 +160,6 @@ class Supervisor:
         self._signals, self._selector = signals, selector
         if self._observers.tick_s is not None:
             self._timers.every("tick", self._observers.tick_s, lambda: self._observers.tick(self._attempt.membership))
-        if self._bounded:
-            self._timers.every("logs", LOGS_LOOK_S, self._look_at_logs)
         self._selector.register(signals, selectors.EVENT_READ, self._on_signals)
         self._selector.register(self._orders, selectors.EVENT_READ, self._on_orders)
         if self._terminal is not None:
@@ -360,16 +347,6 @@ class Supervisor:
         self._attempt.are_workers_asked_for = True
         self._server.start(workers)
 
-    def _look_at_logs(self) -> None:
-        for log in self._bounded.values():
-            log.look()
-
-    def _on_log_stays(self, reason: str) -> None:
-        if self._timers.is_set("logs"):
-            self._timers.cancel("logs")
-            text = f"logs stay whole: the file system of {self._plan.log_dir} cannot free part of a file ({reason})"
-            self._tell("note", text=f"--log_max_bytes: {text}")
-
     def _look_at_own(self) -> None:
         if error := self._own.look_for_stopped(self._server.pid, time.monotonic(), self._stopped_limit_s):
             self._fail(error)
@@ -380,7 +357,9 @@ class Supervisor:
 
     def _on_late_start(self) -> None:
         missing = self._attempt.membership.ranks_in(WorkerState.PLANNED)
-        self._fail(late_start(self._plan, self._host, missing, self._own.describe_log()))
+        how_many = f"{len(missing)} of {len(self._host.workers)} workers were not started in time on {self._host.name}"
+        ranks = f"(ranks {', '.join(map(str, missing))}); {self._own.describe_log()}"
+        self._fail(RendezvousTimeout(f"--cluster_time_out {self._plan.cluster_time_out_s}: {how_many} {ranks}"))
 
     # -- events -------------------------------------------------------------------------------------------------
 
@@ -484,7 +463,7 @@ class Supervisor:
             self._end_part()
 
     def _on_server_lost(self) -> None:
-        self._pause.end()
+        self._end_pause()
         self._timers.cancel("sweep", "renew", "restart", "store")
         attempt = self._attempt
         if not attempt.has_failed:
@@ -518,8 +497,32 @@ class Supervisor:
 
     def _on_signals(self) -> None:
         for signum in self._signals.read():
-            if not self._pause.heed(signum):
+            if signum == signal.SIGTSTP:
+                self._pause()
+            elif signum == signal.SIGCONT and (self._timers.are_paused or signum not in self._plan.forward_signals):
+                self._go_on()
+            else:
                 self._on_signal(signum)
+
+    def _pause(self) -> None:
+        """Stop as Ctrl-Z wants. A worker's process group has no parent in its session, so the kernel keeps SIGTSTP from
+        it: it gets SIGSTOP. What a pause lasts counts for no limit of msrun's."""
+        if not self._timers.are_paused:
+            self._server.send("pause")
+            self._timers.pause()
+        if self._stop_self is not None:
+            self._stop_self()
+            self._go_on()
+
+    def _go_on(self) -> None:
+        if self._timers.are_paused:
+            self._server.send("resume")
+            self._end_pause()
+
+    def _end_pause(self) -> None:
+        if self._timers.are_paused:
+            self._timers.resume()
+            self._watch.note_pause()
 
     def _on_signal(self, signum: int) -> None:
         attempt = self._attempt
@@ -607,7 +610,7 @@ class Supervisor:
         if self._timers.is_set("stop"):
             return
         attempt = self._attempt
-        self._pause.end()
+        self._end_pause()
         self._tell("stopping", reason=reason)
         self._watch.stop()
         self._timers.cancel("start", "stacks", "sweep", "renew", "restart", "store")
@@ -662,9 +665,7 @@ class Supervisor:
             # Only now has everything been written that the attempt had to say.
             reason = past.end_reason()
             self._tell("restarting", attempt=number, delay_s=delay_s, reason=reason, global_ranks=past.guilty)
-            kept = keep_logs(self._host.log_paths, self._host.first_attempt + number - 1)
-            for path, log in self._bounded.items():
-                log.end(kept[path])
+            keep_logs(self._host.log_paths, self._host.first_attempt + number - 1)
         except MsrunError as error:
             self._fail(ClusterError(f"cannot start again: {error}"))
             return False
@@ -703,12 +704,6 @@ class Supervisor:
         kept = [*self._strangers, *([server.pid] if (server := self.take_server()) else [])]
         left = process_control.kill_descendants(OVERDUE_S, kept)
         self._survivors = tuple(sorted({*self._survivors, *left}))
-
-    def end_logs(self) -> None:
-        """Nobody reads the logs of this part of the job any more while they grow."""
-        self._look_at_logs()
-        for path, log in self._bounded.items():
-            log.end(path)
 
     def _hear_server(self, limit_s: float, is_done: Callable[[], bool]) -> None:
         end = time.monotonic() + limit_s

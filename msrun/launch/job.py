@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from msrun import contract
 from msrun.agent.attempt import keep_logs
 from msrun.agent.host.host_facts import read_host_facts
+from msrun.agent.logs.log_file import BoundedLogs, LogLimit
 from msrun.agent.logs.own_file import open_own_file
 from msrun.agent.observer import Observer, Observers, OwnFaults
 from msrun.agent.processes.process_control import adopt_orphans, descendants, raise_open_files, set_open_files
@@ -220,6 +221,11 @@ def run_part(
         # `monitor & exec msrun` makes the monitor a child of msrun
         strangers = frozenset(descendants(os.getpid())) - ({part.early_server.pid} if part.early_server else set())
         events = stack.enter_context(contextlib.closing(EventLog(Path(plan.log_dir) / contract.EVENTS_JSONL)))
+        bounded: list[BoundedLogs] = []
+        if plan.log_max_bytes:
+            paths = [path for worker in plan.hosts[0].workers for path in worker.log_paths]
+            limit = LogLimit(plan.log_max_bytes, plan.log_keep)
+            bounded.append(BoundedLogs(paths, limit, spec.first_attempt, display.say))
         terminal = _rank_terminal(stack, spec, plan, display)
         own = OwnStart(
             plan,
@@ -238,7 +244,7 @@ def run_part(
             host,
             own.start,
             stack.enter_context(contextlib.closing(ProgressBoard(Path(plan.run_dir, PROGRESS_BOARD), plan.world_size))),
-            Observers([events, own, *display.observers], faults),
+            Observers([events, own, *bounded, *display.observers], faults),
             orders=link.orders,
             send=link.pass_on,
             describe=partial(report_failure, plan),
@@ -257,7 +263,8 @@ def run_part(
         if problem := describe_removed(Path(plan.log_dir), folder) or problem:
             display.say(problem)
         display.finish(failure, result.last.membership, len(result.attempts) - 1)
-        supervisor.end_logs()
+        for one in bounded:
+            one.end()
         return JobResult(plan, failure, result.survivors, supervisor.goes_on, supervisor.take_server())
 
 

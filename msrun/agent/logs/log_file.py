@@ -12,10 +12,14 @@ import ctypes
 import functools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from msrun import contract
 from msrun.agent.logs.own_file import open_own_file
+from msrun.agent.observer import Observer
+from msrun.cluster.membership import Membership
 
 RETRY_S = 1.0  # how long a log that could not be written is left alone; an attempt on a full disk can take its time
 FREE, _COLLAPSE_RANGE = 0x01 | 0x02, 0x08  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE of <linux/falloc.h>
@@ -74,11 +78,12 @@ class BoundedLog:
                     end = _REFUSED
                 self._freed = end
 
-    def end(self, path: str) -> None:
-        """Nobody writes the log any more, which has this name now; the file that has its own is another one. The hole
-        goes where the file system can take it out (ext4, XFS)."""
+    def end(self, attempt: int | None = None) -> None:
+        """Nobody writes the log any more, which has the name of an attempt now where one is given. The hole goes where
+        the file system can take it out (ext4, XFS)."""
         freed, self._freed = self._freed, 0
         if 0 < freed < _REFUSED:
+            path = self._path if attempt is None else contract.attempt_log_name(self._path, attempt)
             with contextlib.suppress(OSError):
                 self._change(path, _COLLAPSE_RANGE, freed)
 
@@ -88,6 +93,39 @@ class BoundedLog:
             change(descriptor, mode, 0, end)
         finally:
             os.close(descriptor)
+
+
+class BoundedLogs(Observer):
+    """Those that the workers of one host write."""
+
+    tick_s = 0.25
+
+    def __init__(self, paths: Iterable[str], limit: LogLimit, first_attempt: int, say: Callable[[str], None]) -> None:
+        self._logs = [BoundedLog(path, limit, self._on_refused) for path in paths]
+        self._say, self._first_attempt = say, first_attempt
+        self._over: int | None = None  # an attempt whose logs are about to be renamed
+
+    def note(self, kind: str, fields: Mapping[str, Any]) -> None:
+        if kind == "restarting":
+            self._over = self._first_attempt + int(fields["attempt"]) - 1
+
+    def tick(self, membership: Membership | None = None) -> None:  # noqa: ARG002
+        for log in self._logs:
+            if self._over is not None:
+                log.end(self._over)
+            log.look()
+        self._over = None
+
+    def _on_refused(self, reason: str) -> None:
+        if self._logs:
+            self._logs = []
+            self._say(f"--log_max_bytes: logs stay whole, for their file system cannot free part of a file ({reason})")
+
+    def end(self) -> None:
+        """Nobody writes or follows them any more."""
+        self.tick()
+        for log in self._logs:
+            log.end()
 
 
 class LogFile:

@@ -232,9 +232,9 @@ class LogCollector:
         current, log = self._logs[name]
         if attempt > current and not is_of_job(name):
             log.close()
-            kept = keep_logs([str(self._folder / name)], self._first_attempt + current)
+            keep_logs([str(self._folder / name)], self._first_attempt + current)
             if name in self._bounded:
-                self._bounded[name].end(*kept.values())
+                self._bounded[name].end(self._first_attempt + current)
             log = self._open(name)
             self._logs[name], self._sizes[name] = (attempt, log), 0
         return log
@@ -246,8 +246,8 @@ class LogCollector:
     def close(self) -> None:
         for _, log in self._logs.values():
             log.close()
-        for name, bounded in self._bounded.items():
-            bounded.end(str(self._folder / name))
+        for bounded in self._bounded.values():
+            bounded.end()
         self._logs.clear()
         self._bounded.clear()
         self._names.clear()

@@ -105,9 +105,9 @@ def test_newest_bytes_stay_and_the_others_take_no_disk(tmp_path: Path, max_bytes
     found = path.read_bytes()
     assert not refused and len(found) == len(data) and found[-keep * max_bytes :] == data[-keep * max_bytes :]
     assert 512 * path.stat().st_blocks == blocks * BLOCK
-    kept = path.rename(tmp_path / "kept")
+    kept = path.rename(tmp_path / "log.attempt_4.log")
     path.write_bytes(data[:BLOCK])
-    log.end(str(kept))
+    log.end(4)
     assert data.endswith(kept.read_bytes().lstrip(b"\0")) and path.read_bytes() == data[:BLOCK]
     log.look()
     assert path.read_bytes() == data[:BLOCK], "what was freed was of the other file"
@@ -125,5 +125,5 @@ def test_log_stays_whole_where_nothing_can_be_freed_and_that_is_told_once(
     for size in (3, 5):
         path.write_bytes(b"x" * size * BLOCK)
         log.look()
-    log.end(str(path))
+    log.end()
     assert refused == ["not here"] and path.read_bytes() == b"x" * 5 * BLOCK

@@ -2,10 +2,7 @@
 
 The job's coordinator is told what happens here, and obeyed: how the job failed, whether it starts again and when it is
 over, it says to all hosts the same, also where there is only one. A host that has failed stops its own workers at once
-and does not wait to be told.
-
-The loop sleeps until the fork server reports, an order or a signal comes or a timer is due. Observers (console, event
-log, scheduler's record) are told of every moment and may ask for a regular tick.
+and does not wait to be told. Observers (console, event log, scheduler's record) are told of every moment.
 """
 
 from __future__ import annotations
@@ -64,7 +61,7 @@ from msrun.planning.spec import explain_no_tests
 OVERDUE_S = 3.0  # how long past its grace a stop may take before the fork server itself is killed
 SWEEP_OVERDUE_S = 10.0  # how long the fork server may take to end what an attempt left behind
 LOOKS_PER_LIMIT = 4  # how often to look, within the time that a process of msrun's own may be stopped, whether one is
-STORE_OVERDUE_S = 10.0  # how long the scheduler may take for that
+STORE_OVERDUE_S = 10.0  # how long the scheduler may take for a fresh store
 SCHEDULER_END_S = 3.0  # how long the scheduler may take to end by itself once its channel is closed: for its last lines
 OTHERS_LINE_S = 2.0  # how long the other hosts may take to end before that is worth a line
 ELSEWHERE_S = 10.0
@@ -107,15 +104,12 @@ class Supervisor:
         check_again: Callable[[Collection[int]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`start_own`: starts a fork server, which will start the scheduler at the channel's other end; called here,
-        and again when one of the two was lost. Raises MsrunError. `orders`: what the coordinator says, see
-        `cluster.coordinator`; `lost {reason}` when it has gone. `send`: tells the coordinator. `describe`: how an
-        attempt failed on this host; leaves out whether it may be repeated. `check_again`: called before a restart, with
-        processes that could not be ended; raises MsrunError. `strangers`: children of this process that were there
-        before the job, and are none of its business. `home`: the folder where the user finds `scheduler.log`; empty
-        where it goes with the job. `stopped_limit_s`: how long a process of msrun's own may be stopped by a signal.
-        `stop_self`: what Ctrl-Z does to this process; None = nothing. `terminal`: of the rank here that the user talks
-        to; closed by the caller."""
+        """`start_own`: starts a fork server, which will start the scheduler at the channel's other end, also when one
+        was lost. `orders`, `send`: from and to the coordinator. `describe`: how an attempt failed on this host, but for
+        whether it may be repeated. `check_again`: called before a restart, with processes that could not be ended;
+        raises MsrunError. `strangers`: children of this process that were there before the job. `home`: as for
+        `OwnProcesses`. `stopped_limit_s`: how long a process of msrun's own may be stopped by a signal. `stop_self`:
+        what Ctrl-Z does to this process; None = nothing. `terminal`: of the rank here that the user talks to."""
         self._plan, self._host, self._caller, self._strangers = plan, host, caller, strangers
         self._start_own, self._check_again, self._describe = start_own, check_again, describe
         self._board, self._observers, self._tell = board, observers, observers.tell
@@ -218,16 +212,9 @@ class Supervisor:
             self._timers.after("others", OTHERS_LINE_S, lambda: self._tell("waiting", text=text))
         attempt.has_ended = True
         is_own = attempt.has_reported and not isinstance(attempt.fault, PeerFailed)
-        self._send(
-            {
-                "type": "ended",
-                "attempt": attempt.number,
-                "can_continue": not self._is_last,
-                "come": self._watch.come(),
-                "has_begun": self._watch.has_begun(),
-                "report": encode_record(self._describe_failure()) if is_own else None,  # now that all logs are whole
-            }
-        )
+        report = encode_record(self._describe_failure()) if is_own else None  # now that all logs are whole
+        ended = {"type": "ended", "attempt": attempt.number, "can_continue": not self._is_last, "report": report}
+        self._send({**ended, "come": self._watch.come(), "has_begun": self._watch.has_begun()})
 
     # -- from the coordinator -----------------------------------------------------------------------------------------
 
@@ -566,9 +553,7 @@ class Supervisor:
     def _end_now(self, error: ClusterError, lagging: tuple[int, ...]) -> None:
         """End workers that wait for ever, after they had a moment to write their stacks."""
         attempt = self._attempt
-        self._watch.stop()
         attempt.fault, attempt.lagging, attempt.doing = error, lagging, self._watch.doing()
-        attempt.membership.is_stopping = True
         is_anyone_left = attempt.membership.count(WorkerState.RUNNING) > 0
         if not isinstance(error, HangTimeout) or not is_anyone_left:  # of a hang the stacks tell more
             self._report_failure()

@@ -148,7 +148,7 @@ def _become_worker(spec: ProcessSpec, program: Program, blas_threads: int) -> Ma
     faulthandler.register(STACK_SIGNAL, file=2, all_threads=True)
     if spec.env.get("OMP_NUM_THREADS"):  # other than what the server's libraries have read
         blas_threads = environment.blas_threads(os.environ, {})
-        _set_torch_threads()
+        set_torch_threads()
     if blas_threads > 1:
         _set_blas_threads(blas_threads)
     from msrun.agent.processes.main_module import Main
@@ -160,7 +160,7 @@ def _become_worker(spec: ProcessSpec, program: Program, blas_threads: int) -> Ma
         _exec(program)
 
 
-def _set_torch_threads() -> None:
+def set_torch_threads() -> None:
     """Give torch the worker's own number of threads, if the server has loaded it and so read another one."""
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))

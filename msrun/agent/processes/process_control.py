@@ -282,6 +282,9 @@ class Reaper:
             self._forget(pid)
         return sorted(ended, key=lambda end: order.get(end[0], len(order)))
 
+    def close(self) -> None:
+        self._deaths.close()
+
     def _forget(self, pid: int) -> None:
         pidfd = self._pidfds.pop(pid, None)
         if pidfd is not None:

@@ -47,8 +47,7 @@ if TYPE_CHECKING:
 _READ_AT_IMPORT = re.compile(
     r"(?:PYTHON|LD_|MALLOC|GLIBC|OMP_|GOMP_|KMP_|MKL_|OPENBLAS|BLIS_|NUMEXPR|TORCH|PYTORCH|ATEN|C10|CUDA|NVIDIA|NCCL|"
     r"ASCEND|HCCL|NPU|GLOO|TP_|XPU|TRITON|LC_)|(?:LANG|TZ|HOME|USER|LOGNAME|VIRTUAL_ENV|SOURCE_DATE_EPOCH)\Z"
-)
-"""Names, or their beginnings, of variables that the interpreter, the C library and torch read when they are loaded."""
+)  # names, or their beginnings, of variables that the interpreter, the C library and torch read when they are loaded
 _KEPT_STATUS = ("Umask:", "Uid:", "Gid:", "Groups:", "Cap", "NoNewPrivs:", "Seccomp:", "Mems_allowed:")
 """Lines of /proc/self/status that a child inherits."""
 

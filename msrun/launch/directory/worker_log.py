@@ -24,10 +24,8 @@ class LogReader:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._files: deque[int] = deque()
-        """Descriptors, oldest first; the first is being read."""
-        self.attempt = 0
-        """Of the bytes that were read last: how many files have been read to their end before."""
+        self._files: deque[int] = deque()  # descriptors, oldest first; the first is being read
+        self.attempt = 0  # of the bytes that were read last: how many files have been read to their end before
 
     def read(self, size_bytes: int) -> bytes:
         """Return the next bytes of one attempt, at most so many; empty when there are none now."""
@@ -115,13 +113,10 @@ def read_tail(path: Path, size_bytes: int) -> bytes:
 class LogEnd:
     """How far a worker is, by the end of its log, and by what it reports itself where it does."""
 
-    written_at: float | None = None
-    """When it last wrote there, wall clock; None when it has written nothing."""
+    written_at: float | None = None  # when it last wrote there, wall clock; None when it has written nothing
     step: int | None = None
-    loss_text: str = ""
-    """The newest loss as it stands there; empty when there is none."""
-    last_line: str = ""
-    """Of a progress bar its last state; as the worker wrote it, so not for a terminal."""
+    loss_text: str = ""  # the newest loss as it stands there; empty when there is none
+    last_line: str = ""  # of a progress bar its last state; as the worker wrote it, so not for a terminal
 
     @property
     def loss(self) -> float | None:
@@ -175,21 +170,16 @@ def read_excerpt(path: Path) -> list[str]:
 
 
 READ_BYTES = 1 << 20
-MAX_HELD_BYTES = 1 << 20
-"""A line longer than this is shown in pieces."""
-STATE_S = 3.0
-"""How often a progress bar that cannot be drawn in place becomes a line of its own."""
-WAIT_S = 0.5
-"""How long a line waits for the same line of other ranks."""
-MAX_WAITING = 1000
-"""Lines of a rank; with more the first one waits no longer."""
+MAX_HELD_BYTES = 1 << 20  # a line longer than this is shown in pieces
+STATE_S = 3.0  # how often a progress bar that cannot be drawn in place becomes a line of its own
+WAIT_S = 0.5  # how long a line waits for the same line of other ranks
+MAX_WAITING = 1000  # lines of a rank; with more the first one waits no longer
 
 
 class Cutter:
     """Cuts what a worker writes into pieces that are shown whole; this one gives the bytes as they come."""
 
-    state = b""
-    """The newest state of the line that a progress bar writes again and again; empty when there is none."""
+    state = b""  # the newest state of the line that a progress bar writes again and again; empty when there is none
 
     def feed(self, data: bytes) -> list[bytes]:
         """Add bytes and return the pieces that are complete now, with their line ends."""
@@ -209,8 +199,7 @@ class LineCutter(Cutter):
 
     def __init__(self) -> None:
         self._held = b""
-        self._taken = b""
-        """The state of the unfinished line that was shown last."""
+        self._taken = b""  # the state of the unfinished line that was shown last
         self._due: float | None = None
 
     def feed(self, data: bytes) -> list[bytes]:
@@ -275,8 +264,7 @@ class LogTail:
         self.global_rank = global_rank
         self.path = path
         self.cutter = new_cutter()
-        self.has_more = False
-        """The last `read` has left something."""
+        self.has_more = False  # the last `read` has left something
         self._is_ending = False
         self._reader = LogReader(path)
         self.close = self._reader.close

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -10,12 +11,9 @@ from pathlib import Path
 
 from msrun import contract
 from msrun.agent.logs.own_file import read_end
-from msrun.agent.logs.rotated_log import rename_log
-from msrun.agent.processes.log_pipes import END_S, ORPHAN_END_S
 from msrun.agent.processes.process_control import describe_status, exit_code_of, is_stopped, kill_descendants
 from msrun.agent.processes.process_spec import (
     FIRST_SERVER_ID,
-    LOG_WRITER_ID,
     MINDSPORE_SCHEDULER_ID,
     SCHEDULER_ID,
     ProcessSpec,
@@ -138,28 +136,20 @@ def worker_specs(
     return [*servers, *workers]
 
 
-def late_start(plan: LaunchPlan, host: HostPlan, missing: list[int], log: str) -> RendezvousTimeout:
-    """Return who was not started in time; `log`: where more is said."""
-    return RendezvousTimeout(
-        f"--cluster_time_out {plan.cluster_time_out_s}: {len(missing)} of {len(host.workers)} workers were not started "
-        f"in time on {host.name} (ranks {', '.join(map(str, missing))}); {log}"
-    )
-
-
 def keep_logs(logs: Iterable[str], attempt: int) -> None:
-    """Move the logs of an attempt that is over out of the way: `worker_3.log` to `worker_3.attempt_0.log`. Raises
+    """Move the logs of an attempt that is over out of the way, `worker_3.log` to `worker_3.attempt_0.log`. Raises
     ClusterError: one cannot be moved."""
     for log in logs:
-        path = Path(log)
-        kept = path.with_name(contract.attempt_log_name(path.name, attempt))
+        kept = contract.attempt_log_name(log, attempt)
         try:
-            rename_log(log, str(kept))
+            with contextlib.suppress(FileNotFoundError):  # there is none
+                Path(log).rename(kept)
         except OSError as error:
             raise ClusterError(f"cannot move a log to {kept} ({error.strerror})") from None
 
 
 LAST_WORDS_BYTES = 2048
-_OWN_NAMES = {SCHEDULER_ID: "scheduler", LOG_WRITER_ID: "log_writer", MINDSPORE_SCHEDULER_ID: "mindspore_scheduler"}
+_OWN_NAMES = {SCHEDULER_ID: "scheduler", MINDSPORE_SCHEDULER_ID: "mindspore_scheduler"}
 
 
 class OwnProcesses:
@@ -190,9 +180,9 @@ class OwnProcesses:
             tell(_OWN_NAMES[process_id], pid=pid)
 
     def exited(self, process_id: int, wait_status: int, *, do_workers_run: bool, has_begun: bool) -> MsrunError | None:
-        """Record an end and return why the attempt cannot go on; None when it was the orderly end of the log writer, or
-        that of a parameter server whom no worker needs any more. `has_begun`: a rank has joined the world or reported
-        progress. Before that, what ends by itself, such as for want of a package or of memory, would end again."""
+        """Record an end and return why the attempt cannot go on; None when no worker needs it any more. `has_begun`: a
+        rank has joined the world or reported progress. Before that, what ends by itself, such as for want of a package
+        or of memory, would end again."""
         self._pids.pop(process_id, None)
         how = describe_status(wait_status)
         index = server_index(process_id)
@@ -206,9 +196,7 @@ class OwnProcesses:
         if process_id == MINDSPORE_SCHEDULER_ID:  # it ends with 0 when all workers have said that they leave
             what = f"MindSpore's scheduler ended ({how}); {self.describe_log()}"
             return kind(what) if wait_status and do_workers_run else None
-        if process_id == SCHEDULER_ID:
-            return kind(f"the scheduler ended ({how}{', ' if limit else ''}{limit}); {self.describe_log()}")
-        return kind(f"the log writer ended ({how}); {self.describe_log()}") if wait_status else None
+        return kind(f"the scheduler ended ({how}{', ' if limit else ''}{limit}); {self.describe_log()}")
 
     def server_ended(self, wait_status: int | None, *, has_begun: bool) -> ClusterError:
         """Return why the attempt cannot go on without its fork server. `wait_status`: None when nobody knows, or msrun
@@ -247,10 +235,7 @@ class OwnProcesses:
         return f"its last words: {last.strip()}" if last else "it said nothing"
 
     def end_orphans(self, strangers: Collection[int], limit_s: float) -> list[int]:
-        """End what is left of a job whose fork server is gone; returns what survived. The log writer finishes by
-        itself. The scheduler is the last: should this process be killed meanwhile, it ends the rest."""
-        kept = [*strangers, self._pids.get(SCHEDULER_ID, 0)]
-        if LOG_WRITER_ID in self._pids:  # it writes the workers' last words
-            kill_descendants(ORPHAN_END_S + END_S, kept, last=self._pids[LOG_WRITER_ID])
-        kill_descendants(limit_s, kept)
+        """End what is left of a job whose fork server is gone; returns what survived. The scheduler is the last: should
+        this process be killed meanwhile, it ends the rest."""
+        kill_descendants(limit_s, [*strangers, self._pids.get(SCHEDULER_ID, 0)])
         return kill_descendants(limit_s, strangers)

@@ -2,10 +2,7 @@
 
 The job's coordinator is told what happens here, and obeyed: how the job failed, whether it starts again and when it is
 over, it says to all hosts the same, also where there is only one. A host that has failed stops its own workers at once
-and does not wait to be told.
-
-The loop sleeps until the fork server reports, an order or a signal comes or a timer is due. Observers (console, event
-log, scheduler's record) are told of every moment and may ask for a regular tick.
+and does not wait to be told. Observers (console, event log, scheduler's record) are told of every moment.
 """
 
 from __future__ import annotations
@@ -28,18 +25,16 @@ from msrun.agent.attempt import (
     OwnProcesses,
     error_file,
     keep_logs,
-    late_start,
     scheduler_spec,
     worker_specs,
 )
 from msrun.agent.observer import Observers
 from msrun.agent.processes import process_control
-from msrun.agent.processes.log_pipes import log_writer_specs
 from msrun.agent.processes.process_control import describe_status, exit_code_of, signal_name
 from msrun.agent.processes.server_handle import ForkServerHandle
 from msrun.agent.processes.terminal import RankTerminal
 from msrun.agent.signals import SignalPipe
-from msrun.agent.timers import Pause, Timers
+from msrun.agent.timers import Timers
 from msrun.agent.watch.evidence import STACK_WAIT_S, MemoryKillWatch, explain_end, explain_limit
 from msrun.agent.watch.job_watch import JobWatch
 from msrun.agent.watch.progress_board import ProgressBoard
@@ -54,6 +49,7 @@ from msrun.errors import (
     MsrunError,
     OwnProcessLost,
     PeerFailed,
+    RendezvousTimeout,
     interruption,
 )
 from msrun.planning.environment import blas_threads
@@ -65,7 +61,7 @@ from msrun.planning.spec import explain_no_tests
 OVERDUE_S = 3.0  # how long past its grace a stop may take before the fork server itself is killed
 SWEEP_OVERDUE_S = 10.0  # how long the fork server may take to end what an attempt left behind
 LOOKS_PER_LIMIT = 4  # how often to look, within the time that a process of msrun's own may be stopped, whether one is
-STORE_OVERDUE_S = 10.0  # how long the scheduler may take for that
+STORE_OVERDUE_S = 10.0  # how long the scheduler may take for a fresh store
 SCHEDULER_END_S = 3.0  # how long the scheduler may take to end by itself once its channel is closed: for its last lines
 OTHERS_LINE_S = 2.0  # how long the other hosts may take to end before that is worth a line
 ELSEWHERE_S = 10.0
@@ -108,15 +104,12 @@ class Supervisor:
         check_again: Callable[[Collection[int]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`start_own`: starts a fork server, which will start the scheduler at the channel's other end; called here,
-        and again when one of the two was lost. Raises MsrunError. `orders`: what the coordinator says, see
-        `cluster.coordinator`; `lost {reason}` when it has gone. `send`: tells the coordinator. `describe`: how an
-        attempt failed on this host; leaves out whether it may be repeated. `check_again`: called before a restart, with
-        processes that could not be ended; raises MsrunError. `strangers`: children of this process that were there
-        before the job, and are none of its business. `home`: the folder where the user finds `scheduler.log`; empty
-        where it goes with the job. `stopped_limit_s`: how long a process of msrun's own may be stopped by a signal.
-        `stop_self`: what Ctrl-Z does to this process; None = nothing. `terminal`: of the rank here that the user talks
-        to; closed by the caller."""
+        """`start_own`: starts a fork server, which will start the scheduler at the channel's other end, also when one
+        was lost. `orders`, `send`: from and to the coordinator. `describe`: how an attempt failed on this host, but for
+        whether it may be repeated. `check_again`: called before a restart, with processes that could not be ended;
+        raises MsrunError. `strangers`: children of this process that were there before the job. `home`: as for
+        `OwnProcesses`. `stopped_limit_s`: how long a process of msrun's own may be stopped by a signal. `stop_self`:
+        what Ctrl-Z does to this process; None = nothing. `terminal`: of the rank here that the user talks to."""
         self._plan, self._host, self._caller, self._strangers = plan, host, caller, strangers
         self._start_own, self._check_again, self._describe = start_own, check_again, describe
         self._board, self._observers, self._tell = board, observers, observers.tell
@@ -124,13 +117,7 @@ class Supervisor:
         self._stopped_limit_s = stopped_limit_s
         self._timers = Timers(clock)
         self._watch = JobWatch(plan, host, board, self._timers, self._end_stuck, self._tell)
-        self._pause = Pause(
-            lambda kind: self._server.send(kind),
-            self._timers,
-            self._watch.note_pause,
-            stop_self=stop_self,
-            forwarded=plan.forward_signals,
-        )
+        self._stop_self = stop_self
         self._memory_kills = MemoryKillWatch()
         self._logs = {worker.global_rank: worker.last_words_path for worker in host.workers}
         self._past: list[Attempt] = []
@@ -225,16 +212,9 @@ class Supervisor:
             self._timers.after("others", OTHERS_LINE_S, lambda: self._tell("waiting", text=text))
         attempt.has_ended = True
         is_own = attempt.has_reported and not isinstance(attempt.fault, PeerFailed)
-        self._send(
-            {
-                "type": "ended",
-                "attempt": attempt.number,
-                "can_continue": not self._is_last,
-                "come": self._watch.come(),
-                "has_begun": self._watch.has_begun(),
-                "report": encode_record(self._describe_failure()) if is_own else None,  # now that all logs are whole
-            }
-        )
+        report = encode_record(self._describe_failure()) if is_own else None  # now that all logs are whole
+        ended = {"type": "ended", "attempt": attempt.number, "can_continue": not self._is_last, "report": report}
+        self._send({**ended, "come": self._watch.come(), "has_begun": self._watch.has_begun()})
 
     # -- from the coordinator -----------------------------------------------------------------------------------------
 
@@ -352,7 +332,7 @@ class Supervisor:
                 self._fail(ClusterError(f"--interactive: {where}"))
                 return
         self._attempt.are_workers_asked_for = True
-        self._server.start([*log_writer_specs(plan.log_dir, plan.log_max_bytes, plan.log_keep), *workers])
+        self._server.start(workers)
 
     def _look_at_own(self) -> None:
         if error := self._own.look_for_stopped(self._server.pid, time.monotonic(), self._stopped_limit_s):
@@ -364,7 +344,9 @@ class Supervisor:
 
     def _on_late_start(self) -> None:
         missing = self._attempt.membership.ranks_in(WorkerState.PLANNED)
-        self._fail(late_start(self._plan, self._host, missing, self._own.describe_log()))
+        how_many = f"{len(missing)} of {len(self._host.workers)} workers were not started in time on {self._host.name}"
+        ranks = f"(ranks {', '.join(map(str, missing))}); {self._own.describe_log()}"
+        self._fail(RendezvousTimeout(f"--cluster_time_out {self._plan.cluster_time_out_s}: {how_many} {ranks}"))
 
     # -- events -------------------------------------------------------------------------------------------------
 
@@ -400,8 +382,6 @@ class Supervisor:
                     attempt.membership.members[rank].hint = f"killed: {why}"
                 remedy = "; give more, if their work is to end first" if grace_s else ""
                 self._tell("note", text=f"{name_ranks(ranks)} killed: {why}{remedy}")
-            case {"type": "log_lost", "reason": reason, "lost_bytes": lost_bytes}:
-                self._tell("log_lost", reason=reason, lost_bytes=lost_bytes)
             case {"type": "cannot_start", "reason": reason}:
                 self._fail(ClusterError(f"{reason}, on {self._host.name}"))
             case {"type": "swept", "survivors": survivors}:
@@ -470,7 +450,7 @@ class Supervisor:
             self._end_part()
 
     def _on_server_lost(self) -> None:
-        self._pause.end()
+        self._end_pause()
         self._timers.cancel("sweep", "renew", "restart", "store")
         attempt = self._attempt
         if not attempt.has_failed:
@@ -504,8 +484,32 @@ class Supervisor:
 
     def _on_signals(self) -> None:
         for signum in self._signals.read():
-            if not self._pause.heed(signum):
+            if signum == signal.SIGTSTP:
+                self._pause()
+            elif signum == signal.SIGCONT and (self._timers.are_paused or signum not in self._plan.forward_signals):
+                self._go_on()
+            else:
                 self._on_signal(signum)
+
+    def _pause(self) -> None:
+        """Stop as Ctrl-Z wants. A worker's process group has no parent in its session, so the kernel keeps SIGTSTP from
+        it: it gets SIGSTOP. What a pause lasts counts for no limit of msrun's."""
+        if not self._timers.are_paused:
+            self._server.send("pause")
+            self._timers.pause()
+        if self._stop_self is not None:
+            self._stop_self()
+            self._go_on()
+
+    def _go_on(self) -> None:
+        if self._timers.are_paused:
+            self._server.send("resume")
+            self._end_pause()
+
+    def _end_pause(self) -> None:
+        if self._timers.are_paused:
+            self._timers.resume()
+            self._watch.note_pause()
 
     def _on_signal(self, signum: int) -> None:
         attempt = self._attempt
@@ -549,9 +553,7 @@ class Supervisor:
     def _end_now(self, error: ClusterError, lagging: tuple[int, ...]) -> None:
         """End workers that wait for ever, after they had a moment to write their stacks."""
         attempt = self._attempt
-        self._watch.stop()
         attempt.fault, attempt.lagging, attempt.doing = error, lagging, self._watch.doing()
-        attempt.membership.is_stopping = True
         is_anyone_left = attempt.membership.count(WorkerState.RUNNING) > 0
         if not isinstance(error, HangTimeout) or not is_anyone_left:  # of a hang the stacks tell more
             self._report_failure()
@@ -593,7 +595,7 @@ class Supervisor:
         if self._timers.is_set("stop"):
             return
         attempt = self._attempt
-        self._pause.end()
+        self._end_pause()
         self._tell("stopping", reason=reason)
         self._watch.stop()
         self._timers.cancel("start", "stacks", "sweep", "renew", "restart", "store")

@@ -1,8 +1,7 @@
-"""Named moments in the future and what to do when they come, for an event loop; and a pause, in which none comes."""
+"""Named moments in the future and what to do when they come, for an event loop."""
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable
 
@@ -35,6 +34,10 @@ class Timers:
     def is_set(self, name: str) -> bool:
         return name in self._due
 
+    @property
+    def are_paused(self) -> bool:
+        return self._paused_at is not None
+
     def pause(self) -> None:
         """Let no moment come until `resume`."""
         self._paused_at = self._clock()
@@ -62,56 +65,3 @@ class Timers:
             if moment <= now and self._due.get(name) == (moment, action):
                 del self._due[name]
                 action()
-
-
-class Pause:
-    """Ctrl-Z: stops the workers of one host with msrun, and continues them with it. Owned by the agent's event loop.
-    What a pause lasts counts for no limit of msrun's. A worker's process group has no parent in its session, so the
-    kernel keeps SIGTSTP from it: it gets SIGSTOP."""
-
-    def __init__(
-        self,
-        ask: Callable[[str], None],
-        timers: Timers,
-        note_pause: Callable[[], None],
-        *,
-        stop_self: Callable[[], None] | None,
-        forwarded: tuple[int, ...],
-    ) -> None:
-        """`ask`: asks the fork server for something, "pause" or "resume". `note_pause`: called when one is over.
-        `stop_self`: stops this process until it is continued; None = it goes on, and is told of the end by SIGCONT.
-        `forwarded`: signals that are for the workers."""
-        self._ask, self._timers, self._note_pause = ask, timers, note_pause
-        self._stop_self, self._forwarded = stop_self, forwarded
-        self._is_on = False
-
-    def heed(self, signum: int) -> bool:
-        """Stop on SIGTSTP, continue on SIGCONT; False when a signal is for somebody else."""
-        if signum == signal.SIGTSTP:
-            self._begin()
-            return True
-        if signum == signal.SIGCONT:
-            was_on = self._is_on
-            self._continue()
-            return was_on or signum not in self._forwarded
-        return False
-
-    def _begin(self) -> None:
-        if not self._is_on:
-            self._is_on = True
-            self._ask("pause")
-            self._timers.pause()
-        if self._stop_self is not None:
-            self._stop_self()
-            self._continue()
-
-    def _continue(self) -> None:
-        if self._is_on:
-            self._ask("resume")
-            self.end()
-
-    def end(self) -> None:
-        if self._is_on:
-            self._is_on = False
-            self._timers.resume()
-            self._note_pause()

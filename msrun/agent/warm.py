@@ -4,9 +4,9 @@ A job asks one that is like it for a fork server, or starts one for next time. A
 What it forks gets the job's environment, directory and descriptors, and answers to the job's agent as a fork server
 that the agent has started itself; where it is killed, the agent ends what it has left, by the job's mark.
 
-Protocol, over its socket, one connection a job:
-    agent -> warm server   one byte, with the descriptors of the fork server's two channels and its directory; then
-                           start {job_id, agent_pid, environment, imports}, or stop {}
+Protocol, over its socket, one connection a job, which stays as the channel to the fork server that was forked:
+    agent -> warm server   one byte, with the descriptor of the fork server's passing socket; then
+                           start {job_id, agent_pid, environment, imports, directory}, or stop {}
     warm server -> agent   started {pid};   stale {path};   stopping {}
 """
 
@@ -19,7 +19,6 @@ import json
 import os
 import re
 import resource
-import selectors
 import signal
 import socket
 import stat
@@ -48,8 +47,7 @@ if TYPE_CHECKING:
 _READ_AT_IMPORT = re.compile(
     r"(?:PYTHON|LD_|MALLOC|GLIBC|OMP_|GOMP_|KMP_|MKL_|OPENBLAS|BLIS_|NUMEXPR|TORCH|PYTORCH|ATEN|C10|CUDA|NVIDIA|NCCL|"
     r"ASCEND|HCCL|NPU|GLOO|TP_|XPU|TRITON|LC_)|(?:LANG|TZ|HOME|USER|LOGNAME|VIRTUAL_ENV|SOURCE_DATE_EPOCH)\Z"
-)
-"""Names, or their beginnings, of variables that the interpreter, the C library and torch read when they are loaded."""
+)  # names, or their beginnings, of variables that the interpreter, the C library and torch read when they are loaded
 _KEPT_STATUS = ("Umask:", "Uid:", "Gid:", "Groups:", "Cap", "NoNewPrivs:", "Seccomp:", "Mems_allowed:")
 """Lines of /proc/self/status that a child inherits."""
 
@@ -205,25 +203,21 @@ def start_warm(
 def _ask(
     connection: socket.socket, warm: WarmStart, env: Mapping[str, str], working_directory: str, job_id: str
 ) -> ForkServerHandle | None:
-    """Raises OSError: it has ended, or still imports; what it forks for us later finds a closed channel."""
-    job = {"job_id": job_id, "agent_pid": os.getpid(), "environment": dict(env), "imports": list(warm.imports)}
-    with contextlib.ExitStack() as ours, contextlib.ExitStack() as stack:
-        pairs = [socket.socketpair() for _ in range(2)]
-        directory = os.open(working_directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        stack.callback(os.close, directory)
-        for mine, theirs in pairs:
-            ours.enter_context(mine)
-            stack.enter_context(theirs)
-        socket.send_fds(connection, [b"f"], [*(theirs.fileno() for _, theirs in pairs), directory])
-        channel = Channel(connection)
-        channel.send({"type": "start", **job})
+    """Raises OSError: it has ended, or still imports."""
+    passing, taking = socket.socketpair()
+    with taking, contextlib.ExitStack() as stack:
+        stack.enter_context(passing)
+        socket.send_fds(connection, [b"f"], [taking.fileno()])
+        talking = stack.enter_context(connection.dup())
+        channel = Channel(talking)
+        job = {"job_id": job_id, "agent_pid": os.getpid(), "environment": dict(env), "imports": list(warm.imports)}
+        channel.send({"type": "start", "directory": working_directory, **job})
         answer = _answer(channel)
         if answer["type"] != "started":
             return None
-        (talking, _), (passing, _) = pairs
         talking.settimeout(SEND_S)
-        server = ForkServerHandle(WarmProcess(answer["pid"], job_id), Channel(talking), passing, env, working_directory)
-        ours.pop_all()
+        server = ForkServerHandle(WarmProcess(answer["pid"], job_id), channel, passing, env, working_directory)
+        stack.pop_all()
         return server
 
 
@@ -289,32 +283,28 @@ def stop_warm_servers(caller: Mapping[str, str]) -> int:
 # -- the server -------------------------------------------------------------------------------------------------------
 
 ASK_S = 5.0  # how long who has connected may take to say what it wants
-DESCRIPTORS = 3
 _CREDENTIALS = struct.Struct("3i")
 
 
 Become = Callable[[], "Main"]
 
 
-def become_server(
-    agent_pid: int, environment: Mapping[str, str], channel_fd: int, passing_fd: int, directory: int
-) -> Main:
+def become_server(job: Message, channel: Channel, passing_fd: int) -> Main:
     """Turn this freshly forked process into a job's fork server, and serve; returns in a worker."""
     from msrun.agent.processes.child import name_process, set_environment
     from msrun.agent.processes.fork_server import serve_job
 
     os.setsid()
-    os.fchdir(directory)
-    os.close(directory)
-    set_environment({**dict.fromkeys(os.environ), **environment})
+    os.chdir(job["directory"])
+    set_environment({**dict.fromkeys(os.environ), **job["environment"]})
     tempfile.tempdir = None  # may be another one for this job
     name_process("msrun: fork server")
-    return serve_job(Channel(socket.socket(fileno=channel_fd)), agent_pid, socket.socket(fileno=passing_fd))
+    return serve_job(channel, job["agent_pid"], socket.socket(fileno=passing_fd))
 
 
 class WarmServer:
-    """Event loop of a warm server: imports once, then forks the fork server of every job that asks, until nobody has
-    for a while. `serve` returns in a forked child, with what that is to become, and ends as None in the server."""
+    """Loop of a warm server: imports once, then forks the fork server of every job that asks, until nobody has for a
+    while. `serve` returns in a forked child, with what that is to become, and ends as None in the server."""
 
     def __init__(self, listener: socket.socket, path: Path, idle_s: float, imports: Sequence[str]) -> None:
         """`imports`: what it has imported already."""
@@ -326,27 +316,25 @@ class WarmServer:
 
     def serve(self) -> Become | None:
         """Work through requests until stopped, stale or idle for long; a job that runs holds it."""
-        wake_reader, wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._listener, selectors.EVENT_READ, self._accept)
-            selector.register(wake_reader, selectors.EVENT_READ)
-            while (has_jobs := _has_children()) or not self.is_ending:
-                for key, _ in selector.select(None if has_jobs else max(0.0, self._ends_at - time.monotonic())):
-                    if key.data is None:
-                        os.read(wake_reader, 4096)
-                        continue
-                    become: Become | None = key.data()
-                    if become is not None:
-                        os.close(wake_reader)
-                        os.close(wake_writer)
-                        return become
-                self.end_when_idle(has_jobs=has_jobs)
-                if self.is_ending and self._listener.fileno() >= 0:
-                    selector.unregister(self._listener)
-                    self._listener.close()
+        signal.signal(signal.SIGCHLD, self._on_child)
+        while not self.is_ending:
+            self._listener.settimeout(max(0.0, self._ends_at - time.monotonic()))
+            try:
+                connection, _ = self._listener.accept()
+            except (TimeoutError, BlockingIOError):
+                self.end_when_idle(has_jobs=_has_children())
+                continue
+            if (become := self._take(connection)) is not None:
+                return become
+        self._listener.close()
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.wait()
         return None
+
+    def _on_child(self, _signum: int, _frame: object) -> None:
+        self.end_when_idle(has_jobs=True)  # it is idle from this moment on
+        _has_children()
 
     def end_when_idle(self, *, has_jobs: bool) -> None:
         if has_jobs:
@@ -360,49 +348,47 @@ class WarmServer:
         self.is_ending = True
         self._path.unlink(missing_ok=True)
 
-    def _accept(self) -> Become | None:
-        connection, _ = self._listener.accept()
+    def _take(self, connection: socket.socket) -> Become | None:
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        with connection:
-            if _CREDENTIALS.unpack(credentials)[1] != os.geteuid():
-                return None
-            connection.settimeout(ASK_S)
-            descriptors: list[int] = []
-            become: Become | None = None
-            try:
-                _, descriptors, _, _ = socket.recv_fds(connection, 1, DESCRIPTORS)
-                channel = Channel(connection)
-                message = _answer(channel)
-                become = self._serve_one(message, channel, descriptors) if message["type"] != "gone" else None
-            except (OSError, ValueError, LookupError) as error:  # it has gone, or is no msrun
-                print(f"a request was not understood: {error}", file=sys.stderr, flush=True)  # noqa: T201 - the log
-            for descriptor in descriptors if become is None else ():  # in the child they are in use
+        channel = Channel(connection)
+        descriptors: list[int] = []
+        become: Become | None = None
+        try:
+            if _CREDENTIALS.unpack(credentials)[1] == os.geteuid():
+                connection.settimeout(ASK_S)
+                _, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
+                become = self._serve_one(_answer(channel), connection, channel, descriptors)
+        except (OSError, ValueError, LookupError) as error:  # it has gone, or is no msrun
+            print(f"a request was not understood: {error}", file=sys.stderr, flush=True)  # noqa: T201 - the log
+        if become is None:  # in the child they are in use
+            channel.close()
+            for descriptor in descriptors:
                 os.close(descriptor)
-            return become
+        return become
 
-    def _serve_one(self, message: Message, channel: Channel, descriptors: list[int]) -> Become | None:
+    def _serve_one(
+        self, message: Message, connection: socket.socket, channel: Channel, descriptors: list[int]
+    ) -> Become | None:
         if message["type"] == "stop":
             self._leave()
             channel.send({"type": "stopping"})
-            return None
-        changed = changed_file(self._files)
-        if changed or self.is_ending:
+        elif message["type"] == "start" and ((changed := changed_file(self._files)) or self.is_ending):
             channel.send({"type": "stale", "path": changed})
             self._leave()
-            return None
-        channel_fd, passing_fd, directory = descriptors  # what is wrong shows here, and not in another process
-        become = partial(become_server, message["agent_pid"], message["environment"], channel_fd, passing_fd, directory)
-        more = [name for name in message["imports"] if name not in self._imported]
-        pid = os.fork()
-        if pid == 0:
-            self._listener.close()
-            return become
-        channel.send({"type": "started", "pid": pid})
-        if more:  # for the next one, what this job has to import itself
-            self._imported.update(more)
-            if not import_all(more):
-                self._leave()
-            self._files = loaded_files()
+        elif message["type"] == "start":
+            become = partial(become_server, message, channel, *descriptors)
+            more = [name for name in message["imports"] if name not in self._imported]
+            pid = os.fork()
+            if pid == 0:
+                self._listener.close()
+                connection.settimeout(None)
+                return become
+            channel.send({"type": "started", "pid": pid})
+            if more:  # for the next one, what this job has to import itself
+                self._imported.update(more)
+                if not import_all(more):
+                    self._leave()
+                self._files = loaded_files()
         return None
 
 

@@ -196,7 +196,6 @@ MOMENTS: Mapping[str, Mapping[str, Any]] = {
     "exited": {"global_rank": Number, "how": str, "status": Number, "state": State},
     "signal": {"name": str, "global_ranks": Numbers},
     "hang": {"reason": str, "lagging": Numbers},
-    "log_lost": {"reason": str, "lost_bytes": dict[str, Number]},
     "note": {"text": str},
     "lingering": {"global_rank": Number, "what": str},
     "waiting": {"text": str},

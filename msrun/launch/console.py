@@ -152,9 +152,8 @@ class Console(Observer):
             for host in plan.hosts
             for worker in host.workers
         }
-        rotated = plan.log_keep if plan.log_max_bytes else 0
         cutter = LineCutter if not self._is_raw else Cutter if is_alone else RawLineCutter
-        self._tails = [LogTail(rank, path, rotated, cutter) for rank in ranks for path in workers[rank].log_paths]
+        self._tails = [LogTail(rank, path, cutter) for rank in ranks for path in workers[rank].log_paths]
         self._errors = {workers[rank].error_log_path for rank in ranks}
         """Logs of stderr alone, which are shown there."""
         is_merged = spec.merges_lines and not is_alone
@@ -211,9 +210,6 @@ class Console(Observer):
         elif kind == "lingering":
             what = fields["what"]
             self._say(f"the program of rank {fields['global_rank']} has ended, its process waits for {what}")
-        elif kind == "log_lost":
-            lost = ", ".join(f"{count} bytes of rank {rank}" for rank, count in fields["lost_bytes"].items())
-            self._say(f"logs are not complete ({fields['reason']}): lost {lost}")
         elif kind == "restarting":
             self._begin_anew(fields)
         elif kind in ("stopping", "over"):
@@ -254,7 +250,11 @@ class Console(Observer):
             for tail in self._tails:
                 tail.end()
             while self._tails and output.place(STDOUT).has_room(deadline):
-                self._copy(self._tails[0])
+                tail = self._tails[0]
+                self._copy(tail)
+                if self._tails and not tail.has_more:
+                    self._tails.remove(tail)
+                    tail.close()
             self._print_merged(at_end=True)
             if self._tails or not output.place(STDOUT).is_idle(deadline):
                 self._say(f"stdout is not read: the rest of what workers wrote is in {self._plan.log_dir}")
@@ -262,33 +262,27 @@ class Console(Observer):
                 self._say(f"{summary} in {time.monotonic() - self._begin:.1f} s")
 
     def _copy_lines(self) -> None:
-        """Copy for COPY_S at most, each log in its turn; of a rank, an attempt that is over comes before the next."""
+        """Copy for COPY_S at most, each log in its turn."""
         deadline = time.monotonic() + COPY_S
-        turns = deque({tail.path: tail for tail in reversed(self._tails)}.values())
+        turns = deque(self._tails)
         turns.rotate(-self._turn)
         while turns and output.place(STDOUT).has_room(deadline) and time.monotonic() < deadline:
             tail = turns.popleft()
             self._turn += 1
             self._copy(tail)
-            if tail.has_more and tail in self._tails:
+            if tail.has_more and self._tails:
                 turns.append(tail)
-            elif tail not in self._tails:
-                turns.extend([other for other in self._tails if other.path == tail.path][:1])
         if not self._has_live_bar and output.place(STDOUT).has_room():
             for tail in self._tails:
                 self._print(tail, tail.cutter.take_state(time.monotonic()))
         self._print_merged()
 
     def _copy(self, tail: LogTail) -> None:
-        is_complete = tail.is_complete()
         pieces = tail.read(output.ROOM_BYTES)
         if output.place(STDOUT).is_open(STDOUT):
             self._print(tail, pieces)
         else:  # `msrun ... | head` has enough, or the disk below `msrun > file` is full
             self._tails = []
-        if is_complete and not tail.has_more and tail in self._tails:
-            self._tails.remove(tail)
-            tail.close()
 
     def _print(self, tail: LogTail, pieces: list[bytes]) -> None:
         descriptor = STDERR if tail.path in self._errors else STDOUT
@@ -316,9 +310,9 @@ class Console(Observer):
         say(text, quiet=self._quiet)
 
     def _begin_anew(self, fields: Mapping[str, Any]) -> None:
-        again = [tail.begin_anew() for tail in self._tails if not tail.is_over]
+        for tail in self._tails:
+            tail.end()
         self._copy_lines()
-        self._tails += again
         self._say(
             f"{fields['reason']}; starting all workers again {describe_delay(fields['delay_s'])}, "
             f"restart {fields['attempt']}"

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 from msrun import contract
 from msrun.agent.attempt import keep_logs
 from msrun.agent.host.host_facts import read_host_facts
+from msrun.agent.logs.log_file import BoundedLogs, LogLimit
 from msrun.agent.logs.own_file import open_own_file
-from msrun.agent.logs.rotated_log import LogRotation
 from msrun.agent.observer import Observer, Observers, OwnFaults
 from msrun.agent.processes.process_control import adopt_orphans, descendants, raise_open_files, set_open_files
 from msrun.agent.processes.server_handle import ForkServerHandle, start_fork_server
@@ -221,6 +221,11 @@ def run_part(
         # `monitor & exec msrun` makes the monitor a child of msrun
         strangers = frozenset(descendants(os.getpid())) - ({part.early_server.pid} if part.early_server else set())
         events = stack.enter_context(contextlib.closing(EventLog(Path(plan.log_dir) / contract.EVENTS_JSONL)))
+        bounded: list[BoundedLogs] = []
+        if plan.log_max_bytes:
+            paths = [path for worker in plan.hosts[0].workers for path in worker.log_paths]
+            limit = LogLimit(plan.log_max_bytes, plan.log_keep)
+            bounded.append(BoundedLogs(paths, limit, spec.first_attempt, display.say))
         terminal = _rank_terminal(stack, spec, plan, display)
         own = OwnStart(
             plan,
@@ -239,7 +244,7 @@ def run_part(
             host,
             own.start,
             stack.enter_context(contextlib.closing(ProgressBoard(Path(plan.run_dir, PROGRESS_BOARD), plan.world_size))),
-            Observers([events, own, *display.observers], faults),
+            Observers([events, own, *bounded, *display.observers], faults),
             orders=link.orders,
             send=link.pass_on,
             describe=partial(report_failure, plan),
@@ -258,6 +263,8 @@ def run_part(
         if problem := describe_removed(Path(plan.log_dir), folder) or problem:
             display.say(problem)
         display.finish(failure, result.last.membership, len(result.attempts) - 1)
+        for one in bounded:
+            one.end()
         return JobResult(plan, failure, result.survivors, supervisor.goes_on, supervisor.take_server())
 
 
@@ -300,7 +307,7 @@ def _take_directory(
     stack.callback(shutil.rmtree, plan.run_dir, ignore_errors=True)  # made when the fork server is ready
     lock.take()
     if spec.first_attempt:
-        keep_logs((path for path in plan.log_paths if Path(path).exists()), spec.first_attempt - 1)
+        keep_logs(plan.log_paths, spec.first_attempt - 1)
     prepare_log_directory(plan)
     write_rank_table(plan, table_text)
     if spec.worker_log_dir and (spec.rank_table_file is None or table_text is not None):  # where workers read it
@@ -432,10 +439,9 @@ def _rank_terminal(
     rank = plan.interactive_rank
     if rank is None or rank not in logs:
         return None
-    rotation = LogRotation(plan.log_max_bytes, plan.log_keep) if plan.log_max_bytes else None
 
     def tell_lost(rank: int, reason: str, count: int) -> None:
         display.say(f"logs are not complete ({reason}): lost {count} bytes of rank {rank}")
 
-    terminal = RankTerminal(rank, logs[rank], rotation, display.user, has_terminal=spec.has_terminal, on_lost=tell_lost)
+    terminal = RankTerminal(rank, logs[rank], display.user, has_terminal=spec.has_terminal, on_lost=tell_lost)
     return stack.enter_context(contextlib.closing(terminal))

@@ -18,12 +18,9 @@ from typing import TextIO
 
 STDOUT, STDERR = 1, 2
 MAX_WAITING_BYTES = 1 << 20
-ROOM_BYTES = 1 << 18
-"""With less than this in the queue there is room for more of what can wait elsewhere."""
-STALL_S = 2.0
-"""How long a reader that takes nothing is waited for at the end of a job."""
-FLUSH_S = 30.0
-"""How long one that takes something is waited for."""
+ROOM_BYTES = 1 << 18  # with less than this in the queue there is room for more of what can wait elsewhere
+STALL_S = 2.0  # how long a reader that takes nothing is waited for at the end of a job
+FLUSH_S = 30.0  # how long one that takes something is waited for
 ERASE_LINE = b"\r\x1b[K"
 _PIECE_BYTES = 1 << 16
 
@@ -40,8 +37,7 @@ class Place:
         self._gone: set[int] = set()
         self._thread: threading.Thread | None = None
         self._is_ended = False
-        self.is_at_line_start = True
-        """What was written last has ended its line."""
+        self.is_at_line_start = True  # what was written last has ended its line
 
     def write(self, descriptor: int, data: bytes, *, is_kept: bool) -> None:
         """As the function `write`."""

@@ -101,7 +101,7 @@ def _describe_job(plan: LaunchPlan) -> list[tuple[str, str]]:
     host = plan.hosts[0]
     target = f"device target {plan.device_target} ({plan.device_reason})"
     hosts = f"{len(plan.fleet)} hosts" if plan.fleet else "1 host"
-    rotation = f"; each worker's is rotated at {format_size(plan.log_max_bytes)}, {plan.log_keep} older files stay"
+    limit = f"; of each worker's the newest {format_size(plan.log_max_bytes * plan.log_keep)} stay"
     return [
         ("job", f"{count_workers(plan.world_size)} on {hosts}, {target}"),
         *_commands(host, plan.world_size),
@@ -109,7 +109,7 @@ def _describe_job(plan: LaunchPlan) -> list[tuple[str, str]]:
         ("start method", f"{host.start_method}, preload: {', '.join(host.preload) or 'nothing'}"),
         ("rendezvous", _rendezvous(plan)),
         ("rank table", plan.rank_table_file),
-        ("logs", f"{plan.log_dir}{rotation if plan.log_max_bytes else ''}"),
+        ("logs", f"{plan.log_dir}{limit if plan.log_max_bytes else ''}"),
         ("limits", _limits(plan)),
     ]
 

@@ -30,7 +30,7 @@ MAX_STATUS = 255
 _NO_TESTS = 5
 """Of pytest (its reference, "Exit codes")."""
 MIN_LOG_BYTES = 4096
-"""A smaller file would be exchanged at almost every line."""
+"""A file system frees no less."""
 NO_CONFIG = "none"
 """In place of a file: no ssh_config is read; ssh -F has the same word."""
 MORE_THAN_0 = 1e-9
@@ -222,17 +222,17 @@ class JobTerms:
     )
     log_max_bytes: int = option(
         0,
-        "SIZE  Rotate a worker's log at this size, e.g. 100M or 1G; 0: never.  [default: 0]",
+        "SIZE  Free the oldest so many bytes of a log that grows, e.g. 100M or 1G; 0: never.  [default: 0]",
         asked="0",
         kind="text",
         parse=partial(parse_size, "--log_max_bytes"),
     )
     log_keep: int = option(
         5,
-        "N  Rotated files to keep for each worker.",
+        "N  With --log_max_bytes: how many times that size of each log stays, beside the newest bytes.",
         least=1,
         most=1000,
-        must="1 to 1000 older files per worker; to keep everything in one file leave --log_max_bytes out",
+        must="1 to 1000 times --log_max_bytes; to keep everything leave that out",
     )
     tail_ranks: tuple[int, ...] = (0,)
     """Global ranks whose log is copied to the console."""
@@ -510,7 +510,6 @@ class LaunchSpec(JobTerms):
 _LINES = "a rank's terminal shows all as it comes; give one"
 _BYTES = "that shows bytes, not lines; give one of the two"
 EXCLUSIVE = (
-    ("log_split", "log_max_bytes", "a log that is rotated has both streams; give one of the two"),
     *((name, "interactive", _LINES) for name in ("log_split", "log_time", "log_once")),
     *((name, "raw", _BYTES) for name in ("log_time", "log_once")),
 )
@@ -543,7 +542,7 @@ def check_spec(spec: LaunchSpec) -> None:
     check_server_logs(stem, spec.server_num)
     if spec.log_max_bytes < 0 or 0 < spec.log_max_bytes < MIN_LOG_BYTES:
         raise UsageError(
-            f"--log_max_bytes {spec.log_max_bytes}: must be {MIN_LOG_BYTES} bytes or more, e.g. 100M; 0 never rotates"
+            f"--log_max_bytes {spec.log_max_bytes}: must be {MIN_LOG_BYTES} bytes or more, e.g. 100M; 0 frees nothing"
         )
     if spec.time_limit_s and signal.SIGALRM in spec.forward_signals:
         raise UsageError("--signals ALRM and --time_limit: msrun's own timer sends ALRM; leave it out of --signals")

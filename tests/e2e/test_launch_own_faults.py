@@ -85,9 +85,9 @@ def test_slip_in_what_runs_the_job_ends_it(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("role", one_fast("fork server", "scheduler", "log writer"))
+@pytest.mark.parametrize("role", one_fast("fork server", "scheduler"))
 def test_stopped_process_of_its_own_ends_the_job_and_is_named(msrun: JobRunner, tmp_path: Path, role: str) -> None:
-    options = ("--worker_num=2", "--heartbeat_time_out=2", "--log_max_bytes=1M", WORKERS / "wait.py")
+    options = ("--worker_num=2", "--heartbeat_time_out=2", WORKERS / "wait.py")
     job = msrun.start(*options, cwd=tmp_path)
     job.wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
     sign = {"fork server": "fork_server import main"}.get(role, f"msrun: {role}").encode()
@@ -120,7 +120,6 @@ def wait_for_attempt(folder: Path, job: Running, ranks: int, attempt: int) -> No
         ("fork server", ()),
         ("scheduler", ()),
         ("scheduler", ("--log_max_bytes=4096",)),
-        ("fork server", ("--log_max_bytes=4096",)),
         ("fork server", ("--start_method=exec",)),
         ("fork server", ("--interactive",)),
     ),

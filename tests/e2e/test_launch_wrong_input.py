@@ -118,7 +118,6 @@ WRONG = {
         r"--log_max_bytes big: not a size; give bytes, or .* such as 100M",
     ),
     "log number": (["--log_keep=all", "train.py"], r"--log_keep: 'all' is not a valid integer"),
-    "split and rotated": (["--log_split", "--log_max_bytes=1M", "train.py"], r"a log that is rotated has both streams"),
     "once and raw": (["--log_once", "--raw", "train.py"], r"that shows bytes"),
     "time at a terminal": (["--log_time", "--interactive", "train.py"], r"a rank's terminal shows all"),
     "terminal of no rank": (

@@ -31,7 +31,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 _JOBS = ("launch_exit_status", "launch_signals", "launch_restart", "launch_teardown", "launch_own_faults", "lost_hosts")
 _RUNTIME = ("runtime_parallelize", "runtime_laws", "runtime_habits", "runtime_modes")
 ROOMS: dict[str, tuple[str, ...]] = {
-    "msrun/agent": (*_JOBS, "launch_hang", "launch_log_rotation"),
+    "msrun/agent": (*_JOBS, "launch_hang", "launch_log_size"),
     "msrun/cluster": (*_JOBS, "launch_several_hosts", "launch_discovery"),
     "msrun/launch": (
         *_JOBS,

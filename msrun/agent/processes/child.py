@@ -14,7 +14,6 @@ import signal
 import sys
 import termios
 import threading
-import traceback
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +22,8 @@ from typing import TYPE_CHECKING, NoReturn
 from msrun import contract
 from msrun.agent.logs.own_file import open_own_file
 from msrun.agent.processes.joining import watch_joining
-from msrun.agent.processes.log_pipes import LogPipes
-from msrun.agent.processes.process_control import LOG_WRITER_TITLE, die_with_parent, set_open_files, sweep_job
-from msrun.agent.processes.process_spec import LOG_WRITER_ID, SCHEDULER_ID, ProcessSpec
+from msrun.agent.processes.process_control import die_with_parent, set_open_files, sweep_job
+from msrun.agent.processes.process_spec import SCHEDULER_ID, ProcessSpec
 from msrun.planning import environment
 from msrun.planning.environment import STACK_SIGNAL
 from msrun.planning.masking import mask_words
@@ -107,41 +105,32 @@ class Given:
     blas_threads: int = 1
     open_files: int = 0  # how many of them each worker may have
     stdin_fd: int = -1  # what is stdin of one worker; -1 = there is no such
-    log_pipes: LogPipes | None = None  # of the workers that run now; None when they write to their logs themselves
 
 
 def become(spec: ProcessSpec, given: Given) -> Main:
     """Turn this freshly forked process into what `spec` says; returns in a worker that runs a program of Python's.
     Order matters: the death signal first, so that no moment exists in which the server's end goes unnoticed. The
-    scheduler has none: it ends with the agent's channel and outlives a killed server to clean up if the agent is gone.
-    Nor has the log writer, which ends with its pipes or with the server's channel, after the workers' last words."""
+    scheduler has none: it ends with the agent's channel and outlives a killed server to clean up if that is gone."""
     is_scheduler = spec.process_id == SCHEDULER_ID
-    log_pipes = given.log_pipes
-    own_pipes = log_pipes if spec.process_id == LOG_WRITER_ID else None
-    if not is_scheduler and not own_pipes:
+    if not is_scheduler:
         die_with_parent(given.server_pid)
     os.setsid()
-    # Those of the log writer are meant for workers, whose last words are to come.
-    _reset_signals(ignored=(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if own_pipes else ())
+    _reset_signals()
     if spec.terminal:
         _take_terminal(spec.terminal)
     else:
-        pipe_fd = log_pipes.output_fd(spec.process_id) if log_pipes else None
-        output_fd = _open_log(spec.log_path) if pipe_fd is None else pipe_fd
+        output_fd = _open_log(spec.log_path)
         error_fd = _open_log(spec.error_log_path) if spec.error_log_path else output_fd
         input_fd = given.stdin_fd if spec.has_stdin else os.open(os.devnull, os.O_RDONLY)
         for number, descriptor in enumerate((input_fd, output_fd, error_fd)):
             os.dup2(descriptor, number)
     _open_streams()
-    _close_inherited(keep=given.scheduler_fds if is_scheduler else own_pipes.log_writer_fds if own_pipes else ())
+    _close_inherited(keep=given.scheduler_fds if is_scheduler else ())
     apply_binding(spec.name, spec.cpus, spec.memory_nodes)
     set_environment(spec.env)
     if is_scheduler:
         name_process("msrun: scheduler")
         _run_scheduler(given)
-    if own_pipes:
-        name_process(LOG_WRITER_TITLE)
-        _run_log_writer(own_pipes)
     if spec.process_id >= 0:
         set_open_files(given.open_files)
     if spec.program is None:
@@ -159,7 +148,7 @@ def _become_worker(spec: ProcessSpec, program: Program, blas_threads: int) -> Ma
     faulthandler.register(STACK_SIGNAL, file=2, all_threads=True)
     if spec.env.get("OMP_NUM_THREADS"):  # other than what the server's libraries have read
         blas_threads = environment.blas_threads(os.environ, {})
-        _set_torch_threads()
+        set_torch_threads()
     if blas_threads > 1:
         _set_blas_threads(blas_threads)
     from msrun.agent.processes.main_module import Main
@@ -171,7 +160,7 @@ def _become_worker(spec: ProcessSpec, program: Program, blas_threads: int) -> Ma
         _exec(program)
 
 
-def _set_torch_threads() -> None:
+def set_torch_threads() -> None:
     """Give torch the worker's own number of threads, if the server has loaded it and so read another one."""
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
@@ -187,23 +176,12 @@ def _run_scheduler(given: Given) -> NoReturn:
     os._exit(status)
 
 
-def _run_log_writer(log_pipes: LogPipes) -> NoReturn:
-    status = contract.EXIT_CLUSTER
-    try:
-        status = log_pipes.run_log_writer()
-    except BaseException:  # noqa: BLE001 - whatever it was, it is for scheduler.log, and the job has to end
-        traceback.print_exc()
-    os._exit(status)
-
-
-def _reset_signals(ignored: tuple[int, ...]) -> None:
+def _reset_signals() -> None:
     """Let signals in, which were held back since the fork, to what a fresh process does with them."""
     signal.set_wakeup_fd(-1)
     for reset in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT):
         if reset != signal.SIGHUP or signal.getsignal(reset) is not signal.SIG_IGN:  # nohup
             signal.signal(reset, signal.SIG_DFL)  # SIGINT until the program begins
-    for signum in ignored:
-        signal.signal(signum, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 

@@ -14,8 +14,7 @@ Protocol, over the channel to the agent:
     server -> agent   ready {start_method, reason, prepare_s}      started {process_id, pid, at}
                       killed {process_ids, grace_s}
                       exited {process_id, status, peak_bytes, at}  told {attempt, not_started}
-                      log_lost {reason, lost_bytes}                cannot_start {reason}
-                      swept {survivors}                            finished {survivors}
+                      cannot_start {reason}        swept {survivors}        finished {survivors}
 Who has exited before `told`, ended by itself; who exits after it was told to end by `stop`.
 Times are seconds of CLOCK_MONOTONIC, which all processes of a host share.
 """
@@ -40,9 +39,9 @@ from typing import TYPE_CHECKING, Any
 from msrun import contract
 from msrun.agent.processes import process_control
 from msrun.agent.processes.child import Given, become, set_environment
-from msrun.agent.processes.log_pipes import open_log_pipes
 from msrun.agent.processes.process_control import Reaper, mark_job, raise_open_files
 from msrun.agent.processes.process_spec import MINDSPORE_SCHEDULER_ID, SCHEDULER_ID, ProcessSpec
+from msrun.agent.timers import Timers
 from msrun.cluster.messages import Channel, Message, await_input
 from msrun.errors import describe_limit
 from msrun.planning.record_json import decode_record
@@ -109,6 +108,13 @@ DESCRIPTORS = 3
 """That come with `begin`: of the log, of the scheduler's channel, of the store's socket; maybe that of a stdin, too."""
 
 
+class _Forked(BaseException):
+    """Leaves the loop in a process that was forked."""
+
+    def __init__(self, spec: ProcessSpec) -> None:
+        self.spec = spec
+
+
 class ForkServer:
     """Event loop of the fork server. `serve` returns a ProcessSpec in every forked child and None in the server."""
 
@@ -121,6 +127,9 @@ class ForkServer:
     ) -> None:
         """`passing`: where the descriptors of `begin` come from."""
         self._clock, self._channel, self._passing = clock, channel, passing
+        self._timers = Timers(clock)
+        """start: the next worker, one between two looks at the channel, as a stop starts nobody more; term and kill:
+        for workers that do not end; held: signals that wait; agent: whether it is stopped."""
         self._agent_pid = process_control.Pid(agent_pid, process_control.start_time(agent_pid))
         self._running: dict[int, int] = {}  # pid -> process id
         self._started_at: dict[int, float] = {}
@@ -128,15 +137,10 @@ class ForkServer:
         """(pid, signal) to be passed on as soon as the worker has a handler, or has run for long enough."""
         self._reaper = Reaper()
         self._waiting: deque[ProcessSpec] = deque()
-        """Workers that are still to be started, one between two looks at the channel: a stop starts nobody more."""
         self._is_paused = False  # the workers are stopped until they are told to resume
-        self._cannot_start = False  # a process could not be started: nobody more is until the next attempt
-        self._steps: deque[tuple[float, int]] = deque()
-        """What the workers are still to get when they do not end: when, and which signal."""
-        self._grace_s = self._stopped_limit_s = 0.0
         self._run_dir = ""
-        self._finished = False
-        self._agent_moved_at = clock()  # when the agent was last seen not to be stopped
+        self.has_finished = False
+        self._agent_moved_at = 0.0  # when the agent was last seen not to be stopped
         self.given = Given(os.getpid())
 
     def serve(self) -> ProcessSpec | None:
@@ -147,48 +151,46 @@ class ForkServer:
         with selectors.DefaultSelector() as selector:
             selector.register(self._channel, selectors.EVENT_READ)
             selector.register(wake_reader, selectors.EVENT_READ)
-            while not self._finished:
-                for key, _ in selector.select(self._time_left()):
+            while not self.has_finished:
+                for key, _ in selector.select(self._timers.time_left_s()):
                     if key.fileobj == wake_reader:
                         os.read(wake_reader, 4096)
-                self._reap()
-                self._signal_late()
-                self._pass_on()
-                self._look_at_agent()
-                child = self._receive() or self._start_next()
-                if child is not None:
-                    return child
+                try:
+                    self.turn()
+                except _Forked as child:
+                    return child.spec
         return None
 
-    def _time_left(self) -> float | None:
-        if self._waiting and not self._cannot_start and not self._is_paused:
-            return 0.0
-        limits = [max(0.0, at - self._clock()) for at, _ in list(self._steps)[:1]]
-        limits += [HOLD_LOOK_S] if self._held else []
-        limits += [self._stopped_limit_s / LOOKS_PER_LIMIT] if self._stopped_limit_s else []
-        return min(limits, default=None)
+    def turn(self) -> None:
+        """Do what is to be done now."""
+        self._reap()
+        while not self.has_finished and await_input(self._channel, 0.0):
+            for message in self._channel.receive():
+                self._handle(message)
+            if self._channel.is_closed:
+                self._abandon()
+        self._timers.run_due()
 
-    def _look_at_agent(self) -> None:
+    def close(self) -> None:
+        """Let go of what is open, of a server that does not serve."""
+        self._reaper.close()
+        self._close_given()
+
+    def _close_given(self) -> None:
+        for descriptor in (*self.given.scheduler_fds, self.given.stdin_fd):
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+        self.given.scheduler_fds, self.given.stdin_fd = (-1, -1), -1
+
+    def _look_at_agent(self, limit_s: float) -> None:
         """An agent that stays stopped does not see that its launcher has given it up, or has gone."""
-        if not self._stopped_limit_s:
-            return
         now = self._clock()
         if not process_control.is_stopped(self._agent_pid):
             self._agent_moved_at = now
-        elif now - self._agent_moved_at > self._stopped_limit_s:
+        elif now - self._agent_moved_at > limit_s:
             process_control.signal_processes([self._agent_pid], signal.SIGKILL)  # its channel's end does the rest
 
-    def _receive(self) -> ProcessSpec | None:
-        while not self._finished and await_input(self._channel, 0.0):
-            for message in self._channel.receive():
-                child = self._handle(message)
-                if child is not None:
-                    return child
-            if self._channel.is_closed:
-                self._abandon()
-        return None
-
-    def _handle(self, message: Message) -> ProcessSpec | None:
+    def _handle(self, message: Message) -> None:
         match message["type"]:
             case "import":
                 with collection_paused():
@@ -198,25 +200,30 @@ class ForkServer:
             case "prepare":
                 self._prepare(message)
             case "start":
-                return self._start([decode_record(ProcessSpec, value) for value in message["processes"]])
+                specs = [decode_record(ProcessSpec, value) for value in message["processes"]]
+                self._waiting.extend(spec for spec in specs if spec.process_id >= 0)
+                for spec in specs:
+                    if spec.process_id < 0:
+                        self._fork(spec)
+                self._start_waiting()
             case "signal":
                 wanted = set(message["process_ids"])
                 leaders = [pid for pid, process_id in self._running.items() if process_id in wanted]
                 self._held.extend((pid, message["signum"]) for pid in leaders)
                 self._pass_on()
-            case "pause" | "resume" as kind if not self._steps:  # those that are told to end are left alone
+            case "pause" | "resume" as kind if not self._timers.is_set("kill"):  # those that are to end are left alone
                 self._is_paused = kind == "pause"
                 self._signal_workers(signal.SIGSTOP if self._is_paused else signal.SIGCONT)
+                self._start_waiting()
             case "stop":
                 self._stop(message["signum"], message["grace_s"], message["attempt"])
             case "sweep":
                 self._send(type="swept", survivors=self._end_leftovers())
             case "finish":
                 self._finish()
-                self._finished = True
+                self.has_finished = True
             case "rest":
                 self._rest()
-        return None
 
     def _begin(self, message: Message) -> None:
         _, descriptors, _, _ = socket.recv_fds(self._passing, 1, DESCRIPTORS + 1)
@@ -228,7 +235,10 @@ class ForkServer:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)
-        self._stopped_limit_s, self.given.open_files = message["stopped_limit_s"], message["open_files"]
+        self.given.open_files = message["open_files"]
+        self._agent_moved_at = self._clock()
+        if limit_s := message["stopped_limit_s"]:
+            self._timers.every("agent", limit_s / LOOKS_PER_LIMIT, lambda: self._look_at_agent(limit_s))
         set_environment(message["environment"])
 
     def _prepare(self, message: Message) -> None:
@@ -246,31 +256,19 @@ class ForkServer:
         process_control.die_with_parent(self._agent_pid, 0)
         self._send(type="ready", start_method=method, reason=reason, prepare_s=time.monotonic() - begin)
 
-    def _start(self, specs: list[ProcessSpec]) -> ProcessSpec | None:
-        self._waiting.extend(spec for spec in specs if spec.process_id >= 0)
-        try:
-            self.given.log_pipes = open_log_pipes(specs) or self.given.log_pipes
-        except OSError as error:
-            self._refuse("cannot make the pipes of the workers' logs", error)
-            return None
-        for spec in specs:
-            if spec.process_id < 0 and self._fork(spec):
-                return spec
-        return None
+    def _start_waiting(self) -> None:
+        if self._waiting and not self._is_paused:
+            self._timers.after("start", 0.0, self._start_next)
+        else:
+            self._timers.cancel("start")
 
-    def _start_next(self) -> ProcessSpec | None:
-        if self._finished or not self._waiting or self._cannot_start or self._is_paused:
-            return None
-        spec = self._waiting.popleft()
-        return spec if self._fork(spec) else None
-
-    def _refuse(self, what: str, error: OSError) -> None:
-        """Say why the job cannot go on; the agent then ends what has started."""
-        self._cannot_start = True
-        self._send(type="cannot_start", reason=f"{what}: {describe_limit(error)}")
+    def _start_next(self) -> None:
+        if self._fork(self._waiting.popleft()):
+            self._start_waiting()
 
     def _fork(self, spec: ProcessSpec) -> bool:
-        """Return True in the child, where all signals are held back until it is ready for them."""
+        """Start a process, in which all signals are held back until it is ready for them. One that cannot be started is
+        told, and nobody is after it: the agent then ends what has started."""
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             pid = os.fork()
@@ -278,24 +276,19 @@ class ForkServer:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             if spec.process_id >= 0:
                 self._waiting.appendleft(spec)
-            self._refuse(f"cannot start {spec.name}", error)
+            self._send(type="cannot_start", reason=f"cannot start {spec.name}: {describe_limit(error)}")
             return False
         if pid == 0:
-            return True
+            raise _Forked(spec)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         self._reaper.watch(pid)
-        if self.given.log_pipes:
-            self.given.log_pipes.started(spec.process_id, pid)
         self._running[pid] = spec.process_id
         self._started_at[pid] = self._clock()
         self._send(type="started", process_id=spec.process_id, pid=pid, at=time.monotonic())
-        return False
+        return True
 
     def _reap(self) -> None:
-        ended = self._reaper.reap()
-        if self.given.log_pipes:
-            ended = self.given.log_pipes.writer_first(ended)
-        for pid, status, peak_bytes in ended:
+        for pid, status, peak_bytes in self._reaper.reap():
             process_id = self._running.pop(pid, None)
             self._started_at.pop(pid, None)
             if process_id is not None:
@@ -306,30 +299,32 @@ class ForkServer:
     def _stop(self, signum: int, grace_s: float, attempt: int) -> None:
         """Pass on the signal that ends the job; a worker that stays gets TERM, then KILL when its grace is over."""
         self._reap()
-        if not self._steps:
+        if not self._timers.is_set("kill"):
             self._send(type="told", attempt=attempt, not_started=[spec.process_id for spec in self._waiting])
             self._waiting.clear()
+            self._start_waiting()
         if self._is_paused:
             self._is_paused = False
             self._signal_workers(signal.SIGCONT)
-        self._cannot_start = False
-        self._grace_s = grace_s
-        now = self._clock()
-        self._steps = deque([(now, signum), (now + grace_s, signal.SIGKILL)])
-        if signum != signal.SIGTERM:
-            self._steps.insert(1, (now + grace_s * TERM_SHARE, signal.SIGTERM))
-        self._signal_late()
+        self._timers.cancel("term", "kill")
+        if signum == signal.SIGKILL:
+            self._kill(grace_s)
+            return
+        self._timers.after("kill", grace_s, lambda: self._kill(grace_s))
+        if signum == signal.SIGTERM:
+            self._terminate()
+        else:
+            self._timers.after("term", grace_s * TERM_SHARE, self._terminate)
+            process_control.signal_groups(self._leaders(), signum)
 
-    def _signal_late(self) -> None:
-        while self._steps and self._clock() >= self._steps[0][0]:
-            _, signum = self._steps.popleft()
-            if signum not in (signal.SIGTERM, signal.SIGKILL):
-                process_control.signal_groups(self._leaders(), signum)
-                continue
-            if signum == signal.SIGKILL and self._leaders():
-                killed = sorted(process_id for process_id in self._running.values() if process_id >= 0)
-                self._send(type="killed", process_ids=killed, grace_s=self._grace_s)
-            self._signal_workers(signum, *([signal.SIGCONT] if signum == signal.SIGTERM else []))  # to act on it
+    def _terminate(self) -> None:
+        self._signal_workers(signal.SIGTERM, signal.SIGCONT)  # to act on it
+
+    def _kill(self, grace_s: float) -> None:
+        if self._leaders():
+            killed = sorted(process_id for process_id in self._running.values() if process_id >= 0)
+            self._send(type="killed", process_ids=killed, grace_s=grace_s)
+        self._signal_workers(signal.SIGKILL)
 
     def _pass_on(self) -> None:
         """Pass held signals on: a worker that has begun a moment ago has no handler yet, and would be ended."""
@@ -342,6 +337,8 @@ class ForkServer:
                 self._held.append((pid, signum))
             else:
                 process_control.signal_processes([pid], signum)
+        if self._held:
+            self._timers.after("held", HOLD_LOOK_S, self._pass_on)
 
     def _leaders(self) -> list[int]:
         """Return the workers; each leads a session, and the process group in which its children begin."""
@@ -366,35 +363,22 @@ class ForkServer:
     def _rest(self) -> None:
         """End a part of the job, and wait for the next, which begins as the first did: with what is imported."""
         self._finish()
-        for descriptor in (*self.given.scheduler_fds, self.given.stdin_fd):
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
+        self._close_given()
         for held in (self._running, self._waiting, self._held):
             held.clear()
-        self.given.scheduler_fds, self.given.stdin_fd, self._run_dir = (-1, -1), -1, ""
-        self._is_paused = self._cannot_start = False
+        self._timers.cancel("start", "agent")
+        self._run_dir, self._is_paused = "", False
 
     def _end_leftovers(self) -> list[int]:
         """End what workers left behind, and the parameter servers, gently first; our own processes stay. Returns what
         could not be ended."""
-        self._steps.clear()  # of a stop that is over; the next attempt must not be hit
+        self._timers.cancel("term", "kill")  # of a stop that is over; the next attempt must not be hit
         if left := self._leftovers():
             process_control.signal_processes(left, signal.SIGTERM)
             self._await_end_of_leftovers(LEFTOVER_GRACE_S)
             process_control.signal_processes(self._leftovers(), signal.SIGKILL)
             self._await_end_of_leftovers(KILL_DEADLINE_S)
-        self._end_log_writer()
         return self._leftovers()
-
-    def _end_log_writer(self) -> None:
-        """Let the log writer write what is left, now that nobody writes to it any more."""
-        pipes, self.given.log_pipes = self.given.log_pipes, None
-        if pipes:
-            if self._running.pop(pipes.log_writer_pid, None) is not None:  # its end is no news from here on
-                process_control.signal_processes([pipes.log_writer_pid], signal.SIGCONT)
-            if report := pipes.end_log_writer():
-                self._send(type="log_lost", **report)
-            self._await_end_of_leftovers(KILL_DEADLINE_S)
 
     def _leftovers(self) -> list[int]:
         """Return what lives, and who is not collected yet: one whose main thread has ended may have others."""
@@ -411,17 +395,13 @@ class ForkServer:
     def _abandon(self) -> None:
         """The agent is gone without a word: leave nothing behind."""
         self._waiting.clear()
-        if self.given.log_pipes:
-            process_control.signal_processes(self._leftovers(), signal.SIGKILL)
-            self._await_end_of_leftovers(KILL_DEADLINE_S)
-            self._end_log_writer()
         # The scheduler last: it cleans up if this process is killed meanwhile.
         schedulers = [pid for pid, process_id in self._running.items() if process_id == SCHEDULER_ID]
         process_control.kill_descendants(KILL_DEADLINE_S, schedulers)
         process_control.kill_descendants(KILL_DEADLINE_S)
         if self._run_dir:
             shutil.rmtree(self._run_dir, ignore_errors=True)
-        self._finished = True
+        self.has_finished = True
 
     def _send(self, **message: Any) -> None:
         self._channel.send(message)

@@ -33,7 +33,6 @@ class ProcessStat(NamedTuple):
     state: str  # one letter: R, S, D, T (stopped by a signal), t (by a debugger), Z (has ended), ...
     parent: int
     session: int
-    flags: int  # PF_* of linux/sched.h
     cpu_ticks: int  # of all its threads, in clock ticks
     started_at: int  # in clock ticks since the machine was started
     resident_pages: int
@@ -64,7 +63,6 @@ def read_stat(pid: int | str) -> ProcessStat | None:
         state=fields[0].decode(),
         parent=int(fields[1]),
         session=int(fields[3]),
-        flags=int(fields[6]),
         cpu_ticks=int(fields[11]) + int(fields[12]),
         started_at=int(fields[19]),
         resident_pages=int(fields[21]),
@@ -103,7 +101,6 @@ def session_usage(leaders: Iterable[int]) -> dict[int, Usage]:
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 POLL_S = 0.01
-LOG_WRITER_TITLE = "msrun: log writer"
 
 
 def _prctl(option: int, value: int) -> None:
@@ -230,17 +227,17 @@ def reap_own_children(strangers: Collection[int]) -> None:
                 os.waitpid(stat.pid, os.WNOHANG)
 
 
-def kill_descendants(deadline_s: float, strangers: Collection[int] = (), last: int = 0) -> list[int]:
+def kill_descendants(deadline_s: float, strangers: Collection[int] = ()) -> list[int]:
     """Kill everything below this process until nothing is left; returns what survived the deadline. Needs
     `adopt_orphans`: otherwise a double fork escapes. `strangers`: children that were there before the job; they, and
-    what is below them, are let alone. `last`: one that ends by itself; the others are killed as long as it lives."""
+    what is below them, are let alone."""
     end = time.monotonic() + deadline_s
     while True:
         left: list[int] = [*descendants(os.getpid(), strangers)]
         reap_own_children(strangers)  # who ends between the two is still in `left`: there is another look
-        if not left or (last and last not in left) or time.monotonic() > end:
+        if not left or time.monotonic() > end:
             return left
-        signal_processes([pid for pid in left if pid != last], signal.SIGKILL)
+        signal_processes(left, signal.SIGKILL)
         time.sleep(POLL_S)
 
 
@@ -284,6 +281,9 @@ class Reaper:
         for pid, _, _ in ended:
             self._forget(pid)
         return sorted(ended, key=lambda end: order.get(end[0], len(order)))
+
+    def close(self) -> None:
+        self._deaths.close()
 
     def _forget(self, pid: int) -> None:
         pidfd = self._pidfds.pop(pid, None)
@@ -389,14 +389,6 @@ SERVER_END_S = 5.0  # how long a fork server that still runs is trusted to clean
 LOOKS = 300
 """How often what is left is killed; counted, not timed: on a busy machine the looks are slow, and so is what they wait
 for. At least 3 s."""
-LAST_WORDS_LOOKS = 200
-"""For how many of them the log writer may write what workers wrote last; it ends by itself once nobody can write."""
-
-
-def _is_log_writer(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return Path("/proc", str(pid), "cmdline").read_bytes().startswith(LOG_WRITER_TITLE.encode())
-    return False
 
 
 def sweep_job(server_pid: int, job_id: str, run_dir: str) -> None:
@@ -411,11 +403,10 @@ def sweep_job(server_pid: int, job_id: str, run_dir: str) -> None:
 
 
 def end_job(job_id: str) -> None:
-    """Kill every process of a job but this one; the log writer may first write what workers wrote last."""
-    for look in range(LOOKS):
+    """Kill every process of a job but this one."""
+    for _ in range(LOOKS):
         left = marked_processes(job_id)
         if not left:
             return
-        may_write = look < LAST_WORDS_LOOKS
-        signal_processes([pid for pid in left if not (may_write and _is_log_writer(pid))], signal.SIGKILL)
+        signal_processes(left, signal.SIGKILL)
         time.sleep(POLL_S)

@@ -1,21 +1,18 @@
-"""One process that the fork server is asked to start: a worker, a server, the scheduler or the log writer."""
+"""One process that the fork server is asked to start: a worker, a server or the scheduler."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from msrun.agent.logs.rotated_log import LogRotation
 from msrun.planning.program import Program
 
 SCHEDULER_ID = -1  # process id within the job of the scheduler; workers have their global rank
-LOG_WRITER_ID = -2  # process id within the job of the log writer
 MINDSPORE_SCHEDULER_ID = -10
 """Process id within the job of MindSpore's own scheduler, which is started anew with the workers."""
 FIRST_SERVER_ID = -11  # process id within the job of parameter server 0; that of server 1 is one less, and so on
 _NAMES = {
     SCHEDULER_ID: "the scheduler",
-    LOG_WRITER_ID: "the log writer",
     MINDSPORE_SCHEDULER_ID: "MindSpore's scheduler",
 }
 
@@ -31,7 +28,7 @@ class ProcessSpec:
 
     process_id: int  # global rank, or one of the ids above
     log_path: str  # existing file; stdout and stderr go to its end
-    program: Program | None = None  # none for the scheduler and the log writer
+    program: Program | None = None  # none for the scheduler
     use_exec: bool = False
     env: Mapping[str, str | None] = field(default_factory=dict)
     """Set over the server's environment; None removes a name."""
@@ -41,8 +38,6 @@ class ProcessSpec:
     terminal: str = ""
     """Path of the terminal that is its stdin, stdout and stderr, and its session's own; empty = it has none."""
     has_stdin: bool = False  # whether its stdin is the one that the fork server was given; else it is empty
-    rotation: LogRotation | None = None
-    """For the log writer: how it rotates the logs of the workers that are started with it."""
 
     @property
     def name(self) -> str:

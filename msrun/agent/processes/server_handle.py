@@ -32,8 +32,7 @@ of what the program is to let go."""
 BOOT = (
     "import sys; '' in sys.path[:1] and sys.path.pop(0); sys.path.insert(0, sys.argv[1]); import msrun; "
     "sys.path.pop(0); from {module} import main; program = main()"
-) + RUN_PROGRAM
-"""What a process of msrun that forks workers runs with -c; its first argument is ROOT."""
+) + RUN_PROGRAM  # what a process of msrun that forks workers runs with -c; its first argument is ROOT
 ROOT = str(Path(__file__).parents[3])
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from msrun.agent.logs.rotated_log import NO_ROTATION, LogRotation, RotatedLog
+from msrun.agent.logs.log_file import LogFile
 from msrun.agent.processes.process_spec import ProcessSpec
 from msrun.cluster.own_thread import Inbox
 
@@ -48,22 +48,21 @@ class RankTerminal:
         self,
         global_rank: int,
         log_path: str,
-        rotation: LogRotation | None,
         user: UserEnd | None,
         *,
         has_terminal: bool,
         on_lost: Callable[[int, str, int], None] = lambda _rank, _reason, _count: None,
     ) -> None:
-        """`rotation`: None = the log is not rotated. `user`: None = the rank reads this process's own standard input.
-        `has_terminal`: whether the user has one; else the rank gets a pipe, and writes to its log as others do.
-        `on_lost`: told when the log is not complete: rank, reason, bytes."""
+        """`user`: None = the rank reads this process's own standard input. `has_terminal`: whether the user has one;
+        else the rank gets a pipe, and writes to its log as others do. `on_lost`: told when the log is not complete:
+        rank, reason, bytes."""
         self.global_rank, self._user, self._has_terminal, self._on_lost = global_rank, user, has_terminal, on_lost
-        self._log_path, self._rotation = log_path, rotation or NO_ROTATION
+        self._log_path = log_path
         self._selector: selectors.BaseSelector | None = None
         self._slave = -1
         self._sink = -1  # what input is written to: the master of the terminal, or a pipe
         self._held = b""  # the end of what was written: a \r that may belong to a \n
-        self._log: RotatedLog | None = None
+        self._log: LogFile | None = None
         self._unsent = bytearray()
         self._window = (0, 0)
         self._has_ended_input = False
@@ -167,7 +166,7 @@ class RankTerminal:
 
     def _open(self) -> str:
         self.end_attempt()
-        self._log = RotatedLog(self._log_path, self._rotation)
+        self._log = LogFile(self._log_path)
         self._sink, self._slave = os.openpty()
         os.set_blocking(self._sink, False)
         self._resize()
@@ -192,16 +191,15 @@ class RankTerminal:
     def _keep(self, data: bytes) -> None:
         data = self._held + data
         self._held = b"\r" if data.endswith(b"\r") else b""
-        text = bytearray(data[: len(data) - len(self._held)].replace(b"\r\n", b"\n"))
         if self._log is not None:
-            self._log.write(text, len(text))
+            self._log.write(data[: len(data) - len(self._held)].replace(b"\r\n", b"\n"))
 
     def _close_terminal(self) -> None:
         self._close_sink()
         self._note_taken(len(self._unsent))
         if self._log is not None:
-            held, self._held = bytearray(self._held), b""
-            self._log.write(held, len(held))
+            self._log.write(self._held)
+            self._held = b""
             self._log.close()
             if self._log.fault:
                 self._on_lost(self.global_rank, self._log.fault, self._log.lost_bytes)

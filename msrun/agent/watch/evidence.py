@@ -154,8 +154,7 @@ NO_MEMORY = (
     b"Cannot allocate memory",
     b"std::bad_alloc",
     b"DefaultCPUAllocator",
-)
-"""What a process says last that may not have more address space."""
+)  # what a process says last that may not have more address space
 _NO_INPUT = re.compile(rb"^(?:bdb\.BdbQuit|EOFError: EOF when reading a line)\s*\Z", re.MULTILINE)
 
 

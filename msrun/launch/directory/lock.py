@@ -30,14 +30,11 @@ from msrun.agent.logs.own_file import open_own_file
 from msrun.errors import UsageError
 
 MAX_RECORD_BYTES = 64 * 1024
-RECORD_WAIT_S = 0.2
-"""How long a reader waits for the record of a job that has just taken the lock."""
+RECORD_WAIT_S = 0.2  # how long a reader waits for the record of a job that has just taken the lock
 POLL_S = 0.005
-MAX_TIME = 1e12
-"""No moment or span in seconds is beyond this; more is damage."""
+MAX_TIME = 1e12  # no moment or span in seconds is beyond this; more is damage
 
-_FLOCK = struct.Struct("hhqqi4x")
-"""struct flock of 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid."""
+_FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid
 _ASKED = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 
@@ -46,21 +43,17 @@ class LockRecord:
     """Who took the lock last."""
 
     job_id: str
-    pid: int
-    """Of its launcher, as the launcher's own host and container count it."""
+    pid: int  # of its launcher, as the launcher's own host and container count it
     host: str
-    started_at: float
-    """Wall clock, seconds since 1970."""
-    error: str = ""
-    """Why the job ended before its first event; left out otherwise."""
+    started_at: float  # wall clock, seconds since 1970
+    error: str = ""  # why the job ended before its first event; left out otherwise
 
 
 @dataclass(frozen=True)
 class LockState:
     """What can be seen of a lock at one moment."""
 
-    record: LockRecord | None
-    """None when the file is missing or damaged."""
+    record: LockRecord | None  # None when the file is missing or damaged
     holder_pid: int | None
     """None when nobody holds the lock; 0 or less when the holder is out of sight: on another host, in a container."""
 
@@ -80,8 +73,7 @@ class JobLock:
 
     def __init__(self, log_dir: Path, job_id: str) -> None:
         self._log_dir = log_dir
-        self._given = log_dir.parent if log_dir.name == job_id else log_dir
-        """What the user has named."""
+        self._given = log_dir.parent if log_dir.name == job_id else log_dir  # what the user has named
         self._record = LockRecord(job_id, os.getpid(), socket.gethostname(), round(time.time(), 3))
         self._descriptor = -1
 

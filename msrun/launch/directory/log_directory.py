@@ -36,8 +36,7 @@ from msrun.planning.plan import LaunchPlan
 from msrun.planning.spec import LaunchSpec
 from ranktable.files import replace_file
 
-MAX_CHARS = 1 << 16
-"""Of a traceback, which another host may have sent."""
+MAX_CHARS = 1 << 16  # of a traceback, which another host may have sent
 
 
 def record_fault(folder: Path, what: str, trace: str) -> None:
@@ -110,8 +109,7 @@ class PlannedWorker:
 
     global_rank: int
     host: str
-    log_name: str
-    """Its log's name in the log directory, wherever that has been moved to."""
+    log_name: str  # its log's name in the log directory, wherever that has been moved to
 
 
 @dataclass(frozen=True)
@@ -123,8 +121,7 @@ class PlanRecord:
     grace_s: float | None
     hosts: tuple[str, ...]
     workers: tuple[PlannedWorker, ...]
-    server_num: int = 0
-    """Of parameter servers."""
+    server_num: int = 0  # of parameter servers
 
 
 @dataclass
@@ -133,8 +130,7 @@ class WorkerRecord:
 
     pid: int = 0
     state: str = WorkerState.PLANNED.value
-    how: str = ""
-    """How it ended, in words."""
+    how: str = ""  # how it ended, in words
 
 
 @dataclass
@@ -142,17 +138,12 @@ class EventsRecord:
     """What the events tell of a job."""
 
     workers: dict[int, WorkerRecord] = field(default_factory=dict)
-    begin: float | None = None
-    """Wall clock, as all times here."""
+    begin: float | None = None  # wall clock, as all times here
     newest: float | None = None
-    is_running: bool = False
-    """Every worker was started."""
-    stopping: str | None = None
-    """Why the job is being stopped."""
-    over: str | None = None
-    """How the job ended."""
-    restarts: int = 0
-    """How often the whole job was started again; the fields above tell of its newest start."""
+    is_running: bool = False  # every worker was started
+    stopping: str | None = None  # why the job is being stopped
+    over: str | None = None  # how the job ended
+    restarts: int = 0  # how often the whole job was started again; the fields above tell of its newest start
 
 
 def read_bytes(path: Path) -> bytes | None:
@@ -231,8 +222,7 @@ def _objects(value: object) -> list[dict[str, Any]]:
 # -- the jobs of a log directory --------------------------------------------------------------------------------------
 
 LATEST = "latest"
-SCRIPT = "script.py"
-"""What has come from standard input, or a pipe."""
+SCRIPT = "script.py"  # what has come from standard input, or a pipe
 _JOB_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{8}")
 _OF_HOST = re.compile(r"node_\d+")
 _PLAN = re.compile(r"plan(\.attempt_\d+)?\.json")
@@ -245,8 +235,7 @@ _OF_ALL = (
     contract.RANK_TABLE_JSON,
     contract.LAUNCHER_LOG,
     contract.TRACE_JSON,
-)
-"""What a job may write beside the logs of its ranks."""
+)  # what a job may write beside the logs of its ranks
 
 
 def new_job_id() -> str:

@@ -1,143 +1,90 @@
-"""Logs of workers: read to the newest byte while they are written and rotated, their ends, and pieces to be shown:
-lines, states of progress bars, bytes, or lines that all ranks write.
+"""Logs of workers: read to the newest byte while they are written, attempt after attempt, their ends, and pieces to be
+shown: lines, states of progress bars, bytes, or lines that all ranks write.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import re
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
-from msrun.agent.logs.own_file import open_own_file
-from msrun.agent.logs.rotated_log import rotated_path
+from msrun.agent.logs.log_file import FREE, change, find_data
+from msrun.agent.logs.own_file import open_own_file, read_end
 from msrun.agent.watch.progress_board import Progress
 
-GAP = b"[msrun: the log was rotated faster than it could be shown; lines may be missing here]\n"
-LOOKS = 5
-"""How often newer files are looked for at a time, when they are rotated meanwhile."""
+GAP = b"\n[msrun: more was written than --log_max_bytes keeps before it could be shown; lines are missing here]\n"
 
 
 class LogReader:
-    """Follows one log while it is written, renamed and rotated. `keep`: how many older files stay; 0: it is not
-    rotated. `after`: inode of the log that had the name before and may have it still.
-    """
+    """Follows the log of a name. Each attempt has a file of its own, which loses the name when it is over."""
 
-    def __init__(self, path: str, keep: int = 0, after: int | None = None) -> None:
+    def __init__(self, path: str) -> None:
         self._path = path
-        self._keep = keep
-        self._after = after
-        self._files: deque[int] = deque()
-        """Descriptors, oldest first; the first is being read."""
-        self._has_gap = False
-        """Between the first file and the next, one may have come and gone."""
-        self._is_held = False
-        """A file of this name that does not follow those that are held is another log."""
+        self._files: deque[int] = deque()  # descriptors, oldest first; the first is being read
+        self.attempt = 0  # of the bytes that were read last: how many files have been read to their end before
 
     def read(self, size_bytes: int) -> bytes:
-        """Return the next bytes, at most so many; empty when there are none now."""
-        if not self._files and not self._find_newer():
-            return b""
-        while not (data := os.read(self._files[0], size_bytes)):
-            if len(self._files) == 1 and not (self._keep and self._find_newer()):
+        """Return the next bytes of one attempt, at most so many; empty when there are none now."""
+        while self._files or self.hold():
+            if data := self._read(size_bytes):
+                return data
+            if len(self._files) == 1 and not self.hold():
                 return b""
             # It has a successor, so nothing is added to it any more; but that may have happened since it was read.
-            data = os.read(self._files[0], size_bytes)
-            if data:
+            if data := self._read(size_bytes):
                 return data
             os.close(self._files.popleft())
-            if self._has_gap:
-                self._has_gap = False
-                return GAP
-        return data
+            self.attempt += 1
+        return b""
 
-    def hold(self) -> None:
-        """Open what has been written until now, so that new names do not take it away, nor add another log."""
-        if self._keep or not self._files:
-            self._find_newer()
-        self._is_held = True
+    def _read(self, size_bytes: int) -> bytes:
+        data = os.read(self._files[0], size_bytes)
+        if not data.startswith(b"\0"):
+            return data
+        place = os.lseek(self._files[0], 0, os.SEEK_CUR) - len(data)
+        begin = find_data(self._files[0], place)
+        os.lseek(self._files[0], begin if begin > place else place + len(data), os.SEEK_SET)
+        return GAP if begin > place else data
+
+    def hold(self) -> bool:
+        """Open what has the name now, so that a new name does not take it away; False if it is open, or not there."""
+        try:
+            file = open_own_file(self._path, os.O_RDONLY)
+        except OSError:  # it is just being renamed
+            return False
+        if self._files and os.path.sameopenfile(file, self._files[-1]):
+            os.close(file)
+            return False
+        self._files.append(file)
+        return True
 
     def skip_to_last(self, size_bytes: int) -> bool:
-        skipped = os.fstat(self._files[0]).st_size - size_bytes if self._files or self._find_newer() else 0
+        skipped = os.fstat(self._files[0]).st_size - size_bytes if self._files or self.hold() else 0
         if skipped > 0:
             os.lseek(self._files[0], skipped, os.SEEK_SET)
         return skipped > 0
 
     @property
     def place(self) -> int:
-        """How many bytes have been read of a log that is not rotated."""
-        return os.lseek(self._files[0], 0, os.SEEK_CUR) if self._files and not self._keep else 0
+        """How many bytes of its attempt have been read."""
+        return os.lseek(self._files[0], 0, os.SEEK_CUR) if self._files else 0
 
-    def edit(self, change: Callable[[int], None]) -> None:
-        """Call a function with a descriptor of the log, as it is named now, to be written (OSError: it may not be)."""
+    def free(self, begin: int, end: int) -> None:
+        """Free these bytes of the attempt that is read (OSError: it may not be, or its file system cannot do that)."""
         if self._files:
-            writable = os.open(f"/proc/self/fd/{self._files[-1]}", os.O_WRONLY | os.O_CLOEXEC)
+            writable = os.open(f"/proc/self/fd/{self._files[0]}", os.O_WRONLY | os.O_CLOEXEC)
             try:
-                change(writable)
+                change(writable, FREE, begin, end)
             finally:
                 os.close(writable)
-
-    @property
-    def inode(self) -> int | None:
-        return os.fstat(self._files[-1]).st_ino if self._files else None
-
-    def is_renamed(self) -> bool:
-        """Return whether the newest file that is held has lost the log's name; so has one that never came."""
-        return not self._files or self.inode not in map(_inode_of_path, self._paths)
 
     def close(self) -> None:
         while self._files:
             os.close(self._files.popleft())
-
-    @property
-    def _paths(self) -> list[str]:
-        return [rotated_path(self._path, number) for number in range(self._keep + 1)]
-
-    def _find_newer(self) -> bool:
-        """Open what is newer than the newest file that is held; False if nothing is, or files change in every look."""
-        known = self.inode if self._files else self._after
-        for _ in range(LOOKS):
-            newest = _inode_of_path(self._path)
-            if newest is None or newest == known:
-                return False
-            found, is_known_found = self._open_newer(known)
-            is_other_log = self._is_held and not is_known_found
-            if found and not is_other_log and newest == os.fstat(found[0]).st_ino == _inode_of_path(self._path):
-                self._has_gap = self._has_gap or (bool(self._files) and not is_known_found)
-                self._files.extend(reversed(found))
-                return True
-            for file in found:
-                os.close(file)
-        return False
-
-    def _open_newer(self, known: int | None) -> tuple[list[int], bool]:
-        """Return descriptors from the newest file to the one after `known`, and whether that was met."""
-        found: dict[int, int] = {}
-        for path in self._paths:
-            try:
-                file = open_own_file(path, os.O_RDONLY)
-            except OSError:  # it is just being renamed, or there are no more
-                continue
-            inode = os.fstat(file).st_ino
-            if inode != known and inode not in found:
-                found[inode] = file
-                continue
-            os.close(file)
-            if inode == known:
-                return list(found.values()), True
-        return list(found.values()), False
-
-
-def _inode_of_path(path: str) -> int | None:
-    try:
-        return os.stat(path).st_ino  # noqa: PTH116 - half the cost of Path.stat, many times a second
-    except OSError:
-        return None
 
 
 EXCERPT_LINES = 20
@@ -158,33 +105,18 @@ line, or of a crash in native code."""
 
 
 def read_tail(path: Path, size_bytes: int) -> bytes:
-    """Return the last bytes of a log, of its older files too when it was rotated; empty when it cannot be read."""
-    data, number = b"", 0
-    while len(data) < size_bytes:
-        older = b""
-        with (
-            contextlib.suppress(OSError),
-            os.fdopen(open_own_file(rotated_path(str(path), number), os.O_RDONLY), "rb") as file,
-        ):
-            file.seek(max(0, file.seek(0, 2) - size_bytes + len(data)))
-            older = file.read()
-        if number and not older:
-            break
-        data, number = older + data, number + 1
-    return data
+    """Return the last bytes of a log, as far as they were not freed; empty when it cannot be read."""
+    return read_end(path, size_bytes).lstrip(b"\0")
 
 
 @dataclass(frozen=True)
 class LogEnd:
     """How far a worker is, by the end of its log, and by what it reports itself where it does."""
 
-    written_at: float | None = None
-    """When it last wrote there, wall clock; None when it has written nothing."""
+    written_at: float | None = None  # when it last wrote there, wall clock; None when it has written nothing
     step: int | None = None
-    loss_text: str = ""
-    """The newest loss as it stands there; empty when there is none."""
-    last_line: str = ""
-    """Of a progress bar its last state; as the worker wrote it, so not for a terminal."""
+    loss_text: str = ""  # the newest loss as it stands there; empty when there is none
+    last_line: str = ""  # of a progress bar its last state; as the worker wrote it, so not for a terminal
 
     @property
     def loss(self) -> float | None:
@@ -205,8 +137,7 @@ def read_log_end(path: Path) -> LogEnd:
         found = path.lstat()
     except OSError:
         return LogEnd()
-    was_rotated = not found.st_size and Path(rotated_path(str(path), 1)).exists()
-    if not path.is_file() or not (found.st_size or was_rotated):
+    if not path.is_file() or not found.st_size:
         return LogEnd()
     tail = read_tail(path, LOSS_BYTES)
     steps, losses = _STEP.findall(tail), _LOSS.findall(tail)
@@ -239,21 +170,16 @@ def read_excerpt(path: Path) -> list[str]:
 
 
 READ_BYTES = 1 << 20
-MAX_HELD_BYTES = 1 << 20
-"""A line longer than this is shown in pieces."""
-STATE_S = 3.0
-"""How often a progress bar that cannot be drawn in place becomes a line of its own."""
-WAIT_S = 0.5
-"""How long a line waits for the same line of other ranks."""
-MAX_WAITING = 1000
-"""Lines of a rank; with more the first one waits no longer."""
+MAX_HELD_BYTES = 1 << 20  # a line longer than this is shown in pieces
+STATE_S = 3.0  # how often a progress bar that cannot be drawn in place becomes a line of its own
+WAIT_S = 0.5  # how long a line waits for the same line of other ranks
+MAX_WAITING = 1000  # lines of a rank; with more the first one waits no longer
 
 
 class Cutter:
     """Cuts what a worker writes into pieces that are shown whole; this one gives the bytes as they come."""
 
-    state = b""
-    """The newest state of the line that a progress bar writes again and again; empty when there is none."""
+    state = b""  # the newest state of the line that a progress bar writes again and again; empty when there is none
 
     def feed(self, data: bytes) -> list[bytes]:
         """Add bytes and return the pieces that are complete now, with their line ends."""
@@ -273,8 +199,7 @@ class LineCutter(Cutter):
 
     def __init__(self) -> None:
         self._held = b""
-        self._taken = b""
-        """The state of the unfinished line that was shown last."""
+        self._taken = b""  # the state of the unfinished line that was shown last
         self._due: float | None = None
 
     def feed(self, data: bytes) -> list[bytes]:
@@ -333,48 +258,39 @@ def _last_state(line: bytes) -> bytes:
 
 
 class LogTail:
-    """Gives pieces of one worker's log. `rotated`, `after`: see `LogReader`; `new_cutter`: makes who cuts them."""
+    """Gives pieces of one worker's log, of one attempt after the other. `new_cutter`: makes who cuts them."""
 
-    def __init__(
-        self, global_rank: int, path: str, rotated: int, new_cutter: Callable[[], Cutter], after: int | None = None
-    ) -> None:
+    def __init__(self, global_rank: int, path: str, new_cutter: Callable[[], Cutter]) -> None:
         self.global_rank = global_rank
         self.path = path
         self.cutter = new_cutter()
-        self.has_more = False
-        """The last `read` has left something."""
-        self.is_over = False
-        """Nothing of a next attempt is read."""
-        self._is_kept = False
-        """It is about to be renamed, and may grow until then."""
-        self._reader = LogReader(path, rotated, after)
-        self._next = partial(LogTail, global_rank, path, rotated, new_cutter)
+        self.has_more = False  # the last `read` has left something
+        self._is_ending = False
+        self._reader = LogReader(path)
         self.close = self._reader.close
 
     def end(self) -> None:
+        """An attempt is over: its log may be renamed, and what comes of it still is given as it comes."""
         self._reader.hold()
-        self.is_over, self._is_kept = True, False
-
-    def begin_anew(self) -> LogTail:
-        """End with this attempt's log, once it is renamed; return what follows the next one's."""
-        self.end()
-        self._is_kept = True
-        return self._next(self._reader.inode)
-
-    def is_complete(self) -> bool:
-        return self.is_over and (not self._is_kept or self._reader.is_renamed())
+        self._is_ending = True
 
     def read(self, max_bytes: int | None = None) -> list[bytes]:
-        """Return the pieces that are complete now, all of a log that is over; after `max_bytes` sets `has_more`."""
+        """Return the pieces that are complete now, all of an attempt that is over; `has_more` after `max_bytes`."""
         pieces: list[bytes] = []
         size_bytes = 0
         while True:
             self.has_more = max_bytes is not None and size_bytes >= max_bytes
             if self.has_more:
                 return pieces
+            attempt = self._reader.attempt
             data = self._reader.read(max_bytes or READ_BYTES)
+            if self._is_ending and not data:
+                return pieces + self.cutter.end()
+            if self._reader.attempt != attempt:
+                self._is_ending = False
+                pieces += self.cutter.end()
             if not data:
-                return pieces + self.cutter.end() if self.is_over else pieces
+                return pieces
             size_bytes += len(data)
             pieces += self.cutter.feed(data)
 

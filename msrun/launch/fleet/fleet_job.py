@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from msrun import contract
-from msrun.agent.logs.rotated_log import LogRotation
+from msrun.agent.logs.log_file import LogLimit
 from msrun.agent.observer import Observers, OwnFaults
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.coordinator import REPORTS, Coordinator
@@ -54,7 +54,7 @@ TICK_S = 0.2
 END_S = 15.0  # how long past its grace a host may take to end before it is given up
 NO_ADDRESS = "127.0.0.1"  # what --master_addr says when it was not given
 _ONCE = frozenset({"stopping", "hang", "waiting"})  # told by every host; the first one is the job's
-_AS_THEY_ARE = frozenset({"server", "signal", "log_lost", "note", "lingering"})
+_AS_THEY_ARE = frozenset({"server", "signal", "note", "lingering"})
 
 
 class FleetRecord:
@@ -432,9 +432,9 @@ class FleetJob:
     ) -> tuple[JobResult | None, list[HostEntry]]:
         """Return how the job ended, or None and the hosts that were lost when it is to start again, on other hosts."""
         hosts, pool = self.hosts, self.hosts.pool
-        rotation = LogRotation(spec.log_max_bytes, spec.log_keep) if spec.log_max_bytes else None
+        limit = LogLimit(spec.log_max_bytes, spec.log_keep) if spec.log_max_bytes else None
         own = own_logs(spec.worker_log_name, ranks_of_hosts(spec), spec.server_num, home=max(spec.node_rank, 0))
-        logs = LogCollector(spec.log_dir, rotation, own, spec.max_restarts, spec.first_attempt)
+        logs = LogCollector(spec.log_dir, limit, own, spec.max_restarts, spec.first_attempt)
         stack.callback(logs.close)
         try:
             ready = hosts.run(spec, logs, lost)

@@ -468,7 +468,7 @@ def keep_attempt(log_dir: Path, attempt: int, plan: LaunchPlan | None, names: It
             write_private(kept, json.dumps(plan.to_json(), indent=2) + "\n")
     except OSError as error:
         raise ClusterError(f"cannot start again: cannot write {kept} ({error.strerror})") from None
-    keep_logs([str(log_dir / name) for name in names if (log_dir / name).exists()], attempt)
+    keep_logs([str(log_dir / name) for name in names], attempt)
 
 
 # -- what a job would do, without starting it -------------------------------------------------------------------------

@@ -37,7 +37,7 @@ LOW_MEMORY_BYTES = 200 * MIB
 SMALL_SHARED_MEMORY_BYTES = 64 * MIB
 """What a container gets by default; the workers of one torch DataLoader can fill it."""
 FILES_OF_MSRUN = 32
-"""Beside one for each worker; with rotated logs, two: both ends of its pipe, or a pipe and a log."""
+"""Beside one for each worker."""
 FILES_PER_HOST = 4
 """Of a launcher: a connection, or a socket and the stderr of an agent on this host, and a ProxyCommand's."""
 FILES_PER_WORKER = 8
@@ -332,9 +332,9 @@ def _look_at_open_files(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding
     """Workers are connected to the store and each other; a launcher to each host, and it has the logs of all."""
     limit, hard_limit = open_file_limits()
     count = spec.local_worker_num
-    least = FILES_OF_MSRUN + (2 if spec.log_max_bytes else 1) * count
+    least = FILES_OF_MSRUN + count
     usual = FILES_OF_MSRUN + FILES_PER_WORKER * count
-    who = f"{count_workers(count)}{' with --log_max_bytes' if spec.log_max_bytes else ''}"
+    who = count_workers(count)
     if spec.is_remote:
         least = usual = FILES_OF_MSRUN + FILES_PER_HOST * len(spec.host_entries) + spec.worker_num
         who, limit = f"{len(spec.host_entries)} hosts with {count_workers(spec.worker_num)}", hard_limit

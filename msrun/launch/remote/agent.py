@@ -56,16 +56,11 @@ class LauncherReport(Observer):
         self._link = self.user = link
         self.stop_self: Callable[[], None] | None = None
         self._logs = logs
-        self._is_between = False  # an attempt is over, and no worker of the next has started
         tell_plan(link, plan, logs.names if logs else [])
 
     def note(self, kind: str, fields: Mapping[str, Any]) -> None:
         if kind == "restarting" and self._logs is not None:  # before the logs of the attempt that is over are renamed
-            self._logs.end_attempt()
-            self._is_between = True
-        elif kind == "started" and self._logs is not None and self._is_between:
-            self._logs.begin_attempt()
-            self._is_between = False
+            self._logs.hold()
         self._link.send("event", moment=kind, fields=dict(fields))
 
     @property
@@ -144,7 +139,7 @@ class Agent:
     def _tell_unfreed(self, reason: str) -> None:
         text = (
             f"{socket.gethostname()}: {self._spool} keeps a copy of the logs until the end, for its file system cannot "
-            f"free part of a file ({reason}); set TMPDIR there to another one, or give --log_max_bytes"
+            f"free part of a file ({reason}); set TMPDIR there to another one"
         )
         self._link.send("event", moment="note", fields={"text": text})
 
@@ -192,6 +187,7 @@ class Agent:
             log_dir=self._spool,
             worker_log_dir=part.spec.log_dir if part.use_shared else None,
             rank_table_file=table or part.spec.rank_table_file,
+            log_max_bytes=part.spec.log_max_bytes if part.use_shared else 0,  # what was sent is freed anyway
         )
 
     def _plan(self, part: HostPart) -> None:
@@ -208,8 +204,7 @@ class Agent:
 
         def display(_spec: LaunchSpec, plan: LaunchPlan, _faults: OwnFaults) -> LauncherReport:
             paths = _paths_to_send(plan, is_shared=part.use_shared, has_scheduler=has_scheduler)
-            kept = plan.log_keep if plan.log_max_bytes else 0
-            logs = self._logs = LogSender(paths, keep=kept, on_refused=self._tell_unfreed)
+            logs = self._logs = LogSender(paths, on_refused=self._tell_unfreed)
             link.send_logs(logs.next, logs.acknowledge)
             return LauncherReport(link, plan, logs)
 

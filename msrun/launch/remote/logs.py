@@ -5,8 +5,6 @@ and appended to files of the same names there.
 from __future__ import annotations
 
 import base64
-import ctypes
-import functools
 import os
 import re
 import threading
@@ -16,8 +14,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from msrun import contract
+from msrun.agent.attempt import keep_logs
+from msrun.agent.logs.log_file import BoundedLog, LogFile, LogLimit
 from msrun.agent.logs.own_file import create_own_file
-from msrun.agent.logs.rotated_log import NO_ROTATION, LogRotation, RotatedLog, rename_log
 from msrun.cluster.messages import Message
 from msrun.errors import ClusterError, describe_limit
 from msrun.launch.directory.log_directory import record_fault
@@ -26,7 +25,6 @@ from msrun.launch.directory.worker_log import LogReader
 PIECE_BYTES = 1 << 17
 KEPT_BYTES = 1 << 20  # of what the launcher has, so much of each log stays: reports of this host quote its end
 STEP_BYTES = 1 << 20  # so much is freed at a time
-_KEEP_SIZE, _PUNCH_HOLE = 1, 2  # <linux/falloc.h>
 _PARTS = (contract.trace_file_name, contract.flight_recorder_name)
 _OF_JOB = re.compile("|".join(re.escape(name(0)).replace("0", r"\d+") for name in _PARTS))
 _FILLED_IN = r"[A-Za-z0-9._:-]+(?<!\.attempt)"
@@ -58,110 +56,72 @@ def unpack_piece(message: Message) -> bytes:
 
 # -- on their host ----------------------------------------------------------------------------------------------------
 
-_Entry = tuple[str, int, LogReader]  # path, attempt, and what reads it
-
-
-@functools.cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
-
-
-def _punch(descriptor: int, offset: int, size: int) -> None:
-    where, length = ctypes.c_int64(offset), ctypes.c_int64(size)
-    if _libc().fallocate64(descriptor, _KEEP_SIZE | _PUNCH_HOLE, where, length):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-
 
 class LogSender:
     """Gives the next piece of any of the logs, each in its turn. `next` belongs to the link's thread. What the launcher
-    has of a log that is written meanwhile is freed: its size, and where it is read, stays the same. That needs a file
-    system that knows holes, as ext4, XFS, Btrfs and tmpfs do, and NFS from 4.2 on."""
+    has of a log that is written meanwhile is freed, where the file system can do that: see `log_file`."""
 
-    def __init__(self, paths: Sequence[str], *, keep: int, on_refused: Callable[[str], None] = lambda _: None) -> None:
-        """`keep`: how many older files stay of a log that is rotated, 0 when they are not. `on_refused`: told once, in
-        the system's words, that what the launcher has stays on the disk here, too."""
-        self._keep, self._paths, self._on_refused = keep, list(paths), on_refused
-        self._turn = self._attempt = 0
+    def __init__(self, paths: Sequence[str], *, on_refused: Callable[[str], None] = lambda _: None) -> None:
+        """`on_refused`: told once, in the system's words, that what the launcher has stays on the disk here, too."""
+        self._readers = [(Path(path).name, LogReader(path)) for path in paths]
+        self._on_refused = on_refused
+        self._turn = 0
         self._lock = threading.Lock()
-        self._readers = [(path, 0, LogReader(path, self._keep)) for path in self._paths]
-        self._sent: deque[tuple[LogReader, int]] = deque()
-        """Of each piece that the launcher may not have: what it was read from, and where it ends there."""
-        self._freed: dict[LogReader, int] = {}
+        self._sent: deque[tuple[LogReader, int, int]] = deque()
+        """Of each piece that the launcher may not have: what it was read from, its attempt, where it ends there."""
+        self._freed: dict[LogReader, tuple[int, int]] = {}
         self._can_free = True
+        self.names = [name for name, _ in self._readers]
         self.unreadable: set[str] = set()  # names of logs that could not be read to their end
-        self._old: list[_Entry] = []  # logs of attempts that are over and have not been read to their end
 
     def close(self) -> None:
         """Close what is open still, once all of it has been sent."""
         with self._lock:
-            for _, _, reader in (*self._old, *self._readers):
+            for _, reader in self._readers:
                 reader.close()
-            self._old, self._readers = [], []
+            self._readers = []
 
-    @property
-    def names(self) -> list[str]:
-        return [Path(path).name for path in self._paths]
-
-    def end_attempt(self) -> None:
+    def hold(self) -> None:
         """No worker runs any more, and their logs are about to be renamed."""
         with self._lock:
-            for entry in [entry for entry in self._readers if not is_of_job(Path(entry[0]).name)]:
-                entry[2].hold()
-                self._old.append(entry)
-                self._readers.remove(entry)
-
-    def begin_attempt(self) -> None:
-        with self._lock:
-            self._attempt += 1
-            self._readers += [
-                (p, self._attempt, LogReader(p, self._keep)) for p in self._paths if not is_of_job(Path(p).name)
-            ]
+            for _, reader in self._readers:
+                reader.hold()
 
     def next(self) -> Message | None:
         """Return the next piece as a message, or None when all that is there was sent. `log {name, attempt, data}`:
         data is deflated, then base64. Raises OSError: a log cannot be read; it is left out from now on, see
         `unreadable`."""
         with self._lock:
-            for entry in list(self._old):
-                if piece := self._read(entry, self._old):
-                    return piece
-                entry[2].close()
-                self._old.remove(entry)
             for _ in range(len(self._readers)):
                 self._turn = (self._turn + 1) % len(self._readers)
-                if piece := self._read(self._readers[self._turn], self._readers):
-                    return piece
+                name, reader = self._readers[self._turn]
+                try:
+                    data = reader.read(PIECE_BYTES)
+                except OSError as error:
+                    del self._readers[self._turn]
+                    self.unreadable.add(name)
+                    error.add_note(f"while it read {name}")
+                    raise
+                if data:
+                    self._sent.append((reader, reader.attempt, reader.place))
+                    return pack_piece(name, reader.attempt, data)
         return None
-
-    def _read(self, entry: _Entry, entries: list[_Entry]) -> Message | None:
-        path, attempt, reader = entry
-        try:
-            data = reader.read(PIECE_BYTES)
-        except OSError as error:
-            entries.remove(entry)
-            self.unreadable.add(Path(path).name)
-            error.add_note(f"while it read {Path(path).name}")
-            raise
-        if not data:
-            return None
-        self._sent.append((reader, reader.place))
-        return pack_piece(Path(path).name, attempt, data)
 
     def acknowledge(self, count: int) -> None:
         """The launcher has so many more of the pieces that `next` gave: a log that grows on takes no disk for them."""
         with self._lock:
             pieces = [self._sent.popleft() for _ in range(min(count, len(self._sent)))]
-            for file, place in dict(pieces).items():
-                if self._can_free:
-                    self._free(file, (place - KEPT_BYTES) // STEP_BYTES * STEP_BYTES)
+            for reader, (attempt, place) in {reader: (attempt, place) for reader, attempt, place in pieces}.items():
+                if self._can_free and attempt == reader.attempt:
+                    self._free(reader, attempt, (place - KEPT_BYTES) // STEP_BYTES * STEP_BYTES)
 
-    def _free(self, file: LogReader, end: int) -> None:
-        begin = self._freed.get(file, 0)
+    def _free(self, reader: LogReader, attempt: int, end: int) -> None:
+        of_attempt, begin = self._freed.get(reader, (attempt, 0))
+        begin = begin if of_attempt == attempt else 0
         if end > begin:
             try:
-                file.edit(lambda descriptor: _punch(descriptor, begin, end - begin))
-                self._freed[file] = end
+                reader.free(begin, end)
+                self._freed[reader] = attempt, end
             except OSError as error:
                 self._can_free = False
                 self._on_refused(error.strerror or type(error).__name__)
@@ -193,15 +153,16 @@ class LogCollector:
     def __init__(
         self,
         folder: Path,
-        rotation: LogRotation | None,
+        limit: LogLimit | None,
         own: Mapping[int, re.Pattern[str]],
         max_restarts: int = 0,
         first_attempt: int = 0,
     ) -> None:
-        """`rotation`: None = logs are not rotated; `own`: from `own_logs`."""
-        self._folder, self._rotation, self._own = folder, rotation, own
+        """`limit`: None = logs stay whole; `own`: from `own_logs`."""
+        self._folder, self._limit, self._own = folder, limit, own
         self._max_attempt, self._first_attempt = max_restarts, first_attempt
-        self._logs: dict[str, tuple[int, RotatedLog]] = {}  # name -> attempt and file
+        self._logs: dict[str, tuple[int, LogFile]] = {}  # name -> attempt and file
+        self._bounded: dict[str, BoundedLog] = {}
         self._sizes: dict[str, int] = {}
         self._names: dict[int, frozenset[str]] = {}
         """`scheduler.log` holds a fault already, which may come before its host has said what it will run."""
@@ -238,11 +199,13 @@ class LogCollector:
         """Return how many bytes of the newest log of each name have come from a host."""
         return {name: self._sizes[name] for name in self._names.get(node_rank, ())}
 
-    def _open(self, name: str) -> RotatedLog:
+    def _open(self, name: str) -> LogFile:
         path = self._folder / name
         if name != contract.SCHEDULER_LOG:  # where a fault of msrun itself may stand already
             os.close(create_own_file(path))
-        return RotatedLog(str(path), NO_ROTATION if self._rotation is None or is_of_job(name) else self._rotation)
+        if self._limit is not None and not is_of_job(name):
+            self._bounded[name] = BoundedLog(str(path), self._limit, lambda _: None)
+        return LogFile(str(path))
 
     def write(self, node_rank: int, message: Message) -> None:
         """Append a piece. A full disk loses what does not fit, is remembered in `fault`, and stops nobody."""
@@ -253,22 +216,25 @@ class LogCollector:
         if type(attempt) is not int or not 0 <= attempt <= self._max_attempt:
             return
         try:
-            data, log = bytearray(unpack_piece(message)), self._log(name, attempt)
-            log.write(data, len(data))
+            data, log = unpack_piece(message), self._log(name, attempt)
+            log.write(data)
             self._sizes[name] += len(data)
-            why: str | ValueError | None = log.fault
-        except (OSError, ValueError) as error:
-            why = error.strerror if isinstance(error, OSError) else error
+            if name in self._bounded:
+                self._bounded[name].look()
+            why: str | None = log.fault
+        except (OSError, ValueError, ClusterError) as error:
+            why = error.strerror if isinstance(error, OSError) else str(error)
         if why:
             self.fault = self.fault or f"{self._folder / name}: {why}"
 
-    def _log(self, name: str, attempt: int) -> RotatedLog:
+    def _log(self, name: str, attempt: int) -> LogFile:
         """Return the file of an attempt; the logs of the one before are renamed as on the host."""
         current, log = self._logs[name]
         if attempt > current and not is_of_job(name):
-            path = self._folder / name
             log.close()
-            rename_log(str(path), str(path.with_name(contract.attempt_log_name(name, self._first_attempt + current))))
+            keep_logs([str(self._folder / name)], self._first_attempt + current)
+            if name in self._bounded:
+                self._bounded[name].end(self._first_attempt + current)
             log = self._open(name)
             self._logs[name], self._sizes[name] = (attempt, log), 0
         return log
@@ -280,5 +246,8 @@ class LogCollector:
     def close(self) -> None:
         for _, log in self._logs.values():
             log.close()
+        for bounded in self._bounded.values():
+            bounded.end()
         self._logs.clear()
+        self._bounded.clear()
         self._names.clear()

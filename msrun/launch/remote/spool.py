@@ -21,7 +21,6 @@ from pathlib import Path
 
 from msrun import contract
 from msrun.agent.logs.own_file import open_own_file, socket_address
-from msrun.agent.logs.rotated_log import rotated_path
 from msrun.agent.processes.process_control import (
     POLL_S,
     SERVER_END_S,
@@ -158,8 +157,7 @@ def attach(job_id: str, number: int) -> None:
 
 def salvage(job_id: str, number: int, offsets: Mapping[str, int]) -> None:
     """End a lost agent that is only stopped, write what is missing of its logs to stdout, and remove its folder.
-    `offsets` are how many bytes of each log are at home. Of one that is rotated that cannot be told: it is left
-    there."""
+    `offsets` are how many bytes of each log are at home."""
     spool = spool_path(job_id, number)
     if kill_agent(spool):
         end = time.monotonic() + SERVER_END_S
@@ -167,11 +165,9 @@ def salvage(job_id: str, number: int, offsets: Mapping[str, int]) -> None:
             time.sleep(POLL_S)
     with contextlib.suppress(BrokenPipeError):  # the launcher has gone: the logs stay for another one
         _write(MARKER)
-        rotated = [name for name in offsets if os.path.lexists(rotated_path(str(spool / name), 1))]
-        for name in [name for name in offsets if name not in rotated]:
-            _send_log(spool / name, offsets[name])
-        if not rotated:
-            remove_spool(spool)
+        for name, offset in offsets.items():
+            _send_log(spool / name, offset)
+        remove_spool(spool)
     os._exit(0)
 
 

@@ -418,7 +418,7 @@ def show_logs(log_dir: Path, ranks: str, *, lines: int, follows: bool) -> int:
 
 
 class _Log(LogReader):
-    """One worker's log: also the next file of its name, of another attempt or after a rotation."""
+    """One worker's log: also the next file of its name, of another attempt."""
 
     def __init__(self, path: str, head: str) -> None:
         super().__init__(path)
@@ -430,12 +430,8 @@ class _Log(LogReader):
         self._print(self._cutter.feed(self.read(TAIL_BYTES))[is_cut:][-lines:] if lines else [])
 
     def follow(self, *, at_end: bool = False) -> None:
-        while True:
-            while data := self.read(READ_BYTES):
-                self._print(self._cutter.feed(data))
-            if not self.is_renamed() or not Path(self._path).exists():
-                break
-            self.close()  # and open what has the name now
+        while data := self.read(READ_BYTES):
+            self._print(self._cutter.feed(data))
         if at_end:
             self._print(self._cutter.end())
 

@@ -13,7 +13,7 @@ from plans import small_plan
 from msrun.agent import attempt as module
 from msrun.agent.attempt import LAST_WORDS_BYTES, OwnProcesses
 from msrun.agent.observer import Observers, OwnFaults
-from msrun.agent.processes.process_spec import FIRST_SERVER_ID, LOG_WRITER_ID, SCHEDULER_ID
+from msrun.agent.processes.process_spec import FIRST_SERVER_ID, SCHEDULER_ID
 from msrun.cluster.membership import Membership
 from msrun.errors import ClusterError, OwnProcessLost, ServerFailed
 from msrun.planning.plan import LaunchPlan
@@ -32,19 +32,10 @@ def own(plan: LaunchPlan) -> OwnProcesses:
     return OwnProcesses(plan, "/logs")
 
 
-@pytest.mark.parametrize(
-    ("process_id", "status", "text"),
-    [
-        (SCHEDULER_ID, 0, "the scheduler ended (exit code 0); its log: /logs/scheduler.log"),
-        (LOG_WRITER_ID, FAILED, "the log writer ended (exit code 7); its log: /logs/scheduler.log"),
-        (LOG_WRITER_ID, 0, None),
-    ],
-)
-def test_job_cannot_go_on_without_them_but_for_a_log_writer_that_is_done(
-    own: OwnProcesses, process_id: int, status: int, text: str | None
-) -> None:
-    error = own.exited(process_id, status, do_workers_run=True, has_begun=False)
-    assert text is None if error is None else (isinstance(error, ClusterError) and str(error) == text)
+def test_job_cannot_go_on_without_the_scheduler(own: OwnProcesses) -> None:
+    error = own.exited(SCHEDULER_ID, 0, do_workers_run=True, has_begun=False)
+    assert isinstance(error, ClusterError)
+    assert str(error) == "the scheduler ended (exit code 0); its log: /logs/scheduler.log"
 
 
 @pytest.mark.parametrize(

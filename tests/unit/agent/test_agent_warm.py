@@ -74,7 +74,6 @@ class Server:
 
     def __init__(self, path: Path, answer: Message | None) -> None:
         self.asked: list[Message] = []
-        self.directories: list[str] = []
         self._answer = answer
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
@@ -86,9 +85,7 @@ class Server:
         with contextlib.suppress(OSError):
             while True:
                 connection, _ = self._listener.accept()
-                _, descriptors, _, _ = socket.recv_fds(connection, 1, 3)
-                if len(descriptors) == 3:
-                    self.directories.append(os.readlink(f"/proc/self/fd/{descriptors[2]}"))
+                _, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
                 for descriptor in descriptors:
                     os.close(descriptor)
                 with contextlib.closing(Channel(connection)) as channel:

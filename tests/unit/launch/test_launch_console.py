@@ -114,12 +114,10 @@ def test_last_lines_of_an_attempt_come_before_those_of_the_next(screen: Screen) 
     assert screen.shown() == ["[h:0] first of the next"]
 
 
-@pytest.mark.parametrize("log_max", [{}, {"log_max_bytes": 1 << 20}], ids=["plain", "rotated"])
 def test_log_that_grows_on_after_a_restart_until_it_is_renamed_is_shown_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_max: dict[str, int]
+    screen: Screen,
 ) -> None:
     """Logs of other hosts come over the network, and are renamed when the next attempt's first bytes are there."""
-    screen = Screen(tmp_path, monkeypatch, **log_max)
     screen.write(0, "early\n")
     screen.write(1, "early\n")
     screen.shown()
@@ -245,7 +243,7 @@ PIECES = st.lists(st.one_of(st.binary(max_size=30), st.sampled_from([b"\r", b"\n
 
 @given(PIECES)
 def test_lines_come_whole_however_the_file_grows(pieces: list[bytes]) -> None:
-    with tempfile.NamedTemporaryFile() as file, closing(LogTail(0, file.name, 0, LineCutter)) as tail:
+    with tempfile.NamedTemporaryFile() as file, closing(LogTail(0, file.name, LineCutter)) as tail:
         lines = []
         for piece in pieces:
             file.write(piece)
@@ -261,7 +259,7 @@ def test_lines_come_whole_however_the_file_grows(pieces: list[bytes]) -> None:
 
 @given(PIECES, st.sampled_from([Cutter, RawLineCutter]))
 def test_raw_bytes_are_those_of_the_file(pieces: list[bytes], cutter: type[Cutter]) -> None:
-    with tempfile.NamedTemporaryFile() as file, closing(LogTail(0, file.name, 0, cutter)) as tail:
+    with tempfile.NamedTemporaryFile() as file, closing(LogTail(0, file.name, cutter)) as tail:
         shown = []
         for piece in pieces:
             file.write(piece)
@@ -302,7 +300,7 @@ def test_long_bar_is_not_held_whole() -> None:
 def test_endless_line_is_shown_in_pieces(tmp_path: Path, cutter: type[Cutter]) -> None:
     size = 3 * MAX_HELD_BYTES
     (tmp_path / "log").write_bytes(b"x" * size)
-    with closing(LogTail(0, str(tmp_path / "log"), 0, cutter)) as tail:
+    with closing(LogTail(0, str(tmp_path / "log"), cutter)) as tail:
         tail.end()
         assert b"".join(tail.read()).replace(b"\n", b"") == b"x" * size
 

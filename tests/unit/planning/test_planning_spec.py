@@ -54,7 +54,6 @@ BAD = [
     ({"worker_log_name": "server", "server_num": 2}, "--worker_log_name server: the parameter servers of "),
     ({"log_max_bytes": 1}, "--log_max_bytes 1: must be 4096 bytes or more"),
     ({"log_keep": 1001}, "--log_keep 1001: must be 1 to 1000"),
-    ({"splits_logs": True, "log_max_bytes": 4096}, "--log_split and --log_max_bytes: a log that is rotated"),
     ({"has_times": True, "is_raw_tail": True}, "--log_time and --raw: that shows bytes"),
     ({"ssh": SshSettings(user="-oProxyCommand=x")}, "--ssh_user: user '-oProxyCommand=x'"),
     ({"ssh": SshSettings(port=65536)}, "--ssh_port 65536: must be 1 to 65535"),

@@ -24,7 +24,8 @@ from msrun.agent.processes import child, fork_server
 from msrun.agent.processes.process_control import start_time
 from msrun.agent.processes.process_spec import FIRST_SERVER_ID, ProcessSpec
 from msrun.agent.processes.server_handle import ForkServerHandle
-from msrun.cluster.messages import Channel
+from msrun.cluster.messages import Channel, Message, await_input
+from msrun.planning.record_json import encode_record
 
 SINGLE_THREAD = """
 import sys, types
@@ -59,128 +60,181 @@ def test_finalizers_of_imports_are_forgotten_and_later_ones_run() -> None:
     assert run_python(FINALIZERS) == "of the worker\n"
 
 
-Pair = tuple[fork_server.ForkServer, Channel]
+class Server:
+    """A fork server in this process, turned by hand, and the agent's ends of its sockets."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        (ours, theirs), (self.passing, self._taking) = socket.socketpair(), socket.socketpair()
+        self._agent, self._channel = Channel(ours), Channel(theirs)
+        self.loop = fork_server.ForkServer(self._channel, os.getpid(), self._taking, clock)
+        self.clock = clock
+
+    def ask(self, kind: str, **fields: Any) -> list[Message]:
+        """Return what the server says to a request, and in the turn after."""
+        self._agent.send({"type": kind, **fields})
+        self.loop.turn()
+        return self.later(0.0)
+
+    def start(self, *process_ids: int) -> list[Message]:
+        return self.ask("start", processes=encode_record([ProcessSpec(one, "/l") for one in process_ids]))
+
+    def later(self, seconds: float) -> list[Message]:
+        self.clock.advance(seconds)
+        self.loop.turn()
+        found: list[Message] = []
+        while await_input(self._agent, 0.0) and not self._agent.is_closed:
+            found += self._agent.receive()
+        return found
+
+    def close(self) -> None:
+        self.loop.close()
+        for one in (self._agent, self._channel, self.passing, self._taking):
+            one.close()
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
-def server(clock: FakeClock) -> Iterator[Pair]:
-    """A fork server in this process, and the agent's end of its channel."""
-    (ours, theirs), (passing, taking) = socket.socketpair(), socket.socketpair()
-    with passing, taking, closing(Channel(ours)) as agent, closing(Channel(theirs)) as channel:
-        made = fork_server.ForkServer(channel, os.getpid(), taking, clock)
-        yield made, agent
-        made._reaper._deaths.close()
+def server() -> Iterator[Server]:
+    with closing(Server(FakeClock())) as made:
+        yield made
 
 
 def test_process_that_cannot_be_forked_is_named_and_nobody_is_started_after_it(
-    server: Pair, monkeypatch: pytest.MonkeyPatch
+    server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, agent = server
-
     def refuse() -> int:
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
     monkeypatch.setattr(os, "fork", refuse)
-    made._start([ProcessSpec(rank, "/l") for rank in range(3)])
-    assert made._start_next() is None and made._start_next() is None
-    (message,) = agent.receive()
-    assert message["type"] == "cannot_start"
+    (message,) = server.start(0, 1, 2)
+    assert message["type"] == "cannot_start" and server.later(1.0) == []
     begin, _, end = message["reason"].partition(" (")
     assert begin == "cannot start worker 0: Resource temporarily unavailable"
     assert end == "the user or the container has as many processes as it may); raise ulimit -u or pids.max"
-    made._stop(signal.SIGTERM, 0.0, 0)
-    (told,) = agent.receive()
+    (told,) = server.ask("stop", signum=signal.SIGTERM, grace_s=1.0, attempt=0)
     assert (told["type"], told["not_started"]) == ("told", [0, 1, 2])
-    made._start([ProcessSpec(5, "/l")])
-    made._start_next()
-    assert "cannot start worker 5" in agent.receive()[0]["reason"], "the next attempt tries again"
+    assert "cannot start worker 5" in server.start(5)[0]["reason"], "the next attempt tries again"
 
 
 @pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], int]]:
-    """Processes and the signal that they were sent."""
-    found: list[tuple[list[int], int]] = []
-    monkeypatch.setattr(fork_server.process_control, "signal_processes", lambda pids, n: found.append((list(pids), n)))
-    monkeypatch.setattr(fork_server.process_control, "session_members", lambda leaders: [*leaders, 999])
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The signals that were sent to workers, each of which is process 1 << 23, which there is not."""
+    found: list[int] = []
+    monkeypatch.setattr(os, "fork", lambda: 1 << 23)
+    monkeypatch.setattr(fork_server.process_control, "signal_processes", lambda pids, n: found.extend([n] * bool(pids)))
+    monkeypatch.setattr(fork_server.process_control, "signal_groups", lambda pids, n: found.extend([n] * bool(pids)))
     monkeypatch.setattr(fork_server.process_control, "descendants", lambda _: [])
+    monkeypatch.setattr(fork_server.Reaper, "reap", lambda _: [])
     return found
 
 
-def test_end_of_a_grace_does_not_hit_the_next_attempt(
-    server: Pair, clock: FakeClock, sent: list[tuple[list[int], int]]
+def kinds(messages: list[Message]) -> list[str]:
+    return [message["type"] for message in messages]
+
+
+@pytest.mark.parametrize(
+    ("signum", "then"),
+    [(signal.SIGTERM, [(10.0, signal.SIGKILL)]), (signal.SIGINT, [(8.0, signal.SIGTERM), (2.0, signal.SIGKILL)])],
+)
+def test_workers_get_the_signal_then_term_then_kill(
+    server: Server, sent: list[int], signum: int, then: list[tuple[float, int]]
 ) -> None:
-    made, agent = server
-    made._stop(signal.SIGTERM, 10.0, 0)
-    made._handle({"type": "sweep"})
-    assert [message["type"] for message in agent.receive()] == ["told", "swept"]
-    made._running = {102: 0}
-    clock.advance(10.0)
-    made._signal_late()
-    assert signal.SIGKILL not in [signum for _, signum in sent] and made._time_left() is None
+    server.start(0)
+    assert kinds(server.ask("stop", signum=signum, grace_s=10.0, attempt=0)) == ["told"] and sent[0] == signum
+    assert server.ask("pause") == [] and signal.SIGSTOP not in sent, "what is to end is left alone"
+    for seconds, expected in then:
+        sent.clear()
+        server.later(seconds - 0.1)
+        assert sent == []
+        said = server.later(0.1)
+        assert sent[0] == expected and kinds(said) == ["killed"] * (expected == signal.SIGKILL)
+    sent.clear()
+    said = server.ask("stop", signum=signal.SIGKILL, grace_s=0.0, attempt=0)
+    assert kinds(said) == ["told", "killed"] and sent == [signal.SIGKILL]
 
 
-@pytest.mark.usefixtures("sent")
+def test_pause_starts_nobody_and_what_is_stopped_goes_on_to_end(server: Server, sent: list[int]) -> None:
+    server.ask("pause")
+    assert server.start(0, 1) == []
+    assert kinds(server.ask("resume")) == ["started", "started"] and sent == [signal.SIGCONT] * bool(sent)
+    server.ask("pause")
+    sent.clear()
+    assert kinds(server.ask("stop", signum=signal.SIGTERM, grace_s=10.0, attempt=0)) == ["told"]
+    assert sent == [signal.SIGCONT, signal.SIGTERM, signal.SIGCONT]
+
+
+@pytest.mark.parametrize("handles", [True, False])
+def test_signal_for_a_young_worker_waits_for_its_handler(
+    server: Server, sent: list[int], monkeypatch: pytest.MonkeyPatch, handles: bool
+) -> None:
+    monkeypatch.setattr(fork_server.process_control, "handles_signal", lambda *_: handles)
+    server.start(3)
+    server.ask("signal", process_ids=[3, 4], signum=signal.SIGUSR1)
+    assert sent == [signal.SIGUSR1] * handles
+    server.later(1.0)
+    monkeypatch.setattr(fork_server.process_control, "handles_signal", lambda *_: True)
+    server.later(1.0)
+    server.later(100.0)
+    assert sent == [signal.SIGUSR1], "once"
+
+
+def test_end_of_a_grace_does_not_hit_the_next_attempt(server: Server, sent: list[int]) -> None:
+    assert kinds(server.ask("stop", signum=signal.SIGTERM, grace_s=10.0, attempt=0)) == ["told"]
+    assert kinds(server.ask("sweep")) == ["swept"]
+    server.start(0)
+    server.later(10.0)
+    assert signal.SIGKILL not in sent
+
+
 def test_end_of_a_parameter_server_is_news_of_the_attempt_that_it_served(
-    server: Pair, monkeypatch: pytest.MonkeyPatch
+    server: Server, sent: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its main thread may have ended before others: it is a zombie then, that cannot be collected yet."""
-    made, agent = server
-    made._running = {103: FIRST_SERVER_ID}
-    ends = iter([[], [(103, 0, 0.0)]])
-    monkeypatch.setattr(made._reaper, "reap", lambda: next(ends))
-    made._handle({"type": "sweep"})
-    assert [message["type"] for message in agent.receive()] == ["exited", "swept"]
+    server.start(FIRST_SERVER_ID)
+    ends = iter([[], [(1 << 23, 0, 0.0)]])
+    monkeypatch.setattr(fork_server.Reaper, "reap", lambda _: next(ends, []))
+    assert kinds(server.ask("sweep")) == ["exited", "swept"]
 
 
 def test_agent_that_stays_stopped_is_ended_and_one_that_goes_on_is_not(
-    server: Pair, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, _ = server
     ended: list[Any] = []
     is_stopped = True
     monkeypatch.setattr(fork_server.process_control, "is_stopped", lambda _: is_stopped)
     monkeypatch.setattr(fork_server.process_control, "signal_processes", lambda pids, _: ended.extend(pids))
-
-    def look(after_s: float) -> list[Any]:
-        clock.advance(after_s)
-        made._look_at_agent()
-        return ended
-
-    assert look(100.0) == [] and made._time_left() is None, "without a limit nobody looks"
-    made._stopped_limit_s = 8.0
-    assert made._time_left() == 2.0
+    monkeypatch.setattr(os, "dup2", lambda *_: None)
+    server.later(100.0)
+    assert ended == [], "without a limit nobody looks"
+    with open(os.devnull) as null:
+        socket.send_fds(server.passing, [b"f"], [null.fileno()] * 3)
+    server.ask("begin", environment={}, stopped_limit_s=8.0, open_files=9)
+    server.later(2.0)
     for _ in range(2):
         is_stopped = False
-        look(0.0)
+        server.later(2.0)
         is_stopped = True
-        assert look(8.0) == [], "it has moved since"
-    (agent,) = look(0.1)
+        server.later(8.0)
+        assert ended == [], "it has moved since"
+    server.later(2.0)
+    (agent,) = ended
     assert agent == os.getpid() and agent.started_at == start_time(os.getpid()), "nobody who gets its number later"
 
 
 def test_agent_that_is_gone_before_it_has_passed_its_files_leaves_nothing_behind(
-    monkeypatch: pytest.MonkeyPatch,
+    server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed: list[float] = []
     monkeypatch.setattr(fork_server.process_control, "kill_descendants", lambda limit_s, *_: killed.append(limit_s))
-    (ours, theirs), (passing, taking) = socket.socketpair(), socket.socketpair()
-    with ours, theirs, taking:
-        made = fork_server.ForkServer(Channel(theirs), os.getpid(), taking, FakeClock())
-        passing.close()
-        made._begin({})
-    assert made._finished and killed
+    server.passing.close()
+    server.ask("begin", environment={}, stopped_limit_s=0.0, open_files=9)
+    assert server.loop.has_finished and killed
 
 
 def test_worker_gives_torch_its_own_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[int] = []
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(set_num_threads=given.append))
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    child._set_torch_threads()
+    child.set_torch_threads()
     assert given == [3]
 
 

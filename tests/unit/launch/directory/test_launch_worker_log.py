@@ -1,15 +1,15 @@
-"""Excerpts and losses from logs of any content, and following a log over its rotations: every byte once, in order."""
+"""Excerpts and losses from logs of any content, and following a log over its attempts: every byte once, in order."""
 
 from __future__ import annotations
 
-import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msrun.agent.logs.rotated_log import LogRotation, RotatedLog
+from msrun.agent.logs.log_file import BoundedLog, LogLimit
 from msrun.agent.watch.progress_board import Progress
 from msrun.launch.directory.worker_log import (
     EXCERPT_LINES,
@@ -111,13 +111,6 @@ def test_what_a_worker_reports_goes_before_its_log(log: Path, told: Progress, st
     assert (end.step, end.loss) == (step, loss)
 
 
-KEEP = 300
-
-
-def write(log: RotatedLog, data: bytes) -> None:
-    log.write(bytearray(data), len(data))
-
-
 def read_all(reader: LogReader, size_bytes: int = 7) -> bytes:
     pieces = []
     while data := reader.read(size_bytes):
@@ -127,86 +120,48 @@ def read_all(reader: LogReader, size_bytes: int = 7) -> bytes:
 
 
 @settings(deadline=None, max_examples=60)
-@given(
-    steps=st.lists(st.one_of(st.none(), st.lists(st.sampled_from([b"\n", b"a", b"line\n", b"\r"])).map(b"".join))),
-    max_bytes=st.integers(1, 20),
-)
-def test_every_byte_is_read_once_and_in_order_however_the_log_grows(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[bytes | None], max_bytes: int
+@given(st.lists(st.sampled_from(["read", "hold", "rename", "a", "line\n"])))
+def test_every_byte_of_every_attempt_is_read_once_and_in_order(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[str]
 ) -> None:
-    path = str(tmp_path_factory.mktemp("log") / "worker_0.log")
-    log = RotatedLog(path, LogRotation(max_bytes, KEEP))
-    reader = LogReader(path, KEEP)
-    found = b""
-    for step in steps:
-        if step is None:
-            found += read_all(reader)
-        else:
-            write(log, step)
-    found += read_all(reader)
-    assert found == b"".join(step for step in steps if step is not None)
-    assert read_all(reader) == b""
-    reader.close()
-    log.close()
+    folder = tmp_path_factory.mktemp("log")
+    path, written, found, attempts = folder / "log", b"", b"", 0
+    with closing(LogReader(str(path))) as reader:
+        for step in steps:
+            if step == "read":
+                found += read_all(reader)
+            elif step == "hold":
+                reader.hold()
+            elif step != "rename":
+                written += step.encode()
+                with path.open("ab") as file:
+                    file.write(step.encode())
+            elif path.exists():  # who follows a log is told before
+                reader.hold()
+                attempts += 1
+                path.rename(folder / f"attempt_{attempts}")
+        found += read_all(reader)
+        assert found == written
+        assert reader.attempt == attempts - (attempts > 0 and not path.exists())
 
 
-def test_every_byte_is_read_once_while_another_writes_and_rotates(tmp_path: Path) -> None:
-    lines = [b"%d %s\n" % (number, b"x" * (number % 50)) for number in range(3_000)]
-    path, keep = str(tmp_path / "log"), sum(map(len, lines)) // 4096 + 1  # all: a reader may miss what is removed
-    log, reader = RotatedLog(path, LogRotation(4096, keep)), LogReader(path, keep)
-
-    def flood() -> None:
-        for begin in range(0, len(lines), 7):
-            write(log, b"".join(lines[begin : begin + 7]))
-
-    writer = threading.Thread(target=flood)
-    writer.start()
-    found = b""
-    while writer.is_alive():
-        found += read_all(reader, 1 << 16)
-    writer.join()
-    found += read_all(reader, 1 << 16)
-    reader.close()
-    log.close()
-    assert found == b"".join(lines)
-
-
-def test_files_that_came_and_went_between_two_reads_are_told(tmp_path: Path) -> None:
-    log = RotatedLog(str(tmp_path / "log"), LogRotation(2, 2))
-    reader = LogReader(str(tmp_path / "log"), 2)
-    write(log, b"0\n")
-    assert read_all(reader) == b"0\n"
-    write(log, b"".join(b"%d\n" % number for number in range(1, 10)))
-    assert read_all(reader) == GAP + b"7\n8\n9\n"
-    log.close()
-    reader.close()
+def test_bytes_that_were_freed_before_they_were_read_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    refused: list[str] = []
+    log, data = BoundedLog(str(path), LogLimit(4096, 1), refused.append), bytes(range(1, 256)) * 100
+    with closing(LogReader(str(path))) as reader:
+        path.write_bytes(data[:100])
+        assert read_all(reader, 99) == data[:100]
+        path.write_bytes(data)
+        log.look()
+        assert read_all(reader, 99) == GAP + data[len(data) // 4096 * 4096 - 4096 :] and not refused
+        path.write_bytes(bytes(300) + data)
+        assert read_all(reader, 1000).endswith(data[-300:])
+    assert read_tail(path, len(data) + 100) == data
 
 
 def test_log_that_is_not_there_yet_is_empty(tmp_path: Path) -> None:
-    reader = LogReader(str(tmp_path / "log"), 2)
-    assert reader.read(10) == b""
-    (tmp_path / "log").write_bytes(b"here\n")
-    assert read_all(reader) == b"here\n"
-    reader.close()
-
-
-def test_log_that_is_not_rotated_stays_the_same_file_under_any_name(tmp_path: Path) -> None:
-    log, reader = tmp_path / "log", LogReader(str(tmp_path / "log"))
-    log.write_bytes(b"old\n")
-    assert read_all(reader) == b"old\n"
-    log.rename(tmp_path / "kept")
-    log.write_bytes(b"new\n")
-    assert read_all(reader) == b"" and reader.is_renamed()
-    reader.hold()
-    assert read_all(reader) == b""
-    reader.close()
-
-
-def test_end_of_a_log_reaches_into_its_older_files(tmp_path: Path) -> None:
-    log = RotatedLog(str(tmp_path / "log"), LogRotation(10, 50))
-    for number in range(100, 200):
-        write(log, b"line %d\n" % number)
-    log.close()
-    assert len((tmp_path / "log").read_bytes()) < 10
-    assert read_excerpt(tmp_path / "log") == [f"line {number}" for number in range(180, 200)]
-    assert read_tail(tmp_path / "log", 20) == b"97\nline 198\nline 199\n"[-20:]
+    with closing(LogReader(str(tmp_path / "log"))) as reader:
+        assert reader.read(10) == b""
+        (tmp_path / "log").write_bytes(b"here\n")
+        assert read_all(reader) == b"here\n"

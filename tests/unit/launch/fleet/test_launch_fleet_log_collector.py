@@ -7,10 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from msrun.agent.logs.rotated_log import LogRotation
+from msrun.agent.logs.log_file import LogLimit
 from msrun.cluster.messages import Message
 from msrun.launch.remote.logs import (
     KEPT_BYTES,
@@ -44,36 +42,32 @@ def test_rest_of_an_attempt_is_sent_after_its_logs_were_renamed(tmp_path: Path) 
     there.mkdir()
     here.mkdir()
     path = there / "worker_0.log"
-    sender = LogSender([str(path), str(there / "scheduler.log")], keep=0)
+    sender = LogSender([str(path), str(there / "scheduler.log")])
     home = LogCollector(here, None, OWN, 1)
     home.expect(0, sender.names)
     path.write_bytes(b"first")
-    sender.end_attempt()  # nothing was sent of it yet
+    sender.hold()  # nothing was sent of it yet
     path.rename(there / "worker_0.attempt_0.log")
     path.write_bytes(bytes(range(256)) * 2000)
-    for go_on in (sender.begin_attempt, sender.end_attempt):
-        for message in iter(sender.next, None):
-            home.write(0, message)
-        go_on()
+    for message in iter(sender.next, None):
+        home.write(0, message)
     assert (here / "worker_0.attempt_0.log").read_bytes() == b"first"
     assert (here / "worker_0.log").read_bytes() == bytes(range(256)) * 2000
     assert home.sizes(0)["worker_0.log"] == 512_000
-    assert sender.next() is None, "and it lets go of the logs"
+    sender.close()
     home.close()
 
 
-@given(st.lists(st.binary(max_size=300), max_size=12))
-def test_rotated_log_at_home_holds_what_was_sent(tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes]) -> None:
-    here = tmp_path_factory.mktemp("here")
-    home = LogCollector(here, LogRotation(200, 100), OWN)
+def test_log_at_home_keeps_its_newest_bytes(tmp_path: Path) -> None:
+    home = LogCollector(tmp_path, LogLimit(PIECE_BYTES, 2), OWN)
     home.expect(0, ["worker_0.log"])
-    for piece in pieces:
-        write(home, piece)
+    data = os.urandom(9 * PIECE_BYTES)
+    for begin in range(0, len(data), PIECE_BYTES):
+        write(home, data[begin : begin + PIECE_BYTES])
+    found = (tmp_path / "worker_0.log").read_bytes()
+    assert found[-2 * PIECE_BYTES :] == data[-2 * PIECE_BYTES :]
+    assert 512 * (tmp_path / "worker_0.log").stat().st_blocks <= 3 * PIECE_BYTES and len(found) == len(data)
     home.close()
-    files = [here / "worker_0.log"]
-    while (older := here / f"worker_0.log.{len(files)}").exists():
-        files.append(older)
-    assert b"".join(path.read_bytes() for path in reversed(files)) == b"".join(pieces)
 
 
 @pytest.mark.parametrize(
@@ -136,9 +130,8 @@ def test_piece_that_unpacks_to_more_than_a_piece_or_is_damaged_is_remembered_and
     assert (tmp_path / "worker_0.log").stat().st_size == PIECE_BYTES
 
 
-@pytest.mark.parametrize("rotation", [None, LogRotation(1 << 20, 3)], ids=["plain", "rotated"])
-def test_full_disk_loses_pieces_and_is_remembered(small_disk: Path, rotation: LogRotation | None) -> None:
-    home = LogCollector(small_disk, rotation, OWN)
+def test_full_disk_loses_pieces_and_is_remembered(small_disk: Path) -> None:
+    home = LogCollector(small_disk, None, OWN)
     home.expect(0, ["worker_0.log"])
     for _ in range(40):
         write(home, os.urandom(100_000))
@@ -150,7 +143,7 @@ SIZE = 5 * STEP_BYTES
 
 
 def test_fault_that_was_recorded_before_a_host_has_named_its_logs_stays(tmp_path: Path) -> None:
-    home = LogCollector(tmp_path, LogRotation(200, 3), own_logs("worker", {0: (0,)}))
+    home = LogCollector(tmp_path, LogLimit(4096, 3), own_logs("worker", {0: (0,)}))
     home.record_fault("host0: it failed", "Traceback")
     home.expect(0, ["scheduler.log"])
     home.write(0, pack_piece("scheduler.log", None, b"more\n"))
@@ -167,7 +160,7 @@ class Sender:
         self.data = os.urandom(SIZE)
         self.path.write_bytes(self.data)
         self.refused: list[str] = []
-        self.logs = LogSender([str(self.path), str(self.other)], keep=0, on_refused=self.refused.append)
+        self.logs = LogSender([str(self.path), str(self.other)], on_refused=self.refused.append)
 
     def send_all(self) -> list[Message]:
         return list(iter(self.logs.next, None))
@@ -177,8 +170,7 @@ class Sender:
         return 512 * self.path.stat().st_blocks
 
     def close(self) -> None:
-        for _, _, reader in self.logs._readers:
-            reader.close()
+        self.logs.close()
 
 
 @pytest.fixture

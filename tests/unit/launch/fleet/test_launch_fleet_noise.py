@@ -169,7 +169,6 @@ def messages_of(node: int) -> list[dict[str, Any]]:
         "started": {"global_rank": node, "pid": 100},
         "exited": {"global_rank": node, "how": "exit code 1", "status": 256, "state": "failed"},
         "stopping": {"reason": "r"},
-        "log_lost": {"reason": "r", "lost_bytes": {"0": 7}},
         "signal": {"name": "USR1", "global_ranks": [0, 1]},
         "restarting": {"attempt": 1, "delay_s": 1.0, "reason": "r"},
         "note": {"text": "t"},

@@ -149,14 +149,6 @@ def test_what_is_missing_at_home_is_sent_and_the_folder_goes(left: Path) -> None
     assert not left.exists()
 
 
-def test_log_that_is_rotated_is_left_where_it_is_with_its_folder(left: Path) -> None:
-    (left / "worker_6.log").write_bytes(b"new")
-    (left / "worker_6.log.1").write_bytes(b"old")
-    (left / "worker_7.log").write_bytes(b"other")
-    assert texts(salvage(left, worker_6=0, worker_7=0)) == {"worker_7.log": b"other"}
-    assert (left / "worker_6.log").read_bytes() == b"new"
-
-
 def test_agent_is_ended_and_its_logs_stay_when_the_launcher_has_gone_meanwhile(left: Path) -> None:
     (left / "worker_6.log").write_bytes(b"x" * (1 << 20))
     reader, writer = os.pipe()

@@ -130,8 +130,7 @@ _OF_COMMAND = [
     make_option("env_file", "FILE  File of NAME=VALUE lines for every worker.", kind="path"),
     make_option(
         "role",
-        "NAME  ROLE_NAME of the workers. Of several programs, -n 1 a.py : -n 3 b.py, each may have one: ROLE_RANK and "
-        "ROLE_WORLD_SIZE count the workers of a role.",
+        "NAME  ROLE_NAME of the workers.",
         default="default",
     ),
     make_option("rank_args", "Replace {rank}, {local_rank} and {node_rank} in ARGS by the numbers of the worker."),
@@ -340,7 +339,7 @@ _GROUPS = {
     "cluster_time_out heartbeat_time_out token_file tls_config",
     "SSH": "ssh python ship forward_env ssh_config ssh_user ssh_port ssh_identity ssh_host_keys "
     "ssh_connect_time_out ssh_window",
-    "Logs": "worker_log_name log_split log_time log_once log_max_bytes log_keep_jobs log_keep raw trace metrics_file "
+    "Logs": "worker_log_name log_split log_time log_max_bytes log_keep_jobs log_keep raw trace metrics_file "
     "progress quiet",
     "Failure": "keep_going max_restarts restart_on no_restart_on spares min_hosts join_window rescale nnodes "
     "hang_time_out exit_time_out time_limit grace signals debug",

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from msrun.errors import UsageError
 from msrun.planning.imports import OF_OPTIMIZERS, SAFE_PACKAGES, ScriptImports, imports_package, read_imports
-from msrun.planning.program import Program, join_programs, parse_program
+from msrun.planning.program import parse_program
 from msrun.planning.record_json import decode_record, encode_record
 
 
@@ -72,14 +72,6 @@ def test_form_that_cannot_run_is_refused(folder: Path, words: list[str], is_modu
         return
     with pytest.raises(UsageError, match=message):
         parse_program(words, is_module=is_module, working_directory=folder)
-
-
-def test_roles_are_counted_over_all_programs_that_have_them() -> None:
-    roles = ("a", "b", "a")
-    job = join_programs([(Program("script", f"{i}.py", role=role), 2) for i, role in enumerate(roles)])
-    assert [job.role_of(rank, 6) for rank in range(6)] == [
-        ("a", 0, 4), ("a", 1, 4), ("b", 0, 2), ("b", 1, 2), ("a", 2, 4), ("a", 3, 4),
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import io
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -247,8 +246,7 @@ def show_status(log_dir: Path, *, json: bool) -> int:
     from msrun.launch.status.status_text import render_json, render_status
 
     status = read_status(log_dir)
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    print_text(render_json(status) if json else render_status(status, width))
+    print_text(render_json(status) if json else render_status(status, has_colours=sys.stdout.isatty()))
     return status.status_code
 
 

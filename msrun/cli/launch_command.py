@@ -19,7 +19,6 @@ from msrun.cli.commands import (
     FIRST_WORDS,
     end_warm_servers,
     estimate_command,
-    install_completion,
     look_after,
     print_text,
 )
@@ -81,9 +80,6 @@ def command(**options: Any) -> int:
 
     SCRIPT is a Python file, `python x.py`, `pytest x.py`, any executable, or a module after -m.
     """
-    if options["install_completion"] is not None:
-        print_text(install_completion(command, options["install_completion"], os.environ))
-        return contract.EXIT_OK
     if any(options[name] for name in ("status", "stop", "watch", "json")):
         return look_after(options)
     if options["warm"] == "stop":

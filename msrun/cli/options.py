@@ -195,12 +195,6 @@ _OF_COMMAND = [
     ),
     make_option("json", "With --status: print it as JSON."),
     make_option("stop", "LOG_DIR  End the job of this log directory and wait for its end.", kind="path"),
-    make_option(
-        "install_completion",
-        "[=SHELL]  Install completion of options for bash, zsh or fish.  [default: your login shell]",
-        choices=("auto", "bash", "zsh", "fish"),
-        alone="auto",
-    ),
 ]
 SPEC_OPTIONS = field_options(LaunchSpec) | field_options(SshSettings)
 """Field of the specs -> its option; no two fields have one name."""
@@ -222,9 +216,7 @@ EXCLUSIVE = (
         for name in ("dry_run", "hosts", "hostfile", "server_num", "trace", "metrics_file", "rank_table_file")
     ),
 )
-SETTABLE = {
-    name: one for name, one in BY_NAME.items() if name not in ("status", "watch", "json", "stop", "install_completion")
-}
+SETTABLE = {name: one for name, one in BY_NAME.items() if name not in ("status", "watch", "json", "stop")}
 """Options that a variable or a file may set, too: not those that are a command of their own."""
 OF_PLAN = ("dry_run", "plan", "check")
 """Options that start nothing, and are no setting of the job."""
@@ -343,7 +335,7 @@ _GROUPS = {
     "progress quiet",
     "Failure": "keep_going max_restarts restart_on no_restart_on spares min_hosts join_window rescale nnodes "
     "hang_time_out exit_time_out time_limit grace signals debug",
-    "Inspect": "plan check status watch json stop install_completion",
+    "Inspect": "plan check status watch json stop",
 }
 """The groups of --help, in its order; --help and --version come after the last."""
 

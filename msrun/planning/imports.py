@@ -24,13 +24,12 @@ OF_OPTIMIZERS = "torch._dynamo"
 
 _READS = frozenset({"get", "keys", "items", "values", "copy", "__contains__", "__getitem__"})
 """Methods of os.environ that leave it as it is."""
-_SETTERS = frozenset({"putenv", "unsetenv", "exec", "eval", "__import__", "setattr", "delattr"})
-"""Functions that set a variable, or may do anything."""
+_UNKNOWN_BUILTINS = frozenset({"exec", "eval", "__import__", "setattr", "delattr"})
 _UNKNOWN_MODULES = frozenset({"ctypes", "importlib", "runpy"})
 """Of the standard library, what may run anything, or set a variable behind Python's back."""
 _SETS_AT_IMPORT = re.compile(r"\benviron(\[[^\]]*\]\s*=[^=]|\.(setdefault|update|pop)\()|\bputenv\(")
 """Text of a package's own first file that may set a variable."""
-_SETS_TORCH = re.compile(r"""(environ\[|(setdefault|putenv)\()\s*["']TORCH""")
+_SETS_TORCH = re.compile(r"""environ\[["']TORCH\w*["']\]\s*=[^=]|\b(setdefault|putenv)\(\s*["']TORCH""")
 """Text that may set a variable of torch's compiler, which is read when an optimizer is made."""
 _MAX_MODULES = 64
 MAX_TEXT_BYTES = 4 << 20
@@ -114,9 +113,10 @@ class _Setter:
             modules = [alias.name for alias in statement.names]
         for alias in statement.names:
             name = alias.asname or alias.name.partition(".")[0]
-            self.tops[name] = (modules[0] or name if isinstance(statement, ast.ImportFrom) else alias.name).partition(
-                "."
-            )[0]
+            of = (modules[0] or name) if isinstance(statement, ast.ImportFrom) else alias.name
+            self.tops[name] = of.partition(".")[0]
+            if alias.name in ("environ", "environb") and alias.asname:  # what is done to it by that name is not seen
+                self.where = self.where or f"{file.name}:{statement.lineno}"
         for module in modules:
             self.look_at_module(module, base, f"{file.name}:{statement.lineno}")
 
@@ -170,12 +170,13 @@ class _Setter:
             body = getattr(self.bodies[name], "body", ())
             inner = (part for one in body for part in (one.body if isinstance(one, ast.FunctionDef) else [one]))
             return is_new and any(self._find(part, called) is not None for part in inner)
-        if last in _SETTERS:
+        if last in ("putenv", "unsetenv"):
             return True
         if top in sys.stdlib_module_names:
             return top in _UNKNOWN_MODULES
         if call.func is root and name in vars(builtins):
-            return any(isinstance(one, ast.Name) and self.tops.get(one.id) == "os" for one in call.args[:1])
+            of_os = any(isinstance(one, ast.Name) and self.tops.get(one.id) == "os" for one in call.args[:1])
+            return of_os or name in _UNKNOWN_BUILTINS  # getattr(os, "environ")
         return bool(top) or call.func is root
 
 

@@ -423,7 +423,7 @@ class Supervisor:
         attempt, membership, how = self._attempt, self._attempt.membership, describe_status(status)
         attempt.peak_bytes[rank] = message["peak_bytes"]
         failed_before = membership.first_failure
-        no_tests = explain_no_tests(self._host.program.of_rank(rank), exit_code_of(status))
+        no_tests = explain_no_tests(self._host.program, exit_code_of(status))
         decision = membership.exited(rank, status, message["at"], others_go_on=bool(no_tests) or self._plan.keep_going)
         member, log = membership.members[rank], self._logs[rank]
         if member.state is WorkerState.FAILED and status == signal.SIGKILL:

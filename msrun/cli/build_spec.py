@@ -1,20 +1,17 @@
-"""From the words of the command line to what was asked: all options translated into a LaunchSpec, with one program or
-several, `msrun -n 1 a.py : -n 3 b.py`, as mpirun has it.
-"""
+"""From the words of the command line to what was asked: all options translated into a LaunchSpec."""
 
 from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msrun.cli.options import read_given
-from msrun.cli.words import ALIASES, underscored
 from msrun.errors import UsageError
-from msrun.planning.program import DEFAULT_ROLE, Program, join_programs, parse_program
+from msrun.planning.program import Program, parse_program
 from msrun.planning.settings import TOKEN_VARIABLE, Option, field_options
 from msrun.planning.spec import NO_CONFIG, LaunchSpec, SshSettings, check_env, parse_env, parse_env_file, parse_tail
 from msrun.planning.tls_spec import check_private, parse_tls_config
@@ -111,8 +108,6 @@ def build_simulation(options: dict[str, Any], caller: dict[str, str]) -> Simulat
     env = parse_env(options["env"], caller)
     for name, value in env:
         check_env(name, value)
-    if options["others"]:
-        raise UsageError("--sim_level and several programs: a dry run stands for a rank of one; name that one")
     worker_num = MINDSPORE_WORKER_NUM if options["worker_num"] is None else options["worker_num"]
     if isinstance(worker_num, str):
         raise UsageError(f"--sim_level and --worker_num {worker_num}: no host is looked at; give a number")
@@ -129,70 +124,19 @@ def build_simulation(options: dict[str, Any], caller: dict[str, str]) -> Simulat
     )
 
 
-COLON = ":"
-"""Begins another program where one of its options follows."""
-_OPTIONS = {name: "worker_num" for name, own in ALIASES.items() if own == "--worker_num={}"}
-_OPTIONS |= {"--worker_num": "worker_num", "--role": "role"}
-
-
-@dataclass(frozen=True)
-class OtherProgram:
-    """A program after a colon."""
-
-    words: tuple[str, ...]
-    worker_num: int
-    role: str = DEFAULT_ROLE
-    is_module: bool = False
-
-
-def take_programs(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options with `others`, the programs after colons, and the number of workers of all (UsageError)."""
-    words = tuple(options["words"])
-    ends = [index for index in range(len(words) - 1) if words[index] == COLON and _option(words[index + 1])]
-    if not ends:
-        return {**options, "others": ()}
-    if not isinstance(options["worker_num"], int):
-        raise UsageError(f"{words[0]}: one of several programs; give each its number of workers, as in -n 1 before it")
-    bounds = [*ends, len(words)]
-    others = [_read(words[start + 1 : end]) for start, end in itertools.pairwise(bounds)]
-    total = options["worker_num"] + sum(one.worker_num for one in others)
-    return {**options, "words": words[: ends[0]], "others": tuple(others), "worker_num": total}
+OF_ANOTHER = ((":", "-n"), (":", "-np"))
+"""How another program begins, for mpirun."""
 
 
 def build_program(options: Mapping[str, Any], working_directory: Path) -> Program:
-    """Return what the job runs (UsageError: a program that does not exist)."""
-    first = parse_program(options["words"], is_module=options["module"], working_directory=working_directory)
-    others: Sequence[OtherProgram] = options.get("others", ())
-    found = [(first, options["role"], (options["worker_num"] or 1) - sum(one.worker_num for one in others))]
-    for one in others:
-        program = parse_program(one.words, is_module=one.is_module, working_directory=working_directory)
-        found.append((program, one.role, one.worker_num))
-    flags = {"has_rank_args": options["rank_args"], "passes_local_rank": options["pass_local_rank"]}
-    return join_programs([(replace(program, role=role, **flags), count) for program, role, count in found])
-
-
-def _option(word: str) -> str:
-    name = underscored(word.partition("=")[0])
-    return "module" if name in ("-m", "--module") else _OPTIONS.get(name, "")
-
-
-def _read(words: Sequence[str]) -> OtherProgram:
-    rest = list(words)
-    given: dict[str, Any] = {}
-    while rest and rest[0].startswith("-"):
-        name, has_value, value = rest.pop(0).partition("=")
-        kind = _option(name)
-        if not kind:
-            raise UsageError(
-                f"{name} after a colon: only -n N, --role NAME and -m stand there; give it before the first"
-            )
-        if kind == "module":
-            given["is_module"] = True
-            continue
-        value = value if has_value else rest.pop(0) if rest else ""
-        if kind == "worker_num" and not (value.isascii() and value.isdigit() and int(value[:9]) > 0):
-            raise UsageError(f"{name} {value}: give the number of workers of this program, 1 or more")
-        given[kind] = int(value[:9]) if kind == "worker_num" else value
-    if not rest or "worker_num" not in given:
-        raise UsageError(f"{COLON} {' '.join(words)}: give a number of workers and a program, as in {COLON} -n 3 b.py")
-    return OtherProgram(tuple(rest), **given)
+    """Return what the job runs (UsageError: a program that does not exist, or several)."""
+    words = options["words"]
+    if another := next((pair for pair in itertools.pairwise(words) if pair in OF_ANOTHER), None):
+        raise UsageError(f"{' '.join(another)}: a job has one program; let a script choose by RANK what it runs")
+    program = parse_program(words, is_module=options["module"], working_directory=working_directory)
+    return replace(
+        program,
+        role=options["role"],
+        has_rank_args=options["rank_args"],
+        passes_local_rank=options["pass_local_rank"],
+    )

@@ -1,19 +1,17 @@
-"""What starts no job: the commands that look after one, `trace`, `examples`, `estimate`, and completion of options."""
+"""What starts no job: the commands that look after one, `trace`, `examples`, `estimate`."""
 
 from __future__ import annotations
 
 import inspect
 import io
 import os
-import shutil
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
-from click.shell_completion import get_completion_class
 
 from msrun import contract
 from msrun.cli.options import PATH, ClickOption
@@ -181,41 +179,6 @@ def drain_command(host: str, log_dir: Path) -> int:
     return contract.EXIT_OK
 
 
-SHELLS = ("bash", "zsh", "fish")
-
-
-def install_completion(command: click.Command, shell: str, environ: Mapping[str, str]) -> str:
-    """Write the completion script of a shell (auto: of $SHELL) where it loads those of the user from, and return what
-    to do then (UsageError: it is unknown or too old, or cannot be written).
-    """
-    name = Path(environ.get("SHELL", "")).name if shell == "auto" else shell
-    if name not in SHELLS:
-        raise UsageError(
-            f"--install_completion: the shell {name or 'in $SHELL'} is not one of {', '.join(SHELLS)}; "
-            "give one, as in --install_completion=bash"
-        )
-    home, remark = Path(environ.get("HOME") or "~").expanduser(), "start a new shell"
-    if name == "zsh":
-        path = home / ".zfunc" / "_msrun"
-        remark = "add to ~/.zshrc before compinit: fpath+=~/.zfunc; then start a new shell"
-    elif name == "fish":
-        path = Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "fish" / "completions" / "msrun.fish"
-    else:
-        data = Path(environ.get("XDG_DATA_HOME") or home / ".local" / "share") / "bash-completion"
-        path = Path(environ.get("BASH_COMPLETION_USER_DIR") or data) / "completions" / "msrun"
-        remark = f"start a new shell; without the package bash-completion add to ~/.bashrc: source {path}"
-    found = get_completion_class(name)
-    assert found is not None
-    try:
-        source = found(command, {}, "msrun", "_MSRUN_COMPLETE").source()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(source, encoding="utf-8")
-    except (OSError, RuntimeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise UsageError(f"--install_completion: cannot write {path} ({reason}); make that possible") from None
-    return f"wrote {path}\n{remark}"
-
-
 def look_after(options: dict[str, Any]) -> int:
     """--status and --stop: show or end the job of a log directory."""
     for name in ("watch", "json"):
@@ -247,8 +210,7 @@ def show_status(log_dir: Path, *, json: bool) -> int:
     from msrun.launch.status.status_text import render_json, render_status
 
     status = read_status(log_dir)
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    print_text(render_json(status) if json else render_status(status, width))
+    print_text(render_json(status) if json else render_status(status, has_colours=sys.stdout.isatty()))
     return status.status_code
 
 

@@ -19,7 +19,6 @@ from msrun.cli.commands import (
     FIRST_WORDS,
     end_warm_servers,
     estimate_command,
-    install_completion,
     look_after,
     print_text,
 )
@@ -81,21 +80,16 @@ def command(**options: Any) -> int:
 
     SCRIPT is a Python file, `python x.py`, `pytest x.py`, any executable, or a module after -m.
     """
-    if options["install_completion"] is not None:
-        print_text(install_completion(command, options["install_completion"], os.environ))
-        return contract.EXIT_OK
     if any(options[name] for name in ("status", "stop", "watch", "json")):
         return look_after(options)
     if options["warm"] == "stop":
         return end_warm_servers(options)
-    from msrun.cli.build_spec import take_programs
-
     context = click.get_current_context()
     options = apply_sources(context, options)
     sources = context.ensure_object(Sources)
     _say(sources.hint, options)
     refuse_together({name for name, one in BY_NAME.items() if options[name] != one.default}, EXCLUSIVE)
-    options = take_programs(_read_script(options))
+    options = _read_script(options)
     if options["check"]:
         return _check(options)
     if options["sim_level"] is not None:
@@ -104,8 +98,9 @@ def command(**options: Any) -> int:
 
         return run_simulation(build_simulation(options, dict(os.environ)), dict(os.environ), quiet=options["quiet"])
     spec = _spec(options, sources)
-    for program in spec.program.all:
-        _say(describe_late_options(program), options)
+    _say(describe_late_options(spec.program), options)
+    if spec.interactive_rank is not None and not options["join"]:
+        raise UsageError(f"--interactive={spec.interactive_rank} and --join=False: a job in the background has no user")
     caller = without_option_variables(os.environ, SETTABLE)
     from msrun.launch.preflight.checks import check_host
 
@@ -269,8 +264,6 @@ def _run(spec: LaunchSpec, caller: dict[str, str], *, quiet: bool, join: bool) -
 
     if spec.interactive_rank is None:
         _say(describe_unread_input(), {"quiet": quiet})
-    elif not join:
-        raise UsageError(f"--interactive={spec.interactive_rank} and --join=False: a job in the background has no user")
     elif spec.has_terminal and is_in_background():
         raise UsageError(f"--interactive={spec.interactive_rank}: msrun runs in the background (&); start it without")
     job_id = new_job_id()

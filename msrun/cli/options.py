@@ -130,8 +130,7 @@ _OF_COMMAND = [
     make_option("env_file", "FILE  File of NAME=VALUE lines for every worker.", kind="path"),
     make_option(
         "role",
-        "NAME  ROLE_NAME of the workers. Of several programs, -n 1 a.py : -n 3 b.py, each may have one: ROLE_RANK and "
-        "ROLE_WORLD_SIZE count the workers of a role.",
+        "NAME  ROLE_NAME of the workers.",
         default="default",
     ),
     make_option("rank_args", "Replace {rank}, {local_rank} and {node_rank} in ARGS by the numbers of the worker."),
@@ -196,12 +195,6 @@ _OF_COMMAND = [
     ),
     make_option("json", "With --status: print it as JSON."),
     make_option("stop", "LOG_DIR  End the job of this log directory and wait for its end.", kind="path"),
-    make_option(
-        "install_completion",
-        "[=SHELL]  Install completion of options for bash, zsh or fish.  [default: your login shell]",
-        choices=("auto", "bash", "zsh", "fish"),
-        alone="auto",
-    ),
 ]
 SPEC_OPTIONS = field_options(LaunchSpec) | field_options(SshSettings)
 """Field of the specs -> its option; no two fields have one name."""
@@ -223,9 +216,7 @@ EXCLUSIVE = (
         for name in ("dry_run", "hosts", "hostfile", "server_num", "trace", "metrics_file", "rank_table_file")
     ),
 )
-SETTABLE = {
-    name: one for name, one in BY_NAME.items() if name not in ("status", "watch", "json", "stop", "install_completion")
-}
+SETTABLE = {name: one for name, one in BY_NAME.items() if name not in ("status", "watch", "json", "stop")}
 """Options that a variable or a file may set, too: not those that are a command of their own."""
 OF_PLAN = ("dry_run", "plan", "check")
 """Options that start nothing, and are no setting of the job."""
@@ -340,11 +331,11 @@ _GROUPS = {
     "cluster_time_out heartbeat_time_out token_file tls_config",
     "SSH": "ssh python ship forward_env ssh_config ssh_user ssh_port ssh_identity ssh_host_keys "
     "ssh_connect_time_out ssh_window",
-    "Logs": "worker_log_name log_split log_time log_once log_max_bytes log_keep_jobs log_keep raw trace metrics_file "
+    "Logs": "worker_log_name log_split log_time log_max_bytes log_keep_jobs log_keep raw trace metrics_file "
     "progress quiet",
     "Failure": "keep_going max_restarts restart_on no_restart_on spares min_hosts join_window rescale nnodes "
     "hang_time_out exit_time_out time_limit grace signals debug",
-    "Inspect": "plan check status watch json stop install_completion",
+    "Inspect": "plan check status watch json stop",
 }
 """The groups of --help, in its order; --help and --version come after the last."""
 

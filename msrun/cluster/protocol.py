@@ -165,8 +165,6 @@ SAID: Mapping[str, _Fields] = {
     "result": {"failure": JobFailure | None, "survivors": Numbers},
     "error": {"text": str, "exit_code": Number, "traceback": (str, "")},
     "fault": {"text": str, "traceback": str},
-    "shown": {"data": str},
-    "taken": {"count": Number},
     "beat": {"seen": Number},
     "attached": {"seen": Number},
 }
@@ -185,7 +183,7 @@ TOLD: Mapping[str, _Fields] = {
     "waiting": {"text": str},
     "called_off": {"reason": str, "exit_code": Number},
 }
-"""What it is told, beside signals and what a terminal says."""
+"""What it is told, beside signals."""
 MOMENTS: Mapping[str, Mapping[str, Any]] = {
     "preparing": {"preload": Texts},
     "ready": {"start_method": str, "reason": str, "prepare_s": Seconds},

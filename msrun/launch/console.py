@@ -17,13 +17,12 @@ from typing import Any, Protocol, Self
 
 from msrun import contract
 from msrun.agent.observer import Observer, OwnFaults
-from msrun.agent.processes.terminal import UserEnd
 from msrun.agent.signals import stop_this_process
 from msrun.agent.watch.progress_board import PROGRESS_BOARD, read_record
 from msrun.cluster.failure import JobFailure
 from msrun.cluster.membership import Membership, WorkerState, describe_delay
 from msrun.launch import output
-from msrun.launch.directory.worker_log import Cutter, LineCutter, LogTail, MergedLines, RawLineCutter, read_log_end
+from msrun.launch.directory.worker_log import Cutter, LineCutter, LogTail, RawLineCutter, read_log_end
 from msrun.launch.failure import render_attempt
 from msrun.launch.metrics_file import MetricsFile
 from msrun.launch.output import ERASE_LINE, STDERR, STDOUT, fit, one_line, printable_bytes
@@ -101,10 +100,6 @@ class Display(Protocol):
     """What Ctrl-Z does to this process; None = nothing."""
 
     @property
-    def user(self) -> UserEnd | None:
-        """Where the user's terminal or standard input is, for a rank of this host."""
-
-    @property
     def observers(self) -> tuple[Observer, ...]:
         """Who is told of the moments."""
 
@@ -127,8 +122,8 @@ class Console(Observer):
         quiet: bool,
         terminal: UserTerminal | None = None,
     ) -> None:
-        """Write nothing yet. `terminal`: it, or standard input, belongs to a rank; closed by the caller."""
-        self.user = terminal
+        """Write nothing yet. `terminal`: it belongs to a rank; given back by the caller."""
+        self._terminal = terminal
         self.stop_self: Callable[[], None] | None = terminal.stop_process if terminal else stop_this_process
         self._faults = faults
         self._spec = spec
@@ -156,9 +151,6 @@ class Console(Observer):
         self._tails = [LogTail(rank, path, cutter) for rank in ranks for path in workers[rank].log_paths]
         self._errors = {workers[rank].error_log_path for rank in ranks}
         """Logs of stderr alone, which are shown there."""
-        is_merged = spec.merges_lines and not is_alone
-        self._merged = {one: MergedLines(ranks) for one in (STDOUT, STDERR)} if is_merged else {}
-        self._all = f"[x{len(ranks)}] ".encode()
         self._progress = ProgressLine(plan) if spec.has_progress_line else None
         can_redraw = os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
         may_be_live = (spec.has_progress_line or not quiet) and plan.interactive_rank is None
@@ -184,7 +176,7 @@ class Console(Observer):
 
     @property
     def observers(self) -> tuple[Observer, ...]:
-        return tuple(one for one in (self, self._metrics, self.user, self.also) if one is not None)
+        return tuple(one for one in (self, self._metrics, self._terminal, self.also) if one is not None)
 
     def say(self, text: str) -> None:
         with self._faults.kept_from_job("display (Console)"):
@@ -255,7 +247,6 @@ class Console(Observer):
                 if self._tails and not tail.has_more:
                     self._tails.remove(tail)
                     tail.close()
-            self._print_merged(at_end=True)
             if self._tails or not output.place(STDOUT).is_idle(deadline):
                 self._say(f"stdout is not read: the rest of what workers wrote is in {self._plan.log_dir}")
             if summary:
@@ -275,7 +266,6 @@ class Console(Observer):
         if not self._has_live_bar and output.place(STDOUT).has_room():
             for tail in self._tails:
                 self._print(tail, tail.cutter.take_state(time.monotonic()))
-        self._print_merged()
 
     def _copy(self, tail: LogTail) -> None:
         pieces = tail.read(output.ROOM_BYTES)
@@ -286,15 +276,8 @@ class Console(Observer):
 
     def _print(self, tail: LogTail, pieces: list[bytes]) -> None:
         descriptor = STDERR if tail.path in self._errors else STDOUT
-        if self._merged:
-            self._merged[descriptor].add(tail.global_rank, pieces, time.monotonic())
-        elif pieces:
+        if pieces:
             self._write(descriptor, self._prefixes[tail.global_rank].encode(), pieces)
-
-    def _print_merged(self, *, at_end: bool = False) -> None:
-        for descriptor, merged in self._merged.items():
-            for rank, line in merged.take(time.monotonic(), at_end=at_end):
-                self._write(descriptor, self._all if rank is None else self._prefixes[rank].encode(), [line])
 
     def _write(self, descriptor: int, prefix: bytes, pieces: list[bytes]) -> None:
         self._erase_live_line()

@@ -103,6 +103,8 @@ class AgentPart:
     home: str | None = None
     """The folder where the user finds this host's `scheduler.log`; empty where it goes with the job; None: in the log
     directory, as msrun was typed here: whoever did reads what this process prints."""
+    user: UserTerminal | None = None
+    """The terminal that belongs to a rank here."""
     stopped_limit_s: float = 0.0
     """How long this process may be stopped by a signal before its fork server ends it; 0 = for ever."""
 
@@ -174,15 +176,15 @@ def run_job(
     own exit status.
     """
     with contextlib.ExitStack() as stack:
+        user = None
+        if spec.interactive_rank is not None and spec.has_terminal:
+            user = UserTerminal(spec.interactive_rank, partial(say, quiet=quiet))
+            stack.callback(user.give_back)
 
         def display(spec: LaunchSpec, plan: LaunchPlan, faults: OwnFaults) -> Console:
-            user = None
-            if spec.interactive_rank is not None and spec.has_terminal:
-                user = UserTerminal(spec.interactive_rank, partial(say, quiet=quiet), has_terminal=True)
-                stack.enter_context(user)
             return Console(spec, plan, faults, quiet=quiet, terminal=user).open_metrics()
 
-        part = AgentPart(display, stack.enter_context(job_signals(spec, is_last=is_last)))
+        part = AgentPart(display, stack.enter_context(job_signals(spec, is_last=is_last)), user=user)
         return run_part(spec, caller, part, job_id=job_id, on_directory=on_directory)
 
 
@@ -226,7 +228,7 @@ def run_part(
             paths = [path for worker in plan.hosts[0].workers for path in worker.log_paths]
             limit = LogLimit(plan.log_max_bytes, plan.log_keep)
             bounded.append(BoundedLogs(paths, limit, spec.first_attempt, display.say))
-        terminal = _rank_terminal(stack, spec, plan, display)
+        terminal = _rank_terminal(stack, plan, part.user, display)
         own = OwnStart(
             plan,
             caller,
@@ -433,7 +435,7 @@ class OwnStart(Observer):
 
 
 def _rank_terminal(
-    stack: contextlib.ExitStack, spec: LaunchSpec, plan: LaunchPlan, display: Display
+    stack: contextlib.ExitStack, plan: LaunchPlan, user: UserTerminal | None, display: Display
 ) -> RankTerminal | None:
     logs = {worker.global_rank: worker.log_path for worker in plan.hosts[0].workers}
     rank = plan.interactive_rank
@@ -443,5 +445,5 @@ def _rank_terminal(
     def tell_lost(rank: int, reason: str, count: int) -> None:
         display.say(f"logs are not complete ({reason}): lost {count} bytes of rank {rank}")
 
-    terminal = RankTerminal(rank, logs[rank], display.user, has_terminal=spec.has_terminal, on_lost=tell_lost)
+    terminal = RankTerminal(rank, logs[rank], user, on_lost=tell_lost)
     return stack.enter_context(contextlib.closing(terminal))

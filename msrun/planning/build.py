@@ -39,7 +39,7 @@ from msrun.planning.placement.binding import (
 )
 from msrun.planning.placement.host import ASCEND_VARIABLE, CUDA_VARIABLE, DevicePlacement, HostFacts, place_devices
 from msrun.planning.plan import AgentPlan, HostPlan, LaunchPlan, ServerPlan, WorkerPlan
-from msrun.planning.program import DEFAULT_ROLE, StartMethod
+from msrun.planning.program import StartMethod
 from msrun.planning.settings import settings_note
 from msrun.planning.spec import JobTerms, LaunchSpec, check_server_logs, is_loopback
 
@@ -154,10 +154,6 @@ class _Part:
             visible = {"gpu": CUDA_VARIABLE, "ascend": ASCEND_VARIABLE}.get(devices.target)
             env |= {contract.LOCAL_RANK: "0", contract.DEVICE_ID: "0"}  # Source: torchrun's --virtual-local-rank
             env |= {visible: devices.physical[index]} if visible else {}
-        if spec.program.others or spec.program.role != DEFAULT_ROLE:  # Source: torchelastic
-            role = spec.program.role_of(rank, spec.worker_num)
-            names = (contract.ROLE_NAME, contract.ROLE_RANK, contract.ROLE_WORLD_SIZE)
-            env |= zip(names, map(str, role), strict=True)
         env |= of_rank(spec.env, {"rank": rank, "local_rank": index, "node_rank": node_rank})
         if self.own_threads and self.own_threads[index]:
             env[THREADS_VARIABLE] = self.own_threads[index]

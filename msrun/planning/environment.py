@@ -13,7 +13,7 @@ from msrun.errors import UsageError
 from msrun.planning.host_assignment import Fleet
 from msrun.planning.imports import imports_package
 from msrun.planning.placement.host import HostFacts
-from msrun.planning.program import DEFAULT_ROLE, with_numbers
+from msrun.planning.program import with_numbers
 from msrun.planning.spec import LaunchSpec
 from ranktable.hosts.host_list import MAX_PORT
 
@@ -66,7 +66,7 @@ def common_environment(
         contract.LOCAL_WORLD_SIZE: str(len(fleet.own.ranks) if fleet else spec.local_worker_num),
         contract.GROUP_WORLD_SIZE: str(len(fleet.hosts) if fleet else 1),
         contract.ROLE_WORLD_SIZE: world_size,
-        contract.ROLE_NAME: DEFAULT_ROLE,
+        contract.ROLE_NAME: spec.program.role,
         contract.MASTER_ADDR: master[0],
         contract.MASTER_PORT: port,
         contract.TORCHELASTIC_RUN_ID: job_id,

@@ -10,7 +10,7 @@ import builtins
 import contextlib
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.machinery import PathFinder
@@ -24,15 +24,17 @@ OF_OPTIMIZERS = "torch._dynamo"
 
 _READS = frozenset({"get", "keys", "items", "values", "copy", "__contains__", "__getitem__"})
 """Methods of os.environ that leave it as it is."""
-_SETTERS = frozenset({"putenv", "unsetenv"})
 _UNKNOWN_BUILTINS = frozenset({"exec", "eval", "__import__", "setattr", "delattr"})
 _UNKNOWN_MODULES = frozenset({"ctypes", "importlib", "runpy"})
 """Of the standard library, what may run anything, or set a variable behind Python's back."""
 _SETS_AT_IMPORT = re.compile(r"\benviron(\[[^\]]*\]\s*=[^=]|\.(setdefault|update|pop)\()|\bputenv\(")
 """Text of a package's own first file that may set a variable."""
+_SETS_TORCH = re.compile(r"""environ\[["']TORCH\w*["']\]\s*=[^=]|\b(setdefault|putenv)\(\s*["']TORCH""")
+"""Text that may set a variable of torch's compiler, which is read when an optimizer is made."""
 _MAX_MODULES = 64
 MAX_TEXT_BYTES = 4 << 20
 """Of the script's own, how many are looked into, and their size together."""
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,11 @@ def read_imports(script: Path, root: Path | None = None, *, poses: bool = False)
         found.update(dict.fromkeys(names))
         if not names:
             setter.look(statement, script)
-    if found and _names_optimizers(tree):
-        if line := _sets_torch_variable(tree):
+    text = script.read_bytes().decode("utf-8", "replace")
+    if found and re.search(r"\boptim\b", text):
+        if sets := _SETS_TORCH.search(text):
             kept = tuple(name for name in found if name.startswith("numpy"))
-            return ScriptImports(kept, "torch", f"{script.name}:{line}")
+            return ScriptImports(kept, "torch", f"{script.name}:{text.count(chr(10), 0, sets.start()) + 1}")
         found[OF_OPTIMIZERS] = None
     return ScriptImports(tuple(found))
 
@@ -86,42 +89,34 @@ class _Setter:
     """Where the script's own modules are."""
     poses: bool
     where: str = ""
-    aliases: dict[str, str] = field(default_factory=dict)
-    """Name in the script -> what it was imported from: "os", "os.environ", "dotenv.load_dotenv"."""
-    bodies: dict[str, list[ast.stmt]] = field(default_factory=dict)
-    """Functions and classes of the script, which run only when they are called."""
+    tops: dict[str, str] = field(default_factory=dict)
+    """Name in the script -> the package that it was imported from, or is."""
+    bodies: dict[str, ast.AST] = field(default_factory=dict)
+    """Functions and classes of the script and its modules, which run only when they are called."""
     seen: set[str] = field(default_factory=set)
 
     def look(self, statement: ast.stmt, file: Path) -> None:
         """Note the statement if it may set a variable; what only defines something is kept for its call."""
         if isinstance(statement, ast.Import | ast.ImportFrom):
             self._look_at_import(statement, file)
-            return
-        parts: list[ast.AST] = [statement]
-        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            self.bodies[statement.name] = statement.body
-            parts = [ast.copy_location(ast.Call(node, [], []), node) for node in statement.decorator_list]
-            if isinstance(statement, ast.ClassDef):
-                parts += [part for part in statement.body if not isinstance(part, ast.FunctionDef)]
-            else:
-                parts += [*statement.args.defaults, *filter(None, statement.args.kw_defaults)]
-        for part in parts:
-            if not self.where and (node := self._find(part, set())) is not None:
-                self.where = f"{file.name}:{getattr(node, 'lineno', statement.lineno)}"
+        elif not self.where and (node := self._find(statement, set())) is not None:
+            self.where = f"{file.name}:{getattr(node, 'lineno', statement.lineno)}"
 
     def _look_at_import(self, statement: ast.Import | ast.ImportFrom, file: Path) -> None:
-        base = self.folder
-        if isinstance(statement, ast.Import):
-            modules = [alias.name for alias in statement.names]
-            for alias in statement.names:
-                top = alias.name.partition(".")[0]
-                self.aliases[alias.asname or top] = alias.name if alias.asname else top
-        else:
+        base, level = self.folder, getattr(statement, "level", 0)
+        if isinstance(statement, ast.ImportFrom):
             modules = [statement.module or ""]
-            self.aliases |= {one.asname or one.name: f"{modules[0]}.{one.name}" for one in statement.names}
-            if statement.level > len(file.parents):
+            if level > len(file.parents):
                 return  # which Python refuses, too
-            base = file.parents[statement.level - 1] if statement.level else base
+            base = file.parents[level - 1] if level else base
+        else:
+            modules = [alias.name for alias in statement.names]
+        for alias in statement.names:
+            name = alias.asname or alias.name.partition(".")[0]
+            of = (modules[0] or name) if isinstance(statement, ast.ImportFrom) else alias.name
+            self.tops[name] = of.partition(".")[0]
+            if alias.name in ("environ", "environb") and alias.asname:  # what is done to it by that name is not seen
+                self.where = self.where or f"{file.name}:{statement.lineno}"
         for module in modules:
             self.look_at_module(module, base, f"{file.name}:{statement.lineno}")
 
@@ -145,50 +140,49 @@ class _Setter:
             self.where = place
 
     def _find(self, node: ast.AST, called: set[str]) -> ast.AST | None:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            return None
-        if self._is_environ(node) or (isinstance(node, ast.Call) and self._may_set(node, called)):
+        """Return what may set a variable when this runs."""
+        parts: Iterable[ast.AST] = ast.iter_child_nodes(node)
+        if isinstance(node, _DEFINITIONS):
+            self.bodies[node.name] = node
+            own = node.body if isinstance(node, ast.ClassDef) else [node.args]
+            parts = [*(ast.copy_location(ast.Call(one, [], []), one) for one in node.decorator_list), *own]
+        elif _is_environ(node) or (isinstance(node, ast.Call) and self._may_set(node, called)):
             return node
-        parts = (part for child in ast.iter_child_nodes(node) for part in self._beside_reads(child))
+        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and _is_environ(node.value):
+            parts = [node.slice]
+        elif isinstance(node, ast.Attribute) and node.attr in _READS and _is_environ(node.value):
+            parts = []
+        elif isinstance(node, ast.Compare) and len(node.comparators) == 1 and _is_environ(node.comparators[0]):
+            parts = [node.left]
         return next((found for part in parts if (found := self._find(part, called)) is not None), None)
 
-    def _is_environ(self, node: ast.AST) -> bool:
-        return self._origin(node) in ("os.environ", "os.environb")
-
-    def _beside_reads(self, node: ast.AST) -> list[ast.AST]:
-        """Return what is left to look at of a node that may only read the environment, such as os.environ["A"]."""
-        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and self._is_environ(node.value):
-            return [node.slice]
-        if isinstance(node, ast.Attribute) and node.attr in _READS and self._is_environ(node.value):
-            return []
-        if isinstance(node, ast.Compare) and len(node.comparators) == 1 and self._is_environ(node.comparators[0]):
-            return [node.left]
-        return [node]
-
     def _may_set(self, call: ast.Call, called: set[str]) -> bool:
-        origin = self._origin(call.func)
-        if origin is None:  # a method of some object, such as a parser of argparse
+        root: ast.AST = call.func
+        last = root.attr if isinstance(root, ast.Attribute) else getattr(root, "id", "")
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        if not isinstance(root, ast.Name):  # a method of what some other call has returned
             return False
-        top, _, rest = origin.partition(".")
-        if top in self.bodies and not rest:
-            is_new = top not in called
-            called.add(top)
-            inner = (one.body if isinstance(one, ast.FunctionDef) else [one] for one in self.bodies[top])
-            return is_new and any(self._find(part, called) is not None for parts in inner for part in parts)
-        if origin.startswith("os.environ."):
-            return rest.partition(".")[2] not in _READS
+        name, top = root.id, self.tops.get(root.id, "")
+        if name in self.bodies and call.func is root:
+            is_new = name not in called
+            called.add(name)
+            body = getattr(self.bodies[name], "body", ())
+            inner = (part for one in body for part in (one.body if isinstance(one, ast.FunctionDef) else [one]))
+            return is_new and any(self._find(part, called) is not None for part in inner)
+        if last in ("putenv", "unsetenv"):
+            return True
         if top in sys.stdlib_module_names:
-            return origin.rpartition(".")[2] in _SETTERS or top in _UNKNOWN_MODULES
-        if top in vars(builtins) and not rest:
-            of_os = bool(call.args) and self._origin(call.args[0]) == "os"  # getattr(os, "environ")
-            return of_os or top in _UNKNOWN_BUILTINS
-        return not rest or any(value.partition(".")[0] == top for value in self.aliases.values())
+            return top in _UNKNOWN_MODULES
+        if call.func is root and name in vars(builtins):
+            of_os = any(isinstance(one, ast.Name) and self.tops.get(one.id) == "os" for one in call.args[:1])
+            return of_os or name in _UNKNOWN_BUILTINS  # getattr(os, "environ")
+        return bool(top) or call.func is root
 
-    def _origin(self, node: ast.AST) -> str | None:
-        if isinstance(node, ast.Name):
-            return self.aliases.get(node.id, node.id)
-        base = self._origin(node.value) if isinstance(node, ast.Attribute) else None
-        return f"{base}.{node.attr}" if isinstance(node, ast.Attribute) and base else None
+
+def _is_environ(node: ast.AST) -> bool:
+    name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+    return name in ("environ", "environb")
 
 
 def _parse(path: Path) -> ast.Module | None:
@@ -267,28 +261,3 @@ def _safe_names(statement: ast.stmt, *, poses: bool) -> list[str]:
         if poses and "mindspore" in tops.values()
         else [name for name, top in tops.items() if top in SAFE_PACKAGES]
     )
-
-
-def _names_optimizers(tree: ast.Module) -> bool:
-    """Return whether `optim` stands anywhere: torch.optim.SGD, from torch import optim, from torch.optim import SGD."""
-    for node in ast.walk(tree):
-        names = [node.attr] if isinstance(node, ast.Attribute) else []
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
-            names = [word for name in (module, *(alias.name for alias in node.names)) for word in name.split(".")]
-        if "optim" in names:
-            return True
-    return False
-
-
-def _sets_torch_variable(tree: ast.Module) -> int:
-    """Return the line that sets a variable of torch's compiler, which is read when an optimizer is made; 0 = none."""
-    for node in ast.walk(tree):
-        key: ast.AST | None = None
-        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
-            key = node.slice
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
-            key = node.args[0] if node.func.attr in ("setdefault", "putenv") else None
-        if isinstance(key, ast.Constant) and isinstance(key.value, str) and key.value.startswith("TORCH"):
-            return node.lineno  # type: ignore[attr-defined, no-any-return]
-    return 0

@@ -145,12 +145,7 @@ class LaunchPlan(JobTerms):
     @property
     def secrets(self) -> tuple[str, ...]:
         """Values that msrun writes and prints nowhere."""
-        found = (
-            value
-            for host in self.hosts
-            for program in host.program.all
-            for value in secret_values(program.args, host.common_env)
-        )
+        found = (value for host in self.hosts for value in secret_values(host.program.args, host.common_env))
         return tuple(dict.fromkeys([*found, *secret_values((), self.forwarded)]))
 
     def to_json(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from msrun.planning.hosts.assignment import UNKNOWN
 from msrun.planning.masking import mask_words, masked
-from msrun.planning.plan import HostPlan, LaunchPlan, WorkerPlan
+from msrun.planning.plan import LaunchPlan, WorkerPlan
 from msrun.planning.ranks import count_workers, fold_ranks
 from msrun.planning.settings import render_settings
 from msrun.planning.spec import format_size
@@ -88,15 +88,6 @@ def render_plan(plan: LaunchPlan, *, as_json: bool) -> str:
     return "\n".join([*lines, *(f"note: {note}" for note in plan.notes)])
 
 
-def _commands(host: HostPlan, world_size: int) -> list[tuple[str, str]]:
-    interpreter = (host.agent.python,) if host.agent else ()
-    lines = []
-    for program, ranks in host.program.ranks(world_size).items():
-        whose = f"  (ranks {fold_ranks(ranks)}, role {program.role})" if host.program.others else ""
-        lines.append(("command", shlex.join(mask_words(program.argv(*interpreter))) + whose))
-    return lines
-
-
 def _describe_job(plan: LaunchPlan) -> list[tuple[str, str]]:
     host = plan.hosts[0]
     target = f"device target {plan.device_target} ({plan.device_reason})"
@@ -104,7 +95,7 @@ def _describe_job(plan: LaunchPlan) -> list[tuple[str, str]]:
     limit = f"; of each worker's the newest {format_size(plan.log_max_bytes * plan.log_keep)} stay"
     return [
         ("job", f"{count_workers(plan.world_size)} on {hosts}, {target}"),
-        *_commands(host, plan.world_size),
+        ("command", shlex.join(mask_words(host.argv))),
         ("directory", host.working_directory),
         ("start method", f"{host.start_method}, preload: {', '.join(host.preload) or 'nothing'}"),
         ("rendezvous", _rendezvous(plan)),

@@ -45,50 +45,24 @@ class Program:
     passes_local_rank: bool = False
     """Whether the first argument is --local-rank=N, as of torch.distributed.launch."""
     role: str = DEFAULT_ROLE
-    """ROLE_NAME of its workers, which ROLE_RANK and ROLE_WORLD_SIZE count."""
-    first_rank: int = 0
-    """The first of the workers that run it, up to that of the next one."""
-    others: tuple[Program, ...] = ()
-    """Of a job of several programs, those of later ranks, in their order."""
-
-    @property
-    def all(self) -> tuple[Program, ...]:
-        return (self, *self.others)
+    """ROLE_NAME of its workers."""
 
     @property
     def is_python(self) -> bool:
-        return all(one.kind != "executable" for one in self.all)
-
-    def of_rank(self, global_rank: int) -> Program:
-        return next(one for one in reversed(self.all) if one.first_rank <= global_rank)
-
-    def ranks(self, world_size: int) -> dict[Program, range]:
-        ends = [*(one.first_rank for one in self.others), world_size]
-        return {one: range(one.first_rank, end) for one, end in zip(self.all, ends, strict=True)}
-
-    def role_of(self, global_rank: int, world_size: int) -> tuple[str, int, int]:
-        name = self.of_rank(global_rank).role
-        alike = [ranks for one, ranks in self.ranks(world_size).items() if one.role == name]
-        before = sum(min(len(ranks), max(0, global_rank - ranks.start)) for ranks in alike)
-        return name, before, sum(map(len, alike))
+        return self.kind != "executable"
 
     def of_worker(self, global_rank: int, local_rank: int, node_rank: int) -> Program:
         """Return what one worker runs, with its own arguments."""
-        if (own := self.of_rank(global_rank)) is not self:
-            return own.of_worker(global_rank, local_rank, node_rank)
         args = self.args
         if self.has_rank_args:
             numbers = {"rank": global_rank, "local_rank": local_rank, "node_rank": node_rank}
             args = tuple(with_numbers(arg, numbers) for arg in args)
         if self.passes_local_rank:
             args = (f"--local-rank={local_rank}", *args)
-        return self if args == self.args and not self.others else replace(self, args=args, others=())
+        return self if args == self.args else replace(self, args=args)
 
     def files(self, working_directory: Path) -> list[Path]:
         """Return the files whose imports workers want; a module is looked for in the working directory only."""
-        return [file for one in self.all for file in one._own_files(working_directory)]
-
-    def _own_files(self, working_directory: Path) -> list[Path]:
         if self.kind == "executable" or self.target == ONCE:
             return []
         if self.kind == "script":
@@ -105,12 +79,6 @@ class Program:
         if self.kind == "module":
             return [interpreter, "-m", self.target, *self.args]
         return [self.target, *self.args]
-
-
-def join_programs(programs: Sequence[tuple[Program, int]]) -> Program:
-    firsts = [sum(count for _, count in programs[:index]) for index in range(len(programs))]
-    placed = [replace(one, first_rank=first) for (one, _), first in zip(programs, firsts, strict=True)]
-    return replace(placed[0], others=tuple(placed[1:]))
 
 
 def with_numbers(text: str, numbers: Mapping[str, int]) -> str:

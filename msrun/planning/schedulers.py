@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -134,7 +134,7 @@ def _workers(environ: Environ, *names: str) -> Told[int] | None:
     return found if found and found.value else None
 
 
-def _check_count(count: Told[int] | None, hosts: list[str], variable: str) -> None:
+def _check_count(count: Told[int] | None, hosts: Sequence[str], variable: str) -> None:
     if count and len(hosts) != count.value:
         raise UsageError(
             f"{count.source}={count.value}: but {variable} has {len(hosts)} hosts; are these variables of another job? "
@@ -194,10 +194,10 @@ class Variables:
             return None
         return self.read(environ, host)
 
-    def read(self, environ: Environ, host: HostView) -> Surroundings:
-        """Return the job, whose variables have to be right."""
+    def read(self, environ: Environ, host: HostView, listed: Sequence[str] = ()) -> Surroundings:
+        """Return the job, whose variables have to be right; `listed`: what `hosts` holds in a form of its own."""
         self._check_tasks(environ)
-        hosts, node_num = environ.get(self.hosts, "").split(), _first_number(environ, *self.node_num, least=1)
+        hosts, node_num = listed or environ.get(self.hosts, "").split(), _first_number(environ, *self.node_num, least=1)
         _check_count(node_num if hosts else None, hosts, self.hosts)
         node_num = node_num or (Told(len(hosts), LISTED + self.hosts) if hosts else None)
         is_one = node_num is not None and node_num.value == 1
@@ -412,7 +412,7 @@ def find_slurm(environ: Environ, host: HostView) -> Surroundings | None:
         raise _once(found, "srun", "start it once per host (srun --ntasks-per-node=1 msrun ...)", tasks.value)
     with blamed_on(STEP_LIST):
         nodes = expand(environ[STEP_LIST])
-    job = SLURM.read({**environ, STEP_LIST: " ".join(nodes)}, host)
+    job = SLURM.read(environ, host, nodes)
     if job.node_rank is None:
         return replace(job, master_port=None, hint=hint)
     own = environ.get(NODE_NAME)
@@ -514,7 +514,7 @@ def find_sagemaker(environ: Environ, host: HostView) -> Surroundings | None:
     hosts, own = list(map(str, _json(environ, listed, list))), environ[current]
     if own not in hosts:
         raise UsageError(f"{current}={own}: is not in {listed}={environ[listed]}; give {OFF}")
-    return SAGEMAKER.read({**environ, listed: " ".join(hosts), current: str(hosts.index(own))}, host)
+    return SAGEMAKER.read({**environ, current: str(hosts.index(own))}, host, hosts)
 
 
 def find_vertex(environ: Environ, _host: HostView) -> Surroundings | None:
@@ -564,7 +564,7 @@ def find_volcano(environ: Environ, host: HostView) -> Surroundings | None:
         )
     listed, count = f"VC_{tasks[0]}_HOSTS", f"VC_{tasks[0]}_NUM"
     row = Variables(name=VOLCANO_PODS.name, node_rank=index, needed=(IN_POD,), node_num=(count,), hosts=listed)
-    return row.read({**environ, listed: environ[listed].replace(",", " ")}, host)
+    return row.read(environ, host, environ[listed].replace(",", " ").split())
 
 
 # -- those that have started msrun once, for one host ---------------------------------------------------------------

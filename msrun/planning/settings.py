@@ -22,7 +22,7 @@ import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
-from typing import Any, NoReturn
+from typing import Any
 
 from msrun import contract
 from msrun.errors import UsageError, near_miss
@@ -222,18 +222,12 @@ MAX_SHOWN_CHARS = 60
 MAX_DEPTH = 16
 """A job needs two levels; YAML readers call themselves for every further one."""
 
-_WHOLE = re.compile(r"[-+]?(0|[1-9][0-9]*)\Z")
 _YAML = "tag:yaml.org,2002:"
 _SCALAR_TAGS = frozenset(("bool", "int", "float", "str", "timestamp", "value"))
-
-
-_OWN = {
-    "version": make_option("version", "N  Of this form of file.", kind="whole number"),
-    "script": make_option("script", "FILE  The program."),
-    "args": make_option("args", "LIST  Its arguments.", kind="word", is_repeatable=True),
-    "module": make_option("module", "The script is a module."),
-    "env": make_option("env", "NAMES  Variables of the workers.", kind="variables"),
-}
+_SINGLE, _LIST, _MAPPING = "scalar", "sequence", "mapping"
+_REMEDY = {_SINGLE: "a single value", _LIST: "a list such as [a, b]", _MAPPING: "{NAME: value}"}
+_OWN = {"version": _SINGLE, "script": _SINGLE, "module": _SINGLE, "args": _LIST, "env": _MAPPING}
+"""What the file holds beside options -> its form."""
 
 
 @dataclass(frozen=True)
@@ -251,97 +245,90 @@ class JobConfig:
         return f"--config {self.source}, line {self.lines[name]}: {name}"
 
 
+class _Wrong(Exception):
+    """What is wrong, and in which line."""
+
+    def __init__(self, line: int, message: str) -> None:
+        super().__init__(f"line {line}: {message}")
+
+
 def parse_config(text: str, source: str, options: Mapping[str, Option]) -> JobConfig:
     """Read a file of settings at `source`, which may hold these options (UsageError)."""
-    reader = _Reader(source)
     try:
-        root = compose_yaml(text, max_depth=MAX_DEPTH)
+        return _read_config(compose_yaml(text, max_depth=MAX_DEPTH), source, options)
     except TextError as error:
-        reader.fail(error.line or 1, f"{error.problem}; {error.remedy}")
-    known = {**options, **_OWN}
+        raise UsageError(f"--config {source}, line {error.line or 1}: {error.problem}; {error.remedy}") from None
+    except _Wrong as error:
+        raise UsageError(f"--config {source}, {error}") from None
+
+
+def _read_config(root: Any, source: str, options: Mapping[str, Option]) -> JobConfig:
+    forms = {name: _LIST if one.is_repeatable else _SINGLE for name, one in options.items()} | _OWN
     values: dict[str, Any] = {}
     lines: dict[str, int] = {}
-    for key, line, node in reader.entries(root, "the file", dashes=True) if root is not None else ():
-        if key == "config":
-            reader.fail(line, "config: a file cannot name another one; give --config on the command line")
-        if key not in known:
-            reader.fail(line, f"{key}: no such setting{near_miss(key, known)}; msrun --help lists the options")
-        values[key], lines[key] = reader.value(key, line, node, known[key]), line
+    for name, line, node in _entries(root, "the file", lines) if root is not None else ():
+        if name == "config":
+            raise _Wrong(line, "config: a file cannot name another one; give --config on the command line")
+        if name not in forms:
+            raise _Wrong(line, f"{name}: no such setting{near_miss(name, forms)}; msrun --help lists the options")
+        if node.id == _MAPPING and name in options and options[name].kind == "JSON":
+            values[name] = json.dumps(_value(name, line, node, _MAPPING, is_nested=True))
+        else:
+            values[name] = _value(name, line, node, forms[name])
     if values.get("version", VERSION) != VERSION:
-        message = f"version {values['version']}: this msrun reads version {VERSION}; change the file or msrun"
-        reader.fail(lines["version"], message)
-    if alone := next((key for key in ("args", "module") if key in values and "script" not in values), ""):
-        reader.fail(lines[alone], f"{alone}: there is no script that it belongs to; add script: train.py")
-    module = str(values.get("module", "no"))
+        what = f"version {values['version']}: this msrun reads version {VERSION}"
+        raise _Wrong(lines["version"], f"{what}; change the file or msrun")
+    if alone := next((name for name in ("args", "module") if name in values and "script" not in values), ""):
+        raise _Wrong(lines[alone], f"{alone}: there is no script that it belongs to; add script: train.py")
+    module = values.get("module", "no")
     if module.lower() not in TRUE_WORDS + FALSE_WORDS:
-        reader.fail(lines["module"], f"module: {module!r}: give true or false")
+        raise _Wrong(lines["module"], f"module: {module!r}: give true or false")
     return JobConfig(
         source=source,
-        options={key: value for key, value in values.items() if key in options},
+        options={name: value for name, value in values.items() if name in options},
         lines=lines,
-        env=values.get("env", ()),
+        env=tuple(values.get("env", {}).items()),
         program=(values["script"], *values.get("args", ())) if "script" in values else (),
         is_module=read_truth(module),
     )
 
 
-class _Reader:
-    """Reads the nodes of one file; knows its name for messages."""
+def _entries(node: Any, what: str, lines: dict[str, int] | None = None) -> Iterator[tuple[str, int, Any]]:
+    """Yield name, line and value of a mapping, each name once; `lines`: of options, a_b or a-b, filled with theirs."""
+    if node.id != _MAPPING:
+        raise _Wrong(_line(node), f"{what}: {_found(node)}; give lines of NAME: value")
+    seen: dict[str, int] = {} if lines is None else lines
+    for name_node, value_node in node.value:
+        line = _line(name_node)
+        if name_node.id != _SINGLE or name_node.tag == _YAML + "merge":
+            raise _Wrong(line, f"{what}: {_found(name_node)} instead of a name; give NAME: value")
+        name = name_node.value if lines is None else name_node.value.replace("-", "_")
+        if name in seen:
+            raise _Wrong(line, f"{name}: given twice, first in line {seen[name]}; keep one")
+        seen[name] = line
+        yield name, line, value_node
 
-    def __init__(self, source: str) -> None:
-        self._source = source
 
-    def entries(self, node: Any, what: str, *, dashes: bool = False) -> Iterator[tuple[str, int, Any]]:
-        """Yield key, line and value of a mapping; a key may stand there once."""
-        if node.id != "mapping":
-            self.fail(_line(node), f"{what}: {_found(node)}; give lines of NAME: value")
-        seen: dict[str, int] = {}
-        for key_node, value_node in node.value:
-            line = _line(key_node)
-            if key_node.id != "scalar" or key_node.tag == _YAML + "merge":
-                self.fail(line, f"{what}: {_found(key_node)} instead of a name; give NAME: value")
-            key = key_node.value.replace("-", "_") if dashes else key_node.value
-            if key in seen:
-                self.fail(line, f"{key}: given twice, first in line {seen[key]}; keep one")
-            seen[key] = line
-            yield key, line, value_node
-
-    def value(self, key: str, line: int, node: Any, option: Option) -> Any:
-        if option.kind == "variables":
-            if node.id != "mapping":
-                self.fail(line, f"{key}: {_found(node)}; give {{NAME: value}}")
-            found = self.entries(node, key)
-            return tuple((name, self._letters(f"{key} {name}", at, value)) for name, at, value in found)
-        if option.kind == "JSON" and node.id == "mapping":
-            return json.dumps(self._plain(key, node))
-        if not option.is_repeatable:
-            return self._letters(key, line, node)
-        if node.id != "sequence":
-            self.fail(line, f"{key}: {_found(node)}; give a list such as [a, b]")
-        return [self._letters(key, _line(item), item) for item in node.value]
-
-    def _letters(self, key: str, line: int, node: Any) -> str:
-        """Return a single value as it is written; the command line's own readers decide whether it will do."""
-        tag = node.tag.removeprefix(_YAML)
-        if node.id != "scalar" or tag not in _SCALAR_TAGS:
-            remedy = ", '' for an empty one" if tag == "null" else ""
-            self.fail(line, f"{key}: {_found(node)}; give a single value{remedy}")
-        text = str(node.value)
-        if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):  # half of a pair, from an escape
-            self.fail(line, f"{key}: holds a character that no command line can; remove it")
-        return text
-
-    def _plain(self, key: str, node: Any) -> Any:
-        """Return a tree of a mapping as JSON has it; without aliases it is no larger than the file."""
-        if node.id == "mapping":
-            return {name: self._plain(key, value) for name, _, value in self.entries(node, key)}
-        if node.id == "sequence":
-            return [self._plain(key, item) for item in node.value]
-        letters = self._letters(key, _line(node), node)
-        return int(letters) if _WHOLE.match(letters) and not getattr(node, "style", None) else letters
-
-    def fail(self, line: int, message: str) -> NoReturn:
-        raise UsageError(f"--config {self._source}, line {line}: {message}")
+def _value(key: str, line: int, node: Any, form: str, *, is_nested: bool = False) -> Any:
+    """Return a node of this form, its single values as they are written: the command line's own readers decide whether
+    they will do. `is_nested`: what a mapping or list holds may be one, too.
+    """
+    tag = node.tag.removeprefix(_YAML)
+    if node.id != form or (form == _SINGLE and tag not in _SCALAR_TAGS):
+        remedy = ", '' for an empty one" if tag == "null" and form == _SINGLE else ""
+        raise _Wrong(line, f"{key}: {_found(node)}; give {_REMEDY[form]}{remedy}")
+    if form == _MAPPING:
+        return {
+            name: _value(f"{key} {name}", at, one, one.id if is_nested else _SINGLE, is_nested=is_nested)
+            for name, at, one in _entries(node, key)
+        }
+    if form == _LIST:
+        return [
+            _value(key, _line(one), one, one.id if is_nested else _SINGLE, is_nested=is_nested) for one in node.value
+        ]
+    if "\0" in node.value or any("\ud800" <= letter <= "\udfff" for letter in node.value):  # half of a pair
+        raise _Wrong(line, f"{key}: holds a character that no command line can; remove it")
+    return str(node.value)
 
 
 def _line(node: Any) -> int:
@@ -350,8 +337,8 @@ def _line(node: Any) -> int:
 
 def _found(node: Any) -> str:
     tag = node.tag.removeprefix(_YAML)
-    if node.id != "scalar":
-        return "a list" if node.id == "sequence" else "a mapping"
+    if node.id != _SINGLE:
+        return "a list" if node.id == _LIST else "a mapping"
     if tag not in _SCALAR_TAGS:
         return {"null": "no value", "merge": "a merge key (<<)"}.get(tag, f"the tag {tag}")
     text = node.value if len(node.value) <= MAX_SHOWN_CHARS else node.value[:MAX_SHOWN_CHARS] + "..."

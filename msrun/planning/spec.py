@@ -239,7 +239,7 @@ class JobTerms:
     interactive_rank: int | None = option(
         None,
         "[=RANK]  The terminal and standard input belong to this rank, by default 0: for breakpoint(), input() and "
-        "`... | msrun`. Its output is shown as it comes, and nobody is impatient.",
+        "`... | msrun`, on one host. Its output is shown as it comes, and nobody is impatient.",
         name="interactive",
         kind="rank",
         alone="0",
@@ -395,9 +395,6 @@ class LaunchSpec(JobTerms):
         name="raw",
     )
     has_times: bool = option(False, "Show the time before each line of a worker.", name="log_time")
-    merges_lines: bool = option(
-        False, "Show a line that all ranks of --tail_worker_log write once: [x8] line.", name="log_once"
-    )
     has_progress_line: bool = option(
         False, "On a terminal, show step, speed, loss and time left of rank 0 in one line.", name="progress"
     )
@@ -507,11 +504,9 @@ class LaunchSpec(JobTerms):
         return self.master_port or MEETING_PORT
 
 
-_LINES = "a rank's terminal shows all as it comes; give one"
-_BYTES = "that shows bytes, not lines; give one of the two"
 EXCLUSIVE = (
-    *((name, "interactive", _LINES) for name in ("log_split", "log_time", "log_once")),
-    *((name, "raw", _BYTES) for name in ("log_time", "log_once")),
+    *((name, "interactive", "a rank's terminal shows all as it comes; give one") for name in ("log_split", "log_time")),
+    ("log_time", "raw", "that shows bytes, not lines; give one of the two"),
 )
 
 
@@ -555,10 +550,10 @@ def check_spec(spec: LaunchSpec) -> None:
             f"--server_num {spec.server_num}: workers and parameter servers on several hosts know each other by the "
             "job's token: give --token_file or MSRUN_TOKEN on all hosts, or start the job with --hosts"
         )
-    if spec.interactive_rank is not None and spec.is_several:
+    if spec.interactive_rank is not None and (spec.is_several or spec.is_remote):
         raise UsageError(
-            f"--interactive={spec.interactive_rank}: not where msrun is started on each host, as each has a terminal "
-            "of its own; start the job from one with --hosts"
+            f"--interactive={spec.interactive_rank}: for a job on this host alone, whose terminal the rank gets; leave "
+            "out what names other hosts"
         )
     shown = [("--interactive=", spec.interactive_rank), *(("--tail_worker_log ", rank) for rank in spec.tail_ranks)]
     for option_name, rank in shown:

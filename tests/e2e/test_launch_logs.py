@@ -89,7 +89,7 @@ def test_last_line_of_a_worker_that_ends_hard_is_there_unless_blocks_were_asked_
     assert finished.log(0) == (b"" if is_lost else b"the last line\n")
 
 
-# -- --log_split, --log_time and --log_once ----------------------------------------------------------------------------
+# -- --log_split and --log_time ----------------------------------------------------------------------------------------
 
 TRAIN = """
 import os, sys
@@ -131,15 +131,6 @@ def test_a_failure_is_reported_from_the_log_that_has_the_traceback(msrun: JobRun
         assert "ValueError: no such data set" in job.stderr
     folders = [path for path in (cwd / "log_output").iterdir() if path.is_dir() and not path.is_symlink()]
     assert folders == [job.log_dir], "all that an earlier job wrote is removed with its folder"
-
-
-def test_a_line_of_all_ranks_is_shown_once(msrun: JobRunner, cwd: Path) -> None:
-    job = msrun.run("--worker_num=3", "--tail_worker_log=all", "--log_once", "train.py", cwd=cwd)
-    lines = job.stdout.decode().splitlines()
-    assert [line for line in lines if line.startswith("[x3] ")] == ["[x3] epoch 1", "[x3] to stderr"]
-    assert sorted(re.sub(r"\[.*:", "[", line) for line in lines if "[x3]" not in line) == [
-        f"[{rank}] rank {rank}" for rank in range(3)
-    ]
 
 
 # -- what workers write reaches a terminal as text, not as orders to it ------------------------------------------------

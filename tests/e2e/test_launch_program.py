@@ -1,4 +1,4 @@
-"""What a job runs: every form of SCRIPT with its arguments, a script from a pipe, several programs, a function."""
+"""What a job runs: every form of SCRIPT with its arguments, a script from a pipe, a function."""
 
 from __future__ import annotations
 
@@ -133,72 +133,15 @@ def test_arguments_are_the_ranks_own_when_that_is_asked_for(
     assert done.log(1).decode() == f"1 ['--local-rank={local}', 'data-1.bin', '{node}{{other}}'] __main__\n"
 
 
-SAYS = """
-import json, os, sys
-names = ("RANK", "WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE")
-with open("rank_" + os.environ["RANK"], "w") as file:
-    json.dump([os.path.basename(sys.argv[0]), sys.argv[1:], *(os.environ[name] for name in names)], file)
-"""
+def test_ranks_have_the_role_that_is_given(msrun: JobRunner, tmp_path: Path) -> None:
+    shows = ("sh", "-c", 'echo "$ROLE_NAME $ROLE_RANK $ROLE_WORLD_SIZE"')
+    assert msrun.run("--worker_num=2", "--role=actor", *shows, cwd=tmp_path).log(1) == b"actor 1 2\n"
 
 
-@pytest.fixture
-def programs(tmp_path: Path) -> Path:
-    for name in ("a.py", "b.py"):
-        (tmp_path / name).write_text(SAYS)
-    (tmp_path / "c.sh").write_text('#!/bin/sh\necho "$RANK $ROLE_NAME $*" > shell_$RANK\n')
-    (tmp_path / "c.sh").chmod(0o755)
-    return tmp_path
-
-
-def said(programs: Path) -> list[list[object]]:
-    return [json.loads(path.read_text()) for path in sorted(programs.glob("rank_*"))]
-
-
-@pytest.mark.parametrize("where", one_fast("--discover=False", "--rehearse=2x2"))
-def test_each_rank_runs_its_program_with_its_role(msrun: JobRunner, programs: Path, where: str) -> None:
-    words = ("-n", "1", "--role=actor", "a.py", "x", ":", "-n", "3", "--role=learner", "-m", "b", "y", ":", "z")
-    job = msrun.run(where, *words, cwd=programs)
-    assert job.code == 0, job.stderr
-    learners = [["b.py", ["y", ":", "z"], str(rank), "4", "learner", str(rank - 1), "3"] for rank in (1, 2, 3)]
-    assert said(programs) == [["a.py", ["x"], "0", "4", "actor", "0", "1"], *learners]
-
-
-@pytest.mark.slow
-def test_a_program_that_is_no_python_stands_beside_one_that_is(msrun: JobRunner, programs: Path) -> None:
-    job = msrun.run("-n", "2", "a.py", ":", "--worker_num=1", "./c.sh", "1", ":", "-np", "1", "b.py", cwd=programs)
-    assert job.code == 0, job.stderr
-    assert [found[0] for found in said(programs)] == ["a.py", "a.py", "b.py"]
-    assert [found[4:] for found in said(programs)] == [["default", str(rank), "4"] for rank in (0, 1, 3)]
-    assert (programs / "shell_2").read_text() == "2 default 1\n"
-
-
-def test_the_plan_names_the_ranks_of_each_program(msrun_here: RunHere, programs: Path) -> None:
-    words = ("-n", "1", "a.py", "--password=secret", ":", "-n", "3", "b.py", "--api_key=geheim")
-    plan = msrun_here("--dry_run", *words, cwd=programs).stdout.decode()
-    assert "a.py" in plan and "(ranks 0, role default)" in plan
-    assert "(ranks 1-3, role default)" in plan
-    assert "geheim" not in plan
-
-
-@pytest.mark.parametrize(
-    ("words", "remedy"),
-    [
-        (("a.py", ":", "-n", "1", "b.py"), "give each its number of workers"),
-        (("-n", "1", "a.py", ":", "-n", "0", "b.py"), "-n 0: give the number of workers"),
-        (("-n", "1", "a.py", ":", "-n", "2"), "give a number of workers and a program"),
-        (("-n", "1", "a.py", ":", "--role=x", "b.py"), "give a number of workers and a program"),
-        (("-n", "1", "a.py", ":", "-n", "1", "--grace=3", "b.py"), "--grace after a colon"),
-        (("-n", "1", "a.py", ":", "-n", "1", "d.py"), "d.py: no such file"),
-        (("-n", "1", "a.py", ":", "-n", "1", "b.py", ":", "-n", "x", "b.py"), "-n x: give the number"),
-    ],
-)
-def test_unreadable_program_is_refused(
-    msrun_here: RunHere, programs: Path, words: tuple[str, ...], remedy: str
-) -> None:
-    job = msrun_here(*words, cwd=programs)
+def test_a_second_program_is_refused(msrun_here: RunHere, tmp_path: Path) -> None:
+    job = msrun_here("-n", "1", "true", ":", "-n", "3", "true", cwd=tmp_path)
     assert (job.code, len(job.stderr.splitlines())) == (2, 1)
-    assert remedy in job.stderr
-    assert not list(programs.glob("rank_*"))
+    assert "a job has one program; let a script choose by RANK" in job.stderr
 
 
 # -- `msrun.run`: a function on all ranks from Python; what they return, what they raise, and how the job ends -----

@@ -118,7 +118,7 @@ WRONG = {
         r"--log_max_bytes big: not a size; give bytes, or .* such as 100M",
     ),
     "log number": (["--log_keep=all", "train.py"], r"--log_keep: 'all' is not a valid integer"),
-    "once and raw": (["--log_once", "--raw", "train.py"], r"that shows bytes"),
+    "time and raw": (["--log_time", "--raw", "train.py"], r"that shows bytes"),
     "time at a terminal": (["--log_time", "--interactive", "train.py"], r"a rank's terminal shows all"),
     "terminal of no rank": (
         ["--worker_num=2", "--interactive=2", "train.py"],
@@ -131,7 +131,7 @@ WRONG = {
     ),
     "terminal of several": (
         ["--worker_num=2", "--local_worker_num=1", "--master_addr=10.0.0.1", "--interactive", "train.py"],
-        r"--interactive=0: not where msrun is started on each host",
+        r"--interactive=0: for a job on this host alone",
     ),
     "warm servers and a script": (["--warm=stop", "train.py"], r"--warm=stop: ends what earlier jobs have left; leave"),
     "warm for no time": (["--warm_time=0", "train.py"], r"--warm_time 0: must be more than 0 seconds"),

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from job_runner import JobRunner
@@ -23,14 +23,11 @@ DEADLINE_S = 30.0
 class Terminal:
     """A job on a pseudo-terminal that it leads, as a shell's foreground job does."""
 
-    def __init__(
-        self, msrun: JobRunner, cwd: Path, *words: str, prefix: Sequence[str] = (), env: Mapping[str, str] | None = None
-    ) -> None:
-        """`prefix`: before the command, as to run it in a network namespace."""
+    def __init__(self, msrun: JobRunner, cwd: Path, *words: str, env: Mapping[str, str] | None = None) -> None:
         self._master, slave = pty.openpty()
         self.text = b""
         self.process = subprocess.Popen(
-            [*prefix, sys.executable, "-m", "msrun", *words],
+            [sys.executable, "-m", "msrun", *words],
             cwd=cwd,
             env=msrun.environ({"TERM": "xterm", "COLUMNS": "120", **(env or {})}),
             stdin=slave,

@@ -8,7 +8,7 @@ import math
 import os
 import re
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -170,10 +170,10 @@ def read_excerpt(path: Path) -> list[str]:
 
 
 READ_BYTES = 1 << 20
-MAX_HELD_BYTES = 1 << 20  # a line longer than this is shown in pieces
-STATE_S = 3.0  # how often a progress bar that cannot be drawn in place becomes a line of its own
-WAIT_S = 0.5  # how long a line waits for the same line of other ranks
-MAX_WAITING = 1000  # lines of a rank; with more the first one waits no longer
+MAX_HELD_BYTES = 1 << 20
+"""A line longer than this is shown in pieces."""
+STATE_S = 3.0
+"""How often a progress bar that cannot be drawn in place becomes a line of its own."""
 
 
 class Cutter:
@@ -293,39 +293,3 @@ class LogTail:
                 return pieces
             size_bytes += len(data)
             pieces += self.cutter.feed(data)
-
-
-class MergedLines:
-    """Of the lines that several workers write, those that all of them write, once: each rank's are held in their order
-    until the others have written them, too, or have not in WAIT_S.
-    """
-
-    def __init__(self, ranks: Collection[int]) -> None:
-        self._waiting: dict[int, deque[tuple[bytes, float]]] = {rank: deque() for rank in ranks}
-
-    def add(self, global_rank: int, lines: Collection[bytes], now: float) -> None:
-        self._waiting[global_rank] += [(line, now) for line in lines]
-
-    def take(self, now: float, *, at_end: bool = False) -> list[tuple[int | None, bytes]]:
-        """Return what is to be shown now: a rank and its line, or None and a line of all; `at_end`: no more come."""
-        shown: list[tuple[int | None, bytes]] = []
-        queues = self._waiting
-        while True:
-            heads = {rank: queue[0] for rank, queue in queues.items() if queue}
-            lines = {line for line, _ in heads.values()}
-            if len(heads) == len(queues) and len(lines) == 1:
-                shown.append((None, lines.pop()))
-                for queue in queues.values():
-                    queue.popleft()
-                continue
-            ready = [
-                rank
-                for rank, (_, since) in heads.items()
-                if at_end or now - since >= WAIT_S or len(queues[rank]) > MAX_WAITING
-            ]
-            if not ready:
-                return shown
-            # one that others have, too, further on, comes after what stands before it there
-            everywhere = set.intersection(*({line for line, _ in queue} for queue in queues.values()))
-            rank = next((rank for rank in ready if heads[rank][0] not in everywhere), ready[0])
-            shown.append((rank, queues[rank].popleft()[0]))

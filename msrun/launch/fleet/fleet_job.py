@@ -6,7 +6,6 @@ port for that.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import secrets
@@ -40,7 +39,6 @@ from msrun.launch.job import JobResult
 from msrun.launch.preflight.fleet_checks import FAR_SKEW_S, describe_skew
 from msrun.launch.rank_table_file import write_rank_table
 from msrun.launch.remote.logs import LogCollector, own_logs
-from msrun.launch.terminal import UserTerminal
 from msrun.launch.transport.opener import HostOpener
 from msrun.planning.hosts.assignment import MAX_FAILURES
 from msrun.planning.hosts.forwarded import forwarded_environment
@@ -133,12 +131,10 @@ class FleetRun:
         logs: LogCollector,
         on_directory: Callable[[], None] = lambda: None,
         *,
-        terminal: UserTerminal | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`terminal`: it, or standard input, belongs to a rank; closed by the caller."""
         self._job, self._spec, self._ready, self._logs, self._on_directory = job, spec, ready, logs, on_directory
-        self._agents, self._events, self._clock, self._terminal = job.hosts.agents, job.events, clock, terminal
+        self._agents, self._events, self._clock = job.hosts.agents, job.events, clock
         self._plans = HostPlans(spec, job.job_id, forwarded_environment(job.caller, spec.forward_env), self._check_own)
         self._results: dict[int, JobFailure | None] = {}
         self._survivors: list[int] = []
@@ -154,8 +150,6 @@ class FleetRun:
         """The plan of the job on these hosts; None as long as not all have said what they will run."""
         self._started_at = self._clock()
         self._display: Console | None = None
-        if terminal is not None:
-            self._agents.stop_self = terminal.stop_process
         self._ranks = ranks_of_hosts(spec)
         policy, has_begun = RestartPolicy.of(spec), spec.first_attempt > 0
         self.coordinator = Coordinator(job.job_id, self._ranks, policy, has_begun=has_begun, pool=job.hosts.pool)
@@ -199,8 +193,6 @@ class FleetRun:
             "event": lambda node, m: self._record.note(node, str(m["moment"]), m["fields"]),
             **dict.fromkeys(REPORTS, self._on_report),
             "result": self._on_result,
-            "shown": lambda node, m: self._terminal_of(node).show(base64.b64decode(m["data"], validate=True)),
-            "taken": lambda node, m: self._terminal_of(node).taken(int(m["count"])),
             "logs_end": lambda node, _: self._ended.add(node),
             "broken": lambda node, m: self._lose(node, self._agents.explain_loss(m, node), is_ended=False),
             "lost": lambda node, m: self._lose(node, self._agents.explain_loss(m, node)),
@@ -245,7 +237,7 @@ class FleetRun:
             self._fail(UsageError(f"--log_dir {plan.log_dir}: cannot write {error.filename} ({error.strerror})"))
         except UsageError as error:
             self._fail(error)
-        self._display = Console(self._spec, plan, job.faults, quiet=job.quiet, terminal=self._terminal)
+        self._display = Console(self._spec, plan, job.faults, quiet=job.quiet)
         try:
             self._display.open_metrics()
         except UsageError as error:
@@ -256,11 +248,6 @@ class FleetRun:
         for note in (*self._ready.warnings, *plan.notes):
             job.say(note)
         self._on_directory()
-
-    def _terminal_of(self, node_rank: int) -> UserTerminal:
-        if self._terminal is None or self._spec.interactive_rank not in self._ranks[node_rank]:
-            raise ValueError("no rank of it has the terminal")
-        return self._terminal
 
     def _on_report(self, node_rank: int, message: Message) -> None:
         orders, clock_s = [], float(message.get("clock_s", 0.0))
@@ -446,8 +433,7 @@ class FleetJob:
                 self._say_choice(str(error))
                 return None, lost
             return self._end_with_too_few(str(error)), []
-        terminal = self._user_terminal(spec, stack)
-        run = FleetRun(self, spec, ready, logs, on_directory if self._plan is None else lambda: None, terminal=terminal)
+        run = FleetRun(self, spec, ready, logs, on_directory if self._plan is None else lambda: None)
         if isinstance(hosts, JoinedHosts):
             hosts.run_of_job = run
         run.start()
@@ -469,7 +455,7 @@ class FleetJob:
         return None, [*lost, *late]
 
     def _asked(self) -> LaunchSpec:
-        spec, chosen, rank = self._spec, self.hosts.pool.chosen, self._spec.interactive_rank
+        spec, chosen = self._spec, self.hosts.pool.chosen
         worker_num = sum(entry.slots for entry in chosen)
         return replace(
             spec,
@@ -477,25 +463,12 @@ class FleetJob:
             spares=self.hosts.pool.waiting,
             worker_num=worker_num,
             tail_ranks=tuple(rank for rank in spec.tail_ranks if rank < worker_num),
-            interactive_rank=rank if rank is not None and rank < worker_num else None,
             max_restarts=spec.max_restarts - self._restarts,
             first_attempt=self._restarts,
             master_addr=spec.master_addr if chosen[0] == spec.host_entries[0] else NO_ADDRESS,
             node_rank=chosen.index(spec.host_entries[spec.node_rank]) if spec.is_joined else spec.node_rank,
             table_hosts=spec.table_hosts if chosen == spec.host_entries else (),
         )
-
-    def _user_terminal(self, spec: LaunchSpec, stack: contextlib.ExitStack) -> UserTerminal | None:
-        rank, agents = spec.interactive_rank, self.hosts.agents
-        if rank is None:
-            return None
-        node = next(node for node, ranks in ranks_of_hosts(spec).items() if rank in ranks)
-
-        def send(kind: str, **fields: object) -> None:  # by the terminal's own thread
-            agents.loop.call(partial(agents.links[node].send, kind, **fields))
-
-        terminal = UserTerminal(rank, self.say, send, has_terminal=spec.has_terminal)
-        return stack.enter_context(terminal)
 
     def _end_with_too_few(self, why: str) -> JobResult:
         assert self._plan is not None, "there was a start before"

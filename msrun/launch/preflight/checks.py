@@ -208,14 +208,15 @@ def _look_at_program(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
     from importlib.machinery import PathFinder
     from importlib.util import find_spec
 
-    here = spec.working_directory
-    for name in (program.target for program in spec.program.all if program.kind == "module"):
-        top, is_there = name.partition(".")[0], None
+    here, program = spec.working_directory, spec.program
+    if program.kind == "module":
+        top, is_there = program.target.partition(".")[0], None
         with contextlib.suppress(ValueError):  # a name that cannot be looked for
             is_there = PathFinder.find_spec(top, [str(here)]) or find_spec(top)  # which asks import hooks, too
         if is_there is None or top == "__main__":  # that is msrun itself
-            raise UsageError(f"-m {name}: no module {top} in {here} or on Python's path; check the name or --chdir")
-    return Finding("ok", "program", ", ".join(f"{one.kind} {one.target}" for one in spec.program.all))
+            where = f"no module {top} in {here} or on Python's path"
+            raise UsageError(f"-m {program.target}: {where}; check the name or --chdir")
+    return Finding("ok", "program", f"{program.kind} {program.target}")
 
 
 def _look_at_log_dir(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:

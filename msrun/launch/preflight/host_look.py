@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
@@ -100,8 +99,6 @@ def read_sources(program: Program, working_directory: Path) -> list[tuple[str, s
     """Return name, relative to its folder, and SHA-256 of the program and of its own modules; empty for a module that
     is not found, built in, or in an archive (OSError: the program cannot be read).
     """
-    if program.others:
-        return [source for one in program.all for source in read_sources(replace(one, others=()), working_directory)]
     main = folder = working_directory
     if program.kind != "module":
         main = working_directory / program.target
@@ -217,9 +214,8 @@ def _read_program(spec: LaunchSpec) -> tuple[tuple[str, str], ...]:
     except OSError as error:
         text = f"{program.target}: {error.strerror}; copy it there, or use a disk that all hosts share"
         raise UsageError(text) from None
-    for one in program.all:
-        if one.kind == "executable" and not os.access(one.target, os.X_OK):
-            raise UsageError(f"{one.target}: is not executable there; run chmod +x {one.target}")
+    if program.kind == "executable" and not os.access(program.target, os.X_OK):
+        raise UsageError(f"{program.target}: is not executable there; run chmod +x {program.target}")
     return sources
 
 

@@ -4,10 +4,8 @@ Messages (`remote.launcher_link` has those of the connection itself, `cluster.co
     launcher -> agent   job {HostJob}      listen {address, port}   reach {address, port}
                         plan and run {part: HostPart}
                         signal {signum}    pause {}    resume {}    bye {}
-                        input, input_end and window of `agent.processes.terminal`
     agent -> launcher   checked {report}   listening {port, error}   reached {result}
                         planned {host, notes, target, logs}    event {moment, fields}    log {...}
-                        shown {data in base64}    taken {count}
                         logs_end {}    result {failure, survivors}      error {text, exit_code, traceback}
                         fault {text, traceback}
 """
@@ -53,7 +51,7 @@ class LauncherReport(Observer):
 
     def __init__(self, link: LauncherLink, plan: LaunchPlan, logs: LogSender | None) -> None:
         """`logs`: None where they stay on this host."""
-        self._link = self.user = link
+        self._link = link
         self.stop_self: Callable[[], None] | None = None
         self._logs = logs
         tell_plan(link, plan, logs.names if logs else [])

@@ -8,7 +8,6 @@ longer.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import os
 import selectors
@@ -20,7 +19,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from msrun.agent.processes.terminal import TERMINAL_SAYS
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.coordinator import ORDERS
 from msrun.cluster.messages import Message, await_input
@@ -88,8 +86,6 @@ class LauncherLink(Link):
         what the job is told when it has gone, from what it has done; None = a launcher that has started this agent."""
         super().__init__(EventLoop(1, self._tell_fault, name="msrun-launcher-link", clock=clock), clock)
         self._inbox = Inbox()
-        self.said = Inbox()
-        """What the user's terminal says, for the rank that it belongs to: with `show` and `taken` a `UserEnd`."""
         self.orders = Inbox()  # what the coordinator says, for the job; `lost` when no launcher has come in time
         self._listener: socket.socket | None = None
         self._next_log: Callable[[], Message | None] | None = None
@@ -118,13 +114,6 @@ class LauncherLink(Link):
 
     def pass_on(self, message: Message) -> None:
         self.loop.call(partial(self._say, message))
-
-    def show(self, data: bytes) -> None:
-        """Have the user see what a rank has written to its terminal."""
-        self.send("shown", data=base64.b64encode(data).decode("ascii"))
-
-    def taken(self, count: int) -> None:
-        self.send("taken", count=count)
 
     def wait(self, timeout_s: float | None = None) -> Message | None:
         """Return the launcher's next wish; None after the time, or when there is no launcher any more."""
@@ -195,7 +184,7 @@ class LauncherLink(Link):
         self.loop.call(self._hang_up)
         self.loop.close(time.monotonic() + 1.0)
         if self.loop.has_ended:
-            for inbox in (self.orders, self.said, self._inbox):
+            for inbox in (self.orders, self._inbox):
                 inbox.close()
             if self._listener is not None:
                 self._listener.close()
@@ -267,8 +256,6 @@ class LauncherLink(Link):
             self._signal(int(message["signum"]))
         elif kind in ORDERS:
             self.orders.post(message)
-        elif kind in TERMINAL_SAYS:
-            self.said.post(message)
         elif kind in ("pause", "resume"):
             (self.goes_on.clear if kind == "pause" else self.goes_on.set)()
             self._signal(signal.SIGTSTP if kind == "pause" else signal.SIGCONT)

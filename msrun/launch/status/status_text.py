@@ -29,33 +29,40 @@ from msrun.planning.spec import parse_tail
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.table import Table
 
 Value = TypeVar("Value", int, float)
 Row = Mapping[str, str]
 """Heading -> cell."""
 MAX_ROWS = 64
 """More workers than this are shown as groups of equal host and state; more groups than this, of equal state alone."""
+MAX_RANKS = 32
+"""The same as the job goes on: with one row for each host."""
 MAX_RUNS = 6
 """More runs of ranks than this are cut short."""
+WAIT_S = 5.0
+"""A worker that has been waiting in a collective for this long is shown as one that waits."""
 GAP = "  "
 NONE = "-"
+_COLOURS = {"red": ("failed", "lost"), "yellow": ("wait", "stopped"), "green": ("running", "done")}
+"""Of a worker's state, by the words in it."""
+_CODES = {"bold": 1, "red": 31, "green": 32, "yellow": 33}
 
 
-def render_status(status: JobStatus, width: int | None = None) -> str:
-    """Return the status without a last newline; `width`: columns of a terminal; None: plain, each row on one line."""
-    are_groups = len(status.rows) > MAX_ROWS
-    groups = {str(row.global_rank): [row] for row in status.rows}
-    if are_groups:
-        groups = group_rows(status.rows, lambda row: f"{row.host}\n{row.state}")
-    if len(groups) > MAX_ROWS:
-        groups = group_rows(status.rows, lambda row: row.state)
-    head, rows = head_lines(status), [_row(rows, status.now, is_group=are_groups) for rows in groups.values()]
-    if width is not None:
-        return _render_rich(status, head, rows, width)
-    return "\n".join(
-        [*head, *(render_columns({name: [row[name] for row in rows] for name in rows[0]}) if rows else [])]
-    )
+def render_status(status: JobStatus, *, has_colours: bool = False) -> str:
+    """Return the status without a last newline, each row on one line."""
+    rows = _table(status, MAX_ROWS, _COLUMNS, lambda row: f"{row.host}\n{row.state}", lambda row: row.state)
+    lines = render_columns({name: [row[name] for row in rows] for name in rows[0]}) if rows else []
+    head = head_lines(status)
+    if has_colours:
+        head[0] = f"\x1b[{_CODES[STATE_COLOURS.get(status.state, 'bold')]}m{head[0]}\x1b[m"
+        for index, colour in enumerate(map(_colour, rows), 1):
+            if colour in ("red", "yellow"):
+                lines[index] = f"\x1b[{_CODES[colour]}m{lines[index]}\x1b[m"
+    return "\n".join([*head, *lines])
+
+
+def _colour(row: Row) -> str:
+    return next((one for one, words in _COLOURS.items() if any(word in row["state"] for word in words)), "")
 
 
 def head_lines(status: JobStatus) -> list[str]:
@@ -89,25 +96,22 @@ def render_jobs(found: Sequence[JobStatus]) -> str:
     return "\n".join(render_columns(columns))
 
 
-def _row(rows: Sequence[WorkerRow], now: float, *, is_group: bool) -> Row:
-    hosts = sorted({row.host for row in rows})
-    ages = span_of([max(0.0, now - row.log_at) for row in rows if row.log_at is not None], describe_span)
-    return {
-        "ranks" if is_group else "rank": fold(rows),
-        "host": one_line(hosts[0]) if len(hosts) == 1 else f"{len(hosts)} hosts",
-        **({"workers": str(len(rows))} if is_group else {"pid": str(rows[0].pid or NONE)}),
-        "state": one_line(rows[0].state),
-        "last log": ages if ages == NONE else f"{ages} ago",
-        "step": span_of([row.step for row in rows], str),
-        "loss": span_of([row.loss for row in rows], "{:.6g}".format),
-    }
-
-
-def group_rows(rows: Iterable[WorkerRow], key: Callable[[WorkerRow], str]) -> dict[str, list[WorkerRow]]:
-    groups: dict[str, list[WorkerRow]] = {}
-    for row in rows:
-        groups.setdefault(key(row), []).append(row)
-    return groups
+def _table(
+    status: JobStatus,
+    most: int,
+    columns: Sequence[str],
+    *keys: Callable[[WorkerRow], str],
+    cores: Mapping[int, float] | None = None,
+) -> list[Row]:
+    """Return a row for each worker, or for those with an equal key, of the first that makes no more than `most`."""
+    groups: dict[str, list[WorkerRow]] = {str(row.global_rank): [row] for row in status.rows}
+    for key in keys:
+        if len(groups) > most:
+            groups = {}
+            for row in status.rows:
+                groups.setdefault(key(row), []).append(row)
+    is_group = len(groups) < len(status.rows)
+    return [_cells(group, status, columns, cores, is_group=is_group) for group in groups.values()]
 
 
 def fold(rows: Iterable[WorkerRow]) -> str:
@@ -120,39 +124,6 @@ def span_of(values: Sequence[Value | None], describe: Callable[[Value], str]) ->
     known = [value for value in values if value is not None]
     low, high = (describe(min(known)), describe(max(known))) if known else (NONE, NONE)
     return low if low == high else f"{low} to {high}"
-
-
-def _render_rich(status: JobStatus, head: Sequence[str], rows: Sequence[Row], width: int) -> str:
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(file=io.StringIO(), force_terminal=True, width=width)
-    for style, line in itertools.zip_longest([STATE_COLOURS.get(status.state, "bold")], head, fillvalue=""):
-        console.print(Text(line, style=style), soft_wrap=True)
-    if rows:
-        console.print(make_table(rows, wraps=True))
-    text: str = console.file.getvalue()  # type: ignore[attr-defined]
-    return text.rstrip("\n")
-
-
-def make_table(rows: Sequence[Row], *, wraps: bool) -> Table:
-    """Return a table of rich's, without lines; `wraps`: long cells go on below, else the last column is cut."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, padding=(0, len(GAP), 0, 0), header_style="bold")
-    for name in rows[0]:
-        justify, is_cut = "right" if name in _NUMBERS and not wraps else "left", not wraps and name != "last line"
-        table.add_column(name, no_wrap=is_cut, justify=justify, min_width=0 if wraps else _WIDTHS.get(name))  # type: ignore[arg-type]
-    for row in rows:
-        colour = next((one for one, words in _COLOURS.items() if any(word in row["state"] for word in words)), "")
-        table.add_row(
-            *(
-                Text(cell, colour if name == "state" else "", no_wrap=name == "last line", overflow="ellipsis")
-                for name, cell in row.items()
-            )
-        )
-    return table
 
 
 def describe_span(seconds: float) -> str:
@@ -218,12 +189,6 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
 
 
-MAX_RANKS = 32
-"""More workers than this are shown with one row for each host."""
-WAIT_S = 5.0
-"""A worker that has been waiting in a collective for this long is shown as one that waits."""
-
-
 class LiveTable:
     """Makes the rows of one look after the other; it remembers the last one, for the share of a core in use."""
 
@@ -239,43 +204,53 @@ class LiveTable:
             if pid in self._last and at > self._last[pid][1]
         }
         self._last = now
-        if len(status.rows) <= MAX_RANKS:
-            return [_live_row([row], status, cores) for row in status.rows]
-        hosts = group_rows(status.rows, lambda row: row.host)
-        return [_live_row(rows, status, cores, is_host=True) for rows in hosts.values()]
+        return _table(status, MAX_RANKS, _LIVE_COLUMNS, lambda row: row.host, cores=cores)
 
 
-def _live_row(
-    rows: Sequence[WorkerRow], status: JobStatus, cores: Mapping[int, float], *, is_host: bool = False
+_COLUMNS = ("pid", "state", "last log", "step", "loss")
+_LIVE_COLUMNS = ("activity", "of steps", "steps/s", "live loss", "CPU", "memory", "last line")
+
+
+def _cells(
+    rows: Sequence[WorkerRow],
+    status: JobStatus,
+    columns: Sequence[str],
+    cores: Mapping[int, float] | None,
+    *,
+    is_group: bool,
 ) -> Row:
-    used = [cores[row.pid] for row in rows if row.pid in cores]
+    """Return ranks, host and these columns of a worker, or of a group; `cores`: share in use, by process id."""
+    first, hosts = rows[0], sorted({row.host for row in rows})
+    used = [cores[row.pid] for row in rows if row.pid in cores] if cores else []
     mib = sum(row.usage.memory_bytes for row in rows if row.usage) / (1 << 20)
-    step, state = span_of([row.step for row in rows], str), rows[0].state
-    newest = max(rows, key=lambda row: row.log_at or 0.0)
-    last_line = newest.last_line
-    if is_host:
-        states = Counter("waiting" if _is_waiting(row, status) else row.state.partition(": ")[0] for row in rows)
-        state = ", ".join(f"{count} {state}" for state, count in states.items())
-        last_line = last_line and f"[{newest.global_rank}] {last_line}"
-    else:
-        step = f"{step}/{rows[0].progress.total}" if rows[0].progress.total else step
-        if _is_waiting(rows[0], status):
-            state = f"waits {describe_span(rows[0].waits_s(status.clock) or 0.0)}"
-    return {
-        "ranks" if is_host else "rank": fold(rows),
-        "host": one_line(rows[0].host),
-        "state": one_line(state),
-        "step": step,
-        "steps/s": span_of([row.steps_per_s for row in rows], "{:.4g}".format),
-        "loss": span_of([row.loss for row in rows], "{:.4g}".format),
-        "CPU": f"{sum(used):.0%}" if used else NONE,
-        "memory": NONE if not mib else f"{mib:.0f} MiB" if mib < 1000 else f"{mib / 1024:.1f} GiB",
-        "last line": one_line(last_line),
+    step, newest = span_of([row.step for row in rows], str), max(rows, key=lambda row: row.log_at or 0.0)
+    ages = span_of([max(0.0, status.now - row.log_at) for row in rows if row.log_at is not None], describe_span)
+    counts = Counter(_activity(row, status, is_long=not is_group) for row in rows)
+    activity = ", ".join(f"{count} {state}" if is_group else state for state, count in counts.items())
+    prefix = f"[{newest.global_rank}] " if is_group and newest.last_line else ""
+    found = {
+        "pid": ("workers", str(len(rows))) if is_group else ("pid", str(first.pid or NONE)),
+        "state": ("state", one_line(first.state)),
+        "activity": ("state", one_line(activity)),
+        "last log": ("last log", ages if ages == NONE else f"{ages} ago"),
+        "step": ("step", step),
+        "of steps": ("step", f"{step}/{first.progress.total}" if first.progress.total and not is_group else step),
+        "steps/s": ("steps/s", span_of([row.steps_per_s for row in rows], "{:.4g}".format)),
+        "loss": ("loss", span_of([row.loss for row in rows], "{:.6g}".format)),
+        "live loss": ("loss", span_of([row.loss for row in rows], "{:.4g}".format)),
+        "CPU": ("CPU", f"{sum(used):.0%}" if used else NONE),
+        "memory": ("memory", NONE if not mib else f"{mib:.0f} MiB" if mib < 1000 else f"{mib / 1024:.1f} GiB"),
+        "last line": ("last line", one_line(prefix + newest.last_line)),
     }
+    host = one_line(hosts[0]) if len(hosts) == 1 else f"{len(hosts)} hosts"
+    return {"ranks" if is_group else "rank": fold(rows), "host": host, **dict(found[name] for name in columns)}
 
 
-def _is_waiting(row: WorkerRow, status: JobStatus) -> bool:
-    return row.state == WorkerState.RUNNING.value and (row.waits_s(status.clock) or 0.0) >= WAIT_S
+def _activity(row: WorkerRow, status: JobStatus, *, is_long: bool) -> str:
+    waits_s = row.waits_s(status.clock) or 0.0
+    if row.state == WorkerState.RUNNING.value and waits_s >= WAIT_S:
+        return f"waits {describe_span(waits_s)}" if is_long else "waiting"
+    return row.state if is_long else row.state.partition(": ")[0]
 
 
 TERMINAL_S = 1.0
@@ -288,11 +263,6 @@ _WIDTHS = {"state": 8, "steps/s": 7, "loss": 9, "CPU": 5, "memory": 8}
 _NUMBERS = ("step", "steps/s", "loss", "CPU", "memory")
 _VOLATILE = ("CPU", "memory")
 """Columns that change all the time: a row in which nothing else has changed is not shown again."""
-_COLOURS = {"red": ("failed", "lost"), "yellow": ("wait", "stopped"), "green": ("running", "done")}
-"""Of a worker's state, by the words in it."""
-
-Show = Callable[[JobStatus], None]
-"""Shows the job as it is now."""
 
 
 def watch_status(log_dir: Path, interval_s: float | None, *, as_json: bool) -> int:
@@ -356,7 +326,7 @@ def _lasting(row: Row) -> Row:
 
 
 @contextlib.contextmanager
-def rich_table() -> Iterator[Show]:
+def rich_table() -> Iterator[Callable[[JobStatus], None]]:
     """One table on a terminal, redrawn in place; the last one stays. The cursor stays visible, whatever ends us."""
     from rich.console import Console
     from rich.live import Live
@@ -369,14 +339,26 @@ def rich_table() -> Iterator[Show]:
 
 def draw(status: JobStatus, rows: Sequence[Row]) -> RenderableType:
     from rich.console import Group
+    from rich.table import Table
     from rich.text import Text
 
+    table = Table(box=None, pad_edge=False, padding=(0, len(GAP), 0, 0), header_style="bold")
+    for name in rows[0] if rows else ():
+        justify = "right" if name in _NUMBERS else "left"
+        table.add_column(name, no_wrap=name != "last line", justify=justify, min_width=_WIDTHS.get(name))  # type: ignore[arg-type]
+    for row in rows:
+        colours = {"state": _colour(row)}
+        cells = (
+            Text(cell, colours.get(name, ""), no_wrap=name == "last line", overflow="ellipsis")
+            for name, cell in row.items()
+        )
+        table.add_row(*cells)
     styles = [STATE_COLOURS.get(status.state, "bold")]
     head = [
         Text(line, style, no_wrap=True, overflow="ellipsis")
         for line, style in itertools.zip_longest(head_lines(status), styles, fillvalue="")
     ]
-    return Group(*head, make_table(rows, wraps=False)) if rows else Group(*head)
+    return Group(*head, table) if rows else Group(*head)
 
 
 LOGS = "msrun logs"

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import click
 import pytest
@@ -16,10 +15,9 @@ from hypothesis import strategies as st
 from job_runner import REPOSITORY
 
 from msrun.cli import command, main
-from msrun.cli.commands import install_completion
 from msrun.cli.options import GROUPS, MOST_USED, OPTIONS
 from msrun.cli.words import normalise
-from msrun.errors import UsageError, near_miss
+from msrun.errors import near_miss
 
 
 @pytest.mark.parametrize(
@@ -148,25 +146,3 @@ def complete(*words: str) -> list[str]:
 )
 def test_options_values_and_files_are_proposed(words: str, proposed: str) -> None:
     assert complete(*words.split()) == [proposed]
-
-
-@pytest.mark.parametrize(
-    ("shell", "place", "words"),
-    [
-        ("bash", ".local/share/bash-completion/completions/msrun", "complete -o nosort -F _msrun_completion msrun"),
-        ("zsh", ".zfunc/_msrun", "#compdef msrun"),
-        ("fish", ".config/fish/completions/msrun.fish", "function _msrun_completion"),
-    ],
-)
-def test_script_is_written_where_the_shell_looks(tmp_path: Path, shell: str, place: str, words: str) -> None:
-    text = install_completion(command, "auto", {"HOME": str(tmp_path), "SHELL": f"/usr/bin/{shell}"})
-    assert words in (tmp_path / place).read_text()
-    assert f"wrote {tmp_path / place}" in text
-    assert install_completion(command, shell, {"HOME": str(tmp_path)}) == text
-
-
-@pytest.mark.parametrize("environ", [{"SHELL": "/bin/tcsh"}, {}])
-def test_other_shells_are_refused(environ: dict[str, str], tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"not one of bash, zsh, fish; give one"):
-        install_completion(command, "auto", {"HOME": str(tmp_path), **environ})
-    assert list(tmp_path.iterdir()) == []

@@ -178,8 +178,6 @@ SAID: dict[str, dict[str, Any]] = {
     "result": {"failure": None, "survivors": [4711]},
     "error": {"text": "no", "exit_code": 3},
     "fault": {"text": "no", "traceback": ""},
-    "shown": {"data": ""},
-    "taken": {"count": 1},
 }
 
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from plans import small_spec
 
 from msrun.agent.observer import OwnFaults
+from msrun.agent.processes.terminal import find_way_out
 from msrun.agent.watch.progress_board import PROGRESS_BOARD, ProgressBoard
 from msrun.cluster.membership import Membership
 from msrun.launch import output
@@ -24,15 +25,12 @@ from msrun.launch.console import Console, ProgressLine, describe_progress
 from msrun.launch.directory.worker_log import (
     MAX_HELD_BYTES,
     STATE_S,
-    WAIT_S,
     Cutter,
     LineCutter,
     LogTail,
-    MergedLines,
     RawLineCutter,
 )
 from msrun.launch.output import one_line, printable, printable_bytes
-from msrun.launch.terminal import find_way_out
 from msrun.planning.build import build_plan
 from msrun.planning.placement.host import HostFacts
 
@@ -204,38 +202,6 @@ def test_what_the_rank_reports_goes_before_its_log(tmp_path: Path) -> None:
     record.note_total(60)
     assert line.text(22.0) == "rank 2: step 30/60 [##########----------] 50 %, loss 0.125"
     board.close()
-
-
-def test_a_line_of_all_is_shown_once_and_one_of_some_after_a_while() -> None:
-    merged = MergedLines([0, 1])
-    merged.add(0, [b"epoch 1", b"loss 0.25"], 0.0)
-    assert merged.take(0.1) == []
-    merged.add(1, [b"epoch 1", b"loss 0.5"], 0.2)
-    assert merged.take(0.2) == [(None, b"epoch 1")]
-    assert merged.take(WAIT_S) == [(0, b"loss 0.25")]
-    assert merged.take(0.3 + WAIT_S) == [(1, b"loss 0.5")]
-
-
-def test_a_line_of_one_rank_alone_does_not_part_the_others() -> None:
-    merged = MergedLines([0, 1])
-    merged.add(0, [b"epoch 1"], 0.0)
-    merged.add(1, [b"warning", b"epoch 1"], 0.0)
-    assert merged.take(WAIT_S) == [(1, b"warning"), (None, b"epoch 1")]
-
-
-@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from([b"a", b"b", b"c"]), st.floats(0, 1)), max_size=30))
-def test_every_line_of_every_rank_is_shown_in_its_order(written: list[tuple[int, bytes, float]]) -> None:
-    merged = MergedLines([0, 1, 2])
-    shown: list[tuple[int | None, bytes]] = []
-    now = 0.0
-    for rank, line, pause in written:
-        now += pause
-        merged.add(rank, [line], now)
-        shown += merged.take(now)
-    shown += merged.take(now, at_end=True)
-    for rank in range(3):
-        own = [line for one, line, _ in written if one == rank]
-        assert [line for whose, line in shown if whose in (rank, None)] == own
 
 
 PIECES = st.lists(st.one_of(st.binary(max_size=30), st.sampled_from([b"\r", b"\n", b"\r\n", b"ab\r"])), max_size=12)

@@ -40,7 +40,7 @@ TAKEN = [
     ("preload: [a, b.c]", {"preload": ["a", "b.c"]}),
     ("preload:\n- a\n- b\n", {"preload": ["a", "b"]}),
     ("bind_core: true", {"bind_core": "true"}),
-    ("bind_core: {device0: [0-3, 7], device1: ['8']}", {"bind_core": '{"device0": ["0-3", 7], "device1": ["8"]}'}),
+    ("bind_core: {device0: [0-3, 7], device1: ['8']}", {"bind_core": '{"device0": ["0-3", "7"], "device1": ["8"]}'}),
     ("", {}),
 ]
 
@@ -71,7 +71,7 @@ REFUSED = [
     ("env: {A: }", "line 1: env A: no value; give a single value, '' for an empty one"),
     ("script: a.py\nargs: b", "line 2: args: 'b' is text; give a list such as [a, b]"),
     ("script: a.py\nmodule: 2", "line 2: module: '2': give true or false"),
-    ("bind_core: {a: {b: ~}}", "line 1: bind_core: no value; give a single value, '' for an empty one"),
+    ("bind_core: {a: {b: ~}}", "line 1: bind_core a b: no value; give a single value, '' for an empty one"),
     ("a: 1\nenv: *b", "line 2: *b: aliases are not read; write the value again"),
     ("a: b: c", "line 1: not YAML (mapping values are not allowed"),
     ("grace: 1\n---\ngrace: 2\n", "line 2: not YAML ("),

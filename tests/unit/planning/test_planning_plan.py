@@ -276,9 +276,3 @@ def test_ranks_and_devices_of_a_table_are_those_of_the_plan() -> None:
     assert [(worker.global_rank, worker.device_id) for worker in plan.hosts[0].workers] == [(0, 4), (3, 5)]
     assert [(worker.global_rank, worker.device_id) for worker in plan.hosts[1].workers] == [(2, 0), (1, 1)]
     assert (plan.master_addr, plan.rank_table_file) == ("10.0.0.2", "/t.json")
-
-
-def test_a_role_and_the_place_in_it_are_told_to_its_workers() -> None:
-    spec = spec_of(Path("/"), program=Program("script", "/t.py", role="trainer"), worker_num=2, log_dir=Path("/logs"))
-    env = plan_of(spec, HostFacts("node-a", "10.0.0.2", (0, 1))).workers[1].env
-    assert [env[name] for name in ("ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE")] == ["trainer", "1", "2"]

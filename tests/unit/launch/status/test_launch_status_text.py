@@ -103,29 +103,19 @@ def test_runs_of_ranks_are_all_named_up_to_a_limit(runs: int, words: str) -> Non
     assert render_status(replace(STATUS, rows=rows)).splitlines()[4].split("  ")[0] == words
 
 
-def _without_colours(text: str) -> list[str]:
-    return [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).split("\n")]
-
-
-def test_terminal_gets_the_same_lines_in_colour_once_the_columns_fit() -> None:
-    lines = render_status(replace(STATUS, notes=("plan.json is damaged",))).split("\n")
-    text = render_status(replace(STATUS, notes=("plan.json is damaged",)), max(map(len, lines[4:])))
-    assert "\x1b[" in text
-    assert _without_colours(text) == lines
-
-
-def test_narrow_terminal_gets_each_line_about_the_job_whole() -> None:
-    long = replace(STATUS, rows=(), reason="a reason of many words", notes=("a note that is wide",))
-    assert _without_colours(render_status(long, 12)) == render_status(long).split("\n")
+def test_terminal_gets_the_same_lines_in_colour() -> None:
+    lost = replace(STATUS, rows=(ROWS[0], replace(ROWS[1], state="lost")))
+    lines = render_status(lost, has_colours=True).split("\n")
+    assert [line[:5] for line in lines if line.endswith("\x1b[m")] == ["\x1b[32m", "\x1b[31m"]
+    assert re.sub(r"\x1b\[[0-9]*m", "", "\n".join(lines)) == render_status(lost)
 
 
 @given(st.text(max_size=20), st.text(max_size=20), st.booleans())
 def test_no_text_of_a_job_moves_the_cursor_or_breaks_a_line(reason: str, host: str, is_terminal: bool) -> None:
     status = replace(STATUS, reason=reason, launcher_host=host, rows=(replace(ROWS[0], host=host, state=reason),))
-    text = render_status(status, 200 if is_terminal else None)
-    if not is_terminal:
-        assert len(text.split("\n")) == 5
-        assert all(line.isprintable() for line in text.split("\n"))
+    text = re.sub(r"\x1b\[[0-9]*m", "", render_status(status, has_colours=is_terminal))
+    assert len(text.split("\n")) == 5
+    assert all(line.isprintable() for line in text.split("\n"))
     for char in ("\r", "\x07", "\x9b", "\x1b]", "\u202e"):
         assert char not in text
 

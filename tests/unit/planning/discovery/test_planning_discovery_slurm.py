@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from msrun.errors import UsageError
@@ -126,6 +126,7 @@ def test_first_node_of_any_list_is_the_master_and_each_node_finds_its_rank(
 
 @settings(max_examples=25)
 @given(st.dictionaries(st.sampled_from([*sorted(STEP), "SLURM_GPUS_ON_NODE"]), st.text(max_size=12)))
+@example({"SLURM_STEP_NODELIST": "0\r0", "SLURMD_NODENAME": "0"})
 def test_whatever_the_variables_hold_there_is_a_place_or_one_line(change: dict[str, str]) -> None:
     with contextlib.suppress(UsageError):
         find_surroundings({**STEP, **change}, HOST)

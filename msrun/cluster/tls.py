@@ -4,26 +4,13 @@ looked at as the others will look at it before anything starts, and the session 
 from __future__ import annotations
 
 import contextlib
-import datetime
-import os
 import re
 import ssl
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
-
-from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-    load_pem_private_key,
-    pkcs12,
-)
+from typing import Any, Literal
 
 from msrun.cluster.messages import NotUnderstood
 from msrun.errors import ClusterError, UsageError
@@ -35,172 +22,26 @@ MAX_FILE_BYTES = 1 << 20
 PEM = b"-----BEGIN "
 _PEM_KEY = re.compile(rb"-----BEGIN ([A-Z0-9]+ )*PRIVATE KEY-----")
 _VARIABLES = {"server": SERVER_PASSWORD_VARIABLE, "client": CLIENT_PASSWORD_VARIABLE}
-
-
-def _pem_texts(data: bytes, kind: str) -> list[bytes]:
-    return re.findall(rb"-----BEGIN %b-----.+?-----END %b-----" % (kind.encode(), kind.encode()), data, re.DOTALL)
-
-
-def _read_limited(path: str, place: str) -> bytes:
-    """Return the content of a small file. Raises UsageError: it cannot be read, is empty or is no small file."""
-    try:
-        data = read_at_most(path, MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise _unreadable_file(place, error) from None
-    if not data or len(data) > MAX_FILE_BYTES:
-        what = "is empty" if not data else f"has more than {MAX_FILE_BYTES} bytes"
-        raise UsageError(f"{place}: {what}; give a certificate file")
-    return data
-
-
-def _unreadable_file(place: str, error: OSError) -> UsageError:
-    return UsageError(f"{place}: cannot be read ({error.strerror}); give a file that is there")
-
-
-def _read_pair(spec: TlsSpec, side: Side) -> tuple[str, x509.Certificate, bytes]:
-    """Return where the certificate of one side was named, the certificate, and it with its key as PEM, not encrypted:
-    never to be written to a disk. Raises UsageError: file or password is missing or wrong, there is more or less in it
-    than one certificate and one key, or they do not belong together."""
-    place, path = spec.place(f"{side}_cert_path"), getattr(spec, f"{side}_cert_path")
-    if not path:
-        raise UsageError(
-            f"--tls_config {spec.source}: {side}_cert_path: is missing; the host with the scheduler needs it"
-        )
-    data, password = _read_limited(path, place), _password(spec, side)
-    no_key = "wrong password" if password else "is encrypted, and there is no password"
-    no_key += f"; set {_VARIABLES[side]}, or name a file with {side}_password_file"
-    try:
-        key, certificates = (_read_pem if PEM in data else _read_pkcs12)(data, password, no_key)
-        if len(certificates) != 1:
-            found = "no certificate" if not certificates else f"a chain of {len(certificates)} certificates"
-            raise _Unfit(f"holds {found}; give one certificate with its key, and all of the CA in ca_cert_path")
-        own, certified = (
-            one.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-            for one in (key.public_key(), certificates[0].public_key())
-        )
-        if own != certified:
-            raise _Unfit("the key in it does not fit the certificate; export the two that belong together")
-    except UnsupportedAlgorithm:
-        raise UsageError(f"{place}: is encrypted in a way that is not known here; make it anew with AES") from None
-    except _Unfit as error:
-        raise UsageError(f"{place}: {error}") from None
-    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    return place, certificates[0], pem + certificates[0].public_bytes(Encoding.PEM)
-
-
-class _Unfit(Exception):
-    """What is wrong with a file, and what to do."""
-
-
-def _read_pkcs12(data: bytes, password: bytes, no_key: str) -> tuple[PrivateKeyTypes, list[x509.Certificate]]:
-    try:
-        found = pkcs12.load_pkcs12(data, password or None)
-    except ValueError as error:
-        is_locked = "password" in str(error).lower()
-        raise _Unfit(no_key if is_locked else "is neither PKCS#12 nor PEM, or is damaged; export it again") from None
-    if found.key is None:
-        raise _Unfit("holds no private key; export it with its key")
-    return found.key, [one.certificate for one in [found.cert, *found.additional_certs] if one is not None]
-
-
-def _read_pem(data: bytes, password: bytes, no_key: str) -> tuple[PrivateKeyTypes, list[x509.Certificate]]:
-    if not _PEM_KEY.search(data):
-        raise _Unfit("holds no private key; put certificate and key into one PEM file, or use PKCS#12")
-    with contextlib.suppress(TypeError, ValueError):
-        key = load_pem_private_key(data, password or None if b"ENCRYPTED" in data else None)
-        return key, [x509.load_pem_x509_certificate(text) for text in _pem_texts(data, "CERTIFICATE")]
-    try:  # OpenSSL's words do not tell: one wrong password of about 300 decrypts to something that only is no key
-        load_pem_private_key(data, None)
-    except TypeError:  # whole, and encrypted
-        raise _Unfit(no_key) from None
-    except ValueError:
-        pass
-    raise _Unfit("what it holds as PEM cannot be read; export it again")
-
-
-def _password(spec: TlsSpec, side: Side) -> bytes:
-    """Return what opens the key: the variable's value, else the file's first line."""
-    given, path = getattr(spec, f"{side}_password"), getattr(spec, f"{side}_password_file")
-    if given or not path:
-        return str(given).encode()
-    place = spec.place(f"{side}_password_file")
-    try:
-        check_private(Path(path).stat().st_mode, place, path)
-        return read_at_most(path, MAX_FILE_BYTES).partition(b"\n")[0].rstrip(b"\r")
-    except OSError as error:
-        raise _unreadable_file(place, error) from None
-
-
-def _read_certificates(spec: TlsSpec) -> list[x509.Certificate]:
-    """Return those of the CA. Raises UsageError: the file is missing or is not what it should be."""
-    place = spec.place("ca_cert_path")
-    data = _read_limited(spec.ca_cert_path, place)
-    try:
-        return x509.load_pem_x509_certificates(data) if PEM in data else [x509.load_der_x509_certificate(data)]
-    except ValueError:
-        raise UsageError(f"{place}: holds no certificate that can be read; give the CA's as PEM or DER") from None
-
-
-def _read_revocations(
-    spec: TlsSpec, certificates: list[x509.Certificate], now: datetime.datetime
-) -> list[x509.CertificateRevocationList]:
-    """Return the CA's lists. Raises UsageError: the file is none, or a list is out of date or another CA's."""
-    if not spec.crl_path:
-        return []
-    place = spec.place("crl_path")
-    data = _read_limited(spec.crl_path, place)
-    texts = _pem_texts(data, "X509 CRL") if PEM in data else [data]
-    load = x509.load_pem_x509_crl if PEM in data else x509.load_der_x509_crl
-    found: list[x509.CertificateRevocationList] = []
-    with contextlib.suppress(ValueError):
-        found = [load(text) for text in texts]
-    if not found:
-        raise UsageError(f"{place}: holds no revocation list that can be read; give the CA's CRL as PEM or DER")
-    for one in found:
-        begin, end = one.last_update_utc, one.next_update_utc
-        if begin > now:
-            raise UsageError(f"{place}: is of {begin:%F %T} UTC, later than now; check the clocks")
-        if end is not None and end < now:
-            raise UsageError(
-                f'{place}: is out of date since {end:%F %T} UTC; get the CA\'s newest, or give "" for none'
-            )
-        keys = [certificate.public_key() for certificate in certificates if certificate.subject == one.issuer]
-        if not any(one.is_signature_valid(key) for key in keys):  # type: ignore[arg-type]
-            raise UsageError(f"{place}: is not from the CA in ca_cert_path; give the list of that CA")
-    return found
-
-
 SECURITY_LEVEL = 3
 """Of OpenSSL, as MindSpore's: 128 bits, so RSA keys of 3072 bits and no SHA-1 (SSL_CTX_set_security_level(3))."""
 WEAK = {
     "EE_KEY_TOO_SMALL": "the key is too small; make an EC key such as prime256v1, or an RSA key of 3072 bits or more",
     "CA_KEY_TOO_SMALL": "the CA's key is too small; it needs an EC key such as prime256v1, or RSA of 3072 bits or more",
     "CA_MD_TOO_WEAK": "was signed with too weak a hash; let the CA sign it with SHA-256 or better",
+    "KEY_VALUES_MISMATCH": "the key in it does not fit the certificate; export the two that belong together",
 }
-"""What OpenSSL says of the security level, in words."""
-
-
-@contextlib.contextmanager
-def _in_memory(data: bytes) -> Iterator[str]:
-    """Yield a path under which OpenSSL can read `data`, which is on no disk and which no other program inherits."""
-    descriptor = os.memfd_create("msrun-tls", os.MFD_CLOEXEC)
-    try:
-        with open(descriptor, "wb", closefd=False) as file:
-            file.write(data)
-        yield f"/proc/self/fd/{descriptor}"
-    finally:
-        os.close(descriptor)
-
-
+"""What OpenSSL says of a file, in words."""
 _OTHER_CA = "another CA has signed it"
 _NOT_OURS = "is not from the CA in ca_cert_path; give both of the same CA"
 _NO_CA = "ca_cert_path holds no CA certificate (CA:TRUE is missing); give the CA's own"
 _VERDICTS = {
     3: ("", "crl_path holds no list of the CA that signed it; add that CA's list"),
     7: (_OTHER_CA, "is not from the CA in ca_cert_path, only from one of that name; give both of the same CA"),
+    8: ("crl_path is another CA's here", "crl_path is not from the CA in ca_cert_path; give the list of that CA"),
     9: ("it is not valid yet, or a clock is wrong", "is not valid yet; check the clock"),
     10: ("it has expired, or a clock is wrong", "has expired; have it renewed"),
-    12: ("crl_path is out of date here", ""),
+    11: ("crl_path is later than now here", "crl_path is later than now; check the clocks"),
+    12: ("crl_path is out of date here", 'crl_path is out of date; get the CA\'s newest, or give "" for none'),
     18: (_OTHER_CA, "is signed by itself, and not in ca_cert_path; let the CA sign it"),
     **dict.fromkeys((19, 20, 21), (_OTHER_CA, _NOT_OURS)),
     23: ("it was revoked", "was revoked, says crl_path; get a new one"),
@@ -224,6 +65,8 @@ _VERDICTS = {
 """What we say of the other side's certificate, and of our own before the other side sees it, by OpenSSL's verification
 errors (X509_V_ERR_*, openssl-verification-options(1))."""
 MAX_TURNS = 4  # a handshake of TLS 1.2 has four flights of messages, one of 1.3 three
+_SHORT = {"commonName": "CN", "organizationName": "O", "organizationalUnitName": "OU", "countryName": "C"}
+_Certificate = Mapping[str, Any]  # as `ssl.SSLSocket.getpeercert` gives it
 
 
 @dataclass(frozen=True)
@@ -233,7 +76,8 @@ class TlsIdentity:
     side: Side
     context: ssl.SSLContext
     server_name: str
-    certificate: x509.Certificate
+    subject: str
+    end: float  # when its certificate expires (s since the epoch)
     warnings: tuple[str, ...]  # what will expire soon; one line each
 
     def open_session(self) -> TlsSession:
@@ -241,41 +85,94 @@ class TlsIdentity:
         return TlsSession(self.context, is_server=is_server, server_name="" if is_server else self.server_name)
 
     def describe(self) -> str:
-        return f"{self.side} {_subject(self.certificate)} until {self.certificate.not_valid_after_utc:%F}"
+        return f"{self.side} {self.subject} until {_day(self.end)}"
 
 
 def open_identity(spec: TlsSpec, side: Side) -> TlsIdentity:
     """Read and try everything that one side needs. Raises UsageError: a file or password is wrong, or the other side
     would not let us in: expired, revoked, another CA, too weak. Raises ClusterError: this OpenSSL cannot do it."""
-    now = datetime.datetime.now(datetime.UTC)
-    certificates = _read_certificates(spec)
-    revocations = _read_revocations(spec, certificates, now)
-    pair_place, certificate, pem = _read_pair(spec, side)
-    known: list[x509.Certificate | x509.CertificateRevocationList] = [*certificates, *revocations]
-    authority = b"".join(one.public_bytes(Encoding.PEM) for one in known)
-
-    def context_of(side: Side) -> ssl.SSLContext:
-        return _build_context(spec, side, pair_place, pem, authority, has_revocations=bool(revocations))
-
-    ours, theirs = context_of(side), context_of("server" if side == "client" else "client")
-    ours.check_hostname, ours.verify_mode = False, ssl.CERT_NONE
+    place = spec.place(f"{side}_cert_path")
+    if not getattr(spec, f"{side}_cert_path"):
+        raise UsageError(
+            f"--tls_config {spec.source}: {side}_cert_path: is missing; the host with the scheduler needs it"
+        )
+    ours, theirs = (_build_context(spec, one) for one in (side, "server" if side == "client" else "client"))
+    for context in (ours, theirs):  # a server without a certificate shakes no hands
+        _load_pair(context, spec, side, place)
+    is_named, ours.check_hostname, ours.verify_mode = ours.check_hostname, False, ssl.CERT_NONE  # for the trial
     try:
-        _shake_hands(ours, theirs, ours_is_server=side == "server", server_name=spec.server_name)
+        certificate = _shake_hands(ours, theirs, ours_is_server=side == "server", server_name=spec.server_name)
     except ssl.SSLCertVerificationError as error:
         _, verdict = _VERDICTS.get(error.verify_code, ("", ""))
         reason = verdict.format(name=spec.server_name) or f"would be refused: {error.verify_message}"
-        raise UsageError(f"{pair_place}: {reason}") from None
+        raise UsageError(f"{place}: {reason}") from None
     except ssl.SSLError as error:
-        raise UsageError(f"{pair_place}: {_explain_weak(error)}") from None
-    looked_at = [(pair_place, certificate), *((spec.place("ca_cert_path"), one) for one in certificates)]
-    warnings = [_warn(place, one, now, spec.warning_days) for place, one in looked_at]
-    return TlsIdentity(side, context_of(side), spec.server_name, certificate, tuple(filter(None, warnings)))
+        raise UsageError(f"{place}: {_explain_file(error)}") from None
+    ours.verify_mode, ours.check_hostname = ssl.CERT_REQUIRED, is_named
+    known = [(place, certificate), *((spec.place("ca_cert_path"), one) for one in ours.get_ca_certs())]
+    return TlsIdentity(
+        side, ours, spec.server_name, _subject(certificate), _end(certificate), tuple(_warn(known, spec.warning_days))
+    )
 
 
-def _build_context(
-    spec: TlsSpec, side: Side, place: str, pem: bytes, authority: bytes, *, has_revocations: bool
-) -> ssl.SSLContext:
-    """Return a context of a side that proves who it is, and wants the other to."""
+def _read_limited(path: str, place: str) -> bytes:
+    """Return the content of a small file. Raises UsageError: it cannot be read, is empty or is no small file."""
+    try:
+        data = read_at_most(path, MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise _unreadable_file(place, error) from None
+    if not data or len(data) > MAX_FILE_BYTES:
+        what = "is empty" if not data else f"has more than {MAX_FILE_BYTES} bytes"
+        raise UsageError(f"{place}: {what}; give a certificate file")
+    return data
+
+
+def _unreadable_file(place: str, error: OSError) -> UsageError:
+    return UsageError(f"{place}: cannot be read ({error.strerror}); give a file that is there")
+
+
+def _password(spec: TlsSpec, side: Side) -> bytes:
+    """Return what opens the key: the variable's value, else the file's first line."""
+    given, path = getattr(spec, f"{side}_password"), getattr(spec, f"{side}_password_file")
+    if given or not path:
+        return str(given).encode()
+    place = spec.place(f"{side}_password_file")
+    try:
+        check_private(Path(path).stat().st_mode, place, path)
+        return read_at_most(path, MAX_FILE_BYTES).partition(b"\n")[0].rstrip(b"\r")
+    except OSError as error:
+        raise _unreadable_file(place, error) from None
+
+
+def _load_pair(context: ssl.SSLContext, spec: TlsSpec, side: Side, place: str) -> None:
+    """Take certificate and key of a side. Raises UsageError: file or password is missing or wrong."""
+    path = getattr(spec, f"{side}_cert_path")
+    data, password, was_asked = _read_limited(path, place), _password(spec, side), False
+    if PEM not in data:
+        raise UsageError(f"{place}: is no PEM; of a PKCS#12 file openssl pkcs12 -in FILE -out FILE.pem makes one")
+    if not _PEM_KEY.search(data):
+        raise UsageError(f"{place}: holds no private key; put certificate and key into one PEM file")
+    if PEM + b"CERTIFICATE-----" not in data:
+        raise UsageError(f"{place}: holds no certificate; put certificate and key into one PEM file")
+
+    def ask() -> bytes:
+        nonlocal was_asked
+        was_asked = True
+        return password
+
+    try:
+        context.load_cert_chain(path, password=ask)
+    except ssl.SSLError as error:
+        if was_asked and error.reason not in WEAK:
+            what = "wrong password" if password else "is encrypted, and there is no password"
+            remedy = f"set {_VARIABLES[side]}, or name a file with {side}_password_file"
+            raise UsageError(f"{place}: {what}; {remedy}") from None
+        raise UsageError(f"{place}: {_explain_file(error)}") from None
+
+
+def _build_context(spec: TlsSpec, side: Side) -> ssl.SSLContext:
+    """Return a context of a side that wants the other one to prove who it is. Raises UsageError: what it would know the
+    other one by cannot be read. Raises ClusterError: this OpenSSL cannot do it."""
     is_server = side == "server"
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -288,37 +185,54 @@ def _build_context(
         context.set_ciphers(":".join([*spec.ciphers, f"@SECLEVEL={SECURITY_LEVEL}"]))
     except ssl.SSLError:
         raise ClusterError(f"{ssl.OPENSSL_VERSION} knows none of {':'.join(spec.ciphers)}; update it") from None
+    place = spec.place("ca_cert_path")
+    data = _read_limited(spec.ca_cert_path, place)
     try:
-        with _in_memory(pem) as path:
-            context.load_cert_chain(path)
-    except ssl.SSLError as error:
-        raise UsageError(f"{place}: {_explain_weak(error)}") from None
-    with _in_memory(authority) as path:
-        context.load_verify_locations(path)
-    if has_revocations:
+        context.load_verify_locations(cadata=data.decode("ascii", "ignore") if PEM in data else data)
+    except (ssl.SSLError, ValueError):
+        raise UsageError(f"{place}: holds no certificate that can be read; give the CA's as PEM or DER") from None
+    if spec.crl_path:
+        place = spec.place("crl_path")
+        _read_limited(spec.crl_path, place)
+        with contextlib.suppress(ssl.SSLError):
+            context.load_verify_locations(spec.crl_path)
+        if not context.cert_store_stats()["crl"]:
+            raise UsageError(f"{place}: holds no revocation list that can be read; give the CA's CRL as PEM")
         context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
     return context
 
 
-def _explain_weak(error: ssl.SSLError) -> str:
-    reason = error.reason or str(error)
+def _explain_file(error: ssl.SSLError) -> str:
+    reason = error.reason or "what it holds as PEM cannot be read"
     return WEAK.get(reason, f"is not taken by OpenSSL ({reason.lower().replace('_', ' ')}); export it again")
 
 
-def _subject(certificate: x509.Certificate) -> str:
-    text = certificate.subject.rfc4514_string() or "without a name"
+def _subject(certificate: _Certificate) -> str:
+    parts = [f"{_SHORT.get(name, name)}={value}" for part in certificate.get("subject", ()) for name, value in part]
+    text = ",".join(reversed(parts)) or "without a name"
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
-def _warn(place: str, certificate: x509.Certificate, now: datetime.datetime, warning_days: int) -> str:
-    end = certificate.not_valid_after_utc
-    days = (end - now).days
-    what = f"{place}: {_subject(certificate)} expires on {end:%F}, in {days} days; have it renewed"
-    return what if days < warning_days else ""
+def _end(certificate: _Certificate) -> float:
+    return float(ssl.cert_time_to_seconds(certificate["notAfter"]))
 
 
-def _shake_hands(ours: ssl.SSLContext, theirs: ssl.SSLContext, *, ours_is_server: bool, server_name: str) -> None:
-    """Let OpenSSL judge our certificate as the other side will. Raises ssl.SSLError: it would not."""
+def _day(moment: float) -> str:
+    return time.strftime("%F", time.gmtime(moment))
+
+
+def _warn(known: Iterable[tuple[str, _Certificate]], warning_days: int) -> Iterable[str]:
+    for place, certificate in known:
+        days = int((_end(certificate) - time.time()) // 86400)
+        if days < warning_days:
+            name, day = _subject(certificate), _day(_end(certificate))
+            yield f"{place}: {name} expires on {day}, in {days} days; have it renewed"
+
+
+def _shake_hands(
+    ours: ssl.SSLContext, theirs: ssl.SSLContext, *, ours_is_server: bool, server_name: str
+) -> _Certificate:
+    """Let OpenSSL judge our certificate as the other side will; return it. Raises ssl.SSLError: it would not do."""
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     name = (server_name or None) if ours_is_server else None  # which the other side looks for
     one = ours.wrap_bio(back, there, server_side=ours_is_server)
@@ -327,6 +241,7 @@ def _shake_hands(ours: ssl.SSLContext, theirs: ssl.SSLContext, *, ours_is_server
         for side in (one, other):
             with contextlib.suppress(ssl.SSLWantReadError):
                 side.do_handshake()
+    return other.getpeercert() or {}
 
 
 READ_BYTES = 1 << 16

@@ -1,6 +1,6 @@
 """TlsSpec: how the connections between hosts and scheduler are encrypted, from a JSON file with MindSpore's keys.
 
-    {"server_cert_path": "server.p12", "client_cert_path": "client.p12", "ca_cert_path": "ca.crt", "crl_path": "",
+    {"server_cert_path": "server.pem", "client_cert_path": "client.pem", "ca_cert_path": "ca.crt", "crl_path": "",
      "cipher_list": "ECDHE-ECDSA-AES256-GCM-SHA384", "cert_expire_warning_time_in_day": 90}
 
 Ours are `server_password_file`, `client_password_file` and `server_name`. Paths count from the folder of the file.

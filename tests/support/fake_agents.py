@@ -153,10 +153,8 @@ class FakeOpener:
             raise ClusterError(f"{entry.name}: connection refused")
         return self._pipes.pop(entry.name)
 
-    def way(
-        self, entry: HostEntry, environment: Mapping[str, str], number: int, sizes: Callable[[], Mapping[str, int]]
-    ) -> Way:
-        return Way(partial(self.open, entry), b"start", b"attach", lambda: b"salvage")
+    def way(self, entry: HostEntry, environment: Mapping[str, str], number: int) -> Way:
+        return Way(partial(self.open, entry), b"start", b"attach", lambda _: b"salvage")
 
     def close(self) -> None:
         self.is_closed = True
@@ -166,11 +164,10 @@ class FakeLink:
     """An `AgentLink` that notes what is asked of it."""
 
     def __init__(self, number: int) -> None:
-        self.number = number
+        self.number = self.node = number
         self.entry = HostEntry(f"host{number}", 1)
         self.is_over = self.is_open = self.is_salvaging = self.has_unseen = False
         self.done: list[Any] = []
-        self.listened_s = 0.0
 
     def start(self) -> None:
         self.done.append("start")
@@ -181,9 +178,8 @@ class FakeLink:
     def begin(self) -> None:
         self.done.append("begin")
 
-    def beat(self, listened_s: float) -> None:
+    def beat(self) -> None:
         self.done.append("beat")
-        self.listened_s += listened_s
 
     def dismiss(self) -> None:
         self.done.append("dismiss")

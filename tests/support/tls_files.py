@@ -17,7 +17,6 @@ from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
     PrivateFormat,
-    pkcs12,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
@@ -88,16 +87,10 @@ class Authority:
         return builder.sign(self.key, hashes.SHA256()).public_bytes(Encoding.PEM)
 
 
-def as_pkcs12(key: Any, certificate: Any, password: str, chain: Sequence[x509.Certificate] = ()) -> bytes:
-    """Return PKCS#12; an empty password encrypts nothing."""
-    encryption = BestAvailableEncryption(password.encode()) if password else NoEncryption()
-    return pkcs12.serialize_key_and_certificates(b"msrun", key, certificate, list(chain) or None, encryption)
-
-
 def as_pem(key: Any, certificate: x509.Certificate | None, password: str = "") -> bytes:
     """Return key and certificate in one PEM text."""
     encryption = BestAvailableEncryption(password.encode()) if password else NoEncryption()
-    text = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption)
+    text = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption) if key else b""
     return text + (certificate.public_bytes(Encoding.PEM) if certificate else b"")
 
 
@@ -112,7 +105,7 @@ class TlsFolder:
         self.certificates = {side: authority.issue(self.keys[side], name=side, side=side) for side in self.keys}
         self.write("ca.crt", authority.pem)
         for side, password in (("server", SERVER_PASSWORD), ("client", CLIENT_PASSWORD)):
-            self.write(f"{side}.p12", as_pkcs12(self.keys[side], self.certificates[side], password))
+            self.write(f"{side}.pem", as_pem(self.keys[side], self.certificates[side], password))
 
     def write(self, name: str, data: bytes, mode: int = 0o600) -> Path:
         """Write a file of the folder."""
@@ -124,8 +117,8 @@ class TlsFolder:
     def config(self, name: str = "tls.json", **changes: Any) -> Path:
         """Write a file for --tls_config, in the words of MindSpore; None takes a key out."""
         values = {
-            "server_cert_path": "server.p12",
-            "client_cert_path": "client.p12",
+            "server_cert_path": "server.pem",
+            "client_cert_path": "client.pem",
             "ca_cert_path": "ca.crt",
             "crl_path": "",
             "cert_expire_warning_time_in_day": 90,

@@ -7,6 +7,7 @@ import itertools
 import selectors
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import partial
@@ -16,7 +17,7 @@ from typing import TypeVar
 from msrun import contract
 from msrun.agent.signals import SignalPipe, stop_this_process
 from msrun.cluster.messages import Message, encode_message
-from msrun.cluster.own_thread import Inbox, describe_fault, traceback_of
+from msrun.cluster.own_thread import describe_fault, traceback_of
 from msrun.cluster.protocol import HostJob, check_said
 from msrun.errors import ClusterError, Interrupted, MsrunError, UsageError, interruption
 from msrun.launch.directory.log_directory import record_fault
@@ -29,9 +30,12 @@ from msrun.launch.transport.pipe import AgentPipe, opening
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.record_json import encode_record
 
+NO_NODE = -1
+"""In place of a host's node_rank: it is none of this start, or a `fault` is the launcher's own."""
+MAX_BEAT_S = 2.0
+SALVAGE_S = 10.0  # how long the host of a lost agent may take to let somebody else in
 NOT_UNDERSTOOD = "its agent says what cannot be understood ({}); install the same msrun there"
 RETRY_S = 0.5
-SALVAGE_S = 10.0  # how long the host of a lost agent may take to let somebody else in
 CUT_REMEDY = "start it again, and if that does not help, look for the reason in the log of its sshd"
 ACKNOWLEDGE_BYTES = 1 << 19  # after so many bytes of logs the agent is told that they have come, so that it sends more
 
@@ -45,19 +49,18 @@ class State(Enum):
     OPENING = "it is reached for the first time"
     OPEN = "there is a connection to its agent"
     CUT = "the connection broke, and another one is being made"
-    BROKEN = "its agent has ended, and what that has left is being fetched"
     OVER = "nothing more will come"
 
 
 class AgentLink(Link):
     """The launcher's end of the connection to one host. `start` it, `send`, and `close` it in the end.
 
-    What has to wait is done by the loop's other threads, so that a slow or dead host holds up nobody. What the agent
-    says goes into the launcher's inbox as `{"node": number, ...message}`. Of its own a link posts
+    What has to wait is done by the loop's other threads, so that a slow or dead host holds up nobody. `post` gets what
+    the agent says, and of the link's own
         opened {seconds, at}          the host is reached; `at` is this clock's time
         cut {reason} / resumed {}     the connection broke; a new one was made
-        broken / lost {reason, exit_status, stderr}    the agent has ended without a result, or cannot be reached any
-                                      more; broken: lost follows when what it has left has been fetched
+        lost {reason, exit_status, stderr}    the agent has ended without a result, or cannot be reached any more; while
+                                              `is_salvaging`, what it has left is being fetched
     """
 
     _not_said = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
@@ -68,7 +71,7 @@ class AgentLink(Link):
         entry: HostEntry,
         way: Way,
         job: Message | None,
-        inbox: Inbox,
+        post: Callable[[AgentLink, Message], object],
         take_first: Callable[[Message], bool],
         loop: EventLoop,
         *,
@@ -76,21 +79,25 @@ class AgentLink(Link):
         has_dialled: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`job`: what the agent is told first; None where it waits for whatever comes. `take_first`: called with every
-        message; True when it is done with. A ValueError: no agent says this. `silence_s`: how long nothing may be
-        heard. `has_dialled`: the agent runs already, and is msrun on a host where it was typed."""
+        """`number`: of the agent among all of the job. `job`: what it is told first; None where it waits for whatever
+        comes. `take_first`: called with every message; True when it is done with. A ValueError: no agent says this.
+        `silence_s`: how long nothing may be heard. `has_dialled`: the agent runs already, and is msrun on a host where
+        it was typed."""
         super().__init__(loop, clock)
         self.number, self.entry = number, entry
         self.address = ""  # numeric, as it is reached from here; empty until it is known
         self.state = State.OPENING
         self.is_salvaging = False  # it is lost, and what it has left is being fetched
-        self._way, self._has_dialled = way, has_dialled
-        self._inbox, self._take_first, self._silence_s = inbox, take_first, silence_s
+        self.node = NO_NODE  # the node_rank of the host in this start
+        self.sizes: Callable[[], Mapping[str, int]] = dict  # how many bytes of each of its logs are here
+        self._way, self.has_dialled = way, has_dialled
+        self._post_to, self._take_first, self._silence_s = post, take_first, silence_s
+        self._beat_s = min(silence_s / 6, MAX_BEAT_S)
         if job is not None:
             self._ledger.stamp(job)
         self._broken: ByteChannel | None = None  # the connection that was ended here, if one was
         self.silent_s = 0.0
-        """How long nothing was heard while the launcher, which may be stopped, listened: the sum of what `beat` got."""
+        """How long nothing was heard while the launcher, which may be stopped, listened."""
         self._attached_at_s = 0.0  # `silent_s` when the connection was made, whose own silence begins there
         self._has_begun = self._can_resume = False  # the agent has a job; another connection to it can be made
         self._was_replaced = self._is_closed = self._is_reopening = False
@@ -100,7 +107,7 @@ class AgentLink(Link):
 
     def start(self) -> None:
         opened = partial(self._on_opened, self._clock())
-        if self._has_dialled:  # there is nothing to wait for, and what is said next has to arrive
+        if self.has_dialled:  # there is nothing to wait for, and what is said next has to arrive
             opened(self._way.open(None))
         else:
             self._open(None, opened)
@@ -108,7 +115,12 @@ class AgentLink(Link):
     def send(self, kind: str, **fields: object) -> None:
         self._say({"type": kind, **fields})
 
-    def beat(self, listened_s: float) -> None:
+    def _beat_again(self) -> None:
+        if not (self._is_closed or self.is_over):
+            self.loop.call_later(self._beat_s, self._beat_again)
+            self.beat(self._beat_s)
+
+    def beat(self, listened_s: float = 0.0) -> None:
         """Give a sign of life, and look for one, for which `listened_s` were left since the last; where there is none
         for long, another connection is tried."""
         if self.state in (State.OPENING, State.OVER):
@@ -142,7 +154,7 @@ class AgentLink(Link):
 
     @property
     def is_open(self) -> bool:
-        return self.state in (State.OPEN, State.BROKEN)
+        return self.state is State.OPEN
 
     @property
     def is_over(self) -> bool:
@@ -203,7 +215,7 @@ class AgentLink(Link):
         channel.stop(partial(channel.on_end, channel))
 
     def _post(self, kind: str, **fields: object) -> None:
-        self._inbox.post({"type": kind, "node": self.number, **fields})
+        self._post_to(self, {"type": kind, **fields})
 
     def _end(self, reason: str, exit_status: int | None, stderr: str = "") -> None:
         if not self.is_over:
@@ -218,8 +230,9 @@ class AgentLink(Link):
         else:
             self.address, self.state = pipe.address, State.OPEN
             self._post("opened", seconds=round(self._clock() - begin, 3), at=time.time())
-            self._talk(pipe, b"" if self._has_dialled else opening(self._way.start), self._judge)
+            self._talk(pipe, b"" if self.has_dialled else opening(self._way.start), self._judge)
             self._send_unseen()  # the job is the first of it
+            self.loop.call_later(self._beat_s, self._beat_again)
 
     def _judge(self, channel: ByteChannel) -> None:
         """See why a connection has ended: its agent did, or another one is made."""
@@ -245,32 +258,43 @@ class AgentLink(Link):
         has_left_something = self._has_begun and bool(status or self._was_replaced)
         if self._was_replaced:  # such a pipe tells no more of the agent's end than that
             noise, status, stderr = f"{name}: its agent ended without a report; see dmesg there", None, ""
-        elif self._has_dialled:
+        elif self.has_dialled:
             fault = f"has sent what cannot be read ({stderr}): something between the hosts changes it" if stderr else ""
             noise, stderr = f"lost {name}, which {fault or CLOSED}", ""
         elif status is None:
             said = f" ({quote(noise, MAX_QUOTED_CHARS)})" if noise.strip() else ""
             moment = f"{'' if self._has_begun else ' before the job began'}{said}"
             noise, stderr = f"{name}: the connection to it broke{moment}; {CUT_REMEDY}", ""
-        end = partial(self._end, noise, status, stderr)
+        self._end(noise, status, stderr)
         if has_left_something:
-            self.state = State.BROKEN
-            self._post("broken", reason=noise, exit_status=status, stderr=stderr)
-            self._salvage(end)
-        else:
-            end()
+            self._salvage()
 
     def _end_silent(self) -> None:
-        """Say it first: the host may be slow to let somebody in who ends what is left there, or never does."""
         if self._is_closed or self.is_over:
             return
-        down = f"no sign of life for {self.silent_s:.0f} s: the host or the network is down"
-        if self._has_dialled:
-            self._end(f"lost {self.entry.name}, which has given {down}", None)
-            return
+        name, down = self.entry.name, f"no sign of life for {self.silent_s:.0f} s: the host or the network is down"
+        said = f"lost {name}, which has given {down}"
+        self._end(said if self.has_dialled else f"{name}: {down}, or its agent is stopped", None)
+        if not self.has_dialled:
+            self._salvage()
+
+    def _salvage(self) -> None:
+        """End a lost agent if it is there still, fetch what it has left of its logs, and let that be cleared away."""
         self.is_salvaging = True
-        self._end(f"{self.entry.name}: {down}, or its agent is stopped", None)
-        self._salvage(lambda: setattr(self, "is_salvaging", False))
+
+        def end(pipe: AgentPipe) -> None:
+            self.is_salvaging = False
+            self._let_go(pipe)
+
+        def fetch(pipe: AgentPipe | Exception) -> None:
+            if isinstance(pipe, Exception):
+                self.is_salvaging = False
+            elif self._is_closed:
+                end(pipe)
+            else:
+                self._talk(pipe, opening(self._way.salvage(self.sizes())), lambda channel: end(channel.pipe))
+
+        self._open(self._clock() + SALVAGE_S, fetch)
 
     def _reopen(self) -> None:
         """Try to make another connection, in the place of one that broke or is quiet; one try at a time."""
@@ -304,23 +328,6 @@ class AgentLink(Link):
             self._post("cut", reason=f"the connection to {self.entry.name} broke")
             self._leave(old)
 
-    def _salvage(self, then: Callable[[], None]) -> None:
-        """End a lost agent if it is there still, fetch what it has left of its logs, and let that be cleared away."""
-
-        def end(channel: ByteChannel) -> None:
-            self._let_go(channel.pipe)
-            then()
-
-        def fetch(pipe: AgentPipe | Exception) -> None:
-            if isinstance(pipe, Exception):
-                then()
-            elif self._is_closed:
-                self._let_go(pipe, then)
-            else:
-                self._talk(pipe, opening(self._way.salvage()), end)
-
-        self._open(self._clock() + SALVAGE_S, fetch)
-
     # -- what the agent says ------------------------------------------------------------------------------------------
 
     def _on_bytes(self, channel: ByteChannel, data: bytes) -> None:
@@ -344,7 +351,7 @@ class AgentLink(Link):
 
     def _on_message(self, message: Message) -> None:
         if not self._take_first(message):
-            self._inbox.post({**message, "node": self.number})
+            self._post_to(self, message)
 
     def _on_attached(self) -> None:
         self._post("resumed")
@@ -356,11 +363,9 @@ class NotUnderstood(ValueError):
 
 CLOSE_S = 3.0
 ANSWER_S = 60.0  # how long hosts may take to answer once one has
-MAX_BEAT_S = 2.0
-SHARE_HOSTS = 64  # so many hosts get a sign of life at a time, so that their answers do not come all at once
+LOOK_S = 2.0  # how often to look for signals that came in no other way
 PAUSE_WAIT_S = 1.0  # how long agents may take to hear that the launcher is about to be stopped
 POLL_S = 0.01
-OF_LAUNCHER = -1  # in place of a host's node_rank, in the message of a `fault` of the launcher's own
 LOSSES = frozenset({"lost", "error", "fault"})  # what says that nothing good is to be expected of a host any more
 
 
@@ -381,24 +386,21 @@ class Agents:
         nowhere."""
         self._signals, self._forward = signals, forward
         self._silence_s, self._clock = silence_s, clock
-        self.inbox = Inbox()
-        self.loop = EventLoop(connects_at_a_time, self._tell_fault)
+        self._posts: deque[tuple[AgentLink | None, Message]] = deque()
+        self.loop = EventLoop(connects_at_a_time, self._tell_fault, clock=clock)
         self.numbers = itertools.count()  # of links, in the order in which they are made
         self.logs: LogCollector | None = None  # where the logs of the hosts of this start go
         self.folder = folder
-        self.aside: dict[str, Callable[[int, Message], object]] = {}
-        """Message type -> what is called with the number of a link that is none of this start."""
+        self.on_gone: Callable[[AgentLink, Message], object] = lambda _link, _message: None
+        """Called when a host is lost that is none of this start."""
         self.others: list[AgentLink] = []  # of hosts that were of an earlier start, or wait for a later one
         self.has_begun = False  # agents have been told to start; a signal then is theirs to obey
         self.is_abandoned = False  # the user does not want to wait for hosts any more
         self.interrupt: Interrupted | None = None  # the first signal that is to end the job
         self.stop_self: Callable[[], None] = stop_this_process  # what Ctrl-Z does to this process
         self._links: list[AgentLink] = []
-        self._nodes: dict[int, int] = {}  # number of a link -> node_rank
         self._has_fault = False
-        self._beat_s = min(silence_s / 6, MAX_BEAT_S)
-        self._next_beat = 0.0
-        self._turn, self._interrupts = -1, 0
+        self._interrupts = 0
 
     @property
     def links(self) -> list[AgentLink]:
@@ -407,15 +409,15 @@ class Agents:
 
     @links.setter
     def links(self, links: list[AgentLink]) -> None:
+        for link in self._links:
+            link.node = NO_NODE
         self._links = links
-        self._nodes = {link.number: node for node, link in enumerate(links)}
+        for node, link in enumerate(links):
+            link.node = node
 
-    def node_of(self, number: int) -> int:
-        """Return the node_rank of the host of a link; OF_LAUNCHER: it is none of this start."""
-        return self._nodes.get(number, OF_LAUNCHER)
-
-    def sizes_of(self, number: int) -> Mapping[str, int]:
-        return self.logs.sizes(self.node_of(number)) if self.logs else {}
+    def post(self, link: AgentLink | None, message: Message) -> None:
+        """Have a message delivered; of the loop's thread. `link`: None = of the launcher itself."""
+        self._posts.append((link, message))
 
     def make_link(
         self,
@@ -430,12 +432,13 @@ class Agents:
 
         def take_first(message: Message) -> bool:
             check_said(message)
-            node = self.node_of(number)
-            return self.logs is not None and node != OF_LAUNCHER and self.logs.take(node, link.entry.name, message)
+            node = link.node
+            return self.logs is not None and node != NO_NODE and self.logs.take(node, link.entry.name, message)
 
         told = None if job is None else {"type": "job", "job": encode_record(job)}
-        given = entry, way, told, self.inbox, take_first, self.loop
-        link = AgentLink(number, *given, silence_s=self._silence_s, has_dialled=has_dialled)
+        given = entry, way, told, self.post, take_first, self.loop
+        link = AgentLink(number, *given, silence_s=self._silence_s, has_dialled=has_dialled, clock=self._clock)
+        link.sizes = lambda: self.logs.sizes(link.node) if self.logs else {}
         return link
 
     def _tell_fault(self, error: BaseException) -> None:
@@ -447,7 +450,7 @@ class Agents:
             self.logs.record_fault(text, trace)
         elif self.folder is not None:
             record_fault(self.folder, text, trace)
-        self.inbox.post({"type": "fault", "node": OF_LAUNCHER, "text": text})
+        self.loop.call(partial(self.post, None, {"type": "fault", "text": text}))
 
     def open_store(
         self,
@@ -498,75 +501,57 @@ class Agents:
         that `handlers` does not name. `on_fault`: gets what a handler of msrun's own has raised, which is no fault of
         the host; None = it is raised. Raises Interrupted: a signal came before the job had begun. Raises MsrunError: a
         thread of the launcher has failed, and no handler is for that."""
-        tick_s, tick = every or (MAX_BEAT_S, lambda: None)
+        tick_s, tick = every or (LOOK_S, lambda: None)
         next_tick = self._clock() + tick_s
         while not is_done() and not self.is_abandoned:
             now = self._clock()
             if deadline is not None and now >= deadline:
                 return False
-            moments = [self._next_beat, next_tick, *([deadline] if deadline is not None else [])]
-            self._take_turn(max(0.0, min(moments) - now))
-            for message in self.inbox.take():
-                self._deliver(message, handlers, on_loss, on_fault)
+            self._take_turn(0.0 if self._posts else max(0.0, min(next_tick, deadline or next_tick) - now))
+            for _ in range(len(self._posts)):
+                self._deliver(*self._posts.popleft(), handlers, on_loss, on_fault)
             self._heed_signals()
-            now = self._clock()
-            # Shares whose turn has passed are made up for, but none twice.
-            every_s = self._beat_s / self.shares
-            self._next_beat = max(self._next_beat, now - self._beat_s + every_s)
-            while now >= self._next_beat:
-                self._next_beat += every_s
-                self.beat_share()
-            if now >= next_tick:
+            if (now := self._clock()) >= next_tick:
                 next_tick = now + tick_s
                 tick()
         return True
 
     def _take_turn(self, limit_s: float) -> None:
         """Move the bytes of all hosts, or wait until there are some, a message or a signal."""
-        for source in (self.inbox, self._signals):
-            if source.fileno() not in self.loop.selector.get_map():
-                self.loop.selector.register(source, selectors.EVENT_READ)
+        if self._signals.fileno() not in self.loop.selector.get_map():
+            self.loop.selector.register(self._signals, selectors.EVENT_READ)
         try:
             self.loop.turn(limit_s)
         except Exception as error:  # noqa: BLE001 - it carries out the end of the job
             self._tell_fault(error)
             time.sleep(POLL_S)
 
-    @property
-    def shares(self) -> int:
-        return max(1, -(-(len(self.links) + len(self.others)) // SHARE_HOSTS))
-
-    def beat_share(self) -> None:
-        """Give the next share of the hosts a sign of life, and look for theirs."""
-        self._turn = (self._turn + 1) % self.shares
-        for link in [*self.links, *self.others][self._turn :: self.shares]:
-            link.beat(self._beat_s)
-
     def _deliver(
         self,
+        link: AgentLink | None,
         message: Message,
         handlers: Mapping[str, Callable[[int, Message], object]],
         on_loss: Callable[[int, MsrunError], None] | None,
         on_fault: Callable[[Exception], None] | None,
     ) -> None:
         """Pass a message on; a host whose words cannot be understood is given up, and the others go on."""
-        kind, number = message["type"], message["node"]
-        node = self.node_of(number)
-        if node == OF_LAUNCHER != number:
-            if handler := self.aside.get(kind):
-                handler(number, message)
+        kind, node = message["type"], link.node if link else NO_NODE
+        if link is not None and node == NO_NODE:
+            if kind == "lost":
+                self.on_gone(link, message)
             return
         try:
             if handler := handlers.get(kind):
                 handler(node, message)
-            elif kind in LOSSES and node == OF_LAUNCHER:
+            elif kind in LOSSES and link is None:
                 raise self.explain_loss(message, node)
             elif kind in LOSSES and on_loss:
                 on_loss(node, self.explain_loss(message, node))
         except MsrunError:
             raise
         except NotUnderstood as error:
-            self.links[node].give_up(f"{self.links[node].entry.name}: {NOT_UNDERSTOOD.format(error)}")
+            assert link is not None, "the launcher understands itself"
+            link.give_up(f"{link.entry.name}: {NOT_UNDERSTOOD.format(error)}")
         except Exception as error:
             if on_fault is None:
                 raise
@@ -603,7 +588,7 @@ class Agents:
         self.tell_all("pause")
         deadline = time.monotonic() + PAUSE_WAIT_S
         for link in self.links:
-            link.beat(0.0)
+            link.beat()
         while any(link.has_unseen for link in self.links) and time.monotonic() < deadline:
             self._take_turn(POLL_S)
         self.stop_self()

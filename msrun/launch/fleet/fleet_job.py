@@ -32,7 +32,7 @@ from msrun.launch.console import Console, say
 from msrun.launch.directory.lock import JobLock
 from msrun.launch.directory.log_directory import EventLog, describe_removed, new_job_id, publish, write_private
 from msrun.launch.failure import at_home, hide_secrets, write_failure
-from msrun.launch.fleet.agents import OF_LAUNCHER, SALVAGE_S, NotUnderstood
+from msrun.launch.fleet.agents import NO_NODE, SALVAGE_S, NotUnderstood
 from msrun.launch.fleet.hosts import HostPlans, Hosts, ListedHosts, ReadyHosts, keep_attempt, ranks_of_hosts
 from msrun.launch.fleet.joined_hosts import JoinedHosts
 from msrun.launch.job import JobResult
@@ -168,11 +168,10 @@ class FleetRun:
         """Wait until every host has ended its part, and return how the job ended; None when it goes on elsewhere."""
         links = self._agents.links
         self._hear(lambda: len(self._ended) == len(links))
+        end = self._clock() + 2 * SALVAGE_S  # afterwards the logs of silent hosts are those of another attempt
+        self._agents.hear(lambda: not any(link.is_salvaging for link in links), {}, deadline=end)
         if not self.coordinator.goes_on or self._agents.interrupt is not None:
             return self._conclude()
-        end = time.monotonic() + 2 * SALVAGE_S  # afterwards the logs of silent hosts are those of another attempt
-        while any(link.is_salvaging for link in links) and time.monotonic() < end:
-            self._agents.hear(lambda: False, {}, deadline=self._clock() + TICK_S)
         self._end_attempt()
         return None
 
@@ -194,7 +193,6 @@ class FleetRun:
             **dict.fromkeys(REPORTS, self._on_report),
             "result": self._on_result,
             "logs_end": lambda node, _: self._ended.add(node),
-            "broken": lambda node, m: self._lose(node, self._agents.explain_loss(m, node), is_ended=False),
             "lost": lambda node, m: self._lose(node, self._agents.explain_loss(m, node)),
             "error": lambda node, m: self._lose(node, self._explain(node, m)),  # it could not begin, or failed itself
             "fault": lambda node, m: self._fail(self._explain(node, m)),  # all hosts end by their own means
@@ -261,24 +259,25 @@ class FleetRun:
         self._give(orders or self.coordinator.hear(node_rank, message))
 
     def _on_result(self, node_rank: int, message: Message) -> None:
+        if not self.coordinator.is_over:
+            raise NotUnderstood("it has the result of a job that is not over")
         value = message["failure"]
         self._results[node_rank] = self._at_home(read_failure(value)) if value is not None else None
         self._survivors += [pid for pid in message["survivors"] if type(pid) is int]
 
     def _explain(self, node_rank: int, message: Message) -> MsrunError:
-        name = "" if node_rank == OF_LAUNCHER else f"{self._spec.host_entries[node_rank].name}: "
+        name = "" if node_rank == NO_NODE else f"{self._spec.host_entries[node_rank].name}: "
         return self._agents.explain_loss({**message, "text": f"{name}{message['text']}"}, node_rank)
 
-    def _lose(self, node_rank: int, fault: MsrunError, *, is_ended: bool = True) -> None:
-        """Nothing more is to be expected of a host; `is_ended`: what it has left of its logs has come, too."""
+    def _lose(self, node_rank: int, fault: MsrunError) -> None:
+        """Nothing more is to be expected of a host."""
         if node_rank not in self._ended and node_rank not in self._results:
             self._note_fault(fault)
             self._record.lost(node_rank)
             if self.coordinator.goes_on and node_rank not in self.coordinator.losses:
                 self.late_losses.add(node_rank)
             self._give(self.coordinator.lost(node_rank, str(fault), fault.exit_code))
-        if is_ended:
-            self._ended.add(node_rank)
+        self._ended.add(node_rank)
 
     # -- what hosts are told ------------------------------------------------------------------------------------------
 

@@ -142,7 +142,6 @@ class Hosts(ABC):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         with contextlib.ExitStack() as stack:
-            stack.callback(self.agents.inbox.close)
             stack.callback(self.agents.loop.opening.join, CLOSE_S)
             if self._opener is not None:
                 stack.callback(self._opener.close)  # calls off what is being connected
@@ -172,7 +171,7 @@ class Hosts(ABC):
             **given,
         )
         own = {} if job.is_launchers_host else environment  # whose agent has this process's
-        way = opener.way(entry, own, number, partial(self.agents.sizes_of, number))
+        way = opener.way(entry, own, number)
         return self.agents.make_link(entry, way, job, number)
 
 

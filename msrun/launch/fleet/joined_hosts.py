@@ -255,10 +255,8 @@ class JoinedHosts(Hosts):
         super().__init__(spec, job_id, signals, say, folder=spec.log_dir)
         self._request, self.place = request, place
         self._gate = Gate(self.agents.loop, listener, token, tls, self._on_knock, self._on_note)
-        self.agents.aside = {"lost": self._on_gone}
+        self.agents.on_gone = self._on_gone
         self._registry = Registry(spec.worker_num, spec.max_restarts, spec.table_hosts, table_digest(spec.table_hosts))
-        self._links: dict[int, AgentLink] = {}
-        """Those to hosts that have come, by their numbers: the order of their coming."""
         self._places: dict[HostEntry, _Place] = {}
         """Hosts of the job, and those that wait for its next start, once all have come."""
         self._folders = itertools.count()
@@ -344,24 +342,23 @@ class JoinedHosts(Hosts):
         number = next(self.agents.numbers)
         if self._spec.min_hosts and self._registry.is_complete and not self.hosts:
             self._number()  # this one has come in the same moment as the last of them
-        is_late = bool(self.hosts)
-        try:
-            if is_late and self._spec.min_hosts:
-                self._registry.check_late(request)
-            else:
-                self._registry.add(number, request)
-        except Refused as error:
-            self._gate.refuse(stranger, str(error))
-            return
-        stranger.accept(self._spec.heartbeat_time_out_s)
-        self._say(f"{request.describe()} registered with {count_workers(request.local_worker_num)}")
+        is_late, connection = bool(self.hosts), stranger.connection
         name, devices = request.describe(), tuple(range(request.local_worker_num))
         entry = HostEntry(
             f"host {number} {name}" if is_late else name, len(devices), devices, address=request.address, has_come=True
         )
-        stranger.connection.address = request.address
-        link = self.agents.make_link(entry, Way(lambda _: stranger.connection), None, number, has_dialled=True)
-        self._links[number] = link
+        link = self.agents.make_link(entry, Way(lambda _: connection), None, number, has_dialled=True)
+        try:
+            if is_late and self._spec.min_hosts:
+                self._registry.check_late(request)
+            else:
+                self._registry.add(link, request)
+        except Refused as error:
+            self._gate.refuse(stranger, str(error))
+            return
+        stranger.accept(self._spec.heartbeat_time_out_s)
+        self._say(f"{name} registered with {count_workers(request.local_worker_num)}")
+        connection.address = request.address
         self.agents.others.append(link)
         link.start()
         if is_late:
@@ -371,12 +368,10 @@ class JoinedHosts(Hosts):
             if self._spec.rescale_now and self.run_of_job is not None and self.pool.can_grow:
                 self.run_of_job.regroup(f"{entry.name} has come (--rescale now)")
 
-    def _on_gone(self, number: int, message: Message) -> None:
-        link = self._links.pop(number, None)
-        if link is None:
-            return
-        self.agents.others.remove(link)
-        if self._registry.remove(number) is not None and not self.hosts:
+    def _on_gone(self, link: AgentLink, message: Message) -> None:
+        if link in self.agents.others:
+            self.agents.others.remove(link)
+        if self._registry.remove(link) is not None and not self.hosts:
             self._say(f"{message['reason']}; it may register again")
         elif self._places.pop(link.entry, None) is not None:
             self._say(f"{message['reason']}; the job did not use it")
@@ -389,7 +384,7 @@ class JoinedHosts(Hosts):
         came = f"all {len(self.hosts)} hosts have come" if len(self.hosts) > 1 else "no other host has come"
         self._say(f"{came}; this is {self.own.describe()}")
         for key, one in assignments:
-            entry, link = _entry(one), self._links[key] if isinstance(key, int) else None
+            entry, link = _entry(one), key if isinstance(key, AgentLink) else None
             if link is not None:
                 link.entry = entry
             self._places[entry] = _Place(link, one.name, one.address, next(self._folders))
@@ -421,7 +416,6 @@ class JoinedHosts(Hosts):
         agents.logs, agents.folder, agents.has_begun, self.run_of_job = logs, spec.log_dir, False, None
         for entry in lost:
             if (place := self._places.pop(entry, None)) and place.link is not None:
-                self._links.pop(place.link.number, None)
                 place.link.dismiss()
         entry = spec.host_entries[own]
         if self._places[entry].link is None:
@@ -429,9 +423,9 @@ class JoinedHosts(Hosts):
             link.start()
             self._places[entry] = replace(self._places[entry], link=link)
         places = [self._places[entry] for entry in spec.host_entries]
-        known = {id(link): link for link in (*agents.links, *agents.others, *self._links.values())}
+        known = [*agents.links, *agents.others]
         agents.links = [place.link for place in places if place.link is not None]
-        agents.others = [link for link in known.values() if link not in agents.links]
+        agents.others = [link for link in known if link not in agents.links]
         hosts = tuple(
             replace(host, name=place.name, address=place.address)
             for host, place in zip(assign_hosts(spec.host_entries, spec.table_hosts), places, strict=True)

@@ -93,19 +93,20 @@ class Way:
     """Returns a pipe before a moment, None = in the usual time; as `HostOpener.open`."""
     start: bytes = b""  # starts an agent; empty where one runs already
     attach: bytes = b""  # connects to the agent of a broken connection; empty where that cannot be
-    salvage: Callable[[], bytes] = bytes  # sends what a killed agent has left
+    salvage: Callable[[Mapping[str, int]], bytes] = bytes
+    """Sends what a killed agent has left; is given how much of each of its logs is here."""
 
 
 def agent_codes(
-    environment: Mapping[str, str], job_id: str, number: int, sizes: Callable[[], Mapping[str, int]], shipped: str = ""
-) -> tuple[bytes, bytes, Callable[[], bytes]]:
+    environment: Mapping[str, str], job_id: str, number: int, shipped: str = ""
+) -> tuple[bytes, bytes, Callable[[Mapping[str, int]], bytes]]:
     """Return what starts an agent, attaches to it and salvages what it has left: see `Way`. `environment`: variables
-    that the agent's process gets beside those that it has. `number`: of the agent among all of the job. `sizes`: how
-    much of its logs is here. `shipped`: from `pack_msrun`, for a host without msrun."""
+    that the agent's process gets beside those that it has. `number`: of the agent among all of the job. `shipped`: from
+    `pack_msrun`, for a host without msrun."""
     prelude = _ENVIRONMENT.format(environment=ascii(dict(environment))) + shipped + _OWN
 
-    def salvage() -> bytes:
-        text = _SALVAGE.format(job_id=job_id, number=number, offsets=ascii(dict(sizes())))
+    def salvage(sizes: Mapping[str, int]) -> bytes:
+        text = _SALVAGE.format(job_id=job_id, number=number, offsets=ascii(dict(sizes)))
         return (prelude + text).encode("ascii")
 
     attach = prelude + _ATTACH.format(job_id=job_id, number=number)
@@ -160,12 +161,10 @@ class HostOpener:
         end = time.monotonic() + self._spec.ssh.connect_time_out_s if deadline is None else deadline
         return self._connector.open(entry, agent_command(interpreter), deadline=end)
 
-    def way(
-        self, entry: HostEntry, environment: Mapping[str, str], number: int, sizes: Callable[[], Mapping[str, int]]
-    ) -> Way:
+    def way(self, entry: HostEntry, environment: Mapping[str, str], number: int) -> Way:
         """Return the way to a host; arguments as `agent_codes`."""
         shipped = "" if entry in self._local else self._shipped
-        start, attach, salvage = agent_codes(environment, self._job_id, number, sizes, shipped)
+        start, attach, salvage = agent_codes(environment, self._job_id, number, shipped)
         return Way(partial(self.open, entry), start, attach if self.can_resume(entry) else b"", salvage)
 
     def close(self) -> None:

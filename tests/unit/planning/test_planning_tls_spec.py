@@ -17,7 +17,7 @@ DOCUMENTED_CIPHERS = (
     "DHE-PSK-CHACHA20-POLY1305:ECDHE-RSA-CHACHA20-POLY1305:ECDHE-PSK-CHACHA20-POLY1305:DHE-RSA-AES128-CCM"
 )
 """As MindSpore's own example has them, shortened: a stray blank, and suites that MindSpore refuses."""
-LEAST = {"client_cert_path": "client.p12", "ca_cert_path": "/etc/ca.crt"}
+LEAST = {"client_cert_path": "client.pem", "ca_cert_path": "/etc/ca.crt"}
 
 
 def parse(values: Any, **environ: str) -> TlsSpec:
@@ -32,9 +32,9 @@ def refusal(values: Any) -> str:
 
 
 def test_paths_count_from_the_folder_of_the_file() -> None:
-    spec = parse({**LEAST, "crl_path": "", "server_cert_path": "keys/server.p12"})
-    assert (spec.client_cert_path, spec.ca_cert_path, spec.crl_path) == ("/conf/client.p12", "/etc/ca.crt", "")
-    assert spec.server_cert_path == "/conf/keys/server.p12"
+    spec = parse({**LEAST, "crl_path": "", "server_cert_path": "keys/server.pem"})
+    assert (spec.client_cert_path, spec.ca_cert_path, spec.crl_path) == ("/conf/client.pem", "/etc/ca.crt", "")
+    assert spec.server_cert_path == "/conf/keys/server.pem"
     assert spec.place("ca_cert_path") == "--tls_config tls.json: ca_cert_path /etc/ca.crt"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tls_files import PASSWORDS, Authority, TlsFolder, as_pem, as_pkcs12, new_key, small_rsa_key
+from tls_files import PASSWORDS, Authority, TlsFolder, as_pem, new_key, small_rsa_key
 
 from msrun.cluster.messages import NotUnderstood
 from msrun.cluster.tls import Side, TlsIdentity, TlsSession, explain, open_identity
@@ -60,17 +60,12 @@ def test_good_files_give_a_strict_context(tls: TlsFolder, side: Side) -> None:
     names = [cipher["name"] for cipher in context.get_ciphers() if cipher["protocol"] != "TLSv1.3"]
     assert names == [CIPHERS[1]]
     assert set(os.listdir("/proc/self/fd")) == before and sorted(os.listdir(tls.folder)) == [
-        "ca.crt", "client.p12", "server.p12", "tls.json",
+        "ca.crt", "client.pem", "server.pem", "tls.json",
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("password", ["", "a b ü"])
-@pytest.mark.parametrize("form", [as_pem, as_pkcs12])
-def test_pem_and_pkcs12_are_read_with_and_without_a_password(
-    tls: TlsFolder, form: Callable[..., bytes], password: str
-) -> None:
-    tls.write("own", form(tls.keys["client"], tls.certificates["client"], password))
-    assert open_side(tls, "client", {"MSRUN_TLS_CLIENT_PASSWORD": password}, client_cert_path="own")
+def test_a_key_needs_no_password(tls: TlsFolder) -> None:
+    assert open_side(tls, "client", {}, **use(tls, "client", tls.keys["client"], tls.certificates["client"]))
 
 
 def test_password_may_be_in_a_file_that_nobody_else_can_read(tls: TlsFolder) -> None:
@@ -86,11 +81,8 @@ def test_password_may_be_in_a_file_that_nobody_else_can_read(tls: TlsFolder) -> 
 def test_wrong_and_missing_passwords_are_told_apart(tls: TlsFolder, side: Side) -> None:
     name = f"MSRUN_TLS_{side.upper()}_PASSWORD"
     wrong = refusal(tls, side, {name: "no"})
-    assert f"{side}.p12: wrong password; set {name}, or name a file with {side}_password_file" in wrong
+    assert f"{side}.pem: wrong password; set {name}, or name a file with {side}_password_file" in wrong
     assert "is encrypted, and there is no password" in refusal(tls, side, {})
-    tls.write("own.pem", as_pem(tls.keys[side], tls.certificates[side], "right"))
-    assert "wrong password" in refusal(tls, side, {name: "no"}, **{f"{side}_cert_path": "own.pem"})
-    assert "there is no password" in refusal(tls, side, {}, **{f"{side}_cert_path": "own.pem"})
 
 
 DECRYPTED_TO_NO_KEY = b"""\
@@ -107,13 +99,12 @@ JPoQRUZTBGOTP9GKocZgQEv61Lj1ipOxQ1GRxayb8kJttzdEt2TjA8tVn2nu+bDA
 
 
 def test_wrong_password_that_decrypts_to_something_is_still_a_wrong_password(tls: TlsFolder) -> None:
-    tls.write("own.pem", DECRYPTED_TO_NO_KEY)
+    own = as_pem(None, tls.certificates["client"])
+    tls.write("own.pem", DECRYPTED_TO_NO_KEY + own)
     for password in ("no", "no152"):
         assert "wrong password" in refusal(
             tls, "client", {"MSRUN_TLS_CLIENT_PASSWORD": password}, client_cert_path="own.pem"
         )
-    tls.write("own.pem", DECRYPTED_TO_NO_KEY[:100] + b"\n-----END ENCRYPTED PRIVATE KEY-----\n")
-    assert "cannot be read" in refusal(tls, "client", PASSWORDS, client_cert_path="own.pem")
 
 
 @pytest.mark.parametrize(
@@ -121,17 +112,13 @@ def test_wrong_password_that_decrypts_to_something_is_still_a_wrong_password(tls
     [
         (lambda tls: b"", "is empty"),
         (lambda tls: b"x" * ((1 << 20) + 1), "has more than"),
-        (lambda tls: b"no certificate", "is neither PKCS#12 nor PEM, or is damaged"),
-        (lambda tls: as_pkcs12(tls.keys["client"], tls.certificates["client"], "")[:-40], "or is damaged"),
-        (lambda tls: as_pkcs12(None, tls.certificates["client"], ""), "holds no private key; export it with its key"),
-        (lambda tls: as_pkcs12(tls.keys["client"], None, ""), "holds no certificate"),
-        (
-            lambda tls: as_pkcs12(tls.keys["client"], tls.certificates["client"], "", [tls.authority.certificate]),
-            "holds a chain of 2 certificates; give one certificate with its key, and all of the CA in ca_cert_path",
-        ),
+        (lambda tls: b"no certificate", "is no PEM; of a PKCS#12 file openssl pkcs12"),
         (lambda tls: tls.authority.pem, "holds no private key; put certificate and key into one PEM file"),
         (lambda tls: as_pem(tls.keys["client"], None), "holds no certificate"),
-        (lambda tls: as_pem(tls.keys["client"], None)[:60] + b"\n-----END PRIVATE KEY-----", "cannot be read"),
+        (
+            lambda tls: as_pem(new_key(), None)[:60] + b"\n-----END PRIVATE KEY-----\n" + tls.authority.pem,
+            "cannot be read",
+        ),
         (lambda tls: as_pem(new_key(), tls.certificates["client"]), "the key in it does not fit the certificate"),
     ],
 )
@@ -185,10 +172,10 @@ def test_revocation_list_is_held_to_its_dates_and_its_authority(
 ) -> None:
     other = Authority("another CA")
     for text, reason in (
-        (authority.revoke([tls.certificates[side]]), f"{side}.p12: was revoked, says crl_path; get a new one"),
-        (authority.revoke(days=-1), "crl: is out of date since 20"),
+        (authority.revoke([tls.certificates[side]]), f"{side}.pem: was revoked, says crl_path; get a new one"),
+        (authority.revoke(days=-1), "crl_path is out of date; get the CA's newest"),
         (authority.revoke(begin_days=1), "later than now; check the clocks"),
-        (other.revoke(), "is not from the CA in ca_cert_path"),
+        (other.revoke(), "crl_path holds no list of the CA that signed it"),
         (Authority("test CA").revoke(), "is not from the CA in ca_cert_path"),
         (b"-----BEGIN X509 CRL-----\nabc\n-----END X509 CRL-----\n", "holds no revocation list"),
         (authority.pem, "holds no revocation list"),

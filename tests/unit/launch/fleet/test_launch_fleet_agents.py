@@ -27,10 +27,8 @@ class TwoAgents:
         self.clock, self.signals = FakeClock(), FakeSignals()
         made: Any = Agents(self.signals, (signal.SIGUSR1,), SILENCE_S, clock=self.clock)  # type: ignore[arg-type]
         self.agents: Agents = made
-        self.inbox = self.agents.inbox
         self.links = [FakeLink(0), FakeLink(1)]
         made.links = self.links
-        made._next_beat = self.clock.now
         self.heard: list[Message] = []
 
     def hear(self, times: int = 1, **settings: Any) -> bool:
@@ -40,7 +38,10 @@ class TwoAgents:
         return self.agents.hear(lambda: len(self.heard) >= times, handlers, **settings)
 
     def post(self, kind: str = "event", node: int = 0) -> None:
-        self.inbox.post({"type": kind, "node": node})
+        self.say(node, kind)
+
+    def say(self, node: int, kind: str, **fields: Any) -> None:
+        self.agents.post(self.links[node], {"type": kind, **fields})  # type: ignore[arg-type]
 
     def told(self, node: int) -> list[Any]:
         return [done for done in self.links[node].done if isinstance(done, dict)]
@@ -51,7 +52,6 @@ def two() -> Iterator[TwoAgents]:
     made = TwoAgents()
     yield made
     made.agents.loop.close(0.0)
-    made.inbox.close()
     made.signals.close()
 
 
@@ -63,37 +63,13 @@ def test_handler_that_fails_over_what_was_well_said_is_no_fault_of_the_host(two:
 
     faults: list[Exception] = []
     for _ in range(2):
-        two.inbox.post({"type": "event", "node": 0, "moment": "note", "fields": {"text": "hello"}})
+        two.say(0, "event", moment="note", fields={"text": "hello"})
     assert two.agents.hear(lambda: len(two.heard) == 2, {"event": slip}, on_fault=faults.append)
     assert faults == [error] * 2, "those after the first are delivered too"
     assert not any("understood" in str(done) for done in two.links[0].done)
-    two.inbox.post({"type": "event", "node": 0, "moment": "note", "fields": {"text": "hello"}})
+    two.say(0, "event", moment="note", fields={"text": "hello"})
     with pytest.raises(type(error)):
         two.agents.hear(lambda: False, {"event": slip})
-
-
-def test_signs_of_life_are_given_at_intervals(two: TwoAgents) -> None:
-    def look() -> None:
-        two.post()
-        assert two.hear()
-
-    look()
-    assert two.links[0].done.count("beat") == 1
-    look()
-    assert two.links[0].done.count("beat") == 1, "not with every message"
-    two.clock.advance(module.MAX_BEAT_S)
-    look()
-    assert [link.done.count("beat") for link in two.links] == [2, 2]
-
-
-def test_time_in_which_the_launcher_was_stopped_is_nobody_s_silence(two: TwoAgents) -> None:
-    for passed_s in (module.MAX_BEAT_S, 1000.0):
-        two.post()
-        assert two.hear()
-        two.clock.advance(passed_s)
-    two.post()
-    assert two.hear()
-    assert [link.listened_s for link in two.links] == [3 * module.MAX_BEAT_S] * 2
 
 
 def test_signal_in_the_job_is_told_to_all_and_the_first_that_no_worker_gets_counts(two: TwoAgents) -> None:
@@ -136,8 +112,7 @@ def test_launcher_stops_itself_once_its_agents_know_why(two: TwoAgents) -> None:
     assert stopped == [False], "not before all have heard of it"
     assert [message["type"] for message in two.told(0)] == ["pause", "resume"]
     done = [done if isinstance(done, str) else done["type"] for done in two.links[0].done]
-    assert done[:4] == ["pause", "beat", "resume", "beat"]
-    assert two.links[0].listened_s <= module.MAX_BEAT_S
+    assert done == ["pause", "beat", "resume"]
     assert two.agents.interrupt is None
 
 

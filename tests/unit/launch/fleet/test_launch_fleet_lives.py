@@ -17,9 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msrun.cluster.messages import Message
-from msrun.cluster.own_thread import Inbox
 from msrun.errors import ClusterError
-from msrun.launch.fleet.agents import AgentLink
+from msrun.launch.fleet.agents import MAX_BEAT_S, AgentLink
 from msrun.launch.remote.launcher_link import LauncherLink
 from msrun.launch.transport import link
 from msrun.launch.transport.event_loop import ByteChannel, EventLoop
@@ -124,8 +123,9 @@ class Tasks:
 
         self.waiting.append(work)
 
-    def call_later(self, _seconds: float, task: Callable[[], None]) -> None:
-        self.waiting.append(task)
+    def call_later(self, seconds: float, task: Callable[[], None]) -> None:
+        if seconds < MAX_BEAT_S:  # signs of life are given by the test
+            self.waiting.append(task)
 
 
 class Life:
@@ -136,7 +136,6 @@ class Life:
         self.tasks = Tasks()
         self.wires: list[Wire] = []
         self.may_connect = True
-        self.inbox = Inbox()
         self.to_launcher: list[int] = []
         self.to_agent: list[int] = []
         self.logs: list[int] = []
@@ -151,9 +150,9 @@ class Life:
         self.link = AgentLink(
             0,
             HostEntry("host0", 1),
-            Way(self._open, b"start", b"attach", lambda: SALVAGE),
+            Way(self._open, b"start", b"attach", lambda _: SALVAGE),
             {"type": "job"},
-            self.inbox,
+            lambda _link, message: self.posts.append(message),
             self._take_first,
             cast(EventLoop, self.tasks),
             silence_s=SILENCE_S,
@@ -239,13 +238,11 @@ class Life:
                 self.link.beat(0.0)
 
     def close(self) -> None:
-        self.posts += self.inbox.take()
         for wire in self.wires:
             wire.socket.close()
         self.agent.start()
         self.agent.close()
         self.listener.close()
-        self.inbox.close()
 
     @property
     def heard_by_agent(self) -> list[int]:
@@ -276,10 +273,9 @@ def test_whatever_breaks_each_message_and_log_arrives_once_and_in_its_order(seed
         for _ in range(count):
             rng.choice([*steps, *often, *often])()
         life.settle()
-        life.posts += life.inbox.take()
         heard = [post["number"] for post in life.posts if post["type"] == "event"]
         wishes = life.heard_by_agent
-        own = [post["type"] for post in life.posts if post["type"] in ("opened", "cut", "resumed", "broken", "lost")]
+        own = [post["type"] for post in life.posts if post["type"] in ("opened", "cut", "resumed", "lost")]
         if life.link.is_over:  # a silence that was too long
             assert own.count("lost") == 1
             assert heard == life.to_launcher[: len(heard)] and wishes == life.to_agent[: len(wishes)]

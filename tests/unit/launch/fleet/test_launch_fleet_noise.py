@@ -223,7 +223,6 @@ def test_job_whose_agents_say_anything_ends_with_a_result_and_writes_its_own_fil
         preparation = ListedHosts(spec, {}, "J", *waits, events, lambda _: None)
         agents = preparation.agents
         agents.logs = logs
-        stack.callback(agents.inbox.close)
         stack.callback(agents.loop.close, time.monotonic() + 30)
         agents.links = [
             agents.make_link(entry, Way(lambda _, node=node: said_before(said[node])), None, node)

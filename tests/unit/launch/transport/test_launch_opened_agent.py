@@ -112,7 +112,7 @@ def test_interpreter_that_is_not_there_is_named() -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-CODE = agent_codes({}, "0" * 16, 0, dict, pack_msrun())[1]
+CODE = agent_codes({}, "0" * 16, 0, pack_msrun())[1]
 """Ends at once: there is no agent to connect to."""
 
 
@@ -168,9 +168,9 @@ def test_this_host_needs_no_ssh_and_others_are_reached_in_their_time_with_their_
         begin = time.monotonic()
         opener.open(THERE, 1234.5)
         opener.open(THERE, None)
-        codes = [opener.way(entry, {}, 0, dict) for entry in entries]
+        codes = [opener.way(entry, {}, 0) for entry in entries]
     command = agent_command("/opt/python")
     assert asked[0] == (THERE, command, 1234.5)
     assert begin + 20.0 <= asked[1][2] <= time.monotonic() + 20.0
     assert [bool(code.attach) for code in codes] == [False, True]
-    assert all(code.start and code.salvage() for code in codes)
+    assert all(code.start and code.salvage({}) for code in codes)

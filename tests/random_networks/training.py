@@ -24,7 +24,6 @@ from msrun.runtime import (
     get_rank,
     load_checkpoint,
     no_init_parameters,
-    release,
     save_checkpoint,
     shard,
     value_and_grad,
@@ -114,7 +113,7 @@ def row_order(case: Case, rows: int) -> Tensor:
 
 
 def train_rank(case: Case, folder: Path) -> Trained:
-    """Train as one rank of the world that this process has joined; leaves it."""
+    """Train as one rank of the world that this process has joined; `read_state` has what it saves."""
     rank = get_rank()
     dtype = use_dtype(case)
     if habits.has(case, "deferred"):
@@ -377,7 +376,7 @@ def take_gradients(
 
 
 def whole_state(case: Case, saved: nn.Module, folder: Path | None) -> dict[str, Tensor]:
-    """Return every parameter and buffer; of a parallel network as its checkpoint, or its state_dict, has them."""
+    """Return every parameter and buffer, also of a parallel network's state_dict; ranks may leave them in a checkpoint."""
     if case.finish == "state_dict":
         state = saved.state_dict()
         whole = {name: getattr(value, "full_tensor", lambda v=value: v)() for name, value in state.items()}
@@ -385,10 +384,11 @@ def whole_state(case: Case, saved: nn.Module, folder: Path | None) -> dict[str, 
     if folder is None:
         return {name: value.detach().clone() for name, value in (*saved.named_parameters(), *saved.named_buffers())}
     save_checkpoint(saved, folder / "checkpoint")
-    rank = get_rank()
-    release()
-    if rank != 0:
-        return {}
+    return {}
+
+
+def read_state(folder: Path) -> dict[str, Tensor]:
+    """Return what the ranks have saved, as one process reads it."""
     read = load_checkpoint(folder / "checkpoint")
     return {name: value for name, value in read.items() if isinstance(value, Tensor)}
 

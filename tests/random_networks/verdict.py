@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from random_networks.case import Case
-from random_networks.worlds import Report
+from random_networks.reports import Report
 
 GOOD = ("equal", "refused", "invalid")
 PEER_LEFT = re.compile(
@@ -27,8 +27,8 @@ class Verdict:
     """What came out."""
 
     kind: str
-    """equal; refused; different; internal error; refused by some ranks; several lines; died; hung; invalid: the one
-    process fails, so the case proves nothing."""
+    """equal; refused; different; internal error; refused by some ranks; several lines; invalid: the one process fails, so
+    the case proves nothing."""
     message: str = ""
     trace: str = ""
 
@@ -56,10 +56,9 @@ def tolerance(case: Case) -> float:
 
 def judge(case: Case, alone: Report, ranks: Sequence[Report]) -> Verdict:
     """Compare the ranks with the one process."""
-    hung = [rank for rank, report in enumerate(ranks) if report.kind == "hung"]
     refused = [report for report in ranks if report.kind == "refused"]
-    broken = [(rank, report) for rank, report in enumerate(ranks) if report.kind in ("error", "died")]
-    own = [(r, report) for r, report in broken if report.kind == "died" or not PEER_LEFT.search(report.message)]
+    broken = [(rank, report) for rank, report in enumerate(ranks) if report.kind == "error"]
+    own = [(rank, report) for rank, report in broken if not PEER_LEFT.search(report.message)]
     if alone.kind != "done":
         if alone.kind == "refused" and len(refused) == len(ranks):
             return Verdict("refused", first_reason(refused))
@@ -67,21 +66,12 @@ def judge(case: Case, alone: Report, ranks: Sequence[Report]) -> Verdict:
     assert alone.trained is not None
     if not bool(_vector(alone.trained.losses).isfinite().all()):
         return Verdict("invalid", "one process: a loss that is not finite")
-    for kind in ("died", "error"):
-        for rank, report in own:
-            if report.kind == kind:
-                text = f"rank {rank}: {report.error}"
-                return Verdict("died" if kind == "died" else "internal error", text, report.trace)
+    for rank, report in own:
+        return Verdict("internal error", f"rank {rank}: {report.error}", report.trace)
     if refused and _ONE_RANKS_OWN.search(first_reason(refused)) and not own:
         return Verdict("refused", first_reason(refused))
     if refused and len(refused) < len(ranks):
-        return Verdict(
-            "refused by some ranks",
-            f"{refused[0].error}; the others: {', '.join(sorted({r.kind for r in ranks if r.kind != 'refused'}))}",
-            refused[0].trace + "".join(ranks[rank].trace for rank in hung[:1]),
-        )
-    if hung:
-        return Verdict("hung", f"ranks {hung} wait for ever", ranks[hung[0]].trace)
+        return Verdict("refused by some ranks", f"{refused[0].error}; others left", refused[0].trace)
     if broken:
         return Verdict("internal error", f"rank {broken[0][0]}: {broken[0][1].error}", broken[0][1].trace)
     if refused:

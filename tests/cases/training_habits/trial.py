@@ -228,8 +228,11 @@ class Habit:
     limit: float = 1e-10
     """Largest difference, relative to a tensor's largest value."""
 
-    def trial(self, mode: str, *, broadcasts: bool = False) -> Trial:
-        return Trial(mode, draws=self.draws, cuts=self.cuts, broadcasts=broadcasts)
+    def notes(self, mode: str, *, broadcasts: bool = False) -> list[Note]:
+        """Return what one trial of it has seen."""
+        trial = Trial(mode, draws=self.draws, cuts=self.cuts, broadcasts=broadcasts)
+        self.run(trial)
+        return trial.notes
 
 
 HABITS: dict[str, Habit] = {}

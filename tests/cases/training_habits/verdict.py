@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from random_networks.verdict import PEER_LEFT, differ, hides_an_internal_error
-from random_networks.worlds import Report
+from random_networks.reports import Report
 from torch import Tensor
 
 from training_habits.trial import Note
@@ -17,8 +16,8 @@ from training_habits.trial import Note
 @dataclass(frozen=True)
 class Verdict:
     kind: str
-    """equal; refused; own rows: equal to one process that takes half of the rows at a time; WRONG; raw error; died;
-    hung; invalid: the script fails in one process too."""
+    """equal; refused; own rows: equal to one process that takes half of the rows at a time; WRONG; raw error; invalid: the
+    script fails in one process too."""
     message: str = ""
     """Of a refusal: the class of the error, and its text."""
     trace: str = ""
@@ -32,10 +31,9 @@ def judge(alone: Report, halves: Report, ranks: Sequence[Report], limit: float) 
     """
     if alone.kind != "done":
         return Verdict("invalid", alone.error, alone.trace)
-    for kind, word in (("died", "died"), ("error", "raw error")):
-        for rank, report in enumerate(ranks):
-            if report.kind == kind and not (kind == "error" and PEER_LEFT.search(report.message)):
-                return Verdict(word, f"rank {rank}: {report.error}", report.trace)
+    for rank, report in enumerate(ranks):
+        if report.kind == "error" and not PEER_LEFT.search(report.message):
+            return Verdict("raw error", f"rank {rank}: {report.error}", report.trace)
     refused = [report for report in ranks if report.kind == "refused"]
     told = ("cannot run this call", "CollectiveError: ")  # by a rank that has heard of the others' error
     own = [report for report in refused if not any(words in report.error for words in told)] or refused
@@ -44,8 +42,7 @@ def judge(alone: Report, halves: Report, ranks: Sequence[Report], limit: float) 
         return Verdict(kind, own[0].error, own[0].trace)
     for rank, report in enumerate(ranks):
         if report.kind != "done":
-            word = "hung" if report.kind == "hung" else "raw error"
-            return Verdict(word, f"rank {rank}: {report.error}", report.trace)
+            return Verdict("raw error", f"rank {rank}: {report.error}", report.trace)
     notes = [report.trained for report in ranks]
     difference = compare(alone.trained, notes, limit)
     if difference and halves.kind == "done" and not compare(halves.trained, notes, limit):
@@ -103,7 +100,3 @@ def _difference_of_names(right: dict[str, Tensor], ranks: Sequence[dict[str, Ten
             return f"{name} off by {max(found):.1e}"
     return ""
 
-
-def short(verdict: Verdict) -> str:
-    """Return the verdict on one line."""
-    return re.sub(r"\s+", " ", f"{verdict.kind}: {verdict.message}").strip(": ")

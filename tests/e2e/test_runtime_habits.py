@@ -25,8 +25,8 @@ FAST = {
 
 @pytest.fixture
 def folder(mode: str, name: str, tmp_path: Path) -> Iterator[Path]:
-    """Where the ranks tell what the habit has done: as it does in one process, and in one that takes half of the rows at
-    a time."""
+    """Where the ranks tell what the habit has done; it is judged beside one process, and one that takes half of the
+    rows at a time."""
     yield tmp_path
     ways = (ALONE, IN_HALVES) if mode in (*OWN_ROWS, "pipeline") else (ALONE,)
     alone = [report_alone(lambda way=way: HABITS[name].notes(way, broadcasts=mode in OWN_ROWS)) for way in ways]

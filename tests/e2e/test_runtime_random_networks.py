@@ -18,7 +18,7 @@ from random_networks.case import Case, Piece, parse_case
 from random_networks.grammar import draw_case
 from random_networks.reports import Report, report_alone, tell, told
 from random_networks.training import Trained, read_state, train_alone, train_rank
-from random_networks.verdict import GOOD, Verdict, judge
+from random_networks.verdict import Verdict, judge
 
 # Read when the tests are collected: the fixtures clear what belongs to jobs.
 CASES = int(os.environ.get("MSRUN_FUZZ_CASES", "15"))

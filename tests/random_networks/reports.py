@@ -53,7 +53,7 @@ def report_alone(work: Callable[[], Any]) -> Report:
 
 
 def tell(folder: Path, rank: int, work: Callable[[], Any]) -> None:
-    """Run `work` on a rank, and leave its report. A rank whose work has not ended well leaves its world, too: the others
+    """Run `work` on a rank, and leave its report. A rank whose work has not ended well leaves its world, too: others
     may be at another place."""
     report = report_of(work)
     (folder / f"{rank}").write_bytes(pickle.dumps(report))

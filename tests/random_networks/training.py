@@ -376,7 +376,7 @@ def take_gradients(
 
 
 def whole_state(case: Case, saved: nn.Module, folder: Path | None) -> dict[str, Tensor]:
-    """Return every parameter and buffer, also of a parallel network's state_dict; ranks may leave them in a checkpoint."""
+    """Return every parameter and buffer; ranks leave them in a checkpoint, unless a state_dict is asked for."""
     if case.finish == "state_dict":
         state = saved.state_dict()
         whole = {name: getattr(value, "full_tensor", lambda v=value: v)() for name, value in state.items()}

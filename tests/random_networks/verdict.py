@@ -27,8 +27,8 @@ class Verdict:
     """What came out."""
 
     kind: str
-    """equal; refused; different; internal error; refused by some ranks; several lines; invalid: the one process fails, so
-    the case proves nothing."""
+    """equal; refused; different; internal error; refused by some ranks; several lines; invalid: the one process fails,
+    so the case proves nothing."""
     message: str = ""
     trace: str = ""
 

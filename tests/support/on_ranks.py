@@ -96,7 +96,7 @@ class Report:
     """How a test has ended on one rank."""
 
     kind: str
-    """passed, skipped, failed, died, waits; left: the rank has ended its process with status 0, and its world with it"""
+    """passed, skipped, failed, died, waits; left: the rank has ended its process with status 0, and so its world"""
     text: str = ""
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from random_networks.verdict import PEER_LEFT, differ, hides_an_internal_error
 from random_networks.reports import Report
+from random_networks.verdict import PEER_LEFT, differ, hides_an_internal_error
 from torch import Tensor
 
 from training_habits.trial import Note
@@ -16,8 +16,8 @@ from training_habits.trial import Note
 @dataclass(frozen=True)
 class Verdict:
     kind: str
-    """equal; refused; own rows: equal to one process that takes half of the rows at a time; WRONG; raw error; invalid: the
-    script fails in one process too."""
+    """equal; refused; own rows: equal to one process that takes half of the rows at a time; WRONG; raw error; invalid:
+    the script fails in one process too."""
     message: str = ""
     """Of a refusal: the class of the error, and its text."""
     trace: str = ""
@@ -99,4 +99,3 @@ def _difference_of_names(right: dict[str, Tensor], ranks: Sequence[dict[str, Ten
         if max(found) > limit:
             return f"{name} off by {max(found):.1e}"
     return ""
-

@@ -1,13 +1,8 @@
 """What people write into training scripts, in every mode on two ranks: the numbers of one process, or a refusal."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from asked_cases import slow_but
-from on_ranks import Ranks, on_ranks
+from on_ranks import on_ranks
 from random_networks.reports import report_alone, tell, told
 from training_habits import HABITS, MODES
 from training_habits.expected import DOCUMENTED, REFUSALS, WARNED, expected
@@ -24,7 +19,7 @@ FAST = {
 
 
 @pytest.fixture
-def folder(mode: str, name: str, tmp_path: Path) -> Iterator[Path]:
+def folder(mode, name, tmp_path):
     """Where the ranks tell what the habit has done; it is judged beside one process, and one that takes half of the
     rows at a time."""
     yield tmp_path
@@ -44,11 +39,9 @@ def folder(mode: str, name: str, tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("mode", "name"), slow_but([f"{mode}/{name}" for mode, names in FAST.items() for name in names], ROWS)
 )
-def test_habit_has_the_numbers_of_one_process_or_is_refused_as_the_table_says(
-    ranks: Ranks, folder: Path, mode: str, name: str
-) -> None:
+def test_habit_has_the_numbers_of_one_process_or_is_refused_as_the_table_says(ranks, folder, mode, name):
     tell(folder, ranks.rank, lambda: HABITS[name].notes(mode))
 
 
-def test_tables_name_habits_that_there_are() -> None:
+def test_tables_name_habits_that_there_are():
     assert ({name for _, name in REFUSALS} | DIFFERENT_ROWS.keys() | DOCUMENTED | WARNED) - HABITS.keys() == set()

@@ -4,21 +4,17 @@ MSRUN_FUZZ_CASES and MSRUN_FUZZ_SEED (by default 15 and 1) say how many and whic
 `-k seed1-case7`; a case that is written down, and may be shortened by hand, stands in FOUND.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
-from on_ranks import Ranks, on_ranks
+from on_ranks import on_ranks
 from random_networks.case import Case, Piece, parse_case
 from random_networks.grammar import draw_case
 from random_networks.reports import Report, report_alone, tell, told
 from random_networks.training import Trained, read_state, train_alone, train_rank
-from random_networks.verdict import Verdict, judge
+from random_networks.verdict import judge
 
 # Read when the tests are collected: the fixtures clear what belongs to jobs.
 CASES = int(os.environ.get("MSRUN_FUZZ_CASES", "15"))
@@ -37,16 +33,16 @@ FOUND = {
 }
 KNOWN = [(name, parse_case(text)) for name, text in FOUND.items()]
 """Cases of which a fault was found once."""
-VERDICTS: list[Verdict] = []
+VERDICTS = []
 """On the cases that were drawn and have run."""
 
 
-def sized(cases: list[tuple[str, Case]]) -> list[object]:
+def sized(cases):
     return [pytest.param(case.world_size, case, id=name) for name, case in sorted(cases, key=lambda c: c[1].world_size)]
 
 
 @pytest.fixture
-def folder(case: Case, tmp_path: Path) -> Iterator[Path]:
+def folder(case, tmp_path):
     """Where the ranks tell how they have trained, and save; it is judged beside one process."""
     yield tmp_path
     reports = told(tmp_path, case.world_size)
@@ -61,13 +57,13 @@ def folder(case: Case, tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.random
 @on_ranks()
 @pytest.mark.parametrize(("ranks", "case"), sized(DRAWN), indirect=["ranks"])
-def test_every_case_is_equal_to_one_process_or_refused_by_name(ranks: Ranks, folder: Path, case: Case) -> None:
+def test_every_case_is_equal_to_one_process_or_refused_by_name(ranks, folder, case):
     tell(folder, ranks.rank, lambda: train_rank(case, folder))
 
 
 @pytest.mark.slow
 @pytest.mark.random
-def test_most_cases_run() -> None:
+def test_most_cases_run():
     """A grammar whose cases are refused, or fail in one process too, proves nothing."""
     reasons = Counter(found.reason for found in VERDICTS if found.kind in ("refused", "invalid"))
     assert reasons.total() <= MOST_REFUSED * CASES, "\n".join(f"{n} x {text}" for text, n in reasons.most_common())
@@ -76,7 +72,7 @@ def test_most_cases_run() -> None:
 @pytest.mark.slow
 @on_ranks()
 @pytest.mark.parametrize(("ranks", "case"), sized(KNOWN), indirect=["ranks"])
-def test_what_was_found_once_is_equal(ranks: Ranks, folder: Path, case: Case) -> None:
+def test_what_was_found_once_is_equal(ranks, folder, case):
     tell(folder, ranks.rank, lambda: train_rank(case, folder))
 
 
@@ -85,13 +81,13 @@ def test_what_was_found_once_is_equal(ranks: Ranks, folder: Path, case: Case) ->
 CASE = Case(2, "vectors", (Piece("Mlp"),), dataset="full_batch")
 
 
-def report(loss: float = 1.0, weight: float = 1.0, buffer: float = 1.0) -> Report:
+def report(loss=1.0, weight=1.0, buffer=1.0):
     """Return what a process reports that has ended well."""
     values = [torch.tensor([value], dtype=torch.float64) for value in (weight, buffer)]
     return Report("done", Trained([1.0, loss], [None], {"w": values[0]}, {"b": values[1]}))
 
 
-def refusal(message: str = "no rule") -> Report:
+def refusal(message="no rule"):
     return Report("refused", error=f"CaptureError: {message}", message=message)
 
 
@@ -118,17 +114,17 @@ LEFT = Report("error", error="RuntimeError: ...", message="Connection closed by 
         ([refusal(), BROKEN], "internal error"),
     ],
 )
-def test_judge_knows_right_from_wrong(ranks: list[Report], kind: str) -> None:
+def test_judge_knows_right_from_wrong(ranks, kind):
     assert judge(CASE, report(), ranks).kind == kind
 
 
-def test_judge_takes_no_case_whose_one_process_fails() -> None:
+def test_judge_takes_no_case_whose_one_process_fails():
     assert judge(CASE, BROKEN, [report(), report()]).kind == "invalid"
     assert judge(CASE, report(loss=float("nan")), [report(), report()]).kind == "invalid"
 
 
 @pytest.mark.slow
-def test_grammar_gives_the_same_case_again_and_every_case_can_be_written_down() -> None:
+def test_grammar_gives_the_same_case_again_and_every_case_can_be_written_down():
     for number in range(100):
         case = draw_case(3, number)
         assert draw_case(3, number) == case
@@ -136,7 +132,7 @@ def test_grammar_gives_the_same_case_again_and_every_case_can_be_written_down() 
 
 
 @pytest.mark.slow
-def test_grammar_draws_every_feature() -> None:
+def test_grammar_draws_every_feature():
     cases = [draw_case(4, number) for number in range(400)]
     text = "\n".join(case.to_json() for case in cases)
     words = "level3 zbv dualpipev copies accumulate muon adafactor out_strategy matrix reversal bernoulli tie frozen"

@@ -1,14 +1,10 @@
 """What the ranks of a world, and one process beside them, say of the same work: a file each in a test's folder."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import traceback
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -32,7 +28,7 @@ class Report:
     trace: str = ""
 
 
-def report_of(work: Callable[[], Any]) -> Report:
+def report_of(work):
     """Run `work` and say how it ended."""
     try:
         return Report("done", work())
@@ -41,7 +37,7 @@ def report_of(work: Callable[[], Any]) -> Report:
         return Report(kind, None, f"{type(error).__name__}: {text}", text, traceback.format_exc())
 
 
-def report_alone(work: Callable[[], Any]) -> Report:
+def report_alone(work):
     """Run `work` in this process, whose settings of torch stay as they were."""
     dtype, semantics = torch.get_default_dtype(), {contract.MSRUN_MINDSPORE_SEMANTICS: "torch"}
     try:
@@ -52,7 +48,7 @@ def report_alone(work: Callable[[], Any]) -> Report:
         torch.set_default_dtype(dtype)
 
 
-def tell(folder: Path, rank: int, work: Callable[[], Any]) -> None:
+def tell(folder, rank, work):
     """Run `work` on a rank, and leave its report. A rank whose work has not ended well leaves its world, too: others
     may be at another place."""
     report = report_of(work)
@@ -61,6 +57,6 @@ def tell(folder: Path, rank: int, work: Callable[[], Any]) -> None:
         os._exit(0)
 
 
-def told(folder: Path, ranks: int) -> list[Report]:
+def told(folder, ranks):
     """Return the reports of all ranks."""
     return [pickle.loads((folder / f"{rank}").read_bytes()) for rank in range(ranks)]

@@ -1,16 +1,9 @@
 """Verdict: is a parallel run equal to one process, refused by name, or wrong?"""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
-
-from random_networks.case import Case
-from random_networks.reports import Report
 
 GOOD = ("equal", "refused", "invalid")
 PEER_LEFT = re.compile(
@@ -33,19 +26,19 @@ class Verdict:
     trace: str = ""
 
     @property
-    def is_good(self) -> bool:
+    def is_good(self):
         """Return whether the promise is kept, as far as the case can tell."""
         return self.kind in GOOD
 
     @property
-    def reason(self) -> str:
+    def reason(self):
         """The message without numbers and names, so that equal reasons can be counted."""
         text = re.sub(r"'[^']*'|\"[^\"]*\"", "'...'", self.message)
         text = re.sub(r"\b(blocks|network)\.[\w.]+", "...", text)
         return re.sub(r"\d+(\.\d+)?(e-?\d+)?", "N", text)[:160]
 
 
-def tolerance(case: Case) -> float:
+def tolerance(case):
     """Return the largest allowed difference, relative to a tensor's largest value."""
     if case.is_16_bit:
         return 6e-2  # what a gradient of many terms that cancel, as before a batch norm, has lost in 16 bits
@@ -54,7 +47,7 @@ def tolerance(case: Case) -> float:
     return 1e-9
 
 
-def judge(case: Case, alone: Report, ranks: Sequence[Report]) -> Verdict:
+def judge(case, alone, ranks):
     """Compare the ranks with the one process."""
     refused = [report for report in ranks if report.kind == "refused"]
     broken = [(rank, report) for rank, report in enumerate(ranks) if report.kind == "error"]
@@ -88,18 +81,18 @@ def judge(case: Case, alone: Report, ranks: Sequence[Report]) -> Verdict:
     return Verdict("different", "; ".join(differences)) if differences else Verdict("equal")
 
 
-def hides_an_internal_error(reason: str) -> bool:
+def hides_an_internal_error(reason):
     """Return whether a refusal quotes an error of Python's own."""
     return bool(_INTERNAL.search(reason))
 
 
-def first_reason(refused: Sequence[Report]) -> str:
+def first_reason(refused):
     """Return the message of the rank that met the reason itself; the others say "rank N cannot run this call"."""
     own = [report.error for report in refused if "cannot run this call" not in report.error]
     return (own or [refused[0].error])[0]
 
 
-def compare(case: Case, alone: Report, ranks: Sequence[Report]) -> list[str]:
+def compare(case, alone, ranks):
     """Return what differs, in words; nothing when all is equal."""
     right = alone.trained
     assert right is not None
@@ -135,7 +128,7 @@ def compare(case: Case, alone: Report, ranks: Sequence[Report]) -> list[str]:
     return found
 
 
-def differ(mine: Tensor, right: Tensor) -> float:
+def differ(mine, right):
     """Return the largest difference relative to the largest value, which counts as 1e-3 at least; inf for a shape."""
     if mine.shape != right.shape:
         return float("inf")
@@ -147,9 +140,9 @@ def differ(mine: Tensor, right: Tensor) -> float:
     return difference if difference == difference else float("inf")
 
 
-def _vector(values: Sequence[float]) -> Tensor:
+def _vector(values):
     return torch.tensor(list(values), dtype=torch.float64)
 
 
-def _short(values: Sequence[float]) -> str:
+def _short(values):
     return "[" + ", ".join(f"{value:.9g}" for value in values) + "]"

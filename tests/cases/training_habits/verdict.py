@@ -1,16 +1,9 @@
 """Verdict on one habit in one mode: equal to one process, refused by name, different, or an error of somebody else."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from random_networks.reports import Report
 from random_networks.verdict import PEER_LEFT, differ, hides_an_internal_error
-from torch import Tensor
-
-from training_habits.trial import Note
 
 
 @dataclass(frozen=True)
@@ -23,7 +16,7 @@ class Verdict:
     trace: str = ""
 
 
-def judge(alone: Report, halves: Report, ranks: Sequence[Report], limit: float) -> Verdict:
+def judge(alone, halves, ranks, limit):
     """Compare the ranks with the one process, and with one that takes half of the rows at a time.
 
     Args:
@@ -50,7 +43,7 @@ def judge(alone: Report, halves: Report, ranks: Sequence[Report], limit: float) 
     return Verdict("WRONG", difference) if difference else Verdict("equal")
 
 
-def compare(right: Sequence[Note], ranks: Sequence[Sequence[Note]], limit: float) -> str:
+def compare(right, ranks, limit):
     """Return the first thing that differs, in words; nothing when all is equal."""
     if any(len(notes) != len(right) for notes in ranks):
         return f"{len(right)} notes in one process, {[len(notes) for notes in ranks]} on the ranks"
@@ -61,7 +54,7 @@ def compare(right: Sequence[Note], ranks: Sequence[Sequence[Note]], limit: float
     return ""
 
 
-def difference_at(right: Note, ranks: Sequence[Note], limit: float) -> str:
+def difference_at(right, ranks, limit):
     values = [note.value for note in ranks]
     if right.kind == "mean":
         mean = sum(values) / len(values)
@@ -86,7 +79,7 @@ def difference_at(right: Note, ranks: Sequence[Note], limit: float) -> str:
     return ""
 
 
-def _difference_of_names(right: dict[str, Tensor], ranks: Sequence[dict[str, Tensor]], limit: float) -> str:
+def _difference_of_names(right, ranks, limit):
     extra = sorted({name for value in ranks for name in value} - right.keys())
     if extra:
         return f"{', '.join(extra)}: not there in one process"

@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,22 +66,22 @@ STRANGERS = {"ranktable": {"msrun", "torch", "launch_templates"}, "launch_templa
 """Which packages a package may not import at all."""
 
 
-def modules(package: str) -> list[Path]:
+def modules(package):
     """Return every source file of a package."""
     found = sorted((ROOT / package).rglob("*.py"))
     assert found, f"no modules in {package}"
     return found
 
 
-def all_modules() -> list[Path]:
+def all_modules():
     return [path for package in PACKAGES for path in modules(package)]
 
 
-def name_of(path: Path) -> str:
+def name_of(path):
     return str(path.relative_to(ROOT))
 
 
-def room_of(path: Path) -> str:
+def room_of(path):
     """Return the part of msrun that a file belongs to: `planning` for msrun/planning/plan.py."""
     return path.relative_to(ROOT / "msrun").parts[0].removesuffix(".py")
 
@@ -98,11 +97,11 @@ class Imports:
 
 
 @functools.cache
-def imports_of(path: Path) -> Imports:
-    found: dict[tuple[bool, bool], set[str]] = {}
+def imports_of(path):
+    found = {}
     package = path.relative_to(ROOT).parts
 
-    def look(node: ast.AST, is_late: bool, is_checked: bool) -> None:
+    def look(node, is_late, is_checked):
         is_late |= isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         is_checked |= isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
         names = found.setdefault((is_late, is_checked), set())
@@ -123,7 +122,7 @@ def imports_of(path: Path) -> Imports:
     )
 
 
-def test_imports_within_msrun_run_one_way() -> None:
+def test_imports_within_msrun_run_one_way():
     guilty = []
     for path in modules("msrun"):
         names = [name.split(".") for name in imports_of(path).anywhere]
@@ -135,12 +134,12 @@ def test_imports_within_msrun_run_one_way() -> None:
     assert guilty == []
 
 
-def test_the_backend_shm_takes_no_more_of_the_runtime_than_progress() -> None:
+def test_the_backend_shm_takes_no_more_of_the_runtime_than_progress():
     names = [name.split(".") for path in modules("msrun/shm") for name in imports_of(path).anywhere]
     assert {parts[2] for parts in names if parts[:2] == ["msrun", "runtime"]} == OF_THE_RUNTIME_IN_SHM
 
 
-def test_imports_within_the_runtime_run_one_way() -> None:
+def test_imports_within_the_runtime_run_one_way():
     places = {room: number for number, room in enumerate(RUNTIME_ORDER)}
     guilty, back = [], set()
     for path in modules("msrun/runtime"):
@@ -162,10 +161,10 @@ def test_imports_within_the_runtime_run_one_way() -> None:
     "room",
     ["msrun/planning", "msrun/cluster", "msrun/agent", "msrun/launch", "msrun/cli", "ranktable", "launch_templates"],
 )
-def test_folders_of_a_room_form_no_circle(room: str) -> None:
+def test_folders_of_a_room_form_no_circle(room):
     """Each folder counts as one, and each module beside them."""
     home = tuple(room.split("/"))
-    imports: dict[str, set[str]] = {}
+    imports = {}
     for path in modules(room):
         child = path.relative_to(ROOT / room).parts[0].removesuffix(".py")
         names = [tuple(name.split(".")) for name in imports_of(path).anywhere]
@@ -177,20 +176,20 @@ def test_folders_of_a_room_form_no_circle(room: str) -> None:
 
 
 @functools.cache
-def modules_by_name() -> dict[str, Path]:
+def modules_by_name():
     return {
         name_of(path).removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in all_modules()
     }
 
 
-def modules_named(names: Set[str]) -> set[str]:
+def modules_named(names):
     """Return the modules of ours that hold the names of import statements: of a module, or of what it defines."""
     known = modules_by_name()
     owners = {name if name in known else name.rpartition(".")[0] for name in names}
     return owners & known.keys()
 
 
-def circles(imports: dict[str, set[str]]) -> list[str]:
+def circles(imports):
     """Return the modules that reach themselves by way of others."""
     left = {name: found - {name} for name, found in imports.items()}
     while free := {name for name, found in left.items() if not found & left.keys()}:
@@ -199,16 +198,16 @@ def circles(imports: dict[str, set[str]]) -> list[str]:
     return sorted(name for name in left if name in needed)
 
 
-def test_no_module_imports_itself_by_way_of_others() -> None:
+def test_no_module_imports_itself_by_way_of_others():
     """Neither at its top nor inside its functions; names that only annotations need do not count."""
     assert circles({name: modules_named(in_use(path)) for name, path in modules_by_name().items()}) == []
 
 
-def in_use(path: Path) -> frozenset[str]:
+def in_use(path):
     return imports_of(path).anywhere - imports_of(path).only_checked
 
 
-def test_what_is_decided_knows_no_process_group() -> None:
+def test_what_is_decided_knows_no_process_group():
     guilty = [
         f"{name_of(path)} imports {name}"
         for room in DECIDED
@@ -220,7 +219,7 @@ def test_what_is_decided_knows_no_process_group() -> None:
 
 
 @pytest.mark.parametrize("package", STRANGERS)
-def test_packages_that_stand_alone_import_no_stranger(package: str) -> None:
+def test_packages_that_stand_alone_import_no_stranger(package):
     guilty = [
         f"{name_of(path)} imports {name}"
         for path in modules(package)
@@ -230,7 +229,7 @@ def test_packages_that_stand_alone_import_no_stranger(package: str) -> None:
     assert guilty == []
 
 
-def test_planning_takes_no_more_of_ranktable_than_the_grammar_of_host_lists_and_the_limits_of_text() -> None:
+def test_planning_takes_no_more_of_ranktable_than_the_grammar_of_host_lists_and_the_limits_of_text():
     """One grammar and one set of limits for both; they are pure, and import of ranktable only the errors."""
     allowed = ("ranktable.hosts.", "ranktable.bounded_text.", "ranktable.errors.")
     guilty = [
@@ -255,12 +254,12 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("pattern", FOREIGN)
-def test_foreign_yaml_and_pickles_are_read_by_few_modules(pattern: str) -> None:
+def test_foreign_yaml_and_pickles_are_read_by_few_modules(pattern):
     guilty = [name_of(path) for path in all_modules() if re.search(pattern, path.read_text())]
     assert [name for name in guilty if not name.startswith(FOREIGN[pattern])] == []
 
 
-def test_torch_is_imported_at_module_level_in_the_runtime_only() -> None:
+def test_torch_is_imported_at_module_level_in_the_runtime_only():
     guilty = [
         name_of(path)
         for path in all_modules()
@@ -270,7 +269,7 @@ def test_torch_is_imported_at_module_level_in_the_runtime_only() -> None:
     assert guilty == []
 
 
-def test_launcher_help_and_dry_run_never_import_torch(tmp_path: Path) -> None:
+def test_launcher_help_and_dry_run_never_import_torch(tmp_path):
     (tmp_path / "train.py").write_text("import torch\n")
     names = [name_of(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in all_modules()]
     inside = tuple(f"msrun.{room}" for room in IN_WORKERS)
@@ -300,7 +299,7 @@ assert heavy == [], heavy
     assert done.returncode == 0, done.stderr
 
 
-def test_cheap_imports_stay_cheap() -> None:
+def test_cheap_imports_stay_cheap():
     """What --help needs is little: neither rich nor multiprocessing nor yaml."""
     program = (
         "import sys\nfrom msrun.cli import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
@@ -312,7 +311,7 @@ def test_cheap_imports_stay_cheap() -> None:
     assert done.stderr.splitlines()[-1] == "[]"
 
 
-def test_options_are_the_frozen_ones(golden: Callable[[str, str], None]) -> None:
+def test_options_are_the_frozen_ones(golden):
     from msrun.cli import command
 
     lines = []
@@ -331,19 +330,19 @@ EXPORTING = ("ranktable", "launch_templates", "msrun.runtime")
 
 
 @pytest.mark.parametrize("package", EXPORTING)
-def test_exported_names_are_the_frozen_ones(package: str, golden: Callable[[str, str], None]) -> None:
+def test_exported_names_are_the_frozen_ones(package, golden):
     names = importlib.import_module(package).__all__
     assert list(names) == list(dict.fromkeys(names)), "a name is exported twice"
     golden(f"exported_names_{package}.txt", "\n".join(sorted(names)) + "\n")
 
 
 @pytest.mark.parametrize("package", slow_but(EXPORTING[:2], EXPORTING))
-def test_exported_names_are_there(package: str) -> None:
+def test_exported_names_are_there(package):
     module = importlib.import_module(package)
     assert [name for name in module.__all__ if not hasattr(module, name)] == []
 
 
-def test_environment_and_file_names_of_the_contract_are_the_frozen_ones(golden: Callable[[str, str], None]) -> None:
+def test_environment_and_file_names_of_the_contract_are_the_frozen_ones(golden):
     from msrun import contract
 
     constants = {name: value for name, value in vars(contract).items() if name.isupper()}
@@ -353,7 +352,7 @@ def test_environment_and_file_names_of_the_contract_are_the_frozen_ones(golden: 
     golden("contract.txt", "\n".join(sorted(lines)) + "\n")
 
 
-def test_test_modules_have_names_of_their_own() -> None:
+def test_test_modules_have_names_of_their_own():
     """Two of one name cannot be imported side by side."""
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
     assert [name for name, count in names.items() if count > 1] == []

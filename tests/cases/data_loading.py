@@ -1,11 +1,7 @@
 """Cases of reading data in ranks that have joined a world: worker processes, resuming, and what the ranks pass."""
 
-from __future__ import annotations
-
 import logging
 import random
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,32 +17,32 @@ START_METHODS = ("forkserver", "fork")
 """Of even and odd ranks: a fork server takes time."""
 
 
-def add_noise(image: np.ndarray) -> np.ndarray:
+def add_noise(image):
     """Draw from all three generators that a user's function may draw from."""
     return image + np.float32(random.random() + np.random.rand() + float(torch.rand(())))
 
 
-def refuse_nine(label: np.ndarray) -> np.ndarray:
+def refuse_nine(label):
     if label == 9:
         raise ValueError("nine\nis not allowed")
     return label
 
 
-def images(workers: int) -> NumpySlicesDataset:
+def images(workers):
     pixels = np.arange(NUM_SAMPLES * 4 * 4 * 3, dtype=np.uint8).reshape(NUM_SAMPLES, 4, 4, 3)
     return NumpySlicesDataset({"image": pixels, "label": np.arange(NUM_SAMPLES)}, num_parallel_workers=workers)
 
 
-def pipeline(workers: int) -> Any:
+def pipeline(workers):
     operations = [vision.RandomCrop(4, 2), vision.RandomHorizontalFlip(), vision.Rescale(1.0, 0.0), add_noise]
     return images(workers).map(operations, "image").batch(4)
 
 
-def numbers(steps: Any) -> list[list[float]]:
+def numbers(steps):
     return [[*x.double().sum((1, 2, 3)).tolist(), *y.tolist()] for x, y in steps]
 
 
-def any_number_of_workers() -> dict[str, Any]:
+def any_number_of_workers():
     torch.manual_seed(1)
     right = float(torch.rand(()))
     torch.manual_seed(1)
@@ -58,7 +54,7 @@ def any_number_of_workers() -> dict[str, Any]:
     return {"epochs": found, "next": float(torch.rand(())), "right": right}
 
 
-def resuming() -> dict[str, Any]:
+def resuming():
     dataset = pipeline(2)
     numbers(dataset)
     whole = numbers(dataset)
@@ -72,7 +68,7 @@ def resuming() -> dict[str, Any]:
     return {"state": state, "rest": numbers(resumed), "whole": whole, "after": numbers(resumed)}
 
 
-def failing(dataset: Any) -> dict[str, Any]:
+def failing(dataset):
     try:
         list(dataset)
     except MsrunError as error:
@@ -80,7 +76,7 @@ def failing(dataset: Any) -> dict[str, Any]:
     return {}
 
 
-def failures() -> dict[str, Any]:
+def failures():
     return {
         "function": failing(images(1).map(refuse_nine, "label").batch(4)),
         "same": failing(images(0).map(refuse_nine, "label").batch(4)),
@@ -90,15 +86,15 @@ def failures() -> dict[str, Any]:
 class Kept(logging.Handler):
     """The warnings of the runtime's log."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(logging.WARNING)
         self.lines: list[str] = []
 
-    def emit(self, record: logging.LogRecord) -> None:
+    def emit(self, record):
         self.lines.append(record.getMessage())
 
 
-def train(mode: str, batches: Any) -> list[str]:
+def train(mode, batches):
     torch.manual_seed(0)
     net = nn.Linear(3, 2)
     parallel = AutoParallel(WithLoss(net, nn.CrossEntropyLoss()), mode)
@@ -113,7 +109,7 @@ def train(mode: str, batches: Any) -> list[str]:
     return kept.lines
 
 
-def warnings() -> dict[str, Any]:
+def warnings():
     generator = torch.Generator().manual_seed(3)
     data = TensorDataset(torch.randn(32, 3, generator=generator), torch.arange(32) % 2)
     sampler = DistributedSampler(data, get_group_size(), get_rank())
@@ -127,11 +123,6 @@ def warnings() -> dict[str, Any]:
     }
 
 
-def cases(_world_size: int) -> dict[str, Callable[[], dict[str, Any]]]:
+def cases(_world_size):
     """Return what each case does on a rank."""
-    return {
-        "workers": any_number_of_workers,
-        "resuming": resuming,
-        "failures": failures,
-        "warnings": warnings,
-    }
+    return {"workers": any_number_of_workers, "resuming": resuming, "failures": failures, "warnings": warnings}

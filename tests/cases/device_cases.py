@@ -1,18 +1,15 @@
 """Networks on this rank's device, in every layout; tests/e2e/test_runtime_devices.py runs them beside one process."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
-from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from msrun.runtime import (
@@ -41,12 +38,12 @@ ROWS, LENGTH, WIDTH, HEADS = 8, 12, 16, 2
 class Net(nn.Module):
     """A block of attention, with dropout inside and behind it, and one of linear layers."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
         self.norm, self.a, self.b = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 32), nn.Linear(32, 4)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         q, k, v = self.qkv(x).view(*x.shape[:2], 3, HEADS, -1).permute(2, 0, 3, 1, 4)
         seen = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=0.2)
         x = self.norm(x + F.dropout(self.out(seen.transpose(1, 2).flatten(2)), 0.1))
@@ -56,15 +53,15 @@ class Net(nn.Module):
 Build = Callable[[nn.Module], AutoParallel]
 
 
-def whole_batch(network: nn.Module) -> AutoParallel:
+def whole_batch(network):
     return AutoParallel(network).dataset_strategy("full_batch")
 
 
-def hsdp(level: str, network: nn.Module) -> AutoParallel:
+def hsdp(level, network):
     return whole_batch(network).hsdp(threshold=0, optimizer_level=level)
 
 
-def tensor_parallel(network: nn.Module) -> AutoParallel:
+def tensor_parallel(network):
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     net = network.get_submodule("network")
     shard(net.get_submodule("a"), ((1, 1, 1), (ranks, 1), (ranks,)))
@@ -72,12 +69,12 @@ def tensor_parallel(network: nn.Module) -> AutoParallel:
     return whole_batch(network)
 
 
-def recomputed(network: nn.Module) -> AutoParallel:
+def recomputed(network):
     recompute(network.get_submodule("network.a"))
     return hsdp("level3", network)
 
 
-WAYS: dict[str, Build] = {
+WAYS = {
     "data parallel": whole_batch,
     "without capture": lambda net: AutoParallel(net, parallel_mode="data_parallel"),
     **{level: partial(hsdp, level) for level in ("level1", "level2", "level3")},
@@ -89,7 +86,7 @@ WAYS: dict[str, Build] = {
 }
 
 
-def network() -> nn.Module:
+def network():
     """Return a network whose parameters have no values yet."""
     torch.manual_seed(3)
     torch.set_default_dtype(torch.float64)
@@ -99,7 +96,7 @@ def network() -> nn.Module:
     return net
 
 
-def batches(*, own_rows: bool = False) -> list[tuple[Tensor, Tensor]]:
+def batches(*, own_rows=False):
     draw = torch.Generator().manual_seed(5)
     found = []
     for _ in range(STEPS):
@@ -110,7 +107,7 @@ def batches(*, own_rows: bool = False) -> list[tuple[Tensor, Tensor]]:
     return found
 
 
-def train(way: str, net: nn.Module, steps: slice = slice(STEPS), *, norms: list[float] | None = None) -> list[float]:
+def train(way, net, steps=slice(STEPS), *, norms=None):
     """Return the losses of some steps; gradients are clipped where `norms` is given, which gets their norms."""
     torch.manual_seed(11)
     parallel = WAYS[way](net)
@@ -128,11 +125,11 @@ def train(way: str, net: nn.Module, steps: slice = slice(STEPS), *, norms: list[
     return losses
 
 
-def losses_of(way: str) -> dict[str, Any]:
+def losses_of(way):
     return {"losses": train(way, network())}
 
 
-def blocks_of_attention() -> dict[str, Any]:
+def blocks_of_attention():
     whole, random_calls.BLOCK_ELEMENTS = random_calls.BLOCK_ELEMENTS, 5 * ROWS * HEADS * LENGTH
     try:
         return {"losses": train("data parallel", network())}
@@ -140,13 +137,13 @@ def blocks_of_attention() -> dict[str, Any]:
         random_calls.BLOCK_ELEMENTS = whole
 
 
-def clipped(way: str) -> dict[str, Any]:
-    norms: list[float] = []
+def clipped(way):
+    norms = []
     losses = train(way, network(), norms=norms)
     return {"losses": losses, "norms": norms}
 
 
-def saved_and_loaded() -> dict[str, Any]:
+def saved_and_loaded():
     """Save what two steps of level3 have made, and load it into a network that no step has seen."""
     path = Path(gettempdir()) / "msrun_device_cases.ckpt"
     first = network()
@@ -161,7 +158,7 @@ def saved_and_loaded() -> dict[str, Any]:
     return {"losses": before, "norms": [float(value.norm()) for _, value in sorted(whole.items())]}
 
 
-def joined() -> dict[str, Any]:
+def joined():
     own = device()
     total = torch.ones(3, device=own)
     if dist.is_initialized():
@@ -169,7 +166,7 @@ def joined() -> dict[str, Any]:
     return {"kind": own.type, "index": own.index, "local_rank": get_local_rank(), "sum": total.tolist()}
 
 
-CASES: dict[str, Callable[[], dict[str, Any]]] = {
+CASES = {
     "init": joined,
     **{f"losses of {way}": partial(losses_of, way) for way in WAYS},
     "attention in blocks": blocks_of_attention,
@@ -178,6 +175,6 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-def cases(world_size: int) -> dict[str, Callable[[], dict[str, Any]]]:
+def cases(world_size):
     del world_size
     return CASES

@@ -3,19 +3,12 @@
 Steps 4 and 5 of the document: weights and gradients to float32, the optimizer, and the weights back to their type.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import torch
-from torch import Tensor
 
 from msrun.runtime import optim
 
 
-def adam_weight_decay(
-    param: Tensor, m: Tensor, v: Tensor, lr: float, beta1: float, beta2: float, eps: float, decay: float, grad: Tensor
-) -> Tensor:
+def adam_weight_decay(param, m, v, lr, beta1, beta2, eps, decay, grad):
     """`ops.AdamWeightDecay`: changes param, m and v in place."""
     m.mul_(beta1).add_(grad, alpha=1 - beta1)
     v.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
@@ -23,20 +16,7 @@ def adam_weight_decay(
     return param.sub_(update, alpha=lr)
 
 
-def _update_run_kernel(
-    opt: Any,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    lr: float,
-    weight_decay: float,
-    param: Tensor,
-    m: Tensor,
-    v: Tensor,
-    gradient: Tensor,
-    decay_flags: bool,
-    optim_filter: bool,
-) -> bool:
+def _update_run_kernel(opt, beta1, beta2, eps, lr, weight_decay, param, m, v, gradient, decay_flags, optim_filter):
     """Update parameters by AdamWeightDecay op."""
     success = True
     if optim_filter:
@@ -51,16 +31,7 @@ def _update_run_kernel(
 
 
 class AdamWeightDecayOp(optim.Optimizer):
-    def __init__(
-        self,
-        params: Any,
-        learning_rate: float = 1e-3,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        eps: float = 1e-6,
-        weight_decay: float = 0.0,
-        target: str = "device",
-    ) -> None:
+    def __init__(self, params, learning_rate=1e-3, beta1=0.9, beta2=0.999, eps=1e-6, weight_decay=0.0, target="device"):
         super().__init__(params, {"lr": learning_rate, "weight_decay": weight_decay}, target=target)
         self.beta1 = beta1
         self.beta2 = beta2
@@ -70,7 +41,7 @@ class AdamWeightDecayOp(optim.Optimizer):
         self.opt = adam_weight_decay
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
+    def step(self, closure=None):
         """`construct`"""
         loss = self.run_closure(closure)
         for group in self.param_groups:
@@ -83,7 +54,7 @@ class AdamWeightDecayOp(optim.Optimizer):
                 _update_run_kernel(self.opt, *settings, param, m, v, param.grad, decay_flags, optim_filter)
         return loss
 
-    def clone_param32(self, prefix: str) -> None:
+    def clone_param32(self, prefix):
         for group in self.param_groups:
             for old_param in group["params"]:
                 wide = torch.promote_types(old_param.dtype, torch.float32)

@@ -1,29 +1,25 @@
 """Which cases the strategy laws run in a world, and their graphs."""
 
-from __future__ import annotations
-
 import functools
 import importlib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from operator_cases import OperatorNetwork
 
 from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.captured_graph import CapturedGraph, find_target
+from msrun.runtime.capture.captured_graph import find_target
 
 MODULES = tuple(sorted(path.stem for path in Path(__file__).parent.glob("operator_cases*.py")))
 """Every table of operators beside this file."""
 WORLDS = (2, 4, 8)
 
 
-def key_of(world_size: int, module: str, case: Any) -> str:
+def key_of(world_size, module, case):
     return f"{world_size}/{module}/{case.name}"
 
 
-def types_of(world_size: int, module: str, case: Any) -> list[torch.dtype]:
+def types_of(world_size, module, case):
     """Return in which types a case runs in a world; none: it does not run there.
 
     In float64 every case runs in the world of its module's EVERY_CASE_IN (4 unless it says so), and those with
@@ -41,7 +37,7 @@ def types_of(world_size: int, module: str, case: Any) -> list[torch.dtype]:
     return found
 
 
-def runs_of(world_size: int) -> Iterator[tuple[str, Any, bool, list[torch.dtype]]]:
+def runs_of(world_size):
     """Yield key, case, whether it follows its input's layout instead of a strategy, and the types in which it runs."""
     for module in MODULES:
         cases = importlib.import_module(module)
@@ -51,7 +47,7 @@ def runs_of(world_size: int) -> Iterator[tuple[str, Any, bool, list[torch.dtype]
 
 
 @functools.cache
-def graph_of(case: Any, dtype: torch.dtype) -> CapturedGraph:
+def graph_of(case, dtype):
     """Return the graph of one case."""
     values = case.values(dtype)
     given = [value for index, value in enumerate(values) if index not in case.parameters]

@@ -1,9 +1,7 @@
 """Training with parameters on parameter servers, compared with one process on the global batch, in float64."""
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +37,7 @@ STALENESS, STALE_STEPS = 3, 12
 class Network(nn.Module):
     """A table with a padding row, a weight that is cut, small parameters that are not, and one without dimensions."""
 
-    def __init__(self, *, sparse: bool = False, seed: int = 0) -> None:
+    def __init__(self, *, sparse=False, seed=0):
         super().__init__()
         torch.manual_seed(seed)
         self.table = nn.Embedding(ROWS, 6, padding_idx=3, sparse=sparse)
@@ -48,23 +46,23 @@ class Network(nn.Module):
         self.scale = nn.Parameter(torch.tensor(1.5))
         self.double()
 
-    def forward(self, rows: Tensor, labels: Tensor) -> Tensor:
+    def forward(self, rows, labels):
         hidden = functional.tanh(self.wide(self.table(rows).mean(1)))
         return functional.cross_entropy(self.narrow(hidden) * self.scale, labels)
 
 
-def batches(steps: int = STEPS, first: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(steps=STEPS, first=0):
     for step in range(first, first + steps):
         generator = torch.Generator().manual_seed(step)
         rows = torch.randint(0, ROWS // (1 + step % 2), (BATCH, 4), generator=generator)
         yield rows, torch.randint(0, 3, (BATCH,), generator=generator)
 
 
-def mine(tensor: Tensor) -> Tensor:
+def mine(tensor):
     return tensor.chunk(get_group_size())[get_rank()]
 
 
-OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+OPTIMIZERS = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.3),
     "momentum": lambda parameters: optim.Momentum(parameters, 0.1, 0.9, weight_decay=0.01),
     "adam": lambda parameters: optim.Adam(parameters, lr=0.02),
@@ -78,7 +76,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 class Run:
     """A network, its optimizer, and a learning rate that falls."""
 
-    def __init__(self, kind: str, where: str = "", seed: int = 0) -> None:
+    def __init__(self, kind, where="", seed=0):
         """`where`: "all" or "table" on the servers; empty = one process, no servers."""
         self.network = Network(sparse=kind == "lazy", seed=seed)
         if where:
@@ -88,7 +86,7 @@ class Run:
         self.call: Callable[..., Tensor] = AutoParallel(self.network, "data_parallel") if where else self.network
         self._part = mine if where else lambda tensor: tensor
 
-    def train(self, given: Iterator[tuple[Tensor, Tensor]]) -> list[float]:
+    def train(self, given):
         losses = []
         for rows, labels in given:
             loss = self.call(self._part(rows), self._part(labels))
@@ -100,28 +98,28 @@ class Run:
         return losses
 
 
-def distance(one: nn.Module, other: nn.Module) -> float:
+def distance(one, other):
     """Return the largest difference of any parameter, relative to the largest element of that."""
     pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
     return max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
 
 
-def trained(kind: str, where: str) -> Result:
+def trained(kind, where):
     expected, found = Run(kind), Run(kind, where)
     losses = zip(found.train(batches()), expected.train(batches()), strict=True)
     return {"losses": max(abs(a - b) / abs(b) for a, b in losses), "weights": distance(found.network, expected.network)}
 
 
-def step_function() -> Result:
+def step_function():
     expected = Run("adam")
-    expected.schedule.step = lambda: None  # type: ignore[method-assign]
+    expected.schedule.step = lambda: None
     expected.train(batches())
     network = Network()
     set_param_ps(network.table)
     optimizer = optim.Adam(network.parameters(), lr=0.02)
     differentiate = value_and_grad(lambda rows, labels: network(rows, labels), None, list(network.parameters()))
 
-    def step(rows: Tensor, labels: Tensor) -> Tensor:
+    def step(rows, labels):
         loss, gradients = differentiate(rows, labels)
         optimizer(gradients)
         return loss
@@ -132,7 +130,7 @@ def step_function() -> Result:
     return {"weights": distance(network, expected.network)}
 
 
-def accumulated() -> Result:
+def accumulated():
     """Two backward passes for one step, without AutoParallel: what is not on servers stays the rank's own."""
     network, expected = Network(), Network()
     set_param_ps(network)
@@ -148,7 +146,7 @@ def accumulated() -> Result:
     return {"weights": distance(network, expected)}
 
 
-def resumed(kind: str, how: str) -> Result:
+def resumed(kind, how):
     """Save in the middle and go on in another network, or in the same one after more steps; equal bit for bit."""
     whole = Run(kind, "all")
     whole.train(batches(3))
@@ -175,7 +173,7 @@ def resumed(kind: str, how: str) -> Result:
 class Tables(nn.Module):
     """Tables with first values of several kinds."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(7)
         dtype = torch.float64
@@ -186,7 +184,7 @@ class Tables(nn.Module):
         self.words = EmbeddingLookup(ROWS, 4, "xavier_uniform", max_norm=0.3, vocab_cache_size=6, dtype=dtype)
         self.last = nn.Linear(15, 2, dtype=dtype)
 
-    def forward(self, rows: Tensor) -> Tensor:
+    def forward(self, rows):
         found = torch.cat([self.plain(rows), self.ranged(rows), self.words(rows + 2)], -1)  # beyond the last: zeros
         return self.last(found).square().mean()
 
@@ -196,7 +194,7 @@ class Largest(TorchDispatchMode):
 
     elements = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         made = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor) and not t.is_meta]
         sizes = [t.untyped_storage().nbytes() // t.element_size() for t in made]
@@ -206,7 +204,7 @@ class Largest(TorchDispatchMode):
         return result
 
 
-def made() -> Result:
+def made():
     """The servers make tables in small blocks; no worker ever has one."""
     expected = Tables()
     with no_init_parameters():
@@ -229,7 +227,7 @@ def made() -> Result:
     return {"equal": equal, "largest": largest.elements, "weights": distance(network, expected)}
 
 
-def stale() -> Result:
+def stale():
     """Rank 0 waits until the others have gone as far ahead as they may."""
     set_ps_context(staleness=STALENESS)
     layer = nn.Linear(4, 4).double()
@@ -240,7 +238,7 @@ def stale() -> Result:
     rank, others = get_rank(), [other for other in range(get_group_size()) if other]
     furthest = 0
 
-    def train() -> None:
+    def train():
         layer(torch.ones(2, 4, dtype=torch.float64)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -259,10 +257,10 @@ def stale() -> Result:
     return {"furthest": furthest}
 
 
-def shared() -> Result:
+def shared():
     """Bodies of messages that are large enough to lie in memory that workers and servers share."""
 
-    def build() -> nn.Module:
+    def build():
         torch.manual_seed(1)
         return nn.Sequential(nn.Embedding(5000, 8, sparse=True), nn.Flatten(), nn.Linear(16, 1)).double()
 
@@ -284,7 +282,7 @@ def shared() -> Result:
     return {"weights": distance(network, expected), "places": places}
 
 
-def cached(staleness: int) -> Result:
+def cached(staleness):
     """All ranks look one row up in every step; its value says how many steps it has."""
     set_ps_context(staleness=staleness, vocab_cache_size=2)
     table = nn.Embedding(5, 1).double()
@@ -303,10 +301,10 @@ def cached(staleness: int) -> Result:
         optimizer.zero_grad()
     dist.barrier()
     cache = table.cache
-    return {"lacking": lacking, "counts": [cache.hits, cache.misses, cache.copied_bytes]}  # type: ignore[union-attr]
+    return {"lacking": lacking, "counts": [cache.hits, cache.misses, cache.copied_bytes]}
 
 
-def refused() -> Result:
+def refused():
     """Return what each wrong use is answered with."""
     network = Network()
     set_param_ps(network.table)
@@ -314,8 +312,8 @@ def refused() -> Result:
     one = (mine(rows), mine(labels))
     parameters = list(network.parameters())
 
-    def with_gradient(use: Callable[[], Any]) -> Callable[[], Any]:
-        def run() -> None:
+    def with_gradient(use):
+        def run():
             network(*one).backward()
             use()
 
@@ -331,7 +329,7 @@ def refused() -> Result:
     with no_init_parameters():
         orthogonal = nn.Embedding(4, 2)
         nn.init.orthogonal_(orthogonal.weight)
-    wrong: dict[str, Callable[[], Any]] = {
+    wrong = {
         "semi_auto": lambda: AutoParallel(network)(*one),
         "hsdp": lambda: AutoParallel(network, "data_parallel").hsdp(threshold=1)(*one),
         "tied": lambda: AutoParallel(tied, "data_parallel")(*one),
@@ -362,23 +360,23 @@ def refused() -> Result:
     return {"answers": answers}
 
 
-def with_servers(case: Callable[[], Result]) -> Callable[[], Result]:
-    def run() -> Result:
+def with_servers(case):
+    def run():
         set_ps_context(enable_ps=True)
         return case()
 
     return run
 
 
-def cases(_ranks: int) -> dict[str, Callable[[], Result]]:
-    found: dict[str, Callable[[], Result]] = {
-        f"{kind}/{where}": lambda kind=kind, where=where: trained(kind, where)  # type: ignore[misc]
+def cases(_ranks):
+    found = {
+        f"{kind}/{where}": lambda kind=kind, where=where: trained(kind, where)
         for kind in OPTIMIZERS
         for where in ("all", "table")
         if where == "all" or kind in ("sgd", "adam", "lazy")
     }
     found |= {
-        f"resumed/{kind}/{how}": lambda kind=kind, how=how: resumed(kind, how)  # type: ignore[misc]
+        f"resumed/{kind}/{how}": lambda kind=kind, how=how: resumed(kind, how)
         for kind in ("adam", "lazy")
         for how in ("file", "parts", "again", "beside", "torch")
         if kind == "lazy" or how in ("file", "torch")

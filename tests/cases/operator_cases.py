@@ -1,12 +1,9 @@
 """Calls of operators with the strategies that are legal for them, written down apart from the rules under test."""
 
-from __future__ import annotations
-
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -39,13 +36,13 @@ class OperatorCase:
     """Also run on 8 ranks."""
 
     @property
-    def input_labels(self) -> list[str]:
+    def input_labels(self):
         return self.labels.split(",")
 
-    def kind(self, index: int) -> str:
+    def kind(self, index):
         return self.kinds[index] if self.kinds else "f"
 
-    def values(self, dtype: torch.dtype) -> list[Tensor]:
+    def values(self, dtype):
         """Return the whole inputs, the same on every rank."""
         generator = torch.Generator().manual_seed(sum(map(ord, self.name)))
         made = []
@@ -67,19 +64,19 @@ class OperatorCase:
                     made.append(torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype))
         return made
 
-    def is_differentiable(self, index: int) -> bool:
+    def is_differentiable(self, index):
         return self.kind(index) == "f"
 
-    def candidates(self, parts: Sequence[int]) -> Iterator[Numbers]:
+    def candidates(self, parts):
         """Yield every strategy with these numbers, legal or not."""
         dims = [len(shape) for shape in self.shapes]
         for flat in itertools.product(parts, repeat=sum(dims)):
             rest = iter(flat)
             yield tuple(tuple(itertools.islice(rest, count)) for count in dims)
 
-    def why_illegal(self, strategy: Numbers, world_size: int) -> str:
+    def why_illegal(self, strategy, world_size):
         """Return what is wrong with a strategy, or an empty string."""
-        parts: dict[str, int] = {}
+        parts = {}
         reasons = []
         for labels, numbers, shape in zip(self.input_labels, strategy, self.shapes, strict=True):
             for label, number, size in zip(labels, numbers, shape, strict=True):
@@ -93,7 +90,7 @@ class OperatorCase:
             return reasons[0]
         return "" if world_size % math.prod(parts.values()) == 0 else "product"
 
-    def legal(self, world_size: int) -> list[Numbers]:
+    def legal(self, world_size):
         """Return every legal strategy."""
         divisors = [n for n in range(1, world_size + 1) if world_size % n == 0]
         letters = sorted({c for labels in self.input_labels for c in labels if c != "." and c not in self.whole})
@@ -110,36 +107,36 @@ class OperatorCase:
 class OperatorNetwork(nn.Module):
     """Calls one operator in a module of its own, `op`; some of its inputs are parameters."""
 
-    def __init__(self, case: OperatorCase, values: Sequence[Tensor]) -> None:
+    def __init__(self, case, values):
         super().__init__()
         self.op = _Call(case.call)
         self._case = case
         for index in case.parameters:
             self.register_parameter(f"p{index}", nn.Parameter(values[index].clone()))
 
-    def forward(self, *tensors: Tensor) -> Tensor:
+    def forward(self, *tensors):
         given = iter(tensors)
         count = len(self._case.shapes)
         return self.op(*(getattr(self, f"p{i}") if i in self._case.parameters else next(given) for i in range(count)))
 
 
 class _Call(nn.Module):
-    def __init__(self, call: Callable[..., Tensor]) -> None:
+    def __init__(self, call):
         super().__init__()
         self._call = call
 
-    def forward(self, *tensors: Tensor) -> Tensor:
+    def forward(self, *tensors):
         return self._call(*tensors)
 
 
-def _cross_entropy(**settings: Any) -> Callable[..., Tensor]:
-    def call(scores: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
+def _cross_entropy(**settings):
+    def call(scores, target, weight=None):
         return F.cross_entropy(scores, target, weight, **settings)
 
     return call
 
 
-def _bce(**settings: Any) -> Callable[..., Tensor]:
+def _bce(**settings):
     return lambda x, y: F.binary_cross_entropy_with_logits(x, y.sigmoid(), **settings)
 
 

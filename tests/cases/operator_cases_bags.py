@@ -1,20 +1,14 @@
 """embedding_bag with the strategies that are legal for it, written down apart from the rule."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import torch.nn.functional as F  # noqa: N812
 from operator_cases import OperatorCase
-from torch import Tensor
 
 EVERY_CASE_IN = 2
 ON_FOUR = ("bags-mean-padding", "bags-weighted", "bags-offsets-mean-padding")
 """In a world of four these run only."""
 
 
-def _bags(rows: int | None = None, **settings: Any) -> Callable[..., Tensor]:
+def _bags(rows=None, **settings):
     """Look up bags of equal length, which a matrix of indices makes, or those that offsets begin."""
     if rows is None:
         return lambda w, i, offsets: F.embedding_bag(i, w, offsets, **settings)
@@ -23,9 +17,7 @@ def _bags(rows: int | None = None, **settings: Any) -> Callable[..., Tensor]:
     )
 
 
-def _case_of_bags(
-    name: str, call: Callable[..., Tensor], labels: str, whole: str = "", classes: int = 8
-) -> OperatorCase:
+def _case_of_bags(name, call, labels, whole="", classes=8):
     kinds = {2: "fc", 3: "fco" if labels.startswith("ve,.") else "fcf"}[labels.count(",") + 1]
     shapes = {"ve,b": ((24,),), "ve,b,.": ((24,), (24,)), "ve,.,b": ((20,), (8,)), "ve,.,.": ((20,), (9,))}[labels]
     return OperatorCase(name, call, ((8, 4), *shapes), labels, whole, (0,), kinds, classes, on_eight=name in ON_FOUR)
@@ -44,4 +36,4 @@ BINARY = [
     _case_of_bags("bags-offsets-with-end", _bags(mode="sum", include_last_offset=True), "ve,.,."),
 ]
 """Operators that take a strategy."""
-UNARY: list[OperatorCase] = []
+UNARY = []

@@ -1,9 +1,6 @@
 """Calls of the operators of convolutional networks with the strategies that are legal for them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import Any
 
 import torch.nn.functional as F  # noqa: N812
 from operator_cases import OperatorCase
@@ -12,24 +9,24 @@ from torch import Tensor
 Call = Callable[..., Tensor]
 
 
-def _layer_norm(*shape: int) -> Call:
+def _layer_norm(*shape):
     return lambda x, *affine: F.layer_norm(x, shape, *affine)
 
 
-def _group_norm(groups: int) -> Call:
+def _group_norm(groups):
     return lambda x, *affine: F.group_norm(x, groups, *affine, eps=1e-3)
 
 
-def _batch_norm(x: Tensor, *affine: Tensor) -> Tensor:
+def _batch_norm(x, *affine):
     """Training without running statistics; large means beside small deviations must lose no digits."""
     return F.batch_norm(x + 30, None, None, *affine, training=True)
 
 
-def _batch_norm_eval(x: Tensor, w: Tensor, b: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+def _batch_norm_eval(x, w, b, mean, var):
     return F.batch_norm(x, mean, var, w, b, eps=1e-2)
 
 
-def _instance_norm_eval(x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+def _instance_norm_eval(x, mean, var):
     return F.instance_norm(x, mean, var, use_input_stats=False)
 
 
@@ -49,22 +46,16 @@ NORM = [
 ]
 
 
-def _conv(**settings: Any) -> Call:
+def _conv(**settings):
     return lambda x, w, *bias: (F.conv2d if w.dim() == 4 else F.conv1d)(x, w, *bias, **settings)
 
 
-def _transposed(**settings: Any) -> Call:
+def _transposed(**settings):
     return lambda x, w, *bias: (F.conv_transpose2d if w.dim() == 4 else F.conv_transpose1d)(x, w, *bias, **settings)
 
 
 CONV = [
-    OperatorCase(
-        "conv2d",
-        _conv(padding=1),
-        ((2, 2, 4, 4), (4, 2, 3, 3), (4,)),
-        "bihw,oi..,o",
-        parameters=(1, 2),
-    ),
+    OperatorCase("conv2d", _conv(padding=1), ((2, 2, 4, 4), (4, 2, 3, 3), (4,)), "bihw,oi..,o", parameters=(1, 2)),
     OperatorCase("conv2d-strided", _conv(stride=2, padding=1), ((2, 1, 8, 7), (2, 1, 3, 3)), "b.h.,o...", "", (1,)),
     OperatorCase("conv2d-1x1-strided", _conv(stride=2), ((2, 1, 7, 8), (4, 1, 1, 1)), "b..w,o...", "", (1,)),
     OperatorCase("conv2d-7x7-strided", _conv(stride=2, padding=3), ((2, 1, 7, 8), (2, 1, 7, 7)), "b..w,o...", "", (1,)),
@@ -96,11 +87,11 @@ CONV = [
 ]
 
 
-def _unpadded_average(x: Tensor) -> Tensor:
+def _unpadded_average(x):
     return F.avg_pool1d(x, 3, 1, 1, count_include_pad=False)
 
 
-def _halved(x: Tensor) -> Tensor:
+def _halved(x):
     return F.interpolate(x, scale_factor=0.5, mode="nearest-exact")
 
 
@@ -124,7 +115,7 @@ MORE_TYPES = {
 }
 """Types other than float64 in which cases run."""
 
-UNARY: list[Any] = [
+UNARY = [
     OperatorCase("layer-norm-without-weight", _layer_norm(8), ((4, 8),), "bn"),
     OperatorCase("rms-norm-eps", lambda x: F.rms_norm(x, (4, 4), eps=0.1), ((2, 4, 4),), "bmn"),
     OperatorCase("batch-norm-without-weight", _batch_norm, ((4, 2, 4),), "bcs"),

@@ -1,16 +1,11 @@
 """Operators of transformers with the strategies that are legal for them, written down apart from the rules."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from operator_cases import OperatorCase
-from torch import Tensor
 
 EVERY_CASE_IN = 2
 ON_FOUR = """
@@ -23,14 +18,14 @@ repeat-interleave movedim softmax-first softmax-of-masked log-softmax-of-large-v
 """In a world of four run these only: what has collectives or a place of its own in more than one dimension."""
 
 
-def _attention(**settings: Any) -> Callable[..., Tensor]:
-    def call(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+def _attention(**settings):
+    def call(query, key, value, mask=None):
         return F.scaled_dot_product_attention(query, key, value, mask, **settings)
 
     return call
 
 
-def _composed(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+def _composed(query, key, value, mask):
     scores = (query @ key.transpose(-2, -1) / math.sqrt(query.size(-1))).masked_fill(mask, -1e9)
     return scores.softmax(-1) @ value
 
@@ -39,29 +34,28 @@ _ONE_LAYER = (False, 1, 0.0, True, False)
 """No biases, one layer, no dropout, training, one direction."""
 
 
-def _lstm(*tensors: Tensor, batch_first: bool = True) -> tuple[Tensor, ...]:
+def _lstm(*tensors, batch_first=True):
     """One layer: the sequence, two states of width 4, two weights -> the sequence, two states."""
     x, hidden, cell, *weights = tensors
     return torch.lstm(x, (hidden, cell), weights, *_ONE_LAYER, batch_first)
 
 
-def _states_of_lstm(x: Tensor) -> Tensor:
+def _states_of_lstm(x):
     """Use the states after the last step, each with another weight."""
     weights = torch.linspace(-1, 1, 16, dtype=x.dtype).view(8, 2)
     _, hidden, cell = _lstm(x, x[None, :, 0], x[None, :, 1], weights, weights.flip(0))
     return (hidden + 2 * cell)[0]
 
 
-def _gru(x: Tensor, first: Tensor, of_inputs: Tensor, of_states: Tensor) -> Tensor:
-    found: Tensor = torch.gru(x, first, (of_inputs, of_states), *(*_ONE_LAYER, True))[0]
-    return found
+def _gru(x, first, of_inputs, of_states):
+    return torch.gru(x, first, (of_inputs, of_states), *(*_ONE_LAYER, True))[0]
 
 
-def _cross_entropy(**settings: Any) -> Callable[..., Tensor]:
+def _cross_entropy(**settings):
     return lambda scores, target, weight=None: F.cross_entropy(scores, target, weight, **settings)
 
 
-def _sum_of(call: Callable[[Tensor], tuple[Tensor, ...]]) -> Callable[[Tensor], Tensor]:
+def _sum_of(call):
     """Use every result of an operator with several, each with another weight."""
     return lambda x: torch.stack([(i + 1) * part for i, part in enumerate(call(x))]).sum(0)
 
@@ -319,7 +313,7 @@ _UNARY = [
 ]
 
 
-def _with_worlds(cases: list[OperatorCase]) -> list[OperatorCase]:
+def _with_worlds(cases):
     return [dataclasses.replace(case, on_eight=case.name in ON_FOUR) for case in cases]
 
 

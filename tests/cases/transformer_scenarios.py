@@ -1,25 +1,21 @@
 """A small GPT with dropout, and how it is cut."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
+from torch import nn
 
 BATCH, TOKENS, VOCABULARY, WIDTH, HEADS = 8, 6, 32, 16, 4
 
 
 class Attention(nn.Module):
-    def __init__(self, drop: float, is_composed: bool) -> None:
+    def __init__(self, drop, is_composed):
         super().__init__()
         self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
         self.out = nn.Linear(WIDTH, WIDTH)
         self.drop = nn.Dropout(drop)
         self.is_composed = is_composed
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         q, k, v = (f(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for f in (self.query, self.key, self.value))
         if self.is_composed:
             mask = torch.ones(TOKENS, TOKENS).triu(1).bool()
@@ -32,14 +28,14 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, drop: float, is_composed: bool) -> None:
+    def __init__(self, drop, is_composed):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.attention = Attention(drop, is_composed)
         self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
         self.drop = nn.Dropout(drop)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         x = x + self.attention(self.norm1(x))
         return x + self.drop(self.down(F.gelu(self.up(self.norm2(x)))))
 
@@ -47,7 +43,7 @@ class Block(nn.Module):
 class Gpt(nn.Module):
     """Token and position embeddings, pre-norm blocks, output weight tied to the tokens'; returns the loss."""
 
-    def __init__(self, drop: float, _norm: str = "layer") -> None:
+    def __init__(self, drop, _norm="layer"):
         super().__init__()
         self.tokens, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(TOKENS, WIDTH)
         self.drop = nn.Dropout(drop)
@@ -57,17 +53,17 @@ class Gpt(nn.Module):
         self.head.weight = self.tokens.weight
         self.loss = nn.CrossEntropyLoss()
 
-    def forward(self, text: Tensor, following: Tensor) -> Tensor:
+    def forward(self, text, following):
         x = self.drop(self.tokens(text) + self.positions(torch.arange(text.size(1))))
         for block in self.blocks:
             x = block(x)
         return self.loss(self.head(self.norm(x)).flatten(0, 1), following.flatten())
 
 
-def _megatron(data: int, model: int) -> dict[str, Any]:
+def _megatron(data, model):
     """Heads, hidden width and vocabulary over `model` ranks, samples over `data` ones."""
     columns, rows = ((data, 1, 1), (model, 1), (model,)), ((data, 1, model), (1, model), (1,))
-    strategies: dict[str, Any] = {
+    strategies = {
         "tokens": ((model, 1), (data, 1)),
         "head": ((data, 1, 1), (model, 1)),
         "loss": ((data, model), (data,)),

@@ -1,7 +1,5 @@
 """The code blocks of README and docs, run as a reader would run them."""
 
-from __future__ import annotations
-
 import contextlib
 import glob
 import io
@@ -12,12 +10,11 @@ import socket
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 
 import doc_pages
 import pytest
 import torch
-from job_runner import REPOSITORY, JobRunner
+from job_runner import REPOSITORY
 from torch import nn
 
 from ranktable.cli import main as ranktable
@@ -40,7 +37,7 @@ pytestmark = pytest.mark.timeout(2 * DEADLINE_S)
 class Reader:
     """Somebody who types the commands of a page into a shell, in an empty folder."""
 
-    def __init__(self, runner: JobRunner, page: Path, folder: Path) -> None:
+    def __init__(self, runner, page, folder):
         self.runner, self.page = runner, page
         self.blocks = doc_pages.blocks(page)
         self.home = folder / "home"
@@ -54,7 +51,7 @@ class Reader:
         path = f"{commands}:/usr/local/bin:/usr/bin:/bin"
         self.env = {"PATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "XDG_RUNTIME_DIR": str(folder)}
 
-    def type(self, command: str) -> tuple[int, str]:
+    def type(self, command):
         """Run a command; return its exit status and what the terminal shows."""
         if command.startswith("ranktable ") and not {"&&", ">", "|"} & {*command.split()}:
             return self.run_here(command)
@@ -63,7 +60,7 @@ class Reader:
         done = job.finish(DEADLINE_S)
         return done.code, done.stdout.decode() + done.stderr
 
-    def run_here(self, command: str) -> tuple[int, str]:
+    def run_here(self, command):
         """Run ranktable in this process: it takes a tenth of the time of a new one."""
         words = []
         for word in shlex.split(command, comments=True)[1:]:
@@ -73,7 +70,7 @@ class Reader:
             status = ranktable(words)
         return status, said.getvalue()
 
-    def read(self) -> list[str]:
+    def read(self):
         """Do what the page says, in order; return where its output is not what the page shows."""
         faults = []
         status = 0
@@ -99,7 +96,7 @@ class Reader:
                     faults.append(f"{block.place}: {command}: exit status {status}: {said}")
         return faults
 
-    def differences(self, shown: list[str], said: str) -> list[str]:
+    def differences(self, shown, said):
         """Return lines that the page shows and nobody says; without "...", also lines that it does not show."""
         expected = Counter(self.plain(line) for line in shown if line.strip() and line.strip() != "...")
         actual = Counter(self.plain(line) for line in said.splitlines() if line.strip())
@@ -108,7 +105,7 @@ class Reader:
             found += [f"not shown: {line}" for line in actual - expected]
         return [*found, f"it says:\n{said}"] if found else []
 
-    def plain(self, line: str) -> str:
+    def plain(self, line):
         """Return a line without what differs between machines and runs."""
         line = line.replace(str(self.home), "/home/you").replace(socket.gethostname(), "vm")
         line = HOME.sub("HOME", line).replace(sys.executable, "PYTHON").replace("HOME/.venv/bin/python3", "PYTHON")
@@ -118,7 +115,7 @@ class Reader:
         return re.sub(r" {2,}", "  ", line).rstrip()
 
 
-def pages_with_commands() -> list[object]:
+def pages_with_commands():
     """All but the README, which has its own test, and the commands that test_launch_tls.py runs."""
     found = []
     for page in doc_pages.pages():
@@ -130,14 +127,12 @@ def pages_with_commands() -> list[object]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", pages_with_commands())
-def test_commands_of_a_page_say_what_it_shows(page: Path, msrun: JobRunner, tmp_path: Path) -> None:
+def test_commands_of_a_page_say_what_it_shows(page, msrun, tmp_path):
     faults = Reader(msrun, page, tmp_path).read()
     assert not faults, "\n".join(faults)
 
 
-def test_a_reader_of_the_readme_gets_to_a_script_a_cut_network_and_a_replaced_host(
-    msrun: JobRunner, tmp_path: Path
-) -> None:
+def test_a_reader_of_the_readme_gets_to_a_script_a_cut_network_and_a_replaced_host(msrun, tmp_path):
     """By copying what stands there: a torchrun script unchanged, a network cut in two with the right losses, and a host
     that leaves, for which another one comes."""
     reader = Reader(msrun, README, tmp_path)
@@ -151,7 +146,7 @@ def test_a_reader_of_the_readme_gets_to_a_script_a_cut_network_and_a_replaced_ho
     assert losses == pytest.approx(plain_torch_losses(), rel=1e-5)
 
 
-def plain_torch_losses() -> list[float]:
+def plain_torch_losses():
     """The README's network in torch alone."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 10))
@@ -168,7 +163,7 @@ def plain_torch_losses() -> list[float]:
 
 
 @pytest.mark.slow
-def test_python_blocks_of_all_pages_run_on_two_ranks(msrun: JobRunner, tmp_path: Path) -> None:
+def test_python_blocks_of_all_pages_run_on_two_ranks(msrun, tmp_path):
     pages = [blocks_to_run(page, tmp_path / "sources" / f"{index}.py") for index, page in enumerate(doc_pages.pages())]
     (tmp_path / "blocks.json").write_text(json.dumps(pages))
     done = msrun.run_world(2, RUN_BLOCKS, tmp_path / "blocks.json", tmp_path, cwd=tmp_path, deadline_s=DEADLINE_S)
@@ -186,7 +181,7 @@ def test_python_blocks_of_all_pages_run_on_two_ranks(msrun: JobRunner, tmp_path:
     assert not faults, "\n".join(faults)
 
 
-def blocks_to_run(page: Path, source: Path) -> list[dict[str, object]]:
+def blocks_to_run(page, source):
     """Return a page's Python blocks, with their setups, for run_blocks.py, and write a file that has only their lines,
     each where it stands in the page: torch reads the files of what it captures as Python.
 
@@ -195,8 +190,8 @@ def blocks_to_run(page: Path, source: Path) -> list[dict[str, object]]:
     of_page = doc_pages.blocks(page)
     run = [block for block in of_page if block.is_run and block.language == "console"]
     commands = [line for block in run for line, _ in block.commands]
-    found: list[dict[str, object]] = []
-    lines: list[str] = []
+    found = []
+    lines = []
     for block in of_page:
         is_command = block.file_name and any(block.file_name in line.split() for line in commands)
         if block.language != "python" or not block.is_run or is_command:

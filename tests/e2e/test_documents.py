@@ -3,19 +3,15 @@
 docs/reference/mindspore_documents.md has a table for each, which these tests make: --update-golden writes it anew.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 from document_listings import DOCUMENTS, PAGE, listings, table
-from job_runner import REPOSITORY, JobRunner, wait_until
+from job_runner import REPOSITORY, wait_until
 
 from msrun.data.digits import build_digits
 from msrun.data.mnist import write_idx
@@ -37,14 +33,14 @@ PAGES_OF = (*FIRST, "distributed_training")
 pytestmark = pytest.mark.timeout(2 * DEADLINE_S)
 
 
-def test_listings_are_those_of_the_documents(golden: Callable[[str, str], None]) -> None:
+def test_listings_are_those_of_the_documents(golden):
     found = {document: [listing.digest for listing in listings(document)] for document in PAGES_OF}
     assert {path.name for path in DOCUMENTS.iterdir()} == {*PAGES_OF}
     golden("document_listings.json", json.dumps(found, indent=1) + "\n")
 
 
 @pytest.mark.parametrize("document", PAGES_OF)
-def test_page_of_a_document_has_a_row_for_each_listing(document: str, request: pytest.FixtureRequest) -> None:
+def test_page_of_a_document_has_a_row_for_each_listing(document, request):
     page, made = table(document, WORKERS)
     if request.config.getoption("--update-golden"):
         PAGE.write_text(made, encoding="utf-8")
@@ -52,7 +48,7 @@ def test_page_of_a_document_has_a_row_for_each_listing(document: str, request: p
     assert "| ? |" not in made, "say what differs, or nothing"
 
 
-def commands(folder: Path) -> str:
+def commands(folder):
     """Return a PATH whose msrun, python3 and pytest are those of the tests."""
     place = folder / "bin"
     place.mkdir()
@@ -66,9 +62,7 @@ def commands(folder: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("document", FIRST)
-def test_listings_run_and_print_what_the_document_prints(
-    msrun: JobRunner, tmp_path: Path, document: str, workers: int
-) -> None:
+def test_listings_run_and_print_what_the_document_prints(msrun, tmp_path, document, workers):
     folder = tmp_path / "examples" / document
     shutil.copytree(DOCUMENTS / document, folder, ignore=shutil.ignore_patterns("log_output", "data"))
     images, labels = (build_digits()["train", what] for what in ("images", "labels"))
@@ -107,7 +101,7 @@ TRAINED = re.compile(r"epoch: (\d+) step: (\d+), loss is (\d+\.\d+)$", re.MULTIL
 
 
 @pytest.fixture
-def distributed(tmp_path: Path) -> Path:
+def distributed(tmp_path):
     """A copy of the document's files, with a small network, and few images of 32 x 32 in `cifar` beside it."""
     folder = tmp_path / "distributed_training"
     shutil.copytree(DOCUMENTS / folder.name, folder, ignore=shutil.ignore_patterns("log_output", "data", "device*"))
@@ -121,7 +115,7 @@ def distributed(tmp_path: Path) -> Path:
     return folder
 
 
-def run_document(msrun: JobRunner, folder: Path, script: str, *words: str) -> str:
+def run_document(msrun, folder, script, *words):
     env = {"PATH": commands(folder.parent), "PYTHONPATH": str(REPOSITORY)}
     job = msrun.start(script, *words, cwd=folder, env=env, command=("bash",)).finish(DEADLINE_S)
     assert job.code == 0, job.stdout.decode() + job.stderr
@@ -130,7 +124,7 @@ def run_document(msrun: JobRunner, folder: Path, script: str, *words: str) -> st
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [2, 8])
-def test_run_sh_of_the_document_trains_a_process_a_device(msrun: JobRunner, distributed: Path, workers: int) -> None:
+def test_run_sh_of_the_document_trains_a_process_a_device(msrun, distributed, workers):
     said = run_document(msrun, distributed, "run.sh", "../cifar", str(workers))
     assert said.endswith("start training for device 0\ntraining success\n")
     for rank in range(workers):
@@ -145,7 +139,7 @@ def test_run_sh_of_the_document_trains_a_process_a_device(msrun: JobRunner, dist
 
 
 @pytest.mark.slow
-def test_run_cluster_sh_of_the_document_runs_the_ranks_of_a_host(msrun: JobRunner, distributed: Path) -> None:
+def test_run_cluster_sh_of_the_document_runs_the_ranks_of_a_host(msrun, distributed):
     run_document(msrun, distributed, "run_cluster.sh", "../cifar", "rank_table_8pcs.json", "8", "0")
     for rank in range(8):
         assert len(TRAINED.findall((distributed / f"device_{rank}" / f"train{rank}.log").read_text())) == 10
@@ -153,7 +147,7 @@ def test_run_cluster_sh_of_the_document_runs_the_ranks_of_a_host(msrun: JobRunne
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", WORKERS)
-def test_networks_and_checkpoints_of_the_document_run(msrun: JobRunner, distributed: Path, workers: int) -> None:
+def test_networks_and_checkpoints_of_the_document_run(msrun, distributed, workers):
     log = distributed / "log_output" / f"worker_{workers - 1}.log"
     lines = {"pytest -s resnet50_distributed_training.py": 10, "networks.py": 4, "checkpoints.py": 2 + 4}
     for script, count in lines.items():
@@ -171,14 +165,12 @@ FEW_WORDS = "run_cluster.sh: DATA_PATH RANK_TABLE_FILE RANK_SIZE RANK_START are 
 @pytest.mark.parametrize(
     ("script", "words", "said"), [("run.sh", ["", "4"], NO_TABLE), ("run_cluster.sh", ["/data"], FEW_WORDS)]
 )
-def test_what_is_missing_is_said_in_a_line(
-    msrun: JobRunner, distributed: Path, script: str, words: list[str], said: str
-) -> None:
+def test_what_is_missing_is_said_in_a_line(msrun, distributed, script, words, said):
     env = {"PATH": commands(distributed.parent), "PYTHONPATH": str(REPOSITORY)}
     job = msrun.start(script, *words, cwd=distributed, env=env, command=("bash",)).finish(DEADLINE_S)
     assert (job.code, job.stderr) == (2, said)
 
 
-def test_rank_table_of_two_hosts_is_one() -> None:
+def test_rank_table_of_two_hosts_is_one():
     table = read_table(DOCUMENTS / "distributed_training" / "rank_table_16pcs.json")
     assert [len(server.devices) for server in table.servers] == [8, 8]

@@ -1,13 +1,10 @@
 """A dry run predicts what a real run of the same script does, byte for byte."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from job_runner import WORKERS, JobRunner, RunHere
+from job_runner import WORKERS
 
 CASES = [(2, how) for how in ("plain", "level3", "tensor parallel", "recompute", "micro batches", "data parallel")]
 CASES += [(4, how) for how in ("level1", "level3", "pipeline", "data parallel level3")]
@@ -15,7 +12,7 @@ CASES += [(4, how) for how in ("level1", "level3", "pipeline", "data parallel le
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "how"), CASES)
-def test_memory_and_traffic_are_those_of_a_real_run(msrun: JobRunner, tmp_path: Path, ranks: int, how: str) -> None:
+def test_memory_and_traffic_are_those_of_a_real_run(msrun, tmp_path, ranks, how):
     script, seen = WORKERS / "runtime" / "dry_run.py", tmp_path / "seen"
     real = msrun.run(f"--worker_num={ranks}", script, how, seen, cwd=tmp_path)
     assert real.code == 0, real.stderr
@@ -40,7 +37,7 @@ def test_memory_and_traffic_are_those_of_a_real_run(msrun: JobRunner, tmp_path: 
         assert_operators_take_what_was_measured(trace["traceEvents"], json.loads(profile.read_text()), ranks)
 
 
-def assert_operators_take_what_was_measured(events: list[dict[str, Any]], profile: dict[str, Any], ranks: int) -> None:
+def assert_operators_take_what_was_measured(events, profile, ranks):
     """Every operator of the dry run has a point of its own size; other operators would be scaled."""
     measured = ["all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter", "send"]
     assert sorted(profile["collectives"]) == measured
@@ -48,7 +45,7 @@ def assert_operators_take_what_was_measured(events: list[dict[str, Any]], profil
     assert {size for size, *_ in between_two} == {2}
     assert {size for points in profile["collectives"].values() for size, *_ in points} == {ranks}
     assert min(profile[name] for name in ("overhead_s", "fsdp_s")) > 0
-    measured_us: dict[str, list[float]] = {}
+    measured_us = {}
     for name, points in profile["operators"].items():
         found = [1e6 * (seconds + profile["overhead_s"]) for *_, seconds in points]
         measured_us.setdefault(name.split()[0].removeprefix("aten."), []).extend(found)
@@ -61,7 +58,7 @@ def assert_operators_take_what_was_measured(events: list[dict[str, Any]], profil
 
 
 @pytest.mark.slow
-def test_level_3_runs_the_steps_of_one_rank(msrun: JobRunner, tmp_path: Path) -> None:
+def test_level_3_runs_the_steps_of_one_rank(msrun, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(TRAINS)
     done = msrun.run("--sim_level=3", "--worker_num=64", "--sim_rank_id=5", script, cwd=tmp_path)
@@ -76,7 +73,7 @@ def test_level_3_runs_the_steps_of_one_rank(msrun: JobRunner, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_estimate_names_the_change_that_makes_a_job_fit(msrun: JobRunner, tmp_path: Path) -> None:
+def test_estimate_names_the_change_that_makes_a_job_fit(msrun, tmp_path):
     from msrun.runtime.cost.devices import PROFILES
 
     profile = PROFILES["cpu"].to_json() | {"name": "tiny", "memory_bytes": 4_000_000}
@@ -93,7 +90,7 @@ def test_estimate_names_the_change_that_makes_a_job_fit(msrun: JobRunner, tmp_pa
     assert f"It does not fit; better: {' and '.join(changes['best'])}" in done.stdout.decode()
 
 
-def test_script_with_nothing_to_look_at_gets_one_clear_line(msrun: JobRunner, tmp_path: Path) -> None:
+def test_script_with_nothing_to_look_at_gets_one_clear_line(msrun, tmp_path):
     (tmp_path / "log_output").mkdir(mode=0o700)
     (tmp_path / "log_output" / "simulation.json").write_text("of an earlier dry run")
     (tmp_path / "train.py").write_text("print('nothing')\n")
@@ -123,14 +120,14 @@ AutoParallel(lambda x: net(x).sum().backward())(torch.ones(8, 4))
         (STEP, "the step function called no function of value_and_grad"),
     ],
 )
-def test_script_that_cannot_be_looked_at_is_told_why(msrun: JobRunner, tmp_path: Path, script: str, said: str) -> None:
+def test_script_that_cannot_be_looked_at_is_told_why(msrun, tmp_path, script, said):
     (tmp_path / "train.py").write_text(script)
     done = msrun.run("--sim_level=1", "--worker_num=8", "train.py", cwd=tmp_path)
     assert done.code != 0
     assert said in done.stderr
 
 
-def test_option_that_estimate_has_not_is_refused(msrun_here: RunHere, tmp_path: Path) -> None:
+def test_option_that_estimate_has_not_is_refused(msrun_here, tmp_path):
     (tmp_path / "step.py").touch()
     done = msrun_here("estimate", "step.py", "--width", "3", cwd=tmp_path)
     assert done.code == 2

@@ -1,7 +1,5 @@
 """The examples as a user runs them: `bash run.sh`, and the same program in one process with the same losses."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -11,13 +9,11 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from job_runner import REPOSITORY, WORKER_PATH, Finished, JobRunner, wait_until
+from job_runner import REPOSITORY, WORKER_PATH, wait_until
 from zoo.packages import missing
 
 DEADLINE_S = 240.0
@@ -33,7 +29,7 @@ pytestmark = pytest.mark.timeout(2 * DEADLINE_S)
 
 
 @pytest.fixture
-def examples(tmp_path: Path) -> Path:
+def examples(tmp_path):
     """A copy of the examples, so that their logs and data go with the test."""
     shutil.copytree(REPOSITORY / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("log_output", "data"))
     command = tmp_path / "bin" / "msrun"
@@ -43,9 +39,7 @@ def examples(tmp_path: Path) -> Path:
     return tmp_path / "examples"
 
 
-def finished(
-    msrun: JobRunner, folder: Path, *words: str | Path, command: Sequence[str] = MSRUN, **env: str
-) -> Finished:
+def finished(msrun, folder, *words, command=MSRUN, **env):
     """Run a command in the folder of an example to its good end, by default msrun."""
     path = f"{folder.parents[2] / 'bin'}:{os.environ['PATH']}"
     done = msrun.start(*words, cwd=folder, env={"PATH": path, **env}, command=command).finish(DEADLINE_S)
@@ -53,12 +47,12 @@ def finished(
     return done
 
 
-def run_example(msrun: JobRunner, folder: Path, *args: str, **env: str) -> str:
+def run_example(msrun, folder, *args, **env):
     """Run an example's run.sh and return the log of worker 0."""
     return finished(msrun, folder, "run.sh", *args, command=BASH, **msrun.warm(), **env).log(0).decode()
 
 
-def run_alone(msrun: JobRunner, folder: Path, *words: str, program: str = "train.py", **env: str) -> str:
+def run_alone(msrun, folder, *words, program="train.py", **env):
     """Run an example's program as one plain process and return what it printed."""
     command, env = [sys.executable, program, *words], msrun.environ({"OMP_NUM_THREADS": "1", **env})
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=DEADLINE_S)
@@ -66,13 +60,13 @@ def run_alone(msrun: JobRunner, folder: Path, *words: str, program: str = "train
     return done.stdout
 
 
-def losses(pattern: re.Pattern[str], text: str) -> np.ndarray:
+def losses(pattern, text):
     """Return (epoch, step, loss) of every loss line."""
     return np.array([[float(value) for value in line] for line in pattern.findall(text)])
 
 
 @pytest.fixture(scope="module")
-def mnist_alone(msrun_of_module: JobRunner, tmp_path_factory: pytest.TempPathFactory, few_images: Path) -> np.ndarray:
+def mnist_alone(msrun_of_module, tmp_path_factory, few_images):
     """Losses of the example mnist in one process."""
     folder = tmp_path_factory.mktemp("alone") / "mnist"
     shutil.copytree(MNIST, folder)
@@ -94,9 +88,7 @@ MODES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "words"), [pytest.param(*row, id=row[0]) for row in MODES])
-def test_mnist_in_every_mode_equals_one_process(
-    msrun: JobRunner, examples: Path, few_images: Path, mnist_alone: np.ndarray, mode: str, words: str
-) -> None:
+def test_mnist_in_every_mode_equals_one_process(msrun, examples, few_images, mnist_alone, mode, words):
     text = run_example(msrun, examples / "torch" / "mnist", str(few_images), mode, EPOCHS="2")
     assert words in text
     parallel = losses(STEP_LINE, text)
@@ -106,7 +98,7 @@ def test_mnist_in_every_mode_equals_one_process(
 
 
 @pytest.mark.slow
-def test_mnist_learns_the_digits_that_it_writes_and_leaves_every_log(msrun: JobRunner, examples: Path) -> None:
+def test_mnist_learns_the_digits_that_it_writes_and_leaves_every_log(msrun, examples):
     folder = examples / "torch" / "mnist"
     found = losses(STEP_LINE, run_example(msrun, folder, EPOCHS="3"))
     assert len(found) == 15
@@ -117,9 +109,7 @@ def test_mnist_learns_the_digits_that_it_writes_and_leaves_every_log(msrun: JobR
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", ["fork", "exec", "torchrun"])
-def test_mnist_trains_alike_however_its_workers_start(
-    msrun: JobRunner, examples: Path, few_images: Path, mnist_alone: np.ndarray, start: str
-) -> None:
+def test_mnist_trains_alike_however_its_workers_start(msrun, examples, few_images, mnist_alone, start):
     folder, env = examples / "torch" / "mnist", {"EPOCHS": "1", "DATA_PATH": str(few_images)}
     if start == "torchrun":
         logs = ("--redirects", "3", "--log-dir", folder / "torchrun")  # its console mixes ranks within a line
@@ -131,7 +121,7 @@ def test_mnist_trains_alike_however_its_workers_start(
 
 
 @pytest.mark.slow
-def test_fsdp2_script_of_torch_runs_under_both_launchers(msrun: JobRunner, examples: Path) -> None:
+def test_fsdp2_script_of_torch_runs_under_both_launchers(msrun, examples):
     folder, env = examples / "torch" / "fsdp2", {"STEPS": "31"}
     found = losses(GPT_LINE, run_example(msrun, folder, **env))
     other = finished(msrun, folder, "train.py", command=TORCHRUN, **env)
@@ -140,7 +130,7 @@ def test_fsdp2_script_of_torch_runs_under_both_launchers(msrun: JobRunner, examp
 
 
 @pytest.mark.slow
-def test_finetuned_gpt2_of_transformers_equals_one_process(msrun: JobRunner, examples: Path, tmp_path: Path) -> None:
+def test_finetuned_gpt2_of_transformers_equals_one_process(msrun, examples, tmp_path):
     if absent := missing():
         pytest.skip(absent)
     (tmp_path / "site").mkdir()
@@ -158,9 +148,7 @@ def test_finetuned_gpt2_of_transformers_equals_one_process(msrun: JobRunner, exa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["left", "lost"])
-def test_elastic_job_ends_with_the_numbers_of_one_that_nobody_disturbed(
-    msrun: JobRunner, examples: Path, way: str
-) -> None:
+def test_elastic_job_ends_with_the_numbers_of_one_that_nobody_disturbed(msrun, examples, way):
     """One host of three is taken away, by `msrun drain` or by the death of its agent; the spare one takes its place."""
     folder = examples / "torch" / "elastic"
     path = f"{examples.parent / 'bin'}:{os.environ['PATH']}"
@@ -184,7 +172,7 @@ def test_elastic_job_ends_with_the_numbers_of_one_that_nobody_disturbed(
 
 
 @pytest.mark.slow
-def test_gpt_on_four_dimensions_learns_and_equals_one_process(msrun: JobRunner, examples: Path, tmp_path: Path) -> None:
+def test_gpt_on_four_dimensions_learns_and_equals_one_process(msrun, examples, tmp_path):
     poem = tmp_path / "poem.txt"
     poem.write_text("the quick brown fox jumps over the lazy dog. " * 20)
     text = run_example(msrun, examples / "torch" / "gpt", str(poem), STEPS="21")
@@ -201,7 +189,7 @@ AUC_LINE = re.compile(r"^epoch: (\d+), test: auc (\d)(\.\d+)$", re.MULTILINE)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["device", "host", "lookup", "server"])
-def test_wide_and_deep_learns_wherever_its_tables_are(msrun: JobRunner, examples: Path, way: str) -> None:
+def test_wide_and_deep_learns_wherever_its_tables_are(msrun, examples, way):
     folder = examples / "torch" / "wide_and_deep"
     text = run_example(msrun, folder, "", way, EPOCHS="2")
     aucs = [float(whole + rest) for _, whole, rest in AUC_LINE.findall(text)]
@@ -213,9 +201,7 @@ def test_wide_and_deep_learns_wherever_its_tables_are(msrun: JobRunner, examples
 
 
 @pytest.mark.slow
-def test_heterogeneous_gpt_holds_an_eighth_on_the_device_and_learns_as_in_float32(
-    msrun: JobRunner, examples: Path
-) -> None:
+def test_heterogeneous_gpt_holds_an_eighth_on_the_device_and_learns_as_in_float32(msrun, examples):
     found, tables = {}, {}
     for place in ("host", "device"):
         text = run_example(msrun, examples / "torch" / "heterogeneous", STEPS="51", PLACE=place)
@@ -234,7 +220,7 @@ SMALL = {"IMAGE_SIZE": "32", "SAMPLES": "32", "BATCH_SIZE": "8", "EPOCHS": "1", 
 
 
 @pytest.mark.slow
-def test_distributed_training_runs_per_device_as_the_document_does(msrun: JobRunner, examples: Path) -> None:
+def test_distributed_training_runs_per_device_as_the_document_does(msrun, examples):
     """By pytest as there, in a folder per device, and under msrun: the same losses."""
     folder = examples / "torch" / "distributed_training"
     env = {"PYTHON": sys.executable, **SMALL}
@@ -251,7 +237,7 @@ def test_distributed_training_runs_per_device_as_the_document_does(msrun: JobRun
 
 
 @pytest.mark.slow
-def test_distributed_training_in_other_modes_and_with_accumulation(msrun: JobRunner, examples: Path) -> None:
+def test_distributed_training_in_other_modes_and_with_accumulation(msrun, examples):
     folder = examples / "torch" / "distributed_training"
     found = {}
     scripts = {"accumulation": {"SCRIPT": "resnet50_distributed_training_grad_accu.py", "MINI_STEPS": "2"}}
@@ -268,9 +254,7 @@ def test_distributed_training_in_other_modes_and_with_accumulation(msrun: JobRun
 
 
 @pytest.mark.slow
-def test_train_cifar_of_the_document_with_auto_parallel_has_the_losses_of_one_process(
-    msrun: JobRunner, examples: Path, workers: Path
-) -> None:
+def test_train_cifar_of_the_document_with_auto_parallel_has_the_losses_of_one_process(msrun, examples, workers):
     """The document's function word for word; one process has the whole batch."""
     folder, program = examples / "torch" / "distributed_training", workers / "runtime" / "document_cifar.py"
     found, notes = {}, ""
@@ -285,7 +269,7 @@ def test_train_cifar_of_the_document_with_auto_parallel_has_the_losses_of_one_pr
 
 
 @pytest.mark.slow
-def test_trained_network_answers_and_is_exported_on_other_numbers_of_ranks(msrun: JobRunner, examples: Path) -> None:
+def test_trained_network_answers_and_is_exported_on_other_numbers_of_ranks(msrun, examples):
     folder = examples / "torch" / "distributed_training"
     env = {**SMALL, "CHECKPOINTS": "ckpt"}
     finished(msrun, folder, "run_msrun.sh", "", "2", command=BASH, **env)
@@ -302,7 +286,7 @@ def test_trained_network_answers_and_is_exported_on_other_numbers_of_ranks(msrun
     assert state["end_point.weight"].shape == (10, 2048)
 
 
-def ask(msrun: JobRunner, folder: Path, env: dict[str, str], ranks: int, images: bytes) -> list[bytes]:
+def ask(msrun, folder, env, ranks, images):
     """Return what a server on so many ranks answers to the first images, and end it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -1,10 +1,5 @@
 """Jobs on several hosts, over SSH and rehearsed, that are hit at random: the end is right, in time, and complete."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from pathlib import Path
-
 import pytest
 from chaos_lives import HOSTS, SEED, TESTS, carry_out_losses, carry_out_round, named, plan_losses, plan_round, rounds
 from chaos_places import OverSsh, Place
@@ -16,20 +11,19 @@ from ssh_net import SshNet
 pytestmark = pytest.mark.slow
 
 HEARTBEAT_S = 4
-PlaceOf = Callable[[JobRunner, int], Place]
 
 
 @pytest.fixture(scope="module")
-def ssh_net(own_disk: Path) -> Iterator[SshNet]:
+def ssh_net(own_disk):
     with SshNet(HOSTS, private=[own_disk]) as hosts:
         yield hosts
 
 
 @pytest.fixture(params=["ssh", "rehearsed"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> PlaceOf:
+def place(request, tmp_path):
     """Gives the place of a round, in folders of its own."""
 
-    def make(runner: JobRunner, index: int) -> Place:
+    def make(runner, index):
         cwd = tmp_path / f"round_{index}"
         cwd.mkdir()
         if request.param == "rehearsed":
@@ -42,7 +36,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> PlaceOf:
 
 @pytest.mark.parametrize("number", range(TESTS))
 @pytest.mark.timeout(600)
-def test_whatever_is_hit_the_end_is_right_and_leaves_nothing(place: PlaceOf, number: int) -> None:
+def test_whatever_is_hit_the_end_is_right_and_leaves_nothing(place, number):
     for index in rounds(number):
         with JobRunner() as runner:
             where = place(runner, index)
@@ -53,7 +47,7 @@ def test_whatever_is_hit_the_end_is_right_and_leaves_nothing(place: PlaceOf, num
 
 @pytest.mark.parametrize("number", range(TESTS))
 @pytest.mark.timeout(900)
-def test_whatever_is_lost_the_job_goes_on_while_hosts_and_restarts_are_left(place: PlaceOf, number: int) -> None:
+def test_whatever_is_lost_the_job_goes_on_while_hosts_and_restarts_are_left(place, number):
     for index in rounds(number):
         with JobRunner() as runner:
             where = place(runner, index)

@@ -1,16 +1,11 @@
 """--check over real SSH: everything that is wrong with any host is said at once, and nothing is started or written."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from fleet import FleetRunner
-from job_runner import Finished, JobRunner
 from ssh_net import SshNet
 
 WRAPPER = """#!/bin/sh
@@ -21,7 +16,7 @@ SKEWED = "import time\n_time = time.time\ntime.time = lambda: _time() + 90\n"
 
 
 @pytest.fixture(scope="module")
-def ssh_net(own_disk: Path) -> Iterator[SshNet]:
+def ssh_net(own_disk):
     """Five hosts, each with the same program on its own disk, and one to start from."""
     with SshNet(5, private=[own_disk]) as hosts:
         for host in range(6):
@@ -31,24 +26,24 @@ def ssh_net(own_disk: Path) -> Iterator[SshNet]:
 
 
 @pytest.fixture
-def fleet(msrun: JobRunner, ssh_net: SshNet, own_disk: Path) -> FleetRunner:
+def fleet(msrun, ssh_net, own_disk):
     return FleetRunner(msrun, ssh_net, own_disk)
 
 
-def write(net: SshNet, host: int, path: Path, text: str) -> None:
+def write(net, host, path, text):
     net.path(host, path).write_text(text)
 
 
-def files(fleet: FleetRunner) -> dict[int, set[str]]:
+def files(fleet):
     """Return what is on the disk of each host."""
     return {host: {path.name for path in fleet.net.path(host, fleet.cwd).iterdir()} for host in range(6)}
 
 
-def lines_of(finished: Finished) -> list[str]:
+def lines_of(finished):
     return [re.sub(" +", " ", line) for line in finished.stdout.decode().splitlines()]
 
 
-def make_python(folder: Path, **settings: str) -> Path:
+def make_python(folder, **settings):
     """Write an interpreter that is this one with variables set."""
     path = folder / "python"
     folder.mkdir(exist_ok=True)
@@ -58,7 +53,7 @@ def make_python(folder: Path, **settings: str) -> Path:
     return path
 
 
-def test_everything_that_is_wrong_with_five_hosts_is_one_answer(fleet: FleetRunner, tmp_path: Path) -> None:
+def test_everything_that_is_wrong_with_five_hosts_is_one_answer(fleet, tmp_path):
     net, own = fleet.net, fleet.cwd
     other = tmp_path / "other"
     (other / "torch-2.12.0.dist-info").mkdir(parents=True)
@@ -104,7 +99,7 @@ def test_everything_that_is_wrong_with_five_hosts_is_one_answer(fleet: FleetRunn
 
 
 @pytest.mark.slow
-def test_good_hosts_are_said_to_be_good_and_nothing_is_started_or_written(fleet: FleetRunner) -> None:
+def test_good_hosts_are_said_to_be_good_and_nothing_is_started_or_written(fleet):
     net = fleet.net
     before = files(fleet)
     finished = fleet.run([1, 1, 1], "--check", "train.py")

@@ -1,7 +1,5 @@
 """Many hosts over SSH, and what breaks: connections, servers, agents, the launcher, cables."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -13,8 +11,7 @@ from pathlib import Path
 
 import pytest
 from chaos_places import command_line
-from fleet import FleetRunner
-from job_runner import MARK, WORKERS, Running, state_of, wait_until
+from job_runner import MARK, WORKERS, state_of, wait_until
 
 from msrun.launch.remote.logs import pack_piece
 from msrun.launch.transport.pipe import MARKER
@@ -38,31 +35,31 @@ open("written_" + os.environ["RANK"], "w").close()
 
 
 @pytest.fixture
-def noise(tmp_path: Path) -> Path:
+def noise(tmp_path):
     (tmp_path / "noise.py").write_text(NOISE)
     return tmp_path / "noise.py"
 
 
-def start(fleet: FleetRunner, own_disk: Path, *words: str | Path) -> Running:
+def start(fleet, own_disk, *words):
     """Start a worker on each of two hosts, with logs that have to be sent."""
     return fleet.start([1, 1], *words, log_dir=own_disk / fleet.cwd.name)
 
 
-def events(job: Running) -> list[str]:
+def events(job):
     return [json.loads(line)["event"] for line in (job.log_dir / "events.jsonl").read_text().splitlines()]
 
 
-def processes_with(fleet: FleetRunner, sign: bytes, *hosts: int) -> list[int]:
+def processes_with(fleet, sign, *hosts):
     """Return the processes of hosts that have this in their command lines."""
     return [pid for pid in fleet.net.processes(*hosts) if sign in command_line(pid)]
 
 
-def silent_s(job: Running) -> float:
+def silent_s(job):
     """How long the launcher has written nothing into its event log."""
     return time.time() - (job.log_dir / "events.jsonl").stat().st_mtime
 
 
-def test_killed_launcher_takes_every_host_with_it_where_hangups_are_ignored(fleet: FleetRunner, tmp_path: Path) -> None:
+def test_killed_launcher_takes_every_host_with_it_where_hangups_are_ignored(fleet, tmp_path):
     """As under nohup: agents inherit that SIGHUP is ignored, and end all the same."""
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\ntrap '' HUP\nexec {sys.executable} \"$@\"\n")
@@ -74,7 +71,7 @@ def test_killed_launcher_takes_every_host_with_it_where_hangups_are_ignored(flee
     fleet.prove_nothing_left()
 
 
-def test_output_that_nobody_reads_holds_up_no_sign_of_life(fleet: FleetRunner, tmp_path: Path) -> None:
+def test_output_that_nobody_reads_holds_up_no_sign_of_life(fleet, tmp_path):
     """A paused terminal or `| less`, for longer than --heartbeat_time_out."""
     unread = 'mkfifo unread; exec 3<>unread; exec "$0" -m msrun "$@" >unread'
     job = fleet.runner.start(
@@ -97,7 +94,7 @@ def test_output_that_nobody_reads_holds_up_no_sign_of_life(fleet: FleetRunner, t
     assert "stdout is not read: the rest of what workers wrote is in " in ended.stderr
 
 
-def test_stopped_launcher_says_so_and_the_job_goes_on_with_it(fleet: FleetRunner, tmp_path: Path) -> None:
+def test_stopped_launcher_says_so_and_the_job_goes_on_with_it(fleet, tmp_path):
     """Ctrl-Z for longer than --heartbeat_time_out, then fg."""
     job = fleet.start(f"{fleet.net.name(0)}:1,localhost:1", "--heartbeat_time_out=2", WORKERS / "go.py")
     fleet.wait_for_workers(job, 2)
@@ -111,7 +108,7 @@ def test_stopped_launcher_says_so_and_the_job_goes_on_with_it(fleet: FleetRunner
     assert ended.code == 0, ended.stderr
 
 
-def test_launcher_that_is_frozen_for_long_is_given_up_and_told_why(fleet: FleetRunner) -> None:
+def test_launcher_that_is_frozen_for_long_is_given_up_and_told_why(fleet):
     """SIGSTOP cannot be announced; when the launcher goes on it does not blame the hosts."""
     job = fleet.start([1, 1], "--heartbeat_time_out=2", WORKERS / "wait.py")
     fleet.wait_for_workers(job, 2)
@@ -125,7 +122,7 @@ def test_launcher_that_is_frozen_for_long_is_given_up_and_told_why(fleet: FleetR
 
 
 @pytest.mark.parametrize("host", [0, 1])
-def test_words_of_a_killed_scheduler_are_where_the_error_says(fleet: FleetRunner, own_disk: Path, host: int) -> None:
+def test_words_of_a_killed_scheduler_are_where_the_error_says(fleet, own_disk, host):
     job = start(fleet, own_disk, WORKERS / "wait.py")
     fleet.wait_for_workers(job, 2)
     (scheduler,) = processes_with(fleet, b"msrun: scheduler", host)
@@ -141,13 +138,13 @@ def test_words_of_a_killed_scheduler_are_where_the_error_says(fleet: FleetRunner
     fleet.prove_nothing_left()
 
 
-def stop(*pids: int) -> None:
+def stop(*pids):
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
 
 
 @pytest.mark.parametrize("host", [0, 1])
-def test_agent_that_is_stopped_before_the_job_begins_is_named(fleet: FleetRunner, own_disk: Path, host: int) -> None:
+def test_agent_that_is_stopped_before_the_job_begins_is_named(fleet, own_disk, host):
     job = start(fleet, own_disk, "--heartbeat_time_out=5", WORKERS / "wait.py")
     (held,) = wait_until(lambda: fleet.agents(1 - host), "the agent of the other host")
     stop(held)
@@ -162,7 +159,7 @@ def test_agent_that_is_stopped_before_the_job_begins_is_named(fleet: FleetRunner
     fleet.prove_nothing_left()
 
 
-def test_stopped_agent_whose_launcher_is_killed_goes_with_its_workers(fleet: FleetRunner, own_disk: Path) -> None:
+def test_stopped_agent_whose_launcher_is_killed_goes_with_its_workers(fleet, own_disk):
     job = start(fleet, own_disk, "--heartbeat_time_out=5", WORKERS / "wait.py")
     fleet.wait_for_workers(job, 2)
     stop(*fleet.agents(1))
@@ -171,7 +168,7 @@ def test_stopped_agent_whose_launcher_is_killed_goes_with_its_workers(fleet: Fle
     wait_until(lambda: not fleet.agents() and not fleet.runner.processes(), "everything has ended")
 
 
-def test_short_cut_is_survived(fleet: FleetRunner, own_disk: Path) -> None:
+def test_short_cut_is_survived(fleet, own_disk):
     (fleet.cwd / "count.py").write_text(COUNTING)
     job = start(fleet, own_disk, "--heartbeat_time_out=60", "count.py")
     log = job.log_dir / "worker_1.log"
@@ -187,7 +184,7 @@ def test_short_cut_is_survived(fleet: FleetRunner, own_disk: Path) -> None:
     fleet.prove_nothing_left()
 
 
-def test_slow_link_holds_up_no_worker(fleet: FleetRunner, own_disk: Path, noise: Path) -> None:
+def test_slow_link_holds_up_no_worker(fleet, own_disk, noise):
     fleet.net.limit(1, "2mbit")
     try:
         job = start(fleet, own_disk, "--tail_worker_log=none", noise)
@@ -202,7 +199,7 @@ def test_slow_link_holds_up_no_worker(fleet: FleetRunner, own_disk: Path, noise:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
-def test_msrun_that_ends_while_it_connects_leaves_nothing(fleet: FleetRunner, signum: int) -> None:
+def test_msrun_that_ends_while_it_connects_leaves_nothing(fleet, signum):
     os.kill(fleet.net.server(1), signal.SIGSTOP)
     try:
         job = fleet.start([1, 1], WORKERS / "wait.py")
@@ -216,7 +213,7 @@ def test_msrun_that_ends_while_it_connects_leaves_nothing(fleet: FleetRunner, si
     assert not list(fleet.cwd.glob("ready_*"))
 
 
-def test_full_disk_here_loses_logs_says_so_and_ends_no_job(fleet: FleetRunner, own_disk: Path, noise: Path) -> None:
+def test_full_disk_here_loses_logs_says_so_and_ends_no_job(fleet, own_disk, noise):
     log_dir = own_disk / fleet.cwd.name
     at_control = fleet.net.prefix(fleet.net.control)
     subprocess.run([*at_control, "mkdir", str(log_dir)], check=True)
@@ -246,7 +243,7 @@ sys.exit(agent.wait())
 """
 
 
-def test_host_that_writes_the_log_of_another_is_not_heeded(fleet: FleetRunner, tmp_path: Path) -> None:
+def test_host_that_writes_the_log_of_another_is_not_heeded(fleet, tmp_path):
     (tmp_path / "train.py").write_text("import os\nprint('rank', os.environ['RANK'])\n")
     said = json.dumps(pack_piece("worker_0.log", 0, b"forged")).encode()
     program = tmp_path / "hostile_python"

@@ -1,7 +1,5 @@
 """One command, many hosts over SSH: ranks, environment, arguments, logs, failures and exit status."""
 
-from __future__ import annotations
-
 import json
 import signal
 import sys
@@ -10,7 +8,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from fleet import FleetRunner
 from job_runner import WORKERS
 from tls_files import PASSWORDS, Authority, TlsFolder
 
@@ -18,7 +15,7 @@ from msrun.launch.trace import write_trace
 
 
 @pytest.mark.slow
-def test_workers_of_two_hosts_are_one_world(fleet: FleetRunner, tmp_path: Path) -> None:
+def test_workers_of_two_hosts_are_one_world(fleet, tmp_path):
     job = fleet.run([2, 2], WORKERS / "all_reduce.py")
     assert job.code == 0, job.stderr
     results = [json.loads((tmp_path / f"result_{rank}.json").read_text()) for rank in range(4)]
@@ -35,7 +32,7 @@ def test_workers_of_two_hosts_are_one_world(fleet: FleetRunner, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_no_host_opens_a_port_but_that_of_the_store(fleet: FleetRunner, tmp_path: Path) -> None:
+def test_no_host_opens_a_port_but_that_of_the_store(fleet, tmp_path):
     job = fleet.start([1, 1], "--master_port=29507", WORKERS / "wait.py")
     job.wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
     ports = [listening_ports(fleet.net.processes(node)[0]) for node in range(2)]
@@ -45,7 +42,7 @@ def test_no_host_opens_a_port_but_that_of_the_store(fleet: FleetRunner, tmp_path
     assert ports[0] - {29507} == ports[1], "that of sshd"
 
 
-def listening_ports(pid: int) -> set[int]:
+def listening_ports(pid):
     """Return the TCP ports on which somebody listens where a process runs. Source: proc(5), /proc/PID/net/tcp."""
     rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
     return {int(row[1].partition(":")[2], 16) for row in rows if row[3] == "0A"}
@@ -55,7 +52,7 @@ AWKWARD = ["I'm 72\" tall", "$HOME", "`id`", ";touch x", "*", "", "back\\", "two
 
 
 @pytest.mark.slow
-def test_arguments_and_variables_arrive_unchanged_and_are_seen_by_nobody(fleet: FleetRunner, tmp_path: Path) -> None:
+def test_arguments_and_variables_arrive_unchanged_and_are_seen_by_nobody(fleet, tmp_path):
     value = "quote' \" = $X `id`\nsecond line\ttab ☃"
     words = [*AWKWARD, b"no text \xff\xfe"]
     job = fleet.start([1, 1], f"--env=AWKWARD={value}", WORKERS / "wait.py", *words, FOO_SECRET="hidden")
@@ -81,7 +78,7 @@ def test_arguments_and_variables_arrive_unchanged_and_are_seen_by_nobody(fleet: 
     assert not (tmp_path / "x").exists()
 
 
-def test_logs_of_hosts_without_a_common_disk_come_home_complete(fleet: FleetRunner, own_disk: Path) -> None:
+def test_logs_of_hosts_without_a_common_disk_come_home_complete(fleet, own_disk):
     log_dir = own_disk / "logs"
     job = fleet.run([1, 1], "--tail_worker_log=none", WORKERS / "flood.py", "20000", log_dir=log_dir)
     assert job.code == 0, job.stderr
@@ -94,9 +91,7 @@ def test_logs_of_hosts_without_a_common_disk_come_home_complete(fleet: FleetRunn
 
 
 @pytest.mark.slow
-def test_trace_and_metrics_of_all_hosts_are_written_here_alone(
-    fleet: FleetRunner, own_disk: Path, tmp_path: Path
-) -> None:
+def test_trace_and_metrics_of_all_hosts_are_written_here_alone(fleet, own_disk, tmp_path):
     (tmp_path / "steps.py").write_text(
         "import os, sys, time\nfrom msrun.runtime import report_progress\n"
         "for step in range(1, 6):\n    report_progress(step)\n    time.sleep(0.1)\n"
@@ -118,7 +113,7 @@ def test_trace_and_metrics_of_all_hosts_are_written_here_alone(
 
 
 @pytest.mark.slow
-def test_one_remote_host_is_enough_and_starts_again(fleet: FleetRunner, tmp_path: Path) -> None:
+def test_one_remote_host_is_enough_and_starts_again(fleet, tmp_path):
     job = fleet.run("host1:2", "--max_restarts=1", WORKERS / "attempt.py", "code=7:1")
     assert job.code == 0, job.stderr
     assert "all 2 workers finished successfully after restart 1" in job.stderr
@@ -128,7 +123,7 @@ def test_one_remote_host_is_enough_and_starts_again(fleet: FleetRunner, tmp_path
 
 
 @pytest.mark.slow
-def test_code_is_sent_to_hosts_whose_python_has_no_msrun(fleet: FleetRunner, tmp_path: Path) -> None:
+def test_code_is_sent_to_hosts_whose_python_has_no_msrun(fleet, tmp_path):
     python = tmp_path / "python_without_msrun"  # -S: an editable installation is not found either, its packages are
     packages = sysconfig.get_paths()["purelib"]
     python.write_text(f'#!/bin/sh\nPYTHONPATH={packages} exec {sys.executable} -S "$@"\n')
@@ -142,7 +137,7 @@ def test_code_is_sent_to_hosts_whose_python_has_no_msrun(fleet: FleetRunner, tmp
 
 
 @pytest.mark.slow
-def test_files_for_tls_are_not_used_and_no_password_leaves_the_launcher(fleet: FleetRunner, tmp_path: Path) -> None:
+def test_files_for_tls_are_not_used_and_no_password_leaves_the_launcher(fleet, tmp_path):
     """One of the hosts is the launcher's own, whose agent is a child of it."""
     config = TlsFolder(tmp_path / "tls", Authority(days=20)).config()
     secrets = {**PASSWORDS, "MSRUN_TOKEN": "secret"}

@@ -1,14 +1,11 @@
 """Every option that names a file, on endless files, pipes, devices and links: one line, little memory, nothing lost."""
 
-from __future__ import annotations
-
 import os
 import stat
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from asked_cases import one_fast, slow_but
@@ -24,7 +21,7 @@ MAINS = {
 RENDER = ("launch-template", "render", "jobset", "--set", "name=a", "--set", "image=r.example/a:1")
 END = ("--", "t.py")
 GENERATE = ("ranktable", "generate", "--hosts", "10.0.0.1:2")
-READERS: dict[str, tuple[str, ...]] = {
+READERS = {
     **{
         option: ("msrun", "--worker_num=1", f"--{option}=FILE", "true")
         for option in ("config", "env_file", "token_file", "rank_table_file", "tls_config", "hostfile")
@@ -37,7 +34,7 @@ READERS: dict[str, tuple[str, ...]] = {
     "validate": ("ranktable", "validate", "FILE"),
     "device_ips": (*GENERATE, "--device_ips", "FILE"),
 }
-WRITERS: dict[str, tuple[str, ...]] = {
+WRITERS = {
     "metrics_file": ("msrun", "--worker_num=1", "--metrics_file=FILE", "true"),
     "generate": (*GENERATE, "-o", "FILE"),
     "render": (*RENDER, "-o", "FILE", *END),
@@ -48,7 +45,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
 )
 
 
-def run(cwd: Path, words: tuple[str, ...], file: str) -> subprocess.CompletedProcess[str]:
+def run(cwd, words, file):
     """Run a command with `file` in the place of FILE, in little memory."""
     program, *rest = (word.replace("FILE", file) for word in words)
     command = ["sh", "-c", f'ulimit -v {MEMORY_KB}; exec "$@"', "sh", sys.executable, "-c", MAINS[program], *rest]
@@ -58,13 +55,13 @@ def run(cwd: Path, words: tuple[str, ...], file: str) -> subprocess.CompletedPro
     return subprocess.run(command, **how, capture_output=True, text=True, check=False)
 
 
-def assert_refused(done: subprocess.CompletedProcess[str]) -> None:
+def assert_refused(done):
     assert done.returncode == 2, done
     assert done.stderr.count("\n") == 1 and "error: " in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("name", slow_but(("config", "values", "validate"), READERS))
-def test_an_endless_file_is_refused_in_one_line_and_little_memory(tmp_path: Path, name: str) -> None:
+def test_an_endless_file_is_refused_in_one_line_and_little_memory(tmp_path, name):
     done = run(tmp_path, READERS[name], "/dev/zero")
     assert_refused(done)
     assert "/dev/zero" in done.stderr
@@ -72,7 +69,7 @@ def test_an_endless_file_is_refused_in_one_line_and_little_memory(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_pipe_that_nobody_writes_to_ends_in_one_line(tmp_path: Path) -> None:
+def test_a_pipe_that_nobody_writes_to_ends_in_one_line(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     with ThreadPoolExecutor(len(READERS)) as threads:  # each waits for 10 s
         for done in threads.map(lambda words: run(tmp_path, words, "fifo"), READERS.values()):
@@ -80,7 +77,7 @@ def test_a_pipe_that_nobody_writes_to_ends_in_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", one_fast("values", "patch", "lint", "device_ips"))
-def test_aliases_of_aliases_are_refused_in_one_line(tmp_path: Path, name: str) -> None:
+def test_aliases_of_aliases_are_refused_in_one_line(tmp_path, name):
     (tmp_path / "bomb.yaml").write_text(BOMB)
     done = run(tmp_path, READERS[name], "bomb.yaml")
     assert_refused(done)
@@ -88,7 +85,7 @@ def test_aliases_of_aliases_are_refused_in_one_line(tmp_path: Path, name: str) -
 
 
 @pytest.mark.slow
-def test_a_token_comes_through_a_pipe(tmp_path: Path) -> None:
+def test_a_token_comes_through_a_pipe(tmp_path):
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo, 0o600)
     writer = threading.Thread(target=fifo.write_text, args=("some-letters\n",))
@@ -99,7 +96,7 @@ def test_a_token_comes_through_a_pipe(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """With what a job has left."""
     (tmp_path / "log_output").mkdir()
     plan = '{"job_id": "J", "run_dir": "/nowhere", "hosts": []}'
@@ -109,7 +106,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", slow_but(("generate",), WRITERS))
-def test_outputs_leave_devices_pipes_and_links_what_they_are(folder: Path, name: str) -> None:
+def test_outputs_leave_devices_pipes_and_links_what_they_are(folder, name):
     try:
         os.mknod(folder / "null.html", stat.S_IFCHR | 0o666, os.makedev(1, 3))  # a node like /dev/null
     except PermissionError:

@@ -1,17 +1,13 @@
 """Real jobs run on the processors that the plan names, with the threads that fit them."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 from asked_cases import one_fast
-from job_runner import WORKERS, Finished, JobRunner
+from job_runner import WORKERS
 
 from msrun import contract
 from msrun.agent.host.host_facts import read_topology
@@ -50,22 +46,22 @@ main()
 """msrun with a plan whose last worker gets a processor that is not there."""
 
 
-def places(cwd: Path, count: int) -> list[dict[str, Any]]:
+def places(cwd, count):
     return [json.loads((cwd / f"where_{rank}.json").read_text()) for rank in range(count)]
 
 
-def run(msrun: JobRunner, cwd: Path, *args: str | Path, **settings: Any) -> Finished:
+def run(msrun, cwd, *args, **settings):
     finished = msrun.run(*args, cwd=cwd, command=COMMAND, **settings)
     assert finished.code == 0, finished.stderr
     return finished
 
 
-def as_dict(**lists: list[str]) -> str:
+def as_dict(**lists):
     return f"--bind_core={json.dumps(lists)}"
 
 
 @methods
-def test_workers_and_their_children_run_on_cores_of_their_own(msrun: JobRunner, tmp_path: Path, method: str) -> None:
+def test_workers_and_their_children_run_on_cores_of_their_own(msrun, tmp_path, method):
     options = ["--bind_core", "--worker_num=2", "--start_method", method]
     finished = run(msrun, tmp_path, *options, WORKERS / "where.py")
     found = places(tmp_path, 2)
@@ -77,7 +73,7 @@ def test_workers_and_their_children_run_on_cores_of_their_own(msrun: JobRunner, 
 
 
 @pytest.mark.slow
-def test_dict_of_mindspore_binds_the_named_ones(msrun: JobRunner, tmp_path: Path) -> None:
+def test_dict_of_mindspore_binds_the_named_ones(msrun, tmp_path):
     lists = as_dict(device1=[str(SECOND)], scheduler=[str(SECOND)])
     job = msrun.start(lists, "--worker_num=2", WORKERS / "wait.py", cwd=tmp_path, command=COMMAND)
     job.wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
@@ -89,14 +85,14 @@ def test_dict_of_mindspore_binds_the_named_ones(msrun: JobRunner, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_an_executable_is_bound_too(msrun: JobRunner, tmp_path: Path) -> None:
+def test_an_executable_is_bound_too(msrun, tmp_path):
     finished = run(msrun, tmp_path, "--bind_core", "--worker_num=2", "grep", "Cpus_allowed_list", "/proc/self/status")
     assert [finished.log(rank).split()[-1] for rank in (0, 1)] == [str(FIRST).encode(), str(SECOND).encode()]
 
 
 @pytest.mark.slow
 @methods
-def test_unequal_shares_get_unequal_threads(msrun: JobRunner, tmp_path: Path, method: str) -> None:
+def test_unequal_shares_get_unequal_threads(msrun, tmp_path, method):
     """The fork server has loaded torch, and so read a number of threads, before any worker had its own."""
     (tmp_path / "threads.py").write_text(
         "import os\nimport torch\n"
@@ -110,7 +106,7 @@ def test_unequal_shares_get_unequal_threads(msrun: JobRunner, tmp_path: Path, me
 
 @pytest.mark.slow
 @methods
-def test_a_worker_whose_processors_are_gone_ends_the_job(msrun: JobRunner, tmp_path: Path, method: str) -> None:
+def test_a_worker_whose_processors_are_gone_ends_the_job(msrun, tmp_path, method):
     """As when a processor goes offline between the plan and the start."""
     command = (sys.executable, "-c", GONE)
     options = ["--bind_core", "--worker_num=2", "--start_method", method]
@@ -123,7 +119,7 @@ def test_a_worker_whose_processors_are_gone_ends_the_job(msrun: JobRunner, tmp_p
 
 
 @pytest.mark.slow
-def test_openmp_that_binds_processes_does_not_bind_them_all_to_one(msrun: JobRunner, tmp_path: Path) -> None:
+def test_openmp_that_binds_processes_does_not_bind_them_all_to_one(msrun, tmp_path):
     """OpenMP would bind the fork server when it loads torch, and every worker would inherit that one processor."""
     (tmp_path / "where_torch.py").write_text("import os\nimport torch\nprint(*sorted(os.sched_getaffinity(0)))\n")
     finished = run(msrun, tmp_path, "--bind_core", "--worker_num=2", "where_torch.py", env={"OMP_PROC_BIND": "true"})

@@ -3,21 +3,18 @@
 MSRUN_CHAOS_SEED=N repeats a run, a failure names it; MSRUN_CHAOS_CASES=N runs more, or fewer.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from signal import Signals
 
 import pytest
 from chaos_lives import SEED, named, send
-from job_runner import WORKERS, Finished, JobRunner, Running, wait_until
+from job_runner import WORKERS, wait_until
 
 CASES = int(os.environ.get("MSRUN_CHAOS_CASES") or 40)
 ROUNDS_PER_TEST = 2
@@ -54,7 +51,7 @@ class Round:
     max_restarts: int
 
 
-def plan_round(seed: str) -> Round:
+def plan_round(seed):
     """Return the round of a seed. Pure: the same seed gives the same round."""
     draw = random.Random(seed)
     world_size = draw.randint(2, 4)
@@ -91,12 +88,12 @@ class Outcome:
 WELL = Outcome(0)
 
 
-def failing_rank(plan: Round) -> int:
+def failing_rank(plan):
     """Return the rank that fails to begin a teardown: another one than is hit."""
     return (plan.rank + 1) % plan.world_size
 
 
-def right_outcomes(plan: Round) -> list[Outcome]:
+def right_outcomes(plan):
     """Return the ends that are right: several where what was done and the job's own course race."""
     outcomes = outcomes_without_restart(plan)
     if not plan.max_restarts:
@@ -109,7 +106,7 @@ def right_outcomes(plan: Round) -> list[Outcome]:
     return list(dict.fromkeys(WELL if one in repeated else one for one in outcomes))
 
 
-def outcomes_without_restart(plan: Round) -> list[Outcome]:
+def outcomes_without_restart(plan):
     """Return the ends that are right for a job that does not start again."""
     told = Outcome(128 + Signals.SIGTERM, reason="stopped by SIGTERM")
     if plan.moment == "teardown":
@@ -126,7 +123,7 @@ def outcomes_without_restart(plan: Round) -> list[Outcome]:
     return outcomes_of_hit(plan)
 
 
-def outcomes_of_hit(plan: Round) -> list[Outcome]:
+def outcomes_of_hit(plan):
     """Return what a deadly signal makes of a job that would go on."""
     if plan.target == "worker":
         return [Outcome(128 + plan.signum, plan.rank)]
@@ -143,7 +140,7 @@ def outcomes_of_hit(plan: Round) -> list[Outcome]:
 # -- carrying it out ------------------------------------------------------------------------------------------------
 
 
-def carry_out(plan: Round, msrun: JobRunner, worker: Path, cwd: Path) -> None:
+def carry_out(plan, msrun, worker, cwd):
     """Run one job, do to it what the plan says, and check its end."""
     options = [f"--worker_num={plan.world_size}", f"--grace={GRACE_S}", "--tail_worker_log=none"]
     options.append(f"--max_restarts={plan.max_restarts}")
@@ -168,7 +165,7 @@ def carry_out(plan: Round, msrun: JobRunner, worker: Path, cwd: Path) -> None:
     judge(outcomes, job.finish(LIMIT_S), msrun)
 
 
-def begin_teardown(plan: Round, job: Running, cwd: Path) -> None:
+def begin_teardown(plan, job, cwd):
     """Make the job end; returns when msrun has begun to end it, or the workers themselves have."""
     if plan.cause == "go":
         (cwd / "go").touch()
@@ -180,13 +177,13 @@ def begin_teardown(plan: Round, job: Running, cwd: Path) -> None:
     wait_until(lambda: "stopping all workers" in job.stderr, "msrun says that it stops")
 
 
-def find_target(plan: Round, job: Running) -> int:
+def find_target(plan, job):
     """Wait until the process that is to be hit exists and return its id; 0 when the job has ended before."""
     if plan.target == "launcher":
         return job.pid
     role = str(plan.rank) if plan.target == "worker" else plan.target
 
-    def find() -> int:
+    def find():
         if job.process.poll() is not None:
             return -1
         return fork_server_of(job.pid) if role == "fork server" else started_pid(job, role)
@@ -194,7 +191,7 @@ def find_target(plan: Round, job: Running) -> int:
     return max(0, int(wait_until(find, f"{role} exists")))
 
 
-def started_pid(job: Running, role: str) -> int:
+def started_pid(job, role):
     """Return the process id of "scheduler" or of a rank from the event log, 0 when it is not there yet."""
     events = job.log_dir / "events.jsonl"
     for line in events.read_text().splitlines() if events.exists() else ():
@@ -206,7 +203,7 @@ def started_pid(job: Running, role: str) -> int:
     return 0
 
 
-def fork_server_of(pid: int) -> int:
+def fork_server_of(pid):
     """Return the child of the launcher, 0 while there is none.
 
     Nor in the instant between its fork and its exec, for which the launcher waits in the kernel: whatever is stopped
@@ -220,14 +217,14 @@ def fork_server_of(pid: int) -> int:
     return int(child) if is_executed else 0
 
 
-def wait_briefly(condition: Callable[[], bool]) -> None:
+def wait_briefly(condition):
     """Wait until the condition holds or MAY_END_S are over."""
     end = time.monotonic() + MAY_END_S
     while not condition() and time.monotonic() < end:
         time.sleep(0.005)
 
 
-def judge(outcomes: list[Outcome], finished: Finished, msrun: JobRunner) -> None:
+def judge(outcomes, finished, msrun):
     """Fail unless the job ended in one of these ways, told the truth and left nothing."""
     status = finished.code if finished.code >= 0 else 128 - finished.code
     file = finished.log_dir / "failure.json"
@@ -240,7 +237,7 @@ def judge(outcomes: list[Outcome], finished: Finished, msrun: JobRunner) -> None
         failure is not None or status == 0,
     )
 
-    def matches(right: Outcome) -> bool:
+    def matches(right):
         if not right.is_recorded:
             return found.status == right.status
         return (found.status, found.culprit, found.is_recorded) == (right.status, right.culprit, True) and (
@@ -269,7 +266,7 @@ def judge(outcomes: list[Outcome], finished: Finished, msrun: JobRunner) -> None
 @pytest.mark.parametrize(
     "number", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, -(-CASES // ROUNDS_PER_TEST)))]
 )
-def test_whatever_is_hit_the_end_is_right_and_leaves_nothing(msrun: JobRunner, tmp_path: Path, number: int) -> None:
+def test_whatever_is_hit_the_end_is_right_and_leaves_nothing(msrun, tmp_path, number):
     for index in range(number * ROUNDS_PER_TEST, min(CASES, (number + 1) * ROUNDS_PER_TEST)):
         plan = plan_round(f"{SEED}-{index}")
         cwd = tmp_path / f"round_{index}"

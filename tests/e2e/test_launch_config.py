@@ -1,27 +1,21 @@
 """--config and MSRUN_ variables: what wins, what is said about it, what is refused, and that secrets stay hidden."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from asked_cases import one_fast
-from job_runner import JobRunner, RunHere
 
 from msrun.errors import UsageError
 
 SECRET = "hunter2-and-more"
-PlanOf = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def cwd(tmp_path: Path) -> Path:
+def cwd(tmp_path):
     """A directory with two scripts and files of settings."""
     (tmp_path / "train.py").write_text("import sys; print(sys.argv[1:])\n")
     (tmp_path / "other.py").write_text("import sys; print('other', sys.argv[1:])\n")
@@ -32,14 +26,13 @@ def cwd(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def plan_of(msrun_here: RunHere, cwd: Path) -> PlanOf:
+def plan_of(msrun_here, cwd):
     """Gives the plan of a dry run."""
 
-    def plan(*words: str, **env: str) -> dict[str, Any]:
+    def plan(*words, **env):
         finished = msrun_here("--dry_run=json", *words, cwd=cwd, env=env)
         assert finished.code == 0, finished.stderr
-        found: dict[str, Any] = json.loads(finished.stdout)
-        return found
+        return json.loads(finished.stdout)
 
     return plan
 
@@ -58,9 +51,7 @@ def plan_of(msrun_here: RunHere, cwd: Path) -> PlanOf:
         (["--config=other.yaml"], {"MSRUN_CONFIG": "job.yaml"}, 5.0, "other.yaml"),
     ],
 )
-def test_the_nearer_source_wins_and_is_named(
-    plan_of: PlanOf, cwd: Path, words: list[str], env: dict[str, str], grace: float, source: str | None
-) -> None:
+def test_the_nearer_source_wins_and_is_named(plan_of, cwd, words, env, grace, source):
     (cwd / "other.yaml").write_bytes(b"\xef\xbb\xbfgrace: 5\n")  # with a byte order mark
     plan = plan_of(*words, "--worker_num=1", "train.py", **env)
     assert plan["grace_s"] == grace
@@ -69,7 +60,7 @@ def test_the_nearer_source_wins_and_is_named(
     assert settings["worker_num"]["source"] == "command line"
 
 
-def test_settings_are_shown_and_noted_once(msrun: JobRunner, msrun_here: RunHere, cwd: Path) -> None:
+def test_settings_are_shown_and_noted_once(msrun, msrun_here, cwd):
     words = ("--config=job.yaml", "--tail_worker_log=all")
     env = {"MSRUN_GRACE": "3", "MSRUN_QUIET": "0"}
     text = msrun_here(*words, "--dry_run", cwd=cwd, env=env).stdout.decode()
@@ -86,12 +77,12 @@ def test_settings_are_shown_and_noted_once(msrun: JobRunner, msrun_here: RunHere
     assert finished.stdout.count(b"['--lr', '0.10']") == 2
 
 
-def test_script_of_the_command_line_replaces_that_of_the_file_with_its_arguments(plan_of: PlanOf, cwd: Path) -> None:
+def test_script_of_the_command_line_replaces_that_of_the_file_with_its_arguments(plan_of, cwd):
     (cwd / "module.yaml").write_text("script: json.tool\nmodule: true\nargs: [--help]\nworker_num: 1\n")
     (cwd / "below").mkdir()
     (cwd / "below" / "job.yaml").write_text("script: train.py\nworker_num: 1\nlog_dir: logs\n")
 
-    def program(*words: str) -> tuple[str, str, list[str]]:
+    def program(*words):
         found = plan_of(*words)["hosts"][0]["program"]
         return found["kind"], found["target"], found["args"]
 
@@ -102,10 +93,10 @@ def test_script_of_the_command_line_replaces_that_of_the_file_with_its_arguments
     assert plan_of("--config=below/job.yaml")["log_dir"] == str(cwd / "logs")
 
 
-def test_variables_of_all_sources_are_collected_by_name(plan_of: PlanOf, cwd: Path) -> None:
+def test_variables_of_all_sources_are_collected_by_name(plan_of, cwd):
     (cwd / "lines.env").write_text("A=env_file\nD=env_file\n")
 
-    def seen(*words: str) -> dict[str, str]:
+    def seen(*words):
         found = plan_of("--config=job.yaml", *words, MSRUN_ENV="B='of the environment' C=e")["hosts"][0]["env"]
         return {name: found[name] for name in "ABCD" if name in found}
 
@@ -115,7 +106,7 @@ def test_variables_of_all_sources_are_collected_by_name(plan_of: PlanOf, cwd: Pa
     assert seen() == {"A": "file", "B": "of the environment", "C": "e", "D": "env_file"}
 
 
-def test_every_switch_can_be_taken_back(msrun_here: RunHere, cwd: Path) -> None:
+def test_every_switch_can_be_taken_back(msrun_here, cwd):
     (cwd / "all.yaml").write_text("script: train.py\nworker_num: 1\nquiet: true\ndry_run: true\ndebug: true\n")
     assert b"command " in msrun_here("--config=all.yaml", cwd=cwd).stdout
     assert json.loads(msrun_here("--config=all.yaml", cwd=cwd, env={"MSRUN_DRY_RUN": "json"}).stdout)
@@ -126,7 +117,7 @@ def test_every_switch_can_be_taken_back(msrun_here: RunHere, cwd: Path) -> None:
 
 
 @pytest.mark.slow
-def test_settings_do_not_reach_a_job_that_a_worker_starts(msrun: JobRunner, cwd: Path) -> None:
+def test_settings_do_not_reach_a_job_that_a_worker_starts(msrun, cwd):
     """Neither do the outer job's own variables, such as its log directory, count as settings there."""
     (cwd / "nested.py").write_text(
         "import json, os, subprocess, sys\n"
@@ -178,7 +169,7 @@ WORDS = {
 
 
 @pytest.mark.parametrize("name", [*FILES, *WORDS])
-def test_wrong_settings_are_refused_in_one_line(msrun_here: RunHere, cwd: Path, name: str) -> None:
+def test_wrong_settings_are_refused_in_one_line(msrun_here, cwd, name):
     if name in FILES:
         content, pattern = FILES[name]
         (cwd / "wrong.yaml").write_bytes(content)
@@ -196,7 +187,7 @@ def test_wrong_settings_are_refused_in_one_line(msrun_here: RunHere, cwd: Path, 
     assert sorted(cwd.iterdir()) == before
 
 
-def test_reading_settings_imports_neither_torch_nor_numpy(cwd: Path) -> None:
+def test_reading_settings_imports_neither_torch_nor_numpy(cwd):
     program = (
         "import sys\nfrom msrun.cli import main\ntry:\n    main(['--config=job.yaml', '--grace=-1'])\n"
         "except SystemExit as request:\n    assert request.code == 2\n"
@@ -214,9 +205,7 @@ def test_reading_settings_imports_neither_torch_nor_numpy(cwd: Path) -> None:
 
 
 @pytest.mark.parametrize("start_method", one_fast("fork", "exec"))
-def test_secrets_reach_the_worker_and_nothing_that_msrun_writes(
-    msrun: JobRunner, msrun_here: RunHere, cwd: Path, start_method: str
-) -> None:
+def test_secrets_reach_the_worker_and_nothing_that_msrun_writes(msrun, msrun_here, cwd, start_method):
     (cwd / "secret.py").write_text(
         "import json, os, pathlib, sys\n"
         "title = pathlib.Path('/proc/self/cmdline').read_text().replace(chr(0), ' ')\n"

@@ -1,30 +1,24 @@
 """A log directory takes any number of jobs, each in a folder of its own, and shows the latest one's files."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
 import stat
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
-from job_runner import WORKERS, JobRunner, RunHere, latest_job, wait_until
+from job_runner import WORKERS, latest_job, wait_until
 
 
-def snapshot(folder: Path) -> dict[str, tuple[int, int, int]]:
+def snapshot(folder):
     """Return inode, size and time of change of every file."""
     found = {path.name: path.stat() for path in folder.iterdir()}
     return {name: (status.st_ino, status.st_size, status.st_mtime_ns) for name, status in found.items()}
 
 
 @pytest.mark.parametrize("where", one_fast("--worker_num=1", "--rehearse=1x1"))
-def test_a_second_job_touches_nothing_of_the_first_which_runs(
-    msrun: JobRunner, msrun_here: RunHere, tmp_path: Path, where: str
-) -> None:
+def test_a_second_job_touches_nothing_of_the_first_which_runs(msrun, msrun_here, tmp_path, where):
     first = msrun.start("--worker_num=1", WORKERS / "wait.py", cwd=tmp_path)
     first.wait_for(tmp_path / "ready_0")
     wait_until(lambda: "1 of 1" in (first.log_dir / "scheduler.log").read_text(), "the scheduler's last word for now")
@@ -45,7 +39,7 @@ def test_a_second_job_touches_nothing_of_the_first_which_runs(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", one_fast("--worker_num=1", "--rehearse=1x1"))
-def test_log_directory_that_is_removed_during_the_job_is_told(msrun: JobRunner, tmp_path: Path, where: str) -> None:
+def test_log_directory_that_is_removed_during_the_job_is_told(msrun, tmp_path, where):
     (tmp_path / "remove.py").write_text("import shutil\nshutil.rmtree('log_output')\n")
     finished = msrun.run(where, "remove.py", cwd=tmp_path)
     assert finished.code == 0
@@ -55,7 +49,7 @@ def test_log_directory_that_is_removed_during_the_job_is_told(msrun: JobRunner, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", one_fast("--worker_num=1", "--rehearse=1x1"))
-def test_log_directory_that_is_removed_at_the_start_is_told(msrun: JobRunner, tmp_path: Path, where: str) -> None:
+def test_log_directory_that_is_removed_at_the_start_is_told(msrun, tmp_path, where):
     (tmp_path / "early.py").write_text(
         "import os, shutil\nif os.path.isdir('log_output'):\n    shutil.rmtree('log_output')\n"
     )
@@ -76,12 +70,12 @@ NAMES = ("worker_0.log", "worker_1.log", "worker_0.log.1", "scheduler.log")
 NAMES += ("events.jsonl", "plan.json", "failure.json", "rank_table.json")
 
 
-def make_socket(path: Path) -> None:
+def make_socket(path):
     with socket.socket(socket.AF_UNIX) as made:
         made.bind(os.path.relpath(path))
 
 
-def make_foreign(path: Path) -> None:
+def make_foreign(path):
     path.touch()
     path.chmod(0o666)
     try:
@@ -90,13 +84,13 @@ def make_foreign(path: Path) -> None:
         pytest.skip("only root makes files of others")
 
 
-def make_name(path: Path, make: Callable[[Path, Path], object]) -> None:
+def make_name(path, make):
     target = path.parent.parent / f"target_of_{path.name}"
     target.write_text("precious")
     make(target, path)
 
 
-KINDS: dict[str, Callable[[Path], None]] = {
+KINDS = {
     "link": lambda path: make_name(path, os.symlink),
     "fifo": os.mkfifo,
     "socket": make_socket,
@@ -106,7 +100,7 @@ KINDS: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.fixture
-def log_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def log_dir(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "log_output"
     folder.mkdir()
@@ -114,7 +108,7 @@ def log_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("kind", one_fast(*KINDS))
-def test_it_is_left_alone_or_gives_way_to_a_link(msrun: JobRunner, log_dir: Path, kind: str) -> None:
+def test_it_is_left_alone_or_gives_way_to_a_link(msrun, log_dir, kind):
     for name in (*NAMES, "job.lock", "latest"):
         KINDS[kind](log_dir / name)
     job = msrun.start("--worker_num=2", WORKERS / "end.py", "all", "0", cwd=log_dir.parent).finish(DEADLINE_S)
@@ -131,7 +125,7 @@ def test_it_is_left_alone_or_gives_way_to_a_link(msrun: JobRunner, log_dir: Path
 
 
 @pytest.mark.slow
-def test_folders_in_the_place_of_its_files_hold_up_no_job(msrun: JobRunner, log_dir: Path) -> None:
+def test_folders_in_the_place_of_its_files_hold_up_no_job(msrun, log_dir):
     for name in (*NAMES, "job.lock", "latest", "msrun.log"):
         (log_dir / name).mkdir()
     options = ["--worker_num=2", "--log_max_bytes=4K"]
@@ -143,7 +137,7 @@ def test_folders_in_the_place_of_its_files_hold_up_no_job(msrun: JobRunner, log_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", one_fast("fifo", "socket", "link"))
-def test_whoever_looks_at_the_job_does_not_wait_for_it(msrun: JobRunner, log_dir: Path, kind: str) -> None:
+def test_whoever_looks_at_the_job_does_not_wait_for_it(msrun, log_dir, kind):
     ended = msrun.run("--worker_num=2", WORKERS / "end.py", "all", "0", cwd=log_dir.parent)
     assert ended.code == 0
     for name in set(NAMES) - {"plan.json"}:
@@ -157,7 +151,7 @@ def test_whoever_looks_at_the_job_does_not_wait_for_it(msrun: JobRunner, log_dir
 
 
 @pytest.mark.slow
-def test_a_worker_that_stands_in_the_way_of_the_next_attempt_ends_the_job(msrun: JobRunner, log_dir: Path) -> None:
+def test_a_worker_that_stands_in_the_way_of_the_next_attempt_ends_the_job(msrun, log_dir):
     (log_dir.parent / "train.py").write_text(
         "import os, sys\nos.mkdir(os.path.join(os.environ['MSRUN_LOG_DIR'], 'worker_0.attempt_0.log'))\nsys.exit(3)\n"
     )
@@ -168,7 +162,7 @@ def test_a_worker_that_stands_in_the_way_of_the_next_attempt_ends_the_job(msrun:
 
 
 @pytest.mark.slow
-def test_the_log_of_a_worker_that_cannot_be_opened_is_named(msrun: JobRunner, log_dir: Path) -> None:
+def test_the_log_of_a_worker_that_cannot_be_opened_is_named(msrun, log_dir):
     """Between the launcher and the worker somebody may have exchanged it."""
     (log_dir.parent / "train.py").write_text("print('never')")
     (log_dir.parent / "slow.py").write_text(

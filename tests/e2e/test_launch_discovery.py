@@ -1,7 +1,5 @@
 """msrun started once per host: by a cluster manager, by another launcher, or typed with `--nnodes MIN:MAX`."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
@@ -10,12 +8,9 @@ import signal
 import socket
 import stat
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
-from host_net import HostNet
-from job_runner import WORKERS, JobRunner, RunHere, Running, wait_until
+from job_runner import WORKERS, wait_until
 
 from msrun.planning.ranks import count_workers
 
@@ -24,16 +19,15 @@ DOMAIN = "train.default.svc.cluster.local"
 BECOME = 'hostname "$1" && mount --bind "$2" /etc/hosts && shift 2 && exec "$@"'
 
 
-def record(folder: Path, rank: int) -> dict[str, Any]:
-    env: dict[str, Any] = json.loads((folder / f"record_{rank}.json").read_text())["env"]
-    return env
+def record(folder, rank):
+    return json.loads((folder / f"record_{rank}.json").read_text())["env"]
 
 
-def places(folder: Path, count: int) -> list[tuple[str, str]]:
+def places(folder, count):
     return [(env["GROUP_RANK"], env["LOCAL_RANK"]) for env in (record(folder, rank) for rank in range(count))]
 
 
-def slurm_step(node: int, nodes: int = 2, **more: str) -> dict[str, str]:
+def slurm_step(node, nodes=2, **more):
     """The variables of one task of a step, as far as they matter."""
     return {
         "SLURM_JOB_ID": "4711", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "train-[0-1]", "SLURM_STEP_ID": "0",
@@ -44,7 +38,7 @@ def slurm_step(node: int, nodes: int = 2, **more: str) -> dict[str, str]:
 
 
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun; apt-get install openmpi-bin")
-def test_mpirun_starts_one_msrun_per_host(msrun: JobRunner, host_net: HostNet, tmp_path: Path) -> None:
+def test_mpirun_starts_one_msrun_per_host(msrun, host_net, tmp_path):
     """Two hosts with names of their own, which are in /etc/hosts of both."""
     lines = [f"{host_net.address(host)}\t{name}.{DOMAIN}\t{name}" for host, name in enumerate(NAMES)]
     (tmp_path / "hosts").write_text("\n".join(["127.0.0.1\tlocalhost", *lines, ""]))
@@ -69,7 +63,7 @@ def test_mpirun_starts_one_msrun_per_host(msrun: JobRunner, host_net: HostNet, t
     assert seen["MS_ROLE"] == "MS_WORKER", "by which MindSpore knows that no mpirun has started it"
 
 
-def test_what_a_cluster_tells_is_shown_and_overruled(msrun_here: RunHere, tmp_path: Path) -> None:
+def test_what_a_cluster_tells_is_shown_and_overruled(msrun_here, tmp_path):
     words = ("--dry_run", WORKERS / "record.py")
     shown = msrun_here("--node_rank=0", *words, cwd=tmp_path, env={**slurm_step(1), "MSRUN_LOCAL_WORKER_NUM": "4"})
     assert shown.code == 0
@@ -87,7 +81,7 @@ def test_what_a_cluster_tells_is_shown_and_overruled(msrun_here: RunHere, tmp_pa
     assert quiet.stderr == ""
 
 
-def test_once_per_worker_is_refused_before_anything_starts(msrun_here: RunHere, tmp_path: Path) -> None:
+def test_once_per_worker_is_refused_before_anything_starts(msrun_here, tmp_path):
     environ = slurm_step(1, SLURM_STEP_NUM_TASKS="16", SLURM_PROCID="9", SLURM_LOCALID="1")
     ended = msrun_here(WORKERS / "record.py", cwd=tmp_path, env=environ)
     assert ended.code == 2 and not ended.log_dir.exists()
@@ -95,7 +89,7 @@ def test_once_per_worker_is_refused_before_anything_starts(msrun_here: RunHere, 
     assert "SLURM_STEP_NUM_TASKS=16 on 2 hosts: srun starts msrun once per worker; start it once per host" in error
 
 
-def test_found_value_that_cannot_be_is_refused_with_its_variable(msrun_here: RunHere, tmp_path: Path) -> None:
+def test_found_value_that_cannot_be_is_refused_with_its_variable(msrun_here, tmp_path):
     environ = slurm_step(0, 1, SLURM_GPUS_ON_NODE="4")
     ended = msrun_here("--device_target=gpu", WORKERS / "record.py", cwd=tmp_path, env=environ)
     assert ended.code == 2
@@ -116,9 +110,7 @@ def test_found_value_that_cannot_be_is_refused_with_its_variable(msrun_here: Run
         (("--worker_num=auto",), "", f"{count_workers(len(os.sched_getaffinity(0)))} on 1 host"),
     ],
 )
-def test_a_job_has_as_many_workers_as_the_host_or_its_script_wants(
-    msrun_here: RunHere, tmp_path: Path, words: tuple[str, ...], script: str, workers: str
-) -> None:
+def test_a_job_has_as_many_workers_as_the_host_or_its_script_wants(msrun_here, tmp_path, words, script, workers):
     (tmp_path / "train.py").write_text(script)
     shown = msrun_here(*words, "--dry_run", "train.py", cwd=tmp_path)
     assert workers in shown.stdout.decode(), shown.stderr
@@ -140,7 +132,7 @@ while not Path(f'go_{attempt}').exists():
 """
 
 
-def free_port() -> int:
+def free_port():
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
@@ -149,36 +141,36 @@ def free_port() -> int:
 class Elastic:
     """Hosts of one job with --nnodes MIN:MAX, each an msrun of its own that is typed with the same words."""
 
-    def __init__(self, msrun: JobRunner, cwd: Path) -> None:
+    def __init__(self, msrun, cwd):
         self.msrun, self.cwd, self.port = msrun, cwd, free_port()
         (cwd / "train.py").write_text(ELASTIC_PROGRAM)
 
-    def start(self, nnodes: str, *words: str, window: str = "30", workers: int = 1) -> Running:
+    def start(self, nnodes, *words, window="30", workers=1):
         rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{self.port}"]
         given = [f"--nnodes={nnodes}", f"--nproc-per-node={workers}", *rendezvous]
         conf = f"--rdzv-conf=last_call_timeout={window}"
         return self.msrun.start(*given, conf, *words, "train.py", cwd=self.cwd, command=FRONT_END)
 
-    def ran(self, job: Running, attempt: int, count: int) -> list[str]:
+    def ran(self, job, attempt, count):
         """Return what the workers of an attempt see, once all of them run."""
         paths = [self.cwd / f"ran_{attempt}_{rank}" for rank in range(count)]
         job.wait_for(*paths)
         return [path.read_text().rpartition(" ")[0] for path in paths]
 
-    def pid(self, attempt: int, rank: int) -> int:
+    def pid(self, attempt, rank):
         return int((self.cwd / f"ran_{attempt}_{rank}").read_text().split()[-1])
 
-    def go(self, attempt: int) -> None:
+    def go(self, attempt):
         (self.cwd / f"go_{attempt}").touch()
 
 
 @pytest.fixture
-def elastic(msrun: JobRunner, tmp_path: Path) -> Elastic:
+def elastic(msrun, tmp_path):
     return Elastic(msrun, tmp_path)
 
 
 @pytest.mark.slow
-def test_those_that_have_come_run_the_job_and_a_later_one_waits_until_it_is_needed(elastic: Elastic) -> None:
+def test_those_that_have_come_run_the_job_and_a_later_one_waits_until_it_is_needed(elastic):
     first = elastic.start("1:3", window="0.5", workers=2)
     assert elastic.ran(first, 0, 2) == ["0 0 2 0 1", "1 1 2 0 1"]
     late = elastic.start("1:3", workers=2)
@@ -191,7 +183,7 @@ def test_those_that_have_come_run_the_job_and_a_later_one_waits_until_it_is_need
 
 
 @pytest.mark.slow
-def test_the_most_begin_at_once_also_on_one_machine(elastic: Elastic) -> None:
+def test_the_most_begin_at_once_also_on_one_machine(elastic):
     elastic.go(0)
     jobs = [elastic.start("1:2", window="600", workers=2) for _ in range(2)]
     ended = [job.finish() for job in jobs]
@@ -199,7 +191,7 @@ def test_the_most_begin_at_once_also_on_one_machine(elastic: Elastic) -> None:
     assert elastic.ran(jobs[0], 0, 4) == ["0 0 4 0 2", "1 1 4 0 2", "2 0 4 1 2", "3 1 4 1 2"]
 
 
-def test_fewer_than_are_enough_wait(elastic: Elastic) -> None:
+def test_fewer_than_are_enough_wait(elastic):
     job = elastic.start("2:3", window="0")
     wait_until(lambda: "1 of 3 registered, missing" in job.stderr, "it has waited for a while")
     job.send(signal.SIGTERM)
@@ -207,7 +199,7 @@ def test_fewer_than_are_enough_wait(elastic: Elastic) -> None:
 
 
 @pytest.mark.slow
-def test_job_goes_on_with_fewer_hosts_and_with_one_that_comes_again(elastic: Elastic) -> None:
+def test_job_goes_on_with_fewer_hosts_and_with_one_that_comes_again(elastic):
     """Loss, TERM and a late host, each of which starts the job again on those that are there."""
     first = elastic.start("1:3", "--max-restarts=3")
     wait_until(lambda: "registered with 1 worker" in first.stderr, "the scheduler is there")
@@ -232,7 +224,7 @@ def test_job_goes_on_with_fewer_hosts_and_with_one_that_comes_again(elastic: Ela
     elastic.msrun.prove_nothing_left()
 
 
-def test_host_that_comes_is_used_at_once_where_that_is_wanted(elastic: Elastic) -> None:
+def test_host_that_comes_is_used_at_once_where_that_is_wanted(elastic):
     first = elastic.start("1:2", "--max-restarts=1", "--rescale=now", window="0")
     assert elastic.ran(first, 0, 1) == ["0 0 1 0 1"]
     late = elastic.start("1:2", "--max-restarts=1", "--rescale=now")

@@ -1,18 +1,14 @@
 """--dry_run touches nothing and prints exactly the plan of the run; --check says what a host lacks for it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import socket
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 from asked_cases import one_fast
-from job_runner import WORKERS, JobRunner, RunHere
+from job_runner import WORKERS
 
 OPTIONS = ["--worker_num=3", "--env", "API_KEY=hidden", "--env", "A=b c", "--tail_worker_log=0,2", "--grace=2.5"]
 HOOKED = """
@@ -26,7 +22,7 @@ main()
 """
 
 
-def snapshot(*folders: Path) -> list[tuple[str, int, int]]:
+def snapshot(*folders):
     """Return every entry below these folders with size and time of change."""
     found = []
     for folder in folders:
@@ -38,7 +34,7 @@ def snapshot(*folders: Path) -> list[tuple[str, int, int]]:
 
 
 @pytest.mark.parametrize("form", one_fast("--dry-run", "--dry_run=json"))
-def test_dry_run_touches_nothing_and_says_the_same_twice(msrun: JobRunner, odd_path: Path, form: str) -> None:
+def test_dry_run_touches_nothing_and_says_the_same_twice(msrun, odd_path, form):
     (odd_path / "train.py").write_bytes((WORKERS / "record.py").read_bytes())
     before = snapshot(odd_path)
     words = (*OPTIONS, form, "train.py", "--lr", "0.1")
@@ -49,13 +45,13 @@ def test_dry_run_touches_nothing_and_says_the_same_twice(msrun: JobRunner, odd_p
     assert snapshot(odd_path) == before
 
 
-def test_dry_run_is_the_plan_of_the_run(msrun: JobRunner, msrun_here: RunHere, tmp_path: Path) -> None:
+def test_dry_run_is_the_plan_of_the_run(msrun, msrun_here, tmp_path):
     script = [WORKERS / "record.py", "--lr", "0.1"]
     dry = json.loads(msrun_here(*OPTIONS, "--dry_run=json", *script, cwd=tmp_path).stdout)
     finished = msrun.run(*OPTIONS, *script, cwd=tmp_path)
     real = finished.read_plan()
 
-    def without_what_is_chosen_at_start(plan: dict[str, Any]) -> dict[str, Any]:
+    def without_what_is_chosen_at_start(plan):
         env = plan["hosts"][0]["env"]
         job_id, run_dir, port = plan.pop("job_id"), plan.pop("run_dir"), plan["master"].pop("port")
         assert (env.pop("MSRUN_JOB_ID"), env.pop("TORCHELASTIC_RUN_ID")) == (job_id, job_id)
@@ -68,7 +64,7 @@ def test_dry_run_is_the_plan_of_the_run(msrun: JobRunner, msrun_here: RunHere, t
 
 
 @pytest.mark.slow
-def test_bytes_that_are_no_text_can_be_printed(msrun: JobRunner, tmp_path: Path) -> None:
+def test_bytes_that_are_no_text_can_be_printed(msrun, tmp_path):
     finished = msrun.run("--dry_run", WORKERS / "record.py", b"\xff", cwd=tmp_path)
     assert finished.code == 0, finished.stderr
     assert b"\xff" in finished.stdout
@@ -83,13 +79,13 @@ NAMES += ["memory", "open_files", "processes", "python", "torch"]
 
 
 @pytest.fixture
-def checked(tmp_path: Path) -> Path:
+def checked(tmp_path):
     """A directory with a script that would leave a trace."""
     (tmp_path / "train.py").write_text("open('started', 'w').close()\n")
     return tmp_path
 
 
-def lines_of(text: bytes) -> dict[str, tuple[str, str]]:
+def lines_of(text):
     """Return name -> (status, finding)."""
     found = {}
     for line in text.decode().splitlines():
@@ -99,7 +95,7 @@ def lines_of(text: bytes) -> dict[str, tuple[str, str]]:
     return found
 
 
-def test_good_host_is_said_to_be_good_and_nothing_is_started(msrun: JobRunner, checked: Path) -> None:
+def test_good_host_is_said_to_be_good_and_nothing_is_started(msrun, checked):
     finished = msrun.run("--worker_num=2", "--check", "train.py", cwd=checked)
     assert finished.code == 0, finished.stdout
     assert finished.stderr == ""
@@ -110,7 +106,7 @@ def test_good_host_is_said_to_be_good_and_nothing_is_started(msrun: JobRunner, c
     assert os.listdir(checked) == ["train.py"]
 
 
-def test_quiet_shows_only_what_needs_attention(msrun_here: RunHere, checked: Path) -> None:
+def test_quiet_shows_only_what_needs_attention(msrun_here, checked):
     finished = msrun_here("--worker_num=2", "--quiet", "--check", "-m", "no_such_module", cwd=checked)
     assert finished.code == 2
     found = lines_of(finished.stdout)
@@ -118,7 +114,7 @@ def test_quiet_shows_only_what_needs_attention(msrun_here: RunHere, checked: Pat
     assert found["program"][0] == "fail"
 
 
-def test_everything_that_fails_is_shown_at_once(msrun_here: RunHere, checked: Path) -> None:
+def test_everything_that_fails_is_shown_at_once(msrun_here, checked):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         options = ["--device_target=gpu", "--log_dir=train.py", "--rank_table_file=no.json", f"--master_port={port}"]
@@ -131,7 +127,7 @@ def test_everything_that_fails_is_shown_at_once(msrun_here: RunHere, checked: Pa
     assert os.listdir(checked) == ["train.py"]
 
 
-def test_host_without_room_is_another_kind_of_failure_and_stops_a_run_too(msrun: JobRunner, checked: Path) -> None:
+def test_host_without_room_is_another_kind_of_failure_and_stops_a_run_too(msrun, checked):
     few = ["prlimit", "--nofile=33"]
     finished = msrun.run("--worker_num=2", "--check", "train.py", cwd=checked, prefix=few)
     assert finished.code == 3

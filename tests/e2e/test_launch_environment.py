@@ -1,7 +1,5 @@
 """What a worker finds around itself: ranks, environment, directory, descriptors, signals; the same forked or exec'd."""
 
-from __future__ import annotations
-
 import json
 import signal
 from dataclasses import dataclass
@@ -9,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from job_runner import WORKERS, Finished, JobRunner
+from job_runner import WORKERS, Finished
 
 WORLD_SIZE = 2
 STALE = {
@@ -29,7 +27,7 @@ class Recorded:
 
 
 @pytest.fixture(scope="module")
-def both(msrun_of_module: JobRunner, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Recorded]:
+def both(msrun_of_module, tmp_path_factory):
     """The same job, started by fork and by exec from the same directory."""
     cwd = tmp_path_factory.mktemp("record") / "a b"
     cwd.mkdir()
@@ -51,11 +49,11 @@ def both(msrun_of_module: JobRunner, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture
-def recorded(both: dict[str, Recorded]) -> Recorded:
+def recorded(both):
     return both["fork"]
 
 
-def test_worker_environment_is_complete_and_exact(recorded: Recorded, msrun_of_module: JobRunner) -> None:
+def test_worker_environment_is_complete_and_exact(recorded, msrun_of_module):
     caller = msrun_of_module.environ({**STALE, "RECORD_DIR": "records_fork"})
     plan = recorded.finished.read_json("plan.json")
     port = str(plan["master"]["port"])
@@ -86,7 +84,7 @@ def test_worker_environment_is_complete_and_exact(recorded: Recorded, msrun_of_m
         }
 
 
-def test_stale_variables_are_replaced_and_said_once(recorded: Recorded) -> None:
+def test_stale_variables_are_replaced_and_said_once(recorded):
     lines = [line for line in recorded.finished.stderr.splitlines() if "replaced" in line]
     assert len(lines) == 1
     text, _, names = lines[0].rpartition(": ")
@@ -94,7 +92,7 @@ def test_stale_variables_are_replaced_and_said_once(recorded: Recorded) -> None:
     assert names.split(", ") == sorted(STALE)
 
 
-def test_every_rank_is_a_process_of_its_own_in_the_directory_of_the_caller(recorded: Recorded) -> None:
+def test_every_rank_is_a_process_of_its_own_in_the_directory_of_the_caller(recorded):
     assert [record["env"]["RANK"] for record in recorded.ranks] == [str(rank) for rank in range(WORLD_SIZE)]
     assert len({record["pid"] for record in recorded.ranks}) == WORLD_SIZE
     assert len({record["ppid"] for record in recorded.ranks}) == 1, "below the fork server"
@@ -112,8 +110,8 @@ def test_every_rank_is_a_process_of_its_own_in_the_directory_of_the_caller(recor
         assert len(draws) == WORLD_SIZE, "random numbers differ between workers that seed nothing"
 
 
-def test_forked_and_executed_workers_are_equal_apart_from_process_ids(both: dict[str, Recorded]) -> None:
-    def comparable(job: Recorded, method: str) -> list[str]:
+def test_forked_and_executed_workers_are_equal_apart_from_process_ids(both):
+    def comparable(job, method):
         plan = job.finished.read_json("plan.json")
         texts = []
         for record in job.ranks:
@@ -128,7 +126,7 @@ def test_forked_and_executed_workers_are_equal_apart_from_process_ids(both: dict
 
 
 @pytest.mark.slow
-def test_scheduler_and_fork_server_carry_no_rank(msrun: JobRunner, tmp_path: Path) -> None:
+def test_scheduler_and_fork_server_carry_no_rank(msrun, tmp_path):
     job = msrun.start("--worker_num", "1", WORKERS / "wait.py", cwd=tmp_path, env=STALE)
     job.wait_for(tmp_path / "ready_0")
     for pid in (job.pid_of("scheduler"), job.pid_of_fork_server()):
@@ -144,7 +142,7 @@ def test_scheduler_and_fork_server_carry_no_rank(msrun: JobRunner, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_chdir_moves_workers_and_not_the_logs(msrun: JobRunner, odd_path: Path, tmp_path: Path) -> None:
+def test_chdir_moves_workers_and_not_the_logs(msrun, odd_path, tmp_path):
     finished = msrun.run("--worker_num=1", "--chdir", odd_path, WORKERS / "record.py", cwd=tmp_path)
     assert finished.code == 0, finished.stderr
     assert json.loads((odd_path / "record_0.json").read_text())["cwd"] == str(odd_path)

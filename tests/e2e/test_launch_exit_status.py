@@ -1,16 +1,13 @@
 """What `msrun` exits with, whom it names, and what it says about the others."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
 import stat
-from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
-from job_runner import WORKERS, JobRunner, Running, is_alive, wait_until
+from job_runner import WORKERS, is_alive, wait_until
 
 STATUS = [
     # how rank 1 ends, exit status of msrun, words of the report, how it was started
@@ -28,13 +25,8 @@ STATUS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("how", "code", "words", "method"),
-    one_fast(*STATUS),
-)
-def test_first_failure_gives_the_exit_status_and_is_named(
-    msrun: JobRunner, tmp_path: Path, how: str, code: int, words: str, method: str
-) -> None:
+@pytest.mark.parametrize(("how", "code", "words", "method"), one_fast(*STATUS))
+def test_first_failure_gives_the_exit_status_and_is_named(msrun, tmp_path, how, code, words, method):
     finished = msrun.run("--worker_num=3", "--start_method", method, WORKERS / "end.py", "1", how, cwd=tmp_path)
     assert finished.code == code
     (line,) = finished.errors
@@ -61,7 +53,7 @@ def test_first_failure_gives_the_exit_status_and_is_named(
     assert stat.S_IMODE((finished.log_dir / "failure.json").stat().st_mode) == 0o600
 
 
-def test_first_to_end_is_named_however_late_msrun_sees_it(msrun: JobRunner, tmp_path: Path) -> None:
+def test_first_to_end_is_named_however_late_msrun_sees_it(msrun, tmp_path):
     job = msrun.start("--worker_num=4", WORKERS / "wait.py", cwd=tmp_path)
     job.wait_for(*(tmp_path / f"ready_{rank}" for rank in range(4)))
     server = job.pid_of_fork_server()
@@ -87,9 +79,7 @@ EXECUTABLES = [
 
 
 @pytest.mark.parametrize(("content", "code", "words"), one_fast(*EXECUTABLES), ids=["127", "126", "137"])
-def test_executable_that_fails_or_cannot_start_gives_the_status_a_shell_gives(
-    msrun: JobRunner, tmp_path: Path, content: str, code: int, words: str
-) -> None:
+def test_executable_that_fails_or_cannot_start_gives_the_status_a_shell_gives(msrun, tmp_path, content, code, words):
     program = tmp_path / "program"
     program.write_text(content)
     program.chmod(0o755)
@@ -116,19 +106,19 @@ print("rank", rank, "has finished")
 
 
 @pytest.fixture
-def keeps_going(tmp_path: Path) -> Path:
+def keeps_going(tmp_path):
     (tmp_path / "train.py").write_text(KEEPS_GOING)
     return tmp_path
 
 
-def exits(job: Running) -> int:
+def exits(job):
     """Return how many workers have ended."""
     events = job.log_dir / "events.jsonl"
     return events.read_text().count('"exited"') if events.exists() else 0
 
 
 @pytest.mark.parametrize("where", one_fast("--worker_num=4", "--rehearse=2x2"))
-def test_others_run_to_their_end_after_a_failure(msrun: JobRunner, keeps_going: Path, where: str) -> None:
+def test_others_run_to_their_end_after_a_failure(msrun, keeps_going, where):
     job = msrun.start(where, "--keep_going", "train.py", cwd=keeps_going)
     wait_until(lambda: exits(job) == 1, "rank 1 has failed")
     (keeps_going / "failed").touch()
@@ -146,7 +136,7 @@ def test_others_run_to_their_end_after_a_failure(msrun: JobRunner, keeps_going: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", one_fast("--worker_num=4", "--rehearse=2x2"))
-def test_a_signal_ends_all_after_a_failure_too(msrun: JobRunner, keeps_going: Path, where: str) -> None:
+def test_a_signal_ends_all_after_a_failure_too(msrun, keeps_going, where):
     job = msrun.start(where, "--keep_going", "train.py", cwd=keeps_going)
     wait_until(lambda: exits(job) == 1, "rank 1 has failed")
     job.send(signal.SIGTERM)
@@ -156,7 +146,7 @@ def test_a_signal_ends_all_after_a_failure_too(msrun: JobRunner, keeps_going: Pa
 
 
 @pytest.mark.slow
-def test_the_job_starts_again_when_all_have_ended(msrun: JobRunner, keeps_going: Path) -> None:
+def test_the_job_starts_again_when_all_have_ended(msrun, keeps_going):
     (keeps_going / "train.py").write_text(
         "import os, sys\nattempt = os.environ['TORCHELASTIC_RESTART_COUNT']\nprint('attempt', attempt)\n"
         "sys.exit(5 if attempt + os.environ['RANK'] == '01' else 0)\n"
@@ -175,9 +165,7 @@ WAITS = {"thread": r"thread uploader at linger\.py:\d+ in upload", "atexit": r"l
 
 
 @pytest.mark.parametrize(("how", "status"), one_fast(("thread", 7), ("thread", 0), ("atexit", 0)))
-def test_it_is_said_what_a_rank_waits_for_and_it_may_take_its_time(
-    msrun: JobRunner, tmp_path: Path, how: str, status: int
-) -> None:
+def test_it_is_said_what_a_rank_waits_for_and_it_may_take_its_time(msrun, tmp_path, how, status):
     job = msrun.start("--worker_num=2", WORKERS / "linger.py", "1", how, str(status), cwd=tmp_path)
     wait_until(lambda: "rank 1" in job.stderr, "the rank is named")
     assert re.search(rf"msrun: the program of rank 1 has ended, its process waits for {WAITS[how]}", job.stderr)
@@ -189,7 +177,7 @@ def test_it_is_said_what_a_rank_waits_for_and_it_may_take_its_time(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", WAITS)
-def test_one_that_does_nothing_is_ended_after_the_limit_and_named(msrun: JobRunner, tmp_path: Path, how: str) -> None:
+def test_one_that_does_nothing_is_ended_after_the_limit_and_named(msrun, tmp_path, how):
     job = msrun.run("--worker_num=2", "--exit_time_out=8", WORKERS / "linger.py", "1", how, cwd=tmp_path)
     assert job.code == 124, job.stderr
     assert re.search(rf"rank 1 .*waits for {WAITS[how]}", job.errors[0]), job.errors
@@ -197,7 +185,7 @@ def test_one_that_does_nothing_is_ended_after_the_limit_and_named(msrun: JobRunn
 
 
 @pytest.mark.slow
-def test_one_that_has_failed_is_ended_with_its_own_status(msrun: JobRunner, tmp_path: Path) -> None:
+def test_one_that_has_failed_is_ended_with_its_own_status(msrun, tmp_path):
     options = ("--worker_num=2", "--grace=1", "--exit_time_out=8")
     job = msrun.run(*options, WORKERS / "linger.py", "1", "thread", "7", cwd=tmp_path)
     assert job.code == 7, job.stderr

@@ -1,28 +1,22 @@
 """Jobs that get stuck: found in time, the ones that hold the others up named, everybody's stacks written."""
 
-from __future__ import annotations
-
 import json
 import re
-from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
-from job_runner import PRELOAD, WORKERS, Finished, JobRunner
+from job_runner import PRELOAD, WORKERS
 
 
-def run_stuck(msrun: JobRunner, cwd: Path, how: str, *options: str) -> Finished:
+def run_stuck(msrun, cwd, how, *options):
     words = ("--worker_num=2", *PRELOAD, *options, WORKERS / "runtime" / "stuck.py", how)
     return msrun.run(*words, cwd=cwd, env=msrun.warm())
 
 
 @pytest.mark.parametrize(
-    ("how", "words"),
-    one_fast(("sleep", "step 2"), ("spin", "step 2"), ("stop", "step 2, stopped by a signal")),
+    ("how", "words"), one_fast(("sleep", "step 2"), ("spin", "step 2"), ("stop", "step 2, stopped by a signal"))
 )
-def test_rank_that_holds_others_up_is_named_with_its_step(
-    msrun: JobRunner, tmp_path: Path, how: str, words: str
-) -> None:
+def test_rank_that_holds_others_up_is_named_with_its_step(msrun, tmp_path, how, words):
     finished = run_stuck(msrun, tmp_path, how, "--hang_time_out=3")
     assert finished.code == 124, finished.stderr
     (line,) = finished.errors
@@ -37,7 +31,7 @@ def test_rank_that_holds_others_up_is_named_with_its_step(
 
 
 @pytest.mark.parametrize("method", one_fast("fork", "exec"))
-def test_silence_of_a_plain_script_is_found(msrun: JobRunner, tmp_path: Path, method: str) -> None:
+def test_silence_of_a_plain_script_is_found(msrun, tmp_path, method):
     (tmp_path / "w.py").write_text("import time\ndef asleep(): time.sleep(600)\nprint('begin', flush=True)\nasleep()\n")
     finished = msrun.run("--worker_num=2", f"--start_method={method}", "--hang_time_out=1", "w.py", cwd=tmp_path)
     assert finished.code == 124
@@ -48,9 +42,7 @@ def test_silence_of_a_plain_script_is_found(msrun: JobRunner, tmp_path: Path, me
 
 
 @pytest.mark.parametrize("where", one_fast("--worker_num=3", "--rehearse=3x1"))
-def test_torchs_flight_recorder_names_the_collective_that_one_rank_has_not_begun(
-    msrun: JobRunner, tmp_path: Path, where: str
-) -> None:
+def test_torchs_flight_recorder_names_the_collective_that_one_rank_has_not_begun(msrun, tmp_path, where):
     script = WORKERS / "plain_stuck.py"
     warm = msrun.warm() if where == "--worker_num=3" else {}
     finished = msrun.run(where, *PRELOAD, "--hang_time_out=2", script, cwd=tmp_path, env=warm)
@@ -79,7 +71,7 @@ BUSY = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "method"), [*((how, "fork") for how in BUSY), ("reports its steps", "exec")])
-def test_job_that_does_something_is_left_alone(msrun: JobRunner, tmp_path: Path, how: str, method: str) -> None:
+def test_job_that_does_something_is_left_alone(msrun, tmp_path, how, method):
     (tmp_path / "w.py").write_text(f"import time\n{BUSY[how]}")
     options = ("--worker_num=2", f"--start_method={method}", "--hang_time_out=2")
     finished = msrun.run(*options, "w.py", cwd=tmp_path)
@@ -87,14 +79,14 @@ def test_job_that_does_something_is_left_alone(msrun: JobRunner, tmp_path: Path,
 
 
 @pytest.mark.slow
-def test_program_that_is_no_python_is_found_stuck_too(msrun: JobRunner, tmp_path: Path) -> None:
+def test_program_that_is_no_python_is_found_stuck_too(msrun, tmp_path):
     finished = msrun.run("--worker_num=2", "--hang_time_out=1", "sleep", "600", cwd=tmp_path)
     assert finished.code == 124
     assert "the kernel's view: sleeping" in finished.log(1).decode()
 
 
 @pytest.mark.slow
-def test_rank_that_never_joins_is_named_with_its_last_words(msrun: JobRunner, tmp_path: Path) -> None:
+def test_rank_that_never_joins_is_named_with_its_last_words(msrun, tmp_path):
     finished = run_stuck(msrun, tmp_path, "absent", "--cluster_time_out=15")
     assert finished.code == 124, finished.stderr
     (line,) = finished.errors
@@ -117,8 +109,8 @@ EARLY = r"rank 1 (exited early \(code 0\)|left the job early)"
     ],
 )
 def test_rank_that_ends_well_or_leaves_while_others_need_it_is_named_and_not_called_a_hang(
-    msrun: JobRunner, tmp_path: Path, how: str, code: int, words: str
-) -> None:
+    msrun, tmp_path, how, code, words
+):
     finished = run_stuck(msrun, tmp_path, how)
     assert finished.code == code, finished.stderr
     assert re.search(words, finished.errors[0])

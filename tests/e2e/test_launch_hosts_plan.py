@@ -1,16 +1,13 @@
 """--dry_run of a job of hosts asks and touches nothing and says what a run carries out; wrong lists end with 2."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from asked_cases import one_fast
-from job_runner import WORKERS, JobRunner, RunHere
+from job_runner import WORKERS
 
 HOSTFILE = """\
 # four workers, unequal
@@ -36,7 +33,7 @@ main()
 
 
 @pytest.fixture
-def cwd(tmp_path: Path) -> Path:
+def cwd(tmp_path):
     """A folder with a script that would leave a trace, a list of hosts and a table of two."""
     (tmp_path / "train.py").write_text("open('started', 'w').close()\n")
     (tmp_path / "hosts.txt").write_text(HOSTFILE)
@@ -53,7 +50,7 @@ TABLE = {
 
 
 @pytest.mark.parametrize("form", one_fast("text", "json"))
-def test_dry_run_asks_nobody_and_writes_nothing(msrun: JobRunner, msrun_here: RunHere, cwd: Path, form: str) -> None:
+def test_dry_run_asks_nobody_and_writes_nothing(msrun, msrun_here, cwd, form):
     words = (*OPTIONS, f"--dry_run={form}", "train.py")
     before = sorted(os.listdir(cwd))
     finished = msrun.run(*words, cwd=cwd, env=ENV, command=[sys.executable, "-c", DRY_RUN])
@@ -63,11 +60,11 @@ def test_dry_run_asks_nobody_and_writes_nothing(msrun: JobRunner, msrun_here: Ru
     assert msrun_here(*words, cwd=cwd, env=ENV).stdout == finished.stdout, "two of them are the same"
 
 
-def plan_of(msrun_here: RunHere, cwd: Path, *words: str, **env: str) -> Any:
+def plan_of(msrun_here, cwd, *words, **env):
     return json.loads(msrun_here("--dry_run=json", *words, cwd=cwd, env=env).stdout)
 
 
-def test_hosts_may_come_from_a_table_a_variable_and_a_file(msrun_here: RunHere, cwd: Path) -> None:
+def test_hosts_may_come_from_a_table_a_variable_and_a_file(msrun_here, cwd):
     plan = plan_of(msrun_here, cwd, "--ssh", "--rank_table_file=table.json", "train.py")
     ranks = [(host["name"], host["workers"][0]["env"]["RANK"]) for host in plan["hosts"]]
     assert (ranks, plan["master"]["address"]) == ([("10.0.0.0", "0"), ("10.0.0.1", "1")], "10.0.0.0")
@@ -82,7 +79,7 @@ DECIDED_THERE |= {"MSRUN_RENDEZVOUS", "OMP_NUM_THREADS", "RANK_TABLE_FILE"}
 INTERFACES = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"}
 
 
-def test_dry_run_is_what_a_run_carries_out(msrun: JobRunner, msrun_here: RunHere, cwd: Path) -> None:
+def test_dry_run_is_what_a_run_carries_out(msrun, msrun_here, cwd):
     """Another spelling of the interpreter makes this host one that an agent is started on."""
     python = f"{Path(sys.executable).parent}/./{Path(sys.executable).name}"
     arguments = ["--hosts=localhost:2", f"--python={python}", "--env", "API_KEY=hidden", "--forward_env=MY_*"]
@@ -101,7 +98,7 @@ def test_dry_run_is_what_a_run_carries_out(msrun: JobRunner, msrun_here: RunHere
     assert not any(b"hidden" in data for data in written)
 
 
-def without_what_is_chosen_there(plan: dict[str, Any]) -> dict[str, Any]:
+def without_what_is_chosen_there(plan):
     (host,) = plan["hosts"]
     for name in (*DECIDED_THERE, *INTERFACES, "MSRUN_JOB_ID", "TORCHELASTIC_RUN_ID"):
         host["env"].pop(name, None)

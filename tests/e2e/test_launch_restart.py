@@ -1,28 +1,24 @@
 """--max_restarts: the whole job again, with everything kept that should stay and nothing that should go."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from asked_cases import one_fast
-from job_runner import WORKERS, Finished, JobRunner
+from job_runner import WORKERS
 
 from msrun import contract
 
 
-def records(folder: Path, attempt: int) -> list[dict[str, Any]]:
+def records(folder, attempt):
     return [json.loads((folder / f"record_{rank}_{attempt}.json").read_text()) for rank in range(3)]
 
 
-def run(msrun: JobRunner, cwd: Path, how: str, *options: str) -> Finished:
+def run(msrun, cwd, how, *options):
     return msrun.run("--worker_num=3", *options, WORKERS / "attempt.py", how, cwd=cwd)
 
 
 @pytest.mark.parametrize("method", one_fast("fork", "exec"))
-def test_failed_job_starts_again_and_ends_well(msrun: JobRunner, tmp_path: Path, method: str) -> None:
+def test_failed_job_starts_again_and_ends_well(msrun, tmp_path, method):
     finished = run(msrun, tmp_path, "code=7:2", "--max_restarts=2", "--start_method", method)
     assert finished.code == 0, finished.stderr
     assert "rank 1 failed first: exit code 7; starting all workers again now, restart 1" in finished.stderr
@@ -46,14 +42,14 @@ def test_failed_job_starts_again_and_ends_well(msrun: JobRunner, tmp_path: Path,
 
 
 @pytest.mark.parametrize("code", one_fast(contract.EXIT_DO_NOT_RESTART, 127))
-def test_worker_can_say_that_a_restart_would_not_help(msrun: JobRunner, tmp_path: Path, code: int) -> None:
+def test_worker_can_say_that_a_restart_would_not_help(msrun, tmp_path, code):
     finished = run(msrun, tmp_path, f"code={code}:9", "--max_restarts=3")
     assert finished.code == code
     assert finished.read_json("failure.json")["attempts"] == []
 
 
 @pytest.mark.slow
-def test_program_that_has_reported_progress_once_is_started_again(msrun: JobRunner, tmp_path: Path) -> None:
+def test_program_that_has_reported_progress_once_is_started_again(msrun, tmp_path):
     text = "import os\nfrom msrun.runtime import report_progress\n"
     text += "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': report_progress(1)\nraise ValueError\n"
     (tmp_path / "train.py").write_text(text)
@@ -63,14 +59,14 @@ def test_program_that_has_reported_progress_once_is_started_again(msrun: JobRunn
 
 
 @pytest.mark.slow
-def test_what_an_attempt_left_behind_is_gone_before_the_next_one_starts(msrun: JobRunner, tmp_path: Path) -> None:
+def test_what_an_attempt_left_behind_is_gone_before_the_next_one_starts(msrun, tmp_path):
     finished = run(msrun, tmp_path, "leave", "--max_restarts=1")
     assert finished.code == 0, finished.stderr
     assert all(record["left is gone"] for record in records(tmp_path, 1))
 
 
 @pytest.mark.slow
-def test_stuck_job_is_ended_and_starts_again(msrun: JobRunner, tmp_path: Path) -> None:
+def test_stuck_job_is_ended_and_starts_again(msrun, tmp_path):
     finished = run(msrun, tmp_path, "stop", "--max_restarts=1", "--hang_time_out=2")
     assert finished.code == 0, finished.stderr
     assert "behind: rank 1 (stopped by a signal)" in finished.stderr
@@ -78,15 +74,12 @@ def test_stuck_job_is_ended_and_starts_again(msrun: JobRunner, tmp_path: Path) -
     assert (finished.log_dir / "worker_1.attempt_0.log").is_file()
 
 
-BEGINS = {
-    "plain torch": "dist.init_process_group('gloo')\n",
-    "the runtime": "from msrun.runtime import init\ninit()\n",
-}
+BEGINS = {"plain torch": "dist.init_process_group('gloo')\n", "the runtime": "from msrun.runtime import init\ninit()\n"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("begin", BEGINS)
-def test_ranks_meet_again_in_the_next_attempt(msrun: JobRunner, tmp_path: Path, begin: str) -> None:
+def test_ranks_meet_again_in_the_next_attempt(msrun, tmp_path, begin):
     (tmp_path / "w.py").write_text(
         f"import os, sys, torch, torch.distributed as dist\n{BEGINS[begin]}"
         "x = torch.ones(1)\ndist.all_reduce(x)\nprint('sum', x.item(), flush=True)\n"

@@ -1,19 +1,14 @@
 """Parameter servers as processes of a job: started, watched, named when they fail, and gone with the job."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
 import signal
 import socket
-from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
-from fleet import FleetRunner
-from job_runner import PRELOAD, WORKERS, Finished, JobRunner, Running, wait_until
-from rehearsal import Rehearsals
+from job_runner import PRELOAD, WORKERS, wait_until
 from server_losses import expected_losses, losses
 
 from msrun.server.connection import CLAIM_BYTES, MAGIC, NONCE_BYTES, PREFIX
@@ -21,18 +16,18 @@ from msrun.server.connection import CLAIM_BYTES, MAGIC, NONCE_BYTES, PREFIX
 FOR_EVER = "1000000"
 
 
-def start(msrun: JobRunner, cwd: Path, steps: str, pause: str, *options: str) -> Running:
+def start(msrun, cwd, steps, pause, *options):
     program = WORKERS / "runtime" / "server_training.py"
     words = ("--worker_num=2", "--server_num=2", *PRELOAD, *options, program, steps, pause)
     return msrun.start(*words, cwd=cwd, env=msrun.warm())
 
 
-def has_trained(job: Running) -> bool:
+def has_trained(job):
     log = job.log_dir / "worker_0.log"
     return log.exists() and b"step 3 " in log.read_bytes()
 
 
-def prove_losses(finished: Finished, steps: int, *, attempts: int) -> None:
+def prove_losses(finished, steps, *, attempts):
     for rank, expected in enumerate(expected_losses(steps)):
         earlier = [finished.log_dir / f"worker_{rank}.attempt_{number}.log" for number in range(attempts - 1)]
         found = losses(*earlier, finished.log_dir / f"worker_{rank}.log")
@@ -41,7 +36,7 @@ def prove_losses(finished: Finished, steps: int, *, attempts: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", one_fast("server_1", "1", "launcher"))
-def test_servers_go_with_the_job(msrun: JobRunner, tmp_path: Path, victim: str) -> None:
+def test_servers_go_with_the_job(msrun, tmp_path, victim):
     job = start(msrun, tmp_path, FOR_EVER, "-1")
     wait_until(lambda: has_trained(job), "a step")
     os.kill(job.pid if victim == "launcher" else job.pid_of(victim), signal.SIGKILL)
@@ -55,7 +50,7 @@ def test_servers_go_with_the_job(msrun: JobRunner, tmp_path: Path, victim: str) 
 
 
 @pytest.mark.slow
-def test_strangers_at_a_servers_port_are_closed_and_the_job_goes_on(msrun: JobRunner, tmp_path: Path) -> None:
+def test_strangers_at_a_servers_port_are_closed_and_the_job_goes_on(msrun, tmp_path):
     job = start(msrun, tmp_path, "5", "3")
     job.wait_for(tmp_path / "at_0", tmp_path / "at_1")
     log = job.log_dir / "server_0.log"
@@ -78,9 +73,7 @@ def test_strangers_at_a_servers_port_are_closed_and_the_job_goes_on(msrun: JobRu
 
 
 @pytest.mark.slow
-def test_job_that_lost_a_server_of_another_host_goes_on_from_its_checkpoint(
-    rehearsals: Rehearsals, tmp_path: Path
-) -> None:
+def test_job_that_lost_a_server_of_another_host_goes_on_from_its_checkpoint(rehearsals, tmp_path):
     program = WORKERS / "runtime" / "server_training.py"
     words = ["--server_num=2", "--max_restarts=1", *PRELOAD, program, "3", "1"]
     job = rehearsals.start("2x1", *words)
@@ -96,7 +89,7 @@ def test_job_that_lost_a_server_of_another_host_goes_on_from_its_checkpoint(
 
 
 @pytest.mark.slow
-def test_server_of_a_host_that_is_lost_starts_on_a_spare_one(rehearsals: Rehearsals, tmp_path: Path) -> None:
+def test_server_of_a_host_that_is_lost_starts_on_a_spare_one(rehearsals, tmp_path):
     program = WORKERS / "runtime" / "server_training.py"
     words = ["--spares=1", "--server_num=2", "--max_restarts=1", *PRELOAD, program, "3", "1"]
     job = rehearsals.start("3x1", *words)
@@ -112,7 +105,7 @@ def test_server_of_a_host_that_is_lost_starts_on_a_spare_one(rehearsals: Rehears
 
 
 @pytest.mark.slow
-def test_server_of_another_host_that_is_killed_is_named_with_it(fleet: FleetRunner, own_disk: Path) -> None:
+def test_server_of_another_host_that_is_killed_is_named_with_it(fleet, own_disk):
     """The log directory is not on the other host's disk: its server's log is copied to it."""
     program = WORKERS / "runtime" / "server_training.py"
     job = fleet.start([1, 1], "--server_num=2", *PRELOAD, program, FOR_EVER, "-1", log_dir=own_disk / "logs")
@@ -128,7 +121,7 @@ def test_server_of_another_host_that_is_killed_is_named_with_it(fleet: FleetRunn
 
 
 @pytest.mark.slow
-def test_hosts_that_are_started_by_hand_share_servers(fleet: FleetRunner, tmp_path: Path) -> None:
+def test_hosts_that_are_started_by_hand_share_servers(fleet, tmp_path):
     token = tmp_path / "token"
     token.write_text("a secret of this job")
     token.chmod(0o600)

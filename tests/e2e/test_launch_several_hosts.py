@@ -1,30 +1,24 @@
 """Jobs over several hosts, each started by hand on its own; network namespaces stand in for the hosts."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import signal
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from asked_cases import one_fast
-from host_net import HostNet, TypedHosts
-from job_runner import WORKERS, JobRunner, latest_job, wait_until
+from job_runner import WORKERS, latest_job, wait_until
 
 TWO = ("--worker_num=2", "--local_worker_num=1")
 
 
-def record(folder: Path, rank: int) -> dict[str, Any]:
-    env: dict[str, Any] = json.loads((folder / f"record_{rank}.json").read_text())["env"]
-    return env
+def record(folder, rank):
+    return json.loads((folder / f"record_{rank}.json").read_text())["env"]
 
 
 @pytest.mark.slow
-def test_workers_of_two_hosts_are_one_world(hosts: TypedHosts, tmp_path: Path) -> None:
+def test_workers_of_two_hosts_are_one_world(hosts, tmp_path):
     ended = hosts.run_all([1, 1], WORKERS / "all_reduce.py")
     assert [job.code for job in ended] == [0, 0], ended
     assert not list((tmp_path / "log_output").glob(".meeting_*")), "the key goes with the job"
@@ -35,7 +29,7 @@ def test_workers_of_two_hosts_are_one_world(hosts: TypedHosts, tmp_path: Path) -
     assert "finished successfully" in ended[1].stderr
 
 
-def test_unequal_hosts_get_ranks_environment_and_table(hosts: TypedHosts, tmp_path: Path) -> None:
+def test_unequal_hosts_get_ranks_environment_and_table(hosts, tmp_path):
     ended = hosts.run_all([2, 1], WORKERS / "record.py")
     assert [job.code for job in ended] == [0, 0], ended
     envs = [record(tmp_path, rank) for rank in range(3)]
@@ -57,7 +51,7 @@ def test_unequal_hosts_get_ranks_environment_and_table(hosts: TypedHosts, tmp_pa
 
 
 @pytest.mark.slow
-def test_without_node_rank_hosts_are_numbered_by_address(hosts: TypedHosts, tmp_path: Path) -> None:
+def test_without_node_rank_hosts_are_numbered_by_address(hosts, tmp_path):
     """10.77.0.9 comes before 10.77.0.10, which has the scheduler and comes first as text."""
     words = ("--worker_num=2", "--local_worker_num=1", WORKERS / "record.py")
     jobs = [hosts.start(host, *words, master=1) for host in (1, 0)]
@@ -68,14 +62,14 @@ def test_without_node_rank_hosts_are_numbered_by_address(hosts: TypedHosts, tmp_
     assert (logs / "worker_0.log").exists() and (logs / "node_1" / "worker_1.log").exists()
 
 
-def test_absent_scheduler_is_named(hosts: TypedHosts) -> None:
+def test_absent_scheduler_is_named(hosts):
     job = hosts.start(1, *TWO, "--cluster_time_out=0", WORKERS / "wait.py", node=1).finish()
     assert job.code == 124
     assert f"--cluster_time_out 0: no scheduler at {hosts.net.address(0)}:8118 (Connection refused)" in job.stderr
 
 
 @pytest.mark.parametrize("killed", one_fast(1, 0))
-def test_killed_launcher_ends_the_job_on_the_other_host(hosts: TypedHosts, killed: int) -> None:
+def test_killed_launcher_ends_the_job_on_the_other_host(hosts, killed):
     jobs = hosts.start_all([2, 2], WORKERS / "wait.py")
     hosts.wait_for_workers(jobs, 4)
     jobs[killed].send(signal.SIGKILL)
@@ -87,7 +81,7 @@ def test_killed_launcher_ends_the_job_on_the_other_host(hosts: TypedHosts, kille
 
 
 @pytest.mark.slow
-def test_killed_agent_of_the_host_with_the_scheduler_ends_the_job_on_all(hosts: TypedHosts) -> None:
+def test_killed_agent_of_the_host_with_the_scheduler_ends_the_job_on_all(hosts):
     jobs = hosts.start_all([1, 1], WORKERS / "wait.py")
     hosts.wait_for_workers(jobs, 2)
     (agent,) = Path(f"/proc/{jobs[0].pid}/task/{jobs[0].pid}/children").read_text().split()
@@ -98,7 +92,7 @@ def test_killed_agent_of_the_host_with_the_scheduler_ends_the_job_on_all(hosts: 
 
 
 @pytest.mark.slow
-def test_cut_host_ends_the_job_on_both_sides(hosts: TypedHosts) -> None:
+def test_cut_host_ends_the_job_on_both_sides(hosts):
     jobs = hosts.start_all([1, 1], "--heartbeat_time_out=1.5", WORKERS / "wait.py")
     hosts.wait_for_workers(jobs, 2)
     hosts.net.cut(1)
@@ -112,7 +106,7 @@ def test_cut_host_ends_the_job_on_both_sides(hosts: TypedHosts) -> None:
 
 
 @pytest.mark.slow
-def test_interrupt_before_all_have_come_calls_the_job_off(hosts: TypedHosts) -> None:
+def test_interrupt_before_all_have_come_calls_the_job_off(hosts):
     words = ("--worker_num=3", "--local_worker_num=1", WORKERS / "wait.py")
     jobs = [hosts.start(host, *words, node=host) for host in (0, 1)]
     wait_until(lambda: "registered with the scheduler" in jobs[1].stderr, "node 1 has registered")
@@ -123,7 +117,7 @@ def test_interrupt_before_all_have_come_calls_the_job_off(hosts: TypedHosts) -> 
 
 
 @pytest.mark.slow
-def test_job_on_several_hosts_is_stopped_from_any_of_them(hosts: TypedHosts, tmp_path: Path) -> None:
+def test_job_on_several_hosts_is_stopped_from_any_of_them(hosts, tmp_path):
     ended = hosts.run_all([1, 1], "--join=False", WORKERS / "wait.py")
     assert [job.code for job in ended] == [0, 0]
     assert f"logs in {latest_job(tmp_path / 'log_output')}/node_1\n" in ended[1].stderr
@@ -137,7 +131,7 @@ def test_job_on_several_hosts_is_stopped_from_any_of_them(hosts: TypedHosts, tmp
 
 
 @pytest.mark.slow
-def test_rank_that_holds_up_another_host_is_named_and_all_leave_their_stacks(hosts: TypedHosts, tmp_path: Path) -> None:
+def test_rank_that_holds_up_another_host_is_named_and_all_leave_their_stacks(hosts, tmp_path):
     ended = hosts.run_all([1, 3], "--hang_time_out=3", WORKERS / "runtime" / "stuck.py", "sleep")
     assert [job.code for job in ended] == [124, 124], ended
     for job in ended:
@@ -147,7 +141,7 @@ def test_rank_that_holds_up_another_host_is_named_and_all_leave_their_stacks(hos
 
 
 @pytest.mark.slow
-def test_hosts_meet_over_ipv6_too(hosts: TypedHosts, tmp_path: Path) -> None:
+def test_hosts_meet_over_ipv6_too(hosts, tmp_path):
     if not hosts.net.has_ipv6:
         pytest.skip("no IPv6 here")
     master = f"--master_addr={hosts.net.address6(0)}"
@@ -156,7 +150,7 @@ def test_hosts_meet_over_ipv6_too(hosts: TypedHosts, tmp_path: Path) -> None:
     assert (env["MASTER_ADDR"], env["GLOO_SOCKET_IFNAME"]) == (hosts.net.address6(0), "eth0")
 
 
-def write_table(net: HostNet, path: Path, ranks: Sequence[Sequence[int]]) -> None:
+def write_table(net, path, ranks):
     servers = [
         {
             "server_id": net.address(host),
@@ -169,10 +163,10 @@ def write_table(net: HostNet, path: Path, ranks: Sequence[Sequence[int]]) -> Non
     )
 
 
-def test_host_that_is_not_in_the_table_is_refused_before_anything_starts(hosts: TypedHosts, tmp_path: Path) -> None:
+def test_host_that_is_not_in_the_table_is_refused_before_anything_starts(hosts, tmp_path):
     write_table(hosts.net, tmp_path / "table.json", [[0], [1]])
 
-    def run(host: int, *words: str) -> tuple[int, str]:
+    def run(host, *words):
         options = (*words, "--rank_table_file=table.json", WORKERS / "record.py")
         ended = hosts.runner.start(*options, prefix=hosts.net.prefix(host), cwd=tmp_path).finish()
         return ended.code, ended.stdout.decode() + ended.stderr
@@ -190,7 +184,7 @@ RULE = "every rank has to call init() or init_process_group(), or none"
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "late_s"), [("runtime", "0"), ("plain", "1"), ("late_import", "0")])
-def test_rank_that_ends_well_before_it_joins_is_named(msrun: JobRunner, tmp_path: Path, how: str, late_s: str) -> None:
+def test_rank_that_ends_well_before_it_joins_is_named(msrun, tmp_path, how, late_s):
     job = msrun.run("--worker_num=2", WORKERS / "absent.py", "1", how, late_s, cwd=tmp_path)
     assert job.code == 3, job.stderr
     assert f"rank 1 ended with exit code 0 without joining the world, and rank 0 needs it: {RULE}" in job.errors[0]
@@ -199,14 +193,14 @@ def test_rank_that_ends_well_before_it_joins_is_named(msrun: JobRunner, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", one_fast("nothing", "smaller"))
-def test_rank_that_nobody_needs_may_end_when_it_likes(msrun: JobRunner, tmp_path: Path, how: str) -> None:
+def test_rank_that_nobody_needs_may_end_when_it_likes(msrun, tmp_path, how):
     job = msrun.run("--worker_num=3", WORKERS / "absent.py", "1", how, "1", cwd=tmp_path)
     assert job.code == 0, job.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("absent", "how", "code"), [("0", "runtime", 3), ("3", "plain", 3), ("0", "nothing", 0)])
-def test_rank_of_another_host_is_named_on_all_hosts(hosts: TypedHosts, absent: str, how: str, code: int) -> None:
+def test_rank_of_another_host_is_named_on_all_hosts(hosts, absent, how, code):
     for ended in hosts.run_all([2, 2], WORKERS / "absent.py", absent, how):
         assert ended.code == code, ended.stderr
         named = [line for line in ended.errors if f"rank {absent} ended with exit code 0 without joining" in line]

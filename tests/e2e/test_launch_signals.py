@@ -1,31 +1,27 @@
 """Signals to the launcher: those that end the job, those that are passed on, and the pause of Ctrl-Z."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
-from pathlib import Path
 from signal import Signals
 
 import pytest
 from asked_cases import one_fast
-from job_runner import WORKERS, JobRunner, Running, state_of, wait_until
-from rehearsal import Rehearsals
+from job_runner import WORKERS, state_of, wait_until
 
 from msrun.agent.processes import process_control
 
 
-def start_waiting(msrun: JobRunner, cwd: Path, *words: str | Path, **settings: object) -> Running:
+def start_waiting(msrun, cwd, *words, **settings):
     """Start two workers and wait until both are there."""
-    job = msrun.start("--worker_num=2", *words, cwd=cwd, **settings)  # type: ignore[arg-type]
+    job = msrun.start("--worker_num=2", *words, cwd=cwd, **settings)
     job.wait_for(cwd / "ready_0", cwd / "ready_1")
     return job
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("signum", one_fast(Signals.SIGTERM, Signals.SIGINT, Signals.SIGHUP, Signals.SIGQUIT))
-def test_signal_stops_the_job_and_gives_its_status(msrun: JobRunner, tmp_path: Path, signum: Signals) -> None:
+def test_signal_stops_the_job_and_gives_its_status(msrun, tmp_path, signum):
     job = start_waiting(msrun, tmp_path, WORKERS / "wait.py")
     job.send(signum)
     finished = job.finish()
@@ -37,7 +33,7 @@ def test_signal_stops_the_job_and_gives_its_status(msrun: JobRunner, tmp_path: P
     msrun.prove_nothing_left(deadline_s=0)
 
 
-def test_worker_that_ignores_term_is_killed_after_the_grace(msrun: JobRunner, tmp_path: Path) -> None:
+def test_worker_that_ignores_term_is_killed_after_the_grace(msrun, tmp_path):
     job = start_waiting(msrun, tmp_path, "--grace=0.3", WORKERS / "wait.py", "ignore-term")
     job.send(signal.SIGTERM)
     finished = job.finish()
@@ -52,12 +48,9 @@ def test_worker_that_ignores_term_is_killed_after_the_grace(msrun: JobRunner, tm
 
 
 @pytest.mark.parametrize(
-    ("name", "where"),
-    one_fast(("SIGINT", ()), ("SIGHUP", ()), ("SIGQUIT", ()), ("SIGINT", ("--rehearse=2x1",))),
+    ("name", "where"), one_fast(("SIGINT", ()), ("SIGHUP", ()), ("SIGQUIT", ()), ("SIGINT", ("--rehearse=2x1",)))
 )
-def test_worker_does_its_last_work_on_the_signal_that_came(
-    msrun: JobRunner, tmp_path: Path, name: str, where: tuple[str, ...]
-) -> None:
+def test_worker_does_its_last_work_on_the_signal_that_came(msrun, tmp_path, name, where):
     job = start_waiting(msrun, tmp_path, *where, WORKERS / "save_when_ended.py", name)
     job.send(getattr(signal, name))
     finished = job.finish()
@@ -67,7 +60,7 @@ def test_worker_does_its_last_work_on_the_signal_that_came(
 
 
 @pytest.mark.slow
-def test_hangup_is_ignored_under_nohup(msrun: JobRunner, tmp_path: Path) -> None:
+def test_hangup_is_ignored_under_nohup(msrun, tmp_path):
     job = start_waiting(msrun, tmp_path, WORKERS / "chaos.py", "plain", "alone", prefix=["nohup"])
     os.killpg(job.pid, signal.SIGHUP)
     (tmp_path / "go").touch()
@@ -76,7 +69,7 @@ def test_hangup_is_ignored_under_nohup(msrun: JobRunner, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_first_failure_keeps_its_status_when_the_user_interrupts(msrun: JobRunner, tmp_path: Path) -> None:
+def test_first_failure_keeps_its_status_when_the_user_interrupts(msrun, tmp_path):
     (tmp_path / "train.py").write_text(
         "import os, signal, sys, time\nif os.environ['RANK'] == '0':\n    while not os.path.exists('ready_1'):\n"
         "        time.sleep(0.01)\n    sys.exit(9)\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -102,9 +95,7 @@ def test_first_failure_keeps_its_status_when_the_user_interrupts(msrun: JobRunne
         ((), "SIGUSR2", "fork"),
     ),
 )
-def test_signal_reaches_every_worker_and_the_job_goes_on(
-    msrun: JobRunner, tmp_path: Path, options: tuple[str, ...], name: str, method: str
-) -> None:
+def test_signal_reaches_every_worker_and_the_job_goes_on(msrun, tmp_path, options, name, method):
     job = start_waiting(msrun, tmp_path, f"--start_method={method}", *options, WORKERS / "note_signals.py")
     job.send(getattr(signal, name))
     logs = [tmp_path / "log_output" / f"worker_{rank}.log" for rank in range(2)]
@@ -120,7 +111,7 @@ def test_signal_reaches_every_worker_and_the_job_goes_on(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", one_fast("fork", "exec"))
-def test_signal_at_the_start_waits_for_handlers_of_workers(msrun: JobRunner, tmp_path: Path, method: str) -> None:
+def test_signal_at_the_start_waits_for_handlers_of_workers(msrun, tmp_path, method):
     (tmp_path / "w.py").write_text(
         "import signal, sys, threading\n"
         "came = threading.Event()\n"
@@ -137,15 +128,15 @@ def test_signal_at_the_start_waits_for_handlers_of_workers(msrun: JobRunner, tmp
 # -- Ctrl-Z and fg: the workers stop and continue with msrun, and no limit counts the pause ----------------------------
 
 
-def pause(job: Running, folder: Path, still_s: float) -> None:
+def pause(job, folder, still_s):
     """Pause a job of two workers that run `grow.py`; they and their children have been still for so long then."""
     files = [folder / f"beats_{rank}{which}" for rank in range(2) for which in ("", "_child")]
     job.wait_for(*files)
     job.send(signal.SIGTSTP)
     wait_until(lambda: state_of(job.pid) == "T", "msrun is stopped")
-    seen: list[tuple[float, list[int]]] = [(time.monotonic(), [])]
+    seen = [(time.monotonic(), [])]
 
-    def are_still() -> bool:
+    def are_still():
         sizes = [file.stat().st_size for file in files]
         if sizes != seen[-1][1]:
             seen.append((time.monotonic(), sizes))
@@ -154,7 +145,7 @@ def pause(job: Running, folder: Path, still_s: float) -> None:
     wait_until(are_still, "the workers are still")
 
 
-def go_on(folder: Path, *jobs: Running) -> None:
+def go_on(folder, *jobs):
     """Let a paused job come to its good end."""
     (folder / "go").touch()
     jobs[0].send(signal.SIGCONT)
@@ -163,14 +154,14 @@ def go_on(folder: Path, *jobs: Running) -> None:
         assert ended.code == 0, ended.stderr
 
 
-def test_a_paused_job_stands_still_and_goes_on_later(msrun: JobRunner, tmp_path: Path) -> None:
+def test_a_paused_job_stands_still_and_goes_on_later(msrun, tmp_path):
     job = msrun.start("--worker_num=2", "--hang_time_out=1", WORKERS / "grow.py", cwd=tmp_path)
     pause(job, tmp_path, still_s=1.5)
     go_on(tmp_path, job)
 
 
 @pytest.mark.slow
-def test_a_paused_job_that_is_told_to_end_does_when_it_goes_on(msrun: JobRunner, tmp_path: Path) -> None:
+def test_a_paused_job_that_is_told_to_end_does_when_it_goes_on(msrun, tmp_path):
     job = msrun.start("--worker_num=2", WORKERS / "grow.py", cwd=tmp_path)
     pause(job, tmp_path, still_s=0.3)
     job.send(signal.SIGTERM)
@@ -179,7 +170,7 @@ def test_a_paused_job_that_is_told_to_end_does_when_it_goes_on(msrun: JobRunner,
 
 
 @pytest.mark.slow
-def test_a_job_on_several_hosts_is_paused_on_all(rehearsals: Rehearsals) -> None:
+def test_a_job_on_several_hosts_is_paused_on_all(rehearsals):
     job = rehearsals.start("2x1", "--hang_time_out=1", "--heartbeat_time_out=1", WORKERS / "grow.py")
     pause(job, rehearsals.cwd, still_s=2.5)
     go_on(rehearsals.cwd, job)

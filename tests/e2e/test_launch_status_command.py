@@ -1,14 +1,11 @@
 """`msrun --status LOG_DIR` tells of a job that runs, ended, failed or died, from the outside, and touches nothing."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys
-from pathlib import Path
 
 import pytest
-from job_runner import WORKERS, Finished, JobRunner, RunHere, Running, wait_until
+from job_runner import WORKERS, wait_until
 
 STEPS = """
 import os, time
@@ -21,7 +18,7 @@ while not Path("go").exists():
 """
 
 
-def status(msrun_here: RunHere, cwd: Path, log_dir: str = "log_output") -> Finished:
+def status(msrun_here, cwd, log_dir="log_output"):
     """Run `msrun --status`."""
     finished = msrun_here("--status", log_dir, cwd=cwd)
     assert finished.code in (0, 1), finished.stderr
@@ -29,14 +26,14 @@ def status(msrun_here: RunHere, cwd: Path, log_dir: str = "log_output") -> Finis
     return finished
 
 
-def rows(finished: Finished) -> list[list[str]]:
+def rows(finished):
     """Return the cells of the table, without its headings."""
     lines = finished.stdout.decode().splitlines()
     begin = next(index for index, line in enumerate(lines) if line.startswith("rank "))
     return [re.split(r"  +", line) for line in lines[begin + 1 :]]
 
 
-def start_ready(msrun: JobRunner, cwd: Path, script: str, *options: str) -> Running:
+def start_ready(msrun, cwd, script, *options):
     """Start a job of two workers and wait until both have said that they are ready."""
     (cwd / "train.py").write_text(script)
     job = msrun.start("--worker_num=2", *options, "train.py", cwd=cwd)
@@ -44,9 +41,7 @@ def start_ready(msrun: JobRunner, cwd: Path, script: str, *options: str) -> Runn
     return job
 
 
-def test_running_job_is_shown_with_its_workers_steps_and_losses(
-    msrun: JobRunner, msrun_here: RunHere, tmp_path: Path
-) -> None:
+def test_running_job_is_shown_with_its_workers_steps_and_losses(msrun, msrun_here, tmp_path):
     job = start_ready(msrun, tmp_path, STEPS)
     wait_until(lambda: b": running\n" in status(msrun_here, tmp_path).stdout, "running")
     shown = status(msrun_here, tmp_path)
@@ -93,7 +88,7 @@ def test_running_job_is_shown_with_its_workers_steps_and_losses(
         (["trace"], "Missing argument 'LOG_DIR'; see msrun trace --help"),
     ],
 )
-def test_wrong_words_are_refused(msrun_here: RunHere, tmp_path: Path, words: list[str], pattern: str) -> None:
+def test_wrong_words_are_refused(msrun_here, tmp_path, words, pattern):
     (tmp_path / "train.py").touch()
     finished = msrun_here(*words, cwd=tmp_path)
     assert finished.code == 2
@@ -103,7 +98,7 @@ def test_wrong_words_are_refused(msrun_here: RunHere, tmp_path: Path, words: lis
 
 
 @pytest.mark.slow
-def test_status_costs_little(msrun: JobRunner, tmp_path: Path) -> None:
+def test_status_costs_little(msrun, tmp_path):
     """Neither torch nor numpy nor the model of rank tables nor, without a terminal, rich."""
     msrun.run("--worker_num=1", WORKERS / "end.py", "all", "0", cwd=tmp_path)
     program = (
@@ -132,14 +127,12 @@ while "wait" in sys.argv:
 
 
 @pytest.fixture
-def cwd(tmp_path: Path) -> Path:
+def cwd(tmp_path):
     (tmp_path / "train.py").write_text(TRAIN)
     return tmp_path
 
 
-def test_last_lines_of_the_asked_ranks_are_shown_with_their_rank(
-    msrun: JobRunner, msrun_here: RunHere, cwd: Path
-) -> None:
+def test_last_lines_of_the_asked_ranks_are_shown_with_their_rank(msrun, msrun_here, cwd):
     assert msrun.run("--worker_num=3", "train.py", cwd=cwd).code == 0
     shown = msrun_here("logs", "-n", "2", "--ranks", "0,2", cwd=cwd)
     assert shown.stdout.decode().splitlines() == [
@@ -154,7 +147,7 @@ def test_last_lines_of_the_asked_ranks_are_shown_with_their_rank(
     assert (status.code, "finished successfully" in status.stdout.decode()) == (0, True)
 
 
-def test_logs_are_followed_until_the_job_has_ended_also_over_a_restart(msrun: JobRunner, cwd: Path) -> None:
+def test_logs_are_followed_until_the_job_has_ended_also_over_a_restart(msrun, cwd):
     job = msrun.start("--worker_num=2", "--max_restarts=1", "--restart_on=1", "train.py", "wait", cwd=cwd)
     job.wait_for(cwd / "ready_0", cwd / "ready_1")
     follower = msrun.start("logs", "-f", "--ranks=all", cwd=cwd)

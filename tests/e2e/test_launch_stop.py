@@ -1,7 +1,5 @@
 """`--stop LOG_DIR` ends the job of a directory; with `--join=False` it goes on in the background until then."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -9,12 +7,10 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
-from job_runner import REPOSITORY, WORKERS, Finished, JobRunner, RunHere, Running, is_alive, wait_until
+from job_runner import REPOSITORY, WORKERS, is_alive, wait_until
 
 HOLDER = """
 import signal, sys, time
@@ -39,9 +35,7 @@ IMPATIENT = [
 
 
 @contextlib.contextmanager
-def holder(
-    cwd: Path, *, host: str = "", pid: int = 0, term: str = "end", folder: str = "log_output"
-) -> Iterator[subprocess.Popen[bytes]]:
+def holder(cwd, *, host="", pid=0, term="end", folder="log_output"):
     """Hold a lock as a launcher does whose record names this host and pid."""
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, host, str(pid), term, folder],
@@ -57,7 +51,7 @@ def holder(
             process.kill()
 
 
-def start_waiting(msrun: JobRunner, cwd: Path, *arguments: str, log_dir: str = "log_output") -> Running:
+def start_waiting(msrun, cwd, *arguments, log_dir="log_output"):
     """Start a job of two workers that wait; they are there when this returns."""
     words = ("--worker_num=2", "--grace=0.5", f"--log_dir={log_dir}", WORKERS / "wait.py", *arguments)
     job = msrun.start(*words, cwd=cwd, log_dir=log_dir)
@@ -65,12 +59,12 @@ def start_waiting(msrun: JobRunner, cwd: Path, *arguments: str, log_dir: str = "
     return job
 
 
-def stop(msrun: JobRunner, cwd: Path, *words: str, log_dir: str = "log_output", **settings: list[str]) -> Finished:
+def stop(msrun, cwd, *words, log_dir="log_output", **settings):
     """Run `msrun --stop`."""
-    return msrun.start("--stop", log_dir, *words, cwd=cwd, **settings).finish()  # type: ignore[arg-type]
+    return msrun.start("--stop", log_dir, *words, cwd=cwd, **settings).finish()
 
 
-def test_stop_ends_the_job_as_term_does_and_waits_until_it_is_gone(msrun: JobRunner, tmp_path: Path) -> None:
+def test_stop_ends_the_job_as_term_does_and_waits_until_it_is_gone(msrun, tmp_path):
     job = start_waiting(msrun, tmp_path)
     stopped = stop(msrun, tmp_path)
     assert stopped.code == 0
@@ -82,7 +76,7 @@ def test_stop_ends_the_job_as_term_does_and_waits_until_it_is_gone(msrun: JobRun
 
 
 @pytest.mark.slow
-def test_job_that_had_ended_is_no_error(msrun: JobRunner, tmp_path: Path) -> None:
+def test_job_that_had_ended_is_no_error(msrun, tmp_path):
     msrun.run("--worker_num=1", WORKERS / "end.py", "all", "0", cwd=tmp_path)
     stopped = stop(msrun, tmp_path)
     assert (stopped.code, stopped.stderr) == (0, "")
@@ -90,7 +84,7 @@ def test_job_that_had_ended_is_no_error(msrun: JobRunner, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_several_at_once_all_see_the_end(msrun: JobRunner, tmp_path: Path) -> None:
+def test_several_at_once_all_see_the_end(msrun, tmp_path):
     job = start_waiting(msrun, tmp_path, "ignore-term")
     callers = [msrun.start("--stop", "log_output", cwd=tmp_path) for _ in range(4)]
     for caller in callers:
@@ -101,7 +95,7 @@ def test_several_at_once_all_see_the_end(msrun: JobRunner, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_launcher_that_was_suspended_ends(msrun: JobRunner, tmp_path: Path) -> None:
+def test_launcher_that_was_suspended_ends(msrun, tmp_path):
     job = start_waiting(msrun, tmp_path)
     job.send(signal.SIGSTOP)
     assert stop(msrun, tmp_path).code == 0
@@ -109,7 +103,7 @@ def test_launcher_that_was_suspended_ends(msrun: JobRunner, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_only_the_job_of_that_directory_is_ended(msrun: JobRunner, tmp_path: Path) -> None:
+def test_only_the_job_of_that_directory_is_ended(msrun, tmp_path):
     jobs = {}
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -126,7 +120,7 @@ def test_only_the_job_of_that_directory_is_ended(msrun: JobRunner, tmp_path: Pat
     assert jobs["two"].finish().code == 128 + signal.SIGTERM
 
 
-def test_job_of_another_host_is_left_alone(msrun_here: RunHere, tmp_path: Path) -> None:
+def test_job_of_another_host_is_left_alone(msrun_here, tmp_path):
     with holder(tmp_path, host="elsewhere") as process:
         stopped = msrun_here("--stop", "log_output", cwd=tmp_path)
         assert process.poll() is None
@@ -140,7 +134,7 @@ def test_job_of_another_host_is_left_alone(msrun_here: RunHere, tmp_path: Path) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("begin", one_fast("import os\ndel os.pidfd_open\n", ""), ids=["no pidfd", "pidfd"])
-def test_job_that_does_not_end_is_named_with_a_way_out(msrun: JobRunner, tmp_path: Path, begin: str) -> None:
+def test_job_that_does_not_end_is_named_with_a_way_out(msrun, tmp_path, begin):
     command = [*IMPATIENT[:2], begin + IMPATIENT[2]]
     with holder(tmp_path, term="ignore") as process:
         stopped = stop(msrun, tmp_path, command=command)
@@ -152,7 +146,7 @@ def test_job_that_does_not_end_is_named_with_a_way_out(msrun: JobRunner, tmp_pat
 # -- --join=False ------------
 
 
-def start_detached(msrun: JobRunner, cwd: Path, *words: str | Path) -> int:
+def start_detached(msrun, cwd, *words):
     """Return the process id of the launcher in the background."""
     finished = msrun.start("--worker_num=2", "--join=False", *words, cwd=cwd).finish()
     assert finished.code == 0
@@ -167,7 +161,7 @@ def start_detached(msrun: JobRunner, cwd: Path, *words: str | Path) -> int:
     return int(match[2])
 
 
-def test_detached_job_runs_and_ends_with_term(msrun: JobRunner, tmp_path: Path) -> None:
+def test_detached_job_runs_and_ends_with_term(msrun, tmp_path):
     pid = start_detached(msrun, tmp_path, WORKERS / "wait.py")
     wait_until(lambda: (tmp_path / "ready_0").exists() and (tmp_path / "ready_1").exists(), "both workers")
     assert os.getsid(pid) == pid
@@ -179,7 +173,7 @@ def test_detached_job_runs_and_ends_with_term(msrun: JobRunner, tmp_path: Path) 
     assert (tmp_path / "log_output" / "failure.json").exists()
 
 
-def test_wrong_input_is_refused_before_detaching(msrun: JobRunner, tmp_path: Path) -> None:
+def test_wrong_input_is_refused_before_detaching(msrun, tmp_path):
     (tmp_path / "train.py").touch()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         for word in ("--rank_table_file=no.json", f"--master_port={taken.getsockname()[1]}"):
@@ -189,7 +183,7 @@ def test_wrong_input_is_refused_before_detaching(msrun: JobRunner, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_status_and_stop_work_as_soon_as_the_prompt_is_back(msrun: JobRunner, tmp_path: Path) -> None:
+def test_status_and_stop_work_as_soon_as_the_prompt_is_back(msrun, tmp_path):
     for _ in range(5):  # each in the directory of the one before
         pid = start_detached(msrun, tmp_path, WORKERS / "wait.py")
         shown = msrun.start("--status", "log_output", cwd=tmp_path).finish()
@@ -203,7 +197,7 @@ def test_status_and_stop_work_as_soon_as_the_prompt_is_back(msrun: JobRunner, tm
 
 
 @pytest.mark.slow
-def test_killed_background_launcher_leaves_no_worker_and_says_so(msrun: JobRunner, tmp_path: Path) -> None:
+def test_killed_background_launcher_leaves_no_worker_and_says_so(msrun, tmp_path):
     pid = start_detached(msrun, tmp_path, WORKERS / "wait.py")
     wait_until(lambda: (tmp_path / "ready_0").exists() and (tmp_path / "ready_1").exists(), "both workers")
     os.kill(pid, signal.SIGKILL)
@@ -214,7 +208,7 @@ def test_killed_background_launcher_leaves_no_worker_and_says_so(msrun: JobRunne
 
 @pytest.mark.slow
 @pytest.mark.parametrize("signum", one_fast(signal.SIGKILL, signal.SIGINT))
-def test_command_that_is_ended_early_takes_the_job_along(msrun: JobRunner, tmp_path: Path, signum: int) -> None:
+def test_command_that_is_ended_early_takes_the_job_along(msrun, tmp_path, signum):
     program = (
         "import pathlib, time\nimport msrun.launch.job as job\nbuild_plan = job.build_plan\n"
         "def slow(*args, **settings):\n"

@@ -3,8 +3,6 @@
 And --tls_config: the documented commands make the files, and everything works through TLS.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re
@@ -15,8 +13,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from host_net import TypedHosts
-from job_runner import REPOSITORY, WORKERS, Finished, JobRunner, Running, wait_until
+from job_runner import REPOSITORY, WORKERS, wait_until
 from tls_files import PASSWORDS, Authority, TlsFolder
 
 TWO = ("--worker_num=2", "--local_worker_num=1")
@@ -24,7 +21,7 @@ DOCUMENT = REPOSITORY / "docs" / "how-to" / "security.md"
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def files(tmp_path_factory):
     """What the commands of the document make."""
     folder = tmp_path_factory.mktemp("documented")
     commands = "\n".join(re.findall(r"```sh\n(.*?)```", DOCUMENT.read_text(), re.DOTALL))
@@ -37,13 +34,13 @@ STORE_HELLO, SET = b"\0" + struct.pack("<I", 0x3C85F7CE), b"\1"
 """How a client of torch's TCPStore begins, and how it begins to set a key."""
 
 
-def store_port(job: Running) -> int:
+def store_port(job):
     plan = json.loads((job.log_dir / "plan.json").read_text())
     return int(plan["hosts"][0]["env"]["MASTER_PORT"])
 
 
 @pytest.mark.slow
-def test_workers_that_meet_in_the_folder_of_the_job_need_no_store(msrun: JobRunner, tmp_path: Path) -> None:
+def test_workers_that_meet_in_the_folder_of_the_job_need_no_store(msrun, tmp_path):
     """Another user of the host holds the store up with half a message; he has no way into the folder."""
     (tmp_path / "train.py").write_text(
         "import os, stat, time\nfrom pathlib import Path\nimport torch, torch.distributed as dist\n"
@@ -64,7 +61,7 @@ def test_workers_that_meet_in_the_folder_of_the_job_need_no_store(msrun: JobRunn
 
 
 @pytest.mark.slow
-def test_one_who_reaches_the_store_cannot_take_the_memory_of_the_host(msrun: JobRunner, tmp_path: Path) -> None:
+def test_one_who_reaches_the_store_cannot_take_the_memory_of_the_host(msrun, tmp_path):
     """torch's store takes memory for a value as soon as its length has come, and asks nobody who he is."""
     job = msrun.start("--worker_num=1", WORKERS / "wait.py", cwd=tmp_path)
     job.wait_for(tmp_path / "ready_0")
@@ -80,7 +77,7 @@ def test_one_who_reaches_the_store_cannot_take_the_memory_of_the_host(msrun: Job
 
 
 @pytest.mark.slow
-def test_strangers_are_refused_and_the_job_restarts_through_tls(hosts: TypedHosts, files: Path, tmp_path: Path) -> None:
+def test_strangers_are_refused_and_the_job_restarts_through_tls(hosts, files, tmp_path):
     """Strangers without TLS and with another CA's files; then rank 1 fails, and the second attempt ends well."""
     words = (f"--tls_config={files}/tls.json", "--max_restarts=1", "--heartbeat_time_out=3")
     script = (WORKERS / "attempt.py", "code=7")
@@ -89,7 +86,7 @@ def test_strangers_are_refused_and_the_job_restarts_through_tls(hosts: TypedHost
     plain = hosts.start(2, *TWO, "--max_restarts=1", *script, node=1, MSRUN_TOKEN="of no TLS")
     other = TlsFolder(tmp_path / "other", Authority("another CA")).config()
     foreign = hosts.start(2, *TWO, f"--tls_config={other}", "--max_restarts=1", *script, node=1, **PASSWORDS)
-    ends: list[Finished] = [plain.finish(), foreign.finish()]
+    ends = [plain.finish(), foreign.finish()]
     jobs.append(hosts.start(1, *TWO, *words, *script, node=1))
     ends += [job.finish() for job in jobs]
     assert [ended.code for ended in ends] == [3, 3, 0, 0], ends
@@ -102,7 +99,7 @@ def test_strangers_are_refused_and_the_job_restarts_through_tls(hosts: TypedHost
         assert f"refused {hosts.net.address(2)}:" in ends[2].stderr and reason in ends[2].stderr
 
 
-def test_failure_is_named_on_every_host_and_passwords_stay_with_msrun(hosts: TypedHosts, tmp_path: Path) -> None:
+def test_failure_is_named_on_every_host_and_passwords_stay_with_msrun(hosts, tmp_path):
     config = TlsFolder(tmp_path / "tls", Authority(days=30)).config()
     (tmp_path / "train.py").write_text(
         "import os, sys, time\nassert not [name for name in os.environ if 'TLS' in name]\n"
@@ -119,7 +116,7 @@ def test_failure_is_named_on_every_host_and_passwords_stay_with_msrun(hosts: Typ
         assert path.is_dir() or not any(password.encode() in path.read_bytes() for password in PASSWORDS.values())
 
 
-def test_wrong_file_ends_msrun_before_anything_starts(msrun: JobRunner, tmp_path: Path) -> None:
+def test_wrong_file_ends_msrun_before_anything_starts(msrun, tmp_path):
     (tmp_path / "tls.json").write_text('{"client_cert_path": "a", "ca_cert_path": "b"}')
     words = (*TWO, "--master_addr=192.0.2.1", WORKERS / "wait.py")
     ended = msrun.run("--tls_config=tls.json", *words, cwd=tmp_path)

@@ -1,7 +1,5 @@
 """Ends at awkward moments: while the job starts, of workers that do not go easily, beside others, fifty times over."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -10,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from asked_cases import one_fast, slow_but
-from job_runner import WORKERS, Finished, JobRunner, Running, is_alive, state_of, wait_until
+from job_runner import WORKERS, Running, is_alive, state_of, wait_until
 
 # -- while the job starts -------------------------------------------------------------------------------------------
 
@@ -45,12 +43,12 @@ it has forked the scheduler and worker 0 and is in the middle of forking worker 
 to run."""
 
 
-def search_modules(msrun: JobRunner, cwd: Path) -> dict[str, str]:
+def search_modules(msrun, cwd):
     """Return the environment in which modules/ is searched first."""
     return {"PYTHONPATH": os.pathsep.join([str(cwd / "modules"), msrun.environ()["PYTHONPATH"]])}
 
 
-def open_gate(cwd: Path) -> None:
+def open_gate(cwd):
     """Let whoever waits in `block` go on."""
     (cwd / "gate").touch()
 
@@ -58,7 +56,7 @@ def open_gate(cwd: Path) -> None:
 class HeldStart:
     """A job of four workers whose start is held at a phase."""
 
-    def __init__(self, msrun: JobRunner, cwd: Path, phase: str, *options: str) -> None:
+    def __init__(self, msrun, cwd, phase, *options):
         name, content = PHASES[phase]
         self._cwd = cwd
         (cwd / "modules").mkdir()
@@ -73,22 +71,22 @@ class HeldStart:
         if phase == "workers":
             self.job.wait_for(cwd / "started_0")
 
-    def go_on(self) -> None:
+    def go_on(self):
         """Let the start go on, if there is still anybody who waits at the gate."""
         open_gate(self._cwd)
 
-    def started(self) -> list[str]:
+    def started(self):
         """Return what workers have made as the first thing that they do."""
         return sorted(file.name for file in self._cwd.glob("started_*"))
 
 
-def assert_nobody_more_was_started(start: HeldStart, phase: str) -> None:
+def assert_nobody_more_was_started(start, phase):
     """The worker that was being forked in that instant may have come to its first line, or not."""
     assert start.started() in ([["started_0"], ["started_0", "started_1"]] if phase == "workers" else [[]])
 
 
 @pytest.mark.parametrize("phase", slow_but(("workers",), PHASES))
-def test_signal_in_each_phase_of_the_start_starts_nobody_more(msrun: JobRunner, tmp_path: Path, phase: str) -> None:
+def test_signal_in_each_phase_of_the_start_starts_nobody_more(msrun, tmp_path, phase):
     start = HeldStart(msrun, tmp_path, phase)
     start.job.send(signal.SIGTERM)
     wait_until(lambda: "stopping all workers" in start.job.stderr, "msrun says that it stops")
@@ -102,9 +100,7 @@ def test_signal_in_each_phase_of_the_start_starts_nobody_more(msrun: JobRunner, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", one_fast(*PHASES))
-def test_killed_launcher_in_each_phase_of_the_start_leaves_nothing(
-    msrun: JobRunner, tmp_path: Path, phase: str
-) -> None:
+def test_killed_launcher_in_each_phase_of_the_start_leaves_nothing(msrun, tmp_path, phase):
     start = HeldStart(msrun, tmp_path, phase)
     start.job.send(signal.SIGKILL)
     start.job.finish()
@@ -116,7 +112,7 @@ def test_killed_launcher_in_each_phase_of_the_start_leaves_nothing(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", one_fast(*PHASES))
-def test_killed_fork_server_in_each_phase_of_the_start_is_3(msrun: JobRunner, tmp_path: Path, phase: str) -> None:
+def test_killed_fork_server_in_each_phase_of_the_start_is_3(msrun, tmp_path, phase):
     start = HeldStart(msrun, tmp_path, phase)
     (server,) = Path(f"/proc/{start.job.pid}/task/{start.job.pid}/children").read_text().split()
     os.kill(int(server), signal.SIGKILL)
@@ -127,7 +123,7 @@ def test_killed_fork_server_in_each_phase_of_the_start_is_3(msrun: JobRunner, tm
 
 
 @pytest.mark.slow
-def test_start_that_is_stuck_between_two_workers_does_not_keep_the_job_alive(msrun: JobRunner, tmp_path: Path) -> None:
+def test_start_that_is_stuck_between_two_workers_does_not_keep_the_job_alive(msrun, tmp_path):
     start = HeldStart(msrun, tmp_path, "workers", "--grace=0")
     start.job.send(signal.SIGTERM)
     assert start.job.finish().code == 143
@@ -136,7 +132,7 @@ def test_start_that_is_stuck_between_two_workers_does_not_keep_the_job_alive(msr
 
 @pytest.mark.slow
 @pytest.mark.parametrize("code", one_fast(7, 0))
-def test_signal_when_all_is_over_does_not_change_the_exit_status(msrun: JobRunner, tmp_path: Path, code: int) -> None:
+def test_signal_when_all_is_over_does_not_change_the_exit_status(msrun, tmp_path, code):
     """msrun is held while its interpreter ends: the job is over, its end has been told."""
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "sitecustomize.py").write_text(
@@ -153,7 +149,7 @@ def test_signal_when_all_is_over_does_not_change_the_exit_status(msrun: JobRunne
 # -- workers that do not go easily, and what they have started --------------------------------------------------------
 
 
-def start_chaos(msrun: JobRunner, cwd: Path, *words: str, family: str = "alone") -> Running:
+def start_chaos(msrun, cwd, *words, family="alone"):
     """Start two workers that end with 0 when `go` is there and with 7 when fail_<rank> is; wait until both run."""
     manner = "stubborn" if family == "stubborn" else "plain"
     job = msrun.start("--worker_num=2", *words, WORKERS / "chaos.py", manner, family, cwd=cwd)
@@ -161,7 +157,7 @@ def start_chaos(msrun: JobRunner, cwd: Path, *words: str, family: str = "alone")
     return job
 
 
-def start_family(msrun: JobRunner, cwd: Path) -> tuple[Running, list[int]]:
+def start_family(msrun, cwd):
     """Start two workers, each with a child and a daemon that ignore TERM; return the job and those processes."""
     job = start_chaos(msrun, cwd, "--grace=0.3", family="stubborn")
     files = [cwd / f"{role}_{rank}" for role in ("child", "daemon") for rank in (0, 1)]
@@ -170,7 +166,7 @@ def start_family(msrun: JobRunner, cwd: Path) -> tuple[Running, list[int]]:
 
 
 @pytest.mark.slow
-def test_children_and_daemons_of_workers_go_with_the_job_that_ends_well(msrun: JobRunner, tmp_path: Path) -> None:
+def test_children_and_daemons_of_workers_go_with_the_job_that_ends_well(msrun, tmp_path):
     job, family = start_family(msrun, tmp_path)
     (tmp_path / "go").touch()
     assert job.finish().code == 0
@@ -179,7 +175,7 @@ def test_children_and_daemons_of_workers_go_with_the_job_that_ends_well(msrun: J
 
 @pytest.mark.slow
 @pytest.mark.parametrize("role", one_fast("fork server", "scheduler"))
-def test_killed_process_of_its_own_ends_the_job_and_is_named(msrun: JobRunner, tmp_path: Path, role: str) -> None:
+def test_killed_process_of_its_own_ends_the_job_and_is_named(msrun, tmp_path, role):
     job, family = start_family(msrun, tmp_path)
     os.kill(job.pid_of_fork_server() if role == "fork server" else job.pid_of(role), signal.SIGKILL)
     finished = job.finish()
@@ -206,7 +202,7 @@ time.sleep(600)
     ("end", "start"),
     one_fast(("both", "cold"), ("both", "warm"), ("launcher", "cold"), ("fork server", "cold"), ("TERM", "cold")),
 )
-def test_daemon_that_nothing_marks_is_gone_at_every_end(msrun: JobRunner, tmp_path: Path, end: str, start: str) -> None:
+def test_daemon_that_nothing_marks_is_gone_at_every_end(msrun, tmp_path, end, start):
     (tmp_path / "train.py").write_text(DAEMON)
     env = msrun.warm() if start == "warm" else {}
     job = msrun.start("--worker_num=1", "train.py", cwd=tmp_path, env=env)
@@ -224,7 +220,7 @@ def test_daemon_that_nothing_marks_is_gone_at_every_end(msrun: JobRunner, tmp_pa
 
 
 @pytest.mark.slow
-def test_stopped_worker_is_ended_when_another_one_fails(msrun: JobRunner, tmp_path: Path) -> None:
+def test_stopped_worker_is_ended_when_another_one_fails(msrun, tmp_path):
     job = start_chaos(msrun, tmp_path, "--grace=600")
     pid = job.pid_of("1")
     os.kill(pid, signal.SIGSTOP)
@@ -236,7 +232,7 @@ def test_stopped_worker_is_ended_when_another_one_fails(msrun: JobRunner, tmp_pa
 
 
 @pytest.mark.slow
-def test_stopped_children_and_daemons_of_workers_are_ended(msrun: JobRunner, tmp_path: Path) -> None:
+def test_stopped_children_and_daemons_of_workers_are_ended(msrun, tmp_path):
     job, family = start_family(msrun, tmp_path)
     for pid in family:
         os.kill(pid, signal.SIGSTOP)
@@ -247,7 +243,7 @@ def test_stopped_children_and_daemons_of_workers_are_ended(msrun: JobRunner, tmp
 
 
 @pytest.mark.slow
-def test_daemon_that_starts_another_one_when_it_is_told_to_end_is_ended(msrun: JobRunner, tmp_path: Path) -> None:
+def test_daemon_that_starts_another_one_when_it_is_told_to_end_is_ended(msrun, tmp_path):
     (tmp_path / "train.py").write_text(
         "import os, pathlib, signal, time\n\n"
         "def again(*_):\n    if os.fork():\n        os._exit(0)\n    os.setsid()\n    run()\n\n"
@@ -263,7 +259,7 @@ def test_daemon_that_starts_another_one_when_it_is_told_to_end_is_ended(msrun: J
     msrun.prove_nothing_left(deadline_s=0)
 
 
-def test_second_control_c_ends_children_and_daemons_too(msrun: JobRunner, tmp_path: Path) -> None:
+def test_second_control_c_ends_children_and_daemons_too(msrun, tmp_path):
     job = start_chaos(msrun, tmp_path, "--grace=600", family="stubborn")
     job.send(signal.SIGINT)
     wait_until(lambda: "stopping all workers" in job.stderr, "msrun says that it stops")
@@ -277,7 +273,7 @@ def test_second_control_c_ends_children_and_daemons_too(msrun: JobRunner, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("role", ["worker", "fork server", "launcher"])
-def test_end_of_one_job_does_not_touch_the_one_beside_it(msrun: JobRunner, tmp_path: Path, role: str) -> None:
+def test_end_of_one_job_does_not_touch_the_one_beside_it(msrun, tmp_path, role):
     jobs = []
     for name in ("ends", "stays"):
         (tmp_path / name).mkdir()
@@ -293,7 +289,7 @@ def test_end_of_one_job_does_not_touch_the_one_beside_it(msrun: JobRunner, tmp_p
 
 
 @pytest.mark.slow
-def test_process_that_the_callers_shell_has_started_before_lives_on(msrun: JobRunner, tmp_path: Path) -> None:
+def test_process_that_the_callers_shell_has_started_before_lives_on(msrun, tmp_path):
     """`monitor & exec msrun ...`, as in many a container: the monitor is then a child of msrun, yet not of the job."""
     prefix = ["/bin/sh", "-c", 'sleep 600 & echo $! > monitor; exec "$@"', "sh"]
     job = msrun.start("--worker_num=2", WORKERS / "end.py", "all", "SIGKILL", cwd=tmp_path, prefix=prefix)
@@ -312,9 +308,9 @@ of a worker that leaves a child."""
 
 
 @pytest.mark.slow
-def test_fifty_jobs_in_one_process_leave_nothing_in_it(msrun: JobRunner, tmp_path: Path) -> None:
+def test_fifty_jobs_in_one_process_leave_nothing_in_it(msrun, tmp_path):
     driver = [sys.executable, str(WORKERS / "cycles_driver.py")]
-    finished: Finished = msrun.run("50", WORKERS / "cycles.py", cwd=tmp_path, command=driver, deadline_s=100)
+    finished = msrun.run("50", WORKERS / "cycles.py", cwd=tmp_path, command=driver, deadline_s=100)
     assert finished.code == 0, finished.stderr
     report = json.loads(finished.stdout)
     assert report["codes"] == [CODES[number % 5] for number in range(50)]

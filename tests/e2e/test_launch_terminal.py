@@ -1,7 +1,5 @@
 """What a job shows: one live line on a terminal, bars in place, and nothing that an absent reader could hold up."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os
@@ -10,14 +8,12 @@ import signal
 import subprocess
 import sys
 import termios
-from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
-from job_runner import MARK, WORKERS, JobRunner, wait_until
+from job_runner import MARK, WORKERS, wait_until
 from terminal import DEADLINE_S, Terminal
 
 SCRIPT = """
@@ -40,7 +36,7 @@ while not os.path.exists("go"):
 
 
 @pytest.fixture
-def terminal(msrun: JobRunner, tmp_path: Path) -> Iterator[Terminal]:
+def terminal(msrun, tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     shown = Terminal(msrun, tmp_path, "--worker_num=2", "train.py")
     yield shown
@@ -48,7 +44,7 @@ def terminal(msrun: JobRunner, tmp_path: Path) -> Iterator[Terminal]:
 
 
 @pytest.mark.slow
-def test_live_line_shows_ranks_and_loss_and_leaves_at_the_end(terminal: Terminal, tmp_path: Path) -> None:
+def test_live_line_shows_ranks_and_loss_and_leaves_at_the_end(terminal, tmp_path):
     terminal.read_until(b"2 of 2 up, 2 running, 0 done")
     terminal.read_until(b"loss 0.5")
     (tmp_path / "go").touch()
@@ -59,7 +55,7 @@ def test_live_line_shows_ranks_and_loss_and_leaves_at_the_end(terminal: Terminal
     assert b"\r\x1b[Kmsrun: all 2" in after_live or b"\r\x1b[Krank 0" in after_live  # it was taken away
 
 
-def test_progress_line_tells_step_share_speed_and_loss_also_of_a_quiet_msrun(msrun: JobRunner, tmp_path: Path) -> None:
+def test_progress_line_tells_step_share_speed_and_loss_also_of_a_quiet_msrun(msrun, tmp_path):
     (tmp_path / "train.py").write_text(REPORTING)
     with closing(Terminal(msrun, tmp_path, "--worker_num=2", "--progress", "--quiet", "train.py")) as terminal:
         terminal.read_until(b"msrun: step 30/40 [###############-----] 75 %, ")
@@ -71,7 +67,7 @@ def test_progress_line_tells_step_share_speed_and_loss_also_of_a_quiet_msrun(msr
 
 
 @pytest.mark.slow
-def test_control_c_stops_the_job(terminal: Terminal) -> None:
+def test_control_c_stops_the_job(terminal):
     terminal.read_until(b"2 of 2 up")
     terminal.type(b"\x03")
     assert terminal.finish() == 128 + signal.SIGINT
@@ -79,7 +75,7 @@ def test_control_c_stops_the_job(terminal: Terminal) -> None:
 
 
 @pytest.mark.slow
-def test_closing_the_terminal_ends_the_job(terminal: Terminal, msrun: JobRunner) -> None:
+def test_closing_the_terminal_ends_the_job(terminal, msrun):
     terminal.read_until(b"2 of 2 up")
     terminal.hang_up()
     assert terminal.process.wait(DEADLINE_S) == 128 + signal.SIGHUP
@@ -98,7 +94,7 @@ BYTES = b"epoch 1\n\r 10%|#  |\r 20%|## |\r100%|###|\n"
 
 
 @pytest.mark.slow
-def test_bar_on_a_terminal_is_redrawn_in_place_and_stays_with_its_last_state(msrun: JobRunner, tmp_path: Path) -> None:
+def test_bar_on_a_terminal_is_redrawn_in_place_and_stays_with_its_last_state(msrun, tmp_path):
     (tmp_path / "bar.py").write_text(BAR)
     with closing(Terminal(msrun, tmp_path, "--worker_num=2", "bar.py")) as terminal:
         terminal.read_until(b"epoch 1\r\n")
@@ -111,7 +107,7 @@ def test_bar_on_a_terminal_is_redrawn_in_place_and_stays_with_its_last_state(msr
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", one_fast("--worker_num=1", "--rehearse=2x1"))
-def test_raw_bytes_come_unchanged_and_at_once(msrun: JobRunner, tmp_path: Path, where: str) -> None:
+def test_raw_bytes_come_unchanged_and_at_once(msrun, tmp_path, where):
     (tmp_path / "bar.py").write_text(BAR)
     reader, writer = os.pipe()
     words = [sys.executable, "-m", "msrun", where, f"--forward_env={MARK}", "--raw", "--quiet", "bar.py"]
@@ -152,15 +148,12 @@ class Unread:
     reader: int
 
 
-Start = Callable[[str, int], Unread]
-
-
 @pytest.fixture
-def start(msrun: JobRunner, tmp_path: Path) -> Iterator[Start]:
+def start(msrun, tmp_path):
     """Starts a job that ends with a status when `go` is there; its workers have written when this returns."""
-    started: list[Unread] = []
+    started = []
 
-    def begin(where: str, code: int) -> Unread:
+    def begin(where, code):
         if where == "terminal":
             reader, writer = pty.openpty()
             termios.tcflow(writer, termios.TCOOFF)  # what Ctrl-S does
@@ -188,7 +181,7 @@ def start(msrun: JobRunner, tmp_path: Path) -> Iterator[Start]:
 
 
 @pytest.mark.parametrize("where", one_fast("stdout", "stderr", "terminal"))
-def test_the_job_ends_by_itself_with_its_own_status(start: Start, where: str, tmp_path: Path) -> None:
+def test_the_job_ends_by_itself_with_its_own_status(start, where, tmp_path):
     job = start(where, 7)
     (tmp_path / "go").touch()
     assert job.process.wait(DEADLINE_S) == 7
@@ -196,7 +189,7 @@ def test_the_job_ends_by_itself_with_its_own_status(start: Start, where: str, tm
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["stdout", "terminal"])
-def test_stop_ends_the_job(start: Start, msrun: JobRunner, tmp_path: Path, where: str) -> None:
+def test_stop_ends_the_job(start, msrun, tmp_path, where):
     job = start(where, 0)
     stopped = msrun.start("--stop=log_output", cwd=tmp_path).finish()
     assert stopped.code == 0, stopped.stderr
@@ -204,7 +197,7 @@ def test_stop_ends_the_job(start: Start, msrun: JobRunner, tmp_path: Path, where
 
 
 @pytest.mark.slow
-def test_a_pause_loses_nothing(start: Start, tmp_path: Path) -> None:
+def test_a_pause_loses_nothing(start, tmp_path):
     """While nobody reads, lines wait in the log; a reader that comes back gets them all."""
     job = start("stdout", 0)
     (tmp_path / "go").touch()
@@ -216,7 +209,7 @@ def test_a_pause_loses_nothing(start: Start, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_flood_is_shown_whole(msrun: JobRunner, tmp_path: Path) -> None:
+def test_a_flood_is_shown_whole(msrun, tmp_path):
     """More than any queue holds, as fast as it comes."""
     (tmp_path / "flood.py").write_text(
         "import sys\nfor i in range(50):\n    sys.stdout.write(('x' * 99 + '\\n') * 1000)\n"
@@ -227,7 +220,7 @@ def test_a_flood_is_shown_whole(msrun: JobRunner, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_reader_that_has_enough_does_not_end_the_job(start: Start, tmp_path: Path) -> None:
+def test_a_reader_that_has_enough_does_not_end_the_job(start, tmp_path):
     job = start("stdout", 7)
     os.close(job.reader)
     job.reader = -1
@@ -238,14 +231,14 @@ def test_a_reader_that_has_enough_does_not_end_the_job(start: Start, tmp_path: P
 CLOSINGS = ["<&-", ">&-", "2>&-", "<&- >&-", ">&- 2>&-", "<&- 2>&-", "<&- >&- 2>&-"]
 
 
-def without(streams: str) -> tuple[str, ...]:
+def without(streams):
     """Return `python -m msrun` in a shell that closes streams first."""
     return ("sh", "-c", f'exec "$0" -m msrun "$@" {streams}', sys.executable)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("streams", one_fast(*reversed(CLOSINGS)))
-def test_job_whose_streams_are_closed_ends_with_its_own_status(msrun: JobRunner, tmp_path: Path, streams: str) -> None:
+def test_job_whose_streams_are_closed_ends_with_its_own_status(msrun, tmp_path, streams):
     """As with /dev/null in their place."""
     closed = without(streams)
     finished = msrun.run("--worker_num=2", WORKERS / "end.py", "all", "9", cwd=tmp_path, command=closed)
@@ -255,7 +248,7 @@ def test_job_whose_streams_are_closed_ends_with_its_own_status(msrun: JobRunner,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("streams", one_fast(*reversed(CLOSINGS)))
-def test_a_detached_job_ends_well(msrun: JobRunner, tmp_path: Path, streams: str) -> None:
+def test_a_detached_job_ends_well(msrun, tmp_path, streams):
     started = msrun.start(
         "--worker_num=2", "--join=False", WORKERS / "end.py", "all", "0", cwd=tmp_path, command=without(streams)
     )

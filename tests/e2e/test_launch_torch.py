@@ -1,23 +1,19 @@
 """Plain torch scripts: the same result as under torchrun, spawned helpers, and nothing beyond loopback."""
 
-from __future__ import annotations
-
 import ipaddress
 import json
 import signal
 import sys
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 from asked_cases import one_fast
-from job_runner import WORKERS, JobRunner
+from job_runner import WORKERS
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 
-def read_results(folder: Path) -> list[Any]:
+def read_results(folder):
     return [json.loads(file.read_text()) for file in sorted(folder.glob("result_*.json"))]
 
 
@@ -35,7 +31,7 @@ LINES = {
 
 
 @pytest.fixture
-def seen(tmp_path: Path) -> Path:
+def seen(tmp_path):
     """A program that writes down what it is told by its launcher; `seen` as a module."""
     path = tmp_path / "seen.py"
     path.write_text(
@@ -48,9 +44,7 @@ def seen(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LINES)
-def test_line_of_torchrun_gives_workers_what_torchrun_gives(
-    msrun: JobRunner, tmp_path: Path, seen: Path, name: str
-) -> None:
+def test_line_of_torchrun_gives_workers_what_torchrun_gives(msrun, tmp_path, seen, name):
     """By msrun itself where the line says how many workers there are, and with torchrun's defaults by its front end."""
     told = []
     commands = [TORCHRUN, [sys.executable, "-m", "msrun.torchrun"], [sys.executable, "-m", "msrun"]]
@@ -65,7 +59,7 @@ def test_line_of_torchrun_gives_workers_what_torchrun_gives(
 
 
 @pytest.mark.slow
-def test_an_exception_that_a_script_records_is_in_the_report(msrun: JobRunner, tmp_path: Path) -> None:
+def test_an_exception_that_a_script_records_is_in_the_report(msrun, tmp_path):
     """Also where the script hides it from its log, and never that of another attempt."""
     (tmp_path / "train.py").write_text(
         "import os, sys\n"
@@ -90,7 +84,7 @@ def test_an_exception_that_a_script_records_is_in_the_report(msrun: JobRunner, t
 
 
 @pytest.mark.parametrize("options", one_fast((), (("--start_method=exec",),)))
-def test_workers_of_plain_torch_are_one_world(msrun: JobRunner, tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_workers_of_plain_torch_are_one_world(msrun, tmp_path, options):
     finished = msrun.run("--worker_num=2", *options, WORKERS / "all_reduce.py", cwd=tmp_path)
     assert finished.code == 0, finished.stderr
     (ready,) = [event for event in finished.events if event["event"] == "ready"]
@@ -102,9 +96,7 @@ def test_workers_of_plain_torch_are_one_world(msrun: JobRunner, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("method", one_fast("auto", "fork"))
-def test_import_that_starts_a_thread_makes_workers_start_by_exec_and_says_so(
-    msrun: JobRunner, tmp_path: Path, method: str
-) -> None:
+def test_import_that_starts_a_thread_makes_workers_start_by_exec_and_says_so(msrun, tmp_path, method):
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "with_thread.py").write_text(
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
@@ -139,9 +131,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("words", "method"), [(["helpers.py"], "fork"), (["-m", "helpers"], "exec")])
-def test_spawned_helpers_find_names_of_the_script(
-    msrun: JobRunner, tmp_path: Path, words: list[str], method: str
-) -> None:
+def test_spawned_helpers_find_names_of_the_script(msrun, tmp_path, words, method):
     (tmp_path / "helpers.py").write_text(LOADER)
     finished = msrun.run("--worker_num=2", f"--start_method={method}", *words, cwd=tmp_path)
     assert finished.code == 0, finished.stderr
@@ -159,7 +149,7 @@ time.sleep(600)
 
 
 @pytest.mark.slow
-def test_nothing_of_a_one_host_job_listens_beyond_loopback(msrun: JobRunner, tmp_path: Path) -> None:
+def test_nothing_of_a_one_host_job_listens_beyond_loopback(msrun, tmp_path):
     (tmp_path / "train.py").write_text(CONNECTED)
     job = msrun.start("--worker_num=3", "train.py", cwd=tmp_path)
     job.wait_for(*(tmp_path / f"ready_{rank}" for rank in range(3)))

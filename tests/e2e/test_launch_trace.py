@@ -1,7 +1,5 @@
 """What of a job is written for other tools: `--trace`, one time line of all ranks, and `--metrics_file`."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -10,11 +8,9 @@ import subprocess
 import sys
 from collections import defaultdict
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import pytest
-from job_runner import DEADLINE_S, PRELOAD, REPOSITORY, JobRunner, wait_until
+from job_runner import DEADLINE_S, PRELOAD, REPOSITORY, wait_until
 
 from msrun.launch.metrics_file import Family, render_families
 from msrun.launch.trace import LAUNCHER, PROCESS, STEPS, WAITS, build_trace
@@ -41,13 +37,13 @@ while not os.path.exists("go"):
 """
 
 
-def trace(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+def trace(*words, cwd):
     command = [sys.executable, "-m", "msrun", "trace", *map(str, words)]
     env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY)}
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=DEADLINE_S)
 
 
-def spans(path: Path) -> dict[tuple[int, int], list[dict[str, Any]]]:
+def spans(path):
     """Return (rank, row) -> its spans in order of time."""
     found = defaultdict(list)
     for event in json.loads(path.read_text())["traceEvents"]:
@@ -56,11 +52,11 @@ def spans(path: Path) -> dict[tuple[int, int], list[dict[str, Any]]]:
     return {key: sorted(own, key=lambda event: event["ts"]) for key, own in found.items()}
 
 
-def end(event: dict[str, Any]) -> int:
+def end(event):
     return int(event["ts"] + event["dur"])
 
 
-def test_steps_and_waits_of_all_ranks_are_on_the_clock_of_the_launcher(msrun: JobRunner, tmp_path: Path) -> None:
+def test_steps_and_waits_of_all_ranks_are_on_the_clock_of_the_launcher(msrun, tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     finished = msrun.run("--worker_num=2", "--trace", *PRELOAD, "train.py", cwd=tmp_path, env=msrun.warm())
     assert finished.code == 0, finished.stderr
@@ -87,7 +83,7 @@ def test_steps_and_waits_of_all_ranks_are_on_the_clock_of_the_launcher(msrun: Jo
 
 
 @pytest.mark.slow
-def test_worker_that_is_killed_leaves_what_it_did_before(msrun: JobRunner, tmp_path: Path) -> None:
+def test_worker_that_is_killed_leaves_what_it_did_before(msrun, tmp_path):
     (tmp_path / "train.py").write_text(STUCK)
     job = msrun.start("--worker_num=1", "--trace", "train.py", cwd=tmp_path)
     job.wait_for(tmp_path / "ready")
@@ -101,11 +97,11 @@ def test_worker_that_is_killed_leaves_what_it_did_before(msrun: JobRunner, tmp_p
     assert [step["name"] for step in found[0, STEPS]][:1] == ["step 1"]
 
 
-def lines(*values: object) -> bytes:
+def lines(*values):
     return "".join(json.dumps(value) + "\n" for value in values).encode()
 
 
-def test_clocks_of_hosts_and_attempts_are_brought_together_and_damage_is_skipped() -> None:
+def test_clocks_of_hosts_and_attempts_are_brought_together_and_damage_is_skipped():
     log = [{"time": 1000.0, "event": "preparing"}, {"time": 1001.0, "event": "started", "global_rank": 0, "pid": 7}]
     text = "\n".join(map(json.dumps, log)).encode() + b'\n{"time": 10'
     first = {"host": "a", "pid": 7, "attempt": 0, "time": 1002.0}
@@ -145,7 +141,7 @@ sys.exit(5 if rank == 1 else 0)
 """
 
 
-def read(path: Path) -> dict[tuple[str, str], float]:
+def read(path):
     """Return (metric, rank or state) -> value."""
     parser = pytest.importorskip("prometheus_client.parser")
     families = parser.text_string_to_metric_families(path.read_text()) if path.exists() else []
@@ -156,7 +152,7 @@ def read(path: Path) -> dict[tuple[str, str], float]:
     }
 
 
-def test_file_tells_of_every_rank_while_the_job_runs_and_of_its_end(msrun: JobRunner, tmp_path: Path) -> None:
+def test_file_tells_of_every_rank_while_the_job_runs_and_of_its_end(msrun, tmp_path):
     (tmp_path / "train.py").write_text(RESTARTING)
     path = tmp_path / "job.prom"
     options = ["--worker_num=2", "--max_restarts=1", f"--metrics_file={path}"]
@@ -182,7 +178,7 @@ def test_file_tells_of_every_rank_while_the_job_runs_and_of_its_end(msrun: JobRu
     assert not list(tmp_path.glob(".*"))
 
 
-def test_odd_labels_and_numbers_come_through() -> None:
+def test_odd_labels_and_numbers_come_through():
     parser = pytest.importorskip("prometheus_client.parser")
     odd = 'a "b" \\ \n c'
     samples = [({"log_dir": odd, "rank": str(rank)}, value) for rank, value in enumerate((1, 0.5, float("nan"), 1e300))]

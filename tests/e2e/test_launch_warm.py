@@ -1,15 +1,12 @@
 """--warm: a job starts from a process that has imported already, and is like any other in everything else."""
 
-from __future__ import annotations
-
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
-from job_runner import REPOSITORY, Finished, JobRunner, Running, is_alive, parent_of, wait_until
+from job_runner import REPOSITORY, is_alive, parent_of, wait_until
 
 SCRIPT = """\
 import os, sys
@@ -29,7 +26,7 @@ time.sleep(600)
 class Warm:
     """Jobs with --warm that share one folder of warm servers."""
 
-    def __init__(self, runner: JobRunner, folder: Path) -> None:
+    def __init__(self, runner, folder):
         self.runner = runner
         self.folder = folder
         run = folder / f"run, {'with a long name ' * 6}"
@@ -41,30 +38,30 @@ class Warm:
         run.mkdir()
         self.env = {"XDG_RUNTIME_DIR": str(run), "PYTHONPATH": f"{self.library.parents[1]}:{REPOSITORY}"}
 
-    def script(self, text: str = SCRIPT) -> Path:
+    def script(self, text=SCRIPT):
         path = self.cwd / "script.py"
         path.write_text(text)
         return path
 
-    def run(self, *words: str | Path, env: dict[str, str] | None = None) -> Finished:
+    def run(self, *words, env=None):
         settings = {"cwd": self.cwd, "env": {**self.env, **(env or {})}}
         finished = self.runner.run("--worker_num=2", "--quiet", "--warm", *words, **settings)
         assert finished.code == 0, finished.stderr
         return finished
 
-    def said(self, *words: str | Path, env: dict[str, str] | None = None) -> dict[str, object]:
+    def said(self, *words, env=None):
         """Run the script and return what rank 0 has printed."""
         return dict(eval(self.run(*words, self.script(), env=env).log(0)))
 
-    def stop(self) -> str:
+    def stop(self):
         return self.runner.run("--warm=stop", cwd=self.cwd, env=self.env).stdout.decode().strip()
 
-    def servers(self) -> list[int]:
+    def servers(self):
         """Return the warm servers that run, when none is still importing."""
         wait_until(lambda: not [*self.folder.glob("run*/*/*.new")], "warm servers have imported")
         return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if self._is_ours(pid)]
 
-    def _is_ours(self, pid: int) -> bool:
+    def _is_ours(self, pid):
         try:
             words = Path("/proc", str(pid), "cmdline").read_bytes()
             environ = Path("/proc", str(pid), "environ").read_bytes()
@@ -74,14 +71,14 @@ class Warm:
 
 
 @pytest.fixture
-def warm(msrun: JobRunner, tmp_path: Path) -> Iterator[Warm]:
+def warm(msrun, tmp_path):
     warm = Warm(msrun, tmp_path)
     yield warm
     warm.stop()
     wait_until(lambda: not warm.servers(), "warm servers have ended")
 
 
-def test_second_job_starts_from_the_process_that_the_first_has_left(warm: Warm) -> None:
+def test_second_job_starts_from_the_process_that_the_first_has_left(warm):
     cold = warm.said("--env=FOO=1")
     [server] = warm.servers()
     Path(warm.cwd, "other").mkdir()
@@ -95,7 +92,7 @@ def test_second_job_starts_from_the_process_that_the_first_has_left(warm: Warm) 
     assert warm.servers() == [server]
 
 
-def start_waiting(warm: Warm) -> Running:
+def start_waiting(warm):
     path = warm.cwd / "waiting.py"
     path.write_text(GRANDCHILD)
     job = warm.runner.start("--worker_num=2", "--warm", "--quiet", path, cwd=warm.cwd, env=warm.env)
@@ -104,7 +101,7 @@ def start_waiting(warm: Warm) -> Running:
 
 
 @pytest.mark.slow
-def test_changed_file_makes_the_server_stale(warm: Warm) -> None:
+def test_changed_file_makes_the_server_stale(warm):
     assert warm.said()["value"] == 1
     [server] = warm.servers()
     warm.library.write_text("VALUE = 23\n")
@@ -118,7 +115,7 @@ def test_changed_file_makes_the_server_stale(warm: Warm) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", one_fast("fork server", "launcher", "warm server"))
-def test_kill_leaves_nothing_of_the_job(warm: Warm, killed: str) -> None:
+def test_kill_leaves_nothing_of_the_job(warm, killed):
     warm.run(warm.script())
     [server] = warm.servers()
     job = start_waiting(warm)
@@ -139,7 +136,7 @@ def test_kill_leaves_nothing_of_the_job(warm: Warm, killed: str) -> None:
 
 
 @pytest.mark.slow
-def test_server_that_nobody_asks_ends(warm: Warm) -> None:
+def test_server_that_nobody_asks_ends(warm):
     warm.run("--warm_time=0.3", warm.script())
     wait_until(lambda: not warm.servers(), "0.3 s are over")
     assert not [*warm.folder.glob("run*/*/*.sock")]

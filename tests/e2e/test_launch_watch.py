@@ -1,14 +1,11 @@
 """`msrun --status LOG_DIR --watch` follows a job to its end: on a terminal, through a pipe, as JSON."""
 
-from __future__ import annotations
-
 import json
 import re
 from contextlib import closing
-from pathlib import Path
 
 import pytest
-from job_runner import JobRunner, Running, wait_until
+from job_runner import wait_until
 from terminal import Terminal
 
 SCRIPT = """
@@ -28,19 +25,19 @@ if rank == 1 and os.path.exists("fail"):
 
 
 @pytest.fixture
-def job(msrun: JobRunner, tmp_path: Path) -> Running:
+def job(msrun, tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     job = msrun.start("--worker_num=2", "train.py", cwd=tmp_path)
     job.wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
     return job
 
 
-def watch_on_terminal(msrun: JobRunner, cwd: Path) -> Terminal:
+def watch_on_terminal(msrun, cwd):
     return Terminal(msrun, cwd, "--status", "log_output", "--watch=0.2", env={"LINES": "30"})
 
 
 @pytest.mark.slow
-def test_terminal_shows_one_table_and_keeps_the_last_one(msrun: JobRunner, job: Running, tmp_path: Path) -> None:
+def test_terminal_shows_one_table_and_keeps_the_last_one(msrun, job, tmp_path):
     with closing(watch_on_terminal(msrun, tmp_path)) as terminal:
         terminal.read_until(b"steps/s", 3)
         terminal.read_until(b" MiB")
@@ -56,7 +53,7 @@ def test_terminal_shows_one_table_and_keeps_the_last_one(msrun: JobRunner, job: 
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_with_130_and_the_terminal_as_it_was(msrun: JobRunner, job: Running, tmp_path: Path) -> None:
+def test_ctrl_c_leaves_with_130_and_the_terminal_as_it_was(msrun, job, tmp_path):
     with closing(watch_on_terminal(msrun, tmp_path)) as terminal:
         terminal.read_until(b"steps/s", 2)
         terminal.type(b"\x03")
@@ -68,7 +65,7 @@ def test_ctrl_c_leaves_with_130_and_the_terminal_as_it_was(msrun: JobRunner, job
     assert job.finish().code == 0
 
 
-def test_pipe_gets_the_headings_once_and_rows_that_have_changed(msrun: JobRunner, job: Running, tmp_path: Path) -> None:
+def test_pipe_gets_the_headings_once_and_rows_that_have_changed(msrun, job, tmp_path):
     watching = msrun.start("--status", "log_output", "--watch=0.2", cwd=tmp_path)
     wait_until(lambda: watching.stdout.count(" running ") >= 6, "rows are shown")
     (tmp_path / "go").touch()
@@ -86,7 +83,7 @@ def test_pipe_gets_the_headings_once_and_rows_that_have_changed(msrun: JobRunner
 
 
 @pytest.mark.slow
-def test_json_is_one_object_a_line_and_the_last_tells_the_end(msrun: JobRunner, job: Running, tmp_path: Path) -> None:
+def test_json_is_one_object_a_line_and_the_last_tells_the_end(msrun, job, tmp_path):
     watching = msrun.start("--status", "log_output", "--watch=0.2", "--json", cwd=tmp_path)
     wait_until(lambda: watching.stdout.count("\n") >= 3, "objects are shown")
     (tmp_path / "go").touch()
@@ -104,7 +101,7 @@ def test_json_is_one_object_a_line_and_the_last_tells_the_end(msrun: JobRunner, 
 
 
 @pytest.mark.slow
-def test_reader_that_has_enough_is_no_error(msrun: JobRunner, job: Running, tmp_path: Path) -> None:
+def test_reader_that_has_enough_is_no_error(msrun, job, tmp_path):
     piped = ["bash", "-c", '"$@" | head -c 100 >/dev/null; exit ${PIPESTATUS[0]}', "bash"]
     ended = msrun.start("--status", "log_output", "--watch=0.1", "--json", cwd=tmp_path, prefix=piped).finish()
     assert (ended.code, ended.stderr) == (0, "")

@@ -1,19 +1,13 @@
 """Jobs that lose hosts and go on: on spare hosts, on fewer, from the newest checkpoint; and those that cannot."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import signal
-from pathlib import Path
-from typing import Any
 
 import pytest
 from asked_cases import one_fast
-from fleet import FleetRunner
-from job_runner import WORKER_IMPORTS, WORKERS, Finished, RunHere, Running
-from rehearsal import Rehearsals
+from job_runner import WORKER_IMPORTS, WORKERS
 
 LOSS = re.compile(rb"^epoch: (\d+) step: (\d+), loss is (\S+)$", re.MULTILINE)
 
@@ -35,21 +29,21 @@ while not Path(f'go_{attempt}').exists():
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> Path:
+def script(tmp_path):
     """A program that says which attempt it is in, and goes on when that is wanted."""
     path = tmp_path / "attempts.py"
     path.write_text(ATTEMPTS)
     return path
 
 
-def records(place: Rehearsals | FleetRunner, job: Running, attempt: int, count: int) -> list[dict[str, Any]]:
+def records(place, job, attempt, count):
     """Return what the workers of an attempt see, once all of them run."""
     paths = [place.cwd / f"up_{attempt}_{rank}" for rank in range(count)]
     job.wait_for(*paths)
     return [json.loads(path.read_text()) for path in paths]
 
 
-def end_well(rehearsals: Rehearsals, job: Running, attempt: int) -> Finished:
+def end_well(rehearsals, job, attempt):
     """Let an attempt come to its end; nothing of the job is left."""
     (rehearsals.cwd / f"go_{attempt}").touch()
     ended = job.finish()
@@ -58,15 +52,13 @@ def end_well(rehearsals: Rehearsals, job: Running, attempt: int) -> Finished:
     return ended
 
 
-def kill_agent(rehearsals: Rehearsals, number: int) -> None:
+def kill_agent(rehearsals, number):
     """Kill an agent, by its number among all of the job: hosts that stay keep theirs."""
     os.kill(rehearsals.agent(number), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("how", one_fast("drained", "killed"))
-def test_spare_host_takes_the_place_of_a_lost_one(
-    rehearsals: Rehearsals, msrun_here: RunHere, script: Path, how: str
-) -> None:
+def test_spare_host_takes_the_place_of_a_lost_one(rehearsals, msrun_here, script, how):
     """Logs, table, plan and environment are those of the new hosts; what was before is kept."""
     job = rehearsals.start("3x1", "--spares=1", "--max_restarts=3", script)
     first = records(rehearsals, job, 0, 2)
@@ -97,9 +89,7 @@ def test_spare_host_takes_the_place_of_a_lost_one(
 
 
 @pytest.mark.slow
-def test_host_that_leaves_by_a_signal_is_replaced_and_its_workers_may_save(
-    rehearsals: Rehearsals, script: Path
-) -> None:
+def test_host_that_leaves_by_a_signal_is_replaced_and_its_workers_may_save(rehearsals, script):
     """As a reboot, a drained node or a reclaimed spot machine ends it: the workers there may save first."""
     saves = (
         "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: (Path(f'saved_{rank}').touch(), sys.exit(0)))\n"
@@ -118,7 +108,7 @@ def test_host_that_leaves_by_a_signal_is_replaced_and_its_workers_may_save(
 
 
 @pytest.mark.slow
-def test_host_that_leaves_ends_a_job_that_has_no_other(rehearsals: Rehearsals, script: Path) -> None:
+def test_host_that_leaves_ends_a_job_that_has_no_other(rehearsals, script):
     job = rehearsals.start("2x1", "--max_restarts=3", script)
     records(rehearsals, job, 0, 2)
     os.kill(rehearsals.agent(1), signal.SIGTERM)
@@ -130,7 +120,7 @@ def test_host_that_leaves_ends_a_job_that_has_no_other(rehearsals: Rehearsals, s
 
 
 @pytest.mark.slow
-def test_host_that_fails_may_be_back_and_one_that_fails_twice_is_left_out(rehearsals: Rehearsals, script: Path) -> None:
+def test_host_that_fails_may_be_back_and_one_that_fails_twice_is_left_out(rehearsals, script):
     job = rehearsals.start("3x1", "--min_hosts=2", "--max_restarts=3", script)
     records(rehearsals, job, 0, 3)
     kill_agent(rehearsals, 1)
@@ -149,7 +139,7 @@ def test_host_that_fails_may_be_back_and_one_that_fails_twice_is_left_out(rehear
 
 @pytest.mark.slow
 @pytest.mark.timeout(500)
-def test_training_goes_on_with_fewer_ranks_to_the_losses_of_one_process(rehearsals: Rehearsals) -> None:
+def test_training_goes_on_with_fewer_ranks_to_the_losses_of_one_process(rehearsals):
     """Four ranks on two hosts, of which one fails: two ranks end the training from the checkpoint of step 4."""
     program = WORKERS / "runtime" / "losing_hosts.py"
     alone = rehearsals.runner.run("--worker_num=1", program, "alone", cwd=rehearsals.cwd, deadline_s=150.0)
@@ -169,8 +159,8 @@ def test_training_goes_on_with_fewer_ranks_to_the_losses_of_one_process(rehearsa
 @pytest.mark.slow
 @pytest.mark.parametrize(("min_hosts", "code"), [(2, 0), (3, 3)])
 def test_host_whose_cable_is_out_is_left_out_and_tried_again_where_it_is_needed(
-    fleet: FleetRunner, tmp_path: Path, script: Path, min_hosts: int, code: int
-) -> None:
+    fleet, tmp_path, script, min_hosts, code
+):
     options = [f"--min_hosts={min_hosts}", "--max_restarts=2", "--heartbeat_time_out=5", "--ssh_connect_time_out=3"]
     job = fleet.start([1, 1, 1], *options, script)
     records(fleet, job, 0, 3)

@@ -1,12 +1,8 @@
 """What a script in MindSpore's words gets that sets as little as possible is what MindSpore gives it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 from job_runner import PRELOAD, REPOSITORY, JobRunner
@@ -18,7 +14,7 @@ writes it."""
 ROUNDING = 2e-6
 
 
-def found_by(msrun: JobRunner, folder: Path, *words: str, **how: Any) -> list[dict[str, Any]]:
+def found_by(msrun, folder, *words, **how):
     job = msrun.run("--worker_num=2", "--quiet", *words, PROGRAM, folder / "found", cwd=folder, **how)
     assert job.code == 0, job.stderr
     return [json.loads((folder / f"found.{rank}").read_text()) for rank in range(2)]
@@ -43,7 +39,7 @@ print("weight", round(float(net.weight[0, 0]), 6), "rows", *rows.tolist())
 
 
 @pytest.fixture(scope="module")
-def ours(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def ours(tmp_path_factory):
     with JobRunner() as msrun:
         return found_by(
             msrun, tmp_path_factory.mktemp("ours"), "--mindspore=torch", *PRELOAD, env=msrun.warm("mindspore")
@@ -51,11 +47,11 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def theirs() -> list[dict[str, Any]]:
+def theirs():
     return list(json.loads(OF_MINDSPORE.read_text()))
 
 
-def in_numbers(value: Any) -> Any:
+def in_numbers(value):
     """Return a value with the numbers of its lines taken out, to compare them with some rounding."""
     if isinstance(value, dict):
         return {key: in_numbers(entry) for key, entry in value.items()}
@@ -67,31 +63,31 @@ def in_numbers(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", ["context", "copies", "data_parallel", "hybrid_parallel", "data_parallel, mean"])
-def test_defaults_lines_and_weights_are_mindspores(name: str, ours: Any, theirs: Any) -> None:
+def test_defaults_lines_and_weights_are_mindspores(name, ours, theirs):
     for mine, right in zip(ours, theirs, strict=True):
         assert in_numbers(right[name]) == _split_lines(mine[name])
 
 
-def _split_lines(value: Any) -> Any:
+def _split_lines(value):
     if isinstance(value, dict) and "lines" in value:
         return {**value, "lines": [[line[: line.rindex(" ") + 1], float(line.split()[-1])] for line in value["lines"]]}
     return value
 
 
 @pytest.mark.parametrize("name", ["data", "digits"])
-def test_rows_their_order_and_digits_are_mindspores(name: str, ours: Any, theirs: Any) -> None:
+def test_rows_their_order_and_digits_are_mindspores(name, ours, theirs):
     assert [rank[name] for rank in ours] == [rank[name] for rank in theirs]
 
 
 @pytest.mark.parametrize(
     "name", ["semi_auto, full_batch", "semi_auto, the same rows on each rank", "auto, dataset_strategy"]
 )
-def test_whole_data_trains_one_network_of_all_ranks(name: str, ours: Any) -> None:
+def test_whole_data_trains_one_network_of_all_ranks(name, ours):
     for rank in ours:
         assert in_numbers(rank["alone, whole"]) == _split_lines(rank[name])
 
 
-def test_the_option_takes_torchs_meaning_means_and_parts_of_the_data(msrun: JobRunner, tmp_path: Path) -> None:
+def test_the_option_takes_torchs_meaning_means_and_parts_of_the_data(msrun, tmp_path):
     (tmp_path / "train.py").write_text(ONE_STEP)
     words = ("--worker_num=2", "--mindspore=torch", "--mindspore_semantics=torch", *PRELOAD, "train.py")
     job = msrun.run(*words, cwd=tmp_path, env=msrun.warm("mindspore"))
@@ -101,9 +97,7 @@ def test_the_option_takes_torchs_meaning_means_and_parts_of_the_data(msrun: JobR
 
 
 @pytest.mark.slow
-def test_what_is_kept_of_mindspore_is_what_it_finds(
-    msrun: JobRunner, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
+def test_what_is_kept_of_mindspore_is_what_it_finds(msrun, request, tmp_path):
     python = os.environ.get("MINDSPORE_PYTHON", "")
     if not python:
         pytest.skip("MindSpore is not there: MINDSPORE_PYTHON names no Python that has it")

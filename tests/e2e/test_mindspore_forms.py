@@ -1,12 +1,8 @@
 """The parallel context acts in every form of a training step, or the step is refused; 4 ranks compute what one does."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +22,7 @@ REFUSED = {
 
 
 @pytest.fixture(scope="module")
-def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Any]]:
+def found(request, tmp_path_factory):
     """Number of ranks -> what each has found in the modes that are looked at."""
     folder = tmp_path_factory.mktemp("forms")
     every = FORMS if "MINDSPORE_PYTHON" in os.environ else ()  # which MindSpore's own run has
@@ -40,7 +36,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.mark.parametrize("form", slow_but(FAST, FORMS))
 @pytest.mark.parametrize("mode", slow_but(["data_parallel"], MODES))
-def test_two_ranks_hold_the_weights_of_one_process_or_are_refused(found: Any, mode: str, form: str) -> None:
+def test_two_ranks_hold_the_weights_of_one_process_or_are_refused(found, mode, form):
     (one,), two = found[1], found[2]
     if (mode, form) in REFUSED:
         assert all(re.match(REFUSED[mode, form], rank[mode][form]) for rank in two), two[0][mode][form]
@@ -53,15 +49,13 @@ def test_two_ranks_hold_the_weights_of_one_process_or_are_refused(found: Any, mo
 
 
 @pytest.mark.parametrize("form", slow_but(FAST, FORMS))
-def test_alone_every_rank_trains_on_its_rows(found: Any, form: str) -> None:
+def test_alone_every_rank_trains_on_its_rows(found, form):
     first, second = (rank["stand_alone"][form] for rank in found[2])
     assert not isinstance(first, str) and first != second
 
 
 @pytest.mark.slow
-def test_after_five_steps_data_parallel_has_the_weights_of_mindspores_own_run(
-    msrun: JobRunner, found: Any, tmp_path: Path
-) -> None:
+def test_after_five_steps_data_parallel_has_the_weights_of_mindspores_own_run(msrun, found, tmp_path):
     python = os.environ.get("MINDSPORE_PYTHON", "")
     if not python:
         pytest.skip("MindSpore is not there: MINDSPORE_PYTHON names no Python that has it")
@@ -85,7 +79,7 @@ CASES = re.findall(r'^    "(.+)": ', PARALLELISMS.read_text(), re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
-def computed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Any]]:
+def computed(tmp_path_factory):
     """Number of ranks -> what each has found."""
     folder = tmp_path_factory.mktemp("parallelisms")
     with JobRunner() as msrun:
@@ -96,7 +90,7 @@ def computed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_four_ranks_compute_what_one_process_computes(computed: Any, case: str) -> None:
+def test_four_ranks_compute_what_one_process_computes(computed, case):
     (one,) = computed[1]
     for rank in computed[4]:
         for values, right in zip(rank[case], one[case], strict=True):

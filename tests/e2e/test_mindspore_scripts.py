@@ -3,14 +3,11 @@
 MINDSPORE_PYTHON names a Python with MindSpore and what msrun needs: `make mindspore`.
 """
 
-from __future__ import annotations
-
 import os
-from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
-from job_runner import PRELOAD, JobRunner, wait_until
+from job_runner import PRELOAD, wait_until
 
 WORDS = """
 import os
@@ -32,18 +29,18 @@ print("again", float(ops.AllReduce()(total)[0]))
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> Path:
+def script(tmp_path):
     path = tmp_path / "train.py"
     path.write_text(WORDS)
     return path
 
 
-def log_of(folder: Path, rank: int) -> str:
+def log_of(folder, rank):
     return (folder / "log_output" / f"worker_{rank}.log").read_text()
 
 
 @pytest.mark.parametrize("method", one_fast("fork", "exec"))
-def test_import_mindspore_finds_ours_where_there_is_no_other(msrun: JobRunner, script: Path, method: str) -> None:
+def test_import_mindspore_finds_ours_where_there_is_no_other(msrun, script, method):
     options = ("--worker_num=2", "--mindspore=torch", *PRELOAD, f"--start_method={method}")
     job = msrun.run(*options, script.name, cwd=script.parent, env=msrun.warm("mindspore"))
     assert job.code == 0, job.stderr
@@ -52,7 +49,7 @@ def test_import_mindspore_finds_ours_where_there_is_no_other(msrun: JobRunner, s
 
 
 @pytest.mark.slow
-def test_ranks_go_on_when_the_first_pytest_ends_without_a_test(msrun: JobRunner, script: Path, tmp_path: Path) -> None:
+def test_ranks_go_on_when_the_first_pytest_ends_without_a_test(msrun, script, tmp_path):
     with script.open("a") as file:
         file.write(
             "import pathlib, time\nwhile get_rank() and not pathlib.Path('go_on').exists():\n    time.sleep(0.01)\n"
@@ -70,7 +67,7 @@ def test_ranks_go_on_when_the_first_pytest_ends_without_a_test(msrun: JobRunner,
 
 
 @pytest.fixture
-def mindspore_python() -> str:
+def mindspore_python():
     python = os.environ.get("MINDSPORE_PYTHON", "")
     if not python:
         pytest.skip("MindSpore is not there: MINDSPORE_PYTHON names no Python that has it")
@@ -79,9 +76,7 @@ def mindspore_python() -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [("--worker_num=2",), ("--rehearse=2x1",)], ids=["one host", "two hosts"])
-def test_workers_of_real_mindspore_meet_and_start_again(
-    msrun: JobRunner, script: Path, mindspore_python: str, words: tuple[str, ...]
-) -> None:
+def test_workers_of_real_mindspore_meet_and_start_again(msrun, script, mindspore_python, words):
     script.write_text(WORDS + FAILS_ONCE)
     job = msrun.run(
         *words,

@@ -1,11 +1,8 @@
 """`@on_ranks`: what fails on a rank is told in pytest's words, and the next test has ranks again."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from job_runner import REPOSITORY, WORKER_PATH
@@ -46,7 +43,7 @@ def test_backward_pass():
 
 
 @pytest.mark.slow
-def test_failing_rank_is_told_and_the_others_go_on(tmp_path: Path) -> None:
+def test_failing_rank_is_told_and_the_others_go_on(tmp_path):
     (tmp_path / "test_module.py").write_text(MODULE)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "on_ranks", "-p", "no:cacheprovider", "-rs", "-v", "-o", "timeout=60"],

@@ -1,7 +1,5 @@
 """Jobs on several hosts, rehearsed on this machine: ranks, training, failures, restarts, and what is left of them."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -15,14 +13,13 @@ from job_runner import WORKER_IMPORTS, WORKER_PATH, WORKERS
 from only_cases import ONLY_CASES
 from plans import without_what_is_chosen_at_start
 from rank_tables import plain_table
-from rehearsal import Rehearsals
 
 TRAINED = "losses of level3"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(150)
-def test_training_on_two_hosts_of_two_is_that_of_one_process(rehearsals: Rehearsals) -> None:
+def test_training_on_two_hosts_of_two_is_that_of_one_process(rehearsals):
     job = rehearsals.run(
         "2x2",
         *(f"--preload={name}" for name in WORKER_IMPORTS),
@@ -36,7 +33,7 @@ def test_training_on_two_hosts_of_two_is_that_of_one_process(rehearsals: Rehears
         assert rank["losses"] == pytest.approx(expected, rel=1e-9)
 
 
-def test_workers_see_hosts_of_their_own(rehearsals: Rehearsals) -> None:
+def test_workers_see_hosts_of_their_own(rehearsals):
     """What a shell here has set comes as far as over SSH, and logs are sent; the table given has a host for each."""
     table = rehearsals.cwd / "table.json"
     table.write_text(json.dumps(plain_table()))
@@ -58,7 +55,7 @@ def test_workers_see_hosts_of_their_own(rehearsals: Rehearsals) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "code"), one_fast(("SIGSEGV", 139), ("raise", 1)))
-def test_first_failed_worker_ends_the_job_on_every_host(rehearsals: Rehearsals, how: str, code: int) -> None:
+def test_first_failed_worker_ends_the_job_on_every_host(rehearsals, how, code):
     job = rehearsals.run("2x2", WORKERS / "end.py", "3", how)
     assert job.code == code
     words = r"msrun: error: rank 3 on node 1 \(host1, 127\.0\.0\.3\) failed first: (exit code 1|signal SIGSEGV)"
@@ -73,7 +70,7 @@ def test_first_failed_worker_ends_the_job_on_every_host(rehearsals: Rehearsals, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("node_rank", [1, 0])
-def test_killed_agent_ends_the_job_and_its_host_is_named(rehearsals: Rehearsals, node_rank: int) -> None:
+def test_killed_agent_ends_the_job_and_its_host_is_named(rehearsals, node_rank):
     job = rehearsals.start("2x1", WORKERS / "wait.py")
     rehearsals.wait_for_workers(job, 2)
     os.kill(rehearsals.agent(node_rank), signal.SIGKILL)
@@ -85,7 +82,7 @@ def test_killed_agent_ends_the_job_and_its_host_is_named(rehearsals: Rehearsals,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hosts", one_fast("2x2", "1x2"))
-def test_plan_asked_for_is_what_a_run_carries_out(rehearsals: Rehearsals, hosts: str) -> None:
+def test_plan_asked_for_is_what_a_run_carries_out(rehearsals, hosts):
     """Devices, cores, interfaces and paths of all hosts; nothing is started for it, and secrets are nowhere in it."""
     table = rehearsals.cwd / "table.json"
     table.write_text(json.dumps(plain_table(num_servers=int(hosts[0]))))
@@ -105,6 +102,6 @@ def test_plan_asked_for_is_what_a_run_carries_out(rehearsals: Rehearsals, hosts:
 
 
 @pytest.mark.slow
-def test_plan_of_hosts_that_cannot_do_it_is_the_error_of_the_run(rehearsals: Rehearsals) -> None:
+def test_plan_of_hosts_that_cannot_do_it_is_the_error_of_the_run(rehearsals):
     errors = [rehearsals.run("2x1", *words, "--chdir=/", "-m", "nothing").errors for words in (["--plan"], [])]
     assert errors[0] == errors[1] and "no module nothing" in errors[0][0]

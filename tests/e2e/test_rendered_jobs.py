@@ -1,7 +1,5 @@
 """Rendered jobs run as they are: pods as processes in networks of their own train together, and fail as one."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -9,15 +7,12 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from cluster_pods import fate_of
 from host_net import HostNet
-from job_runner import REPOSITORY, WORKER_IMPORTS, WORKER_PATH, JobRunner, wait_until
+from job_runner import REPOSITORY, WORKER_IMPORTS, WORKER_PATH, wait_until
 from pod_cluster import PodCluster
 from slurm_cluster import SlurmCluster
 from ssh_net import SshNet
@@ -25,7 +20,7 @@ from ssh_net import SshNet
 from launch_templates import render_manifest
 from msrun.data import write_idx
 
-VALUES: dict[str, Any] = {
+VALUES = {
     "name": "train",
     "image": "registry.example/train:1",
     "nodes": 2,
@@ -56,21 +51,20 @@ sys.exit(max(task.wait() for task in tasks))
 """
 """srun as it starts a step of one task on each node of an allocation."""
 PRELOAD = [f"--preload={name}" for name in WORKER_IMPORTS]
-Start = Callable[..., PodCluster]
 
 
 @pytest.fixture(scope="module")
-def net() -> Iterator[HostNet]:
+def net():
     """Four nodes for all tests of this module."""
     with HostNet(4) as hosts:
         yield hosts
 
 
 @pytest.fixture
-def cluster(msrun: JobRunner, net: HostNet, tmp_path: Path) -> Start:
+def cluster(msrun, net, tmp_path):
     """Makes the cluster of a kind that runs a script."""
 
-    def make(kind: str, *script: str | Path, **more: Any) -> PodCluster:
+    def make(kind, *script, **more):
         device = {"device_target": "Ascend"} if kind == "ascendjob" else {}
         manifest = render_manifest(kind, {**VALUES, **device, **more}, [str(word) for word in script])
         folder = tmp_path / "cluster"
@@ -81,7 +75,7 @@ def cluster(msrun: JobRunner, net: HostNet, tmp_path: Path) -> Start:
 
 
 @pytest.fixture(scope="module")
-def data_of_example(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data_of_example(tmp_path_factory):
     """Three batches in the files of MNIST."""
     folder = tmp_path_factory.mktemp("data")
     rng = np.random.default_rng(0)
@@ -91,7 +85,7 @@ def data_of_example(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def losses_of_example(msrun_of_module: JobRunner, data_of_example: Path) -> list[float]:
+def losses_of_example(msrun_of_module, data_of_example):
     """Losses of the example mnist in one process."""
     env = msrun_of_module.environ({"DATA_PATH": str(data_of_example), "EPOCHS": "4"})
     command = [sys.executable, str(EXAMPLE)]
@@ -103,8 +97,8 @@ def losses_of_example(msrun_of_module: JobRunner, data_of_example: Path) -> list
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_example_trains_over_four_pods_of_two_workers_as_in_one_process(
-    kind: str, cluster: Start, data_of_example: Path, losses_of_example: list[float], tmp_path: Path
-) -> None:
+    kind, cluster, data_of_example, losses_of_example, tmp_path
+):
     env = {"DATA_PATH": str(data_of_example), "EPOCHS": "4"}
     pods = cluster(kind, EXAMPLE, nodes=4, env=env)
     jobs = pods.start(tmp_path, {})
@@ -119,9 +113,7 @@ def test_example_trains_over_four_pods_of_two_workers_as_in_one_process(
 
 
 @pytest.mark.slow
-def test_rank_table_of_a_config_map_is_awaited_and_copied(
-    cluster: Start, workers: Path, net: HostNet, tmp_path: Path
-) -> None:
+def test_rank_table_of_a_config_map_is_awaited_and_copied(cluster, workers, net, tmp_path):
     """The kubelet shows a ConfigMap as links, and replaces all of it at once."""
     pods = cluster("ascendjob", *PRELOAD, workers / "pod_steps.py", tmp_path / "found.json", rank_table=True)
     [first] = [body for body in pods.bodies if body["kind"] == "ConfigMap"]
@@ -149,9 +141,7 @@ def test_rank_table_of_a_config_map_is_awaited_and_copied(
 @pytest.mark.parametrize(
     "kind", ["jobset", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind != "jobset")]
 )
-def test_a_killed_pod_fails_the_others_with_statuses_that_start_the_job_again(
-    kind: str, cluster: Start, workers: Path, tmp_path: Path
-) -> None:
+def test_a_killed_pod_fails_the_others_with_statuses_that_start_the_job_again(kind, cluster, workers, tmp_path):
     """Or, where the controller could only start single pods again, that end it."""
     pods = cluster(kind, workers / "wait.py", nodes=4, **({"max_restarts": 1} if kind in RESTARTING else {}))
     jobs = pods.start(tmp_path, {})
@@ -176,7 +166,7 @@ while not Path("go").exists():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["indexed-job", "jobset", "trainjob", "volcano"])
-def test_spare_pod_waits_and_takes_the_place_of_a_killed_one(kind: str, cluster: Start, tmp_path: Path) -> None:
+def test_spare_pod_waits_and_takes_the_place_of_a_killed_one(kind, cluster, tmp_path):
     (tmp_path / "up.py").write_text(UP)
     pods = cluster(kind, tmp_path / "up.py", spares=1, max_restarts=1)
     jobs = pods.start(tmp_path, {})
@@ -195,7 +185,7 @@ def test_spare_pod_waits_and_takes_the_place_of_a_killed_one(kind: str, cluster:
 
 
 @pytest.mark.slow
-def test_a_pod_asked_to_stop_lets_its_workers_save_and_says_so(cluster: Start, workers: Path, tmp_path: Path) -> None:
+def test_a_pod_asked_to_stop_lets_its_workers_save_and_says_so(cluster, workers, tmp_path):
     pods = cluster("jobset", workers / "say_goodbye.py")
     jobs = pods.start(tmp_path, {})
     pods.publish_names()
@@ -207,7 +197,7 @@ def test_a_pod_asked_to_stop_lets_its_workers_save_and_says_so(cluster: Start, w
 
 
 @pytest.mark.slow
-def test_wrong_input_has_the_status_that_ends_the_job_for_good(cluster: Start, tmp_path: Path) -> None:
+def test_wrong_input_has_the_status_that_ends_the_job_for_good(cluster, tmp_path):
     pods = cluster("jobset", "absent.py", cluster_time_out=5, max_restarts=1)
     jobs = pods.start(tmp_path, {})
     pods.publish_names()
@@ -217,7 +207,7 @@ def test_wrong_input_has_the_status_that_ends_the_job_for_good(cluster: Start, t
 
 
 @pytest.mark.parametrize("kind", RESTARTING)
-def test_a_job_starts_again_after_statuses_that_a_restart_may_repair(kind: str) -> None:
+def test_a_job_starts_again_after_statuses_that_a_restart_may_repair(kind):
     text, other = (render_manifest(kind, {**VALUES, "max_restarts": count}, ["train.py"]) for count in (1, 0))
     assert {code: fate_of(text, [code]) for code in (0, 1, 2, 3, 93, 137)} == {
         0: "done",
@@ -231,7 +221,7 @@ def test_a_job_starts_again_after_statuses_that_a_restart_may_repair(kind: str) 
 
 
 @pytest.mark.slow
-def test_elastic_job_begins_with_the_pods_that_have_come(cluster: Start, workers: Path, tmp_path: Path) -> None:
+def test_elastic_job_begins_with_the_pods_that_have_come(cluster, workers, tmp_path):
     words = ["--join_window=2", workers / "record.py"]
     pods = cluster("pytorchjob", *words, nodes=3, min_nodes=2)
     jobs = pods.start(tmp_path, {}, num_pods=2)
@@ -242,9 +232,7 @@ def test_elastic_job_begins_with_the_pods_that_have_come(cluster: Start, workers
     assert sizes == {"4"}
 
 
-def test_batch_script_of_slurm_starts_one_world_on_all_nodes(
-    msrun: JobRunner, net: HostNet, workers: Path, tmp_path: Path
-) -> None:
+def test_batch_script_of_slurm_starts_one_world_on_all_nodes(msrun, net, workers, tmp_path):
     addresses, prefixes = [net.address(host) for host in range(2)], [net.prefix(host) for host in range(2)]
     (tmp_path / "srun.py").write_text(SRUN.format(addresses=addresses, prefixes=prefixes))
     path = command_path(tmp_path, {"srun": str(tmp_path / "srun.py"), "msrun": "-m msrun"})
@@ -255,20 +243,17 @@ def test_batch_script_of_slurm_starts_one_world_on_all_nodes(
 
 
 @pytest.fixture(scope="module")
-def slurm(net: HostNet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+def slurm(net, tmp_path_factory):
     """Slurm itself, on two nodes."""
     with SlurmCluster(net, ["node0", "node1"], tmp_path_factory.mktemp("slurm")) as cluster:
         yield cluster
 
 
-Submit = Callable[..., int]
-
-
 @pytest.fixture
-def submit(slurm: SlurmCluster, msrun: JobRunner, tmp_path: Path) -> Submit:
+def submit(slurm, msrun, tmp_path):
     """Has Slurm run the rendered script of a job and returns the exit status of that."""
 
-    def run(*words: str | Path, **more: Any) -> int:
+    def run(*words, **more):
         env = msrun.environ({"PATH": command_path(tmp_path, {"msrun": "-m msrun"}), "PYTHONPATH": WORKER_PATH})
         script = batch_script(tmp_path, *words, **more)
         return slurm.run_batch(script, tmp_path / "job.log", env)
@@ -277,18 +262,14 @@ def submit(slurm: SlurmCluster, msrun: JobRunner, tmp_path: Path) -> Submit:
 
 
 @pytest.mark.slow
-def test_failure_on_one_node_ends_the_job_of_slurm_with_its_status(
-    submit: Submit, workers: Path, tmp_path: Path
-) -> None:
+def test_failure_on_one_node_ends_the_job_of_slurm_with_its_status(submit, workers, tmp_path):
     (tmp_path / "fail").touch()
     assert submit(workers / "fail_last.py") == 9
     assert "rank 3" in (tmp_path / "job.log").read_text()
 
 
 @pytest.mark.slow
-def test_batch_script_trains_under_slurm_itself_as_one_process_does(
-    submit: Submit, workers: Path, tmp_path: Path
-) -> None:
+def test_batch_script_trains_under_slurm_itself_as_one_process_does(submit, workers, tmp_path):
     code = submit(*PRELOAD, workers / "pod_steps.py", tmp_path / "found.json")
     assert code == 0, (tmp_path / "job.log").read_text()
     found = json.loads((tmp_path / "found.json").read_text())
@@ -296,9 +277,7 @@ def test_batch_script_trains_under_slurm_itself_as_one_process_does(
 
 
 @pytest.mark.slow
-def test_job_of_slurm_saves_before_its_deadline_and_runs_again(
-    slurm: SlurmCluster, msrun: JobRunner, tmp_path: Path
-) -> None:
+def test_job_of_slurm_saves_before_its_deadline_and_runs_again(slurm, msrun, tmp_path):
     """Slurm sends the signal up to a minute early, and only with the time that it has."""
     worker = tmp_path / "save.py"
     worker.write_text(
@@ -319,7 +298,7 @@ def test_job_of_slurm_saves_before_its_deadline_and_runs_again(
 
 
 @pytest.mark.slow
-def test_spare_node_of_slurm_takes_the_place_of_a_lost_one(msrun: JobRunner, tmp_path: Path) -> None:
+def test_spare_node_of_slurm_takes_the_place_of_a_lost_one(msrun, tmp_path):
     """Slurm itself keeps the allocation, whose nodes msrun reaches by SSH."""
     log, worker = tmp_path / "job.log", tmp_path / "up.py"
     worker.write_text(UP)
@@ -336,7 +315,7 @@ def test_spare_node_of_slurm_takes_the_place_of_a_lost_one(msrun: JobRunner, tmp
     assert "starting again on host0, host2" in log.read_text()
 
 
-def command_path(folder: Path, commands: dict[str, str]) -> str:
+def command_path(folder, commands):
     """Make commands of words for Python, and return a PATH that has them."""
     (folder / "bin").mkdir()
     for name, words in commands.items():
@@ -345,7 +324,7 @@ def command_path(folder: Path, commands: dict[str, str]) -> str:
     return f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
 
 
-def batch_script(folder: Path, *words: str | Path, **more: Any) -> Path:
+def batch_script(folder, *words, **more):
     """Write the script of a job on two nodes of two workers."""
     size = {"nodes": 2, "local_worker_num": 2, "cpu": "1", "memory": "1Gi"}
     values = {"name": "train", **size, "cluster_time_out": 60, "grace_s": 20, **more}
@@ -354,7 +333,7 @@ def batch_script(folder: Path, *words: str | Path, **more: Any) -> Path:
     return script
 
 
-def prove_one_world(folder: Path, master: str) -> None:
+def prove_one_world(folder, master):
     """Two hosts of two workers each have found each other."""
     for rank in range(4):
         env = json.loads((folder / f"record_{rank}.json").read_text())["env"]
@@ -364,7 +343,7 @@ def prove_one_world(folder: Path, master: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun; apt-get install openmpi-bin")
-def test_launcher_of_an_mpi_job_starts_one_world_in_the_workers(cluster: Start, workers: Path, tmp_path: Path) -> None:
+def test_launcher_of_an_mpi_job_starts_one_world_in_the_workers(cluster, workers, tmp_path):
     pods = cluster("mpijob", workers / "record.py", env={"SETTING": "a b"})
     done = pods.start_launcher(tmp_path, {}).finish()
     assert done.code == 0, done.stderr

@@ -1,20 +1,15 @@
 """Scripts whose processes are started by hand with MS_ROLE: how the scheduler and the workers end."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
 from host_net import HostNet
-from job_runner import JobRunner
 
 from msrun.errors import ClusterError
 from msrun.runtime.joining.meet import WORKER, join, serve
@@ -26,36 +21,30 @@ pytestmark = pytest.mark.timeout(2 * DEADLINE_S)
 
 
 @pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
+def threads():
     with ThreadPoolExecutor(2) as pool:
         yield pool
 
 
 @pytest.fixture
-def meeting() -> Meeting:
+def meeting():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     return Meeting(("127.0.0.1",), port, "MS_ROLE", "MS_SCHED_HOST", "the scheduler")
 
 
-def start(msrun: JobRunner, meeting: Meeting, role: str, size: int, *words: str, **more: str) -> subprocess.Popen[str]:
+def start(msrun, meeting, role, size, *words, **more):
     env = {"MS_ROLE": role, "MS_WORKER_NUM": str(size), "MS_SCHED_PORT": str(meeting.port), "OMP_NUM_THREADS": "1"}
     env.update(more)
     return subprocess.Popen(
-        [sys.executable, *words],
-        env=msrun.environ(env),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        [sys.executable, *words], env=msrun.environ(env), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 
 @pytest.mark.parametrize(
     ("last_words", "is_good"), one_fast(("raise ValueError", False), ("dist.destroy_process_group()", True))
 )
-def test_scheduler_learns_how_a_worker_ends(
-    msrun: JobRunner, meeting: Meeting, threads: ThreadPoolExecutor, last_words: str, is_good: bool
-) -> None:
+def test_scheduler_learns_how_a_worker_ends(msrun, meeting, threads, last_words, is_good):
     scheduler = threads.submit(serve, meeting, 1, DEADLINE_S, 30)
     program = (
         "import os, torch.distributed as dist\nfrom msrun.runtime import init, get_rank\ninit()\n"
@@ -76,7 +65,7 @@ def test_scheduler_learns_how_a_worker_ends(
 
 
 @pytest.mark.slow
-def test_scheduler_ends_with_0_inside_init_under_pytest_too(msrun: JobRunner, meeting: Meeting, tmp_path: Path) -> None:
+def test_scheduler_ends_with_0_inside_init_under_pytest_too(msrun, meeting, tmp_path):
     script = tmp_path / "test_train.py"
     script.write_text(
         "import atexit\nfrom msrun.runtime import init\n"
@@ -121,9 +110,7 @@ if sys.argv[1:] == ["fails"] and get_rank():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("words", "status"), [((), 0), (("fails",), 3)], ids=["all end well", "a worker fails"])
-def test_parameter_servers_by_hand_train_as_one_process_and_end_with_the_job(
-    msrun: JobRunner, meeting: Meeting, words: tuple[str, ...], status: int
-) -> None:
+def test_parameter_servers_by_hand_train_as_one_process_and_end_with_the_job(msrun, meeting, words, status):
     program = ("-c", PARAMETERS_ON_SERVERS, *words)
     roles = ("MS_SCHED", "MS_PSERVER", "MS_PSERVER", "MS_WORKER", "MS_WORKER")
     jobs = [start(msrun, meeting, role, 2, *program, MS_SERVER_NUM="2") for role in roles]
@@ -145,9 +132,7 @@ def test_parameter_servers_by_hand_train_as_one_process_and_end_with_the_job(
     ],
     ids=["another fails", "scheduler dies"],
 )
-def test_worker_ends_with_the_scheduler_or_when_another_has_failed(
-    msrun: JobRunner, meeting: Meeting, says: str | None, text: str
-) -> None:
+def test_worker_ends_with_the_scheduler_or_when_another_has_failed(msrun, meeting, says, text):
     """A child that was forked meanwhile does not hold the connection."""
     program = (
         "import os, socket, sys, time\nfrom msrun.runtime.joining.meet import Lifeline\n"
@@ -202,7 +187,7 @@ print(found.rank, found.own_address, found.store_place.rpartition(":")[0], flush
 """
 
 
-def start_on(net: HostNet, msrun: JobRunner, host: int, program: str, *words: str) -> subprocess.Popen[str]:
+def start_on(net, msrun, host, program, *words):
     return subprocess.Popen(
         [*net.prefix(host), sys.executable, "-c", MEETING + program, *words],
         env=msrun.environ(),
@@ -213,14 +198,14 @@ def start_on(net: HostNet, msrun: JobRunner, host: int, program: str, *words: st
 
 
 @pytest.fixture
-def net() -> Iterator[HostNet]:
+def net():
     """Two hosts; one test cuts a cable."""
     with HostNet(2) as hosts:
         yield hosts
 
 
 @pytest.mark.slow
-def test_cut_cable_is_noticed_on_both_sides(msrun: JobRunner, net: HostNet) -> None:
+def test_cut_cable_is_noticed_on_both_sides(msrun, net):
     words = (net.address(0), "1")
     scheduler = start_on(net, msrun, 0, SCHEDULER, *words)
     worker = start_on(net, msrun, 1, PARTNER + "time.sleep(600)", *words)
@@ -235,7 +220,7 @@ def test_cut_cable_is_noticed_on_both_sides(msrun: JobRunner, net: HostNet) -> N
 
 
 @pytest.mark.slow
-def test_ranks_on_the_keepers_host_use_the_address_that_other_hosts_reach(msrun: JobRunner, net: HostNet) -> None:
+def test_ranks_on_the_keepers_host_use_the_address_that_other_hosts_reach(msrun, net):
     """Of several addresses, of which the first leads others nowhere, as with the networks of mpirun's host."""
     words = (f"127.0.0.1,{net.address(0)}", "2")
     processes = [start_on(net, msrun, 0, SCHEDULER, *words)]

@@ -1,14 +1,11 @@
 """Captures: batches of other sizes, torch.compile outside, dataclasses as batches, mistakes of the user."""
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from on_ranks import Ranks, on_ranks
+from on_ranks import on_ranks
 from torch import Tensor, nn
 
 from msrun.errors import CaptureError
@@ -22,13 +19,13 @@ pytestmark = pytest.mark.slow
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
         self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
         self.norm = nn.LayerNorm(WIDTH)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         rows, tokens, _ = x.shape
         q, k, v = self.qkv(self.norm(x)).view(rows, tokens, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -37,14 +34,14 @@ class Block(nn.Module):
 
 
 class Language(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(LONGEST, WIDTH)
         self.blocks = nn.ModuleList([Block(), Block()])
         self.head = nn.Linear(WIDTH, WORDS)
 
-    def forward(self, words: Tensor) -> Tensor:
+    def forward(self, words):
         x = self.words(words) + self.places(torch.arange(words.shape[1]))
         for block in self.blocks:
             x = block(x)
@@ -52,14 +49,14 @@ class Language(nn.Module):
         return F.cross_entropy(scores.reshape(-1, WORDS), words[:, 1:].reshape(-1))
 
 
-def cut(network: Language) -> Language:
+def cut(network):
     for block in network.blocks:
         shard(block.up, ((1, 1, 1), (2, 1)))
         shard(block.down, ((1, 1, 2), (1, 2)))
     return network
 
 
-MODES: dict[str, Callable[[Language], AutoParallel]] = {
+MODES = {
     "data parallel": AutoParallel,
     "tensor parallel": lambda network: AutoParallel(cut(network)).dataset_strategy("full_batch"),
     "auto": lambda network: AutoParallel(network, "auto"),
@@ -72,7 +69,7 @@ MODES: dict[str, Callable[[Language], AutoParallel]] = {
 
 @two_ranks
 @pytest.mark.parametrize("mode", MODES)
-def test_every_length_trains_as_in_one_process_and_the_code_is_followed_thrice(ranks: Ranks, mode: str) -> None:
+def test_every_length_trains_as_in_one_process_and_the_code_is_followed_thrice(ranks, mode):
     network, right = Language(), Language()
     step = MODES[mode](network)
     optimizer, other = (torch.optim.SGD(each.parameters(), 0.1) for each in (network, right))
@@ -90,14 +87,14 @@ def test_every_length_trains_as_in_one_process_and_the_code_is_followed_thrice(r
 
 
 @two_ranks
-def test_what_depends_on_a_size_is_captured_again_and_says_so(ranks: Ranks) -> None:
+def test_what_depends_on_a_size_is_captured_again_and_says_so(ranks):
     class Branch(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             torch.manual_seed(0)
             self.layer = nn.Linear(WIDTH, 1)
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return self.layer(x).mean() * (2 if x.shape[1] > 8 else 3)
 
     network, right = Branch(), Branch()
@@ -112,7 +109,7 @@ def test_what_depends_on_a_size_is_captured_again_and_says_so(ranks: Ranks) -> N
 
 
 @two_ranks
-def test_a_frozen_weight_or_another_value_is_seen_at_a_new_length(ranks: Ranks) -> None:
+def test_a_frozen_weight_or_another_value_is_seen_at_a_new_length(ranks):
     network, right = Language(), Language()
     network.scale = right.scale = 1
     step = AutoParallel(network)
@@ -141,41 +138,41 @@ class Batch:
 
 
 class Net(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.layer = nn.Linear(8, 4)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         if x.shape[1] != 8:
             raise ValueError(f"{x.shape[1]} columns")
         return self.layer(x)
 
 
 class OfBatch(Net):
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch):
         return F.mse_loss(self.layer(batch.x), batch.y)
 
 
-def batch() -> tuple[Tensor, Tensor]:
+def batch():
     generator = torch.Generator().manual_seed(1)
     return torch.randn(4, 8, generator=generator), torch.randn(4, 4, generator=generator)
 
 
-def with_loss(net: nn.Module) -> nn.Module:
+def with_loss(net):
     return WithLoss(net, F.mse_loss)
 
 
-def of_a_dataclass(net: Net, mode: str) -> Callable[..., Tensor]:
-    step = AutoParallel(net, mode)  # type: ignore[arg-type]
+def of_a_dataclass(net, mode):
+    step = AutoParallel(net, mode)
     return lambda *given: step(Batch(*given))
 
 
-def in_a_function(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def in_a_function(step):
     return torch.compile(lambda *given: step(*given), backend="eager")
 
 
-CALLS: dict[str, tuple[Callable[[], Net], Callable[[Net, str], Callable[..., Tensor]]]] = {
+CALLS = {
     "compiled": (Net, lambda net, mode: torch.compile(AutoParallel(with_loss(net), mode), backend="eager")),
     "inside of what is compiled": (Net, lambda net, mode: in_a_function(AutoParallel(with_loss(net), mode))),
     "of compiled": (Net, lambda net, mode: AutoParallel(torch.compile(with_loss(net), backend="eager"), mode)),
@@ -186,7 +183,7 @@ CALLS: dict[str, tuple[Callable[[], Net], Callable[[Net, str], Callable[..., Ten
 @two_ranks
 @pytest.mark.parametrize("mode", ["semi_auto", "data_parallel"])
 @pytest.mark.parametrize("call", CALLS)
-def test_gradients_are_those_of_one_process(ranks: Ranks, call: str, mode: str) -> None:
+def test_gradients_are_those_of_one_process(ranks, call, mode):
     make, wrap = CALLS[call]
     net, right, (x, y) = make(), Net(), batch()
     step = wrap(net, mode)
@@ -197,13 +194,13 @@ def test_gradients_are_those_of_one_process(ranks: Ranks, call: str, mode: str) 
 
 
 @two_ranks
-def test_exception_of_the_network_keeps_its_type_on_every_rank() -> None:
+def test_exception_of_the_network_keeps_its_type_on_every_rank():
     with pytest.raises(ValueError, match=r"^5 columns"):
         AutoParallel(Net())(batch()[0][:, :5])
 
 
 @two_ranks
-def test_batches_of_other_lengths_are_told_with_both_shapes_and_what_to_do(ranks: Ranks) -> None:
+def test_batches_of_other_lengths_are_told_with_both_shapes_and_what_to_do(ranks):
     with pytest.raises(CaptureError) as error:
         AutoParallel(Net())(torch.ones(3 + ranks.rank, 8))
     assert "rank 1 got a batch of 4x8, rank 0 a batch of 3x8" in str(error.value)
@@ -213,12 +210,12 @@ def test_batches_of_other_lengths_are_told_with_both_shapes_and_what_to_do(ranks
 class Halved(nn.Module):
     """Writes into `flatten` of what a convolution makes: a view of it, or, of channels_last, a copy."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.conv, self.weight = nn.Conv2d(4, 4, 3, padding=1), nn.Parameter(torch.tensor(0.7))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         made = self.conv(x)
         made.flatten(1)[:, ::2].mul_(0.5)
         scaled = x * self.weight
@@ -228,7 +225,7 @@ class Halved(nn.Module):
 
 @two_ranks
 @pytest.mark.parametrize("of_weights", [torch.contiguous_format, torch.channels_last])
-def test_write_goes_where_the_order_of_memory_lets_it_go(ranks: Ranks, of_weights: torch.memory_format) -> None:
+def test_write_goes_where_the_order_of_memory_lets_it_go(ranks, of_weights):
     net = Halved().to(memory_format=of_weights)
     images = torch.randn(8, 4, 6, 6)
     batches = [images, images.contiguous(memory_format=torch.channels_last), images]

@@ -1,7 +1,5 @@
 """Checkpoints of real jobs: loaded by other numbers of ranks, and found again after whatever ended the job."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -10,12 +8,10 @@ import signal
 import subprocess
 import sys
 import zlib
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from job_runner import JobRunner
 from torch.distributed.checkpoint import FileSystemReader
 
 from msrun.errors import CheckpointError
@@ -26,12 +22,11 @@ DEADLINE_S = 120.0
 LAW_S = 400.0
 SOME = ("pipeline", "mixed")
 LINE = re.compile(r"^epoch: (\d+) step: (\d+), loss is (\S+)$", re.MULTILINE)
-Lines = dict[tuple[int, int], float]
 
 pytestmark = pytest.mark.timeout(2 * DEADLINE_S + 20)
 
 
-def losses(text: bytes | str) -> Lines:
+def losses(text):
     """Return (epoch, step) -> loss of every line that LossMonitor printed."""
     found = LINE.findall(text.decode() if isinstance(text, bytes) else text)
     lines = {(int(epoch), int(step)): float(loss) for epoch, step, loss in found}
@@ -39,11 +34,11 @@ def losses(text: bytes | str) -> Lines:
     return lines
 
 
-def names(folder: Path) -> list[str]:
+def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def run_alone(runner: JobRunner, *args: str | Path, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+def run_alone(runner, *args, cwd, **env):
     """Run a program as one plain process, without msrun."""
     return subprocess.run(
         [sys.executable, *map(str, args)],
@@ -59,11 +54,11 @@ def run_alone(runner: JobRunner, *args: str | Path, cwd: Path, **env: str) -> su
 class Law:
     """Runs jobs of tests/workers/runtime/checkpoint_law.py over one folder; each once."""
 
-    def __init__(self, runner: JobRunner, script: Path, folder: Path) -> None:
+    def __init__(self, runner, script, folder):
         self._runner, self._script, self.folder = runner, script, folder
         self._done: dict[str, list[dict[str, Any]]] = {}
 
-    def run(self, world_size: int, task: str, *layouts: str) -> list[dict[str, Any]]:
+    def run(self, world_size, task, *layouts):
         """Return what every rank found."""
         name = "-".join([task, str(world_size), *layouts])
         if name not in self._done:
@@ -78,11 +73,11 @@ class Law:
 
 
 @pytest.fixture(scope="module")
-def law(msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory) -> Law:
+def law(msrun_of_module, workers, tmp_path_factory):
     return Law(msrun_of_module, workers / "runtime" / "checkpoint_law.py", tmp_path_factory.mktemp("law"))
 
 
-def assert_goes_on(ranks: list[dict[str, Any]], ways: set[str]) -> None:
+def assert_goes_on(ranks, ways):
     """Every rank has the losses of one process by every way in, and checkpoints are written again bit by bit."""
     for rank in ranks:
         for pair, found in rank["pairs"].items():
@@ -100,13 +95,13 @@ WAYS = {"load_checkpoint", "load_param_into_net", "load_distributed_checkpoint"}
 CUT = {"transform_checkpoints", "transformed, load_distributed_checkpoint"}
 
 
-def test_checkpoints_of_two_ranks_go_on_in_other_layouts_by_every_way_in(law: Law) -> None:
+def test_checkpoints_of_two_ranks_go_on_in_other_layouts_by_every_way_in(law):
     ranks = law.run(2, "both", *SOME)
     assert {*ranks[0]["pairs"]} == {f"{source}-2 to {target}" for source in SOME for target in SOME}
     assert_goes_on(ranks, WAYS | CUT)
 
 
-def test_every_rank_writes_and_nothing_is_written_twice(law: Law) -> None:
+def test_every_rank_writes_and_nothing_is_written_twice(law):
     law.run(2, "both", *SOME)
     path = law.folder / "checkpoints" / "mixed-2" / "a.ckpt"
     manifest = read_manifest(path)
@@ -125,7 +120,7 @@ def test_every_rank_writes_and_nothing_is_written_twice(law: Law) -> None:
 @pytest.mark.timeout(5 * LAW_S)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("world_size", [1, 2, 4, 8])
-def test_every_layout_on_1_2_4_and_8_ranks_goes_on_from_every_other(law: Law, world_size: int, layout: str) -> None:
+def test_every_layout_on_1_2_4_and_8_ranks_goes_on_from_every_other(law, world_size, layout):
     for writers in (1, 2, 4, 8):
         law.run(writers, "write")
     ranks = law.run(world_size, "read", layout)
@@ -134,7 +129,7 @@ def test_every_layout_on_1_2_4_and_8_ranks_goes_on_from_every_other(law: Law, wo
 
 
 @pytest.fixture(scope="module")
-def undisturbed(msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory) -> Lines:
+def undisturbed(msrun_of_module, workers, tmp_path_factory):
     """Losses of one process that nobody kills."""
     folder = tmp_path_factory.mktemp("undisturbed")
     alone = run_alone(msrun_of_module, workers / "runtime" / "surviving.py", folder / "checkpoints", cwd=folder)
@@ -147,8 +142,8 @@ def undisturbed(msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pyt
 
 @pytest.mark.slow
 def test_killed_while_it_writes_it_goes_on_from_the_checkpoint_before_with_half_the_workers(
-    msrun: JobRunner, workers: Path, tmp_path: Path, undisturbed: Lines
-) -> None:
+    msrun, workers, tmp_path, undisturbed
+):
     folder = tmp_path / "checkpoints"
     args = (workers / "runtime" / "surviving.py", folder)
     form = {"FORM": "directory"}
@@ -173,8 +168,8 @@ DEATHS = 13
 @pytest.mark.parametrize("when", ["now", "beside"])
 @pytest.mark.parametrize("form", ["file", "directory"])
 def test_killed_at_random_moments_of_saving_it_always_goes_on_from_a_whole_checkpoint(
-    msrun: JobRunner, workers: Path, tmp_path: Path, form: str, when: str
-) -> None:
+    msrun, workers, tmp_path, form, when
+):
     args = (workers / "runtime" / "dying_saves.py", tmp_path / "checkpoints")
     for seed in range(DEATHS):
         done = msrun.run("--worker_num=2", "--quiet", *args, f"{form} {when} {seed}", form, when, cwd=tmp_path)
@@ -191,9 +186,7 @@ def test_killed_at_random_moments_of_saving_it_always_goes_on_from_a_whole_check
 
 
 @pytest.mark.slow
-def test_hosts_without_a_shared_folder_write_and_read_what_their_ranks_hold(
-    msrun: JobRunner, workers: Path, tmp_path: Path
-) -> None:
+def test_hosts_without_a_shared_folder_write_and_read_what_their_ranks_hold(msrun, workers, tmp_path):
     if os.geteuid() != 0:
         pytest.skip("only root may give every rank a file system of its own")
     (tmp_path / "disk").mkdir()
@@ -212,10 +205,8 @@ def test_hosts_without_a_shared_folder_write_and_read_what_their_ranks_hold(
 
 
 @pytest.mark.slow
-def test_full_disk_is_one_clear_error_and_leaves_the_checkpoints_before(
-    msrun: JobRunner, workers: Path, tmp_path: Path, small_disk: Path
-) -> None:
-    def resize(size: str) -> None:
+def test_full_disk_is_one_clear_error_and_leaves_the_checkpoints_before(msrun, workers, tmp_path, small_disk):
+    def resize(size):
         subprocess.run(["mount", "-o", f"remount,size={size}", small_disk], check=True)
 
     args = (workers / "runtime" / "surviving.py", small_disk / "checkpoints")

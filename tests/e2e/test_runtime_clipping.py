@@ -1,18 +1,14 @@
 """Clipping by the global norm in every layout, beside torch's in one process."""
 
-from __future__ import annotations
-
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from local_parts import local, weight_difference
 from mode_networks import batches, make_network, mine, momentum, train
-from on_ranks import Ranks, on_ranks
-from torch import Tensor, nn
+from on_ranks import on_ranks
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -32,7 +28,7 @@ from msrun.runtime.execute.transfers import traffic
 
 MAX_NORM, STEPS, EXACT = 0.05, 4, 1e-10
 NORMS = (2.0, float("inf"), 1.0, 3.0)
-MODES: dict[str, Callable[[Any], AutoParallel]] = {
+MODES = {
     "columns": AutoParallel,
     "semi-auto": AutoParallel,
     "hsdp": lambda net: AutoParallel(net).hsdp(threshold=1),
@@ -45,11 +41,11 @@ pytestmark = pytest.mark.slow
 
 
 @functools.cache
-def serial(norm_type: float) -> tuple[list[float], nn.Module, list[float]]:
+def serial(norm_type):
     network = make_network()
-    norms: list[float] = []
+    norms = []
 
-    def clip() -> None:
+    def clip():
         norms.append(float(nn.utils.clip_grad_norm_(network.parameters(), MAX_NORM, norm_type)))
 
     losses = train(
@@ -67,7 +63,7 @@ def serial(norm_type: float) -> tuple[list[float], nn.Module, list[float]]:
         *((mode, 2.0, form) for mode in list(MODES)[1:] for form in ("module", "step")),
     ],
 )
-def test_clipped_training_is_that_of_torchs_clipping_in_one_process(mode: str, norm_type: float, form: str) -> None:
+def test_clipped_training_is_that_of_torchs_clipping_in_one_process(mode, norm_type, form):
     """A message of one number where the ranks hold parts, and none where they hold the whole."""
     right, right_network, right_norms = serial(norm_type)
     network, ranks = make_network(), get_group_size()
@@ -75,10 +71,10 @@ def test_clipped_training_is_that_of_torchs_clipping_in_one_process(mode: str, n
         shard(network.layer1, ((1, 1), (ranks, 1), (ranks,)))
         shard(network.layer2, ((1, ranks), (1, ranks)))
     optimizer = optim.Momentum(network.parameters(), 0.05, 0.9)
-    norms: list[float] = []
-    moved: list[int] = []
+    norms = []
+    moved = []
 
-    def clip(given: Any) -> Any:
+    def clip(given):
         before = sum(traffic.calls.values())
         if form == "module":
             norms.append(float(clip_grad_norm_(given, MAX_NORM, norm_type)))
@@ -94,10 +90,10 @@ def test_clipped_training_is_that_of_torchs_clipping_in_one_process(mode: str, n
     else:
         gradients_of = value_and_grad(lambda x, y: F.cross_entropy(network(x), y), None, list(network.parameters()))
 
-        def run(x: Tensor, y: Tensor) -> Tensor:
+        def run(x, y):
             loss, gradients = gradients_of(x, y)
             optimizer(clip(gradients))
-            return loss  # type: ignore[no-any-return]
+            return loss
 
         step = MODES[mode](run)
         losses = [float(step(mine(x), mine(y))) for x, y in batches(steps=STEPS)]
@@ -110,7 +106,7 @@ def test_clipped_training_is_that_of_torchs_clipping_in_one_process(mode: str, n
 
 @on_four
 @pytest.mark.parametrize("norm_type", NORMS)
-def test_one_list_may_mix_meshes_marked_parts_and_whole_parameters(ranks: Ranks, norm_type: float) -> None:
+def test_one_list_may_mix_meshes_marked_parts_and_whole_parameters(ranks, norm_type):
     """A DTensor on two meshes, a marked part, a whole parameter and a tied one."""
     generator = torch.Generator().manual_seed(8)
     values, gradients = (
@@ -118,7 +114,7 @@ def test_one_list_may_mix_meshes_marked_parts_and_whole_parameters(ranks: Ranks,
     )
     flat, square = init_device_mesh("cpu", (ranks.size,)), init_device_mesh("cpu", (ranks.size // 2, 2))
 
-    def on(mesh: Any, placements: Any, index: int) -> nn.Parameter:
+    def on(mesh, placements, index):
         parameter = nn.Parameter(distribute_tensor(values[index], mesh, placements))
         parameter.grad = distribute_tensor(gradients[index], mesh, placements)
         return parameter
@@ -136,19 +132,19 @@ def test_one_list_may_mix_meshes_marked_parts_and_whole_parameters(ranks: Ranks,
         right.grad = gradient.clone()
     assert float(norm) == pytest.approx(float(nn.utils.clip_grad_norm_(rights, MAX_NORM, norm_type)), rel=EXACT)
     expected = [right.grad for right in rights]
-    expected[2] = ranks.part(expected[2])  # type: ignore[arg-type]
+    expected[2] = ranks.part(expected[2])
     for mine_, grad in zip(mixed, expected, strict=False):
-        found: Any = mine_.grad
+        found = mine_.grad
         torch.testing.assert_close(found.full_tensor() if hasattr(found, "full_tensor") else found, grad)
 
 
 @on_four
-def test_changed_gradients_need_their_weights() -> None:
+def test_changed_gradients_need_their_weights():
     """They have lost their layout."""
     network = make_network()
     gradients_of = value_and_grad(lambda x, y: F.cross_entropy(network(x), y), None, list(network.parameters()))
 
-    def run(x: Tensor, y: Tensor) -> Tensor:
+    def run(x, y):
         loss, gradients = gradients_of(x, y)
         halves = [gradient / 2 for gradient in gradients]
         with pytest.raises(StrategyError, match=r"is not one that value_and_grad returned, .* give weights="):
@@ -156,7 +152,7 @@ def test_changed_gradients_need_their_weights() -> None:
         named = clip_by_global_norm(halves, 1e9, weights=list(network.parameters()))
         assert all(torch.equal(local(a), local(b)) for a, b in zip(named, halves, strict=True))
         clip_by_global_norm(clip_by_global_norm(gradients, MAX_NORM), 1e9)
-        return loss  # type: ignore[no-any-return]
+        return loss
 
     images, labels = next(batches())
     MODES["hsdp"](run)(mine(images), mine(labels))

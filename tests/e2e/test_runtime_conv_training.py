@@ -1,7 +1,5 @@
 """A convolutional network with batch norm trains as in one process, running statistics included."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -12,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from asked_cases import slow_but
 from local_parts import difference
-from on_ranks import Ranks, on_ranks
+from on_ranks import on_ranks
 from torch import Tensor, nn
 
 from msrun.runtime import AutoParallel, MicroBatchInterleaved, WithLoss, no_init_parameters, shard
@@ -25,7 +23,7 @@ class Decoder(nn.Module):
 
     center: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.register_buffer("center", torch.zeros(3))
         self.down = nn.Conv2d(3, 8, 3, stride=2, padding=1, padding_mode="reflect")
@@ -36,7 +34,7 @@ class Decoder(nn.Module):
         self.head = nn.Conv2d(7, CLASSES, 1)
         self.average = nn.AdaptiveAvgPool2d(1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         given, x = x, x - self.center.view(3, 1, 1)
         with torch.no_grad():
             self.center.mul_(0.9).add_(given.mean((0, 2, 3)), alpha=0.1)
@@ -87,18 +85,18 @@ SCENARIOS = [
 ]
 
 
-def make(scenario: Scenario) -> tuple[Decoder, nn.Module, torch.optim.Optimizer]:
+def make(scenario):
     """Return the network, what computes its loss, and its optimizer."""
     torch.manual_seed(1)
     torch.set_default_dtype(getattr(torch, scenario.dtype))
     network = Decoder()
-    whole: nn.Module = WithLoss(network, F.cross_entropy)
+    whole = WithLoss(network, F.cross_entropy)
     if scenario.copies > 1:
         whole = MicroBatchInterleaved(whole, scenario.copies)
     return network, whole, torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9)
 
 
-def in_copies(scenario: Scenario, tensor: Tensor) -> Tensor:
+def in_copies(scenario, tensor):
     """Return the rows in the order in which one process must see them to make the same copies: every rank cuts its
     own part of the batch, so a copy has rows of all ranks."""
     if scenario.full_batch:
@@ -109,7 +107,7 @@ def in_copies(scenario: Scenario, tensor: Tensor) -> Tensor:
 
 @on_ranks(RANKS)
 @pytest.mark.parametrize("scenario", slow_but([], SCENARIOS))
-def test_losses_weights_and_running_statistics_are_those_of_one_process(ranks: Ranks, scenario: Scenario) -> None:
+def test_losses_weights_and_running_statistics_are_those_of_one_process(ranks, scenario):
     """The last loss is that of evaluation."""
     alone, serial, theirs = make(scenario)
     with no_init_parameters() if scenario.deferred else nullcontext():
@@ -142,6 +140,6 @@ def test_losses_weights_and_running_statistics_are_those_of_one_process(ranks: R
         assert difference(network.get_parameter(name), parameter) <= tolerance * 10, name
     for name, value in alone.named_buffers():
         torch.testing.assert_close(network.get_buffer(name), value, rtol=tolerance, atol=tolerance)
-    assert int(network.norm.num_batches_tracked) == STEPS * scenario.copies  # type: ignore[arg-type]
+    assert int(network.norm.num_batches_tracked) == STEPS * scenario.copies
     users = {o.module_path.removeprefix("network.") for o in step.plan.operators if o.origin == "user"}
     assert users == {*scenario.strategies} and not step.plan.notes

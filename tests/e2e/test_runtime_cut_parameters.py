@@ -1,21 +1,16 @@
 """torch's own habits on cut parameters: the numbers of one process, or one line that says what to use instead."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import io
 import itertools
 import weakref
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from local_parts import local
-from on_ranks import Ranks, on_ranks
+from on_ranks import on_ranks
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
@@ -41,72 +36,70 @@ slow_on_two = on_ranks(2, slow=True)
 
 
 class Net(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.a, self.norm, self.b = nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 8)
         self.register_buffer("seen", torch.zeros(3))
         self.double()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.b(self.norm(self.a(x)).tanh())
 
 
 class Tied(nn.Module):
     """The weight of the first layer is that of the last one."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.a, self.middle, self.b = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
         self.b.weight = self.a.weight
         self.double()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.b(self.middle(self.a(x).tanh()))
 
 
-def batch(seed: int = 1) -> tuple[Tensor, Tensor]:
+def batch(seed=1):
     generator = torch.Generator().manual_seed(seed)
-    return tuple(torch.randn(4, 8, generator=generator, dtype=torch.float64) for _ in range(2))  # type: ignore[return-value]
+    return tuple(torch.randn(4, 8, generator=generator, dtype=torch.float64) for _ in range(2))
 
 
-def whole_batch(network: nn.Module) -> AutoParallel:
+def whole_batch(network):
     return AutoParallel(WithLoss(network, F.mse_loss)).dataset_strategy("full_batch")
 
 
-def hsdp(network: nn.Module) -> AutoParallel:
+def hsdp(network):
     return whole_batch(network).hsdp(threshold=0)
 
 
-def columns(network: nn.Module) -> AutoParallel:
+def columns(network):
     shard(network.a, ((1, 1), (2, 1), (2,)))
     return whole_batch(network)
 
 
-def stages(network: nn.Module) -> AutoParallel:
+def stages(network):
     config = {"a": 0, "middle": 1, "b": 1} if isinstance(network, Tied) else {"a": 0, "norm": 0, "b": 1}
     call = Pipeline(WithLoss(network, F.mse_loss), 2, stage_config=config)
     return AutoParallel(call).dataset_strategy("full_batch").pipeline(2)
 
 
-def fsdp2(network: nn.Module) -> AutoParallel:
+def fsdp2(network):
     return AutoParallel(WithLoss(network, F.mse_loss), "data_parallel").hsdp(threshold=0, optimizer_level="level3")
 
 
-def replicas(network: nn.Module) -> AutoParallel:
+def replicas(network):
     return AutoParallel(WithLoss(network, F.mse_loss), "data_parallel")
 
 
-def pair(
-    build: Callable[[nn.Module], AutoParallel] = hsdp, make: type[nn.Module] = Net
-) -> tuple[AutoParallel, Any, Any]:
+def pair(build=hsdp, make=Net):
     """Return the AutoParallel of a network, that network, and the same one for this process alone."""
     network, right = make(), make()
     return build(network), network, right
 
 
-def backward(step: AutoParallel, right: nn.Module, seed: int = 1) -> None:
+def backward(step, right, seed=1):
     x, y = batch(seed)
     loss, expected = step(x, y), F.mse_loss(right(x), y)
     loss.backward()
@@ -114,7 +107,7 @@ def backward(step: AutoParallel, right: nn.Module, seed: int = 1) -> None:
     assert_close(loss.detach(), expected.detach())
 
 
-def train(step: AutoParallel, right: nn.Module, ours: Any, theirs: Any) -> None:
+def train(step, right, ours, theirs):
     """Take the same steps on both sides and compare the weights."""
     for seed in range(STEPS):
         backward(step, right, seed)
@@ -124,25 +117,25 @@ def train(step: AutoParallel, right: nn.Module, ours: Any, theirs: Any) -> None:
     assert_state(step.state_dict(), right.state_dict())
 
 
-def assert_close(one: Any, other: Any) -> None:
+def assert_close(one, other):
     torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
 
 
-def assert_state(mine: Any, right: Any) -> None:
+def assert_state(mine, right):
     assert list(mine) == list(right)
     for name, value in right.items():
         assert type(mine[name]) is Tensor, name
         assert_close(mine[name], value.detach())
 
 
-def refused(call: Callable[[], Any], *words: str, kind: type[Exception] = ParallelError) -> None:
+def refused(call, *words, kind=ParallelError):
     with pytest.raises(kind) as error:
         call()
     assert "\n" not in str(error.value)
     assert [word for word in words if word not in str(error.value)] == [], str(error.value)
 
 
-def whole(value: Any) -> Any:
+def whole(value):
     return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
@@ -152,7 +145,7 @@ def whole(value: Any) -> Any:
 class Odd(Net):
     """Fives stay whole under FSDP2."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.a, self.norm, self.b = nn.Linear(8, 5), nn.LayerNorm(5), nn.Linear(5, 8)
         self.double()
@@ -165,7 +158,7 @@ OTHER_LAYOUTS = [(columns, Net), (stages, Net), (stages, Tied), (fsdp2, Odd)]
 @pytest.mark.parametrize(
     ("build", "make"), [(hsdp, Net), *(pytest.param(*row, marks=pytest.mark.slow) for row in OTHER_LAYOUTS)]
 )
-def test_torchs_clipping_and_ours_are_global(build: Callable[[nn.Module], AutoParallel], make: type[nn.Module]) -> None:
+def test_torchs_clipping_and_ours_are_global(build, make):
     step, _, right = pair(build, make)
     backward(step, right)
     ways = itertools.product((2.0, 1.0, 3.0, float("inf")), (None, False))
@@ -181,9 +174,9 @@ def test_torchs_clipping_and_ours_are_global(build: Callable[[nn.Module], AutoPa
 
 
 @slow_on_two
-def test_gradients_that_are_asked_for_are_zeros_where_the_loss_reads_no_parameter() -> None:
+def test_gradients_that_are_asked_for_are_zeros_where_the_loss_reads_no_parameter():
     class Gated(Net):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             hidden = self.a(x)
             return self.b(hidden.tanh() * self.norm(hidden).sigmoid().detach())
 
@@ -203,17 +196,17 @@ def test_gradients_that_are_asked_for_are_zeros_where_the_loss_reads_no_paramete
 
 
 @on_ranks(3, slow=True)
-def test_rows_that_do_not_divide_are_cut_in_unequal_parts_and_train_as_one_process(tmp_path: Path) -> None:
+def test_rows_that_do_not_divide_are_cut_in_unequal_parts_and_train_as_one_process(tmp_path):
     class Odd(nn.Module):
         """Of 7, 4 and 2 rows on 3 ranks: 3 + 3 + 1, 2 + 2 + 0, and whole."""
 
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             torch.manual_seed(0)
             self.a, self.b, self.c = nn.Linear(8, 7), nn.Linear(7, 4), nn.Linear(4, 2)
             self.double()
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return self.c(self.b(self.a(x).tanh()).tanh())
 
     generator = torch.Generator().manual_seed(1)
@@ -236,7 +229,7 @@ def test_rows_that_do_not_divide_are_cut_in_unequal_parts_and_train_as_one_proce
                 optimizer.step()
                 optimizer.zero_grad()
         for value in step.parameters():
-            assert local(value).shape[0] == sizes[value.shape[0]][get_rank()]  # type: ignore[operator]
+            assert local(value).shape[0] == sizes[value.shape[0]][get_rank()]
         assert_state(step.state_dict(), right.state_dict())
         path = tmp_path / str(number)
         save_checkpoint(step, path, ours)
@@ -255,7 +248,7 @@ def test_rows_that_do_not_divide_are_cut_in_unequal_parts_and_train_as_one_proce
 
 
 @slow_on_two
-def test_step_that_fails_leaves_the_checks_on() -> None:
+def test_step_that_fails_leaves_the_checks_on():
     step, network, right = pair()
     backward(step, right)
     optimizer = torch.optim.SGD([{"params": list(step.parameters())}], 0.1)
@@ -267,7 +260,7 @@ def test_step_that_fails_leaves_the_checks_on() -> None:
 
 
 @slow_on_two
-def test_state_of_an_optimizer_of_one_process_is_cut_and_own_state_goes_round() -> None:
+def test_state_of_an_optimizer_of_one_process_is_cut_and_own_state_goes_round():
     step, _, right = pair()
     theirs = torch.optim.Adam(right.parameters(), 0.01)
     ours = torch.optim.Adam(step.parameters(), 0.01)
@@ -284,7 +277,7 @@ def test_state_of_an_optimizer_of_one_process_is_cut_and_own_state_goes_round() 
     train(step, right, again, theirs)
 
 
-OURS: list[Callable[[Any], Any]] = [
+OURS = [
     lambda p: optim.AdamWeightDecay(p, 0.01, weight_decay=0.1, decay_filter=lambda one: one.dim() > 1),
     lambda p: optim.Lamb(p, 0.01, weight_decay=0.1),
     lambda p: optim.LazyAdam(p, 0.01, use_nesterov=True, weight_decay=0.1),
@@ -296,16 +289,14 @@ OURS: list[Callable[[Any], Any]] = [
 @slow_on_two
 @pytest.mark.parametrize("kind", OURS)
 @pytest.mark.parametrize("build", [hsdp, stages])
-def test_optimizers_of_ours_train_parts_as_one_process(
-    build: Callable[[nn.Module], AutoParallel], kind: Callable[[Any], Any]
-) -> None:
+def test_optimizers_of_ours_train_parts_as_one_process(build, kind):
     """Norms are those of the whole parameter, state is cut as the parameter, also with a filter by dimensions."""
     step, _, right = pair(build)
     train(step, right, kind(step.parameters()), kind(right.parameters()))
 
 
 @slow_on_two
-def test_step_in_backward_is_refused_where_all_gradients_are_needed_at_once() -> None:
+def test_step_in_backward_is_refused_where_all_gradients_are_needed_at_once():
     sgd = torch.optim.SGD
     for build, word in (
         (lambda n: stages(n), "pipeline"),
@@ -314,7 +305,7 @@ def test_step_in_backward_is_refused_where_all_gradients_are_needed_at_once() ->
         (lambda n: AutoParallel(lambda x: n(x).sum()), "step function"),
     ):
         network = Net()
-        step = build(network)  # type: ignore[no-untyped-call]
+        step = build(network)
         optimizer = sgd(network.parameters(), 0.1)
         refused(lambda step=step, optimizer=optimizer: step.step_in_backward(optimizer), word, kind=StrategyError)
     network = Net()
@@ -333,7 +324,7 @@ def test_step_in_backward_is_refused_where_all_gradients_are_needed_at_once() ->
 
 
 @slow_on_two
-def test_state_dict_gives_wholes_and_takes_wholes_in_every_layout() -> None:
+def test_state_dict_gives_wholes_and_takes_wholes_in_every_layout():
     for build in (hsdp, columns, stages):
         step, network, right = pair(build)
         backward(step, right)
@@ -352,19 +343,19 @@ def test_state_dict_gives_wholes_and_takes_wholes_in_every_layout() -> None:
 
 
 @slow_on_two
-def test_parts_stay_in_this_process_and_say_why() -> None:
+def test_parts_stay_in_this_process_and_say_why():
     step, network, right = pair()
     backward(step, right)
     best = copy.deepcopy(network.state_dict())
     for save in (network.state_dict, lambda: network, lambda: step):
-        refused(lambda save=save: torch.save(save(), io.BytesIO()), "a.weight", "(8, 8) of (16, 8)", "state_dict()")  # type: ignore[misc]
+        refused(lambda save=save: torch.save(save(), io.BytesIO()), "a.weight", "(8, 8) of (16, 8)", "state_dict()")
     step.load_state_dict({name: value * 0 for name, value in right.state_dict().items()})
     network.load_state_dict(best)
     assert_state(step.state_dict(), right.state_dict())
 
 
 @slow_on_two
-def test_a_network_called_outside_its_step_is_whole_and_trains_on_equal_rows_alone(ranks: Ranks) -> None:
+def test_a_network_called_outside_its_step_is_whole_and_trains_on_equal_rows_alone(ranks):
     step, network, right = pair()
     x, _ = batch()
     backward(step, right)
@@ -381,7 +372,7 @@ def test_a_network_called_outside_its_step_is_whole_and_trains_on_equal_rows_alo
 
 
 @slow_on_two
-def test_use_of_memory_is_refused_by_name() -> None:
+def test_use_of_memory_is_refused_by_name():
     step, network, right = pair()
     backward(step, right)
     weight = network.a.weight
@@ -398,7 +389,7 @@ def test_use_of_memory_is_refused_by_name() -> None:
     refused(network.a.weight.data_ptr, "a.weight", held)
 
 
-READS: list[Callable[[Tensor], Any]] = [
+READS = [
     lambda w: w.sum(),
     lambda w: w.mean(),
     lambda w: w.max(),
@@ -436,7 +427,7 @@ READS: list[Callable[[Tensor], Any]] = [
 
 
 @slow_on_two
-def test_what_is_read_of_parts_is_that_of_the_whole() -> None:
+def test_what_is_read_of_parts_is_that_of_the_whole():
     for build in (hsdp, columns, fsdp2):
         step, network, right = pair(build)
         backward(step, right)
@@ -457,7 +448,7 @@ def test_what_is_read_of_parts_is_that_of_the_whole() -> None:
         assert_state(step.state_dict(), right.state_dict())
 
 
-WRITES: list[Callable[[nn.Module], Any]] = [
+WRITES = [
     lambda n: n.a.weight.data.__setitem__(3, 0),
     lambda n: n.a.weight.data[3:5].mul_(5),
     lambda n: n.a.weight.data.view(-1)[3:70].fill_(9),
@@ -479,7 +470,7 @@ WRITES: list[Callable[[nn.Module], Any]] = [
 
 
 @slow_on_two
-def test_what_is_written_to_parts_is_that_of_one_process() -> None:
+def test_what_is_written_to_parts_is_that_of_one_process():
     for build in (hsdp, columns, fsdp2):
         step, network, right = pair(build)
         backward(step, right)
@@ -508,7 +499,7 @@ def test_what_is_written_to_parts_is_that_of_one_process() -> None:
 
 
 @slow_on_two
-def test_whole_parameters_are_read_and_written_and_cut_again_in_every_mode() -> None:
+def test_whole_parameters_are_read_and_written_and_cut_again_in_every_mode():
     for build in (hsdp, columns, stages, fsdp2, replicas):
         step, network, right = pair(build)
         for first in (True, False):  # also before the first call
@@ -528,7 +519,7 @@ def test_whole_parameters_are_read_and_written_and_cut_again_in_every_mode() -> 
                     net.b.bias.data.copy_(torch.linspace(0, 1, 8).double())
                 assert_close(network(batch(3)[0]), right(batch(3)[0]))
                 alone = copy.deepcopy(network.a) if build is not fsdp2 else right.a
-                refused(lambda step=step: step(*batch()), "inside whole_parameters()")  # type: ignore[misc]
+                refused(lambda step=step: step(*batch()), "inside whole_parameters()")
             assert_close(alone.weight, right.a.weight)
             assert_state(step.state_dict(), right.state_dict())
         for mine, theirs in zip(network.parameters(), right.parameters(), strict=True):
@@ -537,7 +528,7 @@ def test_whole_parameters_are_read_and_written_and_cut_again_in_every_mode() -> 
 
 
 @slow_on_two
-def test_whole_parameters_are_those_that_rank_0_wrote_and_other_values_are_refused() -> None:
+def test_whole_parameters_are_those_that_rank_0_wrote_and_other_values_are_refused():
     for build in (hsdp, stages, fsdp2, replicas):
         step, network, right = pair(build)
         step(*batch()).backward()
@@ -547,9 +538,9 @@ def test_whole_parameters_are_those_that_rank_0_wrote_and_other_values_are_refus
         right.a.weight.data.mul_(2)
         assert_state(step.state_dict(), right.state_dict())
 
-        def differ(network: nn.Module = network) -> None:
+        def differ(network=network):
             with whole_parameters(network), torch.no_grad():
-                network.a.weight.fill_(get_rank())  # type: ignore[operator, union-attr]
+                network.a.weight.fill_(get_rank())
 
         refused(differ, "rank 1", "a.weight", "same on every rank")
         if build is not replicas:
@@ -557,7 +548,7 @@ def test_whole_parameters_are_those_that_rank_0_wrote_and_other_values_are_refus
 
 
 @slow_on_two
-def test_copies_under_fsdp2_are_refused_by_name() -> None:
+def test_copies_under_fsdp2_are_refused_by_name():
     network = Net()
     step = fsdp2(network)
     step(*batch()).backward()
@@ -570,9 +561,7 @@ def test_copies_under_fsdp2_are_refused_by_name() -> None:
 
 @slow_on_two
 @pytest.mark.parametrize("build", [hsdp, whole_batch])
-def test_state_made_before_a_deferred_network_had_values_is_refused(
-    build: Callable[[nn.Module], AutoParallel],
-) -> None:
+def test_state_made_before_a_deferred_network_had_values_is_refused(build):
     with no_init_parameters():
         network = Net()
     right, step = Net(), build(network)
@@ -586,7 +575,7 @@ def test_state_made_before_a_deferred_network_had_values_is_refused(
 
 
 @slow_on_two
-def test_captures_beyond_the_limit_are_let_go_and_come_back_when_they_are_needed() -> None:
+def test_captures_beyond_the_limit_are_let_go_and_come_back_when_they_are_needed():
     network, right = Net(), Net()
     step = hsdp(network).keep_captures(2)
     made = []
@@ -600,14 +589,14 @@ def test_captures_beyond_the_limit_are_let_go_and_come_back_when_they_are_needed
     gc.collect()
     assert [found() is not None for found in made] == [False, False, True, True, True, True]
     for count in (0, True, 1.5):
-        refused(lambda count=count: hsdp(Net()).keep_captures(count), "keep_captures", "above 0", kind=StrategyError)  # type: ignore[misc, arg-type]
+        refused(lambda count=count: hsdp(Net()).keep_captures(count), "keep_captures", "above 0", kind=StrategyError)
 
 
 # -- as a module ------------------------------------------------------------------------------------------------------
 
 
 @slow_on_two
-def test_module_methods_after_the_first_call() -> None:
+def test_module_methods_after_the_first_call():
     step, network, right = pair()
     backward(step, right)
     refused(step.half, "before", kind=StrategyError)

@@ -3,19 +3,16 @@
 One job of two ranks runs the cases of tests/cases/data_loading.py, from a script that runs when it is imported.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-from job_runner import JobRunner, wait_until
+from job_runner import wait_until
 
 RANKS = 2
 
@@ -23,21 +20,19 @@ pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture(scope="module")
-def outcomes(
-    msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, list[dict[str, Any]]]:
+def outcomes(msrun_of_module, workers, tmp_path_factory):
     """What each case found, per rank. The job leaves no process, which its runner proves."""
     folder = tmp_path_factory.mktemp("data")
     script = workers / "runtime" / "modes.py"
     msrun_of_module.run_world(RANKS, script, folder / "result.json", "data_loading", cwd=folder, deadline_s=100.0)
-    found: dict[str, list[dict[str, Any]]] = json.loads((folder / "result.json").read_text())
+    found = json.loads((folder / "result.json").read_text())
     for ranks in found.values():
         for rank in ranks:
             assert "error" not in rank, rank["error"]
     return found
 
 
-def test_workers_change_neither_the_steps_nor_what_transforms_functions_and_training_draw(outcomes: Any) -> None:
+def test_workers_change_neither_the_steps_nor_what_transforms_functions_and_training_draw(outcomes):
     """Ranks read different parts of every global batch."""
     for rank in outcomes["workers"]:
         none, two = (rank["epochs"][workers] for workers in "02")
@@ -49,14 +44,14 @@ def test_workers_change_neither_the_steps_nor_what_transforms_functions_and_trai
         assert not {*own[4:]} & {*other[4:]}
 
 
-def test_a_state_taken_within_an_epoch_goes_on_with_the_next_step(outcomes: Any) -> None:
+def test_a_state_taken_within_an_epoch_goes_on_with_the_next_step(outcomes):
     for rank in outcomes["resuming"]:
         assert rank["state"] == {"epoch": 1, "step": 1, "seed": 0, "global_batch_size": 8, "steps_per_epoch": 3}
         assert rank["rest"] == rank["whole"][1:]
         assert len(rank["after"]) == len(rank["whole"])
 
 
-def test_an_error_in_a_worker_names_the_sample_and_the_users_line(outcomes: Any) -> None:
+def test_an_error_in_a_worker_names_the_sample_and_the_users_line(outcomes):
     found = outcomes["failures"]
     (failed,) = [rank for rank in found if rank["function"]]
     assert failed["function"] == failed["same"]
@@ -67,7 +62,7 @@ def test_an_error_in_a_worker_names_the_sample_and_the_users_line(outcomes: Any)
     assert "raise ValueError" in Path(path).read_text().splitlines()[int(line) - 1]
 
 
-def test_the_same_batch_on_all_ranks_is_warned_of_where_each_should_pass_a_part(outcomes: Any) -> None:
+def test_the_same_batch_on_all_ranks_is_warned_of_where_each_should_pass_a_part(outcomes):
     first, second = outcomes["warnings"]
     for mode in ("semi_auto", "data_parallel"):
         (line,) = first[mode]
@@ -93,7 +88,7 @@ time.sleep(600)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start_method", ["fork", "forkserver"])
-def test_workers_end_with_the_process_that_reads_also_when_it_is_killed(tmp_path: Path, start_method: str) -> None:
+def test_workers_end_with_the_process_that_reads_also_when_it_is_killed(tmp_path, start_method):
     script = tmp_path / "reads.py"
     script.write_text(READS_AND_WAITS)
     elsewhere = tmp_path / "elsewhere"
@@ -109,7 +104,7 @@ def test_workers_end_with_the_process_that_reads_also_when_it_is_killed(tmp_path
         wait_until(lambda: not any(_lives(process) for process in started), "workers gone", 10.0)
 
 
-def _lives(process: psutil.Process) -> bool:
+def _lives(process):
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

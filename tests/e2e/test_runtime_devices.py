@@ -3,24 +3,17 @@
 On CUDA both ranks share one GPU, over gloo. The cases stand in tests/cases/device_cases.py.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import re
-from pathlib import Path
-from typing import Any
 
 import device_cases
 import pytest
 import torch
 from asked_cases import asked, slow_but
-from job_runner import JobRunner
 
 DEADLINE_S = 300.0
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:gloo"}
-Outcomes = dict[str, list[dict[str, Any]]]
-"""Name of a case -> what each rank returned, or its traceback as "error"."""
 LOSSES = [name for name in device_cases.CASES if name != "init"]
 
 pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
@@ -29,7 +22,7 @@ pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
 NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
-def rows(*cases: str) -> pytest.MarkDecorator:
+def rows(*cases):
     """Return the decorator of a test that looks at these cases on every kind of device."""
     every = [(kind, case) for kind in BACKENDS for case in cases]
     found = slow_but([], every)
@@ -40,28 +33,25 @@ def rows(*cases: str) -> pytest.MarkDecorator:
 
 
 @pytest.fixture(scope="module")
-def outcomes(
-    request: pytest.FixtureRequest, msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Any:
+def outcomes(request, msrun_of_module, workers, tmp_path_factory):
     """Kind of device -> what its job of the asked cases returned."""
     keys_of_all = json.loads(asked(request, "kind", "case")["ONLY_CASES"])
 
     @functools.cache
-    def run(kind: str) -> Outcomes:
+    def run(kind):
         folder = tmp_path_factory.mktemp(f"devices-{kind}")
         keys = json.dumps([key.partition("/")[2] for key in keys_of_all if key.startswith(f"{kind}/")])
         result = folder / "result.json"
         env = {"ONLY_CASES": keys, "BACKEND": BACKENDS[kind], "SHARED_DEVICE": "0", "TMPDIR": str(folder)}
         program = workers / "runtime" / "modes.py"
         msrun_of_module.run_world(2, program, result, "device_cases", cwd=folder, env=env, deadline_s=DEADLINE_S)
-        found: Outcomes = json.loads(result.read_text())
-        return found
+        return json.loads(result.read_text())
 
     return run
 
 
 @functools.cache
-def of_one_process(case: str) -> dict[str, Any]:
+def of_one_process(case):
     """Return what a case gives in this process, alone and on the CPU; every layout gives the same losses."""
     plain = case.startswith("losses of ") or case == "attention in blocks"
     name = "losses of data parallel" if plain else case.partition(" of ")[0]
@@ -69,7 +59,7 @@ def of_one_process(case: str) -> dict[str, Any]:
 
 
 @rows(*LOSSES)
-def test_numbers_are_those_of_one_process_on_the_cpu(outcomes: Any, kind: str, case: str) -> None:
+def test_numbers_are_those_of_one_process_on_the_cpu(outcomes, kind, case):
     expected = of_one_process(case)
     for rank, result in enumerate(outcomes(kind)[case]):
         assert "error" not in result, result["error"]
@@ -78,7 +68,7 @@ def test_numbers_are_those_of_one_process_on_the_cpu(outcomes: Any, kind: str, c
 
 
 @rows("init")
-def test_every_rank_joins_with_its_device(outcomes: Any, kind: str, case: str) -> None:
+def test_every_rank_joins_with_its_device(outcomes, kind, case):
     for rank, found in enumerate(outcomes(kind)[case]):
         index = None if kind == "cpu" else 0
         assert found == {"kind": kind, "index": index, "local_rank": rank, "sum": [2.0] * 3}
@@ -87,9 +77,7 @@ def test_every_rank_joins_with_its_device(outcomes: Any, kind: str, case: str) -
 @NO_CUDA
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["cuda"])
-def test_hang_report_names_the_rank_and_the_collective(
-    msrun: JobRunner, workers: Path, tmp_path: Path, kind: str
-) -> None:
+def test_hang_report_names_the_rank_and_the_collective(msrun, workers, tmp_path, kind):
     env = {"BACKEND": BACKENDS[kind], "SHARED_DEVICE": "0"}
     options = ("--worker_num=2", "--hang_time_out=3")
     finished = msrun.run(*options, workers / "runtime" / "stuck.py", "sleep", cwd=tmp_path, env=env)

@@ -1,20 +1,16 @@
 """Tables over ranks and gradients of rows: the numbers of one process, and no memory or message of a table's size."""
 
-from __future__ import annotations
-
 import copy
 import itertools
-from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from asked_cases import slow_but
 from local_parts import local
-from on_ranks import Ranks, on_ranks
+from on_ranks import on_ranks
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -42,14 +38,14 @@ from msrun.runtime.execute.transfers import traffic
 from msrun.runtime.tensors.plain_tensors import plain
 
 ROWS, WIDTH, STEPS = 13, 8, 3
-SLICES: dict[str, dict[str, Any]] = {
+SLICES = {
     "batch_slice": {},
     "table_row_slice": {},
     "table_column_slice": {},
     "field_slice": {"manual_shapes": (1, 5, 3, 4)},
 }
 MODES = ("data_parallel", "semi_auto")
-OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+OPTIMIZERS = {
     "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.5),
     "LazyAdam": lambda parameters: optim.LazyAdam(parameters, lr=0.1, weight_decay=0.01),
     "FTRL": lambda parameters: optim.FTRL(parameters, lr=0.1, l1=0.001),
@@ -58,50 +54,49 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
 }
 on_two = on_ranks(2)
 slow_on_two = on_ranks(2, slow=True)
-on_two_and_four = on_ranks(2, pytest.param(4, marks=pytest.mark.slow))
 slow_on_two_and_four = on_ranks(2, pytest.param(4, marks=pytest.mark.slow), slow=True)
 
 
 class Table(nn.Module):
     """What an EmbeddingLookup is, in a few lines of torch, for one process."""
 
-    def __init__(self, rows: Tensor) -> None:
+    def __init__(self, rows):
         super().__init__()
         self.embedding_table = nn.Parameter(rows)
 
-    def forward(self, indices: Tensor) -> Tensor:
+    def forward(self, indices):
         known = indices < self.embedding_table.shape[0]
         rows = F.embedding(indices[known], self.embedding_table, sparse=True)
         return rows.new_zeros(*indices.shape, rows.shape[1]).index_put((known,), rows)
 
 
 class Net(nn.Module):
-    def __init__(self, table: Callable[[], nn.Module]) -> None:
+    def __init__(self, table):
         super().__init__()
         torch.manual_seed(3)
         self.first = nn.Linear(2, 4, dtype=torch.float64)
         self.table = table()
         self.last = nn.Linear(3 * WIDTH + 4, 1, dtype=torch.float64)
 
-    def forward(self, indices: Tensor, x: Tensor) -> Tensor:
+    def forward(self, indices, x):
         return self.last(torch.cat([self.table(indices).flatten(1), self.first(x).tanh()], 1))
 
 
-def lookup(slices: str, **settings: Any) -> Callable[[], nn.Module]:
+def lookup(slices, **settings):
     given = {"dtype": torch.float64, **SLICES[slices], **settings}
     return lambda: EmbeddingLookup(ROWS, WIDTH, "xavier_normal", slice_mode=slices, **given)
 
 
-def embedding() -> nn.Module:
+def embedding():
     return nn.Embedding(16, WIDTH, sparse=True, dtype=torch.float64)
 
 
-def whole(weight: Any) -> Tensor:
+def whole(weight):
     """Return a table, of which this rank may have a part. All ranks call it together."""
-    return weight.full_tensor() if hasattr(weight, "full_tensor") else weight.detach().clone()  # type: ignore[no-any-return]
+    return weight.full_tensor() if hasattr(weight, "full_tensor") else weight.detach().clone()
 
 
-def alone(network: Any) -> Net:
+def alone(network):
     """Return the same network for this process alone."""
     rows = whole(next(network.table.parameters()))
     found = Net(lambda: Table(rows))
@@ -110,7 +105,7 @@ def alone(network: Any) -> Net:
     return found
 
 
-def batch(seed: int, highest: int = ROWS + 3, size: int = 16) -> tuple[Tensor, ...]:
+def batch(seed, highest=ROWS + 3, size=16):
     generator = torch.Generator().manual_seed(seed)
     indices = torch.randint(0, highest, (size, 3), generator=generator)
     indices[:, 2] = indices[:, 1]  # one row several times
@@ -118,55 +113,46 @@ def batch(seed: int, highest: int = ROWS + 3, size: int = 16) -> tuple[Tensor, .
     return indices, x, y
 
 
-def known_batch(seed: int) -> tuple[Tensor, ...]:
+def known_batch(seed):
     return batch(seed, ROWS)
 
 
-def own(values: tuple[Tensor, ...]) -> list[Tensor]:
+def own(values):
     return [value.chunk(get_group_size())[get_rank()] for value in values]
 
 
 class _Both:
     """SparseAdam for the table and SGD for the rest."""
 
-    def __init__(self, parameters: Any) -> None:
+    def __init__(self, parameters):
         table, *rest = sorted(parameters, key=lambda p: p.numel(), reverse=True)
         self.parts = torch.optim.SparseAdam([table], lr=0.1), torch.optim.SGD(rest, lr=0.1)
 
-    def step(self) -> None:
+    def step(self):
         for part in self.parts:
             part.step()
 
-    def zero_grad(self) -> None:
+    def zero_grad(self):
         for part in self.parts:
             part.zero_grad()
 
 
-def rows_of(gradient: Any) -> list[int]:
+def rows_of(gradient):
     with torch._C.DisableTorchFunctionSubclass():
         assert gradient.is_sparse
         return sorted(gradient.coalesce().indices()[0].tolist())
 
 
-def assert_close(mine: Any, right: Any) -> None:
+def assert_close(mine, right):
     torch.testing.assert_close(mine, right, rtol=1e-10, atol=1e-13)
 
 
-def assert_same(step: Any, right: nn.Module) -> None:
+def assert_same(step, right):
     for value, expected in zip(step.state_dict().values(), right.state_dict().values(), strict=True):
         assert_close(value, expected)
 
 
-def train(
-    step: Any,
-    right: nn.Module,
-    optimizers: list[Any],
-    *,
-    data: Callable[[int], tuple[Tensor, ...]] = batch,
-    give: Callable[[tuple[Tensor, ...]], Any] = own,
-    between: Callable[[], Any] = lambda: None,
-    steps: int = STEPS,
-) -> None:
+def train(step, right, optimizers, *, data=batch, give=own, between=lambda: None, steps=STEPS):
     """Take the same steps on both sides, and compare losses and weights."""
     for seed in range(steps):
         *inputs, y = data(seed)
@@ -181,16 +167,12 @@ def train(
     assert_same(step, right)
 
 
-def pair(
-    table: Callable[[], nn.Module],
-    mode: str = "semi_auto",
-    wrap: Callable[[nn.Module], Any] = lambda net: net,
-) -> tuple[AutoParallel, Any, Any]:
+def pair(table, mode="semi_auto", wrap=lambda net: net):
     network = Net(table)
-    return AutoParallel(wrap(WithLoss(network, F.mse_loss)), mode), network, alone(network)  # type: ignore[arg-type]
+    return AutoParallel(wrap(WithLoss(network, F.mse_loss)), mode), network, alone(network)
 
 
-def made(name: str, *networks: nn.Module) -> list[Any]:
+def made(name, *networks):
     return [OPTIMIZERS[name](network.parameters()) for network in networks]
 
 
@@ -199,7 +181,7 @@ def made(name: str, *networks: nn.Module) -> list[Any]:
     ("slices", "mode", "name"),
     slow_but(["table_row_slice/semi_auto/FTRL"], itertools.product(SLICES, MODES, OPTIMIZERS)),
 )
-def test_tables_train_as_in_one_process(slices: str, mode: str, name: str) -> None:
+def test_tables_train_as_in_one_process(slices, mode, name):
     step, network, right = pair(lookup(slices), mode)
     before = copy.deepcopy(right).table.embedding_table
     train(step, right, made(name, network, right))
@@ -210,7 +192,7 @@ def test_tables_train_as_in_one_process(slices: str, mode: str, name: str) -> No
 
 # -- what a step is made of ---------------------------------------------------------------------------------------
 
-WRAPS: dict[str, Callable[[nn.Module], nn.Module]] = {
+WRAPS = {
     "copies": lambda net: MicroBatchInterleaved(net, 2),
     "both": lambda net: GradAccumulation(MicroBatchInterleaved(net, 2), 2),
 }
@@ -219,9 +201,7 @@ WRAPS: dict[str, Callable[[nn.Module], nn.Module]] = {
 @slow_on_two
 @pytest.mark.parametrize("way", WRAPS)
 @pytest.mark.parametrize("table", [lookup("table_row_slice"), lookup("batch_slice"), embedding])
-def test_every_way_of_dividing_a_batch_gives_the_numbers_of_one_process(
-    table: Callable[[], nn.Module], way: str
-) -> None:
+def test_every_way_of_dividing_a_batch_gives_the_numbers_of_one_process(table, way):
     step, network, right = pair(table, wrap=WRAPS[way])
     data = known_batch if table is embedding else batch
     train(step, right, made("LazyAdam", network, right), data=data, steps=2)
@@ -229,7 +209,7 @@ def test_every_way_of_dividing_a_batch_gives_the_numbers_of_one_process(
 
 @slow_on_two
 @pytest.mark.parametrize("slices", SLICES)
-def test_full_batches_recomputed_blocks_and_hsdp_change_no_number(slices: str) -> None:
+def test_full_batches_recomputed_blocks_and_hsdp_change_no_number(slices):
     for change, give in (
         (lambda step, _: step.dataset_strategy("full_batch"), tuple),
         (lambda _, net: recompute(net.table), own),
@@ -244,13 +224,13 @@ def test_full_batches_recomputed_blocks_and_hsdp_change_no_number(slices: str) -
 @pytest.mark.parametrize("name", ["SGD", "LazyAdam"])
 @pytest.mark.parametrize("level", ["", "level1", "level3"])
 @pytest.mark.parametrize("mode", MODES)
-def test_sparse_embedding_layers_train_as_in_one_process(mode: str, level: Any, name: str) -> None:
+def test_sparse_embedding_layers_train_as_in_one_process(mode, level, name):
     step, network, right = pair(embedding, mode)
     if level:
         step.hsdp(threshold=0, optimizer_level=level)
     optimizers = made(name, right)
 
-    def look() -> None:
+    def look():
         if len(optimizers) == 1:  # after the first call: FSDP2 puts other parameters in place
             optimizers.extend(made(name, network))
         assert rows_of(network.table.weight.grad) == rows_of(right.table.embedding_table.grad)
@@ -261,7 +241,7 @@ def test_sparse_embedding_layers_train_as_in_one_process(mode: str, level: Any, 
 @slow_on_two_and_four
 @pytest.mark.parametrize("name", ["LazyAdam", "FTRL"])
 @pytest.mark.parametrize("cut", ["rows", "columns", "batch"])
-def test_sparse_layers_cut_by_the_user_train_as_in_one_process(ranks: Ranks, cut: str, name: str) -> None:
+def test_sparse_layers_cut_by_the_user_train_as_in_one_process(ranks, cut, name):
     step, network, right = pair(embedding)
     rows, columns, indices = (ranks.size if cut == each else 1 for each in ("rows", "columns", "batch"))
     shard(network.table, ((rows, columns), (indices, 1)))
@@ -272,7 +252,7 @@ def test_sparse_layers_cut_by_the_user_train_as_in_one_process(ranks: Ranks, cut
 class Bags(nn.Module):
     """Bags of equal length, of lengths of their own with weights, and bags that leave a row out."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(4)
         settings = {"sparse": True, "dtype": torch.float64}
@@ -281,12 +261,12 @@ class Bags(nn.Module):
         self.first = nn.Linear(2, WIDTH, dtype=torch.float64)
         self.last = nn.Linear(3 * WIDTH, 1, dtype=torch.float64)
 
-    def forward(self, indices: Tensor, offsets: Tensor, weights: Tensor, x: Tensor) -> Tensor:
+    def forward(self, indices, offsets, weights, x):
         uneven = self.uneven(indices.flatten(), offsets, weights.flatten())
         return self.last(torch.cat([self.even(indices), uneven, self.first(x).tanh()], 1))
 
 
-def bag_batch(seed: int) -> tuple[Tensor, ...]:
+def bag_batch(seed):
     indices, x, y = batch(seed, 12)
     offsets = torch.randint(0, 48, (16,), generator=torch.Generator().manual_seed(seed)).sort().values
     offsets[0] = 0
@@ -298,7 +278,7 @@ def bag_batch(seed: int) -> tuple[Tensor, ...]:
     ("cut", "name"),
     [*((cut, "LazyAdam") for cut in ("", "rows", "columns", "bags")), ("rows", "FTRL"), ("bags", "SGD")],
 )
-def test_sparse_bags_train_as_in_one_process(ranks: Ranks, cut: str, name: str) -> None:
+def test_sparse_bags_train_as_in_one_process(ranks, cut, name):
     """Other rows stay untouched."""
     network, right, before = Bags(), Bags(), Bags()
     if cut:
@@ -308,7 +288,7 @@ def test_sparse_bags_train_as_in_one_process(ranks: Ranks, cut: str, name: str) 
     step = AutoParallel(WithLoss(network, F.mse_loss)).dataset_strategy("full_batch")
     first, count = (ranks.rank * 16 // ranks.size, 16 // ranks.size) if cut == "rows" else (0, 16)
 
-    def look() -> None:
+    def look():
         for mine, other in ((network.even, right.even), (network.uneven, right.uneven)):
             expected = [row - first for row in rows_of(other.weight.grad) if first <= row < first + count]
             assert rows_of(mine.weight.grad) == expected
@@ -321,7 +301,7 @@ def test_sparse_bags_train_as_in_one_process(ranks: Ranks, cut: str, name: str) 
 
 
 @slow_on_two_and_four
-def test_a_cache_changes_no_bit() -> None:
+def test_a_cache_changes_no_bit():
     """Each row is copied once for all lookups between two steps that change it."""
     ways = (("semi_auto", "LazyAdam"), *(("data_parallel", name) for name in ("FTRL", "SGD", "Adagrad", "SparseAdam")))
     for mode, name in ways:
@@ -350,7 +330,7 @@ def test_a_cache_changes_no_bit() -> None:
 
 
 @slow_on_two
-def test_gradients_add_up_over_backward_passes() -> None:
+def test_gradients_add_up_over_backward_passes():
     for slices, mode in itertools.product(("batch_slice", "table_row_slice"), MODES):
         step, network, right = pair(lookup(slices), mode)
         optimizers = made("FTRL", network, right)
@@ -366,11 +346,11 @@ def test_gradients_add_up_over_backward_passes() -> None:
 
 
 @slow_on_two
-def test_gradients_are_clipped_by_the_norm_of_the_whole() -> None:
+def test_gradients_are_clipped_by_the_norm_of_the_whole():
     for slices, mode in itertools.product(SLICES, MODES):
         step, network, right = pair(lookup(slices), mode)
 
-        def clip(step: Any = step, right: Any = right) -> None:
+        def clip(step=step, right=right):
             clip_grad_norm_(list(step.parameters()), 0.1)
             gradients = [p.grad.to_dense() if p.grad.is_sparse else p.grad for p in right.parameters()]
             norm = torch.linalg.vector_norm(torch.cat([g.reshape(-1) for g in gradients]))
@@ -383,31 +363,31 @@ def test_gradients_are_clipped_by_the_norm_of_the_whole() -> None:
 @slow_on_two
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("slices", ["batch_slice", "table_row_slice"])
-def test_step_functions_get_gradients_of_rows(slices: str, mode: str) -> None:
+def test_step_functions_get_gradients_of_rows(slices, mode):
     network = Net(lookup(slices))
     right = alone(network)
     optimizer, theirs = made("LazyAdam", network, right)
     grad = value_and_grad(lambda *b: F.mse_loss(network(*b[:2]), b[2]), None, list(network.parameters()))
 
-    def one_step(*given: Tensor) -> Tensor:
+    def one_step(*given):
         loss, gradients = grad(*given)
         optimizer(gradients)
-        return loss  # type: ignore[no-any-return]
+        return loss
 
-    step = AutoParallel(one_step, mode)  # type: ignore[arg-type]
+    step = AutoParallel(one_step, mode)
     for seed in range(STEPS):
         indices, x, y = batch(seed)
         step(*own((indices, x, y)))
         F.mse_loss(right(indices, x), y).backward()
         theirs.step()
         theirs.zero_grad()
-    assert_close(whole(network.table.embedding_table), right.table.embedding_table.detach())  # type: ignore[union-attr]
+    assert_close(whole(network.table.embedding_table), right.table.embedding_table.detach())
 
 
 @slow_on_two
 @pytest.mark.parametrize("rows_of_rank_0", [8, 16])
 @pytest.mark.parametrize("slices", SLICES)
-def test_it_works_without_auto_parallel_also_where_one_rank_has_no_rows(slices: str, rows_of_rank_0: int) -> None:
+def test_it_works_without_auto_parallel_also_where_one_rank_has_no_rows(slices, rows_of_rank_0):
     """Each rank's loss is its own; the table's gradient is the mean of the ranks', as DDP makes the others'."""
     network = lookup(slices)()
     right = Table(whole(network.embedding_table))
@@ -430,8 +410,8 @@ def test_it_works_without_auto_parallel_also_where_one_rank_has_no_rows(slices: 
     strict=True, reason="the first step of an optimizer is refused: it takes the rows for other ranks' too"
 )
 @on_two
-def test_ranks_that_stand_alone_exchange_no_rows(ranks: Ranks) -> None:
-    def shifted(seed: int) -> tuple[Tensor, ...]:
+def test_ranks_that_stand_alone_exchange_no_rows(ranks):
+    def shifted(seed):
         indices, x, y = batch(seed)
         return (indices if ranks.rank == 0 else indices.flip(0)), x, y
 
@@ -443,7 +423,7 @@ def test_ranks_that_stand_alone_exchange_no_rows(ranks: Ranks) -> None:
 
 @slow_on_two_and_four
 @pytest.mark.parametrize("name", ["SGD", "LazyAdam", "FTRL"])
-def test_stages_of_a_pipeline_hold_whole_tables(ranks: Ranks, name: str) -> None:
+def test_stages_of_a_pipeline_hold_whole_tables(ranks, name):
     """Two stages, of one rank or of two."""
     step, network, right = pair(lookup("batch_slice"), wrap=lambda net: Pipeline(net, 2))
     step.pipeline(2).dataset_strategy("full_batch")
@@ -456,7 +436,7 @@ def test_stages_of_a_pipeline_hold_whole_tables(ranks: Ranks, name: str) -> None
 
 @slow_on_two
 @pytest.mark.parametrize("mode", MODES)
-def test_wrong_indices_are_refused(mode: str) -> None:
+def test_wrong_indices_are_refused(mode):
     step, _, _ = pair(lookup("table_row_slice"), mode)
     indices, x, y = own(batch(0))
     with pytest.raises(ParallelError, match="negative"):
@@ -466,7 +446,7 @@ def test_wrong_indices_are_refused(mode: str) -> None:
 
 
 @slow_on_two
-def test_a_table_that_the_ranks_of_a_step_do_not_share_is_refused() -> None:
+def test_a_table_that_the_ranks_of_a_step_do_not_share_is_refused():
     cut, _, _ = pair(lookup("table_row_slice"), "stand_alone")
     with pytest.raises(StrategyError, match='give slice_mode="batch_slice"'):
         cut(*batch(0))
@@ -483,19 +463,19 @@ def test_a_table_that_the_ranks_of_a_step_do_not_share_is_refused() -> None:
         ({"slice_mode": "field_slice", "manual_shapes": (5, 4, 4)}, "3 fields"),
     ],
 )
-def test_what_a_world_cannot_share_out_is_refused(given: dict[str, Any], text: str) -> None:
+def test_what_a_world_cannot_share_out_is_refused(given, text):
     with pytest.raises(StrategyError, match=text):
         EmbeddingLookup(**{"vocab_size": ROWS, "embedding_size": WIDTH, **given})
 
 
 @slow_on_two
-def test_long_rows_are_scaled_when_they_are_looked_up() -> None:
+def test_long_rows_are_scaled_when_they_are_looked_up():
     for slices, mode in itertools.product(("batch_slice", "table_column_slice"), MODES):
         step, network, right = pair(lookup(slices, max_norm=0.5), mode)
 
-        def scaled(indices: Tensor, forward: Any = right.table.forward) -> Tensor:
+        def scaled(indices, forward=right.table.forward):
             rows = forward(indices)
-            return rows * (0.5 / rows.norm(dim=-1, keepdim=True).clamp_min(0.5))  # type: ignore[no-any-return]
+            return rows * (0.5 / rows.norm(dim=-1, keepdim=True).clamp_min(0.5))
 
         right.table.forward = scaled
         train(step, right, made("SGD", network, right))
@@ -509,7 +489,7 @@ class Largest(TorchDispatchMode):
 
     elements = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         given = {value.untyped_storage()._cdata for value in _tensors((args, kwargs))}
         for value in _tensors(result):
@@ -518,7 +498,7 @@ class Largest(TorchDispatchMode):
         return result
 
 
-def _tensors(values: Any) -> Iterator[Tensor]:
+def _tensors(values):
     for leaf in torch.utils._pytree.tree_leaves(values):
         if isinstance(leaf, Tensor) and leaf.is_sparse:
             yield from (leaf._indices(), leaf._values())
@@ -527,12 +507,12 @@ def _tensors(values: Any) -> Iterator[Tensor]:
 
 
 @slow_on_two
-def test_no_step_makes_a_tensor_of_the_size_of_the_table() -> None:
+def test_no_step_makes_a_tensor_of_the_size_of_the_table():
     rows, ranks = 20_000, get_group_size()
     slices = ("batch_slice", "table_row_slice", "table_column_slice")
     for mode, name, cut in itertools.product(MODES, OPTIMIZERS, slices):
-        network = Net(lambda cut=cut: EmbeddingLookup(rows, WIDTH, slice_mode=cut, dtype=torch.float64))  # type: ignore[misc]
-        step = AutoParallel(WithLoss(network, F.mse_loss), mode)  # type: ignore[arg-type]
+        network = Net(lambda cut=cut: EmbeddingLookup(rows, WIDTH, slice_mode=cut, dtype=torch.float64))
+        step = AutoParallel(WithLoss(network, F.mse_loss), mode)
         (optimizer,) = made(name, network)
         for seed in range(3):
             with Largest() as largest:
@@ -543,7 +523,7 @@ def test_no_step_makes_a_tensor_of_the_size_of_the_table() -> None:
 
 
 @on_two
-def test_every_row_travels_once() -> None:
+def test_every_row_travels_once():
     """What a rank sends when all want one row, over and over."""
     ranks = get_group_size()
     network = lookup("table_row_slice")()
@@ -556,11 +536,11 @@ def test_every_row_travels_once() -> None:
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> Iterator[Path]:
+def saved(tmp_path):
     """Where ranks save, with what they hold; one process loads it afterwards."""
     yield tmp_path
     for slices, (table, moment) in torch.load(tmp_path / "tables").items():
-        network: Any = Net(lookup("batch_slice"))
+        network = Net(lookup("batch_slice"))
         optimizer = optim.LazyAdam(network.parameters())
         load_checkpoint(tmp_path / slices, network, optimizer=optimizer)
         weight = network.table.embedding_table
@@ -569,7 +549,7 @@ def saved(tmp_path: Path) -> Iterator[Path]:
 
 
 @slow_on_two
-def test_tables_go_to_files_and_come_back(ranks: Ranks, saved: Path) -> None:
+def test_tables_go_to_files_and_come_back(ranks, saved):
     tables = {}
     for slices in SLICES:
         step, network, right = pair(lookup(slices))
@@ -590,13 +570,13 @@ def test_tables_go_to_files_and_come_back(ranks: Ranks, saved: Path) -> None:
 
 
 @pytest.fixture
-def first_values() -> dict[str, Tensor]:
+def first_values():
     """Tables that one process makes."""
-    return {slices: whole(Net(lookup(slices)).table.embedding_table) for slices in SLICES}  # type: ignore[union-attr]
+    return {slices: whole(Net(lookup(slices)).table.embedding_table) for slices in SLICES}
 
 
 @on_two
-def test_first_values_are_those_of_one_process(first_values: dict[str, Tensor]) -> None:
+def test_first_values_are_those_of_one_process(first_values):
     """Built at once and built without memory."""
     for slices in SLICES:
         network = Net(lookup(slices))
@@ -611,7 +591,7 @@ def test_first_values_are_those_of_one_process(first_values: dict[str, Tensor]) 
 
 
 @slow_on_two
-def test_tables_in_files_train_as_those_in_memory() -> None:
+def test_tables_in_files_train_as_those_in_memory():
     for slices, name in itertools.product(("batch_slice", "field_slice"), ("LazyAdam", "FTRL")):
         base = Path(f"table_{slices}_{name}").absolute()
         step, network, right = pair(lookup(slices, storage=str(base)))
@@ -624,7 +604,7 @@ def test_tables_in_files_train_as_those_in_memory() -> None:
 
 
 @slow_on_two
-def test_loss_scales_do_not_change_rows() -> None:
+def test_loss_scales_do_not_change_rows():
     for mode in MODES:
         tables = []
         for scale in (None, 8.0):

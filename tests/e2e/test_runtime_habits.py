@@ -1,21 +1,15 @@
-"""What people write into training scripts, in every mode on two ranks: the numbers of one process, or a refusal.
-
-`python tests/workers/runtime/habits.py MODE --only NAME` repeats one.
-"""
-
-from __future__ import annotations
-
-import json
-from pathlib import Path
-from typing import Any
+"""What people write into training scripts, in every mode on two ranks: the numbers of one process, or a refusal."""
 
 import pytest
-from asked_cases import asked, slow_but
-from job_runner import JobRunner
+from asked_cases import slow_but
+from on_ranks import on_ranks
+from random_networks.reports import report_alone, tell, told
 from training_habits import HABITS, MODES
-from training_habits.expected import DOCUMENTED, OWN_ROWS, REFUSALS, WARNED, expected
+from training_habits.expected import DOCUMENTED, REFUSALS, WARNED, expected
+from training_habits.expected import OWN_ROWS as DIFFERENT_ROWS
+from training_habits.trial import ALONE, IN_HALVES, OWN_ROWS, WORLD_SIZE
+from training_habits.verdict import judge
 
-DEADLINE_S = 3600.0
 ROWS = [(mode, name) for mode in MODES for name, habit in HABITS.items() if mode in habit.modes]
 FAST = {
     "hsdp level3": ("a row set through .data",),
@@ -23,37 +17,31 @@ FAST = {
 }
 """mode -> what `make test` runs: some of every kind."""
 
-pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
+
+@pytest.fixture
+def folder(mode, name, tmp_path):
+    """Where the ranks tell what the habit has done; it is judged beside one process, and one that takes half of the
+    rows at a time."""
+    yield tmp_path
+    ways = (ALONE, IN_HALVES) if mode in (*OWN_ROWS, "pipeline") else (ALONE,)
+    alone = [report_alone(lambda way=way: HABITS[name].notes(way, broadcasts=mode in OWN_ROWS)) for way in ways]
+    found = judge(alone[0], alone[-1], told(tmp_path, WORLD_SIZE), HABITS[name].limit)
+    text, refusal = f"{found.kind}: {found.message}\n{found.trace}", REFUSALS.get((mode, name))
+    if refusal is None:
+        assert found.kind in expected(mode, name), text
+    else:
+        assert found.kind == "refused", f"no longer refused; the table says: {refusal}\n{text}"
+        assert found.message.startswith(f"{refusal.error}: "), text
+        assert refusal.text in found.message, text
 
 
-@pytest.fixture(scope="module")
-def verdicts(
-    request: pytest.FixtureRequest, msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Any]:
-    """The verdict on each asked habit in each mode."""
-    folder = tmp_path_factory.mktemp("habits")
-    result = folder / "result.json"
-    program, env = workers / "runtime" / "habits.py", asked(request, "mode", "name")
-    msrun_of_module.run_world(1, program, "all", result, cwd=folder, env=env, deadline_s=DEADLINE_S)
-    return dict(json.loads(result.read_text()))
-
-
+@on_ranks(WORLD_SIZE)
 @pytest.mark.parametrize(
     ("mode", "name"), slow_but([f"{mode}/{name}" for mode, names in FAST.items() for name in names], ROWS)
 )
-def test_habit_has_the_numbers_of_one_process_or_is_refused_as_the_table_says(
-    verdicts: dict[str, Any], mode: str, name: str
-) -> None:
-    found = verdicts[f"{mode}/{name}"]
-    told = f"{found['kind']}: {found['message']}\n{found['trace']}"
-    refusal = REFUSALS.get((mode, name))
-    if refusal is None:
-        assert found["kind"] in expected(mode, name), told
-    else:
-        assert found["kind"] == "refused", f"no longer refused; the table says: {refusal}\n{told}"
-        assert found["message"].startswith(f"{refusal.error}: "), told
-        assert refusal.text in found["message"], told
+def test_habit_has_the_numbers_of_one_process_or_is_refused_as_the_table_says(ranks, folder, mode, name):
+    tell(folder, ranks.rank, lambda: HABITS[name].notes(mode))
 
 
-def test_tables_name_habits_that_there_are() -> None:
-    assert ({name for _, name in REFUSALS} | OWN_ROWS.keys() | DOCUMENTED | WARNED) - HABITS.keys() == set()
+def test_tables_name_habits_that_there_are():
+    assert ({name for _, name in REFUSALS} | DIFFERENT_ROWS.keys() | DOCUMENTED | WARNED) - HABITS.keys() == set()

@@ -1,21 +1,16 @@
 """Parts of a network on the host: the numbers of one process, the copies of the plan, on 2 and 4 ranks."""
 
-from __future__ import annotations
-
 import itertools
 import re
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from asked_cases import slow_but
 from host_networks import ROWS, new_batch, new_network
-from on_ranks import Ranks, on_ranks
-from torch import Tensor, nn
+from on_ranks import on_ranks
 
 from msrun.errors import StrategyError
 from msrun.runtime import (
@@ -62,20 +57,20 @@ class Trained:
     """The explanation of the first call."""
 
     @property
-    def on_host(self) -> set[str]:
+    def on_host(self):
         return {parameter.name for parameter in self.model.plan.parameters if parameter.on_host}
 
 
 def train(
-    name: str,
-    on_host: Iterable[str],
-    settings: Callable[[AutoParallel], AutoParallel] = lambda net: net,
+    name,
+    on_host,
+    settings=lambda net: net,
     *,
-    prepare: Callable[[nn.Module], object] = lambda network: None,
-    wrap: Callable[[nn.Module], nn.Module] = lambda network: network,
-    is_full: bool = False,
-    is_deferred: bool = False,
-) -> Trained:
+    prepare=lambda network: None,
+    wrap=lambda network: network,
+    is_full=False,
+    is_deferred=False,
+):
     """Train on all ranks and alone; the last batch is a smaller one, so that the network is captured twice."""
     network, alone = new_network(name), new_network(name)
     if is_deferred:
@@ -110,29 +105,22 @@ def train(
     return Trained(model, counted, first)
 
 
-def own_part(batch: Iterable[Tensor]) -> list[Tensor]:
+def own_part(batch):
     return [part.chunk(get_group_size())[get_rank()] for part in batch]
 
 
-def level(number: int) -> Callable[[AutoParallel], AutoParallel]:
-    return lambda net: net.hsdp(threshold=0, optimizer_level=f"level{number}")  # type: ignore[arg-type]
+def level(number):
+    return lambda net: net.hsdp(threshold=0, optimizer_level=f"level{number}")
 
 
-def cut_layers(network: nn.Module) -> None:
+def cut_layers(network):
     """Megatron's pair: the sum of the second layer is a message of the host's values."""
     ranks = get_group_size()
     shard(network.up, ((1, 1), (ranks, 1), (ranks,)))
     shard(network.down, ((1, ranks), (1, ranks)))
 
 
-def staged(
-    name: str,
-    on_host: Iterable[str],
-    scheduler: Any = "1f1b",
-    interleave: bool = False,
-    settings: Callable[[AutoParallel], AutoParallel] = lambda net: net,
-    **how: Any,
-) -> Trained:
+def staged(name, on_host, scheduler="1f1b", interleave=False, settings=lambda net: net, **how):
     """Train in a pipeline of as many stages as there are ranks, or of two."""
     stages = how.pop("stages", get_group_size())
     micro_size = 2 * stages if interleave else stages
@@ -146,7 +134,7 @@ def staged(
     )
 
 
-PIPELINES: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+PIPELINES = {
     "1f1b": (("transformer", ("attention", "down")), {}),
     "zero-bubble": (("transformer", ("attention", "up"), "zero_bubble"), {"stages": 2}),
     "interleaved": (("transformer", ("letters", "down"), "1f1b", True), {"stages": 2}),
@@ -154,7 +142,7 @@ PIPELINES: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "deferred": (("mlp", ("first", "third")), {"stages": 2, "is_deferred": True}),
 }
 
-WAYS: dict[str, Callable[[], Trained]] = {
+WAYS = {
     **{f"hsdp-level{n}": partial(train, "transformer", ("attention", "up"), level(n)) for n in (1, 2, 3)},
     "hsdp-deferred": partial(train, "mlp", ("first", "third"), level(3), is_deferred=True),
     "tensor-parallel": partial(train, "transformer", ("up", "down"), prepare=cut_layers, is_full=True),
@@ -180,7 +168,7 @@ CASES = {**{name: partial(train, *placed) for name, placed in PLACEMENTS.items()
 
 @often
 @pytest.mark.parametrize("case", slow_but(["tensor-parallel"], CASES))
-def test_parts_on_the_host_give_the_numbers_of_one_process_and_the_copies_of_the_plan(ranks: Ranks, case: str) -> None:
+def test_parts_on_the_host_give_the_numbers_of_one_process_and_the_copies_of_the_plan(ranks, case):
     found = CASES[case]()
     assert found.model.plan.traffic is not None
     assert found.counted == [found.model.plan.traffic.calls, found.model.plan.traffic.bytes]
@@ -189,7 +177,7 @@ def test_parts_on_the_host_give_the_numbers_of_one_process_and_the_copies_of_the
 
 
 @slow_often
-def test_parameters_of_the_host_leave_the_device(ranks: Ranks) -> None:
+def test_parameters_of_the_host_leave_the_device(ranks):
     found = train("mlp", ("second",))
     plan = found.model.plan
     assert found.on_host == {"second.weight", "second.bias"}
@@ -206,7 +194,7 @@ def test_parameters_of_the_host_leave_the_device(ranks: Ranks) -> None:
 
 
 @on_ranks(2, slow=True)
-def test_plan_of_a_stage_names_what_it_copies_as_the_whole_network_does(ranks: Ranks) -> None:
+def test_plan_of_a_stage_names_what_it_copies_as_the_whole_network_does(ranks):
     lines = WAYS["pipeline-deferred"]().model.plan.explain().splitlines()
     begin = lines.index("borders between host (2 operators) and device") + 1
     named = [line.split(" to_")[0].strip() for line in lines[begin : lines.index("", begin)]]
@@ -215,7 +203,7 @@ def test_plan_of_a_stage_names_what_it_copies_as_the_whole_network_does(ranks: R
 
 
 @slow_often
-def test_dropouts_on_the_host_draw_the_same_masks() -> None:
+def test_dropouts_on_the_host_draw_the_same_masks():
     found = []
     for on_host in ((), ("drop", "attention")):
         network = new_network("dropping")
@@ -228,11 +216,11 @@ def test_dropouts_on_the_host_draw_the_same_masks() -> None:
 
 
 @slow_often
-def test_step_function_calls_a_function_on_the_host() -> None:
+def test_step_function_calls_a_function_on_the_host():
     ends = set_target(lambda layer, x: torch.sin(layer(x)), "cpu")
     network, alone = new_network("mlp"), new_network("mlp")
 
-    def loss_of(net: Any, x: Tensor, labels: Tensor) -> Tensor:
+    def loss_of(net, x, labels):
         return F.cross_entropy(ends(net.third, torch.tanh(net.second(torch.relu(net.first(x))))), labels)
 
     batch = new_batch(0)
@@ -253,9 +241,7 @@ def test_step_function_calls_a_function_on_the_host() -> None:
     [({2: 40, 4: 28}, lambda net: net), ({2: 34, 4: 24}, level(2))],
     ids=["limit", "limit-level2"],
 )
-def test_limit_of_device_memory_moves_parameters_and_says_which(
-    ranks: Ranks, limits_kb: dict[int, int], settings: Callable[[AutoParallel], AutoParallel]
-) -> None:
+def test_limit_of_device_memory_moves_parameters_and_says_which(ranks, limits_kb, settings):
     limit_kb = limits_kb[ranks.size]
     found = train("transformer", (), lambda net: settings(net).device_memory_limit(limit_kb / 1024))
     assert found.model.plan.host_bytes > 0 and found.model.plan.device_bytes > 0
@@ -268,14 +254,14 @@ def test_limit_of_device_memory_moves_parameters_and_says_which(
 
 
 @on_ranks(2, slow=True)
-def test_what_cannot_be_is_refused_with_what_is_missing() -> None:
+def test_what_cannot_be_is_refused_with_what_is_missing():
     impossible = (
         r"device_memory_limit\(\S+\): a step needs \S+ KB of the device, and \S+ KB with every operator that has "
         r"parameters on the host: \S+ KB are missing; give more"
     )
     with pytest.raises(StrategyError, match=impossible):
         train("transformer", (), lambda net: net.device_memory_limit(2 / 1024))
-    wrong: list[tuple[Callable[[nn.Module], AutoParallel], str]] = [
+    wrong = [
         (
             lambda net: AutoParallel(net, "data_parallel"),
             'set_target of network.first with parallel_mode="data_parallel", which cuts no graph',

@@ -1,11 +1,6 @@
 """Optimizers on the host: the losses of the device and of one process, 1/3 and 1/8 of the device's memory."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,8 +8,8 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from asked_cases import slow_but
 from host_operators import AdamWeightDecayOp
-from on_ranks import Ranks, on_ranks
-from torch import Tensor, nn
+from on_ranks import on_ranks
+from torch import nn
 
 from msrun.errors import StrategyError
 from msrun.runtime import (
@@ -35,7 +30,7 @@ from msrun.runtime import (
 )
 
 STEPS, ROWS, WIDTH, HIDDEN, CLASSES = 4, 16, 32, 64, 64
-MAKERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+MAKERS = {
     "SGD": lambda p: optim.SGD(p, 0.1, momentum=0.9),
     "AdamW": lambda p: torch.optim.AdamW(p, lr=1e-2),
     "AdamWeightDecay": lambda p: optim.AdamWeightDecay(p, lr=1e-2, weight_decay=0.1),
@@ -61,7 +56,7 @@ class Way:
     mode: str = "semi_auto"
 
 
-WAYS: dict[str, Way] = {
+WAYS = {
     "whole": Way(),
     "level1": Way("level1", clips="torch"),
     "level3": Way("level3"),
@@ -86,35 +81,34 @@ LAWS = [
     ("Lamb", "pipeline"),
 ]
 ONE_PROCESS, DEVICE = 1e-9, 1e-12
-on_two = on_ranks(2)
 slow_on_two = on_ranks(2, slow=True)
 often = on_ranks(2, pytest.param(4, marks=pytest.mark.slow))
 slow_often = on_ranks(2, pytest.param(4, marks=pytest.mark.slow), slow=True)
 
 
 class Net(nn.Module):
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype):
         super().__init__()
         self.first, self.last = nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.Tanh()), nn.Linear(HIDDEN, CLASSES)
         self.to(dtype)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.first(x))  # type: ignore[no-any-return]
+    def forward(self, x):
+        return self.last(self.first(x))
 
 
-def make_net(dtype: torch.dtype) -> Net:
+def make_net(dtype):
     torch.manual_seed(0)
     return Net(dtype)
 
 
-def batches(dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+def batches(dtype):
     draw = torch.Generator().manual_seed(3)
     rows = torch.randn(2 * STEPS, ROWS, WIDTH, generator=draw, dtype=torch.float64).to(dtype)
     labels = torch.randint(CLASSES, (2 * STEPS, ROWS), generator=draw)
     return list(zip(rows, labels, strict=True))
 
 
-def alone(maker: Callable[[Any], torch.optim.Optimizer], way: Way) -> list[float]:
+def alone(maker, way):
     """Train in one process on whole batches."""
     net = make_net(torch.float64)
     optimizer = maker(net.parameters())
@@ -132,7 +126,7 @@ def alone(maker: Callable[[Any], torch.optim.Optimizer], way: Way) -> list[float
     return losses
 
 
-def train(maker: Callable[[Any], torch.optim.Optimizer], way: Way, *, on_host: bool) -> list[float]:
+def train(maker, way, *, on_host):
     """Train on all ranks."""
     if way.form == "deferred":
         torch.manual_seed(0)
@@ -147,7 +141,7 @@ def train(maker: Callable[[Any], torch.optim.Optimizer], way: Way, *, on_host: b
     if way.is_cut:
         data_parts = get_group_size() // 2
         shard(net.first[0], ((data_parts, 1), (2, 1)))
-    loss_of: nn.Module = WithLoss(net, F.cross_entropy)
+    loss_of = WithLoss(net, F.cross_entropy)
     if way.form == "pipeline":
         loss_of = Pipeline(loss_of, way.micro_batches, stage_config={"network.first": 0, "network.last": 1})
     elif way.micro_batches > 1:
@@ -172,9 +166,7 @@ def train(maker: Callable[[Any], torch.optim.Optimizer], way: Way, *, on_host: b
     return [_one_step(call, net, optimizer, way, data[count * n : count * (n + 1)]) for n in range(STEPS)]
 
 
-def _one_step(
-    call: Any, net: nn.Module, optimizer: torch.optim.Optimizer, way: Way, data: list[tuple[Tensor, Tensor]]
-) -> float:
+def _one_step(call, net, optimizer, way, data):
     if way.form == "step":
         return float(call(*data[0]).item())
     for x, y in data:
@@ -193,22 +185,22 @@ def _one_step(
     return float(loss.item())
 
 
-def _step_function(net: nn.Module, optimizer: Any, way: Way) -> Callable[..., Tensor]:
+def _step_function(net, optimizer, way):
     differentiate = value_and_grad(lambda x, y: F.cross_entropy(net(x), y), None, net.parameters())
 
-    def step(x: Tensor, y: Tensor) -> Tensor:
+    def step(x, y):
         loss, gradients = differentiate(x, y)
         for parameter, gradient in zip(net.parameters(), clip_by_global_norm(gradients, 0.1), strict=True):
             parameter.grad = gradient
         optimizer.step()
-        return loss  # type: ignore[no-any-return]
+        return loss
 
     return step
 
 
 @often
 @pytest.mark.parametrize(("name", "way"), slow_but(["Lamb/streamed-tensor-level3"], LAWS))
-def test_losses_are_those_of_the_device_and_of_one_process(ranks: Ranks, name: str, way: str) -> None:
+def test_losses_are_those_of_the_device_and_of_one_process(ranks, name, way):
     if ranks.size == 4 and way == "pipeline":
         pytest.skip("a pipeline of two ranks")
     found = train(MAKERS[name], WAYS[way], on_host=True)
@@ -220,29 +212,27 @@ def test_losses_are_those_of_the_device_and_of_one_process(ranks: Ranks, name: s
 # -- 16-bit weights ---------------------------------------------------------------------------------------------------
 
 
-def _start(
-    dtype: torch.dtype, level: str | None, *, streams: bool = False, on_host: bool = True
-) -> tuple[Net, torch.optim.Optimizer, AutoParallel]:
+def _start(dtype, level, *, streams=False, on_host=True):
     net = make_net(dtype)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     if on_host:
         optim.offload(optimizer)
     call = AutoParallel(WithLoss(net, F.cross_entropy)).dataset_strategy("full_batch")
     if level:
-        call.hsdp(threshold=0, optimizer_level=level)  # type: ignore[arg-type]
+        call.hsdp(threshold=0, optimizer_level=level)
     if streams:
         call.offload_gradients(optimizer)
     return net, optimizer, call
 
 
-def _whole(tensor: Any) -> Tensor:
+def _whole(tensor):
     value = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return value.detach().clone()  # type: ignore[no-any-return]
+    return value.detach().clone()
 
 
 @slow_often
 @pytest.mark.parametrize("streams", [False, True])
-def test_weights_of_16_bits_are_bit_for_bit_the_rounded_masters_of_one_process(streams: bool) -> None:
+def test_weights_of_16_bits_are_bit_for_bit_the_rounded_masters_of_one_process(streams):
     """Beside one process that does the same with these gradients: float32 weights, rounded after each step."""
     net, optimizer, call = _start(torch.bfloat16, "level1", streams=streams)
     masters = [nn.Parameter(p.detach().float()) for p in make_net(torch.bfloat16).parameters()]
@@ -263,7 +253,7 @@ def test_weights_of_16_bits_are_bit_for_bit_the_rounded_masters_of_one_process(s
     assert all(torch.equal(k, m.detach()) for k, m in zip(kept, masters, strict=True))
 
 
-def _bytes_of(dtype: torch.dtype, *, on_host: bool, streams: bool = False, in_backward: bool = False) -> Any:
+def _bytes_of(dtype, *, on_host, streams=False, in_backward=False):
     """Return bytes an element, before and after the second step: on the device, on the host, copied there and back."""
     _, optimizer, call = _start(dtype, "level1", streams=streams, on_host=on_host)
     if in_backward:
@@ -280,7 +270,7 @@ def _bytes_of(dtype: torch.dtype, *, on_host: bool, streams: bool = False, in_ba
 
 
 @slow_on_two
-def test_device_holds_a_third_of_float32_adam_and_an_eighth_of_the_mixed_recipe() -> None:
+def test_device_holds_a_third_of_float32_adam_and_an_eighth_of_the_mixed_recipe():
     """Gradients are copied there, and weights back."""
     device, _, nothing = _bytes_of(torch.float32, on_host=False)
     assert device["weights"] + device["state"] == pytest.approx(12, abs=0.02)
@@ -294,7 +284,7 @@ def test_device_holds_a_third_of_float32_adam_and_an_eighth_of_the_mixed_recipe(
     assert copied == of_streamed == in_backward == [2, 2]
 
 
-def _train(start: tuple[Net, Any, AutoParallel], some: list[tuple[Tensor, Tensor]]) -> list[float]:
+def _train(start, some):
     found = []
     for x, y in some:
         loss = start[2](x, y)
@@ -306,7 +296,7 @@ def _train(start: tuple[Net, Any, AutoParallel], some: list[tuple[Tensor, Tensor
 
 
 @slow_on_two
-def test_network_is_verified_saved_and_captured_again_with_its_gradients_on_the_host(tmp_path: Path) -> None:
+def test_network_is_verified_saved_and_captured_again_with_its_gradients_on_the_host(tmp_path):
     """Saved beside the training, once gradients have gone to the host."""
     net, optimizer, call = start = _start(torch.float64, "level1", streams=True)
     x, y = batches(torch.float64)[0]
@@ -333,13 +323,11 @@ def test_network_is_verified_saved_and_captured_again_with_its_gradients_on_the_
     ],
     ids=["narrow", "layouts", "places"],
 )
-def test_training_goes_on_from_a_checkpoint_in_other_layouts_and_places(
-    tmp_path: Path, dtype: torch.dtype, places: list[bool], levels: list[str | None]
-) -> None:
+def test_training_goes_on_from_a_checkpoint_in_other_layouts_and_places(tmp_path, dtype, places, levels):
     """On the host or on the device."""
     data = batches(dtype)
     through = _train(_start(dtype, levels[0], on_host=places[0]), data[: 2 * len(places)])
-    resumed: list[float] = []
+    resumed = []
     for number, (on_host, level) in enumerate(zip(places, levels, strict=True)):
         start = _start(dtype, level, on_host=on_host)
         if number:
@@ -350,19 +338,19 @@ def test_training_goes_on_from_a_checkpoint_in_other_layouts_and_places(
 
 
 @slow_on_two
-def test_what_cannot_be_is_refused_with_what_to_do() -> None:
+def test_what_cannot_be_is_refused_with_what_to_do():
     net = make_net(torch.float64)
     loss_of = WithLoss(net, F.cross_entropy)
     on_host, on_device = optim.AdamW(net.parameters(), target="cpu"), optim.AdamW(net.parameters())
     muon = optim.offload(torch.optim.Muon([net.last.weight]))
     x, y = batches(torch.float64)[0]
 
-    def of_muon() -> None:
+    def of_muon():
         AutoParallel(loss_of).dataset_strategy("full_batch").hsdp(threshold=0)(x, y).backward()
         muon.step()
 
     one_of_both = "leave one of both out$"
-    asked: list[tuple[Callable[[], Any], str]] = [
+    asked = [
         (lambda: AutoParallel(loss_of).offload_gradients(on_device), r"call optim\.offload\(optimizer\) first$"),
         (lambda: AutoParallel(lambda: None).offload_gradients(on_host), one_of_both),
         (

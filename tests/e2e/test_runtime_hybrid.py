@@ -1,10 +1,6 @@
 """Hybrid parallel and its communication operators, beside one process that knows every rank's tensors."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,8 +8,8 @@ import torch.nn.functional as F  # noqa: N812
 from asked_cases import one_fast
 from local_parts import local
 from mode_networks import STEPS
-from on_ranks import Ranks, on_ranks
-from torch import Tensor, nn
+from on_ranks import on_ranks
+from torch import nn
 
 from msrun.errors import StrategyError
 from msrun.runtime import (
@@ -43,7 +39,7 @@ ROWS, COLUMNS, BATCH = 512, 128, 8
 LEARNING_RATE = 1e-6
 
 
-def whole_weight() -> Tensor:
+def whole_weight():
     generator = torch.Generator().manual_seed(1)
     return torch.rand(ROWS, COLUMNS, generator=generator, dtype=torch.float64) / ROWS
 
@@ -51,40 +47,40 @@ def whole_weight() -> Tensor:
 class HybridParallelNet(nn.Module):
     """The document's network: each rank has some columns of the weight and sums what all of them give."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         part = whole_weight().chunk(get_group_size(), 1)[get_rank()].clone()
         self.weight = layerwise_parallel(nn.Parameter(part))
         self.scale = nn.Parameter(torch.ones(ROWS, dtype=torch.float64))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return all_reduce(torch.matmul(x * self.scale, self.weight).sum(-1))
 
 
 class Columns(nn.Module):
     """The MatMul that the document cuts with ((1, 1), (1, 2))."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(whole_weight())
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return torch.matmul(x, self.weight)
 
 
 class SemiAutoParallelNet(nn.Module):
     """The same network whole, as the document writes it for semi_auto."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.fc = Columns()
         self.scale = nn.Parameter(torch.ones(ROWS, dtype=torch.float64))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.fc(x * self.scale).sum(-1)
 
 
-def assert_trained(network: Any, step: Any, optimizer: Any = None) -> None:
+def assert_trained(network, step, optimizer=None):
     """Train on the same batch on every rank, beside one process. A step function has an optimizer of its own."""
     serial, generator, losses = SemiAutoParallelNet(), torch.Generator().manual_seed(2), []
     theirs = optim.Momentum(serial.parameters(), LEARNING_RATE, 0.9)
@@ -110,7 +106,7 @@ def assert_trained(network: Any, step: Any, optimizer: Any = None) -> None:
 
 @on_ranks(4, pytest.param(8, marks=pytest.mark.slow))
 @pytest.mark.parametrize("form", one_fast("module", "step", "semi_auto"))
-def test_hand_cut_network_of_the_document_equals_its_semi_auto_twin_and_one_process(form: str) -> None:
+def test_hand_cut_network_of_the_document_equals_its_semi_auto_twin_and_one_process(form):
     if form == "semi_auto":
         twin = SemiAutoParallelNet()
         shard(twin.fc, ((1, 1), (1, get_group_size())))
@@ -121,10 +117,10 @@ def test_hand_cut_network_of_the_document_equals_its_semi_auto_twin_and_one_proc
     optimizer, whole = optim.Momentum(network.parameters(), LEARNING_RATE, 0.9), WithLoss(network, F.mse_loss)
     gradients_of = value_and_grad(lambda x, y: whole(x, y), None, list(network.parameters()))
 
-    def train(x: Tensor, y: Tensor) -> Tensor:
+    def train(x, y):
         loss, gradients = gradients_of(x, y)
         optimizer(gradients)
-        return loss  # type: ignore[no-any-return]
+        return loss
 
     step = AutoParallel(whole if form == "module" else train, "hybrid_parallel")
     assert_trained(network, step, optimizer if form == "module" else None)
@@ -133,7 +129,7 @@ def test_hand_cut_network_of_the_document_equals_its_semi_auto_twin_and_one_proc
 
 
 @on_four
-def test_mindspores_sums_leave_marked_gradients_as_the_operators_give_them(ranks: Ranks) -> None:
+def test_mindspores_sums_leave_marked_gradients_as_the_operators_give_them(ranks):
     """Marked parameters keep the gradient of all ranks' losses, gradients_mean or not."""
     x, y = torch.ones(2, ROWS, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
     for is_mean in (True, False):
@@ -141,15 +137,15 @@ def test_mindspores_sums_leave_marked_gradients_as_the_operators_give_them(ranks
         step = AutoParallel(WithLoss(network, F.mse_loss), "hybrid_parallel", compat="mindspore")
         F.mse_loss(serial(x), y).backward()
         (step.enable_gradients_mean() if is_mean else step)(x, y).backward()
-        part: Any = ranks.part(serial.fc.weight.grad, 1)
-        assert float((network.weight.grad / part).mean()) == pytest.approx(4.0)  # type: ignore[operator]
-        of_scale = network.scale.grad / serial.scale.grad  # type: ignore[operator]
+        part = ranks.part(serial.fc.weight.grad, 1)
+        assert float((network.weight.grad / part).mean()) == pytest.approx(4.0)
+        of_scale = network.scale.grad / serial.scale.grad
         assert float(of_scale.mean()) == pytest.approx(1.0 if is_mean else 4.0)
 
 
 @on_four
 @pytest.mark.parametrize("mode", ["data_parallel", "semi_auto"])
-def test_marked_parameters_are_refused_where_they_would_be_reduced_or_cut(mode: Any) -> None:
+def test_marked_parameters_are_refused_where_they_would_be_reduced_or_cut(mode):
     with pytest.raises(
         StrategyError, match=r'weight is marked layerwise_parallel.*use parallel_mode="hybrid_parallel"'
     ):
@@ -158,7 +154,7 @@ def test_marked_parameters_are_refused_where_they_would_be_reduced_or_cut(mode: 
 
 @on_four
 @pytest.mark.parametrize("form", ["shared", "apart"])
-def test_hand_cut_network_is_saved_by_every_rank_and_goes_on(ranks: Ranks, form: str) -> None:
+def test_hand_cut_network_is_saved_by_every_rank_and_goes_on(ranks, form):
     """In one directory, or in directories of their own."""
     folder = Path("hybrid" if form == "shared" else f"hybrid-{ranks.rank}")
     runs = []
@@ -188,12 +184,8 @@ def test_hand_cut_network_is_saved_by_every_rank_and_goes_on(ranks: Ranks, form:
 
 # -- operators ----------------------------------------------------------------------------------------------------
 
-Call = Callable[[Tensor], Tensor]
-Whole = Callable[[list[Tensor], int], Tensor]
-"""Every rank's input, and a rank -> the result on that rank."""
 
-
-def check(call: Call, whole: Whole, ranks: list[int], moves: list[str]) -> None:
+def check(call, whole, ranks, moves):
     """Compare result and gradient with those of one process: the loss is the sum of all ranks' losses."""
     generator = torch.Generator().manual_seed(3)
     inputs = [torch.randn(4, 8, generator=generator, dtype=torch.float64).requires_grad_() for _ in ranks]
@@ -217,27 +209,27 @@ class _Extreme(torch.autograd.Function):
     """MindSpore's gradient: every rank that has the extreme gets all of the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, is_max: bool, *inputs: Tensor) -> Tensor:
+    def forward(ctx, is_max, *inputs):
         stacked = torch.stack(inputs)
         result = stacked.amax(0) if is_max else stacked.amin(0)
         ctx.save_for_backward(stacked == result)
         return result
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    def backward(ctx, gradient):
         return None, *(gradient * ctx.saved_tensors[0]).unbind(0)
 
 
-def operator(name: str, group: str | None, ranks: list[int]) -> tuple[Call, Whole]:
+def operator(name, group, ranks):
     count = len(ranks)
 
-    def exchange(inputs: list[Tensor], rank: int, split: int, concat: int) -> Tensor:
+    def exchange(inputs, rank, split, concat):
         return torch.cat([x.chunk(count, split)[rank] for x in inputs], concat)
 
-    def scatter(inputs: list[Tensor], rank: int, dim: int) -> Tensor:
+    def scatter(inputs, rank, dim):
         return torch.stack(inputs).sum(0).chunk(count, dim)[rank]
 
-    table: dict[str, tuple[Call, Whole]] = {
+    table = {
         "all-reduce": (lambda x: all_reduce(x, group=group), lambda xs, _: torch.stack(xs).sum(0)),
         "all-reduce-max": (lambda x: all_reduce(x, "max", group), lambda xs, _: _Extreme.apply(True, *xs)),  # noqa: FBT003
         "all-reduce-min": (lambda x: all_reduce(x, "min", group), lambda xs, _: _Extreme.apply(False, *xs)),  # noqa: FBT003
@@ -268,7 +260,7 @@ MOVES = {
 
 @on_four
 @pytest.mark.parametrize("name", MOVES)
-def test_communication_operator_has_the_result_and_the_gradient_of_the_sum_of_losses(ranks: Ranks, name: str) -> None:
+def test_communication_operator_has_the_result_and_the_gradient_of_the_sum_of_losses(ranks, name):
     """Also in groups of ranks that do not follow each other: 0, 2 and 1, 3."""
     check(*operator(name, None, [0, 1, 2, 3]), [0, 1, 2, 3], MOVES[name])
     groups = {"even": [0, 2], "odd": [1, 3]}

@@ -1,11 +1,8 @@
 """The strategy law and the redistribution law: however an operator is cut, its result and gradients are the same."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import math
-from typing import Any
 
 import operator_cases
 import operator_cases_conv
@@ -14,7 +11,7 @@ import pytest
 import torch
 from asked_cases import slow_but
 from law_graphs import MODULES, WORLDS, graph_of, runs_of
-from on_ranks import Ranks, on_ranks
+from on_ranks import on_ranks
 from placed_parameters import placed
 
 from msrun.runtime.execute.transfers import start_backward, start_forward
@@ -119,10 +116,7 @@ def arrangements(case, mesh, given):
 
 
 RUNS = [(size, *run) for size in WORLDS for run in runs_of(size)]
-FAST = {
-    "operator_cases": ["linear-bias"],
-    "operator_cases_conv": ["max-pool2d-overlapping"],
-}
+FAST = {"operator_cases": ["linear-bias"], "operator_cases_conv": ["max-pool2d-overlapping"]}
 """What has collectives, halos or a place of its own in more than one dimension."""
 FAST_KEYS = [f"4/{module}/{name}" for module, names in FAST.items() for name in names]
 
@@ -131,9 +125,7 @@ FAST_KEYS = [f"4/{module}/{name}" for module, names in FAST.items() for name in 
 @pytest.mark.parametrize(
     ("ranks", "key", "case", "follows", "dtypes"), slow_but(FAST_KEYS, RUNS, lambda *run: run[1]), indirect=["ranks"]
 )
-def test_every_legal_strategy_gives_the_result_and_gradients_of_one_process(
-    ranks: Ranks, key: str, case: Any, follows: bool, dtypes: list[torch.dtype]
-) -> None:
+def test_every_legal_strategy_gives_the_result_and_gradients_of_one_process(ranks, key, case, follows, dtypes):
     """Of an operator that follows its input: every layout of that input."""
     mesh, wrong = build_mesh(ranks.size), []
     for dtype in dtypes:
@@ -153,7 +145,7 @@ def test_every_legal_strategy_gives_the_result_and_gradients_of_one_process(
 
 
 @on_ranks(2, pytest.param(4, marks=pytest.mark.slow))
-def test_every_layout_can_be_moved_to_every_other_and_its_gradient_back(ranks: Ranks) -> None:
+def test_every_layout_can_be_moved_to_every_other_and_its_gradient_back(ranks):
     """With real collectives."""
     mesh, rank = build_mesh(ranks.size), ranks.rank
     whole = torch.arange(4 * 4 * 8, dtype=torch.float64).reshape(4, 4, 8)
@@ -189,14 +181,14 @@ COUNTS = [
 
 
 @pytest.mark.parametrize(("module", "legal"), COUNTS, ids=[module.__name__ for module, _ in COUNTS])
-def test_cases_try_many_strategies(module: Any, legal: dict[str, int]) -> None:
+def test_cases_try_many_strategies(module, legal):
     """Guards the guard: a mistake in the table of cases must not empty the law."""
     counts = {case.name: len(case.legal(4)) for case in module.BINARY}
     assert {name: counts[name] for name in legal} == legal
     assert sum(counts.values()) > 330
 
 
-def test_every_case_runs_in_a_world() -> None:
+def test_every_case_runs_in_a_world():
     keys = {key for _, key, *_ in RUNS}
     modules = [importlib.import_module(name) for name in MODULES]
     everything = {f"{m.__name__}/{case.name}" for m in modules for case in [*m.BINARY, *m.UNARY]}

@@ -1,9 +1,6 @@
 """Mixed precision in every mode, beside one process under torch's own autocast and GradScaler."""
 
-from __future__ import annotations
-
 import functools
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -13,8 +10,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from local_parts import local
 from mode_networks import batches, make_network, mine, momentum, step_function
-from on_ranks import Ranks, on_ranks
-from torch import Tensor, nn
+from on_ranks import on_ranks
+from torch import nn
 
 from msrun.runtime import (
     AutoParallel,
@@ -31,13 +28,12 @@ from msrun.runtime.execute.transfers import traffic
 from msrun.shm.collectives import Reduction
 
 STEPS, BAD_STEP, SCALE = 8, 3, 1024.0
-Build = Callable[[Any], AutoParallel]
 on_four = on_ranks(4)
 pytestmark = pytest.mark.slow
 
 
 @functools.cache
-def serial(dtype: torch.dtype | None, scale: float = 1.0, skipped: int | None = None) -> list[float]:
+def serial(dtype, scale=1.0, skipped=None):
     """Return the losses of one process with float32 weights; dtype None: float32 throughout."""
     given = [batch for index, batch in enumerate(batches(torch.float32, STEPS)) if index != skipped]
     network = make_network(torch.float32)
@@ -55,16 +51,16 @@ def serial(dtype: torch.dtype | None, scale: float = 1.0, skipped: int | None = 
     return losses
 
 
-def mixed(mode: str, dtype: str, scale: Any = None, **hsdp: Any) -> Build:
-    def build(network: Any) -> AutoParallel:
-        step = AutoParallel(network, mode).mixed_precision(dtype, scale)  # type: ignore[arg-type]
+def mixed(mode, dtype, scale=None, **hsdp):
+    def build(network):
+        step = AutoParallel(network, mode).mixed_precision(dtype, scale)
         return step.hsdp(**{"threshold": 1, **hsdp}) if hsdp else step
 
     return build
 
 
 @functools.cache
-def trained(case: str) -> AutoParallel:
+def trained(case):
     """Train in one way beside one process under autocast; return the step, and leave the traffic of the last one."""
     build, dtype, form, cut = WAYS[case]
     scale = SCALE if case.startswith("scaled") else 1.0
@@ -73,7 +69,7 @@ def trained(case: str) -> AutoParallel:
     for name in cut:
         shard(getattr(network, name), CUTS[name])
     optimizer = momentum(network)
-    step = build(WithLoss(network, F.cross_entropy) if form == "module" else step_function(network, optimizer))  # type: ignore[arg-type]
+    step = build(WithLoss(network, F.cross_entropy) if form == "module" else step_function(network, optimizer))
     if cut:
         step.dataset_strategy("full_batch")
     losses = []
@@ -82,7 +78,7 @@ def trained(case: str) -> AutoParallel:
         loss = step(*((images, labels) if cut else (mine(images), mine(labels))))
         if form == "module":
             loss.backward()
-            assert {parameter.grad.dtype for parameter in network.parameters()} == {torch.float32}  # type: ignore[union-attr]
+            assert {parameter.grad.dtype for parameter in network.parameters()} == {torch.float32}
             optimizer.step()
             optimizer.zero_grad()
         losses.append(float(loss.detach()))
@@ -96,9 +92,9 @@ def trained(case: str) -> AutoParallel:
     return step
 
 
-MOVED: dict[str, dict[str, int]] = {}
-CUTS: dict[str, Any] = {"layer1": ((1, 1), (4, 1), (4,)), "layer2": ((1, 4), (1, 4))}
-MODES: dict[str, tuple[str, dict[str, Any]]] = {
+MOVED = {}
+CUTS = {"layer1": ((1, 1), (4, 1), (4,)), "layer2": ((1, 4), (1, 4))}
+MODES = {
     "semi-auto": ("semi_auto", {}),
     "hsdp": ("semi_auto", {"optimizer_level": "level1"}),
     "hsdp-level3": ("semi_auto", {"optimizer_level": "level3"}),
@@ -107,7 +103,7 @@ MODES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 SCALED = ("semi-auto", "hsdp-level3", "data-parallel")
 FORMS = ("module", "step")
-WAYS: dict[str, tuple[Build, torch.dtype, str, tuple[str, ...]]] = {
+WAYS = {
     "columns": (mixed("semi_auto", "bfloat16"), torch.bfloat16, "module", ("layer1",)),
     "columns-rows": (mixed("semi_auto", "bfloat16"), torch.bfloat16, "module", ("layer1", "layer2")),
     "float16-unscaled": (mixed("semi_auto", "float16"), torch.float16, "module", ()),
@@ -126,12 +122,12 @@ WAYS: dict[str, tuple[Build, torch.dtype, str, tuple[str, ...]]] = {
 
 @on_four
 @pytest.mark.parametrize("case", WAYS)
-def test_mixed_precision_trains_as_one_process_under_autocast_with_weights_in_float32(case: str) -> None:
+def test_mixed_precision_trains_as_one_process_under_autocast_with_weights_in_float32(case):
     trained(case)
 
 
 @on_four
-def test_weights_are_gathered_in_16_bits_and_gradients_summed_in_32() -> None:
+def test_weights_are_gathered_in_16_bits_and_gradients_summed_in_32():
     trained("mixed/hsdp-module")
     elements, moved = 32 * 24, MOVED["mixed/hsdp-module"]
     assert (moved["all_gather"], moved["reduce_scatter"]) == (elements // 4 * 2, elements * 4)
@@ -139,7 +135,7 @@ def test_weights_are_gathered_in_16_bits_and_gradients_summed_in_32() -> None:
 
 @on_four
 @pytest.mark.parametrize("form", FORMS)
-def test_looking_for_overflows_costs_one_number(form: str) -> None:
+def test_looking_for_overflows_costs_one_number(form):
     cases = [f"{kind}/data-parallel-{form}" for kind in ("scaled", "mixed")]
     for case in cases:
         trained(case)
@@ -148,7 +144,7 @@ def test_looking_for_overflows_costs_one_number(form: str) -> None:
 
 
 @on_four
-def test_float16_without_a_scale_is_said_aloud() -> None:
+def test_float16_without_a_scale_is_said_aloud():
     notes = trained("float16-unscaled").plan.notes
     assert any('give mixed_precision(loss_scale="dynamic")' in note for note in notes)
 
@@ -159,13 +155,13 @@ def test_float16_without_a_scale_is_said_aloud() -> None:
 @on_four
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", [*SCALED, "stand-alone"])
-def test_gradients_that_overflow_on_one_rank_are_skipped_by_all(ranks: Ranks, name: str, form: str) -> None:
+def test_gradients_that_overflow_on_one_rank_are_skipped_by_all(ranks, name, form):
     """Nobody's weights change in that step, and the next ones go on as if it had not been. Ranks that stand alone skip
     their own."""
     mode, hsdp = MODES.get(name, ("stand_alone", {}))
     network = make_network(torch.float32)
     optimizer = momentum(network)
-    called = WithLoss(network, F.cross_entropy) if form == "module" else step_function(network, optimizer)  # type: ignore[arg-type]
+    called = WithLoss(network, F.cross_entropy) if form == "module" else step_function(network, optimizer)
     step = mixed(mode, "float16", "dynamic", **hsdp)(called)
     scales, changed, losses = [], [], []
     for index, (images, labels) in enumerate(batches(torch.float32, STEPS)):
@@ -192,20 +188,20 @@ def test_gradients_that_overflow_on_one_rank_are_skipped_by_all(ranks: Ranks, na
 class Amplified(nn.Module):
     """A network whose gradient overflows in one column of the first weight, while its loss stays finite."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.inner = make_network(torch.float32)
         with torch.no_grad():
             self.inner.layer1.weight[0] = 0.0
             self.inner.layer1.bias[0] = 1e-6
 
-    def forward(self, x: Tensor, y: Tensor, factors: Tensor) -> Tensor:
+    def forward(self, x, y, factors):
         hidden = F.relu(self.inner.layer1(x)) * factors
         return F.cross_entropy(self.inner.layer2(hidden), y)
 
 
 @on_four
-def test_overflow_that_only_one_rank_can_see_is_skipped_by_all(ranks: Ranks) -> None:
+def test_overflow_that_only_one_rank_can_see_is_skipped_by_all(ranks):
     """Only the rank that holds the column can know."""
     network = Amplified()
     for name, strategy in CUTS.items():
@@ -228,7 +224,7 @@ def test_overflow_that_only_one_rank_can_see_is_skipped_by_all(ranks: Ranks) -> 
 
 
 @on_four
-def test_model_trains_with_a_dynamic_loss_scale() -> None:
+def test_model_trains_with_a_dynamic_loss_scale():
     given = list(batches(torch.float32, STEPS))
     network = make_network(torch.float32)
     parallel = AutoParallel(WithLoss(network, F.cross_entropy)).mixed_precision("float16", "dynamic").hsdp(threshold=1)
@@ -245,21 +241,21 @@ def test_model_trains_with_a_dynamic_loss_scale() -> None:
 class Weighted(nn.Module):
     """Its gradient is the sum of its inputs."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return (x * self.weight).sum()
 
 
 @contextmanager
-def summed_types() -> Iterator[set[str]]:
+def summed_types():
     """Give the types in which the ranks add up the gradient, the only message of four numbers."""
     types = set()
     reduce = Reduction.reduce
 
-    def note(self: Reduction, parts: Sequence[Tensor], result: Tensor) -> None:
+    def note(self, parts, result):
         if result.numel() == 4:
             types.add(str(result.dtype))
         reduce(self, parts, result)
@@ -273,12 +269,12 @@ def summed_types() -> Iterator[set[str]]:
 @pytest.mark.parametrize(
     ("mode", "form"), [("fsdp", "module"), *((m, f) for m in ("semi_auto", "data_parallel") for f in FORMS)]
 )
-def test_short_gradients_are_added_up_in_float32_unless_switched_off(mode: str, form: str, is_wide: bool) -> None:
+def test_short_gradients_are_added_up_in_float32_unless_switched_off(mode, form, is_wide):
     """256 and three halves: 257.5 in float32, 256 in bfloat16, which has 8 bits."""
     network = Weighted()
     x = torch.full((1, 4), 256.0 if get_rank() == 0 else 0.5, dtype=torch.bfloat16)
     function = value_and_grad(lambda x: network(x), None, list(network.parameters()))
-    step = AutoParallel(network if form == "module" else lambda x: function(x), mode.replace("fsdp", "data_parallel"))  # type: ignore[arg-type]
+    step = AutoParallel(network if form == "module" else lambda x: function(x), mode.replace("fsdp", "data_parallel"))
     if mode == "fsdp":
         step.hsdp(threshold=0)
     step = step.enable_fp32_communication() if is_wide else step.disable_gradient_fp32_sync()
@@ -303,18 +299,18 @@ def test_short_gradients_are_added_up_in_float32_unless_switched_off(mode: str, 
 class Faint(nn.Module):
     """Its gradients are too small for float16, unless the backward pass begins with a loss scale."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(1)
         self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 4)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         hidden = torch.relu(self.first(x))
         return (self.second(hidden).float() * 2.0**-22).sum(-1).mean()
 
 
 PIPELINE = lambda net: Pipeline(net, 4, {"first": 0, "second": 1})  # noqa: E731
-DIVIDED: dict[str, tuple[Callable[[nn.Module], nn.Module], str, str]] = {
+DIVIDED = {
     **{f"accumulation, {m}": (lambda n: GradAccumulation(n, 4), m, "") for m in ("semi_auto", "data_parallel")},
     "copies": (lambda net: GradAccumulation(MicroBatchInterleaved(net, 2), 2), "semi_auto", ""),
     **{f"pipeline, {word}": (PIPELINE, "semi_auto", word) for word in ("1f1b", "zero_bubble")},
@@ -323,16 +319,16 @@ DIVIDED: dict[str, tuple[Callable[[nn.Module], nn.Module], str, str]] = {
 
 @on_four
 @pytest.mark.parametrize("case", DIVIDED)
-def test_gradients_of_micro_batches_too_small_for_float16_survive_with_a_loss_scale(case: str) -> None:
+def test_gradients_of_micro_batches_too_small_for_float16_survive_with_a_loss_scale(case):
     """They are computed inside the call."""
     wrap, mode, scheduler = DIVIDED[case]
     x = torch.rand(32, 6, generator=torch.Generator().manual_seed(3))
     network, right = Faint(), Faint()
-    step = AutoParallel(wrap(network), mode).mixed_precision("float16", "dynamic")  # type: ignore[arg-type]
+    step = AutoParallel(wrap(network), mode).mixed_precision("float16", "dynamic")
     if mode == "semi_auto":
         step.dataset_strategy("full_batch")
     if scheduler:
-        step.pipeline(stages=2, scheduler=scheduler)  # type: ignore[arg-type]
+        step.pipeline(stages=2, scheduler=scheduler)
     given = x.clone().requires_grad_(mode == "semi_auto" and not scheduler)
     for _ in range(2):  # from the second call on, the parameters have the hooks of the scale
         step.zero_grad()
@@ -341,10 +337,10 @@ def test_gradients_of_micro_batches_too_small_for_float16_survive_with_a_loss_sc
     x.requires_grad_()
     (right(x) * 3).backward()
     held = [local(parameter.grad) for parameter in step.parameters() if parameter.grad is not None]
-    wanted: list[Any] = [p.grad for p in right.parameters()]
+    wanted = [p.grad for p in right.parameters()]
     if scheduler:  # this rank's stage
         wanted = wanted[:2] if get_rank() < 2 else wanted[2:]
-    pairs: list[Any] = list(zip([gradient for gradient in held if gradient.numel()], wanted, strict=True))
+    pairs = list(zip([gradient for gradient in held if gradient.numel()], wanted, strict=True))
     if given.requires_grad:
         pairs.append((given.grad, x.grad))
     assert max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs) < 1e-2
@@ -353,11 +349,11 @@ def test_gradients_of_micro_batches_too_small_for_float16_survive_with_a_loss_sc
 class Own(nn.Module):
     """Says `torch.autocast` itself."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.inner = make_network(torch.float32)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         with torch.autocast("cpu", torch.bfloat16):
             hidden = self.inner.layer1(x)
             with torch.autocast("cpu", enabled=False):
@@ -366,7 +362,7 @@ class Own(nn.Module):
 
 
 @on_four
-def test_network_that_says_autocast_itself_is_captured_with_its_casts() -> None:
+def test_network_that_says_autocast_itself_is_captured_with_its_casts():
     network, right = Own(), Own()
     shard(network.inner.layer1, CUTS["layer1"])
     step = AutoParallel(WithLoss(network, F.cross_entropy)).dataset_strategy("full_batch")

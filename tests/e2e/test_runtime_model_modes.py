@@ -1,14 +1,10 @@
 """Model on several ranks, in every mode: what one process evaluates, predicts and trains, and requests to end."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 import torch
 from local_parts import local
 from on_ranks import on_ranks
-from torch import Tensor, nn
+from torch import nn
 
 from msrun.data import NumpySlicesDataset
 from msrun.runtime import (
@@ -18,41 +14,38 @@ from msrun.runtime import (
     Model,
     OnRequestExit,
     Pipeline,
-    RunContext,
     WithLoss,
     get_group_size,
     get_rank,
     shard,
 )
 
-Wrapped = Callable[[nn.Sequential], AutoParallel]
 LOSS = nn.CrossEntropyLoss()
 ROWS, BATCHES = 8, 3
-on_two = on_ranks(2)
 slow_on_two = on_ranks(2, slow=True)
 
 
-def network() -> nn.Sequential:
+def network():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 6)).double()
 
 
-def _tensor_parallel(net: nn.Sequential) -> AutoParallel:
+def _tensor_parallel(net):
     shard(net[0], ((1, 1), (get_group_size(), 1)))
     return AutoParallel(WithLoss(net, LOSS))
 
 
-def _pipeline(net: nn.Sequential) -> AutoParallel:
+def _pipeline(net):
     stages = {"0": 0, "1": 0, "2": 0, "3": 1, "4": 1}
     wrapped = Pipeline(WithLoss(net, LOSS), 2, stage_config=stages)
     return AutoParallel(wrapped).pipeline(2).dataset_strategy("full_batch")
 
 
-def _replicas(net: nn.Sequential) -> AutoParallel:
+def _replicas(net):
     return AutoParallel(WithLoss(net, LOSS), parallel_mode="data_parallel")
 
 
-MODES: dict[str, Wrapped] = {
+MODES = {
     "semi_auto": lambda net: AutoParallel(WithLoss(net, LOSS)),
     "hsdp level3": lambda net: AutoParallel(WithLoss(net, LOSS)).hsdp(threshold=0, optimizer_level="level3"),
     "tensor parallel": _tensor_parallel,
@@ -64,7 +57,7 @@ MODES: dict[str, Wrapped] = {
 }
 
 
-def batches() -> list[tuple[Tensor, Tensor]]:
+def batches():
     generator = torch.Generator().manual_seed(3)
     return [
         (
@@ -75,7 +68,7 @@ def batches() -> list[tuple[Tensor, Tensor]]:
     ]
 
 
-def own(name: str) -> list[tuple[Tensor, ...]]:
+def own(name):
     """Return what this rank passes."""
     if name in ("full batch", "pipeline"):
         return list(batches())
@@ -84,16 +77,16 @@ def own(name: str) -> list[tuple[Tensor, ...]]:
 
 
 class Losses(Callback):
-    def __init__(self) -> None:
+    def __init__(self):
         self.losses: list[float] = []
 
-    def on_train_step_end(self, context: RunContext) -> None:
+    def on_train_step_end(self, context):
         self.losses.append(context.loss)
 
 
 @slow_on_two
 @pytest.mark.parametrize("name", MODES)
-def test_evaluation_and_prediction_are_those_of_one_process(name: str) -> None:
+def test_evaluation_and_prediction_are_those_of_one_process(name):
     """Before a training step and after it, with dropout, which evaluation must leave out."""
     net, right = network(), network()
     parallel = MODES[name](net)
@@ -108,7 +101,7 @@ def test_evaluation_and_prediction_are_those_of_one_process(name: str) -> None:
         right.load_state_dict({key: value.clone() for key, value in parallel.state_dict().items()})
 
 
-def check_prediction(name: str, model: Model, alone: Model) -> None:
+def check_prediction(name, model, alone):
     scores = model.predict(own(name)[0][0])
     whole = alone.predict(batches()[0][0])
     if name == "pipeline":
@@ -120,7 +113,7 @@ def check_prediction(name: str, model: Model, alone: Model) -> None:
 
 
 @slow_on_two
-def test_layouts_are_those_of_training() -> None:
+def test_layouts_are_those_of_training():
     """Without a step before: `infer_train_layout` cuts the network as training does, and takes no data away."""
     for name in ("hsdp level3", "tensor parallel", "full batch"):
         net, right = network(), network()
@@ -146,16 +139,16 @@ def test_layouts_are_those_of_training() -> None:
 class AskSelf(Callback):
     """The request of one rank, in the middle of its second step."""
 
-    def __init__(self, request: OnRequestExit, rank: int) -> None:
+    def __init__(self, request, rank):
         self._request, self._rank = request, rank
 
-    def on_train_step_begin(self, context: RunContext) -> None:
+    def on_train_step_begin(self, context):
         if get_rank() == self._rank and context.cur_step_num == 1:
             self._request._ask(15, None)
 
 
 @slow_on_two
-def test_one_rank_is_asked_to_end() -> None:
+def test_one_rank_is_asked_to_end():
     for rank in range(get_group_size()):
         request, losses = OnRequestExit(save_ckpt=False), Losses()
         parallel = MODES["semi_auto"](network())

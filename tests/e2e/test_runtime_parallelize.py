@@ -1,12 +1,7 @@
 """`parallelize`: plans by name, experts that are shared out and sequences that are cut, trained like one process."""
 
-from __future__ import annotations
-
 import copy
 import re
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -14,8 +9,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 import yaml
 from asked_cases import slow_but
-from on_ranks import Ranks, on_ranks
-from torch import Tensor, nn
+from on_ranks import on_ranks
+from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 
 from msrun.errors import StrategyError
@@ -48,13 +43,13 @@ class Transposed(nn.Module):
 
 
 class Attention(nn.Module):
-    def __init__(self, layer: Any, kind: str, key_heads: int) -> None:
+    def __init__(self, layer, kind, key_heads):
         super().__init__()
         self.kind = kind
         self.q, self.out = layer(WIDTH, WIDTH), layer(WIDTH, WIDTH)
         self.k, self.v = (layer(WIDTH, key_heads * WIDTH // HEADS) for _ in range(2))
 
-    def forward(self, x: Tensor, real: Tensor) -> Tensor:
+    def forward(self, x, real):
         q, k, v = (each(x).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2) for each in (self.q, self.k, self.v))
         mask = None
         if self.kind == "masked":  # the last word attends to nothing, as where padding stands on the left
@@ -65,24 +60,24 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, layer: Any, kind: str, key_heads: int) -> None:
+    def __init__(self, layer, kind, key_heads):
         super().__init__()
         self.norm, self.attention = nn.LayerNorm(WIDTH), Attention(layer, kind, key_heads)
         self.up, self.down = layer(WIDTH, 4 * WIDTH), layer(4 * WIDTH, WIDTH)
 
-    def forward(self, x: Tensor, real: Tensor) -> Tensor:
+    def forward(self, x, real):
         x = x + self.attention(self.norm(x), real)
         return x + self.down(F.gelu(self.up(x)))
 
 
 class Decoder(nn.Module):
-    def __init__(self, layer: Any = nn.Linear, kind: str = "causal", key_heads: int = HEADS) -> None:
+    def __init__(self, layer=nn.Linear, kind="causal", key_heads=HEADS):
         super().__init__()
         self.embed = nn.Embedding(WORDS, WIDTH)
         self.layers = nn.ModuleList([Block(layer, kind, key_heads)])
         self.head = nn.Linear(WIDTH, WORDS, bias=False)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens):
         x, real = self.embed(tokens), tokens != 0
         for layer in self.layers:
             x = layer(x, real)
@@ -105,24 +100,16 @@ QUARTERS = {"q": [4, 16], "k": [4, 16], "v": [4, 16], "out": [16, 4], "up": [16,
 WHOLE = {"q": [16, 16], "k": [16, 16], "v": [16, 16], "out": [16, 16], "up": [64, 16], "down": [16, 64]}
 HALVES = {"q": [8, 16], "k": [8, 16], "v": [8, 16], "out": [16, 8], "up": [32, 16], "down": [16, 32]}
 TURNED = {name: shape[::-1] for name, shape in QUARTERS.items()}
-PLANS: dict[str, tuple[Callable[[], nn.Module], dict[str, list[int]], dict[str, list[int]]]] = {
+PLANS = {
     "words": (
         lambda: parallelize(Decoder(), {**INSIDE, "embed": "vocab", "head": "colwise"}),
         QUARTERS,
         {"embed": [6, 16], "head": [6, 16]},
     ),
     "transposed": (lambda: parallelize(Decoder(Transposed), INSIDE), TURNED, {}),
-    "columns of a table": (
-        lambda: parallelize(Decoder(), {"embed": "colwise"}),
-        WHOLE,
-        {"embed": [24, 4]},
-    ),
+    "columns of a table": (lambda: parallelize(Decoder(), {"embed": "colwise"}), WHOLE, {"embed": [24, 4]}),
     "half of the ranks": (lambda: parallelize(Decoder(), INSIDE, tensor_parallel=2), HALVES, {}),
-    "styles of torch": (
-        lambda: parallelize(Decoder(), STYLES),
-        {**WHOLE, "up": [16, 16], "down": [16, 16]},
-        {},
-    ),
+    "styles of torch": (lambda: parallelize(Decoder(), STYLES), {**WHOLE, "up": [16, 16], "down": [16, 16]}, {}),
     "of the model": (brought, QUARTERS, {"head": [6, 16]}),
 }
 """Name -> network, what each rank stores of the weights of a block, and of the others where it is not all."""
@@ -130,7 +117,7 @@ PLANS: dict[str, tuple[Callable[[], nn.Module], dict[str, list[int]], dict[str, 
 
 @on_ranks(4, dtype="float64")
 @pytest.mark.parametrize("name", slow_but(["of the model"], PLANS))
-def test_a_named_plan_trains_like_one_process_and_cuts_what_it_names(name: str) -> None:
+def test_a_named_plan_trains_like_one_process_and_cuts_what_it_names(name):
     make, of_blocks, others = PLANS[name]
     torch.manual_seed(3)
     step = AutoParallel(WithLoss(make(), loss_of)).dataset_strategy("full_batch")
@@ -143,7 +130,7 @@ def test_a_named_plan_trains_like_one_process_and_cuts_what_it_names(name: str) 
 
 
 class Small(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.up, self.norm, self.down = nn.Linear(6, 12), nn.LayerNorm(12), nn.Linear(12, 6)
 
@@ -160,7 +147,7 @@ class Small(nn.Module):
         ({"hsdp": {"threshold": 0}}, "plan 'hsdp': with settings beside them, names of modules stand under `names:`"),
     ],
 )
-def test_a_plan_that_cannot_be_right_is_refused_before_anything_runs(plan: Any, words: str) -> None:
+def test_a_plan_that_cannot_be_right_is_refused_before_anything_runs(plan, words):
     with pytest.raises(StrategyError, match=words):
         parallelize(Small(), plan)
 
@@ -197,14 +184,14 @@ def test_a_plan_that_cannot_be_right_is_refused_before_anything_runs(plan: Any, 
         ("names: {up: colwise,\nup: rowwise}", ":2: not YAML .*key 'up' is twice"),
     ],
 )
-def test_a_mistake_in_a_file_of_a_plan_is_told_with_its_line(tmp_path: Path, text: str, words: str) -> None:
+def test_a_mistake_in_a_file_of_a_plan_is_told_with_its_line(tmp_path, text, words):
     path = tmp_path / "plan.yaml"
     path.write_text(text)
     with pytest.raises(StrategyError, match=f"^{re.escape(str(path))}{words}"):
         parallelize(Small(), path)
 
 
-def test_a_plan_of_words_and_settings_is_a_mapping_or_a_file(tmp_path: Path) -> None:
+def test_a_plan_of_words_and_settings_is_a_mapping_or_a_file(tmp_path):
     whole = {
         "names": {"up": "colwise", "down": "rowwise"},
         "tensor_parallel": 2,
@@ -238,7 +225,7 @@ def test_a_plan_of_words_and_settings_is_a_mapping_or_a_file(tmp_path: Path) -> 
 
 
 @on_ranks(2)
-def test_stages_of_a_plan_hold_what_it_says() -> None:
+def test_stages_of_a_plan_hold_what_it_says():
     torch.manual_seed(3)
     network = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
     plan = {"names": {}, "stages": {"0": 0, "[12]": 1}, "pipeline": 2, "dataset_strategy": "full_batch"}
@@ -248,7 +235,7 @@ def test_stages_of_a_plan_hold_what_it_says() -> None:
 
 
 @on_ranks(2)
-def test_a_layer_that_does_not_go_into_the_ranks_is_refused_before_the_capture() -> None:
+def test_a_layer_that_does_not_go_into_the_ranks_is_refused_before_the_capture():
     wrong = {
         "linear": (nn.Linear(4, 5), "colwise", torch.randn(2, 4), r"the 5 of 0.weight .* say rowwise, whose 4 do or "),
         "table": (
@@ -267,9 +254,9 @@ def test_a_layer_that_does_not_go_into_the_ranks_is_refused_before_the_capture()
             step(x)
 
 
-def test_what_is_no_module_is_refused() -> None:
+def test_what_is_no_module_is_refused():
     with pytest.raises(StrategyError, match=r"parallelize\(int\): a torch module is expected"):
-        parallelize(3, {})  # type: ignore[type-var]
+        parallelize(3, {})
 
 
 # -- experts ----------------------------------------------------------------------------------------------------------
@@ -280,7 +267,7 @@ SMALL, EXPERTS, CHOICES, TOKENS = 8, 4, 2, 16
 class Experts(nn.Module):
     """In the form of transformers' models, as a loop over values that no graph holds."""
 
-    def __init__(self, *, bias: bool, turned: bool) -> None:
+    def __init__(self, *, bias, turned):
         super().__init__()
         self.is_transposed = turned
         up, down = (SMALL, 24) if turned else (24, SMALL), (12, SMALL) if turned else (SMALL, 12)
@@ -291,7 +278,7 @@ class Experts(nn.Module):
             self.down_proj_bias = nn.Parameter(torch.randn(EXPERTS, SMALL) / 3)
         self.act_fn = nn.SiLU()
 
-    def forward(self, tokens: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+    def forward(self, tokens, chosen, shares):
         found = torch.zeros_like(tokens)
         for expert in range(EXPERTS):
             rows, places = torch.where(chosen == expert)
@@ -306,20 +293,20 @@ class Experts(nn.Module):
 
 
 class Mixture(nn.Module):
-    def __init__(self, *, favour: float = 0.0, bias: bool = False, turned: bool = False) -> None:
+    def __init__(self, *, favour=0.0, bias=False, turned=False):
         super().__init__()
         self.embed, self.head = nn.Embedding(TOKENS, SMALL), nn.Linear(SMALL, TOKENS)
         self.gate, self.experts = nn.Linear(SMALL, EXPERTS), Experts(bias=bias, turned=turned)
         with torch.no_grad():
             self.gate.bias[1] += favour
 
-    def forward(self, words: Tensor) -> Tensor:
+    def forward(self, words):
         x = self.embed(words).flatten(0, 1)
         shares, chosen = self.gate(x).softmax(-1).topk(CHOICES, dim=-1)
         return self.head(x + self.experts(x, chosen, shares / shares.sum(-1, keepdim=True)))
 
 
-def batch(rows: int) -> tuple[Tensor, Tensor]:
+def batch(rows):
     words = torch.randint(0, TOKENS, (rows, 6), generator=torch.Generator().manual_seed(5))
     return words, words.roll(1, 1).flatten()
 
@@ -336,7 +323,7 @@ MIXTURES = {
 
 @on_ranks(2, pytest.param(4, marks=pytest.mark.slow), dtype="float64")
 @pytest.mark.parametrize("name", slow_but(["one expert has all"], MIXTURES))
-def test_experts_that_are_shared_out_train_like_whole_ones(ranks: Ranks, name: str) -> None:
+def test_experts_that_are_shared_out_train_like_whole_ones(ranks, name):
     settings, rows = MIXTURES[name]
     torch.manual_seed(3)
     network = Mixture(**settings)
@@ -358,7 +345,7 @@ def test_experts_that_are_shared_out_train_like_whole_ones(ranks: Ranks, name: s
 
 
 @on_ranks(2, dtype="float64")
-def test_the_load_of_every_expert_is_counted(ranks: Ranks) -> None:
+def test_the_load_of_every_expert_is_counted(ranks):
     network = parallelize(Mixture(favour=50.0), {"experts": "expert"})
     words, labels = batch(4)
     part = words.chunk(ranks.size)[ranks.rank]
@@ -375,7 +362,7 @@ def test_the_load_of_every_expert_is_counted(ranks: Ranks) -> None:
         (nn.Module(), "Module has no weights of experts"),
     ],
 )
-def test_what_are_no_experts_is_refused(module: nn.Module, words: str) -> None:
+def test_what_are_no_experts_is_refused(module, words):
     with pytest.raises(StrategyError, match=words):
         parallelize(nn.ModuleDict({"mlp": module}), {"mlp": "expert"})
 
@@ -385,13 +372,13 @@ def test_what_are_no_experts_is_refused(module: nn.Module, words: str) -> None:
 KEY_HEADS = 2
 
 
-def words(rows: int, length: int) -> Tensor:
+def words(rows, length):
     tokens = torch.randint(1, WORDS, (rows, length), generator=torch.Generator().manual_seed(4))
     tokens[:, -1] = 0
     return tokens
 
 
-def cut_by(network: nn.Module, ranks: int) -> AutoParallel:
+def cut_by(network, ranks):
     """Return the step of a network whose sequences of one row come in as many parts as there are ranks."""
     return AutoParallel(WithLoss(network, loss_of)).dataset_strategy(((1, ranks), (ranks,)))
 
@@ -410,7 +397,7 @@ WAYS = [
     ("way", "kind", "length"),
     slow_but(["ring causal 16", "ring masked 12", "ulysses causal 16"], WAYS, lambda *w: " ".join(map(str, w))),
 )
-def test_a_sequence_that_is_cut_trains_like_a_whole_one(ranks: Ranks, way: str, kind: str, length: int) -> None:
+def test_a_sequence_that_is_cut_trains_like_a_whole_one(ranks, way, kind, length):
     """Nothing gathers it: every other layer keeps the cut."""
     torch.manual_seed(3)
     network = parallelize(
@@ -437,7 +424,7 @@ def test_a_sequence_that_is_cut_trains_like_a_whole_one(ranks: Ranks, way: str, 
 
 @on_ranks(4, dtype="float64", slow=True)
 @pytest.mark.parametrize("way", ["ring", "ulysses"])
-def test_heads_are_cut_beside_the_sequence(way: str) -> None:
+def test_heads_are_cut_beside_the_sequence(way):
     torch.manual_seed(3)
     network = parallelize(Decoder(), {"layers.*.attention": way, **ATTENTION}, tensor_parallel=2)
     tokens = words(1, 16)
@@ -448,7 +435,7 @@ def test_heads_are_cut_beside_the_sequence(way: str) -> None:
 
 
 @on_ranks(4, dtype="float64", slow=True)
-def test_a_ring_that_is_recomputed_sends_its_keys_and_values_again(ranks: Ranks) -> None:
+def test_a_ring_that_is_recomputed_sends_its_keys_and_values_again(ranks):
     network = parallelize(Decoder(key_heads=KEY_HEADS), {"layers.*.attention": "ring"})
     recompute(network.layers[0])
     step, part = cut_by(network, ranks.size), words(1, 16).chunk(ranks.size, 1)[ranks.rank]
@@ -467,7 +454,7 @@ def test_a_ring_that_is_recomputed_sends_its_keys_and_values_again(ranks: Ranks)
         ["4 4 True"], [(h, k, c) for h, k in ((4, 4), (8, 2)) for c in (True, False)], lambda *w: " ".join(map(str, w))
     ),
 )
-def test_memory_grows_as_the_formula_says(ranks: Ranks, heads: int, key_heads: int, causal: bool) -> None:
+def test_memory_grows_as_the_formula_says(ranks, heads, key_heads, causal):
     """With Q of a rank's part of the queries and C of its keys and values: 2 Q + C and one sum a row are kept; at the
     peak of the backward pass it is 3 Q, or 4 if causal, and 9 C, or 7 of two ranks."""
     mesh, found = build_mesh(ranks.size), []

@@ -1,11 +1,7 @@
 """The many ways in which people call a parallel network, each on four ranks; its name must hold."""
 
-from __future__ import annotations
-
 import copy
 import itertools
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +9,7 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from local_parts import local
 from on_ranks import on_ranks
-from torch import Tensor, nn
+from torch import nn
 
 from msrun.errors import CaptureError, StrategyError, WorldError
 from msrun.runtime import (
@@ -35,7 +31,7 @@ from msrun.runtime import (
 )
 from msrun.runtime.execute.transfers import start_backward, start_forward
 from msrun.runtime.parallel.compilation import compilation
-from msrun.runtime.sharding.collective import Collective, Kind
+from msrun.runtime.sharding.collective import Collective
 from msrun.runtime.sharding.layout import build_mesh
 
 WORLD_SIZE = 4
@@ -44,49 +40,49 @@ slow_on_four = on_ranks(WORLD_SIZE, dtype="float64", slow=True)
 
 
 class Mlp(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layer1 = nn.Linear(16, 8)
         self.layer2 = nn.Linear(8, 4)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.layer2(torch.relu(self.layer1(x)))
 
 
 class Calls(nn.Module):
     """A network whose forward is a function of itself and its inputs."""
 
-    def __init__(self, forward: Callable[..., Any], **modules: Any) -> None:
+    def __init__(self, forward, **modules):
         super().__init__()
         for name, module in modules.items():
             setattr(self, name, module)
         self._call = forward
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs):
         return self._call(self, *inputs)
 
 
-def seeded(make: Callable[[], Any], seed: int = 0) -> Any:
+def seeded(make, seed=0):
     torch.manual_seed(seed)
     return make()
 
 
-def batch(rows: int = 8, seed: int = 0) -> tuple[Tensor, Tensor]:
+def batch(rows=8, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(rows, 16, generator=generator), torch.randn(rows, 4, generator=generator)
 
 
-def mine(tensor: Tensor) -> Tensor:
+def mine(tensor):
     return tensor.chunk(WORLD_SIZE)[get_rank()]
 
 
-def everywhere(value: Any) -> list[Any]:
-    found: list[Any] = [None] * WORLD_SIZE
+def everywhere(value):
+    found = [None] * WORLD_SIZE
     dist.all_gather_object(found, value)
     return found
 
 
-def whole(parameter: nn.Parameter | Tensor, like: Tensor) -> Tensor:
+def whole(parameter, like):
     """Return a parameter, or its gradient, as one tensor: parts are rows of consecutive ranks."""
     own = local(parameter)
     if own.shape == like.shape:
@@ -96,11 +92,11 @@ def whole(parameter: nn.Parameter | Tensor, like: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
-def assert_close(left: Any, right: Any) -> None:
+def assert_close(left, right):
     torch.testing.assert_close(left, right, rtol=1e-10, atol=1e-12)
 
 
-def assert_gradients(network: nn.Module, right: nn.Module) -> None:
+def assert_gradients(network, right):
     named = dict(right.named_parameters())
     for name, parameter in network.named_parameters():
         assert (parameter.grad is None) == (named[name].grad is None), name
@@ -108,13 +104,13 @@ def assert_gradients(network: nn.Module, right: nn.Module) -> None:
             assert_close(whole(parameter.grad, named[name]), named[name].grad)
 
 
-def refused(kind: type[Exception], call: Callable[..., Any], *args: Any) -> str:
+def refused(kind, call, *args):
     with pytest.raises(kind) as error:
         call(*args)
     return "\n".join([str(error.value), *getattr(error.value, "__notes__", ())])
 
 
-def both() -> tuple[nn.Module, nn.Module, AutoParallel]:
+def both():
     """Return a network of one process, the same one for all ranks, and its AutoParallel with every weight cut."""
     serial = seeded(Mlp)
     network = copy.deepcopy(serial)
@@ -124,12 +120,12 @@ def both() -> tuple[nn.Module, nn.Module, AutoParallel]:
 # -- ranks that do not agree -------------------------------------------------------------------------------------------
 
 
-def _deferred(make: Callable[[], Any]) -> Any:
+def _deferred(make):
     with no_init_parameters():
         return make()
 
 
-DISAGREEING: dict[str, tuple[Callable[[], nn.Module], str]] = {
+DISAGREEING = {
     "deferred, with other seeds": (lambda: seeded(lambda: _deferred(Mlp), 10 + get_rank()), "different random seeds"),
     "deferred, with seeds inside": (lambda: _deferred(lambda: seeded(Mlp, 10 + get_rank())), ""),
     "eager": (lambda: seeded(Mlp, 10 + get_rank()), "differed between ranks"),
@@ -138,7 +134,7 @@ DISAGREEING: dict[str, tuple[Callable[[], nn.Module], str]] = {
 
 @slow_on_four
 @pytest.mark.parametrize("how", DISAGREEING)
-def test_ranks_whose_weights_differ_train_rank_0s(how: str) -> None:
+def test_ranks_whose_weights_differ_train_rank_0s(how):
     make, note = DISAGREEING[how]
     step, serial = AutoParallel(WithLoss(make(), F.mse_loss)).hsdp(threshold=0), seeded(Mlp, seed=10)
     x, y = batch()
@@ -147,7 +143,7 @@ def test_ranks_whose_weights_differ_train_rank_0s(how: str) -> None:
 
 
 @slow_on_four
-def test_ranks_with_different_buffers_use_rank_0s() -> None:
+def test_ranks_with_different_buffers_use_rank_0s():
     network = seeded(lambda: Calls(lambda s, x: (s.layer(x) * s.scale).mean(), layer=nn.Linear(16, 4)))
     network.register_buffer("scale", torch.full((4,), 1.0 + get_rank()))
     serial = seeded(lambda: nn.Linear(16, 4))
@@ -158,7 +154,7 @@ def test_ranks_with_different_buffers_use_rank_0s() -> None:
 
 
 @on_four
-def test_error_on_one_rank_is_told_to_the_others() -> None:
+def test_error_on_one_rank_is_told_to_the_others():
     network = seeded(Mlp)
     step = AutoParallel(MicroBatchInterleaved(WithLoss(network, F.mse_loss), 2))
     x, y = batch(rows=3 if get_rank() == 2 else 4)
@@ -169,11 +165,11 @@ def test_error_on_one_rank_is_told_to_the_others() -> None:
 
 
 @slow_on_four
-def test_failure_after_the_programs_were_compared_is_told_to_the_others() -> None:
-    def fail(*_args: Any, **_named: Any) -> Any:
+def test_failure_after_the_programs_were_compared_is_told_to_the_others():
+    def fail(*_args, **_named):
         raise KeyError("planted")
 
-    wrappers: list[Callable[[nn.Module], AutoParallel]] = [
+    wrappers = [
         lambda network: AutoParallel(network).hsdp(threshold=0),
         lambda network: AutoParallel(Pipeline(network, 2)).pipeline(stages=2),
     ]
@@ -191,20 +187,20 @@ def test_failure_after_the_programs_were_compared_is_told_to_the_others() -> Non
 
 
 @slow_on_four
-def test_two_functions_of_one_step_share_their_networks() -> None:
+def test_two_functions_of_one_step_share_their_networks():
     one, two = seeded(Mlp), seeded(lambda: nn.Linear(4, 4))
     serial_one, serial_two = copy.deepcopy(one), copy.deepcopy(two)
 
-    def first_loss(x: Tensor) -> Tensor:
+    def first_loss(x):
         return one(x).pow(2).mean()
 
-    def second_loss(x: Tensor) -> Tensor:
+    def second_loss(x):
         return two(one(x)).abs().mean()
 
     first = value_and_grad(first_loss, None, list(one.parameters()))
     second = value_and_grad(second_loss, None, list(two.parameters()))
 
-    def train(x: Tensor) -> tuple[Any, Any]:
+    def train(x):
         return first(x), second(x)
 
     x, _ = batch()
@@ -217,10 +213,10 @@ def test_two_functions_of_one_step_share_their_networks() -> None:
 
 
 @slow_on_four
-def test_step_function_that_differentiates_nothing_itself_is_refused() -> None:
+def test_step_function_that_differentiates_nothing_itself_is_refused():
     network = seeded(Mlp)
 
-    def train(x: Tensor, y: Tensor) -> Tensor:
+    def train(x, y):
         loss = F.mse_loss(network(x), y)
         loss.backward()
         return loss
@@ -230,7 +226,7 @@ def test_step_function_that_differentiates_nothing_itself_is_refused() -> None:
 
 
 @slow_on_four
-def test_settings_after_the_first_call_and_more_shards_than_ranks_are_refused() -> None:
+def test_settings_after_the_first_call_and_more_shards_than_ranks_are_refused():
     _, _, step = both()
     step(*map(mine, batch()))
     assert "set it before" in refused(StrategyError, step.hsdp)
@@ -243,14 +239,14 @@ def test_settings_after_the_first_call_and_more_shards_than_ranks_are_refused() 
 
 
 @slow_on_four
-def test_collectives_of_a_graph_take_values_of_any_strides() -> None:
+def test_collectives_of_a_graph_take_values_of_any_strides():
     mesh = build_mesh(WORLD_SIZE)
     generator = torch.Generator().manual_seed(get_rank())
     value = torch.randn(4, 4, 8, 4, generator=generator)
     orders = itertools.permutations(range(4))
     strided = [value.permute(order).contiguous().permute([order.index(dim) for dim in range(4)]) for order in orders]
     strided += [value[:, :1].expand(4, 4, 8, 4), value.repeat(1, 1, 1, 2)[..., ::2]]
-    kinds: list[Kind] = ["all_reduce", "enter", "gather", "gather_enter", "slice", "reduce_scatter"]
+    kinds = ["all_reduce", "enter", "gather", "gather_enter", "slice", "reduce_scatter"]
     collectives = [Collective(kind, mesh.axes, dim) for kind in kinds for dim in range(4)]
     collectives += [Collective("exchange", mesh.axes, dim, other) for dim, other in itertools.permutations(range(4), 2)]
     for collective, given in itertools.product(collectives, strided):
@@ -263,7 +259,7 @@ def test_collectives_of_a_graph_take_values_of_any_strides() -> None:
 
 
 @on_four
-def test_gradients_of_arguments_are_those_of_this_ranks_part() -> None:
+def test_gradients_of_arguments_are_those_of_this_ranks_part():
     serial = seeded(Mlp)
     network = copy.deepcopy(serial)
     gradients_of = value_and_grad(lambda x, y: F.mse_loss(network(x), y), (0, 1), list(network.parameters()))
@@ -282,7 +278,7 @@ def test_gradients_of_arguments_are_those_of_this_ranks_part() -> None:
 
 
 @slow_on_four
-def test_gradient_of_a_number_is_whole_on_every_rank() -> None:
+def test_gradient_of_a_number_is_whole_on_every_rank():
     serial = seeded(Mlp)
     network = copy.deepcopy(serial)
     gradients_of = value_and_grad(lambda x, t: (network(x) * t).pow(2).mean(), 1)
@@ -298,7 +294,7 @@ def test_gradient_of_a_number_is_whole_on_every_rank() -> None:
 
 
 @on_four
-def test_named_group_keeps_the_order_of_its_ranks() -> None:
+def test_named_group_keeps_the_order_of_its_ranks():
     create_group("odd order", [3, 1, 2])
     assert get_process_group_ranks("odd order") == [3, 1, 2]
     assert get_world_rank_from_group_rank("odd order", 0) == 3
@@ -323,7 +319,7 @@ def test_named_group_keeps_the_order_of_its_ranks() -> None:
 
 
 @slow_on_four
-def test_second_backward_of_one_loss_is_refused_in_words() -> None:
+def test_second_backward_of_one_loss_is_refused_in_words():
     _, _, step = both()
     loss = step(*map(mine, batch()))
     loss.backward()
@@ -332,7 +328,7 @@ def test_second_backward_of_one_loss_is_refused_in_words() -> None:
 
 
 @slow_on_four
-def test_pass_that_kept_the_graph_sees_a_parameter_that_was_written_since() -> None:
+def test_pass_that_kept_the_graph_sees_a_parameter_that_was_written_since():
     _, network, step = both()
     loss = step(*map(mine, batch()))
     loss.backward(retain_graph=True)
@@ -345,7 +341,7 @@ def test_pass_that_kept_the_graph_sees_a_parameter_that_was_written_since() -> N
 
 
 @slow_on_four
-def test_plan_says_which_parameter_the_loss_does_not_use() -> None:
+def test_plan_says_which_parameter_the_loss_does_not_use():
     network = Calls(lambda s, x, y: F.mse_loss(s.used(x), y), used=nn.Linear(16, 4), unused=nn.Linear(8, 8))
     step = AutoParallel(network).hsdp(threshold=0)
     step(*map(mine, batch()))
@@ -355,13 +351,13 @@ def test_plan_says_which_parameter_the_loss_does_not_use() -> None:
     assert "unused" in line.replace("unused.weight", "")
 
 
-def _with_a_head(self: Any, x: Tensor, part: str) -> Tensor:
+def _with_a_head(self, x, part):
     hidden = self.body(x)
     return self.head(hidden).pow(2).mean() + hidden.mean() if part == "head" else hidden.mean()
 
 
 @slow_on_four
-def test_part_with_a_strategy_that_the_first_call_does_not_use_trains_later_from_where_it_is_stored() -> None:
+def test_part_with_a_strategy_that_the_first_call_does_not_use_trains_later_from_where_it_is_stored():
     serial = seeded(lambda: Calls(_with_a_head, body=nn.Linear(16, 8), head=nn.Linear(8, 4)))
     network = copy.deepcopy(serial)
     shard(network.head, ((1, 4), (1, 4)))
@@ -378,7 +374,7 @@ def test_part_with_a_strategy_that_the_first_call_does_not_use_trains_later_from
 
 
 @slow_on_four
-def test_dropout_on_lost_rows_is_refused_before_any_stage_runs() -> None:
+def test_dropout_on_lost_rows_is_refused_before_any_stage_runs():
     layer = nn.TransformerEncoderLayer(16, 2, 8, dropout=0.1)  # dimension 0 is the sequence
     network = seeded(lambda: nn.Sequential(nn.Linear(16, 16), layer, nn.Linear(16, 4)))
     step = AutoParallel(Pipeline(WithLoss(network, F.mse_loss), 2)).pipeline(stages=2)

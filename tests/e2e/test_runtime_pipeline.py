@@ -1,7 +1,5 @@
 """Pipelines give the numbers of one process, in as few messages as there must be."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Mapping
@@ -15,7 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from asked_cases import slow_but
 from local_parts import difference, local
-from on_ranks import Ranks, on_ranks
+from on_ranks import on_ranks
 from torch import nn
 
 from msrun.runtime import (
@@ -69,15 +67,15 @@ class Scenario:
     """transformer_opt's grad_matmul_communication_overlap."""
 
     @property
-    def world_size(self) -> int:
+    def world_size(self):
         return self.stages * self.stage_size
 
     @property
-    def chunks(self) -> int:
+    def chunks(self):
         return 2 if self.interleave or self.scheduler in ("zbv", "dualpipev") else 1
 
 
-def _hsdp(level: str = "level1", shard_size: int = -1) -> dict[str, Any]:
+def _hsdp(level="level1", shard_size=-1):
     return {"optimizer_level": level, "shard_size": shard_size, "threshold": 0}
 
 
@@ -227,7 +225,7 @@ RUNS = sorted(((s.world_size, s) for s in SCENARIOS), key=lambda run: run[0])
 
 
 @functools.cache
-def trained(name: str) -> dict[str, Any]:
+def trained(name):
     """Train through one pipeline, check the law, and return what else there is to see."""
     scenario = BY_NAME[name]
     right, weights = serial(scenario, getattr(torch, scenario.dtype))
@@ -241,7 +239,7 @@ def trained(name: str) -> dict[str, Any]:
     assert len(told) == scenario.stages and not any("not known" in line for line in lines)
     held = {name: p for name, p in network.named_parameters() if local(p).numel()}
     assert max(difference(p, weights[name]) for name, p in held.items()) <= TOLERANCE[scenario.dtype]
-    everyone: list[Any] = [None] * scenario.world_size
+    everyone = [None] * scenario.world_size
     dist.all_gather_object(everyone, {"losses": losses, "held": [*held], "traffic": moved})
     assert [rank["losses"] for rank in everyone] == [losses] * scenario.world_size
     return {"ranks": everyone, "plan": json.loads(json.dumps(step.plan.to_json())), "explain": step.plan.explain()}
@@ -249,14 +247,12 @@ def trained(name: str) -> dict[str, Any]:
 
 @on_ranks()
 @pytest.mark.parametrize(("ranks", "scenario"), slow_but(["zbv"], RUNS, lambda _, s: s.name), indirect=["ranks"])
-def test_losses_and_weights_are_those_of_one_process_and_ranks_hold_the_parameters_of_their_stages_alone(
-    scenario: Scenario,
-) -> None:
+def test_losses_and_weights_are_those_of_one_process_and_ranks_hold_the_parameters_of_their_stages_alone(scenario):
     """What the graph does not use stays everywhere."""
     found = trained(scenario.name)
     everywhere = {p["name"] for p in found["plan"]["parameters"] if not p["stages"]}
     assert everywhere == {"unused.weight", "unused.bias"}
-    holders: dict[str, set[int]] = {}
+    holders = {}
     for rank, of_rank in enumerate(found["ranks"]):
         stages = [stage for stage in found["plan"]["pipeline"]["stages"] if rank in stage["ranks"]]
         assert len(stages) == scenario.chunks
@@ -269,7 +265,7 @@ def test_losses_and_weights_are_those_of_one_process_and_ranks_hold_the_paramete
     check_messages(scenario, found)
 
 
-def check_messages(scenario: Scenario, found: dict[str, Any]) -> None:
+def check_messages(scenario, found):
     """Every border value of every copy of every micro batch is sent once, its gradient once, by every rank of a
     stage; borders between stages of one rank cost nothing."""
     stages = found["plan"]["pipeline"]["stages"]
@@ -290,7 +286,7 @@ def check_messages(scenario: Scenario, found: dict[str, Any]) -> None:
 
 
 @on_ranks(2, slow=True)
-def test_border_of_one_activation_carries_the_rows_of_a_micro_batch_alone() -> None:
+def test_border_of_one_activation_carries_the_rows_of_a_micro_batch_alone():
     (border,) = trained("gpipe")["plan"]["pipeline"]["borders"]
     rows = GLOBAL_BATCH // BY_NAME["gpipe"].micro_size
     assert border["shape"] == [rows, WIDTH]
@@ -298,7 +294,7 @@ def test_border_of_one_activation_carries_the_rows_of_a_micro_batch_alone() -> N
 
 
 @on_ranks(4, slow=True)
-def test_value_that_skips_stages_is_passed_along_in_the_layout_that_it_has() -> None:
+def test_value_that_skips_stages_is_passed_along_in_the_layout_that_it_has():
     borders = trained("four-stages")["plan"]["pipeline"]["borders"]
     skipping = [border for border in borders if border["name"] == borders[0]["name"]]
     assert [border["from_stage"] for border in skipping] == [0, 1, 2]
@@ -309,7 +305,7 @@ def test_value_that_skips_stages_is_passed_along_in_the_layout_that_it_has() -> 
 
 
 @on_ranks(4, slow=True)
-def test_gradients_of_level2_are_scattered_after_every_micro_batch_and_weights_gathered_once() -> None:
+def test_gradients_of_level2_are_scattered_after_every_micro_batch_and_weights_gathered_once():
     calls = trained("data-parallel")["ranks"][0]["traffic"]["calls"]
     assert calls["reduce_scatter"] == 2
     assert calls["all_gather"] == 1
@@ -317,7 +313,7 @@ def test_gradients_of_level2_are_scattered_after_every_micro_batch_and_weights_g
 
 
 @on_ranks(4, slow=True)
-def test_explanation_says_which_stage_holds_what_and_what_leaves_it(ranks: Ranks) -> None:
+def test_explanation_says_which_stage_holds_what_and_what_leaves_it(ranks):
     text = trained("four-stages")["explain"]
     assert text.startswith("4 ranks in 4 stages (1f1b, 4 micro batches, 1 rank each)")
     assert "stages, divided by equal cost; 1f1b: 4 stages, 4 micro batches, bubble 42.9 %" in text

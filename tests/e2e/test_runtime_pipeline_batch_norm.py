@@ -1,14 +1,11 @@
 """Batch norm in a pipeline has the statistics of each micro batch, as in one process that divides the batch so."""
 
-from __future__ import annotations
-
 import copy
-from typing import Any
 
 import pytest
 import torch
 from on_ranks import on_ranks
-from torch import Tensor, nn
+from torch import nn
 
 from msrun.errors import StrategyError
 from msrun.runtime import AutoParallel, MicroBatchInterleaved, Pipeline, WithLoss
@@ -16,24 +13,19 @@ from msrun.runtime import AutoParallel, MicroBatchInterleaved, Pipeline, WithLos
 MICRO_BATCHES = 4
 
 
-def network() -> nn.Module:
+def network():
     torch.manual_seed(3)
     return nn.Sequential(
-        nn.Linear(6, 8),
-        nn.BatchNorm1d(8),
-        nn.ReLU(),
-        nn.Linear(8, 8),
-        nn.BatchNorm1d(8, momentum=0.3),
-        nn.Linear(8, 3),
+        nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.BatchNorm1d(8, momentum=0.3), nn.Linear(8, 3)
     )
 
 
-def batch(step: int) -> tuple[Tensor, Tensor]:
+def batch(step):
     draw = torch.Generator().manual_seed(step)
     return torch.randn(16, 6, generator=draw), torch.randint(0, 3, (16,), generator=draw)
 
 
-def train(net: nn.Module, step: Any, optimizer: torch.optim.Optimizer, steps: int = 5) -> list[float]:
+def train(net, step, optimizer, steps=5):
     losses = []
     for number in range(steps):
         loss = step(*batch(number))
@@ -44,11 +36,11 @@ def train(net: nn.Module, step: Any, optimizer: torch.optim.Optimizer, steps: in
     return losses
 
 
-def in_one_process(parts: int) -> tuple[list[float], nn.Module]:
+def in_one_process(parts):
     net = network()
     criterion = WithLoss(net, nn.CrossEntropyLoss())
 
-    def step(images: Tensor, labels: Tensor) -> Tensor:
+    def step(images, labels):
         pairs = zip(images.chunk(parts), labels.chunk(parts), strict=True)
         return torch.stack([criterion(*pair) for pair in pairs]).mean()
 
@@ -66,8 +58,8 @@ def in_one_process(parts: int) -> tuple[list[float], nn.Module]:
     ],
 )
 def test_losses_and_statistics_on_every_rank_are_those_of_one_process_that_divides_the_batch(
-    scheduler: str, interleave: bool, copies: int
-) -> None:
+    scheduler, interleave, copies
+):
     net = network()
     inner = WithLoss(net, nn.CrossEntropyLoss())
     wrapped = Pipeline(MicroBatchInterleaved(inner, copies) if copies > 1 else inner, MICRO_BATCHES)
@@ -89,7 +81,7 @@ def test_losses_and_statistics_on_every_rank_are_those_of_one_process_that_divid
 
 
 @on_ranks(2)
-def test_statistics_that_two_stages_share_are_refused_by_name() -> None:
+def test_statistics_that_two_stages_share_are_refused_by_name():
     norm = nn.BatchNorm1d(8)
     net = nn.Sequential(nn.Linear(6, 8), norm, nn.Linear(8, 8), copy.copy(norm), nn.Linear(8, 3))
     net[3].running_mean = norm.running_mean

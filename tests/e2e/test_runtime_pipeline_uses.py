@@ -1,19 +1,13 @@
 """What users do with pipelines besides training: predictions, checkpoints, mistakes; two stages on four ranks."""
 
-from __future__ import annotations
-
 import functools
-from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from job_runner import JobRunner
 from local_parts import local
-from on_ranks import Ranks, on_ranks
+from on_ranks import on_ranks
 from torch import nn
 
 from msrun.errors import CaptureError, MsrunError, StrategyError
@@ -80,7 +74,7 @@ def train(step, optimizer, numbers, take=part):
 
 
 @on_four
-def test_results_that_are_no_loss_stay_in_their_stage_unless_they_are_broadcast(ranks: Ranks) -> None:
+def test_results_that_are_no_loss_stay_in_their_stage_unless_they_are_broadcast(ranks):
     network, x = make(), batch()[0]
     right = part(make()(x).detach())
     with torch.no_grad():
@@ -94,8 +88,8 @@ def test_results_that_are_no_loss_stay_in_their_stage_unless_they_are_broadcast(
 
 @on_four
 def test_gradients_are_multiplied_by_what_comes_in_batches_change_their_size_and_without_gradients_only_forward_runs(
-    ranks: Ranks,
-) -> None:
+    ranks,
+):
     network, right = make(), make()
     optimizer, its = optim.Adam(network.parameters(), lr=0.01), optim.Adam(right.parameters(), lr=0.01)
     step = pipelined(WithLoss(network, F.cross_entropy))
@@ -121,7 +115,7 @@ def test_gradients_are_multiplied_by_what_comes_in_batches_change_their_size_and
 
 
 @on_four
-def test_value_and_grad_gives_gradients_of_inputs_and_of_held_weights_and_other_results(ranks: Ranks) -> None:
+def test_value_and_grad_gives_gradients_of_inputs_and_of_held_weights_and_other_results(ranks):
     network, right = make(), make()
     whole = Pipeline(MicroBatchInterleaved(WithLoss(network, F.cross_entropy), 2), 2)
     gradients_of = value_and_grad(lambda x, y: (whole(x, y), y), 0, list(network.parameters()), has_aux=True)
@@ -151,7 +145,7 @@ class Scaled(Network):
         return super().forward(x) * self.scale
 
 
-BUILDS: dict[str, Callable[[nn.Module], AutoParallel]] = {
+BUILDS = {
     "stages": pipelined,
     "stages-hsdp": lambda net: pipelined(net).hsdp(threshold=0),
     "zbv": lambda net: pipelined(net, scheduler="zbv"),
@@ -170,9 +164,7 @@ BUILDS: dict[str, Callable[[nn.Module], AutoParallel]] = {
         ("by-name", "by-name", torch.optim.Adagrad),  # which has state from its first moment
     ],
 )
-def test_training_goes_on_from_a_checkpoint_with_other_stages(
-    ranks: Ranks, tmp_path: Path, before: str, after: str, kind: Any
-) -> None:
+def test_training_goes_on_from_a_checkpoint_with_other_stages(ranks, tmp_path, before, after, kind):
     def take(build):
         return ranks.part if build == "one" else part
 
@@ -242,7 +234,7 @@ MISTAKES = {
 
 @on_four
 @pytest.mark.parametrize("words", MISTAKES)
-def test_mistake_is_explained_on_every_rank(words: str) -> None:
+def test_mistake_is_explained_on_every_rank(words):
     x, y = map(part, batch())
     with pytest.raises((MsrunError, RuntimeError)) as error:
         MISTAKES[words](x=x, y=y)
@@ -250,7 +242,7 @@ def test_mistake_is_explained_on_every_rank(words: str) -> None:
 
 
 @on_four
-def test_mistake_of_one_rank_is_told_to_the_others(ranks: Ranks) -> None:
+def test_mistake_of_one_rank_is_told_to_the_others(ranks):
     config = {"first": 0, "last" if ranks.rank < 3 else "lats": 1}
     with pytest.raises(MsrunError) as error:
         AutoParallel(Pipeline(with_loss(), 2, config)).pipeline(2)(*map(part, batch()))
@@ -259,9 +251,7 @@ def test_mistake_of_one_rank_is_told_to_the_others(ranks: Ranks) -> None:
     assert type(error.value) is (StrategyError if ranks.rank == 3 else CaptureError)
 
 
-def test_rank_that_waits_for_another_stage_says_for_which_message(
-    msrun: JobRunner, workers: Path, tmp_path: Path
-) -> None:
+def test_rank_that_waits_for_another_stage_says_for_which_message(msrun, workers, tmp_path):
     finished = msrun.run(
         "--worker_num=2", "--hang_time_out=2", workers / "runtime" / "stuck.py", "pipeline", cwd=tmp_path
     )

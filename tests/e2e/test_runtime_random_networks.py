@@ -1,72 +1,26 @@
 """Random networks, strategies and habits: equal to one process, or refused by name on every rank; nothing else.
 
-MSRUN_FUZZ_CASES and MSRUN_FUZZ_SEED (by default 15 and 1) say how many and which; a failure names the command that
-repeats it alone.
+MSRUN_FUZZ_CASES and MSRUN_FUZZ_SEED (by default 15 and 1) say how many and which. One is repeated by its name, such as
+`-k seed1-case7`; a case that is written down, and may be shortened by hand, stands in FOUND.
 """
 
-from __future__ import annotations
-
-import json
 import os
-import sys
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from job_runner import WORKER_PATH, JobRunner
+from on_ranks import on_ranks
 from random_networks.case import Case, Piece, parse_case
 from random_networks.grammar import draw_case
-from random_networks.training import Trained
-from random_networks.verdict import GOOD, judge
-from random_networks.worlds import Report
+from random_networks.reports import Report, report_alone, tell, told
+from random_networks.training import Trained, read_state, train_alone, train_rank
+from random_networks.verdict import judge
 
 # Read when the tests are collected: the fixtures clear what belongs to jobs.
 CASES = int(os.environ.get("MSRUN_FUZZ_CASES", "15"))
 SEED = int(os.environ.get("MSRUN_FUZZ_SEED", "1"))
-SECONDS_A_CASE = 60.0
-JOBS = 1 if CASES <= 15 else 2
 MOST_REFUSED = 1 / 2
-
-pytestmark = pytest.mark.timeout(60 + CASES * SECONDS_A_CASE)
-
-
-@pytest.fixture(scope="module")
-def results(
-    msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory
-) -> list[dict[str, Any]]:
-    """The verdicts on all cases."""
-    folder = tmp_path_factory.mktemp("random")
-    script = workers / "runtime" / "random_cases.py"
-    options = [f"--seed={SEED}", f"--cases={CASES}", f"--jobs={JOBS}", f"--result={folder / 'result.jsonl'}"]
-    path = {"PYTHONPATH": WORKER_PATH, "OMP_NUM_THREADS": "1"}
-    finished = msrun_of_module.run(
-        str(script), *options, cwd=folder, env=path, command=[sys.executable], deadline_s=CASES * SECONDS_A_CASE
-    )
-    assert finished.code == 0, finished.stderr
-    print(finished.stdout.decode())
-    found = [json.loads(line) for line in (folder / "result.jsonl").read_text().splitlines()]
-    assert len(found) == CASES
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.random
-def test_every_case_is_equal_to_one_process_or_refused_by_name(results: list[dict[str, Any]]) -> None:
-    bad = [entry for entry in results if entry["kind"] not in GOOD]
-    told = [f"{e['kind']}: {e['message']}\n  {e['case']}\n  python tests/workers/runtime/{e['command']}" for e in bad]
-    assert not bad, f"{len(bad)} of {CASES} cases of seed {SEED}:\n" + "\n".join(told)
-
-
-@pytest.mark.slow
-@pytest.mark.random
-def test_most_cases_run(results: list[dict[str, Any]]) -> None:
-    """A grammar whose cases are refused, or fail in one process too, proves nothing."""
-    reasons = Counter(entry["reason"] for entry in results if entry["kind"] in ("refused", "invalid"))
-    assert reasons.total() <= MOST_REFUSED * CASES, "\n".join(f"{n} x {text}" for text, n in reasons.most_common())
-
-
+DRAWN = [(f"seed{SEED}-case{number}", draw_case(SEED, number)) for number in range(CASES)]
 FOUND = {
     "a gradient that is rounding alone": '{"world_size": 2, "family": "vectors", "pieces": [{"kind": "Detached", '
     '"options": {"how": "detach"}}, {"kind": "BatchNorm"}], "seed": 761824, "steps": 1, "dataset": "full_batch", '
@@ -77,16 +31,49 @@ FOUND = {
     '"seed": 670032, "habits": [["smaller", 1]], "pipeline": {"stages": 2, "scheduler": "zero_bubble", "interleave": '
     'true, "micro_size": 2}, "dataset": "full_batch", "optimizer": ["sgd", {"lr": 0.05}]}',
 }
+KNOWN = [(name, parse_case(text)) for name, text in FOUND.items()]
+"""Cases of which a fault was found once."""
+VERDICTS = []
+"""On the cases that were drawn and have run."""
+
+
+def sized(cases):
+    return [pytest.param(case.world_size, case, id=name) for name, case in sorted(cases, key=lambda c: c[1].world_size)]
+
+
+@pytest.fixture
+def folder(case, tmp_path):
+    """Where the ranks tell how they have trained, and save; it is judged beside one process."""
+    yield tmp_path
+    reports = told(tmp_path, case.world_size)
+    if all(report.kind == "done" for report in reports) and case.finish != "state_dict":
+        reports[0].trained.state = read_state(tmp_path)
+    found = judge(case, report_alone(lambda: train_alone(case)), reports)
+    VERDICTS.append(found)
+    assert found.is_good, f"{found.kind}: {found.message}\n{case.to_json()}\n{found.trace}"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", FOUND)
-def test_what_was_found_once_is_equal(msrun: JobRunner, workers: Path, tmp_path: Path, case: str) -> None:
-    script = str(workers / "runtime" / "random_cases.py")
-    path = {"PYTHONPATH": WORKER_PATH, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable]
-    finished = msrun.run(script, "--json", FOUND[case], cwd=tmp_path, env=path, command=command, deadline_s=60)
-    assert "-> equal" in finished.stdout.decode(), finished.stdout.decode()
+@pytest.mark.random
+@on_ranks()
+@pytest.mark.parametrize(("ranks", "case"), sized(DRAWN), indirect=["ranks"])
+def test_every_case_is_equal_to_one_process_or_refused_by_name(ranks, folder, case):
+    tell(folder, ranks.rank, lambda: train_rank(case, folder))
+
+
+@pytest.mark.slow
+@pytest.mark.random
+def test_most_cases_run():
+    """A grammar whose cases are refused, or fail in one process too, proves nothing."""
+    reasons = Counter(found.reason for found in VERDICTS if found.kind in ("refused", "invalid"))
+    assert reasons.total() <= MOST_REFUSED * CASES, "\n".join(f"{n} x {text}" for text, n in reasons.most_common())
+
+
+@pytest.mark.slow
+@on_ranks()
+@pytest.mark.parametrize(("ranks", "case"), sized(KNOWN), indirect=["ranks"])
+def test_what_was_found_once_is_equal(ranks, folder, case):
+    tell(folder, ranks.rank, lambda: train_rank(case, folder))
 
 
 # -- the judge itself --------------------------------------------------------------------------------------------------
@@ -94,20 +81,19 @@ def test_what_was_found_once_is_equal(msrun: JobRunner, workers: Path, tmp_path:
 CASE = Case(2, "vectors", (Piece("Mlp"),), dataset="full_batch")
 
 
-def report(loss: float = 1.0, weight: float = 1.0, buffer: float = 1.0) -> Report:
+def report(loss=1.0, weight=1.0, buffer=1.0):
     """Return what a process reports that has ended well."""
     values = [torch.tensor([value], dtype=torch.float64) for value in (weight, buffer)]
     return Report("done", Trained([1.0, loss], [None], {"w": values[0]}, {"b": values[1]}))
 
 
-def refusal(message: str = "no rule") -> Report:
+def refusal(message="no rule"):
     return Report("refused", error=f"CaptureError: {message}", message=message)
 
 
 WRONG_STEP = Report("refused", error="VerificationError: 1 of 2 values differ", message="1 of 2 values differ")
 BROKEN = Report("error", error="KeyError: chunk_default", message="'chunk_default'")
 LEFT = Report("error", error="RuntimeError: ...", message="Connection closed by peer [127.0.0.1]:1234")
-HUNG = Report("hung", error="waits for ever")
 
 
 @pytest.mark.parametrize(
@@ -119,7 +105,6 @@ HUNG = Report("hung", error="waits for ever")
         ([report(), report(buffer=0.9)], "different"),
         ([refusal(), refusal("rank 0 cannot run this call")], "refused"),
         ([refusal(), LEFT], "refused by some ranks"),
-        ([refusal(), HUNG], "refused by some ranks"),
         ([refusal("torch.optim.LBFGS looks at all parameters as one whole"), LEFT], "refused"),
         ([refusal("torch.optim.LBFGS looks at all parameters as one whole"), BROKEN], "internal error"),
         ([refusal("one\ntwo"), refusal("one\ntwo")], "several lines"),
@@ -127,21 +112,19 @@ HUNG = Report("hung", error="waits for ever")
         ([WRONG_STEP, WRONG_STEP], "different"),
         ([BROKEN, LEFT], "internal error"),
         ([refusal(), BROKEN], "internal error"),
-        ([report(), HUNG], "hung"),
-        ([LEFT, Report("died", error="SIGSEGV")], "died"),
     ],
 )
-def test_judge_knows_right_from_wrong(ranks: list[Report], kind: str) -> None:
+def test_judge_knows_right_from_wrong(ranks, kind):
     assert judge(CASE, report(), ranks).kind == kind
 
 
-def test_judge_takes_no_case_whose_one_process_fails() -> None:
+def test_judge_takes_no_case_whose_one_process_fails():
     assert judge(CASE, BROKEN, [report(), report()]).kind == "invalid"
     assert judge(CASE, report(loss=float("nan")), [report(), report()]).kind == "invalid"
 
 
 @pytest.mark.slow
-def test_grammar_gives_the_same_case_again_and_every_case_can_be_written_down() -> None:
+def test_grammar_gives_the_same_case_again_and_every_case_can_be_written_down():
     for number in range(100):
         case = draw_case(3, number)
         assert draw_case(3, number) == case
@@ -149,7 +132,7 @@ def test_grammar_gives_the_same_case_again_and_every_case_can_be_written_down() 
 
 
 @pytest.mark.slow
-def test_grammar_draws_every_feature() -> None:
+def test_grammar_draws_every_feature():
     cases = [draw_case(4, number) for number in range(400)]
     text = "\n".join(case.to_json() for case in cases)
     words = "level3 zbv dualpipev copies accumulate muon adafactor out_strategy matrix reversal bernoulli tie frozen"

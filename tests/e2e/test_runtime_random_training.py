@@ -1,20 +1,17 @@
 """Networks that draw random numbers have one process' losses on two ranks, whatever the way."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from asked_cases import slow_but
-from on_ranks import Ranks, on_ranks
-from torch import Tensor, nn
+from on_ranks import on_ranks
+from torch import nn
 
 from msrun.runtime import (
     AutoParallel,
@@ -36,13 +33,13 @@ STEPS, ROWS, TOKENS, WIDTH = 3, 8, 3, 6
 class Vae(nn.Module):
     """Reparametrisation by randn_like."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.inner = nn.Linear(WIDTH, 4)
         self.mean, self.spread = nn.Linear(4, 2), nn.Linear(4, 2)
         self.out = nn.Linear(2, WIDTH)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         hidden = self.inner(x).tanh()
         mean, spread = self.mean(hidden), self.spread(hidden)
         z = mean + torch.randn_like(spread) * (0.5 * spread).exp()
@@ -50,7 +47,7 @@ class Vae(nn.Module):
         return F.mse_loss(self.out(z), x) + divergence
 
 
-def stochastic_depth(x: Tensor, p: float, mode: str) -> Tensor:
+def stochastic_depth(x, p, mode):
     """Drop rows, or the whole batch, with memory that is not made of the input."""
     size = [x.shape[0], *[1] * (x.ndim - 1)] if mode == "row" else [1] * x.ndim
     noise = torch.empty(size, dtype=x.dtype, device=x.device)
@@ -62,12 +59,12 @@ def stochastic_depth(x: Tensor, p: float, mode: str) -> Tensor:
 class Kinds(nn.Module):
     """Other ways to draw; rows of the batch stand first, second, or are joined with others; one draw has none."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.inner = nn.Linear(WIDTH, WIDTH)
         self.scale = nn.Parameter(torch.ones(5, WIDTH))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         y = self.inner(x)
         y = y + stochastic_depth(y.tanh(), 0.4, "row") + stochastic_depth(y.tanh(), 0.2, "batch")
         y = y + 0.1 * torch.distributions.Normal(y, 1.0, validate_args=False).rsample()
@@ -83,13 +80,10 @@ class Kinds(nn.Module):
         return (y.unsqueeze(2) * weight).square().mean() + torch.native_dropout(y, 0.5, train=True)[0].mean()
 
 
-NETWORKS: Mapping[str, Callable[[], nn.Module]] = {
-    "vae": Vae,
-    "kinds": Kinds,
-}
+NETWORKS = {"vae": Vae, "kinds": Kinds}
 
 
-def _two_copies(network: nn.Module) -> nn.Module:
+def _two_copies(network):
     return MicroBatchInterleaved(network, 2)
 
 
@@ -129,14 +123,7 @@ WAYS = [
 SCENARIOS = [*(("kinds", way) for way in WAYS), *(("vae", way) for way in WAYS[:2])]
 
 
-def losses_of(
-    name: str,
-    way: Way,
-    take: Callable[[Tensor], Tensor],
-    *,
-    saved: Path | None = None,
-    loaded: Path | None = None,
-) -> list[float]:
+def losses_of(name, way, take, *, saved=None, loaded=None):
     """Return the losses of some steps of a network, trained in one way.
 
     Args:
@@ -148,7 +135,7 @@ def losses_of(
     with no_init_parameters() if way.is_deferred else nullcontext():
         network = NETWORKS[name]().double()
     if way.strategy is not None:
-        shard(network.inner, way.strategy)  # type: ignore[arg-type]
+        shard(network.inner, way.strategy)
     if way.recomputes:
         recompute(network)
     step = AutoParallel(way.divide(network), way.mode)
@@ -178,7 +165,7 @@ def losses_of(
 
 
 @on_ranks(2, slow=True)
-def test_stream_is_a_step_further_on_every_rank_of_a_pipeline_also_where_nothing_is_drawn() -> None:
+def test_stream_is_a_step_further_on_every_rank_of_a_pipeline_also_where_nothing_is_drawn():
     """After a call without gradients and two steps of a network whose last stage alone draws."""
     torch.manual_seed(3 + get_rank())
     network = NETWORKS["vae"]().double().eval()
@@ -192,19 +179,19 @@ def test_stream_is_a_step_further_on_every_rank_of_a_pipeline_also_where_nothing
 
 
 @functools.cache
-def losses_alone(name: str) -> list[float]:
+def losses_alone(name):
     return losses_of(name, Way("one process"), lambda tensor: tensor)
 
 
 @pytest.fixture
-def right(name: str) -> list[float]:
+def right(name):
     """Losses of one process, with torch's own autograd and no division of the batch."""
     return losses_alone(name)
 
 
 @on_ranks(2)
 @pytest.mark.parametrize(("name", "way"), slow_but(["vae/columns"], SCENARIOS))
-def test_losses_are_those_of_one_process(ranks: Ranks, right: list[float], name: str, way: Way) -> None:
+def test_losses_are_those_of_one_process(ranks, right, name, way):
     assert len(set(right)) == STEPS
     torch.rand(ranks.rank + 1)  # what a rank draws for itself does not matter
     assert losses_of(name, way, ranks.part) == pytest.approx(right, rel=1e-10, abs=0)
@@ -212,9 +199,7 @@ def test_losses_are_those_of_one_process(ranks: Ranks, right: list[float], name:
 
 @on_ranks(2, slow=True)
 @pytest.mark.parametrize("name", ["kinds"])
-def test_run_that_goes_on_from_a_checkpoint_draws_as_one_that_never_stopped(
-    ranks: Ranks, tmp_path: Path, right: list[float], name: str
-) -> None:
+def test_run_that_goes_on_from_a_checkpoint_draws_as_one_that_never_stopped(ranks, tmp_path, right, name):
     """Optimizer parallel goes on with what data parallel has saved."""
     assert losses_of(name, Way("first"), ranks.part, saved=tmp_path / "first") == pytest.approx(right, rel=1e-10)
     level3 = Way("level3", hsdp={"threshold": 0, "optimizer_level": "level3"})

@@ -1,23 +1,18 @@
 """Searched strategies on real ranks: the losses of one process, the traffic that was priced, limits of memory."""
 
-from __future__ import annotations
-
 import functools
 import json
 import re
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from asked_cases import slow_but
-from on_ranks import Ranks, on_ranks
+from on_ranks import on_ranks
 from searched_training import NETWORKS, build
-from torch import Tensor, nn
 
 from msrun.errors import CaptureError, StrategyError
-from msrun.runtime import AutoParallel, Degrees, search_degrees, shard
+from msrun.runtime import AutoParallel, search_degrees, shard
 from msrun.runtime.cost.devices import PROFILES
 from msrun.runtime.execute.transfers import traffic
 
@@ -25,7 +20,7 @@ STEPS = 3
 MODES = ("dynamic_programming", "recursive_programming", "sharding_propagation", "auto_parallel", "auto")
 
 
-def train(step: nn.Module, batch: tuple[Tensor, ...]) -> list[float]:
+def train(step, batch):
     optimizer = torch.optim.Adam(step.parameters(), lr=1e-2)
     losses = []
     for _ in range(STEPS):
@@ -38,7 +33,7 @@ def train(step: nn.Module, batch: tuple[Tensor, ...]) -> list[float]:
     return losses
 
 
-DIVISIONS: dict[str, Callable[[Degrees], bool]] = {
+DIVISIONS = {
     "fastest": lambda _: True,
     "all": lambda degrees: degrees.stages == 2 and degrees.copies > 1 and degrees.recomputes,
     "optimizer": lambda degrees: degrees.shards_optimizer and degrees.recomputes and degrees.micro_batches > 1,
@@ -49,24 +44,22 @@ slow_often = on_ranks(2, pytest.param(4, marks=pytest.mark.slow), slow=True)
 
 
 @functools.cache
-def serial(name: str) -> list[float]:
+def serial(name):
     """Return the losses of one process: the wrapper draws dropout as the ranks do."""
     network, batch = build(name)
     return train(AutoParallel(network, "stand_alone"), batch)
 
 
-def assert_right(losses: list[float], name: str) -> None:
+def assert_right(losses, name):
     assert losses == pytest.approx(serial(name), rel=1e-9)
 
 
 @often
 @pytest.mark.parametrize("mode", slow_but(["dynamic_programming"], MODES))
 @pytest.mark.parametrize("name", slow_but(["mlp"], NETWORKS))
-def test_searched_strategies_train_as_one_process_with_the_traffic_that_was_priced(
-    ranks: Ranks, name: str, mode: str
-) -> None:
+def test_searched_strategies_train_as_one_process_with_the_traffic_that_was_priced(ranks, name, mode):
     network, batch = build(name)
-    step = AutoParallel(network, mode).dataset_strategy("full_batch")  # type: ignore[arg-type]
+    step = AutoParallel(network, mode).dataset_strategy("full_batch")
     losses, plan, counted = train(step, batch), step.plan, dict(traffic.bytes)
     assert_right(losses, name)
     assert plan.traffic is not None and plan.price is not None
@@ -82,7 +75,7 @@ def test_searched_strategies_train_as_one_process_with_the_traffic_that_was_pric
 
 @slow_often
 @pytest.mark.parametrize("which", DIVISIONS)
-def test_a_step_divided_as_searched_trains_as_one_process(ranks: Ranks, which: str) -> None:
+def test_a_step_divided_as_searched_trains_as_one_process(ranks, which):
     """With the fastest priced division of a kind."""
     network, batch = build("transformer")
     found = search_degrees(network, *batch, device="h100", time_limit_s=1000.0)
@@ -92,7 +85,7 @@ def test_a_step_divided_as_searched_trains_as_one_process(ranks: Ranks, which: s
 
 
 @slow_often
-def test_strategies_of_a_file_are_those_that_were_saved(tmp_path: Path) -> None:
+def test_strategies_of_a_file_are_those_that_were_saved(tmp_path):
     path = tmp_path / "strategies.json"
     network, batch = build("mlp")
     first = AutoParallel(network, "dynamic_programming").dataset_strategy("full_batch").search("h100")
@@ -111,7 +104,7 @@ def test_strategies_of_a_file_are_those_that_were_saved(tmp_path: Path) -> None:
 
 
 @often
-def test_an_operator_with_a_strategy_of_the_users_keeps_it(ranks: Ranks) -> None:
+def test_an_operator_with_a_strategy_of_the_users_keeps_it(ranks):
     network, batch = build("mlp")
     given = ((1, ranks.size), (1, ranks.size))
     shard(network.get_submodule("network.down"), given)
@@ -123,7 +116,7 @@ def test_an_operator_with_a_strategy_of_the_users_keeps_it(ranks: Ranks) -> None
 
 @often
 @pytest.mark.parametrize("limit_mb", slow_but(["0.01"], [0.45, 0.01]))
-def test_a_limit_of_memory_is_kept_or_the_missing_bytes_are_told(limit_mb: float) -> None:
+def test_a_limit_of_memory_is_kept_or_the_missing_bytes_are_told(limit_mb):
     network, batch = build("mlp")
     step = AutoParallel(network, "auto").dataset_strategy("full_batch")
     step.search(PROFILES["h100"], memory_limit_mb=limit_mb)
@@ -138,7 +131,7 @@ def test_a_limit_of_memory_is_kept_or_the_missing_bytes_are_told(limit_mb: float
 
 
 @often
-def test_a_rank_that_has_no_time_cuts_the_search_of_all_short(ranks: Ranks) -> None:
+def test_a_rank_that_has_no_time_cuts_the_search_of_all_short(ranks):
     network, batch = build("mlp")
     limit_s = 1e-9 if ranks.rank == ranks.size - 1 else 1000.0
     step = AutoParallel(network, "auto").dataset_strategy("full_batch").search(time_limit_s=limit_s)
@@ -151,7 +144,7 @@ def test_a_rank_that_has_no_time_cuts_the_search_of_all_short(ranks: Ranks) -> N
 
 
 @often
-def test_a_search_does_not_wait_for_a_rank_that_has_nothing_to_search(ranks: Ranks) -> None:
+def test_a_search_does_not_wait_for_a_rank_that_has_nothing_to_search(ranks):
     """The last rank's network cannot be captured while the others wait to compare how far they have searched."""
     network, batch = build("mlp")
     last = ranks.size - 1

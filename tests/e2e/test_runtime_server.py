@@ -3,37 +3,27 @@
 The cases stand in tests/cases/mode_servers.py. One job of two workers and two servers runs them all.
 """
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import mode_servers
 import pytest
 from asked_cases import asked, slow_but
-from job_runner import JobRunner
 
 DEADLINE_S = 150.0
 EXACT = 1e-12
 CASES = list(mode_servers.cases(2))
 FAST = ("adam/all", "lazy/table", "resumed/lazy/again", "step function")
 OTHERS = ("accumulated", "made in servers", "stale", "cached/0", "cached/3", "shared", "refused")
-Outcome = list[dict[str, Any]]
-"""What a case found, per rank."""
 
 pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
 
 
 @pytest.fixture(scope="module")
-def outcomes(
-    request: pytest.FixtureRequest, msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., Outcome]:
+def outcomes(request, msrun_of_module, workers, tmp_path_factory):
     """Gives what a case found with some numbers of workers and servers; its job runs when first asked for."""
-    found: dict[tuple[int, int], dict[str, Outcome]] = {}
+    found = {}
 
-    def outcome(case: str, world_size: int = 2, servers: int = 2) -> Outcome:
+    def outcome(case, world_size=2, servers=2):
         if (world_size, servers) not in found:
             found[world_size, servers] = {}
             folder = tmp_path_factory.mktemp(f"servers-{world_size}-{servers}")
@@ -52,25 +42,23 @@ def outcomes(
     return outcome
 
 
-def rows(is_one: Callable[[str], bool]) -> list[Any]:
+def rows(is_one):
     cases = [name for name in CASES if is_one(name)]
     return slow_but([name for name in cases if name in (*FAST, *OTHERS)], cases)
 
 
-def worst(outcome: Outcome) -> float:
+def worst(outcome):
     return max(difference for rank in outcome for difference in rank.values())
 
 
 @pytest.mark.parametrize("case", rows(lambda name: name.endswith(("/all", "/table"))))
-def test_synchronous_training_is_that_of_one_process(outcomes: Callable[..., Outcome], case: str) -> None:
+def test_synchronous_training_is_that_of_one_process(outcomes, case):
     assert worst(outcomes(case)) < EXACT
 
 
 @pytest.mark.parametrize(("world_size", "servers"), [(2, 1), (4, 3), (1, 2)])
 @pytest.mark.slow
-def test_numbers_of_workers_and_servers_change_nothing(
-    outcomes: Callable[..., Outcome], world_size: int, servers: int
-) -> None:
+def test_numbers_of_workers_and_servers_change_nothing(outcomes, world_size, servers):
     for case in (*FAST, "accumulated"):
         found = outcomes(case, world_size, servers)
         if case.startswith("resumed"):
@@ -80,40 +68,34 @@ def test_numbers_of_workers_and_servers_change_nothing(
 
 
 @pytest.mark.parametrize("case", rows(lambda name: name.startswith("resumed/")))
-def test_what_was_saved_goes_on_bit_for_bit(outcomes: Callable[..., Outcome], case: str) -> None:
+def test_what_was_saved_goes_on_bit_for_bit(outcomes, case):
     assert [rank["different"] for rank in outcomes(case)] == [[], []]
 
 
 @pytest.mark.parametrize("case", ["step function", "accumulated"])
-def test_step_functions_and_several_backward_passes_train_as_one_process(
-    outcomes: Callable[..., Outcome], case: str
-) -> None:
+def test_step_functions_and_several_backward_passes_train_as_one_process(outcomes, case):
     assert worst(outcomes(case)) < EXACT
 
 
-def test_tables_that_servers_make_have_the_values_of_a_workers_and_are_never_whole_on_one(
-    outcomes: Callable[..., Outcome],
-) -> None:
+def test_tables_that_servers_make_have_the_values_of_a_workers_and_are_never_whole_on_one(outcomes):
     for rank in outcomes("made in servers"):
         assert rank["equal"] == [True] * 7
         assert rank["weights"] < EXACT
         assert rank["largest"] <= 16 * 6 * 2  # the last block has the remainder, of 41 rows
 
 
-def test_worker_runs_ahead_as_far_as_staleness_allows_and_no_further(outcomes: Callable[..., Outcome]) -> None:
+def test_worker_runs_ahead_as_far_as_staleness_allows_and_no_further(outcomes):
     assert [rank["furthest"] for rank in outcomes("stale")] == [0, mode_servers.STALENESS]
 
 
-def test_large_messages_lie_in_shared_memory_and_change_nothing(outcomes: Callable[..., Outcome]) -> None:
+def test_large_messages_lie_in_shared_memory_and_change_nothing(outcomes):
     for rank in outcomes("shared"):
         assert rank["weights"] < EXACT
         assert rank["places"] == [True, True]
 
 
 @pytest.mark.parametrize("case", ["cached/0", "cached/3"])
-def test_worker_keeps_rows_while_they_lack_no_more_steps_than_allowed(
-    outcomes: Callable[..., Outcome], case: str
-) -> None:
+def test_worker_keeps_rows_while_they_lack_no_more_steps_than_allowed(outcomes, case):
     allowed, steps = int(case[-1]), mode_servers.STALE_STEPS
     pulled = 2 * steps // (allowed + 1)
     for rank in outcomes(case):
@@ -143,7 +125,7 @@ ANSWERS = {
 }
 
 
-def test_wrong_uses_are_refused_by_name(outcomes: Callable[..., Outcome]) -> None:
+def test_wrong_uses_are_refused_by_name(outcomes):
     for rank in outcomes("refused"):
         assert rank["answers"].keys() == ANSWERS.keys()
         for name, words in ANSWERS.items():

@@ -1,7 +1,5 @@
 """Strategies as users write them: whatever is cut by hand, with names or numbers, trains like one process."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import itertools
@@ -17,18 +15,10 @@ import torch.nn.functional as F  # noqa: N812
 from asked_cases import slow_but
 from local_parts import difference, weight_difference
 from on_ranks import on_ranks
-from torch import Tensor, nn
+from torch import nn
 
 from msrun.errors import StrategyError
-from msrun.runtime import (
-    AutoParallel,
-    Layout,
-    MicroBatchInterleaved,
-    ParallelPlan,
-    WithLoss,
-    get_rank,
-    shard,
-)
+from msrun.runtime import AutoParallel, Layout, MicroBatchInterleaved, ParallelPlan, WithLoss, get_rank, shard
 from msrun.runtime.execute.transfers import traffic
 
 BATCH, INPUTS, HIDDEN, OUTPUTS = 12, 12, 24, 6
@@ -39,54 +29,54 @@ TRANSPOSED = Layout((3, 2), ("mp", "dp"), [0, 3, 1, 4, 2, 5])
 
 
 class Mlp(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.fc1 = nn.Linear(INPUTS, HIDDEN)
         self.fc2 = nn.Linear(HIDDEN, OUTPUTS)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.fc2(F.gelu(self.fc1(x)))
 
 
 class Matrices(nn.Module):
     """Calls functions of tensors instead of modules."""
 
-    def __init__(self, multiply: Callable[..., Tensor], activate: Callable[..., Tensor] = torch.tanh) -> None:
+    def __init__(self, multiply, activate=torch.tanh):
         super().__init__()
         self.first = nn.Parameter(torch.randn(INPUTS, HIDDEN) / 4)
         self.second = nn.Parameter(torch.randn(HIDDEN, OUTPUTS) / 4)
         self.multiply, self.activate = multiply, activate
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return torch.matmul(self.activate(self.multiply(x, self.first)), self.second)
 
 
 class Tied(nn.Module):
     """One weight encodes and decodes; the decoder reads it transposed, in another layout than the encoder."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.encode = nn.Linear(INPUTS, HIDDEN)
         self.decode = _Decode(self.encode.weight)
         self.head = nn.Linear(INPUTS, OUTPUTS)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.head(self.decode(torch.tanh(self.encode(x))))
 
 
 class _Decode(nn.Module):
-    def __init__(self, weight: nn.Parameter) -> None:
+    def __init__(self, weight):
         super().__init__()
         self.weight = weight
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return torch.matmul(x, self.weight)
 
 
-def layouts(layout: Layout) -> Callable[[], nn.Module]:
+def layouts(layout):
     """Return a column-cut and a row-cut layer with named axes."""
 
-    def build() -> nn.Module:
+    def build():
         net = Mlp()
         shard(net.fc1, (layout("dp", "None"), layout("mp", "None"), layout("mp")))
         shard(net.fc2, (layout("dp", "mp"), layout("None", "mp")))
@@ -95,37 +85,37 @@ def layouts(layout: Layout) -> Callable[[], nn.Module]:
     return build
 
 
-def scattered_linear() -> nn.Module:
+def scattered_linear():
     net = Mlp()
     shard(net.fc1, ((1, 1), (6, 1)))
     shard(net.fc2, ((1, 6), (1, 6)), out_strategy=((6, 1),))
     return net
 
 
-def gathered_linear() -> nn.Module:
+def gathered_linear():
     net = Mlp()
     shard(net.fc1, ((1, 1), (6, 1)), out_strategy=(1, 1))
     return net
 
 
-def operator_function() -> nn.Module:
+def operator_function():
     return Matrices(shard(torch.matmul, ((2, 3), (3, 1)), ((6, 1),)))
 
 
-def operator_with_layouts() -> nn.Module:
+def operator_with_layouts():
     cut = shard(torch.matmul, (TWO_BY_THREE("dp", "None"), TWO_BY_THREE("None", "mp")), TWO_BY_THREE("dp", "mp"))
     return Matrices(cut)
 
 
-def decorated_function() -> nn.Module:
+def decorated_function():
     @shard(in_strategy=((2, 3),), out_strategy=((1, 3),))
-    def activate(x: Tensor) -> Tensor:
+    def activate(x):
         return F.gelu(torch.tanh(x) * 2) + x.mean(0, keepdim=True)
 
     return Matrices(torch.matmul, activate)
 
 
-def region() -> nn.Module:
+def region():
     net = Mlp()
     plan = {
         "fc1.weight": TWO_BY_THREE("mp", "None"),
@@ -135,26 +125,26 @@ def region() -> nn.Module:
     return shard(net, (TWO_BY_THREE("dp", "None"),), (TWO_BY_THREE("dp", "None"),), plan)
 
 
-def region_of_tuples() -> nn.Module:
+def region_of_tuples():
     plan = {"fc1.weight": (3, 1), "fc1.bias": (3,), "fc2.weight": (1, 3)}
     return shard(Mlp(), ((2, 1),), parameter_plan=plan)
 
 
-def tied_in_two_layouts() -> nn.Module:
+def tied_in_two_layouts():
     net = Tied()
     shard(net.encode, ((2, 1), (3, 1), (3,)))
     shard(net.decode, ((3, 1), (1, 2)))
     return net
 
 
-def tied_with_two_sums() -> nn.Module:
+def tied_with_two_sums():
     net = Tied()
     shard(net.encode, ((6, 1), (1, 1), (1,)))
     shard(net.decode, ((2, 1), (1, 1)))
     return net
 
 
-def frozen() -> nn.Module:
+def frozen():
     net = scattered_linear()
     net.get_parameter("fc1.weight").requires_grad_(requires_grad=False)
     return net
@@ -231,9 +221,7 @@ PARTS = [numbers for numbers in itertools.product((1, 2, 3, 6), repeat=3) if mat
 
 @slow_on_six
 @pytest.mark.parametrize(("rows", "inputs", "outputs"), PARTS)
-def test_every_layout_of_the_result_of_every_strategy_gives_the_numbers_of_one_process(
-    rows: int, inputs: int, outputs: int
-) -> None:
+def test_every_layout_of_the_result_of_every_strategy_gives_the_numbers_of_one_process(rows, inputs, outputs):
     x, y = batch(torch.float64, 0)[0], torch.randn(BATCH, OUTPUTS, generator=torch.Generator().manual_seed(5))
     serial = nn.Linear(INPUTS, OUTPUTS)
     expected = x.clone().requires_grad_()
@@ -252,7 +240,7 @@ def test_every_layout_of_the_result_of_every_strategy_gives_the_numbers_of_one_p
 
 
 @slow_on_six
-def test_network_that_is_stored_already_runs_with_other_strategies_and_another_batch() -> None:
+def test_network_that_is_stored_already_runs_with_other_strategies_and_another_batch():
     torch.manual_seed(3)
     network = scattered_linear()
     right = copy.deepcopy(network)
@@ -279,7 +267,7 @@ BY_NAME = {case.name: case for case in CASES}
 
 
 @functools.cache
-def trained(name: str) -> Any:
+def trained(name):
     """Train in one way, check the law, and return the plan."""
     case = BY_NAME[name]
     dtype, tolerance = getattr(torch, case.dtype), TOLERANCE[case.dtype]
@@ -287,7 +275,7 @@ def trained(name: str) -> Any:
     torch.manual_seed(3)
     network = case.build()
     alone = copy.deepcopy(network)
-    whole: nn.Module = WithLoss(network, F.cross_entropy)
+    whole = WithLoss(network, F.cross_entropy)
     if case.copies > 1:
         whole = MicroBatchInterleaved(whole, case.copies)
     step = AutoParallel(whole).dataset_strategy(case.dataset)
@@ -321,21 +309,21 @@ def trained(name: str) -> Any:
 
 @on_six
 @pytest.mark.parametrize("case", slow_but(["out-strategy-scatters"], CASES))
-def test_losses_and_weights_are_those_of_one_process_and_the_plan_tells_the_traffic(case: ShardingCase) -> None:
+def test_losses_and_weights_are_those_of_one_process_and_the_plan_tells_the_traffic(case):
     trained(case.name)
 
 
-def plan_of(case: str) -> dict[str, Any]:
+def plan_of(case):
     return dict(json.loads(json.dumps(trained(case).to_json())))
 
 
-def parameter(case: str, name: str) -> dict[str, Any]:
+def parameter(case, name):
     (found,) = [p for p in plan_of(case)["parameters"] if p["name"] == name]
     return dict(found)
 
 
 @slow_on_six
-def test_plan_names_the_axes_of_the_users_layout() -> None:
+def test_plan_names_the_axes_of_the_users_layout():
     """Those of a rank list cut as those of the matrix that it transposes."""
     for name, axes, shape in (("fc1.weight", ["mp", "None"], [8, 12]), ("fc2.weight", ["None", "mp"], [6, 8])):
         for case in ("layouts", "layouts-of-a-rank-list"):
@@ -345,12 +333,12 @@ def test_plan_names_the_axes_of_the_users_layout() -> None:
     assert parameter("out-strategy-scatters", "fc1.weight")["axes"] is None
 
 
-def operators(case: str, kind: str) -> list[dict[str, Any]]:
+def operators(case, kind):
     return [o for o in plan_of(case)["operators"] if o["operator"] == kind]
 
 
 @on_six
-def test_out_strategy_of_a_product_with_split_sums_is_a_reduce_scatter() -> None:
+def test_out_strategy_of_a_product_with_split_sums_is_a_reduce_scatter():
     (product,) = [o for o in operators("out-strategy-scatters", "aten.linear") if o["module_path"] == "fc2"]
     assert product["collectives"] == ["reduce_scatter dim 0 over axes 0,1"]
     (scatter,) = product["traffic"]
@@ -361,7 +349,7 @@ def test_out_strategy_of_a_product_with_split_sums_is_a_reduce_scatter() -> None
 
 
 @slow_on_six
-def test_input_that_comes_in_another_layout_than_it_is_read_is_refused_when_strict() -> None:
+def test_input_that_comes_in_another_layout_than_it_is_read_is_refused_when_strict():
     network = nn.Sequential(shard(nn.Linear(INPUTS, OUTPUTS), ((1, 6), (1, 6))))
     step = AutoParallel(WithLoss(network, F.cross_entropy)).dataset_strategy("data_parallel").strict()
     with pytest.raises(StrategyError) as error:
@@ -371,7 +359,7 @@ def test_input_that_comes_in_another_layout_than_it_is_read_is_refused_when_stri
 
 
 @slow_on_six
-def test_mesh_that_the_stored_parameters_do_not_have_is_refused() -> None:
+def test_mesh_that_the_stored_parameters_do_not_have_is_refused():
     net = Mlp()
     step = AutoParallel(WithLoss(net, F.cross_entropy)).dataset_strategy("full_batch")
     step(*batch(torch.float64, 0))

@@ -4,8 +4,6 @@ MSRUN_FUZZ_CASES and MSRUN_FUZZ_SEED (by default 6 and 1) say how many programs 
 the jobs whose ranks are killed at random, MSRUN_CHAOS_CASES=N kills more of them, or fewer.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform
@@ -13,13 +11,12 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from signal import Signals
 
 import pytest
 from host_net import HostNet
-from job_runner import REPOSITORY, JobRunner
+from job_runner import REPOSITORY
 
 PROGRAMS = int(os.environ.get("MSRUN_FUZZ_CASES", "6"))
 SEED = int(os.environ.get("MSRUN_FUZZ_SEED", "1"))
@@ -35,9 +32,7 @@ pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
 
 
 @pytest.mark.parametrize("world_size", [4, pytest.param(2, marks=pytest.mark.slow)])
-def test_random_programs_give_what_every_rank_must_get(
-    msrun: JobRunner, workers: Path, tmp_path: Path, world_size: int
-) -> None:
+def test_random_programs_give_what_every_rank_must_get(msrun, workers, tmp_path, world_size):
     worker = workers / "runtime" / "shm_programs.py"
     msrun.run_world(
         world_size, worker, tmp_path / "result.json", str(SEED), str(PROGRAMS), cwd=tmp_path, deadline_s=DEADLINE_S
@@ -46,7 +41,7 @@ def test_random_programs_give_what_every_rank_must_get(
 
 
 @pytest.fixture(scope="module")
-def net() -> Iterator[HostNet]:
+def net():
     """Two hosts."""
     with HostNet(2) as hosts:
         yield hosts
@@ -54,9 +49,7 @@ def net() -> Iterator[HostNet]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers_of_hosts", [(2, 2), (3, 1)])
-def test_random_programs_over_two_hosts(
-    msrun: JobRunner, net: HostNet, workers: Path, tmp_path: Path, workers_of_hosts: tuple[int, int]
-) -> None:
+def test_random_programs_over_two_hosts(msrun, net, workers, tmp_path, workers_of_hosts):
     words = ["--worker_num=4", f"--master_addr={net.address(0)}", workers / "runtime" / "shm_programs.py"]
     words += [tmp_path / "result.json", str(SEED), str(PROGRAMS)]
     hosts = [
@@ -74,7 +67,7 @@ def test_random_programs_over_two_hosts(
     assert json.loads((tmp_path / "result.json").read_text()) == []
 
 
-def told_by(workers: Path, folder: Path, what: str, ranks: int) -> list[tuple[list[str], float]]:
+def told_by(workers, folder, what, ranks):
     """Let ranks meet a failure; return what each was told, and after how long, None for one that is gone."""
     command = [sys.executable, str(workers / "runtime" / "shm_failures.py"), str(folder), what, str(ranks)]
     environ = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
@@ -98,9 +91,7 @@ TOLD = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("what", "ranks", "words"), TOLD, ids=[row[0] for row in TOLD])
-def test_others_are_told_within_seconds(
-    workers: Path, tmp_path: Path, what: str, ranks: tuple[int, ...], words: str
-) -> None:
+def test_others_are_told_within_seconds(workers, tmp_path, what, ranks, words):
     found = told_by(workers, tmp_path, what, 3)
     for rank in ranks:
         texts, took = found[rank]
@@ -111,21 +102,16 @@ def test_others_are_told_within_seconds(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["sparse", "older_names", "inference", "busy_elsewhere"])
-def test_what_torch_asks_of_gloo_is_done(workers: Path, tmp_path: Path, what: str) -> None:
+def test_what_torch_asks_of_gloo_is_done(workers, tmp_path, what):
     found = told_by(workers, tmp_path, what, 3)
     assert [texts for texts, _ in found] == [[]] * 3
     assert max(took for _, took in found) < 10
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("call", "number", "rank"),
-    [("pidfd_open", PIDFD_OPEN, 1), ("memfd_create", MEMFD_CREATE, 0)],
-)
+@pytest.mark.parametrize(("call", "number", "rank"), [("pidfd_open", PIDFD_OPEN, 1), ("memfd_create", MEMFD_CREATE, 0)])
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="numbers of x86-64")
-def test_job_that_may_not_share_memory_uses_gloo_and_says_so(
-    msrun: JobRunner, workers: Path, tmp_path: Path, call: str, number: int, rank: int
-) -> None:
+def test_job_that_may_not_share_memory_uses_gloo_and_says_so(msrun, workers, tmp_path, call, number, rank):
     job = msrun.start(
         "--worker_num=3", workers / "runtime" / "shm_forbidden.py", tmp_path, str(number), str(rank), cwd=tmp_path
     ).finish(DEADLINE_S)
@@ -141,9 +127,7 @@ def test_job_that_may_not_share_memory_uses_gloo_and_says_so(
 @pytest.mark.parametrize(
     "cases", [range(1), pytest.param(range(1, CHAOS_CASES), marks=pytest.mark.slow)], ids=["1", "others"]
 )
-def test_killed_rank_is_the_first_failure_and_nothing_is_left(
-    msrun: JobRunner, workers: Path, tmp_path: Path, cases: range
-) -> None:
+def test_killed_rank_is_the_first_failure_and_nothing_is_left(msrun, workers, tmp_path, cases):
     for case in cases:
         draw = random.Random(f"{CHAOS_SEED}-{case}")
         size = draw.choice([2, 3, 4, 8])
@@ -172,7 +156,7 @@ def test_killed_rank_is_the_first_failure_and_nothing_is_left(
 @pytest.mark.slow
 @pytest.mark.timeout(420)
 @pytest.mark.parametrize("share", range(SHARES))
-def test_share_of_torchs_suite_passes(workers: Path, tmp_path: Path, share: int) -> None:
+def test_share_of_torchs_suite_passes(workers, tmp_path, share):
     result = tmp_path / "result.json"
     command = [sys.executable, str(workers / "runtime" / "torch_suite.py"), str(result), "4", f"{share}/{SHARES}"]
     environ = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}

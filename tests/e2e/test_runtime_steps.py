@@ -1,7 +1,5 @@
 """The equality law: one training step in all its ways gives the numbers of one process, in as few messages as told."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools
@@ -17,7 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from asked_cases import slow_but
 from local_parts import difference, local
-from on_ranks import Ranks, on_ranks
+from on_ranks import on_ranks
 from torch import nn
 
 from msrun.errors import CaptureError, StrategyError
@@ -53,7 +51,7 @@ MIXED = {
 
 
 M2, M4, C2 = ("micro", 2), ("micro", 4), ("copies", 2)
-EVERY_BLOCK: Mapping[str, Mapping[str, Any]] = {f"blocks.{i}": {} for i in range(BLOCKS)}
+EVERY_BLOCK = {f"blocks.{i}": {} for i in range(BLOCKS)}
 KEEPS_COLLECTIVES = {path: {"mp_comm_recompute": False} for path in EVERY_BLOCK}
 GATHERS_AGAIN = {path: {"parallel_optimizer_comm_recompute": True} for path in EVERY_BLOCK}
 SAVES = {"blocks.0": {"save": ["linear"]}, "blocks.1": {"save": "policy"}, "blocks.2": {"save": []}}
@@ -89,7 +87,7 @@ class StepCase:
     scaled: bool = False
     """The loss is multiplied by 3 before its backward pass, and the gradients divided after it."""
 
-    def factor(self, *kinds: str) -> int:
+    def factor(self, *kinds):
         """How many times the mean loss: copies add up, gradients of micro batches never do."""
         return math.prod(count for kind, count in self.parts if kind in kinds) if self.compat == "mindspore" else 1
 
@@ -282,7 +280,7 @@ BY_NAME = {case.name: case for case in CASES}
 
 
 @functools.cache
-def trained(name: str) -> Any:
+def trained(name):
     """Train in one way, check the law, and return the step, its traffic and its optimizer."""
     case, first = BY_NAME[name], []
     dtype, tolerance = getattr(torch, case.dtype), TOLERANCE[case.dtype]
@@ -315,7 +313,7 @@ def trained(name: str) -> Any:
 
 @on_four
 @pytest.mark.parametrize("case", slow_but(["level3"], CASES))
-def test_losses_gradients_weights_and_number_of_messages_are_those_of_one_process(case: StepCase) -> None:
+def test_losses_gradients_weights_and_number_of_messages_are_those_of_one_process(case):
     """A network is captured once, however often it is called."""
     step, moved, _ = trained(case.name)
     assert case.calls is None or moved["calls"] == case.calls
@@ -331,7 +329,7 @@ CUT, WHOLE = 2 * BLOCKS * WIDTH * HIDDEN, WIDTH * (FEATURES + 1) + BLOCKS * HIDD
 
 @slow_on_four
 @pytest.mark.parametrize("name", ["level1", "level2", "copies-level1", "never-fused"])
-def test_bytes_of_optimizer_parallel_are_the_closed_form(name: str) -> None:
+def test_bytes_of_optimizer_parallel_are_the_closed_form(name):
     """Gather: this rank's parts. Reduce-scatter: the whole gradients. All-reduce: whole parameters, and sum and count
     of every loss."""
     moved, item = trained(name)[1]["bytes"], 8
@@ -345,7 +343,7 @@ def test_bytes_of_optimizer_parallel_are_the_closed_form(name: str) -> None:
 
 @slow_on_four
 @pytest.mark.parametrize(("name", "parts"), [("level1", 4), ("level3", 4), ("level1-shard-size-2", 2)])
-def test_cut_parameters_take_their_share_and_small_ones_stay_whole(name: str, parts: int) -> None:
+def test_cut_parameters_take_their_share_and_small_ones_stay_whole(name, parts):
     plan = trained(name)[0].plan
     for parameter in plan.parameters:
         is_cut = "blocks" in parameter.name and parameter.name.endswith("weight")
@@ -359,7 +357,7 @@ def test_cut_parameters_take_their_share_and_small_ones_stay_whole(name: str, pa
 
 
 @slow_on_four
-def test_optimizer_state_is_cut_exactly_like_its_parameter() -> None:
+def test_optimizer_state_is_cut_exactly_like_its_parameter():
     optimizer = trained("level1-adam")[2]
     for parameter, state in optimizer.state.items():
         held = size_of(value for value in state.values() if isinstance(value, torch.Tensor) and value.dim())
@@ -400,7 +398,7 @@ def size_of(tensors):
 
 
 @slow_on_four
-def test_bytes_on_a_rank_are_the_formula_of_the_level() -> None:
+def test_bytes_on_a_rank_are_the_formula_of_the_level():
     """Weights, state, gradients between micro batches, gathered at most."""
     batch = own_batch()
     for level in LEVELS:
@@ -485,7 +483,7 @@ def activation_step(given):
 
 
 @slow_on_four
-def test_limit_recomputes_as_few_blocks_as_it_takes() -> None:
+def test_limit_recomputes_as_few_blocks_as_it_takes():
     batch = own_batch()
     most, least = (activations()[name]["estimate"].peak_bytes for name in ("plain", "blocks"))
     of_one_block = batch[0].shape[0] * HIDDEN * 8
@@ -528,7 +526,7 @@ def results_and_gradient(nesting):
 
 @slow_on_four
 @pytest.mark.parametrize("nesting", NESTINGS)
-def test_further_results_and_gradients_of_inputs_come_back_in_the_order_of_rows(nesting: str) -> None:
+def test_further_results_and_gradients_of_inputs_come_back_in_the_order_of_rows(nesting):
     _, wanted, wanted_gradient = results_and_gradient("alone")
     network, logits, gradient = results_and_gradient(nesting)
     traffic.reset()
@@ -557,13 +555,13 @@ class Large(nn.Module):
 
 
 @slow_on_four
-def test_estimate_of_activations_is_what_a_step_really_keeps() -> None:
+def test_estimate_of_activations_is_what_a_step_really_keeps():
     for name, found in activations().items():
         assert found["kept"] == found["estimate"].kept_bytes, name
 
 
 @on_ranks(3, slow=True)
-def test_new_shape_on_one_rank_is_refused_on_all(ranks: Ranks) -> None:
+def test_new_shape_on_one_rank_is_refused_on_all(ranks):
     network = WithLoss(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4)), F.cross_entropy)
     step = AutoParallel(network)
     for rows in (4, 4, 2, 4):  # all ranks together: captured again
@@ -577,7 +575,7 @@ def test_new_shape_on_one_rank_is_refused_on_all(ranks: Ranks) -> None:
 
 @on_ranks(RANKS, slow=True)
 @pytest.mark.parametrize("way", ["level3", "tensor parallel"])
-def test_network_larger_than_a_rank_is_never_whole_on_it(way: str) -> None:
+def test_network_larger_than_a_rank_is_never_whole_on_it(way):
     """Most at a time: parts and their gradients, the gathered layers, and messages of gradients with their sources."""
     layers, width = 32, 512
     ctypes.CDLL(None).mallopt(-3, 65536)  # M_MMAP_THRESHOLD: memory is given back at once
@@ -611,7 +609,7 @@ class MatMul(nn.Module):
 
 
 @on_ranks(8, slow=True)
-def test_second_loss_of_functional_train_is_the_one_that_mindspore_publishes() -> None:
+def test_second_loss_of_functional_train_is_the_one_that_mindspore_publishes():
     first, second = MatMul(torch.full((32, 8), 0.03)), MatMul(torch.full((8, 16), 0.04))
     network = nn.Sequential(first, nn.ReLU(), second)
     shard(first, ((2, 4), (4, 1)))

@@ -1,16 +1,12 @@
 """The all-reduce, short and long: the sum, the same bits on every rank, and what was given left alone."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import os
-from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
-from on_ranks import Ranks, on_ranks
-from torch import Tensor
+from on_ranks import on_ranks
 
 from msrun.runtime.execute.transfers import start_all_reduce, traffic
 from msrun.shm.segment import SLOT_BYTES as LIMIT
@@ -19,19 +15,19 @@ SHAPES = [(), (1,), (0, 3), (2,), (3, 5), (LIMIT // 4 - 1,), (LIMIT // 4,), (LIM
 TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64]
 
 
-def groups_of_both_kinds() -> list[dist.ProcessGroup]:
+def groups_of_both_kinds():
     """Return one group that takes the ranks to share a core, and one that takes each to have its own.
 
     While the second one is made the others seem to have ended.
     """
     groups, cores_of = [], os.sched_getaffinity
 
-    def own_core(pid: int) -> set[int]:
+    def own_core(pid):
         if pid != os.getpid():
             raise ProcessLookupError
         return {0}
 
-    found: Iterable[Callable[[int], set[int]]] = (lambda pid: {0}, own_core)
+    found = (lambda pid: {0}, own_core)
     for os.sched_getaffinity in found:
         groups.append(dist.new_group(backend="shm"))
     os.sched_getaffinity = cores_of
@@ -39,7 +35,7 @@ def groups_of_both_kinds() -> list[dist.ProcessGroup]:
     return groups
 
 
-def values_of_all(shape: tuple[int, ...], dtype: torch.dtype, size: int, *, transposed: bool) -> list[Tensor]:
+def values_of_all(shape, dtype, size, *, transposed):
     """Return every rank's tensor, made of small numbers that any order of adding gives exactly."""
     made = []
     for other in range(size):
@@ -50,16 +46,16 @@ def values_of_all(shape: tuple[int, ...], dtype: torch.dtype, size: int, *, tran
 
 
 @on_ranks(3, 4, env={"MSRUN_CPU_BACKEND": "shm"}, slow=True)
-def test_sums_on_shared_memory(ranks: Ranks) -> None:
+def test_sums_on_shared_memory(ranks):
     check_sums(ranks, groups_of_both_kinds())
 
 
 @on_ranks(3, env={"MSRUN_CPU_BACKEND": "gloo"}, slow=True)
-def test_sums_on_gloo(ranks: Ranks) -> None:
+def test_sums_on_gloo(ranks):
     check_sums(ranks, [dist.group.WORLD])
 
 
-def check_sums(ranks: Ranks, groups: list[dist.ProcessGroup]) -> None:
+def check_sums(ranks, groups):
     """Many at once are right and bit-equal on all ranks, also where a message takes several steps."""
     started = []
     for group, dtype, shape, in_place in itertools.product(groups, TYPES, SHAPES, (False, True)):

@@ -1,13 +1,9 @@
 """torch's own tools in every layout, beside one process: optimizers that look at whole tensors, state dicts,
 torch.distributed.checkpoint. Training loops as strangers write them are in tests/cases/training_habits."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from tempfile import gettempdir
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +11,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F  # noqa: N812
 from on_ranks import on_ranks
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -27,43 +23,42 @@ from torch.distributed.tensor import DTensor
 
 from msrun.runtime import AutoParallel, Pipeline, WithLoss, get_rank, load_checkpoint, save_checkpoint, shard
 
-Build = Callable[[nn.Module], AutoParallel]
 FULL = StateDictOptions(full_state_dict=True)
 
 
 class Net(nn.Module):
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed=0):
         super().__init__()
         torch.manual_seed(seed)
         self.a, self.norm, self.b = nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 8)
         self.double()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.b(self.norm(self.a(x)).tanh())
 
 
-def semi_auto(network: nn.Module) -> AutoParallel:
+def semi_auto(network):
     return AutoParallel(WithLoss(network, F.mse_loss)).dataset_strategy("full_batch")
 
 
-def tensor_parallel(network: nn.Module) -> AutoParallel:
+def tensor_parallel(network):
     shard(network.a, ((1, 1), (2, 1), (2,)))
     shard(network.b, ((1, 2), (1, 2), (1,)))
     return semi_auto(network)
 
 
-def stages(network: nn.Module) -> AutoParallel:
+def stages(network):
     call = Pipeline(WithLoss(network, F.mse_loss), 2, stage_config={"a": 0, "norm": 0, "b": 1})
     return AutoParallel(call).dataset_strategy("full_batch").pipeline(2)
 
 
-def fsdp2(network: nn.Module) -> AutoParallel:
+def fsdp2(network):
     return AutoParallel(WithLoss(network, F.mse_loss), "data_parallel").hsdp(threshold=0, optimizer_level="level3")
 
 
-LAYOUTS: dict[str, Build] = {
+LAYOUTS = {
     **{
-        f"hsdp-{level}": lambda n, level=level: semi_auto(n).hsdp(threshold=0, optimizer_level=level)  # type: ignore[misc]
+        f"hsdp-{level}": lambda n, level=level: semi_auto(n).hsdp(threshold=0, optimizer_level=level)
         for level in ("level1", "level2", "level3")
     },
     "tensor": tensor_parallel,
@@ -75,7 +70,7 @@ LAYOUTS: dict[str, Build] = {
 on_two_and_four = on_ranks(2, pytest.param(4, marks=pytest.mark.slow))
 
 
-def tool(*refused_by: str, fast: tuple[str, ...] = ()) -> Callable[[Callable[[Build], None]], Callable[[Build], None]]:
+def tool(*refused_by, fast=()):
     """Return the decorator of the test of a tool in every layout but those that refuse it."""
     builds = [
         pytest.param(build, id=layout, marks=() if layout in fast else pytest.mark.slow)
@@ -85,12 +80,12 @@ def tool(*refused_by: str, fast: tuple[str, ...] = ()) -> Callable[[Callable[[Bu
     return lambda test: pytest.mark.parametrize("build", builds)(on_two_and_four(test))
 
 
-def batch(seed: int) -> tuple[Tensor, Tensor]:
+def batch(seed):
     generator = torch.Generator().manual_seed(seed)
-    return tuple(torch.randn(4, 8, generator=generator, dtype=torch.float64) for _ in range(2))  # type: ignore[return-value]
+    return tuple(torch.randn(4, 8, generator=generator, dtype=torch.float64) for _ in range(2))
 
 
-def backward(step: AutoParallel, right: nn.Module, seed: int = 1) -> None:
+def backward(step, right, seed=1):
     x, y = batch(seed)
     loss, expected = step(x, y), F.mse_loss(right(x), y)
     loss.backward()
@@ -98,7 +93,7 @@ def backward(step: AutoParallel, right: nn.Module, seed: int = 1) -> None:
     assert_close(loss.detach(), expected.detach())
 
 
-def train(step: AutoParallel, right: nn.Module, ours: Any, theirs: Any, steps: int = 3) -> None:
+def train(step, right, ours, theirs, steps=3):
     for seed in range(steps):
         backward(step, right, seed)
         for optimizer in (ours, theirs):
@@ -107,21 +102,21 @@ def train(step: AutoParallel, right: nn.Module, ours: Any, theirs: Any, steps: i
     assert_state(step.state_dict(), right.state_dict())
 
 
-def whole(value: Any) -> Any:
+def whole(value):
     return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
-def assert_close(one: Any, other: Any) -> None:
+def assert_close(one, other):
     torch.testing.assert_close(whole(one), other, rtol=1e-9, atol=1e-11)
 
 
-def assert_state(mine: Any, right: Any) -> None:
+def assert_state(mine, right):
     assert list(mine) == list(right)
     for name, value in right.items():
         assert_close(mine[name], value.detach())
 
 
-def folder(name: str) -> Path:
+def folder(name):
     """Return a folder of all ranks that is not there yet."""
     path = Path(gettempdir()) / name
     if get_rank() == 0:
@@ -130,11 +125,11 @@ def folder(name: str) -> Path:
     return path
 
 
-def options_of(step: AutoParallel, **more: Any) -> StateDictOptions:
+def options_of(step, **more):
     return StateDictOptions(strict=not isinstance(step.network, Pipeline), **more)  # a rank has its own stage's
 
 
-def trained(build: Build, kind: Any = torch.optim.AdamW) -> tuple[AutoParallel, nn.Module, nn.Module, Any, Any]:
+def trained(build, kind=torch.optim.AdamW):
     """Return a parallel network after some steps, the network in it, one process' network, and both optimizers."""
     network, right = Net(), Net()
     step = build(network)
@@ -147,7 +142,7 @@ def trained(build: Build, kind: Any = torch.optim.AdamW) -> tuple[AutoParallel, 
 
 
 @tool()
-def test_adafactor_goes_on_from_a_checkpoint(build: Build) -> None:
+def test_adafactor_goes_on_from_a_checkpoint(build):
     step, _, right, ours, theirs = trained(build, torch.optim.Adafactor)
     path = folder(f"adafactor-{dist.get_world_size()}")
     save_checkpoint(step, path, ours)
@@ -157,7 +152,7 @@ def test_adafactor_goes_on_from_a_checkpoint(build: Build) -> None:
 
 
 @tool()
-def test_weights_by_columns(build: Build) -> None:
+def test_weights_by_columns(build):
     network, right = Net(), Net()
     for module in (network, right):
         for parameter in module.parameters():
@@ -170,7 +165,7 @@ def test_weights_by_columns(build: Build) -> None:
 
 @pytest.mark.slow
 @tool("stages", "stages+hsdp", "fsdp2", fast=("hsdp-level2",))
-def test_steps_in_backward(build: Build) -> None:
+def test_steps_in_backward(build):
     """Every message of gradients is used and dropped when it arrives; the loop's own optimizer.step() finds none."""
     ways = [(torch.optim.AdamW, {"foreach": True}), (torch.optim.AdamW, {"fused": True}), (torch.optim.Adafactor, {})]
     for kind, settings in ways:
@@ -195,7 +190,7 @@ def test_steps_in_backward(build: Build) -> None:
 
 
 @tool(fast=("hsdp-level1",))
-def test_full_state_dicts_go_round(build: Build) -> None:
+def test_full_state_dicts_go_round(build):
     step, network, right, ours, theirs = trained(build)
     for model in (network, step):
         assert_state(get_model_state_dict(model, options=FULL), right.state_dict())
@@ -217,7 +212,7 @@ def test_full_state_dicts_go_round(build: Build) -> None:
 
 
 @tool()
-def test_distributed_checkpoints(build: Build) -> None:
+def test_distributed_checkpoints(build):
     """What torch.distributed.checkpoint writes in this layout is read in it, and by one process."""
     _, network, right, ours, theirs = trained(build)
     path = folder(f"dcp-{dist.get_world_size()}")

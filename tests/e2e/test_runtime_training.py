@@ -1,29 +1,19 @@
 """Networks, taken as users write them, train on two ranks as they do in one process."""
 
-from __future__ import annotations
-
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from asked_cases import slow_but
 from local_parts import difference, local
-from on_ranks import Ranks, on_ranks
+from on_ranks import on_ranks
 from torch import Tensor, nn
 
-from msrun.runtime import (
-    AutoParallel,
-    GradAccumulation,
-    MicroBatchInterleaved,
-    Pipeline,
-    WithLoss,
-    recompute,
-    shard,
-)
+from msrun.runtime import AutoParallel, GradAccumulation, MicroBatchInterleaved, Pipeline, WithLoss, recompute, shard
 
 STEPS = 3
 ROWS = 16
@@ -32,13 +22,13 @@ ROWS = 16
 class Calls(nn.Module):
     """A network whose forward is a function of itself and its inputs."""
 
-    def __init__(self, forward: Callable[..., Any], **parts: Any) -> None:
+    def __init__(self, forward, **parts):
         super().__init__()
         for name, part in parts.items():
             setattr(self, name, part)
         self._call = forward
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs):
         return self._call(self, *inputs)
 
 
@@ -61,55 +51,55 @@ class TrainingCase:
     """bfloat16: torch's mixed precision."""
 
     @property
-    def tolerance(self) -> float:
+    def tolerance(self):
         return 1e-10 if self.precision == "float64" else 5e-2
 
 
-def level3(step: AutoParallel) -> AutoParallel:
+def level3(step):
     return step.hsdp(threshold=0, optimizer_level="level3")
 
 
-def level(number: int) -> Callable[[AutoParallel], AutoParallel]:
-    return lambda step: step.hsdp(threshold=0, optimizer_level=f"level{number}")  # type: ignore[arg-type]
+def level(number):
+    return lambda step: step.hsdp(threshold=0, optimizer_level=f"level{number}")
 
 
-def bfloat16(settings: Callable[[AutoParallel], AutoParallel]) -> Callable[[AutoParallel], AutoParallel]:
+def bfloat16(settings):
     return lambda step: settings(step).mixed_precision("bfloat16")
 
 
-def stages(count: int, scheduler: str = "1f1b") -> Callable[[AutoParallel], AutoParallel]:
+def stages(count, scheduler="1f1b"):
     return lambda step: step.pipeline(stages=count, scheduler=scheduler)
 
 
-def level3_in_stages(step: AutoParallel) -> AutoParallel:
+def level3_in_stages(step):
     return stages(2)(level3(step))
 
 
-def as_it_is(step: AutoParallel) -> AutoParallel:
+def as_it_is(step):
     return step
 
 
-def in_pipeline(network: nn.Module) -> nn.Module:
+def in_pipeline(network):
     return Pipeline(network, 2)
 
 
 # -- memory of gathered weights ----------------------------------------------------------------------------------------
 
 
-def halves_of_a_weight() -> nn.Module:
-    def forward(self: Any, x: Tensor) -> Tensor:
+def halves_of_a_weight():
+    def forward(self, x):
         a, b = self.w.chunk(2)
         return self.last((x @ a).tanh() @ b)
 
     return Calls(forward, w=nn.Parameter(torch.randn(16, 8) / 3), last=nn.Linear(8, 4))
 
 
-def weight_read_as_it_is_too() -> nn.Module:
+def weight_read_as_it_is_too():
     return Calls(lambda self, x: self.a(x).tanh() @ self.a.weight + self.a.bias, a=nn.Linear(8, 8))
 
 
-def late_view_of_an_early_weight() -> nn.Module:
-    def forward(self: Any, x: Tensor) -> Tensor:
+def late_view_of_an_early_weight():
+    def forward(self, x):
         flipped = self.first.weight.t()
         for layer in self.layers:
             x = layer(x).tanh()
@@ -118,10 +108,10 @@ def late_view_of_an_early_weight() -> nn.Module:
     return Calls(forward, first=nn.Linear(8, 8), layers=nn.ModuleList(nn.Linear(8, 8) for _ in range(4)))
 
 
-def view_that_leaves_its_module() -> nn.Module:
+def view_that_leaves_its_module():
     block = Calls(lambda self, x: (self.a(x).tanh(), self.a.weight.t()), a=nn.Linear(8, 8))
 
-    def forward(self: Any, x: Tensor) -> Tensor:
+    def forward(self, x):
         hidden, turned = self.block(x)
         for layer in self.layers:
             hidden = layer(hidden).tanh()
@@ -130,8 +120,8 @@ def view_that_leaves_its_module() -> nn.Module:
     return Calls(forward, block=block, layers=nn.ModuleList(nn.Linear(8, 8) for _ in range(3)))
 
 
-def halves_in_a_block() -> nn.Module:
-    def forward(self: Any, x: Tensor) -> Tensor:
+def halves_in_a_block():
+    def forward(self, x):
         one, other = self.w.chunk(2)
         return F.linear(F.linear(x, one).tanh(), other)
 
@@ -139,20 +129,20 @@ def halves_in_a_block() -> nn.Module:
     return Calls(lambda self, x: self.last(self.block(x).tanh()), block=block, last=nn.Linear(8, 4))
 
 
-def recompute_block(network: nn.Module) -> None:
-    recompute(network.block, parallel_optimizer_comm_recompute=True)  # type: ignore[arg-type]
+def recompute_block(network):
+    recompute(network.block, parallel_optimizer_comm_recompute=True)
 
 
-def weights_as_results() -> nn.Module:
-    def forward(self: Any, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+def weights_as_results():
+    def forward(self, x, y):
         loss = F.mse_loss(self.b(self.a(x).tanh()), y) + self.a.weight[0, 0]
         return loss, self.a.weight.t(), self.a.weight, self.a.bias.detach(), self.aside
 
     return Calls(forward, a=nn.Linear(8, 8), b=nn.Linear(8, 4), aside=nn.Parameter(torch.ones(4)))
 
 
-def average_of_weights() -> nn.Module:
-    def forward(self: Any, x: Tensor) -> Tensor:
+def average_of_weights():
+    def forward(self, x):
         found = self.b(self.a(x).tanh()) + 0.1 * self.seen.sum()
         self.seen.copy_(self.a.weight.detach().t())
         self.bias.copy_(self.a.bias.detach())
@@ -164,27 +154,27 @@ def average_of_weights() -> nn.Module:
     return network
 
 
-def tied_head() -> nn.Module:
-    def forward(self: Any, x: Tensor) -> Tensor:
+def tied_head():
+    def forward(self, x):
         hidden = self.mix(self.table(x)).tanh()
         return F.linear(hidden, self.table.weight)
 
     return Calls(forward, table=nn.Embedding(12, 8), mix=nn.Linear(8, 8))
 
 
-def cut_table(strategy: tuple[tuple[int, ...], ...]) -> Callable[[nn.Module], object]:
-    return lambda network: shard(network.table, strategy)  # type: ignore[arg-type]
+def cut_table(strategy):
+    return lambda network: shard(network.table, strategy)
 
 
-def numbers(generator: torch.Generator) -> tuple[Tensor, ...]:
+def numbers(generator):
     return (torch.randint(0, 12, (ROWS, 3), generator=generator),)
 
 
-def images(generator: torch.Generator) -> tuple[Tensor, ...]:
+def images(generator):
     return (torch.randn(ROWS, 4, 8, 8, generator=generator),)
 
 
-def convolutions() -> nn.Module:
+def convolutions():
     return nn.Sequential(
         nn.Conv2d(4, 8, 3, padding=1),
         nn.Tanh(),
@@ -198,23 +188,23 @@ def convolutions() -> nn.Module:
 # -- several results ---------------------------------------------------------------------------------------------------
 
 
-def fused_projections() -> nn.Module:
-    def forward(self: Any, x: Tensor) -> Tensor:
+def fused_projections():
+    def forward(self, x):
         q, k, v = self.qkv(x).chunk(3, dim=-1)
         return x + self.out(F.scaled_dot_product_attention(q, k, v))
 
-    def block() -> nn.Module:
+    def block():
         return Calls(forward, qkv=nn.Linear(8, 24), out=nn.Linear(8, 8))
 
     return nn.Sequential(*(block() for _ in range(2)))
 
 
-def sentences(generator: torch.Generator) -> tuple[Tensor, ...]:
+def sentences(generator):
     return (torch.randn(ROWS, 3, 8, generator=generator),)
 
 
-def parts_read_far_apart() -> nn.Module:
-    def forward(self: Any, x: Tensor) -> Tensor:
+def parts_read_far_apart():
+    def forward(self, x):
         early, late = self.a(x).split(8, dim=-1)
         one, two = self.b(early).tanh().unbind(0)[:2]
         mean = self.c(early) + one + two
@@ -223,7 +213,7 @@ def parts_read_far_apart() -> nn.Module:
     return Calls(forward, a=nn.Linear(8, 16), b=nn.Linear(8, 8), c=nn.Linear(8, 8), d=nn.Linear(8, 8))
 
 
-def recurrent(kind: type[nn.RNNBase]) -> Callable[[], nn.Module]:
+def recurrent(kind):
     return lambda: Calls(
         lambda self, x: self.b(self.rnn(self.a(x))[0]),
         a=nn.Linear(8, 8), rnn=kind(8, 8, batch_first=True), b=nn.Linear(8, 4),
@@ -233,35 +223,35 @@ def recurrent(kind: type[nn.RNNBase]) -> Callable[[], nn.Module]:
 # -- parameters that the loss does not read ----------------------------------------------------------------------------
 
 
-def loss_beside(make: Callable[..., Any], **parts: Callable[[], Any]) -> Callable[[], nn.Module]:
+def loss_beside(make, **parts):
     return lambda: Calls(make, fc=nn.Linear(8, 4), **{name: part() for name, part in parts.items()})
 
 
-def aux_result(self: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def aux_result(self, x, y):
     return F.mse_loss(self.fc(x), y), self.aux(x)
 
 
-def aux_without_gradient(self: Any, x: Tensor, y: Tensor) -> Tensor:
+def aux_without_gradient(self, x, y):
     with torch.no_grad():
         shift = self.aux(x).mean(-1, keepdim=True)
     return F.mse_loss(self.fc(x) + shift, y)
 
 
-def aux_detached(self: Any, x: Tensor, y: Tensor) -> Tensor:
+def aux_detached(self, x, y):
     seen = self.aux(x)
     hidden = self.body(x + seen.detach()).tanh()
     return F.mse_loss(self.fc(hidden), y)
 
 
-def tied_beside_the_loss() -> nn.Module:
-    def forward(self: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def tied_beside_the_loss():
+    def forward(self, x, y):
         x = self.a(x).tanh()
         return F.mse_loss(self.fc(x), y), F.linear(self.dead(x), self.a.weight)
 
     return Calls(forward, a=nn.Linear(8, 8), dead=nn.Linear(8, 8), fc=nn.Linear(8, 4))
 
 
-def unread_parameters() -> Iterator[TrainingCase]:
+def unread_parameters():
     networks = {
         "aux-result": loss_beside(aux_result, aux=lambda: nn.Linear(8, 3)),
         "aux-without-gradient": loss_beside(aux_without_gradient, aux=lambda: nn.Linear(8, 3)),
@@ -277,18 +267,18 @@ def unread_parameters() -> Iterator[TrainingCase]:
             yield replace(case, name=f"{case.name}-{how}", settings=stages(2, how), wrap=in_pipeline)
 
 
-def _accumulated(network: nn.Module) -> nn.Module:
+def _accumulated(network):
     return GradAccumulation(network, 2)
 
 
-def with_target(generator: torch.Generator) -> tuple[Tensor, ...]:
+def with_target(generator):
     return torch.randn(ROWS, 8, generator=generator), torch.randn(ROWS, 4, generator=generator)
 
 
 # -- one weight twice --------------------------------------------------------------------------------------------------
 
 
-def one_weight_in_two_modules() -> nn.Module:
+def one_weight_in_two_modules():
     network = Calls(
         lambda self, x: self.b(self.a(x).tanh()) @ self.b.weight, a=nn.Linear(8, 8), b=nn.Linear(8, 8, bias=False)
     )
@@ -296,7 +286,7 @@ def one_weight_in_two_modules() -> nn.Module:
     return network
 
 
-def one_weight_in_a_layer_and_a_norm() -> nn.Module:
+def one_weight_in_a_layer_and_a_norm():
     network = Calls(
         lambda self, x: self.b(self.norm(self.a(x))), a=nn.Linear(8, 8), norm=nn.LayerNorm(8), b=nn.Linear(8, 4)
     )
@@ -304,7 +294,7 @@ def one_weight_in_a_layer_and_a_norm() -> nn.Module:
     return network
 
 
-def gathered_weights() -> Iterator[TrainingCase]:
+def gathered_weights():
     late = TrainingCase("level3-late-view", late_view_of_an_early_weight, level3)
     yield late
     yield replace(late, name=f"{late.name}-accumulated", wrap=_accumulated)
@@ -324,7 +314,7 @@ def gathered_weights() -> Iterator[TrainingCase]:
     yield replace(pipeline, name=f"{pipeline.name}-of-convolutions", network=convolutions, inputs=images)
 
 
-def several_results() -> Iterator[TrainingCase]:
+def several_results():
     for name, network in (("fused-projections", fused_projections), ("parts-read-far-apart", parts_read_far_apart)):
         for how in ("1f1b", "zero_bubble", "zbv"):
             yield TrainingCase(f"border-{name}-{how}", network, stages(2, how), wrap=in_pipeline, inputs=sentences)
@@ -333,7 +323,7 @@ def several_results() -> Iterator[TrainingCase]:
         yield TrainingCase(f"whole-{kind.__name__}", recurrent(kind), inputs=sentences)
 
 
-def tied_in_16_bits() -> Iterator[TrainingCase]:
+def tied_in_16_bits():
     networks = (
         ("one-weight-in-two-modules", one_weight_in_two_modules),
         ("one-weight-in-a-layer-and-a-norm", one_weight_in_a_layer_and_a_norm),
@@ -345,22 +335,17 @@ def tied_in_16_bits() -> Iterator[TrainingCase]:
             yield TrainingCase(f"{name}-16-bits-{how}", network, bfloat16(settings), precision="bfloat16")
 
 
-CASES = [
-    *gathered_weights(),
-    *several_results(),
-    *unread_parameters(),
-    *tied_in_16_bits(),
-]
+CASES = [*gathered_weights(), *several_results(), *unread_parameters(), *tied_in_16_bits()]
 
 
-def built(case: TrainingCase) -> nn.Module:
+def built(case):
     """Return the network with its loss and wrappers."""
     torch.manual_seed(0)
     network = case.network()
     return case.wrap(WithLoss(network, nn.MSELoss()) if case.with_loss else network)
 
 
-def batches(case: TrainingCase) -> list[tuple[Tensor, ...]]:
+def batches(case):
     """Return the whole batch of every step."""
     found = []
     for step in range(STEPS):
@@ -375,7 +360,7 @@ def batches(case: TrainingCase) -> list[tuple[Tensor, ...]]:
     return found
 
 
-def train(step: nn.Module, network: nn.Module, given: list[tuple[Tensor, ...]]) -> Iterator[float]:
+def train(step, network, given):
     """Yield the loss of every step, with the gradients in place."""
     optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1)
     for batch in given:
@@ -392,14 +377,14 @@ FAST = ["unread-tied-beside-the-loss-accumulated-level3"]
 
 @on_ranks(2, dtype="float64")
 @pytest.mark.parametrize("case", slow_but(FAST, CASES))
-def test_losses_gradients_weights_and_buffers_are_those_of_one_process(ranks: Ranks, case: TrainingCase) -> None:
+def test_losses_gradients_weights_and_buffers_are_those_of_one_process(ranks, case):
     torch.set_default_dtype(torch.float32 if case.precision == "bfloat16" else torch.float64)
     given = batches(case)
     serial, network = built(case), built(case)
     if case.strategy is not None:
         inner = network
         while hasattr(inner, "network"):
-            inner = inner.network  # type: ignore[assignment]
+            inner = inner.network
         case.strategy(inner)
     step = case.settings(AutoParallel(network))
     is_whole = step.settings.pipeline.stages > 1

@@ -1,13 +1,10 @@
 """`AutoParallel.verify` and MSRUN_VERIFY: the step of one process, and what differs from it is found."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import logging
 import os
 import random
-from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
@@ -18,7 +15,7 @@ import torch.nn.functional as F  # noqa: N812
 from asked_cases import slow_but
 from local_parts import local
 from mode_networks import mine
-from on_ranks import Ranks, on_ranks
+from on_ranks import on_ranks
 from torch import Tensor, nn
 
 from msrun.errors import ParallelError, VerificationError
@@ -47,33 +44,33 @@ slow_on_two = on_ranks(2, slow=True)
 class Network(nn.Module):
     """Dropout, and a normalisation with running statistics unless it is left out."""
 
-    def __init__(self, *, has_norm: bool = True) -> None:
+    def __init__(self, *, has_norm=True):
         super().__init__()
         self.fc1 = nn.Linear(24, 32)
         self.norm = nn.BatchNorm1d(32) if has_norm else nn.LayerNorm(32)
         self.drop = nn.Dropout(0.3)
         self.fc2 = nn.Linear(32, 6)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.fc2(self.drop(F.relu(self.norm(self.fc1(x)))))
 
 
-def with_loss(*, has_norm: bool = True, dtype: torch.dtype = torch.float64) -> nn.Module:
+def with_loss(*, has_norm=True, dtype=torch.float64):
     torch.manual_seed(5)
     return WithLoss(Network(has_norm=has_norm).to(dtype), nn.CrossEntropyLoss())
 
 
-def batch(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+def batch(dtype=torch.float64):
     generator = torch.Generator().manual_seed(6)
     x = torch.randn(16, 24, generator=generator, dtype=torch.float64).to(dtype)
     return x, torch.randint(0, 6, (16,), generator=generator)
 
 
-def own_batch(dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
+def own_batch(dtype=torch.float64):
     return tuple(mine(tensor) for tensor in batch(dtype))
 
 
-def refused(run: Callable[[], object]) -> str:
+def refused(run):
     try:
         run()
     except ParallelError as error:
@@ -81,12 +78,12 @@ def refused(run: Callable[[], object]) -> str:
     return "accepted"
 
 
-def heard(run: Callable[[], object]) -> list[str]:
+def heard(run):
     """Return what msrun warns of meanwhile."""
-    records: list[str] = []
+    records = []
 
     class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
+        def emit(self, record):
             if record.levelno >= logging.WARNING:
                 records.append(record.getMessage())
 
@@ -103,14 +100,14 @@ def heard(run: Callable[[], object]) -> list[str]:
 class Scaled(nn.Module):
     """Writes into a view of a layer's output, and its capture does not see that if it is told so."""
 
-    def __init__(self, *, loses_write: bool = False) -> None:
+    def __init__(self, *, loses_write=False):
         super().__init__()
         torch.manual_seed(5)
         self.fc = nn.Linear(24, 24)
         self.head = nn.Linear(24, 6)
         self.loses_write = loses_write
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+    def forward(self, x, y):
         h = self.fc(x)
         if not (self.loses_write and torch.compiler.is_compiling()):
             h[:, 0] = 0
@@ -119,42 +116,39 @@ class Scaled(nn.Module):
 
 # -- a right step --------------------------------------------------------------------------------------------------
 
-Verified = tuple[AutoParallel, tuple[Any, ...]]
-"""A network and its arguments."""
 
-
-def operator_strategies() -> Verified:
+def operator_strategies():
     network = with_loss()
     shard(network.network.fc1, ((1, 1), (2, 1)))
     shard(network.network.fc2, ((1, 2), (1, 2)))
     return AutoParallel(network).dataset_strategy("full_batch"), batch()
 
 
-def recomputed() -> Verified:
+def recomputed():
     network = with_loss(has_norm=False)
     recompute(network.network.drop)
     recompute(network.network.fc1)
     return AutoParallel(network), own_batch()
 
 
-def mixed(dtype: str, scale: str | None, mode: str, *, has_norm: bool = False) -> Verified:
+def mixed(dtype, scale, mode, *, has_norm=False):
     network = with_loss(has_norm=has_norm, dtype=torch.float32)
-    return AutoParallel(network, mode).mixed_precision(dtype, scale), own_batch(torch.float32)  # type: ignore[arg-type]
+    return AutoParallel(network, mode).mixed_precision(dtype, scale), own_batch(torch.float32)
 
 
-def data_parallel(compat: str = "torch") -> AutoParallel:
-    return AutoParallel(with_loss(has_norm=False), "data_parallel", compat=compat)  # type: ignore[arg-type]
+def data_parallel(compat="torch"):
+    return AutoParallel(with_loss(has_norm=False), "data_parallel", compat=compat)
 
 
-def single_number() -> Verified:
+def single_number():
     """A temperature is a parameter without a dimension, which FSDP2 cannot cut."""
 
     class Tempered(Network):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__(has_norm=False)
             self.scale = nn.Parameter(torch.tensor(0.5))
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return super().forward(x) * self.scale.exp()
 
     torch.manual_seed(5)
@@ -162,57 +156,57 @@ def single_number() -> Verified:
     return AutoParallel(network, "data_parallel").hsdp(threshold=0, optimizer_level="level3"), own_batch()
 
 
-def columns_of_the_batch() -> Verified:
+def columns_of_the_batch():
     """Each rank passes half of the columns of every row."""
     x, y = batch()
     model = AutoParallel(with_loss()).dataset_strategy(((1, 2), (1,)))
     return model, (x.chunk(2, 1)[get_rank()].requires_grad_(), y)
 
 
-def gradient_of_input(mode: str) -> Verified:
+def gradient_of_input(mode):
     x, y = own_batch()
-    return AutoParallel(with_loss(has_norm=False), mode), (x.requires_grad_(), y)  # type: ignore[arg-type]
+    return AutoParallel(with_loss(has_norm=False), mode), (x.requires_grad_(), y)
 
 
-def step_function(mode: str, *, is_sharded: bool) -> Verified:
+def step_function(mode, *, is_sharded):
     network = with_loss(has_norm=False)
     gradients_of = value_and_grad(lambda x, y: network(x, y), None, list(network.parameters()))
 
-    def step(x: Tensor, y: Tensor) -> Tensor:
+    def step(x, y):
         gradients_of(x, y)
         raise AssertionError("a step function is stopped before it trains")
 
-    model = AutoParallel(step, mode)  # type: ignore[arg-type]
+    model = AutoParallel(step, mode)
     return model.hsdp(threshold=0) if is_sharded else model, own_batch()
 
 
-def loss_outside(mode: str, *, is_sharded: bool = False) -> Verified:
+def loss_outside(mode, *, is_sharded=False):
     """A network without a loss: its loss is outside, and goes back through a step before it as well."""
     torch.manual_seed(5)
     network = Network(has_norm=False).double()
-    first = AutoParallel(nn.Linear(24, 24).double(), mode)  # type: ignore[arg-type]
-    model = AutoParallel(network, mode)  # type: ignore[arg-type]
+    first = AutoParallel(nn.Linear(24, 24).double(), mode)
+    model = AutoParallel(network, mode)
     model = model.hsdp(threshold=0) if is_sharded else model
     x, y = own_batch()
     assert not [line for line in heard(lambda: F.cross_entropy(model(first(x)), y).backward()) if "process" in line]
     return model, (x.requires_grad_(),)
 
 
-def of_levels(level: str) -> Verified:
-    return AutoParallel(with_loss()).hsdp(threshold=0, optimizer_level=level), own_batch()  # type: ignore[arg-type]
+def of_levels(level):
+    return AutoParallel(with_loss()).hsdp(threshold=0, optimizer_level=level), own_batch()
 
 
-def wrapped() -> Verified:
+def wrapped():
     network = GradAccumulation(MicroBatchInterleaved(with_loss(), 2), 2)
     return AutoParallel(network).hsdp(threshold=0, optimizer_level="level2"), own_batch()
 
 
-def pipeline() -> Verified:
+def pipeline():
     return AutoParallel(Pipeline(MicroBatchInterleaved(with_loss(has_norm=False), 2), 4)).pipeline(2), batch()
 
 
 BUFFERS = {f"buffer norm.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")}
-EQUAL: dict[str, tuple[Callable[[], Verified], set[str]]] = {
+EQUAL = {
     "operators": (operator_strategies, {"loss", *BUFFERS}),
     "hsdp level1": (lambda: of_levels("level1"), {"loss"}),
     "hsdp level3": (lambda: of_levels("level3"), {"loss"}),
@@ -241,7 +235,7 @@ EQUAL: dict[str, tuple[Callable[[], Verified], set[str]]] = {
 
 @on_two
 @pytest.mark.parametrize("case", slow_but(["operators"], EQUAL))
-def test_a_right_step_is_verified_with_every_gradient(case: str) -> None:
+def test_a_right_step_is_verified_with_every_gradient(case):
     make, others = EQUAL[case]
     model, args = make()
     report = model.verify(*args, raises=False)
@@ -253,22 +247,22 @@ def test_a_right_step_is_verified_with_every_gradient(case: str) -> None:
 
 
 @on_two
-def test_a_planted_wrong_operator_rule_is_found_on_every_rank() -> None:
+def test_a_planted_wrong_operator_rule_is_found_on_every_rank():
     """The rule of softmax takes the axes of the other dimension: each rank then normalises its own classes."""
     right = Softmax.lower
 
-    def swapped(self: Softmax, call: Any, form: Any, build: Any, inputs: Any, split: Any) -> Any:
+    def swapped(self, call, form, build, inputs, split):
         return right(self, call, form, build, inputs, {"d0": split.get("d1", ()), "d1": split.get("d0", ())})
 
     class Scores(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.fc = nn.Linear(24, 6)
 
-        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        def forward(self, x, y):
             return -(F.log_softmax(self.fc(x), 1) * F.one_hot(y, 6)).sum(1).mean()
 
-    def model() -> AutoParallel:
+    def model():
         torch.manual_seed(5)
         network = Scores().double()
         shard(network.fc, ((1, 1), (2, 1)))
@@ -288,15 +282,15 @@ def test_a_planted_wrong_operator_rule_is_found_on_every_rank() -> None:
 
 
 @on_two
-def test_a_capture_that_has_become_stale_is_found() -> None:
+def test_a_capture_that_has_become_stale_is_found():
     """What no guard watches, a variable of the environment, changes after the capture."""
 
     class Scaled(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.fc = nn.Linear(24, 6)
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return self.fc(x) * float(os.environ.get("SCALE_OF_TEST", "1"))
 
     torch.manual_seed(5)
@@ -317,7 +311,7 @@ LOST = {
 
 @on_two
 @pytest.mark.parametrize("kind", slow_but(["lost write"], LOST))
-def test_the_first_step_finds_what_is_wrong_before_anything_is_trained(kind: str) -> None:
+def test_the_first_step_finds_what_is_wrong_before_anything_is_trained(kind):
     dtype = torch.float32 if "16 bits" in kind else torch.float64
     network = Scaled(loses_write="write" in kind).to(dtype)
     model = AutoParallel(network)
@@ -326,7 +320,7 @@ def test_the_first_step_finds_what_is_wrong_before_anything_is_trained(kind: str
     before = [p.detach().clone() for p in network.parameters()]
     optimizer = torch.optim.SGD(network.parameters(), 0.1)
 
-    def train() -> None:
+    def train():
         model(*own_batch(dtype)).backward()
         optimizer.step()
 
@@ -341,7 +335,7 @@ def test_the_first_step_finds_what_is_wrong_before_anything_is_trained(kind: str
 class Writing(nn.Module):
     """Its code writes wherever it can, and draws from every generator there is."""
 
-    def __init__(self, log: list[Any]) -> None:
+    def __init__(self, log):
         super().__init__()
         torch.manual_seed(5)
         self.fc = nn.Linear(24, 6)
@@ -353,7 +347,7 @@ class Writing(nn.Module):
         self.generator = torch.Generator().manual_seed(1)
         self.log = log
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+    def forward(self, x, y):
         self.calls += 1
         self.calls_in_python += 1
         self.table["calls"] += 1
@@ -365,9 +359,9 @@ class Writing(nn.Module):
         return F.cross_entropy(self.fc(F.dropout(x, 0.2)), y)
 
 
-def leaves_no_trace(setting: str) -> list[Any]:
+def leaves_no_trace(setting):
     """Train two steps; everything that their code has written."""
-    log: list[Any] = []
+    log = []
     torch.manual_seed(7)
     random.seed(7)
     np.random.seed(7)
@@ -392,7 +386,7 @@ def leaves_no_trace(setting: str) -> list[Any]:
 
 
 @on_two
-def test_the_check_of_the_first_step_leaves_no_trace() -> None:
+def test_the_check_of_the_first_step_leaves_no_trace():
     checked, unchecked, asked = (leaves_no_trace(setting) for setting in ("", "0", "1"))
     assert checked == unchecked == asked
 
@@ -400,40 +394,40 @@ def test_the_check_of_the_first_step_leaves_no_trace() -> None:
 class Loss(nn.Module):
     """A layer, and a loss that is given."""
 
-    def __init__(self, loss: Callable[[Tensor, Tensor], Any]) -> None:
+    def __init__(self, loss):
         super().__init__()
         torch.manual_seed(5)
         self.fc = nn.Linear(24, 6)
         self.register_buffer("center", torch.zeros(6))
         self.loss = loss
 
-    def forward(self, x: Tensor, y: Tensor) -> Any:
+    def forward(self, x, y):
         return self.loss(self.fc(x), y)
 
 
-def contrastive(h: Tensor, _: Tensor) -> Tensor:
+def contrastive(h, _):
     return F.cross_entropy(h @ h.T, torch.arange(len(h)))
 
 
-def counted(h: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def counted(h, y):
     return F.cross_entropy(h, y), (h.argmax(-1) == y).sum()
 
 
 class Centered(Loss):
-    def forward(self, x: Tensor, y: Tensor) -> Any:
+    def forward(self, x, y):
         h = self.fc(x)
         self.center += h.detach().mean(0)
         return F.cross_entropy(h, y)
 
 
 @on_two
-def test_data_parallel_says_once_where_it_is_not_one_process(ranks: Ranks) -> None:
+def test_data_parallel_says_once_where_it_is_not_one_process(ranks):
     """Losses that data_parallel takes of each rank's rows."""
     x, y = own_batch()
     ignored = torch.where(torch.arange(8) < (2 if ranks.rank else 7), y, -100)
     empty = torch.full_like(y, -100) if ranks.rank else y
     rows = slice(0, 8 - 3 * ranks.rank)
-    losses: list[tuple[nn.Module, tuple[Tensor, Tensor], str]] = [
+    losses = [
         (Loss(F.cross_entropy), (x, y), ""),
         (with_loss(), (x, y), ""),
         (Loss(lambda h, y: F.cross_entropy(h, y, reduction="sum")), (x, y),
@@ -448,7 +442,7 @@ def test_data_parallel_says_once_where_it_is_not_one_process(ranks: Ranks) -> No
     for network, args, reason in losses:
         model = AutoParallel(network.double(), "data_parallel")
 
-        def train(model: AutoParallel = model, args: Any = args) -> None:
+        def train(model=model, args=args):
             result = model(*args)
             (result[0] if isinstance(result, tuple) else result).backward()
 
@@ -460,12 +454,12 @@ def test_data_parallel_says_once_where_it_is_not_one_process(ranks: Ranks) -> No
 
 
 @slow_on_two
-def test_the_variable_decides_over_the_setting_and_large_networks_are_left_alone() -> None:
+def test_the_variable_decides_over_the_setting_and_large_networks_are_left_alone():
     for setting, value, is_checked in (("", None, True), ("", False, False), ("0", True, False), ("1", False, True)):
         model = AutoParallel(Scaled(loses_write=True).double())
         model = model if value is None else model.check_first_step(value)
         with patch.dict(os.environ, {"MSRUN_VERIFY": setting}):
-            assert (refused(lambda model=model: model(*own_batch())) != "accepted") is is_checked  # type: ignore[misc]
+            assert (refused(lambda model=model: model(*own_batch())) != "accepted") is is_checked
     with patch.object(verify_module, "ELEMENTS", 1):
         assert refused(lambda: AutoParallel(Scaled(loses_write=True).double())(*own_batch())) == "accepted"
 
@@ -475,22 +469,22 @@ def test_the_variable_decides_over_the_setting_and_large_networks_are_left_alone
 
 @on_two
 @pytest.mark.parametrize("kind", slow_but(["ddp"], ["semi_auto", "deferred", "ddp", "fsdp2"]))
-def test_training_goes_on_as_if_nothing_had_been_verified(kind: str) -> None:
+def test_training_goes_on_as_if_nothing_had_been_verified(kind):
     """The same in every bit, with a verification before each of three steps or without."""
 
-    def train(*, verifies: bool) -> list[Any]:
+    def train(*, verifies):
         with no_init_parameters() if kind == "deferred" else contextlib.nullcontext():
             network = with_loss(has_norm=kind in ("semi_auto", "deferred"))
-        hooked: list[int] = []
+        hooked = []
         weight = network.network.fc2.weight
         if kind != "ddp":  # which rejects such hooks
             weight.register_post_accumulate_grad_hook(lambda _: hooked.append(1))
         mode = "data_parallel" if kind in ("ddp", "fsdp2") else "semi_auto"
-        model = AutoParallel(network, mode)  # type: ignore[arg-type]
+        model = AutoParallel(network, mode)
         model = model.hsdp(threshold=0) if kind != "ddp" else model
         optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
         torch.manual_seed(9)
-        seen: list[Any] = []
+        seen = []
         for _ in range(3):
             if verifies:
                 gradients = [p.grad for p in network.parameters()]
@@ -511,7 +505,7 @@ def test_training_goes_on_as_if_nothing_had_been_verified(kind: str) -> None:
 
 
 @slow_on_two
-def test_a_loss_of_before_still_has_its_backward_pass_after_a_verification() -> None:
+def test_a_loss_of_before_still_has_its_backward_pass_after_a_verification():
     found = []
     for verifies in (True, False):
         model = AutoParallel(network := with_loss()).hsdp(threshold=0)
@@ -527,18 +521,18 @@ def test_a_loss_of_before_still_has_its_backward_pass_after_a_verification() -> 
 
 
 class Failing(Loss):
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+    def forward(self, x, y):
         if x.shape[0] == 16 and get_rank() == 1:
             raise ValueError("only of one rank")
         return F.cross_entropy(self.fc(x), y)
 
 
 class Winner(Loss):
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+    def forward(self, x, y):
         return self.fc(x).argmax(-1)
 
 
-REFUSED: dict[str, Callable[[], AutoParallel]] = {
+REFUSED = {
     "norm normalises the rows of each rank apart": lambda: AutoParallel(with_loss(), "data_parallel"),
     "cut by hand": lambda: AutoParallel(with_loss(), "hybrid_parallel"),
     "none of whose results has a gradient": lambda: AutoParallel(Winner(F.cross_entropy).double(), "data_parallel"),
@@ -551,25 +545,25 @@ REFUSED: dict[str, Callable[[], AutoParallel]] = {
 
 @slow_on_two
 @pytest.mark.parametrize("words", REFUSED)
-def test_what_cannot_be_verified_says_so_in_one_line_on_every_rank(words: str) -> None:
+def test_what_cannot_be_verified_says_so_in_one_line_on_every_rank(words):
     text = refused(lambda: REFUSED[words]().verify(*own_batch()))
     assert words in text and "\n" not in text
     assert text.startswith(("UnverifiableError: ", "CaptureError: "))
 
 
 @slow_on_two
-def test_ranks_that_stand_alone_have_nothing_to_compare() -> None:
+def test_ranks_that_stand_alone_have_nothing_to_compare():
     report = AutoParallel(with_loss(), "stand_alone").verify(*own_batch())
     assert str(report) == "verify: stand_alone ranks exchange nothing: there is nothing to compare"
 
 
 class Odd(Loss):
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+    def forward(self, x, y):
         return F.cross_entropy(self.fc(x), y) * (x.shape[0] / 16)
 
 
 @slow_on_two
-def test_msrun_verify_looks_at_the_first_training_step_and_raises() -> None:
+def test_msrun_verify_looks_at_the_first_training_step_and_raises():
     losses = []
     for setting in ("1", ""):
         with patch.dict(os.environ, {"MSRUN_VERIFY": setting}):

@@ -1,21 +1,16 @@
 """Who waits for whom: a step for no loss of other ranks and, on a device, no value; a lone rank for no other one."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import time
 import traceback
-from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from on_ranks import Ranks, on_ranks
+from on_ranks import on_ranks
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -63,8 +58,8 @@ class Waiting(Executor):
 @pytest.mark.parametrize("wrap", [lambda net: net, lambda net: MicroBatchInterleaved(net, 2)], ids=["alone", "copies"])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_call_returns_before_the_other_rank_has_computed_its_loss_and_its_number_is_the_global_one(
-    ranks: Ranks, tmp_path: Path, loss: str, wrap: Callable[[nn.Module], nn.Module]
-) -> None:
+    ranks, tmp_path, loss, wrap
+):
     """That the test ends says that no call of rank 0 has waited for rank 1."""
     loss_fn, labels = LOSSES[loss]
     torch.manual_seed(1)
@@ -98,11 +93,11 @@ _OWN = "msrun/runtime/"
 
 
 @contextlib.contextmanager
-def watched(found: list[str]) -> Iterator[None]:
+def watched(found):
     """Note what reads a value, by methods of tensors too: dynamo takes no mode for those."""
 
-    def noting(name: str, method: Any) -> Any:
-        def call(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def noting(name, method):
+        def call(self, *args, **kwargs):
             _note(found, name, _READS, (self,))
             return method(self, *args, **kwargs)
 
@@ -116,42 +111,42 @@ def watched(found: list[str]) -> Iterator[None]:
 
 
 class _Operators(TorchDispatchMode):
-    def __init__(self, found: list[str]) -> None:
+    def __init__(self, found):
         super().__init__()
         self._found = found
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         _note(self._found, func.overloadpacket.__name__, _OPERATORS, args)
         return func(*args, **(kwargs or {}))
 
 
-def _note(found: list[str], name: str, names: set[str], args: Any) -> None:
+def _note(found, name, names, args):
     if name in names and args and isinstance(args[0], Tensor) and args[0].is_floating_point():
         frame = next((f for f in reversed(traceback.extract_stack()) if _OWN in f.filename), None)
         found.append(f"{name} in {frame.filename.partition(_OWN)[2]}:{frame.lineno}" if frame else f"{name} of torch")
 
 
 class Network(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 8)
         self.norm, self.drop = nn.LayerNorm(32), nn.Dropout(0.25)
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+    def forward(self, x, y):
         return (self.second(self.drop(self.norm(self.first(x)).relu())) - y).square().mean()
 
 
-def cut() -> nn.Module:
+def cut():
     network = Network()
     shard(network.first, ((2, 1), (2, 1)))
     return network
 
 
-def hsdp(level: str) -> AutoParallel:
+def hsdp(level):
     return AutoParallel(Network()).hsdp(threshold=0, optimizer_level=level)
 
 
-MAKERS: dict[str, Any] = {
+MAKERS = {
     "data parallel": lambda: AutoParallel(Network()),
     **{f"hsdp level{level}": partial(hsdp, f"level{level}") for level in (1, 2, 3)},
     "tensor parallel": lambda: AutoParallel(cut()).hsdp(threshold=0),
@@ -163,11 +158,11 @@ MAKERS: dict[str, Any] = {
 
 @on_ranks(2)
 @pytest.mark.parametrize("name", [*MAKERS, "logged"])
-def test_no_value_of_a_step_is_read_in_python_in_any_layout(name: str) -> None:
+def test_no_value_of_a_step_is_read_in_python_in_any_layout(name):
     parallel = MAKERS.get(name, MAKERS["data parallel"])()
     optimizer = torch.optim.SGD(parallel.parameters(), 0.1, 0.9)  # Adam counts its steps in tensors on the host
     x, y = torch.rand(8, 16), torch.rand(8, 8)
-    found: list[str] = []
+    found = []
     for number in range(4):
         # The first ones capture, and compare the ranks' batches.
         with watched(found) if number == 3 else contextlib.nullcontext():
@@ -182,13 +177,13 @@ def test_no_value_of_a_step_is_read_in_python_in_any_layout(name: str) -> None:
 
 
 class Saved(nn.Linear):
-    def save_pretrained(self, is_main_process: bool) -> Tensor:
+    def save_pretrained(self, is_main_process):
         return self.weight.detach().clone()
 
 
 @on_ranks(2, 3, 4, 5, env={"MSRUN_CPU_BACKEND": "gloo"})  # after a refusal the ranks of a world do no more
-def test_parts_that_one_rank_alone_gathers_are_refused_on_all_and_wholes_are_read(ranks: Ranks, tmp_path: Path) -> None:
-    gathering: dict[int, tuple[str, Callable[[Any], Any]]] = {
+def test_parts_that_one_rank_alone_gathers_are_refused_on_all_and_wholes_are_read(ranks, tmp_path):
+    gathering = {
         2: ("state_dict()", lambda step: step.state_dict()["weight"]),
         3: ("save_pretrained()", lambda step: step.save_pretrained()),
         4: ("whole_parameters()", lambda step: whole_parameters(step).__enter__()),

@@ -1,12 +1,9 @@
 """The end of a worker: the world's threads are gone, a failure is not held up, and a user's mistake comes first."""
 
-from __future__ import annotations
-
 import sys
-from pathlib import Path
 
 import pytest
-from job_runner import WORKER_PATH, JobRunner
+from job_runner import WORKER_PATH
 
 ON_GLOO = {"MSRUN_CPU_BACKEND": "gloo"}
 """The backend with threads of its own; without the variable, ranks of one host are on shared memory."""
@@ -15,16 +12,9 @@ ON_GLOO = {"MSRUN_CPU_BACKEND": "gloo"}
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("start", "words"),
-    [
-        ("fork", ("ending",)),
-        ("exec", ("ending",)),
-        ("exec", ("releasing",)),
-        ("exec", ("releasing", "data_parallel")),
-    ],
+    [("fork", ("ending",)), ("exec", ("ending",)), ("exec", ("releasing",)), ("exec", ("releasing", "data_parallel"))],
 )
-def test_no_thread_of_the_world_outlives_it(
-    msrun: JobRunner, workers: Path, tmp_path: Path, start: str, words: tuple[str, ...]
-) -> None:
+def test_no_thread_of_the_world_outlives_it(msrun, workers, tmp_path, start, words):
     options = ["--worker_num=2", f"--start_method={start}", workers / "runtime" / "leave.py"]
     finished = msrun.run(*options, *words, cwd=tmp_path, env={**ON_GLOO, **msrun.warm()})
     assert finished.code == 0, finished.stderr
@@ -33,9 +23,7 @@ def test_no_thread_of_the_world_outlives_it(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("start", "backend"), [("fork", "gloo"), ("exec", "shm")])
-def test_failing_worker_does_not_wait_for_its_collectives(
-    msrun: JobRunner, workers: Path, tmp_path: Path, start: str, backend: str
-) -> None:
+def test_failing_worker_does_not_wait_for_its_collectives(msrun, workers, tmp_path, start, backend):
     script = workers / "runtime" / "leave.py"
     options = ["--worker_num=2", f"--start_method={start}"]
     finished = msrun.run(*options, script, "failing", cwd=tmp_path, env={"MSRUN_CPU_BACKEND": backend})
@@ -58,9 +46,7 @@ SETTING = 'uncaught StrategyError at {script}:25: hsdp() with parallel_mode="sta
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("exec", marks=pytest.mark.slow)])
-def test_the_users_line_comes_first_in_log_and_report(
-    msrun: JobRunner, workers: Path, tmp_path: Path, method: str
-) -> None:
+def test_the_users_line_comes_first_in_log_and_report(msrun, workers, tmp_path, method):
     script = workers / "runtime" / "user_error.py"
     finished = msrun.run("--worker_num=2", "--start_method", method, script, "forward", cwd=tmp_path, env=msrun.warm())
     assert finished.code == 1
@@ -72,7 +58,7 @@ def test_the_users_line_comes_first_in_log_and_report(
 
 
 @pytest.mark.slow
-def test_an_error_of_the_runtime_is_one_line(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+def test_an_error_of_the_runtime_is_one_line(msrun, workers, tmp_path):
     script = workers / "runtime" / "user_error.py"
     finished = msrun.run("--worker_num=2", script, "setting", cwd=tmp_path)
     (line,) = finished.log(0).decode().splitlines()
@@ -80,7 +66,7 @@ def test_an_error_of_the_runtime_is_one_line(msrun: JobRunner, workers: Path, tm
 
 
 @pytest.mark.slow
-def test_msrun_debug_shows_every_frame(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+def test_msrun_debug_shows_every_frame(msrun, workers, tmp_path):
     script = workers / "runtime" / "user_error.py"
     finished = msrun.run("--worker_num=2", script, "forward", cwd=tmp_path, env={"MSRUN_DEBUG": "1"})
     log = finished.log(0).decode()
@@ -89,7 +75,7 @@ def test_msrun_debug_shows_every_frame(msrun: JobRunner, workers: Path, tmp_path
 
 
 @pytest.mark.slow
-def test_a_console_that_has_shown_the_log_does_not_quote_it(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+def test_a_console_that_has_shown_the_log_does_not_quote_it(msrun, workers, tmp_path):
     script = workers / "runtime" / "user_error.py"
     words = ["sh", "-c", f'exec "$0" -m msrun --worker_num=2 {script} forward 2>&1', sys.executable]
     finished = msrun.run(cwd=tmp_path, command=words)
@@ -99,7 +85,7 @@ def test_a_console_that_has_shown_the_log_does_not_quote_it(msrun: JobRunner, wo
 
 
 @pytest.mark.slow
-def test_torchruns_workers_have_the_rank_before_each_line(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+def test_torchruns_workers_have_the_rank_before_each_line(msrun, workers, tmp_path):
     script = workers / "runtime" / "user_error.py"
     words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", script, "forward"]
     finished = msrun.run(cwd=tmp_path, command=[str(word) for word in words], env={"PYTHONPATH": WORKER_PATH})

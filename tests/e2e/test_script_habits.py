@@ -6,8 +6,6 @@ What is different by design is asserted here and stands in docs/how-to/from_torc
 `python` gets the two variables that msrun sets for every worker: lines are written at once, a crash shows its stack.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os
@@ -22,11 +20,10 @@ import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from asked_cases import asked_keys, every_third_fast
-from job_runner import DEADLINE_S, REPOSITORY, JobRunner, wait_until
+from job_runner import DEADLINE_S, REPOSITORY, wait_until
 
 HABITS = Path(__file__).parents[1] / "workers" / "habits"
 SET_BY_MSRUN = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": "1"}
@@ -47,11 +44,11 @@ class Outcome:
 class Scripts:
     """Runs programs of tests/workers/habits in a folder of their own, by `python` or by msrun."""
 
-    def __init__(self, runner: JobRunner, folder: Path) -> None:
+    def __init__(self, runner, folder):
         self.runner = runner
         self.folder = folder
 
-    def place(self, how: str, *names: str, **programs: str) -> Path:
+    def place(self, how, *names, **programs):
         """Return a folder with these programs, and the folder of a run's own beside them.
 
         Args:
@@ -66,14 +63,7 @@ class Scripts:
             (home / f"{name}.py").write_text(text)
         return home
 
-    def python(
-        self,
-        home: Path,
-        *words: str | Path,
-        env: dict[str, str] | None = None,
-        hand_on: Callable[[], object] | None = None,
-        interrupt_at: str = "",
-    ) -> Outcome:
+    def python(self, home, *words, env=None, hand_on=None, interrupt_at=""):
         """Return what is left of a program.
 
         Args:
@@ -98,16 +88,7 @@ class Scripts:
         status = 128 - code if code < 0 else code
         return Outcome(status, readable(log.read_bytes(), home), files_of(home / "work"))
 
-    def msrun(
-        self,
-        start: str,
-        home: Path,
-        *words: str | Path,
-        world_size: int = 1,
-        env: dict[str, str] | None = None,
-        hand_on: Callable[[], object] | None = None,
-        interrupt_at: Sequence[str] = (),
-    ) -> list[Outcome]:
+    def msrun(self, start, home, *words, world_size=1, env=None, hand_on=None, interrupt_at=()):
         """Return what is left of each rank; the files are all ranks'.
 
         Args:
@@ -136,18 +117,18 @@ class Scripts:
         return [Outcome(job.code, readable(log.read_bytes(), home), files) for log in logs]
 
 
-def files_of(folder: Path) -> dict[str, bytes]:
+def files_of(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def readable(output: bytes, home: Path) -> str:
+def readable(output, home):
     """Return an output without what differs from run to run: folders and addresses."""
     text = output.decode(errors="backslashreplace").replace(str(home), "HOME")
     return re.sub(r"0x[0-9a-f]{4,}", "0x", text)
 
 
 @pytest.fixture(scope="module")
-def scripts(msrun_of_module: JobRunner, tmp_path_factory: pytest.TempPathFactory) -> Scripts:
+def scripts(msrun_of_module, tmp_path_factory):
     return Scripts(msrun_of_module, tmp_path_factory.mktemp("habits"))
 
 
@@ -155,11 +136,11 @@ def scripts(msrun_of_module: JobRunner, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture(scope="module")
-def facts(scripts: Scripts) -> Callable[[str], dict[str, Any]]:
+def facts(scripts):
     """What tests/workers/habits/at_start.py has found, for each way to start it."""
 
     @functools.cache
-    def of(how: str) -> dict[str, Any]:
+    def of(how):
         home = scripts.place(f"at start, {how}", "at_start.py")
         words = (home / "at_start.py", "facts.json")
         outcome = scripts.python(home, *words) if how == "python" else scripts.msrun(how, home, *words)[0]
@@ -172,14 +153,14 @@ def facts(scripts: Scripts) -> Callable[[str], dict[str, Any]]:
 FACTS = re.findall(
     r'^(?:def |FACTS\[")(\w+)', (HABITS / "at_start.py").read_text().split("FACTS = {}")[1], re.MULTILINE
 )[1:]
-FACTS_BY_DESIGN: dict[str, Callable[[Any, Any], bool]] = {
+FACTS_BY_DESIGN = {
     # killed with its parent, so that no worker stays behind
     "death_signal": lambda found, _: found == 9,
     # the job's number, by which daemons are found
     "limit_of_file_locks": lambda found, _: found > 1 << 60,
 }
 """Fact -> what a worker of every start finds in its place."""
-FORKED_FACTS_BY_DESIGN: dict[str, Callable[[Any, Any], bool]] = {
+FORKED_FACTS_BY_DESIGN = {
     # msrun has been there before the script
     "modules_loaded_that_would_not_be": lambda found, _: {"json", "msrun"} <= set(found),
     "frozen_objects": lambda found, _: found > 0,
@@ -202,7 +183,7 @@ FORKED_FACTS_BY_DESIGN: dict[str, Callable[[Any, Any], bool]] = {
 """Fact -> what a forked worker finds in its place, beside what python has."""
 
 
-def params(keys: Any, is_fast: Callable[[str, str], bool], starts: Any = STARTS) -> list[Any]:
+def params(keys, is_fast, starts=STARTS):
     """Return one case for each start and key."""
     return [
         pytest.param(start, key, marks=[] if is_fast(start, key) else [pytest.mark.slow], id=f"{start}-{key}")
@@ -212,7 +193,7 @@ def params(keys: Any, is_fast: Callable[[str, str], bool], starts: Any = STARTS)
 
 
 @pytest.mark.parametrize(("start", "name"), params(FACTS, lambda start, _: start == "fork"))
-def test_a_script_finds_what_python_gives_it(facts: Callable[[str], dict[str, Any]], start: str, name: str) -> None:
+def test_a_script_finds_what_python_gives_it(facts, start, name):
     found, expected = facts(start)[name], facts("python")[name]
     by_design = {**FACTS_BY_DESIGN, **(FORKED_FACTS_BY_DESIGN if start in FORKED else {})}
     if name in by_design:
@@ -225,19 +206,19 @@ def test_a_script_finds_what_python_gives_it(facts: Callable[[str], dict[str, An
 # Programs that end well, or get a Ctrl-C: one job, each of whose ranks is another one
 
 
-def programs_of(kind: str) -> dict[str, str]:
+def programs_of(kind):
     """Return name -> text of the programs of a file of tests/workers/habits, each of which begins with `# %% name`."""
     cells = re.split(r"^# %% (\w+)\n", (HABITS / f"{kind}.py").read_text(), flags=re.MULTILINE)
     return {name: text.strip("\n") + "\n" for name, text in zip(cells[1::2], cells[2::2], strict=True)}
 
 
 @pytest.fixture(scope="module")
-def as_ranks(request: pytest.FixtureRequest, scripts: Scripts) -> Callable[[str, str], dict[str, Outcome]]:
+def as_ranks(request, scripts):
     """The programs that chosen tests ask for, each as a rank of one job; interrupted ones by SIGINT to it."""
     names_asked = asked_keys(request, "name")
 
     @functools.cache
-    def of(kind: str, how: str) -> dict[str, Outcome]:
+    def of(kind, how):
         programs = {name: text for name, text in programs_of(kind).items() if name in names_asked}
         home = scripts.place(f"{kind}, {how}", "each_rank_another.py", **programs)
         names = sorted(programs)
@@ -255,7 +236,7 @@ def as_ranks(request: pytest.FixtureRequest, scripts: Scripts) -> Callable[[str,
     return of
 
 
-def own_files(outcome: Outcome, name: str) -> Outcome:
+def own_files(outcome, name):
     own = {path: data for path, data in outcome.files.items() if path.startswith(f"{name}.py/")}
     return Outcome(outcome.status, outcome.said.replace(f"/work/{name}.py", "/work"), own)
 
@@ -264,7 +245,7 @@ FRAME = (r' +File "<string>", line \d+,? in <module>\n|\nExtension modules: setp
 """One frame is below the script's."""
 EXIT_FRAME = (r'Traceback .*:\n  File ".*/main_module\.py", .*\n    step\(\)\n', "")
 """What runs at exit is called by msrun."""
-SAID_BY_DESIGN: dict[str, tuple[tuple[str, str], ...]] = {
+SAID_BY_DESIGN = {
     **dict.fromkeys(("faulthandler_dump", "logging_last_resort"), (FRAME,)),
     **{f"dies_by_SIG{name}": (FRAME,) for name in ("ABRT", "SEGV")},
     "traceback_is_printed": (FRAME, (r"<string>:\d+: (?=UserWarning: of main's caller)", "sys:1: ")),
@@ -281,7 +262,7 @@ SAID_BY_DESIGN: dict[str, tuple[tuple[str, str], ...]] = {
 """Program -> what stands in a forked worker's output (a regular expression), and what in its place in python's."""
 
 
-def assert_equal(start: str, name: str, found: Outcome, expected: Outcome) -> None:
+def assert_equal(start, name, found, expected):
     if start in FORKED and name in SAID_BY_DESIGN:
         assert found.said != expected.said, "no difference"
         said = found.said
@@ -292,14 +273,14 @@ def assert_equal(start: str, name: str, found: Outcome, expected: Outcome) -> No
 
 
 @pytest.mark.parametrize("name", every_third_fast(sorted(programs_of("ends"))))
-def test_a_program_that_ends_well_leaves_what_it_leaves_under_python(as_ranks: Any, name: str) -> None:
+def test_a_program_that_ends_well_leaves_what_it_leaves_under_python(as_ranks, name):
     assert_equal("fork", name, as_ranks("ends", "fork")[name], as_ranks("ends", "python")[name])
 
 
 @pytest.mark.parametrize(
     ("start", "name"), params(sorted(programs_of("interrupted")), lambda start, _: start == "fork")
 )
-def test_a_program_takes_the_interrupt_of_msrun_as_its_own(as_ranks: Any, start: str, name: str) -> None:
+def test_a_program_takes_the_interrupt_of_msrun_as_its_own(as_ranks, start, name):
     """But for the exit status, which is that of msrun itself."""
     found, expected = as_ranks("interrupted", start)[name], as_ranks("interrupted", "python")[name]
     assert found == replace(expected, status=130)
@@ -315,7 +296,7 @@ ARGUMENTS = {"process": METHODS, "pool": METHODS, "dies_by": [f"SIG{name}" for n
 PROGRAMS = {
     name: text for kind in ("ends", "fails", "processes", "with_torch") for name, text in programs_of(kind).items()
 }
-ALONE: dict[str, tuple[str, tuple[str, ...]]] = {
+ALONE = {
     "_".join([name, *words]): (name, words)
     for name in PROGRAMS
     for words in [(word,) for word in ARGUMENTS.get(name, ())] or [()]
@@ -327,7 +308,7 @@ OF_A_JOB = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
 @pytest.mark.parametrize(
     ("start", "name"), params(sorted(ALONE), lambda start, name: start == "fork" and name in FAST_ALONE)
 )
-def test_a_program_says_writes_and_returns_what_it_does_under_python(scripts: Scripts, start: str, name: str) -> None:
+def test_a_program_says_writes_and_returns_what_it_does_under_python(scripts, start, name):
     program, words = ALONE[name]
     homes = [
         scripts.place(f"alone, {how}, {name}", **{program: PROGRAMS[program]}) for how in (f"python for {start}", start)
@@ -340,7 +321,7 @@ def test_a_program_says_writes_and_returns_what_it_does_under_python(scripts: Sc
     assert_equal(start, name, found, expected)
 
 
-def free_port() -> int:
+def free_port():
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
 
@@ -359,7 +340,7 @@ class Form:
     """What every worker tells that is different."""
 
 
-def ignore(*signals: int) -> Callable[[], None]:
+def ignore(*signals):
     return lambda: [signal.signal(signum, signal.SIG_IGN) for signum in signals] and None
 
 
@@ -453,7 +434,7 @@ FORMS = {
 FAST_FORMS = ("package", "symlink")
 
 
-def write_forms(work: Path) -> None:
+def write_forms(work):
     for name, text in FILES.items():
         path = work / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -467,7 +448,7 @@ def write_forms(work: Path) -> None:
 @pytest.mark.parametrize(
     ("start", "name"), params(FORMS, lambda start, name: start == "fork" and name in FAST_FORMS, ("fork", "exec"))
 )
-def test_every_form_of_a_script_is_started_as_python_starts_it(scripts: Scripts, start: str, name: str) -> None:
+def test_every_form_of_a_script_is_started_as_python_starts_it(scripts, start, name):
     form = FORMS[name]
     homes = [scripts.place(f"form, {how}, {list(FORMS).index(name)}") for how in (f"python for {start}", start)]
     for home in homes:
@@ -481,9 +462,9 @@ def test_every_form_of_a_script_is_started_as_python_starts_it(scripts: Scripts,
     assert told(found, homes[1]) == {**pythons, **form.by_design}
 
 
-def told(outcome: Outcome, home: Path) -> dict[str, Any]:
+def told(outcome, home):
     """Return what tell.py has said, without what the facts of the start look at: the names of streams and argv[0]."""
-    said: dict[str, Any] = json.loads(outcome.files.get("told.json", b"{}").decode().replace(f"{home}/work", "WORK"))
+    said = json.loads(outcome.files.get("told.json", b"{}").decode().replace(f"{home}/work", "WORK"))
     for name in ("argv", "orig_argv"):
         said[name] = [word.removeprefix("WORK/") for word in said.get(name, [])]
     said["streams"] = said.get("streams", [])[1:]

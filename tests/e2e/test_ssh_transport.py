@@ -1,26 +1,20 @@
 """Agents over SSH on real OpenSSH servers, each a host of its own in a network namespace."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import pytest
-from fleet import FleetRunner
 from job_runner import WORKERS, wait_until
 from pipe_ends import read, write_all
 from ssh_net import SshNet, make_key
 
 from msrun.errors import ClusterError
-from msrun.launch.transport.pipe import LOGIN_LINE, AgentPipe
+from msrun.launch.transport.pipe import LOGIN_LINE
 from msrun.launch.transport.ssh import SshConnector
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.spec import SshSettings
@@ -29,7 +23,7 @@ DEADLINE_S = 90.0
 
 
 @pytest.fixture(scope="module")
-def ssh_net() -> Iterator[SshNet]:
+def ssh_net():
     """Three hosts; host 1 listens on port 2222 only."""
     with SshNet(3, host_options={1: {"Port": "2222"}}, keys=7) as hosts:
         yield hosts
@@ -38,14 +32,14 @@ def ssh_net() -> Iterator[SshNet]:
 class Launcher:
     """Opens pipes from the host `control`, with a config of its own before that of the network."""
 
-    def __init__(self, net: SshNet, folder: Path) -> None:
+    def __init__(self, net, folder):
         self.net = net
         self.folder = folder
         self.config = folder / "config"
         self.said: list[str] = []
         self.connectors: list[SshConnector] = []
 
-    def connector(self, text: str = "", **settings: Any) -> SshConnector:
+    def connector(self, text="", **settings):
         port = f"Host host1\n Port 2222\nHost *\n Include {self.net.client}/config\n"
         self.config.write_text(f"{text}\n{port}")
         settings = {"connect_time_out_s": DEADLINE_S, "config_file": self.config, **settings}
@@ -53,19 +47,19 @@ class Launcher:
         self.connectors.append(made)
         return made
 
-    def open(self, name: str, text: str = "", command: str = "exec cat", **settings: Any) -> AgentPipe:
+    def open(self, name, text="", command="exec cat", **settings):
         connector = self.connector(text, **settings)
         connector.prepare([HostEntry(name.rpartition("@")[2])])
         return self.open_with(connector, name, command)
 
-    def open_with(self, connector: SshConnector, name: str, command: str = "exec cat") -> AgentPipe:
+    def open_with(self, connector, name, command="exec cat"):
         """Open a pipe; by any thread."""
         user, _, host = name.rpartition("@")
         with self.net.inside(self.net.control):
             text = f"echo {LOGIN_LINE.decode().strip()}; {command}"
             return connector.open(HostEntry(host, user=user), text, deadline=time.monotonic() + DEADLINE_S)
 
-    def says(self, name: str, text: str = "", command: str = "hostname", **settings: Any) -> str:
+    def says(self, name, text="", command="hostname", **settings):
         """Return what a command says there."""
         pipe = self.open(name, text, command, **settings)
         said = b""
@@ -75,14 +69,14 @@ class Launcher:
         pipe.close()
         return said.decode().strip()
 
-    def refused(self, name: str, text: str = "", **settings: Any) -> str:
+    def refused(self, name, text="", **settings):
         with pytest.raises(ClusterError) as raised:
             self.open(name, text, **settings)
         return str(raised.value)
 
 
 @pytest.fixture
-def launcher(ssh_net: SshNet, tmp_path: Path) -> Iterator[Launcher]:
+def launcher(ssh_net, tmp_path):
     """A launcher; afterwards nothing of it is left on any host, nor here."""
     threads, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
     made = Launcher(ssh_net, tmp_path)
@@ -96,7 +90,7 @@ def launcher(ssh_net: SshNet, tmp_path: Path) -> Iterator[Launcher]:
     wait_until(lambda: not everything(), "what was started on the hosts has ended")
 
 
-def sign(key: Path, *words: str | Path) -> None:
+def sign(key, *words):
     """Have the authority `ca` beside a public key certify it."""
     if not (key.parent / "ca").exists():
         subprocess.run(["ssh-keygen", "-q", "-N", "", "-f", key.parent / "ca"], check=True, timeout=60)
@@ -104,7 +98,7 @@ def sign(key: Path, *words: str | Path) -> None:
     subprocess.run(made, check=True, timeout=60)
 
 
-def configure(net: SshNet, host: int, text: str) -> None:
+def configure(net, host, text):
     """Have a server read lines more."""
     with (net.folder / f"sshd_config_{host}").open("a") as file:
         file.write(text)
@@ -115,7 +109,7 @@ def configure(net: SshNet, host: int, text: str) -> None:
 
 
 @pytest.mark.slow
-def test_host_is_known_by_the_certificate_of_an_authority(ssh_net: SshNet, launcher: Launcher, tmp_path: Path) -> None:
+def test_host_is_known_by_the_certificate_of_an_authority(ssh_net, launcher, tmp_path):
     public = next(
         line for line in (ssh_net.client / "known_hosts").read_text().splitlines() if line.startswith("host2")
     )
@@ -134,7 +128,7 @@ def test_host_is_known_by_the_certificate_of_an_authority(ssh_net: SshNet, launc
 
 
 @pytest.mark.slow
-def test_user_is_let_in_by_a_certificate(ssh_net: SshNet, launcher: Launcher, tmp_path: Path) -> None:
+def test_user_is_let_in_by_a_certificate(ssh_net, launcher, tmp_path):
     (tmp_path / "me.pub").write_text(make_key(tmp_path / "me") + "\n")
     only = tmp_path / "only"
     only.write_text(
@@ -148,7 +142,7 @@ def test_user_is_let_in_by_a_certificate(ssh_net: SshNet, launcher: Launcher, tm
 
 
 @pytest.mark.slow
-def test_rules_of_ssh_config_are_those_of_ssh(ssh_net: SshNet, launcher: Launcher, tmp_path: Path) -> None:
+def test_rules_of_ssh_config_are_those_of_ssh(ssh_net, launcher, tmp_path):
     (tmp_path / "more").write_text(
         f'Match originalhost friend exec "test %n = friend"\n HostName {ssh_net.address(0)}\n'
     )
@@ -163,7 +157,7 @@ def test_rules_of_ssh_config_are_those_of_ssh(ssh_net: SshNet, launcher: Launche
 
 
 @pytest.mark.slow
-def test_connection_that_a_user_has_opened_is_shared(ssh_net: SshNet, launcher: Launcher, tmp_path: Path) -> None:
+def test_connection_that_a_user_has_opened_is_shared(ssh_net, launcher, tmp_path):
     text = f"Host host0\n ControlPath {tmp_path}/master\n"
     launcher.connector(text)
     words = ["ssh", "-F", launcher.config, "-N", "-f", "-M", "host0"]
@@ -178,7 +172,7 @@ def test_connection_that_a_user_has_opened_is_shared(ssh_net: SshNet, launcher: 
         )
 
 
-def test_host_is_reached_by_alias_address_port_and_user(ssh_net: SshNet, launcher: Launcher) -> None:
+def test_host_is_reached_by_alias_address_port_and_user(ssh_net, launcher):
     pipe = launcher.open("host0")
     pipe.write(b"over and back")
     assert (read(pipe), pipe.address) == (b"over and back", ssh_net.address(0))
@@ -193,7 +187,7 @@ def test_host_is_reached_by_alias_address_port_and_user(ssh_net: SshNet, launche
 
 
 @pytest.mark.slow
-def test_jump_hosts_lead_to_the_next(ssh_net: SshNet, launcher: Launcher) -> None:
+def test_jump_hosts_lead_to_the_next(ssh_net, launcher):
     known = (ssh_net.client / "known_hosts").read_text()
     (launcher.folder / "known").write_text(
         known + known.replace("host1,", f"[host1]:2222,[{ssh_net.address(1)}]:2222,")
@@ -217,7 +211,7 @@ def test_jump_hosts_lead_to_the_next(ssh_net: SshNet, launcher: Launcher) -> Non
 
 
 @pytest.mark.slow
-def test_one_server_lets_in_as_many_as_come(ssh_net: SshNet, launcher: Launcher) -> None:
+def test_one_server_lets_in_as_many_as_come(ssh_net, launcher):
     """MaxStartups 10:30:100 drops those that come together."""
     connector = launcher.connector(f"Host many*\n HostName {ssh_net.address(0)}")
     with ThreadPoolExecutor(32) as pool:
@@ -228,7 +222,7 @@ def test_one_server_lets_in_as_many_as_come(ssh_net: SshNet, launcher: Launcher)
 
 
 @pytest.mark.slow
-def test_stopped_session_holds_up_nobody_who_closes_the_pipe(ssh_net: SshNet, launcher: Launcher) -> None:
+def test_stopped_session_holds_up_nobody_who_closes_the_pipe(ssh_net, launcher):
     pipe = launcher.open("host0")
     pipe.write(b"is it there?")
     assert read(pipe) == b"is it there?"  # the command is not sshd any more, as it is before its exec
@@ -249,7 +243,7 @@ def test_stopped_session_holds_up_nobody_who_closes_the_pipe(ssh_net: SshNet, la
 
 
 @pytest.mark.slow
-def test_options_are_enough_without_any_ssh_config(fleet: FleetRunner, tmp_path: Path) -> None:
+def test_options_are_enough_without_any_ssh_config(fleet, tmp_path):
     """A home without any files of ssh; the host key is accepted once and known from then on."""
     home = tmp_path / "home"
     home.mkdir()
@@ -262,7 +256,7 @@ def test_options_are_enough_without_any_ssh_config(fleet: FleetRunner, tmp_path:
     assert fleet.run("host1:1", *words, HOME=str(home)).code == 0
 
 
-def test_wrong_key_of_one_host_starts_nothing_on_any(fleet: FleetRunner, tmp_path: Path) -> None:
+def test_wrong_key_of_one_host_starts_nothing_on_any(fleet, tmp_path):
     known = (fleet.net.client / "known_hosts").read_text().splitlines()
     (tmp_path / "known").write_text(f"{known[0]}\n{known[2].split()[0]} {make_key(tmp_path / 'other')}\n")
     (tmp_path / "config").write_text(f"UserKnownHostsFile {tmp_path}/known\nInclude {fleet.net.client}/config\n")
@@ -273,7 +267,7 @@ def test_wrong_key_of_one_host_starts_nothing_on_any(fleet: FleetRunner, tmp_pat
 
 
 @pytest.mark.slow
-def test_key_with_a_passphrase_is_refused_with_the_remedy(fleet: FleetRunner, tmp_path: Path) -> None:
+def test_key_with_a_passphrase_is_refused_with_the_remedy(fleet, tmp_path):
     shutil.copy(fleet.net.client / "id_ed25519", tmp_path / "key")
     words = ["ssh-keygen", "-q", "-a", "1", "-p", "-N", "open sesame", "-f", tmp_path / "key"]
     subprocess.run(words, check=True, capture_output=True, timeout=60)

@@ -1,7 +1,5 @@
 """Every way to start the example of examples/torch/startup_methods: the same losses, and scripts that leave nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -9,13 +7,10 @@ import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-from host_net import HostNet
-from job_runner import REPOSITORY, Finished, JobRunner, Running
-from ssh_net import SshNet
+from job_runner import REPOSITORY
 
 DEADLINE_S = 240.0
 LOSS_LINE = re.compile(r"epoch: (\d+), step: (\d+), loss is (\d+\.\d+)$", re.MULTILINE)
@@ -26,7 +21,7 @@ pytestmark = pytest.mark.timeout(3 * DEADLINE_S)
 class Example:
     """A copy of the example, started in a directory of its own, as a user starts it."""
 
-    def __init__(self, runner: JobRunner, folder: Path, data: Path) -> None:
+    def __init__(self, runner, folder, data):
         shutil.copytree(
             REPOSITORY / "examples" / "torch" / "startup_methods",
             folder / "startup_methods",
@@ -49,25 +44,25 @@ class Example:
             "OMP_NUM_THREADS": "1",
         }
 
-    def start(self, script: str, *args: str | Path, prefix: tuple[str, ...] = (), **env: str) -> Running:
+    def start(self, script, *args, prefix=(), **env):
         """Start a script of the example with bash."""
         settings = {"cwd": self.cwd, "prefix": prefix, "env": {**self._env, **env}}
         return self._runner.start(self.home / script, *args, command=("bash",), **settings)
 
 
-def ended_well(job: Running) -> Finished:
+def ended_well(job):
     ended = job.finish(DEADLINE_S)
     assert ended.code == 0, (ended.stdout, ended.stderr)
     return ended
 
 
 @pytest.fixture
-def example(msrun: JobRunner, tmp_path: Path, few_images: Path) -> Example:
+def example(msrun, tmp_path, few_images):
     return Example(msrun, tmp_path, few_images)
 
 
 @pytest.fixture(scope="module")
-def alone(msrun_of_module: JobRunner, few_images: Path) -> np.ndarray:
+def alone(msrun_of_module, few_images):
     """The losses of `python train.py`."""
     done = subprocess.run(
         [sys.executable, REPOSITORY / "examples" / "torch" / "startup_methods" / "train.py"],
@@ -84,12 +79,12 @@ def alone(msrun_of_module: JobRunner, few_images: Path) -> np.ndarray:
     return found
 
 
-def losses(text: str) -> np.ndarray:
+def losses(text):
     """Return (epoch, step, loss) of every loss line."""
     return np.array([[float(value) for value in line] for line in LOSS_LINE.findall(text)])
 
 
-def check_equal(alone: np.ndarray, *texts: str | Path) -> None:
+def check_equal(alone, *texts):
     """Check what the ranks, in their order, have printed or logged."""
     for rank, source in enumerate(texts):
         text = source if isinstance(source, str) else source.read_text()
@@ -98,7 +93,7 @@ def check_equal(alone: np.ndarray, *texts: str | Path) -> None:
 
 
 @pytest.mark.slow
-def test_msrun_on_one_host_and_on_two(example: Example, host_net: HostNet, alone: np.ndarray) -> None:
+def test_msrun_on_one_host_and_on_two(example, host_net, alone):
     logs = example.home / "log_output"
     ended_well(example.start("msrun_single.sh", example.data))
     check_equal(alone, logs / "worker_0.log", logs / "worker_1.log")
@@ -110,14 +105,14 @@ def test_msrun_on_one_host_and_on_two(example: Example, host_net: HostNet, alone
 
 
 @pytest.mark.slow
-def test_msrun_over_ssh(example: Example, ssh_net: SshNet, alone: np.ndarray) -> None:
+def test_msrun_over_ssh(example, ssh_net, alone):
     prefix, home = tuple(ssh_net.prefix(ssh_net.control)), str(ssh_net.home)
     ended_well(example.start("run_ssh.sh", "host0:1,host1:1", example.data, prefix=prefix, HOME=home))
     check_equal(alone, *(example.home / "log_output" / f"worker_{rank}.log" for rank in range(2)))
 
 
 @pytest.mark.slow
-def test_dynamic_cluster_on_one_host_and_on_two(example: Example, host_net: HostNet, alone: np.ndarray) -> None:
+def test_dynamic_cluster_on_one_host_and_on_two(example, host_net, alone):
     ended = ended_well(example.start("run_dynamic_cluster.sh"))
     assert ended.stdout.endswith(b"training success\n")
     logs = example.cwd / "log_output"
@@ -134,7 +129,7 @@ def test_dynamic_cluster_on_one_host_and_on_two(example: Example, host_net: Host
 
 
 @pytest.mark.slow
-def test_rank_table_on_one_host_and_of_two(example: Example, host_net: HostNet, alone: np.ndarray) -> None:
+def test_rank_table_on_one_host_and_of_two(example, host_net, alone):
     ended = ended_well(example.start("run.sh", example.data, "2"))
     assert ended.stdout.endswith(b"training success\n")
     check_equal(alone, ended.stdout.decode(), example.cwd / "device1" / "train.log1")
@@ -154,7 +149,7 @@ def test_rank_table_on_one_host_and_of_two(example: Example, host_net: HostNet, 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun; apt-get install openmpi-bin")
-def test_mpirun_on_one_host_and_on_two(example: Example, host_net: HostNet, alone: np.ndarray) -> None:
+def test_mpirun_on_one_host_and_on_two(example, host_net, alone):
     """A shell takes the place of ssh."""
     logs = [example.home / "log_output" / "1" / f"rank.{rank}" / "stdout" for rank in range(2)]
     ended_well(example.start("run_mpirun.sh"))
@@ -194,7 +189,7 @@ METHODS = {
 @pytest.mark.parametrize(
     ("method", "signum"), [("table", 0), ("dynamic", 0), ("table", signal.SIGINT), ("dynamic", signal.SIGTERM)]
 )
-def test_failed_rank_or_a_signal_ends_all_and_gives_the_status(example: Example, method: str, signum: int) -> None:
+def test_failed_rank_or_a_signal_ends_all_and_gives_the_status(example, method, signum):
     script, words, folders, name, log = METHODS[method]
     (example.home / "train.py").write_text(NO_TRAINING)
     job = example.start(script, *words)
@@ -210,7 +205,7 @@ def test_failed_rank_or_a_signal_ends_all_and_gives_the_status(example: Example,
     assert ended.stdout.endswith(b"training failed\n")
 
 
-def test_wrong_words_are_told(example: Example) -> None:
+def test_wrong_words_are_told(example):
     for script, words, text in (
         ("run.sh", ["", "3"], "RANK_SIZE is 2 or 8"),
         ("run_cluster.sh", [""], "bash run_cluster.sh DATA_PATH RANK_TABLE_FILE RANK_SIZE RANK_START"),

@@ -1,7 +1,5 @@
 """Blocks of any family: elementwise work, custom Functions, writes in place, random draws, attributes that change."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from collections.abc import Callable, Mapping
@@ -16,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from random_networks import functions
 from random_networks.case import CHANNELS, FAMILIES, WIDTH
 
-BLOCKS: dict[str, type[Block]] = {}
+BLOCKS = {}
 """kind -> class"""
 
 
@@ -40,11 +38,11 @@ class Block(nn.Module):
     is_learnt: ClassVar[bool] = True
     """Has a `layer`."""
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
         BLOCKS[cls.__name__] = cls
 
-    def __init__(self, family: str, how: str = "") -> None:
+    def __init__(self, family, how=""):
         super().__init__()
         self.family, self.how = family, how
         self.writes: dict[str, str] = {}
@@ -53,46 +51,46 @@ class Block(nn.Module):
             self.layer = layer(family)
         self.build()
 
-    def build(self) -> None:
+    def build(self):
         """Make what else it has."""
 
-    def forward(self, x: Tensor) -> Any:
+    def forward(self, x):
         return self.ways[self.how](self, x)
 
     @classmethod
-    def options(cls, rng: random.Random) -> dict[str, Any]:
+    def options(cls, rng):
         """Return arguments of the constructor."""
         return {"how": rng.choice(list(cls.ways))} if cls.ways else {}
 
-    def written(self, name: str, made: Tensor) -> Tensor:
+    def written(self, name, made):
         """Return what the module of this name has made, after the writes into it."""
         if name in self.writes:
             WRITES[self.writes[name]](made)
         return made
 
 
-def features(family: str) -> int:
+def features(family):
     """Return the size of the dimension that layers work on."""
     return CHANNELS if family == "images" else WIDTH
 
 
-def per_feature(family: str, value: Tensor) -> Tensor:
+def per_feature(family, value):
     """Return a vector in the shape in which it is broadcast over activations."""
     return value[:, None, None] if family == "images" else value
 
 
-def _written_columns(h: Tensor) -> None:
+def _written_columns(h):
     h[..., 0] = 0.25
     h[..., :2] = h[..., 2:4] * 0.5
 
 
-def _written_twice(h: Tensor) -> None:
+def _written_twice(h):
     h[..., 1].add_(0.5)
     h.mul_(0.8)
     h.unsqueeze(0)[0][:, 1:3].sub_(0.3)
 
 
-WRITES: dict[str, Callable[[Tensor], Any]] = {
+WRITES = {
     "columns": _written_columns,
     "chained": _written_twice,
     "flat": lambda h: h.flatten(1)[:, ::2].mul_(0.5),
@@ -104,7 +102,7 @@ WRITES: dict[str, Callable[[Tensor], Any]] = {
 """Writes into a tensor in place, or into a view of it."""
 
 
-def layer(family: str) -> nn.Module:
+def layer(family):
     """Return a learnt layer of the family."""
     return nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1) if family == "images" else nn.Linear(WIDTH, WIDTH)
 
@@ -120,7 +118,7 @@ class Custom(Block):
         "own_scale": lambda s, x: functions.OwnScale.apply(s.layer(x), s.scale),
     }
 
-    def build(self) -> None:
+    def build(self):
         if self.how == "own_scale":
             self.scale = nn.Parameter(torch.tensor(0.7))
 
@@ -139,14 +137,14 @@ class InPlace(Block):
         "zero_row": lambda h, x: (c := h.clone(), c[:, 0].copy_(x[:, 1] * 0.5))[0],
     }
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return torch.tanh(self.ways[self.how](self.layer(x), x))
 
 
 class OnShapes(Block):
     crosses_rows = True  # its branch depends on their number
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         if x.shape[0] % 2 == 0 and x.dim() < 4:
             x = x * 0.9
         for _ in range(x.shape[1] // 4):
@@ -159,14 +157,14 @@ class Hooked(Block):
 
     weight = 3
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         h = self.layer(x)
         if h.requires_grad:
             h.register_hook(lambda gradient: gradient * 2)
         return torch.tanh(h)
 
 
-def _of_rows(h: Tensor) -> Tensor:
+def _of_rows(h):
     """Return one empty number for each row."""
     return h.new_empty((h.shape[0], *[1] * (h.dim() - 1)))
 
@@ -185,7 +183,7 @@ class Noise(Block):
         "normal_": lambda h: h + torch.empty_like(h).normal_(0, 0.1),
     }
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         h = torch.tanh(self.layer(x))
         return self.ways[self.how](h) if self.training else h
 
@@ -210,10 +208,10 @@ class Dropout(Block):
         **dict.fromkeys(("module", "channels", "changing"), lambda s, x: s.drop(s.layer(x))),
     }
 
-    def build(self) -> None:
+    def build(self):
         self.drop = nn.Dropout2d(0.4) if self.how == "channels" and self.family == "images" else nn.Dropout(0.4)
 
-    def change(self) -> None:
+    def change(self):
         """Change what users change between steps."""
         if self.how == "changing":
             self.drop.p = 0.1
@@ -236,30 +234,30 @@ class Changing(Block):
         "method": lambda s: setattr(s, "activate", torch.sigmoid),
     }
 
-    def build(self) -> None:
+    def build(self):
         self.alpha = 0.5
         self.settings = {"inner": {"shift": 0.1}}
         self.flags = [True]
         self.register_buffer("shift", torch.full((features(self.family),), 0.1))
         self.scale = nn.Parameter(torch.full((features(self.family),), 0.9))
 
-    def activate(self, x: Tensor) -> Tensor:
+    def activate(self, x):
         """Return tanh; replaced by "method"."""
         return torch.tanh(x)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         h = self.layer(x) * self.alpha
         if self.flags:
             h = h * 1.5
         h = self.activate(h * per_feature(self.family, self.scale) + per_feature(self.family, self.shift))
         return h + self.settings["inner"]["shift"]
 
-    def change(self) -> None:
+    def change(self):
         """Change what users change between steps."""
         self.ways[self.how](self)
 
 
-def layer_of_seed(family: str, seed: int) -> nn.Module:
+def layer_of_seed(family, seed):
     """Return a layer whose weights do not depend on what was drawn before."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -267,25 +265,25 @@ def layer_of_seed(family: str, seed: int) -> nn.Module:
 
 
 class WithKeywords(Block):
-    def inner(self, x: Tensor, *, scale: float = 1.0, shift: Tensor | None = None, mask: Any = None) -> Tensor:
+    def inner(self, x, *, scale=1.0, shift=None, mask=None):
         h = self.named(x, scale=scale)
         return h if shift is None else h + shift
 
-    def build(self) -> None:
+    def build(self):
         self.named = Named(self.family)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.inner(x=self.inner(x, scale=0.5), shift=x * 0.1, mask=None)
 
 
 class Named(nn.Module):
     """A module with an argument by name."""
 
-    def __init__(self, family: str) -> None:
+    def __init__(self, family):
         super().__init__()
         self.layer = layer(family)
 
-    def forward(self, x: Tensor, *, scale: float = 1.0) -> Tensor:
+    def forward(self, x, *, scale=1.0):
         return self.layer(x) * scale
 
 
@@ -300,12 +298,12 @@ class Output:
 class Inner(nn.Module):
     """A module with two results, in a container."""
 
-    def __init__(self, family: str, pack: Callable[[Tensor, Tensor], Any]) -> None:
+    def __init__(self, family, pack):
         super().__init__()
         self.layer, self.other = layer(family), layer(family)
         self.pack = pack
 
-    def forward(self, x: Tensor) -> Any:
+    def forward(self, x):
         return self.pack(self.layer(x), self.other(x))
 
 
@@ -320,14 +318,14 @@ class Results(Block):
         "tuple": (lambda h, extra: (h, extra), lambda r: r[0]),
     }
 
-    def build(self) -> None:
+    def build(self):
         self.inner = Inner(self.family, self.ways[self.how][0])
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.ways[self.how][1](self.inner(x))
 
 
-def _gated(s: Any, x: Tensor) -> Any:
+def _gated(s, x):
     with torch.no_grad():
         gate = torch.sigmoid(s.layer(x))
     return torch.tanh(s.layer(x)) * gate + s.other(x)
@@ -336,7 +334,7 @@ def _gated(s: Any, x: Tensor) -> Any:
 class Detached(Block):
     ways: ClassVar[Any] = {"detach": lambda s, x: s.layer(x) * torch.sigmoid(s.other(x)).detach(), "no_grad": _gated}
 
-    def build(self) -> None:
+    def build(self):
         self.other = layer(self.family)
 
 
@@ -347,12 +345,12 @@ class Running(Block):
     weight = 3
     ways: ClassVar[Any] = dict.fromkeys(("in_place", "assigned", "count", "python_count"))
 
-    def build(self) -> None:
+    def build(self):
         self.register_buffer("mean", torch.zeros(features(self.family)))
         self.register_buffer("count", torch.tensor(0))
         self.calls = 0
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         h = torch.tanh(self.layer(x))
         if self.training:
             others = (0, 2, 3) if self.family == "images" else tuple(range(h.dim() - 1))
@@ -370,17 +368,17 @@ class Running(Block):
         return h - per_feature(self.family, self.mean)
 
 
-def _split_uneven(h: Tensor, _: Tensor) -> Tensor:
+def _split_uneven(h, _):
     first, second = h.split([1, h.shape[1] - 1], 1)
     return torch.cat([second, first * 2], 1)
 
 
-def _stacked(h: Tensor, x: Tensor) -> Tensor:
+def _stacked(h, x):
     first, second = torch.stack([h, x * 2]).unbind(0)
     return torch.tanh(first) + second * 0.5
 
 
-def _repeated(h: Tensor, x: Tensor) -> Tensor:
+def _repeated(h, x):
     return h.repeat_interleave(2, 1)[:, ::2] + x.repeat(1, 2, *[1] * (x.dim() - 2))[:, : x.shape[1]]
 
 
@@ -405,27 +403,27 @@ class Reordered(Block):
         "tensor_split": lambda h, x: torch.cat(h.sin().tensor_split(2, dim=-1)[::-1], -1),
     }
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.ways[self.how](self.layer(x), x)
 
 
 class Checkpointed(Block):
     weight = 5
 
-    def __init__(self, family: str, use_reentrant: bool, inner: str) -> None:
+    def __init__(self, family, use_reentrant, inner):
         super().__init__(family)
         self.use_reentrant, self.inner = use_reentrant, inner
         self.other = layer(family)
 
     @classmethod
-    def options(cls, rng: random.Random) -> dict[str, Any]:
+    def options(cls, rng):
         return {"use_reentrant": rng.random() < 0.5, "inner": rng.choice(["two", "nested", "method"])}
 
-    def work(self, x: Tensor) -> Tensor:
+    def work(self, x):
         """Return two layers' work."""
         return self.other(torch.tanh(self.layer(x)))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         if self.inner == "nested":
             return self.other(checkpoint(self.layer, x, use_reentrant=self.use_reentrant))
         work = self.work if self.inner == "method" else lambda h: torch.tanh(self.work(h))
@@ -439,7 +437,7 @@ class ReadsANumber(Block):
     crosses_rows = True
     is_learnt = False
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return x / max(1.0, x.abs().max().item())
 
 
@@ -447,9 +445,9 @@ class Elementwise(Block):
     cuts: ClassVar[dict[str, str]] = {"activation": "elementwise"}
     ways: ClassVar[Any] = {"tanh": nn.Tanh, "gelu": nn.GELU, "silu": nn.SiLU, "softplus": nn.Softplus}
 
-    def build(self) -> None:
+    def build(self):
         self.activation = self.ways[self.how]()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         made = self.activation(self.written("layer", self.layer(x)))
         return self.written("activation", made)

@@ -76,7 +76,7 @@ class Case:
     before the first call or after the first step; lookahead: the weights, which go back to others half of the way."""
 
     @property
-    def parts(self) -> int:
+    def parts(self):
         """Into how many parts wrappers and the pipeline cut each rank's rows."""
         total = self.pipeline["micro_size"] if self.pipeline else 1
         for _, count in self.wrappers:
@@ -84,13 +84,13 @@ class Case:
         return int(total)
 
     @property
-    def data_ranks(self) -> int:
+    def data_ranks(self):
         """Ranks that pass different rows."""
         if self.dataset == "full_batch":
             return 1
         return self.world_size // (self.pipeline["stages"] if self.pipeline else 1)
 
-    def to_json(self) -> str:
+    def to_json(self):
         """Return text that `parse_case` reads; features that are off are left out."""
         default = Case(self.world_size, self.family, ())
         kept = ("world_size", "family", "pieces")
@@ -98,12 +98,12 @@ class Case:
         found["pieces"] = [{k: v for k, v in piece.items() if v and v != "chain"} for piece in found["pieces"]]
         return json.dumps(found)
 
-    def changed(self, **changes: Any) -> Case:
+    def changed(self, **changes):
         """Return a copy with other features."""
         return replace(self, **changes)
 
 
-def parse_case(text: str) -> Case:
+def parse_case(text):
     """Return the case that `Case.to_json` has written."""
     found = json.loads(text)
     found["pieces"] = tuple(Piece(**piece) for piece in found["pieces"])

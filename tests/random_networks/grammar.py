@@ -1,14 +1,10 @@
 """The grammar: draws case `number` of a seed. What it draws is meant to be legal, or refused by name."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import random_networks.network  # noqa: F401  # brings all blocks
-from random_networks.blocks import BLOCKS, WRITES, Block
+from random_networks.blocks import BLOCKS, WRITES
 from random_networks.case import FAMILIES, Case, Piece
 from random_networks.habits import WEIGHT_READS, WEIGHT_WRITES
 from random_networks.training import MASKED, crosses_rows, draws
@@ -32,7 +28,7 @@ MODULE_HOOKS = ("backward", "backward_pre", "seen_backward")
 NEED_A_CAPTURE = ("recompute", "hook", "deferred")
 """Habits that modes without a capture take in another way."""
 LEVELS = ("level1", "level2", "level3", "level3")
-OPTIMIZERS: Mapping[str, Sequence[Mapping[str, Any]]] = {
+OPTIMIZERS = {
     "sgd": (
         {"lr": 0.05},
         {"lr": 0.05, "momentum": 0.9},
@@ -48,7 +44,7 @@ OPTIMIZERS: Mapping[str, Sequence[Mapping[str, Any]]] = {
 }  # fmt: skip
 
 
-SETTINGS: Sequence[tuple[Any, ...]] = (
+SETTINGS = (
     ("transformer_opt", {"grad_matmul_communication_overlap": True}),
     ("comm_fusion", None),
     ("recompute", 1.0),
@@ -59,7 +55,7 @@ RARELY = 0.05
 """How often a case keeps what the documentation refuses; scripts have it more seldom than the dice would."""
 
 
-def draw_case(seed: int, number: int, world_sizes: Sequence[int] = (2, 2, 4)) -> Case:
+def draw_case(seed, number, world_sizes=(2, 2, 4)):
     """Return one case, the same in every process."""
     rng = random.Random(f"{seed}/{number}")
     world_size = rng.choice(list(world_sizes))
@@ -108,10 +104,10 @@ def draw_case(seed: int, number: int, world_sizes: Sequence[int] = (2, 2, 4)) ->
     return case
 
 
-def with_few_refusals(rng: random.Random, case: Case) -> Case:
+def with_few_refusals(rng, case):
     """Return the case without most of what the documentation refuses plainly, each thing by itself."""
 
-    def drops() -> bool:
+    def drops():
         return rng.random() >= RARELY
 
     is_captured = case.mode != "data_parallel"
@@ -158,7 +154,7 @@ def with_few_refusals(rng: random.Random, case: Case) -> Case:
     return case
 
 
-def draw_mode(rng: random.Random, case: Case) -> Case:
+def draw_mode(rng, case):
     """Return the case in a mode that searches, or in one without capture where that promises one process' numbers."""
     # Scripts that draw from Python's random run under DDP, and are refused under capture.
     often = 0.9 if any(piece.kind == "UsersNumbers" for piece in case.pieces) else 0.25
@@ -180,7 +176,7 @@ def draw_mode(rng: random.Random, case: Case) -> Case:
     return case
 
 
-def draw_script(rng: random.Random, case: Case) -> Case:
+def draw_script(rng, case):
     """Return the case with what its script does beside one call and one backward pass in each step."""
     if case.pipeline is not None or case.form == "step" or case.is_16_bit:
         return case
@@ -199,18 +195,18 @@ def draw_script(rng: random.Random, case: Case) -> Case:
     return case
 
 
-def draw_pieces(rng: random.Random, family: str, *, is_16_bit: bool) -> tuple[Piece, ...]:
+def draw_pieces(rng, family, *, is_16_bit):
     """Return two to five blocks; not two kinds that cannot be compared together."""
     kinds = [kind for kind, block in BLOCKS.items() if family in block.families and (block.in_16_bits or not is_16_bit)]
     weights = [BLOCKS[kind].weight for kind in kinds]
-    found: list[Piece] = []
+    found = []
     for kind in rng.choices(kinds, weights, k=rng.choice([2, 3, 3, 4, 5])):
         wire = rng.choice(["chain", "chain", "chain", "residual", "residual", "skip", "twice"])
         found.append(Piece(kind, BLOCKS[kind].options(rng), wire))
     return tuple(found)
 
 
-def draw_division(rng: random.Random, case: Case) -> Case:
+def draw_division(rng, case):
     """Let a pipeline, copies and accumulation divide the batch."""
     if rng.random() < (0.05 if crosses_rows(case) else 0.4):  # stages refuse buffers that forward writes
         stages = rng.choice([2, case.world_size]) if case.world_size > 2 else 2
@@ -236,10 +232,10 @@ def draw_division(rng: random.Random, case: Case) -> Case:
     return case
 
 
-def draw_cuts(rng: random.Random, case: Case) -> tuple[tuple[str, Mapping[str, Any]], ...]:
+def draw_cuts(rng, case):
     """Return strategies of modules."""
     ranks = case.world_size // (case.pipeline["stages"] if case.pipeline else 1)
-    found: list[tuple[str, Mapping[str, Any]]] = []
+    found = []
     as_names = rng.random() < 0.25 and ranks > 1
     for index, piece in enumerate(case.pieces):
         for name, kind in BLOCKS[piece.kind].cuts.items():
@@ -252,7 +248,7 @@ def draw_cuts(rng: random.Random, case: Case) -> tuple[tuple[str, Mapping[str, A
     return tuple(found)
 
 
-def _factors(rng: random.Random, ranks: int, count: int) -> list[int]:
+def _factors(rng, ranks, count):
     """Return `count` powers of two whose product is at most the number of ranks."""
     found = [1] * count
     while ranks > 1:
@@ -263,9 +259,7 @@ def _factors(rng: random.Random, ranks: int, count: int) -> list[int]:
     return found
 
 
-def _draw_numbers(
-    rng: random.Random, case: Case, kind: str, ranks: int, options: Mapping[str, Any]
-) -> Mapping[str, Any]:
+def _draw_numbers(rng, case, kind, ranks, options):
     rows, outputs, inputs = _factors(rng, ranks, 3)
     middle = [1] if case.family == "sequences" else []
     if kind == "conv":
@@ -280,7 +274,7 @@ def _draw_numbers(
         return {"in_strategy": [[*split, *[1] * (shape - 2)]]}
     if kind == "layer_norm":
         return {"in_strategy": [[rows, *([outputs] if middle else []), 1], [1], [1]]}
-    found: dict[str, Any] = {"in_strategy": [[rows, *middle, inputs], [outputs, inputs]]}
+    found = {"in_strategy": [[rows, *middle, inputs], [outputs, inputs]]}
     choice = rng.random()
     if choice < 0.2:
         found["out_strategy"] = [[rows, *middle, outputs]]
@@ -292,11 +286,11 @@ def _draw_numbers(
     return found
 
 
-def _draw_names(rng: random.Random, case: Case, kind: str, ranks: int, options: Mapping[str, Any]) -> Mapping[str, Any]:
+def _draw_names(rng, case, kind, ranks, options):
     matrix = rng.choice([[1, ranks], [ranks, 1], [2, ranks // 2]])
     middle = ["None"] if case.family == "sequences" else []
     if rng.random() < 0.5:
-        found: dict[str, Any] = {"in_strategy": [["dp", *middle, "None"], ["mp", "None"]]}
+        found = {"in_strategy": [["dp", *middle, "None"], ["mp", "None"]]}
     else:
         found = {"in_strategy": [["dp", *middle, "mp"], ["None", "mp"]]}
         if rng.random() < 0.5:
@@ -304,7 +298,7 @@ def _draw_names(rng: random.Random, case: Case, kind: str, ranks: int, options: 
     return {"matrix": matrix, **found}
 
 
-def draw_optimizer(rng: random.Random, case: Case) -> Case:
+def draw_optimizer(rng, case):
     """Return the case with an optimizer; in 16 bits SGD, whose step grows with the gradient and not with its sign."""
     kind = rng.choice(["sgd", "sgd", "sgd", "adam", "adamw", "adagrad", "rmsprop", "adafactor", "muon"])
     kind = "sgd" if case.is_16_bit else kind
@@ -315,9 +309,9 @@ def draw_optimizer(rng: random.Random, case: Case) -> Case:
     )
 
 
-def draw_habits(rng: random.Random, case: Case) -> tuple[tuple[Any, ...], ...]:
+def draw_habits(rng, case):
     """Return what is done to the network."""
-    found: list[tuple[Any, ...]] = []
+    found = []
     count = len(case.pieces)
     for index, piece in enumerate(case.pieces):
         if hasattr(BLOCKS[piece.kind], "change"):
@@ -342,7 +336,7 @@ def draw_habits(rng: random.Random, case: Case) -> tuple[tuple[Any, ...], ...]:
         found.append(("smaller", 1))
     if rng.random() < 0.1 and case.form == "module":
         found.append(("factor", rng.choice(["float", "flag", "object"])))
-    may_be: list[tuple[float, str, bool]] = [
+    may_be = [
         (0.06, "backward_twice", True),
         (0.06, "keep_zeros", True),
         (0.06, "rates", True),
@@ -366,7 +360,7 @@ def draw_habits(rng: random.Random, case: Case) -> tuple[tuple[Any, ...], ...]:
     return tuple(found)
 
 
-def _written_modules(case: Case) -> list[tuple[int, str]]:
+def _written_modules(case):
     """Return (block, module) of those that do not keep what they make for their backward pass."""
     found = [(-1, "head")] + ([(-1, "embed")] if case.from_words else [])
     for index, piece in enumerate(case.pieces):
@@ -376,8 +370,8 @@ def _written_modules(case: Case) -> list[tuple[int, str]]:
     return found
 
 
-def _has_parameters(case: Case, index: int, dims: int = 0) -> bool:
+def _has_parameters(case, index, dims=0):
     """Return whether a block has parameters of so many dimensions."""
     piece = case.pieces[index]
-    block: Block = BLOCKS[piece.kind](case.family, **piece.options)
+    block = BLOCKS[piece.kind](case.family, **piece.options)
     return any(parameter.dim() >= dims for parameter in block.parameters())

@@ -21,26 +21,20 @@
 ("read", step, i, how)      weights of block i, or of the head, are read after this step
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from msrun.runtime import recompute
-from random_networks.case import Case
-from random_networks.network import Network
 
 
-def has(case: Case, name: str) -> bool:
+def has(case, name):
     """Return whether a case has a habit."""
     return any(habit[0] == name for habit in case.habits)
 
 
-def prepare(case: Case, network: Network) -> None:
+def prepare(case, network):
     """Do what is done before the first step."""
     for name, *rest in case.habits:
         if name == "frozen":
@@ -52,18 +46,18 @@ def prepare(case: Case, network: Network) -> None:
         elif name == "recompute":
             recompute(network.blocks[rest[0]])
         elif name == "write":
-            owner: Any = network if rest[0] < 0 else network.blocks[rest[0]]
+            owner = network if rest[0] < 0 else network.blocks[rest[0]]
             owner.writes[rest[1]] = rest[2]
         elif name == "channels_last":
             network.to(memory_format=torch.channels_last)
 
 
-def weights_of(block: nn.Module) -> Any:
+def weights_of(block):
     """Return the first linear layer of a block, of 8 inputs and outputs."""
     return next(m for m in block.modules() if isinstance(m, nn.Linear) and m.in_features == m.out_features)
 
 
-def add_hook(kind: str, block: nn.Module) -> None:
+def add_hook(kind, block):
     """Register a hook."""
     if kind.startswith("seen"):
         block.calls_seen = []
@@ -73,7 +67,7 @@ def add_hook(kind: str, block: nn.Module) -> None:
         HOOKS[kind](block)
 
 
-HOOKS: dict[str, Callable[[Any], Any]] = {
+HOOKS = {
     "forward": lambda block: block.register_forward_hook(lambda module, inputs, output: output * 1.5),
     "pre": lambda block: block.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 0.5,)),
     "backward": lambda block: block.register_full_backward_hook(lambda module, inner, outer: _doubled(inner)),
@@ -83,11 +77,11 @@ HOOKS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _doubled(gradients: Any) -> tuple[Tensor | None, ...]:
+def _doubled(gradients):
     return tuple(None if gradient is None else gradient * 2 for gradient in gradients)
 
 
-def take_seen(case: Case, network: Network) -> list[float]:
+def take_seen(case, network):
     """Return for every hook that only looks whether it was called in this step."""
     found = []
     for name, *rest in case.habits:
@@ -97,7 +91,7 @@ def take_seen(case: Case, network: Network) -> list[float]:
     return found
 
 
-def before_step(case: Case, network: Network, step: int) -> None:
+def before_step(case, network, step):
     """Do what is done between two steps."""
     for name, *rest in case.habits:
         if name == "change" and rest[0] == step:
@@ -109,7 +103,7 @@ def before_step(case: Case, network: Network, step: int) -> None:
                 WEIGHT_WRITES[rest[2]](weight_of(network, rest[1]))
 
 
-def after_step(case: Case, network: Network, step: int) -> list[float]:
+def after_step(case, network, step):
     """Return what is read of the weights after a step."""
     return [
         float(WEIGHT_READS[rest[2]](weight_of(network, rest[1]).detach()))
@@ -118,17 +112,17 @@ def after_step(case: Case, network: Network, step: int) -> list[float]:
     ]
 
 
-def weight_of(network: Network, index: int) -> Tensor:
+def weight_of(network, index):
     """Return the first matrix of a block, or the head's."""
     owner = network.head if index < 0 else network.blocks[index]
     return next(parameter for parameter in owner.parameters() if parameter.dim() >= 2)
 
 
-def _spread(weight: Any) -> Tensor:
+def _spread(weight):
     return torch.linspace(-0.2, 0.3, weight.numel(), dtype=weight.dtype).view(weight.shape)
 
 
-WEIGHT_WRITES: dict[str, Callable[[Any], Any]] = {
+WEIGHT_WRITES = {
     "rows": lambda w: w.__setitem__([0, 3], 0.1),
     "slice": lambda w: w[1:4].mul_(0.5),
     "column": lambda w: w[:, 0].zero_(),
@@ -140,7 +134,7 @@ WEIGHT_WRITES: dict[str, Callable[[Any], Any]] = {
     "chunk": lambda w: w.chunk(2)[1].mul_(0.5),
 }
 """Into a weight, as scripts do."""
-WEIGHT_READS: dict[str, Callable[[Any], Any]] = {
+WEIGHT_READS = {
     "norm": lambda w: w.norm(),
     "square": lambda w: w.pow(2).sum().item(),
     "largest": lambda w: w.abs().max(),
@@ -152,7 +146,7 @@ WEIGHT_READS: dict[str, Callable[[Any], Any]] = {
 """Numbers that a script reads of a weight."""
 
 
-def call_arguments(case: Case, step: int) -> dict[str, Any]:
+def call_arguments(case, step):
     """Return keyword arguments of the step's call."""
     for name, *rest in case.habits:
         if name == "factor":

@@ -1,13 +1,10 @@
 """Blocks of images."""
 
-from __future__ import annotations
-
-import random
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
+from torch import nn
 
 from random_networks.blocks import Block
 from random_networks.case import CHANNELS
@@ -25,7 +22,7 @@ class Conv(ImageBlock):
     weight = 6
     cuts: ClassVar[dict[str, str]] = {"conv": "conv"}
 
-    def __init__(self, family: str, groups: int, channels_last: bool) -> None:
+    def __init__(self, family, groups, channels_last):
         super().__init__(family)
         self.conv = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, groups=groups)
         self.channels_last = channels_last
@@ -33,10 +30,10 @@ class Conv(ImageBlock):
             self.conv = self.conv.to(memory_format=torch.channels_last)
 
     @classmethod
-    def options(cls, rng: random.Random) -> dict[str, Any]:
+    def options(cls, rng):
         return {"groups": rng.choice([1, 1, 2, CHANNELS]), "channels_last": rng.random() < 0.5}
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         if self.channels_last:
             x = x.contiguous(memory_format=torch.channels_last)
         return torch.tanh(self.written("conv", self.conv(x)))
@@ -45,10 +42,10 @@ class Conv(ImageBlock):
 class ConvTaken(ImageBlock):
     weight = 3
 
-    def build(self) -> None:
+    def build(self):
         self.conv = nn.Conv2d(CHANNELS, 2 * CHANNELS, 1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         a, b = self.conv(x).chunk(2, 1)
         return a * torch.sigmoid(b)
 
@@ -57,16 +54,16 @@ class BatchNorm2d(ImageBlock):
     weight = 5
     crosses_rows = True
 
-    def __init__(self, family: str, momentum: float | None) -> None:
+    def __init__(self, family, momentum):
         super().__init__(family)
         self.conv = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, bias=False)
         self.norm = nn.BatchNorm2d(CHANNELS, momentum=momentum)
 
     @classmethod
-    def options(cls, rng: random.Random) -> dict[str, Any]:
+    def options(cls, rng):
         return {"momentum": None if rng.random() < 0.05 else 0.1}
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return F.relu(self.norm(self.conv(x)))
 
 
@@ -83,9 +80,9 @@ class Pool(ImageBlock):
 
 
 class Transposed(ImageBlock):
-    def build(self) -> None:
+    def build(self):
         self.down = nn.Conv2d(CHANNELS, CHANNELS, 2, stride=2)
         self.up = nn.ConvTranspose2d(CHANNELS, CHANNELS, 2, stride=2)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.up(torch.tanh(self.down(x)))

@@ -1,13 +1,10 @@
 """Blocks of vectors and sequences: linear layers, weights read in pieces, attention, recurrence, norms."""
 
-from __future__ import annotations
-
-import random
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
+from torch import nn
 
 from random_networks import functions
 from random_networks.blocks import Block
@@ -26,15 +23,15 @@ class Linear(RowBlock):
     weight = 4
     cuts: ClassVar[dict[str, str]] = {"lin": "linear"}
 
-    def __init__(self, family: str, bias: bool) -> None:
+    def __init__(self, family, bias):
         super().__init__(family)
         self.lin = nn.Linear(WIDTH, WIDTH, bias=bias)
 
     @classmethod
-    def options(cls, rng: random.Random) -> dict[str, Any]:
+    def options(cls, rng):
         return {"bias": rng.random() < 0.7}
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return torch.tanh(self.written("lin", self.lin(x)))
 
 
@@ -42,10 +39,10 @@ class Mlp(RowBlock):
     weight = 4
     cuts: ClassVar[dict[str, str]] = {"up": "linear", "down": "linear"}
 
-    def build(self) -> None:
+    def build(self):
         self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.written("down", self.down(F.gelu(self.written("up", self.up(x)))))
 
 
@@ -53,22 +50,22 @@ class Norm(RowBlock):
     weight = 3
     cuts: ClassVar[dict[str, str]] = {"norm": "layer_norm"}
 
-    def build(self) -> None:
+    def build(self):
         self.norm = nn.LayerNorm(WIDTH)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.written("norm", self.norm(x))
 
 
 class RmsNorm(RowBlock):
-    def build(self) -> None:
+    def build(self):
         self.gain = nn.Parameter(torch.ones(WIDTH))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * self.gain
 
 
-def _uneven(h: Tensor) -> Any:
+def _uneven(h):
     first, rest = torch.split(h, [WIDTH, 2 * WIDTH], -1)
     return first, *rest.chunk(2, -1)
 
@@ -85,10 +82,10 @@ class Fused(RowBlock):
         "uneven": _uneven,
     }
 
-    def build(self) -> None:
+    def build(self):
         self.lin = nn.Linear(WIDTH, 3 * WIDTH)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         a, b, c = self.ways[self.how](self.written("lin", self.lin(x)))
         return torch.tanh(torch.tanh(x * 0.5 + a)) * torch.sigmoid(b) + c
 
@@ -109,10 +106,10 @@ class WeightViews(RowBlock):
         "twice": lambda w: [w[:WIDTH]] * 2,
     }
 
-    def build(self) -> None:
+    def build(self):
         self.w = nn.Parameter(torch.randn(2 * WIDTH, WIDTH) / 3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         a, b = self.ways[self.how](self.w)
         return torch.tanh(x @ a) @ b
 
@@ -123,10 +120,10 @@ class ReadsOwnWeight(RowBlock):
     weight = 4
     cuts: ClassVar[dict[str, str]] = {"a": "linear"}
 
-    def build(self) -> None:
+    def build(self):
         self.a = nn.Linear(WIDTH, WIDTH)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.a(x).tanh() @ self.a.weight + self.a.bias
 
 
@@ -134,11 +131,11 @@ class TwoModulesOneWeight(RowBlock):
     weight = 3
     cuts: ClassVar[dict[str, str]] = {"a": "linear", "b": "linear"}
 
-    def build(self) -> None:
+    def build(self):
         self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH, bias=False)
         self.b.weight = self.a.weight
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.b(torch.tanh(self.a(x)))
 
 
@@ -153,16 +150,16 @@ class Products(RowBlock):
         "by hand": lambda s, x: functions.OwnLinear.apply(x, s.w[0]).tanh(),
     }
 
-    def build(self) -> None:
+    def build(self):
         self.w = nn.Parameter(torch.randn(2, WIDTH, WIDTH) / 3)
 
 
 class Experts(RowBlock):
-    def build(self) -> None:
+    def build(self):
         self.router = nn.Linear(WIDTH, 2)
         self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         weights = self.router(x).softmax(-1)
         made = torch.stack([expert(x) for expert in self.experts], -2)
         return (weights.unsqueeze(-1) * made).sum(-2)
@@ -173,26 +170,26 @@ class Recurrent(RowBlock):
     weight = 4
     ways: ClassVar[Any] = dict.fromkeys(("LSTM", "GRU", "RNN"), lambda s, x: s.rnn(x)[0])
 
-    def build(self) -> None:
+    def build(self):
         self.rnn = getattr(nn, self.how)(WIDTH, WIDTH, batch_first=True)
 
 
-def _heads(s: Any, x: Tensor) -> Any:
+def _heads(s, x):
     return (part.unflatten(-1, (2, -1)).transpose(1, 2) for part in s.qkv(x).chunk(3, -1))
 
 
-def _attended(s: Any, x: Tensor) -> Tensor:
+def _attended(s, x):
     made = F.scaled_dot_product_attention(*_heads(s, x), is_causal=s.how == "causal")
     return made.transpose(1, 2).flatten(2)
 
 
-def _by_hand(s: Any, x: Tensor) -> Tensor:
+def _by_hand(s, x):
     q, k, v = _heads(s, x)
     mask = torch.full((x.shape[1], x.shape[1]), float("-inf"), dtype=x.dtype).triu(1)
     return ((q @ k.transpose(-2, -1) / 2 + mask).softmax(-1) @ v).transpose(1, 2).flatten(2)
 
 
-def _encoder(dropout: float) -> nn.Module:
+def _encoder(dropout):
     return nn.TransformerEncoderLayer(WIDTH, 2, 2 * WIDTH, dropout=dropout, batch_first=True)
 
 
@@ -207,7 +204,7 @@ class Attention(RowBlock):
         "by_hand": _by_hand,
     }
 
-    def build(self) -> None:
+    def build(self):
         if self.how == "encoder":
             self.inner = _encoder(0.0)
         elif self.how == "module":
@@ -220,10 +217,10 @@ class EncoderWithDropout(RowBlock):
     families = ("sequences",)
     draws = True
 
-    def build(self) -> None:
+    def build(self):
         self.inner = _encoder(0.2)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.inner(x)
 
 
@@ -232,10 +229,10 @@ class BatchNorm(Block):
     crosses_rows = True
     weight = 4
 
-    def build(self) -> None:
+    def build(self):
         self.norm = nn.BatchNorm1d(WIDTH)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return torch.tanh(self.norm(self.layer(x)))
 
 
@@ -250,5 +247,5 @@ class AcrossRows(Block):
         "flip": lambda h, x: h + x.flip(0),
     }
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.ways[self.how](self.layer(x), x)

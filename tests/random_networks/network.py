@@ -1,8 +1,5 @@
 """The network of a case, with its loss, and the batches it is trained on."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,7 +10,7 @@ from torch import Tensor, nn
 import random_networks.image_blocks
 import random_networks.matrix_blocks  # noqa: F401  # both register their blocks
 from random_networks.blocks import BLOCKS, WRITES, features
-from random_networks.case import CHANNELS, CLASSES, SIDE, TOKENS, WIDTH, WORDS, Case
+from random_networks.case import CHANNELS, CLASSES, SIDE, TOKENS, WIDTH, WORDS
 
 IGNORED = -100
 
@@ -21,7 +18,7 @@ IGNORED = -100
 class Network(nn.Module):
     """Blocks one after the other, between an embedding (of words) and a head."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case):
         super().__init__()
         self.family = case.family
         self.wires = [piece.wire for piece in case.pieces]
@@ -35,7 +32,7 @@ class Network(nn.Module):
         self.writes: dict[str, str] = {}
         """embed, head -> how their output is written into"""
 
-    def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(self, x, state=None):
         """Return scores (B, classes), of sequences (B, TOKENS, classes), and what the head has read."""
         h = x if self.embed is None else written(self.writes, "embed", self.embed(x))
         if state is not None:
@@ -46,18 +43,18 @@ class Network(nn.Module):
         return written(self.writes, "head", self.head(h)), h
 
 
-def written(writes: dict[str, str], name: str, made: Tensor) -> Tensor:
+def written(writes, name, made):
     """Return what a module has made, after the writes into it."""
     if name in writes:
         WRITES[writes[name]](made)
     return made
 
 
-def run_blocks(wires: Iterable[str], blocks: Iterable[nn.Module], h: Tensor) -> Tensor:
+def run_blocks(wires, blocks, h):
     """Return what the last of the blocks makes."""
     first = None
     for wire, block in zip(wires, blocks, strict=True):
-        made: Tensor = block(h)
+        made = block(h)
         if wire == "residual":
             made = h + made
         elif wire == "skip" and first is not None:
@@ -72,13 +69,13 @@ def run_blocks(wires: Iterable[str], blocks: Iterable[nn.Module], h: Tensor) -> 
 class Front(nn.Module):
     """The first blocks of a network, as a network of their own."""
 
-    def __init__(self, network: Network, count: int) -> None:
+    def __init__(self, network, count):
         super().__init__()
         self.embed, self.writes = network.embed, network.writes
         self.wires = network.wires[:count]
         self.blocks = network.blocks[:count]
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         h = x if self.embed is None else written(self.writes, "embed", self.embed(x))
         return run_blocks(self.wires, self.blocks, h)
 
@@ -97,19 +94,19 @@ class Result:
 class Record(dict[str, Any]):
     """A dict with attributes."""
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return self[name]
 
 
 class Training(nn.Module):
     """The network with its loss."""
 
-    def __init__(self, case: Case, network: Network | None = None) -> None:
+    def __init__(self, case, network=None):
         super().__init__()
         self.network = network or Network(case)
         self.loss, self.returns, self.hidden = case.loss, case.returns, case.hidden
 
-    def forward(self, x: Tensor, y: Tensor, factor: Any = 1.0, state: Tensor | None = None) -> Any:
+    def forward(self, x, y, factor=1.0, state=None):
         """Return what the case returns.
 
         Args:
@@ -133,7 +130,7 @@ class Training(nn.Module):
         return packed(self.returns, loss, scores)
 
 
-CONTAINERS: dict[str, tuple[Callable[[Tensor, Tensor], Any], Callable[[Any], Any]]] = {
+CONTAINERS = {
     "tuple": (lambda loss, scores: (loss, scores), tuple),
     "list": (lambda loss, scores: [scores, loss], lambda found: (found[1], found[0])),
     "dict": (lambda loss, scores: {"loss": loss, "scores": scores}, lambda found: (found["loss"], found["scores"])),
@@ -148,7 +145,7 @@ CONTAINERS: dict[str, tuple[Callable[[Tensor, Tensor], Any], Callable[[Any], Any
 """How loss and scores are put into what a call returns, and taken out of it."""
 
 
-def packed(returns: str, loss: Tensor, scores: Tensor) -> Any:
+def packed(returns, loss, scores):
     """Return the loss in the container of the case."""
     if returns == "loss":
         return loss
@@ -157,7 +154,7 @@ def packed(returns: str, loss: Tensor, scores: Tensor) -> Any:
     return CONTAINERS.get(returns, CONTAINERS["tuple"])[0](loss, scores)
 
 
-def loss_of(kind: str, scores: Tensor, y: Tensor) -> Tensor:
+def loss_of(kind, scores, y):
     """Return a loss of scores and targets."""
     if kind in ("cross_entropy", "ignored"):
         return F.cross_entropy(scores.flatten(0, -2), y.flatten())
@@ -172,7 +169,7 @@ def loss_of(kind: str, scores: Tensor, y: Tensor) -> Tensor:
 class Back(Training):
     """What is left of a network without its first blocks, with its loss."""
 
-    def __init__(self, case: Case, network: Network) -> None:
+    def __init__(self, case, network):
         rest = Network.__new__(Network)
         nn.Module.__init__(rest)
         rest.family, rest.wires, rest.writes = network.family, network.wires[case.chain :], network.writes
@@ -181,13 +178,13 @@ class Back(Training):
         super().__init__(case, rest)
 
 
-def make_training(case: Case) -> Training:
+def make_training(case):
     """Return the network with equal weights in every process."""
     torch.manual_seed(case.seed)
     return Training(case)
 
 
-def make_batches(case: Case, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+def make_batches(case, dtype):
     """Return the global batch of every step."""
     generator = torch.Generator().manual_seed(case.seed + 1)
     shapes = {"vectors": (WIDTH,), "sequences": (TOKENS, WIDTH), "images": (CHANNELS, SIDE, SIDE)}

@@ -1,13 +1,8 @@
 """Trains the network of a case: in one process, as the user would, or as one rank of a parallel job."""
 
-from __future__ import annotations
-
 import copy
 import random
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,28 +19,24 @@ from msrun.runtime import (
     get_rank,
     load_checkpoint,
     no_init_parameters,
-    release,
     save_checkpoint,
     shard,
     value_and_grad,
 )
 from random_networks import habits
 from random_networks.blocks import BLOCKS
-from random_networks.case import WIDTH, Case
-from random_networks.network import CONTAINERS, Back, Front, Training, loss_of, make_batches, make_training
+from random_networks.case import WIDTH
+from random_networks.network import CONTAINERS, Back, Front, loss_of, make_batches, make_training
 
 MAX_NORM = 0.05
 MASKED = ("masked", "ignored")
 """Losses whose weight of a row depends on the others."""
 AVERAGED = ("scores", "both")
 """What is returned where a loss is taken outside: that of this rank's rows."""
-CLASSES: dict[str, Any] = {
+CLASSES = {
     name.lower(): getattr(torch.optim, name) for name in ("SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adafactor")
 }
-_WRAPPERS: dict[str, Callable[[nn.Module, int], nn.Module]] = {
-    "copies": MicroBatchInterleaved,
-    "accumulate": GradAccumulation,
-}
+_WRAPPERS = {"copies": MicroBatchInterleaved, "accumulate": GradAccumulation}
 
 
 @dataclass
@@ -62,24 +53,24 @@ class Trained:
     buffers: dict[str, Tensor] = field(default_factory=dict)
 
 
-def draws(case: Case) -> bool:
+def draws(case):
     """Return whether the network takes random numbers."""
     return any(BLOCKS[piece.kind].draws for piece in case.pieces)
 
 
-def crosses_rows(case: Case) -> bool:
+def crosses_rows(case):
     """Return whether a row's result depends on the other rows of its micro batch."""
     return case.loss in MASKED or any(BLOCKS[piece.kind].crosses_rows for piece in case.pieces)
 
 
-def use_dtype(case: Case) -> torch.dtype:
+def use_dtype(case):
     """Set and return the type of weights and data."""
     dtype = torch.float32 if case.is_16_bit else torch.float64
     torch.set_default_dtype(dtype)
     return dtype
 
 
-def train_alone(case: Case) -> Trained:
+def train_alone(case):
     """Train in this process: torch alone where nothing is drawn and nothing is computed in 16 bits.
 
     The batch is divided only where that changes the result; its rows are then in the order in which the ranks' micro
@@ -88,7 +79,7 @@ def train_alone(case: Case) -> Trained:
     dtype = use_dtype(case)
     training = make_training(case)
     habits.prepare(case, training.network)
-    called: Callable[..., Any] = wrap(case, training) if crosses_rows(case) else training
+    called = wrap(case, training) if crosses_rows(case) else training
     if case.chain:
         called = chained(*halves_of(case, training))
     if draws(case) or case.is_16_bit:
@@ -97,10 +88,10 @@ def train_alone(case: Case) -> Trained:
             called.mixed_precision("bfloat16")
     order = row_order(case, case.rows) if crosses_rows(case) else None
 
-    def feed(value: Tensor) -> Tensor:
+    def feed(value):
         return value if order is None else value[row_order(case, len(value))]
 
-    def put_back(value: Tensor) -> Tensor:
+    def put_back(value):
         return value if order is None else value[row_order(case, len(value)).argsort()]
 
     found = loop(case, training, called, dtype, feed)
@@ -108,13 +99,13 @@ def train_alone(case: Case) -> Trained:
     return found
 
 
-def row_order(case: Case, rows: int) -> Tensor:
+def row_order(case, rows):
     """Return the rows of the global batch, micro batch by micro batch and in each rank by rank."""
     return torch.arange(rows).view(case.data_ranks, case.parts, -1).transpose(0, 1).reshape(-1)
 
 
-def train_rank(case: Case, folder: Path) -> Trained:
-    """Train as one rank of the world that this process has joined; leaves it."""
+def train_rank(case, folder):
+    """Train as one rank of the world that this process has joined; `read_state` has what it saves."""
     rank = get_rank()
     dtype = use_dtype(case)
     if habits.has(case, "deferred"):
@@ -139,23 +130,23 @@ def train_rank(case: Case, folder: Path) -> Trained:
 
     index, count = rank % case.data_ranks, case.data_ranks
 
-    def feed(value: Tensor) -> Tensor:
+    def feed(value):
         return value.chunk(count)[index]
 
     return loop(case, training, step, dtype, feed, folder)
 
 
-def halves_of(case: Case, training: Training) -> tuple[nn.Module, nn.Module]:
+def halves_of(case, training):
     """Return the two networks of a chain."""
     return Front(training.network, case.chain), Back(case, training.network)
 
 
-def chained(front: Callable[..., Any], back: Callable[..., Any]) -> Callable[..., Any]:
+def chained(front, back):
     """Return what calls one network with the other's result."""
     return lambda x, *rest, **named: back(front(x), *rest, **named)
 
 
-def configure(case: Case, step: AutoParallel) -> AutoParallel:
+def configure(case, step):
     """Set what the case says."""
     step.dataset_strategy(case.dataset)
     if case.hsdp is not None:
@@ -172,34 +163,27 @@ def configure(case: Case, step: AutoParallel) -> AutoParallel:
     return step
 
 
-def shard_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
+def shard_arguments(arguments):
     """Return arguments of `shard`: tuples, or Layouts where the case gives names."""
     found = dict(arguments)
     matrix = found.pop("matrix", None)
     layout = Layout(tuple(matrix), ("dp", "mp")) if matrix else None
 
-    def entry(given: Sequence[Any]) -> Any:
+    def entry(given):
         return tuple(given) if layout is None else layout(*(tuple(n) if isinstance(n, list) else n for n in given))
 
     return {name: tuple(entry(given) for given in value) for name, value in found.items()}
 
 
-def wrap(case: Case, training: Training) -> nn.Module:
+def wrap(case, training):
     """Return the network in the wrappers that divide its batch."""
-    whole: nn.Module = training
+    whole = training
     for kind, parts in reversed(case.wrappers):
         whole = _WRAPPERS[kind](whole, parts)
     return whole if case.pipeline is None else Pipeline(whole, case.pipeline["micro_size"])
 
 
-def loop(
-    case: Case,
-    training: Training,
-    called: Any,
-    dtype: torch.dtype,
-    feed: Callable[[Tensor], Tensor],
-    folder: Path | None = None,
-) -> Trained:
+def loop(case, training, called, dtype, feed, folder=None):
     """Train.
 
     Args:
@@ -207,14 +191,14 @@ def loop(
         folder: for the checkpoint from which the whole parameters are read; None: they are whole here.
     """
     found = Trained()
-    optimizers: list[torch.optim.Optimizer] = []
-    rates: list[Any] = []
+    optimizers = []
+    rates = []
     copies = Copies(case, training)
     random.seed(case.seed)
     np.random.seed(case.seed)
     is_local = folder is not None and (case.returns in AVERAGED or case.mode == "data_parallel")
 
-    def number(loss: Tensor) -> float:
+    def number(loss):
         """Return a loss of the whole batch."""
         loss = loss.detach().clone()
         if is_local:
@@ -222,7 +206,7 @@ def loop(
             loss /= dist.get_world_size()
         return float(loss)
 
-    def make_optimizers() -> None:
+    def make_optimizers():
         optimizers.extend(build_optimizers(case, training.named_parameters()))
         if habits.has(case, "rates"):
             rates.extend(torch.optim.lr_scheduler.StepLR(o, 1, 0.5) for o in optimizers)
@@ -242,7 +226,7 @@ def loop(
         if ("evaluate", step) in case.habits:
             found.losses.append(number(evaluate(case, training, called, x, y)))
         for _ in range(2 if habits.has(case, "backward_twice") else 1):
-            losses: list[Tensor] = []
+            losses = []
             gradients = None
             for batch in [x, x.flip(-1)] if case.backward in ("calls", "reversed") else [x]:
                 if case.hidden:
@@ -281,7 +265,7 @@ def loop(
     return found
 
 
-def resized(case: Case, value: Tensor, rows: int, tokens: int) -> Tensor:
+def resized(case, value, rows, tokens):
     """Return a batch with other rows, and of sequences with other tokens."""
     value = value[torch.arange(rows) % len(value)]
     return value[:, torch.arange(tokens) % value.shape[1]] if case.family == "sequences" else value
@@ -290,16 +274,16 @@ def resized(case: Case, value: Tensor, rows: int, tokens: int) -> Tensor:
 class Copies:
     """What a script keeps of a network while it trains, and saves in the end."""
 
-    def __init__(self, case: Case, training: nn.Module) -> None:
+    def __init__(self, case, training):
         self._finish = case.finish
         self._copy = copy.deepcopy(training) if case.finish == "ema" else None
         self._slow: list[Tensor] = []
 
-    def follow(self, training: nn.Module, step: int) -> None:
+    def follow(self, training, step):
         """Do what is done after a step."""
         if self._finish == "averaged":
             self._copy = self._copy or torch.optim.swa_utils.AveragedModel(training)
-            self._copy.update_parameters(training)  # type: ignore[operator]
+            self._copy.update_parameters(training)
         elif self._finish in ("ema", "ema_later"):
             self._copy = self._copy or copy.deepcopy(training)
             with torch.no_grad():
@@ -313,7 +297,7 @@ class Copies:
                         slow.add_(parameter - slow, alpha=0.5)
                         parameter.copy_(slow)
 
-    def take(self, training: nn.Module) -> nn.Module:
+    def take(self, training):
         """Return the network that is saved."""
         if self._finish == "deepcopy":
             return copy.deepcopy(training)
@@ -322,7 +306,7 @@ class Copies:
         return getattr(self._copy, "module", self._copy)
 
 
-def run_backward(how: str, losses: Sequence[Tensor]) -> None:
+def run_backward(how, losses):
     """Take the losses of a step backward."""
     if how == "retain":
         losses[0].backward(retain_graph=True)
@@ -334,7 +318,7 @@ def run_backward(how: str, losses: Sequence[Tensor]) -> None:
         sum(losses[1:], losses[0]).backward()
 
 
-def take_apart(case: Case, result: Any, y: Tensor) -> tuple[list[Tensor], Tensor | None]:
+def take_apart(case, result, y):
     """Return the losses and what came with them."""
     if case.returns == "scores":
         return [loss_of(case.loss, result, y)], None
@@ -348,7 +332,7 @@ def take_apart(case: Case, result: Any, y: Tensor) -> tuple[list[Tensor], Tensor
     return [loss], other
 
 
-def evaluate(case: Case, training: Training, called: Any, x: Tensor, y: Tensor) -> Tensor:
+def evaluate(case, training, called, x, y):
     """Return the loss in evaluation."""
     training.eval()
     with torch.no_grad():
@@ -360,9 +344,7 @@ def evaluate(case: Case, training: Training, called: Any, x: Tensor, y: Tensor) 
     return losses[0]
 
 
-def take_gradients(
-    case: Case, parameters: list[nn.Parameter], called: Any, x: Tensor, y: Tensor, named: dict[str, Any]
-) -> tuple[Any, list[tuple[nn.Parameter, Tensor | None]]]:
+def take_gradients(case, parameters, called, x, y, named):
     """Return the step function's result, and each parameter with its gradient.
 
     Args:
@@ -376,8 +358,8 @@ def take_gradients(
     return result, list(zip(parameters, gradients, strict=True))
 
 
-def whole_state(case: Case, saved: nn.Module, folder: Path | None) -> dict[str, Tensor]:
-    """Return every parameter and buffer; of a parallel network as its checkpoint, or its state_dict, has them."""
+def whole_state(case, saved, folder):
+    """Return every parameter and buffer; ranks leave them in a checkpoint, unless a state_dict is asked for."""
     if case.finish == "state_dict":
         state = saved.state_dict()
         whole = {name: getattr(value, "full_tensor", lambda v=value: v)() for name, value in state.items()}
@@ -385,22 +367,23 @@ def whole_state(case: Case, saved: nn.Module, folder: Path | None) -> dict[str, 
     if folder is None:
         return {name: value.detach().clone() for name, value in (*saved.named_parameters(), *saved.named_buffers())}
     save_checkpoint(saved, folder / "checkpoint")
-    rank = get_rank()
-    release()
-    if rank != 0:
-        return {}
+    return {}
+
+
+def read_state(folder):
+    """Return what the ranks have saved, as one process reads it."""
     read = load_checkpoint(folder / "checkpoint")
     return {name: value for name, value in read.items() if isinstance(value, Tensor)}
 
 
-def build_optimizers(case: Case, named: Iterable[tuple[str, nn.Parameter]]) -> list[torch.optim.Optimizer]:
+def build_optimizers(case, named):
     """Return the optimizer; Muon, which takes matrices alone, has SGD at its side."""
     kind, options = case.optimizer
     parameters = [(name, parameter) for name, parameter in named if parameter.requires_grad]
     if kind == "muon":
         matrices = [p for _, p in parameters if p.dim() == 2]
         rest = [p for _, p in parameters if p.dim() != 2]
-        found: list[torch.optim.Optimizer] = [torch.optim.Muon(matrices, lr=1e-2)] if matrices else []
+        found = [torch.optim.Muon(matrices, lr=1e-2)] if matrices else []
         return found + ([torch.optim.SGD(rest, lr=1e-2)] if rest else [])
     if habits.has(case, "groups"):
         split = [[p for n, p in parameters if n.endswith("bias") is is_bias] for is_bias in (False, True)]

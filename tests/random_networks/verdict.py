@@ -1,16 +1,9 @@
 """Verdict: is a parallel run equal to one process, refused by name, or wrong?"""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
-
-from random_networks.case import Case
-from random_networks.worlds import Report
 
 GOOD = ("equal", "refused", "invalid")
 PEER_LEFT = re.compile(
@@ -27,25 +20,25 @@ class Verdict:
     """What came out."""
 
     kind: str
-    """equal; refused; different; internal error; refused by some ranks; several lines; died; hung; invalid: the one
-    process fails, so the case proves nothing."""
+    """equal; refused; different; internal error; refused by some ranks; several lines; invalid: the one process fails,
+    so the case proves nothing."""
     message: str = ""
     trace: str = ""
 
     @property
-    def is_good(self) -> bool:
+    def is_good(self):
         """Return whether the promise is kept, as far as the case can tell."""
         return self.kind in GOOD
 
     @property
-    def reason(self) -> str:
+    def reason(self):
         """The message without numbers and names, so that equal reasons can be counted."""
         text = re.sub(r"'[^']*'|\"[^\"]*\"", "'...'", self.message)
         text = re.sub(r"\b(blocks|network)\.[\w.]+", "...", text)
         return re.sub(r"\d+(\.\d+)?(e-?\d+)?", "N", text)[:160]
 
 
-def tolerance(case: Case) -> float:
+def tolerance(case):
     """Return the largest allowed difference, relative to a tensor's largest value."""
     if case.is_16_bit:
         return 6e-2  # what a gradient of many terms that cancel, as before a batch norm, has lost in 16 bits
@@ -54,12 +47,11 @@ def tolerance(case: Case) -> float:
     return 1e-9
 
 
-def judge(case: Case, alone: Report, ranks: Sequence[Report]) -> Verdict:
+def judge(case, alone, ranks):
     """Compare the ranks with the one process."""
-    hung = [rank for rank, report in enumerate(ranks) if report.kind == "hung"]
     refused = [report for report in ranks if report.kind == "refused"]
-    broken = [(rank, report) for rank, report in enumerate(ranks) if report.kind in ("error", "died")]
-    own = [(r, report) for r, report in broken if report.kind == "died" or not PEER_LEFT.search(report.message)]
+    broken = [(rank, report) for rank, report in enumerate(ranks) if report.kind == "error"]
+    own = [(rank, report) for rank, report in broken if not PEER_LEFT.search(report.message)]
     if alone.kind != "done":
         if alone.kind == "refused" and len(refused) == len(ranks):
             return Verdict("refused", first_reason(refused))
@@ -67,21 +59,12 @@ def judge(case: Case, alone: Report, ranks: Sequence[Report]) -> Verdict:
     assert alone.trained is not None
     if not bool(_vector(alone.trained.losses).isfinite().all()):
         return Verdict("invalid", "one process: a loss that is not finite")
-    for kind in ("died", "error"):
-        for rank, report in own:
-            if report.kind == kind:
-                text = f"rank {rank}: {report.error}"
-                return Verdict("died" if kind == "died" else "internal error", text, report.trace)
+    for rank, report in own:
+        return Verdict("internal error", f"rank {rank}: {report.error}", report.trace)
     if refused and _ONE_RANKS_OWN.search(first_reason(refused)) and not own:
         return Verdict("refused", first_reason(refused))
     if refused and len(refused) < len(ranks):
-        return Verdict(
-            "refused by some ranks",
-            f"{refused[0].error}; the others: {', '.join(sorted({r.kind for r in ranks if r.kind != 'refused'}))}",
-            refused[0].trace + "".join(ranks[rank].trace for rank in hung[:1]),
-        )
-    if hung:
-        return Verdict("hung", f"ranks {hung} wait for ever", ranks[hung[0]].trace)
+        return Verdict("refused by some ranks", f"{refused[0].error}; others left", refused[0].trace)
     if broken:
         return Verdict("internal error", f"rank {broken[0][0]}: {broken[0][1].error}", broken[0][1].trace)
     if refused:
@@ -98,18 +81,18 @@ def judge(case: Case, alone: Report, ranks: Sequence[Report]) -> Verdict:
     return Verdict("different", "; ".join(differences)) if differences else Verdict("equal")
 
 
-def hides_an_internal_error(reason: str) -> bool:
+def hides_an_internal_error(reason):
     """Return whether a refusal quotes an error of Python's own."""
     return bool(_INTERNAL.search(reason))
 
 
-def first_reason(refused: Sequence[Report]) -> str:
+def first_reason(refused):
     """Return the message of the rank that met the reason itself; the others say "rank N cannot run this call"."""
     own = [report.error for report in refused if "cannot run this call" not in report.error]
     return (own or [refused[0].error])[0]
 
 
-def compare(case: Case, alone: Report, ranks: Sequence[Report]) -> list[str]:
+def compare(case, alone, ranks):
     """Return what differs, in words; nothing when all is equal."""
     right = alone.trained
     assert right is not None
@@ -145,7 +128,7 @@ def compare(case: Case, alone: Report, ranks: Sequence[Report]) -> list[str]:
     return found
 
 
-def differ(mine: Tensor, right: Tensor) -> float:
+def differ(mine, right):
     """Return the largest difference relative to the largest value, which counts as 1e-3 at least; inf for a shape."""
     if mine.shape != right.shape:
         return float("inf")
@@ -157,9 +140,9 @@ def differ(mine: Tensor, right: Tensor) -> float:
     return difference if difference == difference else float("inf")
 
 
-def _vector(values: Sequence[float]) -> Tensor:
+def _vector(values):
     return torch.tensor(list(values), dtype=torch.float64)
 
 
-def _short(values: Sequence[float]) -> str:
+def _short(values):
     return "[" + ", ".join(f"{value:.9g}" for value in values) + "]"

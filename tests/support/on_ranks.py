@@ -96,7 +96,7 @@ class Report:
     """How a test has ended on one rank."""
 
     kind: str
-    """passed, skipped, failed, died, waits"""
+    """passed, skipped, failed, died, waits; left: the rank has ended its process with status 0, and so its world"""
     text: str = ""
 
 
@@ -122,7 +122,7 @@ class RankServer:
             pytest.skip(reports[0].text)
         told: dict[str, list[int]] = {}
         for rank, report in sorted(enumerate(reports), key=lambda one: one[1].kind == "waits"):
-            if report.kind != "passed":
+            if report.kind not in ("passed", "left"):
                 told.setdefault(f"{report.kind}\n{report.text}", []).append(rank)
         if told:
             heads = {text: f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" for text, ranks in told.items()}
@@ -256,7 +256,7 @@ class Pool:
                 except (EOFError, OSError):
                     status = os.waitstatus_to_exitcode(os.waitpid(self.pids[rank], 0)[1])
                     how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
-                    reports[rank] = Report("died", f"{how}\n{self._log(rank)}")
+                    reports[rank] = Report("died" if status else "left", f"{how}\n{self._log(rank)}")
                     self.pids[rank] = 0
                 if reports[rank].kind in ("failed", "died"):
                     end = min(end, time.monotonic() + OTHERS_S)

@@ -1,11 +1,8 @@
 """Files of figures: what was measured, with the commit, the machine and the versions that it depends on."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from job_runner import REPOSITORY
@@ -29,13 +26,13 @@ with kept(options.json):
 """
 
 
-def measure(folder: Path, *words: str) -> int:
+def measure(folder, *words):
     (folder / "speed.py").write_text(PROGRAM)
     command = [sys.executable, str(folder / "speed.py"), *words]
     return subprocess.run(command, env={"PYTHONPATH": str(BENCHMARKS)}, capture_output=True, timeout=60).returncode
 
 
-def test_file_says_what_was_run_on_what_with_what(tmp_path: Path) -> None:
+def test_file_says_what_was_run_on_what_with_what(tmp_path):
     path = tmp_path / "new folder" / "speed.json"
     assert measure(tmp_path, "--json", str(path)) == 0
     found = json.loads(path.read_text())
@@ -49,7 +46,7 @@ def test_file_says_what_was_run_on_what_with_what(tmp_path: Path) -> None:
     ]
 
 
-def test_figures_of_an_interrupted_benchmark_are_kept_and_none_are_written_unasked(tmp_path: Path) -> None:
+def test_figures_of_an_interrupted_benchmark_are_kept_and_none_are_written_unasked(tmp_path):
     assert measure(tmp_path, "--interrupt", "--json", str(tmp_path / "part.json")) != 0
     assert [line["part"] for line in json.loads((tmp_path / "part.json").read_text())["figures"]] == ["start"]
     assert measure(tmp_path) == 0
@@ -57,13 +54,13 @@ def test_figures_of_an_interrupted_benchmark_are_kept_and_none_are_written_unask
 
 
 @pytest.mark.parametrize("path", MEASURING, ids=lambda path: path.stem)
-def test_every_benchmark_keeps_its_figures(path: Path) -> None:
+def test_every_benchmark_keeps_its_figures(path):
     text = path.read_text()
     if path.stem != "figures":
         assert "add_json_option(parser)" in text and "kept(options.json)" in text and "record(" in text
 
 
-def test_every_result_says_what_was_run_on_what_with_what() -> None:
+def test_every_result_says_what_was_run_on_what_with_what():
     results = sorted((BENCHMARKS / "results").glob("*.json"))
     assert len(results) > 10
     for path in results:

@@ -1,13 +1,10 @@
 """compose.yaml, Dockerfile and the hosts' script agree with each other and with msrun."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -15,20 +12,20 @@ from job_runner import REPOSITORY, JobRunner
 
 
 @pytest.fixture(scope="module")
-def compose() -> dict[str, Any]:
+def compose():
     return yaml.safe_load((REPOSITORY / "compose.yaml").read_text())
 
 
 @pytest.fixture(scope="module")
-def dockerfile() -> str:
+def dockerfile():
     return (REPOSITORY / "Dockerfile").read_text()
 
 
-def copied_sources(dockerfile: str) -> list[str]:
+def copied_sources(dockerfile):
     return re.findall(r"/tmp/msrun/(\S+?\.\w+)", dockerfile)
 
 
-def test_launcher_waits_for_every_host_that_it_names(compose: dict[str, Any]) -> None:
+def test_launcher_waits_for_every_host_that_it_names(compose):
     launcher = compose["services"]["launcher"]
     named = [
         entry.partition(":")[0] for entry in launcher["command"][launcher["command"].index("--hosts") + 1].split(",")
@@ -40,7 +37,7 @@ def test_launcher_waits_for_every_host_that_it_names(compose: dict[str, Any]) ->
         assert service["hostname"] == name and service["command"] == ["msrun-host"] and "healthcheck" in service
 
 
-def test_command_of_the_launcher_is_one_that_msrun_takes(compose: dict[str, Any], tmp_path: Path) -> None:
+def test_command_of_the_launcher_is_one_that_msrun_takes(compose, tmp_path):
     launcher = compose["services"]["launcher"]
     folder = REPOSITORY / Path(launcher["working_dir"]).relative_to("/job")
     options = [word.replace("/keys/", f"{tmp_path}/") for word in launcher["command"][1:]]
@@ -61,7 +58,7 @@ def test_command_of_the_launcher_is_one_that_msrun_takes(compose: dict[str, Any]
     assert (settings["ssh_port"], settings["ssh_identity"]) == (2222, ["/keys/id_ed25519"])
 
 
-def test_port_and_key_are_the_same_everywhere(compose: dict[str, Any], dockerfile: str) -> None:
+def test_port_and_key_are_the_same_everywhere(compose, dockerfile):
     script = (REPOSITORY / "containers" / "host.sh").read_text()
     environment = compose["services"]["launcher"]["environment"]
     assert f"port=${{PORT:-{environment['MSRUN_SSH_PORT']}}}" in script
@@ -73,7 +70,7 @@ def test_port_and_key_are_the_same_everywhere(compose: dict[str, Any], dockerfil
     )
 
 
-def test_image_is_made_of_files_that_are_there(dockerfile: str) -> None:
+def test_image_is_made_of_files_that_are_there(dockerfile):
     sources = copied_sources(dockerfile)
     assert {"constraints.txt", "containers/host.sh"} <= set(sources)
     assert [name for name in sources if not (REPOSITORY / name).is_file()] == []

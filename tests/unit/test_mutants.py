@@ -1,7 +1,5 @@
 """make mutants: which faults are put into a module, and which tests are then run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -9,12 +7,12 @@ from mutants.__main__ import REPOSITORY, ROOMS, batches
 from mutants.mutations import changes, draw, find_mutations
 
 
-def faults(source: str) -> set[str]:
+def faults(source):
     """Return the module with each of its faults."""
     return {mutation.apply(source) for mutation in find_mutations("m.py", source) if changes(mutation, source)}
 
 
-def inside(*lines: str, head: str = "def f(a, b):") -> str:
+def inside(*lines, head="def f(a, b):"):
     return "\n".join([head, *(f"    {line}" for line in lines), ""])
 
 
@@ -39,7 +37,7 @@ def inside(*lines: str, head: str = "def f(a, b):") -> str:
         ("raise KeyError(a)", {"pass"}),
     ],
 )
-def test_faults_of_a_line(line: str, expected: set[str]) -> None:
+def test_faults_of_a_line(line, expected):
     assert faults(inside(line)) == {inside(text) for text in expected}
 
 
@@ -57,16 +55,16 @@ def test_faults_of_a_line(line: str, expected: set[str]) -> None:
         "@cache(maxsize=1)\nclass A:\n    x: tuple[1]\n",
     ],
 )
-def test_what_no_behaviour_depends_on_is_left_alone(source: str) -> None:
+def test_what_no_behaviour_depends_on_is_left_alone(source):
     assert faults(source) == set()
 
 
-def test_return_of_a_condition_is_turned_round() -> None:
+def test_return_of_a_condition_is_turned_round():
     head = "def f(a, b) -> bool:"
     assert faults(inside("return a.b()", head=head)) == {inside("return not (a.b())", head=head)}
 
 
-def test_all_other_characters_stay_and_the_difference_is_shown() -> None:
+def test_all_other_characters_stay_and_the_difference_is_shown():
     source = inside("x = 'ä'  # not touched", "if (a and", "        b):", "    a.b()  # ü")
     (swapped,) = [mutation for mutation in find_mutations("m.py", source) if mutation.kind == "and/or swapped"]
     assert swapped.apply(source) == source.replace("a and\n            b", "((a) or (b))")
@@ -77,7 +75,7 @@ def test_all_other_characters_stay_and_the_difference_is_shown() -> None:
     ]
 
 
-def test_seed_draws_the_same_lines_again_and_every_line_once() -> None:
+def test_seed_draws_the_same_lines_again_and_every_line_once():
     sources = {"m.py": inside(*(f"a.b({number})" for number in range(2, 40)))}
     first, again, other = draw(sources, 10, 1), draw(sources, 10, 1), draw(sources, 10, 2)
     assert first == again != other
@@ -93,11 +91,11 @@ def test_seed_draws_the_same_lines_again_and_every_line_once() -> None:
         ("msrun/runtime/schedule/replay.py", [f"test_runtime_{name}.py" for name in ("schedule", "capture", "laws")]),
     ],
 )
-def test_tests_of_a_fault_are_those_of_its_module_its_room_and_its_jobs(module: str, expected: list[str]) -> None:
+def test_tests_of_a_fault_are_those_of_its_module_its_room_and_its_jobs(module, expected):
     found = [{Path(path).name for path in batch} for batch in batches(module)]
     assert [name in batch for name, batch in zip(expected, found, strict=True)] == [True] * len(expected)
 
 
-def test_rooms_and_their_jobs_are_there() -> None:
+def test_rooms_and_their_jobs_are_there():
     wanted = [*ROOMS, *(f"tests/e2e/test_{name}.py" for names in ROOMS.values() for name in names)]
     assert [name for name in wanted if not (REPOSITORY / name).exists()] == []

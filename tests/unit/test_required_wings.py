@@ -1,7 +1,5 @@
 """A skip of a wing that REQUIRE names is a failure, of any other a skip as before."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -19,7 +17,7 @@ from required_wings import WINGS, fail_if_required, required
         ("no mpirun", "", "skipped"),
     ],
 )
-def test_skips_of_required_wings_fail(monkeypatch: pytest.MonkeyPatch, reason: str, require: str, outcome: str) -> None:
+def test_skips_of_required_wings_fail(monkeypatch, reason, require, outcome):
     report = pytest.CollectReport("test_x.py", "skipped", ("test_x.py", 1, reason), None)
     with monkeypatch.context() as patch:
         patch.setenv("REQUIRE", require)
@@ -27,7 +25,7 @@ def test_skips_of_required_wings_fail(monkeypatch: pytest.MonkeyPatch, reason: s
     assert report.outcome == outcome
 
 
-def test_unknown_wing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_wing_is_refused(monkeypatch):
     with (
         monkeypatch.context() as patch,
         pytest.raises(pytest.UsageError, match="no such wing: zoology; there are hosts"),
@@ -37,7 +35,7 @@ def test_unknown_wing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("wing", WINGS)
-def test_wing_has_tests_that_may_be_skipped_with_its_words(wing: str) -> None:
+def test_wing_has_tests_that_may_be_skipped_with_its_words(wing):
     texts = [path.read_text() for path in (REPOSITORY / "tests").rglob("*.py") if path.stem != "test_required_wings"]
     skips = [line for text in texts for line in text.splitlines() if "skip" in line or "installed" in line]
     assert any(re.search(WINGS[wing], line) for line in skips)

@@ -15,7 +15,7 @@ if rank == int(sys.argv[1]):
 time.sleep(float(sys.argv[3]) if len(sys.argv) > 3 else 0.0)
 
 
-def meet(**place: int) -> None:
+def meet(**place):
     import torch
     import torch.distributed as dist
 

@@ -11,12 +11,12 @@ import time
 from pathlib import Path
 
 
-def leave(*_: object) -> None:
+def leave(*_):
     time.sleep(0.05)
     sys.exit(0)
 
 
-def linger(role: str) -> None:
+def linger(role):
     signal.signal(signal.SIGTERM, signal.SIG_IGN if sys.argv[2] == "stubborn" else signal.SIG_DFL)
     path = Path(f"{role}_{os.environ['RANK']}")
     path.with_suffix(".new").write_text(str(os.getpid()))
@@ -25,7 +25,7 @@ def linger(role: str) -> None:
     os._exit(0)
 
 
-def start_family() -> None:
+def start_family():
     if os.fork() == 0:
         linger("child")
     middle = os.fork()

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 
-def parent_of(pid: int) -> int:
+def parent_of(pid):
     return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
 
 

@@ -14,7 +14,7 @@ import psutil
 from msrun.cli import main
 
 
-def holdings() -> dict[str, object]:
+def holdings():
     gc.collect()
     me = psutil.Process()
     return {
@@ -30,7 +30,7 @@ def holdings() -> dict[str, object]:
     }
 
 
-def run(number: int) -> int:
+def run(number):
     words = ["--worker_num=2", "--quiet", "--grace=5", f"--log_dir=logs_{number % 2}", sys.argv[2], str(number)]
     try:
         with contextlib.redirect_stderr(io.StringIO()):

@@ -9,7 +9,7 @@ import sys
 import time
 
 
-def end(how: str) -> None:
+def end(how):
     word, _, value = how.partition("=")
     if word.isdigit():
         sys.exit(int(word))

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 
-def grow(name: str) -> None:
+def grow(name):
     with Path(name).open("ab", buffering=0) as beats:
         while not Path("go").exists():
             beats.write(b".")

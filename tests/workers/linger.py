@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 
-def upload() -> None:
+def upload():
     while not Path("go").exists():
         if sys.argv[2] != "busy":
             time.sleep(0.5)  # more often would be a sign of life

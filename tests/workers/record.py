@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy
 
 
-def text(value: bytes) -> str:
+def text(value):
     return value.decode("latin-1")
 
 
-def descriptors() -> dict[str, str]:
+def descriptors():
     found = {}
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -23,12 +23,12 @@ def descriptors() -> dict[str, str]:
     return found
 
 
-def signal_masks() -> dict[str, str]:
+def signal_masks():
     lines = Path("/proc/self/status").read_text().splitlines()
     return dict(line.split(":\t") for line in lines if line.startswith(("SigBlk", "SigIgn")))
 
 
-def gather() -> dict[str, object]:
+def gather():
     return {
         "env": {text(name): text(value) for name, value in os.environb.items()},
         "argv": [text(os.fsencode(word)) for word in sys.argv],

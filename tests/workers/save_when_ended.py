@@ -10,7 +10,7 @@ from pathlib import Path
 NAME = sys.argv[1]
 
 
-def interrupt(*_: object) -> None:
+def interrupt(*_):
     raise KeyboardInterrupt
 
 

@@ -1,10 +1,7 @@
 """One model of the zoo: how it is built, what it is fed, and which modes make sense for it."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +15,12 @@ Batch = tuple[Tensor, ...]
 Update = Callable[[], None]
 
 
-def momentum(network: nn.Module, lr: float = 0.05) -> Update:
+def momentum(network, lr=0.05):
     """Return a step of SGD with momentum, which shows gradients of a wrong size, as Adam does not."""
     return torch.optim.SGD(network.parameters(), lr=lr, momentum=0.9).step
 
 
-def adamw(network: nn.Module) -> Update:
+def adamw(network):
     """Return a step of AdamW."""
     return torch.optim.AdamW(network.parameters(), lr=2e-3).step
 
@@ -52,37 +49,37 @@ class Entry:
     refused: Mapping[str, str] = field(default_factory=dict)
     """mode -> words of the error with which it is refused"""
 
-    def data(self) -> Batch:
+    def data(self):
         """Return the global batch, the same everywhere."""
         made = self.batch(torch.Generator().manual_seed(1))
         return tuple(t.double() if self.is_float64 and t.is_floating_point() else t for t in made)
 
-    def network(self) -> nn.Module:
+    def network(self):
         """Return the model with the same values everywhere."""
         torch.manual_seed(0)
         network = self.build()
         return network.double() if self.is_float64 else network
 
 
-def columns(layers: Iterable[nn.Module], rows: int, dims: int = 3) -> None:
+def columns(layers, rows, dims=3):
     """Cut linear layers by their outputs in 2, and their input's batch in `rows`; the input has `dims` dimensions."""
     for layer in layers:
         shard(layer, ((rows, *(1,) * (dims - 1)), (2, 1)))
 
 
-def inputs(layers: Iterable[nn.Module], rows: int, dims: int = 3) -> None:
+def inputs(layers, rows, dims=3):
     """Cut linear layers by their inputs in 2, and their input's batch in `rows`."""
     for layer in layers:
         shard(layer, ((rows, *(1,) * (dims - 2), 2), (1, 2)))
 
 
-def channels(layers: Iterable[nn.Module], rows: int) -> None:
+def channels(layers, rows):
     """Cut convolutions by their output channels in 2, and their input's batch in `rows`."""
     for layer in layers:
         shard(layer, ((rows, 1, 1, 1), (2, 1, 1, 1)))
 
 
-def called(network: nn.Module, *paths: str) -> list[Any]:
+def called(network, *paths):
     """Return the submodules whose path ends with one of these names, which must exist."""
     found = [module for path, module in network.named_modules() if path.endswith(paths)]
     if not found:
@@ -90,10 +87,10 @@ def called(network: nn.Module, *paths: str) -> list[Any]:
     return found
 
 
-def images(classes: int = 10, size: int = 32) -> Callable[[torch.Generator], Batch]:
+def images(classes=10, size=32):
     """Return a maker of images and their labels."""
 
-    def batch(generator: torch.Generator) -> Batch:
+    def batch(generator):
         return (
             torch.randn(ROWS, 3, size, size, generator=generator),
             torch.randint(classes, (ROWS,), generator=generator),
@@ -102,10 +99,10 @@ def images(classes: int = 10, size: int = 32) -> Callable[[torch.Generator], Bat
     return batch
 
 
-def tokens(vocabulary: int = 64, length: int = 12) -> Callable[[torch.Generator], Batch]:
+def tokens(vocabulary=64, length=12):
     """Return a maker of token ids, and of ids to predict."""
 
-    def batch(generator: torch.Generator) -> Batch:
+    def batch(generator):
         return (
             torch.randint(1, vocabulary, (ROWS, length), generator=generator),
             torch.randint(1, vocabulary, (ROWS, length), generator=generator),

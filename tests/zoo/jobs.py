@@ -1,14 +1,10 @@
 """Runs cases of the zoo in real processes, and joins what the ranks found."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from job_runner import WORKER_IMPORTS, WORKER_PATH, JobRunner
+from job_runner import WORKER_IMPORTS, WORKER_PATH
 
 from zoo.collection import ENTRIES
 from zoo.training import modes_of
@@ -21,7 +17,7 @@ Case = tuple[str, str]
 
 _ON_FOUR = ("mobilenet_v3_small", "swin, drop path", "VAE", "GPT, tied weights", "Llama", "Mixtral", "T5")
 _MODES_ON_FOUR = ("semi_auto", "hsdp level3", "tensor parallel", "pipeline")
-CASES: dict[int, list[Case]] = {
+CASES = {
     2: [(name, mode) for name, entry in ENTRIES.items() for mode in modes_of(entry)],
     4: [(name, mode) for name in _ON_FOUR for mode in modes_of(ENTRIES[name]) if mode in _MODES_ON_FOUR],
 }
@@ -41,9 +37,9 @@ class Outcome:
     seconds: float = 0.0
 
 
-def run_cases(runner: JobRunner, world_size: int, cases: Sequence[Case], folder: Path) -> dict[Case, Outcome]:
+def run_cases(runner, world_size, cases, folder):
     """Return what comes of every case; a case that ends its job, or hangs, fails alone."""
-    outcomes: dict[Case, Outcome] = {}
+    outcomes = {}
     remaining = list(cases)
     while remaining:
         attempt = folder / f"{world_size}-{len(outcomes)}"
@@ -76,13 +72,13 @@ def run_cases(runner: JobRunner, world_size: int, cases: Sequence[Case], folder:
     return outcomes
 
 
-def _read(path: Path) -> dict[Case, dict[str, Any]]:
+def _read(path):
     """Return the last line of each case that one rank began."""
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
     return {(line["model"], line["mode"]): line for line in lines}
 
 
-def _join(ranks: list[dict[str, Any]]) -> Outcome:
+def _join(ranks):
     seconds = max(rank["seconds"] for rank in ranks)
     if all("difference" in rank for rank in ranks):
         worst = max((rank["difference"] for rank in ranks), key=lambda value: (value != value, value))
@@ -93,7 +89,7 @@ def _join(ranks: list[dict[str, Any]]) -> Outcome:
     return Outcome(failure="\n".join(texts), seconds=seconds)
 
 
-def _lost(ranks: list[dict[str, Any] | None], stderr: str) -> str:
+def _lost(ranks, stderr):
     texts = [
         f"rank {number}: " + ("did not begin" if rank is None else rank.get("traceback", "did not end, or no error"))
         for number, rank in enumerate(ranks)

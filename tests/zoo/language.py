@@ -1,14 +1,11 @@
 """Models of transformers, in small sizes, as they come but for a wrapper that returns the loss."""
 
-from __future__ import annotations
-
 from functools import partial
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from zoo.entry import ROWS, Batch, Entry, adamw, called, columns, inputs, tokens
+from zoo.entry import ROWS, Entry, adamw, called, columns, inputs, tokens
 from zoo.packages import prepare_torchvision
 
 prepare_torchvision()
@@ -54,39 +51,38 @@ _DECODER = {
 class Loss(nn.Module):
     """The loss that a model of transformers computes from its labels."""
 
-    def __init__(self, network: nn.Module, first: str = "input_ids") -> None:
+    def __init__(self, network, first="input_ids"):
         super().__init__()
         self.network = network
         self._first = first
 
-    def forward(self, data: Tensor, labels: Tensor) -> Tensor:
+    def forward(self, data, labels):
         """Return the loss."""
-        loss: Tensor = self.network(**{self._first: data}, labels=labels).loss
-        return loss
+        return self.network(**{self._first: data}, labels=labels).loss
 
 
-def _gpt2() -> nn.Module:
+def _gpt2():
     return Loss(GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_embd=WIDTH, n_layer=2, n_head=4, n_positions=32)))
 
 
-def _llama() -> nn.Module:
+def _llama():
     return Loss(LlamaForCausalLM(LlamaConfig(**{**_DECODER, "num_hidden_layers": 2})))
 
 
-def _qwen2() -> nn.Module:
+def _qwen2():
     return Loss(Qwen2ForCausalLM(Qwen2Config(**_DECODER)))
 
 
-def _qwen3() -> nn.Module:
+def _qwen3():
     return Loss(Qwen3ForCausalLM(Qwen3Config(**_DECODER, head_dim=8)))
 
 
-def _mixtral(experts: str | None) -> nn.Module:
-    words: dict[str, Any] = {} if experts is None else {"experts_implementation": experts}
+def _mixtral(experts):
+    words = {} if experts is None else {"experts_implementation": experts}
     return Loss(MixtralForCausalLM(MixtralConfig(**_DECODER, num_local_experts=4, **words)))
 
 
-def _bert() -> nn.Module:
+def _bert():
     config = BertConfig(
         vocab_size=VOCABULARY,
         hidden_size=WIDTH,
@@ -98,14 +94,14 @@ def _bert() -> nn.Module:
     return Loss(BertForMaskedLM(config))
 
 
-def _t5() -> nn.Module:
+def _t5():
     config = T5Config(
         vocab_size=VOCABULARY, d_model=WIDTH, d_kv=8, d_ff=64, num_layers=1, num_heads=4, decoder_start_token_id=0
     )
     return Loss(T5ForConditionalGeneration(config))
 
 
-def _bart() -> nn.Module:
+def _bart():
     config = BartConfig(
         vocab_size=VOCABULARY,
         d_model=WIDTH,
@@ -120,7 +116,7 @@ def _bart() -> nn.Module:
     return Loss(BartForConditionalGeneration(config))
 
 
-def _whisper() -> nn.Module:
+def _whisper():
     config = WhisperConfig(
         vocab_size=VOCABULARY,
         num_mel_bins=8,
@@ -141,36 +137,36 @@ def _whisper() -> nn.Module:
     return Loss(WhisperForConditionalGeneration(config), "input_features")
 
 
-def _sound(generator: torch.Generator) -> Batch:
+def _sound(generator):
     labels = torch.randint(1, VOCABULARY, (ROWS, LENGTH), generator=generator)
     return torch.randn(ROWS, 8, 2 * FRAMES, generator=generator), labels
 
 
-def _cut_llama(network: nn.Module, rows: int) -> None:
+def _cut_llama(network, rows):
     columns(called(network, "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), rows)
     inputs(called(network, "o_proj", "down_proj"), rows)
 
 
-def _cut_mixtral(network: nn.Module, rows: int) -> None:
+def _cut_mixtral(network, rows):
     columns(called(network, "q_proj", "k_proj", "v_proj"), rows)
     inputs(called(network, "o_proj"), rows)
 
 
-def _cut_gpt2(network: nn.Module, rows: int) -> None:
+def _cut_gpt2(network, rows):
     columns(called(network, "lm_head"), rows)
 
 
-def _cut_bert(network: nn.Module, rows: int) -> None:
+def _cut_bert(network, rows):
     columns(called(network, "query", "key", "value", "intermediate.dense"), rows)
     inputs(called(network, "attention.output.dense"), rows)
 
 
-def _cut_t5(network: nn.Module, rows: int) -> None:
+def _cut_t5(network, rows):
     columns(called(network, ".q", ".k", ".v", ".wi"), rows)
     inputs(called(network, ".o", ".wo"), rows)
 
 
-def _cut_bart(network: nn.Module, rows: int) -> None:
+def _cut_bart(network, rows):
     columns(called(network, "q_proj", "k_proj", "v_proj", "fc1"), rows)
     inputs(called(network, "out_proj", "fc2"), rows)
 

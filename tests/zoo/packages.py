@@ -1,7 +1,5 @@
 """The packages that the zoo's models come from: which are missing, and torchvision beside a torch for CPUs."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 
@@ -13,13 +11,13 @@ _SCHEMAS = (
 )
 
 
-def missing() -> str:
+def missing():
     """Return why the zoo cannot run here; "" when it can."""
     absent = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     return f"{', '.join(absent)} not installed: pip install -e '.[test,zoo]'" if absent else ""
 
 
-def prepare_torchvision() -> None:
+def prepare_torchvision():
     """Make `import torchvision` work where its C++ operators cannot be loaded, such as beside a torch for CPUs.
 
     The package index has torchvision for CUDA only. Without its library the import fails, as it describes two
@@ -41,5 +39,5 @@ def prepare_torchvision() -> None:
         _LIBRARIES.append(library)
 
 
-_LIBRARIES: list[object] = []
+_LIBRARIES = []
 """Definitions end with the object that made them."""

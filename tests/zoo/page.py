@@ -1,16 +1,13 @@
 """docs/reference/models.md: what came of every model in every mode."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Mapping
 from importlib.metadata import version
 
 from job_runner import REPOSITORY
 
 from zoo.collection import ENTRIES
-from zoo.entry import ROWS, Entry
-from zoo.jobs import Case, Outcome
+from zoo.entry import ROWS
+from zoo.jobs import Outcome
 from zoo.packages import PACKAGES
 from zoo.training import MICRO_BATCHES, MODES, STAGES, STEPS, tolerance
 
@@ -44,9 +41,9 @@ others in float32, where {float32:.0e} is. "refused" is an error at the first ca
   clipping and a cosine learning rate."""
 
 
-def render(found: Mapping[int, Mapping[Case, Outcome]]) -> str:
+def render(found):
     """Return the page; `found` holds the outcomes of each number of ranks."""
-    reasons: list[str] = []
+    reasons = []
     tables = [_table(ranks, outcomes, reasons) for ranks, outcomes in found.items()]
     text = _TEXT.format(
         models=len(ENTRIES),
@@ -64,10 +61,10 @@ def render(found: Mapping[int, Mapping[Case, Outcome]]) -> str:
     return "\n\n".join([text, *tables]) + "\n"
 
 
-def read(page: str) -> dict[int, dict[Case, Outcome]]:
+def read(page):
     """Return the outcomes of each number of ranks that a page says."""
     reasons = dict(re.findall(r"^(\d+)\. (.*)$", page.partition("## Refused\n")[2], re.MULTILINE))
-    found: dict[int, dict[Case, Outcome]] = {}
+    found = {}
     for ranks, table in re.findall(r"^## (\d+) ranks\n\n((?:\|.*\n)+)", page, re.MULTILINE):
         head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
         found[int(ranks)] = {
@@ -79,22 +76,22 @@ def read(page: str) -> dict[int, dict[Case, Outcome]]:
     return found
 
 
-def kind(outcome: Outcome) -> str:
+def kind(outcome):
     """Return what a page says of an outcome but for its figure: why it was refused, or whether it is a difference."""
     if outcome.difference is not None:
         return "difference"
     return _FOLDERS.sub("", outcome.refusal) or "fails"
 
 
-def _trains(outcome: Outcome, entry: Entry) -> bool:
+def _trains(outcome, entry):
     return outcome.difference is not None and outcome.difference <= tolerance(entry)
 
 
-def _tolerance(*, is_float64: bool) -> float:
+def _tolerance(*, is_float64):
     return next(tolerance(entry) for entry in ENTRIES.values() if entry.is_float64 == is_float64)
 
 
-def _table(ranks: int, outcomes: Mapping[Case, Outcome], reasons: list[str]) -> str:
+def _table(ranks, outcomes, reasons):
     models = [name for name in ENTRIES if any(model == name for model, _ in outcomes)]
     modes = [mode for mode in MODES if any(other == mode for _, other in outcomes)]
     lines = [
@@ -112,7 +109,7 @@ def _table(ranks: int, outcomes: Mapping[Case, Outcome], reasons: list[str]) -> 
     return "\n".join([*lines, *(["", "Left out (-):", "", *left_out] if left_out else [])])
 
 
-def _outcome(cell: str, reasons: Mapping[str, str]) -> Outcome:
+def _outcome(cell, reasons):
     refused = re.fullmatch(r"refused \((\d+)\)", cell)
     if refused:
         return Outcome(refusal=reasons[refused[1]])
@@ -120,7 +117,7 @@ def _outcome(cell: str, reasons: Mapping[str, str]) -> Outcome:
     return Outcome(difference=float(figure[0])) if figure else Outcome(failure=cell)
 
 
-def _cell(entry: Entry, mode: str, outcome: Outcome | None, reasons: list[str]) -> str:
+def _cell(entry, mode, outcome, reasons):
     if outcome is None:
         return "-"
     if outcome.difference is not None:

@@ -1,16 +1,14 @@
 """Models as people write them with torch alone."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
+from torch import nn
 
 from msrun.runtime import WithLoss, clip_grad_norm_
-from zoo.entry import ROWS, Batch, Entry, Update, called, channels, columns, inputs, momentum, tokens
+from zoo.entry import ROWS, Entry, called, channels, columns, inputs, momentum, tokens
 
 VOCABULARY = 64
 WIDTH = 32
@@ -22,7 +20,7 @@ PER_BAG = 4
 class UNet(nn.Module):
     """Ronneberger et al. 2015, with batch norm, two levels deep."""
 
-    def __init__(self, width: int = 8, classes: int = 4) -> None:
+    def __init__(self, width=8, classes=4):
         super().__init__()
         self.down1 = self._block(3, width)
         self.down2 = self._block(width, 2 * width)
@@ -34,14 +32,14 @@ class UNet(nn.Module):
         self.head = nn.Conv2d(width, classes, 1)
 
     @staticmethod
-    def _block(before: int, after: int) -> nn.Sequential:
-        layers: list[nn.Module] = []
+    def _block(before, after):
+        layers = []
         for inwards in (before, after):
             layers += [nn.Conv2d(inwards, after, 3, padding=1, bias=False), nn.BatchNorm2d(after)]
             layers += [nn.ReLU(inplace=True)]
         return nn.Sequential(*layers)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         """Return the scores of every pixel's classes."""
         first = self.down1(x)
         second = self.down2(F.max_pool2d(first, 2))
@@ -54,7 +52,7 @@ class UNet(nn.Module):
 class VAE(nn.Module):
     """A convolutional variational auto-encoder that draws its code in forward, and its loss."""
 
-    def __init__(self, width: int = 8, code: int = 6) -> None:
+    def __init__(self, width=8, code=6):
         super().__init__()
         self.encoder = nn.Sequential(
             nn.Conv2d(1, width, 3, stride=2, padding=1),
@@ -72,7 +70,7 @@ class VAE(nn.Module):
             nn.ConvTranspose2d(width, 1, 4, stride=2, padding=1),
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         """Return the negative evidence bound of images of values in [0, 1]."""
         mean, log_variance = self.encoder(x).chunk(2, dim=1)
         code = mean + torch.randn_like(mean) * torch.exp(0.5 * log_variance)
@@ -84,13 +82,13 @@ class VAE(nn.Module):
 class Translator(nn.Module):
     """nn.Transformer, with the mask of its targets made in forward."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
         self.transformer = nn.Transformer(WIDTH, 4, 2, 2, 64, dropout=0.1, batch_first=True)
         self.head = nn.Linear(WIDTH, VOCABULARY)
 
-    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+    def forward(self, source, target):
         """Return the loss of every next token of the target."""
         before, after = target[:, :-1], target[:, 1:]
         mask = nn.Transformer.generate_square_subsequent_mask(before.shape[1], device=before.device)
@@ -101,13 +99,13 @@ class Translator(nn.Module):
 class LSTM(nn.Module):
     """A language model of two layers."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
         self.lstm = nn.LSTM(WIDTH, WIDTH, num_layers=2, batch_first=True)
         self.head = nn.Linear(WIDTH, VOCABULARY)
 
-    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+    def forward(self, x, labels):
         """Return the loss of the labels."""
         hidden, _ = self.lstm(self.embedding(x))
         return F.cross_entropy(self.head(hidden).flatten(0, 1), labels.flatten())
@@ -116,7 +114,7 @@ class LSTM(nn.Module):
 class DLRM(nn.Module):
     """Naumov et al. 2019: dense features and bags of categories, products of all pairs, and a click to predict."""
 
-    def __init__(self, width: int = 8, dense: int = 5, categories: int = 40) -> None:
+    def __init__(self, width=8, dense=5, categories=40):
         super().__init__()
         self.bottom = nn.Sequential(nn.Linear(dense, 16), nn.ReLU(), nn.Linear(16, width), nn.ReLU())
         self.tables = nn.ModuleList([nn.EmbeddingBag(categories, width, mode="sum") for _ in range(TABLES)])
@@ -124,7 +122,7 @@ class DLRM(nn.Module):
         self.top = nn.Sequential(nn.Linear(width + pairs, 16), nn.ReLU(), nn.Linear(16, 1))
         self.register_buffer("pairs", torch.tril_indices(TABLES + 1, TABLES + 1, -1))
 
-    def forward(self, dense: Tensor, bags: Tensor) -> Tensor:
+    def forward(self, dense, bags):
         """Return the score of a click; `bags` is (rows, tables, ids per bag)."""
         x = self.bottom(dense)
         features = torch.stack([x, *(table(bags[:, i]) for i, table in enumerate(self.tables))], dim=1)
@@ -136,13 +134,13 @@ class DLRM(nn.Module):
 class GPTBlock(nn.Module):
     """Attention in one fused projection, and a perceptron."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
         self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         """Return (rows, length, width)."""
         rows, length, width = x.shape
         heads = (
@@ -156,7 +154,7 @@ class GPTBlock(nn.Module):
 class GPT(nn.Module):
     """A GPT whose output layer is its embedding."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.tokens = nn.Embedding(VOCABULARY, WIDTH)
         self.positions = nn.Embedding(LENGTH, WIDTH)
@@ -170,7 +168,7 @@ class GPT(nn.Module):
             nn.init.normal_(block.down.weight, std=0.02 / math.sqrt(4))
         self.head.weight = self.tokens.weight
 
-    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+    def forward(self, x, labels):
         """Return the loss of the labels."""
         x = self.tokens(x) + self.positions(torch.arange(x.shape[1], device=x.device))
         for block in self.blocks:
@@ -178,7 +176,7 @@ class GPT(nn.Module):
         return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), labels.flatten())
 
 
-def _gpt_update(network: nn.Module) -> Update:
+def _gpt_update(network):
     """Return a step with weight decay for matrices only, clipping, and a rate that falls as a cosine."""
     matrices = [parameter for parameter in network.parameters() if parameter.dim() >= 2]
     others = [parameter for parameter in network.parameters() if parameter.dim() < 2]
@@ -186,7 +184,7 @@ def _gpt_update(network: nn.Module) -> Update:
     optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)  # Adam's steps would not show a wrong norm
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
 
-    def update() -> None:
+    def update():
         clip_grad_norm_(network.parameters(), 0.3)
         optimizer.step()
         schedule.step()
@@ -194,15 +192,15 @@ def _gpt_update(network: nn.Module) -> Update:
     return update
 
 
-def _pixels(generator: torch.Generator) -> Batch:
+def _pixels(generator):
     return (torch.randn(ROWS, 3, 16, 16, generator=generator), torch.randint(4, (ROWS, 16, 16), generator=generator))
 
 
-def _digits(generator: torch.Generator) -> Batch:
+def _digits(generator):
     return (torch.rand(ROWS, 1, 16, 16, generator=generator),)
 
 
-def _clicks(generator: torch.Generator) -> Batch:
+def _clicks(generator):
     return (
         torch.randn(ROWS, 5, generator=generator),
         torch.randint(40, (ROWS, TABLES, PER_BAG), generator=generator),
@@ -210,30 +208,30 @@ def _clicks(generator: torch.Generator) -> Batch:
     )
 
 
-def _cut_unet(network: nn.Module, rows: int) -> None:
+def _cut_unet(network, rows):
     channels(called(network, "down2.0", "middle.0"), rows)
 
 
-def _cut_vae(network: nn.Module, rows: int) -> None:
+def _cut_vae(network, rows):
     channels(called(network, "encoder.0"), rows)
     columns(called(network, "decoder.0"), rows, 2)
 
 
-def _cut_translator(network: nn.Module, rows: int) -> None:
+def _cut_translator(network, rows):
     columns(called(network, "linear1"), rows)
     inputs(called(network, "linear2"), rows)
 
 
-def _cut_lstm(network: nn.Module, rows: int) -> None:
+def _cut_lstm(network, rows):
     columns(called(network, "head"), rows)
 
 
-def _cut_dlrm(network: nn.Module, rows: int) -> None:
+def _cut_dlrm(network, rows):
     columns(called(network, "top.0"), rows, 2)
     inputs(called(network, "top.2"), rows, 2)
 
 
-def _cut_gpt(network: nn.Module, rows: int) -> None:
+def _cut_gpt(network, rows):
     columns(called(network, "qkv", "up"), rows)
     inputs(called(network, "out", "down"), rows)
 

@@ -1,16 +1,12 @@
 """Models of transformers that a plan by names cuts do as in one process, by themselves and in loops of libraries."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from job_runner import JobRunner
 
 if importlib.util.find_spec("transformers") is None:
     pytest.skip("transformers is not installed: pip install -e '.[test,zoo]'", allow_module_level=True)
@@ -25,20 +21,20 @@ DEADLINE_S = 400.0
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * DEADLINE_S)]
 
 
-def numbers(found: Any) -> list[float]:
+def numbers(found):
     if isinstance(found, dict):
         return [number for key in sorted(found) for number in numbers(found[key])]
     return [number for each in found for number in numbers(each)] if isinstance(found, list) else [found]
 
 
-def check_equal(mine: dict[str, Any], right: dict[str, Any]) -> None:
+def check_equal(mine, right):
     assert mine.keys() == right.keys()
     for key in right:
         found, expected = numbers(mine[key]), numbers(right[key])
         assert found == pytest.approx(expected, rel=1e-5, abs=1e-5 * max(map(abs, expected))), key
 
 
-def run(msrun: JobRunner, program: Path, what: str, folder: Path, *names: str) -> list[Any]:
+def run(msrun, program, what, folder, *names):
     """Run a program on two ranks, then in one process; return what it has written."""
     msrun.run_world(2, program, what, folder, cwd=folder, deadline_s=DEADLINE_S)
     subprocess.run([sys.executable, program, what, folder], check=True, timeout=DEADLINE_S, env=msrun.environ())
@@ -46,9 +42,7 @@ def run(msrun: JobRunner, program: Path, what: str, folder: Path, *names: str) -
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_model_cut_by_names_is_in_every_use_what_it_is_in_one_process(
-    msrun: JobRunner, workers: Path, tmp_path: Path, model: str
-) -> None:
+def test_a_model_cut_by_names_is_in_every_use_what_it_is_in_one_process(msrun, workers, tmp_path, model):
     cut, plain, loaded = run(msrun, workers / "runtime" / "models.py", model, tmp_path, "cut", "plain", "loaded")
     for key in ("outside", "at last"):
         check_equal(cut.pop(key), plain[key])
@@ -58,9 +52,7 @@ def test_a_model_cut_by_names_is_in_every_use_what_it_is_in_one_process(
 
 
 @pytest.mark.parametrize("library", NEEDS)
-def test_a_library_trains_a_cut_model_as_one_process(
-    msrun: JobRunner, workers: Path, tmp_path: Path, library: str
-) -> None:
+def test_a_library_trains_a_cut_model_as_one_process(msrun, workers, tmp_path, library):
     if importlib.util.find_spec(NEEDS[library]) is None:
         pytest.skip(f"{NEEDS[library]} is not installed: pip install -e '.[test,zoo]'")
     cut, plain = run(msrun, workers / "runtime" / "integrations.py", library, tmp_path, "cut", "plain")

@@ -1,9 +1,6 @@
 """Models of torchvision, timm, transformers and torch have the losses of one process in every mode."""
 
-from __future__ import annotations
-
 import pytest
-from job_runner import JobRunner
 
 from zoo.packages import missing
 
@@ -11,7 +8,7 @@ if missing():
     pytest.skip(missing(), allow_module_level=True)
 
 from zoo.collection import ENTRIES
-from zoo.jobs import CASES, Case, Outcome, run_cases
+from zoo.jobs import CASES, run_cases
 from zoo.page import PAGE, kind, read, render
 from zoo.training import tolerance
 
@@ -21,9 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(DEADLINE_S)]
 
 
 @pytest.fixture(scope="module")
-def outcomes(
-    msrun_of_module: JobRunner, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> dict[int, dict[Case, Outcome]]:
+def outcomes(msrun_of_module, tmp_path_factory, request):
     """What came of every case that a selected test is about, by the number of ranks; one process group for each.
 
     With --update-golden every case runs, and the page is written.
@@ -54,9 +49,7 @@ def outcomes(
         for case in cases
     ],
 )
-def test_model_has_the_losses_of_one_process_or_is_refused_as_its_entry_says(
-    outcomes: dict[int, dict[Case, Outcome]], ranks: int, case: Case
-) -> None:
+def test_model_has_the_losses_of_one_process_or_is_refused_as_its_entry_says(outcomes, ranks, case):
     model, mode = case
     entry, outcome = ENTRIES[model], outcomes[ranks][case]
     assert not outcome.failure, outcome.failure

@@ -1,15 +1,12 @@
 """Trains one model in one mode on all ranks, and the same in one process; run on every rank of a process group."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from msrun.runtime import AutoParallel, GradAccumulation, Pipeline, get_group_size, get_rank
-from zoo.entry import Batch, Entry
+from zoo.entry import Entry
 
 STEPS = 5
 MICRO_BATCHES = 4
@@ -18,33 +15,33 @@ STAGES = 2
 Forward = Callable[..., Tensor]
 
 
-def _semi_auto(entry: Entry, network: nn.Module) -> AutoParallel:
+def _semi_auto(entry, network):
     return AutoParallel(network)
 
 
-def _level1(entry: Entry, network: nn.Module) -> AutoParallel:
+def _level1(entry, network):
     return AutoParallel(network).hsdp(threshold=0, optimizer_level="level1")
 
 
-def _level3(entry: Entry, network: nn.Module) -> AutoParallel:
+def _level3(entry, network):
     return AutoParallel(network).hsdp(threshold=0, optimizer_level="level3")
 
 
-def _data_parallel(entry: Entry, network: nn.Module) -> AutoParallel:
+def _data_parallel(entry, network):
     return AutoParallel(network, "data_parallel")
 
 
-def _tensor_parallel(entry: Entry, network: nn.Module) -> AutoParallel:
+def _tensor_parallel(entry, network):
     assert entry.cut is not None
     entry.cut(network, get_group_size() // 2)
     return AutoParallel(network).dataset_strategy("full_batch")
 
 
-def _pipeline(entry: Entry, network: nn.Module) -> AutoParallel:
+def _pipeline(entry, network):
     return AutoParallel(Pipeline(network, MICRO_BATCHES)).dataset_strategy("full_batch").pipeline(STAGES)
 
 
-MODES: dict[str, Callable[[Entry, nn.Module], AutoParallel]] = {
+MODES = {
     "semi_auto": _semi_auto,
     "hsdp level1": _level1,
     "hsdp level3": _level3,
@@ -55,12 +52,12 @@ MODES: dict[str, Callable[[Entry, nn.Module], AutoParallel]] = {
 _WHOLE_BATCH = ("tensor parallel", "pipeline")
 
 
-def modes_of(entry: Entry) -> list[str]:
+def modes_of(entry):
     """Return the modes that make sense for a model."""
     return [mode for mode in MODES if mode not in entry.left_out]
 
 
-def tolerance(entry: Entry) -> float:
+def tolerance(entry):
     """Return the relative difference of a loss that is allowed."""
     return 1e-10 if entry.is_float64 else 1e-5
 
@@ -71,10 +68,10 @@ class References:
 
     entry: Entry
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self._found: dict[str, list[float]] = {}
 
-    def of(self, mode: str) -> list[float]:
+    def of(self, mode):
         """Return the losses that a mode must have."""
         kind = "plain"
         if self.entry.normalises_batch and mode in ("pipeline", "data_parallel"):
@@ -83,7 +80,7 @@ class References:
             self._found[kind] = self._train(kind)
         return self._found[kind]
 
-    def _train(self, kind: str) -> list[float]:
+    def _train(self, kind):
         network = self.entry.network()
         form = network
         if kind == "pipeline":
@@ -94,7 +91,7 @@ class References:
         return train(self.entry, network, forward, whole_batch=True)
 
 
-def train(entry: Entry, network: nn.Module, forward: Forward, *, whole_batch: bool) -> list[float]:
+def train(entry, network, forward, *, whole_batch):
     """Return the losses of `STEPS` steps on one batch."""
     update = entry.optimizer(network)
     batch = entry.data() if whole_batch else mine(entry.data())
@@ -108,12 +105,12 @@ def train(entry: Entry, network: nn.Module, forward: Forward, *, whole_batch: bo
     return losses
 
 
-def mine(batch: Batch) -> Batch:
+def mine(batch):
     """Return this rank's part of a batch."""
     return tuple(tensor.chunk(get_group_size())[get_rank()] for tensor in batch)
 
 
-def difference(entry: Entry, mode: str, references: References) -> float:
+def difference(entry, mode, references):
     """Train a model in a mode; return the largest relative difference of a loss from one process.
 
     Raises:
@@ -126,7 +123,7 @@ def difference(entry: Entry, mode: str, references: References) -> float:
     return max(abs(loss - other) / abs(other) for loss, other in zip(losses, right, strict=True))
 
 
-def outcome(entry: Entry, mode: str, references: References) -> dict[str, Any]:
+def outcome(entry, mode, references):
     """Return the difference of a case, or the error that it ends with, as JSON."""
     import traceback
 

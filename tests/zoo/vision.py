@@ -1,7 +1,5 @@
 """Models of torchvision and timm, in small sizes."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from torch import nn
@@ -19,35 +17,35 @@ from torchvision.models import convnext, efficientnet, mobilenetv3, resnet, swin
 CLASSES = 10
 
 
-def _resnet18() -> nn.Module:
+def _resnet18():
     return WithLoss(resnet.resnet18(num_classes=CLASSES), cross_entropy)
 
 
-def _resnet50() -> nn.Module:
+def _resnet50():
     # Without zero_init_residual rounding grows 10 times a step and more: one process whose rows stand in another order
     # is then 3e-7 away from itself after five steps, in float64.
     network = resnet.resnet50(num_classes=CLASSES, width_per_group=8, zero_init_residual=True)
     return WithLoss(network, cross_entropy)
 
 
-def _mobilenet() -> nn.Module:
+def _mobilenet():
     return WithLoss(mobilenetv3.mobilenet_v3_small(num_classes=CLASSES, width_mult=0.25), cross_entropy)
 
 
-def _efficientnet() -> nn.Module:
+def _efficientnet():
     block = partial(efficientnet.MBConvConfig, width_mult=0.25, depth_mult=1.0)
     blocks = [block(1, 3, 1, 32, 16, 1), block(6, 3, 2, 16, 24, 2), block(6, 5, 2, 24, 40, 2)]  # stages 1-3 of b0
     network = efficientnet.EfficientNet(blocks, dropout=0.2, num_classes=CLASSES)
     return WithLoss(network, cross_entropy)
 
 
-def _convnext() -> nn.Module:
+def _convnext():
     blocks = [convnext.CNBlockConfig(8, 16, 1), convnext.CNBlockConfig(16, 32, 2), convnext.CNBlockConfig(32, None, 1)]
     network = convnext.ConvNeXt(blocks, stochastic_depth_prob=0.1, layer_scale=0.1, num_classes=CLASSES)
     return WithLoss(network, cross_entropy)
 
 
-def _vit() -> nn.Module:
+def _vit():
     network = vision_transformer.VisionTransformer(
         image_size=32, patch_size=8, num_layers=2, num_heads=4, hidden_dim=32, mlp_dim=64, num_classes=CLASSES
     )
@@ -57,7 +55,7 @@ def _vit() -> nn.Module:
     return WithLoss(network, cross_entropy)
 
 
-def _swin(drop_path: float) -> nn.Module:
+def _swin(drop_path):
     network = swin_transformer.SwinTransformer(
         patch_size=[2, 2],
         embed_dim=16,
@@ -70,7 +68,7 @@ def _swin(drop_path: float) -> nn.Module:
     return WithLoss(network, cross_entropy)
 
 
-def _timm_vit() -> nn.Module:
+def _timm_vit():
     network = timm.create_model(
         "vit_tiny_patch16_224",
         img_size=32,
@@ -84,30 +82,30 @@ def _timm_vit() -> nn.Module:
     return WithLoss(network, cross_entropy)
 
 
-def _cut_resnet(network: nn.Module, rows: int) -> None:
+def _cut_resnet(network, rows):
     channels(called(network, ".conv1"), rows)
 
 
-def _cut_pointwise(network: nn.Module, rows: int) -> None:
+def _cut_pointwise(network, rows):
     channels([layer for layer in network.modules() if isinstance(layer, nn.Conv2d) and layer.groups == 1], rows)
 
 
-def _cut_convnext(network: nn.Module, rows: int) -> None:
+def _cut_convnext(network, rows):
     columns(called(network, "block.3"), rows, 4)
     inputs(called(network, "block.5"), rows, 4)
 
 
-def _cut_vit(network: nn.Module, rows: int) -> None:
+def _cut_vit(network, rows):
     columns(called(network, "mlp.0"), rows)
     inputs(called(network, "mlp.3"), rows)
 
 
-def _cut_swin(network: nn.Module, rows: int) -> None:
+def _cut_swin(network, rows):
     columns(called(network, "mlp.0"), rows, 4)
     inputs(called(network, "mlp.3"), rows, 4)
 
 
-def _cut_timm_vit(network: nn.Module, rows: int) -> None:
+def _cut_timm_vit(network, rows):
     columns(called(network, "attn.qkv", "mlp.fc1"), rows)
     inputs(called(network, "attn.proj", "mlp.fc2"), rows)
 

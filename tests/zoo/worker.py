@@ -22,7 +22,7 @@ init(timeout_s=600)  # above the deadline of a case, whose stacks say more
 warnings.simplefilter("ignore")
 logging.getLogger("msrun.runtime").setLevel(logging.ERROR)
 ready = dist.new_group(backend="gloo")  # of its own: a rank that was left alone waits in the other one
-references: dict[str, References] = {}
+references = {}
 with Path(folder, f"{get_rank()}.jsonl").open("a") as lines:
     for model, mode in json.loads(Path(folder, "cases.json").read_text()):
         faulthandler.dump_traceback_later(deadline_s, exit=True)

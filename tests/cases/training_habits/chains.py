@@ -1,25 +1,21 @@
 """Several networks in one script: chains, adversaries, averages, teachers."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
+from torch import nn
 
 from msrun.runtime import get_rank
-from training_habits.trial import WITH_RESULTS, Criterion, Mlp, Step, Trial, habit, loss_habit, sgd, step_habit, train
+from training_habits.trial import WITH_RESULTS, Criterion, Mlp, Step, habit, loss_habit, sgd, step_habit, train
 
 
-def each(*nets: nn.Module) -> list[torch.optim.Optimizer]:
+def each(*nets):
     """Return one optimizer for each network."""
     return [sgd(net) for net in nets]
 
 
 @habit("work outside between two networks", WITH_RESULTS)
-def _(t: Trial) -> None:
-    def loss_of(f: Any, g: Any, x: Tensor, y: Tensor) -> Any:
+def _(t):
+    def loss_of(f, g, x, y):
         h = torch.tanh(f(x)) * 2 + x
         return g(h, y) + 0.1 * h.pow(2).mean()
 
@@ -27,20 +23,20 @@ def _(t: Trial) -> None:
 
 
 @habit("three networks in a chain, the middle one not wrapped and frozen", WITH_RESULTS)
-def _(t: Trial) -> None:
+def _(t):
     middle = Mlp(8, 8, 8).requires_grad_(requires_grad=False)
     train(t, Mlp(8, 16, 8), Criterion(), loss_of=lambda f, g, x, y: g(middle(f(x)), y))
 
 
 @habit("two towers and a head", WITH_RESULTS)
-def _(t: Trial) -> None:
+def _(t):
     head = Step(lambda s, a, b, y: F.mse_loss(s.net(a * b), y))
     towers = Mlp(8, 8, 8), Mlp(8, 8, 8)
     train(t, *towers, head, loss_of=lambda f, g, h, x, y: h(f(x), g(x.flip(1)), y), optimizer=each)
 
 
 @habit("adversarial pair (GAN)", WITH_RESULTS)
-def _(t: Trial) -> None:
+def _(t):
     maker, judge = Mlp(4, 16, 8), Step(lambda s, x: s.net(x).mean(1), Mlp(8, 16, 4))
     g, d = t.wrap(maker), t.wrap(judge)
     of_maker, of_judge = each(maker, judge)
@@ -64,24 +60,24 @@ def _(t: Trial) -> None:
 
 
 @loss_habit("gradient penalty outside (WGAN-GP)", Mlp, WITH_RESULTS)
-def _(step: Any, x: Tensor, y: Tensor) -> Tensor:
+def _(step, x, y):
     out = step(x.requires_grad_())
     (gradient,) = torch.autograd.grad(out.sum(), x, create_graph=True)
     return F.mse_loss(out, y) + 0.1 * ((gradient.norm(dim=1) - 1) ** 2).mean()
 
 
 @loss_habit("backward with create_graph, then a penalty on the gradients")
-def _(step: Any, x: Tensor, y: Tensor) -> Any:
+def _(step, x, y):
     loss = step(x, y)
     gradients = torch.autograd.grad(loss, list(step.parameters()), create_graph=True)
     return loss + 0.1 * sum(g.pow(2).sum() for g in gradients)
 
 
 @habit("teacher that is wrapped, under no_grad", WITH_RESULTS)
-def _(t: Trial) -> None:
+def _(t):
     teacher = t.wrap(Mlp())
 
-    def loss_of(step: Any, x: Tensor, _: Tensor) -> Tensor:
+    def loss_of(step, x, _):
         with torch.no_grad():
             target = teacher(x)
         assert not target.requires_grad
@@ -94,7 +90,7 @@ def _(t: Trial) -> None:
     "teacher inside the network, updated in forward (MoCo)",
     parts=lambda: {"teacher": Mlp().requires_grad_(requires_grad=False)},
 )
-def _(s: Any, x: Tensor, _: Tensor) -> Tensor:
+def _(s, x, _):
     with torch.no_grad():
         for mine, theirs in zip(s.teacher.parameters(), s.net.parameters(), strict=True):
             mine.mul_(0.9).add_(theirs, alpha=0.1)
@@ -103,7 +99,7 @@ def _(s: Any, x: Tensor, _: Tensor) -> Tensor:
 
 
 @habit("trainable embedding outside of the step", WITH_RESULTS)
-def _(t: Trial) -> None:
+def _(t):
     words = nn.Embedding(16, 8)
     train(
         t,
@@ -116,7 +112,7 @@ def _(t: Trial) -> None:
 
 
 @habit("trainable head outside of the step", WITH_RESULTS)
-def _(t: Trial) -> None:
+def _(t):
     head = nn.Linear(8, 4)
     train(
         t, Mlp(8, 16, 8), loss_of=lambda step, x, y: F.mse_loss(head(step(x)), y), optimizer=lambda net: each(net, head)
@@ -124,7 +120,7 @@ def _(t: Trial) -> None:
     t.whole(head.weight, "head")
 
 
-def head_on_kept_results(t: Trial, results_of: Any) -> None:
+def head_on_kept_results(t, results_of):
     head = nn.Linear(8, 4)
     train(
         t,
@@ -136,21 +132,21 @@ def head_on_kept_results(t: Trial, results_of: Any) -> None:
 
 
 @habit("trainable head on detached results", WITH_RESULTS)
-def _(t: Trial) -> None:
+def _(t):
     head_on_kept_results(t, lambda step, x: step(x).detach())
 
 
 @habit("trainable head on results under no_grad (linear probe)", WITH_RESULTS)
-def _(t: Trial) -> None:
+def _(t):
     head_on_kept_results(t, torch.no_grad()(lambda step, x: torch.tanh(step(x)).double()))
 
 
 @habit("probe that one rank trains alone", WITH_RESULTS)
-def _(t: Trial) -> None:
+def _(t):
     probe = Mlp()
     optimizer = sgd(probe)
 
-    def after(_net: nn.Module, _step: int) -> None:
+    def after(_net, _step):
         if get_rank() == 0:
             optimizer.zero_grad()
             probe(torch.ones(2, 8)).pow(2).mean().backward()
@@ -160,7 +156,7 @@ def _(t: Trial) -> None:
 
 
 @habit("two wrapped networks that share a layer", WITH_RESULTS)
-def _(t: Trial) -> None:
+def _(t):
     trunk = nn.Linear(8, 8)
     nets = [Criterion(nn.Sequential(trunk, part, nn.Linear(8, 4))) for part in (nn.Tanh(), nn.ReLU())]
     turns = iter([0, 1, 0])
@@ -168,7 +164,7 @@ def _(t: Trial) -> None:
 
 
 @step_habit("inner step inside by functional_call (MAML)")
-def _(s: Any, x: Tensor, y: Tensor) -> Tensor:
+def _(s, x, y):
     weights = dict(s.net.named_parameters())
     loss = F.mse_loss(torch.func.functional_call(s.net, weights, (x,)), y)
     gradients = torch.autograd.grad(loss, list(weights.values()), create_graph=True)

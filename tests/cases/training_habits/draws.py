@@ -1,23 +1,20 @@
 """Random numbers in the network: torch's, numpy's and Python's."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Callable
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
+from torch import nn
 
-from training_habits.trial import Criterion, Step, Trial, habit, train
+from training_habits.trial import Criterion, Step, habit, train
 
 
-def drawn(name: str, draw: Callable[[Tensor], Tensor], *, draws: bool = True) -> None:
+def drawn(name, draw, *, draws=True):
     """A habit of drawing in forward: `draw` of what the first layer makes."""
 
     @habit(name, draws=draws)
-    def _(t: Trial) -> None:
+    def _(t):
         train(t, Step(lambda s, x, y: F.mse_loss(s.net.b(draw(torch.tanh(s.net.a(x)))), y)))
         t.whole(torch.rand(1), "torch's next number")
         t.whole(random.random(), "Python's next number")
@@ -33,7 +30,7 @@ drawn("draw: multinomial", lambda h: h + torch.multinomial(h.detach().softmax(-1
 drawn("draw: randperm mixes the rows", lambda h: 0.7 * h + 0.3 * h[torch.randperm(len(h))])
 
 
-def _of_its_own(h: Tensor) -> Tensor:
+def _of_its_own(h):
     return h + torch.randn(16, generator=torch.Generator().manual_seed(3))
 
 
@@ -44,5 +41,5 @@ drawn("draw: default_rng of numpy, made anew", lambda h: h * float(np.random.def
 
 
 @habit("draw: nn.Dropout in evaluation")
-def _(t: Trial) -> None:
+def _(t):
     train(t, Criterion(nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5), nn.Linear(16, 4))).eval())

@@ -1,8 +1,5 @@
 """What is refused, in which mode, by which error and why; and what differs because a rank sees its own rows."""
 
-from __future__ import annotations
-
-from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from training_habits.trial import CAPTURED, MODES
@@ -23,11 +20,11 @@ class Refusal(NamedTuple):
     """A part of what it says."""
 
 
-REFUSALS: dict[tuple[str, str], Refusal] = {}
+REFUSALS = {}
 """(mode, habit) -> by what it is refused."""
 
 
-def _refused(error: str, text: str, modes: Collection[str], *habits: str) -> None:
+def _refused(error, text, modes, *habits):
     for cell in [(mode, habit) for mode in modes for habit in habits]:
         assert cell not in REFUSALS, cell
         REFUSALS[cell] = Refusal(error, text)
@@ -207,7 +204,7 @@ _refused("StrategyError", "convert the network before", FSDP, ".to(float32) afte
 
 # -- not refused, and not the numbers of one process -------------------------------------------------------------------
 
-OWN_ROWS: Mapping[str, Collection[str]] = {
+OWN_ROWS = {
     **dict.fromkeys(
         (
             "sum over the rows inside",
@@ -258,7 +255,7 @@ goes through a step."""
 OF_OWN_ROWS = (*MODES[:3], *ROWS)
 
 
-def expected(mode: str, name: str) -> Collection[str]:
+def expected(mode, name):
     """Return the kinds of verdict that are right for a habit that is not refused."""
     if mode in OWN_ROWS.get(name, ()):
         return ("own rows",)

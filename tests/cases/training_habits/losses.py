@@ -1,34 +1,16 @@
 """Losses: inside the network, outside, several of them, of some rows, and their backward passes."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
 
-from training_habits.trial import (
-    WITH_RESULTS,
-    Criterion,
-    Mlp,
-    Step,
-    Trial,
-    habit,
-    loss_habit,
-    passed,
-    sgd,
-    step_habit,
-    train,
-)
+from training_habits.trial import WITH_RESULTS, Criterion, Mlp, Step, habit, loss_habit, passed, sgd, step_habit, train
 
 
-def criterion(name: str, loss: Callable[[Tensor, Tensor], Tensor] = F.mse_loss, **options: Any) -> None:
+def criterion(name, loss=F.mse_loss, **options):
     """A habit of a loss inside the network."""
 
     @habit(name)
-    def _(t: Trial) -> None:
+    def _(t):
         train(t, Criterion(loss=loss), **options)
 
 
@@ -36,13 +18,13 @@ criterion("loss inside")
 
 
 @loss_habit("loss outside", Mlp, WITH_RESULTS)
-def _(step: Any, x: Tensor, y: Tensor) -> Tensor:
+def _(step, x, y):
     return F.mse_loss(step(x), y)
 
 
 @habit("gradient of the results handed to backward", WITH_RESULTS)
-def _(t: Trial) -> None:
-    def loss_of(step: Any, x: Tensor, y: Tensor) -> Tensor:
+def _(t):
+    def loss_of(step, x, y):
         out = step(x)
         out.backward(2 * (out.detach() - y) / out.numel())
         t.rows(out)
@@ -52,7 +34,7 @@ def _(t: Trial) -> None:
 
 
 @habit("results of evaluation outside")
-def _(t: Trial) -> None:
+def _(t):
     step = train(t, Criterion())
     step.eval()
     with torch.no_grad():
@@ -60,7 +42,7 @@ def _(t: Trial) -> None:
 
 
 @habit("scores of evaluation and their metric", WITH_RESULTS)
-def _(t: Trial) -> None:
+def _(t):
     step = train(t, Mlp(), loss_of=lambda step, x, y: F.mse_loss(step(x), y))
     step.eval()
     with torch.inference_mode():
@@ -73,8 +55,8 @@ def _(t: Trial) -> None:
 # -- several losses and backward passes --------------------------------------------------------------------------------
 
 
-def _two_losses() -> Step:
-    def forward(s: Any, x: Tensor, y: Tensor) -> Any:
+def _two_losses():
+    def forward(s, x, y):
         out = s.net(x)
         return F.mse_loss(out, y), out.pow(2).mean()
 
@@ -82,12 +64,12 @@ def _two_losses() -> Step:
 
 
 @loss_habit("two losses, the second alone", _two_losses, WITH_RESULTS)
-def _(step: Any, x: Tensor, y: Tensor) -> Any:
+def _(step, x, y):
     return step(x, y)[1]
 
 
 @loss_habit("two losses, two backward passes with retain_graph", _two_losses, WITH_RESULTS, backward=passed)
-def _(step: Any, x: Tensor, y: Tensor) -> Any:
+def _(step, x, y):
     first, second = step(x, y)
     first.backward(retain_graph=True)
     second.backward()
@@ -95,7 +77,7 @@ def _(step: Any, x: Tensor, y: Tensor) -> Any:
 
 
 @loss_habit("one loss, two backward passes with retain_graph", backward=passed)
-def _(step: Any, x: Tensor, y: Tensor) -> Any:
+def _(step, x, y):
     loss = step(x, y)
     loss.backward(retain_graph=True)
     loss.backward()
@@ -103,12 +85,12 @@ def _(step: Any, x: Tensor, y: Tensor) -> Any:
 
 
 @loss_habit("losses of two calls added")
-def _(step: Any, x: Tensor, y: Tensor) -> Any:
+def _(step, x, y):
     return step(x, y) + step(x.flip(1), y)
 
 
 @loss_habit("two calls, two backward passes in reverse order", backward=passed)
-def _(step: Any, x: Tensor, y: Tensor) -> Any:
+def _(step, x, y):
     first, second = step(x, y), step(x.flip(1), y)
     second.backward()
     first.backward()
@@ -116,7 +98,7 @@ def _(step: Any, x: Tensor, y: Tensor) -> Any:
 
 
 @loss_habit("gradient accumulation by hand", backward=passed)
-def _(step: Any, x: Tensor, y: Tensor) -> Any:
+def _(step, x, y):
     first = step(x, y) / 2
     first.backward()
     second = step(x.flip(1), y) / 2
@@ -125,7 +107,7 @@ def _(step: Any, x: Tensor, y: Tensor) -> Any:
 
 
 @loss_habit("gradient accumulation with no_sync", backward=passed)
-def _(step: Any, x: Tensor, y: Tensor) -> Any:
+def _(step, x, y):
     with getattr(step, "no_sync", torch.enable_grad)():
         first = step(x, y) / 2
         first.backward()
@@ -135,13 +117,13 @@ def _(step: Any, x: Tensor, y: Tensor) -> Any:
 
 
 @loss_habit("loss times itself without gradient")
-def _(step: Any, x: Tensor, y: Tensor) -> Any:
+def _(step, x, y):
     loss = step(x, y)
     return loss * loss.detach()
 
 
 @loss_habit("torch.autograd.grad of the parameters", backward=passed)
-def _(step: Any, x: Tensor, y: Tensor) -> Any:
+def _(step, x, y):
     loss, parameters = step(x, y), list(step.parameters())
     for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
         parameter.grad = gradient
@@ -152,15 +134,15 @@ criterion("torch.autograd.backward of a list", backward=lambda loss: torch.autog
 
 
 @loss_habit("backward with inputs=", backward=passed)
-def _(step: Any, x: Tensor, y: Tensor) -> Any:
+def _(step, x, y):
     loss = step(x, y)
     loss.backward(inputs=list(step.parameters()))
     return loss
 
 
 @habit("loss that nobody takes backward, then one that is")
-def _(t: Trial) -> None:
-    def loss_of(step: Any, *batch: Tensor) -> Any:
+def _(t):
+    def loss_of(step, *batch):
         t.loss(step(*t.batch()), "thrown away")
         return step(*batch)
 
@@ -170,12 +152,12 @@ def _(t: Trial) -> None:
 # -- losses that look across rows --------------------------------------------------------------------------------------
 
 
-def _labels(ignored: int) -> Callable[[Trial], tuple[Tensor, Tensor]]:
+def _labels(ignored):
     """Return batches whose first rows have labels that do not count."""
     return lambda t: (t.randn(8, 8), torch.where(torch.arange(8) < ignored, -100, t.randint(4, 8)))
 
 
-def _by_name(out: Tensor, y: Tensor) -> Tensor:
+def _by_name(out, y):
     return (
         F.huber_loss(out, y)
         + F.poisson_nll_loss(out, y.abs())
@@ -194,24 +176,24 @@ criterion("loss of the hardest rows", lambda out, y: ((out - y) ** 2).mean(1).to
 criterion("losses by name: huber, hinge, Poisson, Gaussian", _by_name)
 
 
-def _masked(t: Trial) -> tuple[Tensor, ...]:
+def _masked(t):
     lengths = torch.tensor([8, 1, 2, 3, 8, 7, 8, 6])
     return t.randn(8, 8, 8), t.randn(8, 8), (torch.arange(8) < lengths[:, None]).double()
 
 
 @step_habit("mask of uneven rows, mean over what is left", batch=_masked)
-def _(s: Any, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+def _(s, x, y, mask):
     return ((s.net(x).mean(-1) - y) ** 2 * mask).sum() / mask.sum()
 
 
 @step_habit("in-batch negatives")
-def _(s: Any, x: Tensor, y: Tensor) -> Tensor:
+def _(s, x, y):
     first, second = F.normalize(s.net(x), dim=1), F.normalize(s.net(x + 0.1 * y.repeat(1, 2)), dim=1)
     return F.cross_entropy(first @ second.t() / 0.2, torch.arange(len(x)))
 
 
 @step_habit("CTC", cuts=3, batch=lambda t: (t.randn(8, 8, 8), t.randint(3, 8, 3) + 1))
-def _(s: Any, x: Tensor, y: Tensor) -> Tensor:
+def _(s, x, y):
     logp = s.net(x).log_softmax(-1).transpose(0, 1)
     return F.ctc_loss(logp, y, torch.full((len(x),), 8), torch.full((len(x),), 3), reduction="mean")
 
@@ -220,29 +202,29 @@ def _(s: Any, x: Tensor, y: Tensor) -> Tensor:
 
 
 @step_habit("L2 of the weights inside")
-def _(s: Any, x: Tensor, y: Tensor) -> Any:
+def _(s, x, y):
     return F.mse_loss(s.net(x), y) + 0.01 * sum(p.pow(2).sum() for p in s.parameters())
 
 
 @loss_habit("L1 of the weights outside")
-def _(step: Any, x: Tensor, y: Tensor) -> Any:
+def _(step, x, y):
     return step(x, y) + 0.01 * sum(p.abs().sum() for p in step.parameters())
 
 
-def _far(net: nn.Module, first: list[Tensor], weights: list[Tensor] | None = None) -> Any:
+def _far(net, first, weights=None):
     pairs = zip(net.parameters(), first, weights or [torch.ones(())] * len(first), strict=True)
     return sum((weight * (p - q) ** 2).sum() for p, q, weight in pairs)
 
 
 @habit("distance from the first weights outside (EWC)")
-def _(t: Trial) -> None:
+def _(t):
     net = Criterion()
     first = [p.detach().clone() for p in net.parameters()]
     train(t, net, loss_of=lambda step, x, y: step(x, y) + 0.1 * _far(step, first))
 
 
 @habit("squared gradients added up by hand, then a penalty by them (EWC)")
-def _(t: Trial) -> None:
+def _(t):
     net = Criterion()
     step, optimizer, importance = t.wrap(net), sgd(net), [torch.zeros(())] * 4
     for _ in range(3):

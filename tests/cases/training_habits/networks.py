@@ -1,13 +1,9 @@
 """What networks are made of, and what changes in them: weights, norms, transforms, hooks, Python in forward."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +22,6 @@ from training_habits.trial import (
     Criterion,
     Mlp,
     Step,
-    Trial,
     habit,
     scores,
     step_habit,
@@ -34,7 +29,7 @@ from training_habits.trial import (
 )
 
 
-def square() -> nn.Linear:
+def square():
     return nn.Linear(8, 8)
 
 
@@ -42,13 +37,13 @@ def square() -> nn.Linear:
 
 
 @habit("weights tied between embedding and head")
-def _(t: Trial) -> None:
+def _(t):
     net = Criterion(nn.Sequential(nn.Embedding(16, 8), nn.Tanh(), nn.Linear(8, 16, bias=False)), F.cross_entropy)
     net.net[2].weight = net.net[0].weight
     train(t, net, batch=lambda t: (t.randint(16, 8), t.randint(16, 8)))
 
 
-def _old(kind: Callable[[nn.Module], nn.Module]) -> nn.Module:
+def _old(kind):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return kind(square())
@@ -77,7 +72,7 @@ for _name, _make in (
     more=[False, True, False, True],
     steps=4,
 )
-def _(s: Any, x: Tensor, y: Tensor, is_short: bool) -> Tensor:
+def _(s, x, y, is_short):
     return F.mse_loss(x[:, :4] * s.scale if is_short else s.net(x) * s.scale, y)
 
 
@@ -87,7 +82,7 @@ def _(s: Any, x: Tensor, y: Tensor, is_short: bool) -> Tensor:
     more=["a", "b", "a", "b"],
     steps=4,
 )
-def _(s: Any, x: Tensor, y: Tensor, task: str) -> Tensor:
+def _(s, x, y, task):
     return F.mse_loss(s.heads[task](torch.tanh(s.net(x))), y)
 
 
@@ -97,14 +92,14 @@ scores("batch norm with momentum None", lambda s, x: s.net(s.norm(x)), norm=lamb
 
 
 @habit("batch norm, then evaluation")
-def _(t: Trial) -> None:
+def _(t):
     step = train(t, Criterion(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))))
     step.eval()
     with torch.no_grad():
         t.loss(step(*t.batch()), "evaluation")
 
 
-def _quantized(s: Any, x: Tensor) -> Any:
+def _quantized(s, x):
     h = s.net(x)
     near = torch.cdist(h, s.book).argmin(1)
     hot = F.one_hot(near, 6).double()
@@ -129,7 +124,7 @@ scores(
 LENGTHS = torch.tensor([5, 1, 2, 3, 4, 5, 5, 2])
 
 
-def _sequences(t: Trial) -> tuple[Tensor, ...]:
+def _sequences(t):
     return t.randn(8, 5, 8), t.randn(8, 4), LENGTHS
 
 
@@ -139,7 +134,7 @@ def _sequences(t: Trial) -> tuple[Tensor, ...]:
     batch=_sequences,
     parts=lambda: {"layer": nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)},
 )
-def _(s: Any, x: Tensor, y: Tensor, lengths: Tensor) -> Tensor:
+def _(s, x, y, lengths):
     padding = torch.arange(5) >= lengths[:, None]
     keep = (~padding).double()[..., None]
     return F.mse_loss((s.net(s.layer(x, src_key_padding_mask=padding)) * keep).sum(1) / keep.sum(1), y)
@@ -152,26 +147,26 @@ def _(s: Any, x: Tensor, y: Tensor, lengths: Tensor) -> Tensor:
     net=lambda: Mlp(8, 16, 8),
     parts=lambda: {"words": nn.Embedding(12, 8, padding_idx=0), "places": nn.Embedding(8, 8)},
 )
-def _(s: Any, words: Tensor) -> Tensor:
+def _(s, words):
     h = s.words(words[:, :-1]) + s.places.weight[: words.shape[1] - 1]
     h = h + F.scaled_dot_product_attention(h, h, h, is_causal=True)
     return F.cross_entropy((s.net(h) @ s.words.weight.t()).flatten(0, 1), words[:, 1:].flatten(), ignore_index=0)
 
 
 @step_habit("packed sequences", batch=_sequences, parts=lambda: {"inner": nn.GRU(8, 8, batch_first=True)})
-def _(s: Any, x: Tensor, y: Tensor, lengths: Tensor) -> Tensor:
+def _(s, x, y, lengths):
     packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
     return F.mse_loss(s.net(s.inner(packed)[1][-1]), y)
 
 
 @habit("GRU evaluated before it is trained, and sequences of another length", cuts=2)
-def _(t: Trial) -> None:
+def _(t):
     lengths = iter((3, 5, 5, 3, 5, 3))
 
-    def batch(t: Trial) -> tuple[Tensor, Tensor]:
+    def batch(t):
         return t.randn(8, next(lengths), 8), t.randn(8, 4)
 
-    def loss_of(step: Any, *given: Tensor) -> Any:
+    def loss_of(step, *given):
         step.eval()
         with torch.no_grad():
             t.loss(step(*map(t.mine, batch(t))))
@@ -189,19 +184,19 @@ class Normalized(torch.autograd.Function):
     """Looks at all values at once, and has two results."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx, x, weight):
         norm = x.norm()
         ctx.save_for_backward(x, norm, weight)
         ctx.mark_non_differentiable(norm)
         return x / norm * weight, norm
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx, gradient, _):
         x, norm, weight = ctx.saved_tensors
         return gradient * weight / norm, (gradient * x / norm).sum(0)
 
 
-def _switch(s: Any, x: Tensor) -> Any:
+def _switch(s, x):
     """Each row goes to one expert, as long as that has room."""
     score = s.gate(x).softmax(1)
     best, which = score.max(1)
@@ -259,8 +254,8 @@ scores(
 # -- checkpointing, transforms, compilers ------------------------------------------------------------------------------
 
 
-def _checkpointed(*, use_reentrant: bool) -> Callable[..., Tensor]:
-    def forward(s: Any, x: Tensor) -> Any:
+def _checkpointed(*, use_reentrant):
+    def forward(s, x):
         for _ in range(2):
             x = checkpoint(lambda h: s.more(h).tanh(), s.more(x), use_reentrant=use_reentrant)
         return s.net(x)
@@ -290,9 +285,9 @@ scores(
 
 
 @habit("per-sample gradients outside, by vmap", WITH_RESULTS)
-def _(t: Trial) -> None:
-    def after(net: Any, _number: int) -> None:
-        def loss(weights: Any, row: Tensor) -> Any:
+def _(t):
+    def after(net, _number):
+        def loss(weights, row):
             return torch.func.functional_call(net.net, weights, (row,)).pow(2).sum()
 
         weights = {name: p.detach() for name, p in net.net.named_parameters()}
@@ -303,7 +298,7 @@ def _(t: Trial) -> None:
 
 
 @habit("torch.compile around what is wrapped")
-def _(t: Trial) -> None:
+def _(t):
     net = Criterion()
     step = torch.compile(t.wrap(net), backend="eager")
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
@@ -320,13 +315,13 @@ scores("inner torch.compile", lambda s, x: s.net(torch.compile(lambda v: v * 2 +
 # -- hooks -------------------------------------------------------------------------------------------------------------
 
 
-def _halve(parameter: Any) -> None:
+def _halve(parameter):
     parameter.grad.mul_(0.5)
 
 
-def hooked(name: str, add: Callable[[Any], Any]) -> None:
+def hooked(name, add):
     @habit(f"hook: {name}")
-    def _(t: Trial) -> None:
+    def _(t):
         net = Criterion()
         add(net)
         train(t, net)
@@ -343,15 +338,15 @@ hooked("after accumulation", lambda net: net.net.a.weight.register_post_accumula
 
 
 @habit("hook: of a module, removed between steps")
-def _(t: Trial) -> None:
+def _(t):
     net = Criterion()
     net.net.b.register_forward_pre_hook(lambda m, args: (args[0] + 1,))
     handle = net.net.a.register_forward_hook(lambda m, args, out: out * 2)
     train(t, net, after=lambda net, n: handle.remove())
 
 
-def _hooked(hook: Callable[[Tensor], Any]) -> Callable[..., Any]:
-    def forward(s: Any, x: Tensor) -> Any:
+def _hooked(hook):
+    def forward(s, x):
         h = s.net.a(x)
         if h.requires_grad:
             h.register_hook(hook)
@@ -365,8 +360,8 @@ scores("tensor hook that looks at the whole gradient", _hooked(lambda g: g / (1 
 
 
 @habit("error of the network's own is caught by its type")
-def _(t: Trial) -> None:
-    def forward(s: Any, x: Tensor, y: Tensor) -> Tensor:
+def _(t):
+    def forward(s, x, y):
         if x.shape[1] != 8:
             raise ValueError(f"{x.shape[1]} features")
         return F.mse_loss(s.net(x), y)
@@ -389,7 +384,7 @@ class Result:
     mean: Tensor
 
 
-def _structured(s: Any, x: Tensor, y: Tensor) -> Any:
+def _structured(s, x, y):
     h = s.net.a(x)
     return F.mse_loss(s.net.b(h), y), Result(h, h.mean()), {"h": [h, None, 3]}
 
@@ -400,7 +395,7 @@ scores("tensor kept as a plain attribute", lambda s, x: s.net(x * s.k[0]), k=lam
 
 
 @step_habit("autocast in bfloat16 inside", steps=1)
-def _(s: Any, x: Tensor, y: Tensor) -> Tensor:
+def _(s, x, y):
     """A difference of rounding is none here: the loss is made in whole steps."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
         h = s.net.b(torch.tanh(s.net.a(x)))
@@ -408,7 +403,7 @@ def _(s: Any, x: Tensor, y: Tensor) -> Tensor:
 
 
 @habit("a network after others that were refused")
-def _(t: Trial) -> None:
+def _(t):
     """What a failed capture leaves would show."""
     for forward in (
         lambda s, x: torch.vmap(lambda row: s.net.b(torch.tanh(s.net.a(row))))(x).mean(),
@@ -426,8 +421,8 @@ def _(t: Trial) -> None:
 # -- attributes that change --------------------------------------------------------------------------------------------
 
 
-def after_the_first(change: Callable[[Any], Any]) -> Callable[[Any, int], None]:
-    def between(net: Any, step: int) -> None:
+def after_the_first(change):
+    def between(net, step):
         if step == 1:
             torch.manual_seed(7)
             change(net)
@@ -435,7 +430,7 @@ def after_the_first(change: Callable[[Any], Any]) -> Callable[[Any, int], None]:
     return between
 
 
-def _scaled(s: Any, x: Tensor) -> Any:
+def _scaled(s, x):
     return s.net(x) * s.scale
 
 
@@ -460,24 +455,24 @@ for _name, _change in (
     scores(_name, lambda s, x: s.net(x), after_the_first(_change))
 
 
-def _counting(s: Any, x: Tensor) -> Any:
+def _counting(s, x):
     s.calls += 1
     s.last = s.net.a(x)
     s.seen = s.seen * 0.9 + s.last.detach().mean(0)
     return s.net.b(s.last) / s.calls
 
 
-def _counted(s: Any, x: Tensor) -> Any:
+def _counted(s, x):
     s.calls += 1
     return s.net(x) / s.calls
 
 
-def _listed(s: Any, x: Tensor) -> Any:
+def _listed(s, x):
     s.calls.append(1.0)
     return s.net(x) / len(s.calls)
 
 
-def _noted(s: Any, x: Tensor) -> Any:
+def _noted(s, x):
     s.width, s.is_called = x.shape[1], True
     return s.net(x)
 
@@ -490,15 +485,15 @@ scores("attributes set to the same", _noted)
 # -- other plans -------------------------------------------------------------------------------------------------------
 
 
-def planned(name: str, make: Callable[[Any], Any], forward: Callable[..., Any], modes: Any = CAPTURED) -> None:
+def planned(name, make, forward, modes=CAPTURED):
     """A habit of a forward pass in a network that `make` plans: micro batches, copies, cuts of layers."""
 
     @habit(name, modes)
-    def _(t: Trial) -> None:
+    def _(t):
         train(t, make(Step(lambda s, x, y: F.mse_loss(forward(s, x), y), calls=0)))
 
 
-def _written(s: Any, x: Tensor) -> Any:
+def _written(s, x):
     h = s.net.a(x)
     h[:, 0] = 0
     h.view(-1, 4, 4)[:, 1].mul_(3)
@@ -507,8 +502,8 @@ def _written(s: Any, x: Tensor) -> Any:
     return y
 
 
-def _cut_by(strategy: Any) -> Callable[[Any], Any]:
-    def make(net: Any) -> Any:
+def _cut_by(strategy):
+    def make(net):
         shard(net.net.a, strategy)
         shard(net.net.b, strategy)
         return net

@@ -1,21 +1,16 @@
 """Optimizers and schedules, torch's and the script's own."""
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim import lr_scheduler as schedules
 
-from training_habits.trial import Criterion, Trial, habit, sgd, train
+from training_habits.trial import Criterion, habit, sgd, train
 
 
-def optimized(name: str, make: Callable[[Any], torch.optim.Optimizer]) -> None:
+def optimized(name, make):
     @habit(f"optimizer: {name}")
-    def _(t: Trial) -> None:
+    def _(t):
         train(t, Criterion(), optimizer=make, steps=4)
 
 
@@ -32,22 +27,22 @@ optimized("learning rate as a tensor", lambda net: torch.optim.AdamW(net.paramet
 class Own(torch.optim.Optimizer):
     """An optimizer as scripts have their own; a subclass says how one parameter moves."""
 
-    def __init__(self, net: Any) -> None:
+    def __init__(self, net):
         super().__init__(net.parameters(), {"lr": 0.01})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure=None):
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
                     p.add_(self.direction(p), alpha=-group["lr"])
 
-    def direction(self, p: Any) -> Any:
+    def direction(self, p):
         raise NotImplementedError
 
 
 class Lion(Own):
-    def direction(self, p: Any) -> Any:
+    def direction(self, p):
         state = self.state[p]
         if not state:
             state["mean"] = torch.zeros_like(p)
@@ -59,11 +54,11 @@ class Lion(Own):
 class Lars(Own):
     """Steps as long as the weight is large, with buffers made at once."""
 
-    def __init__(self, net: Any) -> None:
+    def __init__(self, net):
         super().__init__(net)
         self.buffers = {p: torch.zeros_like(p) for p in net.parameters()}
 
-    def direction(self, p: Any) -> Any:
+    def direction(self, p):
         ratio = p.norm() / (p.grad.norm() + 1e-6)
         return p.grad * ratio.clamp(max=1.0)
 
@@ -71,7 +66,7 @@ class Lars(Own):
 class Factored(Own):
     """Second moments of rows and columns."""
 
-    def direction(self, p: Any) -> Any:
+    def direction(self, p):
         if p.dim() != 2:
             return p.grad
         square = p.grad**2 + 1e-8
@@ -83,9 +78,9 @@ optimized("of the script: LARS, buffers made at once", Lars)
 optimized("of the script: moments of rows and columns", Factored)
 
 
-def _groups(net: Any) -> torch.optim.Optimizer:
+def _groups(net):
     biases, others = ([p for p in net.parameters() if (p.dim() == 1) is is_bias] for is_bias in (True, False))
-    groups: Iterable[Any] = [{"params": biases, "weight_decay": 0.0}, {"params": others, "lr": 0.001}]
+    groups = [{"params": biases, "weight_decay": 0.0}, {"params": others, "lr": 0.001}]
     return torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1)
 
 
@@ -93,14 +88,14 @@ optimized("groups with their own rates and decay", _groups)
 
 
 @habit("optimizer: LBFGS with a closure")
-def _(t: Trial) -> None:
+def _(t):
     net = Criterion()
     step = t.wrap(net)
     optimizer = torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=3)
     for _ in range(3):
         batch = t.batch()
 
-        def closure(batch: tuple[Tensor, Tensor] = batch) -> Any:
+        def closure(batch=batch):
             optimizer.zero_grad()
             loss = step(*batch)
             loss.backward()
@@ -111,11 +106,11 @@ def _(t: Trial) -> None:
 
 
 @habit("optimizer: state saved and loaded into another")
-def _(t: Trial) -> None:
+def _(t):
     net = Criterion()
     kept = [torch.optim.Adam(net.parameters(), lr=0.01)]
 
-    def after(net: Any, number: int) -> None:
+    def after(net, number):
         if number == 1:
             other = torch.optim.Adam(net.parameters(), lr=0.5)
             other.load_state_dict(copy.deepcopy(kept[0].state_dict()))
@@ -125,11 +120,11 @@ def _(t: Trial) -> None:
 
 
 @habit("optimizer: momentum read and reset")
-def _(t: Trial) -> None:
+def _(t):
     net = Criterion()
     optimizer = sgd(net, momentum=0.9)
 
-    def after(_net: Any, number: int) -> None:
+    def after(_net, number):
         states = optimizer.state.values()
         t.whole(sum(float(state["momentum_buffer"].norm()) ** 2 for state in states) ** 0.5, "momentum")
         for state in states if number == 1 else ():
@@ -139,7 +134,7 @@ def _(t: Trial) -> None:
 
 
 @habit("optimizer: zero_grad of the module, set_to_none=False")
-def _(t: Trial) -> None:
+def _(t):
     net = Criterion()
     step, optimizer = t.wrap(net), sgd(net, momentum=0.5)
     for _ in range(3):
@@ -152,7 +147,7 @@ def _(t: Trial) -> None:
 
 
 @habit("optimizer: GradScaler that is on")
-def _(t: Trial) -> None:
+def _(t):
     net = Criterion()
     step, optimizer, scaler = t.wrap(net), sgd(net), torch.amp.GradScaler("cpu", init_scale=1024.0)
     for _ in range(3):
@@ -166,14 +161,14 @@ def _(t: Trial) -> None:
     t.state(step)
 
 
-def scheduled(name: str, make: Callable[[torch.optim.Optimizer], Any], *, reads_loss: bool = False) -> None:
+def scheduled(name, make, *, reads_loss=False):
     """A habit of a schedule; one that reads the loss gets that of the whole batch.
 
     Captured steps give that loss; elsewhere the script averages it, as DDP scripts do.
     """
 
     @habit(f"schedule: {name}")
-    def _(t: Trial) -> None:
+    def _(t):
         net = Criterion()
         step, optimizer = t.wrap(net), sgd(net, momentum=0.9)
         schedule = make(optimizer)

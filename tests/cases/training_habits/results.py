@@ -1,40 +1,23 @@
 """What goes into a call and what comes out: containers, plain values, hidden state from call to call."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import torch
 import torch.nn.functional as F  # noqa: N812
 from random_networks.network import CONTAINERS
-from torch import Tensor, nn
+from torch import nn
 
-from training_habits.trial import (
-    WITH_RESULTS,
-    Criterion,
-    Mlp,
-    Step,
-    Trial,
-    habit,
-    loss_habit,
-    passed,
-    sgd,
-    step_habit,
-    train,
-)
+from training_habits.trial import WITH_RESULTS, Criterion, Mlp, Step, habit, loss_habit, passed, sgd, step_habit, train
 
 
-def contained(name: str, put: Callable[..., Any], take: Callable[..., Any]) -> None:
+def contained(name, put, take):
     """Habits of returning the loss and the scores in a container, with the loss inside or outside, and of a batch."""
 
-    def forward(s: Any, x: Tensor, y: Tensor) -> Any:
+    def forward(s, x, y):
         out = s.net(x)
         return put(F.mse_loss(out, y), out)
 
     @habit(f"results in a {name}", WITH_RESULTS)
-    def _(t: Trial) -> None:
-        def loss_of(step: Any, x: Tensor, y: Tensor) -> Tensor:
+    def _(t):
+        def loss_of(step, x, y):
             loss, scores = take(step(x, y))
             t.rows(scores, "scores")
             return loss
@@ -42,12 +25,12 @@ def contained(name: str, put: Callable[..., Any], take: Callable[..., Any]) -> N
         train(t, Step(forward), loss_of=loss_of)
 
     @loss_habit(f"results in a {name}, loss outside", lambda: Step(forward), WITH_RESULTS)
-    def _(step: Any, x: Tensor, y: Tensor) -> Any:
+    def _(step, x, y):
         loss, scores = take(step(x, y))
         return loss + (scores - 1).pow(2).mean()
 
     @step_habit(f"batch in a {name}", loss_of=lambda step, x, y: step(put(x, y)))
-    def _(s: Any, batch: Any) -> Tensor:
+    def _(s, batch):
         x, y = take(batch)
         return F.mse_loss(s.net(x), y)
 
@@ -57,13 +40,13 @@ for _name, _ways in CONTAINERS.items():
 
 
 @habit("rows among the results: the same tensor twice, an argument, whole numbers, what has no gradient", WITH_RESULTS)
-def _(t: Trial) -> None:
-    def forward(s: Any, x: Tensor, y: Tensor) -> Any:
+def _(t):
+    def forward(s, x, y):
         out = s.net(x)
         loss = F.mse_loss(out, y)
         return loss, loss, x, out.argmax(1), out.detach()
 
-    def loss_of(step: Any, x: Tensor, y: Tensor) -> Any:
+    def loss_of(step, x, y):
         first, second, argument, picked, out = step(x, y)
         assert not out.requires_grad
         for name, rows in (("argument", argument), ("picked", picked), ("scores", out)):
@@ -74,8 +57,8 @@ def _(t: Trial) -> None:
 
 
 @habit("results of layers kept by hooks")
-def _(t: Trial) -> None:
-    def forward(s: Any, x: Tensor, y: Tensor) -> Any:
+def _(t):
+    def forward(s, x, y):
         loss = F.mse_loss(s.net(x), y)
         return loss + 0.1 * s.kept["a"].pow(2).mean()
 
@@ -90,27 +73,27 @@ def _(t: Trial) -> None:
     loss_of=lambda step, x, y: step(x, y) + step(x.flip(1), y),
     steps=1,
 )
-def _(s: Any, x: Tensor, y: Tensor) -> Tensor:
+def _(s, x, y):
     out = s.net(x)
     s.kept = out if s.kept is None else torch.tanh(out + s.kept)
     return F.mse_loss(s.kept, y)
 
 
 @habit("tensor with a gradient that is no parameter")
-def _(t: Trial) -> None:
+def _(t):
     held = torch.ones(4, requires_grad=True)
     train(t, Step(lambda s, x, y: F.mse_loss(s.net(x) * s.held[0], y), held=[held]), steps=1)
     t.whole(held.grad, "its gradient")
 
 
 @habit("parameter used again outside of the call", WITH_RESULTS)
-def _(t: Trial) -> None:
+def _(t):
     net = Mlp()
     train(t, net, loss_of=lambda step, x, y: F.mse_loss(step(x) @ net.b.weight, y.repeat(1, 4)))
 
 
 @habit("gradients of a head outside, by torch.autograd.grad", WITH_RESULTS)
-def _(t: Trial) -> None:
+def _(t):
     net, head = Mlp(8, 16, 8), nn.Linear(8, 4)
     x, y = t.batch()
     optimizer = sgd(head)
@@ -123,18 +106,18 @@ def _(t: Trial) -> None:
 
 
 @loss_habit("result written into", Mlp, WITH_RESULTS)
-def _(step: Any, x: Tensor, y: Tensor) -> Tensor:
+def _(step, x, y):
     out = step(x)
     out[:, 0] = 0
     return F.mse_loss(out.mul_(2), y)
 
 
-def _of_weight(s: Any, x: Tensor, y: Tensor) -> Any:
+def _of_weight(s, x, y):
     return F.mse_loss(s.net(x), y), s.net.a.weight.pow(2).mean(1)
 
 
 @loss_habit("result that has no rows of the batch", lambda: Step(_of_weight), WITH_RESULTS)
-def _(step: Any, x: Tensor, y: Tensor) -> Any:
+def _(step, x, y):
     loss, of_weight = step(x, y)
     return loss + of_weight.mean()
 
@@ -143,13 +126,13 @@ def _(step: Any, x: Tensor, y: Tensor) -> Any:
 
 
 @step_habit("keyword arguments and defaults", loss_of=lambda step, x, y: step(x, target=y, weight=0.7))
-def _(s: Any, x: Tensor, *, target: Tensor, weight: float = 0.5, mask: Tensor | None = None) -> Tensor:
+def _(s, x, *, target, weight=0.5, mask=None):
     out = s.net(x)
     return F.mse_loss(out if mask is None else out * mask, target) * weight
 
 
 @step_habit("tensor of one number as an argument", more=[torch.tensor(0.1), torch.tensor(0.2), torch.tensor(0.3)])
-def _(s: Any, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+def _(s, x, y, weight):
     return F.mse_loss(s.net(x), y) * weight
 
 
@@ -159,12 +142,12 @@ def _(s: Any, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     batch=lambda t: (t.randn(8, 5, 8), t.randn(8, 4)),
     more=[torch.linspace(0, 1, 40).double().view(1, 5, 8)] * 3,
 )
-def _(s: Any, x: Tensor, y: Tensor, where: Tensor) -> Tensor:
+def _(s, x, y, where):
     return F.mse_loss(s.net(x + where).mean(1), y)
 
 
 @habit("smaller last batch")
-def _(t: Trial) -> None:
+def _(t):
     rows = iter([8, 8, 4, 8])
     train(t, Criterion(), batch=lambda t: (t.randn(n := next(rows), 8), t.randn(n, 4)), steps=4)
 
@@ -172,26 +155,26 @@ def _(t: Trial) -> None:
 # -- state from call to call -------------------------------------------------------------------------------------------
 
 
-def _recurrent(s: Any, x: Tensor, y: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+def _recurrent(s, x, y, h):
     h = s.cell(x, h)
     return F.mse_loss(s.net(h), y), h
 
 
-def _cell() -> Step:
+def _cell():
     return Step(_recurrent, cell=nn.GRUCell(8, 8))
 
 
 @loss_habit("hidden state handed on with its graph: two calls, one backward pass", _cell, WITH_RESULTS)
-def _(step: Any, x: Tensor, y: Tensor) -> Any:
+def _(step, x, y):
     first, h = step(x, y, torch.zeros(len(x), 8))
     return first + step(x.flip(1), y, h)[0]
 
 
 @habit("truncated backpropagation through time", WITH_RESULTS)
-def _(t: Trial) -> None:
+def _(t):
     state = t.mine(torch.zeros(8, 8))
 
-    def loss_of(step: Any, x: Tensor, y: Tensor) -> Any:
+    def loss_of(step, x, y):
         nonlocal state
         first, state = step(x, y, state.detach().requires_grad_())
         second, state = step(x.roll(1, 1), y, state)
@@ -201,15 +184,15 @@ def _(t: Trial) -> None:
 
 
 @step_habit("hidden state kept on the module, detached", parts=lambda: {"cell": nn.GRUCell(8, 8), "h": None})
-def _(s: Any, x: Tensor, y: Tensor) -> Tensor:
+def _(s, x, y):
     h = s.cell(x, torch.zeros(len(x), 8) if s.h is None else s.h)
     s.h = h.detach()
     return F.mse_loss(s.net(h), y)
 
 
 @habit("inputs that require gradients")
-def _(t: Trial) -> None:
-    def loss_of(step: Any, x: Tensor, y: Tensor) -> Any:
+def _(t):
+    def loss_of(step, x, y):
         x.requires_grad_()
         loss = step(x, y)
         loss.backward()
@@ -223,7 +206,7 @@ def _(t: Trial) -> None:
 
 
 @habit("gradient of the loss by the batch, torch.autograd.grad", WITH_RESULTS)
-def _(t: Trial) -> None:
+def _(t):
     step = t.wrap(Mlp())
     x, y = t.batch()
     loss = F.mse_loss(step(x.requires_grad_()), y)
@@ -231,10 +214,10 @@ def _(t: Trial) -> None:
 
 
 @habit("latent vectors of the batch learnt beside the network")
-def _(t: Trial) -> None:
+def _(t):
     z, y = t.mine(t.randn(8, 8)).requires_grad_(), t.mine(t.randn(8, 4))
 
-    def optimizer(net: nn.Module) -> torch.optim.Optimizer:
+    def optimizer(net):
         return torch.optim.SGD([{"params": [z], "lr": 1.0}, {"params": list(net.parameters())}], lr=0.05)
 
     train(t, Criterion(), optimizer=optimizer, loss_of=lambda step, *_: step(z, y))

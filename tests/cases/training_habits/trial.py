@@ -7,7 +7,7 @@ and the network itself in one process; `trial.batch()` is what this rank passes.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +47,7 @@ class Note:
 class Trial:
     """One run of a habit."""
 
-    def __init__(self, mode: str, *, draws: bool = False, cuts: int = 2, broadcasts: bool = False) -> None:
+    def __init__(self, mode, *, draws=False, cuts=2, broadcasts=False):
         self.mode = mode
         self._broadcasts = broadcasts
         self.notes: list[Note] = []
@@ -60,11 +60,11 @@ class Trial:
         np.random.seed(0)
 
     @property
-    def passes_all(self) -> bool:
+    def passes_all(self):
         """Whether this process passes the whole batch."""
         return self.mode in (ALONE, IN_HALVES, "shard", "pipeline")
 
-    def wrap(self, net: nn.Module) -> Any:
+    def wrap(self, net):
         """Return the network in the mode of this trial."""
         if self.mode == ALONE:
             return AutoParallel(net) if self._draws else net
@@ -83,7 +83,7 @@ class Trial:
             self._cut(net)
         return step
 
-    def _cut(self, net: nn.Module) -> None:
+    def _cut(self, net):
         layers = [m for m in net.modules() if type(m) is nn.Linear]
         ones = (1,) * (self._cuts - 1)
         for number, layer in enumerate(layers):
@@ -93,23 +93,23 @@ class Trial:
             if size % WORLD_SIZE == 0:
                 shard(layer, wanted)
 
-    def randn(self, *shape: int) -> Tensor:
+    def randn(self, *shape):
         """Return random numbers, the same on every rank."""
         return torch.randn(*shape, generator=self._numbers)
 
-    def randint(self, high: int, *shape: int) -> Tensor:
+    def randint(self, high, *shape):
         """Return random whole numbers, the same on every rank."""
         return torch.randint(0, high, shape, generator=self._numbers)
 
-    def mine(self, rows: Tensor) -> Tensor:
+    def mine(self, rows):
         """Return this rank's part of a tensor whose first dimension is the batch."""
         return rows if self.passes_all else rows.chunk(WORLD_SIZE)[get_rank()].clone()
 
-    def batch(self) -> tuple[Tensor, Tensor]:
+    def batch(self):
         """Return this rank's part of the next batch: what goes in, and what is to come out."""
         return self.mine(self.randn(8, 8)), self.mine(self.randn(8, 4))
 
-    def mean_of_ranks(self, value: Tensor) -> Tensor:
+    def mean_of_ranks(self, value):
         """Return the mean of what the ranks give, by torch's own all-reduce."""
         value = value.detach().clone()
         if self.mode not in (ALONE, IN_HALVES):
@@ -117,35 +117,35 @@ class Trial:
             value /= WORLD_SIZE
         return value
 
-    def loss(self, value: Any, name: str = "loss") -> None:
+    def loss(self, value, name="loss"):
         """Note a loss, or another number that is a mean over the batch."""
         self.notes.append(Note("mean", name, float(value)))
 
-    def rows(self, value: Tensor, name: str = "rows") -> None:
+    def rows(self, value, name="rows"):
         """Note a result that has a row for each row of the batch."""
         self.notes.append(Note("rows", name, value.detach().clone()))
 
-    def whole(self, value: Any, name: str = "value") -> None:
+    def whole(self, value, name="value"):
         """Note what has to be the same on every rank."""
         value = value if isinstance(value, Tensor) else torch.tensor(value)
         self.notes.append(Note("whole", name, whole_of(value)))
 
-    def named(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+    def named(self, name, tensors):
         """Note tensors of which each rank may have some, as the ranks of a pipeline do."""
         held = {key.replace("network.", ""): self._held(tensor) for key, tensor in tensors.items()}
         self.notes.append(
             Note("named", name, {key: whole_of(tensor) for key, tensor in held.items() if tensor.numel()})
         )
 
-    def _held(self, tensor: Tensor) -> Tensor:
+    def _held(self, tensor):
         """Return the tensor, or what this rank of a pipeline has of it: all or nothing."""
         return getattr(tensor, "to_local", lambda: tensor)() if self.mode == "pipeline" else tensor
 
-    def gradients(self, net: nn.Module) -> None:
+    def gradients(self, net):
         """Note the gradients of a network's parameters."""
         self.named("gradient", {n: p.grad for n, p in net.named_parameters() if p.grad is not None})
 
-    def state(self, net: nn.Module) -> None:
+    def state(self, net):
         """Note parameters and buffers of what `wrap` returned, or of a network outside."""
         state = {name.replace("network.", ""): value for name, value in net.state_dict().items()}
         found = {name: whole_of(value) for name, value in state.items() if isinstance(value, Tensor)}
@@ -163,16 +163,16 @@ class InHalves(nn.Module):
             before has left, as micro batches do.
     """
 
-    def __init__(self, net: nn.Module, *, broadcasts: bool) -> None:
+    def __init__(self, net, *, broadcasts):
         super().__init__()
         self.network = net
         self._broadcasts = broadcasts
         self._own: list[dict[str, Tensor]] = [{}, {}]
 
-    def buffers_of(self, half: int) -> dict[str, Tensor]:
+    def buffers_of(self, half):
         return {**dict(self.network.named_buffers()), **self._own[half]}
 
-    def forward(self, *args: Any, **named: Any) -> Any:
+    def forward(self, *args, **named):
         if self._broadcasts:
             before = {name: value.detach().clone() for name, value in self.network.named_buffers()}
             self._own = [before, before]
@@ -187,30 +187,30 @@ class InHalves(nn.Module):
             self._put(self._own[0])
         return pytree.tree_map(lambda a, b: _join(a, b) if isinstance(a, Tensor) else a, *results)
 
-    def _put(self, buffers: dict[str, Tensor]) -> None:
+    def _put(self, buffers):
         for name, value in buffers.items():
             owner, _, leaf = name.rpartition(".")
             setattr(self.network.get_submodule(owner), leaf, value.clone())
 
-    def named_parameters(self, *args: Any, **named: Any) -> Any:
+    def named_parameters(self, *args, **named):
         return self.network.named_parameters(*args, **named)
 
-    def state_dict(self, *args: Any, **named: Any) -> Any:
+    def state_dict(self, *args, **named):
         return self.network.state_dict(*args, **named)
 
-    def load_state_dict(self, *args: Any, **named: Any) -> Any:
+    def load_state_dict(self, *args, **named):
         return self.network.load_state_dict(*args, **named)
 
 
-def _half(number: int) -> Callable[[Any], Any]:
+def _half(number):
     return lambda value: value.chunk(2)[number] if isinstance(value, Tensor) and value.dim() else value
 
 
-def _join(first: Tensor, second: Tensor) -> Tensor:
+def _join(first, second):
     return torch.cat([first, second]) if first.dim() else (first + second) / 2
 
 
-def whole_of(value: Tensor) -> Tensor:
+def whole_of(value):
     """Return a copy of the whole of a tensor of which this rank may have a part."""
     whole = getattr(value, "full_tensor", lambda: value)()
     return whole.detach().clone()
@@ -228,19 +228,20 @@ class Habit:
     limit: float = 1e-10
     """Largest difference, relative to a tensor's largest value."""
 
-    def trial(self, mode: str, *, broadcasts: bool = False) -> Trial:
-        return Trial(mode, draws=self.draws, cuts=self.cuts, broadcasts=broadcasts)
+    def notes(self, mode, *, broadcasts=False):
+        """Return what one trial of it has seen."""
+        trial = Trial(mode, draws=self.draws, cuts=self.cuts, broadcasts=broadcasts)
+        self.run(trial)
+        return trial.notes
 
 
-HABITS: dict[str, Habit] = {}
+HABITS = {}
 
 
-def habit(
-    name: str, modes: Iterable[str] = MODES, *, draws: bool = False, cuts: int = 2, limit: float = 1e-10
-) -> Callable[[Callable[[Trial], None]], Callable[[Trial], None]]:
+def habit(name, modes=MODES, *, draws=False, cuts=2, limit=1e-10):
     """Register the decorated script."""
 
-    def register(run: Callable[[Trial], None]) -> Callable[[Trial], None]:
+    def register(run):
         assert name not in HABITS, name
         HABITS[name] = Habit(name, run, tuple(modes), draws, cuts, limit)
         return run
@@ -254,29 +255,29 @@ def habit(
 class Mlp(nn.Module):
     """Scores of each row."""
 
-    def __init__(self, inputs: int = 8, hidden: int = 16, outputs: int = 4) -> None:
+    def __init__(self, inputs=8, hidden=16, outputs=4):
         super().__init__()
         self.a, self.b = nn.Linear(inputs, hidden), nn.Linear(hidden, outputs)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.b(torch.tanh(self.a(x)))
 
 
 class Criterion(nn.Module):
     """A network with its loss."""
 
-    def __init__(self, net: nn.Module | None = None, loss: Callable[[Tensor, Tensor], Tensor] = F.mse_loss) -> None:
+    def __init__(self, net=None, loss=F.mse_loss):
         super().__init__()
         self.net, self._loss = net or Mlp(), loss
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+    def forward(self, x, y):
         return self._loss(self.net(x), y)
 
 
 class Step(nn.Module):
     """A network whose forward pass is a function of it and the batch; tensors among its parts are buffers."""
 
-    def __init__(self, forward: Callable[..., Any], net: nn.Module | None = None, **parts: Any) -> None:
+    def __init__(self, forward, net=None, **parts):
         super().__init__()
         self.net = net or Mlp()
         self._forward = forward
@@ -286,32 +287,32 @@ class Step(nn.Module):
             else:
                 setattr(self, name, part)
 
-    def forward(self, *args: Any, **named: Any) -> Any:
+    def forward(self, *args, **named):
         return self._forward(self, *args, **named)
 
 
-def sgd(*nets: nn.Module, lr: float = 0.05, **options: Any) -> torch.optim.Optimizer:
+def sgd(*nets, lr=0.05, **options):
     return torch.optim.SGD(dict.fromkeys(p for net in nets for p in net.parameters()), lr=lr, **options)
 
 
-def passed(_loss: Tensor) -> None:
+def passed(_loss):
     """The backward pass when `loss_of` has made it."""
 
 
 def train(
-    trial: Trial,
-    *nets: nn.Module,
-    steps: int = 3,
-    batch: Callable[[Trial], tuple[Tensor, ...]] = lambda t: (t.randn(8, 8), t.randn(8, 4)),
-    more: Sequence[Any] = (),
-    optimizer: Callable[..., Any] = sgd,
-    renews: bool = False,
-    loss_of: Callable[..., Tensor] = lambda step, *batch: step(*batch),
-    backward: Callable[[Tensor], Any] = Tensor.backward,
-    before: Callable[[Any, int], Any] = lambda _net, _step: None,
-    after_backward: Callable[[Any, int], Any] = lambda _net, _step: None,
-    after: Callable[[Any, int], Any] = lambda _net, _step: None,
-) -> Any:
+    trial,
+    *nets,
+    steps=3,
+    batch=lambda t: (t.randn(8, 8), t.randn(8, 4)),
+    more=(),
+    optimizer=sgd,
+    renews=False,
+    loss_of=lambda step, *batch: step(*batch),
+    backward=Tensor.backward,
+    before=lambda _net, _step: None,
+    after_backward=lambda _net, _step: None,
+    after=lambda _net, _step: None,
+):
     """Train in the usual loop, and note losses, first gradients and the state at the end; return what was wrapped.
 
     Args:
@@ -345,30 +346,21 @@ def train(
     return wrapped[0]
 
 
-def _listed(optimizer: Any) -> list[torch.optim.Optimizer]:
+def _listed(optimizer):
     return optimizer if isinstance(optimizer, list) else [optimizer]
 
 
-def _zero(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+def _zero(optimizers):
     for one in optimizers:
         one.zero_grad()
 
 
-def step_habit(
-    name: str,
-    modes: Iterable[str] = MODES,
-    *,
-    net: Callable[[], nn.Module] = Mlp,
-    parts: Callable[[], dict[str, Any]] = dict,
-    draws: bool = False,
-    cuts: int = 2,
-    **options: Any,
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def step_habit(name, modes=MODES, *, net=Mlp, parts=dict, draws=False, cuts=2, **options):
     """Register training of a `Step` with the decorated forward pass, by `options` of `train`."""
 
-    def register(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def register(forward):
         @habit(name, modes, draws=draws, cuts=cuts)
-        def _(t: Trial) -> None:
+        def _(t):
             train(t, Step(forward, net(), **parts()), **options)
 
         return forward
@@ -376,14 +368,12 @@ def step_habit(
     return register
 
 
-def loss_habit(
-    name: str, make: Callable[[], nn.Module] = Criterion, modes: Iterable[str] = MODES, **options: Any
-) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+def loss_habit(name, make=Criterion, modes=MODES, **options):
     """Register training whose loss is the decorated function of what is wrapped and a batch."""
 
-    def register(loss_of: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def register(loss_of):
         @habit(name, modes)
-        def _(t: Trial) -> None:
+        def _(t):
             train(t, make(), loss_of=loss_of, **options)
 
         return loss_of
@@ -391,15 +381,7 @@ def loss_habit(
     return register
 
 
-def scores(
-    name: str,
-    forward: Callable[..., Any],
-    between: Callable[[Any, int], Any] = lambda _net, _step: None,
-    modes: Iterable[str] = MODES,
-    *,
-    limit: float = 1e-10,
-    **parts: Callable[[], Any],
-) -> None:
+def scores(name, forward, between=lambda _net, _step: None, modes=MODES, *, limit=1e-10, **parts):
     """Register training of a forward pass that gives scores of (x), maybe with more; the loss is of the scores.
 
     Args:
@@ -408,6 +390,6 @@ def scores(
     """
 
     @habit(name, modes, limit=limit)
-    def _(t: Trial) -> None:
+    def _(t):
         net = Step(lambda self, x, y: F.mse_loss(forward(self, x), y), **{key: make() for key, make in parts.items()})
         train(t, net, before=between)

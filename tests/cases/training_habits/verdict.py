@@ -1,30 +1,22 @@
 """Verdict on one habit in one mode: equal to one process, refused by name, different, or an error of somebody else."""
 
-from __future__ import annotations
-
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from random_networks.verdict import PEER_LEFT, differ, hides_an_internal_error
-from random_networks.worlds import Report
-from torch import Tensor
-
-from training_habits.trial import Note
 
 
 @dataclass(frozen=True)
 class Verdict:
     kind: str
-    """equal; refused; own rows: equal to one process that takes half of the rows at a time; WRONG; raw error; died;
-    hung; invalid: the script fails in one process too."""
+    """equal; refused; own rows: equal to one process that takes half of the rows at a time; WRONG; raw error; invalid:
+    the script fails in one process too."""
     message: str = ""
     """Of a refusal: the class of the error, and its text."""
     trace: str = ""
 
 
-def judge(alone: Report, halves: Report, ranks: Sequence[Report], limit: float) -> Verdict:
+def judge(alone, halves, ranks, limit):
     """Compare the ranks with the one process, and with one that takes half of the rows at a time.
 
     Args:
@@ -32,10 +24,9 @@ def judge(alone: Report, halves: Report, ranks: Sequence[Report], limit: float) 
     """
     if alone.kind != "done":
         return Verdict("invalid", alone.error, alone.trace)
-    for kind, word in (("died", "died"), ("error", "raw error")):
-        for rank, report in enumerate(ranks):
-            if report.kind == kind and not (kind == "error" and PEER_LEFT.search(report.message)):
-                return Verdict(word, f"rank {rank}: {report.error}", report.trace)
+    for rank, report in enumerate(ranks):
+        if report.kind == "error" and not PEER_LEFT.search(report.message):
+            return Verdict("raw error", f"rank {rank}: {report.error}", report.trace)
     refused = [report for report in ranks if report.kind == "refused"]
     told = ("cannot run this call", "CollectiveError: ")  # by a rank that has heard of the others' error
     own = [report for report in refused if not any(words in report.error for words in told)] or refused
@@ -44,8 +35,7 @@ def judge(alone: Report, halves: Report, ranks: Sequence[Report], limit: float) 
         return Verdict(kind, own[0].error, own[0].trace)
     for rank, report in enumerate(ranks):
         if report.kind != "done":
-            word = "hung" if report.kind == "hung" else "raw error"
-            return Verdict(word, f"rank {rank}: {report.error}", report.trace)
+            return Verdict("raw error", f"rank {rank}: {report.error}", report.trace)
     notes = [report.trained for report in ranks]
     difference = compare(alone.trained, notes, limit)
     if difference and halves.kind == "done" and not compare(halves.trained, notes, limit):
@@ -53,7 +43,7 @@ def judge(alone: Report, halves: Report, ranks: Sequence[Report], limit: float) 
     return Verdict("WRONG", difference) if difference else Verdict("equal")
 
 
-def compare(right: Sequence[Note], ranks: Sequence[Sequence[Note]], limit: float) -> str:
+def compare(right, ranks, limit):
     """Return the first thing that differs, in words; nothing when all is equal."""
     if any(len(notes) != len(right) for notes in ranks):
         return f"{len(right)} notes in one process, {[len(notes) for notes in ranks]} on the ranks"
@@ -64,7 +54,7 @@ def compare(right: Sequence[Note], ranks: Sequence[Sequence[Note]], limit: float
     return ""
 
 
-def difference_at(right: Note, ranks: Sequence[Note], limit: float) -> str:
+def difference_at(right, ranks, limit):
     values = [note.value for note in ranks]
     if right.kind == "mean":
         mean = sum(values) / len(values)
@@ -89,7 +79,7 @@ def difference_at(right: Note, ranks: Sequence[Note], limit: float) -> str:
     return ""
 
 
-def _difference_of_names(right: dict[str, Tensor], ranks: Sequence[dict[str, Tensor]], limit: float) -> str:
+def _difference_of_names(right, ranks, limit):
     extra = sorted({name for value in ranks for name in value} - right.keys())
     if extra:
         return f"{', '.join(extra)}: not there in one process"
@@ -102,8 +92,3 @@ def _difference_of_names(right: dict[str, Tensor], ranks: Sequence[dict[str, Ten
         if max(found) > limit:
             return f"{name} off by {max(found):.1e}"
     return ""
-
-
-def short(verdict: Verdict) -> str:
-    """Return the verdict on one line."""
-    return re.sub(r"\s+", " ", f"{verdict.kind}: {verdict.message}").strip(": ")

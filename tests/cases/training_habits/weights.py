@@ -1,21 +1,17 @@
 """Weights and gradients that the script reads and writes between the steps; copies of the network."""
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import parameters_to_vector, prune, vector_to_parameters
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from training_habits.trial import Criterion, Trial, habit, passed, sgd, train, whole_of
+from training_habits.trial import Criterion, habit, passed, sgd, train, whole_of
 
 
-def edited(name: str, edit: Callable[[Any, Any], Any], where: str = "after") -> None:
+def edited(name, edit, where="after"):
     """A habit of doing something to the network and its first weight in each step, without gradients.
 
     Args:
@@ -23,26 +19,26 @@ def edited(name: str, edit: Callable[[Any, Any], Any], where: str = "after") -> 
     """
 
     @habit(name)
-    def _(t: Trial) -> None:
+    def _(t):
         train(t, Criterion(), **{where: torch.no_grad()(lambda net, _: edit(net, net.net.a.weight))})
 
 
 # -- writes ------------------------------------------------------------------------------------------------------------
 
 
-def _drawn(draw: Callable[[Any], Any]) -> Callable[[Any, Any], None]:
-    def edit(_: Any, w: Any) -> None:
+def _drawn(draw):
+    def edit(_, w):
         torch.manual_seed(5)
         draw(w)
 
     return edit
 
 
-def _to_vector(net: Any, _: Any) -> None:
+def _to_vector(net, _):
     vector_to_parameters(parameters_to_vector(net.parameters()) * 0.9, net.parameters())
 
 
-def _loaded(net: Any, _: Any) -> None:
+def _loaded(net, _):
     net.load_state_dict({name: value * 0.9 for name, value in net.state_dict().items()})
 
 
@@ -72,31 +68,31 @@ edited("weights times fan-in", lambda net, w: [p.mul_(1 - 0.01 * p.shape[0] ** 0
 # -- gradients ---------------------------------------------------------------------------------------------------------
 
 
-def of_gradients(name: str, edit: Callable[[Any, Any], Any]) -> None:
+def of_gradients(name, edit):
     edited(name, edit, where="after_backward")
 
 
-def _gradients(net: nn.Module) -> list[Tensor]:
+def _gradients(net):
     return [p.grad for p in net.parameters() if p.grad is not None]
 
 
-def _norm(net: nn.Module) -> Tensor:
+def _norm(net):
     return torch.stack([g.norm() for g in _gradients(net)]).norm()
 
 
-def _clip_by_norms(net: Any, _: Any) -> None:
+def _clip_by_norms(net, _):
     scale = (0.05 / (_norm(net) + 1e-6)).clamp(max=1)
     for gradient in _gradients(net):
         gradient.mul_(scale)
 
 
-def _noise(net: Any, _: Any) -> None:
+def _noise(net, _):
     torch.manual_seed(3)
     for gradient in _gradients(net):
         gradient.add_(torch.randn_like(gradient), alpha=0.01)
 
 
-def _agc(_: Any, w: Any) -> None:
+def _agc(_, w):
     most = w.norm(dim=1, keepdim=True).clamp(min=1e-3) * 0.01
     w.grad.mul_((most / w.grad.norm(dim=1, keepdim=True).clamp(min=1e-6)).clamp(max=1))
 
@@ -121,8 +117,8 @@ of_gradients("weight decay by hand", lambda net, w: [p.grad.add_(p, alpha=0.1) f
 
 
 @habit("clip_grad_norm_")
-def _(t: Trial) -> None:
-    def after_backward(net: Any, _: int) -> None:
+def _(t):
+    def after_backward(net, _):
         t.whole(nn.utils.clip_grad_norm_(net.parameters(), 0.05), "norm")
 
     train(t, Criterion(), after_backward=after_backward)
@@ -132,16 +128,16 @@ def _(t: Trial) -> None:
 
 
 @torch.no_grad()
-def _lerp(mine: Any, theirs: Any) -> None:
+def _lerp(mine, theirs):
     for p, q in zip(mine.parameters(), theirs.parameters(), strict=True):
         p.mul_(0.9).add_(q, alpha=0.1)
 
 
 @habit("EMA copied after the first step")
-def _(t: Trial) -> None:
-    kept: list[nn.Module] = []
+def _(t):
+    kept = []
 
-    def after(net: Any, _: int) -> None:
+    def after(net, _):
         if not kept:
             kept.append(copy.deepcopy(net))
         _lerp(kept[0], net)
@@ -151,10 +147,10 @@ def _(t: Trial) -> None:
 
 
 @habit("EMA of the state_dict")
-def _(t: Trial) -> None:
-    shadow: dict[str, Tensor] = {}
+def _(t):
+    shadow = {}
 
-    def after(net: Any, _: int) -> None:
+    def after(net, _):
         for name, value in net.state_dict().items():
             shadow[name] = value * 0.1 + shadow[name] * 0.9 if name in shadow else value.clone()
 
@@ -163,7 +159,7 @@ def _(t: Trial) -> None:
 
 
 @habit("AveragedModel of the network, made before")
-def _(t: Trial) -> None:
+def _(t):
     net = Criterion()
     averaged = AveragedModel(net)
     train(t, net, after=lambda net, n: averaged.update_parameters(net))
@@ -171,7 +167,7 @@ def _(t: Trial) -> None:
 
 
 @habit("AveragedModel of what is wrapped, made after the first step")
-def _(t: Trial) -> None:
+def _(t):
     step = train(t, net := Criterion(), steps=1)
     averaged, optimizer = AveragedModel(step, multi_avg_fn=get_ema_multi_avg_fn(0.9)), sgd(net)
     for _ in range(3):
@@ -183,12 +179,12 @@ def _(t: Trial) -> None:
 
 
 @habit("Lookahead whose slow weights are made before")
-def _(t: Trial) -> None:
+def _(t):
     net = Criterion()
     slow = [p.detach().clone() for p in net.parameters()]
 
     @torch.no_grad()
-    def after(net: Any, number: int) -> None:
+    def after(net, number):
         if number % 2 == 1:
             for p, s in zip(net.parameters(), slow, strict=True):
                 s.add_(p - s, alpha=0.5)
@@ -198,15 +194,15 @@ def _(t: Trial) -> None:
 
 
 @habit("sharpness-aware minimization (SAM)")
-def _(t: Trial) -> None:
+def _(t):
     net = Criterion()
 
-    def moved(sign: int, moves: list[Tensor]) -> None:
+    def moved(sign, moves):
         with torch.no_grad():
             for p, move in zip(net.parameters(), moves, strict=True):
                 p.add_(move, alpha=sign)
 
-    def loss_of(step: Any, x: Tensor, y: Tensor) -> Any:
+    def loss_of(step, x, y):
         step(x, y).backward()
         moves = [g * (0.05 / (_norm(net) + 1e-12)) for g in _gradients(net)]
         moved(1, moves)
@@ -220,7 +216,7 @@ def _(t: Trial) -> None:
 
 
 @habit("deepcopy of what is wrapped, before the first call")
-def _(t: Trial) -> None:
+def _(t):
     step = t.wrap(Criterion())
     other = copy.deepcopy(step)
     x, y = t.batch()
@@ -231,7 +227,7 @@ def _(t: Trial) -> None:
 
 
 @habit("deepcopy of what is wrapped, after a step, and both go on")
-def _(t: Trial) -> None:
+def _(t):
     step = train(t, Criterion())
     for one in (step, copy.deepcopy(step)):
         optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
@@ -246,17 +242,17 @@ def _(t: Trial) -> None:
 
 
 @habit("a layer frozen, later trained again")
-def _(t: Trial) -> None:
+def _(t):
     train(t, Criterion(), before=lambda net, n: net.net.a.requires_grad_(requires_grad=n != 1), steps=4)
 
 
 @habit("a layer thawed, its weights added to the optimizer")
-def _(t: Trial) -> None:
+def _(t):
     net = Criterion()
     net.net.a.requires_grad_(requires_grad=False)
     optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.05)
 
-    def before(net: Any, number: int) -> None:
+    def before(net, number):
         if number == 2:
             net.net.a.requires_grad_(requires_grad=True)
             optimizer.add_param_group({"params": list(net.net.a.parameters()), "lr": 0.01})
@@ -264,12 +260,12 @@ def _(t: Trial) -> None:
     train(t, net, before=before, optimizer=lambda _: optimizer, steps=4)
 
 
-def changed(name: str, change: Callable[[Any], Any], make: Callable[[], nn.Module] = Criterion, **options: Any) -> None:
+def changed(name, change, make=Criterion, **options):
     """A habit of changing what the network is made of after the first step, with a new optimizer for each."""
 
     @habit(name)
-    def _(t: Trial) -> None:
-        def before(net: Any, number: int) -> None:
+    def _(t):
+        def before(net, number):
             if number == 1:
                 torch.manual_seed(3)
                 change(net)
@@ -277,16 +273,16 @@ def changed(name: str, change: Callable[[Any], Any], make: Callable[[], nn.Modul
         train(t, make(), before=before, renews=True, **options)
 
 
-def _grown(net: Any) -> None:
+def _grown(net):
     rows = torch.cat([whole_of(net.net[0].weight), torch.ones(8, 8)])
     net.net[0] = nn.Embedding.from_pretrained(rows, freeze=False)
 
 
-def _words(**options: Any) -> nn.Module:
+def _words(**options):
     return Criterion(nn.Sequential(nn.Embedding(16, 8, **options), nn.Linear(8, 4)))
 
 
-def _ids(t: Trial) -> tuple[Tensor, Tensor]:
+def _ids(t):
     return t.randint(16, 8), t.randn(8, 4)
 
 
@@ -296,7 +292,7 @@ changed("embedding grown between steps", _grown, _words, batch=_ids)
 
 
 @habit(".to(float32) after the first call")
-def _(t: Trial) -> None:
+def _(t):
     net = Criterion()
     step = t.wrap(net)
     t.loss(step(*t.batch()))
@@ -311,5 +307,5 @@ def _(t: Trial) -> None:
 
 
 @habit("embedding with max_norm")
-def _(t: Trial) -> None:
+def _(t):
     train(t, _words(max_norm=0.5), batch=_ids)

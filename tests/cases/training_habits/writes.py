@@ -1,19 +1,14 @@
 """Writes in place: into views of what an operator or a module has made, into buffers and into the batch."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
+from torch import nn
 
 from training_habits.losses import criterion
-from training_habits.trial import Step, Trial, habit, step_habit, train
+from training_habits.trial import Step, habit, step_habit, train
 
 
-def edited(name: str, edit: Callable[[Tensor], Any], *, goes_on: bool = False) -> None:
+def edited(name, edit, *, goes_on=False):
     """A habit of writing into what the first layer has made, before the second reads it.
 
     Args:
@@ -21,8 +16,8 @@ def edited(name: str, edit: Callable[[Tensor], Any], *, goes_on: bool = False) -
     """
 
     @habit(f"write: {name}")
-    def _(t: Trial) -> None:
-        def forward(s: Any, x: Tensor, y: Tensor) -> Tensor:
+    def _(t):
+        def forward(s, x, y):
             h = s.net.a(x)
             edited = edit(h)
             return F.mse_loss(s.net.b(torch.tanh(edited if goes_on else h)), y)
@@ -30,19 +25,19 @@ def edited(name: str, edit: Callable[[Tensor], Any], *, goes_on: bool = False) -
         train(t, Step(forward))
 
 
-def _column(h: Tensor) -> None:
+def _column(h):
     h[:, 0] = 0.5
     h[:, :4] = h[:, 4:8] * 2
     h.add_(1)
 
 
-def _by_index(h: Tensor) -> None:
+def _by_index(h):
     h.index_fill_(1, torch.tensor([0, 5]), 0.3)
     h.index_add_(1, torch.tensor([1, 2]), torch.ones(len(h), 2))
     h.scatter_(1, torch.full((len(h), 1), 7), 2.0)
 
 
-def _under_no_grad(h: Tensor) -> None:
+def _under_no_grad(h):
     with torch.no_grad():
         h[:, 3:6] *= 0.5
 
@@ -66,7 +61,7 @@ edited("write into the gradient-free part", lambda h: (d := h.detach(), d[:, 0].
 edited("under no_grad", _under_no_grad)
 
 
-def _detected(out: Tensor, y: Tensor) -> Tensor:
+def _detected(out, y):
     out[..., 0] = torch.sigmoid(out[..., 0])
     out[..., 1:3] = out[..., 1:3] * 2
     return F.mse_loss(out, y)
@@ -76,7 +71,7 @@ criterion("write: the head of a detector", _detected)
 
 
 class Written(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         h = super().forward(x)
         h.flatten(1)[:, ::3].mul_(2)
         return h
@@ -88,7 +83,7 @@ class Written(nn.Linear):
     parts=lambda: {"blocks": nn.ModuleList([nn.Linear(8, 8), Written(8, 8)])},
     batch=lambda t: (t.randn(8, 3, 8), t.randn(8, 4)),
 )
-def _(s: Any, x: Tensor, y: Tensor) -> Tensor:
+def _(s, x, y):
     for block in s.blocks:
         x = block(x)
         x += 1
@@ -97,26 +92,26 @@ def _(s: Any, x: Tensor, y: Tensor) -> Tensor:
 
 
 @step_habit("write: into the batch in forward")
-def _(s: Any, x: Tensor, y: Tensor) -> Tensor:
+def _(s, x, y):
     x[:, 0] = 0
     return F.mse_loss(s.net(x), y)
 
 
 @step_habit("write: row of a buffer, by a counter", parts=lambda: {"seen": torch.zeros(2, 8)})
-def _(s: Any, x: Tensor, y: Tensor) -> Tensor:
+def _(s, x, y):
     s.seen[1] = s.seen[1] * 0.9 + x.detach().mean(0)
     s.seen[0, :2].add_(1)
     return F.mse_loss(s.net(x - 0.1 * s.seen[1]), y)
 
 
 @step_habit("write: a parameter in forward (weights kept on the sphere)")
-def _(s: Any, x: Tensor, y: Tensor) -> Tensor:
+def _(s, x, y):
     with torch.no_grad():
         s.net.b.weight.mul_(0.9)
     return F.mse_loss(s.net(x), y)
 
 
 @step_habit("write: parameter.data in forward")
-def _(s: Any, x: Tensor, y: Tensor) -> Tensor:
+def _(s, x, y):
     s.net.b.weight.data.clamp_(-0.1, 0.1)
     return F.mse_loss(s.net(x), y)

@@ -1,12 +1,9 @@
 """CIFAR's files, binary and pickled, and click logs in Criteo's format: whole and damaged."""
 
-from __future__ import annotations
-
 import gzip
 import math
 import pickle
 import struct
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -195,16 +192,16 @@ def test_an_array_in_a_pickle_has_as_many_bytes_as_its_shape_says(tmp_path):
         load_batch(tmp_path / "wrong", wrong)
 
 
-def line(label: str = "1", integers: list[str] | None = None, categories: list[str] | None = None) -> str:
+def line(label="1", integers=None, categories=None):
     return "\t".join([label, *(integers or ["3"] * 13), *(categories or ["0000000a"] * 26)])
 
 
-def read(path: Path, hash_size: int = 100) -> list[torch.Tensor]:
+def read(path, hash_size=100):
     data = CriteoDataset(path, shuffle=False, hash_size=hash_size, num_shards=1)
     return [torch.stack(column) for column in zip(*data, strict=True)]
 
 
-def test_integers_are_logarithms_and_categories_rows_of_one_table(tmp_path: Path) -> None:
+def test_integers_are_logarithms_and_categories_rows_of_one_table(tmp_path):
     path = tmp_path / "log.txt"
     integers = ["0", "", "-2", "6", *["1"] * 9]
     categories = ["", "00000000", "ffffffff", *["00000063"] * 23]
@@ -217,9 +214,7 @@ def test_integers_are_logarithms_and_categories_rows_of_one_table(tmp_path: Path
 
 
 @given(count=st.integers(1, 200), ends=st.booleans(), is_dos=st.booleans())
-def test_lines_are_read_by_number(
-    tmp_path_factory: pytest.TempPathFactory, count: int, ends: bool, is_dos: bool
-) -> None:
+def test_lines_are_read_by_number(tmp_path_factory, count, ends, is_dos):
     path = tmp_path_factory.getbasetemp() / "lines.txt"
     texts = [f"line {number}" * (number % 5 + 1) for number in range(count)]
     end = "\r\n" if is_dos else "\n"
@@ -229,7 +224,7 @@ def test_lines_are_read_by_number(
     assert [file.read_line(number).decode() for number in range(count)] == texts
 
 
-def test_usage_chooses_files_of_a_folder(tmp_path: Path) -> None:
+def test_usage_chooses_files_of_a_folder(tmp_path):
     write_clicks(tmp_path, num_train=40, num_test=10)
     sizes = {usage: len(CriteoDataset(tmp_path, usage, num_shards=1)) for usage in ("train", "test", "all")}
     assert sizes == {"train": 40, "test": 10, "all": 50}
@@ -237,7 +232,7 @@ def test_usage_chooses_files_of_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_worker_processes_read_the_same(tmp_path: Path) -> None:
+def test_worker_processes_read_the_same(tmp_path):
     folder = write_clicks(tmp_path, num_train=64, num_test=1)
     own, other = (CriteoDataset(folder, num_shards=1, num_parallel_workers=count).batch(16) for count in (0, 1))
     for mine, theirs in zip(own, other, strict=True):
@@ -254,7 +249,7 @@ def test_worker_processes_read_the_same(tmp_path: Path) -> None:
         (line(categories=[*["a"] * 25, "g0"]), "line 2, column 40 holds b'g0'; it must be hexadecimal digits"),
     ],
 )
-def test_damaged_line_is_named_with_its_column(tmp_path: Path, text: str, words: str) -> None:
+def test_damaged_line_is_named_with_its_column(tmp_path, text, words):
     path = tmp_path / "log.txt"
     path.write_text(f"{line()}\n{text}\n{line()}\n")
     with pytest.raises(DataError) as caught:
@@ -262,7 +257,7 @@ def test_damaged_line_is_named_with_its_column(tmp_path: Path, text: str, words:
     assert str(caught.value) == f"{path}: {words}"
 
 
-def test_files_that_cannot_be_read_by_lines_are_refused(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_by_lines_are_refused(tmp_path):
     (tmp_path / "empty").write_text("")
     (tmp_path / "packed").write_bytes(gzip.compress(line().encode()))
     for name, words in (("empty", "is empty"), ("packed", r"unpack it \(gunzip -k\)"), ("missing", "no such file")):
@@ -274,7 +269,7 @@ def test_files_that_cannot_be_read_by_lines_are_refused(tmp_path: Path) -> None:
         CriteoDataset(tmp_path, hash_size=1)
 
 
-def test_clicks_are_always_the_same_and_can_be_predicted(tmp_path: Path) -> None:
+def test_clicks_are_always_the_same_and_can_be_predicted(tmp_path):
     first, second = write_clicks(tmp_path / "a", 2000, 500), write_clicks(tmp_path / "b", 2000, 500)
     assert (first / "train.txt").read_bytes() == (second / "train.txt").read_bytes()
     _, ids, label = read(first, hash_size=4000)

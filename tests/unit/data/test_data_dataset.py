@@ -1,7 +1,5 @@
 """Datasets: epochs, iterators, map, datasets made of others, the user's own data, and what is refused."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -243,7 +241,7 @@ def test_samplers_and_datasets_of_a_torch_loader_are_told_the_epoch():
     begin_epoch([1, 2], 6)
 
 
-STARTS: list[int] = []
+STARTS = []
 
 
 def count_up():

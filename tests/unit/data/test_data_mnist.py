@@ -1,7 +1,5 @@
 """MNIST: the idx codec, the four files wherever they were unpacked, and scikit-learn's digits written as such files."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import multiprocessing

@@ -1,7 +1,5 @@
 """The sharding law: the shards' batches, put together, are the batches of one process."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

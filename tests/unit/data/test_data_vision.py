@@ -1,7 +1,5 @@
 """Transforms: MindSpore's arithmetic in fp32 on batches and on single images, casts and one-hot labels."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

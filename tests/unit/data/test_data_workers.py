@@ -1,7 +1,5 @@
 """Worker processes of a dataset: how they are started, what they are sent, and where a dataset is."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import sys

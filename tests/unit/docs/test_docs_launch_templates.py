@@ -1,16 +1,11 @@
 """The pages of a job's settings and of lint rules say what the sources say."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from launch_templates import list_kinds
 from launch_templates.kinds import takers
 from launch_templates.lint import RULES
-from launch_templates.spec import Setting, settings_of_spec
+from launch_templates.spec import settings_of_spec
 
 REFERENCE = Path(__file__).resolve().parents[3] / "docs" / "reference"
 PAGE = REFERENCE / "job_spec.md"
@@ -18,7 +13,7 @@ LINT_PAGE = REFERENCE / "lint_rules.md"
 START = "<!-- rules: made by pytest --update-golden -->\n"
 
 
-def row(setting: Setting) -> str:
+def row(setting):
     """The line of the table for one setting."""
     default = (
         "required" if setting.is_required else f"`{setting.default}`" if setting.default not in ({}, [], None) else ""
@@ -44,13 +39,13 @@ def row(setting: Setting) -> str:
     return f"| {' | '.join(word.replace('|', '/') for word in words)} |"
 
 
-def table() -> Iterator[str]:
+def table():
     yield "| setting | type | default | kinds | meaning; constraint |"
     yield "| --- | --- | --- | --- | --- |"
     yield from map(row, settings_of_spec().values())
 
 
-def test_table_of_settings_is_that_of_the_dataclass(request: pytest.FixtureRequest) -> None:
+def test_table_of_settings_is_that_of_the_dataclass(request):
     text = PAGE.read_text(encoding="utf-8")
     before, _, rest = text.partition("| setting | type |")
     after = rest.partition("\n\n")[2]
@@ -61,7 +56,7 @@ def test_table_of_settings_is_that_of_the_dataclass(request: pytest.FixtureReque
     assert text == made, "run pytest --update-golden"
 
 
-def test_sections_are_those_of_the_rules(request: pytest.FixtureRequest) -> None:
+def test_sections_are_those_of_the_rules(request):
     text = LINT_PAGE.read_text(encoding="utf-8")
     before, found, _ = text.partition(START)
     assert found

@@ -1,20 +1,17 @@
 """The documentation as text: links lead somewhere, blocks are what they say, options exist, tables are whole."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json
 import re
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 
 import click
 import doc_pages
 import pytest
 import yaml
-from doc_pages import DIRECTIVES, DOCS, LANGUAGES, Block
+from doc_pages import DIRECTIVES, DOCS, LANGUAGES
 from job_runner import REPOSITORY
 
 from launch_templates.cli import cli as launch_template
@@ -25,7 +22,7 @@ from msrun.cli.words import normalise, translate
 from msrun.errors import UsageError
 from ranktable.cli import cli as ranktable
 
-COMMANDS: dict[str, click.Command] = {"msrun": msrun, "ranktable": ranktable, "launch-template": launch_template}
+COMMANDS = {"msrun": msrun, "ranktable": ranktable, "launch-template": launch_template}
 LAUNCHERS = {"srun", "mpirun"}
 USERS_OWN = {"API_KEY"}
 """Given by --env in the plan of tests/golden."""
@@ -36,11 +33,11 @@ OF_A_WORKER = (
 LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^)\s]+)\)")
 
 
-def all_blocks() -> list[Block]:
+def all_blocks():
     return [block for page in doc_pages.pages() for block in doc_pages.blocks(page)]
 
 
-def test_every_link_and_anchor_leads_somewhere() -> None:
+def test_every_link_and_anchor_leads_somewhere():
     dead = []
     for page in doc_pages.pages():
         for target in LINK.findall(doc_pages.prose(page)):
@@ -53,7 +50,7 @@ def test_every_link_and_anchor_leads_somewhere() -> None:
     assert dead == []
 
 
-def test_every_page_of_the_site_is_in_the_sidebar_and_described_in_the_index() -> None:
+def test_every_page_of_the_site_is_in_the_sidebar_and_described_in_the_index():
     index = DOCS / "index.md"
     listed = {
         (DOCS / line).resolve()
@@ -67,7 +64,7 @@ def test_every_page_of_the_site_is_in_the_sidebar_and_described_in_the_index() -
     assert pages == listed == {(DOCS / name).resolve() for name in described}
 
 
-def test_blocks_have_a_known_language_and_parse_as_it() -> None:
+def test_blocks_have_a_known_language_and_parse_as_it():
     faults = []
     for block in all_blocks():
         if block.language not in LANGUAGES | DIRECTIVES:
@@ -87,7 +84,7 @@ def test_blocks_have_a_known_language_and_parse_as_it() -> None:
     assert faults == []
 
 
-def test_commands_have_options_that_exist() -> None:
+def test_commands_have_options_that_exist():
     """Also those that cannot run here: Slurm, several hosts, a cluster."""
     faults = []
     for block in all_blocks():
@@ -105,7 +102,7 @@ def test_commands_have_options_that_exist() -> None:
     assert faults == []
 
 
-def own_commands(line: str) -> list[list[str]]:
+def own_commands(line):
     """Return the calls of this project's commands in a shell line, also those that another launcher starts."""
     found = []
     try:
@@ -123,7 +120,7 @@ def own_commands(line: str) -> list[list[str]]:
     return found
 
 
-def find_usage_error(words: list[str]) -> str:
+def find_usage_error(words):
     """Return what is wrong with a command's options, or "". Nothing is started."""
     command, own = COMMANDS[words[0]], words[1:]
     if {"--help", "--version"} & {*own}:
@@ -145,7 +142,7 @@ def find_usage_error(words: list[str]) -> str:
     return ""
 
 
-def test_names_and_exit_statuses_of_the_contract_are_explained() -> None:
+def test_names_and_exit_statuses_of_the_contract_are_explained():
     constants = {name: value for name, value in vars(contract).items() if name.isupper()}
     explained = {
         "environment": OF_A_WORKER | contract.WORKER_SETTINGS | set_by_default(),
@@ -158,10 +155,10 @@ def test_names_and_exit_statuses_of_the_contract_are_explained() -> None:
     assert missing == []
 
 
-def meanings() -> dict[tuple[str, ...], str]:
+def meanings():
     """Return the names of the contract that one docstring explains, and the docstring."""
-    found: dict[tuple[str, ...], str] = {}
-    names: list[str] = []
+    found = {}
+    names = []
     for node in ast.parse(inspect.getsource(contract)).body:
         match node:
             case ast.AnnAssign(target=ast.Name(id=name)):
@@ -174,7 +171,7 @@ def meanings() -> dict[tuple[str, ...], str]:
     return found
 
 
-def contract_table(kept: Callable[[str], bool]) -> str:
+def contract_table(kept):
     """Return a row for each meaning of the constants of the contract that are `kept`."""
     rows = []
     for names, text in meanings().items():
@@ -191,9 +188,7 @@ def contract_table(kept: Callable[[str], bool]) -> str:
         ("files", "exit statuses", lambda name: name.startswith("EXIT_")),
     ],
 )
-def test_tables_of_the_contract_are_its_docstrings(
-    page: str, table: str, kept: Callable[[str], bool], request: pytest.FixtureRequest
-) -> None:
+def test_tables_of_the_contract_are_its_docstrings(page, table, kept, request):
     path = DOCS / "reference" / f"{page}.md"
     head = re.compile(rf"(?<=<!-- {table}: made by pytest --update-golden -->\n)(\| .+\n\| --- .+\n)(?:\| .+\n)*")
     text = path.read_text(encoding="utf-8")
@@ -205,13 +200,13 @@ def test_tables_of_the_contract_are_its_docstrings(
     assert text == made, "run pytest --update-golden"
 
 
-def set_by_default() -> set[str]:
+def set_by_default():
     """Return the variables that a worker of a job without options gets."""
     plan = json.loads((REPOSITORY / "tests" / "golden" / "plan.json").read_text(encoding="utf-8"))
     return set(plan["hosts"][0]["env"]) - USERS_OWN
 
 
-def test_every_public_name_of_the_runtime_is_in_its_reference() -> None:
+def test_every_public_name_of_the_runtime_is_in_its_reference():
     runtime = pytest.importorskip("msrun.runtime", exc_type=ImportError)
     text = (DOCS / "reference" / "runtime.md").read_text(encoding="utf-8")
     assert [name for name in runtime.__all__ if f"msrun.runtime.{name}\n" not in text] == []

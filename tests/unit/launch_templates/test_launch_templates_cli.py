@@ -1,12 +1,9 @@
 """The command launch-template, run in this process."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import io
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
@@ -20,17 +17,15 @@ REQUIRED = ["--set", "name=train", "--set", "image=r.example/t:1"]
 class Run:
     """Exit status and output of one command."""
 
-    def __init__(self, capsys: pytest.CaptureFixture[str], *argv: str) -> None:
+    def __init__(self, capsys, *argv):
         with pytest.raises(SystemExit) as caught:
             main(argv)
         self.code = caught.value.code
         self.out, self.err = capsys.readouterr()
 
 
-def test_version_without_an_installation_is_said_to_be_unknown(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def not_installed(name: str) -> str:
+def test_version_without_an_installation_is_said_to_be_unknown(capsys, monkeypatch):
+    def not_installed(name):
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "version", not_installed)
@@ -39,7 +34,7 @@ def test_version_without_an_installation_is_said_to_be_unknown(
     assert run.out == "launch-template, version unknown: msrun is not installed, only on Python's path\n"
 
 
-def test_list_names_every_kind_with_a_summary(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_names_every_kind_with_a_summary(capsys):
     run = Run(capsys, "list")
     assert run.code == 0
     assert [line.split()[0] for line in run.out.splitlines()] == launch_templates.list_kinds()
@@ -47,7 +42,7 @@ def test_list_names_every_kind_with_a_summary(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize("name", launch_templates.list_kinds())
-def test_explain_tells_ranks_settings_and_defaults(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_tells_ranks_settings_and_defaults(name, capsys):
     run = Run(capsys, "explain", name)
     assert run.code == 0
     assert "Ranks:" in run.out
@@ -55,9 +50,7 @@ def test_explain_tells_ranks_settings_and_defaults(name: str, capsys: pytest.Cap
     assert line.split()[:3] == ["local_worker_num", "int", "8"]
 
 
-def test_render_writes_to_stdout_and_lint_accepts_it_from_stdin(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_render_writes_to_stdout_and_lint_accepts_it_from_stdin(capsys, monkeypatch):
     run = Run(capsys, "render", "jobset", *REQUIRED, "--", "train.py", "--lr", "0.1", "", "--", "-o", "é")
     assert (run.code, run.err) == (0, "")
     *_, document = yaml.safe_load_all(run.out)
@@ -67,9 +60,7 @@ def test_render_writes_to_stdout_and_lint_accepts_it_from_stdin(
     assert Run(capsys, "lint", "-").code == 0
 
 
-def test_settings_go_over_values_files_and_tables_are_merged(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_settings_go_over_values_files_and_tables_are_merged(capsys, tmp_path):
     values = tmp_path / "values.yaml"
     values.write_text("nodes: 4\ncpu: 1.5\nscript: [a.py]\nenv:\n  A: from file\n  B: from file\n", encoding="utf-8")
     output = tmp_path / "job.yaml"
@@ -88,7 +79,7 @@ def test_settings_go_over_values_files_and_tables_are_merged(
     }
 
 
-def test_findings_go_to_stdout_and_an_error_exits_with_1(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_findings_go_to_stdout_and_an_error_exits_with_1(capsys, tmp_path):
     path = tmp_path / "job.yaml"
     Run(capsys, "render", "volcano", *REQUIRED, "-o", str(path), "--", "train.py")
     broken = path.read_text(encoding="utf-8").replace("--worker_num=16", "--worker_num=9")
@@ -109,7 +100,7 @@ spec:
 """
 
 
-def test_warnings_alone_exit_with_0_and_can_be_left_out(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_warnings_alone_exit_with_0_and_can_be_left_out(capsys, tmp_path):
     path, patch = tmp_path / "job.yaml", tmp_path / "patch.yaml"
     patch.write_text(HOST_NETWORK)
     words = ["render", "jobset", *REQUIRED, "--patch", str(patch), "-o", str(path)]
@@ -122,9 +113,7 @@ def test_warnings_alone_exit_with_0_and_can_be_left_out(capsys: pytest.CaptureFi
     assert Run(capsys, *words, "--ignore", "host-network", "--", "t.py").err == ""
 
 
-def test_definitions_of_a_cluster_go_over_those_of_the_package(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_definitions_of_a_cluster_go_over_those_of_the_package(capsys, tmp_path):
     path, crd = tmp_path / "job.yaml", tmp_path / "crd.yaml"
     Run(capsys, "render", "jobset", *REQUIRED, "-o", str(path), "--", "t.py")
     schema = {"type": "object", "properties": {"kind": {}, "apiVersion": {}, "metadata": {"type": "object"}}}
@@ -135,9 +124,7 @@ def test_definitions_of_a_cluster_go_over_those_of_the_package(
     assert run.code == 1 and "error unknown-key: 'spec' is no key of JobSet" in run.out
 
 
-def test_lint_without_jsonschema_says_what_it_does_not_check(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_lint_without_jsonschema_says_what_it_does_not_check(capsys, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "jsonschema", None)
     path = tmp_path / "job.yaml"
     run = Run(capsys, "render", "jobset", *REQUIRED, "-o", str(path), "--", "t.py")
@@ -146,7 +133,7 @@ def test_lint_without_jsonschema_says_what_it_does_not_check(
     assert run.code == 0 and "warning no-schemas" in run.out and "pip install 'msrun[templates]'" in run.out
 
 
-def test_schemas_are_listed_with_their_source(capsys: pytest.CaptureFixture[str]) -> None:
+def test_schemas_are_listed_with_their_source(capsys):
     words = [line.split() for line in Run(capsys, "schemas").out.splitlines()]
     assert ["batch/v1", "Job", "kubernetes/kubernetes@v1.37.0", "(kubernetes-validate)"] in words
     assert all("@" in line[2] for line in words)
@@ -180,9 +167,7 @@ def test_schemas_are_listed_with_their_source(capsys: pytest.CaptureFixture[str]
         (["lint", "/"], ["/: cannot be read: Is a directory"]),
     ],
 )
-def test_wrong_input_is_one_line_on_stderr_and_exits_with_2(
-    argv: list[str], texts: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_input_is_one_line_on_stderr_and_exits_with_2(argv, texts, capsys):
     run = Run(capsys, *argv)
     assert (run.code, run.out) == (2, "")
     assert run.err.startswith("launch-template: error: ")
@@ -194,9 +179,7 @@ def test_wrong_input_is_one_line_on_stderr_and_exits_with_2(
 @pytest.mark.parametrize(
     "content", [b"a: [", b"- a", b"1: 2", b"a: 1\na: 1", b"\xff", b"[" * 5000, b"nodes: {}", b"env: 3"]
 )
-def test_broken_values_files_are_refused_without_a_traceback(
-    content: bytes, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_broken_values_files_are_refused_without_a_traceback(content, capsys, tmp_path):
     path = tmp_path / "values.yaml"
     path.write_bytes(content)
     run = Run(capsys, "render", "jobset", *REQUIRED, "--values", str(path), "--", "t.py")
@@ -204,7 +187,7 @@ def test_broken_values_files_are_refused_without_a_traceback(
     assert run.err.count("\n") == 1
 
 
-def test_help_of_every_command_exits_with_0(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_every_command_exits_with_0(capsys):
     for argv in ([], *([name] for name in cli.commands)):
         run = Run(capsys, *argv, "--help")
         assert (run.code, run.err) == (0, "")
@@ -215,7 +198,7 @@ def test_help_of_every_command_exits_with_0(capsys: pytest.CaptureFixture[str]) 
     ("words", "more"),
     [("--help", ["yaml"]), ("render jobset --set name=a --set image=t:1 -- x.py", []), ("explain slurm", [])],
 )
-def test_commands_load_neither_torch_nor_msrun(words: str, more: list[str]) -> None:
+def test_commands_load_neither_torch_nor_msrun(words, more):
     code = (
         f"import sys\nfrom launch_templates.cli import main\ntry: main({words.split()})\nexcept SystemExit: pass\n"
         f"sys.exit(any(name in sys.modules for name in ('torch', 'msrun', 'numpy', *{more})))"
@@ -223,7 +206,7 @@ def test_commands_load_neither_torch_nor_msrun(words: str, more: list[str]) -> N
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, timeout=60).returncode == 0
 
 
-def test_a_reader_that_leaves_early_is_no_error() -> None:
+def test_a_reader_that_leaves_early_is_no_error():
     command = f"{sys.executable} -m launch_templates explain jobset | true; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=60)
     assert done.stdout == "0\n"

@@ -1,10 +1,6 @@
 """Manifests as the documentation of the operators shows them, right and broken, are judged as their controllers do."""
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import yaml
@@ -137,28 +133,27 @@ RIGHT = {
 }
 
 
-def rules(text: str) -> set[str]:
+def rules(text):
     return {finding.rule_id for finding in lint_texts([("f.yaml", text)], STYLE)}
 
 
-def test_job_that_does_not_run_msrun_gets_a_warning_alone() -> None:
+def test_job_that_does_not_run_msrun_gets_a_warning_alone():
     pod = '{restartPolicy: OnFailure, containers: [{name: a, image: "b:1", command: [tar, xf, a.tar]}]}'
     text = "{apiVersion: batch/v1, kind: Job, metadata: {name: unpack}, spec: {template: {spec: %s}}}"
     assert rules(text % pod) == {"msrun-command"}
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_right_manifests_have_no_finding(name: str) -> None:
+def test_right_manifests_have_no_finding(name):
     assert rules(RIGHT[name]) == set()
 
 
-def test_volcanos_plugin_pytorch_is_understood_with_its_two_tasks() -> None:
+def test_volcanos_plugin_pytorch_is_understood_with_its_two_tasks():
     assert rules(VOLCANO) == {"min-available"}, "one of three pods may start alone"
     assert rules(VOLCANO.replace("minAvailable: 1", "minAvailable: 3")) == set()
 
 
-Change = Callable[[dict[str, Any]], Any]
-BROKEN: list[tuple[str, Change, set[str]]] = [
+BROKEN = [
     (VOLCANO, lambda spec: spec["tasks"].append({**copy.deepcopy(spec["tasks"][1]), "name": "extras"}), {"extra-task"}),
     (VOLCANO, lambda spec: spec["tasks"][0].update(replicas=2), {"replica-types", "min-available"}),
     (VOLCANO, lambda spec: spec["tasks"][0].update(name="chief"), {"replica-types", "extra-task"}),
@@ -181,22 +176,22 @@ BROKEN: list[tuple[str, Change, set[str]]] = [
 ]  # fmt: skip
 
 
-def box(task: dict[str, Any]) -> dict[str, Any]:
+def box(task):
     [container] = task["template"]["spec"]["containers"]
     return container
 
 
-def role(spec: dict[str, Any]) -> dict[str, Any]:
+def role(spec):
     return spec["pytorchReplicaSpecs"]["Master"]
 
 
-def group(spec: dict[str, Any]) -> dict[str, Any]:
+def group(spec):
     [container] = spec["leaderWorkerTemplate"]["workerTemplate"]["spec"]["containers"]
     return container
 
 
 @pytest.mark.parametrize(("text", "change", "expected"), BROKEN)
-def test_broken_manifests_are_found_by_their_rules_alone(text: str, change: Change, expected: set[str]) -> None:
+def test_broken_manifests_are_found_by_their_rules_alone(text, change, expected):
     body = yaml.safe_load(text.replace("minAvailable: 1", "minAvailable: 3"))
     change(body["spec"])
     assert rules(yaml.safe_dump(body)) == expected

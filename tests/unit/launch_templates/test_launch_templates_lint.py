@@ -1,10 +1,6 @@
 """The lint: each rule on a manifest that breaks it, unknown keys and options, and what is no manifest at all."""
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import yaml
@@ -12,44 +8,42 @@ from asked_cases import slow_but
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launch_templates import BadFile, BadValue, Finding, lint_texts, list_kinds, load_kind, render_manifest
+from launch_templates import BadFile, BadValue, lint_texts, list_kinds, load_kind, render_manifest
 from launch_templates.lint import RULES, lint_documents
 from launch_templates.lint.documents import Document, read_documents
 from launch_templates.msrun_options import FLAGS, NAMES, VALUE_MAY_BE_LEFT_OUT, read_options
 from msrun.cli.options import GROUPS, OPTIONAL_VALUES
 
-Documents = dict[str, Any]
-Change = Callable[[Documents], None]
 VALUES = {"name": "train", "image": "r.example/t:1", "nodes": 2, "local_worker_num": 4, "device_target": "GPU"}
 
 
 MANIFESTS = [kind for kind in list_kinds() if load_kind(kind).is_manifest]
 
 
-def documents_of(template: str, **more: Any) -> Documents:
+def documents_of(template, **more):
     values = {**VALUES, **({"device_target": "Ascend"} if template == "ascendjob" else {}), **more}
     text = render_manifest(template, values, ["train.py"])
     return {document["kind"]: document for document in yaml.safe_load_all(text)}
 
 
-def lint(documents: Documents) -> list[Finding]:
+def lint(documents):
     return lint_documents([Document("f.yaml", body) for body in documents.values()])
 
 
-def job(documents: Documents) -> dict[str, Any]:
+def job(documents):
     return documents["Job"]["spec"]
 
 
-def pod(documents: Documents) -> dict[str, Any]:
+def pod(documents):
     return job(documents)["template"]["spec"]
 
 
-def box(documents: Documents) -> dict[str, Any]:
+def box(documents):
     return pod(documents)["containers"][0]
 
 
-def argument(name: str, value: str) -> Change:
-    def change(documents: Documents) -> None:
+def argument(name, value):
+    def change(documents):
         args = box(documents)["args"]
         [position] = [number for number, word in enumerate(args) if word.startswith(f"--{name}=")]
         args[position] = f"--{name}={value}"
@@ -57,10 +51,10 @@ def argument(name: str, value: str) -> Change:
     return change
 
 
-def put(path: str, value: Any) -> Change:
+def put(path, value):
     """A change that puts `value` at a dotted path below one of: service, job, pod, box."""
 
-    def change(documents: Documents) -> None:
+    def change(documents):
         root, *keys = path.split(".")
         starts = {"job": job, "pod": pod, "box": box, "service": lambda found: found["Service"]["spec"]}
         node = documents["Job"] if root == "document" else starts[root](documents)
@@ -71,25 +65,25 @@ def put(path: str, value: Any) -> Change:
     return change
 
 
-def drop(path: str) -> Change:
+def drop(path):
     root, key = path.split(".")
     return lambda documents: {"job": job, "pod": pod}[root](documents).pop(key)
 
 
-def shell(text: str) -> Change:
-    def change(documents: Documents) -> None:
+def shell(text):
+    def change(documents):
         box(documents)["command"] = ["/bin/bash", "-ec", text]
         del box(documents)["args"]
 
     return change
 
 
-def variable(item: dict[str, Any]) -> Change:
+def variable(item):
     return lambda documents: box(documents)["env"].append(item)
 
 
 WORDS = "--worker_num 8 --local_worker_num=4 --master_addr train-0.train --master-port=8118"
-JOB_FAULTS: list[tuple[Change, set[str]]] = [
+JOB_FAULTS = [
     (argument("worker_num", "16"), {"world-size"}),
     (lambda documents: box(documents)["args"].insert(0, "--bind_coer=true"), {"msrun-option"}),
     (put("job.completions", 3), {"completions", "world-size"}),
@@ -140,13 +134,13 @@ JOB_FAULTS: list[tuple[Change, set[str]]] = [
 
 
 @pytest.mark.parametrize(("change", "rules"), JOB_FAULTS)
-def test_each_fault_of_an_indexed_job_is_found_by_its_rules_alone(change: Change, rules: set[str]) -> None:
+def test_each_fault_of_an_indexed_job_is_found_by_its_rules_alone(change, rules):
     documents = documents_of("indexed-job")
     change(documents)
     assert {finding.rule_id for finding in lint(documents)} == rules
 
 
-def test_an_index_from_the_annotation_and_an_address_from_a_variable_are_understood() -> None:
+def test_an_index_from_the_annotation_and_an_address_from_a_variable_are_understood():
     documents = documents_of("indexed-job")
     path = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
     variable({"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": path}}})(documents)
@@ -156,8 +150,8 @@ def test_an_index_from_the_annotation_and_an_address_from_a_variable_are_underst
     assert lint(documents) == []
 
 
-def spec_of(kind: str, *path: Any, **values: Any) -> Change:
-    def change(documents: Documents) -> None:
+def spec_of(kind, *path, **values):
+    def change(documents):
         node = documents[kind]["spec"]
         for key in path:
             node = node[key]
@@ -166,15 +160,15 @@ def spec_of(kind: str, *path: Any, **values: Any) -> Change:
     return change
 
 
-def second(kind: str, key: str) -> Change:
-    def change(documents: Documents) -> None:
+def second(kind, key):
+    def change(documents):
         items = documents[kind]["spec"][key]
         items.append({**copy.deepcopy(items[0]), "name": "more"})
 
     return change
 
 
-def sub_path(documents: Documents) -> None:
+def sub_path(documents):
     """Mount the file of the rank table alone."""
     for role in documents["AscendJob"]["spec"]["replicaSpecs"].values():
         [container] = role["template"]["spec"]["containers"]
@@ -185,7 +179,7 @@ def sub_path(documents: Documents) -> None:
 
 MASTER = ("pytorchReplicaSpecs", "Master")
 JOB_OF_SET = ("replicatedJobs", 0, "template", "spec")
-OTHER_FAULTS: list[tuple[str, Change, set[str]]] = [
+OTHER_FAULTS = [
     ("volcano", spec_of("Job", minAvailable=1), {"min-available"}),
     ("volcano", spec_of("Job", plugins={"env": []}), {"volcano-plugins"}),
     ("volcano", spec_of("Job", plugins={"svc": ["--publish-not-ready-addresses=true"]}), {"volcano-plugins"}),
@@ -217,13 +211,13 @@ OTHER_FAULTS: list[tuple[str, Change, set[str]]] = [
 
 
 @pytest.mark.parametrize(("template", "change", "rules"), OTHER_FAULTS)
-def test_each_fault_of_other_kinds_is_found_by_its_rules_alone(template: str, change: Change, rules: set[str]) -> None:
+def test_each_fault_of_other_kinds_is_found_by_its_rules_alone(template, change, rules):
     documents = documents_of(template)
     change(documents)
     assert {finding.rule_id for finding in lint(documents)} == rules
 
 
-def test_a_job_and_its_service_may_stand_in_two_files() -> None:
+def test_a_job_and_its_service_may_stand_in_two_files():
     documents = documents_of("indexed-job")
     service = ("service.yaml", yaml.safe_dump(documents.pop("Service")))
     rest = ("job.yaml", yaml.safe_dump_all(documents.values()))
@@ -231,14 +225,14 @@ def test_a_job_and_its_service_may_stand_in_two_files() -> None:
     assert lint_texts([rest, service]) == []
 
 
-def test_the_items_of_a_list_are_checked_too() -> None:
+def test_the_items_of_a_list_are_checked_too():
     documents = documents_of("indexed-job")
     put("pod.hostNetwork", value=True)(documents)
     text = yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": list(documents.values())})
     assert {finding.rule_id for finding in lint_texts([("list.yaml", text)])} == {"host-network", "dns-names"}
 
 
-def test_all_findings_come_in_one_run_with_path_message_and_remedy() -> None:
+def test_all_findings_come_in_one_run_with_path_message_and_remedy():
     documents = documents_of("indexed-job")
     argument("worker_num", "16")(documents)
     put("pod.restartPolicy", "Always")(documents)
@@ -252,7 +246,7 @@ def test_all_findings_come_in_one_run_with_path_message_and_remedy() -> None:
         assert finding.remedy
 
 
-def test_rule_names_are_unique_and_every_rule_is_tested() -> None:
+def test_rule_names_are_unique_and_every_rule_is_tested():
     names = [rule.rule_id for rule in RULES]
     tested = {name for *_, rules in JOB_FAULTS for name in rules} | {
         name for *_, rules in OTHER_FAULTS for name in rules
@@ -261,7 +255,7 @@ def test_rule_names_are_unique_and_every_rule_is_tested() -> None:
     assert set(names) == tested | {"not-read", "no-job", "no-schemas", "extra-task"}
 
 
-def test_files_without_a_job_get_one_warning() -> None:
+def test_files_without_a_job_get_one_warning():
     [finding] = lint_texts([("config.yaml", "kind: ConfigMap\nmetadata: {name: a}\n")])
     assert (finding.rule_id, finding.severity) == ("no-job", "warning")
     assert "ConfigMap/a" in finding.message
@@ -278,13 +272,13 @@ def test_files_without_a_job_get_one_warning() -> None:
         ("&a {kind: List, items: [*a]}", r"line 1: \*a contains itself; write it out"),
     ],
 )
-def test_text_that_is_no_manifest_is_refused_on_one_line(text: str, problem: str) -> None:
+def test_text_that_is_no_manifest_is_refused_on_one_line(text, problem):
     with pytest.raises(BadFile, match=problem) as caught:
         read_documents(text, "bad.yaml")
     assert "\n" not in str(caught.value)
 
 
-def paths_of(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+def paths_of(node, path=()):
     items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     return [path, *(below for key, value in items for below in paths_of(value, (*path, key)))]
 
@@ -296,12 +290,12 @@ junk = st.sampled_from(
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), template=st.sampled_from(MANIFESTS))
-def test_no_damage_to_a_manifest_makes_the_lint_raise(data: st.DataObject, template: str) -> None:
+def test_no_damage_to_a_manifest_makes_the_lint_raise(data, template):
     bodies = list(documents_of(template).values())
     for _ in range(data.draw(st.integers(1, 3))):
         places = [place for place in paths_of(bodies) if len(place) > 1]
         *route, last = data.draw(st.sampled_from(places))
-        node: Any = bodies
+        node = bodies
         for key in route:
             node = node[key]
         node[last] = copy.deepcopy(data.draw(junk))
@@ -312,11 +306,11 @@ def test_no_damage_to_a_manifest_makes_the_lint_raise(data: st.DataObject, templ
 OF_GPUS = [kind for kind in list_kinds() if load_kind(kind).is_manifest and kind != "ascendjob"]
 
 
-def text_of(template: str, *script: str) -> str:
+def text_of(template, *script):
     return render_manifest(template, VALUES, script or ("train.py",))
 
 
-def unknown(text: str) -> list[Finding]:
+def unknown(text):
     return [finding for finding in lint_texts([("f.yaml", text)]) if finding.rule_id == "unknown-key"]
 
 
@@ -325,7 +319,7 @@ def unknown(text: str) -> list[Finding]:
     ("key", "wrong"),
     [("restartPolicy", "restartPolcy"), ("containers", "container"), ("limits", "limit"), ("metadata", "metadta")],
 )
-def test_a_misspelt_key_is_named_with_the_one_that_is_meant(template: str, key: str, wrong: str) -> None:
+def test_a_misspelt_key_is_named_with_the_one_that_is_meant(template, key, wrong):
     findings = unknown(text_of(template).replace(f"{key}:", f"{wrong}:"))
     assert findings
     for finding in findings:
@@ -334,7 +328,7 @@ def test_a_misspelt_key_is_named_with_the_one_that_is_meant(template: str, key: 
         assert finding.remedy == f"did you mean {key!r}?"
 
 
-def test_keys_that_the_user_chooses_are_left_alone() -> None:
+def test_keys_that_the_user_chooses_are_left_alone():
     body = yaml.safe_load(text_of("indexed-job").split("---")[-1])
     body["metadata"]["annotations"] = {"anything": "goes"}
     body["spec"]["template"]["spec"]["nodeSelector"] = {"zone": "a"}
@@ -342,14 +336,14 @@ def test_keys_that_the_user_chooses_are_left_alone() -> None:
     assert unknown("apiVersion: example.com/v1\nkind: Other\nanything: [{goes: 1}]\n") == []
 
 
-def test_options_are_those_of_the_command() -> None:
+def test_options_are_those_of_the_command():
     options = {option.opts[0].removeprefix("--") for group in GROUPS.values() for option in group}
     options = {name for name in options if not name.startswith("-")}
     assert options | FLAGS == NAMES
     assert {name.removeprefix("--") for name in OPTIONAL_VALUES} == VALUE_MAY_BE_LEFT_OUT
 
 
-def test_options_end_where_msrun_lets_them_end() -> None:
+def test_options_end_where_msrun_lets_them_end():
     line = read_options(["--worker-num", "4", "--join", "--grace=2", "x.py", "--node_rank", "0"])
     assert line.options == {"worker_num": "4", "join": "", "grace": "2"}
     assert line.words == {"worker_num": "--worker-num", "join": "--join", "grace": "--grace"}
@@ -367,20 +361,20 @@ def test_options_end_where_msrun_lets_them_end() -> None:
         (("--zzz", "x.py"), "see msrun --help"),
     ],
 )
-def test_options_before_the_script_are_read_as_msrun_reads_them(script: tuple[str, ...], match: str) -> None:
+def test_options_before_the_script_are_read_as_msrun_reads_them(script, match):
     with pytest.raises(BadValue, match=match.replace("?", r"\?")):
         text_of("jobset", *script)
     assert "--bind_core=true" in text_of("jobset", "--bind_core=true", "--grace", "5", "x.py")
 
 
-def test_lint_names_an_option_that_msrun_does_not_have() -> None:
+def test_lint_names_an_option_that_msrun_does_not_have():
     text = text_of("jobset").replace("--node_rank=", "--node-rnk=")
     [finding] = [one for one in lint_texts([("f.yaml", text)]) if one.rule_id == "msrun-option"]
     assert (finding.message, finding.remedy) == ("--node-rnk is no option of msrun", "did you mean --node_rank?")
 
 
 @pytest.mark.parametrize("kind", ["RayCluster", "TFJob"])
-def test_job_of_a_kind_that_is_not_checked_is_told_by_name(kind: str) -> None:
+def test_job_of_a_kind_that_is_not_checked_is_told_by_name(kind):
     text = f"apiVersion: x/v1\nkind: {kind}\nmetadata: {{name: a}}\n"
     [finding] = lint_texts([("f.yaml", text)])
     assert (finding.rule_id, finding.severity, finding.message) == ("not-read", "warning", f"a {kind} is not checked")

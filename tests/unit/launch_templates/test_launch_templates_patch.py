@@ -1,11 +1,8 @@
 """What goes over a rendered manifest: patches, the Helm chart and the kustomize base, and the lint after it."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -21,16 +18,16 @@ from msrun.planning.schedulers import HostView, find_surroundings
 VALUES = {"name": "train", "image": "r.example/t:1"}
 
 
-def patched(patch: str, kind: str = "indexed-job") -> dict[str, Any]:
+def patched(patch, kind="indexed-job"):
     text = render_manifest(kind, VALUES, ["train.py"], read_documents(patch, "patch.yaml"))
     return {body["kind"]: body for body in yaml.safe_load_all(text)}
 
 
-def pod(bodies: dict[str, Any]) -> dict[str, Any]:
+def pod(bodies):
     return bodies["Job"]["spec"]["template"]["spec"]
 
 
-def test_mappings_merge_null_deletes_and_items_merge_by_name() -> None:
+def test_mappings_merge_null_deletes_and_items_merge_by_name():
     before = pod(patched(""))
     after = pod(
         patched("""
@@ -62,7 +59,7 @@ spec:
     assert all(main_container[key] == value for key, value in before["containers"][0].items() if key not in changed)
 
 
-def test_lists_without_names_are_replaced() -> None:
+def test_lists_without_names_are_replaced():
     bodies = patched("kind: NetworkPolicy\nspec: {policyTypes: [Egress]}\n---\nkind: Job\nspec: {suspend: true}\n")
     assert bodies["NetworkPolicy"]["spec"]["policyTypes"] == ["Egress"]
     assert bodies["Job"]["spec"]["suspend"] is True
@@ -72,27 +69,27 @@ def test_lists_without_names_are_replaced() -> None:
     ("patch", "kind"),
     [("kind: Deployment", "indexed-job"), ("kind: Job\nmetadata: {name: other}", "indexed-job"), ("{}", "jobset")],
 )
-def test_patch_that_fits_no_object_is_refused_with_those_that_there_are(patch: str, kind: str) -> None:
+def test_patch_that_fits_no_object_is_refused_with_those_that_there_are(patch, kind):
     with pytest.raises(BadFile, match=r"patch.yaml: a patch of .* fits 0 .*give kind .* of one of: .*/train"):
         patched(patch, kind)
 
 
-def test_patch_that_no_manifest_can_hold_is_refused() -> None:
+def test_patch_that_no_manifest_can_hold_is_refused():
     with pytest.raises(BadFile, match="holds what is no Kubernetes YAML"):
         patched("kind: Job\nspec: {suspend: 2024-01-01}")
 
 
-def test_parts_that_a_patch_removes_do_not_trouble_the_next_one() -> None:
+def test_parts_that_a_patch_removes_do_not_trouble_the_next_one():
     with pytest.raises(BadFile, match="fits 0"):
         patched("kind: Job\nmetadata: null\n---\nkind: Job\nmetadata: {name: train}\n")
 
 
-def test_scripts_take_no_patch() -> None:
+def test_scripts_take_no_patch():
     with pytest.raises(BadFile, match="a slurm is no manifest"):
         patched("kind: Job", "slurm")
 
 
-def test_what_a_patch_breaks_the_lint_finds(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_what_a_patch_breaks_the_lint_finds(capsys, tmp_path):
     patch = tmp_path / "patch.yaml"
     patch.write_text("kind: Job\nspec: {backoffLimt: 3, completions: 5}\n")
     words = ["--set", "name=train", "--set", "image=t:1", "--patch", str(patch), "--", "train.py"]
@@ -118,7 +115,7 @@ patches:
       - {op: replace, path: /spec/replicatedJobs/0/template/spec/template/spec/containers/0/env/0/value, value: "8"}
       - {op: replace, path: /spec/replicatedJobs/0/template/spec/template/spec/containers/0/env/1/value, value: "2"}
 """
-SETTINGS: list[dict[str, Any]] = [
+SETTINGS = [
     {"image": "r.example/t:1"},
     {
         "image": "r.example/t:1", "nodes": 3, "local_worker_num": 4, "device_resource": "nvidia.com/gpu",
@@ -130,13 +127,13 @@ SETTINGS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-def run(*words: str | Path) -> str:
+def run(*words):
     return subprocess.run([*map(str, words)], capture_output=True, text=True, check=True, timeout=60).stdout
 
 
 @pytest.mark.skipif(shutil.which("helm") is None, reason="there is no helm; python3 .ci/install_helm.py FOLDER")
 @pytest.mark.parametrize("values", SETTINGS, ids=["minimal", "full"])
-def test_chart_renders_the_objects_that_the_kind_renders(values: dict[str, Any], tmp_path: Path) -> None:
+def test_chart_renders_the_objects_that_the_kind_renders(values, tmp_path):
     path = tmp_path / "values.yaml"
     path.write_text(yaml.safe_dump({**values, "script": SCRIPT}))
     made = run("helm", "template", "train", FOLDER / "charts" / "msrun-jobset", "-n", "ml", "-f", path)
@@ -146,13 +143,13 @@ def test_chart_renders_the_objects_that_the_kind_renders(values: dict[str, Any],
 
 
 @pytest.mark.skipif(shutil.which("helm") is None, reason="there is no helm; python3 .ci/install_helm.py FOLDER")
-def test_chart_refuses_a_value_that_it_does_not_have() -> None:
+def test_chart_refuses_a_value_that_it_does_not_have():
     words = ["helm", "template", "train", str(FOLDER / "charts" / "msrun-jobset"), "--set", "image=a,script={t.py}"]
     done = subprocess.run([*words, "--set", "nodez=4"], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode and "nodez" in done.stderr
 
 
-def test_base_has_the_pod_of_the_kind_and_passes_the_lint() -> None:
+def test_base_has_the_pod_of_the_kind_and_passes_the_lint():
     base = (FOLDER / "kustomize" / "jobset" / "jobset.yaml").read_text()
     assert lint_texts([("base", base)]) == []
     values = {"name": "msrun", "image": "msrun", "local_worker_num": 1, "network_policy": False}
@@ -165,7 +162,7 @@ def test_base_has_the_pod_of_the_kind_and_passes_the_lint() -> None:
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl; python3 .ci/install_helm.py FOLDER")
-def test_overlay_of_the_base_gives_pods_that_find_each_other(tmp_path: Path) -> None:
+def test_overlay_of_the_base_gives_pods_that_find_each_other(tmp_path):
     shutil.copytree(FOLDER / "kustomize" / "jobset", tmp_path / "base")
     (tmp_path / "kustomization.yaml").write_text(OVERLAY)
     made = run("kubectl", "kustomize", tmp_path)

@@ -1,12 +1,8 @@
 """Rendering: golden manifests, schema checks, and text that must come through unharmed."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess
-from collections.abc import Callable
-from typing import Any
 
 import kubernetes_validate
 import pytest
@@ -25,7 +21,7 @@ from launch_templates import (
     own_version,
     render_manifest,
 )
-from launch_templates.lint.documents import Document, Workload, read_workloads
+from launch_templates.lint.documents import Document, read_workloads
 from launch_templates.spec import settings_of_spec
 
 KINDS = list_kinds()
@@ -71,7 +67,7 @@ FULL = {
     "qsub": {"A": "ml"},
     "bsub": {"P": "ml"},
 }
-CASES: dict[str, dict[str, Any]] = {
+CASES = {
     "minimal": MINIMAL,
     "full": FULL,
     "table": {**MINIMAL, "device_target": "ascend", "rank_table": True, "network_policy": False},
@@ -84,32 +80,32 @@ WITH = {
 ALL_CASES = [(kind, case) for kind in KINDS for case in CASES if kind in WITH.get(case, KINDS)]
 
 
-def fitting(kind: str, values: dict[str, Any]) -> dict[str, Any]:
+def fitting(kind, values):
     """Those of the values that a kind has a place for, with a device that it takes."""
     found = load_kind(kind)
     own = {name: value for name, value in values.items() if name in {one.name for one in found.settings}}
     return {**own, **({} if "GPU" in found.device_targets else {"device_target": "Ascend"})}
 
 
-def render_case(kind: str, case: str) -> str:
+def render_case(kind, case):
     text = render_manifest(kind, fitting(kind, CASES[case]), ["train.py", "--lr", "0.1"])
     return text.replace(f"launch-template {own_version()}", "launch-template VERSION")
 
 
-def render(template: str, values: dict[str, Any] | None = None, script: list[str] | None = None) -> str:
+def render(template, values=None, script=None):
     return render_manifest(template, MINIMAL if values is None else values, script or ["train.py", "--lr", "0.1"])
 
 
-def workload_of(text: str) -> Workload:
+def workload_of(text):
     [workload, *_] = read_workloads([Document("", body) for body in yaml.safe_load_all(text)])
     return workload
 
 
-def containers_of(text: str) -> list[dict[str, Any]]:
+def containers_of(text):
     return [body for pods in workload_of(text).pod_sets for _, body in pods.all_containers]
 
 
-def expand_as_kubelet(text: str, variables: dict[str, str]) -> str:
+def expand_as_kubelet(text, variables):
     """What the kubelet makes of one argument or variable value (k8s.io/kubernetes third_party expansion.go)."""
     result, cursor = "", 0
     while cursor < len(text):
@@ -128,12 +124,12 @@ def expand_as_kubelet(text: str, variables: dict[str, str]) -> str:
 
 
 @pytest.mark.parametrize(("kind", "case"), ALL_CASES)
-def test_rendered_jobs_equal_the_recorded_ones(kind: str, case: str, golden: Callable[[str, str], None]) -> None:
+def test_rendered_jobs_equal_the_recorded_ones(kind, case, golden):
     golden(f"launch_templates/{kind}-{case}", render_case(kind, case))
 
 
 @pytest.mark.parametrize(("kind", "case"), every_third_fast([row for row in sorted(ALL_CASES) if row[0] in MANIFESTS]))
-def test_manifests_have_no_findings_and_satisfy_the_schemas_of_kubernetes_validate(kind: str, case: str) -> None:
+def test_manifests_have_no_findings_and_satisfy_the_schemas_of_kubernetes_validate(kind, case):
     text = render_case(kind, case)
     assert lint_texts([("-", text)]) == []
     for document in yaml.safe_load_all(text):
@@ -143,12 +139,12 @@ def test_manifests_have_no_findings_and_satisfy_the_schemas_of_kubernetes_valida
         kubernetes_validate.validate({"apiVersion": "v1", "kind": "Pod", **pods.template}, "1.37", strict=True)
 
 
-def test_every_field_is_taken_by_a_kind() -> None:
+def test_every_field_is_taken_by_a_kind():
     assert {one.name for kind in KINDS for one in load_kind(kind).settings} == settings_of_spec().keys()
 
 
 @pytest.mark.parametrize("kind", FEW_FIRST)
-def test_a_field_that_a_kind_lists_changes_what_it_renders(kind: str) -> None:
+def test_a_field_that_a_kind_lists_changes_what_it_renders(kind):
     """Nothing that is set is dropped in silence."""
     more = {
         "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
@@ -171,7 +167,7 @@ def test_a_field_that_a_kind_lists_changes_what_it_renders(kind: str) -> None:
             assert render_manifest(kind, values) != before, setting.name
 
 
-def test_what_a_kind_has_no_place_for_is_refused_with_the_kinds_that_have() -> None:
+def test_what_a_kind_has_no_place_for_is_refused_with_the_kinds_that_have():
     with pytest.raises(BadValue, match=r"max_restarts=3: must be left out: .*mpijob.*; remove it, or .*jobset"):
         render("mpijob", {**MINIMAL, "max_restarts": 3})
     assert render("mpijob", {**MINIMAL, "max_restarts": 0})
@@ -197,7 +193,7 @@ PLAIN = [kind for kind in MANIFESTS if kind not in ("mpijob", "ascendjob", *NO_M
 @pytest.mark.parametrize("template", one_fast(*PLAIN))
 @settings(max_examples=10, deadline=None)
 @given(arguments=st.lists(hostile_text, max_size=5), value=hostile_text)
-def test_script_and_variables_get_their_words_byte_for_byte(template: str, arguments: list[str], value: str) -> None:
+def test_script_and_variables_get_their_words_byte_for_byte(template, arguments, value):
     script = ["train.py", *arguments]
     for container in containers_of(render(template, {**MINIMAL, "env": {"SETTING": value}}, script=script)):
         [setting] = [item["value"] for item in container["env"] if item["name"] == "SETTING"]
@@ -213,8 +209,8 @@ def test_script_and_variables_get_their_words_byte_for_byte(template: str, argum
 @pytest.mark.parametrize("kind", FEW_FIRST)
 @settings(max_examples=10, deadline=None)
 @given(name=st.sampled_from(sorted(settings_of_spec().keys() - {"script", "runtime"})), value=hostile_text)
-def test_hostile_settings_are_refused_on_one_line_or_change_no_structure(kind: str, name: str, value: str) -> None:
-    given_value: Any = {"KEY": value} if settings_of_spec()[name].value_type.type_name == "table" else value
+def test_hostile_settings_are_refused_on_one_line_or_change_no_structure(kind, name, value):
+    given_value = {"KEY": value} if settings_of_spec()[name].value_type.type_name == "table" else value
     try:
         rendered = render(kind, {**fitting(kind, MINIMAL), name: given_value})
     except LaunchTemplateError as error:
@@ -226,7 +222,7 @@ def test_hostile_settings_are_refused_on_one_line_or_change_no_structure(kind: s
     )
 
 
-def shape_of(text: str, kind: str) -> list[str]:
+def shape_of(text, kind):
     """The objects of a manifest; of a script its lines, but for what they say."""
     if kind in MANIFESTS:
         return [document["kind"] for document in yaml.safe_load_all(text)]
@@ -236,7 +232,7 @@ def shape_of(text: str, kind: str) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", FEW_FIRST)
-def test_a_text_of_100_000_characters_comes_through(kind: str) -> None:
+def test_a_text_of_100_000_characters_comes_through(kind):
     long = "x'\"\n${A}" * 12_500
     rendered = render(kind, fitting(kind, MINIMAL), ["train.py", long])
     if kind in PLAIN:
@@ -293,9 +289,7 @@ any_spec = st.fixed_dictionaries(
 @pytest.mark.parametrize("kind", FEW_FIRST)
 @settings(max_examples=60, deadline=None)
 @given(values=any_spec, is_fitted=st.sampled_from([True, True, True, False]))
-def test_any_spec_renders_without_a_finding_or_is_refused_on_one_line(
-    kind: str, values: dict[str, Any], is_fitted: bool
-) -> None:
+def test_any_spec_renders_without_a_finding_or_is_refused_on_one_line(kind, values, is_fitted):
     try:
         rendered = render(kind, fitting(kind, values) if is_fitted else values)
     except LaunchTemplateError as error:
@@ -317,7 +311,7 @@ def test_any_spec_renders_without_a_finding_or_is_refused_on_one_line(
 
 
 @pytest.mark.parametrize("text", every_third_fast([word for word in HOSTILE if re.fullmatch(r"[\x20-\x7e]*", word)]))
-def test_texts_that_some_yaml_parser_could_misread_are_quoted(text: str) -> None:
+def test_texts_that_some_yaml_parser_could_misread_are_quoted(text):
     rendered = render("jobset", script=["train.py", text])
     [line] = [line.strip() for line in rendered.splitlines() if line.endswith("train.py")]
     following = rendered.split(line + "\n", 1)[1].splitlines()[0].strip()
@@ -357,7 +351,7 @@ def test_texts_that_some_yaml_parser_could_misread_are_quoted(text: str) -> None
         ({"script": ["--master-port=1", "train.py"]}, "script"),
     ],
 )
-def test_wrong_values_are_refused_with_the_name_of_the_placeholder(changes: dict[str, Any], culprit: str) -> None:
+def test_wrong_values_are_refused_with_the_name_of_the_placeholder(changes, culprit):
     with pytest.raises(BadValue) as caught:
         render_manifest("jobset", {**MINIMAL, "script": ["train.py"], **changes})
     assert caught.value.name == culprit
@@ -365,13 +359,13 @@ def test_wrong_values_are_refused_with_the_name_of_the_placeholder(changes: dict
     assert "\n" not in str(caught.value)
 
 
-def test_refused_variables_do_not_show_their_secret() -> None:
+def test_refused_variables_do_not_show_their_secret():
     with pytest.raises(BadValue, match=r"secret_env\.HF_TOKEN=SECRET:KEY") as caught:
         render("jobset", {**MINIMAL, "env": {"HF_TOKEN": "hf_private"}})
     assert "hf_private" not in str(caught.value)
 
 
-def test_missing_values_are_named_together() -> None:
+def test_missing_values_are_named_together():
     with pytest.raises(MissingValue) as caught:
         render_manifest("volcano", {"nodes": 2})
     assert caught.value.names == ("name", "image", "script")
@@ -386,7 +380,7 @@ def test_missing_values_are_named_together() -> None:
         ("Ascend", "huawei.com/npu", {"huawei.com/npu": 4}),
     ],
 )
-def test_each_worker_gets_one_device(target: str, resource: str | None, expected: dict[str, int]) -> None:
+def test_each_worker_gets_one_device(target, resource, expected):
     values = {**MINIMAL, "local_worker_num": "4", "device_target": target, "device_resource": resource}
     for template in PLAIN:
         for container in containers_of(render(template, values)):
@@ -396,7 +390,7 @@ def test_each_worker_gets_one_device(target: str, resource: str | None, expected
 
 
 @pytest.mark.parametrize(("restarts", "retries", "action"), [(0, 1, "TerminateJob"), (3, 4, "RestartJob")])
-def test_restarts_of_volcano_are_counted_as_its_controller_counts(restarts: int, retries: int, action: str) -> None:
+def test_restarts_of_volcano_are_counted_as_its_controller_counts(restarts, retries, action):
     document = yaml.safe_load(render("volcano", {**MINIMAL, "max_restarts": restarts}))
     assert document["spec"]["maxRetry"] == retries, "0 would become the default of 3"
     assert [policy["action"] for policy in document["spec"]["policies"]] == [
@@ -416,9 +410,7 @@ def test_restarts_of_volcano_are_counted_as_its_controller_counts(restarts: int,
         ({"restart_on": [75, "KILL"]}, "NotIn", [3, 75, 124, 137]),
     ],
 )
-def test_jobsets_start_again_after_the_statuses_that_msrun_would(
-    kind: str, container: str, lists: dict[str, Any], operator: str, statuses: list[int]
-) -> None:
+def test_jobsets_start_again_after_the_statuses_that_msrun_would(kind, container, lists, operator, statuses):
     text = render(kind, {**MINIMAL, "max_restarts": 1, **lists})
     body = next(one for one in yaml.safe_load_all(text) if one["kind"] in ("JobSet", "TrainingRuntime"))
     spec = body["spec"] if kind == "jobset" else body["spec"]["template"]["spec"]
@@ -434,7 +426,7 @@ def test_jobsets_start_again_after_the_statuses_that_msrun_would(
 
 
 @pytest.mark.parametrize("kind", ["run", "compose", "slurm"])
-def test_scripts_hand_the_lists_of_statuses_to_msrun(kind: str) -> None:
+def test_scripts_hand_the_lists_of_statuses_to_msrun(kind):
     text = render(kind, {**MINIMAL, "max_restarts": 1, "restart_on": "75,KILL"})
     assert "--restart_on=75,137" in text and "no_restart_on" not in text
 
@@ -448,6 +440,6 @@ def test_scripts_hand_the_lists_of_statuses_to_msrun(kind: str) -> None:
         ({"no_restart_on": "BANG"}, r"no_restart_on='BANG': must be a list of exit statuses"),
     ],
 )
-def test_lists_of_statuses_that_contradict_themselves_are_refused(values: dict[str, Any], words: str) -> None:
+def test_lists_of_statuses_that_contradict_themselves_are_refused(values, words):
     with pytest.raises(BadValue, match=words):
         render("jobset", {**MINIMAL, **values})

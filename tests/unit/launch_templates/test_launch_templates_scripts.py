@@ -1,13 +1,10 @@
 """Batch scripts, shell scripts and compose files: run by a shell, they start msrun with the words that were given."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -18,12 +15,12 @@ from job_runner import JobRunner
 
 from launch_templates import BadValue, render_manifest
 
-VALUES: dict[str, Any] = {"name": "train", "image": "r.example/t:1"}
+VALUES = {"name": "train", "image": "r.example/t:1"}
 RECORD = "import json, os, sys; print(json.dumps([sys.argv[1:], os.environ.get('SETTING')]))"
 word = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), max_size=12)
 
 
-def started(script: str, folder: Path, *args: str) -> tuple[list[str], str | None]:
+def started(script, folder, *args):
     """What msrun, or srun, is started with when a shell runs the script."""
     for name in ("msrun", "srun"):
         (folder / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -c {shlex.quote(RECORD)} "$@"\n')
@@ -39,9 +36,7 @@ def started(script: str, folder: Path, *args: str) -> tuple[list[str], str | Non
 @pytest.mark.parametrize("kind", one_fast("slurm", "pbs", "lsf", "run", "run-cluster"))
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(arguments=st.lists(word, max_size=3), setting=word)
-def test_script_and_variables_come_through_the_shell_byte_for_byte(
-    kind: str, arguments: list[str], setting: str, tmp_path: Path
-) -> None:
+def test_script_and_variables_come_through_the_shell_byte_for_byte(kind, arguments, setting, tmp_path):
     own = {} if kind.startswith("run") else {"name": "train"}
     text = render_manifest(kind, {**own, "env": {"SETTING": setting}}, ["train.py", *arguments])
     words, found = started(text, tmp_path, "10.0.0.1", "3")
@@ -51,13 +46,13 @@ def test_script_and_variables_come_through_the_shell_byte_for_byte(
         assert words[:3] == ["--master_addr=10.0.0.1", "--node_rank=3", "--worker_num=16"]
 
 
-def test_run_cluster_without_its_arguments_says_how_it_is_used(tmp_path: Path) -> None:
+def test_run_cluster_without_its_arguments_says_how_it_is_used(tmp_path):
     (tmp_path / "job.sh").write_text(render_manifest("run-cluster", {}, ["train.py"]))
     done = subprocess.run(["bash", "job.sh"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode and "usage: run_cluster.sh MASTER_ADDR NODE_RANK" in done.stderr
 
 
-def test_directives_of_slurm_come_before_the_first_command() -> None:
+def test_directives_of_slurm_come_before_the_first_command():
     values = {"name": "t", "device_target": "GPU", "cpu": "2500m", "memory": "1Gi", "queue": "gpu",
               "priority": "high", "deadline_s": 3661, "env": {"A": "\n#SBATCH --uid=0\n"}}  # fmt: skip
     text = render_manifest("slurm", values, ["train.py"])
@@ -69,7 +64,7 @@ def test_directives_of_slurm_come_before_the_first_command() -> None:
     ]  # fmt: skip
 
 
-def test_spares_of_slurm_are_more_nodes_for_one_msrun_that_outlives_them(tmp_path: Path) -> None:
+def test_spares_of_slurm_are_more_nodes_for_one_msrun_that_outlives_them(tmp_path):
     values = {"name": "t", "spares": 1, "max_restarts": 2, "deadline_s": 600, "env": {"SETTING": "a b"}}
     text = render_manifest("slurm", values, ["train.py"])
     for line in ("--nodes=3", "--no-kill", "--signal=B:TERM@120"):
@@ -79,7 +74,7 @@ def test_spares_of_slurm_are_more_nodes_for_one_msrun_that_outlives_them(tmp_pat
     assert setting == "a b"
 
 
-def test_spares_that_could_never_join_are_refused() -> None:
+def test_spares_that_could_never_join_are_refused():
     with pytest.raises(BadValue, match="spares=1: must be 0 with max_restarts=0"):
         render_manifest("slurm", {"name": "t", "spares": 1}, ["train.py"])
     with pytest.raises(BadValue, match="must be 0 with rank_table=true, because the table names the hosts"):
@@ -97,20 +92,20 @@ def test_spares_that_could_never_join_are_refused() -> None:
         ("compose", "a job of the kind compose has no place for it"),
     ],
 )
-def test_kinds_that_cannot_have_spares_say_why(kind: str, why: str) -> None:
+def test_kinds_that_cannot_have_spares_say_why(kind, why):
     with pytest.raises(BadValue, match=f"spares=1: must be left out: {why}; remove it, or choose indexed-job, jobset"):
         render_manifest(kind, {**VALUES, "spares": 1}, ["train.py"])
 
 
 @pytest.mark.parametrize("kind", ["slurm", "compose"])
-def test_devices_that_a_script_cannot_ask_for_are_refused(kind: str) -> None:
+def test_devices_that_a_script_cannot_ask_for_are_refused(kind):
     with pytest.raises(BadValue, match=f"must be CPU or GPU with {kind}"):
         render_manifest(
             kind, {"name": "a", "device_target": "Ascend", **({"image": "t:1"} if kind == "compose" else {})}, ["x.py"]
         )
 
 
-def test_compose_starts_every_host_with_its_rank_and_escapes_dollars() -> None:
+def test_compose_starts_every_host_with_its_rank_and_escapes_dollars():
     values = {**VALUES, "nodes": 3, "device_target": "GPU", "env": {"A": "${B}"}, "claims": {"data": "/data:ro"}}
     body = yaml.safe_load(render_manifest("compose", values, ["train.py", "$HOME"]))
     assert list(body["services"]) == ["node0", "node1", "node2"]
@@ -123,7 +118,7 @@ def test_compose_starts_every_host_with_its_rank_and_escapes_dollars() -> None:
     assert body["volumes"] == {"data": {"external": True}}
 
 
-def test_any_line_of_slurm_goes_over_that_of_the_kind() -> None:
+def test_any_line_of_slurm_goes_over_that_of_the_kind():
     more = {"sbatch": {"account": "ml", "mem": "0", "exclusive": ""}, "srun": {"container-image": "a b"}}
     text = render_manifest("slurm", {"name": "t", **more}, ["train.py"])
     assert "#SBATCH --mem=0\n" in text and "#SBATCH --account=ml\n" in text and "#SBATCH --exclusive\n" in text
@@ -131,7 +126,7 @@ def test_any_line_of_slurm_goes_over_that_of_the_kind() -> None:
 
 
 @pytest.mark.parametrize("key", ["account x", "-A", "", "a\nb"])
-def test_lines_that_are_no_options_are_refused(key: str) -> None:
+def test_lines_that_are_no_options_are_refused(key):
     with pytest.raises(BadValue, match="sbatch"):
         render_manifest("slurm", {"name": "t", "sbatch": {key: "x"}}, ["train.py"])
     with pytest.raises(BadValue, match="sbatch"):
@@ -145,9 +140,7 @@ def test_lines_that_are_no_options_are_refused(key: str) -> None:
         ("lsf", "LSB_DJOB_HOSTFILE", {"bsub": {"P": "ml"}}, "#BSUB -P ml"),
     ],
 )
-def test_scripts_of_pbs_and_lsf_plan_a_job_on_the_hosts_of_their_file(
-    kind: str, variable: str, own: dict[str, Any], line: str, tmp_path: Path
-) -> None:
+def test_scripts_of_pbs_and_lsf_plan_a_job_on_the_hosts_of_their_file(kind, variable, own, line, tmp_path):
     values = {"name": "t", "nodes": 2, "local_worker_num": 4, "spares": 1, "max_restarts": 1, "deadline_s": 3661}
     text = render_manifest(kind, {**values, **own}, ["train.py"])
     assert line in text.splitlines() and ("walltime=01:01:01" in text or "#BSUB -W 62" in text)
@@ -165,7 +158,7 @@ def test_scripts_of_pbs_and_lsf_plan_a_job_on_the_hosts_of_their_file(
     assert plan["world_size"] == 8 and [len(host["workers"]) for host in plan["hosts"]][:2] == [4, 4]
 
 
-def test_task_of_skypilot_starts_msrun_on_each_machine() -> None:
+def test_task_of_skypilot_starts_msrun_on_each_machine():
     values = {
         **VALUES,
         "nodes": 3,
@@ -204,7 +197,7 @@ sys.modules.update({"ray": ray, "ray.util": types.ModuleType("ray.util"), groups
 """As much of Ray as the entrypoint calls, on this host."""
 
 
-def test_entrypoint_of_a_rayjob_starts_msrun_on_each_node_and_ends_with_its_status(tmp_path: Path) -> None:
+def test_entrypoint_of_a_rayjob_starts_msrun_on_each_node_and_ends_with_its_status(tmp_path):
     text = render_manifest("rayjob", {**VALUES, "local_worker_num": 4}, ["train.py", "a b"])
     entrypoint = next(body for body in yaml.safe_load_all(text) if body["kind"] == "RayJob")["spec"]["entrypoint"]
     (tmp_path / "sitecustomize.py").write_text(FAKE_RAY)

@@ -1,7 +1,5 @@
 """What everyday calls and scripts give is what MindSpore gives: tests/cases/mindspore_*.py under both."""
 
-from __future__ import annotations
-
 import contextvars
 import importlib
 import json
@@ -9,10 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import mindspore_calls
 import numpy as np
@@ -29,7 +24,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "from_mindspore.md"
 NUMBER = re.compile(r"(-?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|\bnan\b|\binf\b)")
 
 
-def is_near(a: Any, b: Any) -> bool:
+def is_near(a, b):
     """Shapes, types and words are equal, numbers nearly: MindSpore's kernels for the CPU estimate roots and
     exponentials."""
     if isinstance(a, dict) and isinstance(b, dict):
@@ -44,7 +39,7 @@ def is_near(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def is_near_text(a: str, b: str) -> bool:
+def is_near_text(a, b):
     """Printed words are equal but for spaces, numbers nearly."""
     first, second = NUMBER.split(a), NUMBER.split(b)
     words = [["".join(word.split()) for word in parts[::2]] for parts in (first, second)]
@@ -54,7 +49,7 @@ def is_near_text(a: str, b: str) -> bool:
 
 
 @pytest.fixture
-def mindspore_scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def mindspore_scripts(monkeypatch):
     """The scripts, in a process where `import mindspore` finds msrun.mindspore."""
     before = set(sys.modules)
     pose_as_mindspore("msrun.mindspore")
@@ -66,12 +61,12 @@ def mindspore_scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
                 del sys.modules[name]
 
 
-def differing(stored: dict[str, Any], found: dict[str, Any], is_equal: Any) -> dict[str, Any]:
+def differing(stored, found, is_equal):
     return {name: (stored[name], found.get(name)) for name in stored if not is_equal(stored[name], found.get(name))}
 
 
 @pytest.mark.filterwarnings("ignore:reduction. 'mean' divides the total loss")
-def test_one_line_calls_give_what_real_mindspore_gives() -> None:
+def test_one_line_calls_give_what_real_mindspore_gives():
     stored = json.loads((GOLDEN / "mindspore_calls.json").read_text())
     found = differing(stored, contextvars.copy_context().run(mindspore_calls.results, ms), is_near)
     assert {name: pair for name, pair in found.items() if name not in mindspore_calls.DIFFERENT} == {}
@@ -79,7 +74,7 @@ def test_one_line_calls_give_what_real_mindspore_gives() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:reduction. 'mean' divides the total loss")
-def test_scripts_print_what_they_print_with_real_mindspore(mindspore_scripts: ModuleType) -> None:
+def test_scripts_print_what_they_print_with_real_mindspore(mindspore_scripts):
     stored = json.loads((GOLDEN / "mindspore_scripts.json").read_text())
     assert list(stored) == list(mindspore_scripts.SCRIPTS), (
         "make the table again: python tests/cases/mindspore_scripts.py"
@@ -89,7 +84,7 @@ def test_scripts_print_what_they_print_with_real_mindspore(mindspore_scripts: Mo
     assert set(mindspore_scripts.DIFFERENT) <= set(found), "equal by now: take it out of the table"
 
 
-def test_the_page_has_every_known_difference(mindspore_scripts: ModuleType) -> None:
+def test_the_page_has_every_known_difference(mindspore_scripts):
     page = PAGE.read_text()
     reasons = {*mindspore_calls.DIFFERENT.values(), *mindspore_scripts.DIFFERENT.values()}
     assert {reason for reason in reasons if reason not in page} == set()
@@ -100,7 +95,7 @@ def test_the_page_has_every_known_difference(mindspore_scripts: ModuleType) -> N
 @pytest.mark.parametrize(
     ("name", "is_equal"), [("mindspore_calls", is_near), ("mindspore_scripts", is_near_text)], ids=["calls", "scripts"]
 )
-def test_the_stored_table_is_what_mindspore_gives(tmp_path: Path, name: str, is_equal: Any) -> None:
+def test_the_stored_table_is_what_mindspore_gives(tmp_path, name, is_equal):
     if not REAL:
         pytest.skip("MindSpore is not there: MINDSPORE_PYTHON names no Python that has it")
     command = [REAL, str(CASES / f"{name}.py")]

@@ -1,16 +1,12 @@
 """Cells, layers, losses and initializers in MindSpore's words compute what torch's do."""
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor
 
 import msrun.mindspore as ms
 from msrun.errors import UsageError
@@ -19,16 +15,16 @@ from msrun.runtime import WithLoss, init_parameters, no_init_parameters, optim
 
 
 class Network(nn.Cell):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(auto_prefix=True)
         self.body = nn.SequentialCell(nn.Dense(4, 8, weight_init="normal"), nn.ReLU())
         self.head = nn.Dense(8, 3)
 
-    def construct(self, x: Tensor) -> Tensor:
+    def construct(self, x):
         return self.head(self.body(x))
 
 
-def test_cell_is_a_torch_module_whose_construct_is_called() -> None:
+def test_cell_is_a_torch_module_whose_construct_is_called():
     network = Network()
     x = torch.randn(2, 4)
     expected = F.linear(F.relu(F.linear(x, *network.body[0].parameters())), network.head.weight, network.head.bias)
@@ -38,9 +34,9 @@ def test_cell_is_a_torch_module_whose_construct_is_called() -> None:
     assert dict(network.cells_and_names())["body.0"] is network.body[0]
 
 
-def test_subclass_of_a_cell_may_change_construct() -> None:
+def test_subclass_of_a_cell_may_change_construct():
     class Doubled(Network):
-        def construct(self, x: Tensor) -> Tensor:
+        def construct(self, x):
             return 2 * super().construct(x)
 
     network = Doubled()
@@ -48,7 +44,7 @@ def test_subclass_of_a_cell_may_change_construct() -> None:
     assert torch.equal(network(x), 2 * network.head(network.body(x)))
 
 
-def test_modes_fusion_recompute_and_strategies_are_set_on_a_cell() -> None:
+def test_modes_fusion_recompute_and_strategies_are_set_on_a_cell():
     network = Network()
     assert not network.set_train(False).head.training
     assert network.set_grad() is network
@@ -57,12 +53,12 @@ def test_modes_fusion_recompute_and_strategies_are_set_on_a_cell() -> None:
     assert network.head.shard(((1, 1), (2, 1))) is network.head
 
 
-def test_sequential_cells_come_with_names_too() -> None:
+def test_sequential_cells_come_with_names_too():
     first, x = nn.Dense(2, 3), torch.randn(2, 2)
     assert torch.equal(nn.SequentialCell(OrderedDict(first=first, second=nn.Tanh()))(x), torch.tanh(first(x)))
 
 
-def test_dense_takes_initial_values_and_an_activation() -> None:
+def test_dense_takes_initial_values_and_an_activation():
     torch.manual_seed(0)
     dense = nn.Dense(3, 2, weight_init=np.arange(6.0).reshape(2, 3), bias_init="ones", activation=torch.relu)
     assert torch.equal(dense.weight, torch.arange(6.0).reshape(2, 3))
@@ -74,7 +70,7 @@ def test_dense_takes_initial_values_and_an_activation() -> None:
 
 
 @pytest.mark.parametrize("word", sorted(initializer.NAMES))
-def test_initial_values_are_the_same_when_they_are_deferred(word: str) -> None:
+def test_initial_values_are_the_same_when_they_are_deferred(word):
     torch.manual_seed(5)
     layer = (
         (lambda: nn.Conv1d(6, 5, 1, weight_init=word)) if word == "dirac" else lambda: nn.Dense(6, 5, weight_init=word)
@@ -87,7 +83,7 @@ def test_initial_values_are_the_same_when_they_are_deferred(word: str) -> None:
     assert torch.equal(at_once.weight, deferred.weight)
 
 
-def test_initializers_have_the_spread_that_their_formulas_say() -> None:
+def test_initializers_have_the_spread_that_their_formulas_say():
     torch.manual_seed(0)
     shape = (400, 300)
     spreads = {
@@ -110,9 +106,7 @@ def test_initializers_have_the_spread_that_their_formulas_say() -> None:
 @pytest.mark.parametrize("kernel", [1, 2, 3, 5])
 @pytest.mark.parametrize("stride", [1, 2, 3])
 @pytest.mark.parametrize("dilation", [1, 2])
-def test_same_padding_gives_size_over_stride_and_the_odd_row_comes_last(
-    size: int, kernel: int, stride: int, dilation: int
-) -> None:
+def test_same_padding_gives_size_over_stride_and_the_odd_row_comes_last(size, kernel, stride, dilation):
     conv = nn.Conv2d(2, 3, kernel, stride, dilation=dilation, has_bias=True)
     images = torch.randn(1, 2, size, size)
     result = conv(images)
@@ -126,7 +120,7 @@ def test_same_padding_gives_size_over_stride_and_the_odd_row_comes_last(
     assert torch.equal(result, F.conv2d(padded, conv.weight, conv.bias, stride, 0, dilation))
 
 
-def test_other_paddings_are_torchs() -> None:
+def test_other_paddings_are_torchs():
     images = torch.randn(1, 2, 6, 6)
     conv = nn.Conv2d(2, 3, 3, pad_mode="pad", padding=(1, 0, 2, 1))
     assert torch.equal(conv(images), F.conv2d(F.pad(images, (2, 1, 1, 0)), conv.weight))
@@ -139,7 +133,7 @@ def test_other_paddings_are_torchs() -> None:
         nn.MaxPool2d(3, pad_mode="full")
 
 
-def test_pools_with_same_padding_look_inside_the_image_alone() -> None:
+def test_pools_with_same_padding_look_inside_the_image_alone():
     images = -torch.rand(1, 1, 5, 5) - 1
     largest, average = nn.MaxPool2d(3, 2, pad_mode="same")(images), nn.AvgPool2d(3, 2, pad_mode="same")(images)
     assert largest.shape == average.shape == (1, 1, 3, 3)
@@ -151,12 +145,12 @@ def test_pools_with_same_padding_look_inside_the_image_alone() -> None:
 
 
 @pytest.mark.parametrize("kind", [nn.MaxPool1d, nn.AvgPool1d])
-def test_pool_of_other_images_than_its_name_says_is_refused(kind: Any) -> None:
+def test_pool_of_other_images_than_its_name_says_is_refused(kind):
     with pytest.raises(UsageError, match="an input of 3 dimensions, not 4"):
         kind(3, 2, pad_mode="same")(torch.zeros(1, 1, 4, 4))
 
 
-def test_small_layers_take_mindspores_arguments() -> None:
+def test_small_layers_take_mindspores_arguments():
     x = torch.randn(2, 3, 4)
     assert nn.Dropout(keep_prob=0.9).p == pytest.approx(0.1)
     assert nn.Dropout(p=0.3).p == 0.3
@@ -169,7 +163,7 @@ def test_small_layers_take_mindspores_arguments() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64, torch.uint8])
-def test_losses_take_class_numbers_of_any_integer_type(dtype: torch.dtype) -> None:
+def test_losses_take_class_numbers_of_any_integer_type(dtype):
     scores, labels = torch.randn(4, 5), torch.tensor([0, 4, 2, 2])
     right = F.cross_entropy(scores, labels)
     narrow = labels.to(dtype)
@@ -184,7 +178,7 @@ def test_losses_take_class_numbers_of_any_integer_type(dtype: torch.dtype) -> No
         nn.SoftmaxCrossEntropyWithLogits(reduction="avg")
 
 
-def test_cells_with_loss_and_optimizer_train() -> None:
+def test_cells_with_loss_and_optimizer_train():
     torch.manual_seed(0)
     network = Network()
     joined = nn.WithLossCell(network, nn.CrossEntropyLoss())
@@ -199,7 +193,7 @@ def test_cells_with_loss_and_optimizer_train() -> None:
     assert losses[-1] < losses[0] / 2
 
 
-def test_optimizers_are_torchs_with_other_names() -> None:
+def test_optimizers_are_torchs_with_other_names():
     pairs = [
         (lambda p: nn.Lamb(p, 0.01, 0.8), lambda p: optim.Lamb(p, 0.01, (0.8, 0.999))),
         (lambda p: nn.LazyAdam(p, 0.01, use_nesterov=True), lambda p: optim.LazyAdam(p, 0.01, use_nesterov=True)),
@@ -217,7 +211,7 @@ def test_optimizers_are_torchs_with_other_names() -> None:
         assert torch.equal(first, second)
 
 
-def test_an_optimizers_loss_scale_without_a_manager_that_multiplies_by_it_is_refused() -> None:
+def test_an_optimizers_loss_scale_without_a_manager_that_multiplies_by_it_is_refused():
     net = nn.Dense(2, 1)
     scaled = nn.Momentum(net.trainable_params(), 0.1, 0.9, loss_scale=1024.0)
     with pytest.raises(UsageError, match="multiplied by 1 and the gradients are divided by 1024"):

@@ -1,17 +1,12 @@
 """Operators, tensors and settings in MindSpore's words."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 import msrun.mindspore as ms
 from msrun import contract
@@ -42,20 +37,18 @@ Y = torch.tensor([[2.0, 2.0, 2.0], [1.0, 0.5, 4.0]])
         (ops.ReduceScatter(), (X,), X),
     ],
 )
-def test_operator_that_no_stored_call_has_computes_what_mindspores_documents_say(
-    operator: Any, inputs: Any, expected: Tensor
-) -> None:
+def test_operator_that_no_stored_call_has_computes_what_mindspores_documents_say(operator, inputs, expected):
     torch.testing.assert_close(operator(*inputs), expected, rtol=0, atol=0)
 
 
-def test_shapes_and_scalars() -> None:
+def test_shapes_and_scalars():
     assert ops.Shape()(X) == ops.shape(X) == (2, 3)
     assert torch.equal(ops.scalar_to_array(-1.0), torch.tensor(-1.0))
     (copy,) = ops.Broadcast(0)((X,))
     assert torch.equal(copy, X)
 
 
-def test_operator_with_a_strategy_computes_the_same_and_a_wrong_one_is_refused() -> None:
+def test_operator_with_a_strategy_computes_the_same_and_a_wrong_one_is_refused():
     matmul = ops.MatMul().shard(((1, 1), (1, 2)))
     assert torch.equal(matmul(X, Y.T), X @ Y.T)
     with pytest.raises(StrategyError, match="strategy"):
@@ -64,7 +57,7 @@ def test_operator_with_a_strategy_computes_the_same_and_a_wrong_one_is_refused()
         ops.AllReduce().shard(((1, 1),))
 
 
-def test_products_of_two_and_three_dimensions_need_layouts_that_share_an_axis() -> None:
+def test_products_of_two_and_three_dimensions_need_layouts_that_share_an_axis():
     layout = ms.parallel.Layout((2, 2), ("x", "y"))
     for strategy in (((1, 4), (2, 2)), (layout("None", "y"),), (layout("None", "y"), layout)):
         with pytest.raises(UsageError, match="MatMul with enable_nd_tp: give shard two Layouts, called with names"):
@@ -73,7 +66,7 @@ def test_products_of_two_and_three_dimensions_need_layouts_that_share_an_axis() 
         ops.BatchMatMul().add_prim_attr("enable_nd_tp", value=True).shard((layout("None", "y"), layout("x", "None")))
 
 
-def test_cells_are_placed_on_ranks_that_there_are() -> None:
+def test_cells_are_placed_on_ranks_that_there_are():
     for place in (("MS_SCHED", 0), ("MS_WORKER", 1), ("MS_WORKER", -1), ("MS_WORKER", "0")):
         with pytest.raises(UsageError, match=r'"MS_WORKER" and a rank from 0 to 0'):
             nn.Dense(2, 2).place(*place)
@@ -82,7 +75,7 @@ def test_cells_are_placed_on_ranks_that_there_are() -> None:
     assert cell(torch.ones(1, 2)).shape == (1, 3)
 
 
-def test_tensors_and_parameters_are_torchs() -> None:
+def test_tensors_and_parameters_are_torchs():
     data = np.array([1.0, 2.0], np.float32)
     tensor = ms.Tensor(data, ms.float16)
     data[0] = 9
@@ -98,7 +91,7 @@ def test_tensors_and_parameters_are_torchs() -> None:
     assert ms.ParameterTuple([parameter]) == (parameter,)
 
 
-def test_results_print_as_numbers_and_stay_tensors() -> None:
+def test_results_print_as_numbers_and_stay_tensors():
     weight = torch.tensor(2.0, requires_grad=True)
     loss = as_results((weight * 1.5, "text"))[0]
     assert "%s" % loss == f"{loss}" == str(loss.asnumpy()) == "3.0"
@@ -108,7 +101,7 @@ def test_results_print_as_numbers_and_stay_tensors() -> None:
     assert weight.grad == 1.5
 
 
-def test_loss_that_is_still_on_its_way_prints_its_number() -> None:
+def test_loss_that_is_still_on_its_way_prints_its_number():
     for show in (str, repr, "{}".format):
         loss = LateLoss.of(lambda: torch.tensor(0.25), torch.float32)
         assert show(as_results(loss)) == "0.25"
@@ -116,8 +109,8 @@ def test_loss_that_is_still_on_its_way_prints_its_number() -> None:
     assert float(as_results(LateLoss.of(lambda: torch.tensor(0.25), torch.float32))) == 0.25
 
 
-def test_seed_sets_every_generator() -> None:
-    def draws() -> tuple[float, float]:
+def test_seed_sets_every_generator():
+    def draws():
         ms.set_seed(7)
         return float(torch.rand(1)), float(np.random.rand())
 
@@ -127,8 +120,8 @@ def test_seed_sets_every_generator() -> None:
         ms.set_seed(-1)
 
 
-def test_jit_leaves_functions_as_they_are() -> None:
-    def double(x: int) -> int:
+def test_jit_leaves_functions_as_they_are():
+    def double(x):
         return 2 * x
 
     assert ms.jit(double) is double
@@ -139,7 +132,7 @@ def test_jit_leaves_functions_as_they_are() -> None:
 
 
 @pytest.fixture
-def fresh_context(monkeypatch: pytest.MonkeyPatch) -> None:
+def fresh_context(monkeypatch):
     monkeypatch.setattr(context, "_chosen", {})
     monkeypatch.setattr(table, "_noted", set())
     for name in (contract.DEVICE_ID, contract.MSRUN_DEVICE_TARGET):
@@ -148,7 +141,7 @@ def fresh_context(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("fresh_context")
-def test_context_is_set_checked_and_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_context_is_set_checked_and_told(caplog):
     ms.set_context(mode=ms.GRAPH_MODE, device_target="CPU", device_id=3)
     assert (ms.get_context("mode"), ms.get_context("device_target"), ms.get_context("device_id")) == (0, "CPU", 3)
     assert os.environ[contract.DEVICE_ID] == "3"
@@ -178,18 +171,18 @@ def test_context_is_set_checked_and_told(caplog: pytest.LogCaptureFixture) -> No
 
 
 @pytest.mark.usefixtures("fresh_context")
-def test_context_before_it_is_set_tells_what_is_done() -> None:
+def test_context_before_it_is_set_tells_what_is_done():
     assert ms.get_context("device_target") in ("CPU", "GPU", "Ascend")
     assert ms.get_context("device_id") == 0
 
 
-def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def run(folder, *words):
     command = [sys.executable, "-m", "msrun.mindspore", *words]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
 
 
 @pytest.mark.slow
-def test_script_with_mindspores_imports_runs_unchanged(tmp_path: Path) -> None:
+def test_script_with_mindspores_imports_runs_unchanged(tmp_path):
     paths = sorted({path.rpartition(".")[0] or path for path in import_paths.ALIASES})
     (tmp_path / "beside.py").write_text("from mindspore.ops import functional\n")
     (tmp_path / "script.py").write_text(
@@ -210,7 +203,7 @@ def test_script_with_mindspores_imports_runs_unchanged(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_module_with_mindspores_imports_runs_unchanged(tmp_path: Path) -> None:
+def test_module_with_mindspores_imports_runs_unchanged(tmp_path):
     (tmp_path / "script.py").write_text("import sys\nfrom mindspore import nn\nprint(sys.argv, __name__, nn.ReLU())\n")
     done = run(tmp_path, "-m", "script", "c")
     assert done.returncode == 0, done.stderr
@@ -218,14 +211,14 @@ def test_module_with_mindspores_imports_runs_unchanged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [[], ["none.py"], ["-x"], ["-m"]])
-def test_runner_without_a_script_says_what_to_give(words: list[str]) -> None:
+def test_runner_without_a_script_says_what_to_give(words):
     with pytest.raises(SystemExit) as ended:
         run_script(words)
     assert str(ended.value.code).startswith("msrun.mindspore: error: ")
     assert "usage: python -m msrun.mindspore SCRIPT" in str(ended.value.code)
 
 
-def test_operator_is_sent_to_the_host_in_mindspores_words() -> None:
+def test_operator_is_sent_to_the_host_in_mindspores_words():
     x = torch.randn(2, 3)
     for operator in (ops.ReLU().add_prim_attr("primitive_target", "CPU"), ops.ReLU().set_device("GPU")):
         assert torch.equal(operator(x), torch.relu(x))
@@ -239,8 +232,8 @@ def test_operator_is_sent_to_the_host_in_mindspores_words() -> None:
         ops.ReLU().add_prim_attr("enable_nd_tp", value=True)
 
 
-def test_print_is_left_out_of_a_captured_graph(capsys: pytest.CaptureFixture[str]) -> None:
-    def double(x: torch.Tensor) -> torch.Tensor:
+def test_print_is_left_out_of_a_captured_graph(capsys):
+    def double(x):
         ops.Print()("x is", x)
         return x * 2
 

@@ -1,13 +1,9 @@
 """Names that are not here are errors that help, scripts are checked before they start, words keep their meaning."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import sys
-from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -34,14 +30,14 @@ from msrun.mindspore.missing import check, report
         (ms.mint, "vdt", "did you mean vdot?"),
     ],
 )
-def test_missing_name_says_what_is_near_and_what_to_use(module: Any, name: str, text: str) -> None:
+def test_missing_name_says_what_is_near_and_what_to_use(module, name, text):
     assert not hasattr(module, name)
     with pytest.raises(AttributeError) as raised:
         getattr(module, name)
     assert text in str(raised.value)
 
 
-def test_import_of_a_missing_name_says_the_same() -> None:
+def test_import_of_a_missing_name_says_the_same():
     with pytest.raises(ImportError, match=r"Dens is not in msrun\.mindspore.*did you mean Dense"):
         from msrun.mindspore.nn import Dens  # noqa: F401
 
@@ -62,7 +58,7 @@ print(ms.__version__.split("."))
 """
 
 
-def test_check_finds_names_keywords_and_methods_before_anything_starts(tmp_path: Path) -> None:
+def test_check_finds_names_keywords_and_methods_before_anything_starts(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     (tmp_path / "right.py").write_text("from mindspore import nn\nprint(nn.Dense(2, 3, has_bias=False))\n")
@@ -85,7 +81,7 @@ def test_check_finds_names_keywords_and_methods_before_anything_starts(tmp_path:
     assert text.endswith("1 of 2 files that import mindspore find all they name, 50 %")
 
 
-def test_check_is_a_command_with_an_exit_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_is_a_command_with_an_exit_status(tmp_path, capsys):
     (tmp_path / "right.py").write_text("import mindspore.nn as nn\nnn.Dense(2, 3)\n")
     for words, status in ((["--check", str(tmp_path)], 0), (["--check"], 1), (["--check", str(tmp_path / "no")], 1)):
         with pytest.raises(SystemExit) as ended:
@@ -115,12 +111,12 @@ def test_check_is_a_command_with_an_exit_status(tmp_path: Path, capsys: pytest.C
         (lambda: nn.PReLU(chanel=2), "nn.PReLU: .*did you mean channel"),
     ],
 )
-def test_wrong_words_are_errors_with_a_remedy(call: Any, match: str) -> None:
+def test_wrong_words_are_errors_with_a_remedy(call, match):
     with pytest.raises(UsageError, match=match):
         call()
 
 
-def test_arguments_in_the_words_of_a_table_are_mindspores_in_help_calls_and_errors() -> None:
+def test_arguments_in_the_words_of_a_table_are_mindspores_in_help_calls_and_errors():
     words = inspect.signature(nn.Conv2d).parameters
     assert list(words)[:5] == ["in_channels", "out_channels", "kernel_size", "stride", "pad_mode"]
     assert words["pad_mode"].default == "same"
@@ -140,7 +136,7 @@ def test_arguments_in_the_words_of_a_table_are_mindspores_in_help_calls_and_erro
             call()
 
 
-def test_rmsprop_changes_the_rows_of_a_sparse_gradient_alone() -> None:
+def test_rmsprop_changes_the_rows_of_a_sparse_gradient_alone():
     table = torch.nn.Parameter(torch.ones(3, 2))
     optimizer = nn.RMSProp([table], 0.1)
     table.grad = torch.sparse_coo_tensor([[1, 1]], torch.ones(2, 2), (3, 2), check_invariants=False)
@@ -149,7 +145,7 @@ def test_rmsprop_changes_the_rows_of_a_sparse_gradient_alone() -> None:
     assert table[1].lt(1).all()
 
 
-def test_parameters_do_not_share_memory_with_what_they_were_made_of() -> None:
+def test_parameters_do_not_share_memory_with_what_they_were_made_of():
     data = ms.Tensor(np.ones(2, np.float32))
     first, second = ms.Parameter(data, name="a"), ms.Parameter(data, name="b")
     first.set_data(ms.Tensor([5.0, 5.0]))
@@ -158,7 +154,7 @@ def test_parameters_do_not_share_memory_with_what_they_were_made_of() -> None:
         first.set_data(ms.Tensor([1.0, 2.0, 3.0]))
 
 
-def test_torchs_meaning_of_a_method_stays_without_mindspores_words() -> None:
+def test_torchs_meaning_of_a_method_stays_without_mindspores_words():
     x = torch.tensor([[1.0, 2.0], [3.0, 5.0]])
     assert torch.equal(x.transpose(0, 1), x.T)
     assert x.max(1).values.tolist() == [2.0, 5.0]
@@ -167,7 +163,7 @@ def test_torchs_meaning_of_a_method_stays_without_mindspores_words() -> None:
     assert repr(x).startswith("tensor(")
 
 
-def test_exported_network_runs_without_its_class(tmp_path: Path) -> None:
+def test_exported_network_runs_without_its_class(tmp_path):
     net = nn.SequentialCell(nn.Dense(2, 3, weight_init="ones"), nn.ReLU())
     x = ms.Tensor(np.ones((1, 2), np.float32))
     ms.export(net, x, file_name=str(tmp_path / "net"), file_format="MINDIR")
@@ -175,14 +171,14 @@ def test_exported_network_runs_without_its_class(tmp_path: Path) -> None:
     torch.testing.assert_close(loaded(x), net(x))
 
 
-def test_profiler_writes_a_trace_of_the_rank(tmp_path: Path) -> None:
+def test_profiler_writes_a_trace_of_the_rank(tmp_path):
     profiler = ms.Profiler(output_path=str(tmp_path / "data"))
     nn.Dense(2, 3)(ms.Tensor(np.ones((1, 2), np.float32)))
     profiler.analyse()
     assert "addmm" in (tmp_path / "data" / "rank_0.json").read_text()
 
 
-def test_checks_of_arguments_are_those_of_the_documents() -> None:
+def test_checks_of_arguments_are_those_of_the_documents():
     validator = _checkparam.Validator
     assert validator.check_positive_int(3, "size") == 3
     for call in (lambda: validator.check_positive_int(0, "size"), lambda: validator.check_string("a", ["b"], "word")):
@@ -193,8 +189,8 @@ def test_checks_of_arguments_are_those_of_the_documents() -> None:
 
 
 @pytest.mark.parametrize("target", ["CPU", "DEVICE"])
-def test_listings_of_the_heterogeneous_document_train_as_the_ready_made_optimizer_does(target: str) -> None:
-    document: dict[str, Any] = {"validator": _checkparam.Validator}
+def test_listings_of_the_heterogeneous_document_train_as_the_ready_made_optimizer_does(target):
+    document = {"validator": _checkparam.Validator}
     for listing in listings("heterogeneous"):
         exec("".join(listing.lines).replace("mindspore", "msrun.mindspore"), document)
     weights = []
@@ -210,7 +206,7 @@ def test_listings_of_the_heterogeneous_document_train_as_the_ready_made_optimize
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=2e-5)  # its betas are tensors of 32 bits
 
 
-def test_cell_computes_in_16_bits_and_its_weights_stay_in_32() -> None:
+def test_cell_computes_in_16_bits_and_its_weights_stay_in_32():
     net = nn.SequentialCell(nn.Dense(2, 3), nn.ReLU()).to_float(ms.float16)
     loss = net(ms.Tensor(np.ones((1, 2), np.float32))).sum()
     loss.backward()
@@ -218,7 +214,7 @@ def test_cell_computes_in_16_bits_and_its_weights_stay_in_32() -> None:
     assert {(parameter.dtype, parameter.grad.dtype) for parameter in net.get_parameters()} == {(ms.float32, ms.float32)}
 
 
-def test_every_dynamic_loss_scale_follows_the_overflows_alike() -> None:
+def test_every_dynamic_loss_scale_follows_the_overflows_alike():
     manager, scaler = ms.DynamicLossScaleManager(4, 2, 2), amp.DynamicLossScaler(4, 2, 2)
     cell, scale = nn.DynamicLossScaleUpdateCell(4, 2, 2), torch.tensor(4.0)
     for overflow, expected in zip(
@@ -230,9 +226,7 @@ def test_every_dynamic_loss_scale_follows_the_overflows_alike() -> None:
         assert (manager.get_loss_scale(), float(scaler.scale_value), float(scale)) == (expected,) * 3
 
 
-def test_log_says_what_the_variable_lets_through(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_log_says_what_the_variable_lets_through(caplog, monkeypatch):
     for level, said in (("1", ["info", "error"]), ("3", ["error"])):
         monkeypatch.setenv("GLOG_v", level)
         caplog.clear()
@@ -242,7 +236,7 @@ def test_log_says_what_the_variable_lets_through(
         assert caplog.messages == said
 
 
-def test_step_with_a_loss_scale_leaves_out_what_overflows() -> None:
+def test_step_with_a_loss_scale_leaves_out_what_overflows():
     net = nn.Dense(2, 1, weight_init="ones", bias_init="zeros")
     scale = nn.DynamicLossScaleUpdateCell(2.0**20, 2, 2)
     step = nn.TrainOneStepWithLossScaleCell(
@@ -257,7 +251,7 @@ def test_step_with_a_loss_scale_leaves_out_what_overflows() -> None:
     np.testing.assert_allclose(net.weight.asnumpy(), [[0.6, 0.6]], rtol=1e-6)
 
 
-def test_init_again_changes_nothing() -> None:
+def test_init_again_changes_nothing():
     ms.communication.init()
     try:
         ms.communication.init()
@@ -266,22 +260,22 @@ def test_init_again_changes_nothing() -> None:
         ms.communication.release()
 
 
-def test_a_longer_path_leads_to_the_same_module_by_attributes_as_by_import() -> None:
+def test_a_longer_path_leads_to_the_same_module_by_attributes_as_by_import():
     for alias, target in ALIASES.items():
-        here: Any = ms
+        here = ms
         for part in alias.split("."):
             here = getattr(here, part)
         if isinstance(here, ModuleType):
             assert here is (importlib.import_module(f"msrun.mindspore.{target}") if target else ms), alias
 
 
-def test_wrappers_of_networks_have_the_methods_of_cells() -> None:
+def test_wrappers_of_networks_have_the_methods_of_cells():
     net = ms.parallel.nn.Pipeline(nn.SequentialCell(nn.Dense(2, 2)), 2)
     assert net.set_train().training
     assert len(net.trainable_params()) == 2
 
 
-def test_every_module_has_all_names_that_it_promises() -> None:
+def test_every_module_has_all_names_that_it_promises():
     own = [module for name, module in list(sys.modules.items()) if name.startswith("msrun.mindspore")]
     for module in own:
         assert [name for name in getattr(module, "__all__", ()) if not hasattr(module, name)] == [], module.__name__

@@ -1,11 +1,8 @@
 """Host files of every launcher: what a line says, what several lines of one host are, what is refused, and where."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -76,23 +73,23 @@ REFUSED = [
 ]
 
 
-def read(text: str, family=None) -> tuple[ListedHost, ...]:
+def read(text, family=None):
     return parse_hostfile(text, ListedHost, "--hostfile f", family)
 
 
 @pytest.mark.parametrize(("text", "hosts"), FORMS)
-def test_every_form_of_a_line_is_read(text: str, hosts: list[tuple[str, int]]) -> None:
+def test_every_form_of_a_line_is_read(text, hosts):
     assert [(host.name, host.slots) for host in read(text)] == hosts
 
 
-def test_a_family_that_is_named_decides_over_several_lines_of_a_host() -> None:
+def test_a_family_that_is_named_decides_over_several_lines_of_a_host():
     assert [host.slots for host in read("a slots=8\na slots=8", "openmpi")] == [16]
     assert [host.slots for host in read("a\nb\na", "mpich")] == [2, 1]
     with pytest.raises(HostListError, match="a is given twice"):
         read("a:8\na:8", "slurm")
 
 
-def test_everything_that_can_stand_beside_a_name_is_read() -> None:
+def test_everything_that_can_stand_beside_a_name_is_read():
     text = 'me@h1 slots=2 port=2222 python="/opt/my py/bin/python" address=10.0.0.1 devices=4,6\nh2 user=you slots=1'
     assert read(text) == (
         ListedHost("h1", 2, (4, 6), "me", 2222, "/opt/my py/bin/python", "10.0.0.1", "--hostfile f, line 1"),
@@ -111,7 +108,7 @@ TOO_MANY = (f"a[1-{MAX_HOSTS}]\nb1", "line 2: more than 65536 hosts up to here")
 
 
 @pytest.mark.parametrize(("text", "message"), [*REFUSED, pytest.param(*TOO_MANY, marks=pytest.mark.slow)])
-def test_line_is_refused_with_file_line_and_value(text: str, message: str) -> None:
+def test_line_is_refused_with_file_line_and_value(text, message):
     with pytest.raises(HostListError, match=message) as caught:
         read(text)
     assert str(caught.value).startswith("--hostfile f") and "\n" not in str(caught.value)
@@ -123,7 +120,7 @@ def test_line_is_refused_with_file_line_and_value(text: str, message: str) -> No
     st.none() | st.sampled_from(FAMILIES),
 )
 @settings(max_examples=200, deadline=None)
-def test_any_text_is_a_hostfile_or_wrong_input(text: str, family) -> None:
+def test_any_text_is_a_hostfile_or_wrong_input(text, family):
     try:
         hosts = read(text, family)
     except HostListError as error:
@@ -147,14 +144,14 @@ def test_any_text_is_a_hostfile_or_wrong_input(text: str, family) -> None:
         ([["10.0.0.9"]], []),
     ],
 )
-def test_a_host_finds_itself_by_address_and_else_by_name(hosts, found) -> None:
+def test_a_host_finds_itself_by_address_and_else_by_name(hosts, found):
     assert find_this_host(hosts, "trainer-7.dc", ["10.0.0.7", "fd00::7%eth0"]) == found
 
 
 LINES = [line for text, _ in FORMS for line in text.splitlines()] + [text for text, _ in REFUSED]
 
 
-def said(main: Callable[[list[str]], object], *words: str) -> tuple[str, str]:
+def said(main, *words):
     """Return what a command writes to its output, and the sentence of its error."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.suppress(SystemExit):
@@ -164,7 +161,7 @@ def said(main: Callable[[list[str]], object], *words: str) -> tuple[str, str]:
 
 @given(st.lists(st.sampled_from(LINES), min_size=1, max_size=3).map("\n".join))
 @settings(max_examples=10, deadline=None)
-def test_both_commands_take_the_same_files_in_the_same_sense(tmp_path_factory, text: str) -> None:
+def test_both_commands_take_the_same_files_in_the_same_sense(tmp_path_factory, text):
     path = tmp_path_factory.getbasetemp() / "hosts"
     path.write_bytes(text.encode())
     plan, refused_by_msrun = said(msrun, "--dry_run=json", "--hostfile", str(path), "echo")

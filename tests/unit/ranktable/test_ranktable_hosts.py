@@ -1,7 +1,5 @@
 """Lists of hosts as --hosts, --include and --exclude take them: names, users, slots, brackets and ranges."""
 
-from __future__ import annotations
-
 import contextlib
 import tracemalloc
 
@@ -60,7 +58,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("text", "hosts"), LISTS)
-def test_words_become_entries(text: str, hosts: list[tuple[str, str, int]]) -> None:
+def test_words_become_entries(text, hosts):
     entries = parse_hosts(text, ListedHost)
     assert [(entry.name, entry.user, entry.slots) for entry in entries] == hosts
     assert all(entry.device_ids == tuple(range(entry.slots)) for entry in entries)
@@ -68,14 +66,14 @@ def test_words_become_entries(text: str, hosts: list[tuple[str, str, int]]) -> N
 
 
 @pytest.mark.parametrize(("text", "message"), REFUSED)
-def test_word_is_refused_with_its_value(text: str, message: str) -> None:
+def test_word_is_refused_with_its_value(text, message):
     with pytest.raises(HostListError, match=f"^--hosts: .*{message}|^--hosts: {message}"):
         parse_hosts(text, ListedHost)
 
 
 @given(st.text(alphabet="[]:@-,.%h19 f\x00\n$", max_size=16) | st.text(max_size=10))
 @settings(max_examples=150)
-def test_any_text_gives_clean_names_or_is_wrong_input(text: str) -> None:
+def test_any_text_gives_clean_names_or_is_wrong_input(text):
     try:
         entries = parse_hosts(text, ListedHost)
     except HostListError as error:
@@ -86,7 +84,7 @@ def test_any_text_gives_clean_names_or_is_wrong_input(text: str) -> None:
         assert not set(entry.name + entry.user) & set(" $`'\"\\;|&<>()*?![]{}~#\n\0")
 
 
-def test_address_is_known_of_addresses_that_others_can_reach() -> None:
+def test_address_is_known_of_addresses_that_others_can_reach():
     assert ListedHost("h").known_address == ""
     assert ListedHost("h", address="10.0.0.1").known_address == "10.0.0.1"
     assert ListedHost("10.0.0.1").known_address == "10.0.0.1"
@@ -94,7 +92,7 @@ def test_address_is_known_of_addresses_that_others_can_reach() -> None:
     assert ListedHost("FD77:0::9").known_address == "fd77::9"
 
 
-def test_key_of_a_name_and_of_an_address_are_those_of_one_host() -> None:
+def test_key_of_a_name_and_of_an_address_are_those_of_one_host():
     assert ListedHost("h1", address="10.0.0.1").keys == {"h1", "10.0.0.1"}
     assert host_key("127.5.5.5") == host_key("LOCALHOST") == host_key("::1")
     assert host_key("localhost2") != host_key("localhost")
@@ -142,35 +140,35 @@ REFUSED_FILTERS = [
 ]
 
 
-def left(entries: tuple[ListedHost, ...]) -> dict[str, tuple[int, ...]]:
+def left(entries):
     assert all(entry.slots == len(entry.device_ids) for entry in entries)
     return {entry.name: entry.device_ids for entry in entries}
 
 
 @pytest.mark.parametrize(("text", "stay"), INCLUDED)
-def test_only_what_is_included_stays(text: str, stay: dict[str, tuple[int, ...]]) -> None:
+def test_only_what_is_included_stays(text, stay):
     found = left(select_hosts(ENTRIES, text, None))
     assert list(found.items()) == list(stay.items())
 
 
 @pytest.mark.parametrize(("text", "stay"), EXCLUDED)
-def test_what_is_excluded_goes(text: str, stay: dict[str, tuple[int, ...]]) -> None:
+def test_what_is_excluded_goes(text, stay):
     assert left(select_hosts(ENTRIES, None, text)) == stay
 
 
-def test_nothing_said_leaves_the_list_as_it_is() -> None:
+def test_nothing_said_leaves_the_list_as_it_is():
     assert select_hosts(ENTRIES, None, None) == ENTRIES
 
 
 @pytest.mark.parametrize(("include", "exclude", "message"), REFUSED_FILTERS)
-def test_filter_is_refused(include: str | None, exclude: str | None, message: str) -> None:
+def test_filter_is_refused(include, exclude, message):
     with pytest.raises(HostListError, match=message):
         select_hosts(ENTRIES, include, exclude)
 
 
 @given(st.sets(st.sampled_from([(e.name, d) for e in ENTRIES if e.slots for d in e.device_ids]), min_size=1))
 @settings(max_examples=60)
-def test_include_and_exclude_part_the_list(chosen: set[tuple[str, int]]) -> None:
+def test_include_and_exclude_part_the_list(chosen):
     known = tuple(entry for entry in ENTRIES if entry.slots)
     words = "@".join(f"[{name}]:{device}" if ":" in name else f"{name}:{device}" for name, device in sorted(chosen))
     kept = left(select_hosts(known, words, None))
@@ -183,7 +181,7 @@ def test_include_and_exclude_part_the_list(chosen: set[tuple[str, int]]) -> None
 
 @given(st.text(alphabet="h12n[]-,@: 0fl", max_size=14) | st.text(max_size=8))
 @settings(max_examples=120)
-def test_any_text_is_a_filter_or_wrong_input(text: str) -> None:
+def test_any_text_is_a_filter_or_wrong_input(text):
     for include, exclude in ((text, None), (None, text)):
         with contextlib.suppress(HostListError):
             assert select_hosts(ENTRIES, include, exclude)
@@ -222,12 +220,12 @@ NAMES = st.tuples(LETTERS, st.text(alphabet="0129", max_size=4), LETTERS).map(""
 
 
 @pytest.mark.parametrize(("text", "names"), LISTS_OF_NAMES)
-def test_list_stands_for_these_names(text: str, names: list[str]) -> None:
+def test_list_stands_for_these_names(text, names):
     assert expand(text) == names
 
 
 @pytest.mark.parametrize(("text", "message"), REFUSED_LISTS)
-def test_list_is_refused(text: str, message: str) -> None:
+def test_list_is_refused(text, message):
     with pytest.raises(HostListError, match=message):
         expand(text)
 
@@ -248,19 +246,19 @@ def test_list_is_refused(text: str, message: str) -> None:
         (["fd77::9", "fd77::a"], "fd77::9,fd77::a"),
     ],
 )
-def test_names_are_folded(names: list[str], folded: str) -> None:
+def test_names_are_folded(names, folded):
     assert fold(names) == folded
 
 
 @given(st.lists(NAMES, min_size=1, max_size=12))
 @settings(max_examples=80)
-def test_folded_names_come_back_in_their_order(names: list[str]) -> None:
+def test_folded_names_come_back_in_their_order(names):
     assert expand(fold(names)) == names
 
 
 @given(st.text(alphabet="[]0123456789-,ab:@ ", max_size=14) | st.text(max_size=8))
 @settings(max_examples=120)
-def test_any_text_is_a_list_or_wrong_input(text: str) -> None:
+def test_any_text_is_a_list_or_wrong_input(text):
     try:
         assert all(expand(text))
     except HostListError as error:
@@ -274,13 +272,13 @@ numbers = st.integers(0, 2000)
     ("given_numbers", "text"),
     [([], ""), ([3], "3"), ([0, 1], "0-1"), ([0, 1, 2, 5], "0-2, 5"), ([5, 1, 0, 1], "0-1, 5"), ([1, 3, 5], "1, 3, 5")],
 )
-def test_numbers_are_folded(given_numbers: list[int], text: str) -> None:
+def test_numbers_are_folded(given_numbers, text):
     assert fold_numbers(given_numbers) == text
     assert fold_numbers(given_numbers, ",") == text.replace(" ", "")
 
 
 @given(st.lists(numbers, min_size=1))
-def test_runs_keep_the_order(found: list[int]) -> None:
+def test_runs_keep_the_order(found):
     runs = runs_of(found)
     assert [number for first, last in runs for number in range(first, last + 1)] == found
     assert read_ranges(fold_runs(runs), len(found)) == found
@@ -289,7 +287,7 @@ def test_runs_keep_the_order(found: list[int]) -> None:
 @pytest.mark.parametrize(
     ("text", "found"), [("7", [7]), ("007", [7]), (" 2-3 , 0 ", [2, 3, 0]), ("1,1", [1, 1]), ("08-10", [8, 9, 10])]
 )
-def test_lists_are_read_in_their_order(text: str, found: list[int]) -> None:
+def test_lists_are_read_in_their_order(text, found):
     assert read_ranges(text, 3) == found
 
 
@@ -306,14 +304,14 @@ def test_lists_are_read_in_their_order(text: str, found: list[int]) -> None:
         ("3-99999999999", "form", "3-99999999999"),
     ],
 )
-def test_what_is_no_list_is_refused_with_the_reason(text: str, reason: str, piece: str) -> None:
+def test_what_is_no_list_is_refused_with_the_reason(text, reason, piece):
     with pytest.raises(RangeError) as caught:
         read_ranges(text, 10, 10)
     assert (caught.value.reason, caught.value.piece) == (reason, piece)
     assert caught.value.turned == ("3-9" if reason == "backwards" else "")
 
 
-def test_steps_are_for_those_who_take_them() -> None:
+def test_steps_are_for_those_who_take_them():
     found = read_range("00-08/2", has_steps=True)
     assert (list(found.numbers), found.first, found.last) == ([0, 2, 4, 6, 8], "00", "08")
     for text in ("0-8/0", "8/2", "0-8/"):
@@ -321,7 +319,7 @@ def test_steps_are_for_those_who_take_them() -> None:
             read_range(text, has_steps=True)
 
 
-def test_nothing_is_made_of_a_range_that_is_too_long() -> None:
+def test_nothing_is_made_of_a_range_that_is_too_long():
     tracemalloc.start()
     try:
         assert len(read_range(f"0-{LARGEST}").numbers) == LARGEST + 1
@@ -334,7 +332,7 @@ def test_nothing_is_made_of_a_range_that_is_too_long() -> None:
 
 
 @given(st.text("0123456789-, /x", max_size=12))
-def test_any_text_is_a_list_of_numbers_or_refused(text: str) -> None:
+def test_any_text_is_a_list_of_numbers_or_refused(text):
     try:
         found = read_ranges(text, 50)
     except RangeError as error:

@@ -1,12 +1,8 @@
 """What a capture holds, and what cannot be captured."""
 
-from __future__ import annotations
-
 import random
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,51 +16,51 @@ from torch.utils._pytree import tree_map_only
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime import AutoParallel, no_init_parameters, shard, value_and_grad
 from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.captured_graph import CapturedGraph, find_target
+from msrun.runtime.capture.captured_graph import find_target
 from msrun.runtime.capture.writes import make_functional
 from msrun.runtime.parallel.given_strategies import strategies_of
 
 
-def captured(network: Callable[..., Any], *inputs: Any, **settings: Any) -> CapturedGraph:
+def captured(network, *inputs, **settings):
     shapes = [tuple(value.shape) for value in inputs if isinstance(value, Tensor)]
     return capture(find_target(network), inputs, settings, input_shapes=shapes, parameter_shapes={})
 
 
-def operators(graph: CapturedGraph) -> list[str]:
+def operators(graph):
     return [str(node.target).removeprefix("aten.") for node in graph.graph.nodes if node.op == "call_function"]
 
 
 class Net(nn.Module):
-    def __init__(self, forward: Callable[..., Any], **parts: Any) -> None:
+    def __init__(self, forward, **parts):
         super().__init__()
         for name, part in {"layer": nn.Linear(4, 8), "head": nn.Linear(8, 4), **parts}.items():
             setattr(self, name, part)
         self._forward = forward
 
-    def forward(self, *inputs: Any, **settings: Any) -> Any:
+    def forward(self, *inputs, **settings):
         return self._forward(self, *inputs, **settings)
 
 
 module_of_this_file = nn.Linear(4, 2)
 
 
-def function_of_this_file(x: Tensor) -> Tensor:
+def function_of_this_file(x):
     return module_of_this_file(x).mean()
 
 
 class Trainer:
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network):
         self.network = network
         self.rate = 0.1
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.network(x).sum()
 
 
-def test_network_of_a_function_is_found() -> None:
+def test_network_of_a_function_is_found():
     network = nn.Linear(4, 2)
 
-    def inner(x: Tensor) -> Tensor:
+    def inner(x):
         return network(x)
 
     for target in (network, inner, lambda x: inner(x).sum(), Trainer(network).forward):
@@ -74,7 +70,7 @@ def test_network_of_a_function_is_found() -> None:
         find_target(lambda x: x.sum())
 
 
-def test_names_of_parameters_are_those_of_the_networks() -> None:
+def test_names_of_parameters_are_those_of_the_networks():
     encoder, decoder, loss = nn.Linear(4, 2), nn.Linear(2, 4), nn.MSELoss()
     tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     tied[1].weight = tied[0].weight
@@ -86,7 +82,7 @@ def test_names_of_parameters_are_those_of_the_networks() -> None:
         assert {*captured(forward, torch.ones(1, 4)).parameters.values()} == names
 
 
-def test_capture_computes_nothing_and_leaves_the_network_as_it_was_also_when_it_fails() -> None:
+def test_capture_computes_nothing_and_leaves_the_network_as_it_was_also_when_it_fails():
     network = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)).eval()
     before = [*network.parameters(), *network.buffers()]
     assert "1.running_mean" in captured(network, torch.ones(3, 4)).buffers.values()
@@ -99,7 +95,7 @@ def test_capture_computes_nothing_and_leaves_the_network_as_it_was_also_when_it_
         assert all(a is b for a, b in zip(found, weights, strict=True))
 
 
-def test_shapes_are_the_global_ones_also_of_parameters_that_are_cut_or_were_never_initialised() -> None:
+def test_shapes_are_the_global_ones_also_of_parameters_that_are_cut_or_were_never_initialised():
     with no_init_parameters():
         network = nn.Linear(4, 1 << 24)
     for cut, shape in (({}, (16, 1 << 24)), ({"weight": (1 << 25, 4), "bias": (1 << 25,)}, (16, 1 << 25))):
@@ -108,7 +104,7 @@ def test_shapes_are_the_global_ones_also_of_parameters_that_are_cut_or_were_neve
     assert tuple(network.weight.shape) == (1 << 24, 4)
 
 
-def test_results_keep_their_structure() -> None:
+def test_results_keep_their_structure():
     network = Net(lambda s, x: {"loss": s.layer(x).sum(), "other": (x * 2, None, 3)}, layer=nn.Linear(4, 2))
     graph = captured(network, torch.ones(1, 4))
     assert [tuple(output.meta["val"].shape) for output in graph.outputs] == [(), (1, 4)]
@@ -116,7 +112,7 @@ def test_results_keep_their_structure() -> None:
     assert call(network, (torch.ones(1, 4),), {}) == {"loss": "a", "other": ("b", None, 3)}
 
 
-def _without_gradients(self: Any, x: Tensor) -> Tensor:
+def _without_gradients(self, x):
     with torch.inference_mode():
         fixed = self.layer(x)
     return self.layer(x) + fixed
@@ -148,13 +144,11 @@ scaled = Net(
     ],
     ids=["number", "keyword", "loss without a broadcast", "conversion without a check", "inference mode"],
 )
-def test_graph_holds_the_operators_of_the_call_and_nothing_else(
-    network: nn.Module, arguments: tuple[Any, ...], settings: dict[str, Any], expected: list[str]
-) -> None:
+def test_graph_holds_the_operators_of_the_call_and_nothing_else(network, arguments, settings, expected):
     assert operators(captured(network, torch.ones(3, 4), *arguments, **settings)) == expected
 
 
-def test_layers_of_torch_in_evaluation_and_tensors_made_inside_are_captured_as_in_training() -> None:
+def test_layers_of_torch_in_evaluation_and_tensors_made_inside_are_captured_as_in_training():
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
     network = Net(
         lambda s, x: s.layer(x + torch.arange(8.0) + torch.ones(8, device=x.device) + x.new_zeros(8)), layer=layer
@@ -166,35 +160,35 @@ def test_layers_of_torch_in_evaluation_and_tensors_made_inside_are_captured_as_i
     assert not any("meta" in str(node.kwargs) for node in found.graph.nodes)
 
 
-def _view_made_before(h: Tensor) -> Tensor:
+def _view_made_before(h):
     rows = h[1:]
     h.mul_(2)
     h.t()[0].sub_(rows.sum())
     return rows + h[0]
 
 
-def _shifted(h: Tensor) -> Tensor:
+def _shifted(h):
     shifted = torch.zeros_like(h)
     shifted[:, 1:] = h[:, :-1].clone()
     shifted[:, 0] = 3
     return shifted
 
 
-def _items(h: Tensor) -> Tensor:
+def _items(h):
     h = h * 1
     first, second = h.detach().unbind(1)[0], h.detach().clone()
     second.chunk(2, 1)[1].add_(first[:, None])
     return h * second
 
 
-def _twice(h: Tensor) -> Tensor:
+def _twice(h):
     sums = h.new_zeros(2)
     total = sums.add_(h.sum())
     sums += 1
     return h * total[0]
 
 
-def _other_type(h: Tensor) -> Tensor:
+def _other_type(h):
     counts = torch.zeros(4, dtype=torch.int64)
     counts += 1
     low = torch.zeros(4, dtype=torch.bfloat16)
@@ -202,19 +196,19 @@ def _other_type(h: Tensor) -> Tensor:
     return h * counts + low
 
 
-def _head_of_a_detector(h: Tensor) -> Tensor:
+def _head_of_a_detector(h):
     h[..., 0] = torch.sigmoid(h[..., 0])
     h[..., 1:3] = h[..., 1:3] * 2
     return h
 
 
-def _into_a_result(h: Tensor) -> Tensor:
+def _into_a_result(h):
     sums = torch.empty_like(h)
     torch.mul(h.detach(), 2, out=sums)
     return h + sums
 
 
-def _read_before_and_after(h: Tensor) -> Tensor:
+def _read_before_and_after(h):
     before = h * 2
     h += 1
     return before + F.relu_((h * 1).flatten()).view_as(h)
@@ -238,7 +232,7 @@ def _read_before_and_after(h: Tensor) -> Tensor:
     ),
     ids=lambda f: getattr(f, "__name__", "module"),
 )
-def test_graph_without_writes_computes_what_the_network_does(call: Callable[[Tensor], Tensor], strategy: Any) -> None:
+def test_graph_without_writes_computes_what_the_network_does(call, strategy):
     network = Net(lambda s, x: call(s.layer(x)), layer=nn.Linear(4, 4), head=nn.Identity()).double()
     x = torch.randn(3, 4, dtype=torch.float64)
     if strategy is not None:
@@ -257,7 +251,7 @@ def test_graph_without_writes_computes_what_the_network_does(call: Callable[[Ten
     torch.testing.assert_close(*gradients)
 
 
-def test_write_whose_memory_has_lost_its_owner_is_an_error_and_not_lost_with_it() -> None:
+def test_write_whose_memory_has_lost_its_owner_is_an_error_and_not_lost_with_it():
     graph = fx.Graph()
     x, value = graph.placeholder("input_0"), torch.zeros(3, 4)
     x.meta["val"] = value
@@ -287,7 +281,7 @@ def test_write_whose_memory_has_lost_its_owner_is_an_error_and_not_lost_with_it(
     ],
     ids=["argument", "batch norm of an argument", "average", "instance norm", "mask"],
 )
-def test_what_cannot_be_captured_is_named_with_the_mode_that_needs_no_capture(network: nn.Module, words: str) -> None:
+def test_what_cannot_be_captured_is_named_with_the_mode_that_needs_no_capture(network, words):
     with pytest.raises(CaptureError) as caught:
         captured(network, torch.ones(2, 4))
     assert words in str(caught.value)
@@ -305,18 +299,18 @@ def test_what_cannot_be_captured_is_named_with_the_mode_that_needs_no_capture(ne
         (lambda: value_and_grad(lambda x: x, None, None), "name arguments or weights"),
     ],
 )
-def test_words_and_questions_without_a_meaning_are_refused(ask: Callable[[], Any], words: str) -> None:
+def test_words_and_questions_without_a_meaning_are_refused(ask, words):
     with pytest.raises((StrategyError, CaptureError), match=words):
         ask()
 
 
 @pytest.mark.parametrize("parallel", [False, True])
-def test_value_and_grad_gives_gradients_in_mindspores_shapes(parallel: Any) -> None:
+def test_value_and_grad_gives_gradients_in_mindspores_shapes(parallel):
     network = nn.Linear(3, 1)
     weights = list(network.parameters())
     x, y = torch.ones(2, 3), torch.full((2, 1), 2.0)
 
-    def ask(*settings: Any) -> Any:
+    def ask(*settings):
         function = value_and_grad(lambda x, y: ((network(x) - y) ** 2).sum(), *settings)
         value, gradients = (AutoParallel(lambda a, b: function(a, b)) if parallel else function)(x, y)
         assert not value.requires_grad
@@ -330,7 +324,7 @@ def test_value_and_grad_gives_gradients_in_mindspores_shapes(parallel: Any) -> N
     assert all(value.grad is None for value in (*weights, x))
 
 
-def test_value_and_grad_passes_other_results_through_and_gives_zeros_for_unused_weights() -> None:
+def test_value_and_grad_passes_other_results_through_and_gives_zeros_for_unused_weights():
     network, weights = nn.Linear(3, 1), [nn.Parameter(torch.ones(2, 2))]
     weights += network.parameters()
     function = value_and_grad(lambda x: (network(x).sum(), x * 2, "word"), None, weights, has_aux=True)
@@ -340,22 +334,22 @@ def test_value_and_grad_passes_other_results_through_and_gives_zeros_for_unused_
     assert [gradient.tolist() for gradient in gradients] == [[[0.0, 0.0]] * 2, [[2.0] * 3], [2.0]]
 
 
-def _default_dtype(net: Any, x: Tensor) -> Tensor:
+def _default_dtype(net, x):
     torch.set_default_dtype(torch.float64)
     return net.layer(x)
 
 
-def _branch_under_autocast(net: Any, x: Tensor) -> Tensor:
+def _branch_under_autocast(net, x):
     with torch.autocast("cpu", torch.bfloat16):
         return net.layer(x) if x.sum() > 0 else x
 
 
-def _packed(net: Any, x: Tensor) -> Tensor:
+def _packed(net, x):
     packed = rnn.pack_padded_sequence(net.layer(x)[None], torch.tensor([2]), batch_first=True)
     return packed.data
 
 
-def _written_beside_its_hook(net: Any, x: Tensor) -> Tensor:
+def _written_beside_its_hook(net, x):
     h = net.layer(x)
     column = h[:, 0]
     h.register_hook(lambda gradient: gradient * 2)
@@ -364,7 +358,7 @@ def _written_beside_its_hook(net: Any, x: Tensor) -> Tensor:
 
 
 _inner = AutoParallel(nn.Linear(4, 8))
-REFUSED: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
+REFUSED = {
     "vmap": (lambda net, x: torch.vmap(lambda row: net.head(net.layer(row)))(x), "torch.vmap"),
     "func.grad": (lambda net, x: torch.func.grad(lambda z: net.layer(z).sum())(x), "torch.func"),
     "jvp": (lambda net, x: torch.func.jvp(net.layer, (x,), (x,))[1], "torch.func"),
@@ -388,11 +382,11 @@ REFUSED: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
 }
 
 
-def process_state() -> tuple[Any, ...]:
+def process_state():
     return (
         random.getstate(),
         torch.get_rng_state().tolist(),
-        np.random.get_state()[1].tolist(),  # type: ignore[index]
+        np.random.get_state()[1].tolist(),
         torch.get_default_dtype(),
         torch.is_grad_enabled(),
         torch.is_autocast_enabled("cpu"),
@@ -404,7 +398,7 @@ def process_state() -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("name", every_third_fast(REFUSED, 6))
-def test_refused_habit_is_named_with_its_line_and_leaves_the_process_as_it_was(name: str) -> None:
+def test_refused_habit_is_named_with_its_line_and_leaves_the_process_as_it_was(name):
     call, words = REFUSED[name]
     network, good = Net(call), Net(lambda net, x: net.head(net.layer(x)))
     before = process_state()
@@ -423,8 +417,8 @@ class Odd(Exception):
     pass
 
 
-def _raises(error: Callable[[Tensor], Exception]) -> Callable[[Any, Tensor], Tensor]:
-    def forward(_: Any, x: Tensor) -> Tensor:
+def _raises(error):
+    def forward(_, x):
         raise error(x)
 
     return forward
@@ -440,15 +434,13 @@ def _raises(error: Callable[[Tensor], Exception]) -> Callable[[Any, Tensor], Ten
     ],
     ids=["ValueError", "own class", "KeyError", "AttributeError"],
 )
-def test_exception_keeps_its_type_and_tells_its_line(
-    forward: Callable[..., Tensor], kind: type[Exception], words: str
-) -> None:
+def test_exception_keeps_its_type_and_tells_its_line(forward, kind, words):
     with pytest.raises(kind, match=words) as caught:
         captured(Net(forward), torch.ones(2, 4))
     assert Path(__file__).name in caught.value.__notes__[0]
 
 
-def test_arrays_of_numpy_are_followed_like_other_constants() -> None:
+def test_arrays_of_numpy_are_followed_like_other_constants():
     network = Net(lambda net, x: net.layer(x)[:, :4] * torch.from_numpy(net.scale), scale=np.ones(4, np.float32))
     x = torch.ones(2, 4)
     graph = captured(network, x)
@@ -458,7 +450,7 @@ def test_arrays_of_numpy_are_followed_like_other_constants() -> None:
 
 
 @torch.compiler.allow_in_graph
-def _allowed(x: Tensor) -> Tensor:
+def _allowed(x):
     return x.sigmoid() * 2
 
 
@@ -476,5 +468,5 @@ def _allowed(x: Tensor) -> Tensor:
     ],
     ids=["ctc", "window", "linalg and special", "padding", "masked", "numpy", "methods", "allow_in_graph"],
 )
-def test_functions_that_dynamo_does_not_follow_alone_are_captured(call: Callable[[Tensor], Tensor]) -> None:
+def test_functions_that_dynamo_does_not_follow_alone_are_captured(call):
     captured(Net(lambda net, x: call(net.layer(x))), torch.ones(2, 4))

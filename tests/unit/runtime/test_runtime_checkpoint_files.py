@@ -1,7 +1,5 @@
 """Checkpoints as files and directories: what other programs read, what counts as complete, what goes and what stays."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -44,7 +42,7 @@ TYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float8_e4m3fn, torc
 class Odd(nn.Module):
     """Tensors of all kinds: tied, empty, without dimensions, not row by row, of many types."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed=0):
         super().__init__()
         torch.manual_seed(seed)
         self.weight = nn.Parameter(torch.randn(3, 5))
@@ -56,14 +54,14 @@ class Odd(nn.Module):
             self.register_buffer(f"of_{str(dtype)[6:]}", torch.randn(7).to(dtype))
 
 
-def equal(first: Tensor, second: Tensor) -> bool:
+def equal(first, second):
     return first.shape == second.shape and torch.equal(
         first.contiguous().reshape(-1).view(torch.uint8), second.contiguous().reshape(-1).view(torch.uint8)
     )
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> tuple[Odd, Path]:
+def saved(tmp_path):
     network = Odd(1)
     network.weight.grad = torch.ones(3, 5)
     optimizer = torch.optim.Adam([network.weight], 0.1)
@@ -72,7 +70,7 @@ def saved(tmp_path: Path) -> tuple[Odd, Path]:
 
 
 @pytest.mark.parametrize("mmap", [False, True])
-def test_torch_load_gives_the_state_dict_and_nothing_else(saved: tuple[Odd, Path], mmap: bool) -> None:
+def test_torch_load_gives_the_state_dict_and_nothing_else(saved, mmap):
     network, path = saved
     with zipfile.ZipFile(path) as archive:
         assert archive.testzip() is None
@@ -83,7 +81,7 @@ def test_torch_load_gives_the_state_dict_and_nothing_else(saved: tuple[Odd, Path
 
 
 @pytest.mark.parametrize("integrated", [True, False])
-def test_tensors_of_all_kinds_come_back(tmp_path: Path, integrated: bool) -> None:
+def test_tensors_of_all_kinds_come_back(tmp_path, integrated):
     network, other = Odd(1), Odd(2)
     path = save_checkpoint(network, tmp_path / "a", integrated_save=integrated)
     load_checkpoint(path, other)
@@ -93,7 +91,7 @@ def test_tensors_of_all_kinds_come_back(tmp_path: Path, integrated: bool) -> Non
     assert all(equal(whole[name], value) for name, value in network.state_dict().items())
 
 
-def test_file_cut_off_anywhere_is_no_checkpoint(saved: tuple[Odd, Path]) -> None:
+def test_file_cut_off_anywhere_is_no_checkpoint(saved):
     size = saved[1].stat().st_size
     for length in (size - 1, size - 30, size // 2, 10, 0):
         os.truncate(saved[1], length)
@@ -102,7 +100,7 @@ def test_file_cut_off_anywhere_is_no_checkpoint(saved: tuple[Odd, Path]) -> None
             load_checkpoint(saved[1], Odd())
 
 
-def test_files_of_torch_save_load_too(tmp_path: Path) -> None:
+def test_files_of_torch_save_load_too(tmp_path):
     network, other = Odd(1), Odd(2)
     torch.save(network.state_dict(), tmp_path / "plain.pt")
     assert load_checkpoint(tmp_path / "plain.pt", other)["step_num"] == 0
@@ -114,7 +112,7 @@ def test_files_of_torch_save_load_too(tmp_path: Path) -> None:
         save_checkpoint(network, tmp_path / "plain.pt")
 
 
-def test_exported_file_is_read_by_the_package_and_by_load_checkpoint(saved: tuple[Odd, Path]) -> None:
+def test_exported_file_is_read_by_the_package_and_by_load_checkpoint(saved):
     network, path = saved
     (file,) = export_checkpoint(path, path.with_name("model.safetensors"))
     read = safetensors.torch.load_file(file)
@@ -122,10 +120,10 @@ def test_exported_file_is_read_by_the_package_and_by_load_checkpoint(saved: tupl
     other = Odd(2)
     load_checkpoint(file, other)
     assert equal(other.columns, network.columns)
-    assert equal(load_checkpoint(file)["of_complex64"], network.of_complex64)  # type: ignore[arg-type]
+    assert equal(load_checkpoint(file)["of_complex64"], network.of_complex64)
 
 
-def test_export_writes_into_pipes_and_the_targets_of_links(saved: tuple[Odd, Path], tmp_path: Path) -> None:
+def test_export_writes_into_pipes_and_the_targets_of_links(saved, tmp_path):
     network, path = saved
     fifo, link, target, read = tmp_path / "fifo", tmp_path / "link", tmp_path / "target", list[bytes]()
     os.mkfifo(fifo)
@@ -140,7 +138,7 @@ def test_export_writes_into_pipes_and_the_targets_of_links(saved: tuple[Odd, Pat
     assert equal(safetensors.torch.load_file(target)["columns"], network.columns)
 
 
-def test_file_of_the_package_is_read(tmp_path: Path) -> None:
+def test_file_of_the_package_is_read(tmp_path):
     tensors = {str(dtype): torch.arange(6).reshape(2, 3).to(dtype) for dtype in SAFETENSORS.values()}
     safetensors.torch.save_file(tensors, tmp_path / "theirs.safetensors", {"format": "pt"})
     (index,) = read_safetensors(tmp_path / "theirs.safetensors")
@@ -149,7 +147,7 @@ def test_file_of_the_package_is_read(tmp_path: Path) -> None:
     assert all(equal(found[name], value) for name, value in tensors.items())
 
 
-def test_shards_and_their_index_are_hugging_faces(saved: tuple[Odd, Path]) -> None:
+def test_shards_and_their_index_are_hugging_faces(saved):
     network, path = saved
     *files, index = export_checkpoint(path, path.with_name("model.safetensors"), max_shard_size="100B")
     content = json.loads(index.read_text())
@@ -165,10 +163,10 @@ def test_shards_and_their_index_are_hugging_faces(saved: tuple[Odd, Path]) -> No
     assert equal(other.columns, network.columns)
 
 
-def test_sizes_and_types_that_safetensors_does_not_know_are_refused(saved: tuple[Odd, Path], tmp_path: Path) -> None:
+def test_sizes_and_types_that_safetensors_does_not_know_are_refused(saved, tmp_path):
     for size in ("5 parsecs", "", 0, -1, True, "0GB"):
         with pytest.raises(CheckpointError, match="must be a number of bytes, such as 5GB"):
-            export_checkpoint(saved[1], tmp_path / "b", max_shard_size=size)  # type: ignore[arg-type]
+            export_checkpoint(saved[1], tmp_path / "b", max_shard_size=size)
     path = save_checkpoint(nn.Linear(2, 2).to(torch.complex128), tmp_path / "a")
     with pytest.raises(CheckpointError, match=r"weight is torch\.complex128, which safetensors does not know"):
         export_checkpoint(path, tmp_path / "b")
@@ -176,7 +174,7 @@ def test_sizes_and_types_that_safetensors_does_not_know_are_refused(saved: tuple
 
 
 @pytest.mark.parametrize("integrated", [True, False])
-def test_verify_names_what_is_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str], integrated: bool) -> None:
+def test_verify_names_what_is_damaged(tmp_path, capsys, integrated):
     network = nn.Linear(64, 64)
     path = save_checkpoint(network, tmp_path / "a", integrated_save=integrated)
     assert main(["verify", str(path)]) == 0
@@ -191,7 +189,7 @@ def test_verify_names_what_is_damaged(tmp_path: Path, capsys: pytest.CaptureFixt
     assert f"{name} is damaged" in capsys.readouterr().err
 
 
-def test_inspect_says_what_is_in_a_checkpoint(saved: tuple[Odd, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_says_what_is_in_a_checkpoint(saved, capsys):
     assert main(["inspect", str(saved[1])]) == 0
     said = capsys.readouterr().out
     assert "file with whole tensors, written by 1 rank on" in said
@@ -204,7 +202,7 @@ def test_inspect_says_what_is_in_a_checkpoint(saved: tuple[Odd, Path], capsys: p
     assert found["model.columns"] == ([6, 4], "float32")
 
 
-def test_merge_and_export_do_what_the_functions_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_merge_and_export_do_what_the_functions_do(tmp_path, capsys):
     network, other = Odd(1), Odd(2)
     path = save_checkpoint(network, tmp_path / "parts", integrated_save=False)
     assert main(["merge", str(path), str(tmp_path / "whole.ckpt")]) == 0
@@ -226,14 +224,14 @@ def test_merge_and_export_do_what_the_functions_do(tmp_path: Path, capsys: pytes
         ("transform nowhere x --strategy none.json", 1, "there is no checkpoint"),
     ],
 )
-def test_wrong_input_is_one_line(capsys: pytest.CaptureFixture[str], words: str, status: int, text: str) -> None:
+def test_wrong_input_is_one_line(capsys, words, status, text):
     assert main(words.split()) == status
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("msrun-checkpoint: error: ")
     assert text in line
 
 
-def write(final: Path, content: bytes = b"x" * 100, position: Position | None = None) -> Path:
+def write(final, content=b"x" * 100, position=None):
     """Write a small checkpoint as save_checkpoint does."""
     temporary, serial = start_writing(final, is_file=False)
     (temporary / "data").write_bytes(content)
@@ -242,11 +240,11 @@ def write(final: Path, content: bytes = b"x" * 100, position: Position | None = 
     return final
 
 
-def names(directory: Path, prefix: str | None = None) -> list[str]:
+def names(directory, prefix=None):
     return [path.name for path, _ in find_checkpoints(directory, prefix)]
 
 
-def test_written_checkpoint_says_what_it_is_and_takes_the_place_of_an_interrupted_one(tmp_path: Path) -> None:
+def test_written_checkpoint_says_what_it_is_and_takes_the_place_of_an_interrupted_one(tmp_path):
     temporary, _ = start_writing(tmp_path / "new" / "a", is_file=False)
     (temporary / "__7_0.distcp").write_bytes(b"of a rank that is no more")
     (tmp_path / "new" / "a").mkdir()  # an empty directory may become one
@@ -259,7 +257,7 @@ def test_written_checkpoint_says_what_it_is_and_takes_the_place_of_an_interrupte
     assert sorted(os.listdir(final)) == [MANIFEST, "data"]
 
 
-def test_checkpoint_has_no_name_before_it_is_finished(tmp_path: Path) -> None:
+def test_checkpoint_has_no_name_before_it_is_finished(tmp_path):
     write(tmp_path / "a")
     temporary, _ = start_writing(tmp_path / "b", is_file=False)
     (temporary / "data").write_bytes(b"half")
@@ -281,7 +279,7 @@ def test_checkpoint_has_no_name_before_it_is_finished(tmp_path: Path) -> None:
         (MANIFEST, b'{"format_version": 2, "fi'),
     ],
 )
-def test_damaged_checkpoint_and_other_things_are_not_found(tmp_path: Path, name: str, content: bytes | None) -> None:
+def test_damaged_checkpoint_and_other_things_are_not_found(tmp_path, name, content):
     (tmp_path / "file.ckpt").write_text("MindSpore's")
     (tmp_path / "folder").mkdir()
     write(tmp_path / "a")
@@ -294,7 +292,7 @@ def test_damaged_checkpoint_and_other_things_are_not_found(tmp_path: Path, name:
     assert names(tmp_path / "missing") == []
 
 
-def test_newest_was_written_last_whatever_name_and_clock_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newest_was_written_last_whatever_name_and_clock_say(tmp_path, monkeypatch):
     clock = iter([500.0, 100.0, 300.0])
     monkeypatch.setattr("time.time", lambda: next(clock))
     for name, step in (("CKP-9_1.ckpt", 90), ("CKP-10_1.ckpt", 100), ("CKP-1_1.ckpt", 1)):
@@ -302,7 +300,7 @@ def test_newest_was_written_last_whatever_name_and_clock_say(tmp_path: Path, mon
     assert names(tmp_path) == ["CKP-9_1.ckpt", "CKP-10_1.ckpt", "CKP-1_1.ckpt"]
 
 
-def test_prefix_finds_its_own_only(tmp_path: Path) -> None:
+def test_prefix_finds_its_own_only(tmp_path):
     for name in ("a-1_1.ckpt", "a-1_2.ckpt", "ab-1_1.ckpt", "a-1_1", "a.b-1_1.ckpt", "aXb-1_1.ckpt"):
         write(tmp_path / name)
     assert names(tmp_path, "a") == ["a-1_1.ckpt", "a-1_2.ckpt"]
@@ -310,7 +308,7 @@ def test_prefix_finds_its_own_only(tmp_path: Path) -> None:
     assert len(names(tmp_path)) == 6
 
 
-def test_what_is_no_checkpoint_is_not_replaced(tmp_path: Path) -> None:
+def test_what_is_no_checkpoint_is_not_replaced(tmp_path):
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "thesis.tex").write_text("years")
     with pytest.raises(CheckpointError, match="home exists and is no checkpoint: it is left alone"):
@@ -318,7 +316,7 @@ def test_what_is_no_checkpoint_is_not_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "home" / "thesis.tex").exists()
 
 
-def test_replaced_checkpoint_comes_back_if_its_successor_was_cut_off_between_the_renames(tmp_path: Path) -> None:
+def test_replaced_checkpoint_comes_back_if_its_successor_was_cut_off_between_the_renames(tmp_path):
     write(tmp_path / "last", b"old").rename(tmp_path / "last.replaced")
     assert names(tmp_path) == []
     recover_all(tmp_path)
@@ -330,7 +328,7 @@ def test_replaced_checkpoint_comes_back_if_its_successor_was_cut_off_between_the
     assert (tmp_path / "last" / "data").read_bytes() == b"new", "not over its successor"
 
 
-def test_removed_checkpoint_loses_its_name_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removed_checkpoint_loses_its_name_first(tmp_path, monkeypatch):
     """A removal that is cut off leaves nothing that could be taken for a checkpoint."""
     write(tmp_path / "a")
     monkeypatch.setattr(shutil, "rmtree", lambda *_args, **_settings: None)
@@ -339,7 +337,7 @@ def test_removed_checkpoint_loses_its_name_first(tmp_path: Path, monkeypatch: py
     assert names(tmp_path) == []
 
 
-def test_sweep_removes_what_an_interrupted_job_left_and_nothing_else(tmp_path: Path) -> None:
+def test_sweep_removes_what_an_interrupted_job_left_and_nothing_else(tmp_path):
     write(tmp_path / "CKP-1_1.ckpt")
     write(tmp_path / "CKP-1_2.ckpt").rename(tmp_path / "CKP-1_2.ckpt.replaced")
     for name in ("CKP-1_3.ckpt.saving", "CKP-1_4.ckpt.removing", "mine.saving", "CKP2-1_1.ckpt.saving", "CKP-x.saving"):
@@ -351,7 +349,7 @@ def test_sweep_removes_what_an_interrupted_job_left_and_nothing_else(tmp_path: P
     )
 
 
-def test_checkpoint_of_a_later_format_is_refused_and_not_overlooked(tmp_path: Path) -> None:
+def test_checkpoint_of_a_later_format_is_refused_and_not_overlooked(tmp_path):
     final = write(tmp_path / "a")
     text = (final / MANIFEST).read_text()
     (final / MANIFEST).write_text(text.replace('"format_version": 2', '"format_version": 3'))
@@ -359,12 +357,12 @@ def test_checkpoint_of_a_later_format_is_refused_and_not_overlooked(tmp_path: Pa
         find_checkpoints(tmp_path)
 
 
-def entries(minutes: list[int]) -> list[tuple[Path, Manifest]]:
+def entries(minutes):
     return [(Path(str(i)), Manifest(Position(), 1, i, minute * 60.0)) for i, minute in enumerate(minutes)]
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=12).map(sorted), st.integers(1, 60))
-def test_one_in_so_many_minutes_stays_and_the_newest_always(minutes: list[int], per_minutes: int) -> None:
+def test_one_in_so_many_minutes_stays_and_the_newest_always(minutes, per_minutes):
     found = entries(minutes)
     assert choose_surplus(found, 0, 0) == [], "nothing limits it"
     surplus = choose_surplus(found, 0, per_minutes)

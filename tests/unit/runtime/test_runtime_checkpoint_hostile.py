@@ -1,7 +1,5 @@
 """Checkpoints that somebody else has made to do harm: one line, and nothing that they hold is run."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os
@@ -9,9 +7,7 @@ import pickle
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -27,11 +23,11 @@ from msrun.runtime.checkpoint.cli import main
 class Runs:
     """A pickle of it makes a file where an ordinary unpickler loads it."""
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         return os.mkdir, ("it_ran",)
 
 
-def save_directory(path: Path) -> Path:
+def save_directory(path):
     network = nn.Linear(4, 4)
     network.weight.grad, network.bias.grad = torch.ones(4, 4), torch.ones(4)
     optimizer = torch.optim.Adam(network.parameters())
@@ -39,35 +35,35 @@ def save_directory(path: Path) -> Path:
     return save_checkpoint(network, path, optimizer, integrated_save=False)
 
 
-def put(path: Path, name: str, content: bytes) -> None:
+def put(path, name, content):
     """Replace a file, and what the manifest says of it."""
     (path / name).write_bytes(content)
     change_manifest(path, {name: len(content)}, {name: zlib.crc32(content)})
 
 
-def change_manifest(path: Path, files: dict[str, Any], checksums: dict[str, Any], **values: Any) -> None:
+def change_manifest(path, files, checksums, **values):
     manifest = json.loads((path / "checkpoint.json").read_text()) | values
     for key, more in (("files", files), ("checksums", checksums)):
         manifest[key] = {name: value for name, value in (manifest[key] | more).items() if value is not None}
     (path / "checkpoint.json").write_text(json.dumps(manifest))
 
 
-def change_index(change: Callable[[list[dict[str, Any]]], Any]) -> Callable[[Path], None]:
-    def damage(path: Path) -> None:
+def change_index(change):
+    def damage(path):
         tensors = json.loads((path / "tensors.json").read_text())
         put(path, "tensors.json", json.dumps(change(tensors) or tensors).encode())
 
     return damage
 
 
-def change_part(**values: Any) -> Callable[[Path], None]:
+def change_part(**values):
     return change_index(lambda tensors: tensors[0]["parts"][0].update(values))
 
 
-def without_index(damage: Callable[[Path], None]) -> Callable[[Path], None]:
+def without_index(damage):
     """Damage a directory of an earlier version, which has `.metadata` alone."""
 
-    def remove_index(path: Path) -> None:
+    def remove_index(path):
         (path / "tensors.json").unlink()
         change_manifest(path, {"tensors.json": None}, {"tensors.json": None})
         damage(path)
@@ -75,30 +71,30 @@ def without_index(damage: Callable[[Path], None]) -> Callable[[Path], None]:
     return remove_index
 
 
-def change_metadata(change: Callable[[Any], Any]) -> Callable[[Path], None]:
-    def damage(path: Path) -> None:
+def change_metadata(change):
+    def damage(path):
         found = pickle.loads((path / ".metadata").read_bytes())
         put(path, ".metadata", pickle.dumps(change(found) or found))
 
     return damage
 
 
-def lead_out(path: Path) -> None:
+def lead_out(path):
     file = next(path.glob("*.distcp"))
     file.rename(path.parent / "elsewhere")
     file.symlink_to(path.parent / "elsewhere")
 
 
-def set_places(**values: Any) -> Callable[[Any], None]:
-    def change(metadata: Any) -> None:
+def set_places(**values):
+    def change(metadata):
         for place in metadata.storage_data.values():
             vars(place).update(values)
 
     return change
 
 
-def set_size(shape: tuple[int, ...]) -> Callable[[Any], None]:
-    def change(metadata: Any) -> None:
+def set_size(shape):
+    def change(metadata):
         tensor = metadata.state_dict_metadata["model.weight"]
         tensor.size = torch.Size(shape)
         tensor.chunks[0].sizes = torch.Size(shape)
@@ -106,17 +102,17 @@ def set_size(shape: tuple[int, ...]) -> Callable[[Any], None]:
     return change
 
 
-def nest_keys(path: Path) -> None:
+def nest_keys(path):
     """A dictionary whose key is a tuple in a tuple, and so on."""
     put(path, ".metadata", b"\x80\x04}(" + b")" + b"\x85" * 200_000 + b"Nu.")
 
 
-def name_memory(path: Path) -> None:
+def name_memory(path):
     """A place in the unpickler's memory for which C's would take 64 GB."""
     put(path, ".metadata", b"\x80\x04N" + b"r" + struct.pack("<I", 0xF0000000) + b".")
 
 
-DIRECTORIES: dict[str, Callable[[Path], None]] = {
+DIRECTORIES = {
     "index leads up": change_part(file="../elsewhere"),
     "index names a path": change_part(file="/etc/passwd"),
     "index names a folder": change_part(file="."),
@@ -156,9 +152,7 @@ DIRECTORIES: dict[str, Callable[[Path], None]] = {
 @pytest.mark.parametrize(
     "damage", every_third_fast(DIRECTORIES.values()), ids=[name.replace(" ", "_") for name in DIRECTORIES]
 )
-def test_directory_that_says_what_cannot_be_is_one_line_and_runs_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], None]
-) -> None:
+def test_directory_that_says_what_cannot_be_is_one_line_and_runs_nothing(tmp_path, monkeypatch, capsys, damage):
     monkeypatch.chdir(tmp_path)
     path = save_directory(tmp_path / "evil.ckpt")
     damage(path)
@@ -182,9 +176,7 @@ def test_directory_that_says_what_cannot_be_is_one_line_and_runs_nothing(
     ],
     ids=["runs", "other_places", "other_tensors"],
 )
-def test_metadata_beside_an_index_is_not_read_but_not_called_right_either(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], None]
-) -> None:
+def test_metadata_beside_an_index_is_not_read_but_not_called_right_either(tmp_path, monkeypatch, capsys, damage):
     monkeypatch.chdir(tmp_path)
     path = save_directory(tmp_path / "evil.ckpt")
     damage(path)
@@ -196,7 +188,7 @@ def test_metadata_beside_an_index_is_not_read_but_not_called_right_either(
     assert not (tmp_path / "it_ran").exists()
 
 
-def test_verify_finds_parts_that_make_no_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_finds_parts_that_make_no_whole(tmp_path, capsys):
     path = save_directory(tmp_path / "a")
     assert main(["verify", str(path)]) == 0
     change_index(lambda tensors: tensors[0].update(shape=[8, 4]))(path)
@@ -205,7 +197,7 @@ def test_verify_finds_parts_that_make_no_whole(tmp_path: Path, capsys: pytest.Ca
     assert "parts of model.weight are missing" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_directories_of_earlier_versions_and_of_torch_load(tmp_path: Path) -> None:
+def test_directories_of_earlier_versions_and_of_torch_load(tmp_path):
     from torch.distributed.checkpoint import save
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
@@ -224,12 +216,12 @@ def test_directories_of_earlier_versions_and_of_torch_load(tmp_path: Path) -> No
         assert torch.equal(network.bias, state["bias"])
 
 
-def tensor_file(header: Any, values: bytes = bytes(16)) -> bytes:
+def tensor_file(header, values=bytes(16)):
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(text)) + text + values
 
 
-def one(**item: Any) -> bytes:
+def one(**item):
     return tensor_file({"weight": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16], **item}})
 
 
@@ -255,9 +247,7 @@ SAFETENSORS = {
 
 
 @pytest.mark.parametrize("content", SAFETENSORS.values(), ids=[name.replace(" ", "_") for name in SAFETENSORS])
-def test_impossible_header_of_safetensors_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
-) -> None:
+def test_impossible_header_of_safetensors_is_one_line(tmp_path, capsys, content):
     (tmp_path / "a.safetensors").write_bytes(content)
     assert main(["inspect", str(tmp_path / "a.safetensors")]) == 1
     (line,) = capsys.readouterr().err.splitlines()
@@ -265,7 +255,7 @@ def test_impossible_header_of_safetensors_is_one_line(
     assert len(line) < 1000
 
 
-def test_index_of_safetensors_opens_files_of_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_index_of_safetensors_opens_files_of_its_folder(tmp_path, capsys):
     folder = tmp_path / "model"
     folder.mkdir()
     (tmp_path / "outside.bin").write_bytes(one())
@@ -283,7 +273,7 @@ def test_index_of_safetensors_opens_files_of_its_folder(tmp_path: Path, capsys: 
     assert main(["inspect", str(index)]) == 0
 
 
-def test_links_of_hugging_faces_cache_lead_to_its_blobs(tmp_path: Path) -> None:
+def test_links_of_hugging_faces_cache_lead_to_its_blobs(tmp_path):
     snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / "5f3a", tmp_path / "models--a--b" / "blobs"
     snapshot.mkdir(parents=True)
     blobs.mkdir()
@@ -294,7 +284,7 @@ def test_links_of_hugging_faces_cache_lead_to_its_blobs(tmp_path: Path) -> None:
     assert torch.equal(load_checkpoint(index)["weight"], torch.zeros(4))
 
 
-def rewrite(path: Path, change: Callable[[str, bytes], bytes], compression: int = zipfile.ZIP_STORED) -> None:
+def rewrite(path, change, compression=zipfile.ZIP_STORED):
     """Write a zip file anew."""
     with zipfile.ZipFile(path) as archive:
         records = {name: archive.read(name) for name in archive.namelist()}
@@ -315,10 +305,8 @@ def rewrite(path: Path, change: Callable[[str, bytes], bytes], compression: int 
         "key 5",
     ],
 )
-def test_file_whose_index_says_what_cannot_be_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], key_and_value: str
-) -> None:
-    def change(name: str, content: bytes) -> bytes:
+def test_file_whose_index_says_what_cannot_be_is_one_line(tmp_path, capsys, key_and_value):
+    def change(name, content):
         if not name.endswith("/tensors.json"):
             return content
         places, (key, value) = json.loads(content), key_and_value.split(" ", 1)
@@ -333,7 +321,7 @@ def test_file_whose_index_says_what_cannot_be_is_one_line(
         assert "cannot be read: " in line
 
 
-def test_values_that_name_functions_are_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_that_name_functions_are_not_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "a.pt"
     for content in ({"weight": Runs()}, Runs()):
@@ -353,7 +341,7 @@ def test_values_that_name_functions_are_not_run(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
-def test_compressed_files_are_refused_because_they_may_be_of_any_size(tmp_path: Path, is_ours: bool) -> None:
+def test_compressed_files_are_refused_because_they_may_be_of_any_size(tmp_path, is_ours):
     file = tmp_path / "a.ckpt"
     if is_ours:
         save_checkpoint(nn.Linear(4, 4), file)
@@ -364,14 +352,14 @@ def test_compressed_files_are_refused_because_they_may_be_of_any_size(tmp_path: 
         load_checkpoint(file)
 
 
-def test_names_cannot_write_to_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_cannot_write_to_the_terminal(tmp_path, capsys):
     header = {"\x1b]0;x\x07\nb": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}
     (tmp_path / "a.safetensors").write_bytes(tensor_file(header))
     assert main(["inspect", str(tmp_path / "a.safetensors")]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith(r"  model.\x1b]0;x\x07\nb ")
 
 
-def test_pickles_are_read_by_the_two_ways_that_run_nothing() -> None:
+def test_pickles_are_read_by_the_two_ways_that_run_nothing():
     package = Path(msrun.__file__).parent
     readers = {
         *("pickle.load", "pickle.loads", "pickle.Unpickler", "pickle._Unpickler", "torch.load", "torch.jit.load"),

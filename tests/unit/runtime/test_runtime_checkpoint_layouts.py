@@ -1,20 +1,16 @@
 """Parts of tensors: written in one layout and read in another, cut and joined by strategy files, without ranks."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from msrun.errors import CheckpointError
 from msrun.runtime import (
@@ -33,12 +29,12 @@ from msrun.runtime import (
     transform_checkpoints,
 )
 from msrun.runtime.checkpoint.directory import Manifest, Position
-from msrun.runtime.checkpoint.index import NETWORK, OPTIMIZER, TensorKey, flat_name
+from msrun.runtime.checkpoint.index import NETWORK, OPTIMIZER, flat_name
 from msrun.runtime.checkpoint.reader import open_parts
 from msrun.runtime.checkpoint.storage import finish_directory, keep_shares, plan_of, write_parts
 from msrun.runtime.parallel.parameters.network_state import Chunk
 from msrun.runtime.parallel.strategy_file import find_equal_ranks, write_strategy
-from msrun.runtime.sharding.layout import Box, Mesh, TensorLayout, build_mesh, whole
+from msrun.runtime.sharding.layout import Box, TensorLayout, build_mesh, whole
 
 ROWS = ParameterLayout((4,), ((0,), ()), (8, 4))
 GRID = ParameterLayout((2, 2), ((1,), (0,)), (8, 4))
@@ -48,7 +44,7 @@ BIAS = ParameterLayout((4,), ((),), (8,))
 
 
 @st.composite
-def parameter_layouts(draw: st.DrawFn) -> ParameterLayout:
+def parameter_layouts(draw):
     """Any layout of a tensor of two dimensions on up to 16 ranks."""
     matrix = tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)))
     axes = list(draw(st.permutations(range(len(matrix)))))
@@ -65,7 +61,7 @@ def parameter_layouts(draw: st.DrawFn) -> ParameterLayout:
 
 
 @given(parameter_layouts())
-def test_boxes_of_all_ranks_make_the_whole_and_survive_the_file(layout: ParameterLayout) -> None:
+def test_boxes_of_all_ranks_make_the_whole_and_survive_the_file(layout):
     count = torch.zeros(layout.tensor_shape)
     for rank in range(layout.world_size):
         box = layout.box(rank)
@@ -76,12 +72,12 @@ def test_boxes_of_all_ranks_make_the_whole_and_survive_the_file(layout: Paramete
     assert again == layout
 
 
-def test_device_matrix_and_tensor_map_are_mindspores() -> None:
+def test_device_matrix_and_tensor_map_are_mindspores():
     """Numbers count axes from the last one; optimizer shards cut dimension 0 further."""
     assert [box.offsets for rank in range(4) if (box := ROWS.box(rank))] == [(0, 0), (2, 0), (4, 0), (6, 0)]
     assert [box.offsets for rank in range(4) if (box := GRID.box(rank))] == [(0, 0), (0, 2), (4, 0), (4, 2)]
     assert [box.offsets for rank in range(4) if (box := SHARDED.box(rank))] == [(0, 0), (0, 2), (4, 0), (4, 2)]
-    assert (SHARDED.slice_shape, SHARDED.box(3).sizes) == ((8, 2), (4, 2))  # type: ignore[union-attr]
+    assert (SHARDED.slice_shape, SHARDED.box(3).sizes) == ((8, 2), (4, 2))
     assert [STAGED.box(rank) is None for rank in range(4)] == [True, True, False, False]
     with pytest.raises(CheckpointError, match="rank 4: the layout is one of 4 ranks"):
         ROWS.box(4)
@@ -91,12 +87,12 @@ def test_device_matrix_and_tensor_map_are_mindspores() -> None:
     ("matrix", "cut", "shape"),
     [((4,), ((1,),), (8,)), ((4,), ((0,),), (6,)), ((4,), ((0,),), (8, 8)), ((2, 2), ((0,), (0,)), (8, 8))],
 )
-def test_numbers_that_contradict_each_other_are_refused(matrix: Any, cut: Any, shape: Any) -> None:
+def test_numbers_that_contradict_each_other_are_refused(matrix, cut, shape):
     with pytest.raises(CheckpointError, match="does not fit it and device matrix"):
         ParameterLayout(matrix, cut, shape)
 
 
-def test_file_of_mindspore_is_read(tmp_path: Path) -> None:
+def test_file_of_mindspore_is_read(tmp_path):
     item = {"dev_matrix": [2, 2], "tensor_map": [1, -1], "tensor_shape": [8, 4], "field": 0}
     item |= {"opt_weight_shard_step": 1, "opt_weight_shard_size": 2}
     content = {"current_stage": 0, "parallel_strategy_item": {}, "parallel_layout_item": {"net.weight": item}}
@@ -105,7 +101,7 @@ def test_file_of_mindspore_is_read(tmp_path: Path) -> None:
     assert [box.offsets for rank in range(4) if (box := layout.box(rank))] == [(0, 0), (2, 0), (4, 0), (6, 0)]
 
 
-def test_files_of_stages_are_merged(tmp_path: Path) -> None:
+def test_files_of_stages_are_merged(tmp_path):
     layout = ParameterLayout((2,), ((0,),), (4,)).to_json()
     for stage, name in enumerate(("first", "second")):
         content = {"current_stage": stage, "parallel_layout_item": {name: layout}}
@@ -119,7 +115,7 @@ def test_files_of_stages_are_merged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"parallel_layout_item": {"a": {}}}', '{"parallel_layout_item": 3}'])
-def test_what_is_no_strategy_file_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
+def test_what_is_no_strategy_file_is_refused_in_one_line(tmp_path, text):
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"x\.json is no strategy file in JSON .*strategy_ckpt_save_file"):
         read_strategy(tmp_path / "x.json")
@@ -127,7 +123,7 @@ def test_what_is_no_strategy_file_is_refused_in_one_line(tmp_path: Path, text: s
         read_strategy(tmp_path / "none.json")
 
 
-def test_ranks_that_a_target_needs_are_as_few_as_possible(strategies: dict[str, Path]) -> None:
+def test_ranks_that_a_target_needs_are_as_few_as_possible(strategies):
     rows, grid = strategies["rows"], strategies["grid"]
     assert rank_list_for_transform(0, rows, grid) == [0, 1]
     assert rank_list_for_transform(3, rows, grid) == [0, 2, 3]
@@ -136,7 +132,7 @@ def test_ranks_that_a_target_needs_are_as_few_as_possible(strategies: dict[str, 
 
 
 @pytest.fixture
-def strategies(tmp_path: Path) -> dict[str, Path]:
+def strategies(tmp_path):
     """Files by the name of a layout."""
     files = {name: tmp_path / f"{name}.json" for name in ("rows", "grid", "sharded")}
     for file, layout in zip(files.values(), (ROWS, GRID, SHARDED), strict=True):
@@ -144,7 +140,7 @@ def strategies(tmp_path: Path) -> dict[str, Path]:
     return files
 
 
-def test_ranks_with_equal_parts_are_found_again(tmp_path: Path) -> None:
+def test_ranks_with_equal_parts_are_found_again(tmp_path):
     halves = ParameterLayout((2, 2), ((0,), ()), (8, 4))
     assert find_equal_ranks({"weight": halves}, 1) == [1, 3]
     (tmp_path / "group.json").write_text(json.dumps({"rank_list": [1, 3]}))
@@ -155,7 +151,7 @@ def test_ranks_with_equal_parts_are_found_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", [ROWS, GRID, SHARDED])
-def test_slices_are_merged_by_their_strategy(layout: ParameterLayout) -> None:
+def test_slices_are_merged_by_their_strategy(layout):
     whole = torch.arange(32.0).reshape(8, 4)
     slices = [whole[box.slices] for rank in range(4) if (box := layout.box(rank))]
     assert torch.equal(merge_sliced_parameter(slices, layout), whole)
@@ -167,17 +163,17 @@ def test_slices_are_merged_by_their_strategy(layout: ParameterLayout) -> None:
         merge_sliced_parameter([])
 
 
-def network(seed: int = 0) -> nn.Linear:
+def network(seed=0):
     torch.manual_seed(seed)
     return nn.Linear(4, 8)
 
 
-def is_same(first: nn.Module, second: nn.Module) -> bool:
+def is_same(first, second):
     pairs = zip(first.state_dict().values(), second.state_dict().values(), strict=True)
     return all(torch.equal(a, b) for a, b in pairs)
 
 
-def test_checkpoint_goes_from_cut_to_cut_and_back(tmp_path: Path, strategies: dict[str, Path]) -> None:
+def test_checkpoint_goes_from_cut_to_cut_and_back(tmp_path, strategies):
     net = network()
     optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
     net(torch.ones(2, 4)).sum().backward()
@@ -199,7 +195,7 @@ def test_checkpoint_goes_from_cut_to_cut_and_back(tmp_path: Path, strategies: di
     assert is_same(other, net)
 
 
-def test_one_rank_is_cut_from_the_ranks_that_it_needs(tmp_path: Path, strategies: dict[str, Path]) -> None:
+def test_one_rank_is_cut_from_the_ranks_that_it_needs(tmp_path, strategies):
     net, rows, grid = network(), strategies["rows"], strategies["grid"]
     transform_checkpoints(save_checkpoint(net, tmp_path / "a"), tmp_path / "rows", "net", None, rows)
     for rank in range(4):
@@ -212,7 +208,7 @@ def test_one_rank_is_cut_from_the_ranks_that_it_needs(tmp_path: Path, strategies
     assert is_same(other, net)
 
 
-def test_plain_files_of_slices_need_their_strategy(tmp_path: Path, strategies: dict[str, Path]) -> None:
+def test_plain_files_of_slices_need_their_strategy(tmp_path, strategies):
     net, files = network(), [tmp_path / f"rank_{rank}" / "net.pt" for rank in range(4)]
     for rank, file in enumerate(files):
         box = GRID.box(rank)
@@ -229,7 +225,7 @@ def test_plain_files_of_slices_need_their_strategy(tmp_path: Path, strategies: d
         load_distributed_checkpoint(other, files[:3], train_strategy_filename=strategies["grid"])
 
 
-def test_set_of_which_one_is_missing_is_refused_and_it_is_named(tmp_path: Path, strategies: dict[str, Path]) -> None:
+def test_set_of_which_one_is_missing_is_refused_and_it_is_named(tmp_path, strategies):
     path = save_checkpoint(network(), tmp_path / "a")
     transform_checkpoints(path, tmp_path / "rows", "net", None, strategies["rows"])
     files = [tmp_path / "rows" / f"rank_{rank}" / f"net{rank}.ckpt" for rank in range(4)]
@@ -244,7 +240,7 @@ def test_set_of_which_one_is_missing_is_refused_and_it_is_named(tmp_path: Path, 
     assert is_same(net, network())
 
 
-def test_strategy_or_layouts_of_another_network_are_refused(tmp_path: Path) -> None:
+def test_strategy_or_layouts_of_another_network_are_refused(tmp_path):
     write_strategy(tmp_path / "wrong.json", {"weight": ParameterLayout((4,), ((0,), ()), (4, 4))})
     path = save_checkpoint(network(), tmp_path / "a")
     with pytest.raises(CheckpointError, match=r"weight has shape \(8, 4\) in the checkpoint, \(4, 4\) in the strategy"):
@@ -252,10 +248,10 @@ def test_strategy_or_layouts_of_another_network_are_refused(tmp_path: Path) -> N
     with pytest.raises(CheckpointError, match=r"layout of weigth: the network has no such .* .did you mean weight"):
         load_distributed_checkpoint(network(), [path], {"weigth": ROWS})
     with pytest.raises(CheckpointError, match="give a list with the checkpoints of all ranks"):
-        load_distributed_checkpoint(network(), str(path))  # type: ignore[arg-type]
+        load_distributed_checkpoint(network(), str(path))
 
 
-def test_names_that_were_not_loaded_and_not_used_are_returned(tmp_path: Path) -> None:
+def test_names_that_were_not_loaded_and_not_used_are_returned(tmp_path):
     net = nn.Sequential(network(), network(1))
     other = nn.Sequential(network(2), network(3))
     parameters = load_checkpoint(save_checkpoint(net, tmp_path / "a", epoch_num=2))
@@ -267,7 +263,7 @@ def test_names_that_were_not_loaded_and_not_used_are_returned(tmp_path: Path) ->
     assert torch.equal(other[1].weight, net[1].weight)
 
 
-def test_one_prefix_is_left_out_unless_strict() -> None:
+def test_one_prefix_is_left_out_unless_strict():
     net = nn.ModuleDict({"backbone": network(1)})
     parameters = network().state_dict()
     assert load_param_into_net(net, parameters, strict_load=True) == (
@@ -286,7 +282,7 @@ def test_one_prefix_is_left_out_unless_strict() -> None:
         (torch.zeros(8, 4, dtype=torch.int64), False, "in parameter_dict torch.int64: convert it"),
     ],
 )
-def test_other_shapes_and_types_are_refused(value: Tensor, strict: bool, text: str) -> None:
+def test_other_shapes_and_types_are_refused(value, strict, text):
     net = network()
     with pytest.raises(CheckpointError, match=text):
         load_param_into_net(net, {"weight": value}, strict_load=strict)
@@ -299,10 +295,10 @@ KEY = (NETWORK, "weight")
 
 
 @st.composite
-def cuts(draw: st.DrawFn, ndim: int) -> tuple[Mesh, TensorLayout]:
+def cuts(draw, ndim):
     """A world of 1 to 12 ranks and any layout in it: axes in any order, some left for copies."""
     mesh = build_mesh(draw(st.integers(1, 12)))
-    split: list[tuple[int, ...]] = [()] * ndim
+    split = [()] * ndim
     for axis in draw(st.permutations(mesh.axes)):
         dim = draw(st.integers(-1, ndim - 1))
         if dim >= 0:
@@ -311,7 +307,7 @@ def cuts(draw: st.DrawFn, ndim: int) -> tuple[Mesh, TensorLayout]:
 
 
 @st.composite
-def reshardings(draw: st.DrawFn) -> tuple[Tensor, tuple[Mesh, TensorLayout], tuple[Mesh, TensorLayout]]:
+def reshardings(draw):
     """A whole tensor that both layouts cut evenly."""
     ndim = draw(st.integers(0, 3))
     source, target = draw(cuts(ndim)), draw(cuts(ndim))
@@ -323,21 +319,21 @@ def reshardings(draw: st.DrawFn) -> tuple[Tensor, tuple[Mesh, TensorLayout], tup
     return torch.arange(math.prod(shape)).reshape(shape).to(dtype), source, target
 
 
-def box_of(mesh: Mesh, layout: TensorLayout, shape: Sequence[int], rank: int) -> Box:
+def box_of(mesh, layout, shape, rank):
     slices = layout.slices(mesh, shape, rank)
     return Box(tuple(shape), tuple(s.start for s in slices), tuple(s.stop - s.start for s in slices))
 
 
-def cut(tensor: Tensor, box: Box) -> Tensor:
+def cut(tensor, box):
     return tensor[tuple(slice(o, o + n) for o, n in zip(box.offsets, box.sizes, strict=True))]
 
 
 @pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_waiting_for_the_disk(monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda _descriptor: None)
 
 
-def write_of_all_ranks(path: Path, ranks: Sequence[dict[TensorKey, Chunk]]) -> list[int]:
+def write_of_all_ranks(path, ranks):
     """Write as a world of many ranks does; return how many elements each rank wrote."""
     plans = keep_shares([plan_of(parts) for parts in ranks], to_first=False)
     shares = [{item.index.fqn for item in plan.items} for plan in plans]
@@ -353,9 +349,7 @@ def write_of_all_ranks(path: Path, ranks: Sequence[dict[TensorKey, Chunk]]) -> l
 
 @settings(max_examples=30, deadline=None)
 @given(reshardings())
-def test_tensor_written_in_one_layout_is_read_in_any_other(
-    case: tuple[Tensor, tuple[Mesh, TensorLayout], tuple[Mesh, TensorLayout]],
-) -> None:
+def test_tensor_written_in_one_layout_is_read_in_any_other(case):
     tensor, (mesh, layout), (other_mesh, other_layout) = case
     boxes = [box_of(mesh, layout, tensor.shape, rank) for rank in range(mesh.size)]
     with tempfile.TemporaryDirectory() as folder:
@@ -372,8 +366,8 @@ def test_tensor_written_in_one_layout_is_read_in_any_other(
         assert torch.equal(reader.read(KEY), tensor)
 
 
-def test_names_with_dots_and_optimizer_state_keep_apart(tmp_path: Path) -> None:
-    values: dict[TensorKey, Tensor] = {
+def test_names_with_dots_and_optimizer_state_keep_apart(tmp_path):
+    values = {
         (NETWORK, "optimizer.weight"): torch.tensor([1.0]),
         (OPTIMIZER, "weight", "exp_avg"): torch.tensor([2.0]),
         (NETWORK, "a.b.c"): torch.tensor(3.0),
@@ -385,7 +379,7 @@ def test_names_with_dots_and_optimizer_state_keep_apart(tmp_path: Path) -> None:
     assert all(torch.equal(reader.read(key), value) for key, value in values.items())
 
 
-def test_parts_that_are_views_are_written_without_the_rest(tmp_path: Path) -> None:
+def test_parts_that_are_views_are_written_without_the_rest(tmp_path):
     part = torch.arange(1_000_000, dtype=torch.float32)[500:512].view(3, 4).t()
     write_of_all_ranks(tmp_path, [{KEY: Chunk(part, whole(part.shape))}])
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 10_000
@@ -394,15 +388,13 @@ def test_parts_that_are_views_are_written_without_the_rest(tmp_path: Path) -> No
     assert torch.equal(target, part)
 
 
-def test_torchs_own_tools_read_the_files(tmp_path: Path) -> None:
+def test_torchs_own_tools_read_the_files(tmp_path):
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
     mesh, layout = build_mesh(4), TensorLayout(((0,), (1,)))
     weight, of_network, of_optimizer = torch.arange(16.0).reshape(4, 4), (NETWORK, "a.b"), (OPTIMIZER, "a.b", "avg")
     boxes = [box_of(mesh, layout, weight.shape, rank) for rank in range(4)]
-    ranks: list[dict[TensorKey, Chunk]] = [
-        {of_network: Chunk(cut(weight, box), box), of_optimizer: Chunk(cut(-weight, box), box)} for box in boxes
-    ]
+    ranks = [{of_network: Chunk(cut(weight, box), box), of_optimizer: Chunk(cut(-weight, box), box)} for box in boxes]
     write_of_all_ranks(tmp_path / "checkpoint", ranks)
     dcp_to_torch_save(tmp_path / "checkpoint", tmp_path / "whole.pt")
     content = torch.load(tmp_path / "whole.pt")

@@ -1,20 +1,15 @@
 """ModelCheckpoint and Model.train(resume_from=...): a run cut anywhere ends with the numbers of an undisturbed one."""
 
-from __future__ import annotations
-
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from asked_cases import every_third_fast
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from msrun.data import NumpySlicesDataset
@@ -25,7 +20,6 @@ from msrun.runtime import (
     LossMonitor,
     Model,
     ModelCheckpoint,
-    RunContext,
     latest_checkpoint,
     load_checkpoint,
 )
@@ -39,15 +33,15 @@ LABELS = GENERATOR.rand(2 * BATCHES, 2).astype(np.float32)
 class Stream:
     """Data without a length."""
 
-    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+    def __iter__(self):
         return iter(as_list())
 
 
-def as_list() -> list[tuple[Tensor, ...]]:
+def as_list():
     return list(zip(torch.tensor(IMAGES).split(2), torch.tensor(LABELS).split(2), strict=True))
 
 
-DATA: dict[str, Callable[[], Any]] = {
+DATA = {
     "own dataset": lambda: NumpySlicesDataset((IMAGES, LABELS), ["x", "y"]).batch(2),
     "its iterator": lambda: NumpySlicesDataset((IMAGES, LABELS), ["x", "y"]).batch(2).create_tuple_iterator(),
     "list": as_list,
@@ -58,7 +52,7 @@ DATA: dict[str, Callable[[], Any]] = {
 }
 
 
-def model() -> Model:
+def model():
     """A network whose dropout draws random numbers in every step."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.Linear(16, 2))
@@ -68,23 +62,21 @@ def model() -> Model:
 class Losses(Callback):
     """Writes down every loss with its place, and ends the process's training at a step."""
 
-    def __init__(self, dies_after: int = -1) -> None:
+    def __init__(self, dies_after=-1):
         self.lines: list[tuple[int, int, int, float]] = []
         self.dies_after = dies_after
 
-    def on_train_step_begin(self, context: RunContext) -> None:
+    def on_train_step_begin(self, context):
         if context.cur_step_num == self.dies_after:
             raise KeyboardInterrupt
 
-    def on_train_step_end(self, context: RunContext) -> None:
+    def on_train_step_end(self, context):
         self.lines.append((context.cur_epoch_num, context.step_in_epoch, context.cur_step_num, context.loss))
 
 
 @pytest.mark.parametrize("dies_after", [1, 3, 4, 7, 8, 11])
 @pytest.mark.parametrize("data", every_third_fast(DATA))
-def test_run_cut_after_any_step_goes_on_with_the_same_losses(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, data: str, dies_after: int
-) -> None:
+def test_run_cut_after_any_step_goes_on_with_the_same_losses(tmp_path, caplog, data, dies_after):
     caplog.set_level(logging.INFO)
     right = Losses()
     model().train(EPOCHS, DATA[data](), right)
@@ -102,7 +94,7 @@ def test_run_cut_after_any_step_goes_on_with_the_same_losses(
     assert caplog.records == []
 
 
-def test_checkpoint_of_a_finished_run_has_nothing_left_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_of_a_finished_run_has_nothing_left_to_do(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model().train(EPOCHS, as_list(), ModelCheckpoint(config=CheckpointConfig(5)))
     newest = latest_checkpoint(tmp_path)
@@ -115,7 +107,7 @@ def test_checkpoint_of_a_finished_run_has_nothing_left_to_do(tmp_path: Path, mon
         model().train(4, as_list(), initial_epoch=1, resume_from=newest)
 
 
-def test_more_epochs_go_on_from_a_finished_run(tmp_path: Path) -> None:
+def test_more_epochs_go_on_from_a_finished_run(tmp_path):
     right, more = Losses(), Losses()
     model().train(EPOCHS, DATA["own dataset"](), right)
     model().train(1, DATA["own dataset"](), ModelCheckpoint(directory=tmp_path, config=CheckpointConfig(100)))
@@ -134,7 +126,7 @@ def test_more_epochs_go_on_from_a_finished_run(tmp_path: Path) -> None:
         (CheckpointConfig(100), ["3_4"]),
     ],
 )
-def test_names_and_number_of_checkpoints(tmp_path: Path, config: CheckpointConfig, kept: list[str]) -> None:
+def test_names_and_number_of_checkpoints(tmp_path, config, kept):
     (tmp_path / "new" / "net-1_1.ckpt.saving").mkdir(parents=True)  # half written by a job before
     callback = ModelCheckpoint("net", tmp_path / "new", config)
     model().train(EPOCHS, as_list(), callback)
@@ -142,7 +134,7 @@ def test_names_and_number_of_checkpoints(tmp_path: Path, config: CheckpointConfi
     assert callback.latest_ckpt_file_name == str(tmp_path / "new" / "net-3_4.ckpt")
 
 
-def test_old_checkpoint_goes_after_the_new_one_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_checkpoint_goes_after_the_new_one_is_complete(tmp_path, monkeypatch):
     from msrun.runtime.checkpoint import save as writing
 
     saving = ModelCheckpoint(directory=tmp_path, config=CheckpointConfig(keep_checkpoint_max=1))
@@ -150,7 +142,7 @@ def test_old_checkpoint_goes_after_the_new_one_is_complete(tmp_path: Path, monke
         model().train(1, as_list(), [saving, Losses(dies_after=1)])
     give_name = writing.give_name
 
-    def fail(temporary: Path, final: Path) -> None:
+    def fail(temporary, final):
         assert (tmp_path / "CKP-1_1.ckpt").is_file()
         if final.name == "CKP-1_2.ckpt":
             raise OSError(28, "No space left on device")
@@ -165,7 +157,7 @@ def test_old_checkpoint_goes_after_the_new_one_is_complete(tmp_path: Path, monke
     assert os.listdir(tmp_path) == ["CKP-1_4.ckpt"]
 
 
-def test_training_anew_in_a_used_directory_keeps_its_own_checkpoints(tmp_path: Path) -> None:
+def test_training_anew_in_a_used_directory_keeps_its_own_checkpoints(tmp_path):
     """Those of the longer run before are older, although they are further."""
     config = CheckpointConfig(keep_checkpoint_max=2)
     model().train(3, as_list(), ModelCheckpoint(directory=tmp_path, config=config))
@@ -174,12 +166,12 @@ def test_training_anew_in_a_used_directory_keeps_its_own_checkpoints(tmp_path: P
     assert latest_checkpoint(tmp_path) == tmp_path / "CKP-1_4.ckpt"
 
 
-def test_checkpoints_by_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_by_seconds(tmp_path, monkeypatch):
     now = [1000.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
 
     class Clock(Callback):
-        def on_train_step_end(self, _context: RunContext) -> None:
+        def on_train_step_end(self, _context):
             now[0] += 4.0
 
     config = CheckpointConfig(save_checkpoint_steps=0, save_checkpoint_seconds=10, keep_checkpoint_max=9)
@@ -187,7 +179,7 @@ def test_checkpoints_by_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert sorted(os.listdir(tmp_path)) == ["CKP-1_3.ckpt", "CKP-2_2.ckpt", "CKP-2_4.ckpt"]
 
 
-def test_step_that_diverged_is_not_saved(tmp_path: Path) -> None:
+def test_step_that_diverged_is_not_saved(tmp_path):
     """A restart would go on from it for ever."""
     data = [*as_list()[:2], (torch.full((2, 4), math.inf), torch.zeros(2, 2))]
     with pytest.raises(ParallelError, match="training has diverged"):
@@ -195,7 +187,7 @@ def test_step_that_diverged_is_not_saved(tmp_path: Path) -> None:
     assert latest_checkpoint(tmp_path) == tmp_path / "CKP-1_2.ckpt"
 
 
-def test_appended_information_comes_with_every_checkpoint(tmp_path: Path) -> None:
+def test_appended_information_comes_with_every_checkpoint(tmp_path):
     config = CheckpointConfig(append_info={"data": "digits"})
     model().train(1, as_list(), ModelCheckpoint(directory=tmp_path, config=config))
     loaded = load_checkpoint(tmp_path / "CKP-1_3.ckpt", model().network)
@@ -203,11 +195,11 @@ def test_appended_information_comes_with_every_checkpoint(tmp_path: Path) -> Non
     assert load_checkpoint(tmp_path / "CKP-1_4.ckpt", model().network)["epoch_num"] == 1
 
 
-def test_later_initial_epoch_reads_the_data_of_that_epoch() -> None:
-    seen: list[Tensor] = []
+def test_later_initial_epoch_reads_the_data_of_that_epoch():
+    seen = []
 
     class Spy(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             seen.append(x)
             return super().forward(x)
 
@@ -236,13 +228,13 @@ def test_later_initial_epoch_reads_the_data_of_that_epoch() -> None:
         (lambda: CheckpointConfig(async_save="fast"), 'must be True, False, "thread" or "process"'),
     ],
 )
-def test_settings_that_cannot_be_are_refused(make: Callable[[], Any], words: str) -> None:
+def test_settings_that_cannot_be_are_refused(make, words):
     with pytest.raises(CheckpointError) as caught:
         make()
     assert words in str(caught.value)
 
 
-def test_own_datasets_begin_behind_the_steps_that_are_done() -> None:
+def test_own_datasets_begin_behind_the_steps_that_are_done():
     dataset = DATA["own dataset"]()
     whole = [[batch[0] for batch in dataset] for _ in range(3)]
     for epoch in range(3):

@@ -1,7 +1,5 @@
 """save_checkpoint and load_checkpoint in one process: what comes back, what is refused, saving beside the training."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import random
@@ -9,16 +7,13 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from asked_cases import every_third_fast
-from torch import Tensor, nn
+from torch import nn
 
 from msrun.errors import CheckpointError
 from msrun.runtime import (
@@ -37,7 +32,7 @@ from msrun.runtime.checkpoint import save as module
 from msrun.runtime.checkpoint.reader import verify_checkpoint
 from msrun.runtime.nn.random_stream import choose_random_state, take_random_state
 
-OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+OPTIMIZERS = {
     "momentum": lambda p: optim.Momentum(p, 0.1, 0.9),
     "sgd": lambda p: optim.SGD(p, 0.1),
     "adam": lambda p: optim.Adam(p, lr=0.1),
@@ -55,7 +50,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-FORMS: dict[str, dict[str, bool]] = {
+FORMS = {
     "file": {},
     "directory": {"integrated_save": False},
     "file beside": {"async_save": True},
@@ -64,41 +59,41 @@ FORMS: dict[str, dict[str, bool]] = {
 
 
 class Network(nn.Module):
-    def __init__(self, **others: nn.Module) -> None:
+    def __init__(self, **others):
         super().__init__()
         modules = {"layer": nn.Linear(4, 6), "norm": nn.BatchNorm1d(6), "head": nn.Linear(6, 2)}
         for name, each in (modules | others).items():
             setattr(self, name, each)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.head(torch.relu(self.norm(self.layer(x))))
 
 
-def wider() -> Network:
+def wider():
     return Network(head=nn.Linear(6, 3))
 
 
-def longer() -> Network:
+def longer():
     return Network(extra=nn.Linear(2, 2))
 
 
-def train(network: nn.Module, optimizer: torch.optim.Optimizer, steps: int, first: int = 0) -> list[float]:
+def train(network, optimizer, steps, first=0):
     losses = []
     for step in range(first, first + steps):
         generator = torch.Generator().manual_seed(step)
         x, y = torch.randn(8, 4, generator=generator), torch.randn(8, 2, generator=generator)
 
-        def closure(x: Tensor = x, y: Tensor = y) -> Tensor:
+        def closure(x=x, y=y):
             optimizer.zero_grad()
             loss = F.mse_loss(network(x), y)
             loss.backward()
             return loss
 
-        losses.append(optimizer.step(closure).item())  # type: ignore[arg-type, union-attr]
+        losses.append(optimizer.step(closure).item())
     return losses
 
 
-def make(name: str = "adam", seed: int = 0) -> tuple[Network, torch.optim.Optimizer]:
+def make(name="adam", seed=0):
     torch.manual_seed(seed)
     network = Network()
     return network, OPTIMIZERS[name](network.parameters())
@@ -108,7 +103,7 @@ def make(name: str = "adam", seed: int = 0) -> tuple[Network, torch.optim.Optimi
     ("form", "deferred"), [("file", False), ("directory", True), ("directory beside", False), ("file beside", True)]
 )
 @pytest.mark.parametrize("name", every_third_fast(OPTIMIZERS, 5))
-def test_training_goes_on_bit_by_bit(tmp_path: Path, name: str, form: str, deferred: bool) -> None:
+def test_training_goes_on_bit_by_bit(tmp_path, name, form, deferred):
     network, optimizer = make(name)
     train(network, optimizer, 3)
     save_checkpoint(network, tmp_path / "a", optimizer, **FORMS[form])
@@ -124,7 +119,7 @@ def test_training_goes_on_bit_by_bit(tmp_path: Path, name: str, form: str, defer
         assert torch.equal(mine, theirs)
 
 
-WRAPPERS: dict[str, Callable[[nn.Module], Any]] = {
+WRAPPERS = {
     "bare": lambda n: n,
     "with loss": lambda n: WithLoss(n, F.mse_loss),
     "copies": lambda n: MicroBatchInterleaved(WithLoss(n, F.mse_loss), 2),
@@ -135,7 +130,7 @@ WRAPPERS: dict[str, Callable[[nn.Module], Any]] = {
 
 @pytest.mark.parametrize("reader", WRAPPERS)
 @pytest.mark.parametrize("writer", WRAPPERS)
-def test_wrappers_leave_no_trace_in_the_names(tmp_path: Path, writer: str, reader: str) -> None:
+def test_wrappers_leave_no_trace_in_the_names(tmp_path, writer, reader):
     network, _ = make(seed=1)
     other, _ = make(seed=2)
     save_checkpoint(WRAPPERS[writer](network), tmp_path / "a")
@@ -144,7 +139,7 @@ def test_wrappers_leave_no_trace_in_the_names(tmp_path: Path, writer: str, reade
     assert set(load_checkpoint(tmp_path / "a")) >= set(network.state_dict())
 
 
-def test_parameters_of_the_loss_are_saved_too(tmp_path: Path) -> None:
+def test_parameters_of_the_loss_are_saved_too(tmp_path):
     first, second = (WithLoss(nn.Linear(2, 2), nn.Linear(2, 2)) for _ in range(2))
     save_checkpoint(first, tmp_path / "a")
     load_checkpoint(tmp_path / "a", second)
@@ -152,9 +147,9 @@ def test_parameters_of_the_loss_are_saved_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("deferred", [False, True])
-def test_tied_and_frozen_parameters_and_extra_state_come_back(tmp_path: Path, deferred: bool) -> None:
+def test_tied_and_frozen_parameters_and_extra_state_come_back(tmp_path, deferred):
     class Tied(nn.Module):
-        def __init__(self, seen: int) -> None:
+        def __init__(self, seen):
             super().__init__()
             self.embedding = nn.Embedding(5, 3)
             self.out = nn.Linear(3, 5, bias=False)
@@ -163,10 +158,10 @@ def test_tied_and_frozen_parameters_and_extra_state_come_back(tmp_path: Path, de
             self.register_buffer("not_saved", torch.tensor(float(seen)), persistent=False)
             self.seen = seen
 
-        def get_extra_state(self) -> Any:
+        def get_extra_state(self):
             return {"seen": self.seen}
 
-        def set_extra_state(self, state: Any) -> None:
+        def set_extra_state(self, state):
             self.seen = state["seen"]
 
     first = nn.Sequential(Tied(7))
@@ -182,7 +177,7 @@ def test_tied_and_frozen_parameters_and_extra_state_come_back(tmp_path: Path, de
     assert (loaded.seen, float(loaded.not_saved)) == (7, 0.0)
 
 
-def test_position_and_appended_values_are_returned(tmp_path: Path) -> None:
+def test_position_and_appended_values_are_returned(tmp_path):
     network, _ = make()
     more = {"best": 0.5, "name": "run", "history": [1, 2.5, None], "mean": torch.ones(2), "scheduler": {"last": True}}
     path = save_checkpoint(network, tmp_path / "a", epoch_num=2, step_in_epoch=3, step_num=23, append_dict=more)
@@ -192,7 +187,7 @@ def test_position_and_appended_values_are_returned(tmp_path: Path) -> None:
     assert loaded == {**more, "epoch_num": 2, "step_in_epoch": 3, "step_num": 23}
 
 
-def test_state_of_an_optimizer_waits_for_a_network_without_values(tmp_path: Path) -> None:
+def test_state_of_an_optimizer_waits_for_a_network_without_values(tmp_path):
     network, optimizer = make()
     train(network, optimizer, 2)
     optimizer.param_groups[0]["lr"] = 0.025
@@ -215,8 +210,8 @@ def test_state_of_an_optimizer_waits_for_a_network_without_values(tmp_path: Path
     assert torch.equal(its_state.state[third.layer.weight]["exp_avg"], right)
 
 
-def test_optimizer_with_several_groups_keeps_their_settings_apart(tmp_path: Path) -> None:
-    def groups(network: Network, lr: float) -> torch.optim.Optimizer:
+def test_optimizer_with_several_groups_keeps_their_settings_apart(tmp_path):
+    def groups(network, lr):
         rest = [*network.norm.parameters(), *network.head.parameters()]
         both = [{"params": network.layer.parameters(), "lr": lr}, {"params": rest, "lr": lr / 2}]
         return torch.optim.SGD(both, momentum=0.9)
@@ -234,7 +229,7 @@ def test_optimizer_with_several_groups_keeps_their_settings_apart(tmp_path: Path
         load_checkpoint(tmp_path / "a", other, torch.optim.SGD(other.parameters(), 0.1))
 
 
-def test_waiting_state_does_not_keep_a_dropped_optimizer_alive(tmp_path: Path) -> None:
+def test_waiting_state_does_not_keep_a_dropped_optimizer_alive(tmp_path):
     network, optimizer = make()
     train(network, optimizer, 1)
     save_checkpoint(network, tmp_path / "a", optimizer)
@@ -247,7 +242,7 @@ def test_waiting_state_does_not_keep_a_dropped_optimizer_alive(tmp_path: Path) -
     assert dropped() is None
 
 
-def test_random_numbers_go_on_where_they_were(tmp_path: Path) -> None:
+def test_random_numbers_go_on_where_they_were(tmp_path):
     network, optimizer = make()
     torch.rand(3), random.random(), np.random.rand()
     save_checkpoint(network, tmp_path / "a", optimizer)
@@ -259,14 +254,14 @@ def test_random_numbers_go_on_where_they_were(tmp_path: Path) -> None:
     assert (random.random(), np.random.rand()) == right[1:]
 
 
-def test_random_states_of_a_world_of_another_size_are_taken_when_they_were_all_one() -> None:
+def test_random_states_of_a_world_of_another_size_are_taken_when_they_were_all_one():
     one, _, other = take_random_state(), torch.manual_seed(2), take_random_state()
     assert choose_random_state([one, other], 1, 2) is other
     assert choose_random_state([one, one], 3, 4) is one
     assert choose_random_state([one, other], 0, 1) is None
 
 
-def test_newest_checkpoint_is_found_also_by_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newest_checkpoint_is_found_also_by_a_relative_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     network, _ = make()
     assert latest_checkpoint(tmp_path / "none") is None
@@ -288,9 +283,7 @@ def test_newest_checkpoint_is_found_also_by_a_relative_path(tmp_path: Path, monk
         (Network, lambda: Network().double(), r"layer.weight is torch.float64, .* torch.float32 \(and 7 more\)"),
     ],
 )
-def test_another_network_is_refused_unless_what_fits_may_do(
-    tmp_path: Path, saved: Any, loaded: Any, found: str
-) -> None:
+def test_another_network_is_refused_unless_what_fits_may_do(tmp_path, saved, loaded, found):
     source, target = saved(), loaded()
     save_checkpoint(source, tmp_path / "a")
     before = target.layer.weight.detach().clone()
@@ -301,7 +294,7 @@ def test_another_network_is_refused_unless_what_fits_may_do(
     assert torch.equal(target.layer.weight, source.layer.weight.to(target.layer.weight.dtype))
 
 
-def test_optimizer_of_another_network_or_of_none_is_refused(tmp_path: Path) -> None:
+def test_optimizer_of_another_network_or_of_none_is_refused(tmp_path):
     network, optimizer = make()
     with pytest.raises(CheckpointError, match=r"0 of the optimizer, of shape \(2, 2\), is not in the network"):
         save_checkpoint(network, tmp_path / "a", torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1))
@@ -313,7 +306,7 @@ def test_optimizer_of_another_network_or_of_none_is_refused(tmp_path: Path) -> N
         load_checkpoint(tmp_path / "b", network, optimizer)
 
 
-def without_values() -> nn.Module:
+def without_values():
     with no_init_parameters():
         return make()[0]
 
@@ -330,13 +323,13 @@ def without_values() -> nn.Module:
         (nn.Linear(2, 2), {"mine": lambda: 1}, r"appended.mine.* is a \w+, which a checkpoint does not hold"),
     ],
 )
-def test_what_no_checkpoint_holds_is_refused(tmp_path: Path, thing: Any, more: dict[str, Any], words: str) -> None:
+def test_what_no_checkpoint_holds_is_refused(tmp_path, thing, more, words):
     with pytest.raises(CheckpointError, match=words):
         save_checkpoint(thing, tmp_path / "a", append_dict=more)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_missing_and_incomplete_checkpoints_are_refused_with_what_there_is(tmp_path: Path) -> None:
+def test_missing_and_incomplete_checkpoints_are_refused_with_what_there_is(tmp_path):
     network, _ = make()
     with pytest.raises(CheckpointError, match=r"there is no checkpoint .*missing: load another one, its folder has no"):
         load_checkpoint(tmp_path / "missing", network)
@@ -349,13 +342,13 @@ def test_missing_and_incomplete_checkpoints_are_refused_with_what_there_is(tmp_p
 
 
 @pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+def gate(monkeypatch):
     """Writing waits until it is set."""
     event, run = threading.Event(), module.Writing.run
 
-    def wait_and_run(self: module.Writing, *args: object) -> None:
+    def wait_and_run(self, *args):
         assert event.wait(60)
-        run(self, *args)  # type: ignore[arg-type]
+        run(self, *args)
 
     monkeypatch.setattr(module.Writing, "run", wait_and_run)
     yield event
@@ -363,7 +356,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     module.background.forget()
 
 
-def test_next_save_waits_for_the_one_before(tmp_path: Path, gate: threading.Event) -> None:
+def test_next_save_waits_for_the_one_before(tmp_path, gate):
     net = nn.Linear(2, 2)
     save_checkpoint(net, tmp_path / "a", async_save=True)
     threading.Timer(0.05, gate.set).start()
@@ -374,7 +367,7 @@ def test_next_save_waits_for_the_one_before(tmp_path: Path, gate: threading.Even
 
 
 @pytest.mark.parametrize("asked", ["save", "load", "release"])
-def test_error_comes_out_once_at_the_next_thing_that_waits(tmp_path: Path, asked: str) -> None:
+def test_error_comes_out_once_at_the_next_thing_that_waits(tmp_path, asked):
     net = nn.Linear(2, 2)
     (tmp_path / "taken").write_text("a user's file")
     save_checkpoint(net, tmp_path / "taken", async_save=True)
@@ -391,7 +384,7 @@ def test_error_comes_out_once_at_the_next_thing_that_waits(tmp_path: Path, asked
     assert (tmp_path / "taken").read_text() == "a user's file"
 
 
-def test_writes_after_the_call_are_not_in_the_file_whoever_makes_them(tmp_path: Path, gate: threading.Event) -> None:
+def test_writes_after_the_call_are_not_in_the_file_whoever_makes_them(tmp_path, gate):
     """Weights that are clipped, averaged or normalised through `.data` tell nobody that they changed."""
     net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     optimizer = torch.optim.SGD(net.parameters(), 1.0, momentum=0.9)
@@ -415,7 +408,7 @@ def test_writes_after_the_call_are_not_in_the_file_whoever_makes_them(tmp_path: 
 
 
 @pytest.mark.slow
-def test_end_of_the_process_waits_for_a_save_of_many_megabytes(tmp_path: Path) -> None:
+def test_end_of_the_process_waits_for_a_save_of_many_megabytes(tmp_path):
     program = f"""
 import torch
 from torch import nn

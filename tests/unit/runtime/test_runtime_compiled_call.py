@@ -1,12 +1,8 @@
 """Compiled calls in one process: buffers that a network writes into, memory that is taken over, and torch.compile."""
 
-from __future__ import annotations
-
 import copy
 import operator
 import shutil
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -18,30 +14,23 @@ from torch import Tensor, fx, nn
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime import AutoParallel
 from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.captured_graph import CapturedGraph, find_target
+from msrun.runtime.capture.captured_graph import find_target
 from msrun.runtime.parallel.batch.parts import BatchParts
-from msrun.runtime.parallel.compilation.compiled import CompiledCall, build_compiled_call
+from msrun.runtime.parallel.compilation.compiled import build_compiled_call
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.partition.partition import partition
-from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.schedule.deferred_weights import CompileSpec
 from msrun.runtime.schedule.replay import RecomputeSpec
-from msrun.runtime.schedule.segments import (
-    BufferPlan,
-    cut_segments,
-    may_take_gradient,
-    may_take_source,
-    plan_buffers,
-)
+from msrun.runtime.schedule.segments import cut_segments, may_take_gradient, may_take_source, plan_buffers
 from msrun.runtime.sharding.collective import Collective
-from msrun.runtime.sharding.layout import Mesh, TensorLayout, build_mesh
+from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 from msrun.runtime.sharding.operators.rule import apply_collective
 
 
 class Averaging(nn.Module):
     """Keeps an average of what `update` says."""
 
-    def __init__(self, forward: Callable[[Any, Tensor], Tensor]) -> None:
+    def __init__(self, forward):
         super().__init__()
         self.layer = nn.Linear(4, 4)
         self.register_buffer("average", torch.zeros(4))
@@ -49,24 +38,24 @@ class Averaging(nn.Module):
         self.average: Tensor
         self._forward = forward
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self._forward(self, x)
 
 
-def in_place(self: Averaging, x: Tensor) -> Tensor:
+def in_place(self, x):
     with torch.no_grad():
         self.average.mul_(0.9).add_(self.layer(x).mean(0), alpha=0.1)
         self.calls += 1
     return self.layer(x) - self.average
 
 
-def assigned(self: Averaging, x: Tensor) -> Tensor:
+def assigned(self, x):
     self.average = 0.9 * self.average + 0.1 * self.layer(x).detach().mean(0)
     self.calls = self.calls + 1
     return self.layer(x) - self.average
 
 
-def written_between_reads(self: Averaging, x: Tensor) -> Tensor:
+def written_between_reads(self, x):
     before = self.average * 2
     self.average.copy_((0.9 * self.average + 0.1 * self.layer(x).mean(0)).detach())
     self.calls.fill_(7)
@@ -75,14 +64,14 @@ def written_between_reads(self: Averaging, x: Tensor) -> Tensor:
     return y
 
 
-def in_part(self: Averaging, x: Tensor) -> Tensor:
+def in_part(self, x):
     self.average[0] = x.mean()
     view = self.average.view(2, 2)
     view[1] += self.average[0]
     return self.layer(x) - view.flatten()
 
 
-def kept(self: Averaging, x: Tensor) -> Tensor:
+def kept(self, x):
     """The backward pass needs the value from before."""
     y = self.layer(x) * self.average
     self.average = self.average * 0.5
@@ -97,16 +86,16 @@ FORMS = [
 ]
 
 
-def captured(network: nn.Module, x: Tensor) -> CapturedGraph:
+def captured(network, x):
     return capture(find_target(network), [x], {}, input_shapes=[tuple(x.shape)], parameter_shapes={})
 
 
-def partitioned(graph: CapturedGraph, mesh: Mesh, ndim: int = 2) -> LocalProgram:
+def partitioned(graph, mesh, ndim=2):
     layout = TensorLayout((mesh.axes, *((),) * (ndim - 1)))
     return partition(graph, mesh, input_layouts=[layout], strategies={}, output_batch_axes=mesh.axes)
 
 
-def compiled(network: nn.Module, x: Tensor, copies: int = 1, **more: Any) -> tuple[CompiledCall, LocalProgram]:
+def compiled(network, x, copies=1, **more):
     graph, mesh = captured(network, x[: len(x) // copies]), build_mesh(1)
     program = partitioned(graph, mesh)
     stored = {name: placed(name, parameter) for name, parameter in network.named_parameters()}
@@ -116,7 +105,7 @@ def compiled(network: nn.Module, x: Tensor, copies: int = 1, **more: Any) -> tup
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 @pytest.mark.parametrize("copies", one_fast(2, 1))
-def test_buffers_and_results_are_those_of_copies_in_turn(form: Callable[[Any, Tensor], Tensor], copies: int) -> None:
+def test_buffers_and_results_are_those_of_copies_in_turn(form, copies):
     torch.manual_seed(0)
     network = Averaging(form).double()
     network.average.fill_(3.0)
@@ -135,16 +124,16 @@ def test_buffers_and_results_are_those_of_copies_in_turn(form: Callable[[Any, Te
 
 
 class Residual(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.norm = nn.BatchNorm1d(4)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         first = self.norm(x)
         return self.norm(first) + first
 
 
-def test_batch_norm_that_is_called_twice_counts_twice_and_in_evaluation_not_at_all() -> None:
+def test_batch_norm_that_is_called_twice_counts_twice_and_in_evaluation_not_at_all():
     torch.manual_seed(0)
     network = Residual().double()
     serial, x = copy.deepcopy(network), torch.randn(4, 4, dtype=torch.float64)
@@ -154,8 +143,8 @@ def test_batch_norm_that_is_called_twice_counts_twice_and_in_evaluation_not_at_a
     assert captured(network.eval(), x).buffer_updates == {}
 
 
-def test_value_with_a_gradient_is_refused() -> None:
-    def attached(self: Averaging, x: Tensor) -> Tensor:
+def test_value_with_a_gradient_is_refused():
+    def attached(self, x):
         self.average = self.average + self.layer(x).mean(0)
         return self.layer(x) - self.average
 
@@ -169,8 +158,8 @@ def test_value_with_a_gradient_is_refused() -> None:
     assert network.average.tolist() != [0.0] * 4
 
 
-def test_buffer_keeps_its_shape_and_type() -> None:
-    def grown(self: Averaging, x: Tensor) -> Tensor:
+def test_buffer_keeps_its_shape_and_type():
+    def grown(self, x):
         self.average = torch.cat([self.average, x[0]])
         return self.layer(x)
 
@@ -180,8 +169,8 @@ def test_buffer_keeps_its_shape_and_type() -> None:
     assert network.average.shape == (4,)
 
 
-def test_no_gradient_flows_out_of_a_region_without_gradients() -> None:
-    def forward(self: Averaging, x: Tensor) -> Tensor:
+def test_no_gradient_flows_out_of_a_region_without_gradients():
+    def forward(self, x):
         with torch.no_grad():
             scale = self.layer(x).amax()
             with torch.enable_grad():
@@ -195,7 +184,7 @@ def test_no_gradient_flows_out_of_a_region_without_gradients() -> None:
     torch.testing.assert_close(network.layer.weight.grad, serial.layer.weight.grad)
 
 
-def buffer_plan(network: nn.Module, x: Tensor) -> BufferPlan:
+def buffer_plan(network, x):
     program = partitioned(captured(network, x), build_mesh(4), x.dim())
     segments = cut_segments(program, {})
     plan = plan_buffers(program, segments)
@@ -215,15 +204,15 @@ def buffer_plan(network: nn.Module, x: Tensor) -> BufferPlan:
     ],
     ids=["batch norms", "none"],
 )
-def test_copies_of_batch_norm_take_turns_in_every_segment(network: nn.Module, x: Tensor, written: int) -> None:
+def test_copies_of_batch_norm_take_turns_in_every_segment(network, x, written):
     plan = buffer_plan(network, x)
     assert len(plan.spans) > (2 if written else 0)
     assert all(len(span) == 1 for span in plan.spans)
     assert len(plan.written) == written
 
 
-def test_segments_between_the_first_read_and_the_write_of_a_buffer_are_one_span() -> None:
-    def forward(self: Averaging, x: Tensor) -> Tensor:
+def test_segments_between_the_first_read_and_the_write_of_a_buffer_are_one_span():
+    def forward(self, x):
         y = self.layer(x) - self.average
         self.average.copy_(F.relu(y).detach().mean(0))
         return F.cross_entropy(y, y.detach().softmax(1))
@@ -242,15 +231,15 @@ SUM, ENTER = Collective("all_reduce", (0,)), Collective("enter", (0,))
 class Graph:
     """x and w, and what is done with them."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.graph = fx.Graph()
         self.x, self.w = self.graph.placeholder("x"), self.graph.placeholder("w")
 
-    def call(self, target: object, *args: fx.Node) -> fx.Node:
-        return self.graph.call_function(target, args)  # type: ignore[arg-type]
+    def call(self, target, *args):
+        return self.graph.call_function(target, args)
 
-    def move(self, value: fx.Node, collective: Collective) -> fx.Node:
-        return self.graph.call_function(apply_collective, (value,), {"collective": collective})  # type: ignore[dict-item]
+    def move(self, value, collective):
+        return self.graph.call_function(apply_collective, (value,), {"collective": collective})
 
 
 @pytest.mark.parametrize(
@@ -266,7 +255,7 @@ class Graph:
         (operator.getitem, False),
     ],
 )
-def test_sum_takes_the_memory_of_a_product_that_nobody_else_reads(target: object, may: bool) -> None:
+def test_sum_takes_the_memory_of_a_product_that_nobody_else_reads(target, may):
     graph, gather = Graph(), Collective("gather", (0,), 0)
     product = graph.call(target, graph.x, graph.w)
     total = graph.move(product, SUM)
@@ -281,7 +270,7 @@ def test_sum_takes_the_memory_of_a_product_that_nobody_else_reads(target: object
 @pytest.mark.parametrize(
     ("readers", "may"), [(["linear", "linear"], True), ([], False), (["linear", "sum"], False), (["bias"], False)]
 )
-def test_gradient_of_what_only_products_read_may_be_taken(readers: list[str], may: bool) -> None:
+def test_gradient_of_what_only_products_read_may_be_taken(readers, may):
     graph = Graph()
     entered = graph.move(graph.x, ENTER)
     for reader in readers:
@@ -293,17 +282,17 @@ def test_gradient_of_what_only_products_read_may_be_taken(readers: list[str], ma
 
 
 class Net(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.a, self.norm, self.b = nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)
         self.double()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.b(self.norm(self.a(x)).relu())
 
 
-def results(compiler: CompileSpec | None, copies: int = 1, **more: Any) -> tuple[list[Tensor], list[str]]:
+def results(compiler, copies=1, **more):
     """Return results, gradients and buffers after two steps, and the notes of the plan."""
     network, x = Net(), torch.linspace(-1, 1, 48, dtype=torch.float64).view(8, 6)
     call, program = compiled(network, x, copies, settings=ParallelSettings(compiler=compiler), **more)
@@ -324,15 +313,15 @@ def results(compiler: CompileSpec | None, copies: int = 1, **more: Any) -> tuple
         pytest.param("inductor", marks=pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")),
     ],
 )
-def test_code_of_backends_gives_the_same(backend: str) -> None:
+def test_code_of_backends_gives_the_same(backend):
     torch.testing.assert_close(results(CompileSpec(backend))[0], results(None)[0], rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("copies", one_fast(2, 1))
-def test_what_is_compiled_gives_the_same(copies: int) -> None:
+def test_what_is_compiled_gives_the_same(copies):
     graphs = []
 
-    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+    def backend(graph, inputs):
         graphs.append(graph)
         return graph.forward
 
@@ -342,15 +331,15 @@ def test_what_is_compiled_gives_the_same(copies: int) -> None:
     assert torch.ops.aten.linear.default in {node.target for graph in graphs for node in graph.graph.nodes}
 
 
-def test_recomputed_modules_run_as_they_are() -> None:
+def test_recomputed_modules_run_as_they_are():
     again = {"a": RecomputeSpec()}
     found, notes = results(CompileSpec("eager"), recompute=again)
     torch.testing.assert_close(found, results(None, recompute=again)[0], rtol=1e-12, atol=1e-12)
     assert "torch.compile (eager) of 2 of 3 segments" in notes
 
 
-def test_backend_that_fails_is_one_line() -> None:
-    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+def test_backend_that_fails_is_one_line():
+    def backend(graph, inputs):
         raise RuntimeError("no compiler here\nand more")
 
     with pytest.raises(CaptureError, match=r"compile\(\): .*no compiler here.*; leave compile\(\) out, or choose"):
@@ -365,7 +354,7 @@ def test_backend_that_fails_is_one_line() -> None:
         ({"backend": "eager", "mode": "default"}, "of inductor"),
     ],
 )
-def test_wrong_backends_and_modes_are_refused(words: dict[str, Any], reason: str) -> None:
+def test_wrong_backends_and_modes_are_refused(words, reason):
     with pytest.raises(StrategyError, match=reason):
         AutoParallel(Net()).compile(**words)
     with pytest.raises(StrategyError, match="needs a captured graph"):

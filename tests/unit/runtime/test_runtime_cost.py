@@ -1,12 +1,8 @@
 """Prices: of operators and messages, of the activations that a step keeps, of degrees that are searched for."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -46,11 +42,11 @@ aten = torch.ops.aten
 LINK = Link(1.0, 10.0)
 
 
-def specs(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[TensorSpec]:
+def specs(*shapes, dtype=torch.float32):
     return [TensorSpec(shape, dtype) for shape in shapes]
 
 
-def test_a_call_like_a_measured_one_takes_what_was_measured_and_another_is_scaled_by_the_model() -> None:
+def test_a_call_like_a_measured_one_takes_what_was_measured_and_another_is_scaled_by_the_model():
     points = {"aten.mm.default float32": [(2e9, 1e6, 0.5), (2e6, 1e4, 0.01)]}
     device = replace(PROFILES["cpu"], operators=points, overhead_s=0.125)
     assert operator_seconds("aten.mm.default float32", Work(2e9, 6e5, 4e5), device) == 0.625
@@ -60,8 +56,8 @@ def test_a_call_like_a_measured_one_takes_what_was_measured_and_another_is_scale
     assert operator_seconds("aten.bmm.default float32", other, device) == other.seconds(device) + 0.125
 
 
-def test_messages_take_at_the_least_the_processor_time_of_all_ranks_on_the_cores_that_they_share() -> None:
-    def more(elapsed_s: float) -> list[tuple[float, float]]:
+def test_messages_take_at_the_least_the_processor_time_of_all_ranks_on_the_cores_that_they_share():
+    def more(elapsed_s):
         return [(elapsed_s, 0.5), (elapsed_s, 0.5), (elapsed_s, 0.5), (9.0, 0.5)]
 
     fewer = [(3.0, 0.1)] * 4
@@ -70,7 +66,7 @@ def test_messages_take_at_the_least_the_processor_time_of_all_ranks_on_the_cores
     assert added_s(more(5.0), fewer, ranks_per_core=4.0) == pytest.approx(2.0)
 
 
-def test_a_collective_inside_a_host_is_scaled_from_the_nearest_measured_one() -> None:
+def test_a_collective_inside_a_host_is_scaled_from_the_nearest_measured_one():
     device = replace(PROFILES["cpu"], collectives={"all_gather": [(2, 1000.0, 0.5), (2, 8e6, 2.0)]})
     inside = collective_seconds("all_gather", 1e7, 4, device.in_host)
     nearest = collective_seconds("all_gather", 8e6, 2, device.in_host)
@@ -80,7 +76,7 @@ def test_a_collective_inside_a_host_is_scaled_from_the_nearest_measured_one() ->
     assert measured_collective_seconds("all_gather", 8e6, 2, device.between_hosts, device) == outside
 
 
-def test_priced_strategies_know_the_measured_seconds_of_a_message_and_what_a_step_waits_for_it() -> None:
+def test_priced_strategies_know_the_measured_seconds_of_a_message_and_what_a_step_waits_for_it():
     device = replace(PROFILES["cpu"], collectives={"all_reduce": [(4, 8e6, 2.0)]}, wait_s=0.25, overhead_s=0.5)
     assert message_seconds("all_reduce", 8e6, build_mesh(4), (0, 1), device) == 2.25
     assert message_seconds("all_reduce", 8e6, build_mesh(4), (), device) == 0.0
@@ -105,13 +101,11 @@ def test_priced_strategies_know_the_measured_seconds_of_a_message_and_what_a_ste
         ("send", 40, 2, 1, 40),
     ],
 )
-def test_a_collective_has_the_price_of_its_formula(
-    operation: str, nbytes: int, ranks: int, steps: int, moved: float
-) -> None:
+def test_a_collective_has_the_price_of_its_formula(operation, nbytes, ranks, steps, moved):
     assert collective_seconds(operation, nbytes, ranks, LINK) == pytest.approx(steps * 1.0 + moved / 10.0)
 
 
-def test_a_group_that_leaves_its_host_pays_the_link_between_hosts_and_an_unknown_collective_is_refused() -> None:
+def test_a_group_that_leaves_its_host_pays_the_link_between_hosts_and_an_unknown_collective_is_refused():
     mesh, device = build_mesh(16), PROFILES["h100"]
     assert link_of(mesh, (1, 2, 3), device) is device.in_host
     assert link_of(mesh, (0,), device) is device.between_hosts
@@ -120,7 +114,7 @@ def test_a_group_that_leaves_its_host_pays_the_link_between_hosts_and_an_unknown
         collective_seconds("gossip", 1000, 2, LINK)
 
 
-def test_an_operator_takes_the_longer_of_computing_and_moving_and_at_least_a_launch() -> None:
+def test_an_operator_takes_the_longer_of_computing_and_moving_and_at_least_a_launch():
     device = replace(PROFILES["cpu"], peak_flops={"float32": 1e9}, memory_bandwidth=1e8, launch_s=1e-3)
     product = forward_work(aten.linear.default, specs((1000, 1000), (1000, 1000)), specs((1000, 1000)))
     assert product.seconds(device) == pytest.approx(2.0)
@@ -129,13 +123,13 @@ def test_an_operator_takes_the_longer_of_computing_and_moving_and_at_least_a_lau
     assert forward_work(aten.add.Tensor, specs((2,), (2,)), specs((2,))).seconds(device) == 1e-3
 
 
-def test_a_view_costs_nothing_and_a_lookup_reads_its_rows_alone() -> None:
+def test_a_view_costs_nothing_and_a_lookup_reads_its_rows_alone():
     assert forward_work(aten.transpose.int, specs((8, 4)), specs((4, 8))) is NOTHING
     table = [TensorSpec((10**6, 4), torch.float32), TensorSpec((3,), torch.int64)]
     assert forward_work(aten.embedding.default, table, specs((3, 4))).read_bytes == 3 * 4 * 4 + 3 * 8
 
 
-def test_the_way_back_of_a_product_is_one_product_for_each_gradient() -> None:
+def test_the_way_back_of_a_product_is_one_product_for_each_gradient():
     inputs, results = specs((8, 16), (32, 16), (32,)), specs((8, 32))
     forward = forward_work(aten.linear.default, inputs, results)
     assert forward.operations == 2 * 8 * 16 * 32
@@ -144,7 +138,7 @@ def test_the_way_back_of_a_product_is_one_product_for_each_gradient() -> None:
     assert backward_work(aten.linear.default, inputs, results, []) is NOTHING
 
 
-def test_a_profile_comes_back_from_json_and_from_a_file(tmp_path: Path) -> None:
+def test_a_profile_comes_back_from_json_and_from_a_file(tmp_path):
     device = PROFILES["ascend910b"]
     assert DeviceProfile.from_json(json.dumps(device.to_json())) == device
     path = tmp_path / "mine.json"
@@ -152,7 +146,7 @@ def test_a_profile_comes_back_from_json_and_from_a_file(tmp_path: Path) -> None:
     assert find_profile(path) == find_profile("Ascend910B") == find_profile(device) == device
 
 
-def test_what_is_no_profile_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_what_is_no_profile_is_refused_in_one_line(tmp_path):
     with pytest.raises(StrategyError, match=r"device 'a10'.*must be one of ascend910a, ascend910b, a100"):
         find_profile("a10")
     with pytest.raises(StrategyError, match="cannot be read: No such file"):
@@ -170,27 +164,27 @@ FEW, WIDE, NARROW = 4, 16, 8
 class SmallBlock(nn.Module):
     """Autograd keeps the result of tanh, which is what `down` reads, too."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.up = nn.Linear(NARROW, WIDE)
         self.down = nn.Linear(WIDE, NARROW)
         self.register_buffer("shift", torch.ones(WIDE))
         self.shift: Tensor
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.down(torch.tanh(self.up(x)) * self.shift)
 
 
 class Network(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.first, self.second = SmallBlock(), SmallBlock()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.second(self.first(x)).exp()
 
 
-def estimate(network: nn.Module, *, ranks: int = 1, copies: int = 1) -> ActivationEstimate:
+def estimate(network, *, ranks=1, copies=1):
     x = torch.ones(FEW, NARROW)
     graph = capture(find_target(network), [x], {}, input_shapes=[tuple(x.shape)], parameter_shapes={})
     mesh = build_mesh(ranks)
@@ -203,14 +197,14 @@ def estimate(network: nn.Module, *, ranks: int = 1, copies: int = 1) -> Activati
     return estimate_activations(tell(program), segments, replays, copies)
 
 
-def kept_by_autograd(network: nn.Module) -> int:
+def kept_by_autograd(network):
     """Return the bytes of storages that autograd keeps of one pass, beside parameters, buffers and the batch."""
     x = torch.ones(FEW, NARROW)
     given = {tensor.untyped_storage().data_ptr() for tensor in (*network.parameters(), *network.buffers(), x)}
-    kept: dict[int, int] = {}
-    holds: list[Tensor] = []
+    kept = {}
+    holds = []
 
-    def pack(tensor: Tensor) -> Tensor:
+    def pack(tensor):
         holds.append(tensor)
         storage = tensor.untyped_storage()
         kept[storage.data_ptr()] = storage.nbytes()
@@ -222,7 +216,7 @@ def kept_by_autograd(network: nn.Module) -> int:
     return sum(size for pointer, size in kept.items() if pointer not in given)
 
 
-def test_what_is_kept_is_what_autograd_keeps_on_each_rank_for_each_copy() -> None:
+def test_what_is_kept_is_what_autograd_keeps_on_each_rank_for_each_copy():
     network = Network()
     found = estimate(network)
     assert found.kept_bytes == kept_by_autograd(network) == 2 * estimate(network, ranks=2).kept_bytes
@@ -232,14 +226,14 @@ def test_what_is_kept_is_what_autograd_keeps_on_each_rank_for_each_copy() -> Non
     assert str(ActivationEstimate(2 << 20, 1 << 20, 2)) == text
 
 
-def recomputing(*blocks: str, **settings: Any) -> ActivationEstimate:
+def recomputing(*blocks, **settings):
     network = Network()
     for block in blocks:
         recompute(network.get_submodule(block), **settings)
     return estimate(network)
 
 
-def test_recomputed_block_keeps_its_ends_alone_and_is_counted_while_it_runs_again() -> None:
+def test_recomputed_block_keeps_its_ends_alone_and_is_counted_while_it_runs_again():
     none, one, both = recomputing(), recomputing("second"), recomputing("first", "second")
     hidden = FEW * WIDE * FLOAT  # of tanh and of the product
     result = FEW * NARROW * FLOAT  # stands between the block and what reads it
@@ -255,33 +249,33 @@ ROWS, WIDTH, BLOCKS = 512, 512, 4
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return x + self.down(torch.relu(self.up(x)))
 
 
 class Stack(nn.Module):
     """Equal blocks and a loss."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         for block in self.blocks:
             x = block(x)
         return x.square().mean()
 
 
-def stack(rows: int = ROWS) -> tuple[Stack, Tensor]:
+def stack(rows=ROWS):
     with torch.device("meta"):
         return Stack(), torch.empty(rows, WIDTH)
 
 
-def prices_of(stages: int, rows: int) -> tuple[PartPrices, float, int]:
+def prices_of(stages, rows):
     """Return the prices of a part of the batch on one rank a stage, and seconds and bytes of it without stages."""
     network, batch = stack()
     search_of = degrees._Search(network, [batch], stages, degrees.SearchSettings("exact", H100), 60.0)
@@ -294,13 +288,13 @@ def prices_of(stages: int, rows: int) -> tuple[PartPrices, float, int]:
     return PartPrices(graph, plan.plan), plan.plan.price.seconds, plan.plan.price.memory_bytes
 
 
-def test_an_undivided_step_has_the_price_of_its_strategies() -> None:
+def test_an_undivided_step_has_the_price_of_its_strategies():
     prices, seconds, nbytes = prices_of(1, ROWS)
     step = prices.step(Degrees(), H100)
     assert step.seconds == pytest.approx(seconds) and step.memory_bytes == nbytes
 
 
-def test_a_pipeline_of_equal_stages_has_the_bubble_of_1f1b_and_a_stage_its_part_of_the_memory() -> None:
+def test_a_pipeline_of_equal_stages_has_the_bubble_of_1f1b_and_a_stage_its_part_of_the_memory():
     micro_batches, stages = 8, 2
     (alone, *_), (line, *_) = prices_of(1, ROWS // micro_batches), prices_of(stages, ROWS // micro_batches)
     whole = alone.step(Degrees(1, micro_batches), H100)
@@ -310,7 +304,7 @@ def test_a_pipeline_of_equal_stages_has_the_bubble_of_1f1b_and_a_stage_its_part_
     assert whole.memory_bytes / stages <= divided.memory_bytes < whole.memory_bytes * 0.75
 
 
-def test_recomputed_blocks_take_their_forward_pass_again_and_keep_what_they_read() -> None:
+def test_recomputed_blocks_take_their_forward_pass_again_and_keep_what_they_read():
     prices, *_ = prices_of(1, ROWS)
     plain, again = (prices.step(Degrees(recomputes=recomputes), H100) for recomputes in (False, True))
     assert 1.1 * plain.seconds < again.seconds < 1.4 * plain.seconds
@@ -319,7 +313,7 @@ def test_recomputed_blocks_take_their_forward_pass_again_and_keep_what_they_read
 
 
 @pytest.mark.slow
-def test_memory_is_never_exceeded_and_more_of_it_never_takes_longer() -> None:
+def test_memory_is_never_exceeded_and_more_of_it_never_takes_longer():
     network, batch = stack(4)
     free = search_degrees(network, batch, worker_num=4, device="h100")
     sizes_mb = sorted(each.memory_bytes / 2**20 for each in free.priced)
@@ -339,7 +333,7 @@ def test_memory_is_never_exceeded_and_more_of_it_never_takes_longer() -> None:
     assert refused == 1 and len(kinds) > 1
 
 
-def test_a_search_ends_at_its_limit_of_time_with_the_undivided_step_and_what_has_no_meaning_is_refused() -> None:
+def test_a_search_ends_at_its_limit_of_time_with_the_undivided_step_and_what_has_no_meaning_is_refused():
     network, batch = stack()
     found = search_degrees(network, batch, worker_num=2, device="h100", time_limit_s=1e-9)
     assert {(each.degrees.stages, each.degrees.parts) for each in found.priced} == {(1, 1)}
@@ -355,9 +349,9 @@ def test_a_search_ends_at_its_limit_of_time_with_the_undivided_step_and_what_has
             ask()
 
 
-def test_batch_statistics_keep_the_batch_in_one_part() -> None:
+def test_batch_statistics_keep_the_batch_in_one_part():
     class Loss(nn.Sequential):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return super().forward(x).square().mean()
 
     network = Loss(nn.Linear(8, 8), nn.BatchNorm1d(8))

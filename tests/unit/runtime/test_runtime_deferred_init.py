@@ -1,14 +1,11 @@
 """Networks without memory: built, given values and loaded."""
 
-from __future__ import annotations
-
 import warnings
-from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
+from torch import nn
 
 from msrun.errors import ParallelError
 from msrun.runtime import init_parameters, no_init_parameters
@@ -20,24 +17,22 @@ from msrun.runtime.schedule.deferred_weights import (
     forget_deferred_weights,
 )
 
-Make = Callable[[], nn.Module]
-
 
 class Holds(nn.Module):
     """A module with the parameters that a function makes."""
 
-    def __init__(self, **tensors: Tensor) -> None:
+    def __init__(self, **tensors):
         super().__init__()
         for name, tensor in tensors.items():
             setattr(self, name, nn.Parameter(tensor))
 
 
-def initialised(module: nn.Module, initialise: Callable[[Tensor], object], name: str = "weight") -> nn.Module:
+def initialised(module, initialise, name="weight"):
     initialise(getattr(module, name))
     return module
 
 
-def written_in_views() -> nn.Module:
+def written_in_views():
     holds = Holds(weight=torch.empty(4, 6))
     with torch.no_grad():
         holds.weight[:, :3].normal_()
@@ -47,20 +42,20 @@ def written_in_views() -> nn.Module:
     return holds
 
 
-def tied() -> nn.Module:
+def tied():
     network = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
     network[1].weight = network[0].weight
     return network
 
 
-def copied_from_another() -> nn.Module:
+def copied_from_another():
     network = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
     with torch.no_grad():
         network[1].weight.copy_(network[0].weight.t() * 3)
     return network
 
 
-def seeded_inside() -> nn.Module:
+def seeded_inside():
     first = nn.Linear(4, 4)
     torch.manual_seed(99)
     second = nn.Linear(4, 4)
@@ -68,7 +63,7 @@ def seeded_inside() -> nn.Module:
     return nn.Sequential(first, second, nn.Linear(4, 4))
 
 
-MAKES: dict[str, Make] = {
+MAKES = {
     "linear": lambda: nn.Sequential(nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 3, dtype=torch.float64)),
     "conv": lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ConvTranspose2d(3, 4, 3)),
     "lstm": lambda: nn.LSTM(3, 4, num_layers=2, bidirectional=True),
@@ -95,12 +90,12 @@ MAKES: dict[str, Make] = {
 }
 
 
-def values(module: nn.Module) -> dict[str, Tensor]:
+def values(module):
     return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
 
 
 @pytest.mark.parametrize("name", MAKES)
-def test_values_are_those_of_building_at_once_and_nothing_is_allocated_before(name: str) -> None:
+def test_values_are_those_of_building_at_once_and_nothing_is_allocated_before(name):
     torch.manual_seed(4)
     right = values(MAKES[name]())
     torch.manual_seed(4)
@@ -121,7 +116,7 @@ def test_values_are_those_of_building_at_once_and_nothing_is_allocated_before(na
     assert not any(tensor.is_meta for tensor in network.state_dict().values())
 
 
-def test_types_are_those_of_the_block_and_not_those_of_the_first_call() -> None:
+def test_types_are_those_of_the_block_and_not_those_of_the_first_call():
     torch.set_default_dtype(torch.float64)
     try:
         with no_init_parameters():
@@ -135,7 +130,7 @@ def test_types_are_those_of_the_block_and_not_those_of_the_first_call() -> None:
     assert torch.equal(net.scale, torch.ones(3, dtype=torch.float64) * 0.1)
 
 
-def test_block_is_written_with_and_without_parentheses_and_may_be_nested() -> None:
+def test_block_is_written_with_and_without_parentheses_and_may_be_nested():
     networks = []
     for block in (no_init_parameters, no_init_parameters()):
         torch.manual_seed(4)
@@ -150,14 +145,14 @@ def test_block_is_written_with_and_without_parentheses_and_may_be_nested() -> No
     assert not torch.equal(values[1], values[2])
 
 
-def test_block_ends_when_an_error_leaves_it() -> None:
+def test_block_ends_when_an_error_leaves_it():
     with pytest.raises(ZeroDivisionError), no_init_parameters():
         raise ZeroDivisionError
     assert not nn.Linear(2, 2).weight.is_meta
     assert nn.init.orthogonal_.__module__ == "torch.nn.init"
 
 
-def test_two_networks_of_one_block_are_initialised_one_after_the_other_and_each_once() -> None:
+def test_two_networks_of_one_block_are_initialised_one_after_the_other_and_each_once():
     torch.manual_seed(4)
     right = nn.Linear(4, 4), nn.Linear(4, 4)
     torch.manual_seed(4)
@@ -180,7 +175,7 @@ def test_two_networks_of_one_block_are_initialised_one_after_the_other_and_each_
     assert (first.weight == 3).all()
 
 
-def test_optimizer_built_before_holds_the_same_objects() -> None:
+def test_optimizer_built_before_holds_the_same_objects():
     with no_init_parameters():
         network = nn.Sequential(nn.Linear(4, 4), nn.LSTM(4, 4))
         optimizer = torch.optim.Adam(network.parameters(), 0.1)
@@ -194,7 +189,7 @@ def test_optimizer_built_before_holds_the_same_objects() -> None:
     assert any(not torch.equal(a, b) for a, b in zip(objects, before, strict=True))
 
 
-def test_parameter_made_from_data_stays_real() -> None:
+def test_parameter_made_from_data_stays_real():
     data = torch.arange(6.0)
     with no_init_parameters():
         network = Holds(weight=data, other=torch.zeros(3))
@@ -202,7 +197,7 @@ def test_parameter_made_from_data_stays_real() -> None:
     assert network.other.is_meta
 
 
-def test_what_has_no_value_is_told_by_name() -> None:
+def test_what_has_no_value_is_told_by_name():
     with no_init_parameters():
         network = Holds(weight=torch.empty(2, 2), bias=torch.zeros(2))
     with pytest.warns(UserWarning, match=r"parameter weight was made by torch\.empty and never given a value"):
@@ -214,7 +209,7 @@ def test_what_has_no_value_is_told_by_name() -> None:
         nn.Linear(2, 2).weight.sum().item()
 
 
-def test_parameter_that_a_backward_graph_holds_is_refused() -> None:
+def test_parameter_that_a_backward_graph_holds_is_refused():
     from msrun.runtime.tensors.plain_tensors import put_value
 
     network = nn.Linear(4, 4)
@@ -226,12 +221,12 @@ def test_parameter_that_a_backward_graph_holds_is_refused() -> None:
     assert network.bias.shape == (2,)
 
 
-def _leaves(*shapes: tuple[int, ...]) -> list[Tensor]:
+def _leaves(*shapes):
     generator = torch.Generator().manual_seed(4)
     return [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
 
 
-def _gradients(linear: object, leaves: list[Tensor]) -> list[Tensor | None]:
+def _gradients(linear, leaves):
     assert callable(linear)
     x, first, bias, second = leaves
     hidden = torch.tanh(linear(x, first, bias))
@@ -240,13 +235,13 @@ def _gradients(linear: object, leaves: list[Tensor]) -> list[Tensor | None]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
+def nothing_is_left():
     yield
     forget_deferred_weights()
 
 
 @pytest.mark.parametrize("rows", [(5,), (2, 3), (2, 1, 4)])
-def test_gradients_are_those_of_autograd_of_one_batch_and_of_two(rows: tuple[int, ...]) -> None:
+def test_gradients_are_those_of_autograd_of_one_batch_and_of_two(rows):
     shapes = ((*rows, 4), (6, 4), (6,), (3, 6))
     expected = _gradients(F.linear, _leaves(*shapes))
     leaves = _leaves(*shapes)
@@ -262,7 +257,7 @@ def test_gradients_are_those_of_autograd_of_one_batch_and_of_two(rows: tuple[int
     torch.testing.assert_close(leaves[1].grad, 2 * expected[1], msg="what a failed pass left is not added later")
 
 
-def test_gradients_under_the_callers_own_autocast_are_those_of_autograd() -> None:
+def test_gradients_under_the_callers_own_autocast_are_those_of_autograd():
     found = []
     for linear in (F.linear, deferring_linear):
         leaves = [leaf.detach().float().requires_grad_() for leaf in _leaves((5, 4), (6, 4), (6,), (3, 6))]
@@ -277,7 +272,7 @@ def test_gradients_under_the_callers_own_autocast_are_those_of_autograd() -> Non
         torch.testing.assert_close(late, right, rtol=2e-2, atol=2e-2)
 
 
-def test_frozen_weights_and_inputs_without_gradient_get_none() -> None:
+def test_frozen_weights_and_inputs_without_gradient_get_none():
     x, weight, bias = _leaves((5, 4), (6, 4), (6,))
     x.requires_grad_(requires_grad=False)
     weight.requires_grad_(requires_grad=False)
@@ -300,7 +295,7 @@ def test_frozen_weights_and_inputs_without_gradient_get_none() -> None:
     ],
     ids=["matmul", "addmm"],
 )
-def test_weights_that_lie_the_other_way_round(late: Callable[..., Tensor], at_once: Callable[..., Tensor]) -> None:
+def test_weights_that_lie_the_other_way_round(late, at_once):
     found = []
     for multiply in (late, at_once):
         leaves = _leaves((5, 4), (4, 6), (6,))

@@ -1,14 +1,7 @@
 """Embedding tables of one process, and what is decided of the others without any."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 
 from msrun.errors import DataError, StrategyError
 from msrun.runtime import EmbeddingLookup, no_init_parameters, optim
@@ -21,7 +14,7 @@ FIELDS = (3, 1, 4, 2, 2, 1)
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 6])
 @pytest.mark.parametrize("mode", ["table_row_slice", "table_column_slice", "field_slice"])
-def test_every_element_of_a_table_lies_with_one_rank(mode: str, ranks: int) -> None:
+def test_every_element_of_a_table_lies_with_one_rank(mode, ranks):
     slices = build_slices(mode, 13, 12, FIELDS if mode == "field_slice" else None, ranks)
     seen = torch.zeros(13, 12)
     for rank in range(ranks):
@@ -32,7 +25,7 @@ def test_every_element_of_a_table_lies_with_one_rank(mode: str, ranks: int) -> N
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("init", ["normal", "uniform", "xavier_uniform", "xavier_normal", "ones", 0.5])
-def test_parts_of_a_table_begin_as_the_whole(init: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_a_table_begin_as_the_whole(init, dtype, monkeypatch):
     monkeypatch.setattr("msrun.runtime.embedding.lookup._BLOCK", 40)  # three rows
     whole = made(build_slices("batch_slice", 13, 12, None, 1), 0, init, dtype)
     for mode in ("table_row_slice", "table_column_slice"):
@@ -41,13 +34,13 @@ def test_parts_of_a_table_begin_as_the_whole(init: Any, dtype: torch.dtype, monk
             assert torch.equal(made(slices, rank, init, dtype), whole[slices.part(rank)])
 
 
-def made(slices: Any, rank: int, init: Any, dtype: torch.dtype) -> Tensor:
+def made(slices, rank, init, dtype):
     place = slices.part(rank)
     part = torch.full([side.stop - side.start for side in place], torch.nan, dtype=dtype)
     return fill_part(part, init, slices, place, seed=5)
 
 
-def test_first_values_have_the_spread_that_their_words_say() -> None:
+def test_first_values_have_the_spread_that_their_words_say():
     torch.manual_seed(0)
     normal = EmbeddingLookup(400, 50).embedding_table
     assert abs(float(normal.std()) - 0.01) < 3e-4
@@ -57,8 +50,8 @@ def test_first_values_have_the_spread_that_their_words_say() -> None:
     assert not torch.equal(EmbeddingLookup(400, 50).embedding_table, normal)  # two tables of one network
 
 
-def test_a_table_begins_alike_whether_it_is_deferred_or_not() -> None:
-    def build() -> torch.nn.Module:
+def test_a_table_begins_alike_whether_it_is_deferred_or_not():
+    def build():
         torch.manual_seed(1)
         return torch.nn.Sequential(torch.nn.Linear(3, 3), EmbeddingLookup(5, 4), torch.nn.Linear(2, 2))
 
@@ -69,7 +62,7 @@ def test_a_table_begins_alike_whether_it_is_deferred_or_not() -> None:
 
 
 @pytest.mark.parametrize("sparse", [True, False])
-def test_rows_are_found_and_those_beyond_the_table_are_zeros(sparse: bool) -> None:
+def test_rows_are_found_and_those_beyond_the_table_are_zeros(sparse):
     layer = EmbeddingLookup(5, 1, target="DEVICE", sparse=sparse)
     found = layer(torch.tensor([[4, 0], [4, 900]]))
     assert torch.equal(found[:, 0], layer.embedding_table.detach()[[4, 4]])
@@ -82,11 +75,11 @@ def test_rows_are_found_and_those_beyond_the_table_are_zeros(sparse: bool) -> No
     assert layer(torch.zeros(2, 0, dtype=torch.int32)).shape == (2, 0, 1)
 
 
-def look_up(*rows: float, **given: Any) -> Tensor:
+def look_up(*rows, **given):
     return EmbeddingLookup(**{"vocab_size": 5, "embedding_size": 3, **given})(torch.tensor(rows))
 
 
-def without_values(storage: str) -> None:
+def without_values(storage):
     with no_init_parameters():
         EmbeddingLookup(5, 3, storage=storage)
 
@@ -117,13 +110,13 @@ def without_values(storage: str) -> None:
         (lambda: build_slices("table_column_slice", 13, 12, None, 5), "12 columns cannot be cut into 5 equal parts"),
     ],
 )
-def test_settings_and_indices_that_cannot_be_are_refused(ask: Callable[[], Any], text: str) -> None:
+def test_settings_and_indices_that_cannot_be_are_refused(ask, text):
     with pytest.raises((ValueError, StrategyError, DataError)) as caught:
         ask()
     assert text in str(caught.value)
 
 
-def test_a_table_in_a_file_is_its_memory(tmp_path: Path) -> None:
+def test_a_table_in_a_file_is_its_memory(tmp_path):
     layer = EmbeddingLookup(5, 3, "ones", storage=str(tmp_path / "table"))
     optimizer = optim.FTRL(layer.parameters(), initial_accum=0.25)
     layer(torch.tensor([4])).sum().backward()
@@ -137,13 +130,13 @@ def test_a_table_in_a_file_is_its_memory(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["table.0", "table.0.accum", "table.0.linear"]
 
 
-def test_a_cache_reads_a_row_once_until_it_changes() -> None:
+def test_a_cache_reads_a_row_once_until_it_changes():
     layer = EmbeddingLookup(9, 2, vocab_cache_size=3)
     cache = layer.cache
     assert cache is not None
     optimizer = optim.LazyAdam(layer.parameters(), lr=0.1)
 
-    def read(*rows: int) -> int:
+    def read(*rows):
         before = cache.misses
         found = layer(torch.tensor(rows))
         assert torch.equal(found, layer.embedding_table[list(rows)])
@@ -162,11 +155,11 @@ def test_a_cache_reads_a_row_once_until_it_changes() -> None:
     assert (cache.hits, cache.copied_bytes) == (7, cache.misses * 2 * 4)
 
 
-def test_a_hook_of_a_step_may_write_to_any_row() -> None:
+def test_a_hook_of_a_step_may_write_to_any_row():
     layer = EmbeddingLookup(9, 2, vocab_cache_size=9)
     optimizer = optim.LazyAdam(layer.parameters(), lr=0.1)
 
-    def decay(*_: Any) -> None:
+    def decay(*_):
         with torch.no_grad():
             layer.embedding_table.mul_(0.5)
 
@@ -178,7 +171,7 @@ def test_a_hook_of_a_step_may_write_to_any_row() -> None:
     assert torch.equal(layer(rows), layer.embedding_table[:4])
 
 
-def test_gradients_of_equal_rows_are_added_up_in_order() -> None:
+def test_gradients_of_equal_rows_are_added_up_in_order():
     found = row_gradient(torch.tensor([4, 1, 4]), torch.tensor([[1.0], [2.0], [3.0]]), (6, 1))
     assert found.is_coalesced()
     assert found.indices().tolist() == [[1, 4]]

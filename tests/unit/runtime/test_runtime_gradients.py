@@ -1,13 +1,10 @@
 """Gradients of a rank's own rows, digests of tensors, and when memory that is gathered may be freed."""
 
-from __future__ import annotations
-
 import copy
 import ctypes
 import io
 import math
 import pickle
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -31,7 +28,7 @@ from msrun.runtime.sharding.operators.table_lookup import embed_own_rows, gather
 from msrun.runtime.tensors.plain_tensors import watch_constructors
 
 
-def test_weight_that_was_frozen_since_is_refused_by_its_number() -> None:
+def test_weight_that_was_frozen_since_is_refused_by_its_number():
     network = nn.Linear(2, 1)
     step = value_and_grad(lambda x: network(x).sum(), None, list(network.parameters()))
     _, gradients = step(torch.ones(3, 2))
@@ -46,18 +43,18 @@ def test_weight_that_was_frozen_since_is_refused_by_its_number() -> None:
 class OnItsWay(TensorFuture):
     """A message that is read from a tensor's memory until somebody waits for it."""
 
-    def __init__(self, source: Tensor) -> None:
+    def __init__(self, source):
         super().__init__(source)
         self.bytes_at_arrival: list[int] = []
 
-    def wait(self) -> Tensor:
+    def wait(self):
         self.bytes_at_arrival.append(self._value.untyped_storage().size())
         return self._value
 
 
-def test_memory_is_kept_until_messages_that_are_read_from_it_have_arrived() -> None:
+def test_memory_is_kept_until_messages_that_are_read_from_it_have_arrived():
     leaf = torch.ones(6)
-    nobody: Any = None
+    nobody = None
     gathered = GatheredGroup(nobody, {"weight": leaf})
     message = OnItsWay(leaf)
     gathered.lend(message)
@@ -72,7 +69,7 @@ INF, NAN = float("inf"), float("nan")
 LONG = torch.zeros(_CHUNK_BYTES + 3, dtype=torch.uint8)
 
 
-def changed(tensor: Tensor, index: Any, value: float) -> Tensor:
+def changed(tensor, index, value):
     other = tensor.clone()
     other[index] = value
     return other
@@ -96,13 +93,13 @@ def changed(tensor: Tensor, index: Any, value: float) -> Tensor:
         (torch.tensor([1 + 2j, 3j]), torch.ones(2, dtype=torch.bfloat16)),
     ],
 )
-def test_equal_tensors_have_one_digest_wherever_they_lie_and_others_another(one: Tensor, other: Tensor) -> None:
+def test_equal_tensors_have_one_digest_wherever_they_lie_and_others_another(one, other):
     assert digest(one) != digest(other)
     odd = torch.zeros(one.numel() + 1, dtype=one.dtype)[1:].view(one.shape).copy_(one)
     assert digest(one) == digest(odd) == digest(one.unsqueeze(-1).expand(*one.shape, 2)[..., 0])
 
 
-def test_batches_that_differ_in_one_element_or_in_order_are_told_apart() -> None:
+def test_batches_that_differ_in_one_element_or_in_order_are_told_apart():
     batch, large = torch.eye(4), torch.zeros(2000, 1000)
     batches = [[batch], [changed(batch, (3, 3), 0)], [batch.flip(0)], [batch, batch[:, 0]], [batch[:, :1], batch[0, 0]]]
     batches += [[large], [changed(large, 0, 1)]]
@@ -112,25 +109,23 @@ def test_batches_that_differ_in_one_element_or_in_order_are_told_apart() -> None
 
 ROWS, WIDTH = 6, 3
 MESH = (2, 3)
-CUTS: list[tuple[int, ...]] = [(0,), (1,), (0, 1)]
+CUTS = [(0,), (1,), (0, 1)]
 """Axes of the mesh that cut the rows: into 2, 3 and 6 parts."""
 
 
-def whole_table() -> Tensor:
+def whole_table():
     generator = torch.Generator().manual_seed(3)
     return torch.randn(ROWS, WIDTH, dtype=torch.float64, generator=generator).requires_grad_()
 
 
-def ranks_of(axes: tuple[int, ...]) -> Iterator[tuple[Tensor, int, int]]:
+def ranks_of(axes):
     """Return the place of one rank for each part of what these axes cut, and which part of how many it is."""
     parts = math.prod(MESH[axis] for axis in axes)
     for part in range(parts):
         yield torch.tensor([part * MESH[1] if axes == (0,) else part]), part, parts
 
 
-def check(
-    whole: Callable[[Tensor], Tensor], own: Callable[[Tensor, Tensor], Tensor], axes: tuple[int, ...], dim: int
-) -> None:
+def check(whole, own, axes, dim):
     """Compare values and gradients of the whole table with what the ranks find in their rows."""
     table = whole_table()
     expected = whole(table)
@@ -147,8 +142,7 @@ def check(
     torch.testing.assert_close(total, expected.detach())
 
 
-Look = Callable[..., Tensor]
-SELECTIONS: dict[str, tuple[Look, Look, int]] = {
+SELECTIONS = {
     "gather": (lambda t, i: t.gather(0, i), lambda r, i, *way: gather_own_rows(r, i, *way, dim=0), 0),
     "gather columns": (lambda t, i: t.gather(1, i), lambda r, i, *way: gather_own_rows(r, i, *way, dim=1), 1),
     "rows": (lambda t, i: t[i], lambda r, i, *way: select_own_rows(r, i, *way, dim=0), 0),
@@ -160,7 +154,7 @@ SELECTIONS: dict[str, tuple[Look, Look, int]] = {
 @pytest.mark.parametrize("index", [torch.tensor(2), torch.tensor([[2, 0, 2], [1, 1, 0]])])
 @pytest.mark.parametrize("axes", CUTS)
 @pytest.mark.parametrize("name", SELECTIONS)
-def test_selections_of_rows_and_columns(name: str, axes: tuple[int, ...], index: Tensor) -> None:
+def test_selections_of_rows_and_columns(name, axes, index):
     whole, own, dim = SELECTIONS[name]
     axes = (1,) if dim else axes  # three columns
     if "gather" in name:
@@ -176,7 +170,7 @@ def test_selections_of_rows_and_columns(name: str, axes: tuple[int, ...], index:
 @pytest.mark.parametrize("axes", CUTS)
 @pytest.mark.parametrize("sparse", [False, True])
 @given(padding=st.sampled_from([-1, 0, 4]), index=st.lists(st.integers(0, ROWS - 1), min_size=4, max_size=4))
-def test_embedding(axes: tuple[int, ...], sparse: bool, padding: int, index: list[int]) -> None:
+def test_embedding(axes, sparse, padding, index):
     looked_up = torch.tensor(index).view(2, 2)
     check(
         lambda table: F.embedding(looked_up, table, None if padding < 0 else padding),
@@ -188,7 +182,7 @@ def test_embedding(axes: tuple[int, ...], sparse: bool, padding: int, index: lis
     )
 
 
-def test_rows_of_a_sparse_embedding_get_a_gradient_where_they_lie_and_nowhere_else() -> None:
+def test_rows_of_a_sparse_embedding_get_a_gradient_where_they_lie_and_nowhere_else():
     rows = whole_table().detach()[3:].requires_grad_()
     index = torch.tensor([1, 4, 4, 2])
     found = embed_own_rows(rows, index, torch.tensor([3]), MESH, (0,), ROWS, padding_idx=-1, sparse=True)
@@ -205,22 +199,13 @@ def test_rows_of_a_sparse_embedding_get_a_gradient_where_they_lie_and_nowhere_el
     padding=st.sampled_from([None, 0, 4]),
     has_end=st.booleans(),
 )
-def test_bags(
-    axes: tuple[int, ...],
-    mode: str,
-    has_shares: bool,
-    sparse: bool,
-    index: list[int],
-    offsets: list[int],
-    padding: int | None,
-    has_end: bool,
-) -> None:
+def test_bags(axes, mode, has_shares, sparse, index, offsets, padding, has_end):
     rows_of_bags = torch.tensor(index)
     begins = torch.tensor([0, *offsets, *([5] if has_end else [])])
     shares = torch.tensor([0.5, 2.0, -1.0, 3.0, 0.25], dtype=torch.float64) if has_shares else None
-    settings: dict[str, Any] = {"mode": mode, "padding_idx": padding}
+    settings = {"mode": mode, "padding_idx": padding}
 
-    def of_rank(rows: Tensor, place: Tensor) -> Tensor:
+    def of_rank(rows, place):
         return pool_own_bags(
             rows, rows_of_bags, begins, shares, place, mesh_shape=MESH, rows=axes, bags=(), size=ROWS, count=3,
             has_end=has_end, sparse=sparse, **settings,
@@ -237,7 +222,7 @@ def test_bags(
 
 
 @pytest.mark.parametrize("rows", [(), (0,)])
-def test_bags_of_a_rank_follow_those_of_the_one_before(rows: tuple[int, ...]) -> None:
+def test_bags_of_a_rank_follow_those_of_the_one_before(rows):
     """Three parts of the bags along axis 1; the rows whole, or cut along axis 0."""
     table, index = whole_table().detach(), torch.tensor([5, 0, 3, 3, 1, 2, 4])
     offsets = torch.tensor([0, 2, 2, 3, 6, 6])
@@ -256,7 +241,7 @@ def test_bags_of_a_rank_follow_those_of_the_one_before(rows: tuple[int, ...]) ->
     torch.testing.assert_close(torch.cat(found), expected)
 
 
-def test_row_that_no_table_has_is_an_error() -> None:
+def test_row_that_no_table_has_is_an_error():
     with pytest.raises(RuntimeError, match="index out of range: a table has 6 rows"):
         select_own_rows(torch.zeros(3, 2), torch.tensor([6]), torch.tensor([0]), MESH, (0,), ROWS, dim=0)
 
@@ -264,62 +249,62 @@ def test_row_that_no_table_has_is_an_error() -> None:
 class Source:
     """Makes losses of a weight; notes in which order the value and the gradient are asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.weight = torch.ones(3, requires_grad=True)
         self.events: list[str] = []
 
-    def loss(self) -> Tensor:
-        result: Tensor = _Sum.apply(self, self.weight)
+    def loss(self):
+        result = _Sum.apply(self, self.weight)
         assert isinstance(result, LateLoss)
         return result
 
-    def arrive(self) -> Tensor:
+    def arrive(self):
         self.events.append("value")
         return self.weight.detach().sum().detach().requires_grad_()
 
 
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, source: Source, weight: Tensor) -> Tensor:
+    def forward(ctx, source, weight):
         ctx.source = source
         return LateLoss.of(source.arrive, weight.dtype)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
+    def backward(ctx, *gradients):
         ctx.source.events.append("gradient")
         return None, gradients[0].expand(3)
 
 
 class _Twice(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, value: Tensor) -> Tensor:
+    def forward(ctx, value):
         return value * 2
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+    def backward(ctx, *gradients):
         return gradients[0] * 2
 
 
-def seen_in_inference_mode(loss: Tensor) -> float:
+def seen_in_inference_mode(loss):
     with torch.inference_mode():
         return loss.item()
 
 
-def saved_and_read(loss: Tensor) -> float:
+def saved_and_read(loss):
     file = io.BytesIO()
     torch.save(loss.detach(), file)
     file.seek(0)
     return float(torch.load(file))
 
 
-def added_up(loss: Tensor) -> float:
+def added_up(loss):
     total = torch.zeros(())
     with torch.no_grad():
         total += loss
     return float(total)
 
 
-LOOKS: dict[str, Callable[[Tensor], Any]] = {
+LOOKS = {
     "item": lambda loss: loss.item(),
     "float": lambda loss: float(loss.detach()),
     "text": lambda loss: float(f"{loss:.1f}"),
@@ -347,7 +332,7 @@ LOOKS: dict[str, Callable[[Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
-def test_whoever_looks_gets_the_value_and_from_then_on_a_plain_tensor(look: Callable[[Tensor], Any]) -> None:
+def test_whoever_looks_gets_the_value_and_from_then_on_a_plain_tensor(look):
     source = Source()
     loss = source.loss()
     assert look(loss) == 3.0
@@ -356,7 +341,7 @@ def test_whoever_looks_gets_the_value_and_from_then_on_a_plain_tensor(look: Call
     assert loss.item() == 3.0 and loss.requires_grad and loss.dim() == 0
 
 
-def backward(source: Source, loss: Tensor) -> Tensor | None:
+def backward(source, loss):
     loss.backward()
     return source.weight.grad
 
@@ -371,9 +356,7 @@ def backward(source: Source, loss: Tensor) -> Tensor | None:
     ],
     ids=["backward", "grad", "of the value", "its own gradient"],
 )
-def test_gradients_do_not_wait_for_the_value_unless_they_need_it(
-    differentiate: Callable[[Source, Tensor], Tensor], gradient: float, events: list[str]
-) -> None:
+def test_gradients_do_not_wait_for_the_value_unless_they_need_it(differentiate, gradient, events):
     source = Source()
     loss = source.loss()
     assert source.events == [], "nobody has looked"
@@ -382,7 +365,7 @@ def test_gradients_do_not_wait_for_the_value_unless_they_need_it(
     assert loss.item() == 3.0
 
 
-def test_one_gradient_of_two_losses_waits_for_neither_first() -> None:
+def test_one_gradient_of_two_losses_waits_for_neither_first():
     one, other = Source(), Source()
     losses = [one.loss(), other.loss()]
     torch.autograd.grad(losses, [one.weight, other.weight])
@@ -390,8 +373,8 @@ def test_one_gradient_of_two_losses_waits_for_neither_first() -> None:
     assert [loss.item() for loss in losses] == [3.0, 3.0]
 
 
-def test_errors_reach_whoever_looks_and_leave_no_number_behind() -> None:
-    def arrive() -> Tensor:
+def test_errors_reach_whoever_looks_and_leave_no_number_behind():
+    def arrive():
         raise ParallelError("rank 1 has gone")
 
     loss = LateLoss.of(arrive, torch.float32)
@@ -407,15 +390,15 @@ def test_errors_reach_whoever_looks_and_leave_no_number_behind() -> None:
 class Work:
     """A collective that comes to its end after so many waits that were too long."""
 
-    def __init__(self, long_waits: int = 0, error: str = "") -> None:
+    def __init__(self, long_waits=0, error=""):
         self._long_waits = long_waits
         self._error = error
         self.waits: list[Any] = []
 
-    def is_completed(self) -> bool:
+    def is_completed(self):
         return len(self.waits) > self._long_waits
 
-    def wait(self, limit: Any = None) -> None:
+    def wait(self, limit=None):
         self.waits.append(limit)
         if len(self.waits) <= self._long_waits:
             raise RuntimeError("timed out")
@@ -424,27 +407,27 @@ class Work:
 
 
 @pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def looks(monkeypatch):
     """What was called while a collective took long."""
-    called: list[str] = []
+    called = []
     monkeypatch.setattr(module, "on_long_wait", [lambda: called.append("a"), lambda: called.append("b")])
     return called
 
 
-def test_while_a_message_takes_long_it_is_looked_around(looks: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_a_message_takes_long_it_is_looked_around(looks, monkeypatch):
     work = Work(long_waits=2)
-    TensorFuture(torch.ones(2), work).wait()  # type: ignore[arg-type]
+    TensorFuture(torch.ones(2), work).wait()
     assert work.waits == [module.LOOK_EVERY] * 3
     assert looks == ["a", "b", "a", "b"]
     looks.clear()
     work = Work(error="connection closed by peer")
     with pytest.raises(RuntimeError, match="connection closed by peer"):
-        TensorFuture(torch.ones(2), work).wait()  # type: ignore[arg-type]
+        TensorFuture(torch.ones(2), work).wait()
     assert work.waits == [module.LOOK_EVERY, None] and looks == []
 
-    def look() -> None:
+    def look():
         raise ValueError("rank 1 has gone")
 
     monkeypatch.setattr(module, "on_long_wait", [look])
     with pytest.raises(ValueError, match="rank 1 has gone"):
-        TensorFuture(torch.ones(2), Work(long_waits=10**9)).wait()  # type: ignore[arg-type]
+        TensorFuture(torch.ones(2), Work(long_waits=10**9)).wait()

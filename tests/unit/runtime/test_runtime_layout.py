@@ -1,11 +1,7 @@
 """Layouts: of numbers, of names, the moves between them, and halos."""
 
-from __future__ import annotations
-
 import itertools
 import math
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,44 +9,22 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
-from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from msrun.errors import LayoutTypeError, ParallelError, StrategyError
 from msrun.runtime import Layout
-from msrun.runtime.sharding.collective import (
-    Message,
-    Window,
-    add_gradients,
-    gradient_message,
-    join_window,
-    window_message,
-)
-from msrun.runtime.sharding.layout import (
-    Axes,
-    Mesh,
-    Move,
-    Step,
-    TensorLayout,
-    assign_axes,
-    build_mesh,
-    plan_redistribution,
-)
+from msrun.runtime.sharding.collective import Window, add_gradients, gradient_message, join_window, window_message
+from msrun.runtime.sharding.layout import Mesh, Move, TensorLayout, assign_axes, build_mesh, plan_redistribution
 from msrun.runtime.sharding.named_layout import choose_mesh
 
-Parts = list[NDArray[np.int64]]
-"""One array per rank."""
-Drawn = tuple[Mesh, tuple[int, ...], TensorLayout, TensorLayout]
 
-
-def cut(whole: NDArray[np.int64], layout: TensorLayout, mesh: Mesh) -> Parts:
+def cut(whole, layout, mesh):
     return [whole[layout.slices(mesh, whole.shape, rank)] for rank in range(mesh.size)]
 
 
-def apply(step: Step, parts: Parts, mesh: Mesh) -> Parts:
+def apply(step, parts, mesh):
     """Do one move on all ranks."""
     moved = []
     for rank in range(mesh.size):
@@ -68,14 +42,14 @@ def apply(step: Step, parts: Parts, mesh: Mesh) -> Parts:
 
 
 @st.composite
-def meshes(draw: st.DrawFn) -> Mesh:
+def meshes(draw):
     return build_mesh(draw(st.integers(1, 16)))
 
 
 @st.composite
-def layouts(draw: st.DrawFn, mesh: Mesh, ndim: int) -> TensorLayout:
+def layouts(draw, mesh, ndim):
     """Draw any layout: each axis cuts one dimension or none; the axes of one dimension stand in any order."""
-    split: list[list[int]] = [[] for _ in range(ndim)]
+    split = [[] for _ in range(ndim)]
     for axis in draw(st.permutations(mesh.axes)):
         place = draw(st.integers(-1, ndim - 1))
         if place >= 0:
@@ -84,7 +58,7 @@ def layouts(draw: st.DrawFn, mesh: Mesh, ndim: int) -> TensorLayout:
 
 
 @st.composite
-def moves(draw: st.DrawFn) -> Drawn:
+def moves(draw):
     """Draw a mesh, a shape that every layout of it divides, and two layouts."""
     mesh = draw(meshes())
     ndim = draw(st.integers(0, 3))
@@ -93,7 +67,7 @@ def moves(draw: st.DrawFn) -> Drawn:
 
 
 @given(moves())
-def test_moves_lead_from_any_layout_to_any_other(move: Drawn) -> None:
+def test_moves_lead_from_any_layout_to_any_other(move):
     mesh, shape, source, target = move
     whole = np.arange(math.prod(shape)).reshape(shape)
     parts = cut(whole, source, mesh)
@@ -104,7 +78,7 @@ def test_moves_lead_from_any_layout_to_any_other(move: Drawn) -> None:
 
 
 @pytest.mark.parametrize("size", range(1, 17))
-def test_groups_of_any_axes_partition_the_world(size: int) -> None:
+def test_groups_of_any_axes_partition_the_world(size):
     mesh = build_mesh(size)
     for count in range(len(mesh.axes) + 1):
         for axes in itertools.permutations(mesh.axes, count):
@@ -115,13 +89,13 @@ def test_groups_of_any_axes_partition_the_world(size: int) -> None:
                 assert [mesh.index(rank, axes) for rank in ranks] == list(range(len(ranks)))
 
 
-def test_group_of_a_rank_among_very_many_is_found_without_a_list_of_all() -> None:
+def test_group_of_a_rank_among_very_many_is_found_without_a_list_of_all():
     mesh = build_mesh(1 << 40, first_rank=5)
     assert mesh.members(5 + (1 << 39) + 3, (0, 39)) == (5 + 2, 5 + 3, 5 + (1 << 39) + 2, 5 + (1 << 39) + 3)
 
 
 @given(moves())
-def test_parts_of_a_layout_cover_the_tensor_once_per_copy(move: Drawn) -> None:
+def test_parts_of_a_layout_cover_the_tensor_once_per_copy(move):
     mesh, shape, layout, _ = move
     seen = np.zeros(shape, dtype=int)
     for rank in range(mesh.size):
@@ -146,12 +120,12 @@ def test_parts_of_a_layout_cover_the_tensor_once_per_copy(move: Drawn) -> None:
         (1, (1, 1), ((), ())),
     ],
 )
-def test_every_number_of_a_strategy_gets_own_axes(size: int, numbers: tuple[int, ...], axes: tuple[Axes, ...]) -> None:
+def test_every_number_of_a_strategy_gets_own_axes(size, numbers, axes):
     assert assign_axes(build_mesh(size), numbers, what="it") == axes
 
 
 @given(meshes(), st.lists(st.integers(1, 16), max_size=4))
-def test_numbers_are_assigned_exactly_when_they_multiply_to_a_divisor(mesh: Mesh, numbers: list[int]) -> None:
+def test_numbers_are_assigned_exactly_when_they_multiply_to_a_divisor(mesh, numbers):
     is_legal = mesh.size % math.prod(numbers) == 0
     try:
         assigned = assign_axes(mesh, numbers, what="it")
@@ -177,7 +151,7 @@ THREE = Layout((2, 2, 2), ("dp", "sp", "mp"))
         ((), ()),
     ],
 )
-def test_names_become_the_axes_of_the_mesh(cut: tuple[Any, ...], split: Any) -> None:
+def test_names_become_the_axes_of_the_mesh(cut, split):
     assert THREE(*cut).resolve(build_mesh(8)) == TensorLayout(split)
 
 
@@ -215,7 +189,7 @@ def test_names_become_the_axes_of_the_mesh(cut: tuple[Any, ...], split: Any) -> 
         (lambda: choose_mesh(6, [Layout((2, 2), ("a", "b"))]), "the matrix has 4 places for 6 ranks"),
     ],
 )
-def test_matrices_and_names_that_mean_nothing_are_refused_with_mindspores_errors(arguments: Any, text: str) -> None:
+def test_matrices_and_names_that_mean_nothing_are_refused_with_mindspores_errors(arguments, text):
     of_type = text.startswith("give a name") or "must be a" in text
     with pytest.raises(TypeError if of_type else ValueError) as caught:
         arguments() if callable(arguments) else Layout(*arguments)
@@ -225,7 +199,7 @@ def test_matrices_and_names_that_mean_nothing_are_refused_with_mindspores_errors
     assert "\n" not in str(caught.value)
 
 
-def test_calling_a_layout_leaves_it_as_it_was() -> None:
+def test_calling_a_layout_leaves_it_as_it_was():
     before = repr(THREE)
     assert THREE("dp") == THREE("dp") != THREE("sp")
     assert hash(THREE("dp")) == hash(Layout((2, 2, 2), ("dp", "sp", "mp"))("dp"))
@@ -246,7 +220,7 @@ def test_calling_a_layout_leaves_it_as_it_was() -> None:
         ([(4, 6)], 24, (2, 2, 3, 2)),
     ],
 )
-def test_mesh_holds_every_device_matrix(matrices: list[Any], world_size: int, shape: tuple[int, ...]) -> None:
+def test_mesh_holds_every_device_matrix(matrices, world_size, shape):
     layouts = [Layout(matrix, tuple(f"a{i}" for i in range(len(matrix)))) for matrix in matrices]
     mesh = choose_mesh(world_size, layouts)
     assert mesh.shape == shape
@@ -256,7 +230,7 @@ def test_mesh_holds_every_device_matrix(matrices: list[Any], world_size: int, sh
         assert layout(*layout.alias_name[::-1]).resolve(mesh).numbers(mesh) == layout.device_matrix[::-1]
 
 
-def test_rank_list_of_a_transposed_matrix_exchanges_the_axes() -> None:
+def test_rank_list_of_a_transposed_matrix_exchanges_the_axes():
     layout = Layout((3, 2), ("mp", "dp"), [0, 3, 1, 4, 2, 5])
     mesh = choose_mesh(6, [layout])
     assert mesh.shape == (2, 3)
@@ -267,7 +241,7 @@ def test_rank_list_of_a_transposed_matrix_exchanges_the_axes() -> None:
         assert (rows.start, columns.start) == divmod(place, 2)
 
 
-def test_names_describe_a_layout_as_far_as_they_reach() -> None:
+def test_names_describe_a_layout_as_far_as_they_reach():
     layout = Layout((2, 4), ("dp", "mp"))
     mesh = choose_mesh(8, [layout])
     assert layout.names(TensorLayout(((0, 1, 2), ())), mesh) == ("dp+mp", "None")
@@ -276,14 +250,14 @@ def test_names_describe_a_layout_as_far_as_they_reach() -> None:
 
 
 @pytest.fixture
-def fake_world() -> Any:
+def fake_world():
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
     yield
     dist.destroy_process_group()
 
 
 @pytest.mark.usefixtures("fake_world")
-def test_device_mesh_of_torch_and_its_placements_are_the_same_cut() -> None:
+def test_device_mesh_of_torch_and_its_placements_are_the_same_cut():
     mesh = DeviceMesh("cpu", [[[0, 1], [2, 3]], [[4, 5], [6, 7]]], mesh_dim_names=("dp", "sp", "mp"))
     layout = Layout.from_mesh(mesh)
     assert layout == THREE
@@ -297,11 +271,7 @@ def test_device_mesh_of_torch_and_its_placements_are_the_same_cut() -> None:
         Layout.from_mesh(DeviceMesh("cpu", [0, 1, 2, 3, 4, 5, 6, 7]))
 
 
-Split = tuple[Axes, ...]
-BruteCase = tuple[Mesh, tuple[int, ...], TensorLayout, bool]
-
-
-def every_layout(mesh: Mesh, shape: tuple[int, ...]) -> list[TensorLayout]:
+def every_layout(mesh, shape):
     """Return every layout that cuts this shape evenly."""
     found = set()
     for places in itertools.product(range(-1, len(shape)), repeat=len(mesh.axes)):
@@ -312,14 +282,12 @@ def every_layout(mesh: Mesh, shape: tuple[int, ...]) -> list[TensorLayout]:
     return sorted(found, key=lambda layout: layout.split)
 
 
-def neighbours(
-    mesh: Mesh, split: Split, shape: tuple[int, ...], *, is_differentiable: bool
-) -> Iterator[tuple[Split, float]]:
+def neighbours(mesh, split, shape, *, is_differentiable):
     """Yield where one collective leads from a layout, and the elements that a rank receives for it."""
     local = math.prod(shape) / math.prod(mesh.shape[axis] for axes in split for axis in axes)
     free = [axis for axis in mesh.axes if not any(axis in axes for axes in split)]
 
-    def cut(base: Split, dim: int, axes: Axes) -> Split | None:
+    def cut(base, dim, axes):
         after = tuple((*own, *axes) if d == dim else own for d, own in enumerate(base))
         return after if TensorLayout(after).fits(mesh, shape) else None
 
@@ -339,9 +307,7 @@ def neighbours(
                     yield after, local * (n - 1) / n * (2 if is_differentiable else 1)
 
 
-def cheapest(
-    mesh: Mesh, source: TensorLayout, shape: tuple[int, ...], *, is_differentiable: bool
-) -> dict[Split, float]:
+def cheapest(mesh, source, shape, *, is_differentiable):
     """Return the least elements from one layout to every other: relax edges until nothing changes (Bellman-Ford)."""
     layouts = [layout.split for layout in every_layout(mesh, shape)]
     edges = {split: list(neighbours(mesh, split, shape, is_differentiable=is_differentiable)) for split in layouts}
@@ -361,7 +327,7 @@ SHAPES = [(8, 8), (24,), (12, 24), (2, 24), (4, 4, 8)]
 
 
 @st.composite
-def brute_cases(draw: st.DrawFn) -> BruteCase:
+def brute_cases(draw):
     mesh = draw(st.sampled_from(MESHES))
     shape = draw(st.sampled_from([shape for shape in SHAPES if len(mesh.axes) + len(shape) < 6]))
     source = draw(st.sampled_from(every_layout(mesh, shape)))
@@ -370,7 +336,7 @@ def brute_cases(draw: st.DrawFn) -> BruteCase:
 
 @settings(max_examples=30, deadline=None)
 @given(brute_cases())
-def test_no_chain_between_two_layouts_is_cheaper(case: BruteCase) -> None:
+def test_no_chain_between_two_layouts_is_cheaper(case):
     mesh, shape, source, is_differentiable = case
     for target, least in cheapest(mesh, source, shape, is_differentiable=is_differentiable).items():
         move = Move(mesh, source, TensorLayout(target), shape, is_differentiable)
@@ -379,7 +345,7 @@ def test_no_chain_between_two_layouts_is_cheaper(case: BruteCase) -> None:
 
 
 @pytest.mark.parametrize("world_size", [8, 16, 64, 1024])
-def test_layouts_on_many_ranks_are_reached_by_layouts_that_all_fit(world_size: int) -> None:
+def test_layouts_on_many_ranks_are_reached_by_layouts_that_all_fit(world_size):
     mesh, shape = build_mesh(world_size), (world_size,) * 3
     half = len(mesh.axes) // 2
     first, second = mesh.axes[:half], mesh.axes[half:]
@@ -392,7 +358,7 @@ def test_layouts_on_many_ranks_are_reached_by_layouts_that_all_fit(world_size: i
         assert reached == target
 
 
-def test_axes_along_which_values_differ_take_no_part() -> None:
+def test_axes_along_which_values_differ_take_no_part():
     mesh = build_mesh(8)
     source, target = TensorLayout(((0,), (1,))), TensorLayout(((1,), (0,)))
     free = plan_redistribution(Move(mesh, source, target, (8, 8)))
@@ -401,7 +367,7 @@ def test_axes_along_which_values_differ_take_no_part() -> None:
     assert 2 not in {axis for step in kept for axis in step.axes}
 
 
-def exchange(messages: list[Message]) -> list[list[Tensor]]:
+def exchange(messages):
     """Return what every rank gets when all send at once."""
     sent = [message.flat.split(message.send_sizes) for message in messages]
     received = [torch.cat([parts[rank] for parts in sent]) for rank in range(len(messages))]
@@ -409,7 +375,7 @@ def exchange(messages: list[Message]) -> list[list[Tensor]]:
 
 
 @st.composite
-def windows(draw: st.DrawFn) -> tuple[int, Window]:
+def windows(draw):
     count, part = draw(st.integers(1, 5)), draw(st.integers(1, 4))
     window = Window(
         count * part,
@@ -421,7 +387,7 @@ def windows(draw: st.DrawFn) -> tuple[int, Window]:
     return count, window
 
 
-def padded(whole: Tensor, window: Window, index: int) -> Tensor:
+def padded(whole, window, index):
     """Return the window of a rank, row by row."""
     rows = range(window.start(index), window.start(index) + window.length)
     none = torch.full_like(whole[:, 0], window.fill)
@@ -429,7 +395,7 @@ def padded(whole: Tensor, window: Window, index: int) -> Tensor:
 
 
 @given(windows())
-def test_joined_pieces_are_the_window_of_the_padded_tensor(drawn: tuple[int, Window]) -> None:
+def test_joined_pieces_are_the_window_of_the_padded_tensor(drawn):
     count, window = drawn
     whole = torch.randn(2, window.size, 3, dtype=torch.float64)
     parts = whole.chunk(count, 1)
@@ -440,14 +406,14 @@ def test_joined_pieces_are_the_window_of_the_padded_tensor(drawn: tuple[int, Win
 
 
 @given(windows())
-def test_gradients_of_windows_are_added_to_the_rows_that_they_read(drawn: tuple[int, Window]) -> None:
+def test_gradients_of_windows_are_added_to_the_rows_that_they_read(drawn):
     count, window = drawn
     whole = torch.randn(2, window.size, 3, dtype=torch.float64, requires_grad=True)
     gradients = [torch.randn(2, window.length, 3, dtype=torch.float64) for _ in range(count)]
     loss = sum((padded(whole, window, i) * gradients[i]).sum() for i in range(count))
     right = torch.zeros_like(whole)
-    if loss.requires_grad:  # type: ignore[union-attr]
-        (right,) = torch.autograd.grad(loss, whole)  # type: ignore[arg-type]
+    if loss.requires_grad:
+        (right,) = torch.autograd.grad(loss, whole)
     received = exchange([gradient_message(gradients[i], 1, window, i, count) for i in range(count)])
     for index, part in enumerate(right.chunk(count, 1)):
         torch.testing.assert_close(add_gradients(gradients[index], received[index], 1, window, index, count), part)

@@ -1,7 +1,5 @@
 """One flat namespace, loaded on first use."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import subprocess
@@ -15,14 +13,14 @@ from msrun.runtime import data, nn, parallel, train
 from msrun.runtime.public_names import names_below
 
 
-def run_python(program: str) -> None:
+def run_python(program):
     done = subprocess.run(
         [sys.executable, "-c", program], env={"PYTHONPATH": str(REPOSITORY)}, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
 
 
-def test_import_of_the_runtime_does_not_import_torch() -> None:
+def test_import_of_the_runtime_does_not_import_torch():
     run_python(
         "import sys, msrun.runtime\n"
         "dir(msrun.runtime)\n"
@@ -30,7 +28,7 @@ def test_import_of_the_runtime_does_not_import_torch() -> None:
     )
 
 
-def test_help_about_checkpoints_does_not_import_torch() -> None:
+def test_help_about_checkpoints_does_not_import_torch():
     run_python(
         "import sys\nfrom msrun.runtime.checkpoint.cli import main\n"
         "assert main(['--help']) == 0 and main(['export', '--help']) == 0 and main(['inspect']) == 2\n"
@@ -38,7 +36,7 @@ def test_help_about_checkpoints_does_not_import_torch() -> None:
     )
 
 
-def test_rooms_hold_the_names_that_are_defined_in_them() -> None:
+def test_rooms_hold_the_names_that_are_defined_in_them():
     """Whatever has been imported before: no module of a room has the name of a function."""
     for room in (nn, parallel, train):
         assert room.__all__
@@ -49,14 +47,14 @@ def test_rooms_hold_the_names_that_are_defined_in_them() -> None:
         _ = train.model_
 
 
-def test_unknown_names_are_refused() -> None:
+def test_unknown_names_are_refused():
     with pytest.raises(AttributeError, match="has no name 'AutoParalel'; its names are AUC, Accuracy, AutoParallel, "):
         _ = msrun.runtime.AutoParalel
     with pytest.raises(AttributeError, match="no attribute 'MnistDatset'"):
         _ = data.MnistDatset
 
 
-def test_every_name_loads_and_has_a_docstring() -> None:
+def test_every_name_loads_and_has_a_docstring():
     assert {*data.__all__} <= {*dir(data)}
     for package in (msrun.runtime, data):
         for name in package.__all__:

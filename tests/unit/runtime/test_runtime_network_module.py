@@ -1,17 +1,13 @@
 """AutoParallel and the wrappers of micro batches in one process: modules of the user, and a batch that is divided."""
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from msrun.errors import CaptureError, StrategyError
@@ -19,22 +15,22 @@ from msrun.runtime import AutoParallel, GradAccumulation, MicroBatchInterleaved,
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import Target
 from msrun.runtime.parallel.batch.divided_batch import find_parts, find_wrappers
-from msrun.runtime.parallel.batch.parts import BatchParts, PartKind, split_batch
-from msrun.runtime.parallel.precision import Compat, check_compat
+from msrun.runtime.parallel.batch.parts import BatchParts, split_batch
+from msrun.runtime.parallel.precision import check_compat
 
 
-def network() -> WithLoss:
+def network():
     torch.manual_seed(0)
     return WithLoss(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)), F.mse_loss).double()
 
 
-def batch() -> tuple[Tensor, Tensor]:
+def batch():
     generator = torch.Generator().manual_seed(1)
     x, y = (torch.randn(12, n, generator=generator, dtype=torch.float64) for n in (4, 2))
     return x.requires_grad_(), y
 
 
-def outcome(whole: nn.Module, compat: Compat = "torch", incoming: float = 1.0) -> list[Tensor]:
+def outcome(whole, compat="torch", incoming=1.0):
     """Return the loss, the gradient of the input, and those of the parameters."""
     x, y = batch()
     loss = AutoParallel(whole, compat=compat)(x, y)
@@ -43,7 +39,7 @@ def outcome(whole: nn.Module, compat: Compat = "torch", incoming: float = 1.0) -
     return [value for value in found if value is not None]
 
 
-WAYS: dict[str, Callable[[nn.Module], nn.Module]] = {
+WAYS = {
     "whole": lambda net: GradAccumulation(net, 1),
     "3 micro batches": lambda net: GradAccumulation(net, 3),
     "a row each": lambda net: GradAccumulation(net, 12),
@@ -55,7 +51,7 @@ WAYS: dict[str, Callable[[nn.Module], nn.Module]] = {
 
 @pytest.mark.parametrize("compat", ["torch", "mindspore"])
 @pytest.mark.parametrize("way", WAYS)
-def test_loss_and_gradients_are_those_of_the_whole_batch(way: str, compat: Compat) -> None:
+def test_loss_and_gradients_are_those_of_the_whole_batch(way, compat):
     """MindSpore adds losses up: copies make loss and gradient as many times as large, micro batches the loss alone."""
     parts = find_parts(find_wrappers(WAYS[way](network())))
     more = (parts.total, parts.copies) if compat == "mindspore" else (1, 1)
@@ -67,11 +63,11 @@ def test_loss_and_gradients_are_those_of_the_whole_batch(way: str, compat: Compa
 
 
 @pytest.mark.parametrize("with_gradients", [True, False])
-def test_one_micro_batch_is_done_before_the_next_begins(with_gradients: bool) -> None:
+def test_one_micro_batch_is_done_before_the_next_begins(with_gradients):
     whole = network()
-    events: list[str] = []
+    events = []
 
-    def note(_module: nn.Module, _args: Any, loss: Tensor) -> None:
+    def note(_module, _args, loss):
         events.append("forward")
         if loss.requires_grad:
             loss.register_hook(lambda _: events.append("backward"))
@@ -85,11 +81,11 @@ def test_one_micro_batch_is_done_before_the_next_begins(with_gradients: bool) ->
     torch.testing.assert_close(loss.detach(), whole(*batch()).detach())
 
 
-def test_hook_of_a_parameter_sees_the_gradient_of_the_batch_once() -> None:
+def test_hook_of_a_parameter_sees_the_gradient_of_the_batch_once():
     found = []
     for divide in (WAYS["3 micro batches"], lambda net: net):
         net, seen = network(), []
-        weight = net.network[0].weight  # type: ignore[index, union-attr]
+        weight = net.network[0].weight
         weight.register_hook(lambda g, seen=seen: seen.append(g) or g.clamp(-0.01, 0.01) * 0.5)
         for _ in range(2):
             divide(net)(*batch()).backward()
@@ -98,7 +94,7 @@ def test_hook_of_a_parameter_sees_the_gradient_of_the_batch_once() -> None:
     torch.testing.assert_close(*found, rtol=1e-12, atol=1e-15)
 
 
-def test_gradients_are_handed_out_once_or_as_often_as_the_graph_is_kept() -> None:
+def test_gradients_are_handed_out_once_or_as_often_as_the_graph_is_kept():
     whole = network()
     loss = GradAccumulation(whole, 2)(*batch())
     loss.backward(retain_graph=True)
@@ -111,7 +107,7 @@ def test_gradients_are_handed_out_once_or_as_often_as_the_graph_is_kept() -> Non
 
 
 @given(st.lists(st.tuples(st.sampled_from(["copies", "micro batches"]), st.integers(1, 3)), max_size=4))
-def test_parts_run_in_the_order_of_the_rows_however_wrappers_are_nested(divisions: list[tuple[PartKind, int]]) -> None:
+def test_parts_run_in_the_order_of_the_rows_however_wrappers_are_nested(divisions):
     parts, number = BatchParts(tuple(divisions)), torch.tensor(3.0)
     rows = torch.arange(parts.total * 2)
     found = parts.split((rows, number, "word", None))
@@ -121,7 +117,7 @@ def test_parts_run_in_the_order_of_the_rows_however_wrappers_are_nested(division
     assert torch.equal(torch.cat(parts.in_order([[copy[0] for copy in micro] for micro in found])), rows)
 
 
-def trace(function: Any, root: nn.Module) -> Any:
+def trace(function, root):
     """Capture a function as AutoParallel does."""
     wrappers = find_wrappers(root)
     rows = 12 // find_parts(wrappers).total
@@ -129,7 +125,7 @@ def trace(function: Any, root: nn.Module) -> Any:
     return capture(Target(function, root), batch(), {}, input_shapes=shapes, parameter_shapes={}, wrappers=wrappers)
 
 
-def test_step_that_hands_its_batch_on_is_captured_as_one_part() -> None:
+def test_step_that_hands_its_batch_on_is_captured_as_one_part():
     whole = GradAccumulation(MicroBatchInterleaved(network(), 2), 3)
     graph = trace(lambda x, y: whole(x, y), whole)
     names = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
@@ -149,13 +145,13 @@ whole = MicroBatchInterleaved(network(), 2)
         (lambda x, y: whole.network(x, y), "is not called by the step that uses its network"),
     ],
 )
-def test_step_whose_parts_cannot_be_run_apart_is_refused_in_words(step: Any, text: str) -> None:
+def test_step_whose_parts_cannot_be_run_apart_is_refused_in_words(step, text):
     with pytest.raises(StrategyError) as caught:
         trace(step, whole)
     assert text in str(caught.value)
 
 
-def test_outside_auto_parallel_the_mean_is_taken() -> None:
+def test_outside_auto_parallel_the_mean_is_taken():
     whole = MicroBatchInterleaved(network(), 2)
     AutoParallel(whole, compat="mindspore")(*batch())
     torch.testing.assert_close(whole(*batch()), whole.network(*batch()))
@@ -186,22 +182,22 @@ def test_outside_auto_parallel_the_mean_is_taken() -> None:
         (lambda: AutoParallel(WithLoss(AutoParallel(Net()), nn.MSELoss())), "wrap the whole network, once"),
     ],
 )
-def test_what_cannot_be_divided_or_wrapped_is_refused(ask: Callable[[], Any], words: str) -> None:
+def test_what_cannot_be_divided_or_wrapped_is_refused(ask, words):
     with pytest.raises(StrategyError) as caught:
         ask()
     assert words in str(caught.value)
 
 
 class Net(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.fc, self.norm = nn.Linear(4, 3), nn.BatchNorm1d(3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.norm(self.fc(x))
 
 
-WRAPPED: dict[str, Any] = {
+WRAPPED = {
     "alone": lambda net: net,
     "with two losses": lambda net: WithLoss(WithLoss(net, nn.MSELoss()), nn.MSELoss()),
     "accumulating": lambda net: GradAccumulation(WithLoss(net, nn.MSELoss()), 2),
@@ -211,7 +207,7 @@ WRAPPED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("way", WRAPPED)
-def test_names_are_the_users_own(way: str) -> None:
+def test_names_are_the_users_own(way):
     net = Net()
     step = AutoParallel(WRAPPED[way](net))
     for list_of in ("named_parameters", "named_buffers", "named_modules", "named_children"):
@@ -222,7 +218,7 @@ def test_names_are_the_users_own(way: str) -> None:
     assert step.get_parameter("fc.weight") is step.fc.weight is net.fc.weight
 
 
-def test_everything_a_loop_does_to_a_module_reaches_the_network() -> None:
+def test_everything_a_loop_does_to_a_module_reaches_the_network():
     net = Net()
     step = AutoParallel(WithLoss(net, nn.MSELoss()))
     assert isinstance(step, nn.Module)
@@ -244,9 +240,9 @@ def test_everything_a_loop_does_to_a_module_reaches_the_network() -> None:
     assert net.fc.weight.grad is None
 
 
-def test_hooks_run_at_every_call() -> None:
+def test_hooks_run_at_every_call():
     step, x, y = AutoParallel(WithLoss(Net(), nn.MSELoss())), torch.rand(4, 4), torch.rand(4, 3)
-    seen: list[str] = []
+    seen = []
     step.register_forward_pre_hook(lambda *_: seen.append("before"))
     handle = step.register_forward_hook(lambda *_: seen.append("after"))
     for _ in range(2):
@@ -256,7 +252,7 @@ def test_hooks_run_at_every_call() -> None:
     assert seen == ["before", "after", "before", "after", "before"]
 
 
-def test_state_of_another_network_loads_and_its_mistakes_are_named() -> None:
+def test_state_of_another_network_loads_and_its_mistakes_are_named():
     step, other = AutoParallel(WithLoss(Net(), nn.MSELoss())), Net()
     assert not any(step.load_state_dict(other.state_dict()))
     assert torch.equal(step.fc.weight, other.fc.weight)
@@ -266,7 +262,7 @@ def test_state_of_another_network_loads_and_its_mistakes_are_named() -> None:
     assert "fc.weight" in found.missing_keys
 
 
-def test_loss_with_a_state_is_part_of_the_state() -> None:
+def test_loss_with_a_state_is_part_of_the_state():
     step = AutoParallel(WithLoss(Net(), nn.CrossEntropyLoss(weight=torch.arange(3.0))))
     state = step.state_dict()
     assert torch.equal(state["loss_fn.weight"], torch.arange(3.0))
@@ -274,7 +270,7 @@ def test_loss_with_a_state_is_part_of_the_state() -> None:
     assert torch.equal(dict(step.named_buffers())["loss_fn.weight"], torch.ones(3))
 
 
-def test_module_inside_a_module_keeps_its_place() -> None:
+def test_module_inside_a_module_keeps_its_place():
     outer = nn.ModuleDict({"body": AutoParallel(WithLoss(Net(), nn.MSELoss())), "head": nn.Linear(3, 2)})
     assert list(outer.state_dict()) == [*(f"body.{name}" for name in Net().state_dict()), "head.weight", "head.bias"]
     outer.load_state_dict({name: value * 0 for name, value in outer.state_dict().items()})
@@ -283,11 +279,11 @@ def test_module_inside_a_module_keeps_its_place() -> None:
     assert outer["body"].fc.weight.dtype == torch.float16
 
 
-def test_copies_have_a_network_of_their_own_and_the_same_settings() -> None:
+def test_copies_have_a_network_of_their_own_and_the_same_settings():
     net = Net()
-    net.fc.weight.parallel_optimizer = False  # type: ignore[attr-defined]
+    net.fc.weight.parallel_optimizer = False
     step = AutoParallel(WithLoss(net, nn.MSELoss()), compat="mindspore").hsdp(threshold=7)
-    seen: list[int] = []
+    seen = []
     step.register_forward_hook(lambda *_: seen.append(1))
     copied = copy.deepcopy(step)
     assert copied.settings == step.settings
@@ -301,7 +297,7 @@ def test_copies_have_a_network_of_their_own_and_the_same_settings() -> None:
     assert list(average.module.state_dict()) == list(net.state_dict())
 
 
-def test_no_sync_works_from_the_first_line() -> None:
+def test_no_sync_works_from_the_first_line():
     net, x, y = Net(), torch.rand(4, 4), torch.rand(4, 3)
     right = copy.deepcopy(net)
     for mode in ("semi_auto", "data_parallel", "stand_alone"):
@@ -314,8 +310,8 @@ def test_no_sync_works_from_the_first_line() -> None:
     torch.testing.assert_close(net.fc.weight.grad, right.fc.weight.grad)
 
 
-def test_step_function_has_no_tensors_of_its_own() -> None:
+def test_step_function_has_no_tensors_of_its_own():
     step = AutoParallel(lambda x: x)
     for ask in (step.parameters, step.state_dict, step.zero_grad, lambda: step.load_state_dict({}), step.half):
         with pytest.raises(StrategyError, match=r"AutoParallel of a step function has no .* ask the network"):
-            list(ask())  # type: ignore[call-overload, operator]
+            list(ask())

@@ -1,19 +1,14 @@
 """Parts of the work on the host: states of optimizers, its thread, and what a device never waits for."""
 
-from __future__ import annotations
-
 import copy
 import logging
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from host_operators import AdamWeightDecayOp
 from job_runner import wait_until
-from torch import Tensor, nn
+from torch import nn
 from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -27,7 +22,7 @@ from msrun.runtime.execute.segment_runner import HostThread
 from msrun.runtime.optim import host_steps
 
 STEPS = 5
-MAKERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+MAKERS = {
     "SGD": lambda p: optim.SGD(p, 0.1, 0.9),
     "Adam": lambda p: optim.Adam(p, lr=0.01, weight_decay=0.1),
     "AdamW of torch": lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True),
@@ -43,12 +38,12 @@ MAKERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-def network(dtype: torch.dtype = torch.float64) -> nn.Sequential:
+def network(dtype=torch.float64):
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4)).to(dtype)
 
 
-def take_steps(net: nn.Module, optimizer: torch.optim.Optimizer, count: int = STEPS) -> list[float]:
+def take_steps(net, optimizer, count=STEPS):
     draw = torch.Generator().manual_seed(1)
     losses = []
     for _ in range(count):
@@ -64,7 +59,7 @@ def take_steps(net: nn.Module, optimizer: torch.optim.Optimizer, count: int = ST
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
 @pytest.mark.parametrize("ratio", [1.0, 0.5])
-def test_steps_are_those_of_the_device(make: Callable[[Any], torch.optim.Optimizer], ratio: float) -> None:
+def test_steps_are_those_of_the_device(make, ratio):
     left, right = network(), network()
     on_device, on_host = make(left.parameters()), optim.offload(make(right.parameters()), ratio=ratio)
     assert take_steps(right, on_host) == pytest.approx(take_steps(left, on_device), rel=1e-12, abs=0)
@@ -72,7 +67,7 @@ def test_steps_are_those_of_the_device(make: Callable[[Any], torch.optim.Optimiz
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-15)
 
 
-def test_small_chunks_step_as_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_chunks_step_as_one_does(monkeypatch):
     monkeypatch.setattr(host_steps, "CHUNK_BYTES", 100)
     left, right = network(), network()
     on_host = take_steps(right, optim.Lamb(right.parameters(), target="cpu"))
@@ -80,7 +75,7 @@ def test_small_chunks_step_as_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("word", "target"), [("CPU", "cpu"), ("Cpu", "cpu"), ("DEVICE", "device")])
-def test_target_is_mindspores_word_in_any_case_before_and_after(word: str, target: str) -> None:
+def test_target_is_mindspores_word_in_any_case_before_and_after(word, target):
     net = network()
     later = ms_nn.Lamb(net.parameters(), 0.1)
     assert later.target == "device"
@@ -89,7 +84,7 @@ def test_target_is_mindspores_word_in_any_case_before_and_after(word: str, targe
 
 
 @pytest.mark.parametrize("make", [MAKERS["Adam"], MAKERS["AdamWeightDecay"], MAKERS["LazyAdam"]])
-def test_target_may_change_between_steps_and_the_state_moves_along(make: Callable[[Any], Any]) -> None:
+def test_target_may_change_between_steps_and_the_state_moves_along(make):
     left, right = network(), network()
     still, moving = make(left.parameters()), make(right.parameters())
     for word in ("CPU", "device", "cpu"):
@@ -100,7 +95,7 @@ def test_target_may_change_between_steps_and_the_state_moves_along(make: Callabl
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-15)
 
 
-def test_wrong_words_are_refused_with_what_to_do() -> None:
+def test_wrong_words_are_refused_with_what_to_do():
     net = network()
     with pytest.raises(StrategyError, match=r"AdamW\(target='gpu'\): must be cpu or device"):
         optim.AdamW(net.parameters(), target="gpu")
@@ -108,14 +103,14 @@ def test_wrong_words_are_refused_with_what_to_do() -> None:
         optim.offload(torch.optim.LBFGS(net.parameters()))
     for ratio in (0, 1.5, True, "half"):
         with pytest.raises(StrategyError, match="must be a number above 0, 1 at most"):
-            optim.offload(optim.SGD(net.parameters()), ratio=ratio)  # type: ignore[arg-type]
+            optim.offload(optim.SGD(net.parameters()), ratio=ratio)
     with pytest.raises(StrategyError, match=r"give a torch\.optim\.Optimizer"):
-        optim.offload(net)  # type: ignore[arg-type]
+        optim.offload(net)
     with pytest.raises(StrategyError, match=r"works on the device: call optim\.offload"):
         AutoParallel(net).offload_gradients(optim.SGD(net.parameters()))
 
 
-def test_half_of_the_bytes_are_on_the_host_spread_over_the_network() -> None:
+def test_half_of_the_bytes_are_on_the_host_spread_over_the_network():
     parameters = [nn.Parameter(torch.zeros(100)) for _ in range(8)]
     optimizer = optim.offload(optim.Adam(parameters), ratio=0.5)
     for parameter in parameters:
@@ -127,7 +122,7 @@ def test_half_of_the_bytes_are_on_the_host_spread_over_the_network() -> None:
     assert memory.copied.to_device == 4 * 400
 
 
-def descend(optimizer: torch.optim.Optimizer, weight: Tensor, count: int = 100) -> float:
+def descend(optimizer, weight, count=100):
     for _ in range(count):
         weight.grad = torch.ones_like(weight)
         optimizer.step()
@@ -135,9 +130,7 @@ def descend(optimizer: torch.optim.Optimizer, weight: Tensor, count: int = 100) 
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_documents_recipe_without_masters_stalls_and_says_so_once(
-    dtype: torch.dtype, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_documents_recipe_without_masters_stalls_and_says_so_once(dtype, caplog):
     weight = nn.Parameter(torch.ones(4, dtype=dtype))
     optimizer = optim.offload(AdamWeightDecayOp([weight], learning_rate=2e-5), master_weights=False)
     with caplog.at_level(logging.WARNING, "msrun.runtime"):
@@ -150,7 +143,7 @@ def test_documents_recipe_without_masters_stalls_and_says_so_once(
     assert descend(with_masters, weight, 200) < 0.99
 
 
-def test_state_dict_brings_back_masters_and_moments_in_float32() -> None:
+def test_state_dict_brings_back_masters_and_moments_in_float32():
     left, right = network(torch.bfloat16), network(torch.bfloat16)
     first = optim.AdamW(left.parameters(), 0.01, target="cpu")
     take_steps(left, first, 3)
@@ -165,7 +158,7 @@ def test_state_dict_brings_back_masters_and_moments_in_float32() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_weights_changed_between_steps_count_as_they_are(dtype: torch.dtype) -> None:
+def test_weights_changed_between_steps_count_as_they_are(dtype):
     weight = nn.Parameter(torch.tensor([1.0, 2.0, 3.0], dtype=dtype))
     optimizer = optim.SGD([weight], 2.0**-12, target="cpu")
     descend(optimizer, weight, 3)
@@ -177,17 +170,12 @@ def test_weights_changed_between_steps_count_as_they_are(dtype: torch.dtype) -> 
     assert torch.equal(master, torch.tensor([1.0, 10.0, 3.0]) - steps)
 
 
-SPARSE: list[Callable[[Any], torch.optim.Optimizer]] = [
-    lambda p: optim.LazyAdam(p, 0.1, target="cpu"),
-    lambda p: optim.offload(torch.optim.SparseAdam(p, lr=0.1)),
-]
+SPARSE = [lambda p: optim.LazyAdam(p, 0.1, target="cpu"), lambda p: optim.offload(torch.optim.SparseAdam(p, lr=0.1))]
 
 
 @pytest.mark.parametrize("make", SPARSE)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_sparse_gradients_stay_sparse_and_untouched_rows_bit_for_bit(
-    make: Callable[[Any], torch.optim.Optimizer], dtype: torch.dtype
-) -> None:
+def test_sparse_gradients_stay_sparse_and_untouched_rows_bit_for_bit(make, dtype):
     torch.manual_seed(0)
     table = nn.Embedding(1000, 8, sparse=True, dtype=dtype)
     before = table.weight.detach().clone()
@@ -208,7 +196,7 @@ def test_sparse_gradients_stay_sparse_and_untouched_rows_bit_for_bit(
     assert memory.copied.to_device == 3 * row
 
 
-def test_gradients_go_to_the_host_as_they_come_and_both_clips_find_them() -> None:
+def test_gradients_go_to_the_host_as_they_come_and_both_clips_find_them():
     losses = {}
     for clip in (None, clip_grad_norm_, nn.utils.clip_grad_norm_):
         net = network(torch.float32)
@@ -234,10 +222,10 @@ def test_gradients_go_to_the_host_as_they_come_and_both_clips_find_them() -> Non
         assert found == pytest.approx(right, rel=1e-6)
 
 
-def test_gradient_that_is_assigned_or_that_a_hook_sees_is_the_one_that_counts() -> None:
+def test_gradient_that_is_assigned_or_that_a_hook_sees_is_the_one_that_counts():
     net = network(torch.float32)
     optimizer = optim.SGD(net.parameters(), 1.0, target="cpu")
-    seen: list[Tensor] = []
+    seen = []
     net[0].weight.register_hook(seen.append)
     AutoParallel(net).offload_gradients(optimizer)
     net(torch.ones(2, 6)).sum().backward()
@@ -250,15 +238,15 @@ def test_gradient_that_is_assigned_or_that_a_hook_sees_is_the_one_that_counts() 
         torch.testing.assert_close(parameter.detach(), old - 1)
 
 
-def test_schedulers_closures_and_calls_with_gradients_work() -> None:
+def test_schedulers_closures_and_calls_with_gradients_work():
     net = network()
     optimizer = optim.SGD(net.parameters(), 1.0, target="cpu")
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
     before = net[0].weight.detach().clone()
 
-    def closure() -> Tensor:
+    def closure():
         optimizer.zero_grad()
-        loss: Tensor = net[0].weight.sum()
+        loss = net[0].weight.sum()
         loss.backward()
         return loss
 
@@ -271,12 +259,12 @@ def test_schedulers_closures_and_calls_with_gradients_work() -> None:
 class Counting(torch.optim.Optimizer):
     """Looks at its groups twice, by number too, and counts on itself and in a group."""
 
-    def __init__(self, params: Any) -> None:
+    def __init__(self, params):
         super().__init__(params, {"lr": 1.0, "count": 0})
         self.steps = 0
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure=None):
         del closure
         total = sum(float(p.grad.sum()) for group in self.param_groups for p in group["params"])
         self.steps += 1
@@ -286,7 +274,7 @@ class Counting(torch.optim.Optimizer):
                 parameter.sub_(parameter.grad, alpha=1 / total)
 
 
-def test_optimizer_of_a_user_may_look_at_its_groups_as_it_likes() -> None:
+def test_optimizer_of_a_user_may_look_at_its_groups_as_it_likes():
     weights = [nn.Parameter(torch.zeros(2)) for _ in range(2)]
     optimizer = Counting([{"params": [weight]} for weight in weights])
     optim.offload(optimizer)
@@ -298,22 +286,20 @@ def test_optimizer_of_a_user_may_look_at_its_groups_as_it_likes() -> None:
     assert (optimizer.steps, optimizer.param_groups[0]["count"], optimizer.param_groups[1]["count"]) == (2, 2, 0)
 
 
-def _count_to(number: int, done: list[int]) -> None:
+def _count_to(number, done):
     for value in range(number):
         done.append((torch.ones(2) + value).numel())
 
 
-def test_work_on_fake_tensors_is_done_when_the_caller_goes_on() -> None:
-    done: list[int] = []
+def test_work_on_fake_tensors_is_done_when_the_caller_goes_on():
+    done = []
     with FakeTensorMode() as mode:
         assert active_fake_mode() is mode, "torch's private name"
         HostThread().start(lambda: _count_to(2000, done))
         assert len(done) == 2000, "two threads in one fake mode disturb each other"
 
 
-def test_collective_that_the_device_does_not_pass_is_named_until_it_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_collective_that_the_device_does_not_pass_is_named_until_it_does(tmp_path, monkeypatch):
     board = ProgressBoard(tmp_path / "progress", 1)
     board.create()
     monkeypatch.setenv(contract.MSRUN_PROGRESS, str(tmp_path / "progress"))
@@ -322,11 +308,11 @@ def test_collective_that_the_device_does_not_pass_is_named_until_it_does(
     monkeypatch.setattr(progress, "_record", None)
     progress.open_record(0)
 
-    def waits_in() -> str:
+    def waits_in():
         found = board.read(0)
         return found.name if found.is_waiting else ""
 
-    passed: set[str] = set()
+    passed = set()
     first, second = (SimpleNamespace(query=lambda name=name: name in passed) for name in ("first", "second"))
     transfers.watch("all_gather of 4 ranks", first)
     transfers.watch("all_reduce of 2 ranks", second)

@@ -1,10 +1,6 @@
 """What rules say of operators: forms, rows of the batch, kept layouts; attention in blocks and losses."""
 
-from __future__ import annotations
-
 import operator
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -15,60 +11,52 @@ from torch import Tensor, nn
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime import SoftmaxCrossEntropyExpand, WithLoss, parallelize, shard
 from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.captured_graph import CapturedGraph, find_target
+from msrun.runtime.capture.captured_graph import find_target
 from msrun.runtime.cost.devices import PROFILES
 from msrun.runtime.nn import random_calls
 from msrun.runtime.nn.random_stream import Box, DrawKey, keep_mask
 from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.partition.decide import Constraints, decide
 from msrun.runtime.partition.partition import partition
-from msrun.runtime.partition.price import Price, StepSpec, price
-from msrun.runtime.partition.program import LocalProgram
+from msrun.runtime.partition.price import StepSpec, price
 from msrun.runtime.search.search import Search, SearchSpec
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 from msrun.runtime.sharding.operators.custom import apply_function
 from msrun.runtime.sharding.operators.registry import REPLICATED, find_rule
-from msrun.runtime.sharding.operators.rule import (
-    STRATEGY,
-    Form,
-    LabelSplit,
-    OperatorCall,
-    apply_collective,
-    operator_call,
-)
+from msrun.runtime.sharding.operators.rule import STRATEGY, apply_collective, operator_call
 from msrun.runtime.sharding.strategies import OperatorStrategy
 
 
 class Calls(nn.Module):
-    def __init__(self, call: Callable[..., Any]) -> None:
+    def __init__(self, call):
         super().__init__()
         self._call = call
 
-    def forward(self, *inputs: Tensor) -> Any:
+    def forward(self, *inputs):
         return self._call(*inputs)
 
 
-def graph_of(network: Any, *shapes: tuple[int, ...], integers: tuple[int, ...] = ()) -> CapturedGraph:
+def graph_of(network, *shapes, integers=()):
     """Return the graph of a network or a function on inputs of these shapes."""
     target = find_target(network if isinstance(network, nn.Module) else Calls(network))
     values = [torch.ones(s, dtype=torch.long if index in integers else None) for index, s in enumerate(shapes)]
     return capture(target, values, {}, input_shapes=shapes, parameter_shapes={})
 
 
-def calls_of(call: Any, *shapes: tuple[int, ...], integers: tuple[int, ...] = ()) -> list[OperatorCall]:
+def calls_of(call, *shapes, integers=()):
     nodes = graph_of(call, *shapes, integers=integers).graph.nodes
     return [operator_call(node) for node in nodes if node.op == "call_function"]
 
 
-def form_of(call: Callable[..., Any], *shapes: tuple[int, ...], integers: tuple[int, ...] = ()) -> Form:
+def form_of(call, *shapes, integers=()):
     found = next(c for c in calls_of(call, *shapes, integers=integers) if c.node.target is not operator.getitem)
     return (find_rule(found.node.target) or REPLICATED).form(found)
 
 
-def text(form: Form) -> str:
+def text(form):
     """Return a form as `b0 k, n k -> b0 n`; dimensions without a label are dots."""
 
-    def row(labels: tuple[str | None, ...]) -> str:
+    def row(labels):
         return " ".join(label or "." for label in labels)
 
     results = " | ".join(map(row, (form.output, *form.others)))
@@ -97,14 +85,14 @@ def text(form: Form) -> str:
         (lambda x: torch.einsum("ii->i", x), ((4, 4),), "i i -> i", "i"),
     ],
 )
-def test_form_of_an_operator(call: Callable[..., Any], shapes: Any, form: str, whole: str) -> None:
+def test_form_of_an_operator(call, shapes, form, whole):
     """Those whose inputs all take a strategy are checked by their legal ones."""
     found = form_of(call, *shapes)
     assert text(found) == form
     assert found.whole == frozenset(whole.split())
 
 
-def run(graph: CapturedGraph, strategies: Any, parts: bool = False) -> LocalProgram:
+def run(graph, strategies, parts=False):
     mesh = build_mesh(4)
     shapes = [node.meta["val"].shape for node in graph.graph.nodes if node.name in graph.inputs]
     layouts = [TensorLayout((mesh.axes if parts else (), *((),) * (len(shape) - 1))) for shape in shapes]
@@ -113,7 +101,7 @@ def run(graph: CapturedGraph, strategies: Any, parts: bool = False) -> LocalProg
     )
 
 
-def test_size_of_a_reshaped_run_is_what_both_sides_can_be_cut_into() -> None:
+def test_size_of_a_reshaped_run_is_what_both_sides_can_be_cut_into():
     form = form_of(lambda x: x.reshape(4, 6), (6, 4))
     assert form.can_split("r0", 2)
     assert not form.can_split("r0", 3)
@@ -121,7 +109,7 @@ def test_size_of_a_reshaped_run_is_what_both_sides_can_be_cut_into() -> None:
 
 
 L, S, HEADS, E = 12, 10, 4, 6
-CASES: dict[str, dict[str, Any]] = {
+CASES = {
     "plain": {},
     "causal": {"is_causal": True},
     "mask": {"attn_mask": torch.arange(L)[:, None] > torch.arange(S)},
@@ -131,24 +119,24 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def attend(call: dict[str, Any], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def attend(call, query, key, value):
     box = Box.whole((2, HEADS, L, S))
 
-    def keep(rows: slice) -> Tensor:
+    def keep(rows):
         return keep_mask(DrawKey(7, 3), 1, 0.4, box.narrow(-2, rows), 0, query.device)
 
     words = {"attn_mask": None, "is_causal": False, "enable_gqa": False} | call
     return random_calls.attend(query, key, value, dropout_p=0.4, scale=None, keep=keep, **words)
 
 
-def tensors(call: dict[str, Any]) -> list[Tensor]:
+def tensors(call):
     torch.manual_seed(0)
     heads = 2 if "enable_gqa" in call else HEADS
     shapes = [(2, HEADS, L, E), (2, heads, S, E), (2, heads, S, E)]
     return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
 
 
-def gradients_of_gradients(call: dict[str, Any], given: list[Tensor]) -> list[Tensor]:
+def gradients_of_gradients(call, given):
     result = attend(call, *given)
     first = torch.autograd.grad(result.square().sum(), given, create_graph=True)
     second = torch.autograd.grad(sum(value.square().sum() for value in first), given)
@@ -156,7 +144,7 @@ def gradients_of_gradients(call: dict[str, Any], given: list[Tensor]) -> list[Te
 
 
 @pytest.mark.parametrize("call", CASES.values(), ids=CASES.keys())
-def test_blocks_give_what_one_block_gives(call: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_give_what_one_block_gives(call, monkeypatch):
     given = tensors(call)
     whole = gradients_of_gradients(call, given)
     monkeypatch.setattr(random_calls, "BLOCK_ELEMENTS", 5 * 2 * HEADS * S)
@@ -164,12 +152,12 @@ def test_blocks_give_what_one_block_gives(call: dict[str, Any], monkeypatch: pyt
         torch.testing.assert_close(part, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_no_tensor_of_all_weights_is_made_or_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_tensor_of_all_weights_is_made_or_kept(monkeypatch):
     monkeypatch.setattr(random_calls, "BLOCK_ELEMENTS", 3 * 2 * HEADS * S)
-    sizes: list[int] = []
+    sizes = []
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             result = func(*args, **(kwargs or {}))
             sizes.extend(x.numel() for x in torch.utils._pytree.tree_leaves(result) if isinstance(x, Tensor))
             return result
@@ -183,26 +171,26 @@ SCORES = torch.randn(8, 4, generator=torch.Generator().manual_seed(1), dtype=tor
 LABELS = torch.tensor([0, 3, 1, 1, 2, 0, 3, 2])
 
 
-def expanded(logit: Tensor, label: Tensor) -> Tensor:
+def expanded(logit, label):
     """MindSpore's small operators."""
     exponentials = (logit - logit.amax(-1, keepdim=True)).exp()
     logarithms = (exponentials / exponentials.sum(-1, keepdim=True)).log()
     return -(logarithms * F.one_hot(label, logit.shape[1])).sum(-1).mean(-1)
 
 
-def test_expanded_loss_is_the_formula_of_small_operators_and_torchs() -> None:
+def test_expanded_loss_is_the_formula_of_small_operators_and_torchs():
     right, scores = expanded(SCORES, LABELS), 1e4 * SCORES
     assert torch.allclose(SoftmaxCrossEntropyExpand(sparse=True)(SCORES, LABELS), right)
     assert torch.allclose(SoftmaxCrossEntropyExpand()(SCORES, F.one_hot(LABELS, 4)), right)
     assert not expanded(scores, LABELS).isfinite()
     for words in ({}, {"label_smoothing": 0.1, "ignore_index": 3, "reduction": "sum"}):
-        loss = SoftmaxCrossEntropyExpand(sparse=True, **words)  # type: ignore[arg-type]
-        assert torch.equal(loss(scores, LABELS), F.cross_entropy(scores, LABELS, **words))  # type: ignore[arg-type]
+        loss = SoftmaxCrossEntropyExpand(sparse=True, **words)
+        assert torch.equal(loss(scores, LABELS), F.cross_entropy(scores, LABELS, **words))
 
 
-def partitioned(strategy: Any, *, sparse: bool) -> LocalProgram:
+def partitioned(strategy, *, sparse):
     network = WithLoss(Calls(lambda x: x), SoftmaxCrossEntropyExpand(sparse=sparse))
-    shard(network.loss_fn, strategy)  # type: ignore[arg-type]
+    shard(network.loss_fn, strategy)
     inputs = [SCORES, LABELS if sparse else F.one_hot(LABELS, 4)]
     shapes = [tuple(value.shape) for value in inputs]
     graph = capture(find_target(network), inputs, {}, input_shapes=shapes, parameter_shapes={})
@@ -210,7 +198,7 @@ def partitioned(strategy: Any, *, sparse: bool) -> LocalProgram:
 
 
 @pytest.mark.parametrize(("sparse", "label"), [(True, (2,)), (False, (2, 2))])
-def test_samples_and_classes_may_both_be_cut_and_scores_are_never_gathered(sparse: bool, label: Any) -> None:
+def test_samples_and_classes_may_both_be_cut_and_scores_are_never_gathered(sparse, label):
     program = partitioned(((2, 2), label), sparse=sparse)
     loss = next(operator for operator in program.operators if operator.origin == "user")
     assert loss.strategy == ((2, 2), label)
@@ -226,8 +214,8 @@ def test_samples_and_classes_may_both_be_cut_and_scores_are_never_gathered(spars
 SCALED_BAG = nn.EmbeddingBag(8, 4, sparse=True, scale_grad_by_freq=True, mode="sum")
 
 
-def test_gradient_of_a_sparse_embedding_has_rows_however_it_is_cut() -> None:
-    def has_rows(network: nn.Module, shape: tuple[int, ...] = (4,), strategy: Any = None) -> bool:
+def test_gradient_of_a_sparse_embedding_has_rows_however_it_is_cut():
+    def has_rows(network, shape=(4,), strategy=None):
         if strategy:
             shard(network, strategy)
         program = run(graph_of(network, shape, integers=(0,)), strategies_of(network))
@@ -242,13 +230,13 @@ def test_gradient_of_a_sparse_embedding_has_rows_however_it_is_cut() -> None:
             has_rows(network, (4, 2))
 
 
-def test_positions_are_embedded_whole_because_they_are_no_part_of_the_batch() -> None:
+def test_positions_are_embedded_whole_because_they_are_no_part_of_the_batch():
     class Positions(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.table = nn.Embedding(4, 8)
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return x + self.table(torch.arange(4))
 
     program = run(graph_of(Positions(), (8, 4, 8)), {}, parts=True)
@@ -258,9 +246,9 @@ def test_positions_are_embedded_whole_because_they_are_no_part_of_the_batch() ->
     assert moved == []
 
 
-def test_attention_layer_of_torch_runs_data_parallel_without_a_gather() -> None:
+def test_attention_layer_of_torch_runs_data_parallel_without_a_gather():
     network = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True, norm_first=True)
-    network.norm1 = network.norm2 = nn.Identity()  # type: ignore[assignment]
+    network.norm1 = network.norm2 = nn.Identity()
     graph = graph_of(network, (8, 4, 8))
     program = run(graph, {}, parts=True)
     assert [text for operator in program.operators for text in operator.collectives] == []
@@ -272,7 +260,7 @@ def test_attention_layer_of_torch_runs_data_parallel_without_a_gather() -> None:
     )
 
 
-def test_linear_on_flattened_rows_keeps_its_shape_when_a_reader_wants_it_flat() -> None:
+def test_linear_on_flattened_rows_keeps_its_shape_when_a_reader_wants_it_flat():
     layer = nn.Linear(8, 3)
     graph = graph_of(lambda x: layer(x.reshape(-1, 8)).relu(), (4, 2, 8)).graph
     (linear,) = [node for node in graph.nodes if node.target == torch.ops.aten.linear.default]
@@ -288,12 +276,12 @@ class Cubed(torch.autograd.Function):
     """Works value by value."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx, x):
         ctx.save_for_backward(x)
         return x * x * x
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+    def backward(ctx, gradient):
         (x,) = ctx.saved_tensors
         return gradient * 3 * x * x
 
@@ -302,11 +290,11 @@ class Centred(torch.autograd.Function):
     """Mixes the rows, of a batch of any size."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx, x):
         return x - x.mean(0)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+    def backward(ctx, gradient):
         return gradient - gradient.mean(0)
 
 
@@ -314,12 +302,12 @@ class Halved(torch.autograd.Function):
     """Gives another shape."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx, x):
         ctx.rows = x.shape[0]
         return x.view(2, -1, x.shape[1]).sum(0)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+    def backward(ctx, gradient):
         return torch.cat([gradient, gradient])
 
 
@@ -327,11 +315,11 @@ class Fixed(torch.autograd.Function):
     """Runs on four rows alone."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx, x):
         return x.reshape(4, 8) * 2
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+    def backward(ctx, gradient):
         return gradient * 2
 
 
@@ -339,35 +327,35 @@ class Spread(torch.autograd.Function):
     """Makes four rows of any number of them."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx, x):
         ctx.rows = x.shape[0]
         return x.sum(0).expand(4, 8).contiguous()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+    def backward(ctx, gradient):
         return gradient.sum(0).expand(ctx.rows, 8)
 
 
 class Applied(nn.Module):
-    def __init__(self, function: type[torch.autograd.Function]) -> None:
+    def __init__(self, function):
         super().__init__()
         self._function = function
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self._function.apply(x)  # type: ignore[no-any-return]
+    def forward(self, x):
+        return self._function.apply(x)
 
 
 class Network(nn.Module):
-    def __init__(self, function: type[torch.autograd.Function]) -> None:
+    def __init__(self, function):
         super().__init__()
         self.layer = nn.Linear(8, 8)
         self.applied = Applied(function)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.applied(self.layer(x)) + 1
 
 
-def program_of(network: nn.Module, strategy: tuple[int, int] | None = None) -> LocalProgram:
+def program_of(network, strategy=None):
     """Cut it on two ranks; `strategy`: the user's, for the function."""
     x = torch.ones(4, 8)
     graph = capture(find_target(network), [x], {}, input_shapes=[(4, 8)], parameter_shapes={})
@@ -379,23 +367,23 @@ def program_of(network: nn.Module, strategy: tuple[int, int] | None = None) -> L
     return partition(graph, mesh, input_layouts=[cut], strategies=strategies_of(network), output_batch_axes=mesh.axes)
 
 
-def gathers(program: LocalProgram) -> list[str]:
+def gathers(program):
     """Return what is said before the function runs."""
     nodes = list(program.graph.nodes)
     first = next(number for number, node in enumerate(nodes) if node.target is apply_function)
     return [node.kwargs["collective"].kind for node in nodes[:first] if node.target is apply_collective]
 
 
-def test_function_that_works_value_by_value_is_cut_with_the_batch() -> None:
+def test_function_that_works_value_by_value_is_cut_with_the_batch():
     assert gathers(program_of(Network(Cubed))) == []
 
 
 @pytest.mark.parametrize("function", [Centred, Halved])
-def test_function_of_which_nothing_is_known_runs_whole(function: type[torch.autograd.Function]) -> None:
+def test_function_of_which_nothing_is_known_runs_whole(function):
     assert gathers(program_of(Network(function))) == ["gather"]
 
 
-def test_strategy_is_the_users_promise_that_parts_may_be_run() -> None:
+def test_strategy_is_the_users_promise_that_parts_may_be_run():
     assert gathers(program_of(Network(Centred), (2, 1))) == []
 
 
@@ -407,7 +395,7 @@ def test_strategy_is_the_users_promise_that_parts_may_be_run() -> None:
         (Halved, r"dimension 0 of input 0 must stay whole but is cut into 2"),
     ],
 )
-def test_function_that_does_not_fit_its_strategy_is_refused(function: type[torch.autograd.Function], why: str) -> None:
+def test_function_that_does_not_fit_its_strategy_is_refused(function, why):
     with pytest.raises(StrategyError, match=why):
         program_of(Network(function), (2, 1))
 
@@ -419,40 +407,40 @@ H100 = PROFILES["h100"]
 
 
 class Attention(nn.Module):
-    def __init__(self, heads: int, key_heads: int, dropout: float = 0.0) -> None:
+    def __init__(self, heads, key_heads, dropout=0.0):
         super().__init__()
         self.q, self.out = nn.Linear(64, heads * WIDTH), nn.Linear(heads * WIDTH, 64)
         self.k, self.v = (nn.Linear(64, key_heads * WIDTH) for _ in range(2))
         self.dropout = dropout
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         q, k, v = (each(x).unflatten(-1, (-1, WIDTH)).transpose(1, 2) for each in (self.q, self.k, self.v))
         mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout, is_causal=True, enable_gqa=True)
         return self.out(mixed.transpose(1, 2).flatten(2)).square().mean()
 
 
-def captured(network: nn.Module, length: int) -> CapturedGraph:
+def captured(network, length):
     shape, given = (1, length, 64), strategies_of(network)
     target, values = find_target(network), [torch.ones(shape)]
     return capture(target, values, {}, input_shapes=[shape], parameter_shapes={}, strategies=given)
 
 
-def constraints(splits: dict[str, LabelSplit] | None = None) -> Constraints:
+def constraints(splits=None):
     return Constraints([TensorLayout(((), MESH.axes, ()))], splits=splits or {})
 
 
-def attention_of(graph: CapturedGraph) -> str:
+def attention_of(graph):
     return next(node.name for node in graph.graph.nodes if "scaled_dot_product" in str(node.target))
 
 
-def price_of(graph: CapturedGraph, way: str) -> Price:
+def price_of(graph, way):
     decisions = decide(graph, MESH, constraints({attention_of(graph): {way: MESH.axes}}))
     return price(graph, decisions, H100, StepSpec())
 
 
 @pytest.mark.parametrize("length", one_fast(2048, 512, 8192))
 @pytest.mark.parametrize(("heads", "key_heads"), one_fast((6, 2), (4, 4)))
-def test_a_ring_keeps_its_part_of_keys_values_results_and_sums(heads: int, key_heads: int, length: int) -> None:
+def test_a_ring_keeps_its_part_of_keys_values_results_and_sums(heads, key_heads, length):
     """Queries are counted where they are made."""
     graph = captured(Attention(heads, key_heads), length)
     rows = length // MESH.size
@@ -461,7 +449,7 @@ def test_a_ring_keeps_its_part_of_keys_values_results_and_sums(heads: int, key_h
 
 
 @pytest.mark.parametrize(("heads", "way"), one_fast((6, "ring"), (4, "ulysses")))
-def test_a_search_cuts_a_sequence_that_is_too_long(heads: int, way: str) -> None:
+def test_a_search_cuts_a_sequence_that_is_too_long(heads, way):
     """Where heads cannot be shared out it is the ring."""
     graph = captured(Attention(heads, 2 if way == "ring" else heads), 65536)
     found = Search(graph, MESH, constraints(), SearchSpec("exact", H100), lambda _, *, shards_all: StepSpec()).run()
@@ -481,7 +469,7 @@ def test_a_search_cuts_a_sequence_that_is_too_long(heads: int, way: str) -> None
         ]
     ),
 )
-def test_what_does_not_go_is_refused_by_name(network: nn.Module, word: str, words: str) -> None:
+def test_what_does_not_go_is_refused_by_name(network, word, words):
     whole = nn.Sequential(network)
     with pytest.raises(StrategyError, match=words):
         decide(captured(parallelize(whole, {"0": word}), 64), MESH, constraints())

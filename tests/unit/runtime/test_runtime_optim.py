@@ -1,10 +1,6 @@
 """Optimizers: MindSpore's words and formulas, and clipping."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +12,7 @@ from msrun.mindspore import nn as mindspore_nn
 from msrun.runtime import clip_by_global_norm, clip_grad_norm_, optim
 
 
-def test_gradients_follow_the_order_of_parameter_groups() -> None:
+def test_gradients_follow_the_order_of_parameter_groups():
     first, second = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(3))
     optimizer = optim.SGD([{"params": [second], "lr": 1.0}, {"params": [first], "lr": 10.0}])
     optimizer((torch.ones(3), torch.ones(2)))
@@ -25,22 +21,21 @@ def test_gradients_follow_the_order_of_parameter_groups() -> None:
 
 
 STEPS = 5
-Formula = Callable[[np.ndarray, list[np.ndarray]], np.ndarray]
 
 
-def gradients(shape: tuple[int, ...] = (4, 3)) -> list[np.ndarray]:
+def gradients(shape=(4, 3)):
     rng = np.random.default_rng(0)
     return [rng.standard_normal(shape) for _ in range(STEPS)]
 
 
-def start(shape: tuple[int, ...] = (4, 3)) -> np.ndarray:
+def start(shape=(4, 3)):
     return np.random.default_rng(1).standard_normal(shape)
 
 
-def adam_like(update: Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int], np.ndarray]) -> Formula:
+def adam_like(update):
     """Return the formula of steps by `update` of w, m, v, g and the number of the step."""
 
-    def formula(w: np.ndarray, grads: list[np.ndarray]) -> np.ndarray:
+    def formula(w, grads):
         m = v = np.zeros_like(w)
         for t, g in enumerate(grads, 1):
             m, v = 0.8 * m + 0.2 * g, 0.9 * v + 0.1 * g * g
@@ -50,7 +45,7 @@ def adam_like(update: Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray, 
     return formula
 
 
-def momentum(w: np.ndarray, grads: list[np.ndarray]) -> np.ndarray:
+def momentum(w, grads):
     v = np.zeros_like(w)
     for g in grads:
         v = 0.9 * v + g + 0.01 * w
@@ -58,12 +53,12 @@ def momentum(w: np.ndarray, grads: list[np.ndarray]) -> np.ndarray:
     return w
 
 
-def lamb_update(w: np.ndarray, m: np.ndarray, v: np.ndarray, _: np.ndarray, t: int) -> np.ndarray:
+def lamb_update(w, m, v, _, t):
     r = m / (1 - 0.8**t) / (np.sqrt(v / (1 - 0.9**t)) + 1e-3) + 0.05 * w
     return min(np.linalg.norm(w) / np.linalg.norm(r), 10.0) * r
 
 
-def eps_hat(t: int) -> float:
+def eps_hat(t):
     return float(np.sqrt(1 - 0.9**t) / (1 - 0.8**t))
 
 
@@ -74,7 +69,7 @@ lazy_adam = adam_like(lambda w, m, v, g, t: eps_hat(t) * m / (np.sqrt(v) + 1e-3)
 nesterov = adam_like(lambda w, m, v, g, t: eps_hat(t) * (0.8 * m + 0.2 * g) / (np.sqrt(v) + 1e-3))
 
 
-def ftrl(w: np.ndarray, grads: list[np.ndarray]) -> np.ndarray:
+def ftrl(w, grads):
     n, z = np.full_like(w, 0.1), np.zeros_like(w)
     for g in grads:
         after = n + g * g
@@ -84,7 +79,7 @@ def ftrl(w: np.ndarray, grads: list[np.ndarray]) -> np.ndarray:
     return w
 
 
-def lars(w: np.ndarray, grads: list[np.ndarray]) -> np.ndarray:
+def lars(w, grads):
     v = np.zeros_like(w)
     for g in grads:
         rate = 0.02 * np.linalg.norm(w) / (np.linalg.norm(g) + 0.05 * np.linalg.norm(w) + 1e-5)
@@ -93,8 +88,8 @@ def lars(w: np.ndarray, grads: list[np.ndarray]) -> np.ndarray:
     return w
 
 
-ADAM: dict[str, Any] = {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-3}
-CASES: dict[str, tuple[Callable[[Any], Any], Formula]] = {
+ADAM = {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-3}
+CASES = {
     "SGD": (lambda p: optim.SGD(p), lambda w, grads: w - 0.1 * sum(grads)),
     "Momentum": (lambda p: optim.Momentum(p, learning_rate=0.1, momentum=0.9, weight_decay=0.01), momentum),
     "AdamWeightDecay": (lambda p: optim.AdamWeightDecay(p, **ADAM, weight_decay=0.05), adam_weight_decay),
@@ -112,7 +107,7 @@ CASES: dict[str, tuple[Callable[[Any], Any], Formula]] = {
 
 @pytest.mark.parametrize(("make", "formula"), CASES.values(), ids=CASES.keys())
 @pytest.mark.parametrize("called", [False, True])
-def test_steps_follow_the_formula(make: Callable[[Any], Any], formula: Formula, called: bool) -> None:
+def test_steps_follow_the_formula(make, formula, called):
     weight = nn.Parameter(torch.from_numpy(start()))
     optimizer = make([weight])
     for gradient in map(torch.from_numpy, gradients()):
@@ -126,7 +121,7 @@ def test_steps_follow_the_formula(make: Callable[[Any], Any], formula: Formula, 
     np.testing.assert_allclose(weight.detach().numpy(), formula(start(), gradients()), rtol=1e-10)
 
 
-def test_mindspores_epsilon_goes_on_after_a_restart_and_refuses_a_group_of_different_ages() -> None:
+def test_mindspores_epsilon_goes_on_after_a_restart_and_refuses_a_group_of_different_ages():
     one, two = (nn.Parameter(torch.from_numpy(start())) for _ in range(2))
     optimizer = optim.Adam([one], **ADAM, use_eps_hat=True)
     for number, gradient in enumerate(map(torch.from_numpy, gradients())):
@@ -145,7 +140,7 @@ def test_mindspores_epsilon_goes_on_after_a_restart_and_refuses_a_group_of_diffe
 
 
 @pytest.mark.parametrize("name", ["LazyAdam", "LazyAdam ahead", "FTRL"])
-def test_rows_without_a_gradient_stay_bit_for_bit(name: str) -> None:
+def test_rows_without_a_gradient_stay_bit_for_bit(name):
     make, formula = CASES[name]
     table, scale = nn.Embedding(6, 3, sparse=True).double(), torch.arange(1.0, 4.0, dtype=torch.float64)
     with torch.no_grad():
@@ -166,7 +161,7 @@ def test_rows_without_a_gradient_stay_bit_for_bit(name: str) -> None:
     np.testing.assert_allclose(table.weight[1].detach().numpy(), right, rtol=1e-10)
 
 
-def test_decay_filter_spares_what_it_is_asked_to() -> None:
+def test_decay_filter_spares_what_it_is_asked_to():
     network = nn.Linear(3, 2)
     before = network.bias.detach().clone()
     optimizer = optim.AdamWeightDecay(network.parameters(), 0.1, weight_decay=0.5, decay_filter=lambda p: p.dim() > 1)
@@ -178,7 +173,7 @@ def test_decay_filter_spares_what_it_is_asked_to() -> None:
     torch.testing.assert_close(network.weight, weight * 0.95)
 
 
-def test_moments_of_narrow_weights_are_wide_and_named_as_mindspores() -> None:
+def test_moments_of_narrow_weights_are_wide_and_named_as_mindspores():
     weight = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
     optimizer, again = (optim.AdamWeightDecay([weight], 0.1) for _ in range(2))
     optimizer([torch.ones_like(weight)])
@@ -188,7 +183,7 @@ def test_moments_of_narrow_weights_are_wide_and_named_as_mindspores() -> None:
     assert torch.equal(again.state[weight]["adam_v"], optimizer.state[weight]["adam_v"])
 
 
-def test_lars_clips_its_rate_and_leaves_biases_alone() -> None:
+def test_lars_clips_its_rate_and_leaves_biases_alone():
     weight, bias = nn.Parameter(torch.full((2, 2), 100.0)), nn.Parameter(torch.ones(2))
     optimizer = optim.LARS(optim.SGD([weight, bias], 0.1), coefficient=1.0, use_clip=True)
     weight.grad, bias.grad = torch.full((2, 2), 0.1), torch.full((2,), 0.1)
@@ -198,7 +193,7 @@ def test_lars_clips_its_rate_and_leaves_biases_alone() -> None:
     assert optimizer.state_dict()["param_groups"][0]["lr"] == 0.1
 
 
-def test_lambs_ratio_is_one_where_a_norm_is_zero() -> None:
+def test_lambs_ratio_is_one_where_a_norm_is_zero():
     weight = nn.Parameter(torch.zeros(3))
     optimizer = optim.Lamb([weight], 0.1)
     weight.grad = torch.ones(3)
@@ -207,7 +202,7 @@ def test_lambs_ratio_is_one_where_a_norm_is_zero() -> None:
 
 
 @pytest.mark.parametrize("lars", [False, True])
-def test_wrong_gradients_are_refused_and_nothing_moves(lars: bool) -> None:
+def test_wrong_gradients_are_refused_and_nothing_moves(lars):
     network = nn.Linear(3, 2)
     before = network.weight.detach().clone()
     plain = optim.SGD(network.parameters())
@@ -220,10 +215,10 @@ def test_wrong_gradients_are_refused_and_nothing_moves(lars: bool) -> None:
 
 
 @pytest.mark.parametrize("make", [case[0] for case in CASES.values()], ids=CASES.keys())
-def test_state_survives_a_state_dict(make: Callable[[Any], Any]) -> None:
+def test_state_survives_a_state_dict(make):
     weights = [nn.Parameter(torch.from_numpy(start())) for _ in range(2)]
     first, second = make([weights[0]]), make([weights[1]])
-    saved: dict[str, Any] = {}
+    saved = {}
     for step, gradient in enumerate(map(torch.from_numpy, gradients())):
         if step == 3:
             second = make([weights[1]])
@@ -246,14 +241,14 @@ def test_state_survives_a_state_dict(make: Callable[[Any], Any]) -> None:
         (lambda p: optim.LARS(optim.SGD(p), coefficient=-1.0), "coefficient"),
     ],
 )
-def test_values_out_of_range_are_refused(make: Callable[[Any], Any], match: str) -> None:
+def test_values_out_of_range_are_refused(make, match):
     with pytest.raises(StrategyError, match=match):
         make([nn.Parameter(torch.ones(2))])
 
 
 @pytest.mark.parametrize("norm_type", [1.0, 2.0, 3.0, math.inf])
 @pytest.mark.parametrize("max_norm", [0.1, 1e9])
-def test_clipping_in_one_process_is_torchs(norm_type: float, max_norm: float) -> None:
+def test_clipping_in_one_process_is_torchs(norm_type, max_norm):
     torch.manual_seed(0)
     mine, right = nn.Linear(3, 5).double(), nn.Linear(3, 5).double()
     gradients = [torch.randn_like(parameter) for parameter in mine.parameters()]
@@ -269,21 +264,21 @@ def test_clipping_in_one_process_is_torchs(norm_type: float, max_norm: float) ->
         torch.testing.assert_close(two, other.grad, rtol=1e-12, atol=0)
 
 
-def test_tied_parameters_and_those_without_gradient_count_once_and_not_at_all() -> None:
+def test_tied_parameters_and_those_without_gradient_count_once_and_not_at_all():
     tied, without = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
     tied.grad = torch.full((4,), 3.0)
     assert float(clip_grad_norm_([tied, tied, without], 3.0)) == 6.0
     torch.testing.assert_close(tied.grad, torch.full((4,), 1.5), rtol=1e-6, atol=0)
 
 
-def test_short_gradients_are_measured_in_float32() -> None:
+def test_short_gradients_are_measured_in_float32():
     parameter = nn.Parameter(torch.zeros(2048, dtype=torch.bfloat16))
     parameter.grad = torch.full((2048,), 1.0, dtype=torch.bfloat16)
     assert float(clip_grad_norm_(parameter, 1e9)) == pytest.approx(math.sqrt(2048), rel=1e-6)
 
 
 @pytest.mark.parametrize("norm_type", [0.0, 0.5, -1.0, math.nan, "two", True])
-def test_norms_that_are_none_and_those_that_are_not_finite_are_refused(norm_type: Any) -> None:
+def test_norms_that_are_none_and_those_that_are_not_finite_are_refused(norm_type):
     parameter = nn.Parameter(torch.ones(1))
     with pytest.raises(StrategyError, match="must be 1 or more, or infinity"):
         clip_grad_norm_([parameter], 1.0, norm_type)

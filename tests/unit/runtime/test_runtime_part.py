@@ -1,10 +1,7 @@
 """Part: what one rank may do with its part of a tensor without asking the others."""
 
-from __future__ import annotations
-
 import copy
 import io
-from typing import Any
 
 import pytest
 import torch
@@ -19,13 +16,13 @@ from msrun.runtime.sharding.layout import Mesh, TensorLayout
 from msrun.runtime.tensors.plain_tensors import plain
 
 
-def placement(name: str = "fc.weight", *, rank: int = 1, dim: int = 0, **changes: Any) -> Placement:
+def placement(name="fc.weight", *, rank=1, dim=0, **changes):
     """Return that of a 4 x 6 tensor, one of its dimensions cut over two ranks."""
     layout = TensorLayout(((0,), ()) if dim == 0 else ((), (0,)))
     return Placement(name, (4, 6), layout, (), "test", Mesh((2,)), rank, 2, **changes)
 
 
-def parameter(rank: int = 1) -> Any:
+def parameter(rank=1):
     made = nn.Parameter(torch.arange(12.0).view(2, 6))
     become_part(made, placement(rank=rank))
     return made
@@ -35,7 +32,7 @@ def parameter(rank: int = 1) -> Any:
     ("rows", "bounds", "is_even"),
     [(4, (), True), (4, (0, 2, 4), True), (5, (0, 3, 5), True), (5, (0, 2, 5), False), (4, (0, 3, 4), False)],
 )
-def test_even_parts_are_those_that_torch_makes(rows: int, bounds: tuple[int, ...], is_even: bool) -> None:
+def test_even_parts_are_those_that_torch_makes(rows, bounds, is_even):
     layout = TensorLayout(((0,), ()))
     placed = Placement("w", (rows, 6), layout, (), "test", Mesh((2,)), 0, 2, bounds=bounds)
     assert placed.is_even is is_even
@@ -44,7 +41,7 @@ def test_even_parts_are_those_that_torch_makes(rows: int, bounds: tuple[int, ...
         assert is_even is (torchs == [bounds[1], rows - bounds[1]])
 
 
-def test_parameter_becomes_a_part_and_stays_the_object_that_it_is() -> None:
+def test_parameter_becomes_a_part_and_stays_the_object_that_it_is():
     class Mine(nn.Parameter):
         """A parameter of the user's own class."""
 
@@ -61,7 +58,7 @@ def test_parameter_becomes_a_part_and_stays_the_object_that_it_is() -> None:
         assert placement_of(made) is not None
 
 
-def test_results_element_by_element_are_parts() -> None:
+def test_results_element_by_element_are_parts():
     part = parameter()
     for result in (
         part + 1,
@@ -83,7 +80,7 @@ def test_results_element_by_element_are_parts() -> None:
     assert part.to_local().data_ptr() == plain(part).data_ptr()
 
 
-def test_operands_are_whole_or_this_ranks_part() -> None:
+def test_operands_are_whole_or_this_ranks_part():
     whole = torch.arange(24.0).view(4, 6)
     for rank in (0, 1):
         part, rows = parameter(rank).detach(), slice(2 * rank, 2 * rank + 2)
@@ -93,7 +90,7 @@ def test_operands_are_whole_or_this_ranks_part() -> None:
         assert torch.equal((part * whole[rows]).to_local(), (part * whole).to_local())
 
 
-def test_one_row_that_could_be_the_part_or_a_row_of_the_whole_is_refused() -> None:
+def test_one_row_that_could_be_the_part_or_a_row_of_the_whole_is_refused():
     placed = Placement("bias", (2, 6), TensorLayout(((0,), ())), (), "test", Mesh((2,)), 0, 2)
     part = as_part(torch.ones(1, 6), placed)
     with pytest.raises(ParallelError, match="bias: this rank holds"):
@@ -101,7 +98,7 @@ def test_one_row_that_could_be_the_part_or_a_row_of_the_whole_is_refused() -> No
     assert torch.equal((part * torch.ones(2, 6)).to_local(), torch.ones(1, 6))
 
 
-def test_ordinary_state_becomes_a_part_when_a_part_is_added_to_it() -> None:
+def test_ordinary_state_becomes_a_part_when_a_part_is_added_to_it():
     state = torch.zeros(2, 6)
     state.mul_(0.9).add_(parameter().detach())
     assert isinstance(state, Part)
@@ -111,11 +108,11 @@ def test_ordinary_state_becomes_a_part_when_a_part_is_added_to_it() -> None:
     assert type(states[1]) is torch.Tensor
 
 
-def test_gradients_that_autograd_returns_are_parts_and_zeros_where_the_loss_leaves_one_out() -> None:
+def test_gradients_that_autograd_returns_are_parts_and_zeros_where_the_loss_leaves_one_out():
     part, other = parameter(), parameter()
     between, ones = part * 2, torch.ones(2, 6)
 
-    def gradients(inputs: Any, **settings: Any) -> Any:
+    def gradients(inputs, **settings):
         return torch.autograd.grad(between * 3, inputs, ones, retain_graph=True, **settings)
 
     found = [*gradients(iter([part, between, other]), materialize_grads=True), *gradients({"a": part}).values()]
@@ -133,7 +130,7 @@ def test_gradients_that_autograd_returns_are_parts_and_zeros_where_the_loss_leav
     assert part.grad is None
 
 
-def test_gradient_of_rows_says_of_itself_what_this_rank_has() -> None:
+def test_gradient_of_rows_says_of_itself_what_this_rank_has():
     part = parameter()
     part.grad = torch.sparse_coo_tensor(torch.tensor([[1]]), torch.full((1, 6), 2.0), (2, 6)).coalesce()
     rows = part.grad
@@ -143,7 +140,7 @@ def test_gradient_of_rows_says_of_itself_what_this_rank_has() -> None:
     assert part.to_local().tolist() == [[0, 1, 2, 3, 4, 5], [5, 6, 7, 8, 9, 10]]
 
 
-def test_parts_do_not_leave_the_process_nor_hand_out_memory() -> None:
+def test_parts_do_not_leave_the_process_nor_hand_out_memory():
     part = parameter().detach()
     said = r"fc.weight: this rank holds \(2, 6\) of \(4, 6\)"
     for use in (part.data_ptr, part.untyped_storage, lambda: part.resize_(2), lambda: dlpack.to_dlpack(part)):
@@ -155,7 +152,7 @@ def test_parts_do_not_leave_the_process_nor_hand_out_memory() -> None:
     assert "fc.weight: this rank holds (2, 6) of (4, 6)" in f"{parameter()}"
 
 
-def test_elements_and_copies_of_other_stages_count_and_are_named() -> None:
+def test_elements_and_copies_of_other_stages_count_and_are_named():
     made = nn.Parameter(torch.empty(0, 6))
     become_part(made, placement(stages=(1,), holders=(1,), is_held=False))
     assert (made.numel(), made.dim()) == (24, 2)

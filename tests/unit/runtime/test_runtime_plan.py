@@ -1,12 +1,9 @@
 """Plans as values; prices of decisions have the memory of the program that lowering makes."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import itertools
 import json
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +15,7 @@ from torch import nn
 from msrun.errors import StrategyError
 from msrun.runtime import AutoParallel, ParallelPlan, shard
 from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.captured_graph import CapturedGraph, find_target
+from msrun.runtime.capture.captured_graph import find_target
 from msrun.runtime.cost.devices import PROFILES
 from msrun.runtime.parallel.compilation.compiled import activations_of
 from msrun.runtime.parallel.given_strategies import strategies_of
@@ -57,7 +54,7 @@ PLAN = ParallelPlan(
 )
 
 
-def test_plan_comes_back_from_json_as_it_was() -> None:
+def test_plan_comes_back_from_json_as_it_was():
     assert ParallelPlan.from_json(PLAN.to_json()) == PLAN
     assert ParallelPlan.from_json(json.dumps(PLAN.to_json())) == PLAN
     without = dataclasses.replace(PLAN, traffic=None)
@@ -73,7 +70,7 @@ def test_plan_comes_back_from_json_as_it_was() -> None:
         (lambda plan: plan.update(traffic=7), "plan.traffic: the fields of Totals are calls, bytes; found 7"),
     ],
 )
-def test_json_that_is_no_plan_is_refused_with_the_place(change: Any, text: str) -> None:
+def test_json_that_is_no_plan_is_refused_with_the_place(change, text):
     value = json.loads(json.dumps(PLAN.to_json()))
     change(value)
     with pytest.raises(StrategyError) as caught:
@@ -81,7 +78,7 @@ def test_json_that_is_no_plan_is_refused_with_the_place(change: Any, text: str) 
     assert text in str(caught.value)
 
 
-def test_plan_prints_its_explanation() -> None:
+def test_plan_prints_its_explanation():
     text = str(PLAN)
     assert text == PLAN.explain()
     assert "captured" not in text
@@ -94,7 +91,7 @@ def test_plan_prints_its_explanation() -> None:
 
 
 @pytest.mark.parametrize(("rows", "words"), [(2500, "2500 KB"), (91908, "89.8 MB"), (2**24 + 2**21, "18.0 GB")])
-def test_plan_gives_sizes_in_units_of_few_digits(rows: int, words: str) -> None:
+def test_plan_gives_sizes_in_units_of_few_digits(rows, words):
     net = nn.Linear(256, rows, bias=False, device="meta")
     plan = build_lone_plan(net, AutoParallel(net, "stand_alone").settings)
     assert plan.summary().endswith(f"parameters whole on every rank, {words}")
@@ -103,7 +100,7 @@ def test_plan_gives_sizes_in_units_of_few_digits(rows: int, words: str) -> None:
 MESH, DEVICE = build_mesh(4), PROFILES["h100"]
 
 
-def test_deciding_ends_when_two_ways_make_each_other_look_better(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deciding_ends_when_two_ways_make_each_other_look_better(monkeypatch):
     case = importlib.import_module(MODULES[0]).BINARY[0]
     graph = graph_of(case, torch.float32)
     ways = itertools.cycle({"weight": Use(TensorLayout.replicated(dims), ())} for dims in (1, 2))
@@ -112,7 +109,7 @@ def test_deciding_ends_when_two_ways_make_each_other_look_better(monkeypatch: py
     assert decide(graph, MESH, Constraints(layouts)).operators
 
 
-def transformer(data: int, model: int) -> tuple[CapturedGraph, Constraints, torch.nn.Module]:
+def transformer(data, model):
     torch.manual_seed(0)
     network = transformer_scenarios.Gpt(0.1, "layer")
     if model > 1:
@@ -133,7 +130,7 @@ def transformer(data: int, model: int) -> tuple[CapturedGraph, Constraints, torc
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("data", "model"), one_fast((2, 2), (4, 1), (1, 4)))
-def test_a_transformers_activations_are_priced_as_its_segments_keep_them(data: int, model: int) -> None:
+def test_a_transformers_activations_are_priced_as_its_segments_keep_them(data, model):
     graph, given, _ = transformer(data, model)
     decisions = decide(graph, MESH, given)
     program, found = lower(graph, decisions), price(graph, decisions, DEVICE)
@@ -145,7 +142,7 @@ def test_a_transformers_activations_are_priced_as_its_segments_keep_them(data: i
     assert found.gradient_bytes == found.parameter_bytes
 
 
-def test_optimizer_parallel_divides_parameters_and_state_and_level3_gathers_twice() -> None:
+def test_optimizer_parallel_divides_parameters_and_state_and_level3_gathers_twice():
     network, shape = nn.Sequential(nn.Linear(16, 64), nn.ReLU()), (8, 16)
     graph = capture(find_target(network), [torch.ones(shape)], {}, input_shapes=[shape], parameter_shapes={})
     decisions = decide(graph, MESH, Constraints([TensorLayout((MESH.axes, ()))]))

@@ -1,9 +1,6 @@
 """Mixed precision in one process: casts in the graph, loss scales."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -15,14 +12,14 @@ from msrun.errors import StrategyError
 from msrun.runtime import AutoParallel, WithLoss, optim, value_and_grad
 from msrun.runtime.capture.aten import apply_autocast
 from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.captured_graph import CapturedGraph, find_target
+from msrun.runtime.capture.captured_graph import find_target
 from msrun.runtime.parallel.precision import LossScale, PrecisionSpec
 
 
 class Mixture(nn.Module):
     """Operators in 16 bits, in float32, in the widest of their inputs, as they come, and mixed inside."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.embedding = nn.Embedding(10, 16)
         self.layer1 = nn.Linear(16, 16)
@@ -31,7 +28,7 @@ class Mixture(nn.Module):
         self.head = nn.Linear(16, 10, bias=False)
         self.head.weight = self.embedding.weight
 
-    def forward(self, tokens: Tensor, target: Tensor) -> Tensor:
+    def forward(self, tokens, target):
         x = self.embedding(tokens)
         h = self.norm(F.gelu(self.layer1(x)))
         h = torch.cat([h, self.recurrent(self.layer1(h))[0]], 1)
@@ -40,7 +37,7 @@ class Mixture(nn.Module):
         return F.cross_entropy(logits, target) + F.mse_loss(logits.double().float(), logits * 0.5)
 
 
-def captured_with_casts(network: nn.Module, inputs: list[Tensor], dtype: torch.dtype) -> CapturedGraph:
+def captured_with_casts(network, inputs, dtype):
     with torch.autocast("cpu", dtype):
         found = capture(
             find_target(network), inputs, {}, input_shapes=[tuple(x.shape) for x in inputs], parameter_shapes={}
@@ -49,7 +46,7 @@ def captured_with_casts(network: nn.Module, inputs: list[Tensor], dtype: torch.d
     return found
 
 
-def run_graph(found: CapturedGraph, network: nn.Module, inputs: list[Tensor], how: Any = fx.Interpreter) -> Any:
+def run_graph(found, network, inputs, how=fx.Interpreter):
     values = dict(network.named_parameters())
     given = iter(inputs)
     placeholders = [node for node in found.graph.nodes if node.op == "placeholder"]
@@ -64,7 +61,7 @@ MIXTURE = [torch.arange(20).view(4, 5) % 10, torch.arange(4)]
 
 
 @pytest.mark.parametrize("dtype", one_fast(torch.bfloat16, torch.float16))
-def test_casts_in_the_graph_give_bit_by_bit_what_autocast_gives(dtype: torch.dtype) -> None:
+def test_casts_in_the_graph_give_bit_by_bit_what_autocast_gives(dtype):
     torch.manual_seed(0)
     network = Mixture()
     result = run_graph(captured_with_casts(network, MIXTURE, dtype), network, MIXTURE)
@@ -77,14 +74,14 @@ def test_casts_in_the_graph_give_bit_by_bit_what_autocast_gives(dtype: torch.dty
     assert torch.equal(run_graph(captured_with_casts(narrow, x, dtype), narrow, x), narrow(*x)), "float64 is left alone"
 
 
-def test_types_in_the_graph_are_those_of_a_run_and_weights_arrive_in_the_type_that_reads_them() -> None:
+def test_types_in_the_graph_are_those_of_a_run_and_weights_arrive_in_the_type_that_reads_them():
     network = Mixture()
     found = captured_with_casts(network, MIXTURE, torch.bfloat16)
     types = {n.name: n.meta["val"].dtype for n in found.graph.nodes if isinstance(n.meta.get("val"), Tensor)}
-    seen: dict[str, torch.dtype] = {}
+    seen = {}
 
     class Watch(fx.Interpreter):
-        def run_node(self, n: fx.Node) -> Any:
+        def run_node(self, n):
             value = super().run_node(n)
             if isinstance(value, Tensor):
                 seen[n.name] = value.dtype
@@ -100,7 +97,7 @@ def test_types_in_the_graph_are_those_of_a_run_and_weights_arrive_in_the_type_th
 
 @pytest.mark.parametrize("form", ["module", "step"])
 @pytest.mark.parametrize("mode", ["semi_auto", "data_parallel", "stand_alone"])
-def test_mixed_precision_alone_is_torchs_autocast_and_gradients_come_without_the_scale(mode: str, form: str) -> None:
+def test_mixed_precision_alone_is_torchs_autocast_and_gradients_come_without_the_scale(mode, form):
     torch.manual_seed(0)
     network = nn.Linear(6, 3)
     x, y = torch.randn(4, 6), torch.randint(0, 3, (4,))
@@ -127,7 +124,7 @@ def test_mixed_precision_alone_is_torchs_autocast_and_gradients_come_without_the
 
 
 @pytest.mark.parametrize("make", [torch.optim.Adam, optim.Adam])
-def test_overflow_makes_an_optimizer_do_nothing_at_all(make: Any) -> None:
+def test_overflow_makes_an_optimizer_do_nothing_at_all(make):
     network = nn.Linear(2, 1)
     optimizer = make(network.parameters(), lr=0.1, weight_decay=0.1)
     step = AutoParallel(network).mixed_precision("bfloat16", "dynamic")
@@ -143,7 +140,7 @@ def test_overflow_makes_an_optimizer_do_nothing_at_all(make: Any) -> None:
     assert step.loss_scale == 2.0**15
 
 
-def test_dynamic_scale_halves_at_once_and_doubles_after_2000_good_steps() -> None:
+def test_dynamic_scale_halves_at_once_and_doubles_after_2000_good_steps():
     scale = LossScale(PrecisionSpec("float16", "dynamic"), is_shared=False)
     good, bad = [torch.ones(1)], [torch.tensor([math.nan])]
     assert not scale.accepts(bad)
@@ -170,12 +167,12 @@ def test_dynamic_scale_halves_at_once_and_doubles_after_2000_good_steps() -> Non
         (("float16", True), "a number above 0"),
     ],
 )
-def test_wrong_words_of_mixed_precision_are_refused(words: Any, text: str) -> None:
+def test_wrong_words_of_mixed_precision_are_refused(words, text):
     with pytest.raises(StrategyError, match=text):
         AutoParallel(nn.Linear(2, 2)).mixed_precision(*words)
 
 
-def test_two_scales_for_one_parameter_and_a_scale_with_fsdp_are_refused() -> None:
+def test_two_scales_for_one_parameter_and_a_scale_with_fsdp_are_refused():
     network = nn.Linear(2, 1)
     AutoParallel(network).mixed_precision("float16", 2)(torch.ones(1, 2))
     with pytest.raises(StrategyError, match="is trained by two AutoParallel with a loss scale"):

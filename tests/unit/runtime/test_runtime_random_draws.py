@@ -1,15 +1,10 @@
 """Networks that draw: the same numbers for the same seed and step, whole, in copies, captured; what is refused."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from asked_cases import every_third_fast
-from torch import Tensor, fx, nn
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from msrun.errors import CaptureError, StrategyError
@@ -24,7 +19,7 @@ from msrun.runtime.sharding.operators.dropout import BATCH_DIM, CALL, LOST, CutS
 
 
 @pytest.fixture(autouse=True)
-def _seed() -> Iterator[None]:
+def _seed():
     torch.manual_seed(11)
     yield
 
@@ -32,29 +27,29 @@ def _seed() -> Iterator[None]:
 class Network(nn.Module):
     """Its result shows what it has drawn."""
 
-    def __init__(self, call: Callable[[Tensor], Any]) -> None:
+    def __init__(self, call):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(6, dtype=torch.float64))
         self.call = call
 
-    def forward(self, x: Tensor) -> Any:
+    def forward(self, x):
         return self.call(x * self.weight)
 
 
 X = torch.full((8, 6), 0.5, dtype=torch.float64)
 
 
-def steps(call: Callable[[Tensor], Any], count: int = 2, x: Tensor = X) -> list[Tensor]:
+def steps(call, count=2, x=X):
     """Return the results of a network's first steps on one process."""
     step = AutoParallel(Network(call))
     return [step(x).detach() for _ in range(count)]
 
 
-def alone(call: Callable[[Tensor], Any], x: Tensor = X) -> Tensor:
+def alone(call, x=X):
     return steps(call, 1, x)[0]
 
 
-def graph_of(call: Callable[[Tensor], Any], rows: int = 4) -> fx.Graph:
+def graph_of(call, rows=4):
     x, shape = torch.full((rows, 6), 0.5, dtype=torch.float64), (rows, 6)
     return capture(find_target(Network(call)), [x], {}, input_shapes=[shape], parameter_shapes={}).graph
 
@@ -62,7 +57,7 @@ def graph_of(call: Callable[[Tensor], Any], rows: int = 4) -> fx.Graph:
 LADDER = torch.arange(600.0, dtype=torch.float64).view(25, 24)
 
 
-CALLS: dict[str, Callable[[Tensor], Any]] = {
+CALLS = {
     "rand": lambda x: torch.rand(8, 6),
     "rand-of-a-size": lambda x: torch.rand(size=(8, 6), dtype=torch.float64),
     "rand_like": torch.rand_like,
@@ -100,7 +95,7 @@ CALLS: dict[str, Callable[[Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", every_third_fast(CALLS, 4))
-def test_numbers_follow_from_the_seed_and_the_step_alone(name: str) -> None:
+def test_numbers_follow_from_the_seed_and_the_step_alone(name):
     first, second = steps(CALLS[name])
     assert not torch.equal(first, second)
     torch.rand(99)  # what others draw does not matter
@@ -109,7 +104,7 @@ def test_numbers_follow_from_the_seed_and_the_step_alone(name: str) -> None:
     assert not torch.equal(alone(CALLS[name]), first)
 
 
-def test_gradients_are_those_of_torchs_operators() -> None:
+def test_gradients_are_those_of_torchs_operators():
     x = torch.full((8, 6), -0.5, dtype=torch.float64, requires_grad=True)
     y = AutoParallel(Network(lambda x: F.rrelu(x, training=True)))(x)
     (gradient,) = torch.autograd.grad(y.sum(), x)
@@ -118,8 +113,8 @@ def test_gradients_are_those_of_torchs_operators() -> None:
     assert not gradient.any()
 
 
-def test_own_generators_and_first_values_of_parameters_are_left_to_torch() -> None:
-    def call(x: Tensor) -> Tensor:
+def test_own_generators_and_first_values_of_parameters_are_left_to_torch():
+    def call(x):
         generator = torch.Generator().manual_seed(5)
         weight = nn.init.normal_(nn.Parameter(torch.empty(6)))
         return torch.rand(8, 6, generator=generator) + x.detach() * 0 + weight.detach()
@@ -132,10 +127,10 @@ def test_own_generators_and_first_values_of_parameters_are_left_to_torch() -> No
     assert torch.allclose(found.float(), right)
 
 
-def test_in_place_draws_write_and_keep_the_memory_of_their_tensor() -> None:
-    kept: dict[str, Tensor] = {}
+def test_in_place_draws_write_and_keep_the_memory_of_their_tensor():
+    kept = {}
 
-    def call(x: Tensor) -> Tensor:
+    def call(x):
         kept["given"] = torch.zeros(6, 8).t()
         kept["found"] = kept["given"].uniform_(1, 2)
         return kept["found"]
@@ -145,32 +140,32 @@ def test_in_place_draws_write_and_keep_the_memory_of_their_tensor() -> None:
     assert float(kept["given"].min()) >= 1
     assert alone(lambda x: torch.rand_like(x.t())).stride() == (1, 6)
 
-    def drop(x: Tensor) -> Tensor:
+    def drop(x):
         kept["given"] = x * 2
         return F.dropout(kept["given"], 0.5, inplace=True)
 
     assert torch.equal(alone(drop), kept["given"])
 
 
-def test_copies_of_a_batch_on_one_process_draw_what_the_whole_batch_draws() -> None:
-    def draws(x: Tensor) -> Tensor:
+def test_copies_of_a_batch_on_one_process_draw_what_the_whole_batch_draws():
+    def draws(x):
         noise = torch.randn(x.shape[0], 1) + torch.rand_like(x) + torch.rand(6)
         joined = torch.rand_like(torch.stack([x, x], 1).flatten(0, 1)).view(-1, 2, 6).sum(1)
         second = torch.empty(3, x.shape[0], 6).uniform_().sum(0)
         return (noise + joined + second + torch.rand(()) + x.new_empty(x.shape[0], 1).bernoulli_(0.5)).detach() + 0 * x
 
-    def call(x: Tensor) -> Tensor:
+    def call(x):
         return F.dropout(F.dropout(draws(x), 0.2), 0.2)
 
     right = alone(call)
     network = MicroBatchInterleaved(Network(call), 2)
-    seen: list[Tensor] = []
+    seen = []
     network.network.register_forward_hook(lambda module, given, result: seen.append(result.detach()))
     AutoParallel(network)(X)
     assert torch.equal(torch.cat(seen), right)
 
 
-def test_torchs_own_numbers_on_several_ranks_are_announced_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_torchs_own_numbers_on_several_ranks_are_announced_once(caplog):
     network = MicroBatchInterleaved(Network(lambda x: x * 0 + torch.randperm(8).sum()), 2)
     step = AutoParallel(network)
     for _ in range(2):
@@ -180,7 +175,7 @@ def test_torchs_own_numbers_on_several_ranks_are_announced_once(caplog: pytest.L
     ]
 
 
-def test_network_that_drops_nothing_takes_no_step() -> None:
+def test_network_that_drops_nothing_takes_no_step():
     calls = {"drops": False}
     step = AutoParallel(Network(lambda x: F.dropout(x, training=calls["drops"])))
     x = X
@@ -189,7 +184,7 @@ def test_network_that_drops_nothing_takes_no_step() -> None:
     assert torch.equal(step(x), alone(F.dropout))
 
 
-def test_stream_goes_on_from_its_state_in_another_network() -> None:
+def test_stream_goes_on_from_its_state_in_another_network():
     network = Network(F.dropout)
     step, x = AutoParallel(network), X
     step(x), step(x)
@@ -205,7 +200,7 @@ def test_stream_goes_on_from_its_state_in_another_network() -> None:
     assert take_stream_state([torch.ones(1)]) is None
 
 
-def test_gradient_is_the_mask_and_so_is_the_second_one() -> None:
+def test_gradient_is_the_mask_and_so_is_the_second_one():
     x = torch.ones(8, 6, dtype=torch.float64, requires_grad=True)
     y = AutoParallel(Network(lambda x: F.dropout(x, 0.25)))(x)
     (gradient,) = torch.autograd.grad((y**2).sum(), x, create_graph=True)
@@ -215,11 +210,11 @@ def test_gradient_is_the_mask_and_so_is_the_second_one() -> None:
 
 
 @pytest.mark.parametrize("needs_weights", [True, False])
-def test_dropout_inside_multi_head_attention_is_ours(needs_weights: bool) -> None:
+def test_dropout_inside_multi_head_attention_is_ours(needs_weights):
     attention = nn.MultiheadAttention(6, 2, dropout=0.5, dtype=torch.float64)
     x = torch.ones(4, 3, 6, dtype=torch.float64)
 
-    def call(x: Tensor) -> Tensor:
+    def call(x):
         return attention(x, x * 2, x, need_weights=needs_weights)[0]
 
     first, second = steps(call, x=x)
@@ -230,8 +225,8 @@ def test_dropout_inside_multi_head_attention_is_ours(needs_weights: bool) -> Non
     assert torch.equal(*steps(call, x=x))
 
 
-def test_attention_without_anything_to_drop_is_torchs_own() -> None:
-    def call(x: Tensor, p: float) -> Tensor:
+def test_attention_without_anything_to_drop_is_torchs_own():
+    def call(x, p):
         q = x.view(2, 4, 6)
         mask = torch.ones(4, 4, dtype=torch.bool).tril(-1)  # the first row sees nothing
         return F.scaled_dot_product_attention(q, q, q, mask, dropout_p=p).nan_to_num()
@@ -240,7 +235,7 @@ def test_attention_without_anything_to_drop_is_torchs_own() -> None:
 
 
 @pytest.mark.parametrize("is_reentrant", [True, False])
-def test_gradient_of_recomputed_dropout_belongs_to_the_mask_of_its_forward_pass(is_reentrant: bool) -> None:
+def test_gradient_of_recomputed_dropout_belongs_to_the_mask_of_its_forward_pass(is_reentrant):
     x = torch.rand(8, 6, dtype=torch.float64).requires_grad_()
     step = AutoParallel(Network(lambda x: checkpoint(F.dropout, x, 0.5, use_reentrant=is_reentrant)))
     y = step(x).sum()
@@ -249,7 +244,7 @@ def test_gradient_of_recomputed_dropout_belongs_to_the_mask_of_its_forward_pass(
     assert float((x.grad * x.detach()).sum()) == pytest.approx(float(y.detach()))
 
 
-def test_compiled_network_drops_anew_at_every_step() -> None:
+def test_compiled_network_drops_anew_at_every_step():
     network = Network(lambda x: F.dropout(x, 0.5))
     step = AutoParallel(torch.compile(network, backend="eager"))
     x = X
@@ -259,7 +254,7 @@ def test_compiled_network_drops_anew_at_every_step() -> None:
     assert set(third.unique().tolist()) == {0.0, 1.0}
 
 
-def test_wrong_probability_is_refused_as_torch_refuses_it() -> None:
+def test_wrong_probability_is_refused_as_torch_refuses_it():
     with pytest.raises(ValueError, match="but got 1"):
         alone(lambda x: F.dropout(x, 1.5))
 
@@ -268,15 +263,15 @@ class Turned(torch.autograd.Function):
     """The transpose: nobody knows what a custom function does with its dimensions."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx, x):
         return x.t().contiguous()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+    def backward(ctx, gradient):
         return gradient.t()
 
 
-def rows_found(call: Callable[[Tensor], Tensor], rows: int = 4) -> list[int | None]:
+def rows_found(call, rows=4):
     return [node.meta[BATCH_DIM] for node in graph_of(call, rows).nodes if CALL in node.meta]
 
 
@@ -311,13 +306,11 @@ def rows_found(call: Callable[[Tensor], Tensor], rows: int = 4) -> list[int | No
         ]
     ),
 )
-def test_rows_of_the_batch_are_found_in_what_is_drawn(
-    call: Callable[[Tensor], Tensor], expected: int | None, rows: int
-) -> None:
+def test_rows_of_the_batch_are_found_in_what_is_drawn(call, expected, rows):
     assert rows_found(call, rows) == [expected]
 
 
-def test_network_whose_random_numbers_nobody_can_find_the_rows_of_runs_in_one_part() -> None:
+def test_network_whose_random_numbers_nobody_can_find_the_rows_of_runs_in_one_part():
     for call in (F.dropout, lambda x: x + torch.rand(6)):
         refuse_lost_rows(graph_of(call), 2)
     for call, name in (
@@ -332,8 +325,8 @@ def test_network_whose_random_numbers_nobody_can_find_the_rows_of_runs_in_one_pa
 PLAIN = nn.GRU(6, 6, 2, dtype=torch.float64)
 
 
-def test_draws_are_numbered_in_the_order_of_the_network_without_those_that_draw_nothing() -> None:
-    def call(x: Tensor) -> Tensor:
+def test_draws_are_numbered_in_the_order_of_the_network_without_those_that_draw_nothing():
+    def call(x):
         x = F.dropout(x, training=False) + F.dropout(x, 0.0) + F.rrelu(x) + PLAIN(x.unsqueeze(1))[0][:, 0]
         first = F.dropout(x).t()
         second = F.dropout(first).reshape(-1) + torch.rand(24)
@@ -366,7 +359,7 @@ DROPPING = nn.GRU(6, 6, 2, dropout=0.5, dtype=torch.float64)
         ]
     ),
 )
-def test_other_random_operators_are_refused_with_what_to_do(call: Callable[[Tensor], Tensor], name: str) -> None:
+def test_other_random_operators_are_refused_with_what_to_do(call, name):
     with pytest.raises(CaptureError) as caught:
         graph_of(call, 8)
     assert name in str(caught.value)
@@ -377,12 +370,12 @@ def test_other_random_operators_are_refused_with_what_to_do(call: Callable[[Tens
 OUTSIDE = torch.zeros(6)
 
 
-def test_draw_into_memory_from_outside_is_refused() -> None:
+def test_draw_into_memory_from_outside_is_refused():
     with pytest.raises(CaptureError, match=r"aten\.uniform_ changes"):
         rows_found(lambda x: x + OUTSIDE.uniform_())
 
 
-def test_random_numbers_made_of_nothing_are_drawn_in_the_part_that_all_readers_take() -> None:
+def test_random_numbers_made_of_nothing_are_drawn_in_the_part_that_all_readers_take():
     shape, rows = (4, 6), TensorLayout(((0,), ()))
     network = Network(lambda x: (x * torch.rand(4, 6) * torch.rand(4, 6)[:, 1:2]).sum())
     x = torch.ones(shape, dtype=torch.float64)

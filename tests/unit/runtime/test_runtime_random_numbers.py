@@ -1,18 +1,13 @@
 """Random numbers: distributions and masks, parts of one whole, rows of the batch, each call on its own."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from asked_cases import one_fast
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from msrun.errors import ParallelError, StrategyError
 from msrun.runtime.nn.random_calls import drop, mask_shape
@@ -27,15 +22,15 @@ MANY = 1 << 18
 FLOATS = [torch.float32, torch.float64]
 
 
-def source(shape: tuple[int, ...] = (MANY,), key: DrawKey | None = None, call: int = 0) -> Source:
+def source(shape=(MANY,), key=None, call=0):
     return Source(key or DrawKey(7, 3), call, Box.whole(shape), None, CPU)
 
 
-def whole_mask(shape: tuple[int, ...], p: float = 0.5, key: DrawKey | None = None, call: int = 0) -> Tensor:
+def whole_mask(shape, p=0.5, key=None, call=0):
     return keep_mask(key or DrawKey(7, 0), call, p, Box.whole(shape), 0, CPU)
 
 
-def distance(values: Tensor, cumulative: Callable[[Tensor], Tensor]) -> float:
+def distance(values, cumulative):
     """Return Kolmogorov's distance times the root of the count: 1.95 has a chance of one in a thousand."""
     ordered = values.double().sort().values
     expected, count = cumulative(ordered), len(ordered)
@@ -45,7 +40,7 @@ def distance(values: Tensor, cumulative: Callable[[Tensor], Tensor]) -> float:
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("seed", range(3))
-def test_uniform_numbers_are_uniform_and_have_all_digits_of_their_type(dtype: torch.dtype, seed: int) -> None:
+def test_uniform_numbers_are_uniform_and_have_all_digits_of_their_type(dtype, seed):
     values = source(key=DrawKey(seed, 1)).uniform(dtype)
     assert values.dtype == dtype
     assert 0 <= float(values.min()) < float(values.max()) < 1
@@ -57,7 +52,7 @@ def test_uniform_numbers_are_uniform_and_have_all_digits_of_their_type(dtype: to
 
 
 @pytest.mark.parametrize(("dtype", "digits"), [(torch.float16, 11), (torch.bfloat16, 8)])
-def test_short_uniform_numbers_stay_below_1(dtype: torch.dtype, digits: int) -> None:
+def test_short_uniform_numbers_stay_below_1(dtype, digits):
     values = source().uniform(dtype).double()
     assert float(values.max()) == 1 - 2.0**-digits
     assert float(values.min()) == 0
@@ -66,7 +61,7 @@ def test_short_uniform_numbers_stay_below_1(dtype: torch.dtype, digits: int) -> 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("seed", range(3))
-def test_normal_numbers_have_the_shape_moments_and_tails_of_the_distribution(dtype: torch.dtype, seed: int) -> None:
+def test_normal_numbers_have_the_shape_moments_and_tails_of_the_distribution(dtype, seed):
     values = source(key=DrawKey(seed, 2)).normal(dtype).double()
     assert distance(values, lambda x: 0.5 * torch.special.erfc(-x / math.sqrt(2))) < 1.95
     assert abs(float(values.mean())) < 5 / math.sqrt(MANY)
@@ -79,14 +74,14 @@ def test_normal_numbers_have_the_shape_moments_and_tails_of_the_distribution(dty
     assert abs(neighbours) < 5
 
 
-def drawn(name: str, *args: Any, dtype: torch.dtype = torch.float32, shape: tuple[int, ...] = (MANY,)) -> Tensor:
+def drawn(name, *args, dtype=torch.float32, shape=(MANY,)):
     packet, overload = name.split(".")
     operator = getattr(getattr(aten, packet), overload)
     return draw(operator, arguments_of(operator, (torch.empty(shape, dtype=dtype), *args), {}), source(shape))
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.float16, torch.bfloat16])
-def test_exponential_numbers_have_their_distribution_and_their_logarithms_are_numbers(dtype: torch.dtype) -> None:
+def test_exponential_numbers_have_their_distribution_and_their_logarithms_are_numbers(dtype):
     values = drawn("exponential.default", 2.0, dtype=dtype)
     assert values.dtype == dtype
     assert float(values.min()) > 0
@@ -96,10 +91,10 @@ def test_exponential_numbers_have_their_distribution_and_their_logarithms_are_nu
         assert distance(values, lambda x: 1 - (-2.0 * x).exp()) < 1.95
 
 
-def test_words_at_their_limits_give_finite_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_at_their_limits_give_finite_numbers(monkeypatch):
     words = torch.tensor([0, -1, 1, -(1 << 31), (1 << 31) - 1], dtype=torch.int32)
 
-    def fill(*args: Any) -> Tensor:
+    def fill(*args):
         _key, _call, box, _dim, _device, dtype, count, write = args
         out = torch.empty(box.sizes, dtype=dtype)
         write([words.clone() for _ in range(count)], out)
@@ -121,7 +116,7 @@ def test_words_at_their_limits_give_finite_numbers(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("p", [0.0, 1e-12, 0.1, 0.5, 1 - 1e-12, 1.0])
-def test_share_of_bernoulli_numbers_is_what_was_asked(p: float) -> None:
+def test_share_of_bernoulli_numbers_is_what_was_asked(p):
     for values in (drawn("bernoulli.p", p), drawn("bernoulli.Tensor", torch.full((MANY,), p, dtype=torch.float64))):
         assert values.dtype == torch.float32
         assert set(values.unique().tolist()) <= {0.0, 1.0}
@@ -129,7 +124,7 @@ def test_share_of_bernoulli_numbers_is_what_was_asked(p: float) -> None:
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (-3, 7), (0, 1 << 31), (5, (1 << 40) + 5), (0, (1 << 63) - 1)])
-def test_whole_numbers_are_uniform_in_their_range(low: int, high: int) -> None:
+def test_whole_numbers_are_uniform_in_their_range(low, high):
     values = source().integers(low, high)
     assert low <= int(values.min()) <= int(values.max()) < high
     if high - low == 10:
@@ -139,7 +134,7 @@ def test_whole_numbers_are_uniform_in_their_range(low: int, high: int) -> None:
         assert distance((values - low).double() / (high - low), lambda x: x) < 1.95
 
 
-def test_what_is_out_of_range_is_refused() -> None:
+def test_what_is_out_of_range_is_refused():
     for p in (-0.1, 1.1, math.nan):
         for name, value in (("bernoulli.p", p), ("bernoulli.Tensor", torch.full((MANY,), p))):
             with pytest.raises(ValueError, match="bernoulli expects p to be in"):
@@ -149,7 +144,7 @@ def test_what_is_out_of_range_is_refused() -> None:
             source().integers(low, high)
 
 
-def test_other_distributions_have_their_moments() -> None:
+def test_other_distributions_have_their_moments():
     assert distance(drawn("uniform.default", -1.0, 3.0), lambda x: (x + 1) / 4) < 1.95
     assert distance(drawn("cauchy.default", 1.0, 2.0), lambda x: ((x - 1) / 2).atan() / math.pi + 0.5) < 1.95
     geometric = drawn("geometric.default", 0.25).double()
@@ -169,7 +164,7 @@ def test_other_distributions_have_their_moments() -> None:
 
 @pytest.mark.parametrize("p", [0.01, 0.1, 0.5, 0.9])
 @pytest.mark.parametrize("shape", [(400, 500), (200_000,), (4, 5, 100, 100)])
-def test_share_of_kept_elements_is_what_was_asked(p: float, shape: tuple[int, ...]) -> None:
+def test_share_of_kept_elements_is_what_was_asked(p, shape):
     kept = whole_mask(shape, p).double()
     deviation = math.sqrt(p * (1 - p) / kept.numel())
     assert abs(kept.mean() - (1 - p)) < 5 * deviation
@@ -178,10 +173,10 @@ def test_share_of_kept_elements_is_what_was_asked(p: float, shape: tuple[int, ..
     assert float(rows.var()) == pytest.approx(p * (1 - p) / length, rel=0.5)
 
 
-def test_elements_behind_the_first_2_to_the_32_have_masks_of_their_own() -> None:
+def test_elements_behind_the_first_2_to_the_32_have_masks_of_their_own():
     """Whichever part is drawn: a run of consecutive elements or one with gaps, across the border or beside it."""
 
-    def drawn(*box: tuple[int, int], shape: tuple[int, ...]) -> Tensor:
+    def drawn(*box, shape):
         begins, sizes = zip(*box, strict=True)
         return keep_mask(DrawKey(7, 0), 0, 0.5, Box(shape, begins, sizes), None, CPU)
 
@@ -200,7 +195,7 @@ def test_elements_behind_the_first_2_to_the_32_have_masks_of_their_own() -> None
     assert torch.equal(rows[2], drawn((far, 1 << 14), shape=long))
 
 
-def test_masks_of_other_calls_steps_seeds_and_neighbours_have_nothing_in_common() -> None:
+def test_masks_of_other_calls_steps_seeds_and_neighbours_have_nothing_in_common():
     base = whole_mask((300, 700))
     keys = [(DrawKey(7, 0), 1), (DrawKey(7, 1), 0), (DrawKey(8, 0), 0), (DrawKey(7, 1), 1), (DrawKey(-7, 0), 0)]
     others = [whole_mask((300, 700), key=key, call=call) for key, call in keys]
@@ -211,14 +206,14 @@ def test_masks_of_other_calls_steps_seeds_and_neighbours_have_nothing_in_common(
         assert abs(agreement - 0.5) < 5 * 0.5 / math.sqrt(base.numel())
 
 
-def test_extremes_keep_everything_or_nothing() -> None:
+def test_extremes_keep_everything_or_nothing():
     assert whole_mask((50, 50), 0.0).all()
     assert not whole_mask((50, 50), 1.0).any()
     assert whole_mask(()).shape == ()
     assert whole_mask((0, 3)).shape == (0, 3)
 
 
-OPERATORS: dict[str, tuple[Any, ...]] = {
+OPERATORS = {
     "aten.rand_like.default": (),
     "aten.randn_like.default": (),
     "aten.normal_functional.default": (1.0, 2.0),
@@ -231,7 +226,7 @@ OPERATORS: dict[str, tuple[Any, ...]] = {
 
 
 @st.composite
-def parts(draw: st.DrawFn) -> tuple[Mesh, tuple[int, ...], TensorLayout]:
+def parts(draw):
     mesh = Mesh(draw(st.sampled_from([(2, 2), (3, 2), (4,), (2, 2, 2)])))
     ndim = draw(st.integers(1, 4))
     places = [draw(st.integers(-1, ndim - 1)) for _ in mesh.axes]
@@ -245,14 +240,12 @@ def parts(draw: st.DrawFn) -> tuple[Mesh, tuple[int, ...], TensorLayout]:
 @pytest.mark.parametrize("operator", OPERATORS)
 @settings(max_examples=5)
 @given(case=parts())
-def test_every_ranks_draw_is_its_part_of_the_whole_one(
-    operator: str, dtype: torch.dtype, case: tuple[Mesh, tuple[int, ...], TensorLayout]
-) -> None:
+def test_every_ranks_draw_is_its_part_of_the_whole_one(operator, dtype, case):
     mesh, shape, layout = case
     key = DrawKey(3, 5).to_tensor()
     value = torch.linspace(0, 1, math.prod(shape), dtype=dtype).view(shape) - (0.5 if "rrelu" in operator else 0)
 
-    def result(local: Tensor, place: int, part: CutShape) -> Any:
+    def result(local, place, part):
         given = (local, *OPERATORS[operator])
         return draw_part(
             key, torch.tensor(place), given, {}, operator=operator, call=2, part=tuple(part), batch_dim=None
@@ -265,7 +258,7 @@ def test_every_ranks_draw_is_its_part_of_the_whole_one(
 
 
 @given(parts())
-def test_every_ranks_mask_is_its_part_of_the_whole_one(case: tuple[Mesh, tuple[int, ...], TensorLayout]) -> None:
+def test_every_ranks_mask_is_its_part_of_the_whole_one(case):
     mesh, shape, layout = case
     key = DrawKey(3, 5)
     right = keep_mask(key, 2, 0.4, Box.whole(shape), None, CPU)
@@ -275,7 +268,7 @@ def test_every_ranks_mask_is_its_part_of_the_whole_one(case: tuple[Mesh, tuple[i
         assert torch.equal(mine, right[layout.slices(mesh, shape, rank)])
 
 
-def test_long_tensors_are_worked_on_in_blocks_without_a_seam() -> None:
+def test_long_tensors_are_worked_on_in_blocks_without_a_seam():
     right = whole_mask((3, 50_000))
     assert torch.equal(whole_mask((150_000,)).view(3, -1), right)
     for begin, size in ((0, 70_000), (70_000, 80_000), (149_999, 1)):
@@ -286,9 +279,7 @@ def test_long_tensors_are_worked_on_in_blocks_without_a_seam() -> None:
 @pytest.mark.parametrize("batch_parts", [1, 2, 4])
 @pytest.mark.parametrize("joined", [1, 3])
 @pytest.mark.parametrize("batch_dim", [0, 1])
-def test_rows_of_a_copy_have_the_masks_of_their_rows_in_the_whole_batch(
-    batch_parts: int, joined: int, batch_dim: int
-) -> None:
+def test_rows_of_a_copy_have_the_masks_of_their_rows_in_the_whole_batch(batch_parts, joined, batch_dim):
     """Each rank's rows are cut into copies: of two ranks with rows 0, 1 | 2, 3 the copies have 0, 2 and 1, 3."""
     rows, copies = 8, 2
     right = whole_mask((rows * joined, 5)) if batch_dim == 0 else whole_mask((5, rows * joined))
@@ -301,28 +292,28 @@ def test_rows_of_a_copy_have_the_masks_of_their_rows_in_the_whole_batch(
         assert torch.equal(mine.movedim(batch_dim, 0).unflatten(0, (4, joined)), taken)
 
 
-def test_copies_of_rows_that_nobody_can_find_are_refused() -> None:
+def test_copies_of_rows_that_nobody_can_find_are_refused():
     part, place = CutShape((2,), (12,), ((),)), torch.tensor(0)
     with pytest.raises(StrategyError, match="2 copies of the batch cannot have the numbers of one"):
         part_mask(DrawKey(1, 0, 0, 2).to_tensor(), place, 0, 0.5, part, LOST, CPU)
     assert part_mask(DrawKey(1, 0).to_tensor(), place, 0, 0.5, part, LOST, CPU).shape == (12,)
 
 
-def test_alpha_dropout_keeps_mean_and_variance_of_standard_numbers() -> None:
+def test_alpha_dropout_keeps_mean_and_variance_of_standard_numbers():
     x = torch.randn(400, 500, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     y = drop(x, whole_mask((400, 500), 0.2), 0.2, "alpha_dropout")
     assert float(y.mean()) == pytest.approx(0, abs=0.02)
     assert float(y.var()) == pytest.approx(1, rel=0.02)
 
 
-def test_feature_dropout_drops_whole_channels() -> None:
+def test_feature_dropout_drops_whole_channels():
     shape = mask_shape("feature_dropout", (20, 30, 4, 5))
     y = drop(torch.ones(20, 30, 4, 5), whole_mask(shape, 0.25), 0.25, "feature_dropout").flatten(2)
     assert torch.equal(y.amin(-1), y.amax(-1))
     assert y.unique().tolist() == pytest.approx([0.0, 4 / 3])
 
 
-def test_key_travels_as_a_tensor() -> None:
+def test_key_travels_as_a_tensor():
     key = DrawKey((1 << 64) - 5, 3, 1, 2, 4)
     back = DrawKey.of_tensor(key.to_tensor())
     assert dataclasses.replace(back, seed=back.seed % (1 << 64)) == key

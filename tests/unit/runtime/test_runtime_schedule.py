@@ -1,21 +1,17 @@
 """Orders of a pipeline, turns of interleaved copies, and the overlap law on a virtual clock."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
-from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
 import torch
 from asked_cases import one_fast
 from placed_parameters import placed
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from msrun.errors import StrategyError
 from msrun.runtime import shard
@@ -25,11 +21,10 @@ from msrun.runtime.execute import executor, segment_runner
 from msrun.runtime.execute.segment_runner import SegmentRunner
 from msrun.runtime.execute.transfers import TensorFuture
 from msrun.runtime.parallel.batch.parts import BatchParts
-from msrun.runtime.parallel.compilation.compiled import CompiledCall, build_compiled_call
+from msrun.runtime.parallel.compilation.compiled import build_compiled_call
 from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.parallel.pipeline.schedule import (
     WORDS,
-    Action,
     build_schedule,
     choose_schedule,
     default_chunks,
@@ -42,8 +37,8 @@ from msrun.runtime.partition.partition import partition
 from msrun.runtime.schedule import deferred_weights
 from msrun.runtime.schedule.replay import backward_slots, forward_slots, join_slots
 from msrun.runtime.schedule.segments import Crossing, Segment
-from msrun.runtime.sharding.collective import Collective, Kind
-from msrun.runtime.sharding.layout import Mesh, TensorLayout, build_mesh
+from msrun.runtime.sharding.collective import Collective
+from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 
 made = cache(build_schedule)
 NAMES = ("gpipe", "1f1b", "eager_1f1b", "interleaved", "zero_bubble", "zero_bubble", "zbv", "dualpipev")
@@ -63,7 +58,7 @@ of_all = pytest.mark.parametrize(("name", "chunks", "ranks", "micro_size"), CASE
 
 
 @of_all
-def test_bubble_is_the_formula(name: str, chunks: int, ranks: int, micro_size: int) -> None:
+def test_bubble_is_the_formula(name, chunks, ranks, micro_size):
     """Narayanan et al. 2021: (P-1)/(m+P-1), interleaved (P-1)/(V m+P-1). Qi et al. 2023, ZB-H1 (torch's ZB1P): P-1
     units of idle time where F = I = W = 1: (P-1)/(3 V m + P-1). ZBV and DualPipeV likewise from 2 P micro batches."""
     work = chunks * micro_size * (3 if name in SPLIT else 1)
@@ -72,9 +67,7 @@ def test_bubble_is_the_formula(name: str, chunks: int, ranks: int, micro_size: i
 
 
 @of_all
-def test_every_micro_batch_goes_once_forward_and_once_back_through_every_stage(
-    name: str, chunks: int, ranks: int, micro_size: int
-) -> None:
+def test_every_micro_batch_goes_once_forward_and_once_back_through_every_stage(name, chunks, ranks, micro_size):
     schedule = made(name, ranks, chunks, micro_size)
     places = {(stage, micro) for stage in range(ranks * chunks) for micro in range(micro_size)}
     for rank, row in enumerate(schedule.actions):
@@ -88,12 +81,10 @@ def test_every_micro_batch_goes_once_forward_and_once_back_through_every_stage(
 
 
 @of_all
-def test_two_ranks_have_their_messages_to_each_other_in_one_order(
-    name: str, chunks: int, ranks: int, micro_size: int
-) -> None:
+def test_two_ranks_have_their_messages_to_each_other_in_one_order(name, chunks, ranks, micro_size):
     """In both directions together: a backend without tags, such as NCCL, runs them one after the other."""
     schedule = made(name, ranks, chunks, micro_size)
-    orders: dict[tuple[int, int], list[tuple[str, int, int]]] = {}
+    orders = {}
     for rank, row in enumerate(schedule.actions):
         for action in (action for action in row if not action.computes):
             way = 1 if action.kind.endswith("F") else -1
@@ -112,7 +103,7 @@ def test_two_ranks_have_their_messages_to_each_other_in_one_order(
     ("name", "held"),
     [("gpipe", 8), ("1f1b", 4), ("eager_1f1b", 7), ("interleaved", 11), ("zero_bubble", 4), ("zbv", 8)],
 )
-def test_fullest_rank_holds_the_forward_passes_that_the_schedule_is_known_for(name: str, held: int) -> None:
+def test_fullest_rank_holds_the_forward_passes_that_the_schedule_is_known_for(name, held):
     """4 ranks, 8 micro batches: gpipe all of them, 1f1b P, eager 2 P - 1, interleaved V P + P - 1, ZBV 2 P halves."""
     assert build_schedule(name, 4, default_chunks(name, interleave=False), 8).most_held == held
 
@@ -129,16 +120,14 @@ def test_fullest_rank_holds_the_forward_passes_that_the_schedule_is_known_for(na
         ("gpipe", 2, 2, 4, r"gpipe: 4 stages for 2 pipeline ranks; it needs one stage per rank, or interleave=True"),
     ],
 )
-def test_number_that_torch_would_refuse_is_refused_in_words(
-    name: str, ranks: int, chunks: int, micro_size: int, message: str
-) -> None:
+def test_number_that_torch_would_refuse_is_refused_in_words(name, ranks, chunks, micro_size, message):
     with pytest.raises(StrategyError, match=message) as caught:
         build_schedule(name, ranks, chunks, micro_size)
     if "nearest" in message:
         build_schedule(name, ranks, chunks, int(str(caught.value).rpartition(" ")[2]))
 
 
-def test_words_of_the_setter_choose_the_schedule() -> None:
+def test_words_of_the_setter_choose_the_schedule():
     for scheduler, interleave, name, chunks in (
         ("1f1b", False, "1f1b", 1),
         ("1f1b", True, "interleaved", 2),
@@ -155,7 +144,7 @@ def test_words_of_the_setter_choose_the_schedule() -> None:
             choose_schedule(scheduler, interleave=True)
 
 
-def test_text_shows_every_action_at_its_time() -> None:
+def test_text_shows_every_action_at_its_time():
     assert render_text(build_schedule("1f1b", 2, 1, 3)) == (
         "1f1b: 2 stages, 3 micro batches, bubble 25.0 %, at most 2 forward passes held\n"
         "pp rank 0  F0 F1 .  .  B0 -  F2 B1 -  .  B2 -\n"
@@ -165,7 +154,7 @@ def test_text_shows_every_action_at_its_time() -> None:
 
 
 @pytest.mark.parametrize(("name", "chunks"), list(zip(NAMES, CHUNKS, strict=True)))
-def test_picture_has_a_cell_for_every_action_and_nothing_outside(name: str, chunks: int) -> None:
+def test_picture_has_a_cell_for_every_action_and_nothing_outside(name, chunks):
     schedule = build_schedule(name, 3, chunks, 6)
     root, space = ET.fromstring(render_svg(schedule)), {"s": "http://www.w3.org/2000/svg"}
     done = [a for row in schedule.actions for a in row if a.computes]
@@ -183,15 +172,15 @@ def test_picture_has_a_cell_for_every_action_and_nothing_outside(name: str, chun
 SCHEDULES = [(name, ranks, ranks * times) for name in dict.fromkeys(NAMES) for ranks in (2, 3, 4) for times in (2, 3)]
 
 
-def rows(name: str, ranks: int, micro_size: int) -> tuple[tuple[Action, ...], ...]:
+def rows(name, ranks, micro_size):
     return build_schedule(name, ranks, default_chunks(name, interleave=False), micro_size).actions
 
 
-def is_receive(action: Action) -> bool:
+def is_receive(action):
     return action.kind.startswith("RECV")
 
 
-def computed_between(row: tuple[Action, ...], receive: Action) -> int:
+def computed_between(row, receive):
     """Return how many actions are computed between a receive and the action that reads it."""
     begin = row.index(receive)
     readers = ("F",) if receive.kind == "RECV_F" else ("B", "I")
@@ -203,9 +192,7 @@ def computed_between(row: tuple[Action, ...], receive: Action) -> int:
 
 @pytest.mark.parametrize(("name", "ranks", "micro_size"), SCHEDULES)
 @pytest.mark.parametrize("ahead", [0, 1, 4])
-def test_receives_alone_move_so_many_computing_actions_ahead_unless_another_one_does(
-    name: str, ranks: int, micro_size: int, ahead: int
-) -> None:
+def test_receives_alone_move_so_many_computing_actions_ahead_unless_another_one_does(name, ranks, micro_size, ahead):
     for row in rows(name, ranks, micro_size):
         early = receive_early(row, ahead)
         assert [a for a in early if not is_receive(a)] == [a for a in row if not is_receive(a)]
@@ -217,15 +204,13 @@ def test_receives_alone_move_so_many_computing_actions_ahead_unless_another_one_
             assert distance == 0 or computed_between(early, early[here]) >= ahead
 
 
-def test_a_pair_of_ranks_asks_for_what_will_be_sent_at_the_beginning() -> None:
+def test_a_pair_of_ranks_asks_for_what_will_be_sent_at_the_beginning():
     (first, second) = rows("eager_1f1b", 2, 8)
     assert " ".join(a.kind for a in receive_early(first)[:4]) == "RECV_B RECV_B F SEND_F"
     assert [a.micro_batch for a in itertools.takewhile(is_receive, receive_early(second))] == [0, 1, 2, 3]
 
 
-def segment(
-    reads: str = "", writes: str = "", crossings: Sequence[tuple[str, Kind, str]] = (), new_groups: Sequence[int] = ()
-) -> Segment:
+def segment(reads="", writes="", crossings=(), new_groups=()):
     module = fx.GraphModule(nn.Module(), fx.Graph())
     made = [Crossing(source, result, Collective(kind, (0,))) for source, kind, result in crossings]
     return Segment(module, reads.split(), writes.split(), made, list(new_groups), list(new_groups))
@@ -264,9 +249,7 @@ LAYERS = [segment("x", "a", new_groups=[0]), segment("a", "b", new_groups=[1]), 
     ],
     ids=["sums", "recomputed", "chain", "late", "two", "gathered", "stored", "nothing"],
 )
-def test_turns_end_where_something_is_waited_for(
-    segments: list[Segment], gathered: set[int], recomputed: set[int], forward: Any, backward: Any
-) -> None:
+def test_turns_end_where_something_is_waited_for(segments, gathered, recomputed, forward, backward):
     assert forward_slots(segments, gathered) == forward
     if backward is not None:
         assert backward_slots(segments, gathered, recomputed) == backward
@@ -282,7 +265,7 @@ def test_turns_end_where_something_is_waited_for(
         ([[0], [1]], [], [[0], [1]]),
     ],
 )
-def test_no_turn_ends_inside_a_span(slots: list[list[int]], spans: list[range], joined: list[list[int]]) -> None:
+def test_no_turn_ends_inside_a_span(slots, spans, joined):
     assert join_slots(slots, spans) == joined
 
 
@@ -292,14 +275,14 @@ DEPTH, WIDTH, BATCH, RANKS = 8, 8, 4, 2
 class Pairs(nn.Module):
     """Megatron's pairs: columns, then rows; one sum forward and one backward for each."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.up = nn.ModuleList(shard(nn.Linear(WIDTH, WIDTH, bias=False), ((1, 1), (RANKS, 1))) for _ in range(DEPTH))
         self.down = nn.ModuleList(
             shard(nn.Linear(WIDTH, WIDTH, bias=False), ((1, RANKS), (1, RANKS))) for _ in range(DEPTH)
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         for up, down in zip(self.up, self.down, strict=True):
             x = down(torch.relu(up(x)))
         return x.pow(2).mean()
@@ -315,23 +298,23 @@ class Clock:
     computed: float = 0.0
     moved: float = 0.0
 
-    def compute(self, duration: float) -> None:
+    def compute(self, duration):
         self.now += duration
         self.computed += duration
 
-    def send(self, value: Tensor, share: float) -> TensorFuture:
+    def send(self, value, share):
         self.link_free = max(self.now, self.link_free) + self.message * share
         self.moved += self.message * share
         arrival = self.link_free
 
-        def arrive(result: Tensor) -> Tensor:
+        def arrive(result):
             self.now = max(self.now, arrival)
             return result
 
         return TensorFuture(value, None, arrive)
 
 
-def compile_on_one_rank(copies: int, *, overlaps_weights: bool = False) -> CompiledCall:
+def compile_on_one_rank(copies, *, overlaps_weights=False):
     network, mesh, x = Pairs(), build_mesh(RANKS), torch.ones(BATCH // copies, WIDTH)
     captured = capture(find_target(network), [x], {}, input_shapes=[tuple(x.shape)], parameter_shapes={})
     given, layouts = strategies_of(network), [TensorLayout.replicated(2)]
@@ -345,7 +328,7 @@ def compile_on_one_rank(copies: int, *, overlaps_weights: bool = False) -> Compi
     return build_compiled_call(captured, program, stored, {}, mesh=mesh, rank=0, parts=parts, settings=settings)
 
 
-def products(segment: Segment, *targets: object) -> int:
+def products(segment, *targets):
     return sum(node.target in targets for node in segment.module.graph.nodes)
 
 
@@ -353,21 +336,21 @@ AT_ONCE, LATE = torch.ops.aten.linear.default, deferred_weights.deferring_linear
 
 
 @pytest.fixture
-def step_time(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Clock]:
+def step_time(monkeypatch):
     """Run one training step and return the clock: a product takes 1 forward and 2 backward, for the whole batch."""
 
-    def run(copies: int, message: float, *, overlaps_weights: bool = False) -> Clock:
+    def run(copies, message, *, overlaps_weights=False):
         clock = Clock(message)
         run_forward, run_backward = SegmentRunner.run, SegmentRunner.run_backward
 
-        def forward(self, step, copy, index, needs_grad):  # type: ignore[no-untyped-def]
+        def forward(self, step, copy, index, needs_grad):
             segment = self.segments[index]
             for name in segment.reads:
                 self.read(step, copy, name)
             clock.compute(products(segment, AT_ONCE, LATE) / copies)
             run_forward(self, step, copy, index, needs_grad)
 
-        def backward(self, step, copy, index):  # type: ignore[no-untyped-def]
+        def backward(self, step, copy, index):
             segment = self.segments[index]
             for name in segment.writes:
                 copy.gradients[name] = [
@@ -376,11 +359,11 @@ def step_time(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Clock]:
             clock.compute((2 * products(segment, AT_ONCE) + products(segment, LATE)) / copies)
             run_backward(self, step, copy, index)
 
-        def compute_late() -> None:
+        def compute_late():
             clock.compute(len(deferred_weights._left) / copies)
             deferred_weights.compute_deferred_weights()
 
-        def start_forward(collective: Collective, value: Tensor, _mesh: Mesh, _rank: int, **_: bool) -> TensorFuture:
+        def start_forward(collective, value, _mesh, _rank, **_):
             if collective.kind == "slice":
                 return TensorFuture(value[: value.shape[0] // RANKS])
             if collective.kind == "reduce_scatter":
@@ -388,7 +371,7 @@ def step_time(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Clock]:
             is_big = collective.kind == "all_reduce" and value.dim() > 0
             return clock.send(value, 1 / copies) if is_big else TensorFuture(value)
 
-        def start_backward(collective: Collective, grad: Tensor, _mesh: Mesh, _rank: int, **_: bool) -> TensorFuture:
+        def start_backward(collective, grad, _mesh, _rank, **_):
             if collective.kind in ("slice", "reduce_scatter"):
                 return TensorFuture(torch.cat([grad] * RANKS))
             return clock.send(grad, 1 / copies) if collective.kind == "enter" else TensorFuture(grad)
@@ -405,16 +388,14 @@ def step_time(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Clock]:
     return run
 
 
-def test_one_copy_takes_computing_and_communicating_one_after_the_other(step_time: Callable[..., Clock]) -> None:
+def test_one_copy_takes_computing_and_communicating_one_after_the_other(step_time):
     clock = step_time(1, 2.0)
     assert clock.computed == 3 * 2 * DEPTH
     assert clock.now == pytest.approx(clock.computed + clock.moved)
 
 
 @pytest.mark.parametrize("message", one_fast(2.0, 0.5, 1.0, 3.0, 6.0))
-def test_two_copies_take_little_more_than_the_longer_of_the_two_in_each_direction(
-    step_time: Callable[..., Clock], message: float
-) -> None:
+def test_two_copies_take_little_more_than_the_longer_of_the_two_in_each_direction(step_time, message):
     """Forward: DEPTH messages beside 2 DEPTH units of computing; backward: beside 4 DEPTH, the first needs no sum."""
     clock = step_time(2, message)
     forward = max(2 * DEPTH, message * DEPTH)
@@ -424,7 +405,7 @@ def test_two_copies_take_little_more_than_the_longer_of_the_two_in_each_directio
     assert clock.now >= forward + backward - 1e-9
 
 
-def test_deferred_weights_hide_messages_of_the_way_back_even_with_one_copy(step_time: Callable[..., Clock]) -> None:
+def test_deferred_weights_hide_messages_of_the_way_back_even_with_one_copy(step_time):
     """Two products' weights per message: one as long as they are costs nothing on the way back, the edge apart."""
     at_once, late = step_time(1, 2.0), step_time(1, 2.0, overlaps_weights=True)
     assert (late.computed, late.moved) == (at_once.computed, at_once.moved)
@@ -435,5 +416,5 @@ def test_deferred_weights_hide_messages_of_the_way_back_even_with_one_copy(step_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("message", [2.5, 1.0, 4.0])
-def test_deferred_weights_slow_two_copies_down_in_no_case(step_time: Callable[..., Clock], message: float) -> None:
+def test_deferred_weights_slow_two_copies_down_in_no_case(step_time, message):
     assert step_time(2, message, overlaps_weights=True).now <= step_time(2, message).now

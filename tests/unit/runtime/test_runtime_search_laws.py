@@ -1,13 +1,9 @@
 """Searches of strategies: beside every plan that there is, within memory, and never worse for better devices."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,24 +12,24 @@ import torch
 from asked_cases import every_third_fast, one_fast
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from msrun import contract
 from msrun.errors import StrategyError
 from msrun.runtime import world
 from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.captured_graph import CapturedGraph, find_target
-from msrun.runtime.cost.devices import PROFILES, DeviceProfile
+from msrun.runtime.capture.captured_graph import find_target
+from msrun.runtime.cost.devices import PROFILES
 from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.parallel.settings import SearchSettings
 from msrun.runtime.partition.decide import Constraints, decide
 from msrun.runtime.partition.events import LocalWorks, tell
 from msrun.runtime.partition.partition import lower
-from msrun.runtime.partition.price import GradientFlow, Price, StepSpec
+from msrun.runtime.partition.price import GradientFlow, StepSpec
 from msrun.runtime.search.problem import Problem, ProblemBuilder, Variable
-from msrun.runtime.search.search import Found, Search, SearchSpec
+from msrun.runtime.search.search import Search, SearchSpec
 from msrun.runtime.search.solvers import Answers, solve_dynamic, solve_exactly
-from msrun.runtime.sharding.layout import Mesh, TensorLayout, build_mesh
+from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 
 H100 = PROFILES["h100"]
 SLOW_LINKS = replace(H100, name="slow links", in_host=replace(H100.in_host, bytes_per_s=1e9))
@@ -42,11 +38,11 @@ SLOW_LINKS = replace(H100, name="slow links", in_host=replace(H100.in_host, byte
 class Attention(nn.Module):
     """Three projections of one value, attention, and one more."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.query, self.key, self.value, self.out = (nn.Linear(64, 64) for _ in range(4))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         q, k, v = (f(x).unflatten(-1, (8, 8)).transpose(1, 2) for f in (self.query, self.key, self.value))
         return self.out(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
@@ -54,20 +50,20 @@ class Attention(nn.Module):
 class Wide(nn.Module):
     """A large hidden layer: Megatron's pair of cuts moves far less than sums of its gradients."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.up, self.down = nn.Linear(256, 4096), nn.Linear(4096, 256)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return x + self.down(torch.relu(self.up(x)))
 
 
 class MeanSquare(nn.Module):
-    def forward(self, y: Tensor) -> Tensor:
+    def forward(self, y):
         return y.square().mean()
 
 
-NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+NETWORKS = {
     "mlp": (searched_training.Mlp, (16, 16)),
     "wide": (Wide, (32, 256)),
     "attention": (Attention, (8, 16, 64)),
@@ -75,7 +71,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-def captured(network: nn.Module, shape: tuple[int, ...]) -> CapturedGraph:
+def captured(network, shape):
     model, x = nn.Sequential(network, MeanSquare()), torch.ones(shape)
     return capture(
         find_target(model), [x], {}, input_shapes=[shape], parameter_shapes={}, strategies=strategies_of(model)
@@ -83,34 +79,34 @@ def captured(network: nn.Module, shape: tuple[int, ...]) -> CapturedGraph:
 
 
 @functools.cache
-def graph_of(name: str) -> CapturedGraph:
+def graph_of(name):
     make, shape = NETWORKS[name]
     torch.manual_seed(0)
     return captured(make(), shape)
 
 
-def constraints_of(graph: CapturedGraph, mesh: Mesh) -> Constraints:
+def constraints_of(graph, mesh):
     dims = next(node for node in graph.graph.nodes if node.name == graph.inputs[0]).meta["val"].dim()
     return Constraints([TensorLayout((mesh.axes, *((),) * (dims - 1)))])
 
 
-def problem_of(graph: CapturedGraph, ranks: int, device: DeviceProfile = H100) -> Problem:
+def problem_of(graph, ranks, device=H100):
     mesh = build_mesh(ranks)
     given = constraints_of(graph, mesh)
     flow = GradientFlow.of(graph, tell(lower(graph, decide(graph, mesh, given))))
     return ProblemBuilder(graph, given, device, StepSpec(), LocalWorks(mesh), flow).build()
 
 
-def plain_step(_: object, *, shards_all: bool) -> StepSpec:
+def plain_step(_, *, shards_all):
     return StepSpec()
 
 
-def searched(graph: CapturedGraph, ranks: int, spec: SearchSpec, **more: Any) -> Found:
+def searched(graph, ranks, spec, **more):
     mesh = build_mesh(ranks)
     return Search(graph, mesh, constraints_of(graph, mesh), spec, plain_step, **more).run()
 
 
-def cheapest_of_all(problem: Problem) -> float:
+def cheapest_of_all(problem):
     """Return the cost of the best of all plans, every one of them looked at."""
     sizes = [len(variable.splits) for variable in problem.variables]
     assert math.prod(sizes) < 5_000_000
@@ -127,7 +123,7 @@ CASES = [(name, ranks) for name in NETWORKS for ranks in (2, 4, 8)]
 
 @pytest.mark.parametrize("device", one_fast(H100, SLOW_LINKS), ids=lambda device: device.name)
 @pytest.mark.parametrize(("name", "ranks"), every_third_fast(CASES))
-def test_both_searches_find_the_best_of_all_plans(name: str, ranks: int, device: DeviceProfile) -> None:
+def test_both_searches_find_the_best_of_all_plans(name, ranks, device):
     problem = problem_of(graph_of(name), ranks, device)
     best = cheapest_of_all(problem)
     assert problem.seconds(solve_dynamic(problem)) == pytest.approx(best, rel=1e-12)
@@ -136,7 +132,7 @@ def test_both_searches_find_the_best_of_all_plans(name: str, ranks: int, device:
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_dynamic_programming_solves_any_graph_of_choices(data: st.DataObject) -> None:
+def test_dynamic_programming_solves_any_graph_of_choices(data):
     count = data.draw(st.integers(1, 7))
     generator = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     sizes = [data.draw(st.integers(1, 4)) for _ in range(count)]
@@ -154,7 +150,7 @@ def test_dynamic_programming_solves_any_graph_of_choices(data: st.DataObject) ->
     assert problem.seconds(narrow) >= best - 1e-12
 
 
-def _stack(layers: int) -> Problem:
+def _stack(layers):
     """A chain of equal layers, each of which reads its input three times."""
     generator = np.random.default_rng(5)
     own, around, along = generator.random(6), generator.random((6, 6)), generator.random((6, 6))
@@ -167,8 +163,8 @@ def _stack(layers: int) -> Problem:
     return problem
 
 
-def test_equal_layers_are_eliminated_once() -> None:
-    def made(layers: int) -> tuple[int, int]:
+def test_equal_layers_are_eliminated_once():
+    def made(layers):
         answers = Answers()
         choice = solve_dynamic(_stack(layers), answers=answers)
         return len(choice), answers.count
@@ -178,7 +174,7 @@ def test_equal_layers_are_eliminated_once() -> None:
     assert at_many < 5 * at_few
 
 
-def test_a_wide_pair_is_cut_by_columns_and_rows_and_takes_less_than_data_parallel() -> None:
+def test_a_wide_pair_is_cut_by_columns_and_rows_and_takes_less_than_data_parallel():
     found = searched(graph_of("wide"), 8, SearchSpec("dynamic_programming", SLOW_LINKS))
     up, down = found.plan.splits["linear"], found.plan.splits["linear_1"]
     assert set(up) == {"n"} and set(down) == {"k"} and up["n"] == down["k"]
@@ -190,7 +186,7 @@ def test_a_wide_pair_is_cut_by_columns_and_rows_and_takes_less_than_data_paralle
     one_fast(*itertools.product((SLOW_LINKS, H100), ("wide", "mlp"))),
     ids=lambda value: getattr(value, "name", value),
 )
-def test_memory_is_never_exceeded_and_more_of_it_never_takes_longer(device: DeviceProfile, name: str) -> None:
+def test_memory_is_never_exceeded_and_more_of_it_never_takes_longer(device, name):
     graph, free = graph_of(name), SearchSpec("dynamic_programming", device)
     need = searched(graph, 4, free).plan.price.memory_bytes
     before = math.inf
@@ -211,8 +207,8 @@ def test_memory_is_never_exceeded_and_more_of_it_never_takes_longer(device: Devi
 
 
 @pytest.mark.parametrize("name", one_fast("wide", "mlp"))
-def test_the_plan_of_a_search_never_takes_longer_on_a_device_with_more_bandwidth(name: str) -> None:
-    def seconds(device: DeviceProfile) -> float:
+def test_the_plan_of_a_search_never_takes_longer_on_a_device_with_more_bandwidth(name):
+    def seconds(device):
         return searched(graph_of(name), 4, SearchSpec("dynamic_programming", device)).plan.price.seconds
 
     factors = (0.01, 1.0, 10.0)
@@ -224,10 +220,10 @@ def test_the_plan_of_a_search_never_takes_longer_on_a_device_with_more_bandwidth
         assert found[0] > found[-1]
 
 
-def test_a_device_that_waits_long_for_every_message_gets_a_plan_with_fewer_of_them() -> None:
+def test_a_device_that_waits_long_for_every_message_gets_a_plan_with_fewer_of_them():
     graph = graph_of("attention")
 
-    def messages(wait_s: float) -> int:
+    def messages(wait_s):
         device = replace(SLOW_LINKS, wait_s=wait_s)
         found = searched(graph, 4, SearchSpec("dynamic_programming", device)).plan.price
         own = sum(len(each.forward_messages) + len(each.backward_messages) for each in found.operators)
@@ -236,14 +232,14 @@ def test_a_device_that_waits_long_for_every_message_gets_a_plan_with_fewer_of_th
     assert messages(1.0) < messages(0.0)
 
 
-def test_optimizer_parallel_is_turned_on_when_cutting_operators_is_not_enough() -> None:
+def test_optimizer_parallel_is_turned_on_when_cutting_operators_is_not_enough():
     """A table that every operator reads whole: only its storage can be cut."""
     graph, mesh = graph_of("wide"), build_mesh(4)
     given = constraints_of(graph, mesh)
     whole = {name: TensorLayout.replicated(len(shape)) for name, shape in _parameter_shapes(graph).items()}
     given = replace(given, stored=whole)
 
-    def step_of(_: object, *, shards_all: bool) -> StepSpec:
+    def step_of(_, *, shards_all):
         weights = {name: mesh.axes for name, shape in _parameter_shapes(graph).items() if shape[0] % 4 == 0}
         return StepSpec(shard_axes=weights if shards_all else {}, optimizer_states=8)
 
@@ -257,7 +253,7 @@ def test_optimizer_parallel_is_turned_on_when_cutting_operators_is_not_enough() 
 
 
 @pytest.mark.parametrize(("name", "ranks"), one_fast(("wide", 8), ("convolutions", 4), ("mlp", 8), ("attention", 4)))
-def test_what_must_be_recomputed_counts_when_nothing_fits(name: str, ranks: int) -> None:
+def test_what_must_be_recomputed_counts_when_nothing_fits(name, ranks):
     graph, mesh = graph_of(name), build_mesh(ranks)
     given, free = constraints_of(graph, mesh), SearchSpec("dynamic_programming", SLOW_LINKS)
 
@@ -266,7 +262,7 @@ def test_what_must_be_recomputed_counts_when_nothing_fits(name: str, ranks: int)
     found = Search(graph, mesh, given, replace(free, memory_bytes=limit), plain_step).run()
     assert found.activation_limit_bytes is not None
 
-    def overflow(price: Price) -> float:
+    def overflow(price):
         room = limit - (price.memory_bytes - price.activation_bytes)
         return price.activation_bytes / room if room > 0 else math.inf
 
@@ -275,16 +271,16 @@ def test_what_must_be_recomputed_counts_when_nothing_fits(name: str, ranks: int)
     assert better == []
 
 
-def _parameter_shapes(graph: CapturedGraph) -> dict[str, tuple[int, ...]]:
+def _parameter_shapes(graph):
     nodes = [node for node in graph.graph.nodes if node.name in graph.parameters]
     return {graph.parameters[node.name]: tuple(node.meta["val"].shape) for node in nodes}
 
 
-def test_a_search_ends_at_its_limit_of_time_with_the_best_plan_so_far() -> None:
+def test_a_search_ends_at_its_limit_of_time_with_the_best_plan_so_far():
     graph, free, searches = graph_of("wide"), SearchSpec("dynamic_programming", SLOW_LINKS), 5
     need = searched(graph, 4, free).plan.price.memory_bytes
 
-    def within(time_limit_s: float, memory_bytes: int = 2 * need, fewest: int = searches) -> Found:
+    def within(time_limit_s, memory_bytes=2 * need, fewest=searches):
         spec = replace(free, time_limit_s=time_limit_s, memory_bytes=memory_bytes)
         return searched(graph, 4, spec, clock=itertools.count(1.0).__next__, fewest=lambda n: min(n, fewest))
 
@@ -303,10 +299,8 @@ def test_a_search_ends_at_its_limit_of_time_with_the_best_plan_so_far() -> None:
         within(0.5, little)
 
 
-def test_a_search_is_for_the_device_of_this_process_or_that_a_dry_run_stands_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def device() -> str:
+def test_a_search_is_for_the_device_of_this_process_or_that_a_dry_run_stands_for(monkeypatch):
+    def device():
         return SearchSettings("dynamic_programming").spec().device.name
 
     assert device() == "cpu"

@@ -1,33 +1,27 @@
 """Local programs cut at collectives: what segments read and send, what is run again, sizes that differ by call."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
+from torch import nn
 
 from msrun.errors import StrategyError
 from msrun.runtime import AutoParallel, recompute, shard
 from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.captured_graph import CapturedGraph, find_target
+from msrun.runtime.capture.captured_graph import find_target
 from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.parallel.recomputation import recomputed_in
 from msrun.runtime.partition.decide import Constraints, decide
 from msrun.runtime.partition.events import tell
 from msrun.runtime.partition.partition import lower, partition
-from msrun.runtime.partition.program import LocalProgram
-from msrun.runtime.schedule.replay import RecomputeSpec, Replay, find_regions, forgetting, parameters_of, plan_replays
-from msrun.runtime.schedule.segments import Segment, cut_segments
+from msrun.runtime.schedule.replay import RecomputeSpec, find_regions, forgetting, parameters_of, plan_replays
+from msrun.runtime.schedule.segments import cut_segments
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 from msrun.runtime.sharding.operators.rule import find_module
 from msrun.runtime.sharding.sizes import settle
 
 
-def program_of(network: nn.Module, ranks: int = 4, rows: int = 4, width: int = 8) -> LocalProgram:
+def program_of(network, ranks=4, rows=4, width=8):
     """Return the program of ranks that are given whole inputs."""
     x, shape = torch.ones(rows, width), (rows, width)
     return partition(
@@ -40,7 +34,7 @@ def program_of(network: nn.Module, ranks: int = 4, rows: int = 4, width: int = 8
     )
 
 
-def groups_of(cut: LocalProgram, names: dict[str, int]) -> dict[str, int]:
+def groups_of(cut, names):
     return {cut.parameters[name].node.name: number for name, number in names.items()}
 
 
@@ -50,17 +44,17 @@ TWO_GROUPS = {"up.weight": 0, "up.bias": 0, "down.weight": 1, "down.bias": 1}
 class Weighted(nn.Module):
     """Classifies; the loss gives classes a weight."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 5)
         self.weight = nn.Buffer(torch.ones(5))
 
-    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+    def forward(self, x, labels):
         return F.cross_entropy(self.down(torch.relu(self.up(x))), labels, self.weight)
 
 
 @pytest.mark.parametrize("names", [dict.fromkeys(TWO_GROUPS, 0), TWO_GROUPS])
-def test_number_of_labels_leaves_before_anything_is_computed_and_is_read_last(names: dict[str, int]) -> None:
+def test_number_of_labels_leaves_before_anything_is_computed_and_is_read_last(names):
     values, shapes = [torch.ones(8, 8), torch.ones(8, dtype=torch.int64)], [(8, 8), (8,)]
     graph = capture(find_target(Weighted()), values, {}, input_shapes=shapes, parameter_shapes={})
     layouts = [TensorLayout(((0, 1), ())), TensorLayout(((0, 1),))]
@@ -74,13 +68,13 @@ def test_number_of_labels_leaves_before_anything_is_computed_and_is_read_last(na
     assert [crossing.result for crossing in last.crossings] == [cut.outputs[0].name]
 
 
-def test_view_of_a_parameter_holds_its_group_to_the_last_reader() -> None:
+def test_view_of_a_parameter_holds_its_group_to_the_last_reader():
     class Late(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.first, self.middle = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
 
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        def forward(self, x):
             turned, doubled = self.first.weight.t(), self.first.weight * 2
             x = self.middle(self.first(x))
             return x @ turned.reshape(2, 2, 4).flatten(0, 1), x @ doubled
@@ -96,26 +90,26 @@ def test_view_of_a_parameter_holds_its_group_to_the_last_reader() -> None:
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.up = nn.Linear(8, 16)
         self.down = nn.Linear(16, 8, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return x + self.down(torch.tanh(self.up(x)))
 
 
 class Blocks(nn.Module):
-    def __init__(self, *, shared: bool = False) -> None:
+    def __init__(self, *, shared=False):
         super().__init__()
         self.first = Block()
         self.second = self.first if shared else Block()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.second(torch.relu(self.first(x))).pow(2).mean()
 
 
-def planned(network: Blocks, *, tensor_parallel: bool = False) -> tuple[list[Segment], list[Replay]]:
+def planned(network, *, tensor_parallel=False):
     if tensor_parallel:
         for block in (network.first, network.second):
             shard(block.up, ((1, 1), (4, 1), (4,)))
@@ -128,7 +122,7 @@ def planned(network: Blocks, *, tensor_parallel: bool = False) -> tuple[list[Seg
     return segments, plan_replays(segments, regions, program.outputs)
 
 
-def test_module_is_run_again_from_its_input_and_keeps_its_result() -> None:
+def test_module_is_run_again_from_its_input_and_keeps_its_result():
     network = Blocks()
     assert recompute(network.first) is network.first
     segments, (replay,) = planned(network)
@@ -140,7 +134,7 @@ def test_module_is_run_again_from_its_input_and_keeps_its_result() -> None:
 
 
 @pytest.mark.parametrize(("setting", "right"), [(True, ["reduce_scatter"]), (False, [])])
-def test_collectives_of_a_module_run_again_unless_their_results_are_kept(*, setting: bool, right: list[str]) -> None:
+def test_collectives_of_a_module_run_again_unless_their_results_are_kept(*, setting, right):
     network = Blocks()
     recompute(network.first, mp_comm_recompute=setting)
     segments, (replay,) = planned(network, tensor_parallel=True)
@@ -151,14 +145,14 @@ def test_collectives_of_a_module_run_again_unless_their_results_are_kept(*, sett
     assert set(partial_sums) <= replay.dropped
 
 
-def test_two_calls_of_one_module_are_two_regions() -> None:
+def test_two_calls_of_one_module_are_two_regions():
     network = Blocks(shared=True)
     recompute(network.first)
     program = program_of(network)
     assert [region.path for region in find_regions(program, recomputed_in(network))] == ["first", "first"]
 
 
-def test_parameters_that_others_read_too_are_not_a_regions_own() -> None:
+def test_parameters_that_others_read_too_are_not_a_regions_own():
     network = Blocks()
     network.second.up.weight = network.first.up.weight
     recompute(network.first)
@@ -168,12 +162,12 @@ def test_parameters_that_others_read_too_are_not_a_regions_own() -> None:
 
 
 @pytest.mark.parametrize(("path", "right"), [("a.b.c", "a.b"), ("a", None), ("a.bc", None), (None, None), ("d", "d")])
-def test_operator_belongs_to_the_recomputed_module_around_it(path: str | None, right: str | None) -> None:
+def test_operator_belongs_to_the_recomputed_module_around_it(path, right):
     assert find_module(path, {"a.b": RecomputeSpec(), "d": RecomputeSpec()}) == right
     assert path is None or find_module(path, {"": RecomputeSpec()}) == ""
 
 
-def test_parent_and_child_cannot_both_be_recomputed() -> None:
+def test_parent_and_child_cannot_both_be_recomputed():
     network = Blocks()
     recompute(network.first.up)
     with pytest.raises(StrategyError, match=r"\(Block\): Linear up in it is recomputed already; configure one"):
@@ -190,7 +184,7 @@ def test_parent_and_child_cannot_both_be_recomputed() -> None:
     ("ask", "text"),
     [
         *((lambda s=s: recompute(Block(), save=s), "function of one") for s in (["linear"], [torch.relu], 3)),
-        (lambda: recompute(torch.relu), "a torch module is expected"),  # type: ignore[arg-type]
+        (lambda: recompute(torch.relu), "a torch module is expected"),
         *(
             (lambda mb=limit: AutoParallel(Blocks()).recompute("auto", memory_limit_mb=mb), "a number of MB above 0")
             for limit in (0, -1, "1", True, None, float("nan"))
@@ -198,12 +192,12 @@ def test_parent_and_child_cannot_both_be_recomputed() -> None:
         (lambda: AutoParallel(Blocks()).recompute("full", memory_limit_mb=1), 'must be "auto"; for one module use'),
     ],
 )
-def test_wrong_words_of_recompute_are_refused(ask: Callable[[], Any], text: str) -> None:
+def test_wrong_words_of_recompute_are_refused(ask, text):
     with pytest.raises(StrategyError, match=text):
         ask()
 
 
-def test_without_capture_a_module_runs_under_torchs_checkpointing_where_there_are_gradients() -> None:
+def test_without_capture_a_module_runs_under_torchs_checkpointing_where_there_are_gradients():
     module, calls = recompute(Block()), list[int]()
     module.up.register_forward_hook(lambda *_: calls.append(1))
     network = nn.Sequential(nn.Linear(8, 8), module, nn.Linear(8, 1))
@@ -216,7 +210,7 @@ def test_without_capture_a_module_runs_under_torchs_checkpointing_where_there_ar
     assert len(calls) == 3
 
 
-def test_what_was_forgotten_cannot_be_used_for_a_gradient() -> None:
+def test_what_was_forgotten_cannot_be_used_for_a_gradient():
     weight = torch.ones(2, requires_grad=True)
     with forgetting():
         loss = (weight * weight).sum()
@@ -229,23 +223,23 @@ ROWS, TOKENS, WIDTH = 4, 6, 8
 
 
 class Halves(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layer = nn.Linear(WIDTH, 2 * WIDTH)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         rows, tokens, _ = x.shape
         halves = self.layer(x).view(rows, tokens, 2, WIDTH).transpose(1, 2).reshape(rows, 2 * tokens, WIDTH)
         return F.softmax(halves, 1).sum() / tokens**0.5
 
 
-def sized(network: nn.Module | None = None, free: Any = ((0, 0), (0, 1))) -> CapturedGraph:
+def sized(network=None, free=((0, 0), (0, 1))):
     x = torch.ones(ROWS, TOKENS, WIDTH)
     target = find_target(network or Halves())
     return capture(target, [x], {}, input_shapes=[tuple(x.shape)], parameter_shapes={}, free=free, keeps_sizes=True)
 
 
-def test_a_plan_asks_of_a_size_only_that_its_parts_are_equal() -> None:
+def test_a_plan_asks_of_a_size_only_that_its_parts_are_equal():
     graph, mesh = sized(), build_mesh(2)
     decide(graph, mesh, Constraints([TensorLayout((mesh.axes, (), ()))]))
     assert [sizes.why_not([(ROWS + 2, TOKENS + 5, WIDTH)]) for sizes in graph.sizes] == ["", ""]
@@ -253,12 +247,12 @@ def test_a_plan_asks_of_a_size_only_that_its_parts_are_equal() -> None:
     assert graph.sizes[-1].is_free
 
 
-def test_a_size_of_one_is_another_program() -> None:
+def test_a_size_of_one_is_another_program():
     assert sized().sizes[0].why_not([(ROWS, 1, WIDTH)])
 
 
 @pytest.mark.parametrize(("rows", "tokens"), [(ROWS, TOKENS), (6, 3), (2, 9)])
-def test_a_program_for_any_size_computes_what_the_network_does(rows: int, tokens: int) -> None:
+def test_a_program_for_any_size_computes_what_the_network_does(rows, tokens):
     network = Halves()
     graph = sized(network)
     program = lower(graph, decide(graph, build_mesh(1), Constraints([TensorLayout.replicated(3)])))

@@ -1,17 +1,12 @@
 """Settings of AutoParallel, and MindSpore's context that gives them."""
 
-from __future__ import annotations
-
 import contextvars
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, Literal
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from placed_parameters import placed
-from torch import Tensor, nn
+from torch import nn
 
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime import (
@@ -33,20 +28,19 @@ from msrun.runtime import (
 )
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import find_target
-from msrun.runtime.execute.placement import PlacedParameter
 from msrun.runtime.parallel.parameters.fusion import MB, MessageRule, fusion_id_of, group_parameters, parse_comm_fusion
 from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, choose_shard_axes
-from msrun.runtime.sharding.layout import Axes, TensorLayout, build_mesh
+from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 
 
 @pytest.fixture(autouse=True)
-def clean_context() -> Iterator[None]:
+def clean_context():
     reset_auto_parallel_context()
     yield
     reset_auto_parallel_context()
 
 
-def parallel(*words: Any, **more: Any) -> AutoParallel:
+def parallel(*words, **more):
     return AutoParallel(nn.Linear(2, 2), *words, **more)
 
 
@@ -63,7 +57,7 @@ def parallel(*words: Any, **more: Any) -> AutoParallel:
         ("dynamic_programming", "semi_auto", "dynamic_programming"),
     ],
 )
-def test_old_names_of_modes_keep_their_meaning(word: str, mode: str, search: str | None) -> None:
+def test_old_names_of_modes_keep_their_meaning(word, mode, search):
     step = parallel(word)
     assert step.settings.parallel_mode == mode
     if search is not None:
@@ -95,12 +89,12 @@ def test_old_names_of_modes_keep_their_meaning(word: str, mode: str, search: str
         (lambda: parallel().transformer_opt(__file__), "is not JSON"),
     ],
 )
-def test_setters_that_a_mode_cannot_obey_and_words_out_of_range_are_refused(ask: Callable[[], Any], text: str) -> None:
+def test_setters_that_a_mode_cannot_obey_and_words_out_of_range_are_refused(ask, text):
     with pytest.raises(StrategyError, match=text):
         ask()
 
 
-def test_switches_of_transformer_opt_come_from_a_dict_or_a_file(tmp_path: Path) -> None:
+def test_switches_of_transformer_opt_come_from_a_dict_or_a_file(tmp_path):
     file = tmp_path / "speed_up.json"
     file.write_text('{"grad_matmul_communication_overlap": true, "computation_allgather_overlap": false}')
     step = parallel()
@@ -140,14 +134,14 @@ def test_switches_of_transformer_opt_come_from_a_dict_or_a_file(tmp_path: Path) 
         ({"enable_alltoall": 1}, "must be True"),
     ],
 )
-def test_wrong_words_and_values_are_refused_and_nothing_changes(words: dict[str, Any], text: str) -> None:
+def test_wrong_words_and_values_are_refused_and_nothing_changes(words, text):
     with pytest.raises(StrategyError, match=text):
         set_auto_parallel_context(gradient_fp32_sync=False, **words)
     assert get_auto_parallel_context("gradient_fp32_sync") is True
 
 
-def test_the_way_to_search_is_that_of_the_context_and_recursive_by_default() -> None:
-    def mode() -> str:
+def test_the_way_to_search_is_that_of_the_context_and_recursive_by_default():
+    def mode():
         search = parallel().settings.search
         assert search is not None
         return search.mode
@@ -164,7 +158,7 @@ def test_the_way_to_search_is_that_of_the_context_and_recursive_by_default() -> 
     assert mode() == "sharding_propagation"
 
 
-def test_stages_and_fusion_reach_auto_parallel() -> None:
+def test_stages_and_fusion_reach_auto_parallel():
     set_auto_parallel_context(
         parallel_mode="semi_auto",
         pipeline_stages=2,
@@ -178,7 +172,7 @@ def test_stages_and_fusion_reach_auto_parallel() -> None:
     assert get_auto_parallel_context("pipeline_stages") == 2
 
 
-def test_get_tells_what_was_set_else_what_is_done() -> None:
+def test_get_tells_what_was_set_else_what_is_done():
     assert get_auto_parallel_context("parallel_mode") == "stand_alone"
     assert get_auto_parallel_context("gradients_mean") is True
     assert get_auto_parallel_context("device_num") == 1
@@ -193,7 +187,7 @@ def test_get_tells_what_was_set_else_what_is_done() -> None:
         get_auto_parallel_context("device_number")
 
 
-def test_context_belongs_to_its_task_and_what_the_caller_says_stands_before_it() -> None:
+def test_context_belongs_to_its_task_and_what_the_caller_says_stands_before_it():
     contextvars.copy_context().run(set_auto_parallel_context, parallel_mode="data_parallel")
     assert get_auto_parallel_context("parallel_mode") == "stand_alone"
     set_auto_parallel_context(parallel_mode="data_parallel", compat="mindspore")
@@ -201,7 +195,7 @@ def test_context_belongs_to_its_task_and_what_the_caller_says_stands_before_it()
     assert (own.parallel_mode, own.compat) == ("hybrid_parallel", "torch")
 
 
-def test_auto_parallel_takes_its_defaults_from_the_context() -> None:
+def test_auto_parallel_takes_its_defaults_from_the_context():
     set_auto_parallel_context(
         parallel_mode=ParallelMode.SEMI_AUTO_PARALLEL,
         compat="mindspore",
@@ -224,7 +218,7 @@ def test_auto_parallel_takes_its_defaults_from_the_context() -> None:
     assert (parallel().settings.parallel_mode, parallel().settings.compat) == ("semi_auto", "torch")
 
 
-def test_words_that_the_mode_cannot_obey_are_refused_when_it_is_made() -> None:
+def test_words_that_the_mode_cannot_obey_are_refused_when_it_is_made():
     set_auto_parallel_context(full_batch=True)
     with pytest.raises(StrategyError, match=r"dataset_strategy\(\) needs a captured graph"):
         parallel("data_parallel")
@@ -233,7 +227,7 @@ def test_words_that_the_mode_cannot_obey_are_refused_when_it_is_made() -> None:
         parallel()
 
 
-def test_place_in_the_world_is_checked_and_not_believed() -> None:
+def test_place_in_the_world_is_checked_and_not_believed():
     set_auto_parallel_context(device_num=8)
     with pytest.raises(StrategyError, match=r"call init\(\) before"):
         parallel()
@@ -247,7 +241,7 @@ def test_place_in_the_world_is_checked_and_not_believed() -> None:
         release()
 
 
-def test_model_runs_its_module_as_the_context_says() -> None:
+def test_model_runs_its_module_as_the_context_says():
     network = nn.Linear(3, 2)
     assert not isinstance(Model(network, F.cross_entropy).network, AutoParallel)
     set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)
@@ -261,22 +255,14 @@ def test_model_runs_its_module_as_the_context_says() -> None:
     assert Model(own).network is own
 
 
-def stored(
-    megabytes: float = 1,
-    fusion_id: int | None = None,
-    *,
-    shard_axes: Axes = (),
-    dtype: torch.dtype = torch.float32,
-    trainable: bool = True,
-    partial_axes: Axes = (0,),
-) -> tuple[PlacedParameter, Axes]:
+def stored(megabytes=1, fusion_id=None, *, shard_axes=(), dtype=torch.float32, trainable=True, partial_axes=(0,)):
     count = int(megabytes * MB) // torch.empty(0, dtype=dtype).element_size()
     parameter = nn.Parameter(torch.empty(count, dtype=dtype, device="meta"), trainable)
     item = placed("p", parameter, (count,), shard_axes=shard_axes, fusion_id=fusion_id)
     return item, partial_axes
 
 
-def test_numbers_are_written_on_trainable_parameters_and_later_calls_win() -> None:
+def test_numbers_are_written_on_trainable_parameters_and_later_calls_win():
     network = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     network[0].bias.requires_grad_(requires_grad=False)
     set_comm_fusion(network, 3, recurse=False)
@@ -288,11 +274,11 @@ def test_numbers_are_written_on_trainable_parameters_and_later_calls_win() -> No
     assert fusion_id_of(network[1].weight) == fusion_id_of(network[1].bias) == 2
 
 
-def messages(parameters: Any, config: Any, way: Literal["gather", "reduce"] = "reduce") -> list[list[int]]:
+def messages(parameters, config, way="reduce"):
     return group_parameters(parameters, way, parse_comm_fusion(config))
 
 
-def only(kind: str, mode: str, config: Any) -> dict[str, Any]:
+def only(kind, mode, config):
     return {kind: {"mode": mode, "config": config}}
 
 
@@ -316,13 +302,11 @@ AUTO = [4, 4, 2]
         (40, 1, only("allreduce", "index", [60]), [40]),
     ],
 )
-def test_configuration_says_how_many_equal_parameters_a_message_carries(
-    count: int, megabytes: float, config: Any, right: list[int]
-) -> None:
+def test_configuration_says_how_many_equal_parameters_a_message_carries(count, megabytes, config, right):
     assert [len(group) for group in messages([stored(megabytes)] * count, config)] == right
 
 
-def test_kinds_that_are_left_out_are_auto_and_gathers_have_sizes_of_their_own() -> None:
+def test_kinds_that_are_left_out_are_auto_and_gathers_have_sizes_of_their_own():
     for kind in ("allreduce", "allgather", "reducescatter"):
         assert getattr(parse_comm_fusion({}), kind) == MessageRule(64 * MB)
     assert parse_comm_fusion(None).allreduce == MessageRule(25 * MB, alone_bytes=MB)
@@ -355,7 +339,7 @@ def test_kinds_that_are_left_out_are_auto_and_gathers_have_sizes_of_their_own() 
         ([stored(shard_axes=(0,)), stored()] * 4, only("allreduce", "index", [1, 3]), [[0, 2, 4, 6], [1], [3, 5], [7]]),
     ],
 )
-def test_parameters_that_are_alike_travel_together(parameters: Any, config: Any, groups: list[list[int]]) -> None:
+def test_parameters_that_are_alike_travel_together(parameters, config, groups):
     assert messages(parameters, config, "reduce" if config else "gather") == groups
 
 
@@ -386,21 +370,21 @@ def test_parameters_that_are_alike_travel_together(parameters: Any, config: Any,
         ),
     ],
 )
-def test_configuration_that_means_nothing_is_refused_in_words(config: Any, text: str) -> None:
+def test_configuration_that_means_nothing_is_refused_in_words(config, text):
     with pytest.raises(StrategyError) as caught:
         AutoParallel(lambda: None).comm_fusion(config)
     assert text in str(caught.value)
 
 
-def test_operators_return_their_input_in_a_world_of_one() -> None:
+def test_operators_return_their_input_in_a_world_of_one():
     x = torch.randn(4, 4, requires_grad=True)
     for call in (all_reduce, all_gather, reduce_scatter, broadcast, all_to_all):
         assert call(x) is x
 
 
-def test_operator_in_a_captured_network_names_the_mode_for_it() -> None:
+def test_operator_in_a_captured_network_names_the_mode_for_it():
     class Cut(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return all_reduce(x)
 
     with pytest.raises(CaptureError, match='parallel_mode="hybrid_parallel"'):
@@ -410,16 +394,7 @@ def test_operator_in_a_captured_network_names_the_mode_for_it() -> None:
 WORLD = build_mesh(32)
 
 
-def choose(
-    spec: HsdpSpec | None,
-    layout: TensorLayout,
-    shape: tuple[int, ...],
-    itemsize: int = 4,
-    *,
-    opted_out: bool = False,
-    partial_axes: Axes = (),
-    world: Any = WORLD,
-) -> tuple[int, str]:
+def choose(spec, layout, shape, itemsize=4, *, opted_out=False, partial_axes=(), world=WORLD):
     """Return over how many ranks a parameter is cut, and the reason."""
     axes, reason = choose_shard_axes(
         spec, world, layout, shape, itemsize, opted_out=opted_out, partial_axes=partial_axes
@@ -437,14 +412,14 @@ SECOND = TensorLayout(((2, 3), (4,)))
 @pytest.mark.parametrize(
     ("shard_size", "first", "second"), [(-1, 1, 4), (1, 1, 1), (2, 2, 2), (4, 1, 4), (8, 1, 4), (32, 1, 4)]
 )
-def test_weights_of_mindspores_tests_are_cut_as_there(shard_size: int, first: int, second: int) -> None:
+def test_weights_of_mindspores_tests_are_cut_as_there(shard_size, first, second):
     spec = HsdpSpec(shard_size, 0)
     assert choose(spec, FIRST, (48, 64))[0] == first
     assert choose(spec, SECOND, (64, 16))[0] == second
 
 
 @pytest.mark.parametrize(("threshold", "parts"), [(0, 8), (64, 8), (71, 8), (72, 8), (73, 1), (100, 1)])
-def test_weight_of_72_kb_is_cut_up_to_a_threshold_of_72(threshold: int, parts: int) -> None:
+def test_weight_of_72_kb_is_cut_up_to_a_threshold_of_72(threshold, parts):
     found, reason = choose(HsdpSpec(-1, threshold), TensorLayout.replicated(2), (96, 192), world=build_mesh(8))
     assert found == parts
     assert reason == ("rows cut over 8 ranks" if parts > 1 else f"72 KB is under the threshold of {threshold} KB")
@@ -464,9 +439,7 @@ def test_weight_of_72_kb_is_cut_up_to_a_threshold_of_72(threshold: int, parts: i
         (HsdpSpec(), TensorLayout.replicated(2), (128, 128), {"itemsize": 2}, "32 KB is under the threshold of 64 KB"),
     ],
 )
-def test_parameter_that_stays_whole_says_why(
-    spec: HsdpSpec | None, layout: TensorLayout, shape: tuple[int, ...], settings: dict[str, Any], reason: str
-) -> None:
+def test_parameter_that_stays_whole_says_why(spec, layout, shape, settings, reason):
     assert choose(spec, layout, shape, **settings) == (1, reason)
 
 
@@ -475,15 +448,13 @@ def test_parameter_that_stays_whole_says_why(
     [((0, 1), -1, (2, 0, 1)), ((0, 1, 2), 2, (2,))],
     ids=["equal first", "nearest"],
 )
-def test_copies_with_equal_gradients_then_nearest_ones_share_it(
-    partial_axes: Axes, shard_size: int, axes: Axes
-) -> None:
+def test_copies_with_equal_gradients_then_nearest_ones_share_it(partial_axes, shard_size, axes):
     spec, layout = HsdpSpec(shard_size, 0), TensorLayout.replicated(1)
     found, _ = choose_shard_axes(spec, build_mesh(8), layout, (64,), 4, opted_out=False, partial_axes=partial_axes)
     assert found == axes
 
 
-def hsdp(**settings: Any) -> Any:
+def hsdp(**settings):
     return AutoParallel(lambda: None).hsdp(**settings)
 
 
@@ -511,7 +482,7 @@ ONES = torch.ones(2, 2)
         ),
     ],
 )
-def test_values_out_of_range_are_refused_at_once(ask: Callable[[], Any], text: str) -> None:
+def test_values_out_of_range_are_refused_at_once(ask, text):
     HsdpSpec(32).check_world(32)
     HsdpSpec(3).check_world(32)
     with pytest.raises(StrategyError) as caught:

@@ -1,13 +1,9 @@
 """shard: which operator a strategy means, what it lays out, and how values and parameters get there."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import operator
-from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import operator_cases
 import operator_cases_conv
@@ -16,18 +12,17 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from asked_cases import every_third_fast, one_fast
 from law_graphs import MODULES
-from operator_cases import OperatorCase, OperatorNetwork
-from torch import Tensor, nn
+from operator_cases import OperatorNetwork
+from torch import nn
 
 from msrun.errors import StrategyError
 from msrun.runtime import Layout, shard
 from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.captured_graph import CapturedGraph, find_target
+from msrun.runtime.capture.captured_graph import find_target
 from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.partition.decide import Constraints, decide
 from msrun.runtime.partition.events import tell
 from msrun.runtime.partition.partition import lower, partition
-from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 from msrun.runtime.sharding.named_layout import choose_mesh
 from msrun.runtime.sharding.strategies import OperatorStrategy
@@ -38,25 +33,25 @@ LAYOUT = Layout((2, 2), ("dp", "mp"))
 class Calls(nn.Module):
     """Calls one function of its input and a parameter."""
 
-    def __init__(self, call: Callable[[Tensor, Tensor], Tensor]) -> None:
+    def __init__(self, call):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(8, 8))
         self.call = call
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.call(x, self.weight)
 
 
 class Mlp(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.fc1, self.fc2 = nn.Linear(8, 8), nn.Linear(8, 8)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.fc2(F.relu(self.fc1(x)))
 
 
-def local_program(network: nn.Module, shape: tuple[int, ...] = (8, 8), **settings: Any) -> LocalProgram:
+def local_program(network, shape=(8, 8), **settings):
     """Return the program on 4 ranks that are given whole inputs."""
     value = torch.ones(shape)
     strategies = strategies_of(network)
@@ -68,11 +63,11 @@ def local_program(network: nn.Module, shape: tuple[int, ...] = (8, 8), **setting
     return partition(graph, mesh, input_layouts=inputs, strategies={}, output_batch_axes=(), **settings)
 
 
-def rows(program: LocalProgram) -> list[tuple[str, str, Any]]:
+def rows(program):
     return [(o.operator.removeprefix("aten."), o.origin, o.strategy) for o in program.operators]
 
 
-def kinds(program: LocalProgram) -> list[str]:
+def kinds(program):
     return [str(node.kwargs["collective"]).split()[0] for nodes in program.collectives for node in nodes]
 
 
@@ -93,21 +88,21 @@ LISTS = "give one tuple of whole numbers above 0 for each input"
         *(((given,), LISTS) for given in [(), ((0, 1),), ((-1,),), ((1.0, 2),), ((True, 1),), (1, 2), 3, ((1, None),)]),
     ],
 )
-def test_what_is_no_strategy_is_refused_at_once(arguments: tuple[Any, ...], text: str) -> None:
+def test_what_is_no_strategy_is_refused_at_once(arguments, text):
     with pytest.raises(StrategyError) as caught:
         shard(nn.Linear(2, 2), *arguments)
     assert text in str(caught.value)
 
 
 @pytest.mark.parametrize("target", [nn.Linear, 3, torch.ones(2)])
-def test_only_modules_and_functions_take_a_strategy(target: Any) -> None:
+def test_only_modules_and_functions_take_a_strategy(target):
     with pytest.raises(StrategyError, match="a torch module is expected, or a function"):
         shard(target, ((1, 1),))
 
 
-def test_sharded_function_computes_what_it_did_and_keeps_its_name() -> None:
+def test_sharded_function_computes_what_it_did_and_keeps_its_name():
     @shard(in_strategy=((2, 1),))
-    def double(x: Tensor) -> Tensor:
+    def double(x):
         """Twice."""
         return x * 2
 
@@ -115,13 +110,13 @@ def test_sharded_function_computes_what_it_did_and_keeps_its_name() -> None:
     assert torch.equal(double(torch.ones(2, 2)), torch.full((2, 2), 2.0))
 
 
-def test_strategy_of_an_operator_that_is_called_in_a_network_is_that_of_the_call() -> None:
+def test_strategy_of_an_operator_that_is_called_in_a_network_is_that_of_the_call():
     multiply = shard(torch.matmul, ((2, 2), (2, 1)))
     program = local_program(Calls(lambda x, w: torch.matmul(multiply(x, w), w)))
     assert rows(program) == [("matmul", "user", ((2, 2), (2, 1))), ("matmul", "data parallel", ((4, 1), (1, 1)))]
 
 
-def test_single_operator_of_one_input_obeys_its_strategy_and_identity_is_a_place_where_the_layout_changes() -> None:
+def test_single_operator_of_one_input_obeys_its_strategy_and_identity_is_a_place_where_the_layout_changes():
     network = nn.Sequential(nn.Linear(8, 8), shard(nn.Softmax(-1), ((2, 1),)))
     assert rows(local_program(network))[-1] == ("softmax.int", "user", ((2, 1),))
     assert rows(local_program(nn.Sequential(shard(nn.Softmax(-1), ((1, 2),)))))[-1][1:] == ("user", ((1, 2),))
@@ -130,7 +125,7 @@ def test_single_operator_of_one_input_obeys_its_strategy_and_identity_is_a_place
     assert kinds(program)[:2] == ["slice", "exchange"]
 
 
-def test_strategy_of_a_module_with_several_operators_lays_out_what_enters_and_leaves() -> None:
+def test_strategy_of_a_module_with_several_operators_lays_out_what_enters_and_leaves():
     program = local_program(shard(Mlp(), ((2, 1),), ((1, 2),), {"fc1.weight": (2, 1), "fc2.weight": (1, 2)}))
     assert rows(program) == [
         ("in_strategy", "user", ((2, 1),)),
@@ -142,7 +137,7 @@ def test_strategy_of_a_module_with_several_operators_lays_out_what_enters_and_le
     assert program.parameters["fc1.weight"].layout == TensorLayout(((1,), ())), "the axis that the input leaves"
 
 
-def test_module_inside_a_region_keeps_its_own_strategy() -> None:
+def test_module_inside_a_region_keeps_its_own_strategy():
     network = Mlp()
     shard(network.fc1, ((1, 1), (4, 1)))
     shard(network, ((4, 1),))
@@ -154,9 +149,9 @@ def test_module_inside_a_region_keeps_its_own_strategy() -> None:
     assert "strategies of modules that the graph does not call: unused" in local_program(network).notes
 
 
-def test_parameter_given_to_a_sharded_function_is_stored_as_its_strategy_says() -> None:
+def test_parameter_given_to_a_sharded_function_is_stored_as_its_strategy_says():
     @shard(in_strategy=(LAYOUT("dp", "None"), LAYOUT("None", "mp")))
-    def block(x: Tensor, w: Tensor) -> Tensor:
+    def block(x, w):
         return torch.matmul(torch.tanh(torch.matmul(x, w)), w.t())
 
     program = local_program(Calls(block))
@@ -167,16 +162,16 @@ def test_parameter_given_to_a_sharded_function_is_stored_as_its_strategy_says() 
 OTHERS = nn.Linear(8, 8)
 
 
-def of_linear(out: Any) -> nn.Module:
+def of_linear(out):
     return nn.Sequential(shard(nn.Linear(8, 8), ((1, 1), (4, 1)), out))
 
 
-def of_product(*layouts: Any, function: Any = torch.matmul, **more: Any) -> nn.Module:
+def of_product(*layouts, function=torch.matmul, **more):
     return Calls(shard(function, layouts, **more))
 
 
 TWO = ((1, 1), (4, 1))
-FOREIGN: dict[str, Any] = {"function": lambda x, w: x @ w @ OTHERS.weight, "parameter_plan": {"weight": (4, 1)}}
+FOREIGN = {"function": lambda x, w: x @ w @ OTHERS.weight, "parameter_plan": {"weight": (4, 1)}}
 
 
 @pytest.mark.parametrize(
@@ -196,21 +191,21 @@ FOREIGN: dict[str, Any] = {"function": lambda x, w: x @ w @ OTHERS.weight, "para
         (lambda: of_product((1, 1), (1, 1), **FOREIGN), "is none of the network's"),
     ],
 )
-def test_strategy_that_cannot_be_is_refused(make: Callable[[], nn.Module], text: str) -> None:
+def test_strategy_that_cannot_be_is_refused(make, text):
     with pytest.raises(StrategyError, match=text):
         local_program(make())
 
 
-def test_operator_in_fewer_parts_than_ranks_is_repeated_and_said_so() -> None:
+def test_operator_in_fewer_parts_than_ranks_is_repeated_and_said_so():
     assert [o.repeats for o in product(((2, 1), (1, 1))).operators] == [2]
     assert [o.repeats for o in product(((2, 2), (2, 1))).operators] == [1]
 
 
-def product(inputs: Any, out: Any = None) -> LocalProgram:
+def product(inputs, out=None):
     return local_program(Calls(shard(torch.matmul, inputs, out)))
 
 
-def test_product_with_split_sums_is_all_reduced_unless_its_result_is_wanted_cut() -> None:
+def test_product_with_split_sums_is_all_reduced_unless_its_result_is_wanted_cut():
     assert kinds(product(((1, 4), (4, 1)))) == ["slice", "all_reduce"]
     assert kinds(product(((1, 4), (4, 1)), ((4, 1),)))[:2] == ["slice", "reduce_scatter"]
     assert kinds(product(((1, 4), (4, 1)), ((1, 4),)))[:2] == ["slice", "reduce_scatter"]
@@ -218,21 +213,21 @@ def test_product_with_split_sums_is_all_reduced_unless_its_result_is_wanted_cut(
     assert kinds(product(((2, 2), (2, 1)), ((4, 1),)))[:3] == ["slice", "slice", "reduce_scatter"]
 
 
-def test_sum_that_one_reader_wants_whole_is_not_scattered() -> None:
+def test_sum_that_one_reader_wants_whole_is_not_scattered():
     multiply = shard(torch.matmul, ((1, 4), (4, 1)))
 
-    def both(x: Tensor, w: Tensor) -> Tensor:
+    def both(x, w):
         y = multiply(x, w)
         return torch.matmul(y, w) + torch.cat([y[:4], y[4:]])
 
     assert "all_reduce" in kinds(local_program(Calls(both)))
 
 
-def test_value_that_was_gathered_for_one_reader_is_cut_from_there_for_another() -> None:
+def test_value_that_was_gathered_for_one_reader_is_cut_from_there_for_another():
     rows_first = shard(torch.matmul, ((4, 1), (1, 1)), ((4, 1),))
     whole, sums = shard(torch.matmul, ((1, 1), (1, 1))), shard(torch.matmul, ((1, 4), (4, 1)))
 
-    def call(x: Tensor, w: Tensor) -> Tensor:
+    def call(x, w):
         y = rows_first(x, w)
         return whole(y, w) + sums(y, w)
 
@@ -243,7 +238,7 @@ def test_value_that_was_gathered_for_one_reader_is_cut_from_there_for_another() 
     assert cut.collectives[0] == "slice dim 1 over axes 0,1", "no exchange of the parts that it came from"
 
 
-def test_strict_refuses_traffic_that_nobody_asked_for_and_names_both_ends() -> None:
+def test_strict_refuses_traffic_that_nobody_asked_for_and_names_both_ends():
     network = nn.Sequential(shard(nn.Linear(8, 8), ((1, 1), (4, 1))), nn.Linear(8, 8))
     with pytest.raises(StrategyError) as caught:
         local_program(network, is_strict=True)
@@ -288,20 +283,17 @@ def test_strict_refuses_traffic_that_nobody_asked_for_and_names_both_ends() -> N
         ]
     ),
 )
-def test_operator_without_a_strategy_leaves_columns_where_they_are(
-    call: Callable[[Tensor], Any], strategies: list[Any]
-) -> None:
+def test_operator_without_a_strategy_leaves_columns_where_they_are(call, strategies):
     columns = shard(torch.matmul, ((1, 1), (1, 4)))
     program = local_program(Calls(lambda x, w: call(columns(x, w))))
     assert sorted(strategy for _, _, strategy in rows(program)[1:]) == sorted(strategies)
 
 
-def test_bags_are_cut_unless_what_is_about_all_of_them_is_read_too() -> None:
-    def sums(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-        found: tuple[Tensor, ...] = torch.embedding_bag(weight, x.argmax(0), torch.arange(0, 8, 2))
-        return found
+def test_bags_are_cut_unless_what_is_about_all_of_them_is_read_too():
+    def sums(x, weight):
+        return torch.embedding_bag(weight, x.argmax(0), torch.arange(0, 8, 2))
 
-    def scaled(x: Tensor, weight: Tensor) -> Tensor:
+    def scaled(x, weight):
         bags, _, sizes, _ = sums(x, weight)
         return bags * sizes[:, None]
 
@@ -312,7 +304,7 @@ def test_bags_are_cut_unless_what_is_about_all_of_them_is_read_too() -> None:
         assert {str(getattr(source, "target", None)) for source in taken} == {"aten.embedding_bag.default"}
 
 
-def test_parameter_is_stored_as_its_uses_need_least_traffic() -> None:
+def test_parameter_is_stored_as_its_uses_need_least_traffic():
     columns = shard(torch.matmul, ((1, 1), (1, 4)))
     whole = shard(torch.matmul, ((4, 1), (1, 1)))
     program = local_program(Calls(lambda x, w: whole(columns(x, w), w)))
@@ -321,7 +313,7 @@ def test_parameter_is_stored_as_its_uses_need_least_traffic() -> None:
     assert "gather_enter" in kinds(program), "its gradient comes back by a reduce-scatter"
 
 
-def test_parameter_that_is_stored_already_keeps_its_layout() -> None:
+def test_parameter_that_is_stored_already_keeps_its_layout():
     stored = {"weight": TensorLayout(((0, 1), ()))}
     program = local_program(Calls(torch.matmul), stored=stored)
     assert program.parameters["weight"].layout == stored["weight"]
@@ -329,7 +321,7 @@ def test_parameter_that_is_stored_already_keeps_its_layout() -> None:
     assert {r.producer for r in program.redistributions if r.bytes} >= {"parameter weight"}
 
 
-def test_gradients_are_told_only_where_they_come_back() -> None:
+def test_gradients_are_told_only_where_they_come_back():
     program = local_program(Calls(lambda x, w: (torch.matmul(x, w) * (x @ w).detach()).sum()))
     reached = tell(program).reached
     multiplied = [node for node in program.graph.nodes if node.target is torch.ops.aten.matmul.default]
@@ -347,11 +339,11 @@ def test_gradients_are_told_only_where_they_come_back() -> None:
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")
 WITH_LAWS_OF_THEIR_OWN = [*operator_cases.BINARY, *operator_cases_conv.BINARY]
 MANY = 250
-BY_NAME: dict[str, Any] = {case.name: case for name in MODULES for case in importlib.import_module(name).BINARY}
+BY_NAME = {case.name: case for name in MODULES for case in importlib.import_module(name).BINARY}
 
 
 @cache
-def captured(name: str) -> CapturedGraph:
+def captured(name):
     case = BY_NAME[name]
     values = case.values(torch.float64)
     given = [value for index, value in enumerate(values) if index not in case.parameters]
@@ -359,11 +351,11 @@ def captured(name: str) -> CapturedGraph:
     return capture(find_target(OperatorNetwork(case, values)), given, {}, input_shapes=shapes, parameter_shapes={})
 
 
-def layouts_of(case: OperatorCase) -> list[TensorLayout]:
+def layouts_of(case):
     return [TensorLayout.replicated(len(s)) for index, s in enumerate(case.shapes) if index not in case.parameters]
 
 
-def partitioned(name: str, strategy: Any, world_size: int = 4) -> LocalProgram:
+def partitioned(name, strategy, world_size=4):
     layouts = layouts_of(BY_NAME[name])
     return partition(
         captured(name),
@@ -377,7 +369,7 @@ def partitioned(name: str, strategy: Any, world_size: int = 4) -> LocalProgram:
 
 @pytest.mark.parametrize("case", every_third_fast(WITH_LAWS_OF_THEIR_OWN, 6), ids=lambda case: case.name)
 @pytest.mark.parametrize("world_size", one_fast(6, 4, 2, 8))
-def test_every_legal_strategy_is_accepted_and_kept(case: OperatorCase, world_size: int) -> None:
+def test_every_legal_strategy_is_accepted_and_kept(case, world_size):
     if world_size == 8 and case in operator_cases_conv.BINARY:
         world_size = 3  # their outputs are too short for 8 parts
     for strategy in case.legal(world_size):
@@ -386,7 +378,7 @@ def test_every_legal_strategy_is_accepted_and_kept(case: OperatorCase, world_siz
 
 
 @pytest.mark.parametrize("name", every_third_fast(BY_NAME, 16))
-def test_every_illegal_strategy_is_refused_by_operator_input_and_dimension(name: str) -> None:
+def test_every_illegal_strategy_is_refused_by_operator_input_and_dimension(name):
     case = BY_NAME[name]
     candidates = list(case.candidates((1, 2, 4, 3)) if sum(map(len, case.shapes)) < 8 else case.candidates((1, 2)))
     many = 700 if case in operator_cases.BINARY else MANY
@@ -446,7 +438,7 @@ GROUPS = "in 4 groups, which must stay whole; the nearest legal number is 4"
         ),
     ],
 )
-def test_message_says_what_is_wrong_and_what_is_legal(name: str, strategy: Any, world_size: int, text: str) -> None:
+def test_message_says_what_is_wrong_and_what_is_legal(name, strategy, world_size, text):
     with pytest.raises(StrategyError) as caught:
         partitioned(name, strategy, world_size)
     assert text in str(caught.value)
@@ -470,7 +462,7 @@ def test_message_says_what_is_wrong_and_what_is_legal(name: str, strategy: Any, 
         ("group-norm", ((1, 4, 1), (4,), (4,)), ["slice dim 1 over axes 0,1"]),
     ],
 )
-def test_only_what_a_cut_needs_is_sent(name: str, strategy: Any, expected: list[str]) -> None:
+def test_only_what_a_cut_needs_is_sent(name, strategy, expected):
     (operator,) = [o for o in partitioned(name, strategy).operators if o.origin == "user"]
     assert list(operator.collectives) == expected
 
@@ -482,7 +474,7 @@ def test_only_what_a_cut_needs_is_sent(name: str, strategy: Any, expected: list[
         ("linear-bias", ((1, 1), (4, 1)), ((1, 1), (4, 1), (4,))),  # the bias follows the weight
     ],
 )
-def test_what_a_strategy_leaves_out_is_added(name: str, given: Any, kept: Any) -> None:
+def test_what_a_strategy_leaves_out_is_added(name, given, kept):
     (operator,) = partitioned(name, given).operators
     assert operator.strategy == kept
 
@@ -495,23 +487,23 @@ def test_what_a_strategy_leaves_out_is_added(name: str, given: Any, kept: Any) -
         (((1, 2, 1, 1), (2,), (2,)), []),
     ],
 )
-def test_statistics_of_a_batch_travel_in_one_message_along_what_cuts_it(strategy: Any, gathers: list[str]) -> None:
+def test_statistics_of_a_batch_travel_in_one_message_along_what_cuts_it(strategy, gathers):
     (operator,) = [o for o in partitioned("batch-norm-2d", strategy).operators if o.origin == "user"]
     assert [text for text in operator.collectives if text.startswith("gather_enter")] == gathers
 
 
-def test_strategies_are_found_by_the_path_of_their_module() -> None:
+def test_strategies_are_found_by_the_path_of_their_module():
     network = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)))
     assert shard(network[1][0], ((1, 1), [2, 1])) is network[1][0]
     assert strategies_of(network) == {"1.0": OperatorStrategy(((1, 1), (2, 1)))}
 
 
 class Cumulated(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return x.cumsum(-1)
 
 
-def chain(strategies: dict[str, Any], last: nn.Module | None = None) -> LocalProgram:
+def chain(strategies, last=None):
     network = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), last or nn.Softmax(-1))
     for path, strategy in strategies.items():
         shard(network.get_submodule(path), strategy)
@@ -526,11 +518,11 @@ def chain(strategies: dict[str, Any], last: nn.Module | None = None) -> LocalPro
     )
 
 
-def origins(program: LocalProgram) -> list[tuple[str, str, Any]]:
+def origins(program):
     return [(o.operator, o.origin, o.strategy[0]) for o in program.operators]
 
 
-def test_operator_without_strategy_is_data_parallel_and_the_cheap_ones_follow() -> None:
+def test_operator_without_strategy_is_data_parallel_and_the_cheap_ones_follow():
     assert origins(chain({})) == [
         ("aten.linear", "data parallel", (4, 1)),
         ("aten.relu", "follows", (4, 1)),
@@ -539,7 +531,7 @@ def test_operator_without_strategy_is_data_parallel_and_the_cheap_ones_follow() 
     ]
 
 
-def test_cheap_operator_keeps_the_cut_of_a_strategy_before_it() -> None:
+def test_cheap_operator_keeps_the_cut_of_a_strategy_before_it():
     program = chain({"0": ((1, 1), (4, 1), (4,)), "2": ((1, 4), (1, 4))})
     assert origins(program) == [
         ("aten.linear", "user", (1, 1)),
@@ -551,7 +543,7 @@ def test_cheap_operator_keeps_the_cut_of_a_strategy_before_it() -> None:
     assert texts == ["gather dim 0 over axes 0,1", "reduce_scatter dim 0 over axes 0,1"]
 
 
-def test_dimension_that_must_stay_whole_hands_its_cut_to_another() -> None:
+def test_dimension_that_must_stay_whole_hands_its_cut_to_another():
     program = chain({"2": ((1, 1), (4, 1), (4,))}, last=Cumulated())
     cumsum = program.operators[-1]
     assert cumsum.strategy == ((4, 1),)
@@ -559,7 +551,7 @@ def test_dimension_that_must_stay_whole_hands_its_cut_to_another() -> None:
     assert program.operators[2].collectives == ("gather_enter dim 0 over axes 0,1",)
 
 
-def test_batch_that_the_world_does_not_divide_is_cut_as_far_as_it_goes() -> None:
+def test_batch_that_the_world_does_not_divide_is_cut_as_far_as_it_goes():
     layer = nn.Linear(8, 8)
     graph = capture(find_target(layer), [torch.ones(6, 8)], {}, input_shapes=[(6, 8)], parameter_shapes={})
     whole = [TensorLayout.replicated(2)]
@@ -568,18 +560,18 @@ def test_batch_that_the_world_does_not_divide_is_cut_as_far_as_it_goes() -> None
 
 
 class OneWeightTwice(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8, bias=False)
         self.b.weight = self.a.weight
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         for _ in range(2):
             x = self.b(torch.tanh(self.a(x)))
         return x
 
 
-def test_weight_that_was_cut_for_one_use_is_taken_as_it_is_stored_for_a_use_that_sums_over_that_cut() -> None:
+def test_weight_that_was_cut_for_one_use_is_taken_as_it_is_stored_for_a_use_that_sums_over_that_cut():
     network = OneWeightTwice()
     shard(network.b, ((1, 4), (1, 4)))
     shapes = {name: tuple(value.shape) for name, value in network.named_parameters()}
@@ -595,7 +587,7 @@ def test_weight_that_was_cut_for_one_use_is_taken_as_it_is_stored_for_a_use_that
 
 
 @pytest.mark.parametrize("case", every_third_fast(operator_cases.BINARY, 12), ids=lambda case: case.name)
-def test_decisions_are_lowered_to_the_same_graph_every_time(case: OperatorCase) -> None:
+def test_decisions_are_lowered_to_the_same_graph_every_time(case):
     for strategy in list(case.legal(4))[::5]:
         given = Constraints(layouts_of(case), {"op": OperatorStrategy(strategy)})
         decisions = decide(captured(case.name), build_mesh(4), given)

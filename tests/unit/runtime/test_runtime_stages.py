@@ -1,13 +1,8 @@
 """Stages of a pipeline and what Pipeline asks of a network."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import itertools
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -33,28 +28,19 @@ from msrun.runtime import (
     world,
 )
 from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.captured_graph import CapturedGraph, find_target
+from msrun.runtime.capture.captured_graph import find_target
 from msrun.runtime.execute.transfers import traffic
 from msrun.runtime.groups import _named_after_ranks
 from msrun.runtime.parallel import host_operators
 from msrun.runtime.parallel.batch.parts import join_values
-from msrun.runtime.parallel.compilation.compiled import CompiledCall, build_compiled_call
+from msrun.runtime.parallel.compilation.compiled import build_compiled_call
 from msrun.runtime.parallel.host_operators import moved_at_borders, targets_in
 from msrun.runtime.parallel.pipeline.pipeline import PipelineSpec, pin_modules, pin_parameters
 from msrun.runtime.parallel.plan import predict_traffic
 from msrun.runtime.partition.borders import place_operators
 from msrun.runtime.partition.events import tell
 from msrun.runtime.partition.partition import partition
-from msrun.runtime.partition.program import LocalProgram
-from msrun.runtime.partition.stages import (
-    SLACK,
-    StageAssignment,
-    StageProgram,
-    assign_stages,
-    cut_stages,
-    divide,
-    holders_of,
-)
+from msrun.runtime.partition.stages import SLACK, assign_stages, cut_stages, divide, holders_of
 from msrun.runtime.schedule.segments import cut_segments
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 
@@ -62,40 +48,40 @@ from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 class Network(nn.Module):
     """A long skip connection, a tied weight, and labels that are worked on before the loss reads them."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.first = nn.Linear(6, 8)
         self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(4))
         self.late = nn.Buffer(torch.ones(8))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         first = h = self.first(x)
         for block in self.blocks:
             h = h + block(h)
         return (h + first + self.late) @ self.first.weight
 
 
-def loss_of(scores: Tensor, labels: Tensor) -> Tensor:
+def loss_of(scores, labels):
     return F.cross_entropy(scores, F.one_hot(labels, 6).to(scores.dtype) * 0.9 + 0.1 / 6)
 
 
-def captured_graph() -> tuple[WithLoss, CapturedGraph]:
+def captured_graph():
     torch.manual_seed(0)
     network, inputs = WithLoss(Network(), loss_of), [torch.ones(4, 6), torch.zeros(4, dtype=torch.int64)]
     return network, capture(find_target(network), inputs, {}, input_shapes=[(4, 6), (4,)], parameter_shapes={})
 
 
-def cut(network: nn.Module, graph: CapturedGraph, count: int) -> tuple[LocalProgram, list[StageProgram]]:
+def cut(network, graph, count):
     layouts = [TensorLayout.replicated(2), TensorLayout.replicated(1)]
     program = partition(graph, build_mesh(1), input_layouts=layouts, strategies={}, output_batch_axes=())
     stage_of = assign_stages(graph, count, {}, "").stage_of
     return program, cut_stages(program, stage_of, count, tell(program).values, program.outputs[0])
 
 
-def run_stages(network: nn.Module, stages: Sequence[StageProgram], inputs: Sequence[Tensor]) -> Tensor:
+def run_stages(network, stages, inputs):
     """Run the stages one after the other, with nothing but what crosses the borders."""
     parameters = dict(network.named_parameters())
-    border: dict[str, Any] = {}
+    border = {}
     for stage in stages:
         assert {value.name for value in stage.received} == set(border)
         given = {use.node.name: parameters[name] for name, use in stage.program.parameters.items()}
@@ -114,7 +100,7 @@ def run_stages(network: nn.Module, stages: Sequence[StageProgram], inputs: Seque
 
 
 @pytest.mark.parametrize("count", one_fast(3, 1, 2, 4, 6))
-def test_stages_one_after_the_other_compute_what_the_network_computes(count: int) -> None:
+def test_stages_one_after_the_other_compute_what_the_network_computes(count):
     network, graph = captured_graph()
     _, stages = cut(network, graph, count)
     generator = torch.Generator().manual_seed(1)
@@ -122,7 +108,7 @@ def test_stages_one_after_the_other_compute_what_the_network_computes(count: int
     torch.testing.assert_close(run_stages(network, stages, [x, labels]), network(x, labels), rtol=0, atol=1e-6)
 
 
-def test_labels_buffers_and_tied_parameters_are_in_the_stages_that_read_them() -> None:
+def test_labels_buffers_and_tied_parameters_are_in_the_stages_that_read_them():
     network, graph = captured_graph()
     program, stages = cut(network, graph, 3)
     assert [stage.user_inputs for stage in stages] == [(0,), (), (1,)]
@@ -132,15 +118,15 @@ def test_labels_buffers_and_tied_parameters_are_in_the_stages_that_read_them() -
     assert (holders["network.first.weight"], holders["network.first.bias"]) == ((0, 2), (0,))
 
 
-def stages_of_modules(graph: CapturedGraph, assignment: StageAssignment) -> dict[str, set[int]]:
-    found: dict[str, set[int]] = {}
+def stages_of_modules(graph, assignment):
+    found = {}
     for node, stage in assignment.stage_of.items():
         paths = [path for path, _ in node.meta.get("nn_module_stack", {}).values()]
         found.setdefault(paths[-1].removeprefix("network.") if paths else "", set()).add(stage)
     return found
 
 
-def test_modules_go_where_the_user_says_and_the_innermost_name_decides() -> None:
+def test_modules_go_where_the_user_says_and_the_innermost_name_decides():
     network, graph = captured_graph()
     pipeline = Pipeline(network, 2, {"blocks": 0, "blocks.2": 1, "blocks.3": 2, "idle": 1})
     network.network.idle = nn.Identity()
@@ -160,13 +146,13 @@ def test_modules_go_where_the_user_says_and_the_innermost_name_decides() -> None
         ({"first": 0}, r"stage 1 of 2 has no operator: name a module for every stage"),
     ],
 )
-def test_impossible_division_is_refused(config: dict[str, int], message: str) -> None:
+def test_impossible_division_is_refused(config, message):
     network, graph = captured_graph()
     with pytest.raises(StrategyError, match=message):
         assign_stages(graph, 2, pin_modules(graph, network, Pipeline(network, 2, config), 2)[0], "")
 
 
-def test_operators_follow_parameters_that_are_placed_already() -> None:
+def test_operators_follow_parameters_that_are_placed_already():
     """The first stage that holds a tied weight and does not come before what its operator reads."""
     _, graph = captured_graph()
     holders = {"network.first.weight": (0, 1), "network.first.bias": (0,), "network.blocks.0.0.weight": (1,)}
@@ -180,21 +166,21 @@ def test_operators_follow_parameters_that_are_placed_already() -> None:
 class Narrow(nn.Module):
     """Parameters at both ends alone."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         x = self.first(x)
         for _ in range(4):
             x = torch.softmax(x.exp().cumsum(1), 1)
         return self.last(x)
 
 
-def test_operators_of_a_later_capture_stay_in_their_stages_where_no_parameter_says_it() -> None:
+def test_operators_of_a_later_capture_stay_in_their_stages_where_no_parameter_says_it():
     network = Narrow()
 
-    def captured(rows: int) -> CapturedGraph:
+    def captured(rows):
         inputs = [torch.ones(rows, 6)]
         return capture(find_target(network), inputs, {}, input_shapes=[(rows, 6)], parameter_shapes={})
 
@@ -214,12 +200,12 @@ def test_operators_of_a_later_capture_stay_in_their_stages_where_no_parameter_sa
 
 @settings(max_examples=150)
 @given(st.data())
-def test_division_is_the_cheapest_within_the_slack_and_of_those_the_one_with_least_traffic(data: st.DataObject) -> None:
+def test_division_is_the_cheapest_within_the_slack_and_of_those_the_one_with_least_traffic(data):
     costs = data.draw(st.lists(st.sampled_from([0.0, 1.0, 3.0, 5.0, 10.0]), min_size=1, max_size=8))
     count = data.draw(st.integers(1, min(len(costs), 4)))
     traffic = data.draw(st.lists(st.integers(0, 4), min_size=len(costs), max_size=len(costs)))
 
-    def worst(begins: Sequence[int]) -> float:
+    def worst(begins):
         ends = [0, *begins, len(costs)]
         return max(sum(costs[a:b]) for a, b in itertools.pairwise(ends))
 
@@ -232,12 +218,12 @@ def test_division_is_the_cheapest_within_the_slack_and_of_those_the_one_with_lea
     assert sum(traffic[begin] for begin in found) == least
 
 
-def losses(micro_size: int, compat: str, copies: int = 1) -> tuple[Tensor, Tensor]:
+def losses(micro_size, compat, copies=1):
     """Return the loss and the weight's gradient."""
     torch.manual_seed(0)
     network = WithLoss(nn.Linear(4, 2), F.mse_loss).double()
-    whole: nn.Module = MicroBatchInterleaved(network, copies) if copies > 1 else network
-    step = AutoParallel(Pipeline(whole, micro_size) if micro_size else whole, compat=compat)  # type: ignore[arg-type]
+    whole = MicroBatchInterleaved(network, copies) if copies > 1 else network
+    step = AutoParallel(Pipeline(whole, micro_size) if micro_size else whole, compat=compat)
     generator = torch.Generator().manual_seed(1)
     x, y = (torch.randn(12, n, generator=generator, dtype=torch.float64) for n in (4, 2))
     loss = step.pipeline(2)(x, y) if micro_size else step(x, y)
@@ -248,7 +234,7 @@ def losses(micro_size: int, compat: str, copies: int = 1) -> tuple[Tensor, Tenso
 
 
 @pytest.mark.parametrize(("micro_size", "copies"), [(1, 1), (2, 1), (3, 1), (6, 1), (3, 2)])
-def test_loss_of_micro_batches_is_that_of_the_whole_batch_or_mindspores_sum(micro_size: int, copies: int) -> None:
+def test_loss_of_micro_batches_is_that_of_the_whole_batch_or_mindspores_sum(micro_size, copies):
     """MindSpore adds up the losses of micro batches and copies, and the gradients of copies alone."""
     right, gradient = losses(0, "torch")
     torch.testing.assert_close(losses(micro_size, "torch", copies), (right, gradient), rtol=1e-12, atol=1e-14)
@@ -256,7 +242,7 @@ def test_loss_of_micro_batches_is_that_of_the_whole_batch_or_mindspores_sum(micr
     torch.testing.assert_close(losses(micro_size, "mindspore", copies), mindspores, rtol=1e-12, atol=1e-14)
 
 
-def test_results_that_are_no_scalars_are_joined_by_rows() -> None:
+def test_results_that_are_no_scalars_are_joined_by_rows():
     network = nn.Linear(3, 2)
     x = torch.randn(6, 3)
     with torch.no_grad():
@@ -266,7 +252,7 @@ def test_results_that_are_no_scalars_are_joined_by_rows() -> None:
     assert join_values([torch.ones(1, 2), torch.zeros(1, 2)], 0.5).tolist() == [[1, 1], [0, 0]]
 
 
-def test_names_of_parameters_and_of_checkpoints_are_the_networks(tmp_path: Path) -> None:
+def test_names_of_parameters_and_of_checkpoints_are_the_networks(tmp_path):
     network = nn.Sequential(nn.Linear(4, 2))
     step = AutoParallel(Pipeline(WithLoss(network, F.mse_loss), 2))
     assert [name for name, _ in step.named_parameters()] == ["0.weight", "0.bias"]
@@ -277,7 +263,7 @@ def test_names_of_parameters_and_of_checkpoints_are_the_networks(tmp_path: Path)
 LINEAR = nn.Linear(1, 1)
 
 
-def pipelined(**settings: Any) -> AutoParallel:
+def pipelined(**settings):
     return AutoParallel(LINEAR).pipeline(**settings)
 
 
@@ -298,16 +284,16 @@ def pipelined(**settings: Any) -> AutoParallel:
         (lambda: PipelineSpec(stages=3).ranks_per_stage(8), "8 ranks cannot be divided into 3 equal stages"),
     ],
 )
-def test_wrong_setting_is_refused_at_once(ask: Callable[[], Any], message: str) -> None:
+def test_wrong_setting_is_refused_at_once(ask, message):
     with pytest.raises(StrategyError, match=message):
         ask()
 
 
-def test_groups_that_members_make_are_named_after_their_ranks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_that_members_make_are_named_after_their_ranks_alone(monkeypatch):
     """Torch's own name depends on how many groups the process has made, which differs between ranks. When the first
     assertion fails torch has mended it: take member_groups away."""
     name = distributed_c10d._hash_ranks_to_str([0, 1])
-    monkeypatch.setitem(distributed_c10d._world.pg_names, object(), "another")  # type: ignore[misc]
+    monkeypatch.setitem(distributed_c10d._world.pg_names, object(), "another")
     monkeypatch.setattr(distributed_c10d._world, "group_count", distributed_c10d._world.group_count + 1)
     assert distributed_c10d._hash_ranks_to_str([0, 1]) != name
     with _named_after_ranks():
@@ -315,7 +301,7 @@ def test_groups_that_members_make_are_named_after_their_ranks_alone(monkeypatch:
     assert distributed_c10d._hash_ranks_to_str([0, 1]) != "members-0-1"
 
 
-def capture_loss(network: nn.Module) -> CapturedGraph:
+def capture_loss(network):
     x, labels = new_batch(0)
     whole = [tuple(x.shape), tuple(labels.shape)]
     loss = WithLoss(network, F.cross_entropy)
@@ -324,14 +310,14 @@ def capture_loss(network: nn.Module) -> CapturedGraph:
     )
 
 
-def program_of(captured: CapturedGraph, moved: frozenset[str] = frozenset(), **more: Any) -> LocalProgram:
+def program_of(captured, moved=frozenset(), **more):
     layouts = [TensorLayout.replicated(2), TensorLayout.replicated(1)]
     program = partition(captured, build_mesh(1), input_layouts=layouts, strategies={}, output_batch_axes=())
     place_operators(program, **{"stored": {}, "moved": moved, **more})
     return program
 
 
-def compile_alone(network: nn.Module, captured: CapturedGraph, program: LocalProgram) -> CompiledCall:
+def compile_alone(network, captured, program):
     loss = WithLoss(network, F.cross_entropy)
     stored = {
         name: placed(name, value, on_host=name in program.host_parameters) for name, value in loss.named_parameters()
@@ -340,17 +326,17 @@ def compile_alone(network: nn.Module, captured: CapturedGraph, program: LocalPro
     return build_compiled_call(captured, program, stored, buffers, mesh=build_mesh(1), rank=0)
 
 
-def directions(program: LocalProgram) -> list[tuple[str, str]]:
+def directions(program):
     return [(str(n.kwargs["collective"]), n.all_input_nodes[0].name) for n in program.borders]
 
 
 @functools.cache
-def captured_loss(name: str) -> CapturedGraph:
+def captured_loss(name):
     return capture_loss(new_network(name).eval())
 
 
 @st.composite
-def placements(draw: st.DrawFn) -> tuple[str, frozenset[str]]:
+def placements(draw):
     name = draw(st.sampled_from(["conv", "mlp", "transformer"]))
     operators = sorted(node.name for node in captured_loss(name).graph.nodes if node.op == "call_function")
     return name, frozenset(draw(st.sets(st.sampled_from(operators))))
@@ -358,7 +344,7 @@ def placements(draw: st.DrawFn) -> tuple[str, frozenset[str]]:
 
 @settings(max_examples=4)
 @given(placements())
-def test_operators_on_the_host_change_no_number_and_copy_what_the_plan_says(drawn: tuple[str, frozenset[str]]) -> None:
+def test_operators_on_the_host_change_no_number_and_copy_what_the_plan_says(drawn):
     name, moved = drawn
     network = new_network(name).eval()
     alone, (x, labels) = copy.deepcopy(network), new_batch(1)
@@ -394,8 +380,8 @@ IN, OUT = "to_host", "to_device"
     ids=["a layer", "neighbours", "a parameter that lies there", "inputs that lie there", "a parameter of both sides"],
 )
 def test_values_are_copied_where_the_graph_is_cut_and_parameters_lie_where_they_are_read(
-    name: str, targets: dict[str, str], more: dict[str, Any], copies: list[tuple[str, str]], on_host: set[str] | None
-) -> None:
+    name, targets, more, copies, on_host
+):
     network = new_network(name)
     for module, target in targets.items():
         set_target(network.get_submodule(module), target)
@@ -409,15 +395,15 @@ def test_values_are_copied_where_the_graph_is_cut_and_parameters_lie_where_they_
 class TwoSides(nn.Module):
     """Two parts that need nothing of each other."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.deep, self.wide = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)), nn.Linear(8, 4)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.deep(x) + self.wide(x)
 
 
-def test_part_of_the_host_that_needs_nothing_of_the_device_begins_first() -> None:
+def test_part_of_the_host_that_needs_nothing_of_the_device_begins_first():
     network = TwoSides().double()
     set_target(network.wide, "cpu")
     program = program_of(capture_loss(network))
@@ -428,7 +414,7 @@ def test_part_of_the_host_that_needs_nothing_of_the_device_begins_first() -> Non
     assert host < readers[0], "its thread computes while the device does"
 
 
-def test_error_in_an_operator_of_the_host_is_raised_where_it_is_called() -> None:
+def test_error_in_an_operator_of_the_host_is_raised_where_it_is_called():
     network = new_network("transformer").eval()
     set_target(network.letters, "cpu")
     captured = capture_loss(network)
@@ -448,14 +434,14 @@ def test_error_in_an_operator_of_the_host_is_raised_where_it_is_called() -> None
         (nn.Linear, "cpu", "a torch module is expected, or a function"),
     ],
 )
-def test_unknown_target_is_refused(module: Any, target: Any, words: str) -> None:
+def test_unknown_target_is_refused(module, target, words):
     with pytest.raises(StrategyError, match=words):
         set_target(module, target)
 
 
-def test_process_on_an_accelerator_moves_modules_and_functions_at_borders(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_on_an_accelerator_moves_modules_and_functions_at_borders(monkeypatch):
     """torch's meta device stands for the accelerator, with empty copies: no operator may read both memories."""
-    seen: list[tuple[str, str]] = []
+    seen = []
     monkeypatch.setattr(world, "device", lambda: torch.device("meta"))
     monkeypatch.setattr(
         host_operators,
@@ -464,11 +450,11 @@ def test_process_on_an_accelerator_moves_modules_and_functions_at_borders(monkey
     )
 
     class Noting(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             seen.append((x.device.type, self.weight.device.type))
             return super().forward(x)
 
-    def double(x: Tensor) -> Tensor:
+    def double(x):
         seen.append((x.device.type, "function"))
         return 2 * x
 

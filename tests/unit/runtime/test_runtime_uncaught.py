@@ -1,12 +1,6 @@
 """What a worker's log says of an exception that nobody caught: the user's line first, internal frames folded."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from types import TracebackType
-from typing import Any
 
 import pytest
 import torch
@@ -21,13 +15,13 @@ HERE = "user/train.py"
 
 
 @pytest.fixture
-def raised_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def raised_by(tmp_path, monkeypatch):
     """Runs a script of lines below the working directory and renders what it raises."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / HERE
     path.parent.mkdir()
 
-    def run(*lines: str, is_debug: bool = False, **names: object) -> str:
+    def run(*lines, is_debug=False, **names):
         path.write_text("\n".join(lines))
         code = compile(path.read_text(), str(path), "exec")
         try:
@@ -41,7 +35,7 @@ def raised_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     return run
 
 
-def test_the_error_and_the_users_innermost_line_come_first(raised_by: Callable[..., str]) -> None:
+def test_the_error_and_the_users_innermost_line_come_first(raised_by):
     text = raised_by(
         "class Net(nn.Module):",
         "    def forward(self, x):",
@@ -58,7 +52,7 @@ def test_the_error_and_the_users_innermost_line_come_first(raised_by: Callable[.
     ]
 
 
-def test_a_dry_run_says_why_there_are_no_values(raised_by: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_says_why_there_are_no_values(raised_by, monkeypatch):
     monkeypatch.setenv(contract.MSRUN_SIM_LEVEL, "1")
     text = raised_by("float(weight)", weight=torch.ones((), device="meta"))
     assert text.splitlines()[-1].endswith("before the first call of AutoParallel, or start with --sim_level 3")
@@ -88,15 +82,13 @@ WHILE_ANOTHER = ("try:", "    {}['x']", "except KeyError:", "    raise CaptureEr
         (WHILE_ANOTHER, f"CaptureError at {HERE}:4: no"),
     ],
 )
-def test_an_error_of_msrun_is_one_line_and_told_where_its_cause_is(
-    raised_by: Callable[..., str], lines: tuple[str, ...], text: str
-) -> None:
+def test_an_error_of_msrun_is_one_line_and_told_where_its_cause_is(raised_by, lines, text):
     found = raised_by(*lines, parallel=AutoParallel(nn.Linear(1, 1)), where=WHERE, CaptureError=CaptureError)
     assert found.startswith(f"uncaught {text}")
     assert "\n" not in found
 
 
-def test_causes_of_the_users_errors_follow_with_their_lines_and_notes(raised_by: Callable[..., str]) -> None:
+def test_causes_of_the_users_errors_follow_with_their_lines_and_notes(raised_by):
     text = raised_by(
         "try:",
         "    {}['x']",
@@ -114,7 +106,7 @@ def test_causes_of_the_users_errors_follow_with_their_lines_and_notes(raised_by:
     ]
 
 
-def test_an_error_of_torch_is_told_at_the_users_line_and_debug_keeps_every_frame(raised_by: Callable[..., str]) -> None:
+def test_an_error_of_torch_is_told_at_the_users_line_and_debug_keeps_every_frame(raised_by):
     for is_debug in (False, True):
         text = raised_by("net = nn.Linear(2, 2)", "net(torch.ones(3, 3))", nn=nn, torch=torch, is_debug=is_debug)
         first, line, *_, last = text.splitlines()
@@ -124,7 +116,7 @@ def test_an_error_of_torch_is_told_at_the_users_line_and_debug_keeps_every_frame
         assert is_debug or last.endswith("frames inside libraries left out; MSRUN_DEBUG=1 shows them")
 
 
-def test_a_mistake_of_msrun_itself_keeps_its_traceback(raised_by: Callable[..., str]) -> None:
+def test_a_mistake_of_msrun_itself_keeps_its_traceback(raised_by):
     """The log is all that a report of it can be made of."""
     text = raised_by("with holding([(1, 2)]):", "    pass", holding=holding)
     assert text.splitlines()[1] == "Traceback (most recent call last):"
@@ -132,13 +124,13 @@ def test_a_mistake_of_msrun_itself_keeps_its_traceback(raised_by: Callable[..., 
 
 
 @pytest.mark.parametrize("line", ["raise KeyboardInterrupt", "compile('if:', 'x.py', 'exec')"])
-def test_the_interpreters_own_words_stay_where_they_are_best(raised_by: Callable[..., str], line: str) -> None:
+def test_the_interpreters_own_words_stay_where_they_are_best(raised_by, line):
     assert raised_by(line) == ""
 
 
-def test_a_message_that_cannot_be_printed_does_not_hide_the_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_message_that_cannot_be_printed_does_not_hide_the_error(capsys):
     class Odd(Exception):
-        def __str__(self) -> str:
+        def __str__(self):
             raise ValueError
 
     error = Odd()
@@ -146,13 +138,11 @@ def test_a_message_that_cannot_be_printed_does_not_hide_the_error(capsys: pytest
     assert "Odd" in capsys.readouterr().err
 
 
-def test_a_hook_of_the_program_stays_and_torchs_gives_way_to_ours_in_a_log_of_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def users(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def test_a_hook_of_the_program_stays_and_torchs_gives_way_to_ours_in_a_log_of_its_own(monkeypatch):
+    def users(kind, error, trace):
         pass
 
-    def torchs(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def torchs(kind, error, trace):
         pass
 
     torchs.__module__ = "torch.distributed.distributed_c10d"

@@ -1,7 +1,5 @@
 """Parameter servers: frames and bodies in shared memory, pieces of tables, the service, its process, the context."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -9,16 +7,13 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from msrun import contract
 from msrun.errors import ParallelError, UsageError, WorldError
@@ -41,16 +36,7 @@ from msrun.server.connection import (
     encode,
     offer,
 )
-from msrun.server.remote import (
-    Fill,
-    blocks,
-    cut_rows,
-    cut_table,
-    make_rows,
-    named_rows,
-    number_rows,
-    split_numbers,
-)
+from msrun.server.remote import Fill, blocks, cut_rows, cut_table, make_rows, named_rows, number_rows, split_numbers
 from msrun.server.serving import Service
 from msrun.server.shard import describe_group, name_optimizer
 
@@ -58,7 +44,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int
 TENSORS = st.lists(st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 4), max_size=3)), max_size=4)
 
 
-def read(data: bytes, cuts: list[int] = [], room: Tensor | None = None) -> list[Message]:  # noqa: B006
+def read(data, cuts=[], room=None):  # noqa: B006
     """Feed a reader bytes in chunks of these sizes, over and over."""
     reader, found, sizes, number = FrameReader(), [], cuts or [len(data)], 0
     reader.room = room
@@ -72,19 +58,17 @@ def read(data: bytes, cuts: list[int] = [], room: Tensor | None = None) -> list[
     return found
 
 
-def joined(pieces: list[memoryview]) -> bytes:
+def joined(pieces):
     return b"".join(bytes(piece) for piece in pieces)
 
 
-def frame(header: Any, body: bytes = b"") -> bytes:
+def frame(header, body=b""):
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return PREFIX.pack(MAGIC, len(text), len(body)) + text + body
 
 
 @given(TENSORS, st.lists(st.integers(1, 50), max_size=5), st.integers(1, 3))
-def test_messages_come_back_as_they_were_however_they_are_cut(
-    described: list[tuple[torch.dtype, list[int]]], cuts: list[int], times: int
-) -> None:
+def test_messages_come_back_as_they_were_however_they_are_cut(described, cuts, times):
     tensors = [(torch.rand(shape) * 100).to(dtype) for dtype, shape in described]
     tensors.append(torch.arange(12.0).reshape(3, 4).t()[::2])  # its elements do not lie side by side
     message = Message("step", {"shard": [1, 2], "text": "ü"}, tensors)
@@ -96,7 +80,7 @@ def test_messages_come_back_as_they_were_however_they_are_cut(
 
 
 @given(st.binary(min_size=1, max_size=200))
-def test_bytes_of_strangers_are_an_error_or_no_message(data: bytes) -> None:
+def test_bytes_of_strangers_are_an_error_or_no_message(data):
     reader = FrameReader()
     with suppress(FrameError):
         while data:
@@ -121,12 +105,12 @@ def test_bytes_of_strangers_are_an_error_or_no_message(data: bytes) -> None:
         frame({"kind": 3, "tensors": []}),
     ],
 )
-def test_wrong_frames_are_refused_before_memory_is_taken_for_them(data: bytes) -> None:
+def test_wrong_frames_are_refused_before_memory_is_taken_for_them(data):
     with pytest.raises(FrameError):
         read(data, [])
 
 
-def test_what_is_too_long_is_not_sent() -> None:
+def test_what_is_too_long_is_not_sent():
     with pytest.raises(FrameError, match="bytes of header"):
         encode(Message("put", {"text": "x" * MAX_HEADER_BYTES}))
     with pytest.raises(FrameError, match="complex64 cannot be sent"):
@@ -134,7 +118,7 @@ def test_what_is_too_long_is_not_sent() -> None:
 
 
 @given(st.integers(1, 60), st.integers(1, 5), st.data())
-def test_rows_are_found_by_their_numbers_in_the_whole(rows: int, servers: int, data: st.DataObject) -> None:
+def test_rows_are_found_by_their_numbers_in_the_whole(rows, servers, data):
     whole = torch.arange(rows) * 10
     names = torch.tensor(data.draw(st.lists(st.integers(0, rows - 1), unique=True)), dtype=torch.int64)
     begin = data.draw(st.integers(0, rows))
@@ -155,7 +139,7 @@ def test_rows_are_found_by_their_numbers_in_the_whole(rows: int, servers: int, d
         assert sorted(inside) == list(range(begin, end))
 
 
-def test_two_requests_and_a_reply_have_places_of_their_own() -> None:
+def test_two_requests_and_a_reply_have_places_of_their_own():
     descriptor, size, fields = offer(3 * LEAST_BYTES)
     server = accept(fields)
     worker = SharedBody(descriptor, size)  # which closes the descriptor
@@ -176,7 +160,7 @@ def test_two_requests_and_a_reply_have_places_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("shared", [[0, 17], [64, 16], [-16, 16], [0], "0", [0, 16, 0], [0.0, 16]])
-def test_places_outside_the_memory_are_refused(shared: Any) -> None:
+def test_places_outside_the_memory_are_refused(shared):
     room = torch.zeros(64, dtype=torch.uint8)
     with pytest.raises(FrameError, match=r"shared|its tensors have"):
         read(joined(encode(Message("step", {"shared": shared}, ()))), [1], room)
@@ -184,7 +168,7 @@ def test_places_outside_the_memory_are_refused(shared: Any) -> None:
         read(joined(encode(Message("step", {}, [torch.ones(4)]), room)), [1])
 
 
-def test_memory_of_others_and_of_other_sizes_is_refused() -> None:
+def test_memory_of_others_and_of_other_sizes_is_refused():
     descriptor, _, fields = offer(LEAST_BYTES)
     host, pid, number, secret = fields["where"]
     for where, text in (
@@ -209,7 +193,7 @@ CREATE = {"shard": KEY, "label": "w", "shape": [2, 2], "dtype": "float32", "stal
 class Asked:
     """A service with two workers, and what it has answered."""
 
-    def __init__(self, staleness: int = 0) -> None:
+    def __init__(self, staleness=0):
         self.replies: list[tuple[int, Message]] = []
         self.service = Service(2, lambda rank, message: self.replies.append((rank, message)))
         created = {"label": "w", "shape": [4, 2], "dtype": "float64", "staleness": staleness, "shard": KEY}
@@ -220,35 +204,35 @@ class Asked:
         for rank in (0, 1):
             self.ask(rank, "configure", {"shard": KEY, "optimizer": "SGD", "group": {"lr": 1.0}})
 
-    def ask(self, rank: int, kind: str, fields: dict[str, Any], *tensors: Tensor, is_lent: bool = False) -> Any:
+    def ask(self, rank, kind, fields, *tensors, is_lent=False):
         """Return the reply; None when there is none yet."""
         self.replies.clear()
         self.service.handle(rank, Message(kind, fields, tensors, is_lent))
         return next((message for other, message in self.replies if other == rank), None)
 
-    def push(self, rank: int, gradient: Tensor, *, is_lent: bool = False) -> Any:
+    def push(self, rank, gradient, *, is_lent=False):
         """Send a gradient without asking for new values."""
         fields = {"pushes": [[KEY, "dense", 0]], "groups": [{"lr": 0.5}], "pulls": []}
         return self.ask(rank, "step", fields, gradient, is_lent=is_lent)
 
-    def step(self, rank: int, gradient: Tensor | None, how: str = "dense", *rows: Tensor) -> Any:
+    def step(self, rank, gradient, how="dense", *rows):
         pushes = [[KEY, "none" if gradient is None else how, 0]]
         fields = {"pushes": pushes, "groups": [{"lr": 0.5}], "pulls": [KEY]}
         return self.ask(rank, "step", fields, *rows, *([] if gradient is None else [gradient]))
 
 
-def gradient(value: float, rows: int = 4) -> Tensor:
+def gradient(value, rows=4):
     return torch.full((rows, 2), value, dtype=torch.float64)
 
 
-def test_rows_and_missing_gradients_count_as_zero_elsewhere() -> None:
+def test_rows_and_missing_gradients_count_as_zero_elsewhere():
     asked = Asked()
     asked.step(0, None)
     reply = asked.step(1, gradient(4.0, 2), "rows", torch.tensor([3, 1]))
     assert reply.tensors[0][:, 0].tolist() == [1.0, 0.0, 1.0, 0.0]
 
 
-def test_gradient_that_waits_for_others_is_kept_when_its_memory_is_written_again() -> None:
+def test_gradient_that_waits_for_others_is_kept_when_its_memory_is_written_again():
     asked = Asked()
     lent = gradient(1.0)
     assert asked.push(0, lent, is_lent=True).kind == DONE
@@ -257,9 +241,9 @@ def test_gradient_that_waits_for_others_is_kept_when_its_memory_is_written_again
     assert torch.equal(asked.ask(0, "rows", {"shard": KEY}, torch.tensor([2])).tensors[0], gradient(0.0, 1))
 
 
-def test_step_that_fails_is_told_to_whoever_reads_next() -> None:
+def test_step_that_fails_is_told_to_whoever_reads_next():
     asked = Asked()
-    asked.service._shards[0, 0]._optimizer.step = None  # type: ignore[union-attr, assignment]
+    asked.service._shards[0, 0]._optimizer.step = None
     assert asked.push(0, gradient(1.0)).kind == DONE
     assert asked.push(1, gradient(1.0)).kind == DONE, "one answer to one request"
     reply = asked.ask(1, "rows", {"shard": KEY}, torch.tensor([2]))
@@ -267,7 +251,7 @@ def test_step_that_fails_is_told_to_whoever_reads_next() -> None:
     assert "w: its step failed: TypeError" in reply.fields["text"]
 
 
-def test_who_waits_for_a_worker_that_has_left_is_told() -> None:
+def test_who_waits_for_a_worker_that_has_left_is_told():
     asked = Asked()
     assert asked.step(0, gradient(1.0)) is None
     asked.service.leave(1)
@@ -290,9 +274,7 @@ def test_who_waits_for_a_worker_that_has_left_is_told() -> None:
         ("create", CREATE | {"label": "v", "shape": [3], "shard": KEY}, (), "in the same order"),
     ],
 )
-def test_wrong_requests_are_answered_in_words(
-    kind: str, fields: dict[str, Any], tensors: tuple[Tensor, ...], words: str
-) -> None:
+def test_wrong_requests_are_answered_in_words(kind, fields, tensors, words):
     asked = Asked()
     reply = asked.ask(1, kind, fields, *tensors)
     assert reply.kind == ERROR
@@ -300,12 +282,12 @@ def test_wrong_requests_are_answered_in_words(
     assert "a gradient of shape (3, 2)" in asked.step(0, gradient(1.0, 3)).fields["text"]
 
 
-def test_optimizers_are_named_by_what_their_step_does() -> None:
+def test_optimizers_are_named_by_what_their_step_does():
     class Renamed(torch.optim.AdamW):
         pass
 
     class Changed(torch.optim.SGD):
-        def step(self, closure: Any = None) -> Any:
+        def step(self, closure=None):
             return None
 
     weight = [torch.nn.Parameter(torch.zeros(2))]
@@ -320,7 +302,7 @@ def test_optimizers_are_named_by_what_their_step_does() -> None:
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[Callable[..., Connection]]:
+def served(tmp_path):
     """A running server; connects to it as a worker."""
     token = secrets.token_hex(32)
     env = {
@@ -338,7 +320,7 @@ def served(tmp_path: Path) -> Iterator[Callable[..., Connection]]:
     assert match is not None
     address, port = match[1], int(match[2])
 
-    def connect(rank: int, index: int = 0, said: bytes = b"") -> Connection:
+    def connect(rank, index=0, said=b""):
         return Connection(index, address, port, said or bytes.fromhex(token), rank)
 
     yield connect
@@ -347,12 +329,12 @@ def served(tmp_path: Path) -> Iterator[Callable[..., Connection]]:
     process.stdout.close()
 
 
-def ask(connection: Connection, message: Message) -> Message:
+def ask(connection, message):
     connection.send(message)
     return connection.receive()
 
 
-def test_workers_are_served_whatever_others_say(served: Callable[..., Connection]) -> None:
+def test_workers_are_served_whatever_others_say(served):
     first = served(0)
     assert ask(first, Message("create", CREATE)).kind == "done"
     for rank, index, token, words in (
@@ -385,7 +367,7 @@ def test_workers_are_served_whatever_others_say(served: Callable[..., Connection
 
 
 @pytest.fixture(autouse=True)
-def _nothing_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _nothing_stays(monkeypatch):
     for name in (contract.MSRUN_SERVER_TOKEN, contract.MS_SERVER_NUM):
         monkeypatch.delenv(name, raising=False)
     yield
@@ -402,13 +384,13 @@ def _nothing_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ({"enable_ssl": True}, "leave it out; connections to parameter servers are not encrypted"),
     ],
 )
-def test_wrong_words_are_refused(words: dict[str, object], said: str) -> None:
+def test_wrong_words_are_refused(words, said):
     with pytest.raises(UsageError) as caught:
         set_ps_context(**words)
     assert said in str(caught.value)
 
 
-def test_what_is_missing_is_named_one_after_the_other() -> None:
+def test_what_is_missing_is_named_one_after_the_other():
     layer = nn.Linear(2, 2)
     with pytest.raises(UsageError, match=r"before init\(\): call init\(\) first"):
         set_param_ps(layer)
@@ -427,9 +409,7 @@ def test_what_is_missing_is_named_one_after_the_other() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize(("kind", "args"), [("normal_", [0.5, 2.0]), ("uniform_", [-0.1, 0.3])])
 @pytest.mark.parametrize(("rows", "width"), [(101, 7), (5, 3), (2, 5), (64, 8), (33, 1)])
-def test_blocks_have_the_bits_of_the_whole(
-    monkeypatch: pytest.MonkeyPatch, kind: str, args: list[Any], rows: int, width: int, dtype: torch.dtype
-) -> None:
+def test_blocks_have_the_bits_of_the_whole(monkeypatch, kind, args, rows, width, dtype):
     monkeypatch.setattr(remote, "BLOCK", 32)
     torch.manual_seed(3)
     state = torch.get_rng_state()

@@ -1,19 +1,14 @@
 """Model and its callbacks."""
 
-from __future__ import annotations
-
 import math
 import os
 import re
 import signal
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -41,17 +36,17 @@ from msrun.runtime import (
 )
 
 
-def data(count: int = 3) -> list[tuple[Tensor, Tensor]]:
+def data(count=3):
     return [(torch.ones(2, 4) * (index + 1), torch.zeros(2, 2)) for index in range(count)]
 
 
-def model(lr: float = 0.01) -> Model:
+def model(lr=0.01):
     torch.manual_seed(0)
     network = nn.Linear(4, 2)
     return Model(network, F.mse_loss, torch.optim.SGD(network.parameters(), lr))
 
 
-def test_training_is_reported_to_msrun_without_init_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_is_reported_to_msrun_without_init_too(tmp_path, monkeypatch):
     board = ProgressBoard(tmp_path / "progress", 2)
     board.create()
     monkeypatch.setenv(contract.RANK, "1")
@@ -66,7 +61,7 @@ def test_training_is_reported_to_msrun_without_init_too(tmp_path: Path, monkeypa
     board.close()
 
 
-def recorder(name: str, moments: list[str]) -> Callback:
+def recorder(name, moments):
     """Return a callback that writes down every moment."""
 
     class Recorder(Callback):
@@ -74,7 +69,7 @@ def recorder(name: str, moments: list[str]) -> Callback:
 
     for moment in ("train begin", "train epoch begin", "train step end", "train epoch end", "train end"):
 
-        def note(_: Callback, context: RunContext, moment: str = moment) -> None:
+        def note(_, context, moment=moment):
             place = f"{context.cur_epoch_num}.{context.step_in_epoch}/{context.cur_step_num}"
             moments.append(f"{name} {moment} {place} of {context.epoch_num}, {context.batch_num}")
 
@@ -82,7 +77,7 @@ def recorder(name: str, moments: list[str]) -> Callback:
     return Recorder()
 
 
-def test_training_is_the_plain_torch_loop() -> None:
+def test_training_is_the_plain_torch_loop():
     trained = model(0.1)
     torch.manual_seed(0)
     network = nn.Linear(4, 2)
@@ -96,8 +91,8 @@ def test_training_is_the_plain_torch_loop() -> None:
     assert torch.equal(trained.network.network.weight, network.weight)
 
 
-def test_callbacks_are_told_in_order() -> None:
-    moments: list[str] = []
+def test_callbacks_are_told_in_order():
+    moments = []
     model().train(2, data(2), [recorder("a", moments), recorder("b", moments)])
     assert moments[::2] == [
         "a train begin 0.0/0 of 2, 2",
@@ -114,19 +109,17 @@ def test_callbacks_are_told_in_order() -> None:
     assert moments[1::2] == [f"b{moment[1:]}" for moment in moments[::2]]
 
 
-def test_a_loader_of_torch_is_told_the_epoch_and_its_dataset_alone_is_refused() -> None:
+def test_a_loader_of_torch_is_told_the_epoch_and_its_dataset_alone_is_refused():
     pairs = TensorDataset(torch.ones(6, 4), torch.zeros(6, 2))
     sampler = DistributedSampler(pairs, 2, 0)
     model().train(3, DataLoader(pairs, 1, sampler=sampler))
     assert sampler.epoch == 2
     with pytest.raises(UsageError, match=r"TensorDataset is a torch Dataset, .* give a DataLoader, or Gener"):
-        model().train(1, pairs)  # type: ignore[arg-type]
+        model().train(1, pairs)
 
 
 @pytest.mark.parametrize(("every", "steps"), [(1, [1, 2, 3, 1, 2, 3]), (2, [2, 1, 3]), (6, [3]), (7, []), (0, [])])
-def test_loss_monitor_prints_every_so_many_steps(
-    every: int, steps: list[int], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_loss_monitor_prints_every_so_many_steps(every, steps, capsys):
     model().train(2, data(3), LossMonitor(every))
     lines = capsys.readouterr().out.splitlines()
     found = [re.fullmatch(r"epoch: [12] step: (\d), loss is \d+\.\d+", line) for line in lines]
@@ -135,13 +128,13 @@ def test_loss_monitor_prints_every_so_many_steps(
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("callbacks", [None, LossMonitor(0)])
-def test_loss_that_is_not_finite_ends_the_training(value: float, callbacks: Callback | None) -> None:
+def test_loss_that_is_not_finite_ends_the_training(value, callbacks):
     steps = [*data(1), (torch.full((2, 4), value), torch.zeros(2, 2))]
     with pytest.raises(ParallelError, match=r"rank 0: epoch: 1 step: 2, loss is (nan|inf): training has diverged"):
         model().train(1, steps, callbacks)
 
 
-def test_on_an_accelerator_a_loss_that_is_not_finite_is_found_without_waiting_in_every_step() -> None:
+def test_on_an_accelerator_a_loss_that_is_not_finite_is_found_without_waiting_in_every_step():
     context = RunContext(model(), 1, 3)
     context._first_bad = torch.zeros((), dtype=torch.int64)
     context._first_bad = torch.where(~torch.isfinite(torch.tensor(math.nan)), 2, context._first_bad)
@@ -150,7 +143,7 @@ def test_on_an_accelerator_a_loss_that_is_not_finite_is_found_without_waiting_in
 
 
 @pytest.mark.parametrize("loss", [None, nn.CrossEntropyLoss()])
-def test_model_without_optimizer_cannot_train_but_predict_without_the_loss(loss: Any) -> None:
+def test_model_without_optimizer_cannot_train_but_predict_without_the_loss(loss):
     network, batches = classes()
     alone = Model(network, loss)
     with pytest.raises(ParallelError, match="no optimizer; give Model"):
@@ -164,16 +157,16 @@ def test_model_without_optimizer_cannot_train_but_predict_without_the_loss(loss:
 class Losses(Callback):
     """Notes where the training is whenever a step's end is told."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.seen: list[tuple[int, int, int]] = []
         self.losses: list[float] = []
 
-    def on_train_step_end(self, context: RunContext) -> None:
+    def on_train_step_end(self, context):
         self.seen.append((context.cur_epoch_num, context.step_in_epoch, context.cur_step_num))
         self.losses.append(context.loss)
 
 
-def test_sink_mode_tells_callbacks_once_an_epoch_and_trains_the_same() -> None:
+def test_sink_mode_tells_callbacks_once_an_epoch_and_trains_the_same():
     step_by_step, sunk = Losses(), Losses()
     model().train(2, data(3), step_by_step)
     trained = model()
@@ -182,7 +175,7 @@ def test_sink_mode_tells_callbacks_once_an_epoch_and_trains_the_same() -> None:
     assert sunk.losses == [step_by_step.losses[2], step_by_step.losses[5]]
 
 
-def test_sink_size_is_the_length_of_an_epoch_and_the_data_goes_round() -> None:
+def test_sink_size_is_the_length_of_an_epoch_and_the_data_goes_round():
     step_by_step, sunk = Losses(), Losses()
     model().train(3, data(3), step_by_step)
     model().train(4, data(3), sunk, dataset_sink_mode=True, sink_size=2)
@@ -190,9 +183,9 @@ def test_sink_size_is_the_length_of_an_epoch_and_the_data_goes_round() -> None:
     assert sunk.losses == [step_by_step.losses[index] for index in (1, 3, 5, 7)]
 
 
-def test_data_of_dicts_and_networks_that_return_their_loss_first_train() -> None:
+def test_data_of_dicts_and_networks_that_return_their_loss_first_train():
     class Named(nn.Linear):
-        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        def forward(self, x, y):
             scores = super().forward(x)
             return F.mse_loss(scores, y), scores
 
@@ -204,13 +197,13 @@ def test_data_of_dicts_and_networks_that_return_their_loss_first_train() -> None
     assert losses.losses == right.losses
 
 
-def classes() -> tuple[nn.Module, list[tuple[Tensor, Tensor]]]:
+def classes():
     torch.manual_seed(3)
     network = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 6))
     return network, [(torch.randn(5, 4), torch.randint(0, 6, (5,), dtype=torch.int32)) for _ in range(3)]
 
 
-def test_eval_counts_over_all_batches_and_leaves_the_network_training() -> None:
+def test_eval_counts_over_all_batches_and_leaves_the_network_training():
     network, batches = classes()
     loss = nn.CrossEntropyLoss()
     trained = Model(network, loss, metrics={"accuracy", "loss", "top_1_accuracy", "top_5_accuracy"})
@@ -223,15 +216,15 @@ def test_eval_counts_over_all_batches_and_leaves_the_network_training() -> None:
     assert values["loss"] == pytest.approx(loss(scores, labels).item(), rel=1e-6)
 
 
-def test_metrics_of_torchmetrics_form_and_one_hot_labels_are_taken() -> None:
+def test_metrics_of_torchmetrics_form_and_one_hot_labels_are_taken():
     class Highest:
-        def reset(self) -> None:
+        def reset(self):
             self.value = torch.tensor(-math.inf)
 
-        def update(self, outputs: Tensor, label: Tensor) -> None:
+        def update(self, outputs, label):
             self.value = self.value.max(outputs.max())
 
-        def compute(self) -> Tensor:
+        def compute(self):
             return self.value
 
     network, batches = classes()
@@ -243,7 +236,7 @@ def test_metrics_of_torchmetrics_form_and_one_hot_labels_are_taken() -> None:
 
 
 @pytest.mark.parametrize("from_logits", [False, True])
-def test_auc_is_the_share_of_pairs_in_the_right_order(*, from_logits: bool) -> None:
+def test_auc_is_the_share_of_pairs_in_the_right_order(*, from_logits):
     draw = torch.Generator().manual_seed(0)
     scores, labels = torch.randn(300, generator=draw), torch.randint(2, (300,), generator=draw).float()
     scores = (scores + labels).round(decimals=1)  # so that some are equal
@@ -258,11 +251,11 @@ def test_auc_is_the_share_of_pairs_in_the_right_order(*, from_logits: bool) -> N
     assert metric.eval() == 1.0
 
 
-def test_eval_network_of_the_user_says_where_loss_outputs_and_label_are() -> None:
+def test_eval_network_of_the_user_says_where_loss_outputs_and_label_are():
     network, batches = classes()
 
     class Turned(nn.Module):
-        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        def forward(self, x, y):
             scores = network(x)
             return y, F.cross_entropy(scores, y.long()), scores
 
@@ -271,13 +264,13 @@ def test_eval_network_of_the_user_says_where_loss_outputs_and_label_are() -> Non
     assert own == pytest.approx(Model(network, nn.CrossEntropyLoss(), metrics={"acc", "loss"}).eval(batches))
 
 
-def test_fit_evaluates_between_epochs_and_early_stopping_listens() -> None:
+def test_fit_evaluates_between_epochs_and_early_stopping_listens():
     network, batches = classes()
     trained = Model(network, nn.CrossEntropyLoss(), torch.optim.SGD(network.parameters(), 0.0), {"loss"})
-    told: list[tuple[int, float]] = []
+    told = []
 
     class Look(Callback):
-        def on_train_epoch_end(self, context: RunContext) -> None:
+        def on_train_epoch_end(self, context):
             told.append((context.cur_epoch_num, context.metrics.get("eval_loss", math.nan)))
 
     trained.fit(9, batches, batches, callbacks=[EarlyStopping("eval_loss", patience=1), Look()])
@@ -288,7 +281,7 @@ def test_fit_evaluates_between_epochs_and_early_stopping_listens() -> None:
 
 
 @pytest.mark.parametrize("monitor", ["eval_accuracy", "loss"])
-def test_early_stopping_knows_which_way_is_better(monitor: str) -> None:
+def test_early_stopping_knows_which_way_is_better(monitor):
     stopping = EarlyStopping(monitor, patience=0)
     context = RunContext(None, 9, 1)
     better = -1.0 if monitor == "loss" else 1.0
@@ -298,22 +291,22 @@ def test_early_stopping_knows_which_way_is_better(monitor: str) -> None:
         assert context.stop_requested == stops
 
 
-def score(*metrics: Any, loss: Any = None, batches: Any = None) -> None:
+def score(*metrics, loss=None, batches=None):
     network, own = classes()
     Model(network, loss, metrics={*metrics} or None).eval(batches or own)
 
 
 class Scores(nn.Linear):
-    def forward(self, x: Tensor) -> Any:
+    def forward(self, x):
         return {"scores": super().forward(x)}
 
 
-def train_scores() -> None:
+def train_scores():
     network = Scores(4, 2)
     Model(network, optimizer=torch.optim.SGD(network.parameters(), 0.1)).train(1, [(torch.ones(1, 4),)])
 
 
-def counted(scores: Tensor, labels: Tensor) -> None:
+def counted(scores, labels):
     metric = AUC()
     metric.update(None, scores, labels)
     metric.eval()
@@ -354,16 +347,16 @@ def counted(scores: Tensor, labels: Tensor) -> None:
         (lambda: OnRequestExit(sig=None), "nobody could ask"),
     ],
 )
-def test_what_cannot_train_or_be_counted_is_refused(ask: Callable[[], Any], words: str) -> None:
+def test_what_cannot_train_or_be_counted_is_refused(ask, words):
     with pytest.raises(ParallelError, match=words):
         ask()
 
 
 class Rates(Callback):
-    def __init__(self) -> None:
+    def __init__(self):
         self.seen: list[float] = []
 
-    def on_train_step_begin(self, context: RunContext) -> None:
+    def on_train_step_begin(self, context):
         self.seen.append(context.optimizer.param_groups[0]["lr"])
 
 
@@ -379,46 +372,46 @@ class Rates(Callback):
     ],
     ids=["function", "step", "epoch"],
 )
-def test_learning_rate_follows_a_function_or_a_scheduler_of_torch(make: Callable[[Any], Any], right: Any) -> None:
+def test_learning_rate_follows_a_function_or_a_scheduler_of_torch(make, right):
     trained, rates = model(0.1), Rates()
     trained.train(2, data(2), [make(trained.optimizer), rates])
     assert rates.seen == pytest.approx(right)
 
 
-def test_callbacks_in_mindspores_older_words_are_called_and_may_end_the_training() -> None:
-    told: list[Any] = []
+def test_callbacks_in_mindspores_older_words_are_called_and_may_end_the_training():
+    told = []
 
     class Old(Callback):
-        def begin(self, run_context: RunContext) -> None:
+        def begin(self, run_context):
             told.append("begin")
 
-        def step_end(self, run_context: RunContext) -> None:
+        def step_end(self, run_context):
             args = run_context.original_args()
             assert args.net_outputs.item() > 0
             told.append((args.cur_epoch_num, args.batch_num, args.cur_step_num))
             if args.cur_step_num == 2:
                 run_context.request_stop()
 
-        def epoch_end(self, run_context: RunContext) -> None:
+        def epoch_end(self, run_context):
             told.append("epoch end")
 
-        def end(self, run_context: RunContext) -> None:
+        def end(self, run_context):
             told.append(run_context.get_stop_requested())
 
     model().train(2, data(3), Old())
     assert told == ["begin", (1, 3, 1), (1, 3, 2), "epoch end", True]
 
 
-def test_time_monitor_prints_how_long_an_epoch_took(capsys: pytest.CaptureFixture[str]) -> None:
+def test_time_monitor_prints_how_long_an_epoch_took(capsys):
     model().train(2, data(3), TimeMonitor())
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
     assert re.fullmatch(r"Train epoch time: [\d.]+ ms, per step time: [\d.]+ ms", lines[0])
 
 
-def test_signal_ends_the_training_one_step_later_with_a_checkpoint(tmp_path: Path) -> None:
+def test_signal_ends_the_training_one_step_later_with_a_checkpoint(tmp_path):
     class Send(Callback):
-        def on_train_step_begin(self, context: RunContext) -> None:
+        def on_train_step_begin(self, context):
             if context.cur_step_num == 1:
                 os.kill(os.getpid(), signal.SIGUSR1)
 
@@ -434,11 +427,11 @@ def test_signal_ends_the_training_one_step_later_with_a_checkpoint(tmp_path: Pat
     assert losses.losses + again.losses == whole.losses
 
 
-def test_file_ends_the_training_too(tmp_path: Path) -> None:
+def test_file_ends_the_training_too(tmp_path):
     config, losses = tmp_path / "exit.json", Losses()
 
     class Write(Callback):
-        def on_train_step_begin(self, context: RunContext) -> None:
+        def on_train_step_begin(self, context):
             config.write_text("{" if context.cur_step_num == 0 else '{"GracefulExit": 1}')
 
     model().train(5, data(3), [OnRequestExit(save_ckpt=False, config_file=config, sig=None), Write(), losses])
@@ -448,7 +441,7 @@ def test_file_ends_the_training_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("label", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64])
 @pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), F.cross_entropy, SoftmaxCrossEntropyExpand(sparse=True)])
-def test_labels_of_any_integer_type_train(label: torch.dtype, loss: Any) -> None:
+def test_labels_of_any_integer_type_train(label, loss):
     network, batches = classes()
     losses = Losses()
     Model(network, loss, torch.optim.SGD(network.parameters(), 0.1)).train(
@@ -457,8 +450,8 @@ def test_labels_of_any_integer_type_train(label: torch.dtype, loss: Any) -> None
     assert len(losses.losses) == 3
 
 
-def test_amp_level_computes_in_16_bits_and_unknown_levels_are_refused() -> None:
-    seen: list[torch.dtype] = []
+def test_amp_level_computes_in_16_bits_and_unknown_levels_are_refused():
+    seen = []
     network, batches = classes()
     network[2].register_forward_hook(lambda _module, _inputs, result: seen.append(result.dtype))
     trained = Model(network, nn.CrossEntropyLoss(), torch.optim.SGD(network.parameters(), 0.1), amp_level="O2")
@@ -467,7 +460,7 @@ def test_amp_level_computes_in_16_bits_and_unknown_levels_are_refused() -> None:
     assert network[2].weight.dtype == torch.float32
 
 
-def test_auto_parallel_network_trains_alone_as_it_is() -> None:
+def test_auto_parallel_network_trains_alone_as_it_is():
     torch.manual_seed(0)
     network = nn.Linear(4, 2)
     step = AutoParallel(WithLoss(network, F.mse_loss))
@@ -478,10 +471,10 @@ def test_auto_parallel_network_trains_alone_as_it_is() -> None:
     assert torch.equal(network.weight, right.network.network.weight)
 
 
-def test_callbacks_go_on_from_a_checkpoint(tmp_path: Path) -> None:
+def test_callbacks_go_on_from_a_checkpoint(tmp_path):
     """A scheduler of torch and the patience of an early stop, cut after two of four epochs."""
 
-    def run(folder: Path, epochs: int, **more: Any) -> list[float]:
+    def run(folder, epochs, **more):
         trained, rates = model(0.1), Rates()
         scheduler = torch.optim.lr_scheduler.StepLR(trained.optimizer, 3, 0.5)
         stopping = EarlyStopping("loss", min_delta=1e9, patience=2)

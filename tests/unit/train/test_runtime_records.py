@@ -1,14 +1,10 @@
 """Loggers of a training run: rows of rank 0, added to what is there, by Model or by a loop of one's own."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math
 import struct
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,26 +13,26 @@ from torch import nn
 
 from msrun import contract
 from msrun.errors import ParallelError
-from msrun.runtime import CSVLogger, JSONLogger, MetricsLogger, Model, TensorBoardLogger
+from msrun.runtime import CSVLogger, JSONLogger, Model, TensorBoardLogger
 
 
-def train(*callbacks: MetricsLogger, epochs: int = 2) -> None:
+def train(*callbacks, epochs=2):
     torch.manual_seed(0)
     network = nn.Linear(4, 2)
     data = [(torch.ones(2, 4) * (index + 1), torch.zeros(2, 2)) for index in range(3)]
     Model(network, F.mse_loss, torch.optim.SGD(network.parameters(), 0.01)).train(epochs, data, callbacks)
 
 
-def read_csv(path: Path) -> list[dict[str, str]]:
+def read_csv(path):
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
+def read_lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_model_logs_every_step_into_csv_and_json(tmp_path: Path) -> None:
+def test_model_logs_every_step_into_csv_and_json(tmp_path):
     train(CSVLogger(tmp_path / "new" / "run.csv"), JSONLogger(tmp_path / "run.jsonl", every=2))
     rows, lines = read_csv(tmp_path / "new" / "run.csv"), read_lines(tmp_path / "run.jsonl")
     assert list(rows[0]) == ["time", "attempt", "step", "loss", "epoch", "learning_rate", "steps_per_s"]
@@ -47,7 +43,7 @@ def test_model_logs_every_step_into_csv_and_json(tmp_path: Path) -> None:
     assert float(rows[0]["loss"]) > float(rows[3]["loss"])
 
 
-def test_restarted_run_adds_rows_that_tell_their_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restarted_run_adds_rows_that_tell_their_attempt(tmp_path, monkeypatch):
     for attempt in (0, 1):
         monkeypatch.setenv(contract.TORCHELASTIC_RESTART_COUNT, str(attempt))
         train(CSVLogger(tmp_path / "run.csv"), JSONLogger(tmp_path / "run.jsonl"), epochs=1)
@@ -56,7 +52,7 @@ def test_restarted_run_adds_rows_that_tell_their_attempt(tmp_path: Path, monkeyp
     assert [(line["attempt"], line["step"]) for line in read_lines(tmp_path / "run.jsonl")] == expected
 
 
-def test_line_that_a_crash_has_cut_stays_apart_and_numbers_that_are_not_finite_are_null_or_nan(tmp_path: Path) -> None:
+def test_line_that_a_crash_has_cut_stays_apart_and_numbers_that_are_not_finite_are_null_or_nan(tmp_path):
     path = tmp_path / "run.jsonl"
     path.write_text('{"step": 1}\n{"st')
     with JSONLogger(path) as log, CSVLogger(tmp_path / "run.csv") as table:
@@ -70,9 +66,7 @@ def test_line_that_a_crash_has_cut_stays_apart_and_numbers_that_are_not_finite_a
 
 
 @pytest.mark.parametrize(("rank", "plain", "own"), [("0", True, True), ("3", False, True)])
-def test_rank_0_alone_logs_unless_all_are_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: str, plain: bool, own: bool
-) -> None:
+def test_rank_0_alone_logs_unless_all_are_to(tmp_path, monkeypatch, rank, plain, own):
     monkeypatch.setenv(contract.RANK, rank)
     for all_ranks in (False, True):
         with CSVLogger(tmp_path / "run.csv", all_ranks=all_ranks) as log:
@@ -83,7 +77,7 @@ def test_rank_0_alone_logs_unless_all_are_to(
     assert (row["step"], row["loss"], row["is_best"]) == ("7", "0.25", "True")
 
 
-def test_columns_of_a_csv_file_stay_and_a_missing_metric_is_an_empty_cell(tmp_path: Path) -> None:
+def test_columns_of_a_csv_file_stay_and_a_missing_metric_is_an_empty_cell(tmp_path):
     with CSVLogger(tmp_path / "run.csv") as log:
         log.log_metrics({"loss": 1, "accuracy": 0.5}, 1)
         log.log_metrics({"loss": 2}, 2)
@@ -105,21 +99,21 @@ def test_columns_of_a_csv_file_stay_and_a_missing_metric_is_an_empty_cell(tmp_pa
         ({"step": 4}, "step: every row has these; give another name"),
     ],
 )
-def test_what_is_no_number_is_an_error_in_one_line(tmp_path: Path, metrics: dict[str, Any], pattern: str) -> None:
+def test_what_is_no_number_is_an_error_in_one_line(tmp_path, metrics, pattern):
     with pytest.raises(ParallelError, match=pattern):
         JSONLogger(tmp_path / "run.jsonl").log_metrics(metrics, 1)
 
 
-def test_file_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_file_that_cannot_be_written_is_an_error_that_names_it(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ParallelError, match=r"CSVLogger\('.*file/run.csv'\): cannot write .*; give a file that may"):
         CSVLogger(tmp_path / "file" / "run.csv").log_metrics({"loss": 1}, 1)
     for every in (0, True, 1.5):
         with pytest.raises(ParallelError, match="a whole number of steps, 1 or more"):
-            CSVLogger(tmp_path / "run.csv", every=every)  # type: ignore[arg-type]
+            CSVLogger(tmp_path / "run.csv", every=every)
 
 
-def test_tensorboard_gets_an_event_file_for_every_run_and_forgets_the_steps_that_are_done_again(tmp_path: Path) -> None:
+def test_tensorboard_gets_an_event_file_for_every_run_and_forgets_the_steps_that_are_done_again(tmp_path):
     pytest.importorskip("tensorboardX")
     train(TensorBoardLogger(tmp_path / "runs"))
     with TensorBoardLogger(tmp_path / "runs") as log:
@@ -136,7 +130,7 @@ def test_tensorboard_gets_an_event_file_for_every_run_and_forgets_the_steps_that
         TensorBoardLogger(tmp_path / "file" / "runs").log_metrics({"loss": 1}, 1)
 
 
-def read_events(path: Path) -> list[Any]:
+def read_events(path):
     """Return the events of a file of TFRecords: length, its checksum, an Event, its checksum."""
     from tensorboardX.proto.event_pb2 import Event
 
@@ -148,13 +142,11 @@ def read_events(path: Path) -> list[Any]:
     return events
 
 
-def scalars(events: list[Any]) -> list[tuple[Any, str, float]]:
+def scalars(events):
     return [(event, value.tag, value.simple_value) for event in events for value in event.summary.value]
 
 
-def test_missing_writer_is_an_error_of_one_line_with_the_command_to_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_writer_is_an_error_of_one_line_with_the_command_to_run(tmp_path, monkeypatch):
     for name in ("tensorboardX", "tensorboard", "torch.utils.tensorboard"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ParallelError, match=r"^TensorBoardLogger: neither .* run: pip install 'msrun\[tensorboard\]'$"):

@@ -4,17 +4,13 @@ and of "level3" rank 0 a profile.
 Arguments: how it is trained, and the file to write.
 """
 
-from __future__ import annotations
-
 import json
 import sys
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 
@@ -45,14 +41,14 @@ INPUTS = {
 
 
 @contextmanager
-def counting_all() -> Iterator[Traffic]:
+def counting_all():
     """Count what is sent, by torch's own DDP and FSDP2 too, which the run-time counter does not see."""
     counted, own = Traffic(), {name: getattr(ShmGroup, name) for name in INPUTS}
 
-    def counting(name: str) -> Callable[..., Any]:
+    def counting(name):
         word, index = INPUTS[name]
 
-        def send(group: ShmGroup, *args: Any) -> Any:
+        def send(group, *args):
             for value in listed(args[index]):
                 counted.add(word, value)
             return own[name](group, *args)
@@ -71,14 +67,14 @@ def counting_all() -> Iterator[Traffic]:
 class Block(nn.Module):
     """One layer of a transformer."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.norm = nn.LayerNorm(WIDTH)
         self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
         self.up = nn.Linear(WIDTH, 4 * WIDTH)
         self.down = nn.Linear(4 * WIDTH, WIDTH)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         """(batch, length, width) -> the same."""
         q, k, v = self.qkv(self.norm(x)).view(*x.shape[:2], 2, 3 * WIDTH // 2).transpose(1, 2).chunk(3, -1)
         x = x + scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
@@ -88,13 +84,13 @@ class Block(nn.Module):
 class Network(nn.Module):
     """Words to words."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.words = nn.Embedding(WORDS, WIDTH)
         self.blocks = nn.ModuleList([Block(), Block()])
         self.head = nn.Linear(WIDTH, WORDS)
 
-    def forward(self, words: Tensor) -> Tensor:
+    def forward(self, words):
         """(batch, length) -> (batch x length, words)."""
         x = self.words(words)
         for block in self.blocks:
@@ -102,17 +98,17 @@ class Network(nn.Module):
         return self.head(x).flatten(0, 1)
 
 
-def local(value: Tensor) -> Tensor:
+def local(value):
     """Return this rank's part."""
     return value.to_local() if isinstance(value, DTensor) else plain(value)
 
 
-def loss_of(result: Tensor, target: Tensor) -> Tensor:
+def loss_of(result, target):
     """Return the mean loss."""
     return cross_entropy(result, target.flatten())
 
 
-def main() -> None:
+def main():
     """Train."""
     how, target = sys.argv[1:]
     init()
@@ -123,7 +119,7 @@ def main() -> None:
             shard(block.down, ((1, 1, 2), (1, 2), (1,)))
     if how == "recompute":
         recompute(network.blocks[0])
-    trained: nn.Module = WithLoss(network, loss_of)
+    trained = WithLoss(network, loss_of)
     if how == "micro batches":
         trained = GradAccumulation(trained, 2)
     if how == "pipeline":
@@ -136,7 +132,7 @@ def main() -> None:
         parallel.pipeline(stages=2)
     words = torch.randint(WORDS, (ROWS, LENGTH))
 
-    def step() -> None:
+    def step():
         traffic.reset()
         loss = parallel(words, words)
         loss.backward()

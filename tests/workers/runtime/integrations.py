@@ -7,9 +7,7 @@ of the trained model: as it is, and as plain transformers loads what the cut one
 import json
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_model
@@ -28,10 +26,10 @@ STEPS, ROWS, RANKS = 20, 4, 2 if IS_CUT else 1
 PLAN = {"h.*.mlp.c_fc": "colwise", "h.*.c_proj": "rowwise", "wte": "vocab"}
 _WORDS = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "bos_token_id": 1}
 TOKENS = torch.randint(3, 64, (STEPS * ROWS, 12), generator=torch.Generator().manual_seed(1))
-DATA: Any = [{"input_ids": row, "labels": row} for row in TOKENS]
+DATA = [{"input_ids": row, "labels": row} for row in TOKENS]
 
 
-def cut(net: Any, plan: dict[str, str]) -> Any:
+def cut(net, plan):
     """Return the step of a network; in one process the network."""
     if not IS_CUT:
         return net
@@ -40,9 +38,7 @@ def cut(net: Any, plan: dict[str, str]) -> Any:
     return AutoParallel(parallelize(net, plan))
 
 
-def loop(
-    step: Any, optimizer: Any, backward: Callable[[Any], Any], clip: Callable[[], Any], loader: Any
-) -> list[float]:
+def loop(step, optimizer, backward, clip, loader):
     """Train, and return the losses."""
     losses = []
     for words in loader:
@@ -55,7 +51,7 @@ def loop(
     return losses
 
 
-def accelerate(net: Any, folder: Path) -> list[float]:
+def accelerate(net, folder):
     """`Accelerator.prepare` of step, optimizer and loader."""
     from accelerate import Accelerator
 
@@ -69,13 +65,13 @@ def accelerate(net: Any, folder: Path) -> list[float]:
     return losses
 
 
-def trainer(net: Any, folder: Path) -> list[float]:
+def trainer(net, folder):
     """transformers' Trainer, which saves half of the way and goes on from there."""
     net.loss_type = "ForCausalLM"  # else Trainer counts a label too many for each row in one process
     step = cut(net, PLAN)
 
     class WholeTrainer(Trainer):
-        def save_model(self, output_dir: Any = None, _internal_call: bool = False) -> None:
+        def save_model(self, output_dir=None, _internal_call=False):
             if IS_CUT:
                 self.model.save_pretrained(output_dir or self.args.output_dir)
             else:
@@ -93,7 +89,7 @@ def trainer(net: Any, folder: Path) -> list[float]:
         report_to=[],
         use_cpu=True,
     )
-    losses: list[float] = []
+    losses = []
     for checkpoint in (None, str(where / f"checkpoint-{STEPS // 2}")):
         trained = WholeTrainer(model=step, args=arguments, train_dataset=DATA)
         trained.train(resume_from_checkpoint=checkpoint)
@@ -102,23 +98,23 @@ def trainer(net: Any, folder: Path) -> list[float]:
     return losses
 
 
-def lightning(net: Any, folder: Path) -> list[float]:
+def lightning(net, folder):
     """Lightning's Trainer, with a sampler of the user's: its own shuffles."""
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.strategies import ModelParallelStrategy
 
-    losses: list[float] = []
+    losses = []
 
     class Module(LightningModule):
-        def configure_model(self) -> None:
+        def configure_model(self):
             self.step = cut(net, PLAN)
 
-        def training_step(self, words: Any, _: int) -> Any:
+        def training_step(self, words, _):
             loss = self.step(**words).loss
             losses.append(loss.item())
             return loss
 
-        def configure_optimizers(self) -> Any:
+        def configure_optimizers(self):
             return torch.optim.AdamW(self.step.parameters(), lr=1e-3)
 
     module = Module()
@@ -139,7 +135,7 @@ def lightning(net: Any, folder: Path) -> list[float]:
     return losses
 
 
-def fabric(net: Any, folder: Path) -> list[float]:
+def fabric(net, folder):
     """Lightning's Fabric, whose ModelParallelStrategy asks for a function that cuts the network."""
     from lightning.fabric import Fabric
     from lightning.fabric.strategies import ModelParallelStrategy
@@ -161,7 +157,7 @@ def fabric(net: Any, folder: Path) -> list[float]:
     return losses
 
 
-def peft(net: Any, folder: Path) -> list[float]:
+def peft(net, folder):
     """PEFT's LoRA adapters beside cut layers."""
     from peft import LoraConfig, get_peft_model
 
@@ -176,13 +172,13 @@ def peft(net: Any, folder: Path) -> list[float]:
     return losses
 
 
-def final_loss(net: Any) -> float:
+def final_loss(net):
     """Return the loss of some rows; whole weights are gathered where they are cut."""
     with torch.no_grad():
         return float(net.eval()(input_ids=TOKENS[:ROWS], labels=TOKENS[:ROWS]).loss)
 
 
-def loaded(library: str, config: Any, folder: Path) -> Any:
+def loaded(library, config, folder):
     """Return what plain transformers makes of the file."""
     if library == "accelerate":  # writes no configuration
         net = GPT2LMHeadModel(config)
@@ -196,7 +192,7 @@ def loaded(library: str, config: Any, folder: Path) -> Any:
     return PeftModel.from_pretrained(GPT2LMHeadModel(config), folder / "saved")
 
 
-def main() -> None:
+def main():
     library, folder = sys.argv[1], Path(sys.argv[2])
     if IS_CUT:
         from msrun.runtime import init

@@ -7,12 +7,12 @@ from pathlib import Path
 HOW = sys.argv[1]
 
 
-def print_group_threads() -> None:
+def print_group_threads():
     names = [name_of(task) for task in Path("/proc/self/task").iterdir()]
     print("group threads:", sorted(name for name in names if "gloo" in name), flush=True)
 
 
-def name_of(task: Path) -> str:
+def name_of(task):
     """Return a thread's name, or nothing for a thread that has ended since it was listed."""
     try:
         return (task / "comm").read_text().strip()

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from zoo.packages import prepare_torchvision
@@ -57,7 +56,7 @@ _WHISPER = {
     "decoder_start_token_id": 1,
 }
 _LAYERS = {"*.[qkv]_proj": "colwise", "*.fc1": "colwise", "*.fc2": "rowwise"}
-MODELS: dict[str, tuple[str, dict[str, Any], dict[str, str] | None]] = {
+MODELS = {
     "GPT-2": (
         "GPT2LMHeadModel",
         {**_GPT2, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0},
@@ -95,7 +94,7 @@ WITHOUT_WORDS = ("BERT", "ViT")
 """Models that generate nothing."""
 
 
-def batch(name: str, number: int, rows: int = 4) -> dict[str, Tensor]:
+def batch(name, number, rows=4):
     """Return the arguments of a call, of a length of its own."""
     generator = torch.Generator().manual_seed(number)
     tokens = torch.randint(3, WORDS, (rows, LENGTHS[number % len(LENGTHS)]), generator=generator)
@@ -110,16 +109,16 @@ def batch(name: str, number: int, rows: int = 4) -> dict[str, Tensor]:
 class Run:
     """A network and its step, which are one in plain torch, and what one does with them."""
 
-    def __init__(self, name: str, net: Any, step: Any) -> None:
+    def __init__(self, name, net, step):
         self.name, self.net, self.step = name, net, step
         self.optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
 
-    def inputs(self, number: int, rows: int) -> dict[str, Tensor]:
+    def inputs(self, number, rows):
         """Return arguments for logits; those with a decoder need labels too."""
         given = batch(self.name, number, rows)
         return given if self.name in ("T5", "Whisper") else {k: v for k, v in given.items() if k != "labels"}
 
-    def train(self) -> list[float]:
+    def train(self):
         """Train 20 steps whose lengths change."""
         losses = []
         self.step.train()
@@ -131,14 +130,14 @@ class Run:
             losses.append(loss.item())
         return losses
 
-    def outside(self, net: Any = None) -> dict[str, Any]:
+    def outside(self, net=None):
         """Evaluate at another size, and call the network and a part of it without its step."""
         net = self.net if net is None else net
         step = self.step if net is self.net else net
         step.eval()
         part = net.get_encoder() if self.name in ("T5", "Whisper") else net.base_model
         words = {key: value for key, value in batch(self.name, 97, 2).items() if key != "labels"}
-        found: dict[str, Any] = {}
+        found = {}
         with torch.no_grad():
             found["evaluated"] = step(**batch(self.name, 99, 6)).loss.item()
             found["logits"] = net(**self.inputs(98, 3)).logits.flatten().tolist()
@@ -152,7 +151,7 @@ class Run:
                 assert found.setdefault("tokens", tokens) == tokens
         return found
 
-    def second_loss(self) -> list[float]:
+    def second_loss(self):
         """Take the gradients of another loss, outside of the step."""
         loss = self.net(**self.inputs(96, 4)).logits.square().mean()
         loss.backward()
@@ -160,10 +159,10 @@ class Run:
         self.optimizer.zero_grad()
         return [loss.item(), norm]
 
-    def all(self) -> dict[str, Any]:
+    def all(self):
         """Do everything that a network is used for."""
-        found: dict[str, Any] = {"trained": self.train(), "outside": self.outside(), "second loss": self.second_loss()}
-        hooked: list[int] = []
+        found = {"trained": self.train(), "outside": self.outside(), "second loss": self.second_loss()}
+        hooked = []
         handle = self.net.base_model.register_forward_hook(lambda *_: hooked.append(1))
         other = copy.deepcopy(self.net)
         found["copied"] = other.eval()(**self.inputs(93, 2)).logits.sum().item()
@@ -181,7 +180,7 @@ class Run:
         return found
 
 
-def main() -> None:
+def main():
     name, folder = sys.argv[1], Path(sys.argv[2])
     kind, words, plan = MODELS[name]
     kind = getattr(transformers, kind)

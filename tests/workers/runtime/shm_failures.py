@@ -24,7 +24,7 @@ FOLDER, WHAT, SIZE = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 LAST = SIZE - 1
 
 
-def fork_ranks() -> int:
+def fork_ranks():
     """Return the rank of a child; the parent waits for all and ends."""
     children = []
     for rank in range(SIZE):
@@ -47,11 +47,11 @@ assert dist.get_backend() == "shm"
 dist.all_reduce(torch.ones(3))
 
 
-def die() -> None:
+def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def killed() -> None:
+def killed():
     """In the middle of a message of many steps, of which it has written as many as it can alone."""
     value = torch.ones(4_000_000)
     if RANK == LAST:
@@ -61,7 +61,7 @@ def killed() -> None:
     dist.all_reduce(value)
 
 
-def killed_before_turn() -> None:
+def killed_before_turn():
     """A long sum goes from rank to rank where they share cores: the last one waits for the turn of the one before."""
     if RANK == LAST - 1:
         die()
@@ -69,13 +69,13 @@ def killed_before_turn() -> None:
     dist.all_reduce(torch.ones(500_000))
 
 
-def killed_before_pending() -> None:
+def killed_before_pending():
     if RANK == LAST:
         die()
     start_all_reduce(torch.ones(5), dist.group.WORLD).wait()
 
 
-def killed_before_message() -> None:
+def killed_before_message():
     if RANK == LAST:
         die()
     if RANK == 0:
@@ -84,7 +84,7 @@ def killed_before_message() -> None:
         dist.send(torch.ones(8_000_000), LAST)  # more than a mailbox takes
 
 
-def left() -> None:
+def left():
     if RANK == LAST:
         dist.destroy_process_group()
         time.sleep(2)
@@ -92,7 +92,7 @@ def left() -> None:
         dist.barrier()
 
 
-def busy_elsewhere() -> None:
+def busy_elsewhere():
     """An operation of many steps goes on while a rank waits for something that another does after it."""
     store = dist.distributed_c10d._get_default_store()
     value = torch.ones(8_000_000)
@@ -105,21 +105,21 @@ def busy_elsewhere() -> None:
     assert value.sum() == SIZE * 8_000_000
 
 
-def other_operation() -> None:
+def other_operation():
     if RANK == LAST:
         dist.all_reduce(torch.ones(4))
     else:
         dist.all_reduce(torch.ones(3))
 
 
-def other_size_of_message() -> None:
+def other_size_of_message():
     if RANK == 0:
         dist.recv(torch.ones(3), LAST)
     elif RANK == LAST:
         dist.send(torch.ones(4), 0)
 
 
-def inference() -> None:
+def inference():
     """An operation begun in inference mode ends outside it, in any shape; what comes after it is as ever."""
     with torch.inference_mode():
         values = [torch.ones(300_000), torch.ones(300, 200).t(), torch.ones(4)]
@@ -140,7 +140,7 @@ def inference() -> None:
                 assert gathered.sum() == 5 * SIZE * (SIZE + 1) / 2
 
 
-def late() -> None:
+def late():
     """A wait that is over may be taken up again."""
     if RANK == LAST:
         time.sleep(1.0)
@@ -155,7 +155,7 @@ def late() -> None:
     assert value.tolist() == [SIZE] * 4
 
 
-def own_time_out() -> None:
+def own_time_out():
     """A barrier may have a time-out of its own."""
     store = dist.distributed_c10d._get_default_store()
     if RANK == LAST:
@@ -169,7 +169,7 @@ def own_time_out() -> None:
     store.wait(["told"])
 
 
-def sparse() -> None:
+def sparse():
     """Sparse tensors are added up, those of DDP as well; each rank may have as many values as it likes."""
     own = torch.sparse_coo_tensor([[0, RANK + 1, 0]], [1.0, 2.0, 3.0], (5,))
     dist.all_reduce(own)
@@ -181,7 +181,7 @@ def sparse() -> None:
     assert slope.round().tolist() == [float(max(0, SIZE - row)) for row in range(6)]
 
 
-def older_names() -> None:
+def older_names():
     """torch before 2.13 calls the operations of one tensor by other names."""
     group, value, all_values = dist.group.WORLD, torch.full((2,), float(RANK)), torch.empty(2 * SIZE)
     group._allgather_base(all_values, value).wait()
@@ -193,7 +193,7 @@ def older_names() -> None:
     assert exchanged.tolist() == [float(RANK)] * 2 * SIZE
 
 
-told: list[str] = []
+told = []
 began = time.monotonic()
 try:
     globals()[WHAT]()

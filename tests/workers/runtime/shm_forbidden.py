@@ -28,7 +28,7 @@ class Filter(ctypes.Structure):
     _fields_ = (("count", ctypes.c_ushort), ("steps", ctypes.POINTER(Step)))
 
 
-def forbid(number: int) -> None:
+def forbid(number):
     """Have a system call fail in this process from now on."""
     steps = (Step * 4)((LOAD, 0, 0, 0), (JUMP_IF_EQUAL, 0, 1, number), (RETURN, 0, 0, REFUSE), (RETURN, 0, 0, ALLOW))
     libc = ctypes.CDLL(None, use_errno=True)

@@ -237,10 +237,7 @@ class Call:
         """Around the ring, both at once."""
         value, out = torch.full((LONG,), float(RANK)), torch.empty(LONG)
         after, before = self.ranks[(self.own + 1) % self.size], self.ranks[self.own - 1]
-        works = [
-            dist.isend(value, after, self.group, self.tag),
-            dist.irecv(out, before, self.group, self.tag),
-        ]
+        works = [dist.isend(value, after, self.group, self.tag), dist.irecv(out, before, self.group, self.tag)]
         return All(works, self.own_draw), [out], [torch.full((LONG,), float(before))]
 
 

@@ -19,7 +19,7 @@ HOW = sys.argv[1]
 RANK = int(os.environ["RANK"])
 
 
-def hold_the_others_up() -> None:
+def hold_the_others_up():
     while HOW == "spin":
         pass
     if HOW == "stop":
@@ -28,7 +28,7 @@ def hold_the_others_up() -> None:
 
 
 class MeanOf(nn.Sequential):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return super().forward(x).mean()
 
 

@@ -12,10 +12,8 @@ import json
 import os
 import sys
 import unittest
-from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 RESULT, RANKS, NAMES = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
 # mpi: other names skip tests of groups of two on fewer than 8 ranks
@@ -39,17 +37,17 @@ class AsGloo(str):
 
     __slots__ = ()
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, other):
         return other in ("shm", "gloo", "mpi")
 
-    def __ne__(self, other: object) -> bool:
+    def __ne__(self, other):
         return not self == other
 
-    def __hash__(self) -> int:
+    def __hash__(self):
         return hash("gloo")
 
 
-def load() -> ModuleType:
+def load():
     """Return torch's file of tests, with this name in place of the backend's."""
     found = importlib.util.find_spec(SUITE)
     assert found is not None and found.origin is not None
@@ -68,7 +66,7 @@ suite = load()
 class ShmTest(suite.TestDistBackend, suite.DistributedTest._DistTestBase):
     """torch's tests; each is run by ranks that are forked from here."""
 
-    def setUp(self) -> None:
+    def setUp(self):
         super().setUp()
         self._start_processes(torch.multiprocessing.get_context("fork").Process)
 
@@ -76,30 +74,30 @@ class ShmTest(suite.TestDistBackend, suite.DistributedTest._DistTestBase):
 class Outcomes(unittest.TestResult):
     """What came of each test."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.found: dict[str, tuple[str, str]] = {}
 
-    def _note(self, test: unittest.TestCase, outcome: str, text: str = "") -> None:
+    def _note(self, test, outcome, text=""):
         name = test.id().rpartition(".")[2]
         self.found[name] = outcome, text
         RESULT.write_text(json.dumps(self.found))
         print(name, outcome, text.splitlines()[0] if text else "", flush=True)
 
-    def addSuccess(self, test: unittest.TestCase) -> None:
+    def addSuccess(self, test):
         self._note(test, "passed")
 
-    def addSkip(self, test: unittest.TestCase, reason: str) -> None:
+    def addSkip(self, test, reason):
         self._note(test, "skipped", reason)
 
-    def addFailure(self, test: unittest.TestCase, err: Any) -> None:
+    def addFailure(self, test, err):
         self._note(test, "failed", self._exc_info_to_string(err, test))
 
     addError = addFailure  # noqa: N815
 
 
-def main() -> None:
-    names: Sequence[str] = unittest.defaultTestLoader.getTestCaseNames(ShmTest)
+def main():
+    names = unittest.defaultTestLoader.getTestCaseNames(ShmTest)
     if NAMES and "/" in NAMES[0]:
         first, step = map(int, NAMES[0].split("/"))
         names = names[first::step]

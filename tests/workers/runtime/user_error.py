@@ -9,11 +9,11 @@ from msrun.runtime import AutoParallel, get_rank, init
 
 
 class Network(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.fc = nn.Linear(4, 4)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         hidden = self.fc(x)
         raise ValueError(f"{len(hidden)} rows are too many")
 

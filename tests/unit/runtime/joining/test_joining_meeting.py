@@ -1,15 +1,10 @@
 """A keeper and those who come, over real sockets on loopback, each in a thread."""
 
-from __future__ import annotations
-
 import ipaddress
 import socket
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from random import Random
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,7 +13,7 @@ from job_runner import wait_until
 
 from msrun.errors import RendezvousTimeout, WorldError
 from msrun.runtime.joining import meet as module
-from msrun.runtime.joining.meet import SERVER, WORKER, Joined, Keeper, Met, join, meet, serve
+from msrun.runtime.joining.meet import SERVER, WORKER, Keeper, join, meet, serve
 from msrun.runtime.joining.spec import Meeting, WorldSpec, keep_to_interface, listen_at
 
 FOREVER_S = 60.0
@@ -26,23 +21,23 @@ SILENCE_S = 30
 
 
 @pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
+def threads():
     with ThreadPoolExecutor(8) as pool:
         yield pool
 
 
-def free_meeting(keeper: str = "the scheduler", key: str = "job") -> Meeting:
+def free_meeting(keeper="the scheduler", key="job"):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     return Meeting(("127.0.0.1",), port, key, "MS_SCHED_HOST", keeper, may_be_foreign=True)
 
 
-def come(meeting: Meeting, size: int, rank: int = -1, limit_s: float = FOREVER_S, role: str = WORKER) -> Joined:
+def come(meeting, size, rank=-1, limit_s=FOREVER_S, role=WORKER):
     return join(meeting, size, role, rank, f"test {rank}", limit_s, SILENCE_S)
 
 
 @contextmanager
-def keeping(workers: int, servers: int = 0) -> Iterator[tuple[Meeting, Keeper]]:
+def keeping(workers, servers=0):
     meeting = free_meeting()
     with closing(Keeper(meeting, workers, servers, "scheduler", SILENCE_S)) as keeper:
         yield meeting, keeper
@@ -54,12 +49,12 @@ class Store(dict[str, str]):
     set = dict.__setitem__
 
 
-def keeper_of(came: dict[str, str], workers: int, servers: int = 0) -> Any:
+def keeper_of(came, workers, servers=0):
     """A keeper to whom these have come: key -> address."""
     keeper = object.__new__(Keeper)
     keeper._sizes, keeper._own, keeper._ranks = {WORKER: workers, SERVER: servers}, [], {}
-    keeper._lines = dict.fromkeys(map(socket.SocketType, []), "") | dict(enumerate(came))  # type: ignore[assignment]
-    keeper.store = Store({key: module.json.dumps(["pid 7 on vm", address, address]) for key, address in came.items()})  # type: ignore[assignment]
+    keeper._lines = dict.fromkeys(map(socket.SocketType, []), "") | dict(enumerate(came))
+    keeper.store = Store({key: module.json.dumps(["pid 7 on vm", address, address]) for key, address in came.items()})
     return keeper
 
 
@@ -69,9 +64,7 @@ def keeper_of(came: dict[str, str], workers: int, servers: int = 0) -> Any:
     addresses=st.lists(st.sampled_from(["10.0.0.9", "10.0.0.10", "fd00::1"]), min_size=8, max_size=8),
     seed=st.randoms(use_true_random=False),
 )
-def test_every_rank_is_given_once_and_who_asked_has_its_own(
-    asked: list[bool], addresses: list[str], seed: Random
-) -> None:
+def test_every_rank_is_given_once_and_who_asked_has_its_own(asked, addresses, seed):
     size = len(asked)
     ranks = list(range(size))
     seed.shuffle(ranks)
@@ -100,16 +93,14 @@ def test_every_rank_is_given_once_and_who_asked_has_its_own(
         (["0", "+1", "2", "3", "4"], "5 of 7 registered, missing: 1 more worker and 1 more parameter server; came: "),
     ],
 )
-def test_missing_are_named_by_rank_where_ranks_are_known(came: list[str], text: str) -> None:
+def test_missing_are_named_by_rank_where_ranks_are_known(came, text):
     keys = {f"worker/{word}": ["10.0.0.9", "10.0.0.10"][number % 2] for number, word in enumerate(came)}
     assert text in keeper_of(keys, 6, 1)._describe_missing()
     keys = {f"worker/{number}": f"10.0.0.{number + 1}" for number in range(10)}
     assert keeper_of(keys, 20)._describe_missing().endswith("10.0.0.8 with 1 and 2 more"), "many are counted"
 
 
-def test_scheduler_gives_ranks_and_ends_when_all_have_left(
-    threads: ThreadPoolExecutor, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_scheduler_gives_ranks_and_ends_when_all_have_left(threads, capfd):
     meeting = free_meeting()
     scheduler = threads.submit(serve, meeting, 3, FOREVER_S, SILENCE_S, 1)
     roles = [(-1, WORKER), (1, WORKER), (-1, WORKER), (-1, SERVER)]
@@ -134,7 +125,7 @@ def test_scheduler_gives_ranks_and_ends_when_all_have_left(
     assert "refused 127.0.0.1: an extra worker" in told and "all workers have left" in told
 
 
-def test_at_the_limit_both_sides_say_who_is_missing(threads: ThreadPoolExecutor) -> None:
+def test_at_the_limit_both_sides_say_who_is_missing(threads):
     meeting = free_meeting()
     scheduler = threads.submit(serve, meeting, 2, 0.5, SILENCE_S)
     text = "MS_TOPO_TIMEOUT 0.5: 1 of 2 registered, missing: rank 1; came: 127.0.0.1 with 1"
@@ -144,14 +135,14 @@ def test_at_the_limit_both_sides_say_who_is_missing(threads: ThreadPoolExecutor)
         scheduler.result(FOREVER_S)
 
 
-def test_without_a_keeper_the_limit_ends_the_wait() -> None:
+def test_without_a_keeper_the_limit_ends_the_wait():
     meeting = free_meeting()
     text = rf"the scheduler was not at 127.0.0.1:{meeting.port} \(MS_SCHED_HOST\) within 0.2 s \(Connection refused\): "
     with pytest.raises(WorldError, match=text):
         come(meeting, 2, 0, limit_s=0.2)
 
 
-def end_well(keeper: Keeper, gathered: Future[str], came: Sequence[Future[Joined]]) -> None:
+def end_well(keeper, gathered, came):
     """All have come: they are answered, and leave."""
     assert gathered.result(FOREVER_S) == ""
     keeper.answer()
@@ -159,7 +150,7 @@ def end_well(keeper: Keeper, gathered: Future[str], came: Sequence[Future[Joined
         future.result(FOREVER_S).line.close()
 
 
-def test_silent_strangers_make_room_for_those_who_belong(threads: ThreadPoolExecutor) -> None:
+def test_silent_strangers_make_room_for_those_who_belong(threads):
     with keeping(2) as (meeting, keeper), ExitStack() as held:
         gathered = threads.submit(keeper.gather, FOREVER_S)
         for number in range(3 * module._MAX_OF_ONE):
@@ -169,9 +160,7 @@ def test_silent_strangers_make_room_for_those_who_belong(threads: ThreadPoolExec
         assert len(keeper._lines) <= module._MAX_OF_ONE + 2
 
 
-def test_strangers_are_refused_and_told_and_the_others_come(
-    threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_strangers_are_refused_and_told_and_the_others_come(threads, monkeypatch, capfd):
     """Who says of which job it is counts apart: no flood of strangers takes its note's place."""
     monkeypatch.setattr(module, "_MAX_NOTES", 10)
     with keeping(2) as (meeting, keeper):
@@ -204,9 +193,7 @@ def test_strangers_are_refused_and_told_and_the_others_come(
     assert "\x1b" not in told
 
 
-def test_one_that_has_come_and_gone_is_missing_again(
-    threads: ThreadPoolExecutor, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_one_that_has_come_and_gone_is_missing_again(threads, capfd):
     with keeping(2) as (meeting, keeper):
         gathered = threads.submit(keeper.gather, FOREVER_S)
         early = threads.submit(come, meeting, 2, 0, 1.0)
@@ -217,7 +204,7 @@ def test_one_that_has_come_and_gone_is_missing_again(
     assert "rank 0 (test 0, 127.0.0.1) has gone again" in capfd.readouterr().err
 
 
-def come_again(meeting: Meeting, rank: int) -> Joined:
+def come_again(meeting, rank):
     """Come as soon as the keeper has seen that the one before has gone."""
     while True:
         try:
@@ -227,7 +214,7 @@ def come_again(meeting: Meeting, rank: int) -> Joined:
 
 
 @pytest.mark.parametrize("said", [b"", b"220 mail\r\n", b'{"store":', b"[]\n", b'{"store": 5}\n', b"x" * 5000 + b"\n"])
-def test_another_program_at_the_place_is_named(threads: ThreadPoolExecutor, said: bytes) -> None:
+def test_another_program_at_the_place_is_named(threads, said):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         meeting = Meeting(("127.0.0.1",), listener.getsockname()[1], "job", "MASTER_ADDR")
         came = threads.submit(come, meeting, 2, 1)
@@ -239,11 +226,11 @@ def test_another_program_at_the_place_is_named(threads: ThreadPoolExecutor, said
             came.result(FOREVER_S)
 
 
-def test_ranks_meet_at_rank_0_and_share_its_store(threads: ThreadPoolExecutor) -> None:
+def test_ranks_meet_at_rank_0_and_share_its_store(threads):
     meeting = free_meeting("rank 0")
-    environs: list[dict[str, str]] = [{}, {"GLOO_SOCKET_IFNAME": "mine"}]
+    environs = [{}, {"GLOO_SOCKET_IFNAME": "mine"}]
 
-    def join(rank: int) -> Met:
+    def join(rank):
         return meet(WorldSpec("rank table", rank, 2, rank, 2, "", meeting), meeting, environs[rank], FOREVER_S)
 
     second = threads.submit(join, 1)
@@ -270,9 +257,7 @@ def test_ranks_meet_at_rank_0_and_share_its_store(threads: ThreadPoolExecutor) -
         (("myself",), {}, "0.0.0.0"),  # Debian's /etc/hosts gives the own name 127.0.1.1
     ],
 )
-def test_keeper_listens_on_its_address_alone_unless_there_is_a_doubt(
-    addresses: tuple[str, ...], words: dict[str, Any], bound: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keeper_listens_on_its_address_alone_unless_there_is_a_doubt(addresses, words, bound, monkeypatch):
     meeting = replace(free_meeting(), addresses=addresses, **{"may_be_foreign": False, "keeper": "rank 0"} | words)
     if addresses == ("myself",):
         answer = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
@@ -287,7 +272,7 @@ def test_keeper_listens_on_its_address_alone_unless_there_is_a_doubt(
 
 
 @pytest.mark.parametrize(("keeper", "name"), [("the scheduler", "MS_SCHED_PORT"), ("rank 0", "MASTER_PORT")])
-def test_port_in_use_is_named_with_the_variable_to_change(keeper: str, name: str) -> None:
+def test_port_in_use_is_named_with_the_variable_to_change(keeper, name):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         with pytest.raises(WorldError, match=f"{name} {port}: cannot listen on 127.0.0.1:{port} .* another {name}"):

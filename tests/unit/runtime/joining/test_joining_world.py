@@ -1,15 +1,11 @@
 """The world of a process: its place from every launcher's variables, its device, and what a machine must have."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 import warnings
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -86,19 +82,19 @@ MS_ROLE = {
 SCHEDULER = Meeting(("10.0.0.1",), 8118, "MS_ROLE", "MS_SCHED_HOST", "the scheduler", may_be_foreign=True)
 
 
-def without(environ: dict[str, str], *names: str) -> dict[str, str]:
+def without(environ, *names):
     return {name: value for name, value in environ.items() if name not in names}
 
 
-def by_master(key: str, port: int = 29500) -> Meeting:
+def by_master(key, port=29500):
     return Meeting(("10.0.0.1",), port, key, "MASTER_ADDR", may_be_foreign=True)
 
 
-def meet_at(addresses: tuple[str, ...], key: str, named_by: str) -> Meeting:
+def meet_at(addresses, key, named_by):
     return Meeting(addresses, derive_port(key), key, named_by)
 
 
-def spec(source: str, ranks: tuple[int, int, int, int], rendezvous: str | Meeting, device: int | None) -> WorldSpec:
+def spec(source, ranks, rendezvous, device):
     place, meeting = ("", rendezvous) if isinstance(rendezvous, Meeting) else (rendezvous, None)
     return WorldSpec(source, *ranks, place, meeting, device)
 
@@ -147,7 +143,7 @@ IPV6_ONLY = {OF_MPIRUN: "9.0;tcp6://[fd77::9]:34033"}
     ],
     ids=lambda value: value.source if isinstance(value, WorldSpec) else "",
 )
-def test_every_launcher_is_understood(environ: dict[str, str], expected: WorldSpec) -> None:
+def test_every_launcher_is_understood(environ, expected):
     assert find_world(environ) == expected
 
 
@@ -163,7 +159,7 @@ def test_every_launcher_is_understood(environ: dict[str, str], expected: WorldSp
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_nearest_launcher_wins_when_several_left_variables(environ: dict[str, str], source: str) -> None:
+def test_nearest_launcher_wins_when_several_left_variables(environ, source):
     assert find_world(environ).source == source
 
 
@@ -196,7 +192,7 @@ FIRST_OF_MPIRUN = {**MPIRUN, "OMPI_COMM_WORLD_RANK": "0"}
         (without(MS_ROLE, "MS_ROLE", "RANK_ID"), "MS_WORKER_NUM=4 and MS_SCHED_HOST=10.0.0.1 and MS_SCHED_PORT=8118"),
     ],
 )
-def test_contradictions_and_words_are_refused_with_a_remedy(environ: dict[str, str], text: str) -> None:
+def test_contradictions_and_words_are_refused_with_a_remedy(environ, text):
     with pytest.raises(WorldError) as caught:
         find_world(environ)
     assert text in str(caught.value)
@@ -204,14 +200,14 @@ def test_contradictions_and_words_are_refused_with_a_remedy(environ: dict[str, s
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> dict[str, str]:
+def table(tmp_path):
     """Ranks 0 and 1 on devices 4 and 5 of 10.0.0.2, ranks 2 to 4 on those of 10.0.0.10."""
     path = tmp_path / "table.json"
     write_table(path, build_table([("10.0.0.2", (4, 5)), ("10.0.0.10", (0, 1, 2))], order="given"))
     return {"RANK_TABLE_FILE": str(path), "RANK_ID": "3"}
 
 
-def test_rank_table_tells_place_device_and_where_to_meet(table: dict[str, str]) -> None:
+def test_rank_table_tells_place_device_and_where_to_meet(table):
     found = find_world({**table, "DEVICE_ID": "1", "RANK_SIZE": "5"})
     assert found.meeting is not None
     assert found == spec("rank table", (3, 5, 1, 3), found.meeting, 1)
@@ -224,8 +220,8 @@ def test_rank_table_tells_place_device_and_where_to_meet(table: dict[str, str]) 
     assert find_world({**table, **MASTER}).meeting == by_master(found.meeting.key)
 
 
-def test_tables_of_one_server_meet_on_loopback_each_at_a_port_of_its_own(tmp_path: Path) -> None:
-    meetings: list[Any] = []
+def test_tables_of_one_server_meet_on_loopback_each_at_a_port_of_its_own(tmp_path):
+    meetings = []
     for name in ("a", "b"):
         write_table(tmp_path / name, build_table([("10.0.0.2", 2)]))
         meetings.append(find_world({"RANK_TABLE_FILE": str(tmp_path / name), "RANK_ID": "1"}).meeting)
@@ -245,20 +241,20 @@ def test_tables_of_one_server_meet_on_loopback_each_at_a_port_of_its_own(tmp_pat
         ({"RANK_TABLE_FILE": "/no/table.json"}, "RANK_TABLE_FILE /no/table.json: cannot read /no/table.json"),
     ],
 )
-def test_what_contradicts_the_rank_table_is_refused(table: dict[str, str], environ: dict[str, str], text: str) -> None:
+def test_what_contradicts_the_rank_table_is_refused(table, environ, text):
     with pytest.raises(WorldError) as caught:
         find_world({**table, **environ})
     assert text.format(path=table["RANK_TABLE_FILE"]) in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_first_host_of_a_folded_list() -> None:
+def test_first_host_of_a_folded_list():
     hosts = {"node": "node", "b,a": "b", "node[08-16,20],login": "node08", "node[7,1-3]": "node7", "": ""}
     hosts |= {"rack[2-3]n[01,05].x": "rack2n01.x"}
     assert {folded: first_host(folded) for folded in hosts} == hosts
 
 
-def test_scheduler_and_parameter_servers_are_processes_with_that_role_and_no_launcher() -> None:
+def test_scheduler_and_parameter_servers_are_processes_with_that_role_and_no_launcher():
     scheduler = {**without(MS_ROLE, "RANK_ID"), "MS_ROLE": "MS_SCHED"}
     assert find_cluster(scheduler, "MS_SCHED") == (SCHEDULER, 4, 0)
     here = replace(SCHEDULER, addresses=("127.0.0.1",))
@@ -274,7 +270,7 @@ def test_scheduler_and_parameter_servers_are_processes_with_that_role_and_no_lau
         find_cluster(without(server, "MS_SERVER_NUM"), "MS_PSERVER")
 
 
-def test_limits_come_from_mindspores_variables() -> None:
+def test_limits_come_from_mindspores_variables():
     assert joining_limit_s({}, 7.5) == 7.5
     assert joining_limit_s({"MS_TOPO_TIMEOUT": "20"}, 7.5) == 20
     assert joining_limit_s({"MS_TOPO_TIMEOUT": "-1"}, 7.5) == float("inf")
@@ -283,12 +279,12 @@ def test_limits_come_from_mindspores_variables() -> None:
         silence_limit_s({"MS_NODE_TIMEOUT": "0"})
 
 
-def run_python(program: str, **environ: str) -> subprocess.CompletedProcess[str]:
+def run_python(program, **environ):
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY), **environ}
     return subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60)
 
 
-def test_process_alone_opens_nothing_and_has_rank_0() -> None:
+def test_process_alone_opens_nothing_and_has_rank_0():
     for _ in range(2):
         assert not is_initialized()
         init()
@@ -300,7 +296,7 @@ def test_process_alone_opens_nothing_and_has_rank_0() -> None:
         release()
 
 
-def test_world_that_nobody_else_joins_is_an_error_within_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_world_that_nobody_else_joins_is_an_error_within_the_time_limit(monkeypatch):
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(WorldError, match=r"rank 1 of 2 could not join at env:// with shm"):
@@ -308,13 +304,13 @@ def test_world_that_nobody_else_joins_is_an_error_within_the_time_limit(monkeypa
     assert not is_initialized()
 
 
-def test_device_of_a_rank_is_that_of_its_backend() -> None:
+def test_device_of_a_rank_is_that_of_its_backend():
     kinds = {"shm": "cpu", "gloo": "cpu", "nccl": "cuda", "cpu:gloo,cuda:nccl": "cuda", "cuda:gloo,cpu:gloo": "cuda"}
     kinds |= {"hccl": "npu", "cpu:gloo,npu:hccl": "npu"}
     assert {backend: devices.kind_of(backend) for backend in kinds} == kinds
 
 
-def test_device_of_a_group_that_the_script_made_is_the_one_that_it_has_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_of_a_group_that_the_script_made_is_the_one_that_it_has_chosen(monkeypatch):
     monkeypatch.setattr(torch, "get_device_module", lambda _: SimpleNamespace(current_device=lambda: 2))
     monkeypatch.setattr(devices.dist, "get_backend_config", lambda: "cpu:gloo,cuda:nccl")
     assert devices.device_of_group() == torch.device("cuda", 2)
@@ -322,8 +318,8 @@ def test_device_of_a_group_that_the_script_made_is_the_one_that_it_has_chosen(mo
     assert devices.device_of_group() == torch.device("cpu")
 
 
-def test_rank_makes_its_device_the_current_one_before_it_joins(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen: list[int] = []
+def test_rank_makes_its_device_the_current_one_before_it_joins(monkeypatch):
+    chosen = []
     of_cuda = SimpleNamespace(device_count=lambda: 4, set_device=chosen.append)
     monkeypatch.setattr(torch, "get_device_module", lambda kind: of_cuda if kind == "cuda" else None)
     place = WorldSpec("msrun", 5, 8, 1, 4, "")
@@ -341,15 +337,13 @@ def test_rank_makes_its_device_the_current_one_before_it_joins(monkeypatch: pyte
     ("target", "has_cuda", "chosen"),
     [("cpu", True, "gloo"), ("gpu", True, "cpu:gloo,cuda:nccl"), ("", True, "cpu:gloo,cuda:nccl"), ("", False, "gloo")],
 )
-def test_backend_follows_the_device_of_the_job(
-    target: str, has_cuda: bool, chosen: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_backend_follows_the_device_of_the_job(target, has_cuda, chosen, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
     assert devices.choose_backend({"MSRUN_DEVICE_TARGET": target}, 1) == chosen
 
 
 @pytest.mark.slow
-def test_ascend_without_torch_npu_is_one_line_with_the_remedy() -> None:
+def test_ascend_without_torch_npu_is_one_line_with_the_remedy():
     program = "from msrun.runtime import init\ninit()\n"
     done = run_python(program, RANK="0", WORLD_SIZE="2", MSRUN_DEVICE_TARGET="ascend")
     assert done.returncode == WorldError.exit_code
@@ -358,13 +352,13 @@ def test_ascend_without_torch_npu_is_one_line_with_the_remedy() -> None:
     assert last.endswith("or give --device_target cpu")
 
 
-def test_shm_beside_another_device_is_refused_before_anybody_joins() -> None:
+def test_shm_beside_another_device_is_refused_before_anybody_joins():
     with pytest.raises(WorldError, match="shm carries tensors of the CPU alone; give cpu:gloo beside other devices"):
         devices.check_backend("cpu:shm,cuda:nccl")
     devices.check_backend("shm")
 
 
-def test_versions_that_are_not_tested_are_named_with_the_tested_ones() -> None:
+def test_versions_that_are_not_tested_are_named_with_the_tested_ones():
     for version in (*contract.TORCH_VERSIONS, "2.15.0+cpu", "2.12.1", "a build of mine", ""):
         assert describe_untested(version) == ""
     for version in ("2.10.1", "2.16.0+cu130", "3.0", "1.13"):
@@ -376,7 +370,7 @@ def test_versions_that_are_not_tested_are_named_with_the_tested_ones() -> None:
 @pytest.mark.parametrize(
     "who", [{}, {"MSRUN_JOB_ID": "fork server"}, {"MSRUN_JOB_ID": "j", "RANK": "3"}, {"RANK": "1"}]
 )
-def test_rank_0_alone_warns_and_once(monkeypatch: pytest.MonkeyPatch, who: dict[str, str]) -> None:
+def test_rank_0_alone_warns_and_once(monkeypatch, who):
     monkeypatch.setattr(requirements, "_has_warned", False)
     monkeypatch.setattr(requirements, "_torch_version", lambda: "2.99.0")
     for name, value in who.items():
@@ -397,7 +391,7 @@ importlib.util.find_spec = lambda name, package=None: None if name == "torch" el
 """
 
 
-def test_missing_torch_is_one_line_with_the_remedy_and_can_be_caught_as_an_import_error() -> None:
+def test_missing_torch_is_one_line_with_the_remedy_and_can_be_caught_as_an_import_error():
     done = run_python(WITHOUT_TORCH + "from msrun.runtime import init")
     assert done.returncode == 1
     assert done.stderr == (
@@ -410,7 +404,7 @@ def test_missing_torch_is_one_line_with_the_remedy_and_can_be_caught_as_an_impor
     assert done.stderr.endswith("ZeroDivisionError: division by zero\n")
 
 
-def test_torch_does_not_hook_its_recorder_into_groups_of_shm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_does_not_hook_its_recorder_into_groups_of_shm(monkeypatch):
     recording = {"gloo"}
     monkeypatch.setattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", recording, raising=False)
     register()

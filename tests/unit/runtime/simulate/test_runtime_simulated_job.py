@@ -1,10 +1,6 @@
 """A job on ranks that do not exist: its classes of ranks, its memory, its time, and what hosts send each other."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -17,11 +13,11 @@ from msrun import contract
 from msrun.errors import StrategyError, WorldError
 from msrun.runtime import AutoParallel, GradAccumulation, Pipeline, WithLoss, init, release, set_target
 from msrun.runtime.capture.captured_graph import Target
-from msrun.runtime.cost.devices import PROFILES, DeviceProfile
+from msrun.runtime.cost.devices import PROFILES
 from msrun.runtime.cost.operators import NOTHING, Work, collective_seconds
 from msrun.runtime.joining.launchers import find_simulated
 from msrun.runtime.optim import offload
-from msrun.runtime.simulate.job import Asked, SimulatedJob, count_host_traffic, simulate_job
+from msrun.runtime.simulate.job import Asked, count_host_traffic, simulate_job
 from msrun.runtime.simulate.recording import format_bytes, work_of
 from msrun.runtime.simulate.report import Report, build_trace, render_page, render_table
 
@@ -29,33 +25,32 @@ DEVICE = PROFILES["a100"]
 WIDTH = 64
 ELEMENTS = 4 * (WIDTH * WIDTH + WIDTH) + 4 * WIDTH + 4
 """Of the network's parameters."""
-Simulate = Callable[..., SimulatedJob]
 
 
 @pytest.fixture
-def simulate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulate]:
+def simulate(monkeypatch):
     """Look at a step of a small network on 16 ranks, or on others."""
 
     def run(
-        ranks: int = 16,
+        ranks=16,
         *,
-        stages: int = 1,
-        level: int = 2,
-        rank: int = 0,
-        hsdp: str = "",
-        mode: str = "semi_auto",
-        device: DeviceProfile = DEVICE,
-        prepare: Callable[[nn.Module, torch.optim.Optimizer], object] = lambda _net, _optimizer: None,
-    ) -> SimulatedJob:
+        stages=1,
+        level=2,
+        rank=0,
+        hsdp="",
+        mode="semi_auto",
+        device=DEVICE,
+        prepare=lambda _net, _optimizer: None,
+    ):
         release()
         place = {"MSRUN_SIM_LEVEL": "3", "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": "8"}
         for name, value in place.items():
             monkeypatch.setenv(name, value)
         init()
         layers = [layer for _ in range(4) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
-        net: nn.Module = WithLoss(nn.Sequential(*layers, nn.Linear(WIDTH, 4)), nn.CrossEntropyLoss())
-        run.optimizer = torch.optim.AdamW(net.parameters())  # type: ignore[attr-defined]  # alive until the end
-        prepare(net, run.optimizer)  # type: ignore[attr-defined]
+        net = WithLoss(nn.Sequential(*layers, nn.Linear(WIDTH, 4)), nn.CrossEntropyLoss())
+        run.optimizer = torch.optim.AdamW(net.parameters())  # alive until the end
+        prepare(net, run.optimizer)
         net = Pipeline(net, 4) if stages > 1 else net
         parallel = AutoParallel(net, mode)
         if stages > 1:
@@ -69,27 +64,27 @@ def simulate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulate]:
     release()
 
 
-def record_of(job: SimulatedJob) -> Any:
+def record_of(job):
     return job.classes[0].record
 
 
-def report_of(job: SimulatedJob, level: int = 2) -> Report:
+def report_of(job, level=2):
     return Report(job, level, 8, ("train.py",), ())
 
 
-def test_world_of_any_size_is_joined_alone(simulate: Simulate) -> None:
+def test_world_of_any_size_is_joined_alone(simulate):
     job = simulate(65536, rank=40000)
     (alike,) = job.classes
     assert (job.world_size, alike.ranks, alike.rank) == (65536, range(65536), 40000)
 
 
-def test_level_0_decides_and_looks_at_nothing(simulate: Simulate) -> None:
+def test_level_0_decides_and_looks_at_nothing(simulate):
     job = simulate(level=0)
     assert (record_of(job), job.step) == (None, None)
     assert render_table(report_of(job, 0)).endswith(job.plan.explain())
 
 
-def test_memory_traffic_and_time_are_those_of_the_formulas(simulate: Simulate) -> None:
+def test_memory_traffic_and_time_are_those_of_the_formulas(simulate):
     job = simulate()
     step, record = job.step, record_of(job)
     assert record.parameter_bytes == record.gradient_bytes == 4 * ELEMENTS
@@ -115,7 +110,7 @@ def test_memory_traffic_and_time_are_those_of_the_formulas(simulate: Simulate) -
 
 
 @pytest.mark.slow
-def test_layer_on_the_host_takes_nothing_of_the_device(simulate: Simulate) -> None:
+def test_layer_on_the_host_takes_nothing_of_the_device(simulate):
     before = record_of(simulate())
     moved = simulate(prepare=lambda net, _: set_target(net.network[0], "cpu"))
     record, layer = record_of(moved), 4 * (WIDTH * WIDTH + WIDTH)
@@ -125,19 +120,19 @@ def test_layer_on_the_host_takes_nothing_of_the_device(simulate: Simulate) -> No
     assert f"host memory of ranks 0-15: {format_bytes(record.host_bytes)}" in render_table(report_of(moved))
 
 
-def test_optimizer_on_the_host_has_its_state_and_its_copies_there(simulate: Simulate) -> None:
+def test_optimizer_on_the_host_has_its_state_and_its_copies_there(simulate):
     record = record_of(simulate(prepare=lambda _, optimizer: offload(optimizer)))
     assert record.optimizer_bytes == record.host_state_bytes == 8 * ELEMENTS + 4 * 10
     assert record.host_copy_bytes == 4 * ELEMENTS
     assert record.peak_bytes == record.parameter_bytes + sum(record.at_peak.values())
 
 
-def test_stages_are_looked_at_one_each_and_wait_for_each_other(simulate: Simulate) -> None:
+def test_stages_are_looked_at_one_each_and_wait_for_each_other(simulate):
     measured = replace(DEVICE, collectives={"send": [(2, 512, 0.5)]})  # 8 rows in 4 micro batches, of 64 elements
     job = simulate(stages=2, rank=3)
     classes = [(alike.ranks, alike.rank, alike.stages) for alike in job.classes]
     assert classes == [(range(8), 3, (0,)), (range(8, 16), 11, (1,))]
-    records: list[Any] = [alike.record for alike in job.classes]
+    records = [alike.record for alike in job.classes]
     assert job.step is not None and job.step.bubble is not None
     assert 0 < job.step.bubble < 1
     assert len(job.step.timeline) == 2
@@ -160,7 +155,7 @@ def test_stages_are_looked_at_one_each_and_wait_for_each_other(simulate: Simulat
     assert reader[0].begin - sender[0].end == pytest.approx(0.5), "as long as was measured"
 
 
-def test_replicas_hold_everything_and_send_their_gradients_in_buckets(simulate: Simulate) -> None:
+def test_replicas_hold_everything_and_send_their_gradients_in_buckets(simulate):
     job = simulate(mode="data_parallel")
     record = record_of(job)
     assert record.parameter_bytes == record.gradient_bytes == 4 * ELEMENTS
@@ -172,7 +167,7 @@ def test_replicas_hold_everything_and_send_their_gradients_in_buckets(simulate: 
     assert job.step.seconds == pytest.approx(job.step.compute_s + job.step.waits_s)
 
 
-def test_cut_parameters_take_their_part_with_and_without_fsdp2(simulate: Simulate) -> None:
+def test_cut_parameters_take_their_part_with_and_without_fsdp2(simulate):
     whole, head = 4 * (4 * (WIDTH * WIDTH + WIDTH)), 4 * (4 * WIDTH + 4)  # 4 rows cannot be cut over 16 ranks
     for mode in ("data_parallel", "semi_auto"):
         record = record_of(simulate(mode=mode, hsdp="level3"))
@@ -183,7 +178,7 @@ def test_cut_parameters_take_their_part_with_and_without_fsdp2(simulate: Simulat
             assert record.traffic.bytes["all_gather"] == 2 * whole // 16  # forward, and again for the backward pass
 
 
-def test_processors_wait_for_every_message_of_fsdp2_and_devices_reduce_beside_operators(simulate: Simulate) -> None:
+def test_processors_wait_for_every_message_of_fsdp2_and_devices_reduce_beside_operators(simulate):
     for device in (PROFILES["cpu"], DEVICE):
         job = simulate(mode="data_parallel", hsdp="level3", device=device)
         assert job.step is not None
@@ -195,8 +190,8 @@ def test_processors_wait_for_every_message_of_fsdp2_and_devices_reduce_beside_op
 
 
 @pytest.mark.slow
-def test_what_python_takes_around_messages_counts_under_fsdp2_alone(simulate: Simulate) -> None:
-    def step_s(hsdp: str, **more_s: float) -> tuple[float, int]:
+def test_what_python_takes_around_messages_counts_under_fsdp2_alone(simulate):
+    def step_s(hsdp, **more_s):
         job = simulate(mode="data_parallel", hsdp=hsdp, device=replace(PROFILES["cpu"], **more_s))
         assert job.step is not None
         return job.step.seconds, sum(record_of(job).traffic.calls.values())
@@ -206,7 +201,7 @@ def test_what_python_takes_around_messages_counts_under_fsdp2_alone(simulate: Si
     assert step_s("", fsdp_s=1.0)[0] < 1.0
 
 
-def test_ranks_that_stand_alone_send_nothing(simulate: Simulate) -> None:
+def test_ranks_that_stand_alone_send_nothing(simulate):
     job = simulate(mode="stand_alone")
     record = record_of(job)
     assert (job.classes[0].ranks, record.traffic.bytes) == (range(16), {})
@@ -216,7 +211,7 @@ def test_ranks_that_stand_alone_send_nothing(simulate: Simulate) -> None:
 
 
 class Reads(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return x if x.sum() > 0 else -x
 
 
@@ -237,9 +232,7 @@ class Reads(nn.Module):
         ),
     ],
 )
-def test_network_that_cannot_be_looked_at_is_refused_with_a_remedy(
-    simulate: Simulate, net: nn.Module, shards: bool, level: int, text: str
-) -> None:
+def test_network_that_cannot_be_looked_at_is_refused_with_a_remedy(simulate, net, shards, level, text):
     simulate(level=0)
     parallel = AutoParallel(net, "data_parallel")
     settings = (parallel.hsdp(threshold=0) if shards else parallel).settings
@@ -247,7 +240,7 @@ def test_network_that_cannot_be_looked_at_is_refused_with_a_remedy(
         simulate_job(Asked(Target(net, net), settings, (torch.zeros(2, 2),), {}, DEVICE, level, 0))
 
 
-def test_users_network_is_as_before_when_it_has_been_looked_at(simulate: Simulate) -> None:
+def test_users_network_is_as_before_when_it_has_been_looked_at(simulate):
     simulate(level=0)
     net = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH))
     values = dict(net.named_parameters())
@@ -258,7 +251,7 @@ def test_users_network_is_as_before_when_it_has_been_looked_at(simulate: Simulat
     assert net[1].num_batches_tracked == 0
 
 
-def test_launcher_knows_the_names_of_all_profiles_and_no_other_levels() -> None:
+def test_launcher_knows_the_names_of_all_profiles_and_no_other_levels():
     assert set(contract.SIM_DEVICES) == set(PROFILES)
     with pytest.raises(WorldError, match="MSRUN_SIM_LEVEL=7: must be 0, 1, 2 or 3"):
         find_simulated({contract.MSRUN_SIM_LEVEL: "7", "RANK": "0", "WORLD_SIZE": "2"})
@@ -267,11 +260,11 @@ def test_launcher_knows_the_names_of_all_profiles_and_no_other_levels() -> None:
 class Works(TorchDispatchMode):
     """Keeps what each operator does."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.found: list[Work] = []
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
@@ -279,7 +272,7 @@ class Works(TorchDispatchMode):
         return result
 
 
-def test_operators_that_write_into_their_arguments_move_bytes_too_and_views_none() -> None:
+def test_operators_that_write_into_their_arguments_move_bytes_too_and_views_none():
     """FSDP2 copies whatever it gathers and reduces by operators that return nothing."""
     whole, parts = torch.ones(8, 4), [torch.ones(8, 1), torch.ones(8, 3)]
     with Works() as works:

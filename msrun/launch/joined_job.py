@@ -21,8 +21,7 @@ from msrun.agent.logs.own_file import read_end
 from msrun.agent.observer import OwnFaults
 from msrun.agent.processes.server_handle import ForkServerHandle
 from msrun.agent.signals import SignalPipe, stop_this_process
-from msrun.cluster.connection import Caller, Connection
-from msrun.cluster.hosts import HostRequest, NoKey, Refused
+from msrun.cluster.connection import Caller, Connection, HostRequest, NoKey, Refused
 from msrun.cluster.protocol import HostPart, protocol
 from msrun.cluster.rendezvous import UnresolvedName, resolve_address
 from msrun.errors import ClusterError, PeerFailed, UsageError
@@ -38,8 +37,15 @@ from msrun.launch.job import (
     run_part,
 )
 from msrun.launch.job_hosts import table_digest
-from msrun.launch.remote.agent import FETCH_S, STOPPED_SHARE, LauncherReport, fleet_of_part, tell_result, told_errors
-from msrun.launch.remote.launcher_link import LauncherLink
+from msrun.launch.remote.agent import (
+    FETCH_S,
+    STOPPED_SHARE,
+    LauncherLink,
+    LauncherReport,
+    fleet_of_part,
+    tell_result,
+    told_errors,
+)
 from msrun.launch.rendezvous import Patience, folder_of, has_scheduler, local_part, open_port
 from msrun.planning.environment import settle_mindspore
 from msrun.planning.plan import LaunchPlan

@@ -11,7 +11,7 @@ from typing import Any
 from msrun.cluster.messages import FrameBuffer, Message, encode_message
 from msrun.cluster.own_thread import Inbox, WakingQueue
 from msrun.errors import ClusterError
-from msrun.launch.transport.event_loop import EventLoop
+from msrun.launch.transport.link import EventLoop
 from msrun.launch.transport.opener import Way
 from msrun.launch.transport.pipe import MARKER, AgentPipe
 from msrun.planning.hosts.host_entry import HostEntry

@@ -11,8 +11,7 @@ from unittest import mock
 
 from job_runner import wait_until
 
-from msrun.cluster.connection import Caller, Connection
-from msrun.cluster.hosts import HostRequest, Refused, Registry
+from msrun.cluster.connection import Caller, Connection, HostRequest, Refused, Registry
 from msrun.cluster.own_thread import Inbox
 from msrun.cluster.protocol import protocol
 from msrun.cluster.rendezvous import listen
@@ -21,7 +20,7 @@ from msrun.errors import ClusterError
 from msrun.launch.fleet.joined_hosts import Gate, Stranger
 from msrun.launch.joined_job import dial
 from msrun.launch.rendezvous import Patience
-from msrun.launch.transport.event_loop import EventLoop
+from msrun.launch.transport.link import EventLoop
 
 TOKEN = b"secret"
 SILENCE_S = 30.0

@@ -23,8 +23,7 @@ from msrun.errors import ClusterError, Interrupted, MsrunError, UsageError, inte
 from msrun.launch.directory.log_directory import record_fault
 from msrun.launch.preflight.fleet_checks import MAX_QUOTED_CHARS, explain_agent_end, quote
 from msrun.launch.remote.logs import LogCollector
-from msrun.launch.transport.event_loop import ByteChannel, EventLoop, TaskThreads
-from msrun.launch.transport.link import CLOSED, Link
+from msrun.launch.transport.link import CLOSED, ByteChannel, EventLoop, Link, TaskThreads
 from msrun.launch.transport.opener import Way
 from msrun.launch.transport.pipe import AgentPipe, opening
 from msrun.planning.hosts.host_entry import HostEntry

@@ -25,17 +25,16 @@ from msrun.agent.host.host_facts import LOOPBACK
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.connection import (
     REFUSED,
+    WRONG_KEY,
     Connection,
+    Greeting,
+    HostRequest,
     NotProved,
-    Seal,
-    hello,
-    new_nonce,
-    read_hello,
+    Refused,
+    Registry,
     token_of_servers,
 )
-from msrun.cluster.hosts import WRONG_KEY, HostRequest, Refused, Registry, other_protocol
 from msrun.cluster.messages import Message, NotUnderstood
-from msrun.cluster.protocol import protocol
 from msrun.errors import ClusterError, Interrupted, MsrunError, PeerFailed
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.agents import ANSWER_S, AgentLink
@@ -43,7 +42,7 @@ from msrun.launch.fleet.hosts import Hosts, ReadyHosts
 from msrun.launch.job_hosts import table_digest
 from msrun.launch.remote.logs import LogCollector
 from msrun.launch.rendezvous import folder_of, of_hosts
-from msrun.launch.transport.event_loop import EventLoop
+from msrun.launch.transport.link import EventLoop
 from msrun.launch.transport.opener import HostOpener, Way
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.assignment import HostPool, assign_hosts
@@ -175,54 +174,34 @@ class Gate:
             self._note(f"{stranger.host} was refused {MAX_NOTES_OF_ONE} times; no more of it is told")
 
 
-class Stranger:
+class Stranger(Greeting):
     """Somebody who has connected, until it is a host of the job or is sent away."""
 
     def __init__(self, gate: Gate, connection: Connection, token: bytes, host: str, port: int) -> None:
-        self._gate, self._token, self._nonce = gate, token, new_nonce()
-        self.connection, self.host, self.port = connection, host, port
+        super().__init__(connection, token, is_scheduler=True)
+        self._gate, self.host, self.port = gate, host, port
         self.since = time.monotonic()
-        self._is_greeted = False
         self.knows_token = False  # it has proved that; it may be refused all the same
-        connection.send_plain(hello(self._nonce))
 
     def handle(self, _mask: int) -> None:
-        connection = self.connection
+        connection, request = self.connection, None
         try:
             connection.flush()
-            request = None
             while request is None and (bodies := connection.receive()):
-                request = self._take(bodies[0])
+                if (message := self.open(bodies[0])) is not None:
+                    self.knows_token = True
+                    request = HostRequest.from_json(message.get("request"))
         except Exception as error:  # noqa: BLE001 - whatever it has sent, it must not end the job of the others
             said = str(error) if isinstance(error, ValueError | Refused) else f"{type(error).__name__}: {error}"
             reason = said if isinstance(error, NotUnderstood | Refused) else f"no msrun host: {said}"
             if self._gate.release(self):
-                self._gate.refuse(self, reason)
+                self._gate.refuse(self, WRONG_KEY if isinstance(error, NotProved) else reason)
             return
         if request is not None:
             if self._gate.release(self):
                 self._gate.knock(self, request)
         elif connection.is_closed:
             self._gate.forget(self)
-
-    def _take(self, body: bytes) -> HostRequest | None:
-        """Return the request in what it has said, once that has come. Raises Refused: it is no host of this job."""
-        if self._is_greeted:
-            try:
-                message = self.connection.open(body)
-            except NotProved:
-                raise Refused(WRONG_KEY) from None
-            self.knows_token = True
-            return HostRequest.from_json(message.get("request"))
-        said = read_hello(body)
-        if said is None:
-            raise Refused("no msrun host: it did not say hello")
-        spoken, nonce = said
-        if spoken != protocol():
-            raise Refused(other_protocol(spoken))
-        self.connection.agree(Seal(self._token, self._nonce, nonce, is_scheduler=True))
-        self._is_greeted = True
-        return None
 
     def accept(self, silence_s: float) -> None:
         """Let it in. `silence_s`: how long either side may give no sign of life."""

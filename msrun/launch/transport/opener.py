@@ -93,7 +93,7 @@ class Way:
     """Returns a pipe before a moment, None = in the usual time; as `HostOpener.open`."""
     start: bytes = b""  # starts an agent; empty where one runs already
     attach: bytes = b""  # connects to the agent of a broken connection; empty where that cannot be
-    salvage: Callable[[Mapping[str, int]], bytes] = lambda _sizes: b""
+    salvage: Callable[[Mapping[str, int]], bytes] = lambda _: b""
     """Sends what a killed agent has left; is given how much of each of its logs is here."""
 
 

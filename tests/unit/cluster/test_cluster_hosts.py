@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msrun.cluster.hosts import HostRequest, Refused, Registry
+from msrun.cluster.connection import HostRequest, Refused, Registry
 from msrun.cluster.protocol import protocol
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.record_json import encode_record

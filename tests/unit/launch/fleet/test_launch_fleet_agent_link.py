@@ -15,7 +15,7 @@ from msrun.cluster.messages import Message
 from msrun.errors import ClusterError
 from msrun.launch.fleet import agents as module
 from msrun.launch.fleet.agents import AgentLink
-from msrun.launch.transport.event_loop import EventLoop
+from msrun.launch.transport.link import EventLoop
 from msrun.launch.transport.opener import Way
 from msrun.planning.hosts.host_entry import HostEntry
 

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from msrun.cluster.messages import Message
 from msrun.errors import ClusterError
 from msrun.launch.fleet.agents import MAX_BEAT_S, AgentLink
-from msrun.launch.remote.launcher_link import LauncherLink
+from msrun.launch.remote.agent import LauncherLink
 from msrun.launch.transport import link
-from msrun.launch.transport.event_loop import ByteChannel, EventLoop
+from msrun.launch.transport.link import ByteChannel, EventLoop
 from msrun.launch.transport.opener import Way
 from msrun.launch.transport.pipe import SocketPipe
 from msrun.planning.hosts.host_entry import HostEntry

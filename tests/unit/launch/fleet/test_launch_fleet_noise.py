@@ -23,14 +23,13 @@ from hypothesis import strategies as st
 from open_gate import TOKEN, OpenGate, host_request
 
 from msrun.agent.observer import OwnFaults
-from msrun.cluster.connection import Caller, Connection, Seal, hello, new_nonce, read_hello
+from msrun.cluster.connection import Caller, Connection, Refused, Seal, hello, new_nonce, read_hello
 from msrun.cluster.failure import FailureReport
-from msrun.cluster.hosts import Refused
 from msrun.cluster.messages import FrameBuffer, frame
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.fleet_job import FleetJob, FleetRun
 from msrun.launch.fleet.hosts import ListedHosts, ReadyHosts
-from msrun.launch.remote.launcher_link import LauncherLink
+from msrun.launch.remote.agent import LauncherLink
 from msrun.launch.remote.logs import LogCollector, own_logs, pack_piece
 from msrun.launch.transport.opener import Way
 from msrun.launch.transport.pipe import MARKER, SocketPipe

@@ -15,8 +15,8 @@ from fake_agents import FakeClock
 from job_runner import wait_until
 
 from msrun.cluster.messages import MAX_MESSAGE_BYTES, FrameBuffer, Message, encode_message
-from msrun.launch.remote import launcher_link as module
-from msrun.launch.remote.launcher_link import LauncherLink
+from msrun.launch.remote import agent as module
+from msrun.launch.remote.agent import LauncherLink
 from msrun.launch.transport.pipe import MARKER, SocketPipe
 
 SILENCE_S = 60.0

@@ -35,11 +35,11 @@ from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.agents import Agents
 from msrun.launch.fleet.fleet_job import FleetJob, FleetRecord, FleetRun
 from msrun.launch.fleet.hosts import ListedHosts
-from msrun.launch.preflight.host_look import read_sources
+from msrun.launch.preflight.checks import read_sources
 from msrun.launch.remote.logs import LogCollector, own_logs
 from msrun.planning.hosts.assignment import assign_hosts
-from msrun.planning.hosts.forwarded import forwarded_environment
 from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.masking import forwarded_environment
 from msrun.planning.program import Program
 from msrun.planning.spec import LaunchSpec
 

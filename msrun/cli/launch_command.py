@@ -129,7 +129,7 @@ def _read_script(options: dict[str, Any]) -> dict[str, Any]:
 
 def _plan(spec: LaunchSpec, caller: dict[str, str], options: dict[str, Any]) -> int:
     from msrun.launch.job import plan_dry_run
-    from msrun.planning.plan_text import render_plan
+    from msrun.planning.plan import render_plan
 
     if options["plan"] and spec.is_remote:
         from msrun.launch.fleet.hosts import ask_for_plan

@@ -24,20 +24,24 @@ from msrun.planning.environment import (
 )
 from msrun.planning.host_assignment import Fleet, HostAssignment
 from msrun.planning.hosts.assignment import UNKNOWN, assign_hosts
-from msrun.planning.hosts.forwarded import explain_kept_secrets, forwarded_environment
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.imports import OF_OPTIMIZERS, SAFE_PACKAGES, ScriptImports, read_imports
-from msrun.planning.placement.binding import (
+from msrun.planning.masking import explain_kept_secrets, forwarded_environment
+from msrun.planning.placement.host import (
+    ASCEND_VARIABLE,
+    CUDA_VARIABLE,
     THREADS_VARIABLE,
+    DevicePlacement,
     HostBinding,
+    HostFacts,
     WorkerBinding,
     bind_workers,
+    place_devices,
     self_binding,
     self_binding_note,
     thread_note,
     threads_per_worker,
 )
-from msrun.planning.placement.host import ASCEND_VARIABLE, CUDA_VARIABLE, DevicePlacement, HostFacts, place_devices
 from msrun.planning.plan import AgentPlan, HostPlan, LaunchPlan, ServerPlan, WorkerPlan
 from msrun.planning.program import StartMethod
 from msrun.planning.settings import settings_note

@@ -17,8 +17,8 @@ from typing import Literal, get_args
 from msrun import contract
 from msrun.errors import UsageError, near_miss
 from msrun.planning.host_assignment import HostAssignment
-from msrun.planning.hosts.forwarded import check_patterns
 from msrun.planning.hosts.host_entry import HostEntry, blamed_on
+from msrun.planning.masking import check_patterns
 from msrun.planning.program import DeviceTarget, MindSporeKind, MindSporeSemantics, Program, StartMethod
 from msrun.planning.settings import Setting, check_ranges, field_options, option, read_truth, refuse_together
 from msrun.planning.tls_spec import TlsSpec
@@ -597,10 +597,16 @@ def explain_no_tests(program: Program, exit_code: int) -> str:
 def is_loopback(address: str) -> bool:
     import ipaddress  # not for --help
 
+    return ipaddress.ip_address(address).is_loopback if is_numeric(address) else address == "localhost"
+
+
+def is_numeric(address: str) -> bool:
+    import ipaddress
+
     try:
-        return ipaddress.ip_address(address).is_loopback
+        return bool(ipaddress.ip_address(address))
     except ValueError:
-        return address == "localhost"
+        return False
 
 
 def check_env(name: str, value: str) -> None:

@@ -41,8 +41,8 @@ from msrun.launch.rank_table_file import write_rank_table
 from msrun.launch.remote.logs import LogCollector, own_logs
 from msrun.launch.transport.opener import HostOpener
 from msrun.planning.hosts.assignment import MAX_FAILURES
-from msrun.planning.hosts.forwarded import forwarded_environment
 from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.masking import forwarded_environment
 from msrun.planning.plan import HostPlan, LaunchPlan
 from msrun.planning.ranks import count_workers
 from msrun.planning.record_json import encode_record

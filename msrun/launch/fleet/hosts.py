@@ -26,7 +26,7 @@ from msrun.errors import ClusterError, MsrunError, RendezvousTimeout
 from msrun.launch.console import say
 from msrun.launch.directory.log_directory import EventLog, new_job_id, write_private
 from msrun.launch.fleet.agents import ANSWER_S, CLOSE_S, AgentLink, Agents
-from msrun.launch.preflight.checks import CHECKS
+from msrun.launch.preflight.checks import CHECKS, read_sources, shown_word
 from msrun.launch.preflight.fleet_checks import (
     LOOPBACK,
     HostAnswer,
@@ -41,15 +41,14 @@ from msrun.launch.preflight.fleet_checks import (
     printable_record,
     render_fleet_findings,
 )
-from msrun.launch.preflight.host_look import read_sources, shown_word
 from msrun.launch.remote.logs import LogCollector
 from msrun.launch.transport.opener import HostOpener
 from msrun.launch.transport.pipe import agent_command
 from msrun.planning.build import plan_agent, plan_job
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.assignment import HostPool, assign_hosts
-from msrun.planning.hosts.forwarded import explain_kept_secrets, forwarded_environment
 from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.masking import explain_kept_secrets, forwarded_environment
 from msrun.planning.plan import HostPlan, LaunchPlan
 from msrun.planning.record_json import decode_record, encode_record
 from msrun.planning.spec import LaunchSpec, is_loopback

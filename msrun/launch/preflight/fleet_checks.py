@@ -20,7 +20,7 @@ from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.output import one_line
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.program import Program
-from msrun.planning.spec import is_loopback
+from msrun.planning.spec import is_loopback, is_numeric
 from ranktable.hosts.brackets import fold
 
 
@@ -161,14 +161,6 @@ def find_majority(values: Mapping[int, str]) -> Majority:
     for node, value in sorted(values.items()):
         groups[value] = (*groups.get(value, ()), node)
     return Majority(max(groups, key=lambda value: len(groups[value]), default=""), groups)
-
-
-def is_numeric(address: str) -> bool:
-    try:
-        ipaddress.ip_address(address)
-    except ValueError:
-        return False
-    return True
 
 
 MAX_TEXT_CHARS = 400

@@ -41,7 +41,7 @@ from msrun.cluster.rendezvous import forget_waiting, listen, own_addresses
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.directory.log_directory import write_private
 from msrun.launch.job import AgentPart, JobResult, job_signals, look_at_host, plan_part, run_part
-from msrun.launch.preflight.host_look import make_host_report, try_reach
+from msrun.launch.preflight.checks import make_host_report, try_reach
 from msrun.launch.remote.logs import LogSender
 from msrun.launch.remote.spool import GIVEN_TABLE, listen_in, make_spool, remove_old_spools, remove_spool
 from msrun.launch.transport.link import CLOSED, ByteChannel, EventLoop, Link

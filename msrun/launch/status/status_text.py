@@ -23,7 +23,7 @@ from msrun.errors import UsageError
 from msrun.launch.directory.worker_log import LineCutter, LogReader
 from msrun.launch.output import one_line, printable_bytes
 from msrun.launch.status.job_status import NOT_STARTED, STATE_COLOURS, JobState, JobStatus, WorkerRow, read_status
-from msrun.planning.plan_text import render_columns
+from msrun.planning.plan import render_columns
 from msrun.planning.ranks import fold_ranks, name_ranks
 from msrun.planning.spec import parse_tail
 

@@ -27,8 +27,14 @@ from msrun.errors import ClusterError, UsageError
 from msrun.launch.job_hosts import is_this_host
 from msrun.launch.transport.pipe import AgentPipe, HostShare, LocalPipe, agent_argv, agent_command
 from msrun.planning.hosts.host_entry import HostEntry
-from msrun.planning.placement.binding import bind_workers
-from msrun.planning.placement.host import ASCEND_VARIABLE, CUDA_VARIABLE, DevicePlacement, HostFacts, place_devices
+from msrun.planning.placement.host import (
+    ASCEND_VARIABLE,
+    CUDA_VARIABLE,
+    DevicePlacement,
+    HostFacts,
+    bind_workers,
+    place_devices,
+)
 from msrun.planning.spec import CoreBinding, LaunchSpec
 
 SHIPPED_PACKAGES = ("msrun", "ranktable")

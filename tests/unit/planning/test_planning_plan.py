@@ -18,8 +18,7 @@ from msrun.planning.host_assignment import Fleet, HostAssignment
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.masking import MASK
 from msrun.planning.placement.host import HostFacts
-from msrun.planning.plan import LaunchPlan
-from msrun.planning.plan_text import render_plan
+from msrun.planning.plan import LaunchPlan, render_plan
 from msrun.planning.program import Program
 from msrun.planning.spec import LaunchSpec
 from ranktable.hosts.hostfile import parse_hostfile

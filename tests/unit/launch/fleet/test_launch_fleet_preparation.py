@@ -26,7 +26,7 @@ from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet import agents
 from msrun.launch.fleet import hosts as module
 from msrun.launch.fleet.hosts import ListedHosts
-from msrun.launch.preflight.host_look import read_sources
+from msrun.launch.preflight.checks import read_sources
 from msrun.launch.remote.logs import LogCollector, own_logs
 from msrun.launch.transport.pipe import AgentPipe
 from msrun.planning.hosts.host_entry import HostEntry

@@ -15,8 +15,8 @@ from host_net import HostNet
 
 from msrun.cluster.protocol import HostAddress
 from msrun.errors import UsageError
+from msrun.launch.preflight.checks import try_reach
 from msrun.launch.preflight.fleet_checks import HostAnswer, choose_master_address
-from msrun.launch.preflight.host_look import try_reach
 
 ETH = HostAddress("10.0.0.1", "eth0", 24)
 MANAGEMENT = HostAddress("192.168.7.1", "eth1", 24)
@@ -109,7 +109,7 @@ sys.stdin.read()
 """
 TRY = """
 import json, sys
-from msrun.launch.preflight.host_look import try_reach
+from msrun.launch.preflight.checks import try_reach
 from msrun.planning.record_json import encode_record
 print(json.dumps([encode_record(try_reach(address, port, 0.5)) for address, port in json.loads(sys.argv[1])]))
 """

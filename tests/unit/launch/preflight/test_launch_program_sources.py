@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from msrun.launch.preflight import host_look
-from msrun.launch.preflight.host_look import read_sources
+from msrun.launch.preflight import checks as host_look
+from msrun.launch.preflight.checks import read_sources
 from msrun.planning import imports
 from msrun.planning.program import Program
 

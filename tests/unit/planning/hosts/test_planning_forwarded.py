@@ -6,7 +6,7 @@ import pytest
 
 from msrun import contract
 from msrun.errors import UsageError
-from msrun.planning.hosts.forwarded import NEVER, check_patterns, explain_kept_secrets, forwarded_environment
+from msrun.planning.masking import NEVER, check_patterns, explain_kept_secrets, forwarded_environment
 
 
 def names(text: str) -> list[str]:

@@ -11,8 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msrun.errors import UsageError
-from msrun.planning.placement.binding import HostBinding, WorkerBinding, bind_workers, self_binding, threads_per_worker
-from msrun.planning.placement.host import Cpu, Topology, flat_topology
+from msrun.planning.placement.host import (
+    Cpu,
+    HostBinding,
+    Topology,
+    WorkerBinding,
+    bind_workers,
+    flat_topology,
+    self_binding,
+    threads_per_worker,
+)
 from msrun.planning.spec import CoreBinding, parse_bind_core
 
 AUTO = CoreBinding()

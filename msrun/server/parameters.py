@@ -23,7 +23,6 @@ from msrun.runtime.embedding.lookup import EmbeddingLookup
 from msrun.runtime.embedding.table_cache import RowCache
 from msrun.runtime.execute.gradients import summed_rows
 from msrun.runtime.nn.deferred_init import init_parameters
-from msrun.runtime.nn.replaced import follow
 from msrun.runtime.parts.on_servers import VALUE, before_remote_steps, find_remote, find_remotes, on_servers
 from msrun.runtime.tensors.plain_tensors import put_value
 from msrun.server.connection import MAX_BODY_BYTES, Message, ask, count_servers
@@ -80,7 +79,6 @@ class _Batch:
 
 @torch.no_grad()
 def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    follow(optimizer)
     groups = [(group, list(find_remotes(group["params"]))) for group in optimizer.param_groups]
     if not any(found for _, found in groups):
         return

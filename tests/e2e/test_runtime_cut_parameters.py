@@ -4,6 +4,7 @@ import copy
 import gc
 import io
 import itertools
+import operator
 import weakref
 
 import pytest
@@ -12,7 +13,6 @@ import torch.nn.functional as F  # noqa: N812
 from local_parts import local
 from on_ranks import on_ranks
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel
 
 from msrun.errors import ParallelError, StrategyError
 from msrun.runtime import (
@@ -371,24 +371,6 @@ def test_a_network_called_outside_its_step_is_whole_and_trains_on_equal_rows_alo
     refused(own.backward, "linear", "another one on each rank", "give every rank the same rows")
 
 
-@slow_on_two
-def test_use_of_memory_is_refused_by_name():
-    step, network, right = pair()
-    backward(step, right)
-    weight = network.a.weight
-    for call in (
-        lambda: weight.data_ptr(),
-        lambda: weight.detach().untyped_storage(),
-        lambda: torch.utils.dlpack.to_dlpack(weight.detach()),
-        lambda: torch.from_dlpack(weight.detach()),
-    ):
-        refused(call, "a.weight", "of (16, 8)", "whole_parameters")
-    stepped, network, right = pair(stages)
-    backward(stepped, right)
-    held = "stage 0" if get_rank() == 0 else "this rank holds nothing of (16, 8)"
-    refused(network.a.weight.data_ptr, "a.weight", held)
-
-
 READS = [
     lambda w: w.sum(),
     lambda w: w.mean(),
@@ -547,13 +529,38 @@ def test_whole_parameters_are_those_that_rank_0_wrote_and_other_values_are_refus
             assert_state(step.state_dict(), right.state_dict())
 
 
-@slow_on_two
-def test_copies_under_fsdp2_are_refused_by_name():
-    network = Net()
-    step = fsdp2(network)
-    step(*batch()).backward()
-    for use in (lambda: copy.deepcopy(network), lambda: copy.deepcopy(step), lambda: AveragedModel(step)):
-        refused(use, "FSDP2", "state_dict()", kind=StrategyError)
+@on_two
+@pytest.mark.parametrize("level", ["level1", pytest.param("level3", marks=pytest.mark.slow)])
+def test_parameters_under_fsdp2_stay_the_objects_that_they_are_with_their_gradients(level):
+    """What optimizers, hooks and the user held before the first call is trained; gradients of all kinds add up."""
+    network, right = Net(), Net()
+    step = AutoParallel(WithLoss(network, F.mse_loss), "data_parallel").hsdp(threshold=0, optimizer_level=level)
+    own, theirs, heard = list(network.parameters()), list(right.parameters()), []
+    optimizers = [torch.optim.AdamW(each, 0.01) for each in (own, theirs)]
+    own[0].register_post_accumulate_grad_hook(lambda parameter: heard.append(parameter is own[0]))
+    for seed in range(6):
+        x, y = batch(seed)
+        if seed == 3:
+            own[1].requires_grad_(requires_grad=False)
+            theirs[1].requires_grad_(requires_grad=False)
+        losses = step(x, y), F.mse_loss(right(x), y)
+        assert all(map(operator.is_, network.parameters(), own))
+        for loss, each in zip(losses, (own, theirs), strict=True):
+            (loss + (each[0] ** 2).sum() if seed % 2 else loss).backward()
+        for mine, expected in zip(own, theirs, strict=True):
+            assert mine.grad is mine.grad
+            assert_close(*(value.grad if value.grad is None else whole(value.grad) for value in (mine, expected)))
+        if seed % 3:  # else they add up
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=seed > 3)
+        for each in (own, theirs):
+            each[2].data = each[2].data + 1
+            each[4].grad = None if seed == 2 else (each[4] * 2).detach()
+    assert heard and all(heard)
+    assert_state(step.state_dict(), right.state_dict())
+    refused(lambda: setattr(own[2], "data", own[2].detach().float()), "stays torch.float64")
+    assert type(copy.deepcopy(own[0]).grad) is type(None)
 
 
 # -- hooks, deferred values -------------------------------------------------------------------------------------------

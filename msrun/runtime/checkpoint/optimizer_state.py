@@ -19,7 +19,6 @@ from msrun.runtime.agreement import gather
 from msrun.runtime.checkpoint.index import TensorKey, key_of
 from msrun.runtime.checkpoint.reader import CheckpointReader
 from msrun.runtime.execute.placement import find_stages, is_held, placement_of
-from msrun.runtime.nn.replaced import current, follow
 from msrun.runtime.optim.host_steps import LOOK_AT_WHOLES
 from msrun.runtime.parallel.parameters.network_state import Chunk, NetworkState, find_box, find_chunk, find_share
 from msrun.runtime.parts.on_servers import before_remote_steps, find_remote
@@ -79,7 +78,6 @@ def complete_state(network: NetworkState, state: dict[str, Any]) -> dict[str, An
 
 
 def _names(optimizer: torch.optim.Optimizer, network: NetworkState) -> dict[Tensor, str]:
-    follow(optimizer)
     by_id: dict[int, str] = {}
     for name, tensor in network.tensors.items():
         by_id.setdefault(id(tensor), name)
@@ -131,8 +129,7 @@ def _reader_of(
     def read() -> dict[int, dict[str, Any]]:
         state: dict[int, dict[str, Any]] = {}
         parts: dict[TensorKey, Chunk] = {}
-        for index, (old, name) in enumerate(parameters):
-            parameter = current(old)
+        for index, (parameter, name) in enumerate(parameters):
             if not is_held(parameter):
                 continue
             of_parameter = saved["state"].get(name, {"parts": [], "values": {}})

@@ -230,6 +230,13 @@ def start_row_sum(gradient: Tensor, group: dist.ProcessGroup) -> TensorFuture:
     return TensorFuture(gradient, None, add_up)
 
 
+def mean_over_ranks(value: Tensor) -> Tensor:
+    """Return the mean over all ranks, which call it together; of sparse gradients one with the rows of all."""
+    assert dist.group.WORLD is not None
+    start = start_row_sum if value.is_sparse else start_all_reduce
+    return start(value, dist.group.WORLD).wait() / dist.get_world_size()
+
+
 def added(one: Tensor, other: Tensor) -> Tensor:
     """Return the sum of two gradients; it is sparse if both are."""
     return other + one if one.is_sparse else one + other  # torch adds sparse tensors to others, not the other way

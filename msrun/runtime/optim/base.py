@@ -12,7 +12,6 @@ from torch import Tensor
 
 from msrun.errors import StrategyError
 from msrun.runtime.execute.gradients import coalesced
-from msrun.runtime.nn.replaced import follow
 from msrun.runtime.optim.host_steps import find_offload, offload
 from msrun.runtime.optim.host_weights import MASTER, Copies, held_gradient, local_gradient, tensor_bytes
 from msrun.runtime.tensors.plain_tensors import local_part, plain_tensors
@@ -156,7 +155,6 @@ class Optimizer(torch.optim.Optimizer):
         Raises:
             StrategyError: another number of gradients, or one of another shape than its parameter.
         """
-        follow(self)
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         for parameter, gradient in zip(parameters, check_gradients(parameters, gradients), strict=True):
             parameter.grad = gradient

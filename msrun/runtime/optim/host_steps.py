@@ -19,7 +19,6 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from msrun.errors import StrategyError
-from msrun.runtime.nn.replaced import follow
 from msrun.runtime.optim.host_weights import (
     HOST,
     MASTER,
@@ -34,7 +33,7 @@ from msrun.runtime.optim.host_weights import (
     wide_room,
     wide_type,
 )
-from msrun.runtime.parts.part import Cut, Part, lying_as
+from msrun.runtime.parts.part import Part, lying_as
 from msrun.runtime.tensors.plain_tensors import local_part, plain
 
 CHUNK_BYTES = 1 << 20
@@ -232,13 +231,12 @@ def stand_in_with_wholes(optimizer: torch.optim.Optimizer) -> torch.optim.Optimi
 
 
 def _one_at_a_time(optimizer: torch.optim.Optimizer, stand_in: torch.optim.Optimizer) -> Iterator[dict[str, Any]]:
-    follow(optimizer)  # a closure may have put other parameters in place
     stand_in.state = optimizer.state  # and a hook of the optimizer's own may have loaded other state
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            if parameter.grad is None or (isinstance(parameter, Cut) and not parameter.placement.is_held):
+            if parameter.grad is None or (isinstance(parameter, Part) and not parameter.placement.is_held):
                 continue
-            if not isinstance(parameter, Cut):
+            if not isinstance(parameter, Part):
                 yield {**group, "params": [parameter]}
                 continue
             whole = nn.Parameter(_whole(parameter).clone(), requires_grad=False)
@@ -261,7 +259,7 @@ def _whole(value: Any) -> Any:
 
 def _cut_whole(value: Any, parameter: Tensor) -> Any:
     """Return this rank's part of what has the parameter's shape; everything else as it is."""
-    assert isinstance(parameter, Cut)
+    assert isinstance(parameter, Part)
     placed = parameter.placement
     if not (isinstance(value, Tensor) and value.dim() and tuple(value.shape) == placed.shape):
         return value
@@ -358,7 +356,7 @@ class Offload:
             whole: the optimizer with all of its parameters, where `optimizer` is to step some of them.
         """
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        if isinstance(optimizer, LOOK_AT_WHOLES) and any(isinstance(value, Cut) for value in parameters):
+        if isinstance(optimizer, LOOK_AT_WHOLES) and any(isinstance(value, Part) for value in parameters):
             raise StrategyError(
                 f"{type(optimizer).__name__} on the host looks at whole tensors, and of {len(parameters)} parameters "
                 "some are cut: let it work on the device, or use an element-wise optimizer such as AdamW"

@@ -5,27 +5,23 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import itertools
 import types
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.optim.optimizer import _foreach_supported_types as _types_of_optimizers
 from torch.utils._foreach_utils import _foreach_supported_types as _types_of_foreach
 
 from msrun.errors import StrategyError
-from msrun.runtime.nn.replaced import follow
 from msrun.runtime.optim import FTRL, AdamWeightDecay
 from msrun.runtime.optim.host_steps import LOOK_AT_WHOLES, find_offload, stand_in_with_wholes
-from msrun.runtime.parts.part import Cut, CutTensor, Part, PartParameter, as_cut, as_dtensor, lying_as, part_of
-from msrun.runtime.parts.part_functions import as_part
-from msrun.runtime.tensors.plain_tensors import local_part, plain_tensors
+from msrun.runtime.parts.part import Part, PartParameter, ShardedParameter, as_dtensor, lying_as, part_of
+from msrun.runtime.tensors.plain_tensors import plain, plain_tensors
 
 _ELEMENTWISE = (
     torch.optim.SGD,
@@ -54,7 +50,7 @@ def watch_optimizers() -> None:
     """Look at every optimizer before its steps from now on; once in a process."""
     register_optimizer_step_pre_hook(_before_step)
     for known in (_types_of_optimizers, _types_of_foreach):
-        known += [Part, PartParameter]  # else torch leaves its fast ways for many tensors at once
+        known += [Part, PartParameter, ShardedParameter]  # else torch leaves its fast ways for many tensors at once
 
 
 def step_parameters(optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
@@ -73,8 +69,6 @@ def step_parameters(optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
         some, chosen_ones = host.stand_in(some, optimizer), some
     elif isinstance(optimizer, LOOK_AT_WHOLES):
         some = stand_in_with_wholes(some)
-    elif step in _elementwise_steps():
-        some = _stand_in_with_parts(some)
     with plain_tensors() if step in _elementwise_steps() else contextlib.nullcontext():
         step(some)
     if host is not None:
@@ -84,62 +78,11 @@ def step_parameters(optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
 def _before_step(
     optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    follow(optimizer)
     settle(optimizer)
-    if isinstance(optimizer, LOOK_AT_WHOLES):
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        may_be_cut = len(args) > 1 or kwargs  # by a closure whose call is AutoParallel's first
-        if may_be_cut or any(isinstance(parameter, Cut) for parameter in parameters):
-            return (stand_in_with_wholes(optimizer), *args[1:]), kwargs
-        return None
-    is_plain = len(args) == 1 and not kwargs and inspect.unwrap(type(optimizer).step) in _elementwise_steps()
-    if is_plain and any(isinstance(part, CutTensor) for part in _parts_of(optimizer)):
-        return (_stand_in_with_parts(optimizer),), kwargs
+    may_be_cut = len(args) > 1 or kwargs  # by a closure whose call is AutoParallel's first
+    if isinstance(optimizer, LOOK_AT_WHOLES) and (may_be_cut or _parts_of(optimizer)):
+        return (stand_in_with_wholes(optimizer), *args[1:]), kwargs
     return None
-
-
-def _stand_in_with_parts(optimizer: Optimizer) -> Optimizer:
-    """Return what steps in an optimizer's place, once, on ordinary tensors where it has DTensors: torch's operators
-    take several times as long on those, and some refuse them.
-    """
-    stand_in: Optimizer = object.__new__(type(optimizer))
-    vars(stand_in).update(vars(optimizer), param_groups=_groups_of_parts(optimizer, stand_in))
-    return stand_in
-
-
-def _groups_of_parts(optimizer: Optimizer, stand_in: Optimizer) -> Iterator[dict[str, Any]]:
-    state: defaultdict[Any, Any] = defaultdict(dict)
-    stand_in.state = state
-    for group in optimizer.param_groups:
-        pairs = [(value, _own_of(value)) for value in group["params"] if value.grad is not None]
-        before: dict[Tensor, dict[str, Any]] = {}
-        for value, own in pairs:
-            known = optimizer.state[value]
-            state[own] = known if own is value else {key: _local(kept) for key, kept in known.items()}
-            before[own] = dict(state[own])
-        yield {**group, "params": [own for _, own in pairs]}
-        for value, own in pairs:
-            for key, kept in state[own].items() if own is not value else ():
-                if key not in before[own] or before[own][key] is not kept:
-                    is_part = isinstance(kept, Tensor) and tuple(kept.shape) == value.placement.local_shape
-                    optimizer.state[value][key] = lying_as(value, kept) if is_part else kept
-
-
-_KNOWN = ("placement", "is_everywhere", "_is_param")
-
-
-def _own_of(parameter: Tensor) -> Tensor:
-    """Return this rank's part of a DTensor as a parameter, with its gradient and the user's marks."""
-    if not isinstance(parameter, CutTensor):
-        return parameter
-    own = nn.Parameter(local_part(parameter), requires_grad=False)
-    vars(own).update({mark: value for mark, value in vars(parameter).items() if mark not in _KNOWN})
-    own.grad = _local(parameter.grad)
-    return own
-
-
-def _local(value: Any) -> Any:
-    return local_part(value) if isinstance(value, DTensor) else value
 
 
 _OF_STEPS = ("step", "eta", "mu", "mu_product")
@@ -162,18 +105,15 @@ def settle(optimizer: Optimizer) -> None:
         for key, value in state.items():
             is_whole = type(value) is Tensor and tuple(value.shape) == placed.shape
             is_number = is_whole and value.dim() == 0
-            if type(value) is DTensor and isinstance(part, CutTensor) and value.device_mesh == part.device_mesh:
-                as_cut(value, placed)
-            elif isinstance(value, DTensor) and not (isinstance(value, CutTensor) and isinstance(part, CutTensor)):
+            if isinstance(value, DTensor):
                 state[key] = lying_as(part, part_of(value, placed))
-            elif is_whole and key not in _OF_STEPS and (is_number or placed.is_cut or isinstance(part, CutTensor)):
+            elif is_whole and key not in _OF_STEPS and (is_number or placed.is_cut):
                 state[key] = lying_as(part, part_of(value, placed).clone())
     if not before:  # its first parts
-        optimizer.register_state_dict_pre_hook(_know_parts)
+        optimizer.register_state_dict_pre_hook(settle)
         optimizer.register_state_dict_post_hook(_hand_out)
         optimizer.register_load_state_dict_post_hook(_forget)
-        has_own = any(isinstance(part, Part) for part in parts)
-        if has_own and inspect.unwrap(type(optimizer).step) in _elementwise_steps():
+        if inspect.unwrap(type(optimizer).step) in _elementwise_steps():
             _step_plainly(optimizer)
     _settled[optimizer] = len(parts)
 
@@ -183,26 +123,15 @@ def _refuse_deferred(optimizer: Optimizer) -> None:
     for parameter, state in optimizer.state.items():
         for key, value in state.items():
             if isinstance(value, Tensor) and value.is_meta and not parameter.is_meta:
-                name = f" of {parameter.placement.name}" if isinstance(parameter, Cut) else ""
+                name = f" of {parameter.placement.name}" if isinstance(parameter, Part) else ""
                 raise StrategyError(
                     f"{type(optimizer).__name__} made its state {key}{name} before the parameter had values: make it "
                     "after AutoParallel's first call, or after init_parameters(net)"
                 )
 
 
-def _parts_of(optimizer: Optimizer) -> list[Cut]:
-    return [value for group in optimizer.param_groups for value in group["params"] if isinstance(value, Cut)]
-
-
-def _know_parts(optimizer: Optimizer) -> None:
-    """Let the state know that it is a part, before it leaves in a state dict."""
-    settle(optimizer)
-    for part in _parts_of(optimizer):
-        for value in optimizer.state.get(part, {}).values():
-            if type(value) is DTensor:
-                as_cut(value, part.placement)
-            elif type(value) is Tensor and value.dim() > 0 and tuple(value.shape) == part.placement.local_shape:
-                as_part(value, part.placement)
+def _parts_of(optimizer: Optimizer) -> list[Part]:
+    return [value for group in optimizer.param_groups for value in group["params"] if isinstance(value, Part)]
 
 
 def _hand_out(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -210,16 +139,19 @@ def _hand_out(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any
 
     Of a parameter that other stages of a pipeline hold, this rank has no state.
     """
-    parameters = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
-    empty = {n for n, value in enumerate(parameters) if isinstance(value, Cut) and not value.placement.is_held}
-    state = {
-        number: {
-            key: as_dtensor(value, is_everywhere=False) if isinstance(value, Part) else value
-            for key, value in values.items()
-        }
-        for number, values in state_dict["state"].items()
-        if number not in empty
-    }
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    state: dict[Any, Any] = {}
+    for number, values in state_dict["state"].items():
+        placed = parameters[number].placement if isinstance(parameters[number], Part) else None
+        if placed is None:
+            state[number] = values
+        elif placed.is_held:
+            state[number] = {
+                key: as_dtensor(value, placed, is_everywhere=False)
+                if isinstance(value, Tensor) and value.dim() and tuple(plain(value).shape) == placed.local_shape
+                else value
+                for key, value in values.items()
+            }
     return {**state_dict, "state": state}
 
 

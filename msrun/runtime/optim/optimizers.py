@@ -10,10 +10,9 @@ from torch import Tensor
 
 from msrun.errors import StrategyError
 from msrun.runtime.nn.mapped_tensors import state_like
-from msrun.runtime.nn.replaced import follow
 from msrun.runtime.optim.base import Optimizer, PerParameter, adam_settings, check_gradients, check_number
+from msrun.runtime.parts.norms import norms_of_each
 from msrun.runtime.parts.on_servers import refuse_on_servers
-from msrun.runtime.parts.part_functions import norms_of_each
 
 
 class SGD(Optimizer, torch.optim.SGD):
@@ -359,7 +358,6 @@ class LARS:
     @torch.no_grad()
     def step(self) -> None:
         """Scale the gradients in `.grad`, then step. All ranks call it together."""
-        follow(self.optimizer)
         decays = [group.get("weight_decay", 0.0) for group in self.param_groups]
         for group, decay in zip(self.param_groups, decays, strict=True):
             self._scale(group["params"], decay, group["lr"])
@@ -374,7 +372,6 @@ class LARS:
 
     def __call__(self, gradients: Sequence[Tensor]) -> None:
         """Give every parameter its gradient, and step."""
-        follow(self.optimizer)
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         for parameter, gradient in zip(parameters, check_gradients(parameters, gradients), strict=True):
             parameter.grad = gradient

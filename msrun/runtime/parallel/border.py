@@ -22,7 +22,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
@@ -32,16 +31,16 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime import world
 from msrun.runtime.agreement import gather
+from msrun.runtime.execute.gradients import mean_over_ranks
 from msrun.runtime.execute.phase import is_verifying
-from msrun.runtime.execute.transfers import start_all_reduce
 from msrun.runtime.parallel.outside import (
     are_alike,
     average_outside,
     check_shared,
-    digest_of,
     note_known,
     summaries_of,
 )
+from msrun.runtime.parallel.parameters.storage import digest
 from msrun.runtime.parts.part import Part
 from msrun.runtime.tensors.plain_tensors import StandIn, plain_tensors
 
@@ -191,9 +190,10 @@ class WholeResults:
         is_pretended = world.simulation_level() is not None or any(isinstance(g, FakeTensor) for g in gradients)
         if self._differ is None and not is_pretended:
             with torch.no_grad():
-                everyone = gather([digest_of(gradient) for gradient in gradients], what="the comparison of losses")
+                mine = [None if gradient is None else digest(gradient) for gradient in gradients]
+                everyone = gather(mine, what="the comparison of losses")
             for rank, other in enumerate(everyone):
-                if [digest is None for digest in other] != [digest is None for digest in everyone[0]]:
+                if [each is None for each in other] != [each is None for each in everyone[0]]:
                     raise StrategyError(
                         f"the loss of rank {rank} uses other results of a step than that of rank 0: use the same ones "
                         "on every rank (times 0 where they shall not count)"
@@ -241,7 +241,7 @@ def share_leaves(leaves: Sequence[Tensor]) -> None:
     """
     found = [leaf for leaf in leaves if leaf not in _factors]
     if any(not isinstance(leaf, nn.Parameter) for leaf in found):
-        everyone = gather([digest_of(leaf.detach()) for leaf in found], what="the comparison of tensors made in a step")
+        everyone = gather([digest(leaf.detach()) for leaf in found], what="the comparison of tensors made in a step")
         differ = [len(set(digests)) > 1 for digests in zip(*everyone, strict=True)]
         found = [leaf for leaf, d in zip(found, differ, strict=True) if isinstance(leaf, nn.Parameter) or not d]
     for leaf in found:
@@ -300,9 +300,7 @@ def _set_factor(leaf: Tensor, factor: float) -> None:
 
 
 def _mean(gradient: Tensor) -> Tensor:
-    assert dist.group.WORLD is not None
-    dense = gradient.to_dense() if gradient.is_sparse else gradient
-    return start_all_reduce(dense, dist.group.WORLD).wait() / dist.get_world_size()
+    return mean_over_ranks(gradient.to_dense() if gradient.is_sparse else gradient)
 
 
 def _is_cut_like(leaf: Tensor, tensor: Tensor) -> bool:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from msrun.errors import StrategyError
 from msrun.runtime import world
-from msrun.runtime.nn.replaced import follow
 from msrun.runtime.optim.host_steps import Offload, find_offload
 from msrun.runtime.optim.host_weights import bring, own_gradient, put_own_gradient
 from msrun.runtime.optim.of_parts import step_parameters
@@ -50,7 +49,6 @@ class GradientsToHost:
     def trained(self) -> set[int]:
         """Return the ids of the parameters whose optimizer works on the host; those with hooks get gradients as ever,
         which their hooks see."""
-        follow(self._optimizer)
         chosen = self._offload().chosen(self._optimizer)
         groups = self._optimizer.param_groups
         return {id(p) for group in groups for p in group["params"] if id(p) in chosen and not p._backward_hooks}
@@ -164,7 +162,6 @@ class StepsInBackward:
 
     def trained(self) -> set[int]:
         """Return the ids of the parameters that the optimizer trains."""
-        follow(self.optimizer)
         return {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
 
     def take(self, gradients: Sequence[tuple[nn.Parameter, Tensor]]) -> None:

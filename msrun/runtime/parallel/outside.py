@@ -34,10 +34,10 @@ from msrun.runtime import world
 from msrun.runtime.agreement import gather
 from msrun.runtime.execute.placement import placement_of
 from msrun.runtime.execute.transfers import start_all_reduce
-from msrun.runtime.nn.replaced import current, living, living_optimizers
+from msrun.runtime.nn.replaced import living, living_optimizers
 from msrun.runtime.parallel.modes.own_gradients import is_same_everywhere
 from msrun.runtime.parallel.parameters.fusion import BUCKET_BYTES
-from msrun.runtime.parallel.parameters.storage import equal_everywhere
+from msrun.runtime.parallel.parameters.storage import digest, equal_everywhere
 from msrun.runtime.tensors.plain_tensors import plain_tensors
 
 log = logging.getLogger("msrun.runtime")
@@ -80,7 +80,7 @@ class _Optimizers:
             self._found.clear()
             averaged = {id(p) for module in living(DistributedDataParallel) for p in module.parameters()}  # by torch
             for optimizer in living_optimizers():
-                held = [current(p) for group in optimizer.param_groups for p in group["params"]]
+                held = [p for group in optimizer.param_groups for p in group["params"]]
                 self._found[optimizer] = [TensorWeakRef(p) for p in held if id(p) not in averaged and _is_outside(p)]
         groups = ([p for ref in refs if (p := ref()) is not None and _is_reached(p)] for refs in self._found.values())
         return [group for group in groups if group]
@@ -122,7 +122,7 @@ def average_outside() -> None:
 def _in_one_order(groups: list[list[Tensor]]) -> list[Tensor]:
     """Return parameters of several optimizers in an order that is the same on every rank, by their values."""
     if len(groups) > 1:
-        keys = [tuple(map(digest_of, group)) for group in groups]
+        keys = [tuple(map(digest, group)) for group in groups]
         groups = [groups[index] for index in sorted(range(len(groups)), key=keys.__getitem__)]
         different = {tuple(map(id, group)) for group in groups}
         if len(set(keys)) < len(different):
@@ -245,7 +245,7 @@ def _is_reached(parameter: Tensor) -> bool:
 
 def check_shared(leaves: Sequence[Tensor]) -> None:
     """Refuse parameters outside of every step that would stay different on every rank, and say what the others cost."""
-    mine = [digest_of(leaf.detach()) for leaf in leaves]
+    mine = [digest(leaf.detach()) for leaf in leaves]
     everyone = gather(mine, what="the comparison of parameters outside of steps")
     if any(len(digests) != len(leaves) for digests in everyone):
         raise StrategyError(
@@ -265,14 +265,6 @@ def check_shared(leaves: Sequence[Tensor]) -> None:
             "An AutoParallel around their module sends them together",
             len(leaves),
         )
-
-
-def digest_of(value: Tensor | None) -> Any:
-    """Return what differs where values do; None of None."""
-    if value is None:
-        return None
-    dense = (value.to_dense() if value.is_sparse else value).detach().cpu().contiguous()
-    return tuple(dense.shape), zlib.crc32(dense.reshape(-1).view(torch.uint8).numpy().data)
 
 
 def mean_of_ranks(gradients: Sequence[Tensor], *, sums_wide: bool) -> list[Tensor]:

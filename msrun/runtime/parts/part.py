@@ -19,17 +19,18 @@ from torch import Tensor, nn
 from torch._functorch import eager_transforms  # a test looks after the names that are used
 from torch._functorch import vmap as vmapping
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.autograd.graph import get_gradient_edge
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils import _pytree as pytree
 from torch.utils import dlpack
 
-from msrun.errors import ParallelError
+from msrun.errors import ParallelError, StrategyError
 from msrun.runtime import world
 from msrun.runtime.execute.placement import Placement, placements
 from msrun.runtime.execute.transfers import start_gather, traffic
 from msrun.runtime.groups import axes_group, ranks_group
-from msrun.runtime.parts.part_functions import PlacedTensor, as_part, is_of_object, run_on_parts, whole_of
+from msrun.runtime.parts.part_functions import PlacedTensor, as_part, is_of_object, run_on_parts
 from msrun.runtime.progress import waiting_in
 from msrun.runtime.sharding.layout import Mesh, TensorLayout
 from msrun.runtime.tensors.plain_tensors import StandIn, plain, plain_tensors
@@ -89,6 +90,11 @@ class Part(PlacedTensor):
         with plain_tensors():
             return Tensor.register_hook(self, _on_part(hook, self))
 
+    def gradient_edge(self) -> Any:
+        """Return what stands for it where autograd is asked for its gradient."""
+        with plain_tensors():
+            return get_gradient_edge(self) if self.requires_grad else self.as_subclass(Tensor)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Part:
         if id(self) not in memo:
             with plain_tensors():
@@ -142,16 +148,70 @@ class PartParameter(Part, nn.Parameter):
         self.grad = None
 
 
+class ShardedParameter(PartParameter):
+    """A parameter whose part torch's FSDP2 keeps in a DTensor of its own, which shares its memory and has its gradient.
+
+    What autograd adds outside of FSDP2's calls lies with the parameter itself until somebody asks.
+    """
+
+    record: Any
+    """FSDP2's, of the parameter."""
+    keeps_memory = True
+
+    @property
+    def grad(self) -> Tensor | None:
+        """The gradient of this rank's part, as a Part."""
+        meant = self.record.sharded_param
+        with plain_tensors():
+            own = _gradient_of(self)
+        if own is not None:
+            self.grad = own if meant.grad is None else own + meant.grad._local_tensor
+        if meant.grad is None:
+            return None
+        known = vars(meant.grad)
+        if "part" not in known:
+            known["part"] = as_part(meant.grad._local_tensor.detach(), self.placement)
+        found: Tensor = known["part"]
+        return found
+
+    @grad.setter
+    def grad(self, gradient: Tensor | None) -> None:
+        meant = self.record.sharded_param
+        with plain_tensors():
+            _set_gradient_of(self, None)
+        meant.grad = None
+        if gradient is not None:
+            meant.grad = self.record.to_sharded_dtensor(plain(part_of(gradient, self.placement)))
+            if isinstance(gradient, Part):
+                vars(meant.grad)["part"] = gradient
+
+    @grad.deleter
+    def grad(self) -> None:
+        self.grad = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Part:
+        copied = super().__deepcopy__(memo)
+        copied.__class__ = _part_class(self.whole_class, PartParameter)
+        return copied
+
+    def gradient_edge(self) -> Any:
+        """Refuse gradients by name: graphs of calls hold the whole that FSDP2 has gathered."""
+        raise StrategyError(
+            "torch.autograd.grad and backward(inputs=) of parameters that FSDP2 has cut, which gathers others for "
+            'each call: use backward() and .grad, or parallel_mode="semi_auto" with hsdp'
+        )
+
+
 @functools.cache
-def _part_class(own: type) -> type:
-    """Return what a parameter of this class becomes: PartParameter, or it and the user's own class."""
-    return PartParameter if own is nn.Parameter else type(own.__name__, (PartParameter, own), {"whole_class": own})
+def _part_class(own: type, kind: type[PartParameter]) -> type:
+    """Return what a parameter of this class becomes: a kind of part, or it and the user's own class."""
+    return kind if own is nn.Parameter else type(own.__name__, (kind, own), {"whole_class": own})
 
 
-def become_part(parameter: nn.Parameter, placement: Placement) -> None:
+def become_part(parameter: nn.Parameter, placement: Placement, kind: type[PartParameter] = PartParameter) -> None:
     """Make a parameter that holds this rank's part know it; the object and everything that refers to it stay."""
     if not isinstance(parameter, Part):
-        parameter.__class__ = _part_class(type(parameter))
+        parameter.__class__ = _part_class(type(parameter), kind)
     see_parts()
     parameter.placement = placement  # type: ignore[attr-defined]
     placements[parameter] = placement
@@ -208,7 +268,7 @@ def _on_part(hook: Callable[[Tensor], Any], owner: Part) -> Callable[[Tensor], T
 
 
 class CutTensor(StandIn, DTensor):
-    """A DTensor that knows its part: torch's functions do with it what they do with a `Part`."""
+    """A part in a state dict, as a DTensor: torch's functions do with it what they do with a `Part`."""
 
     __slots__ = ()
     placement: Placement
@@ -223,82 +283,46 @@ class CutTensor(StandIn, DTensor):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run a function of torch as on a part; a part that it makes is a DTensor."""
+        """Run a function of torch on a part; a part that it makes is a DTensor."""
         named = dict(kwargs or {})
         if is_of_object(func):
             with plain_tensors():
                 return func(*args, **named)
-        if func == _SET_DATA and isinstance(args[0], CutTensor):
-            return args[0]._write(args[1])
-        given: dict[int, tuple[Tensor, Tensor]] = {}  # id of a part -> it, and what it was given as
+        given: dict[int, CutTensor] = {}  # id of a part -> what it was given as
 
-        def take(value: Tensor) -> Tensor:
-            part = value._part() if isinstance(value, CutTensor) else value
-            given[id(part)] = part, value
+        def take(value: CutTensor) -> Part:
+            part = value.part()
+            given[id(part)] = value
             return part
-
-        parts, named = pytree.tree_map_only(Tensor, take, (args, named))
-        own = [value for _, value in given.values() if isinstance(value, CutTensor)]
 
         def hand_out(part: Part) -> Tensor:
             if id(part) in given:
-                return given[id(part)][1]
-            like = next((value for value in own if value.placement.is_same_cut(part.placement)), None)
-            return as_dtensor(part, is_everywhere=all(value.is_everywhere for value in own), like=like)
+                return given[id(part)]
+            is_everywhere = all(value.is_everywhere for value in given.values())
+            return as_dtensor(part, part.placement, is_everywhere=is_everywhere)
 
+        parts, named = pytree.tree_map_only(CutTensor, take, (args, named))
         others = [kind for kind in types if not issubclass(kind, CutTensor)]
         return pytree.tree_map_only(Part, hand_out, run_on_parts(func, others, parts, named))
 
-    @property
-    def grad(self) -> Tensor | None:
-        """The gradient, which knows its part, too."""
+    def part(self) -> Part:
+        """Return this rank's part; DTensors give one without dimensions where other stages hold it."""
         with plain_tensors():
-            gradient: Tensor | None = _GRADIENT.__get__(self)
-        return gradient if type(gradient) is not DTensor else as_cut(gradient, self.placement)
-
-    @grad.setter
-    def grad(self, gradient: Tensor | None) -> None:
-        if gradient is not None and getattr(gradient, "device_mesh", None) != self.device_mesh:
-            gradient = lying_as(self, part_of(gradient, self.placement))
-        with plain_tensors():
-            _GRADIENT.__set__(self, gradient)
-
-    @grad.deleter
-    def grad(self) -> None:
-        self.grad = None
+            found: Part = as_part(self._local_tensor.detach().view(self.placement.local_shape), self.placement)
+        return found
 
     def constructed_by(self, construct: Callable[[Any], Any]) -> Any:
         """Return what `torch.tensor` and the like make of it: a DTensor of the same parts."""
-        made = as_part(construct(plain(self._part())), self.placement)
-        return as_dtensor(made, is_everywhere=self.is_everywhere, like=self)
+        return as_dtensor(construct(plain(self.part())), self.placement, is_everywhere=self.is_everywhere)
 
     def full_tensor(self, *, grad_placements: Any = None) -> Tensor:
         """Return the whole tensor, on all ranks that have it in their state dict; they call it together."""
         del grad_placements
-        part = self._part()
-        return whole_of(part) if self.is_everywhere else part.gather_in_stage()
+        return self.part().full_tensor() if self.is_everywhere else self.part().gather_in_stage()
 
     def numpy(self, *, force: bool = False) -> Any:
         """Return the whole as an array; all ranks call it together."""
         return self.full_tensor().numpy(force=force)
-
-    def _part(self) -> Part:
-        """Return this rank's part; DTensors give one without dimensions where other stages hold it."""
-        with plain_tensors():
-            follows = torch.is_grad_enabled() and self.requires_grad
-            local = self.to_local() if follows else self._local_tensor.detach()
-            part: Part = as_part(local.view(self.placement.local_shape), self.placement)
-        return part
-
-    def _write(self, value: Tensor) -> None:
-        """Stand in for the setter of `data`, which would change nothing that is computed with."""
-        if (tuple(value.shape), value.dtype) != (tuple(self.shape), self.dtype):
-            raise ParallelError(
-                f"data = a tensor of {tuple(value.shape)}, {value.dtype}: {self.placement.describe()} and stays "
-                f"{self.dtype}: change its network before AutoParallel's first call"
-            )
-        with torch.no_grad():
-            plain(self._part()).copy_(part_of(value, self.placement))
 
     def redistribute(self, device_mesh: Any = None, placements: Any = None, **_: Any) -> DTensor:
         """Return the whole tensor as a DTensor of this rank alone. All ranks call it together."""
@@ -310,8 +334,7 @@ class CutTensor(StandIn, DTensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CutTensor:
         if id(self) not in memo:
-            copied: Any = self._part().detach().clone()
-            memo[id(self)] = as_dtensor(copied, is_everywhere=self.is_everywhere, like=self)
+            memo[id(self)] = as_dtensor(self.part().clone(), self.placement, is_everywhere=self.is_everywhere)
         found: CutTensor = memo[id(self)]
         return found
 
@@ -325,41 +348,23 @@ class CutTensor(StandIn, DTensor):
         return format(repr(self), spec)
 
 
-Cut = Part | CutTensor
-"""What a parameter becomes when it is cut, or gathered and reduced as those that are."""
-_SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
-
-
-def as_cut(tensor: DTensor, placement: Placement, *, is_everywhere: bool = True) -> CutTensor:
-    """Make a DTensor know its part; returns it, the same object."""
-    see_parts()
-    tensor.__class__ = CutTensor
-    tensor.placement, tensor.is_everywhere = placement, is_everywhere  # type: ignore[attr-defined]
-    return tensor  # type: ignore[return-value]
-
-
-def as_dtensor(part: Part, *, is_everywhere: bool, like: DTensor | None = None) -> CutTensor:
-    """Return a part as a DTensor that shares its memory.
+def as_dtensor(part: Tensor, placed: Placement, *, is_everywhere: bool) -> CutTensor:
+    """Return this rank's part of a tensor as a DTensor that shares its memory.
 
     Args:
         is_everywhere: False: only the ranks of the parameter's own stages have it.
-        like: on whose mesh it is; None: on one of its own.
     """
-    placed, shape = part.placement, torch.Size(part.placement.shape)
-    own = _mesh_and_placements(part.device.type, placed) if like is None else None
-    mesh, placements = own or (like.device_mesh, like.placements)  # type: ignore[union-attr]
+    mesh, placements = _mesh_and_placements(part.device.type, placed)
+    shape = torch.Size(placed.shape)
     stride = torch.empty(shape, device="meta").stride()
-    with plain_tensors():
-        local = part.as_subclass(Tensor)
-    found = DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
-    return as_cut(found, placed, is_everywhere=is_everywhere)
+    found: Any = DTensor.from_local(plain(part), mesh, placements, run_check=False, shape=shape, stride=stride)
+    found.__class__ = CutTensor
+    found.placement, found.is_everywhere = placed, is_everywhere
+    return found
 
 
 def lying_as(owner: Tensor, local: Tensor) -> Tensor:
     """Return this rank's part of what lies as its owner does as what its owner is; it shares the part's memory."""
-    if isinstance(owner, CutTensor):
-        part = as_part(local.view_as(local), owner.placement)
-        return as_dtensor(part, is_everywhere=owner.is_everywhere, like=owner)
     if isinstance(owner, Part):
         found: Tensor = as_part(local.view_as(local), owner.placement)
         return found
@@ -384,7 +389,7 @@ def part_of(value: Tensor, placed: Placement) -> Tensor:
     All ranks call it together where it is cut otherwise.
     """
     if isinstance(value, CutTensor):
-        value = value._part()
+        value = value.part()
     if isinstance(value, Part):
         return plain(value) if value.placement.is_same_cut(placed) else placed.cut(value.full_tensor())
     if not isinstance(value, DTensor):
@@ -411,7 +416,7 @@ def exchange_state(root: nn.Module) -> None:
     for module in root.modules():
         hooks = module._load_state_dict_pre_hooks.values()
         is_hooked = any(getattr(hook, "hook", None) is _take for hook in hooks)
-        if not is_hooked and any(isinstance(value, Cut) for value in module._parameters.values()):
+        if not is_hooked and any(isinstance(value, Part) for value in module._parameters.values()):
             module.register_load_state_dict_pre_hook(_take)
             module.register_state_dict_post_hook(_hand_out)
 
@@ -420,7 +425,7 @@ def _hand_out(module: nn.Module, state_dict: dict[str, Any], prefix: str, _: dic
     for name in module._parameters:
         value = state_dict.get(prefix + name)
         if isinstance(value, Part) and not isinstance(value, nn.Parameter):  # a parameter: keep_vars
-            state_dict[prefix + name] = as_dtensor(value, is_everywhere=True)
+            state_dict[prefix + name] = as_dtensor(value, value.placement, is_everywhere=True)
 
 
 def _take(
@@ -438,7 +443,7 @@ def _take(
     parameter: Any
     for name, parameter in module._parameters.items():
         value = state_dict.get(prefix + name)
-        if not (isinstance(parameter, Cut) and isinstance(value, Tensor)):
+        if not (isinstance(parameter, Part) and isinstance(value, Tensor)):
             continue
         placed = parameter.placement
         if local_metadata.get("assign_to_params_buffers"):

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import logging
-import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -19,17 +19,16 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.graph import get_gradient_edge
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from msrun.errors import ParallelError
 from msrun.runtime import world
-from msrun.runtime.execute.gradients import coalesced
 from msrun.runtime.execute.placement import Placement
 from msrun.runtime.execute.transfers import traffic
+from msrun.runtime.parts.norms import norms_of_each
 from msrun.runtime.progress import waiting_in
-from msrun.runtime.tensors.plain_tensors import StandIn, local_part, plain, plain_tensors
+from msrun.runtime.tensors.plain_tensors import StandIn, plain, plain_tensors
 
 log = logging.getLogger("msrun.runtime")
 Function = Callable[..., Any]
@@ -135,9 +134,15 @@ class PlacedTensor(StandIn, Tensor):
     placement: Placement
     part_class: ClassVar[type[PlacedTensor]]
     """Class of what torch's functions return."""
+    keeps_memory: ClassVar[bool] = False
+    """Whether others hold its memory, so that `data` is written to and not replaced."""
 
     def full_tensor(self) -> Tensor:
         """Return the whole tensor, a copy on every rank. All ranks call it together."""
+        raise NotImplementedError
+
+    def gradient_edge(self) -> Any:
+        """Return what stands for it where autograd is asked for its gradient."""
         raise NotImplementedError
 
     def constructed_by(self, construct: Callable[[Any], Any]) -> Any:
@@ -470,44 +475,32 @@ class _Elementwise:
         self._writes = name in _DUNDERS and name.startswith("__i") if is_dunder else name.endswith("_")
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if any(isinstance(value, list | tuple) for value in args) and self._name.startswith(("_foreach", "_fused")):
-            return self._run_lists(args, kwargs)
-        placed = _parts_in([*args, *kwargs.values()])[0].placement
+        values = [*args, *kwargs.values()]
+        is_of_lists = self._name.startswith(("_foreach", "_fused"))
+        lists = [value for value in values if isinstance(value, list | tuple)]
+        columns = itertools.zip_longest(*lists) if is_of_lists else [values]
+        placed = [parts[0].placement if (parts := _parts_in(column)) else None for column in columns]
+
+        def fit(value: Any, *, is_written: bool = False) -> Any:
+            given = value if is_of_lists else [value]
+            if not isinstance(given, list | tuple):
+                return value
+            pairs = zip(given, placed, strict=False)
+            fitted = [x if place is None else self._fit(x, place, is_written=is_written) for x, place in pairs]
+            return fitted if is_of_lists else fitted[0]
+
         try:
-            mine = [self._fit(value, placed, is_written=self._writes and not index) for index, value in enumerate(args)]
-            named = {key: self._fit(value, placed, is_written=key == "out") for key, value in kwargs.items()}
+            mine = [fit(value, is_written=self._writes and not index) for index, value in enumerate(args)]
+            named = {key: fit(value, is_written=key == "out") for key, value in kwargs.items()}
         except _NeedsWholes:
             return _OnWholes(self._func, self._name).run(args, kwargs)
         result = _run_plain(self._func, mine, named)
         # What is written to may be an ordinary tensor, such as an optimizer's state: it is a part from now on.
-        return _wrap(args[0] if self._writes else result, placed)
-
-    def _run_lists(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        lists = [value for value in (*args, *kwargs.values()) if isinstance(value, list | tuple)]
-        placed: list[Placement | None] = []
-        for index in range(max(map(len, lists))):
-            of_column = _parts_in(values[index] for values in lists if index < len(values))
-            placed.append(of_column[0].placement if of_column else None)
-
-        def fit(values: Any, *, is_written: bool = False) -> Any:
-            if not isinstance(values, list | tuple):
-                return values
-            return [
-                self._fit(value, place, is_written=is_written) if place is not None else value
-                for value, place in zip(values, placed, strict=False)
-            ]
-
-        try:
-            mine = [fit(value, is_written=self._writes and not index) for index, value in enumerate(args)]
-            named = {key: fit(value) for key, value in kwargs.items()}
-        except _NeedsWholes:
-            return _OnWholes(self._func, self._name).run(args, kwargs)
-        result = _run_plain(self._func, mine, named)
-        for values in [args[0]] if self._writes else [result]:
-            for value, place in zip(values, placed, strict=False):
-                if place is not None:
-                    _wrap(value, place)
-        return result
+        made = args[0] if self._writes else result
+        for value, place in zip(made if is_of_lists else [made], placed, strict=False):
+            if place is not None:
+                _wrap(value, place)
+        return made if not is_of_lists else result
 
     def _fit(self, value: Any, placed: Placement, *, is_written: bool = False) -> Any:
         """Return this rank's part of an operand."""
@@ -553,7 +546,15 @@ def _set_data(part: PlacedTensor, value: Tensor) -> None:
         value = placed.cut(value).clone()
     elif shape != placed.local_shape:
         raise ParallelError(f"data = a tensor of {shape}: {placed.describe()}: give the whole, or this rank's part")
-    _run_plain(_SET_DATA, (part, value), {})
+    if not part.keeps_memory:
+        _run_plain(_SET_DATA, (part, value), {})
+    elif value.dtype == part.dtype:
+        plain(part).copy_(value)
+    else:
+        raise ParallelError(
+            f"data = a tensor of {value.dtype}: {placed.describe()} and stays {part.dtype}: change its network before "
+            "AutoParallel's first call"
+        )
 
 
 def _norm(func: Function, tensor: PlacedTensor, *args: Any, **kwargs: Any) -> Tensor | None:
@@ -583,55 +584,6 @@ def norms_of_wholes(tensors: Sequence[Tensor], power: Any = 2, dtype: torch.dtyp
     ]
 
 
-def norms_of_each(
-    owners: Sequence[Tensor],
-    tensors: Sequence[Tensor | None],
-    power: float = 2.0,
-    dtype: torch.dtype | None = None,
-) -> list[Tensor]:
-    """Return the norm of each tensor, of parts that of its whole, in a pipeline too. All ranks call it together.
-
-    Args:
-        owners: the parameters, the same ones on every rank.
-        tensors: what lies as its parameter does; None where this rank has nothing. One all-reduce for all of them.
-    """
-    is_max = math.isinf(power)
-    wide = torch.float32 if world.device().type == "npu" else torch.float64
-    zero = torch.zeros((), dtype=wide, device=world.device())
-    known = ((i, getattr(owner, "placement", None)) for i, owner in enumerate(owners))
-    placed = {i: placement for i, placement in known if isinstance(placement, Placement)}
-    norms = [
-        zero if tensor is None else _own_norm(_elements(tensor, is_placed=i in placed), power, dtype).to(zero)
-        for i, tensor in enumerate(tensors)
-    ]
-    if not placed:
-        return norms
-    for part in placed.values():
-        part.check_world("a norm")
-    totals = torch.stack([norms[index] for index in placed])  # also of gradients on the host
-    shares = torch.tensor([1.0 / part.copies if part.is_held else 0.0 for part in placed.values()])
-    totals = totals if is_max else totals**power * shares.to(zero)  # what a rank adds to the sum over all of them
-    traffic.add("all_reduce", totals)
-    with waiting_in(lambda: "the all_reduce of norms of parts"):
-        dist.all_reduce(totals, dist.ReduceOp.MAX if is_max else dist.ReduceOp.SUM)
-    for index, total in zip(placed, totals if is_max else totals ** (1.0 / power), strict=True):
-        norms[index] = total
-    return norms
-
-
-def _own_norm(elements: Tensor, power: float, dtype: torch.dtype | None) -> Tensor:
-    """Return the norm of elements; 0 of none, which torch refuses of the largest."""
-    if not elements.numel():
-        return torch.linalg.vector_norm(elements, dtype=dtype)
-    return torch.linalg.vector_norm(elements, power, dtype=dtype)
-
-
-def _elements(tensor: Tensor, *, is_placed: bool) -> Tensor:
-    """Return this rank's elements, of a user's own DTensor all; of a sparse gradient those of its rows alone."""
-    local = tensor.full_tensor() if isinstance(tensor, DTensor) and not is_placed else local_part(tensor)
-    return coalesced(local).values() if local.is_sparse else local
-
-
 _OF_AUTOGRAD = {
     func: inspect.signature(func) for func in (Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 }
@@ -644,11 +596,12 @@ def _differentiate(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     """
     words = _OF_AUTOGRAD[func].bind(*args, **kwargs).arguments
     inputs = words.pop("inputs", None)
-    places = {} if inputs is None else {"inputs": pytree.tree_map(_place_of, inputs)}
+    edges = pytree.tree_map_only(PlacedTensor, lambda part: part.gradient_edge(), inputs)
+    places = {} if inputs is None else {"inputs": edges}
     makes_zeros = words.pop("materialize_grads", False)
     if makes_zeros and words.get("allow_unused") is None:
         words["allow_unused"] = True
-    found = func(**pytree.tree_map(_without_part, dict(words)), **places)
+    found = func(**pytree.tree_map_only(PlacedTensor, _without_part, dict(words)), **places)
     if func is not torch.autograd.grad:
         return None
 
@@ -663,16 +616,7 @@ def _differentiate(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     return tuple(map(gradient_of, owners, found))
 
 
-def _place_of(value: Any) -> Any:
-    if not isinstance(value, PlacedTensor):
-        return value
-    with plain_tensors():
-        return get_gradient_edge(value) if value.requires_grad else value.as_subclass(Tensor)
-
-
-def _without_part(value: Any) -> Any:
-    if not isinstance(value, PlacedTensor):
-        return value
+def _without_part(value: PlacedTensor) -> Tensor:
     with plain_tensors():
         return value.as_subclass(Tensor)
 

@@ -88,19 +88,25 @@ def check_is_free(tensor: Tensor) -> None:
         )
 
 
-def put_value(tensor: Tensor, value: Tensor) -> None:
+def put_value(tensor: Tensor, value: Tensor, stale: Callable[[Tensor], Any] | None = None) -> None:
     """Give `tensor` another value, shape and device while it stays the same object.
 
     Optimizers, tied modules, weak references (nn.LSTM keeps some) and the user's own variables hold the same object
     afterwards; hooks for its gradient stay. `torch.utils.swap_tensors` does the same but refuses tensors with weak
     references.
+
+    Args:
+        stale: called with the gradient that a graph from before brings; None: such a graph is refused here.
     """
-    check_is_free(tensor)
+    if stale is None:
+        check_is_free(tensor)
     fresh: Tensor = nn.Parameter(value, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value
     hooks = {name: found for name in _HOOKS if (found := getattr(tensor, name)) is not None}
     torch._C._swap_tensor_impl(tensor, fresh)
     for name, found in hooks.items():  # the object kept them, the new value does not know of them
         setattr(tensor, name, found)
+    if stale is not None and fresh.requires_grad:
+        fresh.register_hook(stale)
 
 
 @contextmanager

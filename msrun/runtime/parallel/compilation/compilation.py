@@ -255,7 +255,7 @@ class Compilation:
                 args,
                 kwargs,
                 input_shapes=shapes,
-                parameter_shapes=self.storage.shapes,
+                parameter_shapes={name: found.shape for name, found in self.storage.placed.items()},
                 strategies=strategies,
                 targets=targets,
                 wrappers=wrappers,
@@ -280,7 +280,7 @@ class Compilation:
             input_layouts=layouts,
             output_batch_axes=self.mesh.axes if self.settings.dataset_strategy == "data_parallel" else (),
             differentiable_inputs=frozenset(i for i, tensor in enumerate(tensors) if tensor.requires_grad),
-            stored=self.storage.layouts,
+            stored={name: found.used for name, found in self.storage.placed.items()},
             is_strict=self.settings.is_strict,
         )
         with settled(captured.graph) if captured.sizes else nullcontext():

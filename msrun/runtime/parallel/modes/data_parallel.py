@@ -25,9 +25,9 @@ from msrun.errors import StrategyError, UnverifiableError
 from msrun.runtime import world
 from msrun.runtime.agreement import gather
 from msrun.runtime.capture.captured_graph import Target
+from msrun.runtime.execute.gradients import mean_over_ranks
 from msrun.runtime.execute.phase import is_verifying
 from msrun.runtime.execute.placement import Placement
-from msrun.runtime.execute.transfers import start_all_reduce
 from msrun.runtime.nn.deferred_init import init_parameters
 from msrun.runtime.nn.random_calls import RandomCalls
 from msrun.runtime.nn.random_stream import part_of_batch
@@ -59,6 +59,7 @@ from msrun.runtime.parallel.outside import mean_of_ranks, note_known
 from msrun.runtime.parallel.parameters.storage import equal_everywhere, note_placed
 from msrun.runtime.parallel.precision import autocast, replica_scales, scale_gradient
 from msrun.runtime.parallel.recomputation import checkpointed
+from msrun.runtime.parts.part import Part
 from msrun.runtime.progress import waiting_in
 from msrun.runtime.sharding.layout import Box, whole
 
@@ -132,9 +133,8 @@ class Replicas(Engine):
             reduced.look(tensors_in(result))
         elif trains and target.root is target.call and id(target.root) in self._sharded:
             self._sharded[id(target.root)].look(tensors_in(result))
-        if not trains:
-            for sharded in self._sharded.values():
-                sharded.reshard()  # else the modules show whole parameters until the next backward pass
+        for sharded in self._sharded.values():
+            sharded.show_own() if trains else sharded.reshard()
         called = replicas_called.get()
         if called is not None:
             self.is_running_module = is_module
@@ -193,6 +193,8 @@ class Replicas(Engine):
             reduced.begin_backward(syncs=syncs)
         elif self._sharded:
             StepFunction.refuse_second_derivatives()
+            for sharded in self._sharded.values():
+                sharded.show_gathered()
 
     def _leave(self, value: Tensor, place: tuple[int, Iterator[int]], begin: Callable[[], None]) -> Tensor:
         has_mean = is_verifying.get() or not self.settings.has_own_results
@@ -229,14 +231,13 @@ class Replicas(Engine):
         notes += self._agree(root)
         average_rows(root)
         decisions: Mapping[int, Placement] = {}
-        if self.settings.hsdp is not None and not all(isinstance(p, DTensor) for p in root.parameters()):
+        if self.settings.hsdp is not None and not all(isinstance(p, Part | DTensor) for p in root.parameters()):
             self._sharded[id(root)] = sharded = ShardedNetwork(
                 target, self.settings.hsdp, sums_wide=self.settings.gradient_fp32_sync
             )
             for waits in self._waits[:1]:
                 waits.enter_context(sharded.no_sync())
             decisions = sharded.decisions
-            notes += sharded.notes
         else:
             for parameter in filter(is_layerwise, root.parameters()):
                 scale_gradient_of(parameter, self._scales.own)
@@ -397,8 +398,7 @@ class _MeanOfRanks(StepFunction):
     @staticmethod
     def forward(ctx: Any, value: Tensor, factor: float, whole: WholeResults, begin: Callable[[], None]) -> Tensor:
         ctx.factor, ctx.whole, ctx.begin = factor, whole.of_step(), begin
-        assert dist.group.WORLD is not None
-        return start_all_reduce(value, dist.group.WORLD).wait() / dist.get_world_size()
+        return mean_over_ranks(value)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:

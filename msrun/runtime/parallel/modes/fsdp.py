@@ -5,42 +5,42 @@ is FSDP2's two-dimensional mesh (HSDP). A parameter that is left whole is cut ov
 reduces its gradient (its `ignored_params` get none). level3 is `reshard_after_forward=True`; level1 keeps whole
 gradients while `no_sync()` adds them up, level2 and level3 reduce them in every backward pass.
 
-FSDP2 puts new parameter objects into the modules; optimizers made before follow them (`nn/replaced.py`). It neither
-looks at the modules nor calls hooks of tensors afterwards: what it would miss is refused at the next call.
+FSDP2 would put new parameter objects into the modules. Here they show the user's own, which share its memory, as parts
+(`parts/part.py`). It neither looks at the modules nor calls hooks of tensors afterwards: what it would miss is refused
+at the next call.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, autograd, nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState  # a test looks after this name
+from torch.distributed.fsdp._fully_shard._fsdp_param import ShardedState  # a test looks after these names
+from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from torch.distributed.tensor import DTensor
 
 from msrun.errors import ParallelError, StrategyError
 from msrun.runtime import world
 from msrun.runtime.capture.captured_graph import Target
-from msrun.runtime.execute.placement import Placement, chunk_bounds, placements
-from msrun.runtime.execute.transfers import start_all_reduce
-from msrun.runtime.nn.replaced import follow_now, replace_parameter, replaced_for_now, stand_for
+from msrun.runtime.execute.gradients import mean_over_ranks
+from msrun.runtime.execute.placement import Placement, chunk_bounds
 from msrun.runtime.nn.with_loss import user_name
 from msrun.runtime.parallel.border import leaves_of, map_tensors, share_leaves
 from msrun.runtime.parallel.modes.own_gradients import has_own_gradient
 from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, choose_shard_axes
 from msrun.runtime.parallel.parameters.storage import digest
-from msrun.runtime.parts.part import as_cut, exchange_state
+from msrun.runtime.parts.part import Part, ShardedParameter, become_part, exchange_state
 from msrun.runtime.sharding.layout import Mesh, TensorLayout, build_mesh
+from msrun.runtime.tensors.plain_tensors import local_part, put_value
 
 try:  # a private place: tests fail loudly when it moves
     from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo, ShardPlacementResult
@@ -73,22 +73,17 @@ class ShardedNetwork:
         self._ignored |= numbers
         for number in numbers:
             if number.requires_grad:
-                Tensor.register_hook(number, _mean_of_ranks)
+                number.register_hook(mean_over_ranks)
         self.decisions = {id(p): _decide(n, p, spec, mesh) for n, p in root.named_parameters() if id(p) not in own}
         self._slots: dict[tuple[int, str], Any] = {}
         """(id of a module, name of a parameter in it) -> FSDP2's record of the parameter"""
         self._is_looked = False
         self._roots = [self._shard(module, ranks) for module in called_modules(target)]
 
-    @property
-    def notes(self) -> list[str]:
-        """For the plan."""
-        return ["FSDP2 has put new parameter objects (DTensors) in place: optimizers made before follow"]
-
     def _shard(self, root: nn.Module, ranks: int) -> FSDPModule:
         owners = [(module, name, old) for module in root.modules() for name, old in module._parameters.items()]
         for module, name, old in owners:
-            if isinstance(module, FSDPModule) or isinstance(old, DTensor):
+            if isinstance(module, FSDPModule) or isinstance(old, Part | DTensor):
                 owner = type(module).__name__.removeprefix("FSDP")
                 raise StrategyError(
                     f"{owner}.{name} is a part of another network, too, that FSDP2 has cut: put both "
@@ -129,40 +124,41 @@ class ShardedNetwork:
                 mp_policy=self._policy,
                 ignored_params=self._ignored,
             )
-        for module, name, old in owners:
-            new = module._parameters[name]
-            if old is None or new is None or new is old:
-                continue
-            if id(new) not in self.decisions:
-                self.decisions[id(new)] = before[id(old)]
-                vars(new).update(vars(old))  # the user's marks, such as parallel_optimizer
-                new._post_accumulate_grad_hooks = old._post_accumulate_grad_hooks
-                new._backward_hooks = old._backward_hooks
-                replace_parameter(old, new)
-                placements[new] = before[id(old)]
-                as_cut(new, before[id(old)])  # type: ignore[arg-type]
-                if old.requires_grad:
-                    Tensor.register_hook(old, _refuse_stale)
+        assert isinstance(root, FSDPModule)
+        self._watch(root, {(id(module), name): old for module, name, old in owners})
         exchange_state(root)
-        follow_now()
-        _refuse_gradients_by_name()
         for module in root.modules():
             vars(module)["__deepcopy__"] = refuse_copy
             vars(module)["_apply"] = partial(_apply, module)
-        assert isinstance(root, FSDPModule)
-        self._watch(root)
         return root
 
-    def _watch(self, root: nn.Module) -> None:
-        """Look at what calls do to parameters, and remember which record of FSDP2 is of which parameter."""
+    def _watch(self, root: nn.Module, owners: Mapping[tuple[int, str], Any]) -> None:
+        """Look at what calls do to parameters, and give the user's objects what FSDP2 has made of them.
+
+        Args:
+            owners: (id of a module, name of a parameter in it) -> the parameter.
+        """
         for module in root.modules():
-            if isinstance(module, FSDPModule):
-                _refuse_writes_in_forward(module)
-                _give_results_memory(module)
-            for record in _records(module) if isinstance(module, FSDPModule) else ():
+            records = _records(module) if isinstance(module, FSDPModule) else []
+            for record in records:
                 info = record._module_info
                 owning, names = [info.module, *info.shared_modules], [info.param_name, *info.shared_param_names]
-                self._slots |= {(id(owner), name): record for owner, name in zip(owning, names, strict=True)}
+                slots = [(id(owner), name) for owner, name in zip(owning, names, strict=True)]
+                self._slots |= dict.fromkeys(slots, record)
+                _take_over(record, owners[slots[0]], self.decisions[id(owners[slots[0]])])
+            if isinstance(module, FSDPModule):
+                module.register_forward_pre_hook(lambda _module, _args, records=records: _show(records))
+                _refuse_writes_in_forward(module)
+                _give_results_memory(module)
+
+    def show_own(self) -> None:
+        """Let the modules show the user's parameters between the passes, at level1 and level2, too."""
+        for record in self._slots.values():
+            record._setattr_on_modules(record.sharded_param)
+
+    def show_gathered(self) -> None:
+        """Let them show gathered parameters in a backward pass, for what it runs again."""
+        _show(self._slots.values())
 
     def _check_types(self, blocks: Sequence[nn.Module]) -> None:
         """Refuse blocks with parameters of several types, which FSDP2 does not take."""
@@ -185,14 +181,13 @@ class ShardedNetwork:
                 if parameter is None or parameter in self._ignored:
                     continue
                 record = self._slots.get((id(module), name))
-                known = () if record is None else (record.sharded_param, getattr(record, "_unsharded_param", None))
-                if not any(parameter is one for one in known):
+                if record is None or all(parameter is not one for one in (record.own, _gathered(record))):
                     raise StrategyError(
                         f"{type(module).__name__}.{name} was put into the network after FSDP2 had cut it, which would "
                         "not reduce its gradient: change the network before AutoParallel's first call, or make a new "
                         'network and AutoParallel, or use parallel_mode="semi_auto"'
                     )
-                known_dtype = getattr(record, "orig_dtype", parameter.dtype)  # there since the first forward pass
+                known_dtype = record.sharded_param.dtype
                 if parameter.dtype != known_dtype:
                     raise StrategyError(
                         f"{type(module).__name__}.{name} was made {parameter.dtype} after FSDP2 had cut it as "
@@ -203,15 +198,13 @@ class ShardedNetwork:
                         f"{type(module).__name__}.{name} has a hook (register_hook), which FSDP2 never calls: use "
                         'register_post_accumulate_grad_hook, or parallel_mode="semi_auto"'
                     )
+                record.sharded_param.requires_grad_(parameter.requires_grad)
 
     def look(self, results: Sequence[Tensor]) -> None:
         """Look at the first results for tensors that are trained and that no module has registered."""
         if not self._is_looked:
             self._is_looked = True
-            gathered = [(record._unsharded_param, record.sharded_param) for record in self._slots.values()]
-            for shown, meant in gathered:
-                stand_for(shown, meant)  # at level1 and level2 the modules show it until the backward pass
-            own = {id(shown) for shown, _ in gathered} | set(map(id, self._ignored))
+            own = {id(_gathered(record)) for record in self._slots.values()} | set(map(id, self._ignored))
             share_leaves([leaf for leaf in leaves_of(results) if id(leaf) not in own])
 
     def reshard(self) -> None:
@@ -299,33 +292,41 @@ def _give_results_memory(block: nn.Module) -> None:
     block.register_forward_hook(lambda _module, _args, result: map_tensors(own, result), prepend=True)
 
 
-@functools.cache
-def _refuse_gradients_by_name() -> None:
-    """Let torch.autograd refuse gradients of named parameters under FSDP2, whose graphs hold the gathered ones.
+def _take_over(record: Any, own: Any, placement: Placement) -> None:
+    """Let a user's parameter share the memory of what FSDP2 has put in its place, and be what the modules show."""
+    meant, show = record.sharded_param, record._setattr_on_modules
+    put_value(own, meant.to_local().detach(), _refuse_stale)
+    become_part(own, placement, ShardedParameter)
+    record.own, own.record = own, record
 
-    Once in a process; torch would leave them out or say that they were not used.
-    """
+    def call_hooks(_: Tensor) -> None:
+        for hook in (own._post_accumulate_grad_hooks or {}).values():
+            hook(own)
 
-    functions = vars(autograd)  # not `grad` itself, which others know by what it is
-    run = functions["_engine_run_backward"]  # a test looks after the name
-
-    def checked(outputs: Any, gradients: Any, retains: bool, creates: bool, inputs: Any, *args: Any, **kw: Any) -> Any:
-        if any(isinstance(one, DTensor) and one in placements for one in inputs):
-            raise StrategyError(
-                "torch.autograd.grad and backward(inputs=) of parameters that FSDP2 has cut, which gathers others for "
-                'each call: use backward() and .grad, or parallel_mode="semi_auto" with hsdp'
-            )
-        return run(outputs, gradients, retains, creates, inputs, *args, **kw)
-
-    functions["_engine_run_backward"] = checked
+    meant._post_accumulate_grad_hooks = OrderedDict({0: call_hooks})
+    record._setattr_on_modules = lambda shown: show(own if shown is meant else shown)
+    record.reset_sharded_param = lambda: None  # it would take the user's parameter for another one
+    show(own)
 
 
 def _refuse_stale(gradient: Tensor) -> Tensor:
-    """Stand in for the gradient of a parameter that FSDP2 has put another in place of."""
+    """Stand in for the gradient of a whole parameter that FSDP2 has cut since."""
     raise ParallelError(
         f"a parameter of shape {tuple(gradient.shape)} is still held by a backward graph from before AutoParallel's "
         "first call, when FSDP2 has cut it: compute losses from parameters after that call"
     )
+
+
+def _gathered(record: Any) -> nn.Parameter | None:
+    """Return what stands for a parameter in calls; None before the first one."""
+    return getattr(record, "_unsharded_param", None)
+
+
+def _show(records: Iterable[Any]) -> None:
+    """Let the modules show what is gathered of these parameters."""
+    for record in records:
+        if record.sharded_state is ShardedState.UNSHARDED:
+            record._setattr_on_modules(record._unsharded_param)
 
 
 def refuse_copy(_: dict[int, Any]) -> Any:
@@ -346,7 +347,7 @@ def _apply(module: nn.Module, function: Any, *args: Any, **kwargs: Any) -> nn.Mo
     """Stand in for the `_apply` of a module under FSDP2, which `to()` and `float()` call."""
     held: Any = module._parameters
     for name, parameter in held.items():
-        if isinstance(parameter, DTensor) and (new := function(parameter)).dtype != parameter.dtype:
+        if isinstance(parameter, Part) and (new := function(parameter)).dtype != parameter.dtype:
             raise StrategyError(
                 f"{type(module).__name__}.{name} would become {new.dtype} after FSDP2 has cut it as {parameter.dtype}: "
                 "convert the network before AutoParallel's first call"
@@ -356,20 +357,15 @@ def _apply(module: nn.Module, function: Any, *args: Any, **kwargs: Any) -> nn.Mo
 
 
 @contextlib.contextmanager
-def unsharded(root: nn.Module, values: Mapping[int, nn.Parameter]) -> Iterator[None]:
-    """Let a network under FSDP2 run without it for as long as the context lasts, with whole parameters of the caller's.
-
-    Args:
-        values: id of a sharded parameter -> the whole one.
-    """
+def unsharded(root: nn.Module) -> Iterator[None]:
+    """Let a network under FSDP2 run without it for as long as the context lasts, with the parameters that it shows."""
     hooks = [h for module in root.modules() for h in (module._forward_pre_hooks, module._forward_hooks)]
     before = [dict(of_module) for of_module in hooks]
     try:
         for of_module in hooks:
             for key in [k for k, hook in of_module.items() if isinstance(getattr(hook, "__self__", None), FSDPState)]:
                 del of_module[key]
-        with replaced_for_now(root, values):
-            yield
+        yield
     finally:
         for of_module, all_of_them in zip(hooks, before, strict=True):
             of_module.clear()
@@ -381,11 +377,6 @@ def called_modules(target: Target) -> list[nn.Module]:
     root = target.root
     is_container = not isinstance(target.call, nn.Module) and type(root) is nn.Module
     return list(root.children()) if is_container else [root]
-
-
-def _mean_of_ranks(gradient: Tensor) -> Tensor:
-    assert dist.group.WORLD is not None
-    return start_all_reduce(gradient, dist.group.WORLD).wait() / dist.get_world_size()
 
 
 def _mesh(device: str, shape: tuple[int, ...]) -> DeviceMesh:
@@ -439,4 +430,4 @@ def _blocks(root: nn.Module, decisions: dict[int, Placement]) -> list[nn.Module]
 
 def local_shape(parameter: nn.Parameter) -> tuple[int, ...]:
     """Return the shape of this rank's part."""
-    return tuple(parameter.to_local().shape if isinstance(parameter, DTensor) else parameter.shape)
+    return tuple(local_part(parameter).shape)

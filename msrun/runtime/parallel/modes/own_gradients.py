@@ -7,15 +7,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TypeVar
 
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from msrun.errors import StrategyError
-from msrun.runtime.execute.gradients import start_row_sum
+from msrun.runtime.execute.gradients import mean_over_ranks
 from msrun.runtime.execute.placement import placement_of
-from msrun.runtime.execute.transfers import start_all_reduce
 from msrun.runtime.nn.with_loss import user_name
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.parts.on_servers import find_remote
@@ -90,22 +88,13 @@ def average_rows(root: nn.Module) -> None:
     """Let the gradients of sparse layers be averaged over the ranks from now on."""
     for parameter in _weights_of_sparse_layers(root):
         if parameter not in _of_rows and not has_own_gradient(parameter):
-            _of_rows[parameter] = parameter.register_hook(_average)
+            _of_rows[parameter] = parameter.register_hook(mean_over_ranks)
 
 
 def _weights_of_sparse_layers(root: nn.Module) -> Iterator[Tensor]:
     for module in root.modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
             yield module.weight
-
-
-def _average(gradient: Tensor) -> Tensor:
-    """Return the mean over the ranks; a weight that is also used densely has a dense gradient."""
-    assert dist.group.WORLD is not None
-    ranks = dist.get_world_size()
-    if gradient.is_sparse:
-        return start_row_sum(gradient, dist.group.WORLD).wait() / ranks
-    return start_all_reduce(gradient, dist.group.WORLD).wait() / ranks
 
 
 ON_SERVERS = "on the parameter servers, which step it"

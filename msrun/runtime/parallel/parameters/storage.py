@@ -73,18 +73,15 @@ class ParameterStorage:
         self.stored: dict[str, PlacedParameter] = {}
 
     @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Global shape of every parameter that is stored already."""
+    def placed(self) -> dict[str, Placement]:
+        """Placement of every parameter that is stored already."""
         named = self._root.named_parameters()
-        return {name: found.shape for name, value in named if (found := placement_of(value)) is not None}
+        return {name: found for name, value in named if (found := placement_of(value)) is not None}
 
     @property
     def holders(self) -> dict[str, tuple[int, ...]]:
         """Stages of every parameter that a pipeline has placed already."""
-        named = self._root.named_parameters()
-        return {
-            name: found.stages for name, value in named if (found := placement_of(value)) is not None and found.stages
-        }
+        return {name: found.stages for name, found in self.placed.items() if found.stages}
 
     @property
     def operators(self) -> Mapping[str, int]:
@@ -92,16 +89,9 @@ class ParameterStorage:
         return self._stages.operators
 
     @property
-    def layouts(self) -> dict[str, TensorLayout]:
-        """Layout, before optimizer parallel cuts it further, of every parameter that is stored already."""
-        named = self._root.named_parameters()
-        return {name: found.used for name, value in named if (found := placement_of(value)) is not None}
-
-    @property
     def on_host(self) -> dict[str, bool]:
         """Whether a parameter lies on the host, of every one that is stored already."""
-        named = self._root.named_parameters()
-        return {name: found.on_host for name, value in named if (found := placement_of(value)) is not None}
+        return {name: found.on_host for name, found in self.placed.items()}
 
     def decide(self, program: LocalProgram) -> dict[str, PlacedParameter]:
         """Return how every parameter is stored, or would be for this program."""
@@ -113,8 +103,7 @@ class ParameterStorage:
 
     def use_mesh(self, mesh: Mesh, layouts: Sequence[Layout]) -> Mesh:
         """Store on this mesh, or on the one on which parameters of the network are stored already; returns it."""
-        found = map(placement_of, self._root.parameters())
-        placed = [placement.mesh for placement in found if placement is not None]
+        placed = [placement.mesh for placement in self.placed.values()]
         if placed and placed[0].ranks != mesh.ranks:
             raise StrategyError(
                 "the parameters are placed already, by another AutoParallel with another number of stages: give both "
@@ -306,7 +295,8 @@ def digest(tensor: Tensor) -> tuple[int, ...]:
     chunks that differ have equal sums with a probability below 2**-64. That runs where the tensor lies, faster than
     any cryptographic hash, which sees the sums only.
     """
-    flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
+    dense = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
+    flat = dense.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
     keys = _keys(flat.device)
     products, padded = torch.empty_like(keys), flat.new_empty(_CHUNK_BYTES)
     sums = []

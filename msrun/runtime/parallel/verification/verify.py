@@ -33,12 +33,11 @@ from msrun.runtime.agreement import gather
 from msrun.runtime.execute.phase import Differentiation, current_probe, is_verifying, running_alone, runs_alone
 from msrun.runtime.execute.placement import is_held
 from msrun.runtime.nn.random_stream import drawing, put_random_state, take_random_state
-from msrun.runtime.nn.replaced import current
 from msrun.runtime.nn.with_loss import user_name
 from msrun.runtime.parallel.batch.divided_batch import find_parts, find_wrappers
 from msrun.runtime.parallel.batch.parts import find_tensors
-from msrun.runtime.parallel.parameters.network_state import Chunk, find_box
-from msrun.runtime.parallel.parameters.whole import gathered_parameters, join_chunks
+from msrun.runtime.parallel.parameters.network_state import find_box
+from msrun.runtime.parallel.parameters.whole import gathered_parameters
 from msrun.runtime.parallel.plan import log
 from msrun.runtime.parallel.precision import replica_scales
 from msrun.runtime.parallel.verification.first_operator import MOST_BYTES, KeptValues, find_first_operator
@@ -197,7 +196,7 @@ class Comparison:
             count = len(found) - len(weights)
             numbers = [len(find_tensors(args[:position], {})) for position in call.positions]
             names = {id(parameter): user_name(name) for name, parameter in _trained(root).items()}
-            known = [names.get(id(current(weight)), f"weight {i}") for i, weight in enumerate(weights)]
+            known = [names.get(id(weight), f"weight {i}") for i, weight in enumerate(weights)]
             of_weights: dict[str, Tensor | None] = dict(zip(known, map(_dense, found[count:]), strict=True))
             return _Measured(
                 _scalars(result),
@@ -306,7 +305,10 @@ class Comparison:
         """
         tensors = find_tensors(args, kwargs)
         boxes = self._parallel.engine.boxes(root, tensors)
-        wholes = join_chunks([Chunk(tensor.detach(), box) for tensor, box in zip(tensors, boxes, strict=True)])
+        pairs = list(zip(tensors, boxes, strict=True))
+        everyone: list[Any] = gather([(box, None if box.is_whole else tensor.detach().cpu()) for tensor, box in pairs])
+        of_tensors = zip(*everyone, strict=True)
+        wholes = [_joined(tensor, box, parts) for (tensor, box), parts in zip(pairs, of_tensors, strict=True)]
         ranks = self._parallel.settings.batch_parts(world.get_group_size())
         parts = find_parts(find_wrappers(root)).total
         rows = next((box.shape[0] for box in boxes if box.shape), 0)
@@ -415,6 +417,17 @@ class _Passed:
 def _fresh(tensor: Tensor) -> Tensor:
     """Return the same values as a leaf of autograd, so that no gradient goes beyond this step."""
     return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def _joined(tensor: Tensor, box: Box, parts: Sequence[Any]) -> Tensor:
+    """Return the whole of a tensor, of which this rank has passed the box, from what all ranks have."""
+    if box.is_whole:
+        return tensor.detach()
+    joined = tensor.new_empty(box.shape)
+    for place, value in parts:
+        if value is not None:
+            joined[place.slices] = value.to(joined.device)
+    return joined
 
 
 def _reordered(whole: Tensor, outer: int, inner: int) -> Tensor:

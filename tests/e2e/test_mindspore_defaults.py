@@ -5,19 +5,15 @@ import os
 import re
 
 import pytest
-from job_runner import PRELOAD, REPOSITORY, JobRunner
+from job_runner import PRELOAD, REPOSITORY
+from mindspore_posed import AS_MINDSPORE, posed
+from on_ranks import on_ranks
 
-PROGRAM = REPOSITORY / "tests" / "workers" / "mindspore_defaults.py"
+PROGRAM = REPOSITORY / "tests" / "cases" / "mindspore_defaults.py"
 OF_MINDSPORE = REPOSITORY / "tests" / "golden" / "mindspore_defaults.json"
 """What each of two ranks has found under MindSpore 2.10: the last test of this file compares, or with --update-golden
 writes it."""
 ROUNDING = 2e-6
-
-
-def found_by(msrun, folder, *words, **how):
-    job = msrun.run("--worker_num=2", "--quiet", *words, PROGRAM, folder / "found", cwd=folder, **how)
-    assert job.code == 0, job.stderr
-    return [json.loads((folder / f"found.{rank}").read_text()) for rank in range(2)]
 
 
 ONE_STEP = """
@@ -38,17 +34,9 @@ print("weight", round(float(net.weight[0, 0]), 6), "rows", *rows.tolist())
 """
 
 
-@pytest.fixture(scope="module")
-def ours(tmp_path_factory):
-    with JobRunner() as msrun:
-        return found_by(
-            msrun, tmp_path_factory.mktemp("ours"), "--mindspore=torch", *PRELOAD, env=msrun.warm("mindspore")
-        )
-
-
-@pytest.fixture(scope="module")
-def theirs():
-    return list(json.loads(OF_MINDSPORE.read_text()))
+def found(name):
+    """Return what this rank finds, as it comes out of a file."""
+    return json.loads(json.dumps(posed("mindspore_defaults").FOUND[name]()))
 
 
 def in_numbers(value):
@@ -62,29 +50,30 @@ def in_numbers(value):
     return pytest.approx(value, rel=ROUNDING, abs=ROUNDING) if isinstance(value, float) else value
 
 
-@pytest.mark.parametrize("name", ["context", "copies", "data_parallel", "hybrid_parallel", "data_parallel, mean"])
-def test_defaults_lines_and_weights_are_mindspores(name, ours, theirs):
-    for mine, right in zip(ours, theirs, strict=True):
-        assert in_numbers(right[name]) == _split_lines(mine[name])
-
-
-def _split_lines(value):
+def split_lines(value):
     if isinstance(value, dict) and "lines" in value:
         return {**value, "lines": [[line[: line.rindex(" ") + 1], float(line.split()[-1])] for line in value["lines"]]}
     return value
 
 
+@on_ranks(2, env=AS_MINDSPORE)
+@pytest.mark.parametrize("name", ["context", "copies", "data_parallel", "hybrid_parallel", "data_parallel, mean"])
+def test_defaults_lines_and_weights_are_mindspores(ranks, name):
+    assert in_numbers(json.loads(OF_MINDSPORE.read_text())[ranks.rank][name]) == split_lines(found(name))
+
+
+@on_ranks(2, env=AS_MINDSPORE)
 @pytest.mark.parametrize("name", ["data", "digits"])
-def test_rows_their_order_and_digits_are_mindspores(name, ours, theirs):
-    assert [rank[name] for rank in ours] == [rank[name] for rank in theirs]
+def test_rows_their_order_and_digits_are_mindspores(ranks, name):
+    assert json.loads(OF_MINDSPORE.read_text())[ranks.rank][name] == found(name)
 
 
+@on_ranks(2, env=AS_MINDSPORE)
 @pytest.mark.parametrize(
     "name", ["semi_auto, full_batch", "semi_auto, the same rows on each rank", "auto, dataset_strategy"]
 )
-def test_whole_data_trains_one_network_of_all_ranks(name, ours):
-    for rank in ours:
-        assert in_numbers(rank["alone, whole"]) == _split_lines(rank[name])
+def test_whole_data_trains_one_network_of_all_ranks(name):
+    assert in_numbers(found("alone, whole")) == split_lines(found(name))
 
 
 def test_the_option_takes_torchs_meaning_means_and_parts_of_the_data(msrun, tmp_path):
@@ -101,7 +90,10 @@ def test_what_is_kept_of_mindspore_is_what_it_finds(msrun, request, tmp_path):
     python = os.environ.get("MINDSPORE_PYTHON", "")
     if not python:
         pytest.skip("MindSpore is not there: MINDSPORE_PYTHON names no Python that has it")
-    ranks = found_by(msrun, tmp_path, "--mindspore=real", command=(python, "-m", "msrun"), deadline_s=300)
+    words = ("--worker_num=2", "--quiet", "--mindspore=real", PROGRAM, tmp_path / "found")
+    job = msrun.run(*words, cwd=tmp_path, command=(python, "-m", "msrun"), deadline_s=300)
+    assert job.code == 0, job.stderr
+    ranks = [json.loads((tmp_path / f"found.{rank}").read_text()) for rank in range(2)]
     if request.config.getoption("--update-golden"):
         OF_MINDSPORE.write_text(json.dumps(ranks, indent=1) + "\n")
     assert ranks == json.loads(OF_MINDSPORE.read_text())

@@ -6,10 +6,12 @@ import re
 
 import numpy as np
 import pytest
-from asked_cases import asked, slow_but
+from asked_cases import slow_but
 from job_runner import REPOSITORY, JobRunner
+from mindspore_posed import AS_MINDSPORE, posed
+from on_ranks import on_ranks
 
-PROGRAM = REPOSITORY / "tests" / "workers" / "mindspore_forms.py"
+PROGRAM = REPOSITORY / "tests" / "cases" / "mindspore_forms.py"
 FORMS = re.findall(r'^    "(.+)": ', PROGRAM.read_text(), re.MULTILINE)
 MODES = ("data_parallel", "hybrid_parallel", "semi_auto_parallel", "auto_parallel")
 FAST = ("value_and_grad", "GradOperation without a reducer", "TrainOneStepCell", "AutoParallel")
@@ -21,52 +23,41 @@ REFUSED = {
 }
 
 
-@pytest.fixture(scope="module")
-def found(request, tmp_path_factory):
-    """Number of ranks -> what each has found in the modes that are looked at."""
-    folder = tmp_path_factory.mktemp("forms")
-    every = FORMS if "MINDSPORE_PYTHON" in os.environ else ()  # which MindSpore's own run has
-    with JobRunner() as msrun:
-        modes, forms = asked(request, "mode", always=["stand_alone"]), asked(request, "form", always=every)
-        for size in (1, 2):
-            env = {"ONLY_FORMS": forms["ONLY_CASES"], **modes}
-            msrun.run_world(size, PROGRAM, folder / f"of_{size}", cwd=folder, kind="mindspore", env=env, deadline_s=110)
-    return {size: [json.loads((folder / f"of_{size}.{rank}").read_text()) for rank in range(size)] for size in (1, 2)}
-
-
+@on_ranks(2, env=AS_MINDSPORE)
 @pytest.mark.parametrize("form", slow_but(FAST, FORMS))
 @pytest.mark.parametrize("mode", slow_but(["data_parallel"], MODES))
-def test_two_ranks_hold_the_weights_of_one_process_or_are_refused(found, mode, form):
-    (one,), two = found[1], found[2]
+def test_two_ranks_hold_the_weights_of_one_process_or_are_refused(ranks, mode, form):
+    train = posed("mindspore_forms").train
+    found = train(form, mode)
     if (mode, form) in REFUSED:
-        assert all(re.match(REFUSED[mode, form], rank[mode][form]) for rank in two), two[0][mode][form]
+        assert re.match(REFUSED[mode, form], found), found
         return
-    for rank in two:
-        assert not isinstance(rank[mode][form], str), rank[mode][form]
-        for weights, right in zip(rank[mode][form], one["stand_alone"][form], strict=True):
-            np.testing.assert_allclose(weights, right, rtol=1e-5, atol=1e-6)
-    assert two[0][mode][form] == two[1][mode][form]
+    for weights, right in zip(found, train(form, "stand_alone", alone=True), strict=True):
+        np.testing.assert_allclose(weights, right, rtol=1e-5, atol=1e-6)
+    assert ranks.gather(found) == [found] * 2
 
 
+@on_ranks(2, env=AS_MINDSPORE)
 @pytest.mark.parametrize("form", slow_but(FAST, FORMS))
-def test_alone_every_rank_trains_on_its_rows(found, form):
-    first, second = (rank["stand_alone"][form] for rank in found[2])
+def test_alone_every_rank_trains_on_its_rows(ranks, form):
+    first, second = ranks.gather(posed("mindspore_forms").train(form, "stand_alone"))
     assert not isinstance(first, str) and first != second
 
 
 @pytest.mark.slow
-def test_after_five_steps_data_parallel_has_the_weights_of_mindspores_own_run(msrun, found, tmp_path):
+def test_after_five_steps_data_parallel_has_the_weights_of_mindspores_own_run(msrun, tmp_path):
     python = os.environ.get("MINDSPORE_PYTHON", "")
     if not python:
         pytest.skip("MindSpore is not there: MINDSPORE_PYTHON names no Python that has it")
     words = ("--worker_num=2", "--mindspore=real", "--quiet", PROGRAM, tmp_path / "real")
     job = msrun.run(*words, cwd=tmp_path, command=(python, "-m", "msrun"), deadline_s=300)
     assert job.code == 0, job.stderr
+    msrun.run_world(2, PROGRAM, tmp_path / "ours", cwd=tmp_path, deadline_s=110)
     compared = []
     for rank in range(2):
-        theirs = json.loads((tmp_path / f"real.{rank}").read_text())
+        found, theirs = (json.loads((tmp_path / f"{name}.{rank}").read_text()) for name in ("ours", "real"))
         for mode, form in [(name, form) for name in theirs for form in theirs[name]]:
-            ours, right = found[2][rank][mode][form], theirs[mode][form]
+            ours, right = found[mode][form], theirs[mode][form]
             if not isinstance(ours, str) and not isinstance(right, str):
                 compared.append((mode, form))
                 for weights, expected in zip(ours, right, strict=True):
@@ -84,7 +75,7 @@ def computed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("parallelisms")
     with JobRunner() as msrun:
         for size in (1, 4):
-            msrun.run_world(size, PARALLELISMS, folder / f"of_{size}", cwd=folder, kind="mindspore")
+            msrun.run_world(size, PARALLELISMS, folder / f"of_{size}", cwd=folder)
     return {size: [json.loads((folder / f"of_{size}.{rank}").read_text()) for rank in range(size)] for size in (1, 4)}
 
 

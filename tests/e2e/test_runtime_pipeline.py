@@ -1,5 +1,8 @@
-"""Pipelines give the numbers of one process, in as few messages as there must be."""
+"""Pipelines give the numbers of one process, in as few messages as there must be.
+Batch norm in a pipeline has the statistics of each micro batch, as in one process that divides the batch so.
+What users do with pipelines besides training: predictions, checkpoints, mistakes; two stages on four ranks."""
 
+import copy
 import functools
 import json
 from collections.abc import Mapping
@@ -16,14 +19,17 @@ from local_parts import difference, local
 from on_ranks import on_ranks
 from torch import nn
 
+from msrun.errors import CaptureError, MsrunError, StrategyError
 from msrun.runtime import (
     AutoParallel,
     MicroBatchInterleaved,
     Pipeline,
     WithLoss,
     get_rank,
+    load_checkpoint,
     no_init_parameters,
     optim,
+    save_checkpoint,
     shard,
     value_and_grad,
 )
@@ -323,3 +329,320 @@ def test_explanation_says_which_stage_holds_what_and_what_leaves_it(ranks):
     assert (f"{WIDTH}x{WIDTH} -> 0x{WIDTH} " in foreign) == ("elsewhere" in foreign) == (ranks.rank != 1)
     assert "512 B per micro batch, and its gradient back" in text
     assert sum(line.startswith("  stage ") for line in text.splitlines()) == 4
+
+
+MICRO_BATCHES = 4
+
+
+def network():
+    torch.manual_seed(3)
+    return nn.Sequential(
+        nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.BatchNorm1d(8, momentum=0.3), nn.Linear(8, 3)
+    )
+
+
+def batch(step):
+    draw = torch.Generator().manual_seed(step)
+    return torch.randn(16, 6, generator=draw), torch.randint(0, 3, (16,), generator=draw)
+
+
+def train(net, step, optimizer, steps=5):
+    losses = []
+    for number in range(steps):
+        loss = step(*batch(number))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def in_one_process(parts):
+    net = network()
+    criterion = WithLoss(net, nn.CrossEntropyLoss())
+
+    def step(images, labels):
+        pairs = zip(images.chunk(parts), labels.chunk(parts), strict=True)
+        return torch.stack([criterion(*pair) for pair in pairs]).mean()
+
+    return train(net, step, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)), net
+
+
+@on_ranks(2, pytest.param(4, marks=pytest.mark.slow), dtype="float64")
+@pytest.mark.parametrize(
+    ("scheduler", "interleave", "copies"),
+    [
+        ("1f1b", True, 1),
+        pytest.param("gpipe", False, 1, marks=pytest.mark.slow),
+        pytest.param("zbv", False, 1, marks=pytest.mark.slow),
+        pytest.param("1f1b", False, 2, marks=pytest.mark.slow),
+    ],
+)
+def test_losses_and_statistics_on_every_rank_are_those_of_one_process_that_divides_the_batch(
+    scheduler, interleave, copies
+):
+    net = network()
+    inner = WithLoss(net, nn.CrossEntropyLoss())
+    wrapped = Pipeline(MicroBatchInterleaved(inner, copies) if copies > 1 else inner, MICRO_BATCHES)
+    step = (
+        AutoParallel(wrapped)
+        .dataset_strategy("full_batch")
+        .pipeline(stages=2, scheduler=scheduler, interleave=interleave)
+    )
+    losses = train(net, step, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9))
+    right, alone = in_one_process(MICRO_BATCHES * copies)
+    assert losses == pytest.approx(right, rel=1e-10)
+    for (name, buffer), expected in zip(net.named_buffers(), alone.buffers(), strict=True):
+        torch.testing.assert_close(buffer, expected, rtol=1e-10, atol=1e-12, msg=name)
+    assert f"each micro batch changes {len(list(net.buffers()))} buffers in its turn" in step.plan.explain()
+    net.eval(), alone.eval()
+    found = step(*batch(9)).item()
+    with torch.no_grad():
+        assert found == pytest.approx(WithLoss(alone, nn.CrossEntropyLoss())(*batch(9)).item(), rel=1e-10)
+
+
+@on_ranks(2)
+def test_statistics_that_two_stages_share_are_refused_by_name():
+    norm = nn.BatchNorm1d(8)
+    net = nn.Sequential(nn.Linear(6, 8), norm, nn.Linear(8, 8), copy.copy(norm), nn.Linear(8, 3))
+    net[3].running_mean = norm.running_mean
+    places = {"0": 0, "1": 0, "2": 1, "3": 1, "4": 1}
+    step = AutoParallel(Pipeline(WithLoss(net, nn.CrossEntropyLoss()), 2, stage_config=places))
+    with pytest.raises(StrategyError, match=r"changes buffer .* and several stages of the pipeline use it"):
+        step.dataset_strategy("full_batch").pipeline(stages=2)(*batch(0))
+
+
+on_four = on_ranks(4, dtype="float64", slow=True)
+
+
+class SmallNetwork(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 8)
+        self.middle = nn.Linear(8, 8)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.middle(torch.tanh(self.first(x)))))
+
+
+def make(seed=1):
+    torch.manual_seed(seed)
+    return SmallNetwork()
+
+
+def small_batch(step=0, rows=16):
+    generator = torch.Generator().manual_seed(100 + step)
+    return torch.randn(rows, 4, generator=generator), torch.randint(0, 3, (rows,), generator=generator)
+
+
+def part(tensor):
+    return tensor.chunk(2)[get_rank() % 2]
+
+
+def pipelined(network, **settings):
+    return AutoParallel(Pipeline(network, 2)).pipeline(2, **settings)
+
+
+def with_loss():
+    return WithLoss(make(), F.cross_entropy)
+
+
+def train_on(step, optimizer, numbers, take=part):
+    losses = []
+    for number in numbers:
+        loss = step(*map(take, small_batch(number)))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+@on_four
+def test_results_that_are_no_loss_stay_in_their_stage_unless_they_are_broadcast(ranks):
+    network, x = make(), small_batch()[0]
+    right = part(make()(x).detach())
+    with torch.no_grad():
+        alone, broadcast = (pipelined(network, output_broadcast=on)(part(x)) for on in (False, True))
+    assert (alone is None) == (ranks.rank < 2)
+    assert alone is None or torch.equal(alone, right)
+    assert torch.equal(broadcast, right)
+    with pytest.raises(StrategyError, match=r"Pipeline\(net\): in training net must return one scalar loss"):
+        pipelined(network)(part(x))
+
+
+@on_four
+def test_gradients_are_multiplied_by_what_comes_in_batches_change_their_size_and_without_gradients_only_forward_runs(
+    ranks,
+):
+    network, right = make(), make()
+    optimizer, its = optim.Adam(network.parameters(), lr=0.01), optim.Adam(right.parameters(), lr=0.01)
+    step = pipelined(WithLoss(network, F.cross_entropy))
+    for number, rows in enumerate([16, 8, 16]):
+        x, y = small_batch(number, rows)
+        loss, expected = step(part(x), part(y)), F.cross_entropy(right(x), y)
+        for one, one_optimizer in ((loss, optimizer), (expected, its)):
+            (2 * one).backward()
+            one_optimizer.step()
+            one_optimizer.zero_grad()
+        torch.testing.assert_close(loss.detach(), expected.detach(), rtol=1e-12, atol=0)
+    x, y = small_batch(9)
+    traffic.reset()
+    with torch.no_grad():
+        loss = step(part(x), part(y))
+        result = pipelined(network, output_broadcast=True)(part(x))
+        torch.testing.assert_close(loss, F.cross_entropy(right(x), y), rtol=1e-12, atol=0)
+        torch.testing.assert_close(result, part(right(x)), rtol=0, atol=1e-12)
+    assert not loss.requires_grad
+    assert traffic.calls["send"] == (4 if ranks.rank < 2 else 0), "of two losses' micro batches and the prediction's"
+    with pytest.raises(StrategyError, match="placed already, by another AutoParallel with another number of stages"):
+        AutoParallel(WithLoss(network, F.cross_entropy))(part(x), part(y))
+
+
+@on_four
+def test_value_and_grad_gives_gradients_of_inputs_and_of_held_weights_and_other_results(ranks):
+    network, right = make(), make()
+    whole = Pipeline(MicroBatchInterleaved(WithLoss(network, F.cross_entropy), 2), 2)
+    gradients_of = value_and_grad(lambda x, y: (whole(x, y), y), 0, list(network.parameters()), has_aux=True)
+    step = AutoParallel(lambda x, y: gradients_of(x, y)).pipeline(2)
+    x, y = small_batch()
+    (loss, labels), (of_input, of_weights) = step(part(x), part(y))
+    x.requires_grad_()
+    expected = F.cross_entropy(right(x), y)
+    expected.backward()
+    torch.testing.assert_close(loss.detach(), expected.detach(), rtol=1e-12, atol=0)
+    assert labels is None or labels.tolist() == part(y).tolist()
+    torch.testing.assert_close(of_input, part(x.grad), rtol=0, atol=1e-12)
+    held = [(g, p.grad) for g, p in zip(map(local, of_weights), right.parameters(), strict=True) if g.numel()]
+    for mine, other in held:
+        torch.testing.assert_close(mine, other, rtol=0, atol=1e-12)
+    assert sum(ranks.gather(len(held))) == 2 * 6, "each of six weights is in two ranks of a stage"
+
+
+class Scaled(SmallNetwork):
+    """With a parameter of no dimensions in the second stage."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x):
+        return super().forward(x) * self.scale
+
+
+BUILDS = {
+    "stages": pipelined,
+    "stages-hsdp": lambda net: pipelined(net).hsdp(threshold=0),
+    "zbv": lambda net: pipelined(net, scheduler="zbv"),
+    "by-name": lambda net: AutoParallel(Pipeline(net, 4, {"first": 0, "middle": 0, "last": 1})).pipeline(2),
+    "one": lambda net: AutoParallel(net).hsdp(threshold=0),
+}
+
+
+@on_four
+@pytest.mark.parametrize(
+    ("before", "after", "kind"),
+    [
+        ("stages", "one", optim.Adam),
+        ("one", "stages", optim.Adam),
+        ("stages-hsdp", "zbv", optim.Adam),
+        ("by-name", "by-name", torch.optim.Adagrad),  # which has state from its first moment
+    ],
+)
+def test_training_goes_on_from_a_checkpoint_with_other_stages(ranks, tmp_path, before, after, kind):
+    def take(build):
+        return ranks.part if build == "one" else part
+
+    def build(seed=1):
+        torch.manual_seed(seed)
+        network = Scaled()
+        return network, kind(network.parameters(), 0.01)
+
+    right, theirs = build()
+    expected = train_on(WithLoss(right, F.cross_entropy), theirs, range(4), lambda t: t)
+    network, optimizer = build()
+    losses = train_on(BUILDS[before](WithLoss(network, F.cross_entropy)), optimizer, range(2), take(before))
+    path = save_checkpoint(network, tmp_path / "saved", optimizer, step_num=2)
+    with no_init_parameters() if kind is optim.Adam else nullcontext():
+        network, optimizer = build(seed=5)
+    step = BUILDS[after](WithLoss(network, F.cross_entropy))
+    load_checkpoint(path, network, optimizer)
+    losses += train_on(step, optimizer, range(2, 4), take(after))
+    assert losses == pytest.approx(expected, rel=1e-12)
+    whole = load_checkpoint(path)
+    shapes = {name: value.shape for name, value in whole.items() if isinstance(value, torch.Tensor)}
+    assert shapes == {name: value.shape for name, value in right.named_parameters()}
+    train_on(step, optimizer, range(1), take(after))
+    load_checkpoint(path, network, optimizer)  # into what is in its places
+    assert train_on(step, optimizer, range(2, 4), take(after)) == pytest.approx(expected[2:], rel=1e-12)
+
+
+def twice(x, y):
+    loss = pipelined(with_loss())(x, y)
+    loss.backward()
+    loss.backward()
+
+
+def changed(x, y):
+    whole = Pipeline(with_loss(), 2)
+    gradients_of = value_and_grad(lambda a, b: whole(a, b).exp(), None, list(whole.parameters()))
+    AutoParallel(lambda a, b: gradients_of(a, b)).pipeline(2)(x, y)
+
+
+def different(x, y):
+    network = nn.Sequential(*[nn.Linear(4, 4) for _ in range(2 + get_rank() // 2)])
+    pipelined(WithLoss(network, F.cross_entropy))(x, y)
+
+
+def piped(stages, *settings, x, y):
+    AutoParallel(Pipeline(with_loss(), *settings)).pipeline(stages)(x, y)
+
+
+def loss_outside(x, y):
+    AutoParallel(WithLoss(Pipeline(make(), 2), F.cross_entropy)).pipeline(2)(x, y)
+
+
+MISTAKES = {
+    "backward() was called twice on one loss": twice,
+    "wrap it in Pipeline(net_with_loss, micro_size)": lambda x, y: AutoParallel(with_loss()).pipeline(2)(x, y),
+    "the step computes with the result of a network whose batch is divided": changed,
+    "computes with the result of a network whose batch is divided": loss_outside,
+    "rank 2 captured another network than rank 0": different,
+    "pipeline(stages=3): 4 ranks cannot be divided into 3 equal stages": functools.partial(piped, 3, 4),
+    "module last is in stage 0 but reads what operator aten.tanh in stage 1 makes": functools.partial(
+        piped, 2, 2, {"first": 1, "last": 0}
+    ),
+    "a batch of 8 rows on this rank cannot be cut into 3 equal micro batches": functools.partial(piped, 2, 3),
+    "Pipeline(micro_size=1): 1f1b with 2 stages needs at least 2 micro batches": functools.partial(piped, 2, 1),
+}
+
+
+@on_four
+@pytest.mark.parametrize("words", MISTAKES)
+def test_mistake_is_explained_on_every_rank(words):
+    x, y = map(part, small_batch())
+    with pytest.raises((MsrunError, RuntimeError)) as error:
+        MISTAKES[words](x=x, y=y)
+    assert words in str(error.value)
+
+
+@on_four
+def test_mistake_of_one_rank_is_told_to_the_others(ranks):
+    config = {"first": 0, "last" if ranks.rank < 3 else "lats": 1}
+    with pytest.raises(MsrunError) as error:
+        AutoParallel(Pipeline(with_loss(), 2, config)).pipeline(2)(*map(part, small_batch()))
+    own = "stage_config: no module 'lats' (did you mean last?); the network's modules are first, middle, last"
+    assert str(error.value) == (own if ranks.rank == 3 else f"rank 3 cannot run this call: {own}")
+    assert type(error.value) is (StrategyError if ranks.rank == 3 else CaptureError)
+
+
+@pytest.mark.slow
+def test_rank_that_waits_for_another_stage_says_for_which_message(msrun, workers, tmp_path):
+    finished = msrun.run(
+        "--worker_num=2", "--hang_time_out=2", workers / "runtime" / "stuck.py", "pipeline", cwd=tmp_path
+    )
+    assert finished.code == 124, finished.stderr
+    (line,) = finished.errors
+    assert "behind: rank 1 (step 2" in line
+    assert "rank 0 (step 3, waits in receive of gradients of micro batch 0, stage 1 to 0, from rank 1" in line

@@ -87,7 +87,7 @@ def test_seed_draws_the_same_lines_again_and_every_line_once():
     ("module", "expected"),
     [
         ("msrun/agent/supervisor.py", ["test_agent_supervisor.py", "test_agent_warm.py", "test_launch_hang.py"]),
-        ("ranktable/rules/network.py", ["test_ranktable_rules.py", "test_ranktable_fix.py"]),
+        ("ranktable/rules/network.py", ["test_ranktable_rules.py", "test_ranktable_convert.py"]),
         ("msrun/runtime/schedule/replay.py", [f"test_runtime_{name}.py" for name in ("schedule", "capture", "laws")]),
     ],
 )

@@ -220,6 +220,7 @@ OWN_ROWS = {
             "switch of experts with room for four rows",
             "write: row of a buffer, by a counter",
             "batch norm, then evaluation",
+            "decoder of images",
             "codebook that follows the batch (VQ-EMA)",
         ),
         PARTS_OF_ROWS,

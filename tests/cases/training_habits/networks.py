@@ -17,8 +17,10 @@ from msrun.errors import MsrunError
 from msrun.runtime import GradAccumulation, MicroBatchInterleaved, shard
 from training_habits.trial import (
     CAPTURED,
+    MODES,
     OWN_ROWS,
     WITH_RESULTS,
+    WORLD_SIZE,
     Criterion,
     Mlp,
     Step,
@@ -118,6 +120,48 @@ scores(
     count=lambda: torch.ones(6),
 )
 
+
+class Decoder(nn.Module):
+    """Of images, down and up again with a skip: pads, interpolates, transposes; keeps an average of what comes in."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("center", torch.zeros(3))
+        self.down = nn.Conv2d(3, 8, 3, stride=2, padding=1, padding_mode="reflect")
+        self.norm = nn.BatchNorm2d(8, momentum=0.3)
+        self.depthwise = nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.pool = nn.MaxPool2d(3, 2, 1)
+        self.up = nn.ConvTranspose2d(8, 4, 4, stride=2, padding=1)
+        self.head = nn.Conv2d(7, 6, 1)
+        self.average = nn.AdaptiveAvgPool2d(1)
+
+    def forward(self, x):
+        given, x = x, x - self.center.view(3, 1, 1)
+        with torch.no_grad():
+            self.center.mul_(0.9).add_(given.mean((0, 2, 3)), alpha=0.1)
+        small = F.silu(self.norm(self.down(x)), inplace=True)
+        large = self.up(self.pool(self.depthwise(F.interpolate(small, scale_factor=2.0))))
+        return self.average(self.head(torch.cat([large, x], 1))).flatten(1)
+
+
+def _cut_rows_and_channels(net):
+    by_rows = ((1, 1, WORLD_SIZE, 1), (1, 1, 1, 1))
+    channels = ((1, 1, 1, 1), (WORLD_SIZE, 1, 1, 1))
+    cuts = {"down": channels, "norm": ((1, 1, WORLD_SIZE, 1),), "depthwise": by_rows, "up": by_rows}
+    for path, cut in {**cuts, "pool": ((1, WORLD_SIZE, 1, 1),), "average": ((1, 1, WORLD_SIZE, 1),)}.items():
+        shard(net.get_submodule(f"net.{path}"), cut)
+    return net
+
+
+def _of_images(name, make=lambda net: net, modes=MODES):
+    @habit(f"decoder of images{name}", modes)
+    def _(t):
+        net = make(Criterion(Decoder(), F.cross_entropy))
+        train(t, net, batch=lambda t: (t.randn(8, 3, 16, 16), t.randint(6, 8)))
+
+
+_of_images("")
+_of_images(", cut by rows and channels", _cut_rows_and_channels, CAPTURED[:3])
 
 # -- sequences ---------------------------------------------------------------------------------------------------------
 

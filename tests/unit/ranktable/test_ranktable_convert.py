@@ -1,5 +1,7 @@
-"""Between dialects: ranks, ids and addresses survive, the rest is told, and nothing is made up that machines know."""
+"""Between dialects: ranks, ids and addresses survive, the rest is told, and nothing is made up that machines know.
+One table out of several: nothing twice, a stated order, and the parts of a table give it back."""
 
+import json
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from table_strategies import tables
 
 from ranktable import (
@@ -18,13 +21,15 @@ from ranktable import (
     build_table,
     convert_table,
     encode_table,
+    merge_tables,
     parse_table,
     read_table,
+    validate_table,
     write_table,
 )
 from ranktable.cli import main
 from ranktable.convert import write_hostfile
-from ranktable.errors import BuildError
+from ranktable.errors import BuildError, MergeError, NotReadyError
 from ranktable.kinds import written_names
 from ranktable.report import overview_as_json
 
@@ -164,3 +169,210 @@ def test_the_command_writes_a_host_file_that_keeps_the_ranks(convert):
     status, out, err = convert("t.json", "--to", "hostfile")
     assert (status, out) == (2, "")
     assert "which the ranks of this table do not follow; merge the table alone" in err
+
+
+DIALECTS = st.sampled_from(["1.0", "1.2"])
+
+
+def parts_of(table):
+    """Return a table for each server, with its super pod and the ranks that it has."""
+    for server in table.servers:
+        pods = [pod for pod in table.super_pods if server.server_id in pod.server_ids]
+        yield replace(
+            table,
+            servers=(server,),
+            declared_server_count=None if table.declared_server_count is None else 1,
+            super_pods=tuple(replace(pod, server_ids=(server.server_id,)) for pod in pods),
+        )
+
+
+@pytest.mark.parametrize("path", sorted(CATALOGUE.rglob("good_*.json")), ids=lambda path: path.stem)
+def test_the_parts_of_a_good_table_give_it_back_or_are_refused_in_words(path):
+    table = read_table(path)
+    if table.dialect not in written_names():
+        with pytest.raises(BuildError, match=r"cannot be merged; convert it to one of 1\.0, 1\.2 first"):
+            merge_tables([table])
+        return
+    assert encode_table(merge_tables(parts_of(table)).table) == encode_table(table)
+
+
+@settings(max_examples=25)
+@given(DIALECTS.flatmap(tables), st.data())
+def test_the_order_of_the_arguments_does_not_matter_to_the_order_of_the_ids(table, data):
+    parts = list(parts_of(table))
+    merged, other = (merge_tables(mixed).table for mixed in (parts, data.draw(st.permutations(parts))))
+    assert merged == other
+    assert [rank for server in merged.servers for rank in sorted(server.ranks)] == list(range(table.world_size))
+    assert not [problem for problem in validate_table(merged, device_target="cpu") if problem.is_error]
+    assert [server.server_id for server in merged.servers] == sorted(server.server_id for server in table.servers)
+
+
+@settings(max_examples=25)
+@given(DIALECTS.flatmap(tables), DIALECTS.flatmap(tables), st.sampled_from(["server_id", "argument"]))
+def test_any_tables_give_a_table_or_an_error_of_ours(first, second, order):
+    try:
+        merge_tables([first, second], order=order)
+    except RankTableError as error:
+        assert "\n" not in str(error)
+
+
+ONES = [build_table([(name, 2)]) for name in ("10.0.0.10", "10.0.0.9", "10.0.0.11")]
+
+
+def test_within_a_table_the_order_of_its_ranks_is_kept():
+    """The file lists the server of the ranks 2 and 3 first, and the devices of a server in any order."""
+    table = RankTable("1.0", (Server("b", (Device(0, 3), Device(1, 2))), Server("a", (Device(0, 0), Device(1, 1)))))
+    merged = merge_tables([build_table([("z", 1)]), table], order="argument").table
+    ranks = {(server.server_id, device.device_id): device.rank_id for server, device in merged.placements}
+    assert ranks == {("z", 0): 0, ("a", 0): 1, ("a", 1): 2, ("b", 1): 3, ("b", 0): 4}
+
+
+A, B = build_table([("a", 2)]), build_table([("b", 1)])
+CROSSED = RankTable("1.0", (Server("a", (Device(0, 1), Device(1, 2))), Server("b", (Device(0, 0), Device(1, 3)))))
+
+
+@pytest.mark.parametrize(
+    ("given_tables", "order", "says", "says_not"),
+    [
+        (ONES, "server_id", "servers follow the string order of their ids; rank 0 is on 10.0.0.10", "R11"),
+        (ONES, "argument", "warning: R11: server_list[2].server_id", "string order of their ids;"),
+        (ONES, "server_id", "table 2: its ranks 0-1 are 4-5 now", "in another order"),
+        (ONES[:1], "server_id", "", "rank 0"),
+        ([CROSSED], "server_id", "table 1: its ranks 0-3 are 0-3 now, in another order", "warning"),
+        ([replace(A, declared_server_count=5), B], "server_id", "said server_count 5 and lists 1 server", "R11"),
+    ],
+)
+def test_the_order_and_what_is_odd_are_said(given_tables, order, says, says_not):
+    notes = "\n".join(merge_tables(given_tables, order=order).notes)
+    assert says in notes
+    assert says_not not in notes
+
+
+def test_a_table_that_is_not_completed_is_merged_on_demand_only():
+    waiting = replace(ONES[1], status="initializing")
+    with pytest.raises(NotReadyError, match="table 2 is not ready"):
+        merge_tables([ONES[0], waiting])
+    merged = merge_tables([ONES[0], waiting], allow_initializing=True)
+    assert merged.table.status == "initializing"
+    assert 'the status is "initializing": that of table 2 is not "completed"' in merged.notes
+
+
+@pytest.mark.parametrize(
+    ("given_tables", "options", "says"),
+    [
+        ([], {}, "no table is given"),
+        (ONES, {"order": "random"}, "order 'random' is not known; choose one of server_id, argument"),
+        ([RankTable("1.0", ())], {}, "table 1 lists no device"),
+    ],
+)
+def test_a_wish_without_a_meaning_is_refused(given_tables, options, says):
+    with pytest.raises(BuildError) as caught:
+        merge_tables(given_tables, **options)
+    assert says in str(caught.value)
+    assert caught.value.remedy
+
+
+IPS = [
+    build_table([(name, 2)], device_ips={name: [f"10.1.{place}.1", f"10.1.{place}.2"]})
+    for place, name in enumerate("ab")
+]
+
+
+def with_ip(table, address):
+    (server,) = table.servers
+    return replace(table, servers=(replace(server, devices=(replace(server.devices[0], device_ip=address),)),))
+
+
+def with_server(server_id, *devices):
+    return replace(IPS[1], servers=(Server(server_id, devices),))
+
+
+@pytest.mark.parametrize(
+    ("others", "says"),
+    [
+        ([IPS[0]], ["y0: server a stands in x already"]),
+        (
+            [with_ip(IPS[1], "10.1.0.2")],
+            ['y0: server b: server_list[1].device[0].device_ip = "10.1.0.2": the same address stands at'],
+        ),
+        ([replace(IPS[1], dialect="1.2")], ["y0: its dialect is 1.2, that of x is 1.0"]),
+        ([with_server("b", Device(0, 0), Device(1, 0))], ["y0: device 1 of server b has rank 0"]),
+        ([with_ip(IPS[1], "fe80::1")], ["y0: server b: server_list[1].device[0].device_ip", "IPv4 (R15)"]),
+        ([with_ip(IPS[1], None)], ["y0: server b: server_list[1].device[0].device_ip: the device has no address"]),
+        (
+            [replace(IPS[1], extra={"k": 1}), replace(build_table([("c", 1)]), extra={"k": True})],
+            ["y1: k is not what y0 says"],
+        ),
+    ],
+)
+def test_what_cannot_stand_in_one_table_is_told_with_its_file(others, says):
+    names = ["x", *(f"y{place}" for place in range(len(others)))]
+    with pytest.raises(MergeError) as caught:
+        merge_tables([IPS[0], *others], names=names)
+    assert caught.value.exit_code == 1
+    for part in says:
+        assert part in "\n".join(caught.value.conflicts)
+
+
+def test_tables_of_hosts_with_many_cores_are_merged_for_their_target():
+    many = [build_table([(name, 64)]) for name in ("a", "b")]
+    with pytest.raises(MergeError, match="highest device number is 31"):
+        merge_tables(many)
+    assert merge_tables(many, device_target="cpu").table.world_size == 128
+
+
+def in_pod(server_id, super_device_ids=("0", "1"), pod_id="0", **extra):
+    devices = tuple(Device(n, n, None, sdid) for n, sdid in enumerate(super_device_ids))
+    pod = SuperPod(pod_id, (server_id,), extra)
+    return RankTable("1.2", (Server(server_id, devices),), declared_server_count=1, super_pods=(pod,))
+
+
+def test_super_pods_of_equal_ids_are_joined():
+    merged = merge_tables([in_pod("a"), in_pod("b", ("2", "3")), in_pod("c", pod_id="1")])
+    assert [(pod.super_pod_id, pod.server_ids) for pod in merged.table.super_pods] == [("0", ("a", "b")), ("1", ("c",))]
+    with pytest.raises(MergeError, match=r"table 2: server b: .* the same super_device_id stands at"):
+        merge_tables([in_pod("a"), in_pod("b")])
+    with pytest.raises(MergeError, match="super pod '0' has other keys than in table 1"):
+        merge_tables([in_pod("a"), in_pod("b", ("2", "3"), note=1)])
+
+
+def test_super_pods_whose_servers_are_torn_apart_by_the_order_are_warned_of():
+    parts = [in_pod("a"), in_pod("b", pod_id="1"), in_pod("c", ("2", "3"))]
+    assert any("R26" in note for note in merge_tables(parts).notes)
+    adjacent = merge_tables([parts[1], parts[2], parts[0]], order="argument")
+    assert [pod.server_ids for pod in adjacent.table.super_pods] == [("b",), ("c", "a")]
+
+
+def write(name, hosts):
+    """Write a table and return its text."""
+    text = encode_table(build_table(hosts))
+    Path(name).write_text(text)
+    return text
+
+
+def test_merge_prints_and_says_its_order(run):
+    write("b.json", [("10.0.0.9", 1)])
+    write("a.json", [("10.0.0.10", 1)])
+    for options, ids, says in (
+        ([], ["10.0.0.10", "10.0.0.9"], "the string order of their ids; rank 0 is on 10.0.0.10"),
+        (["--order", "argument"], ["10.0.0.9", "10.0.0.10"], "the order of the arguments"),
+    ):
+        status, out, err = run("merge", "b.json", "a.json", *options)
+        assert status == 0
+        assert [server["server_id"] for server in json.loads(out)["server_list"]] == ids
+        assert f"ranktable: servers follow {says}" in err
+
+
+def test_merge_lists_conflicts_and_leaves_the_file_that_is_there(run):
+    write("a.json", [("a", 1), ("b", 1)])
+    Path("m.json").write_text("mine")
+    status, out, err = run("merge", "a.json", "a.json", "-o", "m.json")
+    assert (status, out) == (1, "")
+    assert err.splitlines() == [
+        "ranktable: error: a.json: server a stands in a.json already; leave one out",
+        "ranktable: error: a.json: server b stands in a.json already; leave one out",
+        "ranktable: nothing is written",
+    ]
+    assert Path("m.json").read_text() == "mine"
+    write("many.json", [(f"n{number}", 1) for number in range(30)])
+    assert "ranktable: and 10 more\n" in run("merge", "many.json", "many.json")[2]

@@ -1,4 +1,5 @@
-"""Every rule, by tables with exactly the findings that an expert would give, and what data files cannot say of them."""
+"""Every rule, by tables with exactly the findings that an expert would give, and what data files cannot say of them.
+Mechanical faults are repaired and said; what a person must decide is left alone; good tables never change."""
 
 import copy
 import json
@@ -9,12 +10,15 @@ from pathlib import Path
 
 import pytest
 import yaml
+from asked_cases import one_fast
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rank_tables import findings, super_pod_table
 
-from ranktable import Device, RankTable, Server, errors, validate_file, validate_table
-from ranktable.errors import BuildError
+from ranktable import Device, RankTable, Server, build_table, encode_table, errors, validate_file, validate_table
+from ranktable.document import parse_document, read_document
+from ranktable.errors import BuildError, InvalidTableError, JsonTextError
+from ranktable.fix import fix_table, parse_leniently, repair_text
 from ranktable.kinds import read_names
 from ranktable.profile import build_profile
 from ranktable.rules import registered_rules
@@ -204,3 +208,264 @@ def test_no_name_that_dns_allows_is_a_placeholder(name):
     is_word = name in DNS_WORDS or name.startswith(("your-", "change-", "replace-"))
     assert is_word or name_placeholder(name) is None
     assert is_word or name_placeholder(name.upper()) is None
+
+
+GOOD = [
+    path.parent / name
+    for path in sorted(CATALOGUE.glob("*/expected.yaml"))
+    for name, expected in yaml.load(path.read_text(encoding="utf-8"), yaml.CSafeLoader).items()
+    if expected.get("findings") == []
+]
+TABLE_2 = build_table([("10.0.0.1", 2), ("10.0.0.2", 2)], device_ips={"10.0.0.1": ["10.1.0.1", "10.1.0.2"]})
+SERVER = '{"server_id": "a", "device": [{"device_id": "0", "rank_id": "0"}]}'
+
+
+BAD = f'{{"version": "1.0", "status": "completed", "server_list": [{SERVER.replace("server_id", "serverId")},]}}'
+
+
+def fix_text(text):
+    fixed = fix_table(text.encode(), "t.json")
+    return fixed.value, [str(repair) for repair in fixed.repairs]
+
+
+@pytest.mark.parametrize("path", GOOD, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_a_good_table_of_the_catalogue_is_left_as_it_is(path):
+    fixed = fix_table(path.read_bytes(), str(path))
+    assert fixed.repairs == ()
+    assert fixed.value == read_document(path).value
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_damage_of_hands_is_undone(data):
+    value = json.loads(encode_table(TABLE_2))
+    good = json.loads(encode_table(TABLE_2))
+    draw = data.draw
+    for holder in [value, *value["server_list"], *(d for s in value["server_list"] for d in s["device"])]:
+        for key in list(holder):
+            damage = draw(st.sampled_from(["none", "number", "blank", "name", "zero"]))
+            text = holder[key]
+            if damage == "number" and isinstance(text, str) and text.isdecimal():
+                holder[key] = int(text)
+            elif damage == "zero" and isinstance(text, str) and text.isdecimal():
+                holder[key] = f"0{text}"
+            elif damage == "blank" and isinstance(text, str) and key != "status":
+                holder[key] = f" {text}\t"
+            elif damage == "name":
+                renamed = {key.upper().replace("_", "-") if name == key else name: v for name, v in holder.items()}
+                holder.clear()
+                holder.update(renamed)
+    fixed = fix_table(("\ufeff" + json.dumps(value)).encode(), "t.json")
+    assert fixed.value == good
+    assert len(fixed.repairs) >= 1
+    assert fix_table(json.dumps(fixed.value).encode()).repairs == ()
+
+
+HEAD = '"version": "1.0", "status": "completed", "server_count": "1"'
+DEVICE = '"device_id": "0", "rank_id": "0"'
+
+
+def text_of(head=HEAD, server='"server_id": "a"', device=DEVICE, name="server_list"):
+    return f'{{{head}, "{name}": [{{{server}, "device": [{{{device}}}]}}]}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "repairs"),
+    [
+        (text_of(), []),
+        (text_of(device=f'{DEVICE}, "my_key": " x ", "device_ip": null, "device_port": true'), []),
+        (text_of(device=f'{DEVICE}, "backup_device_id": "1", "rank": "0"'), []),
+        (text_of(device=f'{DEVICE}, "device_port": 16666'),
+         ['R4 server_list[0].device[0].device_port: 16666 -> "16666"']),
+        (text_of(device=f'{DEVICE}, "device_ip": "10.0.0.1, 10.0.0.2 "'),
+         ['R13 server_list[0].device[0].device_ip: "10.0.0.1, 10.0.0.2 " -> "10.0.0.1,10.0.0.2"']),
+        (text_of(device='"devcie_id": "0", "rankId": "0"'),
+         ["R31 server_list[0].device[0].devcie_id: renamed to 'device_id'",
+          "R31 server_list[0].device[0].rankId: renamed to 'rank_id'"]),
+        (text_of(server='"server_id": "a", "hostIP": "10.0.0.1"'), ["R31 server_list[0].hostIP: renamed to 'host_ip'"]),
+        (text_of('"version": 1.0, "status": "completed", "server_count": 3'),
+         ['R4 version: 1.0 -> "1.0"', 'R4 server_count: 3 -> "3"',
+          'R6 server_count: "3" -> "1", as many as are listed']),
+        (text_of('"version": "1.0", "status": "completed"'), ['R5 server_count: added "1"']),
+        (text_of(name="sever_list"), ["R31 sever_list: renamed to 'server_list'"]),
+        (BAD, ["R1 line 1: , -> taken out", "R31 server_list[0].serverId: renamed to 'server_id'",
+               'R5 server_count: added "1"']),
+        (text_of(device='"device_id": 0, "rank_id": "00"'),
+         ['R4 server_list[0].device[0].device_id: 0 -> "0"', 'R9 server_list[0].device[0].rank_id: "00" -> "0"']),
+        ((CATALOGUE / "v2_0" / "rank_count.json").read_text(),
+         ["R30 rank_count: 4 -> 2, as many as are listed"]),
+        ((CATALOGUE.parent / "changes/cloud.json").read_text().replace('instance_count": "1', 'instance_count": "9'),
+         ['R28 group_list[0].instance_count: "9" -> "1", as many as are listed']),
+    ],
+)  # fmt: skip
+def test_each_repair_says_rule_place_and_change(text, repairs):
+    value, found = fix_text(text)
+    assert found == repairs
+    assert fix_text(json.dumps(value))[1] == []
+
+
+def test_ids_addresses_versions_and_status_are_never_made_up():
+    text = '{"status": "initializing", "server_list": [{"server_id": "", "device": [{"rank_id": "7"}]}]}'
+    value, repairs = fix_text(text)
+    assert repairs == ['R5 server_count: added "1"']
+    del value["server_count"]
+    assert value == json.loads(text)
+
+
+def test_a_key_that_stands_twice_is_for_a_person():
+    with pytest.raises(InvalidTableError, match=r"server_list\[0\].device\[0\].device_id: the key stands twice"):
+        fix_text(text_of(device=f'{DEVICE}, "device_id": "1"'))
+    with pytest.raises(InvalidTableError, match="1 more"):
+        fix_text(text_of(f'{HEAD}, "x": 1, "x": 1', device=f'{DEVICE}, "device_id": 0'))
+
+
+def test_the_command_writes_lists_and_validates(run):
+    Path("bad.json").write_text(BAD)
+    status, out, err = run("validate", "--fix", "bad.json", "-o", "good.json", "--device_target", "cpu")
+    assert status == 0
+    assert out.startswith("good.json: valid")
+    assert err.splitlines() == [
+        "ranktable: repaired R1 line 1: , -> taken out",
+        'ranktable: repaired R5 server_count: added "1"',
+        "ranktable: repaired R31 server_list[0].serverId: renamed to 'server_id'",
+        "ranktable: wrote good.json",
+    ]
+    assert Path("bad.json").read_text() == BAD
+    assert validate_file("good.json", device_target="cpu").problems == ()
+
+
+def test_in_place_keeps_the_mode_and_the_link(run):
+    Path("real.json").write_text(BAD)
+    Path("real.json").chmod(0o640)
+    Path("link.json").symlink_to("real.json")
+    assert run("validate", "--fix", "link.json", "--in_place", "--device_target", "cpu")[0] == 0
+    assert Path("link.json").is_symlink()
+    assert Path("real.json").stat().st_mode & 0o777 == 0o640
+    assert json.loads(Path("real.json").read_text())["server_count"] == "1"
+
+
+def test_what_is_left_for_a_person_is_written_and_listed(run):
+    Path("t.json").write_text(BAD.replace('"a"', '"10.*.*.*"').replace("completed", "initializing"))
+    status, out, err = run("validate", "--fix", "t.json", "-o", "-")
+    assert status == 3
+    assert json.loads(out)["status"] == "initializing"
+    assert "the status is left as it is: only the producer" in err
+    Path("t.json").write_text(BAD.replace('"a"', '"10.*.*.*"'))
+    status, out, err = run("validate", "--fix", "t.json", "-o", "-")
+    assert status == 1
+    assert 'error R7 server_list[0].server_id = "10.*.*.*"' in err
+    assert json.loads(out)["server_count"] == "1"
+
+
+GROUP = (
+    '{"group_name": "01", "instance_list": [{"pod_name": "%s", "server_id": "10.0.0.%s", "devices": '
+    '[{"device_id": "0", "device_ip": "192.168.0.%s"}]}]}'
+)
+SERVICE = (
+    '{"group_id": "02", "server_count": "1", "server_list": [{"server_id": "10.0.0.%s", "server_ip": "10.0.0.%s", '
+    '"device": [{"device_id": "0", "device_ip": "192.168.0.%s", "rank_id": "0"}]}]}'
+)
+
+
+def test_an_id_that_stands_twice_is_for_a_person():
+    value, _ = fix_text(f'{{"status": "completed", "group_list": [{GROUP % ("a", 1, 1)}, {GROUP % ("b", 2, 2)}]}}')
+    assert [group["group_name"] for group in value["group_list"]] == ["01", "01"]
+    head = '{"version": "1.0", "status": "completed", "server_group_list": '
+    value, _ = fix_text(f"{head}[{SERVICE % (1, 1, 1)}, {SERVICE % (2, 2, 2)}]}}")
+    assert [group["group_id"] for group in value["server_group_list"]] == ["02", "02"]
+
+
+def test_a_preview_shows_what_would_change_and_writes_nothing(run):
+    Path("bad.json").write_text(BAD)
+    status, out, err = run("validate", "--fix", "bad.json", "--device_target", "cpu")
+    assert status == 0
+    assert "--- bad.json\n+++ bad.json (repaired)\n" in out
+    assert '"server_id": "a"' in out
+    assert "nothing is written; give --in_place, or -o OUT" in err
+    assert [path.name for path in Path().iterdir()] == ["bad.json"]
+    assert Path("bad.json").read_text() == BAD
+
+
+def test_a_table_in_which_nothing_can_be_repaired_is_copied_only_if_it_is_valid(run):
+    Path("good.json").write_text(encode_table(build_table([("a", 8)])))
+    assert run("validate", "--fix", "good.json", "-o", "copy.json", "--device_target", "cpu")[0] == 0
+    assert Path("copy.json").read_text() == Path("good.json").read_text()
+    Path("wrong.json").write_text(encode_table(build_table([("a", 8)])).replace('"a"', '"10.*.*.*"'))
+    status, _, err = run("validate", "--fix", "wrong.json", "-o", "other.json")
+    assert status == 1
+    assert "other.json is not written: nothing in wrong.json can be repaired mechanically" in err
+    assert not Path("other.json").exists()
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-99, 99) | st.text("a1'\"\\/#*,]} \nTrue", max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab,'#/*]", max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.dictionaries(st.text(max_size=3), VALUES, max_size=4), st.sampled_from([None, 2]))
+def test_json_is_read_as_the_strict_reader_reads_it(value, indent):
+    text = json.dumps(value, indent=indent)
+    assert repair_text(text) == (text, [])
+    document, repairs = parse_leniently(text.encode())
+    assert (document.value, repairs) == (parse_document(text.encode()).value, [])
+
+
+def write_by_hand(value):
+    """Return JSON with a comma after every item and comments that look like JSON between them."""
+    if isinstance(value, dict):
+        members = (f"{json.dumps(k)}: {write_by_hand(v)}, // it's, \"\n" for k, v in value.items())
+        return f"{{ /* }} */{''.join(members)}}}"
+    if isinstance(value, list):
+        return "[# ],\n" + "".join(f"{write_by_hand(item)} /* , */ ,\n" for item in value) + " ]"
+    return json.dumps(value)
+
+
+@settings(deadline=None, max_examples=100)
+@given(VALUES)
+def test_comments_and_last_commas_change_no_value(value):
+    text = write_by_hand({"key": value})
+    document, repairs = parse_leniently(text.encode())
+    assert document.value == {"key": value}
+    assert document.text.count("\n") == text.count("\n")
+    assert all(repair.change.endswith("-> taken out") for repair in repairs)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('{"a": [1, 2, ], }', {"a": [1, 2]}),
+        ('# top\n{"a": "http://x/#y", "b": "/* kept */"}', {"a": "http://x/#y", "b": "/* kept */"}),
+        ("{'a': 'it\\'s \"b\"', 'c': True, 'd': None}", {"a": 'it\'s "b"', "c": True, "d": None}),
+        ('{"a": "True, None, \'b\',}"}', {"a": "True, None, 'b',}"}),
+        ('\ufeff{"a": 1,}', {"a": 1}),
+    ],
+)
+def test_what_hands_do_to_json_is_repaired(text, value):
+    document, repairs = parse_leniently(text.encode())
+    assert document.value == value
+    assert bool(repairs) == (not text.startswith('{"a": "True'))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{// one\n"a": [{}, ...]}', "2:11: an elision"),
+        ('{"a": 1 "b": 2}', "a comma or a closing bracket is missing"),
+        ('{"a": [1,,]}', "1:10: "),
+        ("{'a': 'b}", "quotation mark"),
+        ('{"a": 1 /* never closed', "comment"),
+        ("\xff", "not UTF-8"),
+    ],
+)
+def test_what_a_person_must_say_is_refused_at_its_place(text, says):
+    with pytest.raises(JsonTextError, match=says.replace(".", r"\.")):
+        parse_leniently(text.encode("latin-1"))
+
+
+@pytest.mark.parametrize("unit", one_fast("//", '"\\', "'\\'", ",/*", ",  ", "/*", "'", ",#"))
+def test_hostile_text_is_read_in_linear_time(unit):
+    with pytest.raises(JsonTextError):
+        parse_leniently((unit * 100_000).encode())

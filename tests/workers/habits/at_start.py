@@ -9,6 +9,8 @@ LOADED = sorted(sys.modules)  # before this script has imported anything
 START = {name: repr(value) for name, value in globals().items() if name.startswith("__")}
 
 import atexit
+import ctypes
+import fcntl
 import gc
 import inspect
 import json
@@ -19,11 +21,30 @@ import random
 import resource
 import signal
 import site
+import subprocess
 import tempfile
 import threading
 import tracemalloc
 import warnings
 import weakref
+
+libc = ctypes.CDLL(None)
+
+
+def read(name):
+    with open(f"/proc/self/{name}") as file:
+        return file.read()
+
+
+def status(*names):
+    return [line for line in read("status").splitlines(keepends=True) if line.startswith(names)]
+
+
+def number_from(option):
+    value = ctypes.c_int()
+    libc.prctl(option, ctypes.byref(value), 0, 0, 0)
+    return value.value
+
 
 FACTS = {}
 
@@ -109,13 +130,7 @@ def stream_can_be_reconfigured():
     return sys.stdout.encoding, sys.stdout.errors
 
 
-@fact
-def access_of_descriptors():
-    import fcntl
-
-    return [fcntl.fcntl(n, fcntl.F_GETFL) & os.O_ACCMODE for n in (0, 1, 2)]
-
-
+FACTS["access_of_descriptors"] = lambda: [fcntl.fcntl(n, fcntl.F_GETFL) & os.O_ACCMODE for n in (0, 1, 2)]
 FACTS["open_descriptors"] = lambda: sorted(
     int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")
 )
@@ -132,42 +147,14 @@ FACTS["priority"] = lambda: (
 )
 
 
-@fact
-def scheduling_of_memory():
-    with open("/proc/self/oom_score_adj") as file:
-        return file.read()
-
-
-@fact
-def capabilities():
-    with open("/proc/self/status") as file:
-        return [line for line in file if line.startswith(("Cap", "NoNewPrivs", "Seccomp", "Umask", "THP", "Groups"))]
-
-
-@fact
-def dumpable_and_death_signal():
-    import ctypes
-
-    libc = ctypes.CDLL(None)
-    return [libc.prctl(option, 0, 0, 0, 0) for option in (3, 7, 30)]  # DUMPABLE, KEEPCAPS, TIMERSLACK
-
-
-@fact
-def death_signal():
-    import ctypes
-
-    value = ctypes.c_int()
-    ctypes.CDLL(None).prctl(2, ctypes.byref(value), 0, 0, 0)
-    return value.value
-
-
-@fact
-def is_subreaper():
-    import ctypes
-
-    value = ctypes.c_int()
-    ctypes.CDLL(None).prctl(37, ctypes.byref(value), 0, 0, 0)
-    return value.value
+FACTS["scheduling_of_memory"] = lambda: read("oom_score_adj")
+FACTS["capabilities"] = lambda: status("Cap", "NoNewPrivs", "Seccomp", "Umask", "THP", "Groups")
+FACTS["dumpable_and_death_signal"] = lambda: [
+    libc.prctl(option, 0, 0, 0, 0)
+    for option in (3, 7, 30)  # DUMPABLE, KEEPCAPS, TIMERSLACK
+]
+FACTS["death_signal"] = lambda: number_from(2)
+FACTS["is_subreaper"] = lambda: number_from(37)
 
 
 @fact
@@ -180,9 +167,7 @@ def environment_is_that_of_the_kernel():
 
 @fact
 def environment_reaches_c():
-    import ctypes
-
-    getenv = ctypes.CDLL(None).getenv
+    getenv = libc.getenv
     getenv.restype = ctypes.c_char_p
     os.environ["SET_BY_SCRIPT"] = "1"
     return getenv(b"SET_BY_SCRIPT"), [getenv(n.encode()) == os.environb.get(n.encode()) for n in ("PATH", "HOME")]
@@ -200,12 +185,7 @@ FACTS["real_time_signal_handlers"] = lambda: {
 }
 
 
-@fact
-def kernels_view_of_signals():
-    with open("/proc/self/status") as file:
-        return [line for line in file if line.startswith(("SigBlk", "SigIgn", "SigCgt", "SigPnd", "ShdPnd"))]
-
-
+FACTS["kernels_view_of_signals"] = lambda: status("SigBlk", "SigIgn", "SigCgt", "SigPnd", "ShdPnd")
 FACTS["wakeup_descriptor"] = lambda: signal.set_wakeup_fd(-1)
 
 
@@ -235,9 +215,7 @@ def stack_depth():
     return names
 
 
-@fact
-def stack_of_inspect():
-    return [(os.path.basename(info.filename), info.function) for info in inspect.stack()]
+FACTS["stack_of_inspect"] = lambda: [(os.path.basename(info.filename), info.function) for info in inspect.stack()]
 
 
 @fact
@@ -261,10 +239,10 @@ FACTS["threads"] = lambda: (
 )
 
 
-@fact
-def thread_identities():
-    main = threading.main_thread()
-    return main.native_id == os.getpid() == threading.get_native_id(), main.ident == threading.get_ident()
+FACTS["thread_identities"] = lambda: (
+    threading.main_thread().native_id == os.getpid() == threading.get_native_id(),
+    threading.main_thread().ident == threading.get_ident(),
+)
 
 
 @fact
@@ -308,32 +286,13 @@ def source_of_main():
     return inspect.getsource(source_of_main).splitlines()[1], inspect.getfile(source_of_main)
 
 
-@fact
-def code_of_main():
-    code = fact.__code__
-    return code.co_filename, code.co_firstlineno > 1
-
-
-@fact
-def future_features():
-    return hex(sys._getframe(0).f_code.co_flags)
-
-
+FACTS["code_of_main"] = lambda: (fact.__code__.co_filename, fact.__code__.co_firstlineno > 1)
+FACTS["future_features"] = lambda: hex(sys._getframe(0).f_code.co_flags)
 FACTS["annotations_of_main"] = lambda: globals().get("__annotations__", "missing")
 
 
-@fact
-def title():
-    with open("/proc/self/comm") as file:
-        return file.read().strip()
-
-
-@fact
-def command_line():
-    with open("/proc/self/cmdline") as file:
-        return file.read().split("\0")[:-1]
-
-
+FACTS["title"] = lambda: read("comm").strip()
+FACTS["command_line"] = lambda: read("cmdline").split("\0")[:-1]
 FACTS["process_groups"] = lambda: (os.getsid(0) == os.getpid(), os.getpgrp() == os.getpid())
 
 
@@ -356,20 +315,12 @@ def own_signals_arrive():
     return seen
 
 
-@fact
-def subprocess_signals():
-    import subprocess
-
-    return subprocess.run(
-        ["grep", "-E", "Sig(Blk|Ign|Cgt)", "/proc/self/status"], capture_output=True, text=True
-    ).stdout
-
-
-@fact
-def subprocess_descriptors():
-    import subprocess
-
-    return subprocess.run(["ls", "/proc/self/fd"], stdout=-1, text=True, close_fds=False).stdout.split()
+FACTS["subprocess_signals"] = lambda: (
+    subprocess.run(["grep", "-E", "Sig(Blk|Ign|Cgt)", "/proc/self/status"], capture_output=True, text=True).stdout
+)
+FACTS["subprocess_descriptors"] = lambda: subprocess.run(
+    ["ls", "/proc/self/fd"], stdout=-1, text=True, close_fds=False
+).stdout.split()
 
 
 @fact

@@ -6,7 +6,6 @@ mindspore_forms.py RESULT    RESULT gets {mode: {form: weights after the steps, 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -129,9 +128,15 @@ if IS_OURS:
     FORMS.update(OURS)
 
 
-def train(form: str) -> list[Any] | str:
-    """Return the weights after the steps, or what was refused."""
-    size, rank = get_group_size(), get_rank()
+def train(form: str, mode: str, *, alone: bool = False) -> list[Any] | str:
+    """Return the weights after the steps in a mode, or what was refused.
+
+    Args:
+        alone: on all rows, as one process does.
+    """
+    ms.reset_auto_parallel_context()
+    ms.set_auto_parallel_context(parallel_mode=mode, **({} if mode == MODES[0] else {"gradients_mean": True}))
+    size, rank = (1, 0) if alone else (get_group_size(), get_rank())
     random = np.random.default_rng(7)
     network = Network()
     optimizer = nn.Momentum(network.trainable_params(), 0.05, 0.9)
@@ -146,17 +151,8 @@ def train(form: str) -> list[Any] | str:
     return [one.asnumpy().tolist() for one in network.trainable_params()]
 
 
-def main() -> None:
-    """Write what this rank has found."""
+if __name__ == "__main__":
     ms.set_context(device_target="CPU", mode=ms.PYNATIVE_MODE)
     init()
-    found: dict[str, dict[str, Any]] = {}
-    asked = json.loads(os.environ.get("ONLY_FORMS") or json.dumps([*FORMS]))
-    for mode in json.loads(os.environ.get("ONLY_CASES") or json.dumps(MODES)):
-        ms.reset_auto_parallel_context()
-        ms.set_auto_parallel_context(parallel_mode=mode, **({} if mode == MODES[0] else {"gradients_mean": True}))
-        found[mode] = {form: train(form) for form in FORMS if form in asked}
+    found = {mode: {form: train(form, mode) for form in FORMS} for mode in MODES}
     Path(f"{sys.argv[1]}.{get_rank()}").write_text(json.dumps(found))
-
-
-main()

@@ -45,9 +45,8 @@ class Listing:
 
     def row(self, workers: tuple[int, ...], differs: str) -> str:
         """Return its row of the table."""
-        place = f"[{self.file.name}](../../{self.file.relative_to(REPOSITORY)}), line {self.begin}"
-        *most, last = [str(number) for number in _WORKERS.get(self.file.name, workers)] or ["none: it is read"]
-        numbers = " and ".join([", ".join(most), last]) if most else last
+        place = f"[{self.file.name}:{self.begin}](../../{self.file.relative_to(REPOSITORY)})"
+        numbers = "/".join(map(str, _WORKERS.get(self.file.name, workers))) or "none: it is read"
         return f"| {self.number}: {self.title} | {place} | {numbers} | {differs} |\n"
 
 

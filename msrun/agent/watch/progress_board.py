@@ -94,10 +94,6 @@ class ProgressBoard:
             raise
         self._descriptor = descriptor
 
-    def open(self) -> None:
-        """Open the file of somebody else's job, to read. Raises OSError: there is none."""
-        self._descriptor = open_own_file(self._path, os.O_RDONLY)
-
     def read(self, global_rank: int) -> Progress:
         size_bytes = contract.PROGRESS_RECORD_BYTES
         with contextlib.suppress(OSError):  # not made yet, or the disk is gone
@@ -118,14 +114,10 @@ class ProgressBoard:
 
 def read_record(path: Path, global_rank: int) -> Progress:
     """Return one worker's record as it stands now; an empty one when there is no board."""
-    board = ProgressBoard(path, 0)
-    try:
-        board.open()
-        return board.read(global_rank)
-    except OSError:
-        return Progress()
-    finally:
-        board.close()
+    with contextlib.suppress(OSError), os.fdopen(open_own_file(path, os.O_RDONLY), "rb") as file:
+        file.seek(global_rank * contract.PROGRESS_RECORD_BYTES)
+        return parse_record(file.read(contract.PROGRESS_RECORD_BYTES), 0)
+    return Progress()
 
 
 def parse_record(board: bytes, global_rank: int) -> Progress:

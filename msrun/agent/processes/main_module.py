@@ -1,9 +1,8 @@
 """Run the user's program as `__main__` in a forked process, as `python script.py` or `python -m module` would.
 
-What a script can see is set as the interpreter sets it: `sys.argv`, `sys.path[0]`, `__main__` and its `__file__` and
-`__spec__` (spawn-based multiprocessing re-imports the script from these), the traceback of an uncaught error, the exit
-status of SystemExit. At the end threads are waited for, `atexit` runs, the script's modules go, with the finalizers of
-what they held, and streams are flushed. What msrun imported before the fork is not torn down.
+What a script can see is as the interpreter sets it. At the end threads are waited for, `atexit` runs, the script's
+modules go, with the finalizers of what they held, and streams are flushed. What msrun imported before the fork is not
+torn down.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The standard input of one rank, of --interactive, seen from the agent: a pseudo-terminal of its own, or a pipe.
 
-With a terminal the rank has it as stdin, stdout and stderr, and as the controlling terminal of its session; what it
-writes goes to the user as it comes, and into its log, where a line ends with \\n alone. Each start of the rank gets a
-new terminal: the end of a session hangs the old one up.
-
+A terminal is the rank's stdin, stdout and stderr, and controls its session; what it writes goes to the user, and
+into its log, where a line ends with \\n alone. Each start gets a new one: the end of a session hangs the old one up.
 What the user's end says, as messages: input {data in base64}, input_end {}, window {rows, columns}.
 """
 
@@ -21,7 +19,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from msrun.agent.logs.log_file import LogFile
-from msrun.agent.processes.process_spec import ProcessSpec
+from msrun.agent.processes.server_handle import ProcessSpec
 from msrun.cluster.own_thread import Inbox
 
 TERMINAL_SAYS = frozenset({"input", "input_end", "window"})  # the types of messages from the user's end

@@ -48,10 +48,9 @@ class LingerWatch:
         self.since = 0.0  # when the workers went on after a pause; what was before does not count
 
     def look(self, running: Mapping[int, int], now: float) -> tuple[dict[int, str], HangTimeout | None]:
-        """Look once. `running`: global rank -> pid of every worker that runs. `now`: monotonic seconds. Returns the
-        ranks that have been found to linger since the last look, with what each waits for, and why the job is to be
-        ended: all workers that run linger, and none has done anything for the limit. One whose program has failed ends
-        itself, with its own status."""
+        """Return the ranks that have been found to linger since the last look, with what each waits for, and why the
+        job is to be ended: all that run linger, and none has done anything for the limit. One whose program has failed
+        ends itself, with its own status. `running`: global rank -> pid."""
         records = {rank: self._board.read(rank) for rank in running}
         lingering = {rank: record for rank, record in records.items() if record.ended_at}
         new = {rank: record.name for rank, record in lingering.items() if rank not in self._told}
@@ -113,11 +112,9 @@ class Hang:
 
 class Watchdog:
     """Finds out that a job makes no progress any more, and which ranks hold it up. Owned by the agent's event loop.
-    Progress of a worker is a longer log, a new step or collective on the progress board, or processor time of its
-    session. Processor time does not count while the worker waits in a collective (some libraries spin there), nor, once
-    its first step is done, while another has been waiting in one for the whole limit: a rank that computes for ever is
-    as stuck as one that sleeps. The first step is left alone: there networks are captured, and some ranks are sooner
-    ready."""
+    Progress of a worker is a longer log, a new step or collective on the board, or processor time of its session. That
+    does not count while it waits in a collective (some libraries spin there), nor, past its first step, in which
+    networks are captured, while another has been waiting for the whole limit: who computes for ever is stuck, too."""
 
     def __init__(self, limit_s: float, board: ProgressBoard, logs: Mapping[int, Sequence[str]]) -> None:
         self.interval_s = min(limit_s / HANG_LOOKS_PER_LIMIT, MAX_INTERVAL_S)  # how often `look` wants to be called

@@ -1,8 +1,7 @@
 """The progress board: what every worker with the runtime says of itself, in a file that each of them maps.
 
-A worker writes its own record with plain stores, without a lock, a system call or a thread (layout: `msrun.contract`).
-A reader may see a record between two stores; the next look puts that right. Readers map nothing: the file belongs to
-the workers, and a page of a file that one of them has cut off would be SIGBUS.
+A worker writes its own record with plain stores (layout: `msrun.contract`); a reader may see one between two stores.
+Readers map nothing: a page of a file that a worker has cut off would be SIGBUS.
 """
 
 from __future__ import annotations

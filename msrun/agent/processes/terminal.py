@@ -136,13 +136,12 @@ class RankTerminal:
             self._user.taken(count)
 
     def _watch_sink(self) -> None:
-        if self._sink < 0 or self._selector is None:
-            return
-        events = selectors.EVENT_READ if self._has_terminal else 0
-        events |= selectors.EVENT_WRITE if self._unsent else 0
-        self._leave_sink()
-        if events:
-            self._selector.register(self._sink, events, self._on_sink)
+        if self._sink >= 0 and self._selector is not None:
+            events = selectors.EVENT_READ if self._has_terminal else 0
+            events |= selectors.EVENT_WRITE if self._unsent else 0
+            self._leave_sink()
+            if events:
+                self._selector.register(self._sink, events, self._on_sink)
 
     def _leave_sink(self) -> None:
         if self._selector is not None:

@@ -10,6 +10,7 @@ import contextlib
 import math
 import os
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -98,6 +99,9 @@ class ProgressBoard:
         with contextlib.suppress(OSError):  # not made yet, or the disk is gone
             return parse_record(os.pread(self._descriptor, size_bytes, global_rank * size_bytes), 0)
         return Progress()
+
+    def records(self, global_ranks: Iterable[int]) -> dict[int, Progress]:
+        return {rank: self.read(rank) for rank in global_ranks}
 
     def reset(self) -> None:
         if self._descriptor >= 0:

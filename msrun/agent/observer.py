@@ -19,6 +19,17 @@ from msrun.cluster.own_thread import describe_fault, name_fault, traceback_of
 from msrun.errors import ClusterError, MsrunError
 
 
+def append_fault(path: Path, what: str, trace: str) -> bool:
+    """Append `what`, a line, and its traceback to `scheduler.log`; False when it cannot be written."""
+    text = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {what}\n{trace.rstrip()}\n"
+    with contextlib.suppress(OSError):
+        descriptor = open_own_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        with os.fdopen(descriptor, "ab") as file:
+            file.write(text.encode("utf-8", "backslashreplace"))
+        return True
+    return False
+
+
 class OwnFaults:
     """Any thread may call. As a context, it also hears of every thread of this process that ends with an exception."""
 
@@ -83,15 +94,10 @@ class OwnFaults:
         if not is_new:
             return False, f"see {self._path.name}"
         text, thread = traceback_of(error), threading.current_thread().name
-        line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} msrun's own {what} failed (thread {thread}):\n{text}"
-        told = f"traceback:\n{text.rstrip()}"
-        try:
-            descriptor = open_own_file(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-            with os.fdopen(descriptor, "ab") as file:
-                file.write(line.encode("utf-8", "backslashreplace"))
-        except OSError:
-            return True, told
-        return True, f"traceback in {self._found_in}/{self._path.name}" if self._found_in else told
+        is_written = append_fault(self._path, f"msrun's own {what} failed (thread {thread}):", text)
+        if is_written and self._found_in:
+            return True, f"traceback in {self._found_in}/{self._path.name}"
+        return True, f"traceback:\n{text.rstrip()}"
 
 
 class Observer:
@@ -122,15 +128,11 @@ class Observers:
 
     def tell(self, kind: str, **fields: Any) -> None:
         for observer in self._observers:
-            with self._faults.kept_from_job(_name(observer)):
+            with self._faults.kept_from_job(f"display ({type(observer).__name__})"):
                 observer.note(kind, fields)
 
     def tick(self, membership: Membership) -> None:
         for observer in self._observers:
             if observer.tick_s is not None:
-                with self._faults.kept_from_job(_name(observer)):
+                with self._faults.kept_from_job(f"display ({type(observer).__name__})"):
                     observer.tick(membership)
-
-
-def _name(observer: Observer) -> str:
-    return f"display ({type(observer).__name__})"

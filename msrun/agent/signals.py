@@ -6,18 +6,12 @@ import os
 import signal
 import threading
 
-_held: list[int] = []  # signals that came before a SignalPipe was there
 HELD = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 def hold_signals() -> None:
     """Keep what a batch system may send at any moment for the first SignalPipe; without it, it ends this process."""
-    for signum in HELD:
-        signal.signal(signum, _hold)
-
-
-def _hold(signum: int, _frame: object) -> None:
-    _held.append(signum)
+    signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
 
 
 class SignalPipe:
@@ -43,22 +37,10 @@ class SignalPipe:
             if signum == signal.SIGHUP and signal.getsignal(signum) is signal.SIG_IGN:
                 continue
             self._old[signum] = signal.signal(signum, lambda *_: None)
-        self._take_held()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)  # what is not wanted does what it does to any process
         if self.time_limit_s:
             signal.setitimer(signal.ITIMER_REAL, self.time_limit_s)
         return self
-
-    def _take_held(self) -> None:
-        """Read here what came before; what is not wanted does what it does to any process."""
-        for signum in HELD:
-            if signal.getsignal(signum) is _hold:
-                signal.signal(signum, signal.SIG_DFL)
-        while _held:
-            came = _held.pop(0)
-            if came in self._wanted:
-                self.tell(came)
-            else:
-                os.kill(os.getpid(), came)
 
     def __exit__(self, *_: object) -> None:
         if self.time_limit_s:

@@ -356,7 +356,7 @@ class Supervisor:
         if self._server.channel.is_closed:
             self._unregister(self._server.channel)
             if self._server_is in (ServerState.FRESH, ServerState.USED):
-                self._on_server_lost()
+                (self._bury_server if self.is_over else self._on_server_lost)()  # what comes then changes nothing
 
     def _unregister(self, channel: Channel) -> None:
         with contextlib.suppress(KeyError):  # it is lost, and was buried meanwhile
@@ -462,7 +462,6 @@ class Supervisor:
         attempt.membership.told()
         for rank in attempt.membership.ranks_in(WorkerState.RUNNING, WorkerState.PLANNED):
             attempt.membership.exited(rank, signal.SIGKILL, time.monotonic())
-        self._is_last |= self.is_over
         self._end_part()
 
     @property

@@ -1,8 +1,7 @@
 """Warm servers: processes that have imported already, kept between jobs, and fork the fork server of the next one.
 
 A job asks one that is like it for a fork server, or starts one for next time. A warm server holds nothing of a job.
-What it forks gets the job's environment, directory and descriptors, and answers to the job's agent as a fork server
-that the agent has started itself; where it is killed, the agent ends what it has left, by the job's mark.
+Where what it has forked is killed, the agent ends what that has left, by the job's mark.
 
 Protocol, over its socket, one connection a job, which stays as the channel to the fork server that was forked:
     agent -> warm server   one byte, with the descriptor of the fork server's passing socket; then
@@ -58,10 +57,8 @@ def read_at_import(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def likeness(env: Mapping[str, str], imports: Sequence[str], working_directory: str) -> str:
-    """Return a short word that is equal for two jobs exactly when one warm server can serve both. It stands for
-    interpreter, msrun's code, imported packages, variables that are read at import, user, capabilities, limits, cores,
-    priority, control group and namespaces. `env`: that of the fork server. `imports`: what it imports before it has a
-    job. Of packages that one job names, others may find more imported."""
+    """Return a short word that is equal for two jobs exactly when one warm server can serve both. `env`: that of the
+    fork server. `imports`: what it imports before it has a job; of packages that one names, others may find more."""
     search = [part for part in env.get("PYTHONPATH", "").split(os.pathsep) if part]
     limits = {name for name in dir(resource) if name.startswith("RLIMIT_")} - {"RLIMIT_NOFILE", "RLIMIT_OFILE"}
     namespaces = sorted(Path("/proc/self/ns").iterdir()) if Path("/proc/self/ns").is_dir() else []

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
-from job_runner import MARK, WORKERS, JobRunner, Running, parent_of
+from job_runner import MARK, WORKERS, JobRunner, Running, parent_of, wait_until
 from rehearsal import Rehearsals
 
 from msrun import contract
@@ -136,6 +136,27 @@ def test_job_that_lost_it_starts_again(msrun: JobRunner, tmp_path: Path, lost: s
     assert (finished.log_dir / "worker_1.attempt_0.log").read_text() == "rank 1 in attempt 0\n"
     record = (finished.log_dir / contract.SCHEDULER_LOG).read_text()
     assert f"attempt 1: the {lost} ended" in record and "job over: all workers ended with exit code 0" in record
+    msrun.prove_nothing_left()
+
+
+LEAVES_A_CHILD = """
+import pathlib, subprocess, sys
+subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"])
+pathlib.Path("left").touch()
+"""
+
+
+def test_fork_server_that_is_lost_when_all_workers_have_ended_well_changes_nothing(
+    msrun: JobRunner, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(LEAVES_A_CHILD)
+    job = msrun.start("--worker_num=1", "train.py", cwd=tmp_path)
+    job.wait_for(tmp_path / "left")
+    server = job.pid_of_fork_server()
+    wait_until(lambda: '"over"' in (job.log_dir / contract.EVENTS_JSONL).read_text(), "what was left is ended")
+    os.kill(server, signal.SIGKILL)
+    finished = job.finish()
+    assert finished.code == 0, finished.stderr
     msrun.prove_nothing_left()
 
 

@@ -18,8 +18,7 @@ from plans import plan_of, spec_of
 
 from msrun.agent.attempt import Attempt
 from msrun.agent.observer import Observer, Observers, OwnFaults
-from msrun.agent.processes.process_spec import SCHEDULER_ID
-from msrun.agent.processes.server_handle import ForkServerHandle, ServerProcess
+from msrun.agent.processes.server_handle import SCHEDULER_ID, ForkServerHandle, ServerProcess
 from msrun.agent.supervisor import Supervisor
 from msrun.agent.watch.progress_board import ProgressBoard
 from msrun.cluster.coordinator import Coordinator, OwnLink

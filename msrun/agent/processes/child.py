@@ -23,7 +23,7 @@ from msrun import contract
 from msrun.agent.logs.own_file import open_own_file
 from msrun.agent.processes.joining import watch_joining
 from msrun.agent.processes.process_control import die_with_parent, set_open_files, sweep_job
-from msrun.agent.processes.process_spec import SCHEDULER_ID, ProcessSpec
+from msrun.agent.processes.server_handle import SCHEDULER_ID, ProcessSpec
 from msrun.planning import environment
 from msrun.planning.environment import STACK_SIGNAL
 from msrun.planning.masking import mask_words
@@ -59,10 +59,8 @@ def _set_mempolicy(mode: int, nodes: Collection[int]) -> None:
 
 def apply_binding(who: str, cpus: Collection[int], memory_nodes: Collection[int]) -> None:
     """Bind a process that was just started, whose stderr is its log, and what it starts; empty = leave as it is.
-    Without its processors a process would take those of others: it ends with EXIT_CLUSTER. Memory from elsewhere is
-    only slower: new memory comes only from these NUMA nodes, or from them first where that fails (set_mempolicy(2));
-    where the kernel allows neither (in a container mostly: CAP_SYS_NICE is missing), that is written down and the
-    process goes on."""
+    Without its processors it would take those of others: it ends with EXIT_CLUSTER. Memory from elsewhere is only
+    slower: where the kernel allows no binding (set_mempolicy(2); in a container mostly), that is written down."""
     if cpus:
         try:
             os.sched_setaffinity(0, cpus)

@@ -1,8 +1,7 @@
 """The fork server: one clean, single-threaded process per host that imports once and forks every worker.
 
-It is a process of its own so that the launcher never imports torch and so that one parent outlives none of its
-children: when it ends, the kernel kills every worker (see `child.become`); when the agent ends, it kills everything
-below it, orphans of workers included, which it has adopted.
+When it ends, the kernel kills every worker (see `child.become`); when the agent ends, it kills everything below it,
+orphans of workers included, which it has adopted.
 
 Protocol, over the channel to the agent:
     agent -> server   import {names}       begin {environment, stopped_limit_s, open_files}, with descriptors over
@@ -40,7 +39,7 @@ from msrun import contract
 from msrun.agent.processes import process_control
 from msrun.agent.processes.child import Given, become, set_environment
 from msrun.agent.processes.process_control import Reaper, mark_job, raise_open_files
-from msrun.agent.processes.process_spec import MINDSPORE_SCHEDULER_ID, SCHEDULER_ID, ProcessSpec
+from msrun.agent.processes.server_handle import MINDSPORE_SCHEDULER_ID, SCHEDULER_ID, ProcessSpec
 from msrun.agent.timers import Timers
 from msrun.cluster.messages import Channel, Message, await_input
 from msrun.errors import describe_limit
@@ -63,9 +62,8 @@ def preload(names: list[str]) -> None:
 
 
 def forget_finalizers() -> None:
-    """Keep workers from running at their end what imports registered here (`weakref.finalize`). Torch alone registers
-    thousands of them, only to take operators back from a process that ends anyway; in every worker they would touch,
-    and so copy, 28 MB. What a worker registers itself still runs."""
+    """Keep workers from running at their end what imports registered here (`weakref.finalize`). Torch's thousands only
+    take operators back; in every worker they would touch, and so copy, 28 MB."""
     for finalizer in list(getattr(weakref.finalize, "_registry", ())):
         finalizer.atexit = False
 
@@ -84,10 +82,9 @@ def fork_safety() -> tuple[str, str]:
 
 @contextlib.contextmanager
 def collection_paused() -> Iterator[None]:
-    """Collect no garbage in this block, and never look at what it made; afterwards collect as before. Importing torch
-    makes half a million objects that stay and hardly any garbage; to find that out, again and again, takes a quarter of
-    its processor time. A worker that looked at them would also copy the pages that they are in. Modules that set
-    thresholds themselves, or turn the collector off, keep what they set."""
+    """Collect no garbage in this block, and never look at what it made; then collect as before, or as modules have set.
+    Importing torch makes half a million objects that stay; to find that out takes a quarter of its processor time, and
+    a worker that looked at them would copy the pages that they are in."""
     thresholds = gc.get_threshold()
     gc.set_threshold(0)
     try:

@@ -1,9 +1,8 @@
 """Run the user's program as `__main__` in a forked process, as `python script.py` or `python -m module` would.
 
-What a script can see is set as the interpreter sets it: `sys.argv`, `sys.path[0]`, `__main__` and its `__file__` and
-`__spec__` (spawn-based multiprocessing re-imports the script from these), the traceback of an uncaught error, the exit
-status of SystemExit. At the end threads are waited for, `atexit` runs, the script's modules go, with the finalizers of
-what they held, and streams are flushed. What msrun imported before the fork is not torn down.
+What a script can see is as the interpreter sets it. At the end threads are waited for, `atexit` runs, the script's
+modules go, with the finalizers of what they held, and streams are flushed. What msrun imported before the fork is not
+torn down.
 """
 
 from __future__ import annotations
@@ -42,13 +41,8 @@ _LIBRARY = re.compile(r"<|.*/lib/python3\.\d+/")
 _NAME_OFFSET = contract.PROGRESS_RECORD_BYTES - contract.PROGRESS_NAME_BYTES - 8
 
 
-def watch_end(status: int) -> None:
-    """Have a thread of this process, whose program has ended with `status`, look whether the process ends, too."""
-    with contextlib.suppress(RuntimeError):  # no thread can be started: then nothing is said
-        _thread.start_new_thread(_watch, (status, time.monotonic()))  # the program's own threads do not show it
-
-
-def _watch(status: int, ended_at: float) -> None:
+def watch_end(status: int, ended_at: float) -> None:
+    """Look, in a thread of this process, whose program has ended with `status`, whether the process ends, too."""
     time.sleep(LINGER_S)
     what = describe_wait()
     limit_s = float(os.environ.get(contract.MSRUN_EXIT_TIME_OUT) or contract.DEFAULT_EXIT_TIME_OUT_S)
@@ -116,16 +110,15 @@ class Main:
 
     def leave(self) -> NoReturn:
         """Do what the interpreter does at its end, up to tearing down what was imported before the program began."""
-        _shut_down(self._tell_error(), self._imported_before)
-
-    def _tell_error(self) -> int:
         error, self.error = self.error, None
+        status = 0
         if isinstance(error, SystemExit):
-            return _exit_status(error)
-        if error is None:
-            return 0
-        _print_error(error)
-        return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+            status = _exit_status(error)
+        elif error is not None:
+            _print_error(error)
+            status = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+        del error
+        _shut_down(status, self._imported_before)
 
 
 def _new_main(file: str | None) -> types.ModuleType:
@@ -153,20 +146,17 @@ def _script_call(program: Program) -> Callable[[], object]:
 def _forget_hidden(folder: Path) -> None:
     """Forget modules that the server has loaded and the script hides with one of its own, such as a `queue.py`."""
     try:
-        own = {entry.name.removesuffix(".py") for entry in os.scandir(folder) if _is_module(entry)}
+        found = [path for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()]
     except OSError:
         return
-    own = (own & sys.modules.keys()) - {"msrun", "__main__", *sys.builtin_module_names}
+    own = {path.name.removesuffix(".py") for path in found} - {"msrun", "__main__", *sys.builtin_module_names}
+    own &= sys.modules.keys()
     if not own:
         return
     argv = [sys.executable, "-c", "import sys; print(*sys.modules)"]  # what the interpreter itself has loaded, stays
     kept = subprocess.run(argv, cwd="/", capture_output=True, text=True, check=False).stdout.split()
     for name in [name for name in sys.modules if name.partition(".")[0] in own.difference(kept)]:
         del sys.modules[name]
-
-
-def _is_module(entry: os.DirEntry[str]) -> bool:
-    return entry.name.endswith(".py") or Path(entry.path, "__init__.py").is_file()
 
 
 def _module_call(program: Program) -> Callable[[], object]:
@@ -252,7 +242,8 @@ def _say(text: str) -> None:
 
 
 def _shut_down(status: int, imported_before: frozenset[str]) -> NoReturn:
-    watch_end(status)
+    with contextlib.suppress(RuntimeError):  # no thread can be started: then nothing is said
+        _thread.start_new_thread(watch_end, (status, time.monotonic()))  # the program's own threads do not show it
     for what, step in (
         (threading, threading._shutdown),  # type: ignore[attr-defined]
         (atexit, atexit._run_exitfuncs),

@@ -1,9 +1,8 @@
 """What Linux offers to keep hold of processes: death signals, adoption of orphans, the process table, marks, limits.
 
 Processes are known as those of a job, whoever their parents are, by MSRUN_JOB_ID in the environment that /proc shows,
-and by a limit that the kernel hands on. A daemon may be started with an empty environment, in a session of its own; a
-lowered hard limit stays with it, and only a privileged process can raise it. RLIMIT_LOCKS bounds nothing since Linux
-2.4.25, so it can hold a number of ours. Source: getrlimit(2), proc(5).
+and, also with an empty environment, by a lowered hard limit, which stays with them. RLIMIT_LOCKS bounds nothing since
+Linux 2.4.25, so it can hold a number of ours. Source: getrlimit(2), proc(5).
 """
 
 from __future__ import annotations
@@ -246,12 +245,8 @@ Ended = tuple[int, int, float]  # process id, wait status as waitpid gives it, p
 
 class Reaper:
     """Collects the children of one process that have ended, in the order in which they ended. Owned by the fork server.
-
-    waitpid(-1) hands out ended children in the order in which they were forked. On a busy machine several end before
-    their parent runs again, and the one that the others died of would not come first. An epoll of pidfds keeps the
-    order: a pidfd enters its ready list at the moment of the child's end (pidfd_open(2); fs/eventpoll.c appends at the
-    tail).
-    """
+    waitpid(-1) hands them out as they were forked, and the one that the others died of would not be first. An epoll of
+    pidfds keeps the order: one enters its ready list at the child's end (pidfd_open(2); fs/eventpoll.c appends)."""
 
     def __init__(self) -> None:
         self._deaths = select.epoll()

@@ -1,4 +1,4 @@
-"""The agent's hold on its fork server: start it, talk to it, see it end."""
+"""The agent's hold on its fork server: start it, talk to it, say which processes it is to start, see it end."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from msrun.agent.processes.process_spec import ProcessSpec
 from msrun.cluster.messages import Channel
 from msrun.errors import ClusterError
 from msrun.planning.environment import SET_LATE
+from msrun.planning.program import Program
 from msrun.planning.record_json import encode_record
 
 # -c leaves '' in sys.path[0] (not with PYTHONSAFEPATH); it goes, so that nothing is imported from the directory that
@@ -34,6 +35,43 @@ BOOT = (
     "sys.path.pop(0); from {module} import main; program = main()"
 ) + RUN_PROGRAM  # what a process of msrun that forks workers runs with -c; its first argument is ROOT
 ROOT = str(Path(__file__).parents[3])
+
+SCHEDULER_ID = -1  # process id within the job of the scheduler; workers have their global rank
+MINDSPORE_SCHEDULER_ID = -10
+"""Process id within the job of MindSpore's own scheduler, which is started anew with the workers."""
+FIRST_SERVER_ID = -11  # process id within the job of parameter server 0; that of server 1 is one less, and so on
+_NAMES = {
+    SCHEDULER_ID: "the scheduler",
+    MINDSPORE_SCHEDULER_ID: "MindSpore's scheduler",
+}
+
+
+def server_index(process_id: int) -> int | None:
+    """Return which parameter server a process id stands for; None when it is none."""
+    return FIRST_SERVER_ID - process_id if process_id <= FIRST_SERVER_ID else None
+
+
+@dataclass(frozen=True)
+class ProcessSpec:
+    """One process that the fork server is asked to start."""
+
+    process_id: int  # global rank, or one of the ids above
+    log_path: str  # existing file; stdout and stderr go to its end
+    program: Program | None = None  # none for the scheduler
+    use_exec: bool = False
+    env: Mapping[str, str | None] = field(default_factory=dict)
+    """Set over the server's environment; None removes a name."""
+    cpus: tuple[int, ...] = ()  # processors to run on; empty = as the server
+    memory_nodes: tuple[int, ...] = ()  # NUMA nodes to take memory from; empty = as the server
+    error_log_path: str = ""  # existing file for stderr alone; empty = it goes where stdout goes
+    terminal: str = ""
+    """Path of the terminal that is its stdin, stdout and stderr, and its session's own; empty = it has none."""
+    has_stdin: bool = False  # whether its stdin is the one that the fork server was given; else it is empty
+
+    @property
+    def name(self) -> str:
+        index = server_index(self.process_id)
+        return _NAMES.get(self.process_id, f"worker {self.process_id}" if index is None else f"server {index}")
 
 
 SEND_S = 10.0  # how long a server may leave a request unread; it is stopped then, and of no use to the job
@@ -111,13 +149,11 @@ class ForkServerHandle:
         stopped_limit_s: float = 0.0,
         stdin_fd: int = -1,
     ) -> None:
-        """Give the server its job, or the next part of it after `rest`, before anything is started. `env`: see
-        `can_serve`. `log_fd`: gets what the server and imported libraries print; closed by the caller. `scheduler_fd`:
-        the scheduler's end of its channel to the agent; closed by the caller. `listener_fd`: listening socket of the
-        store; closed by the caller. `open_files`: how many files each worker may open. `stopped_limit_s`: how long this
-        process may be stopped by a signal before the server ends it and the job's part here; 0 = for ever, as a user at
-        a terminal may want it. `stdin_fd`: what workers with `has_stdin` read; closed by the caller. -1 = there are
-        none."""
+        """Give the server its job, or the next part of it after `rest`, before anything is started; descriptors are
+        closed by the caller. `env`: see `can_serve`. `log_fd`: gets what the server and imported libraries print.
+        `scheduler_fd`: the scheduler's end of its channel to the agent. `listener_fd`: listening socket of the store.
+        `open_files`: how many files each worker may open. `stopped_limit_s`: how long this process may be stopped by a
+        signal before the server ends it; 0 = for ever. `stdin_fd`: what workers with `has_stdin` read; -1 = none."""
         changes = self._changes(env)
         self.send("begin", environment=changes, stopped_limit_s=stopped_limit_s, open_files=open_files)
         self._env = dict(env)

@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from msrun.agent.logs.log_file import LogFile
-from msrun.agent.processes.process_spec import ProcessSpec
+from msrun.agent.processes.server_handle import ProcessSpec
 
 PIECE_BYTES = 1 << 16
 """Read at a time, and the most that may be typed ahead of the rank."""

@@ -1,8 +1,7 @@
 """What is known of a worker beside its own record: where it stands, and why it has ended where its log cannot say so.
 
-Where it stands it writes itself: Python's faulthandler writes stacks from within a signal handler, without the
-interpreter's help, so it works in a worker that is deep in a collective. A process that does not catch the signal would
-die of it and is not sent it.
+Where it stands it writes itself: Python's faulthandler writes stacks from within a signal handler, also in a worker
+that is deep in a collective. A process that does not catch the signal would die of it and is not sent it.
 """
 
 from __future__ import annotations
@@ -129,11 +128,9 @@ def read_place(log_path: str, begin: int) -> Place | None:
 
 
 def find_place(frames: list[tuple[str, str, str]], source_line: Callable[[str, int], str] = _source_line) -> Place:
-    """Return what the frames of a thread tell: file, line and function of each, the innermost first.
-
-    The wait of a `dist.Work` is native code: a line of Python that calls it is then the innermost frame. `source_line`:
-    file and number -> that line of it.
-    """
+    """Return what the frames of a thread tell: file, line and function of each, the innermost first. The wait of a
+    `dist.Work` is native code: a line of Python that calls it is then the innermost. `source_line`: file and number ->
+    that line."""
     waits_in, is_waiting = _waits_itself(frames, source_line), True
     for file, line, function in frames:
         if not _LIBRARY.match(file):

@@ -48,10 +48,9 @@ class LingerWatch:
         self.since = 0.0  # when the workers went on after a pause; what was before does not count
 
     def look(self, running: Mapping[int, int], now: float) -> tuple[dict[int, str], HangTimeout | None]:
-        """Look once. `running`: global rank -> pid of every worker that runs. `now`: monotonic seconds. Returns the
-        ranks that have been found to linger since the last look, with what each waits for, and why the job is to be
-        ended: all workers that run linger, and none has done anything for the limit. One whose program has failed ends
-        itself, with its own status."""
+        """Return the ranks that have been found to linger since the last look, with what each waits for, and why the
+        job is to be ended: all that run linger, and none has done anything for the limit. One whose program has failed
+        ends itself, with its own status. `running`: global rank -> pid."""
         records = {rank: self._board.read(rank) for rank in running}
         lingering = {rank: record for rank, record in records.items() if record.ended_at}
         new = {rank: record.name for rank, record in lingering.items() if rank not in self._told}
@@ -113,11 +112,9 @@ class Hang:
 
 class Watchdog:
     """Finds out that a job makes no progress any more, and which ranks hold it up. Owned by the agent's event loop.
-    Progress of a worker is a longer log, a new step or collective on the progress board, or processor time of its
-    session. Processor time does not count while the worker waits in a collective (some libraries spin there), nor, once
-    its first step is done, while another has been waiting in one for the whole limit: a rank that computes for ever is
-    as stuck as one that sleeps. The first step is left alone: there networks are captured, and some ranks are sooner
-    ready."""
+    Progress of a worker is a longer log, a new step or collective on the board, or processor time of its session. That
+    does not count while it waits in a collective (some libraries spin there), nor, past its first step, in which
+    networks are captured, while another has been waiting for the whole limit: who computes for ever is stuck, too."""
 
     def __init__(self, limit_s: float, board: ProgressBoard, logs: Mapping[int, Sequence[str]]) -> None:
         self.interval_s = min(limit_s / HANG_LOOKS_PER_LIMIT, MAX_INTERVAL_S)  # how often `look` wants to be called
@@ -260,13 +257,14 @@ class JobWatch:
         was_urgent = self._is_urgent
         if not self._board.read(global_rank).has_come:
             self._absent.append(global_rank)
-        if self._is_urgent and (self.membership.is_over or not was_urgent):
-            self._look_for_absent()
+        if self._is_urgent and (self.membership.is_over or not was_urgent) and not self._judge_absent():
+            self._look_at_meeting_often()
 
     def note_absent(self, global_ranks: tuple[int, ...]) -> None:
         """Ranks of other hosts have ended with exit code 0 and never joined the world."""
         self._absent_elsewhere = global_ranks
-        self._look_for_absent()
+        if not self._judge_absent():
+            self._look_at_meeting_often()
 
     @property
     def _is_urgent(self) -> bool:
@@ -279,17 +277,14 @@ class JobWatch:
         interval_s = ABSENT_LOOK_S if self._is_urgent else min(max(share_s, MIN_INTERVAL_S), MAX_INTERVAL_S)
         self._timers.every("meeting", interval_s, lambda: self.look_at_meeting(time.monotonic()))
 
-    def _look_for_absent(self) -> None:
-        if not self._judge_absent():
-            self._look_at_meeting_often()
-
     def come(self) -> tuple[int, ...]:
         """Return the ranks of this host that have joined the world, or try to."""
-        return tuple(rank for rank in self.membership.members if self._board.read(rank).has_come)
+        return tuple(rank for rank, record in self._board.records(self.membership.members).items() if record.has_come)
 
     def has_begun(self) -> bool:
         """Return whether a rank of this host has joined the world, tries to, or has reported progress."""
-        return any(record.has_come or record.steps for record in map(self._board.read, self.membership.members))
+        records = self._board.records(self.membership.members)
+        return any(record.has_come or record.steps for record in records.values())
 
     def _judge_absent(self) -> bool:
         """End the job where the world can never be whole: somebody has joined it, and not all can still come."""
@@ -303,15 +298,16 @@ class JobWatch:
         """End the job where those who wait will wait for ever. `now`: monotonic seconds."""
         if self._judge_absent() or self._is_patient:
             return
-        records = {rank: self._board.read(rank) for rank in self.membership.members}
-        waiting = {rank: records[rank] for rank in self.membership.running() if records[rank].is_waiting}
+        records = self._board.records(self.membership.members)
+        running = {rank: records[rank] for rank in self.membership.running()}
+        waiting = {rank: record for rank, record in running.items() if record.is_waiting}
         came = [rank for rank, record in records.items() if record.is_reported]
         missing = tuple(rank for rank in records if rank not in came)
         joining = {rank: record for rank, record in waiting.items() if record.phase == contract.PHASE_JOINING}
         if late := waiting if missing else joining:
             self._judge_late(late, came, missing, now)
         else:
-            self._judge_deserted({rank: records[rank] for rank in self.membership.running()}, now)
+            self._judge_deserted(running, now)
 
     def _judge_late(self, waiting: dict[int, Progress], came: list[int], missing: tuple[int, ...], now: float) -> None:
         limit_s = self._plan.cluster_time_out_s
@@ -350,8 +346,7 @@ class JobWatch:
             self._on_stuck(error, tuple(sorted(running)))
 
     def _look_for_hang(self) -> None:
-        hang = self._watchdog.look(self.membership.running(), time.monotonic())
-        if hang is not None:
+        if hang := self._watchdog.look(self.membership.running(), time.monotonic()):
             self._hang = hang
             self._on_stuck(self._hang_error(hang), hang.lagging)
 
@@ -361,13 +356,13 @@ class JobWatch:
     def doing(self) -> dict[int, str]:
         """Return what running workers say that they are doing now, and which of them are stopped."""
         running = self.membership.running()
-        records = {rank: self._board.read(rank) for rank in running}
+        records = self._board.records(running)
         words = describe_all(records, running, time.monotonic())
         return {rank: text for rank, text in words.items() if records[rank].describe(0.0) or "stopped" in text}
 
     def left(self) -> frozenset[int]:
-        ranks = self.membership.running()
-        return frozenset(rank for rank in ranks if self._board.read(rank).phase == contract.PHASE_LEFT)
+        records = self._board.records(self.membership.running())
+        return frozenset(rank for rank, record in records.items() if record.phase == contract.PHASE_LEFT)
 
     def request_stacks(self, headline: str) -> None:
         running = self.membership.running()
@@ -393,10 +388,8 @@ class JobWatch:
 
     def _places(self) -> dict[int, Place]:
         """Return where the running workers stand; empty when not all tell, or when they use the runtime."""
-        running = self.membership.running()
-        records = [self._board.read(rank) for rank in running]
-        if any(record.is_reported or record.ended_at for record in records):
+        running = sorted(self.membership.running())
+        if any(record.is_reported or record.ended_at for record in self._board.records(running).values()):
             return {}
-        read = {rank: read_place(self._logs[rank], self._stack_begins.get(rank, 0)) for rank in sorted(running)}
-        places = {rank: place for rank, place in read.items() if place is not None}
-        return places if len(places) == len(running) else {}
+        read = [(rank, read_place(self._logs[rank], self._stack_begins.get(rank, 0))) for rank in running]
+        return {rank: place for rank, place in read if place} if all(place for _, place in read) else {}

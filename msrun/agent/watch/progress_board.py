@@ -1,8 +1,7 @@
 """The progress board: what every worker with the runtime says of itself, in a file that each of them maps.
 
-A worker writes its own record with plain stores, without a lock, a system call or a thread (layout: `msrun.contract`).
-A reader may see a record between two stores; the next look puts that right. Readers map nothing: the file belongs to
-the workers, and a page of a file that one of them has cut off would be SIGBUS.
+A worker writes its own record with plain stores (layout: `msrun.contract`); a reader may see one between two stores.
+Readers map nothing: a page of a file that a worker has cut off would be SIGBUS.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import contextlib
 import math
 import os
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -94,15 +94,14 @@ class ProgressBoard:
             raise
         self._descriptor = descriptor
 
-    def open(self) -> None:
-        """Open the file of somebody else's job, to read. Raises OSError: there is none."""
-        self._descriptor = open_own_file(self._path, os.O_RDONLY)
-
     def read(self, global_rank: int) -> Progress:
         size_bytes = contract.PROGRESS_RECORD_BYTES
         with contextlib.suppress(OSError):  # not made yet, or the disk is gone
             return parse_record(os.pread(self._descriptor, size_bytes, global_rank * size_bytes), 0)
         return Progress()
+
+    def records(self, global_ranks: Iterable[int]) -> dict[int, Progress]:
+        return {rank: self.read(rank) for rank in global_ranks}
 
     def reset(self) -> None:
         if self._descriptor >= 0:
@@ -118,14 +117,10 @@ class ProgressBoard:
 
 def read_record(path: Path, global_rank: int) -> Progress:
     """Return one worker's record as it stands now; an empty one when there is no board."""
-    board = ProgressBoard(path, 0)
-    try:
-        board.open()
-        return board.read(global_rank)
-    except OSError:
-        return Progress()
-    finally:
-        board.close()
+    with contextlib.suppress(OSError), os.fdopen(open_own_file(path, os.O_RDONLY), "rb") as file:
+        file.seek(global_rank * contract.PROGRESS_RECORD_BYTES)
+        return parse_record(file.read(contract.PROGRESS_RECORD_BYTES), 0)
+    return Progress()
 
 
 def parse_record(board: bytes, global_rank: int) -> Progress:

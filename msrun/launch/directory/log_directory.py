@@ -27,7 +27,7 @@ from typing import Any, TypeGuard
 
 from msrun import contract
 from msrun.agent.logs.own_file import NOT_PLAIN, create_own_file, open_own_file
-from msrun.agent.observer import Observer
+from msrun.agent.observer import Observer, append_fault
 from msrun.cluster.membership import WorkerState
 from msrun.errors import UsageError
 from msrun.launch.directory.lock import parse_number, parse_object, read_lock
@@ -41,15 +41,9 @@ MAX_CHARS = 1 << 16  # of a traceback, which another host may have sent
 
 def record_fault(folder: Path, what: str, trace: str) -> None:
     """Append `what`, a line, and its traceback to `scheduler.log` of a log directory, or to stderr if it cannot be."""
-    stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime())
-    text = printable(f"{stamp} {what}\n{trace[-MAX_CHARS:].rstrip()}\n")
-    try:
-        descriptor = open_own_file(folder / contract.SCHEDULER_LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    except OSError:
-        sys.stderr.write(text)
-        return
-    with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
-        file.write(text)
+    what, trace = printable(what), printable(trace[-MAX_CHARS:])
+    if not append_fault(folder / contract.SCHEDULER_LOG, what, trace):
+        sys.stderr.write(f"{what}\n{trace.rstrip()}\n")
 
 
 def prepare_log_directory(plan: LaunchPlan) -> None:

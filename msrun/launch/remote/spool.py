@@ -108,7 +108,7 @@ def listen_in(spool: Path) -> socket.socket:
 
 def connect_in(spool: Path) -> socket.socket:
     """Return a connection to whoever listens in a folder. Raises OSError: nobody does."""
-    stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    stream = socket.socket(socket.AF_UNIX)
     try:
         with socket_address(spool / SOCKET) as name:
             stream.connect(name)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from supervised_job import Job
 
-from msrun.agent.processes.process_spec import SCHEDULER_ID
+from msrun.agent.processes.server_handle import SCHEDULER_ID
 from msrun.cluster.coordinator import Coordinator
 from msrun.cluster.membership import RestartPolicy
 from msrun.cluster.messages import Message

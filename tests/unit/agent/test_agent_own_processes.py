@@ -13,7 +13,7 @@ from plans import small_plan
 from msrun.agent import attempt as module
 from msrun.agent.attempt import LAST_WORDS_BYTES, OwnProcesses
 from msrun.agent.observer import Observers, OwnFaults
-from msrun.agent.processes.process_spec import FIRST_SERVER_ID, SCHEDULER_ID
+from msrun.agent.processes.server_handle import FIRST_SERVER_ID, SCHEDULER_ID
 from msrun.cluster.membership import Membership
 from msrun.errors import ClusterError, OwnProcessLost, ServerFailed
 from msrun.planning.plan import LaunchPlan

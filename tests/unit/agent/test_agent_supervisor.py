@@ -13,7 +13,7 @@ from failure_reports import fault_of
 from supervised_job import Job, kinds
 
 from msrun import contract
-from msrun.agent.processes.process_spec import FIRST_SERVER_ID, SCHEDULER_ID
+from msrun.agent.processes.server_handle import FIRST_SERVER_ID, SCHEDULER_ID
 from msrun.agent.timers import Timers
 from msrun.agent.watch import job_watch
 from msrun.agent.watch.job_watch import Hang

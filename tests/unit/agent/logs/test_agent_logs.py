@@ -7,13 +7,14 @@ import os
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msrun.agent.logs import log_file
-from msrun.agent.logs.log_file import BoundedLog, LogFile, LogLimit
+from msrun.agent.logs.log_file import BoundedLog, BoundedLogs, LogFile, LogLimit
 
 BLOCK = 4096
 
@@ -127,3 +128,21 @@ def test_log_stays_whole_where_nothing_can_be_freed_and_that_is_told_once(
         log.look()
     log.end()
     assert refused == ["not here"] and path.read_bytes() == b"x" * 5 * BLOCK
+
+
+def test_logs_of_a_job_are_bounded_attempt_after_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, kept, said = tmp_path / "worker_0.log", tmp_path / "worker_0.attempt_2.log", list[str]()
+    logs = BoundedLogs([str(path)], LogLimit(BLOCK, 1), 2, said.append)
+    path.write_bytes(os.urandom(9 * BLOCK))
+    logs.tick()
+    assert 512 * path.stat().st_blocks == BLOCK
+    logs.note("restarting", {"attempt": 1})
+    path.rename(kept)
+    path.write_bytes(os.urandom(3 * BLOCK))
+    logs.tick()
+    assert 512 * path.stat().st_blocks == 512 * kept.stat().st_blocks == BLOCK and said == []
+    assert kept.stat().st_size in (BLOCK, 9 * BLOCK), "without its hole, where the file system can take it out"
+    monkeypatch.setattr(log_file, "change", mock.Mock(side_effect=OSError(errno.EOPNOTSUPP, "not here")))
+    path.write_bytes(os.urandom(9 * BLOCK))
+    logs.end()
+    assert said == ["--log_max_bytes: logs stay whole, for their file system cannot free part of a file (not here)"]

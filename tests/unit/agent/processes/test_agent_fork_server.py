@@ -22,8 +22,7 @@ from job_runner import run_python
 from msrun import contract
 from msrun.agent.processes import child, fork_server
 from msrun.agent.processes.process_control import start_time
-from msrun.agent.processes.process_spec import FIRST_SERVER_ID, ProcessSpec
-from msrun.agent.processes.server_handle import ForkServerHandle
+from msrun.agent.processes.server_handle import FIRST_SERVER_ID, ForkServerHandle, ProcessSpec
 from msrun.cluster.messages import Channel, Message, await_input
 from msrun.planning.record_json import encode_record
 

@@ -151,7 +151,7 @@ class CheckpointError(ParallelError):
     """A checkpoint cannot be written, is missing or incomplete, or does not fit the network or its optimizer."""
 
 
-_LIMITS = {
+LIMITS = {
     errno.EAGAIN: " (the user or the container has as many processes as it may); raise ulimit -u or pids.max",
     errno.ENOMEM: "; end what uses memory, or raise the limit of the container",
     errno.EMFILE: "; raise the limit with ulimit -n",
@@ -159,16 +159,12 @@ _LIMITS = {
     errno.ENOSPC: "; make room there",
     errno.EDQUOT: "; make room there, or have the quota raised",
 }
-
-
-def is_limit(error: OSError) -> bool:
-    """Return whether a limit of the user, the container or the machine is behind an error."""
-    return error.errno in _LIMITS
+"""Of the user, the container or the machine, by the error that they lead to -> what to raise."""
 
 
 def describe_limit(error: OSError) -> str:
     """Return the system's words for an error and, where a limit is behind it, what to raise."""
-    return f"{error.strerror or type(error).__name__}{_LIMITS.get(error.errno or 0, '')}"
+    return f"{error.strerror or type(error).__name__}{LIMITS.get(error.errno or 0, '')}"
 
 
 def near_miss(word: str, allowed: Iterable[str], *, cutoff: float = 0.6) -> str:

@@ -135,8 +135,5 @@ def build_program(options: Mapping[str, Any], working_directory: Path) -> Progra
         raise UsageError(f"{' '.join(another)}: a job has one program; let a script choose by RANK what it runs")
     program = parse_program(words, is_module=options["module"], working_directory=working_directory)
     return replace(
-        program,
-        role=options["role"],
-        has_rank_args=options["rank_args"],
-        passes_local_rank=options["pass_local_rank"],
+        program, role=options["role"], has_rank_args=options["rank_args"], passes_local_rank=options["pass_local_rank"]
     )

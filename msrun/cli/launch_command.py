@@ -15,24 +15,18 @@ import click
 from click.core import ParameterSource
 
 from msrun import __version__, contract
-from msrun.cli.commands import (
-    FIRST_WORDS,
-    end_warm_servers,
-    estimate_command,
-    look_after,
-    print_text,
-)
+from msrun.cli.commands import FIRST_WORDS, end_warm_servers, estimate_command, look_after, print_text
 from msrun.cli.options import BY_NAME, EXCLUSIVE, HOST_OPTIONS, OPTIONS, SETTABLE, Sources, apply_sources
 from msrun.cli.words import (
     LaunchCommand,
-    ScriptWords,
+    a_file,
     describe_late_options,
     describe_separate_value,
     read_options,
     translate,
     workers_here,
 )
-from msrun.errors import MsrunError, UsageError, describe_limit, is_limit, near_miss
+from msrun.errors import LIMITS, MsrunError, UsageError, describe_limit, near_miss
 from msrun.launch import output
 from msrun.launch.output import one_line
 from msrun.planning.program import COMMANDS, ONCE, parse_program
@@ -64,7 +58,10 @@ then file; --dry_run shows each value and its source.
 
 @click.command(
     cls=LaunchCommand,
-    params=[*OPTIONS, ScriptWords(["words"], nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")],
+    params=[
+        *OPTIONS,
+        click.Argument(["words"], nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...", shell_complete=a_file),
+    ],
     epilog=EPILOG,
     context_settings={
         "ignore_unknown_options": False,
@@ -321,7 +318,7 @@ def _usage_text(error: click.ClickException) -> str:
 
 def _os_error_text(error: OSError) -> tuple[str, int]:
     """Return what an error of the system says to the user, and the exit status; empty for one that nobody expects."""
-    if is_limit(error):
+    if error.errno in LIMITS:
         return f"{error.filename or 'msrun'}: {describe_limit(error)}", contract.EXIT_CLUSTER
     if error.errno == errno.ENAMETOOLONG:
         shown = str(error.filename)[:MAX_SHOWN]

@@ -128,11 +128,7 @@ _OF_COMMAND = [
         is_repeatable=True,
     ),
     make_option("env_file", "FILE  File of NAME=VALUE lines for every worker.", kind="path"),
-    make_option(
-        "role",
-        "NAME  ROLE_NAME of the workers.",
-        default="default",
-    ),
+    make_option("role", "NAME  ROLE_NAME of the workers.", default="default"),
     make_option("rank_args", "Replace {rank}, {local_rank} and {node_rank} in ARGS by the numbers of the worker."),
     make_option("pass_local_rank", "Make --local-rank=N the first of ARGS, for scripts of torch.distributed.launch."),
     make_option(

@@ -79,10 +79,7 @@ FOREIGN_OPTIONS = {
     "--output": ("srun's", "--log_dir"),
     **dict.fromkeys(("--gres", "--gpus", "--gpus_per_node", "--gpus_per_task", "--cpus_per_task"), _OF_SCHEDULER),
     **dict.fromkeys(("-c", "--mem", "--partition", "-p", "--time", "--exclusive"), _OF_SCHEDULER),
-    "--signals_to_handle": (
-        "torchrun's",
-        f"{LEAVE_OUT}: TERM, INT, HUP and QUIT always end the job in good order",
-    ),
+    "--signals_to_handle": ("torchrun's", f"{LEAVE_OUT}: TERM, INT, HUP and QUIT always end the job in good order"),
     **dict.fromkeys(("--mca", "-mca"), ("mpirun's", LEAVE_OUT)),
 }
 """Option of another launcher that msrun does not take, dashes as underscores -> whose it is and what to write here."""
@@ -396,11 +393,9 @@ def _show_help(ctx: click.Context, _option: click.Parameter, topic: str | None) 
     ctx.exit()
 
 
-class ScriptWords(click.Argument):
-    """SCRIPT and its arguments, which a shell completes as files."""
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002
-        return [CompletionItem(incomplete, type="file")]
+def a_file(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Have a shell complete files, as for SCRIPT and its arguments."""
+    return [CompletionItem(incomplete, type="file")]
 
 
 def _styled(text: str, **style: object) -> str:

@@ -29,7 +29,7 @@ from msrun.launch.output import ERASE_LINE, STDERR, STDOUT, fit, one_line, print
 from msrun.launch.status.status_text import describe_span
 from msrun.launch.terminal import UserTerminal
 from msrun.planning.plan import LaunchPlan
-from msrun.planning.ranks import all_workers, count_workers
+from msrun.planning.ranks import count_workers
 from msrun.planning.spec import LaunchSpec
 
 LINE_PREFIX = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
@@ -230,7 +230,8 @@ class Console(Observer):
         hosts = max(len(self._plan.hosts), len(self._plan.fleet))
         where = f" on {hosts} hosts" if hosts > 1 else ""
         again = f" after restart {restarts}" if restarts else ""
-        summary = f"{all_workers(self._plan.world_size)}{where} finished successfully{again}"
+        what = f"{'all ' if self._plan.world_size > 1 else ''}{count_workers(self._plan.world_size)}"
+        summary = f"{what}{where} finished successfully{again}"
         self.pause("" if failure else summary)
 
     def pause(self, summary: str = "") -> None:

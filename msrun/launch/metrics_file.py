@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from msrun.agent.observer import Observer
 from msrun.agent.processes.process_control import session_usage
@@ -44,23 +44,18 @@ METRICS = {
 """Metric -> its kind and its description; those of a worker are there while it runs."""
 
 
-class Family(NamedTuple):
-    """One metric with its samples: labels and value of each."""
-
-    name: str
-    kind: str
-    """gauge or counter."""
-    help: str
-    samples: Sequence[tuple[Mapping[str, str], float]]
+Samples = Mapping[str, Sequence[tuple[Mapping[str, str], float]]]
+"""Metric -> its values, each with its labels."""
 
 
-def render_families(families: Sequence[Family]) -> str:
+def render_samples(found: Samples) -> str:
     """Return metrics in Prometheus' text format; one without samples is left out."""
     lines: list[str] = []
-    for family in families:
-        if family.samples:
-            lines += [f"# HELP {family.name} {family.help}", f"# TYPE {family.name} {family.kind}"]
-            lines += [f"{family.name}{{{_labels(labels)}}} {_number(value)}" for labels, value in family.samples]
+    for name, samples in found.items():
+        if samples:
+            kind, what = METRICS[name]
+            lines += [f"# HELP {name} {what}", f"# TYPE {name} {kind}"]
+            lines += [f"{name}{{{_labels(labels)}}} {_number(value)}" for labels, value in samples]
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -151,5 +146,4 @@ class MetricsFile(Observer):
                 ("last_progress_age_seconds", max(0.0, min(ages)) if ages else None),
             ):
                 found[f"msrun_worker_{name}"] += [(labels, value)] if value is not None else []
-        text = render_families([Family(name, *METRICS[name], samples) for name, samples in found.items()])
-        write_whole(self._path, text.encode(), mode=MODE, may_wait=may_wait)
+        write_whole(self._path, render_samples(found).encode(), mode=MODE, may_wait=may_wait)

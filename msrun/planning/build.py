@@ -15,10 +15,7 @@ from msrun.planning.environment import (
     common_environment,
     early_environment,
     mindspore_environment,
-    mindspore_note,
-    mindspore_scheduler,
     of_rank,
-    rank_environment,
     server_environment,
     settle_mindspore,
 )
@@ -49,6 +46,10 @@ from msrun.planning.spec import JobTerms, LaunchSpec, check_server_logs, is_loop
 
 SERVER_IMPORTS = ("msrun.server.serving", OF_OPTIMIZERS)
 """What parameter servers import, the second one with their first optimizer, as workers do."""
+OF_MINDSPORE = {contract.MS_ROLE: contract.ROLE_SCHEDULER, contract.MS_NODE_ID: "sched", contract.RANK_ID: "0"}
+"""Variables of MindSpore's own scheduler."""
+OURS = "msrun.mindspore"
+POSED = f"--mindspore torch takes {OURS} instead"
 LOOPBACK = "127.0.0.1"
 RECOVERY_VARIABLE = "MS_ENABLE_RECOVERY"
 """1: MindSpore's scheduler waits without a limit for lost nodes; who starts them again is not msrun there."""
@@ -140,7 +141,7 @@ class _Part:
             common_env=common,
             workers=tuple(map(self._worker, range(len(self.devices.device_ids)))),
             servers=tuple(map(self._server, range(self.assignment.node_rank, spec.server_num, self.hosts))),
-            mindspore_scheduler=mindspore_scheduler(spec, self.assignment.node_rank),
+            mindspore_scheduler=OF_MINDSPORE if spec.mindspore == "real" and not self.assignment.node_rank else {},
             scheduler_cpus=self.binding.scheduler_cpus,
             place=place,
         )
@@ -153,7 +154,17 @@ class _Part:
             self.assignment.node_rank,
         )
         rank, folder = self.assignment.ranks[index], spec.log_folder
-        env = rank_environment(rank, index, node_rank, devices.device_ids[index])
+        env = {
+            contract.RANK: str(rank),
+            contract.LOCAL_RANK: str(index),
+            contract.GROUP_RANK: str(node_rank),
+            contract.ROLE_RANK: str(rank),
+            contract.MS_ROLE: contract.ROLE_WORKER,
+            contract.MS_NODE_ID: str(rank),
+            contract.MS_NODE_RANK: str(node_rank),
+            contract.RANK_ID: str(rank),
+            contract.DEVICE_ID: str(devices.device_ids[index]),
+        }
         if spec.virtual_local_rank:
             visible = {"gpu": CUDA_VARIABLE, "ascend": ASCEND_VARIABLE}.get(devices.target)
             env |= {contract.LOCAL_RANK: "0", contract.DEVICE_ID: "0"}  # Source: torchrun's --virtual-local-rank
@@ -228,6 +239,7 @@ def build_plan(
         spec, caller, assignment, hosts, host.name, host.address, devices, binding, own_threads, reached_at=host.address
     )
     own = part.plan(common, assignment.describe() if fleet else "")
+    missing = "" if host.mindspore_version else "; mindspore is not installed"
     unused = f"--master_addr {spec.master_addr} is not used: a job on one host meets on loopback only"
     notes = [
         *settings_note(spec.settings),
@@ -236,7 +248,8 @@ def build_plan(
         *devices.notes,
         *binding.notes,
         *([ASSUMED] if fleet and fleet.is_assumed else [] if fleet or is_loopback(spec.master_addr) else [unused]),
-        *mindspore_note(spec, host),
+        *([f"mindspore {host.mindspore_version} of this environment; {POSED}"] if spec.mindspore == "real" else []),
+        *([f"mindspore is {OURS}, on torch{missing}"] if spec.mindspore == "torch" else []),
     ]
     return plan_job(
         spec,

@@ -108,21 +108,6 @@ def early_environment(*, caller: Mapping[str, str], extra: Mapping[str, str], th
     return {**env, **{name: value for name, value in defaults.items() if name not in caller}, **extra}
 
 
-def rank_environment(global_rank: int, local_rank: int, node_rank: int, device_id: int) -> dict[str, str]:
-    """Return what makes a process worker `global_rank`."""
-    return {
-        contract.RANK: str(global_rank),
-        contract.LOCAL_RANK: str(local_rank),
-        contract.GROUP_RANK: str(node_rank),
-        contract.ROLE_RANK: str(global_rank),
-        contract.MS_ROLE: contract.ROLE_WORKER,
-        contract.MS_NODE_ID: str(global_rank),
-        contract.MS_NODE_RANK: str(node_rank),
-        contract.RANK_ID: str(global_rank),
-        contract.DEVICE_ID: str(device_id),
-    }
-
-
 def of_rank(env: Collection[tuple[str, str]], numbers: Mapping[str, int]) -> dict[str, str]:
     """Return those of a job's variables that name a number of the worker, such as `{rank}`, with that number."""
     found = {name: with_numbers(value, numbers) for name, value in env}
@@ -151,7 +136,6 @@ def blas_threads(caller: Mapping[str, str], common_env: Mapping[str, str]) -> in
     return 1
 
 
-OURS = "msrun.mindspore"
 POSING_FOLDER = Path(__file__).parents[1] / "mindspore" / "posing"
 """On PYTHONPATH it makes `import mindspore` find msrun.mindspore, after everything that stands there already."""
 
@@ -191,17 +175,3 @@ def mindspore_port(store_port: int) -> int:
             f"--master_port {store_port}: MindSpore's scheduler needs the next one, too; give a lower port"
         )
     return store_port + 1 if store_port else 0
-
-
-def mindspore_scheduler(spec: LaunchSpec, node_rank: int) -> dict[str, str]:
-    if spec.mindspore != "real" or node_rank:
-        return {}
-    return {contract.MS_ROLE: contract.ROLE_SCHEDULER, contract.MS_NODE_ID: "sched", contract.RANK_ID: "0"}
-
-
-def mindspore_note(spec: LaunchSpec, host: HostFacts) -> list[str]:
-    if spec.mindspore == "real":
-        return [f"mindspore {host.mindspore_version} of this environment; --mindspore torch takes {OURS} instead"]
-    if spec.mindspore == "torch":
-        return [f"mindspore is {OURS}, on torch" + ("" if host.mindspore_version else "; mindspore is not installed")]
-    return []

@@ -16,7 +16,6 @@ from msrun.planning.masking import mask_words, masked, secret_values
 from msrun.planning.program import Program, StartMethod
 from msrun.planning.ranks import count_workers, fold_ranks
 from msrun.planning.record_json import encode_record
-from msrun.planning.settings import render_settings
 from msrun.planning.spec import JobTerms, format_size
 from ranktable.hosts.ranges import fold_numbers
 
@@ -242,9 +241,12 @@ def render_plan(plan: LaunchPlan, *, as_json: bool) -> str:
         return json.dumps(plan.to_json(), indent=2)
     first, *others = (host.common_env for host in plan.hosts)
     common = {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
+    shown = [(f"{setting.name}={setting.text}", setting.source) for setting in plan.settings]
+    width = max((len(text) for text, _ in shown), default=0)
     lines = [
         *(f"{name:12} {text}" for name, text in _describe_job(plan)),
-        *render_settings(plan.settings),
+        "settings" if plan.settings else "settings     all defaults",
+        *(f"  {text:<{width}}  {source}" for text, source in shown),
         *_hosts(plan),
         "",
         "environment of every worker",

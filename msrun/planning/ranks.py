@@ -21,8 +21,3 @@ def name_ranks(ranks: Iterable[int]) -> str:
 def count_workers(number: int) -> str:
     """Return a number of workers: "1 worker", "2 workers", "0 workers"."""
     return "1 worker" if number == 1 else f"{number} workers"
-
-
-def all_workers(number: int) -> str:
-    """Return the workers of a job as the subject of a sentence: "1 worker", "all 4 workers"."""
-    return f"{'all ' if number > 1 else ''}{count_workers(number)}"

@@ -502,6 +502,7 @@ SAGEMAKER = Variables(
     job=("TRAINING_JOB_NAME",),
 )
 VERTEX = "CLUSTER_SPEC"
+VERTEX_JOB = Variables(name="Vertex AI job", node_rank=VERTEX, hosts=VERTEX)
 _TRAINING_POOLS = ("workerpool0", "workerpool1")
 _VOLCANO_HOSTS = re.compile(r"VC_(\w+)_HOSTS\Z")
 
@@ -517,26 +518,23 @@ def find_sagemaker(environ: Environ, host: HostView) -> Surroundings | None:
     return SAGEMAKER.read({**environ, current: str(hosts.index(own))}, host, hosts)
 
 
-def find_vertex(environ: Environ, _host: HostView) -> Surroundings | None:
+def find_vertex(environ: Environ, host: HostView) -> Surroundings | None:
     """Return the Vertex AI custom job that this replica is of: pool 0 is its chief, pool 1 the others."""
     spec = _json(environ, VERTEX, dict)
     try:
         pools = {name: list(spec["cluster"][name]) for name in sorted(spec["cluster"]) if name in _TRAINING_POOLS}
         kind, index = spec["task"]["type"], int(spec["task"]["index"])
-        hosts = [str(host) for pool in pools.values() for host in pool]
+        hosts = [str(one) for pool in pools.values() for one in pool]
         before = sum(len(pool) for name, pool in pools.items() if name < kind)
         is_training = kind in pools and index < len(pools[kind])
     except (KeyError, TypeError, ValueError):
         raise UsageError(f"{VERTEX}: cluster with workerpool0 and task are expected in it; give {OFF}") from None
     if not is_training:
         return None  # a parameter server or an evaluator
-    job = Surroundings(name="Vertex AI job", node_num=Told(len(hosts), LISTED + VERTEX))
-    if len(hosts) == 1:
-        return job
     address, _, port = hosts[0].rpartition(":")
+    job = VERTEX_JOB.read({VERTEX: str(before + index)}, host, [address or hosts[0], *hosts[1:]])
     told = Told(int(port), VERTEX) if address and port.isdigit() else None
-    first, rank = Told(address or hosts[0], VERTEX), Told(before + index, VERTEX)
-    return replace(job, node_rank=rank, master_addr=first, master_port=told)
+    return replace(job, master_port=told) if len(hosts) > 1 else job
 
 
 def _json(environ: Environ, name: str, kind: type) -> Any:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any
@@ -29,16 +29,12 @@ from msrun.errors import UsageError, near_miss
 from msrun.planning.tls_spec import CLIENT_PASSWORD_VARIABLE, SERVER_PASSWORD_VARIABLE
 from ranktable.bounded_text import TextError, compose_yaml
 
-_OF_LAUNCHER = re.compile(
+OF_LAUNCHER = re.compile(
     r"(PMI_|PMIX_(?!MCA_)|PRTE_(?!MCA_)|OMPI_COMM_WORLD_|OMPI_WORLD_|OMPI_MCA_orte_|OMPI_MCA_ess_base_|PET_RDZV_)\w+\Z"
     r"|OMPI_(APP_CTX_NUM_PROCS|ARGV|COMMAND|FILE_LOCATION|FIRST_RANKS|NUM_APP_CTX|TOOL_NAME|UNIVERSE_SIZE)\Z"
     r"|OMPI_MCA_(ess|initial_wdir|num_procs|pmix)\Z"
     r"|PET_(NNODES|NODE_RANK|NPROC_PER_NODE|MASTER_ADDR|MASTER_PORT)\Z"
 )
-
-
-def is_of_launcher(name: str) -> bool:
-    return bool(_OF_LAUNCHER.match(name))
 
 
 TRUE_WORDS = ("true", "1", "yes", "on")
@@ -199,7 +195,7 @@ def without_option_variables(environ: Mapping[str, str], names: Iterable[str]) -
     settings = {*SECRET_VARIABLES, *map(variable_name, names)} - contract.WORKER_SETTINGS
     if contract.MSRUN_JOB_ID in environ:
         settings -= contract.JOB_VARIABLES
-    return {name: value for name, value in environ.items() if name not in settings and not is_of_launcher(name)}
+    return {name: value for name, value in environ.items() if name not in settings and not OF_LAUNCHER.match(name)}
 
 
 def settings_note(settings: Iterable[Setting]) -> list[str]:
@@ -207,12 +203,6 @@ def settings_note(settings: Iterable[Setting]) -> list[str]:
     elsewhere = (one for one in settings if not isinstance(one, FoundSetting) and one.source != COMMAND_LINE)
     shown = [f"{one.name}={one.text} ({one.source})" for one in elsewhere]
     return [f"settings: {', '.join(shown)}"] if shown else []
-
-
-def render_settings(settings: Sequence[Setting]) -> list[str]:
-    shown = [(f"{setting.name}={setting.text}", setting.source) for setting in settings]
-    width = max((len(text) for text, _ in shown), default=0)
-    return ["settings" if shown else "settings     all defaults", *(f"  {text:<{width}}  {of}" for text, of in shown)]
 
 
 # -- the file of --config --------------------------------------------------------------------------------------------

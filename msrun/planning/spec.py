@@ -106,8 +106,8 @@ def parse_bind_core(text: str) -> CoreBinding | None:
         return CoreBinding() if read_truth(text.strip()) else None
     try:
         value = json.loads(text, object_pairs_hook=_without_repeats)
-    except (ValueError, RecursionError) as error:
-        what = str(error) if isinstance(error, _RepeatedKey) else "neither True, False nor a JSON object"
+    except (ValueError, RecursionError):
+        what = "neither True, False nor a JSON object"
         raise UsageError(f"--bind_core {text}: {what}; give e.g. --bind_core='{_EXAMPLE}'") from None
     if not isinstance(value, dict) or not value:
         raise UsageError(f"--bind_core {text}: not a JSON object of devices; give e.g. --bind_core='{_EXAMPLE}'")
@@ -119,14 +119,10 @@ def parse_bind_core(text: str) -> CoreBinding | None:
     return CoreBinding(is_auto=False, devices=devices, scheduler=scheduler)
 
 
-class _RepeatedKey(ValueError):
-    """A key of a JSON object is there twice."""
-
-
 def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
     for key, count in Counter(key for key, _ in pairs).items():
         if count > 1:
-            raise _RepeatedKey(f"{key!r} is there {count} times")
+            raise UsageError(f"--bind_core: {key!r} is there {count} times; give it once")
     return dict(pairs)
 
 
@@ -269,9 +265,7 @@ class SshSettings:
         must=f"1 to {MAX_PORT}; leave it out for that of ssh_config",
     )
     identity_files: tuple[Path, ...] = option(
-        (),
-        "FILE  Private key to try, beside those that ssh_config names; may be repeated.",
-        name="ssh_identity",
+        (), "FILE  Private key to try, beside those that ssh_config names; may be repeated.", name="ssh_identity"
     )
     host_keys: HostKeyPolicy | None = option(
         None,
@@ -352,9 +346,7 @@ class LaunchSpec(JobTerms):
         choices=get_args(MindSporeSemantics),
     )
     device_target: DeviceTarget = option(
-        "auto",
-        "KIND  Devices of the workers, one for each: auto, cpu, gpu or ascend.",
-        choices=get_args(DeviceTarget),
+        "auto", "KIND  Devices of the workers, one for each: auto, cpu, gpu or ascend.", choices=get_args(DeviceTarget)
     )
     virtual_local_rank: bool = option(False, "Show each worker its device alone, as number 0; LOCAL_RANK is 0 for all.")
     is_warm: bool = option(
@@ -365,10 +357,7 @@ class LaunchSpec(JobTerms):
         kind="warm",
     )
     warm_time_s: float = option(
-        600.0,
-        "S  How many seconds it waits for the next job.",
-        least=MORE_THAN_0,
-        must="more than 0 seconds",
+        600.0, "S  How many seconds it waits for the next job.", least=MORE_THAN_0, must="more than 0 seconds"
     )
     preload: tuple[str, ...] = option(
         (), "MODULE  Import this before forking, too, besides torch, numpy and msrun; may be repeated."
@@ -390,9 +379,7 @@ class LaunchSpec(JobTerms):
     has_terminal: bool = False
     """With `interactive_rank`: whether the user's standard input is a terminal."""
     is_raw_tail: bool = option(
-        False,
-        "Show workers' output byte for byte, with control sequences, which can change the terminal.",
-        name="raw",
+        False, "Show workers' output byte for byte, with control sequences, which can change the terminal.", name="raw"
     )
     has_times: bool = option(False, "Show the time before each line of a worker.", name="log_time")
     has_progress_line: bool = option(

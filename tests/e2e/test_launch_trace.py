@@ -12,7 +12,7 @@ from itertools import pairwise
 import pytest
 from job_runner import DEADLINE_S, PRELOAD, REPOSITORY, wait_until
 
-from msrun.launch.metrics_file import Family, render_families
+from msrun.launch.metrics_file import render_samples
 from msrun.launch.trace import LAUNCHER, PROCESS, STEPS, WAITS, build_trace
 
 SCRIPT = """
@@ -182,8 +182,7 @@ def test_odd_labels_and_numbers_come_through():
     parser = pytest.importorskip("prometheus_client.parser")
     odd = 'a "b" \\ \n c'
     samples = [({"log_dir": odd, "rank": str(rank)}, value) for rank, value in enumerate((1, 0.5, float("nan"), 1e300))]
-    [family] = parser.text_string_to_metric_families(
-        render_families([Family("x", "gauge", "help", samples), Family("none", "gauge", "help", [])])
-    )
+    text = render_samples({"msrun_worker_loss": samples, "msrun_job_exit_code": []})
+    [family] = parser.text_string_to_metric_families(text)
     assert [sample.labels["log_dir"] for sample in family.samples] == [odd] * 4
     assert [str(float(sample.value)) for sample in family.samples] == ["1.0", "0.5", "nan", "1e+300"]

@@ -479,10 +479,7 @@ _SIGNS = (
     (r"No space left on device", "a disk there is full; make room, or set TMPDIR there to a folder on another one"),
     (r"Disk quota exceeded", "the user's disk quota there is used up; make room"),
     (r"error while loading shared libraries: (?P<what>[^:\s]+)", f"{{python}} lacks the library {{what}}; {_OTHER}"),
-    (
-        r"No module named '?encodings\b",
-        f"{{python}} finds no library of its own; unset PYTHONHOME there, or {_OTHER}",
-    ),
+    (r"No module named '?encodings\b", f"{{python}} finds no library of its own; unset PYTHONHOME there, or {_OTHER}"),
     (
         r"Error: No module named '?msrun\b(?!\.)",
         f"msrun is not installed for {{python}}; install it there, {_OTHER}, or send it along with --ship",

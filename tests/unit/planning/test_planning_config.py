@@ -33,7 +33,7 @@ TAKEN = [
     ("worker_num: 4", {"worker_num": "4"}),
     ("worker_num: '010'", {"worker_num": "010"}),
     ("log_dir: yes", {"log_dir": "yes"}),
-    ("grace: 2.50", {"grace": "2.50"}),
+    ("exit-time-out: 2.50", {"exit_time_out": "2.50"}),
     ("quiet: true", {"quiet": "true"}),
     ("log_dir: 2026-01-31", {"log_dir": "2026-01-31"}),
     ('log_dir: ""', {"log_dir": ""}),

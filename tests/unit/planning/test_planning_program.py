@@ -136,7 +136,7 @@ def test_any_bytes_are_read_without_an_error(tmp_path_factory: pytest.TempPathFa
 OWN = {
     "sets.py": "import os\nos.environ['A'] = '1'\n",
     "torch_first.py": "import os\nimport torch\nos.environ['A'] = '1'\n",
-    "defines.py": "import os\ndef setup():\n    os.environ['A'] = '1'\n",
+    "defines.py": "import os\ndef setup():\n    os.environ['A'] = '1'\ndef harmless(): harmless()\n",
 }
 
 
@@ -148,6 +148,7 @@ OWN = {
         ("import os\nos.putenv('A', '1')", "s.py:2"),
         ("from os import environ\nenviron['A'] = '2'", "s.py:2"),
         ("from os import environ as e\ne['A'] = '2'", "s.py:1"),
+        ("f = input\nf()", "s.py:2"),
         ("import os\nif 1:\n    def f(): os.putenv('A', '1')\nf()", "s.py:4"),
         ("import os\ndef f():\n    os.environ['A'] = '1'\nf()", "s.py:4"),
         ("import os\nclass C:\n    def __init__(self):\n        os.environ['A'] = '1'\nC()", "s.py:5"),
@@ -174,6 +175,7 @@ def test_nothing_is_imported_that_the_script_may_have_set_a_variable_for(tmp_pat
         "import os\ndef f():\n    os.environ['A'] = '1'",
         "from defines import setup",
         "import torch_first",
+        "from defines import harmless\nharmless()",
         "import argparse, sys, warnings\nsys.path.append('x')\nwarnings.filterwarnings('ignore')",
         "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--x')\nparser.eval()",
     ],

@@ -167,6 +167,7 @@ def test_more_ranks_than_a_screen_holds_are_one_row_for_each_host() -> None:
     rows[5] = replace(rows[5], progress=WAITING)
     rows[6] = replace(rows[6], log_at=999.0)
     first, second = LiveTable().read(replace(LIVE, rows=tuple(rows)))
+    assert len(LiveTable().read(replace(LIVE, rows=tuple(rows[:MAX_RANKS])))) == MAX_RANKS
     assert (first["ranks"], first["host"], second["ranks"], second["host"]) == ("0-16", "a", "17-32", "b")
     assert tuple(first.values())[2:6] == ("15 running, 1 failed, 1 waiting", "40 to 41", "2.5", "0.25")
     assert tuple(first.values())[7:] == (f"{sum(range(1, 18)) - 4} MiB", "[6] line of 6")

@@ -281,6 +281,11 @@ def test_variables_that_cannot_be_right_are_refused(environ: dict[str, str], wor
     assert words in str(refused.value)
 
 
+def test_the_port_of_the_first_host_is_that_of_the_job() -> None:
+    port = found(VERTEX).master_port
+    assert port is not None and port.value == 2222
+
+
 @pytest.mark.parametrize("environ", [JSRUN, HYDRA])
 def test_a_launcher_that_tells_no_address_has_it_asked_for(environ: dict[str, str]) -> None:
     with pytest.raises(UsageError, match=r"no variable says the address of node 0; add --master_addr ADDRESS"):

@@ -117,12 +117,9 @@ class Coordinator:
     def _with_cause(self, report: FailureReport) -> FailureReport:
         return replace(report, failure=_after(self._cause, report.failure)) if self._cause else report
 
-    def unfit(self, node_rank: int, reason: str) -> list[Message]:
-        """A host may not take part in the attempt that is about to begin."""
-        return self.fail(reason, node_rank=node_rank, is_unfit=True)
-
     def fail(self, reason: str, exit_code: int = contract.EXIT_CLUSTER, **more: Any) -> list[Message]:
-        """The coordinator itself has seen why the job cannot go on and, without `more`, cannot be started again."""
+        """The coordinator itself has seen why the job cannot go on and, without `more` of `FailureReport`, cannot be
+        started again."""
         return self._failed(FailureReport(fault_of_job(self._job_id, reason, exit_code), **more))
 
     def _done_by(self, node_rank: int, global_rank: int, *, has_come: bool) -> list[Message]:
@@ -147,10 +144,6 @@ class Coordinator:
             self._kept = replace(report, node_rank=node_rank)
         orders = self.fail(describe_absent(self._absent, self._come)) if self._absent and self._come else []
         return [*orders, *self._conclude()]
-
-    def regroup(self, reason: str) -> list[Message]:
-        """Start again at once, on the hosts that the pool chooses now."""
-        return self.fail(reason, can_restart=True)
 
     def lost(self, node_rank: int, reason: str, exit_code: int = contract.EXIT_CLUSTER) -> list[Message]:
         """A host has gone without having been told that the job is over. Where a rank has failed for the want of

@@ -10,7 +10,6 @@ import socket
 import struct
 import sys
 import zlib
-from collections import deque
 from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -147,53 +146,6 @@ class Channel:
         """Close the descriptor; the other end sees the end of the stream."""
         self.is_closed = True
         self._socket.close()
-
-
-class MessageMissing(ValueError):
-    """A message of the other side has not come, and a later one has: the connection is to be made again."""
-
-
-class Ledger:
-    """One side's account of a conversation. Owned by one thread, or guarded by its owner."""
-
-    def __init__(self) -> None:
-        self._kept: deque[Message] = deque()
-        self._last = 0
-        self.seen = 0  # number of the newest message of the other side that was taken
-
-    def stamp(self, message: Message) -> Message:
-        """Return a message with its number; it is kept until it is acknowledged."""
-        self._last += 1
-        stamped = {**message, "seq": self._last}
-        self._kept.append(stamped)
-        return stamped
-
-    def retract(self, stamped: Message) -> None:
-        assert self._kept[-1] is stamped, "another one was stamped meanwhile"
-        self._kept.pop()
-        self._last -= 1
-
-    def acknowledge(self, seen: object) -> None:
-        if isinstance(seen, int):
-            while self._kept and self._kept[0]["seq"] <= seen:
-                self._kept.popleft()
-
-    def unseen(self) -> list[Message]:
-        """Return what the other side has not acknowledged, in order: to be sent again on a new connection."""
-        return list(self._kept)
-
-    def take(self, message: Message) -> bool:
-        """Return whether a message of the other side is to be heeded: False for one that came before. Raises
-        MessageMissing: one before it has not come. On a new connection both come again."""
-        number = message.get("seq")
-        if not isinstance(number, int):
-            return True
-        if number <= self.seen:
-            return False
-        if number != self.seen + 1:
-            raise MessageMissing(f"message {number} came after message {self.seen}")
-        self.seen = number
-        return True
 
 
 def pack_text(text: str) -> str:

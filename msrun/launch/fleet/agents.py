@@ -92,8 +92,6 @@ class AgentLink(Link):
         self._way, self.has_dialled = way, has_dialled
         self._post_to, self._take_first, self._silence_s = post, take_first, silence_s
         self._beat_s = min(silence_s / 6, MAX_BEAT_S)
-        if job is not None:
-            self._ledger.stamp(job)
         self._broken: ByteChannel | None = None  # the connection that was ended here, if one was
         self.silent_s = 0.0
         """How long nothing was heard while the launcher, which may be stopped, listened."""
@@ -101,6 +99,8 @@ class AgentLink(Link):
         self._has_begun = self._can_resume = False  # the agent has a job; another connection to it can be made
         self._was_replaced = self._is_closed = self._is_reopening = False
         """The connection is not the first; the launcher is done with the host; another one is being made."""
+        if job is not None:
+            self._say(job)
 
     # -- for the launcher ---------------------------------------------------------------------------------------------
 
@@ -145,7 +145,7 @@ class AgentLink(Link):
 
     @property
     def has_unseen(self) -> bool:
-        return self.is_open and bool(self._ledger.unseen())
+        return self.is_open and bool(self._kept)
 
     @property
     def _is_quiet(self) -> bool:
@@ -321,7 +321,7 @@ class AgentLink(Link):
         old = self._channel
         self.state, self._is_attached, self._was_replaced = State.OPEN, False, True
         self._attached_at_s = self.silent_s
-        attach = encode_message({"type": "attach", "seen": self._ledger.seen})
+        attach = encode_message({"type": "attach", "seen": self._seen})
         self._talk(pipe, opening(self._way.attach) + attach, self._judge)
         if old is not None:
             self._post("cut", reason=f"the connection to {self.entry.name} broke")

@@ -254,7 +254,7 @@ class FleetRun:
         ):
             name = self._spec.host_entries[node_rank].name
             reason = f"{name}: cannot start again: {skew}; start chrony or ntpd there"
-            orders = self.coordinator.unfit(node_rank, reason)
+            orders = self.coordinator.fail(reason, node_rank=node_rank, is_unfit=True)
         self.coordinator.may_go_on = self._agents.interrupt is None
         self._give(orders or self.coordinator.hear(node_rank, message))
 
@@ -296,7 +296,7 @@ class FleetRun:
 
     def regroup(self, reason: str) -> None:
         """Start again at once, on the hosts that have come by now."""
-        self._give(self.coordinator.regroup(reason))
+        self._give(self.coordinator.fail(reason, can_restart=True))
 
     def _fail(self, fault: MsrunError) -> None:
         self._note_fault(fault)

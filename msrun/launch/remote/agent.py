@@ -34,7 +34,7 @@ from msrun.agent.signals import SignalPipe
 from msrun.cluster.coordinator import ORDERS
 from msrun.cluster.failure import JobFailure
 from msrun.cluster.membership import Membership
-from msrun.cluster.messages import Message, await_input, unpack_hosts, unpack_text
+from msrun.cluster.messages import HEADER, Message, await_input, decode_body, unpack_hosts, unpack_text
 from msrun.cluster.own_thread import Inbox, describe_fault, print_fault, traceback_of
 from msrun.cluster.protocol import HostJob, HostPart, protocol
 from msrun.cluster.rendezvous import forget_waiting, listen, own_addresses
@@ -217,7 +217,7 @@ class LauncherLink(Link):
     @property
     def unsent_logs(self) -> set[str]:
         """Names of the logs of which the launcher lacks something; to be asked when the link is closed."""
-        kept = self._ledger.unseen()
+        kept = [decode_body(data[HEADER.size :]) for _, data in self._kept]
         with contextlib.suppress(OSError):
             if self._next_log and (more := self._next_log()) is not None:
                 kept.append(more)

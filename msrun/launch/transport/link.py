@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable
 
 from msrun.cluster.connection import MAX_UNSENT_BYTES
-from msrun.cluster.messages import FrameBuffer, Ledger, Message, MessageMissing, encode_message
+from msrun.cluster.messages import FrameBuffer, Message, encode_message
 from msrun.cluster.own_thread import OwnThread, WakingQueue, print_fault
 from msrun.errors import ClusterError
 from msrun.launch.transport.pipe import MARKER, MAX_NOISE_BYTES, AgentPipe
@@ -309,6 +309,10 @@ class Incoming:
         return "" if self.has_begun else self._held[-MAX_NOISE_BYTES:].decode("utf-8", "backslashreplace")
 
 
+class MessageMissing(ValueError):
+    """A message of the other end has not come, and a later one has: both come again on another connection."""
+
+
 class Link(ABC):
     """One end, of the thread of its loop. The launcher's is `AgentLink`, the agent's `LauncherLink`."""
 
@@ -318,11 +322,13 @@ class Link(ABC):
 
     def __init__(self, loop: EventLoop, clock: Callable[[], float] = time.monotonic) -> None:
         self.loop, self._clock = loop, clock
-        self._ledger = Ledger()
+        self._kept: deque[tuple[int, bytes]] = deque()  # what the other end may not have, by its number
+        self._last = 0  # number of what was said last
+        self._seen = 0  # number of the newest message of the other end that was taken
         self._incoming = Incoming()
         self._channel: ByteChannel | None = None  # the connection; None while there is none
         self._is_attached = True
-        """Whether the other end has said what it has seen; until then numbered messages wait in the ledger."""
+        """Whether the other end has said what it has seen; until then numbered messages wait."""
 
     def _talk(self, pipe: AgentPipe, first: bytes, on_end: Callable[[ByteChannel], None]) -> None:
         self._incoming = Incoming(has_begun=self._is_agent)
@@ -335,22 +341,20 @@ class Link(ABC):
             self._channel.send(data)
 
     def _put_seen(self, kind: str) -> None:
-        self._put(encode_message({"type": kind, "seen": self._ledger.seen}))
+        self._put(encode_message({"type": kind, "seen": self._seen}))
 
     def _say(self, message: Message) -> int:
-        stamped = self._ledger.stamp(message)
-        try:
-            data = encode_message(stamped)
-        except BaseException:
-            self._ledger.retract(stamped)
-            raise
+        """Say it, now or when there is a connection, and return its number. Raises ValueError: it is too large."""
+        data = encode_message({**message, "seq": self._last + 1})
+        self._last += 1
+        self._kept.append((self._last, data))
         if self._is_attached:
             self._put(data)
-        return int(stamped["seq"])
+        return self._last
 
     def _send_unseen(self) -> None:
-        for kept in self._ledger.unseen():
-            self._put(encode_message(kept))
+        for _, data in self._kept:
+            self._put(data)
 
     def _on_bytes(self, channel: ByteChannel, data: bytes) -> None:
         if channel is not self._channel:
@@ -358,7 +362,7 @@ class Link(ABC):
         try:
             for message in self._incoming.feed(data):
                 self._take(message)
-        except MessageMissing:  # it comes again on another connection
+        except MessageMissing:
             self._break(channel)
         except self._not_said as error:
             self._on_garbled(error)
@@ -374,11 +378,19 @@ class Link(ABC):
                 self._is_attached = True
                 self._send_unseen()
                 self._on_attached()
-        elif self._ledger.take(message):
-            self._on_message(message)
+            return
+        number = message.get("seq")
+        if isinstance(number, int):
+            if number <= self._seen:  # it came before
+                return
+            if number != self._seen + 1:
+                raise MessageMissing(f"message {number} came after message {self._seen}")
+            self._seen = number
+        self._on_message(message)
 
     def _acknowledge(self, seen: object) -> None:
-        self._ledger.acknowledge(seen)
+        while isinstance(seen, int) and self._kept and self._kept[0][0] <= seen:
+            self._kept.popleft()
 
     # -- of the ends --------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from functools import partial
 
 from msrun import __version__
 from msrun.cluster.failure import FailureReport, fault_of_job
-from msrun.cluster.messages import FrameBuffer, Ledger, Message, encode_message
+from msrun.cluster.messages import FrameBuffer, Message, encode_message
 from msrun.cluster.protocol import HostAddress, HostReport
 from msrun.launch.transport.opener import Way
 from msrun.launch.transport.pipe import MARKER, AgentPipe
@@ -38,7 +38,7 @@ class Peer:
         self.ranks = range(node * workers, (node + 1) * workers)
         self.stream = stream
         self._sources = sources
-        self._ledger = Ledger()
+        self._said = self._seen = 0  # numbers of the newest messages from here and from the launcher
         self._buffer = FrameBuffer()
         self._opening = b""
         self._has_begun = False
@@ -54,13 +54,14 @@ class Peer:
             self.stream.sendall(MARKER)
         for message in self._buffer.messages(data):
             if message["type"] == "beat":
-                self._ledger.acknowledge(message["seen"])
-                self.stream.sendall(encode_message({"type": "beat", "seen": self._ledger.seen}))
-            elif self._ledger.take(message):
+                self.stream.sendall(encode_message({"type": "beat", "seen": self._seen}))
+            elif message.get("seq", self._seen + 1) > self._seen:
+                self._seen = message.get("seq", self._seen)
                 getattr(self, f"_on_{message['type']}", lambda _: None)(message)
 
     def say(self, kind: str, **fields: object) -> None:
-        self.stream.sendall(encode_message(self._ledger.stamp({"type": kind, **fields})))
+        self._said += 1
+        self.stream.sendall(encode_message({"type": kind, "seq": self._said, **fields}))
 
     def tell(self, moment: str, **fields: object) -> None:
         self.say("event", moment=moment, fields=fields)

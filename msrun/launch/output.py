@@ -221,8 +221,7 @@ _COLOURS = re.compile(r"(\x1b\[[0-9;:]*m)")
 def printable(text: str, *, keep_colours: bool = False) -> str:
     """Return text that a terminal only shows: CSI sequences are left out, other control characters (C0, C1, DEL),
     separators and changes of direction are escaped as \\x1b; line ends and tabs stay, with `keep_colours` also colours
-    (SGR), which end with the line.
-    """
+    (SGR), which end with the line."""
     if not _SUSPECT.search(text):
         return text
     if not keep_colours:

@@ -199,10 +199,8 @@ class ForkServer:
             case "start":
                 specs = [decode_record(ProcessSpec, value) for value in message["processes"]]
                 self._waiting.extend(spec for spec in specs if spec.process_id >= 0)
-                for spec in specs:
-                    if spec.process_id < 0:
-                        self._fork(spec)
-                self._start_waiting()
+                if all(self._fork(spec) for spec in specs if spec.process_id < 0):
+                    self._start_waiting()
             case "signal":
                 wanted = set(message["process_ids"])
                 leaders = [pid for pid, process_id in self._running.items() if process_id in wanted]

@@ -1,12 +1,9 @@
 """The lock of a log directory: one job at a time, and a way from the directory to the launcher that uses it.
 
-The launcher holds a POSIX record lock (fcntl(2), F_SETLK) on `job.lock` for as long as its job uses the directory. The
-kernel takes it back when the launcher ends, however it ends, so no lock is ever stale; and F_GETLK names the holder's
-pid in one step, so nobody has to trust a pid that was written down. Two rules of such locks shape this module: a fork
-does not inherit them, so the process that lives on has to take it; and closing *any* descriptor of the file gives it
-up, so a process that holds it must not open the file a second time.
-
-The file's first line is a `LockRecord` as JSON, written when the lock is taken and left there when it is given up.
+The launcher holds a POSIX record lock (fcntl(2), F_SETLK) on `job.lock` for as long as its job uses the directory: the
+kernel takes it back when the launcher ends, however it ends, and F_GETLK names the holder. A fork does not inherit it,
+so the process that lives on has to take it; closing *any* descriptor of the file gives it up, so who holds it must not
+open the file again. The file's first line is a `LockRecord` as JSON, which stays when the lock is given up.
 """
 
 from __future__ import annotations
@@ -132,8 +129,7 @@ class JobLock:
 
 def read_lock(log_dir: Path) -> LockState:
     """Return who holds the lock of a directory and what the holder, or the last one, has written (OSError: it cannot be
-    read); never for a process that holds the lock itself, which would lose it.
-    """
+    read); never for a process that holds the lock itself, which would lose it."""
     path = log_dir / contract.LOCK_FILE
     try:
         descriptor = open_own_file(path, os.O_RDONLY)

@@ -284,9 +284,8 @@ def _target(link: Path) -> Path | None:
 
 def publish(folder: Path, job_id: str, logs: Iterable[str], keep_jobs: int) -> None:
     """Give a job's files their names in the log directory, as far as links can be made, and remove old jobs but the
-    newest `keep_jobs` and those that run. `folder`: of the job, or of a further host in it; nothing happens unless
-    `of_job` has made it. `logs`: of its ranks, wherever they are written.
-    """
+    newest `keep_jobs` and those that run. `folder`: of the job, or of a further host in it, as `of_job` has made it.
+    `logs`: of its ranks, wherever they are written."""
     job = folder if folder.name == job_id else folder.parent
     root = job.parent
     if job.name != job_id or not _JOB_ID.fullmatch(job_id):

@@ -62,6 +62,11 @@ class LogReader:
         self._files.append(file)
         return True
 
+    @property
+    def newest_attempt(self) -> int:
+        """That of the newest file that is open."""
+        return self.attempt + max(0, len(self._files) - 1)
+
     def skip_to_last(self, size_bytes: int) -> bool:
         skipped = os.fstat(self._files[0]).st_size - size_bytes if self._files or self.hold() else 0
         if skipped > 0:
@@ -265,14 +270,14 @@ class LogTail:
         self.path = path
         self.cutter = new_cutter()
         self.has_more = False  # the last `read` has left something
-        self._is_ending = False
+        self._over = -1  # the newest attempt that is over
         self._reader = LogReader(path)
         self.close = self._reader.close
 
     def end(self) -> None:
         """An attempt is over: its log may be renamed, and what comes of it still is given as it comes."""
         self._reader.hold()
-        self._is_ending = True
+        self._over = self._reader.newest_attempt
 
     def read(self, max_bytes: int | None = None) -> list[bytes]:
         """Return the pieces that are complete now, all of an attempt that is over; `has_more` after `max_bytes`."""
@@ -284,12 +289,9 @@ class LogTail:
                 return pieces
             attempt = self._reader.attempt
             data = self._reader.read(max_bytes or READ_BYTES)
-            if self._is_ending and not data:
-                return pieces + self.cutter.end()
             if self._reader.attempt != attempt:
-                self._is_ending = False
                 pieces += self.cutter.end()
             if not data:
-                return pieces
+                return pieces + (self.cutter.end() if self._reader.attempt <= self._over else [])
             size_bytes += len(data)
             pieces += self.cutter.feed(data)

@@ -132,6 +132,26 @@ def test_log_that_grows_on_after_a_restart_until_it_is_renamed_is_shown_once(
     assert screen.lines == [], "rank 1 wrote nothing more"
 
 
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_line_of_a_new_attempt_waits_for_its_end_and_comes_without_one_at_the_end(
+    screen: Screen, is_seen: bool
+) -> None:
+    screen.write(0, "early")
+    screen.console.note("restarting", {"reason": "rank 1 failed", "delay_s": 1.0, "attempt": 1, "global_ranks": [1]})
+    (screen.folder / "worker_0.log").rename(screen.folder / "worker_0.attempt_0.log")
+    screen.write(0, "")
+    if is_seen:
+        assert screen.shown() == []
+        screen.write(0, "la")
+        assert screen.shown() == []
+        screen.write(0, "te")
+    else:
+        screen.write(0, "late")
+    screen.lines.clear()
+    screen.console.pause()
+    assert screen.lines == ["[h:0] late"]
+
+
 BAR = "\r 5%|#   |\r10%|##  |"
 
 

@@ -155,13 +155,11 @@ def test_bytes_that_were_freed_before_they_were_read_are_told(tmp_path: Path) ->
         path.write_bytes(data)
         log.look()
         assert read_all(reader, 99) == GAP + data[len(data) // 4096 * 4096 - 4096 :] and not refused
-        path.write_bytes(bytes(300) + data)
-        assert read_all(reader, 1000).endswith(data[-300:])
-    assert read_tail(path, len(data) + 100) == data
+    assert read_tail(path, len(data)) == data[len(data) // 4096 * 4096 - 4096 :]
 
 
 def test_log_that_is_not_there_yet_is_empty(tmp_path: Path) -> None:
     with closing(LogReader(str(tmp_path / "log"))) as reader:
         assert reader.read(10) == b""
-        (tmp_path / "log").write_bytes(b"here\n")
-        assert read_all(reader) == b"here\n"
+        (tmp_path / "log").write_bytes(b"\0\0here\n")
+        assert read_all(reader, 1) == b"\0\0here\n", "what a worker writes, whatever it is"

@@ -109,7 +109,6 @@ class HostJob:
     """What a launcher asks of one host."""
 
     protocol: int
-    version: str  # msrun's, at the launcher
     job_id: str
     number: int  # of this agent among all of the job
     spec: LaunchSpec

@@ -169,7 +169,7 @@ class FleetRun:
         links = self._agents.links
         self._hear(lambda: len(self._ended) == len(links))
         end = self._clock() + 2 * SALVAGE_S  # afterwards the logs of silent hosts are those of another attempt
-        self._agents.hear(lambda: not any(link.is_salvaging for link in links), {}, deadline=end)
+        self._hear(lambda: self._clock() >= end or not any(link.is_salvaging for link in links))
         if not self.coordinator.goes_on or self._agents.interrupt is not None:
             return self._conclude()
         self._end_attempt()

@@ -160,7 +160,6 @@ class Hosts(ABC):
         entry = spec.host_entries[host.node_rank]
         job = HostJob(
             protocol=protocol(),
-            version=__version__,
             job_id=self._job_id,
             number=number,
             spec=spec_of_host(spec, host),

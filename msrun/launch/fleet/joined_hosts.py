@@ -348,8 +348,9 @@ class JoinedHosts(Hosts):
                 self.run_of_job.regroup(f"{entry.name} has come (--rescale now)")
 
     def _on_gone(self, link: AgentLink, message: Message) -> None:
-        if link in self.agents.others:
-            self.agents.others.remove(link)
+        if not link.has_dialled or link not in self.agents.others:
+            return
+        self.agents.others.remove(link)
         if self._registry.remove(link) is not None and not self.hosts:
             self._say(f"{message['reason']}; it may register again")
         elif self._places.pop(link.entry, None) is not None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from plans import small_spec
 
-from msrun import __version__, contract
+from msrun import contract
 from msrun.cluster.messages import Message
 from msrun.cluster.protocol import HostJob, HostReport, protocol
 from msrun.errors import ClusterError
@@ -23,7 +23,7 @@ from msrun.launch.remote.spool import spool_path
 from msrun.planning.record_json import encode_record
 
 SPEC = small_spec(Path("/"), 4, local_worker_num=2)
-JOB = HostJob(protocol(), __version__, "f00d", 1, SPEC, {"GIVEN": "yes"}, 60.0, will_run=False, can_resume=False)
+JOB = HostJob(protocol(), "f00d", 1, SPEC, {"GIVEN": "yes"}, 60.0, will_run=False, can_resume=False)
 
 
 class Link:

@@ -239,7 +239,7 @@ def _one_at_a_time(optimizer: torch.optim.Optimizer, stand_in: torch.optim.Optim
             if not isinstance(parameter, Part):
                 yield {**group, "params": [parameter]}
                 continue
-            whole = nn.Parameter(_whole(parameter).clone(), requires_grad=False)
+            whole = nn.Parameter(_whole(parameter), requires_grad=False)
             whole.grad = _whole(parameter.grad)
             state = {key: _whole(value) for key, value in optimizer.state.get(parameter, {}).items()}
             try:

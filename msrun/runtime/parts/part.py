@@ -53,7 +53,7 @@ class Part(PlacedTensor):
         placed, local = self.placement, plain(self)
         placed.check_world("full_tensor()")
         whole = self.gather_in_stage() if placed.is_held else local.new_empty(placed.shape)
-        whole = whole.clone() if whole is local else whole.contiguous()
+        whole = whole.contiguous()
         if placed.stages:  # the ranks of other stages get it from the first rank that has it
             flat = whole.view(-1).view(torch.uint8)
             traffic.add("broadcast", flat)
@@ -66,7 +66,7 @@ class Part(PlacedTensor):
         placed, local = self.placement, plain(self)
         axes = tuple(sorted(placed.stored.used))
         if not axes:
-            return local
+            return local.clone()
         placed.check_world("to make it whole")
         sizes = [end - begin for begin, end in itertools.pairwise(placed.bounds)]
         if sizes:  # all parts of a message are equally large

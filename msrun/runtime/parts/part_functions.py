@@ -34,8 +34,7 @@ log = logging.getLogger("msrun.runtime")
 Function = Callable[..., Any]
 
 
-def _words(text: str) -> list[str]:
-    return text.split()
+_words = str.split
 
 
 _READS = _words(
@@ -210,7 +209,7 @@ def run_on_parts(func: Function, types: Iterable[type], args: tuple[Any, ...], k
         return None
     if name in _DUNDERS or _plain_name(name) in _ELEMENTWISE:
         return _Elementwise(func, name).run(args, kwargs)
-    if name in _OF_ROWS and any(part.is_sparse for part in _parts_in([*args, *kwargs.values()])):
+    if name in _OF_ROWS and any(part.is_sparse for part in _parts_in((args, kwargs))):
         found = _run_plain(func, args, kwargs)
         return as_part(found, args[0].placement) if isinstance(found, Tensor) and found.is_sparse else found
     if func in (_GET_DATA, _GET_GRADIENT):
@@ -389,16 +388,13 @@ class _OnWholes:
         return self._as_views(result)
 
     def _with_wholes(self, value: Any) -> Any:
-        if isinstance(value, WholeView):
-            self._whole(value.origin, value)
-            return value if torch.is_grad_enabled() and value.requires_grad else plain(value)
+        return pytree.tree_map_only((WholeView, PlacedTensor), self._whole_for, value)
+
+    def _whole_for(self, value: WholeView | PlacedTensor) -> Tensor:
         if isinstance(value, PlacedTensor):
             return self._whole(value)
-        if type(value) in (list, tuple):
-            return type(value)(self._with_wholes(item) for item in value)
-        if type(value) is dict:
-            return {key: self._with_wholes(item) for key, item in value.items()}
-        return value
+        self._whole(value.origin, value)
+        return value if torch.is_grad_enabled() and value.requires_grad else plain(value)
 
     def _whole(self, part: PlacedTensor, view: WholeView | None = None) -> Tensor:
         key = id(part) if view is None else id(view.whole)
@@ -455,14 +451,8 @@ def _wrap(value: Any, placement: Placement) -> Any:
     return value
 
 
-def _parts_in(values: Iterable[Any]) -> list[PlacedTensor]:
-    found: list[PlacedTensor] = []
-    for value in values:
-        if isinstance(value, PlacedTensor):
-            found.append(value)
-        elif isinstance(value, list | tuple):
-            found += _parts_in(value)
-    return found
+def _parts_in(values: Any) -> list[PlacedTensor]:
+    return [value for value in pytree.tree_leaves(values) if isinstance(value, PlacedTensor)]
 
 
 class _Elementwise:
@@ -621,21 +611,9 @@ def _without_part(value: PlacedTensor) -> Tensor:
         return value.as_subclass(Tensor)
 
 
-def _owners(values: Iterable[Any]) -> list[PlacedTensor]:
-    """Return the parts among some values, and those that views among them are of."""
-    found: list[PlacedTensor] = []
-    for value in values:
-        if isinstance(value, PlacedTensor):
-            found.append(value)
-        elif isinstance(value, WholeView):
-            found.append(value.origin)
-        elif isinstance(value, list | tuple):
-            found += _owners(value)
-    return found
-
-
 def _refusal(name: str, args: Iterable[Any], kwargs: Mapping[str, Any]) -> str:
-    part = _owners([*args, *kwargs.values()])[0]
+    named = next(x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, PlacedTensor | WholeView))
+    part = named.origin if isinstance(named, WholeView) else named
     found = f"{name.strip('_') or name}: {part.placement.describe()}"
     return (
         f"{found}, whose memory is not the whole's: full_tensor() gives a copy of the whole, on all ranks together; "

@@ -163,3 +163,9 @@ def test_elements_and_copies_of_other_stages_count_and_are_named():
     tied = Placement("w", (4,), TensorLayout(((),)), (), "test", in_stages, 2, 4, (0, 1), (0, 1))
     alone = Placement("w", (4,), TensorLayout(((0,),)), (), "test", in_stages, 2, 4, (1,), (1,))
     assert (tied.copies, alone.copies) == (4, 1)
+
+
+def test_the_whole_of_what_is_not_cut_is_a_copy_too():
+    part = as_part(torch.ones(4), Placement("w", (4,), TensorLayout(((),)), (), "test", Mesh((1,)), 0, 1))
+    part.full_tensor().zero_()
+    assert part.to_local().tolist() == [1.0] * 4

@@ -4,13 +4,13 @@ import pytest
 from asked_cases import slow_but
 from on_ranks import on_ranks
 from random_networks.reports import report_alone, tell, told
-from training_habits import HABITS, MODES
+from training_habits import HABITS
 from training_habits.expected import DOCUMENTED, REFUSALS, WARNED, expected
 from training_habits.expected import OWN_ROWS as DIFFERENT_ROWS
 from training_habits.trial import ALONE, IN_HALVES, OWN_ROWS, WORLD_SIZE
 from training_habits.verdict import judge
 
-ROWS = [(mode, name) for mode in MODES for name, habit in HABITS.items() if mode in habit.modes]
+ROWS = [(mode, name) for name, habit in HABITS.items() for mode in habit.modes]
 FAST = {
     "hsdp level3": ("a row set through .data",),
     "data_parallel": ("results in a dataclass, loss outside", "mask of uneven rows, mean over what is left"),

@@ -4,11 +4,9 @@ import json
 import subprocess
 import sys
 
-import pytest
 from job_runner import REPOSITORY
 
 BENCHMARKS = REPOSITORY / "benchmarks"
-MEASURING = sorted(path for path in BENCHMARKS.glob("*.py") if "argparse.ArgumentParser" in path.read_text())
 PROGRAM = """
 import argparse
 from pathlib import Path
@@ -51,13 +49,6 @@ def test_figures_of_an_interrupted_benchmark_are_kept_and_none_are_written_unask
     assert [line["part"] for line in json.loads((tmp_path / "part.json").read_text())["figures"]] == ["start"]
     assert measure(tmp_path) == 0
     assert {path.name for path in tmp_path.iterdir()} == {"speed.py", "part.json"}
-
-
-@pytest.mark.parametrize("path", MEASURING, ids=lambda path: path.stem)
-def test_every_benchmark_keeps_its_figures(path):
-    text = path.read_text()
-    if path.stem != "figures":
-        assert "add_json_option(parser)" in text and "kept(options.json)" in text and "record(" in text
 
 
 def test_every_result_says_what_was_run_on_what_with_what():

@@ -146,6 +146,7 @@ _refused(
     "embedding grown between steps",
 )
 _refused("StrategyError", "it is in no stage", PIPELINE, "head chosen by the task")
+_refused("StrategyError", "too few for 4 stages", ("pipeline zbv",), "a layer beside the loss")
 _refused("StrategyError", "tensor inputs, and it calls", ("shard",), "spectral_norm, the old one")
 # a parameter is cut at the first call, and the script holds a graph over the whole one
 _HELD = "still held by a backward graph"
@@ -236,7 +237,7 @@ OWN_ROWS = {
         ROWS,
     ),
     "tensor hook that looks at the whole gradient": PIPELINE,
-    "spectral_norm of parametrizations": PIPELINE,
+    **dict.fromkeys(("spectral_norm of parametrizations", "buffers from weights"), PIPELINE),
 }
 """Habits whose loss, or whose buffers, depend on the other rows: these modes have the numbers of one process that takes
 half of the rows at a time."""

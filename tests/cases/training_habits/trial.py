@@ -60,9 +60,13 @@ class Trial:
         np.random.seed(0)
 
     @property
+    def is_pipeline(self):
+        return self.mode.startswith("pipeline")
+
+    @property
     def passes_all(self):
         """Whether this process passes the whole batch."""
-        return self.mode in (ALONE, IN_HALVES, "shard", "pipeline")
+        return self.mode in (ALONE, IN_HALVES, "shard") or self.is_pipeline
 
     def wrap(self, net):
         """Return the network in the mode of this trial."""
@@ -73,8 +77,9 @@ class Trial:
         if self.mode in OWN_ROWS:
             step = AutoParallel(net, "data_parallel")
             return step.hsdp(threshold=0, optimizer_level="level3") if "hsdp" in self.mode else step
-        if self.mode == "pipeline":
-            return AutoParallel(Pipeline(net, 2)).dataset_strategy("full_batch").pipeline(WORLD_SIZE)
+        if self.is_pipeline:
+            scheduler = self.mode.partition(" ")[2] or "1f1b"
+            return AutoParallel(Pipeline(net, 2)).dataset_strategy("full_batch").pipeline(WORLD_SIZE, scheduler)
         step = AutoParallel(net)
         if "hsdp" in self.mode:
             step.hsdp(threshold=0, optimizer_level=self.mode.removeprefix("hsdp "))
@@ -139,7 +144,7 @@ class Trial:
 
     def _held(self, tensor):
         """Return the tensor, or what this rank of a pipeline has of it: all or nothing."""
-        return getattr(tensor, "to_local", lambda: tensor)() if self.mode == "pipeline" else tensor
+        return getattr(tensor, "to_local", lambda: tensor)() if self.is_pipeline else tensor
 
     def gradients(self, net):
         """Note the gradients of a network's parameters."""

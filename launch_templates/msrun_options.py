@@ -14,7 +14,7 @@ from typing import Any
 from launch_templates.names import find_reference
 
 _VALUE_MAY_BE_LEFT_OUT = """
-bind_core bind_numa check debug discover dry_run install_completion interactive join json keep_going log_once log_split
+bind_core bind_numa check debug discover dry_run interactive join json keep_going log_split
 log_time pass_local_rank virtual_local_rank
 plan progress quiet rank_args raw ship ssh trace warm watch
 """

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from msrun import contract
-from msrun.agent.logs.own_file import read_end
+from msrun.agent.own_file import read_end
 from msrun.agent.processes.process_control import describe_status, exit_code_of, is_stopped, kill_descendants
 from msrun.agent.processes.server_handle import (
     FIRST_SERVER_ID,

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from msrun import contract
-from msrun.agent.logs.own_file import open_own_file
+from msrun.agent.own_file import open_own_file
 from msrun.cluster.membership import Membership
 from msrun.cluster.own_thread import describe_fault, name_fault, traceback_of
 from msrun.errors import ClusterError, MsrunError

@@ -19,8 +19,8 @@ from msrun import contract
 from msrun.agent.attempt import keep_logs
 from msrun.agent.host.host_facts import read_host_facts
 from msrun.agent.logs.log_file import BoundedLogs, LogLimit
-from msrun.agent.logs.own_file import open_own_file
 from msrun.agent.observer import Observer, Observers, OwnFaults
+from msrun.agent.own_file import open_own_file
 from msrun.agent.processes.process_control import adopt_orphans, descendants, raise_open_files, set_open_files
 from msrun.agent.processes.server_handle import ForkServerHandle, start_fork_server
 from msrun.agent.processes.terminal import RankTerminal

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msrun import contract
-from msrun.agent.logs.own_file import read_end
 from msrun.agent.observer import OwnFaults
+from msrun.agent.own_file import read_end
 from msrun.agent.processes.server_handle import ForkServerHandle
 from msrun.agent.signals import SignalPipe, stop_this_process
 from msrun.cluster.connection import Caller, Connection, HostRequest, NoKey, Refused

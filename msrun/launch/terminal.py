@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from msrun import contract
-from msrun.agent.logs.own_file import create_own_file
 from msrun.agent.observer import Observer
+from msrun.agent.own_file import create_own_file
 from msrun.agent.signals import stop_this_process
 from msrun.errors import Interrupted, UsageError
 from msrun.launch import output

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from msrun import contract
-from msrun.agent.logs.own_file import create_own_file
+from msrun.agent.own_file import create_own_file
 from msrun.errors import UsageError
 from msrun.launch.directory.lock import parse_number
 from msrun.launch.directory.log_directory import parse_plan, publish_file, read_bytes, read_events, require_job

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from msrun import contract
-from msrun.agent.logs.own_file import open_own_file
 from msrun.agent.observer import Observer
+from msrun.agent.own_file import open_own_file
 from msrun.cluster.membership import Membership
 
 RETRY_S = 1.0  # how long a log that could not be written is left alone; an attempt on a full disk can take its time

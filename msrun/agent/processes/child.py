@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from msrun import contract
-from msrun.agent.logs.own_file import open_own_file
+from msrun.agent.own_file import open_own_file
 from msrun.agent.processes.joining import watch_joining
 from msrun.agent.processes.process_control import die_with_parent, set_open_files, sweep_job
 from msrun.agent.processes.server_handle import SCHEDULER_ID, ProcessSpec

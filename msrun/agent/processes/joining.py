@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from msrun import contract
-from msrun.agent.logs.own_file import create_own_file
+from msrun.agent.own_file import create_own_file
 
 
 def write_own_record(offset: int, data: bytes, instead_of: bytes = b"") -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from msrun.agent.host.host_facts import group_folders
-from msrun.agent.logs.own_file import open_own_file, read_end
+from msrun.agent.own_file import open_own_file, read_end
 from msrun.agent.processes.process_control import catches, read_stat, signal_processes
 from msrun.planning.environment import STACK_SIGNAL
 

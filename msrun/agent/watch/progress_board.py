@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from msrun import contract
-from msrun.agent.logs.own_file import open_own_file
+from msrun.agent.own_file import open_own_file
 
 PROGRESS_BOARD = "progress"  # file in the job's run_dir
 

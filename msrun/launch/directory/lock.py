@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from msrun import contract
-from msrun.agent.logs.own_file import open_own_file
+from msrun.agent.own_file import open_own_file
 from msrun.errors import UsageError
 
 MAX_RECORD_BYTES = 64 * 1024

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from msrun import contract
-from msrun.agent.logs.own_file import NOT_PLAIN, create_own_file, open_own_file
 from msrun.agent.observer import Observer, append_fault
+from msrun.agent.own_file import NOT_PLAIN, create_own_file, open_own_file
 from msrun.cluster.membership import WorkerState
 from msrun.errors import UsageError
 from msrun.launch.directory.lock import parse_number, parse_object, read_lock

@@ -16,7 +16,7 @@ from pathlib import Path
 from msrun import contract
 from msrun.agent.attempt import keep_logs
 from msrun.agent.logs.log_file import BoundedLog, LogFile, LogLimit
-from msrun.agent.logs.own_file import create_own_file
+from msrun.agent.own_file import create_own_file
 from msrun.cluster.messages import Message
 from msrun.errors import ClusterError, describe_limit
 from msrun.launch.directory.log_directory import record_fault

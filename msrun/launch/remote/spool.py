@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from msrun import contract
-from msrun.agent.logs.own_file import open_own_file, socket_address
+from msrun.agent.own_file import open_own_file, socket_address
 from msrun.agent.processes.process_control import (
     POLL_S,
     SERVER_END_S,

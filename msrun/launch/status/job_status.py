@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import quote
 
 from msrun import contract
-from msrun.agent.logs.own_file import create_own_file
+from msrun.agent.own_file import create_own_file
 from msrun.agent.processes.process_control import Pid, Usage, session_usage, signal_processes, start_time
 from msrun.agent.watch.progress_board import PROGRESS_BOARD, Progress, parse_record
 from msrun.cluster.membership import WorkerState

@@ -126,7 +126,7 @@ def test_check_warns_of_a_name_that_nobody_knows_yet(monkeypatch: pytest.MonkeyP
     def resolve(name: str) -> str:
         raise UnresolvedName(f"{name}: not known")
 
-    monkeypatch.setattr(rendezvous, "resolve_address", resolve)
+    monkeypatch.setattr("msrun.launch.preflight.checks.resolve_address", resolve)
     (port,) = [finding for finding in inspect_host(spec_for(), {}) if finding.name == "master_port"]
     assert (port.status, port.text) == ("warn", "10.0.0.7: not known; a run waits for it as long as for a host")
 

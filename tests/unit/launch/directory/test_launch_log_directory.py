@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msrun.agent.logs.own_file import create_own_file
+from msrun.agent.own_file import create_own_file
 from msrun.launch.directory.log_directory import (
     EventLog,
     WorkerRecord,

@@ -213,7 +213,6 @@ def test_what_every_host_tells_is_told_once() -> None:
         ("exited", {"global_rank": 2, "how": "", "status": 0, "state": "no state"}),
         ("restarting", {"attempt": 1, "delay_s": float("inf"), "reason": "", "global_ranks": []}),
         ("restarting", {"attempt": 1, "delay_s": 1.0, "reason": ""}),
-        ("log_lost", {"reason": "", "lost_bytes": {"1": "one"}}),
         ("signal", {"name": "USR1", "global_ranks": 7}),
     ],
 )

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from msrun import contract
 from msrun.agent.attempt import keep_logs
 from msrun.agent.host.host_facts import read_host_facts
-from msrun.agent.logs.log_file import BoundedLogs, LogLimit
+from msrun.agent.logs.log_file import LogLimit
 from msrun.agent.observer import Observer, Observers, OwnFaults
 from msrun.agent.own_file import open_own_file
 from msrun.agent.processes.process_control import adopt_orphans, descendants, raise_open_files, set_open_files
@@ -37,7 +37,14 @@ from msrun.cluster.rendezvous import BACKLOG, forget_waiting, listen
 from msrun.errors import ClusterError
 from msrun.launch.console import Console, Display, say
 from msrun.launch.directory.lock import JobLock
-from msrun.launch.directory.log_directory import EventLog, describe_removed, new_job_id, prepare_log_directory, publish
+from msrun.launch.directory.log_directory import (
+    BoundedLogs,
+    EventLog,
+    describe_removed,
+    new_job_id,
+    prepare_log_directory,
+    publish,
+)
 from msrun.launch.failure import failure_of_job, report_failure, write_failure
 from msrun.launch.preflight.checks import check_restart
 from msrun.launch.rank_table_file import check_rank_table, linked_table, write_rank_table

@@ -12,14 +12,11 @@ import ctypes
 import functools
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from msrun import contract
-from msrun.agent.observer import Observer
 from msrun.agent.own_file import open_own_file
-from msrun.cluster.membership import Membership
 
 RETRY_S = 1.0  # how long a log that could not be written is left alone; an attempt on a full disk can take its time
 FREE, _COLLAPSE_RANGE = 0x01 | 0x02, 0x08  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE of <linux/falloc.h>
@@ -93,39 +90,6 @@ class BoundedLog:
             change(descriptor, mode, 0, end)
         finally:
             os.close(descriptor)
-
-
-class BoundedLogs(Observer):
-    """Those that the workers of one host write."""
-
-    tick_s = 0.25
-
-    def __init__(self, paths: Iterable[str], limit: LogLimit, first_attempt: int, say: Callable[[str], None]) -> None:
-        self._logs = [BoundedLog(path, limit, self._on_refused) for path in paths]
-        self._say, self._first_attempt = say, first_attempt
-        self._over: int | None = None  # an attempt whose logs are about to be renamed
-
-    def note(self, kind: str, fields: Mapping[str, Any]) -> None:
-        if kind == "restarting":
-            self._over = self._first_attempt + int(fields["attempt"]) - 1
-
-    def tick(self, membership: Membership | None = None) -> None:  # noqa: ARG002
-        for log in self._logs:
-            if self._over is not None:
-                log.end(self._over)
-            log.look()
-        self._over = None
-
-    def _on_refused(self, reason: str) -> None:
-        if self._logs:
-            self._logs = []
-            self._say(f"--log_max_bytes: logs stay whole, for their file system cannot free part of a file ({reason})")
-
-    def end(self) -> None:
-        """Nobody writes or follows them any more."""
-        self.tick()
-        for log in self._logs:
-            log.end()
 
 
 class LogFile:

@@ -20,15 +20,16 @@ import secrets
 import stat
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from msrun import contract
+from msrun.agent.logs.log_file import BoundedLog, LogLimit
 from msrun.agent.observer import Observer, append_fault
 from msrun.agent.own_file import NOT_PLAIN, create_own_file, open_own_file
-from msrun.cluster.membership import WorkerState
+from msrun.cluster.membership import Membership, WorkerState
 from msrun.errors import UsageError
 from msrun.launch.directory.lock import parse_number, parse_object, read_lock
 from msrun.launch.output import printable
@@ -92,6 +93,39 @@ class EventLog(Observer):
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._file.close()
+
+
+class BoundedLogs(Observer):
+    """Those that the workers of one host write."""
+
+    tick_s = 0.25
+
+    def __init__(self, paths: Iterable[str], limit: LogLimit, first_attempt: int, say: Callable[[str], None]) -> None:
+        self._logs = [BoundedLog(path, limit, self._on_refused) for path in paths]
+        self._say, self._first_attempt = say, first_attempt
+        self._over: int | None = None  # an attempt whose logs are about to be renamed
+
+    def note(self, kind: str, fields: Mapping[str, Any]) -> None:
+        if kind == "restarting":
+            self._over = self._first_attempt + int(fields["attempt"]) - 1
+
+    def tick(self, membership: Membership | None = None) -> None:  # noqa: ARG002
+        for log in self._logs:
+            if self._over is not None:
+                log.end(self._over)
+            log.look()
+        self._over = None
+
+    def _on_refused(self, reason: str) -> None:
+        if self._logs:
+            self._logs = []
+            self._say(f"--log_max_bytes: logs stay whole, for their file system cannot free part of a file ({reason})")
+
+    def end(self) -> None:
+        """Nobody writes or follows them any more."""
+        self.tick()
+        for log in self._logs:
+            log.end()
 
 
 MAX_FILE_BYTES = 256 * 1024 * 1024

@@ -547,6 +547,7 @@ def test_parameters_under_fsdp2_stay_the_objects_that_they_are_with_their_gradie
         assert all(map(operator.is_, network.parameters(), own))
         for loss, each in zip(losses, (own, theirs), strict=True):
             (loss + (each[0] ** 2).sum() if seed % 2 else loss).backward()
+        assert heard and all(heard)
         for mine, expected in zip(own, theirs, strict=True):
             assert mine.grad is mine.grad
             assert_close(*(value.grad if value.grad is None else whole(value.grad) for value in (mine, expected)))
@@ -557,7 +558,6 @@ def test_parameters_under_fsdp2_stay_the_objects_that_they_are_with_their_gradie
         for each in (own, theirs):
             each[2].data = each[2].data + 1
             each[4].grad = None if seed == 2 else (each[4] * 2).detach()
-    assert heard and all(heard)
     assert_state(step.state_dict(), right.state_dict())
     refused(lambda: setattr(own[2], "data", own[2].detach().float()), "stays torch.float64")
     assert type(copy.deepcopy(own[0]).grad) is type(None)

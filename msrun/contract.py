@@ -94,11 +94,16 @@ MSRUN_CPU_BACKEND: Final = "MSRUN_CPU_BACKEND"
 """gloo: gloo where shared memory is the default."""
 MSRUN_DEBUG: Final = "MSRUN_DEBUG"
 """1: tracebacks in the logs show every frame, also those inside msrun and torch."""
+MSRUN_CAPTURE_CACHE: Final = "MSRUN_CAPTURE_CACHE"
+"""on, or a folder: captures are kept for the next start, in `~/.cache/msrun/captures` or there;
+off, or not set: nowhere."""
 
 MSRUN_MINDSPORE_SEMANTICS: Final = "MSRUN_MINDSPORE_SEMANTICS"
 """torch: defaults in MindSpore's words mean torch's, as with --mindspore_semantics."""
 
-WORKER_SETTINGS: Final = frozenset({MSRUN_VERIFY, MSRUN_CPU_BACKEND, MSRUN_DEBUG, MSRUN_MINDSPORE_SEMANTICS})
+WORKER_SETTINGS: Final = frozenset(
+    {MSRUN_VERIFY, MSRUN_CPU_BACKEND, MSRUN_DEBUG, MSRUN_CAPTURE_CACHE, MSRUN_MINDSPORE_SEMANTICS}
+)
 """What the user sets for the workers, so they inherit it."""
 
 RANK_VARIABLES: Final = frozenset(

@@ -32,6 +32,9 @@ from msrun import contract
 # Before any test imports torch: its idle threads would spin for more work, at the cost of the tests beside.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Tests capture, each for itself; a folder lets all of them read what others, or an earlier run, have captured.
+os.environ.setdefault(contract.MSRUN_CAPTURE_CACHE, "off")
+
 # Collecting eleven thousand tests makes a million objects that stay, and no garbage worth to look for.
 gc.disable()
 

@@ -246,6 +246,7 @@ FOREIGN = {
     r"\byaml\.((safe_|full_|unsafe_)?load(_all)?|compose(_all)?|parse|scan)\(": ("ranktable/bounded_text.py",),
     r"\bpickle\.(loads?\(|Unpickler\b)|\bmarshal\.loads?\(|\bshelve\.": (
         "msrun/data/inert_pickle.py",
+        "msrun/runtime/capture/graph_pickle.py",  # of files in a folder of the user's alone
         "msrun/runtime/checkpoint/",
         "msrun/launch/function.py",
     ),

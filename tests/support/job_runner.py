@@ -40,8 +40,8 @@ _JOB_VARIABLE = re.compile(
 
 
 def is_job_variable(name: str) -> bool:
-    """Return whether a launcher, a cluster or a user of either sets this variable."""
-    return bool(_JOB_VARIABLE.match(name)) and name != "PYTEST_CURRENT_TEST"
+    """Return whether a launcher, a cluster or a user of either sets this variable; not where captures are kept."""
+    return bool(_JOB_VARIABLE.match(name)) and name not in ("PYTEST_CURRENT_TEST", "MSRUN_CAPTURE_CACHE")
 
 
 def wait_until(condition: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S) -> Any:

@@ -101,6 +101,10 @@ def _call(function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return function(*args, **kwargs)
 
 
+ENTRY = _call.__code__
+"""The code for whose locals a call's guards are."""
+
+
 @dataclass
 class Stores:
     """What a call stores beside what it returns."""
@@ -122,8 +126,8 @@ class TracedCall:
     sources: list[str]
     """Where the call found them, as Python text: `function.fc.weight`, `args[0]`."""
     stores: Stores
-    _environment: Any
-    _backend_id: str
+    environment: Any
+    backend_id: str
     _guards: Any
     sizes: Sizes
     free: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
@@ -132,6 +136,8 @@ class TracedCall:
     """input that is a size -> input and dimension that have it"""
     marked: Marking | None = None
     """What was marked while the call was traced."""
+    output: Any = None
+    """What dynamo has left of it, until the call has been put away (`portable_trace.py`) or is not."""
 
     def holds(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Return whether a call does what the traced one did; shapes of given tensors are the caller's to compare."""
@@ -166,7 +172,7 @@ class TracedCall:
         """
         if self.sizes.why_not([tensor.shape for tensor in given]):
             return None
-        inputs = _given_to(self, function, args, kwargs)
+        inputs = given_to(self, function, args, kwargs)
         free = {index: dimensions for index, (_, dimensions) in self.free.items()}
         old, new = ([_kind(value, free.get(i, ())) for i, value in enumerate(each)] for each in (self.inputs, inputs))
         return dataclasses.replace(self, inputs=inputs) if old == new else None
@@ -174,7 +180,7 @@ class TracedCall:
     def bind(self, run: Call) -> Call:
         """Return the call's own Python code around `run`, which is called in place of the graph."""
         globals_ = {"__builtins__": builtins, "__name__": __name__}
-        return cast(Call, self._environment.forward_callable(self._backend_id, run, extra_globals=globals_))
+        return cast(Call, self.environment.forward_callable(self.backend_id, run, extra_globals=globals_))
 
 
 def _kind(value: Tensor | int, free: Collection[int]) -> Any:
@@ -230,18 +236,18 @@ def _trace_call(
     blocks: Collection[int],
 ) -> TracedCall:
     own_globals = {"__builtins__": builtins, "__name__": __name__}
-    entry = types.FunctionType(_call.__code__, own_globals)
+    entry = types.FunctionType(ENTRY, own_globals)
     found: list[Stores] = []
-    repeated = Repeated(lambda output: _reader({"L": output.local_scope, "G": output.global_scope}))
+    repeated = Repeated(lambda output: reader({"L": output.local_scope, "G": output.global_scope}))
     with (
         get_metrics_context(),
         dynamo_timed("msrun_capture"),
-        config.patch(_config()),
+        config.patch(settings()),
         symbol_config.patch(use_duck_shape=False),  # type: ignore[attr-defined]  # else sizes that are equal by chance would have to stay so
         _watching_stores(found),
         _without_shortcuts(),
         _without_tracebacks(),
-        _without_reports(),
+        without_reports(),
         repeating(blocks, repeated),
     ):
         for index, dimension in free:
@@ -263,7 +269,7 @@ def _trace_call(
         _refuse_python_draws(backend.graph_module, function)
         _leave_out(output.output_graph, unguarded)
         repeated.add_guards(output.output_graph)
-        built = output.build_guards(entry.__code__, Hooks())
+        built = output.build_guards(ENTRY, Hooks())
     holds = built.guard_manager
     del built.guard_manager  # for as long as a parameter lives, torch would keep every capture's guards and graph
     environment = _with_names(output.get_runtime_env(), output.f_globals)
@@ -276,11 +282,12 @@ def _trace_call(
         backend.backend_id,
         holds,
         Sizes(),
+        output=output,
     )
-    traced.inputs = _given_to(traced, function, args, kwargs)
+    traced.inputs = given_to(traced, function, args, kwargs)
     traced.sources = [str(source.name) for source in _sources(backend.graph_module)]
     if free:
-        value_of = _reader({"L": {"function": function, "args": args, "kwargs": kwargs}, "G": {}})
+        value_of = reader({"L": {"function": function, "args": args, "kwargs": kwargs}, "G": {}})
         number = {id(tensor): index for index, tensor in enumerate(given)}
         symbols = backend.fake_mode.shape_env
         traced.sizes = Sizes(symbols, lambda source: number[id(value_of(source))])
@@ -300,7 +307,7 @@ def _note_free_sizes(traced: TracedCall, number: Mapping[int, int], free: Collec
     }
 
 
-def _config() -> dict[str, Any]:
+def settings() -> dict[str, Any]:
     """Return dynamo's settings for a capture: what a network logs it does not log from a graph."""
     methods = [
         method for name, method in vars(logging.Logger).items() if name in _LOGGING or name.startswith("warning")
@@ -327,7 +334,7 @@ class _Given(Exception):
         self.values = values
 
 
-def _given_to(traced: TracedCall, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor | int]:
+def given_to(traced: TracedCall, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor | int]:
     """Return what the call gives to its graph, by running its code up to there."""
 
     def stop(*values: Tensor | int) -> Any:
@@ -351,7 +358,7 @@ def _refuse_python_draws(graph: fx.GraphModule, function: Call) -> None:
             raise _cannot(function, _DRAWS, line_of_use(node))
 
 
-def _reader(scope: dict[str, Any]) -> Call:
+def reader(scope: Mapping[str, Any]) -> Call:
     """Return what finds the value of a source, of the guards or symbols of a call."""
     known: dict[Any, Any] = {}
     return lambda source: source.get_value(scope, guards._get_closure_vars(), known)
@@ -359,7 +366,7 @@ def _reader(scope: dict[str, Any]) -> Call:
 
 def _leave_out(found: Any, unguarded: Collection[int]) -> None:
     """Take out the guards of stand-ins and of sizes, and of what they hold, before they are built."""
-    value_of = _reader({"L": found.local_scope, "G": found.global_scope})
+    value_of = reader({"L": found.local_scope, "G": found.global_scope})
 
     def is_unguarded(source: Any) -> bool:
         try:
@@ -449,7 +456,7 @@ def _tensors_in(values: Sequence[Any], effects: SideEffects) -> set[int]:
 
 
 @contextlib.contextmanager
-def _without_reports() -> Iterator[None]:
+def without_reports() -> Iterator[None]:
     """Let dynamo neither measure its guards, which empties the processor's cache, nor parse files for lines of a log.
 
     Both take a good part of a small capture.

@@ -12,7 +12,7 @@ import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -169,16 +169,10 @@ def marking(root: nn.Module, strategies: Mapping[str, OperatorStrategy]) -> Iter
     """Mark the calls of functions, and of the modules of `root` at these paths, that have a strategy."""
     global MSRUN_CAPTURING
 
-    found = Marking({}, [])
-    paths = {module: path for path, module in root.named_modules()}
-    tables: list[Any] = []
-    for name, strategy in strategies.items():
-        module = root.get_submodule(name)
-        found.names[paths[module]] = name or TOP, strategy
+    found = find_marked(root, strategies)
+    for name in strategies:
         for attribute, hook in _HOOKS.items():
-            table = vars(module)[attribute]
-            tables.append(table)
-            found.hooks.append((table, dict(table)))
+            table = vars(root.get_submodule(name))[attribute]
             table[_OF_MODULE] = hook
             if attribute != "_forward_hooks":  # around those of the user: as its callers see the module
                 table.move_to_end(_OF_MODULE, last=False)
@@ -187,8 +181,17 @@ def marking(root: nn.Module, strategies: Mapping[str, OperatorStrategy]) -> Iter
         yield found
     finally:
         MSRUN_CAPTURING = False
-        for table in tables:
-            table.pop(_OF_MODULE, None)
+        for table, _ in found.hooks:
+            cast("dict[int, Any]", table).pop(_OF_MODULE, None)
+
+
+def find_marked(root: nn.Module, strategies: Mapping[str, OperatorStrategy]) -> Marking:
+    """Return what is marked of the modules of `root` at these paths."""
+    paths = {module: path for path, module in root.named_modules()}
+    modules = {name: root.get_submodule(name) for name in strategies}
+    tables = [vars(module)[attribute] for module in modules.values() for attribute in _HOOKS]
+    names = {paths[module]: (name or TOP, strategies[name]) for name, module in modules.items()}
+    return Marking(names, [(table, dict(table)) for table in tables])
 
 
 def number_calls(graph: fx.Graph, names: Mapping[str, tuple[str, OperatorStrategy]]) -> list[MarkedCall]:

@@ -253,6 +253,8 @@ OWN_PART = "this rank's own part"
 """Reason of a parameter that is marked layerwise_parallel."""
 
 
+READ = "read from "
+"""How the text begins that says where a capture was kept."""
 log = logging.getLogger("msrun.runtime")
 
 
@@ -324,6 +326,9 @@ class ParallelPlan:
     """Values that are copied between host and device, of one part of the batch."""
     captured_s: float | None = field(default=None, compare=False)
     """Seconds that the newest capture took, until all ranks had its program; None: nothing was captured, or run."""
+
+    kept: str = field(default="", compare=False)
+    """Where the newest capture was read from, or kept for the next start, or why not; empty: captures are not kept."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able dict."""
@@ -418,7 +423,9 @@ class ParallelPlan:
         else:
             lines += ["", *self.pipeline.lines(), "", *self.pipeline.traffic_lines()]
         if self.captured_s is not None:
-            lines.append(f"captured and cut in {self.captured_s:.2f} s")
+            how = self.kept if self.kept.startswith(READ) else "captured and cut"
+            more = f", {self.kept}" if self.kept and how != self.kept else ""
+            lines.append(f"{how} in {self.captured_s:.2f} s{more}")
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join(lines)
 

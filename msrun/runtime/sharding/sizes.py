@@ -12,6 +12,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, cast
 
 import sympy  # type: ignore[import-untyped]
@@ -41,6 +42,15 @@ class Sizes:
             for symbol, sources in self._symbols.var_to_sources.items()
             for source in cast("list[TensorPropertySource]", sources)
         }
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return it as it stays, without torch's own records."""
+        symbols = SimpleNamespace(
+            var_to_range={symbol: self._symbols.var_to_range[symbol] for symbol in self._symbol_of.values()},
+            guards=[SimpleNamespace(expr=guard.expr) for guard in self._symbols.guards],
+            replacements=dict(self._symbols.replacements),
+        )
+        return {"_symbols": symbols, "_symbol_of": self._symbol_of}
 
     def find(self, shapes: Sequence[Sequence[int]]) -> dict[sympy.Symbol, sympy.Integer]:
         """Return the symbols' values in a call whose tensors have these global shapes."""

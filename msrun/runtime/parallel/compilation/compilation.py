@@ -97,7 +97,8 @@ class Compilation:
     traced: list[TracedCall] = field(default_factory=list)
     """Traces that leave sizes free, the one that was used last first."""
     trace_count: int = 0
-    _keeps_sizes: bool = True
+    keeps_sizes: bool = True
+    """Whether sizes that differ are symbols until a program is made."""
     _varying: dict[Any, tuple[list[tuple[int, ...]], set[tuple[int, int]] | None]] = field(default_factory=dict)
     """types of a call's tensors -> sizes of the first such call, and which (tensor, dimension) has had others since;
     None: its Python code wants numbers"""
@@ -123,7 +124,7 @@ class Compilation:
         host_inputs = host_inputs_of(find_tensors(args, kwargs))
         settings = self.settings
         limits = (settings.device_limit, settings.activation_limit_bytes, settings.compiler)
-        may_keep = self._keeps_sizes and is_placed and limits == (None, None, None)  # whose answers need numbers
+        may_keep = self.keeps_sizes and is_placed and limits == (None, None, None)  # whose answers need numbers
         for keeps_sizes in (True, False) if may_keep else (False,):
             try:
                 with warnings.catch_warnings():
@@ -138,7 +139,7 @@ class Compilation:
             else:
                 break
         if may_keep:  # else something in it wants numbers
-            self._keeps_sizes = keeps_sizes and (not captured.sizes or captured.sizes[-1].is_free)
+            self.keeps_sizes = keeps_sizes and (not captured.sizes or captured.sizes[-1].is_free)
         return Draft(captured, program, parts, recompute, chosen)
 
     def build(self, draft: Draft) -> tuple[CompiledCall, ParallelPlan]:
@@ -302,21 +303,14 @@ class Compilation:
             traced: returns it, with a trace that leaves sizes of (tensor, dimension) free if there has to be a new one.
             keeps_sizes: who calls this tries it without symbols, too.
         """
-        key = tuple((tensor.dtype, tensor.dim()) for tensor in tensors)
-        first, varying = self._varying.setdefault(key, (shapes, set()))
-        if varying is None:
+        varying = self._note_varying(tensors, shapes)
+        try:
+            graph = traced(varying or ())
+        except Exception:
+            if not varying or keeps_sizes:
+                raise
             graph = traced(())
-        else:
-            for index, (before, now) in enumerate(zip(first, shapes, strict=True)):
-                varying |= {(index, dimension) for dimension in getattr(tensors[index], "_dynamo_dynamic_indices", ())}
-                varying |= {(index, dimension) for dimension in range(len(now)) if now[dimension] != before[dimension]}
-            try:
-                graph = traced(varying)
-            except Exception:
-                if not varying or keeps_sizes:
-                    raise
-                graph = traced(())
-                self._varying[key] = first, None  # its Python code wants numbers
+            self._set_varying(tensors, None)  # its Python code wants numbers
         trace = next((each for each in self.traced if each.is_of(graph.traced)), None)
         if trace is None:
             self.trace_count += 1
@@ -327,6 +321,35 @@ class Compilation:
             self.traced.insert(0, trace)
             del self.traced[self.settings.kept_captures :]
         return graph
+
+    def _note_varying(self, tensors: Sequence[Tensor], shapes: list[tuple[int, ...]]) -> set[tuple[int, int]] | None:
+        """Return which sizes of a call's tensors have differed so far; None: its Python code wants numbers."""
+        first, varying = self._varying.setdefault(_kinds(tensors), (shapes, set()))
+        if varying is None:
+            return None
+        for index, (before, now) in enumerate(zip(first, shapes, strict=True)):
+            varying |= {(index, dimension) for dimension in getattr(tensors[index], "_dynamo_dynamic_indices", ())}
+            varying |= {(index, dimension) for dimension in range(len(now)) if now[dimension] != before[dimension]}
+        return varying
+
+    def _set_varying(self, tensors: Sequence[Tensor], varying: set[tuple[int, int]] | None) -> None:
+        self._varying[_kinds(tensors)] = self._varying[_kinds(tensors)][0], varying
+
+    def state_for(self, tensors: Sequence[Tensor], parts: BatchParts) -> tuple[Any, ...]:
+        """Return what earlier calls have left that decides what becomes of a call with these tensors."""
+        self._settle_mesh(layout for each in strategies_of(self.target.root).values() for layout in each.layouts)
+        varying = self._note_varying(tensors, self.shapes_of(tensors, parts))
+        storage = self.storage
+        placed = storage.shapes, storage.layouts, storage.on_host, storage.holders, storage.operators
+        return self.settings, self.mesh, self.layouts, self.keeps_sizes, varying and sorted(varying), *placed
+
+    def go_on_from(self, draft: Draft, tensors: Sequence[Tensor], state: tuple[Any, ...]) -> None:
+        """Go on as after the draft of a call, which has left this state."""
+        _, _, self.layouts, self.keeps_sizes, varying, *_ = state
+        self._set_varying(tensors, None if varying is None else set(varying))
+        self._settle_mesh(())
+        self.storage.use_hsdp(draft.chosen.settings.hsdp)
+        self.trace_count += 1
 
     def _place(self, lowered: Callable[[], LocalProgram], host_inputs: list[int], parts: BatchParts) -> LocalProgram:
         """Return the local program, with operators on the host where the user or a limit of memory wants them."""
@@ -435,7 +458,7 @@ class Compilation:
             failure: why this rank has none; it raises that itself afterwards.
             batch: what this rank was given, in words.
         """
-        everyone = self._exchange((hash_text(program), batch), failure)
+        everyone = self.exchange((hash_text(program), batch), failure)
         others = [each if isinstance(each, tuple) else ("a search", batch) for each in everyone]
         different = [rank for rank, (other, _) in enumerate(others) if other != others[0][0]]
         if not different or failure:
@@ -458,13 +481,13 @@ class Compilation:
 
     def _fewest(self, count: int) -> int:
         """Return of how many plans each rank's search has found the fewest on any rank."""
-        everyone = self._exchange(count)
+        everyone = self.exchange(count)
         others = [rank for rank, other in enumerate(everyone) if not isinstance(other, int)]
         if others:
             raise self._tell(f"rank {others[0]} searches no strategies, others do: give every rank the same settings")
         return min(everyone)
 
-    def _exchange(self, value: Any, failure: str = "") -> list[Any]:
+    def exchange(self, value: Any, failure: str = "") -> list[Any]:
         """Return every rank's value; all ranks call it together, or with why they cannot."""
         everyone = gather((value, failure), what="the comparison of graphs")
         failed = [(rank, text) for rank, (_, text) in enumerate(everyone) if text]
@@ -481,6 +504,10 @@ def _lowered(captured: CapturedGraph, decisions: Decisions, notes: Sequence[str]
         settle(captured.graph)
     program.notes += notes
     return program
+
+
+def _kinds(tensors: Sequence[Tensor]) -> Any:
+    return tuple((tensor.dtype, tensor.dim()) for tensor in tensors)
 
 
 def host_inputs_of(tensors: Sequence[Tensor]) -> list[int]:

@@ -19,6 +19,7 @@ from msrun.runtime.parallel.batch.divided_batch import DividedBatch, find_parts
 from msrun.runtime.parallel.batch.parts import BatchParts, describe_batch, find_tensors
 from msrun.runtime.parallel.compilation.compilation import Compilation, Draft, host_inputs_of
 from msrun.runtime.parallel.compilation.compiled import ProgramCall
+from msrun.runtime.parallel.compilation.kept_captures import find_or_make
 from msrun.runtime.parallel.parameters.storage import ParameterStorage, StageHolders
 from msrun.runtime.parallel.pipeline.pipeline import Pipeline, find_pipeline, pin_modules, pin_parameters
 from msrun.runtime.parallel.pipeline.pipelined import Line, PipelinedCall
@@ -88,13 +89,13 @@ def compile_call(
     """
     wrappers = compilation.find_wrappers()
     with compilation.failing_together():
-        draft = draft_call(compilation, wrappers, args, kwargs)
+        draft, kept = find_or_make(compilation, wrappers, args, kwargs, draft_call)
         compilation.storage.check(draft.program, draft.stages)
     compilation.check_ranks_agree(draft.describe(find_tensors(args, kwargs)), batch=describe_batch(args, kwargs))
     with compilation.failing_together():
         call, plan = draft.build(compilation)
     compilation.check_ranks_agree("built")
-    return draft.captured, call, draft.finish(call, plan)
+    return draft.captured, call, replace(draft.finish(call, plan), kept=kept)
 
 
 def draft_call(

@@ -1,0 +1,438 @@
+"""Captures that are kept: a second start reads them, with equal numbers, and whatever is another call is captured."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shutil
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from job_runner import WORKER_PATH, JobRunner
+from on_ranks import Ranks, on_ranks
+from torch import Tensor, nn
+
+from msrun import contract
+from msrun.runtime import AutoParallel, GradAccumulation, Pipeline, shard
+from msrun.runtime.parallel.compilation import kept_captures
+
+WIDTH = 8
+
+
+def waves(*shape: int) -> Tensor:
+    return torch.arange(float(math.prod(shape))).sin().view(shape)
+
+
+two_ranks = on_ranks(2, dtype="float64", env={contract.MSRUN_VERIFY: "0"})  # numbers are compared here
+READ, KEPT = "read from", "kept in"
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.scale = 1.0
+        self.label = "of no interest"
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.relu(self.up(x))) * self.scale
+
+
+class Network(nn.Module):
+    def __init__(self, count: int = 2) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(Layer() for _ in range(count))
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.table = torch.arange(float(WIDTH))  # no buffer, and no parameter
+
+    def forward(self, x: Tensor, twice: bool = False) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        x = self.norm(x.flatten(0, 1)) + self.table + torch.tensor([0.5])
+        return (x * (2 if twice else 1)).square().mean()
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.relu(self.first(x))).square().mean()
+
+
+def cut(network: Network) -> Network:
+    for layer in network.layers:
+        shard(layer.up, ((1, 1, 1), (2, 1)))
+        shard(layer.down, ((1, 1, 2), (1, 2)))
+    return network
+
+
+@contextlib.contextmanager
+def keeping_in(folder: Path | str) -> Iterator[None]:
+    with mock.patch.dict(os.environ, {contract.MSRUN_CAPTURE_CACHE: str(folder)}):
+        yield
+
+
+def start(
+    folder: Path | str,
+    network: nn.Module | None = None,
+    *,
+    change: Callable[[Any], object] = lambda network: None,
+    settings: Callable[[AutoParallel], AutoParallel] = lambda step: step,
+    batch: tuple[int, ...] = (4, 6, WIDTH),
+    needs_gradient: bool = False,
+    **named: Any,
+) -> tuple[str, list[Tensor]]:
+    """Train for a step as a new job would; returns how it came to its program, and its numbers."""
+    network, right = (cut(Network()) if network is None else network), Network()
+    change(network)
+    with keeping_in(folder):
+        step = settings(AutoParallel(network).dataset_strategy("full_batch"))
+        loss = step(waves(*batch).requires_grad_(needs_gradient), **named)
+    loss.backward()
+    if type(network) is Network and not named:
+        change(right)
+        expected = right(waves(*batch))
+        expected.backward()
+        torch.testing.assert_close(loss, expected)
+        torch.testing.assert_close(network.layers[0].down.bias.grad, right.layers[0].down.bias.grad)
+        torch.testing.assert_close(network.norm.running_mean, right.norm.running_mean)
+    return step.plan.kept, [loss.detach(), *(p.grad.clone() for p in network.parameters() if p.grad is not None)]
+
+
+@pytest.mark.slow
+def test_a_second_start_of_a_job_reads_and_its_numbers_are_equal(
+    msrun: JobRunner, workers: Path, tmp_path: Path
+) -> None:
+    told = []
+    for _ in range(2):
+        env = {contract.MSRUN_CAPTURE_CACHE: str(tmp_path / "kept"), "PYTHONPATH": WORKER_PATH}
+        script = str(workers / "runtime" / "kept_captures.py")
+        finished = msrun.run("--worker_num=2", "--quiet", script, cwd=tmp_path, env=env)
+        assert finished.code == 0, finished.stderr
+        told.append(finished.stdout.decode().splitlines()[-2:])
+    first, second = told
+    assert first[0].startswith(KEPT) and second[0].startswith(READ)
+    assert first[1] == second[1]
+
+
+@two_ranks
+def test_a_second_start_reads_and_says_so(ranks: Ranks, tmp_path: Path) -> None:
+    first, numbers = start(tmp_path / "kept")
+    second, again = start(tmp_path / "kept")
+    assert ranks.gather(first)[0] == f"{KEPT} {tmp_path / 'kept'}"
+    assert second == f"{READ} {tmp_path / 'kept'}"
+    torch.testing.assert_close(again, numbers, rtol=0, atol=0)
+
+
+@two_ranks
+def test_the_plan_says_how_long_reading_took(ranks: Ranks, tmp_path: Path) -> None:
+    for text in ("captured and cut in", READ):
+        with keeping_in(tmp_path / "kept"):
+            step = AutoParallel(cut(Network())).dataset_strategy("full_batch")
+            step(waves(4, 6, WIDTH))
+        line = next(line for line in step.plan.explain().splitlines() if line.startswith(text))
+        assert step.captures == 1
+        assert f"in {step.plan.captured_s:.2f} s" in line
+
+
+def _set_scale(network: Any) -> None:
+    network.layers[1].scale = 2.0
+
+
+def _whole_scale(network: Any) -> None:
+    for layer in network.layers:
+        layer.scale = 1
+
+
+def _replace_method(network: Any) -> None:
+    def forward(self: Layer, x: Tensor) -> Tensor:
+        return x - self.down(torch.relu(self.up(x)))
+
+    for layer in network.layers:
+        layer.forward = types.MethodType(forward, layer)
+
+
+def _hook(network: Any) -> None:
+    network.layers[0].register_forward_hook(lambda _module, _args, result: result * 3)
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "an attribute": {"change": _set_scale},
+    "an attribute's type": {"change": _whole_scale},
+    "a method": {"change": _replace_method},
+    "a hook": {"change": _hook},
+    "evaluation": {"change": lambda network: network.eval()},
+    "a frozen weight": {"change": lambda network: network.layers[0].up.weight.requires_grad_(requires_grad=False)},
+    "one layer less": {"change": lambda network: network.layers.pop(1)},
+    "a shape": {"batch": (4, 8, WIDTH)},
+    "a wanted gradient": {"needs_gradient": True},
+    "an argument": {"twice": True},
+    "a setting": {"settings": lambda step: step.hsdp(threshold=0)},
+    "a dataset strategy": {"settings": lambda step: step.dataset_strategy(((1, 1, 1),))},
+    "a strategy": {},
+    "a wrapper": {},
+}
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the tests of other calls find that of the plain one."""
+    return tmp_path_factory.mktemp("captures") / "kept"
+
+
+@two_ranks
+@pytest.mark.parametrize("what", CHANGES)
+def test_what_is_another_call_is_captured(ranks: Ranks, kept: Path, what: str) -> None:
+    start(kept)
+    given = dict(CHANGES[what])
+    if what in ("a strategy", "a wrapper"):
+        given["network"] = Network() if what == "a strategy" else GradAccumulation(cut(Network()), 2)
+    assert not start(kept, **given)[0].startswith(READ)
+    assert start(kept)[0].startswith(READ)  # both are kept
+
+
+def _source(operator: str) -> type[nn.Module]:
+    module = types.ModuleType("edited_network")
+    text = f"""
+import torch
+from torch import nn
+SIZE = 2
+def helper(x):
+    return x {operator} SIZE
+class Edited(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(8, 8)
+    def forward(self, x):
+        return helper(self.layer(x)).square().mean()
+"""
+    sys.modules["edited_network"] = module
+    module.__file__ = "/tmp/edited_network.py"
+    exec(compile(text, module.__file__, "exec"), vars(module))
+    made: type[nn.Module] = module.Edited
+    return made
+
+
+@two_ranks
+def test_an_edited_line_of_a_function_that_is_called_is_seen(ranks: Ranks, tmp_path: Path) -> None:
+    said = []
+    losses = []
+    for operator in ("*", "+", "+", "*"):
+        text, (loss, *_) = start(tmp_path / "kept", _source(operator)())
+        said.append(text.startswith(READ))
+        losses.append(loss)
+        torch.testing.assert_close(loss, _source(operator)()(waves(4, 6, WIDTH)).detach())
+    assert said == [False, False, True, True]
+    assert losses[0] == losses[3] != losses[1] == losses[2]
+
+
+@two_ranks
+def test_a_patched_function_of_torch_is_seen(ranks: Ranks, kept: Path) -> None:
+    def double(x: Tensor) -> Tensor:
+        return x.clamp(0) * 2
+
+    start(kept)
+    with mock.patch.object(torch, "relu", double):
+        assert not start(kept)[0].startswith(READ)
+    assert start(kept)[0].startswith(READ)
+
+
+@two_ranks
+def test_other_versions_are_captured(ranks: Ranks, kept: Path) -> None:
+    start(kept)
+    with mock.patch.object(kept_captures, "_versions", lambda: "of tomorrow"):
+        assert not start(kept)[0].startswith(READ)
+
+
+def copy(folder: Path, to: Path) -> None:
+    shutil.copytree(folder, to)
+    to.chmod(0o700)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir())
+
+
+def _cut_off(folder: Path) -> None:
+    for path in _files(folder):
+        path.write_bytes(path.read_bytes()[:-20])
+
+
+def _flip(folder: Path) -> None:
+    for path in _files(folder):
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+
+
+def _empty(folder: Path) -> None:
+    for path in _files(folder):
+        path.write_bytes(b"")
+
+
+def _link(folder: Path) -> None:
+    for path in _files(folder):
+        path.rename(folder.parent / "elsewhere")
+        path.symlink_to(folder.parent / "elsewhere")
+
+
+def _give_away(folder: Path) -> None:
+    for path in _files(folder):
+        os.chown(path, 12345, 12345)
+
+
+def _pipe(folder: Path) -> None:
+    for path in _files(folder):
+        path.unlink()
+        os.mkfifo(path)
+
+
+DAMAGES = (_cut_off, _flip, _empty, _link, _give_away, _pipe)
+
+
+@two_ranks
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_file_that_is_damaged_or_not_the_users_is_not_read(
+    ranks: Ranks, kept: Path, tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    _, numbers = start(kept / "small", Small())
+    ranks.first(lambda: (copy(kept / "small", tmp_path / "kept"), damage(tmp_path / "kept")))
+    said, again = start(tmp_path / "kept", Small())
+    assert not said.startswith(READ)
+    torch.testing.assert_close(again, numbers, rtol=0, atol=0)
+    assert start(tmp_path / "kept", Small())[0].startswith(READ)
+
+
+def _of_another(folder: Path) -> None:
+    os.chown(folder, 12345, 12345)
+
+
+def _open_to_all(folder: Path) -> None:
+    folder.chmod(0o777)
+
+
+def _behind_a_link(folder: Path) -> None:
+    folder.rename(folder.parent / "real")
+    folder.symlink_to(folder.parent / "real")
+
+
+def _file_instead(folder: Path) -> None:
+    for path in _files(folder):
+        path.unlink()
+    folder.rmdir()
+    folder.write_text("")
+
+
+@two_ranks
+@pytest.mark.parametrize("change", [_of_another, _open_to_all, _behind_a_link, _file_instead])
+def test_a_folder_that_is_not_the_users_alone_is_not_used(
+    ranks: Ranks, kept: Path, tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    start(kept / "small", Small())
+    ranks.first(lambda: (copy(kept / "small", tmp_path / "kept"), change(tmp_path / "kept")))
+    said = ranks.gather(start(tmp_path / "kept", Small())[0])
+    assert said[0].startswith("not kept: ")
+    assert not any(text.startswith(READ) for text in said)
+
+
+@two_ranks
+def test_nothing_is_kept_where_that_is_off(ranks: Ranks, tmp_path: Path) -> None:
+    with mock.patch.dict(os.environ, {"XDG_CACHE_HOME": str(tmp_path / "cache")}):
+        for word in ("off", "OFF", ""):
+            assert start(word, Small())[0] == ""
+        assert not (tmp_path / "cache").exists()
+        start("on", Small())
+        assert start("on", Small())[0] == f"{READ} {tmp_path / 'cache' / 'msrun' / 'captures'}"
+    found = (tmp_path / "cache" / "msrun" / "captures").stat()
+    assert found.st_mode & 0o777 == 0o700
+
+
+@two_ranks
+def test_the_oldest_go_when_there_are_too_many(ranks: Ranks, tmp_path: Path) -> None:
+    start(tmp_path / "kept", Small())
+    with mock.patch.object(kept_captures, "_MOST_BYTES", 1.5 * _files(tmp_path / "kept")[0].stat().st_size):
+        start(tmp_path / "kept", Small(), batch=(4, 8, WIDTH))
+        ranks.gather(None)
+        assert len(_files(tmp_path / "kept")) == 1
+    assert start(tmp_path / "kept", Small(), batch=(4, 8, WIDTH))[0].startswith(READ)
+
+
+class Held:
+    """Nothing tells one from another in a later process."""
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+class Keyed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.held = Held()
+        self.of = {self.held: 2.0}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).mean() * self.of[self.held]
+
+
+@two_ranks
+def test_what_is_of_one_process_alone_is_not_kept_and_says_so(ranks: Ranks, tmp_path: Path) -> None:
+    for _ in range(2):
+        said = ranks.gather(start(tmp_path / "kept", Keyed())[0])
+        assert said[0].startswith("not kept: ")
+        assert said[1] == ""
+
+
+@two_ranks
+def test_all_sizes_of_a_second_start_are_read(ranks: Ranks, tmp_path: Path) -> None:
+    counts = []
+    for _ in range(2):
+        network, right = cut(Network()), Network()
+        with keeping_in(tmp_path / "kept"):
+            step = AutoParallel(network).dataset_strategy("full_batch")
+            said = []
+            for tokens in (4, 6, 8, 10, 4):
+                x = waves(4, tokens, WIDTH)
+                torch.testing.assert_close(step(x), right(x))
+                said.append(step.plan.kept.startswith(READ))
+        counts.append((said, step.captures))
+    assert counts == [([False] * 5, counts[0][1]), ([True] * 5, counts[0][1])]
+
+
+@two_ranks
+def test_one_rank_of_a_crowded_host_captures_for_the_others(ranks: Ranks, tmp_path: Path) -> None:
+    with mock.patch.object(os, "sched_getaffinity", lambda _: {0}):
+        said, _ = start(tmp_path / "kept", Small())
+        assert said.startswith((KEPT, READ)[ranks.rank])
+        other, _ = start(tmp_path / "kept", Keyed())
+        assert not other.startswith(READ)
+
+
+@two_ranks
+def test_what_one_rank_cannot_read_none_reads(ranks: Ranks, tmp_path: Path) -> None:
+    own = tmp_path / f"kept {ranks.rank}"
+    start(own, Small())
+    said = ranks.gather(start(own, Small())[0])  # rank 1 writes none
+    assert said == [f"{KEPT} {tmp_path / 'kept 0'}", ""]
+
+
+@two_ranks
+def test_a_pipeline_is_captured_each_time_and_says_so(ranks: Ranks, tmp_path: Path) -> None:
+    said, _ = start(tmp_path / "kept", Pipeline(Small(), 2), settings=lambda step: step.pipeline(2))
+    assert said == "not kept: the division of a pipeline is of this process alone"
+    assert not (tmp_path / "kept").exists() or not list((tmp_path / "kept").iterdir())

@@ -82,7 +82,7 @@ def plan(options: argparse.Namespace, folder: Path) -> dict[str, float]:
         environment = forwarded_environment(os.environ, spec.forward_env)
         assigned = assign_hosts(spec.host_entries)
         links = [listed._link(spec, host, environment, will_run=True) for host in assigned]
-        jobs = [encode_message(link._ledger.unseen()[0]) for link in links]
+        jobs = [link._kept[0][1] for link in links]
         hosts = pack_hosts(assigned)
         runs = [encode_message({"type": "run", "hosts": hosts, "rank_table": ""}) for _ in jobs]
     sizes = {"job_bytes": len(jobs[-1]), "run_bytes": len(runs[-1])}

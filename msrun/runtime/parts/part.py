@@ -170,7 +170,8 @@ class ShardedParameter(PartParameter):
             return None
         known = vars(meant.grad)
         if "part" not in known:
-            known["part"] = as_part(meant.grad._local_tensor.detach(), self.placement)
+            local = meant.grad._local_tensor.detach()
+            known["part"] = as_part(local, self.placement) if type(local) is Tensor else local  # of a dry run
         found: Tensor = known["part"]
         return found
 

@@ -340,7 +340,8 @@ class Compilation:
         self._settle_mesh(layout for each in strategies_of(self.target.root).values() for layout in each.layouts)
         varying = self._note_varying(tensors, self.shapes_of(tensors, parts))
         storage = self.storage
-        placed = storage.shapes, storage.layouts, storage.on_host, storage.holders, storage.operators
+        cut = {name: (found.shape, found.used) for name, found in storage.placed.items()}
+        placed = cut, storage.on_host, storage.holders, storage.operators
         return self.settings, self.mesh, self.layouts, self.keeps_sizes, varying and sorted(varying), *placed
 
     def go_on_from(self, draft: Draft, tensors: Sequence[Tensor], state: tuple[Any, ...]) -> None:

@@ -296,7 +296,7 @@ def digest(tensor: Tensor) -> tuple[int, ...]:
     any cryptographic hash, which sees the sums only.
     """
     dense = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
-    flat = dense.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
+    flat = dense.resolve_conj().resolve_neg().reshape(-1).contiguous().view(torch.uint8)
     keys = _keys(flat.device)
     products, padded = torch.empty_like(keys), flat.new_empty(_CHUNK_BYTES)
     sums = []

@@ -21,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -189,9 +190,14 @@ class Launch:
             time.sleep(0.05)
         self._lap("started")
         self._seconds["threads"] = threading.active_count() - 1  # without this one
-        for _ in range(self._rounds * self._agents.shares):
-            self._agents.beat_share()
-            while any(link.silent_s for link in self._agents.links):
+        links = self._agents.links
+        for _ in range(self._rounds):
+            have_begun = threading.Event()
+            for link in links:
+                link.loop.call(partial(link.beat, BEAT_S))
+            links[-1].loop.call(have_begun.set)
+            have_begun.wait()
+            while any(link.silent_s for link in links):
                 time.sleep(0.001)
         self._lap("beats")
         self._failing.send(b"!")

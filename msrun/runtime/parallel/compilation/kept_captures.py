@@ -47,6 +47,8 @@ _MOST_BYTES = 256 << 20
 """Of all files; the ones that were used longest ago go."""
 _MOST_ALIKE = 8
 """Files of one name that are looked at: calls that differ only in what guards look at."""
+_SUFFIX = ".capture"
+"""Of files of this module: what else lies in a folder that the user names is nobody's business here."""
 _ABANDONED_S = 3600
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -105,7 +107,7 @@ def _read_file(folder: int, name: str) -> bytes:
 
 def _write_file(folder: int, name: str, content: bytes) -> None:
     """Write a file at once: who reads it meanwhile finds the old one, or none."""
-    new = f".{os.getpid()}.{secrets.token_hex(8)}"
+    new = f".{os.getpid()}.{secrets.token_hex(8)}{_SUFFIX}"
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE, 0o600, dir_fd=folder)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -117,9 +119,9 @@ def _write_file(folder: int, name: str, content: bytes) -> None:
 
 
 def _names(folder: int) -> list[tuple[float, int, str]]:
-    """Return when each file was used last, its bytes and its name, the newest first."""
+    """Return when each capture was used last, its bytes and its file's name, the newest first."""
     found = []
-    for name in os.listdir(folder):
+    for name in filter(lambda name: name.endswith(_SUFFIX), os.listdir(folder)):
         with contextlib.suppress(OSError):
             status = os.stat(name, dir_fd=folder, follow_symlinks=False)
             found.append((status.st_mtime, status.st_size, name))
@@ -254,7 +256,7 @@ class KeptCapture:
             state = self.compilation.state_for(find_tensors(*self.call[1:]), draft.parts)
             content = dump((dump(portable, self.known), dump((plain, state), known), constants), {})
             with _opened(self.folder) as folder:
-                _write_file(folder, f"{self.name}.{portable.guards.text[:16]}", content)
+                _write_file(folder, f"{self.name}.{portable.guards.text[:16]}{_SUFFIX}", content)
                 _drop_oldest(folder)
         except UnportableError as error:
             return f"{error} is of this process alone"
@@ -298,13 +300,15 @@ def find_or_make(
             draft = place.read()
         if draft is not None:
             return draft, place.use(draft)
-    draft = make(compilation, wrappers, args, kwargs)
-    kept = ""
-    if place is not None and is_first:
-        with autocast(compilation.settings.precision):
-            why_not = place.write(draft)
-        kept = f"not kept: {why_not}" if why_not else f"kept in {place.folder}"
-    draft.captured.traced.output = None
-    if waits and is_first:
-        compilation.exchange("waits")
+    try:
+        draft = make(compilation, wrappers, args, kwargs)
+        kept = ""
+        if place is not None and is_first:
+            with autocast(compilation.settings.precision):
+                why_not = place.write(draft)
+            kept = f"not kept: {why_not}" if why_not else f"kept in {place.folder}"
+        draft.captured.traced.output = None
+    finally:
+        if waits and is_first:  # also when there is no capture, which the others find out, too
+            compilation.exchange("waits")
     return draft, kept

@@ -5,7 +5,18 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from msrun.runtime import GradAccumulation, recompute, shard
-from training_habits.trial import CAPTURED, MODES, Criterion, Step, habit, loss_habit, scores, step_habit, train
+from training_habits.trial import (
+    CAPTURED,
+    MODES,
+    WITH_RESULTS,
+    Criterion,
+    Step,
+    habit,
+    loss_habit,
+    scores,
+    step_habit,
+    train,
+)
 
 SCHEDULES = (*MODES, "pipeline zero_bubble", "pipeline zbv")
 
@@ -142,9 +153,7 @@ def _weights_too(s, x, y):
     return loss, s.a.weight.t(), s.a.weight, s.a.bias.detach(), s.dead.bias
 
 
-loss_habit("weights among the results", lambda: _unread(_weights_too), (*CAPTURED, "data_parallel"))(
-    lambda step, x, y: step(x, y)[0]
-)
+loss_habit("weights among the results", lambda: _unread(_weights_too), WITH_RESULTS)(lambda step, x, y: step(x, y)[0])
 
 # -- operators with several results ------------------------------------------------------------------------------------
 

@@ -283,11 +283,17 @@ def _refuse_writes_in_forward(block: nn.Module) -> None:
 def _give_results_memory(block: nn.Module) -> None:
     """Let no result of a block be a view: a write into one drops the hook by which FSDP2 gathers for the backward pass.
 
-    torch crashes where it puts that hook on a view whose memory was written through another one.
+    torch crashes where it puts that hook on a view whose memory was written through another one, and where somebody
+    reads a weight among the results that FSDP2 has freed.
     """
 
     def own(result: Tensor) -> Tensor:
-        return result.clone() if result.requires_grad and result._is_view() else result
+        is_view = result.requires_grad and result._is_view()
+        return result.clone() if is_view or (result.grad_fn is None and is_gathered(result)) else result
+
+    def is_gathered(result: Tensor) -> bool:
+        memory = result.untyped_storage()._cdata
+        return any(memory == parameter.untyped_storage()._cdata for parameter in block.parameters())
 
     block.register_forward_hook(lambda _module, _args, result: map_tensors(own, result), prepend=True)
 

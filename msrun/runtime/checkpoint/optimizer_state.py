@@ -20,6 +20,7 @@ from msrun.runtime.checkpoint.index import TensorKey, key_of
 from msrun.runtime.checkpoint.reader import CheckpointReader
 from msrun.runtime.execute.placement import find_stages, is_held, placement_of
 from msrun.runtime.optim.host_steps import LOOK_AT_WHOLES
+from msrun.runtime.optim.of_parts import settle
 from msrun.runtime.parallel.parameters.network_state import Chunk, NetworkState, find_box, find_chunk, find_share
 from msrun.runtime.parts.on_servers import before_remote_steps, find_remote
 from msrun.runtime.parts.part import lying_as
@@ -101,6 +102,11 @@ def _check_whole(value: Any, key: str, name: str, parameter: Tensor) -> None:
         )
 
 
+def _finish_before_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    finish_waiting(optimizer)
+    settle(optimizer)  # what looks at the state before every step has looked already
+
+
 def restore_optimizer(
     optimizer: torch.optim.Optimizer, network: NetworkState, reader: CheckpointReader, saved: Mapping[str, Any]
 ) -> None:
@@ -116,7 +122,7 @@ def restore_optimizer(
     if not any(parameter.is_meta for parameter in names) and all(places):
         finish_waiting(optimizer)
     elif optimizer not in _hooked:
-        optimizer.register_step_pre_hook(lambda opt, _args, _kwargs: finish_waiting(opt))
+        optimizer.register_step_pre_hook(_finish_before_step)
         optimizer.register_state_dict_pre_hook(finish_waiting)
         _hooked.add(optimizer)
 

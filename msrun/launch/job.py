@@ -230,11 +230,7 @@ def run_part(
         # `monitor & exec msrun` makes the monitor a child of msrun
         strangers = frozenset(descendants(os.getpid())) - ({part.early_server.pid} if part.early_server else set())
         events = stack.enter_context(contextlib.closing(EventLog(Path(plan.log_dir) / contract.EVENTS_JSONL)))
-        bounded: list[BoundedLogs] = []
-        if plan.log_max_bytes:
-            paths = [path for worker in plan.hosts[0].workers for path in worker.log_paths]
-            limit = LogLimit(plan.log_max_bytes, plan.log_keep)
-            bounded.append(BoundedLogs(paths, limit, spec.first_attempt, display.say))
+        bounded = _bounded_logs(stack, plan, spec.first_attempt, display.say)
         terminal = _rank_terminal(stack, plan, part.user, display)
         own = OwnStart(
             plan,
@@ -272,9 +268,19 @@ def run_part(
         if problem := describe_removed(Path(plan.log_dir), folder) or problem:
             display.say(problem)
         display.finish(failure, result.last.membership, len(result.attempts) - 1)
-        for one in bounded:
-            one.end()
         return JobResult(plan, failure, result.survivors, supervisor.goes_on, supervisor.take_server())
+
+
+def _bounded_logs(
+    stack: contextlib.ExitStack, plan: LaunchPlan, first_attempt: int, say: Callable[[str], None]
+) -> list[BoundedLogs]:
+    """Return who keeps this host's logs to their size, where they have one; closed with the stack, also by an error."""
+    if not plan.log_max_bytes:
+        return []
+    paths = [path for worker in plan.hosts[0].workers for path in worker.log_paths]
+    logs = BoundedLogs(paths, LogLimit(plan.log_max_bytes, plan.log_keep), first_attempt, say)
+    stack.callback(logs.end)
+    return [logs]
 
 
 def _own_link(plan: LaunchPlan) -> OwnLink:

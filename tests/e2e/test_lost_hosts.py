@@ -63,7 +63,7 @@ def test_spare_host_takes_the_place_of_a_lost_one(rehearsals, msrun_here, script
     job = rehearsals.start("3x1", "--spares=1", "--max_restarts=3", script)
     first = records(rehearsals, job, 0, 2)
     assert {tuple(record["hosts"]) for record in first} == {("127.0.0.2", "127.0.0.3")}
-    stays = rehearsals.agent(1)
+    stays, spare = rehearsals.agent(1), rehearsals.agent(2)
     if how == "killed":
         kill_agent(rehearsals, 0)
     else:
@@ -76,6 +76,7 @@ def test_spare_host_takes_the_place_of_a_lost_one(rehearsals, msrun_here, script
     assert {tuple(record["hosts"]) for record in second} == {("127.0.0.3", "127.0.0.4")}
     assert [record["TORCHELASTIC_MAX_RESTARTS"] for record in first + second] == ["3"] * 4
     assert rehearsals.agent(1) == stays, "the agent of a host that is well stays"
+    assert rehearsals.agent(2) == spare, "a spare host is ready before it is needed"
     ended = end_well(rehearsals, job, 1)
     assert "starting again on host1, host2" in ended.stderr
     assert "all 2 workers on 2 hosts finished successfully after restart 1 in " in ended.stderr

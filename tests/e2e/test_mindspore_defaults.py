@@ -96,4 +96,5 @@ def test_what_is_kept_of_mindspore_is_what_it_finds(msrun, request, tmp_path):
     ranks = [json.loads((tmp_path / f"found.{rank}").read_text()) for rank in range(2)]
     if request.config.getoption("--update-golden"):
         OF_MINDSPORE.write_text(json.dumps(ranks, indent=1) + "\n")
-    assert ranks == json.loads(OF_MINDSPORE.read_text())
+    of_ranks = [{name: split_lines(value) for name, value in rank.items()} for rank in ranks]
+    assert in_numbers(json.loads(OF_MINDSPORE.read_text())) == of_ranks  # other processors round otherwise

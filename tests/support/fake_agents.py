@@ -142,16 +142,16 @@ class FakeOpener:
 
     def __init__(self, pipes: Mapping[str, FakePipe]) -> None:
         """`pipes`: by the host's name."""
-        self._pipes = dict(pipes)
+        self.pipes = dict(pipes)
         self.is_closed = False
 
     def can_resume(self, entry: HostEntry) -> bool:
         return True
 
     def open(self, entry: HostEntry, deadline: float | None) -> AgentPipe:
-        if entry.name not in self._pipes:
+        if entry.name not in self.pipes:
             raise ClusterError(f"{entry.name}: connection refused")
-        return self._pipes.pop(entry.name)
+        return self.pipes.pop(entry.name)
 
     def way(self, entry: HostEntry, environment: Mapping[str, str], number: int) -> Way:
         return Way(partial(self.open, entry), b"start", b"attach", lambda _: b"salvage")

@@ -390,8 +390,8 @@ class Agents:
         self.numbers = itertools.count()  # of links, in the order in which they are made
         self.logs: LogCollector | None = None  # where the logs of the hosts of this start go
         self.folder = folder
-        self.on_gone: Callable[[AgentLink, Message], object] = lambda _link, _message: None
-        """Called when a host is lost that is none of this start."""
+        self.on_other: Callable[[AgentLink, Message], object] = lambda _link, _message: None
+        """Called with what a host says that is none of this start."""
         self.others: list[AgentLink] = []  # of hosts that were of an earlier start, or wait for a later one
         self.has_begun = False  # agents have been told to start; a signal then is theirs to obey
         self.is_abandoned = False  # the user does not want to wait for hosts any more
@@ -535,17 +535,15 @@ class Agents:
     ) -> None:
         """Pass a message on; a host whose words cannot be understood is given up, and the others go on."""
         kind, node = message["type"], link.node if link else NO_NODE
-        if link is not None and node == NO_NODE:
-            if kind == "lost":
-                self.on_gone(link, message)
-            return
         try:
-            if handler := handlers.get(kind):
+            if link is not None and node == NO_NODE:
+                self.on_other(link, message)
+            elif handler := handlers.get(kind):
                 handler(node, message)
             elif kind in LOSSES and link is None:
-                raise self.explain_loss(message, node)
+                raise self.explain_loss(message, link)
             elif kind in LOSSES and on_loss:
-                on_loss(node, self.explain_loss(message, node))
+                on_loss(node, self.explain_loss(message, link))
         except MsrunError:
             raise
         except NotUnderstood as error:
@@ -556,7 +554,7 @@ class Agents:
                 raise
             on_fault(error)
 
-    def explain_loss(self, message: Message, node: int) -> MsrunError:
+    def explain_loss(self, message: Message, link: AgentLink | None) -> MsrunError:
         """Return why a host cannot take part: what its agent says, or how it has ended of which more was expected."""
         if message["type"] in ("error", "fault"):
             kind = UsageError if message.get("exit_code") == contract.EXIT_USAGE else ClusterError
@@ -564,7 +562,8 @@ class Agents:
         status = message.get("exit_status")
         if status is None:
             return ClusterError(str(message["reason"]))
-        return explain_agent_end(status, message.get("stderr", ""), self.links[node].entry)
+        assert link is not None, "the launcher itself does not end so"
+        return explain_agent_end(status, message.get("stderr", ""), link.entry)
 
     def _heed_signals(self) -> None:
         for signum in self._signals.read():

@@ -192,8 +192,8 @@ class FleetRun:
             "event": lambda node, m: self._record.note(node, str(m["moment"]), m["fields"]),
             **dict.fromkeys(REPORTS, self._on_report),
             "result": self._on_result,
-            "logs_end": lambda node, _: self._ended.add(node),
-            "lost": lambda node, m: self._lose(node, self._agents.explain_loss(m, node)),
+            "logs_end": self._on_logs_end,
+            "lost": lambda node, m: self._lose(node, self._agents.explain_loss(m, self._agents.links[node])),
             "error": lambda node, m: self._lose(node, self._explain(node, m)),  # it could not begin, or failed itself
             "fault": lambda node, m: self._fail(self._explain(node, m)),  # all hosts end by their own means
             "cut": lambda node, m: self._events.note("cut", {"node_rank": node, "reason": m["reason"]}),
@@ -265,9 +265,15 @@ class FleetRun:
         self._results[node_rank] = self._at_home(read_failure(value)) if value is not None else None
         self._survivors += [pid for pid in message["survivors"] if type(pid) is int]
 
+    def _on_logs_end(self, node_rank: int, _message: Message) -> None:
+        if node_rank not in self._results:
+            raise NotUnderstood("its logs end before its part of the job does")
+        self._ended.add(node_rank)
+
     def _explain(self, node_rank: int, message: Message) -> MsrunError:
-        name = "" if node_rank == NO_NODE else f"{self._spec.host_entries[node_rank].name}: "
-        return self._agents.explain_loss({**message, "text": f"{name}{message['text']}"}, node_rank)
+        link = None if node_rank == NO_NODE else self._agents.links[node_rank]
+        name = f"{self._spec.host_entries[node_rank].name}: " if link else ""
+        return self._agents.explain_loss({**message, "text": f"{name}{message['text']}"}, link)
 
     def _lose(self, node_rank: int, fault: MsrunError) -> None:
         """Nothing more is to be expected of a host."""
@@ -436,6 +442,8 @@ class FleetJob:
         if isinstance(hosts, JoinedHosts):
             hosts.run_of_job = run
         run.start()
+        if isinstance(hosts, ListedHosts):
+            hosts.reach_spares(spec)
         result = run.finish()
         self._plan = run.plan or self._plan
         if result is not None:

@@ -25,7 +25,7 @@ from msrun.cluster.protocol import Finding, HostJob, HostPart, HostReport, Reach
 from msrun.errors import ClusterError, MsrunError, RendezvousTimeout
 from msrun.launch.console import say
 from msrun.launch.directory.log_directory import EventLog, new_job_id, write_private
-from msrun.launch.fleet.agents import ANSWER_S, CLOSE_S, AgentLink, Agents
+from msrun.launch.fleet.agents import ANSWER_S, CLOSE_S, LOSSES, AgentLink, Agents
 from msrun.launch.preflight.checks import CHECKS, read_sources, shown_word
 from msrun.launch.preflight.fleet_checks import (
     LOOPBACK,
@@ -190,13 +190,20 @@ class ListedHosts(Hosts):
         super().__init__(spec, job_id, signals, say, connects_at_a_time=spec.ssh.window)
         self._caller, self._events, self._opener = caller, events, opener
         self.pool = HostPool(spec.host_entries, spec.spares, spec.min_hosts)
-        self._known: dict[HostEntry, tuple[AgentLink, HostAnswer]] = {}  # hosts of this start, or of the last one
+        self._known: dict[HostEntry, tuple[AgentLink, HostAnswer | None]] = {}
+        """Hosts of this start, or of the last one, and spare ones; None: it has not answered yet."""
         self._answers: dict[int, HostAnswer | MsrunError] = {}
-        self._sent_at: dict[int, float] = {}  # when each host was reached (s since the epoch)
+        self._sent_at: dict[AgentLink, float] = {}  # when each host was reached (s since the epoch)
+        self.agents.on_other = self._on_spare
+        self._word = contextlib.ExitStack()  # kept in the log directory until all spare hosts have looked for it
         self._loss_counts_at: float | None = None
         """When the first loss of a host that was reached counts, whoever has not answered (s of `time.monotonic`)."""
         self._reached: dict[int, ReachResult] = {}
         self.findings: list[Finding] = []  # what was found, in the order in which it is to be told
+
+    def __exit__(self, *error: Any) -> None:
+        with self._word:
+            super().__exit__(*error)
 
     def run(self, spec: LaunchSpec, logs: LogCollector | None, lost: Collection[HostEntry] = ()) -> ReadyHosts:
         for entry in lost:
@@ -212,14 +219,14 @@ class ListedHosts(Hosts):
         """Ask all hosts that are new, and fill `findings`; None when a job could not start. Raises Interrupted."""
         self._spec, agents, entries = spec, self.agents, spec.host_entries
         agents.logs, agents.has_begun = logs, False
-        self._reached, self._sent_at, self._loss_counts_at = {}, {}, None
+        self._reached, self._loss_counts_at = {}, None
         hosts = assign_hosts(entries, spec.table_hosts)
         with shown_word(spec.log_dir) as shown:
             begin = time.monotonic()
             self._connect(hosts, {} if spec.is_rehearsal else shown)  # whose logs are sent, as without a shared disk
             self._await_answers(begin)
         answers = {node: answer for node, answer in self._answers.items() if isinstance(answer, HostAnswer)}
-        self._known = {entries[node]: (agents.links[node], answer) for node, answer in answers.items()}
+        self._known |= {entries[node]: (agents.links[node], answer) for node, answer in answers.items()}
         given, sources = "" if is_loopback(spec.master_addr) else spec.master_addr, tuple[tuple[str, str], ...]()
         with contextlib.suppress(OSError):
             sources = tuple(read_sources(spec.program, spec.working_directory))
@@ -262,7 +269,7 @@ class ListedHosts(Hosts):
             link, answer = self._known.get(entry, (None, None))
             if link is not None and answer is not None and link.is_open:
                 self._answers[host.node_rank] = answer
-            else:
+            elif link is None or link.is_over or answer is not None:
                 name = spec.master_addr if host.node_rank == 0 and not is_loopback(spec.master_addr) else ""
                 will_run = agents.logs is not None
                 link = self._link(spec, host, environment, will_run=will_run, shown=shown, master_name=name)
@@ -272,7 +279,9 @@ class ListedHosts(Hosts):
             if link not in links:
                 link.dismiss()
                 agents.others.append(link)
+                self._known.pop(link.entry, None)
         agents.links = links
+        agents.others = [link for link in agents.others if link not in links]
         for link in new:
             link.start()
 
@@ -301,8 +310,9 @@ class ListedHosts(Hosts):
     def _on_lost(self, node: int, message: Message) -> None:
         """A host has gone: that takes the place of its answer."""
         has_answered, is_run = isinstance(self._answers.get(node), HostAnswer), self.agents.logs is not None
-        self._refuse(node, self.agents.explain_loss(message, node))
-        if self._loss_counts_at is None and (has_answered or (is_run and node in self._sent_at)):  # --check shows all
+        link = self.agents.links[node]
+        self._refuse(node, self.agents.explain_loss(message, link))
+        if self._loss_counts_at is None and (has_answered or (is_run and link in self._sent_at)):  # --check shows all
             self._loss_counts_at = time.monotonic() + AFTER_LOSS_S
 
     def _refuse(self, node: int, error: MsrunError) -> None:
@@ -318,13 +328,43 @@ class ListedHosts(Hosts):
         self._say(f"{count} of {len(names)} hosts answered{_listed('missing', missing)}{_listed('failed', lost)}")
 
     def _on_opened(self, node: int, message: Message) -> None:
-        self._sent_at[node] = message["at"]
+        self._sent_at[self.agents.links[node]] = message["at"]
         self._note("connected", node_rank=node, host=self._spec.host_entries[node].name, connect_s=message["seconds"])
 
     def _on_checked(self, node: int, message: Message) -> None:
-        report = decode_record(HostReport, printable_record(message["report"]))
-        self._answers[node] = HostAnswer(report, self._sent_at[node], time.time(), self.agents.links[node].address)
+        self._answers[node] = self._read_answer(self.agents.links[node], message)
         self._note("agent_up", node_rank=node)
+
+    def _read_answer(self, link: AgentLink, message: Message) -> HostAnswer:
+        report = decode_record(HostReport, printable_record(message["report"]))
+        return HostAnswer(report, self._sent_at[link], time.time(), link.address)
+
+    # -- spare hosts --------------------------------------------------------------------------------------------------
+
+    def reach_spares(self, spec: LaunchSpec) -> None:
+        """Have the spare hosts ready: one that is needed then starts as fast as those that stay."""
+        environment = forwarded_environment(self._caller, spec.forward_env)
+        new = [entry for entry in spec.spares if entry not in self._known]
+        shown = self._word.enter_context(shown_word(spec.log_dir)) if new and not spec.is_rehearsal else {}
+        for entry in new:
+            there = replace(spec, host_entries=(*spec.host_entries[:-1], entry))  # in the place of any
+            link = self._link(there, assign_hosts(there.host_entries)[-1], environment, will_run=True, shown=shown)
+            self._known[entry] = link, None
+            self.agents.others.append(link)
+            link.start()
+
+    def _on_spare(self, link: AgentLink, message: Message) -> None:
+        if self._known.get(link.entry, (None,))[0] is not link:
+            return
+        if message["type"] == "opened":
+            self._sent_at[link] = message["at"]
+        elif message["type"] == "checked":
+            self._known[link.entry] = link, self._read_answer(link, message)
+        elif message["type"] in LOSSES:
+            self._known.pop(link.entry)
+            self._say(f"spare {self.agents.explain_loss(message, link)}; it is tried again when it is needed")
+        if all(answer or other not in self.agents.others for other, answer in self._known.values()):
+            self._word.close()
 
     # -- the scheduler ------------------------------------------------------------------------------------------------
 

@@ -234,7 +234,7 @@ class JoinedHosts(Hosts):
         super().__init__(spec, job_id, signals, say, folder=spec.log_dir)
         self._request, self.place = request, place
         self._gate = Gate(self.agents.loop, listener, token, tls, self._on_knock, self._on_note)
-        self.agents.on_gone = self._on_gone
+        self.agents.on_other = self._on_other
         self._registry = Registry(spec.worker_num, spec.max_restarts, spec.table_hosts, table_digest(spec.table_hosts))
         self._places: dict[HostEntry, _Place] = {}
         """Hosts of the job, and those that wait for its next start, once all have come."""
@@ -347,8 +347,8 @@ class JoinedHosts(Hosts):
             if self._spec.rescale_now and self.run_of_job is not None and self.pool.can_grow:
                 self.run_of_job.regroup(f"{entry.name} has come (--rescale now)")
 
-    def _on_gone(self, link: AgentLink, message: Message) -> None:
-        if not link.has_dialled or link not in self.agents.others:
+    def _on_other(self, link: AgentLink, message: Message) -> None:
+        if message["type"] != "lost" or not link.has_dialled or link not in self.agents.others:
             return
         self.agents.others.remove(link)
         if self._registry.remove(link) is not None and not self.hosts:

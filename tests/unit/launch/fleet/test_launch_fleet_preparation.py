@@ -49,11 +49,12 @@ class Hosts:
         self.sources = tuple(read_sources(self.spec.program, self.spec.working_directory))
         self.answers: dict[tuple[int, str], Callable[[FakePipe, Message], None]] = {}
         """(node, what it is told) -> what it does in place of the usual."""
-        self.pipes = {f"h{node}": FakePipe(answer=self._answer_of(node)) for node in range(count)}
+        self.pipes = {f"h{node}": FakePipe(answer=self.usual_answer(node)) for node in range(count)}
         for node, pipe in enumerate(self.pipes.values()):
             pipe.address = f"10.0.0.{node + 1}"
         self.opener = FakeOpener(self.pipes)
         self.said: list[str] = []
+        self.on_said: Callable[[], None] = lambda: None
         self.logs: LogCollector | None = None
         self.events = EventLog(folder / "events.jsonl")
         self.signals = SignalPipe()
@@ -68,7 +69,7 @@ class Hosts:
         self._numbers[node] += 1
         pipe.say(kind, seq=self._numbers[node], **fields)
 
-    def _answer_of(self, node: int) -> Callable[[FakePipe, Message], None]:
+    def usual_answer(self, node: int) -> Callable[[FakePipe, Message], None]:
         def answer(pipe: FakePipe, message: Message) -> None:
             own = self.answers.get((node, message["type"]))
             if own is not None:
@@ -92,9 +93,13 @@ class Hosts:
     def preparation(self, do: Callable[[ListedHosts, LaunchSpec, Any], Any] = ListedHosts.run) -> Any:
         with self.signals:
             made: Any = self.opener
-            preparation = ListedHosts(self.spec, {}, "JOB", made, self.signals, self.events, self.said.append)
+            preparation = ListedHosts(self.spec, {}, "JOB", made, self.signals, self.events, self._hear)
             with preparation:
                 return do(preparation, self.spec, self.logs)
+
+    def _hear(self, text: str) -> None:
+        self.said.append(text)
+        self.on_said()
 
     def say_of_itself(self, node: int, **changes: Any) -> None:
         """Have a node report something else of itself."""
@@ -288,3 +293,39 @@ def test_host_that_says_no_or_nothing_or_ends_is_named_and_nothing_more_is_asked
     heard = {kind for pipe in hosts.pipes.values() for kind in pipe.heard_kinds}
     asked = ("job", "listen", "reach")
     assert not heard & set(asked[asked.index(told) + 1 :])
+
+
+def heard_jobs(hosts, name):
+    return hosts.pipes[name].heard_kinds.count("job")
+
+
+@pytest.mark.parametrize("when", ["before it is needed", "once it is needed", "never"])
+def test_spare_host_is_asked_once_and_one_that_is_lost_is_told_of_and_tried_again(make_hosts, monkeypatch, when):
+    monkeypatch.setattr(module, "WAITING_LINE_S", 0.05)
+    hosts = make_hosts(3)
+    entries = hosts.spec.host_entries
+    first = replace(hosts.spec, host_entries=entries[:2], spares=entries[2:], worker_num=2)
+    second = replace(first, host_entries=(entries[0], entries[2]), spares=(entries[1],), first_attempt=1)
+    hosts.logs = LogCollector(hosts.spec.log_dir, None, own_logs("worker", {0: (0,), 1: (1,)}))
+    if when != "before it is needed":
+        hosts.answer(2, "job", "")
+
+    def lose_another(made, _spec, logs):
+        made.run(first, logs)
+        assert heard_jobs(hosts, "h2") == 0, "the start does not wait for it"
+        made.reach_spares(first)
+        pipe = hosts.pipes["h2"]
+        made.agents.hear(lambda: heard_jobs(hosts, "h2"), {}, deadline=time.monotonic() + 30)
+        if when == "never":
+            pipe.end(137)
+            made.agents.hear(lambda: hosts.said, {}, deadline=time.monotonic() + 30)
+            assert hosts.said[0].startswith("spare h2: the agent was ended by SIGKILL; ")
+            hosts.pipes["h2"] = hosts.opener.pipes["h2"] = FakePipe(answer=hosts.usual_answer(2))
+            hosts.answers.clear()
+        elif when == "once it is needed":
+            hosts.on_said = lambda: hosts.say(pipe, 2, "checked", report=encode_record(hosts.report(2)))
+        return made.run(second, logs, lost=entries[1:2])
+
+    ready = hosts.preparation(lose_another)
+    assert [host.name for host in ready.hosts] == ["machine0", "machine2"]
+    assert heard_jobs(hosts, "h2") == 1

@@ -201,11 +201,18 @@ def test_host_that_is_lost_after_its_result_is_no_loss(fleet: Fleet) -> None:
     assert result.survivors == (5,)
 
 
-def test_result_of_a_job_that_is_not_over_is_not_believed(fleet: Fleet) -> None:
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"kind": "result", "failure": None, "survivors": []}, "the result of a job that is not over"),
+        ({"kind": "logs_end"}, "its logs end before its part of the job does"),
+    ],
+)
+def test_end_of_a_job_that_is_not_over_is_not_believed(fleet, said, why):
     fleet.plan(0, 1)
-    fleet.say(1, "result", failure=None, survivors=[])
+    fleet.say(1, **said)
     fleet.hear()
-    assert "the result of a job that is not over" in str(fleet.links[1].done[-1])
+    assert why in str(fleet.links[1].done[-1])
 
 
 def test_host_that_is_lost_between_the_end_and_its_result_is_a_fault(fleet: Fleet) -> None:

@@ -1,8 +1,7 @@
 """How files of the log directory are opened: only plain files, written only where they are ours, and never waiting.
 
 Others may be able to write into the directory. A FIFO, a device, a link or a file of somebody else in the place of a
-log is not opened; `create_own_file` puts a new file there.
-"""
+log is not opened; `create_own_file` puts a new file there."""
 
 from __future__ import annotations
 

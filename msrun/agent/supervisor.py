@@ -2,8 +2,7 @@
 
 The job's coordinator is told what happens here, and obeyed: how the job failed, whether it starts again and when it is
 over, it says to all hosts the same, also where there is only one. A host that has failed stops its own workers at once
-and does not wait to be told. Observers (console, event log, scheduler's record) are told of every moment.
-"""
+and does not wait to be told. Observers (console, event log, scheduler's record) are told of every moment."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@ Where what it has forked is killed, the agent ends what that has left, by the jo
 Protocol, over its socket, one connection a job, which stays as the channel to the fork server that was forked:
     agent -> warm server   one byte, with the descriptor of the fork server's passing socket; then
                            start {job_id, agent_pid, environment, imports, directory}, or stop {}
-    warm server -> agent   started {pid};   stale {path};   stopping {}
-"""
+    warm server -> agent   started {pid};   stale {path};   stopping {}"""
 
 from __future__ import annotations
 

@@ -19,8 +19,7 @@ from msrun.planning.tls_spec import check_private, parse_tls_config
 if TYPE_CHECKING:
     from msrun.launch.simulation import Simulation
 
-MINDSPORE_WORKER_NUM = 8
-"""Where nobody says it. Source: mindspore/python/mindspore/parallel/cluster/run.py."""
+MINDSPORE_WORKER_NUM = 8  # where nobody says it. Source: mindspore/python/mindspore/parallel/cluster/run.py
 TERM = "TERM"
 
 
@@ -124,8 +123,7 @@ def build_simulation(options: dict[str, Any], caller: dict[str, str]) -> Simulat
     )
 
 
-OF_ANOTHER = ((":", "-n"), (":", "-np"))
-"""How another program begins, for mpirun."""
+OF_ANOTHER = ((":", "-n"), (":", "-np"))  # how another program begins, for mpirun
 
 
 def build_program(options: Mapping[str, Any], working_directory: Path) -> Program:

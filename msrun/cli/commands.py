@@ -46,8 +46,7 @@ _JSON = click.Option(["--json"], is_flag=True, help="As JSON.")
 def trace_command(log_dir: Path, output: Path | None) -> str:
     """Write what happened in the job of LOG_DIR as a trace for Perfetto or chrome://tracing.
 
-    Processes of all ranks, and the steps and the waits in collectives of a job that was started with --trace.
-    """
+    Processes of all ranks, and the steps and the waits in collectives of a job that was started with --trace."""
     from msrun.launch.trace import write_trace
 
     return write_trace(log_dir, output)
@@ -79,8 +78,7 @@ def list_command() -> str:
 def copy_command(name: str, directory: Path) -> str:
     """Copy example NAME, or all of them, to DIR/NAME.
 
-    NAME is all unless given, DIR is msrun_examples.
-    """
+    NAME is all unless given, DIR is msrun_examples."""
     from msrun.launch.example_programs import copy_examples, how_to_run
 
     folders = copy_examples(None if name == ALL else name, directory)
@@ -107,8 +105,7 @@ def estimate_command(words: tuple[str, ...], device: str, worker_num: int, hosts
     """Tell whether the training step of SCRIPT fits into the memory of a device, how long it takes, and what to change.
 
     Runs the script up to its first training step in one process, without devices. Every change that it names has been
-    computed. Options of the script itself stand after --.
-    """
+    computed. Options of the script itself stand after --."""
     from msrun.launch.simulation import Simulation, run_simulation
 
     if hosts is not None and (hosts < 1 or worker_num % hosts):
@@ -171,8 +168,7 @@ def drain_command(host: str, log_dir: Path) -> int:
     """Take HOST out of the job of LOG_DIR, as TERM to its agent does.
 
     Its workers get TERM and --grace. The job starts again without it where --max_restarts and --spares, --min_hosts or
-    --nnodes allow, else it ends. LOG_DIR is log_output unless given.
-    """
+    --nnodes allow, else it ends. LOG_DIR is log_output unless given."""
     from msrun.launch.status.job_status import drain_host
 
     print_text(drain_host(log_dir, host))
@@ -239,7 +235,7 @@ def end_warm_servers(options: dict[str, Any]) -> int:
 
 _EVERY = ClickOption(make_option("every", "S  Seconds between two looks.", kind="interval", default="auto"))
 _JSON_LINES = click.Option(["--json"], is_flag=True, help="As lines of JSON.")
-FIRST_WORDS: dict[str | None, click.Command] = {
+FIRST_WORDS: dict[str | None, click.Command] = {  # the commands by the first word that calls them, one of `COMMANDS`
     command.name: command
     for command in (
         *(examples_command, trace_command, estimate_command, logs_command, drain_command, jobs_command),
@@ -248,7 +244,6 @@ FIRST_WORDS: dict[str | None, click.Command] = {
         _command("stop", _JOB)(stop),
     )
 }
-"""The commands by the first word that calls them, one of `COMMANDS`."""
 for _word, _command in FIRST_WORDS.items():
     _said = f"`{_word}` is this command only as the first word; start a program of that name as `msrun ./{_word}`."
     _command.help = f"{inspect.cleandoc(_command.help or '')}\n\n{_said}"

@@ -33,8 +33,7 @@ from msrun.planning.program import COMMANDS, ONCE, parse_program
 from msrun.planning.settings import TRUE_WORDS, FoundSetting, refuse_together, without_option_variables
 from msrun.planning.spec import LaunchSpec, check_spec, is_loopback
 
-MAX_SHOWN = 80
-"""Of a path that is too long."""
+MAX_SHOWN = 80  # of a path that is too long
 EPILOG = """\b
 Examples:
   msrun --worker_num 8 train.py --lr 0.1
@@ -75,8 +74,7 @@ then file; --dry_run shows each value and its source.
 def command(**options: Any) -> int:
     """Start a parallel job: one worker process per device, with logs in LOG_DIR/worker_<rank>.log.
 
-    SCRIPT is a Python file, `python x.py`, `pytest x.py`, any executable, or a module after -m.
-    """
+    SCRIPT is a Python file, `python x.py`, `pytest x.py`, any executable, or a module after -m."""
     if any(options[name] for name in ("status", "stop", "watch", "json")):
         return look_after(options)
     if options["warm"] == "stop":

@@ -13,8 +13,7 @@ Host and scheduler prove with every message that they know the job's token, with
 random nonce. Token and both nonces make two keys, one for each direction, and from then on every message carries an
 HMAC-SHA256 of its number and its bytes. So nothing is looked at that was not proved first, and a message is good for
 one connection, one direction and one place in the order. The token is the user's (`--token_file`, MSRUN_TOKEN), or a
-random one that the scheduler's host leaves in the log directory for those that share it.
-"""
+random one that the scheduler's host leaves in the log directory for those that share it."""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@ to the agents of all hosts; to a host that is alone, `OwnLink` does.
     host -> coordinator   failed {attempt, report}    ended {attempt, can_continue, come, has_begun, report}
                           done {attempt, rank, has_come}    ready {attempt, clock_s}
     coordinator -> hosts  stop {attempt, report, goes_on}    absent {attempt, ranks}
-                          restart {attempt, delay_s, reason, ranks}    start {attempt}    over {report, goes_on}
-"""
+                          restart {attempt, delay_s, reason, ranks}    start {attempt}    over {report, goes_on}"""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Who is in the job and what became of them, and when a failed job is started again.
 
-Pure state machines: events in, decision out, time as an argument.
-"""
+Pure state machines: events in, decision out, time as an argument."""
 
 from __future__ import annotations
 

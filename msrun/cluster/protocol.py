@@ -143,7 +143,7 @@ class HostPart:
 
 
 _Fields = Mapping[str, Any]  # field -> its type, or that with its default
-SAID: Mapping[str, _Fields] = {
+SAID: Mapping[str, _Fields] = {  # what an agent says: type -> its fields. What else is in a message is left out
     "checked": {"report": HostReport},
     "listening": {"port": Number, "error": (str, "")},
     "reached": {"result": ReachResult},
@@ -167,8 +167,7 @@ SAID: Mapping[str, _Fields] = {
     "beat": {"seen": Number},
     "attached": {"seen": Number},
 }
-"""What an agent says: type -> its fields. What else is in a message is left out."""
-TOLD: Mapping[str, _Fields] = {
+TOLD: Mapping[str, _Fields] = {  # what it is told, beside signals
     "job": {"job": HostJob},
     "listen": {"address": str, "port": Number},
     "reach": {"address": str, "port": Number},
@@ -182,8 +181,7 @@ TOLD: Mapping[str, _Fields] = {
     "waiting": {"text": str},
     "called_off": {"reason": str, "exit_code": Number},
 }
-"""What it is told, beside signals."""
-MOMENTS: Mapping[str, Mapping[str, Any]] = {
+MOMENTS: Mapping[str, Mapping[str, Any]] = {  # moment -> its fields, as `agent.supervisor` tells them
     "preparing": {"preload": Texts},
     "ready": {"start_method": str, "reason": str, "prepare_s": Seconds},
     "scheduler": {"pid": Number},
@@ -200,7 +198,6 @@ MOMENTS: Mapping[str, Mapping[str, Any]] = {
     "restarting": {"attempt": Number, "delay_s": Seconds, "reason": str, "global_ranks": Numbers},
     "over": {"reason": str},
 }
-"""Moment -> its fields, as `agent.supervisor` tells them."""
 
 
 def _forms(fields_of: Mapping[str, _Fields]) -> dict[str, type[msgspec.Struct]]:

@@ -4,10 +4,9 @@ scheduler process hosts beside the job's record.
 That process never runs user code and never carries a rank. It ends when the agent's end of its channel closes, so it
 cannot outlive the job; the job ends when the scheduler does.
 
-torch's own TCPStore server listens on every interface. Here it is handed a socket that is already bound to the
-address of the job, so a one-host job is not reachable from outside. Connections made before the server runs wait in
-the socket's backlog: no worker can come too early.
-"""
+torch's own TCPStore server listens on every interface. Here it is handed a socket that is already bound to the address
+of the job, so a one-host job is not reachable from outside. Connections made before the server runs wait in the
+socket's backlog: no worker can come too early."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """What the user sees of a job: worker lines on stdout, msrun's own words on stderr, and the metrics file. On a terminal
-one live line shows the progress bar of the rank that is shown, else ranks up, running and done and the newest loss.
-"""
+one live line shows the progress bar of the rank that is shown, else ranks up, running and done and the newest loss."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ class ProgressLine:
         self._board = Path(plan.run_dir, PROGRESS_BOARD)
         self._rank = plan.workers[0].global_rank
         self._log = Path(plan.workers[0].log_path)
-        self._first: tuple[int, float] | None = None
-        """The first step that the log told, and when."""
+        self._first: tuple[int, float] | None = None  # the first step that the log told, and when
 
     def text(self, now: float) -> str:
         """Return the line; empty as long as no step is known. `now`: monotonic seconds."""
@@ -82,10 +80,8 @@ def describe_progress(step: int, total: int, steps_per_s: float | None, loss: st
 TAIL_TICK_S = 0.2
 RAW_TICK_S = 0.05
 LIVE_TICK_S = 0.25
-COPY_S = 0.1
-"""How long the event loop may be busy with lines of workers at a time."""
-MAX_STATE_BYTES = 1 << 12
-"""No terminal shows more of a progress bar in its line."""
+COPY_S = 0.1  # how long the event loop may be busy with lines of workers at a time
+MAX_STATE_BYTES = 1 << 12  # no terminal shows more of a progress bar in its line
 
 
 def say(text: str, *, quiet: bool) -> None:
@@ -96,8 +92,7 @@ def say(text: str, *, quiet: bool) -> None:
 class Display(Protocol):
     """Who is told of a job's moments, of its end, and of what else is to be known."""
 
-    stop_self: Callable[[], None] | None
-    """What Ctrl-Z does to this process; None = nothing."""
+    stop_self: Callable[[], None] | None  # what Ctrl-Z does to this process; None = nothing
 
     @property
     def observers(self) -> tuple[Observer, ...]:
@@ -129,8 +124,7 @@ class Console(Observer):
         self._spec = spec
         self._plan = plan
         self._metrics: MetricsFile | None = None
-        self.also: Observer | None = None
-        """Who else is told: the launcher on another host, of whose job this is a part."""
+        self.also: Observer | None = None  # who else is told: the launcher on another host, of whose job this is a part
         self._quiet = quiet
         self._is_raw = spec.is_raw_tail
         self._has_times = spec.has_times
@@ -149,8 +143,7 @@ class Console(Observer):
         }
         cutter = LineCutter if not self._is_raw else Cutter if is_alone else RawLineCutter
         self._tails = [LogTail(rank, path, cutter) for rank in ranks for path in workers[rank].log_paths]
-        self._errors = {workers[rank].error_log_path for rank in ranks}
-        """Logs of stderr alone, which are shown there."""
+        self._errors = {workers[rank].error_log_path for rank in ranks}  # logs of stderr alone, which are shown there
         self._progress = ProgressLine(plan) if spec.has_progress_line else None
         can_redraw = os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
         may_be_live = (spec.has_progress_line or not quiet) and plan.interactive_rank is None

@@ -20,7 +20,7 @@ from msrun.planning.masking import hide_values
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.ranks import name_ranks
 
-LOST_PEER = (
+LOST_PEER = (  # what torch's backends say, in small letters, when another rank has gone
     "connection closed by peer",
     "connection reset by peer",
     "connection refused",
@@ -34,9 +34,7 @@ LOST_PEER = (
     " has ended while rank ",
     " has left the group while rank ",
 )
-"""What torch's backends say, in small letters, when another rank has gone."""
-LATE_S = 0.5
-"""How long after a failure a rank's good end may be reported and have come before it all the same."""
+LATE_S = 0.5  # how long after a failure a rank's good end may be reported and have come before it all the same
 SHOWN_LAGGING = 3
 
 
@@ -116,8 +114,7 @@ def _other(attempt: Attempt, member: Member, first: Member | None) -> dict[str, 
 
 def _ended_early(attempt: Attempt, first: Member, excerpt: list[str]) -> str:
     """Return who had finished while the failed worker still needed them, if its last words tell so; connections close
-    before an end is reported, so whoever waited at the other side may be seen to end first.
-    """
+    before an end is reported, so whoever waited at the other side may be seen to end first."""
     members = attempt.membership.members
     done = [
         member
@@ -178,8 +175,7 @@ def write_failure(plan: LaunchPlan, failure: JobFailure) -> str:
 
 def render_failure(failure: JobFailure, shown_ranks: Collection[int] = ()) -> str:
     """Return the report for the console: what failed, the end of its log, what the others did, earlier attempts.
-    `shown_ranks`: logs that the reader has seen whole in the same place are not quoted again.
-    """
+    `shown_ranks`: logs that the reader has seen whole in the same place are not quoted again."""
     lines: list[str] = []
     shown = [failure.first_failure] if failure.first_failure else failure.lagging[:SHOWN_LAGGING]
     for worker in shown:

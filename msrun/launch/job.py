@@ -65,12 +65,9 @@ class JobResult:
 
     plan: LaunchPlan
     failure: JobFailure | None
-    survivors: tuple[int, ...]
-    """Processes that could not be ended; empty but for hardware faults."""
-    goes_on: bool = False
-    """This was a host's part of a job that goes on on other hosts, of which it may be one."""
-    server: ForkServerHandle | None = None
-    """The fork server, for the next part; ended by the caller."""
+    survivors: tuple[int, ...]  # processes that could not be ended; empty but for hardware faults
+    goes_on: bool = False  # this was a host's part of a job that goes on on other hosts, of which it may be one
+    server: ForkServerHandle | None = None  # the fork server, for the next part; ended by the caller
 
     @property
     def exit_code(self) -> int:
@@ -80,8 +77,7 @@ class JobResult:
 class Link(Protocol):
     """What joins this host to the coordinator of its job."""
 
-    orders: Inbox
-    """What the coordinator says, see `cluster.coordinator`; `lost {reason}` when it has gone."""
+    orders: Inbox  # what the coordinator says, see `cluster.coordinator`; `lost {reason}` when it has gone
 
     def obey(self, signals: SignalPipe) -> None:
         """Have the job, which reads these signals, told of the launcher's from now on."""
@@ -95,14 +91,10 @@ class AgentPart:
     """What is different where msrun is typed on a host, where an agent serves a launcher, and on a host alone."""
 
     display: Callable[[LaunchSpec, LaunchPlan, OwnFaults], Display]
-    signals: SignalPipe
-    """What has been read so far of this process's signals; closed by whoever gives it."""
-    link: Link | None = None
-    """None: this host is the only one, and its coordinator is in this process."""
-    fleet: Fleet | None = None
-    """All hosts of the job, as they have agreed; None: it has this host alone."""
-    store_port: int = 0
-    """Of the workers' store of several hosts."""
+    signals: SignalPipe  # what has been read so far of this process's signals; closed by whoever gives it
+    link: Link | None = None  # None: this host is the only one, and its coordinator is in this process
+    fleet: Fleet | None = None  # all hosts of the job, as they have agreed; None: it has this host alone
+    store_port: int = 0  # of the workers' store of several hosts
     store_listener: socket.socket | None = None
     """Where that is served; None on all hosts but the one with the scheduler."""
     early_server: ForkServerHandle | None = None
@@ -110,8 +102,7 @@ class AgentPart:
     home: str | None = None
     """The folder where the user finds this host's `scheduler.log`; empty where it goes with the job; None: in the log
     directory, as msrun was typed here: whoever did reads what this process prints."""
-    user: UserTerminal | None = None
-    """The terminal that belongs to a rank here."""
+    user: UserTerminal | None = None  # the terminal that belongs to a rank here
     stopped_limit_s: float = 0.0
     """How long this process may be stopped by a signal before its fork server ends it; 0 = for ever."""
 
@@ -180,8 +171,7 @@ def run_job(
 ) -> JobResult:
     """Run a job on this host alone to its end; arguments and errors as of `run_part`. `is_last`: this process does
     nothing else afterwards, and ignores a signal that comes when the job is over: it cannot take the place of the job's
-    own exit status.
-    """
+    own exit status."""
     with contextlib.ExitStack() as stack:
         user = None
         if spec.interactive_rank is not None and spec.has_terminal:
@@ -205,8 +195,7 @@ def run_part(
 ) -> JobResult:
     """Run this host's part of a job to the end of the job (UsageError: something is wrong that was seen before any
     process started; ClusterError: several hosts did not come together). `caller`: the environment that workers inherit;
-    `job_id`: empty = a new one; `on_directory`: called with it and the log directory when that is locked and filled.
-    """
+    `job_id`: empty = a new one; `on_directory`: called with it and the log directory when that is locked and filled."""
     facts, job_id = look_at_host(spec, caller), job_id or new_job_id()
     spec = settle_mindspore(spec, facts)
     with contextlib.ExitStack() as stack:
@@ -389,13 +378,11 @@ class OwnStart(Observer):
         warm: WarmStart | None = None,
         **given: int | float,
     ) -> None:
-        """
-        Args:
-            listener: the socket of the workers' store; open as long as the job may start again, closed by the caller.
-            has_store: the store is on this host.
-            early: a fork server that was started before the plan was made; ended here if it cannot serve.
-            given: open_files, stopped_limit_s and stdin_fd of `ForkServerHandle.begin`.
-        """
+        """Args:
+        listener: the socket of the workers' store; open as long as the job may start again, closed by the caller.
+        has_store: the store is on this host.
+        early: a fork server that was started before the plan was made; ended here if it cannot serve.
+        given: open_files, stopped_limit_s and stdin_fd of `ForkServerHandle.begin`."""
         self._plan, self._caller, self._listener, self._has_store = plan, caller, listener, has_store
         self._early, self._warm = early, warm
         self._given: Any = given
@@ -418,8 +405,7 @@ class OwnStart(Observer):
 
     def start(self) -> tuple[ForkServerHandle, Channel]:
         """Return a fork server that has its job, and the channel to the scheduler that it will start; the caller ends
-        the one and closes the other (ClusterError: it cannot be started).
-        """
+        the one and closes the other (ClusterError: it cannot be started)."""
         job, folder = self._plan.job_id, self._plan.hosts[0].working_directory
         env = server_environment(self._caller, self._plan.hosts[0].common_env)
         try:

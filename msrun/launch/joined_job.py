@@ -1,7 +1,6 @@
 """This host's part of a job of several on each of which msrun is typed, or started by a cluster manager. The host with
 the scheduler leads the job as a launcher over SSH does; every other one dials it, serves it as an agent, and shows its
-own part to whoever has typed msrun there.
-"""
+own part to whoever has typed msrun there."""
 
 from __future__ import annotations
 
@@ -73,8 +72,7 @@ def run_joined_job(
 ) -> JobResult:
     """Run this host's part of a job to its end; arguments as `launch.job.run_job` (UsageError: seen before any process
     started; ClusterError, RendezvousTimeout, Interrupted: the hosts did not come together, not in time, or a signal
-    came).
-    """
+    came)."""
     facts = look_at_host(spec, caller)
     spec = settle_mindspore(spec, facts)
     check_part(spec, facts)
@@ -133,8 +131,7 @@ def run_joined_job(
 class JobKey:
     """What the hosts of a job know each other by: the user's token, or a random one in a log directory that they share.
     With TLS alone certificates say who they are; under a scheduler, whose pods may share no directory, the place where
-    they meet.
-    """
+    they meet."""
 
     def __init__(self, spec: LaunchSpec) -> None:
         place = f"{spec.master_addr}:{spec.meeting_port}"
@@ -186,8 +183,7 @@ def _open_tls(spec: LaunchSpec, side: Side) -> TlsIdentity | None:
 def find_master(spec: LaunchSpec, patience: Patience) -> str:
     """Return the numeric address of the scheduler's host, whose name may become known only when that has come up
     (RendezvousTimeout, Interrupted: not in time, or a signal came; UsageError: it stands for this host's own loopback
-    address).
-    """
+    address)."""
     while not spec.stands_for:
         try:
             return resolve_address(spec.master_addr)
@@ -207,8 +203,7 @@ def dial(
     """Return a connection to a scheduler at `place` that has let this host in, maybe later than now, and how long that
     may be silent (ClusterError: it refuses this host, or is none; RendezvousTimeout, Interrupted). `greet`: begins to
     speak over a connection, with this host's address towards the scheduler; `retry_s`: how long this host's key may be
-    another.
-    """
+    another."""
     unknown_since = 0.0
     while True:
         why = "it closed the connection"
@@ -281,8 +276,7 @@ class DialledPart:
 
     def await_part(self, patience: Patience) -> HostPart | None:
         """Return what the launcher says when all hosts have joined, at first or after a loss; None: the job has ended
-        well without this one (ClusterError: the scheduler has gone; PeerFailed: the job is called off).
-        """
+        well without this one (ClusterError: the scheduler has gone; PeerFailed: the job is called off)."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._signals, selectors.EVENT_READ)
             selector.register(self._link, selectors.EVENT_READ)

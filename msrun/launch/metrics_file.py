@@ -1,6 +1,5 @@
 """`--metrics_file FILE`: the job in numbers for Prometheus' node exporter, moved into place whole every few seconds; a
-device or a named pipe is written into. Source: https://prometheus.io/docs/instrumenting/exposition_formats/
-"""
+device or a named pipe is written into. Source: https://prometheus.io/docs/instrumenting/exposition_formats/"""
 
 from __future__ import annotations
 
@@ -21,10 +20,9 @@ from msrun.planning.plan import LaunchPlan
 from ranktable.files import write_whole
 
 INTERVAL_S = 5.0
-MODE = 0o644
-"""The exporter runs as another user."""
+MODE = 0o644  # the exporter runs as another user
 STATE_NAMES = {state: "stopped" if state is WorkerState.STOPPED else state.value for state in WorkerState}
-METRICS = {
+METRICS = {  # metric -> its kind and its description; those of a worker are there while it runs
     "msrun_job_info": ("gauge", "The job; always 1."),
     "msrun_job_running": ("gauge", "1 while the job runs."),
     "msrun_job_exit_code": ("gauge", "Exit status of msrun, when the job has ended."),
@@ -41,11 +39,9 @@ METRICS = {
         "Seconds since the newest step began or the worker wrote to its log.",
     ),
 }
-"""Metric -> its kind and its description; those of a worker are there while it runs."""
 
 
-Samples = Mapping[str, Sequence[tuple[Mapping[str, str], float]]]
-"""Metric -> its values, each with its labels."""
+Samples = Mapping[str, Sequence[tuple[Mapping[str, str], float]]]  # metric -> its values, each with its labels
 
 
 def render_samples(found: Samples) -> str:

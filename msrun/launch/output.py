@@ -1,8 +1,7 @@
 """What msrun prints while it supervises a job. Each place has one thread and one bounded queue, so that a paused
 terminal, `| less` or a full pipe holds up nothing else; stdout and stderr to the same place share them. What does not
 fit is dropped, and said when there is room. Text of others, which may send a terminal what moves its cursor or worse,
-goes through `printable`.
-"""
+goes through `printable`."""
 
 from __future__ import annotations
 

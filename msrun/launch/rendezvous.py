@@ -147,8 +147,7 @@ def assume_counts(worker_num: int, local_worker_num: int, node_rank: int) -> lis
 
 def discover_host(options: Mapping[str, Any], given: Collection[str], environ: Mapping[str, str]) -> HostOptions:
     """Return what Slurm, mpirun, Kubernetes or torchrun's variables say of this host, for options of the command that
-    are not `given` (UsageError: a contradiction, or something that is needed is missing).
-    """
+    are not `given` (UsageError: a contradiction, or something that is needed is missing)."""
     is_open = is_surrounded(environ) and is_place_open(options, given)
     if not is_open or (job := find_surroundings(environ, view_host(environ))) is None:
         return HostOptions({})
@@ -169,8 +168,7 @@ def is_under_scheduler(environ: Mapping[str, str]) -> bool:
 
 def with_own_address(found: HostOptions) -> HostOptions:
     """Return the options of node 0 with its address where its name is loopback here, as 127.0.1.1 in /etc/hosts. Of
-    several addresses nobody can tell which one the others know: the name stays, and is refused when the hosts meet.
-    """
+    several addresses nobody can tell which one the others know: the name stays, and is refused when the hosts meet."""
     name = str(found.options["master_addr"])
     try:
         known = {str(entry[4][0]) for entry in socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)}

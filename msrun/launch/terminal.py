@@ -1,6 +1,5 @@
 """The user's terminal: with --interactive a rank's own while that runs, see `agent.processes.terminal`; with
---join=False it goes back to the shell, and the launcher goes on in the background.
-"""
+--join=False it goes back to the shell, and the launcher goes on in the background."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ class UserTerminal(Observer):
     def __init__(self, global_rank: int, say: Callable[[str], None]) -> None:
         """`say`: prints a line. `give_back` it in the end."""
         self._rank, self._say = global_rank, say
-        self._saved: list[Any] | None = None
-        """The terminal's mode, while it is another one."""
+        self._saved: list[Any] | None = None  # the terminal's mode, while it is another one
 
     def note(self, kind: str, fields: Mapping[str, Any]) -> None:
         if kind in ("stopping", "restarting", "over") or (kind == "exited" and fields["global_rank"] == self._rank):
@@ -105,8 +103,7 @@ _HELD = b"1"
 def begin_in_background(foreground: int, job_id: str, log_dir: Path) -> None:
     """Let the command in the foreground return, as the job holds its directory; words go to `msrun.log` from here on.
     `job_id` and `log_dir`: of this host's part (UsageError: the log cannot be written; Interrupted: nobody waits any
-    more).
-    """
+    more)."""
     path = log_dir / contract.LAUNCHER_LOG
     try:
         log = create_own_file(path)
@@ -127,8 +124,7 @@ def begin_in_background(foreground: int, job_id: str, log_dir: Path) -> None:
 def detach(*, quiet: bool = False) -> Callable[[str, Path], None]:
     """Return in a background process of its own session. The calling process waits until that calls what is returned,
     with the job's id and log directory, says how to look after the job and exits with 0; if it comes to nothing, with
-    the status of the other.
-    """
+    the status of the other."""
     output.close()
     reader, writer = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()

@@ -15,10 +15,8 @@ class HostAssignment:
 
     node_rank: int
     name: str
-    address: str
-    """Towards the master."""
-    ranks: tuple[int, ...]
-    """Global ranks in the order of their local ones."""
+    address: str  # towards the master
+    ranks: tuple[int, ...]  # global ranks in the order of their local ones
     device_ids: tuple[int, ...]
 
     def describe(self) -> str:
@@ -46,12 +44,9 @@ class Fleet:
     """All hosts of a job, as one of them sees it."""
 
     node_rank: int
-    hosts: tuple[HostAssignment, ...]
-    """In the order of their node_rank."""
-    master_addr: str
-    """Numeric address of the scheduler and its store."""
-    interface: str
-    """Name of this host's network interface towards the master; empty when it is not known."""
+    hosts: tuple[HostAssignment, ...]  # in the order of their node_rank
+    master_addr: str  # numeric address of the scheduler and its store
+    interface: str  # name of this host's network interface towards the master; empty when it is not known
     is_assumed: bool = False
     """Only this host is known; the others are taken to be like it. A dry run without a rank table."""
 

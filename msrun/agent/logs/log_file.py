@@ -2,8 +2,7 @@
 
 Whoever writes a log goes on writing the same file, and a place in it stays where it is: what was freed is a hole, which
 takes no disk and reads as zeros. That needs a file system that knows holes, as ext4, XFS, Btrfs and tmpfs do, and NFS
-from 4.2 on; on another one logs stay whole.
-"""
+from 4.2 on; on another one logs stay whole."""
 
 from __future__ import annotations
 

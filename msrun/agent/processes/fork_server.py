@@ -15,8 +15,7 @@ Protocol, over the channel to the agent:
                       exited {process_id, status, peak_bytes, at}  told {attempt, not_started}
                       cannot_start {reason}        swept {survivors}        finished {survivors}
 Who has exited before `told`, ended by itself; who exits after it was told to end by `stop`.
-Times are seconds of CLOCK_MONOTONIC, which all processes of a host share.
-"""
+Times are seconds of CLOCK_MONOTONIC, which all processes of a host share."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 What a script can see is as the interpreter sets it. At the end threads are waited for, `atexit` runs, the script's
 modules go, with the finalizers of what they held, and streams are flushed. What msrun imported before the fork is not
-torn down.
-"""
+torn down."""
 
 from __future__ import annotations
 

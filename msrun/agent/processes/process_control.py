@@ -2,8 +2,7 @@
 
 Processes are known as those of a job, whoever their parents are, by MSRUN_JOB_ID in the environment that /proc shows,
 and, also with an empty environment, by a lowered hard limit, which stays with them. RLIMIT_LOCKS bounds nothing since
-Linux 2.4.25, so it can hold a number of ours. Source: getrlimit(2), proc(5).
-"""
+Linux 2.4.25, so it can hold a number of ours. Source: getrlimit(2), proc(5)."""
 
 from __future__ import annotations
 

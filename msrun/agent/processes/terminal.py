@@ -23,11 +23,9 @@ from typing import Protocol
 from msrun.agent.logs.log_file import LogFile
 from msrun.agent.processes.server_handle import ProcessSpec
 
-PIECE_BYTES = 1 << 16
-"""Read at a time, and the most that may be typed ahead of the rank."""
+PIECE_BYTES = 1 << 16  # read at a time, and the most that may be typed ahead of the rank
 STANDARD_INPUT = 0
-WAY_OUT = 0x1D
-"""Ctrl-]"""
+WAY_OUT = 0x1D  # Ctrl-]
 WAY_OUT_PRESSES = 3
 WAY_OUT_S = 1.0
 

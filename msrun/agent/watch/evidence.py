@@ -1,8 +1,7 @@
 """What is known of a worker beside its own record: where it stands, and why it has ended where its log cannot say so.
 
 Where it stands it writes itself: Python's faulthandler writes stacks from within a signal handler, also in a worker
-that is deep in a collective. A process that does not catch the signal would die of it and is not sent it.
-"""
+that is deep in a collective. A process that does not catch the signal would die of it and is not sent it."""
 
 from __future__ import annotations
 

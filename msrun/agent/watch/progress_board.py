@@ -1,8 +1,7 @@
 """The progress board: what every worker with the runtime says of itself, in a file that each of them maps.
 
 A worker writes its own record with plain stores (layout: `msrun.contract`); a reader may see one between two stores.
-Readers map nothing: a page of a file that a worker has cut off would be SIGBUS.
-"""
+Readers map nothing: a page of a file that a worker has cut off would be SIGBUS."""
 
 from __future__ import annotations
 

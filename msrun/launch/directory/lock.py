@@ -3,8 +3,7 @@
 The launcher holds a POSIX record lock (fcntl(2), F_SETLK) on `job.lock` for as long as its job uses the directory: the
 kernel takes it back when the launcher ends, however it ends, and F_GETLK names the holder. A fork does not inherit it,
 so the process that lives on has to take it; closing *any* descriptor of the file gives it up, so who holds it must not
-open the file again. The file's first line is a `LockRecord` as JSON, which stays when the lock is given up.
-"""
+open the file again. The file's first line is a `LockRecord` as JSON, which stays when the lock is given up."""
 
 from __future__ import annotations
 

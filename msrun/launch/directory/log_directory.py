@@ -7,8 +7,7 @@ Each job has a folder there, and the newest one's files have names beside it:
     log_output/latest -> 20261127-205806-3f2a9c1b
     log_output/worker_0.log -> latest/worker_0.log
 
-So the paths of MindSpore's documents hold, and no job touches what another one has left.
-"""
+So the paths of MindSpore's documents hold, and no job touches what another one has left."""
 
 from __future__ import annotations
 

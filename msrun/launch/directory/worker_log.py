@@ -1,6 +1,5 @@
 """Logs of workers: read to the newest byte while they are written, attempt after attempt, their ends, and pieces to be
-shown: lines, states of progress bars, bytes, or lines that all ranks write.
-"""
+shown: lines, states of progress bars, bytes, or lines that all ranks write."""
 
 from __future__ import annotations
 
@@ -175,10 +174,8 @@ def read_excerpt(path: Path) -> list[str]:
 
 
 READ_BYTES = 1 << 20
-MAX_HELD_BYTES = 1 << 20
-"""A line longer than this is shown in pieces."""
-STATE_S = 3.0
-"""How often a progress bar that cannot be drawn in place becomes a line of its own."""
+MAX_HELD_BYTES = 1 << 20  # a line longer than this is shown in pieces
+STATE_S = 3.0  # how often a progress bar that cannot be drawn in place becomes a line of its own
 
 
 class Cutter:

@@ -29,8 +29,7 @@ from msrun.launch.transport.pipe import AgentPipe, opening
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.record_json import encode_record
 
-NO_NODE = -1
-"""In place of a host's node_rank: it is none of this start, or a `fault` is the launcher's own."""
+NO_NODE = -1  # in place of a host's node_rank: it is none of this start, or a `fault` is the launcher's own
 MAX_BEAT_S = 2.0
 SALVAGE_S = 10.0  # how long the host of a lost agent may take to let somebody else in
 NOT_UNDERSTOOD = "its agent says what cannot be understood ({}); install the same msrun there"
@@ -59,8 +58,7 @@ class AgentLink(Link):
         opened {seconds, at}          the host is reached; `at` is this clock's time
         cut {reason} / resumed {}     the connection broke; a new one was made
         lost {reason, exit_status, stderr}    the agent has ended without a result, or cannot be reached any more; while
-                                              `is_salvaging`, what it has left is being fetched
-    """
+                                              `is_salvaging`, what it has left is being fetched"""
 
     _not_said = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 
@@ -93,8 +91,7 @@ class AgentLink(Link):
         self._post_to, self._take_first, self._silence_s = post, take_first, silence_s
         self._beat_s = min(silence_s / 6, MAX_BEAT_S)
         self._broken: ByteChannel | None = None  # the connection that was ended here, if one was
-        self.silent_s = 0.0
-        """How long nothing was heard while the launcher, which may be stopped, listened."""
+        self.silent_s = 0.0  # how long nothing was heard while the launcher, which may be stopped, listened
         self._attached_at_s = 0.0  # `silent_s` when the connection was made, whose own silence begins there
         self._has_begun = self._can_resume = False  # the agent has a job; another connection to it can be made
         self._was_replaced = self._is_closed = self._is_reopening = False

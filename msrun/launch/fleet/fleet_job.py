@@ -1,8 +1,7 @@
 """A job over many hosts from here: its start, and those that follow on other hosts when some are lost.
 
 The launcher is the coordinator. It speaks with each agent over the connection that it has to it, and no host opens a
-port for that.
-"""
+port for that."""
 
 from __future__ import annotations
 

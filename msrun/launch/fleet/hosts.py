@@ -1,8 +1,7 @@
 """The hosts of a job: the way to them for all of its starts, what is ready then, and the plan that each of them makes.
 
 They are reached from here, or come (`joined_hosts`). Before a job starts on hosts of a list, all are reached at once,
-asked what they are, compared, and let reach node 0. That goes for --dry_run and --check, too, which start nothing.
-"""
+asked what they are, compared, and let reach node 0. That goes for --dry_run and --check, too, which start nothing."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ this process runs this host's part. Until then the hosts are told who is missing
     waiting {text}    called_off {reason, exit_code}
 
 The loop of all hosts serves the port at which they come in, for as long as the job lasts. Nothing that a stranger sends
-is more than a refused greeting, and whatever goes wrong with one of them ends that connection alone.
-"""
+is more than a refused greeting, and whatever goes wrong with one of them ends that connection alone."""
 
 from __future__ import annotations
 

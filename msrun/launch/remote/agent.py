@@ -7,8 +7,7 @@ Messages (`transport.link` has those of the connection itself, `cluster.coordina
     agent -> launcher   checked {report}   listening {port, error}   reached {result}
                         planned {host, notes, target, logs}    event {moment, fields}    log {...}
                         logs_end {}    result {failure, survivors}      error {text, exit_code, traceback}
-                        fault {text, traceback}
-"""
+                        fault {text, traceback}"""
 
 from __future__ import annotations
 

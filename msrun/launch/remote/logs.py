@@ -1,6 +1,5 @@
 """The logs of hosts on their way to the launcher's log directory: read from their files as they grow, piece by piece,
-and appended to files of the same names there.
-"""
+and appended to files of the same names there."""
 
 from __future__ import annotations
 

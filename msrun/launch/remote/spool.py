@@ -1,7 +1,6 @@
 """An agent's own folder on its host: logs on their way to the launcher, the job's records there, its socket.
 
-Who comes to that host again runs `attach` where the agent lives, and `salvage` where it is lost.
-"""
+Who comes to that host again runs `attach` where the agent lives, and `salvage` where it is lost."""
 
 from __future__ import annotations
 

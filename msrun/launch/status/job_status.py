@@ -1,8 +1,7 @@
 """What a job is doing or how it ended, from its log directory alone: the lock tells whether it lives, the plan who
 takes part, the events what happened, logs and the progress board how far it came. And `msrun stop` and `msrun drain`:
 the process that is signalled is the one that holds the lock at that moment, known by its id and start time: never one
-that was given the pid since.
-"""
+that was given the pid since."""
 
 from __future__ import annotations
 
@@ -38,11 +37,9 @@ from msrun.launch.directory.log_directory import (
 )
 from msrun.launch.directory.worker_log import LogEnd, read_log_end
 
-JUST_STARTING = "(just starting)"
-"""In the place of the id of a job that has not written it yet."""
+JUST_STARTING = "(just starting)"  # in the place of the id of a job that has not written it yet
 NOT_STARTED = "not started"
-LOST = "lost"
-"""What is said of a worker whose job is over and that was to start, or ran."""
+LOST = "lost"  # what is said of a worker whose job is over and that was to start, or ran
 
 _INTERRUPTS = frozenset(contract.EXIT_SIGNAL_BASE + signum for signum in (1, 2, 15))
 
@@ -56,8 +53,7 @@ class JobState(Enum):
     ENDED = "finished successfully"
     FAILED = "failed"
     INTERRUPTED = "interrupted"
-    DIED = "launcher died"
-    """Its launcher has ended and has recorded no end: killed, or the host went down."""
+    DIED = "launcher died"  # its launcher has ended and has recorded no end: killed, or the host went down
 
 
 STATE_COLOURS = {
@@ -75,22 +71,16 @@ class WorkerRow:
 
     global_rank: int
     host: str
-    pid: int
-    """0 when it has not started."""
+    pid: int  # 0 when it has not started
     state: str
-    log_at: float | None
-    """When it last wrote to its log, wall clock; None when it has written nothing."""
+    log_at: float | None  # when it last wrote to its log, wall clock; None when it has written nothing
     step: int | None
     loss: float | None
-    log_name: str = ""
-    """In the log directory; empty when the plan does not tell."""
-    last_line: str = ""
-    """Of its log; as the worker wrote it, so not for a terminal."""
-    progress: Progress = field(default_factory=Progress)
-    """What a running worker on this host says of itself."""
+    log_name: str = ""  # in the log directory; empty when the plan does not tell
+    last_line: str = ""  # of its log; as the worker wrote it, so not for a terminal
+    progress: Progress = field(default_factory=Progress)  # what a running worker on this host says of itself
     steps_per_s: float | None = None
-    usage: Usage | None = None
-    """Of a running worker on this host."""
+    usage: Usage | None = None  # of a running worker on this host
 
     def waits_s(self, clock: float) -> float | None:
         """Return for how long it has been waiting for other ranks; None when it does not, or does not say."""
@@ -103,10 +93,8 @@ class JobStatus:
 
     job_id: str
     state: JobState
-    reason: str
-    """Why it is stopping, failed or was interrupted, or how it ended; may be empty."""
-    exit_code: int | None
-    """What its launcher exited with, when the failure file tells."""
+    reason: str  # why it is stopping, failed or was interrupted, or how it ended; may be empty
+    exit_code: int | None  # what its launcher exited with, when the failure file tells
     hosts: tuple[str, ...]
     launcher_host: str
     launcher_pid: int
@@ -115,12 +103,9 @@ class JobStatus:
     log_dir: Path
     grace_s: float | None
     rows: tuple[WorkerRow, ...]
-    notes: tuple[str, ...]
-    """Which files could not be understood."""
-    now: float
-    """Wall clock, when this was read."""
-    clock: float = 0.0
-    """The same moment of CLOCK_MONOTONIC."""
+    notes: tuple[str, ...]  # which files could not be understood
+    now: float  # wall clock, when this was read
+    clock: float = 0.0  # the same moment of CLOCK_MONOTONIC
 
     @property
     def is_over(self) -> bool:
@@ -244,19 +229,15 @@ def _build_row(
     )
 
 
-DEFAULT_GRACE_S = 10.0
-"""For a job that has not written its plan yet."""
-OVERTIME_S = 20.0
-"""How long past its grace a job may take to end."""
-TAKEN_S = 15.0
-"""How long a launcher may take to see that a host is to leave."""
+DEFAULT_GRACE_S = 10.0  # for a job that has not written its plan yet
+OVERTIME_S = 20.0  # how long past its grace a job may take to end
+TAKEN_S = 15.0  # how long a launcher may take to see that a host is to leave
 POLL_S = 0.05
 
 
 def stop_job(log_dir: Path, say: Callable[[str], None]) -> str:
     """End the job of a log directory and return how it ended; one that had ended is no error; `say`: told what is
-    waited for (UsageError: no job's directory; ClusterError: of another host or user, or it does not end).
-    """
+    waited for (UsageError: no job's directory; ClusterError: of another host or user, or it does not end)."""
     launcher = None
     while launcher is None:
         status = read_status(log_dir, "--stop")
@@ -307,8 +288,7 @@ def _find_launcher(log_dir: Path) -> Pid | None:
 
 def drain_host(log_dir: Path, host: str) -> str:
     """Have a host leave the job of a log directory; return what was asked for once the launcher has taken it
-    (UsageError: no job, or it has no such host, or no other; ClusterError: the launcher does not take it).
-    """
+    (UsageError: no job, or it has no such host, or no other; ClusterError: the launcher does not take it)."""
     status = read_status(log_dir, "msrun drain")
     log_dir = status.log_dir
     if status.is_over:

@@ -1,6 +1,5 @@
 """A job's status as text: lines about the job, then a row for each worker, or for each group of equal ones; the same as
-it goes on, as a table redrawn in place, as rows added below, or as lines of JSON; and what its workers write.
-"""
+it goes on, as a table redrawn in place, as rows added below, or as lines of JSON; and what its workers write."""
 
 from __future__ import annotations
 
@@ -31,16 +30,12 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 Value = TypeVar("Value", int, float)
-Row = Mapping[str, str]
-"""Heading -> cell."""
+Row = Mapping[str, str]  # heading -> cell
 MAX_ROWS = 64
 """More workers than this are shown as groups of equal host and state; more groups than this, of equal state alone."""
-MAX_RANKS = 32
-"""The same as the job goes on: with one row for each host."""
-MAX_RUNS = 6
-"""More runs of ranks than this are cut short."""
-WAIT_S = 5.0
-"""A worker that has been waiting in a collective for this long is shown as one that waits."""
+MAX_RANKS = 32  # the same as the job goes on: with one row for each host
+MAX_RUNS = 6  # more runs of ranks than this are cut short
+WAIT_S = 5.0  # a worker that has been waiting in a collective for this long is shown as one that waits
 GAP = "  "
 NONE = "-"
 _COLOURS = {"red": ("failed", "lost"), "yellow": ("wait", "stopped"), "green": ("running", "done")}
@@ -254,12 +249,9 @@ def _activity(row: WorkerRow, status: JobStatus, *, is_long: bool) -> str:
 
 
 TERMINAL_S = 1.0
-PLAIN_S = 10.0
-"""How often the status is shown, unless told."""
-LOOK_S = 1.0
-"""How often to look, at least, whether the job has ended."""
-_WIDTHS = {"state": 8, "steps/s": 7, "loss": 9, "CPU": 5, "memory": 8}
-"""Of the columns whose cells become longer."""
+PLAIN_S = 10.0  # how often the status is shown, unless told
+LOOK_S = 1.0  # how often to look, at least, whether the job has ended
+_WIDTHS = {"state": 8, "steps/s": 7, "loss": 9, "CPU": 5, "memory": 8}  # of the columns whose cells become longer
 _NUMBERS = ("step", "steps/s", "loss", "CPU", "memory")
 _VOLATILE = ("CPU", "memory")
 """Columns that change all the time: a row in which nothing else has changed is not shown again."""
@@ -267,8 +259,7 @@ _VOLATILE = ("CPU", "memory")
 
 def watch_status(log_dir: Path, interval_s: float | None, *, as_json: bool) -> int:
     """Show a job every `interval_s` (None: 1 s on a terminal and for JSON, else 10 s) until it has ended; return what
-    `--status` exits with then (UsageError: as `read_status`).
-    """
+    `--status` exits with then (UsageError: as `read_status`)."""
     status = read_status(log_dir)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -363,15 +354,13 @@ def draw(status: JobStatus, rows: Sequence[Row]) -> RenderableType:
 
 LOGS = "msrun logs"
 LOGS_S = 0.2
-TAIL_BYTES = 1 << 16
-"""In which the last lines of a log are looked for."""
+TAIL_BYTES = 1 << 16  # in which the last lines of a log are looked for
 READ_BYTES = 1 << 20
 
 
 def show_logs(log_dir: Path, ranks: str, *, lines: int, follows: bool) -> int:
     """Print the last lines of workers' logs, each after its rank if there are several, and with `follows` what comes
-    until the job has ended; return what `--status` exits with (UsageError: no job's directory, no such rank).
-    """
+    until the job has ended; return what `--status` exits with (UsageError: no job's directory, no such rank)."""
     status = read_status(log_dir, LOGS)
     log_dir = status.log_dir
     names = {

@@ -6,8 +6,7 @@ what the other side lacks is said again. Nothing is lost or doubled. Signs of li
 have none of their own.
 
 `EventLoop` is what moves the bytes of all connections, a launcher's or an agent's, and never waits for one. What has to
-wait, as a login does, is done by the loop's few other threads, which end when there is nothing to do.
-"""
+wait, as a login does, is done by the loop's few other threads, which end when there is nothing to do."""
 
 from __future__ import annotations
 
@@ -327,8 +326,7 @@ class Link(ABC):
         self._seen = 0  # number of the newest message of the other end that was taken
         self._incoming = Incoming()
         self._channel: ByteChannel | None = None  # the connection; None while there is none
-        self._is_attached = True
-        """Whether the other end has said what it has seen; until then numbered messages wait."""
+        self._is_attached = True  # whether the other end has said what it has seen; until then numbered messages wait
 
     def _talk(self, pipe: AgentPipe, first: bytes, on_end: Callable[[ByteChannel], None]) -> None:
         self._incoming = Incoming(has_begun=self._is_agent)

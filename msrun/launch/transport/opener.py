@@ -1,8 +1,7 @@
 """How each host of a job is reached, and what its interpreter then runs.
 
 Over SSH, or as a child process where it is this host, or one of a rehearsal, which gets a bare login, devices and cores
-of its own. What runs there is Python text: its environment, where msrun is, and what of it to start.
-"""
+of its own. What runs there is Python text: its environment, where msrun is, and what of it to start."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Hosts over SSH: one connection and one command for each host of a job; why one was not reached, from `ssh -v`.
 
 The system's ssh is a child; its standard streams are the way to the agent. It asks nothing: keys with a passphrase are
-those of ssh-agent.
-"""
+those of ssh-agent."""
 
 from __future__ import annotations
 
@@ -287,13 +286,12 @@ TOO_MANY = (
 )
 NO_SERVER = "what answers there is no SSH server; is it the right port?"
 NO_COMMAND = "the server starts no command; see ForceCommand and the shell of the user"
-REASONS = {
+REASONS = {  # by the words of `strerror`
     "Connection refused": "connection refused: nothing listens there; is sshd running, and is it this port?",
     "Connection timed out": "does not answer; is the host up, and does a firewall let SSH through?",
     "No route to host": "no route to the host; is it up, and in a network that this one reaches?",
     "Network is unreachable": "its network is unreachable from here; see ProxyJump in ssh_config",
 }
-"""By the words of `strerror`."""
 _ENDS = (
     (r"no matching (.*) found\. Their offer: (.*)", "server and ssh have no {} in common; the server's: {}"),
     (
@@ -309,11 +307,10 @@ _ENDS = (
 )
 _HANG_UP = r"Connection (closed|reset) by|Connection to .* closed|_exchange_identification|Broken pipe"
 _DEBUG = re.compile(r"debug\d: ")
-_CHATTER = re.compile(
+_CHATTER = re.compile(  # lines of `ssh -v` that are neither an error nor from the host
     r"OpenSSH_|Authenticated |Transferred: sent|Bytes per second|Killed by signal|Warning: Permanently added|\*\* "
     r"|Warning: Identity file"
 )
-"""Lines of `ssh -v` that are neither an error nor from the host."""
 
 
 def split_log(text: str) -> tuple[str, str]:

@@ -20,8 +20,7 @@ def give_slots(
     entries: Sequence[HostEntry], *, worker_num: int | None, local_worker_num: int | None
 ) -> tuple[HostEntry, ...]:
     """Return the hosts with their number of workers: of the list, else `local_worker_num`, else an even share of what
-    `worker_num` leaves, else 1, as with torchrun and mpirun (UsageError: a contradiction, or no even share).
-    """
+    `worker_num` leaves, else 1, as with torchrun and mpirun (UsageError: a contradiction, or no even share)."""
     silent, share = [entry for entry in entries if not entry.slots], 1
     if local_worker_num is not None:
         share = local_worker_num
@@ -64,8 +63,7 @@ def _hosts(entries: Sequence[HostEntry]) -> str:
     return f"{len(entries)} hosts" if len(entries) > 1 else entries[0].name
 
 
-UNKNOWN = "?"
-"""An address that is found out when the host is reached."""
+UNKNOWN = "?"  # an address that is found out when the host is reached
 
 
 def assign_hosts(entries: Sequence[HostEntry], table: Sequence[HostAssignment] = ()) -> tuple[HostAssignment, ...]:
@@ -87,8 +85,7 @@ def order_by_table(
     entries: Sequence[HostEntry], table: Sequence[HostAssignment], names: Sequence[Sequence[str]], source: str
 ) -> tuple[HostEntry, ...]:
     """Return the hosts of a list in the order of the rank table `source`, which calls them by `names`, with its workers
-    and devices (UsageError: the two do not name the same hosts, or give one different workers).
-    """
+    and devices (UsageError: the two do not name the same hosts, or give one different workers)."""
     left, found = list(entries), []
     for assignment, words in zip(table, names, strict=True):
         keys = {host_key(word) for word in words}
@@ -124,8 +121,7 @@ def as_in_table(entry: HostEntry, assignment: HostAssignment, source: str) -> Ho
     return replace(entry, slots=len(assignment.ranks), device_ids=assignment.device_ids)
 
 
-MAX_FAILURES = 2
-"""A host that fails so often is left out."""
+MAX_FAILURES = 2  # a host that fails so often is left out
 
 
 class HostPool:
@@ -140,17 +136,14 @@ class HostPool:
         needed: HostEntry | None = None,
     ) -> None:
         """`entries`: the hosts that the job starts on; `min_hosts`: how few may run it, 0 = all; `max_workers`: as many
-        hosts are chosen as run so many, 0 = as many as it starts on; `needed`: the one without which it cannot run.
-        """
+        hosts are chosen as run so many, 0 = as many as it starts on; `needed`: the one without which it cannot run."""
         self._needed = needed
-        self.chosen = tuple(entries)
-        """The hosts of the next start, in the order of their node_rank."""
+        self.chosen = tuple(entries)  # the hosts of the next start, in the order of their node_rank
         self._all = (*entries, *spares)
         self._size, self._max_workers = len(entries), max_workers
         self.min_hosts = min_hosts
         self._failures: Counter[HostEntry] = Counter()
-        self.gone: set[HostEntry] = set()
-        """Those that have left of their own accord."""
+        self.gone: set[HostEntry] = set()  # those that have left of their own accord
 
     @property
     def waiting(self) -> tuple[HostEntry, ...]:
@@ -166,8 +159,7 @@ class HostPool:
     def lose(self, lost: Collection[HostEntry], gone: Collection[HostEntry] = ()) -> bool:
         """Choose hosts for another start, after some have failed or, `gone`, have left; False when there are too few.
         Those that run well stay, in order; then come spare ones, then those that have failed once before; one that has
-        failed now only where the others are not enough.
-        """
+        failed now only where the others are not enough."""
         self._failures.update(lost)
         self.gone.update(gone)
         chosen = self._choose(lost, lost)
@@ -209,8 +201,7 @@ class HostPool:
         return tuple(chosen)
 
 
-FIRST_ADDRESS = ipaddress.IPv4Address("127.0.0.2")
-"""127.0.0.1 stays the address of jobs on one host."""
+FIRST_ADDRESS = ipaddress.IPv4Address("127.0.0.2")  # 127.0.0.1 stays the address of jobs on one host
 MAX_HOSTS = 250
 _FORM = re.compile(r"([1-9][0-9]*)(?:x([1-9][0-9]*))?\Z")
 
@@ -235,8 +226,7 @@ def parse_rehearsal(text: str) -> tuple[HostEntry, ...]:
 
 def stand_in(entries: Sequence[HostEntry], table: Sequence[HostAssignment], source: str) -> tuple[HostEntry, ...]:
     """Return the rehearsed hosts with the workers and devices of a rank table, the `source`, whose servers they stand
-    for in order (UsageError: it has another number of servers, or of workers on one).
-    """
+    for in order (UsageError: it has another number of servers, or of workers on one)."""
     if len(entries) != len(table):
         raise UsageError(
             f"{entries[0].source}: {len(entries)} hosts, but {source} has {len(table)} servers; make them equal"

@@ -25,7 +25,5 @@ def blamed_on(source: str = "") -> Iterator[None]:
 class HostEntry(ListedHost):
     """One host of a job."""
 
-    has_come: bool = False
-    """msrun was started there, and has come to the scheduler's host; nothing is to be reached."""
-    is_rehearsed: bool = False
-    """An agent on this machine stands for it, at an address of loopback."""
+    has_come: bool = False  # msrun was started there, and has come to the scheduler's host; nothing is to be reached
+    is_rehearsed: bool = False  # an agent on this machine stands for it, at an address of loopback

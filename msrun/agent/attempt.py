@@ -19,9 +19,8 @@ from msrun.agent.processes.server_handle import (
     ProcessSpec,
     server_index,
 )
-from msrun.agent.watch.evidence import explain_limit
-from msrun.cluster.failure import FailureReport
-from msrun.cluster.membership import Membership
+from msrun.agent.watch import explain_limit
+from msrun.cluster.membership import FailureReport, Membership
 from msrun.errors import ClusterError, HangTimeout, MsrunError, OwnProcessLost, RendezvousTimeout, ServerFailed
 from msrun.planning.environment import restored_environment
 from msrun.planning.plan import HostPlan, LaunchPlan

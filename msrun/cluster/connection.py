@@ -42,8 +42,7 @@ from msrun.cluster.messages import (
     frame,
 )
 from msrun.cluster.protocol import protocol
-from msrun.planning.host_assignment import HostAssignment
-from msrun.planning.ranks import count_workers, fold_ranks, name_ranks
+from msrun.planning.hosts import HostAssignment, count_workers, fold_ranks, name_ranks
 from msrun.planning.record_json import encode_record
 from msrun.planning.spec import is_loopback
 

@@ -16,12 +16,17 @@ from dataclasses import replace
 from typing import Any
 
 from msrun import contract
-from msrun.cluster.failure import FailureReport, JobFailure, fault_of_job, read_report
-from msrun.cluster.membership import BEGUN_S, RestartPolicy, describe_absent
-from msrun.cluster.messages import Message
-from msrun.cluster.own_thread import Inbox
-from msrun.planning.hosts.assignment import HostPool
-from msrun.planning.ranks import fold_ranks, name_ranks
+from msrun.cluster.membership import (
+    BEGUN_S,
+    FailureReport,
+    JobFailure,
+    RestartPolicy,
+    describe_absent,
+    fault_of_job,
+    read_report,
+)
+from msrun.cluster.messages import Inbox, Message
+from msrun.planning.hosts import HostPool, fold_ranks, name_ranks
 from msrun.planning.record_json import encode_record
 
 REPORTS = frozenset({"failed", "ended", "done", "ready"})  # what hosts say

@@ -25,10 +25,9 @@ from typing import TYPE_CHECKING, TextIO
 
 from msrun import contract
 from msrun.cluster.membership import describe_delay
-from msrun.cluster.messages import Channel, Message, await_input
-from msrun.cluster.own_thread import OwnThread, print_fault
+from msrun.cluster.messages import Channel, Message, OwnThread, await_input, print_fault
 from msrun.errors import ClusterError, UsageError
-from msrun.planning.ranks import count_workers
+from msrun.planning.hosts import count_workers
 from msrun.planning.spec import is_loopback
 
 if TYPE_CHECKING:

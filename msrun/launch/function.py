@@ -21,8 +21,7 @@ from typing import Any
 
 from msrun import contract
 from msrun.errors import UsageError, WorkerFailed
-from msrun.launch.directory.lock import parse_object
-from msrun.launch.directory.log_directory import read_bytes
+from msrun.launch.directory.log_directory import parse_object, read_bytes
 from ranktable.files import replace_file
 
 _LAUNCHER = (

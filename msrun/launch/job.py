@@ -13,33 +13,29 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from msrun import contract
 from msrun.agent.attempt import keep_logs
 from msrun.agent.host.host_facts import read_host_facts
-from msrun.agent.logs.log_file import LogLimit
 from msrun.agent.observer import Observer, Observers, OwnFaults
-from msrun.agent.own_file import open_own_file
+from msrun.agent.own_file import LogLimit, open_own_file
 from msrun.agent.processes.process_control import adopt_orphans, descendants, raise_open_files, set_open_files
+from msrun.agent.processes.progress_board import PROGRESS_BOARD, ProgressBoard
 from msrun.agent.processes.server_handle import ForkServerHandle, start_fork_server
 from msrun.agent.processes.terminal import RankTerminal
 from msrun.agent.signals import SignalPipe
 from msrun.agent.supervisor import Supervisor
-from msrun.agent.warm import WarmStart, start_warm
-from msrun.agent.watch.progress_board import PROGRESS_BOARD, ProgressBoard
 from msrun.cluster.coordinator import Coordinator, OwnLink
-from msrun.cluster.failure import JobFailure
-from msrun.cluster.membership import RestartPolicy
-from msrun.cluster.messages import Channel, Message
-from msrun.cluster.own_thread import Inbox
+from msrun.cluster.membership import JobFailure, RestartPolicy
+from msrun.cluster.messages import Channel
 from msrun.cluster.rendezvous import BACKLOG, forget_waiting, listen
 from msrun.errors import ClusterError
-from msrun.launch.console import Console, Display, say
-from msrun.launch.directory.lock import JobLock
+from msrun.launch.console import Console, Display, UserTerminal, say
 from msrun.launch.directory.log_directory import (
     BoundedLogs,
     EventLog,
+    JobLock,
     describe_removed,
     new_job_id,
     prepare_log_directory,
@@ -48,13 +44,15 @@ from msrun.launch.directory.log_directory import (
 from msrun.launch.failure import failure_of_job, report_failure, write_failure
 from msrun.launch.preflight.checks import check_restart
 from msrun.launch.rank_table_file import check_rank_table, linked_table, write_rank_table
-from msrun.launch.terminal import UserTerminal
 from msrun.planning.build import build_plan, early_imports
 from msrun.planning.environment import server_environment, settle_mindspore
-from msrun.planning.host_assignment import Fleet
+from msrun.planning.hosts import Fleet
 from msrun.planning.placement.host import HostFacts, place_devices
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.spec import LaunchSpec
+
+if TYPE_CHECKING:
+    from msrun.launch.remote.agent import LauncherLink
 
 OF_PAUSE = (int(signal.SIGTSTP), int(signal.SIGCONT))
 
@@ -74,25 +72,13 @@ class JobResult:
         return self.failure.exit_code if self.failure else contract.EXIT_OK
 
 
-class Link(Protocol):
-    """What joins this host to the coordinator of its job."""
-
-    orders: Inbox  # what the coordinator says, see `cluster.coordinator`; `lost {reason}` when it has gone
-
-    def obey(self, signals: SignalPipe) -> None:
-        """Have the job, which reads these signals, told of the launcher's from now on."""
-
-    def pass_on(self, message: Message) -> None:
-        """Tell the coordinator."""
-
-
 @dataclass(frozen=True)
 class AgentPart:
     """What is different where msrun is typed on a host, where an agent serves a launcher, and on a host alone."""
 
     display: Callable[[LaunchSpec, LaunchPlan, OwnFaults], Display]
     signals: SignalPipe  # what has been read so far of this process's signals; closed by whoever gives it
-    link: Link | None = None  # None: this host is the only one, and its coordinator is in this process
+    link: LauncherLink | None = None  # None: this host is the only one, and its coordinator is in this process
     fleet: Fleet | None = None  # all hosts of the job, as they have agreed; None: it has this host alone
     store_port: int = 0  # of the workers' store of several hosts
     store_listener: socket.socket | None = None
@@ -110,7 +96,7 @@ class AgentPart:
 def plan_dry_run(spec: LaunchSpec, caller: Mapping[str, str]) -> LaunchPlan:
     """Return the plan of a job without starting, opening or creating anything. Job id and port are chosen at start."""
     if spec.is_remote:
-        from msrun.launch.transport.pipe import agent_command
+        from msrun.launch.transport.link import agent_command
         from msrun.planning.build import build_remote_plan
 
         return build_remote_plan(spec, caller, job_id="JOB", agent_command=agent_command)
@@ -219,7 +205,10 @@ def run_part(
         # `monitor & exec msrun` makes the monitor a child of msrun
         strangers = frozenset(descendants(os.getpid())) - ({part.early_server.pid} if part.early_server else set())
         events = stack.enter_context(contextlib.closing(EventLog(Path(plan.log_dir) / contract.EVENTS_JSONL)))
-        bounded = _bounded_logs(stack, plan, spec.first_attempt, display.say)
+        written = [path for worker in plan.hosts[0].workers for path in worker.log_paths]
+        limit = LogLimit(plan.log_max_bytes, plan.log_keep) if plan.log_max_bytes else None
+        bounded = BoundedLogs(written, limit, spec.first_attempt, display.say)
+        stack.callback(bounded.end)
         terminal = _rank_terminal(stack, plan, part.user, display)
         own = OwnStart(
             plan,
@@ -227,18 +216,21 @@ def run_part(
             listener,
             has_store=part.fleet is None or part.store_listener is not None,
             early=part.early_server,
-            warm=WarmStart(early_imports(spec, caller), spec.warm_time_s) if spec.is_warm else None,
+            warm=(early_imports(spec, caller), spec.warm_time_s) if spec.is_warm else None,
             stdin_fd=terminal.stdin_fd if terminal is not None else -1,
             open_files=open_files,
             stopped_limit_s=part.stopped_limit_s,
         )
-        host, link = plan.hosts[0], part.link or stack.enter_context(contextlib.closing(_own_link(plan)))
+        host = plan.hosts[0]
+        ranks = {host.node_rank: tuple(worker.global_rank for worker in host.workers)}
+        alone = Coordinator(plan.job_id, ranks, RestartPolicy.of(plan))
+        link = part.link or stack.enter_context(contextlib.closing(OwnLink(alone, host.node_rank)))
         supervisor = Supervisor(
             plan,
             host,
             own.start,
             stack.enter_context(contextlib.closing(ProgressBoard(Path(plan.run_dir, PROGRESS_BOARD), plan.world_size))),
-            Observers([events, own, *bounded, *display.observers], faults),
+            Observers([events, own, bounded, *display.observers], faults),
             orders=link.orders,
             send=link.pass_on,
             describe=partial(report_failure, plan),
@@ -258,25 +250,6 @@ def run_part(
             display.say(problem)
         display.finish(failure, result.last.membership, len(result.attempts) - 1)
         return JobResult(plan, failure, result.survivors, supervisor.goes_on, supervisor.take_server())
-
-
-def _bounded_logs(
-    stack: contextlib.ExitStack, plan: LaunchPlan, first_attempt: int, say: Callable[[str], None]
-) -> list[BoundedLogs]:
-    """Return who keeps this host's logs to their size, where they have one; closed with the stack, also by an error."""
-    if not plan.log_max_bytes:
-        return []
-    paths = [path for worker in plan.hosts[0].workers for path in worker.log_paths]
-    logs = BoundedLogs(paths, LogLimit(plan.log_max_bytes, plan.log_keep), first_attempt, say)
-    stack.callback(logs.end)
-    return [logs]
-
-
-def _own_link(plan: LaunchPlan) -> OwnLink:
-    """Return the link to the coordinator of a job whose only host this is."""
-    host = plan.hosts[0]
-    ranks = {host.node_rank: tuple(worker.global_rank for worker in host.workers)}
-    return OwnLink(Coordinator(plan.job_id, ranks, RestartPolicy.of(plan)), host.node_rank)
 
 
 def _take_directory(
@@ -375,7 +348,7 @@ class OwnStart(Observer):
         *,
         has_store: bool,
         early: ForkServerHandle | None = None,
-        warm: WarmStart | None = None,
+        warm: tuple[tuple[str, ...], float] | None = None,
         **given: int | float,
     ) -> None:
         """Args:
@@ -423,8 +396,11 @@ class OwnStart(Observer):
                 server.kill()
                 server = None
             warm, self._warm = self._warm, None  # what it starts beside the job must not be adopted, as all is by then
-            if server is None and warm and warm.imports:
-                server = start_warm(warm, env=env, working_directory=folder, job_id=job, caller=self._caller)
+            if server is None and warm and warm[0]:
+                from msrun.agent.warm import WarmStart, start_warm  # for jobs with --warm
+
+                start = partial(start_warm, WarmStart(*warm), working_directory=folder, job_id=job)
+                server = start(env=env, caller=self._caller)
             server = server or start_fork_server(env=env, working_directory=folder, log_fd=log)
             descriptors = {"log_fd": log, "scheduler_fd": theirs.fileno(), "listener_fd": self._listener.fileno()}
             server.begin(env, **descriptors, **self._given)

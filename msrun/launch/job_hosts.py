@@ -18,16 +18,17 @@ from typing import TYPE_CHECKING, Any
 from msrun.cluster.rendezvous import own_addresses
 from msrun.errors import UsageError
 from msrun.launch.rank_table_file import check_rank_table, check_ranks, read_given_table
-from msrun.planning.host_assignment import HostAssignment
-from msrun.planning.hosts.assignment import (
+from msrun.planning.hosts import (
     FIRST_ADDRESS,
+    HostAssignment,
+    HostEntry,
     assign_hosts,
+    blamed_on,
     give_slots,
     order_by_table,
     parse_rehearsal,
     stand_in,
 )
-from msrun.planning.hosts.host_entry import HostEntry, blamed_on
 from msrun.planning.spec import is_loopback
 from ranktable.files import read_text
 from ranktable.hosts.brackets import shorten

@@ -240,6 +240,19 @@ def one_line(text: str) -> str:
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in printable(text))
 
 
+def describe_span(seconds: float) -> str:
+    """Return a span of time in words: 0.4 s, 12 s, 3 min 5 s, 2 h 0 min, 3 d 4 h."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    minutes, whole_s = divmod(int(max(seconds, 10)), 60)
+    hours, days = minutes // 60, minutes // 1440
+    if not minutes:
+        return f"{whole_s} s"
+    if not hours:
+        return f"{minutes} min {whole_s} s"
+    return f"{days} d {hours % 24} h" if days else f"{hours} h {minutes % 60} min"
+
+
 def fit(text: str, columns: int) -> str:
     """Return as much of a printable line as a terminal shows in so many columns; colours take none, and stay."""
     shown: list[str] = []

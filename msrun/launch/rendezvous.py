@@ -18,8 +18,8 @@ from msrun.agent.signals import SignalPipe, stop_this_process
 from msrun.cluster.messages import await_input
 from msrun.cluster.rendezvous import listen, own_addresses
 from msrun.errors import RendezvousTimeout, UsageError, interruption
-from msrun.planning.host_assignment import Fleet, HostAssignment
 from msrun.planning.host_options import HostOptions, find_host_options, is_place_open
+from msrun.planning.hosts import Fleet, HostAssignment
 from msrun.planning.placement.host import ASCEND_VARIABLE, CUDA_VARIABLE, HostFacts, visible_ascend, visible_cuda
 from msrun.planning.schedulers import (
     BY_HAND,

@@ -24,8 +24,14 @@ from typing import Any
 from msrun import contract
 from msrun.agent.own_file import create_own_file
 from msrun.errors import UsageError
-from msrun.launch.directory.lock import parse_number
-from msrun.launch.directory.log_directory import parse_plan, publish_file, read_bytes, read_events, require_job
+from msrun.launch.directory.log_directory import (
+    parse_number,
+    parse_plan,
+    publish_file,
+    read_bytes,
+    read_events,
+    require_job,
+)
 from ranktable.files import open_whole
 
 LAUNCHER = 0  # process of the launcher in the trace; that of rank r is r + 1

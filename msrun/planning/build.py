@@ -18,9 +18,7 @@ from msrun.planning.environment import (
     server_environment,
     settle_mindspore,
 )
-from msrun.planning.host_assignment import Fleet, HostAssignment
-from msrun.planning.hosts.assignment import UNKNOWN, assign_hosts
-from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.hosts import UNKNOWN, Fleet, HostAssignment, HostEntry, assign_hosts
 from msrun.planning.imports import OF_OPTIMIZERS, SAFE_PACKAGES, ScriptImports, read_imports
 from msrun.planning.masking import explain_kept_secrets, forwarded_environment
 from msrun.planning.placement.host import (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from msrun import contract
 from msrun.errors import UsageError
-from msrun.planning.host_assignment import Fleet
+from msrun.planning.hosts import Fleet
 from msrun.planning.imports import imports_package
 from msrun.planning.placement.host import HostFacts
 from msrun.planning.program import with_numbers

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from msrun.errors import UsageError
-from msrun.planning.ranks import count_workers
+from msrun.planning.hosts import count_workers
 from msrun.planning.schedulers import OFF, Surroundings, Told
 from msrun.planning.settings import FoundSetting
 from msrun.planning.spec import MEETING_PORT

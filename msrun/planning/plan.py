@@ -10,11 +10,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
 from msrun import contract
-from msrun.planning.host_assignment import HostAssignment
-from msrun.planning.hosts.assignment import UNKNOWN
+from msrun.planning.hosts import UNKNOWN, HostAssignment, count_workers, fold_ranks
 from msrun.planning.masking import mask_words, masked, secret_values
 from msrun.planning.program import Program, StartMethod
-from msrun.planning.ranks import count_workers, fold_ranks
 from msrun.planning.record_json import encode_record
 from msrun.planning.spec import JobTerms, format_size
 from ranktable.hosts.ranges import fold_numbers

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 
 from msrun import contract
 from msrun.errors import UsageError
-from msrun.planning.hosts.host_entry import blamed_on
+from msrun.planning.hosts import blamed_on
 from ranktable.hosts.brackets import expand
 from ranktable.hosts.ranges import RangeError, read_ranges
 

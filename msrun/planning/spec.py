@@ -16,8 +16,7 @@ from typing import Literal, get_args
 
 from msrun import contract
 from msrun.errors import UsageError, near_miss
-from msrun.planning.host_assignment import HostAssignment
-from msrun.planning.hosts.host_entry import HostEntry, blamed_on
+from msrun.planning.hosts import HostAssignment, HostEntry, blamed_on
 from msrun.planning.masking import check_patterns
 from msrun.planning.program import DeviceTarget, MindSporeKind, MindSporeSemantics, Program, StartMethod
 from msrun.planning.settings import Setting, check_ranges, field_options, option, read_truth, refuse_together

@@ -30,7 +30,7 @@ from types import FrameType
 from typing import NoReturn
 
 from msrun import contract
-from msrun.agent.processes.joining import write_own_record
+from msrun.agent.processes.progress_board import write_own_record
 from msrun.planning.program import Program
 
 LINGER_S = 5.0  # how long a process may take to end before that is worth a word

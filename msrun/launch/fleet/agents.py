@@ -16,17 +16,15 @@ from typing import TypeVar
 
 from msrun import contract
 from msrun.agent.signals import SignalPipe, stop_this_process
-from msrun.cluster.messages import Message, encode_message
-from msrun.cluster.own_thread import describe_fault, traceback_of
+from msrun.cluster.messages import Message, describe_fault, encode_message, traceback_of
 from msrun.cluster.protocol import HostJob, check_said
 from msrun.errors import ClusterError, Interrupted, MsrunError, UsageError, interruption
 from msrun.launch.directory.log_directory import record_fault
 from msrun.launch.preflight.fleet_checks import MAX_QUOTED_CHARS, explain_agent_end, quote
 from msrun.launch.remote.logs import LogCollector
-from msrun.launch.transport.link import CLOSED, ByteChannel, EventLoop, Link, TaskThreads
+from msrun.launch.transport.link import CLOSED, AgentPipe, ByteChannel, EventLoop, Link, TaskThreads, opening
 from msrun.launch.transport.opener import Way
-from msrun.launch.transport.pipe import AgentPipe, opening
-from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.hosts import HostEntry
 from msrun.planning.record_json import encode_record
 
 NO_NODE = -1  # in place of a host's node_rank: it is none of this start, or a `fault` is the launcher's own

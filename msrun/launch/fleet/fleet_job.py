@@ -18,32 +18,45 @@ from typing import Any
 from urllib.parse import unquote
 
 from msrun import contract
-from msrun.agent.logs.log_file import LogLimit
+from msrun.agent.attempt import keep_logs
 from msrun.agent.observer import Observers, OwnFaults
+from msrun.agent.own_file import LogLimit
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.coordinator import REPORTS, Coordinator
-from msrun.cluster.failure import JobFailure, fault_of_job, merge_failures, read_failure
-from msrun.cluster.membership import Membership, RestartPolicy, WorkerState
+from msrun.cluster.membership import (
+    JobFailure,
+    Membership,
+    RestartPolicy,
+    WorkerState,
+    fault_of_job,
+    merge_failures,
+    read_failure,
+)
 from msrun.cluster.messages import Message
 from msrun.cluster.protocol import MOMENTS, read_moment
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.console import Console, say
-from msrun.launch.directory.lock import JobLock
-from msrun.launch.directory.log_directory import EventLog, describe_removed, new_job_id, publish, write_private
+from msrun.launch.directory.log_directory import EventLog, JobLock, describe_removed, new_job_id, publish, write_private
 from msrun.launch.failure import at_home, hide_secrets, write_failure
 from msrun.launch.fleet.agents import NO_NODE, SALVAGE_S, NotUnderstood
-from msrun.launch.fleet.hosts import HostPlans, Hosts, ListedHosts, ReadyHosts, keep_attempt, ranks_of_hosts
+from msrun.launch.fleet.hosts import (
+    Hosts,
+    ListedHosts,
+    Planned,
+    ReadyHosts,
+    assemble_plan,
+    ranks_of_hosts,
+    read_planned,
+)
 from msrun.launch.fleet.joined_hosts import JoinedHosts
 from msrun.launch.job import JobResult
 from msrun.launch.preflight.fleet_checks import FAR_SKEW_S, describe_skew
 from msrun.launch.rank_table_file import write_rank_table
 from msrun.launch.remote.logs import LogCollector, own_logs
 from msrun.launch.transport.opener import HostOpener
-from msrun.planning.hosts.assignment import MAX_FAILURES
-from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.hosts import MAX_FAILURES, HostEntry, count_workers
 from msrun.planning.masking import forwarded_environment
 from msrun.planning.plan import HostPlan, LaunchPlan
-from msrun.planning.ranks import count_workers
 from msrun.planning.record_json import encode_record
 from msrun.planning.spec import LaunchSpec
 
@@ -134,7 +147,7 @@ class FleetRun:
     ) -> None:
         self._job, self._spec, self._ready, self._logs, self._on_directory = job, spec, ready, logs, on_directory
         self._agents, self._events, self._clock = job.hosts.agents, job.events, clock
-        self._plans = HostPlans(spec, job.job_id, forwarded_environment(job.caller, spec.forward_env), self._check_own)
+        self._planned: dict[int, Planned] = {}
         self._results: dict[int, JobFailure | None] = {}
         self._survivors: list[int] = []
         self.late_losses: set[int] = set()
@@ -180,10 +193,18 @@ class FleetRun:
         return self._spec.first_attempt + self.coordinator.begun
 
     def set_logs_aside(self) -> None:
-        """See `keep_attempt`."""
-        traces = [contract.trace_file_name(rank) for ranks in self._ranks.values() for rank in ranks]
-        logs = [Path(path).name for host in self._plans.hosts.values() for path in host.log_paths]
-        keep_attempt(self._spec.log_dir, self.restarts, self.plan, [*traces, *logs, contract.SCHEDULER_LOG])
+        """Rename the logs and traces of an attempt after which the job goes on elsewhere, and keep the plan that names
+        its ranks. Raises ClusterError: one cannot be renamed, or the plan cannot be written."""
+        folder, attempt = self._spec.log_dir, self.restarts
+        kept = folder / contract.attempt_plan_name(attempt)
+        try:
+            if self.plan is not None:
+                write_private(kept, json.dumps(self.plan.to_json(), indent=2) + "\n")
+        except OSError as error:
+            raise ClusterError(f"cannot start again: cannot write {kept} ({error.strerror})") from None
+        names = [contract.trace_file_name(rank) for ranks in self._ranks.values() for rank in ranks]
+        names += [Path(path).name for host, _, _ in self._planned.values() for path in host.log_paths]
+        keep_logs([str(folder / name) for name in (*names, contract.SCHEDULER_LOG)], attempt)
 
     def _hear(self, is_done: Callable[[], bool]) -> None:
         handlers = {
@@ -191,7 +212,7 @@ class FleetRun:
             "event": lambda node, m: self._record.note(node, str(m["moment"]), m["fields"]),
             **dict.fromkeys(REPORTS, self._on_report),
             "result": self._on_result,
-            "logs_end": lambda node, _: self._ended.add(node),
+            "logs_end": self._on_logs_end,
             "lost": lambda node, m: self._lose(node, self._agents.explain_loss(m, node)),
             "error": lambda node, m: self._lose(node, self._explain(node, m)),  # it could not begin, or failed itself
             "fault": lambda node, m: self._fail(self._explain(node, m)),  # all hosts end by their own means
@@ -208,9 +229,15 @@ class FleetRun:
     # -- what hosts say -----------------------------------------------------------------------------------------------
 
     def _on_planned(self, node_rank: int, message: Message) -> None:
-        self._plans.take(node_rank, message)
-        if self._plans.is_whole:
+        planned = read_planned(message)
+        self._check_own(node_rank, planned[0])
+        self._planned[node_rank] = planned
+        if len(self._planned) == len(self._spec.host_entries):
             self._write_plan()
+
+    def _assemble(self) -> LaunchPlan:
+        forwarded = forwarded_environment(self._job.caller, self._spec.forward_env)
+        return assemble_plan(self._spec, self._planned, self._job.job_id, self._ready.master, forwarded)
 
     def _check_own(self, node_rank: int, host: HostPlan) -> None:
         """A host speaks of its own workers and logs; of others it is not believed."""
@@ -222,7 +249,7 @@ class FleetRun:
             raise NotUnderstood("its plan names the logs of another host")
 
     def _write_plan(self) -> None:
-        plan = self.plan = self._plans.assemble(self._ready.master)
+        plan = self.plan = self._assemble()
         job = self._job
         try:
             write_private(self._spec.log_dir / contract.PLAN_JSON, json.dumps(plan.to_json(), indent=2) + "\n")
@@ -263,6 +290,11 @@ class FleetRun:
         value = message["failure"]
         self._results[node_rank] = self._at_home(read_failure(value)) if value is not None else None
         self._survivors += [pid for pid in message["survivors"] if type(pid) is int]
+
+    def _on_logs_end(self, node_rank: int, _: Message) -> None:
+        if node_rank not in self._results and node_rank not in self._ended:
+            raise NotUnderstood("its logs end before it has said how its part has ended")
+        self._ended.add(node_rank)
 
     def _explain(self, node_rank: int, message: Message) -> MsrunError:
         name = "" if node_rank == NO_NODE else f"{self._spec.host_entries[node_rank].name}: "
@@ -327,8 +359,8 @@ class FleetRun:
         for request in folder.iterdir() if folder.exists() else ():
             request.unlink(missing_ok=True)
             for node, link in enumerate(self._agents.links):
-                own = self._plans.hosts.get(node)
-                if not link.is_over and unquote(request.name) in (link.entry.name, own.name if own else ""):
+                names = [link.entry.name, *([self._planned[node][0].name] if node in self._planned else [])]
+                if not link.is_over and unquote(request.name) in names:
                     link.send("signal", signum=int(signal.SIGTERM))
 
     def _note_attempt(self, number: int, reason: str) -> None:
@@ -354,7 +386,7 @@ class FleetRun:
 
     def _conclude(self) -> JobResult:
         failure, problem = self._find_failure(), ""
-        plan = self.plan or self._plans.assemble(self._ready.master)
+        plan = self.plan or self._assemble()
         self._events.note("over", {"reason": failure.reason if failure else "all workers ended with exit code 0"})
         if failure is not None:
             failure = hide_secrets(replace(failure, attempts=self._job.attempts), plan.secrets)

@@ -43,10 +43,7 @@ from msrun.launch.remote.logs import LogCollector
 from msrun.launch.rendezvous import folder_of, of_hosts
 from msrun.launch.transport.link import EventLoop
 from msrun.launch.transport.opener import HostOpener, Way
-from msrun.planning.host_assignment import HostAssignment
-from msrun.planning.hosts.assignment import HostPool, assign_hosts
-from msrun.planning.hosts.host_entry import HostEntry
-from msrun.planning.ranks import count_workers
+from msrun.planning.hosts import HostAssignment, HostEntry, HostPool, assign_hosts, count_workers
 from msrun.planning.spec import LaunchSpec
 
 if TYPE_CHECKING:

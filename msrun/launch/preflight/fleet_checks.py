@@ -17,7 +17,7 @@ from msrun.agent.processes.process_control import signal_name
 from msrun.cluster.protocol import Finding, HostReport, ReachResult
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.output import one_line
-from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.hosts import HostEntry
 from msrun.planning.program import Program
 from msrun.planning.spec import is_loopback, is_numeric
 from ranktable.hosts.brackets import fold

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from msrun.errors import UsageError
+from msrun.planning.hosts import count_workers
 from msrun.planning.program import DeviceTarget, StartMethod
-from msrun.planning.ranks import count_workers
 from msrun.planning.spec import SCHEDULER_KEY, CoreBinding, parse_cpu_range
 from ranktable.hosts.ranges import fold_numbers
 

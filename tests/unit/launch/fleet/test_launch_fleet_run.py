@@ -16,16 +16,14 @@ from fake_agents import FakeClock, FakeLink, FakeSignals
 from plans import small_spec
 
 from msrun.agent.observer import OwnFaults
-from msrun.cluster.failure import FailureReport
+from msrun.cluster.membership import FailureReport
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.agents import Agents
 from msrun.launch.fleet.fleet_job import FleetJob, FleetRun
 from msrun.launch.fleet.hosts import ReadyHosts
 from msrun.launch.job import JobResult
 from msrun.launch.remote.logs import LogCollector, own_logs
-from msrun.planning.host_assignment import HostAssignment
-from msrun.planning.hosts.assignment import HostPool
-from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.hosts import HostAssignment, HostEntry, HostPool
 from msrun.planning.plan import HostPlan, WorkerPlan
 from msrun.planning.program import Program
 from msrun.planning.record_json import encode_record

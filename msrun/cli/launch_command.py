@@ -388,10 +388,10 @@ def _check(options: dict[str, Any]) -> int:
 
 def _run(spec: LaunchSpec, caller: dict[str, str], *, quiet: bool, join: bool) -> int:
     from msrun.agent.observer import OwnFaults
-    from msrun.launch.console import describe_unread_input, is_in_background, say
+    from msrun.launch.console import describe_unread_input, detach, is_in_background, say
     from msrun.launch.directory.log_directory import new_job_id, of_job, write_script
     from msrun.launch.failure import render_failure
-    from msrun.launch.job import run_job
+    from msrun.launch.job import Start, run_job
 
     if spec.interactive_rank is None:
         _say(describe_unread_input(), {"quiet": quiet})
@@ -401,18 +401,13 @@ def _run(spec: LaunchSpec, caller: dict[str, str], *, quiet: bool, join: bool) -
     spec = spec if spec.is_several else of_job(spec, job_id)  # that of node 0 counts, when hosts come together
     if spec.script_source:
         spec = write_script(spec)
-    start = run_job
+    run = run_job
     if spec.is_remote:
-        from msrun.launch.fleet.fleet_job import run_fleet_job as start
+        from msrun.launch.fleet.fleet_job import run_fleet_job as run
     elif spec.is_several:
-        from msrun.launch.joined_job import run_joined_job as start
-    run = functools.partial(start, spec, caller, quiet=quiet, is_last=True, job_id=job_id)
-    if join:
-        result = run()
-    else:
-        from msrun.launch.console import detach
-
-        result = run(on_directory=detach(quiet=quiet))
+        from msrun.launch.joined_job import run_joined_job as run
+    start = Start(caller, job_id, quiet)
+    result = run(spec, start if join else replace(start, on_directory=detach(quiet=quiet)))
     if result.failure:
         _print_error(str(result.failure.reason))
         folder = result.plan.log_dir

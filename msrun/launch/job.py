@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from msrun import contract
 from msrun.agent.attempt import keep_logs
@@ -28,7 +28,7 @@ from msrun.agent.signals import SignalPipe
 from msrun.agent.supervisor import Supervisor
 from msrun.cluster.coordinator import Coordinator, OwnLink
 from msrun.cluster.membership import JobFailure, RestartPolicy
-from msrun.cluster.messages import Channel
+from msrun.cluster.messages import Channel, Inbox, Message
 from msrun.cluster.rendezvous import BACKLOG, forget_waiting, listen
 from msrun.errors import ClusterError
 from msrun.launch.console import Console, Display, UserTerminal, say
@@ -37,7 +37,6 @@ from msrun.launch.directory.log_directory import (
     EventLog,
     JobLock,
     describe_removed,
-    new_job_id,
     prepare_log_directory,
     publish,
 )
@@ -50,9 +49,6 @@ from msrun.planning.hosts import Fleet
 from msrun.planning.placement.host import HostFacts, place_devices
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.spec import LaunchSpec
-
-if TYPE_CHECKING:
-    from msrun.launch.remote.agent import LauncherLink
 
 OF_PAUSE = (int(signal.SIGTSTP), int(signal.SIGCONT))
 
@@ -73,12 +69,38 @@ class JobResult:
 
 
 @dataclass(frozen=True)
+class Start:
+    """How one command starts a job, whatever its hosts are."""
+
+    caller: Mapping[str, str]  # the environment that workers inherit
+    job_id: str
+    quiet: bool = False
+    on_directory: Callable[[str, Path], None] = lambda _id, _folder: None
+    """Called with the job's id and its log directory, when that is locked and filled."""
+
+    def say(self, text: str) -> None:
+        say(text, quiet=self.quiet)
+
+
+class Link(Protocol):
+    """What joins this host to the coordinator of its job: `OwnLink`, or the `LauncherLink` of an agent."""
+
+    orders: Inbox
+
+    def obey(self, signals: SignalPipe) -> None:
+        """Have the job, which reads these signals, told of the launcher's from now on."""
+
+    def pass_on(self, message: Message) -> None:
+        """Tell the coordinator."""
+
+
+@dataclass(frozen=True)
 class AgentPart:
     """What is different where msrun is typed on a host, where an agent serves a launcher, and on a host alone."""
 
     display: Callable[[LaunchSpec, LaunchPlan, OwnFaults], Display]
     signals: SignalPipe  # what has been read so far of this process's signals; closed by whoever gives it
-    link: LauncherLink | None = None  # None: this host is the only one, and its coordinator is in this process
+    link: Link | None = None  # None: this host is the only one, and its coordinator is in this process
     fleet: Fleet | None = None  # all hosts of the job, as they have agreed; None: it has this host alone
     store_port: int = 0  # of the workers' store of several hosts
     store_listener: socket.socket | None = None
@@ -146,43 +168,25 @@ def plan_part(
     return replace(plan, notes=(*plan.notes, shadowed)) if shadowed else plan
 
 
-def run_job(
-    spec: LaunchSpec,
-    caller: Mapping[str, str],
-    *,
-    quiet: bool = False,
-    is_last: bool = False,
-    job_id: str = "",
-    on_directory: Callable[[str, Path], None] = lambda _id, _folder: None,
-) -> JobResult:
-    """Run a job on this host alone to its end; arguments and errors as of `run_part`. `is_last`: this process does
-    nothing else afterwards, and ignores a signal that comes when the job is over: it cannot take the place of the job's
-    own exit status."""
+def run_job(spec: LaunchSpec, start: Start) -> JobResult:
+    """Run a job on this host alone to its end; errors as of `run_part`."""
     with contextlib.ExitStack() as stack:
         user = None
         if spec.interactive_rank is not None and spec.has_terminal:
-            user = UserTerminal(spec.interactive_rank, partial(say, quiet=quiet))
+            user = UserTerminal(spec.interactive_rank, start.say)
             stack.callback(user.give_back)
 
         def display(spec: LaunchSpec, plan: LaunchPlan, faults: OwnFaults) -> Console:
-            return Console(spec, plan, faults, quiet=quiet, terminal=user).open_metrics()
+            return Console(spec, plan, faults, quiet=start.quiet, terminal=user).open_metrics()
 
-        part = AgentPart(display, stack.enter_context(job_signals(spec, is_last=is_last)), user=user)
-        return run_part(spec, caller, part, job_id=job_id, on_directory=on_directory)
+        return run_part(spec, start, AgentPart(display, stack.enter_context(job_signals(spec)), user=user))
 
 
-def run_part(
-    spec: LaunchSpec,
-    caller: Mapping[str, str],
-    part: AgentPart,
-    *,
-    job_id: str = "",
-    on_directory: Callable[[str, Path], None] = lambda _id, _folder: None,
-) -> JobResult:
+def run_part(spec: LaunchSpec, start: Start, part: AgentPart) -> JobResult:
     """Run this host's part of a job to the end of the job (UsageError: something is wrong that was seen before any
-    process started; ClusterError: several hosts did not come together). `caller`: the environment that workers inherit;
-    `job_id`: empty = a new one; `on_directory`: called with it and the log directory when that is locked and filled."""
-    facts, job_id = look_at_host(spec, caller), job_id or new_job_id()
+    process started; ClusterError: several hosts did not come together)."""
+    caller = start.caller
+    facts = look_at_host(spec, caller)
     spec = settle_mindspore(spec, facts)
     with contextlib.ExitStack() as stack:
         open_files = raise_open_files()
@@ -191,8 +195,8 @@ def run_part(
             check_part(spec, facts)
         if part.link:
             part.link.obey(part.signals)
-        plan, listener = _take_directory(stack, spec, facts, caller, part, job_id)
-        on_directory(job_id, spec.log_dir)
+        plan, listener = _take_directory(stack, spec, facts, start, part)
+        start.on_directory(start.job_id, spec.log_dir)
         home = plan.log_dir if part.home is None else part.home
         display: Display
         say_fault = partial(say, quiet=False) if part.home is None else lambda text: display.say(text)
@@ -253,15 +257,10 @@ def run_part(
 
 
 def _take_directory(
-    stack: contextlib.ExitStack,
-    spec: LaunchSpec,
-    facts: HostFacts,
-    caller: Mapping[str, str],
-    part: AgentPart,
-    job_id: str,
+    stack: contextlib.ExitStack, spec: LaunchSpec, facts: HostFacts, start: Start, part: AgentPart
 ) -> tuple[LaunchPlan, socket.socket]:
     """Return the plan of this host's part, for which its log directory is locked and filled, and the store's socket."""
-    lock = stack.enter_context(JobLock(spec.log_dir, job_id))  # entered early, so that it is given up last
+    lock = stack.enter_context(JobLock(spec.log_dir, start.job_id))  # entered early, so that it is given up last
     if part.fleet is None:
         listener = listen(facts.address, spec.master_port)
     else:  # on a host without the workers' store, one that nobody uses
@@ -271,12 +270,12 @@ def _take_directory(
     if spec.is_several and not server_token:
         from msrun.cluster.connection import token_of_servers
 
-        server_token = token_of_servers(spec.token, job_id)
+        server_token = token_of_servers(spec.token, start.job_id)
     plan = plan_part(
         spec,
         facts,
-        caller,
-        job_id=job_id,
+        start.caller,
+        job_id=start.job_id,
         fleet=part.fleet,
         master_port=part.store_port if part.fleet else listener.getsockname()[1],
         server_token=server_token or secrets.token_hex(32),
@@ -293,10 +292,10 @@ def _take_directory(
     return plan, listener
 
 
-def job_signals(spec: LaunchSpec, *, is_last: bool) -> SignalPipe:
-    """Return what reads the signals of a process that supervises workers; `is_last` as for `run_job`."""
-    forward = (*spec.forward_signals, *OF_PAUSE)
-    return SignalPipe(forward, ignore_afterwards=is_last, time_limit_s=spec.time_limit_s)
+def job_signals(spec: LaunchSpec) -> SignalPipe:
+    """Return what reads the signals of a process that runs a job and does nothing afterwards: one that comes when the
+    job is over cannot take the place of the job's own exit status."""
+    return SignalPipe((*spec.forward_signals, *OF_PAUSE), ignore_afterwards=True, time_limit_s=spec.time_limit_s)
 
 
 def check_part(spec: LaunchSpec, facts: HostFacts) -> None:

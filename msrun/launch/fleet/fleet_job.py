@@ -21,7 +21,6 @@ from msrun import contract
 from msrun.agent.attempt import keep_logs
 from msrun.agent.observer import Observers, OwnFaults
 from msrun.agent.own_file import LogLimit
-from msrun.agent.signals import SignalPipe
 from msrun.cluster.coordinator import REPORTS, Coordinator
 from msrun.cluster.membership import (
     JobFailure,
@@ -36,7 +35,7 @@ from msrun.cluster.messages import Message
 from msrun.cluster.protocol import MOMENTS, read_moment
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.console import Console, say
-from msrun.launch.directory.log_directory import EventLog, JobLock, describe_removed, new_job_id, publish, write_private
+from msrun.launch.directory.log_directory import EventLog, JobLock, describe_removed, publish, write_private
 from msrun.launch.failure import at_home, hide_secrets, write_failure
 from msrun.launch.fleet.agents import NO_NODE, SALVAGE_S, NotUnderstood
 from msrun.launch.fleet.hosts import (
@@ -49,7 +48,7 @@ from msrun.launch.fleet.hosts import (
     read_planned,
 )
 from msrun.launch.fleet.joined_hosts import JoinedHosts
-from msrun.launch.job import JobResult
+from msrun.launch.job import JobResult, Start, job_signals
 from msrun.launch.preflight.fleet_checks import FAR_SKEW_S, describe_skew
 from msrun.launch.rank_table_file import write_rank_table
 from msrun.launch.remote.logs import LogCollector, own_logs
@@ -236,7 +235,7 @@ class FleetRun:
             self._write_plan()
 
     def _assemble(self) -> LaunchPlan:
-        forwarded = forwarded_environment(self._job.caller, self._spec.forward_env)
+        forwarded = forwarded_environment(self._job.start.caller, self._spec.forward_env)
         return assemble_plan(self._spec, self._planned, self._job.job_id, self._ready.master, forwarded)
 
     def _check_own(self, node_rank: int, host: HostPlan) -> None:
@@ -261,7 +260,7 @@ class FleetRun:
             self._fail(UsageError(f"--log_dir {plan.log_dir}: cannot write {error.filename} ({error.strerror})"))
         except UsageError as error:
             self._fail(error)
-        self._display = Console(self._spec, plan, job.faults, quiet=job.quiet)
+        self._display = Console(self._spec, plan, job.faults, quiet=job.start.quiet)
         try:
             self._display.open_metrics()
         except UsageError as error:
@@ -417,19 +416,9 @@ class FleetRun:
 class FleetJob:
     """A job on the hosts of a list, or on those that have come: its starts, each on hosts that the pool has chosen."""
 
-    def __init__(
-        self,
-        spec: LaunchSpec,
-        caller: Mapping[str, str],
-        job_id: str,
-        hosts: Hosts,
-        events: EventLog,
-        faults: OwnFaults,
-        *,
-        quiet: bool,
-    ) -> None:
-        self._spec, self.caller, self.job_id, self.hosts = spec, caller, job_id, hosts
-        self.events, self.faults, self.quiet = events, faults, quiet
+    def __init__(self, spec: LaunchSpec, start: Start, hosts: Hosts, events: EventLog, faults: OwnFaults) -> None:
+        self._spec, self.start, self.job_id, self.hosts = spec, start, start.job_id, hosts
+        self.events, self.faults, self.say = events, faults, start.say
         self.attempts: list[dict[str, int | float | str]] = []
         """Those that are over, on these hosts and on others, as `JobFailure` has them."""
         self._restarts = 0
@@ -525,31 +514,17 @@ class FleetJob:
         said = f"; left out, failed {MAX_FAILURES} times: {failed}" if failed else ""
         return said + (f"; left by a signal: {gone}" if gone else "")
 
-    def say(self, text: str) -> None:
-        say(text, quiet=self.quiet)
 
-
-def run_fleet_job(
-    spec: LaunchSpec,
-    caller: Mapping[str, str],
-    *,
-    quiet: bool = False,
-    is_last: bool = False,
-    job_id: str = "",
-    on_directory: Callable[[str, Path], None] = lambda _id, _folder: None,
-    joined: JoinedHosts | None = None,
-) -> JobResult:
-    """Run a job on the hosts of `spec.host_entries` to its end. Other arguments as `launch.job.run_job`. `joined`:
-    hosts that have come by themselves; entered, and left, by the caller. Raises UsageError: the log directory cannot be
-    used, or a host cannot do what is asked. Raises ClusterError: a host cannot be reached, or does not fit the others;
-    nothing was started anywhere. Raises Interrupted: a signal came before the job began."""
-    job_id = job_id or new_job_id()
+def run_fleet_job(spec: LaunchSpec, start: Start, joined: JoinedHosts | None = None) -> JobResult:
+    """Run a job on the hosts of `spec.host_entries` to its end. `joined`: hosts that have come by themselves; entered,
+    and left, by the caller. Raises UsageError: the log directory cannot be used, or a host cannot do what is asked.
+    Raises ClusterError: a host cannot be reached, or does not fit the others; nothing was started anywhere. Raises
+    Interrupted: a signal came before the job began."""
+    caller, job_id = start.caller, start.job_id
     if spec.server_num and not spec.server_token:
         spec = replace(spec, server_token=secrets.token_hex(32))
     with contextlib.ExitStack() as stack:
-        forward, limit_s = (*spec.forward_signals, signal.SIGTSTP), spec.time_limit_s
-        own_signals = SignalPipe(forward, ignore_afterwards=is_last, time_limit_s=limit_s)
-        signals = joined.signals if joined else stack.enter_context(own_signals)
+        signals = joined.signals if joined else stack.enter_context(job_signals(spec))
         stack.enter_context(JobLock(spec.log_dir, job_id)).take()
         events = EventLog(spec.log_dir / contract.EVENTS_JSONL)
         publish(spec.log_dir, job_id, (), spec.log_keep_jobs)
@@ -559,11 +534,10 @@ def run_fleet_job(
         stack.enter_context(faults)
         hosts: Hosts
         if joined is None:
-            tell = partial(say, quiet=quiet)
-            opener = HostOpener(spec, job_id, tell)
-            hosts = stack.enter_context(ListedHosts(spec, caller, job_id, opener, signals, events, tell))
+            opener = HostOpener(spec, job_id, start.say)
+            hosts = stack.enter_context(ListedHosts(spec, caller, job_id, opener, signals, events, start.say))
         else:
             hosts = joined
             joined.begin(caller, events)
-        job = FleetJob(spec, caller, job_id, hosts, events, faults, quiet=quiet)
-        return job.run(lambda: on_directory(job_id, spec.log_dir))
+        job = FleetJob(spec, start, hosts, events, faults)
+        return job.run(lambda: start.on_directory(job_id, spec.log_dir))

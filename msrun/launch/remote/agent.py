@@ -48,7 +48,7 @@ from msrun.cluster.rendezvous import forget_waiting, listen, own_addresses
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.console import Display
 from msrun.launch.directory.log_directory import write_private
-from msrun.launch.job import AgentPart, JobResult, job_signals, look_at_host, plan_part, run_part
+from msrun.launch.job import AgentPart, JobResult, Start, job_signals, look_at_host, plan_part, run_part
 from msrun.launch.preflight.checks import make_host_report, try_reach
 from msrun.launch.remote.logs import GIVEN_TABLE, LogSender, listen_in, make_spool, remove_old_spools, remove_spool
 from msrun.launch.transport.link import CLOSED, MARKER, READ_BYTES, AgentPipe, ByteChannel, EventLoop, Link, SocketPipe
@@ -504,7 +504,7 @@ class Agent:
         if self._logs is not None:
             self._logs.close()
         if self._signals is None:
-            self._signals = self._open.enter_context(job_signals(spec, is_last=True))
+            self._signals = self._open.enter_context(job_signals(spec))
         own = AgentPart(
             display,
             self._signals,
@@ -516,7 +516,7 @@ class Agent:
             home=str(job.spec.log_dir) if has_scheduler else "",
             stopped_limit_s=STOPPED_SHARE * job.silence_s,
         )
-        result = run_part(spec, self._caller, own, job_id=job.job_id)
+        result = run_part(spec, Start(self._caller, job.job_id), own)
         self._server = result.server
         tell_result(link, result)
 

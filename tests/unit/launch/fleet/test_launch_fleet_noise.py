@@ -29,6 +29,7 @@ from msrun.cluster.messages import FrameBuffer, frame
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.fleet_job import FleetJob, FleetRun
 from msrun.launch.fleet.hosts import ListedHosts, ReadyHosts
+from msrun.launch.job import Start
 from msrun.launch.remote.agent import LauncherLink
 from msrun.launch.remote.logs import LogCollector, own_logs, pack_piece
 from msrun.launch.transport.link import MARKER, SocketPipe
@@ -228,7 +229,7 @@ def test_job_whose_agents_say_anything_ends_with_a_result_and_writes_its_own_fil
             for node, entry in enumerate(entries)
         ]
         faults = OwnFaults(folder, print, found_in=str(folder))
-        job = FleetJob(spec, {}, "J", preparation, events, faults, quiet=True)
+        job = FleetJob(spec, Start({}, "J", quiet=True), preparation, events, faults)
         run = FleetRun(job, spec, ReadyHosts(("10.0.0.1", 1), assign_hosts(entries), frozenset()), logs)
         for link in agents.links:
             link.start()

@@ -21,7 +21,7 @@ from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.agents import Agents
 from msrun.launch.fleet.fleet_job import FleetJob, FleetRun
 from msrun.launch.fleet.hosts import ReadyHosts
-from msrun.launch.job import JobResult
+from msrun.launch.job import JobResult, Start
 from msrun.launch.remote.logs import LogCollector, own_logs
 from msrun.planning.hosts import HostAssignment, HostEntry, HostPool
 from msrun.planning.plan import HostPlan, WorkerPlan
@@ -56,7 +56,7 @@ class Fleet:
         faults = OwnFaults(folder, print, found_in=str(folder))
         self.pool = HostPool(self.spec.host_entries, (HostEntry("h2", 1, (0,)),), 0)
         hosts: Any = SimpleNamespace(agents=self.agents, pool=self.pool)
-        self.job = FleetJob(self.spec, {}, "JOB", hosts, self.events, faults, quiet=True)
+        self.job = FleetJob(self.spec, Start({}, "JOB", quiet=True), hosts, self.events, faults)
         self.run = FleetRun(self.job, self.spec, ready, self.logs, clock=self.clock)
         self.run.start()
 

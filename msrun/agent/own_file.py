@@ -111,8 +111,7 @@ def _libc() -> ctypes.CDLL:
 
 
 def change(descriptor: int, mode: int, begin: int, end: int) -> None:
-    """Free bytes of a file, or take them out; `mode` as of fallocate(2). Raises OSError: its file system cannot do
-    that."""
+    """Free bytes of a file, or take them out; `mode` as of fallocate(2) (OSError: its file system cannot do that)."""
     offset, length = ctypes.c_int64(begin), ctypes.c_int64(end - begin)
     if _libc().fallocate64(descriptor, mode, offset, length):
         number = ctypes.get_errno()
@@ -157,8 +156,7 @@ class BoundedLog:
                 self._freed = end
 
     def end(self, attempt: int | None = None) -> None:
-        """Nobody writes the log any more, which has the name of an attempt now where one is given. The hole goes where
-        the file system can take it out (ext4, XFS)."""
+        """Nobody writes the log any more, which has an attempt's name now; the hole goes where it can be taken out."""
         freed, self._freed = self._freed, 0
         if 0 < freed < _REFUSED:
             path = self._path if attempt is None else contract.attempt_log_name(self._path, attempt)
@@ -177,8 +175,7 @@ class LogFile:
     """A log that this process writes. Failures to write never leave this class: they are counted and told."""
 
     def __init__(self, path: str) -> None:
-        """Open the file, or create it, and go on at its end. Raises OSError: it cannot be opened, or is no plain file
-        of ours."""
+        """Open the file, or create it, and go on at its end (OSError: it cannot be, or is no plain file of ours)."""
         self._descriptor = open_own_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         self._gap_bytes = 0  # bytes lost since the file was last written; 0 when all is well
         self._is_gap_in_line = False  # the last lost byte was within a line
@@ -187,8 +184,7 @@ class LogFile:
         self.fault = ""  # why something was first lost; empty when nothing was
 
     def write(self, data: bytes) -> None:
-        """Append bytes. Those that cannot be written are lost; the log goes on with the next line, and a word about the
-        gap, once it can be written again."""
+        """Append bytes; those that cannot be written are lost, and told before the next line that can."""
         note = b""
         if self._gap_bytes:
             begin = data.find(b"\n") + 1 if self._is_gap_in_line else 0

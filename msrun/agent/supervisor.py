@@ -487,8 +487,7 @@ class Supervisor:
                 self._on_signal(signum)
 
     def _pause(self) -> None:
-        """Stop as Ctrl-Z wants. A worker's process group has no parent in its session, so the kernel keeps SIGTSTP from
-        it: it gets SIGSTOP. What a pause lasts counts for no limit of msrun's."""
+        """Stop as Ctrl-Z wants, workers by SIGSTOP: the kernel keeps SIGTSTP from them. No limit counts a pause."""
         if not self._timers.are_paused:
             self._server.send("pause")
             self._timers.pause()

@@ -56,8 +56,7 @@ def kernel_state(pid: int) -> str:
 
 
 def request_stacks(logs: Mapping[int, str], headline: str) -> None:
-    """Have every worker write its stacks into its log; for one that cannot, the kernel's view of it is written there.
-    `logs`: process id -> path of its log. `headline`: line that comes first."""
+    """Have workers write their stacks into their logs, by process id, or write the kernel's view of them there."""
     for pid, log_path in logs.items():
         if catches(pid, STACK_SIGNAL):
             _append(log_path, f"\nmsrun: {headline}\n")
@@ -118,8 +117,7 @@ def _waits_itself(frames: list[tuple[str, str, str]], source_line: Callable[[str
 
 
 def read_place(log_path: str, begin: int) -> Place | None:
-    """Return where a worker stands that has written its stacks into its log after byte `begin`; None when it has not. A
-    log that was rotated meanwhile tells nothing."""
+    """Return where a worker stands that has written its stacks into its log after byte `begin`; None: it has not."""
     try:
         descriptor = open_own_file(log_path, os.O_RDONLY)
     except OSError:
@@ -188,8 +186,7 @@ def explain_full_disk(path: str) -> str:
 
 
 def explain_limit(wait_status: int, log: str) -> str:
-    """Return which limit has ended a process whose last words are in `log`, and what to do; empty when none is set, or
-    nothing speaks for it."""
+    """Return which limit has ended a process whose last words are in `log`, and what to do; empty for none."""
     code = os.waitstatus_to_exitcode(wait_status)
     seconds, _ = resource.getrlimit(resource.RLIMIT_CPU)
     if seconds != resource.RLIM_INFINITY and -code in (signal.SIGXCPU, signal.SIGKILL):
@@ -207,8 +204,7 @@ def explain_no_input(log: str, global_rank: int) -> str:
 
 
 def read_recorded_error(path: str) -> str:
-    """Return the exception that torch's `record` has left, in a line; empty without one. Source:
-    torch.distributed.elastic.multiprocessing.errors.error_handler."""
+    """Return the exception that torch's `record` (elastic's error_handler) has left, in a line; empty without."""
     try:
         message = json.loads(read_end(path, RECORD_BYTES))["message"]
         text = str(message["message"] if isinstance(message, dict) else message)
@@ -453,8 +449,7 @@ def size_of(path: str) -> int:
 
 
 class JobWatch:
-    """Watches the workers of one attempt at a time. Owned by the agent's event loop. Of plain torch the progress board
-    tells only who has joined."""
+    """Watches the workers of one attempt at a time. Of plain torch the board tells only who has joined."""
 
     def __init__(
         self,
@@ -465,8 +460,7 @@ class JobWatch:
         on_stuck: Callable[[ClusterError, tuple[int, ...]], None],
         tell: Callable[..., None],
     ) -> None:
-        """`on_stuck`: called with the reason and the ranks that the others wait for. `tell`: told of every rank whose
-        program has ended and whose process goes on."""
+        """`on_stuck`: gets the reason and the ranks that others wait for. `tell`: told of ranks that linger."""
         self._plan, self._host, self._board, self._timers = plan, host, board, timers
         self._on_stuck, self._tell = on_stuck, tell
         self.membership = Membership(())  # of the attempt that is watched
@@ -625,8 +619,7 @@ class JobWatch:
             request_dumps(prefix, running)
 
     def explain_hang(self, fault: BaseException | None) -> tuple[HangTimeout, tuple[int, ...], dict[int, str]] | None:
-        """Return who holds up whom, and where, by the stacks that were requested: the error, the ranks that lag, and
-        what each rank does. None where workers say themselves, or nothing of it."""
+        """Return error, ranks that lag and what each does, by the stacks; None where workers say that themselves."""
         hang, places = self._hang, self._places()
         if hang is None or not isinstance(fault, HangTimeout) or not places or hang.lagging != tuple(places):
             return None  # somebody cannot say where it stands, is stopped, or has reported fewer steps

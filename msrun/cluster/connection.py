@@ -321,8 +321,7 @@ def _proof(key: bytes, number: int, body: bytes) -> bytes:
 
 
 class Connection:
-    """Owned by one thread. What cannot be sent at once is kept and sent by `flush`. Past its greeting it is a pipe to
-    an agent, or to the launcher: see `launch.transport.pipe.AgentPipe`."""
+    """Past its greeting a pipe to an agent, or the launcher: `AgentPipe` of launch.transport. Of one thread."""
 
     address = ""  # numeric, of the other side
     exit_status = None
@@ -481,8 +480,7 @@ class Greeting:
         connection.send_plain(hello(self.nonce))
 
     def open(self, body: bytes) -> Message | None:
-        """Return what the other side says with its proof; None after its hello. Raises NotProved, ValueError, Refused:
-        it does not know the token, or speaks another language."""
+        """Return what the other side says with its proof; None after its hello (NotProved, ValueError, Refused)."""
         if self._is_greeted:
             return self.connection.open(body)
         said = read_hello(body)
@@ -501,14 +499,12 @@ class Caller(Greeting):
     """The host's side of one connection."""
 
     def __init__(self, connection: Connection, token: bytes, place: str, request: Callable[[], HostRequest]) -> None:
-        """`place`: the scheduler's address and port, for errors. `request`: what this host asks for, once the scheduler
-        has said hello."""
+        """`place`: of the scheduler, for errors. `request`: what this host asks for, once that has said hello."""
         super().__init__(connection, token, is_scheduler=False)
         self.place, self._request = place, request
 
     def take(self, body: bytes) -> float | None:
-        """Take what the scheduler has said; how long it may be silent, once it has let this host in. Raises Refused:
-        this host is not let in, or what answers is no scheduler."""
+        """Take what the scheduler has said; how long it may be silent, once this host is in (Refused: it is not)."""
         if body.startswith(REFUSED):
             reason = body.removeprefix(REFUSED).decode("utf-8", "replace")
             printable = "".join(letter if letter.isprintable() else "?" for letter in reason[:MAX_REASON])

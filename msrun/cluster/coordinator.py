@@ -70,8 +70,7 @@ class Coordinator:
         self.is_over = False
 
     def hear(self, node_rank: int, message: Message) -> list[Message]:
-        """Take one of `REPORTS` from a host; anything else is left out, and so is what is of another attempt. Raises
-        ValueError: no host that works as it should says this."""
+        """Take one of `REPORTS` from a host; what is of another attempt is left out (ValueError: no host says this)."""
         kind, attempt, own = message.get("type"), message.get("attempt"), self._ranks[node_rank]
         if type(attempt) is not int:
             return []
@@ -122,8 +121,7 @@ class Coordinator:
         return replace(report, failure=_after(self._cause, report.failure)) if self._cause else report
 
     def fail(self, reason: str, exit_code: int = contract.EXIT_CLUSTER, **more: Any) -> list[Message]:
-        """The coordinator itself has seen why the job cannot go on and, without `more` of `FailureReport`, cannot be
-        started again."""
+        """The coordinator itself has seen why the job cannot go on; `more`: fields of `FailureReport`."""
         return self._failed(FailureReport(fault_of_job(self._job_id, reason, exit_code), **more))
 
     def _done_by(self, node_rank: int, global_rank: int, *, has_come: bool) -> list[Message]:
@@ -136,8 +134,7 @@ class Coordinator:
         return [{"type": "absent", "attempt": self.attempt, "ranks": [global_rank]}] if is_first else []
 
     def _ended_by(self, node_rank: int, report: FailureReport | None, *, can_continue: bool) -> list[Message]:
-        """All workers of a host have ended, or none was started. `report`: how the attempt has failed there, from logs
-        that are whole."""
+        """All workers of a host have ended, or none was started. `report`: of its failure there, from whole logs."""
         if node_rank not in self._busy:
             return []
         self._is_last |= not can_continue
@@ -150,8 +147,7 @@ class Coordinator:
         return [*orders, *self._conclude()]
 
     def lost(self, node_rank: int, reason: str, exit_code: int = contract.EXIT_CLUSTER) -> list[Message]:
-        """A host has gone without having been told that the job is over. Where a rank has failed for the want of
-        another just before, that is why: connections of workers break first."""
+        """A host has gone early. A rank that failed for the want of another just before failed for that reason."""
         if self.is_over or node_rank not in self._nodes:
             return []
         self.losses[node_rank] = reason

@@ -138,8 +138,7 @@ class Membership:
         return Decision.WAIT
 
     def exited(self, global_rank: int, wait_status: int, now: float, *, others_go_on: bool = False) -> Decision:
-        """Record the end of a worker. The first bad end, by arrival, is the job's first failure and stops the rest.
-        `others_go_on`: a bad end stops nobody; the job fails when all have ended."""
+        """Record the end of a worker; the first bad one stops the rest, where not `others_go_on`."""
         member = self.members[global_rank]
         member.ended_at, member.wait_status, member.ended_itself = now, wait_status, not self.are_told
         if wait_status == 0:

@@ -73,14 +73,12 @@ def frame(body: bytes) -> bytes:
 
 
 def encode_message(message: Message) -> bytes:
-    """Return the bytes of one message: four bytes of length, then JSON. Raises ValueError: the message is larger than
-    MAX_MESSAGE_BYTES."""
+    """Return the bytes of one message: four of length, then JSON (ValueError: more than MAX_MESSAGE_BYTES)."""
     return frame(encode_body(message))
 
 
 def await_input(source: int | HasFileno, limit_s: float | None = None) -> bool:
-    """Wait until something can be read, or the other end has closed; False when nothing has come within the limit.
-    Unlike select(2) it takes any descriptor: those of 1024 and more, too. `limit_s`: seconds; None = no limit."""
+    """Wait until something can be read, of any descriptor; False when nothing has come in time. None = no limit."""
     poll = select.poll()
     poll.register(source, select.POLLIN)
     return bool(poll.poll(None if limit_s is None else math.ceil(1000 * max(0.0, limit_s))))
@@ -95,8 +93,7 @@ class FrameBuffer:
         self._bytes = bytearray()
 
     def feed(self, data: bytes, most: int = sys.maxsize) -> list[bytes]:
-        """Add bytes and return every body that is now complete, at most so many: the rest waits for the next call.
-        Raises ValueError: a length above the limit."""
+        """Add bytes and return every body that is complete, at most so many (ValueError: a length above the limit)."""
         self._bytes += data
         bodies: list[bytes] = []
         while len(bodies) < most and len(self._bytes) >= HEADER.size:
@@ -215,8 +212,7 @@ def print_fault(error: BaseException) -> None:
 
 
 def describe_fault(error: BaseException, where: str = "its traceback is in scheduler.log") -> str:
-    """Return a fault of msrun itself as one line: "msrun itself failed: OSError: ..., while it read worker_0.log".
-    `where`: how the line ends."""
+    """Return a fault of msrun itself as one line that ends with `where`: "msrun itself failed: OSError: ..."."""
     return f"msrun itself failed: {name_fault(error)}; {where}"
 
 

@@ -221,8 +221,7 @@ def check_said(message: Message) -> None:
 
 
 def read_moment(kind: str, value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a moment that a host has told of; those that do not belong to it are left out. Raises
-    ValueError: one is missing, or is of another type."""
+    """Return the fields of a moment that a host has told of (ValueError: one is missing, or of another type)."""
     found = {}
     for name, form in MOMENTS[kind].items():
         try:

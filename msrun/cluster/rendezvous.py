@@ -211,8 +211,7 @@ def _end(error: BaseException) -> None:
 
 
 def limit_memory(more_bytes: int) -> None:
-    """Let this process have so much more memory than it has now, and no more. torch's store takes memory for a value
-    when its length has come; it has no limit, and nobody proves who he is."""
+    """Let this process have so much more memory, and no more: strangers make torch's store take any amount."""
     status = Path("/proc/self/status").read_bytes()
     now = next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith(b"VmData:"))
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)

@@ -170,8 +170,7 @@ def _load_pair(context: ssl.SSLContext, spec: TlsSpec, side: Side, place: str) -
 
 
 def _build_context(spec: TlsSpec, side: Side) -> ssl.SSLContext:
-    """Return a context of a side that wants the other one to prove who it is. Raises UsageError: what it would know the
-    other one by cannot be read. Raises ClusterError: this OpenSSL cannot do it."""
+    """Return a context of a side that wants the other to prove who it is (UsageError, ClusterError)."""
     is_server = side == "server"
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -297,8 +296,7 @@ class TlsSession:
         return self._outgoing.read()
 
     def receive(self, data: bytes) -> bytes:
-        """Return the text in what came over the wire, which may complete the handshake. Raises NotUnderstood: the other
-        side is not let in, does not let us in, or speaks no TLS."""
+        """Return the text in what came, which may complete the handshake (NotUnderstood: no agreement, or no TLS)."""
         self._incoming.write(data)
         found = bytearray()
         try:

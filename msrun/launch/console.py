@@ -122,9 +122,7 @@ _HELD = b"1"
 
 
 def begin_in_background(foreground: int, job_id: str, log_dir: Path) -> None:
-    """Let the command in the foreground return, as the job holds its directory; words go to `msrun.log` from here on.
-    `job_id` and `log_dir`: of this host's part (UsageError: the log cannot be written; Interrupted: nobody waits any
-    more)."""
+    """Let the command in the foreground return; words go to `msrun.log` from here on (UsageError, Interrupted)."""
     path = log_dir / contract.LAUNCHER_LOG
     try:
         log = create_own_file(path)

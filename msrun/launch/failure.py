@@ -112,8 +112,7 @@ def _other(attempt: Attempt, member: Member, first: Member | None) -> dict[str, 
 
 
 def _ended_early(attempt: Attempt, first: Member, excerpt: list[str]) -> str:
-    """Return who had finished while the failed worker still needed them, if its last words tell so; connections close
-    before an end is reported, so whoever waited at the other side may be seen to end first."""
+    """Return who had finished while the failed worker still needed them, if its last words tell so."""
     members = attempt.membership.members
     done = [
         member

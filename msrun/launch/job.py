@@ -183,8 +183,7 @@ def run_job(spec: LaunchSpec, start: Start) -> JobResult:
 
 
 def run_part(spec: LaunchSpec, start: Start, part: AgentPart) -> JobResult:
-    """Run this host's part of a job to the end of the job (UsageError: something is wrong that was seen before any
-    process started; ClusterError: several hosts did not come together)."""
+    """Run this host's part of a job to its end (UsageError: before any process started; ClusterError: no meeting)."""
     caller = start.caller
     facts = look_at_host(spec, caller)
     spec = settle_mindspore(spec, facts)
@@ -293,8 +292,7 @@ def _take_directory(
 
 
 def job_signals(spec: LaunchSpec) -> SignalPipe:
-    """Return what reads the signals of a process that runs a job and does nothing afterwards: one that comes when the
-    job is over cannot take the place of the job's own exit status."""
+    """Return what reads the signals of a process that does nothing after its job, and ignores later ones."""
     return SignalPipe((*spec.forward_signals, *OF_PAUSE), ignore_afterwards=True, time_limit_s=spec.time_limit_s)
 
 

@@ -263,8 +263,7 @@ class DialledPart:
             self._server.kill()
 
     def await_part(self, patience: Patience) -> HostPart | None:
-        """Return what the launcher says when all hosts have joined, at first or after a loss; None: the job has ended
-        well without this one (ClusterError: the scheduler has gone; PeerFailed: the job is called off)."""
+        """Return what the launcher says when all have joined; None: the job did without (ClusterError, PeerFailed)."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._signals, selectors.EVENT_READ)
             selector.register(self._link, selectors.EVENT_READ)

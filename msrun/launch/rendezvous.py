@@ -146,8 +146,7 @@ def assume_counts(worker_num: int, local_worker_num: int, node_rank: int) -> lis
 
 
 def discover_host(options: Mapping[str, Any], given: Collection[str], environ: Mapping[str, str]) -> HostOptions:
-    """Return what Slurm, mpirun, Kubernetes or torchrun's variables say of this host, for options of the command that
-    are not `given` (UsageError: a contradiction, or something that is needed is missing)."""
+    """Return what the variables around msrun say of this host, for options that are not `given` (UsageError)."""
     is_open = is_surrounded(environ) and is_place_open(options, given)
     if not is_open or (job := find_surroundings(environ, view_host(environ))) is None:
         return HostOptions({})

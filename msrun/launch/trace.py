@@ -52,8 +52,7 @@ class Trace:
 
 
 def write_trace(log_dir: Path, output: Path | None) -> str:
-    """Write the trace of a log directory's job to `output` (None: `trace.json` there); return in words what
-    (UsageError)."""
+    """Write the trace of a directory's job to `output`, by default `trace.json` there; return what (UsageError)."""
     log_dir = require_job(log_dir, "msrun trace")
     path = output or log_dir / contract.TRACE_JSON
     folders = [log_dir, *sorted(folder for folder in log_dir.glob("node_*") if folder.is_dir())]

@@ -113,8 +113,7 @@ def of_rank(env: Collection[tuple[str, str]], numbers: Mapping[str, int]) -> dic
 
 
 def server_environment(caller: Mapping[str, str], common_env: Mapping[str, str]) -> dict[str, str]:
-    """Return the fork server's environment: the workers' common one, with one thread of OpenBLAS, which numpy starts at
-    import: a process with threads must not fork."""
+    """Return the fork server's environment: the common one, with one thread of OpenBLAS, so that it may fork."""
     env = {name: value for name, value in caller.items() if name not in contract.RANK_VARIABLES}
     return {**env, **common_env, "OPENBLAS_NUM_THREADS": "1"}
 

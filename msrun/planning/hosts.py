@@ -309,8 +309,7 @@ def parse_rehearsal(text: str) -> tuple[HostEntry, ...]:
 
 
 def stand_in(entries: Sequence[HostEntry], table: Sequence[HostAssignment], source: str) -> tuple[HostEntry, ...]:
-    """Return the rehearsed hosts with the workers and devices of a rank table, the `source`, whose servers they stand
-    for in order (UsageError: it has another number of servers, or of workers on one)."""
+    """Return the rehearsed hosts with workers and devices of the servers of a rank table, the `source` (UsageError)."""
     if len(entries) != len(table):
         raise UsageError(
             f"{entries[0].source}: {len(entries)} hosts, but {source} has {len(table)} servers; make them equal"

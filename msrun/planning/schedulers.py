@@ -595,7 +595,6 @@ def is_surrounded(environ: Environ) -> bool:
 
 
 def find_surroundings(environ: Environ, host: HostView) -> Surroundings | None:
-    """Return the job of several hosts, or the one host of an allocation, that this process was started in; None
-    elsewhere (UsageError: variables that contradict each other, or ask for what msrun does not do)."""
+    """Return the job, or the one host of an allocation, that this process was started in; None: none (UsageError)."""
     finders = [find for name, find in FINDERS if environ.get(name)] if is_surrounded(environ) else ()
     return next((job for find in finders if (job := find(environ, host)) is not None), None)

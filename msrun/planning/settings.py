@@ -120,8 +120,7 @@ def make_option(name: str, text: str, **settings: Any) -> Option:
 
 
 def option(default: Any, text: str, **settings: Any) -> Any:
-    """Return a field of a spec with its option, see `make_option`; `asked`: what the command line has in place of the
-    field's default; `name`: where it is not the field's without its unit."""
+    """Return a field of a spec with its option, see `make_option`; `asked`: the default that the command line has."""
     return field(default=default, metadata={"text": text, "settings": {"asked": default, **settings}})
 
 

@@ -91,8 +91,7 @@ class CoreBinding:
 
 
 def parse_bind_core(text: str) -> CoreBinding | None:
-    """Turn True, False or MindSpore's dict, a JSON object `device<physical number>` or `scheduler` -> list of "N" and
-    "N-M" (empty: not bound), into what it asks for; None = no binding (UsageError)."""
+    """Turn True, False or MindSpore's dict, a JSON object of lists, into what it asks for; None = no binding."""
     with suppress(ValueError):
         return CoreBinding() if read_truth(text.strip()) else None
     try:

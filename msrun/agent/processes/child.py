@@ -260,8 +260,7 @@ def name_process(title: str) -> None:
 
 
 def _set_blas_threads(count: int) -> None:
-    """Raise OpenBLAS's threads, which the server held at one so that it could fork. OpenBLAS reads its variable only
-    when it is loaded; this is its documented call for changing the number later."""
+    """Raise OpenBLAS's threads, which the server held at one so that it could fork, by its documented call."""
     maps = Path("/proc/self/maps").read_text()
     for path in sorted(set(re.findall(r"(/\S*openblas\S*)", maps))):
         library = ctypes.CDLL(path)

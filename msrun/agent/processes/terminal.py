@@ -78,8 +78,7 @@ class RankTerminal:
         self._selector = selector
 
     def given_to(self, specs: Sequence[ProcessSpec]) -> list[ProcessSpec]:
-        """Return the processes that are to be started, the rank with its terminal or input. Raises OSError: no terminal
-        can be made."""
+        """Return the processes to be started, the rank with its terminal or input (OSError: none can be made)."""
         more = {"terminal": self._open()} if self._user is not None else {"has_stdin": True}
         return [replace(spec, **more) if spec.process_id == self.global_rank else spec for spec in specs]
 

@@ -115,8 +115,7 @@ class AgentLink(Link):
             self.beat(self._beat_s)
 
     def beat(self, listened_s: float = 0.0) -> None:
-        """Give a sign of life, and look for one, for which `listened_s` were left since the last; where there is none
-        for long, another connection is tried."""
+        """Give a sign of life and look for one, after so long; where there is none, try another connection."""
         if self.state in (State.OPENING, State.OVER):
             return
         self.silent_s += listened_s

@@ -81,8 +81,7 @@ class FleetRecord:
         self.membership = Membership(rank for ranks in self._ranks.values() for rank in ranks)
 
     def note(self, node_rank: int, kind: str, value: Mapping[str, Any]) -> None:
-        """Take a moment of one host; one of a kind that is not known is left out. Raises NotUnderstood: a host that
-        speaks as it should does not say this."""
+        """Take a moment of one host; of an unknown kind it is left out (NotUnderstood: no host says this)."""
         if node_rank not in self._ranks or kind not in MOMENTS:
             return
         try:

@@ -60,8 +60,7 @@ OF_LAUNCHER = frozenset({"log_dir", "disk"})  # what the launcher needs of its o
 
 
 def spec_of_host(spec: LaunchSpec, assignment: HostAssignment) -> LaunchSpec:
-    """Return what is asked of one host; master, log directory and the other hosts come when the job starts. The
-    launcher's own host, where msrun is typed on each, has the user's table and settings, too."""
+    """Return what is asked of one host; only the launcher's own has the user's table and settings, too."""
     entry = spec.host_entries[assignment.node_rank]
     is_own = entry.has_come and assignment.node_rank == spec.node_rank
     return replace(
@@ -385,8 +384,7 @@ def read_planned(message: Message) -> Planned:
 def assemble_plan(
     spec: LaunchSpec, planned: Mapping[int, Planned], job_id: str, master: tuple[str, int], forwarded: Mapping[str, str]
 ) -> LaunchPlan:
-    """Return the plan of the whole job as this launcher shows it: every log by its name here. `planned`: by node_rank.
-    `forwarded`: variables that the hosts got from here."""
+    """Return the job's plan as this launcher shows it: logs by their names here. `forwarded`: variables from here."""
     entries, targets = spec.host_entries, [target for _, _, target in planned.values() if target]
     hosts = {node: _at_home(planned[node][0], entries[node], spec.log_dir) for node in sorted(planned)}
     fleet = tuple(
@@ -448,8 +446,7 @@ def _reached(spec: LaunchSpec, caller: Mapping[str, str], job_id: str, *, quiet:
 
 
 def ask_for_plan(spec: LaunchSpec, caller: Mapping[str, str], *, quiet: bool) -> LaunchPlan:
-    """Reach and check all hosts as a run does, and return the plan that it would carry out. Starts no worker. Raises
-    UsageError, ClusterError, RendezvousTimeout, Interrupted: as a run before it starts."""
+    """Reach and check all hosts as a run does, with its errors, and return its plan. Starts no worker."""
     job_id = new_job_id()
     with _reached(spec, caller, job_id, quiet=quiet) as hosts:
         ready, agents, faults = hosts.run(spec, None), hosts.agents, list[MsrunError]()

@@ -391,8 +391,7 @@ CHECKS = (  # in the order of --check
 
 
 def check_restart(spec: LaunchSpec, caller: Mapping[str, str], survivors: Collection[int]) -> None:
-    """Look at the disks of the logs and for the devices of the workers (ClusterError: `survivors` of the attempt
-    before, no folder of logs, or a full disk; UsageError: a device has gone)."""
+    """Look at the disks of the logs and for the devices (ClusterError, UsageError), with `survivors` of before."""
     if survivors:
         raise ClusterError(f"processes {sorted(survivors)} could not be ended")
     for folder in filter(None, (spec.log_dir, spec.worker_log_dir)):
@@ -470,8 +469,7 @@ MAX_FILE_BYTES = 16 << 20  # of one file that is digested; of a larger one its b
 
 
 def read_sources(program: Program, working_directory: Path) -> list[tuple[str, str]]:
-    """Return name, relative to its folder, and SHA-256 of the program and of its own modules; empty for a module that
-    is not found, built in, or in an archive (OSError: the program cannot be read)."""
+    """Return name and SHA-256 of the program and its own modules; empty without a file (OSError: unreadable)."""
     main = folder = working_directory
     if program.kind != "module":
         main = working_directory / program.target
@@ -534,8 +532,7 @@ def make_host_report(
     shown: Mapping[str, str] | None = None,
     master_name: str = "",
 ) -> HostReport:
-    """Look at this host for its part of a job. `asked_at`: its clock when the question came; `shown`: of `shown_word`
-    in the launcher's log directory; `master_name`: to be resolved on the scheduler's host."""
+    """Look at this host. `asked_at`: its clock then; `shown`: of `shown_word`; `master_name`: to be resolved."""
     look = Inspection()
     sources: tuple[tuple[str, str], ...] = look.at("program", lambda: _read_program(spec), ())
     look.at("working_dir", lambda: _check_folder(spec.working_directory), None)

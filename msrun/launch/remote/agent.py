@@ -180,8 +180,7 @@ class LauncherLink(Link):
     def send_logs(
         self, next_log: Callable[[], Message | None], acknowledge: Callable[[int], None] = lambda _: None
     ) -> None:
-        """Send logs from now on: what `next_log` gives, None when there is nothing new; `acknowledge` is told that so
-        many more of that have come, in their order. Both are called by the thread."""
+        """Send what `next_log` gives from now on; `acknowledge` is told how many more have come. Of the thread."""
 
         def begin() -> None:
             self._next_log, self._acknowledge_logs, self._logs_end = next_log, acknowledge, False

@@ -76,8 +76,7 @@ def unpack_piece(message: Message) -> bytes:
 
 
 class LogSender:
-    """Gives the next piece of any of the logs, each in its turn. `next` belongs to the link's thread. What the launcher
-    has of a log that is written meanwhile is freed, where the file system can do that: see `log_file`."""
+    """Gives the next piece of any log, each in its turn; what the launcher has is freed, where that can be."""
 
     def __init__(self, paths: Sequence[str], *, on_refused: Callable[[str], None] = lambda _: None) -> None:
         """`on_refused`: told once, in the system's words, that what the launcher has stays on the disk here, too."""
@@ -187,8 +186,7 @@ class LogCollector:
         self.fault = ""  # why logs are not complete: the first error of the disk; empty when they are
 
     def take(self, node_rank: int, host: str, message: Message) -> bool:
-        """Take what a message of a host has for the log directory; whether that is all of it. `host`: its name, for
-        errors. Raises ClusterError: its logs cannot be opened here."""
+        """Take what a host's message has for the log directory; whether that is all of it (ClusterError)."""
         if message.get("traceback"):
             self.record_fault(f"{host}: {message.get('text')}", str(message["traceback"]))
         if message["type"] == "log":
@@ -206,8 +204,7 @@ class LogCollector:
         return self._own[node_rank].fullmatch(name) is not None
 
     def expect(self, node_rank: int, names: Collection[str]) -> None:
-        """Make empty logs of these names, as far as they are of this host; what it names later does not count. Raises
-        OSError: a file cannot be made."""
+        """Make empty logs of these names, as far as they are of this host, once (OSError: one cannot be made)."""
         if node_rank not in self._names:
             self._names[node_rank] = frozenset(name for name in names if self.is_own(node_rank, name))
             for name in self._names[node_rank]:
@@ -392,8 +389,7 @@ def attach(job_id: str, number: int) -> None:
 
 
 def salvage(job_id: str, number: int, offsets: Mapping[str, int]) -> None:
-    """End a lost agent that is only stopped, write what is missing of its logs to stdout, and remove its folder.
-    `offsets` are how many bytes of each log are at home."""
+    """End a lost agent, write what is missing of its logs, from `offsets` on, to stdout, and remove its folder."""
     spool = spool_path(job_id, number)
     if kill_agent(spool):
         end = time.monotonic() + SERVER_END_S

@@ -252,8 +252,7 @@ POLL_S = 0.05
 
 
 def stop_job(log_dir: Path, say: Callable[[str], None]) -> str:
-    """End the job of a log directory and return how it ended; one that had ended is no error; `say`: told what is
-    waited for (UsageError: no job's directory; ClusterError: of another host or user, or it does not end)."""
+    """End the job of a log directory and return how it ended (UsageError: no job; ClusterError: it does not end)."""
     launcher = None
     while launcher is None:
         status = read_status(log_dir, "--stop")
@@ -645,8 +644,7 @@ READ_BYTES = 1 << 20
 
 
 def show_logs(log_dir: Path, ranks: str, *, lines: int, follows: bool) -> int:
-    """Print the last lines of workers' logs, each after its rank if there are several, and with `follows` what comes
-    until the job has ended; return what `--status` exits with (UsageError: no job's directory, no such rank)."""
+    """Print the last lines of logs, with `follows` what comes, too; return what `--status` exits with (UsageError)."""
     status = read_status(log_dir, LOGS)
     log_dir = status.log_dir
     names = {

@@ -70,8 +70,7 @@ class AgentPipe(Protocol):
         """Return the next bytes that the agent wrote; empty at the end, None when there are none now."""
 
     def write(self, data: bytes | memoryview) -> int:
-        """Send as many of the bytes as there is room for now, and return how many. Raises OSError: the other side has
-        gone."""
+        """Send as many bytes as there is room for now, and return how many (OSError: the other side has gone)."""
 
     def close(self) -> None:
         """End the pipe, which no selector has any more; may wait a moment."""
@@ -231,8 +230,7 @@ class LocalPipe(ChildPipe):
         self.address = address
 
     def close(self) -> None:
-        """End the connection, on which the agent ends, and wait a moment for that; one that is stopped is killed. Not
-        in a rehearsal, in which it may have another connection: closing one over SSH ends no agent either."""
+        """End the connection and wait for the agent's end; a stopped one is killed, but not that of a rehearsal."""
         self._is_closed = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
@@ -323,8 +321,7 @@ class EventLoop:
         name: str = "msrun-hosts",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start nothing yet. `on_fault`: told, once, what one of the threads raises, which should not; they go on.
-        `clock`: of `call_later`."""
+        """Start nothing yet. `on_fault`: told, once, what a thread raises, which goes on. `clock`: of `call_later`."""
         self._on_fault, self._name, self._clock = on_fault, name, clock
         self.opening = TaskThreads(connects_at_a_time, "msrun-connect", on_fault)
         self.ending = TaskThreads(ENDS_AT_A_TIME, "msrun-disconnect", on_fault)
@@ -361,8 +358,7 @@ class EventLoop:
         heapq.heappush(self._later, (self._clock() + seconds, next(self._numbers), function))
 
     def close(self, deadline: float) -> None:
-        """Do what was called for, and end the thread and those of `ending`; what hangs after a moment is left. Those of
-        `opening` end when what they wait for is called off. `deadline` is of `time.monotonic`."""
+        """Do what was called for, and end the threads but those of `opening`; what hangs at the `deadline` is left."""
         self._is_closing, thread = True, self._thread
         self.call(lambda: None)
         if thread is not None:
@@ -403,8 +399,7 @@ class EventLoop:
 
 
 class ByteChannel:
-    """A pipe in the loop: what comes is given away as it comes, what is to go waits until there is room. Of the loop's
-    thread."""
+    """A pipe in the loop, of its thread: what comes is given away, what is to go waits until there is room."""
 
     def __init__(
         self,
@@ -515,8 +510,7 @@ class Incoming:
         self.unacknowledged = 0  # bytes since the other side was last told what has come; reset by whoever tells it
 
     def feed(self, data: bytes) -> list[Message]:
-        """Add bytes and return every message that is now complete. Raises ValueError: what comes after the marker are
-        no messages."""
+        """Add bytes and return every message that is complete (ValueError: what follows the marker is none)."""
         if not self.has_begun:
             held, marker, data = (self._held + data).partition(MARKER)
             self._held = held if marker else held[-MAX_NOISE_BYTES - 1 :]

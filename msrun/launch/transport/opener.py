@@ -646,8 +646,7 @@ def share_machine(spec: LaunchSpec, environ: Mapping[str, str]) -> dict[HostEntr
 
 
 def _divide_cores(spec: LaunchSpec, facts: HostFacts, devices: DevicePlacement) -> list[tuple[int, ...]]:
-    """Return the processors that go with each device; empty where hosts share them. A dict of --bind_core names
-    processors of the machine, which every host then has to have."""
+    """Return the processors that go with each device; empty where hosts share them, as with a dict of --bind_core."""
     topology = facts.known_topology()
     is_named = spec.bind_core is not None and not spec.bind_core.is_auto
     if is_named or len(topology.cores()) < len(devices.physical):
@@ -657,8 +656,7 @@ def _divide_cores(spec: LaunchSpec, facts: HostFacts, devices: DevicePlacement) 
 
 
 def check_addresses(entries: tuple[HostEntry, ...]) -> None:
-    """Listen at the address of each host, and connect to it. Raises ClusterError: this system answers at 127.0.0.1
-    alone, as macOS does."""
+    """Listen at the address of each host, and connect (ClusterError: only 127.0.0.1 answers, as on macOS)."""
     for entry in entries:
         try:
             with contextlib.closing(socket.create_server((entry.address, 0))) as listener:

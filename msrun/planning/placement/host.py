@@ -227,8 +227,7 @@ class HostBinding:
 def bind_workers(
     topology: Topology, devices: Sequence[str], *, target: str, core: CoreBinding | None, numa: bool
 ) -> HostBinding:
-    """Give every local worker, with these physical devices of a target, its processors and its memory (UsageError: the
-    dict names a device or processor that is not here or not allowed)."""
+    """Give every local worker, with these physical devices of a target, processors and memory (UsageError)."""
     if core is None and not numa:
         return HostBinding((WorkerBinding((), (), "not bound"),) * len(devices))
     near = topology.device_nodes.get(target, {})

@@ -38,8 +38,7 @@ from msrun.launch.fleet.fleet_job import FleetJob, FleetRecord, FleetRun
 from msrun.launch.fleet.hosts import ListedHosts
 from msrun.launch.preflight.checks import read_sources
 from msrun.launch.remote.logs import LogCollector, own_logs
-from msrun.planning.hosts.assignment import assign_hosts
-from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.hosts import HostEntry, assign_hosts
 from msrun.planning.masking import forwarded_environment
 from msrun.planning.program import Program
 from msrun.planning.spec import LaunchSpec

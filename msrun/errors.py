@@ -2,8 +2,7 @@
 
 Below MsrunError stand UsageError (wrong input, 2), ClusterError (a host, the scheduler or the fork server, 3; of a
 limit of time 124), what ended a job (the exit status of that) and ParallelError, of a worker (1). A message is one
-line: what was found, what is allowed, and what to do.
-"""
+line: what was found, what is allowed, and what to do."""
 
 from __future__ import annotations
 
@@ -61,8 +60,7 @@ class ServerFailed(WorkerFailed):
 
 class PeerFailed(MsrunError):
     """Another host of the job failed first, with the `exit_code` that all hosts end with; `signum`: the signal that
-    ended the job there, and ends the workers here, or 0.
-    """
+    ended the job there, and ends the workers here, or 0."""
 
     def __init__(self, message: str, exit_code: int, signum: int = 0) -> None:
         super().__init__(message)
@@ -98,8 +96,7 @@ class ParallelError(MsrunError):
 
     Args:
         message: one line.
-        where: FILE:LINE of the user's code that it is about, where known; the text begins with it.
-    """
+        where: FILE:LINE of the user's code that it is about, where known; the text begins with it."""
 
     def __init__(self, message: str = "", *, where: str = "") -> None:
         super().__init__(f"{where}: {message}" if where else message)
@@ -151,7 +148,7 @@ class CheckpointError(ParallelError):
     """A checkpoint cannot be written, is missing or incomplete, or does not fit the network or its optimizer."""
 
 
-LIMITS = {
+LIMITS = {  # of the user, the container or the machine, by the error that they lead to -> what to raise
     errno.EAGAIN: " (the user or the container has as many processes as it may); raise ulimit -u or pids.max",
     errno.ENOMEM: "; end what uses memory, or raise the limit of the container",
     errno.EMFILE: "; raise the limit with ulimit -n",
@@ -159,7 +156,6 @@ LIMITS = {
     errno.ENOSPC: "; make room there",
     errno.EDQUOT: "; make room there, or have the quota raised",
 }
-"""Of the user, the container or the machine, by the error that they lead to -> what to raise."""
 
 
 def describe_limit(error: OSError) -> str:
@@ -173,8 +169,7 @@ def near_miss(word: str, allowed: Iterable[str], *, cutoff: float = 0.6) -> str:
     Dashes before a word are no likeness.
 
     Args:
-        cutoff: how close, from 0 to 1 (the ratio of `difflib.SequenceMatcher`).
-    """
+        cutoff: how close, from 0 to 1 (the ratio of `difflib.SequenceMatcher`)."""
     from difflib import get_close_matches  # not for --help
 
     bare = {name.lstrip("-"): name for name in allowed}

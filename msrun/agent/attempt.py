@@ -19,9 +19,8 @@ from msrun.agent.processes.server_handle import (
     ProcessSpec,
     server_index,
 )
-from msrun.agent.watch.evidence import explain_limit
-from msrun.cluster.failure import FailureReport
-from msrun.cluster.membership import Membership
+from msrun.agent.watch import explain_limit
+from msrun.cluster.membership import FailureReport, Membership
 from msrun.errors import ClusterError, HangTimeout, MsrunError, OwnProcessLost, RendezvousTimeout, ServerFailed
 from msrun.planning.environment import restored_environment
 from msrun.planning.plan import HostPlan, LaunchPlan
@@ -137,8 +136,7 @@ def worker_specs(
 
 
 def keep_logs(logs: Iterable[str], attempt: int) -> None:
-    """Move the logs of an attempt that is over out of the way, `worker_3.log` to `worker_3.attempt_0.log`. Raises
-    ClusterError: one cannot be moved."""
+    """Rename the logs of an attempt that is over, `worker_3.log` to `worker_3.attempt_0.log` (ClusterError)."""
     for log in logs:
         kept = contract.attempt_log_name(log, attempt)
         try:
@@ -199,8 +197,7 @@ class OwnProcesses:
         return kind(f"the scheduler ended ({how}{', ' if limit else ''}{limit}); {self.describe_log()}")
 
     def server_ended(self, wait_status: int | None, *, has_begun: bool) -> ClusterError:
-        """Return why the attempt cannot go on without its fork server. `wait_status`: None when nobody knows, or msrun
-        has ended it. `has_begun`: as for `exited`."""
+        """Return why the attempt cannot go on without its fork server; `wait_status` None: it is not known."""
         kind, limit = self._judge(wait_status, has_begun=has_begun)
         why = f" ({limit})" if limit else ""
         return kind(f"the fork server ended unexpectedly{why}; every worker was stopped with it")
@@ -235,7 +232,6 @@ class OwnProcesses:
         return f"its last words: {last.strip()}" if last else "it said nothing"
 
     def end_orphans(self, strangers: Collection[int], limit_s: float) -> list[int]:
-        """End what is left of a job whose fork server is gone; returns what survived. The scheduler is the last: should
-        this process be killed meanwhile, it ends the rest."""
+        """End what is left of a job whose fork server is gone, the scheduler last; returns what survived."""
         kill_descendants(limit_s, [*strangers, self._pids.get(SCHEDULER_ID, 0)])
         return kill_descendants(limit_s, strangers)

@@ -15,7 +15,7 @@ from typing import Any, Self
 from msrun import contract
 from msrun.agent.own_file import open_own_file
 from msrun.cluster.membership import Membership
-from msrun.cluster.own_thread import describe_fault, name_fault, traceback_of
+from msrun.cluster.messages import describe_fault, name_fault, traceback_of
 from msrun.errors import ClusterError, MsrunError
 
 

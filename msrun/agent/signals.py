@@ -15,14 +15,12 @@ def hold_signals() -> None:
 
 
 class SignalPipe:
-    """INT, TERM, HUP, QUIT, what is to be passed on, and the end of a time limit (ALRM) as readable bytes. A HUP that
-    was ignored at start (nohup) stays ignored."""
+    """INT, TERM, HUP, QUIT, signals to be passed on and ALRM as bytes; a HUP ignored at start (nohup) stays so."""
 
     def __init__(
         self, forward: tuple[int, ...] = (), *, ignore_afterwards: bool = False, time_limit_s: float = 0.0
     ) -> None:
-        """Prepare a pipe. `ignore_afterwards`: leave these signals ignored at the end, instead of as they were.
-        `time_limit_s`: after how many seconds ALRM comes, once; 0 = never."""
+        """`ignore_afterwards`: leave them ignored at the end. `time_limit_s`: when ALRM comes, once; 0 = never."""
         self._ignore_afterwards = ignore_afterwards
         self.time_limit_s = time_limit_s
         forward = (*forward, signal.SIGALRM) if time_limit_s else forward

@@ -2,8 +2,7 @@
 
 The job's coordinator is told what happens here, and obeyed: how the job failed, whether it starts again and when it is
 over, it says to all hosts the same, also where there is only one. A host that has failed stops its own workers at once
-and does not wait to be told. Observers (console, event log, scheduler's record) are told of every moment.
-"""
+and does not wait to be told. Observers (console, event log, scheduler's record) are told of every moment."""
 
 from __future__ import annotations
 
@@ -31,17 +30,14 @@ from msrun.agent.attempt import (
 from msrun.agent.observer import Observers
 from msrun.agent.processes import process_control
 from msrun.agent.processes.process_control import describe_status, exit_code_of, signal_name
+from msrun.agent.processes.progress_board import ProgressBoard
 from msrun.agent.processes.server_handle import ForkServerHandle
 from msrun.agent.processes.terminal import RankTerminal
 from msrun.agent.signals import SignalPipe
 from msrun.agent.timers import Timers
-from msrun.agent.watch.evidence import STACK_WAIT_S, MemoryKillWatch, explain_end, explain_limit
-from msrun.agent.watch.job_watch import JobWatch
-from msrun.agent.watch.progress_board import ProgressBoard
-from msrun.cluster.failure import FailureReport, fault_of_job, read_report
-from msrun.cluster.membership import Decision, Membership, WorkerState
-from msrun.cluster.messages import Channel, Message
-from msrun.cluster.own_thread import Inbox
+from msrun.agent.watch import STACK_WAIT_S, JobWatch, MemoryKillWatch, explain_end, explain_limit
+from msrun.cluster.membership import Decision, FailureReport, Membership, WorkerState, fault_of_job, read_report
+from msrun.cluster.messages import Channel, Inbox, Message
 from msrun.errors import (
     ClusterError,
     HangTimeout,
@@ -53,8 +49,8 @@ from msrun.errors import (
     interruption,
 )
 from msrun.planning.environment import blas_threads
+from msrun.planning.hosts import name_ranks
 from msrun.planning.plan import HostPlan, LaunchPlan
-from msrun.planning.ranks import name_ranks
 from msrun.planning.record_json import encode_record
 from msrun.planning.spec import explain_no_tests
 
@@ -491,8 +487,7 @@ class Supervisor:
                 self._on_signal(signum)
 
     def _pause(self) -> None:
-        """Stop as Ctrl-Z wants. A worker's process group has no parent in its session, so the kernel keeps SIGTSTP from
-        it: it gets SIGSTOP. What a pause lasts counts for no limit of msrun's."""
+        """Stop as Ctrl-Z wants, workers by SIGSTOP: the kernel keeps SIGTSTP from them. No limit counts a pause."""
         if not self._timers.are_paused:
             self._server.send("pause")
             self._timers.pause()

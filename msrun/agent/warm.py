@@ -6,8 +6,7 @@ Where what it has forked is killed, the agent ends what that has left, by the jo
 Protocol, over its socket, one connection a job, which stays as the channel to the fork server that was forked:
     agent -> warm server   one byte, with the descriptor of the fork server's passing socket; then
                            start {job_id, agent_pid, environment, imports, directory}, or stop {}
-    warm server -> agent   started {pid};   stale {path};   stopping {}
-"""
+    warm server -> agent   started {pid};   stale {path};   stopping {}"""
 
 from __future__ import annotations
 
@@ -104,8 +103,7 @@ def _stamp(path: str) -> tuple[int, int] | None:
 
 
 def warm_folder(caller: Mapping[str, str]) -> Path:
-    """Return the folder, made where it was not there: below XDG_RUNTIME_DIR, else in the temporary folder. Raises
-    UsageError: it belongs to another user, or others may look into it."""
+    """Return the folder, made where it was not there (UsageError: others may look into it, or it is another's)."""
     runtime = caller.get("XDG_RUNTIME_DIR", "")
     base = Path(runtime) if runtime and os.access(runtime, os.W_OK) else Path(tempfile.gettempdir())
     folder = base / f"msrun-warm-{os.geteuid()}"
@@ -260,8 +258,7 @@ def _start_server(path: Path, warm: WarmStart, env: Mapping[str, str], working_d
 
 
 def stop_warm_servers(caller: Mapping[str, str]) -> int:
-    """Let every warm server of this user end once its jobs are over; returns how many there were. Raises UsageError:
-    others could reach the user's warm servers."""
+    """Let every warm server of this user end once its jobs are over; returns how many (UsageError)."""
     count = 0
     folder = warm_folder(caller)
     for path in sorted([*folder.glob("*.sock"), *folder.glob("*.new")]):
@@ -412,8 +409,7 @@ def import_all(names: Sequence[str]) -> bool:
 
 
 def main() -> Main:
-    """Entry point, which returns in a worker. argv holds the listening descriptor, the socket's path, idle seconds, and
-    what to import."""
+    """Entry point, which returns in a worker. argv: listening descriptor, path of the socket, idle seconds, imports."""
     from msrun.agent.processes.child import name_process
     from msrun.agent.processes.process_control import adopt_orphans
 

@@ -46,8 +46,7 @@ _JSON = click.Option(["--json"], is_flag=True, help="As JSON.")
 def trace_command(log_dir: Path, output: Path | None) -> str:
     """Write what happened in the job of LOG_DIR as a trace for Perfetto or chrome://tracing.
 
-    Processes of all ranks, and the steps and the waits in collectives of a job that was started with --trace.
-    """
+    Processes of all ranks, and the steps and the waits in collectives of a job that was started with --trace."""
     from msrun.launch.trace import write_trace
 
     return write_trace(log_dir, output)
@@ -79,8 +78,7 @@ def list_command() -> str:
 def copy_command(name: str, directory: Path) -> str:
     """Copy example NAME, or all of them, to DIR/NAME.
 
-    NAME is all unless given, DIR is msrun_examples.
-    """
+    NAME is all unless given, DIR is msrun_examples."""
     from msrun.launch.example_programs import copy_examples, how_to_run
 
     folders = copy_examples(None if name == ALL else name, directory)
@@ -107,8 +105,7 @@ def estimate_command(words: tuple[str, ...], device: str, worker_num: int, hosts
     """Tell whether the training step of SCRIPT fits into the memory of a device, how long it takes, and what to change.
 
     Runs the script up to its first training step in one process, without devices. Every change that it names has been
-    computed. Options of the script itself stand after --.
-    """
+    computed. Options of the script itself stand after --."""
     from msrun.launch.simulation import Simulation, run_simulation
 
     if hosts is not None and (hosts < 1 or worker_num % hosts):
@@ -141,7 +138,7 @@ def _command(name: str, *params: click.Parameter) -> Callable[[Callable[..., Any
 )
 def logs_command(log_dir: Path, *, follow: bool, ranks: str, lines: int) -> int:
     """Print the last lines of the workers' logs in LOG_DIR, which is log_output unless given."""
-    from msrun.launch.status.status_text import show_logs
+    from msrun.launch.status.job_status import show_logs
 
     try:
         return show_logs(log_dir, ranks, lines=lines, follows=follow)
@@ -156,8 +153,7 @@ def logs_command(log_dir: Path, *, follow: bool, ranks: str, lines: int) -> int:
 def jobs_command(log_dir: Path, *, json: bool) -> str:
     """List the jobs of LOG_DIR, the oldest first. LOG_DIR is log_output unless given."""
     from msrun.launch.directory.log_directory import list_jobs
-    from msrun.launch.status.job_status import read_status
-    from msrun.launch.status.status_text import render_jobs, render_json
+    from msrun.launch.status.job_status import read_status, render_jobs, render_json
 
     jobs = list_jobs(log_dir.absolute())
     if not jobs:
@@ -171,8 +167,7 @@ def drain_command(host: str, log_dir: Path) -> int:
     """Take HOST out of the job of LOG_DIR, as TERM to its agent does.
 
     Its workers get TERM and --grace. The job starts again without it where --max_restarts and --spares, --min_hosts or
-    --nnodes allow, else it ends. LOG_DIR is log_output unless given.
-    """
+    --nnodes allow, else it ends. LOG_DIR is log_output unless given."""
     from msrun.launch.status.job_status import drain_host
 
     print_text(drain_host(log_dir, host))
@@ -206,8 +201,7 @@ def stop(log_dir: Path, *, quiet: bool = False) -> int:
 
 def show_status(log_dir: Path, *, json: bool) -> int:
     """Show the job of LOG_DIR, running or ended; as --status. LOG_DIR is log_output unless given."""
-    from msrun.launch.status.job_status import read_status
-    from msrun.launch.status.status_text import render_json, render_status
+    from msrun.launch.status.job_status import read_status, render_json, render_status
 
     status = read_status(log_dir)
     print_text(render_json(status) if json else render_status(status, has_colours=sys.stdout.isatty()))
@@ -216,7 +210,7 @@ def show_status(log_dir: Path, *, json: bool) -> int:
 
 def watch_job(log_dir: Path, every: float | str, *, json: bool) -> int:
     """Show the job of LOG_DIR until it has ended; as --status LOG_DIR --watch. LOG_DIR is log_output unless given."""
-    from msrun.launch.status.status_text import watch_status
+    from msrun.launch.status.job_status import watch_status
 
     try:
         return watch_status(log_dir, None if isinstance(every, str) else every, as_json=json)
@@ -239,7 +233,7 @@ def end_warm_servers(options: dict[str, Any]) -> int:
 
 _EVERY = ClickOption(make_option("every", "S  Seconds between two looks.", kind="interval", default="auto"))
 _JSON_LINES = click.Option(["--json"], is_flag=True, help="As lines of JSON.")
-FIRST_WORDS: dict[str | None, click.Command] = {
+FIRST_WORDS: dict[str | None, click.Command] = {  # the commands by the first word that calls them, one of `COMMANDS`
     command.name: command
     for command in (
         *(examples_command, trace_command, estimate_command, logs_command, drain_command, jobs_command),
@@ -248,7 +242,6 @@ FIRST_WORDS: dict[str | None, click.Command] = {
         _command("stop", _JOB)(stop),
     )
 }
-"""The commands by the first word that calls them, one of `COMMANDS`."""
 for _word, _command in FIRST_WORDS.items():
     _said = f"`{_word}` is this command only as the first word; start a program of that name as `msrun ./{_word}`."
     _command.help = f"{inspect.cleandoc(_command.help or '')}\n\n{_said}"

@@ -1,7 +1,6 @@
 """The options of the command line: those of a job, which `planning.spec` declares with their fields, and those that
 only the command knows, in the groups of --help; and the sources of their values. Words of the --config file or of
-MSRUN_<OPTION> become click's defaults (`default_map`), converted and checked as any.
-"""
+MSRUN_<OPTION> become click's defaults (`default_map`), converted and checked as any."""
 
 from __future__ import annotations
 
@@ -214,8 +213,7 @@ EXCLUSIVE = (
 )
 SETTABLE = {name: one for name, one in BY_NAME.items() if name not in ("status", "watch", "json", "stop")}
 """Options that a variable or a file may set, too: not those that are a command of their own."""
-OF_PLAN = ("dry_run", "plan", "check")
-"""Options that start nothing, and are no setting of the job."""
+OF_PLAN = ("dry_run", "plan", "check")  # options that start nothing, and are no setting of the job
 
 
 @dataclass
@@ -225,8 +223,7 @@ class Sources:
     variables: dict[str, str] = field(default_factory=dict)
     config: JobConfig = field(default_factory=lambda: JobConfig(""))
     settings: tuple[Setting, ...] = ()
-    hint: str = ""
-    """What the user should know of the words as they were given; empty for nothing."""
+    hint: str = ""  # what the user should know of the words as they were given; empty for nothing
 
     def read(self, context: click.Context, path: Path | None) -> None:
         """Read environment and --config file, and make what they set the defaults of the other options (UsageError)."""
@@ -278,8 +275,7 @@ def _split(name: str, text: str) -> list[str]:
 def apply_sources(context: click.Context, options: dict[str, Any]) -> dict[str, Any]:
     """Return the options with the program of the file, unless one was given, and with the variables of all sources, by
     name: --env wins over MSRUN_ENV, that over the file's `env`; all over --env_file, but a file's `env` over one of the
-    same file only.
-    """
+    same file only."""
     sources = context.ensure_object(Sources)
     config, given_env = sources.config, options["env"]
     of_config = [f"{name}={value}" for name, value in config.env]
@@ -318,7 +314,7 @@ def _shown(value: Any) -> Any:
 
 
 MOST_USED = "Most used"
-_GROUPS = {
+_GROUPS = {  # the groups of --help, in its order; --help and --version come after the last
     MOST_USED: "worker_num hosts log_dir tail_worker_log dry_run",
     "Job": "module config join interactive chdir env env_file role rank_args pass_local_rank device_target "
     "virtual_local_rank bind_core bind_numa server_num rank_table_file sim_level sim_rank_id sim_device start_method "
@@ -333,7 +329,6 @@ _GROUPS = {
     "hang_time_out exit_time_out time_limit grace signals debug",
     "Inspect": "plan check status watch json stop",
 }
-"""The groups of --help, in its order; --help and --version come after the last."""
 
 
 class ClickOption(click.Option):

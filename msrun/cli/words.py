@@ -1,6 +1,5 @@
 """The words of a command line: which are options, where the script begins, and what options of torchrun, mpirun, srun,
-accelerate and DeepSpeed with one clear meaning are in msrun's own words; what would mislead is refused.
-"""
+accelerate and DeepSpeed with one clear meaning are in msrun's own words; what would mislead is refused."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ def read_options(
     words: Sequence[str], taking: Collection[str] = TAKING_VALUE
 ) -> tuple[list[tuple[int, str, str | None]], int]:
     """Return the options before the script with where each stands and its value (None: it has none), and where SCRIPT,
-    -m or -- stands, or the number of words. `taking`: options that take the word after them, underscored.
-    """
+    -m or -- stands, or the number of words. `taking`: options that take the word after them, underscored."""
     found: list[tuple[int, str, str | None]] = []
     index = 0
     while index < len(words) and words[index].startswith("-") and words[index] not in ("-", "--"):
@@ -85,7 +83,7 @@ FOREIGN_OPTIONS = {
 """Option of another launcher that msrun does not take, dashes as underscores -> whose it is and what to write here."""
 
 
-ALIASES = {
+ALIASES = {  # option, dashes as underscores -> that of msrun, {} its value; none where what it asks for is so anyhow
     **dict.fromkeys(("-n", "-np", "--np", "--ntasks", "--num_processes"), "--worker_num={}"),
     **dict.fromkeys(("-H", "--host"), "--hosts={}"),
     **dict.fromkeys(("-hostfile", "--machinefile", "-machinefile"), "--hostfile={}"),
@@ -102,16 +100,14 @@ ALIASES = {
     **dict.fromkeys(("--standalone", "--no_python", "--run_path", "--use_env", "--multi_gpu"), ""),
     **dict.fromkeys(("--oversubscribe", "--allow_run_as_root", "--report_bindings"), ""),
 }
-"""Option, dashes as underscores -> that of msrun, {} its value; none where what it asks for is so anyhow."""
-COUNTS = {
+COUNTS = {  # what is counted on each host, or of hosts; of these --nnodes is msrun's, too, for a list of hosts
     **dict.fromkeys(("--nproc_per_node", "--num_gpus", "--ntasks_per_node", "--npernode", "-npernode"), "local"),
     **dict.fromkeys(("--num_machines", "--num_nodes", "--nnodes"), "hosts"),
     "--rdzv_endpoint": "endpoint",
 }
-"""What is counted on each host, or of hosts; of these --nnodes is msrun's, too, for a list of hosts."""
 WITHOUT_EFFECT = ("--rdzv_id", "--monitor_interval", "--event_log_handler")
 """Taken with their value, and said to change nothing."""
-ONLY = {
+ONLY = {  # option -> the values that have a meaning here, what this is, and what to say to another one
     "--rdzv_backend": (("static", "c10d"), "", "msrun has a store of its own; leave it out, or give c10d or static"),
     "--logs_specs": (("default",), "", "every worker has a log of its own; leave it out, or give default"),
     "--numa_binding": (
@@ -120,7 +116,6 @@ ONLY = {
         "msrun binds to nodes; give node, or see --bind_core and --bind_numa",
     ),
 }
-"""Option -> the values that have a meaning here, what this is, and what to say to another one."""
 OF_CONSOLE = {
     "-t": "tee",
     "--tee": "tee",
@@ -143,8 +138,7 @@ def translate(
 ) -> tuple[list[str], list[str]]:
     """Return a command line with every alias before the script in msrun's own words, and what of it changes nothing
     (UsageError: what msrun has no meaning for). `environ`: for PET_NNODES; `count_devices`: visible accelerators, asked
-    for `auto` and `gpu` only.
-    """
+    for `auto` and `gpu` only."""
     given, end = read_options(argv, _TAKING)
     words: list[str] = []
     without_effect: list[str] = []
@@ -310,8 +304,7 @@ FIRST_SCREEN = "short"
 TOPICS = ("all", *(title.lower() for title in GROUPS if title != MOST_USED))
 _TOPIC = "msrun.help"
 _SENTENCE = re.compile(r"(?<=[.;])\s.*", re.DOTALL)
-COLUMN = 28
-"""Width of the options; the help of a wider one begins on the next line."""
+COLUMN = 28  # width of the options; the help of a wider one begins on the next line
 
 
 class LaunchCommand(click.Command):

@@ -13,8 +13,7 @@ Host and scheduler prove with every message that they know the job's token, with
 random nonce. Token and both nonces make two keys, one for each direction, and from then on every message carries an
 HMAC-SHA256 of its number and its bytes. So nothing is looked at that was not proved first, and a message is good for
 one connection, one direction and one place in the order. The token is the user's (`--token_file`, MSRUN_TOKEN), or a
-random one that the scheduler's host leaves in the log directory for those that share it.
-"""
+random one that the scheduler's host leaves in the log directory for those that share it."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ from msrun.cluster.messages import (
     frame,
 )
 from msrun.cluster.protocol import protocol
-from msrun.planning.host_assignment import HostAssignment
-from msrun.planning.ranks import count_workers, fold_ranks, name_ranks
+from msrun.planning.hosts import HostAssignment, count_workers, fold_ranks, name_ranks
 from msrun.planning.record_json import encode_record
 from msrun.planning.spec import is_loopback
 
@@ -323,8 +321,7 @@ def _proof(key: bytes, number: int, body: bytes) -> bytes:
 
 
 class Connection:
-    """Owned by one thread. What cannot be sent at once is kept and sent by `flush`. Past its greeting it is a pipe to
-    an agent, or to the launcher: see `launch.transport.pipe.AgentPipe`."""
+    """Past its greeting a pipe to an agent, or the launcher: `AgentPipe` of launch.transport. Of one thread."""
 
     address = ""  # numeric, of the other side
     exit_status = None
@@ -483,8 +480,7 @@ class Greeting:
         connection.send_plain(hello(self.nonce))
 
     def open(self, body: bytes) -> Message | None:
-        """Return what the other side says with its proof; None after its hello. Raises NotProved, ValueError, Refused:
-        it does not know the token, or speaks another language."""
+        """Return what the other side says with its proof; None after its hello (NotProved, ValueError, Refused)."""
         if self._is_greeted:
             return self.connection.open(body)
         said = read_hello(body)
@@ -503,14 +499,12 @@ class Caller(Greeting):
     """The host's side of one connection."""
 
     def __init__(self, connection: Connection, token: bytes, place: str, request: Callable[[], HostRequest]) -> None:
-        """`place`: the scheduler's address and port, for errors. `request`: what this host asks for, once the scheduler
-        has said hello."""
+        """`place`: of the scheduler, for errors. `request`: what this host asks for, once that has said hello."""
         super().__init__(connection, token, is_scheduler=False)
         self.place, self._request = place, request
 
     def take(self, body: bytes) -> float | None:
-        """Take what the scheduler has said; how long it may be silent, once it has let this host in. Raises Refused:
-        this host is not let in, or what answers is no scheduler."""
+        """Take what the scheduler has said; how long it may be silent, once this host is in (Refused: it is not)."""
         if body.startswith(REFUSED):
             reason = body.removeprefix(REFUSED).decode("utf-8", "replace")
             printable = "".join(letter if letter.isprintable() else "?" for letter in reason[:MAX_REASON])

@@ -7,8 +7,7 @@ to the agents of all hosts; to a host that is alone, `OwnLink` does.
     host -> coordinator   failed {attempt, report}    ended {attempt, can_continue, come, has_begun, report}
                           done {attempt, rank, has_come}    ready {attempt, clock_s}
     coordinator -> hosts  stop {attempt, report, goes_on}    absent {attempt, ranks}
-                          restart {attempt, delay_s, reason, ranks}    start {attempt}    over {report, goes_on}
-"""
+                          restart {attempt, delay_s, reason, ranks}    start {attempt}    over {report, goes_on}"""
 
 from __future__ import annotations
 
@@ -17,12 +16,17 @@ from dataclasses import replace
 from typing import Any
 
 from msrun import contract
-from msrun.cluster.failure import FailureReport, JobFailure, fault_of_job, read_report
-from msrun.cluster.membership import BEGUN_S, RestartPolicy, describe_absent
-from msrun.cluster.messages import Message
-from msrun.cluster.own_thread import Inbox
-from msrun.planning.hosts.assignment import HostPool
-from msrun.planning.ranks import fold_ranks, name_ranks
+from msrun.cluster.membership import (
+    BEGUN_S,
+    FailureReport,
+    JobFailure,
+    RestartPolicy,
+    describe_absent,
+    fault_of_job,
+    read_report,
+)
+from msrun.cluster.messages import Inbox, Message
+from msrun.planning.hosts import HostPool, fold_ranks, name_ranks
 from msrun.planning.record_json import encode_record
 
 REPORTS = frozenset({"failed", "ended", "done", "ready"})  # what hosts say
@@ -66,8 +70,7 @@ class Coordinator:
         self.is_over = False
 
     def hear(self, node_rank: int, message: Message) -> list[Message]:
-        """Take one of `REPORTS` from a host; anything else is left out, and so is what is of another attempt. Raises
-        ValueError: no host that works as it should says this."""
+        """Take one of `REPORTS` from a host; what is of another attempt is left out (ValueError: no host says this)."""
         kind, attempt, own = message.get("type"), message.get("attempt"), self._ranks[node_rank]
         if type(attempt) is not int:
             return []
@@ -118,8 +121,7 @@ class Coordinator:
         return replace(report, failure=_after(self._cause, report.failure)) if self._cause else report
 
     def fail(self, reason: str, exit_code: int = contract.EXIT_CLUSTER, **more: Any) -> list[Message]:
-        """The coordinator itself has seen why the job cannot go on and, without `more` of `FailureReport`, cannot be
-        started again."""
+        """The coordinator itself has seen why the job cannot go on; `more`: fields of `FailureReport`."""
         return self._failed(FailureReport(fault_of_job(self._job_id, reason, exit_code), **more))
 
     def _done_by(self, node_rank: int, global_rank: int, *, has_come: bool) -> list[Message]:
@@ -132,8 +134,7 @@ class Coordinator:
         return [{"type": "absent", "attempt": self.attempt, "ranks": [global_rank]}] if is_first else []
 
     def _ended_by(self, node_rank: int, report: FailureReport | None, *, can_continue: bool) -> list[Message]:
-        """All workers of a host have ended, or none was started. `report`: how the attempt has failed there, from logs
-        that are whole."""
+        """All workers of a host have ended, or none was started. `report`: of its failure there, from whole logs."""
         if node_rank not in self._busy:
             return []
         self._is_last |= not can_continue
@@ -146,8 +147,7 @@ class Coordinator:
         return [*orders, *self._conclude()]
 
     def lost(self, node_rank: int, reason: str, exit_code: int = contract.EXIT_CLUSTER) -> list[Message]:
-        """A host has gone without having been told that the job is over. Where a rank has failed for the want of
-        another just before, that is why: connections of workers break first."""
+        """A host has gone early. A rank that failed for the want of another just before failed for that reason."""
         if self.is_over or node_rank not in self._nodes:
             return []
         self.losses[node_rank] = reason

@@ -1,22 +1,22 @@
-"""Who is in the job and what became of them, and when a failed job is started again.
+"""Who is in the job and what became of them, when a failed job is started again, and why it failed: as `failure.json`
+has it (schema in `msrun.contract`), and as hosts and coordinator tell it.
 
-Pure state machines: events in, decision out, time as an argument.
-"""
+Pure state machines: events in, decision out, time as an argument."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from msrun import contract
-from msrun.planning.ranks import name_ranks
+from msrun.planning.hosts import name_ranks
+from msrun.planning.record_json import decode_record
 
 if TYPE_CHECKING:
     from msrun.planning.spec import JobTerms
-
 
 FIRST_WAIT_S = 1.0
 MAX_DELAY_S = 30.0
@@ -138,8 +138,7 @@ class Membership:
         return Decision.WAIT
 
     def exited(self, global_rank: int, wait_status: int, now: float, *, others_go_on: bool = False) -> Decision:
-        """Record the end of a worker. The first bad end, by arrival, is the job's first failure and stops the rest.
-        `others_go_on`: a bad end stops nobody; the job fails when all have ended."""
+        """Record the end of a worker; the first bad one stops the rest, where not `others_go_on`."""
         member = self.members[global_rank]
         member.ended_at, member.wait_status, member.ended_itself = now, wait_status, not self.are_told
         if wait_status == 0:
@@ -195,3 +194,103 @@ def describe_absent(absent: Collection[int], come: Collection[int]) -> str:
         f"{name_ranks(absent)} ended with exit code 0 without joining the world, and {name_ranks(come)} "
         f"{'needs' if len(come) == 1 else 'need'} it: every rank has to call init() or init_process_group(), or none"
     )
+
+
+MAX_TEXT = 4096
+MAX_OTHERS = 1 << 16
+
+
+@dataclass(frozen=True)
+class WorkerFailure:
+    """A worker that failed first, or that the others waited for."""
+
+    global_rank: int
+    local_rank: int
+    host: str
+    pid: int
+    exit_code: int | None
+    signal: str | None
+    hint: str
+    run_time_s: float
+    log: str
+    excerpt: list[str]
+
+    @property
+    def how(self) -> str:
+        """How it ended: "exit code 7", "signal SIGKILL"."""
+        return f"signal {self.signal}" if self.signal else f"exit code {self.exit_code}"
+
+
+@dataclass(frozen=True)
+class JobFailure:
+    """Why the job as a whole failed."""
+
+    job_id: str
+    exit_code: int
+    reason: str
+    first_failure: WorkerFailure | None
+    lagging: list[WorkerFailure]
+    others: list[dict[str, int | str]]
+    attempts: list[dict[str, int | float | str]]
+
+    @property
+    def guilty(self) -> tuple[WorkerFailure, ...]:
+        """The worker that failed first, or those that the others waited for."""
+        return (self.first_failure,) if self.first_failure else tuple(self.lagging)
+
+    def change_workers(self, change: Callable[[WorkerFailure], WorkerFailure]) -> JobFailure:
+        """Return the same failure with each of the `guilty` replaced by what `change` makes of it."""
+        first = change(self.first_failure) if self.first_failure else None
+        return replace(self, first_failure=first, lagging=[change(worker) for worker in self.lagging])
+
+
+@dataclass(frozen=True)
+class FailureReport:
+    """What a host tells of the failure of an attempt; of the first one, what all hosts are told."""
+
+    failure: JobFailure
+    node_rank: int = -1  # whose failure it is; -1: the coordinator's own word
+    is_hang: bool = False  # the workers run still, and wait for ever
+    can_restart: bool = False
+    is_unfit: bool = False
+    """It is the host itself that cannot start again, between two attempts; others may do without it."""
+    lost_peer: bool = False  # the worker's last words are that another rank has gone, and that one was not of its host
+    signum: int = 0  # the signal that ended the job on that host; 0 when it was none
+
+
+def fault_of_job(job_id: str, reason: str, exit_code: int) -> JobFailure:
+    return JobFailure(job_id, exit_code, reason, None, [], [], [])
+
+
+def read_failure(value: object) -> JobFailure:
+    """Return the failure in a message of another host, cut to size. Raises ValueError: there is none in it."""
+    return _checked(decode_record(JobFailure, value))
+
+
+def read_report(value: object) -> FailureReport:
+    """Return the report in a message of another host, cut to size. Raises ValueError: there is none in it."""
+    report = decode_record(FailureReport, value)
+    return replace(report, failure=_checked(report.failure))
+
+
+def _checked(failure: JobFailure) -> JobFailure:
+    if len(failure.others) > MAX_OTHERS or not all(type(other.get("global_rank")) is int for other in failure.others):
+        raise ValueError("it names a worker without a rank, or too many")
+    exit_code = failure.exit_code if 0 < failure.exit_code < 256 else contract.EXIT_CLUSTER
+    return replace(failure, exit_code=exit_code, reason=failure.reason[:MAX_TEXT])
+
+
+def merge_failures(failure: JobFailure, hosts: Iterable[JobFailure]) -> JobFailure:
+    """Return the job's failure with what its hosts know of their own workers. `failure`: the coordinator's: it says
+    what the reason is. `hosts`: as each host has seen the end. Each knows how its workers ended, and the one whose
+    worker it is has read that worker's log again since."""
+    found = list(hosts)
+    newest = {worker.global_rank: worker for host in found for worker in host.guilty}
+    failure = failure.change_workers(lambda worker: newest.pop(worker.global_rank, worker))
+    told_of = {worker.global_rank for worker in failure.guilty}
+    others = {other["global_rank"]: other for host in found for other in host.others}
+    for rank, worker in newest.items():  # first on its host, but not of the job
+        others.setdefault(rank, {"global_rank": rank, "state": f"failed ({worker.how})", "doing": ""})
+    attempts = next((host.attempts for host in found if host.attempts), failure.attempts)
+    kept = [others[rank] for rank in sorted(others) if rank not in told_of]
+    return replace(failure, others=kept, attempts=attempts)

@@ -1,20 +1,26 @@
-"""JSON messages with a length in front, over stream sockets. No pickle, and no message without a limit."""
+"""Messages: between processes JSON with a length in front, over stream sockets, no pickle and no message without a
+limit; between threads a queue that wakes its reader. And OwnThread: a thread of msrun, which cannot end unnoticed."""
 
 from __future__ import annotations
 
 import base64
 import json
 import math
+import os
 import select
 import socket
 import struct
 import sys
+import threading
+import time
+import traceback
 import zlib
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from msrun.planning.host_assignment import HostAssignment
+from msrun.planning.hosts import HostAssignment
 
 if TYPE_CHECKING:
     from _typeshed import HasFileno
@@ -67,14 +73,12 @@ def frame(body: bytes) -> bytes:
 
 
 def encode_message(message: Message) -> bytes:
-    """Return the bytes of one message: four bytes of length, then JSON. Raises ValueError: the message is larger than
-    MAX_MESSAGE_BYTES."""
+    """Return the bytes of one message: four of length, then JSON (ValueError: more than MAX_MESSAGE_BYTES)."""
     return frame(encode_body(message))
 
 
 def await_input(source: int | HasFileno, limit_s: float | None = None) -> bool:
-    """Wait until something can be read, or the other end has closed; False when nothing has come within the limit.
-    Unlike select(2) it takes any descriptor: those of 1024 and more, too. `limit_s`: seconds; None = no limit."""
+    """Wait until something can be read, of any descriptor; False when nothing has come in time. None = no limit."""
     poll = select.poll()
     poll.register(source, select.POLLIN)
     return bool(poll.poll(None if limit_s is None else math.ceil(1000 * max(0.0, limit_s))))
@@ -89,8 +93,7 @@ class FrameBuffer:
         self._bytes = bytearray()
 
     def feed(self, data: bytes, most: int = sys.maxsize) -> list[bytes]:
-        """Add bytes and return every body that is now complete, at most so many: the rest waits for the next call.
-        Raises ValueError: a length above the limit."""
+        """Add bytes and return every body that is complete, at most so many (ValueError: a length above the limit)."""
         self._bytes += data
         bodies: list[bytes] = []
         while len(bodies) < most and len(self._bytes) >= HEADER.size:
@@ -167,3 +170,107 @@ def unpack_hosts(packed: str) -> tuple[HostAssignment, ...]:
     """Inverse of `pack_hosts`."""
     text = unpack_text(packed)
     return tuple(HostAssignment.from_json(value) for value in json.loads(text)) if text else ()
+
+
+PAUSE_S = 0.05  # between a fault and the next try, so that a thread with a fault that stays does not use up a processor
+
+
+class OwnThread(threading.Thread):
+    """Does its work in the background, as a daemon; its owner is told what that raises."""
+
+    def __init__(
+        self,
+        name: str,
+        work: Callable[[], None],
+        on_fault: Callable[[BaseException], None],
+        *,
+        goes_on: bool = False,
+    ) -> None:
+        """`on_fault`: called by the thread with the first that `work` raises. `goes_on`: `work` is begun again after a
+        fault, until it returns: it has to carry out the end of the job."""
+        super().__init__(name=name, daemon=True)
+        self._work, self._on_fault, self._goes_on = work, on_fault, goes_on
+        self.fault: BaseException | None = None  # the first that was raised
+
+    def run(self) -> None:
+        while True:
+            try:
+                self._work()
+                return
+            except BaseException as error:  # noqa: BLE001 - whatever it was, somebody has to learn of it
+                if self.fault is None:
+                    self.fault = error
+                    self._on_fault(error)
+            if not self._goes_on:
+                return
+            time.sleep(PAUSE_S)
+
+
+def print_fault(error: BaseException) -> None:
+    """Print what was raised with its traceback, where there is nobody else to tell."""
+    sys.stderr.write(traceback_of(error))
+
+
+def describe_fault(error: BaseException, where: str = "its traceback is in scheduler.log") -> str:
+    """Return a fault of msrun itself as one line that ends with `where`: "msrun itself failed: OSError: ..."."""
+    return f"msrun itself failed: {name_fault(error)}; {where}"
+
+
+def name_fault(error: BaseException) -> str:
+    said = " ".join(str(error).split())
+    notes = "".join(f", {note}" for note in getattr(error, "__notes__", ()))
+    return f"{type(error).__name__}{f': {said}' if said else ''}{notes}"
+
+
+def traceback_of(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))
+
+
+Item = TypeVar("Item")
+
+
+class WakingQueue(Generic[Item]):
+    """Any thread posts, one thread reads. Posting never waits, so that a reader who is held up holds up nobody."""
+
+    def __init__(self) -> None:
+        """Open nothing: the descriptor is made by `fileno`."""
+        self._messages: deque[Item] = deque()
+        self._descriptor = -1
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable while there are messages; -1 once it is closed."""
+        with self._lock:
+            if self._descriptor < 0 and not self._is_closed:
+                self._descriptor = os.eventfd(len(self._messages), os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            return self._descriptor
+
+    def post(self, message: Item) -> None:
+        """Leave a message; nobody gets it when the inbox is closed."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._messages.append(message)
+            if self._descriptor >= 0:
+                os.eventfd_write(self._descriptor, 1)
+
+    def take(self, most: int = sys.maxsize) -> list[Item]:
+        """Return the messages that are there, at most so many."""
+        with self._lock:
+            found = [self._messages.popleft() for _ in range(min(most, len(self._messages)))]
+            if self._descriptor >= 0 and found:
+                left = os.eventfd_read(self._descriptor) - len(found)
+                if left > 0:
+                    os.eventfd_write(self._descriptor, left)
+        return found
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+                self._descriptor = -1
+
+
+Inbox = WakingQueue[Message]  # of messages

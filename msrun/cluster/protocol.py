@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Union
 import msgspec
 
 from msrun import contract
-from msrun.cluster.failure import FailureReport, JobFailure
+from msrun.cluster.membership import FailureReport, JobFailure
 from msrun.cluster.messages import Message
 from msrun.planning.plan import HostPlan
 from msrun.planning.spec import LaunchSpec
@@ -143,7 +143,7 @@ class HostPart:
 
 
 _Fields = Mapping[str, Any]  # field -> its type, or that with its default
-SAID: Mapping[str, _Fields] = {
+SAID: Mapping[str, _Fields] = {  # what an agent says: type -> its fields. What else is in a message is left out
     "checked": {"report": HostReport},
     "listening": {"port": Number, "error": (str, "")},
     "reached": {"result": ReachResult},
@@ -167,8 +167,7 @@ SAID: Mapping[str, _Fields] = {
     "beat": {"seen": Number},
     "attached": {"seen": Number},
 }
-"""What an agent says: type -> its fields. What else is in a message is left out."""
-TOLD: Mapping[str, _Fields] = {
+TOLD: Mapping[str, _Fields] = {  # what it is told, beside signals
     "job": {"job": HostJob},
     "listen": {"address": str, "port": Number},
     "reach": {"address": str, "port": Number},
@@ -182,8 +181,7 @@ TOLD: Mapping[str, _Fields] = {
     "waiting": {"text": str},
     "called_off": {"reason": str, "exit_code": Number},
 }
-"""What it is told, beside signals."""
-MOMENTS: Mapping[str, Mapping[str, Any]] = {
+MOMENTS: Mapping[str, Mapping[str, Any]] = {  # moment -> its fields, as `agent.supervisor` tells them
     "preparing": {"preload": Texts},
     "ready": {"start_method": str, "reason": str, "prepare_s": Seconds},
     "scheduler": {"pid": Number},
@@ -200,7 +198,6 @@ MOMENTS: Mapping[str, Mapping[str, Any]] = {
     "restarting": {"attempt": Number, "delay_s": Seconds, "reason": str, "global_ranks": Numbers},
     "over": {"reason": str},
 }
-"""Moment -> its fields, as `agent.supervisor` tells them."""
 
 
 def _forms(fields_of: Mapping[str, _Fields]) -> dict[str, type[msgspec.Struct]]:
@@ -224,8 +221,7 @@ def check_said(message: Message) -> None:
 
 
 def read_moment(kind: str, value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a moment that a host has told of; those that do not belong to it are left out. Raises
-    ValueError: one is missing, or is of another type."""
+    """Return the fields of a moment that a host has told of (ValueError: one is missing, or of another type)."""
     found = {}
     for name, form in MOMENTS[kind].items():
         try:

@@ -4,10 +4,9 @@ scheduler process hosts beside the job's record.
 That process never runs user code and never carries a rank. It ends when the agent's end of its channel closes, so it
 cannot outlive the job; the job ends when the scheduler does.
 
-torch's own TCPStore server listens on every interface. Here it is handed a socket that is already bound to the
-address of the job, so a one-host job is not reachable from outside. Connections made before the server runs wait in
-the socket's backlog: no worker can come too early.
-"""
+torch's own TCPStore server listens on every interface. Here it is handed a socket that is already bound to the address
+of the job, so a one-host job is not reachable from outside. Connections made before the server runs wait in the
+socket's backlog: no worker can come too early."""
 
 from __future__ import annotations
 
@@ -26,10 +25,9 @@ from typing import TYPE_CHECKING, TextIO
 
 from msrun import contract
 from msrun.cluster.membership import describe_delay
-from msrun.cluster.messages import Channel, Message, await_input
-from msrun.cluster.own_thread import OwnThread, print_fault
+from msrun.cluster.messages import Channel, Message, OwnThread, await_input, print_fault
 from msrun.errors import ClusterError, UsageError
-from msrun.planning.ranks import count_workers
+from msrun.planning.hosts import count_workers
 from msrun.planning.spec import is_loopback
 
 if TYPE_CHECKING:
@@ -213,8 +211,7 @@ def _end(error: BaseException) -> None:
 
 
 def limit_memory(more_bytes: int) -> None:
-    """Let this process have so much more memory than it has now, and no more. torch's store takes memory for a value
-    when its length has come; it has no limit, and nobody proves who he is."""
+    """Let this process have so much more memory, and no more: strangers make torch's store take any amount."""
     status = Path("/proc/self/status").read_bytes()
     now = next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith(b"VmData:"))
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)

@@ -24,13 +24,12 @@ _PEM_KEY = re.compile(rb"-----BEGIN ([A-Z0-9]+ )*PRIVATE KEY-----")
 _VARIABLES = {"server": SERVER_PASSWORD_VARIABLE, "client": CLIENT_PASSWORD_VARIABLE}
 SECURITY_LEVEL = 3
 """Of OpenSSL, as MindSpore's: 128 bits, so RSA keys of 3072 bits and no SHA-1 (SSL_CTX_set_security_level(3))."""
-WEAK = {
+WEAK = {  # what OpenSSL says of a file, in words
     "EE_KEY_TOO_SMALL": "the key is too small; make an EC key such as prime256v1, or an RSA key of 3072 bits or more",
     "CA_KEY_TOO_SMALL": "the CA's key is too small; it needs an EC key such as prime256v1, or RSA of 3072 bits or more",
     "CA_MD_TOO_WEAK": "was signed with too weak a hash; let the CA sign it with SHA-256 or better",
     "KEY_VALUES_MISMATCH": "the key in it does not fit the certificate; export the two that belong together",
 }
-"""What OpenSSL says of a file, in words."""
 _OTHER_CA = "another CA has signed it"
 _NOT_OURS = "is not from the CA in ca_cert_path; give both of the same CA"
 _NO_CA = "ca_cert_path holds no CA certificate (CA:TRUE is missing); give the CA's own"
@@ -171,8 +170,7 @@ def _load_pair(context: ssl.SSLContext, spec: TlsSpec, side: Side, place: str) -
 
 
 def _build_context(spec: TlsSpec, side: Side) -> ssl.SSLContext:
-    """Return a context of a side that wants the other one to prove who it is. Raises UsageError: what it would know the
-    other one by cannot be read. Raises ClusterError: this OpenSSL cannot do it."""
+    """Return a context of a side that wants the other to prove who it is (UsageError, ClusterError)."""
     is_server = side == "server"
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -245,7 +243,7 @@ def _shake_hands(
 
 
 READ_BYTES = 1 << 16
-_ALERTS = {
+_ALERTS = {  # what the other side says of our certificate, by OpenSSL's names (RFC 8446, 6.2)
     "TLSV1_ALERT_UNKNOWN_CA": _OTHER_CA,
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": "it has expired, or a clock is wrong",
     "SSLV3_ALERT_CERTIFICATE_REVOKED": "it was revoked",
@@ -254,7 +252,6 @@ _ALERTS = {
     "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE": "it is not made for this side",
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": "there was none",
 }
-"""What the other side says of our certificate, by OpenSSL's names (RFC 8446, 6.2)."""
 _REASONS = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it has no certificate; give it --tls_config with one of this job's CA",
     "NO_SHARED_CIPHER": "no cipher suite in common; give all hosts the same cipher_list",
@@ -299,8 +296,7 @@ class TlsSession:
         return self._outgoing.read()
 
     def receive(self, data: bytes) -> bytes:
-        """Return the text in what came over the wire, which may complete the handshake. Raises NotUnderstood: the other
-        side is not let in, does not let us in, or speaks no TLS."""
+        """Return the text in what came, which may complete the handshake (NotUnderstood: no agreement, or no TLS)."""
         self._incoming.write(data)
         found = bytearray()
         try:

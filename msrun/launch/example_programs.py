@@ -13,8 +13,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 LEFT_BY_RUNS = ("log_output", "checkpoints", "data", "__pycache__")
 PROGRAMS = ("train.py", "*_training.py", "*_parallel.py")
 """What the program of an example is called: of one, its first line says what the example shows."""
-NEEDED = {"torch/distributed_training": ("torch/startup_methods",)}
-"""Example -> those whose scripts it runs."""
+NEEDED = {"torch/distributed_training": ("torch/startup_methods",)}  # example -> those whose scripts it runs
 
 
 def list_examples() -> dict[str, str]:
@@ -32,8 +31,7 @@ def copy_examples(name: str | None, directory: Path) -> list[Path]:
 
     Raises:
         UsageError: no such example, something is there already, or it cannot be written.
-        ClusterError: the examples are not there.
-    """
+        ClusterError: the examples are not there."""
     names = list(list_examples())
     if name is not None and name not in names:
         raise UsageError(f"{name}: no such example{near_miss(name, names)}; there are {', '.join(names)}")

@@ -11,16 +11,15 @@ from pathlib import Path
 from msrun import contract
 from msrun.agent.attempt import Attempt, HostResult
 from msrun.agent.processes.process_control import describe_status, exit_code_of, signal_name
-from msrun.cluster.failure import FailureReport, JobFailure, WorkerFailure, merge_failures
-from msrun.cluster.membership import Member, WorkerState
+from msrun.cluster.membership import FailureReport, JobFailure, Member, WorkerFailure, WorkerState, merge_failures
 from msrun.errors import HangTimeout
 from msrun.launch.directory.log_directory import publish_file, write_private
 from msrun.launch.directory.worker_log import read_excerpt
+from msrun.planning.hosts import name_ranks
 from msrun.planning.masking import hide_values
 from msrun.planning.plan import LaunchPlan
-from msrun.planning.ranks import name_ranks
 
-LOST_PEER = (
+LOST_PEER = (  # what torch's backends say, in small letters, when another rank has gone
     "connection closed by peer",
     "connection reset by peer",
     "connection refused",
@@ -34,9 +33,7 @@ LOST_PEER = (
     " has ended while rank ",
     " has left the group while rank ",
 )
-"""What torch's backends say, in small letters, when another rank has gone."""
-LATE_S = 0.5
-"""How long after a failure a rank's good end may be reported and have come before it all the same."""
+LATE_S = 0.5  # how long after a failure a rank's good end may be reported and have come before it all the same
 SHOWN_LAGGING = 3
 
 
@@ -115,9 +112,7 @@ def _other(attempt: Attempt, member: Member, first: Member | None) -> dict[str, 
 
 
 def _ended_early(attempt: Attempt, first: Member, excerpt: list[str]) -> str:
-    """Return who had finished while the failed worker still needed them, if its last words tell so; connections close
-    before an end is reported, so whoever waited at the other side may be seen to end first.
-    """
+    """Return who had finished while the failed worker still needed them, if its last words tell so."""
     members = attempt.membership.members
     done = [
         member
@@ -178,8 +173,7 @@ def write_failure(plan: LaunchPlan, failure: JobFailure) -> str:
 
 def render_failure(failure: JobFailure, shown_ranks: Collection[int] = ()) -> str:
     """Return the report for the console: what failed, the end of its log, what the others did, earlier attempts.
-    `shown_ranks`: logs that the reader has seen whole in the same place are not quoted again.
-    """
+    `shown_ranks`: logs that the reader has seen whole in the same place are not quoted again."""
     lines: list[str] = []
     shown = [failure.first_failure] if failure.first_failure else failure.lagging[:SHOWN_LAGGING]
     for worker in shown:

@@ -2,8 +2,7 @@
 
 The function, its arguments and what it returns go through files in a folder of this process's own, pickled: by
 cloudpickle where that is installed, which takes functions of a notebook, of `__main__` and lambdas too. As a program,
-`python -m msrun.launch.function FOLDER`, this is what the ranks run.
-"""
+`python -m msrun.launch.function FOLDER`, this is what the ranks run."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ from typing import Any
 
 from msrun import contract
 from msrun.errors import UsageError, WorkerFailed
-from msrun.launch.directory.lock import parse_object
-from msrun.launch.directory.log_directory import read_bytes
+from msrun.launch.directory.log_directory import parse_object, read_bytes
 from ranktable.files import replace_file
 
 _LAUNCHER = (
@@ -63,8 +61,7 @@ def run(
     Raises:
         Exception: what the function has raised on the first rank that failed, with a note that names the rank.
         WorkerFailed: that rank has ended in another way, such as by a signal.
-        UsageError: the function cannot be sent to other processes, or msrun cannot do what is asked.
-    """
+        UsageError: the function cannot be sent to other processes, or msrun cannot do what is asked."""
     with tempfile.TemporaryDirectory(prefix="msrun-function-") as name:
         folder = Path(name)
         call = _dumps((function, tuple(args), dict(kwargs)), repr(function))

@@ -18,40 +18,34 @@ from typing import Any, Protocol
 from msrun import contract
 from msrun.agent.attempt import keep_logs
 from msrun.agent.host.host_facts import read_host_facts
-from msrun.agent.logs.log_file import LogLimit
 from msrun.agent.observer import Observer, Observers, OwnFaults
-from msrun.agent.own_file import open_own_file
+from msrun.agent.own_file import LogLimit, open_own_file
 from msrun.agent.processes.process_control import adopt_orphans, descendants, raise_open_files, set_open_files
+from msrun.agent.processes.progress_board import PROGRESS_BOARD, ProgressBoard
 from msrun.agent.processes.server_handle import ForkServerHandle, start_fork_server
 from msrun.agent.processes.terminal import RankTerminal
 from msrun.agent.signals import SignalPipe
 from msrun.agent.supervisor import Supervisor
-from msrun.agent.warm import WarmStart, start_warm
-from msrun.agent.watch.progress_board import PROGRESS_BOARD, ProgressBoard
 from msrun.cluster.coordinator import Coordinator, OwnLink
-from msrun.cluster.failure import JobFailure
-from msrun.cluster.membership import RestartPolicy
-from msrun.cluster.messages import Channel, Message
-from msrun.cluster.own_thread import Inbox
+from msrun.cluster.membership import JobFailure, RestartPolicy
+from msrun.cluster.messages import Channel, Inbox, Message
 from msrun.cluster.rendezvous import BACKLOG, forget_waiting, listen
 from msrun.errors import ClusterError
-from msrun.launch.console import Console, Display, say
-from msrun.launch.directory.lock import JobLock
+from msrun.launch.console import Console, Display, UserTerminal, say
 from msrun.launch.directory.log_directory import (
     BoundedLogs,
     EventLog,
+    JobLock,
     describe_removed,
-    new_job_id,
     prepare_log_directory,
     publish,
 )
 from msrun.launch.failure import failure_of_job, report_failure, write_failure
 from msrun.launch.preflight.checks import check_restart
 from msrun.launch.rank_table_file import check_rank_table, linked_table, write_rank_table
-from msrun.launch.terminal import UserTerminal
 from msrun.planning.build import build_plan, early_imports
 from msrun.planning.environment import server_environment, settle_mindspore
-from msrun.planning.host_assignment import Fleet
+from msrun.planning.hosts import Fleet
 from msrun.planning.placement.host import HostFacts, place_devices
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.spec import LaunchSpec
@@ -65,23 +59,33 @@ class JobResult:
 
     plan: LaunchPlan
     failure: JobFailure | None
-    survivors: tuple[int, ...]
-    """Processes that could not be ended; empty but for hardware faults."""
-    goes_on: bool = False
-    """This was a host's part of a job that goes on on other hosts, of which it may be one."""
-    server: ForkServerHandle | None = None
-    """The fork server, for the next part; ended by the caller."""
+    survivors: tuple[int, ...]  # processes that could not be ended; empty but for hardware faults
+    goes_on: bool = False  # this was a host's part of a job that goes on on other hosts, of which it may be one
+    server: ForkServerHandle | None = None  # the fork server, for the next part; ended by the caller
 
     @property
     def exit_code(self) -> int:
         return self.failure.exit_code if self.failure else contract.EXIT_OK
 
 
+@dataclass(frozen=True)
+class Start:
+    """How one command starts a job, whatever its hosts are."""
+
+    caller: Mapping[str, str]  # the environment that workers inherit
+    job_id: str
+    quiet: bool = False
+    on_directory: Callable[[str, Path], None] = lambda _id, _folder: None
+    """Called with the job's id and its log directory, when that is locked and filled."""
+
+    def say(self, text: str) -> None:
+        say(text, quiet=self.quiet)
+
+
 class Link(Protocol):
-    """What joins this host to the coordinator of its job."""
+    """What joins this host to the coordinator of its job: `OwnLink`, or the `LauncherLink` of an agent."""
 
     orders: Inbox
-    """What the coordinator says, see `cluster.coordinator`; `lost {reason}` when it has gone."""
 
     def obey(self, signals: SignalPipe) -> None:
         """Have the job, which reads these signals, told of the launcher's from now on."""
@@ -95,14 +99,10 @@ class AgentPart:
     """What is different where msrun is typed on a host, where an agent serves a launcher, and on a host alone."""
 
     display: Callable[[LaunchSpec, LaunchPlan, OwnFaults], Display]
-    signals: SignalPipe
-    """What has been read so far of this process's signals; closed by whoever gives it."""
-    link: Link | None = None
-    """None: this host is the only one, and its coordinator is in this process."""
-    fleet: Fleet | None = None
-    """All hosts of the job, as they have agreed; None: it has this host alone."""
-    store_port: int = 0
-    """Of the workers' store of several hosts."""
+    signals: SignalPipe  # what has been read so far of this process's signals; closed by whoever gives it
+    link: Link | None = None  # None: this host is the only one, and its coordinator is in this process
+    fleet: Fleet | None = None  # all hosts of the job, as they have agreed; None: it has this host alone
+    store_port: int = 0  # of the workers' store of several hosts
     store_listener: socket.socket | None = None
     """Where that is served; None on all hosts but the one with the scheduler."""
     early_server: ForkServerHandle | None = None
@@ -110,8 +110,7 @@ class AgentPart:
     home: str | None = None
     """The folder where the user finds this host's `scheduler.log`; empty where it goes with the job; None: in the log
     directory, as msrun was typed here: whoever did reads what this process prints."""
-    user: UserTerminal | None = None
-    """The terminal that belongs to a rank here."""
+    user: UserTerminal | None = None  # the terminal that belongs to a rank here
     stopped_limit_s: float = 0.0
     """How long this process may be stopped by a signal before its fork server ends it; 0 = for ever."""
 
@@ -119,7 +118,7 @@ class AgentPart:
 def plan_dry_run(spec: LaunchSpec, caller: Mapping[str, str]) -> LaunchPlan:
     """Return the plan of a job without starting, opening or creating anything. Job id and port are chosen at start."""
     if spec.is_remote:
-        from msrun.launch.transport.pipe import agent_command
+        from msrun.launch.transport.link import agent_command
         from msrun.planning.build import build_remote_plan
 
         return build_remote_plan(spec, caller, job_id="JOB", agent_command=agent_command)
@@ -169,45 +168,24 @@ def plan_part(
     return replace(plan, notes=(*plan.notes, shadowed)) if shadowed else plan
 
 
-def run_job(
-    spec: LaunchSpec,
-    caller: Mapping[str, str],
-    *,
-    quiet: bool = False,
-    is_last: bool = False,
-    job_id: str = "",
-    on_directory: Callable[[str, Path], None] = lambda _id, _folder: None,
-) -> JobResult:
-    """Run a job on this host alone to its end; arguments and errors as of `run_part`. `is_last`: this process does
-    nothing else afterwards, and ignores a signal that comes when the job is over: it cannot take the place of the job's
-    own exit status.
-    """
+def run_job(spec: LaunchSpec, start: Start) -> JobResult:
+    """Run a job on this host alone to its end; errors as of `run_part`."""
     with contextlib.ExitStack() as stack:
         user = None
         if spec.interactive_rank is not None and spec.has_terminal:
-            user = UserTerminal(spec.interactive_rank, partial(say, quiet=quiet))
+            user = UserTerminal(spec.interactive_rank, start.say)
             stack.callback(user.give_back)
 
         def display(spec: LaunchSpec, plan: LaunchPlan, faults: OwnFaults) -> Console:
-            return Console(spec, plan, faults, quiet=quiet, terminal=user).open_metrics()
+            return Console(spec, plan, faults, quiet=start.quiet, terminal=user).open_metrics()
 
-        part = AgentPart(display, stack.enter_context(job_signals(spec, is_last=is_last)), user=user)
-        return run_part(spec, caller, part, job_id=job_id, on_directory=on_directory)
+        return run_part(spec, start, AgentPart(display, stack.enter_context(job_signals(spec)), user=user))
 
 
-def run_part(
-    spec: LaunchSpec,
-    caller: Mapping[str, str],
-    part: AgentPart,
-    *,
-    job_id: str = "",
-    on_directory: Callable[[str, Path], None] = lambda _id, _folder: None,
-) -> JobResult:
-    """Run this host's part of a job to the end of the job (UsageError: something is wrong that was seen before any
-    process started; ClusterError: several hosts did not come together). `caller`: the environment that workers inherit;
-    `job_id`: empty = a new one; `on_directory`: called with it and the log directory when that is locked and filled.
-    """
-    facts, job_id = look_at_host(spec, caller), job_id or new_job_id()
+def run_part(spec: LaunchSpec, start: Start, part: AgentPart) -> JobResult:
+    """Run this host's part of a job to its end (UsageError: before any process started; ClusterError: no meeting)."""
+    caller = start.caller
+    facts = look_at_host(spec, caller)
     spec = settle_mindspore(spec, facts)
     with contextlib.ExitStack() as stack:
         open_files = raise_open_files()
@@ -216,8 +194,8 @@ def run_part(
             check_part(spec, facts)
         if part.link:
             part.link.obey(part.signals)
-        plan, listener = _take_directory(stack, spec, facts, caller, part, job_id)
-        on_directory(job_id, spec.log_dir)
+        plan, listener = _take_directory(stack, spec, facts, start, part)
+        start.on_directory(start.job_id, spec.log_dir)
         home = plan.log_dir if part.home is None else part.home
         display: Display
         say_fault = partial(say, quiet=False) if part.home is None else lambda text: display.say(text)
@@ -230,7 +208,10 @@ def run_part(
         # `monitor & exec msrun` makes the monitor a child of msrun
         strangers = frozenset(descendants(os.getpid())) - ({part.early_server.pid} if part.early_server else set())
         events = stack.enter_context(contextlib.closing(EventLog(Path(plan.log_dir) / contract.EVENTS_JSONL)))
-        bounded = _bounded_logs(stack, plan, spec.first_attempt, display.say)
+        written = [path for worker in plan.hosts[0].workers for path in worker.log_paths]
+        limit = LogLimit(plan.log_max_bytes, plan.log_keep) if plan.log_max_bytes else None
+        bounded = BoundedLogs(written, limit, spec.first_attempt, display.say)
+        stack.callback(bounded.end)
         terminal = _rank_terminal(stack, plan, part.user, display)
         own = OwnStart(
             plan,
@@ -238,18 +219,21 @@ def run_part(
             listener,
             has_store=part.fleet is None or part.store_listener is not None,
             early=part.early_server,
-            warm=WarmStart(early_imports(spec, caller), spec.warm_time_s) if spec.is_warm else None,
+            warm=(early_imports(spec, caller), spec.warm_time_s) if spec.is_warm else None,
             stdin_fd=terminal.stdin_fd if terminal is not None else -1,
             open_files=open_files,
             stopped_limit_s=part.stopped_limit_s,
         )
-        host, link = plan.hosts[0], part.link or stack.enter_context(contextlib.closing(_own_link(plan)))
+        host = plan.hosts[0]
+        ranks = {host.node_rank: tuple(worker.global_rank for worker in host.workers)}
+        alone = Coordinator(plan.job_id, ranks, RestartPolicy.of(plan))
+        link = part.link or stack.enter_context(contextlib.closing(OwnLink(alone, host.node_rank)))
         supervisor = Supervisor(
             plan,
             host,
             own.start,
             stack.enter_context(contextlib.closing(ProgressBoard(Path(plan.run_dir, PROGRESS_BOARD), plan.world_size))),
-            Observers([events, own, *bounded, *display.observers], faults),
+            Observers([events, own, bounded, *display.observers], faults),
             orders=link.orders,
             send=link.pass_on,
             describe=partial(report_failure, plan),
@@ -271,35 +255,11 @@ def run_part(
         return JobResult(plan, failure, result.survivors, supervisor.goes_on, supervisor.take_server())
 
 
-def _bounded_logs(
-    stack: contextlib.ExitStack, plan: LaunchPlan, first_attempt: int, say: Callable[[str], None]
-) -> list[BoundedLogs]:
-    """Return who keeps this host's logs to their size, where they have one; closed with the stack, also by an error."""
-    if not plan.log_max_bytes:
-        return []
-    paths = [path for worker in plan.hosts[0].workers for path in worker.log_paths]
-    logs = BoundedLogs(paths, LogLimit(plan.log_max_bytes, plan.log_keep), first_attempt, say)
-    stack.callback(logs.end)
-    return [logs]
-
-
-def _own_link(plan: LaunchPlan) -> OwnLink:
-    """Return the link to the coordinator of a job whose only host this is."""
-    host = plan.hosts[0]
-    ranks = {host.node_rank: tuple(worker.global_rank for worker in host.workers)}
-    return OwnLink(Coordinator(plan.job_id, ranks, RestartPolicy.of(plan)), host.node_rank)
-
-
 def _take_directory(
-    stack: contextlib.ExitStack,
-    spec: LaunchSpec,
-    facts: HostFacts,
-    caller: Mapping[str, str],
-    part: AgentPart,
-    job_id: str,
+    stack: contextlib.ExitStack, spec: LaunchSpec, facts: HostFacts, start: Start, part: AgentPart
 ) -> tuple[LaunchPlan, socket.socket]:
     """Return the plan of this host's part, for which its log directory is locked and filled, and the store's socket."""
-    lock = stack.enter_context(JobLock(spec.log_dir, job_id))  # entered early, so that it is given up last
+    lock = stack.enter_context(JobLock(spec.log_dir, start.job_id))  # entered early, so that it is given up last
     if part.fleet is None:
         listener = listen(facts.address, spec.master_port)
     else:  # on a host without the workers' store, one that nobody uses
@@ -309,12 +269,12 @@ def _take_directory(
     if spec.is_several and not server_token:
         from msrun.cluster.connection import token_of_servers
 
-        server_token = token_of_servers(spec.token, job_id)
+        server_token = token_of_servers(spec.token, start.job_id)
     plan = plan_part(
         spec,
         facts,
-        caller,
-        job_id=job_id,
+        start.caller,
+        job_id=start.job_id,
         fleet=part.fleet,
         master_port=part.store_port if part.fleet else listener.getsockname()[1],
         server_token=server_token or secrets.token_hex(32),
@@ -331,10 +291,9 @@ def _take_directory(
     return plan, listener
 
 
-def job_signals(spec: LaunchSpec, *, is_last: bool) -> SignalPipe:
-    """Return what reads the signals of a process that supervises workers; `is_last` as for `run_job`."""
-    forward = (*spec.forward_signals, *OF_PAUSE)
-    return SignalPipe(forward, ignore_afterwards=is_last, time_limit_s=spec.time_limit_s)
+def job_signals(spec: LaunchSpec) -> SignalPipe:
+    """Return what reads the signals of a process that does nothing after its job, and ignores later ones."""
+    return SignalPipe((*spec.forward_signals, *OF_PAUSE), ignore_afterwards=True, time_limit_s=spec.time_limit_s)
 
 
 def check_part(spec: LaunchSpec, facts: HostFacts) -> None:
@@ -386,16 +345,14 @@ class OwnStart(Observer):
         *,
         has_store: bool,
         early: ForkServerHandle | None = None,
-        warm: WarmStart | None = None,
+        warm: tuple[tuple[str, ...], float] | None = None,
         **given: int | float,
     ) -> None:
-        """
-        Args:
-            listener: the socket of the workers' store; open as long as the job may start again, closed by the caller.
-            has_store: the store is on this host.
-            early: a fork server that was started before the plan was made; ended here if it cannot serve.
-            given: open_files, stopped_limit_s and stdin_fd of `ForkServerHandle.begin`.
-        """
+        """Args:
+        listener: the socket of the workers' store; open as long as the job may start again, closed by the caller.
+        has_store: the store is on this host.
+        early: a fork server that was started before the plan was made; ended here if it cannot serve.
+        given: open_files, stopped_limit_s and stdin_fd of `ForkServerHandle.begin`."""
         self._plan, self._caller, self._listener, self._has_store = plan, caller, listener, has_store
         self._early, self._warm = early, warm
         self._given: Any = given
@@ -418,8 +375,7 @@ class OwnStart(Observer):
 
     def start(self) -> tuple[ForkServerHandle, Channel]:
         """Return a fork server that has its job, and the channel to the scheduler that it will start; the caller ends
-        the one and closes the other (ClusterError: it cannot be started).
-        """
+        the one and closes the other (ClusterError: it cannot be started)."""
         job, folder = self._plan.job_id, self._plan.hosts[0].working_directory
         env = server_environment(self._caller, self._plan.hosts[0].common_env)
         try:
@@ -437,8 +393,11 @@ class OwnStart(Observer):
                 server.kill()
                 server = None
             warm, self._warm = self._warm, None  # what it starts beside the job must not be adopted, as all is by then
-            if server is None and warm and warm.imports:
-                server = start_warm(warm, env=env, working_directory=folder, job_id=job, caller=self._caller)
+            if server is None and warm and warm[0]:
+                from msrun.agent.warm import WarmStart, start_warm  # for jobs with --warm
+
+                start = partial(start_warm, WarmStart(*warm), working_directory=folder, job_id=job)
+                server = start(env=env, caller=self._caller)
             server = server or start_fork_server(env=env, working_directory=folder, log_fd=log)
             descriptors = {"log_fd": log, "scheduler_fd": theirs.fileno(), "listener_fd": self._listener.fileno()}
             server.begin(env, **descriptors, **self._given)

@@ -18,16 +18,17 @@ from typing import TYPE_CHECKING, Any
 from msrun.cluster.rendezvous import own_addresses
 from msrun.errors import UsageError
 from msrun.launch.rank_table_file import check_rank_table, check_ranks, read_given_table
-from msrun.planning.host_assignment import HostAssignment
-from msrun.planning.hosts.assignment import (
+from msrun.planning.hosts import (
     FIRST_ADDRESS,
+    HostAssignment,
+    HostEntry,
     assign_hosts,
+    blamed_on,
     give_slots,
     order_by_table,
     parse_rehearsal,
     stand_in,
 )
-from msrun.planning.hosts.host_entry import HostEntry, blamed_on
 from msrun.planning.spec import is_loopback
 from ranktable.files import read_text
 from ranktable.hosts.brackets import shorten
@@ -48,10 +49,8 @@ class HostList:
     """The hosts of a rank table."""
 
     path: Path
-    hosts: tuple[HostAssignment, ...]
-    """In the order of their node_rank."""
-    own: HostAssignment
-    """This host."""
+    hosts: tuple[HostAssignment, ...]  # in the order of their node_rank
+    own: HostAssignment  # this host
 
     def apply(self, options: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
         """Return the options with what the table says; those `given` must agree, but for `master_addr` (UsageError)."""
@@ -78,8 +77,7 @@ class TableHost:
     """A server of a rank table with its devices, as a host to be reached."""
 
     assignment: HostAssignment
-    names: tuple[str, ...]
-    """What the table calls it, the address for the network first."""
+    names: tuple[str, ...]  # what the table calls it, the address for the network first
 
 
 def read_table_hosts(path: Path) -> list[TableHost]:
@@ -97,8 +95,7 @@ def read_table_hosts(path: Path) -> list[TableHost]:
 def read_host_list(path: Path) -> HostList | None:
     """Return the hosts of a rank table, of which this is one (UsageError: it is not, or the ranks leave a doubt); None
     where the other checks will find and refuse what is wrong. The table's `rank_id` decides, as in MindSpore; node 0,
-    with the scheduler, is the server of rank 0; a single server is this host, whatever its server_id.
-    """
+    with the scheduler, is the server of rank 0; a single server is this host, whatever its server_id."""
     try:
         table = read_given_table(path)
     except UsageError:
@@ -164,10 +161,8 @@ class JobHosts:
     """In the order of their node_rank; empty when the only one is this host, and the job an ordinary one."""
     assignments: tuple[HostAssignment, ...]
     """Their ranks and devices where a rank table gives them, or where the only host is this one; else empty."""
-    options: dict[str, Any]
-    """The options of the command with what the hosts say."""
-    spares: tuple[HostEntry, ...] = ()
-    """Hosts that take the place of lost ones."""
+    options: dict[str, Any]  # the options of the command with what the hosts say
+    spares: tuple[HostEntry, ...] = ()  # hosts that take the place of lost ones
 
 
 def read_job_hosts(options: Mapping[str, Any], given: Collection[str]) -> JobHosts:

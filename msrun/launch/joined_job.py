@@ -1,7 +1,6 @@
 """This host's part of a job of several on each of which msrun is typed, or started by a cluster manager. The host with
 the scheduler leads the job as a launcher over SSH does; every other one dials it, serves it as an agent, and shows its
-own part to whoever has typed msrun there.
-"""
+own part to whoever has typed msrun there."""
 
 from __future__ import annotations
 
@@ -10,10 +9,8 @@ import secrets
 import selectors
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msrun import contract
@@ -25,11 +22,12 @@ from msrun.cluster.connection import Caller, Connection, HostRequest, NoKey, Ref
 from msrun.cluster.protocol import HostPart, protocol
 from msrun.cluster.rendezvous import UnresolvedName, resolve_address
 from msrun.errors import ClusterError, PeerFailed, UsageError
-from msrun.launch.console import Console, say
-from msrun.launch.directory.log_directory import new_job_id, of_job, write_private
+from msrun.launch.console import Console
+from msrun.launch.directory.log_directory import of_job, write_private
 from msrun.launch.job import (
     AgentPart,
     JobResult,
+    Start,
     check_part,
     job_signals,
     look_at_host,
@@ -62,25 +60,15 @@ CONNECT_S = 3.0
 GREETING_S = 15.0  # how long the scheduler may take to answer
 
 
-def run_joined_job(
-    spec: LaunchSpec,
-    caller: Mapping[str, str],
-    *,
-    quiet: bool = False,
-    is_last: bool = False,
-    job_id: str = "",
-    on_directory: Callable[[str, Path], None] = lambda _id, _folder: None,
-) -> JobResult:
-    """Run this host's part of a job to its end; arguments as `launch.job.run_job` (UsageError: seen before any process
-    started; ClusterError, RendezvousTimeout, Interrupted: the hosts did not come together, not in time, or a signal
-    came).
-    """
-    facts = look_at_host(spec, caller)
+def run_joined_job(spec: LaunchSpec, start: Start) -> JobResult:
+    """Run this host's part of a job to its end (UsageError: seen before any process started; ClusterError,
+    RendezvousTimeout, Interrupted: the hosts did not come together, not in time, or a signal came)."""
+    facts = look_at_host(spec, start.caller)
     spec = settle_mindspore(spec, facts)
     check_part(spec, facts)
-    tell = partial(say, quiet=quiet)
+    tell, job_id = start.say, start.job_id
     with contextlib.ExitStack() as stack:
-        signals = stack.enter_context(job_signals(spec, is_last=is_last))
+        signals = stack.enter_context(job_signals(spec))
         patience = Patience(spec, signals, tell)
         tls = _open_tls(spec, "client")
         warnings = tls.warnings if tls else ()
@@ -103,7 +91,6 @@ def run_joined_job(
             token = stack.enter_context(key.made())
             if spec.is_under_scheduler and not (spec.token or spec.tls):
                 tell(f"no --token_file or MSRUN_TOKEN: whoever reaches {place[0]}:{place[1]} can join this job")
-            job_id = job_id or new_job_id()
             server = _open_tls(spec, "server")
             for warning in server.warnings if server else ():
                 if warning not in warnings:
@@ -111,8 +98,7 @@ def run_joined_job(
             spec = of_job(spec, job_id)
             joined = JoinedHosts(spec, request(master_addr), job_id, place, listener, token, server, signals, tell)
             stack.enter_context(joined).meet()
-            whole = joined.whole_spec()
-            result = run_fleet_job(whole, caller, quiet=quiet, job_id=job_id, on_directory=on_directory, joined=joined)
+            result = run_fleet_job(joined.whole_spec(), start, joined)
             joined.call_off("the job has ended without this host", result.exit_code)
             return result
 
@@ -124,17 +110,16 @@ def run_joined_job(
         part = stack.enter_context(DialledPart(spec, connection, silence_s, signals, place))
         tell("registered with the scheduler" + (f" through {connection.tls_version}" if tls else ""))
         while (own := part.await_part(patience)) is not None:
-            result = part.run(own, caller, quiet=quiet, on_directory=on_directory, say=tell)
+            result = part.run(own, start)
             if not result.goes_on:
                 return result
-        return JobResult(plan_dry_run(spec, caller), None, ())  # nobody has needed this host
+        return JobResult(plan_dry_run(spec, start.caller), None, ())  # nobody has needed this host
 
 
 class JobKey:
     """What the hosts of a job know each other by: the user's token, or a random one in a log directory that they share.
     With TLS alone certificates say who they are; under a scheduler, whose pods may share no directory, the place where
-    they meet.
-    """
+    they meet."""
 
     def __init__(self, spec: LaunchSpec) -> None:
         place = f"{spec.master_addr}:{spec.meeting_port}"
@@ -186,8 +171,7 @@ def _open_tls(spec: LaunchSpec, side: Side) -> TlsIdentity | None:
 def find_master(spec: LaunchSpec, patience: Patience) -> str:
     """Return the numeric address of the scheduler's host, whose name may become known only when that has come up
     (RendezvousTimeout, Interrupted: not in time, or a signal came; UsageError: it stands for this host's own loopback
-    address).
-    """
+    address)."""
     while not spec.stands_for:
         try:
             return resolve_address(spec.master_addr)
@@ -207,8 +191,7 @@ def dial(
     """Return a connection to a scheduler at `place` that has let this host in, maybe later than now, and how long that
     may be silent (ClusterError: it refuses this host, or is none; RendezvousTimeout, Interrupted). `greet`: begins to
     speak over a connection, with this host's address towards the scheduler; `retry_s`: how long this host's key may be
-    another.
-    """
+    another."""
     unknown_since = 0.0
     while True:
         why = "it closed the connection"
@@ -280,9 +263,7 @@ class DialledPart:
             self._server.kill()
 
     def await_part(self, patience: Patience) -> HostPart | None:
-        """Return what the launcher says when all hosts have joined, at first or after a loss; None: the job has ended
-        well without this one (ClusterError: the scheduler has gone; PeerFailed: the job is called off).
-        """
+        """Return what the launcher says when all have joined; None: the job did without (ClusterError, PeerFailed)."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._signals, selectors.EVENT_READ)
             selector.register(self._link, selectors.EVENT_READ)
@@ -305,24 +286,16 @@ class DialledPart:
                         moment = "the job went on" if self._has_run else "all hosts had come"
                         raise ClusterError(f"{message['reason']}, before {moment}")
 
-    def run(
-        self,
-        part: HostPart,
-        caller: Mapping[str, str],
-        *,
-        quiet: bool,
-        on_directory: Callable[[str, Path], None],
-        say: Callable[[str], None],
-    ) -> JobResult:
-        """Run this host's part, from what `await_part` has returned. Other arguments and errors as `run_part`."""
+    def run(self, part: HostPart, start: Start) -> JobResult:
+        """Run this host's part, from what `await_part` has returned; errors as `run_part`."""
         link, self._has_run = self._link, True
         fleet = fleet_of_part(part, self._spec)
         assert fleet is not None, "a job of this host alone"
         came = "come together again" if part.first_attempt else "come"
-        say(f"all {len(fleet.hosts)} hosts have {came}; this is {fleet.own.describe()}")
+        start.say(f"all {len(fleet.hosts)} hosts have {came}; this is {fleet.own.describe()}")
 
         def display(spec: LaunchSpec, plan: LaunchPlan, faults: OwnFaults) -> Console:
-            shown = Console(spec, plan, faults, quiet=quiet).open_metrics()
+            shown = Console(spec, plan, faults, quiet=start.quiet).open_metrics()
             shown.also, shown.stop_self = LauncherReport(link, plan, None), self._stop
             return shown
 
@@ -338,11 +311,12 @@ class DialledPart:
                 first_attempt=part.first_attempt,
                 max_restarts=part.max_restarts,
             )
-            result = run_part(spec, caller, own, job_id=part.job_id, on_directory=on_directory)
+            result = run_part(spec, replace(start, job_id=part.job_id), own)
         self._server = result.server
         tell_result(link, result)
         if result.goes_on:
-            say(f"{result.failure.reason if result.failure else 'the job starts again'}; waiting for its next start")
+            why = result.failure.reason if result.failure else "the job starts again"
+            start.say(f"{why}; waiting for its next start")
         else:
             with contextlib.suppress(KeyboardInterrupt):
                 link.wait(FETCH_S)

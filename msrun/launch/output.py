@@ -1,8 +1,7 @@
 """What msrun prints while it supervises a job. Each place has one thread and one bounded queue, so that a paused
 terminal, `| less` or a full pipe holds up nothing else; stdout and stderr to the same place share them. What does not
 fit is dropped, and said when there is room. Text of others, which may send a terminal what moves its cursor or worse,
-goes through `printable`.
-"""
+goes through `printable`."""
 
 from __future__ import annotations
 
@@ -239,6 +238,19 @@ def printable_bytes(data: bytes, *, keep_colours: bool = False) -> bytes:
 def one_line(text: str) -> str:
     """Return text that stays in its line, for names and reasons; all that is not printable is shown escaped."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in printable(text))
+
+
+def describe_span(seconds: float) -> str:
+    """Return a span of time in words: 0.4 s, 12 s, 3 min 5 s, 2 h 0 min, 3 d 4 h."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    minutes, whole_s = divmod(int(max(seconds, 10)), 60)
+    hours, days = minutes // 60, minutes // 1440
+    if not minutes:
+        return f"{whole_s} s"
+    if not hours:
+        return f"{minutes} min {whole_s} s"
+    return f"{days} d {hours % 24} h" if days else f"{hours} h {minutes % 60} min"
 
 
 def fit(text: str, columns: int) -> str:

@@ -18,10 +18,8 @@ if TYPE_CHECKING:
     from ranktable import RankTable
 
 
-TABLE_RETRY_S = 0.2
-"""How often a table is read whose producer has not finished it."""
-_LINE_S = 30.0
-"""How often the user is told of it."""
+TABLE_RETRY_S = 0.2  # how often a table is read whose producer has not finished it
+_LINE_S = 30.0  # how often the user is told of it
 
 
 def await_rank_table(path: Path, limit_s: float, tell: Callable[[str], None]) -> None:
@@ -51,8 +49,7 @@ def await_rank_table(path: Path, limit_s: float, tell: Callable[[str], None]) ->
 
 def linked_table(path: Path | None) -> str | None:
     """Return the text of a table whose path is a symbolic link, as of a mounted ConfigMap, which may change and which
-    HCCL refuses: workers get a copy (UsageError); None for another path.
-    """
+    HCCL refuses: workers get a copy (UsageError); None for another path."""
     if path is None or not path.is_symlink():
         return None
     try:

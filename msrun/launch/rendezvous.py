@@ -18,8 +18,8 @@ from msrun.agent.signals import SignalPipe, stop_this_process
 from msrun.cluster.messages import await_input
 from msrun.cluster.rendezvous import listen, own_addresses
 from msrun.errors import RendezvousTimeout, UsageError, interruption
-from msrun.planning.host_assignment import Fleet, HostAssignment
 from msrun.planning.host_options import HostOptions, find_host_options, is_place_open
+from msrun.planning.hosts import Fleet, HostAssignment
 from msrun.planning.placement.host import ASCEND_VARIABLE, CUDA_VARIABLE, HostFacts, visible_ascend, visible_cuda
 from msrun.planning.schedulers import (
     BY_HAND,
@@ -146,9 +146,7 @@ def assume_counts(worker_num: int, local_worker_num: int, node_rank: int) -> lis
 
 
 def discover_host(options: Mapping[str, Any], given: Collection[str], environ: Mapping[str, str]) -> HostOptions:
-    """Return what Slurm, mpirun, Kubernetes or torchrun's variables say of this host, for options of the command that
-    are not `given` (UsageError: a contradiction, or something that is needed is missing).
-    """
+    """Return what the variables around msrun say of this host, for options that are not `given` (UsageError)."""
     is_open = is_surrounded(environ) and is_place_open(options, given)
     if not is_open or (job := find_surroundings(environ, view_host(environ))) is None:
         return HostOptions({})
@@ -169,8 +167,7 @@ def is_under_scheduler(environ: Mapping[str, str]) -> bool:
 
 def with_own_address(found: HostOptions) -> HostOptions:
     """Return the options of node 0 with its address where its name is loopback here, as 127.0.1.1 in /etc/hosts. Of
-    several addresses nobody can tell which one the others know: the name stays, and is refused when the hosts meet.
-    """
+    several addresses nobody can tell which one the others know: the name stays, and is refused when the hosts meet."""
     name = str(found.options["master_addr"])
     try:
         known = {str(entry[4][0]) for entry in socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)}

@@ -1,6 +1,5 @@
 """A dry run of a script in one process, which stands for a rank of a job that does not exist: no scheduler, no network;
-its output comes here as it is.
-"""
+its output comes here as it is."""
 
 from __future__ import annotations
 
@@ -30,13 +29,11 @@ class Simulation:
     worker_num: int
     local_worker_num: int
     global_rank: int
-    device: str
-    """Name or file of the device profile."""
+    device: str  # name or file of the device profile
     working_directory: Path
     log_dir: Path
     env: tuple[tuple[str, str], ...] = ()
-    tries_changes: bool = False
-    """Whether other settings are priced, too."""
+    tries_changes: bool = False  # whether other settings are priced, too
 
     def __post_init__(self) -> None:
         if self.worker_num < 1:
@@ -90,8 +87,7 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 def run_simulation(simulation: Simulation, caller: dict[str, str], *, quiet: bool) -> int:
     """Run the script until its first training step has been looked at; return the exit status. The report of an earlier
     dry run is removed (UsageError: the log directory cannot be written; WorkerFailed: no training step of AutoParallel
-    came).
-    """
+    came)."""
     report = simulation.log_dir / contract.SIMULATION_JSON
     try:
         simulation.log_dir.mkdir(mode=contract.DIRECTORY_MODE, parents=True, exist_ok=True)

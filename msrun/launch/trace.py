@@ -24,14 +24,18 @@ from typing import Any
 from msrun import contract
 from msrun.agent.own_file import create_own_file
 from msrun.errors import UsageError
-from msrun.launch.directory.lock import parse_number
-from msrun.launch.directory.log_directory import parse_plan, publish_file, read_bytes, read_events, require_job
+from msrun.launch.directory.log_directory import (
+    parse_number,
+    parse_plan,
+    publish_file,
+    read_bytes,
+    read_events,
+    require_job,
+)
 from ranktable.files import open_whole
 
-LAUNCHER = 0
-"""Process of the launcher in the trace; that of rank r is r + 1."""
-PROCESS, STEPS, WAITS = 0, 1, 2
-"""Rows of a rank."""
+LAUNCHER = 0  # process of the launcher in the trace; that of rank r is r + 1
+PROCESS, STEPS, WAITS = 0, 1, 2  # rows of a rank
 _ROWS = ("process", "steps", "waits in collectives")
 _MOMENTS = frozenset(
     {"preparing", "ready", "running", "signal", "hang", "stopping", "restarting", "over", "fault", "note"}
@@ -44,14 +48,11 @@ class Trace:
     """The events of a trace, and what was found."""
 
     events: list[dict[str, Any]] = field(default_factory=list)
-    found: Counter[str] = field(default_factory=Counter)
-    """Number of ranks with a process, steps, waits."""
+    found: Counter[str] = field(default_factory=Counter)  # number of ranks with a process, steps, waits
 
 
 def write_trace(log_dir: Path, output: Path | None) -> str:
-    """Write the trace of a log directory's job to `output` (None: `trace.json` there); return in words what
-    (UsageError).
-    """
+    """Write the trace of a directory's job to `output`, by default `trace.json` there; return what (UsageError)."""
     log_dir = require_job(log_dir, "msrun trace")
     path = output or log_dir / contract.TRACE_JSON
     folders = [log_dir, *sorted(folder for folder in log_dir.glob("node_*") if folder.is_dir())]

@@ -1,6 +1,5 @@
 """From what was asked to what is carried out: LaunchSpec and HostFacts in, LaunchPlan out; of a job on many hosts as
-much as can be told without asking them for devices, cores, threads and temporary files.
-"""
+much as can be told without asking them for devices, cores, threads and temporary files."""
 
 from __future__ import annotations
 
@@ -19,9 +18,7 @@ from msrun.planning.environment import (
     server_environment,
     settle_mindspore,
 )
-from msrun.planning.host_assignment import Fleet, HostAssignment
-from msrun.planning.hosts.assignment import UNKNOWN, assign_hosts
-from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.hosts import UNKNOWN, Fleet, HostAssignment, HostEntry, assign_hosts
 from msrun.planning.imports import OF_OPTIMIZERS, SAFE_PACKAGES, ScriptImports, read_imports
 from msrun.planning.masking import explain_kept_secrets, forwarded_environment
 from msrun.planning.placement.host import (
@@ -58,7 +55,7 @@ RECOVERY_NOTE = (
     "--min_hosts M after the loss of a host, too"
 )
 ASSUMED = "the other hosts are not known before they register; here each is taken to run as many workers"
-DECIDED_THERE = (
+DECIDED_THERE = (  # variables of workers on other hosts whose values are known when the host has been reached
     contract.MASTER_PORT,
     contract.MS_SCHED_PORT,
     contract.MSRUN_DEVICE_TARGET,
@@ -67,7 +64,6 @@ DECIDED_THERE = (
     contract.MSRUN_RENDEZVOUS,
     contract.RANK_TABLE_FILE,
 )
-"""Variables of workers on other hosts whose values are known when the host has been reached."""
 
 
 def plan_job(
@@ -84,8 +80,7 @@ def plan_job(
 ) -> LaunchPlan:
     """Return the plan of a job on hosts whose parts are decided. `run_dir`: its temporary folder here, if it has one;
     `master`: numeric address and port of the store, or of several hosts' scheduler, 0 = chosen at start; `target`:
-    device target, and why; `fleet`: all hosts of several; `forwarded`: variables that go to them.
-    """
+    device target, and why; `fleet`: all hosts of several; `forwarded`: variables that go to them."""
     if spec.min_hosts and spec.is_remote:
         spares = f"spare hosts: {', '.join(entry.name for entry in spec.spares)}" if spec.spares else "no spare hosts"
         count = f"{spec.min_hosts} of {len(spec.host_entries)} hosts"
@@ -113,19 +108,16 @@ class _Part:
     """One host's part of a job: what its plan is made of."""
 
     spec: LaunchSpec
-    caller: Mapping[str, str]
-    """The environment that workers inherit."""
+    caller: Mapping[str, str]  # the environment that workers inherit
     assignment: HostAssignment
     hosts: int
     name: str
-    address: str
-    """Of the host as its logs are named; where nothing is known of it, what it fills in itself."""
+    address: str  # of the host as its logs are named; where nothing is known of it, what it fills in itself
     devices: DevicePlacement
     binding: HostBinding
     own_threads: Sequence[str] = ()
     """Of each worker the number of compute threads, where it differs from that of others there."""
-    reached_at: str = ""
-    """Where workers of other hosts reach its parameter servers."""
+    reached_at: str = ""  # where workers of other hosts reach its parameter servers
 
     def plan(self, common: dict[str, str], place: str) -> HostPlan:
         """Return what one agent runs, of the `common` variables of its workers; `place`: as in `HostPlan`."""
@@ -212,8 +204,7 @@ def build_plan(
     """Decide everything about this host's part of a job; pure, but for reading the script's imports (UsageError: more
     workers than devices, a binding that this host does not allow, or servers without torch). `fleet`: None = this is
     the only host; `run_dir`: need not exist; `master_port`: of the store, 0 in a dry run; `server_token`: empty in a
-    dry run.
-    """
+    dry run."""
     spec = settle_mindspore(spec, host)
     ranks = tuple(range(spec.local_worker_num))
     listed = spec.table_hosts[0].device_ids if spec.table_hosts else ()
@@ -403,8 +394,7 @@ class EarlyServer:
 
     environment: Mapping[str, str]
     working_directory: str
-    imports: tuple[str, ...]
-    """Nothing of the user's own: whether the job starts is not known yet."""
+    imports: tuple[str, ...]  # nothing of the user's own: whether the job starts is not known yet
 
 
 def early_imports(spec: LaunchSpec, caller: Mapping[str, str]) -> tuple[str, ...]:

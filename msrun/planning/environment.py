@@ -10,15 +10,14 @@ from pathlib import Path
 
 from msrun import contract
 from msrun.errors import UsageError
-from msrun.planning.host_assignment import Fleet
+from msrun.planning.hosts import Fleet
 from msrun.planning.imports import imports_package
 from msrun.planning.placement.host import HostFacts
 from msrun.planning.program import with_numbers
 from msrun.planning.spec import LaunchSpec
 from ranktable.hosts.host_list import MAX_PORT
 
-STACK_SIGNAL = signal.SIGRTMIN + 8
-"""On this signal a worker writes the stacks of all its threads."""
+STACK_SIGNAL = signal.SIGRTMIN + 8  # on this signal a worker writes the stacks of all its threads
 
 LOOPBACK_DEFAULTS = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"), "lo")
 """Keeps the sockets of a one-host job on loopback; a value that the user set wins. Of several hosts NCCL and HCCL look
@@ -51,8 +50,7 @@ def common_environment(
 ) -> dict[str, str]:
     """Return what every worker of a host gets beside the caller's environment. `fleet`: None = this is the only host;
     `extra`: what the user, and the kind of the script's `mindspore`, set; `run_dir`: empty = not known yet; `master`:
-    address and port of the store; `has_store`: the scheduler serves it, else rank 0 opens it itself.
-    """
+    address and port of the store; `has_store`: the scheduler serves it, else rank 0 opens it itself."""
     interfaces = LOOPBACK_DEFAULTS
     if fleet is not None:  # gloo and TensorPipe would take that of the host's name, which is loopback on many systems
         interfaces = (
@@ -115,9 +113,7 @@ def of_rank(env: Collection[tuple[str, str]], numbers: Mapping[str, int]) -> dic
 
 
 def server_environment(caller: Mapping[str, str], common_env: Mapping[str, str]) -> dict[str, str]:
-    """Return the fork server's environment: the workers' common one, with one thread of OpenBLAS, which numpy starts at
-    import: a process with threads must not fork.
-    """
+    """Return the fork server's environment: the common one, with one thread of OpenBLAS, so that it may fork."""
     env = {name: value for name, value in caller.items() if name not in contract.RANK_VARIABLES}
     return {**env, **common_env, "OPENBLAS_NUM_THREADS": "1"}
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from msrun.errors import UsageError
-from msrun.planning.ranks import count_workers
+from msrun.planning.hosts import count_workers
 from msrun.planning.schedulers import OFF, Surroundings, Told
 from msrun.planning.settings import FoundSetting
 from msrun.planning.spec import MEETING_PORT
@@ -20,8 +20,7 @@ PLACE_OPTIONS = frozenset({"worker_num", "local_worker_num", "node_rank", "maste
 class HostOptions:
     """What was found."""
 
-    options: Mapping[str, Any]
-    """Values of options that were not given."""
+    options: Mapping[str, Any]  # values of options that were not given
     settings: tuple[FoundSetting, ...] = ()
     lines: tuple[str, ...] = ()
 
@@ -39,8 +38,7 @@ def find_host_options(
 ) -> HostOptions:
     """Return the options of the command that are not `given`, as far as the surroundings tell them (UsageError:
     something needed is missing, or a contradiction). Workers of this host: --local_worker_num, an even share of
-    --worker_num, what a variable says, one for each device, else one.
-    """
+    --worker_num, what a variable says, one for each device, else one."""
     asked = {name: Told(options[name], f"--{name}") for name in ("worker_num", "local_worker_num") if name in given}
     if job.node_num is not None and job.node_num.value == 1:
         return _alone(job, asked, count_devices)

@@ -1,7 +1,6 @@
 """What a script imports at its top level, read without running it: the fork server imports these once. Only packages
 that start no thread, open no device and read no rank variable at import are taken, and nothing that the script imports
-after it may have set a variable that they read: each worker then imports it itself.
-"""
+after it may have set a variable that they read: each worker then imports it itself."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ _SETS_AT_IMPORT = re.compile(r"\benviron(\[[^\]]*\]\s*=[^=]|\.(setdefault|update
 _SETS_TORCH = re.compile(r"""environ\[["']TORCH\w*["']\]\s*=[^=]|\b(setdefault|putenv)\(\s*["']TORCH""")
 """Text that may set a variable of torch's compiler, which is read when an optimizer is made."""
 _MAX_MODULES = 64
-MAX_TEXT_BYTES = 4 << 20
-"""Of the script's own, how many are looked into, and their size together."""
+MAX_TEXT_BYTES = 4 << 20  # of the script's own, how many are looked into, and their size together
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -41,19 +39,16 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 class ScriptImports:
     """What may be imported for a script before it runs."""
 
-    names: tuple[str, ...] = ()
-    """As `module` or `module:name`, in order and without repeats."""
+    names: tuple[str, ...] = ()  # as `module` or `module:name`, in order and without repeats
     left: str = ""
     """A package that each worker has to import itself, since something may set variables for it; empty = none."""
-    where: str = ""
-    """FILE:LINE of that something."""
+    where: str = ""  # FILE:LINE of that something
 
 
 def read_imports(script: Path, root: Path | None = None, *, poses: bool = False) -> ScriptImports:
     """Return what to import before forking; nothing of a file that cannot be parsed. `root`: of a module of `-m`, the
     folder of its packages, whose `__init__.py` run before it; `poses`: `mindspore` is msrun.mindspore. `from
-    msrun.runtime import init` gives `msrun.runtime:init`, as those names are loaded lazily.
-    """
+    msrun.runtime import init` gives `msrun.runtime:init`, as those names are loaded lazily."""
     tree = _parse(script)
     hiding = (file for name in SAFE_PACKAGES for file in _files_of(name, script.parent))  # the packages of these names
     if tree is None or any(file.is_file() for file in hiding):
@@ -85,8 +80,7 @@ def read_imports(script: Path, root: Path | None = None, *, poses: bool = False)
 class _Setter:
     """Finds the first statement that may set a variable of the environment: what cannot be told counts as one."""
 
-    folder: Path
-    """Where the script's own modules are."""
+    folder: Path  # where the script's own modules are
     poses: bool
     where: str = ""
     tops: dict[str, str] = field(default_factory=dict)

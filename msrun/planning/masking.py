@@ -7,8 +7,7 @@ The workers get the real values. What a program's name is does not matter, only 
 A name is taken apart at `_`, `-`, `.` and capital letters. PASSWORD, PASSWD, SECRET and CREDENTIAL are enough anywhere
 in it. KEY and TOKEN are everyday words in training (`--num_keys`, `--tokenizer`, `--key_dim`, `--max_tokens`,
 `--num_key_value_heads`, `--pad_token_id`), so they count only as the last word and in the singular: `--api_key`,
-`--hf-token`, `accessToken`, `--key`.
-"""
+`--hf-token`, `accessToken`, `--key`."""
 
 from __future__ import annotations
 
@@ -56,8 +55,7 @@ def mask_words(words: Sequence[str]) -> list[str]:
 
 def secret_values(words: Sequence[str], env: Mapping[str, str]) -> tuple[str, ...]:
     """Return the values that `mask_words` hides and the secrets in `env`, longest first; those of fewer than
-    `MIN_SECRET_CHARS` are left out: hiding every `1` of a text would hide the text.
-    """
+    `MIN_SECRET_CHARS` are left out: hiding every `1` of a text would hide the text."""
     found = {secret for _, secrets in _masked(words) for secret in secrets}
     for name, value in env.items():
         found |= {value} if SECRET_NAME.search(name) else {password for _, password in _URL_PASSWORD.findall(value)}
@@ -89,10 +87,9 @@ def _masked_word(word: str) -> tuple[str, list[str]]:
     return word[:begin] + mask_url(value), [password for _, password in _URL_PASSWORD.findall(value)]
 
 
-NO_FAMILIES = "none"
-"""The word that turns the list below off."""
+NO_FAMILIES = "none"  # the word that turns the list below off
 
-FAMILIES = (
+FAMILIES = (  # what goes to the hosts unless the user says none
     # where programs, libraries and modules are
     *("PATH", "LD_LIBRARY_PATH", "PYTHON*", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV"),
     # what torch compiles with
@@ -112,9 +109,8 @@ FAMILIES = (
     # time and language
     *("TZ", "LANG", "LANGUAGE", "LC_*"),
 )
-"""What goes to the hosts unless the user says none."""
 
-NEVER = (
+NEVER = (  # what goes to no host, whatever the patterns are
     # this login and its terminal
     *("SSH_*", "DISPLAY", "WAYLAND_*", "XAUTHORITY", "XDG_*", "DBUS_*", "LS_COLORS", "TERM*", "COLORTERM", "COLUMNS"),
     *("LINES", "WINDOWID", "TMUX*", "STY", "SUDO_*", "GPG_*", "KRB5CCNAME"),
@@ -135,7 +131,6 @@ NEVER = (
     *("MS_SCHED*", "MS_SERVER_NUM", "MS_PSERVER*", "MS_HCCL_CM_INIT"),
     *sorted(contract.RANK_VARIABLES | contract.JOB_VARIABLES),
 )
-"""What goes to no host, whatever the patterns are."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _PATTERN = re.compile(r"[A-Za-z_*?\[][A-Za-z0-9_*?\[\]!-]*\Z")

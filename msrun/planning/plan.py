@@ -10,11 +10,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
 from msrun import contract
-from msrun.planning.host_assignment import HostAssignment
-from msrun.planning.hosts.assignment import UNKNOWN
+from msrun.planning.hosts import UNKNOWN, HostAssignment, count_workers, fold_ranks
 from msrun.planning.masking import mask_words, masked, secret_values
 from msrun.planning.program import Program, StartMethod
-from msrun.planning.ranks import count_workers, fold_ranks
 from msrun.planning.record_json import encode_record
 from msrun.planning.spec import JobTerms, format_size
 from ranktable.hosts.ranges import fold_numbers
@@ -27,19 +25,13 @@ class WorkerPlan:
     global_rank: int
     local_rank: int
     device_id: int
-    env: dict[str, str]
-    """Only what differs from the other workers of the host."""
+    env: dict[str, str]  # only what differs from the other workers of the host
     log_path: str
-    error_log_path: str = ""
-    """Of stderr alone; empty = it goes to `log_path`, too."""
-    physical_device: str = ""
-    """The device by its number on the host; the worker itself sees it as `device_id`."""
-    cpus: tuple[int, ...] = ()
-    """Processors that it is bound to; empty = not bound."""
-    memory_nodes: tuple[int, ...] = ()
-    """NUMA nodes that its memory is bound to; empty = not bound."""
-    binding: str = ""
-    """Why these, in words."""
+    error_log_path: str = ""  # of stderr alone; empty = it goes to `log_path`, too
+    physical_device: str = ""  # the device by its number on the host; the worker itself sees it as `device_id`
+    cpus: tuple[int, ...] = ()  # processors that it is bound to; empty = not bound
+    memory_nodes: tuple[int, ...] = ()  # NUMA nodes that its memory is bound to; empty = not bound
+    binding: str = ""  # why these, in words
 
     @property
     def last_words_path(self) -> str:
@@ -55,8 +47,7 @@ class ServerPlan:
     """One parameter server: its own variables and its log."""
 
     index: int
-    env: dict[str, str]
-    """Beside those that it shares with the workers."""
+    env: dict[str, str]  # beside those that it shares with the workers
     log_path: str
 
 
@@ -66,12 +57,9 @@ class AgentPlan:
 
     name: str
     user: str
-    port: int
-    """0 = left to ssh_config."""
-    python: str
-    """Path of the interpreter there."""
-    command: str
-    """What the host's shell is given: a constant, but for the interpreter."""
+    port: int  # 0 = left to ssh_config
+    python: str  # path of the interpreter there
+    command: str  # what the host's shell is given: a constant, but for the interpreter
 
 
 @dataclass(frozen=True)
@@ -90,12 +78,9 @@ class HostPlan:
     servers: tuple[ServerPlan, ...] = ()
     mindspore_scheduler: dict[str, str] = field(default_factory=dict)
     """Variables of MindSpore's own scheduler; empty = the host runs none."""
-    scheduler_cpus: tuple[int, ...] = ()
-    """Processors that the scheduler is bound to; empty = not bound."""
-    place: str = ""
-    """The host among several, in words: "node 1 (worker-1, 10.0.0.7)"; empty when it is the only one."""
-    agent: AgentPlan | None = None
-    """How it is reached; None = this host, without an agent."""
+    scheduler_cpus: tuple[int, ...] = ()  # processors that the scheduler is bound to; empty = not bound
+    place: str = ""  # the host among several, in words: "node 1 (worker-1, 10.0.0.7)"; empty when it is the only one
+    agent: AgentPlan | None = None  # how it is reached; None = this host, without an agent
 
     @property
     def first_attempt(self) -> int:
@@ -125,15 +110,12 @@ class LaunchPlan(JobTerms):
     master_addr: str
     master_port: int
     log_dir: str
-    run_dir: str
-    """Private temporary folder of the job: the FileStore; removed at the end."""
+    run_dir: str  # private temporary folder of the job: the FileStore; removed at the end
     device_target: str
     device_reason: str
-    rank_table_file: str
-    """Table of the job: the user's, or the one generated in the log directory."""
+    rank_table_file: str  # table of the job: the user's, or the one generated in the log directory
     hosts: tuple[HostPlan, ...]
-    notes: tuple[str, ...] = field(default=())
-    """What the user should know of these decisions, one line each."""
+    notes: tuple[str, ...] = field(default=())  # what the user should know of these decisions, one line each
     fleet: tuple[HostAssignment, ...] = ()
     """All hosts of a job of several, in the order of their node_rank; `hosts` holds this one alone when each host is
     started for itself, all of them when they are started from here."""

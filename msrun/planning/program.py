@@ -18,10 +18,8 @@ DeviceTarget = Literal["auto", "cpu", "gpu", "ascend"]
 MindSporeKind = Literal["auto", "real", "torch", "none"]
 MindSporeSemantics = Literal["mindspore", "torch"]
 
-DEFAULT_ROLE = "default"
-"""Source: torch.distributed.run, --role."""
-ONCE = "-"
-"""A script that can be read only once: from standard input, or a pipe."""
+DEFAULT_ROLE = "default"  # Source: torch.distributed.run, --role
+ONCE = "-"  # a script that can be read only once: from standard input, or a pipe
 PYTHON_WORDS = frozenset({"python", "python3"})
 COMMANDS = ("examples", "trace", "estimate", "status", "watch", "logs", "stop", "drain", "list")
 """First words that are commands of msrun and no program."""
@@ -33,19 +31,13 @@ PYTHON_FLAGS_WITHOUT_EFFECT = frozenset({"-u"})
 class Program:
     """What every worker runs."""
 
-    kind: ProgramKind
-    """script: a Python file run as `__main__`; module: as `python -m`; executable: started by exec."""
+    kind: ProgramKind  # script: a Python file run as `__main__`; module: as `python -m`; executable: started by exec
     target: str
-    args: tuple[str, ...] = ()
-    """The program's own arguments, byte for byte."""
-    typed: str = ""
-    """A script as it was named, seen from the working directory: its `sys.argv[0]`; empty = `target`."""
-    has_rank_args: bool = False
-    """Whether {rank}, {local_rank} and {node_rank} in the arguments are those of the worker."""
-    passes_local_rank: bool = False
-    """Whether the first argument is --local-rank=N, as of torch.distributed.launch."""
-    role: str = DEFAULT_ROLE
-    """ROLE_NAME of its workers."""
+    args: tuple[str, ...] = ()  # the program's own arguments, byte for byte
+    typed: str = ""  # a script as it was named, seen from the working directory: its `sys.argv[0]`; empty = `target`
+    has_rank_args: bool = False  # whether {rank}, {local_rank} and {node_rank} in the arguments are those of the worker
+    passes_local_rank: bool = False  # whether the first argument is --local-rank=N, as of torch.distributed.launch
+    role: str = DEFAULT_ROLE  # ROLE_NAME of its workers
 
     @property
     def is_python(self) -> bool:
@@ -90,8 +82,7 @@ def with_numbers(text: str, numbers: Mapping[str, int]) -> str:
 def parse_program(words: Sequence[str], *, is_module: bool, working_directory: Path) -> Program:
     """Turn `x.py ARGS`, `-m pkg.mod ARGS` (`is_module`), `python x.py`, `python -m mod`, `pytest x.py` or an executable
     into a Program; python, python3 and pytest mean msrun's own interpreter (UsageError: nothing to run, or it does not
-    exist, is a directory, or cannot be executed).
-    """
+    exist, is a directory, or cannot be executed)."""
     if not words:
         raise UsageError("no SCRIPT given: name a Python file, -m MODULE or an executable, e.g. msrun train.py")
     first, rest = words[0], tuple(words[1:])

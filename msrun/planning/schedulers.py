@@ -4,8 +4,7 @@ variables, and functions for those that need more.
 The names are those of each one's own documentation: torchrun (PET_), Slurm, Open MPI, Kubernetes, Kubeflow, Volcano,
 SkyPilot (distributed jobs), dstack (distributed tasks), Amazon SageMaker (training toolkit), Vertex AI (CLUSTER_SPEC),
 Azure ML (PyTorch distribution), LeaderWorkerSet, IBM's jsrun, MPICH's and Intel MPI's hydra, LSF, PBS, Ray; and what
-people export by hand. Variables that contradict each other are refused with UsageError.
-"""
+people export by hand. Variables that contradict each other are refused with UsageError."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from typing import Any, Generic, TypeVar
 
 from msrun import contract
 from msrun.errors import UsageError
-from msrun.planning.hosts.host_entry import blamed_on
+from msrun.planning.hosts import blamed_on
 from ranktable.hosts.brackets import expand
 from ranktable.hosts.ranges import RangeError, read_ranges
 
@@ -40,8 +39,7 @@ class Told(Generic[T]):
     """A value, and where it came from."""
 
     value: T
-    source: str
-    """Name of a variable, or more words than that."""
+    source: str  # name of a variable, or more words than that
 
 
 @dataclass(frozen=True)
@@ -52,38 +50,29 @@ class HostView:
     domain: str = ""
     """What follows the name where peers ask for it: the headless service of a pod; empty when there is none."""
     cpu_count: int = 1
-    listed: tuple[str, ...] = ()
-    """The hosts in the file that PBS_NODEFILE names, one for each of their slots."""
+    listed: tuple[str, ...] = ()  # the hosts in the file that PBS_NODEFILE names, one for each of their slots
 
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
     """A job of which this host is a part, as far as variables tell of it; None = no variable says it."""
 
-    name: str
-    """In words: "Slurm job 4711"."""
+    name: str  # in words: "Slurm job 4711"
     node_num: Told[int] | None = None
-    min_hosts: Told[int] | None = None
-    """How few of them are enough to begin; None = all are needed."""
-    node_rank: Told[int] | None = None
-    """Index of this host; None = hosts are numbered when they meet."""
+    min_hosts: Told[int] | None = None  # how few of them are enough to begin; None = all are needed
+    node_rank: Told[int] | None = None  # index of this host; None = hosts are numbered when they meet
     worker_num: Told[int] | None = None
     local_worker_num: Told[int] | None = None
     without_devices: Told[int] | None = None
     """Workers here where no variable says it and this host has no devices; None = one."""
-    master_addr: Told[str] | None = None
-    """Name or address of node 0."""
-    master_port: Told[int] | None = None
-    """None = any that is equal on all hosts."""
-    are_peers_near: bool = False
-    """Whether others of the same job are known to be there although nobody says how many."""
+    master_addr: Told[str] | None = None  # name or address of node 0
+    master_port: Told[int] | None = None  # None = any that is equal on all hosts
+    are_peers_near: bool = False  # whether others of the same job are known to be there although nobody says how many
     cpu_count: int = 0
     """Processors that msrun was given, where it may have been given fewer than it needs; 0 = the host's are its own."""
     cpu_remedy: str = ""
-    hint: str = ""
-    """What to say when this host turns out to be the only one."""
-    remedy: str = ""
-    """What to do when the address of node 0 is not known, in words."""
+    hint: str = ""  # what to say when this host turns out to be the only one
+    remedy: str = ""  # what to do when the address of node 0 is not known, in words
 
 
 # -- single variables -----------------------------------------------------------------------------------------------
@@ -159,27 +148,19 @@ HOSTS_FILE = "/etc/hosts"
 class Variables:
     """The variables of one scheduler; of several names the first that is set counts."""
 
-    name: str
-    """In words; `{NAME}` stands for the value of that variable, {} for this host."""
+    name: str  # in words; `{NAME}` stands for the value of that variable, {} for this host
     node_rank: str
     node_num: tuple[str, ...] = ()
-    hosts: str = ""
-    """Lists all hosts in the order of their ranks, between blanks; the first one is node 0."""
-    needed: tuple[str, ...] = ()
-    """Must be set, too: what tells this one from others with the same words."""
-    unless: tuple[str, ...] = ()
-    """Set for a worker: what else it carries is the place of its launcher."""
+    hosts: str = ""  # lists all hosts in the order of their ranks, between blanks; the first one is node 0
+    needed: tuple[str, ...] = ()  # must be set, too: what tells this one from others with the same words
+    unless: tuple[str, ...] = ()  # set for a worker: what else it carries is the place of its launcher
     worker_num: str = ""
-    local_worker_num: tuple[str, ...] = ()
-    """Workers on this host; 0 = it has no devices."""
-    tasks_here: str = ""
-    """How many processes were started on this host, each of which sees its own rank: must be 1."""
-    once: str = ""
-    """How to have one a host, where that is not so."""
+    local_worker_num: tuple[str, ...] = ()  # workers on this host; 0 = it has no devices
+    tasks_here: str = ""  # how many processes were started on this host, each of which sees its own rank: must be 1
+    once: str = ""  # how to have one a host, where that is not so
     master_addr: tuple[str, ...] = ()
     master_port: tuple[str, ...] = ()
-    job: tuple[str, ...] = ()
-    """What tells two jobs of a host apart; a port follows from it where none is said."""
+    job: tuple[str, ...] = ()  # what tells two jobs of a host apart; a port follows from it where none is said
     are_peers_near: bool = False
     is_numbered_pod: bool = False
     """Whether nothing but the rank is said, and the name of pod 0 follows from that of this one and its service."""
@@ -241,8 +222,7 @@ class Variables:
 
 def read_domain(hosts_file: str, host_name: str) -> str:
     """Return what follows a host's name in /etc/hosts, where the kubelet writes it for a pod with a subdomain:
-    "10.1.0.7 train-1.train.default.svc.cluster.local train-1".
-    """
+    "10.1.0.7 train-1.train.default.svc.cluster.local train-1"."""
     lines = (line.partition("#")[0].split()[1:] for line in hosts_file.splitlines())
     found = (name for names in lines if host_name in names for name in names if name.startswith(f"{host_name}."))
     return next(found, "").removeprefix(f"{host_name}.")
@@ -305,7 +285,7 @@ HAND = Variables(
     master_addr=("MASTER_ADDR",),
     master_port=("MASTER_PORT",),
 )
-PYTORCH_PODS = Variables(
+PYTORCH_PODS = Variables(  # of Kubeflow, or of Volcano's plugin pytorch, which numbers pods over all tasks
     name="Kubernetes pod {}",
     node_rank="RANK",
     needed=("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", IN_POD),
@@ -314,7 +294,6 @@ PYTORCH_PODS = Variables(
     master_addr=("MASTER_ADDR",),
     master_port=("MASTER_PORT",),
 )
-"""Of Kubeflow, or of Volcano's plugin pytorch, which numbers pods over all tasks."""
 VOLCANO_PODS = Variables(
     name="Volcano pod {}",
     node_rank="VC_TASK_INDEX",
@@ -327,10 +306,9 @@ INDEXED_JOB = Variables(
     is_numbered_pod=True,
     remedy="make a headless Service, name it as the pods' subdomain, or give --master_addr ADDRESS",
 )
-PMIX = Variables(
+PMIX = Variables(  # a PMIx launcher that is neither mpirun nor srun: of it only the own rank is known
     name="PMIx", node_rank="PMIX_RANK", are_peers_near=True, remedy="add --master_addr ADDRESS of rank 0's"
 )
-"""A PMIx launcher that is neither mpirun nor srun: of it only the own rank is known."""
 
 
 # -- torchrun -------------------------------------------------------------------------------------------------------
@@ -428,14 +406,12 @@ def find_slurm(environ: Environ, host: HostView) -> Surroundings | None:
 
 # -- Open MPI -------------------------------------------------------------------------------------------------------
 
-DAEMON = "PMIX_SERVER_URI"
-"""Begins the names of PMIX_SERVER_URI4 and the like: `JOB.DAEMON;ADDRESS`."""
+DAEMON = "PMIX_SERVER_URI"  # begins the names of PMIX_SERVER_URI4 and the like: `JOB.DAEMON;ADDRESS`
 MPIRUN_URI = "OMPI_MCA_orte_hnp_uri"
 """Where mpirun listens, in version 4: `JOB.0;tcp://10.0.0.1,10.1.0.1:5000;tcp6://[fd00::1]:5000`."""
 NODE_REGEX = "OMPI_MCA_orte_node_regex"
 """All hosts by daemon, in version 4 and not on mpirun's own host: `login[1:1],node[2:1-4]@0(5)`."""
-NAMESPACE = "PMIX_NAMESPACE"
-"""Of the job; in version 5 it holds the name of mpirun's host: `prterun-HOST-PID@1`."""
+NAMESPACE = "PMIX_NAMESPACE"  # of the job; in version 5 it holds the name of mpirun's host: `prterun-HOST-PID@1`
 OPEN_MPI = Variables(
     name="mpirun",
     node_rank="OMPI_COMM_WORLD_RANK",
@@ -472,8 +448,7 @@ def _mpirun_master(environ: Environ, rank: int) -> Told[str] | None:
 
 def read_node_regex(text: str) -> list[str]:
     """Return the hosts of orte_node_regex in the order of their daemons; none when it is not understood.
-    `node[2:1-4].dc` is node01.dc to node04.dc: the number before the colon is that of digits.
-    """
+    `node[2:1-4].dc` is node01.dc to node04.dc: the number before the colon is that of digits."""
     names: list[str] = []
     position = 0
     while position < len(text) and text[position - 1 : position] != "@":
@@ -620,8 +595,6 @@ def is_surrounded(environ: Environ) -> bool:
 
 
 def find_surroundings(environ: Environ, host: HostView) -> Surroundings | None:
-    """Return the job of several hosts, or the one host of an allocation, that this process was started in; None
-    elsewhere (UsageError: variables that contradict each other, or ask for what msrun does not do).
-    """
+    """Return the job, or the one host of an allocation, that this process was started in; None: none (UsageError)."""
     finders = [find for name, find in FINDERS if environ.get(name)] if is_surrounded(environ) else ()
     return next((job for find in finders if (job := find(environ, host)) is not None), None)

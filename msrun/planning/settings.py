@@ -11,8 +11,7 @@ in the file is handed on as the words that the command line would hold, letter b
     env: {NAME: value}
 
 Only the tree of its nodes is read and nothing is constructed: tags can do nothing, and aliases, which multiply, are
-refused.
-"""
+refused."""
 
 from __future__ import annotations
 
@@ -60,8 +59,7 @@ class Setting:
 
     name: str
     value: Any
-    source: str
-    """`command line`, the name of a variable, or the path of a file."""
+    source: str  # `command line`, the name of a variable, or the path of a file
 
     @property
     def text(self) -> str:
@@ -79,7 +77,7 @@ def _plain(value: Any) -> str:
     return shlex.quote(text) if any(letter.isspace() for letter in text) else text
 
 
-KINDS = {
+KINDS = {  # type of a field -> what its option takes
     "int": "whole number",
     "float": "number",
     "bool": "truth value",
@@ -88,7 +86,6 @@ KINDS = {
     "tuple[str, ...]": "text",
     "tuple[Path, ...]": "path",
 }
-"""Type of a field -> what its option takes."""
 _MAX = 1e9
 
 
@@ -97,22 +94,17 @@ class Option:
     """A setting as it is asked for: --name, MSRUN_<NAME>, `name:` in a --config file, and its line in --help."""
 
     name: str
-    shown: str
-    """The word for its value in --help: ` N`, or `[=json]` for one that may be left out; empty for a switch."""
+    shown: str  # the word for its value in --help: ` N`, or `[=json]` for one that may be left out; empty for a switch
     help: str
-    kind: str = "text"
-    """What it takes: one of `KINDS`, `word` for one of `choices`, or a kind of its own."""
+    kind: str = "text"  # what it takes: one of `KINDS`, `word` for one of `choices`, or a kind of its own
     default: Any = None
-    alone: str = ""
-    """What it means without a value; empty = it takes the word after it."""
+    alone: str = ""  # what it means without a value; empty = it takes the word after it
     choices: tuple[str, ...] = ()
     is_repeatable: bool = False
     least: float = 0
     most: float = _MAX
-    must: str = ""
-    """The range, with what to do, in words; empty = any number is taken."""
-    parse: Callable[[Any], Any] | None = None
-    """From what the command line has to what the spec has."""
+    must: str = ""  # the range, with what to do, in words; empty = any number is taken
+    parse: Callable[[Any], Any] | None = None  # from what the command line has to what the spec has
 
 
 def make_option(name: str, text: str, **settings: Any) -> Option:
@@ -128,9 +120,7 @@ def make_option(name: str, text: str, **settings: Any) -> Option:
 
 
 def option(default: Any, text: str, **settings: Any) -> Any:
-    """Return a field of a spec with its option, see `make_option`; `asked`: what the command line has in place of the
-    field's default; `name`: where it is not the field's without its unit.
-    """
+    """Return a field of a spec with its option, see `make_option`; `asked`: the default that the command line has."""
     return field(default=default, metadata={"text": text, "settings": {"asked": default, **settings}})
 
 
@@ -165,8 +155,7 @@ def refuse_together(given: Collection[str], exclusive: Iterable[tuple[str, str, 
 
 def option_variables(environ: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
     """Return option name -> value of every MSRUN_<OPTION> that is set (UsageError: one that looks like a misspelled
-    option). Inside a worker the variables of the contract, such as MSRUN_LOG_DIR, are its job's: no settings.
-    """
+    option). Inside a worker the variables of the contract, such as MSRUN_LOG_DIR, are its job's: no settings."""
     known = {variable_name(name): name for name in names}
     others = {*SECRET_VARIABLES, *contract.WORKER_SETTINGS}
     found = {}
@@ -209,8 +198,7 @@ def settings_note(settings: Iterable[Setting]) -> list[str]:
 
 VERSION = "1"
 MAX_SHOWN_CHARS = 60
-MAX_DEPTH = 16
-"""A job needs two levels; YAML readers call themselves for every further one."""
+MAX_DEPTH = 16  # a job needs two levels; YAML readers call themselves for every further one
 
 _YAML = "tag:yaml.org,2002:"
 _SCALAR_TAGS = frozenset(("bool", "int", "float", "str", "timestamp", "value"))
@@ -301,8 +289,7 @@ def _entries(node: Any, what: str, lines: dict[str, int] | None = None) -> Itera
 
 def _value(key: str, line: int, node: Any, form: str, *, is_nested: bool = False) -> Any:
     """Return a node of this form, its single values as they are written: the command line's own readers decide whether
-    they will do. `is_nested`: what a mapping or list holds may be one, too.
-    """
+    they will do. `is_nested`: what a mapping or list holds may be one, too."""
     tag = node.tag.removeprefix(_YAML)
     if node.id != form or (form == _SINGLE and tag not in _SCALAR_TAGS):
         remedy = ", '' for an empty one" if tag == "null" and form == _SINGLE else ""

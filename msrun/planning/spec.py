@@ -16,8 +16,7 @@ from typing import Literal, get_args
 
 from msrun import contract
 from msrun.errors import UsageError, near_miss
-from msrun.planning.host_assignment import HostAssignment
-from msrun.planning.hosts.host_entry import HostEntry, blamed_on
+from msrun.planning.hosts import HostAssignment, HostEntry, blamed_on
 from msrun.planning.masking import check_patterns
 from msrun.planning.program import DeviceTarget, MindSporeKind, MindSporeSemantics, Program, StartMethod
 from msrun.planning.settings import Setting, check_ranges, field_options, option, read_truth, refuse_together
@@ -27,15 +26,11 @@ from ranktable.hosts.host_list import MAX_PORT, check_user
 from ranktable.hosts.ranges import RangeError, read_range
 
 MAX_STATUS = 255
-_NO_TESTS = 5
-"""Of pytest (its reference, "Exit codes")."""
-MIN_LOG_BYTES = 4096
-"""A file system frees no less."""
-NO_CONFIG = "none"
-"""In place of a file: no ssh_config is read; ssh -F has the same word."""
+_NO_TESTS = 5  # of pytest (its reference, "Exit codes")
+MIN_LOG_BYTES = 4096  # a file system frees no less
+NO_CONFIG = "none"  # in place of a file: no ssh_config is read; ssh -F has the same word
 MORE_THAN_0 = 1e-9
-MEETING_PORT = 8118
-"""Where several hosts meet when no port is given: MindSpore's default."""
+MEETING_PORT = 8118  # where several hosts meet when no port is given: MindSpore's default
 FORWARDABLE = ("USR1", "USR2", "WINCH", "URG", "CONT", "ALRM", "VTALRM", "PROF", "IO")
 """Signals that msrun may pass on to workers; the others end msrun, or belong to it."""
 
@@ -79,8 +74,7 @@ def format_size(size_bytes: int) -> str:
 
 
 SCHEDULER_KEY = "scheduler"
-MAX_CPU = 1 << 16
-"""No kernel counts further (CONFIG_NR_CPUS); what is larger is a slip of the pen."""
+MAX_CPU = 1 << 16  # no kernel counts further (CONFIG_NR_CPUS); what is larger is a slip of the pen
 
 _DEVICE_KEY = re.compile(r"device(0|[1-9]\d{0,5})\Z")
 _EXAMPLE = """{"device0": ["0-3", "8"], "device1": ["4-7"]}"""
@@ -90,18 +84,14 @@ _EXAMPLE = """{"device0": ["0-3", "8"], "device1": ["4-7"]}"""
 class CoreBinding:
     """What `--bind_core` asked for."""
 
-    is_auto: bool = True
-    """True: msrun shares the cores out."""
+    is_auto: bool = True  # True: msrun shares the cores out
     devices: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Processors by physical device number; an empty tuple leaves that worker unbound."""
-    scheduler: tuple[int, ...] = ()
-    """Processors of the scheduler; empty = not bound."""
+    scheduler: tuple[int, ...] = ()  # processors of the scheduler; empty = not bound
 
 
 def parse_bind_core(text: str) -> CoreBinding | None:
-    """Turn True, False or MindSpore's dict, a JSON object `device<physical number>` or `scheduler` -> list of "N" and
-    "N-M" (empty: not bound), into what it asks for; None = no binding (UsageError).
-    """
+    """Turn True, False or MindSpore's dict, a JSON object of lists, into what it asks for; None = no binding."""
     with suppress(ValueError):
         return CoreBinding() if read_truth(text.strip()) else None
     try:
@@ -230,8 +220,7 @@ class JobTerms:
         most=1000,
         must="1 to 1000 times --log_max_bytes; to keep everything leave that out",
     )
-    tail_ranks: tuple[int, ...] = (0,)
-    """Global ranks whose log is copied to the console."""
+    tail_ranks: tuple[int, ...] = (0,)  # global ranks whose log is copied to the console
     interactive_rank: int | None = option(
         None,
         "[=RANK]  The terminal and standard input belong to this rank, by default 0: for breakpoint(), input() and "
@@ -240,8 +229,7 @@ class JobTerms:
         kind="rank",
         alone="0",
     )
-    settings: tuple[Setting, ...] = ()
-    """What is not a default, and where it came from; to be shown only."""
+    settings: tuple[Setting, ...] = ()  # what is not a default, and where it came from; to be shown only
 
 
 HostKeyPolicy = Literal["strict", "accept-new", "off"]
@@ -307,8 +295,7 @@ class LaunchSpec(JobTerms):
     local_worker_num: int = option(MISSING, "N  Workers on each host.  [default: worker_num on one host]", asked=None)
     script_source: str = field(default="", repr=False)
     """Of a script that can be read only once, for which `program.target` is - until a job has written it."""
-    working_directory: Path
-    """Absolute; every worker starts in it."""
+    working_directory: Path  # absolute; every worker starts in it
     log_dir: Path = option(
         MISSING, "DIR  Directory of logs, with a folder for each job.", asked="log_output", kind="text", parse=Path
     )
@@ -376,8 +363,7 @@ class LaunchSpec(JobTerms):
         least=1,
         must="1 or more jobs, with this one",
     )
-    has_terminal: bool = False
-    """With `interactive_rank`: whether the user's standard input is a terminal."""
+    has_terminal: bool = False  # with `interactive_rank`: whether the user's standard input is a terminal
     is_raw_tail: bool = option(
         False, "Show workers' output byte for byte, with control sequences, which can change the terminal.", name="raw"
     )
@@ -443,8 +429,7 @@ class LaunchSpec(JobTerms):
         choices=("restart", "now"),
         parse=lambda word: word == "now",
     )
-    first_attempt: int = 0
-    """How often the job was started before, on other hosts."""
+    first_attempt: int = 0  # how often the job was started before, on other hosts
     forward_env: tuple[str, ...] = option(
         (),
         "PATTERN  Variables that the hosts get from here, e.g. 'FOO_*', besides the usual ones (PATH, PYTHONPATH, "
@@ -452,8 +437,7 @@ class LaunchSpec(JobTerms):
     )
     ship: bool = option(False, "Send msrun's code to hosts that have none.")
     ssh: SshSettings = field(default_factory=SshSettings)
-    stands_for: HostEntry | None = None
-    """The host of a rehearsal that this process is the agent of."""
+    stands_for: HostEntry | None = None  # the host of a rehearsal that this process is the agent of
 
     @property
     def is_remote(self) -> bool:

@@ -4,8 +4,7 @@
      "cipher_list": "ECDHE-ECDSA-AES256-GCM-SHA384", "cert_expire_warning_time_in_day": 90}
 
 Ours are `server_password_file`, `client_password_file` and `server_name`. Paths count from the folder of the file.
-Source: MindSpore's dynamic cluster, "Security"; ps/constants.h for the cipher suites and the limits.
-"""
+Source: MindSpore's dynamic cluster, "Security"; ps/constants.h for the cipher suites and the limits."""
 
 from __future__ import annotations
 
@@ -59,13 +58,10 @@ PASSWORD_KEYS = ("server_password", "client_password", "password")
 class TlsSpec:
     """What the user asked for; none of the files it names was read."""
 
-    source: str
-    """The path as given with --tls_config, for messages."""
-    client_cert_path: str
-    """Certificate and key of this host. All paths are absolute."""
+    source: str  # the path as given with --tls_config, for messages
+    client_cert_path: str  # certificate and key of this host. All paths are absolute
     ca_cert_path: str
-    server_cert_path: str = ""
-    """Certificate and key of the scheduler; may be empty on hosts without it."""
+    server_cert_path: str = ""  # certificate and key of the scheduler; may be empty on hosts without it
     crl_path: str = ""
     ciphers: tuple[str, ...] = CIPHERS
     warning_days: int = WARNING_DAYS
@@ -73,8 +69,7 @@ class TlsSpec:
     """Name or address that the scheduler's certificate has to be for; empty = the CA vouches for all it signed."""
     server_password_file: str = ""
     client_password_file: str = ""
-    server_password: str = field(default="", repr=False)
-    """From the environment; wins over the file."""
+    server_password: str = field(default="", repr=False)  # from the environment; wins over the file
     client_password: str = field(default="", repr=False)
 
     def place(self, key: str) -> str:

@@ -12,7 +12,7 @@ import sys
 import pytest
 from job_runner import WORKERS, wait_until
 
-from msrun.planning.ranks import count_workers
+from msrun.planning.hosts import count_workers
 
 NAMES = ("train-0", "train-1")
 DOMAIN = "train.default.svc.cluster.local"

@@ -38,7 +38,7 @@ main()
     one_fast(
         (ONE_HOST, "msrun.launch.console", "Console.note", "args[0] == 'running'"),
         (SEVERAL_HOSTS, "msrun.launch.console", "Console.note", "args[0] == 'running'"),
-        (ONE_HOST, "msrun.launch.metrics_file", "MetricsFile.finish", "True"),
+        (ONE_HOST, "msrun.launch.console", "MetricsFile.finish", "True"),
         (SEVERAL_HOSTS, "msrun.launch.console", "Console.tick", "True"),
     ),
 )

@@ -16,7 +16,7 @@ HOLDER = """
 import signal, sys, time
 from dataclasses import replace
 from pathlib import Path
-from msrun.launch.directory.lock import JobLock
+from msrun.launch.directory.log_directory import JobLock
 signal.signal(signal.SIGTERM, signal.SIG_IGN if sys.argv[3] == "ignore" else lambda *_: sys.exit(0))
 lock = JobLock(Path(sys.argv[4]), "held")
 lock._record = replace(lock._record, host=sys.argv[1] or lock._record.host, pid=int(sys.argv[2]) or lock._record.pid)

@@ -8,13 +8,11 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from msrun.cluster.messages import FrameBuffer, Message, encode_message
-from msrun.cluster.own_thread import Inbox, WakingQueue
+from msrun.cluster.messages import FrameBuffer, Inbox, Message, WakingQueue, encode_message
 from msrun.errors import ClusterError
-from msrun.launch.transport.link import EventLoop
+from msrun.launch.transport.link import MARKER, AgentPipe, EventLoop
 from msrun.launch.transport.opener import Way
-from msrun.launch.transport.pipe import MARKER, AgentPipe
-from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.hosts import HostEntry
 
 
 class FakeClock:

@@ -9,7 +9,7 @@ from typing import Any
 from msrun.cluster.protocol import Finding, HostAddress, HostReport
 from msrun.errors import MsrunError
 from msrun.launch.preflight.fleet_checks import HostAnswer, LauncherFacts
-from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.hosts import HostEntry
 from msrun.planning.program import Program
 
 SOURCES = (("train.py", "12ab34cd" * 8), ("model.py", "77" * 32))

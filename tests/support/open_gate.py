@@ -12,7 +12,7 @@ from unittest import mock
 from job_runner import wait_until
 
 from msrun.cluster.connection import Caller, Connection, HostRequest, Refused, Registry
-from msrun.cluster.own_thread import Inbox
+from msrun.cluster.messages import Inbox
 from msrun.cluster.protocol import protocol
 from msrun.cluster.rendezvous import listen
 from msrun.cluster.tls import TlsIdentity

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from job_runner import wait_until
 
-from msrun.launch.transport.pipe import AgentPipe
+from msrun.launch.transport.link import AgentPipe
 
 
 def read(pipe: AgentPipe) -> bytes:

@@ -18,16 +18,15 @@ from plans import plan_of, spec_of
 
 from msrun.agent.attempt import Attempt
 from msrun.agent.observer import Observer, Observers, OwnFaults
+from msrun.agent.processes.progress_board import ProgressBoard
 from msrun.agent.processes.server_handle import SCHEDULER_ID, ForkServerHandle, ServerProcess
 from msrun.agent.supervisor import Supervisor
-from msrun.agent.watch.progress_board import ProgressBoard
 from msrun.cluster.coordinator import Coordinator, OwnLink
 from msrun.cluster.membership import RestartPolicy
-from msrun.cluster.messages import Channel, Message
-from msrun.cluster.own_thread import Inbox
+from msrun.cluster.messages import Channel, Inbox, Message
 from msrun.errors import ClusterError
 from msrun.launch.failure import report_failure
-from msrun.planning.host_assignment import HostAssignment
+from msrun.planning.hosts import HostAssignment
 from msrun.planning.placement.host import HostFacts
 
 TURNS = 4

@@ -153,8 +153,7 @@ def _memory_nodes(root: Path) -> tuple[int, ...]:
 
 
 def read_gpus(root: Path = Path("/")) -> tuple[Device, ...]:
-    """Return the NVIDIA GPUs in the order of their PCI addresses, numbered as nvidia-smi does: within what is here.
-    CUDA itself counts in this order with CUDA_DEVICE_ORDER=PCI_BUS_ID, and on hosts with equal GPUs by default."""
+    """Return the NVIDIA GPUs in the order of their PCI addresses, numbered as nvidia-smi does: within what is here."""
     minors = _device_numbers(root, "nvidia")
     told = {minor: (address, uuid) for minor, address, uuid in _nvidia_information(root) if minor in minors}
     if len(told) == len(minors):

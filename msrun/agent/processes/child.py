@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, NoReturn
 
 from msrun import contract
 from msrun.agent.own_file import open_own_file
-from msrun.agent.processes.joining import watch_joining
 from msrun.agent.processes.process_control import die_with_parent, set_open_files, sweep_job
+from msrun.agent.processes.progress_board import watch_joining
 from msrun.agent.processes.server_handle import SCHEDULER_ID, ProcessSpec
 from msrun.planning import environment
 from msrun.planning.environment import STACK_SIGNAL
+from msrun.planning.hosts import fold_ranks
 from msrun.planning.masking import mask_words
 from msrun.planning.program import Program
-from msrun.planning.ranks import fold_ranks
 
 if TYPE_CHECKING:
     from msrun.agent.processes.main_module import Main
@@ -260,8 +260,7 @@ def name_process(title: str) -> None:
 
 
 def _set_blas_threads(count: int) -> None:
-    """Raise OpenBLAS's threads, which the server held at one so that it could fork. OpenBLAS reads its variable only
-    when it is loaded; this is its documented call for changing the number later."""
+    """Raise OpenBLAS's threads, which the server held at one so that it could fork, by its documented call."""
     maps = Path("/proc/self/maps").read_text()
     for path in sorted(set(re.findall(r"(/\S*openblas\S*)", maps))):
         library = ctypes.CDLL(path)

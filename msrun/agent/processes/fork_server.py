@@ -15,8 +15,7 @@ Protocol, over the channel to the agent:
                       exited {process_id, status, peak_bytes, at}  told {attempt, not_started}
                       cannot_start {reason}        swept {survivors}        finished {survivors}
 Who has exited before `told`, ended by itself; who exits after it was told to end by `stop`.
-Times are seconds of CLOCK_MONOTONIC, which all processes of a host share.
-"""
+Times are seconds of CLOCK_MONOTONIC, which all processes of a host share."""
 
 from __future__ import annotations
 
@@ -62,8 +61,7 @@ def preload(names: list[str]) -> None:
 
 
 def forget_finalizers() -> None:
-    """Keep workers from running at their end what imports registered here (`weakref.finalize`). Torch's thousands only
-    take operators back; in every worker they would touch, and so copy, 28 MB."""
+    """Keep workers from running what imports registered here: torch's thousands would touch, and copy, 28 MB."""
     for finalizer in list(getattr(weakref.finalize, "_registry", ())):
         finalizer.atexit = False
 
@@ -262,8 +260,7 @@ class ForkServer:
             self._start_waiting()
 
     def _fork(self, spec: ProcessSpec) -> bool:
-        """Start a process, in which all signals are held back until it is ready for them. One that cannot be started is
-        told, and nobody is after it: the agent then ends what has started."""
+        """Start a process, in which all signals are held back until it is ready; False, and told, when that fails."""
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             pid = os.fork()
@@ -340,8 +337,7 @@ class ForkServer:
         return [pid for pid, process_id in self._running.items() if process_id >= 0]
 
     def _signal_workers(self, *signals: int) -> None:
-        """Send signals to the processes of all workers' sessions; the scheduler keeps store and record until the job is
-        over."""
+        """Send signals to all workers' sessions; the scheduler keeps store and record until the job is over."""
         leaders = self._leaders()
         # One that was forked a moment ago may not have its own session yet.
         members = sorted({*leaders, *process_control.session_members(leaders)})
@@ -365,8 +361,7 @@ class ForkServer:
         self._run_dir, self._is_paused = "", False
 
     def _end_leftovers(self) -> list[int]:
-        """End what workers left behind, and the parameter servers, gently first; our own processes stay. Returns what
-        could not be ended."""
+        """End what workers left behind, and the parameter servers, gently first; returns what could not be ended."""
         self._timers.cancel("term", "kill")  # of a stop that is over; the next attempt must not be hit
         if left := self._leftovers():
             process_control.signal_processes(left, signal.SIGTERM)
@@ -403,16 +398,14 @@ class ForkServer:
 
 
 def main() -> Main:
-    """Entry point, which returns in a worker. argv holds the channel's descriptor, the agent's pid and the descriptor
-    of the passing socket."""
+    """Entry point, which returns in a worker. argv: descriptor of the channel, the agent's pid, the passing socket."""
     channel_fd, agent_pid, passing_fd = (int(text) for text in sys.argv[2:5])
     process_control.die_with_parent(agent_pid)
     return serve_job(Channel(socket.socket(fileno=channel_fd)), agent_pid, socket.socket(fileno=passing_fd))
 
 
 def serve_job(channel: Channel, agent_pid: int, passing: socket.socket) -> Main:
-    """Be the fork server of one job to its end, and in every process that it forks what that shall be. Returns in a
-    worker, with the program that it is to run."""
+    """Be the fork server of one job to its end; returns in a worker, with the program that it is to run."""
     mark_job(os.environ[contract.MSRUN_JOB_ID])
     raise_open_files()
     server = ForkServer(channel, agent_pid, passing)

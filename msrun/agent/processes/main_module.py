@@ -2,8 +2,7 @@
 
 What a script can see is as the interpreter sets it. At the end threads are waited for, `atexit` runs, the script's
 modules go, with the finalizers of what they held, and streams are flushed. What msrun imported before the fork is not
-torn down.
-"""
+torn down."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ from types import FrameType
 from typing import NoReturn
 
 from msrun import contract
-from msrun.agent.processes.joining import write_own_record
+from msrun.agent.processes.progress_board import write_own_record
 from msrun.planning.program import Program
 
 LINGER_S = 5.0  # how long a process may take to end before that is worth a word

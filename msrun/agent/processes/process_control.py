@@ -2,8 +2,7 @@
 
 Processes are known as those of a job, whoever their parents are, by MSRUN_JOB_ID in the environment that /proc shows,
 and, also with an empty environment, by a lowered hard limit, which stays with them. RLIMIT_LOCKS bounds nothing since
-Linux 2.4.25, so it can hold a number of ours. Source: getrlimit(2), proc(5).
-"""
+Linux 2.4.25, so it can hold a number of ours. Source: getrlimit(2), proc(5)."""
 
 from __future__ import annotations
 
@@ -109,8 +108,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> None:
-    """Ask the kernel to send `signum` to this process when its parent ends; 0 takes the wish back. The parent may have
-    ended before the wish was known, so it is compared afterwards."""
+    """Have the kernel send `signum` to this process when its parent ends, or has ended; 0 takes the wish back."""
     _prctl(PR_SET_PDEATHSIG, signum)
     if signum and os.getppid() != parent_pid:
         os.kill(os.getpid(), signum)
@@ -153,8 +151,7 @@ def handles_signal(pid: int, signum: int) -> bool:
 
 
 def start_time(pid: int) -> int:
-    """Return when a process was started, in ticks since the machine was; 0 when it is not there. A process id alone may
-    stand for another process later."""
+    """Return when a process was started, in ticks since the machine was; 0 when it is not there."""
     stat = read_stat(pid)
     return stat.started_at if stat is not None and stat.is_alive else 0
 
@@ -345,8 +342,7 @@ _DIGEST_BITS = 48
 
 
 def mark_job(job_id: str) -> None:
-    """Make this process, and all that it will start, processes of a job. The environment is written where /proc shows
-    it: in the memory that held it when the program was started."""
+    """Make this process, and all that it will start, processes of a job, in the environment that /proc shows, too."""
     stat = read_stat("self")
     assert stat is not None, "this process has gone"
     start, end = stat.environment

@@ -180,8 +180,7 @@ class ForkServerHandle:
 
 
 def start_fork_server(*, env: Mapping[str, str], working_directory: str, log_fd: int) -> ForkServerHandle:
-    """Start a fork server in a session of its own; `begin` gives it a job. `log_fd`: gets what it says before it has a
-    job; closed by the caller. Raises ClusterError: the process cannot be started."""
+    """Start a fork server, for `begin`; `log_fd`: gets what it says before (ClusterError: it cannot be started)."""
     ours, theirs = socket.socketpair()
     ours.settimeout(SEND_S)
     passing, taking = socket.socketpair()

@@ -20,14 +20,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from msrun.agent.logs.log_file import LogFile
+from msrun.agent.own_file import LogFile
 from msrun.agent.processes.server_handle import ProcessSpec
 
-PIECE_BYTES = 1 << 16
-"""Read at a time, and the most that may be typed ahead of the rank."""
+PIECE_BYTES = 1 << 16  # read at a time, and the most that may be typed ahead of the rank
 STANDARD_INPUT = 0
-WAY_OUT = 0x1D
-"""Ctrl-]"""
+WAY_OUT = 0x1D  # Ctrl-]
 WAY_OUT_PRESSES = 3
 WAY_OUT_S = 1.0
 
@@ -80,8 +78,7 @@ class RankTerminal:
         self._selector = selector
 
     def given_to(self, specs: Sequence[ProcessSpec]) -> list[ProcessSpec]:
-        """Return the processes that are to be started, the rank with its terminal or input. Raises OSError: no terminal
-        can be made."""
+        """Return the processes to be started, the rank with its terminal or input (OSError: none can be made)."""
         more = {"terminal": self._open()} if self._user is not None else {"has_stdin": True}
         return [replace(spec, **more) if spec.process_id == self.global_rank else spec for spec in specs]
 

@@ -1,6 +1,5 @@
 """Logs of workers: read to the newest byte while they are written, attempt after attempt, their ends, and pieces to be
-shown: lines, states of progress bars, bytes, or lines that all ranks write.
-"""
+shown: lines, states of progress bars, bytes, or lines that all ranks write."""
 
 from __future__ import annotations
 
@@ -12,9 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from msrun.agent.logs.log_file import FREE, change, find_data
-from msrun.agent.own_file import open_own_file, read_end
-from msrun.agent.watch.progress_board import Progress
+from msrun.agent.own_file import FREE, change, find_data, open_own_file, read_end
+from msrun.agent.processes.progress_board import Progress
 
 GAP = b"\n[msrun: more was written than --log_max_bytes keeps before it could be shown; lines are missing here]\n"
 
@@ -175,10 +173,8 @@ def read_excerpt(path: Path) -> list[str]:
 
 
 READ_BYTES = 1 << 20
-MAX_HELD_BYTES = 1 << 20
-"""A line longer than this is shown in pieces."""
-STATE_S = 3.0
-"""How often a progress bar that cannot be drawn in place becomes a line of its own."""
+MAX_HELD_BYTES = 1 << 20  # a line longer than this is shown in pieces
+STATE_S = 3.0  # how often a progress bar that cannot be drawn in place becomes a line of its own
 
 
 class Cutter:

@@ -16,21 +16,18 @@ from typing import TypeVar
 
 from msrun import contract
 from msrun.agent.signals import SignalPipe, stop_this_process
-from msrun.cluster.messages import Message, encode_message
-from msrun.cluster.own_thread import describe_fault, traceback_of
+from msrun.cluster.messages import Message, describe_fault, encode_message, traceback_of
 from msrun.cluster.protocol import HostJob, check_said
 from msrun.errors import ClusterError, Interrupted, MsrunError, UsageError, interruption
 from msrun.launch.directory.log_directory import record_fault
 from msrun.launch.preflight.fleet_checks import MAX_QUOTED_CHARS, explain_agent_end, quote
 from msrun.launch.remote.logs import LogCollector
-from msrun.launch.transport.link import CLOSED, ByteChannel, EventLoop, Link, TaskThreads
+from msrun.launch.transport.link import CLOSED, AgentPipe, ByteChannel, EventLoop, Link, TaskThreads, opening
 from msrun.launch.transport.opener import Way
-from msrun.launch.transport.pipe import AgentPipe, opening
-from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.hosts import HostEntry
 from msrun.planning.record_json import encode_record
 
-NO_NODE = -1
-"""In place of a host's node_rank: it is none of this start, or a `fault` is the launcher's own."""
+NO_NODE = -1  # in place of a host's node_rank: it is none of this start, or a `fault` is the launcher's own
 MAX_BEAT_S = 2.0
 SALVAGE_S = 10.0  # how long the host of a lost agent may take to let somebody else in
 NOT_UNDERSTOOD = "its agent says what cannot be understood ({}); install the same msrun there"
@@ -59,8 +56,7 @@ class AgentLink(Link):
         opened {seconds, at}          the host is reached; `at` is this clock's time
         cut {reason} / resumed {}     the connection broke; a new one was made
         lost {reason, exit_status, stderr}    the agent has ended without a result, or cannot be reached any more; while
-                                              `is_salvaging`, what it has left is being fetched
-    """
+                                              `is_salvaging`, what it has left is being fetched"""
 
     _not_said = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 
@@ -93,8 +89,7 @@ class AgentLink(Link):
         self._post_to, self._take_first, self._silence_s = post, take_first, silence_s
         self._beat_s = min(silence_s / 6, MAX_BEAT_S)
         self._broken: ByteChannel | None = None  # the connection that was ended here, if one was
-        self.silent_s = 0.0
-        """How long nothing was heard while the launcher, which may be stopped, listened."""
+        self.silent_s = 0.0  # how long nothing was heard while the launcher, which may be stopped, listened
         self._attached_at_s = 0.0  # `silent_s` when the connection was made, whose own silence begins there
         self._has_begun = self._can_resume = False  # the agent has a job; another connection to it can be made
         self._was_replaced = self._is_closed = self._is_reopening = False
@@ -120,8 +115,7 @@ class AgentLink(Link):
             self.beat(self._beat_s)
 
     def beat(self, listened_s: float = 0.0) -> None:
-        """Give a sign of life, and look for one, for which `listened_s` were left since the last; where there is none
-        for long, another connection is tried."""
+        """Give a sign of life and look for one, after so long; where there is none, try another connection."""
         if self.state in (State.OPENING, State.OVER):
             return
         self.silent_s += listened_s

@@ -1,8 +1,7 @@
 """A job over many hosts from here: its start, and those that follow on other hosts when some are lost.
 
 The launcher is the coordinator. It speaks with each agent over the connection that it has to it, and no host opens a
-port for that.
-"""
+port for that."""
 
 from __future__ import annotations
 
@@ -19,32 +18,44 @@ from typing import Any
 from urllib.parse import unquote
 
 from msrun import contract
-from msrun.agent.logs.log_file import LogLimit
+from msrun.agent.attempt import keep_logs
 from msrun.agent.observer import Observers, OwnFaults
-from msrun.agent.signals import SignalPipe
+from msrun.agent.own_file import LogLimit
 from msrun.cluster.coordinator import REPORTS, Coordinator
-from msrun.cluster.failure import JobFailure, fault_of_job, merge_failures, read_failure
-from msrun.cluster.membership import Membership, RestartPolicy, WorkerState
+from msrun.cluster.membership import (
+    JobFailure,
+    Membership,
+    RestartPolicy,
+    WorkerState,
+    fault_of_job,
+    merge_failures,
+    read_failure,
+)
 from msrun.cluster.messages import Message
 from msrun.cluster.protocol import MOMENTS, read_moment
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.console import Console, say
-from msrun.launch.directory.lock import JobLock
-from msrun.launch.directory.log_directory import EventLog, describe_removed, new_job_id, publish, write_private
+from msrun.launch.directory.log_directory import EventLog, JobLock, describe_removed, publish, write_private
 from msrun.launch.failure import at_home, hide_secrets, write_failure
 from msrun.launch.fleet.agents import NO_NODE, SALVAGE_S, NotUnderstood
-from msrun.launch.fleet.hosts import HostPlans, Hosts, ListedHosts, ReadyHosts, keep_attempt, ranks_of_hosts
+from msrun.launch.fleet.hosts import (
+    Hosts,
+    ListedHosts,
+    Planned,
+    ReadyHosts,
+    assemble_plan,
+    ranks_of_hosts,
+    read_planned,
+)
 from msrun.launch.fleet.joined_hosts import JoinedHosts
-from msrun.launch.job import JobResult
+from msrun.launch.job import JobResult, Start, job_signals
 from msrun.launch.preflight.fleet_checks import FAR_SKEW_S, describe_skew
 from msrun.launch.rank_table_file import write_rank_table
 from msrun.launch.remote.logs import LogCollector, own_logs
 from msrun.launch.transport.opener import HostOpener
-from msrun.planning.hosts.assignment import MAX_FAILURES
-from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.hosts import MAX_FAILURES, HostEntry, count_workers
 from msrun.planning.masking import forwarded_environment
 from msrun.planning.plan import HostPlan, LaunchPlan
-from msrun.planning.ranks import count_workers
 from msrun.planning.record_json import encode_record
 from msrun.planning.spec import LaunchSpec
 
@@ -70,8 +81,7 @@ class FleetRecord:
         self.membership = Membership(rank for ranks in self._ranks.values() for rank in ranks)
 
     def note(self, node_rank: int, kind: str, value: Mapping[str, Any]) -> None:
-        """Take a moment of one host; one of a kind that is not known is left out. Raises NotUnderstood: a host that
-        speaks as it should does not say this."""
+        """Take a moment of one host; of an unknown kind it is left out (NotUnderstood: no host says this)."""
         if node_rank not in self._ranks or kind not in MOMENTS:
             return
         try:
@@ -135,7 +145,7 @@ class FleetRun:
     ) -> None:
         self._job, self._spec, self._ready, self._logs, self._on_directory = job, spec, ready, logs, on_directory
         self._agents, self._events, self._clock = job.hosts.agents, job.events, clock
-        self._plans = HostPlans(spec, job.job_id, forwarded_environment(job.caller, spec.forward_env), self._check_own)
+        self._planned: dict[int, Planned] = {}
         self._results: dict[int, JobFailure | None] = {}
         self._survivors: list[int] = []
         self.late_losses: set[int] = set()
@@ -181,10 +191,18 @@ class FleetRun:
         return self._spec.first_attempt + self.coordinator.begun
 
     def set_logs_aside(self) -> None:
-        """See `keep_attempt`."""
-        traces = [contract.trace_file_name(rank) for ranks in self._ranks.values() for rank in ranks]
-        logs = [Path(path).name for host in self._plans.hosts.values() for path in host.log_paths]
-        keep_attempt(self._spec.log_dir, self.restarts, self.plan, [*traces, *logs, contract.SCHEDULER_LOG])
+        """Rename the logs and traces of an attempt after which the job goes on elsewhere, and keep the plan that names
+        its ranks. Raises ClusterError: one cannot be renamed, or the plan cannot be written."""
+        folder, attempt = self._spec.log_dir, self.restarts
+        kept = folder / contract.attempt_plan_name(attempt)
+        try:
+            if self.plan is not None:
+                write_private(kept, json.dumps(self.plan.to_json(), indent=2) + "\n")
+        except OSError as error:
+            raise ClusterError(f"cannot start again: cannot write {kept} ({error.strerror})") from None
+        names = [contract.trace_file_name(rank) for ranks in self._ranks.values() for rank in ranks]
+        names += [Path(path).name for host, _, _ in self._planned.values() for path in host.log_paths]
+        keep_logs([str(folder / name) for name in (*names, contract.SCHEDULER_LOG)], attempt)
 
     def _hear(self, is_done: Callable[[], bool]) -> None:
         handlers = {
@@ -209,9 +227,15 @@ class FleetRun:
     # -- what hosts say -----------------------------------------------------------------------------------------------
 
     def _on_planned(self, node_rank: int, message: Message) -> None:
-        self._plans.take(node_rank, message)
-        if self._plans.is_whole:
+        planned = read_planned(message)
+        self._check_own(node_rank, planned[0])
+        self._planned[node_rank] = planned
+        if len(self._planned) == len(self._spec.host_entries):
             self._write_plan()
+
+    def _assemble(self) -> LaunchPlan:
+        forwarded = forwarded_environment(self._job.start.caller, self._spec.forward_env)
+        return assemble_plan(self._spec, self._planned, self._job.job_id, self._ready.master, forwarded)
 
     def _check_own(self, node_rank: int, host: HostPlan) -> None:
         """A host speaks of its own workers and logs; of others it is not believed."""
@@ -223,7 +247,7 @@ class FleetRun:
             raise NotUnderstood("its plan names the logs of another host")
 
     def _write_plan(self) -> None:
-        plan = self.plan = self._plans.assemble(self._ready.master)
+        plan = self.plan = self._assemble()
         job = self._job
         try:
             write_private(self._spec.log_dir / contract.PLAN_JSON, json.dumps(plan.to_json(), indent=2) + "\n")
@@ -235,7 +259,7 @@ class FleetRun:
             self._fail(UsageError(f"--log_dir {plan.log_dir}: cannot write {error.filename} ({error.strerror})"))
         except UsageError as error:
             self._fail(error)
-        self._display = Console(self._spec, plan, job.faults, quiet=job.quiet)
+        self._display = Console(self._spec, plan, job.faults, quiet=job.start.quiet)
         try:
             self._display.open_metrics()
         except UsageError as error:
@@ -265,9 +289,9 @@ class FleetRun:
         self._results[node_rank] = self._at_home(read_failure(value)) if value is not None else None
         self._survivors += [pid for pid in message["survivors"] if type(pid) is int]
 
-    def _on_logs_end(self, node_rank: int, _message: Message) -> None:
-        if node_rank not in self._results:
-            raise NotUnderstood("its logs end before its part of the job does")
+    def _on_logs_end(self, node_rank: int, _: Message) -> None:
+        if node_rank not in self._results and node_rank not in self._ended:
+            raise NotUnderstood("its logs end before it has said how its part has ended")
         self._ended.add(node_rank)
 
     def _explain(self, node_rank: int, message: Message) -> MsrunError:
@@ -334,8 +358,8 @@ class FleetRun:
         for request in folder.iterdir() if folder.exists() else ():
             request.unlink(missing_ok=True)
             for node, link in enumerate(self._agents.links):
-                own = self._plans.hosts.get(node)
-                if not link.is_over and unquote(request.name) in (link.entry.name, own.name if own else ""):
+                names = [link.entry.name, *([self._planned[node][0].name] if node in self._planned else [])]
+                if not link.is_over and unquote(request.name) in names:
                     link.send("signal", signum=int(signal.SIGTERM))
 
     def _note_attempt(self, number: int, reason: str) -> None:
@@ -361,7 +385,7 @@ class FleetRun:
 
     def _conclude(self) -> JobResult:
         failure, problem = self._find_failure(), ""
-        plan = self.plan or self._plans.assemble(self._ready.master)
+        plan = self.plan or self._assemble()
         self._events.note("over", {"reason": failure.reason if failure else "all workers ended with exit code 0"})
         if failure is not None:
             failure = hide_secrets(replace(failure, attempts=self._job.attempts), plan.secrets)
@@ -392,19 +416,9 @@ class FleetRun:
 class FleetJob:
     """A job on the hosts of a list, or on those that have come: its starts, each on hosts that the pool has chosen."""
 
-    def __init__(
-        self,
-        spec: LaunchSpec,
-        caller: Mapping[str, str],
-        job_id: str,
-        hosts: Hosts,
-        events: EventLog,
-        faults: OwnFaults,
-        *,
-        quiet: bool,
-    ) -> None:
-        self._spec, self.caller, self.job_id, self.hosts = spec, caller, job_id, hosts
-        self.events, self.faults, self.quiet = events, faults, quiet
+    def __init__(self, spec: LaunchSpec, start: Start, hosts: Hosts, events: EventLog, faults: OwnFaults) -> None:
+        self._spec, self.start, self.job_id, self.hosts = spec, start, start.job_id, hosts
+        self.events, self.faults, self.say = events, faults, start.say
         self.attempts: list[dict[str, int | float | str]] = []
         """Those that are over, on these hosts and on others, as `JobFailure` has them."""
         self._restarts = 0
@@ -502,31 +516,17 @@ class FleetJob:
         said = f"; left out, failed {MAX_FAILURES} times: {failed}" if failed else ""
         return said + (f"; left by a signal: {gone}" if gone else "")
 
-    def say(self, text: str) -> None:
-        say(text, quiet=self.quiet)
 
-
-def run_fleet_job(
-    spec: LaunchSpec,
-    caller: Mapping[str, str],
-    *,
-    quiet: bool = False,
-    is_last: bool = False,
-    job_id: str = "",
-    on_directory: Callable[[str, Path], None] = lambda _id, _folder: None,
-    joined: JoinedHosts | None = None,
-) -> JobResult:
-    """Run a job on the hosts of `spec.host_entries` to its end. Other arguments as `launch.job.run_job`. `joined`:
-    hosts that have come by themselves; entered, and left, by the caller. Raises UsageError: the log directory cannot be
-    used, or a host cannot do what is asked. Raises ClusterError: a host cannot be reached, or does not fit the others;
-    nothing was started anywhere. Raises Interrupted: a signal came before the job began."""
-    job_id = job_id or new_job_id()
+def run_fleet_job(spec: LaunchSpec, start: Start, joined: JoinedHosts | None = None) -> JobResult:
+    """Run a job on the hosts of `spec.host_entries` to its end. `joined`: hosts that have come by themselves; entered,
+    and left, by the caller. Raises UsageError: the log directory cannot be used, or a host cannot do what is asked.
+    Raises ClusterError: a host cannot be reached, or does not fit the others; nothing was started anywhere. Raises
+    Interrupted: a signal came before the job began."""
+    caller, job_id = start.caller, start.job_id
     if spec.server_num and not spec.server_token:
         spec = replace(spec, server_token=secrets.token_hex(32))
     with contextlib.ExitStack() as stack:
-        forward, limit_s = (*spec.forward_signals, signal.SIGTSTP), spec.time_limit_s
-        own_signals = SignalPipe(forward, ignore_afterwards=is_last, time_limit_s=limit_s)
-        signals = joined.signals if joined else stack.enter_context(own_signals)
+        signals = joined.signals if joined else stack.enter_context(job_signals(spec))
         stack.enter_context(JobLock(spec.log_dir, job_id)).take()
         events = EventLog(spec.log_dir / contract.EVENTS_JSONL)
         publish(spec.log_dir, job_id, (), spec.log_keep_jobs)
@@ -536,11 +536,10 @@ def run_fleet_job(
         stack.enter_context(faults)
         hosts: Hosts
         if joined is None:
-            tell = partial(say, quiet=quiet)
-            opener = HostOpener(spec, job_id, tell)
-            hosts = stack.enter_context(ListedHosts(spec, caller, job_id, opener, signals, events, tell))
+            opener = HostOpener(spec, job_id, start.say)
+            hosts = stack.enter_context(ListedHosts(spec, caller, job_id, opener, signals, events, start.say))
         else:
             hosts = joined
             joined.begin(caller, events)
-        job = FleetJob(spec, caller, job_id, hosts, events, faults, quiet=quiet)
-        return job.run(lambda: on_directory(job_id, spec.log_dir))
+        job = FleetJob(spec, start, hosts, events, faults)
+        return job.run(lambda: start.on_directory(job_id, spec.log_dir))

@@ -1,8 +1,7 @@
 """The hosts of a job: the way to them for all of its starts, what is ready then, and the plan that each of them makes.
 
 They are reached from here, or come (`joined_hosts`). Before a job starts on hosts of a list, all are reached at once,
-asked what they are, compared, and let reach node 0. That goes for --dry_run and --check, too, which start nothing.
-"""
+asked what they are, compared, and let reach node 0. That goes for --dry_run and --check, too, which start nothing."""
 
 from __future__ import annotations
 
@@ -11,22 +10,21 @@ import json
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from msrun import __version__, contract
-from msrun.agent.attempt import keep_logs
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.messages import Message, pack_hosts, pack_text
 from msrun.cluster.protocol import Finding, HostJob, HostPart, HostReport, ReachResult, protocol
 from msrun.errors import ClusterError, MsrunError, RendezvousTimeout
 from msrun.launch.console import say
-from msrun.launch.directory.log_directory import EventLog, new_job_id, write_private
+from msrun.launch.directory.log_directory import EventLog, new_job_id
 from msrun.launch.fleet.agents import ANSWER_S, CLOSE_S, LOSSES, AgentLink, Agents
-from msrun.launch.preflight.checks import CHECKS, read_sources, shown_word
+from msrun.launch.preflight.checks import inspect_host, read_sources, shown_word
 from msrun.launch.preflight.fleet_checks import (
     LOOPBACK,
     HostAnswer,
@@ -42,12 +40,10 @@ from msrun.launch.preflight.fleet_checks import (
     render_fleet_findings,
 )
 from msrun.launch.remote.logs import LogCollector
+from msrun.launch.transport.link import agent_command
 from msrun.launch.transport.opener import HostOpener
-from msrun.launch.transport.pipe import agent_command
 from msrun.planning.build import plan_agent, plan_job
-from msrun.planning.host_assignment import HostAssignment
-from msrun.planning.hosts.assignment import HostPool, assign_hosts
-from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.hosts import HostAssignment, HostEntry, HostPool, assign_hosts
 from msrun.planning.masking import explain_kept_secrets, forwarded_environment
 from msrun.planning.plan import HostPlan, LaunchPlan
 from msrun.planning.record_json import decode_record, encode_record
@@ -64,8 +60,7 @@ OF_LAUNCHER = frozenset({"log_dir", "disk"})  # what the launcher needs of its o
 
 
 def spec_of_host(spec: LaunchSpec, assignment: HostAssignment) -> LaunchSpec:
-    """Return what is asked of one host; master, log directory and the other hosts come when the job starts. The
-    launcher's own host, where msrun is typed on each, has the user's table and settings, too."""
+    """Return what is asked of one host; only the launcher's own has the user's table and settings, too."""
     entry = spec.host_entries[assignment.node_rank]
     is_own = entry.has_come and assignment.node_rank == spec.node_rank
     return replace(
@@ -419,54 +414,35 @@ def _listed(what: str, names: Sequence[str]) -> str:
 # -- their plans ------------------------------------------------------------------------------------------------------
 
 
-class HostPlans:
-    """What each host of a start has decided to run."""
+Planned = tuple[HostPlan, list[str], str]  # what a host has decided to run, its notes, and its kind of devices
 
-    def __init__(
-        self,
-        spec: LaunchSpec,
-        job_id: str,
-        forwarded: Mapping[str, str],
-        check: Callable[[int, HostPlan], None] = lambda _node, _host: None,
-    ) -> None:
-        """`forwarded`: variables that the hosts got from here; `check`: raises what speaks against a host's plan."""
-        self._check = check
-        self._spec, self._job_id, self._forwarded = spec, job_id, forwarded
-        self.hosts: dict[int, HostPlan] = {}  # by node_rank
-        self._notes: dict[int, list[str]] = {}
-        self._target = ""
 
-    def take(self, node_rank: int, message: Message) -> None:
-        host = decode_record(HostPlan, message["host"])
-        self._check(node_rank, host)
-        self.hosts[node_rank] = host
-        self._notes[node_rank] = [str(note) for note in message["notes"]]
-        self._target = self._target or str(message["target"])
+def read_planned(message: Message) -> Planned:
+    return decode_record(HostPlan, message["host"]), [str(note) for note in message["notes"]], str(message["target"])
 
-    @property
-    def is_whole(self) -> bool:
-        return len(self.hosts) == len(self._spec.host_entries)
 
-    def assemble(self, master: tuple[str, int]) -> LaunchPlan:
-        """Return the plan of the whole job as this launcher shows it: every log by its name here."""
-        spec, hosts = self._spec, self.hosts
-        entries, job_id = spec.host_entries, self._job_id
-        fleet = tuple(
-            replace(assignment, name=hosts[assignment.node_rank].name, address=hosts[assignment.node_rank].address)
-            for assignment in assign_hosts(entries, spec.table_hosts)
-            if assignment.node_rank in hosts
-        )
-        return plan_job(
-            spec,
-            [_at_home(hosts[node], entries[node], spec.log_dir) for node in sorted(hosts)],
-            job_id=job_id,
-            run_dir=str(Path(tempfile.gettempdir(), f"msrun-{job_id}{f'-{spec.node_rank}' if spec.is_joined else ''}")),
-            master=master,
-            target=(self._target, f"as found on {hosts[0].name}" if 0 in hosts else ""),
-            notes=_merge_notes(self._notes, entries),
-            fleet=fleet if len(entries) > 1 else (),
-            forwarded=self._forwarded,
-        )
+def assemble_plan(
+    spec: LaunchSpec, planned: Mapping[int, Planned], job_id: str, master: tuple[str, int], forwarded: Mapping[str, str]
+) -> LaunchPlan:
+    """Return the job's plan as this launcher shows it: logs by their names here. `forwarded`: variables from here."""
+    entries, targets = spec.host_entries, [target for _, _, target in planned.values() if target]
+    hosts = {node: _at_home(planned[node][0], entries[node], spec.log_dir) for node in sorted(planned)}
+    fleet = tuple(
+        replace(one, name=hosts[one.node_rank].name, address=hosts[one.node_rank].address)
+        for one in assign_hosts(entries, spec.table_hosts)
+        if one.node_rank in hosts
+    )
+    return plan_job(
+        spec,
+        [*hosts.values()],
+        job_id=job_id,
+        run_dir=str(Path(tempfile.gettempdir(), f"msrun-{job_id}{f'-{spec.node_rank}' if spec.is_joined else ''}")),
+        master=master,
+        target=(targets[0] if targets else "", f"as found on {hosts[0].name}" if 0 in hosts else ""),
+        notes=_merge_notes({node: notes for node, (_, notes, _) in planned.items()}, entries),
+        fleet=fleet if len(entries) > 1 else (),
+        forwarded=forwarded,
+    )
 
 
 def _at_home(host: HostPlan, entry: HostEntry, log_dir: Path) -> HostPlan:
@@ -496,18 +472,6 @@ def _merge_notes(notes: Mapping[int, Sequence[str]], entries: Sequence[HostEntry
     )
 
 
-def keep_attempt(log_dir: Path, attempt: int, plan: LaunchPlan | None, names: Iterable[str]) -> None:
-    """Rename the logs and traces of an attempt after which the job goes on elsewhere, as far as they are there, and
-    keep the plan that names its ranks. Raises ClusterError: one cannot be renamed, or the plan cannot be written."""
-    kept = log_dir / contract.attempt_plan_name(attempt)
-    try:
-        if plan is not None:
-            write_private(kept, json.dumps(plan.to_json(), indent=2) + "\n")
-    except OSError as error:
-        raise ClusterError(f"cannot start again: cannot write {kept} ({error.strerror})") from None
-    keep_logs([str(log_dir / name) for name in names], attempt)
-
-
 # -- what a job would do, without starting it -------------------------------------------------------------------------
 
 
@@ -522,26 +486,26 @@ def _reached(spec: LaunchSpec, caller: Mapping[str, str], job_id: str, *, quiet:
 
 
 def ask_for_plan(spec: LaunchSpec, caller: Mapping[str, str], *, quiet: bool) -> LaunchPlan:
-    """Reach and check all hosts as a run does, and return the plan that it would carry out. Starts no worker. Raises
-    UsageError, ClusterError, RendezvousTimeout, Interrupted: as a run before it starts."""
+    """Reach and check all hosts as a run does, with its errors, and return its plan. Starts no worker."""
     job_id = new_job_id()
     with _reached(spec, caller, job_id, quiet=quiet) as hosts:
         ready, agents, faults = hosts.run(spec, None), hosts.agents, list[MsrunError]()
-        plans = HostPlans(spec, job_id, forwarded_environment(caller, spec.forward_env))
+        planned: dict[int, Planned] = {}
         for link, part in zip(agents.links, ready.parts(spec, job_id, spec.master_port), strict=True):
             link.send("plan", part=encode_record(part))
         agents.hear(
-            lambda: plans.is_whole or bool(faults),
-            {"planned": plans.take},
+            lambda: len(planned) == len(agents.links) or bool(faults),
+            {"planned": lambda node, message: planned.update({node: read_planned(message)})},
             deadline=time.monotonic() + ANSWER_S,
             on_loss=lambda _, error: faults.append(error),
         )
-        silent = [link.entry.name for node, link in enumerate(agents.links) if node not in plans.hosts]
+        silent = [link.entry.name for node, link in enumerate(agents.links) if node not in planned]
         if faults or silent:
             raise faults[0] if faults else ClusterError(f"{silent[0]}: no plan of its part within {ANSWER_S:g} s")
         for warning in ready.warnings:
             say(warning, quiet=quiet)
-    plan = plans.assemble((ready.master[0], spec.master_port))
+    master, forwarded = (ready.master[0], spec.master_port), forwarded_environment(caller, spec.forward_env)
+    plan = assemble_plan(spec, planned, job_id, master, forwarded)
     return decode_record(LaunchPlan, json.loads(json.dumps(encode_record(plan)).replace(job_id, PLANNED_JOB)))
 
 
@@ -555,12 +519,4 @@ def check_fleet(spec: LaunchSpec, caller: Mapping[str, str], *, quiet: bool) -> 
 
 def inspect_launcher(spec: LaunchSpec, caller: Mapping[str, str]) -> list[Finding]:
     """Return what was found on this host; writes nothing."""
-    findings = []
-    for check in CHECKS:
-        if check.name in OF_LAUNCHER:
-            try:
-                found = check.look(spec, caller)
-                findings.append(replace(found, text=f"here: {found.text}"))
-            except MsrunError as error:
-                findings.append(Finding("fail", check.name, f"here: {error}", exit_code=error.exit_code))
-    return findings
+    return [replace(found, text=f"here: {found.text}") for found in inspect_host(spec, caller, OF_LAUNCHER)]

@@ -5,8 +5,7 @@ this process runs this host's part. Until then the hosts are told who is missing
     waiting {text}    called_off {reason, exit_code}
 
 The loop of all hosts serves the port at which they come in, for as long as the job lasts. Nothing that a stranger sends
-is more than a refused greeting, and whatever goes wrong with one of them ends that connection alone.
-"""
+is more than a refused greeting, and whatever goes wrong with one of them ends that connection alone."""
 
 from __future__ import annotations
 
@@ -44,10 +43,7 @@ from msrun.launch.remote.logs import LogCollector
 from msrun.launch.rendezvous import folder_of, of_hosts
 from msrun.launch.transport.link import EventLoop
 from msrun.launch.transport.opener import HostOpener, Way
-from msrun.planning.host_assignment import HostAssignment
-from msrun.planning.hosts.assignment import HostPool, assign_hosts
-from msrun.planning.hosts.host_entry import HostEntry
-from msrun.planning.ranks import count_workers
+from msrun.planning.hosts import HostAssignment, HostEntry, HostPool, assign_hosts, count_workers
 from msrun.planning.spec import LaunchSpec
 
 if TYPE_CHECKING:

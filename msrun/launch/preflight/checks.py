@@ -1,6 +1,5 @@
 """Checks on this host before anything starts: all of them for --check, those that stop a job for every run, and what an
-agent reports of its host. A check returns a finding, or raises the error that a run would end with; none writes.
-"""
+agent reports of its host. A check returns a finding, or raises the error that a run would end with; none writes."""
 
 from __future__ import annotations
 
@@ -29,11 +28,11 @@ from msrun.agent.host.host_facts import LOOPBACK, group_folders, installed_versi
 from msrun.cluster.protocol import Finding, HostAddress, HostReport, ReachResult
 from msrun.cluster.rendezvous import UnresolvedName, listen, own_addresses, resolve_address
 from msrun.errors import ClusterError, MsrunError, UsageError
+from msrun.planning.hosts import count_workers
 from msrun.planning.imports import own_modules
 from msrun.planning.masking import mask_words
 from msrun.planning.placement.host import DevicePlacement, place_devices
 from msrun.planning.program import Program
-from msrun.planning.ranks import count_workers
 from msrun.planning.spec import LaunchSpec, is_numeric
 
 T = TypeVar("T")
@@ -42,20 +41,15 @@ MIB = 1 << 20
 GIB = 1 << 30
 LOW_DISK_BYTES = GIB
 FULL_DISK_BYTES = MIB
-LOW_MEMORY_BYTES = 200 * MIB
-"""A worker with torch imported and a small model."""
+LOW_MEMORY_BYTES = 200 * MIB  # a worker with torch imported and a small model
 SMALL_SHARED_MEMORY_BYTES = 64 * MIB
 """What a container gets by default; the workers of one torch DataLoader can fill it."""
-FILES_OF_MSRUN = 32
-"""Beside one for each worker."""
+FILES_OF_MSRUN = 32  # beside one for each worker
 FILES_PER_HOST = 4
 """Of a launcher: a connection, or a socket and the stderr of an agent on this host, and a ProxyCommand's."""
-FILES_PER_WORKER = 8
-"""What a worker that talks to some others needs; the store alone has a connection to each."""
-PROCESSES_OF_MSRUN = 3
-"""Fork server, scheduler and its store."""
-USUAL_THREADS = 4
-"""Of a worker that uses torch, beside its compute threads."""
+FILES_PER_WORKER = 8  # what a worker that talks to some others needs; the store alone has a connection to each
+PROCESSES_OF_MSRUN = 3  # fork server, scheduler and its store
+USUAL_THREADS = 4  # of a worker that uses torch, beside its compute threads
 
 
 def describe_port_owner(port: int) -> str:
@@ -85,8 +79,7 @@ def free_disk_bytes(folder: Path) -> int | None:
 
 def free_memory_bytes(root: Path = Path("/")) -> int | None:
     """Return the memory that new processes can have: of the host and of the control groups above, whose unused page
-    cache counts as free. Source: proc(5), cgroup-v2.rst, cgroup-v1/memory.rst.
-    """
+    cache counts as free. Source: proc(5), cgroup-v2.rst, cgroup-v1/memory.rst."""
     candidates = []
     for folder in chain.from_iterable(group_folders("memory", root)):
         for limit, used, reclaimable in (
@@ -152,17 +145,14 @@ class Check:
 
     name: str
     look: Callable[[LaunchSpec, Mapping[str, str]], Finding]
-    stops_run: bool = False
-    """Asked by every run, so it has to be cheap."""
+    stops_run: bool = False  # asked by every run, so it has to be cheap
     stops_dry_run: bool = False
-    is_launchers: bool = False
-    """About what this host needs even when all workers are on others."""
+    is_launchers: bool = False  # about what this host needs even when all workers are on others
 
 
 def check_host(spec: LaunchSpec, caller: Mapping[str, str] | None = None, *, is_dry_run: bool = False) -> None:
     """Refuse what this host cannot do for workers with this environment, by default the launcher's (UsageError: a
-    module, a log directory or a port is not there; ClusterError: no room).
-    """
+    module, a log directory or a port is not there; ClusterError: no room)."""
     for check in CHECKS:
         if (check.stops_dry_run if is_dry_run else check.stops_run) and (check.is_launchers or not spec.is_remote):
             check.look(spec, os.environ if caller is None else caller)
@@ -382,7 +372,7 @@ def _look_at_torch(_spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
     return Finding("ok", "torch", found)
 
 
-CHECKS = (
+CHECKS = (  # in the order of --check
     Check("program", _look_at_program, stops_run=True, stops_dry_run=True),
     Check("log_dir", _look_at_log_dir, stops_run=True, stops_dry_run=True, is_launchers=True),
     Check("disk", _look_at_disk, stops_run=True, stops_dry_run=True, is_launchers=True),
@@ -398,13 +388,10 @@ CHECKS = (
     Check("python", lambda *_: Finding("ok", "python", f"{'{}.{}.{}'.format(*sys.version_info)} {sys.executable}")),
     Check("torch", _look_at_torch),
 )
-"""In the order of --check."""
 
 
 def check_restart(spec: LaunchSpec, caller: Mapping[str, str], survivors: Collection[int]) -> None:
-    """Look at the disks of the logs and for the devices of the workers (ClusterError: `survivors` of the attempt
-    before, no folder of logs, or a full disk; UsageError: a device has gone).
-    """
+    """Look at the disks of the logs and for the devices (ClusterError, UsageError), with `survivors` of before."""
     if survivors:
         raise ClusterError(f"processes {sorted(survivors)} could not be ended")
     for folder in filter(None, (spec.log_dir, spec.worker_log_dir)):
@@ -424,8 +411,7 @@ MAX_WORD_BYTES = 128
 @contextlib.contextmanager
 def shown_word(log_dir: Path) -> Iterator[dict[str, str]]:
     """Keep a file with a random word in the log directory, or in the nearest folder above it that exists; yields {path,
-    word} for `sees_word` of other hosts, nothing where it cannot be written.
-    """
+    word} for `sees_word` of other hosts, nothing where it cannot be written."""
     word = secrets.token_hex(32)
     path = (
         _existing(log_dir) / f"{_PREFIX}{secrets.token_hex(8)}"
@@ -479,14 +465,11 @@ def try_reach(address: str, port: int, time_out_s: float = REACH_S) -> ReachResu
 
 
 MAX_FILES = 256
-MAX_FILE_BYTES = 16 << 20
-"""Of one file that is digested; of a larger one its beginning and its size count."""
+MAX_FILE_BYTES = 16 << 20  # of one file that is digested; of a larger one its beginning and its size count
 
 
 def read_sources(program: Program, working_directory: Path) -> list[tuple[str, str]]:
-    """Return name, relative to its folder, and SHA-256 of the program and of its own modules; empty for a module that
-    is not found, built in, or in an archive (OSError: the program cannot be read).
-    """
+    """Return name and SHA-256 of the program and its own modules; empty without a file (OSError: unreadable)."""
     main = folder = working_directory
     if program.kind != "module":
         main = working_directory / program.target
@@ -549,9 +532,7 @@ def make_host_report(
     shown: Mapping[str, str] | None = None,
     master_name: str = "",
 ) -> HostReport:
-    """Look at this host for its part of a job. `asked_at`: its clock when the question came; `shown`: of `shown_word`
-    in the launcher's log directory; `master_name`: to be resolved on the scheduler's host.
-    """
+    """Look at this host. `asked_at`: its clock then; `shown`: of `shown_word`; `master_name`: to be resolved."""
     look = Inspection()
     sources: tuple[tuple[str, str], ...] = look.at("program", lambda: _read_program(spec), ())
     look.at("working_dir", lambda: _check_folder(spec.working_directory), None)

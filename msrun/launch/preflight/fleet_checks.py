@@ -1,7 +1,6 @@
 """What the launcher makes of what hosts say before a job starts: one list of findings, or why an agent has ended. Pure.
 A report is from another machine: it is cut to size and made printable, and what is missing or of another type is left
-empty.
-"""
+empty."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from msrun.agent.processes.process_control import signal_name
 from msrun.cluster.protocol import Finding, HostReport, ReachResult
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.output import one_line
-from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.hosts import HostEntry
 from msrun.planning.program import Program
 from msrun.planning.spec import is_loopback, is_numeric
 from ranktable.hosts.brackets import fold
@@ -36,8 +35,7 @@ def exit_code_of_findings(findings: Iterable[Finding]) -> int:
 
 MAX_FOLDED_CHARS = 60
 SHOWN_NAMES = 3
-HOST = "{host}"
-"""In a text: the name of the host that it is said of."""
+HOST = "{host}"  # in a text: the name of the host that it is said of
 _NUMBER = re.compile(r"(?<![\w.:/+-])\d+(?:\.\d+)?(?![\w.:/+-])")
 """One that stands alone: a size or a time, no version, no address, no part of a path."""
 _DIGITS = re.compile(r"\d+(?:\.\d+)*")
@@ -130,10 +128,8 @@ SHOWN_GROUPS = 3
 class Majority:
     """Hosts by what they have."""
 
-    usual: str
-    """What most have; of two groups of one size, what the earlier host has."""
-    groups: Mapping[str, tuple[int, ...]]
-    """Value -> node ranks, in the order of each value's first host."""
+    usual: str  # what most have; of two groups of one size, what the earlier host has
+    groups: Mapping[str, tuple[int, ...]]  # value -> node ranks, in the order of each value's first host
 
     @property
     def odd(self) -> Mapping[str, tuple[int, ...]]:
@@ -178,12 +174,9 @@ class HostAnswer:
     """A report, and when the launcher asked for it and got it."""
 
     report: HostReport
-    sent_at: float
-    """The launcher's clock (s since the epoch) when it asked."""
-    received_at: float
-    """The same when the report had come."""
-    reached_as: str = ""
-    """Numeric address by which the launcher reached the host; empty when that is not known."""
+    sent_at: float  # the launcher's clock (s since the epoch) when it asked
+    received_at: float  # the same when the report had come
+    reached_as: str = ""  # numeric address by which the launcher reached the host; empty when that is not known
 
 
 def printable_record(value: Any) -> Any:
@@ -207,8 +200,7 @@ def check_sources(
     here: Sequence[tuple[str, str]] = (),
 ) -> Iterator[Finding]:
     """Compare the files of the program over all hosts, and with the launcher's own, `here`. Another Python program
-    fails; another module beside it, or another executable such as /bin/bash, is a warning.
-    """
+    fails; another module beside it, or another executable such as /bin/bash, is a warning."""
     files = {node: dict(answer.report.sources) for node, answer in reached.items() if answer.report.sources}
     if not files:
         return
@@ -259,8 +251,7 @@ def choose_master_address(
 ) -> MasterAddress:
     """Return where the scheduler listens: the address `given`, else that of the host list, else the one by which node 0
     was reached, else one in a network of all (UsageError: it is not node 0's, is loopback, or none is found).
-    `answers`: of those that have answered, node 0 among them.
-    """
+    `answers`: of those that have answered, node 0 among them."""
     if len(entries) == 1:
         return MasterAddress(LOOPBACK, "one host")
     first, entry = answers[0], entries[0]
@@ -320,12 +311,10 @@ class LauncherFacts:
 
     program: Program
     msrun_version: str
-    master_addr: str = ""
-    """As given by the user; empty when not."""
+    master_addr: str = ""  # as given by the user; empty when not
     sources: tuple[tuple[str, str], ...] = ()
     """The program's files here, as `program_sources.read_sources` gives them; empty when they are only on the hosts."""
-    is_restart: bool = False
-    """The job has run before, on other hosts."""
+    is_restart: bool = False  # the job has run before, on other hosts
 
 
 def compare_hosts(
@@ -463,8 +452,7 @@ def describe_skew(least_s: float, most_s: float, limit_s: float) -> str:
 
 def clock_skew(answer: HostAnswer) -> tuple[float, float]:
     """Return how far (s) a host's clock is ahead, at least and at most: the truth lies between, near the first, for the
-    question waits for the agent's start. Source: RFC 5905, section 8.
-    """
+    question waits for the agent's start. Source: RFC 5905, section 8."""
     return answer.report.made_at - answer.received_at, answer.report.received_at - answer.sent_at
 
 
@@ -474,7 +462,7 @@ NOT_EXECUTABLE, NOT_FOUND = 126, 127
 
 _OTHER = "name another Python by --python, or by python= in the hostfile"
 
-_SIGNS = (
+_SIGNS = (  # text on stderr, and what it means; the first that is found counts
     (r"^msrun agent: (?P<what>.+)$", "{what}"),
     (r"No space left on device", "a disk there is full; make room, or set TMPDIR there to a folder on another one"),
     (r"Disk quota exceeded", "the user's disk quota there is used up; make room"),
@@ -508,7 +496,6 @@ _SIGNS = (
     (r"login as the user \W*(?P<what>[\w.-]+)", "that user may not log in there; give --ssh_user {what}"),
     (r"password (?:has )?expired|change your password", "the user's password there has expired; log in once by hand"),
 )
-"""Text on stderr, and what it means; the first that is found counts."""
 
 
 def explain_agent_end(exit_status: int, stderr_text: str, entry: HostEntry) -> ClusterError:

@@ -7,8 +7,7 @@ Messages (`transport.link` has those of the connection itself, `cluster.coordina
     agent -> launcher   checked {report}   listening {port, error}   reached {result}
                         planned {host, notes, target, logs}    event {moment, fields}    log {...}
                         logs_end {}    result {failure, survivors}      error {text, exit_code, traceback}
-                        fault {text, traceback}
-"""
+                        fault {text, traceback}"""
 
 from __future__ import annotations
 
@@ -28,26 +27,33 @@ from typing import Any
 
 from msrun import contract
 from msrun.agent.host.host_facts import LOOPBACK, read_host_facts
-from msrun.agent.observer import Observer, OwnFaults
+from msrun.agent.observer import OwnFaults
 from msrun.agent.processes.server_handle import ForkServerHandle, start_fork_server
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.coordinator import ORDERS
-from msrun.cluster.failure import JobFailure
-from msrun.cluster.membership import Membership
-from msrun.cluster.messages import HEADER, Message, await_input, decode_body, unpack_hosts, unpack_text
-from msrun.cluster.own_thread import Inbox, describe_fault, print_fault, traceback_of
+from msrun.cluster.messages import (
+    HEADER,
+    Inbox,
+    Message,
+    await_input,
+    decode_body,
+    describe_fault,
+    print_fault,
+    traceback_of,
+    unpack_hosts,
+    unpack_text,
+)
 from msrun.cluster.protocol import HostJob, HostPart, protocol
 from msrun.cluster.rendezvous import forget_waiting, listen, own_addresses
 from msrun.errors import ClusterError, MsrunError, UsageError
+from msrun.launch.console import Display
 from msrun.launch.directory.log_directory import write_private
-from msrun.launch.job import AgentPart, JobResult, job_signals, look_at_host, plan_part, run_part
+from msrun.launch.job import AgentPart, JobResult, Start, job_signals, look_at_host, plan_part, run_part
 from msrun.launch.preflight.checks import make_host_report, try_reach
-from msrun.launch.remote.logs import LogSender
-from msrun.launch.remote.spool import GIVEN_TABLE, listen_in, make_spool, remove_old_spools, remove_spool
-from msrun.launch.transport.link import CLOSED, ByteChannel, EventLoop, Link
-from msrun.launch.transport.pipe import MARKER, READ_BYTES, AgentPipe, SocketPipe
+from msrun.launch.remote.logs import GIVEN_TABLE, LogSender, listen_in, make_spool, remove_old_spools, remove_spool
+from msrun.launch.transport.link import CLOSED, MARKER, READ_BYTES, AgentPipe, ByteChannel, EventLoop, Link, SocketPipe
 from msrun.planning.build import plan_early_server
-from msrun.planning.host_assignment import Fleet
+from msrun.planning.hosts import Fleet
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.record_json import decode_record, encode_record
 from msrun.planning.spec import LaunchSpec
@@ -174,8 +180,7 @@ class LauncherLink(Link):
     def send_logs(
         self, next_log: Callable[[], Message | None], acknowledge: Callable[[int], None] = lambda _: None
     ) -> None:
-        """Send logs from now on: what `next_log` gives, None when there is nothing new; `acknowledge` is told that so
-        many more of that have come, in their order. Both are called by the thread."""
+        """Send what `next_log` gives from now on; `acknowledge` is told how many more have come. Of the thread."""
 
         def begin() -> None:
             self._next_log, self._acknowledge_logs, self._logs_end = next_log, acknowledge, False
@@ -345,30 +350,18 @@ class LauncherLink(Link):
             self.orders.post({"type": "lost", "reason": reason})
 
 
-class LauncherReport(Observer):
-    """Passes a job's moments on to the launcher. A `Display`."""
+class LauncherReport(Display):
+    """Passes a job's moments on to the launcher; the result says it all."""
 
     def __init__(self, link: LauncherLink, plan: LaunchPlan, logs: LogSender | None) -> None:
         """`logs`: None where they stay on this host."""
-        self._link = link
-        self.stop_self: Callable[[], None] | None = None
-        self._logs = logs
+        self._link, self._logs = link, logs
         tell_plan(link, plan, logs.names if logs else [])
 
     def note(self, kind: str, fields: Mapping[str, Any]) -> None:
         if kind == "restarting" and self._logs is not None:  # before the logs of the attempt that is over are renamed
             self._logs.hold()
         self._link.send("event", moment=kind, fields=dict(fields))
-
-    @property
-    def observers(self) -> tuple[Observer, ...]:
-        return (self,)
-
-    def say(self, text: str) -> None:
-        self.note("note", {"text": text})
-
-    def finish(self, failure: JobFailure | None, membership: Membership, restarts: int) -> None:
-        """The result says it all."""
 
 
 STDERR = 2
@@ -510,7 +503,7 @@ class Agent:
         if self._logs is not None:
             self._logs.close()
         if self._signals is None:
-            self._signals = self._open.enter_context(job_signals(spec, is_last=True))
+            self._signals = self._open.enter_context(job_signals(spec))
         own = AgentPart(
             display,
             self._signals,
@@ -522,7 +515,7 @@ class Agent:
             home=str(job.spec.log_dir) if has_scheduler else "",
             stopped_limit_s=STOPPED_SHARE * job.silence_s,
         )
-        result = run_part(spec, self._caller, own, job_id=job.job_id)
+        result = run_part(spec, Start(self._caller, job.job_id), own)
         self._server = result.server
         tell_result(link, result)
 

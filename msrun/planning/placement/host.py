@@ -1,6 +1,5 @@
 """What the planner must know of a host, gathered by `msrun.agent.host`, and its devices, processors and memory for each
-worker.
-"""
+worker."""
 
 from __future__ import annotations
 
@@ -10,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from msrun.errors import UsageError
+from msrun.planning.hosts import count_workers
 from msrun.planning.program import DeviceTarget, StartMethod
-from msrun.planning.ranks import count_workers
 from msrun.planning.spec import SCHEDULER_KEY, CoreBinding, parse_cpu_range
 from ranktable.hosts.ranges import fold_numbers
 
@@ -21,25 +20,19 @@ class Cpu:
     """One processor as the kernel numbers them: a hardware thread."""
 
     number: int
-    node: int
-    """NUMA node."""
+    node: int  # NUMA node
     package: int
-    core: int
-    """Lowest processor number of its physical core: equal for hyper-threads of one core, unique on the host."""
+    core: int  # lowest processor number of its physical core: equal for hyper-threads of one core, unique on the host
 
 
 @dataclass(frozen=True)
 class Topology:
     """The processors of a host and what this process may use of them."""
 
-    cpus: tuple[Cpu, ...]
-    """Every processor that is online."""
-    allowed: tuple[int, ...]
-    """Processors that this process may use: its affinity within the cgroup's cpuset."""
-    quota_cores: float | None = None
-    """The cgroup's limit of processor time, in processors; None = no limit."""
-    memory_nodes: tuple[int, ...] = (0,)
-    """NUMA nodes with memory that this process may use."""
+    cpus: tuple[Cpu, ...]  # every processor that is online
+    allowed: tuple[int, ...]  # processors that this process may use: its affinity within the cgroup's cpuset
+    quota_cores: float | None = None  # the cgroup's limit of processor time, in processors; None = no limit
+    memory_nodes: tuple[int, ...] = (0,)  # NUMA nodes with memory that this process may use
     device_nodes: Mapping[str, Mapping[str, int | None]] = field(default_factory=dict)
     """Per device target: every accelerator of the host by its number, and its NUMA node, None when not known."""
 
@@ -78,12 +71,10 @@ _LEADING_NUMBER = re.compile(r"\s*[+]?(\d+)")
 class Device:
     """One accelerator of the host."""
 
-    number: str
-    """Physical number, as nvidia-smi or npu-smi shows it."""
+    number: str  # physical number, as nvidia-smi or npu-smi shows it
     uuid: str = ""
     """"GPU-..." when known."""
-    node: int | None = None
-    """NUMA node; None when not known."""
+    node: int | None = None  # NUMA node; None when not known
 
 
 @dataclass(frozen=True)
@@ -92,15 +83,13 @@ class VisibleDevices:
 
     names: tuple[str, ...]
     """Physical numbers in the order in which the process counts them; a name where the number is not known."""
-    reason: str = ""
-    """Why fewer are visible than the variable names or the host has, in words."""
+    reason: str = ""  # why fewer are visible than the variable names or the host has, in words
 
 
 def visible_cuda(preset: str | None, present: Sequence[Device]) -> VisibleDevices:
     """Apply CUDA_VISIBLE_DEVICES: indexes or UUIDs, abbreviated while unique; the first invalid entry hides itself and
     all after it; one twice hides everything; a process sees one MIG device. Sources: CUDA C++ Programming Guide; MIG
-    User Guide; `torch.cuda` for repeats and mixed forms.
-    """
+    User Guide; `torch.cuda` for repeats and mixed forms."""
     shown, names = f"{CUDA_VARIABLE}={preset}", list[str]()
     if preset is None or not present:
         return VisibleDevices(tuple(device.number for device in present))
@@ -132,8 +121,7 @@ def _resolve_cuda(entry: str, preset: str, present: Sequence[Device]) -> str | N
 
 def visible_ascend(preset: str | None, present: Sequence[Device]) -> VisibleDevices:
     """Apply ASCEND_RT_VISIBLE_DEVICES: device numbers between commas and nothing else; what is invalid, a blank
-    included, hides itself and all after it. Source: CANN environment variable reference.
-    """
+    included, hides itself and all after it. Source: CANN environment variable reference."""
     names: list[str] = []
     if preset is None or not present:
         return VisibleDevices(tuple(device.number for device in present))
@@ -155,25 +143,17 @@ class HostFacts:
     """One host as the planner sees it."""
 
     name: str
-    address: str
-    """Address towards the master; 127.0.0.1 for a one-host job."""
-    cpus: tuple[int, ...]
-    """Processors that this process may use."""
+    address: str  # address towards the master; 127.0.0.1 for a one-host job
+    cpus: tuple[int, ...]  # processors that this process may use
     gpus: tuple[str, ...] = ()
     """CUDA devices in visible order by physical number, or by the name in CUDA_VISIBLE_DEVICES."""
-    npus: tuple[str, ...] = ()
-    """Ascend devices in visible order by physical number."""
-    gpus_reason: str = ""
-    """Why fewer GPUs are visible than CUDA_VISIBLE_DEVICES names, in words."""
-    npus_reason: str = ""
-    """The same for ASCEND_RT_VISIBLE_DEVICES."""
-    topology: Topology | None = None
-    """Cores and NUMA nodes; None when only `cpus` is known."""
-    has_torch: bool = True
-    """Whether msrun's own Python has torch: without it the scheduler cannot serve torch's store."""
+    npus: tuple[str, ...] = ()  # Ascend devices in visible order by physical number
+    gpus_reason: str = ""  # why fewer GPUs are visible than CUDA_VISIBLE_DEVICES names, in words
+    npus_reason: str = ""  # the same for ASCEND_RT_VISIBLE_DEVICES
+    topology: Topology | None = None  # cores and NUMA nodes; None when only `cpus` is known
+    has_torch: bool = True  # whether msrun's own Python has torch: without it the scheduler cannot serve torch's store
 
-    mindspore_version: str = ""
-    """Of MindSpore in msrun's own Python; empty = it has none."""
+    mindspore_version: str = ""  # of MindSpore in msrun's own Python; empty = it has none
 
     def known_topology(self) -> Topology:
         return self.topology or flat_topology(self.cpus)
@@ -183,16 +163,11 @@ class HostFacts:
 class DevicePlacement:
     """Which kind of device the workers use and which one each gets."""
 
-    target: DeviceTarget
-    """cpu, gpu or ascend; never auto."""
-    device_ids: tuple[int, ...]
-    """Device index per local worker, as the worker sees it."""
-    physical: tuple[str, ...]
-    """The same devices by physical number; what the worker sees as 0 may be the host's 3."""
-    reason: str
-    """Why this target: for the plan."""
-    notes: tuple[str, ...] = ()
-    """What the user should know of it, one line each."""
+    target: DeviceTarget  # cpu, gpu or ascend; never auto
+    device_ids: tuple[int, ...]  # device index per local worker, as the worker sees it
+    physical: tuple[str, ...]  # the same devices by physical number; what the worker sees as 0 may be the host's 3
+    reason: str  # why this target: for the plan
+    notes: tuple[str, ...] = ()  # what the user should know of it, one line each
 
 
 def place_devices(
@@ -235,31 +210,24 @@ Core = tuple[Cpu, ...]
 class WorkerBinding:
     """Where one worker runs."""
 
-    cpus: tuple[int, ...]
-    """Processors; empty = not bound."""
-    memory_nodes: tuple[int, ...]
-    """NUMA nodes of its memory; empty = not bound."""
-    reason: str
-    """Why these, in words."""
+    cpus: tuple[int, ...]  # processors; empty = not bound
+    memory_nodes: tuple[int, ...]  # NUMA nodes of its memory; empty = not bound
+    reason: str  # why these, in words
 
 
 @dataclass(frozen=True)
 class HostBinding:
     """Where all processes of a host run."""
 
-    workers: tuple[WorkerBinding, ...]
-    """By local rank."""
+    workers: tuple[WorkerBinding, ...]  # by local rank
     scheduler_cpus: tuple[int, ...] = ()
-    notes: tuple[str, ...] = ()
-    """What the user should know of it, one line each."""
+    notes: tuple[str, ...] = ()  # what the user should know of it, one line each
 
 
 def bind_workers(
     topology: Topology, devices: Sequence[str], *, target: str, core: CoreBinding | None, numa: bool
 ) -> HostBinding:
-    """Give every local worker, with these physical devices of a target, its processors and its memory (UsageError: the
-    dict names a device or processor that is not here or not allowed).
-    """
+    """Give every local worker, with these physical devices of a target, processors and memory (UsageError)."""
     if core is None and not numa:
         return HostBinding((WorkerBinding((), (), "not bound"),) * len(devices))
     near = topology.device_nodes.get(target, {})
@@ -407,14 +375,12 @@ def _bind_named(
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 SELF_BINDING_VARIABLES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 """With one of these OpenMP binds the thread that loads it: every worker forked afterwards would sit on its CPU."""
-ROUNDING = 1e-9
-"""Three thirds of a core are one, whatever floating point makes of them."""
+ROUNDING = 1e-9  # three thirds of a core are one, whatever floating point makes of them
 
 
 def threads_per_worker(topology: Topology, workers: Sequence[WorkerBinding]) -> tuple[int, ...]:
     """Return the number of compute threads of each worker: its own physical cores, cores of several in parts, unbound
-    workers' even share of all; at least one, and within an even share of the cgroup's quota.
-    """
+    workers' even share of all; at least one, and within an even share of the cgroup's quota."""
     cores = topology.cores()
     core_of = {cpu.number: core[0].core for core in cores for cpu in core}
     owned = [{core_of[cpu] for cpu in worker.cpus} for worker in workers]

@@ -13,11 +13,11 @@ from failure_reports import fault_of
 from supervised_job import Job, kinds
 
 from msrun import contract
+from msrun.agent import watch as job_watch
+from msrun.agent.processes.progress_board import Progress
 from msrun.agent.processes.server_handle import FIRST_SERVER_ID, SCHEDULER_ID
 from msrun.agent.timers import Timers
-from msrun.agent.watch import job_watch
-from msrun.agent.watch.job_watch import Hang
-from msrun.agent.watch.progress_board import Progress
+from msrun.agent.watch import Hang
 from msrun.cluster.membership import WorkerState
 from msrun.errors import PeerFailed
 from msrun.planning.record_json import encode_record

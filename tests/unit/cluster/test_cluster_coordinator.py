@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 
 from msrun import contract
 from msrun.cluster.coordinator import ORDERS, REPORTS, Coordinator
-from msrun.cluster.failure import FailureReport, JobFailure, fault_of_job, merge_failures, read_report
-from msrun.cluster.membership import RestartPolicy
-from msrun.planning.hosts.assignment import HostPool
-from msrun.planning.hosts.host_entry import HostEntry
+from msrun.cluster.membership import FailureReport, JobFailure, RestartPolicy, fault_of_job, merge_failures, read_report
+from msrun.planning.hosts import HostEntry, HostPool
 from msrun.planning.record_json import encode_record
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from msrun.cluster.connection import HostRequest, Refused, Registry
 from msrun.cluster.protocol import protocol
-from msrun.planning.host_assignment import HostAssignment
+from msrun.planning.hosts import HostAssignment
 from msrun.planning.record_json import encode_record
 
 

@@ -12,18 +12,22 @@ from failure_reports import failure_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msrun.cluster import own_thread
+from msrun.cluster import messages as own_thread
 from msrun.cluster import protocol as forms
 from msrun.cluster.connection import MAX_GREETING_BYTES, Connection, Seal, new_nonce
-from msrun.cluster.failure import FailureReport
+from msrun.cluster.membership import FailureReport
 from msrun.cluster.messages import (
     HEADER,
     MAX_MESSAGE_BYTES,
     Channel,
     FrameBuffer,
+    Inbox,
+    OwnThread,
+    describe_fault,
     encode_message,
+    print_fault,
+    traceback_of,
 )
-from msrun.cluster.own_thread import Inbox, OwnThread, describe_fault, print_fault, traceback_of
 from msrun.cluster.protocol import HostReport, ReachResult, check_said, protocol, read_moment
 from msrun.planning.record_json import encode_record
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from plans import small_spec
 
 from msrun.agent.observer import OwnFaults
+from msrun.agent.processes.progress_board import PROGRESS_BOARD, ProgressBoard
 from msrun.agent.processes.terminal import find_way_out
-from msrun.agent.watch.progress_board import PROGRESS_BOARD, ProgressBoard
 from msrun.cluster.membership import Membership
 from msrun.launch import output
 from msrun.launch.console import Console, ProgressLine, describe_progress

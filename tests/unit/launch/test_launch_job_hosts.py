@@ -12,7 +12,7 @@ import pytest
 
 from msrun.errors import UsageError
 from msrun.launch.job_hosts import JobHosts, is_this_host, read_job_hosts
-from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.hosts import HostEntry
 
 DEFAULTS: dict[str, Any] = {
     **dict.fromkeys(("hosts", "hostfile", "rehearse", "include", "exclude", "python", "rank_table_file")),

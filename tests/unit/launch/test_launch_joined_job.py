@@ -18,8 +18,7 @@ from plans import small_spec
 
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.connection import Seal, hello, read_hello
-from msrun.cluster.messages import FrameBuffer, encode_body, encode_message, frame
-from msrun.cluster.own_thread import Inbox
+from msrun.cluster.messages import FrameBuffer, Inbox, encode_body, encode_message, frame
 from msrun.cluster.protocol import protocol
 from msrun.cluster.rendezvous import UnresolvedName, listen
 from msrun.errors import ClusterError, Interrupted, MsrunError, UsageError
@@ -28,7 +27,7 @@ from msrun.launch import rendezvous
 from msrun.launch.fleet.joined_hosts import JoinedHosts
 from msrun.launch.joined_job import DialledPart, find_master
 from msrun.launch.rendezvous import Patience
-from msrun.launch.transport.pipe import MARKER
+from msrun.launch.transport.link import MARKER
 from msrun.planning.spec import LaunchSpec
 
 

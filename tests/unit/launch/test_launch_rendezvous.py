@@ -27,12 +27,10 @@ from msrun.launch.rendezvous import (
     with_own_address,
 )
 from msrun.launch.transport import opener
+from msrun.launch.transport.link import HostShare
 from msrun.launch.transport.opener import check_addresses, share_machine
-from msrun.launch.transport.pipe import HostShare
-from msrun.planning.host_assignment import Fleet, HostAssignment
 from msrun.planning.host_options import HostOptions
-from msrun.planning.hosts.assignment import parse_rehearsal
-from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.hosts import Fleet, HostAssignment, HostEntry, parse_rehearsal
 from msrun.planning.placement.host import Device, HostFacts
 from msrun.planning.settings import FoundSetting
 from msrun.planning.spec import CoreBinding, LaunchSpec

@@ -12,7 +12,7 @@ import pytest
 from msrun.errors import UsageError
 from msrun.launch import job_hosts
 from msrun.launch.job_hosts import HostList, TableHost, find_own_server, read_host_list, read_table_hosts, table_digest
-from msrun.planning.host_assignment import HostAssignment
+from msrun.planning.hosts import HostAssignment
 from ranktable import Device, Server
 
 

@@ -14,7 +14,7 @@ from msrun import contract
 from msrun.errors import UsageError
 from msrun.planning.build import EarlyServer, plan_early_server
 from msrun.planning.environment import POSING_FOLDER, SET_LATE, server_environment, settle_mindspore
-from msrun.planning.host_assignment import Fleet, HostAssignment
+from msrun.planning.hosts import Fleet, HostAssignment
 from msrun.planning.placement.host import Cpu, HostFacts, Topology
 from msrun.planning.plan import LaunchPlan, render_plan
 from msrun.planning.spec import CoreBinding, LaunchSpec

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msrun.cli import command
-from msrun.cli.build_spec import build_spec
+from msrun.cli.launch_command import build_spec
 from msrun.cli.options import SETTABLE, Sources, apply_sources
 from msrun.cli.words import normalise
 from msrun.errors import UsageError

@@ -14,8 +14,7 @@ from plans import plan_of, spec_of
 from msrun import contract
 from msrun.errors import UsageError
 from msrun.planning.build import RECOVERY_NOTE, build_remote_plan
-from msrun.planning.host_assignment import Fleet, HostAssignment
-from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.hosts import Fleet, HostAssignment, HostEntry
 from msrun.planning.masking import MASK
 from msrun.planning.placement.host import HostFacts
 from msrun.planning.plan import LaunchPlan, render_plan

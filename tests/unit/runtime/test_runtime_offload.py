@@ -13,7 +13,7 @@ from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from msrun import contract
-from msrun.agent.watch.progress_board import ProgressBoard
+from msrun.agent.processes.progress_board import ProgressBoard
 from msrun.errors import StrategyError
 from msrun.mindspore import nn as ms_nn
 from msrun.runtime import AutoParallel, clip_grad_norm_, optim, progress

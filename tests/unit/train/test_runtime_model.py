@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from msrun import contract
-from msrun.agent.watch.progress_board import ProgressBoard
+from msrun.agent.processes.progress_board import ProgressBoard
 from msrun.errors import ParallelError, UsageError
 from msrun.runtime import (
     AUC,

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msrun.agent.logs import log_file
-from msrun.agent.logs.log_file import BoundedLog, LogFile, LogLimit
+from msrun.agent import own_file as log_file
+from msrun.agent.own_file import BoundedLog, LogFile, LogLimit
 from msrun.launch.directory.log_directory import BoundedLogs
 
 BLOCK = 4096

@@ -19,10 +19,11 @@ from job_runner import REPOSITORY
 
 from msrun import contract
 from msrun.agent.host.host_facts import read_topology
-from msrun.agent.processes import joining, main_module
+from msrun.agent.processes import main_module
+from msrun.agent.processes import progress_board as joining
 from msrun.agent.processes.child import MPOL_BIND, MPOL_PREFERRED, SET_MEMPOLICY
 from msrun.agent.processes.main_module import describe_wait
-from msrun.agent.watch.progress_board import PROGRESS_BOARD, ProgressBoard
+from msrun.agent.processes.progress_board import PROGRESS_BOARD, ProgressBoard
 
 ProgressRecord = pytest.importorskip("msrun.runtime.progress", exc_type=ImportError).ProgressRecord
 

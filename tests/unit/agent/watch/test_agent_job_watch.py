@@ -12,12 +12,12 @@ import pytest
 from plans import plan_of, spec_of
 
 from msrun import contract
+from msrun.agent import watch as job_watch
 from msrun.agent.attempt import Attempt
 from msrun.agent.processes.process_control import Usage
+from msrun.agent.processes.progress_board import Progress, ProgressBoard
 from msrun.agent.timers import Timers
-from msrun.agent.watch import job_watch
-from msrun.agent.watch.job_watch import Hang, JobWatch, LingerWatch, Watchdog, find_lagging
-from msrun.agent.watch.progress_board import Progress, ProgressBoard
+from msrun.agent.watch import Hang, JobWatch, LingerWatch, Watchdog, find_lagging
 from msrun.cluster.membership import Membership
 from msrun.errors import ClusterError, HangTimeout, RendezvousTimeout
 from msrun.planning.placement.host import HostFacts

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msrun import contract
-from msrun.agent.watch.progress_board import Progress, ProgressBoard, parse_record
+from msrun.agent.processes.progress_board import Progress, ProgressBoard, parse_record
 
 ProgressRecord = pytest.importorskip("msrun.runtime.progress", exc_type=ImportError).ProgressRecord
 

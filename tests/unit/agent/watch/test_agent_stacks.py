@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from job_runner import is_alive, wait_until
 
-from msrun.agent.watch.evidence import (
+from msrun.agent.watch import (
     MemoryKillWatch,
     Place,
     catches,

@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 
 from msrun import contract
 from msrun.errors import UsageError
-from msrun.launch.directory import lock as module
-from msrun.launch.directory.lock import JobLock, LockRecord, parse_object, parse_record, read_lock
+from msrun.launch.directory import log_directory as module
+from msrun.launch.directory.log_directory import JobLock, LockRecord, parse_object, parse_record, read_lock
 
 HOLDER = """
 import sys
 from pathlib import Path
 from msrun.errors import UsageError
-from msrun.launch.directory.lock import JobLock
+from msrun.launch.directory.log_directory import JobLock
 with JobLock(Path(sys.argv[1]), sys.argv[2]) as lock:
     try:
         lock.take()

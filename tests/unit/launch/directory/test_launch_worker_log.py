@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msrun.agent.logs.log_file import BoundedLog, LogLimit
-from msrun.agent.watch.progress_board import Progress
+from msrun.agent.own_file import BoundedLog, LogLimit
+from msrun.agent.processes.progress_board import Progress
 from msrun.launch.directory.worker_log import (
     EXCERPT_LINES,
     GAP,

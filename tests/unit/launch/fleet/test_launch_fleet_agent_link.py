@@ -17,7 +17,7 @@ from msrun.launch.fleet import agents as module
 from msrun.launch.fleet.agents import AgentLink
 from msrun.launch.transport.link import EventLoop
 from msrun.launch.transport.opener import Way
-from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.hosts import HostEntry
 
 SILENCE_S = 60.0
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from msrun.agent.logs.log_file import LogLimit
+from msrun.agent.own_file import LogLimit
 from msrun.cluster.messages import Message
 from msrun.launch.remote.logs import (
     KEPT_BYTES,

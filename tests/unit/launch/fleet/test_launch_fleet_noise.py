@@ -18,23 +18,23 @@ from unittest import mock
 import pytest
 from failure_reports import failed, failure_of
 from fake_agents import FakePipe, FakeSignals
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from open_gate import TOKEN, OpenGate, host_request
 
 from msrun.agent.observer import OwnFaults
 from msrun.cluster.connection import Caller, Connection, Refused, Seal, hello, new_nonce, read_hello
-from msrun.cluster.failure import FailureReport
+from msrun.cluster.membership import FailureReport
 from msrun.cluster.messages import FrameBuffer, frame
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.fleet_job import FleetJob, FleetRun
 from msrun.launch.fleet.hosts import ListedHosts, ReadyHosts
+from msrun.launch.job import Start
 from msrun.launch.remote.agent import LauncherLink
 from msrun.launch.remote.logs import LogCollector, own_logs, pack_piece
+from msrun.launch.transport.link import MARKER, SocketPipe
 from msrun.launch.transport.opener import Way
-from msrun.launch.transport.pipe import MARKER, SocketPipe
-from msrun.planning.hosts.assignment import assign_hosts
-from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.hosts import HostEntry, assign_hosts
 from msrun.planning.plan import HostPlan, WorkerPlan
 from msrun.planning.program import Program
 from msrun.planning.record_json import encode_record
@@ -203,6 +203,7 @@ def sayings(draw: st.DrawFn, node: int) -> bytes:
 
 @many
 @given(said=st.tuples(sayings(0), sayings(1)))
+@example(said=(MARKER + frame(b'{"type": "logs_end", "seq": 1}'),) * 2)
 def test_job_whose_agents_say_anything_ends_with_a_result_and_writes_its_own_files_alone(
     said: tuple[bytes, bytes],
 ) -> None:
@@ -228,7 +229,7 @@ def test_job_whose_agents_say_anything_ends_with_a_result_and_writes_its_own_fil
             for node, entry in enumerate(entries)
         ]
         faults = OwnFaults(folder, print, found_in=str(folder))
-        job = FleetJob(spec, {}, "J", preparation, events, faults, quiet=True)
+        job = FleetJob(spec, Start({}, "J", quiet=True), preparation, events, faults)
         run = FleetRun(job, spec, ReadyHosts(("10.0.0.1", 1), assign_hosts(entries), frozenset()), logs)
         for link in agents.links:
             link.start()

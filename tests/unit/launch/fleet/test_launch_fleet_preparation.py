@@ -28,8 +28,8 @@ from msrun.launch.fleet import hosts as module
 from msrun.launch.fleet.hosts import ListedHosts
 from msrun.launch.preflight.checks import read_sources
 from msrun.launch.remote.logs import LogCollector, own_logs
-from msrun.launch.transport.pipe import AgentPipe
-from msrun.planning.hosts.host_entry import HostEntry
+from msrun.launch.transport.link import AgentPipe
+from msrun.planning.hosts import HostEntry
 from msrun.planning.program import Program
 from msrun.planning.record_json import encode_record
 from msrun.planning.spec import LaunchSpec

@@ -16,16 +16,14 @@ from fake_agents import FakeClock, FakeLink, FakeSignals
 from plans import small_spec
 
 from msrun.agent.observer import OwnFaults
-from msrun.cluster.failure import FailureReport
+from msrun.cluster.membership import FailureReport
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.agents import Agents
 from msrun.launch.fleet.fleet_job import FleetJob, FleetRun
 from msrun.launch.fleet.hosts import ReadyHosts
-from msrun.launch.job import JobResult
+from msrun.launch.job import JobResult, Start
 from msrun.launch.remote.logs import LogCollector, own_logs
-from msrun.planning.host_assignment import HostAssignment
-from msrun.planning.hosts.assignment import HostPool
-from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.hosts import HostAssignment, HostEntry, HostPool
 from msrun.planning.plan import HostPlan, WorkerPlan
 from msrun.planning.program import Program
 from msrun.planning.record_json import encode_record
@@ -58,7 +56,7 @@ class Fleet:
         faults = OwnFaults(folder, print, found_in=str(folder))
         self.pool = HostPool(self.spec.host_entries, (HostEntry("h2", 1, (0,)),), 0)
         hosts: Any = SimpleNamespace(agents=self.agents, pool=self.pool)
-        self.job = FleetJob(self.spec, {}, "JOB", hosts, self.events, faults, quiet=True)
+        self.job = FleetJob(self.spec, Start({}, "JOB", quiet=True), hosts, self.events, faults)
         self.run = FleetRun(self.job, self.spec, ready, self.logs, clock=self.clock)
         self.run.start()
 
@@ -205,7 +203,7 @@ def test_host_that_is_lost_after_its_result_is_no_loss(fleet: Fleet) -> None:
     ("said", "why"),
     [
         ({"kind": "result", "failure": None, "survivors": []}, "the result of a job that is not over"),
-        ({"kind": "logs_end"}, "its logs end before its part of the job does"),
+        ({"kind": "logs_end"}, "its logs end before"),
     ],
 )
 def test_end_of_a_job_that_is_not_over_is_not_believed(fleet, said, why):

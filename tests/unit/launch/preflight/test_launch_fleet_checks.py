@@ -30,7 +30,7 @@ from msrun.launch.preflight.fleet_checks import (
     render_finding,
     render_fleet_findings,
 )
-from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.hosts import HostEntry
 
 Odd = Mapping[int, Mapping[str, Any] | MsrunError]
 

@@ -17,7 +17,7 @@ from plans import small_spec
 from msrun.cluster.protocol import Finding, HostReport
 from msrun.launch.preflight import checks as host_look
 from msrun.launch.preflight.checks import make_host_report, sees_word, shown_word
-from msrun.planning.host_assignment import HostAssignment
+from msrun.planning.hosts import HostAssignment
 from msrun.planning.program import Program
 from msrun.planning.spec import LaunchSpec
 

@@ -20,7 +20,7 @@ from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.preflight import checks
 from msrun.launch.preflight import checks as preflight
 from msrun.launch.preflight.checks import GIB, MIB, check_host, check_port, check_restart, inspect_host
-from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.hosts import HostEntry
 from msrun.planning.program import Program, ProgramKind
 from msrun.planning.spec import LaunchSpec
 

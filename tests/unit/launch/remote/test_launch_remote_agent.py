@@ -19,7 +19,7 @@ from msrun.cluster.protocol import HostJob, HostReport, protocol
 from msrun.errors import ClusterError
 from msrun.launch.remote import agent as module
 from msrun.launch.remote.agent import Agent
-from msrun.launch.remote.spool import spool_path
+from msrun.launch.remote.logs import spool_path
 from msrun.planning.record_json import encode_record
 
 SPEC = small_spec(Path("/"), 4, local_worker_num=2)

@@ -18,10 +18,9 @@ from msrun.agent.processes.process_control import start_time
 from msrun.cluster.messages import FrameBuffer, Message, encode_message
 from msrun.errors import ClusterError
 from msrun.launch.directory.log_directory import new_job_id
-from msrun.launch.remote import spool
-from msrun.launch.remote.logs import unpack_piece
-from msrun.launch.remote.spool import AGENT, NO_AGENT, listen_in
-from msrun.launch.transport.pipe import MARKER
+from msrun.launch.remote import logs as spool
+from msrun.launch.remote.logs import AGENT, NO_AGENT, listen_in, unpack_piece
+from msrun.launch.transport.link import MARKER
 
 SUN_PATH_BYTES = 108
 
@@ -111,8 +110,8 @@ def test_folder_of_somebody_else_stays(tmp_path: Path, monkeypatch: pytest.Monke
     assert not folder.exists()
 
 
-SALVAGE = "from msrun.launch.remote.spool import salvage; salvage('JOB', 3, {sizes!r})"
-ATTACH = "from msrun.launch.remote.spool import attach; attach('JOB', 3)"
+SALVAGE = "from msrun.launch.remote.logs import salvage; salvage('JOB', 3, {sizes!r})"
+ATTACH = "from msrun.launch.remote.logs import attach; attach('JOB', 3)"
 
 
 @pytest.fixture

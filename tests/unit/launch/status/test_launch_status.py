@@ -19,8 +19,14 @@ from hypothesis import strategies as st
 from msrun import contract
 from msrun.agent.processes.process_control import Usage
 from msrun.errors import UsageError
-from msrun.launch.directory.lock import LockRecord, LockState
-from msrun.launch.directory.log_directory import EventsRecord, PlannedWorker, PlanRecord, WorkerRecord
+from msrun.launch.directory.log_directory import (
+    EventsRecord,
+    LockRecord,
+    LockState,
+    PlannedWorker,
+    PlanRecord,
+    WorkerRecord,
+)
 from msrun.launch.status import job_status as module
 from msrun.launch.status.job_status import JobState, decide_state, read_status
 

@@ -16,12 +16,14 @@ from rich.console import Console
 
 from msrun import contract
 from msrun.agent.processes.process_control import Usage
-from msrun.agent.watch.progress_board import Progress
-from msrun.launch.status.job_status import JobState, JobStatus, WorkerRow
-from msrun.launch.status.status_text import (
+from msrun.agent.processes.progress_board import Progress
+from msrun.launch.status.job_status import (
     MAX_RANKS,
+    JobState,
+    JobStatus,
     LiveTable,
     PlainRows,
+    WorkerRow,
     describe_span,
     draw,
     head_lines,

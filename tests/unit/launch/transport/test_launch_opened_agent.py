@@ -20,12 +20,11 @@ from plans import small_spec
 
 from msrun.agent.processes.process_control import is_stopped
 from msrun.errors import ClusterError
-from msrun.launch.remote.spool import NO_AGENT
-from msrun.launch.transport import pipe as module
-from msrun.launch.transport.opener import HostOpener, agent_codes, pack_msrun
-from msrun.launch.transport.pipe import HostShare, LocalPipe, agent_command
-from msrun.launch.transport.ssh import SshConnector
-from msrun.planning.hosts.host_entry import HostEntry
+from msrun.launch.remote.logs import NO_AGENT
+from msrun.launch.transport import link as module
+from msrun.launch.transport.link import HostShare, LocalPipe, agent_command
+from msrun.launch.transport.opener import HostOpener, SshConnector, agent_codes, pack_msrun
+from msrun.planning.hosts import HostEntry
 from msrun.planning.spec import SshSettings
 
 
@@ -158,7 +157,7 @@ def test_this_host_needs_no_ssh_and_others_are_reached_in_their_time_with_their_
         def open(self, entry: HostEntry, command: str, *, deadline: float) -> Any:
             asked.append((entry, command, deadline))
 
-    monkeypatch.setattr("msrun.launch.transport.ssh.SshConnector", Connector)
+    monkeypatch.setattr("msrun.launch.transport.opener.SshConnector", Connector)
     entries, ssh = (HERE, THERE), SshSettings(connect_time_out_s=20.0)
     opener = HostOpener(small_spec(tmp_path, 2, local_worker_num=0, host_entries=entries, ssh=ssh), "JOB", print)
     with contextlib.closing(opener):

@@ -21,9 +21,9 @@ from ssh_net import make_key
 from ssh_server import SshServer, add_key, running_agent, running_server
 
 from msrun.errors import ClusterError, UsageError
-from msrun.launch.transport.pipe import AgentPipe, LocalPipe, agent_command
-from msrun.launch.transport.ssh import SshConnector
-from msrun.planning.hosts.host_entry import HostEntry
+from msrun.launch.transport.link import AgentPipe, LocalPipe, agent_command
+from msrun.launch.transport.opener import SshConnector
+from msrun.planning.hosts import HostEntry
 from msrun.planning.spec import SshSettings
 
 DEADLINE_S = 30.0

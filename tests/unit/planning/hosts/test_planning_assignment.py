@@ -10,17 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msrun.errors import UsageError
-from msrun.planning.host_assignment import HostAssignment
-from msrun.planning.hosts.assignment import (
+from msrun.planning.hosts import (
     MAX_FAILURES,
     MAX_HOSTS,
+    HostAssignment,
+    HostEntry,
     HostPool,
     assign_hosts,
     give_slots,
     order_by_table,
     parse_rehearsal,
 )
-from msrun.planning.hosts.host_entry import HostEntry
 from ranktable.hosts.host_list import parse_hosts
 from ranktable.hosts.hostfile import parse_hostfile
 

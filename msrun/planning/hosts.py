@@ -1,27 +1,108 @@
-"""Which ranks run on which host: slots, assignment, hosts in the place of lost ones, hosts of a rehearsal. Pure."""
+"""The hosts of a job that one command starts on many, and which ranks run on which: entries of a list, slots, the
+assignment of each host, hosts in the place of lost ones, hosts of a rehearsal; and ranks as text. Pure."""
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
 
 from msrun.errors import UsageError
-from msrun.planning.host_assignment import HostAssignment
-from msrun.planning.hosts.host_entry import HostEntry
-from msrun.planning.ranks import count_workers, fold_ranks
+from ranktable.errors import HostListError
 from ranktable.hosts.brackets import fold, shorten
+from ranktable.hosts.host_list import ListedHost
 from ranktable.hosts.names import MAX_SLOTS, host_key
+from ranktable.hosts.ranges import fold_numbers, runs_of
+
+
+def fold_ranks(ranks: Iterable[int]) -> str:
+    """Return ranks as text with runs folded: [0, 1, 2, 5] -> "0-2, 5"."""
+    return fold_numbers(ranks)
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """Return ranks as the subject of a sentence: "rank 2", "ranks 0-2, 5"."""
+    folded = fold_ranks(ranks)
+    return f"rank {folded}" if folded.isdigit() else f"ranks {folded}"
+
+
+def count_workers(number: int) -> str:
+    """Return a number of workers: "1 worker", "2 workers", "0 workers"."""
+    return "1 worker" if number == 1 else f"{number} workers"
+
+
+@dataclass(frozen=True)
+class HostAssignment:
+    """One host of a job: its index, where it is, and the ranks that run there."""
+
+    node_rank: int
+    name: str
+    address: str  # towards the master
+    ranks: tuple[int, ...]  # global ranks in the order of their local ones
+    device_ids: tuple[int, ...]
+
+    def describe(self) -> str:
+        return f"node {self.node_rank} ({self.name}, {self.address})"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-able dict; ranks and devices are short however many they are: runs [first, count]."""
+        runs = {
+            name: [[first, last - first + 1] for first, last in runs_of(getattr(self, name))]
+            for name in ("ranks", "device_ids")
+        }
+        return {"node_rank": self.node_rank, "name": self.name, "address": self.address, **runs}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> HostAssignment:
+        ranks, devices = (
+            tuple(number for first, count in value[name] for number in range(first, first + count))
+            for name in ("ranks", "device_ids")
+        )
+        return cls(value["node_rank"], value["name"], value["address"], ranks, devices)
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """All hosts of a job, as one of them sees it."""
+
+    node_rank: int
+    hosts: tuple[HostAssignment, ...]  # in the order of their node_rank
+    master_addr: str  # numeric address of the scheduler and its store
+    interface: str  # name of this host's network interface towards the master; empty when it is not known
+    is_assumed: bool = False
+    """Only this host is known; the others are taken to be like it. A dry run without a rank table."""
+
+    @property
+    def own(self) -> HostAssignment:
+        return next(assignment for assignment in self.hosts if assignment.node_rank == self.node_rank)
+
+
+@contextmanager
+def blamed_on(source: str = "") -> Iterator[None]:
+    """Turn an error of a host list into a UsageError; it names `source` where it does not name its own."""
+    try:
+        with HostListError.at(source):
+            yield
+    except HostListError as error:
+        raise UsageError(str(error)) from None
+
+
+@dataclass(frozen=True)
+class HostEntry(ListedHost):
+    """One host of a job."""
+
+    has_come: bool = False  # msrun was started there, and has come to the scheduler's host; nothing is to be reached
+    is_rehearsed: bool = False  # an agent on this machine stands for it, at an address of loopback
 
 
 def give_slots(
     entries: Sequence[HostEntry], *, worker_num: int | None, local_worker_num: int | None
 ) -> tuple[HostEntry, ...]:
     """Return the hosts with their number of workers: of the list, else `local_worker_num`, else an even share of what
-    `worker_num` leaves, else 1, as with torchrun and mpirun (UsageError: a contradiction, or no even share).
-    """
+    `worker_num` leaves, else 1, as with torchrun and mpirun (UsageError: a contradiction, or no even share)."""
     silent, share = [entry for entry in entries if not entry.slots], 1
     if local_worker_num is not None:
         share = local_worker_num
@@ -64,8 +145,7 @@ def _hosts(entries: Sequence[HostEntry]) -> str:
     return f"{len(entries)} hosts" if len(entries) > 1 else entries[0].name
 
 
-UNKNOWN = "?"
-"""An address that is found out when the host is reached."""
+UNKNOWN = "?"  # an address that is found out when the host is reached
 
 
 def assign_hosts(entries: Sequence[HostEntry], table: Sequence[HostAssignment] = ()) -> tuple[HostAssignment, ...]:
@@ -87,8 +167,7 @@ def order_by_table(
     entries: Sequence[HostEntry], table: Sequence[HostAssignment], names: Sequence[Sequence[str]], source: str
 ) -> tuple[HostEntry, ...]:
     """Return the hosts of a list in the order of the rank table `source`, which calls them by `names`, with its workers
-    and devices (UsageError: the two do not name the same hosts, or give one different workers).
-    """
+    and devices (UsageError: the two do not name the same hosts, or give one different workers)."""
     left, found = list(entries), []
     for assignment, words in zip(table, names, strict=True):
         keys = {host_key(word) for word in words}
@@ -124,8 +203,7 @@ def as_in_table(entry: HostEntry, assignment: HostAssignment, source: str) -> Ho
     return replace(entry, slots=len(assignment.ranks), device_ids=assignment.device_ids)
 
 
-MAX_FAILURES = 2
-"""A host that fails so often is left out."""
+MAX_FAILURES = 2  # a host that fails so often is left out
 
 
 class HostPool:
@@ -140,17 +218,14 @@ class HostPool:
         needed: HostEntry | None = None,
     ) -> None:
         """`entries`: the hosts that the job starts on; `min_hosts`: how few may run it, 0 = all; `max_workers`: as many
-        hosts are chosen as run so many, 0 = as many as it starts on; `needed`: the one without which it cannot run.
-        """
+        hosts are chosen as run so many, 0 = as many as it starts on; `needed`: the one without which it cannot run."""
         self._needed = needed
-        self.chosen = tuple(entries)
-        """The hosts of the next start, in the order of their node_rank."""
+        self.chosen = tuple(entries)  # the hosts of the next start, in the order of their node_rank
         self._all = (*entries, *spares)
         self._size, self._max_workers = len(entries), max_workers
         self.min_hosts = min_hosts
         self._failures: Counter[HostEntry] = Counter()
-        self.gone: set[HostEntry] = set()
-        """Those that have left of their own accord."""
+        self.gone: set[HostEntry] = set()  # those that have left of their own accord
 
     @property
     def waiting(self) -> tuple[HostEntry, ...]:
@@ -166,8 +241,7 @@ class HostPool:
     def lose(self, lost: Collection[HostEntry], gone: Collection[HostEntry] = ()) -> bool:
         """Choose hosts for another start, after some have failed or, `gone`, have left; False when there are too few.
         Those that run well stay, in order; then come spare ones, then those that have failed once before; one that has
-        failed now only where the others are not enough.
-        """
+        failed now only where the others are not enough."""
         self._failures.update(lost)
         self.gone.update(gone)
         chosen = self._choose(lost, lost)
@@ -209,14 +283,15 @@ class HostPool:
         return tuple(chosen)
 
 
-FIRST_ADDRESS = ipaddress.IPv4Address("127.0.0.2")
-"""127.0.0.1 stays the address of jobs on one host."""
+FIRST_ADDRESS = "127.0.0.2"  # 127.0.0.1 stays the address of jobs on one host
 MAX_HOSTS = 250
 _FORM = re.compile(r"([1-9][0-9]*)(?:x([1-9][0-9]*))?\Z")
 
 
 def parse_rehearsal(text: str) -> tuple[HostEntry, ...]:
     """Turn `4x2` into four hosts of two workers, host0 at 127.0.0.2 and so on; `4`: of 0 slots (UsageError)."""
+    import ipaddress  # not for --help
+
     match = _FORM.match(text)
     if not match:
         raise UsageError(f"--rehearse {shorten(text)}: give HOSTSxWORKERS, such as 4x2 for four hosts of two workers")
@@ -226,7 +301,7 @@ def parse_rehearsal(text: str) -> tuple[HostEntry, ...]:
             f"--rehearse {shorten(text)}: {MAX_HOSTS} hosts of {MAX_SLOTS} workers are the most; give fewer"
         )
     devices, source = tuple(range(slots)), f"--rehearse {text}"
-    addresses = [str(FIRST_ADDRESS + index) for index in range(hosts)]
+    addresses = [str(ipaddress.IPv4Address(FIRST_ADDRESS) + index) for index in range(hosts)]
     return tuple(
         HostEntry(f"host{index}", slots, devices, address=address, source=source, is_rehearsed=True)
         for index, address in enumerate(addresses)
@@ -234,9 +309,7 @@ def parse_rehearsal(text: str) -> tuple[HostEntry, ...]:
 
 
 def stand_in(entries: Sequence[HostEntry], table: Sequence[HostAssignment], source: str) -> tuple[HostEntry, ...]:
-    """Return the rehearsed hosts with the workers and devices of a rank table, the `source`, whose servers they stand
-    for in order (UsageError: it has another number of servers, or of workers on one).
-    """
+    """Return the rehearsed hosts with workers and devices of the servers of a rank table, the `source` (UsageError)."""
     if len(entries) != len(table):
         raise UsageError(
             f"{entries[0].source}: {len(entries)} hosts, but {source} has {len(table)} servers; make them equal"

@@ -1,1 +1,0 @@
-"""Logs that are rotated: the log writer and its pipes."""

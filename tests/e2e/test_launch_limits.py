@@ -62,7 +62,7 @@ def test_limit_on_cpu_time_is_named(msrun, tmp_path):
     assert "ulimit -t 2: it may use 2 s of CPU time; raise the limit (RLIMIT_CPU)" in finished.errors[0]
 
 
-LIMIT_BYTES = 512 << 20
+LIMIT_BYTES = 192 << 20
 V1 = Path("/sys/fs/cgroup/memory")
 V2 = Path("/sys/fs/cgroup")
 

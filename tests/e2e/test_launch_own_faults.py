@@ -141,6 +141,7 @@ pathlib.Path("left").touch()
 """
 
 
+@pytest.mark.slow
 def test_fork_server_that_is_lost_when_all_workers_have_ended_well_changes_nothing(msrun, tmp_path):
     (tmp_path / "train.py").write_text(LEAVES_A_CHILD)
     job = msrun.start("--worker_num=1", "train.py", cwd=tmp_path)

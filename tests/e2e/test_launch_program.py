@@ -120,17 +120,15 @@ def test_what_cannot_be_is_refused(msrun, tmp_path, words, text, told):
 @pytest.mark.parametrize(
     ("how", "where", "node", "local"), one_fast(("fork", "--worker_num=2", 0, 1), ("exec", "--rehearse=2x1", 1, 0))
 )
-def test_arguments_are_the_ranks_own_when_that_is_asked_for(msrun, tmp_path, how, where, node, local):
-    (tmp_path / "train.py").write_text(SHOWS)
-    options = [where, "--rank_args", "--pass_local_rank", f"--start_method={how}"]
+def test_arguments_are_the_ranks_own_when_that_is_asked_for_and_so_is_the_role(
+    msrun, tmp_path, how, where, node, local
+):
+    role = "print(*(os.environ[f'ROLE_{name}'] for name in ('NAME', 'RANK', 'WORLD_SIZE')))\n"
+    (tmp_path / "train.py").write_text(SHOWS + role)
+    options = [where, "--rank_args", "--pass_local_rank", "--role=actor", f"--start_method={how}"]
     done = msrun.run(*options, "train.py", "data-{rank}.bin", "{node_rank}{other}", cwd=tmp_path)
     assert done.code == 0, done.stderr
-    assert done.log(1).decode() == f"1 ['--local-rank={local}', 'data-1.bin', '{node}{{other}}'] __main__\n"
-
-
-def test_ranks_have_the_role_that_is_given(msrun, tmp_path):
-    shows = ("sh", "-c", 'echo "$ROLE_NAME $ROLE_RANK $ROLE_WORLD_SIZE"')
-    assert msrun.run("--worker_num=2", "--role=actor", *shows, cwd=tmp_path).log(1) == b"actor 1 2\n"
+    assert done.log(1).decode() == f"1 ['--local-rank={local}', 'data-1.bin', '{node}{{other}}'] __main__\nactor 1 2\n"
 
 
 def test_a_second_program_is_refused(msrun_here, tmp_path):
@@ -269,14 +267,14 @@ def test_nothing_is_left_open(msrun, project, options):
     assert [text for text in said if "Warning" in text] == []
 
 
-@pytest.mark.parametrize("is_clone", [False, True])
-def test_a_package_named_msrun_beside_the_script_is_told_of_unless_it_is_a_clone(msrun, tmp_path, is_clone):
+@pytest.mark.parametrize("kind", one_fast("clone", "other"))
+def test_a_package_named_msrun_beside_the_script_is_told_of_unless_it_is_a_clone(msrun, tmp_path, kind):
     package = tmp_path / "mine" / "msrun"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
-    if is_clone:
+    if kind == "clone":
         shutil.copy(contract.__file__, package)
     (package.parent / "train.py").write_text("")
     finished = msrun.run("--worker_num=1", "mine/train.py", cwd=tmp_path)
     assert finished.code == 0
-    assert (f"{package}: workers import msrun's own package of that name" in finished.stderr) == (not is_clone)
+    assert (f"{package}: workers import msrun's own package of that name" in finished.stderr) == (kind == "other")

@@ -228,15 +228,6 @@ def test_port_in_use_is_named_with_its_address_and_its_owner(msrun, cwd):
     assert listing(cwd) == before
 
 
-def test_free_port_that_was_asked_for_is_taken(msrun, tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    finished = msrun.run("--worker_num=1", f"--master_port={port}", WORKERS / "record.py", cwd=tmp_path)
-    assert finished.code == 0, finished.stderr
-    assert json.loads((tmp_path / "record_0.json").read_text())["env"]["MASTER_PORT"] == str(port)
-
-
 @pytest.mark.slow
 def test_file_that_may_not_grow_is_reported_and_the_job_ends(msrun, tmp_path):
     none = msrun.run("--worker_num=1", WORKERS / "flood.py", "10", cwd=tmp_path, prefix=["prlimit", "--fsize=1000"])

@@ -2,6 +2,8 @@
 
 import errno
 import os
+import selectors
+import signal
 from contextlib import closing
 from unittest import mock
 
@@ -11,6 +13,8 @@ from hypothesis import strategies as st
 
 from msrun.agent.logs import log_file
 from msrun.agent.logs.log_file import BoundedLog, LogFile, LogLimit
+from msrun.agent.processes.server_handle import ProcessSpec
+from msrun.agent.processes.terminal import RankTerminal
 from msrun.launch.directory.log_directory import BoundedLogs
 
 BLOCK = 4096
@@ -135,3 +139,23 @@ def test_logs_of_a_job_are_bounded_attempt_after_attempt(tmp_path, monkeypatch):
     path.write_bytes(os.urandom(9 * BLOCK))
     logs.end()
     assert said == ["--log_max_bytes: logs stay whole, for their file system cannot free part of a file (not here)"]
+
+
+def test_what_a_rank_writes_last_to_its_terminal_is_shown_and_logged(tmp_path, request):
+    """The loop has not looked at the terminal any more when the rank's end is told."""
+    before = signal.getsignal(signal.SIGWINCH)
+    request.addfinalizer(lambda: signal.signal(signal.SIGWINCH, before))
+    user = mock.Mock()
+    log = tmp_path / "worker_0.log"
+    log.touch()
+    with selectors.SelectSelector() as selector:
+        terminal = RankTerminal(0, str(log), user)
+        terminal.register(selector)
+        (spec,) = terminal.given_to([ProcessSpec(0, str(log))])
+        rank = os.open(spec.terminal, os.O_WRONLY | os.O_NOCTTY)
+        os.write(rank, b"last words\n? ")
+        os.close(rank)
+        terminal.end_attempt()
+        assert not selector.get_map()
+    assert b"".join(call.args[0] for call in user.show.call_args_list) == b"last words\r\n? "
+    assert log.read_bytes() == b"last words\n? "

@@ -1,7 +1,5 @@
 """What every test gets: a clean environment, an awkward directory, and real `msrun` processes that leave nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import faulthandler
@@ -14,7 +12,7 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
@@ -53,7 +51,7 @@ CLOSING_S = 5.0
 """How long threads that end with a test may take to close what they have opened."""
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config):
     """Keep the standard error that pytest does not capture, for the stacks of a test that hangs.
 
     And make the folder of the warm servers that runtime tests start from, one for all processes of this run.
@@ -63,7 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[WARM_SERVERS] = tempfile.mkdtemp(prefix="jr-warm-", dir="/tmp")
 
 
-def pytest_unconfigure(config: pytest.Config) -> None:
+def pytest_unconfigure(config):
     os.close(config.stash[STANDARD_ERROR])
     if not hasattr(config, "workerinput"):
         folder = os.environ.pop(WARM_SERVERS)
@@ -73,7 +71,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_protocol(item):
     """End a test that does not hear the signal of its time limit, such as a wait in C, with the stacks of all threads.
 
     pytest's own faulthandler_timeout has one value for all tests, below the limits that some of them set.
@@ -88,7 +86,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
+def pytest_generate_tests(metafunc):
     """Make no items of the slow rows of tables where nobody wants them: they are two of five, in every process."""
     yield
     if metafunc.config.getoption("markexpr") == "not slow":
@@ -96,12 +94,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
         metafunc._calls = [call for call in calls if all(mark.name != "slow" for mark in call.marks)] or calls[:1]
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config, items):
     keep_share(config, items)
     draw_few_examples(items)
 
 
-def keep_share(config: pytest.Config, items: list[pytest.Item]) -> None:
+def keep_share(config, items):
     """MSRUN_SLOW_SHARE=12 keeps one of twelve slow tests, MSRUN_SLOW_SEED says which; who draws its cases stays."""
     share, seed = (
         int(os.environ.get(f"MSRUN_SLOW_{name}") or default) for name, default in (("SHARE", 1), ("SEED", 0))
@@ -119,12 +117,12 @@ def keep_share(config: pytest.Config, items: list[pytest.Item]) -> None:
         items[:] = [item for item in items if item not in gone]
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish():
     gc.freeze()
     gc.enable()
 
 
-def draw_few_examples(items: list[pytest.Item]) -> None:
+def draw_few_examples(items):
     """Let no property of `make test` draw more examples than its profile, whatever stands at the test."""
     if hypothesis.settings.get_current_profile_name() != "fast":
         return
@@ -137,7 +135,7 @@ def draw_few_examples(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def clean_environ(descriptors_are_closed: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def clean_environ(descriptors_are_closed, monkeypatch):
     """Take away what a launcher, a scheduler or a user may have left in the environment of the tests.
 
     The look at descriptors begins first and ends last: what a test has put somewhere is taken back before it.
@@ -147,14 +145,14 @@ def clean_environ(descriptors_are_closed: None, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture(autouse=True)
-def means_torch(request: pytest.FixtureRequest, clean_environ: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def means_torch(request, clean_environ, monkeypatch):
     """Let defaults mean torch's in unit tests but those of msrun.mindspore, whoever has imported it."""
     if UNIT in request.path.parents and request.path.parent != UNIT / "mindspore":
         monkeypatch.setenv(contract.MSRUN_MINDSPORE_SEMANTICS, "torch")
 
 
 @pytest.fixture(autouse=True)
-def descriptors_are_closed(request: pytest.FixtureRequest) -> Iterator[None]:
+def descriptors_are_closed(request):
     """Whatever a unit test opens is closed when it ends: what leaks one descriptor a call ends a long job."""
     before = set(os.listdir("/proc/self/fd"))
     yield
@@ -168,7 +166,7 @@ def descriptors_are_closed(request: pytest.FixtureRequest) -> Iterator[None]:
         time.sleep(0.02)
 
 
-def opened_since(before: set[str]) -> set[tuple[int, str]]:
+def opened_since(before):
     """Return new descriptors of this process and what they are open on, without what multiprocessing keeps for good.
 
     It opens these once for a process, whatever test comes first: the memory that its locks and barriers share, and
@@ -186,7 +184,7 @@ def opened_since(before: set[str]) -> set[tuple[int, str]]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def first_store_was_opened() -> None:
+def first_store_was_opened():
     """Open a store of torch before any test does: with the first one libuv opens a pipe that it keeps for good."""
     if "torch" in sys.modules:  # else no test that was collected opens one in this process
         from torch.distributed import TCPStore
@@ -195,7 +193,7 @@ def first_store_was_opened() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def signals_reach_jobs() -> Iterator[None]:
+def signals_reach_jobs():
     """Undo what nohup or a service has set: what this process ignores, every job would ignore too.
 
     A handler of ours, unlike the wish to ignore, does not pass to started programs.
@@ -213,7 +211,7 @@ def signals_reach_jobs() -> Iterator[None]:
 
 
 @pytest.fixture
-def odd_path(tmp_path: Path) -> Path:
+def odd_path(tmp_path):
     """A directory whose name breaks every careless quoting."""
     path = tmp_path / 'it\'s a "dir" with  blanks; ünï☃ $HOME `id` *'
     path.mkdir()
@@ -221,20 +219,20 @@ def odd_path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def workers() -> Path:
+def workers():
     """The folder of tiny worker programs."""
     return WORKERS
 
 
 @pytest.fixture
-def msrun() -> Iterator[JobRunner]:
+def msrun():
     """Starts real jobs; afterwards no process and no temporary folder of them is left."""
     with JobRunner() as runner:
         yield runner
 
 
 @contextlib.contextmanager
-def signals_as_before() -> Iterator[None]:
+def signals_as_before():
     """Undo what a command does to its process: at its end it ignores signals, and so would all jobs of this process."""
     before = {signum: signal.getsignal(signum) for signum in signal.Signals}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -248,13 +246,11 @@ def signals_as_before() -> Iterator[None]:
 
 
 @pytest.fixture
-def msrun_here(
-    msrun: JobRunner, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Callable[..., Finished]:
+def msrun_here(msrun, monkeypatch, capfd):
     """Runs the command in this process, at a tenth of the cost: for what it refuses before there is a job."""
     from msrun.cli import main
 
-    def run(*words: str | Path, cwd: Path, env: Mapping[str, str] = {}) -> Finished:
+    def run(*words, cwd, env: Mapping[str, str] = {}):
         with monkeypatch.context() as patch, signals_as_before():
             for name, value in msrun.environ(env).items():
                 patch.setenv(name, value)
@@ -269,14 +265,14 @@ def msrun_here(
 
 
 @pytest.fixture(scope="module")
-def msrun_of_module() -> Iterator[JobRunner]:
+def msrun_of_module():
     """The same for jobs whose one run serves several tests."""
     with JobRunner() as runner:
         yield runner
 
 
 @pytest.fixture(scope="session")
-def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def digits(tmp_path_factory):
     """The folder that an example writes when it has no data, so that not every worker of every example makes it."""
     from msrun.data import write_digits
 
@@ -284,7 +280,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def small_disk(tmp_path):
     """A file system of 1 MB."""
     libc = ctypes.CDLL(None, use_errno=True)
     folder = tmp_path / "small disk"
@@ -298,15 +294,15 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         assert libc.umount2(os.fsencode(folder), detach) == 0
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser):
     parser.addoption("--update-golden", action="store_true", help="Write the files of tests/golden anew.")
 
 
 @pytest.fixture
-def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+def golden(request):
     """Compares a text with a file of tests/golden in full; --update-golden writes the file instead."""
 
-    def compare(name: str, text: str) -> None:
+    def compare(name, text):
         path = GOLDEN / name
         if request.config.getoption("--update-golden"):
             path.parent.mkdir(exist_ok=True)

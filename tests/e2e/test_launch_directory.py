@@ -107,6 +107,7 @@ def log_dir(tmp_path, monkeypatch):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", one_fast(*KINDS))
 def test_it_is_left_alone_or_gives_way_to_a_link(msrun, log_dir, kind):
     for name in (*NAMES, "job.lock", "latest"):

@@ -37,6 +37,7 @@ def slurm_step(node, nodes=2, **more):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun; apt-get install openmpi-bin")
 def test_mpirun_starts_one_msrun_per_host(msrun, host_net, tmp_path):
     """Two hosts with names of their own, which are in /etc/hosts of both."""

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,11 +34,14 @@ def both(msrun_of_module, tmp_path_factory):
     cwd.mkdir()
     (cwd / "job.env").write_text("# for every worker\nexport FROM_FILE='one two'\nBOTH=file\n\n")
     jobs = {}
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
     for method in ("fork", "exec"):
         (cwd / f"records_{method}").mkdir()
         env = {**STALE, "RECORD_DIR": f"records_{method}"}
         options = ["--worker_num", str(WORLD_SIZE), "--start_method", method, "--log-dir", f"logs {method}"]
         options += ["--env", f"ODD={ODD_VALUE}", "--env", "BOTH=option", "--env_file", "job.env"]
+        options += [f"--master_port={port}"] if method == "exec" else []
         finished = msrun_of_module.run(
             *options, WORKERS / "record.py", "one", cwd=cwd, env=env, log_dir=f"logs {method}"
         )
@@ -45,6 +49,7 @@ def both(msrun_of_module, tmp_path_factory):
         files = sorted((cwd / f"records_{method}").iterdir())
         ranks = [json.loads(file.read_text()) for file in files]
         jobs[method] = Recorded(finished, ranks)
+    assert jobs["exec"].finished.read_json("plan.json")["master"]["port"] == port
     return jobs
 
 

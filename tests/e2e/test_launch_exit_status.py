@@ -53,6 +53,7 @@ def test_first_failure_gives_the_exit_status_and_is_named(msrun, tmp_path, how, 
     assert stat.S_IMODE((finished.log_dir / "failure.json").stat().st_mode) == 0o600
 
 
+@pytest.mark.slow
 def test_first_to_end_is_named_however_late_msrun_sees_it(msrun, tmp_path):
     job = msrun.start("--worker_num=4", WORKERS / "wait.py", cwd=tmp_path)
     job.wait_for(*(tmp_path / f"ready_{rank}" for rank in range(4)))

@@ -1,19 +1,15 @@
 """--interactive: the terminal and the standard input of msrun belong to one rank."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
-from job_runner import JobRunner, wait_until
+from job_runner import wait_until
 from terminal import Terminal
 
 DEBUGGED = """
@@ -55,14 +51,12 @@ sys.exit(0 if attempt == "1" else 5)
 """
 NOTICE = "msrun: standard input is not read: --interactive gives it to rank 0"
 
-OnTerminal = Callable[..., Terminal]
-
 
 @pytest.fixture
-def on_terminal(msrun: JobRunner, tmp_path: Path) -> Iterator[OnTerminal]:
-    started: list[Terminal] = []
+def on_terminal(msrun, tmp_path):
+    started = []
 
-    def start(text: str, *words: str) -> Terminal:
+    def start(text, *words):
         (tmp_path / "train.py").write_text(text)
         started.append(Terminal(msrun, tmp_path, *words, "train.py"))
         return started[-1]
@@ -72,22 +66,22 @@ def on_terminal(msrun: JobRunner, tmp_path: Path) -> Iterator[OnTerminal]:
         terminal.close()
 
 
-def run_with(msrun: JobRunner, folder: Path, stdin: object, *words: str, **settings: object) -> tuple[int, bytes, str]:
+def run_with(msrun, folder, stdin, *words, **settings):
     """Run msrun with this standard input; returns exit status, stdout and stderr."""
     words = (sys.executable, "-m", "msrun", *words)
     settings = {"cwd": folder, "env": msrun.environ({}), "capture_output": True, "timeout": 60, **settings}
-    done = subprocess.run(words, **({"stdin": stdin} if stdin is not None else {}), check=False, **settings)  # type: ignore[call-overload]
+    done = subprocess.run(words, **({"stdin": stdin} if stdin is not None else {}), check=False, **settings)
     return done.returncode, done.stdout, done.stderr.decode()
 
 
-def resize(terminal: Terminal) -> None:
+def resize(terminal):
     """Have the debugged rank see another size of the terminal."""
     terminal.resize(30, 100)
     terminal.type(b"import os, time\nwhile os.get_terminal_size() != (100, 30): time.sleep(0.01)\n\np 'resized'*2\n")
     terminal.read_until(b"resizedresized")
 
 
-def test_breakpoint_prompts_and_obeys(on_terminal: OnTerminal, tmp_path: Path) -> None:
+def test_breakpoint_prompts_and_obeys(on_terminal, tmp_path):
     terminal = on_terminal(DEBUGGED, "--worker_num=2", "--interactive")
     terminal.read_until(b"(Pdb) ")
     assert terminal.is_raw
@@ -103,7 +97,7 @@ def test_breakpoint_prompts_and_obeys(on_terminal: OnTerminal, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_control_c_is_the_ranks(on_terminal: OnTerminal) -> None:
+def test_control_c_is_the_ranks(on_terminal):
     terminal = on_terminal(INTERRUPTED, "--worker_num=1", "--interactive")
     terminal.read_until(b"? ")
     terminal.type(b"\x03")
@@ -112,7 +106,7 @@ def test_control_c_is_the_ranks(on_terminal: OnTerminal) -> None:
 
 
 @pytest.mark.parametrize("way", one_fast("keys", "SIGTERM"))
-def test_the_terminal_comes_back_when_the_job_is_ended(on_terminal: OnTerminal, way: str) -> None:
+def test_the_terminal_comes_back_when_the_job_is_ended(on_terminal, way):
     terminal = on_terminal(ASKING, "--worker_num=2", "--interactive", "--grace=0")
     terminal.read_until(b"? ")
     assert terminal.is_raw
@@ -126,7 +120,7 @@ def test_the_terminal_comes_back_when_the_job_is_ended(on_terminal: OnTerminal, 
 
 
 @pytest.mark.slow
-def test_the_terminal_comes_back_while_the_job_is_paused(on_terminal: OnTerminal) -> None:
+def test_the_terminal_comes_back_while_the_job_is_paused(on_terminal):
     terminal = on_terminal(ASKING, "--worker_num=2", "--interactive")
     terminal.read_until(b"? ")
     terminal.process.send_signal(signal.SIGTSTP)
@@ -139,7 +133,7 @@ def test_the_terminal_comes_back_while_the_job_is_paused(on_terminal: OnTerminal
 
 
 @pytest.mark.slow
-def test_nobody_is_impatient_with_a_user(on_terminal: OnTerminal) -> None:
+def test_nobody_is_impatient_with_a_user(on_terminal):
     terminal = on_terminal(ASKING, "--worker_num=1", "--interactive", "--hang_time_out=0.5")
     terminal.read_until(b"? ")
     asked_at = time.monotonic()
@@ -150,7 +144,7 @@ def test_nobody_is_impatient_with_a_user(on_terminal: OnTerminal) -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_that_starts_again_has_a_terminal_again(on_terminal: OnTerminal, tmp_path: Path) -> None:
+def test_a_rank_that_starts_again_has_a_terminal_again(on_terminal, tmp_path):
     terminal = on_terminal(FAILING_ONCE, "--worker_num=1", "--interactive", "--max_restarts=1")
     terminal.read_until(b"attempt 0? ")
     terminal.type(b"one\n")
@@ -162,7 +156,7 @@ def test_a_rank_that_starts_again_has_a_terminal_again(on_terminal: OnTerminal, 
 
 
 @pytest.mark.parametrize("kind", one_fast("pipe", "file"))
-def test_standard_input_reaches_the_rank(msrun: JobRunner, tmp_path: Path, kind: str) -> None:
+def test_standard_input_reaches_the_rank(msrun, tmp_path, kind):
     (tmp_path / "train.py").write_text(READING)
     data = os.urandom(1 << 20)
     (tmp_path / "data").write_bytes(data)
@@ -176,7 +170,7 @@ def test_standard_input_reaches_the_rank(msrun: JobRunner, tmp_path: Path, kind:
 
 
 @pytest.mark.slow
-def test_standard_input_that_nobody_reads_is_said(msrun: JobRunner, tmp_path: Path) -> None:
+def test_standard_input_that_nobody_reads_is_said(msrun, tmp_path):
     (tmp_path / "data").write_text("words\n")
     with (tmp_path / "data").open() as file:
         assert NOTICE in run_with(msrun, tmp_path, file, "--worker_num=1", "true")[2]
@@ -195,7 +189,7 @@ def test_standard_input_that_nobody_reads_is_said(msrun: JobRunner, tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("statement", one_fast("breakpoint()", "input()"))
-def test_the_report_of_a_rank_that_wanted_input_says_how(msrun: JobRunner, tmp_path: Path, statement: str) -> None:
+def test_the_report_of_a_rank_that_wanted_input_says_how(msrun, tmp_path, statement):
     (tmp_path / "train.py").write_text(f"{statement}\nprint()\n")
     job = msrun.run("--worker_num=1", "train.py", cwd=tmp_path)
     assert job.code == 1

@@ -1,21 +1,18 @@
 """Limits that a job runs into while it runs, of the kernel, a disk or its time: named with their remedy."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
-from job_runner import WORKERS, JobRunner
+from job_runner import WORKERS
 
 
 @pytest.mark.slow
-def test_logs_need_a_descriptor_for_each_worker(msrun: JobRunner, tmp_path: Path) -> None:
+def test_logs_need_a_descriptor_for_each_worker(msrun, tmp_path):
     few = ["sh", "-c", 'ulimit -n 71 && exec "$@"', "sh"]  # 32 and one for each of 40 workers
     job = msrun.run("--worker_num=40", WORKERS / "end.py", "all", "0", cwd=tmp_path, prefix=few)
     assert job.code == 3
@@ -24,7 +21,7 @@ def test_logs_need_a_descriptor_for_each_worker(msrun: JobRunner, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_msrun_raises_its_own_limit_and_workers_keep_that_of_the_user(msrun: JobRunner, tmp_path: Path) -> None:
+def test_msrun_raises_its_own_limit_and_workers_keep_that_of_the_user(msrun, tmp_path):
     """40 workers need more descriptors than they may have themselves."""
     program = tmp_path / "limit.py"
     program.write_text("import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE))\n")
@@ -35,7 +32,7 @@ def test_msrun_raises_its_own_limit_and_workers_keep_that_of_the_user(msrun: Job
 
 
 @pytest.mark.slow
-def test_job_runs_with_more_inherited_descriptors_than_select_can_take(msrun: JobRunner, tmp_path: Path) -> None:
+def test_job_runs_with_more_inherited_descriptors_than_select_can_take(msrun, tmp_path):
     many = (
         "import os, resource, sys\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))\n"
@@ -47,7 +44,7 @@ def test_job_runs_with_more_inherited_descriptors_than_select_can_take(msrun: Jo
 
 
 @pytest.mark.slow
-def test_limit_on_address_space_that_ends_the_import_of_torch_is_named(msrun: JobRunner, tmp_path: Path) -> None:
+def test_limit_on_address_space_that_ends_the_import_of_torch_is_named(msrun, tmp_path):
     (tmp_path / "train.py").write_text("import torch\n")
     small = ["sh", "-c", 'ulimit -v 400000 && exec "$@"', "sh"]
     finished = msrun.run("--worker_num=1", "--max_restarts=3", "train.py", cwd=tmp_path, prefix=small)
@@ -58,14 +55,14 @@ def test_limit_on_address_space_that_ends_the_import_of_torch_is_named(msrun: Jo
 
 
 @pytest.mark.slow
-def test_limit_on_cpu_time_is_named(msrun: JobRunner, tmp_path: Path) -> None:
+def test_limit_on_cpu_time_is_named(msrun, tmp_path):
     short = ["sh", "-c", 'ulimit -t 2 && exec "$@"', "sh"]
     finished = msrun.run("--worker_num=1", "sh", "-c", "while :; do :; done", cwd=tmp_path, prefix=short)
     assert finished.code in (137, 152)
     assert "ulimit -t 2: it may use 2 s of CPU time; raise the limit (RLIMIT_CPU)" in finished.errors[0]
 
 
-LIMIT_BYTES = 512 << 20
+LIMIT_BYTES = 192 << 20
 V1 = Path("/sys/fs/cgroup/memory")
 V2 = Path("/sys/fs/cgroup")
 
@@ -82,7 +79,7 @@ while True:
 
 
 @pytest.fixture
-def join_file() -> Iterator[Path]:
+def join_file():
     """The file of a new cgroup of limited memory that a process writes its pid to; the cgroup goes afterwards."""
     is_v1 = (V1 / "memory.limit_in_bytes").exists()
     folder = (V1 if is_v1 else V2) / f"msrun-test-{uuid.uuid4().hex[:8]}"
@@ -97,7 +94,7 @@ def join_file() -> Iterator[Path]:
     folder.rmdir()
 
 
-def test_worker_killed_for_its_memory_is_said_to_be(msrun: JobRunner, tmp_path: Path, join_file: Path) -> None:
+def test_worker_killed_for_its_memory_is_said_to_be(msrun, tmp_path, join_file):
     (tmp_path / "w.py").write_text(GREEDY)
     prefix = ("sh", "-c", f'echo $$ > {join_file} && exec "$@"', "sh")
     finished = msrun.run("--worker_num=2", "--start_method=exec", "w.py", cwd=tmp_path, prefix=prefix)
@@ -126,7 +123,7 @@ while True:
 
 
 @pytest.mark.parametrize(("where", "limit_s"), one_fast(("--worker_num=2", 3), ("--rehearse=2x1", 8)))
-def test_workers_get_term_and_the_job_ends_with_124(msrun: JobRunner, tmp_path: Path, where: str, limit_s: int) -> None:
+def test_workers_get_term_and_the_job_ends_with_124(msrun, tmp_path, where, limit_s):
     (tmp_path / "train.py").write_text(SAVES)
     ended = msrun.run(where, f"--time_limit={limit_s}", "train.py", cwd=tmp_path)
     assert ended.code == 124, ended.stderr
@@ -135,7 +132,7 @@ def test_workers_get_term_and_the_job_ends_with_124(msrun: JobRunner, tmp_path: 
 
 
 @pytest.mark.slow
-def test_the_time_of_earlier_attempts_counts_and_no_attempt_follows(msrun: JobRunner, tmp_path: Path) -> None:
+def test_the_time_of_earlier_attempts_counts_and_no_attempt_follows(msrun, tmp_path):
     (tmp_path / "train.py").write_text(SAVES)
     ended = msrun.run(
         "--worker_num=1", "--time_limit=3", "--max_restarts=3", "--restart_on=1", "train.py", "fail", cwd=tmp_path
@@ -145,7 +142,7 @@ def test_the_time_of_earlier_attempts_counts_and_no_attempt_follows(msrun: JobRu
     assert len(list(ended.log_dir.glob("worker_0.attempt_*.log"))) == 1
 
 
-def test_worker_that_fills_the_disk_of_the_logs_is_reported(msrun: JobRunner, tmp_path: Path, small_disk: Path) -> None:
+def test_worker_that_fills_the_disk_of_the_logs_is_reported(msrun, tmp_path, small_disk):
     (tmp_path / "w.py").write_text(
         "import os, time\nif os.environ['RANK'] == '0': time.sleep(600)\nwhile True: print('x' * 1000)\n"
     )
@@ -161,7 +158,7 @@ def test_worker_that_fills_the_disk_of_the_logs_is_reported(msrun: JobRunner, tm
     assert len(finished.log(1)) > 500_000
 
 
-def test_temporary_folder_without_room_for_records_is_named(msrun: JobRunner, tmp_path: Path, small_disk: Path) -> None:
+def test_temporary_folder_without_room_for_records_is_named(msrun, tmp_path, small_disk):
     page = os.sysconf("SC_PAGE_SIZE")
     room = os.statvfs(small_disk).f_bavail * page
     (small_disk / "filler").write_bytes(b"x" * (room - page))  # for one page, and 64 records take two
@@ -174,7 +171,7 @@ def test_temporary_folder_without_room_for_records_is_named(msrun: JobRunner, tm
     assert "No space left on device; set TMPDIR to another folder" in line
 
 
-def test_log_directory_on_a_full_disk_is_refused_at_once(msrun: JobRunner, tmp_path: Path, small_disk: Path) -> None:
+def test_log_directory_on_a_full_disk_is_refused_at_once(msrun, tmp_path, small_disk):
     (small_disk / "filler").write_bytes(b"x" * (1 << 20))
     log_dir = str(small_disk / "logs")
     words = (f"--log_dir={log_dir}", WORKERS / "end.py", "all", "0")

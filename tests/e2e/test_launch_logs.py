@@ -1,23 +1,20 @@
 """The log directory and the console: every byte of every worker, the record of the job, and how lines are shown."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import stat
-from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
-from job_runner import WORKERS, Finished, JobRunner, RunHere
+from job_runner import WORKERS
 
 from ranktable import read_table, validate_table
 
 LINES = 3000
 
 
-def expected_log(rank: int) -> bytes:
+def expected_log(rank):
     """Return what flood.py writes to its one file, stdout and stderr in the order of their writing."""
     lines = "".join(f"rank {rank} line {number} {'x' * (number % 97)}\n" for number in range(LINES)).encode()
     return lines + bytes(range(256)) + "ünïcode ☃ on stderr\n".encode() + b"no end of line"
@@ -25,10 +22,10 @@ def expected_log(rank: int) -> bytes:
 
 @pytest.fixture(scope="module", params=one_fast("fork", "exec"))
 def flooded(
-    msrun_of_module: JobRunner,
-    tmp_path_factory: pytest.TempPathFactory,
-    request: pytest.FixtureRequest,
-) -> Finished:
+    msrun_of_module,
+    tmp_path_factory,
+    request,
+):
     cwd = tmp_path_factory.mktemp("flood")
     options = ["--worker_num=3", "--start_method", request.param, "--tail_worker_log=2", "--raw"]
     finished = msrun_of_module.run(*options, WORKERS / "flood.py", str(LINES), cwd=cwd, env={"PYTHONUTF8": "1"})
@@ -36,14 +33,14 @@ def flooded(
     return finished
 
 
-def test_every_byte_of_a_worker_is_in_its_log_and_of_the_chosen_rank_on_the_console(flooded: Finished) -> None:
+def test_every_byte_of_a_worker_is_in_its_log_and_of_the_chosen_rank_on_the_console(flooded):
     for rank in range(3):
         assert flooded.log(rank) == expected_log(rank)
     assert flooded.stdout == expected_log(2)
     assert "rank 2 line" not in flooded.stderr
 
 
-def test_directory_holds_the_files_of_the_contract_and_is_private(flooded: Finished) -> None:
+def test_directory_holds_the_files_of_the_contract_and_is_private(flooded):
     names = {"events.jsonl", "job.lock", "plan.json", "rank_table.json", "scheduler.log"}
     names |= {f"worker_{rank}.log" for rank in range(3)}
     assert set(os.listdir(flooded.log_dir)) == names
@@ -54,7 +51,7 @@ def test_directory_holds_the_files_of_the_contract_and_is_private(flooded: Finis
     assert [p for p in validate_table(table, device_target="cpu") if p.severity == "error"] == []
 
 
-def test_events_and_the_schedulers_log_tell_the_whole_job_in_order(flooded: Finished) -> None:
+def test_events_and_the_schedulers_log_tell_the_whole_job_in_order(flooded):
     events = [event["event"] for event in flooded.events]
     assert events[:2] == ["preparing", "ready"]
     assert sorted(events[2:]) == sorted(["scheduler", *["started"] * 3, "running", *["exited"] * 3, "over"])
@@ -71,7 +68,7 @@ def test_events_and_the_schedulers_log_tell_the_whole_job_in_order(flooded: Fini
     assert text.splitlines()[-2].endswith("job over: all workers ended with exit code 0")
 
 
-def test_quiet_says_nothing_but_errors(msrun: JobRunner, tmp_path: Path) -> None:
+def test_quiet_says_nothing_but_errors(msrun, tmp_path):
     job = msrun.run("--quiet", "--worker_num=1", "--tail_worker_log=none", WORKERS / "end.py", "all", "3", cwd=tmp_path)
     assert (job.stdout, job.log(0)) == (b"", b"rank 0 begins\n")
     assert job.stderr.startswith("msrun: error: rank 0 on ")
@@ -81,8 +78,8 @@ def test_quiet_says_nothing_but_errors(msrun: JobRunner, tmp_path: Path) -> None
 @pytest.mark.parametrize("method", one_fast("fork", "exec"))
 @pytest.mark.parametrize(("options", "is_lost"), one_fast(((), False), (("--env=PYTHONUNBUFFERED=",), True)))
 def test_last_line_of_a_worker_that_ends_hard_is_there_unless_blocks_were_asked_for(
-    msrun: JobRunner, tmp_path: Path, method: str, options: tuple[str, ...], is_lost: bool
-) -> None:
+    msrun, tmp_path, method, options, is_lost
+):
     (tmp_path / "w.py").write_text("import os\nprint('the last line')\nos._exit(0)\n")
     finished = msrun.run("--worker_num=1", f"--start_method={method}", *options, "w.py", cwd=tmp_path)
     assert finished.code == 0, finished.stderr
@@ -102,15 +99,13 @@ if sys.argv[1:] == ["fails"] and os.environ["RANK"] == "1":
 
 
 @pytest.fixture
-def cwd(tmp_path: Path) -> Path:
+def cwd(tmp_path):
     (tmp_path / "train.py").write_text(TRAIN)
     return tmp_path
 
 
 @pytest.mark.parametrize("where", one_fast("--worker_num=2", "--rehearse=2x1"))
-def test_stderr_has_a_log_of_its_own_and_is_stderr_here_and_the_time_stands_before_each_line(
-    msrun: JobRunner, cwd: Path, where: str
-) -> None:
+def test_stderr_has_a_log_of_its_own_and_is_stderr_here_and_the_time_stands_before_each_line(msrun, cwd, where):
     job = msrun.run(where, "--log_split", "--log_time", "train.py", cwd=cwd)
     assert job.code == 0, job.stderr
     for rank in (0, 1):
@@ -122,7 +117,7 @@ def test_stderr_has_a_log_of_its_own_and_is_stderr_here_and_the_time_stands_befo
 
 
 @pytest.mark.slow
-def test_a_failure_is_reported_from_the_log_that_has_the_traceback(msrun: JobRunner, cwd: Path) -> None:
+def test_a_failure_is_reported_from_the_log_that_has_the_traceback(msrun, cwd):
     for _ in range(2):
         words = ("--log_split", "--log_keep_jobs=1", "--start_method=exec", "train.py", "fails")
         job = msrun.run("--worker_num=2", *words, cwd=cwd)
@@ -141,9 +136,7 @@ ORDERS = (b"\x1b", b"\x07", "\x9b".encode(), BIDI.encode())
 
 
 @pytest.mark.parametrize("options", one_fast((), (("--raw",),)), ids=["text", "raw"])
-def test_orders_to_a_terminal_are_shown_as_text(
-    msrun: JobRunner, msrun_here: RunHere, tmp_path: Path, options: tuple[str, ...]
-) -> None:
+def test_orders_to_a_terminal_are_shown_as_text(msrun, msrun_here, tmp_path, options):
     head = 'import sys\nsys.stdout.reconfigure(encoding="utf-8")\n'
     (tmp_path / "hostile.py").write_text(
         f'{head}print("tail", {HOSTILE!r}, "end of tail")\nraise ValueError({HOSTILE!r})\n'

@@ -1,7 +1,5 @@
 """What msrun gets wrong itself is told under its own name, and the loss of a process of its own is survived."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -10,8 +8,7 @@ from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
-from job_runner import MARK, WORKERS, JobRunner, Running, parent_of, wait_until
-from rehearsal import Rehearsals
+from job_runner import MARK, WORKERS, parent_of, wait_until
 
 from msrun import contract
 
@@ -43,8 +40,8 @@ main()
     ),
 )
 def test_slip_in_what_shows_the_job_is_told_once_and_the_job_goes_on(
-    msrun: JobRunner, tmp_path: Path, hosts: list[str], module: str, function: str, condition: str
-) -> None:
+    msrun, tmp_path, hosts, module, function, condition
+):
     (tmp_path / "slip.py").write_text(SLIP.format(module=module, function=function, condition=condition))
     (tmp_path / "train.py").write_text("import time; print('begun', flush=True); time.sleep(0.5); raise SystemExit(7)")
     words = [*hosts, f"--metrics_file={tmp_path / 'job.prom'}", "train.py"]
@@ -65,9 +62,7 @@ def test_slip_in_what_shows_the_job_is_told_once_and_the_job_goes_on(
         (SEVERAL_HOSTS, "msrun.launch.fleet.fleet_job", "FleetRecord.note"),
     ),
 )
-def test_slip_in_what_runs_the_job_ends_it(
-    msrun: JobRunner, tmp_path: Path, hosts: list[str], module: str, function: str
-) -> None:
+def test_slip_in_what_runs_the_job_ends_it(msrun, tmp_path, hosts, module, function):
     (tmp_path / "slip.py").write_text(SLIP.format(module=module, function=function, condition="True"))
     (tmp_path / "train.py").write_text("import time; time.sleep(600)")
     finished = msrun.start(
@@ -86,7 +81,7 @@ def test_slip_in_what_runs_the_job_ends_it(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("role", one_fast("fork server", "scheduler"))
-def test_stopped_process_of_its_own_ends_the_job_and_is_named(msrun: JobRunner, tmp_path: Path, role: str) -> None:
+def test_stopped_process_of_its_own_ends_the_job_and_is_named(msrun, tmp_path, role):
     options = ("--worker_num=2", "--heartbeat_time_out=2", WORKERS / "wait.py")
     job = msrun.start(*options, cwd=tmp_path)
     job.wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
@@ -99,7 +94,7 @@ def test_stopped_process_of_its_own_ends_the_job_and_is_named(msrun: JobRunner, 
     msrun.prove_nothing_left()
 
 
-def own_process(job: Running, lost: str, host: int = 0) -> int:
+def own_process(job, lost, host=0):
     """Return the process id of the fork server or of the scheduler of a host, as of now."""
     told = [json.loads(line) for line in (job.log_dir / contract.EVENTS_JSONL).read_text().splitlines()]
     if lost == "fork server":
@@ -110,7 +105,7 @@ def own_process(job: Running, lost: str, host: int = 0) -> int:
     return int(mine[-1]["pid"])
 
 
-def wait_for_attempt(folder: Path, job: Running, ranks: int, attempt: int) -> None:
+def wait_for_attempt(folder, job, ranks, attempt):
     job.wait_for(*(folder / f"record_{rank}_{attempt}.json" for rank in range(ranks)))
 
 
@@ -124,7 +119,7 @@ def wait_for_attempt(folder: Path, job: Running, ranks: int, attempt: int) -> No
         ("fork server", ("--interactive",)),
     ),
 )
-def test_job_that_lost_it_starts_again(msrun: JobRunner, tmp_path: Path, lost: str, options: tuple[str, ...]) -> None:
+def test_job_that_lost_it_starts_again(msrun, tmp_path, lost, options):
     words = ["--worker_num=2", "--max_restarts=1", *options, WORKERS / "attempt.py", "wait"]
     job = msrun.start(*words, cwd=tmp_path)
     wait_for_attempt(tmp_path, job, 2, 0)
@@ -146,9 +141,8 @@ pathlib.Path("left").touch()
 """
 
 
-def test_fork_server_that_is_lost_when_all_workers_have_ended_well_changes_nothing(
-    msrun: JobRunner, tmp_path: Path
-) -> None:
+@pytest.mark.slow
+def test_fork_server_that_is_lost_when_all_workers_have_ended_well_changes_nothing(msrun, tmp_path):
     (tmp_path / "train.py").write_text(LEAVES_A_CHILD)
     job = msrun.start("--worker_num=1", "train.py", cwd=tmp_path)
     job.wait_for(tmp_path / "left")
@@ -175,8 +169,8 @@ print(f"rank {rank}: {value.item()}")
 @pytest.mark.slow
 @pytest.mark.parametrize(("lost", "host"), [("fork server", 1), ("scheduler", 0), ("scheduler", 1)])
 def test_host_that_has_lost_it_starts_again_with_the_others_and_ranks_meet_at_a_new_store(
-    rehearsals: Rehearsals, tmp_path: Path, lost: str, host: int
-) -> None:
+    rehearsals, tmp_path, lost, host
+):
     (tmp_path / "train.py").write_text(STORE_PROGRAM)
     job = rehearsals.start("2x1", "--max_restarts=1", "train.py")
     wait_for_attempt(tmp_path, job, 2, 0)

@@ -1,7 +1,5 @@
 """What a job runs: every form of SCRIPT with its arguments, a script from a pipe, a function."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -9,15 +7,14 @@ import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from asked_cases import one_fast, slow_but
-from job_runner import REPOSITORY, WORKERS, Finished, JobRunner, RunHere, latest_job, wait_until
+from job_runner import REPOSITORY, WORKERS, latest_job, wait_until
 
 from msrun import contract
 
-HOSTILE: list[bytes] = [
+HOSTILE = [
     b"", b"I'm 72\" tall", b"$HOME", b"`touch x`", b";touch x", b"$(touch x)", b"*", b"two\nlines", b"tab\tand\r",
     b"back\\slash\\", "emoji 🚀 ünï".encode(), b"--help", b"--worker_num=3", b"--dry_run", b"--join", b"-m", b"--",
     b"-", b"not utf-8 \xff\xfe", b"{0} %s %%", b"=", b"{rank}",
@@ -25,7 +22,7 @@ HOSTILE: list[bytes] = [
 
 
 @pytest.mark.parametrize("method", one_fast("fork", "exec"))
-def test_hostile_arguments_arrive_unchanged(msrun: JobRunner, odd_path: Path, method: str) -> None:
+def test_hostile_arguments_arrive_unchanged(msrun, odd_path, method):
     """At a script with an odd name in an odd directory."""
     script = odd_path / "it's $1 ☃.py"
     script.write_bytes((WORKERS / "record.py").read_bytes())
@@ -37,7 +34,7 @@ def test_hostile_arguments_arrive_unchanged(msrun: JobRunner, odd_path: Path, me
 
 
 @pytest.mark.slow
-def test_hostile_arguments_arrive_unchanged_at_a_shell_script(msrun: JobRunner, odd_path: Path) -> None:
+def test_hostile_arguments_arrive_unchanged_at_a_shell_script(msrun, odd_path):
     finished = msrun.run("--worker_num=2", WORKERS / "record.sh", *HOSTILE, cwd=odd_path)
     assert finished.code == 0, finished.stderr
     for rank in (0, 1):
@@ -45,13 +42,13 @@ def test_hostile_arguments_arrive_unchanged_at_a_shell_script(msrun: JobRunner, 
     assert not (odd_path / "x").exists()
 
 
-def command_without_cwd() -> list[str]:
+def command_without_cwd():
     """Return a command that starts msrun as its console script does: without '' on the module path."""
     return [sys.executable, "-P", "-c", "from msrun.cli import main; main()"]
 
 
 @pytest.mark.slow
-def test_script_of_the_working_directory_wins_over_a_module_of_the_callers(msrun: JobRunner, tmp_path: Path) -> None:
+def test_script_of_the_working_directory_wins_over_a_module_of_the_callers(msrun, tmp_path):
     """The fork server never imports from the directory that msrun is typed in."""
     (tmp_path / "click.py").write_text("raise SystemExit('wrong click')\n")
     (tmp_path / "train.py").write_text("import json; print(json.dumps([1]))\n")
@@ -59,7 +56,7 @@ def test_script_of_the_working_directory_wins_over_a_module_of_the_callers(msrun
 
 
 @pytest.mark.slow
-def test_executable_starts_with_the_signals_that_a_shell_gives(msrun: JobRunner, tmp_path: Path) -> None:
+def test_executable_starts_with_the_signals_that_a_shell_gives(msrun, tmp_path):
     command = ["grep", "-E", "Sig(Blk|Ign)", "/proc/self/status"]
     finished = msrun.run("--worker_num=1", *command, cwd=tmp_path)
     assert finished.code == 0, finished.stderr
@@ -68,7 +65,7 @@ def test_executable_starts_with_the_signals_that_a_shell_gives(msrun: JobRunner,
 
 
 @pytest.mark.slow
-def test_pytest_runs_a_file_of_tests_on_every_rank(msrun: JobRunner, tmp_path: Path) -> None:
+def test_pytest_runs_a_file_of_tests_on_every_rank(msrun, tmp_path):
     (tmp_path / "case.py").write_text("import os\ndef test_wrong():\n    assert os.environ['RANK'] == '0'\n")
     finished = msrun.run("--worker_num=2", "pytest", "-q", "-p", "no:cacheprovider", "case.py", cwd=tmp_path)
     assert finished.code == 1
@@ -81,14 +78,14 @@ def test_pytest_runs_a_file_of_tests_on_every_rank(msrun: JobRunner, tmp_path: P
 SHOWS = "import os, sys\nprint(os.environ['RANK'], sys.argv[1:], __name__)\n"
 
 
-def pipe_into(msrun: JobRunner, cwd: Path, *words: str, text: str = SHOWS) -> subprocess.CompletedProcess[str]:
+def pipe_into(msrun, cwd, *words, text=SHOWS):
     command = [sys.executable, "-m", "msrun", *words]
     return subprocess.run(
         command, cwd=cwd, env=msrun.environ(), input=text, capture_output=True, text=True, timeout=60, check=False
     )
 
 
-def test_a_script_from_standard_input_is_read_once_and_stays_with_the_logs(msrun: JobRunner, tmp_path: Path) -> None:
+def test_a_script_from_standard_input_is_read_once_and_stays_with_the_logs(msrun, tmp_path):
     done = pipe_into(msrun, tmp_path, "--worker_num=2", "--start_method=exec", "-", "a", "b")
     assert done.returncode == 0, done.stderr
     folder = latest_job(tmp_path / "log_output")
@@ -99,7 +96,7 @@ def test_a_script_from_standard_input_is_read_once_and_stays_with_the_logs(msrun
 
 
 @pytest.mark.slow
-def test_a_script_from_a_named_pipe_fails_under_the_name_of_its_copy(msrun: JobRunner, tmp_path: Path) -> None:
+def test_a_script_from_a_named_pipe_fails_under_the_name_of_its_copy(msrun, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with subprocess.Popen(["sh", "-c", "printf '\\nraise ValueError(3)\\n' > pipe"], cwd=tmp_path):
         failed = msrun.run("--worker_num=2", "--start_method=exec", "pipe", "x", cwd=tmp_path)
@@ -113,7 +110,7 @@ def test_a_script_from_a_named_pipe_fails_under_the_name_of_its_copy(msrun: JobR
         (["--rehearse=1x1", "-"], SHOWS, "- and --rehearse: the script is read here, once; give a file"),
     ),
 )
-def test_what_cannot_be_is_refused(msrun: JobRunner, tmp_path: Path, words: list[str], text: str, told: str) -> None:
+def test_what_cannot_be_is_refused(msrun, tmp_path, words, text, told):
     done = pipe_into(msrun, tmp_path, *words, text=text)
     assert done.returncode == 2
     assert done.stderr.startswith(f"msrun: error: {told}") and len(done.stderr.splitlines()) == 1
@@ -123,22 +120,18 @@ def test_what_cannot_be_is_refused(msrun: JobRunner, tmp_path: Path, words: list
 @pytest.mark.parametrize(
     ("how", "where", "node", "local"), one_fast(("fork", "--worker_num=2", 0, 1), ("exec", "--rehearse=2x1", 1, 0))
 )
-def test_arguments_are_the_ranks_own_when_that_is_asked_for(
-    msrun: JobRunner, tmp_path: Path, how: str, where: str, node: int, local: int
-) -> None:
-    (tmp_path / "train.py").write_text(SHOWS)
-    options = [where, "--rank_args", "--pass_local_rank", f"--start_method={how}"]
+def test_arguments_are_the_ranks_own_when_that_is_asked_for_and_so_is_the_role(
+    msrun, tmp_path, how, where, node, local
+):
+    role = "print(*(os.environ[f'ROLE_{name}'] for name in ('NAME', 'RANK', 'WORLD_SIZE')))\n"
+    (tmp_path / "train.py").write_text(SHOWS + role)
+    options = [where, "--rank_args", "--pass_local_rank", "--role=actor", f"--start_method={how}"]
     done = msrun.run(*options, "train.py", "data-{rank}.bin", "{node_rank}{other}", cwd=tmp_path)
     assert done.code == 0, done.stderr
-    assert done.log(1).decode() == f"1 ['--local-rank={local}', 'data-1.bin', '{node}{{other}}'] __main__\n"
+    assert done.log(1).decode() == f"1 ['--local-rank={local}', 'data-1.bin', '{node}{{other}}'] __main__\nactor 1 2\n"
 
 
-def test_ranks_have_the_role_that_is_given(msrun: JobRunner, tmp_path: Path) -> None:
-    shows = ("sh", "-c", 'echo "$ROLE_NAME $ROLE_RANK $ROLE_WORLD_SIZE"')
-    assert msrun.run("--worker_num=2", "--role=actor", *shows, cwd=tmp_path).log(1) == b"actor 1 2\n"
-
-
-def test_a_second_program_is_refused(msrun_here: RunHere, tmp_path: Path) -> None:
+def test_a_second_program_is_refused(msrun_here, tmp_path):
     job = msrun_here("-n", "1", "true", ":", "-n", "3", "true", cwd=tmp_path)
     assert (job.code, len(job.stderr.splitlines())) == (2, 1)
     assert "a job has one program; let a script choose by RANK" in job.stderr
@@ -149,13 +142,13 @@ def test_a_second_program_is_refused(msrun_here: RunHere, tmp_path: Path) -> Non
 HEAD = "import os, sys, time\nimport msrun\n"
 
 
-def call(msrun: JobRunner, cwd: Path, program: str) -> Finished:
+def call(msrun, cwd, program):
     (cwd / "program.py").write_text(HEAD + program)
     return msrun.start(cwd=cwd, command=[sys.executable, "program.py"]).finish()
 
 
 @pytest.mark.parametrize("function", one_fast("work", "lambda word, times: work(word, times=times)"))
-def test_values_of_all_ranks_come_back_in_their_order(msrun: JobRunner, tmp_path: Path, function: str) -> None:
+def test_values_of_all_ranks_come_back_in_their_order(msrun, tmp_path, function):
     program = (
         "def work(word, times=1):\n    print('rank', os.environ['RANK'])\n"
         "    return word * times, int(os.environ['RANK'])\n"
@@ -197,21 +190,19 @@ except Exception as error:
         key=lambda how, *_: how,
     ),
 )
-def test_the_first_failure_is_raised_with_the_rank_that_failed(
-    msrun: JobRunner, tmp_path: Path, how: str, workers: str, caught: str
-) -> None:
+def test_the_first_failure_is_raised_with_the_rank_that_failed(msrun, tmp_path, how, workers, caught):
     done = call(msrun, tmp_path, FAILING.format(how, workers))
     assert re.search(f"^caught {caught}", done.stdout.decode(), re.MULTILINE), (done.stdout, done.stderr)
 
 
 @pytest.mark.slow
-def test_what_cannot_be_sent_to_another_process_is_refused(msrun: JobRunner, tmp_path: Path) -> None:
+def test_what_cannot_be_sent_to_another_process_is_refused(msrun, tmp_path):
     done = call(msrun, tmp_path, "def work(file): pass\nmsrun.run(work, (sys.stdin,), workers=1)\n")
     assert "UsageError: <function work" in done.stderr and "cannot be sent to another process" in done.stderr
 
 
 @pytest.mark.parametrize("signum", one_fast(signal.SIGINT, signal.SIGKILL))
-def test_nothing_is_left_when_the_caller_ends(msrun: JobRunner, tmp_path: Path, signum: int) -> None:
+def test_nothing_is_left_when_the_caller_ends(msrun, tmp_path, signum):
     (tmp_path / "program.py").write_text(
         HEAD + "def work():\n    open('ready_' + os.environ['RANK'], 'w').close()\n    time.sleep(600)\n"
         "msrun.run(work, workers=2)\n"
@@ -228,7 +219,7 @@ INSTALLED = (sys.executable, str(REPOSITORY / "msrun_command.py"))
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
+def project(tmp_path):
     package = tmp_path / "msrun"
     package.mkdir()
     (package / "__init__.py").write_text("NAME = 'of the user'\n")
@@ -237,7 +228,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def path(*folders: str) -> dict[str, str]:
+def path(*folders):
     return {"PYTHONPATH": os.pathsep.join(folders)}
 
 
@@ -245,9 +236,7 @@ def path(*folders: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("script", "said", "method"), one_fast(("plain.py", "begins", "fork"), ("theirs.py", "of the user", "exec"))
 )
-def test_users_package_of_our_name_breaks_nothing(
-    msrun: JobRunner, project: Path, script: str, said: str, method: str
-) -> None:
+def test_users_package_of_our_name_breaks_nothing(msrun, project, script, said, method):
     """Workers that start by exec have it."""
     words = ["--worker_num=2", f"--start_method={method}", "--log_max_bytes=4K", script]
     job = msrun.run(*words, cwd=project, command=INSTALLED, env=path(".", str(REPOSITORY)))
@@ -257,7 +246,7 @@ def test_users_package_of_our_name_breaks_nothing(
 @pytest.mark.parametrize(
     "env", one_fast(path(".", str(REPOSITORY)), path(str(REPOSITORY))), ids=["PYTHONPATH", "beside"]
 )
-def test_one_line_says_where_it_cannot(msrun: JobRunner, project: Path, env: dict[str, str]) -> None:
+def test_one_line_says_where_it_cannot(msrun, project, env):
     job = msrun.run("--worker_num=1", "theirs.py", cwd=project, command=INSTALLED, env=env)
     assert job.code == 1
     (line,) = [line for line in job.stderr.splitlines() if "package" in line]
@@ -269,7 +258,7 @@ def test_one_line_says_where_it_cannot(msrun: JobRunner, project: Path, env: dic
 @pytest.mark.parametrize(
     "options", one_fast(["--log_max_bytes=4K"], ["--start_method=exec", "--log_max_bytes=4K"], ["--join=False"])
 )
-def test_nothing_is_left_open(msrun: JobRunner, project: Path, options: list[str]) -> None:
+def test_nothing_is_left_open(msrun, project, options):
     words = ["--worker_num=2", *options, "plain.py"]
     job = msrun.start(*words, cwd=project, command=INSTALLED, env={"PYTHONWARNINGS": "error"}).finish()
     assert job.code == 0, job.stderr
@@ -278,16 +267,14 @@ def test_nothing_is_left_open(msrun: JobRunner, project: Path, options: list[str
     assert [text for text in said if "Warning" in text] == []
 
 
-@pytest.mark.parametrize("is_clone", [False, True])
-def test_a_package_named_msrun_beside_the_script_is_told_of_unless_it_is_a_clone(
-    msrun: JobRunner, tmp_path: Path, is_clone: bool
-) -> None:
+@pytest.mark.parametrize("kind", one_fast("clone", "other"))
+def test_a_package_named_msrun_beside_the_script_is_told_of_unless_it_is_a_clone(msrun, tmp_path, kind):
     package = tmp_path / "mine" / "msrun"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
-    if is_clone:
+    if kind == "clone":
         shutil.copy(contract.__file__, package)
     (package.parent / "train.py").write_text("")
     finished = msrun.run("--worker_num=1", "mine/train.py", cwd=tmp_path)
     assert finished.code == 0
-    assert (f"{package}: workers import msrun's own package of that name" in finished.stderr) == (not is_clone)
+    assert (f"{package}: workers import msrun's own package of that name" in finished.stderr) == (kind == "other")

@@ -68,6 +68,7 @@ def test_absent_scheduler_is_named(hosts):
     assert f"--cluster_time_out 0: no scheduler at {hosts.net.address(0)}:8118 (Connection refused)" in job.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", one_fast(1, 0))
 def test_killed_launcher_ends_the_job_on_the_other_host(hosts, killed):
     jobs = hosts.start_all([2, 2], WORKERS / "wait.py")

@@ -132,6 +132,7 @@ def cwd(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_last_lines_of_the_asked_ranks_are_shown_with_their_rank(msrun, msrun_here, cwd):
     assert msrun.run("--worker_num=3", "train.py", cwd=cwd).code == 0
     shown = msrun_here("logs", "-n", "2", "--ranks", "0,2", cwd=cwd)

@@ -56,6 +56,7 @@ def end(event):
     return int(event["ts"] + event["dur"])
 
 
+@pytest.mark.slow
 def test_steps_and_waits_of_all_ranks_are_on_the_clock_of_the_launcher(msrun, tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     finished = msrun.run("--worker_num=2", "--trace", *PRELOAD, "train.py", cwd=tmp_path, env=msrun.warm())

@@ -3,17 +3,13 @@
 Where one job serves many tests it runs those cases alone that the chosen tests look at.
 """
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable, Collection, Iterable
-from typing import Any
 
 import pytest
 from only_cases import ONLY_CASES
 
 
-def asked(request: pytest.FixtureRequest, *names: str, always: Iterable[str] = ()) -> dict[str, str]:
+def asked(request, *names, always=()):
     """Return the environment of a job for the module that asks: the cases that its chosen tests look at.
 
     Args:
@@ -23,7 +19,7 @@ def asked(request: pytest.FixtureRequest, *names: str, always: Iterable[str] = (
     return {ONLY_CASES: json.dumps(sorted({*always} | asked_keys(request, *names)))}
 
 
-def asked_keys(request: pytest.FixtureRequest, *names: str) -> set[str]:
+def asked_keys(request, *names):
     """Return the keys of cases that the chosen tests of a module look at."""
     keys = set()
     for item in request.session.items:
@@ -33,7 +29,7 @@ def asked_keys(request: pytest.FixtureRequest, *names: str) -> set[str]:
     return keys
 
 
-def slow_but(fast: Collection[str], rows: Iterable[Any], key: Callable[..., str] | None = None) -> list[Any]:
+def slow_but(fast, rows, key=None):
     """Return parameters; slow are those whose key is not in `fast`. Tuples hold the values of several names.
 
     Args:
@@ -49,7 +45,7 @@ def slow_but(fast: Collection[str], rows: Iterable[Any], key: Callable[..., str]
     return found
 
 
-def one_fast(first: Any, *others: Any) -> list[Any]:
+def one_fast(first, *others):
     """Return parameters of which all but the first are slow; tuples hold the values of several names."""
     return [
         first,
@@ -57,7 +53,7 @@ def one_fast(first: Any, *others: Any) -> list[Any]:
     ]
 
 
-def every_third_fast(cases: Iterable[Any], one_in: int = 3) -> list[Any]:
+def every_third_fast(cases, one_in=3):
     """Return parameters of which one in three is fast, or in more; tuples hold the values of several names."""
     rows = [case if isinstance(case, tuple) else (case,) for case in cases]
     return [pytest.param(*row, marks=pytest.mark.slow if index % one_in else ()) for index, row in enumerate(rows)]

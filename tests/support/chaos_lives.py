@@ -11,13 +11,12 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from signal import Signals
 
-from chaos_places import Place, find
-from job_runner import Finished, Running, is_alive, parent_of, wait_until
+from chaos_places import find
+from job_runner import is_alive, parent_of, wait_until
 
 ROUNDS_PER_TEST = 5
 CASES = int(os.environ.get("MSRUN_CHAOS_CASES") or 40) // 4
@@ -31,13 +30,13 @@ KILLS = (Signals.SIGKILL, Signals.SIGTERM)
 CHAOS_WORKER = Path(__file__).parents[1] / "workers" / "chaos.py"
 
 
-def rounds(number: int) -> Iterator[int]:
+def rounds(number):
     """Yield the rounds of one of `TESTS` tests."""
     yield from range(number * ROUNDS_PER_TEST, min(CASES, (number + 1) * ROUNDS_PER_TEST))
 
 
 @contextlib.contextmanager
-def named(plan: object, index: int) -> Iterator[None]:
+def named(plan, index):
     """Have a failure say what was done, and how it is done again."""
     print(f"MSRUN_CHAOS_SEED={SEED}, round {index}: {plan}")
     begin = time.monotonic()
@@ -63,7 +62,7 @@ class Hit:
     """Exit status, and words of the reason. 0 where the job goes on until it is told to end."""
 
     @property
-    def needs_network(self) -> bool:
+    def needs_network(self):
         """Whether it cannot happen in a rehearsal."""
         return self.target in ("connection", "cable")
 
@@ -106,19 +105,19 @@ class Round:
     hosts = 3
 
     @property
-    def hangs(self) -> bool:
+    def hangs(self):
         """Whether a worker never goes on."""
         return self.hit.target == "worker" and self.hit.signum is Signals.SIGSTOP and self.hit.lasts
 
     @property
-    def endings(self) -> tuple[tuple[int, str], ...]:
+    def endings(self):
         """The ends that are right."""
         if self.hit.target in ("worker", "fork server", "scheduler") and self.max_restarts and not self.hangs:
             return GOES_ON  # again
         return self.hit.endings
 
 
-def plan_round(seed: str, index: int, *, has_network: bool) -> Round:
+def plan_round(seed, index, *, has_network):
     """Return a round of a seed: what is hit comes in turns, all else is drawn. Pure."""
     draw = random.Random(f"{seed}-{index}")
     hits = [hit for hit in HITS if has_network or not hit.needs_network]
@@ -131,7 +130,7 @@ def plan_round(seed: str, index: int, *, has_network: bool) -> Round:
     )
 
 
-def carry_out_round(plan: Round, place: Place, heartbeat_s: int) -> None:
+def carry_out_round(plan, place, heartbeat_s):
     """Run one job, do to it what the plan says, and check its end."""
     job = place.start(
         [1] * Round.hosts,
@@ -146,7 +145,7 @@ def carry_out_round(plan: Round, place: Place, heartbeat_s: int) -> None:
     )
     job.wait_for(*(place.cwd / f"ready_{rank}" for rank in range(Round.hosts)))
     time.sleep(plan.delay_s)
-    stopped: list[int] = []
+    stopped = []
     if plan.hit.target == "cable":
         place.cut(plan.host)
     else:
@@ -169,12 +168,12 @@ def carry_out_round(plan: Round, place: Place, heartbeat_s: int) -> None:
     place.prove_nothing_left(patience_s(finished))
 
 
-def patience_s(finished: Finished) -> float:
+def patience_s(finished):
     """Return how long what is left may take to go: agents of a killed launcher wait for another one, then end alone."""
     return LIMIT_S if finished.code < 0 else 10.0
 
 
-def send(pids: list[int], signum: Signals) -> None:
+def send(pids, signum):
     """Send a signal to those of the processes that are there still."""
     for pid in pids:
         if is_alive(pid):
@@ -182,7 +181,7 @@ def send(pids: list[int], signum: Signals) -> None:
                 os.kill(pid, signum)
 
 
-def judge(endings: tuple[tuple[int, str], ...], finished: Finished) -> None:
+def judge(endings, finished):
     """Fail unless the job ended in one of these ways and told the truth."""
     is_told = finished.code >= 0
     status = finished.code if is_told else 128 - finished.code
@@ -227,7 +226,7 @@ class Loss:
     pause_s: float
 
 
-def plan_losses(seed: str, *, has_network: bool) -> list[Loss]:
+def plan_losses(seed, *, has_network):
     """Return what is lost, attempt by attempt. Pure: the same seed gives the same losses."""
     draw = random.Random(seed)
     kinds = ("agent", "stopped agent", "worker", *(("cable",) if has_network else ()))
@@ -241,7 +240,7 @@ def plan_losses(seed: str, *, has_network: bool) -> list[Loss]:
     ]
 
 
-def carry_out_losses(losses: list[Loss], place: Place, heartbeat_s: int) -> None:
+def carry_out_losses(losses, place, heartbeat_s):
     """Run one job, hit every attempt, and check its end."""
     script = place.cwd / "program.py"
     script.write_text(PROGRAM)
@@ -269,7 +268,7 @@ def carry_out_losses(losses: list[Loss], place: Place, heartbeat_s: int) -> None
     place.prove_nothing_left(patience_s(finished))
 
 
-def started(place: Place, job: Running, attempt: int) -> list[int]:
+def started(place, job, attempt):
     """Return the workers of an attempt by rank, once all of them run."""
     first = place.cwd / f"up_{attempt}_0"
     wait_until(lambda: first.exists() or job.process.poll() is not None, f"attempt {attempt}", LIMIT_S)
@@ -279,10 +278,10 @@ def started(place: Place, job: Running, attempt: int) -> list[int]:
     return [int(path.read_text().split()[0]) for path in paths]
 
 
-def inflict(loss: Loss, workers: list[int], place: Place, job: Running) -> None:
+def inflict(loss, workers, place, job):
     """Do it to an attempt that runs."""
     worker = workers[int(loss.rank * len(workers))]
-    pid_of: dict[str, Callable[[], int]] = {
+    pid_of = {
         "worker": lambda: worker,
         "agent": lambda: parent_of(parent_of(worker)),
         "launcher": lambda: job.pid,

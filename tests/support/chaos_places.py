@@ -1,16 +1,10 @@
 """Where the jobs of chaos run: hosts over SSH, or rehearsed ones. What can be hit there, by one set of names."""
 
-from __future__ import annotations
-
 import contextlib
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
-from fleet import FleetRunner
-from job_runner import Running
-from rehearsal import Rehearsals
 
 SIGNS = {"worker": b"msrun: worker", "scheduler": b"msrun: scheduler", "fork server": b"fork_server"}
 """In the command line of a process."""
@@ -22,15 +16,15 @@ class Place:
     has_network = False
     """There are connections and cables that can be hit."""
 
-    def __init__(self, rehearsals: Rehearsals) -> None:
+    def __init__(self, rehearsals):
         self._rehearsals = rehearsals
         self.cwd = rehearsals.cwd
 
-    def start(self, slots: Sequence[int], *words: str | Path) -> Running:
+    def start(self, slots, *words):
         """Start a job; all hosts have as many workers as the first one."""
         return self._rehearsals.start(f"{len(slots)}x{slots[0]}", *words)
 
-    def processes(self, host: int) -> list[int]:
+    def processes(self, host):
         """Return the processes of the job on a host, by its number in the list."""
         found = []
         for agent in self.agents(host):
@@ -38,21 +32,21 @@ class Place:
                 found += [agent, *(child.pid for child in psutil.Process(agent).children(recursive=True))]
         return found
 
-    def agents(self, host: int) -> list[int]:
+    def agents(self, host):
         return [self._rehearsals.agent(host)]
 
-    def connections(self, host: int) -> list[int]:
+    def connections(self, host):
         """Return the processes that serve the connections to a host."""
         raise NotImplementedError("a rehearsal has none")
 
-    def cut(self, host: int) -> None:
+    def cut(self, host):
         """Take the cable of a host out."""
         raise NotImplementedError("a rehearsal has no cables")
 
-    def mend(self, host: int) -> None:
+    def mend(self, host):
         """Put it in again."""
 
-    def prove_nothing_left(self, deadline_s: float = 10.0) -> None:
+    def prove_nothing_left(self, deadline_s=10.0):
         """Fail when a process or a folder of the job is anywhere after the deadline."""
         self._rehearsals.runner.prove_nothing_left(deadline_s)
 
@@ -62,34 +56,34 @@ class OverSsh(Place):
 
     has_network = True
 
-    def __init__(self, fleet: FleetRunner, log_dir: Path) -> None:
+    def __init__(self, fleet, log_dir):
         self._fleet = fleet
         self._log_dir = log_dir
         self.cwd = fleet.cwd
 
-    def start(self, slots: Sequence[int], *words: str | Path) -> Running:
+    def start(self, slots, *words):
         return self._fleet.start(slots, *words, log_dir=self._log_dir)
 
-    def processes(self, host: int) -> list[int]:
+    def processes(self, host):
         return self._fleet.net.processes(host)
 
-    def agents(self, host: int) -> list[int]:
+    def agents(self, host):
         return self._fleet.agents(host)
 
-    def connections(self, host: int) -> list[int]:
+    def connections(self, host):
         return self._fleet.net.sessions(host)
 
-    def cut(self, host: int) -> None:
+    def cut(self, host):
         self._fleet.net.cut(host)
 
-    def mend(self, host: int) -> None:
+    def mend(self, host):
         self._fleet.net.mend(host)
 
-    def prove_nothing_left(self, deadline_s: float = 10.0) -> None:
+    def prove_nothing_left(self, deadline_s=10.0):
         self._fleet.prove_nothing_left(deadline_s)
 
 
-def find(place: Place, target: str, host: int, job: Running) -> list[int]:
+def find(place, target, host, job):
     """Return the processes of a host that go by a name: agent, worker, fork server, scheduler, connection, launcher."""
     if target == "launcher":
         return [job.pid]
@@ -101,7 +95,7 @@ def find(place: Place, target: str, host: int, job: Running) -> list[int]:
     return sorted(pid for pid in pids if os.getsid(pid) == pid) if target == "worker" else pids
 
 
-def command_line(pid: int) -> bytes:
+def command_line(pid):
     """Return the words that a process goes by; empty when it has gone."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,41 +26,41 @@ class Pod:
     labels: dict[str, str] = field(default_factory=dict)
 
     @property
-    def container(self) -> dict[str, Any]:
+    def container(self):
         return self.spec["containers"][0]
 
     @property
-    def environ(self) -> dict[str, str]:
+    def environ(self):
         own = {item["name"]: item.get("value", "") for item in self.container.get("env", [])}
         return {**IN_CLUSTER, **own, **self.env}
 
     @property
-    def words(self) -> list[str]:
+    def words(self):
         """Command and arguments as the kubelet expands them."""
         environ = self.environ
 
-        def value(match: re.Match[str]) -> str:
+        def value(match):
             return "$" if match[0] == "$$" else environ.get(match[1], match[0])
 
         words = [*self.container["command"], *self.container.get("args", [])]
         return [re.sub(r"\$\$|\$\((\w+)\)", value, word) for word in words]
 
     @property
-    def args(self) -> dict[str, str]:
+    def args(self):
         """The options that the manifest gives this pod's msrun."""
         return dict(
             word.removeprefix("--").split("=", 1) for word in self.words if word.startswith("--") and "=" in word
         )
 
 
-def pods_of(text: str) -> list[Pod]:
+def pods_of(text):
     """Return the pods of a manifest in the order of their node ranks; after them a launcher."""
     bodies = list(yaml.safe_load_all(text))
     [pods] = [list(_MAKERS[body["kind"], body["apiVersion"]](body, bodies)) for body in bodies if _is_job(body)]
     return pods
 
 
-def fate_of(text: str, codes: Sequence[int]) -> str:
+def fate_of(text, codes):
     """Return what becomes of the job of a manifest whose pods have first ended with `codes`: done, again or failed.
 
     Source: the controllers' own pages on pod failure policies, success policies and limits per index (Job), failure
@@ -77,7 +76,7 @@ def fate_of(text: str, codes: Sequence[int]) -> str:
     return "again" if actions and set(actions) == {"restart"} else "failed"
 
 
-def _num_spares(spec: dict[str, Any]) -> int:
+def _num_spares(spec):
     """Pods that may fail while the job goes on, until the first one has succeeded."""
     if "tasks" in spec:  # Volcano completes a job of whose pods minAvailable have succeeded
         fails_alone = any("event" in policy for policy in spec["policies"])
@@ -91,11 +90,11 @@ def _num_spares(spec: dict[str, Any]) -> int:
     return job["maxFailedIndexes"]
 
 
-def _set_spec(spec: dict[str, Any]) -> dict[str, Any]:
+def _set_spec(spec):
     return spec.get("template", {}).get("spec", spec) if "mlPolicy" in spec else spec
 
 
-def _action(spec: dict[str, Any], code: int) -> str:
+def _action(spec, code):
     if "policies" in spec:  # Volcano looks at the rules in their order
         matching = (one for one in spec["policies"] if one.get("exitCode", code) == code)
         first = next((one for one in matching if one.get("event") in (None, "PodFailed")), {"action": ""})
@@ -111,23 +110,23 @@ def _action(spec: dict[str, Any], code: int) -> str:
     return "restart" if spec.get("failurePolicy", {}).get("maxRestarts", 0) else "end"
 
 
-def _is_job(body: dict[str, Any]) -> bool:
+def _is_job(body):
     return (body["kind"], body["apiVersion"]) in _MAKERS
 
 
-def _indexed(template: dict[str, Any], job: str, subdomain: str, count: int, **more: str) -> Iterator[Pod]:
+def _indexed(template, job, subdomain, count, **more):
     for index in range(count):
         name = f"{job}-{index}"
         env = {"JOB_COMPLETION_INDEX": str(index), **{key: value.format(index=index) for key, value in more.items()}}
         yield Pod(template["spec"], name, subdomain, env, (f"{name}.{subdomain}", f"{name}.{subdomain}.{DOMAIN}"))
 
 
-def _job(body: dict[str, Any], _bodies: list[Any]) -> Iterator[Pod]:
+def _job(body, _bodies):
     template, name = body["spec"]["template"], body["metadata"]["name"]
     yield from _indexed(template, name, template["spec"]["subdomain"], body["spec"]["completions"])
 
 
-def _job_set(body: dict[str, Any], _bodies: list[Any]) -> Iterator[Pod]:
+def _job_set(body, _bodies):
     subdomain = body["spec"]["network"]["subdomain"]
     for job in body["spec"]["replicatedJobs"]:
         spec = job["template"]["spec"]
@@ -136,7 +135,7 @@ def _job_set(body: dict[str, Any], _bodies: list[Any]) -> Iterator[Pod]:
             yield from _indexed(spec["template"], name, subdomain, spec["completions"])
 
 
-def _train_job(body: dict[str, Any], bodies: list[Any]) -> Iterator[Pod]:
+def _train_job(body, bodies):
     """kubeflow/trainer: pkg/runtime/framework/plugins/torch."""
     name, trainer = body["metadata"]["name"], body["spec"]["trainer"]
     [runtime] = [one for one in bodies if one["kind"] == body["spec"]["runtimeRef"]["kind"]]
@@ -152,7 +151,7 @@ def _train_job(body: dict[str, Any], bodies: list[Any]) -> Iterator[Pod]:
     yield from _indexed(template, f"{name}-{job['name']}-0", name, trainer["numNodes"], **pet)
 
 
-def _leader_worker_set(body: dict[str, Any], _bodies: list[Any]) -> Iterator[Pod]:
+def _leader_worker_set(body, _bodies):
     """kubernetes-sigs/lws: pkg/utils/pod/pod_utils.go."""
     name, group = body["metadata"]["name"], body["spec"]["leaderWorkerTemplate"]
     for index in range(group["size"]):
@@ -166,7 +165,7 @@ def _leader_worker_set(body: dict[str, Any], _bodies: list[Any]) -> Iterator[Pod
         yield Pod(group["workerTemplate"]["spec"], own, name, env, known)
 
 
-def _volcano(body: dict[str, Any], _bodies: list[Any]) -> Iterator[Pod]:
+def _volcano(body, _bodies):
     name = body["metadata"]["name"]
     for task in body["spec"]["tasks"]:
         names = [f"{name}-{task['name']}-{index}" for index in range(task["replicas"])]
@@ -177,7 +176,7 @@ def _volcano(body: dict[str, Any], _bodies: list[Any]) -> Iterator[Pod]:
             yield Pod(task["template"]["spec"], pod, name, env, (f"{pod}.{name}", f"{pod}.{name}.{DOMAIN}"))
 
 
-def _replicas(body: dict[str, Any], key: str) -> list[tuple[str, dict[str, Any]]]:
+def _replicas(body, key):
     return [
         (f"{body['metadata']['name']}-{role.lower()}-{index}", spec["template"])
         for role, spec in body["spec"][key].items()
@@ -185,7 +184,7 @@ def _replicas(body: dict[str, Any], key: str) -> list[tuple[str, dict[str, Any]]
     ]
 
 
-def _pytorch_job(body: dict[str, Any], _bodies: list[Any]) -> Iterator[Pod]:
+def _pytorch_job(body, _bodies):
     """kubeflow/training-operator 1.9: pkg/controller.v1/pytorch/envvar.go."""
     replicas = _replicas(body, "pytorchReplicaSpecs")
     elastic = body["spec"].get("elasticPolicy")
@@ -206,7 +205,7 @@ def _pytorch_job(body: dict[str, Any], _bodies: list[Any]) -> Iterator[Pod]:
         yield Pod(template["spec"], name, "", env, (name, f"{name}.{DOMAIN}"))
 
 
-def _ascend_job(body: dict[str, Any], bodies: list[Any]) -> Iterator[Pod]:
+def _ascend_job(body, bodies):
     """Ascend/mind-cluster: ascend-operator/pkg/controllers/v1/env.go; MASTER_ADDR is the address of a Service."""
     replicas = _replicas(body, "replicaSpecs")
     devices = next(
@@ -231,7 +230,7 @@ def _ascend_job(body: dict[str, Any], bodies: list[Any]) -> Iterator[Pod]:
         yield Pod(template["spec"], name, "", env, tuple(service["metadata"]["name"] for service in services), labels)
 
 
-def _mpi_job(body: dict[str, Any], _bodies: list[Any]) -> Iterator[Pod]:
+def _mpi_job(body, _bodies):
     """kubeflow/mpi-operator 0.5: pkg/controller/mpi_job_controller.go. The workers, then the launcher."""
     name, specs = body["metadata"]["name"], body["spec"]["mpiReplicaSpecs"]
     for index in range(specs["Worker"]["replicas"]):
@@ -247,8 +246,7 @@ def _mpi_job(body: dict[str, Any], _bodies: list[Any]) -> Iterator[Pod]:
     yield Pod(specs["Launcher"]["template"]["spec"], f"{name}-launcher", name, env, ())
 
 
-Maker = Callable[[dict[str, Any], list[Any]], Iterator[Pod]]
-_MAKERS: dict[tuple[str, str], Maker] = {
+_MAKERS = {
     ("Job", "batch/v1"): _job,
     ("JobSet", "jobset.x-k8s.io/v1alpha2"): _job_set,
     ("TrainJob", "trainer.kubeflow.org/v1alpha1"): _train_job,

@@ -39,26 +39,26 @@ class Block:
     """Of the first line of its setup."""
 
     @property
-    def place(self) -> str:
+    def place(self):
         """Page and line, as an editor opens them."""
         return f"{self.page.relative_to(REPOSITORY)}:{self.line}"
 
     @property
-    def file_name(self) -> str:
+    def file_name(self):
         """What it is written as, or ""."""
         return self.marks.get("file", "")
 
     @property
-    def is_run(self) -> bool:
+    def is_run(self):
         """Whether nothing says that it cannot run."""
         return "not run" not in self.marks and "printed by" not in self.marks
 
     @property
-    def commands(self) -> list[tuple[str, list[str]]]:
+    def commands(self):
         """Each command of a console block with its output; of a shell block without."""
         if self.language == "sh":
             return [(line, []) for line in self.text.splitlines() if line.strip() and not line.startswith("#")]
-        found: list[tuple[str, list[str]]] = []
+        found = []
         for line in self.text.splitlines():
             if line.startswith("$ "):
                 found.append((line[2:], []))
@@ -67,14 +67,14 @@ class Block:
         return found
 
 
-def pages() -> list[Path]:
+def pages():
     """Return every page that a reader gets."""
     found = [REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
     found += [path for path in sorted(DOCS.rglob("*.md")) if "_build" not in path.parts]
     return [*found, *sorted((REPOSITORY / "examples").rglob("*.md"))]
 
 
-def blocks(page: Path) -> list[Block]:
+def blocks(page):
     """Return the code blocks of a page, in order."""
     lines = page.read_text(encoding="utf-8").splitlines()
     found = []
@@ -94,26 +94,26 @@ def blocks(page: Path) -> list[Block]:
     return found
 
 
-def prose(page: Path) -> str:
+def prose(page):
     """Return a page without its code blocks, spans of code and comments."""
     text = re.sub(r"^( *)(```+).*?^\1\2$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     return re.sub(r"<!--.*?-->", "", re.sub(r"(`+)(?!`).*?(?<!`)\1(?!`)", _without_brackets, text), flags=re.DOTALL)
 
 
-def anchors(page: Path) -> set[str]:
+def anchors(page):
     """Return the anchors of its headings, as GitHub and the site make them."""
     text = re.sub(r"^( *)(```+).*?^\1\2$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def _without_brackets(span: re.Match[str]) -> str:
+def _without_brackets(span):
     return span[0].replace("](", "] (")
 
 
-def _marks_before(lines: list[str], begin: int, fence: int) -> tuple[dict[str, str], int]:
+def _marks_before(lines, begin, fence):
     """Return the marks that stand directly above a block, and where a setup begins."""
-    marks: dict[str, str] = {}
+    marks = {}
     setup_line = 0
     end = fence
     while end > begin and lines[end - 1].endswith("-->"):

@@ -39,18 +39,18 @@ class Listing:
     lines: tuple[str, ...]
 
     @property
-    def digest(self) -> str:
+    def digest(self):
         """Of its characters without white space: some printings of the documents have lost theirs."""
         return hashlib.sha256("".join("".join(self.lines).split()).encode()).hexdigest()
 
-    def row(self, workers: tuple[int, ...], differs: str) -> str:
+    def row(self, workers, differs):
         """Return its row of the table."""
         place = f"[{self.file.name}:{self.begin}](../../{self.file.relative_to(REPOSITORY)})"
         numbers = "/".join(map(str, _WORKERS.get(self.file.name, workers))) or "none: it is read"
         return f"| {self.number}: {self.title} | {place} | {numbers} | {differs} |\n"
 
 
-def listings(document: str) -> list[Listing]:
+def listings(document):
     """Return a document's listings in its order."""
     found = []
     for file in sorted(path for path in (DOCUMENTS / document).iterdir() if path.suffix in (".py", ".sh", ".json")):
@@ -66,7 +66,7 @@ def listings(document: str) -> list[Listing]:
     return sorted(found, key=lambda listing: listing.number)
 
 
-def table(document: str, workers: tuple[int, ...]) -> tuple[str, str]:
+def table(document, workers):
     """Return the page as it is, and with the table of a document made anew: what differs is kept, the rest is found."""
     page = PAGE.read_text(encoding="utf-8")
     match = next(found for found in _TABLE.finditer(page) if f"/mindspore/{document}/" in found[0])

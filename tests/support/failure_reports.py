@@ -1,32 +1,28 @@
 """What hosts tell their coordinator of a failure."""
 
-from __future__ import annotations
-
-from typing import Any
-
 from msrun.cluster.membership import FailureReport, JobFailure, WorkerFailure, fault_of_job
 from msrun.planning.record_json import encode_record
 
 
-def fault_of(node_rank: int, reason: str, exit_code: int, **more: bool) -> FailureReport:
+def fault_of(node_rank, reason, exit_code, **more):
     """Return a failure that is no worker's."""
     return FailureReport(fault_of_job("JOB", reason, exit_code), node_rank, **more)
 
 
-def worker_of(global_rank: int, exit_code: int = 7) -> WorkerFailure:
+def worker_of(global_rank, exit_code=7):
     log = f"/x/worker_{global_rank}.log"
     return WorkerFailure(global_rank, 0, "h", 77, exit_code, None, "", 1.5, log, ["last words"])
 
 
-def failure_of(global_rank: int, exit_code: int = 7) -> JobFailure:
+def failure_of(global_rank, exit_code=7):
     return JobFailure("JOB", exit_code, f"rank {global_rank} failed", worker_of(global_rank, exit_code), [], [], [])
 
 
-def failed(attempt: int, report: FailureReport) -> dict[str, Any]:
+def failed(attempt, report):
     """Return it as a message."""
     return {"type": "failed", "attempt": attempt, "report": encode_record(report)}
 
 
-def reason_of(order: dict[str, Any]) -> str:
+def reason_of(order):
     """Return why the coordinator ends the job, from its order."""
     return str(order["report"]["failure"]["reason"])

@@ -1,32 +1,25 @@
 """Jobs on many hosts, started by one msrun over real SSH; network namespaces stand in for the hosts."""
 
-from __future__ import annotations
-
 import json
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from job_runner import MARK, Finished, JobRunner, Running, wait_until
-from ssh_net import SshNet
+from job_runner import MARK, wait_until
 
 
 class FleetRunner:
     """Starts msrun on the host `control`, which has no server; all hosts see the directory of the test."""
 
-    def __init__(self, runner: JobRunner, net: SshNet, cwd: Path) -> None:
+    def __init__(self, runner, net, cwd):
         self.runner = runner
         self.net = net
         self.cwd = cwd
 
-    def hosts(self, *slots: int) -> str:
+    def hosts(self, *slots):
         """Return a host list: so many workers on host0, host1, ..."""
         return ",".join(f"{self.net.name(host)}:{count}" for host, count in enumerate(slots))
 
-    def start(
-        self, hosts: str | Sequence[int], *words: str | bytes | Path, log_dir: Path | str = "log_output", **env: str
-    ) -> Running:
+    def start(self, hosts, *words, log_dir="log_output", **env):
         """Start a job; `log_dir`, on a disk of `control` too, is where msrun is told to put its logs.
 
         `hosts`: empty where another option names them.
@@ -44,27 +37,25 @@ class FleetRunner:
             env={"HOME": str(self.net.home), **env},
         )
 
-    def run(
-        self, hosts: str | Sequence[int], *words: str | bytes | Path, log_dir: Path | str = "log_output", **env: str
-    ) -> Finished:
+    def run(self, hosts, *words, log_dir="log_output", **env):
         """Run a job to its end; nothing of it may be left on any host."""
         finished = self.start(hosts, *words, log_dir=log_dir, **env).finish()
         self.prove_nothing_left()
         return finished
 
-    def prove_nothing_left(self, deadline_s: float = 10.0) -> None:
+    def prove_nothing_left(self, deadline_s=10.0):
         """Fail when a process or a folder of a job is on any host after the deadline."""
         self.runner.prove_nothing_left(deadline_s)
         wait_until(lambda: not self.agents(), "agents gone", 10.0)
         wait_until(lambda: not self.spools(), f"spools gone: {self.spools()}", 10.0)
 
-    def spools(self) -> list[str]:
+    def spools(self):
         """Return the folders that agents of this runner's jobs have on their hosts."""
         ids = set(self.runner.job_ids())
         found = Path(tempfile.gettempdir()).glob("msrun-spool-*")
         return [path.name for path in found if path.name.split("-")[2] in ids]
 
-    def agents(self, *hosts: int) -> list[int]:
+    def agents(self, *hosts):
         """Return the process ids of agents on these hosts, or on all."""
         found = []
         for pid in self.net.processes(*(hosts or range(self.net.count))):
@@ -76,11 +67,10 @@ class FleetRunner:
                 found.append(pid)
         return found
 
-    def wait_for_workers(self, job: Running, count: int) -> None:
+    def wait_for_workers(self, job, count):
         """Wait until workers/wait.py has begun everywhere."""
         job.wait_for(*(self.cwd / f"ready_{rank}" for rank in range(count)))
 
-    def record(self, rank: int) -> dict[str, Any]:
+    def record(self, rank):
         """Return what workers/record.py has written."""
-        found: dict[str, Any] = json.loads((self.cwd / f"record_{rank}.json").read_text())
-        return found
+        return json.loads((self.cwd / f"record_{rank}.json").read_text())

@@ -1,10 +1,6 @@
 """Made reports of hosts that are as they should be, for tests that change one thing in them."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from msrun.cluster.protocol import Finding, HostAddress, HostReport
 from msrun.errors import MsrunError
@@ -16,13 +12,13 @@ SOURCES = (("train.py", "12ab34cd" * 8), ("model.py", "77" * 32))
 LAUNCHER = LauncherFacts(Program("script", "/home/me/train.py"), "0.1.0", sources=SOURCES)
 
 
-def make_entries(count: int, **changes: Any) -> list[HostEntry]:
+def make_entries(count, **changes):
     """Return hosts h1, h2, ... or h01, h02, ... of more than nine."""
     width = len(str(count))
     return [HostEntry(f"h{number:0{width}}", 4, (0, 1, 2, 3), **changes) for number in range(1, count + 1)]
 
 
-def make_report(node: int, **changes: Any) -> HostReport:
+def make_report(node, **changes):
     """Return the report of a good host."""
     report = HostReport(
         host_name=f"machine{node}",
@@ -42,16 +38,14 @@ def make_report(node: int, **changes: Any) -> HostReport:
     return replace(report, **changes)
 
 
-def make_answer(node: int, **changes: Any) -> HostAnswer:
+def make_answer(node, **changes):
     """Return the answer of a good host, 0.3 s after the question."""
     return HostAnswer(make_report(node, **changes), 1000.0, 1000.3, f"10.0.0.{node + 1}")
 
 
-def make_answers(
-    count: int, odd: Mapping[int, Mapping[str, Any] | MsrunError] | None = None
-) -> dict[int, HostAnswer | MsrunError]:
+def make_answers(count, odd=None):
     """Return answers of `count` hosts; of those in `odd`, with other fields or an error in their place."""
-    answers: dict[int, HostAnswer | MsrunError] = {}
+    answers = {}
     for node in range(count):
         change = (odd or {}).get(node, {})
         answers[node] = change if isinstance(change, MsrunError) else make_answer(node, **change)

@@ -1,7 +1,5 @@
 """Network namespaces as hosts: veth pairs on one bridge, an address each. Needs root and iproute2."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os
@@ -9,13 +7,9 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import pytest
-from job_runner import Finished, JobRunner, Running
 
 NETWORK = "10.77"
 DEADLINE_S = 30.0
@@ -26,17 +20,17 @@ class HostNetError(Exception):
     """Namespaces cannot be made here; the message says why."""
 
 
-def _ip(*words: str) -> None:
+def _ip(*words):
     _run(["ip", *words])
 
 
-def _run(command: list[str], text: str = "") -> None:
+def _run(command, text=""):
     done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     if done.returncode:
         raise HostNetError(f"{' '.join(command)}: {done.stderr.strip() or done.returncode}")
 
 
-def _set_network(descriptor: int) -> None:
+def _set_network(descriptor):
     libc = ctypes.CDLL(None, use_errno=True)
     new_net = 0x40000000  # CLONE_NEWNET
     if libc.setns(descriptor, new_net) != 0:
@@ -49,7 +43,7 @@ class HostNet:
     With `has_control` there is one host more, number `control`, from which a launcher drives the others.
     """
 
-    def __init__(self, count: int, *, has_control: bool = False) -> None:
+    def __init__(self, count, *, has_control=False):
         global _made
         _made += 1
         self._name = f"mg{os.getpid():x}{_made:x}"  # interface names have 15 letters at most
@@ -58,7 +52,7 @@ class HostNet:
         self.has_ipv6 = True
         self._all = range(count + has_control)
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         """Make them. Where that cannot be, the test that asks for them is skipped; what fails later fails it."""
         try:
             self._make()
@@ -66,7 +60,7 @@ class HostNet:
             pytest.skip(f"cannot make hosts: {error}")
         return self
 
-    def _make(self) -> None:
+    def _make(self):
         if shutil.which("ip") is None:
             raise HostNetError("there is no ip command; apt-get install iproute2")
         try:
@@ -75,26 +69,26 @@ class HostNet:
             self._remove()
             raise
 
-    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
+    def __exit__(self, _, __, ___):
         self._remove()
 
-    def namespace(self, host: int) -> str:
+    def namespace(self, host):
         """Return the name of a host's namespace."""
         return f"{self._name}n{host}"
 
-    def address(self, host: int) -> str:
+    def address(self, host):
         """Return a host's address; 9 is the last number of host 0, 10 of host 1: as text they come the other way."""
         return f"{NETWORK}.0.{9 + host}"
 
-    def address6(self, host: int) -> str:
+    def address6(self, host):
         """Return a host's IPv6 address; see `has_ipv6`."""
         return f"fd77::{9 + host:x}"
 
-    def prefix(self, host: int) -> list[str]:
+    def prefix(self, host):
         """Return the words that run a command on a host."""
         return ["ip", "netns", "exec", self.namespace(host)]
 
-    def processes(self, *hosts: int) -> list[int]:
+    def processes(self, *hosts):
         """Return the ids of all processes that run on these hosts."""
         spaces = (Path("/run/netns", self.namespace(host)) for host in hosts)
         wanted = {space.stat().st_ino for space in spaces if space.exists()}
@@ -108,7 +102,7 @@ class HostNet:
         return found
 
     @contextlib.contextmanager
-    def inside(self, host: int) -> Iterator[None]:
+    def inside(self, host):
         """Have this thread, and those that it starts, on a host's network until the context is left."""
         with open("/proc/thread-self/ns/net") as own, open(f"/run/netns/{self.namespace(host)}") as other:
             _set_network(other.fileno())
@@ -117,24 +111,24 @@ class HostNet:
             finally:
                 _set_network(own.fileno())
 
-    def cut(self, host: int) -> None:
+    def cut(self, host):
         """Take a host's cable out."""
         _ip("link", "set", self._port(host), "down")
 
-    def mend(self, host: int) -> None:
+    def mend(self, host):
         """Put a host's cable in again."""
         _ip("link", "set", self._port(host), "up")
 
-    def limit(self, host: int, rate: str) -> None:
+    def limit(self, host, rate):
         """Let a host send no more than `rate`, such as 1mbit."""
         bucket = ("tbf", "rate", rate, "burst", "16kb", "latency", "200ms")
         tc = shutil.which("tc") or "/usr/sbin/tc"
         _run([tc, "-n", self.namespace(host), "qdisc", "replace", "dev", "eth0", "root", *bucket])
 
-    def _port(self, host: int) -> str:
+    def _port(self, host):
         return f"{self._name}v{host}"
 
-    def _build(self) -> None:
+    def _build(self):
         bridge = f"{self._name}b"
         lines = [f"link add {bridge} type bridge", f"link set {bridge} up"]
         for host in self._all:
@@ -153,7 +147,7 @@ class HostNet:
                 except HostNetError:
                     self.has_ipv6 = False
 
-    def end_processes(self) -> None:
+    def end_processes(self):
         """End what runs on the hosts, for their namespaces would live as long."""
         end = time.monotonic() + DEADLINE_S
         while left := self.processes(*self._all):
@@ -166,7 +160,7 @@ class HostNet:
                 raise HostNetError(f"processes {left} cannot be ended")
             time.sleep(0.005)
 
-    def _remove(self) -> None:
+    def _remove(self):
         """Remove what there is."""
         lines = [f"link del {self._name}b"]
         for host in self._all:
@@ -178,19 +172,19 @@ class HostNet:
 class TypedHosts:
     """Starts msrun on each host, all in one directory, as on a shared disk."""
 
-    def __init__(self, runner: JobRunner, net: HostNet, cwd: Path) -> None:
+    def __init__(self, runner, net, cwd):
         self.runner = runner
         self.net = net
         self.cwd = cwd
 
-    def start(self, host: int, *words: str | Path, node: int = -1, master: int = 0, **env: str) -> Running:
+    def start(self, host, *words, node=-1, master=0, **env):
         """Start msrun on a host. `node`: its --node_rank, if it is given one, and where its logs will be."""
         numbered = [] if node < 0 else [f"--node_rank={node}"]
         log_dir = "log_output" if node <= 0 else f"log_output/node_{node}"
         place = [f"--master_addr={self.net.address(master)}", *numbered]
         return self.runner.start(*place, *words, cwd=self.cwd, prefix=self.net.prefix(host), log_dir=log_dir, env=env)
 
-    def start_all(self, locals_: Sequence[int], *words: str | Path) -> list[Running]:
+    def start_all(self, locals_, *words):
         """Start nodes 0, 1, ... with so many workers each."""
         size = f"--worker_num={sum(locals_)}"
         return [
@@ -198,10 +192,10 @@ class TypedHosts:
             for node, count in enumerate(locals_)
         ]
 
-    def run_all(self, locals_: Sequence[int], *words: str | Path) -> list[Finished]:
+    def run_all(self, locals_, *words):
         """Run them to their ends."""
         return [job.finish() for job in self.start_all(locals_, *words)]
 
-    def wait_for_workers(self, jobs: Sequence[Running], count: int) -> None:
+    def wait_for_workers(self, jobs, count):
         """Wait until workers/wait.py has begun everywhere."""
         jobs[0].wait_for(*(self.cwd / f"ready_{rank}" for rank in range(count)))

@@ -12,11 +12,9 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 WORKERS = REPOSITORY / "tests" / "workers"
@@ -39,12 +37,12 @@ _JOB_VARIABLE = re.compile(
 )
 
 
-def is_job_variable(name: str) -> bool:
+def is_job_variable(name):
     """Return whether a launcher, a cluster or a user of either sets this variable; not where captures are kept."""
     return bool(_JOB_VARIABLE.match(name)) and name not in ("PYTEST_CURRENT_TEST", "MSRUN_CAPTURE_CACHE")
 
 
-def wait_until(condition: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S) -> Any:
+def wait_until(condition, what, deadline_s=DEADLINE_S):
     """Return the first true value of `condition`; fail, naming `what`, when none comes in time."""
     end = time.monotonic() + deadline_s
     while True:
@@ -56,14 +54,14 @@ def wait_until(condition: Callable[[], Any], what: str, deadline_s: float = DEAD
         time.sleep(POLL_S)
 
 
-def run_python(source: str) -> str:
+def run_python(source):
     """Run a program in a process of its own and return what it prints."""
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     words = [sys.executable, "-c", source]
     return subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
-def is_alive(pid: int) -> bool:
+def is_alive(pid):
     """Return whether a process runs; a zombie does not."""
     try:
         return state_of(pid) != "Z"
@@ -71,21 +69,21 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def stat_of(pid: int) -> list[str]:
+def stat_of(pid):
     """Return the fields of a process from its state on; proc(5)."""
     return Path("/proc", str(pid), "stat").read_bytes().rpartition(b")")[2].decode().split()
 
 
-def state_of(pid: int) -> str:
+def state_of(pid):
     """Return the letter of a process's state."""
     return stat_of(pid)[0]
 
 
-def parent_of(pid: int) -> int:
+def parent_of(pid):
     return int(stat_of(pid)[1])
 
 
-def latest_job(log_dir: Path) -> Path:
+def latest_job(log_dir):
     """Return the folder of the latest job in a log directory, also by a host's own link; else the folder as it is."""
     if (log_dir / "latest").is_symlink():
         return log_dir / os.readlink(log_dir / "latest")
@@ -104,70 +102,66 @@ class Finished:
     log_dir: Path
     """The job's own folder."""
 
-    def log(self, global_rank: int) -> bytes:
+    def log(self, global_rank):
         """Return what a worker wrote."""
         return (self.log_dir / f"worker_{global_rank}.log").read_bytes()
 
-    def read_json(self, name: str) -> Any:
+    def read_json(self, name):
         """Return the content of plan.json, failure.json or rank_table.json."""
         return json.loads((self.log_dir / name).read_text())
 
-    def read_plan(self) -> Any:
+    def read_plan(self):
         """Return the content of plan.json with the log directory where the job's own folder in it stands."""
         return json.loads((self.log_dir / "plan.json").read_text().replace(f"/{self.log_dir.name}", ""))
 
     @property
-    def events(self) -> list[dict[str, Any]]:
+    def events(self):
         """The lines of events.jsonl."""
         return [json.loads(line) for line in (self.log_dir / "events.jsonl").read_text().splitlines()]
 
     @property
-    def errors(self) -> list[str]:
+    def errors(self):
         """msrun's own error lines."""
         return [line for line in self.stderr.splitlines() if line.startswith("msrun: error:")]
-
-
-RunHere = Callable[..., Finished]
-"""What the fixture `msrun_here` is: it runs a command in this process."""
 
 
 class Running:
     """A job that was started and may still run."""
 
-    def __init__(self, process: subprocess.Popen[bytes], folder: Path, log_dir: Path) -> None:
+    def __init__(self, process, folder, log_dir):
         self.process = process
         self.pid = process.pid
         self.log_dir = log_dir
         self._folder = folder
 
     @property
-    def stderr(self) -> str:
+    def stderr(self):
         """What msrun has said so far."""
         return (self._folder / "stderr").read_text(errors="backslashreplace")
 
     @property
-    def stdout(self) -> str:
+    def stdout(self):
         """What has come on its standard output so far."""
         return (self._folder / "stdout").read_text(errors="backslashreplace")
 
-    def send(self, signum: int) -> None:
+    def send(self, signum):
         """Send a signal to the launcher alone."""
         self.process.send_signal(signum)
 
-    def wait_for(self, *paths: Path) -> None:
+    def wait_for(self, *paths):
         """Wait until all these files exist, which workers make when they are where the test wants them."""
 
-        def have_come() -> bool:
+        def have_come():
             if self.process.poll() is not None and not all(path.exists() for path in paths):
                 raise AssertionError(f"msrun ended with {self.process.returncode} too early:\n{self.stderr}")
             return all(path.exists() for path in paths)
 
         wait_until(have_come, f"files {[path.name for path in paths]}; msrun said:\n{self.stderr}")
 
-    def pid_of(self, role: str) -> int:
+    def pid_of(self, role):
         """Return the process id of "scheduler", of "server_0" or of a worker, "0" and so on, from the event log."""
 
-        def find() -> int:
+        def find():
             for line in (self.log_dir / "events.jsonl").read_text().splitlines():
                 event = json.loads(line)
                 name = f"server_{event['index']}" if event["event"] == "server" else event["event"]
@@ -179,11 +173,11 @@ class Running:
 
         return int(wait_until(find, f"{role} has started"))
 
-    def pid_of_fork_server(self) -> int:
+    def pid_of_fork_server(self):
         """Return the process id of the parent of worker 0."""
         return parent_of(self.pid_of("0"))
 
-    def finish(self, deadline_s: float = DEADLINE_S) -> Finished:
+    def finish(self, deadline_s=DEADLINE_S):
         """Wait for the end."""
         try:
             code = self.process.wait(deadline_s)
@@ -195,17 +189,17 @@ class Running:
 class JobRunner:
     """Starts jobs with a temporary directory of their own; leaving the context proves that they are gone."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.mark = uuid.uuid4().hex
         # Short, not tmp_path: sockets are made below it, and their names are limited to 108 bytes.
         self.temporary = Path(tempfile.mkdtemp(prefix="jr-", dir="/tmp"))
         self._runs = 0
         self._started: list[Running] = []
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, kind, error, _):
         try:
             if kind is None:
                 self.prove_nothing_left()
@@ -216,7 +210,7 @@ class JobRunner:
                 job.process.wait(DEADLINE_S)
             shutil.rmtree(self.temporary, ignore_errors=True)
 
-    def environ(self, extra: Mapping[str, str] = {}) -> dict[str, str]:
+    def environ(self, extra: Mapping[str, str] = {}):
         """Return the environment of a user who has set nothing, on a host without accelerators."""
         env = {name: value for name, value in os.environ.items() if not is_job_variable(name)}
         env.pop("PYTEST_CURRENT_TEST", None)
@@ -226,7 +220,7 @@ class JobRunner:
         env[MARK] = self.mark
         return {**env, **extra}
 
-    def warm(self, kind: str = "torch") -> dict[str, str]:
+    def warm(self, kind="torch"):
         """Return variables with which a job starts from this test run's warm servers, in a tenth of the time.
 
         With the others, which some jobs would not need, one server is like all jobs of a kind: each imports for six
@@ -238,7 +232,7 @@ class JobRunner:
         except FileExistsError:
             begun = (folder / f"{kind}.first").stat().st_mtime
 
-            def is_there() -> bool:
+            def is_there():
                 servers, kinds = len([*folder.glob("*/*.sock")]), len([*folder.glob("*.first")])
                 return servers >= kinds or time.time() > begun + DEADLINE_S
 
@@ -248,14 +242,14 @@ class JobRunner:
 
     def start(
         self,
-        *args: str | bytes | Path,
-        cwd: Path,
-        env: Mapping[str, str] | None = None,
-        prefix: Sequence[str] = (),
-        log_dir: str = "log_output",
-        command: Sequence[str] = (sys.executable, "-m", "msrun"),
-        hand_on: Callable[[], object] | None = None,
-    ) -> Running:
+        *args,
+        cwd,
+        env=None,
+        prefix=(),
+        log_dir="log_output",
+        command=(sys.executable, "-m", "msrun"),
+        hand_on=None,
+    ):
         """Start `msrun ARGS` in `cwd`.
 
         Args:
@@ -283,7 +277,7 @@ class JobRunner:
         self._started.append(job)
         return job
 
-    def run(self, *args: str | bytes | Path, cwd: Path, deadline_s: float = DEADLINE_S, **settings: Any) -> Finished:
+    def run(self, *args, cwd, deadline_s=DEADLINE_S, **settings):
         """Run `msrun ARGS` in `cwd` to its end; when it has ended, nothing of it may be left."""
         finished = self.start(*args, cwd=cwd, **settings).finish(deadline_s)
         self.prove_nothing_left(deadline_s=0.0)
@@ -291,15 +285,15 @@ class JobRunner:
 
     def run_world(
         self,
-        world_size: int,
-        script: Path,
-        *args: str | Path,
-        cwd: Path,
-        preload: Sequence[str] = (),
-        kind: str = "torch",
-        env: Mapping[str, str] | None = None,
-        deadline_s: float = DEADLINE_S,
-    ) -> Finished:
+        world_size,
+        script,
+        *args,
+        cwd,
+        preload=(),
+        kind="torch",
+        env=None,
+        deadline_s=DEADLINE_S,
+    ):
         """Run a worker that uses the runtime, and may import what stands in tests/cases, to its good end.
 
         It starts from a warm server, which has imported torch for all tests of a run.
@@ -324,7 +318,7 @@ class JobRunner:
         assert ready["start_method"] == "fork", f"every rank imports all: {ready['reason']}"
         return finished
 
-    def processes(self) -> list[int]:
+    def processes(self):
         """Return every living process of this runner's jobs: those with its mark, and those with a job's id."""
         wanted = [f"{MARK}={self.mark}".encode()]
         wanted += [f"MSRUN_JOB_ID={job_id}".encode() for job_id in self.job_ids()]
@@ -340,10 +334,10 @@ class JobRunner:
                 found.append(int(entry.name))
         return found
 
-    def prove_nothing_left(self, deadline_s: float = 10.0) -> None:
+    def prove_nothing_left(self, deadline_s=10.0):
         """Fail when a process, a session or a temporary folder of a job is there after the deadline."""
 
-        def gone() -> bool:
+        def gone():
             return not (self.processes() or self._sessions() or self._folders())
 
         try:
@@ -354,14 +348,14 @@ class JobRunner:
                 f"left behind: processes {left}, sessions {self._sessions()}, folders {self._folders()}"
             ) from None
 
-    def job_ids(self) -> Iterable[str]:
+    def job_ids(self):
         """Return the ids of the jobs that have come as far as their plan."""
         for job in self._started:
             plan = job.log_dir / "plan.json"
             if plan.is_file():
                 yield json.loads(plan.read_text())["job_id"]
 
-    def _sessions(self) -> list[int]:
+    def _sessions(self):
         """Return living processes in the session of any process that the event logs name."""
         leaders = set()
         for job in self._started:
@@ -379,5 +373,5 @@ class JobRunner:
                     found.append(int(entry.name))
         return found
 
-    def _folders(self) -> list[str]:
+    def _folders(self):
         return [path.name for path in self.temporary.glob("msrun-*")]

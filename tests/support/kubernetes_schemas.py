@@ -5,18 +5,15 @@
 SOURCE is where the file is from: OWNER/REPOSITORY@COMMIT. Parts that occur twice are kept once.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import kubernetes_validate
 
 from launch_templates.lint.documents import read_documents
-from launch_templates.lint.schemas import Schema, compact, schemas_of_definitions
+from launch_templates.lint.schemas import compact, schemas_of_definitions
 
 FOLDER = Path(kubernetes_validate.__file__).parent / "kubernetes-json-schema"
 VERSION = "v1.37.0"
@@ -29,7 +26,7 @@ SMALL = 60
 """Characters up to which a part stands where it is used."""
 
 
-def core_schemas() -> dict[str, Schema]:
+def core_schemas():
     """Return the schemas of Kubernetes' own kinds, and that of metadata."""
     definitions = json.loads((FOLDER / f"{VERSION}-local" / "_definitions.json").read_text())["$defs"]
     kinds = {}
@@ -42,7 +39,7 @@ def core_schemas() -> dict[str, Schema]:
     return whole
 
 
-def resolve(node: Any, definitions: dict[str, Any]) -> Any:
+def resolve(node, definitions):
     """Put what is referred to in its place; a choice between plain types becomes a list of types."""
     if isinstance(node, list):
         return [resolve(item, definitions) for item in node]
@@ -61,15 +58,15 @@ def resolve(node: Any, definitions: dict[str, Any]) -> Any:
     return made
 
 
-def fold(schemas: dict[str, Schema]) -> dict[str, Any]:
+def fold(schemas):
     """Return names and `$defs` in which each part that occurs twice stands once."""
-    counts: Counter[str] = Counter()
+    counts = Counter()
     for schema in schemas.values():
         counts.update(_parts(schema))
-    places: dict[str, str] = {}
-    defs: dict[str, Schema] = {}
+    places = {}
+    defs = {}
 
-    def place(schema: Schema) -> Schema:
+    def place(schema):
         text = _text(schema)
         made = {
             key: {name: place(one) for name, one in value.items()}
@@ -95,17 +92,17 @@ def fold(schemas: dict[str, Schema]) -> dict[str, Any]:
     return {"kinds": kinds, "$defs": defs}
 
 
-def _text(schema: Schema) -> str:
+def _text(schema):
     return json.dumps(schema, sort_keys=True, separators=(",", ":"))
 
 
-def _parts(schema: Schema) -> list[str]:
+def _parts(schema):
     inner = [*schema.get("properties", {}).values()]
     inner += [schema[key] for key in ("items", "additionalProperties") if isinstance(schema.get(key), dict)]
     return [_text(schema), *(part for one in inner for part in _parts(one))]
 
 
-def make_table(files: dict[Path, str]) -> dict[str, Any]:
+def make_table(files):
     """Return the table of the core kinds and of the definitions in files, each with its source."""
     schemas = core_schemas()
     sources = dict.fromkeys(CORE, f"kubernetes/kubernetes@{VERSION} (kubernetes-validate)")

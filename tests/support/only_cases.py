@@ -2,8 +2,6 @@
 for an import of pytest.
 """
 
-from __future__ import annotations
-
 import json
 import os
 
@@ -11,7 +9,7 @@ ONLY_CASES = "ONLY_CASES"
 """The keys that a worker runs, as JSON; all when it is not set."""
 
 
-def is_asked(key: str) -> bool:
+def is_asked(key):
     """Return, in a worker, whether a chosen test looks at the case of this key."""
     asked = os.environ.get(ONLY_CASES)
     return asked is None or key in json.loads(asked)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from types import TracebackType
-from typing import Self
 from unittest import mock
 
 from job_runner import wait_until
@@ -15,9 +13,8 @@ from msrun.cluster.connection import Caller, Connection, HostRequest, Refused, R
 from msrun.cluster.messages import Inbox
 from msrun.cluster.protocol import protocol
 from msrun.cluster.rendezvous import listen
-from msrun.cluster.tls import TlsIdentity
 from msrun.errors import ClusterError
-from msrun.launch.fleet.joined_hosts import Gate, Stranger
+from msrun.launch.fleet.joined_hosts import Gate
 from msrun.launch.joined_job import dial
 from msrun.launch.rendezvous import Patience
 from msrun.launch.transport.link import EventLoop
@@ -26,32 +23,32 @@ TOKEN = b"secret"
 SILENCE_S = 30.0
 
 
-def host_request(node_rank: int, worker_num: int = 2) -> HostRequest:
+def host_request(node_rank, worker_num=2):
     return HostRequest(protocol(), worker_num, 1, node_rank, f"h{node_rank}", f"10.0.0.{node_rank}", 0)
 
 
 def dial_as(
-    request: HostRequest,
-    place: tuple[str, int],
-    tls: TlsIdentity | None = None,
-    token: bytes = TOKEN,
-    said: list[str] | None = None,
-) -> tuple[Connection, float]:
+    request,
+    place,
+    tls=None,
+    token=TOKEN,
+    said=None,
+):
     """Return the connection of a host that was let in, and how long the scheduler may be silent."""
 
-    def greet(connection: Connection, _: str) -> Caller:
+    def greet(connection, _):
         return Caller(connection, token, f"{place[0]}:{place[1]}", lambda: request)
 
     say = (said if said is not None else []).append
     with contextlib.closing(Inbox()) as no_signals:
-        patience = Patience(mock.Mock(cluster_time_out_s=20), no_signals, say)  # type: ignore[arg-type]
+        patience = Patience(mock.Mock(cluster_time_out_s=20), no_signals, say)
         return dial(place, greet, tls, patience)
 
 
 class OpenGate:
     """Lets in the hosts of a job of a worker each. Leaving the context proves that its loop has met no fault."""
 
-    def __init__(self, tls: TlsIdentity | None = None, worker_num: int = 2) -> None:
+    def __init__(self, tls=None, worker_num=2):
         listener = listen("127.0.0.1", 0)
         self.place = ("127.0.0.1", listener.getsockname()[1])
         self.notes: list[str] = []
@@ -62,7 +59,7 @@ class OpenGate:
         self.let_in: list[Connection] = []
         self._dialled: list[Connection] = []
 
-    def _on_knock(self, stranger: Stranger, request: HostRequest) -> None:
+    def _on_knock(self, stranger, request):
         try:
             self.registry.add(id(stranger), request)
         except Refused as error:
@@ -71,26 +68,26 @@ class OpenGate:
         self.let_in.append(stranger.connection)
         stranger.accept(SILENCE_S)
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         self.loop.start()
         self.gate.open()
         return self
 
-    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
+    def __exit__(self, _, __, ___):
         self.gate.close()
         self.loop.close(time.monotonic() + 5)
         for connection in (*self.let_in, *self._dialled):
             connection.close()
         assert not self.faults, self.faults
 
-    def dial(self, node_rank: int, tls: TlsIdentity | None = None, token: bytes = TOKEN) -> Connection:
+    def dial(self, node_rank, tls=None, token=TOKEN):
         """Return the connection of a host that was let in."""
         connection, silence_s = dial_as(host_request(node_rank), self.place, tls, token)
         assert silence_s == SILENCE_S
         self._dialled.append(connection)
         return connection
 
-    def refusal(self, node_rank: int, tls: TlsIdentity | None = None, token: bytes = TOKEN) -> str:
+    def refusal(self, node_rank, tls=None, token=TOKEN):
         """Return why a host cannot take part; the last note says it for the other side."""
         count = len(self.notes)
         try:
@@ -100,11 +97,11 @@ class OpenGate:
             return str(error)
         raise AssertionError("it was let in")
 
-    def let_in_both(self, tls: TlsIdentity | None = None) -> None:
+    def let_in_both(self, tls=None):
         """Prove that the job goes on: its two hosts come in."""
         for node_rank in range(2):
             self.dial(node_rank, tls)
         assert self.registry.is_complete
 
-    def stranger(self, source: str = "127.0.0.1") -> socket.socket:
+    def stranger(self, source="127.0.0.1"):
         return socket.create_connection(self.place, 10, (source, 0))

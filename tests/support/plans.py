@@ -1,27 +1,22 @@
 """Plans of jobs: small ones, and those of several hosts, compared."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 from msrun.planning.build import build_plan
 from msrun.planning.placement.host import HostFacts
-from msrun.planning.plan import LaunchPlan
 from msrun.planning.program import Program
 from msrun.planning.spec import LaunchSpec
 
 
-def small_spec(folder: Path, workers: int = 1, **changes: Any) -> LaunchSpec:
+def small_spec(folder, workers=1, **changes):
     """Return the settings of a script with a few workers here; its logs go into the folder."""
-    settings: dict[str, Any] = {"program": Program("script", "x.py"), "working_directory": folder, "log_dir": folder}
+    settings = {"program": Program("script", "x.py"), "working_directory": folder, "log_dir": folder}
     return LaunchSpec(**{**settings, "worker_num": workers, "local_worker_num": workers, **changes})
 
 
-def spec_of(folder: Path, **changes: Any) -> LaunchSpec:
+def spec_of(folder, **changes):
     """Return the spec of a script of this folder with two workers here; its logs go below the folder."""
-    settings: dict[str, Any] = {
+    settings = {
         "program": Program("script", str(folder / "train.py")),
         "worker_num": 2,
         "local_worker_num": 2,
@@ -31,19 +26,19 @@ def spec_of(folder: Path, **changes: Any) -> LaunchSpec:
     return LaunchSpec(**{**settings, **changes})
 
 
-def plan_of(spec: LaunchSpec, host: HostFacts, caller: dict[str, str] | None = None, **more: Any) -> LaunchPlan:
-    settings: dict[str, Any] = {"job_id": "JOB", "run_dir": "/tmp/msrun-JOB", "master_port": 0}
+def plan_of(spec, host, caller=None, **more):
+    settings = {"job_id": "JOB", "run_dir": "/tmp/msrun-JOB", "master_port": 0}
     return build_plan(spec, host, caller=caller or {}, **{**settings, **more})
 
 
-def small_plan(folder: Path, workers: int = 1, log_dir: Path | None = None, run_dir: str = "/tmp/r") -> LaunchPlan:
+def small_plan(folder, workers=1, log_dir=None, run_dir="/tmp/r"):
     """Return the plan of job J, a script with a few workers on host h; its logs go into the folder."""
     spec = small_spec(folder, workers, log_dir=log_dir or folder)
     facts = HostFacts("h", "127.0.0.1", (0,))
     return build_plan(spec, facts, caller={}, job_id="J", run_dir=run_dir, master_port=1)
 
 
-def without_what_is_chosen_at_start(plan: dict[str, Any]) -> dict[str, Any]:
+def without_what_is_chosen_at_start(plan):
     """Return a plan without the job's id and ports."""
     plan = json.loads(json.dumps(plan).replace(plan["job_id"], "JOB"))
     del plan["master"]["port"]

@@ -1,18 +1,14 @@
 """A cluster for rendered manifests: every pod is a process in a network of its own, as kubelet and controllers do."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import yaml
-from cluster_pods import DOMAIN, Pod, pods_of
-from host_net import HostNet
-from job_runner import REPOSITORY, JobRunner, Running
+from cluster_pods import DOMAIN, pods_of
+from job_runner import REPOSITORY
 
 CONTAINER = Path(__file__).with_name("pod_container.py")
 
@@ -26,7 +22,7 @@ class PodCluster:
         bodies: all objects of it.
     """
 
-    def __init__(self, runner: JobRunner, net: HostNet, folder: Path, manifest: str) -> None:
+    def __init__(self, runner, net, folder, manifest):
         self.pods, self.manifest = pods_of(manifest), manifest
         self.bodies = list(yaml.safe_load_all(manifest))
         self._runner, self._net, self._folder = runner, net, folder
@@ -36,17 +32,17 @@ class PodCluster:
         command.write_text(f'#!/bin/sh\nexec {sys.executable} -m msrun "$@"\n')
         command.chmod(0o755)
 
-    def _volume_maps(self) -> set[str]:
+    def _volume_maps(self):
         volumes = [volume for pod in self.pods for volume in pod.spec["volumes"]]
         return {volume["configMap"]["name"] for volume in volumes if "configMap" in volume}
 
-    def start(self, working_directory: Path, env: Mapping[str, str], num_pods: int | None = None) -> list[Running]:
+    def start(self, working_directory, env, num_pods=None):
         """Start all pods, or the first few; each knows its own address, and nobody's name until `publish_names`."""
         if num_pods is not None:
             del self.pods[num_pods:]
         return [self._start(rank, pod, working_directory, env) for rank, pod in enumerate(self.pods)]
 
-    def publish_names(self) -> None:
+    def publish_names(self):
         """Let all pods find each other, as the DNS server does when it has heard of a headless Service."""
         lines = [
             f"{self._net.address(rank)} {' '.join(pod.known_as)}\n"
@@ -57,7 +53,7 @@ class PodCluster:
             with self._hosts_file(rank).open("a") as file:
                 file.write("".join(lines))
 
-    def write_map(self, name: str, files: Mapping[str, str], version: int) -> None:
+    def write_map(self, name, files, version):
         """Write a ConfigMap as the kubelet does: files are links into a folder that one rename replaces."""
         place = self._maps[name]
         data = place / f"..2026_{version}"
@@ -69,21 +65,21 @@ class PodCluster:
         (place / "..data_tmp").symlink_to(data.name)
         (place / "..data_tmp").replace(place / "..data")
 
-    def log_folder(self, rank: int) -> Path:
+    def log_folder(self, rank):
         """What the pod's volume `logs` holds."""
         return self._folder / f"logs_{rank}"
 
-    def _hosts_file(self, rank: int) -> Path:
+    def _hosts_file(self, rank):
         return self._folder / f"hosts_{rank}"
 
-    def _start(self, rank: int, pod: Pod, working_directory: Path, env: Mapping[str, str]) -> Running:
+    def _start(self, rank, pod, working_directory, env):
         path = self._write_spec(rank, pod, working_directory, {**env, **pod.environ})
         logs = f"{self.log_folder(rank)}/log_output{f'/node_{rank}' if rank else ''}"
         return self._runner.start(
             cwd=REPOSITORY, prefix=self._net.prefix(rank), command=[sys.executable, str(CONTAINER), path], log_dir=logs
         )
 
-    def start_launcher(self, working_directory: Path, env: Mapping[str, str]) -> Running:
+    def start_launcher(self, working_directory, env):
         """Start the launcher of an MPIJob, on the network's control host.
 
         Its ssh reaches the workers, where sshd gives commands no variable of the pod.
@@ -113,7 +109,7 @@ class PodCluster:
         logs = f"{self.log_folder(0)}/log_output"
         return self._runner.start(cwd=REPOSITORY, prefix=self._net.prefix(own), command=command, log_dir=logs)
 
-    def _write_spec(self, rank: int, pod: Pod, working_directory: Path, env: Mapping[str, str]) -> str:
+    def _write_spec(self, rank, pod, working_directory, env):
         names = [f"{pod.name}.{pod.subdomain}.{DOMAIN}"] if pod.subdomain else []
         own = " ".join([self._net.address(rank), *names, pod.name])
         self._hosts_file(rank).write_text(f"127.0.0.1 localhost\n{own}\n")
@@ -135,7 +131,7 @@ class PodCluster:
         path.write_text(json.dumps(spec))
         return str(path)
 
-    def _source(self, rank: int, pod: Pod, volume_name: str) -> str:
+    def _source(self, rank, pod, volume_name):
         [volume] = [volume for volume in pod.spec["volumes"] if volume["name"] == volume_name]
         if "configMap" in volume:
             return str(self._maps[volume["configMap"]["name"]])

@@ -4,8 +4,6 @@ The process gets a host name and mounts of its own, on a root that has what this
 the container: what it is sent and how it ends is that of the container.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os
@@ -18,23 +16,23 @@ _NEW_NAMES, _NEW_MOUNTS = 0x04000000, 0x00020000
 _BIND, _RECURSIVE, _PRIVATE = 0x1000, 0x4000, 0x40000
 
 
-def _call(result: int, what: str) -> None:
+def _call(result, what):
     if result:
         raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
 
 
-def _mount(source: str, target: Path, kind: str, flags: int) -> None:
+def _mount(source, target, kind, flags):
     words = (source.encode(), bytes(target), kind.encode())
     _call(_LIBC.mount(*words, flags, None), f"mount {source} at {target}")
 
 
-def _bind(source: Path, target: Path) -> None:
+def _bind(source, target):
     if source.is_dir():
         target.mkdir(parents=True, exist_ok=True)
     _mount(str(source), target, "", _BIND | _RECURSIVE)
 
 
-def _build_root(root: Path, mounts: dict[str, str]) -> None:
+def _build_root(root, mounts):
     """Make a root with all folders of this machine's, and `mounts`, paths inside it to what is to be found there."""
     _mount("none", Path("/"), "", _RECURSIVE | _PRIVATE)
     _mount("tmpfs", root, "tmpfs", 0)
@@ -52,7 +50,7 @@ def _build_root(root: Path, mounts: dict[str, str]) -> None:
             _bind(Path(source), place)
 
 
-def main() -> None:
+def main():
     """Become the container."""
     spec = json.loads(Path(sys.argv[1]).read_text())
     _call(_LIBC.unshare(_NEW_NAMES | _NEW_MOUNTS), "unshare")

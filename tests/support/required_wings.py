@@ -4,11 +4,8 @@ A machine without network namespaces, mpirun, Slurm or a memory cgroup skips wha
 wing cannot drop out of its tests unnoticed.
 """
 
-from __future__ import annotations
-
 import os
 import re
-from collections.abc import Generator
 
 import pytest
 
@@ -25,7 +22,7 @@ WINGS = {
 """Wing -> what its tests say when they are skipped."""
 
 
-def required() -> list[str]:
+def required():
     """Return the wings that REQUIRE names."""
     wanted = [word.strip() for word in os.environ.get("REQUIRE", "").split(",") if word.strip()]
     unknown = [word for word in wanted if word not in WINGS]
@@ -34,7 +31,7 @@ def required() -> list[str]:
     return wanted
 
 
-def fail_if_required(report: pytest.TestReport | pytest.CollectReport, wanted: list[str]) -> None:
+def fail_if_required(report, wanted):
     """Make a skipped test a failed one when its reason is that of a wing that is wanted."""
     if report.outcome != "skipped" or hasattr(report, "wasxfail"):
         return
@@ -46,19 +43,19 @@ def fail_if_required(report: pytest.TestReport | pytest.CollectReport, wanted: l
             return
 
 
-def pytest_sessionstart() -> None:
+def pytest_sessionstart():
     required()
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport():
     report = yield
     fail_if_required(report, required())
     return report
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+def pytest_make_collect_report():
     report = yield
     fail_if_required(report, required())
     return report

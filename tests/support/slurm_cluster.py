@@ -13,13 +13,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import pytest
-from host_net import HostNet
 from job_runner import wait_until
 
 CONTAINER = Path(__file__).with_name("pod_container.py")
@@ -50,7 +46,7 @@ MpiDefault=none
 class SlurmCluster:
     """Nodes of these names on the first hosts of a network; leaving the context ends all daemons."""
 
-    def __init__(self, net: HostNet, names: Sequence[str], folder: Path) -> None:
+    def __init__(self, net, names, folder):
         missing = [name for name in COMMANDS if shutil.which(name, path=PATH) is None]
         if missing:
             pytest.skip(f"no slurm: {', '.join(missing)}; apt-get install slurm-wlm munge")
@@ -59,7 +55,7 @@ class SlurmCluster:
         self._daemons: list[subprocess.Popen[bytes]] = []
         self._short = Path(tempfile.mkdtemp(prefix="slurm_"))  # for sockets, whose paths have at most 107 bytes
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         """Start it, and wait until all nodes are idle."""
         try:
             self._write_files()
@@ -77,7 +73,7 @@ class SlurmCluster:
             raise
         return self
 
-    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
+    def __exit__(self, _, __, ___):
         """End the daemons, and what a job has left on the hosts."""
         self._net.end_processes()
         for daemon in self._daemons:
@@ -85,22 +81,22 @@ class SlurmCluster:
             daemon.wait()
         shutil.rmtree(self._short)
 
-    def run_batch(self, script: Path, log: Path, env: dict[str, str]) -> int:
+    def run_batch(self, script, log, env):
         """Have Slurm run a batch script in its own directory, and return the exit status of the job."""
         return self.finish_batch(self.start_batch(script, log, env))
 
-    def start_batch(self, script: Path, log: Path, env: dict[str, str]) -> str:
+    def start_batch(self, script, log, env):
         """Submit a batch script and return the id of the job."""
         return self._run(["sbatch", "--parsable", f"--output={log}", str(script)], script.parent, env).strip()
 
-    def warn(self, job: str) -> None:
+    def warn(self, job):
         """Send the batch script the signal that Slurm sends before the deadline (--signal=B:USR1@S)."""
         self._run(["scancel", "--batch", "--signal=USR1", job])
 
-    def finish_batch(self, job: str, *, is_requeued: bool = False) -> int:
+    def finish_batch(self, job, *, is_requeued=False):
         """Wait for the end of a batch script, not for what Slurm does on its nodes after it; return its exit status."""
 
-        def status() -> str | None:
+        def status():
             told = dict(word.partition("=")[::2] for word in self._run(["scontrol", "show", "-o", "job", job]).split())
             if is_requeued and (told["Restarts"] == "0" or told["JobState"] == "COMPLETING"):
                 return None
@@ -110,14 +106,14 @@ class SlurmCluster:
 
         return int(wait_until(status, f"job {job} of Slurm has ended", DEADLINE_S).partition(":")[0])
 
-    def _run(self, words: Sequence[str], directory: Path | None = None, env: dict[str, str] | None = None) -> str:
+    def _run(self, words, directory=None, env=None):
         """Run a command of Slurm on the first node, to its end."""
         with self._popen(0, words, directory or self._folder, env) as process:
             out, errors = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 0, (words, errors)
         return out.decode()
 
-    def _write_files(self) -> None:
+    def _write_files(self):
         nodes = [
             f"NodeName={name} NodeAddr={self._net.address(host)} CPUs=2 RealMemory=1024\n"
             for host, name in enumerate(self.names)
@@ -135,7 +131,7 @@ class SlurmCluster:
         for host in range(len(self.names)):
             (self._folder / f"root_{host}").mkdir()
 
-    def _start_munge(self) -> None:
+    def _start_munge(self):
         key = self._folder / "munge.key"
         key.write_bytes(os.urandom(64))
         key.chmod(0o600)
@@ -147,9 +143,7 @@ class SlurmCluster:
         self._daemons.append(subprocess.Popen(command, env={"PATH": PATH}, stdout=null, stderr=null))
         wait_until(socket.exists, "munged listens", DEADLINE_S)
 
-    def _popen(
-        self, host: int, words: Sequence[str], directory: Path | None = None, env: dict[str, str] | None = None
-    ) -> subprocess.Popen[bytes]:
+    def _popen(self, host, words, directory=None, env=None):
         spec = {
             "host_name": self.names[host],
             "root": str(self._folder / f"root_{host}"),

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -40,7 +39,7 @@ exec setpriv --pdeathsig KILL -- "$@"
 _ENTER = 'cd "$1" && shift && exec "$@"'
 
 
-def make_key(path: Path) -> str:
+def make_key(path):
     """Write a new private key and return the public one as `known_hosts` and `authorized_keys` have it."""
     key = Ed25519PrivateKey.generate()
     path.touch(mode=0o600)
@@ -57,13 +56,13 @@ class SshNet(HostNet):
 
     def __init__(
         self,
-        count: int,
+        count,
         *,
-        private: Sequence[Path] = (),
-        options: Mapping[str, str] | None = None,
-        host_options: Mapping[int, Mapping[str, str]] | None = None,
-        keys: int = 0,
-    ) -> None:
+        private=(),
+        options=None,
+        host_options=None,
+        keys=0,
+    ):
         """Set up nothing yet.
 
         Args:
@@ -79,24 +78,24 @@ class SshNet(HostNet):
         self._keys = keys
         self._holders: list[subprocess.Popen[bytes]] = []
 
-    def name(self, host: int) -> str:
+    def name(self, host):
         """Return a host's name."""
         return "control" if host == self.control else f"host{host}"
 
-    def prefix(self, host: int) -> list[str]:
+    def prefix(self, host):
         """Return the words that run a command on a host, in the directory that they are run in."""
         enter = f"exec nsenter --target {self._holders[host].pid} --net --mount --uts -- "
         return ["sh", "-c", f"""{enter} sh -c '{_ENTER}' sh "$(pwd)" "$@" """, "sh"]
 
-    def path(self, host: int, path: Path) -> Path:
+    def path(self, host, path):
         """Return where this process finds a file of a host, in one of its own folders, too."""
         return Path(f"/proc/{self._holders[host].pid}/root{path}")
 
-    def server(self, host: int) -> int:
+    def server(self, host):
         """Return the process id of the server that listens."""
         return self._holders[host].pid
 
-    def sessions(self, host: int) -> list[int]:
+    def sessions(self, host):
         """Return the ids of the server's processes that serve connections."""
         servers = []
         for pid in self.processes(host):
@@ -107,11 +106,11 @@ class SshNet(HostNet):
                 continue
         return sorted(servers)
 
-    def server_log(self, host: int) -> str:
+    def server_log(self, host):
         """Return what a server has said."""
         return (self.folder / f"{self.name(host)}.log").read_text(errors="backslashreplace")
 
-    def _build(self) -> None:
+    def _build(self):
         if not Path(SSHD).exists():
             raise HostNetError("there is no sshd; apt-get install openssh-server")
         super()._build()
@@ -127,7 +126,7 @@ class SshNet(HostNet):
             self._holders.append(self._start(host))
         self._wait_until_made()
 
-    def _write_files(self) -> None:
+    def _write_files(self):
         (self.folder / "authorized_keys").write_text(make_key(self.client / "id_ed25519") + "\n")
         for number in range(self._keys):
             make_key(self.client / f"other_{number}")
@@ -150,15 +149,15 @@ class SshNet(HostNet):
         (self.client / "known_hosts").write_text("\n".join(known) + "\n")
         (self.client / "config").write_text("\n".join(config) + "\n")
 
-    def _addresses(self, host: int) -> list[str]:
+    def _addresses(self, host):
         return [self.address(host), *([self.address6(host)] if self.has_ipv6 else [])]
 
-    def _has_penalties(self) -> bool:
+    def _has_penalties(self):
         """Tell whether the server is one (from 9.8 on) that shuts out whoever has come too often in vain."""
         command = [SSHD, "-t", "-f", "/dev/null", "-h", f"{self.folder}/host_key_0", "-o", "PerSourcePenalties=no"]
         return subprocess.run(command, capture_output=True, timeout=DEADLINE_S, check=False).returncode == 0
 
-    def _write_server_config(self, host: int) -> None:
+    def _write_server_config(self, host):
         options = {**self._options, **self._host_options.get(host, {})}
         lines = [f"{name} {value}" for name, value in options.items()]
         lines += [f"HostKey {self.folder}/host_key_{host}", f"AuthorizedKeysFile {self.folder}/authorized_keys"]
@@ -166,7 +165,7 @@ class SshNet(HostNet):
         path = self.folder / f"sshd_config_{host}"
         path.write_text("\n".join(lines) + "\n")
 
-    def _start(self, host: int) -> subprocess.Popen[bytes]:
+    def _start(self, host):
         server = [SSHD, "-D", "-e", "-f", f"{self.folder}/sshd_config_{host}"]
         words = [self.name(host), f"{self.folder}/hosts", f"{self.folder}/private"]
         words += ["sleep", "infinity"] if host == self.control else server
@@ -179,7 +178,7 @@ class SshNet(HostNet):
                 start_new_session=True,  # a Ctrl-C ends the test first
             )
 
-    def _wait_until_made(self) -> None:
+    def _wait_until_made(self):
         end = time.monotonic() + DEADLINE_S
         for host, holder in enumerate(self._holders):
             sign = "host is made" if host == self.control else "Server listening on"
@@ -188,7 +187,7 @@ class SshNet(HostNet):
                     raise HostNetError(f"{self.name(host)}: {self.server_log(host).strip() or 'does not come up'}")
                 time.sleep(0.005)
 
-    def _remove(self) -> None:
+    def _remove(self):
         try:
             self.end_processes()
             for holder in self._holders:

@@ -7,9 +7,7 @@ import shutil
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 
 import paramiko
@@ -51,7 +49,7 @@ class Behaviour:
 class SshServer:
     """Serves until the context is left; `key` is its host key as known_hosts has it."""
 
-    def __init__(self, folder: Path, behaviour: Behaviour) -> None:
+    def __init__(self, folder, behaviour):
         self.behaviour = behaviour
         self.users: list[str] = []
         self.offered: list[str] = []
@@ -66,18 +64,18 @@ class SshServer:
         self._open: list[Any] = []
         self._acceptor = threading.Thread(target=self._accept, daemon=True)
 
-    def __enter__(self) -> SshServer:
+    def __enter__(self):
         self._acceptor.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self.behaviour.waits_for.set()
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._acceptor.join(DEADLINE_S)
         self.hang_up()
 
-    def hang_up(self) -> None:
+    def hang_up(self):
         """Break all connections."""
         with self._lock:
             streams, self._open = self._open, []
@@ -85,7 +83,7 @@ class SshServer:
             with contextlib.suppress(OSError):
                 stream.shutdown(socket.SHUT_RDWR)
 
-    def _accept(self) -> None:
+    def _accept(self):
         while True:
             try:
                 stream, _ = self._listener.accept()
@@ -99,7 +97,7 @@ class SshServer:
                 self._open.append(stream)
             threading.Thread(target=self._serve, args=(stream,), daemon=True).start()
 
-    def _serve(self, stream: socket.socket) -> None:
+    def _serve(self, stream):
         with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
             if self.behaviour.is_silent:
                 self.behaviour.waits_for.wait(DEADLINE_S)
@@ -117,7 +115,7 @@ class SshServer:
             transport.packetizer.complete_handshake()  # the timer of one that came to no end
 
 
-def _answer(channel: Any, message: paramiko.Message) -> None:
+def _answer(channel, message):
     """Answer a request first, then start the command that it asked for."""
     paramiko.Channel._handle_request(channel, message)
     words = channel.__dict__.pop("command", None)
@@ -134,15 +132,15 @@ class _Transport(paramiko.Transport):
 class _Session(paramiko.ServerInterface):
     """One connection to the server."""
 
-    def __init__(self, server: SshServer, transport: paramiko.Transport) -> None:
+    def __init__(self, server, transport):
         self._server = server
         self._transport = transport
         self._tries = 0
 
-    def get_allowed_auths(self, username: str) -> str:
+    def get_allowed_auths(self, username):
         return self._server.behaviour.types
 
-    def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
+    def check_auth_publickey(self, username, key):
         self._server.users.append(username)
         self._server.offered.append(key.get_base64())
         if self._server.behaviour.wants_more:
@@ -155,17 +153,17 @@ class _Session(paramiko.ServerInterface):
             self._transport.close()
         return paramiko.AUTH_FAILED
 
-    def check_channel_request(self, kind: str, chanid: int) -> int:
+    def check_channel_request(self, kind, chanid):
         good = self._server.behaviour.opens_sessions
         return paramiko.OPEN_SUCCEEDED if good else paramiko.OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED
 
-    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
+    def check_channel_exec_request(self, channel, command):
         self._server.commands.append(command.decode())
         channel.command = command.decode().split()
         return self._server.behaviour.starts_commands
 
 
-def _run(channel: paramiko.Channel, words: list[str]) -> None:
+def _run(channel, words):
     """Greet, then do `echo`, `exit N`, `flood BYTES` (to stderr, then `done` to stdout) or `wait`."""
     with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
         channel.sendall(b"Have a nice day.\n" + LOGIN_LINE)
@@ -184,7 +182,7 @@ def _run(channel: paramiko.Channel, words: list[str]) -> None:
 
 
 @contextlib.contextmanager
-def running_agent(path: Path) -> Iterator[Path]:
+def running_agent(path):
     """Yield the socket of a new ssh-agent; skip the test where there is none."""
     if shutil.which("ssh-agent") is None:
         pytest.skip("there is no ssh-agent")
@@ -197,14 +195,14 @@ def running_agent(path: Path) -> Iterator[Path]:
             process.terminate()
 
 
-def add_key(agent: Path, key: Path) -> None:
+def add_key(agent, key):
     """Give a key to an ssh-agent."""
     environment = {"SSH_AUTH_SOCK": str(agent), "PATH": "/usr/bin:/bin"}
     subprocess.run(["ssh-add", "-q", key], env=environment, check=True, capture_output=True, timeout=DEADLINE_S)
 
 
 @contextlib.contextmanager
-def running_server(folder: Path, **behaviour: Any) -> Iterator[SshServer]:
+def running_server(folder, **behaviour):
     """Yield a server that behaves so."""
     with SshServer(folder, Behaviour(**behaviour)) as server:
         yield server

@@ -8,15 +8,12 @@ import selectors
 import signal
 import socket
 import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from plans import plan_of, spec_of
 
-from msrun.agent.attempt import Attempt
 from msrun.agent.observer import Observer, Observers, OwnFaults
 from msrun.agent.processes.progress_board import ProgressBoard
 from msrun.agent.processes.server_handle import SCHEDULER_ID, ForkServerHandle, ServerProcess
@@ -36,13 +33,13 @@ TURNS = 4
 class Moments(Observer):
     """An observer that notes what it is told."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.seen: list[dict[str, Any]] = []
 
-    def note(self, kind: str, fields: Any) -> None:
+    def note(self, kind, fields):
         self.seen.append({"kind": kind, **fields})
 
-    def of(self, kind: str) -> list[dict[str, Any]]:
+    def of(self, kind):
         return [moment for moment in self.seen if moment["kind"] == kind]
 
 
@@ -51,19 +48,19 @@ class Signals:
 
     time_limit_s = 0.0
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._reader, self._writer = os.pipe()
 
-    def fileno(self) -> int:
+    def fileno(self):
         return self._reader
 
-    def come(self, signum: int) -> None:
+    def come(self, signum):
         os.write(self._writer, bytes([signum]))
 
-    def read(self) -> list[int]:
+    def read(self):
         return list(os.read(self._reader, 64))
 
-    def close(self) -> None:
+    def close(self):
         os.close(self._reader)
         os.close(self._writer)
 
@@ -74,7 +71,7 @@ class Job:
     Of several hosts it is node 1, and `order` is what the coordinator says; alone, it has a coordinator.
     """
 
-    def __init__(self, folder: Path, *, node_rank: int | None = None, **options: Any) -> None:
+    def __init__(self, folder, *, node_rank=None, **options):
         self.now = 0.0
         self.told: list[Message] = []
         """What the coordinator was told."""
@@ -88,12 +85,12 @@ class Job:
         self._process.kill()
         self._stack = contextlib.ExitStack()
         self.orders = self._stack.enter_context(contextlib.closing(Inbox()))
-        send: Callable[[Message], None] = lambda _: None  # noqa: E731
+        send = lambda _: None  # noqa: E731
         if node_rank is None:
             link = OwnLink(Coordinator("JOB", {0: ranks}, RestartPolicy.of(self.plan)), 0)
             self.orders, send = self._stack.enter_context(contextlib.closing(link)).orders, link.pass_on
 
-        def tell(message: Message) -> None:
+        def tell(message):
             self.told.append(message)
             send(message)
 
@@ -115,10 +112,10 @@ class Job:
             check_again=self._check_again,
             clock=lambda: self.now,
         )
-        self.loop.begin(self.signals, self._stack.enter_context(selectors.DefaultSelector()))  # type: ignore[arg-type]
+        self.loop.begin(self.signals, self._stack.enter_context(selectors.DefaultSelector()))
         self.settle()
 
-    def _plan(self, node_rank: int | None, options: dict[str, Any]) -> Any:
+    def _plan(self, node_rank, options):
         spec = spec_of(self._folder, log_dir=self._folder, **{"max_restarts": 1, "restart_on": (7,), **options})
         facts = HostFacts("node-a", "127.0.0.1", (0,))
         plan = plan_of(spec, facts, run_dir=str(self._folder / "run"))
@@ -128,7 +125,7 @@ class Job:
         workers = (replace(one, global_rank=2 * node_rank + one.local_rank) for one in plan.workers)
         return replace(plan, fleet=fleet, hosts=(replace(plan.hosts[0], node_rank=node_rank, workers=tuple(workers)),))
 
-    def _start_own(self) -> tuple[ForkServerHandle, Channel]:
+    def _start_own(self):
         pairs = [socket.socketpair() for _ in range(3)]
         for one in (end for pair in pairs for end in pair):
             self._stack.callback(one.close)
@@ -137,108 +134,108 @@ class Job:
         self.server, self.scheduler = Channel(theirs), Channel(at_scheduler)
         return ForkServerHandle(ServerProcess(self._process), Channel(ours), passing, {}, ""), Channel(scheduler)
 
-    def _check_again(self, survivors: Any) -> None:
+    def _check_again(self, survivors):
         """Look at the host before a restart."""
         if survivors:
             raise ClusterError(f"{list(survivors)} run still")
 
     # -- what happens -------------------------------------------------------------------------------------------------
 
-    def settle(self) -> None:
+    def settle(self):
         for _ in range(TURNS):
             if not self.loop.is_over:
                 self.loop.turn(0.0)
 
-    def say(self, kind: str, **fields: Any) -> None:
+    def say(self, kind, **fields):
         """The fork server reports."""
         self.server.send({"type": kind, **fields})
         self.settle()
 
-    def order(self, kind: str, **fields: Any) -> None:
+    def order(self, kind, **fields):
         """The coordinator orders."""
         self.orders.post({"type": kind, **fields})
         self.settle()
 
-    def do(self, *steps: str) -> None:
+    def do(self, *steps):
         """Have these happen, by their first words, with ranks as on this host: `exit 0 7`."""
         for step in steps:
             kind, *words = step.split()
             numbers = [int(getattr(signal, word, 0) or word) for word in words]
             getattr(self, f"_{kind}")(*numbers)
 
-    def _ready(self) -> None:
+    def _ready(self):
         self.say("ready", start_method="fork", reason="", prepare_s=0.0)
 
-    def _scheduler(self) -> None:
+    def _scheduler(self):
         self.say("started", process_id=SCHEDULER_ID, pid=100, at=0.0)
 
-    def _start(self, local_rank: int) -> None:
+    def _start(self, local_rank):
         self.say("started", process_id=self.ranks[local_rank], pid=1 << 23, at=0.0)  # of no process
 
-    def _run(self) -> None:
+    def _run(self):
         self.do("ready", "scheduler", "start 0", "start 1")
 
-    def _exit(self, local_rank: int, code: int = 0) -> None:
+    def _exit(self, local_rank, code=0):
         status = code << 8
         self.say("exited", process_id=self.ranks[local_rank], status=status, peak_bytes=7.0, at=1.0)
 
-    def _killed(self, local_rank: int, signum: int) -> None:
+    def _killed(self, local_rank, signum):
         self.say("exited", process_id=self.ranks[local_rank], status=signum, peak_bytes=7.0, at=1.0)
 
-    def _lose(self, process_id: int, code: int = 0) -> None:
+    def _lose(self, process_id, code=0):
         """A process of msrun's own ends: with a code, or killed."""
         self.say("exited", process_id=process_id, status=code << 8 or signal.SIGKILL, peak_bytes=0.0, at=1.0)
 
-    def _told(self, *not_started: int) -> None:
+    def _told(self, *not_started):
         ranks = [self.ranks[rank] for rank in not_started]
         self.say("told", attempt=self.attempt.number, not_started=ranks)
 
-    def _fail(self) -> None:
+    def _fail(self):
         """The first worker fails, and the other is gone before it can be told."""
         self.do("exit 0 7", "exit 1 7")
 
-    def _swept(self, *survivors: int) -> None:
+    def _swept(self, *survivors):
         self.say("swept", survivors=list(survivors))
 
-    def _store(self) -> None:
+    def _store(self):
         """The scheduler has a fresh store."""
         self.scheduler.send({"type": "store_ready", "attempt": self.attempt.number})
         self.settle()
 
-    def _again(self) -> None:
+    def _again(self):
         """Everything is there for the next start."""
         self.do("swept", "store")
 
-    def _signal(self, signum: int) -> None:
+    def _signal(self, signum):
         self.signals.come(signum)
         self.settle()
 
-    def _wait(self, seconds: int) -> None:
+    def _wait(self, seconds):
         self.now += seconds
         self.settle()
 
-    def _hangup(self) -> None:
+    def _hangup(self):
         """The fork server has gone."""
         self.server.close()
         self.settle()
 
     # -- what became of it --------------------------------------------------------------------------------------------
 
-    def heard(self) -> list[Message]:
+    def heard(self):
         """Return what the fork server was asked for since the last call."""
-        found: list[Message] = []
+        found = []
         while not self.server.is_closed and (more := self.server.receive()):
             found += more
         return found
 
     @property
-    def attempt(self) -> Attempt:
+    def attempt(self):
         return self.loop.result.last
 
-    def told_of(self, kind: str) -> list[Message]:
+    def told_of(self, kind):
         return [message for message in self.told if message["type"] == kind]
 
-    def close(self) -> None:
+    def close(self):
         with contextlib.suppress(ChildProcessError):
             self._process.wait()
         self._stack.close()
@@ -246,5 +243,5 @@ class Job:
         self.board.close()
 
 
-def kinds(messages: list[Message]) -> list[str]:
+def kinds(messages):
     return [message["type"] for message in messages]

@@ -1,7 +1,5 @@
 """A job on a pseudo-terminal that the test holds the other end of."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os
@@ -12,10 +10,6 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Mapping
-from pathlib import Path
-
-from job_runner import JobRunner
 
 DEADLINE_S = 30.0
 
@@ -23,7 +17,7 @@ DEADLINE_S = 30.0
 class Terminal:
     """A job on a pseudo-terminal that it leads, as a shell's foreground job does."""
 
-    def __init__(self, msrun: JobRunner, cwd: Path, *words: str, env: Mapping[str, str] | None = None) -> None:
+    def __init__(self, msrun, cwd, *words, env=None):
         self._master, slave = pty.openpty()
         self.text = b""
         self.process = subprocess.Popen(
@@ -38,7 +32,7 @@ class Terminal:
         )
         os.close(slave)
 
-    def read_until(self, words: bytes | None, count: int = 1) -> None:
+    def read_until(self, words, count=1):
         """Read until these words have appeared so often, or to the end of the terminal."""
         end = time.monotonic() + DEADLINE_S
         while words is None or self.text.count(words) < count:
@@ -54,34 +48,34 @@ class Terminal:
                 self.text += data
 
     @property
-    def is_raw(self) -> bool:
+    def is_raw(self):
         """Whether keys are passed on as they are."""
         return not termios.tcgetattr(self._master)[3] & (termios.ICANON | termios.ISIG | termios.ECHO)
 
-    def resize(self, rows: int, columns: int) -> None:
+    def resize(self, rows, columns):
         """Change its size, as who pulls at its window does."""
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
-    def finish(self) -> int:
+    def finish(self):
         """Read to the end and return the exit status of the job."""
         self.read_until(None)
         return self.process.wait(DEADLINE_S)
 
-    def type(self, data: bytes) -> None:
+    def type(self, data):
         """Press these keys."""
         os.write(self._master, data)
 
-    def close(self) -> None:
+    def close(self):
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
         self.process.wait()
         with contextlib.suppress(OSError):
             os.close(self._master)
 
-    def hang_up(self) -> None:
+    def hang_up(self):
         """Close the terminal, as closing its window does."""
         os.close(self._master)
 
 
-def make_controlling(descriptor: int) -> None:
+def make_controlling(descriptor):
     fcntl.ioctl(descriptor, termios.TIOCSCTTY, 0)

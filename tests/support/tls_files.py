@@ -1,13 +1,8 @@
 """Certificate authorities for tests: keys, certificates and revocation lists, all good and in every way bad."""
 
-from __future__ import annotations
-
 import datetime
 import functools
 import json
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -26,16 +21,16 @@ DAY = datetime.timedelta(days=1)
 USAGES = {"server": ExtendedKeyUsageOID.SERVER_AUTH, "client": ExtendedKeyUsageOID.CLIENT_AUTH}
 
 
-def now() -> datetime.datetime:
+def now():
     return datetime.datetime.now(datetime.UTC).replace(microsecond=0)
 
 
-def new_key() -> ec.EllipticCurvePrivateKey:
+def new_key():
     return ec.generate_private_key(ec.SECP256R1())
 
 
 @functools.cache
-def small_rsa_key() -> rsa.RSAPrivateKey:
+def small_rsa_key():
     """Too small for security level 3; slow to make, so there is one."""
     return rsa.generate_private_key(65537, 2048)
 
@@ -43,7 +38,7 @@ def small_rsa_key() -> rsa.RSAPrivateKey:
 class Authority:
     """A CA."""
 
-    def __init__(self, name: str = "test CA", days: float = 1000, key: Any = None, is_ca: bool = True) -> None:
+    def __init__(self, name="test CA", days=1000, key=None, is_ca=True):
         self.key = key or new_key()
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         builder = self._builder(self._name, self.key.public_key(), days, -1)
@@ -51,7 +46,7 @@ class Authority:
         self.certificate = builder.sign(self.key, hashes.SHA256())
         self.pem = self.certificate.public_bytes(Encoding.PEM)
 
-    def _builder(self, name: x509.Name, public: Any, days: float, begin_days: float) -> x509.CertificateBuilder:
+    def _builder(self, name, public, days, begin_days):
         return (
             x509.CertificateBuilder()
             .subject_name(name)
@@ -62,9 +57,7 @@ class Authority:
             .not_valid_after(now() + DAY * days)
         )
 
-    def issue(
-        self, key: Any, *, name: str = "host", side: str = "", days: float = 365, begin_days: float = -2, ip: str = ""
-    ) -> x509.Certificate:
+    def issue(self, key, *, name="host", side="", days=365, begin_days=-2, ip=""):
         """Sign a certificate. `side`: which one it may be used for; both when empty."""
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         builder = self._builder(subject, key.public_key(), days, begin_days)
@@ -77,7 +70,7 @@ class Authority:
             builder = builder.add_extension(names, critical=False)
         return builder.sign(self.key, hashes.SHA256())
 
-    def revoke(self, certificates: Sequence[x509.Certificate] = (), begin_days: float = -2, days: float = 30) -> bytes:
+    def revoke(self, certificates=(), begin_days=-2, days=30):
         """Return a revocation list as PEM."""
         builder = x509.CertificateRevocationListBuilder().issuer_name(self._name)
         builder = builder.last_update(now() + DAY * begin_days).next_update(now() + DAY * days)
@@ -87,7 +80,7 @@ class Authority:
         return builder.sign(self.key, hashes.SHA256()).public_bytes(Encoding.PEM)
 
 
-def as_pem(key: Any, certificate: x509.Certificate | None, password: str = "") -> bytes:
+def as_pem(key, certificate, password=""):
     """Return key and certificate in one PEM text."""
     encryption = BestAvailableEncryption(password.encode()) if password else NoEncryption()
     text = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption) if key else b""
@@ -97,7 +90,7 @@ def as_pem(key: Any, certificate: x509.Certificate | None, password: str = "") -
 class TlsFolder:
     """A folder with what --tls_config needs, as one CA gives it to a cluster."""
 
-    def __init__(self, folder: Path, authority: Authority) -> None:
+    def __init__(self, folder, authority):
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.authority = authority
@@ -107,14 +100,14 @@ class TlsFolder:
         for side, password in (("server", SERVER_PASSWORD), ("client", CLIENT_PASSWORD)):
             self.write(f"{side}.pem", as_pem(self.keys[side], self.certificates[side], password))
 
-    def write(self, name: str, data: bytes, mode: int = 0o600) -> Path:
+    def write(self, name, data, mode=0o600):
         """Write a file of the folder."""
         path = self.folder / name
         path.write_bytes(data)
         path.chmod(mode)
         return path
 
-    def config(self, name: str = "tls.json", **changes: Any) -> Path:
+    def config(self, name="tls.json", **changes):
         """Write a file for --tls_config, in the words of MindSpore; None takes a key out."""
         values = {
             "server_cert_path": "server.pem",

@@ -6,7 +6,6 @@ import random
 import signal
 import tempfile
 from collections import deque
-from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ FAILED = 7 << 8
 class ForkServer:
     """What a fork server does of what its agent asks for; the agent hears of it later, in the order of `said`."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job):
         self.job = job
         self.waiting: deque[int] = deque()
         self.running: dict[int, int] = {}
@@ -37,7 +36,7 @@ class ForkServer:
         self.is_stopping = False
         self._stores = 0
 
-    def heed(self) -> None:
+    def heed(self):
         """Take what the agent has asked for."""
         for message in self.job.heard():
             if message["type"] == "start":
@@ -56,48 +55,48 @@ class ForkServer:
                 self.is_stopping = False
                 self.said.append({"kind": "swept", "survivors": []})
 
-    def _start(self, process_id: int) -> None:
+    def _start(self, process_id):
         self.said.append({"kind": "started", "process_id": process_id, "pid": 100 + process_id, "at": 0.0})
 
-    def start_next(self) -> None:
+    def start_next(self):
         rank = self.waiting.popleft()
         self.running[rank] = self.job.attempt.number
         self._start(rank)
 
-    def end(self, rng: random.Random) -> None:
+    def end(self, rng):
         """A worker ends: by itself or, once it was told to, as msrun wants it."""
         rank = rng.choice([*self.running])
         del self.running[rank]
         status = int(signal.SIGTERM) if self.is_stopping else rng.choice((0, 0, 0, FAILED))
         self.said.append({"kind": "exited", "process_id": rank, "status": status, "peak_bytes": 0.0, "at": 1.0})
 
-    def tell(self) -> None:
+    def tell(self):
         self.job.say(**self.said.popleft())
         self.heed()
 
-    def give_store(self) -> None:
+    def give_store(self):
         """The scheduler answers to a restart."""
         self._stores += 1
         self.job.do("store")
         self.heed()
 
-    def interrupt(self) -> None:
+    def interrupt(self):
         self.job.do("signal SIGTERM")
         self.heed()
 
-    def steps(self, rng: random.Random) -> list[Any]:
+    def steps(self, rng):
         """Return what may happen next here."""
         job = self.job
         if job.loop.is_over:
             return []
-        found: list[Any] = [self.tell] * (2 if self.said else 0)
+        found = [self.tell] * (2 if self.said else 0)
         found += [self.start_next] * bool(self.waiting) + [lambda: self.end(rng)] * bool(self.running)
         return found + [self.give_store] * (self._stores < len(job.moments.of("restarting")))
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 1 << 32))
-def test_any_life_of_one_host_ends_with_its_first_failure_and_nothing_running(seed: int) -> None:
+def test_any_life_of_one_host_ends_with_its_first_failure_and_nothing_running(seed):
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="life-", dir="/tmp") as folder:
         job = Job(Path(folder))
@@ -125,7 +124,7 @@ def test_any_life_of_one_host_ends_with_its_first_failure_and_nothing_running(se
 class Host(Job):
     """One of two hosts whose coordinator hears and says what the test carries."""
 
-    def __init__(self, folder: Path, node_rank: int) -> None:
+    def __init__(self, folder, node_rank):
         self.node_rank = node_rank
         folder.mkdir()
         super().__init__(folder, node_rank=node_rank)
@@ -136,22 +135,22 @@ class Host(Job):
         self.fork_server = ForkServer(self)
         self.is_lost = False
 
-    def collect(self) -> None:
+    def collect(self):
         self.unheard.extend(self.told)
         self.told.clear()
 
-    def take_order(self) -> None:
+    def take_order(self):
         self.order(**{"kind" if name == "type" else name: value for name, value in self.waiting.popleft().items()})
         self.fork_server.heed()
 
 
-def running(hosts: Iterable[Host]) -> set[int]:
+def running(hosts):
     return {attempt for host in hosts for attempt in host.fork_server.running.values()}
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 1 << 32), st.integers(0, 1))
-def test_any_life_of_two_hosts_ends_on_both_for_the_same_reason(seed: int, restarts: int) -> None:
+def test_any_life_of_two_hosts_ends_on_both_for_the_same_reason(seed, restarts):
     rng = random.Random(seed)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="life-", dir="/tmp")))
@@ -160,14 +159,14 @@ def test_any_life_of_two_hosts_ends_on_both_for_the_same_reason(seed: int, resta
             stack.callback(host.close)
         coordinator = Coordinator("JOB", {host.node_rank: host.ranks for host in hosts}, RestartPolicy(restarts))
 
-        def give(orders: list[Message]) -> None:
+        def give(orders):
             for host in hosts:
                 host.waiting.extend(orders)
 
-        def carry(host: Host) -> None:
+        def carry(host):
             give(coordinator.hear(host.node_rank, host.unheard.popleft()))
 
-        def lose(host: Host) -> None:
+        def lose(host):
             host.is_lost = True
             give(coordinator.lost(host.node_rank, f"lost {host.node_rank}"))
 

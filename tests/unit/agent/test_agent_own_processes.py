@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-from pathlib import Path
-from typing import Any
 
 import pytest
 from plans import small_plan
@@ -16,23 +14,22 @@ from msrun.agent.observer import Observers, OwnFaults
 from msrun.agent.processes.server_handle import FIRST_SERVER_ID, SCHEDULER_ID
 from msrun.cluster.membership import Membership
 from msrun.errors import ClusterError, OwnProcessLost, ServerFailed
-from msrun.planning.plan import LaunchPlan
 
 FAILED = 7 << 8
 """Wait status of a process that ended with exit code 7."""
 
 
 @pytest.fixture
-def plan(tmp_path: Path) -> LaunchPlan:
+def plan(tmp_path):
     return small_plan(tmp_path)
 
 
 @pytest.fixture
-def own(plan: LaunchPlan) -> OwnProcesses:
+def own(plan):
     return OwnProcesses(plan, "/logs")
 
 
-def test_job_cannot_go_on_without_the_scheduler(own: OwnProcesses) -> None:
+def test_job_cannot_go_on_without_the_scheduler(own):
     error = own.exited(SCHEDULER_ID, 0, do_workers_run=True, has_begun=False)
     assert isinstance(error, ClusterError)
     assert str(error) == "the scheduler ended (exit code 0); its log: /logs/scheduler.log"
@@ -42,16 +39,14 @@ def test_job_cannot_go_on_without_the_scheduler(own: OwnProcesses) -> None:
     ("status", "has_begun", "kind"),
     [(signal.SIGKILL, False, OwnProcessLost), (FAILED, True, OwnProcessLost), (FAILED, False, ClusterError)],
 )
-def test_what_ends_by_itself_before_the_job_has_begun_would_end_again(
-    own: OwnProcesses, status: int, has_begun: bool, kind: type[ClusterError]
-) -> None:
+def test_what_ends_by_itself_before_the_job_has_begun_would_end_again(own, status, has_begun, kind):
     assert type(own.exited(SCHEDULER_ID, status, do_workers_run=True, has_begun=has_begun)) is kind
 
 
 @pytest.mark.parametrize(
     ("home", "where"), [("/logs", "its log: /logs/server_1.log"), ("", "its log: server_1.log")], ids=["home", "away"]
 )
-def test_server_that_ends_while_workers_run_is_the_first_failure(plan: LaunchPlan, home: str, where: str) -> None:
+def test_server_that_ends_while_workers_run_is_the_first_failure(plan, home, where):
     own = OwnProcesses(plan, home)
     error = own.exited(FIRST_SERVER_ID - 1, FAILED, do_workers_run=True, has_begun=False)
     assert isinstance(error, ServerFailed) and error.exit_code == 7
@@ -59,7 +54,7 @@ def test_server_that_ends_while_workers_run_is_the_first_failure(plan: LaunchPla
     assert own.exited(FIRST_SERVER_ID - 1, FAILED, do_workers_run=False, has_begun=False) is None
 
 
-def test_where_the_log_goes_with_the_job_its_last_line_is_shown(plan: LaunchPlan, tmp_path: Path) -> None:
+def test_where_the_log_goes_with_the_job_its_last_line_is_shown(plan, tmp_path):
     own = OwnProcesses(plan, "")
     assert own.describe_log() == "it said nothing"
     log = tmp_path / "scheduler.log"
@@ -79,13 +74,13 @@ def test_where_the_log_goes_with_the_job_its_last_line_is_shown(plan: LaunchPlan
     ],
 )
 def test_end_of_the_fork_server_is_told_with_the_limit_that_made_it(
-    own: OwnProcesses,
-    monkeypatch: pytest.MonkeyPatch,
-    status: int | None,
-    has_begun: bool,
-    kind: type[ClusterError],
-    words: str,
-) -> None:
+    own,
+    monkeypatch,
+    status,
+    has_begun,
+    kind,
+    words,
+):
     """What a limit ends before the job has begun, it would end again."""
     monkeypatch.setattr(module, "explain_limit", lambda how, _: "ulimit -v 9" if how == signal.SIGABRT else "")
     error = own.server_ended(status, has_begun=has_begun)
@@ -93,43 +88,43 @@ def test_end_of_the_fork_server_is_told_with_the_limit_that_made_it(
 
 
 class Faults(OwnFaults):
-    def __init__(self, folder: Path, found_in: str | None = None) -> None:
+    def __init__(self, folder, found_in=None):
         self.said: list[str] = []
         super().__init__(folder, self.said.append, found_in=str(folder) if found_in is None else found_in)
         self.log = folder / "scheduler.log"
 
 
 @pytest.fixture
-def faults(tmp_path: Path) -> Faults:
+def faults(tmp_path):
     return Faults(tmp_path)
 
 
-def slip() -> None:
+def slip():
     raise KeyError("gone")
 
 
 class Broken:
     tick_s: float | None = 1.0
 
-    def note(self, kind: str, fields: Any) -> None:
+    def note(self, kind, fields):
         slip()
 
-    def tick(self, membership: Membership) -> None:
+    def tick(self, membership):
         slip()
 
 
 class Heard(Broken):
-    def __init__(self) -> None:
+    def __init__(self):
         self.kinds: list[str] = []
 
-    def note(self, kind: str, fields: Any) -> None:
+    def note(self, kind, fields):
         self.kinds.append(kind)
 
-    def tick(self, membership: Membership) -> None:
+    def tick(self, membership):
         self.kinds.append("tick")
 
 
-def test_observer_that_fails_is_told_of_once_and_the_others_hear_everything(faults: Faults) -> None:
+def test_observer_that_fails_is_told_of_once_and_the_others_hear_everything(faults):
     heard = Heard()
     observers = Observers([Broken(), heard], faults)
     for _ in range(3):
@@ -143,14 +138,14 @@ def test_observer_that_fails_is_told_of_once_and_the_others_hear_everything(faul
     assert faults.log.read_text().count("Traceback") == 1
 
 
-def test_another_kind_is_told_again(faults: Faults) -> None:
+def test_another_kind_is_told_again(faults):
     for error in (ValueError("a"), ValueError("b"), TypeError("a")):
         with faults.kept_from_job("x"):
             raise error
     assert len(faults.said) == 2, "of one place, each kind"
 
 
-def test_thread_that_ends_with_an_exception_is_named(faults: Faults) -> None:
+def test_thread_that_ends_with_an_exception_is_named(faults):
     with faults:
         thread = threading.Thread(target=slip, name="msrun-hosts")
         thread.start()
@@ -159,7 +154,7 @@ def test_thread_that_ends_with_an_exception_is_named(faults: Faults) -> None:
     assert "in slip" in faults.log.read_text()
 
 
-def test_traceback_that_the_user_would_not_find_is_told_itself(tmp_path: Path) -> None:
+def test_traceback_that_the_user_would_not_find_is_told_itself(tmp_path):
     for faults in (Faults(tmp_path, found_in=""), Faults(tmp_path / "removed")):
         with faults.kept_from_job("x"):
             slip()

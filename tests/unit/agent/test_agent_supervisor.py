@@ -1,12 +1,7 @@
 """The agent's event loop: what happens on a host and what its coordinator orders in, what is asked and told out."""
 
-from __future__ import annotations
-
 import signal
 import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from failure_reports import fault_of
@@ -30,7 +25,7 @@ TWICE, LIMIT, FORWARDS = {"max_restarts": 2}, {"cluster_time_out_s": 60}, {"forw
 BEGUN = "ready, scheduler"
 LATE = "--cluster_time_out 60: 1 of 2 workers were not started in time on node-a (ranks 1)"
 
-ALONE: list[tuple[str, dict[str, Any], str, str, str]] = [
+ALONE = [
     # what happens: options, events, what the fork server was asked for, and how the job ends or why it goes on
     ("all workers end well", {}, "run, exit 0, exit 1", "start start", "over: all workers ended"),
     ("a worker fails", {}, "run, exit 0 7", "start start stop", "goes on: rank 0 failed first: exit code 7"),
@@ -60,14 +55,14 @@ ALONE: list[tuple[str, dict[str, Any], str, str, str]] = [
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
+def job(tmp_path):
     made = Job(tmp_path)
     yield made
     made.close()
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Iterator[Job]:
+def host(tmp_path):
     """Node 1 of two."""
     made = Job(tmp_path, node_rank=1)
     made.do("run")
@@ -79,7 +74,7 @@ def host(tmp_path: Path) -> Iterator[Job]:
 @pytest.mark.parametrize(
     ("options", "steps", "asked", "end"), [row[1:] for row in ALONE], ids=[row[0] for row in ALONE]
 )
-def test_job_of_one_host(options: dict[str, Any], steps: str, asked: str, end: str, tmp_path: Path) -> None:
+def test_job_of_one_host(options, steps, asked, end, tmp_path):
     job = Job(tmp_path, **options)
     job.do(*steps.split(", "))
     heard = " ".join(kinds(job.heard()))
@@ -90,14 +85,14 @@ def test_job_of_one_host(options: dict[str, Any], steps: str, asked: str, end: s
     job.close()
 
 
-def test_words_about_an_attempt_that_is_over_do_not_end_the_next_one(job: Job) -> None:
+def test_words_about_an_attempt_that_is_over_do_not_end_the_next_one(job):
     job.do("run", "fail", "again", "start 0", "start 1")
     job.say("told", attempt=0, not_started=[])
     job.do("exit 1 7")
     assert job.attempt.membership.members[1].state is FAILED, "by itself, not stopped by msrun"
 
 
-def test_first_failure_stops_the_others_with_their_grace(job: Job) -> None:
+def test_first_failure_stops_the_others_with_their_grace(job):
     job.do("run", "exit 0 7")
     assert job.heard()[-1] == {"type": "stop", "signum": signal.SIGTERM, "grace_s": job.plan.grace_s, "attempt": 0}
     job.do("told", "killed 1 SIGTERM")
@@ -105,7 +100,7 @@ def test_first_failure_stops_the_others_with_their_grace(job: Job) -> None:
     assert job.loop.result.attempts[0].peak_bytes == {0: 7.0, 1: 7.0}
 
 
-def test_job_that_ends_for_good_says_why_it_does_not_start_again(tmp_path: Path) -> None:
+def test_job_that_ends_for_good_says_why_it_does_not_start_again(tmp_path):
     job = Job(tmp_path, restart_on=(9,))
     job.do("run", "fail")
     report = job.loop.result.report
@@ -116,9 +111,7 @@ def test_job_that_ends_for_good_says_why_it_does_not_start_again(tmp_path: Path)
 @pytest.mark.parametrize(
     ("start_method", "reason"), [("fork", "threads were started by imports"), ("auto", "asked for")]
 )
-def test_fork_that_is_not_possible_is_refused_or_exec_takes_its_place(
-    start_method: str, reason: str, tmp_path: Path
-) -> None:
+def test_fork_that_is_not_possible_is_refused_or_exec_takes_its_place(start_method, reason, tmp_path):
     job = Job(tmp_path, start_method=start_method)
     job.heard()
     job.say("ready", start_method="exec", reason=reason, prepare_s=0.0)
@@ -129,13 +122,13 @@ def test_fork_that_is_not_possible_is_refused_or_exec_takes_its_place(
     job.close()
 
 
-def test_what_the_fork_server_cannot_do_ends_the_job_in_its_words(job: Job, tmp_path: Path) -> None:
+def test_what_the_fork_server_cannot_do_ends_the_job_in_its_words(job, tmp_path):
     job.do("ready", "start 0")
     job.say("cannot_start", reason="cannot start worker 1: no room")
     assert job.attempt.end_reason() == "cannot start worker 1: no room, on node-a"
 
 
-def test_run_directory_that_cannot_be_made_is_named(job: Job, tmp_path: Path) -> None:
+def test_run_directory_that_cannot_be_made_is_named(job, tmp_path):
     (tmp_path / "run").touch()
     job.do("ready")
     assert f"cannot make {tmp_path}/run: File exists; set TMPDIR" in job.attempt.end_reason() and job.loop.is_over
@@ -144,13 +137,13 @@ def test_run_directory_that_cannot_be_made_is_named(job: Job, tmp_path: Path) ->
 # -- a host of several -------------------------------------------------------------------------------------------------
 
 
-def stop(host: Job, attempt: int = 0, node_rank: int = 0, *, goes_on: bool = False, **more: Any) -> None:
+def stop(host, attempt=0, node_rank=0, *, goes_on=False, **more):
     """A host has failed."""
     report = encode_record(fault_of(node_rank, "rank 5 failed", 9, **more))
     host.order("stop", attempt=attempt, report=report, goes_on=goes_on)
 
 
-def test_failure_here_is_told_and_stops_the_own_workers_at_once(host: Job) -> None:
+def test_failure_here_is_told_and_stops_the_own_workers_at_once(host):
     host.do("exit 0 7")
     assert kinds(host.heard()) == ["stop"], "without an order"
     host.do("exit 1 7")
@@ -163,7 +156,7 @@ def test_failure_here_is_told_and_stops_the_own_workers_at_once(host: Job) -> No
     assert not host.moments.of("waiting"), "it has not finished"
 
 
-def test_failure_elsewhere_stops_the_workers_here(host: Job) -> None:
+def test_failure_elsewhere_stops_the_workers_here(host):
     stop(host, attempt=1)
     assert host.heard() == [] and host.attempt.fault is None, "another attempt"
     stop(host)
@@ -176,8 +169,8 @@ def test_failure_elsewhere_stops_the_workers_here(host: Job) -> None:
 
 
 @pytest.mark.parametrize(("phase", "has_come"), [(contract.PHASE_UNKNOWN, False), (contract.PHASE_JOINED, True)])
-def test_workers_that_end_well_are_told_with_whether_they_had_come(host: Job, phase: int, has_come: bool) -> None:
-    host.board.read = lambda _: Progress(phase)  # type: ignore[method-assign]
+def test_workers_that_end_well_are_told_with_whether_they_had_come(host, phase, has_come):
+    host.board.read = lambda _: Progress(phase)
     host.do("exit 0", "exit 1")
     assert [(done["rank"], done["has_come"]) for done in host.told_of("done")] == [(2, has_come), (3, has_come)]
     come = (2, 3) if has_come else ()
@@ -190,18 +183,18 @@ def test_workers_that_end_well_are_told_with_whether_they_had_come(host: Job, ph
     assert host.loop.is_over and not host.attempt.has_failed
 
 
-def test_worker_that_ends_well_after_a_failure_is_no_news(host: Job) -> None:
+def test_worker_that_ends_well_after_a_failure_is_no_news(host):
     host.do("exit 0 7", "exit 1")
     assert host.told_of("done") == []
 
 
-def test_host_that_was_told_to_end_cannot_go_on(host: Job) -> None:
+def test_host_that_was_told_to_end_cannot_go_on(host):
     host.do("signal SIGTERM", "told", "fail")
     assert [one["report"]["can_restart"] for one in host.told_of("failed")] == [False]
     assert [one["can_continue"] for one in host.told_of("ended")] == [False]
 
 
-def test_host_that_prepares_still_when_another_fails_takes_part_in_the_restart(tmp_path: Path) -> None:
+def test_host_that_prepares_still_when_another_fails_takes_part_in_the_restart(tmp_path):
     host = Job(tmp_path, node_rank=1)
     stop(host, goes_on=True)
     assert host.told_of("ended") == []
@@ -216,7 +209,7 @@ def test_host_that_prepares_still_when_another_fails_takes_part_in_the_restart(t
 
 
 @pytest.mark.parametrize("steps", [[], ["signal SIGTERM", "ready"]])
-def test_host_that_prepares_still_ends_where_the_job_or_it_does_not_go_on(steps: list[str], tmp_path: Path) -> None:
+def test_host_that_prepares_still_ends_where_the_job_or_it_does_not_go_on(steps, tmp_path):
     host = Job(tmp_path, node_rank=1)
     stop(host, goes_on=bool(steps))
     host.do(*steps)
@@ -225,7 +218,7 @@ def test_host_that_prepares_still_ends_where_the_job_or_it_does_not_go_on(steps:
     host.close()
 
 
-def test_restart_waits_for_its_delay_and_for_the_others(host: Job) -> None:
+def test_restart_waits_for_its_delay_and_for_the_others(host):
     host.do("fail")
     host.order("restart", attempt=1, delay_s=0.5)
     host.do("again")
@@ -242,7 +235,7 @@ def test_restart_waits_for_its_delay_and_for_the_others(host: Job) -> None:
     assert [failed["attempt"] for failed in host.told_of("failed")] == [0, 1]
 
 
-def test_host_that_cannot_start_again_says_that_it_is_the_host(host: Job) -> None:
+def test_host_that_cannot_start_again_says_that_it_is_the_host(host):
     host.do("fail")
     host.order("restart", attempt=1, delay_s=0.0)
     assert host.loop.result.report is None
@@ -252,7 +245,7 @@ def test_host_that_cannot_start_again_says_that_it_is_the_host(host: Job) -> Non
     assert reports[1]["failure"]["reason"] == "node-a: cannot start again: [4711] run still"
 
 
-def test_interrupt_between_two_attempts_is_no_fault_of_the_host(host: Job) -> None:
+def test_interrupt_between_two_attempts_is_no_fault_of_the_host(host):
     host.do("fail")
     host.order("restart", attempt=1, delay_s=0.0)
     host.do("signal SIGTERM")
@@ -262,16 +255,14 @@ def test_interrupt_between_two_attempts_is_no_fault_of_the_host(host: Job) -> No
 
 
 @pytest.mark.parametrize("steps", [[], ["signal SIGINT"]])
-def test_job_that_is_over_well_has_no_fault_whatever_came_after_the_last_end(steps: list[str], host: Job) -> None:
+def test_job_that_is_over_well_has_no_fault_whatever_came_after_the_last_end(steps, host):
     host.do("exit 0", "exit 1", *steps)
     host.order("over", report=None)
     assert host.loop.is_over and host.attempt.fault is None and host.loop.result.report is None
 
 
 @pytest.mark.parametrize(("steps", "reason"), [(["exit 0", "exit 1"], "host lost"), (["fail"], "rank 2 failed first")])
-def test_failure_that_only_the_end_tells_is_the_fault_where_there_was_none(
-    steps: list[str], reason: str, host: Job
-) -> None:
+def test_failure_that_only_the_end_tells_is_the_fault_where_there_was_none(steps, reason, host):
     host.do(*steps)
     host.order("over", report=encode_record(fault_of(0, "host lost", 3)))
     assert host.loop.is_over and host.attempt.end_reason().startswith(reason)
@@ -285,7 +276,7 @@ def test_failure_that_only_the_end_tells_is_the_fault_where_there_was_none(
         (["fail"], "rank 2 failed first", True),
     ],
 )
-def test_host_that_loses_the_coordinator_ends_alone(steps: list[str], reason: str, is_over: bool, host: Job) -> None:
+def test_host_that_loses_the_coordinator_ends_alone(steps, reason, is_over, host):
     host.do(*steps)
     told = len(host.told)
     host.order("lost", reason="lost the scheduler")
@@ -296,8 +287,8 @@ def test_host_that_loses_the_coordinator_ends_alone(steps: list[str], reason: st
     assert host.loop.is_over and "ended" not in kinds(host.told[told:]), "nobody hears it"
 
 
-def test_hang_elsewhere_has_the_stacks_written_here_first(host: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    requested: list[Any] = []
+def test_hang_elsewhere_has_the_stacks_written_here_first(host, monkeypatch):
+    requested = []
     monkeypatch.setattr(job_watch, "request_stacks", lambda *words: requested.append(words))
     for _ in range(2):
         stop(host, is_hang=True)
@@ -315,13 +306,13 @@ WAITS, RUNS = Progress(contract.PHASE_JOINED, is_waiting=True), Progress(contrac
     ids=["all wait", "one runs", "one host"],
 )
 def test_hang_of_a_host_whose_ranks_all_wait_is_left_to_the_others_for_a_while(
-    node_rank: int | None, progress: list[Progress], when_s: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    node_rank, progress, when_s, tmp_path, monkeypatch
+):
     host = Job(tmp_path, node_rank=node_rank, hang_time_out_s=100.0)
     hang = Hang(100.0, (host.ranks[0],), dict.fromkeys(host.ranks, "waits"))
     monkeypatch.setattr(job_watch.Watchdog, "look", lambda *_: hang)
     monkeypatch.setattr(job_watch, "request_stacks", lambda *_: None)
-    host.board.read = lambda rank: progress[host.ranks.index(rank)]  # type: ignore[method-assign]
+    host.board.read = lambda rank: progress[host.ranks.index(rank)]
     host.do("run", "wait 6")
     host.heard()
     if when_s:
@@ -334,8 +325,8 @@ def test_hang_of_a_host_whose_ranks_all_wait_is_left_to_the_others_for_a_while(
     host.close()
 
 
-def test_world_that_a_rank_of_another_host_never_joined_is_given_up(host: Job) -> None:
-    host.board.read = lambda rank: Progress(contract.PHASE_JOINING)  # type: ignore[method-assign]
+def test_world_that_a_rank_of_another_host_never_joined_is_given_up(host):
+    host.board.read = lambda rank: Progress(contract.PHASE_JOINING)
     host.order("absent", attempt=1, ranks=[5])
     host.order("absent", attempt=0, ranks=[2])
     assert host.attempt.fault is None, "another attempt, and an own rank"
@@ -346,13 +337,13 @@ def test_world_that_a_rank_of_another_host_never_joined_is_given_up(host: Job) -
 
 
 @pytest.mark.parametrize("more", [{}, {"report": 7}, {"report": {"failure": {}}}])
-def test_order_that_cannot_be_read_ends_the_part_of_this_host(host: Job, more: dict[str, object]) -> None:
+def test_order_that_cannot_be_read_ends_the_part_of_this_host(host, more):
     host.order("stop", attempt=0, goes_on=False, **more)
     assert host.attempt.end_reason().startswith("the coordinator says what cannot be read (")
     assert kinds(host.heard()) == ["stop"]
 
 
-def test_action_can_cancel_what_is_due_with_it() -> None:
+def test_action_can_cancel_what_is_due_with_it():
     timers, done = Timers(), []
     timers.after("first", -2.0, lambda: timers.cancel("second"))
     timers.after("second", -1.0, lambda: done.append("second"))
@@ -360,7 +351,7 @@ def test_action_can_cancel_what_is_due_with_it() -> None:
     assert done == []
 
 
-def test_signal_that_comes_when_a_restart_is_decided_ends_the_job(tmp_path: Path) -> None:
+def test_signal_that_comes_when_a_restart_is_decided_ends_the_job(tmp_path):
     job = Job(tmp_path, node_rank=1)
     job.do("run", "fail", "signal SIGTERM")
     job.order("restart", attempt=1, delay_s=0.0)
@@ -369,15 +360,15 @@ def test_signal_that_comes_when_a_restart_is_decided_ends_the_job(tmp_path: Path
     job.close()
 
 
-def test_second_signal_waits_for_no_other_host(host: Job) -> None:
+def test_second_signal_waits_for_no_other_host(host):
     host.do("exit 0", "exit 1", "signal SIGINT")
     assert not host.loop.is_over
     host.do("signal SIGINT")
     assert host.loop.is_over
 
 
-def test_absent_rank_of_another_host_is_no_matter_where_the_job_ends_already(host: Job) -> None:
-    host.board.read = lambda rank: Progress(contract.PHASE_JOINING)  # type: ignore[method-assign]
+def test_absent_rank_of_another_host_is_no_matter_where_the_job_ends_already(host):
+    host.board.read = lambda rank: Progress(contract.PHASE_JOINING)
     host.do("signal SIGTERM")
     host.order("absent", attempt=0, ranks=[1])
     assert host.attempt.end_reason() == "stopped by SIGTERM"

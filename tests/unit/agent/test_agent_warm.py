@@ -9,9 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -35,16 +32,14 @@ WARM = WarmStart(("torch",), 600.0)
 
 
 @pytest.fixture
-def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+def sleeper():
     process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     yield process
     process.kill()
     process.communicate()
 
 
-def test_end_is_that_of_the_process_and_of_what_it_left(
-    sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_end_is_that_of_the_process_and_of_what_it_left(sleeper, monkeypatch):
     swept = list[str]()
     monkeypatch.setattr(warm, "end_job", swept.append)
     process = WarmProcess(sleeper.pid, "f00d")
@@ -58,9 +53,7 @@ def test_end_is_that_of_the_process_and_of_what_it_left(
     process.close()
 
 
-def test_what_has_ended_orderly_has_left_nothing(
-    sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_has_ended_orderly_has_left_nothing(sleeper, monkeypatch):
     """Other hosts of a rehearsal, whose processes have the mark of the same job, may still work."""
     monkeypatch.setattr(warm, "end_job", lambda _: pytest.fail("nothing is left"))
     process = WarmProcess(sleeper.pid, "f00d")
@@ -72,7 +65,7 @@ def test_what_has_ended_orderly_has_left_nothing(
 class Server:
     """A warm server: answers each request as the test wants, in a thread, until it is closed."""
 
-    def __init__(self, path: Path, answer: Message | None) -> None:
+    def __init__(self, path, answer):
         self.asked: list[Message] = []
         self._answer = answer
         self._listener = socket.socket(socket.AF_UNIX)
@@ -81,7 +74,7 @@ class Server:
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
-    def _serve(self) -> None:
+    def _serve(self):
         with contextlib.suppress(OSError):
             while True:
                 connection, _ = self._listener.accept()
@@ -89,45 +82,43 @@ class Server:
                 for descriptor in descriptors:
                     os.close(descriptor)
                 with contextlib.closing(Channel(connection)) as channel:
-                    found: list[Message] = []
+                    found = []
                     while not found and not channel.is_closed:
                         found = channel.receive()
                     self.asked += found
                     if self._answer is not None:
                         channel.send(self._answer)
 
-    def close(self) -> None:
+    def close(self):
         self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._listener.close()
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     """The user's folder; every job is like "like"."""
     monkeypatch.setattr(warm, "likeness", lambda *_: "like")
     return warm_folder({"XDG_RUNTIME_DIR": str(tmp_path)})
 
 
 @pytest.fixture
-def serving(folder: Path) -> Iterator[Callable[..., Server]]:
+def serving(folder):
     with contextlib.ExitStack() as stack:
 
-        def serve(answer: Message | None, name: str = "like.sock") -> Server:
+        def serve(answer, name="like.sock"):
             return stack.enter_context(contextlib.closing(Server(folder / name, answer)))
 
         yield serve
 
 
-def start(folder: Path, **env: str) -> Any:
+def start(folder, **env):
     return start_warm(
         WARM, env=env, working_directory=str(folder), job_id="f00d", caller={"XDG_RUNTIME_DIR": str(folder.parent)}
     )
 
 
-def test_all_servers_are_stopped_and_what_a_killed_one_left_is_removed(
-    folder: Path, serving: Callable[..., Server]
-) -> None:
+def test_all_servers_are_stopped_and_what_a_killed_one_left_is_removed(folder, serving):
     servers = [serving({"type": "stopping"}, name) for name in ("a.sock", "b.new")]
     serving({"type": "busy"}, "c.sock")
     with socket.socket(socket.AF_UNIX) as dead:
@@ -137,7 +128,7 @@ def test_all_servers_are_stopped_and_what_a_killed_one_left_is_removed(
     assert not (folder / "dead.sock").exists() and (folder / "a.sock").exists()
 
 
-def test_folder_into_which_others_may_look_is_refused(folder: Path) -> None:
+def test_folder_into_which_others_may_look_is_refused(folder):
     folder.chmod(0o750)
     with pytest.raises(UsageError, match="is not a folder that only you can open"):
         start(folder)
@@ -146,7 +137,7 @@ def test_folder_into_which_others_may_look_is_refused(folder: Path) -> None:
 ENV = {"PATH": "/bin", "PYTHONPATH": "/a:/b", "OMP_NUM_THREADS": "1", "FOO": "1"}
 
 
-def test_only_what_has_its_effect_at_import_makes_jobs_unlike() -> None:
+def test_only_what_has_its_effect_at_import_makes_jobs_unlike():
     own = likeness(ENV, ["torch", "msrun.runtime:init"], "/work")
     for env in (
         {**ENV, "FOO": "2"},
@@ -162,13 +153,13 @@ def test_only_what_has_its_effect_at_import_makes_jobs_unlike() -> None:
     assert likeness(env, ["torch"], "/work") != likeness(env, ["torch"], "/elsewhere"), "its search path is relative"
 
 
-def test_a_server_knows_no_secret_of_the_user() -> None:
+def test_a_server_knows_no_secret_of_the_user():
     assert read_at_import({**ENV, "AWS_SECRET_ACCESS_KEY": "x", "MSRUN_TOKEN": "y"}) == {
         name: ENV[name] for name in ("PYTHONPATH", "OMP_NUM_THREADS")
     }
 
 
-def test_a_file_that_was_changed_or_removed_is_named(tmp_path: Path) -> None:
+def test_a_file_that_was_changed_or_removed_is_named(tmp_path):
     one, other = tmp_path / "one.py", tmp_path / "other.py"
     one.write_text("1")
     other.write_text("2")
@@ -183,7 +174,7 @@ def test_a_file_that_was_changed_or_removed_is_named(tmp_path: Path) -> None:
 IDLE_S = 600.0
 
 
-def test_lock_of_a_server_is_the_users_alone_and_free_again_afterwards(tmp_path: Path) -> None:
+def test_lock_of_a_server_is_the_users_alone_and_free_again_afterwards(tmp_path):
     with locked(tmp_path / "a.sock", waits=False) as is_held, locked(tmp_path / "a.sock", waits=False) as is_held_twice:
         assert (is_held, is_held_twice) == (True, False)
         assert (tmp_path / "a.lock").stat().st_mode & 0o777 == 0o600
@@ -191,7 +182,7 @@ def test_lock_of_a_server_is_the_users_alone_and_free_again_afterwards(tmp_path:
         assert is_held
 
 
-def test_idle_server_stays_while_somebody_is_about_to_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_server_stays_while_somebody_is_about_to_ask(tmp_path, monkeypatch):
     now = 1000.0
     monkeypatch.setattr(warm.time, "monotonic", lambda: now)
     path = tmp_path / "server"

@@ -1,14 +1,10 @@
 """Command lines of torchrun, mpirun, srun, accelerate and DeepSpeed, in msrun's own words."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
-from job_runner import JobRunner, RunHere
 
 from msrun.cli.options import LONG_OPTIONS, TAKING_VALUE
 from msrun.cli.words import (
@@ -24,7 +20,7 @@ from msrun.planning.program import Program
 from msrun.torchrun import SWITCHES, WITH_VALUE, words_of
 
 
-def told(line: str, devices: int = 0, environ: Mapping[str, str] = {}) -> str:
+def told(line, devices=0, environ: Mapping[str, str] = {}):
     return " ".join(translate(line.split(), environ, lambda: devices)[0])
 
 
@@ -55,11 +51,11 @@ def told(line: str, devices: int = 0, environ: Mapping[str, str] = {}) -> str:
         ("examples list -n", "examples list -n"),
     ],
 )  # fmt: skip
-def test_line_of_another_launcher_means_the_same_here(line: str, words: str) -> None:
+def test_line_of_another_launcher_means_the_same_here(line, words):
     assert told(line) == words
 
 
-def test_words_for_a_number_are_those_of_torchrun() -> None:
+def test_words_for_a_number_are_those_of_torchrun():
     processors = len(os.sched_getaffinity(0))
     assert told("--nproc-per-node auto t.py", devices=4) == told("--nproc-per-node gpu t.py", devices=4)
     assert told("--nproc-per-node auto t.py", devices=4) == "--local_worker_num=4 t.py"
@@ -68,7 +64,7 @@ def test_words_for_a_number_are_those_of_torchrun() -> None:
     assert told("--nnodes 2 t.py", devices=4) == "--worker_num=8 --local_worker_num=4 t.py"
 
 
-def test_number_of_hosts_of_torchruns_variable_stands_for_its_option() -> None:
+def test_number_of_hosts_of_torchruns_variable_stands_for_its_option():
     environ = {"PET_NNODES": "3"}
     assert told("--nproc_per_node=2 t.py", environ=environ) == "--worker_num=6 --local_worker_num=2 t.py"
     assert told("--worker_num=2 t.py", environ=environ) == "--worker_num=2 t.py", "discovery reads it then"
@@ -87,18 +83,18 @@ def test_number_of_hosts_of_torchruns_variable_stands_for_its_option() -> None:
         ("--num_processes 5 --num_machines 2 t.py", "--num_machines 2: does not divide the 5 workers"),
     ],
 )
-def test_value_without_a_meaning_is_named_as_it_was_typed(line: str, reason: str) -> None:
+def test_value_without_a_meaning_is_named_as_it_was_typed(line, reason):
     with pytest.raises(UsageError) as caught:
         told(line)
     assert str(caught.value).startswith(reason)
 
 
-def test_what_changes_nothing_is_said() -> None:
+def test_what_changes_nothing_is_said():
     words = ["--rdzv-id=7", "--monitor-interval", "1", "t.py"]
     assert translate(words, {}, lambda: 0) == (["t.py"], ["--rdzv-id", "--monitor-interval"])
 
 
-def test_no_alias_hides_an_option_of_ours_and_each_leads_to_one() -> None:
+def test_no_alias_hides_an_option_of_ours_and_each_leads_to_one():
     assert not {*ALIASES, *WITHOUT_EFFECT, "--module"} & (LONG_OPTIONS | FOREIGN_OPTIONS.keys())
     assert {own.removesuffix("={}") for own in ALIASES.values() if "{}" in own} <= TAKING_VALUE
     assert {own.partition("=")[0] for own in ALIASES.values() if own} <= LONG_OPTIONS
@@ -112,12 +108,12 @@ def test_no_alias_hides_an_option_of_ours_and_each_leads_to_one() -> None:
         (["--worker_num", "2", "--export", "FOO", "t.py"], "--export is srun's, .*did you mean --env"),
     ],
 )
-def test_option_of_another_launcher_is_answered_with_ours(words: list[str], answer: str) -> None:
+def test_option_of_another_launcher_is_answered_with_ours(words, answer):
     with pytest.raises(UsageError, match=answer):
         translate(words, {}, lambda: 0)
 
 
-def test_every_answer_names_options_that_exist_and_none_hides_one_of_ours() -> None:
+def test_every_answer_names_options_that_exist_and_none_hides_one_of_ours():
     assert not LONG_OPTIONS & set(FOREIGN_OPTIONS)
     for whose, here in FOREIGN_OPTIONS.values():
         assert whose.endswith("'s")
@@ -136,12 +132,12 @@ def test_every_answer_names_options_that_exist_and_none_hides_one_of_ours() -> N
         (["--join", "--", "false"], ""),
     ],
 )
-def test_value_after_a_space_is_noticed(words: list[str], hint: str) -> None:
+def test_value_after_a_space_is_noticed(words, hint):
     text = describe_separate_value(words)
     assert hint in text and bool(text) == bool(hint)
 
 
-def test_program_that_is_there_under_such_a_name_is_no_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_that_is_there_under_such_a_name_is_no_value(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "true").touch()
     assert describe_separate_value(["--join", "true"]) == ""
@@ -156,9 +152,7 @@ def test_program_that_is_there_under_such_a_name_is_no_value(tmp_path: Path, mon
         ("print(1)", ["--help", "--config=c.yaml"], ""),
     ],
 )
-def test_options_after_the_script_are_noticed_unless_the_script_speaks_of_them(
-    tmp_path: Path, source: str, args: list[str], named: str
-) -> None:
+def test_options_after_the_script_are_noticed_unless_the_script_speaks_of_them(tmp_path, source, args, named):
     (tmp_path / "train.py").write_text(source)
     text = describe_late_options(Program("script", str(tmp_path / "train.py"), tuple(args)))
     assert named in text and bool(text) == bool(named)
@@ -183,11 +177,11 @@ DEFAULTS = ["--nproc_per_node=1", "--redirects=0"]
         ("--nnodes=1 x.py", {"PET_NNODES": "2", "PET_LOG_DIR": ""}, ["--nnodes=2", *DEFAULTS, "--nnodes=1", "x.py"]),
     ],
 )
-def test_words_are_those_that_torchrun_understands(argv: str, environ: dict[str, str], expected: list[str]) -> None:
+def test_words_are_those_that_torchrun_understands(argv, environ, expected):
     assert words_of(argv.split(), environ) == expected
 
 
-def test_every_option_of_the_installed_torchrun_is_known() -> None:
+def test_every_option_of_the_installed_torchrun_is_known():
     options = {
         max(action.option_strings, key=len).removeprefix("--").replace("-", "_"): action.nargs != 0
         for action in pytest.importorskip("torch.distributed.run").get_args_parser()._actions
@@ -198,9 +192,7 @@ def test_every_option_of_the_installed_torchrun_is_known() -> None:
     assert {name: name in WITH_VALUE for name in options if name in SWITCHES} == dict.fromkeys(SWITCHES, False)
 
 
-def test_msrun_itself_has_these_defaults_where_the_environment_says_so(
-    msrun: JobRunner, msrun_here: RunHere, tmp_path: Path
-) -> None:
+def test_msrun_itself_has_these_defaults_where_the_environment_says_so(msrun, msrun_here, tmp_path):
     (tmp_path / "train.py").write_text("")
     words = ("--dry_run=json", "--nproc-per=3", "train.py")
     plan = json.loads(msrun.run(*words, cwd=tmp_path, env={"MSRUN_AS_TORCHRUN": "1"}).stdout)

@@ -1,7 +1,5 @@
 """The words of the command line: which are msrun's own, and how they are spelled."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -33,16 +31,16 @@ from msrun.errors import near_miss
         ([], []),
     ],
 )
-def test_optional_values_are_filled_in_before_the_script_only(words: list[str], expected: list[str]) -> None:
+def test_optional_values_are_filled_in_before_the_script_only(words, expected):
     assert normalise(words) == expected
 
 
 @given(st.lists(st.sampled_from(["--join", "--dry_run", "--dry-run", "-m", "--", "x", "--debug", "--log_dir=a"])))
-def test_words_of_the_script_are_never_touched(args: list[str]) -> None:
+def test_words_of_the_script_are_never_touched(args):
     assert normalise(["--worker_num", "2", "train.py", *args]) == ["--worker_num", "2", "train.py", *args]
 
 
-def test_every_option_is_also_spelled_with_dashes() -> None:
+def test_every_option_is_also_spelled_with_dashes():
     for parameter in command.params:
         for spelling in parameter.opts:
             if spelling.startswith("--"):
@@ -53,27 +51,27 @@ def test_every_option_is_also_spelled_with_dashes() -> None:
     ("word", "hint"),
     [("--worker_nmu", " (did you mean --worker_num?)"), ("--log", " (did you mean --log_dir?)"), ("--verbose", "")],
 )
-def test_near_miss_is_hinted(word: str, hint: str) -> None:
+def test_near_miss_is_hinted(word, hint):
     assert near_miss(word, ["--worker_num", "--log_dir", "--sim_device", "--device_target", "--version"]) == hint
 
 
-def help_text() -> str:
+def help_text():
     width = {"terminal_width": 110, "color": False}
     return command.get_help(click.Context(command, info_name="msrun", **{**command.context_settings, **width}))
 
 
-def option_lines(text: str) -> list[str]:
+def option_lines(text):
     options = click.unstyle(text).partition("Examples:")[0]
     return re.findall(r"^  (--?\w[\w-]*)", options, flags=re.MULTILINE)
 
 
-def test_every_option_stands_in_one_group_and_on_one_line() -> None:
+def test_every_option_stands_in_one_group_and_on_one_line():
     assert len(OPTIONS) == len(set(OPTIONS))
     shown = option_lines(help_text())
     assert shown == [parameter.opts[0] for parameter in OPTIONS] + ["--version", "-h"]
 
 
-def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+def said(capsys, *words):
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == 0
@@ -81,9 +79,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 @pytest.mark.parametrize("words", [("--help",), ("-h",), ("--worker_num", "2", "--help", "train.py")])
-def test_the_first_screen_has_the_most_used_options_and_says_where_the_others_are(
-    capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
-) -> None:
+def test_the_first_screen_has_the_most_used_options_and_says_where_the_others_are(capsys, words):
     text = said(capsys, *words)
     assert len(text.splitlines()) <= 25
     assert option_lines(text) == [parameter.opts[0] for parameter in GROUPS[MOST_USED]]
@@ -91,7 +87,7 @@ def test_the_first_screen_has_the_most_used_options_and_says_where_the_others_ar
 
 
 @pytest.mark.parametrize("title", [title for title in GROUPS if title != MOST_USED])
-def test_the_options_of_one_group_are_shown_alone(capsys: pytest.CaptureFixture[str], title: str) -> None:
+def test_the_options_of_one_group_are_shown_alone(capsys, title):
     shown = option_lines(said(capsys, "--help", title.lower()))
     assert shown[: len(GROUPS[title])] == [parameter.opts[0] for parameter in GROUPS[title]]
     assert shown == option_lines(said(capsys, f"--help={title.upper()}".lower()))
@@ -101,12 +97,12 @@ def test_the_options_of_one_group_are_shown_alone(capsys: pytest.CaptureFixture[
     ("is_terminal", "no_color", "is_shown"), [(True, "", True), (True, "1", False), (False, "", False)]
 )
 def test_colours_are_shown_on_a_terminal_only(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    is_terminal: bool,
-    no_color: str,
-    is_shown: bool,
-) -> None:
+    capsys,
+    monkeypatch,
+    is_terminal,
+    no_color,
+    is_shown,
+):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
     monkeypatch.setenv("NO_COLOR", no_color)
     with pytest.raises(SystemExit):
@@ -114,7 +110,7 @@ def test_colours_are_shown_on_a_terminal_only(
     assert ("\x1b[" in capsys.readouterr().out) == is_shown
 
 
-def complete(*words: str) -> list[str]:
+def complete(*words):
     """Return what bash is told for the last of the words, as `kind,value`."""
     env = {"COMP_WORDS": " ".join(["msrun", *words]), "COMP_CWORD": str(len(words)), "_MSRUN_COMPLETE": "bash_complete"}
     done = subprocess.run(
@@ -144,5 +140,5 @@ def complete(*words: str) -> list[str]:
         key=lambda words, _: words,
     ),
 )
-def test_options_values_and_files_are_proposed(words: str, proposed: str) -> None:
+def test_options_values_and_files_are_proposed(words, proposed):
     assert complete(*words.split()) == [proposed]

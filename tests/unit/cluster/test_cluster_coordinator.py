@@ -1,10 +1,7 @@
 """What becomes of a job of several hosts: the first failure counts, and nobody is left waiting."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from failure_reports import failure_of, reason_of, worker_of
@@ -13,46 +10,44 @@ from hypothesis import strategies as st
 
 from msrun import contract
 from msrun.cluster.coordinator import ORDERS, REPORTS, Coordinator
-from msrun.cluster.membership import FailureReport, JobFailure, RestartPolicy, fault_of_job, merge_failures, read_report
+from msrun.cluster.membership import FailureReport, RestartPolicy, fault_of_job, merge_failures, read_report
 from msrun.planning.hosts import HostEntry, HostPool
 from msrun.planning.record_json import encode_record
 
 
-def coordinator(count: int = 2, restarts: int = 0) -> Coordinator:
+def coordinator(count=2, restarts=0):
     """Return that of hosts with ten ranks each."""
     ranks = {node: tuple(range(10 * node, 10 * node + 10)) for node in range(count)}
     return Coordinator("JOB", ranks, RestartPolicy(restarts))
 
 
-def report(
-    node_rank: int = 0, *, can_restart: bool = True, exit_code: int = 7, lost_peer: bool = False
-) -> FailureReport:
+def report(node_rank=0, *, can_restart=True, exit_code=7, lost_peer=False):
     failure = failure_of(10 * node_rank, exit_code)
     return FailureReport(failure, node_rank, can_restart=can_restart, lost_peer=lost_peer)
 
 
-def failed(job: Coordinator, attempt: int, told: FailureReport) -> list[dict[str, Any]]:
+def failed(job, attempt, told):
     return job.hear(told.node_rank, {"type": "failed", "attempt": attempt, "report": encode_record(told)})
 
 
-def done(job: Coordinator, node: int, attempt: int, rank: int, **more: Any) -> list[dict[str, Any]]:
+def done(job, node, attempt, rank, **more):
     return job.hear(node, {"type": "done", "attempt": attempt, "rank": rank, **more})
 
 
-def ended(job: Coordinator, node: int, attempt: int, **more: Any) -> list[dict[str, Any]]:
+def ended(job, node, attempt, **more):
     more["report"] = encode_record(more["report"]) if more.get("report") else None
     return job.hear(node, {"type": "ended", "attempt": attempt, "can_continue": True, **more})
 
 
-def ready(job: Coordinator, node: int, attempt: int) -> list[dict[str, Any]]:
+def ready(job, node, attempt):
     return job.hear(node, {"type": "ready", "attempt": attempt})
 
 
-def kinds(orders: list[dict[str, Any]]) -> list[str]:
+def kinds(orders):
     return [order["type"] for order in orders]
 
 
-def test_first_failure_stops_all_and_the_second_changes_nothing() -> None:
+def test_first_failure_stops_all_and_the_second_changes_nothing():
     job = coordinator()
     (stop,) = failed(job, 0, report(1))
     assert stop == {"type": "stop", "attempt": 0, "report": encode_record(report(1)), "goes_on": False}
@@ -62,7 +57,7 @@ def test_first_failure_stops_all_and_the_second_changes_nothing() -> None:
     assert over == {"type": "over", "report": encode_record(report(1)), "goes_on": False}
 
 
-def test_ranks_of_other_hosts_that_had_ended_well_are_named_where_one_is_missed() -> None:
+def test_ranks_of_other_hosts_that_had_ended_well_are_named_where_one_is_missed():
     lost = report(0, lost_peer=True)
     job = coordinator(3, restarts=1)
     for node, rank in ((0, 0), (2, 25), (1, 13), (1, 12)):
@@ -79,13 +74,13 @@ def test_ranks_of_other_hosts_that_had_ended_well_are_named_where_one_is_missed(
 
 
 @pytest.mark.parametrize(("restarts", "can_restart", "goes_on"), [(1, True, True), (1, False, False), (0, True, False)])
-def test_hosts_know_at_once_whether_the_job_will_start_again(restarts: int, can_restart: bool, goes_on: bool) -> None:
+def test_hosts_know_at_once_whether_the_job_will_start_again(restarts, can_restart, goes_on):
     (stop,) = failed(coordinator(2, restarts), 0, report(1, can_restart=can_restart))
     assert stop["goes_on"] is goes_on
 
 
 @pytest.mark.parametrize(("node_rank", "reason"), [(0, "rank 15 on node 1 exited early (code 0); {}"), (1, "{}")])
-def test_failure_is_told_as_its_host_knows_it_in_the_end(node_rank: int, reason: str) -> None:
+def test_failure_is_told_as_its_host_knows_it_in_the_end(node_rank, reason):
     """From logs that are whole; ranks that have finished since are no cause of it."""
     job = coordinator()
     if not node_rank:
@@ -100,7 +95,7 @@ def test_failure_is_told_as_its_host_knows_it_in_the_end(node_rank: int, reason:
     assert over["report"]["node_rank"] == node_rank
 
 
-def test_hosts_hear_once_of_a_rank_that_never_joined_and_its_failure_is_told_at_the_last_hosts_end() -> None:
+def test_hosts_hear_once_of_a_rank_that_never_joined_and_its_failure_is_told_at_the_last_hosts_end():
     job = coordinator(2, restarts=1)
     assert done(job, 1, 0, 13) == []
     assert done(job, 1, 0, 12, has_come=False) == [{"type": "absent", "attempt": 0, "ranks": [12]}]
@@ -115,9 +110,7 @@ def test_hosts_hear_once_of_a_rank_that_never_joined_and_its_failure_is_told_at_
 @pytest.mark.parametrize(
     ("lost_peer", "has_ended", "is_cause"), [(True, False, True), (True, True, False), (False, False, False)]
 )
-def test_lost_host_is_why_a_rank_has_missed_another_just_before(
-    lost_peer: bool, has_ended: bool, is_cause: bool
-) -> None:
+def test_lost_host_is_why_a_rank_has_missed_another_just_before(lost_peer, has_ended, is_cause):
     job = coordinator(3, restarts=5)
     failure = replace(failure_of(0), reason="rank 0 failed first: exit code 7")
     failed(job, 0, FailureReport(failure, 0, can_restart=True, lost_peer=lost_peer))
@@ -133,7 +126,7 @@ def test_lost_host_is_why_a_rank_has_missed_another_just_before(
         assert (told["reason"], told["exit_code"]) == ("rank 0 failed first: exit code 7", 7)
 
 
-def test_all_hosts_start_again_together() -> None:
+def test_all_hosts_start_again_together():
     job = coordinator(2, restarts=1)
     failed(job, 0, report(0))
     ended(job, 0, 0)
@@ -149,7 +142,7 @@ def test_all_hosts_start_again_together() -> None:
 
 
 @pytest.mark.parametrize("why", ["cannot be repeated", "a host cannot go on", "a host is lost", "ended well"])
-def test_job_does_not_start_again_when(why: str) -> None:
+def test_job_does_not_start_again_when(why):
     job = coordinator(2, restarts=3)
     if why != "ended well":
         failed(job, 0, report(0, can_restart=why != "cannot be repeated"))
@@ -161,7 +154,7 @@ def test_job_does_not_start_again_when(why: str) -> None:
 GOOD = encode_record(report(3))
 
 
-def test_report_is_cut_to_size_and_is_that_of_the_host_which_tells_it() -> None:
+def test_report_is_cut_to_size_and_is_that_of_the_host_which_tells_it():
     job = coordinator()
     long = {**GOOD, "failure": {**GOOD["failure"], "reason": "x" * 10**5, "exit_code": 1000}}
     job.hear(1, {"type": "failed", "attempt": 0, "report": long})
@@ -174,9 +167,9 @@ EVENTS = st.tuples(st.sampled_from(["lost", *sorted(REPORTS)]), st.integers(0, 3
 
 @settings(max_examples=150)
 @given(st.lists(EVENTS, max_size=40), st.integers(0, 2))
-def test_any_life_of_hosts_keeps_the_laws(events: list[tuple[str, int, bool]], restarts: int) -> None:
+def test_any_life_of_hosts_keeps_the_laws(events, restarts):
     job = coordinator(4, restarts)
-    orders: list[dict[str, Any]] = []
+    orders = []
     for kind, node, flag in events:
         if kind == "lost":
             orders += job.lost(node, f"lost {node}")
@@ -197,7 +190,7 @@ def test_any_life_of_hosts_keeps_the_laws(events: list[tuple[str, int, bool]], r
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 1 << 32))
-def test_any_life_with_losses_goes_on_while_hosts_and_restarts_are_left(seed: int) -> None:
+def test_any_life_with_losses_goes_on_while_hosts_and_restarts_are_left(seed):
     """Hosts fail, leave and are lost at any moment; the model counts hosts and restarts, and knows nothing else."""
     rng = random.Random(seed)
     entries = [HostEntry(f"h{number}", 1, (0,)) for number in range(rng.randint(1, 5))]
@@ -206,8 +199,8 @@ def test_any_life_with_losses_goes_on_while_hosts_and_restarts_are_left(seed: in
     ranks = {node: (node,) for node in range(size)}
     job = Coordinator("JOB", ranks, RestartPolicy(restarts), pool=pool)
     left, can_continue = set(ranks), True
-    lost: set[int] = set()
-    leaves: set[int] = set()
+    lost = set()
+    leaves = set()
     while not job.is_over:
         node, event = rng.choice(sorted(left)), rng.choice(("end", "end", "fail", "lose", "leave"))
         if event == "fail":
@@ -242,24 +235,24 @@ def test_any_life_with_losses_goes_on_while_hosts_and_restarts_are_left(seed: in
 FIRST = failure_of(3)
 
 
-def other(rank: int) -> dict[str, int | str]:
+def other(rank):
     return {"global_rank": rank, "state": "stopped by msrun", "doing": ""}
 
 
-def stopped(*ranks: int, attempts: int = 0) -> JobFailure:
+def stopped(*ranks, attempts=0):
     """Return what a host has seen whose workers were stopped because of another's."""
-    earlier: list[dict[str, int | float | str]] = [{"attempt": number, "reason": "x"} for number in range(attempts)]
+    earlier = [{"attempt": number, "reason": "x"} for number in range(attempts)]
     return replace(fault_of_job("JOB", FIRST.reason, 7), others=[other(rank) for rank in ranks], attempts=earlier)
 
 
-def test_others_of_all_hosts_are_told_of_once_and_in_their_order() -> None:
+def test_others_of_all_hosts_are_told_of_once_and_in_their_order():
     merged = merge_failures(FIRST, [stopped(4, 5, attempts=1), replace(FIRST, others=[other(2)]), stopped(0, 1)])
     assert merged.first_failure == FIRST.first_failure and merged.reason == FIRST.reason
     assert [entry["global_rank"] for entry in merged.others] == [0, 1, 2, 4, 5]
     assert merged.attempts == [{"attempt": 0, "reason": "x"}]
 
 
-def test_worker_that_failed_first_on_its_host_alone_is_one_of_the_others() -> None:
+def test_worker_that_failed_first_on_its_host_alone_is_one_of_the_others():
     merged = merge_failures(FIRST, [FIRST, failure_of(6, 9)])
     assert merged.others == [{"global_rank": 6, "state": "failed (exit code 9)", "doing": ""}]
     killed = replace(worker_of(6), exit_code=None, signal="SIGKILL")
@@ -267,14 +260,14 @@ def test_worker_that_failed_first_on_its_host_alone_is_one_of_the_others() -> No
     assert merged.others[0]["state"] == "failed (signal SIGKILL)"
 
 
-def test_ranks_that_were_waited_for_are_not_among_the_others() -> None:
+def test_ranks_that_were_waited_for_are_not_among_the_others():
     hang = replace(fault_of_job("JOB", "stuck", 124), lagging=[worker_of(3)])
     merged = merge_failures(hang, [stopped(2, 3), stopped(0)])
     assert [worker.global_rank for worker in merged.lagging] == [3]
     assert [entry["global_rank"] for entry in merged.others] == [0, 2]
 
 
-def test_ranks_that_all_join_nothing_end_well() -> None:
+def test_ranks_that_all_join_nothing_end_well():
     job = coordinator()
     for node in range(2):
         done(job, node, 0, 10 * node, has_come=False)

@@ -1,9 +1,6 @@
 """Who may take part in a job of several hosts, and who gets which ranks."""
 
-from __future__ import annotations
-
 import ipaddress
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,12 +12,12 @@ from msrun.planning.hosts import HostAssignment
 from msrun.planning.record_json import encode_record
 
 
-def request(node_rank: int = -1, workers: int = 4, total: int = 12, **changes: Any) -> HostRequest:
-    settings: dict[str, Any] = {"name": "h", "address": f"10.0.0.{node_rank + 2}", "max_restarts": 0}
+def request(node_rank=-1, workers=4, total=12, **changes):
+    settings = {"name": "h", "address": f"10.0.0.{node_rank + 2}", "max_restarts": 0}
     return HostRequest(protocol(), total, workers, node_rank, **{**settings, **changes})
 
 
-def registry(*requests: HostRequest, total: int = 12, **settings: Any) -> Registry:
+def registry(*requests, total=12, **settings):
     found = Registry(total, 0, **settings)
     for number, one in enumerate(requests):
         found.add(number, one)
@@ -41,9 +38,7 @@ def registry(*requests: HostRequest, total: int = 12, **settings: Any) -> Regist
         ([request(0), request(1, 8)], request(2), "an extra host: the job is complete with 12 workers on 2 hosts"),
     ],
 )
-def test_host_that_does_not_fit_is_refused_and_changes_nothing(
-    came: list[HostRequest], newcomer: HostRequest, reason: str
-) -> None:
+def test_host_that_does_not_fit_is_refused_and_changes_nothing(came, newcomer, reason):
     found = registry(*came)
     before = found.registered, found.describe_present()
     with pytest.raises(Refused) as refusal:
@@ -60,11 +55,11 @@ def test_host_that_does_not_fit_is_refused_and_changes_nothing(
         ([request(-1)], "4 of 12 registered, missing: 8 workers"),
     ],
 )
-def test_missing_hosts_are_told_as_far_as_they_are_known(came: list[HostRequest], missing: str) -> None:
+def test_missing_hosts_are_told_as_far_as_they_are_known(came, missing):
     assert registry(*came).describe() == missing
 
 
-def test_hosts_of_a_table_are_missing_by_name_and_others_are_refused() -> None:
+def test_hosts_of_a_table_are_missing_by_name_and_others_are_refused():
     table = (HostAssignment(0, "a", "10.0.0.2", (1, 2), (0, 1)), HostAssignment(1, "b", "10.0.0.7", (0, 3), (4, 5)))
     found = registry(request(0, 2, 4), total=4, expected=table)
     assert found.describe() == "2 of 4 registered, missing: node 1 (10.0.0.7) ranks 0, 3"
@@ -77,7 +72,7 @@ def test_hosts_of_a_table_are_missing_by_name_and_others_are_refused() -> None:
     ]
 
 
-def test_host_that_went_may_come_again() -> None:
+def test_host_that_went_may_come_again():
     found = registry(request(0), request(1))
     assert found.remove(1) == request(1) and found.remove(1) is None
     found.add("again", request(1, 8))
@@ -95,7 +90,7 @@ def test_host_that_went_may_come_again() -> None:
         ({"table": None}, "its request is none: .*table"),
     ],
 )
-def test_request_that_is_none_is_refused(changes: dict[str, Any], reason: str) -> None:
+def test_request_that_is_none_is_refused(changes, reason):
     with pytest.raises(Refused, match=reason):
         HostRequest.from_json({**encode_record(request()), **changes})
     with pytest.raises(Refused):
@@ -104,7 +99,7 @@ def test_request_that_is_none_is_refused(changes: dict[str, Any], reason: str) -
 
 @settings(max_examples=60)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.booleans(), st.randoms(use_true_random=False))
-def test_ranks_are_dealt_once_each_in_any_order_of_coming(counts: list[int], is_numbered: bool, luck: Any) -> None:
+def test_ranks_are_dealt_once_each_in_any_order_of_coming(counts, is_numbered, luck):
     total = sum(counts)
     hosts = [
         request(node if is_numbered else -1, count, total, address=str(ipaddress.ip_address(7 + node)))
@@ -118,7 +113,7 @@ def test_ranks_are_dealt_once_each_in_any_order_of_coming(counts: list[int], is_
     assert [HostAssignment.from_json(assignment.to_json()) for assignment in assignments] == assignments
 
 
-def test_a_job_can_do_with_fewer_hosts_once_their_numbers_have_no_gap() -> None:
+def test_a_job_can_do_with_fewer_hosts_once_their_numbers_have_no_gap():
     registry = Registry(12, 0)
     registry.add("b", request(1))
     assert not registry.can_do_with(1)  # node 0 is missing
@@ -131,7 +126,7 @@ def test_a_job_can_do_with_fewer_hosts_once_their_numbers_have_no_gap() -> None:
         registry.add("c", request(2))
 
 
-def test_msruns_on_one_machine_share_an_address_when_they_have_numbers_or_it_is_loopback() -> None:
+def test_msruns_on_one_machine_share_an_address_when_they_have_numbers_or_it_is_loopback():
     registry = Registry(12, 0)
     for node_rank in range(3):
         registry.add(node_rank, request(node_rank, address="10.0.0.2"))

@@ -1,7 +1,5 @@
 """The state machine of a job, by tables and by random lives of workers."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest
@@ -14,14 +12,14 @@ from msrun.cluster.membership import Decision, Membership, RestartPolicy, Worker
 EXIT_7 = 7 << 8
 
 
-def running(count: int) -> Membership:
+def running(count):
     membership = Membership(range(count))
     for rank in range(count):
         assert membership.started(rank, 100 + rank, float(rank)) is Decision.WAIT
     return membership
 
 
-def test_bad_end_of_a_program_that_had_run_to_its_end_stops_nobody_and_fails_the_job_when_all_have_ended() -> None:
+def test_bad_end_of_a_program_that_had_run_to_its_end_stops_nobody_and_fails_the_job_when_all_have_ended():
     membership = running(3)
     assert membership.exited(2, 5 << 8, 5.0, others_go_on=True) is Decision.WAIT
     assert membership.exited(1, 5 << 8, 6.0, others_go_on=True) is Decision.WAIT
@@ -34,7 +32,7 @@ def test_bad_end_of_a_program_that_had_run_to_its_end_stops_nobody_and_fails_the
     assert membership.first_failure is membership.members[1]
 
 
-def test_job_is_not_over_before_everybody_was_started() -> None:
+def test_job_is_not_over_before_everybody_was_started():
     membership = Membership([0, 1])
     membership.started(0, 100, 0.0)
     assert membership.exited(0, 0, 1.0) is Decision.WAIT
@@ -43,7 +41,7 @@ def test_job_is_not_over_before_everybody_was_started() -> None:
 
 
 @given(st.integers(1, 6), st.data())
-def test_any_order_of_ends_keeps_the_laws(count: int, data: st.DataObject) -> None:
+def test_any_order_of_ends_keeps_the_laws(count, data):
     membership = running(count)
     order = data.draw(st.permutations(range(count)))
     statuses = data.draw(st.lists(st.sampled_from([0, EXIT_7, signal.SIGTERM]), min_size=count, max_size=count))
@@ -71,7 +69,7 @@ def test_any_order_of_ends_keeps_the_laws(count: int, data: st.DataObject) -> No
     assert len(membership.ranks_in(*WorkerState)) == count
 
 
-def test_workers_that_will_not_be_started_any_more_count_as_stopped() -> None:
+def test_workers_that_will_not_be_started_any_more_count_as_stopped():
     membership = Membership(range(3))
     membership.started(0, 100, 0.0)
     membership.stop()
@@ -80,7 +78,7 @@ def test_workers_that_will_not_be_started_any_more_count_as_stopped() -> None:
     assert membership.ranks_in(WorkerState.STOPPED) == [0, 1, 2]
 
 
-def test_who_ends_before_it_is_told_has_ended_by_itself() -> None:
+def test_who_ends_before_it_is_told_has_ended_by_itself():
     membership = Membership(range(3))
     for rank in range(3):
         membership.started(rank, 100 + rank, 0.0)
@@ -105,11 +103,11 @@ EXIT_1 = 1
         (3, 0, 127, None),
     ],
 )
-def test_delay_before_a_restart(max_restarts: int, done: int, exit_code: int | None, delay_s: float | None) -> None:
+def test_delay_before_a_restart(max_restarts, done, exit_code, delay_s):
     assert RestartPolicy(max_restarts).delay_s(done, exit_code) == delay_s
 
 
-def test_program_that_cannot_start_is_started_again_when_asked_for_alone() -> None:
+def test_program_that_cannot_start_is_started_again_when_asked_for_alone():
     policy = RestartPolicy(3)
     assert "no rank had joined" in policy.refuse(2, has_begun=False)
     assert "no rank had joined" in policy.refuse(1, has_begun=False)
@@ -120,7 +118,7 @@ def test_program_that_cannot_start_is_started_again_when_asked_for_alone() -> No
     assert policy.explain(3, 1, has_begun=False) == "", "it could not start again in any case"
 
 
-def test_lists_of_exit_statuses_come_before_all_else() -> None:
+def test_lists_of_exit_statuses_come_before_all_else():
     only = RestartPolicy(3, restart_on=(75, 93))
     assert [only.delay_s(0, status) for status in (75, 93, 7, 137, None)] == [0.0, 0.0, None, None, 0.0]
     never = RestartPolicy(3, no_restart_on=(7, 143))

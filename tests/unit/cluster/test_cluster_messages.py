@@ -1,11 +1,7 @@
 """Messages arrive whole, once and in order, whatever the stream; of what form they must be; threads that carry them."""
 
-from __future__ import annotations
-
 import selectors
 import socket
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from failure_reports import failure_of
@@ -38,7 +34,7 @@ objects = st.dictionaries(
 
 
 @given(st.lists(objects, max_size=5), st.data())
-def test_messages_survive_any_cut_of_the_stream(messages: list[dict[str, Any]], data: st.DataObject) -> None:
+def test_messages_survive_any_cut_of_the_stream(messages, data):
     stream = b"".join(encode_message(message) for message in messages)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=10)))
     buffer = FrameBuffer()
@@ -49,12 +45,12 @@ def test_messages_survive_any_cut_of_the_stream(messages: list[dict[str, Any]], 
 
 
 @pytest.mark.parametrize("body", [b"[]", b"1", b"null", b'"text"', b"{", b"", b"\xff"])
-def test_body_that_is_no_object_is_refused(body: bytes) -> None:
+def test_body_that_is_no_object_is_refused(body):
     with pytest.raises(ValueError):
         FrameBuffer().messages(HEADER.pack(len(body)) + body)
 
 
-def test_length_beyond_the_limit_is_not_sent_and_refused_before_it_is_read() -> None:
+def test_length_beyond_the_limit_is_not_sent_and_refused_before_it_is_read():
     with pytest.raises(ValueError, match="at most"):
         encode_message({"text": "x" * MAX_MESSAGE_BYTES})
     with pytest.raises(ValueError, match="at most"):
@@ -62,7 +58,7 @@ def test_length_beyond_the_limit_is_not_sent_and_refused_before_it_is_read() -> 
 
 
 @given(st.binary(max_size=64))
-def test_any_bytes_give_messages_or_a_value_error(data: bytes) -> None:
+def test_any_bytes_give_messages_or_a_value_error(data):
     try:
         messages = FrameBuffer().messages(data)
     except ValueError:
@@ -71,14 +67,14 @@ def test_any_bytes_give_messages_or_a_value_error(data: bytes) -> None:
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[Channel, Channel]]:
+def ends():
     left, right = socket.socketpair()
     yield Channel(left), Channel(right)
     left.close()
     right.close()
 
 
-def test_channel_sees_the_other_end_go(ends: tuple[Channel, Channel]) -> None:
+def test_channel_sees_the_other_end_go(ends):
     left, right = ends
     right.send({"last": True})
     right.close()
@@ -93,7 +89,7 @@ TOKEN = b"a token of this job"
 
 
 @pytest.fixture
-def sides() -> Iterator[tuple[Connection, Connection]]:
+def sides():
     """The scheduler's end and a host's, which have greeted each other."""
     scheduler, host = map(Connection, socket.socketpair())
     ours, theirs = new_nonce(), new_nonce()
@@ -105,8 +101,8 @@ def sides() -> Iterator[tuple[Connection, Connection]]:
 
 
 def test_what_follows_the_word_that_lets_a_host_in_is_read_by_whoever_reads_next(
-    sides: tuple[Connection, Connection],
-) -> None:
+    sides,
+):
     scheduler, host = sides
     long = b"x" * (2 * MAX_GREETING_BYTES)
     for body in (b"accepted", long, b"called off"):
@@ -118,8 +114,8 @@ def test_what_follows_the_word_that_lets_a_host_in_is_read_by_whoever_reads_next
 
 
 def test_what_was_said_before_the_other_side_went_is_read_after_a_send_has_failed(
-    sides: tuple[Connection, Connection],
-) -> None:
+    sides,
+):
     scheduler, host = sides
     scheduler.send_body(b"called off")
     scheduler.close()
@@ -131,7 +127,7 @@ def test_what_was_said_before_the_other_side_went_is_read_after_a_send_has_faile
 
 
 REPORT = encode_record(FailureReport(failure_of(0)))
-SAID: dict[str, dict[str, Any]] = {
+SAID = {
     "checked": {"report": encode_record(HostReport())},
     "listening": {"port": 1, "error": ""},
     "reached": {"result": encode_record(ReachResult())},
@@ -149,7 +145,7 @@ SAID: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", SAID)
-def test_what_an_agent_says_is_taken_and_nothing_may_be_missing(kind: str) -> None:
+def test_what_an_agent_says_is_taken_and_nothing_may_be_missing(kind):
     check_said({"type": kind, "seq": 7, **SAID[kind]})
     for name in SAID[kind].keys() - {"error"}:
         with pytest.raises(ValueError, match=name):
@@ -168,19 +164,19 @@ def test_what_an_agent_says_is_taken_and_nothing_may_be_missing(kind: str) -> No
         ("checked", {"report": {"addresses": [{"address": "x", "interface": "", "prefix_bits": 0}]}}, r"\$\.report"),
     ],
 )
-def test_what_is_of_another_form_is_refused_by_its_field(kind: str, changes: dict[str, Any], where: str) -> None:
+def test_what_is_of_another_form_is_refused_by_its_field(kind, changes, where):
     with pytest.raises(ValueError, match=where):
         check_said({"type": kind, **SAID.get(kind, {}), **changes})
 
 
-def test_fields_that_do_not_belong_to_a_moment_are_left_out() -> None:
+def test_fields_that_do_not_belong_to_a_moment_are_left_out():
     assert read_moment("note", {"text": "x", "more": 1}) == {"text": "x"}
     with pytest.raises(ValueError, match="started: pid"):
         read_moment("started", {"global_rank": 0, "pid": "7"})
 
 
 @pytest.mark.parametrize("table", ["SAID", "TOLD", "MOMENTS"])
-def test_version_changes_with_a_form(monkeypatch: pytest.MonkeyPatch, table: str) -> None:
+def test_version_changes_with_a_form(monkeypatch, table):
     before = protocol()
     assert protocol() == before
     protocol.cache_clear()
@@ -189,10 +185,10 @@ def test_version_changes_with_a_form(monkeypatch: pytest.MonkeyPatch, table: str
     protocol.cache_clear()
 
 
-def test_owner_is_told_what_a_thread_raises() -> None:
+def test_owner_is_told_what_a_thread_raises():
     told = list[BaseException]()
 
-    def work() -> None:
+    def work():
         raise SystemExit(3)
 
     thread = OwnThread("test", work, told.append)
@@ -201,11 +197,11 @@ def test_owner_is_told_what_a_thread_raises() -> None:
     assert [type(error) for error in told] == [SystemExit] and thread.fault is told[0]
 
 
-def test_thread_that_goes_on_works_again_and_tells_the_first_fault_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thread_that_goes_on_works_again_and_tells_the_first_fault_alone(monkeypatch):
     monkeypatch.setattr(own_thread, "PAUSE_S", 0.0)
     told, faults = list[str](), [OSError("first"), OSError("second")]
 
-    def work() -> None:
+    def work():
         if faults:
             raise faults.pop(0)
 
@@ -216,8 +212,8 @@ def test_thread_that_goes_on_works_again_and_tells_the_first_fault_alone(monkeyp
 
 
 def test_fault_is_one_line_under_the_name_of_msrun_and_its_traceback_can_be_printed(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    capsys,
+):
     error = OSError(5, "Input/output\nerror")
     error.add_note("while it read worker_0.log")
     assert describe_fault(error) == (
@@ -230,13 +226,13 @@ def test_fault_is_one_line_under_the_name_of_msrun_and_its_traceback_can_be_prin
 
 
 @pytest.fixture
-def inbox() -> Iterator[Inbox]:
+def inbox():
     found = Inbox()
     yield found
     found.close()
 
 
-def test_reader_is_woken_as_long_as_there_are_messages(inbox: Inbox) -> None:
+def test_reader_is_woken_as_long_as_there_are_messages(inbox):
     with selectors.DefaultSelector() as selector:
         selector.register(inbox, selectors.EVENT_READ)
         for _ in range(2):

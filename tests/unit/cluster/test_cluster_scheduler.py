@@ -1,7 +1,5 @@
 """The record of a job, and a scheduler that ends with its agent."""
 
-from __future__ import annotations
-
 import io
 import os
 import re
@@ -17,13 +15,13 @@ from unittest import mock
 import pytest
 
 from msrun.cluster import rendezvous as scheduler
-from msrun.cluster.messages import Message, encode_message
+from msrun.cluster.messages import encode_message
 from msrun.cluster.rendezvous import Record, StoreHost, limit_memory, listen, run_scheduler
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 
-def test_record_has_one_stamped_line_for_each_moment() -> None:
+def test_record_has_one_stamped_line_for_each_moment():
     stream = io.StringIO()
     record = Record(stream)
     for message in (
@@ -56,8 +54,8 @@ def test_record_has_one_stamped_line_for_each_moment() -> None:
     ]
 
 
-def test_record_on_a_full_disk_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def write(text: str) -> int:
+def test_record_on_a_full_disk_is_no_error(monkeypatch):
+    def write(text):
         raise OSError(28, "No space left on device")
 
     stream = io.StringIO()
@@ -65,7 +63,7 @@ def test_record_on_a_full_disk_is_no_error(monkeypatch: pytest.MonkeyPatch) -> N
     Record(stream).note({"type": "over", "reason": "r"})
 
 
-def test_store_is_empty_for_the_next_attempt_and_at_the_same_address() -> None:
+def test_store_is_empty_for_the_next_attempt_and_at_the_same_address():
     open_store = pytest.importorskip("torch.distributed").TCPStore
     with listen("127.0.0.1", 0) as listener:
         address, port = listener.getsockname()
@@ -80,7 +78,7 @@ def test_store_is_empty_for_the_next_attempt_and_at_the_same_address() -> None:
         assert anew.get("address of rank 1") == b"of this attempt"
 
 
-def test_without_torch_a_worker_that_needs_the_store_ends_the_scheduler_with_a_word() -> None:
+def test_without_torch_a_worker_that_needs_the_store_ends_the_scheduler_with_a_word():
     with listen("127.0.0.1", 0) as listener:
         address = listener.getsockname()
         program = (
@@ -104,7 +102,7 @@ def test_without_torch_a_worker_that_needs_the_store_ends_the_scheduler_with_a_w
     )
 
 
-def test_store_that_nobody_needs_leaves_its_address_to_whoever_opens_one() -> None:
+def test_store_that_nobody_needs_leaves_its_address_to_whoever_opens_one():
     """Although another process may hold the socket, too."""
     with listen("127.0.0.1", 0) as listener:
         address = listener.getsockname()
@@ -128,14 +126,14 @@ def test_store_that_nobody_needs_leaves_its_address_to_whoever_opens_one() -> No
     ],
 )
 def test_store_is_opened_late_where_workers_may_never_ask_and_by_rank_0_where_there_is_no_torch(
-    monkeypatch: pytest.MonkeyPatch,
-    told: Message,
-    start_method: str,
-    has_torch: bool,
-    is_loaded: bool,
-    asked: list[object],
-    is_late: bool,
-) -> None:
+    monkeypatch,
+    told,
+    start_method,
+    has_torch,
+    is_loaded,
+    asked,
+    is_late,
+):
     host = mock.Mock(is_wanted_late=False)
     at_once = SimpleNamespace(Thread=lambda target, daemon: SimpleNamespace(start=target))
     modules = {"torch": None} if is_loaded else {}
@@ -152,7 +150,7 @@ def test_store_is_opened_late_where_workers_may_never_ask_and_by_rank_0_where_th
     assert (host.method_calls, host.is_wanted_late) == (asked, is_late)
 
 
-def test_memory_is_limited_to_so_much_more_than_there_is_now(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_limited_to_so_much_more_than_there_is_now(monkeypatch):
     limits = {"now": (resource.RLIM_INFINITY, resource.RLIM_INFINITY)}
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits["now"])
     monkeypatch.setattr(resource, "setrlimit", lambda kind, values: limits.update(now=values))
@@ -166,7 +164,7 @@ def test_memory_is_limited_to_so_much_more_than_there_is_now(monkeypatch: pytest
     assert limits["now"] == (1 << 30, 1 << 30), "what was allowed before is not exceeded"
 
 
-def test_port_is_free_again_right_after_a_job_used_it() -> None:
+def test_port_is_free_again_right_after_a_job_used_it():
     with listen("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port), timeout=5):

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from itertools import pairwise
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -42,10 +39,10 @@ class Screen:
 
     def __init__(
         self,
-        folder: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        **options: Any,
-    ) -> None:
+        folder,
+        monkeypatch,
+        **options,
+    ):
         spec = small_spec(folder, 2, **{"tail_ranks": (0, 1), **options})
         facts = HostFacts("h", "127.0.0.1", (0,))
         plan = build_plan(spec, facts, caller={}, job_id="J", run_dir="/tmp/r", master_port=1)
@@ -57,41 +54,41 @@ class Screen:
         monkeypatch.setattr(output, "say_lines", self.said.append)
         self.console = Console(spec, plan, OwnFaults(folder, self.said.append, found_in=""), quiet=False)
 
-    def _write(self, text: str) -> None:
+    def _write(self, text):
         self.text += text
         self.lines += text.splitlines()
 
-    def raw(self) -> str:
+    def raw(self):
         """Return what a moment shows, with the control sequences."""
         self.text = ""
         self.shown()
         return self.text
 
-    def write(self, rank: int, text: str) -> None:
+    def write(self, rank, text):
         with (self.folder / f"worker_{rank}.log").open("a") as file:
             file.write(text)
 
-    def run(self) -> None:
+    def run(self):
         """All workers run: from here on there may be a live line."""
         self.console.note("running", {})
 
-    def shown(self) -> list[str]:
+    def shown(self):
         self.lines.clear()
         self.console.tick(Membership(range(2)))
         return list(self.lines)
 
-    def close(self) -> None:
+    def close(self):
         for tail in self.console._tails:
             tail.close()
 
 
 @pytest.fixture
-def screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Screen]:
+def screen(tmp_path, monkeypatch):
     with closing(Screen(tmp_path, monkeypatch)) as screen:
         yield screen
 
 
-def test_lines_of_workers_are_shown_with_their_rank_as_they_come(screen: Screen) -> None:
+def test_lines_of_workers_are_shown_with_their_rank_as_they_come(screen):
     screen.write(0, "a\nb")
     screen.write(1, "c\n")
     assert sorted(screen.shown()) == ["[h:0] a", "[h:1] c"]
@@ -100,7 +97,7 @@ def test_lines_of_workers_are_shown_with_their_rank_as_they_come(screen: Screen)
     assert screen.shown() == []
 
 
-def test_last_lines_of_an_attempt_come_before_those_of_the_next(screen: Screen) -> None:
+def test_last_lines_of_an_attempt_come_before_those_of_the_next(screen):
     screen.write(0, "last, without an end")
     screen.console.note("restarting", {"reason": "rank 1 failed", "delay_s": 1.0, "attempt": 1, "global_ranks": [1]})
     assert screen.lines == ["[h:0] last, without an end"]
@@ -113,8 +110,8 @@ def test_last_lines_of_an_attempt_come_before_those_of_the_next(screen: Screen) 
 
 
 def test_log_that_grows_on_after_a_restart_until_it_is_renamed_is_shown_once(
-    screen: Screen,
-) -> None:
+    screen,
+):
     """Logs of other hosts come over the network, and are renamed when the next attempt's first bytes are there."""
     screen.write(0, "early\n")
     screen.write(1, "early\n")
@@ -133,9 +130,7 @@ def test_log_that_grows_on_after_a_restart_until_it_is_renamed_is_shown_once(
 
 
 @pytest.mark.parametrize("is_seen", [True, False])
-def test_line_of_a_new_attempt_waits_for_its_end_and_comes_without_one_at_the_end(
-    screen: Screen, is_seen: bool
-) -> None:
+def test_line_of_a_new_attempt_waits_for_its_end_and_comes_without_one_at_the_end(screen, is_seen):
     screen.write(0, "early")
     screen.console.note("restarting", {"reason": "rank 1 failed", "delay_s": 1.0, "attempt": 1, "global_ranks": [1]})
     (screen.folder / "worker_0.log").rename(screen.folder / "worker_0.attempt_0.log")
@@ -155,9 +150,7 @@ def test_line_of_a_new_attempt_waits_for_its_end_and_comes_without_one_at_the_en
 BAR = "\r 5%|#   |\r10%|##  |"
 
 
-def test_bar_among_several_ranks_is_a_line_of_its_own_now_and_then(
-    screen: Screen, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bar_among_several_ranks_is_a_line_of_its_own_now_and_then(screen, monkeypatch):
     screen.write(0, BAR)
     assert screen.shown() == [], "short bars show their last state alone"
     now = time.monotonic()
@@ -174,7 +167,7 @@ def test_bar_among_several_ranks_is_a_line_of_its_own_now_and_then(
     assert screen.lines[-1] == "[h:0] 10%|##  |", "at the end, too"
 
 
-def test_raw_pieces_of_several_ranks_stay_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raw_pieces_of_several_ranks_stay_whole(tmp_path, monkeypatch):
     with closing(Screen(tmp_path, monkeypatch, is_raw_tail=True)) as screen:
         screen.write(0, "a\r\nb")
         screen.write(1, "5%\r10%")
@@ -195,17 +188,17 @@ def test_raw_pieces_of_several_ranks_stay_whole(tmp_path: Path, monkeypatch: pyt
         ((12345, 0, 0.01234, "nan"), "step 12345, 0.0123 steps/s, loss nan"),
     ],
 )
-def test_line_tells_what_is_known(given: tuple[Any, ...], line: str) -> None:
+def test_line_tells_what_is_known(given, line):
     assert describe_progress(*given) == line
 
 
-def line_of(folder: Path, global_rank: int) -> ProgressLine:
+def line_of(folder, global_rank):
     worker = SimpleNamespace(global_rank=global_rank, log_path=str(folder / "worker.log"))
-    plan: Any = SimpleNamespace(run_dir=str(folder), workers=(worker,))
+    plan = SimpleNamespace(run_dir=str(folder), workers=(worker,))
     return ProgressLine(plan)
 
 
-def test_what_the_rank_reports_goes_before_its_log(tmp_path: Path) -> None:
+def test_what_the_rank_reports_goes_before_its_log(tmp_path):
     line = line_of(tmp_path, 2)
     assert line.text(0.0) == ""
     (tmp_path / "worker.log").write_text("step: 7, loss: 0.5\n")
@@ -228,7 +221,7 @@ PIECES = st.lists(st.one_of(st.binary(max_size=30), st.sampled_from([b"\r", b"\n
 
 
 @given(PIECES)
-def test_lines_come_whole_however_the_file_grows(pieces: list[bytes]) -> None:
+def test_lines_come_whole_however_the_file_grows(pieces):
     with tempfile.NamedTemporaryFile() as file, closing(LogTail(0, file.name, LineCutter)) as tail:
         lines = []
         for piece in pieces:
@@ -244,7 +237,7 @@ def test_lines_come_whole_however_the_file_grows(pieces: list[bytes]) -> None:
 
 
 @given(PIECES, st.sampled_from([Cutter, RawLineCutter]))
-def test_raw_bytes_are_those_of_the_file(pieces: list[bytes], cutter: type[Cutter]) -> None:
+def test_raw_bytes_are_those_of_the_file(pieces, cutter):
     with tempfile.NamedTemporaryFile() as file, closing(LogTail(0, file.name, cutter)) as tail:
         shown = []
         for piece in pieces:
@@ -261,7 +254,7 @@ def test_raw_bytes_are_those_of_the_file(pieces: list[bytes], cutter: type[Cutte
 
 
 @pytest.mark.parametrize("bar", [b"\r 5%\r10%", b" 5%\r10%\r", b"\r 5%\r10%\r\r"])
-def test_unfinished_bar_has_a_state(bar: bytes) -> None:
+def test_unfinished_bar_has_a_state(bar):
     cutter = LineCutter()
     assert cutter.feed(b"epoch 1\n") == [b"epoch 1\n"]
     assert cutter.feed(bar) == []
@@ -269,13 +262,13 @@ def test_unfinished_bar_has_a_state(bar: bytes) -> None:
 
 
 @pytest.mark.parametrize("held", [b"no carriage return", b"\r 50%\r    \r", b""])
-def test_what_is_no_bar_or_a_bar_taken_away_has_no_state(held: bytes) -> None:
+def test_what_is_no_bar_or_a_bar_taken_away_has_no_state(held):
     cutter = LineCutter()
     cutter.feed(held)
     assert cutter.state == b"" and cutter.take_state(1e9) == []
 
 
-def test_long_bar_is_not_held_whole() -> None:
+def test_long_bar_is_not_held_whole():
     cutter = LineCutter()
     for _ in range(3):
         assert cutter.feed(b"\r" + b"x" * (MAX_HELD_BYTES // 2)) == []
@@ -283,7 +276,7 @@ def test_long_bar_is_not_held_whole() -> None:
 
 
 @pytest.mark.parametrize("cutter", [Cutter, RawLineCutter, LineCutter])
-def test_endless_line_is_shown_in_pieces(tmp_path: Path, cutter: type[Cutter]) -> None:
+def test_endless_line_is_shown_in_pieces(tmp_path, cutter):
     size = 3 * MAX_HELD_BYTES
     (tmp_path / "log").write_bytes(b"x" * size)
     with closing(LogTail(0, str(tmp_path / "log"), cutter)) as tail:
@@ -295,7 +288,7 @@ HOSTILE = ("\x1b", "\x07", "\x9b", "\x90", "\x9d", "\x7f", "\r", "\x08", "\u202e
 
 
 @given(st.text() | st.lists(st.sampled_from([*HOSTILE, "a", "[31m", "]52;c;", "[2J", "\n", "\t"])).map("".join))
-def test_nothing_that_a_terminal_obeys_is_left(text: str) -> None:
+def test_nothing_that_a_terminal_obeys_is_left(text):
     shown = printable(text)
     assert not set(HOSTILE) & set(shown)
     assert printable(shown) == shown
@@ -303,7 +296,7 @@ def test_nothing_that_a_terminal_obeys_is_left(text: str) -> None:
 
 
 @given(st.lists(st.sampled_from([*HOSTILE, "a", "[31m", "\x1b[1;32m", "\x1b[m", "]52;c;", "[2J", "\n"])).map("".join))
-def test_colours_alone_may_stay_and_end_with_their_line(text: str) -> None:
+def test_colours_alone_may_stay_and_end_with_their_line(text):
     for line in printable(text, keep_colours=True).split("\n"):
         *sequences, rest = line.split("\x1b")
         assert not sequences or rest == "[0m"
@@ -323,15 +316,15 @@ def test_colours_alone_may_stay_and_end_with_their_line(text: str) -> None:
         ("carriage\rreturn", "carriage\\rreturn"),
     ],
 )
-def test_what_becomes_of_text(text: str, shown: str) -> None:
+def test_what_becomes_of_text(text, shown):
     assert printable(text) == shown
 
 
-def test_one_line_stays_one() -> None:
+def test_one_line_stays_one():
     assert one_line("a\nb\tc\x1b[2Jd") == "a\\nb\\tcd"
 
 
-def test_bytes_become_what_text_becomes() -> None:
+def test_bytes_become_what_text_becomes():
     """Bytes of which all are plain are not looked at one by one."""
     for number in range(256):
         data = bytes([number])
@@ -349,6 +342,6 @@ def test_bytes_become_what_text_becomes() -> None:
         ([(0.0, b"\x03\x03\x03")], False),
     ],
 )
-def test_three_presses_within_a_second_are_the_way_out(keys: list[tuple[float, bytes]], is_out: bool) -> None:
-    presses: list[float] = []
+def test_three_presses_within_a_second_are_the_way_out(keys, is_out):
+    presses = []
     assert [find_way_out(pressed, presses, now) for now, pressed in keys][-1] is is_out

@@ -1,11 +1,8 @@
 """The report of a failure: ranks folded, the first named, the others accounted for."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,11 +11,10 @@ from failure_reports import failure_of, worker_of
 from plans import small_plan
 
 from msrun.agent.attempt import Attempt, HostResult
-from msrun.cluster.membership import JobFailure, Membership, merge_failures, read_report
-from msrun.errors import HangTimeout, Interrupted, MsrunError, PeerFailed
+from msrun.cluster.membership import Membership, merge_failures, read_report
+from msrun.errors import HangTimeout, Interrupted, PeerFailed
 from msrun.launch.failure import at_home, build_failure, hide_secrets, render_failure, report_failure, write_failure
 from msrun.planning.hosts import HostAssignment
-from msrun.planning.plan import LaunchPlan
 from msrun.planning.record_json import encode_record
 
 TERM = int(signal.SIGTERM)
@@ -27,16 +23,16 @@ INTERRUPTED = Interrupted("stopped by SIGINT", signal.SIGINT)
 
 
 @pytest.fixture
-def plan(tmp_path: Path) -> LaunchPlan:
+def plan(tmp_path):
     return small_plan(tmp_path, 4)
 
 
-def others(*ranks: int) -> dict[int, int]:
+def others(*ranks):
     """Return the ends of the other workers, which msrun stops."""
     return {rank: TERM for rank in range(4) if rank not in ranks}
 
 
-def result(ends: Mapping[int, int], fault: MsrunError | None = None) -> HostResult:
+def result(ends, fault=None):
     """Return that of four workers that ended so, in this order, when the first failure was seen at once."""
     membership = started()
     if fault:
@@ -48,14 +44,14 @@ def result(ends: Mapping[int, int], fault: MsrunError | None = None) -> HostResu
     return HostResult((Attempt(0, membership, fault),), ())
 
 
-def started() -> Membership:
+def started():
     membership = Membership(range(4))
     for rank in range(4):
         membership.started(rank, 100 + rank, 10.0)
     return membership
 
 
-def failure_in(plan: LaunchPlan, outcome: HostResult | Membership) -> JobFailure:
+def failure_in(plan, outcome):
     if isinstance(outcome, Membership):
         outcome = HostResult((Attempt(0, outcome),), ())
     failure = build_failure(plan, outcome)
@@ -63,15 +59,15 @@ def failure_in(plan: LaunchPlan, outcome: HostResult | Membership) -> JobFailure
     return failure
 
 
-def write(plan: LaunchPlan, rank: int, text: str) -> None:
+def write(plan, rank, text):
     Path(plan.workers[rank].log_path).write_text(text)
 
 
-def test_job_that_ended_well_has_no_failure(plan: LaunchPlan) -> None:
+def test_job_that_ended_well_has_no_failure(plan):
     assert build_failure(plan, result(dict.fromkeys(range(4), 0))) is None
 
 
-def test_first_failure_is_named_with_host_signal_log_and_what_is_not_shown_yet(plan: LaunchPlan) -> None:
+def test_first_failure_is_named_with_host_signal_log_and_what_is_not_shown_yet(plan):
     write(plan, 2, "one\ntwo\n")
     failure = failure_in(plan, result({1: 0, 2: signal.SIGKILL, 0: TERM, 3: TERM}))
     first = failure.first_failure
@@ -82,13 +78,13 @@ def test_first_failure_is_named_with_host_signal_log_and_what_is_not_shown_yet(p
     assert render_failure(failure, shown_ranks=(0, 2)).splitlines() == [f"{log}, shown above", *rest]
 
 
-def test_fault_of_msrun_itself_names_no_worker(plan: LaunchPlan) -> None:
+def test_fault_of_msrun_itself_names_no_worker(plan):
     failure = failure_in(plan, result(others(), INTERRUPTED))
     assert (failure.exit_code, failure.reason, failure.first_failure) == (130, "stopped by SIGINT", None)
     assert render_failure(failure) == ""
 
 
-def test_failure_file_has_the_fields_of_the_contract(plan: LaunchPlan) -> None:
+def test_failure_file_has_the_fields_of_the_contract(plan):
     failure = failure_in(plan, result({0: 3 << 8, **others(0)}))
     assert "  | (the log is empty)" in render_failure(failure)
     write_failure(plan, failure)
@@ -102,13 +98,13 @@ def test_failure_file_has_the_fields_of_the_contract(plan: LaunchPlan) -> None:
     assert [other["global_rank"] for other in written["others"]] == [1, 2, 3]
 
 
-def several(plan: LaunchPlan) -> LaunchPlan:
+def several(plan):
     """Return the plan as that of node 1 of several hosts."""
     hosts = tuple(HostAssignment(node, "node-a", f"10.0.0.{node + 1}", (), ()) for node in range(2))
     return replace(plan, fleet=hosts, hosts=(replace(plan.hosts[0], node_rank=1, place=hosts[1].describe()),))
 
 
-def test_failure_of_one_host_is_the_same_on_all_of_them(plan: LaunchPlan) -> None:
+def test_failure_of_one_host_is_the_same_on_all_of_them(plan):
     there = several(plan)
     write(plan, 2, "last words\n")
     attempt = result({2: 7 << 8, **others(2)}).last
@@ -133,18 +129,14 @@ def test_failure_of_one_host_is_the_same_on_all_of_them(plan: LaunchPlan) -> Non
         ("ValueError: no such file", {}, False),
     ],
 )
-def test_coordinator_is_told_that_a_rank_misses_one_of_another_host(
-    plan: LaunchPlan, words: str, before: dict[int, int], lost_peer: bool
-) -> None:
+def test_coordinator_is_told_that_a_rank_misses_one_of_another_host(plan, words, before, lost_peer):
     write(plan, 2, f"{words}\n")
     attempt = result({**before, 2: 1 << 8, **others(2, *before)}).last
     assert report_failure(several(plan), attempt).lost_peer is lost_peer
 
 
 @pytest.mark.parametrize(("fault", "is_hang", "exit_code"), [(STUCK, True, 124), (INTERRUPTED, False, 130)])
-def test_fault_of_one_host_of_several_names_the_host(
-    plan: LaunchPlan, fault: MsrunError, is_hang: bool, exit_code: int
-) -> None:
+def test_fault_of_one_host_of_several_names_the_host(plan, fault, is_hang, exit_code):
     attempt = result(others(), fault).last
     report = report_failure(several(plan), attempt)
     assert report.failure.reason == f"node 1 (node-a, 10.0.0.2): {fault}"
@@ -152,7 +144,7 @@ def test_fault_of_one_host_of_several_names_the_host(
     assert report_failure(plan, attempt).failure.reason == str(fault), "there is one host only"
 
 
-def test_hint_of_the_worker_and_what_the_others_were_doing_are_told(plan: LaunchPlan) -> None:
+def test_hint_of_the_worker_and_what_the_others_were_doing_are_told(plan):
     outcome = result({2: signal.SIGKILL, **others(2)})
     outcome.last.membership.members[2].hint = "likely out of memory"
     outcome.last.doing = dict.fromkeys((0, 1), "step 4, waits in all_reduce for 1.0 s")
@@ -164,7 +156,7 @@ def test_hint_of_the_worker_and_what_the_others_were_doing_are_told(plan: Launch
     assert "  rank 3 stopped by msrun" in text
 
 
-def test_worker_that_failed_by_itself_before_it_was_told_is_listed_as_failed_too(plan: LaunchPlan) -> None:
+def test_worker_that_failed_by_itself_before_it_was_told_is_listed_as_failed_too(plan):
     membership = started()
     membership.exited(3, 7 << 8, 12.0)
     membership.exited(1, signal.SIGSEGV, 12.03)
@@ -187,9 +179,7 @@ def test_worker_that_failed_by_itself_before_it_was_told_is_listed_as_failed_too
         ("ValueError: no such file", -0.5, False),
     ],
 )
-def test_rank_that_had_ended_well_before_a_lost_connection_is_named(
-    plan: LaunchPlan, words: str, late_s: float, is_named: bool
-) -> None:
+def test_rank_that_had_ended_well_before_a_lost_connection_is_named(plan, words, late_s, is_named):
     write(plan, 0, f"{words}\n")
     membership = started()
     if late_s < 0:
@@ -202,9 +192,7 @@ def test_rank_that_had_ended_well_before_a_lost_connection_is_named(
 
 
 @pytest.mark.parametrize(("status", "is_named"), [(None, True), (TERM, True), (0, True), (3 << 8, False)])
-def test_rank_that_had_left_the_world_before_a_lost_connection_is_named(
-    plan: LaunchPlan, status: int | None, is_named: bool
-) -> None:
+def test_rank_that_had_left_the_world_before_a_lost_connection_is_named(plan, status, is_named):
     write(plan, 0, "RuntimeError: Socket closed\n")
     membership = started()
     membership.exited(0, 1 << 8, 12.5)
@@ -217,7 +205,7 @@ def test_rank_that_had_left_the_world_before_a_lost_connection_is_named(
     assert ("rank 1 left the job early; " in failure.reason) is is_named
 
 
-def test_hang_shows_the_ranks_that_held_the_others_up(plan: LaunchPlan) -> None:
+def test_hang_shows_the_ranks_that_held_the_others_up(plan):
     write(plan, 1, "last words\n")
     outcome = result(others(), STUCK)
     outcome.last.lagging = (1,)
@@ -228,7 +216,7 @@ def test_hang_shows_the_ranks_that_held_the_others_up(plan: LaunchPlan) -> None:
     assert render_failure(failure).splitlines()[:2] == shown
 
 
-def test_earlier_attempts_are_listed(plan: LaunchPlan) -> None:
+def test_earlier_attempts_are_listed(plan):
     first, last = result({2: 9 << 8, **others(2)}).last, result({0: 7 << 8, **others(0)}).last
     failure = failure_in(plan, HostResult((first, last), ()))
     assert failure.exit_code == 7
@@ -236,7 +224,7 @@ def test_earlier_attempts_are_listed(plan: LaunchPlan) -> None:
     assert "  attempt 0 before: rank 2 failed first: exit code 9, after 2.5 s" in render_failure(failure)
 
 
-def test_result_of_a_host_names_the_logs_here_and_hides_what_only_the_launcher_knows() -> None:
+def test_result_of_a_host_names_the_logs_here_and_hides_what_only_the_launcher_knows():
     told = replace(worker_of(3), excerpt=["token abcdef refused"])
     failure = at_home(replace(failure_of(3), first_failure=told, lagging=[worker_of(4)]), Path("/home/me/log_output"))
     hidden = hide_secrets(failure, ["abcdef"]).first_failure

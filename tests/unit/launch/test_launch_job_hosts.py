@@ -1,20 +1,17 @@
 """The hosts of a job from the options: lists, files, rank tables, this host, and options that contradict them."""
 
-from __future__ import annotations
-
 import json
 import socket
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from msrun.errors import UsageError
-from msrun.launch.job_hosts import JobHosts, is_this_host, read_job_hosts
+from msrun.launch.job_hosts import is_this_host, read_job_hosts
 from msrun.planning.hosts import HostEntry
 
-DEFAULTS: dict[str, Any] = {
+DEFAULTS = {
     **dict.fromkeys(("hosts", "hostfile", "rehearse", "include", "exclude", "python", "rank_table_file")),
     "nnodes": None,
     "local_worker_num": None,
@@ -29,16 +26,16 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-def read(**options: Any) -> JobHosts:
+def read(**options):
     return read_job_hosts({**DEFAULTS, **options}, set(options))
 
 
-def names(found: JobHosts) -> list[tuple[str, int]]:
+def names(found):
     return [(entry.name, entry.slots) for entry in found.entries]
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> Path:
+def table(tmp_path):
     """Two servers; the second in the file has rank 0."""
     servers = [
         {"server_id": "node-a", "host_ip": "10.0.0.1", "device": [{"device_id": "0", "rank_id": "2"}]},
@@ -53,7 +50,7 @@ def table(tmp_path: Path) -> Path:
     return path
 
 
-def test_list_gives_the_numbers_of_the_job() -> None:
+def test_list_gives_the_numbers_of_the_job():
     found = read(hosts="h1:3,h2:1")
     assert names(found) == [("h1", 3), ("h2", 1)]
     assert (found.options["worker_num"], found.options["local_worker_num"], found.assignments) == (4, 0, ())
@@ -61,14 +58,14 @@ def test_list_gives_the_numbers_of_the_job() -> None:
     assert names(read(hosts="h1,h2", worker_num=8)) == [("h1", 4), ("h2", 4)]
 
 
-def test_file_is_read_and_filtered(tmp_path: Path) -> None:
+def test_file_is_read_and_filtered(tmp_path):
     path = tmp_path / "hosts.txt"
     path.write_bytes(b"\xef\xbb\xbfh1 slots=4\r\nh2 slots=4\r\n")
     assert names(read(hostfile=path, include="h2:1,3")) == [("h2", 2)]
     assert names(read(hostfile=path, exclude="h2")) == [("h1", 4)]
 
 
-def test_interpreter_of_the_job_is_that_of_hosts_without_one_of_their_own(tmp_path: Path) -> None:
+def test_interpreter_of_the_job_is_that_of_hosts_without_one_of_their_own(tmp_path):
     path = tmp_path / "hosts.txt"
     path.write_text("h1 python=/a/python\nh2\n")
     assert [entry.python for entry in read(hostfile=path, python="/b/python").entries] == ["/a/python", "/b/python"]
@@ -76,13 +73,13 @@ def test_interpreter_of_the_job_is_that_of_hosts_without_one_of_their_own(tmp_pa
 
 
 @pytest.mark.parametrize("name", ["localhost", "127.0.0.1", "::1", socket.gethostname()])
-def test_only_this_host_is_an_ordinary_job(name: str) -> None:
+def test_only_this_host_is_an_ordinary_job(name):
     found = read(hosts=f"[{name}]:4" if ":" in name else f"{name}:4", include=None)
     assert found.entries == ()
     assert (found.options["worker_num"], found.options["local_worker_num"]) == (4, 4)
 
 
-def test_devices_of_only_this_host_are_kept() -> None:
+def test_devices_of_only_this_host_are_kept():
     (assignment,) = read(hosts="localhost:4", include="localhost:1,3").assignments
     assert (assignment.ranks, assignment.device_ids) == ((0, 1), (1, 3))
 
@@ -99,20 +96,18 @@ def test_devices_of_only_this_host_are_kept() -> None:
         ({"rehearse": "2x2", "exclude": "host1:0"}, [("host0", 2), ("host1", 1)]),
     ],
 )
-def test_agents_are_where_this_host_alone_as_this_user_is_not_enough(
-    options: dict[str, Any], agents: list[tuple[str, int]]
-) -> None:
+def test_agents_are_where_this_host_alone_as_this_user_is_not_enough(options, agents):
     assert names(read(**options)) == agents
 
 
-def test_host_is_this_one_by_name_address_and_loopback() -> None:
+def test_host_is_this_one_by_name_address_and_loopback():
     assert is_this_host(HostEntry("LOCALHOST")) and is_this_host(HostEntry("127.9.9.9"))
     assert is_this_host(HostEntry("alias", address="127.0.0.1"))
     assert not is_this_host(HostEntry("no-such-host")) and not is_this_host(HostEntry("192.0.2.1"))
     assert not is_this_host(HostEntry("localhost", port=2222)) and not is_this_host(HostEntry("localhost", user="me"))
 
 
-def test_servers_of_a_table_are_the_hosts(table: Path) -> None:
+def test_servers_of_a_table_are_the_hosts(table):
     found = read(ssh=True, rank_table_file=table)
     assert names(found) == [("10.0.0.2", 2), ("10.0.0.1", 1)]
     assert [entry.device_ids for entry in found.entries] == [(4, 5), (0,)]
@@ -120,7 +115,7 @@ def test_servers_of_a_table_are_the_hosts(table: Path) -> None:
     assert [entry.address for entry in found.entries] == ["10.0.0.2", "10.0.0.1"]
 
 
-def test_list_may_name_the_hosts_of_a_table_in_its_own_words(table: Path) -> None:
+def test_list_may_name_the_hosts_of_a_table_in_its_own_words(table):
     found = read(hosts="me@node-a,node-b:2", rank_table_file=table)
     assert names(found) == [("node-b", 2), ("node-a", 1)]
     assert [(entry.user, entry.address) for entry in found.entries] == [("", "10.0.0.2"), ("me", "10.0.0.1")]
@@ -131,7 +126,7 @@ TABLE = {"rank_table_file": FILE}
 REHEARSED = {"rehearse": "2x2"}
 LISTED = {"hosts": "node-b:2,node-a:1"}
 AGAIN = {**LISTED, "max_restarts": 1}
-REFUSED: list[tuple[dict[str, Any], str]] = [
+REFUSED = [
     ({"hosts": "h1", "hostfile": Path("f")}, "--hosts and --hostfile: give one of the two"),
     ({"include": "h1"}, "--include h1: for hosts of --hosts, --hostfile, --rehearse or --ssh; without them leave it"),
     ({"exclude": "h1"}, "--exclude h1: for hosts of"),
@@ -178,7 +173,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("options", "message"), REFUSED)
-def test_options_that_contradict_each_other_are_refused(table: Path, options: dict[str, Any], message: str) -> None:
+def test_options_that_contradict_each_other_are_refused(table, options, message):
     with pytest.raises(UsageError, match=message):
         read(**{name: table if value is FILE else value for name, value in options.items()})
 
@@ -191,33 +186,33 @@ def test_options_that_contradict_each_other_are_refused(table: Path, options: di
         ('"rank_id": "2"', '"rank_id": "5"', "its rank_ids are not 0 to 2"),
     ],
 )
-def test_table_that_breaks_a_rule_is_refused(table: Path, old: str, new: str, message: str) -> None:
+def test_table_that_breaks_a_rule_is_refused(table, old, new, message):
     table.write_text(table.read_text().replace(old, new))
     with pytest.raises(UsageError, match=rf"--rank_table_file .*table\.json: {message}"):
         read(ssh=True, rank_table_file=table)
 
 
-def test_hostfile_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_hostfile_that_is_no_text_is_refused(tmp_path):
     (tmp_path / "f").write_bytes(b"h1\xff\n")
     with pytest.raises(UsageError, match="not UTF-8 text"):
         read(hostfile=tmp_path / "f")
 
 
-def test_rehearsed_hosts_are_agents_at_addresses_of_loopback() -> None:
+def test_rehearsed_hosts_are_agents_at_addresses_of_loopback():
     found = read(rehearse="2x3")
     entries = [(entry.name, entry.slots, entry.address) for entry in found.entries]
     assert entries == [("host0", 3, "127.0.0.2"), ("host1", 3, "127.0.0.3")]
     assert (found.options["worker_num"], found.options["local_worker_num"], found.assignments) == (6, 0, ())
 
 
-def test_rehearsed_hosts_stand_for_the_servers_of_a_table_in_its_order(table: Path) -> None:
+def test_rehearsed_hosts_stand_for_the_servers_of_a_table_in_its_order(table):
     found = read(rehearse="2", rank_table_file=table)
     entries = [(entry.name, entry.device_ids, entry.address) for entry in found.entries]
     assert entries == [("host0", (4, 5), "127.0.0.2"), ("host1", (0,), "127.0.0.3")]
     assert [assignment.ranks for assignment in found.assignments] == [(0, 1), (2,)]
 
 
-def test_last_hosts_of_the_list_are_spare() -> None:
+def test_last_hosts_of_the_list_are_spare():
     found = read(hosts="h[1-4]:2", spares=1, max_restarts=2)
     assert names(found) == [("h1", 2), ("h2", 2), ("h3", 2)]
     assert [(entry.name, entry.slots) for entry in found.spares] == [("h4", 2)]
@@ -232,9 +227,7 @@ def test_last_hosts_of_the_list_are_spare() -> None:
     ("nnodes", "hosts", "spares", "min_hosts"),
     [("2:4", 6, 2, 2), ("2:4", 3, 0, 2), ("2:4", 2, 0, 0), ("3", 3, 0, 0), ("3", 5, 2, 3), ("3:3", 4, 1, 3)],
 )
-def test_nnodes_in_the_words_of_torchrun_says_which_hosts_run_and_how_few_may(
-    nnodes: str, hosts: int, spares: int, min_hosts: int
-) -> None:
+def test_nnodes_in_the_words_of_torchrun_says_which_hosts_run_and_how_few_may(nnodes, hosts, spares, min_hosts):
     """MAX hosts of the list run the job as far as there are so many, the others are spare."""
     found = read(hosts=f"h[1-{hosts}]:2", nnodes=nnodes, max_restarts=1)
     assert (len(found.entries), len(found.spares), found.options["min_hosts"]) == (hosts - spares, spares, min_hosts)

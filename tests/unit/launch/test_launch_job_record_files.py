@@ -1,13 +1,9 @@
 """What is written of a job for others: its trace, its numbers for Prometheus, what its scheduler is told."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
 import socket
-from pathlib import Path
-from typing import Any
 
 import pytest
 from plans import small_plan
@@ -20,7 +16,6 @@ from msrun.launch import console as module
 from msrun.launch.console import INTERVAL_S, MetricsFile
 from msrun.launch.job import OwnStart
 from msrun.launch.trace import build_trace
-from msrun.planning.plan import LaunchPlan
 
 EVENTS = [
     {"time": 100.0, "event": "preparing"},
@@ -39,23 +34,23 @@ WORKER = [
 ]
 
 
-def json_lines(values: list[Any]) -> bytes:
+def json_lines(values):
     return "".join(json.dumps(value) + "\n" for value in values).encode()
 
 
-def names(process: int, name: str, *rows: str) -> list[dict[str, Any]]:
+def names(process, name, *rows):
     said = [("process_name", 0, {"name": name}), ("process_sort_index", 0, {"sort_index": process})]
     said += [("thread_name", row, {"name": text}) for row, text in enumerate(rows)]
     return [{"name": kind, "ph": "M", "pid": process, "tid": row, "args": args} for kind, row, args in said]
 
 
-def span(rank: int, row: int, name: str, begin_ms: int, length_ms: int, args: dict[str, Any]) -> dict[str, Any]:
+def span(rank, row, name, begin_ms, length_ms, args):
     kind = ("process", "steps", "waits in collectives")[row]
     place = {"pid": rank + 1, "tid": row, "ts": 1000 * begin_ms, "dur": 1000 * length_ms}
     return {"name": name, "cat": kind, "ph": "X", **place, "args": args}
 
 
-def test_processes_moments_steps_and_waits_are_on_one_clock() -> None:
+def test_processes_moments_steps_and_waits_are_on_one_clock():
     trace = build_trace("J", {1: "a"}, [json_lines(EVENTS)], [json_lines(WORKER)])
     moment = {"cat": "job", "ph": "i", "s": "g", "pid": 0, "tid": 0}
     rows = ("process", "steps", "waits in collectives")
@@ -75,7 +70,7 @@ def test_processes_moments_steps_and_waits_are_on_one_clock() -> None:
     assert trace.found == {"ranks": 2, "steps": 1, "waits": 2}
 
 
-def test_moments_of_the_job_are_those_of_the_first_log() -> None:
+def test_moments_of_the_job_are_those_of_the_first_log():
     """Of a job that was started on each host, every host has written them."""
     events = [{"time": 5.0, "event": "over", "code": 0}, {"time": 4.0, "event": "started", "global_rank": 3, "pid": 1}]
     trace = build_trace("J", {}, [json_lines(events[:1]), json_lines(events)], [])
@@ -88,7 +83,7 @@ NOW, CLOCK = 5000.0, 70.0
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+def clock(monkeypatch):
     """The wall clock and the monotonic one, as the file's module sees them."""
     moments = {"now": NOW, "clock": CLOCK}
     monkeypatch.setattr(module.time, "time", lambda: moments["now"])
@@ -98,24 +93,24 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 
 
 @pytest.fixture
-def path(tmp_path: Path, clock: dict[str, float]) -> Path:
+def path(tmp_path, clock):
     return tmp_path / "job.prom"
 
 
 @pytest.fixture
-def plan(tmp_path: Path) -> LaunchPlan:
+def plan(tmp_path):
     (tmp_path / "logs").mkdir()
     return small_plan(tmp_path, 2, tmp_path / "logs", str(tmp_path))
 
 
-def running(count: int = 2) -> Membership:
+def running(count=2):
     membership = Membership(range(count))
     for rank in range(count):
         membership.started(rank, 11 + rank, 0.0)
     return membership
 
 
-def samples(path: Path) -> dict[str, str]:
+def samples(path):
     """Return the samples without the label of the job."""
     lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
     return dict(line.replace('job_id="J",', "").replace('{job_id="J"}', "").rsplit(" ", 1) for line in lines)
@@ -123,8 +118,8 @@ def samples(path: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize(("are_here", "measured"), [(True, 2), (False, 0)])
 def test_ranks_that_other_hosts_write_are_left_out_and_workers_elsewhere_have_no_memory_here(
-    path: Path, plan: LaunchPlan, clock: dict[str, float], are_here: bool, measured: int
-) -> None:
+    path, plan, clock, are_here, measured
+):
     """Where msrun is typed on every host, the one with the scheduler hears of all ranks."""
     metrics = MetricsFile(path, plan, are_workers_here=are_here)
     clock["clock"] += 100.0
@@ -135,7 +130,7 @@ def test_ranks_that_other_hosts_write_are_left_out_and_workers_elsewhere_have_no
         assert sum(sample.startswith(f"msrun_worker_{name}") for sample in found) == measured
 
 
-def test_file_is_written_when_it_is_time_and_at_the_end(path: Path, plan: LaunchPlan, clock: dict[str, float]) -> None:
+def test_file_is_written_when_it_is_time_and_at_the_end(path, plan, clock):
     metrics = MetricsFile(path, plan, are_workers_here=True)
     metrics.note("restarting", {"attempt": 2})
     metrics.note("stopping", {"attempt": 9})
@@ -151,9 +146,7 @@ def test_file_is_written_when_it_is_time_and_at_the_end(path: Path, plan: Launch
     assert (ended["msrun_job_running"], ended["msrun_job_exit_code"]) == ("0.0", "5.0")
 
 
-def test_full_disk_ends_no_job_and_leaves_no_half_file(
-    path: Path, plan: LaunchPlan, clock: dict[str, float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_ends_no_job_and_leaves_no_half_file(path, plan, clock, monkeypatch):
     metrics = MetricsFile(path, plan, are_workers_here=True)
     before = path.read_text()
     monkeypatch.setattr(os, "fchmod", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
@@ -165,7 +158,7 @@ def test_full_disk_ends_no_job_and_leaves_no_half_file(
         MetricsFile(path, plan, are_workers_here=True)
 
 
-def test_scheduler_is_told_of_the_job_first_and_then_of_its_moments_as_they_are(tmp_path: Path) -> None:
+def test_scheduler_is_told_of_the_job_first_and_then_of_its_moments_as_they_are(tmp_path):
     with contextlib.ExitStack() as stack:
         ours, theirs = (stack.enter_context(contextlib.closing(Channel(end))) for end in socket.socketpair())
         record = OwnStart(small_plan(tmp_path, 2), {}, socket.socket(), has_store=True)

@@ -7,9 +7,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from job_runner import wait_until
@@ -28,42 +26,41 @@ from msrun.launch.fleet.joined_hosts import JoinedHosts
 from msrun.launch.joined_job import DialledPart, find_master
 from msrun.launch.rendezvous import Patience
 from msrun.launch.transport.link import MARKER
-from msrun.planning.spec import LaunchSpec
 
 
-def spec_for(worker_num: int = 2, **changes: Any) -> LaunchSpec:
+def spec_for(worker_num=2, **changes):
     return small_spec(Path("/"), worker_num, **{"local_worker_num": 1, "master_addr": "train-0.train", **changes})
 
 
 # -- the name of the scheduler's host ---------------------------------------------------------------------------------
 
 
-def never_resolves(name: str) -> str:
+def never_resolves(name):
     raise UnresolvedName(f"{name}: not known")
 
 
-def find(spec: LaunchSpec, said: list[str]) -> str:
+def find(spec, said):
     with SignalPipe() as signals:
         return find_master(spec, Patience(spec, signals, said.append))
 
 
-def test_name_that_becomes_known_later_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers: list[str] = []
+def test_name_that_becomes_known_later_is_waited_for(monkeypatch):
+    answers = []
 
-    def resolve(name: str) -> str:
+    def resolve(name):
         answers.append(name)
         return never_resolves(name) if len(answers) < 3 else "10.0.0.8"
 
     monkeypatch.setattr(module, "resolve_address", resolve)
     monkeypatch.setattr(rendezvous, "RETRY_S", 0.0)
     monkeypatch.setattr(rendezvous, "FIRST_LINE_S", 0.0)
-    said: list[str] = []
+    said = []
     assert find(spec_for(), said) == "10.0.0.8"
     assert said == ["train-0.train: not known; trying again"]
 
 
-def test_signal_ends_the_wait_for_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    def resolve(name: str) -> str:
+def test_signal_ends_the_wait_for_a_name(monkeypatch):
+    def resolve(name):
         os.kill(os.getpid(), signal.SIGTERM)
         return never_resolves(name)
 
@@ -76,12 +73,12 @@ def test_signal_ends_the_wait_for_a_name(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @contextlib.contextmanager
-def answering(*answers: bytes) -> Iterator[tuple[tuple[str, int], list[bytes]]]:
+def answering(*answers):
     """Yield the place of a server that sends each caller one of these, and what callers have said first."""
-    heard: list[bytes] = []
+    heard = []
     with listen("127.0.0.1", 0) as listener:
 
-        def answer() -> None:
+        def answer():
             for said in answers:
                 stream, _ = listener.accept()
                 with stream:
@@ -113,16 +110,16 @@ def answering(*answers: bytes) -> Iterator[tuple[tuple[str, int], list[bytes]]]:
         ),
     ],
 )
-def test_host_does_not_trust_whoever_answers(answer: bytes, reason: str) -> None:
+def test_host_does_not_trust_whoever_answers(answer, reason):
     with answering(answer) as (place, _), pytest.raises(ClusterError) as caught:
         dial_as(host_request(0), place)
     assert reason in str(caught.value)
 
 
-def test_host_shows_another_nonce_at_every_try_and_says_that_nobody_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_shows_another_nonce_at_every_try_and_says_that_nobody_is_there(monkeypatch):
     monkeypatch.setattr(rendezvous, "RETRY_S", 0.0)
     monkeypatch.setattr(rendezvous, "FIRST_LINE_S", 0.0)
-    said: list[str] = []
+    said = []
     with answering(b"", b"", frame(b"refused no")) as (place, heard), pytest.raises(ClusterError, match=r"host: no$"):
         dial_as(host_request(0), place, said=said)
     nonces = {read_hello(body) for body in heard}
@@ -136,20 +133,20 @@ def test_host_shows_another_nonce_at_every_try_and_says_that_nobody_is_there(mon
 class Host(threading.Thread):
     """One that comes, and why it goes again: no job of these tests begins."""
 
-    def __init__(self, place: tuple[str, int], node_rank: int, worker_num: int) -> None:
+    def __init__(self, place, node_rank, worker_num):
         super().__init__()
         self._place, self._request = place, host_request(node_rank, worker_num)
         self.said: list[str] = []
         self.error: MsrunError | None = None
         self.start()
 
-    def run(self) -> None:
+    def run(self):
         connection, silence_s = dial_as(self._request, self._place)
         with contextlib.closing(Inbox()) as no_signals:
-            part = DialledPart(spec_for(), connection, silence_s, no_signals, self._place)  # type: ignore[arg-type]
+            part = DialledPart(spec_for(), connection, silence_s, no_signals, self._place)
             try:
                 with part:
-                    part.await_part(Patience(spec_for(), no_signals, self.said.append))  # type: ignore[arg-type]
+                    part.await_part(Patience(spec_for(), no_signals, self.said.append))
             except MsrunError as error:
                 self.error = error
 
@@ -157,7 +154,7 @@ class Host(threading.Thread):
 class Meeting:
     """The host with the scheduler, of a job of a worker on each host."""
 
-    def __init__(self, worker_num: int, **changes: Any) -> None:
+    def __init__(self, worker_num, **changes):
         with listen("127.0.0.1", 0) as listener:
             self.place = listener.getsockname()[:2]
         self.worker_num = worker_num
@@ -170,33 +167,28 @@ class Meeting:
         )
         self.hosts: list[Host] = []
 
-    def come(self, node_rank: int) -> Host:
+    def come(self, node_rank):
         self.hosts.append(Host(self.place, node_rank, self.worker_num))
         return self.hosts[-1]
 
-    def close(self) -> None:
+    def close(self):
         self.signals.__exit__()
         for host in self.hosts:
             host.join(10)
             assert not host.is_alive()
 
 
-Meet = Callable[..., Meeting]
-
-
 @pytest.fixture
-def meeting() -> Iterator[Meet]:
+def meeting():
     with contextlib.ExitStack() as stack:
 
-        def make(worker_num: int, **changes: Any) -> Meeting:
+        def make(worker_num, **changes):
             return stack.enter_context(contextlib.closing(Meeting(worker_num, **changes)))
 
         yield make
 
 
-def test_host_that_comes_in_the_same_moment_as_the_last_of_them_waits_for_the_next_start(
-    meeting: Meet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_host_that_comes_in_the_same_moment_as_the_last_of_them_waits_for_the_next_start(meeting, monkeypatch):
     here = meeting(2, min_hosts=2, cluster_time_out_s=20)
     waits = "the job runs; this host is used from its next start on"
     with contextlib.suppress(UsageError), here.joined as joined:
@@ -212,10 +204,10 @@ def test_host_that_comes_in_the_same_moment_as_the_last_of_them_waits_for_the_ne
 @pytest.mark.parametrize(
     ("is_silent", "why"), [(False, "has closed its connection"), (True, "has given no sign of life for")]
 )
-def test_host_that_goes_before_all_have_come_may_register_again(meeting: Meet, is_silent: bool, why: str) -> None:
+def test_host_that_goes_before_all_have_come_may_register_again(meeting, is_silent, why):
     here = meeting(3, heartbeat_time_out_s=0.3 if is_silent else 15.0)
 
-    def come_and_go() -> None:
+    def come_and_go():
         connection, _ = dial_as(host_request(1, 3), here.place)
         connection.write(MARKER)
         if is_silent:  # after a sign of life: it hears, and says nothing

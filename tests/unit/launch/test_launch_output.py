@@ -1,15 +1,11 @@
 """A place to write to whose reader may pause, be slow or go."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -22,7 +18,7 @@ PIPE_BYTES = 4096
 
 
 @pytest.fixture
-def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
+def pipe(monkeypatch):
     """A full pipe: its ends, with a place of its own."""
     monkeypatch.setattr(output, "STALL_S", 0.05)
     reader, writer = os.pipe()
@@ -38,21 +34,21 @@ def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
     os.close(writer)
 
 
-def drained(reader: int) -> bytes:
+def drained(reader):
     """Read what there is; return nothing, so that somebody who waits goes on."""
     with contextlib.suppress(BlockingIOError):
         os.read(reader, 1 << 20)
     return b""
 
 
-def read(reader: int, size: int) -> bytes:
+def read(reader, size):
     text = b""
     while len(text) < size:
         text += os.read(reader, size - len(text))
     return text
 
 
-def test_a_reader_who_pauses_holds_up_nobody_and_misses_nothing(pipe: tuple[int, int]) -> None:
+def test_a_reader_who_pauses_holds_up_nobody_and_misses_nothing(pipe):
     reader, writer = pipe
     for count in range(100):
         output.write(writer, b"%03d\n" % count)
@@ -62,7 +58,7 @@ def test_a_reader_who_pauses_holds_up_nobody_and_misses_nothing(pipe: tuple[int,
     wait_until(lambda: output.place(writer).is_idle(), "everything was written")
 
 
-def test_what_does_not_fit_is_dropped_and_said(pipe: tuple[int, int]) -> None:
+def test_what_does_not_fit_is_dropped_and_said(pipe):
     reader, writer = pipe
     piece = b"x" * (output.MAX_WAITING_BYTES // 4)
     for _ in range(6):
@@ -73,7 +69,7 @@ def test_what_does_not_fit_is_dropped_and_said(pipe: tuple[int, int]) -> None:
     assert text.endswith(piece + said)
 
 
-def test_a_reader_who_has_gone_gets_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_who_has_gone_gets_no_more(monkeypatch):
     place = output.Place()
     monkeypatch.setattr(output, "place", lambda _: place)
     reader, writer = os.pipe()
@@ -86,14 +82,12 @@ def test_a_reader_who_has_gone_gets_no_more(monkeypatch: pytest.MonkeyPatch) -> 
     os.close(writer)
 
 
-def test_a_pipe_that_does_not_block_waits_for_its_reader_without_end(
-    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pipe_that_does_not_block_waits_for_its_reader_without_end(pipe, monkeypatch):
     reader, writer = pipe
     os.set_blocking(writer, False)
     waits = []
 
-    def poll(_: float) -> None:
+    def poll(_):
         if len(waits) > 2 * sys.getrecursionlimit():
             time.sleep(output.STALL_S)
         waits.append(1)
@@ -105,15 +99,13 @@ def test_a_pipe_that_does_not_block_waits_for_its_reader_without_end(
     assert read(reader, PIPE_BYTES + 5).endswith(b"whole")
 
 
-def test_thread_that_fails_tells_and_goes_on(
-    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_thread_that_fails_tells_and_goes_on(pipe, monkeypatch, tmp_path):
     reader, writer = pipe
     read(reader, PIPE_BYTES)
     place = output.place(writer)
     write_some = place._write_some
     monkeypatch.setattr(place, "_write_some", lambda *_: {}["slip"])
-    said: list[str] = []
+    said = []
     with OwnFaults(tmp_path, said.append, found_in=str(tmp_path)):
         output.write(writer, b"lost")
         wait_until(lambda: output.place(writer).is_idle(), "it is past the slip")
@@ -125,9 +117,7 @@ def test_thread_that_fails_tells_and_goes_on(
 
 
 @pytest.mark.parametrize(("more", "has_room"), [(-1, True), (0, False)])
-def test_room_ends_at_its_limit_and_comes_back_with_the_reader(
-    pipe: tuple[int, int], more: int, has_room: bool
-) -> None:
+def test_room_ends_at_its_limit_and_comes_back_with_the_reader(pipe, more, has_room):
     reader, writer = pipe
     output.write(writer, b"x" * (output.ROOM_BYTES + more))
     assert output.place(writer).has_room() is has_room
@@ -135,7 +125,7 @@ def test_room_ends_at_its_limit_and_comes_back_with_the_reader(
     wait_until(lambda: output.place(writer).has_room(), "room")
 
 
-def test_discarded_output_is_written_nowhere_and_without_an_error() -> None:
+def test_discarded_output_is_written_nowhere_and_without_an_error():
     reader, writer = os.pipe()
     with os.fdopen(writer, "w") as stream:
         os.close(reader)
@@ -143,7 +133,7 @@ def test_discarded_output_is_written_nowhere_and_without_an_error() -> None:
         stream.write("into nothing")
 
 
-def test_thread_ends_once_nothing_waits_and_holds_up_nobody_while_something_does(pipe: tuple[int, int]) -> None:
+def test_thread_ends_once_nothing_waits_and_holds_up_nobody_while_something_does(pipe):
     reader, writer = pipe
     place = output.place(writer)
     output.write(writer, b"not read yet")

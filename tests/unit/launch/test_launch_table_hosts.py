@@ -1,11 +1,7 @@
 """A rank table as the list of a job's hosts."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +12,7 @@ from msrun.planning.hosts import HostAssignment
 from ranktable import Device, Server
 
 
-def write(path: Path, servers: Sequence[Mapping[str, Any]]) -> Path:
+def write(path, servers):
     listed = [
         {**server, "device": [{"device_id": str(d), "rank_id": str(r)} for d, r in server["device"]]}
         for server in servers
@@ -27,7 +23,7 @@ def write(path: Path, servers: Sequence[Mapping[str, Any]]) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def this_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def this_host(monkeypatch):
     monkeypatch.setattr(job_hosts, "own_addresses", lambda: {"127.0.0.1": "lo", "10.0.0.7": "eth0"})
     monkeypatch.setattr(job_hosts.socket, "gethostname", lambda: "trainer-7.cluster")
 
@@ -35,7 +31,7 @@ def this_host(monkeypatch: pytest.MonkeyPatch) -> None:
 DEFAULTS = {"worker_num": 8, "local_worker_num": None, "node_rank": -1, "master_addr": "127.0.0.1"}
 
 
-def test_ranks_and_devices_are_those_of_the_table_and_rank_0_is_on_node_0(tmp_path: Path) -> None:
+def test_ranks_and_devices_are_those_of_the_table_and_rank_0_is_on_node_0(tmp_path):
     devices = {"10.0.0.7": [(4, 3), (6, 1)], "10.0.0.8": [(0, 2), (1, 0)]}
     servers = [{"server_id": name, "device": device} for name, device in devices.items()]
     path = write(tmp_path / "t.json", servers)
@@ -52,7 +48,7 @@ def test_ranks_and_devices_are_those_of_the_table_and_rank_0_is_on_node_0(tmp_pa
             found.apply({**DEFAULTS, name: value}, {name})
 
 
-def test_server_without_a_name_is_refused_and_no_list_of_hosts(tmp_path: Path) -> None:
+def test_server_without_a_name_is_refused_and_no_list_of_hosts(tmp_path):
     servers = [{"server_id": name, "device": [(0, rank)]} for rank, name in enumerate(("", "10.0.0.1"))]
     path = write(tmp_path / "t.json", servers)
     assert read_host_list(path) is None
@@ -60,7 +56,7 @@ def test_server_without_a_name_is_refused_and_no_list_of_hosts(tmp_path: Path) -
         read_table_hosts(path)
 
 
-def test_one_server_is_this_host_whatever_it_is_called(tmp_path: Path) -> None:
+def test_one_server_is_this_host_whatever_it_is_called(tmp_path):
     found = read_host_list(write(tmp_path / "t.json", [{"server_id": "10.0.0.99", "device": [(6, 1), (4, 0)]}]))
     assert found is not None
     assert found.hosts == (HostAssignment(0, "10.0.0.99", "10.0.0.99", (0, 1), (4, 6)),)
@@ -69,24 +65,24 @@ def test_one_server_is_this_host_whatever_it_is_called(tmp_path: Path) -> None:
         found.apply(DEFAULTS, {"worker_num"})
 
 
-def test_one_server_with_wrong_ranks_is_left_to_the_checks_of_the_table(tmp_path: Path) -> None:
+def test_one_server_with_wrong_ranks_is_left_to_the_checks_of_the_table(tmp_path):
     assert read_host_list(write(tmp_path / "t.json", [{"server_id": "a", "device": [(0, 0), (1, 0)]}])) is None
 
 
 @pytest.mark.parametrize("ranks", [(0, 0), (0, 2), (1, 2)])
-def test_ranks_that_leave_a_doubt_are_refused(tmp_path: Path, ranks: tuple[int, int]) -> None:
+def test_ranks_that_leave_a_doubt_are_refused(tmp_path, ranks):
     servers = [{"server_id": f"10.0.0.{7 + i}", "device": [(0, rank)]} for i, rank in enumerate(ranks)]
     with pytest.raises(UsageError, match="rank_ids are not 0 to 1, each once"):
         read_host_list(write(tmp_path / "t.json", servers))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", "\x00", '{"version": "1.0"}'])
-def test_file_that_is_no_table_is_left_to_the_checks(tmp_path: Path, text: str) -> None:
+def test_file_that_is_no_table_is_left_to_the_checks(tmp_path, text):
     (tmp_path / "t.json").write_text(text)
     assert read_host_list(tmp_path / "t.json") is None
 
 
-def hosts_of(servers: list[Server]) -> list[TableHost]:
+def hosts_of(servers):
     names = [tuple(w for w in (one.pod_ip, one.host_ip, one.server_id) if w) for one in servers]
     return [TableHost(HostAssignment(0, one[-1], "", (0,), (0,)), one) for one in names]
 
@@ -107,12 +103,12 @@ PATH = Path("t.json")
         ([Server("a", DEVICE, pod_ip="fd00:0:0::7"), Server("b", DEVICE)], 0),
     ],
 )
-def test_host_finds_itself_by_address_and_else_by_name(servers: list[Server], index: int) -> None:
+def test_host_finds_itself_by_address_and_else_by_name(servers, index):
     own = {"10.0.0.7": "eth0", "fd00::7": "eth0"}
     assert find_own_server(hosts_of(servers), own, "trainer-7.cluster", PATH) == index
 
 
-def test_host_that_is_in_no_server_or_in_two_is_refused() -> None:
+def test_host_that_is_in_no_server_or_in_two_is_refused():
     servers = [Server(f"10.0.1.{index}", DEVICE) for index in range(6)]
     with pytest.raises(UsageError) as error:
         find_own_server(hosts_of(servers), {"127.0.0.1": "lo", "10.0.0.7": "eth0"}, "here", PATH)
@@ -122,7 +118,7 @@ def test_host_that_is_in_no_server_or_in_two_is_refused() -> None:
         find_own_server(hosts_of(servers), {"10.0.1.0": "a", "10.0.1.1": "b"}, "here", PATH)
 
 
-def test_tables_that_say_the_same_have_the_same_digest() -> None:
+def test_tables_that_say_the_same_have_the_same_digest():
     assignments = [
         HostAssignment(0, "a", "10.0.0.1", (0, 1), (0, 1)),
         HostAssignment(1, "b", "10.0.0.2", (2, 3), (0, 1)),

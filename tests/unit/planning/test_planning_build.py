@@ -1,23 +1,20 @@
 """The plan of jobs that are bound, and of jobs on accelerators that are renumbered."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from plans import plan_of, spec_of
 
 from msrun import contract
 from msrun.errors import UsageError
-from msrun.planning.build import EarlyServer, plan_early_server
+from msrun.planning.build import plan_early_server
 from msrun.planning.environment import POSING_FOLDER, SET_LATE, server_environment, settle_mindspore
 from msrun.planning.hosts import Fleet, HostAssignment
 from msrun.planning.placement.host import Cpu, HostFacts, Topology
-from msrun.planning.plan import LaunchPlan, render_plan
-from msrun.planning.spec import CoreBinding, LaunchSpec
+from msrun.planning.plan import render_plan
+from msrun.planning.spec import CoreBinding
 
 TWO_NODES = Topology(
     tuple(Cpu(n, n // 3 % 2, 0, n % 6) for n in range(12)),
@@ -29,11 +26,11 @@ TWO_NODES = Topology(
 PLACED = HostFacts("h", "127.0.0.1", tuple(range(12)), gpus=("3", "1"), topology=TWO_NODES)
 
 
-def plan_for(host: HostFacts = PLACED, caller: dict[str, str] | None = None, **changes: Any) -> LaunchPlan:
+def plan_for(host=PLACED, caller=None, **changes):
     return plan_of(spec_of(Path("/j"), **changes), host, caller)
 
 
-def test_plan_shows_the_physical_device_beside_the_one_that_the_worker_sees() -> None:
+def test_plan_shows_the_physical_device_beside_the_one_that_the_worker_sees():
     plan = plan_for()
     assert [(worker.device_id, worker.physical_device, worker.env["DEVICE_ID"]) for worker in plan.workers] == [
         (0, "3", "0"),
@@ -44,7 +41,7 @@ def test_plan_shows_the_physical_device_beside_the_one_that_the_worker_sees() ->
     assert json.loads(render_plan(plan, as_json=True))["hosts"][0]["workers"][0]["physical_device"] == "3"
 
 
-def test_cores_follow_the_physical_device() -> None:
+def test_cores_follow_the_physical_device():
     plan = plan_for(bind_core=CoreBinding())
     assert [worker.cpus for worker in plan.workers] == [(3, 4, 5, 9, 10, 11), (0, 1, 2, 6, 7, 8)]
     text = render_plan(plan, as_json=False)
@@ -53,13 +50,13 @@ def test_cores_follow_the_physical_device() -> None:
     assert "memory" not in text
 
 
-def test_numa_binds_memory_and_the_plan_shows_it() -> None:
+def test_numa_binds_memory_and_the_plan_shows_it():
     plan = plan_for(bind_numa=True)
     assert [worker.memory_nodes for worker in plan.workers] == [(1,), (0,)]
     assert "  rank  local  device  physical      cpus  memory  log\n" in render_plan(plan, as_json=False)
 
 
-def test_dict_takes_physical_numbers() -> None:
+def test_dict_takes_physical_numbers():
     core = CoreBinding(is_auto=False, devices={3: (0, 6), 1: (1, 7, 2, 8)}, scheduler=(11,))
     plan = plan_for(bind_core=core)
     assert [worker.cpus for worker in plan.workers] == [(0, 6), (1, 7, 2, 8)]
@@ -72,13 +69,13 @@ def test_dict_takes_physical_numbers() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"caller": {"OMP_NUM_THREADS": "5"}}, {"env": (("OMP_NUM_THREADS", "5"),)}])
-def test_an_own_number_of_threads_is_kept_for_all(changes: dict[str, Any]) -> None:
+def test_an_own_number_of_threads_is_kept_for_all(changes):
     plan = plan_for(bind_core=CoreBinding(is_auto=False, devices={3: (0,), 1: (1, 2)}), **changes)
     assert [worker.env.get("OMP_NUM_THREADS") for worker in plan.workers] == [None, None]
     assert not any("OMP_NUM_THREADS" in note for note in plan.notes)
 
 
-def test_quota_of_the_cgroup_limits_the_threads() -> None:
+def test_quota_of_the_cgroup_limits_the_threads():
     limited = Topology(TWO_NODES.cpus, TWO_NODES.allowed, quota_cores=4.5)
     plan = plan_for(HostFacts("h", "127.0.0.1", TWO_NODES.allowed, topology=limited))
     assert plan.hosts[0].common_env["OMP_NUM_THREADS"] == "2"
@@ -95,7 +92,7 @@ def test_quota_of_the_cgroup_limits_the_threads() -> None:
         ("exec", "exec", ""),
     ],
 )
-def test_openmp_that_binds_by_itself_keeps_workers_from_forking(asked: str, method: str, text: str) -> None:
+def test_openmp_that_binds_by_itself_keeps_workers_from_forking(asked, method, text):
     plan = plan_for(start_method=asked, env=(("OMP_PLACES", "cores"),), preload=("torch",))
     assert plan.hosts[0].start_method == method
     assert plan.hosts[0].preload == (() if method == "exec" else ("torch",))
@@ -113,13 +110,13 @@ OF_TWO = {"worker_num": 4, "node_rank": 1}
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> Path:
+def script(tmp_path):
     path = tmp_path / "train.py"
     path.write_text("import json\nimport yaml\nimport torch.nn\nfrom msrun.runtime import init\n")
     return path
 
 
-def early(spec: LaunchSpec, caller: dict[str, str] | None = None) -> EarlyServer | None:
+def early(spec, caller=None):
     return plan_early_server(spec, HOST, caller or {}, "JOB")
 
 
@@ -134,9 +131,7 @@ def early(spec: LaunchSpec, caller: dict[str, str] | None = None) -> EarlyServer
     ],
     ids=["nothing set", "threads and interface", "inside another job", "given words", "libraries"],
 )
-def test_only_what_no_import_reads_is_told_to_the_server_later(
-    script: Path, caller: dict[str, str], changes: dict[str, Any]
-) -> None:
+def test_only_what_no_import_reads_is_told_to_the_server_later(script, caller, changes):
     spec = spec_of(script.parent, **OF_TWO, **changes)
     server = early(spec, caller)
     assert server is not None
@@ -155,7 +150,7 @@ REAL = replace(TORCH_ONLY, mindspore_version="2.10.0")
 NEITHER = replace(TORCH_ONLY, has_torch=False)
 
 
-def script_with(folder: Path, text: str, **changes: Any) -> LaunchSpec:
+def script_with(folder, text, **changes):
     (folder / "train.py").write_text(text)
     return spec_of(folder, **changes)
 
@@ -172,16 +167,14 @@ def script_with(folder: Path, text: str, **changes: Any) -> LaunchSpec:
         ("import msrun.mindspore as ms", REAL, "none"),
     ],
 )
-def test_a_script_that_imports_mindspore_gets_the_one_that_is_there(
-    tmp_path: Path, text: str, host: HostFacts, kind: str
-) -> None:
+def test_a_script_that_imports_mindspore_gets_the_one_that_is_there(tmp_path, text, host, kind):
     (tmp_path / "model.py").write_text("import train\nfrom mindspore import nn\n")
     (tmp_path / "layers").mkdir()
     (tmp_path / "layers" / "dense.py").write_text("from .. import model\n")
     assert settle_mindspore(script_with(tmp_path, text), host).mindspore == kind
 
 
-def test_the_option_decides_and_names_what_is_missing(tmp_path: Path) -> None:
+def test_the_option_decides_and_names_what_is_missing(tmp_path):
     spec = script_with(tmp_path, "import mindspore")
     assert settle_mindspore(replace(spec, mindspore="torch"), REAL).mindspore == "torch"
     assert settle_mindspore(replace(spec, mindspore="none"), REAL).mindspore == "none"
@@ -191,7 +184,7 @@ def test_the_option_decides_and_names_what_is_missing(tmp_path: Path) -> None:
         settle_mindspore(replace(spec, mindspore="torch"), NEITHER)
 
 
-def test_workers_of_real_mindspore_meet_at_its_scheduler_beside_the_store_of_torch(tmp_path: Path) -> None:
+def test_workers_of_real_mindspore_meet_at_its_scheduler_beside_the_store_of_torch(tmp_path):
     spec = script_with(tmp_path, "import numpy, mindspore", cluster_time_out_s=77)
     plan = plan_of(spec, REAL, master_port=4000)
     host = plan.hosts[0]
@@ -204,7 +197,7 @@ def test_workers_of_real_mindspore_meet_at_its_scheduler_beside_the_store_of_tor
     assert plan.to_json()["hosts"][0]["mindspore_scheduler"]["MS_ROLE"] == "MS_SCHED"
 
 
-def test_without_mindspore_its_name_stands_for_ours_behind_what_the_user_has_on_the_path(tmp_path: Path) -> None:
+def test_without_mindspore_its_name_stands_for_ours_behind_what_the_user_has_on_the_path(tmp_path):
     spec = script_with(tmp_path, "import mindspore\nfrom mindspore import nn\nimport numpy\n")
     plan = plan_of(spec, TORCH_ONLY, {"PYTHONPATH": "/a:/b"}, master_port=4000)
     host = plan.hosts[0]

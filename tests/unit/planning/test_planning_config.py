@@ -1,12 +1,9 @@
 """The file of --config: what is taken letter by letter, what is refused and in which words."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -19,11 +16,11 @@ from msrun.cli.launch_command import build_spec
 from msrun.cli.options import SETTABLE, Sources, apply_sources
 from msrun.cli.words import normalise
 from msrun.errors import UsageError
-from msrun.planning.settings import JobConfig, parse_config, variable_name
-from msrun.planning.spec import LaunchSpec, SshSettings
+from msrun.planning.settings import parse_config, variable_name
+from msrun.planning.spec import SshSettings
 
 
-def parse(text: str) -> JobConfig:
+def parse(text):
     return parse_config(
         text, "job.yaml", {name: one for name, one in SETTABLE.items() if name not in ("config", "env")}
     )
@@ -46,11 +43,11 @@ TAKEN = [
 
 
 @pytest.mark.parametrize(("text", "options"), TAKEN)
-def test_values_are_taken_letter_by_letter(text: str, options: dict[str, Any]) -> None:
+def test_values_are_taken_letter_by_letter(text, options):
     assert parse(text).options == options
 
 
-def test_program_and_environment_are_taken_as_written() -> None:
+def test_program_and_environment_are_taken_as_written():
     config = parse(
         "script: train.py\nargs: [--lr, 0.10, 1e-3, off, 0x10, 'a b', '']\n"
         "module: yes\nenv: {RATE: 0.10, FLAG: on, EMPTY: '', DATE: 2026-01-31}\n"
@@ -81,7 +78,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("text", "message"), REFUSED)
-def test_what_is_wrong_is_named_with_file_line_and_remedy(text: str, message: str) -> None:
+def test_what_is_wrong_is_named_with_file_line_and_remedy(text, message):
     with pytest.raises(UsageError) as caught:
         parse(text)
     assert str(caught.value).startswith(f"--config job.yaml, {message}")
@@ -90,13 +87,13 @@ def test_what_is_wrong_is_named_with_file_line_and_remedy(text: str, message: st
 
 
 @pytest.mark.parametrize("text", ["{a: " * 100_000, "- " * 100_000 + "a", "env: &e {A: *e}"], ids=["{", "-", "itself"])
-def test_bombs_are_refused(text: str) -> None:
+def test_bombs_are_refused(text):
     with pytest.raises(UsageError, match=r"levels deep; write it flatter|aliases are not read"):
         parse(text)
 
 
 @given(st.text(max_size=200))
-def test_no_text_ends_in_anything_but_a_config_or_a_refusal(text: str) -> None:
+def test_no_text_ends_in_anything_but_a_config_or_a_refusal(text):
     try:
         parse(text)
     except UsageError as error:
@@ -121,7 +118,7 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
-def spec_of(words: list[str], variables: dict[str, str]) -> LaunchSpec:
+def spec_of(words, variables):
     """Translate as the command does, without running anything; what only tells where values came from is left out."""
     with (
         mock.patch.dict(os.environ, variables),
@@ -131,7 +128,7 @@ def spec_of(words: list[str], variables: dict[str, str]) -> LaunchSpec:
         return replace(spec, settings=(), env=tuple(sorted(dict(spec.env).items())))
 
 
-def as_words(options: dict[str, Any]) -> list[str]:
+def as_words(options):
     words = []
     for name, value in options.items():
         if name == "env":
@@ -143,7 +140,7 @@ def as_words(options: dict[str, Any]) -> list[str]:
     return words
 
 
-def as_variables(options: dict[str, Any]) -> dict[str, str]:
+def as_variables(options):
     variables = {}
     for name, value in options.items():
         if name == "env":
@@ -153,9 +150,7 @@ def as_variables(options: dict[str, Any]) -> dict[str, str]:
 
 
 @given(options=OPTIONS, args=st.lists(TEXTS, max_size=4))
-def test_command_line_variables_and_file_give_the_same_job(
-    tmp_path_factory: pytest.TempPathFactory, options: dict[str, Any], args: list[str]
-) -> None:
+def test_command_line_variables_and_file_give_the_same_job(tmp_path_factory, options, args):
     folder = tmp_path_factory.getbasetemp() / "same-job"
     folder.mkdir(exist_ok=True)
     (folder / "train.py").touch()
@@ -169,12 +164,12 @@ def test_command_line_variables_and_file_give_the_same_job(
     assert spec_of([], {**as_variables(options), "MSRUN_CONFIG": str(config)}) == expected
 
 
-def settings_of(*words: str) -> SshSettings:
+def settings_of(*words):
     with command.make_context("msrun", normalise([*words, "true"]), obj=Sources()) as context:
         return build_spec(apply_sources(context, context.params), dict(os.environ)).ssh
 
 
-def test_options_variables_and_file_become_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_variables_and_file_become_settings(tmp_path, monkeypatch):
     (tmp_path / "job.yaml").write_text("ssh_identity: [a, /b]\nssh_window: 7\nssh_user: them\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/me")

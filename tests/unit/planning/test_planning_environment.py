@@ -1,7 +1,5 @@
 """The environment as a difference: whose value wins, what is hidden, what the fork server gets."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -10,14 +8,11 @@ from plans import spec_of
 from msrun.errors import UsageError
 from msrun.planning.environment import blas_threads, common_environment, of_rank, server_environment
 from msrun.planning.settings import Setting, option_variables, settings_note, without_option_variables
-from msrun.planning.spec import LaunchSpec
 
 SPEC = spec_of(Path("/w"), has_trace=True)
 
 
-def build(
-    caller: dict[str, str] | None = None, extra: dict[str, str] | None = None, spec: LaunchSpec = SPEC
-) -> dict[str, str]:
+def build(caller=None, extra=None, spec=SPEC):
     return common_environment(
         spec,
         None,
@@ -32,7 +27,7 @@ def build(
     )
 
 
-def test_a_value_that_names_a_number_of_the_worker_has_that_number() -> None:
+def test_a_value_that_names_a_number_of_the_worker_has_that_number():
     env = (("CACHE", "/tmp/{rank}/{local_rank}_{node_rank}_{rank}"), ("JSON", '{"rank": 1, "x": {}}'), ("PLAIN", "a"))
     assert of_rank(env, {"rank": 9, "local_rank": 1, "node_rank": 2}) == {"CACHE": "/tmp/9/1_2_9"}
 
@@ -49,11 +44,11 @@ def test_a_value_that_names_a_number_of_the_worker_has_that_number() -> None:
         ({"WORLD_SIZE": "99"}, {}, "WORLD_SIZE", "2"),
     ],
 )
-def test_who_wins(caller: dict[str, str], extra: dict[str, str], name: str, value: str | None) -> None:
+def test_who_wins(caller, extra, name, value):
     assert build(caller, extra).get(name) == value
 
 
-def test_fork_server_gets_the_common_environment_without_ranks_and_with_one_blas_thread() -> None:
+def test_fork_server_gets_the_common_environment_without_ranks_and_with_one_blas_thread():
     caller = {"RANK": "3", "DEVICE_ID": "1", "HOME": "/h", "OPENBLAS_NUM_THREADS": "8"}
     env = server_environment(caller, {"WORLD_SIZE": "2"})
     assert env == {"HOME": "/h", "WORLD_SIZE": "2", "OPENBLAS_NUM_THREADS": "1"}
@@ -67,7 +62,7 @@ def test_fork_server_gets_the_common_environment_without_ranks_and_with_one_blas
         ({"OMP_NUM_THREADS": "4,2"}, {}, 1),
     ],
 )
-def test_blas_threads_follow_the_variables(caller: dict[str, str], common: dict[str, str], count: int) -> None:
+def test_blas_threads_follow_the_variables(caller, common, count):
     assert blas_threads(caller, common) == count
 
 
@@ -85,20 +80,20 @@ NAMES = ["worker_num", "log_dir", "grace", "device_target", "config"]
         ({"MSRUN_RENDEZVOUS": "file:///x", "MSRUN_PROGRESS": "x", "MSRUN_STACK_SIGNAL": "42"}, {}),
     ],
 )
-def test_variables_that_are_settings(environ: dict[str, str], found: dict[str, str]) -> None:
+def test_variables_that_are_settings(environ, found):
     assert option_variables(environ, NAMES) == found
 
 
 @pytest.mark.parametrize(
     ("name", "meant"), [("MSRUN_WORKER_NMU", "MSRUN_WORKER_NUM"), ("MSRUN_VERIFI", "MSRUN_VERIFY")]
 )
-def test_misspelled_variable_is_refused_with_the_name_that_was_meant(name: str, meant: str) -> None:
+def test_misspelled_variable_is_refused_with_the_name_that_was_meant(name, meant):
     with pytest.raises(UsageError) as caught:
         option_variables({name: "1"}, NAMES)
     assert str(caught.value) == f"{name}: no such setting (did you mean {meant}?); correct the variable or unset it"
 
 
-def test_workers_do_not_inherit_settings_but_keep_the_rest() -> None:
+def test_workers_do_not_inherit_settings_but_keep_the_rest():
     environ = {"MSRUN_GRACE": "3", "MSRUN_LOG_DIR": "l", "MSRUN_CONFIG": "c", "MSRUN_IMAGE": "x", "HOME": "/h"}
     assert without_option_variables(environ, NAMES) == {"MSRUN_IMAGE": "x", "HOME": "/h"}
 
@@ -110,7 +105,7 @@ SETTINGS = [
 ]
 
 
-def test_note_names_what_does_not_stand_on_the_command_line() -> None:
+def test_note_names_what_does_not_stand_on_the_command_line():
     assert settings_note(SETTINGS) == ["settings: grace=3 (MSRUN_GRACE), env='A=b c' B=1 (job.yaml)"]
     assert settings_note(SETTINGS[2:]) == []
     assert settings_note([Setting("env", ["A=b\nc"], "MSRUN_ENV")]) == ["settings: env='A=b\\nc' (MSRUN_ENV)"]

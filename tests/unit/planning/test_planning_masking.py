@@ -1,7 +1,5 @@
 """Which words of a command line are secrets, and that no more than those are hidden."""
 
-from __future__ import annotations
-
 import re
 import shlex
 
@@ -12,7 +10,7 @@ from hypothesis import strategies as st
 from msrun.planning.masking import MASK, hide_values, is_secret_name, mask_url, mask_words, secret_values
 
 
-def words_of(text: str) -> list[str]:
+def words_of(text):
     return text.split()
 
 
@@ -27,7 +25,7 @@ PLAIN = words_of("""
 
 
 @pytest.mark.parametrize("name", SECRET)
-def test_value_of_a_secret_name_is_hidden_in_both_forms(name: str) -> None:
+def test_value_of_a_secret_name_is_hidden_in_both_forms(name):
     assert is_secret_name(name)
     assert mask_words([f"{name}=hunter2", "x"]) == [f"{name}={MASK}", "x"]
     if name.startswith("--"):
@@ -35,7 +33,7 @@ def test_value_of_a_secret_name_is_hidden_in_both_forms(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_everyday_words_of_training_are_not_hidden(name: str) -> None:
+def test_everyday_words_of_training_are_not_hidden(name):
     assert not is_secret_name(name)
     assert mask_words([f"{name}=64", name, "64"]) == [f"{name}=64", name, "64"]
 
@@ -55,11 +53,11 @@ def test_everyday_words_of_training_are_not_hidden(name: str) -> None:
         ("https://host:80/a@b git@host:a", "https://host:80/a@b git@host:a"),
     ],
 )
-def test_words_are_shown_as(words: str, shown: str) -> None:
+def test_words_are_shown_as(words, shown):
     assert mask_words(words.split(" ")) == shown.split(" ")
 
 
-def test_values_are_found_for_hiding_them_elsewhere() -> None:
+def test_values_are_found_for_hiding_them_elsewhere():
     words = ["--token", "abcdef", "--api_key=xy", "--lr", "0.1", "http://u:pass1@h"]
     values = secret_values(words, {"API_KEY": "abcdefgh", "HOME": "/root", "URL": "http://u:pass2@h"})
     assert values == ("abcdefgh", "abcdef", "pass1", "pass2")
@@ -67,7 +65,7 @@ def test_values_are_found_for_hiding_them_elsewhere() -> None:
 
 
 @given(st.lists(st.text(max_size=10), max_size=6))
-def test_words_stay_words(words: list[str]) -> None:
+def test_words_stay_words(words):
     shown = mask_words(words)
     assert len(shown) == len(words)
     assert mask_words(shown) == shown
@@ -79,7 +77,7 @@ ADDRESS_WITH_PASSWORD = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^/\s:@]*):([^/\
 ASSIGNMENT = re.compile(r"([-+]*[A-Za-z_][\w.-]*)=(.*)\Z", re.DOTALL)
 
 
-def mask_word(word: str) -> tuple[str, list[str]]:
+def mask_word(word):
     match = ASSIGNMENT.match(word)
     if match is None:
         passwords = [password for _, password in ADDRESS_WITH_PASSWORD.findall(word)]
@@ -93,7 +91,7 @@ def mask_word(word: str) -> tuple[str, list[str]]:
     st.lists(st.sampled_from(["a", "Z", "9", "+", "-", "://", ":", "/", "@", " ", "=", "key", "_", "."])).map("".join)
 )
 @example("9+a://u:pw@9://u:pw@h a://b://c:pw@d://:pw@")
-def test_fast_patterns_hide_what_the_plain_ones_do(word: str) -> None:
+def test_fast_patterns_hide_what_the_plain_ones_do(word):
     shown, secrets = mask_word(word)
     assert mask_words([word]) == [shown]
     assert set(secret_values([word], {})) == {secret for secret in secrets if len(secret) >= 4}
@@ -105,7 +103,7 @@ def test_fast_patterns_hide_what_the_plain_ones_do(word: str) -> None:
 @pytest.mark.parametrize(
     "piece", ["A", "a=", "a://", "a://b:", "a:", "a://b:c@", "9", "-", "--a=", "a=-", "@", "a://b:c ", "key", "aB", "_"]
 )
-def test_the_longest_word_that_a_command_line_takes_is_masked_by_few_steps(piece: str) -> None:
+def test_the_longest_word_that_a_command_line_takes_is_masked_by_few_steps(piece):
     """A square of it would be 10,000,000,000 steps: a test that does not end."""
     word = piece * (100_000 // len(piece))
     secret_values([word], {"URL": word})

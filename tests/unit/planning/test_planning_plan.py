@@ -1,12 +1,8 @@
 """Plans of a job here and of a job of hosts, as text, JSON and page: compared with files, and their rules."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from plans import plan_of, spec_of
@@ -17,7 +13,7 @@ from msrun.planning.build import RECOVERY_NOTE, build_remote_plan
 from msrun.planning.hosts import Fleet, HostAssignment, HostEntry
 from msrun.planning.masking import MASK
 from msrun.planning.placement.host import HostFacts
-from msrun.planning.plan import LaunchPlan, render_plan
+from msrun.planning.plan import render_plan
 from msrun.planning.program import Program
 from msrun.planning.spec import LaunchSpec
 from ranktable.hosts.hostfile import parse_hostfile
@@ -25,15 +21,13 @@ from ranktable.hosts.hostfile import parse_hostfile
 HOST = HostFacts("node-a", "127.0.0.1", tuple(range(8)))
 
 
-def plan_for(
-    caller: dict[str, str] | None = None, host: HostFacts = HOST, fleet: Fleet | None = None, **changes: Any
-) -> LaunchPlan:
+def plan_for(caller=None, host=HOST, fleet=None, **changes):
     program = Program("script", "/my jobs/train.py", ("--lr", "0.1", "it's"))
     settings = {"program": program, "worker_num": 3, "local_worker_num": 3, **changes}
     return plan_of(spec_of(Path("/my jobs"), **settings), host, caller, fleet=fleet)
 
 
-def full_plan() -> LaunchPlan:
+def full_plan():
     """Return a plan in which every part is filled."""
     return plan_for(
         {"RANK": "7", "MASTER_ADDR": "10.0.0.9", "HOME": "/root", "GLOO_SOCKET_IFNAME": "eth0"},
@@ -45,15 +39,15 @@ def full_plan() -> LaunchPlan:
     )
 
 
-def test_plan_as_json_is_the_frozen_one(golden: Callable[[str, str], None]) -> None:
+def test_plan_as_json_is_the_frozen_one(golden):
     golden("plan.json", render_plan(full_plan(), as_json=True).replace(sys.executable, "PYTHON") + "\n")
 
 
-def test_plan_as_text_is_the_frozen_one(golden: Callable[[str, str], None]) -> None:
+def test_plan_as_text_is_the_frozen_one(golden):
     golden("plan.txt", render_plan(full_plan(), as_json=False).replace(sys.executable, "PYTHON") + "\n")
 
 
-def plan_of_several() -> LaunchPlan:
+def plan_of_several():
     """Return the plan of the second of two unequal hosts."""
     assignments = (
         HostAssignment(0, "node-b", "10.0.0.1", (0, 1, 2, 3), (0, 1, 2, 3)),
@@ -65,17 +59,17 @@ def plan_of_several() -> LaunchPlan:
     return plan_for({}, host, worker_num=7, local_worker_num=2, node_rank=1, fleet=fleet)
 
 
-def test_plan_of_several_hosts_is_the_frozen_one(golden: Callable[[str, str], None]) -> None:
+def test_plan_of_several_hosts_is_the_frozen_one(golden):
     golden("plan_several.txt", render_plan(plan_of_several(), as_json=False).replace(sys.executable, "PYTHON") + "\n")
 
 
 @pytest.mark.parametrize(("has_torch", "expected"), [(True, "True"), (False, "False")])
-def test_workers_expect_torchs_store_only_of_a_scheduler_that_has_torch(has_torch: bool, expected: str) -> None:
+def test_workers_expect_torchs_store_only_of_a_scheduler_that_has_torch(has_torch, expected):
     plan = plan_for({}, replace(HOST, has_torch=has_torch), worker_num=2, local_worker_num=2)
     assert plan.hosts[0].common_env["TORCHELASTIC_USE_AGENT_STORE"] == expected
 
 
-def test_interface_that_the_user_chose_stays() -> None:
+def test_interface_that_the_user_chose_stays():
     assignments = (HostAssignment(0, "a", "10.0.0.1", (0,), (0,)), HostAssignment(1, "b", "10.0.0.2", (1,), (0,)))
     fleet = Fleet(0, assignments, "10.0.0.1", "eth1")
     caller = {"GLOO_SOCKET_IFNAME": "ib0"}
@@ -84,7 +78,7 @@ def test_interface_that_the_user_chose_stays() -> None:
     assert plan.hosts[0].common_env["TP_SOCKET_IFNAME"] == "eth1"
 
 
-def test_device_of_a_table_that_the_host_has_not_is_refused() -> None:
+def test_device_of_a_table_that_the_host_has_not_is_refused():
     assignments = (HostAssignment(0, "a", "10.0.0.1", (0,), (2,)), HostAssignment(1, "b", "10.0.0.2", (1,), (0,)))
     fleet = Fleet(0, assignments, "10.0.0.1", "eth1")
     settings = {"worker_num": 2, "local_worker_num": 1, "fleet": fleet, "device_target": "gpu"}
@@ -102,9 +96,7 @@ def test_device_of_a_table_that_the_host_has_not_is_refused() -> None:
         (HostFacts("h", "127.0.0.1", (0,)), {}),
     ],
 )
-def test_with_a_virtual_local_rank_each_worker_sees_its_device_as_number_0(
-    host: HostFacts, visible: dict[str, list[str]]
-) -> None:
+def test_with_a_virtual_local_rank_each_worker_sees_its_device_as_number_0(host, visible):
     workers = plan_for(host=host, worker_num=2, local_worker_num=2, virtual_local_rank=True).workers
     expected = {"LOCAL_RANK": ["0", "0"], "DEVICE_ID": ["0", "0"], "RANK": ["0", "1"], **visible}
     assert {name: [worker.env[name] for worker in workers] for name in expected} == expected
@@ -124,11 +116,11 @@ def test_with_a_virtual_local_rank_each_worker_sees_its_device_as_number_0(
         ),
     ],
 )
-def test_notes_say_what_was_decided_for_the_user(caller: dict[str, str], changes: Any, notes: list[str]) -> None:
+def test_notes_say_what_was_decided_for_the_user(caller, changes, notes):
     assert list(plan_for(caller, **changes).notes) == notes
 
 
-def test_preload_is_what_the_script_imports_and_what_is_named(tmp_path: Path) -> None:
+def test_preload_is_what_the_script_imports_and_what_is_named(tmp_path):
     (tmp_path / "train.py").write_text("import numpy\nfrom torch import nn\n")
     script = Program("script", str(tmp_path / "train.py"))
     assert plan_for(program=script, preload=("pandas", "numpy")).hosts[0].preload == ("numpy", "torch:nn", "pandas")
@@ -136,7 +128,7 @@ def test_preload_is_what_the_script_imports_and_what_is_named(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["pkg/train.py", "pkg/train/__main__.py"])
-def test_preload_of_a_module_is_what_its_file_in_the_working_directory_imports(tmp_path: Path, name: str) -> None:
+def test_preload_of_a_module_is_what_its_file_in_the_working_directory_imports(tmp_path, name):
     (tmp_path / name).parent.mkdir(parents=True)
     (tmp_path / name).write_text("import torch\n")
     program = Program("module", "pkg.train")
@@ -144,7 +136,7 @@ def test_preload_of_a_module_is_what_its_file_in_the_working_directory_imports(t
     assert plan_for(program=program, working_directory=tmp_path / "pkg").hosts[0].preload == ()
 
 
-def test_parameter_servers_are_planned_beside_the_workers_and_have_no_rank() -> None:
+def test_parameter_servers_are_planned_beside_the_workers_and_have_no_rank():
     plan = plan_for(server_num=2)
     host = plan.hosts[0]
     assert [server.log_path for server in host.servers] == [f"/my jobs/log_output/server_{n}.log" for n in range(2)]
@@ -155,7 +147,7 @@ def test_parameter_servers_are_planned_beside_the_workers_and_have_no_rank() -> 
     assert "MS_SERVER_NUM" not in plan_for().hosts[0].common_env
 
 
-def test_hosts_take_turns_at_parameter_servers_and_they_listen_where_other_hosts_reach_them() -> None:
+def test_hosts_take_turns_at_parameter_servers_and_they_listen_where_other_hosts_reach_them():
     assignments = tuple(HostAssignment(node, f"h{node}", f"10.0.0.{node + 1}", (node,), (0,)) for node in range(2))
     found = {}
     for node in range(2):
@@ -167,12 +159,12 @@ def test_hosts_take_turns_at_parameter_servers_and_they_listen_where_other_hosts
     assert found == {0: "10.0.0.1", 2: "10.0.0.1", 1: "10.0.0.2"}
 
 
-def test_parameter_servers_need_torch() -> None:
+def test_parameter_servers_need_torch():
     with pytest.raises(UsageError, match="--server_num 1: parameter servers need torch"):
         plan_for(server_num=1, host=replace(HOST, has_torch=False))
 
 
-def test_a_master_address_that_is_not_loopback_is_said_not_to_be_used() -> None:
+def test_a_master_address_that_is_not_loopback_is_said_not_to_be_used():
     plan = plan_for(master_addr="train-0.train")
     assert plan.master_addr == "127.0.0.1"
     assert any("--master_addr train-0.train is not used" in note for note in plan.notes)
@@ -193,9 +185,9 @@ CALLER = {
 }
 
 
-def remote_plan(hostfile: str = HOSTFILE, caller: dict[str, str] = CALLER, **changes: Any) -> LaunchPlan:
+def remote_plan(hostfile=HOSTFILE, caller=CALLER, **changes):
     entries = parse_hostfile(hostfile, HostEntry, "--hostfile f")
-    settings: dict[str, Any] = {
+    settings = {
         "program": Program("script", "/my jobs/train.py", ("--lr", "0.1", "it's", "--api_key", "hidden")),
         "worker_num": sum(entry.slots for entry in entries),
         "local_worker_num": 0,
@@ -213,20 +205,20 @@ def remote_plan(hostfile: str = HOSTFILE, caller: dict[str, str] = CALLER, **cha
     )
 
 
-def rendered(plan: LaunchPlan, *, as_json: bool) -> str:
+def rendered(plan, *, as_json):
     return render_plan(plan, as_json=as_json).replace(sys.executable, "PYTHON") + "\n"
 
 
-def test_plan_of_hosts_as_text_is_the_frozen_one(golden: Callable[[str, str], None]) -> None:
+def test_plan_of_hosts_as_text_is_the_frozen_one(golden):
     golden("plan_hosts.txt", rendered(remote_plan(), as_json=False))
 
 
-def test_plan_of_hosts_as_json_is_the_frozen_one(golden: Callable[[str, str], None]) -> None:
+def test_plan_of_hosts_as_json_is_the_frozen_one(golden):
     golden("plan_hosts.json", rendered(remote_plan(), as_json=True))
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-def test_secrets_are_masked_wherever_they_stand(as_json: bool) -> None:
+def test_secrets_are_masked_wherever_they_stand(as_json):
     plan = remote_plan()
     text = rendered(plan, as_json=as_json)
     assert "hidden" not in text and MASK in text
@@ -234,14 +226,14 @@ def test_secrets_are_masked_wherever_they_stand(as_json: bool) -> None:
     assert plan.forwarded["HF_TOKEN"] == "hidden"
 
 
-def test_secret_that_nobody_named_stays_and_is_told() -> None:
+def test_secret_that_nobody_named_stays_and_is_told():
     plan = remote_plan(forward_env=())
     assert "HF_TOKEN" not in plan.forwarded
     assert "secrets stay here: HF_TOKEN; --env HF_TOKEN gives it to all workers" in plan.notes
     assert not any("secrets" in note for note in remote_plan(forward_env=(), env=(("HF_TOKEN", "x"),)).notes)
 
 
-def test_what_only_a_host_can_know_is_not_made_up() -> None:
+def test_what_only_a_host_can_know_is_not_made_up():
     plan = remote_plan(caller={})
     open_names = {"MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "MSRUN_RENDEZVOUS", "MSRUN_DEVICE_TARGET"}
     assert not open_names & set(plan.hosts[0].common_env)
@@ -264,11 +256,11 @@ def test_what_only_a_host_can_know_is_not_made_up() -> None:
         ("h1:2", "127.0.0.1", "127.0.0.1"),
     ],
 )
-def test_scheduler_is_on_the_first_host(hostfile: str, master_addr: str, expected: str) -> None:
+def test_scheduler_is_on_the_first_host(hostfile, master_addr, expected):
     assert remote_plan(hostfile, master_addr=master_addr).master_addr == expected
 
 
-def test_ranks_and_devices_of_a_table_are_those_of_the_plan() -> None:
+def test_ranks_and_devices_of_a_table_are_those_of_the_plan():
     table = (HostAssignment(0, "b", "10.0.0.2", (0, 3), (4, 5)), HostAssignment(1, "a", "10.0.0.1", (2, 1), (0, 1)))
     plan = remote_plan("h1:2\nh2:2", table_hosts=table, rank_table_file=Path("/t.json"))
     assert [(worker.global_rank, worker.device_id) for worker in plan.hosts[0].workers] == [(0, 4), (3, 5)]

@@ -20,7 +20,7 @@ from msrun.planning.record_json import decode_record, encode_record
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     (tmp_path / "train.py").touch()
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "job.py").touch()
@@ -45,9 +45,7 @@ def folder(tmp_path: Path) -> Path:
         (["ls"], False, "executable", "/", ()),  # a command wins over a plain file of its name
     ],
 )
-def test_form_is_understood(
-    folder: Path, words: list[str], is_module: bool, kind: str, target: str, args: tuple[str, ...]
-) -> None:
+def test_form_is_understood(folder, words, is_module, kind, target, args):
     program = parse_program(words, is_module=is_module, working_directory=folder)
     assert (program.kind, program.args) == (kind, args)
     if target == "/":
@@ -66,7 +64,7 @@ def test_form_is_understood(
         (["train.py"], True, None),
     ],
 )
-def test_form_that_cannot_run_is_refused(folder: Path, words: list[str], is_module: bool, message: str | None) -> None:
+def test_form_that_cannot_run_is_refused(folder, words, is_module, message):
     if message is None:  # a file name is a dotted name too; whether the module exists is the preflight's question
         assert parse_program(words, is_module=is_module, working_directory=folder).target == "train.py"
         return
@@ -91,14 +89,14 @@ def test_form_that_cannot_run_is_refused(folder: Path, words: list[str], is_modu
         ("# -*- coding: latin-1 -*-\nimport torch", ["torch"]),
     ],
 )
-def test_top_level_imports_of_safe_packages_are_found(tmp_path: Path, text: str, names: list[str]) -> None:
+def test_top_level_imports_of_safe_packages_are_found(tmp_path, text, names):
     script = tmp_path / "train.py"
     script.write_text(text)
     assert list(read_imports(script).names) == names
 
 
 @pytest.mark.slow
-def test_torch_imports_that_much_for_its_first_optimizer() -> None:
+def test_torch_imports_that_much_for_its_first_optimizer():
     code = (
         "import sys, torch\n"
         f"assert {OF_OPTIMIZERS!r} not in sys.modules\n"
@@ -108,13 +106,13 @@ def test_torch_imports_that_much_for_its_first_optimizer() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
 
 
-def test_file_that_is_missing_or_no_text_gives_nothing(tmp_path: Path) -> None:
+def test_file_that_is_missing_or_no_text_gives_nothing(tmp_path):
     assert read_imports(tmp_path / "no.py") == ScriptImports()
     (tmp_path / "binary.py").write_bytes(b"import torch\0\xff")
     assert read_imports(tmp_path / "binary.py") == ScriptImports()
 
 
-def test_a_package_is_found_in_modules_above_and_beside_the_script_and_never_beyond_the_root(tmp_path: Path) -> None:
+def test_a_package_is_found_in_modules_above_and_beside_the_script_and_never_beyond_the_root(tmp_path):
     for name, text in {
         "net.py": "import mindspore",
         "sub/run.py": "from ..net import Net",
@@ -127,7 +125,7 @@ def test_a_package_is_found_in_modules_above_and_beside_the_script_and_never_bey
 
 
 @given(content=st.binary(max_size=200))
-def test_any_bytes_are_read_without_an_error(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+def test_any_bytes_are_read_without_an_error(tmp_path_factory, content):
     script = tmp_path_factory.getbasetemp() / "any.py"
     script.write_bytes(content)
     assert all(name.split(".")[0].split(":")[0] in SAFE_PACKAGES for name in read_imports(script).names)
@@ -161,7 +159,7 @@ OWN = {
         ("from defines import setup\nsetup()", "s.py:2"),
     ],
 )
-def test_nothing_is_imported_that_the_script_may_have_set_a_variable_for(tmp_path: Path, text: str, line: str) -> None:
+def test_nothing_is_imported_that_the_script_may_have_set_a_variable_for(tmp_path, text, line):
     for name, content in OWN.items():
         (tmp_path / name).write_text(content)
     (tmp_path / "s.py").write_text(f"{text}\nimport torch\n")
@@ -180,19 +178,19 @@ def test_nothing_is_imported_that_the_script_may_have_set_a_variable_for(tmp_pat
         "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--x')\nparser.eval()",
     ],
 )
-def test_what_only_reads_or_defines_is_in_nobodys_way(tmp_path: Path, text: str) -> None:
+def test_what_only_reads_or_defines_is_in_nobodys_way(tmp_path, text):
     for name, content in OWN.items():
         (tmp_path / name).write_text(content)
     (tmp_path / "s.py").write_text(f"{text}\nimport torch\n")
     assert read_imports(tmp_path / "s.py") == ScriptImports(("torch",))
 
 
-def test_what_was_imported_before_a_variable_is_set_is_taken(tmp_path: Path) -> None:
+def test_what_was_imported_before_a_variable_is_set_is_taken(tmp_path):
     (tmp_path / "s.py").write_text("import os\nimport numpy\nos.environ['A'] = '1'\nimport torch\n")
     assert read_imports(tmp_path / "s.py") == ScriptImports(("numpy",), "torch", "s.py:3")
 
 
-def test_variables_of_torchs_compiler_are_read_with_the_first_optimizer(tmp_path: Path) -> None:
+def test_variables_of_torchs_compiler_are_read_with_the_first_optimizer(tmp_path):
     (tmp_path / "s.py").write_text(
         "import os\nimport torch\nos.environ['TORCHDYNAMO_DISABLE'] = '1'\ntorch.optim.SGD\n"
     )
@@ -201,7 +199,7 @@ def test_variables_of_torchs_compiler_are_read_with_the_first_optimizer(tmp_path
     assert read_imports(tmp_path / "s.py").names == ("torch", OF_OPTIMIZERS)
 
 
-def test_packages_of_a_module_run_before_it(tmp_path: Path) -> None:
+def test_packages_of_a_module_run_before_it(tmp_path):
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").write_text(OWN["sets.py"])
     (tmp_path / "package" / "run.py").write_text("import torch\n")
@@ -246,7 +244,7 @@ outers = st.builds(
 
 
 @given(outers)
-def test_record_comes_back_as_it_was(record: Outer) -> None:
+def test_record_comes_back_as_it_was(record):
     assert decode_record(Outer, json.loads(json.dumps(encode_record(record)))) == record
 
 
@@ -259,7 +257,7 @@ def test_record_comes_back_as_it_was(record: Outer) -> None:
         ({"name": "x", "numbers": [True]}, "Expected `int`, got `bool`"),
     ],
 )
-def test_value_of_another_form_is_refused(value: object, message: str) -> None:
+def test_value_of_another_form_is_refused(value, message):
     with pytest.raises(ValueError, match=message):
         decode_record(Inner, value)
 
@@ -268,7 +266,7 @@ plain = st.none() | st.booleans() | st.integers() | texts
 
 
 @given(st.recursive(plain, lambda inner: st.lists(inner) | st.dictionaries(texts, inner)))
-def test_no_json_value_raises_anything_but_value_error(value: object) -> None:
+def test_no_json_value_raises_anything_but_value_error(value):
     try:
         decode_record(Outer, value)
     except ValueError:

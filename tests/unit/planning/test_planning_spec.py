@@ -1,9 +1,6 @@
 """Counts, ports, names, tails and environment files: what is taken, what is refused and how."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,7 +12,6 @@ from msrun.errors import UsageError
 from msrun.launch.simulation import Simulation
 from msrun.planning.program import Program
 from msrun.planning.spec import (
-    LaunchSpec,
     SshSettings,
     check_env,
     check_spec,
@@ -27,7 +23,7 @@ from msrun.planning.spec import (
 )
 
 
-def build_spec(**changes: Any) -> LaunchSpec:
+def build_spec(**changes):
     return spec_of(Path("/w"), **{"worker_num": 4, "local_worker_num": 4, **changes})
 
 
@@ -65,19 +61,19 @@ BAD = [
 
 
 @pytest.mark.parametrize("changes", GOOD, ids=str)
-def test_good_spec_is_taken(changes: dict[str, Any]) -> None:
+def test_good_spec_is_taken(changes):
     check_spec(build_spec(**changes))
 
 
 @pytest.mark.parametrize(("changes", "begin"), BAD, ids=[str(row[0]) for row in BAD])
-def test_bad_spec_is_refused_by_its_option(changes: dict[str, Any], begin: str) -> None:
+def test_bad_spec_is_refused_by_its_option(changes, begin):
     with pytest.raises(UsageError) as caught:
         check_spec(build_spec(**changes))
     assert str(caught.value).startswith(begin)
     assert caught.value.exit_code == 2
 
 
-def test_variables_of_the_job_cannot_be_set_by_hand() -> None:
+def test_variables_of_the_job_cannot_be_set_by_hand():
     for name in contract.RANK_VARIABLES | contract.JOB_VARIABLES:
         with pytest.raises(UsageError, match=f"--env {name}: msrun sets it"):
             check_env(name, "1")
@@ -86,12 +82,12 @@ def test_variables_of_the_job_cannot_be_set_by_hand() -> None:
 @pytest.mark.parametrize(
     "text", ["4", "0-4", "2-1", "a", "1,", ",", "-2", "1-", "1--2", "1.0", "0x1", "+1", "0 1", "²", "1" * 5000]
 )
-def test_tail_list_that_is_none_or_beyond_the_job_is_refused(text: str) -> None:
+def test_tail_list_that_is_none_or_beyond_the_job_is_refused(text):
     with pytest.raises(UsageError, match="--tail_worker_log"):
         parse_tail(text, 4)
 
 
-def test_tail_list_may_be_a_word() -> None:
+def test_tail_list_may_be_a_word():
     assert [parse_tail(text, 2) for text in ("all", "-1", "ALL", "none", "", " 1 , 0 - 1")] == [
         (0, 1), (0, 1), (0, 1), (), (), (1, 0),
     ]  # fmt: skip
@@ -114,7 +110,7 @@ ENV_FILES = [
 
 
 @pytest.mark.parametrize(("text", "pairs"), ENV_FILES)
-def test_env_file_is_read(text: str, pairs: tuple[tuple[str, str], ...]) -> None:
+def test_env_file_is_read(text, pairs):
     assert parse_env_file(text, "job.env") == pairs
 
 
@@ -123,13 +119,13 @@ values = st.text(st.characters(exclude_characters="\n\0", exclude_categories=["C
 
 
 @given(st.lists(st.tuples(names, values)))
-def test_quoted_values_of_an_env_file_come_back_unchanged(pairs: list[tuple[str, str]]) -> None:
+def test_quoted_values_of_an_env_file_come_back_unchanged(pairs):
     text = "\n".join(f"{name}='{value}'" for name, value in pairs)
     assert parse_env_file(text, "job.env") == tuple(pairs)
 
 
 @given(st.text(max_size=80))
-def test_any_env_file_is_read_or_refused_with_its_line(text: str) -> None:
+def test_any_env_file_is_read_or_refused_with_its_line(text):
     try:
         pairs = parse_env_file(text, "job.env")
     except UsageError as error:
@@ -138,7 +134,7 @@ def test_any_env_file_is_read_or_refused_with_its_line(text: str) -> None:
     assert all(name.isidentifier() for name, _ in pairs)
 
 
-def test_env_option_takes_a_value_or_the_callers() -> None:
+def test_env_option_takes_a_value_or_the_callers():
     assert parse_env(["A=1", "B", "C=", "D=x=y"], {"B": "here"}) == (("A", "1"), ("B", "here"), ("C", ""), ("D", "x=y"))
     with pytest.raises(UsageError, match="--env E: not set here; give --env E=VALUE"):
         parse_env(["E"], {})
@@ -148,36 +144,36 @@ def test_env_option_takes_a_value_or_the_callers() -> None:
     ("text", "size_bytes"),
     [("0", 0), ("123456", 123456), ("64K", 65536), ("100M", 100 * 2**20), ("8 MB", 8 * 2**20), (" 10b ", 10)],
 )
-def test_size_is_understood(text: str, size_bytes: int) -> None:
+def test_size_is_understood(text, size_bytes):
     assert parse_size("--log_max_bytes", text) == size_bytes
 
 
 @pytest.mark.parametrize(
     "text", ["", "M", "-1", "1.5G", "10X", "1M2", "100 M B", "0x10", "1e6", "inf", "\N{ARABIC-INDIC DIGIT ONE}K"]
 )
-def test_what_is_no_size_is_refused_with_a_remedy(text: str) -> None:
+def test_what_is_no_size_is_refused_with_a_remedy(text):
     with pytest.raises(UsageError, match=r"--log_max_bytes .*: not a size; give .* such as 100M"):
         parse_size("--log_max_bytes", text)
 
 
-def test_statuses_and_names_of_signals_are_understood() -> None:
+def test_statuses_and_names_of_signals_are_understood():
     assert parse_statuses("--restart_on", "75, SIGTERM,kill,137") == (75, 143, 137)
     assert parse_statuses("--restart_on", "") == ()
 
 
 @pytest.mark.parametrize("text", ["0", "256", "TERMINATE", "1,,2", "-1", "1-3", "9" * 5000, "\u0663"])
-def test_what_is_no_status_is_refused(text: str) -> None:
+def test_what_is_no_status_is_refused(text):
     with pytest.raises(UsageError, match=r"--restart_on .* is neither an exit status from 1 to 255 nor a signal"):
         parse_statuses("--restart_on", text)
 
 
-def simulation(**changes: Any) -> Simulation:
+def simulation(**changes):
     given = {"level": 1, "worker_num": 32, "local_worker_num": 8, "global_rank": 11, "device": "h100"}
     program, here = Program("script", "train.py"), Path("/here")
     return Simulation(program=program, working_directory=here, log_dir=here / "out", **{**given, **changes})
 
 
-def test_process_is_told_its_place_and_nothing_of_another_job() -> None:
+def test_process_is_told_its_place_and_nothing_of_another_job():
     caller = {"HOME": "/root", "RANK": "3", "MASTER_ADDR": "10.0.0.1", "MSRUN_JOB_ID": "x", "MS_ROLE": "MS_WORKER"}
     environ = simulation().environment(caller)
     assert environ["HOME"] == "/root"
@@ -202,6 +198,6 @@ def test_process_is_told_its_place_and_nothing_of_another_job() -> None:
         ({"device": "none.json"}, "--sim_device none.json: no such file"),
     ],
 )
-def test_dry_run_that_no_job_could_be_is_refused(changes: dict[str, Any], words: str) -> None:
+def test_dry_run_that_no_job_could_be_is_refused(changes, words):
     with pytest.raises(UsageError, match=words):
         simulation(**changes)

@@ -1,16 +1,13 @@
 """The file of --tls_config: MindSpore's keys, and a reason for everything that is not taken."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from msrun.errors import UsageError
-from msrun.planning.tls_spec import CIPHERS, PSK_CIPHER, TlsSpec, parse_tls_config
+from msrun.planning.tls_spec import CIPHERS, PSK_CIPHER, parse_tls_config
 
 DOCUMENTED_CIPHERS = (
     "ECDHE-R SA-AES128-GCM-SHA256:ECDHE-ECDSA-AES128-GCM-SHA256:DHE-RSA-AES128-GCM-SHA256:DHE-DSS-AES128-GCM-SHA256:"
@@ -20,36 +17,36 @@ DOCUMENTED_CIPHERS = (
 LEAST = {"client_cert_path": "client.pem", "ca_cert_path": "/etc/ca.crt"}
 
 
-def parse(values: Any, **environ: str) -> TlsSpec:
+def parse(values, **environ):
     return parse_tls_config(json.dumps(values), "tls.json", "/conf", environ)
 
 
-def refusal(values: Any) -> str:
+def refusal(values):
     with pytest.raises(UsageError) as caught:
         parse(values)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-def test_paths_count_from_the_folder_of_the_file() -> None:
+def test_paths_count_from_the_folder_of_the_file():
     spec = parse({**LEAST, "crl_path": "", "server_cert_path": "keys/server.pem"})
     assert (spec.client_cert_path, spec.ca_cert_path, spec.crl_path) == ("/conf/client.pem", "/etc/ca.crt", "")
     assert spec.server_cert_path == "/conf/keys/server.pem"
     assert spec.place("ca_cert_path") == "--tls_config tls.json: ca_cert_path /etc/ca.crt"
 
 
-def test_without_a_list_all_allowed_suites_are_taken_and_90_days_are_warned() -> None:
+def test_without_a_list_all_allowed_suites_are_taken_and_90_days_are_warned():
     spec = parse({**LEAST, "cipher_list": ""})
     assert (spec.ciphers, spec.warning_days) == (CIPHERS, 90)
     assert not any(name.startswith("DHE") or "PSK" in name for name in CIPHERS)
 
 
-def test_suites_keep_their_order_and_the_one_without_certificates_is_left_out() -> None:
+def test_suites_keep_their_order_and_the_one_without_certificates_is_left_out():
     names = f"{CIPHERS[5]}:{PSK_CIPHER}::{CIPHERS[0]}:{CIPHERS[5]}"
     assert parse({**LEAST, "cipher_list": names}).ciphers == (CIPHERS[5], CIPHERS[0])
 
 
-def test_documented_list_of_suites_is_refused_by_name_with_a_remedy() -> None:
+def test_documented_list_of_suites_is_refused_by_name_with_a_remedy():
     reason = refusal({**LEAST, "cipher_list": DOCUMENTED_CIPHERS})
     assert "'ECDHE-R SA-AES128-GCM-SHA256' (did you mean ECDHE-RSA-AES128-GCM-SHA256?)" in reason
     assert "'DHE-RSA-AES128-GCM-SHA256'" in reason and "and 2 more: not allowed" in reason
@@ -70,7 +67,7 @@ def test_documented_list_of_suites_is_refused_by_name_with_a_remedy() -> None:
         ({**LEAST, "cipher_list": "ALL"}, "'ALL': not allowed"),
     ],
 )
-def test_what_is_wrong_is_named(values: Any, reason: str) -> None:
+def test_what_is_wrong_is_named(values, reason):
     assert reason in refusal(values)
 
 
@@ -78,7 +75,7 @@ def test_what_is_wrong_is_named(values: Any, reason: str) -> None:
     ("text", "reason"),
     [("", "is empty"), ("{\n'a': 1}", "not JSON (line 2:"), ("[" * 100_000, "more than 100 levels deep")],
 )
-def test_what_is_no_json_is_told(text: str, reason: str) -> None:
+def test_what_is_no_json_is_told(text, reason):
     with pytest.raises(UsageError, match=r"^--tls_config tls.json: ") as caught:
         parse_tls_config(text, "tls.json", "/conf", {})
     assert reason in str(caught.value)
@@ -89,7 +86,7 @@ JUNK = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_siz
 
 
 @given(st.dictionaries(st.sampled_from(KEYS), JUNK | st.dictionaries(st.text(), JUNK, max_size=2)))
-def test_any_values_are_taken_or_refused_in_one_line(values: Any) -> None:
+def test_any_values_are_taken_or_refused_in_one_line(values):
     try:
         parse(values)
     except UsageError as error:

@@ -1,12 +1,10 @@
 """Logs as files: every byte is written or counted, whatever the disk does, and what is too old takes no disk."""
 
-from __future__ import annotations
-
 import errno
 import os
-from collections.abc import Iterator
+import selectors
+import signal
 from contextlib import closing
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -15,6 +13,8 @@ from hypothesis import strategies as st
 
 from msrun.agent import own_file as log_file
 from msrun.agent.own_file import BoundedLog, LogFile, LogLimit
+from msrun.agent.processes.server_handle import ProcessSpec
+from msrun.agent.processes.terminal import RankTerminal
 from msrun.launch.directory.log_directory import BoundedLogs
 
 BLOCK = 4096
@@ -23,11 +23,11 @@ BLOCK = 4096
 class Disk:
     """Stands for os.write: takes so many bytes and is full then."""
 
-    def __init__(self, room: int) -> None:
+    def __init__(self, room):
         self.room = room
         self._write = os.write
 
-    def write(self, descriptor: int, data: bytes) -> int:
+    def write(self, descriptor, data):
         if not self.room:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         written = self._write(descriptor, data[: self.room])
@@ -36,7 +36,7 @@ class Disk:
 
 
 @pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+def disk(monkeypatch):
     disk = Disk(0)
     monkeypatch.setattr(log_file.os, "write", disk.write)
     monkeypatch.setattr(log_file, "RETRY_S", 0.0)
@@ -44,14 +44,12 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Iterator[LogFile]:
+def log(tmp_path):
     with closing(LogFile(str(tmp_path / "log"))) as made:
         yield made
 
 
-def test_log_goes_on_with_the_next_line_and_says_what_is_missing_when_there_is_room_again(
-    tmp_path: Path, log: LogFile, disk: Disk
-) -> None:
+def test_log_goes_on_with_the_next_line_and_says_what_is_missing_when_there_is_room_again(tmp_path, log, disk):
     disk.room = 6
     for piece in (b"one\ntwo\nthr", b"ee\nfour"):
         log.write(piece)
@@ -64,16 +62,14 @@ def test_log_goes_on_with_the_next_line_and_says_what_is_missing_when_there_is_r
     assert log.lost_bytes == lost
 
 
-def test_line_that_comes_after_a_whole_one_was_lost_is_written(tmp_path: Path, log: LogFile, disk: Disk) -> None:
+def test_line_that_comes_after_a_whole_one_was_lost_is_written(tmp_path, log, disk):
     log.write(b"one\n")
     disk.room = 1000
     log.write(b"two\n")
     assert (tmp_path / "log").read_bytes().endswith(b" 4 bytes of this log were lost: No space left on device]\ntwo\n")
 
 
-def test_disk_that_was_full_is_left_alone_for_a_while(
-    tmp_path: Path, log: LogFile, disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_disk_that_was_full_is_left_alone_for_a_while(tmp_path, log, disk, monkeypatch):
     monkeypatch.setattr(log_file, "RETRY_S", 3600.0)
     log.write(b"one\n")
     disk.room = 1000
@@ -83,9 +79,7 @@ def test_disk_that_was_full_is_left_alone_for_a_while(
 
 @settings(deadline=None, max_examples=50)
 @given(pieces=st.lists(st.binary(max_size=20), max_size=12), room=st.integers(0, 200))
-def test_every_byte_is_written_or_counted(
-    tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes], room: int
-) -> None:
+def test_every_byte_is_written_or_counted(tmp_path_factory, pieces, room):
     path = tmp_path_factory.mktemp("log") / "worker_0.log"
     with pytest.MonkeyPatch.context() as patch, closing(LogFile(str(path))) as log:
         patch.setattr(log_file.os, "write", Disk(room).write)
@@ -97,7 +91,7 @@ def test_every_byte_is_written_or_counted(
 
 
 @pytest.mark.parametrize(("max_bytes", "keep", "blocks"), [(BLOCK, 1, 1), (BLOCK, 3, 3), (BLOCK + 1, 2, 3)])
-def test_newest_bytes_stay_and_the_others_take_no_disk(tmp_path: Path, max_bytes: int, keep: int, blocks: int) -> None:
+def test_newest_bytes_stay_and_the_others_take_no_disk(tmp_path, max_bytes, keep, blocks):
     path, refused = tmp_path / "log", list[str]()
     log, data = BoundedLog(str(path), LogLimit(max_bytes, keep), refused.append), os.urandom(10 * BLOCK)
     log.look()
@@ -115,10 +109,8 @@ def test_newest_bytes_stay_and_the_others_take_no_disk(tmp_path: Path, max_bytes
     assert path.read_bytes() == data[:BLOCK], "what was freed was of the other file"
 
 
-def test_log_stays_whole_where_nothing_can_be_freed_and_that_is_told_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
+def test_log_stays_whole_where_nothing_can_be_freed_and_that_is_told_once(tmp_path, monkeypatch):
+    def refuse(*_):
         raise OSError(errno.EOPNOTSUPP, "not here")
 
     monkeypatch.setattr(log_file, "change", refuse)
@@ -131,7 +123,7 @@ def test_log_stays_whole_where_nothing_can_be_freed_and_that_is_told_once(
     assert refused == ["not here"] and path.read_bytes() == b"x" * 5 * BLOCK
 
 
-def test_logs_of_a_job_are_bounded_attempt_after_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logs_of_a_job_are_bounded_attempt_after_attempt(tmp_path, monkeypatch):
     path, kept, said = tmp_path / "worker_0.log", tmp_path / "worker_0.attempt_2.log", list[str]()
     logs = BoundedLogs([str(path)], LogLimit(BLOCK, 1), 2, said.append)
     path.write_bytes(os.urandom(9 * BLOCK))
@@ -147,3 +139,23 @@ def test_logs_of_a_job_are_bounded_attempt_after_attempt(tmp_path: Path, monkeyp
     path.write_bytes(os.urandom(9 * BLOCK))
     logs.end()
     assert said == ["--log_max_bytes: logs stay whole, for their file system cannot free part of a file (not here)"]
+
+
+def test_what_a_rank_writes_last_to_its_terminal_is_shown_and_logged(tmp_path, request):
+    """The loop has not looked at the terminal any more when the rank's end is told."""
+    before = signal.getsignal(signal.SIGWINCH)
+    request.addfinalizer(lambda: signal.signal(signal.SIGWINCH, before))
+    user = mock.Mock()
+    log = tmp_path / "worker_0.log"
+    log.touch()
+    with selectors.SelectSelector() as selector:
+        terminal = RankTerminal(0, str(log), user)
+        terminal.register(selector)
+        (spec,) = terminal.given_to([ProcessSpec(0, str(log))])
+        rank = os.open(spec.terminal, os.O_WRONLY | os.O_NOCTTY)
+        os.write(rank, b"last words\n? ")
+        os.close(rank)
+        terminal.end_attempt()
+        assert not selector.get_map()
+    assert b"".join(call.args[0] for call in user.show.call_args_list) == b"last words\r\n? "
+    assert log.read_bytes() == b"last words\n? "

@@ -1,18 +1,13 @@
 """What a worker does: it is bound, torch is watched as it joins, its program runs as the interpreter runs it."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import platform
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 from job_runner import REPOSITORY
@@ -43,7 +38,7 @@ def policy():
 """
 
 
-def run(program: str) -> subprocess.CompletedProcess[str]:
+def run(program):
     """Run a program that may bind itself."""
     return subprocess.run(
         [sys.executable, "-c", program],
@@ -57,14 +52,14 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("cpus", "text"), [((NO_CPU,), "Invalid argument"), ((FIRST, NO_CPU), f"only CPUs {FIRST} were allowed")]
 )
-def test_a_process_that_cannot_have_its_processors_ends_with_one_line(cpus: tuple[int, ...], text: str) -> None:
+def test_a_process_that_cannot_have_its_processors_ends_with_one_line(cpus, text):
     done = run(f"{IMPORT}; apply_binding('worker 3', {cpus}, ()); print('went on')")
     assert (done.returncode, done.stdout) == (contract.EXIT_CLUSTER, "")
     shown = ", ".join(map(str, cpus))
     assert done.stderr == f"msrun: cannot bind worker 3 to CPUs {shown}: {text}\n"
 
 
-def may_set_memory_policy() -> bool:
+def may_set_memory_policy():
     """Return whether this kernel and container allow a policy at all: the default one needs no node."""
     number = SET_MEMPOLICY.get(platform.machine(), -1)
     program = f"import ctypes, sys; sys.exit(0 if ctypes.CDLL(None).syscall({number}, 0, None, 0) == 0 else 1)"
@@ -75,7 +70,7 @@ needs_policy = pytest.mark.skipif(not may_set_memory_policy(), reason="the kerne
 
 
 @needs_policy
-def test_memory_is_bound_to_the_node() -> None:
+def test_memory_is_bound_to_the_node():
     node = read_topology().memory_nodes[0]
     done = run(f"{POLICY}\n{IMPORT}\napply_binding('worker 0', (), ({node},))\nprint(*policy())")
     assert done.stderr == ""
@@ -83,7 +78,7 @@ def test_memory_is_bound_to_the_node() -> None:
 
 
 @needs_policy
-def test_memory_is_preferred_where_it_cannot_be_bound() -> None:
+def test_memory_is_preferred_where_it_cannot_be_bound():
     """A kernel that refuses to bind is played by one whose first answer is lost."""
     node = read_topology().memory_nodes[0]
     done = run(
@@ -96,7 +91,7 @@ def test_memory_is_preferred_where_it_cannot_be_bound() -> None:
     assert done.stdout.split() == [str(MPOL_PREFERRED), str(1 << node)]
 
 
-def test_memory_that_cannot_be_had_is_written_down_and_the_process_goes_on() -> None:
+def test_memory_that_cannot_be_had_is_written_down_and_the_process_goes_on():
     done = run(f"{IMPORT}; apply_binding('worker 3', (), (999,)); print('went on')")
     assert (done.returncode, done.stdout) == (0, "went on\n")
     assert done.stderr.count("\n") == 1
@@ -105,7 +100,7 @@ def test_memory_that_cannot_be_had_is_written_down_and_the_process_goes_on() -> 
 
 
 @pytest.fixture
-def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProgressBoard]:
+def board(tmp_path, monkeypatch):
     """The board of three workers; this process is rank 1."""
     path = tmp_path / PROGRESS_BOARD
     monkeypatch.setenv(contract.MSRUN_PROGRESS, str(path))
@@ -117,9 +112,9 @@ def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProgressB
 
 
 @pytest.fixture
-def torchs(board: ProgressBoard, monkeypatch: pytest.MonkeyPatch) -> Any:
+def torchs(board, monkeypatch):
     """A module as torch's that is watched; its one handler notes what it is called with."""
-    made: Any = ModuleType(joining.RENDEZVOUS)
+    made = ModuleType(joining.RENDEZVOUS)
     made.calls = []
     made._rendezvous_handlers = {"env": lambda *words, **settings: made.calls.append((*words, settings)) or iter(())}
     monkeypatch.setitem(sys.modules, joining.RENDEZVOUS, made)
@@ -127,7 +122,7 @@ def torchs(board: ProgressBoard, monkeypatch: pytest.MonkeyPatch) -> Any:
     return made
 
 
-def phases(board: ProgressBoard) -> list[int]:
+def phases(board):
     return [board.read(rank).phase for rank in range(3)]
 
 
@@ -135,33 +130,27 @@ def phases(board: ProgressBoard) -> list[int]:
     ("url", "is_told"),
     [("env://", True), ("env://?rank=1&world_size=3", True), ("tcp://h:1?rank=0&world_size=2", False)],
 )
-def test_meeting_of_the_whole_world_is_told_and_goes_on(
-    board: ProgressBoard, torchs: Any, url: str, is_told: bool
-) -> None:
+def test_meeting_of_the_whole_world_is_told_and_goes_on(board, torchs, url, is_told):
     torchs._rendezvous_handlers["env"](url, 7, timeout=9)
     assert torchs.calls == [(url, 7, {"timeout": 9})]
     told = contract.PHASE_PLAIN_TORCH if is_told else contract.PHASE_UNKNOWN
     assert phases(board) == [contract.PHASE_UNKNOWN, told, contract.PHASE_UNKNOWN]
 
 
-def test_record_that_the_runtime_keeps_is_left_alone(board: ProgressBoard, torchs: Any) -> None:
+def test_record_that_the_runtime_keeps_is_left_alone(board, torchs):
     ProgressRecord(os.environ[contract.MSRUN_PROGRESS], 1).enter_phase(contract.PHASE_JOINED)
     torchs._rendezvous_handlers["env"]("env://")
     assert board.read(1).phase == contract.PHASE_JOINED
 
 
 @pytest.mark.parametrize("name", [contract.MSRUN_PROGRESS, contract.RANK, contract.WORLD_SIZE])
-def test_program_that_has_removed_a_variable_meets_all_the_same(
-    board: ProgressBoard, torchs: Any, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_program_that_has_removed_a_variable_meets_all_the_same(board, torchs, monkeypatch, name):
     monkeypatch.delenv(name)
     torchs._rendezvous_handlers["env"]("env://")
     assert len(torchs.calls) == 1 and phases(board) == [contract.PHASE_UNKNOWN] * 3
 
 
-def test_torch_that_is_imported_later_is_watched_from_then_on_and_only_once(
-    board: ProgressBoard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torch_that_is_imported_later_is_watched_from_then_on_and_only_once(board, tmp_path, monkeypatch):
     (tmp_path / "another.py").touch()
     (tmp_path / "played_rendezvous.py").write_text("_rendezvous_handlers = {'env': lambda url: iter(())}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -176,10 +165,10 @@ def test_torch_that_is_imported_later_is_watched_from_then_on_and_only_once(
     assert board.read(1).phase == contract.PHASE_PLAIN_TORCH
 
 
-def test_threads_that_keep_a_process_are_named_with_their_place() -> None:
+def test_threads_that_keep_a_process_are_named_with_their_place():
     is_over, stands = threading.Event(), threading.Barrier(3)
 
-    def upload() -> None:
+    def upload():
         stands.wait()
         is_over.wait()
 
@@ -197,6 +186,6 @@ def test_threads_that_keep_a_process_are_named_with_their_place() -> None:
     assert found.startswith("thread upload at test_agent_child.py:") and found.endswith(" in upload and 1 more")
 
 
-def test_without_such_threads_it_is_what_the_main_thread_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_such_threads_it_is_what_the_main_thread_does(monkeypatch):
     monkeypatch.setattr(main_module.threading, "enumerate", lambda: [threading.main_thread()])
     assert describe_wait().endswith(" in test_without_such_threads_it_is_what_the_main_thread_does")

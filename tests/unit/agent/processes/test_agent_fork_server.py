@@ -1,7 +1,5 @@
 """The fork server: what it imports, when it may fork, what it is told, and that it runs before its job is known."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal
@@ -9,10 +7,7 @@ import socket
 import sys
 import types
 import weakref
-from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -23,7 +18,7 @@ from msrun import contract
 from msrun.agent.processes import child, fork_server
 from msrun.agent.processes.process_control import start_time
 from msrun.agent.processes.server_handle import FIRST_SERVER_ID, ForkServerHandle, ProcessSpec
-from msrun.cluster.messages import Channel, Message, await_input
+from msrun.cluster.messages import Channel, await_input
 from msrun.planning.record_json import encode_record
 
 SINGLE_THREAD = """
@@ -36,7 +31,7 @@ print(fork_server.fork_safety())
 
 
 @pytest.mark.parametrize("initialised", [True, False])
-def test_process_with_a_live_accelerator_must_not_fork(initialised: bool) -> None:
+def test_process_with_a_live_accelerator_must_not_fork(initialised):
     first, second = run_python(SINGLE_THREAD.format(initialised=initialised)).splitlines()
     assert first == "('fork', '')"
     assert second.startswith("('exec', 'torch.cuda was initialised" if initialised else "('fork', '')")
@@ -53,7 +48,7 @@ weakref.finalize(late, print, "of the worker")
 """
 
 
-def test_finalizers_of_imports_are_forgotten_and_later_ones_run() -> None:
+def test_finalizers_of_imports_are_forgotten_and_later_ones_run():
     """Also fails when the interpreter no longer keeps them where they are looked for."""
     assert hasattr(weakref.finalize, "_registry")
     assert run_python(FINALIZERS) == "of the worker\n"
@@ -62,45 +57,43 @@ def test_finalizers_of_imports_are_forgotten_and_later_ones_run() -> None:
 class Server:
     """A fork server in this process, turned by hand, and the agent's ends of its sockets."""
 
-    def __init__(self, clock: FakeClock) -> None:
+    def __init__(self, clock):
         (ours, theirs), (self.passing, self._taking) = socket.socketpair(), socket.socketpair()
         self._agent, self._channel = Channel(ours), Channel(theirs)
         self.loop = fork_server.ForkServer(self._channel, os.getpid(), self._taking, clock)
         self.clock = clock
 
-    def ask(self, kind: str, **fields: Any) -> list[Message]:
+    def ask(self, kind, **fields):
         """Return what the server says to a request, and in the turn after."""
         self._agent.send({"type": kind, **fields})
         self.loop.turn()
         return self.later(0.0)
 
-    def start(self, *process_ids: int) -> list[Message]:
+    def start(self, *process_ids):
         return self.ask("start", processes=encode_record([ProcessSpec(one, "/l") for one in process_ids]))
 
-    def later(self, seconds: float) -> list[Message]:
+    def later(self, seconds):
         self.clock.advance(seconds)
         self.loop.turn()
-        found: list[Message] = []
+        found = []
         while await_input(self._agent, 0.0) and not self._agent.is_closed:
             found += self._agent.receive()
         return found
 
-    def close(self) -> None:
+    def close(self):
         self.loop.close()
         for one in (self._agent, self._channel, self.passing, self._taking):
             one.close()
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
+def server():
     with closing(Server(FakeClock())) as made:
         yield made
 
 
-def test_process_that_cannot_be_forked_is_named_and_nobody_is_started_after_it(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse() -> int:
+def test_process_that_cannot_be_forked_is_named_and_nobody_is_started_after_it(server, monkeypatch):
+    def refuse():
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
     monkeypatch.setattr(os, "fork", refuse)
@@ -115,9 +108,9 @@ def test_process_that_cannot_be_forked_is_named_and_nobody_is_started_after_it(
 
 
 @pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def sent(monkeypatch):
     """The signals that were sent to workers, each of which is process 1 << 23, which there is not."""
-    found: list[int] = []
+    found = []
     monkeypatch.setattr(os, "fork", lambda: 1 << 23)
     monkeypatch.setattr(fork_server.process_control, "signal_processes", lambda pids, n: found.extend([n] * bool(pids)))
     monkeypatch.setattr(fork_server.process_control, "signal_groups", lambda pids, n: found.extend([n] * bool(pids)))
@@ -126,7 +119,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def kinds(messages: list[Message]) -> list[str]:
+def kinds(messages):
     return [message["type"] for message in messages]
 
 
@@ -134,9 +127,7 @@ def kinds(messages: list[Message]) -> list[str]:
     ("signum", "then"),
     [(signal.SIGTERM, [(10.0, signal.SIGKILL)]), (signal.SIGINT, [(8.0, signal.SIGTERM), (2.0, signal.SIGKILL)])],
 )
-def test_workers_get_the_signal_then_term_then_kill(
-    server: Server, sent: list[int], signum: int, then: list[tuple[float, int]]
-) -> None:
+def test_workers_get_the_signal_then_term_then_kill(server, sent, signum, then):
     server.start(0)
     assert kinds(server.ask("stop", signum=signum, grace_s=10.0, attempt=0)) == ["told"] and sent[0] == signum
     assert server.ask("pause") == [] and signal.SIGSTOP not in sent, "what is to end is left alone"
@@ -151,7 +142,7 @@ def test_workers_get_the_signal_then_term_then_kill(
     assert kinds(said) == ["told", "killed"] and sent == [signal.SIGKILL]
 
 
-def test_pause_starts_nobody_and_what_is_stopped_goes_on_to_end(server: Server, sent: list[int]) -> None:
+def test_pause_starts_nobody_and_what_is_stopped_goes_on_to_end(server, sent):
     server.ask("pause")
     assert server.start(0, 1) == []
     assert kinds(server.ask("resume")) == ["started", "started"] and sent == [signal.SIGCONT] * bool(sent)
@@ -162,9 +153,7 @@ def test_pause_starts_nobody_and_what_is_stopped_goes_on_to_end(server: Server, 
 
 
 @pytest.mark.parametrize("handles", [True, False])
-def test_signal_for_a_young_worker_waits_for_its_handler(
-    server: Server, sent: list[int], monkeypatch: pytest.MonkeyPatch, handles: bool
-) -> None:
+def test_signal_for_a_young_worker_waits_for_its_handler(server, sent, monkeypatch, handles):
     monkeypatch.setattr(fork_server.process_control, "handles_signal", lambda *_: handles)
     server.start(3)
     server.ask("signal", process_ids=[3, 4], signum=signal.SIGUSR1)
@@ -176,7 +165,7 @@ def test_signal_for_a_young_worker_waits_for_its_handler(
     assert sent == [signal.SIGUSR1], "once"
 
 
-def test_end_of_a_grace_does_not_hit_the_next_attempt(server: Server, sent: list[int]) -> None:
+def test_end_of_a_grace_does_not_hit_the_next_attempt(server, sent):
     assert kinds(server.ask("stop", signum=signal.SIGTERM, grace_s=10.0, attempt=0)) == ["told"]
     assert kinds(server.ask("sweep")) == ["swept"]
     server.start(0)
@@ -184,9 +173,7 @@ def test_end_of_a_grace_does_not_hit_the_next_attempt(server: Server, sent: list
     assert signal.SIGKILL not in sent
 
 
-def test_end_of_a_parameter_server_is_news_of_the_attempt_that_it_served(
-    server: Server, sent: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_end_of_a_parameter_server_is_news_of_the_attempt_that_it_served(server, sent, monkeypatch):
     """Its main thread may have ended before others: it is a zombie then, that cannot be collected yet."""
     server.start(FIRST_SERVER_ID)
     ends = iter([[], [(1 << 23, 0, 0.0)]])
@@ -194,10 +181,8 @@ def test_end_of_a_parameter_server_is_news_of_the_attempt_that_it_served(
     assert kinds(server.ask("sweep")) == ["exited", "swept"]
 
 
-def test_agent_that_stays_stopped_is_ended_and_one_that_goes_on_is_not(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ended: list[Any] = []
+def test_agent_that_stays_stopped_is_ended_and_one_that_goes_on_is_not(server, monkeypatch):
+    ended = []
     is_stopped = True
     monkeypatch.setattr(fork_server.process_control, "is_stopped", lambda _: is_stopped)
     monkeypatch.setattr(fork_server.process_control, "signal_processes", lambda pids, _: ended.extend(pids))
@@ -219,18 +204,16 @@ def test_agent_that_stays_stopped_is_ended_and_one_that_goes_on_is_not(
     assert agent == os.getpid() and agent.started_at == start_time(os.getpid()), "nobody who gets its number later"
 
 
-def test_agent_that_is_gone_before_it_has_passed_its_files_leaves_nothing_behind(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    killed: list[float] = []
+def test_agent_that_is_gone_before_it_has_passed_its_files_leaves_nothing_behind(server, monkeypatch):
+    killed = []
     monkeypatch.setattr(fork_server.process_control, "kill_descendants", lambda limit_s, *_: killed.append(limit_s))
     server.passing.close()
     server.ask("begin", environment={}, stopped_limit_s=0.0, open_files=9)
     assert server.loop.has_finished and killed
 
 
-def test_worker_gives_torch_its_own_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[int] = []
+def test_worker_gives_torch_its_own_number_of_threads(monkeypatch):
+    given = []
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(set_num_threads=given.append))
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     child.set_torch_threads()
@@ -258,9 +241,7 @@ print(len(rounds) > 0)
     ("module", "thresholds"),
     [("pass", (50, 5, 5)), ("gc.set_threshold(900, 9, 9)", (900, 9, 9)), ("gc.disable()", (50, 5, 5))],
 )
-def test_imports_are_not_searched_for_garbage_and_what_modules_set_stays(
-    module: str, thresholds: tuple[int, ...]
-) -> None:
+def test_imports_are_not_searched_for_garbage_and_what_modules_set_stays(module, thresholds):
     inside, afterwards = run_python(IMPORT.format(module=module)).splitlines()
     goes_on = module != "gc.disable()"
     assert (inside, afterwards) == (f"0 {thresholds} {goes_on} True", str(goes_on))
@@ -278,12 +259,10 @@ def test_imports_are_not_searched_for_garbage_and_what_modules_set_stays(
     ],
     ids=["nothing else", "the job's", "threads", "libraries", "another job", "another directory"],
 )
-def test_a_server_serves_what_differs_in_nothing_that_imports_read(
-    tmp_path: Path, changes: dict[str, str], folder: str, can_serve: bool
-) -> None:
+def test_a_server_serves_what_differs_in_nothing_that_imports_read(tmp_path, changes, folder, can_serve):
     before = {contract.MSRUN_JOB_ID: "f00d", "PATH": os.environ["PATH"], "WORLD_SIZE": "old", "GROUP_WORLD_SIZE": "2"}
     ours, passing = socket.socketpair()
     with ours, passing:
-        process: Any = mock.Mock()
+        process = mock.Mock()
         handle = ForkServerHandle(process, Channel(ours), passing, before, str(tmp_path))
         assert handle.can_serve({**before, **changes}, str(tmp_path / folder)) is can_serve

@@ -1,13 +1,10 @@
 """The process table, statuses, descendants, marks of a job, and the order in which children end, on real processes."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,7 +25,7 @@ from msrun.agent.processes.process_control import (
 
 
 @pytest.fixture
-def family(tmp_path: Path) -> Iterator[tuple[int, int]]:
+def family(tmp_path):
     """A process that leads a session, and its child."""
     child = f"import os, time; open({str(tmp_path / 'child')!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
@@ -39,7 +36,7 @@ def family(tmp_path: Path) -> Iterator[tuple[int, int]]:
     process.wait()
 
 
-def test_descendants_and_session_members_are_found(family: tuple[int, int]) -> None:
+def test_descendants_and_session_members_are_found(family):
     parent, child = family
     assert process_control.descendants(parent) == [child]
     assert set(process_control.descendants(os.getpid())) >= {parent, child}
@@ -64,11 +61,11 @@ stranger.wait()
 """
 
 
-def test_children_that_were_there_before_are_neither_killed_nor_collected() -> None:
+def test_children_that_were_there_before_are_neither_killed_nor_collected():
     assert run_python(STRANGER).splitlines() == ["[] None 1", "ours was collected"]
 
 
-def test_process_that_has_got_the_id_of_another_is_not_signalled(family: tuple[int, int]) -> None:
+def test_process_that_has_got_the_id_of_another_is_not_signalled(family):
     parent, child = family
     (known,) = process_control.descendants(parent)
     assert known == child
@@ -81,7 +78,7 @@ def test_process_that_has_got_the_id_of_another_is_not_signalled(family: tuple[i
     assert process_control.start_time(child) == 0
 
 
-def test_process_is_told_with_parent_session_and_environment() -> None:
+def test_process_is_told_with_parent_session_and_environment():
     own = read_stat("self")
     assert own is not None
     assert (own.pid, own.parent, own.session) == (os.getpid(), os.getppid(), os.getsid(0))
@@ -91,7 +88,7 @@ def test_process_is_told_with_parent_session_and_environment() -> None:
     assert own.pid in {stat.pid for stat in read_all_stats()}
 
 
-def test_name_with_blanks_and_brackets_moves_no_field() -> None:
+def test_name_with_blanks_and_brackets_moves_no_field():
     code = "from setproctitle import setthreadtitle as t; t(') R 1 2 (('); print(1, flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
@@ -115,7 +112,7 @@ def test_name_with_blanks_and_brackets_moves_no_field() -> None:
         (40, "signal 40", 168),  # a real-time signal without a name
     ],
 )
-def test_status_is_described_as_a_shell_counts_it(status: int, words: str, code: int) -> None:
+def test_status_is_described_as_a_shell_counts_it(status, words, code):
     assert describe_status(status) == words
     assert exit_code_of(status) == code
 
@@ -135,7 +132,7 @@ print(os.waitstatus_to_exitcode(ended[0][1]))
 """
 
 
-def test_child_is_collected_when_there_is_no_descriptor_left_for_it() -> None:
+def test_child_is_collected_when_there_is_no_descriptor_left_for_it():
     assert run_python(NO_DESCRIPTOR_LEFT) == "3\n"
 
 
@@ -146,16 +143,16 @@ ENV = {"PATH": os.defpath, "PYTHONPATH": os.pathsep.join(sys.path), "LAST": "1"}
 
 
 @pytest.fixture
-def started() -> Iterator[list[subprocess.Popen[str]]]:
+def started():
     """Processes that are killed afterwards."""
-    found: list[subprocess.Popen[str]] = []
+    found = []
     yield found
     for process in found:
         process.kill()
         process.communicate()
 
 
-def start(started: list[subprocess.Popen[str]], *argv: str, env: dict[str, str] = ENV) -> int:
+def start(started, *argv, env=ENV):
     """Return the pid of a process that has said a line."""
     process = subprocess.Popen(argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     started.append(process)
@@ -163,28 +160,28 @@ def start(started: list[subprocess.Popen[str]], *argv: str, env: dict[str, str] 
     return process.pid
 
 
-def test_processes_of_a_job_are_known_by_their_environment(started: list[subprocess.Popen[str]]) -> None:
+def test_processes_of_a_job_are_known_by_their_environment(started):
     pid = start(started, sys.executable, "-c", f"import sys; {WAIT}", env={contract.MSRUN_JOB_ID: OUTER})
     [found] = marked_processes(OUTER)
     assert found == pid and found.started_at == start_time(pid)
     assert marked_processes(OUTER[:-1]) == marked_processes(INNER) == []
 
 
-def test_a_process_keeps_the_mark_without_the_environment(started: list[subprocess.Popen[str]]) -> None:
+def test_a_process_keeps_the_mark_without_the_environment(started):
     empty = f"import os; os.execv('/usr/bin/env', ['env', '-i', 'setsid', sys.executable, '-c', 'import sys; {WAIT}'])"
     pid = start(started, sys.executable, "-c", MARK + empty, OUTER)
     assert marked_processes(OUTER) == [pid] and marked_processes(INNER) == []
 
 
-def test_a_job_inside_a_job_has_a_mark_of_its_own_for_any_user(started: list[subprocess.Popen[str]]) -> None:
+def test_a_job_inside_a_job_has_a_mark_of_its_own_for_any_user(started):
     user = "import os; os.geteuid() or os.setresuid(65534, 65534, 65534); "
     pid = start(started, sys.executable, "-c", f"{MARK}{user}mark_job(sys.argv[2]); {WAIT}", OUTER, INNER)
     assert marked_processes(INNER) == [pid] and marked_processes(OUTER) == []
 
 
 def test_a_process_that_has_ended_is_not_found_whether_or_not_it_was_collected(
-    started: list[subprocess.Popen[str]],
-) -> None:
+    started,
+):
     pid = start(started, sys.executable, "-c", MARK + WAIT, OUTER)
     os.kill(pid, signal.SIGKILL)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
@@ -193,7 +190,7 @@ def test_a_process_that_has_ended_is_not_found_whether_or_not_it_was_collected(
 
 
 @pytest.mark.parametrize(("job_id", "is_written"), [(OUTER, True), ("too short", False)])
-def test_processes_of_a_job_have_its_id_in_the_environment_that_proc_shows(job_id: str, is_written: bool) -> None:
+def test_processes_of_a_job_have_its_id_in_the_environment_that_proc_shows(job_id, is_written):
     env = ENV | {contract.MSRUN_JOB_ID: NO_JOB}
     argv = [sys.executable, "-c", f"{MARK}print(open('/proc/self/environ').read())", job_id]
     shown = subprocess.run(argv, env=env, capture_output=True, check=True, text=True)
@@ -201,7 +198,7 @@ def test_processes_of_a_job_have_its_id_in_the_environment_that_proc_shows(job_i
     assert {f"{name}={value}" for name, value in right.items()} <= {*shown.stdout.strip().split("\0")}
 
 
-def test_what_is_left_of_a_job_is_killed_and_nothing_else(started: list[subprocess.Popen[str]]) -> None:
+def test_what_is_left_of_a_job_is_killed_and_nothing_else(started):
     for job in (OUTER, INNER):
         start(started, sys.executable, "-c", f"import sys; {WAIT}", env={contract.MSRUN_JOB_ID: job})
     ours, other = started

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
 from contextlib import closing
-from pathlib import Path
-from typing import Any
 
 import pytest
 from plans import plan_of, spec_of
@@ -35,7 +32,7 @@ SILENT = Hang(31.0, (0, 1), {0: "sleeping", 1: "sleeping"})
 class Watched:
     """Two workers that run, a watchdog that finds what the test wants, and what the watch has asked to end."""
 
-    def __init__(self, folder: Path, patch: pytest.MonkeyPatch, hang_time_out_s: float = LIMIT_S) -> None:
+    def __init__(self, folder, patch, hang_time_out_s=LIMIT_S):
         spec = spec_of(folder, log_dir=folder, hang_time_out_s=hang_time_out_s)
         plan = plan_of(spec, HostFacts("h", "127.0.0.1", (0,)))
         self.folder = folder
@@ -59,14 +56,14 @@ class Watched:
         for rank in range(2):
             self.membership.started(rank, os.getpid(), 0.0)
 
-    def start(self) -> None:
+    def start(self):
         self.watch.start()
 
-    def look_for_hang(self) -> None:
+    def look_for_hang(self):
         _, action = self.timers._due["hang"]
         action()
 
-    def attempt_with_stacks(self, *stacks: str) -> Attempt:
+    def attempt_with_stacks(self, *stacks):
         """Return the attempt that the hang has ended, when its workers have written where they stand."""
         for rank in range(2):
             (self.folder / f"worker_{rank}.log").write_text(f"Thread 0x1 (most recent call first):\n{COMPUTES}")
@@ -79,7 +76,7 @@ class Watched:
 
 
 @pytest.fixture
-def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+def watched(tmp_path, monkeypatch):
     watched = Watched(tmp_path, monkeypatch)
     watched.start()
     watched.found = SILENT
@@ -87,13 +84,13 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched
     yield watched
 
 
-def test_hang_ends_the_job_with_the_limit_and_the_ranks(watched: Watched) -> None:
+def test_hang_ends_the_job_with_the_limit_and_the_ranks(watched):
     [(error, lagging)] = watched.ended
     assert isinstance(error, HangTimeout) and lagging == (0, 1)
     assert str(error) == "--hang_time_out 30: no progress for 31 s; running: ranks 0-1 (sleeping)"
 
 
-def test_stacks_tell_which_rank_the_others_wait_for_and_where(watched: Watched) -> None:
+def test_stacks_tell_which_rank_the_others_wait_for_and_where(watched):
     attempt = watched.attempt_with_stacks(WAITS, COMPUTES)
     assert not watched.watch.do_all_wait()
     found = watched.watch.explain_hang(attempt.fault)
@@ -103,7 +100,7 @@ def test_stacks_tell_which_rank_the_others_wait_for_and_where(watched: Watched) 
     assert "behind: rank 1 (at train.py:41 in step); rank 0 (waits in barrier" in str(error)
 
 
-def test_hang_stays_as_it_was_found_where_a_rank_has_written_no_stacks(watched: Watched) -> None:
+def test_hang_stays_as_it_was_found_where_a_rank_has_written_no_stacks(watched):
     attempt = watched.attempt_with_stacks(WAITS)
     assert watched.watch.explain_hang(attempt.fault) is None
 
@@ -114,7 +111,7 @@ DESERTED_S = 30.0
 class Meeting:
     """Four running workers and their records."""
 
-    def __init__(self, folder: Path, limit_s: float) -> None:
+    def __init__(self, folder, limit_s):
         path = folder / "progress"
         self.board = ProgressBoard(path, 4)
         self.board.create()
@@ -130,32 +127,32 @@ class Meeting:
         )
         self.watch.membership = self.membership
 
-    def enter(self, phase: int, *ranks: int) -> None:
+    def enter(self, phase, *ranks):
         for rank in ranks:
             self.records[rank].enter_phase(phase)
 
-    def look(self, after_s: float) -> ClusterError | None:
+    def look(self, after_s):
         since = max(self.board.read(rank).waiting_since for rank in range(4))
         self.ended.clear()
         self.watch.look_at_meeting(since + after_s)
         return self.ended[0][0] if self.ended else None
 
     @property
-    def missing(self) -> tuple[int, ...]:
+    def missing(self):
         return self.ended[0][1]
 
-    def close(self) -> None:
+    def close(self):
         self.board.close()
         self.records.clear()  # a worker keeps its own until it ends
 
 
 @pytest.fixture
-def meeting(tmp_path: Path) -> Iterator[Meeting]:
+def meeting(tmp_path):
     with closing(Meeting(tmp_path, 10.0)) as made:
         yield made
 
 
-def test_those_who_did_not_come_in_time_are_named_with_those_who_did(meeting: Meeting) -> None:
+def test_those_who_did_not_come_in_time_are_named_with_those_who_did(meeting):
     meeting.enter(contract.PHASE_JOINING, 0, 1, 3)
     assert meeting.look(9.0) is None
     error = meeting.look(11.0)
@@ -166,7 +163,7 @@ def test_those_who_did_not_come_in_time_are_named_with_those_who_did(meeting: Me
     assert error.exit_code == 124
 
 
-def test_rank_that_the_others_wait_for_in_their_first_collective_counts_as_missing(meeting: Meeting) -> None:
+def test_rank_that_the_others_wait_for_in_their_first_collective_counts_as_missing(meeting):
     meeting.enter(contract.PHASE_JOINED, 0, 1, 3)
     assert meeting.look(11.0) is None, "nobody waits"
     meeting.records[0].begin_wait("the comparison of graphs by 4 ranks")
@@ -174,7 +171,7 @@ def test_rank_that_the_others_wait_for_in_their_first_collective_counts_as_missi
     assert "others wait in the comparison of graphs by 4 ranks for 11 s; missing on node-a: rank 2" in str(error)
 
 
-def test_worker_that_ended_well_without_joining_is_named_as_soon_as_another_has_come(meeting: Meeting) -> None:
+def test_worker_that_ended_well_without_joining_is_named_as_soon_as_another_has_come(meeting):
     meeting.membership.exited(1, 0, 1.0)
     meeting.watch.note_done(1)
     assert meeting.look(1e6) is None, "nobody has joined"
@@ -189,7 +186,7 @@ def test_worker_that_ended_well_without_joining_is_named_as_soon_as_another_has_
     assert error.exit_code == 3
 
 
-def test_rank_of_another_host_that_never_came_is_named_until_the_next_attempt(meeting: Meeting) -> None:
+def test_rank_of_another_host_that_never_came_is_named_until_the_next_attempt(meeting):
     meeting.watch.note_absent((7,))
     meeting.enter(contract.PHASE_JOINED, 0)
     assert str(meeting.look(0.0)).startswith("rank 7 ended with exit code 0 without joining the world, and rank 0 ")
@@ -198,7 +195,7 @@ def test_rank_of_another_host_that_never_came_is_named_until_the_next_attempt(me
     assert meeting.look(0.0) is None
 
 
-def test_all_have_come_but_the_meeting_fails(meeting: Meeting) -> None:
+def test_all_have_come_but_the_meeting_fails(meeting):
     meeting.enter(contract.PHASE_JOINING, 0, 1, 2, 3)
     error = meeting.look(11.0)
     assert "0 of 4 workers" in str(error)
@@ -206,7 +203,7 @@ def test_all_have_come_but_the_meeting_fails(meeting: Meeting) -> None:
     assert meeting.missing == (0, 1, 2, 3)
 
 
-def test_ranks_left_alone_in_a_collective_are_found_when_all_of_them_wait(meeting: Meeting) -> None:
+def test_ranks_left_alone_in_a_collective_are_found_when_all_of_them_wait(meeting):
     meeting.enter(contract.PHASE_JOINED, 0, 1, 2, 3)
     for record in meeting.records:
         record.begin_wait("all_reduce of 8 ranks")
@@ -231,22 +228,22 @@ RUNNING = {0: 100, 1: 101}
 class Workers:
     """Two workers: a test says which of them linger, and what they do."""
 
-    def __init__(self, folder: Path, limit_s: float = LINGER_LIMIT_S) -> None:
+    def __init__(self, folder, limit_s=LINGER_LIMIT_S):
         self.records = {rank: Progress(contract.PHASE_JOINED) for rank in RUNNING}
         self.cpu_s = dict.fromkeys(RUNNING.values(), 0.0)
         self.logs = {rank: folder / f"{rank}.log" for rank in RUNNING}
-        board: Any = self
+        board = self
         logs = {rank: [str(path)] for rank, path in self.logs.items()}
         self.watch, self.watchdog = LingerWatch(board, logs, limit_s), Watchdog(HANG_S, board, logs)
         self.now = 1000.0
 
-    def read(self, rank: int) -> Progress:
+    def read(self, rank):
         return self.records[rank]
 
-    def tell(self, rank: int, step: int, **more: Any) -> None:
+    def tell(self, rank, step, **more):
         self.records[rank] = Progress(contract.PHASE_JOINED, step, **more)
 
-    def look_on(self, until_s: float, between: Callable[[], None] = lambda: None) -> Hang | None:
+    def look_on(self, until_s, between=lambda: None):
         """Look for a hang every interval for `until_s` seconds; None when there is none."""
         end = self.now + until_s
         while self.now < end:
@@ -256,19 +253,19 @@ class Workers:
             self.now += self.watchdog.interval_s
         return None
 
-    def linger(self, *ranks: int, at: float = 1000.0) -> None:
+    def linger(self, *ranks, at=1000.0):
         for rank in ranks:
             self.records[rank] = Progress(contract.PHASE_LEFT, name=f"thread {rank}", ended_at=at)
 
 
 @pytest.fixture
-def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workers:
+def workers(tmp_path, monkeypatch):
     made = Workers(tmp_path)
     monkeypatch.setattr(job_watch, "session_usage", lambda leaders: {pid: Usage(made.cpu_s[pid]) for pid in leaders})
     return made
 
 
-def test_ranks_that_all_linger_without_a_sign_of_life_end_the_job(workers: Workers) -> None:
+def test_ranks_that_all_linger_without_a_sign_of_life_end_the_job(workers):
     workers.linger(0, 1)
     for now in (1001.0, 1000.0 + LINGER_LIMIT_S - 0.1):
         assert workers.watch.look(RUNNING, now)[1] is None
@@ -279,14 +276,14 @@ def test_ranks_that_all_linger_without_a_sign_of_life_end_the_job(workers: Worke
     )
 
 
-def test_job_goes_on_while_one_rank_runs_its_program(workers: Workers) -> None:
+def test_job_goes_on_while_one_rank_runs_its_program(workers):
     workers.linger(0)
     assert workers.watch.look(RUNNING, 1e6)[1] is None
     _, error = workers.watch.look({0: 100}, 1e6)
     assert error is not None and "so do" not in str(error)
 
 
-def test_log_that_grows_is_a_sign_of_life(workers: Workers) -> None:
+def test_log_that_grows_is_a_sign_of_life(workers):
     workers.linger(0, 1)
     workers.watch.look(RUNNING, 1001.0)
     workers.logs[1].write_text("uploading")
@@ -295,7 +292,7 @@ def test_log_that_grows_is_a_sign_of_life(workers: Workers) -> None:
     assert workers.watch.look(RUNNING, 1040.0 + LINGER_LIMIT_S)[1] is not None
 
 
-def test_processor_time_is_a_sign_of_life_where_it_is_more_than_a_trace(workers: Workers) -> None:
+def test_processor_time_is_a_sign_of_life_where_it_is_more_than_a_trace(workers):
     workers.linger(0, 1)
     workers.watch.look(RUNNING, 1001.0)
     workers.cpu_s[100] = 1.0
@@ -308,16 +305,14 @@ def test_processor_time_is_a_sign_of_life_where_it_is_more_than_a_trace(workers:
 @pytest.mark.parametrize(
     "limit_s, at", [(0.0, 1000.0), (LINGER_LIMIT_S, -1000.0)], ids=["no limit", "its program has failed"]
 )
-def test_ranks_are_told_of_and_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit_s: float, at: float
-) -> None:
+def test_ranks_are_told_of_and_left_alone(tmp_path, monkeypatch, limit_s, at):
     workers = Workers(tmp_path, limit_s)
     workers.linger(0, 1, at=at)
     assert workers.watch.look(RUNNING, 1001.0) == ({0: "thread 0", 1: "thread 1"}, None)
     assert workers.watch.look(RUNNING, 1e9) == ({}, None)
 
 
-def test_hang_is_found_after_the_limit_and_not_in_the_time_in_which_the_machine_slept(workers: Workers) -> None:
+def test_hang_is_found_after_the_limit_and_not_in_the_time_in_which_the_machine_slept(workers):
     assert workers.look_on(HANG_S / 2) is None
     workers.now += 1000 * HANG_S  # a laptop was closed
     assert workers.look_on(HANG_S - workers.watchdog.interval_s) is None
@@ -327,8 +322,8 @@ def test_hang_is_found_after_the_limit_and_not_in_the_time_in_which_the_machine_
 
 
 @pytest.mark.parametrize("how", ["writes", "steps", "computes"])
-def test_whoever_does_something_keeps_the_job_alive(workers: Workers, how: str) -> None:
-    def work() -> None:
+def test_whoever_does_something_keeps_the_job_alive(workers, how):
+    def work():
         if how == "writes":
             with workers.logs[1].open("ab") as log:
                 log.write(b".")
@@ -341,14 +336,12 @@ def test_whoever_does_something_keeps_the_job_alive(workers: Workers, how: str) 
 
 
 @pytest.mark.parametrize(("waiting", "lagging"), [((0, 1), (0, 1)), ((0,), (1,))])
-def test_rank_that_computes_for_ever_in_a_collective_or_while_another_waits_does_not(
-    workers: Workers, waiting: tuple[int, ...], lagging: tuple[int, ...]
-) -> None:
+def test_rank_that_computes_for_ever_in_a_collective_or_while_another_waits_does_not(workers, waiting, lagging):
     for rank in RUNNING:
         wait = {"is_waiting": True, "waiting_since": workers.now, "name": "all_reduce of 2 ranks"}
         workers.tell(rank, 41, **(wait if rank in waiting else {}))
 
-    def compute() -> None:
+    def compute():
         for pid in RUNNING.values():
             workers.cpu_s[pid] += workers.watchdog.interval_s
 
@@ -358,7 +351,7 @@ def test_rank_that_computes_for_ever_in_a_collective_or_while_another_waits_does
         assert "behind: rank 1 (step 41); rank 0 (step 41, waits in all_reduce of 2 ranks for" in hang.describe()
 
 
-def test_stopped_worker_is_the_one_that_holds_the_others_up(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_worker_is_the_one_that_holds_the_others_up(workers, monkeypatch):
     monkeypatch.setattr(job_watch, "kernel_state", lambda pid: "stopped by a signal" if pid == 101 else "sleeping")
     hang = workers.look_on(2 * HANG_S)
     assert (
@@ -368,7 +361,7 @@ def test_stopped_worker_is_the_one_that_holds_the_others_up(workers: Workers, mo
     )
 
 
-def test_where_nobody_waits_the_ranks_with_the_fewest_steps_are_behind() -> None:
+def test_where_nobody_waits_the_ranks_with_the_fewest_steps_are_behind():
     running = dict.fromkeys(range(3), os.getpid())
     records = {rank: Progress(steps=steps) for rank, steps in enumerate((4, 3, 4))}
     assert find_lagging(records, running) == (1,)

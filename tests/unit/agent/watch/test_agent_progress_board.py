@@ -1,12 +1,9 @@
 """The progress board: what a worker writes is what the agent reads."""
 
-from __future__ import annotations
-
 import math
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -21,19 +18,19 @@ ProgressRecord = pytest.importorskip("msrun.runtime.progress", exc_type=ImportEr
 
 
 @pytest.fixture
-def board(tmp_path: Path) -> Iterator[ProgressBoard]:
+def board(tmp_path):
     with closing(ProgressBoard(tmp_path / "progress", 4)) as board:
         board.create()
         yield board
 
 
-def test_board_is_private_and_empty_at_first(board: ProgressBoard, tmp_path: Path) -> None:
+def test_board_is_private_and_empty_at_first(board, tmp_path):
     assert stat.S_IMODE((tmp_path / "progress").stat().st_mode) == 0o600
     assert not board.read(3).is_reported
     assert board.read(0).describe(1.0) == ""
 
 
-def test_each_worker_writes_its_own_record_only(board: ProgressBoard, tmp_path: Path) -> None:
+def test_each_worker_writes_its_own_record_only(board, tmp_path):
     record = ProgressRecord(str(tmp_path / "progress"), 2)
     record.enter_phase(contract.PHASE_JOINED)
     record.begin_step()
@@ -50,9 +47,7 @@ def test_each_worker_writes_its_own_record_only(board: ProgressBoard, tmp_path: 
     assert board.read(2).describe(0.0) == "step 2"
 
 
-def test_steps_per_second_are_those_of_the_last_seconds_and_fall_while_a_step_is_overdue(
-    board: ProgressBoard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_per_second_are_those_of_the_last_seconds_and_fall_while_a_step_is_overdue(board, tmp_path, monkeypatch):
     now = 1000.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     record = ProgressRecord(str(tmp_path / "progress"), 0)
@@ -70,7 +65,7 @@ def test_steps_per_second_are_those_of_the_last_seconds_and_fall_while_a_step_is
     assert told.steps_per_s(now + 1000.0) == pytest.approx(0.1, rel=0.5)
 
 
-def test_joining_counts_as_waiting_until_the_worker_has_joined(board: ProgressBoard, tmp_path: Path) -> None:
+def test_joining_counts_as_waiting_until_the_worker_has_joined(board, tmp_path):
     record = ProgressRecord(str(tmp_path / "progress"), 1)
     record.enter_phase(contract.PHASE_JOINING)
     joining = board.read(1)
@@ -84,7 +79,7 @@ def test_joining_counts_as_waiting_until_the_worker_has_joined(board: ProgressBo
 
 
 @given(name=st.text(max_size=200))
-def test_names_of_any_length_and_script_come_through_cut(name: str) -> None:
+def test_names_of_any_length_and_script_come_through_cut(name):
     with tempfile.TemporaryDirectory() as folder, closing(ProgressBoard(Path(folder, "progress"), 1)) as board:
         board.create()
         ProgressRecord(f"{folder}/progress", 0).begin_wait(name.replace("\0", ""))
@@ -94,7 +89,7 @@ def test_names_of_any_length_and_script_come_through_cut(name: str) -> None:
     assert told == "".join(char if char.isprintable() else ascii(char)[1:-1] for char in whole)
 
 
-def test_board_that_a_worker_has_cut_off_is_empty_until_the_next_attempt(board: ProgressBoard, tmp_path: Path) -> None:
+def test_board_that_a_worker_has_cut_off_is_empty_until_the_next_attempt(board, tmp_path):
     path = tmp_path / "progress"
     ProgressRecord(str(path), 3).enter_phase(contract.PHASE_JOINED)
     os.truncate(path, contract.PROGRESS_RECORD_BYTES // 2)
@@ -104,9 +99,7 @@ def test_board_that_a_worker_has_cut_off_is_empty_until_the_next_attempt(board: 
     assert board.read(3).has_come
 
 
-def test_record_beyond_the_board_is_refused_to_a_worker_and_empty_to_a_reader(
-    board: ProgressBoard, tmp_path: Path
-) -> None:
+def test_record_beyond_the_board_is_refused_to_a_worker_and_empty_to_a_reader(board, tmp_path):
     with pytest.raises(ValueError, match="no record of rank 4"):
         ProgressRecord(str(tmp_path / "progress"), 4)
     empty = parse_record(b"short", 0)

@@ -1,14 +1,10 @@
 """Where running workers stand, as their stacks and the kernel tell, and whether one was killed for its memory."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from job_runner import is_alive, wait_until
@@ -36,11 +32,11 @@ SILENT = "import time; print('up', flush=True); time.sleep(1000)"
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Path:
+def log(tmp_path):
     return tmp_path / "worker_0.log"
 
 
-def start(source: str, log: Path) -> subprocess.Popen[bytes]:
+def start(source, log):
     with log.open("ab") as file:
         process = subprocess.Popen([sys.executable, "-c", source], stdout=file, stderr=file)
     wait_until(log.read_bytes, "worker is up")
@@ -48,7 +44,7 @@ def start(source: str, log: Path) -> subprocess.Popen[bytes]:
 
 
 @pytest.fixture
-def telling(log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def telling(log):
     process = start(TELLING, log)
     yield process
     process.kill()
@@ -56,16 +52,14 @@ def telling(log: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.fixture
-def silent(log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def silent(log):
     process = start(SILENT, log)
     yield process
     process.kill()
     process.wait()
 
 
-def test_stopped_worker_is_woken_to_tell_below_the_headline_and_lives_on(
-    telling: subprocess.Popen[bytes], log: Path
-) -> None:
+def test_stopped_worker_is_woken_to_tell_below_the_headline_and_lives_on(telling, log):
     telling.send_signal(signal.SIGSTOP)
     wait_until(lambda: kernel_state(telling.pid) == "stopped by a signal", "worker is stopped")
     request_stacks({telling.pid: str(log)}, "stacks:")
@@ -74,9 +68,7 @@ def test_stopped_worker_is_woken_to_tell_below_the_headline_and_lives_on(
     assert text.index("msrun: stacks:") < text.index("deep_in_the_work") and is_alive(telling.pid)
 
 
-def test_worker_that_cannot_tell_lives_on_and_the_kernels_view_is_written(
-    silent: subprocess.Popen[bytes], log: Path
-) -> None:
+def test_worker_that_cannot_tell_lives_on_and_the_kernels_view_is_written(silent, log):
     assert not catches(silent.pid, STACK_SIGNAL)
     request_stacks({silent.pid: str(log)}, "no progress")
     assert "cannot write its stacks; the kernel's view: sleeping" in log.read_text()
@@ -108,9 +100,7 @@ SLEEP = ("/usr/lib/python3.11/threading.py", "300", "wait")
         ([("/venv/lib/python3.11/site-packages/x/comm.py", "7", "f"), USER], "w.wait()", "w.wait"),
     ],
 )
-def test_innermost_frames_and_the_line_of_the_first_tell_who_waits(
-    frames: list[tuple[str, str, str]], line: str, waits_in: str
-) -> None:
+def test_innermost_frames_and_the_line_of_the_first_tell_who_waits(frames, line, waits_in):
     found = find_place(frames, lambda file, number: line if (file, str(number)) == frames[0][:2] else "")
     assert found == Place(waits_in, "train.py:41 in step")
 
@@ -129,7 +119,7 @@ Current thread 0x02 (most recent call first):
 """
 
 
-def test_the_main_thread_counts_and_only_what_came_after_the_wish(tmp_path: Path) -> None:
+def test_the_main_thread_counts_and_only_what_came_after_the_wish(tmp_path):
     log = tmp_path / "log"
     log.write_text(LOG + STACKS)
     place = read_place(str(log), len(LOG))
@@ -137,7 +127,7 @@ def test_the_main_thread_counts_and_only_what_came_after_the_wish(tmp_path: Path
 
 
 @pytest.mark.parametrize("text", ["", "nothing of the kind\n", "Thread 0x01 (most recent call first):\n"])
-def test_a_log_without_stacks_tells_nothing(tmp_path: Path, text: str) -> None:
+def test_a_log_without_stacks_tells_nothing(tmp_path, text):
     (tmp_path / "log").write_text(text)
     assert read_place(str(tmp_path / "log"), 0) is None
     assert read_place(str(tmp_path / "missing"), 0) is None
@@ -153,14 +143,14 @@ MOUNTS = (
 class Kernel:
     """A folder that looks like / to the watch."""
 
-    def __init__(self, root: Path, *, cgroup: str) -> None:
+    def __init__(self, root, *, cgroup):
         self.root = root
         (root / "proc/self").mkdir(parents=True)
         self.write("proc/vmstat", "nr_free_pages 5\noom_kill 3\n")
         self.write("proc/self/cgroup", cgroup)
         self.write("proc/self/mountinfo", MOUNTS)
 
-    def write(self, path: str, text: str) -> None:
+    def write(self, path, text):
         file = self.root / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
@@ -173,9 +163,7 @@ class Kernel:
         ("4:memory:/job\n", "sys/fs/cgroup/memory/job/memory.oom_control", "oom_kill 4\n", "oom_kill 5\n"),
     ],
 )
-def test_counter_of_the_cgroup_that_rises_is_evidence(
-    tmp_path: Path, cgroup: str, counter: str, before: str, after: str
-) -> None:
+def test_counter_of_the_cgroup_that_rises_is_evidence(tmp_path, cgroup, counter, before, after):
     kernel = Kernel(tmp_path, cgroup=cgroup)
     kernel.write(counter, before)
     watch = MemoryKillWatch(tmp_path)
@@ -191,9 +179,7 @@ def test_counter_of_the_cgroup_that_rises_is_evidence(
         ("nr_free_pages 5\n", "nr_free_pages 5\n", "if you did not kill it, likely out of memory"),
     ],
 )
-def test_counter_of_the_machine_is_evidence_where_there_is_one(
-    tmp_path: Path, before: str, after: str, words: str
-) -> None:
+def test_counter_of_the_machine_is_evidence_where_there_is_one(tmp_path, before, after, words):
     kernel = Kernel(tmp_path, cgroup="")
     kernel.write("proc/vmstat", before)
     watch = MemoryKillWatch(tmp_path)
@@ -201,7 +187,7 @@ def test_counter_of_the_machine_is_evidence_where_there_is_one(
     assert watch.explain(77).startswith(words)
 
 
-def test_kernel_log_that_names_the_process_is_quoted(tmp_path: Path) -> None:
+def test_kernel_log_that_names_the_process_is_quoted(tmp_path):
     kernel = Kernel(tmp_path, cgroup="")
     (tmp_path / "dev").mkdir()
     os.mkfifo(tmp_path / "dev/kmsg")

@@ -1,12 +1,7 @@
 """TLS: certificates are judged before anything starts, and whatever a stranger sends is a reason and no more."""
 
-from __future__ import annotations
-
 import os
 import ssl
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,43 +9,43 @@ from hypothesis import strategies as st
 from tls_files import PASSWORDS, Authority, TlsFolder, as_pem, new_key, small_rsa_key
 
 from msrun.cluster.messages import NotUnderstood
-from msrun.cluster.tls import Side, TlsIdentity, TlsSession, explain, open_identity
+from msrun.cluster.tls import TlsSession, explain, open_identity
 from msrun.errors import UsageError
 from msrun.planning.tls_spec import CIPHERS, parse_tls_config
 
-SIDES: tuple[Side, Side] = ("server", "client")
-OTHER: dict[str, Side] = {"server": "client", "client": "server"}
+SIDES = ("server", "client")
+OTHER = {"server": "client", "client": "server"}
 
 
 @pytest.fixture(scope="module")
-def authority() -> Authority:
+def authority():
     return Authority()
 
 
 @pytest.fixture
-def tls(tmp_path: Path, authority: Authority) -> TlsFolder:
+def tls(tmp_path, authority):
     return TlsFolder(tmp_path, authority)
 
 
-def open_side(tls: TlsFolder, side: Side, environ: dict[str, str] = PASSWORDS, **changes: Any) -> TlsIdentity:
+def open_side(tls, side, environ=PASSWORDS, **changes):
     config = tls.config(**changes)
     return open_identity(parse_tls_config(config.read_text(), "tls.json", str(tls.folder), environ), side)
 
 
-def refusal(tls: TlsFolder, side: Side, environ: dict[str, str] = PASSWORDS, **changes: Any) -> str:
+def refusal(tls, side, environ=PASSWORDS, **changes):
     with pytest.raises(UsageError, match=r"\A--tls_config tls.json: \w+ /[^\n]+\Z") as caught:
         open_side(tls, side, environ, **changes)
     return str(caught.value)
 
 
-def use(tls: TlsFolder, side: Side, key: Any, certificate: Any) -> dict[str, str]:
+def use(tls, side, key, certificate):
     """Write a side's file; return the change of the configuration."""
     tls.write("own.pem", as_pem(key, certificate))
     return {f"{side}_cert_path": "own.pem"}
 
 
 @pytest.mark.parametrize("side", SIDES)
-def test_good_files_give_a_strict_context(tls: TlsFolder, side: Side) -> None:
+def test_good_files_give_a_strict_context(tls, side):
     before = set(os.listdir("/proc/self/fd"))
     identity = open_side(tls, side, cipher_list=CIPHERS[1])
     assert identity.describe().startswith(f"{side} CN={side} until 20") and identity.warnings == ()
@@ -64,11 +59,11 @@ def test_good_files_give_a_strict_context(tls: TlsFolder, side: Side) -> None:
     ]  # fmt: skip
 
 
-def test_a_key_needs_no_password(tls: TlsFolder) -> None:
+def test_a_key_needs_no_password(tls):
     assert open_side(tls, "client", {}, **use(tls, "client", tls.keys["client"], tls.certificates["client"]))
 
 
-def test_password_may_be_in_a_file_that_nobody_else_can_read(tls: TlsFolder) -> None:
+def test_password_may_be_in_a_file_that_nobody_else_can_read(tls):
     tls.write("pass", b"client secret\r\nmore\n")
     assert open_side(tls, "client", {}, client_password_file="pass")
     assert open_side(tls, "client", PASSWORDS, client_password_file="not there")  # the variable wins
@@ -78,7 +73,7 @@ def test_password_may_be_in_a_file_that_nobody_else_can_read(tls: TlsFolder) -> 
 
 
 @pytest.mark.parametrize("side", SIDES)
-def test_wrong_and_missing_passwords_are_told_apart(tls: TlsFolder, side: Side) -> None:
+def test_wrong_and_missing_passwords_are_told_apart(tls, side):
     name = f"MSRUN_TLS_{side.upper()}_PASSWORD"
     wrong = refusal(tls, side, {name: "no"})
     assert f"{side}.pem: wrong password; set {name}, or name a file with {side}_password_file" in wrong
@@ -98,7 +93,7 @@ JPoQRUZTBGOTP9GKocZgQEv61Lj1ipOxQ1GRxayb8kJttzdEt2TjA8tVn2nu+bDA
 """With the password "no152", which is as wrong as "no"."""
 
 
-def test_wrong_password_that_decrypts_to_something_is_still_a_wrong_password(tls: TlsFolder) -> None:
+def test_wrong_password_that_decrypts_to_something_is_still_a_wrong_password(tls):
     own = as_pem(None, tls.certificates["client"])
     tls.write("own.pem", DECRYPTED_TO_NO_KEY + own)
     for password in ("no", "no152"):
@@ -122,12 +117,12 @@ def test_wrong_password_that_decrypts_to_something_is_still_a_wrong_password(tls
         (lambda tls: as_pem(new_key(), tls.certificates["client"]), "the key in it does not fit the certificate"),
     ],
 )
-def test_file_of_a_key_that_is_none_is_refused(tls: TlsFolder, make: Callable[[TlsFolder], bytes], reason: str) -> None:
+def test_file_of_a_key_that_is_none_is_refused(tls, make, reason):
     tls.write("own", make(tls))
     assert reason in refusal(tls, "client", {}, client_cert_path="own")
 
 
-def test_files_that_are_not_there_are_named(tls: TlsFolder) -> None:
+def test_files_that_are_not_there_are_named(tls):
     for key in ("client_cert_path", "ca_cert_path", "crl_path"):
         reason = refusal(tls, "client", **{key: "gone"})
         assert f"{key} {tls.folder}/gone: cannot be read (No such file or directory)" in reason
@@ -136,9 +131,7 @@ def test_files_that_are_not_there_are_named(tls: TlsFolder) -> None:
 
 
 @pytest.mark.parametrize("side", SIDES)
-def test_certificate_that_the_other_side_would_refuse_is_refused_at_once(
-    tls: TlsFolder, authority: Authority, side: Side
-) -> None:
+def test_certificate_that_the_other_side_would_refuse_is_refused_at_once(tls, authority, side):
     key, rsa_key, alone = tls.keys[side], small_rsa_key(), Authority("alone")
     for certificate, own_key, reason in (
         (authority.issue(key, days=-1), key, "has expired; have it renewed"),
@@ -154,7 +147,7 @@ def test_certificate_that_the_other_side_would_refuse_is_refused_at_once(
         )
 
 
-def test_weak_or_wrong_authority_is_refused(tls: TlsFolder) -> None:
+def test_weak_or_wrong_authority_is_refused(tls):
     key = tls.keys["client"]
     for name, ca, reason in (
         ("weak.crt", Authority("weak", key=small_rsa_key()), "the CA's key is too small"),
@@ -167,9 +160,7 @@ def test_weak_or_wrong_authority_is_refused(tls: TlsFolder) -> None:
 
 
 @pytest.mark.parametrize("side", SIDES)
-def test_revocation_list_is_held_to_its_dates_and_its_authority(
-    tls: TlsFolder, authority: Authority, side: Side
-) -> None:
+def test_revocation_list_is_held_to_its_dates_and_its_authority(tls, authority, side):
     other = Authority("another CA")
     for text, reason in (
         (authority.revoke([tls.certificates[side]]), f"{side}.pem: was revoked, says crl_path; get a new one"),
@@ -189,7 +180,7 @@ def test_revocation_list_is_held_to_its_dates_and_its_authority(
     assert "crl_path holds no list of the CA that signed it" in refusal(tls, side, crl_path="crl")
 
 
-def test_scheduler_has_to_have_the_name_that_is_asked_for(tls: TlsFolder, authority: Authority) -> None:
+def test_scheduler_has_to_have_the_name_that_is_asked_for(tls, authority):
     key = tls.keys["server"]
     change = use(tls, "server", key, authority.issue(key, ip="10.0.0.1"))
     assert open_side(tls, "server", server_name="10.0.0.1", **change)
@@ -197,7 +188,7 @@ def test_scheduler_has_to_have_the_name_that_is_asked_for(tls: TlsFolder, author
     assert "is not for server_name sched" in refusal(tls, "server", server_name="sched")
 
 
-def test_what_expires_soon_is_warned_about(tls: TlsFolder, authority: Authority) -> None:
+def test_what_expires_soon_is_warned_about(tls, authority):
     old = Authority("old CA", days=19.5)
     key = tls.keys["client"]
     tls.write("ca.crt", old.pem)
@@ -212,27 +203,27 @@ def test_what_expires_soon_is_warned_about(tls: TlsFolder, authority: Authority)
 
 
 @pytest.fixture(scope="module")
-def identities(tmp_path_factory: pytest.TempPathFactory) -> tuple[TlsIdentity, TlsIdentity]:
+def identities(tmp_path_factory):
     """Of scheduler and host."""
     tls = TlsFolder(tmp_path_factory.mktemp("tls"), Authority())
     spec = parse_tls_config(tls.config().read_text(), "tls.json", str(tls.folder), PASSWORDS)
     return open_identity(spec, "server"), open_identity(spec, "client")
 
 
-def open_both(identities: tuple[TlsIdentity, TlsIdentity]) -> tuple[TlsSession, TlsSession]:
+def open_both(identities):
     server, client = (identity.open_session() for identity in identities)
     carry(server, client)
     assert server.is_open and client.is_open
     return server, client
 
 
-def of_stranger() -> ssl.SSLContext:
+def of_stranger():
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context
 
 
-def carry(server: TlsSession, client: TlsSession, piece: int = 1 << 20) -> tuple[bytes, bytes]:
+def carry(server, client, piece=1 << 20):
     """Carry everything that is under way, `piece` bytes at once; return what server and client have read."""
     read = {server: b"", client: b""}
     moved = True
@@ -247,9 +238,7 @@ def carry(server: TlsSession, client: TlsSession, piece: int = 1 << 20) -> tuple
 
 
 @pytest.mark.parametrize("piece", [1, 7, 1 << 20])
-def test_text_sent_before_the_handshake_arrives_whole_whatever_the_pieces(
-    identities: tuple[TlsIdentity, TlsIdentity], piece: int
-) -> None:
+def test_text_sent_before_the_handshake_arrives_whole_whatever_the_pieces(identities, piece):
     server, client = (identity.open_session() for identity in identities)
     server.send(b"hello ")
     server.send(b"host")
@@ -257,7 +246,7 @@ def test_text_sent_before_the_handshake_arrives_whole_whatever_the_pieces(
     assert carry(server, client, piece) == (b"here I am", b"hello host")
 
 
-def test_end_is_told_once_and_what_came_before_is_kept(identities: tuple[TlsIdentity, TlsIdentity]) -> None:
+def test_end_is_told_once_and_what_came_before_is_kept(identities):
     server, client = open_both(identities)
     server.send(b"refused")
     server.end()
@@ -268,7 +257,7 @@ def test_end_is_told_once_and_what_came_before_is_kept(identities: tuple[TlsIden
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion")
-def test_version_is_the_newest_and_the_old_ones_are_refused(identities: tuple[TlsIdentity, TlsIdentity]) -> None:
+def test_version_is_the_newest_and_the_old_ones_are_refused(identities):
     assert [session.version for session in open_both(identities)] == ["TLSv1.3"] * 2
     context = of_stranger()
     context.set_ciphers("ALL:@SECLEVEL=0")
@@ -278,7 +267,7 @@ def test_version_is_the_newest_and_the_old_ones_are_refused(identities: tuple[Tl
         identities[0].open_session().receive(TlsSession(context, is_server=False).take())
 
 
-def test_suite_that_is_not_on_the_list_is_refused(identities: tuple[TlsIdentity, TlsIdentity]) -> None:
+def test_suite_that_is_not_on_the_list_is_refused(identities):
     context = of_stranger()
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers("ECDHE-ECDSA-AES128-SHA256")
@@ -286,7 +275,7 @@ def test_suite_that_is_not_on_the_list_is_refused(identities: tuple[TlsIdentity,
         identities[0].open_session().receive(TlsSession(context, is_server=False).take())
 
 
-def test_side_without_a_certificate_is_refused_and_told_so(identities: tuple[TlsIdentity, TlsIdentity]) -> None:
+def test_side_without_a_certificate_is_refused_and_told_so(identities):
     client, server = TlsSession(of_stranger(), is_server=False), identities[0].open_session()
     server.receive(client.take())
     client.receive(server.take())
@@ -298,9 +287,7 @@ def test_side_without_a_certificate_is_refused_and_told_so(identities: tuple[Tls
 
 @settings(max_examples=40)
 @given(st.lists(st.binary(min_size=1, max_size=300), max_size=6), st.booleans())
-def test_whatever_a_stranger_sends_is_not_understood_or_waited_on(
-    identities: tuple[TlsIdentity, TlsIdentity], pieces: list[bytes], is_record: bool
-) -> None:
+def test_whatever_a_stranger_sends_is_not_understood_or_waited_on(identities, pieces, is_record):
     session = identities[0].open_session()
     session.send(b"secret")
     try:
@@ -320,7 +307,7 @@ def test_whatever_a_stranger_sends_is_not_understood_or_waited_on(
         *((62, "it is not for server_name"), (64, "it is not for server_name"), (99, "what OpenSSL says")),
     ],
 )
-def test_refusal_of_a_certificate_is_said_in_words(code: int, why: str) -> None:
+def test_refusal_of_a_certificate_is_said_in_words(code, why):
     error = ssl.SSLCertVerificationError(1, "x")
     error.verify_code, error.verify_message = code, "what OpenSSL says"
     assert explain(error).startswith("its certificate is refused: ") and explain(error).endswith(why)

@@ -1,11 +1,8 @@
 """The jobs of a log directory: what has a name there, and what goes when there are too many."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,7 +15,7 @@ OLD, NEW = "20261127-205806-3f2a9c1b", "20261127-205807-00000000"
 FOREIGN = ["notes.txt", "worker_3.txt", "worker_3.log.gz", "worker_9.log", "other_3.attempt_0.log", "ckpt_3.log.d"]
 
 
-def make_job(root: Path, job_id: str, names: list[str], **changes: Any) -> Path:
+def make_job(root, job_id, names, **changes):
     """Write the folder of a job whose workers had these logs, in the directory as it was called then."""
     folder = root / job_id
     folder.mkdir(parents=True)
@@ -32,17 +29,17 @@ def make_job(root: Path, job_id: str, names: list[str], **changes: Any) -> Path:
     return folder
 
 
-def fill(folder: Path, *names: str) -> None:
+def fill(folder, *names):
     for name in names:
         (folder / name).write_text("old")
 
 
-def start_next(root: Path, keep_jobs: int = 1) -> None:
+def start_next(root, keep_jobs=1):
     (root / NEW).mkdir()
     publish(root / NEW, NEW, ["/elsewhere/worker_0.log"], keep_jobs)
 
 
-def test_files_of_the_latest_job_have_their_names_in_the_log_directory(tmp_path: Path) -> None:
+def test_files_of_the_latest_job_have_their_names_in_the_log_directory(tmp_path):
     old = make_job(tmp_path, OLD, ["worker_0.log", "worker_1.log"])
     fill(old, "worker_0.log", "worker_1.log", "failure.json")
     publish(old, OLD, ["worker_0.log", "worker_1.log"], 10)
@@ -56,7 +53,7 @@ def test_files_of_the_latest_job_have_their_names_in_the_log_directory(tmp_path:
     assert list_jobs(tmp_path) == [old, tmp_path / NEW]
 
 
-def test_a_file_of_an_earlier_launcher_gives_way_to_a_link_and_a_folder_does_not(tmp_path: Path) -> None:
+def test_a_file_of_an_earlier_launcher_gives_way_to_a_link_and_a_folder_does_not(tmp_path):
     fill(tmp_path, "worker_0.log")
     (tmp_path / "latest").mkdir()
     start_next(tmp_path)
@@ -68,13 +65,13 @@ def test_a_file_of_an_earlier_launcher_gives_way_to_a_link_and_a_folder_does_not
     assert (tmp_path / "worker_0.log").is_symlink()
 
 
-def test_a_link_that_leads_elsewhere_is_not_followed(tmp_path: Path) -> None:
+def test_a_link_that_leads_elsewhere_is_not_followed(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "latest").symlink_to(tmp_path / "elsewhere")
     assert find_job(tmp_path) == tmp_path
 
 
-def test_a_hosts_own_folder_has_its_name_in_the_log_directory_too(tmp_path: Path) -> None:
+def test_a_hosts_own_folder_has_its_name_in_the_log_directory_too(tmp_path):
     (tmp_path / NEW / "node_1").mkdir(parents=True)
     publish(tmp_path / NEW / "node_1", NEW, ["worker_4.log"], 10)
     assert {path.name: str(path.readlink()) for path in tmp_path.iterdir() if path.is_symlink()} == {
@@ -83,13 +80,13 @@ def test_a_hosts_own_folder_has_its_name_in_the_log_directory_too(tmp_path: Path
     }
 
 
-def test_a_folder_that_is_no_jobs_own_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_jobs_own_is_left_alone(tmp_path):
     (tmp_path / "spool").mkdir()
     publish(tmp_path / "spool", NEW, ["worker_0.log"], 1)
     assert os.listdir(tmp_path) == ["spool"]
 
 
-def test_jobs_that_are_too_many_go_with_their_attempts_and_rotated_files_and_nothing_else(tmp_path: Path) -> None:
+def test_jobs_that_are_too_many_go_with_their_attempts_and_rotated_files_and_nothing_else(tmp_path):
     old = make_job(tmp_path, OLD, ["worker_0.log", "worker_3.log"], hosts=[])
     plan = json.loads((old / contract.PLAN_JSON).read_text())
     workers = [{"global_rank": rank, "log": f"/elsewhere/worker_{rank}.log"} for rank in (0, 3)]
@@ -103,7 +100,7 @@ def test_jobs_that_are_too_many_go_with_their_attempts_and_rotated_files_and_not
     assert set(os.listdir(old)) == set(FOREIGN)
 
 
-def test_a_job_whose_folder_holds_nothing_else_goes_as_a_whole_with_the_parts_of_its_hosts(tmp_path: Path) -> None:
+def test_a_job_whose_folder_holds_nothing_else_goes_as_a_whole_with_the_parts_of_its_hosts(tmp_path):
     old = make_job(tmp_path, OLD, ["w-127.0.0.1-host_0.log"])
     fill(old, "w-127.0.0.1-host_0.log", "w-127.0.0.1-host_0.attempt_1.log")
     fill(make_job(old, "node_1", ["worker_3.log"]), "worker_3.log", "scheduler.log")
@@ -112,7 +109,7 @@ def test_a_job_whose_folder_holds_nothing_else_goes_as_a_whole_with_the_parts_of
     assert list_jobs(tmp_path) == [tmp_path / NEW]
 
 
-def test_as_many_jobs_stay_as_are_asked_for(tmp_path: Path) -> None:
+def test_as_many_jobs_stay_as_are_asked_for(tmp_path):
     for second in range(10, 16):
         make_job(tmp_path, f"20261127-2058{second}-00000000", [])
     (tmp_path / "20261127-2058").mkdir()
@@ -123,7 +120,7 @@ def test_as_many_jobs_stay_as_are_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("plan", [None, "", "{", "[]", '{"job_id": "a"}', '{"job_id": 1, "run_dir": "r"}', "\udcff"])
-def test_without_a_readable_plan_no_log_goes(tmp_path: Path, plan: str | None) -> None:
+def test_without_a_readable_plan_no_log_goes(tmp_path, plan):
     old = make_job(tmp_path, OLD, [])
     (old / contract.PLAN_JSON).unlink()
     names = {"worker_0.log", "worker_0.log.1", *FOREIGN}
@@ -134,9 +131,9 @@ def test_without_a_readable_plan_no_log_goes(tmp_path: Path, plan: str | None) -
     assert set(os.listdir(old)) == names
 
 
-def test_a_plan_cannot_name_what_is_no_workers_log(tmp_path: Path) -> None:
+def test_a_plan_cannot_name_what_is_no_workers_log(tmp_path):
     logs = ["train.py", "data.log", "../outside_0.log", "_0", "\0_0.log", "", ".", "..", "/", 5, None]
-    hosts: list[Any] = [{"workers": [{"global_rank": 0, "log": log} for log in logs]}, {"workers": 5}, "h", None]
+    hosts = [{"workers": [{"global_rank": 0, "log": log} for log in logs]}, {"workers": 5}, "h", None]
     old = make_job(tmp_path, OLD, [], hosts=hosts)
     fill(tmp_path, "outside_0.log")
     fill(old, "train.py", "data.log", "_0")
@@ -145,7 +142,7 @@ def test_a_plan_cannot_name_what_is_no_workers_log(tmp_path: Path) -> None:
     assert (tmp_path / "outside_0.log").exists()
 
 
-def test_links_and_folders_of_a_logs_name_stay(tmp_path: Path) -> None:
+def test_links_and_folders_of_a_logs_name_stay(tmp_path):
     old = make_job(tmp_path, OLD, ["worker_0.log", "worker_1.log"])
     fill(old, "target")
     (old / "worker_0.log").symlink_to(old / "target")
@@ -155,6 +152,6 @@ def test_links_and_folders_of_a_logs_name_stay(tmp_path: Path) -> None:
 
 
 @given(st.from_regex(r"[a-z._{}-]{1,8}_[0-9]{1,3}\.log", fullmatch=True), st.integers(0, 99), st.integers(1, 9))
-def test_every_file_that_a_log_becomes_is_known_as_its(name: str, attempt: int, number: int) -> None:
+def test_every_file_that_a_log_becomes_is_known_as_its(name, attempt, number):
     kept = contract.attempt_log_name(name, attempt)
     assert log_of(name) == log_of(f"{name}.{number}") == log_of(kept) == log_of(f"{kept}.{number}") == name

@@ -1,16 +1,12 @@
 """One job per directory; the kernel keeps the lock, so that it is never stale and always names its holder."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -38,7 +34,7 @@ with JobLock(Path(sys.argv[1]), sys.argv[2]) as lock:
 ROOT = Path(__file__).resolve().parents[4]
 
 
-def start_holder(log_dir: Path, job_id: str = "first") -> subprocess.Popen[str]:
+def start_holder(log_dir, job_id="first"):
     """Start a process that takes the lock and keeps it until it reads a line."""
     return subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(log_dir), job_id],
@@ -50,7 +46,7 @@ def start_holder(log_dir: Path, job_id: str = "first") -> subprocess.Popen[str]:
 
 
 @pytest.fixture
-def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+def holder(tmp_path):
     with start_holder(tmp_path / "logs") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
@@ -58,7 +54,7 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-def test_directory_is_made_and_the_record_tells_of_the_job(tmp_path: Path) -> None:
+def test_directory_is_made_and_the_record_tells_of_the_job(tmp_path):
     with JobLock(tmp_path / "a" / "logs", "id") as lock:
         lock.take()
         path = tmp_path / "a" / "logs" / contract.LOCK_FILE
@@ -69,9 +65,7 @@ def test_directory_is_made_and_the_record_tells_of_the_job(tmp_path: Path) -> No
     assert fields == {"job_id": "id", "pid": os.getpid(), "host": socket.gethostname()}
 
 
-def test_record_of_a_job_that_has_just_taken_the_directory_is_waited_for(
-    tmp_path: Path, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_record_of_a_job_that_has_just_taken_the_directory_is_waited_for(tmp_path, holder, monkeypatch):
     """The lock is taken first: for a moment the file holds what an earlier job wrote."""
     path = tmp_path / "logs" / contract.LOCK_FILE
     right = path.read_bytes()
@@ -81,9 +75,7 @@ def test_record_of_a_job_that_has_just_taken_the_directory_is_waited_for(
     assert state.is_held and state.record is not None and state.record.job_id == "first"
 
 
-def test_second_job_is_told_who_holds_the_directory_until_that_has_ended(
-    tmp_path: Path, holder: subprocess.Popen[str]
-) -> None:
+def test_second_job_is_told_who_holds_the_directory_until_that_has_ended(tmp_path, holder):
     before = (tmp_path / "logs" / contract.LOCK_FILE).read_bytes()
     with pytest.raises(UsageError) as caught, JobLock(tmp_path / "logs", "second") as lock:
         lock.take()
@@ -103,7 +95,7 @@ def test_second_job_is_told_who_holds_the_directory_until_that_has_ended(
         lock.take()
 
 
-def test_children_that_end_do_not_take_the_lock_along(tmp_path: Path) -> None:
+def test_children_that_end_do_not_take_the_lock_along(tmp_path):
     with JobLock(tmp_path, "id") as lock:
         lock.take()
         pid = os.fork()
@@ -118,7 +110,7 @@ def test_children_that_end_do_not_take_the_lock_along(tmp_path: Path) -> None:
         assert other.returncode == 2
 
 
-def test_shorter_record_leaves_nothing_of_a_longer_one(tmp_path: Path) -> None:
+def test_shorter_record_leaves_nothing_of_a_longer_one(tmp_path):
     for job_id in ("long" * 50, "short"):
         with JobLock(tmp_path, job_id) as lock:
             lock.take()
@@ -127,7 +119,7 @@ def test_shorter_record_leaves_nothing_of_a_longer_one(tmp_path: Path) -> None:
     assert data.count(b"\n") == 1
 
 
-def test_why_a_job_came_to_nothing_is_recorded(tmp_path: Path) -> None:
+def test_why_a_job_came_to_nothing_is_recorded(tmp_path):
     with pytest.raises(UsageError), JobLock(tmp_path, "id") as lock:
         lock.take()
         raise UsageError("no good")
@@ -137,7 +129,7 @@ def test_why_a_job_came_to_nothing_is_recorded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["link", "folder", "pipe"])
-def test_what_is_no_plain_file_is_refused_and_left_alone(tmp_path: Path, kind: str) -> None:
+def test_what_is_no_plain_file_is_refused_and_left_alone(tmp_path, kind):
     path = tmp_path / contract.LOCK_FILE
     if kind == "link":
         (tmp_path / "target").write_text("kept")
@@ -155,11 +147,11 @@ def test_what_is_no_plain_file_is_refused_and_left_alone(tmp_path: Path, kind: s
         assert (tmp_path / "target").read_text() == "kept"
 
 
-def test_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_system_without_locks_is_refused(tmp_path, monkeypatch):
     import errno
     import fcntl
 
-    def refuse(*_: Any) -> None:
+    def refuse(*_):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "lockf", refuse)
@@ -188,12 +180,12 @@ GOOD = {"job_id": "a", "pid": 5, "host": "h", "started_at": 1.5}
         ("", None),
     ],
 )
-def test_record_is_read_or_is_none(data: str, expected: LockRecord | None) -> None:
+def test_record_is_read_or_is_none(data, expected):
     assert parse_record(data.encode()) == expected
 
 
 @given(st.binary(max_size=200), st.integers(0, 80))
-def test_no_bytes_are_an_error(noise: bytes, begin: int) -> None:
+def test_no_bytes_are_an_error(noise, begin):
     good = json.dumps(GOOD).encode()
     parse_record(noise)
     parse_record(good[:begin] + noise + good[begin:])

@@ -1,13 +1,10 @@
 """Private files and no link followed, events that survive a full disk, and plan and events as others read them."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import stat
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -25,12 +22,12 @@ from msrun.launch.directory.log_directory import (
 )
 
 
-def mode_of(path: Path) -> int:
+def mode_of(path):
     return stat.S_IMODE(path.stat().st_mode)
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
-def test_files_are_private_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+def test_files_are_private_whatever_the_umask(tmp_path, umask):
     before = os.umask(umask)
     try:
         os.close(create_own_file(tmp_path / "log"))
@@ -40,7 +37,7 @@ def test_files_are_private_whatever_the_umask(tmp_path: Path, umask: int) -> Non
     assert (mode_of(tmp_path / "log"), mode_of(tmp_path / "plan.json")) == (0o600, 0o600)
 
 
-def test_file_of_an_earlier_job_is_emptied_and_a_link_is_not_followed(tmp_path: Path) -> None:
+def test_file_of_an_earlier_job_is_emptied_and_a_link_is_not_followed(tmp_path):
     (tmp_path / "target").write_text("kept")
     (tmp_path / "old").write_text("old")
     (tmp_path / "log").symlink_to(tmp_path / "target")
@@ -50,7 +47,7 @@ def test_file_of_an_earlier_job_is_emptied_and_a_link_is_not_followed(tmp_path: 
     assert (tmp_path / "target").read_text() == "kept"
 
 
-def test_whole_file_is_moved_into_place_over_a_link_and_leaves_no_temporary_one(tmp_path: Path) -> None:
+def test_whole_file_is_moved_into_place_over_a_link_and_leaves_no_temporary_one(tmp_path):
     (tmp_path / "target").write_text("kept")
     (tmp_path / "plan.json").symlink_to(tmp_path / "target")
     write_private(tmp_path / "plan.json", "new \udcff")
@@ -59,14 +56,14 @@ def test_whole_file_is_moved_into_place_over_a_link_and_leaves_no_temporary_one(
     assert sorted(os.listdir(tmp_path)) == ["plan.json", "target"]
 
 
-def test_file_that_cannot_be_moved_into_place_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
+def test_file_that_cannot_be_moved_into_place_is_an_error_and_leaves_nothing(tmp_path):
     (tmp_path / "plan.json").mkdir()
     with pytest.raises(IsADirectoryError):
         write_private(tmp_path / "plan.json", "{}")
     assert os.listdir(tmp_path) == ["plan.json"]
 
 
-def test_events_on_a_full_disk_are_no_error(tmp_path: Path) -> None:
+def test_events_on_a_full_disk_are_no_error(tmp_path):
     log = EventLog(tmp_path / "events.jsonl")
     with Path("/dev/full").open("wb") as full:
         os.dup2(full.fileno(), log._file.fileno())
@@ -74,7 +71,7 @@ def test_events_on_a_full_disk_are_no_error(tmp_path: Path) -> None:
     log.close()
 
 
-def test_fault_is_added_to_the_record_of_the_job(tmp_path: Path) -> None:
+def test_fault_is_added_to_the_record_of_the_job(tmp_path):
     (tmp_path / "scheduler.log").write_text("job J\n")
     record_fault(tmp_path, "h1: msrun itself failed: KeyError", "Traceback:\n  \x1b[2Jhere\n\n")
     text = (tmp_path / "scheduler.log").read_text()
@@ -83,7 +80,7 @@ def test_fault_is_added_to_the_record_of_the_job(tmp_path: Path) -> None:
     )
 
 
-def test_fault_is_said_where_there_is_no_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fault_is_said_where_there_is_no_record(tmp_path, capsys):
     record_fault(tmp_path / "gone", "msrun itself failed: KeyError", "Traceback:\n")
     assert capsys.readouterr().err.endswith("msrun itself failed: KeyError\nTraceback:\n")
 
@@ -99,7 +96,7 @@ PLAN = {
 }
 
 
-def lines(*events: dict[str, Any]) -> bytes:
+def lines(*events):
     """Return events as the job writes them, a second apart."""
     return b"".join(
         json.dumps({"time": 100.0 + index, "job_s": float(index), **event}).encode() + b"\n"
@@ -107,11 +104,11 @@ def lines(*events: dict[str, Any]) -> bytes:
     )
 
 
-def started(rank: int, pid: int) -> dict[str, Any]:
+def started(rank, pid):
     return {"event": "started", "global_rank": rank, "pid": pid}
 
 
-def exited(rank: int, state: str, how: str) -> dict[str, Any]:
+def exited(rank, state, how):
     return {"event": "exited", "global_rank": rank, "state": state, "how": how, "status": 0}
 
 
@@ -126,7 +123,7 @@ FAILED = [
 AGAIN = [*FAILED, {"event": "restarting", "attempt": 0, "delay_s": 1.0, "reason": "r"}, started(0, 20)]
 
 
-def test_events_tell_of_the_newest_start() -> None:
+def test_events_tell_of_the_newest_start():
     failed = parse_events(lines(*FAILED))
     assert failed.workers == {
         0: WorkerRecord(10, "stopped by msrun", "signal SIGTERM"),
@@ -142,7 +139,7 @@ def test_events_tell_of_the_newest_start() -> None:
 
 
 @given(st.data())
-def test_a_cut_off_file_tells_what_its_whole_lines_tell(data: st.DataObject) -> None:
+def test_a_cut_off_file_tells_what_its_whole_lines_tell(data):
     whole = lines(*AGAIN, {"event": "over", "reason": "r"})
     cut = data.draw(st.integers(0, len(whole)))
     full_lines = whole[: whole.rfind(b"\n", 0, cut) + 1]
@@ -161,19 +158,19 @@ VALUES = st.recursive(
     st.dictionaries(st.sampled_from(["time", "global_rank", "pid", "state", "how", "reason"]), VALUES),
     st.sampled_from(["preparing", "started", "running", "exited", "stopping", "restarting", "over", "new"]) | VALUES,
 )
-def test_no_value_of_an_event_is_an_error(fields: dict[str, Any], kind: Any) -> None:
+def test_no_value_of_an_event_is_an_error(fields, kind):
     record = parse_events(json.dumps({**fields, "event": kind}).encode())
     assert all(isinstance(rank, int) and isinstance(worker.pid, int) for rank, worker in record.workers.items())
 
 
 @given(st.dictionaries(st.sampled_from(["job_id", "run_dir", "grace_s", "hosts"]), VALUES))
-def test_no_value_of_a_plan_is_an_error(fields: dict[str, Any]) -> None:
+def test_no_value_of_a_plan_is_an_error(fields):
     plan = parse_plan(json.dumps({**PLAN, **fields}).encode())
     assert plan is None or all("/" not in worker.log_name for worker in plan.workers)
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder", "pipe"])
-def test_what_is_no_plain_file_is_not_read(tmp_path: Path, kind: str) -> None:
+def test_what_is_no_plain_file_is_not_read(tmp_path, kind):
     path = tmp_path / "plan.json"
     if kind == "folder":
         path.mkdir()

@@ -1,9 +1,6 @@
 """Excerpts and losses from logs of any content, and following a log over its attempts: every byte once, in order."""
 
-from __future__ import annotations
-
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -43,14 +40,14 @@ CRASH = [
 ]
 
 
-def uncaught(first: str, prefix: str) -> list[str]:
+def uncaught(first, prefix):
     """Return what the runtime writes of an error."""
     words = (first, "    raise ValueError", "  called at train.py:14, in <module>")
     return [f"{prefix}{line}" for line in words]
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Path:
+def log(tmp_path):
     return tmp_path / "worker_0.log"
 
 
@@ -71,17 +68,17 @@ def log(tmp_path: Path) -> Path:
         ),
     ],
 )
-def test_excerpt_is_what_was_raised_or_the_last_lines(log: Path, lines: list[str], excerpt: list[str]) -> None:
+def test_excerpt_is_what_was_raised_or_the_last_lines(log, lines, excerpt):
     log.write_text("\n".join(lines))
     assert read_excerpt(log) == excerpt
 
 
-def test_bytes_that_are_no_text_are_shown_escaped(log: Path) -> None:
+def test_bytes_that_are_no_text_are_shown_escaped(log):
     log.write_bytes(b"good \xff\xfe bad\nnul \0 here\n\xe2\x98\x83")
     assert read_excerpt(log) == ["good \\xff\\xfe bad", "nul \0 here", "☃"]
 
 
-def test_log_that_cannot_be_read_is_empty(tmp_path: Path) -> None:
+def test_log_that_cannot_be_read_is_empty(tmp_path):
     assert read_excerpt(tmp_path / "no.log") == []
     assert read_tail(tmp_path, 10) == b""
 
@@ -96,7 +93,7 @@ def test_log_that_cannot_be_read_is_empty(tmp_path: Path) -> None:
         ("", ""),
     ],
 )
-def test_newest_loss_is_found(log: Path, text: str, loss: str) -> None:
+def test_newest_loss_is_found(log, text, loss):
     log.write_text(text)
     assert read_log_end(log).loss_text == loss
 
@@ -105,13 +102,13 @@ def test_newest_loss_is_found(log: Path, text: str, loss: str) -> None:
     ("told", "step", "loss"),
     [(Progress(), 7, 0.25), (Progress(steps=9, loss=0.125), 9, 0.125), (Progress(steps=9), 9, 0.25)],
 )
-def test_what_a_worker_reports_goes_before_its_log(log: Path, told: Progress, step: int, loss: float) -> None:
+def test_what_a_worker_reports_goes_before_its_log(log, told, step, loss):
     log.write_text("step: 7, loss: 0.25\n")
     end = read_log_end(log).with_reported(told)
     assert (end.step, end.loss) == (step, loss)
 
 
-def read_all(reader: LogReader, size_bytes: int = 7) -> bytes:
+def read_all(reader, size_bytes=7):
     pieces = []
     while data := reader.read(size_bytes):
         assert len(data) <= size_bytes or data == GAP
@@ -121,9 +118,7 @@ def read_all(reader: LogReader, size_bytes: int = 7) -> bytes:
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.sampled_from(["read", "hold", "rename", "a", "line\n"])))
-def test_every_byte_of_every_attempt_is_read_once_and_in_order(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[str]
-) -> None:
+def test_every_byte_of_every_attempt_is_read_once_and_in_order(tmp_path_factory, steps):
     folder = tmp_path_factory.mktemp("log")
     path, written, found, attempts = folder / "log", b"", b"", 0
     with closing(LogReader(str(path))) as reader:
@@ -145,9 +140,9 @@ def test_every_byte_of_every_attempt_is_read_once_and_in_order(
         assert reader.attempt == attempts - (attempts > 0 and not path.exists())
 
 
-def test_bytes_that_were_freed_before_they_were_read_are_told(tmp_path: Path) -> None:
+def test_bytes_that_were_freed_before_they_were_read_are_told(tmp_path):
     path = tmp_path / "log"
-    refused: list[str] = []
+    refused = []
     log, data = BoundedLog(str(path), LogLimit(4096, 1), refused.append), bytes(range(1, 256)) * 100
     with closing(LogReader(str(path))) as reader:
         path.write_bytes(data[:100])
@@ -158,7 +153,7 @@ def test_bytes_that_were_freed_before_they_were_read_are_told(tmp_path: Path) ->
     assert read_tail(path, len(data)) == data[len(data) // 4096 * 4096 - 4096 :]
 
 
-def test_log_that_is_not_there_yet_is_empty(tmp_path: Path) -> None:
+def test_log_that_is_not_there_yet_is_empty(tmp_path):
     with closing(LogReader(str(tmp_path / "log"))) as reader:
         assert reader.read(10) == b""
         (tmp_path / "log").write_bytes(b"\0\0here\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,7 +24,7 @@ SILENCE_S = 60.0
 class Host:
     """A link, the pipes that it gets one after the other, and what it posts."""
 
-    def __init__(self, attach: bytes = b"attach") -> None:
+    def __init__(self, attach=b"attach"):
         self.clock = FakeClock()
         self.pipes = [FakePipe(), FakePipe(), FakePipe()]
         self.deadlines: list[float | None] = []
@@ -46,29 +45,29 @@ class Host:
         )
         self.link: Any = InLoop(self.loop, link)
 
-    def _open(self, deadline: float | None) -> FakePipe:
+    def _open(self, deadline):
         self.deadlines.append(deadline)
         if not self._left:
             raise ClusterError("host0: connection refused")
         return self._left.pop(0)
 
-    def refuse(self) -> None:
+    def refuse(self):
         """Let no more connections be made."""
         self._left.clear()
 
-    def _take_first(self, message: Message) -> bool:
+    def _take_first(self, message):
         return message["type"] == "log"
 
-    def await_post(self, kind: str) -> Message:
-        def find() -> Message | None:
+    def await_post(self, kind):
+        def find():
             return next((message for message in self._posts if message["type"] == kind), None)
 
         return dict(wait_until(find, f"{kind} is posted"))
 
-    def posts(self) -> list[str]:
+    def posts(self):
         return [message["type"] for message in self._posts]
 
-    def begin(self) -> FakePipe:
+    def begin(self):
         """Come so far that the job runs there, and the agent has spoken."""
         self.link.start()
         self.await_post("opened")
@@ -78,33 +77,33 @@ class Host:
         self.await_post("hello")
         return self.pipes[0]
 
-    def attach(self, pipe: FakePipe, seen: int) -> None:
+    def attach(self, pipe, seen):
         """Let the agent take another connection."""
         wait_until(lambda: pipe.heard, "another connection is made")
         pipe.say("attached", seen=seen)
         self.await_post("resumed")
 
-    def close(self) -> None:
+    def close(self):
         self.link.close()
         self.loop.close(time.monotonic() + 30)
 
 
 @pytest.fixture
-def host() -> Iterator[Host]:
+def host():
     made = Host()
     yield made
     made.close()
 
 
 @pytest.fixture
-def local_host() -> Iterator[Host]:
+def local_host():
     """One to which no other connection can be made."""
     made = Host(attach=b"")
     yield made
     made.close()
 
 
-def test_message_that_waits_for_room_when_the_connection_breaks_comes_in_its_turn(host: Host) -> None:
+def test_message_that_waits_for_room_when_the_connection_breaks_comes_in_its_turn(host):
     link = host.link
     link.start()
     link.begin()
@@ -122,7 +121,7 @@ def test_message_that_waits_for_room_when_the_connection_breaks_comes_in_its_tur
     assert numbered == [("second", 2), ("third", 3), ("fourth", 4)]
 
 
-def test_quiet_connection_is_replaced_and_closed_only_when_the_new_one_stands(host: Host) -> None:
+def test_quiet_connection_is_replaced_and_closed_only_when_the_new_one_stands(host):
     first = host.begin()
     host.link.beat(SILENCE_S / 3)
     assert not first.is_closed, "not quiet yet"
@@ -134,7 +133,7 @@ def test_quiet_connection_is_replaced_and_closed_only_when_the_new_one_stands(ho
     assert host.deadlines == [None, 1000.0 + SILENCE_S * 2 / 3 - 1.0]
 
 
-def test_new_connection_has_the_time_of_the_old_one_to_say_something(host: Host) -> None:
+def test_new_connection_has_the_time_of_the_old_one_to_say_something(host):
     """An interpreter that starts on a busy host takes longer than from one beat to the next."""
     host.begin()
     host.pipes[1].read()  # it has not even begun to speak
@@ -148,7 +147,7 @@ def test_new_connection_has_the_time_of_the_old_one_to_say_something(host: Host)
     host.attach(host.pipes[2], seen=1)
 
 
-def test_silent_connection_is_broken_off(host: Host) -> None:
+def test_silent_connection_is_broken_off(host):
     first = host.begin()
     host.refuse()
     host.link.beat(SILENCE_S + 1)
@@ -157,7 +156,7 @@ def test_silent_connection_is_broken_off(host: Host) -> None:
     wait_until(lambda: not host.link.is_salvaging, "nobody is let in who would fetch what it has left")
 
 
-def test_signs_of_life_are_given_at_intervals_and_while_the_launcher_is_stopped_nobody_is_silent(host: Host) -> None:
+def test_signs_of_life_are_given_at_intervals_and_while_the_launcher_is_stopped_nobody_is_silent(host):
     pipe, beats = host.begin(), 0
     for passed_s in (0.0, module.MAX_BEAT_S, 1000.0):
         host.clock.advance(passed_s)
@@ -167,7 +166,7 @@ def test_signs_of_life_are_given_at_intervals_and_while_the_launcher_is_stopped_
     assert host.link.silent_s == 2 * module.MAX_BEAT_S
 
 
-def test_launcher_that_was_stopped_reaches_its_agents_again(host: Host) -> None:
+def test_launcher_that_was_stopped_reaches_its_agents_again(host):
     pipe = host.begin()
     host.clock.advance(SILENCE_S * 100)
     pipe.end()
@@ -177,7 +176,7 @@ def test_launcher_that_was_stopped_reaches_its_agents_again(host: Host) -> None:
     assert "lost" not in host.posts()
 
 
-def test_agent_that_ends_with_a_status_is_lost_with_it(local_host: Host) -> None:
+def test_agent_that_ends_with_a_status_is_lost_with_it(local_host):
     local_host.link.start()
     local_host.await_post("opened")
     local_host.pipes[0].end(127, "python3: not found")
@@ -186,7 +185,7 @@ def test_agent_that_ends_with_a_status_is_lost_with_it(local_host: Host) -> None
 
 
 @pytest.mark.parametrize("attach", [b"", b"attach"])
-def test_agent_that_is_killed_in_the_job_leaves_what_is_fetched(attach: bytes) -> None:
+def test_agent_that_is_killed_in_the_job_leaves_what_is_fetched(attach):
     with contextlib.closing(Host(attach)) as host:
         host.begin().end(137)
         assert host.await_post("lost")["exit_status"] == 137, "the other hosts know before all has come"
@@ -197,7 +196,7 @@ def test_agent_that_is_killed_in_the_job_leaves_what_is_fetched(attach: bytes) -
         wait_until(lambda: not host.link.is_salvaging and salvage.is_closed, "that is all")
 
 
-def test_logs_are_acknowledged_so_that_more_are_sent(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logs_are_acknowledged_so_that_more_are_sent(host, monkeypatch):
     monkeypatch.setattr(module, "ACKNOWLEDGE_BYTES", 300)
     pipe = host.begin()
     pipe.say("log", seq=2, data="x" * 400)
@@ -208,14 +207,14 @@ def test_logs_are_acknowledged_so_that_more_are_sent(host: Host, monkeypatch: py
     assert sum(message["type"] == "beat" for message in pipe.heard) == 1, "not every one"
 
 
-def test_host_that_is_not_reached_yet_is_given_up_when_all_are_dismissed(host: Host) -> None:
+def test_host_that_is_not_reached_yet_is_given_up_when_all_are_dismissed(host):
     host.link.dismiss()
     host.link.start()
     wait_until(lambda: host.pipes[0].is_closed, "what comes then is closed")
     assert host.posts() == []
 
 
-def test_agent_that_cannot_be_worked_with_is_lost_once(host: Host) -> None:
+def test_agent_that_cannot_be_worked_with_is_lost_once(host):
     pipe = host.begin()
     host.link.give_up("it talks nonsense")
     host.link.give_up("it talks nonsense still")

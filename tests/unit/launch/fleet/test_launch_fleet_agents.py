@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -23,32 +22,32 @@ SILENCE_S = 60.0
 class TwoAgents:
     """The launcher and two agents."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.clock, self.signals = FakeClock(), FakeSignals()
-        made: Any = Agents(self.signals, (signal.SIGUSR1,), SILENCE_S, clock=self.clock)  # type: ignore[arg-type]
+        made = Agents(self.signals, (signal.SIGUSR1,), SILENCE_S, clock=self.clock)
         self.agents: Agents = made
         self.links = [FakeLink(0), FakeLink(1)]
         made.links = self.links
         self.heard: list[Message] = []
 
-    def hear(self, times: int = 1, **settings: Any) -> bool:
+    def hear(self, times=1, **settings):
         """Take messages until so many have come."""
         self.heard.clear()
         handlers = {"event": lambda node, message: self.heard.append(message)}
         return self.agents.hear(lambda: len(self.heard) >= times, handlers, **settings)
 
-    def post(self, kind: str = "event", node: int = 0) -> None:
+    def post(self, kind="event", node=0):
         self.say(node, kind)
 
-    def say(self, node: int, kind: str, **fields: Any) -> None:
-        self.agents.post(self.links[node], {"type": kind, **fields})  # type: ignore[arg-type]
+    def say(self, node, kind, **fields):
+        self.agents.post(self.links[node], {"type": kind, **fields})
 
-    def told(self, node: int) -> list[Any]:
+    def told(self, node):
         return [done for done in self.links[node].done if isinstance(done, dict)]
 
 
 @pytest.fixture
-def two() -> Iterator[TwoAgents]:
+def two():
     made = TwoAgents()
     yield made
     made.agents.loop.close(0.0)
@@ -56,12 +55,12 @@ def two() -> Iterator[TwoAgents]:
 
 
 @pytest.mark.parametrize("error", [KeyError("slip"), TypeError("slip"), ValueError("slip"), OSError("slip")])
-def test_handler_that_fails_over_what_was_well_said_is_no_fault_of_the_host(two: TwoAgents, error: Exception) -> None:
-    def slip(node: int, message: Message) -> None:
+def test_handler_that_fails_over_what_was_well_said_is_no_fault_of_the_host(two, error):
+    def slip(node, message):
         two.heard.append(message)
         raise error
 
-    faults: list[Exception] = []
+    faults = []
     for _ in range(2):
         two.say(0, "event", moment="note", fields={"text": "hello"})
     assert two.agents.hear(lambda: len(two.heard) == 2, {"event": slip}, on_fault=faults.append)
@@ -72,7 +71,7 @@ def test_handler_that_fails_over_what_was_well_said_is_no_fault_of_the_host(two:
         two.agents.hear(lambda: False, {"event": slip})
 
 
-def test_signal_in_the_job_is_told_to_all_and_the_first_that_no_worker_gets_counts(two: TwoAgents) -> None:
+def test_signal_in_the_job_is_told_to_all_and_the_first_that_no_worker_gets_counts(two):
     two.agents.has_begun = True
     signals = [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT]
     for signum in signals:
@@ -87,7 +86,7 @@ def test_signal_in_the_job_is_told_to_all_and_the_first_that_no_worker_gets_coun
 
 
 @pytest.mark.parametrize(("signum", "is_abandoned"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
-def test_third_interrupt_waits_for_no_host(two: TwoAgents, signum: int, is_abandoned: bool) -> None:
+def test_third_interrupt_waits_for_no_host(two, signum, is_abandoned):
     two.agents.has_begun = True
     for _ in range(2):
         two.signals.put(signum)
@@ -101,8 +100,8 @@ def test_third_interrupt_waits_for_no_host(two: TwoAgents, signum: int, is_aband
     assert two.agents.is_abandoned is is_abandoned
 
 
-def test_launcher_stops_itself_once_its_agents_know_why(two: TwoAgents) -> None:
-    stopped: list[bool] = []
+def test_launcher_stops_itself_once_its_agents_know_why(two):
+    stopped = []
     two.agents.stop_self = lambda: stopped.append(two.links[1].has_unseen)
     two.links[1].has_unseen = True
     threading.Timer(0.05, lambda: setattr(two.links[1], "has_unseen", False)).start()
@@ -116,10 +115,8 @@ def test_launcher_stops_itself_once_its_agents_know_why(two: TwoAgents) -> None:
     assert two.agents.interrupt is None
 
 
-def test_launcher_is_stopped_all_the_same_where_an_agent_does_not_answer(
-    two: TwoAgents, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stopped: list[bool] = []
+def test_launcher_is_stopped_all_the_same_where_an_agent_does_not_answer(two, monkeypatch):
+    stopped = []
     monkeypatch.setattr(module, "PAUSE_WAIT_S", 0.05)
     two.agents.stop_self = lambda: stopped.append(True)
     two.links[0].has_unseen = True
@@ -133,34 +130,34 @@ RESTART = {"attempt": 1, "delay_s": 1.0, "reason": "why", "global_ranks": []}
 
 
 class Heard(Observer):
-    def __init__(self) -> None:
+    def __init__(self):
         self.moments: list[tuple[str, dict[str, Any]]] = []
 
-    def note(self, kind: str, fields: Mapping[str, Any]) -> None:
+    def note(self, kind, fields):
         self.moments.append((kind, dict(fields)))
 
-    def kinds(self) -> list[str]:
+    def kinds(self):
         return [kind for kind, _ in self.moments]
 
 
-def raise_fault(text: str) -> None:
+def raise_fault(text):
     pytest.fail(text)
 
 
-def new_record() -> tuple[FleetRecord, Heard]:
+def new_record():
     heard = Heard()
     return FleetRecord({0: (0, 1), 1: (2,)}, Observers([heard], OwnFaults("/nowhere", raise_fault, found_in=""))), heard
 
 
-def started(rank: int) -> dict[str, Any]:
+def started(rank):
     return {"global_rank": rank, "pid": 100 + rank}
 
 
-def exited(rank: int, status: int = 0, state: str = "done") -> dict[str, Any]:
+def exited(rank, status=0, state="done"):
     return {"global_rank": rank, "status": status, "state": state, "how": "somehow"}
 
 
-def test_job_runs_when_the_workers_of_all_hosts_run() -> None:
+def test_job_runs_when_the_workers_of_all_hosts_run():
     record, heard = new_record()
     record.note(0, "started", started(0))
     record.note(0, "started", started(1))
@@ -171,7 +168,7 @@ def test_job_runs_when_the_workers_of_all_hosts_run() -> None:
     assert record.membership.count(WorkerState.RUNNING) == 3
 
 
-def test_what_every_host_tells_is_told_once() -> None:
+def test_what_every_host_tells_is_told_once():
     record, heard = new_record()
     for node in (1, 0):
         record.note(node, "stopping", {"reason": f"told by {node}"})
@@ -191,20 +188,20 @@ def test_what_every_host_tells_is_told_once() -> None:
         ("signal", {"name": "USR1", "global_ranks": 7}),
     ],
 )
-def test_moment_that_is_not_what_it_should_be_is_refused(kind: str, value: object) -> None:
+def test_moment_that_is_not_what_it_should_be_is_refused(kind, value):
     record, heard = new_record()
     with pytest.raises(ValueError):
         record.note(1, kind, value)
     assert not heard.moments
 
 
-def test_rank_of_another_host_is_not_believed() -> None:
+def test_rank_of_another_host_is_not_believed():
     record, heard = new_record()
     record.note(1, "started", started(0))
     assert record.membership.count(WorkerState.RUNNING) == 0 and "started" not in heard.kinds()
 
 
-def test_job_starts_again_when_the_coordinator_says_so_and_it_is_told_when_all_hosts_have() -> None:
+def test_job_starts_again_when_the_coordinator_says_so_and_it_is_told_when_all_hosts_have():
     record, heard = new_record()
     for node, rank in ((0, 0), (0, 1), (1, 2)):
         record.note(node, "started", started(rank))
@@ -224,7 +221,7 @@ def test_job_starts_again_when_the_coordinator_says_so_and_it_is_told_when_all_h
     assert record.membership.running() == {0: 100}
 
 
-def test_lost_host_is_not_waited_for() -> None:
+def test_lost_host_is_not_waited_for():
     record, heard = new_record()
     record.restart(1, 0.0, "why", [])
     record.note(0, "restarting", RESTART)

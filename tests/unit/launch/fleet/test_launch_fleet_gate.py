@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from job_runner import wait_until
@@ -17,14 +14,14 @@ from msrun.cluster import tls as tls_module
 from msrun.cluster.connection import Seal, hello, new_nonce, read_hello
 from msrun.cluster.messages import HEADER, FrameBuffer, decode_body, encode_body, encode_message, frame
 from msrun.cluster.protocol import protocol
-from msrun.cluster.tls import Side, TlsIdentity, open_identity
+from msrun.cluster.tls import open_identity
 from msrun.launch.fleet import joined_hosts as module
 from msrun.planning.record_json import encode_record
 from msrun.planning.tls_spec import parse_tls_config
 
 
 @pytest.fixture
-def gate() -> Iterator[OpenGate]:
+def gate():
     with OpenGate() as found:
         yield found
 
@@ -32,7 +29,7 @@ def gate() -> Iterator[OpenGate]:
 class Peer:
     """One who speaks to the gate byte by byte: a stranger, or a host that means harm."""
 
-    def __init__(self, stream: socket.socket) -> None:
+    def __init__(self, stream):
         self.stream = stream
         self._frames = FrameBuffer(1 << 20)
         self._bodies: list[bytes] = []
@@ -42,7 +39,7 @@ class Peer:
         self.seal = Seal(TOKEN, greeting[1], own, is_scheduler=False)
         self.hello = frame(hello(own))
 
-    def read(self) -> bytes:
+    def read(self):
         """Return the next body; empty at the end of the stream."""
         while not self._bodies:
             try:
@@ -54,7 +51,7 @@ class Peer:
             self._bodies += self._frames.feed(data)
         return self._bodies.pop(0)
 
-    def register(self, node_rank: int) -> None:
+    def register(self, node_rank):
         """Become a host."""
         body = encode_body({"type": "register", "request": encode_record(host_request(node_rank))})
         self.stream.sendall(self.hello + frame(self.seal.close(body)))
@@ -83,7 +80,7 @@ REGISTER = encode_body({"type": "register", "request": encode_record(host_reques
         HEADER.pack(2) + b"\xff\xfe",
     ],
 )
-def test_stranger_is_refused_and_hosts_come_in(gate: OpenGate, said: bytes) -> None:
+def test_stranger_is_refused_and_hosts_come_in(gate, said):
     with gate.stranger() as stream:
         peer = Peer(stream)
         stream.sendall(said)
@@ -104,7 +101,7 @@ def test_stranger_is_refused_and_hosts_come_in(gate: OpenGate, said: bytes) -> N
         b'{"type":"register","request":{"protocol":%d,"worker_num":true}}' % protocol(),
     ],
 )
-def test_one_who_knows_the_token_and_registers_as_nothing_is_refused(gate: OpenGate, said: bytes) -> None:
+def test_one_who_knows_the_token_and_registers_as_nothing_is_refused(gate, said):
     with gate.stranger() as stream:
         peer = Peer(stream)
         stream.sendall(peer.hello + frame(peer.seal.close(said)))
@@ -112,7 +109,7 @@ def test_one_who_knows_the_token_and_registers_as_nothing_is_refused(gate: OpenG
     gate.let_in_both()
 
 
-def test_host_of_another_version_is_told_so(gate: OpenGate) -> None:
+def test_host_of_another_version_is_told_so(gate):
     with gate.stranger() as stream:
         peer = Peer(stream)
         stream.sendall(encode_message({"type": "hello", "protocol": 2, "nonce": "0" * 64}))
@@ -120,12 +117,12 @@ def test_host_of_another_version_is_told_so(gate: OpenGate) -> None:
 
 
 @pytest.mark.parametrize("token", [b"left", b""])
-def test_host_with_a_wrong_token_is_refused_on_both_sides(gate: OpenGate, token: bytes) -> None:
+def test_host_with_a_wrong_token_is_refused_on_both_sides(gate, token):
     assert "the scheduler has refused this host: wrong token" in gate.refusal(0, token=token)
     assert "wrong token" in gate.notes[-1]
 
 
-def test_what_a_host_has_said_before_is_not_heard_again(gate: OpenGate) -> None:
+def test_what_a_host_has_said_before_is_not_heard_again(gate):
     """Nobody in between can send it again, on the same connection or on another."""
     with gate.stranger() as stream:
         peer = Peer(stream)
@@ -139,7 +136,7 @@ def test_what_a_host_has_said_before_is_not_heard_again(gate: OpenGate) -> None:
         assert "without the proof that it is the next of this connection" in pipe.stderr_text()
 
 
-def test_one_address_cannot_hold_more_than_a_few_connections(gate: OpenGate) -> None:
+def test_one_address_cannot_hold_more_than_a_few_connections(gate):
     with contextlib.ExitStack() as stack:
         streams = [stack.enter_context(gate.stranger()) for _ in range(3 * module.MAX_STRANGERS_OF_ONE)]
         oldest = Peer(streams[0])
@@ -148,7 +145,7 @@ def test_one_address_cannot_hold_more_than_a_few_connections(gate: OpenGate) -> 
         gate.let_in_both()
 
 
-def greets(stream: socket.socket) -> bool:
+def greets(stream):
     """Return whether the gate has taken a connection."""
     stream.settimeout(0.0)
     try:
@@ -158,7 +155,7 @@ def greets(stream: socket.socket) -> bool:
 
 
 @contextlib.contextmanager
-def full_house(gate: OpenGate, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[socket.socket, ...]]:
+def full_house(gate, monkeypatch):
     """Yield two strangers for whom there is room, and one who waits."""
     monkeypatch.setattr(module, "MAX_STRANGERS", 2)
     with gate.stranger() as first, gate.stranger() as second:
@@ -170,9 +167,7 @@ def full_house(gate: OpenGate, monkeypatch: pytest.MonkeyPatch) -> Iterator[tupl
 
 
 @pytest.mark.parametrize("leaves", [False, True], ids=["becomes a host", "leaves"])
-def test_stranger_who_is_none_any_more_makes_room_for_another(
-    gate: OpenGate, monkeypatch: pytest.MonkeyPatch, leaves: bool
-) -> None:
+def test_stranger_who_is_none_any_more_makes_room_for_another(gate, monkeypatch, leaves):
     monkeypatch.setattr(module, "PRESSED_S", 1e9)
     with full_house(gate, monkeypatch) as (first, second, third):
         assert not greets(third)
@@ -184,7 +179,7 @@ def test_stranger_who_is_none_any_more_makes_room_for_another(
         wait_until(lambda: greets(third), "the next one is taken")
 
 
-def test_stranger_who_has_said_nothing_for_a_moment_makes_room(gate: OpenGate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stranger_who_has_said_nothing_for_a_moment_makes_room(gate, monkeypatch):
     monkeypatch.setattr(module, "PRESSED_S", 0.0)
     with full_house(gate, monkeypatch) as (first, _, third):
         wait_until(lambda: greets(third), "the third is taken")
@@ -193,7 +188,7 @@ def test_stranger_who_has_said_nothing_for_a_moment_makes_room(gate: OpenGate, m
             pass
 
 
-def test_those_who_say_nothing_are_sent_away(gate: OpenGate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_those_who_say_nothing_are_sent_away(gate, monkeypatch):
     monkeypatch.setattr(module, "GREETING_S", 0.0)
     with gate.stranger() as stream:
         assert Peer(stream).read() == b""
@@ -201,7 +196,7 @@ def test_those_who_say_nothing_are_sent_away(gate: OpenGate, monkeypatch: pytest
     wait_until(lambda: any(said in note for note in gate.notes), "the refusal is told")
 
 
-def flood(gate: OpenGate, source: str = "127.0.0.1") -> None:
+def flood(gate, source="127.0.0.1"):
     """Be refused from an address, four times."""
     for _ in range(4):
         with gate.stranger(source) as stream:
@@ -210,7 +205,7 @@ def flood(gate: OpenGate, source: str = "127.0.0.1") -> None:
                 pass
 
 
-def test_flood_of_strangers_fills_no_record_and_hides_no_host(gate: OpenGate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flood_of_strangers_fills_no_record_and_hides_no_host(gate, monkeypatch):
     monkeypatch.setattr(module, "MAX_NOTES_OF_ONE", 2)
     monkeypatch.setattr(module, "MAX_NOTED", 2)
     flood(gate)
@@ -223,7 +218,7 @@ def test_flood_of_strangers_fills_no_record_and_hides_no_host(gate: OpenGate, mo
     assert "--node_rank 0 is taken" in gate.notes[-1]
 
 
-def open_unproved(tls: TlsFolder, side: Side, **changes: Any) -> TlsIdentity:
+def open_unproved(tls, side, **changes):
     """Return a side as it is, though `open_identity` might refuse it: its certificate expired after its start, say."""
     spec = parse_tls_config(tls.config(**changes).read_text(), "tls.json", str(tls.folder), PASSWORDS)
     with pytest.MonkeyPatch.context() as patch:
@@ -232,32 +227,32 @@ def open_unproved(tls: TlsFolder, side: Side, **changes: Any) -> TlsIdentity:
 
 
 @pytest.fixture(scope="module")
-def authority() -> Authority:
+def authority():
     return Authority()
 
 
 @pytest.fixture
-def tls(tmp_path: Path, authority: Authority) -> TlsFolder:
+def tls(tmp_path, authority):
     return TlsFolder(tmp_path, authority)
 
 
-def open_both(tls: TlsFolder, **changes: Any) -> tuple[TlsIdentity, TlsIdentity]:
+def open_both(tls, **changes):
     spec = parse_tls_config(tls.config(**changes).read_text(), "tls.json", str(tls.folder), PASSWORDS)
     return open_identity(spec, "server"), open_identity(spec, "client")
 
 
 @pytest.fixture
-def client(tls: TlsFolder) -> TlsIdentity:
+def client(tls):
     return open_both(tls)[1]
 
 
 @pytest.fixture
-def secure_gate(tls: TlsFolder) -> Iterator[OpenGate]:
+def secure_gate(tls):
     with OpenGate(open_both(tls)[0]) as found:
         yield found
 
 
-def test_what_a_host_says_arrives_as_it_was_said_and_no_other_way(secure_gate: OpenGate, client: TlsIdentity) -> None:
+def test_what_a_host_says_arrives_as_it_was_said_and_no_other_way(secure_gate, client):
     connection = secure_gate.dial(0, client)
     assert connection.tls_version == "TLSv1.3"
     host, here = connection, secure_gate.let_in[0]
@@ -275,9 +270,7 @@ def test_what_a_host_says_arrives_as_it_was_said_and_no_other_way(secure_gate: O
 NO_TLS = "it does not speak TLS; give --tls_config on all hosts, or on none"
 
 
-def test_host_or_scheduler_without_tls_is_refused_at_once_on_both_sides(
-    secure_gate: OpenGate, client: TlsIdentity
-) -> None:
+def test_host_or_scheduler_without_tls_is_refused_at_once_on_both_sides(secure_gate, client):
     assert secure_gate.refusal(0, None) == f"the scheduler has refused this host: {NO_TLS}"
     assert secure_gate.notes[-1].endswith(f": {NO_TLS}")
     secure_gate.let_in_both(client)
@@ -288,9 +281,7 @@ def test_host_or_scheduler_without_tls_is_refused_at_once_on_both_sides(
         plain.let_in_both()
 
 
-def test_bad_certificate_of_a_host_is_refused_with_its_reason_and_the_job_goes_on(
-    tls: TlsFolder, client: TlsIdentity, authority: Authority, tmp_path: Path
-) -> None:
+def test_bad_certificate_of_a_host_is_refused_with_its_reason_and_the_job_goes_on(tls, client, authority, tmp_path):
     key = tls.keys["client"]
     stranger = TlsFolder(tmp_path / "stranger", Authority("another CA"))
     stranger.write("own.pem", as_pem(stranger.keys["client"], stranger.certificates["client"]))
@@ -317,9 +308,7 @@ def test_bad_certificate_of_a_host_is_refused_with_its_reason_and_the_job_goes_o
         gate.let_in_both(client)
 
 
-def test_host_does_not_talk_to_a_scheduler_that_is_not_the_right_one(
-    tls: TlsFolder, authority: Authority, client: TlsIdentity, tmp_path: Path
-) -> None:
+def test_host_does_not_talk_to_a_scheduler_that_is_not_the_right_one(tls, authority, client, tmp_path):
     """Not even one with a certificate of the same CA that is a host's, or that is not for the name asked for."""
     key = tls.keys["server"]
     for name, certificate in (
@@ -342,7 +331,7 @@ def test_host_does_not_talk_to_a_scheduler_that_is_not_the_right_one(
             assert "TLS: it refuses our certificate: " in gate.notes[-1]
 
 
-def test_strangers_hold_up_nobody(secure_gate: OpenGate, client: TlsIdentity, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strangers_hold_up_nobody(secure_gate, client, monkeypatch):
     """One says nothing, one begins a handshake and stops, one speaks HTTP."""
     first_words = client.open_session().take()
     streams = [socket.create_connection(secure_gate.place, timeout=10) for _ in range(3)]

@@ -7,7 +7,7 @@ import random
 import socket
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,7 +35,7 @@ class Wire:
     address = "10.0.0.1"
     exit_status = None
 
-    def __init__(self, end: socket.socket, path: str = "") -> None:
+    def __init__(self, end, path=""):
         """`path`: where the agent listens, who is reached with the first bytes; empty where it is there already."""
         self.socket, self._path = end, path
         end.settimeout(0.0)
@@ -46,14 +46,14 @@ class Wire:
         self.on_bytes: Callable[[Any, bytes], None]
         self.on_end: Callable[[Any], None]
 
-    def close(self) -> None:
+    def close(self):
         self.socket.close()
         self.is_cut = True
 
-    def stderr_text(self) -> str:
+    def stderr_text(self):
         return ""
 
-    def send(self, data: bytes) -> None:
+    def send(self, data):
         """The first bytes are the code for the interpreter."""
         if not self.is_started:
             head, _, rest = data.partition(b"\n")
@@ -63,15 +63,15 @@ class Wire:
                 self.socket.connect(self._path)
         self.to_agent += data
 
-    def start(self) -> None:
+    def start(self):
         self.is_started = True
 
-    def stop(self, then: Callable[[], None]) -> None:
+    def stop(self, then):
         if not self.is_stopped:
             self.is_stopped = True
             then()
 
-    def carry(self, rng: random.Random) -> None:
+    def carry(self, rng):
         """Bring some bytes to each end."""
         if self.is_cut:
             return
@@ -88,14 +88,14 @@ class Wire:
         if data and not self.is_stopped:
             self.on_bytes(self, data)
 
-    def end_if_cut(self) -> None:
+    def end_if_cut(self):
         """Tell the launcher's end."""
         if (self.is_cut or self.is_salvage) and self.is_started and not self.is_stopped:
             self.is_stopped = True
             self.on_end(self)
 
 
-def channel(loop: Any, pipe: Any, on_bytes: Any, on_end: Any) -> Any:
+def channel(loop, pipe, on_bytes, on_end):
     """Stand in for `ByteChannel` at the launcher's end."""
     if not isinstance(pipe, Wire):
         return ByteChannel(loop, pipe, on_bytes, on_end)
@@ -106,15 +106,15 @@ def channel(loop: Any, pipe: Any, on_bytes: Any, on_end: Any) -> Any:
 class Tasks:
     """An event loop and its threads: what they are to do waits for the test."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.waiting: list[Callable[[], None]] = []
         self.opening = self.ending = self
 
-    def call(self, function: Callable[[], object]) -> None:
+    def call(self, function):
         function()
 
-    def run(self, task: Callable[[], None], on_error: Callable[[Exception], None]) -> None:
-        def work() -> None:
+    def run(self, task, on_error):
+        def work():
             try:
                 task()
             except ClusterError as error:
@@ -122,7 +122,7 @@ class Tasks:
 
         self.waiting.append(work)
 
-    def call_later(self, seconds: float, task: Callable[[], None]) -> None:
+    def call_later(self, seconds, task):
         if seconds < MAX_BEAT_S:  # signs of life are given by the test
             self.waiting.append(task)
 
@@ -130,7 +130,7 @@ class Tasks:
 class Life:
     """Both ends, what each has said, and what has arrived."""
 
-    def __init__(self, folder: Path, rng: random.Random) -> None:
+    def __init__(self, folder, rng):
         self.rng = rng
         self.tasks = Tasks()
         self.wires: list[Wire] = []
@@ -166,7 +166,7 @@ class Life:
         self.tasks.waiting.pop()()
         self.link.begin()
 
-    def _open(self, _deadline: float | None) -> Any:
+    def _open(self, _deadline):
         if self.first is not None:
             wire, self.first = self.first, None
         elif not self.may_connect:
@@ -176,58 +176,58 @@ class Life:
         self.wires.append(wire)
         return wire
 
-    def _take_first(self, message: Message) -> bool:
+    def _take_first(self, message):
         if message["type"] == "log":
             self.heard_logs.append(message["number"])
         return bool(message["type"] == "log")
 
-    def _next_log(self) -> Message | None:
+    def _next_log(self):
         return (
             {"type": "log", "name": "worker_0.log", "number": self.unread_logs.popleft()} if self.unread_logs else None
         )
 
     # -- what may happen -----------------------------------------------------------------------------------------------
 
-    def say_to_launcher(self) -> None:
+    def say_to_launcher(self):
         self.to_launcher.append(len(self.to_launcher))
         self.agent.send("event", number=self.to_launcher[-1])
 
-    def say_to_agent(self) -> None:
+    def say_to_agent(self):
         self.to_agent.append(len(self.to_agent))
         self.link.send("wish", number=self.to_agent[-1])
 
-    def write_log(self) -> None:
+    def write_log(self):
         self.logs.append(len(self.logs))
         self.unread_logs.append(self.logs[-1])
         self.agent.send_logs(self._next_log)  # which it would ask for in a moment
 
-    def carry(self) -> None:
+    def carry(self):
         for wire in self.wires:
             wire.carry(self.rng)
 
-    def look(self) -> None:
+    def look(self):
         for _ in range(4):
             self.agent.loop.turn(0.0)
 
-    def work(self) -> None:
+    def work(self):
         if self.tasks.waiting:
             self.tasks.waiting.pop(self.rng.randrange(len(self.tasks.waiting)))()
 
-    def notice(self) -> None:
+    def notice(self):
         for wire in self.wires:
             wire.end_if_cut()
 
-    def beat(self) -> None:
+    def beat(self):
         self.link.beat(self.rng.choice((0.1, 0.1, SILENCE_S / 2.5)))
 
-    def cut(self) -> None:
+    def cut(self):
         wire = self.rng.choice(self.wires)
         wire.close()
 
-    def refuse(self) -> None:
+    def refuse(self):
         self.may_connect = not self.may_connect
 
-    def settle(self) -> None:
+    def settle(self):
         """Let everything arrive that can."""
         self.may_connect = True
         for _ in range(60):
@@ -236,7 +236,7 @@ class Life:
             if not self.link.is_over:
                 self.link.beat(0.0)
 
-    def close(self) -> None:
+    def close(self):
         for wire in self.wires:
             wire.socket.close()
         self.agent.start()
@@ -244,15 +244,15 @@ class Life:
         self.listener.close()
 
     @property
-    def heard_by_agent(self) -> list[int]:
-        wishes: list[Message] = []
+    def heard_by_agent(self):
+        wishes = []
         while (wish := self.agent.wait(0.0)) is not None:
             wishes.append(wish)
         return [wish["number"] for wish in wishes if wish["type"] == "wish"]
 
 
 @contextlib.contextmanager
-def living(rng: random.Random) -> Iterator[Life]:
+def living(rng):
     with tempfile.TemporaryDirectory(prefix="life-", dir="/tmp") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(link, "ByteChannel", channel)
         life = Life(Path(folder), rng)
@@ -264,7 +264,7 @@ def living(rng: random.Random) -> Iterator[Life]:
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 1 << 32), st.integers(0, 250))
-def test_whatever_breaks_each_message_and_log_arrives_once_and_in_its_order(seed: int, count: int) -> None:
+def test_whatever_breaks_each_message_and_log_arrives_once_and_in_its_order(seed, count):
     rng = random.Random(seed)
     with living(rng) as life:
         steps = [life.say_to_launcher, life.say_to_agent, life.write_log, life.beat, life.cut, life.refuse]

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from msrun.agent.own_file import LogLimit
-from msrun.cluster.messages import Message
 from msrun.launch.remote.logs import (
     KEPT_BYTES,
     PIECE_BYTES,
@@ -25,7 +22,7 @@ OWN = own_logs("worker", {0: (0, 1), 1: (2,)})
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[LogCollector]:
+def home(tmp_path):
     """It expects one log of host 0."""
     made = LogCollector(tmp_path, None, OWN, 1)
     made.expect(0, ["worker_0.log"])
@@ -33,11 +30,11 @@ def home(tmp_path: Path) -> Iterator[LogCollector]:
     made.close()
 
 
-def write(home: LogCollector, data: bytes, name: str = "worker_0.log") -> None:
+def write(home, data, name="worker_0.log"):
     home.write(0, pack_piece(name, 0, data))
 
 
-def test_rest_of_an_attempt_is_sent_after_its_logs_were_renamed(tmp_path: Path) -> None:
+def test_rest_of_an_attempt_is_sent_after_its_logs_were_renamed(tmp_path):
     there, here = tmp_path / "there", tmp_path / "here"
     there.mkdir()
     here.mkdir()
@@ -58,7 +55,7 @@ def test_rest_of_an_attempt_is_sent_after_its_logs_were_renamed(tmp_path: Path) 
     home.close()
 
 
-def test_log_at_home_keeps_its_newest_bytes(tmp_path: Path) -> None:
+def test_log_at_home_keeps_its_newest_bytes(tmp_path):
     home = LogCollector(tmp_path, LogLimit(PIECE_BYTES, 2), OWN)
     home.expect(0, ["worker_0.log"])
     data = os.urandom(9 * PIECE_BYTES)
@@ -82,16 +79,14 @@ def test_log_at_home_keeps_its_newest_bytes(tmp_path: Path) -> None:
         (1, pack_piece("worker_0.log", 0, b"not mine")),
     ],
 )
-def test_piece_of_no_log_of_that_host_is_left(
-    tmp_path: Path, home: LogCollector, node: int, message: dict[str, object]
-) -> None:
+def test_piece_of_no_log_of_that_host_is_left(tmp_path, home, node, message):
     home.write(node, message)
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("worker_0.log", b"")]
     assert not home.fault
 
 
 @pytest.mark.parametrize("name", ["worker_2.log", "scheduler.log", "msrun.log", "worker_0.attempt_0.log", "x_0.log"])
-def test_host_cannot_name_the_logs_of_another(tmp_path: Path, name: str) -> None:
+def test_host_cannot_name_the_logs_of_another(tmp_path, name):
     home = LogCollector(tmp_path, None, own_logs("worker", {0: (2,), 1: (0,)}))
     home.expect(1, ["worker_0.log", name, "../../etc/passwd"])
     home.write(1, pack_piece(name, 0, b"not mine"))
@@ -99,7 +94,7 @@ def test_host_cannot_name_the_logs_of_another(tmp_path: Path, name: str) -> None
     assert not (tmp_path / name).exists() and not home.fault
 
 
-def test_names_are_those_of_the_hosts_own_ranks_and_servers_and_no_earlier_attempt() -> None:
+def test_names_are_those_of_the_hosts_own_ranks_and_servers_and_no_earlier_attempt():
     own = own_logs("worker", {0: (0,), 1: (1,)}, servers=3)
     found = [[index for index in range(4) if own[node].fullmatch(f"server_{index}.log")] for node in range(2)]
     assert found == [[0, 2], [1]], "hosts take turns"
@@ -110,16 +105,14 @@ def test_names_are_those_of_the_hosts_own_ranks_and_servers_and_no_earlier_attem
         assert not filled_in.fullmatch(name), name
 
 
-def test_second_list_of_names_is_not_heeded(tmp_path: Path, home: LogCollector) -> None:
+def test_second_list_of_names_is_not_heeded(tmp_path, home):
     """Else a host could open file after file."""
     write(home, b"kept")
     home.expect(0, ["worker_0.log", "worker_1.log"])
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("worker_0.log", b"kept")]
 
 
-def test_piece_that_unpacks_to_more_than_a_piece_or_is_damaged_is_remembered_and_stops_nobody(
-    tmp_path: Path, home: LogCollector
-) -> None:
+def test_piece_that_unpacks_to_more_than_a_piece_or_is_damaged_is_remembered_and_stops_nobody(tmp_path, home):
     """64 KiB of it would be 64 MiB of zeros."""
     write(home, bytes(64 << 20))
     assert (tmp_path / "worker_0.log").stat().st_size == 0 and f"more than {PIECE_BYTES} bytes" in home.fault
@@ -130,7 +123,7 @@ def test_piece_that_unpacks_to_more_than_a_piece_or_is_damaged_is_remembered_and
     assert (tmp_path / "worker_0.log").stat().st_size == PIECE_BYTES
 
 
-def test_full_disk_loses_pieces_and_is_remembered(small_disk: Path) -> None:
+def test_full_disk_loses_pieces_and_is_remembered(small_disk):
     home = LogCollector(small_disk, None, OWN)
     home.expect(0, ["worker_0.log"])
     for _ in range(40):
@@ -142,7 +135,7 @@ def test_full_disk_loses_pieces_and_is_remembered(small_disk: Path) -> None:
 SIZE = 5 * STEP_BYTES
 
 
-def test_fault_that_was_recorded_before_a_host_has_named_its_logs_stays(tmp_path: Path) -> None:
+def test_fault_that_was_recorded_before_a_host_has_named_its_logs_stays(tmp_path):
     home = LogCollector(tmp_path, LogLimit(4096, 3), own_logs("worker", {0: (0,)}))
     home.record_fault("host0: it failed", "Traceback")
     home.expect(0, ["scheduler.log"])
@@ -155,32 +148,32 @@ def test_fault_that_was_recorded_before_a_host_has_named_its_logs_stays(tmp_path
 class Sender:
     """Sends one log of numbered bytes, and another."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.path, self.other = folder / "worker_0.log", folder / "worker_1.log"
         self.data = os.urandom(SIZE)
         self.path.write_bytes(self.data)
         self.refused: list[str] = []
         self.logs = LogSender([str(self.path), str(self.other)], on_refused=self.refused.append)
 
-    def send_all(self) -> list[Message]:
+    def send_all(self):
         return list(iter(self.logs.next, None))
 
     @property
-    def disk_bytes(self) -> int:
+    def disk_bytes(self):
         return 512 * self.path.stat().st_blocks
 
-    def close(self) -> None:
+    def close(self):
         self.logs.close()
 
 
 @pytest.fixture
-def sender(tmp_path: Path) -> Iterator[Sender]:
+def sender(tmp_path):
     made = Sender(tmp_path)
     yield made
     made.close()
 
 
-def test_what_the_launcher_has_takes_no_disk_but_for_the_end_of_the_log(sender: Sender) -> None:
+def test_what_the_launcher_has_takes_no_disk_but_for_the_end_of_the_log(sender):
     pieces = sender.send_all()
     assert sender.disk_bytes >= SIZE, "it may lack all of it"
     sender.logs.acknowledge(len(pieces))
@@ -193,7 +186,7 @@ def test_what_the_launcher_has_takes_no_disk_but_for_the_end_of_the_log(sender: 
     assert not sender.refused
 
 
-def test_what_the_launcher_may_lack_stays(sender: Sender) -> None:
+def test_what_the_launcher_may_lack_stays(sender):
     sender.send_all()
     come = 3 * STEP_BYTES // PIECE_BYTES
     sender.logs.acknowledge(come)
@@ -201,7 +194,7 @@ def test_what_the_launcher_may_lack_stays(sender: Sender) -> None:
     assert sender.path.read_bytes()[come * PIECE_BYTES - KEPT_BYTES :] == sender.data[come * PIECE_BYTES - KEPT_BYTES :]
 
 
-def test_log_that_was_renamed_meanwhile_takes_no_disk_either(sender: Sender) -> None:
+def test_log_that_was_renamed_meanwhile_takes_no_disk_either(sender):
     pieces = sender.send_all()
     sender.path = sender.path.rename(sender.path.with_name("worker_0.attempt_0.log"))
     sender.logs.acknowledge(len(pieces))

@@ -1,7 +1,5 @@
 """Noise of strangers, hosts, schedulers and agents: nothing that they say raises, or writes where it should not."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import json
@@ -10,9 +8,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -69,7 +65,7 @@ many = settings(deadline=None, suppress_health_check=[HealthCheck.function_scope
 
 
 @st.composite
-def damaged(draw: st.DrawFn, value: Any) -> bytes:
+def damaged(draw, value):
     """Return the JSON of a value with a few nodes of it changed, now and then with bytes changed as well."""
     whole = [copy.deepcopy(value)]
     for _ in range(draw(st.integers(0, 3))):
@@ -82,7 +78,7 @@ def damaged(draw: st.DrawFn, value: Any) -> bytes:
     return draw(st.just(data) | changed(data))
 
 
-def changed(data: bytes) -> st.SearchStrategy[bytes]:
+def changed(data):
     """Return bytes of which some are cut out and others put in."""
     places, noise = st.integers(0, len(data)), st.binary(max_size=16) | st.sampled_from([b"[" * 1000, b"9" * 400])
     return st.tuples(places, noise, st.integers(0, 40)).map(
@@ -91,7 +87,7 @@ def changed(data: bytes) -> st.SearchStrategy[bytes]:
 
 
 @pytest.fixture
-def gate() -> Iterator[OpenGate]:
+def gate():
     """The port of a job that is never complete; what is said there is no fault of it."""
     with OpenGate(worker_num=1000) as found:
         yield found
@@ -111,7 +107,7 @@ PIECES = st.one_of(
 
 @many
 @given(pieces=st.lists(PIECES, min_size=1, max_size=5))
-def test_noise_of_strangers_is_refused(gate: OpenGate, pieces: list[bytes]) -> None:
+def test_noise_of_strangers_is_refused(gate, pieces):
     with contextlib.suppress(OSError), gate.stranger() as stream:
         stream.sendall(b"".join(pieces))
         stream.shutdown(socket.SHUT_WR)
@@ -122,9 +118,7 @@ def test_noise_of_strangers_is_refused(gate: OpenGate, pieces: list[bytes]) -> N
 
 @many
 @given(data=st.data(), node_rank=st.integers(-1, 3), worker_num=st.sampled_from([1000, 2]))
-def test_hosts_that_know_the_token_may_ask_for_anything(
-    gate: OpenGate, data: st.DataObject, node_rank: int, worker_num: int
-) -> None:
+def test_hosts_that_know_the_token_may_ask_for_anything(gate, data, node_rank, worker_num):
     asked = {"type": "register", "request": encode_record(host_request(node_rank, worker_num))}
     with contextlib.suppress(OSError), gate.stranger() as stream:
         (greeting,) = FrameBuffer(1 << 10).feed(stream.recv(1 << 10))
@@ -142,7 +136,7 @@ ORDERS = st.sampled_from(
 
 @many
 @given(orders=st.lists(ORDERS, max_size=3), data=st.data())
-def test_what_answers_a_host_that_dials_is_understood_or_refused(orders: list[bytes], data: st.DataObject) -> None:
+def test_what_answers_a_host_that_dials_is_understood_or_refused(orders, data):
     ours, theirs = socket.socketpair()
     caller = Caller(Connection(ours), TOKEN, "here", lambda: host_request(0))
     seal = Seal(TOKEN, NONCE, caller.nonce, is_scheduler=True)
@@ -157,12 +151,12 @@ def test_what_answers_a_host_that_dials_is_understood_or_refused(orders: list[by
     caller.connection.close()
 
 
-def messages_of(node: int) -> list[dict[str, Any]]:
+def messages_of(node):
     """Return what a good agent says in the course of a job."""
     worker = WorkerPlan(node, 0, 0, {"RANK": str(node)}, f"/spool/worker_{node}.log")
     plan = HostPlan(node, f"h{node}", "10.0.0.1", Program("script", "/t.py"), "/", "fork", (), {"A": "b"}, (worker,))
     report = {"name": "h", "python": "3.11", "sources": [["a", "b"]], "addresses": [], "findings": []}
-    events: dict[str, dict[str, Any]] = {
+    events = {
         "preparing": {"preload": ["torch"]},
         "ready": {"start_method": "fork", "reason": "", "prepare_s": 0.5},
         "started": {"global_rank": node, "pid": 100},
@@ -192,7 +186,7 @@ def messages_of(node: int) -> list[dict[str, Any]]:
 
 
 @st.composite
-def sayings(draw: st.DrawFn, node: int) -> bytes:
+def sayings(draw, node):
     """Return what an agent says: good messages in any order, and some that are damaged."""
     said = bytearray(MARKER)
     for number, message in enumerate(draw(st.lists(st.sampled_from(messages_of(node)), max_size=10)), 1):
@@ -205,12 +199,12 @@ def sayings(draw: st.DrawFn, node: int) -> bytes:
 @given(said=st.tuples(sayings(0), sayings(1)))
 @example(said=(MARKER + frame(b'{"type": "logs_end", "seq": 1}'),) * 2)
 def test_job_whose_agents_say_anything_ends_with_a_result_and_writes_its_own_files_alone(
-    said: tuple[bytes, bytes],
-) -> None:
+    said,
+):
     entries = (HostEntry("localhost", 1), HostEntry("127.0.0.2", 1))
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        place: dict[str, Any] = {"working_directory": folder, "log_dir": folder, "host_entries": entries}
+        place = {"working_directory": folder, "log_dir": folder, "host_entries": entries}
         program = Program("script", "/t.py")
         counts = {"worker_num": 2, "local_worker_num": 0, "max_restarts": 1, "tail_ranks": ()}
         spec = LaunchSpec(program=program, **counts, **place)
@@ -219,7 +213,7 @@ def test_job_whose_agents_say_anything_ends_with_a_result_and_writes_its_own_fil
         events = EventLog(folder / "events.jsonl")
         stack.callback(events.close)
         stack.callback(logs.close)
-        waits: Any = (mock.Mock(), signals)
+        waits = (mock.Mock(), signals)
         preparation = ListedHosts(spec, {}, "J", *waits, events, lambda _: None)
         agents = preparation.agents
         agents.logs = logs
@@ -242,7 +236,7 @@ def test_job_whose_agents_say_anything_ends_with_a_result_and_writes_its_own_fil
         assert {path.name for path in folder.iterdir()} <= allowed
 
 
-def said_before(data: bytes) -> FakePipe:
+def said_before(data):
     """Return the pipe of an agent that has said what it has to say."""
     pipe = FakePipe(data)
     pipe.end(1)
@@ -273,7 +267,7 @@ WISHES = st.sampled_from(
 
 @many
 @given(wishes=st.lists(WISHES, max_size=20))
-def test_agent_whose_launcher_says_anything_goes_on_or_ends(wishes: list[bytes]) -> None:
+def test_agent_whose_launcher_says_anything_goes_on_or_ends(wishes):
     ours, theirs = socket.socketpair()
     link = LauncherLink(SocketPipe(ours=ours))
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere), theirs:

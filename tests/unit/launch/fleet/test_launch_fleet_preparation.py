@@ -7,10 +7,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from fake_agents import FakeOpener, FakePipe
@@ -20,7 +18,6 @@ from plans import small_spec
 from msrun import __version__
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.messages import Message, encode_message
-from msrun.cluster.protocol import HostReport
 from msrun.errors import ClusterError, Interrupted, MsrunError, UsageError
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet import agents
@@ -28,11 +25,9 @@ from msrun.launch.fleet import hosts as module
 from msrun.launch.fleet.hosts import ListedHosts
 from msrun.launch.preflight.checks import read_sources
 from msrun.launch.remote.logs import LogCollector, own_logs
-from msrun.launch.transport.link import AgentPipe
 from msrun.planning.hosts import HostEntry
 from msrun.planning.program import Program
 from msrun.planning.record_json import encode_record
-from msrun.planning.spec import LaunchSpec
 
 PORT = 4711
 
@@ -40,7 +35,7 @@ PORT = 4711
 class Hosts:
     """Hosts h0, h1, ... whose agents answer as they should; a test changes what one of them says."""
 
-    def __init__(self, count: int, folder: Path, **options: Any) -> None:
+    def __init__(self, count, folder, **options):
         program = folder / "train.py"
         program.write_text("pass\n")
         entries = tuple(HostEntry(f"h{node}", 1, (0,)) for node in range(count))
@@ -60,17 +55,17 @@ class Hosts:
         self.signals = SignalPipe()
         self._numbers = [0] * count
 
-    def report(self, node: int, **changes: Any) -> HostReport:
+    def report(self, node, **changes):
         now = time.time()
         same = {"msrun_version": __version__, "sources": self.sources, "received_at": now, "made_at": now}
         return make_report(node, **{**same, **changes})
 
-    def say(self, pipe: FakePipe, node: int, kind: str, **fields: Any) -> None:
+    def say(self, pipe, node, kind, **fields):
         self._numbers[node] += 1
         pipe.say(kind, seq=self._numbers[node], **fields)
 
-    def usual_answer(self, node: int) -> Callable[[FakePipe, Message], None]:
-        def answer(pipe: FakePipe, message: Message) -> None:
+    def usual_answer(self, node):
+        def answer(pipe, message):
             own = self.answers.get((node, message["type"]))
             if own is not None:
                 own(pipe, message)
@@ -86,42 +81,39 @@ class Hosts:
 
         return answer
 
-    def answer(self, node: int, told: str, kind: str, **fields: Any) -> None:
+    def answer(self, node, told, kind, **fields):
         """Have a node say something else to what it is told; nothing for an empty kind."""
         self.answers[node, told] = lambda pipe, _: self.say(pipe, node, kind, **fields) if kind else None
 
-    def preparation(self, do: Callable[[ListedHosts, LaunchSpec, Any], Any] = ListedHosts.run) -> Any:
+    def preparation(self, do=ListedHosts.run):
         with self.signals:
-            made: Any = self.opener
+            made = self.opener
             preparation = ListedHosts(self.spec, {}, "JOB", made, self.signals, self.events, self._hear)
             with preparation:
                 return do(preparation, self.spec, self.logs)
 
-    def _hear(self, text: str) -> None:
+    def _hear(self, text):
         self.said.append(text)
         self.on_said()
 
-    def say_of_itself(self, node: int, **changes: Any) -> None:
+    def say_of_itself(self, node, **changes):
         """Have a node report something else of itself."""
         self.answer(node, "job", "checked", report=encode_record(self.report(node, **changes)))
 
-    def refused(self) -> MsrunError:
+    def refused(self):
         with pytest.raises(MsrunError) as caught:
             self.preparation()
         return caught.value
 
-    def noted(self) -> list[str]:
+    def noted(self):
         return [json.loads(line)["event"] for line in (self.spec.log_dir / "events.jsonl").read_text().splitlines()]
 
 
-MakeHosts = Callable[..., Hosts]
-
-
 @pytest.fixture
-def make_hosts(tmp_path: Path) -> Iterator[MakeHosts]:
-    made: list[Hosts] = []
+def make_hosts(tmp_path):
+    made = []
 
-    def make(count: int, **options: Any) -> Hosts:
+    def make(count, **options):
         made.append(Hosts(count, tmp_path, **options))
         return made[-1]
 
@@ -132,14 +124,12 @@ def make_hosts(tmp_path: Path) -> Iterator[MakeHosts]:
             hosts.logs.close()
 
 
-def test_connection_that_is_being_made_is_called_off_at_the_end(
-    make_hosts: MakeHosts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_connection_that_is_being_made_is_called_off_at_the_end(make_hosts, monkeypatch):
     monkeypatch.setattr(agents, "CLOSE_S", 60.0)
     hosts, is_closed, called_off = make_hosts(2), threading.Event(), list[bool]()
     connect = hosts.opener.open
 
-    def hang(entry: HostEntry, deadline: float | None) -> AgentPipe:
+    def hang(entry, deadline):
         if entry.name == "h0":
             return connect(entry, deadline)
         os.kill(os.getpid(), signal.SIGINT)
@@ -153,7 +143,7 @@ def test_connection_that_is_being_made_is_called_off_at_the_end(
     assert called_off == [True]
 
 
-def test_what_a_host_is_told_does_not_grow_with_the_job(make_hosts: MakeHosts) -> None:
+def test_what_a_host_is_told_does_not_grow_with_the_job(make_hosts):
     sizes = []
     for count in (2, 20):
         hosts = make_hosts(count)
@@ -163,7 +153,7 @@ def test_what_a_host_is_told_does_not_grow_with_the_job(make_hosts: MakeHosts) -
 
 
 @pytest.mark.parametrize("is_rehearsal", [False, True])
-def test_hosts_look_for_the_log_directory_but_not_in_a_rehearsal(make_hosts: MakeHosts, is_rehearsal: bool) -> None:
+def test_hosts_look_for_the_log_directory_but_not_in_a_rehearsal(make_hosts, is_rehearsal):
     hosts = make_hosts(2)
     entries = tuple(
         replace(entry, address=f"127.0.0.{node + 2}", is_rehearsed=is_rehearsal)
@@ -175,7 +165,7 @@ def test_hosts_look_for_the_log_directory_but_not_in_a_rehearsal(make_hosts: Mak
     assert [bool(shown) for shown in told] == [not is_rehearsal] * 2, "a rehearsal's logs are sent, as between hosts"
 
 
-def test_user_learns_who_is_missing_while_he_waits(make_hosts: MakeHosts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_learns_who_is_missing_while_he_waits(make_hosts, monkeypatch):
     monkeypatch.setattr(module, "WAITING_LINE_S", 0.2)
     monkeypatch.setattr(module, "SHOWN_NAMES", 2)
     hosts = make_hosts(5, cluster_time_out_s=1)
@@ -186,9 +176,7 @@ def test_user_learns_who_is_missing_while_he_waits(make_hosts: MakeHosts, monkey
 
 
 @pytest.mark.parametrize("told", ["job", "reach"])
-def test_fault_of_msrun_itself_on_a_host_is_the_reason_and_its_traceback_is_kept(
-    make_hosts: MakeHosts, told: str
-) -> None:
+def test_fault_of_msrun_itself_on_a_host_is_the_reason_and_its_traceback_is_kept(make_hosts, told):
     hosts = make_hosts(2)
     hosts.logs = LogCollector(hosts.spec.log_dir, None, own_logs("worker", {0: (0,), 1: (1,)}))
     hosts.answer(1, told, "fault", text="msrun itself failed: KeyError", traceback="Traceback:\n  here\n")
@@ -201,14 +189,12 @@ def test_fault_of_msrun_itself_on_a_host_is_the_reason_and_its_traceback_is_kept
 
 
 @pytest.mark.parametrize("node", [0, 1])
-def test_host_that_dies_after_its_answer_is_lost_though_another_one_is_slow(
-    make_hosts: MakeHosts, node: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_host_that_dies_after_its_answer_is_lost_though_another_one_is_slow(make_hosts, node, monkeypatch):
     monkeypatch.setattr(module, "AFTER_LOSS_S", 0.0)
     hosts = make_hosts(3, cluster_time_out_s=-1)
     hosts.answer(2, "job", "")  # never answers, and would be waited for for ever
 
-    def answer_and_die(pipe: FakePipe, _: Message) -> None:
+    def answer_and_die(pipe, _):
         hosts.say(pipe, node, "checked", report=encode_record(hosts.report(node)))
         pipe.end(137)
 
@@ -220,7 +206,7 @@ def test_host_that_dies_after_its_answer_is_lost_though_another_one_is_slow(
     assert "listen" not in hosts.pipes["h0"].heard_kinds
 
 
-def test_host_that_does_not_fit_is_refused_and_only_reported_by_a_look(make_hosts: MakeHosts) -> None:
+def test_host_that_does_not_fit_is_refused_and_only_reported_by_a_look(make_hosts):
     hosts = make_hosts(2)
     hosts.say_of_itself(1, msrun_version="0.0.9")
     error = hosts.refused()
@@ -229,7 +215,7 @@ def test_host_that_does_not_fit_is_refused_and_only_reported_by_a_look(make_host
     hosts = make_hosts(2)
     hosts.say_of_itself(1, msrun_version="0.0.9")
 
-    def failed(made: ListedHosts, spec: LaunchSpec, logs: Any) -> set[int]:
+    def failed(made, spec, logs):
         with pytest.raises(MsrunError):
             made.run(spec, logs)
         return made.failed_nodes
@@ -242,7 +228,7 @@ def test_host_that_does_not_fit_is_refused_and_only_reported_by_a_look(make_host
     assert [finding.status for finding in findings if finding.name == "msrun"] == ["fail", "ok"]
 
 
-def test_what_hosts_say_of_themselves_is_known_before_the_job_runs(make_hosts: MakeHosts, tmp_path: Path) -> None:
+def test_what_hosts_say_of_themselves_is_known_before_the_job_runs(make_hosts, tmp_path):
     hosts = make_hosts(2, master_port=5000)
     hosts.say_of_itself(1, sees_log_dir=True, numpy_version="1.26.0")
     hosts.logs = LogCollector(tmp_path, None, own_logs("worker", {0: (0,), 1: (1,)}))
@@ -272,14 +258,14 @@ NO_WAY = {"error": "refused", "source": "10.0.0.3", "interface": "eth0", "is_own
     ],
 )
 def test_host_that_says_no_or_nothing_or_ends_is_named_and_nothing_more_is_asked(
-    make_hosts: MakeHosts,
-    monkeypatch: pytest.MonkeyPatch,
-    node: int,
-    told: str,
-    answer: dict[str, Any] | int | None,
-    exit_code: int,
-    text: str,
-) -> None:
+    make_hosts,
+    monkeypatch,
+    node,
+    told,
+    answer,
+    exit_code,
+    text,
+):
     if answer is None:
         monkeypatch.setattr(agents if told == "listen" else module, "ANSWER_S", 0.3)
     hosts = make_hosts(3, cluster_time_out_s=1 if answer is None and told == "job" else 30)

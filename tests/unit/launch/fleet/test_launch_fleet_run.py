@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +19,7 @@ from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.agents import Agents
 from msrun.launch.fleet.fleet_job import FleetJob, FleetRun
 from msrun.launch.fleet.hosts import ReadyHosts
-from msrun.launch.job import JobResult, Start
+from msrun.launch.job import Start
 from msrun.launch.remote.logs import LogCollector, own_logs
 from msrun.planning.hosts import HostAssignment, HostEntry, HostPool
 from msrun.planning.plan import HostPlan, WorkerPlan
@@ -31,7 +29,7 @@ from msrun.planning.record_json import encode_record
 HOSTS = tuple(HostAssignment(node, f"h{node}", f"10.0.0.{node + 1}", (node,), (0,)) for node in range(2))
 
 
-def host_plan(node: int, rank: int, **changes: Any) -> dict[str, Any]:
+def host_plan(node, rank, **changes):
     worker = WorkerPlan(rank, 0, 0, {"RANK": str(rank)}, f"/spool/worker_{rank}.log")
     program = Program("script", "/t.py")
     plan = HostPlan(node, f"h{node}", f"10.0.0.{node + 1}", program, "/", "fork", (), {}, (worker,))
@@ -41,12 +39,12 @@ def host_plan(node: int, rank: int, **changes: Any) -> dict[str, Any]:
 class Fleet:
     """Two hosts with a worker each. `say` is what an agent says."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
         self.clock, self.signals = FakeClock(), FakeSignals()
         entries = HostEntry("h0", 1, (0,)), HostEntry("h1", 1, (0,))
         self.spec = small_spec(folder, 2, local_worker_num=0, max_restarts=1, grace_s=5.0, host_entries=entries)
-        self.agents = Agents(self.signals, (), 60.0, clock=self.clock)  # type: ignore[arg-type]
+        self.agents = Agents(self.signals, (), 60.0, clock=self.clock)
         self.links: list[Any] = [FakeLink(0), FakeLink(1)]
         self.agents.links = self.links
         self.logs = LogCollector(folder, None, own_logs("worker", {0: (0,), 1: (1,)}), 1)
@@ -55,63 +53,63 @@ class Fleet:
         ready = ReadyHosts(("10.0.0.1", 4711), HOSTS, frozenset({1}))
         faults = OwnFaults(folder, print, found_in=str(folder))
         self.pool = HostPool(self.spec.host_entries, (HostEntry("h2", 1, (0,)),), 0)
-        hosts: Any = SimpleNamespace(agents=self.agents, pool=self.pool)
+        hosts = SimpleNamespace(agents=self.agents, pool=self.pool)
         self.job = FleetJob(self.spec, Start({}, "JOB", quiet=True), hosts, self.events, faults)
         self.run = FleetRun(self.job, self.spec, ready, self.logs, clock=self.clock)
         self.run.start()
 
-    def say(self, node: int, kind: str, **fields: Any) -> None:
+    def say(self, node, kind, **fields):
         self.agents.post(self.links[node] if node >= 0 else None, {"type": kind, **fields})
 
-    def plan(self, *nodes: int) -> None:
+    def plan(self, *nodes):
         for node in nodes:
             self.say(node, "planned", host=host_plan(node, node), notes=[], target="cpu")
 
-    def moment(self, node: int, kind: str, **fields: Any) -> None:
+    def moment(self, node, kind, **fields):
         self.say(node, "event", moment=kind, fields=fields)
 
-    def fail(self, node: int, report: FailureReport | None = None) -> None:
+    def fail(self, node, report=None):
         """A worker of a host, or the host itself, fails."""
         message = failed(self.run.coordinator.attempt, report or FailureReport(failure_of(node), can_restart=True))
         self.say(node, message.pop("type"), **message)
 
-    def stop(self, *nodes: int, attempt: int = 0, can_continue: bool = True) -> None:
+    def stop(self, *nodes, attempt=0, can_continue=True):
         """No worker runs on these hosts any more."""
         for node in nodes:
             self.say(node, "ended", attempt=attempt, can_continue=can_continue, come=[])
 
-    def end(self, *nodes: int, failure: Any = None) -> None:
+    def end(self, *nodes, failure=None):
         """The hosts have ended their part, and told what they have seen, once the coordinator has said so."""
         self.hear()
         for node in nodes:
             self.say(node, "result", failure=failure, survivors=[])
             self.say(node, "logs_end")
 
-    def hear(self) -> None:
+    def hear(self):
         """Take what has been said, without waiting for more."""
         is_heard = iter((False, True))
         self.run._hear(lambda: next(is_heard))
 
-    def told(self, node: int) -> list[str]:
+    def told(self, node):
         """What a host was told after it was told to run."""
         return [done["type"] for done in self.links[node].done if isinstance(done, dict)][1:]
 
-    def noted(self, kind: str) -> list[dict[str, Any]]:
+    def noted(self, kind):
         lines = (self.folder / "events.jsonl").read_text().splitlines()
         return [event for event in map(json.loads, lines) if event["event"] == kind]
 
-    def finish(self) -> JobResult:
+    def finish(self):
         result = self.run.finish()
         assert result is not None, "it does not go on elsewhere"
         return result
 
-    def finish_failed(self) -> tuple[str, int]:
+    def finish_failed(self):
         """Return the reason and the exit code."""
         result = self.finish()
         assert result.failure is not None
         return result.failure.reason, result.exit_code
 
-    def close(self) -> None:
+    def close(self):
         self.logs.close()
         self.events.close()
         self.signals.close()
@@ -119,21 +117,21 @@ class Fleet:
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
+def fleet(tmp_path):
     made = Fleet(tmp_path)
     yield made
     made.close()
 
 
 @pytest.mark.parametrize("plan", [host_plan(0, 1), host_plan(1, 0), host_plan(0, 7), host_plan(0, 0, node_rank=1)])
-def test_host_that_speaks_for_another_is_given_up(fleet: Fleet, plan: dict[str, Any]) -> None:
+def test_host_that_speaks_for_another_is_given_up(fleet, plan):
     fleet.say(0, "planned", host=plan, notes=[], target="cpu")
     fleet.hear()
     assert "its agent says what cannot be understood" in str(fleet.links[0].done[-2:])
     assert not any("understood" in str(done) for done in fleet.links[1].done)
 
 
-def test_host_that_is_lost_ends_the_job_on_the_others_at_once(fleet: Fleet) -> None:
+def test_host_that_is_lost_ends_the_job_on_the_others_at_once(fleet):
     fleet.plan(0, 1)
     fleet.say(1, "lost", reason="h1: the connection broke")
     fleet.hear()
@@ -147,7 +145,7 @@ def test_host_that_is_lost_ends_the_job_on_the_others_at_once(fleet: Fleet) -> N
     assert len(fleet.noted("fault")) == 1
 
 
-def restart(fleet: Fleet) -> None:
+def restart(fleet):
     """A worker has failed, and all hosts are told to start again."""
     fleet.plan(0, 1)
     fleet.fail(1)
@@ -156,7 +154,7 @@ def restart(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("can_go_on", [True, False])
-def test_host_that_cannot_start_again_is_left_out_or_ends_the_job(fleet: Fleet, can_go_on: bool) -> None:
+def test_host_that_cannot_start_again_is_left_out_or_ends_the_job(fleet, can_go_on):
     """The attempt that it spoils does not count: none of its workers has run."""
     fleet.pool.min_hosts = 2 if can_go_on else 0
     restart(fleet)
@@ -177,7 +175,7 @@ def test_host_that_cannot_start_again_is_left_out_or_ends_the_job(fleet: Fleet, 
 
 
 @pytest.mark.parametrize("skew_s", [-400.0, 400.0])
-def test_host_whose_clock_is_far_off_does_not_start_again(fleet: Fleet, skew_s: float) -> None:
+def test_host_whose_clock_is_far_off_does_not_start_again(fleet, skew_s):
     restart(fleet)
     fleet.say(0, "ready", attempt=1, clock_s=time.time() - 299.0)
     fleet.say(1, "ready", attempt=1, clock_s=time.time() + skew_s)
@@ -188,7 +186,7 @@ def test_host_whose_clock_is_far_off_does_not_start_again(fleet: Fleet, skew_s: 
     assert reason == f"h1: cannot start again: clock {how} the one here; start chrony or ntpd there"
 
 
-def test_host_that_is_lost_after_its_result_is_no_loss(fleet: Fleet) -> None:
+def test_host_that_is_lost_after_its_result_is_no_loss(fleet):
     fleet.plan(0, 1)
     fleet.stop(0, 1)
     fleet.say(1, "result", failure=None, survivors=[5, "x", True])
@@ -213,7 +211,7 @@ def test_end_of_a_job_that_is_not_over_is_not_believed(fleet, said, why):
     assert why in str(fleet.links[1].done[-1])
 
 
-def test_host_that_is_lost_between_the_end_and_its_result_is_a_fault(fleet: Fleet) -> None:
+def test_host_that_is_lost_between_the_end_and_its_result_is_a_fault(fleet):
     fleet.plan(0, 1)
     fleet.stop(0, 1)
     fleet.end(0)
@@ -222,7 +220,7 @@ def test_host_that_is_lost_between_the_end_and_its_result_is_a_fault(fleet: Flee
 
 
 @pytest.mark.parametrize(("node", "host"), [(1, "h1: "), (-1, "")])
-def test_fault_of_msrun_itself_ends_the_job_under_its_own_name(fleet: Fleet, node: int, host: str) -> None:
+def test_fault_of_msrun_itself_ends_the_job_under_its_own_name(fleet, node, host):
     fleet.plan(0, 1)
     fleet.say(node, "fault", text="msrun itself failed: OSError: disk")
     fleet.hear()
@@ -233,7 +231,7 @@ def test_fault_of_msrun_itself_ends_the_job_under_its_own_name(fleet: Fleet, nod
     assert fleet.finish_failed() == (f"{host}msrun itself failed: OSError: disk", 3)
 
 
-def test_first_agent_that_could_not_begin_is_the_reason(fleet: Fleet) -> None:
+def test_first_agent_that_could_not_begin_is_the_reason(fleet):
     for node in range(2):
         fleet.say(node, "error", text="cannot start", exit_code=2 + node)
     assert fleet.finish_failed() == ("h0: cannot start", 2)

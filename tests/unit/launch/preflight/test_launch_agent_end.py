@@ -1,7 +1,5 @@
 """An agent that ended is explained in one line with a remedy. The texts are what real shells and interpreters said."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -25,13 +23,13 @@ NOT_FOUND = [
 ]
 
 
-def test_shell_that_says_more_is_quoted_where_it_names_python() -> None:
+def test_shell_that_says_more_is_quoted_where_it_names_python():
     fish = f"fish: Unknown command: {PYTHON}\nfish: \nexec {PYTHON} -c 'import sys\n     ^~~~~~~~~~^\n"
     assert f": fish: Unknown command: {PYTHON}; install" in str(explain_agent_end(127, fish, H3))
 
 
 @pytest.mark.parametrize("text", NOT_FOUND)
-def test_missing_python_is_named_with_what_the_shell_said(text: str) -> None:
+def test_missing_python_is_named_with_what_the_shell_said(text):
     said = str(explain_agent_end(127, f"{text}\n", H3))
     assert said == f"h3: there is no {PYTHON}: {text}; install it there, or {OTHER}"
 
@@ -56,7 +54,7 @@ SyntaxError: future feature annotations is not defined
 """
 ANOTHER = f"another version of msrun is installed for {PYTHON}; "
 TOO_OLD = f"{PYTHON} is too old: msrun needs Python 3.11 or newer; "
-TEXTS: list[tuple[int, str, str]] = [
+TEXTS = [
     # exit status, stderr, explanation
     (126, f"zsh:1: permission denied: {PYTHON}\n", f"{PYTHON} cannot be run: zsh:1: permission denied"),
     (126, f"bash: {PYTHON}: cannot execute binary file: Exec format error\n", f"{PYTHON} cannot be run (is it for ano"),
@@ -91,18 +89,18 @@ TEXTS: list[tuple[int, str, str]] = [
 
 
 @pytest.mark.parametrize(("status", "stderr", "text"), TEXTS)
-def test_end_is_explained_by_what_was_said(status: int, stderr: str, text: str) -> None:
+def test_end_is_explained_by_what_was_said(status, stderr, text):
     error = explain_agent_end(status, f"Welcome to h3!\n{stderr}", H3) if stderr else explain_agent_end(status, "", H3)
     assert str(error).startswith(f"h3: {text}")
     assert "\n" not in str(error) and error.exit_code == 3
 
 
-def test_long_noise_before_the_reason_is_left_out() -> None:
+def test_long_noise_before_the_reason_is_left_out():
     error = explain_agent_end(5, "noise\n" * 1_000_000 + "x" * 10_000, H3)
     assert len(str(error)) < 400
 
 
-def test_host_without_a_python_of_its_own_has_the_launchers() -> None:
+def test_host_without_a_python_of_its_own_has_the_launchers():
     assert f"there is no {sys.executable}" in str(explain_agent_end(127, "", HostEntry("h1", 1, (0,))))
 
 
@@ -125,7 +123,7 @@ REAL = [
 
 
 @pytest.mark.parametrize(("python", "code", "text"), REAL)
-def test_real_shell_and_interpreter_are_understood(python: str, code: bytes, text: str) -> None:
+def test_real_shell_and_interpreter_are_understood(python, code, text):
     entry = HostEntry("h3", 1, (0,), python=python)
     done = subprocess.run(
         ["sh", "-c", agent_command(python)],

@@ -1,7 +1,5 @@
 """All that hosts may differ in, in one list; each finding is red where it should be and green where it should not."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +14,6 @@ from msrun.errors import ClusterError, MsrunError, RendezvousTimeout, UsageError
 from msrun.launch.fleet.hosts import inspect_launcher
 from msrun.launch.preflight.fleet_checks import (
     HostAnswer,
-    LauncherFacts,
     check_reach,
     clock_skew,
     compare_hosts,
@@ -35,7 +32,7 @@ from msrun.planning.hosts import HostEntry
 Odd = Mapping[int, Mapping[str, Any] | MsrunError]
 
 
-def look(count: int, odd: Odd | None = None, launcher: LauncherFacts = LAUNCHER) -> tuple[list[str], int]:
+def look(count, odd=None, launcher=LAUNCHER):
     """Return the lines, without double blanks, and the exit code."""
     entries = make_entries(count)
     findings = compare_hosts(entries, make_answers(count, odd), launcher)
@@ -43,7 +40,7 @@ def look(count: int, odd: Odd | None = None, launcher: LauncherFacts = LAUNCHER)
     return lines, exit_code_of_findings(findings)
 
 
-def test_hosts_that_agree_are_well() -> None:
+def test_hosts_that_agree_are_well():
     lines, code = look(4)
     assert code == 0
     assert lines == [
@@ -59,10 +56,8 @@ def test_hosts_that_agree_are_well() -> None:
     ]
 
 
-def test_64_hosts_fit_on_a_screen_whatever_is_wrong() -> None:
-    odd: dict[int, Any] = {
-        node: ClusterError(f"h{node + 1:02}: no answer from 10.0.0.{node}:22") for node in range(20, 40)
-    }
+def test_64_hosts_fit_on_a_screen_whatever_is_wrong():
+    odd = {node: ClusterError(f"h{node + 1:02}: no answer from 10.0.0.{node}:22") for node in range(20, 40)}
     odd |= {node: {"made_at": 1000.2 + node, "received_at": 1000.1 + node} for node in range(40, 60)}
     odd |= {
         node: {"torch_version": "2.12.0", "python_version": "3.12.1", "msrun_version": "0.0.9"} for node in range(10)
@@ -84,7 +79,7 @@ SLOW_DISKS = {
     node: {"findings": (Finding("warn", "disk", f"{500 + node} MiB free for logs in /tmp"),)} for node in (1, 3)
 }
 
-FAULTS: list[tuple[Odd, str, int]] = [
+FAULTS = [
     # what is odd at which node of four; the begin of the line; exit code
     ({2: ClusterError("h3: refused")}, "fail host h3: refused", 3),
     ({node: ClusterError(f"h{node + 1}: refused") for node in range(4)}, "fail host all 4 hosts: refused", 3),
@@ -149,7 +144,7 @@ FAULTS: list[tuple[Odd, str, int]] = [
 
 
 @pytest.mark.parametrize(("odd", "line", "code"), FAULTS)
-def test_odd_host_is_named_with_a_remedy(odd: Odd, line: str, code: int) -> None:
+def test_odd_host_is_named_with_a_remedy(odd, line, code):
     lines, found = look(4, odd)
     assert sum(text.startswith(line) for text in lines) == 1
     assert found == code
@@ -158,14 +153,14 @@ def test_odd_host_is_named_with_a_remedy(odd: Odd, line: str, code: int) -> None
     assert not any(text.startswith(line) for text in good)
 
 
-def test_clock_that_is_far_off_keeps_a_host_out_of_a_restart() -> None:
+def test_clock_that_is_far_off_keeps_a_host_out_of_a_restart():
     lines, code = look(4, {2: {"received_at": 400.0, "made_at": 400.1}}, replace(LAUNCHER, is_restart=True))
     assert code == 3
     assert lines[0] == "fail clock h3: clock 600.2 s behind the one here; start chrony or ntpd there"
     assert look(4, {2: {"received_at": 1002.0, "made_at": 1002.1}}, replace(LAUNCHER, is_restart=True))[1] == 0
 
 
-def test_two_names_of_one_machine_are_refused() -> None:
+def test_two_names_of_one_machine_are_refused():
     same = {"boot_id": "boot-0", "host_name": "machine0", "addresses": (HostAddress("10.0.0.1", "eth0", 24),)}
     lines, code = look(3, {2: same})
     assert code == 2
@@ -185,12 +180,12 @@ EQUAL_MACHINE = {"boot_id": "", "host_name": "m", "addresses": (HostAddress("10.
         {node: {"torch_version": ""} for node in range(3)},  # is left to the hosts' own warning
     ],
 )
-def test_what_only_looks_like_one_machine_or_is_missing_everywhere_is_taken(odd: Odd) -> None:
+def test_what_only_looks_like_one_machine_or_is_missing_everywhere_is_taken(odd):
     lines, code = look(3, odd)
     assert code == 0 and not [line for line in lines if " machine " in line or line.startswith("warn")]
 
 
-def test_program_is_compared_with_the_one_here_if_there_is_one() -> None:
+def test_program_is_compared_with_the_one_here_if_there_is_one():
     assert look(2, launcher=replace(LAUNCHER, sources=()))[1] == 0
     lines, code = look(2, launcher=replace(LAUNCHER, sources=OTHER_MODEL))
     there = "warn program all 2 hosts: the model.py there (sha256 77777777) is another than the one here (sha256 ee11"
@@ -199,7 +194,7 @@ def test_program_is_compared_with_the_one_here_if_there_is_one() -> None:
     assert not any("than the one here" in line for line in lines), "most hosts have none"
 
 
-def test_executable_that_differs_is_a_warning_only() -> None:
+def test_executable_that_differs_is_a_warning_only():
     """Hosts may well have different builds of /bin/bash."""
     launcher = replace(LAUNCHER, program=replace(LAUNCHER.program, kind="executable", target="/bin/bash"), sources=())
     odd = {0: {"sources": (("bash", "aa" * 32),)}, 1: {"sources": (("bash", "bb" * 32),)}}
@@ -217,9 +212,7 @@ SKEWS = [
 
 
 @pytest.mark.parametrize(("sent", "there", "made", "received", "least", "most"), SKEWS)
-def test_clock_is_judged_by_what_the_way_may_have_taken(
-    sent: float, there: float, made: float, received: float, least: float, most: float
-) -> None:
+def test_clock_is_judged_by_what_the_way_may_have_taken(sent, there, made, received, least, most):
     answer = make_answer(0, received_at=there, made_at=made)
     assert clock_skew(HostAnswer(answer.report, sent, received)) == (pytest.approx(least), pytest.approx(most))
 
@@ -227,7 +220,7 @@ def test_clock_is_judged_by_what_the_way_may_have_taken(
 MASTER = UsageError("--master_addr head: cannot be resolved")
 
 
-def test_name_of_the_scheduler_that_its_host_does_not_know_is_told_once() -> None:
+def test_name_of_the_scheduler_that_its_host_does_not_know_is_told_once():
     odd = {0: {"findings": (Finding("fail", "master_addr", str(MASTER), 3),)}}
     lines, code = look(2, odd, replace(LAUNCHER, master_addr="head"))
     assert [line for line in lines if "master_addr" in line] == [f"fail master_addr h1: {MASTER}"]
@@ -248,7 +241,7 @@ REACHES = [
 
 
 @pytest.mark.parametrize(("result", "text", "code"), REACHES)
-def test_host_that_cannot_reach_the_scheduler_says_over_which_way(result: ReachResult, text: str, code: int) -> None:
+def test_host_that_cannot_reach_the_scheduler_says_over_which_way(result, text, code):
     entries = make_entries(3)
     findings = check_reach(entries, {1: ReachResult(source="10.0.0.2", interface="eth0"), 2: result}, "10.0.0.1", 41233)
     lines = [" ".join(text.split()) for text in render_fleet_findings(findings, entries)]
@@ -256,14 +249,14 @@ def test_host_that_cannot_reach_the_scheduler_says_over_which_way(result: ReachR
     assert exit_code_of_findings(findings) == code
 
 
-def test_ipv6_place_is_written_in_brackets() -> None:
+def test_ipv6_place_is_written_in_brackets():
     (finding,) = check_reach(make_entries(2), {1: ReachResult()}, "fd77::9", 80)
     assert "[fd77::9]:80" in finding.text
 
 
 SIXTEEN = make_entries(16)
 
-FOLDS: list[tuple[dict[int, str], list[str]]] = [
+FOLDS = [
     # node -> text; lines
     ({0: "same", 1: "same", 2: "same"}, ["h[01-03]: same"]),
     (dict.fromkeys(range(16), "same"), ["all 16 hosts: same"]),
@@ -284,12 +277,12 @@ FOLDS: list[tuple[dict[int, str], list[str]]] = [
 
 
 @pytest.mark.parametrize(("texts", "lines"), FOLDS)
-def test_equal_findings_are_one_line(texts: dict[int, str], lines: list[str]) -> None:
+def test_equal_findings_are_one_line(texts, lines):
     folded = fold_findings(((node, Finding("warn", "x", text)) for node, text in texts.items()), SIXTEEN)
     assert [describe_finding(finding, SIXTEEN) for finding in folded] == lines
 
 
-def test_findings_that_differ_in_more_than_text_stay_apart() -> None:
+def test_findings_that_differ_in_more_than_text_stay_apart():
     said = [Finding(status, "a", "x", code) for status, code in (("ok", 0), ("warn", 0), ("fail", 2), ("fail", 3))]
     assert len(fold_findings(enumerate(said), SIXTEEN)) == 4
 
@@ -305,11 +298,11 @@ NAMES = [
 
 
 @pytest.mark.parametrize(("names", "nodes", "text"), NAMES)
-def test_hosts_are_named_in_few_words(names: list[str], nodes: list[int], text: str) -> None:
+def test_hosts_are_named_in_few_words(names, nodes, text):
     assert name_hosts(list(nodes), [HostEntry(name, 1, (0,)) for name in names]) == text
 
 
-def test_failures_come_first_and_quiet_leaves_out_what_is_well() -> None:
+def test_failures_come_first_and_quiet_leaves_out_what_is_well():
     fault = Finding("fail", "disk", "the disk is full", 2, (3,))
     findings = [Finding("ok", "memory", "5 GiB free", nodes=(0, 1)), Finding("warn", "torch", "h01 has 2.12.0"), fault]
     assert render_fleet_findings(order_findings(findings), SIXTEEN) == [
@@ -320,13 +313,13 @@ def test_failures_come_first_and_quiet_leaves_out_what_is_well() -> None:
     assert len(render_fleet_findings(findings, SIXTEEN, quiet=True)) == 2
 
 
-def test_line_of_a_hostile_host_stays_one_line() -> None:
+def test_line_of_a_hostile_host_stays_one_line():
     (line,) = render_fleet_findings([Finding("warn", "x", "a\nok    y              b", nodes=(0,))], SIXTEEN)
     assert "\n" not in line
     assert render_finding(Finding("ok", "disk", "a\nb\rc")) == "ok    disk           a\\nb\\rc"
 
 
-def test_error_of_a_run_is_the_first_failure_and_counts_the_others() -> None:
+def test_error_of_a_run_is_the_first_failure_and_counts_the_others():
     host = Finding("fail", "host", "h02: connection refused", 3)
     disk = Finding("fail", "disk", "the disk is full", 2, (3, 4))
     assert fleet_error([Finding("warn", "x", "y")], SIXTEEN) is None
@@ -339,7 +332,7 @@ def test_error_of_a_run_is_the_first_failure_and_counts_the_others() -> None:
     assert late is not None and late.exit_code == 124
 
 
-def test_exit_code_is_that_of_what_the_user_has_to_change_first() -> None:
+def test_exit_code_is_that_of_what_the_user_has_to_change_first():
     assert exit_code_of_findings([Finding("ok", "x", ""), Finding("warn", "x", "")]) == 0
     assert exit_code_of_findings([Finding("fail", "x", "", 3), Finding("fail", "x", "", 2)]) == 2
 
@@ -352,12 +345,12 @@ def test_exit_code_is_that_of_what_the_user_has_to_change_first() -> None:
         ("aabcdefg", "h3 has b, h4 has c, h5 has d, 3 more have others, the other 2 hosts a"),
     ],
 )
-def test_odd_hosts_are_named(letters: str, text: str) -> None:
+def test_odd_hosts_are_named(letters, text):
     found = find_majority(dict(enumerate(letters)))
     assert found.odd and found.describe(make_entries(len(letters))) == text
 
 
-def test_log_directory_here_is_looked_at_and_not_made(tmp_path: Path) -> None:
+def test_log_directory_here_is_looked_at_and_not_made(tmp_path):
     findings = inspect_launcher(small_spec(Path("/"), 2, log_dir=tmp_path / "logs"), {})
     assert [finding.name for finding in findings] == ["log_dir", "disk"]
     assert all(finding.status in ("ok", "warn") for finding in findings)
@@ -365,7 +358,7 @@ def test_log_directory_here_is_looked_at_and_not_made(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_log_directory_that_cannot_be_one_fails(tmp_path: Path) -> None:
+def test_log_directory_that_cannot_be_one_fails(tmp_path):
     (tmp_path / "file").touch()
     first = inspect_launcher(small_spec(Path("/"), 2, log_dir=tmp_path / "file"), {})[0]
     assert (first.status, first.exit_code) == ("fail", 2)

@@ -1,7 +1,5 @@
 """What an agent says of its host, and that nothing keeps it from saying something."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys
@@ -9,44 +7,41 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from plans import small_spec
 
-from msrun.cluster.protocol import Finding, HostReport
 from msrun.launch.preflight import checks as host_look
 from msrun.launch.preflight.checks import make_host_report, sees_word, shown_word
 from msrun.planning.hosts import HostAssignment
 from msrun.planning.program import Program
-from msrun.planning.spec import LaunchSpec
 
 ROOT = Path(__file__).resolve().parents[4]
 
 
-def spec_for(folder: Path, **changes: Any) -> LaunchSpec:
+def spec_for(folder, **changes):
     program = Program("script", str(folder / "train.py"))
     place = {"log_dir": folder / "logs", "node_rank": 0, "master_addr": "10.0.0.1"}
     return small_spec(folder, 4, **{"local_worker_num": 2, "program": program, **place, **changes})
 
 
 @pytest.fixture
-def folder(odd_path: Path) -> Path:
+def folder(odd_path):
     """A working directory with a program."""
     (odd_path / "train.py").write_text("import model\n")
     (odd_path / "model.py").write_text("raise SystemExit('was run')\n")
     return odd_path
 
 
-def look(spec: LaunchSpec, **more: Any) -> HostReport:
+def look(spec, **more):
     return make_host_report(spec, {}, asked_at=time.time(), **more)
 
 
-def found(report: HostReport, name: str) -> list[Finding]:
+def found(report, name):
     return [finding for finding in report.findings if finding.name == name]
 
 
-def test_addresses_are_those_of_the_interfaces_without_loopback(folder: Path) -> None:
+def test_addresses_are_those_of_the_interfaces_without_loopback(folder):
     import psutil
 
     entries = {(entry.address, name) for name, list_ in psutil.net_if_addrs().items() for entry in list_}
@@ -56,13 +51,13 @@ def test_addresses_are_those_of_the_interfaces_without_loopback(folder: Path) ->
     assert all(entry.network is not None for entry in addresses)
 
 
-def test_what_the_launcher_compares_between_hosts_is_told_only_when_something_is_wrong(folder: Path) -> None:
+def test_what_the_launcher_compares_between_hosts_is_told_only_when_something_is_wrong(folder):
     report = look(spec_for(folder))
     assert [one for one in report.findings if one.name in ("program", "torch") and one.status == "ok"] == []
     assert {one.name for one in report.findings} >= {"memory", "devices"}
 
 
-MISSING: list[tuple[dict[str, Any], str, str]] = [
+MISSING = [
     # what the job asks for; finding; its text
     ({"program": Program("script", "none.py")}, "program", "none.py: No such file or directory; copy it there, or use"),
     ({"program": Program("script", "below")}, "program", "below: Is a directory; copy it there"),
@@ -74,7 +69,7 @@ MISSING: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("changes", "name", "text"), MISSING)
-def test_what_is_missing_on_a_host_is_a_finding(folder: Path, changes: dict[str, Any], name: str, text: str) -> None:
+def test_what_is_missing_on_a_host_is_a_finding(folder, changes, name, text):
     (folder / "below").mkdir()
     assert not [finding for finding in found(look(spec_for(folder)), name) if finding.status != "ok"]
     spec = spec_for(folder, **changes)
@@ -85,7 +80,7 @@ def test_what_is_missing_on_a_host_is_a_finding(folder: Path, changes: dict[str,
     assert text in finding.text
 
 
-def test_device_of_the_host_list_that_is_not_there_is_found(folder: Path) -> None:
+def test_device_of_the_host_list_that_is_not_there_is_found(folder):
     assignment = HostAssignment(0, "h1", "", (0, 1), (0, 77))
     report = look(spec_for(folder, table_hosts=(assignment,), device_target="gpu"))
     (finding,) = found(report, "devices")
@@ -93,7 +88,7 @@ def test_device_of_the_host_list_that_is_not_there_is_found(folder: Path) -> Non
     assert report.device_target == ""
 
 
-def test_host_that_shares_the_log_directory_looks_at_it_and_another_at_its_own_disk(folder: Path) -> None:
+def test_host_that_shares_the_log_directory_looks_at_it_and_another_at_its_own_disk(folder):
     (folder / "file").touch()
     apart = spec_for(folder, log_dir=folder / "file" / "logs")  # would fail, but nothing is written to it
     assert not found(look(apart), "log_dir")
@@ -105,9 +100,7 @@ def test_host_that_shares_the_log_directory_looks_at_it_and_another_at_its_own_d
         assert found(look(apart, shown=shown), "log_dir")[0].status == "fail"
 
 
-def test_full_disk_where_logs_would_wait_is_found(
-    folder: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_where_logs_would_wait_is_found(folder, small_disk, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
     assert found(look(spec_for(folder)), "disk")[0].status == "warn"
     (small_disk / "filled").write_bytes(bytes(1 << 19))
@@ -116,8 +109,8 @@ def test_full_disk_where_logs_would_wait_is_found(
     assert finding.text.startswith(f"the disk of {small_disk}, where logs wait to be sent, is full; ")
 
 
-def test_name_of_the_scheduler_is_resolved_where_it_was_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def resolve(name: str, *_: object, **__: object) -> list[Any]:
+def test_name_of_the_scheduler_is_resolved_where_it_was_asked(folder, monkeypatch):
+    def resolve(name, *_, **__):
         if name != "head":
             raise socket.gaierror(-2, "Name or service not known")
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.9", 0))]
@@ -143,16 +136,14 @@ CONNECTIONS = [
 
 
 @pytest.mark.parametrize(("text", "ends"), CONNECTIONS)
-def test_ends_of_the_ssh_connection_are_read(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, text: str, ends: tuple[str, str]
-) -> None:
+def test_ends_of_the_ssh_connection_are_read(folder, monkeypatch, text, ends):
     monkeypatch.setenv("SSH_CONNECTION", text)
     report = look(spec_for(folder))
     assert (report.ssh_client, report.ssh_server) == ends
 
 
-def test_check_that_breaks_is_told_and_the_others_are_made(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> Finding:
+def test_check_that_breaks_is_told_and_the_others_are_made(folder, monkeypatch):
+    def broken(*_):
         raise PermissionError(13, "Permission denied", "/proc/meminfo")
 
     checks = [replace(check, look=broken) if check.name == "memory" else check for check in host_look.CHECKS]
@@ -163,7 +154,7 @@ def test_check_that_breaks_is_told_and_the_others_are_made(folder: Path, monkeyp
     assert found(report, "open_files")[0].status == "ok"
 
 
-def test_python_without_what_an_agent_needs_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_without_what_an_agent_needs_is_named(folder, monkeypatch):
     assert not found(look(spec_for(folder)), "packages")
     monkeypatch.setattr(host_look, "NEEDED_PACKAGES", ("psutil", "no_such_package_here"))
     report = look(spec_for(folder))
@@ -175,7 +166,7 @@ def test_python_without_what_an_agent_needs_is_named(folder: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("name", [".", "logs", "logs/of/today"])
-def test_host_that_reads_the_word_shares_the_directory(tmp_path: Path, name: str) -> None:
+def test_host_that_reads_the_word_shares_the_directory(tmp_path, name):
     with shown_word(tmp_path / name) as shown:
         assert sees_word(shown)
         (file,) = list(tmp_path.iterdir())
@@ -184,19 +175,19 @@ def test_host_that_reads_the_word_shares_the_directory(tmp_path: Path, name: str
     assert not sees_word(shown)
 
 
-def test_host_with_a_directory_of_that_name_and_another_word_does_not(tmp_path: Path) -> None:
+def test_host_with_a_directory_of_that_name_and_another_word_does_not(tmp_path):
     with shown_word(tmp_path) as first, shown_word(tmp_path) as second:
         assert not sees_word({**first, "path": second["path"]})
 
 
-def test_launcher_that_cannot_write_there_shows_nothing(tmp_path: Path) -> None:
+def test_launcher_that_cannot_write_there_shows_nothing(tmp_path):
     (tmp_path / "file").touch()
     with shown_word(tmp_path / "file") as shown:
         assert shown == {}
     assert not sees_word({})
 
 
-def test_word_is_taken_away_after_a_failure_even_if_somebody_has_removed_it(tmp_path: Path) -> None:
+def test_word_is_taken_away_after_a_failure_even_if_somebody_has_removed_it(tmp_path):
     for is_removed in (False, True):
         with pytest.raises(ZeroDivisionError), shown_word(tmp_path) as shown:
             if is_removed:
@@ -205,6 +196,6 @@ def test_word_is_taken_away_after_a_failure_even_if_somebody_has_removed_it(tmp_
         assert os.listdir(tmp_path) == []
 
 
-def test_what_is_no_file_shows_nothing(tmp_path: Path) -> None:
+def test_what_is_no_file_shows_nothing(tmp_path):
     assert not sees_word({"path": str(tmp_path / "none"), "word": "x"})
     assert not sees_word({"path": str(tmp_path), "word": "x"})

@@ -1,7 +1,5 @@
 """How much of a host is left: made-up /proc and /sys trees, and limits of this very process."""
 
-from __future__ import annotations
-
 import os
 import resource
 import socket
@@ -20,7 +18,7 @@ from msrun.launch.preflight.checks import (
 )
 
 
-def write(root: Path, files: dict[str, str]) -> Path:
+def write(root, files):
     for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,11 +62,11 @@ V1 = {
     ],
     ids=["unknown", "host", "version 2", "version 1", "odd", "version 2 at its top"],
 )
-def test_free_memory_is_the_least_of_host_and_groups(tmp_path: Path, files: dict[str, str], free: int | None) -> None:
+def test_free_memory_is_the_least_of_host_and_groups(tmp_path, files, free):
     assert free_memory_bytes(write(tmp_path, files)) == free
 
 
-def test_processes_of_a_group_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_of_a_group_are_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     assert free_processes(tmp_path) is None
     files = {
@@ -82,7 +80,7 @@ def test_processes_of_a_group_are_counted(tmp_path: Path, monkeypatch: pytest.Mo
     assert free_processes(write(tmp_path, {"sys/fs/cgroup/a/pids.max": "5"})) == 0
 
 
-def test_threads_of_the_user_count_against_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_of_the_user_count_against_the_limit(tmp_path, monkeypatch):
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE):
         monkeypatch.setattr(os, "geteuid", lambda: 1000)
         monkeypatch.setattr(resource, "getrlimit", lambda _: (1 << 22, 1 << 22))
@@ -94,7 +92,7 @@ def test_threads_of_the_user_count_against_the_limit(tmp_path: Path, monkeypatch
         assert free_processes(tmp_path) is None
 
 
-def test_limits_of_open_files_are_those_of_workers_and_of_msrun() -> None:
+def test_limits_of_open_files_are_those_of_workers_and_of_msrun():
     program = (
         "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (77, 99))\n"
         "from msrun.launch.preflight.checks import open_file_limits\nprint(*open_file_limits())"
@@ -108,7 +106,7 @@ def test_limits_of_open_files_are_those_of_workers_and_of_msrun() -> None:
 class Room:
     """What statvfs gives, as far as it is read."""
 
-    def __init__(self, blocks: int, available: int, files: int, free_files: int) -> None:
+    def __init__(self, blocks, available, files, free_files):
         self.f_blocks, self.f_bavail, self.f_frsize = blocks, available, 4096
         self.f_files, self.f_favail = files, free_files
 
@@ -124,13 +122,13 @@ class Room:
     ],
     ids=["room", "no file can be made", "files are not counted", "full", "not counted"],
 )
-def test_free_space_counts_files_too(monkeypatch: pytest.MonkeyPatch, room: Room, free: int | None) -> None:
+def test_free_space_counts_files_too(monkeypatch, room, free):
     monkeypatch.setattr(os, "statvfs", lambda _: room)
     assert free_disk_bytes(Path("/")) == free
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::1"])
-def test_own_port_is_found(address: str) -> None:
+def test_own_port_is_found(address):
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family) as taken:
         try:
@@ -143,7 +141,7 @@ def test_own_port_is_found(address: str) -> None:
     assert describe_port_owner(port) == ""
 
 
-def test_command_is_shown_without_secrets_and_cut() -> None:
+def test_command_is_shown_without_secrets_and_cut():
     program = (
         "import socket, sys\nserver = socket.create_server(('127.0.0.1', 0))\n"
         "print(server.getsockname()[1], flush=True)\nsys.stdin.read()"

@@ -1,13 +1,9 @@
 """Where the scheduler listens: at the given address if node 0 has it, else where node 0 is known to be reached."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fleet_reports import make_entries, make_report
@@ -25,7 +21,7 @@ IPV6 = HostAddress("fd77::1", "eth0", 64)
 ALL = (DOCKER, MANAGEMENT, ETH, IPV6)
 
 
-def answers(reached_as: str = "", first: dict[str, Any] | None = None, others: dict[str, Any] | None = None) -> Any:
+def answers(reached_as="", first=None, others=None):
     """Return the answers of three hosts, the first of which has the addresses ALL."""
     found = {0: HostAnswer(make_report(0, **{"addresses": ALL, **(first or {})}), 0.0, 0.0, reached_as)}
     for node in (1, 2):
@@ -33,7 +29,7 @@ def answers(reached_as: str = "", first: dict[str, Any] | None = None, others: d
     return found
 
 
-CHOICES: list[tuple[str, dict[str, Any], str]] = [
+CHOICES = [
     ("as it was reached", {"reached_as": "10.0.0.1"}, "10.0.0.1"),
     ("as it was reached over IPv6", {"reached_as": "fd77::1"}, "fd77::1"),
     ("reached by another address than its own", {"reached_as": "203.0.113.5"}, "10.0.0.1"),
@@ -50,12 +46,12 @@ CHOICES: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(
     ("given", "expected"), [(case[1], case[2]) for case in CHOICES], ids=[case[0] for case in CHOICES]
 )
-def test_address_is_one_that_was_seen_to_work(given: dict[str, Any], expected: str) -> None:
+def test_address_is_one_that_was_seen_to_work(given, expected):
     chosen = choose_master_address(make_entries(3), answers(**given))
     assert chosen.address == expected and chosen.reason
 
 
-def test_given_address_comes_before_the_host_list_and_that_before_what_is_found() -> None:
+def test_given_address_comes_before_the_host_list_and_that_before_what_is_found():
     entries = make_entries(3, address="192.168.7.1", source="hosts.txt, line 1")
     found = answers(reached_as="10.0.0.1")
     assert choose_master_address(entries, found, "fd77:0::1").address == "fd77::1"
@@ -63,7 +59,7 @@ def test_given_address_comes_before_the_host_list_and_that_before_what_is_found(
     assert choose_master_address(make_entries(3), found).address == "10.0.0.1"
 
 
-def test_given_name_is_what_node_0_takes_it_for() -> None:
+def test_given_name_is_what_node_0_takes_it_for():
     found = answers(first={"master_address": "192.168.7.1"})
     assert choose_master_address(make_entries(3), found, "head").address == "192.168.7.1"
 
@@ -77,24 +73,24 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("given", "resolved", "text"), REFUSED)
-def test_address_that_node_0_does_not_have_is_refused(given: str, resolved: str, text: str) -> None:
+def test_address_that_node_0_does_not_have_is_refused(given, resolved, text):
     with pytest.raises(UsageError) as caught:
         choose_master_address(make_entries(3), answers(first={"master_address": resolved}), given)
     assert str(caught.value).startswith(f"--master_addr {text}")
 
 
-def test_wrong_address_in_the_host_list_names_its_line() -> None:
+def test_wrong_address_in_the_host_list_names_its_line():
     entries = make_entries(3, address="10.0.0.99", source="hosts.txt, line 1")
     with pytest.raises(UsageError, match=r"hosts.txt, line 1: address 10.0.0.99: not an address of h1"):
         choose_master_address(entries, answers())
 
 
-def test_host_without_any_address_needs_one_given() -> None:
+def test_host_without_any_address_needs_one_given():
     with pytest.raises(UsageError, match="give --master_addr"):
         choose_master_address(make_entries(3), answers(first={"addresses": ()}))
 
 
-def test_one_host_needs_no_address_that_others_reach() -> None:
+def test_one_host_needs_no_address_that_others_reach():
     assert choose_master_address(make_entries(1), {0: answers()[0]}).address == "127.0.0.1"
 
 
@@ -119,12 +115,12 @@ print(json.dumps([encode_record(try_reach(address, port, 0.5)) for address, port
     ("address", "port", "error"),
     [("head", 80, "'head' is no address"), ("", 80, "'' is no address")],
 )
-def test_what_is_no_place_is_an_answer_and_no_exception(address: str, port: int, error: str) -> None:
+def test_what_is_no_place_is_an_answer_and_no_exception(address, port, error):
     assert error in try_reach(address, port).error
 
 
 @pytest.fixture(scope="module")
-def net() -> Iterator[HostNet]:
+def net():
     """Two hosts; the first listens on all its addresses, the second has two interfaces."""
     with HostNet(2) as net:
         _ip(net, 1, "link", "add", "eth1", "type", "veth", "peer", "name", "nobody")
@@ -151,12 +147,12 @@ def net() -> Iterator[HostNet]:
             listener.communicate()
 
 
-def _ip(net: HostNet, host: int, *words: str) -> None:
+def _ip(net, host, *words):
     subprocess.run(["ip", "-n", net.namespace(host), *words], check=True, timeout=20)
 
 
-def test_each_way_that_fails_is_named_by_the_address_that_it_begins_with(net: HostNet) -> None:
-    cases: list[tuple[str, int, dict[str, Any]]] = [
+def test_each_way_that_fails_is_named_by_the_address_that_it_begins_with(net):
+    cases = [
         (net.address(0), PORT, {"error": "", "source": net.address(1), "interface": "eth0"}),
         (net.address(0), PORT + 1, {"error": "refused", "source": net.address(1), "interface": "eth0"}),
         ("10.77.1.1", PORT, {"error": "timed out after 0.5 s", "source": "192.168.77.5", "interface": "eth1"}),

@@ -1,7 +1,5 @@
 """What a host is asked before anything starts, without writing anything."""
 
-from __future__ import annotations
-
 import importlib.machinery
 import os
 import socket
@@ -10,34 +8,31 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from plans import small_spec
 
-from msrun.cluster.protocol import Finding
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.preflight import checks
 from msrun.launch.preflight import checks as preflight
 from msrun.launch.preflight.checks import GIB, MIB, check_host, check_port, check_restart, inspect_host
 from msrun.planning.hosts import HostEntry
-from msrun.planning.program import Program, ProgramKind
-from msrun.planning.spec import LaunchSpec
+from msrun.planning.program import Program
 
 
-def spec_for(folder: Path, *, log_dir: Path | None = None, kind: ProgramKind = "script", **changes: Any) -> LaunchSpec:
+def spec_for(folder, *, log_dir=None, kind="script", **changes):
     target = changes.pop("target", "x.py")
     return small_spec(folder, log_dir=log_dir or folder / "logs", program=Program(kind, target), **changes)
 
 
 @pytest.mark.parametrize("name", ["logs", "logs/of/today", "."])
-def test_log_directory_that_can_be_made_is_taken_and_not_made(tmp_path: Path, name: str) -> None:
+def test_log_directory_that_can_be_made_is_taken_and_not_made(tmp_path, name):
     check_host(spec_for(tmp_path, log_dir=tmp_path / name))
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["file", "file/logs", "file/logs/today"])
-def test_log_directory_below_a_file_is_refused(tmp_path: Path, name: str) -> None:
+def test_log_directory_below_a_file_is_refused(tmp_path, name):
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"--log_dir .*file is a file; give a directory"):
         check_host(spec_for(tmp_path, log_dir=tmp_path / name))
@@ -47,9 +42,7 @@ def test_log_directory_below_a_file_is_refused(tmp_path: Path, name: str) -> Non
     ("flags", "text"),
     [(0, "no permission to write"), (os.ST_RDONLY, "is on a read-only file system; give a directory that you may")],
 )
-def test_log_directory_that_may_not_be_written_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: int, text: str
-) -> None:
+def test_log_directory_that_may_not_be_written_is_refused(tmp_path, monkeypatch, flags, text):
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=flags))
     with pytest.raises(UsageError, match=text):
@@ -59,7 +52,7 @@ def test_log_directory_that_may_not_be_written_is_refused(
 @pytest.mark.parametrize(
     "target", ["json.tool", "sys", "zipimport", "pytest", "msrun", "local_package.job", "local_file"]
 )
-def test_module_that_exists_is_taken_without_importing_it(tmp_path: Path, target: str) -> None:
+def test_module_that_exists_is_taken_without_importing_it(tmp_path, target):
     (tmp_path / "local_package").mkdir()
     (tmp_path / "local_package" / "job.py").touch()
     (tmp_path / "local_file.py").write_text("raise SystemExit('imported')")
@@ -67,28 +60,28 @@ def test_module_that_exists_is_taken_without_importing_it(tmp_path: Path, target
 
 
 @pytest.mark.parametrize("target", ["no_such_module_here", "no_such_module_here.job", "__main__"])
-def test_module_that_does_not_exist_is_refused(tmp_path: Path, target: str) -> None:
+def test_module_that_does_not_exist_is_refused(tmp_path, target):
     with pytest.raises(UsageError, match=f"-m {target}: no module"):
         check_host(spec_for(tmp_path, kind="module", target=target))
 
 
-def test_module_that_an_import_hook_provides_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_module_that_an_import_hook_provides_is_taken(tmp_path, monkeypatch):
     """As an editable installation does."""
 
     class Hook:
         @staticmethod
-        def find_spec(name: str, path: object = None, target: object = None) -> object:
+        def find_spec(name, path=None, target=None):
             return importlib.machinery.ModuleSpec(name, None) if name == "editable_package" else None
 
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Hook])
     check_host(spec_for(tmp_path, kind="module", target="editable_package.train"))
 
 
-def finding_of(name: str, spec: LaunchSpec, caller: dict[str, str] | None = None) -> Finding:
+def finding_of(name, spec, caller=None):
     return next(finding for finding in inspect_host(spec, caller or {}) if finding.name == name)
 
 
-FAKES: list[tuple[str, dict[str, Any], str, str, type[MsrunError] | None]] = [
+FAKES = [
     # (check, what the host says, status, text, error of a run)
     ("disk", {"free_disk_bytes": lambda _: 2 * GIB}, "ok", "2.0 GiB free for logs in ", None),
     ("disk", {"free_disk_bytes": lambda _: GIB - 1}, "warn", "1023 MiB free for logs in ", None),
@@ -110,9 +103,7 @@ FAKES: list[tuple[str, dict[str, Any], str, str, type[MsrunError] | None]] = [
 ]
 
 
-def test_launcher_has_room_for_a_connection_to_each_host_and_the_logs_of_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_launcher_has_room_for_a_connection_to_each_host_and_the_logs_of_all(tmp_path, monkeypatch):
     entries = tuple(HostEntry(f"h{node}", 8, tuple(range(8))) for node in range(100))
     spec = replace(spec_for(tmp_path), worker_num=800, local_worker_num=0, host_entries=entries)
     monkeypatch.setattr(preflight, "open_file_limits", lambda: (64, 1232))
@@ -124,14 +115,14 @@ def test_launcher_has_room_for_a_connection_to_each_host_and_the_logs_of_all(
 
 @pytest.mark.parametrize(("name", "fakes", "status", "text", "error"), FAKES)
 def test_room_of_the_host_is_judged_and_a_run_is_refused_only_where_it_must_fail(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    fakes: dict[str, Any],
-    status: str,
-    text: str,
-    error: type[MsrunError] | None,
-) -> None:
+    tmp_path,
+    monkeypatch,
+    name,
+    fakes,
+    status,
+    text,
+    error,
+):
     for function, answer in fakes.items():
         monkeypatch.setattr(preflight, function, answer)
     spec = replace(spec_for(tmp_path), worker_num=4, local_worker_num=4)
@@ -145,17 +136,17 @@ def test_room_of_the_host_is_judged_and_a_run_is_refused_only_where_it_must_fail
             check_host(spec)
 
 
-def test_port_whose_owner_is_not_visible_is_refused_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_port_whose_owner_is_not_visible_is_refused_all_the_same(monkeypatch):
     monkeypatch.setattr("msrun.launch.preflight.checks.describe_port_owner", lambda _: "")
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UsageError, match=r"in use\); leave it out"):
         check_port(taken.getsockname()[1])
 
 
-def test_temporary_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temporary_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     found = finding_of("temporary", spec_for(tmp_path), {"TMPDIR": "/no/such/folder"})
     assert found.status == "warn" and "TMPDIR=/no/such/folder cannot be written" in found.text
 
-    def none_is_left() -> str:
+    def none_is_left():
         raise FileNotFoundError(2, "No usable temporary directory found")
 
     monkeypatch.setattr(tempfile, "gettempdir", none_is_left)
@@ -164,7 +155,7 @@ def test_temporary_folder_that_cannot_be_written_is_named(tmp_path: Path, monkey
         check_host(spec_for(tmp_path))
 
 
-def test_shared_memory_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_memory_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     access = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: str(path) != "/dev/shm" and access(path, mode))
     assert finding_of("shared_memory", spec_for(tmp_path)).status == "warn"
@@ -174,44 +165,42 @@ def test_shared_memory_that_cannot_be_written_is_named(tmp_path: Path, monkeypat
     ("version", "status"),
     [("2.12.1", "ok"), ("2.11.1", "warn"), ("2.14.0a0", "ok"), ("2.16.0a0", "warn"), ("?", "ok"), ("", "warn")],
 )
-def test_version_of_torch_is_read_and_compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, status: str
-) -> None:
+def test_version_of_torch_is_read_and_compared(tmp_path, monkeypatch, version, status):
     monkeypatch.setattr(preflight, "installed_version", lambda _: version)
     found = finding_of("torch", spec_for(tmp_path))
     assert (found.status, found.text.startswith(version)) == (status, True)
 
 
 @pytest.fixture
-def spec(tmp_path: Path) -> LaunchSpec:
+def spec(tmp_path):
     (tmp_path / "logs").mkdir()
     (tmp_path / "shared").mkdir()
     return small_spec(tmp_path, 2, log_dir=tmp_path / "logs", worker_log_dir=tmp_path / "shared", device_target="cpu")
 
 
-def test_host_that_is_well_starts_again(spec: LaunchSpec) -> None:
+def test_host_that_is_well_starts_again(spec):
     check_restart(spec, {}, [])
 
 
 @pytest.mark.parametrize("folder", ["logs", "shared"])
-def test_full_disk_of_any_logs_is_named(spec: LaunchSpec, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_of_any_logs_is_named(spec, folder, monkeypatch):
     free = lambda path: 0 if path.name == folder else 1 << 30  # noqa: E731
     monkeypatch.setattr(checks, "free_disk_bytes", free)
     with pytest.raises(ClusterError, match=rf"the disk of .*/{folder}, where logs are written, is full; make room"):
         check_restart(spec, {}, [])
 
 
-def test_folder_that_has_gone_is_named(spec: LaunchSpec) -> None:
+def test_folder_that_has_gone_is_named(spec):
     spec.log_dir.rmdir()
     with pytest.raises(ClusterError, match=r"/logs: No such file or directory; logs are written there"):
         check_restart(spec, {}, [])
 
 
-def test_processes_that_do_not_end_are_named(spec: LaunchSpec) -> None:
+def test_processes_that_do_not_end_are_named(spec):
     with pytest.raises(ClusterError, match=r"processes \[7, 9\] could not be ended"):
         check_restart(spec, {}, {9, 7})
 
 
-def test_device_that_has_gone_is_named(spec: LaunchSpec) -> None:
+def test_device_that_has_gone_is_named(spec):
     with pytest.raises(MsrunError, match="gpu"):
         check_restart(replace(spec, device_target="gpu"), {"CUDA_VISIBLE_DEVICES": ""}, [])

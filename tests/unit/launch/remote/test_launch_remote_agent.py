@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import socket
 import tempfile
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from plans import small_spec
@@ -29,41 +27,38 @@ JOB = HostJob(protocol(), "f00d", 1, SPEC, {"GIVEN": "yes"}, 60.0, will_run=Fals
 class Link:
     """A `LauncherLink` whose launcher says this; then it waits for the agent's end."""
 
-    def __init__(self, *messages: Message) -> None:
+    def __init__(self, *messages):
         self._messages = list(messages)
         self.heard: list[Message] = []
         self.unsent_logs: set[str] = set()
 
-    def wait(self, limit_s: float | None = None) -> Message | None:
+    def wait(self, limit_s=None):
         return self._messages.pop(0) if self._messages else None
 
-    def send(self, kind: str, **fields: Any) -> None:
+    def send(self, kind, **fields):
         self.heard.append({"type": kind, **fields})
 
 
 @pytest.fixture(autouse=True)
-def this_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def this_host(tmp_path, monkeypatch):
     """Spools are below the test's folder, and the look at the host is short."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(module, "make_host_report", lambda *_, **__: HostReport(host_name="seen"))
 
 
-def job(**changes: Any) -> Message:
+def job(**changes):
     return {"type": "job", "job": encode_record(replace(JOB, **changes))}
 
 
-Serve = Callable[..., tuple[Agent, Link]]
-
-
 @pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+def served(monkeypatch):
     """Lets an agent serve a launcher that says this, and cleans up after it."""
     with ExitStack() as stack:
         monkeypatch.setattr(module, "job_signals", lambda *_, **__: nullcontext())  # which would stay ignored
 
-        def serve(*messages: Message, link_type: type[Link] = Link) -> tuple[Agent, Link]:
+        def serve(*messages, link_type=Link):
             link = link_type(*messages)
-            agent = Agent(link)  # type: ignore[arg-type]
+            agent = Agent(link)
             stack.callback(agent.clean_up)
             agent.run()
             return agent, link
@@ -72,14 +67,14 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
 
 
 @pytest.mark.parametrize(("unsent", "stays"), [("worker_1.log", True), (contract.SCHEDULER_LOG, False)])
-def test_logs_of_workers_that_nobody_has_stay_where_they_are(served: Serve, unsent: str, stays: bool) -> None:
+def test_logs_of_workers_that_nobody_has_stay_where_they_are(served, unsent, stays):
     agent, link = served(job())
     link.unsent_logs = {unsent}
     agent.clean_up()
     assert spool_path("f00d", 1).exists() is stays
 
 
-def test_launcher_of_another_protocol_is_refused(served: Serve) -> None:
+def test_launcher_of_another_protocol_is_refused(served):
     with pytest.raises(
         ClusterError, match=rf"msrun here speaks protocol {protocol()}, the launcher 99: install the same"
     ):
@@ -87,7 +82,7 @@ def test_launcher_of_another_protocol_is_refused(served: Serve) -> None:
     assert not spool_path("f00d", 1).exists()
 
 
-def test_port_is_listened_on_until_the_end_and_one_that_is_taken_is_named(served: Serve) -> None:
+def test_port_is_listened_on_until_the_end_and_one_that_is_taken_is_named(served):
     _, link = served({"type": "listen", "address": "127.0.0.1", "port": 0})
     (listening,) = link.heard
     assert (listening["type"], listening["error"]) == ("listening", "")

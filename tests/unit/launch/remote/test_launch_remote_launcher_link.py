@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import socket
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,18 +25,18 @@ LOST = {"type": "lost", "reason": "the launcher has gone"}
 class Launcher:
     """The launcher's side of one connection."""
 
-    def __init__(self, stream: socket.socket) -> None:
+    def __init__(self, stream):
         self.stream = stream
         stream.settimeout(0.0)
         self._buffer: FrameBuffer | None = None
 
-    def say(self, kind: str, **fields: Any) -> None:
+    def say(self, kind, **fields):
         self.stream.sendall(encode_message({"type": kind, **fields}))
 
     is_left = False
     """The agent has closed the connection."""
 
-    def hear(self) -> list[Message]:
+    def hear(self):
         """Return what has come since the last call, without the marker of a new connection."""
         try:
             data = self.stream.recv(1 << 20)
@@ -55,7 +54,7 @@ class Launcher:
 class Agent:
     """A link whose thread the test plays: `look` is a few turns of it."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.clock = FakeClock()
         ours, theirs = socket.socketpair()
         self.link = LauncherLink(SocketPipe(ours=theirs), self.clock)
@@ -67,20 +66,20 @@ class Agent:
         self.path = str(Path(self.folder.name, "s"))
         self.listener: socket.socket | None = None
 
-    def look(self) -> list[Message]:
+    def look(self):
         """Return what the launcher hears of that."""
         self.turn()
         return self.launcher.hear()
 
-    def turn(self) -> None:
+    def turn(self):
         for _ in range(6):
             self.link.loop.turn(0.0)
 
-    def pass_time(self, seconds: float) -> None:
+    def pass_time(self, seconds):
         self.clock.advance(seconds)
         self.turn()
 
-    def allow_resuming(self) -> None:
+    def allow_resuming(self):
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(self.path)
         self.listener.listen()
@@ -88,14 +87,14 @@ class Agent:
         self.link.resume_at(self.listener, SILENCE_S)
         self.look()
 
-    def come_again(self) -> None:
+    def come_again(self):
         """A launcher makes another connection."""
         stream = socket.socket(socket.AF_UNIX)
         stream.connect(self.path)
         self.launcher = Launcher(stream)
         self.launchers.append(self.launcher)
 
-    def close(self) -> None:
+    def close(self):
         for launcher in self.launchers:
             launcher.stream.close()
         if not self.is_closed:
@@ -105,7 +104,7 @@ class Agent:
 
     is_closed = False
 
-    def end(self) -> None:
+    def end(self):
         """Close the link, whose thread runs."""
         self.link.close()
         self.is_closed = True
@@ -113,17 +112,17 @@ class Agent:
 
 
 @pytest.fixture
-def agent() -> Iterator[Agent]:
+def agent():
     made = Agent()
     yield made
     made.close()
 
 
-def kinds(messages: list[Message]) -> list[str]:
+def kinds(messages):
     return [message["type"] for message in messages]
 
 
-def test_connection_with_a_gap_is_left_for_another_one(agent: Agent) -> None:
+def test_connection_with_a_gap_is_left_for_another_one(agent):
     agent.allow_resuming()
     agent.launcher.say("run", seq=2)
     agent.look()
@@ -134,10 +133,10 @@ def test_connection_with_a_gap_is_left_for_another_one(agent: Agent) -> None:
     agent.launcher.say("job", seq=1)
     agent.launcher.say("run", seq=2)
     assert kinds([*agent.look(), *agent.look()]) == ["attached"]
-    assert [agent.link.wait(0.0)["type"] for _ in range(2)] == ["job", "run"]  # type: ignore[index]
+    assert [agent.link.wait(0.0)["type"] for _ in range(2)] == ["job", "run"]
 
 
-def test_end_of_the_connection_before_the_job_has_begun_is_the_end(agent: Agent) -> None:
+def test_end_of_the_connection_before_the_job_has_begun_is_the_end(agent):
     agent.link.obey(agent.signals)
     agent.launcher.stream.close()
     agent.turn()
@@ -147,7 +146,7 @@ def test_end_of_the_connection_before_the_job_has_begun_is_the_end(agent: Agent)
     assert agent.link.take() is None
 
 
-def test_agent_of_a_closed_connection_waits_a_while_for_another_launcher(agent: Agent) -> None:
+def test_agent_of_a_closed_connection_waits_a_while_for_another_launcher(agent):
     agent.allow_resuming()
     agent.link.obey(agent.signals)
     agent.launcher.stream.close()
@@ -160,7 +159,7 @@ def test_agent_of_a_closed_connection_waits_a_while_for_another_launcher(agent: 
     assert agent.link.orders.take() == [LOST], "told once"
 
 
-def test_late_connection_of_a_launcher_that_has_gone_is_no_sign_of_life(agent: Agent) -> None:
+def test_late_connection_of_a_launcher_that_has_gone_is_no_sign_of_life(agent):
     agent.allow_resuming()
     agent.launcher.stream.close()
     agent.turn()
@@ -173,7 +172,7 @@ def test_late_connection_of_a_launcher_that_has_gone_is_no_sign_of_life(agent: A
     assert agent.link.is_orphan
 
 
-def test_launcher_without_a_sign_of_life_is_left(agent: Agent, capsys: pytest.CaptureFixture[str]) -> None:
+def test_launcher_without_a_sign_of_life_is_left(agent, capsys):
     agent.allow_resuming()
     agent.pass_time(SILENCE_S)
     assert not agent.link.is_orphan
@@ -187,7 +186,7 @@ def test_launcher_without_a_sign_of_life_is_left(agent: Agent, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize("is_resumed", [True, False])
-def test_launcher_that_said_that_it_is_stopped_may_be_silent_for_a_while(agent: Agent, is_resumed: bool) -> None:
+def test_launcher_that_said_that_it_is_stopped_may_be_silent_for_a_while(agent, is_resumed):
     agent.allow_resuming()
     agent.launcher.say("pause", seq=1)
     agent.look()
@@ -200,7 +199,7 @@ def test_launcher_that_said_that_it_is_stopped_may_be_silent_for_a_while(agent: 
     assert agent.link.is_orphan
 
 
-def test_signals_that_come_before_the_job_can_hear_them_are_kept(agent: Agent) -> None:
+def test_signals_that_come_before_the_job_can_hear_them_are_kept(agent):
     agent.launcher.say("signal", seq=1, signum=int(signal.SIGTERM))
     agent.look()
     agent.link.obey(agent.signals)
@@ -214,21 +213,19 @@ def test_signals_that_come_before_the_job_can_hear_them_are_kept(agent: Agent) -
 @pytest.mark.parametrize(
     "said", [{"seq": 1}, {"type": "signal", "seq": 1}, {"type": "signal", "seq": 1, "signum": "x"}]
 )
-def test_launcher_that_talks_nonsense_is_left(
-    agent: Agent, said: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_launcher_that_talks_nonsense_is_left(agent, said, capsys):
     agent.launcher.stream.sendall(encode_message(said))
     agent.turn()
     assert agent.link.is_orphan and not agent.launcher.hear() and not agent.launcher.hear() and agent.launcher.is_left
     assert "msrun agent: left the launcher, which says" in capsys.readouterr().err
 
 
-def logs_of(*sizes: int) -> Any:
+def logs_of(*sizes):
     left = [{"type": "log", "name": f"worker_{number}.log", "data": "x" * size} for number, size in enumerate(sizes)]
     return lambda: left.pop(0) if left else None
 
 
-def test_logs_wait_for_the_launcher_to_say_that_it_has_them(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logs_wait_for_the_launcher_to_say_that_it_has_them(agent, monkeypatch):
     monkeypatch.setattr(module, "WINDOW_BYTES", 100)
     agent.link.send_logs(logs_of(60, 40, 10, 90))
     agent.link.finish_logs()
@@ -244,14 +241,14 @@ def test_logs_wait_for_the_launcher_to_say_that_it_has_them(agent: Agent, monkey
     assert kinds([*agent.look(), *agent.look()]) == ["beat", "logs_end"]
 
 
-def test_log_that_was_not_asked_for_yet_is_one_that_the_launcher_lacks(agent: Agent) -> None:
+def test_log_that_was_not_asked_for_yet_is_one_that_the_launcher_lacks(agent):
     agent.link.send_logs(logs_of(10))
     agent.link.send("event")
     agent.turn()
     assert agent.link.unsent_logs == {"worker_0.log"}, "an event is none"
 
 
-def test_thread_sends_what_is_waiting_before_it_ends_and_that_is_no_loss_of_the_launcher(agent: Agent) -> None:
+def test_thread_sends_what_is_waiting_before_it_ends_and_that_is_no_loss_of_the_launcher(agent):
     agent.link.obey(agent.signals)
     agent.link.start()
     agent.link.send("result", failure=None)
@@ -261,19 +258,17 @@ def test_thread_sends_what_is_waiting_before_it_ends_and_that_is_no_loss_of_the_
     assert not agent.link.is_orphan and agent.told == []
 
 
-def test_fault_of_the_thread_is_told_and_the_launcher_is_still_served(
-    agent: Agent, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said: list[Message] = []
+def test_fault_of_the_thread_is_told_and_the_launcher_is_still_served(agent, capsys):
+    said = []
 
-    def hear(kind: str) -> Message:
-        def find() -> Message | None:
+    def hear(kind):
+        def find():
             said.extend(agent.launcher.hear())
             return next((message for message in said if message["type"] == kind), None)
 
         return dict(wait_until(find, f"{kind} has come"))
 
-    def fail() -> Message:
+    def fail():
         raise OSError(5, "Input/output error")
 
     agent.link.send_logs(fail)
@@ -289,9 +284,7 @@ def test_fault_of_the_thread_is_told_and_the_launcher_is_still_served(
     agent.end()
 
 
-def test_message_that_cannot_be_sent_is_a_fault_and_leaves_no_gap(
-    agent: Agent, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_message_that_cannot_be_sent_is_a_fault_and_leaves_no_gap(agent, capsys):
     agent.link.send("planned", notes=["x" * MAX_MESSAGE_BYTES])
     agent.link.send("result")
     agent.link.start()

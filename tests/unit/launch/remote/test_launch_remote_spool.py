@@ -1,21 +1,17 @@
 """An agent's folder on its host, by its socket and its record, and what goes home when the agent is lost."""
 
-from __future__ import annotations
-
 import os
 import stat
 import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 from job_runner import REPOSITORY, is_alive, wait_until
 
 from msrun.agent.processes.process_control import start_time
-from msrun.cluster.messages import FrameBuffer, Message, encode_message
+from msrun.cluster.messages import FrameBuffer, encode_message
 from msrun.errors import ClusterError
 from msrun.launch.directory.log_directory import new_job_id
 from msrun.launch.remote import logs as spool
@@ -25,7 +21,7 @@ from msrun.launch.transport.link import MARKER
 SUN_PATH_BYTES = 108
 
 
-def test_socket_is_reached_in_a_folder_that_is_deeper_than_its_address_is_long(tmp_path: Path) -> None:
+def test_socket_is_reached_in_a_folder_that_is_deeper_than_its_address_is_long(tmp_path):
     folder = tmp_path / ("deep" * 40)
     folder.mkdir()
     assert len(str(folder)) > SUN_PATH_BYTES
@@ -38,7 +34,7 @@ def test_socket_is_reached_in_a_folder_that_is_deeper_than_its_address_is_long(t
         assert (folder / spool.SOCKET).is_socket(), "what an earlier one has left is no hindrance"
 
 
-def test_folder_is_its_owner_s_alone_and_names_this_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_is_its_owner_s_alone_and_names_this_agent(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     folder, hold = spool.make_spool("f00d", 3)
     os.close(hold)
@@ -49,14 +45,14 @@ def test_folder_is_its_owner_s_alone_and_names_this_agent(tmp_path: Path, monkey
         spool.make_spool("f00d", 3)
 
 
-def test_folder_that_has_gone_is_named(tmp_path: Path) -> None:
+def test_folder_that_has_gone_is_named(tmp_path):
     with pytest.raises(ClusterError, match=r"cannot listen in .*gone .No such file or directory.; set TMPDIR"):
         spool.listen_in(tmp_path / "gone")
     with pytest.raises(FileNotFoundError):
         spool.connect_in(tmp_path / "gone")
 
 
-def test_agent_is_killed_by_its_record_and_nobody_else_is(tmp_path: Path) -> None:
+def test_agent_is_killed_by_its_record_and_nobody_else_is(tmp_path):
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
         try:
             for text in ("", "nonsense", f"{process.pid} 1", f"{process.pid}"):
@@ -70,7 +66,7 @@ def test_agent_is_killed_by_its_record_and_nobody_else_is(tmp_path: Path) -> Non
             process.kill()
 
 
-def test_folders_that_agents_left_behind_go_after_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_that_agents_left_behind_go_after_a_day(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     now = time.time()
     target = tmp_path / "elsewhere"
@@ -98,7 +94,7 @@ def test_folders_that_agents_left_behind_go_after_a_day(tmp_path: Path, monkeypa
     assert not held.exists(), "its agent has ended"
 
 
-def test_folder_of_somebody_else_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_of_somebody_else_stays(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     folder = tmp_path / "msrun-spool-0a1f-0"
     folder.mkdir()
@@ -115,17 +111,17 @@ ATTACH = "from msrun.launch.remote.logs import attach; attach('JOB', 3)"
 
 
 @pytest.fixture
-def left(tmp_path: Path) -> Path:
+def left(tmp_path):
     path = tmp_path / "msrun-spool-JOB-3"
     path.mkdir()
     return path
 
 
-def environ(left: Path) -> dict[str, str]:
+def environ(left):
     return {**os.environ, "TMPDIR": str(left.parent), "PYTHONPATH": str(REPOSITORY)}
 
 
-def salvage(left: Path, **sizes: int) -> list[Message]:
+def salvage(left, **sizes):
     """Return what comes home, of logs of which so many bytes are there."""
     code = SALVAGE.format(sizes={f"{name}.log": size for name, size in sizes.items()})
     done = subprocess.run([sys.executable, "-c", code], env=environ(left), capture_output=True, timeout=60, check=True)
@@ -133,14 +129,14 @@ def salvage(left: Path, **sizes: int) -> list[Message]:
     return FrameBuffer().messages(done.stdout[len(MARKER) :])
 
 
-def texts(messages: list[Message]) -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
+def texts(messages):
+    found = {}
     for message in messages:
         found[message["name"]] = found.get(message["name"], b"") + unpack_piece(message)
     return found
 
 
-def test_what_is_missing_at_home_is_sent_and_the_folder_goes(left: Path) -> None:
+def test_what_is_missing_at_home_is_sent_and_the_folder_goes(left):
     (left / "worker_6.log").write_bytes(b"known, new")
     (left / "worker_7.log").write_bytes(b"x" * (1 << 20))
     found = texts(salvage(left, worker_6=7, worker_7=0, worker_8=0))
@@ -148,7 +144,7 @@ def test_what_is_missing_at_home_is_sent_and_the_folder_goes(left: Path) -> None
     assert not left.exists()
 
 
-def test_agent_is_ended_and_its_logs_stay_when_the_launcher_has_gone_meanwhile(left: Path) -> None:
+def test_agent_is_ended_and_its_logs_stay_when_the_launcher_has_gone_meanwhile(left):
     (left / "worker_6.log").write_bytes(b"x" * (1 << 20))
     reader, writer = os.pipe()
     os.close(reader)
@@ -156,7 +152,7 @@ def test_agent_is_ended_and_its_logs_stay_when_the_launcher_has_gone_meanwhile(l
         wait_until(lambda: start_time(agent.pid), "it runs")
         (left / AGENT).write_text(f"{agent.pid} {start_time(agent.pid)}\n")
         code = SALVAGE.format(sizes={"worker_6.log": 0})
-        streams: Any = {"stdout": writer, "stderr": subprocess.PIPE}
+        streams = {"stdout": writer, "stderr": subprocess.PIPE}
         done = subprocess.run([sys.executable, "-c", code], env=environ(left), **streams, timeout=60, check=False)
         os.close(writer)
         assert agent.wait(30) == -9
@@ -164,11 +160,11 @@ def test_agent_is_ended_and_its_logs_stay_when_the_launcher_has_gone_meanwhile(l
     assert (left / "worker_6.log").stat().st_size == 1 << 20
 
 
-def attached(left: Path, **streams: Any) -> subprocess.Popen[bytes]:
+def attached(left, **streams):
     return subprocess.Popen([sys.executable, "-c", ATTACH], env=environ(left), **streams)
 
 
-def test_bytes_pass_between_the_launcher_and_the_agent_that_runs(left: Path) -> None:
+def test_bytes_pass_between_the_launcher_and_the_agent_that_runs(left):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with listen_in(left) as listener, attached(left, **pipes) as process:
         listener.settimeout(60)
@@ -185,7 +181,7 @@ def test_bytes_pass_between_the_launcher_and_the_agent_that_runs(left: Path) -> 
         assert process.wait(60) == 0, "the agent has closed"
 
 
-def test_host_without_an_agent_says_so(left: Path) -> None:
+def test_host_without_an_agent_says_so(left):
     with attached(left, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         _, stderr = process.communicate(timeout=60)
     assert process.returncode == NO_AGENT

@@ -7,8 +7,6 @@ import math
 import os
 import random
 import socket
-from collections.abc import Iterable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,7 +35,7 @@ ENDED_BADLY = {0: WorkerRecord(7, "failed", "exit code 4")}
 WORKER_FAILURE = {"job_id": "a", "exit_code": 4, "reason": "rank 0 failed", "first_failure": {"global_rank": 0}}
 
 
-def fault(exit_code: int) -> dict[str, Any]:
+def fault(exit_code):
     return {"job_id": "a", "exit_code": exit_code, "reason": "why", "first_failure": None}
 
 
@@ -65,16 +63,14 @@ def fault(exit_code: int) -> dict[str, Any]:
         (LockState(None, None), EventsRecord(over="well"), {}, (JobState.ENDED, "well")),
     ],
 )
-def test_state_follows_from_lock_events_and_failure(
-    lock: LockState, events: EventsRecord, failure: dict[str, Any], expected: tuple[JobState, str]
-) -> None:
+def test_state_follows_from_lock_events_and_failure(lock, events, failure, expected):
     assert decide_state(lock, events, failure) == expected
 
 
 class Directory:
     """The log directory of a job of two workers that has ended or died."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         self.path = path
         self.run_dir = path / "run"
         self.run_dir.mkdir()
@@ -89,31 +85,31 @@ class Directory:
             self.note("started", global_rank=rank, pid=10 + rank)
         self.note("running")
 
-    def note(self, kind: str, **fields: Any) -> None:
+    def note(self, kind, **fields):
         self.events.append({"time": 100.0 + len(self.events), "event": kind, **fields})
         text = "".join(json.dumps(event) + "\n" for event in self.events)
         (self.path / contract.EVENTS_JSONL).write_text(text)
 
-    def write(self, name: str, value: Any) -> None:
+    def write(self, name, value):
         (self.path / name).write_text(json.dumps(value) + "\n")
 
-    def end(self) -> None:
+    def end(self):
         for rank in (0, 1):
             self.note("exited", global_rank=rank, state="done", how="exit code 0")
         self.note("over", reason="well")
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Directory:
+def directory(tmp_path):
     return Directory(tmp_path)
 
 
-def test_use_is_told_of_the_running_workers_of_this_host_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_use_is_told_of_the_running_workers_of_this_host_alone(monkeypatch):
     """A process id of another host stands for somebody else here."""
     here = socket.gethostname()
-    measured: list[int] = []
+    measured = []
 
-    def measure(pids: Iterable[int]) -> dict[int, Usage]:
+    def measure(pids):
         measured[:] = pids
         return {pid: Usage(1.0, 0 if pid == 13 else 9) for pid in measured}
 
@@ -122,7 +118,7 @@ def test_use_is_told_of_the_running_workers_of_this_host_alone(monkeypatch: pyte
     events = EventsRecord(workers={**workers, 1: WorkerRecord(11, "done", "")})
     planned = tuple(PlannedWorker(rank, "other" if rank == 2 else here, "") for rank in range(4))
     plan = PlanRecord("J", "/no/such/folder", None, (here,), planned)
-    job: Any = SimpleNamespace(is_over=False, launcher_host=here, clock=0.0)
+    job = SimpleNamespace(is_over=False, launcher_host=here, clock=0.0)
     rows = list(module._build_rows(job, plan, events))
     assert [row.usage for row in rows] == [Usage(1.0, 9), *[None] * 4]
     assert measured == [10, 13], "1 has ended, 2 is of another host, 4 is not of the plan"
@@ -130,7 +126,7 @@ def test_use_is_told_of_the_running_workers_of_this_host_alone(monkeypatch: pyte
     assert [row.usage for row in module._build_rows(job, plan, events)] == [None] * 5
 
 
-def test_job_that_ended_well_is_told_with_its_run_time(directory: Directory) -> None:
+def test_job_that_ended_well_is_told_with_its_run_time(directory):
     directory.end()
     (directory.path / "worker_1.log").write_text("written by what the job has left")
     status = read_status(directory.path)
@@ -142,7 +138,7 @@ def test_job_that_ended_well_is_told_with_its_run_time(directory: Directory) -> 
     ]
 
 
-def test_workers_of_a_job_that_died_are_lost_and_it_ran_until_its_last_sign_of_life(directory: Directory) -> None:
+def test_workers_of_a_job_that_died_are_lost_and_it_ran_until_its_last_sign_of_life(directory):
     (directory.path / "worker_1.log").write_text("x")
     os.utime(directory.path / "worker_1.log", (150.0, 150.0))
     status = read_status(directory.path)
@@ -151,14 +147,14 @@ def test_workers_of_a_job_that_died_are_lost_and_it_ran_until_its_last_sign_of_l
     assert [row.log_at for row in status.rows] == [None, 150.0]
 
 
-def test_failure_of_another_job_is_called_damage(directory: Directory) -> None:
+def test_failure_of_another_job_is_called_damage(directory):
     directory.end()
     directory.write(contract.FAILURE_JSON, {"job_id": "b", "exit_code": 4, "reason": "r"})
     status = read_status(directory.path)
     assert (status.state, status.notes) == (JobState.ENDED, ("failure.json is damaged",))
 
 
-def test_damaged_plan_leaves_the_workers_that_the_events_name(directory: Directory) -> None:
+def test_damaged_plan_leaves_the_workers_that_the_events_name(directory):
     (directory.path / contract.PLAN_JSON).write_text("{")
     status = read_status(directory.path)
     assert status.notes == ("plan.json is damaged",)
@@ -177,9 +173,7 @@ def test_damaged_plan_leaves_the_workers_that_the_events_name(directory: Directo
         (b"loss: e\nfootstep 9\nstep " + b"9" * 400, 999999999999999999, None),
     ],
 )
-def test_step_and_loss_are_read_from_the_log(
-    directory: Directory, log: bytes, step: int | None, loss: float | None
-) -> None:
+def test_step_and_loss_are_read_from_the_log(directory, log, step, loss):
     (directory.path / "worker_0.log").write_bytes(log)
     row = read_status(directory.path).rows[0]
     assert row.step == step
@@ -196,9 +190,7 @@ def test_step_and_loss_are_read_from_the_log(
         *((name, {"file": ""}) for name in ("nowhere", "file", "file/below")),
     ],
 )
-def test_directory_that_is_none_or_no_jobs_is_refused_in_one_line(
-    tmp_path: Path, name: str, content: dict[str, str]
-) -> None:
+def test_directory_that_is_none_or_no_jobs_is_refused_in_one_line(tmp_path, name, content):
     for file, text in content.items():
         (tmp_path / file).write_text(text)
     with pytest.raises(UsageError, match=r"^--stop .*; give the --log_dir of a job$") as caught:
@@ -207,7 +199,7 @@ def test_directory_that_is_none_or_no_jobs_is_refused_in_one_line(
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may read everything")
-def test_files_of_another_user_are_refused_in_one_line(directory: Directory) -> None:
+def test_files_of_another_user_are_refused_in_one_line(directory):
     (directory.path / contract.PLAN_JSON).chmod(0)
     with pytest.raises(UsageError, match=r"cannot read .*plan\.json \(Permission denied\)"):
         read_status(directory.path)
@@ -215,7 +207,7 @@ def test_files_of_another_user_are_refused_in_one_line(directory: Directory) -> 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.integers(0, 1 << 32))
-def test_no_damage_to_any_file_is_more_than_a_line(directory: Directory, seed: int) -> None:
+def test_no_damage_to_any_file_is_more_than_a_line(directory, seed):
     chance = random.Random(seed)
     fresh = Directory.__new__(Directory)
     fresh.__dict__.update(directory.__dict__, events=list(directory.events))
@@ -238,8 +230,8 @@ def test_no_damage_to_any_file_is_more_than_a_line(directory: Directory, seed: i
             path.write_bytes(data)
 
 
-def test_reading_changes_nothing(directory: Directory) -> None:
-    def listing() -> list[tuple[str, int, int]]:
+def test_reading_changes_nothing(directory):
+    def listing():
         entries = [(path.name, path.stat()) for path in sorted(directory.path.rglob("*"))]
         return [(name, found.st_size, found.st_mtime_ns) for name, found in entries]
 

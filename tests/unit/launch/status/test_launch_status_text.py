@@ -1,7 +1,5 @@
 """The status as text, as a live table and as JSON: columns, groups for big jobs, nothing that a terminal would obey."""
 
-from __future__ import annotations
-
 import io
 import json
 import re
@@ -42,7 +40,7 @@ ROWS = (
 STATUS = replace(RUNNING, rows=ROWS)
 
 
-def test_running_job_in_plain_columns() -> None:
+def test_running_job_in_plain_columns():
     assert render_status(STATUS).splitlines() == [
         "job f00d: running",
         "launcher pid 7 on a, hosts a, b, up 1 min 15 s",
@@ -53,7 +51,7 @@ def test_running_job_in_plain_columns() -> None:
     ]
 
 
-def test_ended_job_tells_reason_exit_status_restarts_and_damage() -> None:
+def test_ended_job_tells_reason_exit_status_restarts_and_damage():
     ended = replace(
         STATUS, state=JobState.FAILED, reason="r", exit_code=4, restarts=2, rows=(), notes=("plan.json is damaged",)
     )
@@ -65,7 +63,7 @@ def test_ended_job_tells_reason_exit_status_restarts_and_damage() -> None:
     ]
 
 
-def test_thousands_of_workers_are_groups_of_equal_ones() -> None:
+def test_thousands_of_workers_are_groups_of_equal_ones():
     rows = [WorkerRow(rank, f"h{rank // 1000}", rank, "running", 990.0 + rank % 5, rank, 0.5) for rank in range(3000)]
     rows[1500] = replace(rows[1500], state="failed: exit code 4", log_at=None, step=None, loss=None)
     text = render_status(replace(STATUS, rows=tuple(rows)))
@@ -78,7 +76,7 @@ def test_thousands_of_workers_are_groups_of_equal_ones() -> None:
     ]
 
 
-def test_more_hosts_than_rows_are_told_by_the_state_of_their_workers_alone() -> None:
+def test_more_hosts_than_rows_are_told_by_the_state_of_their_workers_alone():
     rows = [WorkerRow(rank, f"h{rank}", rank, "running", None, None, None) for rank in range(70)]
     assert render_status(replace(STATUS, rows=tuple(rows))).splitlines()[4].split()[:3] == ["0-69", "70", "hosts"]
 
@@ -92,12 +90,12 @@ def test_more_hosts_than_rows_are_told_by_the_state_of_their_workers_alone() -> 
         ((), "launcher pid 7 on a, up"),
     ],
 )
-def test_hosts_are_named_once_unless_it_is_the_launcher_s_alone(hosts: tuple[str, ...], words: str) -> None:
+def test_hosts_are_named_once_unless_it_is_the_launcher_s_alone(hosts, words):
     assert render_status(replace(STATUS, hosts=hosts)).splitlines()[1].startswith(words)
 
 
 @pytest.mark.parametrize(("runs", "words"), [(6, "0, 2, 4, 6, 8, 10"), (7, "0, 2, 4, 6, 8, ..., 12")])
-def test_runs_of_ranks_are_all_named_up_to_a_limit(runs: int, words: str) -> None:
+def test_runs_of_ranks_are_all_named_up_to_a_limit(runs, words):
     rows = tuple(
         WorkerRow(rank, "h", 1, "a" if rank % 2 == 0 and rank < 2 * runs else "b", None, None, None)
         for rank in range(100)
@@ -105,7 +103,7 @@ def test_runs_of_ranks_are_all_named_up_to_a_limit(runs: int, words: str) -> Non
     assert render_status(replace(STATUS, rows=rows)).splitlines()[4].split("  ")[0] == words
 
 
-def test_terminal_gets_the_same_lines_in_colour() -> None:
+def test_terminal_gets_the_same_lines_in_colour():
     lost = replace(STATUS, rows=(ROWS[0], replace(ROWS[1], state="lost")))
     lines = render_status(lost, has_colours=True).split("\n")
     assert [line[:5] for line in lines if line.endswith("\x1b[m")] == ["\x1b[32m", "\x1b[31m"]
@@ -113,7 +111,7 @@ def test_terminal_gets_the_same_lines_in_colour() -> None:
 
 
 @given(st.text(max_size=20), st.text(max_size=20), st.booleans())
-def test_no_text_of_a_job_moves_the_cursor_or_breaks_a_line(reason: str, host: str, is_terminal: bool) -> None:
+def test_no_text_of_a_job_moves_the_cursor_or_breaks_a_line(reason, host, is_terminal):
     status = replace(STATUS, reason=reason, launcher_host=host, rows=(replace(ROWS[0], host=host, state=reason),))
     text = re.sub(r"\x1b\[[0-9]*m", "", render_status(status, has_colours=is_terminal))
     assert len(text.split("\n")) == 5
@@ -133,7 +131,7 @@ def test_no_text_of_a_job_moves_the_cursor_or_breaks_a_line(reason: str, host: s
         (90000.0, "1 d 1 h"),
     ],
 )
-def test_spans_are_in_the_units_people_use(seconds: float, words: str) -> None:
+def test_spans_are_in_the_units_people_use(seconds, words):
     assert describe_span(seconds) == words
 
 
@@ -142,7 +140,7 @@ IN_STEP_41 = Progress(contract.PHASE_JOINED, 41, 49.0, 0.25, total=100)
 WAITING = replace(IN_STEP_41, is_waiting=True, waiting_since=38.0, name="all_reduce of 8 ranks")
 
 
-def row(global_rank: int, host: str = "a", state: str = "running", progress: Progress = IN_STEP_41) -> WorkerRow:
+def row(global_rank, host="a", state="running", progress=IN_STEP_41):
     usage = Usage(10.0 + global_rank, (global_rank + 1) << 20) if state == "running" else None
     last_line = f"line of {global_rank}"
     return WorkerRow(
@@ -150,11 +148,11 @@ def row(global_rank: int, host: str = "a", state: str = "running", progress: Pro
     )
 
 
-def cells(table: LiveTable, status: JobStatus) -> list[tuple[str, ...]]:
+def cells(table, status):
     return [tuple(row.values()) for row in table.read(status)]
 
 
-def test_rank_has_a_row_with_the_share_of_a_core_since_the_look_before() -> None:
+def test_rank_has_a_row_with_the_share_of_a_core_since_the_look_before():
     table = LiveTable()
     first = replace(LIVE, rows=(row(0),))
     assert cells(table, first) == [("0", "a", "running", "41/100", "2.5", "0.25", "-", "1 MiB", "line of 0")]
@@ -162,7 +160,7 @@ def test_rank_has_a_row_with_the_share_of_a_core_since_the_look_before() -> None
     assert cells(table, replace(first, clock=52.0, rows=(later,)))[0][6:8] == ("150%", "3.0 GiB")
 
 
-def test_more_ranks_than_a_screen_holds_are_one_row_for_each_host() -> None:
+def test_more_ranks_than_a_screen_holds_are_one_row_for_each_host():
     half = MAX_RANKS // 2
     rows = [row(rank, "ab"[rank > half]) for rank in range(MAX_RANKS + 1)]
     rows[3] = replace(rows[3], state="failed: exit code 1", step=40, usage=None)
@@ -175,20 +173,20 @@ def test_more_ranks_than_a_screen_holds_are_one_row_for_each_host() -> None:
     assert tuple(first.values())[7:] == (f"{sum(range(1, 18)) - 4} MiB", "[6] line of 6")
 
 
-def test_what_a_worker_writes_cannot_move_the_cursor() -> None:
+def test_what_a_worker_writes_cannot_move_the_cursor():
     [hostile] = LiveTable().read(replace(LIVE, rows=(replace(row(0), last_line="a\x1b[2Jb\rc"),)))
     assert hostile["last line"] == "ab\\rc"
 
 
-def drawn(status: JobStatus, width: int) -> list[str]:
+def drawn(status, width):
     """Return the lines of the table on a terminal of so many columns."""
     console = Console(file=io.StringIO(), width=width)
     console.print(draw(status, LiveTable().read(status)))
-    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    text = console.file.getvalue()
     return [line.rstrip() for line in text.splitlines()]
 
 
-def test_terminal_has_the_lines_about_the_job_above_the_table() -> None:
+def test_terminal_has_the_lines_about_the_job_above_the_table():
     assert drawn(replace(LIVE, rows=(row(0), row(10, "b", "planned"))), 100) == [
         *head_lines(LIVE),
         "rank  host  state       step  steps/s       loss    CPU    memory  last line",
@@ -197,7 +195,7 @@ def test_terminal_has_the_lines_about_the_job_above_the_table() -> None:
     ]
 
 
-def test_narrow_terminal_shortens_the_last_lines_of_logs_first() -> None:
+def test_narrow_terminal_shortens_the_last_lines_of_logs_first():
     long = replace(row(0, progress=WAITING), last_line="xx " * 20)
     lines = drawn(replace(LIVE, rows=(long,)), 80)
     assert len(lines) == 5
@@ -214,16 +212,16 @@ def test_narrow_terminal_shortens_the_last_lines_of_logs_first() -> None:
         ("planned", IN_STEP_41, None),
     ],
 )
-def test_state_of_a_worker_has_a_colour(state: str, progress: Progress, colour: int | None) -> None:
+def test_state_of_a_worker_has_a_colour(state, progress, colour):
     console = Console(file=io.StringIO(), width=120, force_terminal=True, color_system="standard")
     status = replace(LIVE, rows=(row(0, state=state, progress=progress),))
     console.print(draw(status, LiveTable().read(status)))
-    last = console.file.getvalue().splitlines()[-1]  # type: ignore[attr-defined]
+    last = console.file.getvalue().splitlines()[-1]
     word = "waits" if progress is WAITING else state.partition(":")[0]
     assert re.findall(r"\x1b\[(\d+)m([a-z]+)", last) == ([(str(colour), word)] if colour else [])
 
 
-def test_rows_are_added_when_something_else_than_their_load_has_changed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_are_added_when_something_else_than_their_load_has_changed(capsys):
     view = PlainRows()
     first = replace(LIVE, rows=(row(0), row(1)))
     view.show(first)
@@ -238,7 +236,7 @@ def test_rows_are_added_when_something_else_than_their_load_has_changed(capsys: 
     assert capsys.readouterr().out.splitlines() == [head_lines(replace(first, state=JobState.ENDED))[0]]
 
 
-def test_json_holds_numbers_or_null_and_the_same_keys_for_every_worker() -> None:
+def test_json_holds_numbers_or_null_and_the_same_keys_for_every_worker():
     planned = WorkerRow(1, "b", 0, "planned", None, None, float("nan"))
     told = json.loads(render_json(replace(LIVE, rows=(row(0, progress=WAITING), planned))))
     assert (told["state"], told["exit_code"], told["launcher"]) == ("running", None, {"host": "a", "pid": 7})

@@ -6,7 +6,6 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,7 +23,7 @@ MUCH = 8 << 20
 class Host:
     """One channel in the loop, and the host's end of it."""
 
-    def __init__(self, loop: EventLoop) -> None:
+    def __init__(self, loop):
         ours, self.stream = socket.socketpair()
         self.stream.settimeout(60)
         self.came = bytearray()
@@ -33,13 +32,13 @@ class Host:
         self.channel: Any = InLoop(loop, ByteChannel(loop, self.pipe, self._on_bytes, self._on_end))
         self.channel.start()
 
-    def _on_bytes(self, _: ByteChannel, data: bytes) -> None:
+    def _on_bytes(self, _, data):
         self.came += data
 
-    def _on_end(self, _: ByteChannel) -> None:
+    def _on_end(self, _):
         self.ends += 1
 
-    def receive(self, size: int) -> bytes:
+    def receive(self, size):
         data = bytearray()
         while len(data) < size:
             data += self.stream.recv(1 << 20)
@@ -49,16 +48,16 @@ class Host:
 class Hosts:
     """A loop, and hosts in it."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.loop = EventLoop(2)
         self.loop.start()
         self.made: list[Host] = []
 
-    def add(self) -> Host:
+    def add(self):
         self.made.append(Host(self.loop))
         return self.made[-1]
 
-    def turn(self) -> None:
+    def turn(self):
         """Let the loop do what it has been asked to."""
         done = threading.Event()
         self.loop.call(done.set)
@@ -66,7 +65,7 @@ class Hosts:
 
 
 @pytest.fixture
-def hosts() -> Iterator[Hosts]:
+def hosts():
     made = Hosts()
     yield made
     for host in made.made:
@@ -77,7 +76,7 @@ def hosts() -> Iterator[Hosts]:
         host.stream.close()
 
 
-def test_slow_reader_gets_all_in_its_order_and_holds_up_nobody(hosts: Hosts) -> None:
+def test_slow_reader_gets_all_in_its_order_and_holds_up_nobody(hosts):
     slow, other = hosts.add(), hosts.add()
     data = os.urandom(MUCH)
     slow.channel.send(data)
@@ -89,7 +88,7 @@ def test_slow_reader_gets_all_in_its_order_and_holds_up_nobody(hosts: Hosts) -> 
     wait_until(lambda: not slow.channel.has_unsent, "all is sent")
 
 
-def test_end_is_told_once_and_after_all_that_was_said(hosts: Hosts) -> None:
+def test_end_is_told_once_and_after_all_that_was_said(hosts):
     host = hosts.add()
     host.stream.sendall(b"last words" * 20_000)
     host.stream.close()
@@ -101,7 +100,7 @@ def test_end_is_told_once_and_after_all_that_was_said(hosts: Hosts) -> None:
     assert host.ends == 1
 
 
-def test_what_a_host_has_said_is_read_although_it_takes_nothing_more(hosts: Hosts) -> None:
+def test_what_a_host_has_said_is_read_although_it_takes_nothing_more(hosts):
     host = hosts.add()
     host.channel.send(bytes(MUCH))
     host.stream.sendall(b"not found")
@@ -113,7 +112,7 @@ def test_what_a_host_has_said_is_read_although_it_takes_nothing_more(hosts: Host
     wait_until(lambda: host.ends, "it has ended")
 
 
-def test_channel_that_is_stopped_in_the_midst_of_writing_may_be_closed(hosts: Hosts) -> None:
+def test_channel_that_is_stopped_in_the_midst_of_writing_may_be_closed(hosts):
     host, closed = hosts.add(), threading.Event()
     host.channel.send(bytes(MUCH))
     wait_until(lambda: host.stream.recv(1), "a part is on its way")
@@ -127,8 +126,8 @@ def test_channel_that_is_stopped_in_the_midst_of_writing_may_be_closed(hosts: Ho
     wait_until(lambda: again.came == b"here", "the next one is served")
 
 
-def test_connection_that_fails_in_an_unknown_way_ends_alone(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> bytes:
+def test_connection_that_fails_in_an_unknown_way_ends_alone(hosts, monkeypatch):
+    def fail(*_):
         raise EOFError("no more")
 
     bad, deaf, good = hosts.add(), hosts.add(), hosts.add()
@@ -142,7 +141,7 @@ def test_connection_that_fails_in_an_unknown_way_ends_alone(hosts: Hosts, monkey
     wait_until(lambda: deaf.came == b"said" and good.came == b"here", "the others are served")
 
 
-def test_what_was_called_for_is_done_before_the_end() -> None:
+def test_what_was_called_for_is_done_before_the_end():
     loop, done = EventLoop(1), list[int]()
     loop.call(lambda: done.append(1))
     loop.call_later(3600, lambda: done.append(2))
@@ -152,11 +151,11 @@ def test_what_was_called_for_is_done_before_the_end() -> None:
     assert done == [1, 3]
 
 
-def test_fault_in_the_loop_is_told_once_and_the_other_hosts_are_served() -> None:
+def test_fault_in_the_loop_is_told_once_and_the_other_hosts_are_served():
     told, done = list[BaseException](), list[int]()
     loop = EventLoop(1, told.append)
 
-    def fail() -> None:
+    def fail():
         raise KeyError("slip")
 
     loop.start()
@@ -169,14 +168,14 @@ def test_fault_in_the_loop_is_told_once_and_the_other_hosts_are_served() -> None
     assert sorted(str(error) for error in told) == ["'slip'", "no one to tell"]
 
 
-def fail_again(_: Exception) -> None:
+def fail_again(_):
     raise OSError("no one to tell")
 
 
-def test_tasks_are_done_so_many_at_a_time_and_their_errors_told() -> None:
+def test_tasks_are_done_so_many_at_a_time_and_their_errors_told():
     threads, at_work, most, errors = TaskThreads(2, "test"), list[int](), list[int](), list[Exception]()
 
-    def work(number: int) -> None:
+    def work(number):
         at_work.append(number)
         most.append(len(at_work))
         time.sleep(0.001)
@@ -191,12 +190,12 @@ def test_tasks_are_done_so_many_at_a_time_and_their_errors_told() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "test"]
 
 
-def test_thread_that_cannot_be_started_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: threading.Thread) -> None:
+def test_thread_that_cannot_be_started_is_told_of(monkeypatch):
+    def refuse(_):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    errors: list[Exception] = []
+    errors = []
     TaskThreads(1, "test").run(lambda: None, errors.append)
     assert isinstance(errors[0], ClusterError) and "raise ulimit -u" in str(errors[0])
     with pytest.raises(ClusterError, match=r"can't start new thread here; raise ulimit -u"):
@@ -207,7 +206,7 @@ SAID = [{"type": "hello", "seq": 1}, {"type": "log", "data": "x" * 300}]
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_messages_are_whole_whatever_the_pieces_are(size: int) -> None:
+def test_messages_are_whole_whatever_the_pieces_are(size):
     data = b"Welcome!\n" + MARKER[:4] + MARKER + b"".join(map(encode_message, SAID))
     incoming, found = Incoming(), []
     for begin in range(0, len(data), size):
@@ -216,7 +215,7 @@ def test_messages_are_whole_whatever_the_pieces_are(size: int) -> None:
     assert incoming.unacknowledged == sum(len(encode_message(message)) for message in SAID)
 
 
-def test_noise_without_an_agent_is_kept_as_far_as_it_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_without_an_agent_is_kept_as_far_as_it_is_quoted(monkeypatch):
     monkeypatch.setattr(module, "MAX_NOISE_BYTES", 10)
     incoming = Incoming()
     assert incoming.feed(b"not found") == [] and not incoming.is_noise

@@ -1,7 +1,5 @@
 """How an agent is opened: a child process on this host, SSH to all others, and the code that --ship sends along."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import selectors
@@ -9,9 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from job_runner import wait_until
@@ -29,10 +25,10 @@ from msrun.planning.spec import SshSettings
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[[str], LocalPipe]]:
-    pipes: list[LocalPipe] = []
+def start():
+    pipes = []
 
-    def make(code: str) -> LocalPipe:
+    def make(code):
         pipes.append(LocalPipe([sys.executable, "-c", code], "10.0.0.1"))
         return pipes[-1]
 
@@ -44,7 +40,7 @@ def start() -> Iterator[Callable[[str], LocalPipe]]:
         pipe._stderr.close()
 
 
-def test_nothing_is_waited_for(start: Callable[[str], LocalPipe], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_waited_for(start, monkeypatch):
     monkeypatch.setattr(module, "END_S", 0.05)
     pipe = start("import time; time.sleep(600)")
     assert pipe.read() is None and pipe.exit_status is None, "it has said nothing"
@@ -63,18 +59,14 @@ def test_nothing_is_waited_for(start: Callable[[str], LocalPipe], monkeypatch: p
         pipe.write(b"hello\n")
 
 
-def test_end_of_what_it_said_on_stderr_is_kept(
-    start: Callable[[str], LocalPipe], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_end_of_what_it_said_on_stderr_is_kept(start, monkeypatch):
     monkeypatch.setattr(module, "MAX_STDERR_BYTES", 5)
     pipe = start("import sys; sys.stderr.write('x' * 100 + 'last\\n')")
     assert read(pipe) == b"" and pipe.exit_status == 0
     assert pipe.stderr_text() == "last\n"
 
 
-def test_agent_that_is_stopped_is_killed_and_one_that_is_slow_is_not(
-    start: Callable[[str], LocalPipe], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_agent_that_is_stopped_is_killed_and_one_that_is_slow_is_not(start, monkeypatch):
     monkeypatch.setattr(module, "END_S", 0.05)
     slow = start("import time; print(1, flush=True); time.sleep(600)")
     stopped = start("import time; print(1, flush=True); time.sleep(600)")
@@ -88,7 +80,7 @@ def test_agent_that_is_stopped_is_killed_and_one_that_is_slow_is_not(
     assert slow.process.poll() is None
 
 
-def test_stopped_agent_of_a_rehearsal_lives_on_without_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_agent_of_a_rehearsal_lives_on_without_the_connection(monkeypatch):
     monkeypatch.setattr(module, "END_S", 0.05)
     pipe = LocalPipe([sys.executable, "-c", "import time; time.sleep(600)"], "", HostShare({"A": "1"}))
     environ = Path(f"/proc/{pipe.process.pid}/environ")
@@ -101,7 +93,7 @@ def test_stopped_agent_of_a_rehearsal_lives_on_without_the_connection(monkeypatc
     assert pipe.process.wait(30) == -signal.SIGKILL
 
 
-def test_interpreter_that_is_not_there_is_named() -> None:
+def test_interpreter_that_is_not_there_is_named():
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(
         ClusterError, match=r"this host: cannot start /no/python \(No such file or directory\); see --py"
@@ -115,7 +107,7 @@ CODE = agent_codes({}, "0" * 16, 0, pack_msrun())[1]
 """Ends at once: there is no agent to connect to."""
 
 
-def run_code(folder: Path, home: str) -> None:
+def run_code(folder, home):
     """Run the code on a host with this home folder; its temporary folder is `folder`."""
     env = {"PATH": os.environ["PATH"], "HOME": home, "TMPDIR": str(folder)}
     command = [sys.executable, "-c", "import sys; exec(sys.stdin.buffer.read())"]
@@ -123,7 +115,7 @@ def run_code(folder: Path, home: str) -> None:
     assert done.returncode == NO_AGENT, done.stderr
 
 
-def test_code_is_kept_once_where_the_home_folder_cannot_be_written(tmp_path: Path) -> None:
+def test_code_is_kept_once_where_the_home_folder_cannot_be_written(tmp_path):
     for _ in range(2):
         run_code(tmp_path, "/proc/nowhere")
     (kept,) = tmp_path.iterdir()
@@ -136,7 +128,7 @@ def test_code_is_kept_once_where_the_home_folder_cannot_be_written(tmp_path: Pat
     [Path.touch, lambda path: path.symlink_to("theirs"), lambda path: (path.mkdir(), path.chmod(0o777))],
     ids=["file", "link", "open folder"],
 )
-def test_folder_that_somebody_else_may_write_is_not_used(tmp_path: Path, squat: Callable[[Path], object]) -> None:
+def test_folder_that_somebody_else_may_write_is_not_used(tmp_path, squat):
     taken = tmp_path / f"msrun-code-{os.geteuid()}"
     (tmp_path / "theirs").mkdir()
     squat(taken)
@@ -148,13 +140,11 @@ def test_folder_that_somebody_else_may_write_is_not_used(tmp_path: Path, squat: 
 HERE, THERE = HostEntry("localhost", 1, (0,)), HostEntry("192.0.2.1", 1, (0,), python="/opt/python")
 
 
-def test_this_host_needs_no_ssh_and_others_are_reached_in_their_time_with_their_own_python(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[HostEntry, str, float]] = []
+def test_this_host_needs_no_ssh_and_others_are_reached_in_their_time_with_their_own_python(tmp_path, monkeypatch):
+    asked = []
 
     class Connector(SshConnector):
-        def open(self, entry: HostEntry, command: str, *, deadline: float) -> Any:
+        def open(self, entry, command, *, deadline):
             asked.append((entry, command, deadline))
 
     monkeypatch.setattr("msrun.launch.transport.opener.SshConnector", Connector)

@@ -9,19 +9,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import pytest
 from job_runner import wait_until
 from pipe_ends import read, write_all
 from ssh_net import make_key
-from ssh_server import SshServer, add_key, running_agent, running_server
+from ssh_server import add_key, running_agent, running_server
 
 from msrun.errors import ClusterError, UsageError
-from msrun.launch.transport.link import AgentPipe, LocalPipe, agent_command
+from msrun.launch.transport.link import LocalPipe, agent_command
 from msrun.launch.transport.opener import SshConnector
 from msrun.planning.hosts import HostEntry
 from msrun.planning.spec import SshSettings
@@ -33,7 +30,7 @@ pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="there is no
 class Client:
     """The launcher's side: a home with one key, and an ssh_config that says how to get to `h1`."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home):
         self.home = home
         self.key = make_key(home / "id")
         self.config = home / "config"
@@ -41,7 +38,7 @@ class Client:
         self.said: list[str] = []
         self.connectors: list[SshConnector] = []
 
-    def connector(self, port: int, text: str = "", **more: Any) -> SshConnector:
+    def connector(self, port, text="", **more):
         lines = [text, "Host h*", " HostName 127.0.0.1", f" Port {port}", f" IdentityFile {self.home}/id"]
         self.config.write_text("\n".join([*lines, f" UserKnownHostsFile {self.known_hosts}", " IdentityAgent none"]))
         settings = {"host_keys": "off", "config_file": self.config, **more}
@@ -49,13 +46,13 @@ class Client:
         self.connectors.append(made)
         return made
 
-    def open(self, port: int, command: str = "echo", text: str = "", within_s: float = DEADLINE_S, **more: Any) -> Any:
+    def open(self, port, command="echo", text="", within_s=DEADLINE_S, **more):
         """Log in on 127.0.0.1 at a port."""
         connector = self.connector(port, text, **more)
         connector.prepare([HostEntry("h1")])
         return connector.open(HostEntry("h1"), command, deadline=time.monotonic() + within_s)
 
-    def refused(self, *args: Any, **settings: Any) -> str:
+    def refused(self, *args, **settings):
         """Return why a login is refused."""
         with pytest.raises(ClusterError) as raised:
             self.open(*args, **settings)
@@ -64,7 +61,7 @@ class Client:
 
 
 @pytest.fixture
-def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+def client(tmp_path, monkeypatch):
     """A client; afterwards there are as many threads, children and descriptors as before."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
@@ -78,11 +75,11 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
 
 
 @pytest.fixture
-def serve(client: Client, tmp_path: Path) -> Iterator[Callable[..., SshServer]]:
+def serve(client, tmp_path):
     """Starts servers; they end before the client looks what is left."""
-    servers: list[Any] = []
+    servers = []
 
-    def start(**behaviour: Any) -> SshServer:
+    def start(**behaviour):
         server = running_server(tmp_path, **behaviour)
         servers.append(server)
         return server.__enter__()
@@ -92,17 +89,14 @@ def serve(client: Client, tmp_path: Path) -> Iterator[Callable[..., SshServer]]:
         server.__exit__(None, None, None)
 
 
-Serve = Callable[..., SshServer]
-
-
-def read_all(pipe: AgentPipe) -> bytes:
+def read_all(pipe):
     data = b""
     while piece := read(pipe):
         data += piece
     return data
 
 
-def test_agent_gets_what_is_written_and_ends_when_the_pipe_is_closed(serve: Serve, client: Client) -> None:
+def test_agent_gets_what_is_written_and_ends_when_the_pipe_is_closed(serve, client):
     server = serve(accepted=frozenset({client.key.split()[1]}))
     pipe = client.open(server.port, text="User me")
     assert (set(server.users), server.commands, pipe.address) == ({"me"}, ["echo"], "127.0.0.1")
@@ -127,7 +121,7 @@ def test_agent_gets_what_is_written_and_ends_when_the_pipe_is_closed(serve: Serv
         pipe.write(b"more")
 
 
-def test_end_of_an_agent_is_known_with_the_end_of_its_stderr(serve: Serve, client: Client) -> None:
+def test_end_of_an_agent_is_known_with_the_end_of_its_stderr(serve, client):
     for status in (0, 127):
         pipe = client.open(serve().port, f"exit {status}")
         assert read_all(pipe) == b"" and pipe.exit_status == status
@@ -137,7 +131,7 @@ def test_end_of_an_agent_is_known_with_the_end_of_its_stderr(serve: Serve, clien
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash", "csh", "fish"])
-def test_login_shell_tells_by_which_signal_an_agent_was_ended(tmp_path: Path, shell: str) -> None:
+def test_login_shell_tells_by_which_signal_an_agent_was_ended(tmp_path, shell):
     if shutil.which(shell) is None:
         pytest.skip(f"there is no {shell}")
     agent = tmp_path / "agent.py"
@@ -151,13 +145,13 @@ def test_login_shell_tells_by_which_signal_an_agent_was_ended(tmp_path: Path, sh
         pipe.close()
 
 
-def test_server_that_hangs_up_at_first_is_tried_again(serve: Serve, client: Client) -> None:
+def test_server_that_hangs_up_at_first_is_tried_again(serve, client):
     server = serve(hang_ups=3)
     client.open(server.port).close()
     assert server.connections == 4
 
 
-def test_server_that_always_hangs_up_is_named_with_the_tries(serve: Serve, client: Client) -> None:
+def test_server_that_always_hangs_up_is_named_with_the_tries(serve, client):
     server = serve(hang_ups=10**9)
     text = client.refused(server.port, within_s=1.0)
     assert text.startswith(f"h1 (127.0.0.1 port {server.port}): the server has hung up before it said who it is")
@@ -165,26 +159,26 @@ def test_server_that_always_hangs_up_is_named_with_the_tries(serve: Serve, clien
     assert server.connections > 1
 
 
-def test_silent_server_is_given_up_in_time(serve: Serve, client: Client) -> None:
+def test_silent_server_is_given_up_in_time(serve, client):
     text = client.refused(serve(is_silent=True).port, connect_time_out_s=0.5)
     assert ": no login within 0." in text and "the host or its sshd hangs, or is slow" in text
 
 
-def test_what_is_said_before_the_banner_is_passed_over_but_for_other_protocols(serve: Serve, client: Client) -> None:
+def test_what_is_said_before_the_banner_is_passed_over_but_for_other_protocols(serve, client):
     client.open(serve(first=b"Welcome to the cluster.\r\nBe nice.\r\n").port).close()
     server = serve(first=b"HTTP/1.1 400 Bad Request\r\n" * 120, says_no_more=True)
     assert client.refused(server.port).endswith("what answers there is no SSH server; is it the right port?")
     assert server.connections == 1
 
 
-def test_refused_keys_are_named(serve: Serve, client: Client) -> None:
+def test_refused_keys_are_named(serve, client):
     server = serve(accepted=frozenset({"none"}))
     text = client.refused(server.port, text="User me\nIdentityFile ~/absent")
     assert "login as me refused: tried ~/id; the server takes publickey" in text
     assert set(server.offered) == {client.key.split()[1]}
 
 
-def test_server_that_hangs_up_after_too_many_keys_is_explained(serve: Serve, client: Client, tmp_path: Path) -> None:
+def test_server_that_hangs_up_after_too_many_keys_is_explained(serve, client, tmp_path):
     keys = [tmp_path / f"other_{number}" for number in range(3)]
     for path in keys:
         make_key(path)
@@ -194,19 +188,19 @@ def test_server_that_hangs_up_after_too_many_keys_is_explained(serve: Serve, cli
     client.open(server.port, identity_files=(tmp_path / "id", *keys)).close()
 
 
-def test_client_without_a_key_says_so(serve: Serve, client: Client, tmp_path: Path) -> None:
+def test_client_without_a_key_says_so(serve, client, tmp_path):
     (tmp_path / "id").unlink()
     text = client.refused(serve().port)
     assert "no key was tried (give --ssh_identity FILE, or ssh-add one)" in text
 
 
-def test_sessions_and_commands_that_are_refused_are_told_apart(serve: Serve, client: Client) -> None:
+def test_sessions_and_commands_that_are_refused_are_told_apart(serve, client):
     text = client.refused(serve(opens_sessions=False).port)
     assert "the server opens no session (administratively prohibited)" in text.lower()
     assert "the server starts no command; see ForceCommand" in client.refused(serve(starts_commands=False).port)
 
 
-def test_host_key_is_strict_by_default_then_accepted_once_then_known(serve: Serve, client: Client) -> None:
+def test_host_key_is_strict_by_default_then_accepted_once_then_known(serve, client):
     server = serve()
     text = client.refused(server.port, host_keys=None)
     assert (
@@ -221,9 +215,7 @@ def test_host_key_is_strict_by_default_then_accepted_once_then_known(serve: Serv
 
 
 @pytest.mark.parametrize("policy", [None, "accept-new", "off"])
-def test_wrong_host_key_stops_all_but_policy_off_before_any_key_is_shown(
-    serve: Serve, client: Client, tmp_path: Path, policy: Any
-) -> None:
+def test_wrong_host_key_stops_all_but_policy_off_before_any_key_is_shown(serve, client, tmp_path, policy):
     server = serve()
     before = f"[127.0.0.1]:{server.port} {make_key(tmp_path / 'other')}\n"
     client.known_hosts.write_text(before)
@@ -238,9 +230,7 @@ def test_wrong_host_key_stops_all_but_policy_off_before_any_key_is_shown(
     assert client.known_hosts.read_text() == before
 
 
-def test_agent_lets_in_without_any_file(
-    serve: Serve, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_agent_lets_in_without_any_file(serve, client, tmp_path, monkeypatch):
     server = serve(accepted=frozenset({client.key.split()[1]}))
     with running_agent(tmp_path / "agent") as path:
         add_key(path, tmp_path / "id")
@@ -250,7 +240,7 @@ def test_agent_lets_in_without_any_file(
     assert set(server.offered) == {client.key.split()[1]}
 
 
-def test_closing_calls_off_what_is_being_made_and_ends_what_was(serve: Serve, client: Client) -> None:
+def test_closing_calls_off_what_is_being_made_and_ends_what_was(serve, client):
     pipe = client.open(serve().port, "wait")
     silent = serve(is_silent=True)
     with ThreadPoolExecutor(1) as pool:
@@ -263,20 +253,20 @@ def test_closing_calls_off_what_is_being_made_and_ends_what_was(serve: Serve, cl
     assert read(pipe) == b""
 
 
-def test_key_with_a_passphrase_is_refused_with_the_remedy(serve: Serve, client: Client) -> None:
+def test_key_with_a_passphrase_is_refused_with_the_remedy(serve, client):
     words = ["ssh-keygen", "-q", "-a", "1", "-p", "-N", "open sesame", "-f", client.home / "id"]
     subprocess.run(words, check=True, capture_output=True, timeout=DEADLINE_S)
     server = serve(accepted=frozenset({client.key.split()[1]}))
     assert "has it a passphrase? ssh-add ~/id" in client.refused(server.port)
 
 
-def test_way_of_ssh_config_is_quoted_when_it_fails(client: Client) -> None:
+def test_way_of_ssh_config_is_quoted_when_it_fails(client):
     text = client.refused(22, text="ProxyCommand ls /no/way/to/%h", within_s=1.0)
     assert "ProxyCommand ls /no/way/to/127.0.0.1: ls: " in text and "No such file or directory (in " in text
 
 
 @pytest.mark.parametrize("text", ["Foo bar", "Port x", "Include bad/*", "Match exec"])
-def test_config_that_ssh_does_not_take_is_refused_before_anything(client: Client, text: str) -> None:
+def test_config_that_ssh_does_not_take_is_refused_before_anything(client, text):
     (client.home / "bad").mkdir()
     (client.home / "bad" / "open").write_text("User me\n")
     (client.home / "bad" / "open").chmod(0o666)
@@ -284,16 +274,14 @@ def test_config_that_ssh_does_not_take_is_refused_before_anything(client: Client
         client.open(22, text=text.replace("bad", f"{client.home}/bad"))
 
 
-def test_config_that_others_may_write_is_refused(client: Client) -> None:
+def test_config_that_others_may_write_is_refused(client):
     connector = client.connector(22)
     client.config.chmod(0o666)
     with pytest.raises(UsageError, match=r"(?i)ssh_config: .*bad owner or permissions"):
         connector.prepare([HostEntry("h1")])
 
 
-def test_launcher_without_ssh_or_without_a_name_for_its_user_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_launcher_without_ssh_or_without_a_name_for_its_user_says_so(tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(UsageError, match="needs a name for user"):
         patch.setattr("pwd.getpwuid", {}.__getitem__)
         SshConnector(SshSettings(), warn=print)
@@ -303,9 +291,7 @@ def test_launcher_without_ssh_or_without_a_name_for_its_user_says_so(
 
 
 @pytest.mark.parametrize(("content", "text"), [(None, "No such file or directory"), (b"\xffjunk", "is no private key")])
-def test_files_of_the_command_line_are_looked_at_before_anything(
-    tmp_path: Path, content: bytes | None, text: str
-) -> None:
+def test_files_of_the_command_line_are_looked_at_before_anything(tmp_path, content, text):
     if content:
         (tmp_path / "key").write_bytes(content)
     with pytest.raises(UsageError, match=f"--ssh_identity .*/key: {text}; give the file of a private key"):

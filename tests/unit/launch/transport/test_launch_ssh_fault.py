@@ -1,7 +1,5 @@
 """What ssh -v writes to stderr, and what of it a user is shown."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -77,7 +75,7 @@ NO_WAY = "channel 0: open failed: connect failed: Connection refused\nstdio forw
         ("", "ssh has ended without a word"),
     ],
 )
-def test_reason_is_one_line_with_its_remedy(log: str, text: str) -> None:
+def test_reason_is_one_line_with_its_remedy(log, text):
     found = explain_end(log)
     assert text in found.text and "\n" not in found.text
     assert found.text.startswith("jump host 10.0.0.9: ") == ("jump host 10.0.0.9: " in text)
@@ -92,7 +90,7 @@ def test_reason_is_one_line_with_its_remedy(log: str, text: str) -> None:
         (f"{KEY}{FAILED}", False),
     ],
 )
-def test_another_try_helps_only_where_a_server_was_busy(log: str, is_temporary: bool) -> None:
+def test_another_try_helps_only_where_a_server_was_busy(log, is_temporary):
     assert explain_end(log).is_temporary is is_temporary
 
 
@@ -105,30 +103,30 @@ def test_another_try_helps_only_where_a_server_was_busy(log: str, is_temporary: 
         ("debug1: Executing proxy command: exec nc h\n", "no login within 1.5 s"),
     ],
 )
-def test_delay_is_explained_by_how_far_it_came(log: str, text: str) -> None:
+def test_delay_is_explained_by_how_far_it_came(log, text):
     found = explain_end(log, 1.5)
     assert found.is_late and text in found.text
 
 
-def test_place_is_what_was_to_be_reached() -> None:
+def test_place_is_what_was_to_be_reached():
     assert [explain_end(log).place for log in (BEGIN, JUMP, "")] == ["10.0.0.9", "10.0.0.7 port 2222", ""]
     assert explain_end(BEGIN.replace("port 22", "port 23")).place == "10.0.0.9 port 23"
 
 
-def test_address_is_that_of_the_last_login() -> None:
+def test_address_is_that_of_the_last_login():
     direct = 'Authenticated to h ([::ffff:10.0.0.9]:22) using "publickey".\r\n'
     assert (address_of(direct), address_of(f"{direct}Authenticated to h (via proxy) using x.\n")) == ("10.0.0.9", "")
     assert (address_of('Authenticated to h ([fe80::1%eth0]:22) using "x".'), address_of("")) == ("fe80::1", "")
 
 
-def test_what_the_host_wrote_is_told_from_what_ssh_wrote() -> None:
+def test_what_the_host_wrote_is_told_from_what_ssh_wrote():
     log = (
         f"{OFFER}Traceback:\nTransferred: sent 3472, received 3296 bytes, in 0.0 seconds\r\nMemoryError\ndebug1: Exit\n"
     )
     assert split_log(log)[1] == "Traceback:\nMemoryError"
 
 
-def test_path_in_the_home_directory_is_shown_with_a_tilde(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_path_in_the_home_directory_is_shown_with_a_tilde(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     assert [shown(Path(path)) for path in ("/home/me/.ssh/id", "/opt/id")] == ["~/.ssh/id", "/opt/id"]
 
@@ -137,6 +135,6 @@ LINES = "".join((GOOD, JUMP, HUNG_UP, CHANGED, UNKNOWN, FAILED, BAD, PARTIAL, NO
 
 
 @given(st.lists(st.sampled_from(LINES) | st.text(max_size=40)).map("\n".join), st.sampled_from([None, 1.5]))
-def test_any_log_is_explained_in_one_line(log: str, late_s: float | None) -> None:
+def test_any_log_is_explained_in_one_line(log, late_s):
     fault = explain_end(log, late_s)
     assert fault.text and "\n" not in fault.text + fault.place + address_of(log)

@@ -1,13 +1,9 @@
 """What is told and what is given, put together; and which environment speaks when several could."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from msrun.errors import UsageError
-from msrun.planning.host_options import HostOptions, find_host_options
+from msrun.planning.host_options import find_host_options
 from msrun.planning.schedulers import HostView, Surroundings, Told, find_surroundings
 from msrun.planning.settings import OF_LAUNCHER, without_option_variables
 
@@ -25,11 +21,11 @@ POD = Surroundings(
 ONE = Surroundings(name="a job", node_num=Told(1, "NODES"), hint="use all")
 
 
-def told(job: Surroundings, *, devices: int = 0, **given: Any) -> HostOptions:
+def told(job, *, devices=0, **given):
     return find_host_options(job, {**DEFAULTS, **given}, set(given), lambda: devices)
 
 
-def with_local(job: Surroundings, count: int) -> Surroundings:
+def with_local(job, count):
     return Surroundings(**{**vars(job), "local_worker_num": Told(count, "GPUS")})
 
 
@@ -43,15 +39,13 @@ def with_local(job: Surroundings, count: int) -> Surroundings:
         (POD, 4, {"worker_num": 16}, (16, 4)),
     ],
 )
-def test_number_of_workers_comes_from_the_nearest_that_says_it(
-    job: Surroundings, devices: int, given: dict[str, int], workers: tuple[int, int]
-) -> None:
+def test_number_of_workers_comes_from_the_nearest_that_says_it(job, devices, given, workers):
     options = {**DEFAULTS, **given, **told(job, devices=devices, **given).options}
     assert (options["worker_num"], options["local_worker_num"]) == workers
     assert options["node_rank"] == 1 and options["master_addr"] in ("h0", "p-0.s")
 
 
-def test_every_value_says_where_it_came_from_and_one_line_says_all() -> None:
+def test_every_value_says_where_it_came_from_and_one_line_says_all():
     found = told(with_local(TWO, 3))
     assert {setting.name: setting.source for setting in found.settings} == {
         "node_rank": "RANK",
@@ -64,12 +58,12 @@ def test_every_value_says_where_it_came_from_and_one_line_says_all() -> None:
 
 
 @pytest.mark.parametrize(("cpus", "is_said"), [(0, False), (1, True), (3, False), (8, False)])
-def test_workers_with_too_few_processors_are_said(cpus: int, is_said: bool) -> None:
+def test_workers_with_too_few_processors_are_said(cpus, is_said):
     job = Surroundings(**{**vars(with_local(TWO, 3)), "cpu_count": cpus, "cpu_remedy": "ask for more"})
     assert told(job).lines[1:] == (("a job: 3 workers share 1 CPU here; ask for more",) if is_said else ())
 
 
-def test_pods_whose_number_nobody_says_are_counted_from_the_workers() -> None:
+def test_pods_whose_number_nobody_says_are_counted_from_the_workers():
     (line,) = told(POD, worker_num=10, local_worker_num=4).lines
     assert line == "a pod: node 1 of 3, 4 workers here, master p-0.s:8118 (INDEX, /etc/hosts)"
     beyond = Surroundings(**{**vars(POD), "node_rank": Told(3, "INDEX")})
@@ -89,9 +83,7 @@ def test_pods_whose_number_nobody_says_are_counted_from_the_workers() -> None:
         (Surroundings(name="x", node_num=Told(2, "N")), 0, {}, "give --master_addr ADDRESS on every host"),
     ],
 )
-def test_what_is_missing_or_does_not_fit_is_named(
-    job: Surroundings, devices: int, given: dict[str, int], said: str
-) -> None:
+def test_what_is_missing_or_does_not_fit_is_named(job, devices, given, said):
     with pytest.raises(UsageError) as caught:
         told(job, devices=devices, **given)
     assert said in str(caught.value)
@@ -106,11 +98,11 @@ def test_what_is_missing_or_does_not_fit_is_named(
         (ONE, 8, {"worker_num": 2}),
     ],
 )
-def test_a_job_on_one_host_stays_one(job: Surroundings, devices: int, given: dict[str, int]) -> None:
+def test_a_job_on_one_host_stays_one(job, devices, given):
     assert told(job, devices=devices, **given).options == {}
 
 
-def test_the_only_host_may_be_told_its_number_of_workers() -> None:
+def test_the_only_host_may_be_told_its_number_of_workers():
     found = told(with_local(ONE, 4))
     assert found.options == {"worker_num": 4}
     assert found.lines == ("a job: 4 workers on this host (GPUS)", "use all")
@@ -140,12 +132,12 @@ INDEXED = {"JOB_COMPLETION_INDEX": "0"}
         ({**SLURM, "MSRUN_JOB_ID": "j"}, None),
     ],
 )
-def test_the_nearest_environment_speaks(environ: dict[str, str], name: str | None) -> None:
+def test_the_nearest_environment_speaks(environ, name):
     job = find_surroundings(environ, HostView("here"))
     assert (job.name if job else None) == name
 
 
-def test_workers_keep_what_is_true_of_their_host_and_lose_what_names_msruns_place() -> None:
+def test_workers_keep_what_is_true_of_their_host_and_lose_what_names_msruns_place():
     lost = [
         "OMPI_COMM_WORLD_RANK", "OMPI_MCA_orte_hnp_uri", "OMPI_MCA_ess", "OMPI_MCA_pmix", "OMPI_COMMAND", "PMIX_RANK",
         "PMIX_SERVER_URI4", "PMI_RANK", "PRTE_LAUNCHED", "PET_NNODES", "PET_NODE_RANK", "PET_RDZV_ENDPOINT",

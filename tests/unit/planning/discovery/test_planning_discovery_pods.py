@@ -1,20 +1,16 @@
 """Variables of Kubernetes pods, of torchrun, and of the schedulers and clouds of the table."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import pytest
 from cluster_pods import DOMAIN as CLUSTER
-from cluster_pods import Pod, pods_of
+from cluster_pods import pods_of
 
 from launch_templates import render_manifest
 from msrun.errors import UsageError
 from msrun.planning.host_options import find_host_options
 from msrun.planning.schedulers import (
     HostView,
-    Surroundings,
     Told,
     find_surroundings,
     read_domain,
@@ -31,7 +27,7 @@ OLD_PYTORCH_JOB = {name: value for name, value in PYTORCH_JOB.items() if not nam
 VOLCANO = {"VC_TASK_INDEX": "1", "VK_TASK_INDEX": "1", "VC_NODE_HOSTS": "t-node-0.t,t-node-1.t", "VC_NODE_NUM": "2"}
 
 
-def assignment(job: Surroundings | None) -> tuple[Any, ...]:
+def assignment(job):
     """Return what was found: number and index of hosts, workers, address, port."""
     assert job is not None
     values = (job.node_num, job.node_rank, job.local_worker_num, job.master_addr, job.master_port)
@@ -49,7 +45,7 @@ def assignment(job: Surroundings | None) -> tuple[Any, ...]:
         ({"PET_NNODES": "2", "PET_NODE_RANK": "0", "MASTER_ADDR": "localhost"}, (2, 0, None, "train-1", None)),
     ],
 )
-def test_torchruns_variables(environ: dict[str, str], expected: tuple[Any, ...]) -> None:
+def test_torchruns_variables(environ, expected):
     assert assignment(find_surroundings(environ, POD_1)) == expected
 
 
@@ -57,9 +53,7 @@ def test_torchruns_variables(environ: dict[str, str], expected: tuple[Any, ...])
     ("endpoint", "address", "port"),
     [("h1:29400", "h1", 29400), ("[fd77::9]:1234", "fd77::9", 1234), ("[fd77::9]", "fd77::9", 29400)],
 )
-def test_a_rendezvous_endpoint_is_the_master_and_leaves_numbering_to_the_meeting(
-    endpoint: str, address: str, port: int
-) -> None:
+def test_a_rendezvous_endpoint_is_the_master_and_leaves_numbering_to_the_meeting(endpoint, address, port):
     environ = {"PET_NNODES": "2", "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": endpoint, "PET_NODE_RANK": "0"}
     assert assignment(find_surroundings(environ, POD_1)) == (2, None, None, address, port)
 
@@ -74,13 +68,13 @@ def test_a_rendezvous_endpoint_is_the_master_and_leaves_numbering_to_the_meeting
         ({"PET_MASTER_ADDR": "", "PET_RDZV_ENDPOINT": "h1:x"}, "PET_RDZV_ENDPOINT=h1:x: HOST:PORT is expected"),
     ],
 )
-def test_wrong_torchrun_variables_are_refused(change: dict[str, str], said: str) -> None:
+def test_wrong_torchrun_variables_are_refused(change, said):
     with pytest.raises(UsageError) as caught:
         find_surroundings({**PET, **change}, POD_1)
     assert said in str(caught.value)
 
 
-def test_an_elastic_number_says_how_few_hosts_are_enough() -> None:
+def test_an_elastic_number_says_how_few_hosts_are_enough():
     environ = {**PET, "PET_NNODES": "2:4", "PET_RDZV_BACKEND": "c10d"}
     job = find_surroundings(environ, POD_1)
     assert job is not None and (job.node_num, job.min_hosts) == (Told(4, "PET_NNODES"), Told(2, "PET_NNODES"))
@@ -91,7 +85,7 @@ def test_an_elastic_number_says_how_few_hosts_are_enough() -> None:
     assert "one of 4, 2 are enough, 3 workers here" in found.lines[0]
 
 
-def test_an_operator_without_pet_variables_counts_pods() -> None:
+def test_an_operator_without_pet_variables_counts_pods():
     assert assignment(find_surroundings(OLD_PYTORCH_JOB, POD_1)) == (3, 1, None, "train-master-0", 23456)
     outside = {name: value for name, value in OLD_PYTORCH_JOB.items() if not name.startswith("KUBERNETES")}
     assert find_surroundings(outside, POD_1) is None, "outside of pods RANK and WORLD_SIZE are a worker's"
@@ -105,19 +99,19 @@ def test_an_operator_without_pet_variables_counts_pods() -> None:
         ({"VC_TASK_INDEX": "2"}, "VC_TASK_INDEX=2: must be below VC_NODE_NUM=2"),
     ],
 )
-def test_volcano_pods_without_numbers_of_their_own_are_refused(change: dict[str, str], said: str) -> None:
+def test_volcano_pods_without_numbers_of_their_own_are_refused(change, said):
     with pytest.raises(UsageError) as caught:
         find_surroundings({**VOLCANO, **change}, POD_1)
     assert said in str(caught.value)
 
 
-def test_volcano_without_the_svc_plugin_goes_by_the_host_name() -> None:
+def test_volcano_without_the_svc_plugin_goes_by_the_host_name():
     job = find_surroundings({"VC_TASK_INDEX": "1"}, POD_1)
     assert assignment(job) == (None, 1, None, f"train-0.{DOMAIN}", None)
     assert job is not None and job.are_peers_near
 
 
-def test_pod_of_an_indexed_job_knows_pod_0_by_the_service_of_both() -> None:
+def test_pod_of_an_indexed_job_knows_pod_0_by_the_service_of_both():
     job = find_surroundings({"JOB_COMPLETION_INDEX": "1"}, POD_1)
     assert assignment(job) == (None, 1, None, f"train-0.{DOMAIN}", None)
     assert job is not None and job.are_peers_near
@@ -126,7 +120,7 @@ def test_pod_of_an_indexed_job_knows_pod_0_by_the_service_of_both() -> None:
 
 
 @pytest.mark.parametrize("host", [HostView("train-1"), HostView("gpu-node-7", DOMAIN), HostView("train", DOMAIN)])
-def test_pod_without_a_service_or_with_the_name_of_its_machine_has_no_peers(host: HostView) -> None:
+def test_pod_without_a_service_or_with_the_name_of_its_machine_has_no_peers(host):
     job = find_surroundings({"JOB_COMPLETION_INDEX": "1"}, host)
     assert assignment(job) == (None, 1, None, None, None)
     assert job is not None and not job.are_peers_near and "headless Service" in job.remedy
@@ -140,7 +134,7 @@ def test_pod_without_a_service_or_with_the_name_of_its_machine_has_no_peers(host
         (f"10.244.1.6 train-10.{DOMAIN} train-10\n", ""),
     ],
 )
-def test_service_of_a_pod_is_read_from_its_hosts_file(text: str, domain: str) -> None:
+def test_service_of_a_pod_is_read_from_its_hosts_file(text, domain):
     assert read_domain(text, "train-1") == domain
 
 
@@ -148,12 +142,12 @@ NODES = 3
 VALUES = {"name": "train", "image": "registry.example/train:1", "nodes": NODES, "local_worker_num": 4}
 
 
-def view(pod: Pod) -> HostView:
+def view(pod):
     return HostView(pod.name, f"{pod.subdomain}.{CLUSTER}" if pod.subdomain else "")
 
 
 @pytest.mark.parametrize("kind", ["indexed-job", "jobset", "trainjob", "volcano", "pytorchjob", "leaderworkerset"])
-def test_pods_find_the_places_that_their_manifest_gives(kind: str) -> None:
+def test_pods_find_the_places_that_their_manifest_gives(kind):
     pods = pods_of(render_manifest(kind, VALUES, ["train.py"]))
     assert len(pods) == NODES
     for rank, pod in enumerate(pods):
@@ -167,7 +161,7 @@ def test_pods_find_the_places_that_their_manifest_gives(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["volcano", "pytorchjob", "trainjob"])
-def test_pods_that_know_their_number_need_no_option_at_all(kind: str) -> None:
+def test_pods_that_know_their_number_need_no_option_at_all(kind):
     pod = pods_of(render_manifest(kind, VALUES, ["train.py"]))[1]
     job = find_surroundings(pod.environ, view(pod))
     assert job is not None
@@ -213,7 +207,7 @@ HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "1"}
 PLAIN = {"NODE_RANK": "1", "MASTER_ADDR": "h0", "MASTER_PORT": "29500"}
 
 
-def found(environ: dict[str, str]) -> Surroundings:
+def found(environ):
     job = find_surroundings(environ, H1)
     assert job is not None
     return job
@@ -235,16 +229,14 @@ def found(environ: dict[str, str]) -> Surroundings:
         ({**PLAIN, "NUM_NODES": "3", "NPROC_PER_NODE": "2"}, "NODE_RANK and MASTER_ADDR", (3, 1, 2, "h0")),
     ],
 )
-def test_a_place_is_read_from_the_variables_of_each_scheduler(
-    environ: dict[str, str], name: str, expected: tuple[Any, ...]
-) -> None:
+def test_a_place_is_read_from_the_variables_of_each_scheduler(environ, name, expected):
     job = found(environ)
     values = (job.node_num, job.node_rank, job.local_worker_num, job.master_addr)
     assert (job.name, tuple(told.value if told else None for told in values)) == (name, expected)
 
 
 @pytest.mark.parametrize("environ", [SKYPILOT, DSTACK, SAGEMAKER])
-def test_two_jobs_on_the_same_hosts_meet_on_different_ports(environ: dict[str, str]) -> None:
+def test_two_jobs_on_the_same_hosts_meet_on_different_ports(environ):
     other = {
         name: value.replace("7", "8") if name.endswith(("_ID", "_NAME")) else value for name, value in environ.items()
     }
@@ -252,7 +244,7 @@ def test_two_jobs_on_the_same_hosts_meet_on_different_ports(environ: dict[str, s
     assert ports[0] == ports[1] != ports[2]
 
 
-def test_a_world_size_beside_a_node_rank_is_that_of_workers() -> None:
+def test_a_world_size_beside_a_node_rank_is_that_of_workers():
     environ = {**PLAIN, "WORLD_SIZE": "8"}
     options = find_host_options(found(environ), OPTIONS, (), lambda: 4).options
     assert (options["worker_num"], options["local_worker_num"], options["node_rank"]) == (8, 4, 1)
@@ -275,19 +267,19 @@ def test_a_world_size_beside_a_node_rank_is_that_of_workers() -> None:
         ({**PLAIN, "MASTER_ADDR": "localhost", "NNODES": "2"}, "MASTER_ADDR=localhost: other hosts cannot be reached"),
     ],
 )
-def test_variables_that_cannot_be_right_are_refused(environ: dict[str, str], words: str) -> None:
+def test_variables_that_cannot_be_right_are_refused(environ, words):
     with pytest.raises(UsageError) as refused:
         found(environ)
     assert words in str(refused.value)
 
 
-def test_the_port_of_the_first_host_is_that_of_the_job() -> None:
+def test_the_port_of_the_first_host_is_that_of_the_job():
     port = found(VERTEX).master_port
     assert port is not None and port.value == 2222
 
 
 @pytest.mark.parametrize("environ", [JSRUN, HYDRA])
-def test_a_launcher_that_tells_no_address_has_it_asked_for(environ: dict[str, str]) -> None:
+def test_a_launcher_that_tells_no_address_has_it_asked_for(environ):
     with pytest.raises(UsageError, match=r"no variable says the address of node 0; add --master_addr ADDRESS"):
         find_host_options(found(environ), OPTIONS, (), lambda: 2)
 
@@ -305,7 +297,7 @@ def test_a_launcher_that_tells_no_address_has_it_asked_for(environ: dict[str, st
         ({"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "h1 4"}, (), ""),
     ],
 )
-def test_hosts_that_are_not_used_are_named(environ: dict[str, str], listed: tuple[str, ...], words: str) -> None:
+def test_hosts_that_are_not_used_are_named(environ, listed, words):
     job = find_surroundings(environ, HostView("h1", listed=listed))
     assert job is not None
     lines = find_host_options(job, OPTIONS, (), lambda: 0).lines

@@ -1,7 +1,5 @@
 """Slurm's variables, as srun, sbatch and salloc of Slurm 22.05 set them."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest
@@ -13,7 +11,6 @@ from msrun.planning.schedulers import (
     FIRST_PORT,
     PORT_COUNT,
     HostView,
-    Surroundings,
     Told,
     find_surroundings,
     read_node_regex,
@@ -37,13 +34,13 @@ SHELL = {
 }  # fmt: skip
 
 
-def found(environ: dict[str, str]) -> Surroundings:
+def found(environ):
     job = find_surroundings(environ, HOST)
     assert job is not None
     return job
 
 
-def test_task_of_a_step_is_a_node_of_the_step_not_of_the_allocation() -> None:
+def test_task_of_a_step_is_a_node_of_the_step_not_of_the_allocation():
     job = found(STEP)
     assert job.name == "Slurm job 4711"
     assert job.node_num == Told(2, "SLURM_STEP_NUM_NODES")
@@ -54,13 +51,13 @@ def test_task_of_a_step_is_a_node_of_the_step_not_of_the_allocation() -> None:
     assert (job.cpu_count, job.cpu_remedy) == (HOST.cpu_count, "srun --cpus-per-task=N gives more")
 
 
-def test_gpus_of_the_node_are_its_workers() -> None:
+def test_gpus_of_the_node_are_its_workers():
     job = found({**STEP, "SLURM_GPUS_ON_NODE": "8"})
     assert job.local_worker_num == Told(8, "SLURM_GPUS_ON_NODE")
     assert found({**STEP, "SLURM_GPUS_ON_NODE": "0"}).local_worker_num is None
 
 
-def test_port_is_one_for_all_hosts_of_a_step_and_another_for_another_step_or_job() -> None:
+def test_port_is_one_for_all_hosts_of_a_step_and_another_for_another_step_or_job():
     changes = [{}, {"SLURM_NODEID": "0", "SLURMD_NODENAME": "n1"}, {"SLURM_STEP_ID": "1"}, {"SLURM_JOB_ID": "4712"}]
     here, there, *others = [found({**STEP, **change}).master_port for change in changes]
     assert here == there
@@ -69,8 +66,8 @@ def test_port_is_one_for_all_hosts_of_a_step_and_another_for_another_step_or_job
 
 @pytest.mark.parametrize("environ", [BATCH, SHELL, JOB], ids=["batch script", "shell of salloc", "salloc without one"])
 def test_started_once_in_an_allocation_of_several_it_is_one_host_and_says_how_to_use_all(
-    environ: dict[str, str],
-) -> None:
+    environ,
+):
     job = found(environ)
     assert job.node_num and job.node_num.value == 1
     assert job.node_rank is None and job.master_addr is None
@@ -92,13 +89,13 @@ def test_started_once_in_an_allocation_of_several_it_is_one_host_and_says_how_to
         ({"SLURM_GPUS_ON_NODE": "many"}, "SLURM_GPUS_ON_NODE='many': a whole number"),
     ],
 )
-def test_contradictions_are_refused_with_the_variable(change: dict[str, str], said: str) -> None:
+def test_contradictions_are_refused_with_the_variable(change, said):
     with pytest.raises(UsageError) as caught:
         find_surroundings({**STEP, **change}, HOST)
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_step_that_does_not_say_which_node_this_is_is_refused() -> None:
+def test_a_step_that_does_not_say_which_node_this_is_is_refused():
     environ = {name: value for name, value in STEP.items() if name != "SLURM_NODEID"}
     with pytest.raises(UsageError, match="SLURM_NODEID='': a whole number from 0 on is expected"):
         find_surroundings(environ, HOST)
@@ -109,9 +106,7 @@ numbers = st.lists(st.integers(0, 12_000), min_size=2, max_size=40, unique=True)
 
 @settings(max_examples=25)
 @given(numbers=numbers, width=st.integers(1, 5), data=st.data())
-def test_first_node_of_any_list_is_the_master_and_each_node_finds_its_rank(
-    numbers: list[int], width: int, data: st.DataObject
-) -> None:
+def test_first_node_of_any_list_is_the_master_and_each_node_finds_its_rank(numbers, width, data):
     nodes = [f"rack-{number:0{width}d}" for number in numbers]
     rank = data.draw(st.integers(0, len(nodes) - 1))
     count = str(len(nodes))
@@ -127,7 +122,7 @@ def test_first_node_of_any_list_is_the_master_and_each_node_finds_its_rank(
 @settings(max_examples=25)
 @given(st.dictionaries(st.sampled_from([*sorted(STEP), "SLURM_GPUS_ON_NODE"]), st.text(max_size=12)))
 @example({"SLURM_STEP_NODELIST": "0\r0", "SLURMD_NODENAME": "0"})
-def test_whatever_the_variables_hold_there_is_a_place_or_one_line(change: dict[str, str]) -> None:
+def test_whatever_the_variables_hold_there_is_a_place_or_one_line(change):
     with contextlib.suppress(UsageError):
         find_surroundings({**STEP, **change}, HOST)
 
@@ -152,13 +147,13 @@ VERSION_5 = {
 FROM_OUTSIDE_5 = {**VERSION_5, "PMIX_SERVER_URI41": "prterun-gpu-h9-11105@0.2;tcp4://127.0.0.1:51485"}
 
 
-def mpirun(environ: dict[str, str]) -> Surroundings:
+def mpirun(environ):
     job = find_surroundings(environ, H10)
     assert job is not None
     return job
 
 
-def test_a_rank_is_a_node() -> None:
+def test_a_rank_is_a_node():
     job = mpirun(VERSION_4)
     assert job.node_num == Told(3, "OMPI_COMM_WORLD_SIZE")
     assert job.node_rank == Told(1, "OMPI_COMM_WORLD_RANK")
@@ -174,7 +169,7 @@ def test_a_rank_is_a_node() -> None:
         (VERSION_5, "gpu-h9", "PMIX_NAMESPACE"),
     ],
 )
-def test_address_of_rank_0_follows_from_the_daemons(environ: dict[str, str], address: str, source: str) -> None:
+def test_address_of_rank_0_follows_from_the_daemons(environ, address, source):
     master = mpirun(environ).master_addr
     assert master == Told(address, source)
 
@@ -188,13 +183,13 @@ def test_address_of_rank_0_follows_from_the_daemons(environ: dict[str, str], add
         {**FROM_OUTSIDE_4, "OMPI_MCA_orte_node_regex": "?"},
     ],
 )
-def test_where_the_address_cannot_be_known_the_remedy_is_the_exact_option(environ: dict[str, str]) -> None:
+def test_where_the_address_cannot_be_known_the_remedy_is_the_exact_option(environ):
     job = mpirun(environ)
     assert job.master_addr is None
     assert "mpirun ... msrun --master_addr ADDRESS" in job.remedy
 
 
-def test_port_is_one_for_all_hosts_and_another_for_another_mpirun() -> None:
+def test_port_is_one_for_all_hosts_and_another_for_another_mpirun():
     here, there = (mpirun(VERSION_4).master_port, mpirun({**VERSION_4, "OMPI_COMM_WORLD_RANK": "0"}).master_port)
     assert here is not None and here == there
     assert mpirun({**VERSION_4, "PMIX_NAMESPACE": "70516737"}).master_port != here
@@ -209,5 +204,5 @@ def test_port_is_one_for_all_hosts_and_another_for_another_mpirun() -> None:
         ("a[1:1-99999999]", []),
     ],
 )
-def test_node_regex_is_read(text: str, names: list[str]) -> None:
+def test_node_regex_is_read(text, names):
     assert read_node_regex(text) == names

@@ -1,7 +1,5 @@
 """Ranks of the hosts of a list: contiguous by host, or those of a rank table."""
 
-from __future__ import annotations
-
 import ipaddress
 from collections import Counter
 
@@ -31,7 +29,7 @@ TABLE = (
 NAMES = (("10.0.0.2", "node-b"), ("10.0.0.1", "node-a"))
 
 
-def test_ranks_are_contiguous_by_host_however_unequal_the_hosts_are() -> None:
+def test_ranks_are_contiguous_by_host_however_unequal_the_hosts_are():
     entries = parse_hostfile("h1 slots=3\n10.0.0.7 slots=1\nh3 devices=2,6 address=10.0.0.9", HostEntry, "--hostfile f")
     assert assign_hosts(entries) == (
         HostAssignment(0, "h1", "?", (0, 1, 2), (0, 1, 2)),
@@ -43,7 +41,7 @@ def test_ranks_are_contiguous_by_host_however_unequal_the_hosts_are() -> None:
 @pytest.mark.parametrize(
     "text", ["node-a\nnode-b", "a address=10.0.0.1\nb address=10.0.0.2", "node-a:3\nnode-b devices=5,4"]
 )
-def test_table_gives_order_ranks_and_devices(text: str) -> None:
+def test_table_gives_order_ranks_and_devices(text):
     entries = parse_hostfile(text, HostEntry, "--hostfile f")
     ordered = order_by_table(entries, TABLE, NAMES, "t.json")
     assert [entry.name for entry in ordered] == [entry.name for entry in reversed(entries)]
@@ -62,20 +60,20 @@ def test_table_gives_order_ranks_and_devices(text: str) -> None:
         ("node-a\nnode-b devices=4,6", "line 2: node-b has devices 4, 6, but 4-5 in t.json"),
     ],
 )
-def test_list_and_table_of_different_hosts_are_refused(text: str, message: str) -> None:
+def test_list_and_table_of_different_hosts_are_refused(text, message):
     with pytest.raises(UsageError, match=message):
         order_by_table(parse_hostfile(text, HostEntry, "--hostfile f"), TABLE, NAMES, "t.json")
 
 
-def hosts(count: int) -> list[HostEntry]:
+def hosts(count):
     return [HostEntry(f"h{index}", 2, (0, 1)) for index in range(count)]
 
 
-def names_of(entries: tuple[HostEntry, ...]) -> str:
+def names_of(entries):
     return " ".join(entry.name for entry in entries)
 
 
-def test_spare_hosts_come_before_those_that_may_be_back() -> None:
+def test_spare_hosts_come_before_those_that_may_be_back():
     h = hosts(4)
     pool = HostPool(h[:3], h[3:], 2)
     assert (names_of(pool.chosen), names_of(pool.waiting)) == ("h0 h1 h2", "h3")
@@ -85,7 +83,7 @@ def test_spare_hosts_come_before_those_that_may_be_back() -> None:
     assert names_of(pool.chosen) == "h1 h3 h0"
 
 
-def test_host_that_has_left_comes_back_in_no_start() -> None:
+def test_host_that_has_left_comes_back_in_no_start():
     h = hosts(3)
     pool = HostPool(h[:2], h[2:], 1)
     assert pool.lose([h[0]], [h[0]])
@@ -94,12 +92,12 @@ def test_host_that_has_left_comes_back_in_no_start() -> None:
 
 
 @given(st.integers(1, 4), st.integers(0, 3), st.data())
-def test_lives_of_jobs(size: int, spares: int, data: st.DataObject) -> None:
+def test_lives_of_jobs(size, spares, data):
     """Whatever is lost: no host twice, none left out, those that ran well stay, as many as there can be."""
     h = hosts(size + spares)
     min_hosts = data.draw(st.integers(1, size))
     pool = HostPool(h[:size], h[size:], min_hosts)
-    failures: Counter[HostEntry] = Counter()
+    failures = Counter()
     for _ in range(6):
         lost = data.draw(st.sets(st.sampled_from(pool.chosen), min_size=1))
         failures.update(lost)
@@ -135,18 +133,14 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("hosts", "worker_num", "local_worker_num", "slots"), SLOTS)
-def test_hosts_get_these_slots(
-    hosts: str, worker_num: int | None, local_worker_num: int | None, slots: list[int]
-) -> None:
+def test_hosts_get_these_slots(hosts, worker_num, local_worker_num, slots):
     found = give_slots(parse_hosts(hosts, HostEntry), worker_num=worker_num, local_worker_num=local_worker_num)
     assert [entry.slots for entry in found] == slots
     assert [entry.device_ids for entry in found] == [tuple(range(count)) for count in slots]
 
 
 @pytest.mark.parametrize(("hosts", "worker_num", "local_worker_num", "message"), REFUSED)
-def test_numbers_that_do_not_fit_are_refused(
-    hosts: str, worker_num: int | None, local_worker_num: int | None, message: str
-) -> None:
+def test_numbers_that_do_not_fit_are_refused(hosts, worker_num, local_worker_num, message):
     with pytest.raises(UsageError, match=message):
         give_slots(parse_hosts(hosts, HostEntry), worker_num=worker_num, local_worker_num=local_worker_num)
 
@@ -155,7 +149,7 @@ def test_numbers_that_do_not_fit_are_refused(
     st.lists(st.integers(0, 4), min_size=1, max_size=5), st.none() | st.integers(-1, 20), st.none() | st.integers(0, 4)
 )
 @settings(max_examples=60)
-def test_slots_add_up_or_are_refused(slots: list[int], worker_num: int | None, local_worker_num: int | None) -> None:
+def test_slots_add_up_or_are_refused(slots, worker_num, local_worker_num):
     entries = parse_hosts(
         ",".join(f"h{index}:{count}" if count else f"h{index}" for index, count in enumerate(slots)), HostEntry
     )
@@ -168,7 +162,7 @@ def test_slots_add_up_or_are_refused(slots: list[int], worker_num: int | None, l
     assert all(new.slots == old for new, old in zip(found, slots, strict=True) if old)
 
 
-def test_every_host_has_a_name_and_a_loopback_address_of_its_own() -> None:
+def test_every_host_has_a_name_and_a_loopback_address_of_its_own():
     entries = parse_rehearsal(f"{MAX_HOSTS}x1")
     addresses = {ipaddress.ip_address(entry.address) for entry in entries}
     assert len({entry.name for entry in entries}) == len(addresses) == MAX_HOSTS
@@ -177,12 +171,12 @@ def test_every_host_has_a_name_and_a_loopback_address_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "2x", "x2", "0x2", "2x0", "2X2", "2x2x2", "-1x2", "2 x 2", "2x2;id", "two"])
-def test_other_words_are_refused(text: str) -> None:
+def test_other_words_are_refused(text):
     with pytest.raises(UsageError, match=r"--rehearse .*give HOSTSxWORKERS"):
         parse_rehearsal(text)
 
 
 @pytest.mark.parametrize("text", ["251x1", "1x4097", "9" * 40 + "x1"])
-def test_too_many_are_refused(text: str) -> None:
+def test_too_many_are_refused(text):
     with pytest.raises(UsageError, match="250 hosts of 4096 workers are the most"):
         parse_rehearsal(text)

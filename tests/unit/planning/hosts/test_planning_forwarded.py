@@ -1,7 +1,5 @@
 """Which variables of the launcher go to the hosts, which never do, and that values are not touched."""
 
-from __future__ import annotations
-
 import pytest
 
 from msrun import contract
@@ -9,7 +7,7 @@ from msrun.errors import UsageError
 from msrun.planning.masking import NEVER, check_patterns, explain_kept_secrets, forwarded_environment
 
 
-def names(text: str) -> list[str]:
+def names(text):
     return text.split()
 
 
@@ -41,11 +39,11 @@ STAYS = names("""
 NEVER_WITH_STAR = set(STAYS) - {"LD_PRELOAD", "EDITOR", "MY_OWN", "AWS_SECRET_ACCESS_KEY"}
 
 
-def test_what_decides_how_a_program_runs_goes_to_the_hosts() -> None:
+def test_what_decides_how_a_program_runs_goes_to_the_hosts():
     assert [name for name in GOES if forwarded_environment({name: "x"}) != {name: "x"}] == []
 
 
-def test_what_belongs_to_this_host_login_or_launcher_stays() -> None:
+def test_what_belongs_to_this_host_login_or_launcher_stays():
     assert [name for name in STAYS if forwarded_environment({name: "x"})] == []
 
 
@@ -58,7 +56,7 @@ SECRETS = {
 
 
 @pytest.mark.parametrize("name", SECRETS)
-def test_secrets_go_to_the_hosts_only_when_somebody_names_them(name: str) -> None:
+def test_secrets_go_to_the_hosts_only_when_somebody_names_them(name):
     caller = {name: SECRETS[name], "PATH": "/bin"}
     assert forwarded_environment(caller) == {"PATH": "/bin"}
     assert explain_kept_secrets(caller) == f"secrets stay here: {name}; --env {name} gives it to all workers"
@@ -68,12 +66,12 @@ def test_secrets_go_to_the_hosts_only_when_somebody_names_them(name: str) -> Non
     assert explain_kept_secrets(caller, ["none"]) == ""
 
 
-def test_pattern_of_everything_takes_all_but_what_never_goes() -> None:
+def test_pattern_of_everything_takes_all_but_what_never_goes():
     caller = dict.fromkeys([*GOES, *STAYS], "x")
     assert set(forwarded_environment(caller, ["*"])) == {*GOES, *STAYS} - NEVER_WITH_STAR
 
 
-def test_patterns_are_added_and_none_turns_the_usual_off() -> None:
+def test_patterns_are_added_and_none_turns_the_usual_off():
     caller = {"PATH": "/bin", "FOO_A": "1", "FOO_B": "2", "BAR": "3", "foo_c": "4"}
     assert set(forwarded_environment(caller, ["FOO_*"])) == {"PATH", "FOO_A", "FOO_B"}
     assert set(forwarded_environment(caller, ["FOO_[A]", "BA?"])) == {"PATH", "FOO_A", "BAR"}
@@ -81,7 +79,7 @@ def test_patterns_are_added_and_none_turns_the_usual_off() -> None:
     assert forwarded_environment(caller, ["none"]) == {}
 
 
-def test_names_that_no_shell_could_set_stay() -> None:
+def test_names_that_no_shell_could_set_stay():
     caller = {"BASH_FUNC_module%%": "() { :; }", "NCCL_A.B": "1", "NCCL A": "1", "2X": "1", "NCCL_\u00e9": "1", "": "1"}
     assert forwarded_environment(caller, ["*"]) == {}
 
@@ -96,10 +94,10 @@ def test_names_that_no_shell_could_set_stay() -> None:
         ("RANK", "--forward_env RANK: msrun sets it for every worker; leave it out"),
     ],
 )
-def test_pattern_is_refused(pattern: str, message: str) -> None:
+def test_pattern_is_refused(pattern, message):
     with pytest.raises(UsageError, match=message):
         check_patterns(["FOO", pattern])
 
 
-def test_every_variable_of_the_contract_is_among_those_that_never_go() -> None:
+def test_every_variable_of_the_contract_is_among_those_that_never_go():
     assert set(NEVER) >= contract.RANK_VARIABLES | contract.JOB_VARIABLES

@@ -1,10 +1,6 @@
 """Which processors and which memory each worker gets."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,7 +9,6 @@ from hypothesis import strategies as st
 from msrun.errors import UsageError
 from msrun.planning.placement.host import (
     Cpu,
-    HostBinding,
     Topology,
     WorkerBinding,
     bind_workers,
@@ -26,7 +21,7 @@ from msrun.planning.spec import CoreBinding, parse_bind_core
 AUTO = CoreBinding()
 
 
-def machine(nodes: int = 1, cores: int = 4, threads: int = 1, **settings: Any) -> Topology:
+def machine(nodes=1, cores=4, threads=1, **settings):
     """Return a host with so many cores per node; the second threads are numbered after all first ones."""
     count = nodes * cores
     cpus = tuple(
@@ -38,18 +33,16 @@ def machine(nodes: int = 1, cores: int = 4, threads: int = 1, **settings: Any) -
     return Topology(cpus, **{**defaults, **settings})
 
 
-def bind(
-    topology: Topology, devices: int | Sequence[str], core: CoreBinding | None = AUTO, *, numa: bool = False
-) -> HostBinding:
+def bind(topology, devices, core=AUTO, *, numa=False):
     names = [str(number) for number in range(devices)] if isinstance(devices, int) else devices
     return bind_workers(topology, names, target="gpu", core=core, numa=numa)
 
 
-def cpus_of(binding: HostBinding) -> list[tuple[int, ...]]:
+def cpus_of(binding):
     return [worker.cpus for worker in binding.workers]
 
 
-def named(**lists: tuple[int, ...]) -> CoreBinding:
+def named(**lists):
     scheduler = lists.pop("scheduler", ())
     devices = {int(key.removeprefix("device")): cpus for key, cpus in lists.items()}
     return CoreBinding(is_auto=False, devices=devices, scheduler=scheduler)
@@ -68,25 +61,21 @@ def named(**lists: tuple[int, ...]) -> CoreBinding:
         (machine(cores=8, allowed=(1, 2, 5, 6)), 2, [(1, 2), (5, 6)]),
     ],
 )
-def test_cores_are_cut_into_even_neighbouring_pieces(
-    topology: Topology, workers: int, shares: list[tuple[int, ...]]
-) -> None:
+def test_cores_are_cut_into_even_neighbouring_pieces(topology, workers, shares):
     binding = bind(topology, workers)
     assert cpus_of(binding) == shares
     assert all("an even share of the" in worker.reason for worker in binding.workers)
     assert binding.notes == ()
 
 
-def test_fewer_cores_than_workers_are_shared_in_turn_and_that_is_said() -> None:
+def test_fewer_cores_than_workers_are_shared_in_turn_and_that_is_said():
     binding = bind(machine(cores=2, threads=2), 5)
     assert cpus_of(binding) == [(0, 2), (1, 3), (0, 2), (1, 3), (0, 2)]
     assert binding.notes == ("--bind_core: local ranks 0-4 get one core in turn: 2 cores for 5 workers",)
 
 
 @given(st.integers(1, 3), st.integers(1, 6), st.integers(1, 3), st.integers(1, 24), st.randoms(use_true_random=False))
-def test_shares_are_whole_cores_fair_and_never_empty(
-    nodes: int, cores: int, threads: int, workers: int, random: Any
-) -> None:
+def test_shares_are_whole_cores_fair_and_never_empty(nodes, cores, threads, workers, random):
     everything = machine(nodes, cores, threads)
     allowed = sorted(random.sample(everything.allowed, random.randint(1, len(everything.allowed))))
     homes = {str(i): random.choice([None, 0, nodes - 1, 99]) for i in range(workers)}
@@ -109,11 +98,11 @@ def test_shares_are_whole_cores_fair_and_never_empty(
 # -- near the device ------------------------------------------------------------------------------------------------
 
 
-def with_devices(nodes: dict[str, int | None], **settings: Any) -> Topology:
+def with_devices(nodes, **settings):
     return machine(nodes=2, cores=4, device_nodes={"gpu": nodes, "ascend": {"0": 1}}, **settings)
 
 
-def test_workers_get_cores_of_the_node_of_their_device() -> None:
+def test_workers_get_cores_of_the_node_of_their_device():
     binding = bind(with_devices({"0": 1, "1": 0, "2": 1, "3": 0}), 4)
     assert cpus_of(binding) == [(4, 5), (0, 1), (6, 7), (2, 3)]
     assert [worker.reason for worker in binding.workers][:2] == [
@@ -125,7 +114,7 @@ def test_workers_get_cores_of_the_node_of_their_device() -> None:
 # -- --bind_numa ----------------------------------------------------------------------------------------------------
 
 
-def test_numa_puts_blocks_of_workers_on_whole_nodes() -> None:
+def test_numa_puts_blocks_of_workers_on_whole_nodes():
     binding = bind(machine(nodes=2, cores=2), 4, None, numa=True)
     assert cpus_of(binding) == [(0, 1), (0, 1), (2, 3), (2, 3)]
     assert [worker.memory_nodes for worker in binding.workers] == [(0,), (0,), (1,), (1,)]
@@ -133,20 +122,20 @@ def test_numa_puts_blocks_of_workers_on_whole_nodes() -> None:
     assert binding.notes == ()
 
 
-def test_one_node_changes_nothing_for_memory_and_that_is_said() -> None:
+def test_one_node_changes_nothing_for_memory_and_that_is_said():
     binding = bind(machine(cores=2), 2, None, numa=True)
     assert [worker.memory_nodes for worker in binding.workers] == [(), ()]
     assert binding.notes == ("--bind_numa changes nothing for memory: NUMA node 0 is the only one with usable CPUs",)
 
 
-def test_memory_that_may_not_be_used_is_left_alone_and_that_is_said() -> None:
+def test_memory_that_may_not_be_used_is_left_alone_and_that_is_said():
     binding = bind(machine(nodes=2, cores=1, memory_nodes=(0,)), 2, None, numa=True)
     assert [worker.memory_nodes for worker in binding.workers] == [(0,), ()]
     assert binding.notes == ("--bind_numa: no memory of NUMA node 1 may be used; only CPUs are bound",)
 
 
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 12), st.booleans())
-def test_a_worker_never_leaves_its_node(nodes: int, cores: int, workers: int, is_split: bool) -> None:
+def test_a_worker_never_leaves_its_node(nodes, cores, workers, is_split):
     topology = machine(nodes, cores, 2)
     node_of = {cpu.number: cpu.node for cpu in topology.cpus}
     binding = bind(topology, workers, AUTO if is_split else None, numa=True)
@@ -160,7 +149,7 @@ def test_a_worker_never_leaves_its_node(nodes: int, cores: int, workers: int, is
 # -- the dict -------------------------------------------------------------------------------------------------------
 
 
-def test_dict_binds_by_physical_device() -> None:
+def test_dict_binds_by_physical_device():
     core = named(device3=(0, 1), device1=(2,), scheduler=(3,))
     topology = machine(device_nodes={"gpu": {str(number): None for number in range(8)}})
     binding = bind(topology, ["1", "3"], core)
@@ -169,14 +158,14 @@ def test_dict_binds_by_physical_device() -> None:
     assert binding.workers[0].reason == "named by --bind_core for device 1"
 
 
-def test_devices_without_a_list_stay_unbound_and_are_named() -> None:
+def test_devices_without_a_list_stay_unbound_and_are_named():
     binding = bind(machine(), 4, named(device1=(0,), device2=()))
     assert cpus_of(binding) == [(), (0,), (), ()]
     assert binding.notes == ("--bind_core names no CPUs for device 0 (local rank 0), 3 (local rank 3): not bound",)
     assert binding.workers[2].reason == "not bound: device 2 has an empty list"
 
 
-def test_dict_with_numa_binds_the_memory_of_the_named_cores() -> None:
+def test_dict_with_numa_binds_the_memory_of_the_named_cores():
     binding = bind(machine(nodes=2, cores=2), 2, named(device0=(2, 3)), numa=True)
     assert cpus_of(binding) == [(2, 3), (2, 3)]
     assert [worker.memory_nodes for worker in binding.workers] == [(1,), (1,)]
@@ -192,7 +181,7 @@ def test_dict_with_numa_binds_the_memory_of_the_named_cores() -> None:
         (named(scheduler=(9,)), r"'scheduler' names CPU 9, which does not exist here"),
     ],
 )
-def test_what_the_host_does_not_have_is_refused(core: CoreBinding, pattern: str) -> None:
+def test_what_the_host_does_not_have_is_refused(core, pattern):
     with pytest.raises(UsageError, match=pattern):
         bind(machine(cores=4, allowed=(0, 1, 2)), 2, core)
 
@@ -201,11 +190,11 @@ SMT = Topology(tuple(Cpu(n, 0, 0, n % 4) for n in range(8)), tuple(range(8)))
 """Four cores of two threads."""
 
 
-def on(*cpus: int) -> WorkerBinding:
+def on(*cpus):
     return WorkerBinding(cpus, (), "")
 
 
-def limited(quota_cores: float) -> Topology:
+def limited(quota_cores):
     return Topology(SMT.cpus, SMT.allowed, quota_cores)
 
 
@@ -223,13 +212,11 @@ def limited(quota_cores: float) -> Topology:
         (limited(3), [on(0, 4, 1, 5, 2, 6), on(3, 7)], (1, 1)),
     ],
 )
-def test_threads_are_the_cores_that_a_worker_has_for_itself(
-    topology: Topology, workers: list[WorkerBinding], threads: tuple[int, ...]
-) -> None:
+def test_threads_are_the_cores_that_a_worker_has_for_itself(topology, workers, threads):
     assert threads_per_worker(topology, workers) == threads
 
 
-def test_variables_that_let_openmp_bind_processes_are_found() -> None:
+def test_variables_that_let_openmp_bind_processes_are_found():
     env = {"OMP_PROC_BIND": "close", "OMP_PLACES": "", "KMP_AFFINITY": "disabled", "GOMP_CPU_AFFINITY": "0-3"}
     assert self_binding(env) == ["OMP_PROC_BIND", "GOMP_CPU_AFFINITY"]
     assert self_binding({"OMP_PROC_BIND": "FALSE"}) == []
@@ -251,14 +238,14 @@ def test_variables_that_let_openmp_bind_processes_are_found() -> None:
         ('{"device0": [""]}', r"'' is no CPU number or range"),
     ],
 )
-def test_wrong_words_are_refused_in_one_line(text: str, pattern: str) -> None:
+def test_wrong_words_are_refused_in_one_line(text, pattern):
     with pytest.raises(UsageError, match=pattern) as error:
         parse_bind_core(text)
     assert "\n" not in str(error.value)
 
 
 @given(st.dictionaries(st.integers(0, 99), st.sets(st.integers(0, 200)), min_size=1))
-def test_any_dict_survives_being_written_and_read(devices: dict[int, set[int]]) -> None:
+def test_any_dict_survives_being_written_and_read(devices):
     text = json.dumps({f"device{number}": [str(cpu) for cpu in cpus] for number, cpus in devices.items()})
     binding = parse_bind_core(text)
     assert binding is not None

@@ -1,7 +1,5 @@
 """Which device each worker gets."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +10,6 @@ from msrun.planning.placement.host import (
     Device,
     HostFacts,
     Topology,
-    VisibleDevices,
     parse_cpu_list,
     place_devices,
     visible_ascend,
@@ -22,7 +19,7 @@ from msrun.planning.spec import parse_cpu_range
 from ranktable.hosts.ranges import fold_numbers
 
 
-def host(gpus: int = 0, npus: int = 0) -> HostFacts:
+def host(gpus=0, npus=0):
     return HostFacts("h", "127.0.0.1", (0, 1), tuple(map(str, range(gpus))), tuple(map(str, range(npus))))
 
 
@@ -35,18 +32,18 @@ def host(gpus: int = 0, npus: int = 0) -> HostFacts:
         ("cpu", host(gpus=1), "cpu", "--device_target"),
     ],
 )
-def test_device_target_is_what_the_host_has(asked: str, facts: HostFacts, target: str, reason: str) -> None:
-    placement = place_devices(asked, 4, facts)  # type: ignore[arg-type]
+def test_device_target_is_what_the_host_has(asked, facts, target, reason):
+    placement = place_devices(asked, 4, facts)
     assert (placement.target, placement.reason, placement.device_ids) == (target, reason, (0, 1, 2, 3))
 
 
 @pytest.mark.parametrize(("asked", "facts"), [("auto", host(gpus=3)), ("gpu", host()), ("ascend", host(npus=1))])
-def test_more_workers_than_devices_are_refused(asked: str, facts: HostFacts) -> None:
+def test_more_workers_than_devices_are_refused(asked, facts):
     with pytest.raises(UsageError, match=r"4 workers but . .* devices visible on h: .*--device_target cpu"):
-        place_devices(asked, 4, facts)  # type: ignore[arg-type]
+        place_devices(asked, 4, facts)
 
 
-def test_the_variable_that_hides_devices_is_named() -> None:
+def test_the_variable_that_hides_devices_is_named():
     facts = HostFacts("h", "127.0.0.1", (0,), gpus=("0",), gpus_reason="CUDA_VISIBLE_DEVICES=0,9: '9' is none")
     pattern = r"2 workers but 1 gpu devices visible on h \(CUDA_VISIBLE_DEVICES=0,9: '9' is none\): start fewer"
     with pytest.raises(UsageError, match=pattern):
@@ -54,7 +51,7 @@ def test_the_variable_that_hides_devices_is_named() -> None:
     assert place_devices("auto", 1, facts).notes == ("CUDA_VISIBLE_DEVICES=0,9: '9' is none",)
 
 
-def test_hidden_accelerators_are_said_not_to_be_used_unless_cpu_was_asked_for() -> None:
+def test_hidden_accelerators_are_said_not_to_be_used_unless_cpu_was_asked_for():
     facts = HostFacts("h", "127.0.0.1", (0,), gpus_reason="CUDA_VISIBLE_DEVICES is empty")
     placement = place_devices("auto", 1, facts)
     assert (placement.target, placement.reason) == ("cpu", "no accelerator visible on h")
@@ -102,13 +99,13 @@ ASCEND_RULES = [
         *((visible_ascend(preset, NPUS), *expected) for preset, *expected in ASCEND_RULES),
     ],
 )
-def test_variable_shows_what_the_vendors_rules_say(visible: VisibleDevices, names: tuple[str, ...], why: str) -> None:
+def test_variable_shows_what_the_vendors_rules_say(visible, names, why):
     assert visible.names == names
     assert why in visible.reason and bool(why) == bool(visible.reason)
 
 
 @given(st.text(alphabet="0123456789,- GPUMIGxa", max_size=20))
-def test_no_value_shows_a_device_twice_or_one_that_is_not_there(preset: str) -> None:
+def test_no_value_shows_a_device_twice_or_one_that_is_not_there(preset):
     for visible, present in ((visible_cuda(preset, GPUS), GPUS), (visible_ascend(preset, NPUS), NPUS)):
         numbers = [name for name in visible.names if name.isdigit()]
         assert len(set(visible.names)) == len(visible.names)
@@ -118,22 +115,22 @@ def test_no_value_shows_a_device_twice_or_one_that_is_not_there(preset: str) -> 
 @pytest.mark.parametrize(
     ("text", "numbers"), [("", ()), ("\n", ()), ("0-3,8\n", (0, 1, 2, 3, 8)), (" 4 , 6-7 ", (4, 6, 7))]
 )
-def test_cpu_lists_are_read_as_the_kernel_writes_them(text: str, numbers: tuple[int, ...]) -> None:
+def test_cpu_lists_are_read_as_the_kernel_writes_them(text, numbers):
     assert parse_cpu_list(text) == numbers
 
 
 @pytest.mark.parametrize("text", ["x", "1-", "-1", "3-1", "1--2", "0x1", "1.5", "999999999", "0-65537", "²", "1 2"])
-def test_what_is_no_cpu_range_is_refused(text: str) -> None:
+def test_what_is_no_cpu_range_is_refused(text):
     with pytest.raises(ValueError, match=r"CPU number|backwards"):
         parse_cpu_range(text)
 
 
 @given(st.sets(st.integers(0, 300)))
-def test_any_set_survives_being_written_and_read(numbers: set[int]) -> None:
+def test_any_set_survives_being_written_and_read(numbers):
     assert set(parse_cpu_list(fold_numbers(numbers, ","))) == numbers
 
 
-def test_cores_hold_their_allowed_threads_with_neighbours_together() -> None:
+def test_cores_hold_their_allowed_threads_with_neighbours_together():
     # Two packages numbered in turn, threads 4-7 on the cores of 0-3: as many servers number them.
     cpus = tuple(Cpu(n, n % 2, n % 2, n % 4) for n in range(8))
     topology = Topology(cpus, allowed=(0, 1, 2, 3, 4, 7))

@@ -302,9 +302,12 @@ def test_spare_host_is_asked_once_and_one_that_is_lost_is_told_of_and_tried_agai
         made.reach_spares(first)
         pipe = hosts.pipes["h2"]
         made.agents.hear(lambda: heard_jobs(hosts, "h2"), {}, deadline=time.monotonic() + 30)
+        words = [*hosts.spec.log_dir.glob(".*")]
+        assert when == "before it is needed" or pipe.heard_of("job")["job"]["shown"]["path"] in map(str, words)
         if when == "never":
             pipe.end(137)
             made.agents.hear(lambda: hosts.said, {}, deadline=time.monotonic() + 30)
+            assert not any(word.exists() for word in words), "nobody looks for it any more"
             assert hosts.said[0].startswith("spare h2: the agent was ended by SIGKILL; ")
             hosts.pipes["h2"] = hosts.opener.pipes["h2"] = FakePipe(answer=hosts.usual_answer(2))
             hosts.answers.clear()

@@ -264,7 +264,7 @@ class ListedHosts(Hosts):
             link, answer = self._known.get(entry, (None, None))
             if link is not None and answer is not None and link.is_open:
                 self._answers[host.node_rank] = answer
-            elif link is None or link.is_over or answer is not None:
+            elif link is None or answer is not None:
                 name = spec.master_addr if host.node_rank == 0 and not is_loopback(spec.master_addr) else ""
                 will_run = agents.logs is not None
                 link = self._link(spec, host, environment, will_run=will_run, shown=shown, master_name=name)
@@ -274,7 +274,6 @@ class ListedHosts(Hosts):
             if link not in links:
                 link.dismiss()
                 agents.others.append(link)
-                self._known.pop(link.entry, None)
         agents.links = links
         agents.others = [link for link in agents.others if link not in links]
         for link in new:
@@ -358,7 +357,7 @@ class ListedHosts(Hosts):
         elif message["type"] in LOSSES:
             self._known.pop(link.entry)
             self._say(f"spare {self.agents.explain_loss(message, link)}; it is tried again when it is needed")
-        if all(answer or other not in self.agents.others for other, answer in self._known.values()):
+        if all(answer for _, answer in self._known.values()):
             self._word.close()
 
     # -- the scheduler ------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from msrun.agent.processes.server_handle import (
     server_index,
 )
 from msrun.agent.watch import explain_limit
-from msrun.cluster.membership import FailureReport, Membership
+from msrun.cluster.coordinator import FailureReport, Membership
 from msrun.errors import ClusterError, HangTimeout, MsrunError, OwnProcessLost, RendezvousTimeout, ServerFailed
 from msrun.planning.environment import restored_environment
 from msrun.planning.plan import HostPlan, LaunchPlan

@@ -36,7 +36,7 @@ from msrun.agent.processes.terminal import RankTerminal
 from msrun.agent.signals import SignalPipe
 from msrun.agent.timers import Timers
 from msrun.agent.watch import STACK_WAIT_S, JobWatch, MemoryKillWatch, explain_end, explain_limit
-from msrun.cluster.membership import Decision, FailureReport, Membership, WorkerState, fault_of_job, read_report
+from msrun.cluster.coordinator import Decision, FailureReport, Membership, WorkerState, fault_of_job, read_report
 from msrun.cluster.messages import Channel, Inbox, Message
 from msrun.errors import (
     ClusterError,

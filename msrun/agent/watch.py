@@ -23,7 +23,7 @@ from msrun.agent.own_file import open_own_file, read_end
 from msrun.agent.processes.process_control import catches, read_stat, session_usage, signal_processes
 from msrun.agent.processes.progress_board import Progress, ProgressBoard, request_dumps
 from msrun.agent.timers import Timers
-from msrun.cluster.membership import Membership, WorkerState, describe_absent
+from msrun.cluster.coordinator import Membership, WorkerState, describe_absent
 from msrun.errors import ClusterError, HangTimeout, RendezvousTimeout
 from msrun.planning.environment import STACK_SIGNAL
 from msrun.planning.hosts import name_ranks

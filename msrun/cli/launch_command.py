@@ -36,7 +36,9 @@ from msrun.planning.settings import (
     TRUE_WORDS,
     FoundSetting,
     Option,
+    check_private,
     field_options,
+    parse_tls_config,
     refuse_together,
     without_option_variables,
 )
@@ -51,7 +53,6 @@ from msrun.planning.spec import (
     parse_env_file,
     parse_tail,
 )
-from msrun.planning.tls_spec import check_private, parse_tls_config
 
 if TYPE_CHECKING:
     from msrun.launch.simulation import Simulation
@@ -330,7 +331,7 @@ def _count_here(options: dict[str, Any]) -> dict[str, Any]:
 
 def _with_worker_num(options: dict[str, Any], sources: Sources) -> dict[str, Any]:
     """Return the options with the number of workers where none is given (UsageError: of a job with other hosts)."""
-    from msrun.planning.imports import imports_package
+    from msrun.planning.program import imports_package
 
     directory = read_directory(options)
     program = parse_program(options["words"], is_module=options["module"], working_directory=directory)

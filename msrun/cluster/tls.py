@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from msrun.cluster.messages import NotUnderstood
 from msrun.errors import ClusterError, UsageError
-from msrun.planning.tls_spec import CLIENT_PASSWORD_VARIABLE, SERVER_PASSWORD_VARIABLE, TlsSpec, check_private
+from msrun.planning.settings import CLIENT_PASSWORD_VARIABLE, SERVER_PASSWORD_VARIABLE, TlsSpec, check_private
 from ranktable.files import read_at_most
 
 Side = Literal["server", "client"]

@@ -34,7 +34,7 @@ from msrun.agent.own_file import create_own_file
 from msrun.agent.processes.process_control import session_usage
 from msrun.agent.processes.progress_board import PROGRESS_BOARD, read_record
 from msrun.agent.signals import stop_this_process
-from msrun.cluster.membership import JobFailure, Membership, WorkerState, describe_delay
+from msrun.cluster.coordinator import JobFailure, Membership, WorkerState, describe_delay
 from msrun.errors import Interrupted, UsageError
 from msrun.launch import output
 from msrun.launch.directory.log_directory import publish_file

@@ -26,8 +26,7 @@ from msrun.agent.processes.server_handle import ForkServerHandle, start_fork_ser
 from msrun.agent.processes.terminal import RankTerminal
 from msrun.agent.signals import SignalPipe
 from msrun.agent.supervisor import Supervisor
-from msrun.cluster.coordinator import Coordinator, OwnLink
-from msrun.cluster.membership import JobFailure, RestartPolicy
+from msrun.cluster.coordinator import Coordinator, JobFailure, OwnLink, RestartPolicy
 from msrun.cluster.messages import Channel, Inbox, Message
 from msrun.cluster.rendezvous import BACKLOG, forget_waiting, listen
 from msrun.errors import ClusterError

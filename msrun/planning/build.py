@@ -19,7 +19,6 @@ from msrun.planning.environment import (
     settle_mindspore,
 )
 from msrun.planning.hosts import UNKNOWN, Fleet, HostAssignment, HostEntry, assign_hosts
-from msrun.planning.imports import OF_OPTIMIZERS, SAFE_PACKAGES, ScriptImports, read_imports
 from msrun.planning.masking import explain_kept_secrets, forwarded_environment
 from msrun.planning.placement.host import (
     ASCEND_VARIABLE,
@@ -37,7 +36,7 @@ from msrun.planning.placement.host import (
     threads_per_worker,
 )
 from msrun.planning.plan import AgentPlan, HostPlan, LaunchPlan, ServerPlan, WorkerPlan
-from msrun.planning.program import StartMethod
+from msrun.planning.program import OF_OPTIMIZERS, SAFE_PACKAGES, ScriptImports, StartMethod, read_imports
 from msrun.planning.settings import settings_note
 from msrun.planning.spec import JobTerms, LaunchSpec, check_server_logs, is_loopback
 

@@ -11,9 +11,8 @@ from pathlib import Path
 from msrun import contract
 from msrun.errors import UsageError
 from msrun.planning.hosts import Fleet
-from msrun.planning.imports import imports_package
 from msrun.planning.placement.host import HostFacts
-from msrun.planning.program import with_numbers
+from msrun.planning.program import imports_package, with_numbers
 from msrun.planning.spec import LaunchSpec
 from ranktable.hosts.host_list import MAX_PORT
 

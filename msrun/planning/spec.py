@@ -19,8 +19,7 @@ from msrun.errors import UsageError, near_miss
 from msrun.planning.hosts import HostAssignment, HostEntry, blamed_on
 from msrun.planning.masking import check_patterns
 from msrun.planning.program import DeviceTarget, MindSporeKind, MindSporeSemantics, Program, StartMethod
-from msrun.planning.settings import Setting, check_ranges, field_options, option, read_truth, refuse_together
-from msrun.planning.tls_spec import TlsSpec
+from msrun.planning.settings import Setting, TlsSpec, check_ranges, field_options, option, read_truth, refuse_together
 from ranktable.hosts.brackets import shorten
 from ranktable.hosts.host_list import MAX_PORT, check_user
 from ranktable.hosts.ranges import RangeError, read_range

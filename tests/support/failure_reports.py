@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from msrun.cluster.membership import FailureReport, JobFailure, WorkerFailure, fault_of_job
+from msrun.cluster.coordinator import FailureReport, JobFailure, WorkerFailure, fault_of_job
 from msrun.planning.record_json import encode_record
 
 

@@ -21,8 +21,9 @@ from msrun import contract
 from msrun.agent.attempt import keep_logs
 from msrun.agent.observer import Observers, OwnFaults
 from msrun.agent.own_file import LogLimit
-from msrun.cluster.coordinator import REPORTS, Coordinator
-from msrun.cluster.membership import (
+from msrun.cluster.coordinator import (
+    REPORTS,
+    Coordinator,
     JobFailure,
     Membership,
     RestartPolicy,

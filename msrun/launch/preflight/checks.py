@@ -29,10 +29,9 @@ from msrun.cluster.protocol import Finding, HostAddress, HostReport, ReachResult
 from msrun.cluster.rendezvous import UnresolvedName, listen, own_addresses, resolve_address
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.planning.hosts import count_workers
-from msrun.planning.imports import own_modules
 from msrun.planning.masking import mask_words
 from msrun.planning.placement.host import DevicePlacement, place_devices
-from msrun.planning.program import Program
+from msrun.planning.program import Program, own_modules
 from msrun.planning.spec import LaunchSpec, is_numeric
 
 T = TypeVar("T")

@@ -28,7 +28,7 @@ from msrun import contract
 from msrun.agent.own_file import create_own_file
 from msrun.agent.processes.process_control import Pid, Usage, session_usage, signal_processes, start_time
 from msrun.agent.processes.progress_board import PROGRESS_BOARD, Progress, parse_record
-from msrun.cluster.membership import WorkerState
+from msrun.cluster.coordinator import WorkerState
 from msrun.errors import ClusterError, UsageError, near_miss
 from msrun.launch.directory.log_directory import (
     EventsRecord,

@@ -16,7 +16,7 @@ from tls_files import PASSWORDS, Authority, TlsFolder, as_pem, new_key, small_rs
 from msrun.cluster.messages import NotUnderstood
 from msrun.cluster.tls import Side, TlsIdentity, TlsSession, explain, open_identity
 from msrun.errors import UsageError
-from msrun.planning.tls_spec import CIPHERS, parse_tls_config
+from msrun.planning.settings import CIPHERS, parse_tls_config
 
 SIDES: tuple[Side, Side] = ("server", "client")
 OTHER: dict[str, Side] = {"server": "client", "client": "server"}

@@ -24,7 +24,7 @@ from open_gate import TOKEN, OpenGate, host_request
 
 from msrun.agent.observer import OwnFaults
 from msrun.cluster.connection import Caller, Connection, Refused, Seal, hello, new_nonce, read_hello
-from msrun.cluster.membership import FailureReport
+from msrun.cluster.coordinator import FailureReport
 from msrun.cluster.messages import FrameBuffer, frame
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.fleet_job import FleetJob, FleetRun

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from msrun import contract
-from msrun.agent.own_file import open_own_file
+from msrun.agent.own_file import append_text
 from msrun.cluster.coordinator import Membership
 from msrun.cluster.messages import describe_fault, name_fault, traceback_of
 from msrun.errors import ClusterError, MsrunError
@@ -21,13 +21,7 @@ from msrun.errors import ClusterError, MsrunError
 
 def append_fault(path: Path, what: str, trace: str) -> bool:
     """Append `what`, a line, and its traceback to `scheduler.log`; False when it cannot be written."""
-    text = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {what}\n{trace.rstrip()}\n"
-    with contextlib.suppress(OSError):
-        descriptor = open_own_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        with os.fdopen(descriptor, "ab") as file:
-            file.write(text.encode("utf-8", "backslashreplace"))
-        return True
-    return False
+    return append_text(path, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {what}\n{trace.rstrip()}\n", os.O_CREAT)
 
 
 class OwnFaults:

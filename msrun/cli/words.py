@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from click.shell_completion import CompletionItem
 
 from msrun.cli.options import GROUPS, LONG_OPTIONS, MOST_USED, OPTIONAL_VALUES, TAKING_VALUE
 from msrun.errors import UsageError, near_miss
-from msrun.planning.program import COMMANDS, Program
+from msrun.planning.program import COMMANDS, Program, find_program
 from msrun.planning.settings import FALSE_WORDS, TRUE_WORDS
 
 
@@ -275,7 +274,7 @@ def describe_separate_value(words: Sequence[str]) -> str:
         return ""
     option, word = words[index - 1], words[index]
     listed = words[index - 2] if index > 1 else ""
-    if underscored(listed) in LISTS and not Path(word).exists() and not shutil.which(word):
+    if underscored(listed) in LISTS and not Path(word).exists() and not find_program(word):
         return f"{listed} {option} {word}: {word} is taken for SCRIPT; a list is one word: {listed} {option},{word}"
     values = ("text", "json") if underscored(option) in ("--dry_run", "--plan") else TRUE_WORDS + FALSE_WORDS
     if underscored(option) not in OPTIONAL_VALUES or word.lower() not in values or Path(word).exists():

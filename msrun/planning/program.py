@@ -9,7 +9,6 @@ import ast
 import builtins
 import contextlib
 import re
-import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -367,6 +366,13 @@ def _python_program(word: str, rest: tuple[str, ...], working_directory: Path) -
     return _file_program(rest[0], rest[1:], working_directory, as_python=True)
 
 
+def find_program(name: str) -> str | None:
+    """Return the path of an executable on PATH."""
+    import shutil  # not for --help, as it loads all compressions
+
+    return shutil.which(name)
+
+
 def _file_program(name: str, args: tuple[str, ...], working_directory: Path, *, as_python: bool = False) -> Program:
     import zipfile  # not for --help
 
@@ -378,12 +384,12 @@ def _file_program(name: str, args: tuple[str, ...], working_directory: Path, *, 
     if path.is_file():
         if as_python or path.suffix == ".py":
             return Program("script", str(path), args, typed=name)
-        if "/" in name or not shutil.which(name):
+        if "/" in name or not find_program(name):
             if not path.stat().st_mode & 0o111:
                 remedy = f"run chmod +x {name}, or name its interpreter"
                 raise UsageError(f"{name}: not a .py file and not executable; {remedy}")
             return Program("executable", str(path), args)
-    found = None if "/" in name else shutil.which(name)
+    found = None if "/" in name else find_program(name)
     if found is None:
         raise UsageError(f"{name}: no such file in {working_directory}{_script_hint(name, working_directory)}")
     return Program("executable", found, args)

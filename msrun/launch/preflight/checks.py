@@ -25,6 +25,7 @@ from typing import TypeVar
 
 from msrun import __version__, contract
 from msrun.agent.host.host_facts import LOOPBACK, group_folders, installed_version, read_host_facts
+from msrun.agent.own_file import text_of
 from msrun.cluster.protocol import Finding, HostAddress, HostReport, ReachResult
 from msrun.cluster.rendezvous import UnresolvedName, listen, own_addresses, resolve_address
 from msrun.errors import ClusterError, MsrunError, UsageError
@@ -548,9 +549,8 @@ def make_host_report(
     master_address = master_name
     if master_name and not is_numeric(master_name):
         master_address = look.at("master_addr", lambda: resolve_address(master_name), "")
-    boot_id = ""
-    with contextlib.suppress(OSError):  # not every container shows it; then two names of one machine are not told apart
-        boot_id = BOOT_ID.read_text(encoding="ascii").strip()
+    # Not every container shows it; then two names of one machine are not told apart.
+    boot_id = text_of(BOOT_ID).strip()
     words = os.environ.get(SSH_CONNECTION, "").split()
     ends = [word.partition("%")[0].removeprefix("::ffff:") for word in words[::2]]
     client, server = ends if len(words) == 4 and all(map(is_numeric, ends)) else ("", "")

@@ -60,8 +60,7 @@ LOOKS_PER_LIMIT = 4  # how often to look, within the time that a process of msru
 STORE_OVERDUE_S = 10.0  # how long the scheduler may take for a fresh store
 SCHEDULER_END_S = 3.0  # how long the scheduler may take to end by itself once its channel is closed: for its last lines
 OTHERS_LINE_S = 2.0  # how long the other hosts may take to end before that is worth a line
-ELSEWHERE_S = 10.0
-"""How long a host whose ranks all wait for others lets the other hosts speak first; at most half of the limit."""
+ELSEWHERE_S = 10.0  # how long a host whose ranks all wait lets others speak first; at most half of the limit
 
 
 class ServerState(Enum):

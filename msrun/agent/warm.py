@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msrun import contract
-from msrun.agent.own_file import text_of, socket_address
+from msrun.agent.own_file import socket_address, text_of
 from msrun.agent.processes.process_control import NO_JOB, end_job
 from msrun.agent.processes.server_handle import BOOT, ROOT, SEND_S, ForkServerHandle, ServerProcess
 from msrun.cluster.messages import Channel, Message, await_input

@@ -63,7 +63,7 @@ SHARED = frozenset({"--help", "--version", "--config", "--debug", "--quiet", "--
 
 LISTS = ("--hosts", "--include", "--exclude", "--tail_worker_log", "--signals")
 
-FOREIGN_OPTIONS = {
+FOREIGN_OPTIONS = {  # option of another launcher that has no meaning here -> whose it is and what to write
     "-N": ("mpirun's and srun's", "--local_worker_num (workers on each host) or --hosts (the hosts)"),
     **dict.fromkeys(("--nodes", "--nodelist", "-w"), ("srun's", _HOSTS)),
     "--config_file": ("accelerate's", "--config"),
@@ -79,7 +79,6 @@ FOREIGN_OPTIONS = {
     "--signals_to_handle": ("torchrun's", f"{LEAVE_OUT}: TERM, INT, HUP and QUIT always end the job in good order"),
     **dict.fromkeys(("--mca", "-mca"), ("mpirun's", LEAVE_OUT)),
 }
-"""Option of another launcher that msrun does not take, dashes as underscores -> whose it is and what to write here."""
 
 
 ALIASES = {  # option, dashes as underscores -> that of msrun, {} its value; none where what it asks for is so anyhow

@@ -258,8 +258,7 @@ MAX_GREETING_BYTES = 8 * 1024  # of what somebody says who has not proved anythi
 RECORD_BYTES = 1 << 17
 MAX_UNSENT_BYTES = 4 * MAX_MESSAGE_BYTES  # the other side reads nothing: it is given up
 READ_BYTES = 1 << 16
-TLS_RECORDS = range(20, 25)
-"""First byte of what a side that speaks TLS says (RFC 8446, 5.1); a message of ours would be far too long."""
+TLS_RECORDS = range(20, 25)  # first byte of TLS (RFC 8446, 5.1); a message of ours would be far too long
 SAME_EVERYWHERE = "give --tls_config on all hosts, or on none"
 
 

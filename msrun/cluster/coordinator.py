@@ -34,8 +34,7 @@ FIRST_WAIT_S = 1.0
 MAX_DELAY_S = 30.0
 HOPELESS_CODES = frozenset({contract.EXIT_DO_NOT_RESTART, 126, 127})
 """The worker said so itself; its program cannot be run; its program was not found."""
-UNBEGUN_CODES = frozenset({1, 2})
-"""Python's own after an exception, a SyntaxError and a usage error: another start ends in the same way."""
+UNBEGUN_CODES = frozenset({1, 2})  # Python's own after an exception and a usage error: it would end so again
 BEGUN_S = 10.0  # a worker that has run for so long has begun, also one that joins nothing and says nothing
 
 
@@ -131,8 +130,7 @@ class Membership:
     is_stopping: bool = False  # the job is to end
     are_told: bool = False  # the workers have been told to end
     members: dict[int, Member] = field(init=False)
-    _counts: Counter[WorkerState] = field(init=False, repr=False)
-    """How many workers are in each state: a job has thousands, and every event asks."""
+    _counts: Counter[WorkerState] = field(init=False, repr=False)  # workers by state: a job has thousands
 
     def __post_init__(self) -> None:
         self.members = {rank: Member(rank) for rank in self.ranks}
@@ -264,8 +262,7 @@ class FailureReport:
     node_rank: int = -1  # whose failure it is; -1: the coordinator's own word
     is_hang: bool = False  # the workers run still, and wait for ever
     can_restart: bool = False
-    is_unfit: bool = False
-    """It is the host itself that cannot start again, between two attempts; others may do without it."""
+    is_unfit: bool = False  # the host itself cannot start again, between two attempts
     lost_peer: bool = False  # the worker's last words are that another rank has gone, and that one was not of its host
     signum: int = 0  # the signal that ended the job on that host; 0 when it was none
 
@@ -328,8 +325,7 @@ class Coordinator:
         whom the hosts of another start are chosen, and who has chosen these; None = there are no others."""
         self._pool = pool
         self.losses: dict[int, str] = {}  # hosts that have gone without a result, cannot start again or leave, and why
-        self.leaving: set[int] = set()
-        """Those of them whose agent got a signal: a reboot, a drained node. They are not started on again."""
+        self.leaving: set[int] = set()  # of them, those whose agent got a signal; not started on again
         self.may_go_on = True  # nobody wants the job to end
         self.goes_on = False  # the job is over on these hosts, and goes on on those that the pool has chosen
         self.begun = 0  # the last attempt that has workers
@@ -342,8 +338,7 @@ class Coordinator:
         self._cause = ""  # which ranks had finished before, where that is why the first one has failed
         self._kept: FailureReport | None = None  # the first failure of an attempt that goes on all the same
         self._is_last = False
-        self._has_begun = has_begun
-        """A rank has joined the world or reported progress, or the one that failed had run for a while."""
+        self._has_begun = has_begun  # a rank has joined or made progress, or the failed one ran for a while
         self.attempt = 0
         self.report: FailureReport | None = None  # of the current attempt; of the last one when the job is over
         self.is_over = False

@@ -26,10 +26,8 @@ if TYPE_CHECKING:
     from _typeshed import HasFileno
 
 HEADER = struct.Struct("!I")
-MAX_MESSAGE_BYTES = 16 * 1024 * 1024
-"""A plan for thousands of workers with a large environment fits; anything above is a mistake."""
-MAX_DEPTH = 32
-"""Of lists and objects in each other; what is encoded again, or decoded by hints, must not run out of stack."""
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024  # a plan for thousands of workers fits; anything above is a mistake
+MAX_DEPTH = 32  # of lists and objects in each other
 
 Message = dict[str, Any]
 

@@ -141,8 +141,7 @@ def run_scheduler(channel_fd: int, listener_fd: int) -> int:
     return contract.EXIT_OK if record.is_over else contract.EXIT_CLUSTER
 
 
-STORE_BYTES = 1 << 30
-"""For what workers, and strangers who reach the store, put into it: a rendezvous needs a few kilobytes for a rank."""
+STORE_BYTES = 1 << 30  # for what workers, and strangers, put into it: a rank needs a few kilobytes
 
 
 class StoreHost:
@@ -153,8 +152,7 @@ class StoreHost:
         self._listener, self._record, self._max_bytes = listener, record, max_bytes
         self._lock = threading.Lock()
         self._store: TCPStore | None = None
-        self.is_wanted_late = False
-        """Wait for somebody to connect: a script whose imports were read and hold no torch hardly ever does."""
+        self.is_wanted_late = False  # wait for somebody to connect: of a script without torch hardly anybody
 
     def open(self) -> None:
         """Start the store. Takes as long as importing torch, which costs a core for more than a second."""

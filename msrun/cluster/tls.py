@@ -22,8 +22,7 @@ MAX_FILE_BYTES = 1 << 20
 PEM = b"-----BEGIN "
 _PEM_KEY = re.compile(rb"-----BEGIN ([A-Z0-9]+ )*PRIVATE KEY-----")
 _VARIABLES = {"server": SERVER_PASSWORD_VARIABLE, "client": CLIENT_PASSWORD_VARIABLE}
-SECURITY_LEVEL = 3
-"""Of OpenSSL, as MindSpore's: 128 bits, so RSA keys of 3072 bits and no SHA-1 (SSL_CTX_set_security_level(3))."""
+SECURITY_LEVEL = 3  # as MindSpore's: 128 bits, so RSA keys of 3072 bits and no SHA-1
 WEAK = {  # what OpenSSL says of a file, in words
     "EE_KEY_TOO_SMALL": "the key is too small; make an EC key such as prime256v1, or an RSA key of 3072 bits or more",
     "CA_KEY_TOO_SMALL": "the CA's key is too small; it needs an EC key such as prime256v1, or RSA of 3072 bits or more",

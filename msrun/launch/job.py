@@ -74,8 +74,7 @@ class Start:
     caller: Mapping[str, str]  # the environment that workers inherit
     job_id: str
     quiet: bool = False
-    on_directory: Callable[[str, Path], None] = lambda _id, _folder: None
-    """Called with the job's id and its log directory, when that is locked and filled."""
+    on_directory: Callable[[str, Path], None] = lambda _id, _folder: None  # called when that is locked and filled
 
     def say(self, text: str) -> None:
         say(text, quiet=self.quiet)
@@ -102,16 +101,13 @@ class AgentPart:
     link: Link | None = None  # None: this host is the only one, and its coordinator is in this process
     fleet: Fleet | None = None  # all hosts of the job, as they have agreed; None: it has this host alone
     store_port: int = 0  # of the workers' store of several hosts
-    store_listener: socket.socket | None = None
-    """Where that is served; None on all hosts but the one with the scheduler."""
-    early_server: ForkServerHandle | None = None
-    """A fork server that was started before the hosts had come together; ended by whoever started it."""
+    store_listener: socket.socket | None = None  # where that is served, on the scheduler's host
+    early_server: ForkServerHandle | None = None  # started before all had come; ended by its owner
     home: str | None = None
     """The folder where the user finds this host's `scheduler.log`; empty where it goes with the job; None: in the log
     directory, as msrun was typed here: whoever did reads what this process prints."""
     user: UserTerminal | None = None  # the terminal that belongs to a rank here
-    stopped_limit_s: float = 0.0
-    """How long this process may be stopped by a signal before its fork server ends it; 0 = for ever."""
+    stopped_limit_s: float = 0.0  # after so long a stop its fork server ends this process; 0 = never
 
 
 def plan_dry_run(spec: LaunchSpec, caller: Mapping[str, str]) -> LaunchPlan:

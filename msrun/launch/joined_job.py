@@ -53,8 +53,7 @@ from msrun.planning.spec import LaunchSpec
 if TYPE_CHECKING:  # loaded for jobs with --tls_config
     from msrun.cluster.tls import Side, TlsIdentity
 
-KEY_S = 5.0
-"""How long the key that a host has may be that of an earlier job, or none: a shared disk shows a new file late."""
+KEY_S = 5.0  # how long this host's key may be an earlier job's, or none: a shared disk shows a new file late
 MAX_KEY_BYTES = 4096
 CONNECT_S = 3.0
 GREETING_S = 15.0  # how long the scheduler may take to answer

@@ -29,8 +29,7 @@ MSRUN_JOB_ID is none of them: by it processes of a job are found, in the environ
 """
 
 
-FLIGHT_RECORDER_SIZE = "2000"
-"""Collectives that torch's flight recorder keeps. Source: torch's own example and NCCL default."""
+FLIGHT_RECORDER_SIZE = "2000"  # collectives that are kept. Source: torch's own example and default
 
 
 def common_environment(

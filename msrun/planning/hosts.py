@@ -72,8 +72,7 @@ class Fleet:
     hosts: tuple[HostAssignment, ...]  # in the order of their node_rank
     master_addr: str  # numeric address of the scheduler and its store
     interface: str  # name of this host's network interface towards the master; empty when it is not known
-    is_assumed: bool = False
-    """Only this host is known; the others are taken to be like it. A dry run without a rank table."""
+    is_assumed: bool = False  # the others are taken to be like this one: a dry run without a rank table
 
     @property
     def own(self) -> HostAssignment:

@@ -19,17 +19,14 @@ from typing import Literal
 
 from msrun.errors import UsageError, near_miss
 
-SAFE_PACKAGES = frozenset({"torch", "numpy", "msrun"})
-"""Top-level packages that the fork server imports unasked; --preload names more."""
+SAFE_PACKAGES = frozenset({"torch", "numpy", "msrun"})  # imported unasked; --preload names more
 
-OF_OPTIMIZERS = "torch._dynamo"
-"""What torch imports when a process makes its first optimizer (torch/_compile.py); takes as long as torch itself."""
+OF_OPTIMIZERS = "torch._dynamo"  # imported with a first optimizer (torch/_compile.py); takes as long as torch
 
 _READS = frozenset({"get", "keys", "items", "values", "copy", "__contains__", "__getitem__"})
 """Methods of os.environ that leave it as it is."""
 _UNKNOWN_BUILTINS = frozenset({"exec", "eval", "__import__", "setattr", "delattr"})
-_UNKNOWN_MODULES = frozenset({"ctypes", "importlib", "runpy"})
-"""Of the standard library, what may run anything, or set a variable behind Python's back."""
+_UNKNOWN_MODULES = frozenset({"ctypes", "importlib", "runpy"})  # of the standard library, may run anything
 _SETS_AT_IMPORT = re.compile(r"\benviron(\[[^\]]*\]\s*=[^=]|\.(setdefault|update|pop)\()|\bputenv\(")
 """Text of a package's own first file that may set a variable."""
 _SETS_TORCH = re.compile(r"""environ\[["']TORCH\w*["']\]\s*=[^=]|\b(setdefault|putenv)\(\s*["']TORCH""")
@@ -44,8 +41,7 @@ class ScriptImports:
     """What may be imported for a script before it runs."""
 
     names: tuple[str, ...] = ()  # as `module` or `module:name`, in order and without repeats
-    left: str = ""
-    """A package that each worker has to import itself, since something may set variables for it; empty = none."""
+    left: str = ""  # a package that each worker has to import itself; empty = none
     where: str = ""  # FILE:LINE of that something
 
 
@@ -87,10 +83,8 @@ class _Setter:
     folder: Path  # where the script's own modules are
     poses: bool
     where: str = ""
-    tops: dict[str, str] = field(default_factory=dict)
-    """Name in the script -> the package that it was imported from, or is."""
-    bodies: dict[str, ast.AST] = field(default_factory=dict)
-    """Functions and classes of the script and its modules, which run only when they are called."""
+    tops: dict[str, str] = field(default_factory=dict)  # name in the script -> the package that it is from
+    bodies: dict[str, ast.AST] = field(default_factory=dict)  # of functions and classes, which run when called
     seen: set[str] = field(default_factory=set)
 
     def look(self, statement: ast.stmt, file: Path) -> None:
@@ -272,8 +266,7 @@ ONCE = "-"  # a script that can be read only once: from standard input, or a pip
 PYTHON_WORDS = frozenset({"python", "python3"})
 COMMANDS = ("examples", "trace", "estimate", "status", "watch", "logs", "stop", "drain", "list")
 """First words that are commands of msrun and no program."""
-PYTHON_FLAGS_WITHOUT_EFFECT = frozenset({"-u"})
-"""Workers write whole lines at once, so `python -u x.py` is run as `python x.py`."""
+PYTHON_FLAGS_WITHOUT_EFFECT = frozenset({"-u"})  # workers write whole lines at once
 
 
 @dataclass(frozen=True)

@@ -45,9 +45,8 @@ def check_private(mode: int, place: str, path: object) -> None:
 
 SERVER_PASSWORD_VARIABLE = "MSRUN_TLS_SERVER_PASSWORD"  # noqa: S105 - the name of a variable
 CLIENT_PASSWORD_VARIABLE = "MSRUN_TLS_CLIENT_PASSWORD"  # noqa: S105 - the name of a variable
-PSK_CIPHER = "ECDHE-PSK-CHACHA20-POLY1305"
-"""On MindSpore's list, but it goes with a shared key instead of certificates, so that two hosts never agree on it."""
-CIPHERS = (
+PSK_CIPHER = "ECDHE-PSK-CHACHA20-POLY1305"  # on MindSpore's list, but goes with a shared key, not certificates
+CIPHERS = (  # of TLS 1.2, as MindSpore allows them, strongest first; TLS 1.3 has three of its own
     "ECDHE-ECDSA-AES256-GCM-SHA384",
     "ECDHE-RSA-AES256-GCM-SHA384",
     "ECDHE-ECDSA-CHACHA20-POLY1305",
@@ -57,7 +56,6 @@ CIPHERS = (
     "ECDHE-ECDSA-AES256-CCM",
     "ECDHE-ECDSA-AES128-CCM",
 )
-"""The suites of TLS 1.2 that MindSpore allows, strongest first. TLS 1.3 has three of its own, with the same ciphers."""
 WARNING_DAYS = 90
 MIN_WARNING_DAYS, MAX_WARNING_DAYS = 7, 180
 SHOWN_CIPHERS = 3
@@ -83,8 +81,7 @@ class TlsSpec:
     crl_path: str = ""
     ciphers: tuple[str, ...] = CIPHERS
     warning_days: int = WARNING_DAYS
-    server_name: str = ""
-    """Name or address that the scheduler's certificate has to be for; empty = the CA vouches for all it signed."""
+    server_name: str = ""  # whom the scheduler's certificate has to be for; empty = the CA is enough
     server_password_file: str = ""
     client_password_file: str = ""
     server_password: str = field(default="", repr=False)  # from the environment; wins over the file
@@ -179,8 +176,7 @@ TOKEN_VARIABLE = "MSRUN_TOKEN"  # noqa: S105 - the name of a variable, not a tok
 """The secret by which the hosts of a job meet."""
 SECRET_VARIABLES = (TOKEN_VARIABLE, SERVER_PASSWORD_VARIABLE, CLIENT_PASSWORD_VARIABLE)
 """For msrun alone: workers do not get them."""
-MISSPELLED = 0.8
-"""How close a variable must be to one of ours to be taken for it; others may have variables of this prefix, too."""
+MISSPELLED = 0.8  # how close a variable must be to ours to be one: others may have this prefix, too
 
 
 def read_truth(word: str) -> bool:

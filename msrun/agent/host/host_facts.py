@@ -25,8 +25,7 @@ from msrun.planning.placement.host import (
     visible_cuda,
 )
 
-_SIBLINGS = ("core_cpus_list", "thread_siblings_list")
-"""Processors of one physical core: the name since Linux 5.3, and the one before."""
+_SIBLINGS = ("core_cpus_list", "thread_siblings_list")  # the name since Linux 5.3, and the one before
 CPUSET_FILES = ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus")
 """Version 2, version 1, and version 1 of old kernels; the effective sets leave out processors that are offline."""
 

@@ -34,8 +34,7 @@ class ProcessStat(NamedTuple):
     cpu_ticks: int  # of all its threads, in clock ticks
     started_at: int  # in clock ticks since the machine was started
     resident_pages: int
-    environment: tuple[int, int]
-    """Where its first environment begins and ends in its memory; 0 where this process may not know."""
+    environment: tuple[int, int]  # where its first environment begins and ends in memory; 0: not known
 
     @property
     def is_alive(self) -> bool:
@@ -336,8 +335,7 @@ def set_open_files(limit: int, pid: int = 0) -> None:
 
 NO_JOB = "0" * 16  # stands in the environment of a process that has no job yet, in the place of the id: as long as one
 RLIMIT_LOCKS = 10  # Not among the names of `resource`. Source: asm-generic/resource.h.
-_SHOWN_LIMIT = re.compile(rb"^Max file locks +\S+ +(\d+) ", re.MULTILINE)
-"""The hard limit, where there is one, in what everybody may read; prlimit() wants the same user."""
+_SHOWN_LIMIT = re.compile(rb"^Max file locks +\S+ +(\d+) ", re.MULTILINE)  # the hard limit, as everybody may read it
 _DIGEST_BITS = 48
 
 

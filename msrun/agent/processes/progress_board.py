@@ -158,8 +158,7 @@ def write_own_record(offset: int, data: bytes, instead_of: bytes = b"") -> None:
 
 
 RENDEZVOUS = "torch.distributed.rendezvous"
-HANDLERS = "_rendezvous_handlers"
-"""torch's private name: URL scheme -> what `init_process_group` and `init_rpc` meet by."""
+HANDLERS = "_rendezvous_handlers"  # torch's private name: URL scheme -> what a world meets by
 
 Handler = Callable[..., Iterator[Any]]
 

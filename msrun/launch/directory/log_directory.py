@@ -70,8 +70,7 @@ class LockState:
     """What can be seen of a lock at one moment."""
 
     record: LockRecord | None  # None when the file is missing or damaged
-    holder_pid: int | None
-    """None when nobody holds the lock; 0 or less when the holder is out of sight: on another host, in a container."""
+    holder_pid: int | None  # None: nobody; 0 or less: out of sight, on another host, in a container
 
     @property
     def is_held(self) -> bool:
@@ -240,8 +239,7 @@ class EventLog(Observer):
 
     def __init__(self, path: Path) -> None:
         self._file = os.fdopen(create_own_file(path), "w", encoding="utf-8", buffering=1)
-        self.folder = path.parent.stat()
-        """The folder that it is in, as it was when this was made: for `describe_removed`."""
+        self.folder = path.parent.stat()  # as it was when this was made, for `describe_removed`
         self._begin = time.monotonic()
 
     def note(self, kind: str, fields: Mapping[str, Any]) -> None:

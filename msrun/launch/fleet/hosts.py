@@ -52,8 +52,7 @@ from ranktable.files import MAX_BYTES, read_text
 from ranktable.hosts.brackets import fold
 
 WAITING_LINE_S = 5.0
-AFTER_LOSS_S = 1.0
-"""How long the others may take to answer once a host that was reached has gone: what ends one often ends several."""
+AFTER_LOSS_S = 1.0  # how long others may take to answer after a loss: what ends one often ends several
 SHOWN_NAMES = 6
 PLANNED_JOB = "JOB"  # stands for the id that a run chooses, so that two plans of a job are the same
 OF_LAUNCHER = frozenset({"log_dir", "disk"})  # what the launcher needs of its own host: room for all logs
@@ -86,13 +85,11 @@ def ranks_of_hosts(spec: LaunchSpec) -> dict[int, tuple[int, ...]]:
 class ReadyHosts:
     """Hosts that are ready to start together."""
 
-    master: tuple[str, int]
-    """Numeric address and port of the scheduler's store, on node 0; port 0 when there is one host."""
+    master: tuple[str, int]  # address and port of the store, on node 0; port 0 when there is one host
     hosts: tuple[HostAssignment, ...]  # by node_rank, with the names and addresses that they have themselves
     shared: frozenset[int]  # node ranks of those that see the launcher's log directory
     warnings: tuple[str, ...] = field(default=())
-    folders: Mapping[int, int] = field(default_factory=dict)
-    """Node rank -> number of the log directory, of hosts where msrun was typed."""
+    folders: Mapping[int, int] = field(default_factory=dict)  # node rank -> number of its log directory, where typed
 
     def parts(self, spec: LaunchSpec, job_id: str, master_port: int) -> Iterator[HostPart]:
         """Yield what each host is told when it is to plan or to run its part, in the order of their node_rank."""
@@ -128,8 +125,7 @@ class Hosts(ABC):
         self._spec, self._job_id, self.signals, self._say = spec, job_id, signals, say
         self.agents = Agents(signals, spec.forward_signals, spec.heartbeat_time_out_s, **given)
         self._opener: HostOpener | None = None  # the way to each; closed with this object
-        self.failed_nodes: set[int] = set()
-        """The hosts because of which the last `run` has raised; empty when it is none of them."""
+        self.failed_nodes: set[int] = set()  # because of which the last `run` has raised; empty: none
 
     def __enter__(self) -> Self:
         return self
@@ -188,8 +184,7 @@ class ListedHosts(Hosts):
         self._known: dict[HostEntry, tuple[AgentLink, HostAnswer]] = {}  # hosts of this start, or of the last one
         self._answers: dict[int, HostAnswer | MsrunError] = {}
         self._sent_at: dict[int, float] = {}  # when each host was reached (s since the epoch)
-        self._loss_counts_at: float | None = None
-        """When the first loss of a host that was reached counts, whoever has not answered (s of `time.monotonic`)."""
+        self._loss_counts_at: float | None = None  # when the first loss counts, whoever has not answered
         self._reached: dict[int, ReachResult] = {}
         self.findings: list[Finding] = []  # what was found, in the order in which it is to be told
 

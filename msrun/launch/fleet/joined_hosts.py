@@ -52,15 +52,12 @@ if TYPE_CHECKING:
 
 GREETING_S = 5.0  # how long somebody who has connected may take to register
 MAX_STRANGERS = 128  # connections of which nobody has registered yet, well under the usual limit of 1024 descriptors
-MAX_STRANGERS_OF_ONE = 16
-"""Of them, from one address. When one more comes, the oldest is closed: a host needs a moment only, and tries again."""
-PRESSED_S = 1.0
-"""How long each may take where others wait for room: so many hosts may come at a time that they are slow to speak."""
+MAX_STRANGERS_OF_ONE = 16  # from one address; one more closes the oldest: a host tries again
+PRESSED_S = 1.0  # how long each may take where others wait for room
 LOOK_S = 1.0  # how often to look whose time is over, and whether there is room again
 NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 MAX_NOTED = 100  # addresses whose refusals are told; a flood of them must not fill a disk
-MAX_NOTES_OF_ONE = 10
-"""Refusals of one address that are told. Those who know the token count apart: no stranger takes a host's place."""
+MAX_NOTES_OF_ONE = 10  # refusals of an address, told for those who know the token apart
 
 
 class Gate:
@@ -232,12 +229,10 @@ class JoinedHosts(Hosts):
         self._gate = Gate(self.agents.loop, listener, token, tls, self._on_knock, self._on_note)
         self.agents.on_gone = self._on_gone
         self._registry = Registry(spec.worker_num, spec.max_restarts, spec.table_hosts, table_digest(spec.table_hosts))
-        self._places: dict[HostEntry, _Place] = {}
-        """Hosts of the job, and those that wait for its next start, once all have come."""
+        self._places: dict[HostEntry, _Place] = {}  # hosts of the job, or of its next start
         self._folders = itertools.count()
         self.run_of_job: FleetRun | None = None  # the start that runs now
-        self.hosts: tuple[HostAssignment, ...] = ()
-        """All of them, in the order of their node_rank, once the last has come."""
+        self.hosts: tuple[HostAssignment, ...] = ()  # in the order of their node_rank, once all have come
         self.own: HostAssignment  # this one, then
         self._window_end = 0.0  # until when more may come; 0 while those that have are too few
         self._events: EventLog | None = None

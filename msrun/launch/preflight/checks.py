@@ -42,11 +42,9 @@ GIB = 1 << 30
 LOW_DISK_BYTES = GIB
 FULL_DISK_BYTES = MIB
 LOW_MEMORY_BYTES = 200 * MIB  # a worker with torch imported and a small model
-SMALL_SHARED_MEMORY_BYTES = 64 * MIB
-"""What a container gets by default; the workers of one torch DataLoader can fill it."""
+SMALL_SHARED_MEMORY_BYTES = 64 * MIB  # of a container by default; one DataLoader can fill it
 FILES_OF_MSRUN = 32  # beside one for each worker
-FILES_PER_HOST = 4
-"""Of a launcher: a connection, or a socket and the stderr of an agent on this host, and a ProxyCommand's."""
+FILES_PER_HOST = 4  # of a launcher: a connection, or a socket and the stderr of an agent, and a ProxyCommand's
 FILES_PER_WORKER = 8  # what a worker that talks to some others needs; the store alone has a connection to each
 PROCESSES_OF_MSRUN = 3  # fork server, scheduler and its store
 USUAL_THREADS = 4  # of a worker that uses torch, beside its compute threads
@@ -511,17 +509,14 @@ def _digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-NOT_OF_ONE_HOST = frozenset({"master_port", "rank_table", "python", "tls"})
-"""Checks that the launcher makes for all hosts together."""
+NOT_OF_ONE_HOST = frozenset({"master_port", "rank_table", "python", "tls"})  # made for all hosts together
 OF_LOG_DIR = tuple(check for check in CHECKS if check.name in ("log_dir", "disk"))
 """Of a host that writes its logs where the launcher does; another keeps them until they are sent."""
-ONLY_WHEN_DOUBTFUL = frozenset({"program", "torch"})
-"""The launcher compares these between hosts, and says that they are well."""
+ONLY_WHEN_DOUBTFUL = frozenset({"program", "torch"})  # which the launcher compares between hosts
 NEEDED_PACKAGES = ("msgspec", "psutil")
 MAX_ADDRESSES = 64
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-SSH_CONNECTION = "SSH_CONNECTION"
-"""Set by sshd: address and port of the client, address and port of the server. Source: ssh(1)."""
+SSH_CONNECTION = "SSH_CONNECTION"  # set by sshd: address and port of client and server. Source: ssh(1)
 
 
 def make_host_report(

@@ -45,8 +45,7 @@ KEPT_BYTES = 1 << 20  # of what the launcher has, so much of each log stays: rep
 STEP_BYTES = 1 << 20  # so much is freed at a time
 _PARTS = (contract.trace_file_name, contract.flight_recorder_name)
 _OF_JOB = re.compile("|".join(re.escape(name(0)).replace("0", r"\d+") for name in _PARTS))
-_FILLED_IN = r"[A-Za-z0-9._:-]+(?<!\.attempt)"
-"""What a host may put in the place of {ip} or {hostname}; never the name of another rank's earlier attempt."""
+_FILLED_IN = r"[A-Za-z0-9._:-]+(?<!\.attempt)"  # for {ip} or {hostname}, never an earlier attempt
 
 
 def is_of_job(name: str) -> bool:
@@ -84,8 +83,7 @@ class LogSender:
         self._on_refused = on_refused
         self._turn = 0
         self._lock = threading.Lock()
-        self._sent: deque[tuple[LogReader, int, int]] = deque()
-        """Of each piece that the launcher may not have: what it was read from, its attempt, where it ends there."""
+        self._sent: deque[tuple[LogReader, int, int]] = deque()  # pieces: reader, attempt, where it ends
         self._freed: dict[LogReader, tuple[int, int]] = {}
         self._can_free = True
         self.names = [name for name, _ in self._readers]
@@ -181,8 +179,7 @@ class LogCollector:
         self._logs: dict[str, tuple[int, LogFile]] = {}  # name -> attempt and file
         self._bounded: dict[str, BoundedLog] = {}
         self._sizes: dict[str, int] = {}
-        self._names: dict[int, frozenset[str]] = {}
-        """`scheduler.log` holds a fault already, which may come before its host has said what it will run."""
+        self._names: dict[int, frozenset[str]] = {}  # of the logs that each host writes here
         self.fault = ""  # why logs are not complete: the first error of the disk; empty when they are
 
     def take(self, node_rank: int, host: str, message: Message) -> bool:

@@ -329,8 +329,7 @@ def drain_host(log_dir: Path, host: str) -> str:
 
 Value = TypeVar("Value", int, float)
 Row = Mapping[str, str]  # heading -> cell
-MAX_ROWS = 64
-"""More workers than this are shown as groups of equal host and state; more groups than this, of equal state alone."""
+MAX_ROWS = 64  # more workers are groups of equal host and state; more groups, of equal state alone
 MAX_RANKS = 32  # the same as the job goes on: with one row for each host
 MAX_RUNS = 6  # more runs of ranks than this are cut short
 WAIT_S = 5.0  # a worker that has been waiting in a collective for this long is shown as one that waits
@@ -473,8 +472,7 @@ class LiveTable:
     """Makes the rows of one look after the other; it remembers the last one, for the share of a core in use."""
 
     def __init__(self) -> None:
-        self._last: dict[int, tuple[float, float]] = {}
-        """Process id -> processor seconds, and the moment when they were read."""
+        self._last: dict[int, tuple[float, float]] = {}  # process id -> CPU seconds, and when
 
     def read(self, status: JobStatus) -> list[Row]:
         now = {row.pid: (row.usage.cpu_s, status.clock) for row in status.rows if row.usage}
@@ -538,8 +536,7 @@ PLAIN_S = 10.0  # how often the status is shown, unless told
 LOOK_S = 1.0  # how often to look, at least, whether the job has ended
 _WIDTHS = {"state": 8, "steps/s": 7, "loss": 9, "CPU": 5, "memory": 8}  # of the columns whose cells become longer
 _NUMBERS = ("step", "steps/s", "loss", "CPU", "memory")
-_VOLATILE = ("CPU", "memory")
-"""Columns that change all the time: a row in which nothing else has changed is not shown again."""
+_VOLATILE = ("CPU", "memory")  # a row in which nothing else has changed is not shown again
 
 
 def watch_status(log_dir: Path, interval_s: float | None, *, as_json: bool) -> int:

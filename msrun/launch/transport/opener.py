@@ -531,12 +531,10 @@ _ATTACH = "from msrun.launch.remote.logs import attach\nattach({job_id!r},{numbe
 class Way:
     """The way to one host: a new process there, and what its interpreter has to run."""
 
-    open: Callable[[float | None], AgentPipe]
-    """Returns a pipe before a moment, None = in the usual time; as `HostOpener.open`."""
+    open: Callable[[float | None], AgentPipe]  # returns a pipe before a moment, as `HostOpener.open`
     start: bytes = b""  # starts an agent; empty where one runs already
     attach: bytes = b""  # connects to the agent of a broken connection; empty where that cannot be
-    salvage: Callable[[Mapping[str, int]], bytes] = lambda _: b""
-    """Sends what a killed agent has left; is given how much of each of its logs is here."""
+    salvage: Callable[[Mapping[str, int]], bytes] = lambda _: b""  # is given how much of each log is here
 
 
 def agent_codes(

@@ -44,7 +44,7 @@ from msrun.launch.directory.log_directory import (
     read_lock,
     require_job,
 )
-from msrun.launch.directory.worker_log import LineCutter, LogEnd, LogReader, read_log_end
+from msrun.launch.directory.worker_log import LineCutter, LogEnd, LogTail, read_log_end
 from msrun.launch.output import describe_span, one_line, printable_bytes
 from msrun.planning.hosts import fold_ranks, name_ranks
 from msrun.planning.plan import render_columns
@@ -637,7 +637,6 @@ def draw(status: JobStatus, rows: Sequence[Row]) -> RenderableType:
 LOGS = "msrun logs"
 LOGS_S = 0.2
 TAIL_BYTES = 1 << 16  # in which the last lines of a log are looked for
-READ_BYTES = 1 << 20
 
 
 def show_logs(log_dir: Path, ranks: str, *, lines: int, follows: bool) -> int:
@@ -650,44 +649,29 @@ def show_logs(log_dir: Path, ranks: str, *, lines: int, follows: bool) -> int:
     wanted = parse_tail(ranks, max(names, default=-1) + 1, "--ranks")
     if missing := [rank for rank in wanted if rank not in names]:
         raise UsageError(f"--ranks {ranks}: the job has no {name_ranks(missing)}; it has {name_ranks(sorted(names))}")
-    logs = []
-    for rank in wanted:
-        head = f"[{rank}] " if len(wanted) > 1 else ""
-        apart = log_dir / contract.error_log_name(names[rank])
-        logs += [_Log(str(path), head) for path in (log_dir / names[rank], apart) if path != apart or apart.exists()]
     with contextlib.ExitStack() as stack:
+        logs = []
+        for rank in wanted:
+            apart = log_dir / contract.error_log_name(names[rank])
+            paths = [path for path in (log_dir / names[rank], apart) if path != apart or apart.exists()]
+            logs += [stack.enter_context(contextlib.closing(LogTail(rank, str(path), LineCutter))) for path in paths]
+
+        def show(log: LogTail, pieces: Sequence[bytes]) -> None:
+            head = f"[{log.global_rank}] ".encode() if len(wanted) > 1 else b""
+            for piece in pieces:
+                sys.stdout.buffer.write(head + printable_bytes(piece, keep_colours=True))
+            sys.stdout.flush()
+
         for log in logs:
-            stack.callback(log.close)
-            log.begin(lines)
+            is_cut = log.skip_to_last(TAIL_BYTES)
+            pieces = log.read()[is_cut:]
+            show(log, pieces[max(0, len(pieces) - lines) :])
         while follows and not status.is_over:
             time.sleep(LOGS_S)
             for log in logs:
-                log.follow()
+                show(log, log.read())
             status = read_status(log_dir, LOGS)
         for log in logs:
-            log.follow(at_end=True)
+            log.end()
+            show(log, log.read())
     return status.status_code
-
-
-class _Log(LogReader):
-    """One worker's log: also the next file of its name, of another attempt."""
-
-    def __init__(self, path: str, head: str) -> None:
-        super().__init__(path)
-        self._head = head.encode()
-        self._cutter = LineCutter()
-
-    def begin(self, lines: int) -> None:
-        is_cut = self.skip_to_last(TAIL_BYTES)
-        self._print(self._cutter.feed(self.read(TAIL_BYTES))[is_cut:][-lines:] if lines else [])
-
-    def follow(self, *, at_end: bool = False) -> None:
-        while data := self.read(READ_BYTES):
-            self._print(self._cutter.feed(data))
-        if at_end:
-            self._print(self._cutter.end())
-
-    def _print(self, pieces: Sequence[bytes]) -> None:
-        for piece in pieces:
-            sys.stdout.buffer.write(self._head + printable_bytes(piece, keep_colours=True))
-        sys.stdout.flush()

@@ -369,21 +369,18 @@ def _say(text: str, options: dict[str, Any]) -> None:
 
 def _check(options: dict[str, Any]) -> int:
     from msrun.launch.preflight.checks import inspect_host
-    from msrun.launch.preflight.fleet_checks import exit_code_of_findings, render_finding
+    from msrun.launch.preflight.fleet_checks import exit_code_of_findings, render_fleet_findings
 
-    sources = click.get_current_context().ensure_object(Sources)
-    spec = _spec(options, sources)
-    caller = without_option_variables(os.environ, SETTABLE)
+    spec = _spec(options, click.get_current_context().ensure_object(Sources))
+    caller, quiet = without_option_variables(os.environ, SETTABLE), options["quiet"]
     if spec.is_remote:
         from msrun.launch.fleet.hosts import check_fleet
 
-        status, lines = check_fleet(spec, caller, quiet=options["quiet"])
-        print_text("\n".join(lines))
-        return status
-    findings = inspect_host(spec, caller)
-    for finding in findings:
-        if finding.status != "ok" or not options["quiet"]:
-            print_text(render_finding(finding))
+        findings = check_fleet(spec, caller, quiet=quiet)
+    else:
+        findings = inspect_host(spec, caller)
+    for line in render_fleet_findings(findings, spec.host_entries, quiet=quiet):
+        print_text(line)
     return exit_code_of_findings(findings)
 
 

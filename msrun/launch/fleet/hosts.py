@@ -33,11 +33,9 @@ from msrun.launch.preflight.fleet_checks import (
     choose_master_address,
     compare_hosts,
     describe_finding,
-    exit_code_of_findings,
     fleet_error,
     order_findings,
     printable_record,
-    render_fleet_findings,
 )
 from msrun.launch.remote.logs import LogCollector
 from msrun.launch.transport.link import agent_command
@@ -464,12 +462,11 @@ def ask_for_plan(spec: LaunchSpec, caller: Mapping[str, str], *, quiet: bool) ->
     return decode_record(LaunchPlan, json.loads(json.dumps(encode_record(plan)).replace(job_id, PLANNED_JOB)))
 
 
-def check_fleet(spec: LaunchSpec, caller: Mapping[str, str], *, quiet: bool) -> tuple[int, list[str]]:
-    """Return the exit status and the lines of `--check`; with `quiet` only what needs attention. Raises Interrupted."""
+def check_fleet(spec: LaunchSpec, caller: Mapping[str, str], *, quiet: bool) -> list[Finding]:
+    """Return what `--check` finds, here and on the hosts; `quiet`: say nothing meanwhile. Raises Interrupted."""
     with _reached(spec, caller, new_job_id(), quiet=quiet) as hosts:
         hosts.look(spec)
-    findings = order_findings([*inspect_launcher(spec, caller), *hosts.findings])
-    return exit_code_of_findings(findings), render_fleet_findings(findings, spec.host_entries, quiet=quiet)
+    return order_findings([*inspect_launcher(spec, caller), *hosts.findings])
 
 
 def inspect_launcher(spec: LaunchSpec, caller: Mapping[str, str]) -> list[Finding]:

@@ -18,15 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from msrun import contract
-from msrun.agent.attempt import (
-    Attempt,
-    HostResult,
-    OwnProcesses,
-    error_file,
-    keep_logs,
-    scheduler_spec,
-    worker_specs,
-)
+from msrun.agent.attempt import Attempt, HostResult, OwnProcesses, error_file, keep_logs, scheduler_spec, worker_specs
 from msrun.agent.observer import Observers
 from msrun.agent.processes import process_control
 from msrun.agent.processes.process_control import describe_status, exit_code_of, signal_name

@@ -177,12 +177,7 @@ class OwnThread(threading.Thread):
     """Does its work in the background, as a daemon; its owner is told what that raises."""
 
     def __init__(
-        self,
-        name: str,
-        work: Callable[[], None],
-        on_fault: Callable[[BaseException], None],
-        *,
-        goes_on: bool = False,
+        self, name: str, work: Callable[[], None], on_fault: Callable[[BaseException], None], *, goes_on: bool = False
     ) -> None:
         """`on_fault`: called by the thread with the first that `work` raises. `goes_on`: `work` is begun again after a
         fault, until it returns: it has to carry out the end of the job."""

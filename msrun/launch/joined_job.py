@@ -24,16 +24,7 @@ from msrun.cluster.rendezvous import UnresolvedName, resolve_address
 from msrun.errors import ClusterError, PeerFailed, UsageError
 from msrun.launch.console import Console
 from msrun.launch.directory.log_directory import of_job, write_private
-from msrun.launch.job import (
-    AgentPart,
-    JobResult,
-    Start,
-    check_part,
-    job_signals,
-    look_at_host,
-    plan_dry_run,
-    run_part,
-)
+from msrun.launch.job import AgentPart, JobResult, Start, check_part, job_signals, look_at_host, plan_dry_run, run_part
 from msrun.launch.job_hosts import table_digest
 from msrun.launch.remote.agent import (
     FETCH_S,

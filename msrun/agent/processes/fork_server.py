@@ -113,11 +113,7 @@ class ForkServer:
     """Event loop of the fork server. `serve` returns a ProcessSpec in every forked child and None in the server."""
 
     def __init__(
-        self,
-        channel: Channel,
-        agent_pid: int,
-        passing: socket.socket,
-        clock: Callable[[], float] = time.monotonic,
+        self, channel: Channel, agent_pid: int, passing: socket.socket, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """`passing`: where the descriptors of `begin` come from."""
         self._clock, self._channel, self._passing = clock, channel, passing

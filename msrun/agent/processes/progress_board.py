@@ -175,10 +175,7 @@ class _AfterImport(MetaPathFinder):
     """Sees the import of torch's rendezvous, once."""
 
     def find_spec(
-        self,
-        fullname: str,
-        _path: Sequence[str] | None,
-        _target: ModuleType | None = None,
+        self, fullname: str, _path: Sequence[str] | None, _target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname != RENDEZVOUS:
             return None

@@ -39,10 +39,7 @@ ROOT = str(Path(__file__).parents[3])
 SCHEDULER_ID = -1  # process id within the job of the scheduler; workers have their global rank
 MINDSPORE_SCHEDULER_ID = -10  # of MindSpore's own scheduler, which is started anew with the workers
 FIRST_SERVER_ID = -11  # process id within the job of parameter server 0; that of server 1 is one less, and so on
-_NAMES = {
-    SCHEDULER_ID: "the scheduler",
-    MINDSPORE_SCHEDULER_ID: "MindSpore's scheduler",
-}
+_NAMES = {SCHEDULER_ID: "the scheduler", MINDSPORE_SCHEDULER_ID: "MindSpore's scheduler"}
 
 
 def server_index(process_id: int) -> int | None:

@@ -97,8 +97,8 @@ def sides() -> Iterator[tuple[Connection, Connection]]:
     """The scheduler's end and a host's, which have greeted each other."""
     scheduler, host = map(Connection, socket.socketpair())
     ours, theirs = new_nonce(), new_nonce()
-    scheduler.agree(Seal(TOKEN, ours, theirs, is_scheduler=True))
-    host.agree(Seal(TOKEN, ours, theirs, is_scheduler=False))
+    scheduler.seal = Seal(TOKEN, ours, theirs, is_scheduler=True)
+    host.seal = Seal(TOKEN, ours, theirs, is_scheduler=False)
     yield scheduler, host
     scheduler.close()
     host.close()

@@ -28,8 +28,7 @@ class OwnFaults:
     """Any thread may call. As a context, it also hears of every thread of this process that ends with an exception."""
 
     def __init__(self, folder: str | Path, say: Callable[[str], None], *, found_in: str) -> None:
-        """`folder`: the log directory; `scheduler.log` there is appended to. `say`: tells the user a line. `found_in`:
-        the folder where the user finds that file; where that is empty, he is told the traceback itself."""
+        """`found_in`: the folder where the user finds scheduler.log; empty: he is told the traceback itself."""
         self._path = Path(folder, contract.SCHEDULER_LOG)
         self._found_in = found_in
         self._say = say
@@ -47,8 +46,7 @@ class OwnFaults:
 
     @contextlib.contextmanager
     def kept_from_job(self, what: str) -> Iterator[None]:
-        """Let the job go on when this raises an exception; one of a kind is written and told once. `what`: what of
-        msrun it is, as in "display (Console)"."""
+        """Let the job go on when this raises; one of a kind is told once. `what`: as in "display (Console)"."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - whatever it is, the job does not need it

@@ -125,8 +125,7 @@ class Supervisor:
         self._server, self._scheduler = start_own()
 
     def run(self, signals: SignalPipe) -> HostResult:
-        """Start everything, wait for the end and leave nothing behind. `signals`: what may have come before, too;
-        closed by the caller."""
+        """Start everything, wait for the end and leave nothing behind. `signals`: closed by the caller."""
         with selectors.DefaultSelector() as selector:
             self.begin(signals, selector)
             while not self.is_over:

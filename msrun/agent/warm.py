@@ -56,8 +56,7 @@ def read_at_import(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def likeness(env: Mapping[str, str], imports: Sequence[str], working_directory: str) -> str:
-    """Return a short word that is equal for two jobs exactly when one warm server can serve both. `env`: that of the
-    fork server. `imports`: what it imports before it has a job; of packages that one names, others may find more."""
+    """Return a word that is equal for two jobs, by the fork server's `env`, when one warm server can serve both."""
     search = [part for part in env.get("PYTHONPATH", "").split(os.pathsep) if part]
     limits = {name for name in dir(resource) if name.startswith("RLIMIT_")} - {"RLIMIT_NOFILE", "RLIMIT_OFILE"}
     namespaces = sorted(Path("/proc/self/ns").iterdir()) if Path("/proc/self/ns").is_dir() else []
@@ -179,8 +178,7 @@ class WarmProcess(ServerProcess):
 def start_warm(
     warm: WarmStart, *, env: Mapping[str, str], working_directory: str, job_id: str, caller: Mapping[str, str]
 ) -> ForkServerHandle | None:
-    """Return a fork server that has imported already, for `begin`; None where no warm server is ready. Then one is
-    started beside the job, for the next. Raises UsageError: others could reach the user's warm servers."""
+    """Return a fork server that has imported already; else None, and one is started for next time (UsageError)."""
     path = warm_folder(caller) / f"{likeness(env, warm.imports, working_directory)}.sock"
     with contextlib.suppress(OSError), locked(path, waits=True), socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(ANSWER_S)

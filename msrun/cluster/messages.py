@@ -179,8 +179,7 @@ class OwnThread(threading.Thread):
     def __init__(
         self, name: str, work: Callable[[], None], on_fault: Callable[[BaseException], None], *, goes_on: bool = False
     ) -> None:
-        """`on_fault`: called by the thread with the first that `work` raises. `goes_on`: `work` is begun again after a
-        fault, until it returns: it has to carry out the end of the job."""
+        """`on_fault`: gets the first that `work` raises. `goes_on`: `work` is begun again until it returns."""
         super().__init__(name=name, daemon=True)
         self._work, self._on_fault, self._goes_on = work, on_fault, goes_on
         self.fault: BaseException | None = None  # the first that was raised

@@ -115,7 +115,7 @@ class HostJob:
     will_run: bool  # not only look at the host; what takes long may be begun before all hosts have been looked at
     can_resume: bool  # whether a broken connection may be replaced
     shown: Mapping[str, str] = field(default_factory=dict)
-    """From `log_share.shown_word`: what a host sees that shares the launcher's log directory."""
+    """From `shown_word`: what a host sees that shares the launcher's log directory."""
     master_name: str = ""  # what --master_addr says, for the host that has to know it
     is_launchers_host: bool = False  # `environment` is all that workers get, and no look is needed
 

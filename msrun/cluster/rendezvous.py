@@ -175,8 +175,7 @@ class StoreHost:
                 self._store = self._serve()
 
     def _serve(self) -> TCPStore:
-        """Start torch's store on the socket, which listens already. The libuv server of torch cannot take over a socket
-        (torch 2.11 to 2.13), the older one can."""
+        """Start torch's store on the socket; the libuv server cannot take one over (torch 2.11 to 2.13)."""
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         address, port = self._listener.getsockname()[:2]

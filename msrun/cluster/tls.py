@@ -87,8 +87,7 @@ class TlsIdentity:
 
 
 def open_identity(spec: TlsSpec, side: Side) -> TlsIdentity:
-    """Read and try everything that one side needs. Raises UsageError: a file or password is wrong, or the other side
-    would not let us in: expired, revoked, another CA, too weak. Raises ClusterError: this OpenSSL cannot do it."""
+    """Read and try what one side needs (UsageError: the other would not let us in; ClusterError: this OpenSSL)."""
     place = spec.place(f"{side}_cert_path")
     if not getattr(spec, f"{side}_cert_path"):
         raise UsageError(

@@ -369,8 +369,7 @@ class OwnStart(Observer):
                 self._channel.is_closed = True
 
     def start(self) -> tuple[ForkServerHandle, Channel]:
-        """Return a fork server that has its job, and the channel to the scheduler that it will start; the caller ends
-        the one and closes the other (ClusterError: it cannot be started)."""
+        """Return a fork server with its job, and the channel to its scheduler; both are the caller's (ClusterError)."""
         job, folder = self._plan.job_id, self._plan.hosts[0].working_directory
         env = server_environment(self._caller, self._plan.hosts[0].common_env)
         try:

@@ -167,8 +167,7 @@ def is_under_scheduler(environ: Mapping[str, str]) -> bool:
 
 
 def with_own_address(found: HostOptions) -> HostOptions:
-    """Return the options of node 0 with its address where its name is loopback here, as 127.0.1.1 in /etc/hosts. Of
-    several addresses nobody can tell which one the others know: the name stays, and is refused when the hosts meet."""
+    """Return node 0's options with its only outward address where its name is loopback here, as in /etc/hosts."""
     name = str(found.options["master_addr"])
     try:
         known = {str(entry[4][0]) for entry in socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)}

@@ -165,8 +165,7 @@ def assign_hosts(entries: Sequence[HostEntry], table: Sequence[HostAssignment] =
 def order_by_table(
     entries: Sequence[HostEntry], table: Sequence[HostAssignment], names: Sequence[Sequence[str]], source: str
 ) -> tuple[HostEntry, ...]:
-    """Return the hosts of a list in the order of the rank table `source`, which calls them by `names`, with its workers
-    and devices (UsageError: the two do not name the same hosts, or give one different workers)."""
+    """Return the hosts of a list in the order of the rank table `source`, which calls them by `names` (UsageError)."""
     left, found = list(entries), []
     for assignment, words in zip(table, names, strict=True):
         keys = {host_key(word) for word in words}

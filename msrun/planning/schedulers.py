@@ -440,8 +440,7 @@ def _mpirun_master(environ: Environ, rank: int) -> Told[str] | None:
 
 
 def read_node_regex(text: str) -> list[str]:
-    """Return the hosts of orte_node_regex in the order of their daemons; none when it is not understood.
-    `node[2:1-4].dc` is node01.dc to node04.dc: the number before the colon is that of digits."""
+    """Return the hosts of orte_node_regex, by daemon: `node[2:1-4].dc` is node01.dc to node04.dc; else none."""
     names: list[str] = []
     position = 0
     while position < len(text) and text[position - 1 : position] != "@":

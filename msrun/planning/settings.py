@@ -285,8 +285,7 @@ def refuse_together(given: Collection[str], exclusive: Iterable[tuple[str, str, 
 
 
 def option_variables(environ: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
-    """Return option name -> value of every MSRUN_<OPTION> that is set (UsageError: one that looks like a misspelled
-    option). Inside a worker the variables of the contract, such as MSRUN_LOG_DIR, are its job's: no settings."""
+    """Return option -> value of every MSRUN_<OPTION> (UsageError: one misspelled); of a worker's own job none."""
     known = {variable_name(name): name for name in names}
     others = {*SECRET_VARIABLES, *contract.WORKER_SETTINGS}
     found = {}

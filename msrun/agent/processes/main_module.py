@@ -94,8 +94,7 @@ class Main:
     """The user's program in this process, which `server_handle.BOOT` runs: so only one frame is below the program's."""
 
     def __init__(self, program: Program) -> None:
-        """Make this process what it is under `python` a moment before the program's first line. Raises Exception: the
-        script cannot be read or compiled."""
+        """Make this process what it is under `python` before the first line (Exception: it cannot be compiled)."""
         self._imported_before = frozenset(sys.modules)
         self._calls = [_module_call(program) if program.kind == "module" else _script_call(program)]
         self.error: BaseException | None = None  # what the program has ended with; is set by who runs it

@@ -175,8 +175,7 @@ def session_members(session_ids: Iterable[int]) -> list[Pid]:
 
 
 def signal_processes(pids: Iterable[int], signum: int) -> None:
-    """Send a signal to each; one that has ended meanwhile is passed over, and so is who has got its id since. Only a
-    child that was not waited for keeps its id for sure; of all others a `Pid` is to be given."""
+    """Send a signal to each that is still there; of all but children that were not waited for a `Pid` is given."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if isinstance(pid, Pid):

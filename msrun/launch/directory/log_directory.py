@@ -146,8 +146,7 @@ class JobLock:
 
 
 def read_lock(log_dir: Path) -> LockState:
-    """Return who holds the lock of a directory and what the holder, or the last one, has written (OSError: it cannot be
-    read); never for a process that holds the lock itself, which would lose it."""
+    """Return who holds the lock (OSError); never for a process that holds it itself, which would lose it."""
     path = log_dir / contract.LOCK_FILE
     try:
         descriptor = open_own_file(path, os.O_RDONLY)

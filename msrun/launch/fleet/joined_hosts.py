@@ -72,8 +72,7 @@ class Gate:
         knock: Callable[[Stranger, HostRequest], None],
         note: Callable[[str], None],
     ) -> None:
-        """`listener`: this object's from now on. `knock`: called with each who knows the token, and with what he asks
-        for; has to let him in, or `refuse` him. `note`: told whom was refused, and why."""
+        """`listener`: closed here. `knock`: gets each who knows the token, lets him in or refuses him."""
         listener.settimeout(0.0)
         self._loop, self._listener = loop, listener
         self._token, self._tls = token, tls

@@ -149,8 +149,7 @@ class Check:
 
 
 def check_host(spec: LaunchSpec, caller: Mapping[str, str] | None = None, *, is_dry_run: bool = False) -> None:
-    """Refuse what this host cannot do for workers with this environment, by default the launcher's (UsageError: a
-    module, a log directory or a port is not there; ClusterError: no room)."""
+    """Refuse what this host cannot do for workers with this environment (UsageError, ClusterError)."""
     for check in CHECKS:
         if (check.stops_dry_run if is_dry_run else check.stops_run) and (check.is_launchers or not spec.is_remote):
             check.look(spec, os.environ if caller is None else caller)

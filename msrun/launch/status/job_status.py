@@ -302,8 +302,7 @@ def _find_launcher(log_dir: Path) -> Pid | None:
 
 
 def drain_host(log_dir: Path, host: str) -> str:
-    """Have a host leave the job of a log directory; return what was asked for once the launcher has taken it
-    (UsageError: no job, or it has no such host, or no other; ClusterError: the launcher does not take it)."""
+    """Have a host leave the job, and return what was asked for (UsageError; ClusterError: it is not taken)."""
     status = read_status(log_dir, "msrun drain")
     log_dir = status.log_dir
     if status.is_over:

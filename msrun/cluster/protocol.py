@@ -207,12 +207,15 @@ def _forms(fields_of: Mapping[str, _Fields]) -> dict[str, type[msgspec.Struct]]:
     }
 
 
-_AGENT_SAYS: Any = Union[tuple(_forms(SAID).values())]  # noqa: UP007 - of a table
+@functools.cache
+def _agent_says() -> Any:
+    """Return the type of all of `SAID`; a job on one host needs it not."""
+    return Union[tuple(_forms(SAID).values())]  # noqa: UP007 - of a table
 
 
 def check_said(message: Message) -> None:
     """Look at a message of an agent. Raises ValueError: no msrun of this version says this; names the field."""
-    msgspec.convert(message, _AGENT_SAYS, str_keys=True, dec_hook=lambda hint, item: hint(item))
+    msgspec.convert(message, _agent_says(), str_keys=True, dec_hook=lambda hint, item: hint(item))
 
 
 def read_moment(kind: str, value: Mapping[str, Any]) -> dict[str, Any]:

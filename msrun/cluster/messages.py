@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from _typeshed import HasFileno
 
 HEADER = struct.Struct("!I")
+_COMPACT = (",", ":")  # JSON without blanks
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024  # a plan for thousands of workers fits; anything above is a mistake
 MAX_DEPTH = 32  # of lists and objects in each other
 
@@ -38,14 +39,10 @@ class NotUnderstood(ValueError):
 
 def encode_body(message: Message) -> bytes:
     """Return a message as JSON text. Raises ValueError: it is larger than MAX_MESSAGE_BYTES."""
-    body = _as_json(message).encode("utf-8", "surrogateescape")
+    body = json.dumps(message, separators=_COMPACT).encode("utf-8", "surrogateescape")
     if len(body) > MAX_MESSAGE_BYTES:
         raise ValueError(f"message of {len(body)} bytes: at most {MAX_MESSAGE_BYTES} are allowed")
     return body
-
-
-def _as_json(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"))
 
 
 def decode_body(body: bytes) -> Message:
@@ -161,7 +158,7 @@ def unpack_text(packed: str) -> str:
 
 def pack_hosts(hosts: Sequence[HostAssignment]) -> str:
     """Return the hosts of a job as they go to each of them."""
-    return pack_text(_as_json([host.to_json() for host in hosts]) if hosts else "")
+    return pack_text(json.dumps([host.to_json() for host in hosts], separators=_COMPACT) if hosts else "")
 
 
 def unpack_hosts(packed: str) -> tuple[HostAssignment, ...]:

@@ -199,7 +199,6 @@ def run_part(spec: LaunchSpec, start: Start, part: AgentPart) -> JobResult:
             stack.enter_context(faults.named())
         display = part.display(spec, plan, faults)
         stack.enter_context(faults)
-        folder = os.stat(plan.log_dir)  # noqa: PTH116 - to be compared with what is there at the end
         # `monitor & exec msrun` makes the monitor a child of msrun
         strangers = frozenset(descendants(os.getpid())) - ({part.early_server.pid} if part.early_server else set())
         events = stack.enter_context(contextlib.closing(EventLog(Path(plan.log_dir) / contract.EVENTS_JSONL)))
@@ -244,7 +243,7 @@ def run_part(spec: LaunchSpec, start: Start, part: AgentPart) -> JobResult:
         result = supervisor.run(part.signals)
         failure = failure_of_job(plan, result)
         problem = write_failure(plan, failure) if failure and not supervisor.goes_on else ""
-        if problem := describe_removed(Path(plan.log_dir), folder) or problem:
+        if problem := describe_removed(Path(plan.log_dir), events.folder) or problem:
             display.say(problem)
         display.finish(failure, result.last.membership, len(result.attempts) - 1)
         return JobResult(plan, failure, result.survivors, supervisor.goes_on, supervisor.take_server())

@@ -264,13 +264,14 @@ def _read_script(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plan(spec: LaunchSpec, caller: dict[str, str], options: dict[str, Any]) -> int:
-    from msrun.launch.job import plan_dry_run
+    from msrun.launch.job import Start, plan_dry_run
     from msrun.planning.plan import render_plan
 
     if options["plan"] and spec.is_remote:
+        from msrun.launch.directory.log_directory import new_job_id
         from msrun.launch.fleet.hosts import ask_for_plan
 
-        plan = ask_for_plan(spec, caller, quiet=options["quiet"])
+        plan = ask_for_plan(spec, Start(caller, new_job_id(), options["quiet"]))
     else:
         plan = plan_dry_run(spec, caller)
     print_text(render_plan(plan, as_json=(options["plan"] or options["dry_run"]) == "json"))
@@ -374,9 +375,11 @@ def _check(options: dict[str, Any]) -> int:
     spec = _spec(options, click.get_current_context().ensure_object(Sources))
     caller, quiet = without_option_variables(os.environ, SETTABLE), options["quiet"]
     if spec.is_remote:
+        from msrun.launch.directory.log_directory import new_job_id
         from msrun.launch.fleet.hosts import check_fleet
+        from msrun.launch.job import Start
 
-        findings = check_fleet(spec, caller, quiet=quiet)
+        findings = check_fleet(spec, Start(caller, new_job_id(), quiet))
     else:
         findings = inspect_host(spec, caller)
     for line in render_fleet_findings(findings, spec.host_entries, quiet=quiet):

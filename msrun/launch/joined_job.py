@@ -56,7 +56,7 @@ def run_joined_job(spec: LaunchSpec, start: Start) -> JobResult:
     facts = look_at_host(spec, start.caller)
     spec = settle_mindspore(spec, facts)
     check_part(spec, facts)
-    tell, job_id = start.say, start.job_id
+    tell = start.say
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(job_signals(spec))
         patience = Patience(spec, signals, tell)
@@ -85,8 +85,8 @@ def run_joined_job(spec: LaunchSpec, start: Start) -> JobResult:
             for warning in server.warnings if server else ():
                 if warning not in warnings:
                     tell(warning)
-            spec = of_job(spec, job_id)
-            joined = JoinedHosts(spec, request(master_addr), job_id, place, listener, token, server, signals, tell)
+            spec = of_job(spec, start.job_id)
+            joined = JoinedHosts(spec, start, request(master_addr), place, listener, token, server, signals)
             stack.enter_context(joined).meet()
             result = run_fleet_job(joined.whole_spec(), start, joined)
             joined.call_off("the job has ended without this host", result.exit_code)

@@ -516,7 +516,7 @@ def run_fleet_job(spec: LaunchSpec, start: Start, joined: JoinedHosts | None = N
     and left, by the caller. Raises UsageError: the log directory cannot be used, or a host cannot do what is asked.
     Raises ClusterError: a host cannot be reached, or does not fit the others; nothing was started anywhere. Raises
     Interrupted: a signal came before the job began."""
-    caller, job_id = start.caller, start.job_id
+    job_id = start.job_id
     if spec.server_num and not spec.server_token:
         spec = replace(spec, server_token=secrets.token_hex(32))
     with contextlib.ExitStack() as stack:
@@ -531,9 +531,9 @@ def run_fleet_job(spec: LaunchSpec, start: Start, joined: JoinedHosts | None = N
         hosts: Hosts
         if joined is None:
             opener = HostOpener(spec, job_id, start.say)
-            hosts = stack.enter_context(ListedHosts(spec, caller, job_id, opener, signals, events, start.say))
+            hosts = stack.enter_context(ListedHosts(spec, start, opener, signals, events))
         else:
             hosts = joined
-            joined.begin(caller, events)
+            joined.begin(events)
         job = FleetJob(spec, start, hosts, events, faults)
         return job.run(lambda: start.on_directory(job_id, spec.log_dir))

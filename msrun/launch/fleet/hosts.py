@@ -10,9 +10,8 @@ import json
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,9 +20,9 @@ from msrun.agent.signals import SignalPipe
 from msrun.cluster.messages import Message, pack_hosts, pack_text
 from msrun.cluster.protocol import Finding, HostJob, HostPart, HostReport, ReachResult, protocol
 from msrun.errors import ClusterError, MsrunError, RendezvousTimeout
-from msrun.launch.console import say
-from msrun.launch.directory.log_directory import EventLog, new_job_id
+from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.agents import ANSWER_S, CLOSE_S, AgentLink, Agents
+from msrun.launch.job import Start
 from msrun.launch.preflight.checks import inspect_host, read_sources, shown_word
 from msrun.launch.preflight.fleet_checks import (
     LOOPBACK,
@@ -116,11 +115,9 @@ class Hosts(ABC):
 
     pool: HostPool  # from whom the hosts of each start are chosen
 
-    def __init__(
-        self, spec: LaunchSpec, job_id: str, signals: SignalPipe, say: Callable[[str], None], **given: Any
-    ) -> None:
+    def __init__(self, spec: LaunchSpec, start: Start, signals: SignalPipe, **given: Any) -> None:
         """`given`: as for `Agents`."""
-        self._spec, self._job_id, self.signals, self._say = spec, job_id, signals, say
+        self._spec, self._start, self.signals, self._say = spec, start, signals, start.say
         self.agents = Agents(signals, spec.forward_signals, spec.heartbeat_time_out_s, **given)
         self._opener: HostOpener | None = None  # the way to each; closed with this object
         self.failed_nodes: set[int] = set()  # because of which the last `run` has raised; empty: none
@@ -149,7 +146,7 @@ class Hosts(ABC):
         entry = spec.host_entries[host.node_rank]
         job = HostJob(
             protocol=protocol(),
-            job_id=self._job_id,
+            job_id=self._start.job_id,
             number=number,
             spec=spec_of_host(spec, host),
             environment=environment,
@@ -166,18 +163,11 @@ class ListedHosts(Hosts):
     """Hosts of a list, or of a rehearsal: reached from here."""
 
     def __init__(
-        self,
-        spec: LaunchSpec,
-        caller: Mapping[str, str],
-        job_id: str,
-        opener: HostOpener,
-        signals: SignalPipe,
-        events: EventLog | None,
-        say: Callable[[str], None],
+        self, spec: LaunchSpec, start: Start, opener: HostOpener, signals: SignalPipe, events: EventLog | None
     ) -> None:
         """`events`: None for a look that starts nothing."""
-        super().__init__(spec, job_id, signals, say, connects_at_a_time=spec.ssh.window)
-        self._caller, self._events, self._opener = caller, events, opener
+        super().__init__(spec, start, signals, connects_at_a_time=spec.ssh.window)
+        self._events, self._opener = events, opener
         self.pool = HostPool(spec.host_entries, spec.spares, spec.min_hosts)
         self._known: dict[HostEntry, tuple[AgentLink, HostAnswer]] = {}  # hosts of this start, or of the last one
         self._answers: dict[int, HostAnswer | MsrunError] = {}
@@ -241,9 +231,9 @@ class ListedHosts(Hosts):
 
     def _connect(self, hosts: Sequence[HostAssignment], shown: Mapping[str, str]) -> None:
         spec, agents = self._spec, self.agents
-        if kept := explain_kept_secrets(self._caller, spec.forward_env, dict(spec.env)):
+        if kept := explain_kept_secrets(self._start.caller, spec.forward_env, dict(spec.env)):
             self._say(kept)
-        environment = forwarded_environment(self._caller, spec.forward_env)
+        environment = forwarded_environment(self._start.caller, spec.forward_env)
         links, new = [], []
         self._answers = {}
         for host, entry in zip(hosts, spec.host_entries, strict=True):
@@ -429,19 +419,16 @@ def _merge_notes(notes: Mapping[int, Sequence[str]], entries: Sequence[HostEntry
 
 
 @contextlib.contextmanager
-def _reached(spec: LaunchSpec, caller: Mapping[str, str], job_id: str, *, quiet: bool) -> Iterator[ListedHosts]:
-    tell = partial(say, quiet=quiet)
-    with (
-        SignalPipe() as signals,
-        ListedHosts(spec, caller, job_id, HostOpener(spec, job_id, tell), signals, None, tell) as hosts,
-    ):
+def _reached(spec: LaunchSpec, start: Start) -> Iterator[ListedHosts]:
+    opener = HostOpener(spec, start.job_id, start.say)
+    with SignalPipe() as signals, ListedHosts(spec, start, opener, signals, None) as hosts:
         yield hosts
 
 
-def ask_for_plan(spec: LaunchSpec, caller: Mapping[str, str], *, quiet: bool) -> LaunchPlan:
+def ask_for_plan(spec: LaunchSpec, start: Start) -> LaunchPlan:
     """Reach and check all hosts as a run does, with its errors, and return its plan. Starts no worker."""
-    job_id = new_job_id()
-    with _reached(spec, caller, job_id, quiet=quiet) as hosts:
+    job_id = start.job_id
+    with _reached(spec, start) as hosts:
         ready, agents, faults = hosts.run(spec, None), hosts.agents, list[MsrunError]()
         planned: dict[int, Planned] = {}
         for link, part in zip(agents.links, ready.parts(spec, job_id, spec.master_port), strict=True):
@@ -456,17 +443,17 @@ def ask_for_plan(spec: LaunchSpec, caller: Mapping[str, str], *, quiet: bool) ->
         if faults or silent:
             raise faults[0] if faults else ClusterError(f"{silent[0]}: no plan of its part within {ANSWER_S:g} s")
         for warning in ready.warnings:
-            say(warning, quiet=quiet)
-    master, forwarded = (ready.master[0], spec.master_port), forwarded_environment(caller, spec.forward_env)
+            start.say(warning)
+    master, forwarded = (ready.master[0], spec.master_port), forwarded_environment(start.caller, spec.forward_env)
     plan = assemble_plan(spec, planned, job_id, master, forwarded)
     return decode_record(LaunchPlan, json.loads(json.dumps(encode_record(plan)).replace(job_id, PLANNED_JOB)))
 
 
-def check_fleet(spec: LaunchSpec, caller: Mapping[str, str], *, quiet: bool) -> list[Finding]:
-    """Return what `--check` finds, here and on the hosts; `quiet`: say nothing meanwhile. Raises Interrupted."""
-    with _reached(spec, caller, new_job_id(), quiet=quiet) as hosts:
+def check_fleet(spec: LaunchSpec, start: Start) -> list[Finding]:
+    """Return what `--check` finds, here and on the hosts. Raises Interrupted."""
+    with _reached(spec, start) as hosts:
         hosts.look(spec)
-    return order_findings([*inspect_launcher(spec, caller), *hosts.findings])
+    return order_findings([*inspect_launcher(spec, start.caller), *hosts.findings])
 
 
 def inspect_launcher(spec: LaunchSpec, caller: Mapping[str, str]) -> list[Finding]:

@@ -15,7 +15,7 @@ import selectors
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
@@ -38,6 +38,7 @@ from msrun.errors import ClusterError, Interrupted, MsrunError, PeerFailed
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.agents import ANSWER_S, AgentLink
 from msrun.launch.fleet.hosts import Hosts, ReadyHosts
+from msrun.launch.job import Start
 from msrun.launch.job_hosts import table_digest
 from msrun.launch.remote.logs import LogCollector
 from msrun.launch.rendezvous import folder_of, of_hosts
@@ -212,18 +213,17 @@ class JoinedHosts(Hosts):
     def __init__(
         self,
         spec: LaunchSpec,
+        start: Start,
         request: HostRequest,
-        job_id: str,
         place: tuple[str, int],
         listener: socket.socket,
         token: bytes,
         tls: TlsIdentity | None,
         signals: SignalPipe,
-        say: Callable[[str], None],
     ) -> None:
         """`spec`: of this host, as the user gave it. `request`: as which this host takes part. `place`: numeric address
         and port at which hosts come in. `listener`: the socket there; this object's from now on."""
-        super().__init__(spec, job_id, signals, say, folder=spec.log_dir)
+        super().__init__(spec, start, signals, folder=spec.log_dir)
         self._request, self.place = request, place
         self._gate = Gate(self.agents.loop, listener, token, tls, self._on_knock, self._on_note)
         self.agents.on_gone = self._on_gone
@@ -372,13 +372,13 @@ class JoinedHosts(Hosts):
             host_entries=tuple(map(_entry, self.hosts)),
             min_hosts=spec.min_hosts,
             table_hosts=self.hosts,
-            server_token=token_of_servers(spec.token, self._job_id) if spec.token else spec.server_token,
+            server_token=token_of_servers(spec.token, self._start.job_id) if spec.token else spec.server_token,
         )
 
-    def begin(self, caller: Mapping[str, str], events: EventLog) -> None:
+    def begin(self, events: EventLog) -> None:
         """The log directory is known now: `events` is for whom the gate sends away, too."""
-        self._caller, self._events = caller, events
-        self._opener = HostOpener(self.whole_spec(), self._job_id, self._say)
+        self._events = events
+        self._opener = HostOpener(self.whole_spec(), self._start.job_id, self._say)
 
     def run(self, spec: LaunchSpec, logs: LogCollector | None, lost: Collection[HostEntry] = ()) -> ReadyHosts:
         """Return hosts that are ready, with this one's own agent: see `Hosts`. `spec` is from `whole_spec`."""
@@ -389,7 +389,7 @@ class JoinedHosts(Hosts):
                 place.link.dismiss()
         entry = spec.host_entries[own]
         if self._places[entry].link is None:
-            link = self._link(spec, self.own, self._caller, will_run=True, is_launchers_host=True)
+            link = self._link(spec, self.own, self._start.caller, will_run=True, is_launchers_host=True)
             link.start()
             self._places[entry] = replace(self._places[entry], link=link)
         places = [self._places[entry] for entry in spec.host_entries]

@@ -220,7 +220,7 @@ def test_job_whose_agents_say_anything_ends_with_a_result_and_writes_its_own_fil
         stack.callback(events.close)
         stack.callback(logs.close)
         waits: Any = (mock.Mock(), signals)
-        preparation = ListedHosts(spec, {}, "J", *waits, events, lambda _: None)
+        preparation = ListedHosts(spec, Start({}, "J", quiet=True), *waits, events)
         agents = preparation.agents
         agents.logs = logs
         stack.callback(agents.loop.close, time.monotonic() + 30)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from fake_agents import FakeOpener, FakePipe
@@ -92,7 +93,8 @@ class Hosts:
     def preparation(self, do: Callable[[ListedHosts, LaunchSpec, Any], Any] = ListedHosts.run) -> Any:
         with self.signals:
             made: Any = self.opener
-            preparation = ListedHosts(self.spec, {}, "JOB", made, self.signals, self.events, self.said.append)
+            start: Any = mock.Mock(caller={}, job_id="JOB", say=self.said.append)
+            preparation = ListedHosts(self.spec, start, made, self.signals, self.events)
             with preparation:
                 return do(preparation, self.spec, self.logs)
 

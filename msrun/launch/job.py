@@ -125,7 +125,7 @@ def plan_dry_run(spec: LaunchSpec, caller: Mapping[str, str]) -> LaunchPlan:
         fleet = assume_fleet(spec, facts)
         spec = local_part(spec, fleet)
     port = 0 if fleet else spec.master_port  # of several hosts, the store's port is chosen at start
-    return plan_part(spec, facts, caller, job_id="JOB", fleet=fleet, master_port=port)
+    return plan_part(spec, facts, Start(caller, "JOB"), fleet, port)
 
 
 def look_at_host(spec: LaunchSpec, caller: Mapping[str, str]) -> HostFacts:
@@ -134,14 +134,7 @@ def look_at_host(spec: LaunchSpec, caller: Mapping[str, str]) -> HostFacts:
 
 
 def plan_part(
-    spec: LaunchSpec,
-    facts: HostFacts,
-    caller: Mapping[str, str],
-    *,
-    job_id: str,
-    fleet: Fleet | None,
-    master_port: int,
-    server_token: str = "",
+    spec: LaunchSpec, facts: HostFacts, start: Start, fleet: Fleet | None, master_port: int, server_token: str = ""
 ) -> LaunchPlan:
     """Return the plan of this host's part of a job; arguments and errors as `build_plan`. UsageError: a wrong table."""
     node = f"-{fleet.node_rank}" if fleet else ""
@@ -150,16 +143,16 @@ def plan_part(
     plan = build_plan(
         replace(spec, rank_table_file=None) if is_linked else spec,
         replace(facts, address=fleet.own.address) if fleet else facts,
-        caller=caller,
-        job_id=job_id,
-        run_dir=str(Path(tempfile.gettempdir(), f"msrun-{job_id}{node}")),
+        caller=start.caller,
+        job_id=start.job_id,
+        run_dir=str(Path(tempfile.gettempdir(), f"msrun-{start.job_id}{node}")),
         master_port=master_port,
         fleet=fleet,
         server_token=server_token,
     )
     if spec.rank_table_file:
         check_rank_table(spec.rank_table_file, plan.world_size, plan.device_target)
-    shadowed = describe_shadowed_package(spec, {**caller, **dict(spec.env)})
+    shadowed = describe_shadowed_package(spec, {**start.caller, **dict(spec.env)})
     return replace(plan, notes=(*plan.notes, shadowed)) if shadowed else plan
 
 
@@ -264,15 +257,8 @@ def _take_directory(
         from msrun.cluster.connection import token_of_servers
 
         server_token = token_of_servers(spec.token, start.job_id)
-    plan = plan_part(
-        spec,
-        facts,
-        start.caller,
-        job_id=start.job_id,
-        fleet=part.fleet,
-        master_port=part.store_port if part.fleet else listener.getsockname()[1],
-        server_token=server_token or secrets.token_hex(32),
-    )
+    port = part.store_port if part.fleet else listener.getsockname()[1]
+    plan = plan_part(spec, facts, start, part.fleet, port, server_token or secrets.token_hex(32))
     stack.callback(shutil.rmtree, plan.run_dir, ignore_errors=True)  # made when the fork server is ready
     lock.take()
     if spec.first_attempt:

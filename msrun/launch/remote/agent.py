@@ -480,9 +480,9 @@ class Agent:
 
     def _plan(self, part: HostPart) -> None:
         assert self._job is not None
-        spec, job_id = self._own_spec(part), self._job.job_id
+        spec, start = self._own_spec(part), Start(self._caller, self._job.job_id)
         facts, fleet = look_at_host(spec, self._caller), fleet_of_part(part, spec)
-        tell_plan(self._link, plan_part(spec, facts, self._caller, job_id=job_id, fleet=fleet, master_port=0), [])
+        tell_plan(self._link, plan_part(spec, facts, start, fleet, 0), [])
 
     def _run_job(self, part: HostPart) -> None:
         assert self._job is not None

@@ -176,6 +176,17 @@ def test_host_that_cannot_start_again_is_left_out_or_ends_the_job(fleet: Fleet, 
         assert (result.failure.reason, result.exit_code) == (report.failure.reason, 3)
 
 
+def test_logs_here_are_set_aside_where_a_job_goes_on_elsewhere(fleet: Fleet) -> None:
+    """Those of its workers, and of the scheduler, whose agent is another one then."""
+    fleet.plan(0, 1)
+    fleet.hear()
+    logs = ["worker_0", "worker_1", "scheduler"]
+    for log in logs:
+        (fleet.folder / f"{log}.log").touch()
+    fleet.run.set_logs_aside()
+    assert {path.name for path in fleet.folder.glob("*.log")} == {f"{log}.attempt_0.log" for log in logs}
+
+
 @pytest.mark.parametrize("skew_s", [-400.0, 400.0])
 def test_host_whose_clock_is_far_off_does_not_start_again(fleet: Fleet, skew_s: float) -> None:
     restart(fleet)

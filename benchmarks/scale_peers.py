@@ -8,7 +8,7 @@ import time
 from functools import partial
 
 from msrun import __version__
-from msrun.cluster.membership import FailureReport, fault_of_job
+from msrun.cluster.coordinator import FailureReport, fault_of_job
 from msrun.cluster.messages import FrameBuffer, Message, encode_message
 from msrun.cluster.protocol import HostAddress, HostReport
 from msrun.launch.transport.link import MARKER, AgentPipe

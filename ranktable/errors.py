@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 
 from ranktable.problem import Position, Problem, show_value
 
@@ -134,5 +133,7 @@ class HostListError(RankTableError, ValueError):
 
 def near_miss(word: str, known: Iterable[str]) -> str:
     """Return ' (did you mean X?)' when a word is close to a known one, else an empty string."""
+    from difflib import get_close_matches  # not where all is well
+
     near = get_close_matches(word, list(known), n=1)
     return f" (did you mean {near[0]}?)" if near else ""

@@ -20,7 +20,7 @@ from msrun.agent.processes.server_handle import (
     server_index,
 )
 from msrun.agent.watch import explain_limit
-from msrun.cluster.membership import FailureReport, Membership
+from msrun.cluster.coordinator import FailureReport, Membership
 from msrun.errors import ClusterError, HangTimeout, MsrunError, OwnProcessLost, RendezvousTimeout, ServerFailed
 from msrun.planning.environment import restored_environment
 from msrun.planning.plan import HostPlan, LaunchPlan
@@ -42,12 +42,10 @@ class Attempt:
     fault: MsrunError | None = None  # why msrun itself ended the attempt; None when the workers ended it
     doing: Mapping[int, str] = field(default_factory=dict)
     """What each running worker was doing when the attempt failed, as far as it is known."""
-    left: frozenset[int] = frozenset()
-    """Ranks that ran still when the first one failed, but had left the world: the end of their program, as a rule."""
+    left: frozenset[int] = frozenset()  # ranks that ran still when the first one failed, but had left the world
     lagging: tuple[int, ...] = ()  # ranks that the others waited for when msrun ended a hanging attempt
     are_workers_asked_for: bool = False  # each of them may have started
-    begins_idle: bool = False
-    """It has failed elsewhere while this host prepares, which goes on, and starts no worker of it."""
+    begins_idle: bool = False  # it failed elsewhere while this host prepares, and starts no worker here
     has_reported: bool = False  # the coordinator knows how it has failed here
     has_ended: bool = False  # the coordinator knows that nothing runs here any more
     peak_bytes: dict[int, float] = field(default_factory=dict)  # peak resident memory per ended worker
@@ -84,8 +82,7 @@ class HostResult:
 
     attempts: tuple[Attempt, ...]  # every start of the job, in order; the last one decides
     survivors: tuple[int, ...]  # processes that could not be ended (uninterruptible sleep)
-    report: FailureReport | None = None
-    """How the job failed, as the coordinator has it; None when it did not fail, or nobody could say."""
+    report: FailureReport | None = None  # how the job failed, as the coordinator has it; None: it did not
 
     @property
     def last(self) -> Attempt:

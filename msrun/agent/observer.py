@@ -13,29 +13,22 @@ from types import TracebackType
 from typing import Any, Self
 
 from msrun import contract
-from msrun.agent.own_file import open_own_file
-from msrun.cluster.membership import Membership
+from msrun.agent.own_file import append_text
+from msrun.cluster.coordinator import Membership
 from msrun.cluster.messages import describe_fault, name_fault, traceback_of
 from msrun.errors import ClusterError, MsrunError
 
 
 def append_fault(path: Path, what: str, trace: str) -> bool:
     """Append `what`, a line, and its traceback to `scheduler.log`; False when it cannot be written."""
-    text = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {what}\n{trace.rstrip()}\n"
-    with contextlib.suppress(OSError):
-        descriptor = open_own_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        with os.fdopen(descriptor, "ab") as file:
-            file.write(text.encode("utf-8", "backslashreplace"))
-        return True
-    return False
+    return append_text(path, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {what}\n{trace.rstrip()}\n", os.O_CREAT)
 
 
 class OwnFaults:
     """Any thread may call. As a context, it also hears of every thread of this process that ends with an exception."""
 
     def __init__(self, folder: str | Path, say: Callable[[str], None], *, found_in: str) -> None:
-        """`folder`: the log directory; `scheduler.log` there is appended to. `say`: tells the user a line. `found_in`:
-        the folder where the user finds that file; where that is empty, he is told the traceback itself."""
+        """`found_in`: the folder where the user finds scheduler.log; empty: he is told the traceback itself."""
         self._path = Path(folder, contract.SCHEDULER_LOG)
         self._found_in = found_in
         self._say = say
@@ -53,8 +46,7 @@ class OwnFaults:
 
     @contextlib.contextmanager
     def kept_from_job(self, what: str) -> Iterator[None]:
-        """Let the job go on when this raises an exception; one of a kind is written and told once. `what`: what of
-        msrun it is, as in "display (Console)"."""
+        """Let the job go on when this raises; one of a kind is told once. `what`: as in "display (Console)"."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - whatever it is, the job does not need it

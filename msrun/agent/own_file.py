@@ -62,6 +62,22 @@ def read_end(path: str | os.PathLike[str], num_bytes: int) -> bytes:
         return b""
 
 
+def append_text(path: str | os.PathLike[str], text: str, flags: int = 0) -> bool:
+    """Append text to a file of ours; False when it cannot be written. `flags`: further ones of open(2)."""
+    with contextlib.suppress(OSError):
+        with os.fdopen(open_own_file(path, os.O_WRONLY | os.O_APPEND | flags), "ab") as file:
+            file.write(text.encode("utf-8", "backslashreplace"))
+        return True
+    return False
+
+
+def text_of(path: str | os.PathLike[str]) -> str:
+    """Return the text of a file that is not ours, such as one of the kernel's; empty where it says nothing."""
+    with contextlib.suppress(OSError):
+        return Path(path).read_text(encoding="utf-8", errors="surrogateescape")
+    return ""
+
+
 def _check_owner(found: os.stat_result, path: str | os.PathLike[str]) -> None:
     # On some network file systems what root, or anybody, makes belongs to another user, folder and file alike.
     if found.st_uid not in (os.geteuid(), os.stat(os.path.dirname(path) or ".").st_uid):  # noqa: PTH116, PTH120

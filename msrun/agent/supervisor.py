@@ -18,15 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from msrun import contract
-from msrun.agent.attempt import (
-    Attempt,
-    HostResult,
-    OwnProcesses,
-    error_file,
-    keep_logs,
-    scheduler_spec,
-    worker_specs,
-)
+from msrun.agent.attempt import Attempt, HostResult, OwnProcesses, error_file, keep_logs, scheduler_spec, worker_specs
 from msrun.agent.observer import Observers
 from msrun.agent.processes import process_control
 from msrun.agent.processes.process_control import describe_status, exit_code_of, signal_name
@@ -36,7 +28,7 @@ from msrun.agent.processes.terminal import RankTerminal
 from msrun.agent.signals import SignalPipe
 from msrun.agent.timers import Timers
 from msrun.agent.watch import STACK_WAIT_S, JobWatch, MemoryKillWatch, explain_end, explain_limit
-from msrun.cluster.membership import Decision, FailureReport, Membership, WorkerState, fault_of_job, read_report
+from msrun.cluster.coordinator import Decision, FailureReport, Membership, WorkerState, fault_of_job, read_report
 from msrun.cluster.messages import Channel, Inbox, Message
 from msrun.errors import (
     ClusterError,
@@ -60,8 +52,7 @@ LOOKS_PER_LIMIT = 4  # how often to look, within the time that a process of msru
 STORE_OVERDUE_S = 10.0  # how long the scheduler may take for a fresh store
 SCHEDULER_END_S = 3.0  # how long the scheduler may take to end by itself once its channel is closed: for its last lines
 OTHERS_LINE_S = 2.0  # how long the other hosts may take to end before that is worth a line
-ELSEWHERE_S = 10.0
-"""How long a host whose ranks all wait for others lets the other hosts speak first; at most half of the limit."""
+ELSEWHERE_S = 10.0  # how long a host whose ranks all wait lets others speak first; at most half of the limit
 
 
 class ServerState(Enum):
@@ -134,8 +125,7 @@ class Supervisor:
         self._server, self._scheduler = start_own()
 
     def run(self, signals: SignalPipe) -> HostResult:
-        """Start everything, wait for the end and leave nothing behind. `signals`: what may have come before, too;
-        closed by the caller."""
+        """Start everything, wait for the end and leave nothing behind. `signals`: closed by the caller."""
         with selectors.DefaultSelector() as selector:
             self.begin(signals, selector)
             while not self.is_over:

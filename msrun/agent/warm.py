@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msrun import contract
-from msrun.agent.own_file import socket_address
+from msrun.agent.own_file import socket_address, text_of
 from msrun.agent.processes.process_control import NO_JOB, end_job
 from msrun.agent.processes.server_handle import BOOT, ROOT, SEND_S, ForkServerHandle, ServerProcess
 from msrun.cluster.messages import Channel, Message, await_input
@@ -56,8 +56,7 @@ def read_at_import(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def likeness(env: Mapping[str, str], imports: Sequence[str], working_directory: str) -> str:
-    """Return a short word that is equal for two jobs exactly when one warm server can serve both. `env`: that of the
-    fork server. `imports`: what it imports before it has a job; of packages that one names, others may find more."""
+    """Return a word that is equal for two jobs, by the fork server's `env`, when one warm server can serve both."""
     search = [part for part in env.get("PYTHONPATH", "").split(os.pathsep) if part]
     limits = {name for name in dir(resource) if name.startswith("RLIMIT_")} - {"RLIMIT_NOFILE", "RLIMIT_OFILE"}
     namespaces = sorted(Path("/proc/self/ns").iterdir()) if Path("/proc/self/ns").is_dir() else []
@@ -67,21 +66,19 @@ def likeness(env: Mapping[str, str], imports: Sequence[str], working_directory: 
         "packages": sorted({name.partition(":")[0].partition(".")[0] for name in imports}),
         "environment": read_at_import(env),
         "directory": working_directory if any(not Path(part).is_absolute() for part in search) else "",
-        "status": [line for line in _lines("/proc/self/status") if line.startswith(_KEPT_STATUS)],
+        "status": [line for line in text_of("/proc/self/status").splitlines() if line.startswith(_KEPT_STATUS)],
         "limits": {name: resource.getrlimit(getattr(resource, name)) for name in sorted(limits)},
         "open files": resource.getrlimit(resource.RLIMIT_NOFILE)[1],  # the hard limit; the soft one is each job's own
         "cores": sorted(os.sched_getaffinity(0)),
-        "priority": [os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0), *_lines("/proc/self/oom_score_adj")],
-        "control groups": _lines("/proc/self/cgroup"),
+        "priority": [
+            os.getpriority(os.PRIO_PROCESS, 0),
+            os.sched_getscheduler(0),
+            *text_of("/proc/self/oom_score_adj").splitlines(),
+        ],
+        "control groups": text_of("/proc/self/cgroup").splitlines(),
         "namespaces": [str(one.readlink()) for one in namespaces if not one.name.endswith("_for_children")],
     }
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode("utf-8", "surrogateescape")).hexdigest()[:16]
-
-
-def _lines(path: str) -> list[str]:
-    with contextlib.suppress(OSError):
-        return Path(path).read_text().splitlines()
-    return []
 
 
 def loaded_files() -> dict[str, tuple[int, int]]:
@@ -181,8 +178,7 @@ class WarmProcess(ServerProcess):
 def start_warm(
     warm: WarmStart, *, env: Mapping[str, str], working_directory: str, job_id: str, caller: Mapping[str, str]
 ) -> ForkServerHandle | None:
-    """Return a fork server that has imported already, for `begin`; None where no warm server is ready. Then one is
-    started beside the job, for the next. Raises UsageError: others could reach the user's warm servers."""
+    """Return a fork server that has imported already; else None, and one is started for next time (UsageError)."""
     path = warm_folder(caller) / f"{likeness(env, warm.imports, working_directory)}.sock"
     with contextlib.suppress(OSError), locked(path, waits=True), socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(ANSWER_S)

@@ -19,11 +19,11 @@ from pathlib import Path
 
 from msrun import contract
 from msrun.agent.host.host_facts import group_folders
-from msrun.agent.own_file import open_own_file, read_end
+from msrun.agent.own_file import append_text, open_own_file, read_end
 from msrun.agent.processes.process_control import catches, read_stat, session_usage, signal_processes
 from msrun.agent.processes.progress_board import Progress, ProgressBoard, request_dumps
 from msrun.agent.timers import Timers
-from msrun.cluster.membership import Membership, WorkerState, describe_absent
+from msrun.cluster.coordinator import Membership, WorkerState, describe_absent
 from msrun.errors import ClusterError, HangTimeout, RendezvousTimeout
 from msrun.planning.environment import STACK_SIGNAL
 from msrun.planning.hosts import name_ranks
@@ -59,21 +59,12 @@ def request_stacks(logs: Mapping[int, str], headline: str) -> None:
     """Have workers write their stacks into their logs, by process id, or write the kernel's view of them there."""
     for pid, log_path in logs.items():
         if catches(pid, STACK_SIGNAL):
-            _append(log_path, f"\nmsrun: {headline}\n")
+            append_text(log_path, f"\nmsrun: {headline}\n")
             signal_processes([pid], STACK_SIGNAL)
             signal_processes([pid], signal.SIGCONT)  # a stopped process handles no signal
         else:
             view = f"this process cannot write its stacks; the kernel's view: {kernel_state(pid)}"
-            _append(log_path, f"\nmsrun: {headline}; {view}\n")
-
-
-def _append(path: str, text: str) -> None:
-    with contextlib.suppress(OSError):
-        descriptor = open_own_file(path, os.O_WRONLY | os.O_APPEND)
-        try:
-            os.write(descriptor, text.encode("utf-8", "backslashreplace"))
-        finally:
-            os.close(descriptor)
+            append_text(log_path, f"\nmsrun: {headline}; {view}\n")
 
 
 MAX_BYTES = 1 << 20

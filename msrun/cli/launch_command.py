@@ -36,7 +36,9 @@ from msrun.planning.settings import (
     TRUE_WORDS,
     FoundSetting,
     Option,
+    check_private,
     field_options,
+    parse_tls_config,
     refuse_together,
     without_option_variables,
 )
@@ -51,7 +53,6 @@ from msrun.planning.spec import (
     parse_env_file,
     parse_tail,
 )
-from msrun.planning.tls_spec import check_private, parse_tls_config
 
 if TYPE_CHECKING:
     from msrun.launch.simulation import Simulation
@@ -263,13 +264,14 @@ def _read_script(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plan(spec: LaunchSpec, caller: dict[str, str], options: dict[str, Any]) -> int:
-    from msrun.launch.job import plan_dry_run
+    from msrun.launch.job import Start, plan_dry_run
     from msrun.planning.plan import render_plan
 
     if options["plan"] and spec.is_remote:
+        from msrun.launch.directory.log_directory import new_job_id
         from msrun.launch.fleet.hosts import ask_for_plan
 
-        plan = ask_for_plan(spec, caller, quiet=options["quiet"])
+        plan = ask_for_plan(spec, Start(caller, new_job_id(), options["quiet"]))
     else:
         plan = plan_dry_run(spec, caller)
     print_text(render_plan(plan, as_json=(options["plan"] or options["dry_run"]) == "json"))
@@ -330,7 +332,7 @@ def _count_here(options: dict[str, Any]) -> dict[str, Any]:
 
 def _with_worker_num(options: dict[str, Any], sources: Sources) -> dict[str, Any]:
     """Return the options with the number of workers where none is given (UsageError: of a job with other hosts)."""
-    from msrun.planning.imports import imports_package
+    from msrun.planning.program import imports_package
 
     directory = read_directory(options)
     program = parse_program(options["words"], is_module=options["module"], working_directory=directory)
@@ -368,21 +370,20 @@ def _say(text: str, options: dict[str, Any]) -> None:
 
 def _check(options: dict[str, Any]) -> int:
     from msrun.launch.preflight.checks import inspect_host
-    from msrun.launch.preflight.fleet_checks import exit_code_of_findings, render_finding
+    from msrun.launch.preflight.fleet_checks import exit_code_of_findings, render_fleet_findings
 
-    sources = click.get_current_context().ensure_object(Sources)
-    spec = _spec(options, sources)
-    caller = without_option_variables(os.environ, SETTABLE)
+    spec = _spec(options, click.get_current_context().ensure_object(Sources))
+    caller, quiet = without_option_variables(os.environ, SETTABLE), options["quiet"]
     if spec.is_remote:
+        from msrun.launch.directory.log_directory import new_job_id
         from msrun.launch.fleet.hosts import check_fleet
+        from msrun.launch.job import Start
 
-        status, lines = check_fleet(spec, caller, quiet=options["quiet"])
-        print_text("\n".join(lines))
-        return status
-    findings = inspect_host(spec, caller)
-    for finding in findings:
-        if finding.status != "ok" or not options["quiet"]:
-            print_text(render_finding(finding))
+        findings = check_fleet(spec, Start(caller, new_job_id(), quiet))
+    else:
+        findings = inspect_host(spec, caller)
+    for line in render_fleet_findings(findings, spec.host_entries, quiet=quiet):
+        print_text(line)
     return exit_code_of_findings(findings)
 
 

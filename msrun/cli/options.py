@@ -191,15 +191,13 @@ _OF_COMMAND = [
     make_option("json", "With --status: print it as JSON."),
     make_option("stop", "LOG_DIR  End the job of this log directory and wait for its end.", kind="path"),
 ]
-SPEC_OPTIONS = field_options(LaunchSpec) | field_options(SshSettings)
-"""Field of the specs -> its option; no two fields have one name."""
+SPEC_OPTIONS = field_options(LaunchSpec) | field_options(SshSettings)  # field -> its option; all names differ
 BY_NAME: dict[str, Option] = {one.name: one for one in (*SPEC_OPTIONS.values(), *_OF_COMMAND)}
 """All options but -m, --version and --help."""
 OPTIONAL_VALUES = {f"--{name}": one.alone for name, one in BY_NAME.items() if one.alone}
 """Options whose value may be left out; a value is only taken after '='."""
 LONG_OPTIONS = frozenset(f"--{name}" for name in BY_NAME)
-TAKING_VALUE = LONG_OPTIONS - OPTIONAL_VALUES.keys()
-"""Long options that take the word after them, spelled with underscores."""
+TAKING_VALUE = LONG_OPTIONS - OPTIONAL_VALUES.keys()  # those that take the word after them, with underscores
 
 HOST_OPTIONS = ("hosts", "hostfile", "rehearse", "include", "exclude", "python", "ssh", "spares", "min_hosts", "nnodes")
 """Each of these makes a job one of hosts that are reached from here, or has a meaning only there."""

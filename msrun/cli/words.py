@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from click.shell_completion import CompletionItem
 
 from msrun.cli.options import GROUPS, LONG_OPTIONS, MOST_USED, OPTIONAL_VALUES, TAKING_VALUE
 from msrun.errors import UsageError, near_miss
-from msrun.planning.program import COMMANDS, Program
+from msrun.planning.program import COMMANDS, Program, find_program
 from msrun.planning.settings import FALSE_WORDS, TRUE_WORDS
 
 
@@ -64,7 +63,7 @@ SHARED = frozenset({"--help", "--version", "--config", "--debug", "--quiet", "--
 
 LISTS = ("--hosts", "--include", "--exclude", "--tail_worker_log", "--signals")
 
-FOREIGN_OPTIONS = {
+FOREIGN_OPTIONS = {  # option of another launcher that has no meaning here -> whose it is and what to write
     "-N": ("mpirun's and srun's", "--local_worker_num (workers on each host) or --hosts (the hosts)"),
     **dict.fromkeys(("--nodes", "--nodelist", "-w"), ("srun's", _HOSTS)),
     "--config_file": ("accelerate's", "--config"),
@@ -80,7 +79,6 @@ FOREIGN_OPTIONS = {
     "--signals_to_handle": ("torchrun's", f"{LEAVE_OUT}: TERM, INT, HUP and QUIT always end the job in good order"),
     **dict.fromkeys(("--mca", "-mca"), ("mpirun's", LEAVE_OUT)),
 }
-"""Option of another launcher that msrun does not take, dashes as underscores -> whose it is and what to write here."""
 
 
 ALIASES = {  # option, dashes as underscores -> that of msrun, {} its value; none where what it asks for is so anyhow
@@ -275,7 +273,7 @@ def describe_separate_value(words: Sequence[str]) -> str:
         return ""
     option, word = words[index - 1], words[index]
     listed = words[index - 2] if index > 1 else ""
-    if underscored(listed) in LISTS and not Path(word).exists() and not shutil.which(word):
+    if underscored(listed) in LISTS and not Path(word).exists() and not find_program(word):
         return f"{listed} {option} {word}: {word} is taken for SCRIPT; a list is one word: {listed} {option},{word}"
     values = ("text", "json") if underscored(option) in ("--dry_run", "--plan") else TRUE_WORDS + FALSE_WORDS
     if underscored(option) not in OPTIONAL_VALUES or word.lower() not in values or Path(word).exists():

@@ -258,8 +258,7 @@ MAX_GREETING_BYTES = 8 * 1024  # of what somebody says who has not proved anythi
 RECORD_BYTES = 1 << 17
 MAX_UNSENT_BYTES = 4 * MAX_MESSAGE_BYTES  # the other side reads nothing: it is given up
 READ_BYTES = 1 << 16
-TLS_RECORDS = range(20, 25)
-"""First byte of what a side that speaks TLS says (RFC 8446, 5.1); a message of ours would be far too long."""
+TLS_RECORDS = range(20, 25)  # first byte of TLS (RFC 8446, 5.1); a message of ours would be far too long
 SAME_EVERYWHERE = "give --tls_config on all hosts, or on none"
 
 
@@ -334,7 +333,7 @@ class Connection:
             stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket, self._tls = stream, tls
         self._buffer = FrameBuffer(MAX_GREETING_BYTES)
-        self._seal: Seal | None = None
+        self.seal: Seal | None = None
         self._unsent = bytearray()
         self._is_first = True  # nothing has come yet
         self._most = 1  # so many bodies are read at a time
@@ -354,9 +353,6 @@ class Connection:
         """What protects the connection, e.g. TLSv1.3; empty for nothing."""
         return self._tls.version if self._tls else ""
 
-    def agree(self, seal: Seal) -> None:
-        self._seal = seal
-
     def trust(self, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
         """Take long messages from now on: the other side has proved who it is."""
         self._buffer.max_bytes = max_bytes + PROOF_BYTES
@@ -367,8 +363,8 @@ class Connection:
         self.send_body(encode_body(message))
 
     def send_body(self, body: bytes) -> None:
-        assert self._seal is not None, "nothing is said before the other side's nonce is known"
-        self.send_plain(self._seal.close(body))
+        assert self.seal is not None, "nothing is said before the other side's nonce is known"
+        self.send_plain(self.seal.close(body))
 
     def send_plain(self, body: bytes) -> None:
         if self._tls is None:
@@ -423,8 +419,8 @@ class Connection:
 
     def unseal(self, body: bytes) -> bytes:
         """Return what is in a body that has come. Raises NotProved: it is not from one who knows the token."""
-        assert self._seal is not None, "nothing can be proved before the other side's nonce is known"
-        return self._seal.open(body)
+        assert self.seal is not None, "nothing can be proved before the other side's nonce is known"
+        return self.seal.open(body)
 
     def open(self, body: bytes) -> Message:
         """Return the message in a body that has come, as `unseal`. Raises ValueError: it is no message."""
@@ -490,7 +486,7 @@ class Greeting:
         if spoken != protocol():
             raise Refused(other_protocol(spoken, "its" if self._is_scheduler else "the scheduler's"))
         nonces = (self.nonce, nonce) if self._is_scheduler else (nonce, self.nonce)
-        self.connection.agree(Seal(self._token, *nonces, is_scheduler=self._is_scheduler))
+        self.connection.seal = Seal(self._token, *nonces, is_scheduler=self._is_scheduler)
         self._is_greeted = True
         return None
 

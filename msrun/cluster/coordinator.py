@@ -1,4 +1,9 @@
-"""The coordinator of a job: what becomes of it. Pure: what hosts say in, what all hosts are told out.
+"""Who is in the job and what became of them, when a failed job is started again, and why it failed: as `failure.json`
+has it (schema in `msrun.contract`), and as hosts and coordinator tell it; and the coordinator of a job: what becomes of
+it.
+
+Pure state machines: events in, decision out, time as an argument; of the coordinator what hosts say in, what all hosts
+are told out.
 
 The first failure counts, in the order in which hosts tell of theirs; it ends the job on every host. When every host has
 ended its part, the job is over, or starts again everywhere. The launcher passes these messages on, over its connections
@@ -11,23 +16,294 @@ to the agents of all hosts; to a host that is alone, `OwnLink` does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import TYPE_CHECKING, Any
 
 from msrun import contract
-from msrun.cluster.membership import (
-    BEGUN_S,
-    FailureReport,
-    JobFailure,
-    RestartPolicy,
-    describe_absent,
-    fault_of_job,
-    read_report,
-)
 from msrun.cluster.messages import Inbox, Message
 from msrun.planning.hosts import HostPool, fold_ranks, name_ranks
-from msrun.planning.record_json import encode_record
+from msrun.planning.record_json import decode_record, encode_record
+
+if TYPE_CHECKING:
+    from msrun.planning.spec import JobTerms
+
+FIRST_WAIT_S = 1.0
+MAX_DELAY_S = 30.0
+HOPELESS_CODES = frozenset({contract.EXIT_DO_NOT_RESTART, 126, 127})
+"""The worker said so itself; its program cannot be run; its program was not found."""
+UNBEGUN_CODES = frozenset({1, 2})  # Python's own after an exception and a usage error: it would end so again
+BEGUN_S = 10.0  # a worker that has run for so long has begun, also one that joins nothing and says nothing
+
+
+@dataclass(frozen=True)
+class RestartPolicy:
+    """Restarts the whole job a limited number of times, at once, then after 1, 2, 4, ... seconds."""
+
+    max_restarts: int
+    restart_on: tuple[int, ...] = ()  # start again after these exit statuses alone, and always; empty = see `refuse`
+    no_restart_on: tuple[int, ...] = ()  # never after these
+    keep_going: bool = False  # a worker that fails ends nobody else
+
+    @classmethod
+    def of(cls, asked: JobTerms) -> RestartPolicy:
+        return cls(asked.max_restarts, asked.restart_on, asked.no_restart_on, asked.keep_going)
+
+    def delay_s(self, restarts_done: int, exit_code: int | None, *, has_begun: bool = True) -> float | None:
+        """Return how long to wait before the next start, after so many; None when the job has ended for good.
+        `exit_code`: of the worker that failed first, 128 + signal; None when no worker failed. `has_begun`: see
+        `refuse`."""
+        if restarts_done >= self.max_restarts or self.refuse(exit_code, has_begun=has_begun):
+            return None
+        return min(MAX_DELAY_S, FIRST_WAIT_S * 2.0 ** (restarts_done - 1)) if restarts_done else 0.0
+
+    def explain(self, restarts_done: int, exit_code: int | None, *, has_begun: bool) -> str:
+        """Return why a job that could start again does not, to be added to its failure; else an empty string."""
+        why = self.refuse(exit_code, has_begun=has_begun) if restarts_done < self.max_restarts else ""
+        return f"; not started again: {why}" if why else ""
+
+    def refuse(self, exit_code: int | None, *, has_begun: bool) -> str:
+        """Return why a failure is none to start again after; empty when it is one. `exit_code`: as for `delay_s`.
+        `has_begun`: in this attempt or an earlier one a rank has joined the world or reported progress, or the worker
+        that failed had run for BEGUN_S."""
+        if exit_code is None or exit_code in self.restart_on:
+            return ""
+        if exit_code in self.no_restart_on:
+            return f"--no_restart_on names {exit_code}"
+        if self.restart_on:
+            return f"--restart_on does not name {exit_code}"
+        if exit_code in HOPELESS_CODES:
+            return f"exit code {exit_code} says that it would not help"
+        if exit_code in UNBEGUN_CODES and not has_begun:
+            return (
+                "no rank had joined the others or reported progress, and the worker had not run for "
+                f"{BEGUN_S:g} s; --restart_on {exit_code} starts it again all the same"
+            )
+        return ""
+
+
+def describe_delay(delay_s: float) -> str:
+    """Return when a job starts again: "now" or "in 2 s"."""
+    return f"in {delay_s:g} s" if delay_s else "now"
+
+
+class WorkerState(Enum):
+    """Life of one worker, in order."""
+
+    PLANNED = "planned"
+    RUNNING = "running"
+    DONE = "done"  # ended with status 0
+    FAILED = "failed"  # ended by itself with another status, before msrun had told it to end
+    STOPPED = "stopped by msrun"  # ended after msrun told it to
+
+
+class Decision(Enum):
+    """What the agent has to do after an event."""
+
+    WAIT = "wait"
+    STOP = "stop"  # end every worker that still runs
+    FINISH = "finish"  # nobody runs any more
+
+
+@dataclass
+class Member:
+    """One worker as membership sees it."""
+
+    global_rank: int
+    state: WorkerState = WorkerState.PLANNED
+    pid: int = 0
+    started_at: float = 0.0  # monotonic seconds
+    ended_at: float = 0.0
+    wait_status: int = 0  # as waitpid gives it
+    ended_itself: bool = False  # it ended before msrun had told it to
+    hint: str = ""  # what else is known of its end
+
+
+@dataclass
+class Membership:
+    """All workers of the job. Owned by the agent's event loop; nothing here has an effect."""
+
+    ranks: Iterable[int]
+    first_failure: Member | None = None
+    is_stopping: bool = False  # the job is to end
+    are_told: bool = False  # the workers have been told to end
+    members: dict[int, Member] = field(init=False)
+    _counts: Counter[WorkerState] = field(init=False, repr=False)  # workers by state: a job has thousands
+
+    def __post_init__(self) -> None:
+        self.members = {rank: Member(rank) for rank in self.ranks}
+        self._counts = Counter({WorkerState.PLANNED: len(self.members)})
+
+    def _enter(self, member: Member, state: WorkerState) -> None:
+        self._counts[member.state] -= 1
+        self._counts[state] += 1
+        member.state = state
+
+    def started(self, global_rank: int, pid: int, now: float) -> Decision:
+        member = self.members[global_rank]
+        self._enter(member, WorkerState.RUNNING)
+        member.pid, member.started_at = pid, now
+        return Decision.WAIT
+
+    def exited(self, global_rank: int, wait_status: int, now: float, *, others_go_on: bool = False) -> Decision:
+        """Record the end of a worker; the first bad one stops the rest, where not `others_go_on`."""
+        member = self.members[global_rank]
+        member.ended_at, member.wait_status, member.ended_itself = now, wait_status, not self.are_told
+        if wait_status == 0:
+            self._enter(member, WorkerState.DONE)
+        elif self.are_told:
+            self._enter(member, WorkerState.STOPPED)
+        else:
+            self._enter(member, WorkerState.FAILED)
+            if not self.is_stopping and not others_go_on:
+                self.first_failure = member
+                return self.stop()
+        if self.is_over and not self.is_stopping and (failed := self.ranks_in(WorkerState.FAILED)):
+            self.first_failure = min((self.members[rank] for rank in failed), key=lambda one: one.ended_at)
+            return self.stop()
+        return Decision.FINISH if self.is_over else Decision.WAIT
+
+    def ended(self, global_rank: int, state: WorkerState, wait_status: int) -> None:
+        """Record the end of a worker of another host, as that host has judged it."""
+        member = self.members[global_rank]
+        self._enter(member, state)
+        member.wait_status = wait_status
+
+    def told(self, not_started: Iterable[int] = ()) -> Decision:
+        """Record that from now on workers end because msrun told them to, and who will not be started any more."""
+        self.is_stopping = self.are_told = True
+        for rank in not_started:
+            self._enter(self.members[rank], WorkerState.STOPPED)
+        return Decision.FINISH if self.is_over else Decision.WAIT
+
+    def stop(self) -> Decision:
+        """Record that msrun ends the job for a reason of its own."""
+        self.is_stopping = True
+        return Decision.FINISH if self.is_over else Decision.STOP
+
+    @property
+    def is_over(self) -> bool:
+        """True when every worker was started and has ended."""
+        return not self.count(WorkerState.PLANNED, WorkerState.RUNNING)
+
+    def count(self, *states: WorkerState) -> int:
+        return sum(self._counts[state] for state in states)
+
+    def running(self) -> dict[int, int]:
+        return {r: m.pid for r, m in self.members.items() if m.state is WorkerState.RUNNING}
+
+    def ranks_in(self, *states: WorkerState) -> list[int]:
+        return sorted(rank for rank, member in self.members.items() if member.state in states)
+
+
+def describe_absent(absent: Collection[int], come: Collection[int]) -> str:
+    """Return why a world that `come` have joined can never be whole, in one line."""
+    return (
+        f"{name_ranks(absent)} ended with exit code 0 without joining the world, and {name_ranks(come)} "
+        f"{'needs' if len(come) == 1 else 'need'} it: every rank has to call init() or init_process_group(), or none"
+    )
+
+
+MAX_TEXT = 4096
+MAX_OTHERS = 1 << 16
+
+
+@dataclass(frozen=True)
+class WorkerFailure:
+    """A worker that failed first, or that the others waited for."""
+
+    global_rank: int
+    local_rank: int
+    host: str
+    pid: int
+    exit_code: int | None
+    signal: str | None
+    hint: str
+    run_time_s: float
+    log: str
+    excerpt: list[str]
+
+    @property
+    def how(self) -> str:
+        """How it ended: "exit code 7", "signal SIGKILL"."""
+        return f"signal {self.signal}" if self.signal else f"exit code {self.exit_code}"
+
+
+@dataclass(frozen=True)
+class JobFailure:
+    """Why the job as a whole failed."""
+
+    job_id: str
+    exit_code: int
+    reason: str
+    first_failure: WorkerFailure | None
+    lagging: list[WorkerFailure]
+    others: list[dict[str, int | str]]
+    attempts: list[dict[str, int | float | str]]
+
+    @property
+    def guilty(self) -> tuple[WorkerFailure, ...]:
+        """The worker that failed first, or those that the others waited for."""
+        return (self.first_failure,) if self.first_failure else tuple(self.lagging)
+
+    def change_workers(self, change: Callable[[WorkerFailure], WorkerFailure]) -> JobFailure:
+        """Return the same failure with each of the `guilty` replaced by what `change` makes of it."""
+        first = change(self.first_failure) if self.first_failure else None
+        return replace(self, first_failure=first, lagging=[change(worker) for worker in self.lagging])
+
+
+@dataclass(frozen=True)
+class FailureReport:
+    """What a host tells of the failure of an attempt; of the first one, what all hosts are told."""
+
+    failure: JobFailure
+    node_rank: int = -1  # whose failure it is; -1: the coordinator's own word
+    is_hang: bool = False  # the workers run still, and wait for ever
+    can_restart: bool = False
+    is_unfit: bool = False  # the host itself cannot start again, between two attempts
+    lost_peer: bool = False  # the worker's last words are that another rank has gone, and that one was not of its host
+    signum: int = 0  # the signal that ended the job on that host; 0 when it was none
+
+
+def fault_of_job(job_id: str, reason: str, exit_code: int) -> JobFailure:
+    return JobFailure(job_id, exit_code, reason, None, [], [], [])
+
+
+def read_failure(value: object) -> JobFailure:
+    """Return the failure in a message of another host, cut to size. Raises ValueError: there is none in it."""
+    return _checked(decode_record(JobFailure, value))
+
+
+def read_report(value: object) -> FailureReport:
+    """Return the report in a message of another host, cut to size. Raises ValueError: there is none in it."""
+    report = decode_record(FailureReport, value)
+    return replace(report, failure=_checked(report.failure))
+
+
+def _checked(failure: JobFailure) -> JobFailure:
+    if len(failure.others) > MAX_OTHERS or not all(type(other.get("global_rank")) is int for other in failure.others):
+        raise ValueError("it names a worker without a rank, or too many")
+    exit_code = failure.exit_code if 0 < failure.exit_code < 256 else contract.EXIT_CLUSTER
+    return replace(failure, exit_code=exit_code, reason=failure.reason[:MAX_TEXT])
+
+
+def merge_failures(failure: JobFailure, hosts: Iterable[JobFailure]) -> JobFailure:
+    """Return the job's failure with what its hosts know of their own workers. `failure`: the coordinator's: it says
+    what the reason is. `hosts`: as each host has seen the end. Each knows how its workers ended, and the one whose
+    worker it is has read that worker's log again since."""
+    found = list(hosts)
+    newest = {worker.global_rank: worker for host in found for worker in host.guilty}
+    failure = failure.change_workers(lambda worker: newest.pop(worker.global_rank, worker))
+    told_of = {worker.global_rank for worker in failure.guilty}
+    others = {other["global_rank"]: other for host in found for other in host.others}
+    for rank, worker in newest.items():  # first on its host, but not of the job
+        others.setdefault(rank, {"global_rank": rank, "state": f"failed ({worker.how})", "doing": ""})
+    attempts = next((host.attempts for host in found if host.attempts), failure.attempts)
+    kept = [others[rank] for rank in sorted(others) if rank not in told_of]
+    return replace(failure, others=kept, attempts=attempts)
+
 
 REPORTS = frozenset({"failed", "ended", "done", "ready"})  # what hosts say
 ORDERS = frozenset({"stop", "absent", "restart", "start", "over"})  # what they are told
@@ -49,8 +325,7 @@ class Coordinator:
         whom the hosts of another start are chosen, and who has chosen these; None = there are no others."""
         self._pool = pool
         self.losses: dict[int, str] = {}  # hosts that have gone without a result, cannot start again or leave, and why
-        self.leaving: set[int] = set()
-        """Those of them whose agent got a signal: a reboot, a drained node. They are not started on again."""
+        self.leaving: set[int] = set()  # of them, those whose agent got a signal; not started on again
         self.may_go_on = True  # nobody wants the job to end
         self.goes_on = False  # the job is over on these hosts, and goes on on those that the pool has chosen
         self.begun = 0  # the last attempt that has workers
@@ -63,8 +338,7 @@ class Coordinator:
         self._cause = ""  # which ranks had finished before, where that is why the first one has failed
         self._kept: FailureReport | None = None  # the first failure of an attempt that goes on all the same
         self._is_last = False
-        self._has_begun = has_begun
-        """A rank has joined the world or reported progress, or the one that failed had run for a while."""
+        self._has_begun = has_begun  # a rank has joined or made progress, or the failed one ran for a while
         self.attempt = 0
         self.report: FailureReport | None = None  # of the current attempt; of the last one when the job is over
         self.is_over = False

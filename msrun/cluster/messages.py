@@ -26,10 +26,9 @@ if TYPE_CHECKING:
     from _typeshed import HasFileno
 
 HEADER = struct.Struct("!I")
-MAX_MESSAGE_BYTES = 16 * 1024 * 1024
-"""A plan for thousands of workers with a large environment fits; anything above is a mistake."""
-MAX_DEPTH = 32
-"""Of lists and objects in each other; what is encoded again, or decoded by hints, must not run out of stack."""
+_COMPACT = (",", ":")  # JSON without blanks
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024  # a plan for thousands of workers fits; anything above is a mistake
+MAX_DEPTH = 32  # of lists and objects in each other
 
 Message = dict[str, Any]
 
@@ -40,14 +39,10 @@ class NotUnderstood(ValueError):
 
 def encode_body(message: Message) -> bytes:
     """Return a message as JSON text. Raises ValueError: it is larger than MAX_MESSAGE_BYTES."""
-    body = _as_json(message).encode("utf-8", "surrogateescape")
+    body = json.dumps(message, separators=_COMPACT).encode("utf-8", "surrogateescape")
     if len(body) > MAX_MESSAGE_BYTES:
         raise ValueError(f"message of {len(body)} bytes: at most {MAX_MESSAGE_BYTES} are allowed")
     return body
-
-
-def _as_json(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"))
 
 
 def decode_body(body: bytes) -> Message:
@@ -163,7 +158,7 @@ def unpack_text(packed: str) -> str:
 
 def pack_hosts(hosts: Sequence[HostAssignment]) -> str:
     """Return the hosts of a job as they go to each of them."""
-    return pack_text(_as_json([host.to_json() for host in hosts]) if hosts else "")
+    return pack_text(json.dumps([host.to_json() for host in hosts], separators=_COMPACT) if hosts else "")
 
 
 def unpack_hosts(packed: str) -> tuple[HostAssignment, ...]:
@@ -179,15 +174,9 @@ class OwnThread(threading.Thread):
     """Does its work in the background, as a daemon; its owner is told what that raises."""
 
     def __init__(
-        self,
-        name: str,
-        work: Callable[[], None],
-        on_fault: Callable[[BaseException], None],
-        *,
-        goes_on: bool = False,
+        self, name: str, work: Callable[[], None], on_fault: Callable[[BaseException], None], *, goes_on: bool = False
     ) -> None:
-        """`on_fault`: called by the thread with the first that `work` raises. `goes_on`: `work` is begun again after a
-        fault, until it returns: it has to carry out the end of the job."""
+        """`on_fault`: gets the first that `work` raises. `goes_on`: `work` is begun again until it returns."""
         super().__init__(name=name, daemon=True)
         self._work, self._on_fault, self._goes_on = work, on_fault, goes_on
         self.fault: BaseException | None = None  # the first that was raised

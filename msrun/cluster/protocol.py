@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Union
 import msgspec
 
 from msrun import contract
-from msrun.cluster.membership import FailureReport, JobFailure
+from msrun.cluster.coordinator import FailureReport, JobFailure
 from msrun.cluster.messages import Message
 from msrun.planning.plan import HostPlan
 from msrun.planning.spec import LaunchSpec
@@ -35,8 +35,7 @@ class Finding:
     name: str
     text: str  # one line; for `fail` the error that a run would end with
     exit_code: int = contract.EXIT_OK
-    nodes: tuple[int, ...] = ()
-    """Of several hosts, the node ranks of those that it is said of; empty: the job as a whole."""
+    nodes: tuple[int, ...] = ()  # of several hosts, those that it is said of; empty: the job as a whole
 
     def __post_init__(self) -> None:
         if self.status == "fail" and not 0 < self.exit_code < 256:
@@ -84,8 +83,7 @@ class HostReport:
     received_at: float = 0.0  # the host's clock (s since the epoch) when it was asked
     made_at: float = 0.0  # the same when the report was made
     sees_log_dir: bool = False  # whether the launcher's log directory is on a file system that this host sees, too
-    sources: tuple[tuple[str, str], ...] = ()
-    """Name and SHA-256 of the program, then of the modules beside it that it imports."""
+    sources: tuple[tuple[str, str], ...] = ()  # name and SHA-256 of the program and of its own modules
     addresses: tuple[HostAddress, ...] = ()
     findings: tuple[Finding, ...] = ()  # what the checks of one host have found
 
@@ -111,18 +109,15 @@ class HostJob:
     protocol: int
     job_id: str
     number: int  # of this agent among all of the job
-    spec: LaunchSpec
-    """What is asked of this host, as far as it is known before all hosts are; its log_dir is the launcher's."""
-    environment: Mapping[str, str]
-    """What workers get beside this host's own environment; given in the command line's words, or forwarded."""
+    spec: LaunchSpec  # what is asked of this host, as far as it is known; its log_dir is the launcher's
+    environment: Mapping[str, str]  # what workers get beside this host's own
     silence_s: float  # how long launcher and agent may hear nothing of each other
     will_run: bool  # not only look at the host; what takes long may be begun before all hosts have been looked at
     can_resume: bool  # whether a broken connection may be replaced
     shown: Mapping[str, str] = field(default_factory=dict)
-    """From `log_share.shown_word`: what a host sees that shares the launcher's log directory."""
+    """From `shown_word`: what a host sees that shares the launcher's log directory."""
     master_name: str = ""  # what --master_addr says, for the host that has to know it
-    is_launchers_host: bool = False
-    """The launcher has looked at this host itself, and `environment` is all that workers get."""
+    is_launchers_host: bool = False  # `environment` is all that workers get, and no look is needed
 
 
 @dataclass(frozen=True)
@@ -212,12 +207,15 @@ def _forms(fields_of: Mapping[str, _Fields]) -> dict[str, type[msgspec.Struct]]:
     }
 
 
-_AGENT_SAYS: Any = Union[tuple(_forms(SAID).values())]  # noqa: UP007 - of a table
+@functools.cache
+def _agent_says() -> Any:
+    """Return the type of all of `SAID`; a job on one host needs it not."""
+    return Union[tuple(_forms(SAID).values())]  # noqa: UP007 - of a table
 
 
 def check_said(message: Message) -> None:
     """Look at a message of an agent. Raises ValueError: no msrun of this version says this; names the field."""
-    msgspec.convert(message, _AGENT_SAYS, str_keys=True, dec_hook=lambda hint, item: hint(item))
+    msgspec.convert(message, _agent_says(), str_keys=True, dec_hook=lambda hint, item: hint(item))
 
 
 def read_moment(kind: str, value: Mapping[str, Any]) -> dict[str, Any]:

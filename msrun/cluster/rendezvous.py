@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from msrun import contract
-from msrun.cluster.membership import describe_delay
+from msrun.cluster.coordinator import describe_delay
 from msrun.cluster.messages import Channel, Message, OwnThread, await_input, print_fault
 from msrun.errors import ClusterError, UsageError
 from msrun.planning.hosts import count_workers
@@ -141,8 +141,7 @@ def run_scheduler(channel_fd: int, listener_fd: int) -> int:
     return contract.EXIT_OK if record.is_over else contract.EXIT_CLUSTER
 
 
-STORE_BYTES = 1 << 30
-"""For what workers, and strangers who reach the store, put into it: a rendezvous needs a few kilobytes for a rank."""
+STORE_BYTES = 1 << 30  # for what workers, and strangers, put into it: a rank needs a few kilobytes
 
 
 class StoreHost:
@@ -153,8 +152,7 @@ class StoreHost:
         self._listener, self._record, self._max_bytes = listener, record, max_bytes
         self._lock = threading.Lock()
         self._store: TCPStore | None = None
-        self.is_wanted_late = False
-        """Wait for somebody to connect: a script whose imports were read and hold no torch hardly ever does."""
+        self.is_wanted_late = False  # wait for somebody to connect: of a script without torch hardly anybody
 
     def open(self) -> None:
         """Start the store. Takes as long as importing torch, which costs a core for more than a second."""
@@ -177,8 +175,7 @@ class StoreHost:
                 self._store = self._serve()
 
     def _serve(self) -> TCPStore:
-        """Start torch's store on the socket, which listens already. The libuv server of torch cannot take over a socket
-        (torch 2.11 to 2.13), the older one can."""
+        """Start torch's store on the socket; the libuv server cannot take one over (torch 2.11 to 2.13)."""
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         address, port = self._listener.getsockname()[:2]

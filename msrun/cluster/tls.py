@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from msrun.cluster.messages import NotUnderstood
 from msrun.errors import ClusterError, UsageError
-from msrun.planning.tls_spec import CLIENT_PASSWORD_VARIABLE, SERVER_PASSWORD_VARIABLE, TlsSpec, check_private
+from msrun.planning.settings import CLIENT_PASSWORD_VARIABLE, SERVER_PASSWORD_VARIABLE, TlsSpec, check_private
 from ranktable.files import read_at_most
 
 Side = Literal["server", "client"]
@@ -22,8 +22,7 @@ MAX_FILE_BYTES = 1 << 20
 PEM = b"-----BEGIN "
 _PEM_KEY = re.compile(rb"-----BEGIN ([A-Z0-9]+ )*PRIVATE KEY-----")
 _VARIABLES = {"server": SERVER_PASSWORD_VARIABLE, "client": CLIENT_PASSWORD_VARIABLE}
-SECURITY_LEVEL = 3
-"""Of OpenSSL, as MindSpore's: 128 bits, so RSA keys of 3072 bits and no SHA-1 (SSL_CTX_set_security_level(3))."""
+SECURITY_LEVEL = 3  # as MindSpore's: 128 bits, so RSA keys of 3072 bits and no SHA-1
 WEAK = {  # what OpenSSL says of a file, in words
     "EE_KEY_TOO_SMALL": "the key is too small; make an EC key such as prime256v1, or an RSA key of 3072 bits or more",
     "CA_KEY_TOO_SMALL": "the CA's key is too small; it needs an EC key such as prime256v1, or RSA of 3072 bits or more",
@@ -88,8 +87,7 @@ class TlsIdentity:
 
 
 def open_identity(spec: TlsSpec, side: Side) -> TlsIdentity:
-    """Read and try everything that one side needs. Raises UsageError: a file or password is wrong, or the other side
-    would not let us in: expired, revoked, another CA, too weak. Raises ClusterError: this OpenSSL cannot do it."""
+    """Read and try what one side needs (UsageError: the other would not let us in; ClusterError: this OpenSSL)."""
     place = spec.place(f"{side}_cert_path")
     if not getattr(spec, f"{side}_cert_path"):
         raise UsageError(

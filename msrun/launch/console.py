@@ -34,7 +34,7 @@ from msrun.agent.own_file import create_own_file
 from msrun.agent.processes.process_control import session_usage
 from msrun.agent.processes.progress_board import PROGRESS_BOARD, read_record
 from msrun.agent.signals import stop_this_process
-from msrun.cluster.membership import JobFailure, Membership, WorkerState, describe_delay
+from msrun.cluster.coordinator import JobFailure, Membership, WorkerState, describe_delay
 from msrun.errors import Interrupted, UsageError
 from msrun.launch import output
 from msrun.launch.directory.log_directory import publish_file
@@ -311,8 +311,7 @@ class MetricsFile(Observer):
         write_whole(self._path, render_samples(found).encode(), mode=MODE, may_wait=may_wait)
 
 
-LINE_PREFIX = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
-"""As for torchrun: what stands before a rank's lines where several are shown."""
+LINE_PREFIX = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"  # torchrun's: what stands before a rank's lines
 BAR_CHARS = 20
 
 
@@ -434,8 +433,7 @@ class Console(Display):
         """The last state of a progress bar is the live line, not a line of its own every few seconds."""
         self._turn = 0
         self._is_running = False
-        self._live: tuple[int, bytes] | None = None
-        """The terminal's last line is ours, to be written again and again: where it was written, and what."""
+        self._live: tuple[int, bytes] | None = None  # the last line, to be written again: where, and what
         tail_tick_s = RAW_TICK_S if self._is_raw else TAIL_TICK_S
         self.tick_s = tail_tick_s if self._tails else LIVE_TICK_S if self._is_live else None
 

@@ -11,8 +11,7 @@ from msrun.errors import ClusterError, UsageError, near_miss
 
 PACKAGE = Path(__file__).resolve().parents[1]
 LEFT_BY_RUNS = ("log_output", "checkpoints", "data", "__pycache__")
-PROGRAMS = ("train.py", "*_training.py", "*_parallel.py")
-"""What the program of an example is called: of one, its first line says what the example shows."""
+PROGRAMS = ("train.py", "*_training.py", "*_parallel.py")  # whose first lines say what examples show
 NEEDED = {"torch/distributed_training": ("torch/startup_methods",)}  # example -> those whose scripts it runs
 
 

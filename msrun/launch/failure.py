@@ -11,7 +11,7 @@ from pathlib import Path
 from msrun import contract
 from msrun.agent.attempt import Attempt, HostResult
 from msrun.agent.processes.process_control import describe_status, exit_code_of, signal_name
-from msrun.cluster.membership import FailureReport, JobFailure, Member, WorkerFailure, WorkerState, merge_failures
+from msrun.cluster.coordinator import FailureReport, JobFailure, Member, WorkerFailure, WorkerState, merge_failures
 from msrun.errors import HangTimeout
 from msrun.launch.directory.log_directory import publish_file, write_private
 from msrun.launch.directory.worker_log import read_excerpt
@@ -172,8 +172,7 @@ def write_failure(plan: LaunchPlan, failure: JobFailure) -> str:
 
 
 def render_failure(failure: JobFailure, shown_ranks: Collection[int] = ()) -> str:
-    """Return the report for the console: what failed, the end of its log, what the others did, earlier attempts.
-    `shown_ranks`: logs that the reader has seen whole in the same place are not quoted again."""
+    """Return the report for the console; logs of `shown_ranks` were seen in the same place, and are not quoted."""
     lines: list[str] = []
     shown = [failure.first_failure] if failure.first_failure else failure.lagging[:SHOWN_LAGGING]
     for worker in shown:

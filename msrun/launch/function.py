@@ -24,7 +24,7 @@ from msrun.errors import UsageError, WorkerFailed
 from msrun.launch.directory.log_directory import parse_object, read_bytes
 from ranktable.files import replace_file
 
-_LAUNCHER = (
+_LAUNCHER = (  # msrun, which ends with the process that has called `run`, and removes the folder, its last argument
     "import os, shutil, sys\n"
     "from msrun.agent.processes.process_control import die_with_parent\n"
     "die_with_parent(int(sys.argv[1]), 15)\n"
@@ -37,7 +37,6 @@ _LAUNCHER = (
     "    if os.getppid() != int(sys.argv[1]):\n"
     "        shutil.rmtree(sys.argv[-1], ignore_errors=True)\n"
 )
-"""msrun, which ends with the process that has called `run`, and then removes the folder, its last argument."""
 _CALL, _JOB = "call", "job"
 """Files in the folder: what to call, and what job does. Beside them one for each rank, with its value and its error."""
 

@@ -26,8 +26,7 @@ from msrun.agent.processes.server_handle import ForkServerHandle, start_fork_ser
 from msrun.agent.processes.terminal import RankTerminal
 from msrun.agent.signals import SignalPipe
 from msrun.agent.supervisor import Supervisor
-from msrun.cluster.coordinator import Coordinator, OwnLink
-from msrun.cluster.membership import JobFailure, RestartPolicy
+from msrun.cluster.coordinator import Coordinator, JobFailure, OwnLink, RestartPolicy
 from msrun.cluster.messages import Channel, Inbox, Message
 from msrun.cluster.rendezvous import BACKLOG, forget_waiting, listen
 from msrun.errors import ClusterError
@@ -75,8 +74,7 @@ class Start:
     caller: Mapping[str, str]  # the environment that workers inherit
     job_id: str
     quiet: bool = False
-    on_directory: Callable[[str, Path], None] = lambda _id, _folder: None
-    """Called with the job's id and its log directory, when that is locked and filled."""
+    on_directory: Callable[[str, Path], None] = lambda _id, _folder: None  # called when that is locked and filled
 
     def say(self, text: str) -> None:
         say(text, quiet=self.quiet)
@@ -103,16 +101,13 @@ class AgentPart:
     link: Link | None = None  # None: this host is the only one, and its coordinator is in this process
     fleet: Fleet | None = None  # all hosts of the job, as they have agreed; None: it has this host alone
     store_port: int = 0  # of the workers' store of several hosts
-    store_listener: socket.socket | None = None
-    """Where that is served; None on all hosts but the one with the scheduler."""
-    early_server: ForkServerHandle | None = None
-    """A fork server that was started before the hosts had come together; ended by whoever started it."""
+    store_listener: socket.socket | None = None  # where that is served, on the scheduler's host
+    early_server: ForkServerHandle | None = None  # started before all had come; ended by its owner
     home: str | None = None
     """The folder where the user finds this host's `scheduler.log`; empty where it goes with the job; None: in the log
     directory, as msrun was typed here: whoever did reads what this process prints."""
     user: UserTerminal | None = None  # the terminal that belongs to a rank here
-    stopped_limit_s: float = 0.0
-    """How long this process may be stopped by a signal before its fork server ends it; 0 = for ever."""
+    stopped_limit_s: float = 0.0  # after so long a stop its fork server ends this process; 0 = never
 
 
 def plan_dry_run(spec: LaunchSpec, caller: Mapping[str, str]) -> LaunchPlan:
@@ -130,7 +125,7 @@ def plan_dry_run(spec: LaunchSpec, caller: Mapping[str, str]) -> LaunchPlan:
         fleet = assume_fleet(spec, facts)
         spec = local_part(spec, fleet)
     port = 0 if fleet else spec.master_port  # of several hosts, the store's port is chosen at start
-    return plan_part(spec, facts, caller, job_id="JOB", fleet=fleet, master_port=port)
+    return plan_part(spec, facts, Start(caller, "JOB"), fleet, port)
 
 
 def look_at_host(spec: LaunchSpec, caller: Mapping[str, str]) -> HostFacts:
@@ -139,14 +134,7 @@ def look_at_host(spec: LaunchSpec, caller: Mapping[str, str]) -> HostFacts:
 
 
 def plan_part(
-    spec: LaunchSpec,
-    facts: HostFacts,
-    caller: Mapping[str, str],
-    *,
-    job_id: str,
-    fleet: Fleet | None,
-    master_port: int,
-    server_token: str = "",
+    spec: LaunchSpec, facts: HostFacts, start: Start, fleet: Fleet | None, master_port: int, server_token: str = ""
 ) -> LaunchPlan:
     """Return the plan of this host's part of a job; arguments and errors as `build_plan`. UsageError: a wrong table."""
     node = f"-{fleet.node_rank}" if fleet else ""
@@ -155,16 +143,16 @@ def plan_part(
     plan = build_plan(
         replace(spec, rank_table_file=None) if is_linked else spec,
         replace(facts, address=fleet.own.address) if fleet else facts,
-        caller=caller,
-        job_id=job_id,
-        run_dir=str(Path(tempfile.gettempdir(), f"msrun-{job_id}{node}")),
+        caller=start.caller,
+        job_id=start.job_id,
+        run_dir=str(Path(tempfile.gettempdir(), f"msrun-{start.job_id}{node}")),
         master_port=master_port,
         fleet=fleet,
         server_token=server_token,
     )
     if spec.rank_table_file:
         check_rank_table(spec.rank_table_file, plan.world_size, plan.device_target)
-    shadowed = describe_shadowed_package(spec, {**caller, **dict(spec.env)})
+    shadowed = describe_shadowed_package(spec, {**start.caller, **dict(spec.env)})
     return replace(plan, notes=(*plan.notes, shadowed)) if shadowed else plan
 
 
@@ -204,7 +192,6 @@ def run_part(spec: LaunchSpec, start: Start, part: AgentPart) -> JobResult:
             stack.enter_context(faults.named())
         display = part.display(spec, plan, faults)
         stack.enter_context(faults)
-        folder = os.stat(plan.log_dir)  # noqa: PTH116 - to be compared with what is there at the end
         # `monitor & exec msrun` makes the monitor a child of msrun
         strangers = frozenset(descendants(os.getpid())) - ({part.early_server.pid} if part.early_server else set())
         events = stack.enter_context(contextlib.closing(EventLog(Path(plan.log_dir) / contract.EVENTS_JSONL)))
@@ -249,7 +236,7 @@ def run_part(spec: LaunchSpec, start: Start, part: AgentPart) -> JobResult:
         result = supervisor.run(part.signals)
         failure = failure_of_job(plan, result)
         problem = write_failure(plan, failure) if failure and not supervisor.goes_on else ""
-        if problem := describe_removed(Path(plan.log_dir), folder) or problem:
+        if problem := describe_removed(Path(plan.log_dir), events.folder) or problem:
             display.say(problem)
         display.finish(failure, result.last.membership, len(result.attempts) - 1)
         return JobResult(plan, failure, result.survivors, supervisor.goes_on, supervisor.take_server())
@@ -270,15 +257,8 @@ def _take_directory(
         from msrun.cluster.connection import token_of_servers
 
         server_token = token_of_servers(spec.token, start.job_id)
-    plan = plan_part(
-        spec,
-        facts,
-        start.caller,
-        job_id=start.job_id,
-        fleet=part.fleet,
-        master_port=part.store_port if part.fleet else listener.getsockname()[1],
-        server_token=server_token or secrets.token_hex(32),
-    )
+    port = part.store_port if part.fleet else listener.getsockname()[1]
+    plan = plan_part(spec, facts, start, part.fleet, port, server_token or secrets.token_hex(32))
     stack.callback(shutil.rmtree, plan.run_dir, ignore_errors=True)  # made when the fork server is ready
     lock.take()
     if spec.first_attempt:
@@ -374,8 +354,7 @@ class OwnStart(Observer):
                 self._channel.is_closed = True
 
     def start(self) -> tuple[ForkServerHandle, Channel]:
-        """Return a fork server that has its job, and the channel to the scheduler that it will start; the caller ends
-        the one and closes the other (ClusterError: it cannot be started)."""
+        """Return a fork server with its job, and the channel to its scheduler; both are the caller's (ClusterError)."""
         job, folder = self._plan.job_id, self._plan.hosts[0].working_directory
         env = server_environment(self._caller, self._plan.hosts[0].common_env)
         try:

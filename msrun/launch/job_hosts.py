@@ -144,8 +144,7 @@ def _find_hosts(table: RankTable) -> list[TableHost]:
     return found
 
 
-OF_LISTS = ("include", "exclude", "python", "spares", "min_hosts", "nnodes")
-"""Options that say something of a list of hosts."""
+OF_LISTS = ("include", "exclude", "python", "spares", "min_hosts", "nnodes")  # options of a list of hosts
 _WITHOUT_LIST = {
     "python": "start msrun with that Python",
     "nnodes": "give --worker_num (over all hosts) and --local_worker_num (on each)",
@@ -157,10 +156,8 @@ _NNODES = re.compile(r"([0-9]{1,6})(?::([0-9]{1,6}))?")
 class JobHosts:
     """The hosts of a job."""
 
-    entries: tuple[HostEntry, ...]
-    """In the order of their node_rank; empty when the only one is this host, and the job an ordinary one."""
-    assignments: tuple[HostAssignment, ...]
-    """Their ranks and devices where a rank table gives them, or where the only host is this one; else empty."""
+    entries: tuple[HostEntry, ...]  # in the order of their node_rank; empty: an ordinary job on this host
+    assignments: tuple[HostAssignment, ...]  # where a rank table gives them, or this host is the only one
     options: dict[str, Any]  # the options of the command with what the hosts say
     spares: tuple[HostEntry, ...] = ()  # hosts that take the place of lost ones
 

@@ -24,16 +24,7 @@ from msrun.cluster.rendezvous import UnresolvedName, resolve_address
 from msrun.errors import ClusterError, PeerFailed, UsageError
 from msrun.launch.console import Console
 from msrun.launch.directory.log_directory import of_job, write_private
-from msrun.launch.job import (
-    AgentPart,
-    JobResult,
-    Start,
-    check_part,
-    job_signals,
-    look_at_host,
-    plan_dry_run,
-    run_part,
-)
+from msrun.launch.job import AgentPart, JobResult, Start, check_part, job_signals, look_at_host, plan_dry_run, run_part
 from msrun.launch.job_hosts import table_digest
 from msrun.launch.remote.agent import (
     FETCH_S,
@@ -53,8 +44,7 @@ from msrun.planning.spec import LaunchSpec
 if TYPE_CHECKING:  # loaded for jobs with --tls_config
     from msrun.cluster.tls import Side, TlsIdentity
 
-KEY_S = 5.0
-"""How long the key that a host has may be that of an earlier job, or none: a shared disk shows a new file late."""
+KEY_S = 5.0  # how long this host's key may be an earlier job's, or none: a shared disk shows a new file late
 MAX_KEY_BYTES = 4096
 CONNECT_S = 3.0
 GREETING_S = 15.0  # how long the scheduler may take to answer
@@ -66,7 +56,7 @@ def run_joined_job(spec: LaunchSpec, start: Start) -> JobResult:
     facts = look_at_host(spec, start.caller)
     spec = settle_mindspore(spec, facts)
     check_part(spec, facts)
-    tell, job_id = start.say, start.job_id
+    tell = start.say
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(job_signals(spec))
         patience = Patience(spec, signals, tell)
@@ -95,8 +85,8 @@ def run_joined_job(spec: LaunchSpec, start: Start) -> JobResult:
             for warning in server.warnings if server else ():
                 if warning not in warnings:
                     tell(warning)
-            spec = of_job(spec, job_id)
-            joined = JoinedHosts(spec, request(master_addr), job_id, place, listener, token, server, signals, tell)
+            spec = of_job(spec, start.job_id)
+            joined = JoinedHosts(spec, start, request(master_addr), place, listener, token, server, signals)
             stack.enter_context(joined).meet()
             result = run_fleet_job(joined.whole_spec(), start, joined)
             joined.call_off("the job has ended without this host", result.exit_code)

@@ -48,8 +48,7 @@ def await_rank_table(path: Path, limit_s: float, tell: Callable[[str], None]) ->
 
 
 def linked_table(path: Path | None) -> str | None:
-    """Return the text of a table whose path is a symbolic link, as of a mounted ConfigMap, which may change and which
-    HCCL refuses: workers get a copy (UsageError); None for another path."""
+    """Return the text of a table that is a symbolic link, as of a ConfigMap, for workers to copy; else None."""
     if path is None or not path.is_symlink():
         return None
     try:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from msrun.agent.host.host_facts import read_gpus, read_npus
+from msrun.agent.own_file import text_of
 from msrun.agent.signals import SignalPipe, stop_this_process
 from msrun.cluster.messages import await_input
 from msrun.cluster.rendezvous import listen, own_addresses
@@ -166,8 +167,7 @@ def is_under_scheduler(environ: Mapping[str, str]) -> bool:
 
 
 def with_own_address(found: HostOptions) -> HostOptions:
-    """Return the options of node 0 with its address where its name is loopback here, as 127.0.1.1 in /etc/hosts. Of
-    several addresses nobody can tell which one the others know: the name stays, and is refused when the hosts meet."""
+    """Return node 0's options with its only outward address where its name is loopback here, as in /etc/hosts."""
     name = str(found.options["master_addr"])
     try:
         known = {str(entry[4][0]) for entry in socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)}
@@ -189,15 +189,8 @@ def with_own_address(found: HostOptions) -> HostOptions:
 def view_host(environ: Mapping[str, str]) -> HostView:
     """Look at what of this host decides on the meaning of its variables. Asks no name server."""
     name, _, domain = socket.gethostname().partition(".")
-    listed = _read(environ[PBS_HOSTS]).split() if environ.get(PBS_HOSTS) else ()
-    return HostView(name, domain or read_domain(_read(HOSTS_FILE), name), len(os.sched_getaffinity(0)), tuple(listed))
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+    listed = text_of(environ[PBS_HOSTS]).split() if environ.get(PBS_HOSTS) else ()
+    return HostView(name, domain or read_domain(text_of(HOSTS_FILE), name), len(os.sched_getaffinity(0)), tuple(listed))
 
 
 def count_devices(target: str, environ: Mapping[str, str]) -> int:

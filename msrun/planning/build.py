@@ -19,7 +19,6 @@ from msrun.planning.environment import (
     settle_mindspore,
 )
 from msrun.planning.hosts import UNKNOWN, Fleet, HostAssignment, HostEntry, assign_hosts
-from msrun.planning.imports import OF_OPTIMIZERS, SAFE_PACKAGES, ScriptImports, read_imports
 from msrun.planning.masking import explain_kept_secrets, forwarded_environment
 from msrun.planning.placement.host import (
     ASCEND_VARIABLE,
@@ -37,19 +36,17 @@ from msrun.planning.placement.host import (
     threads_per_worker,
 )
 from msrun.planning.plan import AgentPlan, HostPlan, LaunchPlan, ServerPlan, WorkerPlan
-from msrun.planning.program import StartMethod
+from msrun.planning.program import OF_OPTIMIZERS, SAFE_PACKAGES, ScriptImports, StartMethod, read_imports
 from msrun.planning.settings import settings_note
 from msrun.planning.spec import JobTerms, LaunchSpec, check_server_logs, is_loopback
 
-SERVER_IMPORTS = ("msrun.server.serving", OF_OPTIMIZERS)
-"""What parameter servers import, the second one with their first optimizer, as workers do."""
+SERVER_IMPORTS = ("msrun.server.serving", OF_OPTIMIZERS)  # the second one with their first optimizer
 OF_MINDSPORE = {contract.MS_ROLE: contract.ROLE_SCHEDULER, contract.MS_NODE_ID: "sched", contract.RANK_ID: "0"}
 """Variables of MindSpore's own scheduler."""
 OURS = "msrun.mindspore"
 POSED = f"--mindspore torch takes {OURS} instead"
 LOOPBACK = "127.0.0.1"
-RECOVERY_VARIABLE = "MS_ENABLE_RECOVERY"
-"""1: MindSpore's scheduler waits without a limit for lost nodes; who starts them again is not msrun there."""
+RECOVERY_VARIABLE = "MS_ENABLE_RECOVERY"  # 1: MindSpore's scheduler waits for lost nodes for ever
 RECOVERY_NOTE = (
     f"{RECOVERY_VARIABLE}=1 starts nothing again: --max_restarts N does, after a failure; with --spares N or "
     "--min_hosts M after the loss of a host, too"
@@ -115,8 +112,7 @@ class _Part:
     address: str  # of the host as its logs are named; where nothing is known of it, what it fills in itself
     devices: DevicePlacement
     binding: HostBinding
-    own_threads: Sequence[str] = ()
-    """Of each worker the number of compute threads, where it differs from that of others there."""
+    own_threads: Sequence[str] = ()  # compute threads of each worker, where they differ
     reached_at: str = ""  # where workers of other hosts reach its parameter servers
 
     def plan(self, common: dict[str, str], place: str) -> HostPlan:

@@ -11,9 +11,8 @@ from pathlib import Path
 from msrun import contract
 from msrun.errors import UsageError
 from msrun.planning.hosts import Fleet
-from msrun.planning.imports import imports_package
 from msrun.planning.placement.host import HostFacts
-from msrun.planning.program import with_numbers
+from msrun.planning.program import imports_package, with_numbers
 from msrun.planning.spec import LaunchSpec
 from ranktable.hosts.host_list import MAX_PORT
 
@@ -30,8 +29,7 @@ MSRUN_JOB_ID is none of them: by it processes of a job are found, in the environ
 """
 
 
-FLIGHT_RECORDER_SIZE = "2000"
-"""Collectives that torch's flight recorder keeps. Source: torch's own example and NCCL default."""
+FLIGHT_RECORDER_SIZE = "2000"  # collectives that are kept. Source: torch's own example and default
 
 
 def common_environment(

@@ -72,8 +72,7 @@ class Fleet:
     hosts: tuple[HostAssignment, ...]  # in the order of their node_rank
     master_addr: str  # numeric address of the scheduler and its store
     interface: str  # name of this host's network interface towards the master; empty when it is not known
-    is_assumed: bool = False
-    """Only this host is known; the others are taken to be like it. A dry run without a rank table."""
+    is_assumed: bool = False  # the others are taken to be like this one: a dry run without a rank table
 
     @property
     def own(self) -> HostAssignment:
@@ -166,8 +165,7 @@ def assign_hosts(entries: Sequence[HostEntry], table: Sequence[HostAssignment] =
 def order_by_table(
     entries: Sequence[HostEntry], table: Sequence[HostAssignment], names: Sequence[Sequence[str]], source: str
 ) -> tuple[HostEntry, ...]:
-    """Return the hosts of a list in the order of the rank table `source`, which calls them by `names`, with its workers
-    and devices (UsageError: the two do not name the same hosts, or give one different workers)."""
+    """Return the hosts of a list in the order of the rank table `source`, which calls them by `names` (UsageError)."""
     left, found = list(entries), []
     for assignment, words in zip(table, names, strict=True):
         keys = {host_key(word) for word in words}

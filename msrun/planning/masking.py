@@ -54,8 +54,7 @@ def mask_words(words: Sequence[str]) -> list[str]:
 
 
 def secret_values(words: Sequence[str], env: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the values that `mask_words` hides and the secrets in `env`, longest first; those of fewer than
-    `MIN_SECRET_CHARS` are left out: hiding every `1` of a text would hide the text."""
+    """Return the values that `mask_words` hides and secrets of `env`, longest first, but for very short ones."""
     found = {secret for _, secrets in _masked(words) for secret in secrets}
     for name, value in env.items():
         found |= {value} if SECRET_NAME.search(name) else {password for _, password in _URL_PASSWORD.findall(value)}

@@ -76,8 +76,7 @@ class HostPlan:
     common_env: dict[str, str]
     workers: tuple[WorkerPlan, ...]
     servers: tuple[ServerPlan, ...] = ()
-    mindspore_scheduler: dict[str, str] = field(default_factory=dict)
-    """Variables of MindSpore's own scheduler; empty = the host runs none."""
+    mindspore_scheduler: dict[str, str] = field(default_factory=dict)  # its variables; empty = it runs none
     scheduler_cpus: tuple[int, ...] = ()  # processors that the scheduler is bound to; empty = not bound
     place: str = ""  # the host among several, in words: "node 1 (worker-1, 10.0.0.7)"; empty when it is the only one
     agent: AgentPlan | None = None  # how it is reached; None = this host, without an agent
@@ -119,8 +118,7 @@ class LaunchPlan(JobTerms):
     fleet: tuple[HostAssignment, ...] = ()
     """All hosts of a job of several, in the order of their node_rank; `hosts` holds this one alone when each host is
     started for itself, all of them when they are started from here."""
-    forwarded: dict[str, str] = field(default_factory=dict)
-    """Variables that go from here to the hosts; workers inherit them."""
+    forwarded: dict[str, str] = field(default_factory=dict)  # variables that go to the hosts, for workers
 
     @property
     def workers(self) -> list[WorkerPlan]:

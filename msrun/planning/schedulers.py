@@ -26,8 +26,7 @@ Environ = Mapping[str, str]
 
 OFF = "--discover=False"
 FIRST_PORT = 10_000
-PORT_COUNT = 20_000
-"""Ports that msrun derives lie below those that Linux (from 32768) and Kubernetes (from 30000) give away."""
+PORT_COUNT = 20_000  # below the ports that Linux (from 32768) and Kubernetes (from 30000) give away
 LISTED = "number of hosts in "
 
 _MAX_DIGITS = 9
@@ -47,8 +46,7 @@ class HostView:
     """The little that must be known of this host to understand its variables."""
 
     name: str
-    domain: str = ""
-    """What follows the name where peers ask for it: the headless service of a pod; empty when there is none."""
+    domain: str = ""  # what follows the name where peers ask for it: a pod's headless service; empty: none
     cpu_count: int = 1
     listed: tuple[str, ...] = ()  # the hosts in the file that PBS_NODEFILE names, one for each of their slots
 
@@ -63,13 +61,11 @@ class Surroundings:
     node_rank: Told[int] | None = None  # index of this host; None = hosts are numbered when they meet
     worker_num: Told[int] | None = None
     local_worker_num: Told[int] | None = None
-    without_devices: Told[int] | None = None
-    """Workers here where no variable says it and this host has no devices; None = one."""
+    without_devices: Told[int] | None = None  # workers where nothing else says it; None = one
     master_addr: Told[str] | None = None  # name or address of node 0
     master_port: Told[int] | None = None  # None = any that is equal on all hosts
     are_peers_near: bool = False  # whether others of the same job are known to be there although nobody says how many
-    cpu_count: int = 0
-    """Processors that msrun was given, where it may have been given fewer than it needs; 0 = the host's are its own."""
+    cpu_count: int = 0  # processors that msrun was given, maybe fewer than it needs; 0 = all of the host
     cpu_remedy: str = ""
     hint: str = ""  # what to say when this host turns out to be the only one
     remedy: str = ""  # what to do when the address of node 0 is not known, in words
@@ -162,8 +158,7 @@ class Variables:
     master_port: tuple[str, ...] = ()
     job: tuple[str, ...] = ()  # what tells two jobs of a host apart; a port follows from it where none is said
     are_peers_near: bool = False
-    is_numbered_pod: bool = False
-    """Whether nothing but the rank is said, and the name of pod 0 follows from that of this one and its service."""
+    is_numbered_pod: bool = False  # only the rank is said, and pod 0's name follows from this one's
     remedy: str = ""
 
     def find(self, environ: Environ, host: HostView) -> Surroundings | None:
@@ -407,10 +402,8 @@ def find_slurm(environ: Environ, host: HostView) -> Surroundings | None:
 # -- Open MPI -------------------------------------------------------------------------------------------------------
 
 DAEMON = "PMIX_SERVER_URI"  # begins the names of PMIX_SERVER_URI4 and the like: `JOB.DAEMON;ADDRESS`
-MPIRUN_URI = "OMPI_MCA_orte_hnp_uri"
-"""Where mpirun listens, in version 4: `JOB.0;tcp://10.0.0.1,10.1.0.1:5000;tcp6://[fd00::1]:5000`."""
-NODE_REGEX = "OMPI_MCA_orte_node_regex"
-"""All hosts by daemon, in version 4 and not on mpirun's own host: `login[1:1],node[2:1-4]@0(5)`."""
+MPIRUN_URI = "OMPI_MCA_orte_hnp_uri"  # of version 4: `JOB.0;tcp://10.0.0.1,10.1.0.1:5000;tcp6://[fd00::1]:5000`
+NODE_REGEX = "OMPI_MCA_orte_node_regex"  # hosts by daemon, of version 4: `login[1:1],node[2:1-4]@0(5)`
 NAMESPACE = "PMIX_NAMESPACE"  # of the job; in version 5 it holds the name of mpirun's host: `prterun-HOST-PID@1`
 OPEN_MPI = Variables(
     name="mpirun",
@@ -447,8 +440,7 @@ def _mpirun_master(environ: Environ, rank: int) -> Told[str] | None:
 
 
 def read_node_regex(text: str) -> list[str]:
-    """Return the hosts of orte_node_regex in the order of their daemons; none when it is not understood.
-    `node[2:1-4].dc` is node01.dc to node04.dc: the number before the colon is that of digits."""
+    """Return the hosts of orte_node_regex, by daemon: `node[2:1-4].dc` is node01.dc to node04.dc; else none."""
     names: list[str] = []
     position = 0
     while position < len(text) and text[position - 1 : position] != "@":

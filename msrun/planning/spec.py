@@ -19,8 +19,7 @@ from msrun.errors import UsageError, near_miss
 from msrun.planning.hosts import HostAssignment, HostEntry, blamed_on
 from msrun.planning.masking import check_patterns
 from msrun.planning.program import DeviceTarget, MindSporeKind, MindSporeSemantics, Program, StartMethod
-from msrun.planning.settings import Setting, check_ranges, field_options, option, read_truth, refuse_together
-from msrun.planning.tls_spec import TlsSpec
+from msrun.planning.settings import Setting, TlsSpec, check_ranges, field_options, option, read_truth, refuse_together
 from ranktable.hosts.brackets import shorten
 from ranktable.hosts.host_list import MAX_PORT, check_user
 from ranktable.hosts.ranges import RangeError, read_range
@@ -293,8 +292,7 @@ class LaunchSpec(JobTerms):
         kind="count",
     )
     local_worker_num: int = option(MISSING, "N  Workers on each host.  [default: worker_num on one host]", asked=None)
-    script_source: str = field(default="", repr=False)
-    """Of a script that can be read only once, for which `program.target` is - until a job has written it."""
+    script_source: str = field(default="", repr=False)  # of a script that can be read only once
     working_directory: Path  # absolute; every worker starts in it
     log_dir: Path = option(
         MISSING, "DIR  Directory of logs, with a folder for each job.", asked="log_output", kind="text", parse=Path
@@ -385,27 +383,21 @@ class LaunchSpec(JobTerms):
         parse=parse_bind_core,
     )
     bind_numa: bool = option(False, "Keep each worker and its memory on one NUMA node.")
-    token: str = field(default="", repr=False)
-    """What the hosts of a job of several know each other by; empty = none was given."""
-    is_under_scheduler: bool = False
-    """Whether a cluster manager has started msrun on each host: its network is taken as the job's own."""
-    server_token: str = field(default="", repr=False)
-    """What workers and parameter servers of all hosts know each other by; empty = none was made yet."""
+    token: str = field(default="", repr=False)  # what the hosts know each other by; empty = none given
+    is_under_scheduler: bool = False  # a cluster manager has started msrun: its network is the job's own
+    server_token: str = field(default="", repr=False)  # what workers and servers prove; empty = none yet
     heartbeat_time_out_s: float = option(
         15.0,
         "S  The job ends when a host, or a process of msrun, is silent or stopped for so long.",
         least=1.0,
         must="1 or more seconds",
     )
-    tls: TlsSpec | None = None
-    """How the hosts of a job of several encrypt what they and the scheduler say; None = not at all."""
+    tls: TlsSpec | None = None  # how hosts of a job encrypt what they say; None = not at all
     table_hosts: tuple[HostAssignment, ...] = ()
     """The hosts of a rank table, in the order of their node_rank; one is this host, unless there are `host_entries`.
     Of an ordinary job on one host also that host, when it was given with its devices."""
-    worker_log_dir: Path | None = None
-    """Where the workers' logs go when it is not log_dir: to the launcher's log directory, which this host shares."""
-    host_entries: tuple[HostEntry, ...] = ()
-    """The hosts that this command starts the job on, in the order of their node_rank; empty = it runs on this host."""
+    worker_log_dir: Path | None = None  # of the workers' logs, where the launcher's directory is shared
+    host_entries: tuple[HostEntry, ...] = ()  # those of this command, by node_rank; empty = this host
     spares: tuple[HostEntry, ...] = ()
     min_hosts: int = option(
         0,

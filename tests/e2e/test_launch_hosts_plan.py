@@ -89,6 +89,8 @@ def test_dry_run_is_what_a_run_carries_out(msrun, msrun_here, cwd):
     real = finished.read_plan()
     env = real["hosts"][0]["env"]
     assert env.keys() - dry["hosts"][0]["env"].keys() == DECIDED_THERE | INTERFACES
+    assert real["device_target"] == env["MSRUN_DEVICE_TARGET"]
+    assert real["device_reason"].startswith("as found on ")
     (note,) = [note for note in dry["notes"] if note.startswith("decided on the hosts")]
     assert all(name in note for name in DECIDED_THERE)
     assert without_what_is_chosen_there(dry) == without_what_is_chosen_there(real)

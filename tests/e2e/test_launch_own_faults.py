@@ -58,7 +58,7 @@ def test_slip_in_what_shows_the_job_is_told_once_and_the_job_goes_on(
 @pytest.mark.parametrize(
     ("hosts", "module", "function"),
     one_fast(
-        (ONE_HOST, "msrun.cluster.membership", "Membership.started"),
+        (ONE_HOST, "msrun.cluster.coordinator", "Membership.started"),
         (SEVERAL_HOSTS, "msrun.launch.fleet.fleet_job", "FleetRecord.note"),
     ),
 )

@@ -142,6 +142,7 @@ def test_last_lines_of_the_asked_ranks_are_shown_with_their_rank(msrun, msrun_he
         "[2] attempt 0 step 1 of rank 2",
         "[2] attempt 0 step 2 of rank 2",
     ]
+    assert msrun_here("logs", "-n", "0", cwd=cwd).stdout == b""
     alone = msrun_here("logs", "log_output", cwd=cwd)
     assert alone.stdout.decode().splitlines() == [f"attempt 0 step {step} of rank 0" for step in range(3)]
     status = msrun_here("status", cwd=cwd)

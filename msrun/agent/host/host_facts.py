@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from msrun.agent.own_file import text_of
 from msrun.planning.placement.host import (
     ASCEND_VARIABLE,
     CUDA_VARIABLE,
@@ -24,29 +25,21 @@ from msrun.planning.placement.host import (
     visible_cuda,
 )
 
-_SIBLINGS = ("core_cpus_list", "thread_siblings_list")
-"""Processors of one physical core: the name since Linux 5.3, and the one before."""
+_SIBLINGS = ("core_cpus_list", "thread_siblings_list")  # the name since Linux 5.3, and the one before
 CPUSET_FILES = ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus")
 """Version 2, version 1, and version 1 of old kernels; the effective sets leave out processors that are offline."""
 
 
-def _read(path: Path) -> str:
-    """Return what a file of the kernel's says; empty where it says nothing."""
-    with contextlib.suppress(OSError):
-        return path.read_text(errors="surrogateescape")
-    return ""
-
-
 def _cpu_list(path: Path) -> tuple[int, ...]:
     with contextlib.suppress(ValueError):
-        return parse_cpu_list(_read(path))
+        return parse_cpu_list(text_of(path))
     return ()
 
 
 def _number(path: Path) -> int:
     """Return a number, or -1."""
     with contextlib.suppress(ValueError):
-        return int(_read(path))
+        return int(text_of(path))
     return -1
 
 
@@ -54,9 +47,9 @@ def group_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[Pat
     """Yield the folders of each mounted tree of control groups that has a controller, as version 2 has all of them:
     from the group of this process up to the mount point, as a limit above holds below. `root`: the file system to read
     /proc and /sys of."""
-    hierarchies = [line.split(":", 2)[1:] for line in _read(root / "proc/self/cgroup").splitlines() if ":" in line]
+    hierarchies = [line.split(":", 2)[1:] for line in text_of(root / "proc/self/cgroup").splitlines() if ":" in line]
     paths = [(frozenset(filter(None, names.split(","))), path) for names, path in hierarchies]  # version 2 has no names
-    for line in _read(root / "proc/self/mountinfo").splitlines():
+    for line in text_of(root / "proc/self/mountinfo").splitlines():
         fields, _, source = line.partition(" - ")
         kind, _, options = source.partition(" ")
         if kind not in ("cgroup", "cgroup2"):
@@ -91,7 +84,9 @@ def read_cgroup_limits(root: Path = Path("/")) -> CgroupLimits:
 
 
 def _quota(folder: Path) -> float | None:
-    both = _read(folder / "cpu.max") or f"{_read(folder / 'cpu.cfs_quota_us')} {_read(folder / 'cpu.cfs_period_us')}"
+    both = (
+        text_of(folder / "cpu.max") or f"{text_of(folder / 'cpu.cfs_quota_us')} {text_of(folder / 'cpu.cfs_period_us')}"
+    )
     with contextlib.suppress(ValueError):
         quota, period = both.split()
         if quota not in ("max", "-1") and int(period) > 0:
@@ -144,7 +139,7 @@ def _read_cpus(system: Path, numbers: Iterable[int]) -> tuple[Cpu, ...]:
 def _memory_nodes(root: Path) -> tuple[int, ...]:
     with_memory = _cpu_list(root / "sys/devices/system/node/has_memory")
     allowed: tuple[int, ...] = ()
-    match = re.search(r"^Mems_allowed_list:\s*(\S+)$", _read(root / "proc/self/status"), re.MULTILINE)
+    match = re.search(r"^Mems_allowed_list:\s*(\S+)$", text_of(root / "proc/self/status"), re.MULTILINE)
     with contextlib.suppress(ValueError):
         allowed = parse_cpu_list(match[1]) if match else ()
     if with_memory and allowed:
@@ -181,7 +176,7 @@ def _device_numbers(root: Path, stem: str) -> list[int]:
 def _nvidia_information(root: Path) -> list[tuple[int, str, str]]:
     found = []
     for folder in (root / "proc/driver/nvidia/gpus").glob("*"):
-        fields = dict(re.findall(r"^([^:\n]+):[ \t]*(.*?)[ \t]*$", _read(folder / "information"), re.MULTILINE))
+        fields = dict(re.findall(r"^([^:\n]+):[ \t]*(.*?)[ \t]*$", text_of(folder / "information"), re.MULTILINE))
         if fields.get("Device Minor", "").isdigit():
             uuid = fields.get("GPU UUID", "")
             uuid = uuid if re.fullmatch(r"GPU-[0-9a-fA-F-]+", uuid) else ""  # "GPU-????..." until first used

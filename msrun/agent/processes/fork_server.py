@@ -99,8 +99,7 @@ TERM_SHARE = 0.8  # of the time until KILL, how much a worker has for a signal o
 HOLD_S = 10.0  # for how long after its start a worker without a handler for a signal that is passed on does not get it
 HOLD_LOOK_S = 0.05
 LOOKS_PER_LIMIT = 4  # how often to look, within the time that an agent may be stopped, whether it is
-DESCRIPTORS = 3
-"""That come with `begin`: of the log, of the scheduler's channel, of the store's socket; maybe that of a stdin, too."""
+DESCRIPTORS = 3  # that come with `begin`: log, scheduler's channel, store's socket; maybe a stdin, too
 
 
 class _Forked(BaseException):
@@ -114,11 +113,7 @@ class ForkServer:
     """Event loop of the fork server. `serve` returns a ProcessSpec in every forked child and None in the server."""
 
     def __init__(
-        self,
-        channel: Channel,
-        agent_pid: int,
-        passing: socket.socket,
-        clock: Callable[[], float] = time.monotonic,
+        self, channel: Channel, agent_pid: int, passing: socket.socket, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """`passing`: where the descriptors of `begin` come from."""
         self._clock, self._channel, self._passing = clock, channel, passing
@@ -128,8 +123,7 @@ class ForkServer:
         self._agent_pid = process_control.Pid(agent_pid, process_control.start_time(agent_pid))
         self._running: dict[int, int] = {}  # pid -> process id
         self._started_at: dict[int, float] = {}
-        self._held: list[tuple[int, int]] = []
-        """(pid, signal) to be passed on as soon as the worker has a handler, or has run for long enough."""
+        self._held: list[tuple[int, int]] = []  # (pid, signal), until the worker has a handler, or has run for long
         self._reaper = Reaper()
         self._waiting: deque[ProcessSpec] = deque()
         self._is_paused = False  # the workers are stopped until they are told to resume

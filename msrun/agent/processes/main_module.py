@@ -94,13 +94,11 @@ class Main:
     """The user's program in this process, which `server_handle.BOOT` runs: so only one frame is below the program's."""
 
     def __init__(self, program: Program) -> None:
-        """Make this process what it is under `python` a moment before the program's first line. Raises Exception: the
-        script cannot be read or compiled."""
+        """Make this process what it is under `python` before the first line (Exception: it cannot be compiled)."""
         self._imported_before = frozenset(sys.modules)
         self._calls = [_module_call(program) if program.kind == "module" else _script_call(program)]
         self.error: BaseException | None = None  # what the program has ended with; is set by who runs it
-        self.inherited: object = None
-        """Is kept until the process ends: its descriptors are other files' by now, and must not be closed."""
+        self.inherited: object = None  # kept open: its descriptors are other files' by now
 
     def take_call(self) -> Callable[[], object]:
         """Return, once, what runs the program. Ctrl-C is the program's from here on."""

@@ -34,8 +34,7 @@ class ProcessStat(NamedTuple):
     cpu_ticks: int  # of all its threads, in clock ticks
     started_at: int  # in clock ticks since the machine was started
     resident_pages: int
-    environment: tuple[int, int]
-    """Where its first environment begins and ends in its memory; 0 where this process may not know."""
+    environment: tuple[int, int]  # where its first environment begins and ends in memory; 0: not known
 
     @property
     def is_alive(self) -> bool:
@@ -176,8 +175,7 @@ def session_members(session_ids: Iterable[int]) -> list[Pid]:
 
 
 def signal_processes(pids: Iterable[int], signum: int) -> None:
-    """Send a signal to each; one that has ended meanwhile is passed over, and so is who has got its id since. Only a
-    child that was not waited for keeps its id for sure; of all others a `Pid` is to be given."""
+    """Send a signal to each that is still there; of all but children that were not waited for a `Pid` is given."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if isinstance(pid, Pid):
@@ -336,8 +334,7 @@ def set_open_files(limit: int, pid: int = 0) -> None:
 
 NO_JOB = "0" * 16  # stands in the environment of a process that has no job yet, in the place of the id: as long as one
 RLIMIT_LOCKS = 10  # Not among the names of `resource`. Source: asm-generic/resource.h.
-_SHOWN_LIMIT = re.compile(rb"^Max file locks +\S+ +(\d+) ", re.MULTILINE)
-"""The hard limit, where there is one, in what everybody may read; prlimit() wants the same user."""
+_SHOWN_LIMIT = re.compile(rb"^Max file locks +\S+ +(\d+) ", re.MULTILINE)  # the hard limit, as everybody may read it
 _DIGEST_BITS = 48
 
 

@@ -158,8 +158,7 @@ def write_own_record(offset: int, data: bytes, instead_of: bytes = b"") -> None:
 
 
 RENDEZVOUS = "torch.distributed.rendezvous"
-HANDLERS = "_rendezvous_handlers"
-"""torch's private name: URL scheme -> what `init_process_group` and `init_rpc` meet by."""
+HANDLERS = "_rendezvous_handlers"  # torch's private name: URL scheme -> what a world meets by
 
 Handler = Callable[..., Iterator[Any]]
 
@@ -176,10 +175,7 @@ class _AfterImport(MetaPathFinder):
     """Sees the import of torch's rendezvous, once."""
 
     def find_spec(
-        self,
-        fullname: str,
-        _path: Sequence[str] | None,
-        _target: ModuleType | None = None,
+        self, fullname: str, _path: Sequence[str] | None, _target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname != RENDEZVOUS:
             return None

@@ -61,8 +61,7 @@ class RankTerminal:
         *,
         on_lost: Callable[[int, str, int], None] = lambda _rank, _reason, _count: None,
     ) -> None:
-        """`user`: None = there is no terminal, and the rank reads this process's own standard input. `on_lost`: told
-        when the log is not complete: rank, reason, bytes."""
+        """`user`: None = the rank reads this process's stdin. `on_lost`: told rank, reason, bytes of a log's loss."""
         self.global_rank, self._user, self._on_lost = global_rank, user, on_lost
         self._log_path = log_path
         self._selector: selectors.BaseSelector | None = None

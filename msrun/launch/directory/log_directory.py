@@ -38,7 +38,7 @@ from typing import Any, Self, TypeGuard
 from msrun import contract
 from msrun.agent.observer import Observer, append_fault
 from msrun.agent.own_file import NOT_PLAIN, BoundedLog, LogLimit, create_own_file, open_own_file
-from msrun.cluster.membership import Membership, WorkerState
+from msrun.cluster.coordinator import Membership, WorkerState
 from msrun.errors import UsageError
 from msrun.launch.output import printable
 from msrun.planning.plan import LaunchPlan
@@ -70,8 +70,7 @@ class LockState:
     """What can be seen of a lock at one moment."""
 
     record: LockRecord | None  # None when the file is missing or damaged
-    holder_pid: int | None
-    """None when nobody holds the lock; 0 or less when the holder is out of sight: on another host, in a container."""
+    holder_pid: int | None  # None: nobody; 0 or less: out of sight, on another host, in a container
 
     @property
     def is_held(self) -> bool:
@@ -147,8 +146,7 @@ class JobLock:
 
 
 def read_lock(log_dir: Path) -> LockState:
-    """Return who holds the lock of a directory and what the holder, or the last one, has written (OSError: it cannot be
-    read); never for a process that holds the lock itself, which would lose it."""
+    """Return who holds the lock (OSError); never for a process that holds it itself, which would lose it."""
     path = log_dir / contract.LOCK_FILE
     try:
         descriptor = open_own_file(path, os.O_RDONLY)
@@ -240,8 +238,7 @@ class EventLog(Observer):
 
     def __init__(self, path: Path) -> None:
         self._file = os.fdopen(create_own_file(path), "w", encoding="utf-8", buffering=1)
-        self.folder = path.parent.stat()
-        """The folder that it is in, as it was when this was made: for `describe_removed`."""
+        self.folder = path.parent.stat()  # as it was when this was made, for `describe_removed`
         self._begin = time.monotonic()
 
     def note(self, kind: str, fields: Mapping[str, Any]) -> None:

@@ -268,7 +268,7 @@ class LogTail:
         self.has_more = False  # the last `read` has left something
         self._over = -1  # the newest attempt that is over
         self._reader = LogReader(path)
-        self.close = self._reader.close
+        self.close, self.skip_to_last = self._reader.close, self._reader.skip_to_last
 
     def end(self) -> None:
         """An attempt is over: its log may be renamed, and what comes of it still is given as it comes."""

@@ -413,13 +413,7 @@ class Agents:
         self._posts.append((link, message))
 
     def make_link(
-        self,
-        entry: HostEntry,
-        way: Way,
-        job: HostJob | None,
-        number: int,
-        *,
-        has_dialled: bool = False,
+        self, entry: HostEntry, way: Way, job: HostJob | None, number: int, *, has_dialled: bool = False
     ) -> AgentLink:
         """Return a link to a host, whose logs go where those of its start go; arguments as `AgentLink`."""
 
@@ -439,10 +433,8 @@ class Agents:
         if self._has_fault:
             return
         self._has_fault, text, trace = True, describe_fault(error), traceback_of(error)
-        if self.logs is not None:
-            self.logs.record_fault(text, trace)
-        elif self.folder is not None:
-            record_fault(self.folder, text, trace)
+        if (folder := self.logs.folder if self.logs is not None else self.folder) is not None:
+            record_fault(folder, text, trace)
         self.loop.call(partial(self.post, None, {"type": "fault", "text": text}))
 
     def open_store(

@@ -21,8 +21,9 @@ from msrun import contract
 from msrun.agent.attempt import keep_logs
 from msrun.agent.observer import Observers, OwnFaults
 from msrun.agent.own_file import LogLimit
-from msrun.cluster.coordinator import REPORTS, Coordinator
-from msrun.cluster.membership import (
+from msrun.cluster.coordinator import (
+    REPORTS,
+    Coordinator,
     JobFailure,
     Membership,
     RestartPolicy,
@@ -148,16 +149,13 @@ class FleetRun:
         self._planned: dict[int, Planned] = {}
         self._results: dict[int, JobFailure | None] = {}
         self._survivors: list[int] = []
-        self.late_losses: set[int] = set()
-        """Hosts that were lost when it was decided already on which ones the job goes on."""
+        self.late_losses: set[int] = set()  # hosts lost when those of the next start were chosen already
         self.end_reason = ""  # why the job has ended on these hosts, where it goes on elsewhere
         self._ended: set[int] = set()  # hosts of which nothing more is to come
-        self._fault: MsrunError | None = None
-        """A host was lost, or the launcher could not do its part: the first of that."""
+        self._fault: MsrunError | None = None  # the first: a host lost, or the launcher's own failure
         self._give_up_at: float | None = None
         self._restarted_at = 0.0  # when hosts were told to begin the newest attempt (s since the epoch)
-        self.plan: LaunchPlan | None = None
-        """The plan of the job on these hosts; None as long as not all have said what they will run."""
+        self.plan: LaunchPlan | None = None  # of the job on these hosts, once all have said theirs
         self._started_at = self._clock()
         self._display: Console | None = None
         self._ranks = ranks_of_hosts(spec)
@@ -419,8 +417,7 @@ class FleetJob:
     def __init__(self, spec: LaunchSpec, start: Start, hosts: Hosts, events: EventLog, faults: OwnFaults) -> None:
         self._spec, self.start, self.job_id, self.hosts = spec, start, start.job_id, hosts
         self.events, self.faults, self.say = events, faults, start.say
-        self.attempts: list[dict[str, int | float | str]] = []
-        """Those that are over, on these hosts and on others, as `JobFailure` has them."""
+        self.attempts: list[dict[str, int | float | str]] = []  # those that are over, as of `JobFailure`
         self._restarts = 0
         self._plan: LaunchPlan | None = None  # of the last start that got as far
 
@@ -522,7 +519,7 @@ def run_fleet_job(spec: LaunchSpec, start: Start, joined: JoinedHosts | None = N
     and left, by the caller. Raises UsageError: the log directory cannot be used, or a host cannot do what is asked.
     Raises ClusterError: a host cannot be reached, or does not fit the others; nothing was started anywhere. Raises
     Interrupted: a signal came before the job began."""
-    caller, job_id = start.caller, start.job_id
+    job_id = start.job_id
     if spec.server_num and not spec.server_token:
         spec = replace(spec, server_token=secrets.token_hex(32))
     with contextlib.ExitStack() as stack:
@@ -537,9 +534,9 @@ def run_fleet_job(spec: LaunchSpec, start: Start, joined: JoinedHosts | None = N
         hosts: Hosts
         if joined is None:
             opener = HostOpener(spec, job_id, start.say)
-            hosts = stack.enter_context(ListedHosts(spec, caller, job_id, opener, signals, events, start.say))
+            hosts = stack.enter_context(ListedHosts(spec, start, opener, signals, events))
         else:
             hosts = joined
-            joined.begin(caller, events)
+            joined.begin(events)
         job = FleetJob(spec, start, hosts, events, faults)
         return job.run(lambda: start.on_directory(job_id, spec.log_dir))

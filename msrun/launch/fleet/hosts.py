@@ -10,9 +10,8 @@ import json
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,9 +20,9 @@ from msrun.agent.signals import SignalPipe
 from msrun.cluster.messages import Message, pack_hosts, pack_text
 from msrun.cluster.protocol import Finding, HostJob, HostPart, HostReport, ReachResult, protocol
 from msrun.errors import ClusterError, MsrunError, RendezvousTimeout
-from msrun.launch.console import say
-from msrun.launch.directory.log_directory import EventLog, new_job_id
+from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.agents import ANSWER_S, CLOSE_S, LOSSES, AgentLink, Agents
+from msrun.launch.job import Start
 from msrun.launch.preflight.checks import inspect_host, read_sources, shown_word
 from msrun.launch.preflight.fleet_checks import (
     LOOPBACK,
@@ -33,11 +32,9 @@ from msrun.launch.preflight.fleet_checks import (
     choose_master_address,
     compare_hosts,
     describe_finding,
-    exit_code_of_findings,
     fleet_error,
     order_findings,
     printable_record,
-    render_fleet_findings,
 )
 from msrun.launch.remote.logs import LogCollector
 from msrun.launch.transport.link import agent_command
@@ -52,8 +49,7 @@ from ranktable.files import MAX_BYTES, read_text
 from ranktable.hosts.brackets import fold
 
 WAITING_LINE_S = 5.0
-AFTER_LOSS_S = 1.0
-"""How long the others may take to answer once a host that was reached has gone: what ends one often ends several."""
+AFTER_LOSS_S = 1.0  # how long others may take to answer after a loss: what ends one often ends several
 SHOWN_NAMES = 6
 PLANNED_JOB = "JOB"  # stands for the id that a run chooses, so that two plans of a job are the same
 OF_LAUNCHER = frozenset({"log_dir", "disk"})  # what the launcher needs of its own host: room for all logs
@@ -86,13 +82,11 @@ def ranks_of_hosts(spec: LaunchSpec) -> dict[int, tuple[int, ...]]:
 class ReadyHosts:
     """Hosts that are ready to start together."""
 
-    master: tuple[str, int]
-    """Numeric address and port of the scheduler's store, on node 0; port 0 when there is one host."""
+    master: tuple[str, int]  # address and port of the store, on node 0; port 0 when there is one host
     hosts: tuple[HostAssignment, ...]  # by node_rank, with the names and addresses that they have themselves
     shared: frozenset[int]  # node ranks of those that see the launcher's log directory
     warnings: tuple[str, ...] = field(default=())
-    folders: Mapping[int, int] = field(default_factory=dict)
-    """Node rank -> number of the log directory, of hosts where msrun was typed."""
+    folders: Mapping[int, int] = field(default_factory=dict)  # node rank -> number of its log directory, where typed
 
     def parts(self, spec: LaunchSpec, job_id: str, master_port: int) -> Iterator[HostPart]:
         """Yield what each host is told when it is to plan or to run its part, in the order of their node_rank."""
@@ -121,15 +115,12 @@ class Hosts(ABC):
 
     pool: HostPool  # from whom the hosts of each start are chosen
 
-    def __init__(
-        self, spec: LaunchSpec, job_id: str, signals: SignalPipe, say: Callable[[str], None], **given: Any
-    ) -> None:
+    def __init__(self, spec: LaunchSpec, start: Start, signals: SignalPipe, **given: Any) -> None:
         """`given`: as for `Agents`."""
-        self._spec, self._job_id, self.signals, self._say = spec, job_id, signals, say
+        self._spec, self._start, self.signals, self._say = spec, start, signals, start.say
         self.agents = Agents(signals, spec.forward_signals, spec.heartbeat_time_out_s, **given)
         self._opener: HostOpener | None = None  # the way to each; closed with this object
-        self.failed_nodes: set[int] = set()
-        """The hosts because of which the last `run` has raised; empty when it is none of them."""
+        self.failed_nodes: set[int] = set()  # because of which the last `run` has raised; empty: none
 
     def __enter__(self) -> Self:
         return self
@@ -155,7 +146,7 @@ class Hosts(ABC):
         entry = spec.host_entries[host.node_rank]
         job = HostJob(
             protocol=protocol(),
-            job_id=self._job_id,
+            job_id=self._start.job_id,
             number=number,
             spec=spec_of_host(spec, host),
             environment=environment,
@@ -172,18 +163,11 @@ class ListedHosts(Hosts):
     """Hosts of a list, or of a rehearsal: reached from here."""
 
     def __init__(
-        self,
-        spec: LaunchSpec,
-        caller: Mapping[str, str],
-        job_id: str,
-        opener: HostOpener,
-        signals: SignalPipe,
-        events: EventLog | None,
-        say: Callable[[str], None],
+        self, spec: LaunchSpec, start: Start, opener: HostOpener, signals: SignalPipe, events: EventLog | None
     ) -> None:
         """`events`: None for a look that starts nothing."""
-        super().__init__(spec, job_id, signals, say, connects_at_a_time=spec.ssh.window)
-        self._caller, self._events, self._opener = caller, events, opener
+        super().__init__(spec, start, signals, connects_at_a_time=spec.ssh.window)
+        self._events, self._opener = events, opener
         self.pool = HostPool(spec.host_entries, spec.spares, spec.min_hosts)
         self._known: dict[HostEntry, tuple[AgentLink, HostAnswer | None]] = {}
         """Hosts of this start, or of the last one, and spare ones; None: it has not answered yet."""
@@ -191,8 +175,7 @@ class ListedHosts(Hosts):
         self._sent_at: dict[AgentLink, float] = {}  # when each host was reached (s since the epoch)
         self.agents.on_other = self._on_spare
         self._word = contextlib.ExitStack()  # kept in the log directory until all spare hosts have looked for it
-        self._loss_counts_at: float | None = None
-        """When the first loss of a host that was reached counts, whoever has not answered (s of `time.monotonic`)."""
+        self._loss_counts_at: float | None = None  # when the first loss counts, whoever has not answered
         self._reached: dict[int, ReachResult] = {}
         self.findings: list[Finding] = []  # what was found, in the order in which it is to be told
 
@@ -255,9 +238,9 @@ class ListedHosts(Hosts):
 
     def _connect(self, hosts: Sequence[HostAssignment], shown: Mapping[str, str]) -> None:
         spec, agents = self._spec, self.agents
-        if kept := explain_kept_secrets(self._caller, spec.forward_env, dict(spec.env)):
+        if kept := explain_kept_secrets(self._start.caller, spec.forward_env, dict(spec.env)):
             self._say(kept)
-        environment = forwarded_environment(self._caller, spec.forward_env)
+        environment = forwarded_environment(self._start.caller, spec.forward_env)
         links, new = [], []
         self._answers = {}
         for host, entry in zip(hosts, spec.host_entries, strict=True):
@@ -337,7 +320,7 @@ class ListedHosts(Hosts):
 
     def reach_spares(self, spec: LaunchSpec) -> None:
         """Have the spare hosts ready: one that is needed then starts as fast as those that stay."""
-        environment = forwarded_environment(self._caller, spec.forward_env)
+        environment = forwarded_environment(self._start.caller, spec.forward_env)
         new = [entry for entry in spec.spares if entry not in self._known]
         shown = self._word.enter_context(shown_word(spec.log_dir)) if new and not spec.is_rehearsal else {}
         for entry in new:
@@ -475,19 +458,16 @@ def _merge_notes(notes: Mapping[int, Sequence[str]], entries: Sequence[HostEntry
 
 
 @contextlib.contextmanager
-def _reached(spec: LaunchSpec, caller: Mapping[str, str], job_id: str, *, quiet: bool) -> Iterator[ListedHosts]:
-    tell = partial(say, quiet=quiet)
-    with (
-        SignalPipe() as signals,
-        ListedHosts(spec, caller, job_id, HostOpener(spec, job_id, tell), signals, None, tell) as hosts,
-    ):
+def _reached(spec: LaunchSpec, start: Start) -> Iterator[ListedHosts]:
+    opener = HostOpener(spec, start.job_id, start.say)
+    with SignalPipe() as signals, ListedHosts(spec, start, opener, signals, None) as hosts:
         yield hosts
 
 
-def ask_for_plan(spec: LaunchSpec, caller: Mapping[str, str], *, quiet: bool) -> LaunchPlan:
+def ask_for_plan(spec: LaunchSpec, start: Start) -> LaunchPlan:
     """Reach and check all hosts as a run does, with its errors, and return its plan. Starts no worker."""
-    job_id = new_job_id()
-    with _reached(spec, caller, job_id, quiet=quiet) as hosts:
+    job_id = start.job_id
+    with _reached(spec, start) as hosts:
         ready, agents, faults = hosts.run(spec, None), hosts.agents, list[MsrunError]()
         planned: dict[int, Planned] = {}
         for link, part in zip(agents.links, ready.parts(spec, job_id, spec.master_port), strict=True):
@@ -502,18 +482,17 @@ def ask_for_plan(spec: LaunchSpec, caller: Mapping[str, str], *, quiet: bool) ->
         if faults or silent:
             raise faults[0] if faults else ClusterError(f"{silent[0]}: no plan of its part within {ANSWER_S:g} s")
         for warning in ready.warnings:
-            say(warning, quiet=quiet)
-    master, forwarded = (ready.master[0], spec.master_port), forwarded_environment(caller, spec.forward_env)
+            start.say(warning)
+    master, forwarded = (ready.master[0], spec.master_port), forwarded_environment(start.caller, spec.forward_env)
     plan = assemble_plan(spec, planned, job_id, master, forwarded)
     return decode_record(LaunchPlan, json.loads(json.dumps(encode_record(plan)).replace(job_id, PLANNED_JOB)))
 
 
-def check_fleet(spec: LaunchSpec, caller: Mapping[str, str], *, quiet: bool) -> tuple[int, list[str]]:
-    """Return the exit status and the lines of `--check`; with `quiet` only what needs attention. Raises Interrupted."""
-    with _reached(spec, caller, new_job_id(), quiet=quiet) as hosts:
+def check_fleet(spec: LaunchSpec, start: Start) -> list[Finding]:
+    """Return what `--check` finds, here and on the hosts. Raises Interrupted."""
+    with _reached(spec, start) as hosts:
         hosts.look(spec)
-    findings = order_findings([*inspect_launcher(spec, caller), *hosts.findings])
-    return exit_code_of_findings(findings), render_fleet_findings(findings, spec.host_entries, quiet=quiet)
+    return order_findings([*inspect_launcher(spec, start.caller), *hosts.findings])
 
 
 def inspect_launcher(spec: LaunchSpec, caller: Mapping[str, str]) -> list[Finding]:

@@ -15,7 +15,7 @@ import selectors
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
@@ -38,6 +38,7 @@ from msrun.errors import ClusterError, Interrupted, MsrunError, PeerFailed
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.agents import ANSWER_S, AgentLink
 from msrun.launch.fleet.hosts import Hosts, ReadyHosts
+from msrun.launch.job import Start
 from msrun.launch.job_hosts import table_digest
 from msrun.launch.remote.logs import LogCollector
 from msrun.launch.rendezvous import folder_of, of_hosts
@@ -52,15 +53,12 @@ if TYPE_CHECKING:
 
 GREETING_S = 5.0  # how long somebody who has connected may take to register
 MAX_STRANGERS = 128  # connections of which nobody has registered yet, well under the usual limit of 1024 descriptors
-MAX_STRANGERS_OF_ONE = 16
-"""Of them, from one address. When one more comes, the oldest is closed: a host needs a moment only, and tries again."""
-PRESSED_S = 1.0
-"""How long each may take where others wait for room: so many hosts may come at a time that they are slow to speak."""
+MAX_STRANGERS_OF_ONE = 16  # from one address; one more closes the oldest: a host tries again
+PRESSED_S = 1.0  # how long each may take where others wait for room
 LOOK_S = 1.0  # how often to look whose time is over, and whether there is room again
 NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 MAX_NOTED = 100  # addresses whose refusals are told; a flood of them must not fill a disk
-MAX_NOTES_OF_ONE = 10
-"""Refusals of one address that are told. Those who know the token count apart: no stranger takes a host's place."""
+MAX_NOTES_OF_ONE = 10  # refusals of an address, told for those who know the token apart
 
 
 class Gate:
@@ -75,8 +73,7 @@ class Gate:
         knock: Callable[[Stranger, HostRequest], None],
         note: Callable[[str], None],
     ) -> None:
-        """`listener`: this object's from now on. `knock`: called with each who knows the token, and with what he asks
-        for; has to let him in, or `refuse` him. `note`: told whom was refused, and why."""
+        """`listener`: closed here. `knock`: gets each who knows the token, lets him in or refuses him."""
         listener.settimeout(0.0)
         self._loop, self._listener = loop, listener
         self._token, self._tls = token, tls
@@ -216,28 +213,25 @@ class JoinedHosts(Hosts):
     def __init__(
         self,
         spec: LaunchSpec,
+        start: Start,
         request: HostRequest,
-        job_id: str,
         place: tuple[str, int],
         listener: socket.socket,
         token: bytes,
         tls: TlsIdentity | None,
         signals: SignalPipe,
-        say: Callable[[str], None],
     ) -> None:
         """`spec`: of this host, as the user gave it. `request`: as which this host takes part. `place`: numeric address
         and port at which hosts come in. `listener`: the socket there; this object's from now on."""
-        super().__init__(spec, job_id, signals, say, folder=spec.log_dir)
+        super().__init__(spec, start, signals, folder=spec.log_dir)
         self._request, self.place = request, place
         self._gate = Gate(self.agents.loop, listener, token, tls, self._on_knock, self._on_note)
         self.agents.on_other = self._on_other
         self._registry = Registry(spec.worker_num, spec.max_restarts, spec.table_hosts, table_digest(spec.table_hosts))
-        self._places: dict[HostEntry, _Place] = {}
-        """Hosts of the job, and those that wait for its next start, once all have come."""
+        self._places: dict[HostEntry, _Place] = {}  # hosts of the job, or of its next start
         self._folders = itertools.count()
         self.run_of_job: FleetRun | None = None  # the start that runs now
-        self.hosts: tuple[HostAssignment, ...] = ()
-        """All of them, in the order of their node_rank, once the last has come."""
+        self.hosts: tuple[HostAssignment, ...] = ()  # in the order of their node_rank, once all have come
         self.own: HostAssignment  # this one, then
         self._window_end = 0.0  # until when more may come; 0 while those that have are too few
         self._events: EventLog | None = None
@@ -378,13 +372,13 @@ class JoinedHosts(Hosts):
             host_entries=tuple(map(_entry, self.hosts)),
             min_hosts=spec.min_hosts,
             table_hosts=self.hosts,
-            server_token=token_of_servers(spec.token, self._job_id) if spec.token else spec.server_token,
+            server_token=token_of_servers(spec.token, self._start.job_id) if spec.token else spec.server_token,
         )
 
-    def begin(self, caller: Mapping[str, str], events: EventLog) -> None:
+    def begin(self, events: EventLog) -> None:
         """The log directory is known now: `events` is for whom the gate sends away, too."""
-        self._caller, self._events = caller, events
-        self._opener = HostOpener(self.whole_spec(), self._job_id, self._say)
+        self._events = events
+        self._opener = HostOpener(self.whole_spec(), self._start.job_id, self._say)
 
     def run(self, spec: LaunchSpec, logs: LogCollector | None, lost: Collection[HostEntry] = ()) -> ReadyHosts:
         """Return hosts that are ready, with this one's own agent: see `Hosts`. `spec` is from `whole_spec`."""
@@ -395,7 +389,7 @@ class JoinedHosts(Hosts):
                 place.link.dismiss()
         entry = spec.host_entries[own]
         if self._places[entry].link is None:
-            link = self._link(spec, self.own, self._caller, will_run=True, is_launchers_host=True)
+            link = self._link(spec, self.own, self._start.caller, will_run=True, is_launchers_host=True)
             link.start()
             self._places[entry] = replace(self._places[entry], link=link)
         places = [self._places[entry] for entry in spec.host_entries]

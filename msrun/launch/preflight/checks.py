@@ -25,14 +25,14 @@ from typing import TypeVar
 
 from msrun import __version__, contract
 from msrun.agent.host.host_facts import LOOPBACK, group_folders, installed_version, read_host_facts
+from msrun.agent.own_file import text_of
 from msrun.cluster.protocol import Finding, HostAddress, HostReport, ReachResult
 from msrun.cluster.rendezvous import UnresolvedName, listen, own_addresses, resolve_address
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.planning.hosts import count_workers
-from msrun.planning.imports import own_modules
 from msrun.planning.masking import mask_words
 from msrun.planning.placement.host import DevicePlacement, place_devices
-from msrun.planning.program import Program
+from msrun.planning.program import Program, own_modules
 from msrun.planning.spec import LaunchSpec, is_numeric
 
 T = TypeVar("T")
@@ -42,11 +42,9 @@ GIB = 1 << 30
 LOW_DISK_BYTES = GIB
 FULL_DISK_BYTES = MIB
 LOW_MEMORY_BYTES = 200 * MIB  # a worker with torch imported and a small model
-SMALL_SHARED_MEMORY_BYTES = 64 * MIB
-"""What a container gets by default; the workers of one torch DataLoader can fill it."""
+SMALL_SHARED_MEMORY_BYTES = 64 * MIB  # of a container by default; one DataLoader can fill it
 FILES_OF_MSRUN = 32  # beside one for each worker
-FILES_PER_HOST = 4
-"""Of a launcher: a connection, or a socket and the stderr of an agent on this host, and a ProxyCommand's."""
+FILES_PER_HOST = 4  # of a launcher: a connection, or a socket and the stderr of an agent, and a ProxyCommand's
 FILES_PER_WORKER = 8  # what a worker that talks to some others needs; the store alone has a connection to each
 PROCESSES_OF_MSRUN = 3  # fork server, scheduler and its store
 USUAL_THREADS = 4  # of a worker that uses torch, beside its compute threads
@@ -151,8 +149,7 @@ class Check:
 
 
 def check_host(spec: LaunchSpec, caller: Mapping[str, str] | None = None, *, is_dry_run: bool = False) -> None:
-    """Refuse what this host cannot do for workers with this environment, by default the launcher's (UsageError: a
-    module, a log directory or a port is not there; ClusterError: no room)."""
+    """Refuse what this host cannot do for workers with this environment (UsageError, ClusterError)."""
     for check in CHECKS:
         if (check.stops_dry_run if is_dry_run else check.stops_run) and (check.is_launchers or not spec.is_remote):
             check.look(spec, os.environ if caller is None else caller)
@@ -511,17 +508,14 @@ def _digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-NOT_OF_ONE_HOST = frozenset({"master_port", "rank_table", "python", "tls"})
-"""Checks that the launcher makes for all hosts together."""
+NOT_OF_ONE_HOST = frozenset({"master_port", "rank_table", "python", "tls"})  # made for all hosts together
 OF_LOG_DIR = tuple(check for check in CHECKS if check.name in ("log_dir", "disk"))
 """Of a host that writes its logs where the launcher does; another keeps them until they are sent."""
-ONLY_WHEN_DOUBTFUL = frozenset({"program", "torch"})
-"""The launcher compares these between hosts, and says that they are well."""
+ONLY_WHEN_DOUBTFUL = frozenset({"program", "torch"})  # which the launcher compares between hosts
 NEEDED_PACKAGES = ("msgspec", "psutil")
 MAX_ADDRESSES = 64
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-SSH_CONNECTION = "SSH_CONNECTION"
-"""Set by sshd: address and port of the client, address and port of the server. Source: ssh(1)."""
+SSH_CONNECTION = "SSH_CONNECTION"  # set by sshd: address and port of client and server. Source: ssh(1)
 
 
 def make_host_report(
@@ -549,9 +543,8 @@ def make_host_report(
     master_address = master_name
     if master_name and not is_numeric(master_name):
         master_address = look.at("master_addr", lambda: resolve_address(master_name), "")
-    boot_id = ""
-    with contextlib.suppress(OSError):  # not every container shows it; then two names of one machine are not told apart
-        boot_id = BOOT_ID.read_text(encoding="ascii").strip()
+    # Not every container shows it; then two names of one machine are not told apart.
+    boot_id = text_of(BOOT_ID).strip()
     words = os.environ.get(SSH_CONNECTION, "").split()
     ends = [word.partition("%")[0].removeprefix("::ffff:") for word in words[::2]]
     client, server = ends if len(words) == 4 and all(map(is_numeric, ends)) else ("", "")

@@ -36,8 +36,7 @@ def exit_code_of_findings(findings: Iterable[Finding]) -> int:
 MAX_FOLDED_CHARS = 60
 SHOWN_NAMES = 3
 HOST = "{host}"  # in a text: the name of the host that it is said of
-_NUMBER = re.compile(r"(?<![\w.:/+-])\d+(?:\.\d+)?(?![\w.:/+-])")
-"""One that stands alone: a size or a time, no version, no address, no part of a path."""
+_NUMBER = re.compile(r"(?<![\w.:/+-])\d+(?:\.\d+)?(?![\w.:/+-])")  # that stands alone: a size or a time
 _DIGITS = re.compile(r"\d+(?:\.\d+)*")
 _ORDER = ("fail", "warn", "ok")
 
@@ -300,8 +299,7 @@ def _candidates(answers: Mapping[int, HostAnswer]) -> Iterator[tuple[str, str]]:
 
 
 MAX_SKEW_S = 1.0
-FAR_SKEW_S = 300.0
-"""A clock so far off keeps a host out of a restart. Source: the limit that RFC 4120, 8.2, recommends to Kerberos."""
+FAR_SKEW_S = 300.0  # keeps a host out of a restart. Source: the limit of RFC 4120, 8.2
 NONE = "none"
 
 
@@ -312,8 +310,7 @@ class LauncherFacts:
     program: Program
     msrun_version: str
     master_addr: str = ""  # as given by the user; empty when not
-    sources: tuple[tuple[str, str], ...] = ()
-    """The program's files here, as `program_sources.read_sources` gives them; empty when they are only on the hosts."""
+    sources: tuple[tuple[str, str], ...] = ()  # the program's files here; empty: only on the hosts
     is_restart: bool = False  # the job has run before, on other hosts
 
 
@@ -457,8 +454,7 @@ def clock_skew(answer: HostAnswer) -> tuple[float, float]:
 
 
 MAX_STDERR_CHARS = 16_384
-NOT_EXECUTABLE, NOT_FOUND = 126, 127
-"""Exit status of a shell whose command cannot be run, or is not there. Source: POSIX, Shell Command Language, 2.8.2."""
+NOT_EXECUTABLE, NOT_FOUND = 126, 127  # of a shell. Source: POSIX, Shell Command Language, 2.8.2
 
 _OTHER = "name another Python by --python, or by python= in the hostfile"
 

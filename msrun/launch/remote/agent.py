@@ -365,8 +365,7 @@ class LauncherReport(Display):
 
 
 STDERR = 2
-STOPPED_SHARE = 2.0
-"""Times --heartbeat_time_out: how long an agent may be stopped; the launcher, if it is there, ends it earlier."""
+STOPPED_SHARE = 2.0  # times --heartbeat_time_out: how long an agent may be stopped
 FETCH_S = 20.0  # how long the launcher may take to fetch the last of the logs while its connection is broken
 
 
@@ -391,8 +390,7 @@ class Agent:
         self._caller: dict[str, str] = {}
         self._server: ForkServerHandle | None = None
         self._logs: LogSender | None = None
-        self._signals: SignalPipe | None = None
-        """Of all parts of the job: one that comes between two of them is the next one's."""
+        self._signals: SignalPipe | None = None  # of all parts: one that comes between is the next one's
         self._open = contextlib.ExitStack()
 
     def run(self) -> None:
@@ -482,9 +480,9 @@ class Agent:
 
     def _plan(self, part: HostPart) -> None:
         assert self._job is not None
-        spec, job_id = self._own_spec(part), self._job.job_id
+        spec, start = self._own_spec(part), Start(self._caller, self._job.job_id)
         facts, fleet = look_at_host(spec, self._caller), fleet_of_part(part, spec)
-        tell_plan(self._link, plan_part(spec, facts, self._caller, job_id=job_id, fleet=fleet, master_port=0), [])
+        tell_plan(self._link, plan_part(spec, facts, start, fleet, 0), [])
 
     def _run_job(self, part: HostPart) -> None:
         assert self._job is not None

@@ -45,8 +45,7 @@ KEPT_BYTES = 1 << 20  # of what the launcher has, so much of each log stays: rep
 STEP_BYTES = 1 << 20  # so much is freed at a time
 _PARTS = (contract.trace_file_name, contract.flight_recorder_name)
 _OF_JOB = re.compile("|".join(re.escape(name(0)).replace("0", r"\d+") for name in _PARTS))
-_FILLED_IN = r"[A-Za-z0-9._:-]+(?<!\.attempt)"
-"""What a host may put in the place of {ip} or {hostname}; never the name of another rank's earlier attempt."""
+_FILLED_IN = r"[A-Za-z0-9._:-]+(?<!\.attempt)"  # for {ip} or {hostname}, never an earlier attempt
 
 
 def is_of_job(name: str) -> bool:
@@ -84,8 +83,7 @@ class LogSender:
         self._on_refused = on_refused
         self._turn = 0
         self._lock = threading.Lock()
-        self._sent: deque[tuple[LogReader, int, int]] = deque()
-        """Of each piece that the launcher may not have: what it was read from, its attempt, where it ends there."""
+        self._sent: deque[tuple[LogReader, int, int]] = deque()  # pieces: reader, attempt, where it ends
         self._freed: dict[LogReader, tuple[int, int]] = {}
         self._can_free = True
         self.names = [name for name, _ in self._readers]
@@ -176,19 +174,18 @@ class LogCollector:
         first_attempt: int = 0,
     ) -> None:
         """`limit`: None = logs stay whole; `own`: from `own_logs`."""
-        self._folder, self._limit, self._own = folder, limit, own
+        self.folder, self._limit, self._own = folder, limit, own
         self._max_attempt, self._first_attempt = max_restarts, first_attempt
         self._logs: dict[str, tuple[int, LogFile]] = {}  # name -> attempt and file
         self._bounded: dict[str, BoundedLog] = {}
         self._sizes: dict[str, int] = {}
-        self._names: dict[int, frozenset[str]] = {}
-        """`scheduler.log` holds a fault already, which may come before its host has said what it will run."""
+        self._names: dict[int, frozenset[str]] = {}  # of the logs that each host writes here
         self.fault = ""  # why logs are not complete: the first error of the disk; empty when they are
 
     def take(self, node_rank: int, host: str, message: Message) -> bool:
         """Take what a host's message has for the log directory; whether that is all of it (ClusterError)."""
         if message.get("traceback"):
-            self.record_fault(f"{host}: {message.get('text')}", str(message["traceback"]))
+            record_fault(self.folder, f"{host}: {message.get('text')}", str(message["traceback"]))
         if message["type"] == "log":
             self.write(node_rank, message)
             return True
@@ -215,7 +212,7 @@ class LogCollector:
         return {name: self._sizes[name] for name in self._names.get(node_rank, ())}
 
     def _open(self, name: str) -> LogFile:
-        path = self._folder / name
+        path = self.folder / name
         if name != contract.SCHEDULER_LOG:  # where a fault of msrun itself may stand already
             os.close(create_own_file(path))
         if self._limit is not None and not is_of_job(name):
@@ -240,23 +237,19 @@ class LogCollector:
         except (OSError, ValueError, ClusterError) as error:
             why = error.strerror if isinstance(error, OSError) else str(error)
         if why:
-            self.fault = self.fault or f"{self._folder / name}: {why}"
+            self.fault = self.fault or f"{self.folder / name}: {why}"
 
     def _log(self, name: str, attempt: int) -> LogFile:
         """Return the file of an attempt; the logs of the one before are renamed as on the host."""
         current, log = self._logs[name]
         if attempt > current and not is_of_job(name):
             log.close()
-            keep_logs([str(self._folder / name)], self._first_attempt + current)
+            keep_logs([str(self.folder / name)], self._first_attempt + current)
             if name in self._bounded:
                 self._bounded[name].end(self._first_attempt + current)
             log = self._open(name)
             self._logs[name], self._sizes[name] = (attempt, log), 0
         return log
-
-    def record_fault(self, what: str, trace: str) -> None:
-        """Keep the traceback of a fault of msrun itself, here or on a host; `what` is one line. For any thread."""
-        record_fault(self._folder, what, trace)
 
     def close(self) -> None:
         for _, log in self._logs.values():

@@ -28,7 +28,7 @@ from msrun import contract
 from msrun.agent.own_file import create_own_file
 from msrun.agent.processes.process_control import Pid, Usage, session_usage, signal_processes, start_time
 from msrun.agent.processes.progress_board import PROGRESS_BOARD, Progress, parse_record
-from msrun.cluster.membership import WorkerState
+from msrun.cluster.coordinator import WorkerState
 from msrun.errors import ClusterError, UsageError, near_miss
 from msrun.launch.directory.log_directory import (
     EventsRecord,
@@ -44,7 +44,7 @@ from msrun.launch.directory.log_directory import (
     read_lock,
     require_job,
 )
-from msrun.launch.directory.worker_log import LineCutter, LogEnd, LogReader, read_log_end
+from msrun.launch.directory.worker_log import LineCutter, LogEnd, LogTail, read_log_end
 from msrun.launch.output import describe_span, one_line, printable_bytes
 from msrun.planning.hosts import fold_ranks, name_ranks
 from msrun.planning.plan import render_columns
@@ -302,8 +302,7 @@ def _find_launcher(log_dir: Path) -> Pid | None:
 
 
 def drain_host(log_dir: Path, host: str) -> str:
-    """Have a host leave the job of a log directory; return what was asked for once the launcher has taken it
-    (UsageError: no job, or it has no such host, or no other; ClusterError: the launcher does not take it)."""
+    """Have a host leave the job, and return what was asked for (UsageError; ClusterError: it is not taken)."""
     status = read_status(log_dir, "msrun drain")
     log_dir = status.log_dir
     if status.is_over:
@@ -329,8 +328,7 @@ def drain_host(log_dir: Path, host: str) -> str:
 
 Value = TypeVar("Value", int, float)
 Row = Mapping[str, str]  # heading -> cell
-MAX_ROWS = 64
-"""More workers than this are shown as groups of equal host and state; more groups than this, of equal state alone."""
+MAX_ROWS = 64  # more workers are groups of equal host and state; more groups, of equal state alone
 MAX_RANKS = 32  # the same as the job goes on: with one row for each host
 MAX_RUNS = 6  # more runs of ranks than this are cut short
 WAIT_S = 5.0  # a worker that has been waiting in a collective for this long is shown as one that waits
@@ -473,8 +471,7 @@ class LiveTable:
     """Makes the rows of one look after the other; it remembers the last one, for the share of a core in use."""
 
     def __init__(self) -> None:
-        self._last: dict[int, tuple[float, float]] = {}
-        """Process id -> processor seconds, and the moment when they were read."""
+        self._last: dict[int, tuple[float, float]] = {}  # process id -> CPU seconds, and when
 
     def read(self, status: JobStatus) -> list[Row]:
         now = {row.pid: (row.usage.cpu_s, status.clock) for row in status.rows if row.usage}
@@ -538,8 +535,7 @@ PLAIN_S = 10.0  # how often the status is shown, unless told
 LOOK_S = 1.0  # how often to look, at least, whether the job has ended
 _WIDTHS = {"state": 8, "steps/s": 7, "loss": 9, "CPU": 5, "memory": 8}  # of the columns whose cells become longer
 _NUMBERS = ("step", "steps/s", "loss", "CPU", "memory")
-_VOLATILE = ("CPU", "memory")
-"""Columns that change all the time: a row in which nothing else has changed is not shown again."""
+_VOLATILE = ("CPU", "memory")  # a row in which nothing else has changed is not shown again
 
 
 def watch_status(log_dir: Path, interval_s: float | None, *, as_json: bool) -> int:
@@ -640,7 +636,6 @@ def draw(status: JobStatus, rows: Sequence[Row]) -> RenderableType:
 LOGS = "msrun logs"
 LOGS_S = 0.2
 TAIL_BYTES = 1 << 16  # in which the last lines of a log are looked for
-READ_BYTES = 1 << 20
 
 
 def show_logs(log_dir: Path, ranks: str, *, lines: int, follows: bool) -> int:
@@ -653,44 +648,29 @@ def show_logs(log_dir: Path, ranks: str, *, lines: int, follows: bool) -> int:
     wanted = parse_tail(ranks, max(names, default=-1) + 1, "--ranks")
     if missing := [rank for rank in wanted if rank not in names]:
         raise UsageError(f"--ranks {ranks}: the job has no {name_ranks(missing)}; it has {name_ranks(sorted(names))}")
-    logs = []
-    for rank in wanted:
-        head = f"[{rank}] " if len(wanted) > 1 else ""
-        apart = log_dir / contract.error_log_name(names[rank])
-        logs += [_Log(str(path), head) for path in (log_dir / names[rank], apart) if path != apart or apart.exists()]
     with contextlib.ExitStack() as stack:
+        logs = []
+        for rank in wanted:
+            apart = log_dir / contract.error_log_name(names[rank])
+            paths = [path for path in (log_dir / names[rank], apart) if path != apart or apart.exists()]
+            logs += [stack.enter_context(contextlib.closing(LogTail(rank, str(path), LineCutter))) for path in paths]
+
+        def show(log: LogTail, pieces: Sequence[bytes]) -> None:
+            head = f"[{log.global_rank}] ".encode() if len(wanted) > 1 else b""
+            for piece in pieces:
+                sys.stdout.buffer.write(head + printable_bytes(piece, keep_colours=True))
+            sys.stdout.flush()
+
         for log in logs:
-            stack.callback(log.close)
-            log.begin(lines)
+            is_cut = log.skip_to_last(TAIL_BYTES)
+            pieces = log.read()[is_cut:]
+            show(log, pieces[max(0, len(pieces) - lines) :])
         while follows and not status.is_over:
             time.sleep(LOGS_S)
             for log in logs:
-                log.follow()
+                show(log, log.read())
             status = read_status(log_dir, LOGS)
         for log in logs:
-            log.follow(at_end=True)
+            log.end()
+            show(log, log.read())
     return status.status_code
-
-
-class _Log(LogReader):
-    """One worker's log: also the next file of its name, of another attempt."""
-
-    def __init__(self, path: str, head: str) -> None:
-        super().__init__(path)
-        self._head = head.encode()
-        self._cutter = LineCutter()
-
-    def begin(self, lines: int) -> None:
-        is_cut = self.skip_to_last(TAIL_BYTES)
-        self._print(self._cutter.feed(self.read(TAIL_BYTES))[is_cut:][-lines:] if lines else [])
-
-    def follow(self, *, at_end: bool = False) -> None:
-        while data := self.read(READ_BYTES):
-            self._print(self._cutter.feed(data))
-        if at_end:
-            self._print(self._cutter.end())
-
-    def _print(self, pieces: Sequence[bytes]) -> None:
-        for piece in pieces:
-            sys.stdout.buffer.write(self._head + printable_bytes(piece, keep_colours=True))
-        sys.stdout.flush()

@@ -328,8 +328,7 @@ class EventLoop:
         self._thread: threading.Thread | None = None
         self._called = WakingQueue[Callable[[], object]]()
         self._calls: deque[Callable[[], object]] = deque()  # taken, and not made yet
-        self._later: list[tuple[float, int, Callable[[], None]]] = []
-        """A heap of moments of the clock; the number keeps those of one moment in order."""
+        self._later: list[tuple[float, int, Callable[[], None]]] = []  # a heap; the number keeps the order
         self._numbers = itertools.count()
         self._is_closing = False
 

@@ -65,8 +65,7 @@ class SshConnector:
     """Opens pipes to agents, one ssh for each host; `open` may be called by many threads at a time."""
 
     def __init__(self, settings: SshSettings, *, warn: Callable[[str], None]) -> None:
-        """Connect to nothing yet. `warn`: told, in one line, what is not refused but should be known. Raises
-        UsageError: there is no ssh, or a file that is named is none of its kind."""
+        """`warn`: told, in a line, what should be known (UsageError: there is no ssh, or a file is of another kind)."""
         self._settings, self._warn = settings, warn
         self._program = shutil.which("ssh") or ""
         if not self._program:
@@ -91,7 +90,7 @@ class SshConnector:
 
     def open(self, entry: HostEntry, command: str, *, deadline: float) -> AgentPipe:
         """Log in on a host and start a command there; where the server hangs up early, again and again. `command`: read
-        by the login shell there; see `pipe.agent_command`. `deadline`: of `time.monotonic`; --ssh_connect_time_out may
+        by the login shell there; see `agent_command`. `deadline`: of `time.monotonic`; --ssh_connect_time_out may
         end it earlier. Raises ClusterError: one line, with the host, the reason and the remedy."""
         deadline = min(deadline, time.monotonic() + self._settings.connect_time_out_s)
         pause, before = FIRST_PAUSE_S, ""
@@ -531,12 +530,10 @@ _ATTACH = "from msrun.launch.remote.logs import attach\nattach({job_id!r},{numbe
 class Way:
     """The way to one host: a new process there, and what its interpreter has to run."""
 
-    open: Callable[[float | None], AgentPipe]
-    """Returns a pipe before a moment, None = in the usual time; as `HostOpener.open`."""
+    open: Callable[[float | None], AgentPipe]  # returns a pipe before a moment, as `HostOpener.open`
     start: bytes = b""  # starts an agent; empty where one runs already
     attach: bytes = b""  # connects to the agent of a broken connection; empty where that cannot be
-    salvage: Callable[[Mapping[str, int]], bytes] = lambda _: b""
-    """Sends what a killed agent has left; is given how much of each of its logs is here."""
+    salvage: Callable[[Mapping[str, int]], bytes] = lambda _: b""  # is given how much of each log is here
 
 
 def agent_codes(
@@ -593,8 +590,7 @@ class HostOpener:
         return entry.is_rehearsed or entry not in self._local
 
     def open(self, entry: HostEntry, deadline: float | None) -> AgentPipe:
-        """Return a pipe to a new process on a host. `deadline`: moment of `time.monotonic`; None = the usual time from
-        now. Raises ClusterError: it cannot be reached; the message names the host."""
+        """Return a pipe to a new process on a host before a `deadline`; None = the usual (ClusterError)."""
         interpreter = entry.python or sys.executable
         if self._connector is None or entry in self._local:
             return LocalPipe(agent_argv(interpreter), "", self._shares.get(entry), self._open_files)

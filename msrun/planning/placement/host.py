@@ -81,8 +81,7 @@ class Device:
 class VisibleDevices:
     """What a process sees of the host's accelerators."""
 
-    names: tuple[str, ...]
-    """Physical numbers in the order in which the process counts them; a name where the number is not known."""
+    names: tuple[str, ...]  # physical numbers as the process counts them; a name where none is known
     reason: str = ""  # why fewer are visible than the variable names or the host has, in words
 
 
@@ -145,8 +144,7 @@ class HostFacts:
     name: str
     address: str  # address towards the master; 127.0.0.1 for a one-host job
     cpus: tuple[int, ...]  # processors that this process may use
-    gpus: tuple[str, ...] = ()
-    """CUDA devices in visible order by physical number, or by the name in CUDA_VISIBLE_DEVICES."""
+    gpus: tuple[str, ...] = ()  # CUDA devices in visible order, by number or by their given name
     npus: tuple[str, ...] = ()  # Ascend devices in visible order by physical number
     gpus_reason: str = ""  # why fewer GPUs are visible than CUDA_VISIBLE_DEVICES names, in words
     npus_reason: str = ""  # the same for ASCEND_RT_VISIBLE_DEVICES
@@ -200,8 +198,7 @@ def place_devices(
     return DevicePlacement(target, ids, tuple(devices[index] for index in ids), reason, (why,) if why else ())
 
 
-IN_TURN = "one core in turn"
-"""How the reason of a worker begins that shares its core because there are fewer cores than workers."""
+IN_TURN = "one core in turn"  # how the reason begins where cores are fewer than workers
 
 Core = tuple[Cpu, ...]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msrun.cluster import messages as own_thread
 from msrun.cluster import protocol as forms
 from msrun.cluster.connection import MAX_GREETING_BYTES, Connection, Seal, new_nonce
-from msrun.cluster.membership import FailureReport
+from msrun.cluster.coordinator import FailureReport
 from msrun.cluster.messages import (
     HEADER,
     MAX_MESSAGE_BYTES,
@@ -93,8 +93,8 @@ def sides():
     """The scheduler's end and a host's, which have greeted each other."""
     scheduler, host = map(Connection, socket.socketpair())
     ours, theirs = new_nonce(), new_nonce()
-    scheduler.agree(Seal(TOKEN, ours, theirs, is_scheduler=True))
-    host.agree(Seal(TOKEN, ours, theirs, is_scheduler=False))
+    scheduler.seal = Seal(TOKEN, ours, theirs, is_scheduler=True)
+    host.seal = Seal(TOKEN, ours, theirs, is_scheduler=False)
     yield scheduler, host
     scheduler.close()
     host.close()

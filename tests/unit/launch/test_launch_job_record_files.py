@@ -9,7 +9,7 @@ import pytest
 from plans import small_plan
 
 from msrun.agent.processes.process_control import Usage
-from msrun.cluster.membership import Membership, WorkerState
+from msrun.cluster.coordinator import Membership, WorkerState
 from msrun.cluster.messages import Channel
 from msrun.errors import UsageError
 from msrun.launch import console as module

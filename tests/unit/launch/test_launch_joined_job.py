@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from job_runner import wait_until
@@ -162,9 +163,8 @@ class Meeting:
         self.signals = SignalPipe()
         self.signals.__enter__()
         spec, own = spec_for(worker_num=worker_num, **changes), host_request(0, worker_num)
-        self.joined = JoinedHosts(
-            spec, own, "JOB", self.place, listen(*self.place), TOKEN, None, self.signals, self.said.append
-        )
+        start = mock.Mock(caller={}, job_id="JOB", say=self.said.append)
+        self.joined = JoinedHosts(spec, start, own, self.place, listen(*self.place), TOKEN, None, self.signals)
         self.hosts: list[Host] = []
 
     def come(self, node_rank):

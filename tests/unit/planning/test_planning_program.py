@@ -14,8 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msrun.errors import UsageError
-from msrun.planning.imports import OF_OPTIMIZERS, SAFE_PACKAGES, ScriptImports, imports_package, read_imports
-from msrun.planning.program import parse_program
+from msrun.planning.program import (
+    OF_OPTIMIZERS,
+    SAFE_PACKAGES,
+    ScriptImports,
+    imports_package,
+    parse_program,
+    read_imports,
+)
 from msrun.planning.record_json import decode_record, encode_record
 
 

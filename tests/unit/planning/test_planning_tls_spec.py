@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msrun.errors import UsageError
-from msrun.planning.tls_spec import CIPHERS, PSK_CIPHER, parse_tls_config
+from msrun.planning.settings import CIPHERS, PSK_CIPHER, parse_tls_config
 
 DOCUMENTED_CIPHERS = (
     "ECDHE-R SA-AES128-GCM-SHA256:ECDHE-ECDSA-AES128-GCM-SHA256:DHE-RSA-AES128-GCM-SHA256:DHE-DSS-AES128-GCM-SHA256:"

@@ -11,7 +11,7 @@ from tls_files import PASSWORDS, Authority, TlsFolder, as_pem, new_key, small_rs
 from msrun.cluster.messages import NotUnderstood
 from msrun.cluster.tls import TlsSession, explain, open_identity
 from msrun.errors import UsageError
-from msrun.planning.tls_spec import CIPHERS, parse_tls_config
+from msrun.planning.settings import CIPHERS, parse_tls_config
 
 SIDES = ("server", "client")
 OTHER = {"server": "client", "client": "server"}

@@ -10,7 +10,7 @@ import pytest
 from fake_agents import FakeClock, FakeLink, FakeSignals
 
 from msrun.agent.observer import Observer, Observers, OwnFaults
-from msrun.cluster.membership import WorkerState
+from msrun.cluster.coordinator import WorkerState
 from msrun.cluster.messages import Message
 from msrun.launch.fleet import agents as module
 from msrun.launch.fleet.agents import Agents

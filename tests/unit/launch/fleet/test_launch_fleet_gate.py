@@ -17,7 +17,7 @@ from msrun.cluster.protocol import protocol
 from msrun.cluster.tls import open_identity
 from msrun.launch.fleet import joined_hosts as module
 from msrun.planning.record_json import encode_record
-from msrun.planning.tls_spec import parse_tls_config
+from msrun.planning.settings import parse_tls_config
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import os
 import pytest
 
 from msrun.agent.own_file import LogLimit
+from msrun.launch.directory.log_directory import record_fault
 from msrun.launch.remote.logs import (
     KEPT_BYTES,
     PIECE_BYTES,
@@ -137,7 +138,7 @@ SIZE = 5 * STEP_BYTES
 
 def test_fault_that_was_recorded_before_a_host_has_named_its_logs_stays(tmp_path):
     home = LogCollector(tmp_path, LogLimit(4096, 3), own_logs("worker", {0: (0,)}))
-    home.record_fault("host0: it failed", "Traceback")
+    record_fault(tmp_path, "host0: it failed", "Traceback")
     home.expect(0, ["scheduler.log"])
     home.write(0, pack_piece("scheduler.log", None, b"more\n"))
     home.close()

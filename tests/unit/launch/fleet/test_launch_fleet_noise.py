@@ -20,7 +20,7 @@ from open_gate import TOKEN, OpenGate, host_request
 
 from msrun.agent.observer import OwnFaults
 from msrun.cluster.connection import Caller, Connection, Refused, Seal, hello, new_nonce, read_hello
-from msrun.cluster.membership import FailureReport
+from msrun.cluster.coordinator import FailureReport
 from msrun.cluster.messages import FrameBuffer, frame
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.fleet_job import FleetJob, FleetRun
@@ -214,7 +214,7 @@ def test_job_whose_agents_say_anything_ends_with_a_result_and_writes_its_own_fil
         stack.callback(events.close)
         stack.callback(logs.close)
         waits = (mock.Mock(), signals)
-        preparation = ListedHosts(spec, {}, "J", *waits, events, lambda _: None)
+        preparation = ListedHosts(spec, Start({}, "J", quiet=True), *waits, events)
         agents = preparation.agents
         agents.logs = logs
         stack.callback(agents.loop.close, time.monotonic() + 30)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from fake_agents import FakeOpener, FakePipe
@@ -89,7 +90,8 @@ class Hosts:
     def preparation(self, do=ListedHosts.run):
         with self.signals:
             made = self.opener
-            preparation = ListedHosts(self.spec, {}, "JOB", made, self.signals, self.events, self._hear)
+            start = mock.Mock(caller={}, job_id="JOB", say=self._hear)
+            preparation = ListedHosts(self.spec, start, made, self.signals, self.events)
             with preparation:
                 return do(preparation, self.spec, self.logs)
 

@@ -14,7 +14,7 @@ from fake_agents import FakeClock, FakeLink, FakeSignals
 from plans import small_spec
 
 from msrun.agent.observer import OwnFaults
-from msrun.cluster.membership import FailureReport
+from msrun.cluster.coordinator import FailureReport
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.agents import Agents
 from msrun.launch.fleet.fleet_job import FleetJob, FleetRun
@@ -172,6 +172,17 @@ def test_host_that_cannot_start_again_is_left_out_or_ends_the_job(fleet, can_go_
     else:
         assert result is not None and result.failure is not None
         assert (result.failure.reason, result.exit_code) == (report.failure.reason, 3)
+
+
+def test_logs_here_are_set_aside_where_a_job_goes_on_elsewhere(fleet):
+    """Those of its workers, and of the scheduler, whose agent is another one then."""
+    fleet.plan(0, 1)
+    fleet.hear()
+    logs = ["worker_0", "worker_1", "scheduler"]
+    for log in logs:
+        (fleet.folder / f"{log}.log").touch()
+    fleet.run.set_logs_aside()
+    assert {path.name for path in fleet.folder.glob("*.log")} == {f"{log}.attempt_0.log" for log in logs}
 
 
 @pytest.mark.parametrize("skew_s", [-400.0, 400.0])

@@ -7,7 +7,7 @@ import pytest
 
 from msrun.launch.preflight import checks as host_look
 from msrun.launch.preflight.checks import read_sources
-from msrun.planning import imports
+from msrun.planning import program as imports
 from msrun.planning.program import Program
 
 RUNS = "raise SystemExit('was run')\n"

@@ -1,7 +1,5 @@
 """The agent's event loop, driven by a fork server, a scheduler, a coordinator and a clock that the test plays."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import selectors
@@ -10,7 +8,6 @@ import socket
 import subprocess
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from plans import plan_of, spec_of
 
@@ -20,7 +17,7 @@ from msrun.agent.supervisor import Supervisor
 from msrun.agent.watch.progress_board import ProgressBoard
 from msrun.cluster.coordinator import Coordinator, OwnLink
 from msrun.cluster.membership import RestartPolicy
-from msrun.cluster.messages import Channel, Message
+from msrun.cluster.messages import Channel
 from msrun.cluster.own_thread import Inbox
 from msrun.errors import ClusterError
 from msrun.launch.failure import report_failure
@@ -35,7 +32,7 @@ class Moments(Observer):
     """An observer that notes what it is told."""
 
     def __init__(self):
-        self.seen: list[dict[str, Any]] = []
+        self.seen = []
 
     def note(self, kind, fields):
         self.seen.append({"kind": kind, **fields})
@@ -74,7 +71,7 @@ class Job:
 
     def __init__(self, folder, *, node_rank=None, **options):
         self.now = 0.0
-        self.told: list[Message] = []
+        self.told = []
         """What the coordinator was told."""
         self.moments, self.signals = Moments(), Signals()
         self._folder, self._node_rank = folder, node_rank or 0

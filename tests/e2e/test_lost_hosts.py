@@ -57,7 +57,6 @@ def kill_agent(rehearsals, number):
     os.kill(rehearsals.agent(number), signal.SIGKILL)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", one_fast("drained", "killed"))
 def test_spare_host_takes_the_place_of_a_lost_one(rehearsals, msrun_here, script, how):
     """Logs, table, plan and environment are those of the new hosts; what was before is kept."""

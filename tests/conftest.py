@@ -85,13 +85,27 @@ def pytest_runtest_protocol(item):
         faulthandler.cancel_dump_traceback_later()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(collector, obj):
+    """Make no items of slow tests, nor of the slow rows of tables, where nobody wants them: they are half of all, and
+    every process makes each."""
+    if is_fast_run(collector.config):
+        marks = [getattr(owner, "pytestmark", []) for owner in (obj, collector.obj)]
+        if any(mark.name == "slow" for own in marks for mark in (own if isinstance(own, list) else [own])):
+            return []
+    return None
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_generate_tests(metafunc):
-    """Make no items of the slow rows of tables where nobody wants them: they are two of five, in every process."""
     yield
-    if metafunc.config.getoption("markexpr") == "not slow":
+    if is_fast_run(metafunc.config):
         calls = metafunc._calls
         metafunc._calls = [call for call in calls if all(mark.name != "slow" for mark in call.marks)] or calls[:1]
+
+
+def is_fast_run(config):
+    return config.getoption("markexpr") == "not slow"
 
 
 def pytest_collection_modifyitems(config, items):

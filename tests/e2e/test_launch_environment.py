@@ -40,7 +40,7 @@ def both(msrun_of_module, tmp_path_factory):
         (cwd / f"records_{method}").mkdir()
         env = {**STALE, "RECORD_DIR": f"records_{method}"}
         options = ["--worker_num", str(WORLD_SIZE), "--start_method", method, "--log-dir", f"logs {method}"]
-        options += ["--env", f"ODD={ODD_VALUE}", "--env", "BOTH=option", "--env_file", "job.env"]
+        options += ["--preload=numpy", "--env", f"ODD={ODD_VALUE}", "--env", "BOTH=option", "--env_file", "job.env"]
         options += [f"--master_port={port}"] if method == "exec" else []
         finished = msrun_of_module.run(
             *options, WORKERS / "record.py", "one", cwd=cwd, env=env, log_dir=f"logs {method}"

@@ -21,11 +21,7 @@ def expected_log(rank):
 
 
 @pytest.fixture(scope="module", params=one_fast("fork", "exec"))
-def flooded(
-    msrun_of_module,
-    tmp_path_factory,
-    request,
-):
+def flooded(msrun_of_module, tmp_path_factory, request):
     cwd = tmp_path_factory.mktemp("flood")
     options = ["--worker_num=3", "--start_method", request.param, "--tail_worker_log=2", "--raw"]
     finished = msrun_of_module.run(*options, WORKERS / "flood.py", str(LINES), cwd=cwd, env={"PYTHONUTF8": "1"})

@@ -201,6 +201,7 @@ def test_what_cannot_be_sent_to_another_process_is_refused(msrun, tmp_path):
     assert "UsageError: <function work" in done.stderr and "cannot be sent to another process" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signum", one_fast(signal.SIGINT, signal.SIGKILL))
 def test_nothing_is_left_when_the_caller_ends(msrun, tmp_path, signum):
     (tmp_path / "program.py").write_text(

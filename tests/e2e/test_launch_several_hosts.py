@@ -164,6 +164,7 @@ def write_table(net, path, ranks):
     )
 
 
+@pytest.mark.slow
 def test_host_that_is_not_in_the_table_is_refused_before_anything_starts(hosts, tmp_path):
     write_table(hosts.net, tmp_path / "table.json", [[0], [1]])
 

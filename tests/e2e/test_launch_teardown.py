@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from asked_cases import one_fast, slow_but
-from job_runner import WORKERS, Running, is_alive, state_of, wait_until
+from job_runner import WORKERS, is_alive, state_of, wait_until
 
 # -- while the job starts -------------------------------------------------------------------------------------------
 
@@ -66,7 +66,7 @@ class HeldStart:
         )
         preload = [] if phase == "interpreter" else ["--preload=held"]
         words = ["--worker_num=4", *options, *preload, "train.py"]
-        self.job: Running = msrun.start(*words, cwd=cwd, env=search_modules(msrun, cwd))
+        self.job = msrun.start(*words, cwd=cwd, env=search_modules(msrun, cwd))
         self.job.wait_for(cwd / "reached")
         if phase == "workers":
             self.job.wait_for(cwd / "started_0")

@@ -8,7 +8,7 @@ import sys
 import psutil
 import pytest
 from asked_cases import one_fast
-from job_runner import PRELOAD, WORKERS
+from job_runner import WORKERS
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
@@ -85,8 +85,7 @@ def test_an_exception_that_a_script_records_is_in_the_report(msrun, tmp_path):
 
 @pytest.mark.parametrize("options", one_fast((), (("--start_method=exec",),)))
 def test_workers_of_plain_torch_are_one_world(msrun, tmp_path, options):
-    env = {} if options else msrun.warm()
-    finished = msrun.run("--worker_num=2", *PRELOAD, *options, WORKERS / "all_reduce.py", cwd=tmp_path, env=env)
+    finished = msrun.run("--worker_num=2", *options, WORKERS / "all_reduce.py", cwd=tmp_path)
     assert finished.code == 0, finished.stderr
     (ready,) = [event for event in finished.events if event["event"] == "ready"]
     assert (ready["start_method"], ready["reason"]) == (("exec", "asked for") if options else ("fork", ""))

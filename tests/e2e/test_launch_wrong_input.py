@@ -23,6 +23,7 @@ ONE_RANK = {
 WRONG = {
     # name: (arguments, pattern that the line has to match)
     "nothing to run": ([], r"no SCRIPT given.*msrun train.py"),
+    "no script after a value": (["--worker_num", "2"], r"no SCRIPT given.*msrun train.py"),
     "missing script": (["trian.py"], r"trian\.py: no such file in .* \(did you mean train\.py\?\)"),
     "missing folder": (["no/train.py"], r"no/train\.py: .*folder .* does not exist"),
     "directory": (["folder"], r"folder: is a directory"),

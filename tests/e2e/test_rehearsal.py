@@ -6,7 +6,6 @@ import re
 import signal
 import sys
 
-import device_cases
 import pytest
 from asked_cases import one_fast
 from job_runner import WORKER_IMPORTS, WORKER_PATH, WORKERS
@@ -20,6 +19,8 @@ TRAINED = "losses of level3"
 @pytest.mark.slow
 @pytest.mark.timeout(150)
 def test_training_on_two_hosts_of_two_is_that_of_one_process(rehearsals):
+    import device_cases
+
     job = rehearsals.run(
         "2x2",
         *(f"--preload={name}" for name in WORKER_IMPORTS),

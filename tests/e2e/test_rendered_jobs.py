@@ -232,6 +232,7 @@ def test_elastic_job_begins_with_the_pods_that_have_come(cluster, workers, tmp_p
     assert sizes == {"4"}
 
 
+@pytest.mark.slow
 def test_batch_script_of_slurm_starts_one_world_on_all_nodes(msrun, net, workers, tmp_path):
     addresses, prefixes = [net.address(host) for host in range(2)], [net.prefix(host) for host in range(2)]
     (tmp_path / "srun.py").write_text(SRUN.format(addresses=addresses, prefixes=prefixes))

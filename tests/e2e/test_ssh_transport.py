@@ -36,8 +36,8 @@ class Launcher:
         self.net = net
         self.folder = folder
         self.config = folder / "config"
-        self.said: list[str] = []
-        self.connectors: list[SshConnector] = []
+        self.said = []
+        self.connectors = []
 
     def connector(self, text="", **settings):
         port = f"Host host1\n Port 2222\nHost *\n Include {self.net.client}/config\n"
@@ -256,6 +256,7 @@ def test_options_are_enough_without_any_ssh_config(fleet, tmp_path):
     assert fleet.run("host1:1", *words, HOME=str(home)).code == 0
 
 
+@pytest.mark.slow
 def test_wrong_key_of_one_host_starts_nothing_on_any(fleet, tmp_path):
     known = (fleet.net.client / "known_hosts").read_text().splitlines()
     (tmp_path / "known").write_text(f"{known[0]}\n{known[2].split()[0]} {make_key(tmp_path / 'other')}\n")

@@ -1,7 +1,5 @@
 """Agents that say what the test wants, for the launcher's side of the connection, and a clock that the test moves."""
 
-from __future__ import annotations
-
 from collections import deque
 from concurrent.futures import Future
 from functools import partial
@@ -56,13 +54,13 @@ class FakePipe:
             answer: called with every message that the agent is told.
         """
         self.address = "10.0.0.1"
-        self.exit_status: int | None = None
+        self.exit_status = None
         self.stderr = ""
         self.is_closed = False
-        self.room: int | None = None
+        self.room = None
         """How many more bytes it takes; None = all."""
         self._answer = answer
-        self._said: deque[bytes] = deque()
+        self._said = deque()
         self._wake = WakingQueue[None]()
         if noise:
             self.put(noise)
@@ -164,7 +162,7 @@ class FakeLink:
         self.number = self.node = number
         self.entry = HostEntry(f"host{number}", 1)
         self.is_over = self.is_open = self.is_salvaging = self.has_unseen = False
-        self.done: list[Any] = []
+        self.done = []
 
     def start(self):
         self.done.append("start")

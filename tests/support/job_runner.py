@@ -194,7 +194,7 @@ class JobRunner:
         # Short, not tmp_path: sockets are made below it, and their names are limited to 108 bytes.
         self.temporary = Path(tempfile.mkdtemp(prefix="jr-", dir="/tmp"))
         self._runs = 0
-        self._started: list[Running] = []
+        self._started = []
 
     def __enter__(self):
         return self

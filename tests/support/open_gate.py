@@ -1,7 +1,5 @@
 """A gate for hosts on each of which msrun is typed, without the job behind it, and hosts that come to it."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import time
@@ -9,7 +7,7 @@ from unittest import mock
 
 from job_runner import wait_until
 
-from msrun.cluster.connection import Caller, Connection, HostRequest, Refused, Registry
+from msrun.cluster.connection import Caller, HostRequest, Refused, Registry
 from msrun.cluster.messages import Inbox
 from msrun.cluster.protocol import protocol
 from msrun.cluster.rendezvous import listen
@@ -27,13 +25,7 @@ def host_request(node_rank, worker_num=2):
     return HostRequest(protocol(), worker_num, 1, node_rank, f"h{node_rank}", f"10.0.0.{node_rank}", 0)
 
 
-def dial_as(
-    request,
-    place,
-    tls=None,
-    token=TOKEN,
-    said=None,
-):
+def dial_as(request, place, tls=None, token=TOKEN, said=None):
     """Return the connection of a host that was let in, and how long the scheduler may be silent."""
 
     def greet(connection, _):
@@ -51,13 +43,13 @@ class OpenGate:
     def __init__(self, tls=None, worker_num=2):
         listener = listen("127.0.0.1", 0)
         self.place = ("127.0.0.1", listener.getsockname()[1])
-        self.notes: list[str] = []
-        self.faults: list[BaseException] = []
+        self.notes = []
+        self.faults = []
         self.registry = Registry(worker_num, 0)
         self.loop = EventLoop(1, self.faults.append)
         self.gate = Gate(self.loop, listener, TOKEN, tls, self._on_knock, self.notes.append)
-        self.let_in: list[Connection] = []
-        self._dialled: list[Connection] = []
+        self.let_in = []
+        self._dialled = []
 
     def _on_knock(self, stranger, request):
         try:

@@ -4,8 +4,6 @@ Every daemon believes to be on a machine of its own, with a name: see pod_contai
 packages slurm-wlm and munge.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -52,7 +50,7 @@ class SlurmCluster:
             pytest.skip(f"no slurm: {', '.join(missing)}; apt-get install slurm-wlm munge")
         self.names = names
         self._net, self._folder = net, folder
-        self._daemons: list[subprocess.Popen[bytes]] = []
+        self._daemons = []
         self._short = Path(tempfile.mkdtemp(prefix="slurm_"))  # for sockets, whose paths have at most 107 bytes
 
     def __enter__(self):

@@ -1,7 +1,5 @@
 """Hosts with an OpenSSH server each: own address, host key, host name and, if wanted, own disk. Needs root and sshd."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import tempfile
@@ -76,7 +74,7 @@ class SshNet(HostNet):
         self._options = {**SERVER_OPTIONS, **(options or {})}
         self._host_options = host_options or {}
         self._keys = keys
-        self._holders: list[subprocess.Popen[bytes]] = []
+        self._holders = []
 
     def name(self, host):
         """Return a host's name."""

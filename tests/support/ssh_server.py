@@ -8,7 +8,7 @@ import socket
 import subprocess
 import threading
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import paramiko
 import pytest
@@ -51,9 +51,9 @@ class SshServer:
 
     def __init__(self, folder, behaviour):
         self.behaviour = behaviour
-        self.users: list[str] = []
-        self.offered: list[str] = []
-        self.commands: list[str] = []
+        self.users = []
+        self.offered = []
+        self.commands = []
         self.connections = 0
         path = folder / "server_key"
         self.key = make_key(path)
@@ -61,7 +61,7 @@ class SshServer:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
         self._lock = threading.Lock()
-        self._open: list[Any] = []
+        self._open = []
         self._acceptor = threading.Thread(target=self._accept, daemon=True)
 
     def __enter__(self):

@@ -1,7 +1,5 @@
 """The agent's event loop, driven by a fork server, a scheduler, a coordinator and a clock that the test plays."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import selectors
@@ -10,7 +8,6 @@ import socket
 import subprocess
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from plans import plan_of, spec_of
 
@@ -19,7 +16,7 @@ from msrun.agent.processes.progress_board import ProgressBoard
 from msrun.agent.processes.server_handle import SCHEDULER_ID, ForkServerHandle, ServerProcess
 from msrun.agent.supervisor import Supervisor
 from msrun.cluster.coordinator import Coordinator, OwnLink, RestartPolicy
-from msrun.cluster.messages import Channel, Inbox, Message
+from msrun.cluster.messages import Channel, Inbox
 from msrun.errors import ClusterError
 from msrun.launch.failure import report_failure
 from msrun.planning.hosts import HostAssignment
@@ -33,7 +30,7 @@ class Moments(Observer):
     """An observer that notes what it is told."""
 
     def __init__(self):
-        self.seen: list[dict[str, Any]] = []
+        self.seen = []
 
     def note(self, kind, fields):
         self.seen.append({"kind": kind, **fields})
@@ -72,7 +69,7 @@ class Job:
 
     def __init__(self, folder, *, node_rank=None, **options):
         self.now = 0.0
-        self.told: list[Message] = []
+        self.told = []
         """What the coordinator was told."""
         self.moments, self.signals = Moments(), Signals()
         self._folder, self._node_rank = folder, node_rank or 0

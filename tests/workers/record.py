@@ -6,8 +6,6 @@ import random
 import sys
 from pathlib import Path
 
-import numpy
-
 
 def text(value):
     return value.decode("latin-1")
@@ -26,6 +24,10 @@ def descriptors():
 def signal_masks():
     lines = Path("/proc/self/status").read_text().splitlines()
     return dict(line.split(":\t") for line in lines if line.startswith(("SigBlk", "SigIgn")))
+
+
+def loaded(name):
+    return [sys.modules[name]] if name in sys.modules else []
 
 
 def gather():
@@ -48,7 +50,7 @@ def gather():
         "affinity": sorted(os.sched_getaffinity(0)),
         "is_tty": [stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)],
         "encodings": [sys.stdout.encoding, sys.stderr.errors],
-        "draws": [random.random(), float(numpy.random.rand())],
+        "draws": [random.random(), *(float(numpy.random.rand()) for numpy in loaded("numpy"))],
     }
 
 

@@ -1,14 +1,11 @@
 """Random lives of agents whose fork servers work in their own time; with and without a coordinator."""
 
-from __future__ import annotations
-
 import random
 import signal
 import tempfile
 from collections import deque
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,12 +23,10 @@ class ForkServer:
 
     def __init__(self, job):
         self.job = job
-        self.waiting: deque[int] = deque()
-        self.running: dict[int, int] = {}
+        self.waiting = deque()
+        self.running = {}
         """Worker -> the attempt in which it was started."""
-        self.said: deque[dict[str, Any]] = deque(
-            [{"kind": "ready", "start_method": "fork", "reason": "", "prepare_s": 0.0}]
-        )
+        self.said = deque([{"kind": "ready", "start_method": "fork", "reason": "", "prepare_s": 0.0}])
         self.is_stopping = False
         self._stores = 0
 
@@ -129,7 +124,7 @@ class Host(Job):
         super().__init__(folder, node_rank=node_rank)
         self.unheard = deque[Message]()
         """What the coordinator has not heard yet."""
-        self.waiting: deque[Message] = deque()
+        self.waiting = deque()
         """What this host has not heard yet."""
         self.fork_server = ForkServer(self)
         self.is_lost = False

@@ -73,14 +73,7 @@ def test_where_the_log_goes_with_the_job_its_last_line_is_shown(plan, tmp_path):
         (signal.SIGABRT, True, OwnProcessLost, "unexpectedly (ulimit -v 9); every worker"),
     ],
 )
-def test_end_of_the_fork_server_is_told_with_the_limit_that_made_it(
-    own,
-    monkeypatch,
-    status,
-    has_begun,
-    kind,
-    words,
-):
+def test_end_of_the_fork_server_is_told_with_the_limit_that_made_it(own, monkeypatch, status, has_begun, kind, words):
     """What a limit ends before the job has begun, it would end again."""
     monkeypatch.setattr(module, "explain_limit", lambda how, _: "ulimit -v 9" if how == signal.SIGABRT else "")
     error = own.server_ended(status, has_begun=has_begun)
@@ -89,7 +82,7 @@ def test_end_of_the_fork_server_is_told_with_the_limit_that_made_it(
 
 class Faults(OwnFaults):
     def __init__(self, folder, found_in=None):
-        self.said: list[str] = []
+        self.said = []
         super().__init__(folder, self.said.append, found_in=str(folder) if found_in is None else found_in)
         self.log = folder / "scheduler.log"
 
@@ -115,7 +108,7 @@ class Broken:
 
 class Heard(Broken):
     def __init__(self):
-        self.kinds: list[str] = []
+        self.kinds = []
 
     def note(self, kind, fields):
         self.kinds.append(kind)

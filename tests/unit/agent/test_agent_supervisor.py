@@ -5,6 +5,7 @@ import time
 
 import pytest
 from failure_reports import fault_of
+from fake_agents import FakeClock
 from supervised_job import Job, kinds
 
 from msrun import contract
@@ -349,6 +350,23 @@ def test_action_can_cancel_what_is_due_with_it():
     timers.after("second", -1.0, lambda: done.append("second"))
     timers.run_due()
     assert done == []
+
+
+def test_moments_come_later_by_what_a_pause_has_lasted():
+    clock, done = FakeClock(), []
+    timers = Timers(clock)
+    timers.after("limit", 5.0, lambda: done.append("limit"))
+    clock.advance(4.0)
+    timers.pause()
+    clock.advance(60.0)
+    timers.run_due()
+    assert (done, timers.time_left_s()) == ([], None)
+    timers.resume()
+    timers.run_due()
+    assert (done, timers.time_left_s()) == ([], 1.0)
+    clock.advance(1.0)
+    timers.run_due()
+    assert done == ["limit"]
 
 
 def test_signal_that_comes_when_a_restart_is_decided_ends_the_job(tmp_path):

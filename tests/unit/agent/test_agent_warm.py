@@ -1,7 +1,5 @@
 """Which jobs a warm server can serve, what a job asks of it, and what becomes of the answer."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -25,7 +23,7 @@ from msrun.agent.warm import (
     stop_warm_servers,
     warm_folder,
 )
-from msrun.cluster.messages import Channel, Message
+from msrun.cluster.messages import Channel
 from msrun.errors import UsageError
 
 WARM = WarmStart(("torch",), 600.0)
@@ -66,7 +64,7 @@ class Server:
     """A warm server: answers each request as the test wants, in a thread, until it is closed."""
 
     def __init__(self, path, answer):
-        self.asked: list[Message] = []
+        self.asked = []
         self._answer = answer
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))

@@ -96,13 +96,7 @@ def test_the_options_of_one_group_are_shown_alone(capsys, title):
 @pytest.mark.parametrize(
     ("is_terminal", "no_color", "is_shown"), [(True, "", True), (True, "1", False), (False, "", False)]
 )
-def test_colours_are_shown_on_a_terminal_only(
-    capsys,
-    monkeypatch,
-    is_terminal,
-    no_color,
-    is_shown,
-):
+def test_colours_are_shown_on_a_terminal_only(capsys, monkeypatch, is_terminal, no_color, is_shown):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
     monkeypatch.setenv("NO_COLOR", no_color)
     with pytest.raises(SystemExit):

@@ -100,9 +100,7 @@ def sides():
     host.close()
 
 
-def test_what_follows_the_word_that_lets_a_host_in_is_read_by_whoever_reads_next(
-    sides,
-):
+def test_what_follows_the_word_that_lets_a_host_in_is_read_by_whoever_reads_next(sides):
     scheduler, host = sides
     long = b"x" * (2 * MAX_GREETING_BYTES)
     for body in (b"accepted", long, b"called off"):
@@ -113,9 +111,7 @@ def test_what_follows_the_word_that_lets_a_host_in_is_read_by_whoever_reads_next
     assert [host.unseal(body) for body in host.receive()] == [long, b"called off"]
 
 
-def test_what_was_said_before_the_other_side_went_is_read_after_a_send_has_failed(
-    sides,
-):
+def test_what_was_said_before_the_other_side_went_is_read_after_a_send_has_failed(sides):
     scheduler, host = sides
     scheduler.send_body(b"called off")
     scheduler.close()
@@ -211,9 +207,7 @@ def test_thread_that_goes_on_works_again_and_tells_the_first_fault_alone(monkeyp
     assert not thread.is_alive() and told == ["first"] and not faults
 
 
-def test_fault_is_one_line_under_the_name_of_msrun_and_its_traceback_can_be_printed(
-    capsys,
-):
+def test_fault_is_one_line_under_the_name_of_msrun_and_its_traceback_can_be_printed(capsys):
     error = OSError(5, "Input/output\nerror")
     error.add_note("while it read worker_0.log")
     assert describe_fault(error) == (

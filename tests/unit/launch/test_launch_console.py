@@ -1,7 +1,5 @@
 """What a console of workers shows, and how: lines, bars, lines of all ranks once, and how far a rank is."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 from contextlib import closing
@@ -37,19 +35,14 @@ ProgressRecord = pytest.importorskip("msrun.runtime.progress", exc_type=ImportEr
 class Screen:
     """A console of two workers whose logs the test writes, and what it prints."""
 
-    def __init__(
-        self,
-        folder,
-        monkeypatch,
-        **options,
-    ):
+    def __init__(self, folder, monkeypatch, **options):
         spec = small_spec(folder, 2, **{"tail_ranks": (0, 1), **options})
         facts = HostFacts("h", "127.0.0.1", (0,))
         plan = build_plan(spec, facts, caller={}, job_id="J", run_dir="/tmp/r", master_port=1)
         self.folder = folder
-        self.lines: list[str] = []
+        self.lines = []
         self.text = ""
-        self.said: list[str] = []
+        self.said = []
         monkeypatch.setattr(output, "write", lambda _, data, **__: self._write(data.decode()))
         monkeypatch.setattr(output, "say_lines", self.said.append)
         self.console = Console(spec, plan, OwnFaults(folder, self.said.append, found_in=""), quiet=False)
@@ -109,9 +102,7 @@ def test_last_lines_of_an_attempt_come_before_those_of_the_next(screen):
     assert screen.shown() == ["[h:0] first of the next"]
 
 
-def test_log_that_grows_on_after_a_restart_until_it_is_renamed_is_shown_once(
-    screen,
-):
+def test_log_that_grows_on_after_a_restart_until_it_is_renamed_is_shown_once(screen):
     """Logs of other hosts come over the network, and are renamed when the next attempt's first bytes are there."""
     screen.write(0, "early\n")
     screen.write(1, "early\n")

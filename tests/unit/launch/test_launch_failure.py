@@ -207,11 +207,11 @@ def test_rank_that_had_left_the_world_before_a_lost_connection_is_named(plan, st
 
 def test_hang_shows_the_ranks_that_held_the_others_up(plan):
     write(plan, 1, "last words\n")
-    outcome = result(others(), STUCK)
+    outcome = result({1: 0, **others(1)}, STUCK)
     outcome.last.lagging = (1,)
     failure = failure_in(plan, outcome)
     assert (failure.exit_code, failure.first_failure) == (124, None)
-    assert [worker.global_rank for worker in failure.lagging] == [1]
+    assert [(worker.global_rank, worker.exit_code) for worker in failure.lagging] == [(1, 0)]
     shown = [f"  rank 1, log: {plan.workers[1].log_path} (pid 101)", "  | last words"]
     assert render_failure(failure).splitlines()[:2] == shown
 

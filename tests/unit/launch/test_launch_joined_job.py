@@ -1,7 +1,5 @@
 """Hosts on each of which msrun is typed, until all have come: whom they wait for, and what they are told."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -137,8 +135,8 @@ class Host(threading.Thread):
     def __init__(self, place, node_rank, worker_num):
         super().__init__()
         self._place, self._request = place, host_request(node_rank, worker_num)
-        self.said: list[str] = []
-        self.error: MsrunError | None = None
+        self.said = []
+        self.error = None
         self.start()
 
     def run(self):
@@ -159,13 +157,13 @@ class Meeting:
         with listen("127.0.0.1", 0) as listener:
             self.place = listener.getsockname()[:2]
         self.worker_num = worker_num
-        self.said: list[str] = []
+        self.said = []
         self.signals = SignalPipe()
         self.signals.__enter__()
         spec, own = spec_for(worker_num=worker_num, **changes), host_request(0, worker_num)
         start = mock.Mock(caller={}, job_id="JOB", say=self.said.append)
         self.joined = JoinedHosts(spec, start, own, self.place, listen(*self.place), TOKEN, None, self.signals)
-        self.hosts: list[Host] = []
+        self.hosts = []
 
     def come(self, node_rank):
         self.hosts.append(Host(self.place, node_rank, self.worker_num))

@@ -4,6 +4,7 @@ import errno
 import os
 import selectors
 import signal
+import tty
 from contextlib import closing
 from unittest import mock
 
@@ -142,7 +143,7 @@ def test_logs_of_a_job_are_bounded_attempt_after_attempt(tmp_path, monkeypatch):
 
 
 def test_what_a_rank_writes_last_to_its_terminal_is_shown_and_logged(tmp_path, request):
-    """The loop has not looked at the terminal any more when the rank's end is told."""
+    """The loop has not looked at the terminal any more when the rank's end is told; a line's end may come in two."""
     before = signal.getsignal(signal.SIGWINCH)
     request.addfinalizer(lambda: signal.signal(signal.SIGWINCH, before))
     user = mock.Mock()
@@ -153,9 +154,13 @@ def test_what_a_rank_writes_last_to_its_terminal_is_shown_and_logged(tmp_path, r
         terminal.register(selector)
         (spec,) = terminal.given_to([ProcessSpec(0, str(log))])
         rank = os.open(spec.terminal, os.O_WRONLY | os.O_NOCTTY)
-        os.write(rank, b"last words\n? ")
+        tty.setraw(rank)
+        os.write(rank, b"step 1\r")
+        for key, _ in selector.select(5.0):
+            key.data()
+        os.write(rank, b"\nlast words\r")
         os.close(rank)
         terminal.end_attempt()
         assert not selector.get_map()
-    assert b"".join(call.args[0] for call in user.show.call_args_list) == b"last words\r\n? "
-    assert log.read_bytes() == b"last words\n? "
+    assert b"".join(call.args[0] for call in user.show.call_args_list) == b"step 1\r\nlast words\r"
+    assert log.read_bytes() == b"step 1\nlast words\r"

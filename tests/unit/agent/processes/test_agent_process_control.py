@@ -179,9 +179,7 @@ def test_a_job_inside_a_job_has_a_mark_of_its_own_for_any_user(started):
     assert marked_processes(INNER) == [pid] and marked_processes(OUTER) == []
 
 
-def test_a_process_that_has_ended_is_not_found_whether_or_not_it_was_collected(
-    started,
-):
+def test_a_process_that_has_ended_is_not_found_whether_or_not_it_was_collected(started):
     pid = start(started, sys.executable, "-c", MARK + WAIT, OUTER)
     os.kill(pid, signal.SIGKILL)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)

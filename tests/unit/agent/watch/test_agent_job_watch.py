@@ -1,7 +1,5 @@
 """Who watches the workers of a job: for a hang, for ranks that never join, and for processes that linger."""
 
-from __future__ import annotations
-
 import os
 from contextlib import closing
 
@@ -16,7 +14,7 @@ from msrun.agent.processes.progress_board import Progress, ProgressBoard
 from msrun.agent.timers import Timers
 from msrun.agent.watch import Hang, JobWatch, LingerWatch, Watchdog, find_lagging
 from msrun.cluster.coordinator import Membership
-from msrun.errors import ClusterError, HangTimeout, RendezvousTimeout
+from msrun.errors import HangTimeout, RendezvousTimeout
 from msrun.planning.placement.host import HostFacts
 
 ProgressRecord = pytest.importorskip("msrun.runtime.progress", exc_type=ImportError).ProgressRecord
@@ -36,9 +34,9 @@ class Watched:
         spec = spec_of(folder, log_dir=folder, hang_time_out_s=hang_time_out_s)
         plan = plan_of(spec, HostFacts("h", "127.0.0.1", (0,)))
         self.folder = folder
-        self.found: Hang | None = None
+        self.found = None
         self.records = {0: Progress(), 1: Progress()}
-        self.ended: list[tuple[ClusterError, tuple[int, ...]]] = []
+        self.ended = []
         board = ProgressBoard(folder / "progress", 2)
         patch.setattr(board, "read", lambda rank: self.records[rank])
         patch.setattr(job_watch.Watchdog, "look", lambda *_: self.found)
@@ -121,7 +119,7 @@ class Meeting:
             self.membership.started(rank, 100 + rank, 0.0)
         spec = spec_of(folder, log_dir=folder, cluster_time_out_s=limit_s, exit_time_out_s=DESERTED_S)
         plan = plan_of(spec, HostFacts("node-a", "127.0.0.1", (0,)))
-        self.ended: list[tuple[ClusterError, tuple[int, ...]]] = []
+        self.ended = []
         self.watch = JobWatch(
             plan, plan.hosts[0], self.board, Timers(), lambda *found: self.ended.append(found), lambda *_, **__: None
         )

@@ -1,16 +1,12 @@
 """The launcher's end of its connection to an agent, over pipes that the test holds."""
 
-from __future__ import annotations
-
 import contextlib
 import time
-from typing import Any
 
 import pytest
 from fake_agents import FakeClock, FakePipe, InLoop
 from job_runner import wait_until
 
-from msrun.cluster.messages import Message
 from msrun.errors import ClusterError
 from msrun.launch.fleet import agents as module
 from msrun.launch.fleet.agents import AgentLink
@@ -27,8 +23,8 @@ class Host:
     def __init__(self, attach=b"attach"):
         self.clock = FakeClock()
         self.pipes = [FakePipe(), FakePipe(), FakePipe()]
-        self.deadlines: list[float | None] = []
-        self._posts: list[Message] = []
+        self.deadlines = []
+        self._posts = []
         self._left = list(self.pipes)
         self.loop = EventLoop(2, clock=self.clock)
         self.loop.start()
@@ -43,7 +39,7 @@ class Host:
             silence_s=SILENCE_S,
             clock=self.clock,
         )
-        self.link: Any = InLoop(self.loop, link)
+        self.link = InLoop(self.loop, link)
 
     def _open(self, deadline):
         self.deadlines.append(deadline)

@@ -1,17 +1,13 @@
 """The launcher's loop over all agents: signals, ticks, deadlines, and a host that talks nonsense."""
 
-from __future__ import annotations
-
 import signal
 import threading
-from typing import Any
 
 import pytest
 from fake_agents import FakeClock, FakeLink, FakeSignals
 
 from msrun.agent.observer import Observer, Observers, OwnFaults
 from msrun.cluster.coordinator import WorkerState
-from msrun.cluster.messages import Message
 from msrun.launch.fleet import agents as module
 from msrun.launch.fleet.agents import Agents
 from msrun.launch.fleet.fleet_job import FleetRecord
@@ -25,10 +21,10 @@ class TwoAgents:
     def __init__(self):
         self.clock, self.signals = FakeClock(), FakeSignals()
         made = Agents(self.signals, (signal.SIGUSR1,), SILENCE_S, clock=self.clock)
-        self.agents: Agents = made
+        self.agents = made
         self.links = [FakeLink(0), FakeLink(1)]
         made.links = self.links
-        self.heard: list[Message] = []
+        self.heard = []
 
     def hear(self, times=1, **settings):
         """Take messages until so many have come."""
@@ -131,7 +127,7 @@ RESTART = {"attempt": 1, "delay_s": 1.0, "reason": "why", "global_ranks": []}
 
 class Heard(Observer):
     def __init__(self):
-        self.moments: list[tuple[str, dict[str, Any]]] = []
+        self.moments = []
 
     def note(self, kind, fields):
         self.moments.append((kind, dict(fields)))

@@ -1,7 +1,5 @@
 """The port at which hosts come in, over real sockets, with TLS too: who proves nothing gets and costs nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 
@@ -32,7 +30,7 @@ class Peer:
     def __init__(self, stream):
         self.stream = stream
         self._frames = FrameBuffer(1 << 20)
-        self._bodies: list[bytes] = []
+        self._bodies = []
         greeting = read_hello(self.read())
         assert greeting is not None and greeting[0] == protocol()
         own = new_nonce()

@@ -16,7 +16,6 @@ from fake_agents import FakeClock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msrun.cluster.messages import Message
 from msrun.errors import ClusterError
 from msrun.launch.fleet.agents import MAX_BEAT_S, AgentLink
 from msrun.launch.remote.agent import LauncherLink
@@ -107,7 +106,7 @@ class Tasks:
     """An event loop and its threads: what they are to do waits for the test."""
 
     def __init__(self):
-        self.waiting: list[Callable[[], None]] = []
+        self.waiting = []
         self.opening = self.ending = self
 
     def call(self, function):
@@ -133,14 +132,14 @@ class Life:
     def __init__(self, folder, rng):
         self.rng = rng
         self.tasks = Tasks()
-        self.wires: list[Wire] = []
+        self.wires = []
         self.may_connect = True
-        self.to_launcher: list[int] = []
-        self.to_agent: list[int] = []
-        self.logs: list[int] = []
-        self.unread_logs: deque[int] = deque()
-        self.heard_logs: list[int] = []
-        self.posts: list[Message] = []
+        self.to_launcher = []
+        self.to_agent = []
+        self.logs = []
+        self.unread_logs = deque()
+        self.heard_logs = []
+        self.posts = []
         self.path = str(folder / "agent")
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(self.path)
@@ -157,7 +156,7 @@ class Life:
             silence_s=SILENCE_S,
         )
         ours, theirs = socket.socketpair()
-        self.first: Wire | None = Wire(ours)
+        self.first = Wire(ours)
         self.clock = FakeClock()
         self.agent = LauncherLink(SocketPipe(ours=theirs), self.clock)
         self.agent.resume_at(self.listener, SILENCE_S)

@@ -1,7 +1,5 @@
 """Pieces of logs: what a host sends and keeps until the launcher has it, and what is put together at home."""
 
-from __future__ import annotations
-
 import os
 
 import pytest
@@ -153,7 +151,7 @@ class Sender:
         self.path, self.other = folder / "worker_0.log", folder / "worker_1.log"
         self.data = os.urandom(SIZE)
         self.path.write_bytes(self.data)
-        self.refused: list[str] = []
+        self.refused = []
         self.logs = LogSender([str(self.path), str(self.other)], on_refused=self.refused.append)
 
     def send_all(self):

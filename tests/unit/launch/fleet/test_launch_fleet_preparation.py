@@ -1,13 +1,10 @@
 """Before a job starts: all hosts are asked at once, compared, and must reach the scheduler's port."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -19,7 +16,7 @@ from plans import small_spec
 
 from msrun import __version__
 from msrun.agent.signals import SignalPipe
-from msrun.cluster.messages import Message, encode_message
+from msrun.cluster.messages import encode_message
 from msrun.errors import ClusterError, Interrupted, MsrunError, UsageError
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet import agents
@@ -44,15 +41,15 @@ class Hosts:
         given = {"cluster_time_out_s": 30, "heartbeat_time_out_s": 30.0, "local_worker_num": 0, **options}
         self.spec = small_spec(folder, count, program=Program("script", str(program)), host_entries=entries, **given)
         self.sources = tuple(read_sources(self.spec.program, self.spec.working_directory))
-        self.answers: dict[tuple[int, str], Callable[[FakePipe, Message], None]] = {}
+        self.answers = {}
         """(node, what it is told) -> what it does in place of the usual."""
         self.pipes = {f"h{node}": FakePipe(answer=self.usual_answer(node)) for node in range(count)}
         for node, pipe in enumerate(self.pipes.values()):
             pipe.address = f"10.0.0.{node + 1}"
         self.opener = FakeOpener(self.pipes)
-        self.said: list[str] = []
-        self.on_said: Callable[[], None] = lambda: None
-        self.logs: LogCollector | None = None
+        self.said = []
+        self.on_said = lambda: None
+        self.logs = None
         self.events = EventLog(folder / "events.jsonl")
         self.signals = SignalPipe()
         self._numbers = [0] * count

@@ -1,12 +1,9 @@
 """One job over many hosts, seen from the launcher: what agents say, and what becomes of the job."""
 
-from __future__ import annotations
-
 import json
 import time
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from failure_reports import failed, failure_of, fault_of
@@ -45,7 +42,7 @@ class Fleet:
         entries = HostEntry("h0", 1, (0,)), HostEntry("h1", 1, (0,))
         self.spec = small_spec(folder, 2, local_worker_num=0, max_restarts=1, grace_s=5.0, host_entries=entries)
         self.agents = Agents(self.signals, (), 60.0, clock=self.clock)
-        self.links: list[Any] = [FakeLink(0), FakeLink(1)]
+        self.links = [FakeLink(0), FakeLink(1)]
         self.agents.links = self.links
         self.logs = LogCollector(folder, None, own_logs("worker", {0: (0,), 1: (1,)}), 1)
         self.events = EventLog(folder / "events.jsonl")

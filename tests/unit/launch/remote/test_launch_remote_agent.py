@@ -1,7 +1,5 @@
 """An agent against a launcher that says what the test wants, what it tells of its part, and what all hosts get."""
 
-from __future__ import annotations
-
 import socket
 import tempfile
 from contextlib import ExitStack, nullcontext
@@ -12,7 +10,6 @@ import pytest
 from plans import small_spec
 
 from msrun import contract
-from msrun.cluster.messages import Message
 from msrun.cluster.protocol import HostJob, HostReport, protocol
 from msrun.errors import ClusterError
 from msrun.launch.remote import agent as module
@@ -29,8 +26,8 @@ class Link:
 
     def __init__(self, *messages):
         self._messages = list(messages)
-        self.heard: list[Message] = []
-        self.unsent_logs: set[str] = set()
+        self.heard = []
+        self.unsent_logs = set()
 
     def wait(self, limit_s=None):
         return self._messages.pop(0) if self._messages else None

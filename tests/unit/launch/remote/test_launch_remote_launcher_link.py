@@ -1,13 +1,10 @@
 """An agent's end of its connection to the launcher: nothing is lost or doubled; a launcher that is gone is noticed."""
 
-from __future__ import annotations
-
 import signal
 import socket
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from fake_agents import FakeClock
@@ -28,7 +25,7 @@ class Launcher:
     def __init__(self, stream):
         self.stream = stream
         stream.settimeout(0.0)
-        self._buffer: FrameBuffer | None = None
+        self._buffer = None
 
     def say(self, kind, **fields):
         self.stream.sendall(encode_message({"type": kind, **fields}))
@@ -60,11 +57,11 @@ class Agent:
         self.link = LauncherLink(SocketPipe(ours=theirs), self.clock)
         self.launcher = Launcher(ours)
         self.launchers = [self.launcher]
-        self.told: list[int] = []
-        self.signals: Any = SimpleNamespace(tell=self.told.append)
+        self.told = []
+        self.signals = SimpleNamespace(tell=self.told.append)
         self.folder = tempfile.TemporaryDirectory(prefix="link-")
         self.path = str(Path(self.folder.name, "s"))
-        self.listener: socket.socket | None = None
+        self.listener = None
 
     def look(self):
         """Return what the launcher hears of that."""

@@ -1,14 +1,11 @@
 """A job's state from what it left: lock, events and failure file; step and loss from board and logs."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
 import random
 import socket
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -79,7 +76,7 @@ class Directory:
         workers = [{"global_rank": rank, "log": f"/moved/worker_{rank}.log"} for rank in (0, 1)]
         hosts = [{"name": "h", "workers": workers}]
         self.write(contract.PLAN_JSON, {"job_id": "a", "run_dir": str(self.run_dir), "grace_s": 3, "hosts": hosts})
-        self.events: list[dict[str, Any]] = []
+        self.events = []
         self.note("preparing")
         for rank in (0, 1):
             self.note("started", global_rank=rank, pid=10 + rank)

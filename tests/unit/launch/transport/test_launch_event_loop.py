@@ -1,12 +1,9 @@
 """One thread for the bytes of all hosts, over socket pairs: whatever one of them does, the others are served."""
 
-from __future__ import annotations
-
 import os
 import socket
 import threading
 import time
-from typing import Any
 
 import pytest
 from fake_agents import InLoop
@@ -29,7 +26,7 @@ class Host:
         self.came = bytearray()
         self.ends = 0
         self.pipe = SocketPipe(ours=ours)
-        self.channel: Any = InLoop(loop, ByteChannel(loop, self.pipe, self._on_bytes, self._on_end))
+        self.channel = InLoop(loop, ByteChannel(loop, self.pipe, self._on_bytes, self._on_end))
         self.channel.start()
 
     def _on_bytes(self, _, data):
@@ -51,7 +48,7 @@ class Hosts:
     def __init__(self):
         self.loop = EventLoop(2)
         self.loop.start()
-        self.made: list[Host] = []
+        self.made = []
 
     def add(self):
         self.made.append(Host(self.loop))

@@ -1,7 +1,5 @@
 """Logins on a server in this process that behaves badly in every way: each its own error, nothing left behind."""
 
-from __future__ import annotations
-
 import os
 import selectors
 import shutil
@@ -35,8 +33,8 @@ class Client:
         self.key = make_key(home / "id")
         self.config = home / "config"
         self.known_hosts = home / "known_hosts"
-        self.said: list[str] = []
-        self.connectors: list[SshConnector] = []
+        self.said = []
+        self.connectors = []
 
     def connector(self, port, text="", **more):
         lines = [text, "Host h*", " HostName 127.0.0.1", f" Port {port}", f" IdentityFile {self.home}/id"]

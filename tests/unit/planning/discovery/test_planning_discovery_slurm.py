@@ -65,9 +65,7 @@ def test_port_is_one_for_all_hosts_of_a_step_and_another_for_another_step_or_job
 
 
 @pytest.mark.parametrize("environ", [BATCH, SHELL, JOB], ids=["batch script", "shell of salloc", "salloc without one"])
-def test_started_once_in_an_allocation_of_several_it_is_one_host_and_says_how_to_use_all(
-    environ,
-):
+def test_started_once_in_an_allocation_of_several_it_is_one_host_and_says_how_to_use_all(environ):
     job = found(environ)
     assert job.node_num and job.node_num.value == 1
     assert job.node_rank is None and job.master_addr is None

@@ -65,6 +65,13 @@ def test_list_and_table_of_different_hosts_are_refused(text, message):
         order_by_table(parse_hostfile(text, HostEntry, "--hostfile f"), TABLE, NAMES, "t.json")
 
 
+def test_a_host_takes_as_many_workers_as_its_file_says_at_most():
+    entries = parse_hostfile("a max_slots=2\nb max_slots=4", HostEntry, "--hostfile f")
+    assert [entry.slots for entry in give_slots(entries, worker_num=4, local_worker_num=None)] == [2, 2]
+    with pytest.raises(UsageError, match=r"line 1: a takes 2 workers at most \(max_slots\), not 3"):
+        give_slots(entries, worker_num=6, local_worker_num=None)
+
+
 def hosts(count):
     return [HostEntry(f"h{index}", 2, (0, 1)) for index in range(count)]
 

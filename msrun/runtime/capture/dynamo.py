@@ -11,6 +11,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import dataclasses
+import functools
 import logging
 import re
 import types
@@ -459,16 +460,29 @@ def _tensors_in(values: Sequence[Any], effects: SideEffects) -> set[int]:
 def without_reports() -> Iterator[None]:
     """Let dynamo neither measure its guards, which empties the processor's cache, nor parse files for lines of a log.
 
-    Both take a good part of a small capture.
+    Nor does it parse again what finds the value of a source, the same text for every module. All of it takes a good
+    part of a capture.
     """
     measures: dict[str, Any] = vars(guards)
     lines: dict[str, Any] = vars(symbolic_convert)
+    sources: dict[str, Any] = vars(torch._guards)
     before = measures["profile_guard_manager"], lines["get_funcname"]
     measures["profile_guard_manager"], lines["get_funcname"] = (lambda *_: 0.0), (lambda *_: None)
+    sources["eval"] = _evaluate
     try:
         yield
     finally:
         measures["profile_guard_manager"], lines["get_funcname"] = before
+        sources.pop("eval", None)
+
+
+def _evaluate(text: str, globals_: dict[str, Any], locals_: dict[str, Any]) -> Any:
+    return eval(_parsed(text), globals_, locals_)  # noqa: S307  # of a source of dynamo
+
+
+@functools.lru_cache(1 << 12)
+def _parsed(text: str) -> types.CodeType:
+    return compile(text, "<source>", "eval")
 
 
 @contextlib.contextmanager

@@ -77,8 +77,8 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         """Return how something is made again."""
-        if isinstance(obj, torch._ops.OpOverload) and obj.namespace == "msrun" and obj is not MARK:
-            raise UnportableError(f"{obj}, whose function is known by a number,")
+        if isinstance(obj, torch._ops.OpOverload) and obj.namespace not in ("aten", "prims") and obj is not MARK:
+            raise UnportableError(f"{obj}, which is no operator of torch,")
         for kinds, reduce in _REDUCERS.items():
             if isinstance(obj, kinds):
                 return reduce(obj)

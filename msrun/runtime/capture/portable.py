@@ -10,6 +10,8 @@ import dataclasses
 import enum
 import functools
 import hashlib
+import importlib.metadata
+import importlib.util
 import pathlib
 import types
 from collections.abc import Mapping, Sequence, Set
@@ -46,6 +48,19 @@ _CODE = (
     "co_exceptiontable",
 )
 """Attributes of code beside its constants; lines too, which messages name."""
+
+
+_ANSWERS = (
+    importlib.util.find_spec,
+    importlib.metadata.version,
+    torch.cuda.current_device,
+    torch.cuda.get_device_properties,
+    torch.xpu.current_device,
+    torch.xpu.get_device_properties,
+    torch.accelerator.current_device_index,
+    torch.distributed.get_rank,
+)
+"""Functions whose result dynamo takes for a constant that nothing guards: on another rank or host it is another."""
 
 
 class UnportableError(Exception):
@@ -89,7 +104,7 @@ def text_of(value: Any, known: Mapping[int, str] = types.MappingProxyType({})) -
     if isinstance(value, torch._ops.OpOverload | torch._ops.OpOverloadPacket | torch._ops.HigherOrderOperator):
         return f"operator {value}"
     if isinstance(value, enum.Enum):
-        return f"{text_of_class(kind)} {value.name}"
+        return f"{text_of_class(kind)} {value.name} {text_of(value.value, known)}"
     if isinstance(value, functools.partial):
         return f"partial {text_of((value.func, value.args, value.keywords), known)}"
     if isinstance(value, pathlib.PurePath):
@@ -126,6 +141,8 @@ def _hash_of_code(code: types.CodeType) -> str:
 
 def _text_of_function(function: types.FunctionType, around: tuple[Any, ...]) -> str:
     """Return the text of a function with its defaults and, where they are functions or plain, what it closes over."""
+    if function in _ANSWERS or "_dynamo_marked_constant" in vars(function):
+        raise UnportableError(f"the result of {function.__qualname__}, which is taken for a constant")
     cells = []
     for cell in function.__closure__ or ():
         try:
@@ -166,12 +183,19 @@ def _text_of_body(kind: type) -> list[str]:
             function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
             is_told = isinstance(function, types.FunctionType) or type(function) in _PLAIN
             if is_told and not (name.startswith("__") and not isinstance(function, types.FunctionType)):
-                found.append(f"{name} {_or_kind(function)}")
+                found.append(f"{name} {text_of(function)}")
     return found
 
 
 def text_of_modules(root: nn.Module) -> str:
-    """Return the text of what a network consists of, but for its attributes: these are guarded."""
+    """Return the text of what a network consists of, but for its attributes: these are guarded.
+
+    Raises:
+        UnportableError: it is called with what has no text.
+    """
+    if nn.modules.module._has_any_global_hook():
+        raise UnportableError("a hook of all modules")
+    _classes.clear()  # some may have got other methods since the last call
     classes: dict[type, None] = dict.fromkeys(map(type, root.modules()))
     shapes = [
         (

@@ -12,12 +12,13 @@ import functools
 import importlib
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import fx
 from torch._C._dynamo.guards import GlobalStateGuard
 from torch._dynamo import config
 from torch._dynamo.guards import GUARD_VALUE_DISPATCH, CheckFunctionManager, GuardBuilder, GuardCheckSpec
@@ -47,8 +48,11 @@ _OF_STATE = frozenset(
     }
 )
 """Kinds of guards that speak of the process."""
-_TRUSTED = f"{Path(torch.__file__).parent}/", f"{Path(__file__).parents[2]}/"
-"""Folders of code that their versions tell apart."""
+_TORCH = f"{Path(torch.__file__).parent}/"
+_OWN = f"{Path(__file__).parents[2]}/"
+"""Folders of torch and of this package: versions tell their code apart, where nobody has patched it."""
+_FROM_C = {"torch", "_operator", "builtins", "math", "None"}
+"""Modules of functions in C that may stand in a graph."""
 Arguments = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 """A call: the function, what stands for its arguments, and for those by name."""
 
@@ -67,15 +71,18 @@ class PortableGuards:
     """The name that it gave the builtins."""
     functions: list[tuple[str, str]]
     """Module and qualified name of all functions that were traced."""
+    called: list[tuple[str, str]]
+    """Module and name of what torch's functions among them may call: dynamo guards none of it."""
     text: str
     """Digest of what was found."""
 
     @classmethod
-    def of(cls, output: Any) -> PortableGuards:
+    def of(cls, output: Any, ran: Iterable[types.CodeType]) -> PortableGuards:
         """Return those of a capture, without their text.
 
         Args:
             output: what dynamo has left of it.
+            ran: code that dynamo did not follow.
 
         Raises:
             UnportableError: a guard, or code that was traced, could not be found again in another process.
@@ -83,12 +90,14 @@ class PortableGuards:
         graph = output.output_graph
         if graph.aotautograd_guards:
             raise UnportableError("a guard of memory that tensors share")
+        functions, called = _find_functions([*output.traced_code, *ran])
         return cls(
             [_parts(guard) for guard in sorted(graph.guards)],
             sorted(graph.guard_on_key_order, key=lambda source: str(source.name)),
             dict(output.import_sources),
             graph.name_of_builtins_dict_key_in_fglobals,
-            sorted({_place_of(code) for code in output.traced_code if not code.co_filename.startswith(_TRUSTED)}),
+            functions,
+            called,
             "",
         )
 
@@ -104,6 +113,7 @@ class PortableGuards:
             UnportableError: something of it is not there, or has no text.
         """
         found = [_text_of_process(), *(text_of(_function(*place).__code__) for place in self.functions)]
+        found += [_text_of_called(vars(importlib.import_module(module)).get(name)) for module, name in self.called]
         for source, kind, _, named in self.guards:
             if kind in _OF_STATE:
                 continue
@@ -133,6 +143,8 @@ class PortableGuards:
         guard = source.make_guard(_create(kind, (), dict(named)))
         metadata = check.get_metadata_fn(guard, value)
         try:
+            if isinstance(value, types.FunctionType):  # the guard is of its code alone
+                text_of(value)
             return f"{bool(check.eval_fn(value, metadata))} {text_of(metadata, known)}"
         except UnportableError as error:
             raise UnportableError(f"a guard {kind} of {source.name}, {error}") from None
@@ -161,7 +173,7 @@ class PortableGuards:
             name_of_builtins_dict_key_in_fglobals=self.builtins,
         )
         timed = get_metrics_context(), dynamo_timed("msrun_guards")
-        with timed[0], timed[1], config.patch(settings()), without_reports():
+        with timed[0], timed[1], config.patch(settings()):
             return CheckFunctionManager(ENTRY, OutputGraphCommon(state)).guard_manager
 
     def scope(self, call: Arguments) -> dict[str, dict[str, Any]]:
@@ -196,8 +208,9 @@ class PortableTrace:
             raise UnportableError("its trace is that of an earlier call")
         if traced.marked is not None and any(hooks for _, hooks in traced.marked.hooks):
             raise UnportableError("a hook of a module with a strategy")
-        guards = PortableGuards.of(traced.output)
-        guards.text = guards.find(reader(guards.scope(call)), known)
+        guards = PortableGuards.of(traced.output, _code_in(traced.graph))
+        with without_reports():
+            guards.text = guards.find(reader(guards.scope(call)), known)
         own = {*guards.globals(), traced.backend_id, "__builtins__", "__name__"}
         others = {name: value for name, value in traced.environment.used_globals.items() if name not in own}
         environment = replace(traced.environment, used_globals=others)
@@ -213,11 +226,12 @@ class PortableTrace:
             raise UnportableError("a hook of a module with a strategy")
         scope = self.guards.scope(call)
         value_of = reader(scope)
-        if self.guards.find(value_of, known) != self.guards.text:
-            raise UnportableError("a guard does not hold")
         used = {**scope["G"], "__builtins__": builtins, "__name__": __name__, **self.environment.used_globals}
         environment = replace(self.environment, used_globals=used)
-        built = self.guards.build(scope, value_of)
+        with without_reports():
+            if self.guards.find(value_of, known) != self.guards.text:
+                raise UnportableError("a guard does not hold")
+            built = self.guards.build(scope, value_of)
         graph: Any = None
         return TracedCall(
             graph, [], [], self.stores, environment, self.backend_id, built, self.sizes, self.free, self.size_of, marked
@@ -258,24 +272,91 @@ def _text_of_process() -> str:
     return f"{state} {_device.CURRENT_DEVICE} {torch.backends.mha.get_fastpath_enabled()}"
 
 
-def _place_of(code: types.CodeType) -> tuple[str, str]:
+def _code_in(graph: fx.GraphModule) -> set[types.CodeType]:
+    """Return the code of torch's functions that stand in a graph as they are, and of those that they call beside.
+
+    Raises:
+        UnportableError: a function of somebody else stands there.
+    """
+    found = set[types.CodeType]()
+    bodies = [module.graph for module in graph.modules() if isinstance(module, fx.GraphModule)]
+    todo = [node.target for body in bodies for node in body.nodes if node.op == "call_function"]
+    while todo:
+        target = todo.pop()
+        code = getattr(target, "__code__", None)
+        if code is None:
+            name = str(getattr(target, "__module__", None)).partition(".")[0]
+            if not isinstance(target, torch._ops.OperatorBase) and name not in _FROM_C:
+                raise UnportableError(f"{target}, which stands in the graph as it is,")
+        elif code.co_filename.startswith(_TORCH):
+            beside = [target.__globals__.get(name) for name in code.co_names if code not in found]
+            todo += [each for each in beside if getattr(each, "__module__", "") == target.__module__]
+            found.add(code)
+        elif not code.co_filename.startswith(_OWN):
+            raise UnportableError(f"{target.__qualname__}, which stands in the graph as it is,")
+    return found
+
+
+def _find_functions(codes: Iterable[types.CodeType]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Return where the functions are that were traced, and what those of torch may call.
+
+    Raises:
+        UnportableError: another process could not find one.
+    """
+    files: dict[Any, list[str]] = {}
+    for name, module in list(sys.modules.items()):
+        files.setdefault(getattr(module, "__dict__", {}).get("__file__"), []).append(name)
+    found, called = set[tuple[str, str]](), set[tuple[str, str]]()
+    each_once = {id(code): code for code in codes if not code.co_filename.startswith(_OWN)}  # copies of files are equal
+    for code in each_once.values():
+        is_of_torch = code.co_filename.startswith(_TORCH)
+        try:
+            place = _place_of(code, files.get(code.co_filename, []))
+        except UnportableError:
+            if is_of_torch:
+                continue
+            raise
+        found.add(place)
+        if is_of_torch:
+            called |= _find_called(code, sys.modules[place[0]])
+    return sorted(found), sorted(called)
+
+
+def _find_called(code: types.CodeType, module: types.ModuleType) -> set[tuple[str, str]]:
+    """Return module and name of what a function of a module names: there, and in modules that it names."""
+    named = {name: vars(module)[name] for name in code.co_names if name in vars(module)}
+    spaces = [module, *(value for value in named.values() if isinstance(value, types.ModuleType))]
+    return {
+        (space.__name__, name)
+        for space in spaces
+        for name in code.co_names
+        if sys.modules.get(space.__name__) is space and callable(vars(space).get(name))
+    }
+
+
+def _text_of_called(value: Any) -> str:
+    if isinstance(value, types.FunctionType):
+        return text_of(value.__code__)
+    return f"{type(value).__qualname__} {getattr(value, '__module__', '')} {getattr(value, '__qualname__', '')}"
+
+
+def _place_of(code: types.CodeType, modules: Iterable[str]) -> tuple[str, str]:
     """Return module and qualified name of a function in whose code this one stands.
+
+    Args:
+        modules: names of those of its file.
 
     Raises:
         UnportableError: there is none by which another process could find it.
     """
     outer = code.co_qualname.partition(".<locals>")[0]
-    for name in [name for name, module in list(sys.modules.items()) if _is_of(module, code)]:
+    for name in modules:
         try:
             if code in _codes(_function(name, outer).__code__):
                 return name, outer
         except UnportableError:
             continue
     raise UnportableError(f"code of {code.co_qualname}, which no name in a module leads to")
-
-
-def _is_of(module: Any, code: types.CodeType) -> bool:
-    return getattr(module, "__dict__", {}).get("__file__") == code.co_filename
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -287,7 +368,8 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 def _function(module: str, name: str) -> types.FunctionType:
     """Return the function of a module that has this qualified name, without what is wrapped around it."""
-    found: Any = sys.modules.get(module)
+    is_of_torch = module.partition(".")[0] == "torch"  # some of it is imported where it is traced
+    found: Any = importlib.import_module(module) if is_of_torch else sys.modules.get(module)
     for part in name.split("."):
         found = vars(found).get(part) if isinstance(found, type) else getattr(found, part, None)
     while hasattr(found, "__wrapped__"):

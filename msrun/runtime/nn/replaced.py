@@ -47,7 +47,9 @@ def replaced_for_now(root: nn.Module, values: Mapping[int, nn.Parameter]) -> Ite
 
 def living(kind: type[T]) -> list[T]:
     """Return the objects of a class that there are in this process; it takes a look at every object."""
-    return [found for found in gc.get_objects() if issubclass(type(found), kind)]
+    objects = gc.get_objects()
+    kinds = {id(each) for each in {id(each): each for each in map(type, objects)}.values() if issubclass(each, kind)}
+    return [found for found in objects if id(type(found)) in kinds] if kinds else []
 
 
 def living_optimizers() -> list[torch.optim.Optimizer]:

@@ -55,7 +55,11 @@ _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 def find_folder() -> Path | None:
-    """Return where captures are kept; None: they are not."""
+    """Return where captures are kept; None: they are not.
+
+    Raises:
+        RuntimeError: the user has no home.
+    """
     given = os.environ.get(contract.MSRUN_CAPTURE_CACHE, "")
     if given.lower() in _OFF:
         return None
@@ -143,10 +147,11 @@ def _drop_oldest(folder: int) -> None:
 
 @functools.cache
 def _versions() -> str:
-    """Return what tells apart the programs that make captures: versions, and the files of this package."""
-    own = Path(__file__).parents[3]
-    files = sorted((str(path.relative_to(own)), path.stat().st_mtime_ns) for path in own.glob("runtime/**/*.py"))
-    return f"{sys.version} {torch.__version__} {torch.version.git_version} {hash_of(repr(files))}"
+    """Return what tells apart the programs that make captures: versions, and what is in the files of this package."""
+    own = hashlib.sha256()
+    for path in sorted(Path(__file__).parents[2].rglob("*.py")):
+        own.update(f"{path} {path.stat().st_size}\n".encode() + path.read_bytes())
+    return f"{sys.version} {os.uname().machine} {torch.__version__} {torch.version.git_version} {own.hexdigest()}"
 
 
 @dataclass
@@ -172,9 +177,14 @@ class KeptCapture:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> KeptCapture | None:
-        """Return that of a call; None where captures are not kept, or where the call is none of another process."""
-        folder = find_folder()
-        if folder is None or world.simulation_level() is not None:
+        """Return that of a call; None where captures are not kept.
+
+        Raises:
+            UnportableError: it is not that of a call of another process.
+            RuntimeError: the user has no home.
+        """
+        folder = None if world.simulation_level() is not None else find_folder()
+        if folder is None:
             return None
         call = compilation.target.call, tuple(args), dict(kwargs)
         made = cls(compilation, call, folder, "")
@@ -187,10 +197,7 @@ class KeptCapture:
         }
         made.named, made.known = named, {id(value): name for name, value in named.items()}
         state = compilation.state_for(find_tensors(args, kwargs), find_parts(wrappers))
-        try:
-            made.name = hash_of(made._text(wrappers, state))
-        except Exception:  # noqa: BLE001  # what has no text in every process is captured as ever
-            return None
+        made.name = hash_of(made._text(wrappers, state))
         return made
 
     def _text(self, wrappers: Sequence[DividedBatch], state: tuple[Any, ...]) -> str:
@@ -242,27 +249,26 @@ class KeptCapture:
         return f"{READ}{self.folder}"
 
     def write(self, draft: Draft) -> str:
-        """Keep what was made of the call; returns why not, if it is not kept."""
+        """Keep what was made of the call; returns where.
+
+        Raises:
+            Exception: it cannot be kept.
+        """
         captured = draft.captured
-        try:
-            if draft.stages is not None:
-                raise UnportableError("the division of a pipeline")
-            portable = PortableTrace.of(captured.traced, self.call, self.known)
-            places = {name: index for index, name in enumerate(captured.placeholders) if name is not None}
-            constants = {name: places[name] for name in captured.constants if name in places}
-            known = self.known | {id(captured.constants[name]): f"constant {name}" for name in constants}
-            nothing: Any = None
-            plain = replace(draft, captured=replace(captured, traced=nothing), recompute={})
-            state = self.compilation.state_for(find_tensors(*self.call[1:]), draft.parts)
-            content = dump((dump(portable, self.known), dump((plain, state), known), constants), {})
-            with _opened(self.folder) as folder:
-                _write_file(folder, f"{self.name}.{portable.guards.text[:16]}{_SUFFIX}", content)
-                _drop_oldest(folder)
-        except UnportableError as error:
-            return f"{error} is of this process alone"
-        except Exception as error:  # noqa: BLE001  # what cannot be kept is captured again, and trains all the same
-            return f"{type(error).__name__}: {error}"
-        return ""
+        if draft.stages is not None:
+            raise UnportableError("the division of a pipeline")
+        portable = PortableTrace.of(captured.traced, self.call, self.known)
+        places = {name: index for index, name in enumerate(captured.placeholders) if name is not None}
+        constants = {name: places[name] for name in captured.constants if name in places}
+        known = self.known | {id(captured.constants[name]): f"constant {name}" for name in constants}
+        nothing: Any = None
+        plain = replace(draft, captured=replace(captured, traced=nothing), recompute={})
+        state = self.compilation.state_for(find_tensors(*self.call[1:]), draft.parts)
+        content = dump((dump(portable, self.known), dump((plain, state), known), constants), {})
+        with _opened(self.folder) as folder:
+            _write_file(folder, f"{self.name}.{portable.guards.text[:16]}{_SUFFIX}", content)
+            _drop_oldest(folder)
+        return f"kept in {self.folder}"
 
 
 def _of_leaf(leaf: Any) -> Any:
@@ -270,6 +276,12 @@ def _of_leaf(leaf: Any) -> Any:
     if isinstance(leaf, Tensor):
         return tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad, type(leaf)
     return leaf if type(leaf) in (int, float, bool, str, type(None)) else type(leaf)
+
+
+def _not_kept(error: Exception) -> str:
+    """Say why a capture is not kept: it trains all the same, and is made again in the next start."""
+    is_told = isinstance(error, UnportableError)
+    return f"not kept: {error} is of this process alone" if is_told else f"not kept: {type(error).__name__}: {error}"
 
 
 def find_or_make(
@@ -283,9 +295,13 @@ def find_or_make(
 
     All ranks call it together. Where a host has fewer cores than ranks, one of them captures for the others.
     """
+    place, draft, kept = None, None, ""
     with autocast(compilation.settings.precision):
-        place = KeptCapture.of(compilation, wrappers, args, kwargs)
-        draft = None if place is None else place.read()
+        try:
+            place = KeptCapture.of(compilation, wrappers, args, kwargs)
+            draft = None if place is None else place.read()
+        except Exception as error:  # noqa: BLE001  # whatever it is, the call is captured as ever
+            kept = _not_kept(error)
     may_wait = place is not None and compilation.settings.search is None
     is_crowded = world.get_local_rank_size() > len(os.sched_getaffinity(0))
     everyone = compilation.exchange((draft is not None, may_wait and is_crowded))
@@ -302,11 +318,12 @@ def find_or_make(
             return draft, place.use(draft)
     try:
         draft = make(compilation, wrappers, args, kwargs)
-        kept = ""
         if place is not None and is_first:
-            with autocast(compilation.settings.precision):
-                why_not = place.write(draft)
-            kept = f"not kept: {why_not}" if why_not else f"kept in {place.folder}"
+            try:
+                with autocast(compilation.settings.precision):
+                    kept = place.write(draft)
+            except Exception as error:  # noqa: BLE001
+                kept = _not_kept(error)
         draft.captured.traced.output = None
     finally:
         if waits and is_first:  # also when there is no capture, which the others find out, too

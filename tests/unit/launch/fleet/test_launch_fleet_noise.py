@@ -197,7 +197,9 @@ def sayings(draw, node):
 
 @many
 @given(said=st.tuples(sayings(0), sayings(1)))
-def test_job_whose_agents_say_anything_ends_with_a_result_and_writes_its_own_files_alone(said):
+def test_job_whose_agents_say_anything_ends_with_a_result_and_writes_its_own_files_alone(
+    said,
+):
     entries = (HostEntry("localhost", 1), HostEntry("127.0.0.2", 1))
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))

@@ -662,11 +662,11 @@ DROPPING = nn.GRU(6, 6, 2, dropout=0.5, dtype=torch.float64)
                 lambda x: x * torch.empty_like(x).uniform_(generator=torch.Generator()),
                 "draws from a generator of its own",
             ),
+            (lambda x: DROPPING(x.unsqueeze(1))[0], "aten.gru.input"),
             (
                 lambda x: x + torch.binomial(x.detach() * 0 + 9, x.detach() * 0 + 0.5),
                 "draws random numbers, which would not be",
             ),
-            (lambda x: DROPPING(x.unsqueeze(1))[0], "aten.gru.input"),
         ]
     ),
 )

@@ -65,6 +65,7 @@ def loss_of(scores, labels):
     return F.cross_entropy(scores, F.one_hot(labels, 6).to(scores.dtype) * 0.9 + 0.1 / 6)
 
 
+@functools.cache
 def captured_graph():
     torch.manual_seed(0)
     network, inputs = WithLoss(Network(), loss_of), [torch.ones(4, 6), torch.zeros(4, dtype=torch.int64)]

@@ -28,7 +28,22 @@ ELEMENTS = 2 * (WIDTH * WIDTH + WIDTH) + 4 * WIDTH + 4
 
 
 @pytest.fixture
-def simulate(monkeypatch):
+def join(monkeypatch):
+    """Join a world of ranks that do not exist."""
+
+    def run(ranks=16, rank=0):
+        release()
+        place = {"MSRUN_SIM_LEVEL": "3", "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": "8"}
+        for name, value in place.items():
+            monkeypatch.setenv(name, value)
+        init()
+
+    yield run
+    release()
+
+
+@pytest.fixture
+def simulate(join):
     """Look at a step of a small network on 16 ranks, or on others."""
 
     def run(
@@ -42,11 +57,7 @@ def simulate(monkeypatch):
         device=DEVICE,
         prepare=lambda _net, _optimizer: None,
     ):
-        release()
-        place = {"MSRUN_SIM_LEVEL": "3", "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": "8"}
-        for name, value in place.items():
-            monkeypatch.setenv(name, value)
-        init()
+        join(ranks, rank)
         layers = [layer for _ in range(2) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
         net = WithLoss(nn.Sequential(*layers, nn.Linear(WIDTH, 4)), nn.CrossEntropyLoss())
         run.optimizer = torch.optim.AdamW(net.parameters())  # alive until the end
@@ -60,8 +71,7 @@ def simulate(monkeypatch):
         batch = torch.zeros(8, WIDTH), torch.zeros(8, dtype=torch.long)
         return simulate_job(Asked(Target(net, net), parallel.settings, batch, {}, device, level, rank))
 
-    yield run
-    release()
+    return run
 
 
 def record_of(job):
@@ -230,16 +240,16 @@ class Reads(nn.Module):
         ),
     ],
 )
-def test_network_that_cannot_be_looked_at_is_refused_with_a_remedy(simulate, net, shards, level, text):
-    simulate(level=0)
+def test_network_that_cannot_be_looked_at_is_refused_with_a_remedy(join, net, shards, level, text):
+    join()
     parallel = AutoParallel(net, "data_parallel")
     settings = (parallel.hsdp(threshold=0) if shards else parallel).settings
     with pytest.raises(StrategyError, match=text):
         simulate_job(Asked(Target(net, net), settings, (torch.zeros(2, 2),), {}, DEVICE, level, 0))
 
 
-def test_users_network_is_as_before_when_it_has_been_looked_at(simulate):
-    simulate(level=0)
+def test_users_network_is_as_before_when_it_has_been_looked_at(join):
+    join()
     net = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH))
     values = dict(net.named_parameters())
     settings = AutoParallel(net, "data_parallel").hsdp(threshold=0).settings

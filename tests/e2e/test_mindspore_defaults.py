@@ -81,6 +81,7 @@ def test_the_option_takes_torchs_meaning_means_and_parts_of_the_data(msrun, tmp_
     words = ("--worker_num=2", "--mindspore=torch", "--mindspore_semantics=torch", *PRELOAD, "train.py")
     job = msrun.run(*words, cwd=tmp_path, env=msrun.warm("mindspore"))
     assert job.code == 0, job.stderr
+    assert "msrun: mindspore is msrun.mindspore, on torch" in job.stderr
     for rank in range(2):
         assert f"weight 0.2 rows {('0 1', '2 3')[rank]}\n" in job.log(rank).decode()
 

@@ -6,7 +6,6 @@ MINDSPORE_PYTHON names a Python with MindSpore and what msrun needs: `make minds
 import os
 
 import pytest
-from asked_cases import one_fast
 from job_runner import PRELOAD, wait_until
 
 WORDS = """
@@ -39,7 +38,8 @@ def log_of(folder, rank):
     return (folder / "log_output" / f"worker_{rank}.log").read_text()
 
 
-@pytest.mark.parametrize("method", one_fast("fork", "exec"))
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "exec"])
 def test_import_mindspore_finds_ours_where_there_is_no_other(msrun, script, method):
     options = ("--worker_num=2", "--mindspore=torch", *PRELOAD, f"--start_method={method}")
     job = msrun.run(*options, script.name, cwd=script.parent, env=msrun.warm("mindspore"))

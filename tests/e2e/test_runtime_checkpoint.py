@@ -10,8 +10,10 @@ import sys
 import zlib
 from typing import Any
 
+import checkpoint_law
 import pytest
 import torch
+from on_ranks import on_ranks
 from torch.distributed.checkpoint import FileSystemReader
 
 from msrun.errors import CheckpointError
@@ -52,7 +54,7 @@ def run_alone(runner, *args, cwd, **env):
 
 
 class Law:
-    """Runs jobs of tests/workers/runtime/checkpoint_law.py over one folder; each once."""
+    """Runs jobs of tests/cases/checkpoint_law.py over one folder; each once."""
 
     def __init__(self, runner, script, folder):
         self._runner, self._script, self.folder = runner, script, folder
@@ -73,8 +75,8 @@ class Law:
 
 
 @pytest.fixture(scope="module")
-def law(msrun_of_module, workers, tmp_path_factory):
-    return Law(msrun_of_module, workers / "runtime" / "checkpoint_law.py", tmp_path_factory.mktemp("law"))
+def law(msrun_of_module, tmp_path_factory):
+    return Law(msrun_of_module, checkpoint_law.__file__, tmp_path_factory.mktemp("law"))
 
 
 def assert_goes_on(ranks, ways):
@@ -90,20 +92,17 @@ def assert_goes_on(ranks, ways):
         assert found["is_same"], pair
 
 
-LAYOUTS = ("data-parallel", "level1", "level3", "tensor", "pipeline", "mixed")
 WAYS = {"load_checkpoint", "load_param_into_net", "load_distributed_checkpoint"}
 CUT = {"transform_checkpoints", "transformed, load_distributed_checkpoint"}
 
 
-def test_checkpoints_of_two_ranks_go_on_in_other_layouts_by_every_way_in(law):
-    ranks = law.run(2, "both", *SOME)
-    assert {*ranks[0]["pairs"]} == {f"{source}-2 to {target}" for source in SOME for target in SOME}
-    assert_goes_on(ranks, WAYS | CUT)
-
-
-def test_every_rank_writes_and_nothing_is_written_twice(law):
-    law.run(2, "both", *SOME)
-    path = law.folder / "checkpoints" / "mixed-2" / "a.ckpt"
+@on_ranks(2, dtype="float64")
+def test_checkpoints_of_two_ranks_go_on_in_other_layouts_and_are_written_by_every_rank_once(ranks, tmp_path):
+    checkpoint_law.write(tmp_path, SOME)
+    found = ranks.gather(checkpoint_law.read(tmp_path, SOME, others_alone=True))
+    assert {*found[0]["pairs"]} == {f"{source}-2 to {target}" for source in SOME for target in SOME if source != target}
+    assert_goes_on(found, WAYS | CUT)
+    path = tmp_path / "checkpoints" / "mixed-2" / "a.ckpt"
     manifest = read_manifest(path)
     assert manifest is not None
     assert manifest.world_size == 2
@@ -118,13 +117,13 @@ def test_every_rank_writes_and_nothing_is_written_twice(law):
 
 @pytest.mark.slow
 @pytest.mark.timeout(5 * LAW_S)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", checkpoint_law.LAYOUTS)
 @pytest.mark.parametrize("world_size", [1, 2, 4, 8])
 def test_every_layout_on_1_2_4_and_8_ranks_goes_on_from_every_other(law, world_size, layout):
     for writers in (1, 2, 4, 8):
         law.run(writers, "write")
     ranks = law.run(world_size, "read", layout)
-    assert len(ranks[0]["pairs"]) == 4 * len(LAYOUTS)
+    assert len(ranks[0]["pairs"]) == 4 * len(checkpoint_law.LAYOUTS)
     assert_goes_on(ranks, WAYS | (CUT if world_size > 1 else set()))
 
 

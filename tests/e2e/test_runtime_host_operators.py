@@ -122,11 +122,11 @@ def level(number):
     return lambda net: net.hsdp(threshold=0, optimizer_level=f"level{number}")
 
 
-def cut_layers(network):
+def cut_layers(network, first="up", second="down"):
     """Megatron's pair: the sum of the second layer is a message of the host's values."""
     ranks = get_group_size()
-    shard(network.up, ((1, 1), (ranks, 1), (ranks,)))
-    shard(network.down, ((1, ranks), (1, ranks)))
+    shard(network.get_submodule(first), ((1, 1), (ranks, 1), (ranks,)))
+    shard(network.get_submodule(second), ((1, ranks), (1, ranks)))
 
 
 def staged(name, on_host, scheduler="1f1b", interleave=False, settings=lambda net: net, **how):
@@ -154,6 +154,9 @@ PIPELINES = {
 WAYS = {
     **{f"hsdp-level{n}": partial(train, "transformer", ("attention", "up"), level(n)) for n in (1, 2, 3)},
     "hsdp-deferred": partial(train, "mlp", ("first", "third"), level(3), is_deferred=True),
+    "tensor-parallel-mlp": partial(
+        train, "mlp", ("second", "third"), prepare=partial(cut_layers, first="second", second="third"), is_full=True
+    ),
     "tensor-parallel": partial(train, "transformer", ("up", "down"), prepare=cut_layers, is_full=True),
     "recompute": partial(train, "transformer", ("attention", "up"), prepare=recompute),
     "recompute-and-limit": partial(
@@ -176,7 +179,7 @@ CASES = {**{name: partial(train, *placed) for name, placed in PLACEMENTS.items()
 
 
 @often
-@pytest.mark.parametrize("case", slow_but(["tensor-parallel"], CASES))
+@pytest.mark.parametrize("case", slow_but(["tensor-parallel-mlp"], CASES))
 def test_parts_on_the_host_give_the_numbers_of_one_process_and_the_copies_of_the_plan(ranks, case):
     found = CASES[case]()
     assert found.model.plan.traffic is not None

@@ -153,7 +153,7 @@ def test_marked_parameters_are_refused_where_they_would_be_reduced_or_cut(mode):
 
 
 @on_four
-@pytest.mark.parametrize("form", ["shared", "apart"])
+@pytest.mark.parametrize("form", one_fast("apart", "shared"))
 def test_hand_cut_network_is_saved_by_every_rank_and_goes_on(ranks, form):
     """In one directory, or in directories of their own."""
     folder = Path("hybrid" if form == "shared" else f"hybrid-{ranks.rank}")

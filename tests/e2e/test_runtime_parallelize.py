@@ -96,29 +96,41 @@ def brought():
 
 
 BLOCK = {key: f"attention.{key}" for key in ("q", "k", "v", "out")} | {"up": "up", "down": "down"}
-QUARTERS = {"q": [4, 16], "k": [4, 16], "v": [4, 16], "out": [16, 4], "up": [16, 16], "down": [16, 16]}
-WHOLE = {"q": [16, 16], "k": [16, 16], "v": [16, 16], "out": [16, 16], "up": [64, 16], "down": [16, 64]}
-HALVES = {"q": [8, 16], "k": [8, 16], "v": [8, 16], "out": [16, 8], "up": [32, 16], "down": [16, 32]}
-TURNED = {name: shape[::-1] for name, shape in QUARTERS.items()}
+
+
+def cut(ranks, *names):
+    """Return the shapes of what a rank stores of the weights of a block, where these are cut: all unless named."""
+    whole = {"q": [16, 16], "k": [16, 16], "v": [16, 16], "up": [64, 16], "out": [16, 16], "down": [16, 64]}
+    for name in names or BLOCK:
+        whole[name][name in ("out", "down")] //= ranks
+    return whole
+
+
 PLANS = {
     "words": (
         lambda: parallelize(Decoder(), {**INSIDE, "embed": "vocab", "head": "colwise"}),
-        QUARTERS,
-        {"embed": [6, 16], "head": [6, 16]},
+        lambda n: (cut(n), {"embed": [24 // n, 16], "head": [24 // n, 16]}),
     ),
-    "transposed": (lambda: parallelize(Decoder(Transposed), INSIDE), TURNED, {}),
-    "columns of a table": (lambda: parallelize(Decoder(), {"embed": "colwise"}), WHOLE, {"embed": [24, 4]}),
-    "half of the ranks": (lambda: parallelize(Decoder(), INSIDE, tensor_parallel=2), HALVES, {}),
-    "styles of torch": (lambda: parallelize(Decoder(), STYLES), {**WHOLE, "up": [16, 16], "down": [16, 16]}, {}),
-    "of the model": (brought, QUARTERS, {"head": [6, 16]}),
+    "transposed": (
+        lambda: parallelize(Decoder(Transposed), INSIDE),
+        lambda n: ({name: shape[::-1] for name, shape in cut(n).items()}, {}),
+    ),
+    "columns of a table": (
+        lambda: parallelize(Decoder(), {"embed": "colwise"}),
+        lambda n: (cut(1), {"embed": [24, 16 // n]}),
+    ),
+    "half of the ranks": (lambda: parallelize(Decoder(), INSIDE, tensor_parallel=2), lambda _: (cut(2), {})),
+    "styles of torch": (lambda: parallelize(Decoder(), STYLES), lambda n: (cut(n, "up", "down"), {})),
+    "of the model": (brought, lambda n: (cut(n), {"head": [24 // n, 16]})),
 }
-"""Name -> network, what each rank stores of the weights of a block, and of the others where it is not all."""
+"""Name -> network, and what each of n ranks stores of the weights of a block, and of the others where it is cut."""
 
 
-@on_ranks(4, dtype="float64")
+@on_ranks(2, pytest.param(4, marks=pytest.mark.slow), dtype="float64")
 @pytest.mark.parametrize("name", slow_but(["of the model"], PLANS))
-def test_a_named_plan_trains_like_one_process_and_cuts_what_it_names(name):
-    make, of_blocks, others = PLANS[name]
+def test_a_named_plan_trains_like_one_process_and_cuts_what_it_names(ranks, name):
+    make, stores = PLANS[name]
+    of_blocks, others = stores(ranks.size)
     torch.manual_seed(3)
     step = AutoParallel(WithLoss(make(), loss_of)).dataset_strategy("full_batch")
     tokens = torch.randint(0, WORDS, (ROWS, LENGTH), generator=torch.Generator().manual_seed(4))

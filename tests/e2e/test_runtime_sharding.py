@@ -482,8 +482,8 @@ def test_an_operator_with_a_strategy_of_the_users_keeps_it(ranks):
     assert (down.strategy, down.origin) == ((*given, (1,)), "user")
 
 
-@often
-@pytest.mark.parametrize("limit_mb", slow_but(["0.01"], [0.45, 0.01]))
+@slow_often
+@pytest.mark.parametrize("limit_mb", [0.45, 0.01])
 def test_a_limit_of_memory_is_kept_or_the_missing_bytes_are_told(limit_mb):
     network, batch = build("mlp")
     step = AutoParallel(network, "auto").dataset_strategy("full_batch")

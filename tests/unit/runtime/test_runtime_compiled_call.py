@@ -1,6 +1,7 @@
 """Compiled calls in one process: buffers that a network writes into, memory that is taken over, and torch.compile."""
 
 import copy
+import functools
 import operator
 import shutil
 
@@ -96,7 +97,11 @@ def partitioned(graph, mesh, ndim=2):
 
 
 def compiled(network, x, copies=1, **more):
-    graph, mesh = captured(network, x[: len(x) // copies]), build_mesh(1)
+    return compiled_of(captured(network, x[: len(x) // copies]), network, copies, **more)
+
+
+def compiled_of(graph, network, copies, **more):
+    mesh = build_mesh(1)
     program = partitioned(graph, mesh)
     stored = {name: placed(name, parameter) for name, parameter in network.named_parameters()}
     more |= {"mesh": mesh, "rank": 0, "parts": BatchParts((("copies", copies),))}
@@ -292,10 +297,17 @@ class Net(nn.Module):
         return self.b(self.norm(self.a(x)).relu())
 
 
+@functools.cache
+def graph_of_net(rows):
+    return captured(Net(), torch.ones(rows, 6, dtype=torch.float64))
+
+
 def results(compiler, copies=1, **more):
     """Return results, gradients and buffers after two steps, and the notes of the plan."""
     network, x = Net(), torch.linspace(-1, 1, 48, dtype=torch.float64).view(8, 6)
-    call, program = compiled(network, x, copies, settings=ParallelSettings(compiler=compiler), **more)
+    call, program = compiled_of(
+        graph_of_net(8 // copies), network, copies, settings=ParallelSettings(compiler=compiler), **more
+    )
     found = []
     for _ in range(2):
         found.append(call.run([x])[0])

@@ -2,6 +2,7 @@
 Plans as values; prices of decisions have the memory of the program that lowering makes."""
 
 import dataclasses
+import functools
 import importlib
 import itertools
 import json
@@ -231,8 +232,7 @@ def kept_by_autograd(network):
 
 
 def test_what_is_kept_is_what_autograd_keeps_on_each_rank_for_each_copy():
-    network = Network()
-    found = estimate(network)
+    network, found = Network(), recomputing()
     assert found.kept_bytes == kept_by_autograd(network) == 2 * estimate(network, ranks=2).kept_bytes
     assert found.again_bytes == 0
     assert estimate(network, copies=3).peak_bytes == 3 * found.kept_bytes
@@ -240,6 +240,7 @@ def test_what_is_kept_is_what_autograd_keeps_on_each_rank_for_each_copy():
     assert str(ActivationEstimate(2 << 20, 1 << 20, 2)) == text
 
 
+@functools.cache
 def recomputing(*blocks, **settings):
     network = Network()
     for block in blocks:
@@ -255,7 +256,7 @@ def test_recomputed_block_keeps_its_ends_alone_and_is_counted_while_it_runs_agai
     assert one.again_bytes >= 2 * hidden
     assert both.kept_bytes < one.kept_bytes
     assert both.again_bytes == one.again_bytes, "the greatest region counts"
-    assert recomputing("second", save=[torch.ops.aten.tanh]).kept_bytes == one.kept_bytes + hidden
+    assert recomputing("second", save=(torch.ops.aten.tanh,)).kept_bytes == one.kept_bytes + hidden
 
 
 H100 = PROFILES["h100"]
@@ -289,6 +290,7 @@ def stack(rows=ROWS):
         return Stack(), torch.empty(rows, WIDTH)
 
 
+@functools.cache
 def prices_of(stages, rows):
     """Return the prices of a part of the batch on one rank a stage, and seconds and bytes of it without stages."""
     network, batch = stack()

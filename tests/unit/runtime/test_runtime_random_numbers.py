@@ -636,9 +636,10 @@ def test_network_whose_random_numbers_nobody_can_find_the_rows_of_runs_in_one_pa
 PLAIN = nn.GRU(6, 6, 2, dtype=torch.float64)
 
 
-def test_draws_are_numbered_in_the_order_of_the_network_without_those_that_draw_nothing():
+@pytest.mark.parametrize("also", one_fast(lambda x: x, lambda x: PLAIN(x.unsqueeze(1))[0][:, 0]), ids=["", "gru"])
+def test_draws_are_numbered_in_the_order_of_the_network_without_those_that_draw_nothing(also):
     def call(x):
-        x = F.dropout(x, training=False) + F.dropout(x, 0.0) + F.rrelu(x) + PLAIN(x.unsqueeze(1))[0][:, 0]
+        x = F.dropout(x, training=False) + F.dropout(x, 0.0) + F.rrelu(x) + also(x)
         first = F.dropout(x).t()
         second = F.dropout(first).reshape(-1) + torch.rand(24)
         return F.dropout(second).sum() + F.dropout(torch.ones(3)).sum()
@@ -662,11 +663,11 @@ DROPPING = nn.GRU(6, 6, 2, dropout=0.5, dtype=torch.float64)
                 lambda x: x * torch.empty_like(x).uniform_(generator=torch.Generator()),
                 "draws from a generator of its own",
             ),
+            (lambda x: DROPPING(x.unsqueeze(1))[0], "aten.gru.input"),
             (
                 lambda x: x + torch.binomial(x.detach() * 0 + 9, x.detach() * 0 + 0.5),
                 "draws random numbers, which would not be",
             ),
-            (lambda x: DROPPING(x.unsqueeze(1))[0], "aten.gru.input"),
         ]
     ),
 )

@@ -70,21 +70,30 @@ CASES = [
 ]
 
 
-of_all = pytest.mark.parametrize(("name", "chunks", "ranks", "micro_size"), CASES)
+of_all = pytest.mark.parametrize("name", dict.fromkeys(NAMES))
+
+
+def schedules(name):
+    return [(made(name, ranks, chunks, size), chunks, ranks, size) for n, chunks, ranks, size in CASES if n == name]
 
 
 @of_all
-def test_bubble_is_the_formula(name, chunks, ranks, micro_size):
+def test_bubble_is_the_formula(name):
     """Narayanan et al. 2021: (P-1)/(m+P-1), interleaved (P-1)/(V m+P-1). Qi et al. 2023, ZB-H1 (torch's ZB1P): P-1
     units of idle time where F = I = W = 1: (P-1)/(3 V m + P-1). ZBV and DualPipeV likewise from 2 P micro batches."""
-    work = chunks * micro_size * (3 if name in SPLIT else 1)
-    expected = Fraction(ranks - 1, work + ranks - 1)
-    assert made(name, ranks, chunks, micro_size).bubble == pytest.approx(float(expected), abs=1e-12)
+    for schedule, chunks, ranks, micro_size in schedules(name):
+        work = chunks * micro_size * (3 if name in SPLIT else 1)
+        expected = Fraction(ranks - 1, work + ranks - 1)
+        assert schedule.bubble == pytest.approx(float(expected), abs=1e-12), (chunks, ranks, micro_size)
 
 
 @of_all
-def test_every_micro_batch_goes_once_forward_and_once_back_through_every_stage(name, chunks, ranks, micro_size):
-    schedule = made(name, ranks, chunks, micro_size)
+def test_every_micro_batch_goes_once_forward_and_once_back_through_every_stage(name):
+    for given in schedules(name):
+        assert_each_goes_once(name, *given)
+
+
+def assert_each_goes_once(name, schedule, chunks, ranks, micro_size):
     places = {(stage, micro) for stage in range(ranks * chunks) for micro in range(micro_size)}
     for rank, row in enumerate(schedule.actions):
         assert {action.stage for action in row} == set(schedule.stages_of(rank))
@@ -97,9 +106,13 @@ def test_every_micro_batch_goes_once_forward_and_once_back_through_every_stage(n
 
 
 @of_all
-def test_two_ranks_have_their_messages_to_each_other_in_one_order(name, chunks, ranks, micro_size):
+def test_two_ranks_have_their_messages_to_each_other_in_one_order(name):
     """In both directions together: a backend without tags, such as NCCL, runs them one after the other."""
-    schedule = made(name, ranks, chunks, micro_size)
+    for schedule, *_, micro_size in schedules(name):
+        assert_one_order(schedule, micro_size)
+
+
+def assert_one_order(schedule, micro_size):
     orders = {}
     for rank, row in enumerate(schedule.actions):
         for action in (action for action in row if not action.computes):
@@ -185,9 +198,6 @@ def test_picture_has_a_cell_for_every_action_and_nothing_outside(name, chunks):
     assert max(ends) < float(root.attrib["viewBox"].split()[2])
 
 
-SCHEDULES = [(name, ranks, ranks * times) for name in dict.fromkeys(NAMES) for ranks in (2, 3, 4) for times in (2, 3)]
-
-
 def rows(name, ranks, micro_size):
     return build_schedule(name, ranks, default_chunks(name, interleave=False), micro_size).actions
 
@@ -206,10 +216,11 @@ def computed_between(row, receive):
     return sum(action.computes for action in row[begin:end])
 
 
-@pytest.mark.parametrize(("name", "ranks", "micro_size"), SCHEDULES)
+@of_all
 @pytest.mark.parametrize("ahead", [0, 1, 4])
-def test_receives_alone_move_so_many_computing_actions_ahead_unless_another_one_does(name, ranks, micro_size, ahead):
-    for row in rows(name, ranks, micro_size):
+def test_receives_alone_move_so_many_computing_actions_ahead_unless_another_one_does(name, ahead):
+    sizes = [(ranks, ranks * times) for ranks in (2, 3, 4) for times in (2, 3)]
+    for row in [row for ranks, micro_size in sizes for row in rows(name, ranks, micro_size)]:
         early = receive_early(row, ahead)
         assert [a for a in early if not is_receive(a)] == [a for a in row if not is_receive(a)]
         assert [a for a in early if is_receive(a)] == [a for a in row if is_receive(a)]
@@ -285,7 +296,7 @@ def test_no_turn_ends_inside_a_span(slots, spans, joined):
     assert join_slots(slots, spans) == joined
 
 
-DEPTH, PAIR_WIDTH, BATCH, RANKS = 8, 8, 4, 2
+DEPTH, PAIR_WIDTH, BATCH, RANKS = 4, 8, 4, 2
 
 
 class Pairs(nn.Module):
@@ -332,9 +343,14 @@ class Clock:
         return TensorFuture(value, None, arrive)
 
 
+@cache
+def captured_pairs(copies):
+    network, x = Pairs(), torch.ones(BATCH // copies, PAIR_WIDTH)
+    return network, capture(find_target(network), [x], {}, input_shapes=[tuple(x.shape)], parameter_shapes={})
+
+
 def compile_on_one_rank(copies, *, overlaps_weights=False):
-    network, mesh, x = Pairs(), build_mesh(RANKS), torch.ones(BATCH // copies, PAIR_WIDTH)
-    captured = capture(find_target(network), [x], {}, input_shapes=[tuple(x.shape)], parameter_shapes={})
+    (network, captured), mesh = captured_pairs(copies), build_mesh(RANKS)
     given, layouts = strategies_of(network), [TensorLayout.replicated(2)]
     program = partition(captured, mesh, input_layouts=layouts, strategies=given, output_batch_axes=())
     stored = {}
@@ -652,14 +668,16 @@ class Halves(nn.Module):
         return F.softmax(halves, 1).sum() / tokens**0.5
 
 
-def sized(network=None, free=((0, 0), (0, 1))):
-    x = torch.ones(ROWS, TOKENS, WIDTH)
-    target = find_target(network or Halves())
-    return capture(target, [x], {}, input_shapes=[tuple(x.shape)], parameter_shapes={}, free=free, keeps_sizes=True)
+@cache
+def sized():
+    """Return a network and its graph for any number of rows and tokens."""
+    network, x, free = Halves(), torch.ones(ROWS, TOKENS, WIDTH), ((0, 0), (0, 1))
+    shapes, target = [tuple(x.shape)], find_target(network)
+    return network, capture(target, [x], {}, input_shapes=shapes, parameter_shapes={}, free=free, keeps_sizes=True)
 
 
 def test_a_plan_asks_of_a_size_only_that_its_parts_are_equal():
-    graph, mesh = sized(), build_mesh(2)
+    (_, graph), mesh = sized(), build_mesh(2)
     decide(graph, mesh, Constraints([TensorLayout((mesh.axes, (), ()))]))
     assert [sizes.why_not([(ROWS + 2, TOKENS + 5, WIDTH)]) for sizes in graph.sizes] == ["", ""]
     assert "Mod(size[0][0], 2)" in graph.sizes[-1].why_not([(ROWS + 1, TOKENS, WIDTH)])
@@ -667,13 +685,12 @@ def test_a_plan_asks_of_a_size_only_that_its_parts_are_equal():
 
 
 def test_a_size_of_one_is_another_program():
-    assert sized().sizes[0].why_not([(ROWS, 1, WIDTH)])
+    assert sized()[1].sizes[0].why_not([(ROWS, 1, WIDTH)])
 
 
 @pytest.mark.parametrize(("rows", "tokens"), [(ROWS, TOKENS), (6, 3), (2, 9)])
 def test_a_program_for_any_size_computes_what_the_network_does(rows, tokens):
-    network = Halves()
-    graph = sized(network)
+    network, graph = sized()
     program = lower(graph, decide(graph, build_mesh(1), Constraints([TensorLayout.replicated(3)])))
     settle(program.graph)
     (segment,) = cut_segments(program, {})

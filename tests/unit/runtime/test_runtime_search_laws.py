@@ -211,11 +211,11 @@ def test_the_plan_of_a_search_never_takes_longer_on_a_device_with_more_bandwidth
     def seconds(device):
         return searched(graph_of(name), 4, SearchSpec("dynamic_programming", device)).plan.price.seconds
 
-    factors = (0.01, 1.0, 10.0)
-    links = [replace(H100.in_host, bytes_per_s=H100.in_host.bytes_per_s * factor) for factor in factors]
-    by_link = [seconds(replace(H100, in_host=link)) for link in links]
-    by_memory = [seconds(replace(H100, memory_bandwidth=H100.memory_bandwidth * factor)) for factor in factors]
-    for found in (by_link, by_memory):
+    (less, more), base = (0.01, 10.0), seconds(H100)
+    links = {f: replace(H100.in_host, bytes_per_s=H100.in_host.bytes_per_s * f) for f in (less, more)}
+    by_link = {f: seconds(replace(H100, in_host=links[f])) for f in links}
+    by_memory = {f: seconds(replace(H100, memory_bandwidth=H100.memory_bandwidth * f)) for f in links}
+    for found in ([by[less], base, by[more]] for by in (by_link, by_memory)):
         assert found == sorted(found, reverse=True)
         assert found[0] > found[-1]
 

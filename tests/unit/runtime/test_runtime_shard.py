@@ -277,9 +277,9 @@ def test_strict_refuses_traffic_that_nobody_asked_for_and_names_both_ends():
             (lambda y: F.max_pool1d(y, 2), [((1, 4),)]),
             (lambda y: F.one_hot(y.argmax(0), 8), [((1, 4),), ((4,),)]),
             (lambda y: F.mse_loss(y, y), [((1, 4), (1, 4))]),
-            (lambda y: F.cross_entropy(y.t(), y.argmax(0)), [((1, 4),), ((1, 4),), ((4, 1), (4,))]),
-            (lambda y: y.slice_scatter(y[:2], 0, 0, 2), [((1, 4),), ((1, 4), (1, 4))]),
             (lambda y: y.scatter(0, y.argmax(0, keepdim=True), 1.0), [((1, 4),), ((1, 4), (1, 4))]),
+            (lambda y: y.slice_scatter(y[:2], 0, 0, 2), [((1, 4),), ((1, 4), (1, 4))]),
+            (lambda y: F.cross_entropy(y.t(), y.argmax(0)), [((1, 4),), ((1, 4),), ((4, 1), (4,))]),
         ]
     ),
 )
@@ -338,7 +338,7 @@ def test_gradients_are_told_only_where_they_come_back():
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")
 WITH_LAWS_OF_THEIR_OWN = [*operator_cases.BINARY, *operator_cases_conv.BINARY]
-MANY = 250
+MANY = 120
 BY_NAME = {case.name: case for name in MODULES for case in importlib.import_module(name).BINARY}
 
 
@@ -381,7 +381,7 @@ def test_every_legal_strategy_is_accepted_and_kept(case, world_size):
 def test_every_illegal_strategy_is_refused_by_operator_input_and_dimension(name):
     case = BY_NAME[name]
     candidates = list(case.candidates((1, 2, 4, 3)) if sum(map(len, case.shapes)) < 8 else case.candidates((1, 2)))
-    many = 700 if case in operator_cases.BINARY else MANY
+    many = 300 if case in operator_cases.BINARY else MANY
     reasons = {s: case.why_illegal(s, 4) for s in candidates[:: max(1, len(candidates) // many)]}
     assert any(reasons.values())
     for strategy, why in reasons.items():

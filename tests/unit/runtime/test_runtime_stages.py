@@ -37,7 +37,7 @@ from msrun.runtime.parallel.compilation.compiled import build_compiled_call
 from msrun.runtime.parallel.host_operators import moved_at_borders, targets_in
 from msrun.runtime.parallel.pipeline.pipeline import PipelineSpec, pin_modules, pin_parameters
 from msrun.runtime.parallel.plan import predict_traffic
-from msrun.runtime.partition.borders import place_operators
+from msrun.runtime.partition.borders import place_operators, place_stages
 from msrun.runtime.partition.events import tell
 from msrun.runtime.partition.partition import partition
 from msrun.runtime.partition.stages import SLACK, assign_stages, cut_stages, divide, holders_of
@@ -65,6 +65,7 @@ def loss_of(scores, labels):
     return F.cross_entropy(scores, F.one_hot(labels, 6).to(scores.dtype) * 0.9 + 0.1 / 6)
 
 
+@functools.cache
 def captured_graph():
     torch.manual_seed(0)
     network, inputs = WithLoss(Network(), loss_of), [torch.ones(4, 6), torch.zeros(4, dtype=torch.int64)]
@@ -390,6 +391,23 @@ def test_values_are_copied_where_the_graph_is_cut_and_parameters_lie_where_they_
     assert name == "transformer" or copies == directions(program)
     if on_host is not None:
         assert program.host_parameters == {f"network.{m}.{part}" for m in on_host for part in ("weight", "bias")}
+
+
+def test_each_stage_of_a_pipeline_copies_for_its_own_operators_of_the_host():
+    network = new_network("mlp")
+    set_target(network.second, "cpu")
+    captured = capture_loss(network)
+    layouts = [TensorLayout.replicated(2), TensorLayout.replicated(1)]
+    program = partition(captured, build_mesh(1), input_layouts=layouts, strategies={}, output_batch_axes=())
+    stage_of = assign_stages(captured, 2, {}, "").stage_of
+    stages = cut_stages(program, stage_of, 2, tell(program).values, program.outputs[0])
+    place_stages(program, stages, stored={}, host_inputs=())
+    second = {"network.second.weight", "network.second.bias"}
+    for stage in stages:
+        has_second = second <= stage.program.parameters.keys()
+        assert stage.program.host_parameters == (second if has_second else set())
+        assert [way for way, _ in directions(stage.program)] == ([IN, OUT] if has_second else [])
+    assert program.host_parameters == second
 
 
 class TwoSides(nn.Module):

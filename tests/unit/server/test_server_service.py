@@ -1,11 +1,10 @@
 """Parameter servers: frames and bodies in shared memory, pieces of tables, the service, its process, the context."""
 
 import json
+import multiprocessing
 import os
 import re
 import secrets
-import signal
-import subprocess
 import sys
 from contextlib import suppress
 
@@ -19,6 +18,7 @@ from msrun import contract
 from msrun.errors import ParallelError, UsageError, WorldError
 from msrun.runtime import get_ps_context, init, release, reset_ps_context, set_param_ps, set_ps_context
 from msrun.server import remote
+from msrun.server.__main__ import main
 from msrun.server.connection import (
     DONE,
     ERROR,
@@ -301,22 +301,30 @@ def test_optimizers_are_named_by_what_their_step_does():
         describe_group({"params": weight, "filter": lambda: 1})
 
 
+def serve(env, said):
+    """Be a server, which tells a pipe what it prints."""
+    os.environ |= env
+    sys.stdout = os.fdopen(os.dup(said.fileno()), "w", buffering=1)
+    main()
+
+
 @pytest.fixture
 def served(tmp_path):
-    """A running server; connects to it as a worker."""
+    """A running server, which was forked: torch is there already; connects to it as a worker."""
     token = secrets.token_hex(32)
     env = {
-        **os.environ,
         contract.MSRUN_SERVER_TOKEN: token,
         contract.MSRUN_RENDEZVOUS: f"file://{tmp_path}/store",
         contract.MS_NODE_ID: "server_0",
         contract.MSRUN_SERVER_ADDRESS: "127.0.0.1",
         contract.MS_WORKER_NUM: "2",
     }
-    command = [sys.executable, "-m", "msrun.server"]
-    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    match = re.search(r"listens on (\S+):(\d+)", process.stdout.readline())
+    (hears, says), context = multiprocessing.Pipe(duplex=False), multiprocessing.get_context("fork")
+    process = context.Process(target=serve, args=(env, says))
+    process.start()
+    says.close()
+    with os.fdopen(os.dup(hears.fileno())) as lines:
+        match = re.search(r"listens on (\S+):(\d+)", lines.readline())
     assert match is not None
     address, port = match[1], int(match[2])
 
@@ -324,9 +332,11 @@ def served(tmp_path):
         return Connection(index, address, port, said or bytes.fromhex(token), rank)
 
     yield connect
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(DEADLINE_S) == 0
-    process.stdout.close()
+    process.terminate()
+    process.join(DEADLINE_S)
+    assert process.exitcode == 0
+    process.close()
+    hears.close()
 
 
 def ask(connection, message):

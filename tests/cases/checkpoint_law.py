@@ -1,6 +1,6 @@
 """Writes checkpoints in several layouts and goes on from those of other jobs; every rank tells what it found.
 
-usage: checkpoint_law.py FOLDER RESULT.json write|read|both [LAYOUT...]
+usage: checkpoint_law.py FOLDER RESULT.json write|read [LAYOUT...]
 write: each layout trains HALF steps; its checkpoint goes to FOLDER/checkpoints, its strategy file to FOLDER/strategies.
 read: each layout goes on from every checkpoint in FOLDER/checkpoints.
 """
@@ -145,12 +145,14 @@ def write(folder, layouts):
     return {"losses": losses}
 
 
-def read(folder, layouts):
+def read(folder, layouts, *, others_alone=False):
     right, tensors = serial()
     found = {}
     for layout in layouts:
         run = Run(layout, seed=2)
         for number, source in enumerate(sorted((folder / "checkpoints").iterdir())):
+            if others_alone and source.name == f"{layout}-{get_group_size()}":
+                continue
             found[f"{source.name} to {layout}"] = go_on(folder, source, run, number, right, tensors)
     return {"right": right, "pairs": found}
 
@@ -214,8 +216,7 @@ def main():
     torch.set_default_dtype(torch.float64)
     init(timeout_s=120)
     folder, task, layouts = Path(sys.argv[1]), sys.argv[3], sys.argv[4:] or LAYOUTS
-    mine = write(folder, layouts) if task != "read" else {}
-    mine |= read(folder, layouts) if task != "write" else {}
+    mine = write(folder, layouts) if task == "write" else read(folder, layouts)
     everyone = [mine]
     if dist.is_initialized():
         everyone = [None] * get_group_size()
@@ -225,4 +226,5 @@ def main():
     release()
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,7 @@
 """What launcher and worker agree on: environment names, file names, exit status. Both halves import this module and
 nothing of each other; changing a name here changes the product's interface. The fields of `failure.json` are those of
-`cluster.coordinator.JobFailure`, and stand in docs/reference/files.md."""
+`cluster.coordinator.JobFailure`, and stand in docs/reference/files.md.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +42,15 @@ MS_SCHED_PORT: Final = "MS_SCHED_PORT"
 MS_NODE_ID: Final = "MS_NODE_ID"
 MS_NODE_RANK: Final = "MS_NODE_RANK"
 """As MindSpore's msrun sets them; the port is that of torch's store, for real MindSpore that of its scheduler."""
-MS_TOPO_TIMEOUT: Final = "MS_TOPO_TIMEOUT"  # `--cluster_time_out`; for real MindSpore only
+MS_TOPO_TIMEOUT: Final = "MS_TOPO_TIMEOUT"
+"""`--cluster_time_out`; for real MindSpore only."""
 RANK_ID: Final = "RANK_ID"
 RANK_SIZE: Final = "RANK_SIZE"
 DEVICE_ID: Final = "DEVICE_ID"
 RANK_TABLE_FILE: Final = "RANK_TABLE_FILE"
 """As MindSpore's scripts read them; the table is generated if none is given."""
-MS_SERVER_NUM: Final = "MS_SERVER_NUM"  # how many parameter servers there are; with --server_num only
+MS_SERVER_NUM: Final = "MS_SERVER_NUM"
+"""How many parameter servers there are; with --server_num only."""
 ROLE_WORKER: Final = "MS_WORKER"
 ROLE_SCHEDULER: Final = "MS_SCHED"
 ROLE_SERVER: Final = "MS_PSERVER"
@@ -58,10 +61,13 @@ MSRUN_LOG_DIR: Final = "MSRUN_LOG_DIR"
 """Id of the job, and its log directory."""
 MSRUN_RENDEZVOUS: Final = "MSRUN_RENDEZVOUS"
 """`file:///path` of the FileStore that the workers of a one-host job meet on; `env://` for those of several hosts."""
-MSRUN_DEVICE_TARGET: Final = "MSRUN_DEVICE_TARGET"  # `cpu`, `gpu` or `ascend`
+MSRUN_DEVICE_TARGET: Final = "MSRUN_DEVICE_TARGET"
+"""`cpu`, `gpu` or `ascend`."""
 
-MSRUN_EXIT_TIME_OUT: Final = "MSRUN_EXIT_TIME_OUT"  # `--exit_time_out` in seconds, if it was given; 0: no limit
-DEFAULT_EXIT_TIME_OUT_S: Final = 300.0  # its default
+MSRUN_EXIT_TIME_OUT: Final = "MSRUN_EXIT_TIME_OUT"
+"""`--exit_time_out` in seconds, if it was given; 0: no limit."""
+DEFAULT_EXIT_TIME_OUT_S: Final = 300.0
+"""Its default."""
 MSRUN_PROGRESS: Final = "MSRUN_PROGRESS"
 """File through which the runtime reports steps and collectives: one record for each rank."""
 MSRUN_TRACE_DIR: Final = "MSRUN_TRACE_DIR"
@@ -71,7 +77,8 @@ TORCH_FR_BUFFER_SIZE: Final = "TORCH_FR_BUFFER_SIZE"
 """Where a worker is asked for torch's flight recorder, and how much it keeps; with --hang_time_out only."""
 MSRUN_SIM_LEVEL: Final = "MSRUN_SIM_LEVEL"
 """0 to 3, in a dry run only: this process stands for a rank of a world that does not exist."""
-MSRUN_SIM_DEVICE: Final = "MSRUN_SIM_DEVICE"  # name of the device profile of a dry run, or a JSON file of one
+MSRUN_SIM_DEVICE: Final = "MSRUN_SIM_DEVICE"
+"""Name of the device profile of a dry run, or a JSON file of one."""
 SIM_DEVICES: Final = ("ascend910a", "ascend910b", "a100", "h100", "h200", "cpu")
 MSRUN_SIM_ESTIMATE: Final = "MSRUN_SIM_ESTIMATE"
 """1: `msrun estimate`, which also tries other settings."""
@@ -79,11 +86,14 @@ MSRUN_STACK_SIGNAL: Final = "MSRUN_STACK_SIGNAL"
 """Number of the signal on which a worker writes the stacks of all its threads to its log."""
 MSRUN_SERVER_TOKEN: Final = "MSRUN_SERVER_TOKEN"  # noqa: S105 - the name of a variable
 """What workers and parameter servers prove to each other that they know; of a job without servers it is not set."""
-MSRUN_SERVER_ADDRESS: Final = "MSRUN_SERVER_ADDRESS"  # address on which a parameter server listens
+MSRUN_SERVER_ADDRESS: Final = "MSRUN_SERVER_ADDRESS"
+"""Address on which a parameter server listens."""
 MSRUN_VERIFY: Final = "MSRUN_VERIFY"
 """1: the first training step of every AutoParallel is compared with one process; 0: of none; not set: where cheap."""
-MSRUN_CPU_BACKEND: Final = "MSRUN_CPU_BACKEND"  # gloo: gloo where shared memory is the default
-MSRUN_DEBUG: Final = "MSRUN_DEBUG"  # 1: tracebacks in the logs show every frame, also those inside msrun and torch
+MSRUN_CPU_BACKEND: Final = "MSRUN_CPU_BACKEND"
+"""gloo: gloo where shared memory is the default."""
+MSRUN_DEBUG: Final = "MSRUN_DEBUG"
+"""1: tracebacks in the logs show every frame, also those inside msrun and torch."""
 MSRUN_CAPTURE_CACHE: Final = "MSRUN_CAPTURE_CACHE"
 """on, or a folder: captures are kept for the next start, in `~/.cache/msrun/captures` or there;
 off, or not set: nowhere."""
@@ -91,9 +101,10 @@ off, or not set: nowhere."""
 MSRUN_MINDSPORE_SEMANTICS: Final = "MSRUN_MINDSPORE_SEMANTICS"
 """torch: defaults in MindSpore's words mean torch's, as with --mindspore_semantics."""
 
-WORKER_SETTINGS: Final = frozenset(  # what the user sets for the workers, so they inherit it
+WORKER_SETTINGS: Final = frozenset(
     {MSRUN_VERIFY, MSRUN_CPU_BACKEND, MSRUN_DEBUG, MSRUN_CAPTURE_CACHE, MSRUN_MINDSPORE_SEMANTICS}
 )
+"""What the user sets for the workers, so they inherit it."""
 
 RANK_VARIABLES: Final = frozenset(
     (
@@ -103,7 +114,7 @@ RANK_VARIABLES: Final = frozenset(
 )
 """What makes a process a particular worker; the scheduler and the fork server never carry them."""
 
-JOB_VARIABLES: Final = frozenset(  # what all workers of a job share
+JOB_VARIABLES: Final = frozenset(
     (
         *(WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_WORLD_SIZE, ROLE_WORLD_SIZE, ROLE_NAME, MASTER_ADDR, MASTER_PORT),
         *(TORCHELASTIC_RUN_ID, TORCHELASTIC_RESTART_COUNT, TORCHELASTIC_MAX_RESTARTS, TORCHELASTIC_USE_AGENT_STORE),
@@ -113,6 +124,7 @@ JOB_VARIABLES: Final = frozenset(  # what all workers of a job share
         MSRUN_SERVER_TOKEN,
     )
 )
+"""What all workers of a job share."""
 
 # -- log directory --------------------------------------------------------------------------------------------------
 SCHEDULER_LOG: Final = "scheduler.log"
@@ -122,12 +134,15 @@ EVENTS_JSONL: Final = "events.jsonl"
 FAILURE_JSON: Final = "failure.json"
 TRACE_JSON: Final = "trace.json"
 """What `msrun trace` writes."""
-SIMULATION_JSON: Final = "simulation.json"  # what a dry run found out; docs/how-to/dry_run.md has its fields
+SIMULATION_JSON: Final = "simulation.json"
+"""What a dry run found out; docs/how-to/dry_run.md has its fields."""
 SIMULATION_HTML: Final = "simulation.html"
 SIMULATION_TRACE: Final = "simulation_trace.json"
 """The simulated step for Perfetto."""
-LAUNCHER_LOG: Final = "msrun.log"  # the launcher's own text when it was detached with --join=False
-LOCK_FILE: Final = "job.lock"  # held by the launcher for as long as its job uses the log directory
+LAUNCHER_LOG: Final = "msrun.log"
+"""The launcher's own text when it was detached with --join=False."""
+LOCK_FILE: Final = "job.lock"
+"""Held by the launcher for as long as its job uses the log directory."""
 DIRECTORY_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
 
@@ -160,13 +175,16 @@ TORCH_VERSIONS: Final = ("2.12", "2.15")
 """The oldest and the newest that msrun is meant for and tested with; docs/reference/devices.md has the table."""
 
 # -- exit status ----------------------------------------------------------------------------------------------------
-EXIT_OK: Final = 0  # all workers ended with exit code 0
-EXIT_USAGE: Final = 2  # invalid input: a one-line error; no process is started
+EXIT_OK: Final = 0
+"""All workers ended with exit code 0."""
+EXIT_USAGE: Final = 2
+"""Invalid input: a one-line error; no process is started."""
 EXIT_CLUSTER: Final = 3
 """A fault of the cluster or of msrun: an unreachable host, a killed scheduler, a worker that never joined."""
 EXIT_DO_NOT_RESTART: Final = 93
 """A worker says with it that starting the job again would not help; --max_restarts then does not."""
-EXIT_TIMEOUT: Final = 124  # a limit: --cluster_time_out, --hang_time_out, --time_limit, workers that do not end
+EXIT_TIMEOUT: Final = 124
+"""A limit: --cluster_time_out, --hang_time_out, --time_limit, workers that do not end."""
 EXIT_SIGNAL_BASE: Final = 128
 """This + n: the first failed worker, or msrun, was ended by signal n: 137 SIGKILL, 143 TERM, 130 Ctrl-C."""
 

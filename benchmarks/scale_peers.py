@@ -8,11 +8,11 @@ import time
 from functools import partial
 
 from msrun import __version__
-from msrun.cluster.coordinator import FailureReport, fault_of_job
+from msrun.cluster.failure import FailureReport, fault_of_job
 from msrun.cluster.messages import FrameBuffer, Message, encode_message
 from msrun.cluster.protocol import HostAddress, HostReport
-from msrun.launch.transport.link import MARKER, AgentPipe
 from msrun.launch.transport.opener import Way
+from msrun.launch.transport.pipe import MARKER, AgentPipe
 from msrun.planning.hosts import HostEntry
 from msrun.planning.plan import HostPlan, WorkerPlan
 from msrun.planning.program import Program

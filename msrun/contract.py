@@ -1,6 +1,6 @@
 """What launcher and worker agree on: environment names, file names, exit status. Both halves import this module and
 nothing of each other; changing a name here changes the product's interface. The fields of `failure.json` are those of
-`cluster.coordinator.JobFailure`, and stand in docs/reference/files.md.
+`cluster.failure.JobFailure`, and stand in docs/reference/files.md.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from msrun import contract
+from msrun.agent.evidence import explain_limit
 from msrun.agent.own_file import read_end
 from msrun.agent.processes.process_control import describe_status, exit_code_of, is_stopped, kill_descendants
 from msrun.agent.processes.server_handle import (
@@ -19,8 +20,8 @@ from msrun.agent.processes.server_handle import (
     ProcessSpec,
     server_index,
 )
-from msrun.agent.watch import explain_limit
-from msrun.cluster.coordinator import FailureReport, Membership
+from msrun.cluster.failure import FailureReport
+from msrun.cluster.membership import Membership
 from msrun.errors import ClusterError, HangTimeout, MsrunError, OwnProcessLost, RendezvousTimeout, ServerFailed
 from msrun.planning.environment import restored_environment
 from msrun.planning.plan import HostPlan, LaunchPlan

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from msrun import contract
 from msrun.agent.own_file import append_text
-from msrun.cluster.coordinator import Membership
+from msrun.cluster.membership import Membership
 from msrun.cluster.messages import describe_fault, name_fault, traceback_of
 from msrun.errors import ClusterError, MsrunError
 

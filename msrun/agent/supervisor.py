@@ -19,6 +19,7 @@ from typing import Any
 
 from msrun import contract
 from msrun.agent.attempt import Attempt, HostResult, OwnProcesses, error_file, keep_logs, scheduler_spec, worker_specs
+from msrun.agent.evidence import STACK_WAIT_S, MemoryKillWatch, explain_end, explain_limit
 from msrun.agent.observer import Observers
 from msrun.agent.processes import process_control
 from msrun.agent.processes.process_control import describe_status, exit_code_of, signal_name
@@ -27,8 +28,9 @@ from msrun.agent.processes.server_handle import ForkServerHandle
 from msrun.agent.processes.terminal import RankTerminal
 from msrun.agent.signals import SignalPipe
 from msrun.agent.timers import Timers
-from msrun.agent.watch import STACK_WAIT_S, JobWatch, MemoryKillWatch, explain_end, explain_limit
-from msrun.cluster.coordinator import Decision, FailureReport, Membership, WorkerState, fault_of_job, read_report
+from msrun.agent.watch import JobWatch
+from msrun.cluster.failure import FailureReport, fault_of_job, read_report
+from msrun.cluster.membership import Decision, Membership, WorkerState
 from msrun.cluster.messages import Channel, Inbox, Message
 from msrun.errors import (
     ClusterError,

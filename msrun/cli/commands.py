@@ -138,7 +138,7 @@ def _command(name: str, *params: click.Parameter) -> Callable[[Callable[..., Any
 )
 def logs_command(log_dir: Path, *, follow: bool, ranks: str, lines: int) -> int:
     """Print the last lines of the workers' logs in LOG_DIR, which is log_output unless given."""
-    from msrun.launch.status.job_status import show_logs
+    from msrun.launch.status.status_text import show_logs
 
     try:
         return show_logs(log_dir, ranks, lines=lines, follows=follow)
@@ -153,7 +153,8 @@ def logs_command(log_dir: Path, *, follow: bool, ranks: str, lines: int) -> int:
 def jobs_command(log_dir: Path, *, json: bool) -> str:
     """List the jobs of LOG_DIR, the oldest first. LOG_DIR is log_output unless given."""
     from msrun.launch.directory.log_directory import list_jobs
-    from msrun.launch.status.job_status import read_status, render_jobs, render_json
+    from msrun.launch.status.job_status import read_status
+    from msrun.launch.status.status_text import render_jobs, render_json
 
     jobs = list_jobs(log_dir.absolute())
     if not jobs:
@@ -201,7 +202,8 @@ def stop(log_dir: Path, *, quiet: bool = False) -> int:
 
 def show_status(log_dir: Path, *, json: bool) -> int:
     """Show the job of LOG_DIR, running or ended; as --status. LOG_DIR is log_output unless given."""
-    from msrun.launch.status.job_status import read_status, render_json, render_status
+    from msrun.launch.status.job_status import read_status
+    from msrun.launch.status.status_text import render_json, render_status
 
     status = read_status(log_dir)
     print_text(render_json(status) if json else render_status(status, has_colours=sys.stdout.isatty()))
@@ -210,7 +212,7 @@ def show_status(log_dir: Path, *, json: bool) -> int:
 
 def watch_job(log_dir: Path, every: float | str, *, json: bool) -> int:
     """Show the job of LOG_DIR until it has ended; as --status LOG_DIR --watch. LOG_DIR is log_output unless given."""
-    from msrun.launch.status.job_status import watch_status
+    from msrun.launch.status.status_text import watch_status
 
     try:
         return watch_status(log_dir, None if isinstance(every, str) else every, as_json=json)

@@ -389,10 +389,11 @@ def _check(options: dict[str, Any]) -> int:
 
 def _run(spec: LaunchSpec, caller: dict[str, str], *, quiet: bool, join: bool) -> int:
     from msrun.agent.observer import OwnFaults
-    from msrun.launch.console import describe_unread_input, detach, is_in_background, say
+    from msrun.launch.console import say
     from msrun.launch.directory.log_directory import new_job_id, of_job, write_script
     from msrun.launch.failure import render_failure
     from msrun.launch.job import Start, run_job
+    from msrun.launch.terminal import describe_unread_input, detach, is_in_background
 
     if spec.interactive_rank is None:
         _say(describe_unread_input(), {"quiet": quiet})

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Union
 import msgspec
 
 from msrun import contract
-from msrun.cluster.coordinator import FailureReport, JobFailure
+from msrun.cluster.failure import FailureReport, JobFailure
 from msrun.cluster.messages import Message
 from msrun.planning.plan import HostPlan
 from msrun.planning.spec import LaunchSpec

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from msrun import contract
-from msrun.cluster.coordinator import describe_delay
+from msrun.cluster.membership import describe_delay
 from msrun.cluster.messages import Channel, Message, OwnThread, await_input, print_fault
 from msrun.errors import ClusterError, UsageError
 from msrun.planning.hosts import count_workers

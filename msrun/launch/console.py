@@ -1,315 +1,35 @@
 """What the user sees of a job: worker lines on stdout, msrun's own words on stderr, and the metrics file. On a terminal
 one live line shows the progress bar of the rank that is shown, else ranks up, running and done and the newest loss.
-
-The user's terminal: with --interactive a rank's own while that runs, see `agent.processes.terminal`; with --join=False
-it goes back to the shell, and the launcher goes on in the background.
-
-`--metrics_file FILE`: the job in numbers for Prometheus' node exporter, moved into place whole every few seconds; a
-device or a named pipe is written into. Source: https://prometheus.io/docs/instrumenting/exposition_formats/"""
+"""
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
-import select
-import shlex
 import shutil
-import signal
-import stat
-import termios
 import time
-import tty
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from string import Template
 from typing import Any, Self
 
 from msrun import contract
 from msrun.agent.observer import Observer, OwnFaults
-from msrun.agent.own_file import create_own_file
-from msrun.agent.processes.process_control import session_usage
 from msrun.agent.processes.progress_board import PROGRESS_BOARD, read_record
 from msrun.agent.signals import stop_this_process
-from msrun.cluster.coordinator import JobFailure, Membership, WorkerState, describe_delay
-from msrun.errors import Interrupted, UsageError
+from msrun.cluster.failure import JobFailure
+from msrun.cluster.membership import Membership, WorkerState, describe_delay
 from msrun.launch import output
-from msrun.launch.directory.log_directory import publish_file
 from msrun.launch.directory.worker_log import Cutter, LineCutter, LogTail, RawLineCutter, read_log_end
 from msrun.launch.failure import render_attempt
+from msrun.launch.metrics_file import MetricsFile
 from msrun.launch.output import ERASE_LINE, STDERR, STDOUT, describe_span, fit, one_line, printable_bytes
+from msrun.launch.terminal import UserTerminal
 from msrun.planning.hosts import count_workers
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.spec import LaunchSpec
-from ranktable.files import write_whole
-
-STANDARD_INPUT = 0
-
-
-class UserTerminal(Observer):
-    """The user's terminal, which is a rank's own from its start to its end."""
-
-    def __init__(self, global_rank: int, say: Callable[[str], None]) -> None:
-        """`say`: prints a line. `give_back` it in the end."""
-        self._rank, self._say = global_rank, say
-        self._saved: list[Any] | None = None  # the terminal's mode, while it is another one
-
-    def note(self, kind: str, fields: Mapping[str, Any]) -> None:
-        if kind in ("stopping", "restarting", "over") or (kind == "exited" and fields["global_rank"] == self._rank):
-            self.give_back()
-
-    def take(self) -> None:
-        self._say(
-            f"the terminal belongs to rank {self._rank}: Ctrl-C is its SIGINT; Ctrl-] three times within a second "
-            "ends the job"
-        )
-        output.place(output.STDERR).is_idle(time.monotonic() + output.STALL_S)  # lines before this end as others do
-        self._make_raw()
-
-    def show(self, data: bytes) -> None:
-        output.write(output.STDOUT, data)
-
-    def give_back(self) -> None:
-        if self._saved is not None:
-            with contextlib.suppress(termios.error):  # it has been closed
-                termios.tcsetattr(STANDARD_INPUT, termios.TCSANOW, self._saved)
-            self._saved = None
-            output.set_line_end("\n")
-
-    def stop_process(self) -> None:
-        """Stop as Ctrl-Z wants, with the terminal as the shell wants it."""
-        is_raw = self._saved is not None
-        self.give_back()
-        stop_this_process()
-        if is_raw:
-            self._make_raw()
-
-    def _make_raw(self) -> None:
-        self._saved = termios.tcgetattr(STANDARD_INPUT)
-        tty.setraw(STANDARD_INPUT, termios.TCSANOW)
-        output.set_line_end("\r\n" if os.isatty(output.STDERR) else "\n")
-
-
-def describe_unread_input() -> str:
-    """Return that nobody will read what standard input holds; else nothing: an idle pipe, as of cron, is no mistake."""
-    try:
-        found = os.fstat(STANDARD_INPUT)
-        if stat.S_ISREG(found.st_mode):
-            is_there = os.lseek(STANDARD_INPUT, 0, os.SEEK_CUR) < found.st_size
-        elif stat.S_ISFIFO(found.st_mode):
-            waiting = select.poll()
-            waiting.register(STANDARD_INPUT, select.POLLIN)
-            is_there = any(events & select.POLLIN for _, events in waiting.poll(0))
-        else:
-            return ""
-    except OSError:
-        return ""
-    return "standard input is not read: --interactive gives it to rank 0" if is_there else ""
-
-
-def is_in_background() -> bool:
-    """Return whether standard input is the terminal of this process's session, and other processes have it now."""
-    try:
-        return os.tcgetpgrp(STANDARD_INPUT) != os.getpgrp()
-    except OSError:
-        return False
-
-
-_HELD = b"1"
-
-
-def begin_in_background(foreground: int, job_id: str, log_dir: Path) -> None:
-    """Let the command in the foreground return; words go to `msrun.log` from here on (UsageError, Interrupted)."""
-    path = log_dir / contract.LAUNCHER_LOG
-    try:
-        log = create_own_file(path)
-        publish_file(path)
-    except OSError as error:
-        raise UsageError(f"--log_dir: cannot write {path} ({error.strerror}); give another directory") from None
-    null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.write(foreground, b"\0".join((_HELD, job_id.encode(), os.fsencode(log_dir))))
-    except BrokenPipeError:
-        raise Interrupted("the command that was to start it in the background was ended", signal.SIGTERM) from None
-    for source, target in ((null, 0), (log, 1), (log, 2)):
-        os.dup2(source, target)
-    for descriptor in (null, log, foreground):
-        os.close(descriptor)
-
-
-def detach(*, quiet: bool = False) -> Callable[[str, Path], None]:
-    """Return in a background process of its own session. The calling process waits until that calls what is returned,
-    with the job's id and log directory, says how to look after the job and exits with 0; if it comes to nothing, with
-    the status of the other."""
-    output.close()
-    reader, writer = os.pipe2(os.O_CLOEXEC)
-    pid = os.fork()
-    if pid:
-        os.close(writer)
-        status = _wait_in_foreground(pid, reader, quiet=quiet)
-        output.close()
-        os._exit(status)
-    os.setsid()
-    os.close(reader)
-    return partial(begin_in_background, writer)
-
-
-def _wait_in_foreground(pid: int, reader: int, *, quiet: bool) -> int:
-    try:
-        held, _, job = os.read(reader, 1 << 16).partition(b"\0")
-        if held == _HELD:
-            if not quiet:
-                job_id, _, log_dir = job.partition(b"\0")
-                folder = os.fsdecode(log_dir)
-                output.say_lines(
-                    f"msrun: job {job_id.decode()} runs in the background as pid {pid}, logs in {folder}\n"
-                    f"msrun: to look at it: msrun --status {shlex.quote(folder)}\n"
-                    f"msrun: to end it: msrun --stop {shlex.quote(folder)}"
-                )
-            return contract.EXIT_OK
-    except KeyboardInterrupt:
-        os.close(reader)
-        os.kill(pid, signal.SIGTERM)
-        os.waitpid(pid, 0)
-        return contract.EXIT_SIGNAL_BASE + signal.SIGINT
-    _, status = os.waitpid(pid, 0)
-    code = os.waitstatus_to_exitcode(status)
-    if code < 0:
-        output.say_lines(
-            f"msrun: error: the background launcher was ended by {signal.Signals(-code).name} before its job began"
-        )
-        return contract.EXIT_SIGNAL_BASE - code
-    return code or contract.EXIT_CLUSTER
-
-
-INTERVAL_S = 5.0
-MODE = 0o644  # the exporter runs as another user
-STATE_NAMES = {state: "stopped" if state is WorkerState.STOPPED else state.value for state in WorkerState}
-METRICS = {  # metric -> its kind and its description; those of a worker are there while it runs
-    "msrun_job_info": ("gauge", "The job; always 1."),
-    "msrun_job_running": ("gauge", "1 while the job runs."),
-    "msrun_job_exit_code": ("gauge", "Exit status of msrun, when the job has ended."),
-    "msrun_job_start_time_seconds": ("gauge", "When the job began, since 1970."),
-    "msrun_restarts_total": ("counter", "How often all workers were started again."),
-    "msrun_workers": ("gauge", "Number of workers by state."),
-    "msrun_worker_step": ("gauge", "Training steps begun."),
-    "msrun_worker_steps_per_second": ("gauge", "Speed over the last 5 to 10 s."),
-    "msrun_worker_loss": ("gauge", "Newest loss."),
-    "msrun_worker_memory_bytes": ("gauge", "Resident memory of the processes of the worker."),
-    "msrun_worker_cpu_seconds_total": ("counter", "Processor time of the processes of the worker."),
-    "msrun_worker_last_progress_age_seconds": (
-        "gauge",
-        "Seconds since the newest step began or the worker wrote to its log.",
-    ),
-}
-
-
-Samples = Mapping[str, Sequence[tuple[Mapping[str, str], float]]]  # metric -> its values, each with its labels
-
-
-def render_samples(found: Samples) -> str:
-    """Return metrics in Prometheus' text format; one without samples is left out."""
-    lines: list[str] = []
-    for name, samples in found.items():
-        if samples:
-            kind, what = METRICS[name]
-            lines += [f"# HELP {name} {what}", f"# TYPE {name} {kind}"]
-            lines += [f"{name}{{{_labels(labels)}}} {_number(value)}" for labels, value in samples]
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _labels(labels: Mapping[str, str]) -> str:
-    texts = {name: value.encode("utf-8", "backslashreplace").decode() for name, value in labels.items()}  # odd paths
-    escape = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
-    return ",".join(f'{name}="{text.translate(escape)}"' for name, text in texts.items())
-
-
-def _number(value: float) -> str:
-    if math.isnan(value):
-        return "NaN"
-    return ("+Inf" if value > 0 else "-Inf") if math.isinf(value) else repr(value)
-
-
-class MetricsFile(Observer):
-    """Writes the file of one job. Owned by the launcher's event loop."""
-
-    tick_s: float | None = INTERVAL_S
-
-    def __init__(self, path: Path, plan: LaunchPlan, *, are_workers_here: bool, restarts: int = 0) -> None:
-        """Write the first numbers (UsageError). `are_workers_here`: their memory is seen; `restarts`: before."""
-        self._path = path
-        self._plan = plan
-        self._board = Path(plan.run_dir, PROGRESS_BOARD)
-        self._are_workers_here = are_workers_here
-        self._began_at = time.time()
-        self._restarts = restarts
-        self._due = 0.0
-        try:
-            self._write(Membership(worker.global_rank for worker in plan.workers), may_wait=True)
-        except OSError as error:
-            raise UsageError(
-                f"--metrics_file {path}: cannot be written ({error.strerror}); give a file in a directory that you may "
-                "write"
-            ) from None
-
-    def note(self, kind: str, fields: Mapping[str, Any]) -> None:
-        if kind == "restarting":
-            self._restarts = int(fields["attempt"])
-
-    def tick(self, membership: Membership) -> None:
-        if time.monotonic() >= self._due:
-            with contextlib.suppress(OSError):  # a full disk is no reason to end the job
-                self._write(membership)
-
-    def finish(self, membership: Membership, exit_code: int) -> None:
-        with contextlib.suppress(OSError):
-            self._write(membership, exit_code)
-
-    def _write(self, membership: Membership, exit_code: int | None = None, *, may_wait: bool = False) -> None:
-        self._due = time.monotonic() + INTERVAL_S
-        job = {"job_id": self._plan.job_id}
-        states = [membership.members[worker.global_rank].state for worker in self._plan.workers]
-        found: dict[str, list[tuple[Mapping[str, str], float]]] = {name: [] for name in METRICS}
-        found |= {
-            "msrun_job_info": [({**job, "log_dir": self._plan.log_dir}, 1.0)],
-            "msrun_job_running": [(job, float(exit_code is None))],
-            "msrun_job_exit_code": [] if exit_code is None else [(job, float(exit_code))],
-            "msrun_job_start_time_seconds": [(job, self._began_at)],
-            "msrun_restarts_total": [(job, self._restarts)],
-            "msrun_workers": [({**job, "state": n}, float(states.count(state))) for state, n in STATE_NAMES.items()],
-        }
-        running = membership.running()
-        own = [
-            (host, w, running[w.global_rank])
-            for host in self._plan.hosts
-            for w in host.workers
-            if w.global_rank in running
-        ]
-        used = session_usage(pid for _, _, pid in own) if self._are_workers_here else {}
-        for host, worker, pid in own:
-            labels, usage, now = (
-                {**job, "rank": str(worker.global_rank), "host": host.name},
-                used.get(pid),
-                time.monotonic(),
-            )
-            told = read_record(self._board, worker.global_rank)
-            log = read_log_end(Path(worker.log_path)).with_reported(told)
-            ages = [now - told.step_at] if told.steps else []
-            ages += [time.time() - log.written_at] if log.written_at is not None else []
-            for name, value in (
-                ("step", log.step),
-                ("steps_per_second", told.steps_per_s(now)),
-                ("loss", log.loss),
-                ("memory_bytes", usage.memory_bytes if usage else None),
-                ("cpu_seconds_total", usage.cpu_s if usage else None),
-                ("last_progress_age_seconds", max(0.0, min(ages)) if ages else None),
-            ):
-                found[f"msrun_worker_{name}"] += [(labels, value)] if value is not None else []
-        write_whole(self._path, render_samples(found).encode(), mode=MODE, may_wait=may_wait)
-
 
 LINE_PREFIX = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"  # torchrun's: what stands before a rank's lines
 BAR_CHARS = 20

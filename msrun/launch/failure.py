@@ -11,7 +11,8 @@ from pathlib import Path
 from msrun import contract
 from msrun.agent.attempt import Attempt, HostResult
 from msrun.agent.processes.process_control import describe_status, exit_code_of, signal_name
-from msrun.cluster.coordinator import FailureReport, JobFailure, Member, WorkerFailure, WorkerState, merge_failures
+from msrun.cluster.failure import FailureReport, JobFailure, WorkerFailure, merge_failures
+from msrun.cluster.membership import Member, WorkerState
 from msrun.errors import HangTimeout
 from msrun.launch.directory.log_directory import publish_file, write_private
 from msrun.launch.directory.worker_log import read_excerpt

@@ -18,19 +18,22 @@ from typing import Any, Protocol
 from msrun import contract
 from msrun.agent.attempt import keep_logs
 from msrun.agent.host.host_facts import read_host_facts
+from msrun.agent.log_file import LogLimit
 from msrun.agent.observer import Observer, Observers, OwnFaults
-from msrun.agent.own_file import LogLimit, open_own_file
+from msrun.agent.own_file import open_own_file
 from msrun.agent.processes.process_control import adopt_orphans, descendants, raise_open_files, set_open_files
 from msrun.agent.processes.progress_board import PROGRESS_BOARD, ProgressBoard
 from msrun.agent.processes.server_handle import ForkServerHandle, start_fork_server
 from msrun.agent.processes.terminal import RankTerminal
 from msrun.agent.signals import SignalPipe
 from msrun.agent.supervisor import Supervisor
-from msrun.cluster.coordinator import Coordinator, JobFailure, OwnLink, RestartPolicy
+from msrun.cluster.coordinator import Coordinator, OwnLink
+from msrun.cluster.failure import JobFailure
+from msrun.cluster.membership import RestartPolicy
 from msrun.cluster.messages import Channel, Inbox, Message
 from msrun.cluster.rendezvous import BACKLOG, forget_waiting, listen
 from msrun.errors import ClusterError
-from msrun.launch.console import Console, Display, UserTerminal, say
+from msrun.launch.console import Console, Display, say
 from msrun.launch.directory.log_directory import (
     BoundedLogs,
     EventLog,
@@ -42,6 +45,7 @@ from msrun.launch.directory.log_directory import (
 from msrun.launch.failure import failure_of_job, report_failure, write_failure
 from msrun.launch.preflight.checks import check_restart
 from msrun.launch.rank_table_file import check_rank_table, linked_table, write_rank_table
+from msrun.launch.terminal import UserTerminal
 from msrun.planning.build import build_plan, early_imports
 from msrun.planning.environment import server_environment, settle_mindspore
 from msrun.planning.hosts import Fleet
@@ -113,7 +117,7 @@ class AgentPart:
 def plan_dry_run(spec: LaunchSpec, caller: Mapping[str, str]) -> LaunchPlan:
     """Return the plan of a job without starting, opening or creating anything. Job id and port are chosen at start."""
     if spec.is_remote:
-        from msrun.launch.transport.link import agent_command
+        from msrun.launch.transport.pipe import agent_command
         from msrun.planning.build import build_remote_plan
 
         return build_remote_plan(spec, caller, job_id="JOB", agent_command=agent_command)

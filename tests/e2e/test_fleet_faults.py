@@ -14,7 +14,7 @@ from chaos_places import command_line
 from job_runner import MARK, WORKERS, state_of, wait_until
 
 from msrun.launch.remote.logs import pack_piece
-from msrun.launch.transport.link import MARKER
+from msrun.launch.transport.pipe import MARKER
 
 pytestmark = pytest.mark.slow
 

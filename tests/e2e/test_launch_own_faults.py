@@ -35,7 +35,7 @@ main()
     one_fast(
         (ONE_HOST, "msrun.launch.console", "Console.note", "args[0] == 'running'"),
         (SEVERAL_HOSTS, "msrun.launch.console", "Console.note", "args[0] == 'running'"),
-        (ONE_HOST, "msrun.launch.console", "MetricsFile.finish", "True"),
+        (ONE_HOST, "msrun.launch.metrics_file", "MetricsFile.finish", "True"),
         (SEVERAL_HOSTS, "msrun.launch.console", "Console.tick", "True"),
     ),
 )
@@ -58,7 +58,7 @@ def test_slip_in_what_shows_the_job_is_told_once_and_the_job_goes_on(
 @pytest.mark.parametrize(
     ("hosts", "module", "function"),
     one_fast(
-        (ONE_HOST, "msrun.cluster.coordinator", "Membership.started"),
+        (ONE_HOST, "msrun.cluster.membership", "Membership.started"),
         (SEVERAL_HOSTS, "msrun.launch.fleet.fleet_job", "FleetRecord.note"),
     ),
 )

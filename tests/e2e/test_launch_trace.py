@@ -12,7 +12,7 @@ from itertools import pairwise
 import pytest
 from job_runner import DEADLINE_S, PRELOAD, REPOSITORY, wait_until
 
-from msrun.launch.console import render_samples
+from msrun.launch.metrics_file import render_samples
 from msrun.launch.trace import LAUNCHER, PROCESS, STEPS, WAITS, build_trace
 
 SCRIPT = """

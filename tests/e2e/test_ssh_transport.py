@@ -14,8 +14,8 @@ from pipe_ends import read, write_all
 from ssh_net import SshNet, make_key
 
 from msrun.errors import ClusterError
-from msrun.launch.transport.link import LOGIN_LINE
-from msrun.launch.transport.opener import SshConnector
+from msrun.launch.transport.pipe import LOGIN_LINE
+from msrun.launch.transport.ssh import SshConnector
 from msrun.planning.hosts import HostEntry
 from msrun.planning.spec import SshSettings
 

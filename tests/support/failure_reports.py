@@ -1,6 +1,6 @@
 """What hosts tell their coordinator of a failure."""
 
-from msrun.cluster.coordinator import FailureReport, JobFailure, WorkerFailure, fault_of_job
+from msrun.cluster.failure import FailureReport, JobFailure, WorkerFailure, fault_of_job
 from msrun.planning.record_json import encode_record
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from msrun.cluster.messages import FrameBuffer, Inbox, WakingQueue, encode_message
 from msrun.errors import ClusterError
-from msrun.launch.transport.link import MARKER
 from msrun.launch.transport.opener import Way
+from msrun.launch.transport.pipe import MARKER
 from msrun.planning.hosts import HostEntry
 
 

@@ -15,7 +15,7 @@ import pytest
 from paramiko.common import MSG_CHANNEL_REQUEST
 from ssh_net import make_key
 
-from msrun.launch.transport.link import LOGIN_LINE
+from msrun.launch.transport.pipe import LOGIN_LINE
 
 DEADLINE_S = 30.0
 

@@ -15,7 +15,8 @@ from msrun.agent.observer import Observer, Observers, OwnFaults
 from msrun.agent.processes.progress_board import ProgressBoard
 from msrun.agent.processes.server_handle import SCHEDULER_ID, ForkServerHandle, ServerProcess
 from msrun.agent.supervisor import Supervisor
-from msrun.cluster.coordinator import Coordinator, OwnLink, RestartPolicy
+from msrun.cluster.coordinator import Coordinator, OwnLink
+from msrun.cluster.membership import RestartPolicy
 from msrun.cluster.messages import Channel, Inbox
 from msrun.errors import ClusterError
 from msrun.launch.failure import report_failure

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from msrun.agent.own_file import LogFile
+from msrun.agent.log_file import LogFile
 from msrun.agent.processes.server_handle import ProcessSpec
 
 PIECE_BYTES = 1 << 16  # read at a time, and the most that may be typed ahead of the rank

@@ -36,9 +36,10 @@ from types import TracebackType
 from typing import Any, Self, TypeGuard
 
 from msrun import contract
+from msrun.agent.log_file import BoundedLog, LogLimit
 from msrun.agent.observer import Observer, append_fault
-from msrun.agent.own_file import NOT_PLAIN, BoundedLog, LogLimit, create_own_file, open_own_file
-from msrun.cluster.coordinator import Membership, WorkerState
+from msrun.agent.own_file import NOT_PLAIN, create_own_file, open_own_file
+from msrun.cluster.membership import Membership, WorkerState
 from msrun.errors import UsageError
 from msrun.launch.output import printable
 from msrun.planning.plan import LaunchPlan

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from msrun.agent.own_file import FREE, change, find_data, open_own_file, read_end
+from msrun.agent.log_file import FREE, change, find_data
+from msrun.agent.own_file import open_own_file, read_end
 from msrun.agent.processes.progress_board import Progress
 
 GAP = b"\n[msrun: more was written than --log_max_bytes keeps before it could be shown; lines are missing here]\n"

@@ -22,8 +22,9 @@ from msrun.errors import ClusterError, Interrupted, MsrunError, UsageError, inte
 from msrun.launch.directory.log_directory import record_fault
 from msrun.launch.preflight.fleet_checks import MAX_QUOTED_CHARS, explain_agent_end, quote
 from msrun.launch.remote.logs import LogCollector
-from msrun.launch.transport.link import CLOSED, AgentPipe, ByteChannel, EventLoop, Link, TaskThreads, opening
+from msrun.launch.transport.link import CLOSED, ByteChannel, EventLoop, Link, TaskThreads
 from msrun.launch.transport.opener import Way
+from msrun.launch.transport.pipe import AgentPipe, opening
 from msrun.planning.hosts import HostEntry
 from msrun.planning.record_json import encode_record
 

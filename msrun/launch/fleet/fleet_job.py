@@ -19,19 +19,11 @@ from urllib.parse import unquote
 
 from msrun import contract
 from msrun.agent.attempt import keep_logs
+from msrun.agent.log_file import LogLimit
 from msrun.agent.observer import Observers, OwnFaults
-from msrun.agent.own_file import LogLimit
-from msrun.cluster.coordinator import (
-    REPORTS,
-    Coordinator,
-    JobFailure,
-    Membership,
-    RestartPolicy,
-    WorkerState,
-    fault_of_job,
-    merge_failures,
-    read_failure,
-)
+from msrun.cluster.coordinator import REPORTS, Coordinator
+from msrun.cluster.failure import JobFailure, fault_of_job, merge_failures, read_failure
+from msrun.cluster.membership import Membership, RestartPolicy, WorkerState
 from msrun.cluster.messages import Message
 from msrun.cluster.protocol import MOMENTS, read_moment
 from msrun.errors import ClusterError, MsrunError, UsageError

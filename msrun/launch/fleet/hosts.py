@@ -37,8 +37,8 @@ from msrun.launch.preflight.fleet_checks import (
     printable_record,
 )
 from msrun.launch.remote.logs import LogCollector
-from msrun.launch.transport.link import agent_command
 from msrun.launch.transport.opener import HostOpener
+from msrun.launch.transport.pipe import agent_command
 from msrun.planning.build import plan_agent, plan_job
 from msrun.planning.hosts import HostAssignment, HostEntry, HostPool, assign_hosts
 from msrun.planning.masking import explain_kept_secrets, forwarded_environment

@@ -51,7 +51,8 @@ from msrun.launch.directory.log_directory import write_private
 from msrun.launch.job import AgentPart, JobResult, Start, job_signals, look_at_host, plan_part, run_part
 from msrun.launch.preflight.checks import make_host_report, try_reach
 from msrun.launch.remote.logs import GIVEN_TABLE, LogSender, listen_in, make_spool, remove_old_spools, remove_spool
-from msrun.launch.transport.link import CLOSED, MARKER, READ_BYTES, AgentPipe, ByteChannel, EventLoop, Link, SocketPipe
+from msrun.launch.transport.link import CLOSED, ByteChannel, EventLoop, Link
+from msrun.launch.transport.pipe import MARKER, READ_BYTES, AgentPipe, SocketPipe
 from msrun.planning.build import plan_early_server
 from msrun.planning.hosts import Fleet
 from msrun.planning.plan import LaunchPlan

@@ -25,7 +25,8 @@ from pathlib import Path
 
 from msrun import contract
 from msrun.agent.attempt import keep_logs
-from msrun.agent.own_file import BoundedLog, LogFile, LogLimit, create_own_file, open_own_file, socket_address
+from msrun.agent.log_file import BoundedLog, LogFile, LogLimit
+from msrun.agent.own_file import create_own_file, open_own_file, socket_address
 from msrun.agent.processes.process_control import (
     POLL_S,
     SERVER_END_S,
@@ -38,7 +39,7 @@ from msrun.cluster.messages import Message, encode_message
 from msrun.errors import ClusterError, describe_limit
 from msrun.launch.directory.log_directory import record_fault, write_private
 from msrun.launch.directory.worker_log import LogReader
-from msrun.launch.transport.link import MARKER, READ_BYTES
+from msrun.launch.transport.pipe import MARKER, READ_BYTES
 
 PIECE_BYTES = 1 << 17
 KEPT_BYTES = 1 << 20  # of what the launcher has, so much of each log stays: reports of this host quote its end

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from supervised_job import Job
 
 from msrun.agent.processes.server_handle import SCHEDULER_ID
-from msrun.cluster.coordinator import Coordinator, RestartPolicy
+from msrun.cluster.coordinator import Coordinator
+from msrun.cluster.membership import RestartPolicy
 from msrun.cluster.messages import Message
 
 FAILED = 7 << 8

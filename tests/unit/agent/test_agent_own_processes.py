@@ -12,7 +12,7 @@ from msrun.agent import attempt as module
 from msrun.agent.attempt import LAST_WORDS_BYTES, OwnProcesses
 from msrun.agent.observer import Observers, OwnFaults
 from msrun.agent.processes.server_handle import FIRST_SERVER_ID, SCHEDULER_ID
-from msrun.cluster.coordinator import Membership
+from msrun.cluster.membership import Membership
 from msrun.errors import ClusterError, OwnProcessLost, ServerFailed
 
 FAILED = 7 << 8

@@ -14,7 +14,7 @@ from msrun.agent.processes.progress_board import Progress
 from msrun.agent.processes.server_handle import FIRST_SERVER_ID, SCHEDULER_ID
 from msrun.agent.timers import Timers
 from msrun.agent.watch import Hang
-from msrun.cluster.coordinator import WorkerState
+from msrun.cluster.membership import WorkerState
 from msrun.errors import PeerFailed
 from msrun.planning.record_json import encode_record
 

@@ -9,16 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msrun import contract
-from msrun.cluster.coordinator import (
-    ORDERS,
-    REPORTS,
-    Coordinator,
-    FailureReport,
-    RestartPolicy,
-    fault_of_job,
-    merge_failures,
-    read_report,
-)
+from msrun.cluster.coordinator import ORDERS, REPORTS, Coordinator
+from msrun.cluster.failure import FailureReport, fault_of_job, merge_failures, read_report
+from msrun.cluster.membership import RestartPolicy
 from msrun.planning.hosts import HostEntry, HostPool
 from msrun.planning.record_json import encode_record
 

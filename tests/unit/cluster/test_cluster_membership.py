@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msrun import contract
-from msrun.cluster.coordinator import Decision, Membership, RestartPolicy, WorkerState
+from msrun.cluster.membership import Decision, Membership, RestartPolicy, WorkerState
 
 EXIT_7 = 7 << 8
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msrun.cluster import messages as own_thread
 from msrun.cluster import protocol as forms
 from msrun.cluster.connection import MAX_GREETING_BYTES, Connection, Seal, new_nonce
-from msrun.cluster.coordinator import FailureReport
+from msrun.cluster.failure import FailureReport
 from msrun.cluster.messages import (
     HEADER,
     MAX_MESSAGE_BYTES,

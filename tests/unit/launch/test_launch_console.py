@@ -14,7 +14,7 @@ from plans import small_spec
 from msrun.agent.observer import OwnFaults
 from msrun.agent.processes.progress_board import PROGRESS_BOARD, ProgressBoard
 from msrun.agent.processes.terminal import find_way_out
-from msrun.cluster.coordinator import Membership
+from msrun.cluster.membership import Membership
 from msrun.launch import output
 from msrun.launch.console import Console, ProgressLine, describe_progress
 from msrun.launch.directory.worker_log import (

@@ -11,7 +11,8 @@ from failure_reports import failure_of, worker_of
 from plans import small_plan
 
 from msrun.agent.attempt import Attempt, HostResult
-from msrun.cluster.coordinator import Membership, merge_failures, read_report
+from msrun.cluster.failure import merge_failures, read_report
+from msrun.cluster.membership import Membership
 from msrun.errors import HangTimeout, Interrupted, PeerFailed
 from msrun.launch.failure import at_home, build_failure, hide_secrets, render_failure, report_failure, write_failure
 from msrun.planning.hosts import HostAssignment

@@ -9,12 +9,12 @@ import pytest
 from plans import small_plan
 
 from msrun.agent.processes.process_control import Usage
-from msrun.cluster.coordinator import Membership, WorkerState
+from msrun.cluster.membership import Membership, WorkerState
 from msrun.cluster.messages import Channel
 from msrun.errors import UsageError
 from msrun.launch import console as module
-from msrun.launch.console import INTERVAL_S, MetricsFile
 from msrun.launch.job import OwnStart
+from msrun.launch.metrics_file import INTERVAL_S, MetricsFile
 from msrun.launch.trace import build_trace
 
 EVENTS = [

@@ -24,7 +24,7 @@ from msrun.launch import rendezvous
 from msrun.launch.fleet.joined_hosts import JoinedHosts
 from msrun.launch.joined_job import DialledPart, find_master
 from msrun.launch.rendezvous import Patience
-from msrun.launch.transport.link import MARKER
+from msrun.launch.transport.pipe import MARKER
 
 
 def spec_for(worker_num=2, **changes):

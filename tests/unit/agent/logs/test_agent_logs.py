@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msrun.agent import own_file as log_file
-from msrun.agent.own_file import BoundedLog, LogFile, LogLimit
+from msrun.agent import log_file
+from msrun.agent.log_file import BoundedLog, LogFile, LogLimit
 from msrun.agent.processes.server_handle import ProcessSpec
 from msrun.agent.processes.terminal import RankTerminal
 from msrun.launch.directory.log_directory import BoundedLogs

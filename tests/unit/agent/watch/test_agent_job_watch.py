@@ -13,7 +13,7 @@ from msrun.agent.processes.process_control import Usage
 from msrun.agent.processes.progress_board import Progress, ProgressBoard
 from msrun.agent.timers import Timers
 from msrun.agent.watch import Hang, JobWatch, LingerWatch, Watchdog, find_lagging
-from msrun.cluster.coordinator import Membership
+from msrun.cluster.membership import Membership
 from msrun.errors import HangTimeout, RendezvousTimeout
 from msrun.planning.placement.host import HostFacts
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msrun.agent.own_file import BoundedLog, LogLimit
+from msrun.agent.log_file import BoundedLog, LogLimit
 from msrun.agent.processes.progress_board import Progress
 from msrun.launch.directory.worker_log import (
     EXCERPT_LINES,

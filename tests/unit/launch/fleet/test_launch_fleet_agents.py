@@ -7,7 +7,7 @@ import pytest
 from fake_agents import FakeClock, FakeLink, FakeSignals
 
 from msrun.agent.observer import Observer, Observers, OwnFaults
-from msrun.cluster.coordinator import WorkerState
+from msrun.cluster.membership import WorkerState
 from msrun.launch.fleet import agents as module
 from msrun.launch.fleet.agents import Agents
 from msrun.launch.fleet.fleet_job import FleetRecord

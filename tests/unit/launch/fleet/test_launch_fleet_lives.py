@@ -20,8 +20,9 @@ from msrun.errors import ClusterError
 from msrun.launch.fleet.agents import MAX_BEAT_S, AgentLink
 from msrun.launch.remote.agent import LauncherLink
 from msrun.launch.transport import link
-from msrun.launch.transport.link import ByteChannel, EventLoop, SocketPipe
+from msrun.launch.transport.link import ByteChannel, EventLoop
 from msrun.launch.transport.opener import Way
+from msrun.launch.transport.pipe import SocketPipe
 from msrun.planning.hosts import HostEntry
 
 SILENCE_S = 60.0

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from msrun.agent.own_file import LogLimit
+from msrun.agent.log_file import LogLimit
 from msrun.launch.directory.log_directory import record_fault
 from msrun.launch.remote.logs import (
     KEPT_BYTES,

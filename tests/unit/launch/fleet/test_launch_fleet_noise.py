@@ -20,7 +20,7 @@ from open_gate import TOKEN, OpenGate, host_request
 
 from msrun.agent.observer import OwnFaults
 from msrun.cluster.connection import Caller, Connection, Refused, Seal, hello, new_nonce, read_hello
-from msrun.cluster.coordinator import FailureReport
+from msrun.cluster.failure import FailureReport
 from msrun.cluster.messages import FrameBuffer, frame
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.fleet_job import FleetJob, FleetRun
@@ -28,8 +28,8 @@ from msrun.launch.fleet.hosts import ListedHosts, ReadyHosts
 from msrun.launch.job import Start
 from msrun.launch.remote.agent import LauncherLink
 from msrun.launch.remote.logs import LogCollector, own_logs, pack_piece
-from msrun.launch.transport.link import MARKER, SocketPipe
 from msrun.launch.transport.opener import Way
+from msrun.launch.transport.pipe import MARKER, SocketPipe
 from msrun.planning.hosts import HostEntry, assign_hosts
 from msrun.planning.plan import HostPlan, WorkerPlan
 from msrun.planning.program import Program

@@ -11,7 +11,7 @@ from fake_agents import FakeClock, FakeLink, FakeSignals
 from plans import small_spec
 
 from msrun.agent.observer import OwnFaults
-from msrun.cluster.coordinator import FailureReport
+from msrun.cluster.failure import FailureReport
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.agents import Agents
 from msrun.launch.fleet.fleet_job import FleetJob, FleetRun

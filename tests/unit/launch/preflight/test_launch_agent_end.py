@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from msrun.launch.preflight.fleet_checks import explain_agent_end
-from msrun.launch.transport.link import agent_command, opening
+from msrun.launch.transport.pipe import agent_command, opening
 from msrun.planning.hosts import HostEntry
 
 H3 = HostEntry("h3", 8, tuple(range(8)), python="/opt/py/bin/python")

@@ -13,7 +13,7 @@ from job_runner import wait_until
 from msrun.cluster.messages import MAX_MESSAGE_BYTES, FrameBuffer, Message, encode_message
 from msrun.launch.remote import agent as module
 from msrun.launch.remote.agent import LauncherLink
-from msrun.launch.transport.link import MARKER, SocketPipe
+from msrun.launch.transport.pipe import MARKER, SocketPipe
 
 SILENCE_S = 60.0
 LOST = {"type": "lost", "reason": "the launcher has gone"}

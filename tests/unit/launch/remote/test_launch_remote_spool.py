@@ -16,7 +16,7 @@ from msrun.errors import ClusterError
 from msrun.launch.directory.log_directory import new_job_id
 from msrun.launch.remote import logs as spool
 from msrun.launch.remote.logs import AGENT, NO_AGENT, listen_in, unpack_piece
-from msrun.launch.transport.link import MARKER
+from msrun.launch.transport.pipe import MARKER
 
 SUN_PATH_BYTES = 108
 

@@ -15,14 +15,11 @@ from rich.console import Console
 from msrun import contract
 from msrun.agent.processes.process_control import Usage
 from msrun.agent.processes.progress_board import Progress
-from msrun.launch.status.job_status import (
+from msrun.launch.status.job_status import JobState, JobStatus, WorkerRow, describe_span
+from msrun.launch.status.status_text import (
     MAX_RANKS,
-    JobState,
-    JobStatus,
     LiveTable,
     PlainRows,
-    WorkerRow,
-    describe_span,
     draw,
     head_lines,
     render_json,

@@ -12,7 +12,8 @@ from job_runner import wait_until
 from msrun.cluster.messages import encode_message
 from msrun.errors import ClusterError
 from msrun.launch.transport import link as module
-from msrun.launch.transport.link import MARKER, ByteChannel, EventLoop, Incoming, SocketPipe, TaskThreads
+from msrun.launch.transport.link import ByteChannel, EventLoop, Incoming, TaskThreads
+from msrun.launch.transport.pipe import MARKER, SocketPipe
 
 MUCH = 8 << 20
 

@@ -16,8 +16,8 @@ from ssh_net import make_key
 from ssh_server import add_key, running_agent, running_server
 
 from msrun.errors import ClusterError, UsageError
-from msrun.launch.transport.link import LocalPipe, agent_command
-from msrun.launch.transport.opener import SshConnector
+from msrun.launch.transport.pipe import LocalPipe, agent_command
+from msrun.launch.transport.ssh import SshConnector
 from msrun.planning.hosts import HostEntry
 from msrun.planning.spec import SshSettings
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msrun.launch.transport.opener import address_of, explain_end, shown, split_log
+from msrun.launch.transport.ssh import address_of, explain_end, shown, split_log
 
 BEGIN = """\
 OpenSSH_9.2p1 Debian-2+deb12u10, OpenSSL 3.0.19 27 Jan 2026

@@ -150,7 +150,6 @@ _refused("StrategyError", "too few for 4 stages", ("pipeline zbv",), "a layer be
 _refused("StrategyError", "tensor inputs, and it calls", ("shard",), "spectral_norm, the old one")
 # a parameter is cut at the first call, and the script holds a graph over the whole one
 _HELD = "still held by a backward graph"
-_refused("ParallelError", _HELD, (*ZERO, "shard", "pipeline"), "distance from the first weights outside (EWC)")
 _refused("ParallelError", _HELD, ZERO, "weight_norm, the old one")
 _refused(
     "ParallelError", "whose memory is not the whole's", (*ZERO, "shard", "pipeline"), "pruning by torch.nn.utils.prune"

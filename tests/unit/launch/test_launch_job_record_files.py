@@ -12,7 +12,7 @@ from msrun.agent.processes.process_control import Usage
 from msrun.cluster.membership import Membership, WorkerState
 from msrun.cluster.messages import Channel
 from msrun.errors import UsageError
-from msrun.launch import console as module
+from msrun.launch import metrics_file as module
 from msrun.launch.job import OwnStart
 from msrun.launch.metrics_file import INTERVAL_S, MetricsFile
 from msrun.launch.trace import build_trace

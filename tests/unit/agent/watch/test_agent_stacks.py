@@ -10,7 +10,7 @@ import pytest
 from job_runner import is_alive, wait_until
 
 from msrun.agent.evidence import MemoryKillWatch, Place, find_place, kernel_state, read_place, request_stacks
-from msrun.agent.watch import catches
+from msrun.agent.processes.process_control import catches
 from msrun.planning.environment import STACK_SIGNAL
 
 TELLING = f"""

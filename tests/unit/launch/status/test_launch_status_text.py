@@ -15,7 +15,8 @@ from rich.console import Console
 from msrun import contract
 from msrun.agent.processes.process_control import Usage
 from msrun.agent.processes.progress_board import Progress
-from msrun.launch.status.job_status import JobState, JobStatus, WorkerRow, describe_span
+from msrun.launch.output import describe_span
+from msrun.launch.status.job_status import JobState, JobStatus, WorkerRow
 from msrun.launch.status.status_text import (
     MAX_RANKS,
     LiveTable,

@@ -17,7 +17,7 @@ from plans import small_spec
 from msrun.agent.processes.process_control import is_stopped
 from msrun.errors import ClusterError
 from msrun.launch.remote.logs import NO_AGENT
-from msrun.launch.transport import link as module
+from msrun.launch.transport import pipe as module
 from msrun.launch.transport.opener import HostOpener, agent_codes, pack_msrun
 from msrun.launch.transport.pipe import HostShare, LocalPipe, agent_command
 from msrun.launch.transport.ssh import SshConnector

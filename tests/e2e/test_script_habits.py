@@ -241,10 +241,7 @@ def own_files(outcome, name):
     return Outcome(outcome.status, outcome.said.replace(f"/work/{name}.py", "/work"), own)
 
 
-FRAME = (
-    r' +File "<string>", line \d+,? in <module>\n|\nExtension modules: (?:msgspec\S+ )?setproctitle\S* \(total: [12]\)\n',
-    "",
-)
+FRAME = (r' +File "<string>", line \d+,? in <module>\n|\nExtension modules: .*setproctitle\S* \(total: [12]\)\n', "")
 """One frame is below the script's."""
 EXIT_FRAME = (r'Traceback .*:\n  File ".*/main_module\.py", .*\n    step\(\)\n', "")
 """What runs at exit is called by msrun."""

@@ -189,7 +189,7 @@ def render_failure(failure: JobFailure, shown_ranks: Collection[int] = ()) -> st
     if shown:
         lines += [f"  {name_ranks(ranks)} {state}" for state, ranks in states.items()]
     lines += [
-        f"  attempt {past['attempt']} before: {past['reason']}, after {past['run_time_s']:.1f} s"
+        f"  attempt {past['attempt']} before, which ran {past['run_time_s']:.1f} s: {past['reason']}"
         for past in failure.attempts
     ]
     return "\n".join(lines)

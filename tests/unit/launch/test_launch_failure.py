@@ -222,7 +222,7 @@ def test_earlier_attempts_are_listed(plan):
     failure = failure_in(plan, HostResult((first, last), ()))
     assert failure.exit_code == 7
     assert failure.attempts == [{"attempt": 0, "reason": "rank 2 failed first: exit code 9", "run_time_s": 2.5}]
-    assert "  attempt 0 before: rank 2 failed first: exit code 9, after 2.5 s" in render_failure(failure)
+    assert "  attempt 0 before, which ran 2.5 s: rank 2 failed first: exit code 9" in render_failure(failure)
 
 
 def test_result_of_a_host_names_the_logs_here_and_hides_what_only_the_launcher_knows():

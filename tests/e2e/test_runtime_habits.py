@@ -14,6 +14,7 @@ ROWS = [(mode, name) for name, habit in HABITS.items() for mode in habit.modes]
 FAST = {
     "hsdp level3": ("a row set through .data",),
     "data_parallel": ("results in a dataclass, loss outside", "mask of uneven rows, mean over what is left"),
+    "data_parallel hsdp": ("batch norm, then evaluation",),
 }
 """mode -> what `make test` runs: some of every kind."""
 

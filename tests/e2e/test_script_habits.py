@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pytest
 from asked_cases import asked_keys, every_third_fast
-from job_runner import DEADLINE_S, REPOSITORY, wait_until
+from job_runner import DEADLINE_S, REPOSITORY, WORKER_PATH, wait_until
 
 HABITS = Path(__file__).parents[1] / "workers" / "habits"
 SET_BY_MSRUN = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": "1"}
@@ -195,6 +195,8 @@ def params(keys, is_fast, starts=STARTS):
 @pytest.mark.parametrize(("start", "name"), params(FACTS, lambda start, _: start == "fork"))
 def test_a_script_finds_what_python_gives_it(facts, start, name):
     found, expected = facts(start)[name], facts("python")[name]
+    if (start, name) == ("warm", "path"):  # what the jobs of tests that start warm have in PYTHONPATH
+        found = [folder for folder in found if folder not in WORKER_PATH.split(":")[1:]]
     by_design = {**FACTS_BY_DESIGN, **(FORKED_FACTS_BY_DESIGN if start in FORKED else {})}
     if name in by_design:
         assert by_design[name](found, expected), found
@@ -395,8 +397,9 @@ FORMS = {
     "folder": Form(["python", "folder"]),
     "zip": Form(["python", "app.pyz", "a"]),
     "modules of a known name beside it": Form(["shadow/x.py"]),
-    "double dash": Form(["--", "x.py", "--", "a"]),
-    "-u": Form(["python", "-u", "x.py"]),
+    # words that msrun takes itself: its workers' streams are unbuffered as they are
+    "double dash": Form(["--", "x.py", "--", "a"], by_design={"orig_argv": ["x.py", "--", "a"]}),
+    "-u": Form(["python", "-u", "x.py"], by_design={"orig_argv": ["x.py"]}),
     "-X dev": Form(["python", "-X", "dev", "x.py"]),
     "-W error": Form(["python", "-W", "error", "x.py"]),
     "-O": Form(["python", "-O", "x.py"]),

@@ -293,7 +293,8 @@ def _give_results_memory(block: nn.Module) -> None:
 
     def is_gathered(result: Tensor) -> bool:
         memory = result.untyped_storage()._cdata
-        return any(memory == parameter.untyped_storage()._cdata for parameter in block.parameters())
+        shown = (parameter for parameter in block.parameters() if not isinstance(parameter, Part))
+        return any(memory == parameter.untyped_storage()._cdata for parameter in shown)
 
     block.register_forward_hook(lambda _module, _args, result: map_tensors(own, result), prepend=True)
 

@@ -339,7 +339,8 @@ class ListedHosts(Hosts):
             self._known[link.entry] = link, self._read_answer(link, message)
         elif message["type"] in LOSSES:
             self._known.pop(link.entry)
-            self._say(f"spare {self.agents.explain_loss(message, link)}; it is tried again when it is needed")
+            reason = str(self.agents.explain_loss(message, link)).removeprefix(f"{link.entry.name}: ")
+            self._say(f"spare host {link.entry.name}, which is tried again when it is needed: {reason}")
         if all(answer for _, answer in self._known.values()):
             self._word.close()
 

@@ -313,7 +313,8 @@ def test_spare_host_is_asked_once_and_one_that_is_lost_is_told_of_and_tried_agai
             pipe.end(137)
             made.agents.hear(lambda: hosts.said, {}, deadline=time.monotonic() + 30)
             assert not word.exists()
-            assert hosts.said[0].startswith("spare h2: the agent was ended by SIGKILL; ")
+            start = "spare host h2, which is tried again when it is needed: the agent was ended by SIGKILL; "
+            assert hosts.said[0].startswith(start)
             hosts.pipes["h2"] = hosts.opener.pipes["h2"] = FakePipe(answer=hosts.usual_answer(2))
             hosts.answers.clear()
         elif when == "once it is needed":

@@ -1,6 +1,7 @@
 """One job over many hosts, seen from the launcher: what agents say, and what becomes of the job."""
 
 import json
+import signal
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,11 +11,12 @@ from failure_reports import failed, failure_of, fault_of
 from fake_agents import FakeClock, FakeLink, FakeSignals
 from plans import small_spec
 
+from msrun import contract
 from msrun.agent.observer import OwnFaults
 from msrun.cluster.failure import FailureReport
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.agents import Agents
-from msrun.launch.fleet.fleet_job import FleetJob, FleetRun
+from msrun.launch.fleet.fleet_job import TICK_S, FleetJob, FleetRun
 from msrun.launch.fleet.hosts import ReadyHosts
 from msrun.launch.job import Start
 from msrun.launch.remote.logs import LogCollector, own_logs
@@ -82,10 +84,10 @@ class Fleet:
             self.say(node, "result", failure=failure, survivors=[])
             self.say(node, "logs_end")
 
-    def hear(self):
-        """Take what has been said, without waiting for more."""
+    def hear(self, seconds=0.0):
+        """Take what has been said, without waiting for more; meanwhile time passes."""
         is_heard = iter((False, True))
-        self.run._hear(lambda: next(is_heard))
+        self.run._hear(lambda: self.clock.advance(seconds) or next(is_heard))
 
     def told(self, node):
         """What a host was told after it was told to run."""
@@ -126,6 +128,19 @@ def test_host_that_speaks_for_another_is_given_up(fleet, plan):
     fleet.hear()
     assert "its agent says what cannot be understood" in str(fleet.links[0].done[-2:])
     assert not any("understood" in str(done) for done in fleet.links[1].done)
+
+
+def test_hosts_of_the_plan_are_all_of_the_job_and_leave_by_any_of_their_names(fleet):
+    for node in range(2):
+        fleet.say(node, "planned", host=host_plan(node, node, name=f"machine{node}"), notes=[], target="cpu")
+    fleet.hear()
+    assert [(one.name, one.ranks) for one in fleet.run.plan.fleet] == [("machine0", (0,)), ("machine1", (1,))]
+    (fleet.folder / contract.DRAIN).mkdir()
+    for name, node in (("machine1", 1), ("host0", 0)):
+        (fleet.folder / contract.DRAIN / name).touch()
+        fleet.hear(TICK_S)
+        assert fleet.links[node].done[-1] == {"type": "signal", "signum": signal.SIGTERM}
+    assert [*map(fleet.told, range(2))] == [["signal"]] * 2
 
 
 def test_host_that_is_lost_ends_the_job_on_the_others_at_once(fleet):

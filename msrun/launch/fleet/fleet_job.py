@@ -442,11 +442,8 @@ class FleetJob:
                 return None, lost
             return self._end_with_too_few(str(error)), []
         run = FleetRun(self, spec, ready, logs, on_directory if self._plan is None else lambda: None)
-        if isinstance(hosts, JoinedHosts):
-            hosts.run_of_job = run
         run.start()
-        if isinstance(hosts, ListedHosts):
-            hosts.reach_spares(spec)
+        hosts.note_started(spec, run.regroup)
         result = run.finish()
         self._plan = run.plan or self._plan
         if result is not None:

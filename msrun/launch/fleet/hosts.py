@@ -10,7 +10,7 @@ import json
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -138,6 +138,10 @@ class Hosts(ABC):
         None for a plan. `lost`: those of the start before without whom it goes on; whoever is wanted again is reached
         anew. Raises UsageError, ClusterError: what stands against it, first of all that was found. Raises
         RendezvousTimeout: hosts did not answer in time. Raises Interrupted: a signal came."""
+
+    @abstractmethod
+    def note_started(self, spec: LaunchSpec, regroup: Callable[[str], None]) -> None:
+        """The job runs on hosts of `spec` from now on; `regroup` starts it again, on those that have come, and why."""
 
     def _link(self, spec: LaunchSpec, host: HostAssignment, environment: Mapping[str, str], **given: Any) -> AgentLink:
         """Return a link to a host of a start that is reached from here; `given` as for `HostJob`."""
@@ -318,8 +322,9 @@ class ListedHosts(Hosts):
 
     # -- spare hosts --------------------------------------------------------------------------------------------------
 
-    def reach_spares(self, spec: LaunchSpec) -> None:
+    def note_started(self, spec: LaunchSpec, regroup: Callable[[str], None]) -> None:
         """Have the spare hosts ready: one that is needed then starts as fast as those that stay."""
+        del regroup  # nobody comes by himself
         environment = forwarded_environment(self._start.caller, spec.forward_env)
         new = [entry for entry in spec.spares if entry not in self._known]
         shown = self._word.enter_context(shown_word(spec.log_dir)) if new and not spec.is_rehearsal else {}

@@ -49,7 +49,6 @@ from msrun.planning.spec import LaunchSpec
 
 if TYPE_CHECKING:
     from msrun.cluster.tls import TlsIdentity  # loaded for jobs with --tls_config
-    from msrun.launch.fleet.fleet_job import FleetRun
 
 GREETING_S = 5.0  # how long somebody who has connected may take to register
 MAX_STRANGERS = 128  # connections of which nobody has registered yet, well under the usual limit of 1024 descriptors
@@ -230,7 +229,7 @@ class JoinedHosts(Hosts):
         self._registry = Registry(spec.worker_num, spec.max_restarts, spec.table_hosts, table_digest(spec.table_hosts))
         self._places: dict[HostEntry, _Place] = {}  # hosts of the job, or of its next start
         self._folders = itertools.count()
-        self.run_of_job: FleetRun | None = None  # the start that runs now
+        self._regroup: Callable[[str], None] | None = None  # starts the job that runs again, and why
         self.hosts: tuple[HostAssignment, ...] = ()  # in the order of their node_rank, once all have come
         self.own: HostAssignment  # this one, then
         self._window_end = 0.0  # until when more may come; 0 while those that have are too few
@@ -334,8 +333,12 @@ class JoinedHosts(Hosts):
             self._places[entry] = _Place(link, request.name, request.address, next(self._folders))
             self.pool.add(entry)
             link.send("waiting", text="the job runs; this host is used from its next start on")
-            if self._spec.rescale_now and self.run_of_job is not None and self.pool.can_grow:
-                self.run_of_job.regroup(f"{entry.name} has come (--rescale now)")
+            if self._spec.rescale_now and self._regroup is not None and self.pool.can_grow:
+                self._regroup(f"{entry.name} has come (--rescale now)")
+
+    def note_started(self, spec: LaunchSpec, regroup: Callable[[str], None]) -> None:
+        del spec
+        self._regroup = regroup
 
     def _on_other(self, link: AgentLink, message: Message) -> None:
         if message["type"] != "lost" or not link.has_dialled or link not in self.agents.others:
@@ -383,7 +386,7 @@ class JoinedHosts(Hosts):
     def run(self, spec: LaunchSpec, logs: LogCollector | None, lost: Collection[HostEntry] = ()) -> ReadyHosts:
         """Return hosts that are ready, with this one's own agent: see `Hosts`. `spec` is from `whole_spec`."""
         agents, own = self.agents, spec.node_rank
-        agents.logs, agents.folder, agents.has_begun, self.run_of_job = logs, spec.log_dir, False, None
+        agents.logs, agents.folder, agents.has_begun, self._regroup = logs, spec.log_dir, False, None
         for entry in lost:
             if (place := self._places.pop(entry, None)) and place.link is not None:
                 place.link.dismiss()

@@ -101,8 +101,9 @@ zoo: $(VENV)/.zoo
 # Small faults in the launcher, the graph and the rank-table rules: do the tests notice? MUTANTS=120: so many; MUTANTS_SEED=... repeats a day.
 mutants: export MUTANTS ?= 60
 mutants: export MUTANTS_SEED ?= $(shell date +%Y%m%d)
+mutants: export MUTANTS_RECORD ?= $(CURDIR)/.pytest_cache/mutants
 mutants: $(VENV)/.test
-	cd tests && PATH="$(abspath $(BIN)):$$PATH" python -m mutants --number $(MUTANTS) --seed $(MUTANTS_SEED)
+	cd tests && PATH="$(abspath $(BIN)):$$PATH" python -m mutants --number $(MUTANTS) --seed $(MUTANTS_SEED) --record "$(MUTANTS_RECORD)"
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

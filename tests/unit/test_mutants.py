@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from mutants.__main__ import REPOSITORY, ROOMS, batches
+from mutants.__main__ import REPOSITORY, ROOMS, Outcome, Record, batches
 from mutants.mutations import changes, draw, find_mutations
 
 
@@ -99,3 +99,11 @@ def test_tests_of_a_fault_are_those_of_its_module_its_room_and_its_jobs(module, 
 def test_rooms_and_their_jobs_are_there():
     wanted = [*ROOMS, *(f"tests/e2e/test_{name}.py" for names in ROOMS.values() for name in names)]
     assert [name for name in wanted if not (REPOSITORY / name).exists()] == []
+
+
+def test_the_test_that_noticed_a_fault_is_found_again_with_the_record(tmp_path):
+    mutation, other = find_mutations("m.py", inside("return a < b"))[:2]
+    Record(tmp_path / "record").add(Outcome(mutation, "tests/unit/test_m.py::test_f[a b]"))
+    again = Record(tmp_path / "record")
+    assert (again.find(mutation), again.find(other)) == ("tests/unit/test_m.py::test_f[a b]", "")
+    assert Record(tmp_path / "none").find(mutation) == ""

@@ -57,7 +57,7 @@ demo: $(VENV)/.demo
 # Files in the order of their names: those that take long, in tests/e2e, begin first. Many tests wait, so that there are
 # more of them at a time than cores.
 TEST_WORKERS ?= $(shell echo $$(( $$(nproc) * 2 )))
-PYTEST := $(RUN) python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(PYTEST_OPTIONS)
+PYTEST := $(RUN) python -m pytest --workers $(TEST_WORKERS) $(PYTEST_OPTIONS)
 
 test: export MSRUN_FUZZ_CASES ?= 3
 test: export MSRUN_CHAOS_SEED ?= 1

@@ -36,7 +36,7 @@ os.environ.setdefault(contract.MSRUN_CAPTURE_CACHE, "off")
 # Collecting eleven thousand tests makes a million objects that stay, and no garbage worth to look for.
 gc.disable()
 
-pytest_plugins = ["on_ranks"]
+pytest_plugins = ["forked_workers", "on_ranks"]
 UNIT = Path(__file__).parent / "unit"
 WORKERS = Path(__file__).parent / "workers"
 GOLDEN = Path(__file__).parent / "golden"
@@ -57,17 +57,15 @@ def pytest_configure(config):
     And make the folder of the warm servers that runtime tests start from, one for all processes of this run.
     """
     config.stash[STANDARD_ERROR] = os.dup(2)
-    if not hasattr(config, "workerinput"):
-        os.environ[WARM_SERVERS] = tempfile.mkdtemp(prefix="jr-warm-", dir="/tmp")
+    os.environ[WARM_SERVERS] = tempfile.mkdtemp(prefix="jr-warm-", dir="/tmp")
 
 
 def pytest_unconfigure(config):
     os.close(config.stash[STANDARD_ERROR])
-    if not hasattr(config, "workerinput"):
-        folder = os.environ.pop(WARM_SERVERS)
-        env = {"PATH": os.environ["PATH"], "XDG_RUNTIME_DIR": folder}
-        subprocess.run([sys.executable, "-m", "msrun", "--quiet", "--warm=stop"], cwd=REPOSITORY, env=env, check=False)
-        shutil.rmtree(folder)
+    folder = os.environ.pop(WARM_SERVERS)
+    env = {"PATH": os.environ["PATH"], "XDG_RUNTIME_DIR": folder}
+    subprocess.run([sys.executable, "-m", "msrun", "--quiet", "--warm=stop"], cwd=REPOSITORY, env=env, check=False)
+    shutil.rmtree(folder)
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
@@ -87,8 +85,7 @@ def pytest_runtest_protocol(item):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pycollect_makeitem(collector, obj):
-    """Make no items of slow tests, nor of the slow rows of tables, where nobody wants them: they are half of all, and
-    every process makes each."""
+    """Make no items of slow tests, nor of the slow rows of tables, where nobody wants them: they are half of all."""
     if is_fast_run(collector.config):
         marks = [getattr(owner, "pytestmark", []) for owner in (obj, collector.obj)]
         if any(mark.name == "slow" for own in marks for mark in (own if isinstance(own, list) else [own])):

@@ -30,8 +30,10 @@ $(VENV)/.torch: $(CONSTRAINTS) | $(BIN)/python
 	$(BIN)/python .ci/install_torch.py $(TORCH_INDEX)
 	@touch $@
 
+# Torch's modules that a worker imports are compiled by the one core while pip works with the other.
 $(VENV)/.demo: pyproject.toml $(CONSTRAINTS) | $(VENV)/.torch
-	$(PIP) -e '.[runtime,examples]'
+	$(BIN)/python -c 'import torch._dynamo, torch._functorch.aot_autograd, torch.distributed.fsdp, torch.distributed.pipelining' & \
+	$(PIP) -e '.[runtime,examples]' && wait
 	@touch $@
 
 $(VENV)/.test: pyproject.toml $(CONSTRAINTS) | $(VENV)/.torch

@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -144,3 +145,16 @@ def test_thread_ends_once_nothing_waits_and_holds_up_nobody_while_something_does
     wait_until(lambda: output.place(writer).is_idle(), "everything was written")
     place.end()
     assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_no_file_takes_the_number_of_a_closed_standard_stream(tmp_path, closed):
+    program = (
+        "import os, subprocess, sys; from msrun.launch import output; output.open_standard_streams();"
+        "file = open('found', 'w'); assert None not in (sys.stdin, sys.stdout, sys.stderr);"
+        "child = subprocess.run(['readlink', '/proc/self/fd/0', '/proc/self/fd/1', '/proc/self/fd/2'],"
+        "close_fds=False); file.write(f'{child.returncode} {file.fileno()}')"
+    )
+    subprocess.run(["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, program], cwd=tmp_path, check=True)
+    status, number = (tmp_path / "found").read_text().split()
+    assert (status, int(number) > 2) == ("0", True)

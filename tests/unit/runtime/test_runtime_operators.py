@@ -68,7 +68,11 @@ def text(form):
     [
         (F.linear, ((4, 3, 8), (2, 8), (2,)), "b0 b1 k, n k, n -> b0 b1 n", ""),
         (torch.add, ((8,), (4, 8)), "d1, d0 d1 -> d0 d1", ""),
+        (torch.matmul, ((8,), (3, 8, 2)), "k, b0 k n -> b0 n", ""),
+        (torch.matmul, ((3, 4, 8), (8,)), "b0 m k, k -> b0 m", ""),
         (lambda x: x.cumsum(0), ((4, 8),), "d0 d1 -> d0 d1", "d0"),
+        (lambda x: F.adaptive_avg_pool2d(x, (3, 1)), ((4, 2, 7, 6),), "n0 n1 s0 s1 -> n0 n1 s0 .", "s0"),
+        (lambda x: F.adaptive_avg_pool2d(x, (3, 2)), ((4, 2, 6, 6),), "n0 n1 s0 s1 -> n0 n1 s0 s1", ""),
         (torch.sum, ((4, 8),), "d0 d1 ->", ""),
         (lambda x: x.mean(0, keepdim=True), ((4, 8),), "d0 d1 -> . d1", ""),
         (lambda x: x.amax(1), ((4, 8),), "d0 d1 -> d0", "d1"),
@@ -244,6 +248,11 @@ def test_positions_are_embedded_whole_because_they_are_no_part_of_the_batch():
     assert embedding.strategy == ((1, 1), (1,))
     moved = [text for operator in program.operators for text in operator.collectives if not text.startswith("enter")]
     assert moved == []
+
+
+def test_operator_without_a_rule_runs_whole_on_every_rank_and_the_plan_says_so_once():
+    program = run(graph_of(lambda x: torch.linalg.inv(torch.linalg.inv(x)), (4, 4)), {}, parts=True)
+    assert program.notes == ["aten.linalg_inv.default has no rule: every rank computes all of it"]
 
 
 def test_attention_layer_of_torch_runs_data_parallel_without_a_gather():

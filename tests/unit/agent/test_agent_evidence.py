@@ -1,0 +1,38 @@
+"""Why a worker has ended, from its log, its wait status and what torch's `record` has left."""
+
+import json
+
+import pytest
+
+from msrun.agent.evidence import explain_end
+
+ASKED = "Traceback (most recent call last):\nEOFError: EOF when reading a line\n"
+LONG = "ValueError: " + "9" * 200
+FAILED = 1 << 8
+
+
+@pytest.mark.parametrize(
+    ("log", "has_input", "recorded", "expected"),
+    [
+        (ASKED, False, "", "its standard input is empty: --interactive=3 gives it yours"),
+        ("(Pdb) \nbdb.BdbQuit\n", False, "", "its standard input is empty: --interactive=3 gives it yours"),
+        (ASKED, True, "", ""),
+        (ASKED + "and more\n", False, "", ""),
+        ("", True, json.dumps({"message": {"message": "\n  ValueError: no\nsecond"}}), "ValueError: no"),
+        ("", True, json.dumps({"message": "OSError: gone"}), "OSError: gone"),
+        ("", True, json.dumps({"message": LONG[:200]}), LONG[:200]),
+        ("", True, json.dumps({"message": LONG}), LONG[:200] + " ..."),
+        ("", True, json.dumps({"message": " "}), ""),
+        ("", True, json.dumps(["message"]), ""),
+        ("", True, "{", ""),
+    ],
+)
+def test_end_of_a_worker_is_explained_by_what_it_left(tmp_path, log, has_input, recorded, expected):
+    (tmp_path / "log").write_text(log)
+    (tmp_path / "recorded").write_text(recorded)
+    assert explain_end(FAILED, str(tmp_path / "log"), 3, has_input, str(tmp_path / "recorded")) == expected
+
+
+def test_log_directory_that_was_removed_explains_an_end(tmp_path):
+    gone = tmp_path / "gone"
+    assert f"removed ({gone})" in explain_end(FAILED, str(gone / "log"), 0, True, str(tmp_path / "recorded"))

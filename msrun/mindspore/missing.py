@@ -71,7 +71,7 @@ def missing_names(path: str, known: Iterable[str]) -> Callable[[str], Any]:
 def describe_missing(dotted: str, known: Iterable[str]) -> str:
     """Return the sentence for a name below `mindspore` that is not here."""
     name = dotted.rpartition(".")[2]
-    words = [] if name in REMEDIES else [word for word in known if not word.startswith("_")]
+    words = [] if name in REMEDIES or name.startswith("_") else [word for word in known if not word.startswith("_")]
     near = near_miss(name, words, cutoff=0.75)
     return f"mindspore.{dotted} is not in msrun.mindspore{near}; {remedy(dotted)}"
 

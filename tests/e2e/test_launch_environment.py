@@ -157,7 +157,8 @@ def test_chdir_moves_workers_and_not_the_logs(msrun, odd_path, tmp_path):
 def test_blas_of_a_worker_has_the_threads_that_it_was_given(msrun, tmp_path):
     """Also where the fork server has imported numpy before, with one thread, so that it could fork."""
     (tmp_path / "train.py").write_text(
-        "import numpy, threadpoolctl\nprint('threads', {one['num_threads'] for one in threadpoolctl.threadpool_info()})\n"
+        "import numpy, threadpoolctl\n"
+        "print('threads', {one['num_threads'] for one in threadpoolctl.threadpool_info()})\n"
     )
     finished = msrun.run("--worker_num=1", "train.py", cwd=tmp_path, env={"OPENBLAS_NUM_THREADS": "2"})
     assert finished.code == 0 and finished.log(0).endswith(b"threads {2}\n"), finished.log(0)

@@ -35,4 +35,4 @@ def test_end_of_a_worker_is_explained_by_what_it_left(tmp_path, log, has_input, 
 
 def test_log_directory_that_was_removed_explains_an_end(tmp_path):
     gone = tmp_path / "gone"
-    assert f"removed ({gone})" in explain_end(FAILED, str(gone / "log"), 0, True, str(tmp_path / "recorded"))
+    assert f"removed ({gone})" in explain_end(FAILED, str(gone / "log"), 0, has_input=True, recorded="")

@@ -162,3 +162,9 @@ def test_blas_of_a_worker_has_the_threads_that_it_was_given(msrun, tmp_path):
     )
     finished = msrun.run("--worker_num=1", "train.py", cwd=tmp_path, env={"OPENBLAS_NUM_THREADS": "2"})
     assert finished.code == 0 and finished.log(0).endswith(b"threads {2}\n"), finished.log(0)
+
+
+def test_a_worker_that_is_no_python_program_ends_by_a_broken_pipe(msrun, tmp_path):
+    finished = msrun.run("--worker_num=1", "grep", "SigIgn", "/proc/self/status", cwd=tmp_path)
+    ignored = int(finished.log(0).split()[1], 16)
+    assert not ignored & (1 << (signal.SIGPIPE - 1) | 1 << (signal.SIGXFSZ - 1))

@@ -63,6 +63,7 @@ def test_stopped_worker_is_woken_to_tell_below_the_headline_and_lives_on(telling
 
 def test_worker_that_cannot_tell_lives_on_and_the_kernels_view_is_written(silent, log):
     assert not catches(silent.pid, STACK_SIGNAL)
+    wait_until(lambda: kernel_state(silent.pid).startswith("sleeping"), "worker sleeps")
     request_stacks({silent.pid: str(log)}, "no progress")
     assert "cannot write its stacks; the kernel's view: sleeping" in log.read_text()
     assert is_alive(silent.pid)

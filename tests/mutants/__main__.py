@@ -1,8 +1,9 @@
 """make mutants: put small faults into the launcher, the graph and the rank-table rules, and see whether a test fails.
 
-Each fault is put alone into a copy of the tree, where tests run until one fails: first those of tests/unit that are
-named after the module, then the others of its room, then the end-to-end ones of `ROOMS`. An end-to-end test that fails
-runs again without the fault: where it fails too, it has noticed nothing. Exit status 1 below 85 % caught.
+Each fault is put alone into a copy of the tree, where fast tests run until one fails: first those of tests/unit that
+are named after the module or import it, then others of its room, then the end-to-end ones of `ROOMS`, then all others of
+the launcher or of the runtime. An end-to-end test that fails runs again without the fault: where it fails too, it has
+noticed nothing. Exit status 1 below 85 % caught.
 
 --record FILE keeps what became of each fault. A run that finds the file tries the test that noticed a fault first: so
 the same faults are judged again, after a change of the tests, in a fraction of the time.
@@ -50,7 +51,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
 }
 """Room -> the files of tests/e2e that judge its behaviour."""
 WANTED_SHARE = 0.85
-BATCH_S = 120.0
+BATCH_S = 240.0
 """How long the tests of one kind run for one fault at most."""
 MARK = "MUTANTS_MARK"
 """Set for every process of a run; found again in /proc/PID/environ."""
@@ -90,11 +91,18 @@ def read_sources(rooms: Iterable[str]) -> dict[str, str]:
 def batches(module: str) -> list[list[str]]:
     """Return the test files that run together: the module's own, other unit tests of its room, end-to-end ones."""
     parts = module.split("/")
-    folder = REPOSITORY / "tests" / "unit" / (parts[0] if parts[0] == "ranktable" else parts[1])
-    unit = sorted(str(path.relative_to(REPOSITORY)) for path in folder.rglob("test_*.py"))
-    own = [path for path in unit if path.endswith((f"_{Path(module).stem}.py", f"_{parts[-2]}.py"))]
+    room = "ranktable" if parts[0] == "ranktable" else parts[1]
+    stem, folder = Path(module).stem, ".".join(parts[:-1])
+    names = (f"_{stem}.py", f"_{parts[-2]}.py")
+    imports = re.compile(rf"from {folder}\.{stem} import|from {folder} import .*\b{stem}\b")
+    tests = {str(path.relative_to(REPOSITORY)): path for path in sorted((REPOSITORY / "tests").rglob("test_*.py"))}
+    unit = {name: path for name, path in tests.items() if name.startswith("tests/unit/")}
+    own = [name for name, path in unit.items() if name.endswith(names) or imports.search(path.read_text())]
+    others = [name for name in unit if name.startswith(f"tests/unit/{room}/") and name not in own]
     jobs = [f"tests/e2e/test_{name}.py" for room, names in ROOMS.items() if module.startswith(room) for name in names]
-    return [one for one in (own, [path for path in unit if path not in own], jobs) if one]
+    is_runtime = module.startswith("msrun/runtime")
+    side = [name for name in tests if name.startswith("tests/e2e/test_runtime") == is_runtime and "e2e" in name]
+    return [one for one in (own, others, jobs, [name for name in side if jobs and name not in jobs]) if one]
 
 
 class Slot:

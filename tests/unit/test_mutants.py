@@ -86,13 +86,14 @@ def test_seed_draws_the_same_lines_again_and_every_line_once():
 @pytest.mark.parametrize(
     ("module", "expected"),
     [
-        ("msrun/agent/supervisor.py", ["test_agent_supervisor.py", "test_agent_warm.py", "test_launch_hang.py"]),
-        ("ranktable/rules/network.py", ["test_ranktable_rules.py", "test_ranktable_convert.py"]),
-        ("msrun/runtime/schedule/replay.py", [f"test_runtime_{name}.py" for name in ("schedule", "capture", "laws")]),
+        ("msrun/agent/supervisor.py", ["agent_supervisor", "agent_warm", "launch_hang", "launch_environment"]),
+        ("msrun/launch/simulation.py", ["planning_spec", "launch_output", "launch_logs", "launch_environment"]),
+        ("ranktable/rules/network.py", ["ranktable_rules", "ranktable_convert"]),
+        ("msrun/runtime/schedule/replay.py", [f"runtime_{name}" for name in ("schedule", "capture", "laws", "shm")]),
     ],
 )
 def test_tests_of_a_fault_are_those_of_its_module_its_room_and_its_jobs(module, expected):
-    found = [{Path(path).name for path in batch} for batch in batches(module)]
+    found = [{Path(path).stem.removeprefix("test_") for path in batch} for batch in batches(module)]
     assert [name in batch for name, batch in zip(expected, found, strict=True)] == [True] * len(expected)
 
 

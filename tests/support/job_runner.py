@@ -213,7 +213,9 @@ class JobRunner:
     def environ(self, extra: Mapping[str, str] = {}):
         """Return the environment of a user who has set nothing, on a host without accelerators."""
         env = {name: value for name, value in os.environ.items() if not is_job_variable(name)}
-        env.pop("PYTEST_CURRENT_TEST", None)
+        # What torch sets in a process that captures: jobs of its tests would ask for another warm server.
+        for name in ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"):
+            env.pop(name, None)
         env["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
         env["TMPDIR"] = str(self.temporary)
         env["CUDA_VISIBLE_DEVICES"] = env["ASCEND_RT_VISIBLE_DEVICES"] = ""
@@ -224,21 +226,31 @@ class JobRunner:
         """Return variables with which a job starts from this test run's warm servers, in a tenth of the time.
 
         With the others, which some jobs would not need, one server is like all jobs of a kind: each imports for six
-        seconds, and so does a job that finds none. The first of a kind is that job, and others wait for its server.
+        seconds, and so does a job that finds none. The first of a kind is such a job, and others wait for its server;
+        that of torch is ended before it has imported as well, and whoever started it waits like the others.
         """
         folder = Path(os.environ[WARM_SERVERS])
-        try:
-            (folder / f"{kind}.first").touch(exist_ok=False)
-        except FileExistsError:
-            begun = (folder / f"{kind}.first").stat().st_mtime
-
-            def is_there():
-                servers, kinds = len([*folder.glob("*/*.sock")]), len([*folder.glob("*.first")])
-                return servers >= kinds or time.time() > begun + DEADLINE_S
-
-            wait_until(is_there, "a warm server", 2 * DEADLINE_S)
         alike = {"PYTHONPATH": WORKER_PATH, "OMP_NUM_THREADS": "1", "TORCH_FR_BUFFER_SIZE": "2000"}
-        return {"MSRUN_WARM": "True", "XDG_RUNTIME_DIR": os.environ[WARM_SERVERS], **alike}
+        env = {"MSRUN_WARM": "True", "XDG_RUNTIME_DIR": str(folder), **alike}
+        first = folder / f"{kind}.first"
+        try:
+            first.touch(exist_ok=False)
+            if kind != "torch":
+                return env
+            job = self.start("--worker_num=1", "--quiet", *PRELOAD, WORKERS / "wait.py", cwd=self.temporary, env=env)
+            wait_until(lambda: [*folder.glob("*/*.new"), *folder.glob("*/*.sock")], "a warm server imports")
+            job.send(signal.SIGTERM)
+            job.finish()
+        except FileExistsError:
+            pass
+        begun = first.stat().st_mtime
+
+        def is_there():
+            servers, kinds = len([*folder.glob("*/*.sock")]), len([*folder.glob("*.first")])
+            return servers >= kinds or time.time() > begun + DEADLINE_S
+
+        wait_until(is_there, "a warm server", 2 * DEADLINE_S)
+        return env
 
     def start(
         self,

@@ -15,10 +15,7 @@ TABLE = {
     "server_list": [{"server_id": "127.0.0.1", "device": [{"device_id": n, "rank_id": "0"} for n in ("0", "1")]}],
     "status": "completed",
 }
-ONE_RANK = {
-    **TABLE,
-    "server_list": [{"server_id": "127.0.0.1", "device": [{"device_id": "0", "rank_id": "0"}]}],
-}
+ONE_RANK = {**TABLE, "server_list": [{"server_id": "127.0.0.1", "device": [{"device_id": "0", "rank_id": "0"}]}]}
 
 WRONG = {
     # name: (arguments, pattern that the line has to match)
@@ -140,10 +137,7 @@ WRONG = {
         ["--worker_num=2", '--bind_core={"device2": ["0"]}', "train.py"],
         r"'device2' is no device here; there are devices 0-1",
     ),
-    "cores that are none": (
-        ['--bind_core={"device0": ["1000"]}', "train.py"],
-        r"'device0' names CPU 1000, which does",
-    ),
+    "cores that are none": (['--bind_core={"device0": ["1000"]}', "train.py"], r"'device0' names CPU 1000, which does"),
     "line break in cores": (['--bind_core={"device0":\n["x"]}', "train.py"], r"'x' is no CPU number"),
     "memory of a file": (["--bind_numa=bind.json", "train.py"], r"--bind_numa: 'bind\.json': give True or False"),
     "host with a shell": (["--hosts=h1;id", "train.py"], r"--hosts: 'h1;id' is neither a host name nor an address"),

@@ -295,17 +295,7 @@ class JobRunner:
         self.prove_nothing_left(deadline_s=0.0)
         return finished
 
-    def run_world(
-        self,
-        world_size,
-        script,
-        *args,
-        cwd,
-        preload=(),
-        kind="torch",
-        env=None,
-        deadline_s=DEADLINE_S,
-    ):
+    def run_world(self, world_size, script, *args, cwd, preload=(), kind="torch", env=None, deadline_s=DEADLINE_S):
         """Run a worker that uses the runtime, and may import what stands in tests/cases, to its good end.
 
         It starts from a warm server, which has imported torch for all tests of a run.

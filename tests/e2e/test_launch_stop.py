@@ -84,17 +84,6 @@ def test_job_that_had_ended_is_no_error(msrun, tmp_path):
 
 
 @pytest.mark.slow
-def test_several_at_once_all_see_the_end(msrun, tmp_path):
-    job = start_waiting(msrun, tmp_path, "ignore-term")
-    callers = [msrun.start("--stop", "log_output", cwd=tmp_path) for _ in range(4)]
-    for caller in callers:
-        finished = caller.finish()
-        assert finished.code == 0
-        assert re.search(rb"interrupted: stopped by SIGTERM\n", finished.stdout)
-    assert job.finish().code == 128 + signal.SIGTERM
-
-
-@pytest.mark.slow
 def test_launcher_that_was_suspended_ends(msrun, tmp_path):
     job = start_waiting(msrun, tmp_path)
     job.send(signal.SIGSTOP)

@@ -32,13 +32,16 @@ MARK = "JOB_RUNNER_MARK"
 """Set for every process of a runner's jobs; found again in /proc/PID/environ."""
 
 _JOB_VARIABLE = re.compile(
-    r"(RANK|MS_|MSRUN_|OMPI_|PMIX?_|PRTE_|PET_|VC_|KUBERNETES_|SLURMD?_|TORCHELASTIC_|PYTEST_|MASTER_|LOCAL_|GROUP_|ROLE_|GLOO_|NCCL_|TP_SOCKET)\w*\Z"
+    r"(RANK|MS_|MSRUN_|OMPI_|PMIX?_|PRTE_|PET_|VC_|KUBERNETES_|SLURMD?_|TORCHELASTIC_|PYTEST_|MASTER_|LOCAL_|GROUP_|ROLE_|GLOO_|NCCL_|TP_SOCKET|TORCHINDUCTOR_)\w*\Z"
     r"|(WORLD_SIZE|DEVICE_ID|NODE_RANK|JOB_COMPLETION_INDEX|OMP_NUM_THREADS|MKL_NUM_THREADS|OPENBLAS_NUM_THREADS|PYTHONUNBUFFERED)\Z"
 )
 
 
 def is_job_variable(name):
-    """Return whether a launcher, a cluster or a user of either sets this variable; not where captures are kept."""
+    """Return whether a launcher, a cluster or a user of either sets this variable; not where captures are kept.
+
+    And what torch sets in a process that captures: a job that had it would ask for another warm server.
+    """
     return bool(_JOB_VARIABLE.match(name)) and name not in ("PYTEST_CURRENT_TEST", "MSRUN_CAPTURE_CACHE")
 
 
@@ -213,9 +216,7 @@ class JobRunner:
     def environ(self, extra: Mapping[str, str] = {}):
         """Return the environment of a user who has set nothing, on a host without accelerators."""
         env = {name: value for name, value in os.environ.items() if not is_job_variable(name)}
-        # What torch sets in a process that captures: jobs of its tests would ask for another warm server.
-        for name in ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"):
-            env.pop(name, None)
+        env.pop("PYTEST_CURRENT_TEST", None)
         env["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
         env["TMPDIR"] = str(self.temporary)
         env["CUDA_VISIBLE_DEVICES"] = env["ASCEND_RT_VISIBLE_DEVICES"] = ""

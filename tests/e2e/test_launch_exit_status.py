@@ -136,17 +136,6 @@ def test_others_run_to_their_end_after_a_failure(msrun, keeps_going, where):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", one_fast("--worker_num=4", "--rehearse=2x2"))
-def test_a_signal_ends_all_after_a_failure_too(msrun, keeps_going, where):
-    job = msrun.start(where, "--keep_going", "train.py", cwd=keeps_going)
-    wait_until(lambda: exits(job) == 1, "rank 1 has failed")
-    job.send(signal.SIGTERM)
-    ended = job.finish()
-    assert ended.code != 0
-    msrun.prove_nothing_left()
-
-
-@pytest.mark.slow
 def test_the_job_starts_again_when_all_have_ended(msrun, keeps_going):
     (keeps_going / "train.py").write_text(
         "import os, sys\nattempt = os.environ['TORCHELASTIC_RESTART_COUNT']\nprint('attempt', attempt)\n"

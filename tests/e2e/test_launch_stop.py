@@ -91,24 +91,6 @@ def test_launcher_that_was_suspended_ends(msrun, tmp_path):
     assert job.finish().code == 128 + signal.SIGTERM
 
 
-@pytest.mark.slow
-def test_only_the_job_of_that_directory_is_ended(msrun, tmp_path):
-    jobs = {}
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        jobs[name] = start_waiting(msrun, tmp_path / name, log_dir="logs")
-    assert stop(msrun, tmp_path, log_dir="one/logs").code == 0
-    assert jobs["one"].finish().code == 128 + signal.SIGTERM
-    assert jobs["two"].process.poll() is None
-    for rank in ("0", "1"):
-        assert is_alive(jobs["two"].pid_of(rank))
-    shown = msrun.start("--status", "two/logs", cwd=tmp_path).finish()
-    assert b": running\n" in shown.stdout
-    assert not (tmp_path / "two" / "logs" / "failure.json").exists()
-    assert stop(msrun, tmp_path, log_dir="two/logs").code == 0
-    assert jobs["two"].finish().code == 128 + signal.SIGTERM
-
-
 def test_job_of_another_host_is_left_alone(msrun_here, tmp_path):
     with holder(tmp_path, host="elsewhere") as process:
         stopped = msrun_here("--stop", "log_output", cwd=tmp_path)

@@ -138,9 +138,7 @@ def test_rank_table_of_a_config_map_is_awaited_and_copied(cluster, workers, net,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind", ["jobset", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind != "jobset")]
-)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_killed_pod_fails_the_others_with_statuses_that_start_the_job_again(kind, cluster, workers, tmp_path):
     """Or, where the controller could only start single pods again, that end it."""
     pods = cluster(kind, workers / "wait.py", nodes=4, **({"max_restarts": 1} if kind in RESTARTING else {}))
@@ -186,14 +184,15 @@ def test_spare_pod_waits_and_takes_the_place_of_a_killed_one(kind, cluster, tmp_
 
 @pytest.mark.slow
 def test_a_pod_asked_to_stop_lets_its_workers_save_and_says_so(cluster, workers, tmp_path):
-    pods = cluster("jobset", workers / "say_goodbye.py")
+    pods = cluster("jobset", workers / "save_when_ended.py", "SIGTERM")
     jobs = pods.start(tmp_path, {})
     pods.publish_names()
     jobs[0].wait_for(*(tmp_path / f"ready_{rank}" for rank in range(4)))
     for job in jobs:
         job.send(signal.SIGTERM)
-    assert {job.finish().code for job in jobs} == {128 + signal.SIGTERM}
-    assert all((tmp_path / f"goodbye_{rank}").exists() for rank in range(4))
+    ended = [job.finish() for job in jobs]
+    assert {job.code for job in ended} == {128 + signal.SIGTERM}
+    assert all(ended[rank // 2].log(rank).startswith(b"saved after SIGTERM\n") for rank in range(4))
 
 
 @pytest.mark.slow
@@ -266,8 +265,7 @@ def submit(slurm, msrun, tmp_path):
 
 @pytest.mark.slow
 def test_failure_on_one_node_ends_the_job_of_slurm_with_its_status(submit, workers, tmp_path):
-    (tmp_path / "fail").touch()
-    assert submit(workers / "fail_last.py") == 9
+    assert submit(workers / "end.py", "3", "9") == 9
     assert "rank 3" in (tmp_path / "job.log").read_text()
 
 

@@ -16,10 +16,8 @@ STATUS = [
     ("SIGSEGV", 139, "signal SIGSEGV", "fork"),
     ("interrupt", 130, "signal SIGINT", "fork"),
     ("124", 124, "exit code 124", "fork"),
-    ("255", 255, "exit code 255", "fork"),
     ("raise", 1, "exit code 1", "fork"),
     ("SIGABRT", 134, "signal SIGABRT", "exec"),
-    ("SIGTERM", 143, "signal SIGTERM", "fork"),
     ("interrupt", 130, "signal SIGINT", "exec"),
     ("os_exit=9", 9, "exit code 9", "exec"),
 ]

@@ -14,7 +14,6 @@ import fcntl
 import gc
 import inspect
 import json
-import locale
 import logging
 import os
 import random
@@ -82,12 +81,6 @@ FACTS["working_directory"] = lambda: os.getcwd()
 FACTS["flags"] = lambda: str(sys.flags)
 FACTS["warning_filters"] = lambda: [repr(entry) for entry in warnings.filters]
 FACTS["executable"] = lambda: (sys.executable, sys.prefix, sys.base_prefix, sys.exec_prefix, sys.platlibdir)
-FACTS["encodings"] = lambda: (sys.getfilesystemencoding(), sys.getfilesystemencodeerrors(), sys.getdefaultencoding())
-FACTS["locale_settings"] = lambda: (
-    locale.setlocale(locale.LC_ALL),
-    locale.getpreferredencoding(False),
-    locale.getencoding(),
-)
 FACTS["stream_classes"] = lambda: (
     [
         (type(s).__name__, type(s.buffer).__name__, type(getattr(s.buffer, "raw", s.buffer)).__name__)

@@ -14,18 +14,6 @@ except KeyboardInterrupt:
         file.write("step 7")
 print("goes on")
 
-# %% handled
-import signal
-import time
-
-came = []
-signal.signal(signal.SIGINT, lambda signum, frame: came.append(signum))
-with open("ready", "w"):
-    pass
-while not came:
-    time.sleep(0.01)
-print("handled", came[0], "at the end of a step")
-
 # %% not_caught
 import atexit
 import time

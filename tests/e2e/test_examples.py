@@ -108,19 +108,6 @@ def test_mnist_learns_the_digits_that_it_writes_and_leaves_every_log(msrun, exam
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", ["fork", "exec", "torchrun"])
-def test_mnist_trains_alike_however_its_workers_start(msrun, examples, few_images, mnist_alone, start):
-    folder, env = examples / "torch" / "mnist", {"EPOCHS": "1", "DATA_PATH": str(few_images)}
-    if start == "torchrun":
-        logs = ("--redirects", "3", "--log-dir", folder / "torchrun")  # its console mixes ranks within a line
-        finished(msrun, folder, *logs, "train.py", command=TORCHRUN, **env)
-        text = next((folder / "torchrun").glob("*/attempt_0/0/stdout.log")).read_text()
-    else:
-        text = finished(msrun, folder, "--worker_num=2", f"--start_method={start}", "train.py", **env).log(0).decode()
-    np.testing.assert_allclose(losses(STEP_LINE, text)[0], mnist_alone[0], rtol=1e-5)
-
-
-@pytest.mark.slow
 def test_fsdp2_script_of_torch_runs_under_both_launchers(msrun, examples):
     folder, env = examples / "torch" / "fsdp2", {"STEPS": "31"}
     found = losses(GPT_LINE, run_example(msrun, folder, **env))

@@ -19,13 +19,6 @@ from msrun.launch.transport.pipe import MARKER
 pytestmark = pytest.mark.slow
 
 
-COUNTING = """
-import os, time
-for number in range(400):
-    while number == 200 and not os.path.exists("go_on"):
-        time.sleep(0.01)
-    print("line", number, flush=True)
-"""
 NOISE = """
 import os, sys
 sys.stdout.buffer.write(os.urandom(1_000_000))  # it cannot be made smaller
@@ -43,10 +36,6 @@ def noise(tmp_path):
 def start(fleet, own_disk, *words):
     """Start a worker on each of two hosts, with logs that have to be sent."""
     return fleet.start([1, 1], *words, log_dir=own_disk / fleet.cwd.name)
-
-
-def events(job):
-    return [json.loads(line)["event"] for line in (job.log_dir / "events.jsonl").read_text().splitlines()]
 
 
 def processes_with(fleet, sign, *hosts):
@@ -166,22 +155,6 @@ def test_stopped_agent_whose_launcher_is_killed_goes_with_its_workers(fleet, own
     job.send(signal.SIGKILL)
     assert job.finish().code == -signal.SIGKILL
     wait_until(lambda: not fleet.agents() and not fleet.runner.processes(), "everything has ended")
-
-
-def test_short_cut_is_survived(fleet, own_disk):
-    (fleet.cwd / "count.py").write_text(COUNTING)
-    job = start(fleet, own_disk, "--heartbeat_time_out=60", "count.py")
-    log = job.log_dir / "worker_1.log"
-    wait_until(lambda: log.exists() and log.stat().st_size > 200, "its log comes home")
-    for session in fleet.net.sessions(1):
-        os.kill(session, signal.SIGKILL)
-    wait_until(lambda: "resumed" in events(job), "another connection is made")
-    (fleet.cwd / "go_on").touch()
-    ended = job.finish()
-    assert ended.code == 0, ended.stderr
-    for rank in range(2):
-        assert ended.log(rank).decode().splitlines() == [f"line {number}" for number in range(400)]
-    fleet.prove_nothing_left()
 
 
 def test_slow_link_holds_up_no_worker(fleet, own_disk, noise):

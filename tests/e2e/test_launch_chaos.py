@@ -17,7 +17,7 @@ from chaos_lives import SEED, named, send
 from job_runner import WORKERS, wait_until
 
 CASES = int(os.environ.get("MSRUN_CHAOS_CASES") or 40)
-ROUNDS_PER_TEST = 2
+ROUNDS_PER_TEST = 1
 
 GRACE_S = 0.3
 LIMIT_S = 30.0

@@ -37,7 +37,6 @@ def slurm_step(node, nodes=2, **more):
     }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun; apt-get install openmpi-bin")
 def test_mpirun_starts_one_msrun_per_host(msrun, host_net, tmp_path):
     """Two hosts with names of their own, which are in /etc/hosts of both."""
@@ -54,12 +53,12 @@ def test_mpirun_starts_one_msrun_per_host(msrun, host_net, tmp_path):
         *("-x", "JOB_RUNNER_MARK", "-H", f"{host_net.address(0)}:8,{host_net.address(1)}:8", "-npernode", "1"),
         *(sys.executable, "-m", "msrun"),
     ]
-    words = ("--worker_num=4", WORKERS / "record.py")
+    words = ("--worker_num=2", WORKERS / "record.py")
     ended = msrun.start(*words, cwd=tmp_path, prefix=prefixes[0], command=command).finish()
     assert ended.code == 0, ended
-    assert places(tmp_path, 4) == [("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")]
-    assert f"mpirun: node 1 of 2, 2 workers here, master {host_net.address(0)}:" in ended.stderr
-    seen = record(tmp_path, 3)
+    assert places(tmp_path, 2) == [("0", "0"), ("1", "0")]
+    assert f"mpirun: node 1 of 2, 1 worker here, master {host_net.address(0)}:" in ended.stderr
+    seen = record(tmp_path, 1)
     assert [name for name in seen if name.startswith(("OMPI_COMM", "PMIX_RANK", "PMIX_SERVER"))] == []
     assert seen["MS_ROLE"] == "MS_WORKER", "by which MindSpore knows that no mpirun has started it"
 

@@ -127,6 +127,7 @@ def test_everything_that_fails_is_shown_at_once(msrun_here, checked):
     assert os.listdir(checked) == ["train.py"]
 
 
+@pytest.mark.slow
 def test_host_without_room_is_another_kind_of_failure_and_stops_a_run_too(msrun, checked):
     few = ["prlimit", "--nofile=33"]
     finished = msrun.run("--worker_num=2", "--check", "train.py", cwd=checked, prefix=few)

@@ -3,12 +3,11 @@
 import json
 import signal
 import socket
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
-from job_runner import WORKERS, Finished
+from job_runner import WORKERS
 
 WORLD_SIZE = 2
 STALE = {
@@ -17,14 +16,6 @@ STALE = {
 }  # fmt: skip
 ODD_VALUE = "a 'b' \"c\" = $HOME\n`id` ☃"
 PROCESS_FIELDS = ("pid", "ppid", "pgid", "sid", "draws")
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """One job of record.py."""
-
-    finished: Finished
-    ranks: list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +39,7 @@ def both(msrun_of_module, tmp_path_factory):
         assert finished.code == 0, finished.stderr
         files = sorted((cwd / f"records_{method}").iterdir())
         ranks = [json.loads(file.read_text()) for file in files]
-        jobs[method] = Recorded(finished, ranks)
+        jobs[method] = SimpleNamespace(finished=finished, ranks=ranks)
     assert jobs["exec"].finished.read_json("plan.json")["master"]["port"] == port
     return jobs
 
@@ -144,14 +135,6 @@ def test_scheduler_and_fork_server_carry_no_rank(msrun, tmp_path):
     assert f"MSRUN_JOB_ID={job_id}".encode() in worker  # the process title does not write over the environment
     job.process.terminate()
     assert job.finish().code == 143
-
-
-@pytest.mark.slow
-def test_chdir_moves_workers_and_not_the_logs(msrun, odd_path, tmp_path):
-    finished = msrun.run("--worker_num=1", "--chdir", odd_path, WORKERS / "record.py", cwd=tmp_path)
-    assert finished.code == 0, finished.stderr
-    assert json.loads((odd_path / "record_0.json").read_text())["cwd"] == str(odd_path)
-    assert (tmp_path / "log_output" / "worker_0.log").exists()
 
 
 def test_blas_of_a_worker_has_the_threads_that_it_was_given(msrun, tmp_path):

@@ -58,26 +58,6 @@ def test_torchs_flight_recorder_names_the_collective_that_one_rank_has_not_begun
     assert [entry["collective_seq_id"] for entry in newest] == [begun + 1, begun, begun + 1]
 
 
-BUSY = {
-    "writes now and then": "for i in range(12):\n    print(i, flush=True)\n    time.sleep(0.25)\n",
-    "computes in silence": "while time.process_time() < 3: pass\n",
-    "reports its steps": (
-        "import sys\nfrom msrun.runtime import report_progress\n"
-        "for step in range(1, 80):\n    report_progress(step, 1.0 / step)\n    time.sleep(0.05)\n"
-        "assert 'torch' not in sys.modules\n"
-    ),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("how", "method"), [*((how, "fork") for how in BUSY), ("reports its steps", "exec")])
-def test_job_that_does_something_is_left_alone(msrun, tmp_path, how, method):
-    (tmp_path / "w.py").write_text(f"import time\n{BUSY[how]}")
-    options = ("--worker_num=2", f"--start_method={method}", "--hang_time_out=2")
-    finished = msrun.run(*options, "w.py", cwd=tmp_path)
-    assert finished.code == 0, finished.stderr
-
-
 @pytest.mark.slow
 def test_program_that_is_no_python_is_found_stuck_too(msrun, tmp_path):
     finished = msrun.run("--worker_num=2", "--hang_time_out=1", "sleep", "600", cwd=tmp_path)

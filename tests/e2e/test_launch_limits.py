@@ -94,6 +94,7 @@ def join_file():
     folder.rmdir()
 
 
+@pytest.mark.slow
 def test_worker_killed_for_its_memory_is_said_to_be(msrun, tmp_path, join_file):
     (tmp_path / "w.py").write_text(GREEDY)
     prefix = ("sh", "-c", f'echo $$ > {join_file} && exec "$@"', "sh")
@@ -158,6 +159,7 @@ def test_worker_that_fills_the_disk_of_the_logs_is_reported(msrun, tmp_path, sma
     assert len(finished.log(1)) > 500_000
 
 
+@pytest.mark.slow
 def test_temporary_folder_without_room_for_records_is_named(msrun, tmp_path, small_disk):
     page = os.sysconf("SC_PAGE_SIZE")
     room = os.statvfs(small_disk).f_bavail * page

@@ -64,6 +64,7 @@ def test_events_and_the_schedulers_log_tell_the_whole_job_in_order(flooded):
     assert text.splitlines()[-2].endswith("job over: all workers ended with exit code 0")
 
 
+@pytest.mark.slow
 def test_quiet_says_nothing_but_errors(msrun, tmp_path):
     job = msrun.run("--quiet", "--worker_num=1", "--tail_worker_log=none", WORKERS / "end.py", "all", "3", cwd=tmp_path)
     assert (job.stdout, job.log(0)) == (b"", b"rank 0 begins\n")

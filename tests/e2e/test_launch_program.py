@@ -268,7 +268,8 @@ def test_nothing_is_left_open(msrun, project, options):
     assert [text for text in said if "Warning" in text] == []
 
 
-@pytest.mark.parametrize("kind", one_fast("clone", "other"))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["clone", "other"])
 def test_a_package_named_msrun_beside_the_script_is_told_of_unless_it_is_a_clone(msrun, tmp_path, kind):
     package = tmp_path / "mine" / "msrun"
     package.mkdir(parents=True)

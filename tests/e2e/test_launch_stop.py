@@ -84,40 +84,11 @@ def test_job_that_had_ended_is_no_error(msrun, tmp_path):
 
 
 @pytest.mark.slow
-def test_several_at_once_all_see_the_end(msrun, tmp_path):
-    job = start_waiting(msrun, tmp_path, "ignore-term")
-    callers = [msrun.start("--stop", "log_output", cwd=tmp_path) for _ in range(4)]
-    for caller in callers:
-        finished = caller.finish()
-        assert finished.code == 0
-        assert re.search(rb"interrupted: stopped by SIGTERM\n", finished.stdout)
-    assert job.finish().code == 128 + signal.SIGTERM
-
-
-@pytest.mark.slow
 def test_launcher_that_was_suspended_ends(msrun, tmp_path):
     job = start_waiting(msrun, tmp_path)
     job.send(signal.SIGSTOP)
     assert stop(msrun, tmp_path).code == 0
     assert job.finish().code == 128 + signal.SIGTERM
-
-
-@pytest.mark.slow
-def test_only_the_job_of_that_directory_is_ended(msrun, tmp_path):
-    jobs = {}
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        jobs[name] = start_waiting(msrun, tmp_path / name, log_dir="logs")
-    assert stop(msrun, tmp_path, log_dir="one/logs").code == 0
-    assert jobs["one"].finish().code == 128 + signal.SIGTERM
-    assert jobs["two"].process.poll() is None
-    for rank in ("0", "1"):
-        assert is_alive(jobs["two"].pid_of(rank))
-    shown = msrun.start("--status", "two/logs", cwd=tmp_path).finish()
-    assert b": running\n" in shown.stdout
-    assert not (tmp_path / "two" / "logs" / "failure.json").exists()
-    assert stop(msrun, tmp_path, log_dir="two/logs").code == 0
-    assert jobs["two"].finish().code == 128 + signal.SIGTERM
 
 
 def test_job_of_another_host_is_left_alone(msrun_here, tmp_path):

@@ -173,21 +173,6 @@ def test_children_and_daemons_of_workers_go_with_the_job_that_ends_well(msrun, t
     assert not [pid for pid in family if is_alive(pid)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("role", one_fast("fork server", "scheduler"))
-def test_killed_process_of_its_own_ends_the_job_and_is_named(msrun, tmp_path, role):
-    job, family = start_family(msrun, tmp_path)
-    os.kill(job.pid_of_fork_server() if role == "fork server" else job.pid_of(role), signal.SIGKILL)
-    finished = job.finish()
-    assert finished.code == finished.read_json("failure.json")["exit_code"] == 3
-    (line,) = finished.errors
-    if role == "fork server":
-        assert line == "msrun: error: the fork server ended unexpectedly; every worker was stopped with it"
-    else:
-        assert "the scheduler ended (signal SIGKILL)" in line and str(finished.log_dir / "scheduler.log") in line
-    assert not [pid for pid in family if is_alive(pid)]
-
-
 DAEMON = """
 import os, pathlib, subprocess, sys, time
 code = "import os, time; os.fork() and os._exit(0); os.setsid(); open('pid', 'w').write(str(os.getpid())); "

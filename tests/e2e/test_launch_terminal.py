@@ -209,17 +209,6 @@ def test_a_pause_loses_nothing(start, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_flood_is_shown_whole(msrun, tmp_path):
-    """More than any queue holds, as fast as it comes."""
-    (tmp_path / "flood.py").write_text(
-        "import sys\nfor i in range(50):\n    sys.stdout.write(('x' * 99 + '\\n') * 1000)\n"
-    )
-    finished = msrun.run("--worker_num=1", "--env=PYTHONUNBUFFERED=", "flood.py", cwd=tmp_path)
-    assert finished.code == 0, finished.stderr
-    assert finished.stdout == finished.log(0)
-
-
-@pytest.mark.slow
 def test_a_reader_that_has_enough_does_not_end_the_job(start, tmp_path):
     job = start("stdout", 7)
     os.close(job.reader)

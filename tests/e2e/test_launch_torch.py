@@ -8,7 +8,7 @@ import sys
 import psutil
 import pytest
 from asked_cases import one_fast
-from job_runner import WORKERS
+from job_runner import PRELOAD, WORKERS
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
@@ -83,12 +83,13 @@ def test_an_exception_that_a_script_records_is_in_the_report(msrun, tmp_path):
     assert "exit code 9, after" in again.stderr
 
 
-@pytest.mark.parametrize("options", one_fast((), (("--start_method=exec",),)))
-def test_workers_of_plain_torch_are_one_world(msrun, tmp_path, options):
-    finished = msrun.run("--worker_num=2", *options, WORKERS / "all_reduce.py", cwd=tmp_path)
+@pytest.mark.parametrize("how", one_fast("warm", "fork", "exec"))
+def test_workers_of_plain_torch_are_one_world(msrun, tmp_path, how):
+    options, env = (PRELOAD, msrun.warm()) if how == "warm" else ((f"--start_method={how}",), {})
+    finished = msrun.run("--worker_num=2", *options, WORKERS / "all_reduce.py", cwd=tmp_path, env=env)
     assert finished.code == 0, finished.stderr
     (ready,) = [event for event in finished.events if event["event"] == "ready"]
-    assert (ready["start_method"], ready["reason"]) == (("exec", "asked for") if options else ("fork", ""))
+    assert (ready["start_method"], ready["reason"]) == (("exec", "asked for") if how == "exec" else ("fork", ""))
     assert "by exec, not by fork" not in finished.stderr
     all_ranks = [{"rank": rank, "local": str(rank)} for rank in (0, 1)]
     right = {"world": 2, "sum": [0.0, 3.0, 6.0, 9.0], "all": all_ranks}

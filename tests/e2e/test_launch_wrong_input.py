@@ -15,15 +15,11 @@ TABLE = {
     "server_list": [{"server_id": "127.0.0.1", "device": [{"device_id": n, "rank_id": "0"} for n in ("0", "1")]}],
     "status": "completed",
 }
-ONE_RANK = {
-    **TABLE,
-    "server_list": [{"server_id": "127.0.0.1", "device": [{"device_id": "0", "rank_id": "0"}]}],
-}
+ONE_RANK = {**TABLE, "server_list": [{"server_id": "127.0.0.1", "device": [{"device_id": "0", "rank_id": "0"}]}]}
 
 WRONG = {
     # name: (arguments, pattern that the line has to match)
     "nothing to run": ([], r"no SCRIPT given.*msrun train.py"),
-    "no script after a value": (["--worker_num", "2"], r"no SCRIPT given.*msrun train.py"),
     "missing script": (["trian.py"], r"trian\.py: no such file in .* \(did you mean train\.py\?\)"),
     "missing folder": (["no/train.py"], r"no/train\.py: .*folder .* does not exist"),
     "directory": (["folder"], r"folder: is a directory"),
@@ -33,7 +29,6 @@ WRONG = {
     "python alone": (["python"], r"python: no script after it"),
     "python -m alone": (["python", "-m"], r"python -m: no module after it"),
     "no worker": (["--worker_num=0", "train.py"], r"--worker_num 0: must be 1 or more"),
-    "negative workers": (["--worker_num", "-2", "train.py"], r"--worker_num -2: must be 1 or more"),
     "workers no number": (["--worker_num=two", "train.py"], r"--worker_num: 'two': give a number, auto, gpu or cpu"),
     "processors of other hosts": (["--worker_num=cpu", "--hosts=h1", "train.py"], r"--worker_num cpu and --hosts: it"),
     "accelerators that are none": (["--worker_num=gpu", "train.py"], r"--worker_num gpu: no accelerator is visible"),
@@ -58,23 +53,18 @@ WRONG = {
     "start method": (["--start_method=thread", "train.py"], r"--start_method: 'thread' is not one of"),
     "port too high": (["--master_port=70000", "train.py"], r"--master_port 70000: must be 0 to 65535"),
     "port negative": (["--master_port=-1", "train.py"], r"--master_port -1: must be 0 to 65535"),
-    "port no number": (["--master_port=abc", "train.py"], r"--master_port: 'abc' is not a valid integer"),
     "address": (["--master_addr=-oProxy", "train.py"], r"--master_addr '-oProxy': not an address"),
     "time limit": (["--time_limit=-1", "train.py"], r"--time_limit -1: must be 0 or more seconds; 0 = no limit"),
     "restarts": (["--max_restarts=-1", "train.py"], r"--max_restarts -1: must be 0 or more"),
-    "restarts no number": (["--max_restarts=1.5", "train.py"], r"--max_restarts: '1\.5' is not a valid integer"),
     "hang no number": (["--hang_time_out=nan", "train.py"], r"--hang_time_out"),
     "hang in the past": (["--hang_time_out=-1", "train.py"], r"--hang_time_out"),
     "timer": (["--time_limit=9", "--signals=ALRM", "train.py"], r"--signals ALRM and --time_limit: msrun's own timer"),
     "grace": (["--grace=-1", "train.py"], r"--grace -1: must be 0 or more seconds"),
     "tail beyond": (["--worker_num=2", "--tail_worker_log=2", "train.py"], r"--tail_worker_log 2: .*ranks are 0 to 1"),
-    "tail backwards": (["--worker_num=4", "--tail_worker_log=3-1", "train.py"], r"--tail_worker_log 3-1: "),
-    "tail no rank": (["--tail_worker_log=zero", "train.py"], r"--tail_worker_log zero: 'zero' is no rank"),
     "log name": (["--worker_log_name=a/b", "train.py"], r"--worker_log_name a/b: "),
     "log name placeholder": (["--worker_log_name={user}", "train.py"], r"--worker_log_name \{user\}: "),
     "chdir": (["--chdir=nowhere", "train.py"], r"--chdir nowhere: no such directory"),
     "log dir is a file": (["--log_dir=plain", "train.py"], r"--log_dir .*plain is a file; give a directory"),
-    "log dir below a file": (["--log_dir=plain/logs", "train.py"], r"--log_dir .*plain is a file; give a directory"),
     "no job kept": (["--log_keep_jobs=0", "train.py"], r"--log_keep_jobs 0: must be 1 or more jobs"),
     "window in the past": (["--join_window=-1", "train.py"], r"--join_window -1: must be 0 or more seconds"),
     "no host is enough": (["--local_worker_num=1", "--min_hosts=0", "train.py"], r"--min_hosts 0: must be 1 or more"),
@@ -97,11 +87,9 @@ WRONG = {
     ),
     "env name": (["--env=1X=2", "train.py"], r"--env '1X': not a variable name"),
     "env rank": (["--env=RANK=3", "train.py"], r"--env RANK: msrun sets it"),
-    "env port": (["--env=MASTER_PORT=3", "train.py"], r"--env MASTER_PORT: msrun sets it"),
     "env not set here": (["--env=NOT_SET_HERE", "train.py"], r"--env NOT_SET_HERE: not set here"),
     "env file missing": (["--env_file=no.env", "train.py"], r"--env_file no\.env: cannot be read \(No such file"),
     "env file line": (["--env_file=bad.env", "train.py"], r"--env_file bad\.env, line 2: 'no sign' is not NAME=value"),
-    "env file name": (["--env_file=name.env", "train.py"], r"--env_file name\.env, line 1: '2X' is not a variable"),
     "env file no text": (["--env_file=binary", "train.py"], r"--env_file binary: cannot be read \(not UTF-8 text\)"),
     "table missing": (["--rank_table_file=no.json", "train.py"], r"--rank_table_file .*no\.json: "),
     "table no JSON": (["--rank_table_file=plain", "train.py"], r"--rank_table_file .*plain: "),
@@ -115,8 +103,6 @@ WRONG = {
         ["--log_max_bytes=big", "train.py"],
         r"--log_max_bytes big: not a size; give bytes, or .* such as 100M",
     ),
-    "log number": (["--log_keep=all", "train.py"], r"--log_keep: 'all' is not a valid integer"),
-    "time and raw": (["--log_time", "--raw", "train.py"], r"that shows bytes"),
     "time at a terminal": (["--log_time", "--interactive", "train.py"], r"a rank's terminal shows all"),
     "terminal of no rank": (
         ["--worker_num=2", "--interactive=2", "train.py"],
@@ -135,18 +121,13 @@ WRONG = {
     "warm for no time": (["--warm_time=0", "train.py"], r"--warm_time 0: must be more than 0 seconds"),
     "no signal": (["--signals=USR3", "train.py"], r"--signals USR3: USR3 cannot be passed on \(did you mean USR2"),
     "signal that ends": (["--signals=TERM", "train.py"], r"--signals TERM: TERM cannot be passed on; give none"),
-    "signal by number": (["--signals=9", "train.py"], r"--signals 9: 9 cannot be passed on"),
     "cores of no device": (
         ["--worker_num=2", '--bind_core={"device2": ["0"]}', "train.py"],
         r"'device2' is no device here; there are devices 0-1",
     ),
-    "cores that are none": (
-        ['--bind_core={"device0": ["1000"]}', "train.py"],
-        r"'device0' names CPU 1000, which does",
-    ),
+    "cores that are none": (['--bind_core={"device0": ["1000"]}', "train.py"], r"'device0' names CPU 1000, which does"),
     "line break in cores": (['--bind_core={"device0":\n["x"]}', "train.py"], r"'x' is no CPU number"),
     "memory of a file": (["--bind_numa=bind.json", "train.py"], r"--bind_numa: 'bind\.json': give True or False"),
-    "host with a shell": (["--hosts=h1;id", "train.py"], r"--hosts: 'h1;id' is neither a host name nor an address"),
     "host as an option": (["--hosts=-oProxyCommand=id", "train.py"], r"--hosts: '-oProxyCommand=id' starts with '-'"),
     "tail of hosts": (
         ["--hosts=h1:2,h2:2", "--tail_worker_log=4", "train.py"],
@@ -173,7 +154,6 @@ def cwd(tmp_path):
     (tmp_path / "plain").chmod(0o644)
     (tmp_path / "folder").mkdir()
     (tmp_path / "bad.env").write_text("A=1\nno sign\n")
-    (tmp_path / "name.env").write_text("2X=1\n")
     (tmp_path / "binary").write_bytes(b"A=\xff\n")
     (tmp_path / "table.json").write_text(json.dumps(TABLE))
     (tmp_path / "one.json").write_text(json.dumps(ONE_RANK))

@@ -1,7 +1,5 @@
 """The package as somebody installs it: the wheel with what it declares, in an environment without torch."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import re
 import shlex
@@ -13,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
-from job_runner import REPOSITORY, JobRunner
+from job_runner import REPOSITORY
 from packaging.requirements import Requirement
 
 import msrun as package
@@ -25,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(tmp_path_factory):
     """The folder of the wheel and the sdist."""
     folder = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "hatchling", "build", "-d", str(folder)]
@@ -34,24 +32,24 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wheel(built: Path) -> Path:
+def wheel(built):
     (path,) = built.glob("*.whl")
     return path
 
 
-def declared(metadata: importlib.metadata.PackageMetadata, extra: str = "") -> set[str]:
+def declared(metadata, extra=""):
     """Return the names of the packages that a distribution needs, without and with an extra."""
     needs = map(Requirement, metadata.get_all("Requires-Dist") or [])
     return {need.name.lower() for need in needs if need.marker is None or need.marker.evaluate({"extra": extra})}
 
 
-def metadata_of(wheel: Path) -> importlib.metadata.PackageMetadata:
+def metadata_of(wheel):
     folder = next(path for path in zipfile.Path(wheel).iterdir() if path.name.endswith(".dist-info"))
-    return importlib.metadata.PathDistribution(folder).metadata  # type: ignore[arg-type]  # a path in an archive
+    return importlib.metadata.PathDistribution(folder).metadata  # a path in an archive
 
 
 @pytest.fixture(scope="module")
-def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bare(wheel, tmp_path_factory):
     """The commands of an environment with the wheel and the packages that it declares, and no others."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=60)
@@ -69,13 +67,13 @@ def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin"
 
 
-def run(command: Path, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run(command, *words, cwd):
     return subprocess.run(
         [command, *words], cwd=cwd, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, timeout=60
     )
 
 
-def test_wheel_brings_the_launchers_packages_and_never_torch(wheel: Path) -> None:
+def test_wheel_brings_the_launchers_packages_and_never_torch(wheel):
     metadata = metadata_of(wheel)
     own = {"click", "msgspec", "psutil", "pyyaml", "rich", "setproctitle"}
     assert declared(metadata) == own
@@ -84,7 +82,7 @@ def test_wheel_brings_the_launchers_packages_and_never_torch(wheel: Path) -> Non
     assert "<" not in torch and "==" not in torch.partition(";")[0], "a bound would replace the user's torch"
 
 
-def test_wheel_holds_the_licence_the_examples_and_typing_marks(wheel: Path) -> None:
+def test_wheel_holds_the_licence_the_examples_and_typing_marks(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     assert {f"{part}/py.typed" for part in ("msrun", "ranktable", "launch_templates")} <= names
@@ -94,7 +92,7 @@ def test_wheel_holds_the_licence_the_examples_and_typing_marks(wheel: Path) -> N
     assert not {name for name in names if name.startswith("tests/") or "log_output" in name}
 
 
-def test_sdist_holds_what_the_repository_holds(built: Path) -> None:
+def test_sdist_holds_what_the_repository_holds(built):
     (path,) = built.glob("*.tar.gz")
     with tarfile.open(path) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
@@ -103,20 +101,20 @@ def test_sdist_holds_what_the_repository_holds(built: Path) -> None:
     assert {"LICENSE", "README.md", "CHANGELOG.md", "Makefile", "Dockerfile", "constraints.txt"} <= names
 
 
-def test_command_that_needs_torch_says_so_in_one_line(bare: Path, tmp_path: Path) -> None:
+def test_command_that_needs_torch_says_so_in_one_line(bare, tmp_path):
     done = run(bare / "msrun-checkpoint", "--version", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert re.fullmatch(r"msrun-checkpoint: error: .*torch.*\n", done.stderr)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_the_version_of_the_package(bare: Path, tmp_path: Path, name: str) -> None:
+def test_every_command_has_the_version_of_the_package(bare, tmp_path, name):
     done = run(bare / name, "--version", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, f"{name}, version {package.__version__}\n"), done.stderr
 
 
 @pytest.mark.parametrize("method", one_fast("fork", "exec"))
-def test_scripts_without_torch_run_without_torch(msrun: JobRunner, bare: Path, tmp_path: Path, method: str) -> None:
+def test_scripts_without_torch_run_without_torch(msrun, bare, tmp_path, method):
     (tmp_path / "plain.py").write_text("import os\nprint('rank', os.environ['RANK'])\n")
     options = ["--worker_num=2", f"--start_method={method}"]
     done = msrun.run(*options, "plain.py", cwd=tmp_path, env={"PYTHONPATH": ""}, command=[str(bare / "msrun")])
@@ -124,9 +122,7 @@ def test_scripts_without_torch_run_without_torch(msrun: JobRunner, bare: Path, t
     assert [done.log(rank) for rank in (0, 1)] == [b"rank 0\n", b"rank 1\n"]
 
 
-def test_script_that_uses_the_runtime_is_told_in_one_line_what_to_install(
-    msrun: JobRunner, bare: Path, tmp_path: Path
-) -> None:
+def test_script_that_uses_the_runtime_is_told_in_one_line_what_to_install(msrun, bare, tmp_path):
     (tmp_path / "train.py").write_text("from msrun.runtime import init\ninit()\n")
     command = [str(bare / "msrun")]
     done = msrun.run("--worker_num=1", "train.py", cwd=tmp_path, env={"PYTHONPATH": ""}, command=command)
@@ -136,9 +132,7 @@ def test_script_that_uses_the_runtime_is_told_in_one_line_what_to_install(
     assert line.endswith("; run: pip install 'msrun[runtime]'")
 
 
-def test_torch_of_another_python_meets_without_msruns_help(
-    msrun: JobRunner, bare: Path, workers: Path, tmp_path: Path
-) -> None:
+def test_torch_of_another_python_meets_without_msruns_help(msrun, bare, workers, tmp_path):
     """As when msrun has an environment of its own and the training another one."""
     words = ["--worker_num=2", sys.executable, str(workers / "all_reduce.py")]
     done = msrun.run(*words, cwd=tmp_path, env={"PYTHONPATH": ""}, command=[str(bare / "msrun")])
@@ -146,7 +140,7 @@ def test_torch_of_another_python_meets_without_msruns_help(
     assert len(list(tmp_path.glob("result_*.json"))) == 2
 
 
-def test_examples_are_copied_from_the_installed_package_and_start(msrun: JobRunner, bare: Path, tmp_path: Path) -> None:
+def test_examples_are_copied_from_the_installed_package_and_start(msrun, bare, tmp_path):
     listed = run(bare / "msrun", "examples", "list", cwd=tmp_path).stdout
     assert len(listed.splitlines()) == len(list((REPOSITORY / "examples").rglob("run.sh")))
     copied = run(bare / "msrun", "examples", "copy", "torch/mnist", cwd=tmp_path)

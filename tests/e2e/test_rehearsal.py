@@ -8,30 +8,9 @@ import sys
 
 import pytest
 from asked_cases import one_fast
-from job_runner import WORKER_IMPORTS, WORKER_PATH, WORKERS
-from only_cases import ONLY_CASES
+from job_runner import WORKERS
 from plans import without_what_is_chosen_at_start
 from rank_tables import plain_table
-
-TRAINED = "losses of level3"
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(150)
-def test_training_on_two_hosts_of_two_is_that_of_one_process(rehearsals):
-    import device_cases
-
-    job = rehearsals.run(
-        "2x2",
-        *(f"--preload={name}" for name in WORKER_IMPORTS),
-        f"--forward_env={ONLY_CASES}",
-        *(WORKERS / "runtime" / "modes.py", rehearsals.cwd / "result.json", "device_cases"),
-        **{ONLY_CASES: json.dumps([TRAINED]), "PYTHONPATH": WORKER_PATH},
-    )
-    assert job.code == 0, job.stderr
-    expected = device_cases.CASES["losses of data parallel"]()["losses"]
-    for rank in json.loads((rehearsals.cwd / "result.json").read_text())[TRAINED]:
-        assert rank["losses"] == pytest.approx(expected, rel=1e-9)
 
 
 def test_workers_see_hosts_of_their_own(rehearsals):

@@ -138,9 +138,7 @@ def test_rank_table_of_a_config_map_is_awaited_and_copied(cluster, workers, net,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind", ["jobset", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind != "jobset")]
-)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_killed_pod_fails_the_others_with_statuses_that_start_the_job_again(kind, cluster, workers, tmp_path):
     """Or, where the controller could only start single pods again, that end it."""
     pods = cluster(kind, workers / "wait.py", nodes=4, **({"max_restarts": 1} if kind in RESTARTING else {}))
@@ -186,14 +184,15 @@ def test_spare_pod_waits_and_takes_the_place_of_a_killed_one(kind, cluster, tmp_
 
 @pytest.mark.slow
 def test_a_pod_asked_to_stop_lets_its_workers_save_and_says_so(cluster, workers, tmp_path):
-    pods = cluster("jobset", workers / "say_goodbye.py")
+    pods = cluster("jobset", workers / "save_when_ended.py", "SIGTERM")
     jobs = pods.start(tmp_path, {})
     pods.publish_names()
     jobs[0].wait_for(*(tmp_path / f"ready_{rank}" for rank in range(4)))
     for job in jobs:
         job.send(signal.SIGTERM)
-    assert {job.finish().code for job in jobs} == {128 + signal.SIGTERM}
-    assert all((tmp_path / f"goodbye_{rank}").exists() for rank in range(4))
+    ended = [job.finish() for job in jobs]
+    assert {job.code for job in ended} == {128 + signal.SIGTERM}
+    assert all(ended[rank // 2].log(rank).startswith(b"saved after SIGTERM\n") for rank in range(4))
 
 
 @pytest.mark.slow
@@ -232,15 +231,17 @@ def test_elastic_job_begins_with_the_pods_that_have_come(cluster, workers, tmp_p
     assert sizes == {"4"}
 
 
-@pytest.mark.slow
-def test_batch_script_of_slurm_starts_one_world_on_all_nodes(msrun, net, workers, tmp_path):
-    addresses, prefixes = [net.address(host) for host in range(2)], [net.prefix(host) for host in range(2)]
+def test_batch_script_of_slurm_starts_one_world_on_all_nodes(msrun, host_net, workers, tmp_path):
+    addresses, prefixes = ([make(host) for host in range(2)] for make in (host_net.address, host_net.prefix))
     (tmp_path / "srun.py").write_text(SRUN.format(addresses=addresses, prefixes=prefixes))
     path = command_path(tmp_path, {"srun": str(tmp_path / "srun.py"), "msrun": "-m msrun"})
-    script = batch_script(tmp_path, workers / "record.py")
+    script = batch_script(tmp_path, workers / "record.py", local_worker_num=1)
     done = msrun.start(str(script), cwd=tmp_path, command=["bash"], env={"PATH": path}).finish()
     assert done.code == 0, done.stderr
-    prove_one_world(tmp_path, addresses[0])
+    for rank in range(2):
+        env = json.loads((tmp_path / f"record_{rank}.json").read_text())["env"]
+        told = {"RANK": str(rank), "WORLD_SIZE": "2", "GROUP_RANK": str(rank), "MASTER_ADDR": addresses[0]}
+        assert {name: env[name] for name in told} == told
 
 
 @pytest.fixture(scope="module")
@@ -264,8 +265,7 @@ def submit(slurm, msrun, tmp_path):
 
 @pytest.mark.slow
 def test_failure_on_one_node_ends_the_job_of_slurm_with_its_status(submit, workers, tmp_path):
-    (tmp_path / "fail").touch()
-    assert submit(workers / "fail_last.py") == 9
+    assert submit(workers / "end.py", "3", "9") == 9
     assert "rank 3" in (tmp_path / "job.log").read_text()
 
 
@@ -332,14 +332,6 @@ def batch_script(folder, *words, **more):
     script = folder / "job.sbatch"
     script.write_text(render_manifest("slurm", values, [str(word) for word in words]))
     return script
-
-
-def prove_one_world(folder, master):
-    """Two hosts of two workers each have found each other."""
-    for rank in range(4):
-        env = json.loads((folder / f"record_{rank}.json").read_text())["env"]
-        told = {"RANK": str(rank), "WORLD_SIZE": "4", "GROUP_RANK": str(rank // 2), "MASTER_ADDR": master}
-        assert {name: env[name] for name in told} == told
 
 
 @pytest.mark.slow

@@ -248,7 +248,6 @@ FRAME = (r' +File "<string>", line \d+,? in <module>\n|\nExtension modules: .*se
 EXIT_FRAME = (r'Traceback .*:\n  File ".*/main_module\.py", .*\n    step\(\)\n', "")
 """What runs at exit is called by msrun."""
 SAID_BY_DESIGN = {
-    **dict.fromkeys(("faulthandler_dump", "logging_last_resort"), (FRAME,)),
     **{f"dies_by_SIG{name}": (FRAME,) for name in ("ABRT", "SEGV")},
     "traceback_is_printed": (FRAME, (r"<string>:\d+: (?=UserWarning: of main's caller)", "sys:1: ")),
     **dict.fromkeys(("atexit_exits", "keyboard_interrupt_in_atexit"), (EXIT_FRAME,)),
@@ -291,9 +290,9 @@ def test_a_program_takes_the_interrupt_of_msrun_as_its_own(as_ranks, start, name
 # Programs alone, as they are
 
 METHODS = ("fork", "spawn", "forkserver")
-SIGNALS = ("ABRT", "ALRM", "HUP", "KILL", "QUIT", "SEGV", "TERM", "USR1")
+SIGNALS = ("ABRT", "SEGV", "TERM")
 VALUES = ("3", "256", "300", "minus", "huge", "none", "text")
-ARGUMENTS = {"process": METHODS, "pool": METHODS, "dies_by": [f"SIG{name}" for name in SIGNALS], "exits": VALUES}
+ARGUMENTS = {"pool": METHODS, "dies_by": [f"SIG{name}" for name in SIGNALS], "exits": VALUES}
 """Programs that are run once with each of these words."""
 PROGRAMS = {
     name: text for kind in ("ends", "fails", "processes", "with_torch") for name, text in programs_of(kind).items()

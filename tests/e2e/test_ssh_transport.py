@@ -265,16 +265,3 @@ def test_wrong_key_of_one_host_starts_nothing_on_any(fleet, tmp_path):
     assert done.code == 3
     assert done.errors[0].startswith(f"msrun: error: host2 ({fleet.net.address(2)}): HOST KEY HAS CHANGED")
     assert not list(tmp_path.glob("ready_*"))
-
-
-@pytest.mark.slow
-def test_key_with_a_passphrase_is_refused_with_the_remedy(fleet, tmp_path):
-    shutil.copy(fleet.net.client / "id_ed25519", tmp_path / "key")
-    words = ["ssh-keygen", "-q", "-a", "1", "-p", "-N", "open sesame", "-f", tmp_path / "key"]
-    subprocess.run(words, check=True, capture_output=True, timeout=60)
-    (tmp_path / "config").write_text(
-        f"IdentityFile {tmp_path}/key\nMatch !originalhost no\n UserKnownHostsFile {fleet.net.client}/known_hosts\n"
-        + "".join(f"Host host{host}\n HostName {fleet.net.address(host)}\n User root\n" for host in (0, 2))
-    )
-    refused = fleet.run("host0:1,host2:1", "--ssh_config=config", WORKERS / "record.py", SSH_AUTH_SOCK="")
-    assert refused.code == 3 and f"has it a passphrase? ssh-add {tmp_path}/key" in refused.errors[0]

@@ -10,6 +10,7 @@ import sys
 
 import numpy as np
 import pytest
+from asked_cases import one_fast
 from job_runner import REPOSITORY
 
 DEADLINE_S = 240.0
@@ -187,7 +188,8 @@ METHODS = {
 
 
 @pytest.mark.parametrize(
-    ("method", "signum"), [("table", 0), ("dynamic", 0), ("table", signal.SIGINT), ("dynamic", signal.SIGTERM)]
+    ("method", "signum"),
+    [("dynamic", signal.SIGTERM), *one_fast(("table", 0), ("dynamic", 0), ("table", signal.SIGINT))],
 )
 def test_failed_rank_or_a_signal_ends_all_and_gives_the_status(example, method, signum):
     script, words, folders, name, log = METHODS[method]

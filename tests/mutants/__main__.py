@@ -1,8 +1,8 @@
 """make mutants: put small faults into the launcher, the graph and the rank-table rules, and see whether a test fails.
 
 Each fault is put alone into a copy of the tree, where fast tests run until one fails: first those of tests/unit that
-are named after the module or import it, then others of its room, then the end-to-end ones of `ROOMS`, then all others of
-the launcher or of the runtime. An end-to-end test that fails runs again without the fault: where it fails too, it has
+are named after the module or import it, then others of its room, then the end-to-end ones of `ROOMS`, then all the
+others of the launcher or of the runtime. An end-to-end test that fails runs again without the fault: where it fails too, it has
 noticed nothing. Exit status 1 below 85 % caught.
 
 --record FILE keeps what became of each fault. A run that finds the file tries the test that noticed a fault first: so
@@ -24,7 +24,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -35,7 +34,7 @@ from mutants.mutations import Mutation, draw
 REPOSITORY = Path(__file__).resolve().parents[2]
 _JOBS = ("launch_exit_status", "launch_signals", "launch_restart", "launch_teardown", "launch_own_faults", "lost_hosts")
 _RUNTIME = ("runtime_parallelize", "runtime_laws", "runtime_habits", "runtime_modes")
-ROOMS: dict[str, tuple[str, ...]] = {
+ROOMS = {
     "msrun/agent": (*_JOBS, "launch_hang", "launch_log_size"),
     "msrun/cluster": (*_JOBS, "launch_several_hosts", "launch_discovery"),
     "msrun/launch": (
@@ -68,7 +67,7 @@ class Outcome:
     """The test; empty when none noticed."""
 
 
-def copy_tree(folder: Path) -> Path:
+def copy_tree(folder):
     """Return a copy of the tree in a new folder below this one: the files that git knows or would add."""
     words = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     done = subprocess.run(words, cwd=REPOSITORY, check=False, capture_output=True, text=True)
@@ -82,13 +81,13 @@ def copy_tree(folder: Path) -> Path:
     return copy
 
 
-def read_sources(rooms: Iterable[str]) -> dict[str, str]:
+def read_sources(rooms):
     """Return the modules of these folders, or these modules."""
     found = [path for room in rooms for path in [*(REPOSITORY / room).rglob("*.py"), REPOSITORY / room]]
     return {str(path.relative_to(REPOSITORY)): path.read_text() for path in sorted(found) if path.is_file()}
 
 
-def batches(module: str) -> list[list[str]]:
+def batches(module):
     """Return the test files that run together: the module's own, other unit tests of its room, end-to-end ones."""
     parts = module.split("/")
     room = "ranktable" if parts[0] == "ranktable" else parts[1]
@@ -108,14 +107,14 @@ def batches(module: str) -> list[list[str]]:
 class Slot:
     """One copy of the tree, for one fault at a time."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self._folder = folder
         folder.mkdir()
         self._copy = copy_tree(folder)
         self._mark = secrets.token_hex(16)
         self._writes = 0
 
-    def judge(self, mutation: Mutation, source: str, before: str) -> Outcome:
+    def judge(self, mutation, source, before):
         """Run the tests of a fault's module until one of them notices it; first the one that did `before`, if any."""
         last = [[before]] if (REPOSITORY / before.partition("::")[0]).is_file() else []
         for chosen in [*last, *batches(mutation.path)]:
@@ -128,7 +127,7 @@ class Slot:
                 return Outcome(mutation, failed)
         return Outcome(mutation, "")
 
-    def _write(self, name: str, source: str) -> None:
+    def _write(self, name, source):
         """Write a module so that no compiled form of it is taken for it."""
         path = self._copy / name
         path.write_text(source)
@@ -136,7 +135,7 @@ class Slot:
         moment = time.time() + 2 * self._writes  # a compiled module is known by whole seconds and the size
         os.utime(path, (moment, moment))
 
-    def _run(self, tests: list[str]) -> str:
+    def _run(self, tests):
         """Return the test that failed, or what else ended the run; empty when all passed or the time was up."""
         environment = {
             **os.environ,
@@ -147,7 +146,7 @@ class Slot:
         options = ["-x", "-q", "-rfE", "-p", "no:cacheprovider", f"--timeout={TEST_LIMIT_S}", "-m", "not slow"]
         command = [sys.executable, "-m", "pytest", *options, "--hypothesis-profile=fast", *tests]
         log = self._folder / "log"
-        code: int | None = None
+        code = None
         with log.open("wb") as out, contextlib.suppress(subprocess.TimeoutExpired):
             process = subprocess.Popen(
                 command,
@@ -168,7 +167,7 @@ class Slot:
         )
         return failed[1] if failed else f"pytest, which ended with {code}"
 
-    def end_all(self) -> None:
+    def end_all(self):
         """End what a test has left, or would run for ever."""
         text = f"{MARK}={self._mark}".encode()
         for entry in Path("/proc").iterdir():
@@ -180,37 +179,37 @@ class Slot:
 class Record:
     """What became of faults in earlier runs, in a file of a line of JSON each; kept in memory where none is named."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path):
         self._path = path
         lines = path.read_text().splitlines() if path and path.exists() else []
         self._caught_by = {self._key(Mutation(**one["mutation"])): one["caught_by"] for one in map(json.loads, lines)}
 
-    def find(self, mutation: Mutation) -> str:
+    def find(self, mutation):
         """Return the test that noticed this fault last; empty when none did, or nobody tried."""
         return str(self._caught_by.get(self._key(mutation), ""))
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome):
         if self._path:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a") as file:
                 file.write(json.dumps(asdict(outcome)) + "\n")
 
     @staticmethod
-    def _key(mutation: Mutation) -> tuple[object, ...]:
+    def _key(mutation):
         return mutation.path, mutation.line, mutation.column, mutation.before, mutation.after
 
 
-def judge_all(drawn: list[Mutation], sources: dict[str, str], jobs: int, record: Record) -> list[Outcome]:
+def judge_all(drawn, sources, jobs, record):
     """Judge all faults, some at a time, and say what became of each."""
-    outcomes: list[Outcome] = []
+    outcomes = []
     with tempfile.TemporaryDirectory(prefix="mutants-") as name:
         Path(name).chmod(0o711)
         everyone = [Slot(Path(name, str(number))) for number in range(jobs)]
-        slots: queue.SimpleQueue[Slot] = queue.SimpleQueue()
+        slots = queue.SimpleQueue()
         for slot in everyone:
             slots.put(slot)
 
-        def judge(mutation: Mutation) -> Outcome:
+        def judge(mutation):
             slot = slots.get()
             try:
                 return slot.judge(mutation, sources[mutation.path], record.find(mutation))
@@ -233,7 +232,7 @@ def judge_all(drawn: list[Mutation], sources: dict[str, str], jobs: int, record:
     return outcomes
 
 
-def main() -> int:
+def main():
     parser = argparse.ArgumentParser(prog="make mutants")
     parser.add_argument("--number", type=int, default=60, help="lines to change")
     parser.add_argument("--seed", type=int, default=0)

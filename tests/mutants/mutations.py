@@ -17,7 +17,6 @@ import ast
 import bisect
 import random
 import re
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 _OPPOSITE = {
@@ -53,12 +52,12 @@ class Mutation:
     before: str
     after: str
 
-    def apply(self, source: str) -> str:
+    def apply(self, source):
         """Return the module with the fault; all other characters stay."""
         data = source.encode()
         return (data[: self.begin] + self.after.encode() + data[self.end :]).decode()
 
-    def describe(self, source: str) -> str:
+    def describe(self, source):
         """Return the lines that differ, as a diff shows them."""
         old, new = source.splitlines(), self.apply(source).splitlines()
         first = self.line - 1
@@ -69,21 +68,21 @@ class Mutation:
         )
 
 
-def find_mutations(path: str, source: str) -> list[Mutation]:
+def find_mutations(path, source):
     """Return every fault that can be put into a module; a few of them change nothing (`changes`)."""
     finder = _Finder(path, source)
     finder.visit(ast.parse(source))
     return finder.found
 
 
-def draw(sources: Mapping[str, str], number: int, seed: int) -> list[Mutation]:
+def draw(sources, number, seed):
     """Return faults in `number` lines, each line of those that can have one as likely as any other."""
-    lines: dict[tuple[str, int], list[Mutation]] = {}
+    lines = {}
     for path in sorted(sources):
         for mutation in find_mutations(path, sources[path]):
             lines.setdefault((path, mutation.line), []).append(mutation)
     chance = random.Random(seed)  # the same seed draws the same lines of the same sources
-    drawn: list[Mutation] = []
+    drawn = []
     for place in chance.sample(sorted(lines), len(lines)):
         if len(drawn) == number:
             break
@@ -92,7 +91,7 @@ def draw(sources: Mapping[str, str], number: int, seed: int) -> list[Mutation]:
     return drawn
 
 
-def changes(mutation: Mutation, source: str) -> bool:
+def changes(mutation, source):
     """Return whether the result is a program, and another one."""
     try:
         changed = ast.dump(ast.parse(mutation.apply(source)))
@@ -102,7 +101,7 @@ def changes(mutation: Mutation, source: str) -> bool:
 
 
 class _Finder(ast.NodeVisitor):
-    def __init__(self, path: str, source: str) -> None:
+    def __init__(self, path, source):
         self._path = path
         self._data = source.encode()
         self._line_begins = [0]
@@ -113,27 +112,27 @@ class _Finder(ast.NodeVisitor):
 
     # -- places -----------------------------------------------------------------------------------------------------
 
-    def _span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
+    def _span(self, node):
         assert node.end_lineno is not None and node.end_col_offset is not None
         begins = self._line_begins
         return begins[node.lineno - 1] + node.col_offset, begins[node.end_lineno - 1] + node.end_col_offset
 
-    def _text(self, node: ast.expr | ast.stmt) -> str:
+    def _text(self, node):
         begin, end = self._span(node)
         return self._data[begin:end].decode()
 
-    def _add(self, kind: str, begin: int, end: int, after: str) -> None:
+    def _add(self, kind, begin, end, after):
         line = bisect.bisect_right(self._line_begins, begin)
         before = self._data[begin:end].decode()
         column = begin - self._line_begins[line - 1]
         self.found.append(Mutation(self._path, line, column, begin, end, kind, before, after))
 
-    def _replace(self, kind: str, node: ast.expr | ast.stmt, after: str) -> None:
+    def _replace(self, kind, node, after):
         self._add(kind, *self._span(node), after)
 
     # -- what is left alone -----------------------------------------------------------------------------------------
 
-    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+    def visit_FunctionDef(self, node):
         for default in [*node.args.defaults, *filter(None, node.args.kw_defaults)]:
             self.visit(default)
         self._functions.append(node)
@@ -142,28 +141,28 @@ class _Finder(ast.NodeVisitor):
 
     visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+    def visit_ClassDef(self, node):
         self._visit_all(node.body)
 
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+    def visit_AnnAssign(self, node):
         self._visit_assigned([node.target], node.value, node)
 
-    def visit_Assign(self, node: ast.Assign) -> None:
+    def visit_Assign(self, node):
         self._visit_assigned(node.targets, node.value, node)
 
-    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
+    def visit_JoinedStr(self, node):
         """Leave texts."""
 
-    def visit_Assert(self, node: ast.Assert) -> None:
+    def visit_Assert(self, node):
         """Leave what never fails."""
 
     # -- statements -------------------------------------------------------------------------------------------------
 
-    def _visit_all(self, nodes: Iterable[ast.AST]) -> None:
+    def _visit_all(self, nodes):
         for node in nodes:
             self.visit(node)
 
-    def _visit_assigned(self, targets: list[ast.expr], value: ast.expr | None, node: ast.stmt) -> None:
+    def _visit_assigned(self, targets, value, node):
         is_chosen = not self._functions and any(
             isinstance(target, ast.Name) and (target.id == "__all__" or _CHOSEN.match(target.id)) for target in targets
         )
@@ -174,11 +173,11 @@ class _Finder(ast.NodeVisitor):
             self._replace("statement dropped", node, "pass")
         self._visit_all([*targets, value])
 
-    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+    def visit_AugAssign(self, node):
         self._replace("statement dropped", node, "pass")
         self.visit(node.value)
 
-    def visit_Expr(self, node: ast.Expr) -> None:
+    def visit_Expr(self, node):
         value = node.value
         if isinstance(value, ast.Constant):  # a docstring
             return
@@ -187,13 +186,13 @@ class _Finder(ast.NodeVisitor):
         self._replace("statement dropped", node, "pass")
         self.visit(value)
 
-    def _visit_jump(self, node: ast.Break | ast.Continue | ast.Delete | ast.Raise) -> None:
+    def _visit_jump(self, node):
         self._replace("statement dropped", node, "pass")
         self.generic_visit(node)
 
     visit_Break = visit_Continue = visit_Delete = visit_Raise = _visit_jump  # noqa: N815
 
-    def visit_Return(self, node: ast.Return) -> None:
+    def visit_Return(self, node):
         if node.value is None:
             return
         returns = self._functions[-1].returns if self._functions else None
@@ -206,12 +205,12 @@ class _Finder(ast.NodeVisitor):
 
     # -- conditions -------------------------------------------------------------------------------------------------
 
-    def _negate(self, test: ast.expr) -> None:
+    def _negate(self, test):
         if isinstance(test, ast.UnaryOp | ast.Constant) or (isinstance(test, ast.Compare) and len(test.ops) == 1):
             return  # what stands there already does the same
         self._replace("condition negated", test, f"not ({self._text(test)})")
 
-    def _visit_condition(self, node: ast.If | ast.While | ast.IfExp) -> None:
+    def _visit_condition(self, node):
         if ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
             return
         self._negate(node.test)
@@ -219,22 +218,22 @@ class _Finder(ast.NodeVisitor):
 
     visit_If = visit_While = visit_IfExp = _visit_condition  # noqa: N815
 
-    def visit_comprehension(self, node: ast.comprehension) -> None:
+    def visit_comprehension(self, node):
         for test in node.ifs:
             self._negate(test)
         self.generic_visit(node)
 
-    def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
+    def visit_UnaryOp(self, node):
         if isinstance(node.op, ast.Not):
             self._replace("condition negated", node, f"bool({self._text(node.operand)})")
         self.generic_visit(node)
 
-    def visit_BoolOp(self, node: ast.BoolOp) -> None:
+    def visit_BoolOp(self, node):
         other = " or " if isinstance(node.op, ast.And) else " and "
         self._replace("and/or swapped", node, f"({other.join(f'({self._text(value)})' for value in node.values)})")
         self.generic_visit(node)
 
-    def visit_Compare(self, node: ast.Compare) -> None:
+    def visit_Compare(self, node):
         operands = [node.left, *node.comparators]
         for left, operator, right in zip(operands, node.ops, operands[1:], strict=False):
             if type(operator) not in _OPPOSITE:
@@ -251,7 +250,7 @@ class _Finder(ast.NodeVisitor):
 
     # -- values -----------------------------------------------------------------------------------------------------
 
-    def visit_Call(self, node: ast.Call) -> None:
+    def visit_Call(self, node):
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         if name in _CHUNKED:
             self.visit(node.func)
@@ -262,7 +261,7 @@ class _Finder(ast.NodeVisitor):
         else:
             self.generic_visit(node)
 
-    def visit_BinOp(self, node: ast.BinOp) -> None:
+    def visit_BinOp(self, node):
         sides = (node.left, node.right)
         is_chosen = isinstance(node.op, ast.Mult | ast.Div) and any(
             _CHOSEN.match(getattr(side, "attr", "") or getattr(side, "id", "")) for side in sides
@@ -270,7 +269,7 @@ class _Finder(ast.NodeVisitor):
         if not (is_chosen and any(isinstance(side, ast.Constant) for side in sides)):
             self.generic_visit(node)
 
-    def visit_Constant(self, node: ast.Constant) -> None:
+    def visit_Constant(self, node):
         if isinstance(node.value, bool):
             self._replace("constant shifted", node, str(not node.value))
         elif isinstance(node.value, int | float):

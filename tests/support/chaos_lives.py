@@ -281,11 +281,7 @@ def started(place, job, attempt):
 def inflict(loss, workers, place, job):
     """Do it to an attempt that runs."""
     worker = workers[int(loss.rank * len(workers))]
-    pid_of = {
-        "worker": lambda: worker,
-        "agent": lambda: parent_of(parent_of(worker)),
-        "launcher": lambda: job.pid,
-    }
+    pid_of = {"worker": lambda: worker, "agent": lambda: parent_of(parent_of(worker)), "launcher": lambda: job.pid}
     if loss.paused:
         paused = pid_of[loss.paused]()
         os.kill(paused, signal.SIGSTOP)

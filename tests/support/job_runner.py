@@ -32,13 +32,16 @@ MARK = "JOB_RUNNER_MARK"
 """Set for every process of a runner's jobs; found again in /proc/PID/environ."""
 
 _JOB_VARIABLE = re.compile(
-    r"(RANK|MS_|MSRUN_|OMPI_|PMIX?_|PRTE_|PET_|VC_|KUBERNETES_|SLURMD?_|TORCHELASTIC_|PYTEST_|MASTER_|LOCAL_|GROUP_|ROLE_|GLOO_|NCCL_|TP_SOCKET)\w*\Z"
+    r"(RANK|MS_|MSRUN_|OMPI_|PMIX?_|PRTE_|PET_|VC_|KUBERNETES_|SLURMD?_|TORCHELASTIC_|PYTEST_|MASTER_|LOCAL_|GROUP_|ROLE_|GLOO_|NCCL_|TP_SOCKET|TORCHINDUCTOR_)\w*\Z"
     r"|(WORLD_SIZE|DEVICE_ID|NODE_RANK|JOB_COMPLETION_INDEX|OMP_NUM_THREADS|MKL_NUM_THREADS|OPENBLAS_NUM_THREADS|PYTHONUNBUFFERED)\Z"
 )
 
 
 def is_job_variable(name):
-    """Return whether a launcher, a cluster or a user of either sets this variable; not where captures are kept."""
+    """Return whether a launcher, a cluster or a user of either sets this variable; not where captures are kept.
+
+    And what torch sets in a process that captures: a job that had it would ask for another warm server.
+    """
     return bool(_JOB_VARIABLE.match(name)) and name not in ("PYTEST_CURRENT_TEST", "MSRUN_CAPTURE_CACHE")
 
 
@@ -224,21 +227,31 @@ class JobRunner:
         """Return variables with which a job starts from this test run's warm servers, in a tenth of the time.
 
         With the others, which some jobs would not need, one server is like all jobs of a kind: each imports for six
-        seconds, and so does a job that finds none. The first of a kind is that job, and others wait for its server.
+        seconds, and so does a job that finds none. The first of a kind is such a job, and others wait for its server;
+        that of torch is ended before it has imported as well, and whoever started it waits like the others.
         """
         folder = Path(os.environ[WARM_SERVERS])
-        try:
-            (folder / f"{kind}.first").touch(exist_ok=False)
-        except FileExistsError:
-            begun = (folder / f"{kind}.first").stat().st_mtime
-
-            def is_there():
-                servers, kinds = len([*folder.glob("*/*.sock")]), len([*folder.glob("*.first")])
-                return servers >= kinds or time.time() > begun + DEADLINE_S
-
-            wait_until(is_there, "a warm server", 2 * DEADLINE_S)
         alike = {"PYTHONPATH": WORKER_PATH, "OMP_NUM_THREADS": "1", "TORCH_FR_BUFFER_SIZE": "2000"}
-        return {"MSRUN_WARM": "True", "XDG_RUNTIME_DIR": os.environ[WARM_SERVERS], **alike}
+        env = {"MSRUN_WARM": "True", "XDG_RUNTIME_DIR": str(folder), **alike}
+        first = folder / f"{kind}.first"
+        try:
+            first.touch(exist_ok=False)
+            if kind != "torch":
+                return env
+            job = self.start("--worker_num=1", "--quiet", *PRELOAD, WORKERS / "wait.py", cwd=self.temporary, env=env)
+            wait_until(lambda: [*folder.glob("*/*.new"), *folder.glob("*/*.sock")], "a warm server imports")
+            job.send(signal.SIGTERM)
+            job.finish()
+        except FileExistsError:
+            pass
+        begun = first.stat().st_mtime
+
+        def is_there():
+            servers, kinds = len([*folder.glob("*/*.sock")]), len([*folder.glob("*.first")])
+            return servers >= kinds or time.time() > begun + DEADLINE_S
+
+        wait_until(is_there, "a warm server", 2 * DEADLINE_S)
+        return env
 
     def start(
         self,
@@ -283,17 +296,7 @@ class JobRunner:
         self.prove_nothing_left(deadline_s=0.0)
         return finished
 
-    def run_world(
-        self,
-        world_size,
-        script,
-        *args,
-        cwd,
-        preload=(),
-        kind="torch",
-        env=None,
-        deadline_s=DEADLINE_S,
-    ):
+    def run_world(self, world_size, script, *args, cwd, preload=(), kind="torch", env=None, deadline_s=DEADLINE_S):
         """Run a worker that uses the runtime, and may import what stands in tests/cases, to its good end.
 
         It starts from a warm server, which has imported torch for all tests of a run.

@@ -52,15 +52,7 @@ class SshNet(HostNet):
     `home`/.ssh it is found by itself by those who go by $HOME. The names are in /etc/hosts of every host.
     """
 
-    def __init__(
-        self,
-        count,
-        *,
-        private=(),
-        options=None,
-        host_options=None,
-        keys=0,
-    ):
+    def __init__(self, count, *, private=(), options=None, host_options=None, keys=0):
         """Set up nothing yet.
 
         Args:

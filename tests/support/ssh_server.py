@@ -28,8 +28,6 @@ class Behaviour:
     """Public keys, in base64; empty = any."""
     max_tries: int = 6
     """After so many refused keys it hangs up."""
-    types: str = "publickey"
-    """Ways of authentication that it offers to those whom it refuses."""
     first: bytes = b""
     """Said before anything else."""
     says_no_more: bool = False
@@ -40,8 +38,6 @@ class Behaviour:
     """What a silent server waits for."""
     is_silent: bool = False
     """Whether it accepts connections and says nothing."""
-    wants_more: bool = False
-    """Whether a good key is not enough."""
     opens_sessions: bool = True
     starts_commands: bool = True
 
@@ -138,15 +134,13 @@ class _Session(paramiko.ServerInterface):
         self._tries = 0
 
     def get_allowed_auths(self, username):
-        return self._server.behaviour.types
+        return "publickey"
 
     def check_auth_publickey(self, username, key):
         self._server.users.append(username)
         self._server.offered.append(key.get_base64())
-        if self._server.behaviour.wants_more:
-            return paramiko.AUTH_PARTIALLY_SUCCESSFUL
         accepted = self._server.behaviour.accepted
-        if "publickey" in self._server.behaviour.types and (not accepted or key.get_base64() in accepted):
+        if not accepted or key.get_base64() in accepted:
             return paramiko.AUTH_SUCCESSFUL
         self._tries += 1
         if self._tries >= self._server.behaviour.max_tries:
@@ -199,10 +193,3 @@ def add_key(agent, key):
     """Give a key to an ssh-agent."""
     environment = {"SSH_AUTH_SOCK": str(agent), "PATH": "/usr/bin:/bin"}
     subprocess.run(["ssh-add", "-q", key], env=environment, check=True, capture_output=True, timeout=DEADLINE_S)
-
-
-@contextlib.contextmanager
-def running_server(folder, **behaviour):
-    """Yield a server that behaves so."""
-    with SshServer(folder, Behaviour(**behaviour)) as server:
-        yield server

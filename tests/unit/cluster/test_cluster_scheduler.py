@@ -126,13 +126,7 @@ def test_store_that_nobody_needs_leaves_its_address_to_whoever_opens_one():
     ],
 )
 def test_store_is_opened_late_where_workers_may_never_ask_and_by_rank_0_where_there_is_no_torch(
-    monkeypatch,
-    told,
-    start_method,
-    has_torch,
-    is_loaded,
-    asked,
-    is_late,
+    monkeypatch, told, start_method, has_torch, is_loaded, asked, is_late
 ):
     host = mock.Mock(is_wanted_late=False)
     at_once = SimpleNamespace(Thread=lambda target, daemon: SimpleNamespace(start=target))

@@ -17,14 +17,7 @@ from msrun.agent.processes.terminal import find_way_out
 from msrun.cluster.membership import Membership
 from msrun.launch import output
 from msrun.launch.console import Console, ProgressLine, describe_progress
-from msrun.launch.directory.worker_log import (
-    MAX_HELD_BYTES,
-    STATE_S,
-    Cutter,
-    LineCutter,
-    LogTail,
-    RawLineCutter,
-)
+from msrun.launch.directory.worker_log import MAX_HELD_BYTES, STATE_S, Cutter, LineCutter, LogTail, RawLineCutter
 from msrun.launch.output import one_line, printable, printable_bytes
 from msrun.planning.build import build_plan
 from msrun.planning.placement.host import HostFacts

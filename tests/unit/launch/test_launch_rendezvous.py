@@ -98,11 +98,7 @@ def test_name_that_stands_for_loopback_here_is_refused(monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [
-        ("no-such-host.invalid", "Name or service not known"),
-        ("a" * 300, "not a host name"),
-        ("..", "not a host name"),
-    ],
+    [("no-such-host.invalid", "Name or service not known"), ("a" * 300, "not a host name"), ("..", "not a host name")],
 )
 def test_name_that_nobody_knows_is_refused(name, reason, monkeypatch):
     def fail(*_, **__):

@@ -177,6 +177,6 @@ def test_a_key_stays_beside_one_that_is_spelled_nearly_so():
     check_fixed(b'{"server_count": "0", "server_list": [], "server-list": [], "version": "1.0", "status": "completed"}')
 
 
-@pytest.mark.parametrize("block", slow_but(("0", "1"), range(40)))
+@pytest.mark.parametrize("block", slow_but(("0",), range(40)))
 def test_a_damaged_table_is_read_or_refused(block):
     check_block(block)

@@ -14,7 +14,6 @@ import fcntl
 import gc
 import inspect
 import json
-import locale
 import logging
 import os
 import random
@@ -81,33 +80,7 @@ FACTS["meta_path"] = lambda: [getattr(finder, "__name__", type(finder).__name__)
 FACTS["working_directory"] = lambda: os.getcwd()
 FACTS["flags"] = lambda: str(sys.flags)
 FACTS["warning_filters"] = lambda: [repr(entry) for entry in warnings.filters]
-
-
-@fact
-def warning_is_shown_once_a_line():
-    seen = []
-    show = warnings.showwarning
-    warnings.showwarning = lambda message, *_, **__: seen.append(str(message))
-    try:
-        for _ in range(3):
-            warnings.warn("of main", DeprecationWarning, stacklevel=1)
-            warnings.warn("of users", UserWarning, stacklevel=1)
-    finally:
-        warnings.showwarning = show
-    return seen
-
-
 FACTS["executable"] = lambda: (sys.executable, sys.prefix, sys.base_prefix, sys.exec_prefix, sys.platlibdir)
-
-
-FACTS["encodings"] = lambda: (sys.getfilesystemencoding(), sys.getfilesystemencodeerrors(), sys.getdefaultencoding())
-FACTS["locale_settings"] = lambda: (
-    locale.setlocale(locale.LC_ALL),
-    locale.getpreferredencoding(False),
-    locale.getencoding(),
-)
-
-
 FACTS["stream_classes"] = lambda: (
     [
         (type(s).__name__, type(s.buffer).__name__, type(getattr(s.buffer, "raw", s.buffer)).__name__)
@@ -122,20 +95,10 @@ FACTS["stdin_is_empty"] = lambda: sys.stdin.read()
 FACTS["closing_the_streams_closes_descriptors"] = lambda: [
     s.buffer.raw.closefd if hasattr(s.buffer, "raw") else None for s in (sys.stdin, sys.stdout, sys.stderr)
 ]
-
-
-@fact
-def stream_can_be_reconfigured():
-    sys.stdout.reconfigure(line_buffering=True, encoding="utf-8", errors="replace")
-    return sys.stdout.encoding, sys.stdout.errors
-
-
 FACTS["access_of_descriptors"] = lambda: [fcntl.fcntl(n, fcntl.F_GETFL) & os.O_ACCMODE for n in (0, 1, 2)]
 FACTS["open_descriptors"] = lambda: sorted(
     int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")
 )
-
-
 FACTS["resource_limits"] = lambda: {
     name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")
 }
@@ -145,8 +108,6 @@ FACTS["priority"] = lambda: (
     os.sched_getscheduler(0),
     sorted(os.sched_getaffinity(0)),
 )
-
-
 FACTS["scheduling_of_memory"] = lambda: read("oom_score_adj")
 FACTS["capabilities"] = lambda: status("Cap", "NoNewPrivs", "Seccomp", "Umask", "THP", "Groups")
 FACTS["dumpable_and_death_signal"] = lambda: [
@@ -183,12 +144,8 @@ FACTS["signal_handlers"] = lambda: (
 FACTS["real_time_signal_handlers"] = lambda: {
     n: repr(signal.getsignal(n)) for n in sorted(signal.valid_signals()) if n >= 32
 }
-
-
 FACTS["kernels_view_of_signals"] = lambda: status("SigBlk", "SigIgn", "SigCgt", "SigPnd", "ShdPnd")
 FACTS["wakeup_descriptor"] = lambda: signal.set_wakeup_fd(-1)
-
-
 FACTS["hooks"] = lambda: (
     [
         (name, getattr(sys, name) is getattr(sys, f"__{name}__"), repr(getattr(sys, name)))
@@ -237,8 +194,6 @@ FACTS["threads"] = lambda: (
     threading.current_thread() is threading.main_thread(),
     threading.main_thread().name,
 )
-
-
 FACTS["thread_identities"] = lambda: (
     threading.main_thread().native_id == os.getpid() == threading.get_native_id(),
     threading.main_thread().ident == threading.get_ident(),
@@ -260,8 +215,6 @@ FACTS["loggers"] = lambda: (
     logging.root.handlers,
     logging.lastResort.level,
 )
-
-
 FACTS["temporary_folder"] = lambda: (
     tempfile.gettempdir() == os.environ["TMPDIR"],
     tempfile.tempdir == os.environ["TMPDIR"],
@@ -276,8 +229,6 @@ FACTS["site_packages"] = lambda: (
 FACTS["site_builtins"] = lambda: [
     hasattr(builtins, name) for name in ("exit", "quit", "copyright", "help", "_", "__build_class__")
 ]
-
-
 FACTS["modules_loaded_that_would_not_be"] = lambda: [name for name in LOADED if "." not in name]
 
 
@@ -289,8 +240,6 @@ def source_of_main():
 FACTS["code_of_main"] = lambda: (fact.__code__.co_filename, fact.__code__.co_firstlineno > 1)
 FACTS["future_features"] = lambda: hex(sys._getframe(0).f_code.co_flags)
 FACTS["annotations_of_main"] = lambda: globals().get("__annotations__", "missing")
-
-
 FACTS["title"] = lambda: read("comm").strip()
 FACTS["command_line"] = lambda: read("cmdline").split("\0")[:-1]
 FACTS["process_groups"] = lambda: (os.getsid(0) == os.getpid(), os.getpgrp() == os.getpid())
@@ -305,34 +254,12 @@ def controlling_terminal():
     return "there"
 
 
-@fact
-def own_signals_arrive():
-    seen = []
-    for signum in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGWINCH):
-        before = signal.signal(signum, lambda n, _: seen.append(n))
-        os.kill(os.getpid(), signum)
-        signal.signal(signum, before)
-    return seen
-
-
 FACTS["subprocess_signals"] = lambda: (
     subprocess.run(["grep", "-E", "Sig(Blk|Ign|Cgt)", "/proc/self/status"], capture_output=True, text=True).stdout
 )
 FACTS["subprocess_descriptors"] = lambda: subprocess.run(
     ["ls", "/proc/self/fd"], stdout=-1, text=True, close_fds=False
 ).stdout.split()
-
-
-@fact
-def fork_runs_hooks():
-    reader, writer = os.pipe()
-    os.register_at_fork(after_in_child=lambda: os.write(writer, b"child "))
-    pid = os.fork()
-    if pid == 0:
-        os._exit(7)
-    _, status = os.waitpid(pid, 0)
-    text = os.read(reader, 100).decode()
-    return text, os.waitstatus_to_exitcode(status)
 
 
 if __name__ == "__main__":

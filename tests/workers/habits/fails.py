@@ -1,8 +1,5 @@
 """Programs that fail, a cell each."""
 
-# %% bdb_quit
-breakpoint()
-
 # %% descriptor_1_is_closed
 import os
 
@@ -22,7 +19,7 @@ import atexit
 
 
 class Held:
-    def __del__(self) -> None:
+    def __del__(self):
         print("finalizer")
 
 
@@ -35,7 +32,7 @@ import threading
 import time
 
 
-def work() -> None:
+def work():
     threading.main_thread().join()
     time.sleep(0.1)
     print("thread ends")
@@ -72,7 +69,7 @@ sys.exit(4)
 import sys
 
 
-def hook(*_: object) -> None:
+def hook(*_):
     raise KeyError("in the hook")
 
 
@@ -88,11 +85,11 @@ sys.exit(VALUES[sys.argv[1]])
 
 # %% finalizer_of_the_failing_frame
 class Held:
-    def __del__(self) -> None:
+    def __del__(self):
         print("finalizer", __name__)
 
 
-def fail() -> None:
+def fail():
     held = Held()
     raise ValueError(held.__class__.__name__)
 
@@ -128,7 +125,7 @@ import threading
 import time
 
 
-def work() -> None:
+def work():
     threading.main_thread().join()
     time.sleep(0.2)
     os.kill(os.getpid(), signal.SIGINT)
@@ -147,12 +144,6 @@ import sys
 atexit.register(lambda: print(sys.last_type.__name__, sys.last_value, sys.exc_info()[0]))
 raise ValueError("x")
 
-# %% os_exit_7
-import os
-
-print("kept, for it was a line")
-os._exit(7)
-
 # %% stdout_cannot_be_flushed
 import os
 import sys
@@ -164,11 +155,11 @@ print("lost")
 
 
 # %% uncaught_error
-def inner(value: int) -> float:
+def inner(value):
     return 1 / value
 
 
-def outer() -> None:
+def outer():
     try:
         {}["key"]
     except KeyError:
@@ -177,9 +168,6 @@ def outer() -> None:
 
 print("begin")
 outer()
-
-# %% uncaught_group
-raise ExceptionGroup("several", [ValueError(1), ExceptionGroup("inner", [TypeError(2)])])
 
 # %% uncaught_in_an_import
 import os
@@ -190,17 +178,3 @@ with open("broken.py", "w") as file:
 sys.path.insert(0, os.getcwd())
 sys.dont_write_bytecode = True
 import broken  # noqa: E402, F401
-
-
-# %% uncaught_of_a_broken_class
-class Broken(Exception):
-    def __str__(self) -> str:
-        raise TypeError
-
-
-raise Broken
-
-# %% uncaught_with_notes
-error = ValueError("two\nlines")
-error.add_note("a note")
-raise error from KeyError("cause")

@@ -14,25 +14,13 @@ except KeyboardInterrupt:
         file.write("step 7")
 print("goes on")
 
-# %% handled
-import signal
-import time
-
-came: list[int] = []
-signal.signal(signal.SIGINT, lambda signum, frame: came.append(signum))
-with open("ready", "w"):
-    pass
-while not came:
-    time.sleep(0.01)
-print("handled", came[0], "at the end of a step")
-
 # %% not_caught
 import atexit
 import time
 
 
 class Writer:
-    def __del__(self) -> None:
+    def __del__(self):
         print("finalizer")
 
 
@@ -40,7 +28,7 @@ writer = Writer()
 atexit.register(print, "atexit")
 
 
-def train() -> None:
+def train():
     try:
         with open("ready", "w"):
             pass
@@ -57,7 +45,7 @@ import asyncio
 import contextlib
 
 
-async def main() -> None:
+async def main():
     try:
         with open("ready", "w"):
             pass
@@ -96,7 +84,7 @@ import time
 is_over = threading.Event()
 
 
-def work() -> None:
+def work():
     is_over.wait(60)
     print("the thread ends")
 

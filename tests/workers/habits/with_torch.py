@@ -1,17 +1,5 @@
 """Programs that use torch, a cell each."""
 
-# %% compiled
-import torch
-
-
-@torch.jit.script
-def double(x: torch.Tensor) -> torch.Tensor:
-    return x * 2
-
-
-print(double(torch.ones(2)).tolist())
-print(torch.fx.symbolic_trace(torch.nn.ReLU())(torch.ones(1)).item())
-
 # %% defaults_of_torch
 import torch
 
@@ -32,34 +20,16 @@ import torch.distributed as dist
 
 
 class Trainer:
-    def __init__(self) -> None:
+    def __init__(self):
         dist.init_process_group("gloo")
 
-    def __del__(self) -> None:
+    def __del__(self):
         dist.destroy_process_group()
         print("destroyed")
 
 
 trainer = Trainer()
 print(dist.get_world_size())
-
-# %% loader_with_workers
-import torch
-from torch.utils.data import DataLoader, Dataset
-
-
-class Numbers(Dataset):
-    def __len__(self) -> int:
-        return 6
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.tensor([index])
-
-
-if __name__ == "__main__":
-    for context in ("fork", "spawn"):
-        for batch in DataLoader(Numbers(), batch_size=3, num_workers=2, multiprocessing_context=context):
-            print(context, batch.flatten().tolist())
 
 # %% numpy_threads
 import os
@@ -69,21 +39,6 @@ import numpy
 
 numpy.ones((300, 300)) @ numpy.ones((300, 300))
 print(os.environ["OPENBLAS_NUM_THREADS"], len(os.listdir("/proc/self/task")))
-
-# %% saved_classes_are_of_main
-import torch
-
-
-class Net(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(2, 2, bias=False)
-
-
-torch.manual_seed(0)
-torch.save(Net(), "net.pt")
-loaded = torch.load("net.pt", weights_only=False)
-print(type(loaded).__module__, loaded)
 
 # %% seeds_of_torch_differ
 import random
@@ -95,23 +50,6 @@ print(torch.initial_seed() == torch.manual_seed(3).initial_seed(), torch.rand(1)
 random.seed(3)
 numpy.random.seed(3)
 print(random.random(), numpy.random.rand())
-
-# %% tensors_are_shared
-import torch
-import torch.multiprocessing as mp
-
-
-def work(tensor: torch.Tensor, queue) -> None:
-    tensor += 1
-    queue.put(tensor.sum().item())
-
-
-if __name__ == "__main__":
-    context = mp.get_context("spawn")
-    tensor, queue = torch.zeros(3).share_memory_(), context.Queue()
-    child = context.Process(target=work, args=(tensor, queue))
-    child.start()
-    print(queue.get(), child.join(), tensor.tolist())
 
 # %% threads_from_a_dotenv_file
 import os

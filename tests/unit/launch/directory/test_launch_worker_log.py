@@ -18,12 +18,7 @@ from msrun.launch.directory.worker_log import (
     read_tail,
 )
 
-TRACEBACK = [
-    "Traceback (most recent call last):",
-    '  File "a.py", line 1, in <module>',
-    "    f()",
-    "ValueError: wrong",
-]
+TRACEBACK = ["Traceback (most recent call last):", '  File "a.py", line 1, in <module>', "    f()", "ValueError: wrong"]
 
 
 OF_RANK = ["[rank2]: Traceback (most recent call last):", "[rank2]:   File ...", "[rank2]: ValueError: no"]

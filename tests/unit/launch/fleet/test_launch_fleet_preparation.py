@@ -258,13 +258,7 @@ NO_WAY = {"error": "refused", "source": "10.0.0.3", "interface": "eth0", "is_own
     ],
 )
 def test_host_that_says_no_or_nothing_or_ends_is_named_and_nothing_more_is_asked(
-    make_hosts,
-    monkeypatch,
-    node,
-    told,
-    answer,
-    exit_code,
-    text,
+    make_hosts, monkeypatch, node, told, answer, exit_code, text
 ):
     if answer is None:
         monkeypatch.setattr(agents if told == "listen" else module, "ANSWER_S", 0.3)

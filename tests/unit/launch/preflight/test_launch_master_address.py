@@ -112,8 +112,7 @@ print(json.dumps([encode_record(try_reach(address, port, 0.5)) for address, port
 
 
 @pytest.mark.parametrize(
-    ("address", "port", "error"),
-    [("head", 80, "'head' is no address"), ("", 80, "'' is no address")],
+    ("address", "port", "error"), [("head", 80, "'head' is no address"), ("", 80, "'' is no address")]
 )
 def test_what_is_no_place_is_an_answer_and_no_exception(address, port, error):
     assert error in try_reach(address, port).error
@@ -135,9 +134,7 @@ def net():
         _ip(net, 0, "route", "add", "blackhole", "192.168.77.0/24")  # the answers are dropped, as by a firewall
         addresses = [net.address(0), "10.77.1.1", *([net.address6(0)] if net.has_ipv6 else [])]
         listener = subprocess.Popen(
-            [*net.prefix(0), sys.executable, "-c", LISTEN, *addresses],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            [*net.prefix(0), sys.executable, "-c", LISTEN, *addresses], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         try:
             assert listener.stdout is not None and listener.stdout.readline() == b"ready\n"

@@ -115,13 +115,7 @@ def test_launcher_has_room_for_a_connection_to_each_host_and_the_logs_of_all(tmp
 
 @pytest.mark.parametrize(("name", "fakes", "status", "text", "error"), FAKES)
 def test_room_of_the_host_is_judged_and_a_run_is_refused_only_where_it_must_fail(
-    tmp_path,
-    monkeypatch,
-    name,
-    fakes,
-    status,
-    text,
-    error,
+    tmp_path, monkeypatch, name, fakes, status, text, error
 ):
     for function, answer in fakes.items():
         monkeypatch.setattr(preflight, function, answer)

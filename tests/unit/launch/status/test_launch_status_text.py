@@ -31,10 +31,7 @@ RUNNING = JobStatus(
     "f00d", JobState.RUNNING, "", None, ("a", "b"), launcher_host="a", launcher_pid=7, run_time_s=75.0, restarts=0,
     log_dir=Path("/logs"), grace_s=10.0, rows=(), notes=(), now=1000.0,
 )  # fmt: skip
-ROWS = (
-    WorkerRow(0, "a", 10, "running", 995.0, 41, 0.25),
-    WorkerRow(1, "b", 0, "planned", None, None, None),
-)
+ROWS = (WorkerRow(0, "a", 10, "running", 995.0, 41, 0.25), WorkerRow(1, "b", 0, "planned", None, None, None))
 STATUS = replace(RUNNING, rows=ROWS)
 
 

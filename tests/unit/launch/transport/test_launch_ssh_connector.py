@@ -13,7 +13,7 @@ import pytest
 from job_runner import wait_until
 from pipe_ends import read, write_all
 from ssh_net import make_key
-from ssh_server import add_key, running_agent, running_server
+from ssh_server import Behaviour, SshServer, add_key, running_agent
 
 from msrun.errors import ClusterError, UsageError
 from msrun.launch.transport.pipe import LocalPipe, agent_command
@@ -78,7 +78,7 @@ def serve(client, tmp_path):
     servers = []
 
     def start(**behaviour):
-        server = running_server(tmp_path, **behaviour)
+        server = SshServer(tmp_path, Behaviour(**behaviour))
         servers.append(server)
         return server.__enter__()
 

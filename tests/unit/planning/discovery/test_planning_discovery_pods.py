@@ -9,12 +9,7 @@ from cluster_pods import pods_of
 from launch_templates import render_manifest
 from msrun.errors import UsageError
 from msrun.planning.host_options import find_host_options
-from msrun.planning.schedulers import (
-    HostView,
-    Told,
-    find_surroundings,
-    read_domain,
-)
+from msrun.planning.schedulers import HostView, Told, find_surroundings, read_domain
 
 DOMAIN = "train.default.svc.cluster.local"
 POD_1 = HostView("train-1", DOMAIN, cpu_count=6)

@@ -7,14 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from msrun.errors import UsageError
-from msrun.planning.schedulers import (
-    FIRST_PORT,
-    PORT_COUNT,
-    HostView,
-    Told,
-    find_surroundings,
-    read_node_regex,
-)
+from msrun.planning.schedulers import FIRST_PORT, PORT_COUNT, HostView, Told, find_surroundings, read_node_regex
 from ranktable.hosts.brackets import fold
 
 HOST = HostView("n2")

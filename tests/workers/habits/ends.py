@@ -30,7 +30,7 @@ RESULTS = {"loss": 0.5}
 
 
 @atexit.register
-def save() -> None:
+def save():
     with open("results.txt", "w") as file:
         file.write(f"{RESULTS} {__name__}")
 
@@ -54,7 +54,7 @@ import time
 begun = threading.Event()
 
 
-def work() -> None:
+def work():
     begun.set()
     try:
         time.sleep(60)
@@ -71,7 +71,7 @@ import threading
 begun = threading.Event()
 
 
-def work() -> None:
+def work():
     while True:
         begun.set()
         try:
@@ -126,7 +126,7 @@ exit()
 import faulthandler
 
 
-def inner() -> None:
+def inner():
     faulthandler.dump_traceback(all_threads=False)
 
 
@@ -149,10 +149,10 @@ packed.write(b"never closed")
 
 # %% finalizer_in_a_cycle
 class Node:
-    def __init__(self) -> None:
+    def __init__(self):
         self.me = self
 
-    def __del__(self) -> None:
+    def __del__(self):
         print("collected", Node.__name__)
 
 
@@ -164,11 +164,11 @@ import json
 
 
 class Results:
-    def __init__(self) -> None:
+    def __init__(self):
         self.rows = [1, 2]
         self.file = open("rows.json", "w")  # noqa: SIM115
 
-    def __del__(self) -> None:
+    def __del__(self):
         json.dump([self.rows, __name__], self.file)
 
 
@@ -191,10 +191,10 @@ print(holder.NAME)
 
 # %% finalizer_order
 class Named:
-    def __init__(self, name: str) -> None:
+    def __init__(self, name):
         self.name = name
 
-    def __del__(self) -> None:
+    def __del__(self):
         print("gone", self.name)
 
 
@@ -230,7 +230,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 from __future__ import annotations
 
 
-def function(x: Undefined) -> None: ...  # noqa: F821
+def function(x): ...  # noqa: F821
 
 
 print(function.__annotations__)
@@ -242,7 +242,7 @@ gc.collect()
 
 
 class Node:
-    def __init__(self) -> None:
+    def __init__(self):
         self.me = self
 
 
@@ -343,7 +343,7 @@ class Row(typing.NamedTuple):
     x: int
 
 
-def function() -> int:
+def function():
     return 1
 
 
@@ -439,14 +439,14 @@ import sys
 
 
 class Tee:
-    def __init__(self, stream, file) -> None:
+    def __init__(self, stream, file):
         self.stream, self.file = stream, file
 
-    def write(self, text: str) -> int:
+    def write(self, text):
         self.file.write(text)
         return self.stream.write(text)
 
-    def flush(self) -> None:
+    def flush(self):
         self.stream.flush()
         self.file.flush()
 
@@ -480,7 +480,7 @@ import threading
 import time
 
 
-def work() -> None:
+def work():
     threading.main_thread().join()
     time.sleep(0.1)
     print("thread ends", threading.main_thread().is_alive())
@@ -493,7 +493,7 @@ print("main ends")
 import threading
 
 
-def fail() -> None:
+def fail():
     raise ValueError("in a thread")
 
 
@@ -516,7 +516,7 @@ sys.setprofile(lambda frame, event, arg: names.add(frame.f_code.co_name))
 
 
 class Late:
-    def __del__(self) -> None:
+    def __del__(self):
         print("run_main" in names, "_run_script" in names)
 
 
@@ -527,7 +527,7 @@ import traceback
 import warnings
 
 
-def inner() -> None:
+def inner():
     raise KeyError("x")
 
 
@@ -545,7 +545,7 @@ import sys
 
 
 class Raises:
-    def __del__(self) -> None:
+    def __del__(self):
         raise ValueError("in a finalizer")
 
 

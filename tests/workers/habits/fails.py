@@ -22,7 +22,7 @@ import atexit
 
 
 class Held:
-    def __del__(self) -> None:
+    def __del__(self):
         print("finalizer")
 
 
@@ -35,7 +35,7 @@ import threading
 import time
 
 
-def work() -> None:
+def work():
     threading.main_thread().join()
     time.sleep(0.1)
     print("thread ends")
@@ -72,7 +72,7 @@ sys.exit(4)
 import sys
 
 
-def hook(*_: object) -> None:
+def hook(*_):
     raise KeyError("in the hook")
 
 
@@ -88,11 +88,11 @@ sys.exit(VALUES[sys.argv[1]])
 
 # %% finalizer_of_the_failing_frame
 class Held:
-    def __del__(self) -> None:
+    def __del__(self):
         print("finalizer", __name__)
 
 
-def fail() -> None:
+def fail():
     held = Held()
     raise ValueError(held.__class__.__name__)
 
@@ -128,7 +128,7 @@ import threading
 import time
 
 
-def work() -> None:
+def work():
     threading.main_thread().join()
     time.sleep(0.2)
     os.kill(os.getpid(), signal.SIGINT)
@@ -164,11 +164,11 @@ print("lost")
 
 
 # %% uncaught_error
-def inner(value: int) -> float:
+def inner(value):
     return 1 / value
 
 
-def outer() -> None:
+def outer():
     try:
         {}["key"]
     except KeyError:
@@ -194,7 +194,7 @@ import broken  # noqa: E402, F401
 
 # %% uncaught_of_a_broken_class
 class Broken(Exception):
-    def __str__(self) -> str:
+    def __str__(self):
         raise TypeError
 
 

@@ -18,7 +18,7 @@ print("goes on")
 import signal
 import time
 
-came: list[int] = []
+came = []
 signal.signal(signal.SIGINT, lambda signum, frame: came.append(signum))
 with open("ready", "w"):
     pass
@@ -32,7 +32,7 @@ import time
 
 
 class Writer:
-    def __del__(self) -> None:
+    def __del__(self):
         print("finalizer")
 
 
@@ -40,7 +40,7 @@ writer = Writer()
 atexit.register(print, "atexit")
 
 
-def train() -> None:
+def train():
     try:
         with open("ready", "w"):
             pass
@@ -57,7 +57,7 @@ import asyncio
 import contextlib
 
 
-async def main() -> None:
+async def main():
     try:
         with open("ready", "w"):
             pass
@@ -96,7 +96,7 @@ import time
 is_over = threading.Event()
 
 
-def work() -> None:
+def work():
     is_over.wait(60)
     print("the thread ends")
 

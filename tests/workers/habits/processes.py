@@ -5,7 +5,7 @@ import atexit
 import multiprocessing
 
 
-def work() -> None:
+def work():
     print("child", flush=True)
 
 
@@ -20,7 +20,7 @@ import multiprocessing
 import time
 
 
-def forever() -> None:
+def forever():
     time.sleep(1000)
 
 
@@ -33,11 +33,11 @@ if __name__ == "__main__":
 from concurrent.futures import ProcessPoolExecutor
 
 
-def double(x: int) -> int:
+def double(x):
     return 2 * x
 
 
-def fail() -> None:
+def fail():
     raise ValueError("in a child")
 
 
@@ -55,14 +55,14 @@ import sys
 class Square:
     """Of __main__, found again by its name."""
 
-    def __init__(self, power: int) -> None:
+    def __init__(self, power):
         self.power = power
 
-    def __call__(self, x: int) -> int:
+    def __call__(self, x):
         return x**self.power
 
 
-def describe(x: int) -> tuple[str, str, bool]:
+def describe(x):
     return describe.__module__, multiprocessing.current_process().name[:4], "RANK" in os.environ
 
 
@@ -76,7 +76,7 @@ if __name__ == "__main__":
 import multiprocessing
 
 
-def double(x: int) -> int:
+def double(x):
     return 2 * x
 
 
@@ -90,11 +90,11 @@ import sys
 
 
 class Message:
-    def __init__(self, text: str) -> None:
+    def __init__(self, text):
         self.text = text
 
 
-def work(queue, event) -> None:
+def work(queue, event):
     event.wait()
     queue.put(Message("from " + multiprocessing.current_process().name))
     sys.exit(4)
@@ -115,7 +115,7 @@ import multiprocessing
 import time
 
 
-def work() -> None:
+def work():
     time.sleep(0.2)
     with open("done.txt", "w") as file:
         file.write("done")
@@ -129,7 +129,7 @@ if __name__ == "__main__":
 import multiprocessing
 
 
-def add(found, key: str) -> None:
+def add(found, key):
     found[key] = len(key)
 
 
@@ -145,7 +145,7 @@ if __name__ == "__main__":
 import multiprocessing
 
 
-def work() -> None:
+def work():
     print("never")
 
 
@@ -158,7 +158,7 @@ print(child.exitcode)
 import multiprocessing
 
 
-def work(value) -> None:
+def work(value):
     value.value = 7
 
 

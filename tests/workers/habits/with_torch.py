@@ -32,10 +32,10 @@ import torch.distributed as dist
 
 
 class Trainer:
-    def __init__(self) -> None:
+    def __init__(self):
         dist.init_process_group("gloo")
 
-    def __del__(self) -> None:
+    def __del__(self):
         dist.destroy_process_group()
         print("destroyed")
 
@@ -49,10 +49,10 @@ from torch.utils.data import DataLoader, Dataset
 
 
 class Numbers(Dataset):
-    def __len__(self) -> int:
+    def __len__(self):
         return 6
 
-    def __getitem__(self, index: int) -> torch.Tensor:
+    def __getitem__(self, index):
         return torch.tensor([index])
 
 
@@ -75,7 +75,7 @@ import torch
 
 
 class Net(torch.nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layer = torch.nn.Linear(2, 2, bias=False)
 
@@ -101,7 +101,7 @@ import torch
 import torch.multiprocessing as mp
 
 
-def work(tensor: torch.Tensor, queue) -> None:
+def work(tensor, queue):
     tensor += 1
     queue.put(tensor.sum().item())
 

@@ -808,31 +808,6 @@ def contexts_and_types():
 
 
 @script
-def a_generative_pair():
-    generator, critic = (
-        fixed(nn.Dense(2, 4)),
-        fixed(nn.SequentialCell(nn.Dense(4, 3), nn.LeakyReLU(0.2), nn.Dense(3, 1))),
-    )
-    loss_fn = nn.BCEWithLogitsLoss(reduction="mean")
-    real, noise = Tensor(rows(3, 4)), Tensor(rows(3, 2))
-    opt_g, opt_c = (
-        nn.Adam(generator.trainable_params(), 0.01, beta1=0.5),
-        nn.Adam(critic.trainable_params(), 0.01, beta1=0.5),
-    )
-    ones, zeros = ops.ones((3, 1), ms.float32), ops.zeros((3, 1), ms.float32)
-    grad_c = ms.value_and_grad(
-        lambda r, f: (loss_fn(critic(r), ones) + loss_fn(critic(f), zeros)) / 2, None, opt_c.parameters
-    )
-    grad_g = ms.value_and_grad(lambda z: loss_fn(critic(generator(z)), ones), None, opt_g.parameters)
-    for _ in range(3):
-        loss_c, grads = grad_c(real, ops.stop_gradient(generator(noise)))
-        opt_c(grads)
-        loss_g, grads = grad_g(noise)
-        opt_g(grads)
-        show(loss_c, loss_g)
-
-
-@script
 def export_is_refused_or_written():
     net = fixed(Net())
     ms.export(net, Tensor(rows(1, 3, 4)), file_name="net", file_format="MINDIR")
@@ -854,21 +829,6 @@ def gradients_that_are_accumulated():
             mapped(ops.partial(ops.assign), inner, mapped(ops.ZerosLike(), inner))
         print(loss)
     show(net.dense2.bias)
-
-
-@script
-def a_moving_average_of_weights():
-    net = fixed(Net())
-    shadow = ParameterTuple(net.trainable_params()).clone(prefix="ema")
-    average = ops.MultitypeFuncGraph("average")
-
-    @average.register("Number", "Tensor", "Tensor")
-    def _average(decay, kept, weight):
-        return ops.assign(kept, kept * decay + weight * (1 - decay))
-
-    net.dense2.bias.set_data(ops.ones((3,), ms.float32))
-    ops.HyperMap()(ops.partial(average, 0.9), shadow, ParameterTuple(net.trainable_params()))
-    show(shadow[3], shadow[3].name)
 
 
 def results():

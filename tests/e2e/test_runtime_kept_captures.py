@@ -27,7 +27,8 @@ def waves(*shape):
     return torch.arange(float(math.prod(shape))).sin().view(shape)
 
 
-two_ranks = on_ranks(2, dtype="float64", env={contract.MSRUN_VERIFY: "0"})  # numbers are compared here
+SETTINGS = {"dtype": "float64", "env": {contract.MSRUN_VERIFY: "0"}}  # numbers are compared here
+two_ranks, slow_two_ranks = on_ranks(2, **SETTINGS), on_ranks(2, slow=True, **SETTINGS)
 READ, KEPT = "read from ", "kept in"
 
 
@@ -226,7 +227,7 @@ def test_an_edited_line_of_a_function_that_is_called_is_seen(ranks, tmp_path):
     assert losses[0] == losses[3] != losses[1] == losses[2]
 
 
-@two_ranks
+@slow_two_ranks
 def test_other_versions_are_captured(ranks, kept):
     start(kept / "small", Small())
     with mock.patch.object(kept_captures, "_versions", lambda: "of tomorrow"):
@@ -344,7 +345,7 @@ def test_captures_are_kept_where_that_is_on_and_there_is_a_place(ranks, tmp_path
     assert said[0] == "not kept: RuntimeError: no home"
 
 
-@two_ranks
+@slow_two_ranks
 def test_the_oldest_go_when_there_are_too_many(ranks, tmp_path):
     start(tmp_path / "kept", Small())
     with mock.patch.object(kept_captures, "_MOST_BYTES", 1.5 * _files(tmp_path / "kept")[0].stat().st_size):
@@ -387,7 +388,7 @@ def test_what_is_of_one_process_alone_is_not_kept_and_says_so(ranks, tmp_path):
         assert not said[1].startswith(READ)
 
 
-@two_ranks
+@slow_two_ranks
 def test_all_sizes_of_a_second_start_are_read(ranks, tmp_path):
     counts = []
     for _ in range(2):
@@ -403,7 +404,7 @@ def test_all_sizes_of_a_second_start_are_read(ranks, tmp_path):
     assert counts == [([False] * 4, counts[0][1]), ([True] * 4, counts[0][1])]
 
 
-@two_ranks
+@slow_two_ranks
 def test_one_rank_of_a_crowded_host_captures_for_the_others(ranks, tmp_path):
     with mock.patch.object(os, "sched_getaffinity", lambda _: {0}):
         said, _ = start(tmp_path / "kept", Small())
@@ -412,7 +413,7 @@ def test_one_rank_of_a_crowded_host_captures_for_the_others(ranks, tmp_path):
         assert not other.startswith(READ)
 
 
-@two_ranks
+@slow_two_ranks
 def test_what_one_rank_cannot_read_none_reads(ranks, tmp_path):
     own = tmp_path / f"kept {ranks.rank}"
     start(own, Small())
@@ -420,7 +421,7 @@ def test_what_one_rank_cannot_read_none_reads(ranks, tmp_path):
     assert said == [f"{KEPT} {tmp_path / 'kept 0'}", ""]
 
 
-@two_ranks
+@slow_two_ranks
 def test_a_pipeline_is_captured_each_time_and_says_so(ranks, tmp_path):
     said, _ = start(tmp_path / "kept", Pipeline(Small(), 2), settings=lambda step: step.pipeline(2))
     assert said == "not kept: the division of a pipeline is of this process alone"

@@ -229,7 +229,8 @@ def test_gradients_of_two_backward_passes_are_those_of_both_batches(level):
 
 
 @on_four
-def test_two_functions_of_one_step_train_two_networks():
+@pytest.mark.parametrize("name", slow_but(["data_parallel"], ["data_parallel", "semi_auto"]))
+def test_two_functions_of_one_step_train_two_networks(name):
     """Each by its own function; one weight is never used."""
     first, second, *rights = (make_network() for _ in range(4))
     first.add_module("unused", nn.Linear(2, 2).double())
@@ -237,7 +238,9 @@ def test_two_functions_of_one_step_train_two_networks():
     of_second = value_and_grad(
         lambda x, y: F.cross_entropy(second(x) + first(x).detach(), y), None, list(second.parameters())
     )
-    step = AutoParallel(lambda x, y: (of_first(x, y), of_second(x, y)), "data_parallel")
+    step = AutoParallel(lambda x, y: (of_first(x, y), of_second(x, y)), name)
+    if name == "semi_auto":
+        step.hsdp(threshold=0)
     images, labels = next(batches())
     (_, gradients), (_, others) = step(mine(images), mine(labels))
     F.cross_entropy(rights[0](images), labels).backward()

@@ -8,9 +8,16 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from msrun.runtime import GradAccumulation, MicroBatchInterleaved, no_init_parameters, recompute
+from msrun.runtime import (
+    GradAccumulation,
+    MicroBatchInterleaved,
+    load_checkpoint,
+    no_init_parameters,
+    recompute,
+    save_checkpoint,
+)
 from msrun.runtime.nn.random_stream import take_stream_state
-from training_habits.trial import ALONE, CAPTURED, IN_HALVES, MODES, OWN_ROWS, Criterion, Step, habit, train
+from training_habits.trial import ALONE, CAPTURED, IN_HALVES, MODES, OWN_ROWS, Criterion, Step, habit, sgd, train
 
 WIDTH, TOKENS = 6, 3
 
@@ -103,6 +110,10 @@ class Kinds(nn.Module):
         return (y.unsqueeze(2) * weight).square().mean() + torch.native_dropout(y, 0.5, train=True)[0].mean()
 
 
+def _rows(t):
+    return (t.randn(8, WIDTH),)
+
+
 def drawing(name, make, modes=MODES, divide=lambda net: net, *, is_deferred=False):
     """A habit of a network that makes its loss of what it draws; `divide` makes a wrapper of it, or changes it."""
 
@@ -111,7 +122,7 @@ def drawing(name, make, modes=MODES, divide=lambda net: net, *, is_deferred=Fals
         is_parallel = t.mode not in (ALONE, IN_HALVES)
         with no_init_parameters() if is_parallel and is_deferred else nullcontext():
             net = make()
-        train(t, divide(net) if is_parallel else net, batch=lambda t: (t.randn(8, WIDTH),))
+        train(t, divide(net) if is_parallel else net, batch=_rows)
         t.whole(take_stream_state(net.parameters())[1], "steps of the stream")
 
 
@@ -126,3 +137,17 @@ drawing("by all names, in copies of micro batches", Kinds, CAPTURED[:3], lambda 
 drawing("by all names, recomputed", Kinds, (*CAPTURED, *OWN_ROWS), recompute)
 drawing("by all names, recomputed in copies", Kinds, OWN_ROWS, lambda net: _copies(recompute(net)))
 drawing("by all names, without values at first", Kinds, OWN_ROWS, is_deferred=True)
+
+
+@habit("draw: by all names, going on from a checkpoint", draws=True)
+def _(t):
+    net = Kinds()
+    optimizer = sgd(net)
+    train(t, net, batch=_rows, optimizer=lambda _: optimizer, steps=1)
+    if t.mode in MODES:  # one process never stops
+        save_checkpoint(net, "drawn", optimizer)
+        torch.manual_seed(1234)
+        net = Kinds()
+        optimizer = sgd(net)
+        load_checkpoint("drawn", net, optimizer)
+    train(t, net, batch=_rows, optimizer=lambda _: optimizer, steps=2)

@@ -4,13 +4,9 @@
 tests/golden/mindspore_calls.json: with real MindSpore it makes that table.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 
@@ -26,7 +22,7 @@ DIFFERENT = {
 """Call -> why the results differ. docs/how-to/from_mindspore.md has the reasons."""
 
 
-def words(ms: ModuleType) -> dict[str, Any]:
+def words(ms):
     """Return what the calls name."""
     from importlib import import_module
 
@@ -38,22 +34,22 @@ def words(ms: ModuleType) -> dict[str, Any]:
     graph = ops.MultitypeFuncGraph("graph")
 
     @graph.register("Number")
-    def of_number(value: Any) -> Any:
+    def of_number(value):
         return value + 1
 
     @graph.register("Tensor")
-    def of_tensor(value: Any) -> Any:
+    def of_tensor(value):
         return value + 2
 
-    def network() -> Any:
+    def network():
         return nn.Dense(3, 1, weight_init="ones", bias_init="zeros")
 
-    def changed_by(operator: Any, *args: Any) -> Any:
+    def changed_by(operator, *args):
         tables = [Parameter(x, name="w"), Parameter(y, name="m"), Parameter(y, name="v")]
         operator(*tables, *(Tensor(one, ms.float32) if isinstance(one, float) else one for one in args))
         return tables
 
-    def train_two_steps(optimizer: Any, *args: Any, **settings: Any) -> Any:
+    def train_two_steps(optimizer, *args, **settings):
         net, loss = network(), nn.MSELoss()
         step = optimizer(net.trainable_params(), *args, **settings)
         gradients = ms.value_and_grad(lambda a, b: loss(net(a), b), None, net.trainable_params())
@@ -64,7 +60,7 @@ def words(ms: ModuleType) -> dict[str, Any]:
             losses.append(value)
         return losses, net.weight
 
-    def train_with_cell(scale: Any) -> Any:
+    def train_with_cell(scale):
         net = network()
         joined, step = nn.WithLossCell(net, nn.MSELoss()), nn.SGD(net.trainable_params(), 0.01)
         cell = (
@@ -105,7 +101,7 @@ def words(ms: ModuleType) -> dict[str, Any]:
     }
 
 
-def plain(value: Any) -> Any:
+def plain(value):
     """Return a result as JSON has it: a tensor as its shape, its type and its numbers."""
     if hasattr(value, "asnumpy"):
         value = value.asnumpy()
@@ -120,9 +116,9 @@ def plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def results(ms: ModuleType) -> dict[str, Any]:
+def results(ms):
     """Return call -> its result, or the name of its error."""
-    found: dict[str, Any] = {}
+    found = {}
     for call in CALLS:
         try:
             found[call] = plain(eval(call, words(ms)))

@@ -3,13 +3,9 @@
 mindspore_defaults.py RESULT    RESULT.RANK gets {what: value} of this rank
 """
 
-from __future__ import annotations
-
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import mindspore as ms
 import mindspore.dataset as ds
@@ -23,22 +19,22 @@ X = np.sin(np.arange(21, dtype=np.float32)).reshape(7, 3)
 Y = np.cos(np.arange(7, dtype=np.float32)).reshape(7, 1)
 
 
-def numbers(count: int, **parameters: Any) -> Any:
+def numbers(count, **parameters):
     rows = np.arange(count, dtype=np.float32).reshape(count, 1)
     return ds.NumpySlicesDataset((rows, rows), ["x", "y"], **parameters)
 
 
-def epochs(data: Any, count: int = 1) -> list[Any]:
+def epochs(data, count=1):
     """Return the column x of each step of each epoch."""
     steps = data.create_dict_iterator(num_epochs=count, output_numpy=True)
     return [[np.asarray(step["x"]).flatten().tolist() for step in steps] for _ in range(count)]
 
 
-def checksum(values: list[float]) -> float:
+def checksum(values):
     return sum(place * value for place, value in enumerate(values, start=1))
 
 
-def of_data() -> dict[str, Any]:
+def of_data():
     size, rank = get_group_size(), get_rank()
     mine = {"num_shards": size, "shard_id": rank}
     found = {
@@ -64,24 +60,24 @@ def of_data() -> dict[str, Any]:
 class Lines:
     """Take what is printed meanwhile."""
 
-    def __enter__(self) -> list[str]:
-        self.before, sys.stdout = sys.stdout, self  # type: ignore[assignment]
+    def __enter__(self):
+        self.before, sys.stdout = sys.stdout, self
         self.lines = [""]
         return self.lines
 
-    def write(self, text: str) -> int:
+    def write(self, text):
         self.lines[-1:] = (self.lines[-1] + text).split("\n")
         return len(text)
 
-    def flush(self) -> None:
+    def flush(self):
         pass
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         sys.stdout = self.before
         self.lines.pop()
 
 
-def trained(mode: str, *, is_sharded: bool = True, **words: Any) -> dict[str, Any]:
+def trained(mode, *, is_sharded=True, **words):
     """Return what LossMonitor prints, and the weights that are left."""
     ms.reset_auto_parallel_context()
     ms.set_auto_parallel_context(parallel_mode=mode, **words)
@@ -96,7 +92,7 @@ def trained(mode: str, *, is_sharded: bool = True, **words: Any) -> dict[str, An
     return {"lines": lines, "weights": [one.asnumpy().tolist() for one in net.trainable_params()]}
 
 
-def of_copies() -> dict[str, Any]:
+def of_copies():
     """Return the loss of two copies of the batch, and its gradient."""
     ms.reset_auto_parallel_context()
     net = nn.Dense(3, 1, weight_init="ones", bias_init="zeros")
@@ -106,7 +102,7 @@ def of_copies() -> dict[str, Any]:
     return {"loss": float(loss), "gradients": [one.asnumpy().tolist() for one in gradients]}
 
 
-FOUND: dict[str, Callable[[], Any]] = {
+FOUND = {
     "context": lambda: ms.reset_auto_parallel_context() or {word: ms.get_auto_parallel_context(word) for word in WORDS},
     "data": of_data,
     **{mode: lambda mode=mode: trained(mode) for mode in MODES},

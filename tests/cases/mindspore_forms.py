@@ -3,13 +3,9 @@
 mindspore_forms.py RESULT    RESULT gets {mode: {form: weights after the steps, or what was said}} of this rank
 """
 
-from __future__ import annotations
-
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import mindspore as ms
 import numpy as np
@@ -23,14 +19,14 @@ MODES = ("stand_alone", "data_parallel", "hybrid_parallel", "semi_auto_parallel"
 ROWS, STEPS = 8, 5
 
 
-Refused: type[Exception] = RuntimeError  # MindSpore's, of an operator that a CPU does not have
+Refused = RuntimeError  # MindSpore's, of an operator that a CPU does not have
 if IS_OURS:
-    from msrun.errors import MsrunError as Refused  # type: ignore[no-redef]
+    from msrun.errors import MsrunError as Refused
     from msrun.mindspore.parallel import AutoParallel
 
 
 class Network(nn.Cell):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.body, self.head = nn.Dense(4, 6), nn.Dense(6, 3)
         for index, one in enumerate(self.trainable_params()):
@@ -38,50 +34,50 @@ class Network(nn.Cell):
                 Tensor(np.sin(np.arange(one.numel(), dtype=np.float32)).reshape(tuple(one.shape)) / (index + 2))
             )
 
-    def construct(self, x: Tensor) -> Tensor:
+    def construct(self, x):
         return self.head(ops.relu(self.body(x)))
 
 
 class Losses(nn.Cell):
-    def __init__(self, network: Any) -> None:
+    def __init__(self, network):
         super().__init__()
         self.network, self.loss = network, nn.MSELoss()
 
-    def construct(self, x: Tensor, y: Tensor) -> Tensor:
+    def construct(self, x, y):
         return self.loss(self.network(x), y)
 
 
 class OwnStep(nn.TrainOneStepCell):
-    def construct(self, x: Tensor, y: Tensor) -> Tensor:
+    def construct(self, x, y):
         loss = self.network(x, y)
         self.optimizer(self.grad_reducer(self.grad(self.network, self.weights)(x, y, ops.ones_like(loss))))
         return loss
 
 
 class OwnGradients(nn.Cell):
-    def __init__(self, losses: Any, optimizer: Any) -> None:
+    def __init__(self, losses, optimizer):
         super().__init__()
         self.both = nn.ForwardValueAndGrad(losses, optimizer.parameters, get_by_list=True)
         self.optimizer, self.reducer = optimizer, nn.DistributedGradReducer(optimizer.parameters)
         self.reduces = ms.get_auto_parallel_context("parallel_mode") in MODES[1:3]
 
-    def construct(self, x: Tensor, y: Tensor) -> Tensor:
+    def construct(self, x, y):
         loss, gradients = self.both(x, y)
         self.optimizer(self.reducer(gradients) if self.reduces else gradients)
         return loss
 
 
-def functional(network: Any, optimizer: Any, *, reduces: bool) -> Callable[..., Any]:
+def functional(network, optimizer, *, reduces):
     losses = Losses(network)
 
-    def forward(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(x, y):
         return losses(x, y), x
 
     grad_fn = ms.value_and_grad(forward, None, optimizer.parameters, has_aux=True)
     reducer = nn.DistributedGradReducer(optimizer.parameters)
 
     @ms.jit
-    def train_step(x: Tensor, y: Tensor) -> Tensor:
+    def train_step(x, y):
         (loss, _), gradients = grad_fn(x, y)
         optimizer(reducer(gradients) if reduces else gradients)
         return loss
@@ -89,26 +85,26 @@ def functional(network: Any, optimizer: Any, *, reduces: bool) -> Callable[..., 
     return train_step
 
 
-def functions_made_anew(network: Any, optimizer: Any) -> Callable[..., Any]:
+def functions_made_anew(network, optimizer):
     losses = Losses(network)
 
-    def train_step(x: Tensor, y: Tensor) -> None:
+    def train_step(x, y):
         optimizer(ops.GradOperation(get_by_list=True)(losses, optimizer.parameters)(x, y))
 
     return train_step
 
 
-def gradients_alone(network: Any, optimizer: Any) -> Callable[..., Any]:
+def gradients_alone(network, optimizer):
     losses = Losses(network)
     return lambda x, y: optimizer(ms.grad(losses, None, optimizer.parameters)(x, y))
 
 
-def reduced(network: Any, optimizer: Any) -> Callable[..., Any]:
+def reduced(network, optimizer):
     by_hand = ms.get_auto_parallel_context("parallel_mode") in MODES[1:3]
     return functional(network, optimizer, reduces=by_hand)
 
 
-FORMS: dict[str, Callable[[Any, Any], Callable[..., Any]]] = {
+FORMS = {
     "value_and_grad": reduced,
     "value_and_grad without a reducer": lambda net, opt: functional(net, opt, reduces=False),
     "GradOperation without a reducer": functions_made_anew,
@@ -120,7 +116,7 @@ FORMS: dict[str, Callable[[Any, Any], Callable[..., Any]]] = {
     ),
     "ForwardValueAndGrad": lambda net, opt: OwnGradients(Losses(net), opt),
 }
-OURS: dict[str, Callable[[Any, Any], Callable[..., Any]]] = {
+OURS = {
     "AutoParallel": lambda net, opt: nn.TrainOneStepCell(AutoParallel(Losses(net)), opt),
     "value_and_grad of an AutoParallel": lambda net, opt: functional(AutoParallel(net), opt, reduces=False),
 }
@@ -128,7 +124,7 @@ if IS_OURS:
     FORMS.update(OURS)
 
 
-def train(form: str, mode: str, *, alone: bool = False) -> list[Any] | str:
+def train(form, mode, *, alone=False):
     """Return the weights after the steps in a mode, or what was refused.
 
     Args:

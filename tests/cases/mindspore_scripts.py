@@ -6,16 +6,12 @@ MindSpore it makes the stored table, tests/golden/mindspore_scripts.json.
 
 # mypy: ignore-errors
 # ruff: noqa: E501, FBT003, N812
-from __future__ import annotations
-
 import contextlib
 import io
 import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable
-from typing import Any
 
 import mindspore as ms
 import mindspore.dataset as ds
@@ -28,29 +24,29 @@ from mindspore.nn import LossBase
 from mindspore.nn.learning_rate_schedule import LearningRateSchedule
 from mindspore.train.callback import Callback, CheckpointConfig, LossMonitor, ModelCheckpoint
 
-SCRIPTS: dict[str, Callable[[], Any]] = {}
+SCRIPTS = {}
 """Name -> script."""
-DIFFERENT: dict[str, str] = {}
+DIFFERENT = {}
 """Name -> why what is printed differs. docs/how-to/from_mindspore.md has the reasons."""
 
 
-def script(function: Callable[[], Any]) -> Callable[[], Any]:
+def script(function):
     SCRIPTS[function.__name__] = function
     return function
 
 
-def rows(*shape: int, scale: float = 1.0) -> np.ndarray:
+def rows(*shape, scale=1.0):
     return (scale * np.cos(np.arange(np.prod(shape)) * 1.7)).reshape(shape).astype(np.float32)
 
 
-def fixed(network: nn.Cell) -> nn.Cell:
+def fixed(network):
     """Give all weights numbers that no generator makes."""
     for place, parameter in enumerate(sorted(network.trainable_params(), key=lambda one: one.name)):
         parameter.set_data(Tensor(rows(*parameter.shape, scale=0.5 / (place + 1))))
     return network
 
 
-def show(*values: Any) -> None:
+def show(*values):
     for value in values:
         if isinstance(value, list | tuple):
             show(*value)
@@ -59,7 +55,7 @@ def show(*values: Any) -> None:
 
 
 class Net(nn.Cell):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.flatten = nn.Flatten()
         self.dense1 = nn.Dense(12, 8, activation="relu")
@@ -284,7 +280,7 @@ def a_network_in_float16():
 # -- optimizers and rates ---------------------------------------------------------------------------------------------
 
 
-def steps(make: Callable[[nn.Cell], Any], count: int = 4) -> None:
+def steps(make, count=4):
     net, loss_fn = fixed(Net()), nn.CrossEntropyLoss()
     optimizer = make(net)
     grad_fn = ms.value_and_grad(lambda x, y: loss_fn(net(x), y), None, optimizer.parameters)
@@ -812,31 +808,6 @@ def contexts_and_types():
 
 
 @script
-def a_generative_pair():
-    generator, critic = (
-        fixed(nn.Dense(2, 4)),
-        fixed(nn.SequentialCell(nn.Dense(4, 3), nn.LeakyReLU(0.2), nn.Dense(3, 1))),
-    )
-    loss_fn = nn.BCEWithLogitsLoss(reduction="mean")
-    real, noise = Tensor(rows(3, 4)), Tensor(rows(3, 2))
-    opt_g, opt_c = (
-        nn.Adam(generator.trainable_params(), 0.01, beta1=0.5),
-        nn.Adam(critic.trainable_params(), 0.01, beta1=0.5),
-    )
-    ones, zeros = ops.ones((3, 1), ms.float32), ops.zeros((3, 1), ms.float32)
-    grad_c = ms.value_and_grad(
-        lambda r, f: (loss_fn(critic(r), ones) + loss_fn(critic(f), zeros)) / 2, None, opt_c.parameters
-    )
-    grad_g = ms.value_and_grad(lambda z: loss_fn(critic(generator(z)), ones), None, opt_g.parameters)
-    for _ in range(3):
-        loss_c, grads = grad_c(real, ops.stop_gradient(generator(noise)))
-        opt_c(grads)
-        loss_g, grads = grad_g(noise)
-        opt_g(grads)
-        show(loss_c, loss_g)
-
-
-@script
 def export_is_refused_or_written():
     net = fixed(Net())
     ms.export(net, Tensor(rows(1, 3, 4)), file_name="net", file_format="MINDIR")
@@ -860,24 +831,9 @@ def gradients_that_are_accumulated():
     show(net.dense2.bias)
 
 
-@script
-def a_moving_average_of_weights():
-    net = fixed(Net())
-    shadow = ParameterTuple(net.trainable_params()).clone(prefix="ema")
-    average = ops.MultitypeFuncGraph("average")
-
-    @average.register("Number", "Tensor", "Tensor")
-    def _average(decay, kept, weight):
-        return ops.assign(kept, kept * decay + weight * (1 - decay))
-
-    net.dense2.bias.set_data(ops.ones((3,), ms.float32))
-    ops.HyperMap()(ops.partial(average, 0.9), shadow, ParameterTuple(net.trainable_params()))
-    show(shadow[3], shadow[3].name)
-
-
-def results() -> dict[str, str]:
+def results():
     """Return the printed text of each script, or what it raised."""
-    found: dict[str, str] = {}
+    found = {}
     here = os.getcwd()
     for name, run in SCRIPTS.items():
         printed = io.StringIO()

@@ -1,7 +1,6 @@
 """Parts of a network on the host: the numbers of one process, the copies of the plan, on 2 and 4 ranks.
 Optimizers on the host: the losses of the device and of one process, 1/3 and 1/8 of the device's memory."""
 
-import itertools
 import re
 from dataclasses import dataclass
 from functools import partial
@@ -11,16 +10,16 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from asked_cases import slow_but
-from host_networks import ROWS, new_batch, new_network
+from host_networks import NETWORKS, ROWS, new_batch, new_network
 from host_operators import AdamWeightDecayOp
 from on_ranks import on_ranks
 from torch import nn
+from ways import Way, train_beside_one_process
 
 from msrun.errors import StrategyError
 from msrun.runtime import (
     AutoParallel,
     GradAccumulation,
-    MicroBatchInterleaved,
     Pipeline,
     WithLoss,
     clip_by_global_norm,
@@ -36,90 +35,14 @@ from msrun.runtime import (
     shard,
     value_and_grad,
 )
-from msrun.runtime.execute.transfers import traffic
 
 STEPS = 3
-MODULES = {
-    "mlp": ("first", "second", "third"),
-    "conv": ("conv", "norm", "pool", "head"),
-    "transformer": ("letters", "attention", "norm", "up", "down", "head"),
-}
-PLACEMENTS = {
-    f"{name}/{'+'.join(chosen) or 'nothing'}": (name, chosen)
-    for name, modules in MODULES.items()
-    for size in range(len(modules) + 1)
-    for chosen in itertools.combinations(modules, size)
-    if len(modules) < 6 or size not in (2, 3, 4)
-}
 often = on_ranks(2, pytest.param(4, marks=pytest.mark.slow))
 slow_often = on_ranks(2, pytest.param(4, marks=pytest.mark.slow), slow=True)
 
 
-@dataclass
-class Trained:
-    """A network of which parts ran on the host, beside one process."""
-
-    model: AutoParallel
-    counted: list[dict[str, int]]
-    """Calls and bytes of the last step."""
-    first: str
-    """The explanation of the first call."""
-
-    @property
-    def on_host(self):
-        return {parameter.name for parameter in self.model.plan.parameters if parameter.on_host}
-
-
-def train(
-    name,
-    on_host,
-    settings=lambda net: net,
-    *,
-    prepare=lambda network: None,
-    wrap=lambda network: network,
-    is_full=False,
-    is_deferred=False,
-):
-    """Train on all ranks and alone; the last batch is a smaller one, so that the network is captured twice."""
-    network, alone = new_network(name), new_network(name)
-    if is_deferred:
-        with no_init_parameters():
-            network = new_network(name)
-    for path in on_host:
-        set_target(network.get_submodule(path), "cpu")
-    prepare(network)
-    model = settings(AutoParallel(wrap(WithLoss(network, F.cross_entropy))))
-    if is_full:
-        model.dataset_strategy("full_batch")
-    single = AutoParallel(wrap(WithLoss(alone, F.cross_entropy)), parallel_mode="stand_alone")
-    optimizers = [torch.optim.Adam(net.parameters(), lr=0.01) for net in (network, alone)]
-    losses, first = [], ""
-    for step in range(STEPS):
-        batch = [value[: ROWS // 2 if step == STEPS - 1 else None] for value in new_batch(step)]
-        traffic.reset()
-        loss, right = model(*(batch if is_full else own_part(batch))), single(*batch)
-        losses.append(loss.item())
-        assert losses[-1] == pytest.approx(right.item(), rel=1e-9, abs=0)
-        loss.backward()
-        right.backward()
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-        first = first or model.plan.explain()
-    assert losses[-1] != losses[0]
-    counted = [dict(traffic.calls), dict(traffic.bytes)]
-    expected = alone.state_dict()
-    for name, value in model.state_dict().items():
-        torch.testing.assert_close(value, expected[name.removeprefix("network.")], rtol=0, atol=1e-9)
-    return Trained(model, counted, first)
-
-
 def own_part(batch):
     return [part.chunk(get_group_size())[get_rank()] for part in batch]
-
-
-def level(number):
-    return lambda net: net.hsdp(threshold=0, optimizer_level=f"level{number}")
 
 
 def cut_layers(network, first="up", second="down"):
@@ -129,70 +52,90 @@ def cut_layers(network, first="up", second="down"):
     shard(network.get_submodule(second), ((1, ranks), (1, ranks)))
 
 
-def staged(name, on_host, scheduler="1f1b", interleave=False, settings=lambda net: net, **how):
-    """Train in a pipeline of as many stages as there are ranks, or of two."""
-    stages = how.pop("stages", get_group_size())
-    micro_size = 2 * stages if interleave else stages
-    return train(
-        name,
-        on_host,
-        lambda net: settings(net.pipeline(stages, scheduler=scheduler, interleave=interleave)),
-        wrap=lambda net: Pipeline(net, micro_size),
-        is_full=True,
-        **how,
-    )
+def of(network, *on_host, prepare=lambda _network: None, **settings):
+    """Return a way to train a network of which parts run on the host."""
+    given = {"network": network, "on_host": on_host, "prepare": prepare}
+    name = f"{network}/{'+'.join(on_host) or 'nothing'}"
+    return Way(**{"name": name, "optimizer": "torch-adamw", "of_network": given, **settings})
 
 
-PIPELINES = {
-    "1f1b": (("transformer", ("attention", "down")), {}),
-    "zero-bubble": (("transformer", ("attention", "up"), "zero_bubble"), {"stages": 2}),
-    "interleaved": (("transformer", ("letters", "down"), "1f1b", True), {"stages": 2}),
-    "hsdp": (("transformer", ("letters", "norm", "head")), {"stages": 2, "settings": level(3)}),
-    "deferred": (("mlp", ("first", "third")), {"stages": 2, "is_deferred": True}),
-}
+def train(way):
+    """Train on all ranks and alone; the last batch is a smaller one, so that the network is captured twice."""
 
-WAYS = {
-    **{f"hsdp-level{n}": partial(train, "transformer", ("attention", "up"), level(n)) for n in (1, 2, 3)},
-    "hsdp-deferred": partial(train, "mlp", ("first", "third"), level(3), is_deferred=True),
-    "tensor-parallel-mlp": partial(
-        train, "mlp", ("second", "third"), prepare=partial(cut_layers, first="second", second="third"), is_full=True
+    def make():
+        network = NETWORKS[way.of_network["network"]]().double()
+        for path in way.of_network["on_host"]:
+            set_target(network.get_submodule(path), "cpu")
+        way.of_network["prepare"](network)
+        return network
+
+    batches = [
+        [value[: ROWS // 2 if step == STEPS - 1 else None] for value in new_batch(step)] for step in range(STEPS)
+    ]
+    found = train_beside_one_process(way, make, batches)
+    expected = found.alone.state_dict()
+    for name, value in found.step.state_dict().items():
+        torch.testing.assert_close(value, expected[name.removeprefix("network.")], rtol=0, atol=1e-9)
+    return found
+
+
+def on_host(plan):
+    return {parameter.name for parameter in plan.parameters if parameter.on_host}
+
+
+CUT, MICRO, COPIES = {"prepare": cut_layers, "dataset": "full_batch"}, ("micro", 2), ("copies", 2)
+STAGES = {"stages": 2, "micro_size": 2, "dataset": "full_batch"}
+WAYS = [
+    of("mlp"),
+    of("conv", "norm", "head"),
+    of("transformer", "letters", "attention", "norm", "up", "down", "head"),
+    *(of("transformer", "attention", "up", name=f"hsdp-level{n}", level=f"level{n}") for n in (1, 2, 3)),
+    of("mlp", "first", "third", name="hsdp-deferred", level="level3", deferred=True),
+    of(
+        *("mlp", "second", "third"),
+        name="tensor-parallel-mlp",
+        prepare=partial(cut_layers, first="second", second="third"),
+        dataset="full_batch",
     ),
-    "tensor-parallel": partial(train, "transformer", ("up", "down"), prepare=cut_layers, is_full=True),
-    "recompute": partial(train, "transformer", ("attention", "up"), prepare=recompute),
-    "recompute-and-limit": partial(
-        train, "transformer", ("attention.out", "down"), prepare=lambda network: recompute(network.attention)
+    of("transformer", "up", "down", name="tensor-parallel", **CUT),
+    of("transformer", "attention", "up", name="recompute", prepare=recompute),
+    of(
+        *("transformer", "attention.out", "down"),
+        name="recompute-and-limit",
+        prepare=lambda network: recompute(network.attention),
     ),
-    "accumulation": partial(train, "mlp", ("second",), wrap=lambda net: GradAccumulation(net, 2), is_full=True),
-    "copies": partial(train, "conv", ("norm",), wrap=lambda net: MicroBatchInterleaved(net, 2), is_full=True),
-    "everything": partial(
-        train,
-        "transformer",
-        ("letters", "attention", "down"),
-        level(3),
+    of("mlp", "second", name="accumulation", parts=(MICRO,), dataset="full_batch"),
+    of("transformer", "norm", name="copies", parts=(COPIES,), dataset="full_batch"),
+    of(
+        *("transformer", "letters", "attention", "down"),
+        name="everything",
+        level="level3",
         prepare=lambda network: (recompute(network.attention), cut_layers(network)),
-        wrap=lambda net: GradAccumulation(MicroBatchInterleaved(net, 2), 2),
-        is_full=True,
+        parts=(MICRO, COPIES),
+        dataset="full_batch",
     ),
-    **{f"pipeline-{name}": partial(staged, *given, **how) for name, (given, how) in PIPELINES.items()},
-}
-CASES = {**{name: partial(train, *placed) for name, placed in PLACEMENTS.items()}, **WAYS}
+    of("transformer", "attention", "down", name="pipeline-1f1b", **STAGES),
+    of("transformer", "attention", "up", name="pipeline-zero-bubble", scheduler="zero_bubble", **STAGES),
+    of("transformer", "letters", "down", name="pipeline-interleaved", interleave=True, **{**STAGES, "micro_size": 4}),
+    of("transformer", "letters", "norm", "head", name="pipeline-hsdp", level="level3", **STAGES),
+    of("mlp", "first", "third", name="pipeline-deferred", deferred=True, **STAGES),
+]
 
 
 @often
-@pytest.mark.parametrize("case", slow_but(["tensor-parallel-mlp"], CASES))
-def test_parts_on_the_host_give_the_numbers_of_one_process_and_the_copies_of_the_plan(ranks, case):
-    found = CASES[case]()
-    assert found.model.plan.traffic is not None
-    assert found.counted == [found.model.plan.traffic.calls, found.model.plan.traffic.bytes]
-    copies = ranks.gather(found.counted[0].get("to_host", 0))  # of a stage's ranks there may be none
-    assert any(copies) is not case.endswith("nothing")
+@pytest.mark.parametrize("way", slow_but(["tensor-parallel-mlp"], WAYS))
+def test_parts_on_the_host_give_the_numbers_of_one_process_and_the_copies_of_the_plan(ranks, way):
+    found = train(way)
+    assert found.step.plan.traffic is not None
+    assert found.moved == {"calls": found.step.plan.traffic.calls, "bytes": found.step.plan.traffic.bytes}
+    copies = ranks.gather(found.moved["calls"].get("to_host", 0))  # of a stage's ranks there may be none
+    assert any(copies) is not way.name.endswith("nothing")
 
 
 @slow_often
 def test_parameters_of_the_host_leave_the_device(ranks):
-    found = train("mlp", ("second",))
-    plan = found.model.plan
-    assert found.on_host == {"second.weight", "second.bias"}
+    plan = train(of("mlp", "second")).step.plan
+    assert on_host(plan) == {"second.weight", "second.bias"}
     assert plan.host_bytes == (12 * 8 + 8) * 8
     assert plan.device_bytes == sum(p.local_bytes for p in plan.parameters if not p.on_host)
     lines = plan.explain().splitlines()
@@ -207,7 +150,7 @@ def test_parameters_of_the_host_leave_the_device(ranks):
 
 @on_ranks(2, slow=True)
 def test_plan_of_a_stage_names_what_it_copies_as_the_whole_network_does(ranks):
-    lines = WAYS["pipeline-deferred"]().model.plan.explain().splitlines()
+    lines = train(WAYS[-1]).step.plan.explain().splitlines()
     begin = lines.index("borders between host (2 operators) and device") + 1
     named = [line.split(" to_")[0].strip() for line in lines[begin : lines.index("", begin)]]
     of_stages = (["input 0", "aten.linear of first"], ["aten.tanh of network", "aten.linear of third"])
@@ -248,21 +191,21 @@ def test_step_function_calls_a_function_on_the_host():
 
 
 @slow_often
-@pytest.mark.parametrize(
-    ("limits_kb", "settings"),
-    [({2: 40, 4: 28}, lambda net: net), ({2: 34, 4: 24}, level(2))],
-    ids=["limit", "limit-level2"],
-)
-def test_limit_of_device_memory_moves_parameters_and_says_which(ranks, limits_kb, settings):
+@pytest.mark.parametrize(("limits_kb", "level"), [({2: 40, 4: 28}, None), ({2: 34, 4: 24}, "level2")])
+def test_limit_of_device_memory_moves_parameters_and_says_which(ranks, limits_kb, level):
     limit_kb = limits_kb[ranks.size]
-    found = train("transformer", (), lambda net: settings(net).device_memory_limit(limit_kb / 1024))
-    assert found.model.plan.host_bytes > 0 and found.model.plan.device_bytes > 0
-    (note,) = [line for line in found.first.splitlines() if line.startswith("note: device_memory_limit")]
+    way = of("transformer", level=level, configure=lambda step: step.device_memory_limit(limit_kb / 1024))
+    plan = train(way).step.plan
+    assert plan.host_bytes > 0 and plan.device_bytes > 0
+    (moved,) = re.findall("as in the first call, on the host: (.*)", plan.explain())
+    assert {name.rpartition(".")[0] for name in on_host(plan)} == set(moved.split(", "))
+    step = way.set_up(new_network("transformer"), None, F.cross_entropy, [])
+    step(*own_part(new_batch(0)))
+    (note,) = [line for line in step.plan.explain().splitlines() if line.startswith("note: device_memory_limit")]
     told = re.fullmatch(r".*: (\S+) KB instead of (\S+) KB of the device; on the host: (.*)", note)
     assert told is not None, note
     assert float(told[1]) <= limit_kb < float(told[2])
-    assert {name.rpartition(".")[0] for name in found.on_host} == set(told[3].split(", "))
-    assert f"as in the first call, on the host: {told[3]}" in found.model.plan.explain()
+    assert told[3] == moved
 
 
 @on_ranks(2, slow=True)
@@ -272,7 +215,7 @@ def test_what_cannot_be_is_refused_with_what_is_missing():
         r"parameters on the host: \S+ KB are missing; give more"
     )
     with pytest.raises(StrategyError, match=impossible):
-        train("transformer", (), lambda net: net.device_memory_limit(2 / 1024))
+        train(of("transformer", configure=lambda step: step.device_memory_limit(2 / 1024)))
     wrong = [
         (
             lambda net: AutoParallel(net, "data_parallel"),
@@ -301,7 +244,7 @@ MAKERS = {
 
 
 @dataclass(frozen=True)
-class Way:
+class OptimizerWay:
     """How a network is trained."""
 
     level: str | None = None
@@ -318,22 +261,22 @@ class Way:
 
 
 OPTIMIZER_WAYS = {
-    "whole": Way(),
-    "level1": Way("level1", clips="torch"),
-    "level3": Way("level3"),
-    "tensor": Way(is_cut=True, clips="torch"),
-    "tensor-level1-half": Way("level1", is_cut=True, ratio=0.5),
-    "streamed-level1": Way("level1", streams=True),
-    "streamed-tensor-level3": Way("level3", streams=True, is_cut=True, clips="torch"),
-    "streamed-accumulation": Way("level1", streams=True, backward_passes=2),
-    "accumulation": Way("level1", backward_passes=2),
-    "micro-batches": Way("level1", micro_batches=2),
-    "in-backward": Way("level1", form="in backward", clips=""),
-    "step-function": Way("level1", form="step"),
-    "deferred": Way("level1", form="deferred"),
-    "pipeline": Way("level1", form="pipeline", micro_batches=2),
-    "data-parallel": Way(mode="data_parallel"),
-    "fsdp": Way("level3", mode="data_parallel", clips="torch"),
+    "whole": OptimizerWay(),
+    "level1": OptimizerWay("level1", clips="torch"),
+    "level3": OptimizerWay("level3"),
+    "tensor": OptimizerWay(is_cut=True, clips="torch"),
+    "tensor-level1-half": OptimizerWay("level1", is_cut=True, ratio=0.5),
+    "streamed-level1": OptimizerWay("level1", streams=True),
+    "streamed-tensor-level3": OptimizerWay("level3", streams=True, is_cut=True, clips="torch"),
+    "streamed-accumulation": OptimizerWay("level1", streams=True, backward_passes=2),
+    "accumulation": OptimizerWay("level1", backward_passes=2),
+    "micro-batches": OptimizerWay("level1", micro_batches=2),
+    "in-backward": OptimizerWay("level1", form="in backward", clips=""),
+    "step-function": OptimizerWay("level1", form="step"),
+    "deferred": OptimizerWay("level1", form="deferred"),
+    "pipeline": OptimizerWay("level1", form="pipeline", micro_batches=2),
+    "data-parallel": OptimizerWay(mode="data_parallel"),
+    "fsdp": OptimizerWay("level3", mode="data_parallel", clips="torch"),
 }
 LAWS = [
     *(("AdamW", way) for way in OPTIMIZER_WAYS),

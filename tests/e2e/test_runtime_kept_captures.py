@@ -1,24 +1,20 @@
 """Captures that are kept: a second start reads them, with equal numbers, and whatever is another call is captured."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os
 import shutil
 import sys
 import types
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 from asked_cases import one_fast
-from job_runner import WORKER_PATH, JobRunner
-from on_ranks import Ranks, on_ranks
-from torch import Tensor, nn
+from job_runner import WORKER_PATH
+from on_ranks import on_ranks
+from torch import nn
 
 from msrun import contract
 from msrun.runtime import AutoParallel, GradAccumulation, Pipeline, shard
@@ -27,34 +23,35 @@ from msrun.runtime.parallel.compilation import kept_captures
 WIDTH = 8
 
 
-def waves(*shape: int) -> Tensor:
+def waves(*shape):
     return torch.arange(float(math.prod(shape))).sin().view(shape)
 
 
-two_ranks = on_ranks(2, dtype="float64", env={contract.MSRUN_VERIFY: "0"})  # numbers are compared here
+SETTINGS = {"dtype": "float64", "env": {contract.MSRUN_VERIFY: "0"}}  # numbers are compared here
+two_ranks, slow_two_ranks = on_ranks(2, **SETTINGS), on_ranks(2, slow=True, **SETTINGS)
 READ, KEPT = "read from ", "kept in"
 
 
 class Layer(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
         self.scale = 1.0
         self.label = "of no interest"
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return x + self.down(torch.relu(self.up(x))) * self.scale
 
 
 class Network(nn.Module):
-    def __init__(self, count: int = 2) -> None:
+    def __init__(self, count=2):
         super().__init__()
         torch.manual_seed(0)
         self.layers = nn.ModuleList(Layer() for _ in range(count))
         self.norm = nn.BatchNorm1d(WIDTH)
         self.table = torch.arange(float(WIDTH))  # no buffer, and no parameter
 
-    def forward(self, x: Tensor, twice: bool = False) -> Tensor:
+    def forward(self, x, twice=False):
         for layer in self.layers:
             x = layer(x)
         x = self.norm(x.flatten(0, 1)) + self.table + torch.tensor([0.5])
@@ -62,16 +59,16 @@ class Network(nn.Module):
 
 
 class Small(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.second(torch.relu(self.first(x))).square().mean()
 
 
-def cut(network: Network) -> Network:
+def cut(network):
     for layer in network.layers:
         shard(layer.up, ((1, 1, 1), (2, 1)))
         shard(layer.down, ((1, 1, 2), (1, 2)))
@@ -79,21 +76,21 @@ def cut(network: Network) -> Network:
 
 
 @contextlib.contextmanager
-def keeping_in(folder: Path | str) -> Iterator[None]:
+def keeping_in(folder):
     with mock.patch.dict(os.environ, {contract.MSRUN_CAPTURE_CACHE: str(folder)}):
         yield
 
 
 def start(
-    folder: Path | str,
-    network: nn.Module | None = None,
+    folder,
+    network=None,
     *,
-    change: Callable[[Any], object] = lambda network: None,
-    settings: Callable[[AutoParallel], AutoParallel] = lambda step: step,
-    batch: tuple[int, ...] = (4, 6, WIDTH),
-    needs_gradient: bool = False,
-    **named: Any,
-) -> tuple[str, list[Tensor]]:
+    change=lambda network: None,
+    settings=lambda step: step,
+    batch=(4, 6, WIDTH),
+    needs_gradient=False,
+    **named,
+):
     """Train for a step as a new job would; returns how it came to its program, and its numbers."""
     network, right = (cut(Network()) if network is None else network), Network()
     change(network)
@@ -112,9 +109,7 @@ def start(
 
 
 @pytest.mark.slow
-def test_a_second_start_of_a_job_reads_and_its_numbers_are_equal(
-    msrun: JobRunner, workers: Path, tmp_path: Path
-) -> None:
+def test_a_second_start_of_a_job_reads_and_its_numbers_are_equal(msrun, workers, tmp_path):
     told = []
     for _ in range(2):
         env = {contract.MSRUN_CAPTURE_CACHE: str(tmp_path / "kept"), "PYTHONPATH": WORKER_PATH}
@@ -128,7 +123,7 @@ def test_a_second_start_of_a_job_reads_and_its_numbers_are_equal(
 
 
 @two_ranks
-def test_a_second_start_reads_and_the_plan_says_so(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_second_start_reads_and_the_plan_says_so(ranks, tmp_path):
     found = []
     for text in ("captured and cut in", READ):
         with keeping_in(tmp_path / "kept"):
@@ -141,28 +136,28 @@ def test_a_second_start_reads_and_the_plan_says_so(ranks: Ranks, tmp_path: Path)
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
 
 
-def _set_scale(network: Any) -> None:
+def _set_scale(network):
     network.layers[1].scale = 2.0
 
 
-def _whole_scale(network: Any) -> None:
+def _whole_scale(network):
     for layer in network.layers:
         layer.scale = 1
 
 
-def _replace_method(network: Any) -> None:
-    def forward(self: Layer, x: Tensor) -> Tensor:
+def _replace_method(network):
+    def forward(self, x):
         return x - self.down(torch.relu(self.up(x)))
 
     for layer in network.layers:
         layer.forward = types.MethodType(forward, layer)
 
 
-def _hook(network: Any) -> None:
+def _hook(network):
     network.layers[0].register_forward_hook(lambda _module, _args, result: result * 3)
 
 
-CHANGES: dict[str, dict[str, Any]] = {
+CHANGES = {
     "an attribute": {"change": _set_scale},
     "an attribute's type": {"change": _whole_scale},
     "a method": {"change": _replace_method},
@@ -181,14 +176,14 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def kept(tmp_path_factory):
     """Where the tests of other calls find that of the plain one."""
     return tmp_path_factory.mktemp("captures") / "kept"
 
 
 @two_ranks
 @pytest.mark.parametrize("what", one_fast(*CHANGES))
-def test_what_is_another_call_is_captured(ranks: Ranks, kept: Path, what: str) -> None:
+def test_what_is_another_call_is_captured(ranks, kept, what):
     start(kept)
     given = dict(CHANGES[what])
     if what in ("a strategy", "a wrapper"):
@@ -197,7 +192,7 @@ def test_what_is_another_call_is_captured(ranks: Ranks, kept: Path, what: str) -
     assert start(kept)[0].startswith(READ)  # both are kept
 
 
-def _source(operator: str) -> type[nn.Module]:
+def _source(operator):
     module = types.ModuleType("edited_network")
     text = f"""
 import torch
@@ -216,12 +211,11 @@ class Edited(nn.Module):
     sys.modules["edited_network"] = module
     module.__file__ = "/tmp/edited_network.py"
     exec(compile(text, module.__file__, "exec"), vars(module))
-    made: type[nn.Module] = module.Edited
-    return made
+    return module.Edited
 
 
 @two_ranks
-def test_an_edited_line_of_a_function_that_is_called_is_seen(ranks: Ranks, tmp_path: Path) -> None:
+def test_an_edited_line_of_a_function_that_is_called_is_seen(ranks, tmp_path):
     said = []
     losses = []
     for operator in ("*", "+", "+", "*"):
@@ -233,51 +227,51 @@ def test_an_edited_line_of_a_function_that_is_called_is_seen(ranks: Ranks, tmp_p
     assert losses[0] == losses[3] != losses[1] == losses[2]
 
 
-@two_ranks
-def test_other_versions_are_captured(ranks: Ranks, kept: Path) -> None:
+@slow_two_ranks
+def test_other_versions_are_captured(ranks, kept):
     start(kept / "small", Small())
     with mock.patch.object(kept_captures, "_versions", lambda: "of tomorrow"):
         assert not start(kept / "small", Small())[0].startswith(READ)
 
 
-def copy(folder: Path, to: Path) -> None:
+def copy(folder, to):
     shutil.copytree(folder, to)
     to.chmod(0o700)
 
 
-def _files(folder: Path) -> list[Path]:
+def _files(folder):
     return sorted(folder.iterdir())
 
 
-def _cut_off(folder: Path) -> None:
+def _cut_off(folder):
     for path in _files(folder):
         path.write_bytes(path.read_bytes()[:-20])
 
 
-def _flip(folder: Path) -> None:
+def _flip(folder):
     for path in _files(folder):
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 1
         path.write_bytes(content)
 
 
-def _empty(folder: Path) -> None:
+def _empty(folder):
     for path in _files(folder):
         path.write_bytes(b"")
 
 
-def _link(folder: Path) -> None:
+def _link(folder):
     for path in _files(folder):
         path.rename(folder.parent / "elsewhere")
         path.symlink_to(folder.parent / "elsewhere")
 
 
-def _give_away(folder: Path) -> None:
+def _give_away(folder):
     for path in _files(folder):
         os.chown(path, 12345, 12345)
 
 
-def _pipe(folder: Path) -> None:
+def _pipe(folder):
     for path in _files(folder):
         path.unlink()
         os.mkfifo(path)
@@ -288,9 +282,7 @@ DAMAGES = (_cut_off, _flip, _empty, _link, _give_away, _pipe)
 
 @two_ranks
 @pytest.mark.parametrize("damage", one_fast(*DAMAGES))
-def test_a_file_that_is_damaged_or_not_the_users_is_not_read(
-    ranks: Ranks, kept: Path, tmp_path: Path, damage: Callable[[Path], None]
-) -> None:
+def test_a_file_that_is_damaged_or_not_the_users_is_not_read(ranks, kept, tmp_path, damage):
     _, numbers = start(kept / "small", Small())
     ranks.first(lambda: (copy(kept / "small", tmp_path / "kept"), damage(tmp_path / "kept")))
     said, again = start(tmp_path / "kept", Small())
@@ -299,20 +291,20 @@ def test_a_file_that_is_damaged_or_not_the_users_is_not_read(
     assert start(tmp_path / "kept", Small())[0].startswith(READ)
 
 
-def _of_another(folder: Path) -> None:
+def _of_another(folder):
     os.chown(folder, 12345, 12345)
 
 
-def _open_to_all(folder: Path) -> None:
+def _open_to_all(folder):
     folder.chmod(0o777)
 
 
-def _behind_a_link(folder: Path) -> None:
+def _behind_a_link(folder):
     folder.rename(folder.parent / "real")
     folder.symlink_to(folder.parent / "real")
 
 
-def _file_instead(folder: Path) -> None:
+def _file_instead(folder):
     for path in _files(folder):
         path.unlink()
     folder.rmdir()
@@ -321,9 +313,7 @@ def _file_instead(folder: Path) -> None:
 
 @two_ranks
 @pytest.mark.parametrize("change", one_fast(_of_another, _open_to_all, _behind_a_link, _file_instead))
-def test_a_folder_that_is_not_the_users_alone_is_not_used(
-    ranks: Ranks, kept: Path, tmp_path: Path, change: Callable[[Path], None]
-) -> None:
+def test_a_folder_that_is_not_the_users_alone_is_not_used(ranks, kept, tmp_path, change):
     start(kept / "small", Small())
     ranks.first(lambda: (copy(kept / "small", tmp_path / "kept"), change(tmp_path / "kept")))
     said = ranks.gather(start(tmp_path / "kept", Small())[0])
@@ -331,7 +321,7 @@ def test_a_folder_that_is_not_the_users_alone_is_not_used(
     assert not any(text.startswith(READ) for text in said)
 
 
-def test_the_folder_is_that_of_the_users_caches_another_or_none(tmp_path: Path) -> None:
+def test_the_folder_is_that_of_the_users_caches_another_or_none(tmp_path):
     for word in ("off", "OFF", "0", ""):
         with keeping_in(word):
             assert kept_captures.find_folder() is None
@@ -342,7 +332,7 @@ def test_the_folder_is_that_of_the_users_caches_another_or_none(tmp_path: Path) 
 
 
 @two_ranks
-def test_captures_are_kept_where_that_is_on_and_there_is_a_place(ranks: Ranks, tmp_path: Path) -> None:
+def test_captures_are_kept_where_that_is_on_and_there_is_a_place(ranks, tmp_path):
     with mock.patch.dict(os.environ, {"XDG_CACHE_HOME": str(tmp_path / "cache")}):
         assert start("off", Small())[0] == ""
         assert not (tmp_path / "cache").exists()
@@ -355,8 +345,8 @@ def test_captures_are_kept_where_that_is_on_and_there_is_a_place(ranks: Ranks, t
     assert said[0] == "not kept: RuntimeError: no home"
 
 
-@two_ranks
-def test_the_oldest_go_when_there_are_too_many(ranks: Ranks, tmp_path: Path) -> None:
+@slow_two_ranks
+def test_the_oldest_go_when_there_are_too_many(ranks, tmp_path):
     start(tmp_path / "kept", Small())
     with mock.patch.object(kept_captures, "_MOST_BYTES", 1.5 * _files(tmp_path / "kept")[0].stat().st_size):
         if ranks.rank == 0:  # what else is in a folder of the user's choice, and older than all
@@ -372,34 +362,34 @@ def test_the_oldest_go_when_there_are_too_many(ranks: Ranks, tmp_path: Path) -> 
 class Held:
     """Nothing tells one from another in a later process."""
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, other):
         return self is other
 
-    def __hash__(self) -> int:
+    def __hash__(self):
         return id(self)
 
 
 class Keyed(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layer = nn.Linear(WIDTH, WIDTH)
         self.held = Held()
         self.of = {self.held: 2.0}
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.layer(x).mean() * self.of[self.held]
 
 
 @two_ranks
-def test_what_is_of_one_process_alone_is_not_kept_and_says_so(ranks: Ranks, tmp_path: Path) -> None:
+def test_what_is_of_one_process_alone_is_not_kept_and_says_so(ranks, tmp_path):
     for _ in range(2):
         said = ranks.gather(start(tmp_path / "kept", Keyed())[0])
         assert said[0].startswith("not kept: ")
         assert not said[1].startswith(READ)
 
 
-@two_ranks
-def test_all_sizes_of_a_second_start_are_read(ranks: Ranks, tmp_path: Path) -> None:
+@slow_two_ranks
+def test_all_sizes_of_a_second_start_are_read(ranks, tmp_path):
     counts = []
     for _ in range(2):
         network, right = Small(), Small()
@@ -414,8 +404,8 @@ def test_all_sizes_of_a_second_start_are_read(ranks: Ranks, tmp_path: Path) -> N
     assert counts == [([False] * 4, counts[0][1]), ([True] * 4, counts[0][1])]
 
 
-@two_ranks
-def test_one_rank_of_a_crowded_host_captures_for_the_others(ranks: Ranks, tmp_path: Path) -> None:
+@slow_two_ranks
+def test_one_rank_of_a_crowded_host_captures_for_the_others(ranks, tmp_path):
     with mock.patch.object(os, "sched_getaffinity", lambda _: {0}):
         said, _ = start(tmp_path / "kept", Small())
         assert said.startswith((KEPT, READ)[ranks.rank])
@@ -423,16 +413,16 @@ def test_one_rank_of_a_crowded_host_captures_for_the_others(ranks: Ranks, tmp_pa
         assert not other.startswith(READ)
 
 
-@two_ranks
-def test_what_one_rank_cannot_read_none_reads(ranks: Ranks, tmp_path: Path) -> None:
+@slow_two_ranks
+def test_what_one_rank_cannot_read_none_reads(ranks, tmp_path):
     own = tmp_path / f"kept {ranks.rank}"
     start(own, Small())
     said = ranks.gather(start(own, Small())[0])  # rank 1 writes none
     assert said == [f"{KEPT} {tmp_path / 'kept 0'}", ""]
 
 
-@two_ranks
-def test_a_pipeline_is_captured_each_time_and_says_so(ranks: Ranks, tmp_path: Path) -> None:
+@slow_two_ranks
+def test_a_pipeline_is_captured_each_time_and_says_so(ranks, tmp_path):
     said, _ = start(tmp_path / "kept", Pipeline(Small(), 2), settings=lambda step: step.pipeline(2))
     assert said == "not kept: the division of a pipeline is of this process alone"
     assert not (tmp_path / "kept").exists() or not list((tmp_path / "kept").iterdir())

@@ -1,7 +1,5 @@
 """Modes without capture: the numbers of one process, also with checkpoints of FSDP2 that other layouts go on from."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -13,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 from asked_cases import slow_but
 from local_parts import weight_difference
 from mode_networks import batches, make_network, mine, momentum, serial, step_function, train
-from on_ranks import Ranks, on_ranks
+from on_ranks import on_ranks
 from torch import nn
 
 from msrun.runtime import (
@@ -35,22 +33,22 @@ on_four = on_ranks(4)
 slow_on_four = on_ranks(4, slow=True)
 
 
-def mode(name: str, compat: str = "torch", **hsdp: Any) -> Build:
-    def build(network: Any) -> AutoParallel:
-        step = AutoParallel(network, name, compat=compat)  # type: ignore[arg-type]
+def mode(name, compat="torch", **hsdp):
+    def build(network):
+        step = AutoParallel(network, name, compat=compat)
         return step.hsdp(**{"threshold": 1, **hsdp}) if hsdp else step
 
     return build
 
 
-def gradients_mean(network: Any) -> AutoParallel:
+def gradients_mean(network):
     return mode("data_parallel", "mindspore")(network).enable_gradients_mean()
 
 
 RANKS, LEVELS = 4, ("level1", "level2", "level3")
 DEFERRED, IN_A_STEP, LATE = ({"how": how} for how in ("deferred", "step", "late"))
 """Without values at first; a step function; an optimizer that is made while FSDP2 shows gathered parameters."""
-TRAINED: dict[str, tuple[Build, dict[str, Any]]] = {
+TRAINED = {
     "data-parallel": (mode("data_parallel"), {}),
     "data-parallel-deferred": (mode("data_parallel"), DEFERRED),
     "data-parallel-step": (mode("data_parallel"), IN_A_STEP),
@@ -69,7 +67,7 @@ FAST = ("data-parallel", "sum", "fsdp-level3")
 
 
 @functools.cache
-def trained(case: str) -> tuple[list[float], Any]:
+def trained(case):
     """Train one way, compare the weights with those of one process, and return losses and plan."""
     build, settings = TRAINED[case]
     how, factor = settings.get("how", ""), settings.get("factor", 1)
@@ -79,7 +77,7 @@ def trained(case: str) -> tuple[list[float], Any]:
         for parameter in network.parameters():
             parameter.data.normal_()  # rank 0's are used
     if how == "step":
-        step = build(step_function(network, momentum(network)))  # type: ignore[arg-type]
+        step = build(step_function(network, momentum(network)))
         losses = [float(step(mine(images), mine(labels))) for images, labels in batches()]
     elif how == "late":
         step, losses, optimizer = build(WithLoss(network, F.cross_entropy)), [], None
@@ -99,7 +97,7 @@ def trained(case: str) -> tuple[list[float], Any]:
 
 @on_four
 @pytest.mark.parametrize("case", slow_but(FAST, TRAINED))
-def test_every_mode_trains_as_one_process_does(ranks: Ranks, case: str) -> None:
+def test_every_mode_trains_as_one_process_does(ranks, case):
     """Losses are means over the ranks, or in MindSpore's words each rank's own."""
     (losses, _), right = trained(case), serial(TRAINED[case][1].get("factor", 1))[0]
     of_all = ranks.gather(losses)
@@ -110,7 +108,7 @@ def test_every_mode_trains_as_one_process_does(ranks: Ranks, case: str) -> None:
 
 
 @on_four
-def test_plan_tells_of_ranks_that_differed_and_of_means_or_sums() -> None:
+def test_plan_tells_of_ranks_that_differed_and_of_means_or_sums():
     plan, of_sums = (trained(case)[1] for case in ("data-parallel", "sum"))
     assert list(plan.notes) == [
         "4 parameters or buffers differed between ranks (layer1.weight, ...): rank 0's are used"
@@ -122,7 +120,7 @@ def test_plan_tells_of_ranks_that_differed_and_of_means_or_sums() -> None:
 
 @on_four
 @pytest.mark.parametrize("level", slow_but(["level3"], LEVELS))
-def test_hsdp_without_capture_names_what_is_cut_and_what_stays_whole(level: str) -> None:
+def test_hsdp_without_capture_names_what_is_cut_and_what_stays_whole(level):
     plan = trained(f"fsdp-{level}")[1]
     assert {p.name: (list(p.local_shape), p.shard_ranks, p.reason) for p in plan.parameters} == {
         "layer1.weight": ([8, 24], 4, "rows cut over 4 ranks"),
@@ -134,13 +132,13 @@ def test_hsdp_without_capture_names_what_is_cut_and_what_stays_whole(level: str)
 
 
 @slow_on_four
-def test_shard_size_says_how_many_ranks_share_a_weight() -> None:
+def test_shard_size_says_how_many_ranks_share_a_weight():
     parameters = trained("fsdp-shard-size-2")[1].parameters
     assert [list(p.local_shape) for p in parameters] == [[16, 24], [16], [3, 32], [3]]
 
 
 @on_four
-def test_stand_alone_ranks_train_for_themselves_and_exchange_nothing(ranks: Ranks) -> None:
+def test_stand_alone_ranks_train_for_themselves_and_exchange_nothing(ranks):
     network, right = make_network(), make_network()
     step = AutoParallel(WithLoss(network, F.cross_entropy), "stand_alone")
     traffic.reset()
@@ -153,7 +151,7 @@ def test_stand_alone_ranks_train_for_themselves_and_exchange_nothing(ranks: Rank
 
 
 @on_four
-def test_without_broadcast_ranks_keep_their_own_values_and_the_plan_says_so(ranks: Ranks) -> None:
+def test_without_broadcast_ranks_keep_their_own_values_and_the_plan_says_so(ranks):
     network = make_network()
     with torch.no_grad():
         network.layer2.bias += ranks.rank
@@ -167,28 +165,28 @@ def test_without_broadcast_ranks_keep_their_own_values_and_the_plan_says_so(rank
 
 
 class _Mean(nn.Module):
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network):
         super().__init__()
         self.network = network
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x):
         return self.network(x).square().mean()
 
 
-def _in_a_step(network: nn.Module) -> AutoParallel:
+def _in_a_step(network):
     gradients_of = value_and_grad(network, None, weights=network.parameters())
     return mode("data_parallel")(lambda x: gradients_of(x)[0])
 
 
 @on_four
-def test_every_form_of_a_call_begins_with_the_buffers_of_rank_0(ranks: Ranks) -> None:
+def test_every_form_of_a_call_begins_with_the_buffers_of_rank_0(ranks):
     """A batch norm's running mean after a call without a backward pass, and two calls before one backward pass."""
-    forms: list[Build] = [mode("data_parallel"), mode("data_parallel", threshold=0), _in_a_step]
+    forms = [mode("data_parallel"), mode("data_parallel", threshold=0), _in_a_step]
     found = []
     for build in forms:
         torch.manual_seed(3)
         network = nn.Sequential(nn.Linear(24, 8), nn.BatchNorm1d(8), nn.Flatten(0)).double()
-        norm: Any = network[1]
+        norm = network[1]
         step = build(_Mean(network))
         for images, _ in batches(steps=3):
             step(mine(images) + ranks.rank)
@@ -202,10 +200,10 @@ def test_every_form_of_a_call_begins_with_the_buffers_of_rank_0(ranks: Ranks) ->
         assert found[-1] == pytest.approx(found[0], rel=EXACT)
     network.train()
     step = mode("data_parallel")(_Mean(network))
-    sum(step(mine(images)) for images, _ in batches(steps=3)).backward()  # type: ignore[union-attr]
+    sum(step(mine(images)) for images, _ in batches(steps=3)).backward()
 
 
-def assert_gradients(gradients: Any, network: nn.Module) -> None:
+def assert_gradients(gradients, network):
     for one, other in zip(gradients, network.parameters(), strict=True):
         found = one.full_tensor() if hasattr(one, "full_tensor") else one
         torch.testing.assert_close(found, other.grad, rtol=0, atol=EXACT)
@@ -213,7 +211,7 @@ def assert_gradients(gradients: Any, network: nn.Module) -> None:
 
 @on_four
 @pytest.mark.parametrize("level", slow_but(["level1"], ["ddp", *LEVELS]))
-def test_gradients_of_two_backward_passes_are_those_of_both_batches(level: str) -> None:
+def test_gradients_of_two_backward_passes_are_those_of_both_batches(level):
     """With one reduction, but level2 and level3 hold cut gradients at once."""
     network, right = make_network(), make_network()
     hsdp = {} if level == "ddp" else {"optimizer_level": level}
@@ -231,7 +229,8 @@ def test_gradients_of_two_backward_passes_are_those_of_both_batches(level: str) 
 
 
 @on_four
-def test_two_functions_of_one_step_train_two_networks() -> None:
+@pytest.mark.parametrize("name", slow_but(["data_parallel"], ["data_parallel", "semi_auto"]))
+def test_two_functions_of_one_step_train_two_networks(name):
     """Each by its own function; one weight is never used."""
     first, second, *rights = (make_network() for _ in range(4))
     first.add_module("unused", nn.Linear(2, 2).double())
@@ -239,7 +238,9 @@ def test_two_functions_of_one_step_train_two_networks() -> None:
     of_second = value_and_grad(
         lambda x, y: F.cross_entropy(second(x) + first(x).detach(), y), None, list(second.parameters())
     )
-    step = AutoParallel(lambda x, y: (of_first(x, y), of_second(x, y)), "data_parallel")
+    step = AutoParallel(lambda x, y: (of_first(x, y), of_second(x, y)), name)
+    if name == "semi_auto":
+        step.hsdp(threshold=0)
     images, labels = next(batches())
     (_, gradients), (_, others) = step(mine(images), mine(labels))
     F.cross_entropy(rights[0](images), labels).backward()
@@ -249,7 +250,7 @@ def test_two_functions_of_one_step_train_two_networks() -> None:
 
 
 @on_four
-def test_value_and_grad_of_a_parallel_module_reduces_and_leaves_gradients_that_were_there_alone() -> None:
+def test_value_and_grad_of_a_parallel_module_reduces_and_leaves_gradients_that_were_there_alone():
     """torch's DDP reduces in backward() only; value_and_grad of a module under it must not pass it by."""
     network, right = make_network(), make_network()
     step = AutoParallel(WithLoss(network, F.cross_entropy), "data_parallel")
@@ -262,16 +263,16 @@ def test_value_and_grad_of_a_parallel_module_reduces_and_leaves_gradients_that_w
 
 
 @on_four
-def test_layer_that_only_some_steps_of_some_ranks_use_trains(ranks: Ranks) -> None:
+def test_layer_that_only_some_steps_of_some_ranks_use_trains(ranks):
     """DDP by itself waits for it for ever."""
 
     class Branching(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.network = make_network()
             self.extra = nn.Linear(6, 6).double()
 
-        def forward(self, x: Any, uses_extra: bool) -> Any:
+        def forward(self, x, uses_extra):
             y = self.network(x)
             return self.extra(y).pow(2).mean() + y.sum() * 0 if uses_extra else y.pow(2).mean()
 
@@ -290,7 +291,7 @@ def test_layer_that_only_some_steps_of_some_ranks_use_trains(ranks: Ranks) -> No
 
 
 @slow_on_four
-def test_context_turns_on_optimizer_parallel_and_full_batch() -> None:
+def test_context_turns_on_optimizer_parallel_and_full_batch():
     """In semi_auto by its old name."""
     network = make_network()
     set_auto_parallel_context(
@@ -314,11 +315,11 @@ def test_context_turns_on_optimizer_parallel_and_full_batch() -> None:
 
 
 @on_ranks(2, slow=True)
-def test_the_first_line_of_a_plan_says_what_of_the_parameters_is_here() -> None:
+def test_the_first_line_of_a_plan_says_what_of_the_parameters_is_here():
     cut, own = make_network(), make_network()
     shard(cut.layer1, ((1, 1), (2, 1)))
     layerwise_parallel(own.layer1.weight)
-    told: list[tuple[Any, str, str]] = [
+    told = [
         (AutoParallel(_Mean(make_network())), "semi_auto, hsdp is off", "whole on every rank, 8 KB"),
         (
             AutoParallel(_Mean(make_network())).hsdp(threshold=10**6),

@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
-from local_parts import local
 from on_ranks import on_ranks
 from torch import nn
 
@@ -26,7 +25,6 @@ from msrun.runtime import (
     get_world_rank_from_group_rank,
     no_init_parameters,
     process_group,
-    shard,
     value_and_grad,
 )
 from msrun.runtime.execute.transfers import start_backward, start_forward
@@ -82,26 +80,8 @@ def everywhere(value):
     return found
 
 
-def whole(parameter, like):
-    """Return a parameter, or its gradient, as one tensor: parts are rows of consecutive ranks."""
-    own = local(parameter)
-    if own.shape == like.shape:
-        return own
-    parts = [torch.empty_like(own) for _ in range(WORLD_SIZE)]
-    dist.all_gather(parts, own.contiguous())
-    return torch.cat(parts)
-
-
 def assert_close(left, right):
     torch.testing.assert_close(left, right, rtol=1e-10, atol=1e-12)
-
-
-def assert_gradients(network, right):
-    named = dict(right.named_parameters())
-    for name, parameter in network.named_parameters():
-        assert (parameter.grad is None) == (named[name].grad is None), name
-        if parameter.grad is not None:
-            assert_close(whole(parameter.grad, named[name]), named[name].grad)
 
 
 def refused(kind, call, *args):
@@ -184,32 +164,6 @@ def test_failure_after_the_programs_were_compared_is_told_to_the_others():
 
 
 # -- one network, several calls and functions of it --------------------------------------------------------------------
-
-
-@slow_on_four
-def test_two_functions_of_one_step_share_their_networks():
-    one, two = seeded(Mlp), seeded(lambda: nn.Linear(4, 4))
-    serial_one, serial_two = copy.deepcopy(one), copy.deepcopy(two)
-
-    def first_loss(x):
-        return one(x).pow(2).mean()
-
-    def second_loss(x):
-        return two(one(x)).abs().mean()
-
-    first = value_and_grad(first_loss, None, list(one.parameters()))
-    second = value_and_grad(second_loss, None, list(two.parameters()))
-
-    def train(x):
-        return first(x), second(x)
-
-    x, _ = batch()
-    (loss, _), (other, gradients) = AutoParallel(train).hsdp(threshold=0)(mine(x))
-    assert_close(loss, serial_one(x).pow(2).mean().detach())
-    right = serial_two(serial_one(x)).abs().mean()
-    assert_close(other, right.detach())
-    right.backward()
-    assert_close(whole(gradients[0], serial_two.weight), serial_two.weight.grad)
 
 
 @slow_on_four
@@ -319,15 +273,6 @@ def test_named_group_keeps_the_order_of_its_ranks():
 
 
 @slow_on_four
-def test_second_backward_of_one_loss_is_refused_in_words():
-    _, _, step = both()
-    loss = step(*map(mine, batch()))
-    loss.backward()
-    text = refused(CaptureError, loss.backward)
-    assert "backward() was called twice on one loss" in text
-
-
-@slow_on_four
 def test_pass_that_kept_the_graph_sees_a_parameter_that_was_written_since():
     _, network, step = both()
     loss = step(*map(mine, batch()))
@@ -349,36 +294,3 @@ def test_plan_says_which_parameter_the_loss_does_not_use():
     assert found.group == -1
     line = next(line for line in step.plan.explain().splitlines() if "unused.weight" in line)
     assert "unused" in line.replace("unused.weight", "")
-
-
-def _with_a_head(self, x, part):
-    hidden = self.body(x)
-    return self.head(hidden).pow(2).mean() + hidden.mean() if part == "head" else hidden.mean()
-
-
-@slow_on_four
-def test_part_with_a_strategy_that_the_first_call_does_not_use_trains_later_from_where_it_is_stored():
-    serial = seeded(lambda: Calls(_with_a_head, body=nn.Linear(16, 8), head=nn.Linear(8, 4)))
-    network = copy.deepcopy(serial)
-    shard(network.head, ((1, 4), (1, 4)))
-    step = AutoParallel(network)
-    x, _ = batch()
-    step(mine(x), "body")
-    step(mine(x), "head").backward()
-    serial(x, "head").backward()
-    assert network.head.weight.shape == serial.head.weight.shape
-    assert_gradients(network, serial)
-
-
-# -- what cannot be captured or cut is refused, each with the way out --------------------------------------------------
-
-
-@slow_on_four
-def test_dropout_on_lost_rows_is_refused_before_any_stage_runs():
-    layer = nn.TransformerEncoderLayer(16, 2, 8, dropout=0.1)  # dimension 0 is the sequence
-    network = seeded(lambda: nn.Sequential(nn.Linear(16, 16), layer, nn.Linear(16, 4)))
-    step = AutoParallel(Pipeline(WithLoss(network, F.mse_loss), 2)).pipeline(stages=2)
-    text = refused(StrategyError, step, torch.randn(4, 3, 16), torch.randn(4, 3, 4))
-    assert "rows of the batch are not known" in text
-    assert "batch_first=True" in text
-    assert len(set(everywhere(text))) == 1

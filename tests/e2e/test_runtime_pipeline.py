@@ -5,19 +5,18 @@ What users do with pipelines besides training: predictions, checkpoints, mistake
 import copy
 import functools
 import json
-from collections.abc import Mapping
+import math
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from typing import Any, Literal
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from asked_cases import slow_but
-from local_parts import difference, local
+from local_parts import local
 from on_ranks import on_ranks
 from torch import nn
+from ways import Way, train_beside_one_process, weights_late
 
 from msrun.errors import CaptureError, MsrunError, StrategyError
 from msrun.runtime import (
@@ -25,12 +24,12 @@ from msrun.runtime import (
     MicroBatchInterleaved,
     Pipeline,
     WithLoss,
+    get_group_size,
     get_rank,
     load_checkpoint,
     no_init_parameters,
     optim,
     save_checkpoint,
-    shard,
     value_and_grad,
 )
 from msrun.runtime.execute.transfers import traffic
@@ -39,91 +38,63 @@ STEPS = 4
 GLOBAL_BATCH = 16
 WIDTH, BLOCKS, CLASSES = 16, 4, 6
 
+C2 = ("copies", 2)
 COLUMNS, ROWS = ((1, 1), (2, 1), (2,)), ((1, 2), (1, 2))
 MEGATRON = {f"blocks.{block}.{layer}": COLUMNS if layer == "0" else ROWS for block in range(BLOCKS) for layer in "02"}
 BY_BLOCKS = {"blocks.0": 0, "blocks.1": 0, "blocks.2": 1, "blocks.3": 1}
 
 
-@dataclass(frozen=True)
-class Scenario:
-    """One pipeline on `stages` x `stage_size` ranks."""
-
-    name: str
-    scheduler: str = "1f1b"
-    interleave: bool = False
-    stages: int = 2
-    stage_size: int = 1
-    micro_size: int = 4
-    stage_config: Mapping[str, int] | None = None
-    strategies: Mapping[str, Any] = field(default_factory=dict)
-    hsdp: Mapping[str, Any] | None = None
-    copies: int = 1
-    compat: Literal["torch", "mindspore"] = "torch"
-    dataset: str = "data_parallel"
-    form: Literal["module", "step"] = "module"
-    """A module in a torch loop, or a step function with value_and_grad."""
-    optimizer: str = "momentum"
-    deferred: bool = False
-    tied: bool = False
-    """The last layer uses the first one's weight."""
-    skips: bool = False
-    """Every block reads what the first layer makes."""
-    dtype: str = "float64"
-    weights_late: bool = False
-    """transformer_opt's grad_matmul_communication_overlap."""
-
-    @property
-    def world_size(self):
-        return self.stages * self.stage_size
-
-    @property
-    def chunks(self):
-        return 2 if self.interleave or self.scheduler in ("zbv", "dualpipev") else 1
-
-
-def _hsdp(level="level1", shard_size=-1):
-    return {"optimizer_level": level, "shard_size": shard_size, "threshold": 0}
-
-
+TIED, SKIPS, BOTH = {"is_tied": True}, {"skips": True}, {"is_tied": True, "skips": True}
+"""The last layer uses the first one's weight; every block reads what the first layer makes."""
+CUT = {"strategies": MEGATRON, "dataset": "full_batch"}
 SCENARIOS = [
-    Scenario("gpipe", "gpipe"),
-    Scenario("gpipe-float32", "gpipe", dtype="float32"),
-    Scenario("1f1b", stage_config=BY_BLOCKS),
-    Scenario("eager", "eager_1f1b", micro_size=8, tied=True, skips=True),
-    Scenario("interleaved", interleave=True, optimizer="adam", deferred=True),
-    Scenario("zero-bubble", "zero_bubble", skips=True),
-    Scenario("zbv", "zbv", tied=True, deferred=True),
-    Scenario("dualpipev", "dualpipev", skips=True, form="step"),
-    Scenario("tied-step-function-sums", "gpipe", micro_size=2, tied=True, compat="mindspore", form="step"),
-    Scenario("one-stage", stages=1, stage_size=2, micro_size=2, hsdp=_hsdp()),
-    Scenario("four-stages", stages=4, tied=True, skips=True, optimizer="adam"),
-    Scenario("four-stages-zero-bubble-copies", "zero_bubble", stages=4, copies=2, compat="mindspore"),
-    Scenario("data-parallel", stage_size=2, micro_size=2, tied=True, hsdp=_hsdp("level2"), deferred=True),
-    Scenario("tensor-parallel", "zbv", stage_size=2, strategies=MEGATRON, dataset="full_batch", skips=True),
-    Scenario("zbv-weights-late", "zbv", stage_size=2, strategies=MEGATRON, dataset="full_batch", weights_late=True),
-    Scenario("zero-bubble-level3-copies", "zero_bubble", stage_size=2, hsdp=_hsdp("level3"), copies=2, micro_size=2),
-    Scenario(
-        "everything",
-        "zero_bubble",
-        interleave=True,
-        stage_size=4,
-        strategies=MEGATRON,
-        hsdp=_hsdp("level3", 2),
+    Way("gpipe", stages=2, scheduler="gpipe"),
+    Way("gpipe-float32", stages=2, scheduler="gpipe", dtype="float32"),
+    Way("1f1b", stages=2, stage_config=BY_BLOCKS),
+    Way("eager", stages=2, scheduler="eager_1f1b", micro_size=8, of_network=BOTH),
+    Way("interleaved", stages=2, interleave=True, optimizer="adam", deferred=True),
+    Way("zero-bubble", stages=2, scheduler="zero_bubble", of_network=SKIPS),
+    Way("zbv", stages=2, scheduler="zbv", of_network=TIED, deferred=True),
+    Way("dualpipev", stages=2, scheduler="dualpipev", of_network=SKIPS, form="step"),
+    Way(
+        "tied-step-function-sums",
+        stages=2,
+        scheduler="gpipe",
         micro_size=2,
-        copies=2,
+        of_network=TIED,
+        compat="mindspore",
+        form="step",
+    ),
+    Way("one-stage", "level1", stages=1, micro_size=2),
+    Way("four-stages", stages=4, of_network=BOTH, optimizer="adam"),
+    Way("four-stages-zero-bubble-copies", None, (C2,), stages=4, scheduler="zero_bubble", compat="mindspore"),
+    Way("data-parallel", "level2", stages=2, micro_size=2, of_network=TIED, deferred=True),
+    Way("tensor-parallel", stages=2, scheduler="zbv", of_network=SKIPS, **CUT),
+    Way("zbv-weights-late", stages=2, scheduler="zbv", configure=weights_late, **CUT),
+    Way("zero-bubble-level3-copies", "level3", (C2,), stages=2, scheduler="zero_bubble", micro_size=2),
+    Way(
+        "everything",
+        "level3",
+        (C2,),
+        stages=2,
+        scheduler="zero_bubble",
+        interleave=True,
+        strategies=MEGATRON,
+        shard_size=2,
+        micro_size=2,
         form="step",
         optimizer="adam",
         deferred=True,
-        tied=True,
+        of_network=TIED,
     ),
 ]
-
-
-OPTIMIZERS = {"momentum": lambda p: optim.Momentum(p, 0.05, 0.9), "adam": lambda p: optim.Adam(p, lr=3e-3)}
+SIZES = {"one-stage": 2, "data-parallel": 4, "tensor-parallel": 4, "zbv-weights-late": 4, "everything": 8}
+SIZES |= {"zero-bubble-level3-copies": 4}
+"""Of the worlds that have more than one rank for a stage."""
 
 
 class Network(nn.Module):
-    def __init__(self, scenario):
+    def __init__(self, *, is_tied=False, skips=False):
         super().__init__()
         self.first = nn.Linear(CLASSES, WIDTH)
         self.blocks = nn.ModuleList(
@@ -132,9 +103,9 @@ class Network(nn.Module):
         )
         self.last = nn.Linear(WIDTH, CLASSES)
         self.unused = nn.Linear(1, 1)
-        if scenario.tied:
+        if is_tied:
             self.last.weight = None
-        self.skips = scenario.skips
+        self.skips = skips
 
     def forward(self, x):
         first = h = self.first(x)
@@ -152,103 +123,33 @@ def loss_of(scores, labels):
     return F.cross_entropy(scores, smooth)
 
 
-def make_network(scenario, dtype):
-    torch.manual_seed(1)
-    torch.set_default_dtype(dtype)
-    return Network(scenario)
-
-
-def batches(dtype):
+def batches():
     generator = torch.Generator().manual_seed(2)
     for _ in range(STEPS):
-        x = torch.randn(GLOBAL_BATCH, CLASSES, generator=generator, dtype=torch.float64).to(dtype)
+        x = torch.randn(GLOBAL_BATCH, CLASSES, generator=generator, dtype=torch.float64)
         yield x, torch.randint(0, CLASSES, (GLOBAL_BATCH,), generator=generator)
 
 
-def serial(scenario, dtype):
-    """Return losses and weights of one process; sums are that many times the mean loss."""
-    network = make_network(scenario, dtype)
-    optimizer = OPTIMIZERS[scenario.optimizer](network.parameters())
-    copies, parts = (scenario.copies, scenario.micro_size) if scenario.compat == "mindspore" else (1, 1)
-    losses = []
-    for x, labels in batches(dtype):
-        loss = loss_of(network(x), labels)
-        (loss * copies).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(float(loss.detach()) * copies * parts)
-    return losses, dict(network.named_parameters())
-
-
-def rows_of(tensor, scenario, rank):
-    if scenario.dataset == "full_batch":
-        return tensor
-    return tensor.chunk(scenario.stage_size)[rank % scenario.stage_size]
-
-
-def parallel(scenario, dtype, rank):
-    """Return losses, the network, its AutoParallel, and the messages of the last step."""
-    with no_init_parameters() if scenario.deferred else nullcontext():
-        network = make_network(scenario, dtype)
-        optimizer = OPTIMIZERS[scenario.optimizer](network.parameters())
-    for name, strategy in scenario.strategies.items():
-        shard(network.get_submodule(name), strategy)
-    whole = WithLoss(network, loss_of)
-    if scenario.copies > 1:
-        whole = MicroBatchInterleaved(whole, scenario.copies)
-    whole = Pipeline(whole, scenario.micro_size, scenario.stage_config)
-    gradients_of = value_and_grad(lambda x, y: whole(x, y), None, list(network.parameters()))
-
-    def train(x, labels):
-        loss, gradients = gradients_of(x, labels)
-        optimizer(gradients)
-        return loss
-
-    step = AutoParallel(whole if scenario.form == "module" else train, compat=scenario.compat)
-    step.dataset_strategy(scenario.dataset)
-    step.pipeline(scenario.stages, scenario.scheduler, scenario.interleave)
-    if scenario.weights_late:
-        step.transformer_opt({"grad_matmul_communication_overlap": True})
-    if scenario.hsdp is not None:
-        step.hsdp(**scenario.hsdp)
-    losses = []
-    for batch in batches(dtype):
-        traffic.reset()
-        loss = step(*(rows_of(value, scenario, rank) for value in batch))
-        if scenario.form == "module":
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        losses.append(float(loss.detach()))
-    return losses, network, step, {"calls": dict(traffic.calls), "bytes": dict(traffic.bytes)}
-
-
-TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
-
-
-RUNS = sorted(((s.world_size, s) for s in SCENARIOS), key=lambda run: run[0])
+RUNS = sorted(((SIZES.get(s.name, s.stages), s) for s in SCENARIOS), key=lambda run: run[0])
 
 
 @functools.cache
 def trained(name):
     """Train through one pipeline, check the law, and return what else there is to see."""
     scenario = BY_NAME[name]
-    right, weights = serial(scenario, getattr(torch, scenario.dtype))
-    losses, network, step, moved = parallel(scenario, getattr(torch, scenario.dtype), get_rank())
-    assert losses == pytest.approx(right, rel=TOLERANCE[scenario.dtype], abs=0)
-    assert right[-1] != right[0]
-    if scenario.hsdp is None:
-        assert {"calls": step.plan.traffic.calls, "bytes": step.plan.traffic.bytes} == moved
-    lines = step.plan.explain().splitlines()
+    found = train_beside_one_process(scenario, lambda: Network(**scenario.of_network), batches(), loss_of)
+    plan = found.step.plan
+    if scenario.level is None:
+        assert {"calls": plan.traffic.calls, "bytes": plan.traffic.bytes} == found.moved
+    lines = plan.explain().splitlines()
     told = [line for line in lines if line.startswith("one training step, on each rank of stage")]
     assert len(told) == scenario.stages and not any("not known" in line for line in lines)
-    held = {name: p for name, p in network.named_parameters() if local(p).numel()}
-    assert max(difference(p, weights[name]) for name, p in held.items()) <= TOLERANCE[scenario.dtype]
-    everyone = [None] * scenario.world_size
-    dist.all_gather_object(everyone, {"losses": losses, "held": [*held], "traffic": moved})
-    assert [rank["losses"] for rank in everyone] == [losses] * scenario.world_size
-    return {"ranks": everyone, "plan": json.loads(json.dumps(step.plan.to_json())), "explain": step.plan.explain()}
+    held = [name for name, p in found.network.named_parameters() if local(p).numel()]
+    everyone = [None] * get_group_size()
+    dist.all_gather_object(everyone, {"losses": found.losses, "held": held, "traffic": found.moved})
+    assert [rank["losses"] for rank in everyone] == [found.losses] * len(everyone)
+    return {"ranks": everyone, "plan": json.loads(json.dumps(plan.to_json())), "explain": plan.explain()}
 
 
 @on_ranks()
@@ -261,13 +162,13 @@ def test_losses_and_weights_are_those_of_one_process_and_ranks_hold_the_paramete
     holders = {}
     for rank, of_rank in enumerate(found["ranks"]):
         stages = [stage for stage in found["plan"]["pipeline"]["stages"] if rank in stage["ranks"]]
-        assert len(stages) == scenario.chunks
+        assert len(stages) == (2 if scenario.interleave or scenario.scheduler in ("zbv", "dualpipev") else 1)
         assert set(of_rank["held"]) == everywhere.union(*(stage["parameters"] for stage in stages))
         for parameter in of_rank["held"]:
-            holders.setdefault(parameter, set()).add(rank // scenario.stage_size)
+            holders.setdefault(parameter, set()).add(rank * scenario.stages // len(found["ranks"]))
     shared = {parameter for parameter, ranks in holders.items() if len(ranks) > 1} - everywhere
     one_rank_holds_both_ends = scenario.scheduler == "zbv" or scenario.stages == 1
-    assert shared == ({"first.weight"} if scenario.tied and not one_rank_holds_both_ends else set())
+    assert shared == ({"first.weight"} if "is_tied" in scenario.of_network and not one_rank_holds_both_ends else set())
     check_messages(scenario, found)
 
 
@@ -275,9 +176,8 @@ def check_messages(scenario, found):
     """Every border value of every copy of every micro batch is sent once, its gradient once, by every rank of a
     stage; borders between stages of one rank cost nothing."""
     stages = found["plan"]["pipeline"]["stages"]
-    sent_calls = [0] * scenario.world_size
-    sent_bytes = [0] * scenario.world_size
-    times = scenario.micro_size * scenario.copies
+    sent_calls, sent_bytes = ([0] * len(found["ranks"]) for _ in range(2))
+    times = scenario.micro_size * math.prod(count for _, count in scenario.parts)
     for border in found["plan"]["pipeline"]["borders"]:
         assert border["has_gradient"]
         here, there = (stages[border["from_stage"] + more]["ranks"] for more in (0, 1))
@@ -346,7 +246,7 @@ def batch(step):
     return torch.randn(16, 6, generator=draw), torch.randint(0, 3, (16,), generator=draw)
 
 
-def train(net, step, optimizer, steps=5):
+def train(net, step, optimizer, steps=3):
     losses = []
     for number in range(steps):
         loss = step(*batch(number))

@@ -7,28 +7,24 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from asked_cases import slow_but
-from local_parts import difference, weight_difference
+from local_parts import difference
 from on_ranks import on_ranks
 from searched_training import NETWORKS, build
 from torch import nn
+from ways import Way, train_beside_one_process
 
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime import (
     AutoParallel,
     Layout,
-    MicroBatchInterleaved,
     ParallelPlan,
     WithLoss,
-    get_rank,
     search_degrees,
     shard,
 )
@@ -164,50 +160,37 @@ def frozen():
     return net
 
 
-@dataclass(frozen=True)
-class ShardingCase:
-    """One way."""
-
-    name: str
-    build: Callable[[], nn.Module]
-    dataset: Any = "full_batch"
-    hsdp: dict[str, Any] | None = None
-    copies: int = 1
-    mesh: tuple[int, ...] = (3, 2)
-    strict: bool = False
-    collectives: dict[str, int] = field(default_factory=dict)
-    """Known by hand: operation -> number in one step; empty = not."""
-    dtype: str = "float64"
+def case(name, build, mesh=(3, 2), level=None, parts=(), **settings):
+    """One way, of a network that `build` cuts, on a mesh."""
+    return Way(name, level, parts, optimizer="sgd", of_network={"build": build, "mesh": mesh}, **settings)
 
 
-HSDP = {"threshold": 0}
-LEVEL3 = {"threshold": 0, "optimizer_level": "level3"}
+FULL, C2 = {"dataset": "full_batch"}, ("copies", 2)
 SCATTERED = {"reduce_scatter": 1, "all_gather": 1, "all_reduce": 3}
 """fc2's sum, gathered on the way back; number of labels and loss, and one message of gradients."""
+OF_DATA = (TWO_BY_THREE("dp", "None"), TWO_BY_THREE("dp"))
 CASES = [
     # fc2's sum over mp, the number of labels and the loss over dp, and one message with all gradients over dp
-    ShardingCase("layouts", layouts(TWO_BY_THREE), mesh=(2, 3), collectives={"all_reduce": 4}),
-    ShardingCase("layouts-of-a-rank-list", layouts(TRANSPOSED), mesh=(2, 3)),
-    ShardingCase("layouts-copies-hsdp", layouts(TWO_BY_THREE), hsdp=HSDP, copies=2, mesh=(2, 3)),
-    ShardingCase(
-        "layouts-of-the-data", layouts(TWO_BY_THREE), (TWO_BY_THREE("dp", "None"), TWO_BY_THREE("dp")), mesh=(2, 3)
-    ),
-    ShardingCase("out-strategy-scatters", scattered_linear, collectives=SCATTERED),
-    ShardingCase("out-strategy-scatters-float32", scattered_linear, collectives=SCATTERED, dtype="float32"),
-    ShardingCase("out-strategy-gathers", gathered_linear),
-    ShardingCase("operator-function", operator_function),
-    ShardingCase("operator-function-hsdp-copies", operator_function, "data_parallel", HSDP, 2),
-    ShardingCase("operator-function-layouts", operator_with_layouts, mesh=(2, 3)),
-    ShardingCase("decorated-function", decorated_function),
-    ShardingCase("region", region, mesh=(2, 3), collectives={"all_reduce": 4}),
-    ShardingCase("region-hsdp-level3", region, hsdp=LEVEL3, mesh=(2, 3)),
-    ShardingCase("region-of-tuples", region_of_tuples),
-    ShardingCase("tied-in-two-layouts", tied_in_two_layouts),
-    ShardingCase("tied-in-two-layouts-own-batches-copies", tied_in_two_layouts, "data_parallel", None, 2),
-    ShardingCase("tied-with-two-sums-hsdp-level3", tied_with_two_sums, hsdp=LEVEL3),
-    ShardingCase("frozen-hsdp-level3", frozen, "data_parallel", LEVEL3),
-    ShardingCase("strict", Mlp, "data_parallel", strict=True),
-    ShardingCase("strict-with-out-strategy", scattered_linear, strict=True),
+    case("layouts", layouts(TWO_BY_THREE), (2, 3), calls={"all_reduce": 4}, **FULL),
+    case("layouts-of-a-rank-list", layouts(TRANSPOSED), (2, 3), **FULL),
+    case("layouts-copies-hsdp", layouts(TWO_BY_THREE), (2, 3), "level1", (C2,), **FULL),
+    case("layouts-of-the-data", layouts(TWO_BY_THREE), (2, 3), dataset=OF_DATA),
+    case("out-strategy-scatters", scattered_linear, calls=SCATTERED, **FULL),
+    case("out-strategy-scatters-float32", scattered_linear, calls=SCATTERED, dtype="float32", **FULL),
+    case("out-strategy-gathers", gathered_linear, **FULL),
+    case("operator-function", operator_function, **FULL),
+    case("operator-function-hsdp-copies", operator_function, level="level1", parts=(C2,)),
+    case("operator-function-layouts", operator_with_layouts, (2, 3), **FULL),
+    case("decorated-function", decorated_function, **FULL),
+    case("region", region, (2, 3), calls={"all_reduce": 4}, **FULL),
+    case("region-hsdp-level3", region, (2, 3), "level3", **FULL),
+    case("region-of-tuples", region_of_tuples, **FULL),
+    case("tied-in-two-layouts", tied_in_two_layouts, **FULL),
+    case("tied-in-two-layouts-own-batches-copies", tied_in_two_layouts, parts=(C2,)),
+    case("tied-with-two-sums-hsdp-level3", tied_with_two_sums, level="level3", **FULL),
+    case("frozen-hsdp-level3", frozen, level="level3"),
+    case("strict", Mlp, configure=AutoParallel.strict),
+    case("strict-with-out-strategy", scattered_linear, configure=AutoParallel.strict, **FULL),
 ]
 
 
@@ -216,18 +199,10 @@ on_six = on_ranks(6, dtype="float64")
 slow_on_six = on_ranks(6, dtype="float64", slow=True)
 
 
-def batch(dtype, number, rows=BATCH):
+def batch(number, rows=BATCH):
     generator = torch.Generator().manual_seed(number)
-    images = torch.randn(rows, INPUTS, generator=generator, dtype=torch.float64).to(dtype)
+    images = torch.randn(rows, INPUTS, generator=generator, dtype=torch.float64)
     return images, torch.randint(0, OUTPUTS, (rows,), generator=generator)
-
-
-def rows_of(tensor, dataset, rank):
-    """Return what a rank passes."""
-    if dataset == "full_batch":
-        return tensor
-    parts, index = (6, rank) if dataset == "data_parallel" else (2, rank // 3)
-    return tensor.chunk(parts)[index]
 
 
 PARTS = [numbers for numbers in itertools.product((1, 2, 3, 6), repeat=3) if math.prod(numbers) == 6]
@@ -236,7 +211,7 @@ PARTS = [numbers for numbers in itertools.product((1, 2, 3, 6), repeat=3) if mat
 @slow_on_six
 @pytest.mark.parametrize(("rows", "inputs", "outputs"), PARTS)
 def test_every_layout_of_the_result_of_every_strategy_gives_the_numbers_of_one_process(rows, inputs, outputs):
-    x, y = batch(torch.float64, 0)[0], torch.randn(BATCH, OUTPUTS, generator=torch.Generator().manual_seed(5))
+    x, y = batch(0)[0], torch.randn(BATCH, OUTPUTS, generator=torch.Generator().manual_seed(5))
     serial = nn.Linear(INPUTS, OUTPUTS)
     expected = x.clone().requires_grad_()
     right = F.mse_loss(serial(expected), y)
@@ -259,12 +234,12 @@ def test_network_that_is_stored_already_runs_with_other_strategies_and_another_b
     network = scattered_linear()
     right = copy.deepcopy(network)
     whole = WithLoss(network, F.cross_entropy)
-    AutoParallel(whole).dataset_strategy("full_batch")(*batch(torch.float64, 0))
+    AutoParallel(whole).dataset_strategy("full_batch")(*batch(0))
     shard(network.fc1, ((6, 1), (1, 1)))
     shard(network.fc2, ((1, 1), (6, 1)))
     again = AutoParallel(whole).dataset_strategy("full_batch")
     for number in range(2):
-        values = batch(torch.float64, number, 2 * BATCH)
+        values = batch(number, 2 * BATCH)
         optimizer = torch.optim.SGD(network.parameters(), lr=0.5)
         loss = again(*values)
         loss.backward()
@@ -276,7 +251,6 @@ def test_network_that_is_stored_already_runs_with_other_strategies_and_another_b
     assert any("gather" in text for o in again.plan.operators for text in o.collectives)
 
 
-TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
 BY_NAME = {case.name: case for case in CASES}
 
 
@@ -284,41 +258,13 @@ BY_NAME = {case.name: case for case in CASES}
 def trained(name):
     """Train in one way, check the law, and return the plan."""
     case = BY_NAME[name]
-    dtype, tolerance = getattr(torch, case.dtype), TOLERANCE[case.dtype]
-    torch.set_default_dtype(dtype)
-    torch.manual_seed(3)
-    network = case.build()
-    alone = copy.deepcopy(network)
-    whole = WithLoss(network, F.cross_entropy)
-    if case.copies > 1:
-        whole = MicroBatchInterleaved(whole, case.copies)
-    step = AutoParallel(whole).dataset_strategy(case.dataset)
-    if case.hsdp:
-        step.hsdp(**case.hsdp)
-    if case.strict:
-        step.strict()
-    optimizers = [
-        torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
-        for net in (network, alone)
-    ]
-    for number in range(STEPS):
-        traffic.reset()
-        values = batch(dtype, number)
-        loss = step(*(rows_of(value, case.dataset, get_rank()) for value in values))
-        right = F.cross_entropy(alone(values[0]), values[1])
-        loss.backward()
-        right.backward()
-        moved = {"calls": dict(traffic.calls), "bytes": dict(traffic.bytes)}
-        assert float(loss.detach()) == pytest.approx(float(right.detach()), rel=tolerance, abs=0)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-    assert weight_difference(network, alone) <= tolerance
-    assert step.plan.to_json()["traffic"] == moved
-    assert not case.collectives or moved["calls"] == case.collectives
-    assert tuple(step.plan.mesh) == case.mesh
-    assert ParallelPlan.from_json(json.dumps(step.plan.to_json())) == step.plan
-    return step.plan
+    found = train_beside_one_process(case, case.of_network["build"], map(batch, range(STEPS)))
+    plan = found.step.plan
+    assert plan.to_json()["traffic"] == found.moved
+    assert case.calls is None or found.moved["calls"] == case.calls
+    assert tuple(plan.mesh) == case.of_network["mesh"]
+    assert ParallelPlan.from_json(json.dumps(plan.to_json())) == plan
+    return plan
 
 
 @on_six
@@ -367,7 +313,7 @@ def test_input_that_comes_in_another_layout_than_it_is_read_is_refused_when_stri
     network = nn.Sequential(shard(nn.Linear(INPUTS, OUTPUTS), ((1, 6), (1, 6))))
     step = AutoParallel(WithLoss(network, F.cross_entropy)).dataset_strategy("data_parallel").strict()
     with pytest.raises(StrategyError) as error:
-        step(*batch(torch.float64, 0))
+        step(*batch(0))
     words = "strict: input input_0 gives (6, 1) and aten.linear in module network.0 reads (1, 6), which moves 960 bytes"
     assert f"{words} to each rank and step; pass it so with dataset_strategy, as (1, 6)" in str(error.value)
 
@@ -376,13 +322,13 @@ def test_input_that_comes_in_another_layout_than_it_is_read_is_refused_when_stri
 def test_mesh_that_the_stored_parameters_do_not_have_is_refused():
     net = Mlp()
     step = AutoParallel(WithLoss(net, F.cross_entropy)).dataset_strategy("full_batch")
-    step(*batch(torch.float64, 0))
+    step(*batch(0))
     layout = Layout((2, 3), ("dp", "mp"))
     shard(net.fc1, (layout("dp", "None"), layout("None", "None")))
     with pytest.raises(
         StrategyError, match=r"stored on a mesh of \(3, 2\) since an earlier call, which has no such axes"
     ):
-        step(*batch(torch.float64, 0, 2 * BATCH))
+        step(*batch(0, 2 * BATCH))
 
 
 MODES = ("dynamic_programming", "recursive_programming", "sharding_propagation", "auto_parallel", "auto")

@@ -3,20 +3,17 @@
 import contextlib
 import ctypes
 import functools
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
 from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from asked_cases import slow_but
-from local_parts import difference, local
+from local_parts import local
 from on_ranks import on_ranks
 from torch import nn
+from ways import Way, train_beside_one_process, weights_late
 
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime import (
@@ -54,42 +51,12 @@ M2, M4, C2 = ("micro", 2), ("micro", 4), ("copies", 2)
 EVERY_BLOCK = {f"blocks.{i}": {} for i in range(BLOCKS)}
 KEEPS_COLLECTIVES = {path: {"mp_comm_recompute": False} for path in EVERY_BLOCK}
 GATHERS_AGAIN = {path: {"parallel_optimizer_comm_recompute": True} for path in EVERY_BLOCK}
-SAVES = {"blocks.0": {"save": ["linear"]}, "blocks.1": {"save": "policy"}, "blocks.2": {"save": []}}
-
-
-@dataclass(frozen=True)
-class StepCase:
-    """One way."""
-
-    name: str
-    level: str | None = None
-    """of hsdp"""
-    parts: tuple[tuple[Literal["copies", "micro"], int], ...] = ()
-    """Wrappers, outermost first."""
-    calls: Mapping[str, int] | None = None
-    """Collectives of one step by operation."""
-    strategies: Mapping[str, Any] = field(default_factory=dict)
-    dataset: Any = "data_parallel"
-    recompute: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """module path -> settings"""
-    comm_fusion: Mapping[str, Any] | None = None
-    fusion: Mapping[str, int] = field(default_factory=dict)
-    """module path -> fusion id"""
-    shard_size: int = -1
-    threshold: int = 0
-    optimizer: str = "momentum"
-    deferred: bool = False
-    weights_late: bool = False
-    """transformer_opt's grad_matmul_communication_overlap."""
-    compat: Literal["torch", "mindspore"] = "torch"
-    form: Literal["module", "step", "fresh closures"] = "module"
-    dtype: str = "float64"
-    scaled: bool = False
-    """The loss is multiplied by 3 before its backward pass, and the gradients divided after it."""
-
-    def factor(self, *kinds):
-        """How many times the mean loss: copies add up, gradients of micro batches never do."""
-        return math.prod(count for kind, count in self.parts if kind in kinds) if self.compat == "mindspore" else 1
+LINEAR = torch.ops.aten.linear
+SAVES = {
+    "blocks.0": {"save": [LINEAR]},
+    "blocks.1": {"save": lambda operator: operator in (LINEAR.default,)},
+    "blocks.2": {"save": []},
+}
 
 
 LOSS = 2
@@ -100,19 +67,24 @@ ONE_MESSAGE = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 1 + LOSS}
 SOME = {"threshold": 4}
 """Cuts the weights of the blocks, of 8 KB in float64."""
 
+
+def nothing_fused(step):
+    return step.comm_fusion({"openstate": False})
+
+
 CASES = [
-    StepCase("plain", calls={"all_reduce": 1 + LOSS}),
-    StepCase("plain-step-function", calls={"all_reduce": 1 + LOSS}, form="step"),
-    StepCase("batch-cut-in-two", dataset=((2, 1), (2,))),
-    StepCase("level1", "level1", (), ONE_MESSAGE, **SOME),
-    StepCase("level2", "level2", (), ONE_MESSAGE, **SOME),
-    StepCase("level3", "level3", (), {**ONE_MESSAGE, "all_gather": 2}, **SOME),
-    StepCase("level1-shard-size-2", "level1", (), {**ONE_MESSAGE, "all_reduce": 2 + LOSS}, shard_size=2, **SOME),
-    StepCase("level1-full-batch", "level1", (), ONE_MESSAGE, dataset="full_batch", **SOME),
-    StepCase("level3-step-function", "level3", (), {**ONE_MESSAGE, "all_gather": 2}, form="step", **SOME),
-    StepCase("level1-adam", "level1", (), ONE_MESSAGE, optimizer="adam", **SOME),
-    StepCase("level1-torch-adamw", "level1", (), ONE_MESSAGE, optimizer="torch-adamw", deferred=True, **SOME),
-    StepCase(
+    Way("plain", calls={"all_reduce": 1 + LOSS}),
+    Way("plain-step-function", calls={"all_reduce": 1 + LOSS}, form="step"),
+    Way("batch-cut-in-two", dataset=((2, 1), (2,))),
+    Way("level1", "level1", (), ONE_MESSAGE, **SOME),
+    Way("level2", "level2", (), ONE_MESSAGE, **SOME),
+    Way("level3", "level3", (), {**ONE_MESSAGE, "all_gather": 2}, **SOME),
+    Way("level1-shard-size-2", "level1", (), {**ONE_MESSAGE, "all_reduce": 2 + LOSS}, shard_size=2, **SOME),
+    Way("level1-full-batch", "level1", (), ONE_MESSAGE, dataset="full_batch", **SOME),
+    Way("level3-step-function", "level3", (), {**ONE_MESSAGE, "all_gather": 2}, form="step", **SOME),
+    Way("level1-adam", "level1", (), ONE_MESSAGE, optimizer="adam", **SOME),
+    Way("level1-torch-adamw", "level1", (), ONE_MESSAGE, optimizer="torch-adamw", deferred=True, **SOME),
+    Way(
         "never-fused",
         "level1",
         (),
@@ -120,7 +92,7 @@ CASES = [
         fusion={"first": 0, "blocks": 0, "last": 0},
         **SOME,
     ),
-    StepCase(
+    Way(
         "fused-in-two-messages",
         "level1",
         (),
@@ -128,53 +100,59 @@ CASES = [
         fusion={"first": 2, "blocks.0": 1, "blocks.1": 2, "blocks.2": 2, "last": 2},
         **SOME,
     ),
-    StepCase("four-copies", None, (("copies", 4),), {"all_reduce": 1 + 4 * LOSS}),
-    StepCase("copies-level1", "level1", (C2,), {**ONE_MESSAGE, "all_reduce": 1 + 2 * LOSS}, **SOME),
-    StepCase("copies-sum-level3", "level3", (C2,), compat="mindspore"),
-    StepCase("tensor-parallel-weights-late", strategies=MEGATRON, dataset="full_batch", weights_late=True),
-    StepCase("mixed-weights-late-level3", "level3", (C2,), strategies=MIXED, weights_late=True),
+    Way("four-copies", None, (("copies", 4),), {"all_reduce": 1 + 4 * LOSS}),
+    Way("copies-level1", "level1", (C2,), {**ONE_MESSAGE, "all_reduce": 1 + 2 * LOSS}, **SOME),
+    Way("copies-sum-level3", "level3", (C2,), compat="mindspore"),
+    Way("tensor-parallel-weights-late", strategies=MEGATRON, dataset="full_batch", configure=weights_late),
+    Way("mixed-weights-late-level3", "level3", (C2,), strategies=MIXED, configure=weights_late),
     # accumulation: one reduction at the end, or one per micro batch at level2 and level3
-    StepCase("accumulation", None, (M4,), {"all_reduce": 4 * LOSS + 1}),
-    StepCase("accumulation-float32", None, (M4,), {"all_reduce": 4 * LOSS + 1}, dtype="float32"),
-    StepCase("accumulation-level1", "level1", (M4,), {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 4 * LOSS}),
-    StepCase("accumulation-level2", "level2", (M4,), {"all_gather": 1, "reduce_scatter": 4, "all_reduce": 4 * LOSS}),
-    StepCase("accumulation-level3", "level3", (M4,), {"all_gather": 8, "reduce_scatter": 4, "all_reduce": 4 * LOSS}),
-    StepCase("accumulation-scaled", "level2", (M2,), scaled=True),
-    StepCase("accumulation-of-copies-sum-level2", "level2", (M2, C2), compat="mindspore", form="step"),
-    StepCase("accumulation-mixed-level3", "level3", (M2, C2), strategies=MIXED, dataset="full_batch"),
+    Way("accumulation", None, (M4,), {"all_reduce": 4 * LOSS + 1}),
+    Way("accumulation-float32", None, (M4,), {"all_reduce": 4 * LOSS + 1}, dtype="float32"),
+    Way("accumulation-level1", "level1", (M4,), {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 4 * LOSS}),
+    Way("accumulation-level2", "level2", (M4,), {"all_gather": 1, "reduce_scatter": 4, "all_reduce": 4 * LOSS}),
+    Way("accumulation-level3", "level3", (M4,), {"all_gather": 8, "reduce_scatter": 4, "all_reduce": 4 * LOSS}),
+    Way("accumulation-scaled", "level2", (M2,), scaled=True),
+    Way("accumulation-of-copies-sum-level2", "level2", (M2, C2), compat="mindspore", form="step"),
+    Way("accumulation-mixed-level3", "level3", (M2, C2), strategies=MIXED, dataset="full_batch"),
     # messages: one per parameter, or as the numbers say
-    StepCase("nothing-fused", None, (), {"all_reduce": 13 + LOSS}, comm_fusion={"openstate": False}),
-    StepCase(
+    Way(
+        "nothing-fused",
+        None,
+        (),
+        {"all_reduce": 13 + LOSS},
+        configure=nothing_fused,
+    ),
+    Way(
         "all-reduces-by-index",
         None,
         (M2,),
         {"all_reduce": 3 + 2 * LOSS},
-        comm_fusion={"allreduce": {"mode": "index", "config": [3, 5]}},
+        configure=lambda step: step.comm_fusion({"allreduce": {"mode": "index", "config": [3, 5]}}),
     ),
-    StepCase(
+    Way(
         "nothing-fused-level3-accumulation",
         "level3",
         (M2,),
         {"all_gather": 2 * 2 * 13, "reduce_scatter": 2 * 13, "all_reduce": 2 * LOSS},
-        comm_fusion={"openstate": False},
+        configure=nothing_fused,
     ),
     # copies: any number, and inside a step function
-    StepCase("three-parts-of-copies", None, (C2, C2), strategies=MEGATRON, dataset="full_batch"),
-    StepCase("fresh-closures", "level1", (C2,), form="fresh closures"),
+    Way("three-parts-of-copies", None, (C2, C2), strategies=MEGATRON, dataset="full_batch"),
+    Way("fresh-closures", "level1", (C2,), form="fresh closures"),
     # recompute; a Megatron block has one all-reduce forward and, through its residual, one backward
-    StepCase("recompute", None, (), {"all_reduce": 1 + LOSS}, recompute=EVERY_BLOCK),
-    StepCase("recompute-one-layer-with-copies", None, (C2,), recompute={"blocks.1.up": {}}),
-    StepCase("recompute-keeps-collectives", strategies=MEGATRON, dataset="full_batch", recompute=KEEPS_COLLECTIVES),
-    StepCase("recompute-saves-linear", "level3", (C2,), strategies=MIXED, recompute=SAVES),
-    StepCase(
+    Way("recompute", None, (), {"all_reduce": 1 + LOSS}, recompute=EVERY_BLOCK),
+    Way("recompute-one-layer-with-copies", None, (C2,), recompute={"blocks.1.up": {}}),
+    Way("recompute-keeps-collectives", strategies=MEGATRON, dataset="full_batch", recompute=KEEPS_COLLECTIVES),
+    Way("recompute-saves-linear", "level3", (C2,), strategies=MIXED, recompute=SAVES),
+    Way(
         "recompute-gathers-again",
         "level1",
         (C2,),
         {"all_gather": 3, "reduce_scatter": 2, "all_reduce": 2 * LOSS},
         recompute=GATHERS_AGAIN,
     ),
-    StepCase("recompute-everything", "level3", recompute={"": {}}),
-    StepCase("recompute-level3-accumulation", "level3", (M2, C2), strategies=MIXED, recompute=EVERY_BLOCK),
+    Way("recompute-everything", "level3", recompute={"": {}}),
+    Way("recompute-level3-accumulation", "level3", (M2, C2), strategies=MIXED, recompute=EVERY_BLOCK),
 ]
 
 
@@ -202,65 +180,18 @@ class Network(nn.Module):
         return self.last(x)
 
 
-OPTIMIZERS = {
-    "momentum": lambda p: optim.Momentum(p, 0.05, 0.9),
-    "adam": lambda p: optim.Adam(p, lr=1e-3),
-    "torch-adamw": lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.1),
-}
-
-
-def make_network(dtype):
+def make_network():
     torch.manual_seed(1)
-    torch.set_default_dtype(dtype)
     return Network()
 
 
-def batches(steps, dtype):
+def batches(steps):
     generator = torch.Generator().manual_seed(2)
     for _ in range(steps):
-        images = torch.randn(GLOBAL_BATCH, FEATURES, generator=generator, dtype=torch.float64).to(dtype)
+        images = torch.randn(GLOBAL_BATCH, FEATURES, generator=generator, dtype=torch.float64)
         yield images, torch.randint(0, CLASSES, (GLOBAL_BATCH,), generator=generator)
 
 
-def settings_of(given):
-    save = given.get("save")
-    if save == "policy":
-        return {**given, "save": lambda operator: operator in (torch.ops.aten.linear.default,)}
-    return {**given, "save": [getattr(torch.ops.aten, name) for name in save]} if save else given
-
-
-def set_up(case, network, optimizer, first):
-    """Return the AutoParallel of a case; a step function puts its first gradients into `first`."""
-    for name, strategy in case.strategies.items():
-        shard(network.get_submodule(name), strategy)
-    for path, number in case.fusion.items():
-        set_comm_fusion(network.get_submodule(path), number)
-    for path, given in case.recompute.items():
-        recompute(network.get_submodule(path), **settings_of(given))
-    whole = WithLoss(network, F.cross_entropy)
-    for kind, number in reversed(case.parts):
-        whole = MicroBatchInterleaved(whole, number) if kind == "copies" else GradAccumulation(whole, number)
-    gradients_of = value_and_grad(lambda x, y: whole(x, y), None, list(network.parameters()))
-
-    def train(x, y):
-        function = gradients_of
-        if case.form == "fresh closures":
-            function = value_and_grad(lambda *batch: whole(*batch), None, list(network.parameters()))
-        loss, gradients = function(x, y)
-        if not first:
-            first.extend(local(gradient).clone() for gradient in gradients)
-        optimizer(gradients)
-        return loss
-
-    step = AutoParallel(whole if case.form == "module" else train, compat=case.compat).dataset_strategy(case.dataset)
-    if case.level:
-        step.hsdp(shard_size=case.shard_size, threshold=case.threshold, optimizer_level=case.level)
-    if case.weights_late:
-        step.transformer_opt({"grad_matmul_communication_overlap": True})
-    return step if case.comm_fusion is None else step.comm_fusion(case.comm_fusion)
-
-
-TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
 LEVELS = ("level1", "level2", "level3")
 
 
@@ -268,56 +199,22 @@ on_four = on_ranks(RANKS, dtype="float64")
 slow_on_four = on_ranks(RANKS, dtype="float64", slow=True)
 
 
-def rows_of(tensor, dataset):
-    """Return what this rank passes."""
-    if dataset == "full_batch":
-        return tensor
-    parts = RANKS if dataset == "data_parallel" else dataset[0][0]
-    return tensor.chunk(parts)[get_rank() * parts // RANKS]
-
-
 BY_NAME = {case.name: case for case in CASES}
 
 
 @functools.cache
 def trained(name):
-    """Train in one way, check the law, and return the step, its traffic and its optimizer."""
-    case, first = BY_NAME[name], []
-    dtype, tolerance = getattr(torch, case.dtype), TOLERANCE[case.dtype]
-    alone = make_network(dtype)
-    with no_init_parameters() if case.deferred else contextlib.nullcontext():
-        network = make_network(dtype)
-        ours, theirs = (OPTIMIZERS[case.optimizer](net.parameters()) for net in (network, alone))
-    step = set_up(case, network, ours, first)
-    for number, batch in enumerate(batches(STEPS, dtype)):
-        right = F.cross_entropy(alone(batch[0]), batch[1])
-        (right * case.factor("copies")).backward()
-        traffic.reset()
-        loss = step(*(rows_of(value, case.dataset) for value in batch))
-        if case.form == "module":
-            (loss * 3 if case.scaled else loss).backward()
-            for parameter in network.parameters():
-                parameter.grad /= 3 if case.scaled else 1
-            first = first or [local(p.grad).clone() for p in network.parameters()]
-            ours.step()
-            ours.zero_grad()
-        expected = float(right.detach()) * case.factor("copies", "micro")
-        assert float(loss.detach()) == pytest.approx(expected, rel=tolerance, abs=0)
-        for mine, other, gradient in zip(network.parameters(), alone.parameters(), first, strict=True):
-            assert number or difference(gradient, other.grad, mine) <= tolerance
-        theirs.step()
-        theirs.zero_grad()
-    assert max(difference(*both) for both in zip(network.parameters(), alone.parameters(), strict=True)) <= tolerance
-    return step, {"calls": dict(traffic.calls), "bytes": dict(traffic.bytes)}, ours
+    return train_beside_one_process(BY_NAME[name], Network, batches(STEPS))
 
 
 @on_four
 @pytest.mark.parametrize("case", slow_but(["level3"], CASES))
 def test_losses_gradients_weights_and_number_of_messages_are_those_of_one_process(case):
     """A network is captured once, however often it is called."""
-    step, moved, _ = trained(case.name)
-    assert case.calls is None or moved["calls"] == case.calls
-    assert step.plan.to_json()["traffic"] == moved
+    found = trained(case.name)
+    step = found.step
+    assert case.calls is None or found.moved["calls"] == case.calls
+    assert step.plan.to_json()["traffic"] == found.moved
     assert len(step.engine.calls) == 1
     text, adds_up = step.plan.explain(), case.compat == "mindspore"
     assert ("added up" in text, "means over the global batch" in text) == (adds_up, not adds_up)
@@ -332,7 +229,7 @@ CUT, WHOLE = 2 * BLOCKS * WIDTH * HIDDEN, WIDTH * (FEATURES + 1) + BLOCKS * HIDD
 def test_bytes_of_optimizer_parallel_are_the_closed_form(name):
     """Gather: this rank's parts. Reduce-scatter: the whole gradients. All-reduce: whole parameters, and sum and count
     of every loss."""
-    moved, item = trained(name)[1]["bytes"], 8
+    moved, item = trained(name).moved["bytes"], 8
     copies = 2 if name == "copies-level1" else 1
     assert moved == {
         "all_gather": CUT * item // RANKS,
@@ -344,7 +241,7 @@ def test_bytes_of_optimizer_parallel_are_the_closed_form(name):
 @slow_on_four
 @pytest.mark.parametrize(("name", "parts"), [("level1", 4), ("level3", 4), ("level1-shard-size-2", 2)])
 def test_cut_parameters_take_their_share_and_small_ones_stay_whole(name, parts):
-    plan = trained(name)[0].plan
+    plan = trained(name).step.plan
     for parameter in plan.parameters:
         is_cut = "blocks" in parameter.name and parameter.name.endswith("weight")
         share = parts if is_cut else 1
@@ -358,14 +255,14 @@ def test_cut_parameters_take_their_share_and_small_ones_stay_whole(name, parts):
 
 @slow_on_four
 def test_optimizer_state_is_cut_exactly_like_its_parameter():
-    optimizer = trained("level1-adam")[2]
+    optimizer = trained("level1-adam").optimizer
     for parameter, state in optimizer.state.items():
         held = size_of(value for value in state.values() if isinstance(value, torch.Tensor) and value.dim())
         assert held == 2 * size_of([parameter])
 
 
 def whole_batch():
-    return next(batches(1, torch.float64))
+    return next(batches(1))
 
 
 def own_batch():
@@ -402,7 +299,7 @@ def test_bytes_on_a_rank_are_the_formula_of_the_level():
     """Weights, state, gradients between micro batches, gathered at most."""
     batch = own_batch()
     for level in LEVELS:
-        network = by_layers(make_network(torch.float64))
+        network = by_layers(make_network())
         whole = size_of(network.parameters())
         layers = [size_of(layer.parameters()) for layer in (network.first, *network.blocks, network.last)]
         optimizer = optim.Momentum(network.parameters(), 0.1, 0.9)
@@ -470,7 +367,7 @@ def activations():
 
 
 def activation_step(given):
-    network = make_network(torch.float64)
+    network = make_network()
     for block in network.blocks:
         if given.get("tp"):
             shard(block.up, ((1, 1), (4, 1), (4,)))
@@ -518,7 +415,7 @@ NESTINGS = {
 
 @functools.cache
 def results_and_gradient(nesting):
-    network = NESTINGS[nesting](WithLogits(make_network(torch.float64)))
+    network = NESTINGS[nesting](WithLogits(make_network()))
     step = AutoParallel(lambda x, y: value_and_grad(network, 0, has_aux=True)(x, y))
     (_, logits), gradient = step(*own_batch())
     return network, logits, gradient

@@ -9,9 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import torch.nn.functional as F  # noqa: N812
+from cut_networks import Net, assert_close, assert_state, backward, batch, columns, fsdp2, stages, train, whole_batch
 from on_ranks import on_ranks
-from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -21,44 +20,19 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.tensor import DTensor
 
-from msrun.runtime import AutoParallel, Pipeline, WithLoss, get_rank, load_checkpoint, save_checkpoint, shard
+from msrun.runtime import Pipeline, get_rank, load_checkpoint, save_checkpoint, shard
 
 FULL = StateDictOptions(full_state_dict=True)
 
 
-class Net(nn.Module):
-    def __init__(self, seed=0):
-        super().__init__()
-        torch.manual_seed(seed)
-        self.a, self.norm, self.b = nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 8)
-        self.double()
-
-    def forward(self, x):
-        return self.b(self.norm(self.a(x)).tanh())
-
-
-def semi_auto(network):
-    return AutoParallel(WithLoss(network, F.mse_loss)).dataset_strategy("full_batch")
-
-
 def tensor_parallel(network):
-    shard(network.a, ((1, 1), (2, 1), (2,)))
     shard(network.b, ((1, 2), (1, 2), (1,)))
-    return semi_auto(network)
-
-
-def stages(network):
-    call = Pipeline(WithLoss(network, F.mse_loss), 2, stage_config={"a": 0, "norm": 0, "b": 1})
-    return AutoParallel(call).dataset_strategy("full_batch").pipeline(2)
-
-
-def fsdp2(network):
-    return AutoParallel(WithLoss(network, F.mse_loss), "data_parallel").hsdp(threshold=0, optimizer_level="level3")
+    return columns(network)
 
 
 LAYOUTS = {
     **{
-        f"hsdp-{level}": lambda n, level=level: semi_auto(n).hsdp(threshold=0, optimizer_level=level)
+        f"hsdp-{level}": lambda n, level=level: whole_batch(n).hsdp(threshold=0, optimizer_level=level)
         for level in ("level1", "level2", "level3")
     },
     "tensor": tensor_parallel,
@@ -78,42 +52,6 @@ def tool(*refused_by, fast=()):
         if layout not in refused_by
     ]
     return lambda test: pytest.mark.parametrize("build", builds)(on_two_and_four(test))
-
-
-def batch(seed):
-    generator = torch.Generator().manual_seed(seed)
-    return tuple(torch.randn(4, 8, generator=generator, dtype=torch.float64) for _ in range(2))
-
-
-def backward(step, right, seed=1):
-    x, y = batch(seed)
-    loss, expected = step(x, y), F.mse_loss(right(x), y)
-    loss.backward()
-    expected.backward()
-    assert_close(loss.detach(), expected.detach())
-
-
-def train(step, right, ours, theirs, steps=3):
-    for seed in range(steps):
-        backward(step, right, seed)
-        for optimizer in (ours, theirs):
-            optimizer.step()
-            optimizer.zero_grad()
-    assert_state(step.state_dict(), right.state_dict())
-
-
-def whole(value):
-    return value.full_tensor() if hasattr(value, "full_tensor") else value
-
-
-def assert_close(one, other):
-    torch.testing.assert_close(whole(one), other, rtol=1e-9, atol=1e-11)
-
-
-def assert_state(mine, right):
-    assert list(mine) == list(right)
-    for name, value in right.items():
-        assert_close(mine[name], value.detach())
 
 
 def folder(name):

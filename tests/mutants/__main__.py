@@ -2,8 +2,8 @@
 
 Each fault is put alone into a copy of the tree, where fast tests run until one fails: first those of tests/unit that
 are named after the module or import it, then others of its room, then the end-to-end ones of `ROOMS`, then all the
-others of the launcher or of the runtime. An end-to-end test that fails runs again without the fault: where it fails too, it has
-noticed nothing. Exit status 1 below 85 % caught.
+others of the launcher or of the runtime. An end-to-end test that fails runs again without the fault: where it fails
+too, it has noticed nothing. Exit status 1 below 85 % caught.
 
 --record FILE keeps what became of each fault. A run that finds the file tries the test that noticed a fault first: so
 the same faults are judged again, after a change of the tests, in a fraction of the time.

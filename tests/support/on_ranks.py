@@ -27,11 +27,10 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.connection import Pipe, wait
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
 from job_runner import WORKER_IMPORTS, is_job_variable
@@ -42,9 +41,7 @@ OTHERS_S = 5.0
 MARK = "on_ranks"
 
 
-def on_ranks(
-    *sizes: Any, dtype: str = "float32", env: Mapping[str, str] | None = None, slow: bool = False
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def on_ranks(*sizes, dtype="float32", env=None, slow=False):
     """Return the decorator of a test that runs on ranks; it may have an argument `ranks`.
 
     Args:
@@ -55,7 +52,7 @@ def on_ranks(
         slow: `make test` leaves it out.
     """
 
-    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+    def decorate(test):
         mark = getattr(pytest.mark, MARK)(tuple(sorted((env or {}).items())), dtype)
         test = pytest.mark.usefixtures("ranks")(mark(pytest.mark.slow(test) if slow else test))
         return pytest.mark.parametrize("ranks", sizes, indirect=True)(test) if sizes else test
@@ -66,29 +63,29 @@ def on_ranks(
 class Ranks:
     """The world of a test, as one of its ranks sees it."""
 
-    def __init__(self, rank: int, size: int) -> None:
+    def __init__(self, rank, size):
         self.rank = rank
         self.size = size
 
-    def part(self, tensor: Any, dim: int = 0) -> Any:
+    def part(self, tensor, dim=0):
         """Return this rank's part of a batch."""
         return tensor.chunk(self.size, dim)[self.rank]
 
-    def gather(self, value: T) -> list[T]:
+    def gather(self, value):
         """Return what each rank has given."""
         import torch.distributed as dist
 
-        found: list[Any] = [None] * self.size
+        found = [None] * self.size
         dist.all_gather_object(found, value)
         return found
 
-    def first(self, make: Callable[[], T]) -> T:
+    def first(self, make):
         """Return what `make` gives on rank 0, which alone calls it."""
         import torch.distributed as dist
 
         found = [make() if self.rank == 0 else None]
         dist.broadcast_object_list(found, 0)
-        return found[0]  # type: ignore[return-value]
+        return found[0]
 
 
 @dataclass
@@ -103,24 +100,24 @@ class Report:
 class RankServer:
     """The process that forks ranks, and what pytest says to it."""
 
-    def __init__(self, items: Sequence[pytest.Item]) -> None:
+    def __init__(self, items):
         self._connection, there = Pipe()
         sys.stdout.flush()
         sys.stderr.flush()
         self.pid = _fork(lambda: _serve(there, self._connection, {item.nodeid: item for item in items}))
         there.close()
 
-    def run(self, item: pytest.Function) -> None:
+    def run(self, item):
         """Run a test on its ranks; raise what pytest shows."""
-        (env, _), params = item.get_closest_marker(MARK).args, item.callspec.params  # type: ignore[union-attr]
+        (env, _), params = item.get_closest_marker(MARK).args, item.callspec.params
         size, names = params["ranks"], set(item._fixtureinfo.argnames) - params.keys()
         limit = item.get_closest_marker("timeout")
         deadline_s = 0.9 * float(limit.args[0] if limit else item.config.getini("timeout"))
         self._connection.send((item.nodeid, size, env, {name: item.funcargs[name] for name in names}, deadline_s))
-        reports: list[Report] = self._connection.recv()
+        reports = self._connection.recv()
         if all(report.kind == "skipped" for report in reports):
             pytest.skip(reports[0].text)
-        told: dict[str, list[int]] = {}
+        told = {}
         for rank, report in sorted(enumerate(reports), key=lambda one: one[1].kind == "waits"):
             if report.kind not in ("passed", "left"):
                 told.setdefault(f"{report.kind}\n{report.text}", []).append(rank)
@@ -128,7 +125,7 @@ class RankServer:
             heads = {text: f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" for text, ranks in told.items()}
             pytest.fail("\n".join(f"{heads[text]} of {size} {text}" for text in told), pytrace=False)
 
-    def stop(self) -> None:
+    def stop(self):
         """End it, and with it the ranks."""
         self._connection.close()
         os.waitpid(self.pid, 0)
@@ -140,33 +137,33 @@ _server = pytest.StashKey[RankServer]()
 class Hooks:
     """What this plugin asks others."""
 
-    def pytest_on_rank(self, item: pytest.Function) -> None:
+    def pytest_on_rank(self, item):
         """Called on every rank before it runs a test."""
 
 
-def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+def pytest_addhooks(pluginmanager):
     pluginmanager.add_hookspecs(Hooks)
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config):
     config.addinivalue_line("markers", f"{MARK}(env, dtype): every rank of a world runs the test, see on_ranks.py")
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_finish(session: pytest.Session) -> None:
+def pytest_collection_finish(session):
     items = [item for item in session.items if item.get_closest_marker(MARK)]
     if items and not session.config.option.collectonly:
         _prepare()
         session.config.stash[_server] = RankServer(items)
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
+def pytest_sessionfinish(session):
     with contextlib.suppress(KeyError):
         session.config.stash[_server].stop()
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+def pytest_pyfunc_call(pyfuncitem):
     if not pyfuncitem.get_closest_marker(MARK):
         return None
     pyfuncitem.config.stash[_server].run(pyfuncitem)
@@ -174,11 +171,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 @pytest.fixture
-def ranks() -> None:
+def ranks():
     """The world of a test on ranks; on each of them it is a `Ranks`."""
 
 
-def _fork(work: Callable[[], None]) -> int:
+def _fork(work):
     """Run `work` in a child that ends with this process; return its pid."""
     parent = os.getpid()
     pid = os.fork()
@@ -194,11 +191,11 @@ def _fork(work: Callable[[], None]) -> int:
         os._exit(0)
 
 
-def _serve(connection: Connection, of_pytest: Connection, items: dict[str, pytest.Function]) -> None:
+def _serve(connection, of_pytest, items):
     """Fork ranks and let them run tests until pytest has gone."""
     of_pytest.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    pools: dict[tuple[Any, ...], Pool] = {}
+    pools = {}
     try:
         while True:
             nodeid, size, env, values, deadline_s = connection.recv()
@@ -216,7 +213,7 @@ def _serve(connection: Connection, of_pytest: Connection, items: dict[str, pytes
             pool.close()
 
 
-def _prepare() -> None:
+def _prepare():
     """Do once what every rank would do, and start no thread."""
     import torch
 
@@ -229,7 +226,7 @@ def _prepare() -> None:
 class Pool:
     """The ranks of one world."""
 
-    def __init__(self, size: int, env: dict[str, str], items: dict[str, pytest.Function]) -> None:
+    def __init__(self, size, env, items):
         self.folder = Path(tempfile.mkdtemp(prefix="ranks-", dir="/tmp"))
         self.pids, self.connections = [], []
         for rank in range(size):
@@ -241,10 +238,10 @@ class Pool:
             self.pids.append(_fork(lambda there=there, names=names, rank=rank: self._be(rank, there, names, items)))
             there.close()
 
-    def run(self, nodeid: str, values: dict[str, Any], deadline_s: float) -> list[Report]:
+    def run(self, nodeid, values, deadline_s):
         """Return how a test ends on each rank."""
         end = time.monotonic() + deadline_s
-        reports: dict[int, Report] = {}
+        reports = {}
         for connection in self.connections:
             with contextlib.suppress(OSError):  # it has died: told below
                 connection.send((nodeid, values))
@@ -270,7 +267,7 @@ class Pool:
                 report.text += f"\n{self._log(rank)}"
         return [reports.get(rank) or Report("waits", self._log(rank)) for rank in range(len(self.pids))]
 
-    def close(self) -> None:
+    def close(self):
         for pid in filter(None, self.pids):
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
@@ -278,12 +275,12 @@ class Pool:
             connection.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _log(self, rank: int) -> str:
+    def _log(self, rank):
         """Return what a rank has written; stacks end at the test."""
         text = (self.folder / f"{rank}.log").read_text(errors="replace")
         return re.sub(r'(  File ".*/on_ranks.py", .*\n)(  File .*\n)*', "", text)[-6000:]
 
-    def _be(self, rank: int, connection: Connection, names: dict[str, str], items: dict[str, pytest.Function]) -> None:
+    def _be(self, rank, connection, names, items):
         """Be a rank: join the world and run tests until the pool is closed."""
         for other in self.connections:
             other.close()
@@ -314,11 +311,11 @@ class Pool:
                 connection.send(_report_of(items[nodeid], {"ranks": world, **values}))
 
 
-def _report_of(item: pytest.Function, values: dict[str, Any]) -> Report:
+def _report_of(item, values):
     """Run a test on this rank, as in a process of its own as far as torch's settings go."""
     import torch
 
-    torch.set_default_dtype(getattr(torch, item.get_closest_marker(MARK).args[1]))  # type: ignore[union-attr]
+    torch.set_default_dtype(getattr(torch, item.get_closest_marker(MARK).args[1]))
     torch.manual_seed(0)
     values = {**item.callspec.params, **values}
     try:

@@ -16,15 +16,15 @@ from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 
 
 class _Network(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.LayerNorm(4), nn.Linear(4, 2))
 
-    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def forward(self, x, labels):
         return nn.functional.cross_entropy(self.layers(x), labels)
 
 
-def _divide_once() -> None:
+def _divide_once():
     shapes, mesh = [(2, 4), (2,)], build_mesh(2)
     batch = [torch.ones(2, 4), torch.zeros(2, dtype=torch.long)]
     graph = capture(find_target(_Network()), batch, {}, input_shapes=shapes, parameter_shapes={})

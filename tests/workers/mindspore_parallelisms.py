@@ -3,13 +3,9 @@
 mindspore_parallelisms.py RESULT    RESULT gets {case: losses, results or weights} of this rank
 """
 
-from __future__ import annotations
-
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import mindspore as ms
 import numpy as np
@@ -26,7 +22,7 @@ targets = rng.normal(size=(ROWS, CLASSES)).astype(np.float32)
 
 
 class Network(nn.Cell):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.first, self.norm, self.last = nn.Dense(2 * FEATURES, 12), nn.BatchNorm1d(12), nn.Dense(12, CLASSES)
         for index, one in enumerate(self.trainable_params()):
@@ -34,22 +30,22 @@ class Network(nn.Cell):
                 Tensor(np.sin(np.arange(one.numel(), dtype=np.float32)).reshape(tuple(one.shape)) / (index + 2))
             )
 
-    def construct(self, x: Tensor) -> Tensor:
+    def construct(self, x):
         return self.last(ops.relu(self.first(x.reshape(x.shape[0], -1))))
 
 
 class Products(nn.Cell):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.first = ms.Parameter(Tensor(np.sin(np.arange(128, dtype=np.float32)).reshape(16, 8)))
         self.last = ms.Parameter(Tensor(np.cos(np.arange(32, dtype=np.float32)).reshape(4, 8)))
         self.matmul, self.relu, self.transposed = ops.MatMul(), ops.ReLU(), ops.MatMul(transpose_b=True)
 
-    def construct(self, x: Tensor) -> Tensor:
+    def construct(self, x):
         return self.transposed(self.relu(self.matmul(x, self.first)), self.last)
 
 
-def products(matrix: tuple[int, ...], *strategies: Any) -> list[Any]:
+def products(matrix, *strategies):
     net = Products()
     layout = Layout(matrix, ("x", "y", "z"))
     cut = [tuple(layout(*entry) for entry in entries) for entries in strategies]
@@ -62,23 +58,23 @@ def products(matrix: tuple[int, ...], *strategies: Any) -> list[Any]:
     return [net(Tensor(images.reshape(ROWS, -1))).asnumpy().tolist()]
 
 
-def in_two_dimensions() -> list[Any]:
+def in_two_dimensions():
     return products(
         (2, 2, 1), (("None", ("x", "y")), ("x", "y")), (("None", ("y", "x")),), (("None", ("y", "x")), ("x", "y"))
     )
 
 
-def in_three_dimensions() -> list[Any]:
+def in_three_dimensions():
     return products(
         (2, 1, 2), ((("z", "y"), "x"), (("x", "z"), "y")), ((("z", "x"), "y"),), ((("z", "x"), "y"), ("x", ("y", "z")))
     )
 
 
-def searched_stages() -> list[Any]:
+def searched_stages():
     net, losses = Network(), []
     optimizer = nn.SGD(net.trainable_params(), 0.1)
     stages = {"_backbone.first": 0, "_backbone.last": 1}
-    step: Any = Pipeline(nn.WithLossCell(net, nn.MSELoss()), 2, stage_config=stages)
+    step = Pipeline(nn.WithLossCell(net, nn.MSELoss()), 2, stage_config=stages)
     if get_group_size() > 1:
         step = AutoParallel(step, "recursive_programming")
         step.full_batch = True
@@ -89,7 +85,7 @@ def searched_stages() -> list[Any]:
     return losses
 
 
-def slices() -> list[Any]:
+def slices():
     """Each rank passes one half of the features, ranks 0 and 2 the same."""
     net, losses = Network(), []
     part = images if get_group_size() == 1 else np.split(images, 2, 2)[get_rank() % 2]
@@ -101,7 +97,7 @@ def slices() -> list[Any]:
     return losses
 
 
-def loss_of_each_row(form: str) -> list[Any]:
+def loss_of_each_row(form):
     ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel", full_batch=True)
     net, loss_fn = Network(), nn.SoftmaxCrossEntropyWithLogits(sparse=True)
     optimizer = nn.SGD(net.trainable_params(), 0.1)
@@ -121,7 +117,7 @@ def loss_of_each_row(form: str) -> list[Any]:
     return [*found, net.last.bias.asnumpy().tolist()]
 
 
-def placed() -> list[Any]:
+def placed():
     """Other ranks have other rows and other first values, and get those of rank 0."""
     net, own = Network(), get_rank()
     if get_group_size() > 1:
@@ -141,7 +137,7 @@ def placed() -> list[Any]:
     return [model.eval(batches)["accuracy"], *values]
 
 
-CASES: dict[str, Callable[[], list[Any]]] = {
+CASES = {
     "2D tensor parallel": in_two_dimensions,
     "3D tensor parallel": in_three_dimensions,
     "stages whose strategies are searched for": searched_stages,

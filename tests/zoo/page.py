@@ -7,9 +7,8 @@ from job_runner import REPOSITORY
 
 from zoo.collection import ENTRIES
 from zoo.entry import ROWS
-from zoo.jobs import Outcome
 from zoo.packages import PACKAGES
-from zoo.training import MICRO_BATCHES, MODES, STAGES, STEPS, tolerance
+from zoo.training import MICRO_BATCHES, MODES, STAGES, STEPS, Outcome, tolerance
 
 PAGE = REPOSITORY / "docs" / "reference" / "models.md"
 

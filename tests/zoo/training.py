@@ -1,4 +1,4 @@
-"""Trains one model in one mode on all ranks, and the same in one process; run on every rank of a process group."""
+"""Trains one model in one mode on all ranks, and the same in one process; what comes of it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -123,18 +123,22 @@ def difference(entry, mode, references):
     return max(abs(loss - other) / abs(other) for loss, other in zip(losses, right, strict=True))
 
 
-def outcome(entry, mode, references):
-    """Return the difference of a case, or the error that it ends with, as JSON."""
-    import traceback
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one case."""
 
-    from msrun.errors import MsrunError
+    difference: float | None = None
+    """The largest relative difference of a loss, on any rank."""
+    refusal: str = ""
+    """The error of msrun that every rank raised."""
+    failure: str = ""
+    """Anything else: another error, ranks that disagree."""
 
-    try:
-        return {"difference": difference(entry, mode, references)}
-    except Exception as error:
-        return {
-            "error": str(error),
-            "kind": type(error).__name__,
-            "is_refusal": isinstance(error, MsrunError),
-            "traceback": traceback.format_exc(),
-        }
+
+def outcome_of(reports):
+    """Return what came of a case by what its ranks tell."""
+    if all(report.kind == "done" for report in reports):
+        return Outcome(max((report.trained for report in reports), key=lambda value: (value != value, value)))
+    if all(report.kind == "refused" for report in reports):
+        return Outcome(refusal=reports[0].message)
+    return Outcome(failure="\n".join(f"rank {n}: {r.trace or 'no error'}" for n, r in enumerate(reports)))

@@ -341,19 +341,30 @@ def _(t):
     train(t, Criterion(), after=after)
 
 
-@habit("torch.compile around what is wrapped")
-def _(t):
-    net = Criterion()
-    step = torch.compile(t.wrap(net), backend="eager")
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
-    for _ in range(2):
-        loss = step(*t.batch())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        t.loss(loss)
+def compiled(name, wrap):
+    """A habit of compiling: `wrap` gives what is called, of the trial and a network."""
+
+    @habit(f"torch.compile {name}")
+    def _(t):
+        net = Criterion()
+        step = wrap(t, net)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+        for _ in range(2):
+            loss = step(*t.batch())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            t.loss(loss)
 
 
+def _in_a_function(t, net):
+    step = t.wrap(net)
+    return torch.compile(lambda *given: step(*given), backend="eager")
+
+
+compiled("around what is wrapped", lambda t, net: torch.compile(t.wrap(net), backend="eager"))
+compiled("of a function that calls what is wrapped", _in_a_function)
+compiled("inside of what is wrapped", lambda t, net: t.wrap(torch.compile(net, backend="eager")))
 scores("inner torch.compile", lambda s, x: s.net(torch.compile(lambda v: v * 2 + 1, backend="eager")(x)))
 
 # -- hooks -------------------------------------------------------------------------------------------------------------

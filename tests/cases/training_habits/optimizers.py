@@ -5,6 +5,7 @@ import copy
 import torch
 from torch.optim import lr_scheduler as schedules
 
+from msrun.runtime import optim
 from training_habits.trial import Criterion, habit, sgd, train
 
 
@@ -76,6 +77,14 @@ class Factored(Own):
 optimized("of the script: Lion", Lion)
 optimized("of the script: LARS, buffers made at once", Lars)
 optimized("of the script: moments of rows and columns", Factored)
+
+
+_matrices = {"weight_decay": 0.1, "decay_filter": lambda one: one.dim() > 1}
+optimized("of ours: AdamWeightDecay", lambda net: optim.AdamWeightDecay(net.parameters(), 0.01, **_matrices))
+optimized("of ours: Lamb", lambda net: optim.Lamb(net.parameters(), 0.01, weight_decay=0.1))
+optimized("of ours: LazyAdam", lambda net: optim.LazyAdam(net.parameters(), 0.01, use_nesterov=True, weight_decay=0.1))
+optimized("of ours: FTRL", lambda net: optim.FTRL(net.parameters(), lr=0.05, l1=1e-3, l2=1e-2))
+optimized("of ours: LARS", lambda net: optim.LARS(optim.Momentum(net.parameters(), 0.1, 0.9), coefficient=0.1))
 
 
 def _groups(net):

@@ -1,12 +1,8 @@
 """When a capture is taken again, and how what it holds is replaced."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from msrun.runtime import shard
 from msrun.runtime.capture import capture as module_of_capture
 from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.captured_graph import CapturedGraph, find_target
+from msrun.runtime.capture.captured_graph import find_target
 from msrun.runtime.nn.random_stream import stream_of
 from msrun.runtime.nn.replaced import current, replaced_for_now
 from msrun.runtime.parallel.given_strategies import strategies_of
@@ -28,17 +24,17 @@ network = nn.Linear(2, 2)
 factor = 1.0
 
 
-def captured(function: Callable[..., Any], *args: Any, **kwargs: Any) -> CapturedGraph:
+def captured(function, *args, **kwargs):
     shapes = [tuple(value.shape) for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     return capture(find_target(function), args, kwargs, input_shapes=shapes, parameter_shapes={})
 
 
-def holds(graph: CapturedGraph, function: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
+def holds(graph, function, *args, **kwargs):
     return graph.traced.holds(function, args, kwargs)
 
 
 class Net(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layer = nn.Linear(2, 2)
         self.drop = nn.Dropout(0.5)
@@ -46,12 +42,12 @@ class Net(nn.Module):
         self.settings = {"beta": 2.0, "names": ["a"]}
         self.register_buffer("mean", torch.zeros(2))
 
-    def forward(self, x: Tensor, *, is_large: bool | int = False) -> Tensor:
+    def forward(self, x, *, is_large=False):
         y = self.drop(self.layer(x)) * self.alpha + self.mean * self.settings["beta"]
         return y * 10 if is_large and len(self.settings["names"]) == 1 else y
 
 
-CHANGES: dict[str, Callable[[Net], Any]] = {
+CHANGES = {
     "attribute": lambda net: setattr(net, "alpha", 0.7),
     "in a dict": lambda net: net.settings.update(beta=3.0),
     "probability": lambda net: setattr(net.drop, "p", 0.1),
@@ -63,7 +59,7 @@ CHANGES: dict[str, Callable[[Net], Any]] = {
 
 
 @pytest.mark.parametrize("name", slow_but(["attribute", "module", "hook"], CHANGES))
-def test_what_the_network_reads_and_the_graph_holds_may_not_change(name: str) -> None:
+def test_what_the_network_reads_and_the_graph_holds_may_not_change(name):
     net, x = Net(), torch.ones(1, 2)
     graph = captured(net, x)
     with torch.no_grad():
@@ -77,16 +73,16 @@ def test_what_the_network_reads_and_the_graph_holds_may_not_change(name: str) ->
     assert graph.traced.why_not(net, (x,), {}) != ""
 
 
-def test_one_and_true_are_two_arguments() -> None:
+def test_one_and_true_are_two_arguments():
     net, x = Net(), torch.ones(1, 2)
     graph = captured(net, x, is_large=True)
     assert holds(graph, net, x, is_large=True)
     assert not any(holds(graph, net, x, **other) for other in ({"is_large": 1}, {"is_large": False}, {}))
 
 
-def test_object_in_the_place_of_another_is_looked_at_and_not_its_address() -> None:
+def test_object_in_the_place_of_another_is_looked_at_and_not_its_address():
     class Scaled(nn.Linear):
-        def forward(self, x: Tensor, scale: SimpleNamespace) -> Tensor:
+        def forward(self, x, scale):
             return super().forward(x) * scale.factor
 
     net, x = Scaled(2, 2), torch.ones(1, 2)
@@ -95,18 +91,18 @@ def test_object_in_the_place_of_another_is_looked_at_and_not_its_address() -> No
     assert found == [index % 2 == 0 for index in range(20)]
 
 
-def make(module: nn.Module, number: float = 1.0, default: int = 0) -> Callable[[Any], Any]:
-    def forward(x: Any, extra: int = default) -> Any:
+def make(module, number=1.0, default=0):
+    def forward(x, extra=default):
         return module(x) * number + extra
 
     return forward
 
 
-def uses_globals(x: Any) -> Any:
+def uses_globals(x):
     return network(x) * factor
 
 
-def test_global_number_that_changes_makes_another_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_global_number_that_changes_makes_another_call(monkeypatch):
     x = torch.ones(1, 2)
     graph = captured(uses_globals, x)
     assert holds(graph, uses_globals, x)
@@ -114,8 +110,8 @@ def test_global_number_that_changes_makes_another_call(monkeypatch: pytest.Monke
     assert not holds(graph, uses_globals, x)
 
 
-def test_closures_and_the_functions_that_they_call_are_looked_into() -> None:
-    def outer(inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def test_closures_and_the_functions_that_they_call_are_looked_into():
+    def outer(inner):
         return lambda x: inner(x)
 
     x, made = torch.ones(1, 2), make(network)
@@ -129,7 +125,7 @@ def test_closures_and_the_functions_that_they_call_are_looked_into() -> None:
         assert not any(holds(graph, other, x) for other in others)
 
 
-def test_a_network_has_other_parameters_for_a_while_and_its_stream_of_dropout_goes_on() -> None:
+def test_a_network_has_other_parameters_for_a_while_and_its_stream_of_dropout_goes_on():
     network = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     network[1].weight = old = network[0].weight
     stream, whole = stream_of(network), nn.Parameter(torch.zeros(4, 4))
@@ -139,7 +135,7 @@ def test_a_network_has_other_parameters_for_a_while_and_its_stream_of_dropout_go
     assert network[0].weight is network[1].weight is current(old) is old
 
 
-def test_a_parameter_holds_another_value_for_a_while_with_its_hooks_and_without_its_gradient() -> None:
+def test_a_parameter_holds_another_value_for_a_while_with_its_hooks_and_without_its_gradient():
     parameter = nn.Parameter(torch.ones(2))
     parameter.register_hook(lambda gradient: 3 * gradient)
     loss = parameter.sum()
@@ -154,64 +150,64 @@ def test_a_parameter_holds_another_value_for_a_while_with_its_hooks_and_without_
 
 
 class Block(nn.Module):
-    def __init__(self, *, scale: float = 1.0, **modules: nn.Module) -> None:
+    def __init__(self, *, scale=1.0, **modules):
         super().__init__()
         self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 4)
         self.scale = scale
         for name, module in modules.items():
             setattr(self, name, module)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return x + self.second(torch.relu(self.first(x))) * self.scale
 
 
 class Normed(Block):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(norm=nn.BatchNorm1d(4))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.norm(super().forward(x))
 
 
 class Dropped(Block):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return nn.functional.dropout(super().forward(x), 0.5)
 
 
 class Recomputed(Block):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return checkpoint(super().forward, x, use_reentrant=False)
 
 
 class Halves(Block):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         y = super().forward(x)
         y[:, :2].mul_(2)
         return y
 
 
 class WithConstant(Block):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return super().forward(x) + torch.tensor([1.0, 2.0, 3.0, 4.0])
 
 
 class Numbered(Block):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         self.seen = x.shape[0]
         return super().forward(x)
 
 
 class Pair(Block):
-    def forward(self, x: Tensor, y: Tensor | None = None, *, times: int = 1) -> tuple[Tensor, Tensor]:
+    def forward(self, x, y=None, *, times=1):
         return super().forward(x) * times, x if y is None else y + x
 
 
 class Pairs(nn.Module):
-    def __init__(self, times: list[int]) -> None:
+    def __init__(self, times):
         super().__init__()
         self.layers, self._times = nn.ModuleList(Pair() for _ in times), times
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         y = x * 2
         for layer, times in zip(self.layers, self._times, strict=True):
             x, y = layer(x * 1, y, times=times)
@@ -219,33 +215,33 @@ class Pairs(nn.Module):
 
 
 class WritesBehind(Block):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(layers=blocks())
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         x = self.layers(x)
         x.add_(1)
         return x
 
 
 class Stages(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.encoder = nn.Module()
         self.encoder.layers = nn.ModuleList(Block() for _ in range(2))
         self.decoder = nn.ModuleList(Block() for _ in range(2))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         for layer in (*self.encoder.layers, *self.decoder):
             x = layer(x)
         return x
 
 
-def blocks(kind: Callable[[], nn.Module] = Block, count: int = 4) -> nn.Sequential:
+def blocks(kind=Block, count=4):
     return nn.Sequential(*(kind() for _ in range(count)))
 
 
-def with_tied_weights() -> nn.Sequential:
+def with_tied_weights():
     network = blocks()
     for block in network[2:]:
         block.second.weight = nn.Parameter(network[0].second.weight.detach())
@@ -253,20 +249,20 @@ def with_tied_weights() -> nn.Sequential:
     return network
 
 
-def with_one_tied_in_itself() -> nn.Sequential:
+def with_one_tied_in_itself():
     network = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(4)))
     network[2][1].weight = network[2][0].weight
     return network
 
 
-def with_strategies() -> nn.Sequential:
+def with_strategies():
     network = blocks()
     for block in network[1:]:
         shard(block.first, ((1, 1), (2, 1)))
     return network
 
 
-NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {
+NETWORKS = {
     "equal": (blocks, 1),
     "dropout": (lambda: blocks(Dropped), 1),
     "checkpoint": (lambda: blocks(Recomputed), 1),
@@ -287,14 +283,14 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {
 }
 
 
-def captured_cut(network: nn.Module, x: Tensor) -> CapturedGraph:
+def captured_cut(network, x):
     strategies = strategies_of(network)
     return capture(
         find_target(network), (x,), {}, input_shapes=[tuple(x.shape)], parameter_shapes={}, strategies=strategies
     )
 
 
-def described(graph: CapturedGraph) -> list[Any]:
+def described(graph):
     """Return all that later steps read of a graph."""
     kept = ("msrun_recompute", "checkpoint", "msrun_strategy")
     return [
@@ -316,12 +312,12 @@ def described(graph: CapturedGraph) -> list[Any]:
 
 
 @pytest.fixture
-def traced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def traced(monkeypatch):
     """The classes whose `forward` dynamo has followed, once for each time."""
-    found: list[str] = []
+    found = []
     build = InliningInstructionTranslator.build_inline_tracer
 
-    def noting(parent: Any, func: Any, *rest: Any, **named: Any) -> Any:
+    def noting(parent, func, *rest, **named):
         code = func.get_code()
         if code.co_name == "forward" and code.co_filename == __file__:
             found.append(code.co_qualname)
@@ -332,9 +328,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("name", slow_but(["strategies", "tied weights"], NETWORKS))
-def test_equal_blocks_are_traced_once_for_one_graph(
-    name: str, traced: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_equal_blocks_are_traced_once_for_one_graph(name, traced, monkeypatch):
     build, times = NETWORKS[name]
     torch.manual_seed(0)
     network = build()
@@ -346,7 +340,7 @@ def test_equal_blocks_are_traced_once_for_one_graph(
 
 
 @pytest.mark.parametrize("index", one_fast(2, 0, 1, 3))
-def test_what_was_read_of_the_first_block_is_guarded_in_each(index: int) -> None:
+def test_what_was_read_of_the_first_block_is_guarded_in_each(index):
     network, x = blocks(), torch.ones(2, 4, requires_grad=True)
     trace = captured_cut(network, x).traced
     assert trace.holds(network, (x,), {})

@@ -6,8 +6,6 @@ import enum
 import functools
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -34,23 +32,23 @@ class Holder:
     factor = 1.0
     factors = (1.0,)
 
-    def scale(self, x: Tensor) -> Tensor:
+    def scale(self, x):
         return x * 2
 
 
 HELD = Holder()
 
 
-def scaled(x: Tensor, factor: float = 1.0) -> Tensor:
+def scaled(x, factor=1.0):
     return x * factor
 
 
-def doubled(x: Tensor) -> Tensor:
+def doubled(x):
     return x * 2
 
 
-def _multiplier(factor: float) -> Callable[[Tensor], Tensor]:
-    def multiply(x: Tensor) -> Tensor:
+def _multiplier(factor):
+    def multiply(x):
         return x * factor
 
     return multiply
@@ -62,7 +60,7 @@ multiply = _multiplier(1.0)
 class Network(nn.Module):
     """Calls a function with the result of a layer, and itself."""
 
-    def __init__(self, then: Callable[..., Any], layer: nn.Module | None = None) -> None:
+    def __init__(self, then, layer=None):
         super().__init__()
         self.layer = layer or nn.Linear(4, 4)
         self.then = then
@@ -70,68 +68,68 @@ class Network(nn.Module):
         self.shape = Shape.ROUND
         self.table = torch.ones(4)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.then(self, self.layer(x))
 
 
 class Attention(nn.MultiheadAttention):
-    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(self, x):
         return super().forward(x, x, x)[0]
 
 
-def of_factor(network: Any, x: Tensor) -> Tensor:
+def of_factor(network, x):
     return x * network.factor
 
 
-def of_shape(network: Any, x: Tensor) -> Tensor:
+def of_shape(network, x):
     return x * network.shape
 
 
-def of_table(network: Any, x: Tensor) -> Tensor:
+def of_table(network, x):
     return x * network.table.stride()[0]
 
 
-def of_globals(_: Any, x: Tensor) -> Tensor:
+def of_globals(_, x):
     return x * FACTOR * TABLE["factor"]
 
 
-def of_holder(_: Any, x: Tensor) -> Tensor:
+def of_holder(_, x):
     return HELD.scale(x) * HELD.factor * Holder.factors[0]
 
 
-def of_functions(_: Any, x: Tensor) -> Tensor:
+def of_functions(_, x):
     return multiply(scaled(F.gelu(x)))
 
 
-def of_state(_: Any, x: Tensor) -> Tensor:
+def of_state(_, x):
     return x * (2 if torch.are_deterministic_algorithms_enabled() else 1)
 
 
-def of_nothing(_: Any, x: Tensor) -> Tensor:
+def of_nothing(_, x):
     return x
 
 
-def call_of(network: nn.Module) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+def call_of(network):
     return network, (torch.ones(2, 4),), {}
 
 
-def known_of(network: nn.Module) -> dict[int, str]:
+def known_of(network):
     return {id(value): name for name, value in [*network.named_modules(), *network.named_parameters()]}
 
 
-def kept(network: nn.Module) -> PortableTrace:
+def kept(network):
     call = call_of(network)
     traced = capture(find_target(network), call[1], {}, input_shapes=[(2, 4)], parameter_shapes={}).traced
     return PortableTrace.of(traced, call, known_of(network))
 
 
-def load(portable: PortableTrace, network: nn.Module) -> None:
+def load(portable, network):
     text_of_modules(network)
     portable.load(call_of(network), known_of(network), find_marked(network, {}))
 
 
 @contextlib.contextmanager
-def _changed(read: Callable[[], Any], write: Callable[[Any], object], value: Any) -> Iterator[None]:
+def _changed(read, write, value):
     before = read()
     write(value)
     try:
@@ -140,22 +138,22 @@ def _changed(read: Callable[[], Any], write: Callable[[Any], object], value: Any
         write(before)
 
 
-def _set(owner: Any, name: str, value: Any) -> Any:
+def _set(owner, name, value):
     return lambda _: _changed(lambda: getattr(owner, name), functools.partial(setattr, owner, name), value)
 
 
-def _on_network(name: str, value: Any) -> Any:
+def _on_network(name, value):
     return lambda network: mock.patch.dict(vars(network), {name: value})
 
 
-def _sevenfold(*given: Any, **named: Any) -> Tensor:
+def _sevenfold(*given, **named):
     raise NotImplementedError
 
 
 HERE = sys.modules[__name__]
 DETERMINISTIC = torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms
 DEFAULT_DTYPE = torch.get_default_dtype, torch.set_default_dtype
-CHANGES: dict[str, tuple[Callable[..., Any], Any]] = {
+CHANGES = {
     "an attribute": (of_factor, _on_network("factor", 2.0)),
     "the type of an attribute": (of_factor, _on_network("factor", 1)),
     "the value of an enum": (of_shape, _set(Shape.ROUND, "_value_", 2)),
@@ -170,7 +168,7 @@ CHANGES: dict[str, tuple[Callable[..., Any], Any]] = {
     "a function": (of_functions, _set(HERE, "scaled", doubled)),
     "the code of a function": (of_functions, _set(scaled, "__code__", doubled.__code__)),
     "a default": (of_functions, _set(scaled, "__defaults__", (2.0,))),
-    "a number in a closure": (of_functions, _set(multiply.__closure__[0], "cell_contents", 2.0)),  # type: ignore[index]
+    "a number in a closure": (of_functions, _set(multiply.__closure__[0], "cell_contents", 2.0)),
     "a function of torch": (of_functions, _set(F, "gelu", _sevenfold)),
     "a function in C that a layer calls": (of_factor, _set(F, "linear", _sevenfold)),
     "a function in C that one of torch calls": (of_nothing, _set(F, "linear", _sevenfold)),
@@ -186,13 +184,13 @@ CHANGES: dict[str, tuple[Callable[..., Any], Any]] = {
 
 
 @functools.cache
-def kept_once(then: Callable[..., Any]) -> tuple[Network, PortableTrace]:
+def kept_once(then):
     network = Network(then, Attention(4, 2) if then is of_nothing else None)
     return network, kept(network)
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_a_change_is_seen_by_who_loads(what: str) -> None:
+def test_a_change_is_seen_by_who_loads(what):
     then, change = CHANGES[what]
     network, portable = kept_once(then)
     load(portable, network)
@@ -202,12 +200,12 @@ def test_a_change_is_seen_by_who_loads(what: str) -> None:
 
 
 @torch.compiler.assume_constant_result
-def assumed() -> float:
+def assumed():
     return TABLE["factor"]
 
 
 @torch._dynamo.allow_in_graph
-def unfollowed(x: Tensor) -> Tensor:
+def unfollowed(x):
     return x * TABLE["factor"]
 
 
@@ -216,19 +214,19 @@ class Pair:
     first: Tensor
 
 
-def of_assumed(_: Any, x: Tensor) -> Tensor:
+def of_assumed(_, x):
     return x * assumed()
 
 
-def of_packages(_: Any, x: Tensor) -> Tensor:
+def of_packages(_, x):
     return x * (2 if importlib.util.find_spec("zzz") else 1)
 
 
-def of_unfollowed(_: Any, x: Tensor) -> Tensor:
+def of_unfollowed(_, x):
     return unfollowed(x)
 
 
-def of_made_code(_: Any, x: Tensor) -> Tensor:
+def of_made_code(_, x):
     return Pair(x).first
 
 
@@ -241,22 +239,22 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("then", "words"), REFUSED)
-def test_what_nothing_would_guard_is_not_kept(then: Callable[..., Any], words: str) -> None:
+def test_what_nothing_would_guard_is_not_kept(then, words):
     with pytest.raises(UnportableError, match=words):
         kept(Network(then))
 
 
-def test_which_rank_it_is_has_no_text() -> None:
+def test_which_rank_it_is_has_no_text():
     with pytest.raises(UnportableError, match="get_rank"):
         text_of(dist.get_rank)
 
 
-def test_a_method_of_a_network_whose_result_is_assumed_constant_is_not_kept() -> None:
+def test_a_method_of_a_network_whose_result_is_assumed_constant_is_not_kept():
     with mock.patch.object(Network, "assumed", assumed, create=True), pytest.raises(UnportableError):
         text_of_modules(Network(of_nothing))
 
 
-def test_a_class_that_is_patched_after_its_first_use_has_another_text() -> None:
+def test_a_class_that_is_patched_after_its_first_use_has_another_text():
     network = Network(of_nothing)
     before = text_of_modules(network)
     with mock.patch.object(Network, "forward", lambda _, x: x):
@@ -264,7 +262,7 @@ def test_a_class_that_is_patched_after_its_first_use_has_another_text() -> None:
     assert text_of_modules(network) == before
 
 
-def test_a_hook_of_all_modules_is_not_kept() -> None:
+def test_a_hook_of_all_modules_is_not_kept():
     handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
     try:
         with pytest.raises(UnportableError, match="hook"):

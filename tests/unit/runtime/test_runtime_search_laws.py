@@ -122,7 +122,7 @@ CASES = [(name, ranks) for name in NETWORKS for ranks in (2, 4, 8)]
 
 
 @pytest.mark.parametrize("device", one_fast(H100, SLOW_LINKS), ids=lambda device: device.name)
-@pytest.mark.parametrize(("name", "ranks"), every_third_fast(CASES))
+@pytest.mark.parametrize(("name", "ranks"), every_third_fast(CASES, 6))
 def test_both_searches_find_the_best_of_all_plans(name, ranks, device):
     problem = problem_of(graph_of(name), ranks, device)
     best = cheapest_of_all(problem)
@@ -206,7 +206,8 @@ def test_memory_is_never_exceeded_and_more_of_it_never_takes_longer(device, name
     assert refused and before < math.inf
 
 
-@pytest.mark.parametrize("name", one_fast("wide", "mlp"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["wide", "mlp"])
 def test_the_plan_of_a_search_never_takes_longer_on_a_device_with_more_bandwidth(name):
     def seconds(device):
         return searched(graph_of(name), 4, SearchSpec("dynamic_programming", device)).plan.price.seconds
@@ -276,6 +277,7 @@ def _parameter_shapes(graph):
     return {graph.parameters[node.name]: tuple(node.meta["val"].shape) for node in nodes}
 
 
+@pytest.mark.slow
 def test_a_search_ends_at_its_limit_of_time_with_the_best_plan_so_far():
     graph, free, searches = graph_of("wide"), SearchSpec("dynamic_programming", SLOW_LINKS), 5
     need = searched(graph, 4, free).plan.price.memory_bytes

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import faulthandler
 import gc
+import logging
 import os
 import shutil
 import signal
@@ -219,6 +220,22 @@ def signals_reach_jobs():
     yield
     for signum in ignored:
         signal.signal(signum, signal.SIG_IGN)
+
+
+@pytest.fixture
+def logged():
+    """The records that go to the loggers of msrun, from INFO on, and of msrun.mindspore."""
+    records, handler = [], logging.Handler()
+    handler.emit = records.append
+    loggers = [logging.getLogger(name) for name in ("msrun", "mindspore")]
+    before = loggers[0].level
+    loggers[0].setLevel(logging.INFO)
+    for logger in loggers:
+        logger.addHandler(handler)
+    yield records
+    loggers[0].setLevel(before)
+    for logger in loggers:
+        logger.removeHandler(handler)
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """ModelCheckpoint and Model.train(resume_from=...): a run cut anywhere ends with the numbers of an undisturbed one."""
 
-import logging
 import math
 import os
 
@@ -76,8 +75,7 @@ class Losses(Callback):
 
 @pytest.mark.parametrize("dies_after", [1, 3, 4, 7, 8, 11])
 @pytest.mark.parametrize("data", every_third_fast(DATA))
-def test_run_cut_after_any_step_goes_on_with_the_same_losses(tmp_path, caplog, data, dies_after):
-    caplog.set_level(logging.INFO)
+def test_run_cut_after_any_step_goes_on_with_the_same_losses(tmp_path, logged, data, dies_after):
     right = Losses()
     model().train(EPOCHS, DATA[data](), right)
     config = CheckpointConfig(
@@ -91,7 +89,7 @@ def test_run_cut_after_any_step_goes_on_with_the_same_losses(tmp_path, caplog, d
     model().train(EPOCHS, DATA[data](), callbacks, resume_from=latest_checkpoint(tmp_path))
     assert first.lines == right.lines[:dies_after]
     assert second.lines == right.lines[dies_after // 3 * 3 :]
-    assert caplog.records == []
+    assert logged == []
 
 
 def test_checkpoint_of_a_finished_run_has_nothing_left_to_do(tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ from job_runner import wait_until
 
 from msrun.agent.observer import OwnFaults
 from msrun.launch import output
+from msrun.launch.terminal import describe_unread_input
 
 PIPE_BYTES = 4096
 
@@ -158,3 +159,34 @@ def test_no_file_takes_the_number_of_a_closed_standard_stream(tmp_path, closed):
     subprocess.run(["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, program], cwd=tmp_path, check=True)
     status, number = (tmp_path / "found").read_text().split()
     assert (status, int(number) > 2) == ("0", True)
+
+
+@pytest.fixture
+def standard_input(tmp_path):
+    """Puts a file with these bytes in the place of standard input, read up to a position, or a pipe that holds them."""
+    before = os.dup(0)
+
+    def give(kind, data, position=0):
+        if kind == "pipe":
+            reader, writer = os.pipe()
+            os.write(writer, data)
+            os.close(writer)
+        else:
+            (tmp_path / "input").write_bytes(data)
+            reader = os.open(tmp_path / "input", os.O_RDONLY)
+            os.lseek(reader, position, os.SEEK_SET)
+        os.dup2(reader, 0)
+        os.close(reader)
+
+    yield give
+    os.dup2(before, 0)
+    os.close(before)
+
+
+@pytest.mark.parametrize(
+    ("given", "is_said"),
+    [(("pipe", b"x"), True), (("pipe", b""), False), (("file", b"xy", 1), True), (("file", b"xy", 2), False)],
+)
+def test_input_that_nobody_will_read_is_said(standard_input, given, is_said):
+    standard_input(*given)
+    assert bool(describe_unread_input()) == is_said

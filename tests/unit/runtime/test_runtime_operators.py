@@ -112,6 +112,12 @@ def test_size_of_a_reshaped_run_is_what_both_sides_can_be_cut_into():
     assert not form.can_split("r0", 4)
 
 
+def test_windows_of_a_pool_are_not_cut():
+    form = form_of(lambda x: F.adaptive_avg_pool2d(x, (3, 2)), (4, 2, 6, 6))
+    assert [form.can_split(label, 2) for label in ("s0", "s1")] == [False, True]
+    assert [form.can_split(label, 3) for label in ("s0", "s1")] == [True, False]
+
+
 L, S, HEADS, E = 12, 10, 4, 6
 CASES = {
     "plain": {},

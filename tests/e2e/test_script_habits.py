@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from asked_cases import asked_keys, every_third_fast
+from asked_cases import asked_keys, slow_but
 from job_runner import DEADLINE_S, REPOSITORY, WORKER_PATH, wait_until
 
 HABITS = Path(__file__).parents[1] / "workers" / "habits"
@@ -273,7 +273,13 @@ def assert_equal(start, name, found, expected):
     assert found == expected
 
 
-@pytest.mark.parametrize("name", every_third_fast(sorted(programs_of("ends")), one_in=5))
+FAST_ENDS = ("atexit_exits", "atexit_sees_globals", "file_held_by_a_module_is_written", "file_left_open_is_written")
+FAST_ENDS += ("finalizer_in_a_cycle", "finalizer_of_an_imported_module_writes", "finalizer_order", "pickle_of_main")
+FAST_ENDS += ("print_lines_mixed_with_write", "stdout_is_closed_by_the_script", "thread_goes_on_after_main")
+FAST_ENDS += ("traceback_is_printed",)
+
+
+@pytest.mark.parametrize("name", slow_but(FAST_ENDS, sorted(programs_of("ends"))))
 def test_a_program_that_ends_well_leaves_what_it_leaves_under_python(as_ranks, name):
     assert_equal("fork", name, as_ranks("ends", "fork")[name], as_ranks("ends", "python")[name])
 

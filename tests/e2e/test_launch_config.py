@@ -157,8 +157,6 @@ WORDS = {
     "directory": (["--config=."], {}, r"--config \.: cannot be read \(Is a directory\)"),
     "no file": (["--config=no.yaml"], {}, r"--config no\.yaml: cannot be read \(No such file"),
     "variable": ([], {"MSRUN_GRACE": "abc"}, r"MSRUN_GRACE=abc: 'abc' is not a valid float"),
-    "variable choice": ([], {"MSRUN_START_METHOD": "x"}, r"MSRUN_START_METHOD=x: 'x' is not one of"),
-    "variable range": ([], {"MSRUN_GRACE": "-1"}, r"--grace -1: must be .*\(grace is set by MSRUN_GRACE\)"),
     "variable truth": ([], {"MSRUN_QUIET": "perhaps"}, r"MSRUN_QUIET=perhaps: 'perhaps': give True or False"),
     "variable quotes": ([], {"MSRUN_ENV": f"API_KEY='{SECRET}"}, r"MSRUN_ENV: a quote in it does not close"),
     "variable misspelled": ([], {"MSRUN_WORKER_NMU": "2"}, r"MSRUN_WORKER_NMU: .*did you mean MSRUN_WORKER_NUM\?"),

@@ -59,13 +59,6 @@ def test_torchs_flight_recorder_names_the_collective_that_one_rank_has_not_begun
 
 
 @pytest.mark.slow
-def test_program_that_is_no_python_is_found_stuck_too(msrun, tmp_path):
-    finished = msrun.run("--worker_num=2", "--hang_time_out=1", "sleep", "600", cwd=tmp_path)
-    assert finished.code == 124
-    assert "the kernel's view: sleeping" in finished.log(1).decode()
-
-
-@pytest.mark.slow
 def test_rank_that_never_joins_is_named_with_its_last_words(msrun, tmp_path):
     finished = run_stuck(msrun, tmp_path, "absent", "--cluster_time_out=15")
     assert finished.code == 124, finished.stderr

@@ -105,7 +105,8 @@ def test_control_c_is_the_ranks(on_terminal):
     assert b"interrupted" in terminal.text
 
 
-@pytest.mark.parametrize("way", one_fast("keys", "SIGTERM"))
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["keys", "SIGTERM"])
 def test_the_terminal_comes_back_when_the_job_is_ended(on_terminal, way):
     terminal = on_terminal(ASKING, "--worker_num=2", "--interactive", "--grace=0")
     terminal.read_until(b"? ")

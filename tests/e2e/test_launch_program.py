@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -11,8 +10,6 @@ import sys
 import pytest
 from asked_cases import one_fast, slow_but
 from job_runner import REPOSITORY, WORKERS, latest_job, wait_until
-
-from msrun import contract
 
 HOSTILE = [
     b"", b"I'm 72\" tall", b"$HOME", b"`touch x`", b";touch x", b"$(touch x)", b"*", b"two\nlines", b"tab\tand\r",
@@ -53,15 +50,6 @@ def test_script_of_the_working_directory_wins_over_a_module_of_the_callers(msrun
     (tmp_path / "click.py").write_text("raise SystemExit('wrong click')\n")
     (tmp_path / "train.py").write_text("import json; print(json.dumps([1]))\n")
     assert msrun.run("--worker_num=1", "train.py", cwd=tmp_path, command=command_without_cwd()).code == 0
-
-
-@pytest.mark.slow
-def test_executable_starts_with_the_signals_that_a_shell_gives(msrun, tmp_path):
-    command = ["grep", "-E", "Sig(Blk|Ign)", "/proc/self/status"]
-    finished = msrun.run("--worker_num=1", *command, cwd=tmp_path)
-    assert finished.code == 0, finished.stderr
-    # What this very machine gives a fresh process: a terminal or a service may ignore some signals for all it starts.
-    assert finished.log(0) == subprocess.run(command, capture_output=True, check=True, env=msrun.environ()).stdout
 
 
 @pytest.mark.slow
@@ -266,17 +254,3 @@ def test_nothing_is_left_open(msrun, project, options):
     msrun.prove_nothing_left()
     said = [job.stderr, *(log.read_text() for log in job.log_dir.glob("*.log"))]
     assert [text for text in said if "Warning" in text] == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["clone", "other"])
-def test_a_package_named_msrun_beside_the_script_is_told_of_unless_it_is_a_clone(msrun, tmp_path, kind):
-    package = tmp_path / "mine" / "msrun"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("")
-    if kind == "clone":
-        shutil.copy(contract.__file__, package)
-    (package.parent / "train.py").write_text("")
-    finished = msrun.run("--worker_num=1", "mine/train.py", cwd=tmp_path)
-    assert finished.code == 0
-    assert (f"{package}: workers import msrun's own package of that name" in finished.stderr) == (kind == "other")

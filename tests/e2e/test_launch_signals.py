@@ -33,6 +33,7 @@ def test_signal_stops_the_job_and_gives_its_status(msrun, tmp_path, signum):
     msrun.prove_nothing_left(deadline_s=0)
 
 
+@pytest.mark.slow
 def test_worker_that_ignores_term_is_killed_after_the_grace(msrun, tmp_path):
     job = start_waiting(msrun, tmp_path, "--grace=0.3", WORKERS / "wait.py", "ignore-term")
     job.send(signal.SIGTERM)

@@ -62,7 +62,6 @@ WRONG = {
     "grace": (["--grace=-1", "train.py"], r"--grace -1: must be 0 or more seconds"),
     "tail beyond": (["--worker_num=2", "--tail_worker_log=2", "train.py"], r"--tail_worker_log 2: .*ranks are 0 to 1"),
     "log name": (["--worker_log_name=a/b", "train.py"], r"--worker_log_name a/b: "),
-    "log name placeholder": (["--worker_log_name={user}", "train.py"], r"--worker_log_name \{user\}: "),
     "chdir": (["--chdir=nowhere", "train.py"], r"--chdir nowhere: no such directory"),
     "log dir is a file": (["--log_dir=plain", "train.py"], r"--log_dir .*plain is a file; give a directory"),
     "no job kept": (["--log_keep_jobs=0", "train.py"], r"--log_keep_jobs 0: must be 1 or more jobs"),

@@ -109,18 +109,6 @@ def test_host_that_leaves_by_a_signal_is_replaced_and_its_workers_may_save(rehea
 
 
 @pytest.mark.slow
-def test_host_that_leaves_ends_a_job_that_has_no_other(rehearsals, script):
-    job = rehearsals.start("2x1", "--max_restarts=3", script)
-    records(rehearsals, job, 0, 2)
-    os.kill(rehearsals.agent(1), signal.SIGTERM)
-    ended = job.finish()
-    assert ended.code == 128 + signal.SIGTERM
-    assert "node 1 (host1, 127.0.0.3): stopped by SIGTERM" in ended.errors[0]
-    assert ended.read_json("failure.json")["exit_code"] == ended.code
-    rehearsals.runner.prove_nothing_left()
-
-
-@pytest.mark.slow
 def test_host_that_fails_may_be_back_and_one_that_fails_twice_is_left_out(rehearsals, script):
     job = rehearsals.start("3x1", "--min_hosts=2", "--max_restarts=3", script)
     records(rehearsals, job, 0, 3)

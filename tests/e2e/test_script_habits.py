@@ -22,8 +22,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from asked_cases import asked_keys, every_third_fast
+from asked_cases import asked_keys, slow_but
 from job_runner import DEADLINE_S, REPOSITORY, WORKER_PATH, wait_until
+
+from msrun.agent.processes.process_control import exit_code_of
 
 HABITS = Path(__file__).parents[1] / "workers" / "habits"
 SET_BY_MSRUN = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": "1"}
@@ -88,13 +90,15 @@ class Scripts:
         status = 128 - code if code < 0 else code
         return Outcome(status, readable(log.read_bytes(), home), files_of(home / "work"))
 
-    def msrun(self, start, home, *words, world_size=1, env=None, hand_on=None, interrupt_at=()):
+    def msrun(self, start, home, *words, world_size=1, env=None, hand_on=None, interrupt_at=(), keep_going=False):
         """Return what is left of each rank; the files are all ranks'.
 
         Args:
             interrupt_at: msrun itself gets SIGINT when these files are there.
+            keep_going: all run to their end, and each has a status of its own.
         """
         options = ("--start_method", start) if start != "warm" else ()
+        options += ("--keep_going",) if keep_going else ()
         running = self.runner.start(
             f"--worker_num={world_size}",
             "--quiet",
@@ -114,7 +118,9 @@ class Scripts:
         files = files_of(home / "work")
         logs = [home / "logs" / f"worker_{rank}.log" for rank in range(world_size)]
         assert all(log.exists() for log in logs), job.stderr
-        return [Outcome(job.code, readable(log.read_bytes(), home), files) for log in logs]
+        ends = {end["global_rank"]: end["status"] for end in job.events if end["event"] == "exited"}
+        codes = [exit_code_of(ends[rank]) if keep_going else job.code for rank in range(world_size)]
+        return [Outcome(code, readable(log.read_bytes(), home), files) for code, log in zip(codes, logs, strict=True)]
 
 
 def files_of(folder):
@@ -232,7 +238,8 @@ def as_ranks(request, scripts):
                 for rank in range(len(names))
             ]
         else:
-            outcomes = scripts.msrun(how, home, *words, world_size=len(names), interrupt_at=ready)
+            more = {"interrupt_at": ready, "keep_going": kind == "fails"}
+            outcomes = scripts.msrun(how, home, *words, world_size=len(names), **more)
         return {name: own_files(outcome, name) for name, outcome in zip(names, outcomes, strict=True)}
 
     return of
@@ -273,9 +280,30 @@ def assert_equal(start, name, found, expected):
     assert found == expected
 
 
-@pytest.mark.parametrize("name", every_third_fast(sorted(programs_of("ends")), one_in=5))
+FAST_ENDS = ("atexit_exits", "atexit_sees_globals", "file_held_by_a_module_is_written", "file_left_open_is_written")
+FAST_ENDS += ("finalizer_in_a_cycle", "finalizer_of_an_imported_module_writes", "finalizer_order", "pickle_of_main")
+FAST_ENDS += ("print_lines_mixed_with_write", "stdout_is_closed_by_the_script", "thread_goes_on_after_main")
+FAST_ENDS += ("traceback_is_printed",)
+
+
+@pytest.mark.parametrize("name", slow_but(FAST_ENDS, sorted(programs_of("ends"))))
 def test_a_program_that_ends_well_leaves_what_it_leaves_under_python(as_ranks, name):
     assert_equal("fork", name, as_ranks("ends", "fork")[name], as_ranks("ends", "python")[name])
+
+
+FAST_FAILS = ("error_then_atexit_and_finalizer", "excepthook_exits", "excepthook_is_gone", "excepthook_raises")
+FAST_FAILS += (
+    "keyboard_interrupt",
+    "last_error_at_exit",
+    "stdout_cannot_be_flushed",
+    "text_is_the_status",
+    "uncaught_error",
+)
+
+
+@pytest.mark.parametrize("name", slow_but(FAST_FAILS, sorted(programs_of("fails").keys() - {"dies_by", "exits"})))
+def test_a_program_that_fails_says_and_returns_what_it_does_under_python(as_ranks, name):
+    assert_equal("fork", name, as_ranks("fails", "fork")[name], as_ranks("fails", "python")[name])
 
 
 @pytest.mark.parametrize(
@@ -291,7 +319,7 @@ def test_a_program_takes_the_interrupt_of_msrun_as_its_own(as_ranks, start, name
 
 METHODS = ("fork", "spawn", "forkserver")
 SIGNALS = ("ABRT", "SEGV", "TERM")
-VALUES = ("3", "256", "300", "minus", "huge", "none", "text")
+VALUES = ("3", "256", "300", "minus", "huge", "none")
 ARGUMENTS = {"pool": METHODS, "dies_by": [f"SIG{name}" for name in SIGNALS], "exits": VALUES}
 """Programs that are run once with each of these words."""
 PROGRAMS = {
@@ -302,13 +330,12 @@ ALONE = {
     for name in PROGRAMS
     for words in [(word,) for word in ARGUMENTS.get(name, ())] or [()]
 }
-FAST_ALONE = ("uncaught_error",)
 OF_A_JOB = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
 
 
-@pytest.mark.parametrize(
-    ("start", "name"), params(sorted(ALONE), lambda start, name: start == "fork" and name in FAST_ALONE)
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(ALONE))
+@pytest.mark.parametrize("start", STARTS)
 def test_a_program_says_writes_and_returns_what_it_does_under_python(scripts, start, name):
     program, words = ALONE[name]
     homes = [

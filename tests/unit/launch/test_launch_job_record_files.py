@@ -1,19 +1,21 @@
-"""What is written of a job for others: its trace, its numbers for Prometheus, what its scheduler is told."""
+"""What is written of a job for others: its trace, its numbers for Prometheus; what its scheduler and user are told."""
 
 import contextlib
 import json
 import os
+import shutil
 import socket
 
 import pytest
-from plans import small_plan
+from plans import small_plan, small_spec
 
+from msrun import contract
 from msrun.agent.processes.process_control import Usage
 from msrun.cluster.membership import Membership, WorkerState
 from msrun.cluster.messages import Channel
 from msrun.errors import UsageError
 from msrun.launch import metrics_file as module
-from msrun.launch.job import OwnStart
+from msrun.launch.job import OwnStart, describe_shadowed_package
 from msrun.launch.metrics_file import INTERVAL_S, MetricsFile
 from msrun.launch.trace import build_trace
 
@@ -167,3 +169,13 @@ def test_scheduler_is_told_of_the_job_first_and_then_of_its_moments_as_they_are(
         job, started = theirs.receive()
     assert (job["type"], job["job_id"], job["world_size"], job["has_store"]) == ("job", "J", 2, True)
     assert started == {"type": "started", "global_rank": 1, "pid": 7}
+
+
+@pytest.mark.parametrize("kind", ["clone", "other"])
+def test_a_package_named_msrun_beside_the_script_is_told_of_unless_it_is_a_clone(tmp_path, kind):
+    (tmp_path / "msrun").mkdir()
+    (tmp_path / "msrun" / "__init__.py").touch()
+    if kind == "clone":
+        shutil.copy(contract.__file__, tmp_path / "msrun")
+    told = describe_shadowed_package(small_spec(tmp_path), {})
+    assert told.startswith(f"{tmp_path}/msrun: workers import msrun's own package") == (kind == "other")

@@ -46,6 +46,7 @@ BAD = [
     ({"server_num": -1}, "--server_num -1: must be 0 or more"),
     ({"server_num": 2, "local_worker_num": 3, "master_addr": "h"}, "--server_num 2: workers and parameter servers on"),
     ({"worker_log_name": ".."}, "--worker_log_name .."),
+    ({"worker_log_name": "{user}"}, "--worker_log_name {user}: "),
     ({"worker_log_name": "a\n"}, "--worker_log_name a"),
     ({"worker_log_name": "server", "server_num": 2}, "--worker_log_name server: the parameter servers of "),
     ({"log_max_bytes": 1}, "--log_max_bytes 1: must be 4096 bytes or more"),

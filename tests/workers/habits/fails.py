@@ -79,7 +79,7 @@ raise ValueError("the first")
 # %% exits
 import sys
 
-VALUES = {"3": 3, "256": 256, "300": 300, "minus": -1, "huge": 1 << 70, "none": None, "text": "what went wrong ☃"}
+VALUES = {"3": 3, "256": 256, "300": 300, "minus": -1, "huge": 1 << 70, "none": None}
 sys.exit(VALUES[sys.argv[1]])
 
 
@@ -152,6 +152,10 @@ reader, writer = os.pipe()
 os.close(reader)
 sys.stdout = open(writer, "w")  # noqa: SIM115
 print("lost")
+
+
+# %% text_is_the_status
+raise SystemExit("what went wrong ☃")
 
 
 # %% uncaught_error

@@ -53,10 +53,11 @@ class Network(nn.Module):
         self.layer1 = nn.Linear(8, 16)
         self.layer2 = nn.Linear(16, 16)
         self.layer3 = nn.Linear(16, 8)
+        self.factor = nn.Parameter(torch.tensor(0.5))
         self.register_buffer("scale", torch.full((2,), 0.5))
 
     def forward(self, x):
-        return self.layer3(torch.tanh(self.layer2(torch.tanh(self.layer1(x))))) * self.scale[0]
+        return self.layer3(torch.tanh(self.layer2(torch.tanh(self.layer1(x))))) * self.scale[0] * self.factor
 
 
 class Run:
@@ -78,7 +79,7 @@ class Run:
             shard(self.network.layer2, ((1, parts), (1, parts)))
         whole = WithLoss(self.network, F.cross_entropy)
         if layout == "pipeline" and size > 1:
-            self.step = AutoParallel(Pipeline(whole, 2)).pipeline(2)
+            self.step = AutoParallel(Pipeline(whole, 2)).pipeline(2, "zbv" if size > 2 else "1f1b")
         elif layout in ("data-parallel", "level3"):
             self.step = AutoParallel(whole, "data_parallel")
         else:
@@ -114,7 +115,7 @@ def serial():
         if number == HALF:
             tensors = {("model", name): value.clone() for name, value in network.state_dict().items()}
             for name, parameter in network.named_parameters():
-                for key in ("exp_avg", "exp_avg_sq"):
+                for key in ("exp_avg", "exp_avg_sq") if parameter.dim() else ():  # a number is no tensor there
                     tensors["optimizer", name, key] = optimizer.state[parameter][key].clone()
         images, labels = batch(number)
         loss = F.cross_entropy(network(images), labels)

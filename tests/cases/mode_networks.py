@@ -41,28 +41,16 @@ def mine(tensor):
     return tensor.chunk(get_group_size())[get_rank()]
 
 
-def train(
-    step,
-    optimizer,
-    parts,
-    dtype=torch.float64,
-    steps=STEPS,
-    before_step=lambda: None,
-):
+def train(step, optimizer, parts, dtype=torch.float64, steps=STEPS):
     """Train in an ordinary torch loop."""
     losses = []
     for images, labels in batches(dtype, steps):
         loss = step(parts(images), parts(labels))
         loss.backward()
-        before_step()
         optimizer.step()
         optimizer.zero_grad()
         losses.append(float(loss.detach()))
     return losses
-
-
-def adam(network):
-    return optim.Adam(network.parameters(), lr=3e-3)
 
 
 @functools.cache

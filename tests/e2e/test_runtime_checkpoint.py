@@ -109,7 +109,7 @@ def test_checkpoints_of_two_ranks_go_on_in_other_layouts_and_are_written_by_ever
     assert sorted(manifest.files) == [".metadata", "__0_0.distcp", "__1_0.distcp", "state.pt", "tensors.json"]
     assert manifest.checksums == {name: zlib.crc32((path / name).read_bytes()) for name in manifest.files}
     tensors = FileSystemReader(path).read_metadata().state_dict_metadata
-    assert len(tensors) == 7 + 2 * 6, "weights and a buffer, moments"
+    assert len(tensors) == 8 + 2 * 6, "weights and a buffer, moments"
     for tensor in tensors.values():
         assert sum(math.prod(chunk.sizes) for chunk in tensor.chunks) == math.prod(tensor.size)
     assert len(tensors["model.layer1.weight"].chunks) == len(tensors["optimizer.layer1.weight.exp_avg"].chunks) == 2

@@ -227,7 +227,7 @@ def test_an_edited_line_of_a_function_that_is_called_is_seen(ranks, tmp_path):
     assert losses[0] == losses[3] != losses[1] == losses[2]
 
 
-@slow_two_ranks
+@two_ranks
 def test_other_versions_are_captured(ranks, kept):
     start(kept / "small", Small())
     with mock.patch.object(kept_captures, "_versions", lambda: "of tomorrow"):
@@ -345,7 +345,7 @@ def test_captures_are_kept_where_that_is_on_and_there_is_a_place(ranks, tmp_path
     assert said[0] == "not kept: RuntimeError: no home"
 
 
-@slow_two_ranks
+@two_ranks
 def test_the_oldest_go_when_there_are_too_many(ranks, tmp_path):
     start(tmp_path / "kept", Small())
     with mock.patch.object(kept_captures, "_MOST_BYTES", 1.5 * _files(tmp_path / "kept")[0].stat().st_size):
@@ -421,7 +421,7 @@ def test_what_one_rank_cannot_read_none_reads(ranks, tmp_path):
     assert said == [f"{KEPT} {tmp_path / 'kept 0'}", ""]
 
 
-@slow_two_ranks
+@two_ranks
 def test_a_pipeline_is_captured_each_time_and_says_so(ranks, tmp_path):
     said, _ = start(tmp_path / "kept", Pipeline(Small(), 2), settings=lambda step: step.pipeline(2))
     assert said == "not kept: the division of a pipeline is of this process alone"

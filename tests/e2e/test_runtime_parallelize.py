@@ -407,7 +407,7 @@ WAYS = [
 @on_ranks(2, pytest.param(4, marks=pytest.mark.slow), dtype="float64")
 @pytest.mark.parametrize(
     ("way", "kind", "length"),
-    slow_but(["ring causal 16", "ulysses causal 16"], WAYS, lambda *w: " ".join(map(str, w))),
+    slow_but(["ring causal 16", "ring masked 12", "ulysses causal 16"], WAYS, lambda *w: " ".join(map(str, w))),
 )
 def test_a_sequence_that_is_cut_trains_like_a_whole_one(ranks, way, kind, length):
     """Nothing gathers it: every other layer keeps the cut."""

@@ -6,7 +6,6 @@ import copy
 import functools
 import json
 import math
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -26,10 +25,7 @@ from msrun.runtime import (
     WithLoss,
     get_group_size,
     get_rank,
-    load_checkpoint,
-    no_init_parameters,
     optim,
-    save_checkpoint,
     value_and_grad,
 )
 from msrun.runtime.execute.transfers import traffic
@@ -348,17 +344,6 @@ def with_loss():
     return WithLoss(make(), F.cross_entropy)
 
 
-def train_on(step, optimizer, numbers, take=part):
-    losses = []
-    for number in numbers:
-        loss = step(*map(take, small_batch(number)))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(float(loss.detach()))
-    return losses
-
-
 @on_four
 def test_results_that_are_no_loss_stay_in_their_stage_unless_they_are_broadcast(ranks):
     network, x = make(), small_batch()[0]
@@ -418,64 +403,6 @@ def test_value_and_grad_gives_gradients_of_inputs_and_of_held_weights_and_other_
     for mine, other in held:
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-12)
     assert sum(ranks.gather(len(held))) == 2 * 6, "each of six weights is in two ranks of a stage"
-
-
-class Scaled(SmallNetwork):
-    """With a parameter of no dimensions in the second stage."""
-
-    def __init__(self):
-        super().__init__()
-        self.scale = nn.Parameter(torch.tensor(0.5))
-
-    def forward(self, x):
-        return super().forward(x) * self.scale
-
-
-BUILDS = {
-    "stages": pipelined,
-    "stages-hsdp": lambda net: pipelined(net).hsdp(threshold=0),
-    "zbv": lambda net: pipelined(net, scheduler="zbv"),
-    "by-name": lambda net: AutoParallel(Pipeline(net, 4, {"first": 0, "middle": 0, "last": 1})).pipeline(2),
-    "one": lambda net: AutoParallel(net).hsdp(threshold=0),
-}
-
-
-@on_four
-@pytest.mark.parametrize(
-    ("before", "after", "kind"),
-    [
-        ("stages", "one", optim.Adam),
-        ("one", "stages", optim.Adam),
-        ("stages-hsdp", "zbv", optim.Adam),
-        ("by-name", "by-name", torch.optim.Adagrad),  # which has state from its first moment
-    ],
-)
-def test_training_goes_on_from_a_checkpoint_with_other_stages(ranks, tmp_path, before, after, kind):
-    def take(build):
-        return ranks.part if build == "one" else part
-
-    def build(seed=1):
-        torch.manual_seed(seed)
-        network = Scaled()
-        return network, kind(network.parameters(), 0.01)
-
-    right, theirs = build()
-    expected = train_on(WithLoss(right, F.cross_entropy), theirs, range(4), lambda t: t)
-    network, optimizer = build()
-    losses = train_on(BUILDS[before](WithLoss(network, F.cross_entropy)), optimizer, range(2), take(before))
-    path = save_checkpoint(network, tmp_path / "saved", optimizer, step_num=2)
-    with no_init_parameters() if kind is optim.Adam else nullcontext():
-        network, optimizer = build(seed=5)
-    step = BUILDS[after](WithLoss(network, F.cross_entropy))
-    load_checkpoint(path, network, optimizer)
-    losses += train_on(step, optimizer, range(2, 4), take(after))
-    assert losses == pytest.approx(expected, rel=1e-12)
-    whole = load_checkpoint(path)
-    shapes = {name: value.shape for name, value in whole.items() if isinstance(value, torch.Tensor)}
-    assert shapes == {name: value.shape for name, value in right.named_parameters()}
-    train_on(step, optimizer, range(1), take(after))
-    load_checkpoint(path, network, optimizer)  # into what is in its places
-    assert train_on(step, optimizer, range(2, 4), take(after)) == pytest.approx(expected[2:], rel=1e-12)
 
 
 def twice(x, y):

@@ -80,13 +80,14 @@ def trained(build, kind=torch.optim.AdamW):
 
 
 @tool()
-def test_adafactor_goes_on_from_a_checkpoint(build):
-    step, _, right, ours, theirs = trained(build, torch.optim.Adafactor)
-    path = folder(f"adafactor-{dist.get_world_size()}")
-    save_checkpoint(step, path, ours)
-    last = torch.optim.Adafactor(step.parameters(), 0.5)
-    load_checkpoint(path, step, last)
-    train(step, right, last, theirs)
+def test_optimizers_with_state_of_other_shapes_or_from_their_first_moment_go_on_from_a_checkpoint(build):
+    for kind in (torch.optim.Adafactor, torch.optim.Adagrad):
+        step, _, right, ours, theirs = trained(build, kind)
+        path = folder(f"saved-{dist.get_world_size()}")
+        save_checkpoint(step, path, ours)
+        last = kind(step.parameters(), 0.5)
+        load_checkpoint(path, step, last)
+        train(step, right, last, theirs)
 
 
 @tool()

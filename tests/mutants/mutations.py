@@ -33,7 +33,7 @@ _OPPOSITE = {
 }
 """Operator -> its text, and what takes its place: of an order first its border, then its opposite."""
 _CLOCK = re.compile(r"\bmonotonic\b|\btime\(\)|\bnow\b|\bdeadline\b|\bend\b|_at\b|_s\b|\blate\b|\bmoment\b")
-_CHOSEN = re.compile(r"_?(MAX_\w+|\w+_(S|MS|BYTES|CHARS|LINES|HOSTS|NAMES|WORDS|AT_A_TIME))\Z")
+_CHOSEN = re.compile(r"_?(MAX_\w+|\w+_(S|MS|BITS|BYTES|CHARS|LINES|HOSTS|NAMES|WORDS|AT_A_TIME))\Z")
 _CHUNKED = {"read", "recv", "recv_into", "sleep", "wait", "token_hex", "token_bytes"}
 _SILENT = {"time.sleep", "print", "sys.stderr.write", "sys.stdout.write", "sys.stderr.flush", "sys.stdout.flush"}
 

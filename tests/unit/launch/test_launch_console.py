@@ -329,3 +329,13 @@ def test_bytes_become_what_text_becomes():
 def test_three_presses_within_a_second_are_the_way_out(keys, is_out):
     presses = []
     assert [find_way_out(pressed, presses, now) for now, pressed in keys][-1] is is_out
+
+
+def test_unfinished_line_of_an_attempt_comes_before_the_lines_of_the_next(tmp_path):
+    log = tmp_path / "worker_0.log"
+    log.write_bytes(b"one\nhalf")
+    with closing(LogTail(0, str(log), LineCutter)) as tail:
+        assert tail.read() == [b"one\n"]
+        log.rename(tmp_path / "worker_0.attempt_0.log")
+        log.write_bytes(b"two\n")
+        assert b"".join(tail.read()) == b"half\ntwo\n"

@@ -32,8 +32,7 @@ def train():
     try:
         with open("ready", "w"):
             pass
-        for _ in range(6000):
-            time.sleep(0.01)
+        any(map(time.sleep, [0.01] * 6000))  # one line, wherever the signal comes
     finally:
         print("finally")
 

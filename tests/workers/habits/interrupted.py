@@ -32,7 +32,7 @@ def train():
     try:
         with open("ready", "w"):
             pass
-        any(map(time.sleep, [0.01] * 6000))  # one line, wherever the signal comes
+        time.sleep(60)
     finally:
         print("finally")
 

@@ -1,7 +1,6 @@
 """Networks on this rank's device, in every layout; tests/e2e/test_runtime_devices.py runs them beside one process."""
 
 import shutil
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
@@ -48,9 +47,6 @@ class Net(nn.Module):
         seen = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=0.2)
         x = self.norm(x + F.dropout(self.out(seen.transpose(1, 2).flatten(2)), 0.1))
         return self.b(self.a(x).relu())
-
-
-Build = Callable[[nn.Module], AutoParallel]
 
 
 def whole_batch(network):

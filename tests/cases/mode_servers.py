@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,7 +28,6 @@ from msrun.runtime import (
 from msrun.server import remote
 from msrun.server.connection import _open_all
 
-Result = dict[str, Any]
 ROWS, STEPS, BATCH = 41, 6, 8
 STALENESS, STALE_STEPS = 3, 12
 

@@ -10,7 +10,6 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 Shape = tuple[int, ...]
-Numbers = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)

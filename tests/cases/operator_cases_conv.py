@@ -1,12 +1,7 @@
 """Calls of the operators of convolutional networks with the strategies that are legal for them."""
 
-from collections.abc import Callable
-
 import torch.nn.functional as F  # noqa: N812
 from operator_cases import OperatorCase
-from torch import Tensor
-
-Call = Callable[..., Tensor]
 
 
 def _layer_norm(*shape):

@@ -9,12 +9,13 @@ import operator_cases_conv
 import operator_cases_transformer
 import pytest
 import torch
+import torch.distributed as dist
 from asked_cases import slow_but
 from law_graphs import MODULES, WORLDS, graph_of, runs_of
 from on_ranks import on_ranks
 from placed_parameters import placed
 
-from msrun.runtime.execute.transfers import start_backward, start_forward
+from msrun.runtime.execute.transfers import start_all_reduce, start_backward, start_forward, traffic
 from msrun.runtime.parallel.compilation.compiled import build_compiled_call
 from msrun.runtime.partition.partition import partition
 from msrun.runtime.sharding.collective import Collective
@@ -195,3 +196,14 @@ def test_every_case_runs_in_a_world():
     assert {key.partition("/")[2] for key in keys} == everything
     assert any(key.startswith("8/") for key in keys)
     assert {f"4/operator_cases_transformer/{name}" for name in operator_cases_transformer.ON_FOUR} <= keys
+
+
+@on_ranks(2)
+def test_a_sum_leaves_what_was_given_alone_unless_it_may_take_it(ranks):
+    numbers = torch.arange(6.0).view(2, 3)
+    for in_place, whole in itertools.product((False, True), (numbers, numbers.t())):
+        own = whole * (1 + ranks.rank)
+        given, before = own.clone(), traffic.bytes["all_reduce"]
+        assert torch.equal(start_all_reduce(own, dist.group.WORLD, in_place=in_place).wait(), whole * 3)
+        assert in_place or torch.equal(own, given)
+        assert traffic.bytes["all_reduce"] - before == 24

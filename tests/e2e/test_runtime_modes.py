@@ -1,9 +1,7 @@
 """Modes without capture: the numbers of one process, also with checkpoints of FSDP2 that other layouts go on from."""
 
 import functools
-from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
 
 import pytest
 import torch
@@ -28,7 +26,6 @@ from msrun.runtime import (
 from msrun.runtime.execute.transfers import traffic
 
 EXACT = 1e-10
-Build = Callable[[Any], AutoParallel]
 on_four = on_ranks(4)
 slow_on_four = on_ranks(4, slow=True)
 

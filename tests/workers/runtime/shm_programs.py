@@ -282,6 +282,8 @@ class Program:
         draw = self.draw
         ranks = draw.choice(list(self.groups))
         kind, dtype, shape, spread = draw.choice(OPS), draw.choice(TYPES), draw.choice(SHAPES), draw.choice(SPREADS)
+        if number < len(self.groups):  # a long sum in each kind of group, whatever is drawn
+            ranks, kind, dtype, shape = list(self.groups)[number], "all_reduce", torch.float32, (300_001,)
         is_async, seed = draw.random() < 0.6, self.seed * 100 + number
         if RANK not in ranks:
             return

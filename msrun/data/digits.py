@@ -10,6 +10,7 @@ centres them in 28x28 as MNIST does, and writes the four idx files.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import secrets
 import shutil
@@ -93,15 +94,19 @@ def write_digits_as_cifar10(directory: str | os.PathLike[str]) -> Path:
 
 def build_digits() -> dict[tuple[str, str], np.ndarray]:
     """Return {("train" or "test", "images" or "labels"): array}; raises DataError when scikit-learn is missing."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
+    package = importlib.util.find_spec("sklearn")  # not imported: with scipy that is seconds of CPU on every rank
+    if package is None or package.origin is None:
         raise DataError(
             "the handwritten digits need scikit-learn, which is not installed; run: pip install scikit-learn"
-        ) from error
-    bunch = load_digits()
+        )
+    path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    try:
+        table = np.loadtxt(path, delimiter=",", dtype=np.uint8)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read ({error}); run: pip install --force-reinstall scikit-learn") from error
     order = np.random.RandomState(_PERMUTATION_SEED).permutation(NUM_TRAIN + NUM_TEST)
-    arrays = {"images": enlarge(bunch.images)[order], "labels": bunch.target.astype(np.uint8)[order]}
+    images = table[:, :-1].reshape(-1, _SOURCE_EDGE, _SOURCE_EDGE)
+    arrays = {"images": enlarge(images)[order], "labels": table[:, -1][order]}
     rows = {"train": slice(NUM_TRAIN), "test": slice(NUM_TRAIN, None)}
     return {(usage, kind): arrays[kind][rows[usage]] for usage, kind in _SHAPES}
 

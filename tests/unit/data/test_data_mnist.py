@@ -295,7 +295,7 @@ def write_together(barrier, target):
 
 
 def test_missing_scikit_learn_is_told_with_the_remedy(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
     assert digits.main([str(tmp_path / "digits")]) == 1
     assert "need scikit-learn, which is not installed; run: pip install scikit-learn\n" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -16,6 +16,20 @@ import pytest
 from _pytest.config import create_terminal_writer
 
 
+class Hooks:
+    """What this plugin asks others."""
+
+    def pytest_worker_begins(self, session):
+        """Called in every worker before it runs a test."""
+
+    def pytest_worker_ends(self, session):
+        """Called in every worker after its last test."""
+
+
+def pytest_addhooks(pluginmanager):
+    pluginmanager.add_hookspecs(Hooks)
+
+
 def pytest_addoption(parser):
     parser.addoption("--workers", type=int, default=0, metavar="N", help="run the files of tests in N processes")
 
@@ -132,9 +146,12 @@ def work(session, link, tests):
         config._tmp_path_factory._basetemp = config._tmp_path_factory.getbasetemp() / f"worker-{os.getpid()}"
         config._tmp_path_factory._basetemp.mkdir(mode=0o700)
         config.pluginmanager.register(Reporter(config, link))
+        config.hook.pytest_worker_begins(session=session)
         run_files(config, link, tests)
-    except (KeyboardInterrupt, EOFError, BrokenPipeError):
-        session._setupstate.teardown_exact(None)  # this run is over
+        config.hook.pytest_worker_ends(session=session)
+    except (KeyboardInterrupt, EOFError, BrokenPipeError):  # this run is over
+        session._setupstate.teardown_exact(None)
+        config.hook.pytest_worker_ends(session=session)
     except BaseException:
         traceback.print_exc()
         os._exit(1)

@@ -151,15 +151,25 @@ def pytest_configure(config):
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish(session):
-    items = [item for item in session.items if item.get_closest_marker(MARK)]
-    if items and not session.config.option.collectonly:
+    if any(item.get_closest_marker(MARK) for item in session.items) and not session.config.option.collectonly:
         _prepare()
+        if session.config.getoption("--workers", 0) < 2:
+            pytest_worker_begins(session)
+
+
+def pytest_worker_begins(session):
+    items = [item for item in session.items if item.get_closest_marker(MARK)]
+    if items:
         session.config.stash[_server] = RankServer(items)
 
 
-def pytest_sessionfinish(session):
+def pytest_worker_ends(session):
     with contextlib.suppress(KeyError):
         session.config.stash[_server].stop()
+
+
+def pytest_sessionfinish(session):
+    pytest_worker_ends(session)
 
 
 @pytest.hookimpl(tryfirst=True)

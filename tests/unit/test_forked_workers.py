@@ -7,8 +7,20 @@ import sys
 
 from job_runner import REPOSITORY
 
+PARENT = """
+import os, pytest
+
+PARENT = os.getpid()
+
+@pytest.fixture(scope="session")
+def one():
+    open(f"made-{os.getpid()}", "x")
+    yield
+    open(f"ended-{os.getpid()}", "x")
+"""
 TESTS = """
 import os, pytest
+from parent import PARENT
 
 def test_fails():
     print("said")
@@ -20,12 +32,6 @@ def test_ends_its_worker():
 @pytest.mark.skip(reason="not here")
 def test_skipped(): pass
 
-@pytest.fixture(scope="session")
-def one():
-    open(f"made-{os.getpid()}", "x")
-    yield
-    open(f"ended-{os.getpid()}", "x")
-
 @pytest.mark.parametrize("number", range(3))
 def test_passes(number, one, tmp_path):
     assert os.getppid() == PARENT
@@ -33,14 +39,14 @@ def test_passes(number, one, tmp_path):
 
 
 def run(folder, *options, files=3):
-    parent = "import os\nPARENT = os.getpid()\n"  # what is imported once is the same in every worker
     (folder / "conftest.py").write_text('pytest_plugins = ["forked_workers", "parent"]\n')
-    (folder / "parent.py").write_text(parent)
+    (folder / "parent.py").write_text(PARENT)  # what is imported once is the same in every worker
     for number in range(files):
-        (folder / f"test_{number}.py").write_text(f"from parent import PARENT\n{TESTS}")
+        (folder / f"test_{number}.py").write_text(TESTS)
     words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", *options]
     path = os.pathsep.join([str(REPOSITORY / "tests" / "support"), str(folder)])
     done = subprocess.run(words, cwd=folder, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
+    print(done.stdout, done.stderr)  # what pytest shows of a test that fails
     return done.returncode, done.stdout
 
 

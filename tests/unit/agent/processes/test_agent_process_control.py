@@ -204,3 +204,14 @@ def test_what_is_left_of_a_job_is_killed_and_nothing_else(started):
     end_job(OUTER)
     assert ours.wait(5) == -signal.SIGKILL
     assert other.poll() is None
+
+
+def test_signal_is_handled_by_who_catches_or_ignores_it_and_by_who_has_gone():
+    handled = [process_control.handles_signal(os.getpid(), signum) for signum in (signal.SIGUSR2, signal.SIGPIPE)]
+    before = signal.signal(signal.SIGUSR2, lambda *_: None)
+    try:
+        assert process_control.handles_signal(os.getpid(), signal.SIGUSR2)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert handled == [False, True]  # Python ignores SIGPIPE
+    assert process_control.handles_signal(1 << 30, signal.SIGUSR2)

@@ -55,6 +55,8 @@ class ForkedWorkers:
     def __init__(self, number):
         self._number = number
         self._workers = []
+        self._not_run = set()
+        """Tests of which nothing is known yet."""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session):
@@ -63,6 +65,7 @@ class ForkedWorkers:
         session.config._tmp_path_factory.getbasetemp()  # made once, for all
         session.config.pluginmanager.getplugin("terminalreporter").showfspath = False  # a line for each change of file
         tests = {test.nodeid: test for test in session.items}
+        self._not_run = {*tests}
         left = collections.deque(
             [test.nodeid for test in file] for _, file in itertools.groupby(session.items, key=lambda test: test.path)
         )
@@ -80,6 +83,9 @@ class ForkedWorkers:
                 os.kill(worker.pid, signal.SIGINT)
                 worker.link.close()
                 os.waitpid(worker.pid, 0)
+        if self._not_run and not (session.shouldfail or session.shouldstop):
+            some = ", ".join(sorted(self._not_run)[:3])
+            session.shouldfail = f"{len(self._not_run)} tests were not run, for their workers have ended: {some} ..."
         for why, error in ((session.shouldfail, session.Failed), (session.shouldstop, session.Interrupted)):
             if why:
                 raise error(why)
@@ -113,6 +119,7 @@ class ForkedWorkers:
             hook.pytest_runtest_logreport(report=hook.pytest_report_from_serializable(config=session.config, data=said))
         else:
             worker.running = ""
+            self._not_run.discard(said)
             hook.pytest_runtest_logfinish(nodeid=said, location=tests[said].location)
 
     def _replace(self, session, worker, left, tests):
@@ -122,6 +129,7 @@ class ForkedWorkers:
         _, status = os.waitpid(worker.pid, 0)
         if not worker.running:
             return
+        self._not_run.discard(worker.running)
         why = f"its worker ended with {os.waitstatus_to_exitcode(status)}"
         place = tests[worker.running].location
         report = pytest.TestReport(worker.running, place, {}, "failed", why, "call")
@@ -135,7 +143,7 @@ class ForkedWorkers:
 
 def work(session, link, tests):
     """Run, in a worker, the tests of one file after the other, and send their reports. Never returns."""
-    config = session.config
+    config, status = session.config, 1
     try:
         capture = config.pluginmanager.getplugin("capturemanager")
         capture.stop_global_capturing()  # its files are those of all workers
@@ -147,15 +155,17 @@ def work(session, link, tests):
         config._tmp_path_factory._basetemp.mkdir(mode=0o700)
         config.pluginmanager.register(Reporter(config, link))
         config.hook.pytest_worker_begins(session=session)
-        run_files(config, link, tests)
+        try:
+            run_files(config, link, tests)
+        except (KeyboardInterrupt, EOFError, BrokenPipeError):  # this run is over
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # it comes from the terminal, and from pytest once more
+            session._setupstate.teardown_exact(None)
         config.hook.pytest_worker_ends(session=session)
-    except (KeyboardInterrupt, EOFError, BrokenPipeError):  # this run is over
-        session._setupstate.teardown_exact(None)
-        config.hook.pytest_worker_ends(session=session)
+        status = 0
     except BaseException:
         traceback.print_exc()
-        os._exit(1)
-    os._exit(0)
+    finally:
+        os._exit(status)  # never into what pytest does at its own end
 
 
 def run_files(config, link, tests):

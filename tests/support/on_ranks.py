@@ -218,7 +218,7 @@ def _serve(connection, of_pytest, items):
             if any(report.kind not in ("passed", "skipped") for report in reports):
                 pools.pop(key).close()  # its ranks may be at different places
             connection.send(reports)
-    except EOFError:
+    except (EOFError, BrokenPipeError):  # between two tests, or within one
         for pool in pools.values():
             pool.close()
 

@@ -15,6 +15,7 @@ import os
 import secrets
 import shutil
 import sys
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -101,8 +102,8 @@ def build_digits() -> dict[tuple[str, str], np.ndarray]:
         )
     path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
     try:
-        table = np.loadtxt(path, delimiter=",", dtype=np.uint8)
-    except (OSError, ValueError) as error:
+        table = np.loadtxt(path, delimiter=",", dtype=np.uint8).reshape(NUM_TRAIN + NUM_TEST, _SOURCE_EDGE**2 + 1)
+    except (OSError, ValueError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read ({error}); run: pip install --force-reinstall scikit-learn") from error
     order = np.random.RandomState(_PERMUTATION_SEED).permutation(NUM_TRAIN + NUM_TEST)
     images = table[:, :-1].reshape(-1, _SOURCE_EDGE, _SOURCE_EDGE)

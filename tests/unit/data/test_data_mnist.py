@@ -3,11 +3,13 @@ CIFAR's files, binary and pickled, and click logs in Criteo's format: whole and 
 
 import gzip
 import hashlib
+import importlib.util
 import math
 import multiprocessing
 import pickle
 import struct
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -299,6 +301,21 @@ def test_missing_scikit_learn_is_told_with_the_remedy(tmp_path, monkeypatch, cap
     assert digits.main([str(tmp_path / "digits")]) == 1
     assert "need scikit-learn, which is not installed; run: pip install scikit-learn\n" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-9000], lambda data: data[:500] + b"x" * 99, lambda _: b"1,2\n"])
+def test_damaged_scikit_learn_is_told_with_the_remedy(tmp_path, monkeypatch, capsys, damage):
+    found = Path(importlib.util.find_spec("sklearn").origin).parent / "datasets" / "data" / "digits.csv.gz"
+    copy = tmp_path / "sklearn" / found.relative_to(found.parents[2])
+    copy.parent.mkdir(parents=True)
+    (tmp_path / "sklearn" / "__init__.py").touch()
+    data = damage(found.read_bytes())
+    copy.write_bytes(data if data.startswith(b"\x1f\x8b") else gzip.compress(data))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "sklearn", raising=False)
+    assert digits.main([str(tmp_path / "digits")]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(copy) in line and line.endswith("run: pip install --force-reinstall scikit-learn")
 
 
 LABELS = {f"data_batch_{i}.bin": [i, i + 4] for i in range(1, 6)} | {"test_batch.bin": [0, 1, 2]}

@@ -1,20 +1,25 @@
-"""Where the jobs of chaos run: hosts over SSH, or rehearsed ones. What can be hit there, by one set of names."""
+"""Where the jobs of chaos run: one host, or some, over SSH or rehearsed. What can be hit there, by one set of names."""
 
 import contextlib
 import os
 from pathlib import Path
 
 import psutil
+from job_runner import latest_job, parent_of, wait_until
 
-SIGNS = {"worker": b"msrun: worker", "scheduler": b"msrun: scheduler", "fork server": b"fork_server"}
-"""In the command line of a process."""
+SIGNS = {"worker": "msrun: worker {}:", "scheduler": "msrun: scheduler", "fork server": "fork_server"}
+"""In the command line of a process; {} is its rank."""
 
 
 class Place:
     """The hosts of one round, which see `cwd` alike: here, agents on this machine stand for them."""
 
-    has_network = False
-    """There are connections and cables that can be hit."""
+    lacks = ("connection", "cable")
+    """What cannot be hit there."""
+    moments = ("running",)
+    """When a process can be hit."""
+    patience_s = 10.0
+    """How long what is left may take to go."""
 
     def __init__(self, rehearsals):
         self._rehearsals = rehearsals
@@ -51,10 +56,39 @@ class Place:
         self._rehearsals.runner.prove_nothing_left(deadline_s)
 
 
+class OneHost(Place):
+    """This host alone, where the launcher is the agent as well."""
+
+    lacks = ("agent", "connection", "cable")
+    moments = ("start", "running", "teardown")
+    patience_s = 0.0
+
+    def __init__(self, runner, cwd):
+        self._runner = runner
+        self.cwd = cwd
+
+    def start(self, slots, *words):
+        self._job = self._runner.start(f"--worker_num={len(slots)}", *words, cwd=self.cwd)
+        return self._job
+
+    def agents(self, host):
+        return [self._job.pid]
+
+    def prove_nothing_left(self, deadline_s=10.0):
+        if self._job.process.returncode < 0:
+            wait_until(lambda: not self._runner.processes(), "processes gone", deadline_s)
+            for folder in self._runner.temporary.glob("msrun-*"):
+                events = latest_job(self._job.log_dir) / "events.jsonl"
+                if not events.exists() or '"event": "ready"' not in events.read_text():  # else the fork server does it
+                    (folder / "progress").unlink(missing_ok=True)
+                    folder.rmdir()  # killed before anybody else knew of the folder: it held that file at most
+        self._runner.prove_nothing_left(deadline_s)
+
+
 class OverSsh(Place):
     """Hosts with an SSH server each, of which each has a disk of its own."""
 
-    has_network = True
+    lacks = ()
 
     def __init__(self, fleet, log_dir):
         self._fleet = fleet
@@ -91,8 +125,18 @@ def find(place, target, host, job):
         return place.agents(host)
     if target == "connection":
         return place.connections(host)
-    pids = [pid for pid in place.processes(host) if SIGNS[target] in command_line(pid)]
-    return sorted(pid for pid in pids if os.getsid(pid) == pid) if target == "worker" else pids
+    sign = SIGNS[target].format(host).encode()
+    return leaders([pid for pid in place.processes(host) if sign in command_line(pid)])
+
+
+def leaders(pids):
+    """Return those of them that lead a session, and that no other of them has forked."""
+    found = []
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            if os.getsid(pid) == pid and parent_of(pid) not in pids:
+                found.append(pid)
+    return found
 
 
 def command_line(pid):

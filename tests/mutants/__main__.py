@@ -143,6 +143,8 @@ class Slot:
             self._write(path, mark(sources[path], numbers))
         self._write("msrun/reached.py", REACH.format(folder=str(folder)))
         self._run(["--workers", str(2 * (os.cpu_count() or 1)), "tests"], 10 * LIMIT_S)
+        if not any(path.stat().st_size for path in folder.iterdir()):
+            sys.exit(f"no test comes to any fault; pytest says\n{(self._folder / 'log').read_text()[-2000:]}")
         (self._copy / "msrun/reached.py").unlink()
         for path in {mutation.path for mutation in drawn}:
             self._write(path, sources[path])

@@ -105,7 +105,7 @@ mutants: export MUTANTS ?= 60
 mutants: export MUTANTS_SEED ?= $(shell date +%Y%m%d)
 mutants: export MUTANTS_RECORD ?= $(CURDIR)/.pytest_cache/mutants
 mutants: $(VENV)/.test
-	cd tests && PATH="$(abspath $(BIN)):$$PATH" python -m mutants --number $(MUTANTS) --seed $(MUTANTS_SEED) --record "$(MUTANTS_RECORD)"
+	cd tests && PATH="$(abspath $(BIN)):$$PATH" python -m mutants --number $(MUTANTS) --seeds $(MUTANTS_SEED) --record "$(MUTANTS_RECORD)"
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

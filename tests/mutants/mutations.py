@@ -100,6 +100,38 @@ def changes(mutation, source):
     return changed != ast.dump(ast.parse(source))
 
 
+def mark(source, places):
+    """Return the module with `reach(number)` before the statement, or in the condition, at each of these bytes."""
+    data, begins = source.encode(), [0]
+    for line in source.encode().splitlines(keepends=True):
+        begins.append(begins[-1] + len(line))
+
+    def at(line, column):
+        return begins[line - 1] + column
+
+    statements = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt)]
+    insertions = []
+    for number, place in places.items():
+        call = f'__import__("msrun.reached").reached.reach({number})'
+        around = [
+            node
+            for node in statements
+            if at(node.lineno, node.col_offset) <= place < at(node.end_lineno, node.end_col_offset)
+        ]
+        node = max(around, key=lambda node: (node.lineno, node.col_offset))
+        begin = at(node.lineno, node.col_offset)
+        if isinstance(node, ast.While) or data[begin:].startswith(b"elif"):
+            test = node.test
+            insertions.append((at(test.lineno, test.col_offset), f"{call} or ("))
+            insertions.append((at(test.end_lineno, test.end_col_offset), ")"))
+        else:
+            first = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", []))])
+            insertions.append((begins[first - 1], f"{' ' * node.col_offset}{call}\n"))
+    for place, text in sorted(insertions, reverse=True):
+        data = data[:place] + text.encode() + data[place:]
+    return data.decode()
+
+
 class _Finder(ast.NodeVisitor):
     def __init__(self, path, source):
         self._path = path

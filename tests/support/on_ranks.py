@@ -318,6 +318,7 @@ class Pool:
         with contextlib.suppress(EOFError):
             while True:
                 nodeid, values = connection.recv()
+                os.environ["PYTEST_CURRENT_TEST"] = f"{nodeid} (call)"  # as pytest says it in its own process
                 connection.send(_report_of(items[nodeid], {"ranks": world, **values}))
 
 

@@ -1,10 +1,13 @@
 """make mutants: which faults are put into a module, and which tests are then run."""
 
-from pathlib import Path
+import sys
+from types import SimpleNamespace
 
 import pytest
-from mutants.__main__ import REPOSITORY, ROOMS, Outcome, Record, batches
-from mutants.mutations import changes, draw, find_mutations
+from mutants.__main__ import REPOSITORY, ROOMS, Outcome, Record, order_tests
+from mutants.mutations import changes, draw, find_mutations, mark
+
+import msrun
 
 
 def faults(source):
@@ -83,23 +86,36 @@ def test_seed_draws_the_same_lines_again_and_every_line_once():
     assert len(draw(sources, 1000, 1)) == 38
 
 
-@pytest.mark.parametrize(
-    ("module", "expected"),
-    [
-        ("msrun/agent/supervisor.py", ["agent_supervisor", "agent_warm", "launch_hang", "launch_environment"]),
-        ("msrun/launch/simulation.py", ["planning_spec", "launch_output", "launch_logs", "launch_environment"]),
-        ("ranktable/rules/network.py", ["ranktable_rules", "ranktable_convert"]),
-        ("msrun/runtime/schedule/replay.py", [f"runtime_{name}" for name in ("schedule", "capture", "laws", "shm")]),
-    ],
-)
-def test_tests_of_a_fault_are_those_of_its_module_its_room_and_its_jobs(module, expected):
-    found = [{Path(path).stem.removeprefix("test_") for path in batch} for batch in batches(module)]
-    assert [name in batch for name, batch in zip(expected, found, strict=True)] == [True] * len(expected)
+def test_a_mark_notes_the_statements_that_run_and_changes_nothing(monkeypatch):
+    lines = ["while a < b:", "    a += 2", "    if a == 7:", "        c = (a +", "             1)", "    elif a > 8:"]
+    source = inside(
+        "c = 0", *lines, "        @staticmethod", "        def c(d=a - 1):", "            return d", "return c"
+    )
+    begins = {number: mutation.begin for number, mutation in enumerate(find_mutations("m.py", source))}
+    reached = set()
+    module = SimpleNamespace(reach=lambda number: reached.add(source[: begins[number]].count("\n")))
+    monkeypatch.setattr(msrun, "reached", module, raising=False)
+    monkeypatch.setitem(sys.modules, "msrun.reached", module)
+    names = {}
+    exec(mark(source, begins), names)
+    assert (names["f"](1, 6), reached) == (8, {1, 2, 3, 4, 6, 7, 11})
+    assert (names["f"](8, 9)(), reached) == (9, {1, 2, 3, 4, 6, 7, 9, 10, 11})
 
 
-def test_rooms_and_their_jobs_are_there():
-    wanted = [*ROOMS, *(f"tests/e2e/test_{name}.py" for names in ROOMS.values() for name in names)]
-    assert [name for name in wanted if not (REPOSITORY / name).exists()] == []
+@pytest.mark.parametrize("reached_at_import", [False, True])
+def test_a_fault_is_judged_by_what_noticed_it_then_its_modules_tests_then_units_then_jobs(reached_at_import):
+    file, unit = "tests/unit/agent/test_agent_supervisor.py", "tests/unit/test_mutants.py::b"
+    own, job = f"{file}::a", "tests/e2e/test_e.py::c"
+    (mutation, *_) = find_mutations("msrun/agent/supervisor.py", inside("return a < b"))
+    asked = {own, unit, job} | ({""} if reached_at_import else set())
+    found = order_tests(mutation, asked, noticed=job)
+    if reached_at_import:
+        assert {*found} - asked >= {file}
+    assert [test for test in found if test in asked] == [job, own, unit]
+
+
+def test_rooms_are_there():
+    assert [room for room in ROOMS if not (REPOSITORY / room).is_dir()] == []
 
 
 def test_the_test_that_noticed_a_fault_is_found_again_with_the_record(tmp_path):

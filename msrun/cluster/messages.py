@@ -34,7 +34,7 @@ Message = dict[str, Any]
 
 
 class NotUnderstood(ValueError):
-    """What has come is no speech of ours at all; the message says why."""
+    """What has come is no speech of ours, or not for its sender to say; the message says why."""
 
 
 def encode_body(message: Message) -> bytes:

@@ -24,13 +24,13 @@ from msrun.agent.observer import Observers, OwnFaults
 from msrun.cluster.coordinator import REPORTS, Coordinator
 from msrun.cluster.failure import JobFailure, fault_of_job, merge_failures, read_failure
 from msrun.cluster.membership import Membership, RestartPolicy, WorkerState
-from msrun.cluster.messages import Message
+from msrun.cluster.messages import Message, NotUnderstood
 from msrun.cluster.protocol import MOMENTS, read_moment
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.console import Console, say
 from msrun.launch.directory.log_directory import EventLog, JobLock, describe_removed, publish, write_private
 from msrun.launch.failure import at_home, hide_secrets, write_failure
-from msrun.launch.fleet.agents import NO_NODE, SALVAGE_S, NotUnderstood
+from msrun.launch.fleet.agents import NO_NODE, SALVAGE_S
 from msrun.launch.fleet.hosts import (
     Hosts,
     ListedHosts,

@@ -407,13 +407,12 @@ class Connection:
         return self._buffer.feed(data, self._most) if data else []
 
     def _agree(self, *, speaks_tls: bool) -> None:
-        if speaks_tls and self._tls is None:
-            raise NotUnderstood(f"it speaks TLS; {SAME_EVERYWHERE}")
-        if self._tls is not None and not speaks_tls:
+        tls = self._tls
+        if speaks_tls != (tls is not None):
             self._tls = None  # so that it understands the refusal
-            raise NotUnderstood(NO_TLS)
-        if self._tls is not None:
-            self._socket = self._secure = self._tls.wrap(self._socket)
+            raise NotUnderstood(NO_TLS if tls else f"it speaks TLS; {SAME_EVERYWHERE}")
+        if tls is not None:
+            self._socket = self._secure = tls.wrap(self._socket)
 
     def unseal(self, body: bytes) -> bytes:
         """Return what is in a body that has come. Raises NotProved: it is not from one who knows the token."""

@@ -86,13 +86,11 @@ class TlsIdentity:
     def wrap(self, stream: socket.socket) -> TlsSocket:
         """Return a connected socket as one that speaks TLS. Raises OSError: the other side has gone."""
         is_server = self.side == "server"
-        name = None if is_server or not self.server_name else self.server_name  # None: anybody whom the CA has signed
-        return cast(
-            TlsSocket,
-            self.context.wrap_socket(
-                stream, server_side=is_server, server_hostname=name, do_handshake_on_connect=False
-            ),
+        name = None if is_server else self.server_name or None  # None: anybody whom the CA has signed
+        wrapped = self.context.wrap_socket(
+            stream, server_side=is_server, server_hostname=name, do_handshake_on_connect=False
         )
+        return cast(TlsSocket, wrapped)
 
     def describe(self) -> str:
         return f"{self.side} {self.subject} until {_day(self.end)}"

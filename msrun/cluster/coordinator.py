@@ -196,9 +196,6 @@ class OwnLink:
         self.orders = Inbox()  # what the coordinator says
         self._coordinator, self._node_rank = coordinator, node_rank
 
-    def obey(self, signals: object) -> None:
-        """There is no launcher whose signals are other than this process's."""
-
     def pass_on(self, message: Message) -> None:
         for order in self._coordinator.hear(self._node_rank, message):
             self.orders.post(order)

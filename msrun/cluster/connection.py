@@ -34,6 +34,8 @@ import msgspec
 
 from msrun.cluster.messages import (
     MAX_MESSAGE_BYTES,
+    NO_TLS,
+    SAME_EVERYWHERE,
     FrameBuffer,
     Message,
     NotUnderstood,
@@ -259,8 +261,6 @@ RECORD_BYTES = 1 << 17
 MAX_UNSENT_BYTES = 4 * MAX_MESSAGE_BYTES  # the other side reads nothing: it is given up
 READ_BYTES = 1 << 16
 TLS_RECORDS = range(20, 25)  # first byte of TLS (RFC 8446, 5.1); a message of ours would be far too long
-SAME_EVERYWHERE = "give --tls_config on all hosts, or on none"
-NO_TLS = f"it does not speak TLS; {SAME_EVERYWHERE}"
 
 
 PROOF_BYTES = hashlib.sha256().digest_size

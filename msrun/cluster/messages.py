@@ -37,6 +37,10 @@ class NotUnderstood(ValueError):
     """What has come is no speech of ours, or not for its sender to say; the message says why."""
 
 
+SAME_EVERYWHERE = "give --tls_config on all hosts, or on none"
+NO_TLS = f"it does not speak TLS; {SAME_EVERYWHERE}"
+
+
 def encode_body(message: Message) -> bytes:
     """Return a message as JSON text. Raises ValueError: it is larger than MAX_MESSAGE_BYTES."""
     body = json.dumps(message, separators=_COMPACT).encode("utf-8", "surrogateescape")

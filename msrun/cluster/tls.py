@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from msrun.cluster.connection import NO_TLS
-from msrun.cluster.messages import NotUnderstood
+from msrun.cluster.messages import NO_TLS, NotUnderstood
 from msrun.errors import ClusterError, UsageError
 from msrun.planning.settings import CLIENT_PASSWORD_VARIABLE, SERVER_PASSWORD_VARIABLE, TlsSpec, check_private
 from ranktable.files import read_at_most

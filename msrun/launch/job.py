@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from msrun import contract
 from msrun.agent.attempt import keep_logs
@@ -30,7 +30,7 @@ from msrun.agent.supervisor import Supervisor
 from msrun.cluster.coordinator import Coordinator, OwnLink
 from msrun.cluster.failure import JobFailure
 from msrun.cluster.membership import RestartPolicy
-from msrun.cluster.messages import Channel
+from msrun.cluster.messages import Channel, Inbox, Message
 from msrun.cluster.rendezvous import BACKLOG, forget_waiting, listen
 from msrun.errors import ClusterError
 from msrun.launch.console import Console, Display, say
@@ -52,9 +52,6 @@ from msrun.planning.hosts import Fleet
 from msrun.planning.placement.host import HostFacts, place_devices
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.spec import LaunchSpec
-
-if TYPE_CHECKING:
-    from msrun.launch.remote.agent import LauncherLink
 
 OF_PAUSE = (int(signal.SIGTSTP), int(signal.SIGCONT))
 
@@ -87,13 +84,25 @@ class Start:
         say(text, quiet=self.quiet)
 
 
+class Link(Protocol):
+    """What joins this host to a coordinator that is a launcher's: an agent's `LauncherLink`."""
+
+    orders: Inbox
+
+    def obey(self, signals: SignalPipe) -> None:
+        """Have the job, which reads these signals, told of the launcher's from now on."""
+
+    def pass_on(self, message: Message) -> None:
+        """Tell the coordinator."""
+
+
 @dataclass(frozen=True)
 class AgentPart:
     """What is different where msrun is typed on a host, where an agent serves a launcher, and on a host alone."""
 
     display: Callable[[LaunchSpec, LaunchPlan, OwnFaults], Display]
     signals: SignalPipe  # what has been read so far of this process's signals; closed by whoever gives it
-    link: LauncherLink | None = None  # None: this host is the only one, and its coordinator is in this process
+    link: Link | None = None  # None: this host is the only one, and its coordinator is in this process
     fleet: Fleet | None = None  # all hosts of the job, as they have agreed; None: it has this host alone
     store_port: int = 0  # of the workers' store of several hosts
     store_listener: socket.socket | None = None  # where that is served, on the scheduler's host

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from msrun import contract
 from msrun.agent.own_file import open_own_file
 
 RETRY_S = 1.0  # how long a log that could not be written is left alone; an attempt on a full disk can take its time
@@ -68,22 +67,21 @@ class BoundedLog:
             end -= end % _BLOCK_BYTES
             if self._freed < end:
                 try:
-                    self._change(self._path, FREE, end)
+                    self._change(FREE, end)
                 except OSError as error:
                     self._on_refused(error.strerror or type(error).__name__)
                     end = _REFUSED
                 self._freed = end
 
-    def end(self, attempt: int | None = None) -> None:
-        """Nobody writes the log any more, which has an attempt's name now; the hole goes where it can be taken out."""
+    def end(self) -> None:
+        """Nobody writes the file any more; its hole goes where it can be taken out. Another may have the name next."""
         freed, self._freed = self._freed, 0
         if 0 < freed < _REFUSED:
-            path = self._path if attempt is None else contract.attempt_log_name(self._path, attempt)
             with contextlib.suppress(OSError):
-                self._change(path, _COLLAPSE_RANGE, freed)
+                self._change(_COLLAPSE_RANGE, freed)
 
-    def _change(self, path: str, mode: int, end: int) -> None:
-        descriptor = open_own_file(path, os.O_WRONLY)
+    def _change(self, mode: int, end: int) -> None:
+        descriptor = open_own_file(self._path, os.O_WRONLY)
         try:
             change(descriptor, mode, 0, end)
         finally:
@@ -93,8 +91,9 @@ class BoundedLog:
 class LogFile:
     """A log that this process writes. Failures to write never leave this class: they are counted and told."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, limit: LogLimit | None = None) -> None:
         """Open the file, or create it, and go on at its end (OSError: it cannot be, or is no plain file of ours)."""
+        self._bounded = BoundedLog(path, limit, lambda _: None) if limit else None
         self._descriptor = open_own_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         self._gap_bytes = 0  # bytes lost since the file was last written; 0 when all is well
         self._is_gap_in_line = False  # the last lost byte was within a line
@@ -124,6 +123,8 @@ class LogFile:
         if written >= len(note):
             self._gap_bytes = 0
         self._lose(data[max(0, written - len(note)) :])
+        if self._bounded is not None:
+            self._bounded.look()
 
     def _lose(self, data: bytes) -> None:
         if data:
@@ -135,3 +136,5 @@ class LogFile:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+            if self._bounded is not None:
+                self._bounded.end()

@@ -34,6 +34,8 @@ import msgspec
 
 from msrun.cluster.messages import (
     MAX_MESSAGE_BYTES,
+    NO_TLS,
+    SAME_EVERYWHERE,
     FrameBuffer,
     Message,
     NotUnderstood,
@@ -47,7 +49,7 @@ from msrun.planning.record_json import encode_record
 from msrun.planning.spec import is_loopback
 
 if TYPE_CHECKING:
-    from msrun.cluster.tls import TlsSession
+    from msrun.cluster.tls import TlsIdentity, TlsSocket
 
 MAX_NAME = 255
 MAX_WORKERS = 1 << 24  # more than any job has; a number beyond it is a mistake or a trick
@@ -259,7 +261,6 @@ RECORD_BYTES = 1 << 17
 MAX_UNSENT_BYTES = 4 * MAX_MESSAGE_BYTES  # the other side reads nothing: it is given up
 READ_BYTES = 1 << 16
 TLS_RECORDS = range(20, 25)  # first byte of TLS (RFC 8446, 5.1); a message of ours would be far too long
-SAME_EVERYWHERE = "give --tls_config on all hosts, or on none"
 
 
 PROOF_BYTES = hashlib.sha256().digest_size
@@ -326,12 +327,15 @@ class Connection:
     exit_status = None
     fault = ""  # why what has come cannot be read; empty while it can
 
-    def __init__(self, stream: socket.socket, tls: TlsSession | None = None) -> None:
-        """`tls`: what everything goes through; None = as it is."""
+    def __init__(self, stream: socket.socket, tls: TlsIdentity | None = None) -> None:
+        """`tls`: what everything goes through; None = as it is. Raises OSError: the other side has gone."""
         stream.settimeout(0.0)
         with contextlib.suppress(OSError):
             stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket, self._tls = stream, tls
+        self._secure: TlsSocket | None = None
+        if tls is not None and tls.side == "client":  # which speaks first
+            self._socket = self._secure = tls.wrap(stream)
         self._buffer = FrameBuffer(MAX_GREETING_BYTES)
         self.seal: Seal | None = None
         self._unsent = bytearray()
@@ -351,7 +355,7 @@ class Connection:
     @property
     def tls_version(self) -> str:
         """What protects the connection, e.g. TLSv1.3; empty for nothing."""
-        return self._tls.version if self._tls else ""
+        return (self._secure.version() or "") if self._secure else ""
 
     def trust(self, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
         """Take long messages from now on: the other side has proved who it is."""
@@ -367,18 +371,13 @@ class Connection:
         self.send_plain(self.seal.close(body))
 
     def send_plain(self, body: bytes) -> None:
-        if self._tls is None:
-            self._unsent += frame(body)
-        else:
-            self._tls.send(frame(body))
+        self._unsent += frame(body)
         self.flush()
         if len(self._unsent) > MAX_UNSENT_BYTES:
             self.is_closed = True
 
     def flush(self) -> None:
-        if self._tls is not None:
-            self._unsent += self._tls.take()
-        while self._unsent and not self.is_closed:
+        while self._unsent and not self.is_closed and (self._secure or not self._tls):
             try:
                 count = self._socket.send(self._unsent[: 1 << 20])
             except (BlockingIOError, InterruptedError):
@@ -395,27 +394,25 @@ class Connection:
         if waiting := self._buffer.feed(b"", self._most):
             return waiting
         try:
-            data = self._socket.recv(READ_BYTES)
+            if self._is_first and not self._secure and (first := self._socket.recv(1, socket.MSG_PEEK)):
+                self._is_first = False
+                self._agree(speaks_tls=first[0] in TLS_RECORDS)
+            data: bytes | None = self._socket.recv(READ_BYTES)
         except (BlockingIOError, InterruptedError):
-            return []
+            data = None
         except OSError:
             data = b""
-        if not data:
-            self.is_closed = True
-            return []
-        speaks_tls = data[0] in TLS_RECORDS if self._is_first else self._tls is not None
-        self._is_first = False
-        if speaks_tls and self._tls is None:
-            raise NotUnderstood(f"it speaks TLS; {SAME_EVERYWHERE}")
-        if not speaks_tls and self._tls is not None:
+        self.flush()  # what has waited for the other side's part of a handshake
+        self.is_closed |= data == b""
+        return self._buffer.feed(data, self._most) if data else []
+
+    def _agree(self, *, speaks_tls: bool) -> None:
+        tls = self._tls
+        if speaks_tls != (tls is not None):
             self._tls = None  # so that it understands the refusal
-            raise NotUnderstood(f"it does not speak TLS; {SAME_EVERYWHERE}")
-        if self._tls is not None:
-            try:
-                data = self._tls.receive(data)
-            finally:  # an answer, or why it was refused
-                self.flush()
-        return self._buffer.feed(data, self._most)
+            raise NotUnderstood(NO_TLS if tls else f"it speaks TLS; {SAME_EVERYWHERE}")
+        if tls is not None:
+            self._socket = self._secure = tls.wrap(self._socket)
 
     def unseal(self, body: bytes) -> bytes:
         """Return what is in a body that has come. Raises NotProved: it is not from one who knows the token."""
@@ -454,9 +451,6 @@ class Connection:
 
     def close(self) -> None:
         """Close the connection; what was not sent is lost."""
-        if self._tls is not None and not self.is_closed:
-            self._tls.end()
-            self.flush()
         self.is_closed = True
         self._socket.close()
 

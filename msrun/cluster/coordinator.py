@@ -14,18 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msrun import contract
+from msrun.cluster.failure import FailureReport, JobFailure, fault_of_job, read_report
+from msrun.cluster.membership import BEGUN_S, RestartPolicy, describe_absent
 from msrun.cluster.messages import Inbox, Message
 from msrun.planning.hosts import HostPool, fold_ranks, name_ranks
 from msrun.planning.record_json import encode_record
-
-if TYPE_CHECKING:
-    pass
-
-from msrun.cluster.failure import FailureReport, JobFailure, fault_of_job, read_report
-from msrun.cluster.membership import BEGUN_S, RestartPolicy, describe_absent
 
 REPORTS = frozenset({"failed", "ended", "done", "ready"})  # what hosts say
 ORDERS = frozenset({"stop", "absent", "restart", "start", "over"})  # what they are told
@@ -199,9 +195,6 @@ class OwnLink:
     def __init__(self, coordinator: Coordinator, node_rank: int) -> None:
         self.orders = Inbox()  # what the coordinator says
         self._coordinator, self._node_rank = coordinator, node_rank
-
-    def obey(self, signals: object) -> None:
-        """There is no launcher whose signals are other than this process's."""
 
     def pass_on(self, message: Message) -> None:
         for order in self._coordinator.hear(self._node_rank, message):

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from msrun import contract
 from msrun.planning.record_json import decode_record
-
-if TYPE_CHECKING:
-    pass
-
 
 MAX_TEXT = 4096
 MAX_OTHERS = 1 << 16

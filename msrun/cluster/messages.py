@@ -34,7 +34,11 @@ Message = dict[str, Any]
 
 
 class NotUnderstood(ValueError):
-    """What has come is no speech of ours at all; the message says why."""
+    """What has come is no speech of ours, or not for its sender to say; the message says why."""
+
+
+SAME_EVERYWHERE = "give --tls_config on all hosts, or on none"
+NO_TLS = f"it does not speak TLS; {SAME_EVERYWHERE}"
 
 
 def encode_body(message: Message) -> bytes:

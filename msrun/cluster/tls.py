@@ -5,17 +5,21 @@ from __future__ import annotations
 
 import contextlib
 import re
+import socket
 import ssl
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-from msrun.cluster.messages import NotUnderstood
+from msrun.cluster.messages import NO_TLS, NotUnderstood
 from msrun.errors import ClusterError, UsageError
 from msrun.planning.settings import CLIENT_PASSWORD_VARIABLE, SERVER_PASSWORD_VARIABLE, TlsSpec, check_private
 from ranktable.files import read_at_most
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 Side = Literal["server", "client"]
 MAX_FILE_BYTES = 1 << 20
@@ -78,9 +82,14 @@ class TlsIdentity:
     end: float  # when its certificate expires (s since the epoch)
     warnings: tuple[str, ...]  # what will expire soon; one line each
 
-    def open_session(self) -> TlsSession:
+    def wrap(self, stream: socket.socket) -> TlsSocket:
+        """Return a connected socket as one that speaks TLS. Raises OSError: the other side has gone."""
         is_server = self.side == "server"
-        return TlsSession(self.context, is_server=is_server, server_name="" if is_server else self.server_name)
+        name = None if is_server else self.server_name or None  # None: anybody whom the CA has signed
+        wrapped = self.context.wrap_socket(
+            stream, server_side=is_server, server_hostname=name, do_handshake_on_connect=False
+        )
+        return cast(TlsSocket, wrapped)
 
     def describe(self) -> str:
         return f"{self.side} {self.subject} until {_day(self.end)}"
@@ -171,6 +180,7 @@ def _build_context(spec: TlsSpec, side: Side) -> ssl.SSLContext:
     """Return a context of a side that wants the other to prove who it is (UsageError, ClusterError)."""
     is_server = side == "server"
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
+    context.sslsocket_class = TlsSocket
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET
     if is_server:
@@ -260,65 +270,40 @@ _REASONS = {
 }
 
 
-class TlsSession:
-    """TLS of one connection, apart from its socket: bytes of the wire in, text out, and back. It waits for nothing."""
+class TlsSocket(ssl.SSLSocket):
+    """A socket that waits for nothing: with its first bytes it shakes hands, by which a client has proved who it is."""
 
-    def __init__(self, context: ssl.SSLContext, *, is_server: bool, server_name: str = "") -> None:
-        """`server_name`: whom a client wants to find; empty = anybody with a certificate of the CA."""
-        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._object = context.wrap_bio(
-            self._incoming, self._outgoing, server_side=is_server, server_hostname=server_name or None
-        )
-        self._early = bytearray()  # to be sent once the handshake is done
-        self.is_open = False  # the handshake is done: on the server's side, the client has proved who it is
-        self._is_broken = False
-        if not is_server:
-            self.receive(b"")  # the client speaks first
+    fault: ssl.SSLError | None = None  # what has ended it while it sent; the next `recv` says so
 
-    @property
-    def version(self) -> str:
-        """What was agreed on, e.g. TLSv1.3; empty before that."""
-        return self._object.version() or "" if self.is_open else ""
-
-    def send(self, data: bytes) -> None:
-        """Encrypt what is to be sent; `take` returns it, after the handshake."""
-        if not self.is_open:
-            self._early += data
-        elif data and not self._is_broken:
-            try:
-                self._object.write(data)
-            except ssl.SSLError:  # what comes next, or its end, says why
-                self._is_broken = True
-
-    def take(self) -> bytes:
-        return self._outgoing.read()
-
-    def receive(self, data: bytes) -> bytes:
-        """Return the text in what came, which may complete the handshake (NotUnderstood: no agreement, or no TLS)."""
-        self._incoming.write(data)
-        found = bytearray()
+    def recv(self, buflen: int = READ_BYTES, flags: int = 0) -> bytes:
+        """Return text that has come (BlockingIOError: none now; NotUnderstood: no agreement, or no TLS)."""
         try:
-            if not self.is_open:
-                self._object.do_handshake()
-                self.is_open = True
-                self.send(bytes(self._early))
-                self._early.clear()
-            while piece := self._object.read(READ_BYTES):
-                found += piece
-        except ssl.SSLWantReadError:
-            pass
+            if self.fault is not None:
+                raise self.fault
+            return super().recv(buflen, flags)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise BlockingIOError from None
         except ssl.SSLError as error:
-            self._is_broken = True
-            if not found:
-                raise NotUnderstood(f"TLS: {explain(error)}") from None
-        return bytes(found)
+            raise NotUnderstood(
+                NO_TLS if error.reason == "WRONG_VERSION_NUMBER" else f"TLS: {explain(error)}"
+            ) from None
 
-    def end(self) -> None:
-        """Tell the other side that nothing more comes; it is not waited for."""
-        if self.is_open and not self._is_broken:
-            self._is_broken = True
-            with contextlib.suppress(ssl.SSLError):  # it has not said so yet
-                self._object.unwrap()
+    def send(self, data: ReadableBuffer, flags: int = 0) -> int:
+        """Send text, as a socket does (BlockingIOError: there is no room, or the two have not shaken hands yet)."""
+        try:
+            return super().send(data, flags)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise BlockingIOError from None
+        except ssl.SSLError as error:
+            if not isinstance(error, ssl.SSLEOFError):
+                self.fault = error
+            raise
+
+    def close(self) -> None:
+        """Tell the other side that nothing more comes, which is not waited for."""
+        with contextlib.suppress(OSError, ValueError):  # it has not said so yet, has gone, or no hands were shaken
+            self.unwrap()
+        super().close()
 
 
 def explain(error: ssl.SSLError) -> str:

@@ -85,7 +85,7 @@ class Start:
 
 
 class Link(Protocol):
-    """What joins this host to the coordinator of its job: `OwnLink`, or the `LauncherLink` of an agent."""
+    """What joins this host to a coordinator that is a launcher's: an agent's `LauncherLink`."""
 
     orders: Inbox
 
@@ -201,7 +201,7 @@ def run_part(spec: LaunchSpec, start: Start, part: AgentPart) -> JobResult:
         events = stack.enter_context(contextlib.closing(EventLog(Path(plan.log_dir) / contract.EVENTS_JSONL)))
         written = [path for worker in plan.hosts[0].workers for path in worker.log_paths]
         limit = LogLimit(plan.log_max_bytes, plan.log_keep) if plan.log_max_bytes else None
-        bounded = BoundedLogs(written, limit, spec.first_attempt, display.say)
+        bounded = BoundedLogs(written, limit, display.say)
         stack.callback(bounded.end)
         terminal = _rank_terminal(stack, plan, part.user, display)
         own = OwnStart(
@@ -224,7 +224,7 @@ def run_part(spec: LaunchSpec, start: Start, part: AgentPart) -> JobResult:
             host,
             own.start,
             stack.enter_context(contextlib.closing(ProgressBoard(Path(plan.run_dir, PROGRESS_BOARD), plan.world_size))),
-            Observers([events, own, bounded, *display.observers], faults),
+            Observers([events, own, *display.observers, bounded], faults),
             orders=link.orders,
             send=link.pass_on,
             describe=partial(report_failure, plan),

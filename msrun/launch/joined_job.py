@@ -187,14 +187,15 @@ def dial(
         why = "it closed the connection"
         try:
             stream = socket.create_connection(place, timeout=CONNECT_S)
+            own_address = stream.getsockname()[0].partition("%")[0]
+            connection = Connection(stream, tls)
         except OSError as error:
             why = error.strerror or str(error) or type(error).__name__
         else:
             with contextlib.ExitStack() as stack:
-                connection = Connection(stream, tls.open_session() if tls else None)
                 stack.callback(connection.close)
                 try:
-                    caller = greet(connection, stream.getsockname()[0].partition("%")[0])
+                    caller = greet(connection, own_address)
                     if (silence_s := _await_answer(caller, patience)) is not None:
                         stack.pop_all()
                         return connection, silence_s

@@ -255,25 +255,19 @@ class EventLog(Observer):
 class BoundedLogs(Observer):
     """Those that the workers of one host write."""
 
-    def __init__(
-        self, paths: Iterable[str], limit: LogLimit | None, first_attempt: int, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, paths: Iterable[str], limit: LogLimit | None, say: Callable[[str], None]) -> None:
         """`limit`: None = they stay whole."""
         self.tick_s = 0.25 if limit else None
         self._logs = [BoundedLog(path, limit, self._on_refused) for path in paths] if limit else []
-        self._say, self._first_attempt = say, first_attempt
-        self._over: int | None = None  # an attempt whose logs are about to be renamed
+        self._say = say
 
-    def note(self, kind: str, fields: Mapping[str, Any]) -> None:
-        if kind == "restarting":
-            self._over = self._first_attempt + int(fields["attempt"]) - 1
+    def note(self, kind: str, fields: Mapping[str, Any]) -> None:  # noqa: ARG002
+        if kind == "restarting":  # they are about to be renamed, and who shows them has read them
+            self.end()
 
     def tick(self, membership: Membership | None = None) -> None:  # noqa: ARG002
         for log in self._logs:
-            if self._over is not None:
-                log.end(self._over)
             log.look()
-        self._over = None
 
     def _on_refused(self, reason: str) -> None:
         if self._logs:
@@ -281,7 +275,7 @@ class BoundedLogs(Observer):
             self._say(f"--log_max_bytes: logs stay whole, for their file system cannot free part of a file ({reason})")
 
     def end(self) -> None:
-        """Nobody writes or follows them any more."""
+        """Nobody writes or follows these files any more."""
         self.tick()
         for log in self._logs:
             log.end()

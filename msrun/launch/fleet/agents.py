@@ -16,11 +16,11 @@ from typing import TypeVar
 
 from msrun import contract
 from msrun.agent.signals import SignalPipe, stop_this_process
-from msrun.cluster.messages import Message, describe_fault, encode_message, traceback_of
+from msrun.cluster.messages import Message, NotUnderstood, describe_fault, encode_message, traceback_of
 from msrun.cluster.protocol import HostJob, check_said
 from msrun.errors import ClusterError, Interrupted, MsrunError, UsageError, interruption
 from msrun.launch.directory.log_directory import record_fault
-from msrun.launch.preflight.fleet_checks import MAX_QUOTED_CHARS, explain_agent_end, quote
+from msrun.launch.preflight.fleet_checks import MAX_QUOTED_CHARS, HostAnswer, explain_agent_end, quote
 from msrun.launch.remote.logs import LogCollector
 from msrun.launch.transport.link import CLOSED, ByteChannel, EventLoop, Link, TaskThreads
 from msrun.launch.transport.opener import Way
@@ -54,7 +54,7 @@ class AgentLink(Link):
 
     What has to wait is done by the loop's other threads, so that a slow or dead host holds up nobody. `post` gets what
     the agent says, and of the link's own
-        opened {seconds, at}          the host is reached; `at` is this clock's time
+        opened {seconds}              the host is reached
         cut {reason} / resumed {}     the connection broke; a new one was made
         lost {reason, exit_status, stderr}    the agent has ended without a result, or cannot be reached any more; while
                                               `is_salvaging`, what it has left is being fetched"""
@@ -82,6 +82,8 @@ class AgentLink(Link):
         super().__init__(loop, clock)
         self.number, self.entry = number, entry
         self.address = ""  # numeric, as it is reached from here; empty until it is known
+        self.opened_at = 0.0  # when that was (s since the epoch); 0 until then
+        self.answer: HostAnswer | None = None  # what it has said of its host
         self.state = State.OPENING
         self.is_salvaging = False  # it is lost, and what it has left is being fetched
         self.node = NO_NODE  # the node_rank of the host in this start
@@ -222,8 +224,8 @@ class AgentLink(Link):
         elif self._is_closed:
             self._let_go(pipe)
         else:
-            self.address, self.state = pipe.address, State.OPEN
-            self._post("opened", seconds=round(self._clock() - begin, 3), at=time.time())
+            self.address, self.opened_at, self.state = pipe.address, time.time(), State.OPEN
+            self._post("opened", seconds=round(self._clock() - begin, 3))
             self._talk(pipe, b"" if self.has_dialled else opening(self._way.start), self._judge)
             self._send_unseen()  # the job is the first of it
             self.loop.call_later(self._beat_s, self._beat_again)
@@ -349,10 +351,6 @@ class AgentLink(Link):
 
     def _on_attached(self) -> None:
         self._post("resumed")
-
-
-class NotUnderstood(ValueError):
-    """A handler's word for what is of the right form, and still not for this host to say."""
 
 
 CLOSE_S = 3.0

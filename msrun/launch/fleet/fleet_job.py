@@ -24,13 +24,13 @@ from msrun.agent.observer import Observers, OwnFaults
 from msrun.cluster.coordinator import REPORTS, Coordinator
 from msrun.cluster.failure import JobFailure, fault_of_job, merge_failures, read_failure
 from msrun.cluster.membership import Membership, RestartPolicy, WorkerState
-from msrun.cluster.messages import Message
+from msrun.cluster.messages import Message, NotUnderstood
 from msrun.cluster.protocol import MOMENTS, read_moment
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.console import Console, say
 from msrun.launch.directory.log_directory import EventLog, JobLock, describe_removed, publish, write_private
 from msrun.launch.failure import at_home, hide_secrets, write_failure
-from msrun.launch.fleet.agents import NO_NODE, SALVAGE_S, NotUnderstood
+from msrun.launch.fleet.agents import NO_NODE, SALVAGE_S
 from msrun.launch.fleet.hosts import (
     Hosts,
     ListedHosts,
@@ -57,6 +57,7 @@ END_S = 15.0  # how long past its grace a host may take to end before it is give
 NO_ADDRESS = "127.0.0.1"  # what --master_addr says when it was not given
 _ONCE = frozenset({"stopping", "hang", "waiting"})  # told by every host; the first one is the job's
 _AS_THEY_ARE = frozenset({"server", "signal", "note", "lingering"})
+_OF_ALL = frozenset({"running", "restarting"})  # moments that have come when they have on every host
 
 
 class FleetRecord:
@@ -67,7 +68,6 @@ class FleetRecord:
         self._ranks, self._observers = dict(ranks), observers
         self._told: set[str] = set()
         self._restart: dict[str, Any] = {}
-        self._unready: set[int] = set()  # hosts that have not told yet that they start again
         self._begin()
 
     def _begin(self) -> None:
@@ -81,35 +81,28 @@ class FleetRecord:
             fields = read_moment(kind, value)
         except ValueError as error:
             raise NotUnderstood(str(error)) from None
-        if kind == "restarting":
-            self._unready.discard(node_rank)
-            self._tell_restart()
-        elif kind in ("started", "exited"):
+        if kind in ("started", "exited"):
             if fields["global_rank"] in self._ranks[node_rank]:
                 self._note_worker(kind, fields)
         elif kind in _AS_THEY_ARE or (kind in _ONCE and kind not in self._told):
             self._told.add(kind)
             self._observers.tell(kind, **fields)
-        elif kind not in _ONCE and kind != "running":
+        elif kind not in _ONCE and kind not in _OF_ALL:
             self._observers.tell(f"host_{kind}", node_rank=node_rank, **fields)
 
     def lost(self, node_rank: int) -> None:
-        """A host will tell no more; the others are not to wait for it."""
+        """A host will tell no more."""
         self._ranks.pop(node_rank, None)
-        self._unready.discard(node_rank)
-        self._tell_restart()
 
     def restart(self, attempt: int, delay_s: float, reason: str, global_ranks: Sequence[int]) -> None:
         """The coordinator starts the job again, because of these ranks; observers hear of it when all are ready."""
         self._restart = {"attempt": attempt, "delay_s": delay_s, "reason": reason, "global_ranks": list(global_ranks)}
-        self._unready = set(self._ranks)
         self._told.clear()
         self._begin()
 
-    def _tell_restart(self) -> None:
-        if self._restart and not self._unready:
-            self._observers.tell("restarting", **self._restart)
-            self._restart = {}
+    def start(self) -> None:
+        """All hosts are ready to start again."""
+        self._observers.tell("restarting", **self._restart)
 
     def _note_worker(self, kind: str, fields: Mapping[str, Any]) -> None:
         rank, membership = fields["global_rank"], self.membership
@@ -306,6 +299,8 @@ class FleetRun:
             self._agents.tell_all(order["type"], **{name: order[name] for name in order if name != "type"})
             if order["type"] == "stop":
                 self._limit_end()
+            elif order["type"] == "start":
+                self._record.start()
             elif order["type"] == "restart":
                 self._give_up_at, self._restarted_at = None, time.time()
                 number = order["attempt"] + self._spec.first_attempt

@@ -173,10 +173,8 @@ class ListedHosts(Hosts):
         super().__init__(spec, start, signals, connects_at_a_time=spec.ssh.window)
         self._events, self._opener = events, opener
         self.pool = HostPool(spec.host_entries, spec.spares, spec.min_hosts)
-        self._known: dict[HostEntry, tuple[AgentLink, HostAnswer | None]] = {}
-        """Hosts of this start, or of the last one, and spare ones; None: it has not answered yet."""
+        self._known: dict[HostEntry, AgentLink] = {}  # of hosts of this start, or of the last one, and spare ones
         self._answers: dict[int, HostAnswer | MsrunError] = {}
-        self._sent_at: dict[AgentLink, float] = {}  # when each host was reached (s since the epoch)
         self.agents.on_other = self._on_spare
         self._word = contextlib.ExitStack()  # kept in the log directory until all spare hosts have looked for it
         self._loss_counts_at: float | None = None  # when the first loss counts, whoever has not answered
@@ -208,7 +206,7 @@ class ListedHosts(Hosts):
             self._connect(hosts, {} if spec.is_rehearsal else shown)  # whose logs are sent, as without a shared disk
             self._await_answers(begin)
         answers = {node: answer for node, answer in self._answers.items() if isinstance(answer, HostAnswer)}
-        self._known |= {entries[node]: (agents.links[node], answer) for node, answer in answers.items()}
+        self._known |= {entries[node]: agents.links[node] for node in answers}
         given, sources = "" if is_loopback(spec.master_addr) else spec.master_addr, tuple[tuple[str, str], ...]()
         with contextlib.suppress(OSError):
             sources = tuple(read_sources(spec.program, spec.working_directory))
@@ -248,10 +246,10 @@ class ListedHosts(Hosts):
         links, new = [], []
         self._answers = {}
         for host, entry in zip(hosts, spec.host_entries, strict=True):
-            link, answer = self._known.get(entry, (None, None))
-            if link is not None and answer is not None and link.is_open:
-                self._answers[host.node_rank] = answer
-            elif link is None or answer is not None:
+            link = self._known.get(entry)
+            if link is not None and link.answer is not None and link.is_open:
+                self._answers[host.node_rank] = link.answer
+            elif link is None or link.answer is not None:
                 name = spec.master_addr if host.node_rank == 0 and not is_loopback(spec.master_addr) else ""
                 will_run = agents.logs is not None
                 link = self._link(spec, host, environment, will_run=will_run, shown=shown, master_name=name)
@@ -293,7 +291,7 @@ class ListedHosts(Hosts):
         has_answered, is_run = isinstance(self._answers.get(node), HostAnswer), self.agents.logs is not None
         link = self.agents.links[node]
         self._refuse(node, self.agents.explain_loss(message, link))
-        if self._loss_counts_at is None and (has_answered or (is_run and link in self._sent_at)):  # --check shows all
+        if self._loss_counts_at is None and (has_answered or (is_run and link.opened_at)):  # --check shows all
             self._loss_counts_at = time.monotonic() + AFTER_LOSS_S
 
     def _refuse(self, node: int, error: MsrunError) -> None:
@@ -309,16 +307,16 @@ class ListedHosts(Hosts):
         self._say(f"{count} of {len(names)} hosts answered{_listed('missing', missing)}{_listed('failed', lost)}")
 
     def _on_opened(self, node: int, message: Message) -> None:
-        self._sent_at[self.agents.links[node]] = message["at"]
         self._note("connected", node_rank=node, host=self._spec.host_entries[node].name, connect_s=message["seconds"])
 
     def _on_checked(self, node: int, message: Message) -> None:
-        self._answers[node] = self._read_answer(self.agents.links[node], message)
+        self._answers[node] = self._take_answer(self.agents.links[node], message)
         self._note("agent_up", node_rank=node)
 
-    def _read_answer(self, link: AgentLink, message: Message) -> HostAnswer:
+    def _take_answer(self, link: AgentLink, message: Message) -> HostAnswer:
         report = decode_record(HostReport, printable_record(message["report"]))
-        return HostAnswer(report, self._sent_at[link], time.time(), link.address)
+        link.answer = answer = HostAnswer(report, link.opened_at, time.time(), link.address)
+        return answer
 
     # -- spare hosts --------------------------------------------------------------------------------------------------
 
@@ -331,22 +329,20 @@ class ListedHosts(Hosts):
         for entry in new:
             there = replace(spec, host_entries=(*spec.host_entries[:-1], entry))  # in the place of any
             link = self._link(there, assign_hosts(there.host_entries)[-1], environment, will_run=True, shown=shown)
-            self._known[entry] = link, None
+            self._known[entry] = link
             self.agents.others.append(link)
             link.start()
 
     def _on_spare(self, link: AgentLink, message: Message) -> None:
-        if self._known.get(link.entry, (None,))[0] is not link:
+        if self._known.get(link.entry) is not link:
             return
-        if message["type"] == "opened":
-            self._sent_at[link] = message["at"]
-        elif message["type"] == "checked":
-            self._known[link.entry] = link, self._read_answer(link, message)
+        if message["type"] == "checked":
+            self._take_answer(link, message)
         elif message["type"] in LOSSES:
             self._known.pop(link.entry)
             reason = str(self.agents.explain_loss(message, link)).removeprefix(f"{link.entry.name}: ")
             self._say(f"spare host {link.entry.name}, which is tried again when it is needed: {reason}")
-        if all(answer for _, answer in self._known.values()):
+        if all(known.answer for known in self._known.values()):
             self._word.close()
 
     # -- the scheduler ------------------------------------------------------------------------------------------------

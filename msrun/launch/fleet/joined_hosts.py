@@ -122,7 +122,7 @@ class Gate:
         same = [one for one in self._strangers.values() if one.host == address[0]]
         if len(same) >= MAX_STRANGERS_OF_ONE:
             self.forget(same[0])
-        connection = Connection(stream, self._tls.open_session() if self._tls else None)
+        connection = Connection(stream, self._tls)
         stranger = Stranger(self, connection, self._token, *address[:2])
         self._strangers[id(stranger)] = stranger
         self._loop.selector.register(connection, selectors.EVENT_READ, stranger)

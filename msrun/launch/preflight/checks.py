@@ -393,11 +393,11 @@ def check_restart(spec: LaunchSpec, caller: Mapping[str, str], survivors: Collec
         raise ClusterError(f"processes {sorted(survivors)} could not be ended")
     for folder in filter(None, (spec.log_dir, spec.worker_log_dir)):
         try:
-            free = free_disk_bytes(folder)
+            look_at_room(
+                folder, "logs", ClusterError(f"the disk of {folder}, where logs are written, is full; make room")
+            )
         except OSError as error:
             raise ClusterError(f"{folder}: {error.strerror}; logs are written there") from None
-        if free is not None and free < FULL_DISK_BYTES:
-            raise ClusterError(f"the disk of {folder}, where logs are written, is full; make room")
     place_own_devices(spec, caller)
 
 

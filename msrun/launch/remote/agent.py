@@ -52,7 +52,7 @@ from msrun.launch.job import AgentPart, JobResult, Start, job_signals, look_at_h
 from msrun.launch.preflight.checks import make_host_report, try_reach
 from msrun.launch.remote.logs import GIVEN_TABLE, LogSender, listen_in, make_spool, remove_old_spools, remove_spool
 from msrun.launch.transport.link import CLOSED, ByteChannel, EventLoop, Link
-from msrun.launch.transport.pipe import MARKER, READ_BYTES, AgentPipe, SocketPipe
+from msrun.launch.transport.pipe import MARKER, AgentPipe, FilePipe, SocketPipe
 from msrun.planning.build import plan_early_server
 from msrun.planning.hosts import Fleet
 from msrun.planning.plan import LaunchPlan
@@ -60,37 +60,16 @@ from msrun.planning.record_json import decode_record, encode_record
 from msrun.planning.spec import LaunchSpec
 
 
-class StdioPipe(AgentPipe):
+class StdioPipe(FilePipe):
     """What was stdin and stdout of this process; see `AgentPipe`."""
-
-    address = ""
 
     def __init__(self) -> None:
         """Take them: what is printed from now on goes to stderr, what is read is empty."""
         sys.stdout.flush()
-        self._reader, self.writer = os.dup(0), os.dup(1)
+        super().__init__(os.fdopen(os.dup(0), "rb", 0), os.fdopen(os.dup(1), "wb", 0))
         with open(os.devnull, "rb") as null:  # noqa: PTH123
             os.dup2(null.fileno(), 0)
         os.dup2(2, 1)
-        for descriptor in (self._reader, self.writer):
-            os.set_blocking(descriptor, False)
-
-    def fileno(self) -> int:
-        return self._reader
-
-    def read(self) -> bytes | None:
-        with contextlib.suppress(BlockingIOError):
-            return os.read(self._reader, READ_BYTES)
-        return None
-
-    def write(self, data: bytes | memoryview) -> int:
-        with contextlib.suppress(BlockingIOError):
-            return os.write(self.writer, data)
-        return 0
-
-    def close(self) -> None:
-        os.close(self._reader)
-        os.close(self.writer)
 
 
 LOG_TICK_S = 0.2

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from msrun import contract
 from msrun.agent.attempt import keep_logs
-from msrun.agent.log_file import BoundedLog, LogFile, LogLimit
+from msrun.agent.log_file import LogFile, LogLimit
 from msrun.agent.own_file import create_own_file, open_own_file, socket_address
 from msrun.agent.processes.process_control import (
     POLL_S,
@@ -178,7 +178,6 @@ class LogCollector:
         self.folder, self._limit, self._own = folder, limit, own
         self._max_attempt, self._first_attempt = max_restarts, first_attempt
         self._logs: dict[str, tuple[int, LogFile]] = {}  # name -> attempt and file
-        self._bounded: dict[str, BoundedLog] = {}
         self._sizes: dict[str, int] = {}
         self._names: dict[int, frozenset[str]] = {}  # of the logs that each host writes here
         self.fault = ""  # why logs are not complete: the first error of the disk; empty when they are
@@ -216,9 +215,7 @@ class LogCollector:
         path = self.folder / name
         if name != contract.SCHEDULER_LOG:  # where a fault of msrun itself may stand already
             os.close(create_own_file(path))
-        if self._limit is not None and not is_of_job(name):
-            self._bounded[name] = BoundedLog(str(path), self._limit, lambda _: None)
-        return LogFile(str(path))
+        return LogFile(str(path), None if is_of_job(name) else self._limit)
 
     def write(self, node_rank: int, message: Message) -> None:
         """Append a piece. A full disk loses what does not fit, is remembered in `fault`, and stops nobody."""
@@ -232,8 +229,6 @@ class LogCollector:
             data, log = unpack_piece(message), self._log(name, attempt)
             log.write(data)
             self._sizes[name] += len(data)
-            if name in self._bounded:
-                self._bounded[name].look()
             why: str | None = log.fault
         except (OSError, ValueError, ClusterError) as error:
             why = error.strerror if isinstance(error, OSError) else str(error)
@@ -246,8 +241,6 @@ class LogCollector:
         if attempt > current and not is_of_job(name):
             log.close()
             keep_logs([str(self.folder / name)], self._first_attempt + current)
-            if name in self._bounded:
-                self._bounded[name].end(self._first_attempt + current)
             log = self._open(name)
             self._logs[name], self._sizes[name] = (attempt, log), 0
         return log
@@ -255,10 +248,7 @@ class LogCollector:
     def close(self) -> None:
         for _, log in self._logs.values():
             log.close()
-        for bounded in self._bounded.values():
-            bounded.end()
         self._logs.clear()
-        self._bounded.clear()
         self._names.clear()
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from msrun import contract
@@ -40,10 +40,6 @@ from msrun.launch.directory.log_directory import (
     require_job,
 )
 from msrun.launch.directory.worker_log import LogEnd, read_log_end
-
-if TYPE_CHECKING:
-    pass
-
 
 JUST_STARTING = "(just starting)"  # in the place of the id of a job that has not written it yet
 NOT_STARTED = "not started"

@@ -20,11 +20,15 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from msrun.cluster.connection import MAX_UNSENT_BYTES
 from msrun.cluster.messages import FrameBuffer, Message, OwnThread, WakingQueue, encode_message, print_fault
 from msrun.errors import ClusterError
 from msrun.launch.transport.pipe import MARKER, MAX_NOISE_BYTES, AgentPipe
+
+if TYPE_CHECKING:
+    from _typeshed import HasFileno
 
 PIECE_BYTES = 1 << 18
 
@@ -183,9 +187,10 @@ class ByteChannel:
         """`on_end`: called once, when nothing more will come; not after `stop`."""
         self.pipe, self.on_end = pipe, on_end
         self._loop, self._on_bytes = loop, on_bytes
-        writer = getattr(pipe, "writer", None)
-        self._ends: list[tuple[AgentPipe | int, int]]
-        self._ends = [(pipe, READ | WRITE)] if writer is None else [(pipe, READ), (writer, WRITE)]
+        writer = getattr(pipe, "writer", pipe)
+        self._ends: list[tuple[HasFileno, int]] = [(pipe, READ), (writer, WRITE)]
+        if writer.fileno() == pipe.fileno():
+            self._ends = [(pipe, READ | WRITE)]
         self._output = bytearray()
         self._is_deaf = False  # the other side takes nothing more; what it has said is still to be read
         self._is_stopped = False

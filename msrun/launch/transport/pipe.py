@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 from msrun.agent.processes.process_control import is_stopped, set_open_files
 from msrun.errors import ClusterError
@@ -94,26 +94,24 @@ MAX_STDERR_BYTES = 16 * 1024
 END_S = 2.0
 
 
-class SocketPipe(AgentPipe):
-    """One end of a socket pair, or of a connection on this host."""
+class FilePipe(AgentPipe):
+    """What is read and written as a file, or two: pipes, or a socket."""
 
-    def __init__(self, address: str = "", ours: socket.socket | None = None) -> None:
-        """Open a pair, of which `_theirs` is for the other side, unless there is a connection: `ours`."""
-        self.address, self._held = address, b""
-        if ours is None:
-            ours, self._theirs = socket.socketpair()  # who waits for one is woken by its end; not so with pipes
-        self._socket = ours
-        self._socket.settimeout(0.0)
+    address = ""
+    _held = b""  # what was read before
+
+    def __init__(self, reader: IO[bytes] | socket.socket, writer: IO[bytes] | socket.socket) -> None:
+        self._reader, self.writer = reader, writer
+        for file in (reader, writer):
+            os.set_blocking(file.fileno(), False)
 
     def fileno(self) -> int:
-        return self._socket.fileno()
+        return self._reader.fileno()
 
     def read(self) -> bytes | None:
-        if held := self._held:
-            self._held = b""
-            return held
+        held, self._held = self._held, b""
         try:
-            return self._socket.recv(READ_BYTES)
+            return held or os.read(self.fileno(), READ_BYTES)
         except BlockingIOError:
             return None
         except OSError:
@@ -121,8 +119,23 @@ class SocketPipe(AgentPipe):
 
     def write(self, data: bytes | memoryview) -> int:
         with contextlib.suppress(BlockingIOError):
-            return self._socket.send(data)
+            return os.write(self.writer.fileno(), data)
         return 0
+
+    def close(self) -> None:
+        self._reader.close()
+        self.writer.close()
+
+
+class SocketPipe(FilePipe):
+    """One end of a socket pair, or of a connection on this host."""
+
+    def __init__(self, ours: socket.socket | None = None) -> None:
+        """Open a pair, of which `_theirs` is for the other side, unless there is a connection: `ours`."""
+        if ours is None:
+            ours, self._theirs = socket.socketpair()  # who waits for one is woken by its end; not so with pipes
+        self._socket = ours
+        super().__init__(ours, ours)
 
     def close(self) -> None:
         self._socket.close()

@@ -102,9 +102,9 @@ def test_newest_bytes_stay_and_the_others_take_no_disk(tmp_path, max_bytes, keep
     found = path.read_bytes()
     assert not refused and len(found) == len(data) and found[-keep * max_bytes :] == data[-keep * max_bytes :]
     assert 512 * path.stat().st_blocks == blocks * BLOCK
+    log.end()
     kept = path.rename(tmp_path / "log.attempt_4.log")
     path.write_bytes(data[:BLOCK])
-    log.end(4)
     assert data.endswith(kept.read_bytes().lstrip(b"\0")) and path.read_bytes() == data[:BLOCK]
     log.look()
     assert path.read_bytes() == data[:BLOCK], "what was freed was of the other file"
@@ -126,7 +126,7 @@ def test_log_stays_whole_where_nothing_can_be_freed_and_that_is_told_once(tmp_pa
 
 def test_logs_of_a_job_are_bounded_attempt_after_attempt(tmp_path, monkeypatch):
     path, kept, said = tmp_path / "worker_0.log", tmp_path / "worker_0.attempt_2.log", list[str]()
-    logs = BoundedLogs([str(path)], LogLimit(BLOCK, 1), 2, said.append)
+    logs = BoundedLogs([str(path)], LogLimit(BLOCK, 1), said.append)
     path.write_bytes(os.urandom(9 * BLOCK))
     logs.tick()
     assert 512 * path.stat().st_blocks == BLOCK

@@ -1,7 +1,9 @@
 """TLS: certificates are judged before anything starts, and whatever a stranger sends is a reason and no more."""
 
 import os
+import socket
 import ssl
+from contextlib import ExitStack, suppress
 
 import pytest
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from tls_files import PASSWORDS, Authority, TlsFolder, as_pem, new_key, small_rsa_key
 
 from msrun.cluster.messages import NotUnderstood
-from msrun.cluster.tls import TlsSession, explain, open_identity
+from msrun.cluster.tls import TlsIdentity, TlsSocket, explain, open_identity
 from msrun.errors import UsageError
 from msrun.planning.settings import CIPHERS, parse_tls_config
 
@@ -210,92 +212,123 @@ def identities(tmp_path_factory):
     return open_identity(spec, "server"), open_identity(spec, "client")
 
 
-def open_both(identities):
-    server, client = (identity.open_session() for identity in identities)
-    carry(server, client)
-    assert server.is_open and client.is_open
-    return server, client
+@pytest.fixture
+def wire(identities):
+    """Scheduler and host at two ends of a wire, which has carried nothing yet."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(end) for end in wrapped(*identities)]
 
 
-def of_stranger():
+def wrapped(server, client):
+    ends = socket.socketpair()
+    for end in ends:
+        end.settimeout(0.0)
+    return server.wrap(ends[0]), client.wrap(ends[1])
+
+
+def stranger(**settings):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return context
+    context.check_hostname, context.verify_mode, context.sslsocket_class = False, ssl.CERT_NONE, TlsSocket
+    for name, value in settings.items():
+        setattr(context, name, value)
+    return TlsIdentity("client", context, "", "", 0.0, ())
 
 
-def carry(server, client, piece=1 << 20):
-    """Carry everything that is under way, `piece` bytes at once; return what server and client have read."""
-    read = {server: b"", client: b""}
-    moved = True
-    while moved:
-        moved = False
-        for one, other in ((server, client), (client, server)):
-            data = one.take()
-            moved |= bool(data)
-            for begin in range(0, len(data), piece):
-                read[other] += other.receive(data[begin : begin + piece])
-    return read[server], read[client]
+def attempt(action, *given):
+    with suppress(BlockingIOError, ssl.SSLError):
+        return action(*given)
 
 
-@pytest.mark.parametrize("piece", [1, 7, 1 << 20])
-def test_text_sent_before_the_handshake_arrives_whole_whatever_the_pieces(identities, piece):
-    server, client = (identity.open_session() for identity in identities)
-    server.send(b"hello ")
-    server.send(b"host")
-    client.send(b"here I am")
-    assert carry(server, client, piece) == (b"here I am", b"hello host")
+def meet(server, client, here=b"hello host", there=b"here I am"):
+    """Return what server and client have read, once both have shaken hands and sent everything."""
+    unsent, read = {server: here, client: there}, {server: b"", client: b""}
+    while read != {server: there, client: here}:
+        for end in (client, server):
+            unsent[end] = unsent[end][attempt(end.send, unsent[end]) or 0 :] if unsent[end] else b""
+            read[end] += attempt(end.recv) or b""
+    return read
 
 
-def test_end_is_told_once_and_what_came_before_is_kept(identities):
-    server, client = open_both(identities)
+def test_text_given_before_the_handshake_arrives_after_it(wire):
+    meet(*wire)
+    assert [end.version() for end in wire] == ["TLSv1.3"] * 2
+    with pytest.raises(BlockingIOError):
+        wire[0].recv()
+
+
+def test_end_is_told_after_what_came_before(wire):
+    server, client = wire
+    meet(server, client)
     server.send(b"refused")
-    server.end()
-    server.end()
-    server.send(b"too late")
-    assert client.receive(server.take()) == b"refused"
-    assert client._object.read(1) == b""  # the end, and not a want of more
+    server.close()
+    assert [client.recv(), client.recv()] == [b"refused", b""]
+
+
+def test_other_side_that_has_gone_without_a_word_is_an_end_and_no_fault(identities):
+    here, there = socket.socketpair()
+    there.settimeout(0.0)
+    with identities[1].wrap(there) as client:
+        attempt(client.send, b"here I am")
+        assert here.recv(1 << 16), "its first words"
+        here.close()
+        attempt(client.send, b"here I am")
+        assert client.recv() == b""
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion")
-def test_version_is_the_newest_and_the_old_ones_are_refused(identities):
-    assert [session.version for session in open_both(identities)] == ["TLSv1.3"] * 2
-    context = of_stranger()
-    context.set_ciphers("ALL:@SECLEVEL=0")
-    context.minimum_version = ssl.TLSVersion.TLSv1
-    context.maximum_version = ssl.TLSVersion.TLSv1_1
-    with pytest.raises(NotUnderstood, match=r"TLS: it speaks an older TLS than 1\.2"):
-        identities[0].open_session().receive(TlsSession(context, is_server=False).take())
-
-
-def test_suite_that_is_not_on_the_list_is_refused(identities):
-    context = of_stranger()
-    context.maximum_version = ssl.TLSVersion.TLSv1_2
-    context.set_ciphers("ECDHE-ECDSA-AES128-SHA256")
-    with pytest.raises(NotUnderstood, match="TLS: no cipher suite in common"):
-        identities[0].open_session().receive(TlsSession(context, is_server=False).take())
+@pytest.mark.parametrize(
+    ("settings", "cipher", "why"),
+    [
+        (
+            {"minimum_version": ssl.TLSVersion.TLSv1, "maximum_version": ssl.TLSVersion.TLSv1_1},
+            "ALL:@SECLEVEL=0",
+            r"TLS: it speaks an older TLS than 1\.2",
+        ),
+        (
+            {"maximum_version": ssl.TLSVersion.TLSv1_2},
+            "ECDHE-ECDSA-AES128-SHA256",
+            "TLS: no cipher suite in common",
+        ),
+    ],
+    ids=["old version", "other suite"],
+)
+def test_version_and_suite_that_are_not_on_the_list_are_refused(settings, cipher, why, identities):
+    other = stranger(**settings)
+    other.context.set_ciphers(cipher)
+    server, client = wrapped(identities[0], other)
+    with server, client:
+        attempt(client.send, b"here I am")
+        with pytest.raises(NotUnderstood, match=why):
+            server.recv()
 
 
 def test_side_without_a_certificate_is_refused_and_told_so(identities):
-    client, server = TlsSession(of_stranger(), is_server=False), identities[0].open_session()
-    server.receive(client.take())
-    client.receive(server.take())
-    with pytest.raises(NotUnderstood, match="TLS: it has no certificate; give it --tls_config"):
-        server.receive(client.take())
-    with pytest.raises(NotUnderstood, match="TLS: it refuses our certificate: there was none"):
-        client.receive(server.take())
+    server, client = wrapped(identities[0], stranger())
+    with server, client:
+        for end in (client, server, client):
+            attempt(end.send, b"text")
+        with pytest.raises(NotUnderstood, match="TLS: it has no certificate; give it --tls_config"):
+            server.recv()
+        with pytest.raises(NotUnderstood, match="TLS: it refuses our certificate: there was none"):
+            client.recv()
 
 
 @settings(max_examples=40)
 @given(st.lists(st.binary(min_size=1, max_size=300), max_size=6), st.booleans())
 def test_whatever_a_stranger_sends_is_not_understood_or_waited_on(identities, pieces, is_record):
-    session = identities[0].open_session()
-    session.send(b"secret")
-    try:
-        for piece in pieces:
-            assert session.receive((b"\x16\x03\x01" + piece) if is_record else piece) == b""
-    except NotUnderstood as error:
-        assert "\n" not in str(error) and len(str(error)) < 200
-    assert not session.is_open and b"secret" not in session.take()
+    here, there = socket.socketpair()
+    here.settimeout(0.0)
+    there.settimeout(0.0)
+    with identities[0].wrap(here) as server, there:
+        try:
+            for piece in pieces:
+                there.sendall((b"\x16\x03\x01" + piece) if is_record else piece)
+                attempt(server.send, b"secret")
+                with suppress(BlockingIOError):
+                    assert server.recv() == b""
+        except NotUnderstood as error:
+            assert "\n" not in str(error) and len(str(error)) < 200
+        assert b"secret" not in (attempt(there.recv, 1 << 16) or b"")
 
 
 @pytest.mark.parametrize(

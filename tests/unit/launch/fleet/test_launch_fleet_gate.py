@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import ssl
 
 import pytest
 from job_runner import wait_until
@@ -331,9 +332,11 @@ def test_host_does_not_talk_to_a_scheduler_that_is_not_the_right_one(tls, author
 
 def test_strangers_hold_up_nobody(secure_gate, client, monkeypatch):
     """One says nothing, one begins a handshake and stops, one speaks HTTP."""
-    first_words = client.open_session().take()
+    first_words = ssl.MemoryBIO()
+    with pytest.raises(ssl.SSLWantReadError):
+        client.context.wrap_bio(ssl.MemoryBIO(), first_words).do_handshake()
     streams = [socket.create_connection(secure_gate.place, timeout=10) for _ in range(3)]
-    streams[1].sendall(first_words[:100])
+    streams[1].sendall(first_words.read(100))
     streams[2].sendall(b"GET / HTTP/1.1\r\n\r\n")
     wait_until(lambda: any("does not speak TLS" in note for note in secure_gate.notes), "HTTP is refused")
     secure_gate.let_in_both(client)

@@ -165,6 +165,17 @@ def restart(fleet):
     fleet.hear()
 
 
+def test_restart_is_told_once_when_all_hosts_are_ready_and_start(fleet):
+    restart(fleet)
+    for node in range(2):
+        assert fleet.noted("restarting") == []
+        fleet.say(node, "ready", attempt=1, clock_s=time.time())
+        fleet.hear()
+    assert fleet.told(0) == fleet.told(1) == ["stop", "restart", "start"]
+    (told,) = fleet.noted("restarting")
+    assert (told["attempt"], told["global_ranks"]) == (1, [1])
+
+
 @pytest.mark.parametrize("can_go_on", [True, False])
 def test_host_that_cannot_start_again_is_left_out_or_ends_the_job(fleet, can_go_on):
     """The attempt that it spoils does not count: none of its workers has run."""

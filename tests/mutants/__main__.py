@@ -238,14 +238,18 @@ class Record:
 def judge_all(drawn, sources, jobs, record):
     """Judge all faults, some at a time, and say what became of each."""
     outcomes = []
-    with tempfile.TemporaryDirectory(prefix="mutants-") as name:
-        Path(name).chmod(0o711)
-        everyone = [Slot(Path(name, str(number))) for number in range(jobs)]
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mutants-")))
+        folder.chmod(0o711)
+        pool = stack.enter_context(ThreadPoolExecutor(jobs))
         slots = queue.SimpleQueue()
-        for slot in everyone:
-            slots.put(slot)
-
-        reached = everyone[0].find_reached(drawn, sources)
+        for number in range(jobs):
+            slots.put(slot := Slot(folder / str(number)))
+            stack.callback(slot.end_all)
+        stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+        first = slots.get()
+        reached = first.find_reached(drawn, sources)
+        slots.put(first)
 
         def judge(mutation, reached):
             slot = slots.get()
@@ -255,20 +259,13 @@ def judge_all(drawn, sources, jobs, record):
             finally:
                 slots.put(slot)
 
-        with ThreadPoolExecutor(jobs) as pool:
-            try:
-                for done in as_completed([pool.submit(judge, *one) for one in zip(drawn, reached, strict=True)]):
-                    outcome, number = done.result()
-                    outcomes.append(outcome)
-                    record.add(outcome)
-                    mutation, caught_by = outcome.mutation, outcome.caught_by
-                    what = f"caught by {caught_by}" if caught_by else f"SURVIVED {number} tests"
-                    place = f"{mutation.path}:{mutation.line} {mutation.kind}"
-                    print(f"{len(outcomes):3}/{len(drawn)} {place}: {what}", flush=True)
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
-                for slot in everyone:
-                    slot.end_all()
+        for done in as_completed([pool.submit(judge, *one) for one in zip(drawn, reached, strict=True)]):
+            outcome, number = done.result()
+            outcomes.append(outcome)
+            record.add(outcome)
+            mutation, caught_by = outcome.mutation, outcome.caught_by
+            what = f"caught by {caught_by}" if caught_by else f"SURVIVED {number} tests"
+            print(f"{len(outcomes):3}/{len(drawn)} {mutation.path}:{mutation.line} {mutation.kind}: {what}", flush=True)
     return outcomes
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import faulthandler
+import functools
 import gc
 import logging
 import os
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from golden import compare_golden
 from job_runner import REPOSITORY, WARM_SERVERS, Finished, JobRunner, is_job_variable, latest_job
 from required_wings import (  # noqa: F401 - hooks
     pytest_make_collect_report,
@@ -40,7 +42,6 @@ gc.disable()
 pytest_plugins = ["forked_workers", "on_ranks"]
 UNIT = Path(__file__).parent / "unit"
 WORKERS = Path(__file__).parent / "workers"
-GOLDEN = Path(__file__).parent / "golden"
 
 hypothesis.settings.register_profile("busy machine", deadline=None)  # no test asserts on time
 hypothesis.settings.load_profile("busy machine")
@@ -329,13 +330,4 @@ def pytest_addoption(parser):
 @pytest.fixture
 def golden(request):
     """Compares a text with a file of tests/golden in full; --update-golden writes the file instead."""
-
-    def compare(name, text):
-        path = GOLDEN / name
-        if request.config.getoption("--update-golden"):
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-        assert path.is_file(), f"{path} is missing; look at what it would hold and run pytest --update-golden"
-        assert text == path.read_text(encoding="utf-8"), f"differs from {name}; if meant, run pytest --update-golden"
-
-    return compare
+    return functools.partial(compare_golden, request.config.getoption("--update-golden"))

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 
 from msrun.errors import StrategyError
-from msrun.runtime import AutoParallel, Pipeline, WithLoss, expert_load, parallelize, recompute
+from msrun.runtime import AutoParallel, Pipeline, WithLoss, expert_load, parallelize, recompute, set_target, shard
 from msrun.runtime.cost.devices import PROFILES
 from msrun.runtime.execute.placement import find_stages
 from msrun.runtime.execute.transfers import traffic
@@ -486,3 +486,29 @@ def test_memory_grows_as_the_formula_says(ranks, heads, key_heads, causal):
     kept, peak = (after - before for before, after in zip(*found, strict=True))
     assert kept == 2 * of_queries + of_keys_values + of_sums
     assert peak == pytest.approx((3 + causal) * of_queries + (9 if ranks.size > 2 else 7) * of_keys_values, rel=0.15)
+
+
+def place_and_cut():
+    network = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8), nn.Sequential(nn.Linear(8, 8), nn.Tanh()))
+    shard(network[0], ((1, 1), (2, 1), (2,)))
+    set_target(network[1], "cpu")
+    shard(network[2], ((1, 2), (1, 2)))
+    recompute(network[3])
+    return network
+
+
+def cut_pixels():
+    layers = nn.Conv2d(2, 4, 3, stride=2, padding=1), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3, padding=1, groups=2)
+    network = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 8))
+    shard(network[0], ((1, 1, 2, 1), (1, 1, 1, 1)))
+    shard(network[2], ((1, 2, 1, 1), (2, 1, 1, 1), (2,)))
+    return network
+
+
+@on_ranks(2)
+@pytest.mark.parametrize(("name", "make", "shape"), [("host", place_and_cut, [8]), ("pixels", cut_pixels, [2, 8, 4])])
+def test_plan_and_program_are_the_frozen_ones(ranks, golden, name, make, shape):
+    step = AutoParallel(WithLoss(make(), F.mse_loss)).dataset_strategy("full_batch").hsdp(threshold=0)
+    step(torch.ones(4, *shape), torch.ones(4, 8)).backward()
+    text = re.sub(r"captured and cut in .*", "", step.plan.explain())
+    ranks.first(lambda: golden(f"parallel_plan_{name}.txt", f"{text}\n{step.plan.program}\n"))

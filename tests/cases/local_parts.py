@@ -10,6 +10,16 @@ def local(tensor):
     return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()
 
 
+def held(tensor, parameter):
+    """Return what `local` does, or the whole of a DTensor that msrun has not placed.
+
+    Args:
+        parameter: whose value or gradient it is.
+    """
+    is_foreign = isinstance(tensor, DTensor) and placement_of(parameter) is None
+    return tensor.detach().full_tensor() if is_foreign else local(tensor)
+
+
 def part_of(whole, parameter):
     """Return what this rank should hold of the whole value of a parameter."""
     placed = placement_of(parameter)
@@ -22,9 +32,8 @@ def difference(mine, right, parameter=None):
     Args:
         parameter: whose gradient `mine` is.
     """
-    is_foreign = isinstance(mine, DTensor) and placement_of(mine) is None
-    found = mine.detach().full_tensor() if is_foreign else local(mine)
-    part = part_of(right, mine if parameter is None else parameter)
+    parameter = mine if parameter is None else parameter
+    found, part = held(mine, parameter), part_of(right, parameter)
     assert found.shape == part.shape, (found.shape, part.shape)
     return float((found - part).abs().max() / right.detach().abs().max()) if found.numel() else 0.0
 

@@ -11,7 +11,8 @@ from typing import Any, Literal
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from local_parts import difference, local
+from host_operators import AdamWeightDecayOp
+from local_parts import difference, held, local
 from torch import nn
 
 from msrun.runtime import (
@@ -20,6 +21,8 @@ from msrun.runtime import (
     MicroBatchInterleaved,
     Pipeline,
     WithLoss,
+    clip_by_global_norm,
+    clip_grad_norm_,
     get_group_size,
     get_rank,
     no_init_parameters,
@@ -37,7 +40,12 @@ OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD([each for each in p if each.requires_grad], lr=0.1, momentum=0.9),
     "adam": lambda p: optim.Adam(p, lr=1e-3),
     "torch-adamw": lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.1),
+    "adam-weight-decay": lambda p: optim.AdamWeightDecay(p, lr=1e-2, weight_decay=0.1),
+    "lamb": lambda p: optim.Lamb(p, lr=1e-2, weight_decay=0.1),
+    "adam-weight-decay-op": lambda p: AdamWeightDecayOp(p, learning_rate=1e-2, weight_decay=0.1),
 }
+MAX_NORM = 0.1
+CLIPPING = {"ours": clip_grad_norm_, "torch": nn.utils.clip_grad_norm_}
 WRAPPERS = {"copies": MicroBatchInterleaved, "micro": GradAccumulation}
 
 
@@ -63,11 +71,16 @@ class Way:
     optimizer: str = "momentum"
     deferred: bool = False
     compat: Literal["torch", "mindspore"] = "torch"
+    mode: str = "semi_auto"
     form: Literal["module", "step", "fresh closures"] = "module"
     """A module in a torch loop, or a step function with value_and_grad."""
     dtype: str = "float64"
     scaled: bool = False
     """The loss is multiplied by 3 before its backward pass, and the gradients divided after it."""
+    clips: Literal["", "ours", "torch"] = ""
+    """Who clips the gradients."""
+    passes: int = 1
+    """Backward passes before a step of the optimizer."""
     stages: int = 0
     """Of a pipeline; 0 = there is none."""
     scheduler: str = "1f1b"
@@ -75,6 +88,8 @@ class Way:
     micro_size: int = 4
     stage_config: Mapping[str, int] | None = None
     configure: Callable[[AutoParallel], AutoParallel] = lambda step: step
+    join: Callable[[AutoParallel, Any], Any] = lambda _step, _optimizer: None
+    """Where else the optimizer works than on the device, after the backward pass."""
     of_network: Mapping[str, Any] = field(default_factory=dict)
     """What else the network is made of."""
 
@@ -113,16 +128,25 @@ class Way:
                 function = value_and_grad(lambda *batch: whole(*batch), None, list(network.parameters()))
             loss, gradients = function(x, y)
             if not first:
-                first.extend(local(gradient).clone() for gradient in gradients)
-            optimizer(gradients)
+                pairs = zip(gradients, network.parameters(), strict=True)
+                first.extend(held(gradient, parameter).clone() for gradient, parameter in pairs)
+            if self.clips:
+                gradients = clip_by_global_norm(gradients, MAX_NORM)
+            if callable(optimizer):
+                optimizer(gradients)
+            else:
+                for parameter, gradient in zip(network.parameters(), gradients, strict=True):
+                    parameter.grad = gradient
+                optimizer.step()
             return loss
 
-        step = AutoParallel(whole if self.form == "module" else train, compat=self.compat)
+        step = AutoParallel(whole if self.form == "module" else train, self.mode, compat=self.compat)
         step.dataset_strategy(self.dataset)
         if self.level:
             step.hsdp(shard_size=self.shard_size, threshold=self.threshold, optimizer_level=self.level)
         if self.stages:
             step.pipeline(self.stages, self.scheduler, self.interleave)
+        self.join(step, optimizer)
         return self.configure(step)
 
 
@@ -171,17 +195,27 @@ def train_beside_one_process(way, make, batches, loss_of=F.cross_entropy):
             gradients = [parameter.grad for parameter in network.parameters()]
             for gradient in gradients if way.scaled else ():
                 gradient.div_(3)
-            first = first or [gradient if gradient is None else local(gradient).clone() for gradient in gradients]
-            optimizer.step()
-            optimizer.zero_grad()
+            pairs = zip(gradients, network.parameters(), strict=True)
+            first = first or [
+                gradient if gradient is None else held(gradient, mine).clone() for gradient, mine in pairs
+            ]
         losses.append(float(loss.detach()))
         expected = float(right.detach()) * way.factor("copies", "micro")
         assert losses[-1] == pytest.approx(expected, rel=tolerance, abs=0)
         for mine, its, gradient in zip(network.parameters(), alone.parameters(), first, strict=True):
             is_told = number == 0 and gradient is not None and its.grad is not None  # else of other stages, or unused
             assert not is_told or difference(gradient, its.grad, mine) <= tolerance
+        if (number + 1) % way.passes:
+            continue
+        if way.clips:
+            nn.utils.clip_grad_norm_(alone.parameters(), MAX_NORM)
         other.step()
         other.zero_grad()
+        if way.form == "module":
+            if way.clips:
+                CLIPPING[way.clips](network.parameters(), MAX_NORM)
+            optimizer.step()
+            optimizer.zero_grad()
     assert losses[0] != losses[-1]
     pairs = zip(network.parameters(), alone.parameters(), strict=True)
     assert max(difference(mine, its) for mine, its in pairs if local(mine).numel()) <= tolerance

@@ -192,32 +192,26 @@ def test_tables_train_as_in_one_process(slices, mode, name):
 
 # -- what a step is made of ---------------------------------------------------------------------------------------
 
-WRAPS = {
-    "copies": lambda net: MicroBatchInterleaved(net, 2),
-    "both": lambda net: GradAccumulation(MicroBatchInterleaved(net, 2), 2),
+TABLES = {"embedding": embedding, **{slices: lookup(slices) for slices in SLICES}}
+WAYS = {
+    "copies": {"wrap": lambda net: MicroBatchInterleaved(net, 2)},
+    "both": {"wrap": lambda net: GradAccumulation(MicroBatchInterleaved(net, 2), 2)},
+    "full batch": {"change": lambda step, _: step.dataset_strategy("full_batch"), "give": tuple},
+    "recomputed": {"change": lambda _, net: recompute(net.table)},
+    "hsdp": {"change": lambda step, _: step.hsdp(threshold=0)},
 }
 
 
 @slow_on_two
-@pytest.mark.parametrize("way", WRAPS)
-@pytest.mark.parametrize("table", [lookup("table_row_slice"), lookup("batch_slice"), embedding])
-def test_every_way_of_dividing_a_batch_gives_the_numbers_of_one_process(table, way):
-    step, network, right = pair(table, wrap=WRAPS[way])
-    data = known_batch if table is embedding else batch
-    train(step, right, made("LazyAdam", network, right), data=data, steps=2)
-
-
-@slow_on_two
-@pytest.mark.parametrize("slices", SLICES)
-def test_full_batches_recomputed_blocks_and_hsdp_change_no_number(slices):
-    for change, give in (
-        (lambda step, _: step.dataset_strategy("full_batch"), tuple),
-        (lambda _, net: recompute(net.table), own),
-        (lambda step, _: step.hsdp(threshold=0), own),
-    ):
-        step, network, right = pair(lookup(slices))
-        change(step, network)
-        train(step, right, made("SGD", network, right), give=give, steps=2)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("table", TABLES)
+def test_batches_that_are_divided_or_whole_recomputed_blocks_and_hsdp_change_no_number(table, way):
+    settings = {"wrap": lambda net: net, "change": lambda *_: None, "give": own, **WAYS[way]}
+    step, network, right = pair(TABLES[table], wrap=settings["wrap"])
+    settings["change"](step, network)
+    data = known_batch if table == "embedding" else batch
+    optimizers = made("LazyAdam" if "wrap" in WAYS[way] else "SGD", network, right)
+    train(step, right, optimizers, data=data, give=settings["give"], steps=2)
 
 
 @slow_on_two_and_four

@@ -28,7 +28,7 @@ PYNATIVE_MODE = 1
 TARGETS = {"Ascend": "npu", "GPU": "cuda", "CPU": "cpu"}
 """MindSpore's name of a device -> torch's."""
 _NAMES = {kind: target for target, kind in TARGETS.items()}
-_DEFAULTS: dict[str, Any] = {"mode": GRAPH_MODE, "device_target": None, "device_id": None}
+_DEFAULTS: dict[str, Any] = {"mode": PYNATIVE_MODE, "device_target": None, "device_id": None}
 STRICT, COMPATIBLE, LAX = 0, 1, 2
 """MindSpore's levels of syntax in graph mode; all of Python runs here."""
 _OF_THE_COMPILER: dict[str, Any] = {
@@ -73,7 +73,7 @@ def set_context(**words: Any) -> None:
             set_deterministic(words[word] == "ON")
         elif word in _OF_THE_COMPILER:
             note_once(f"set_context({word}=...)")
-    if words.get("mode", GRAPH_MODE) not in (GRAPH_MODE, PYNATIVE_MODE):
+    if words.get("mode", PYNATIVE_MODE) not in (GRAPH_MODE, PYNATIVE_MODE):
         raise UsageError(f"set_context(mode={words['mode']!r}): GRAPH_MODE or PYNATIVE_MODE")
     if "device_target" in words:
         _choose_target(words["device_target"])

@@ -104,21 +104,33 @@ def order_tests(mutation, reached, noticed):
     return sorted(tests, key=place)
 
 
-REACH = """import os
+REACH = """import os, time
 
-seen = set()
+FOLDER = {folder!r}
+seen, running = set(), [0.0, []]
 
-def reach(number, folder={folder!r}):
+def reach(number):
     test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
-    if (number, test) not in seen:
-        seen.add((number, test))
-        try:
-            with open(os.open(folder + "/" + str(number), os.O_WRONLY | os.O_APPEND), "w") as file:
-                file.write(test + "\\n")
-        except OSError:
-            pass
+    if time.monotonic() > running[0]:
+        running[:] = time.monotonic() + 0.02, [os.readlink(one.path) for one in os.scandir(FOLDER + "/running")]
+    for each in [test] if test in running[1] else running[1] or [""]:
+        if (number, each) not in seen:
+            seen.add((number, each))
+            with open(os.open(FOLDER + "/" + str(number), os.O_WRONLY | os.O_APPEND), "w") as file:
+                file.write(each + "\\n")
+
+def pytest_runtest_logstart(nodeid):
+    pytest_runtest_logfinish()
+    os.symlink(nodeid, FOLDER + "/running/" + str(os.getpid()))
+
+def pytest_runtest_logfinish():
+    if os.path.lexists(name := FOLDER + "/running/" + str(os.getpid())):
+        os.unlink(name)
 """
-"""The module of a marked tree that notes which test, or none, comes to a mark."""
+"""The module of a marked tree that notes which test comes to a mark; none: while all are collected.
+
+A process whose environment names no test that runs now, as one of a warm server has, may be of any of those that do.
+"""
 
 
 class Slot:
@@ -134,7 +146,7 @@ class Slot:
     def find_reached(self, drawn, sources):
         """Run all fast tests on marked modules; return the tests that come to each fault, "" for no test."""
         folder = self._folder / "reached"
-        folder.mkdir()
+        (folder / "running").mkdir(parents=True)
         for number in range(len(drawn)):
             (folder / str(number)).touch()
             (folder / str(number)).chmod(0o666)
@@ -142,8 +154,8 @@ class Slot:
             numbers = {number: mutation.begin for number, mutation in enumerate(drawn) if mutation.path == path}
             self._write(path, mark(sources[path], numbers))
         self._write("msrun/reached.py", REACH.format(folder=str(folder)))
-        self._run(["--workers", str(2 * (os.cpu_count() or 1)), "tests"], 10 * LIMIT_S)
-        if not any(path.stat().st_size for path in folder.iterdir()):
+        self._run(["-p", "msrun.reached", "--workers", str(2 * (os.cpu_count() or 1)), "tests"], 10 * LIMIT_S)
+        if not any((folder / str(number)).stat().st_size for number in range(len(drawn))):
             sys.exit(f"no test comes to any fault; pytest says\n{(self._folder / 'log').read_text()[-2000:]}")
         (self._copy / "msrun/reached.py").unlink()
         for path in {mutation.path for mutation in drawn}:

@@ -8,6 +8,7 @@ Not drawn, because no behaviour depends on them:
     how much is read at a time, how long is slept, how long a secret is: arguments of read, recv, sleep, token_hex
     what such a size or time is multiplied with (`2 * SALVAGE_S`); to how many digits is rounded
     `<` for `<=` where the clock is compared: two moments are never equal
+    `del name`: that it is not used, or memory that goes sooner
     assignments in `__init__`: without them every test fails
 """
 
@@ -101,32 +102,38 @@ def changes(mutation, source):
 
 
 def mark(source, places):
-    """Return the module with `reach(number)` before the statement, or in the condition, at each of these bytes."""
+    """Return the module with `reach(number)` before the statement, or in the condition, at each of these bytes.
+
+    What runs when the module is imported has its mark in every function of the module, too.
+    """
     data, begins = source.encode(), [0]
     for line in source.encode().splitlines(keepends=True):
         begins.append(begins[-1] + len(line))
 
-    def at(line, column):
-        return begins[line - 1] + column
+    def begin(node):
+        return begins[node.lineno - 1] + node.col_offset
+
+    def end(node):
+        return begins[node.end_lineno - 1] + node.end_col_offset
+
+    insertions = []
+
+    def insert_before(node, text):
+        first = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", []))])
+        insertions.append((begins[first - 1], f"{' ' * node.col_offset}{text}\n"))
 
     statements = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt)]
-    insertions = []
+    functions = [node for node in statements if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     for number, place in places.items():
         call = f'__import__("msrun.reached").reached.reach({number})'
-        around = [
-            node
-            for node in statements
-            if at(node.lineno, node.col_offset) <= place < at(node.end_lineno, node.end_col_offset)
-        ]
-        node = max(around, key=lambda node: (node.lineno, node.col_offset))
-        begin = at(node.lineno, node.col_offset)
-        if isinstance(node, ast.While) or data[begin:].startswith(b"elif"):
-            test = node.test
-            insertions.append((at(test.lineno, test.col_offset), f"{call} or ("))
-            insertions.append((at(test.end_lineno, test.end_col_offset), ")"))
+        node = max((node for node in statements if begin(node) <= place < end(node)), key=begin)
+        if isinstance(node, ast.While) or data[begin(node) :].startswith(b"elif"):
+            insertions += [(begin(node.test), f"{call} or ("), (end(node.test), ")")]
         else:
-            first = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", []))])
-            insertions.append((begins[first - 1], f"{' ' * node.col_offset}{call}\n"))
+            insert_before(node, call)
+        if not any(begin(function.body[0]) <= place < end(function) for function in functions):
+            for function in functions:
+                insert_before(function.body[min(len(function.body) - 1, bool(ast.get_docstring(function)))], call)
     for place, text in sorted(insertions, reverse=True):
         data = data[:place] + text.encode() + data[place:]
     return data.decode()
@@ -222,7 +229,11 @@ class _Finder(ast.NodeVisitor):
         self._replace("statement dropped", node, "pass")
         self.generic_visit(node)
 
-    visit_Break = visit_Continue = visit_Delete = visit_Raise = _visit_jump  # noqa: N815
+    visit_Break = visit_Continue = visit_Raise = _visit_jump  # noqa: N815
+
+    def visit_Delete(self, node):
+        if not all(isinstance(target, ast.Name) for target in node.targets):
+            self._visit_jump(node)
 
     def visit_Return(self, node):
         if node.value is None:

@@ -215,3 +215,17 @@ def test_signal_is_handled_by_who_catches_or_ignores_it_and_by_who_has_gone():
         signal.signal(signal.SIGUSR2, before)
     assert handled == [False, True]  # Python ignores SIGPIPE
     assert process_control.handles_signal(1 << 30, signal.SIGUSR2)
+
+
+@pytest.mark.parametrize("of_another", [False, True])
+def test_limit_of_open_files_is_raised_and_set(of_another):
+    said = """
+import os, resource, sys
+from msrun.agent.processes.process_control import raise_open_files, set_open_files
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+set_open_files(100, *([os.getpid()] if sys.argv[1:] else []))
+assert resource.getrlimit(resource.RLIMIT_NOFILE) == (100, hard)
+assert raise_open_files() == 100
+assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+"""
+    subprocess.run([sys.executable, "-c", said, *(["other"] if of_another else [])], check=True)

@@ -105,3 +105,13 @@ def test_record_beyond_the_board_is_refused_to_a_worker_and_empty_to_a_reader(bo
     empty = parse_record(b"short", 0)
     assert (empty.phase, empty.steps) == (Progress().phase, 0)
     assert math.isnan(empty.loss)
+
+
+def test_a_board_that_is_begun_again_is_empty_and_whole(board, tmp_path):
+    for rank in range(4):
+        ProgressRecord(str(tmp_path / "progress"), rank).enter_phase(contract.PHASE_JOINED)
+    os.truncate(tmp_path / "progress", 7)
+    board.reset()
+    assert [board.read(rank) for rank in range(4)] == [Progress()] * 4
+    assert not any((tmp_path / "progress").read_bytes())
+    assert (tmp_path / "progress").stat().st_size == 4 * contract.PROGRESS_RECORD_BYTES

@@ -89,3 +89,20 @@ def test_port_is_listened_on_until_the_end_and_one_that_is_taken_is_named(served
     (listening,) = link.heard
     assert (listening["type"], listening["port"]) == ("listening", 0)
     assert str(port) in listening["error"] and "leave --master_port out" in listening["error"]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ClusterError("no way"), {"text": "no way", "exit_code": contract.EXIT_CLUSTER}),
+        (ZeroDivisionError("by 0"), {"exit_code": contract.EXIT_CLUSTER}),
+    ],
+)
+def test_launcher_knows_of_the_error_that_ends_an_agent(error, said):
+    link = Link()
+    with pytest.raises(type(error)), module.told_errors(link):
+        raise error
+    (message,) = link.heard
+    assert message["type"] == "error" and said.items() <= message.items()
+    assert str(error) in message["text"]
+    assert ("ZeroDivisionError" in message.get("traceback", "")) == isinstance(error, ZeroDivisionError)

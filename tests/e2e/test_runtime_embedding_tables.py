@@ -34,6 +34,7 @@ from msrun.runtime import (
     value_and_grad,
 )
 from msrun.runtime.embedding.table_cache import RowCache
+from msrun.runtime.execute.gradients import added, mean_over_ranks
 from msrun.runtime.execute.transfers import traffic
 from msrun.runtime.tensors.plain_tensors import plain
 
@@ -607,3 +608,19 @@ def test_loss_scales_do_not_change_rows():
             optimizer.step()
             tables.append(whole(network.table.embedding_table))
         assert torch.equal(*tables)
+
+
+@on_ranks(3)
+@pytest.mark.parametrize("rows", [[[0, 2], [2, 2, 1], []], [[], [], []], [[3], [3], [3]]], ids=["some", "none", "same"])
+def test_gradients_of_rows_are_averaged_over_ranks_and_added_to_any(ranks, rows):
+    gradients = [
+        torch.sparse_coo_tensor(torch.tensor([each]).long(), torch.randn(len(each), 2), (4, 2)) for each in rows
+    ]
+    whole = [gradient.to_dense() for gradient in gradients]
+    mean = mean_over_ranks(gradients[ranks.rank])
+    assert mean.is_sparse
+    torch.testing.assert_close(mean.to_dense(), sum(whole) / 3)
+    for one, other in itertools.product((gradients[0], whole[0]), (gradients[1], whole[1])):
+        total = added(one, other)
+        assert total.is_sparse == (one.is_sparse and other.is_sparse)
+        torch.testing.assert_close(total.to_dense() if total.is_sparse else total, whole[0] + whole[1])

@@ -160,7 +160,8 @@ class Slot:
             numbers = {number: mutation.begin for number, mutation in enumerate(drawn) if mutation.path == path}
             self._write(path, mark(sources[path], numbers))
         self._write("msrun/reached.py", REACH.format(folder=str(folder)))
-        self._run(["-p", "msrun.reached", "--workers", str(2 * (os.cpu_count() or 1)), "tests"], 10 * LIMIT_S)
+        workers = str(2 * (os.cpu_count() or 1))
+        self._run(["--workers", workers, "tests"], 10 * LIMIT_S, ["-p", "msrun.reached"])
         if not any((folder / str(number)).stat().st_size for number in range(len(drawn))):
             sys.exit(f"no test comes to any fault; pytest says\n{(self._folder / 'log').read_text()[-2000:]}")
         (self._copy / "msrun/reached.py").unlink()
@@ -188,7 +189,7 @@ class Slot:
         moment = time.time() + 2 * self._writes  # a compiled module is known by whole seconds and the size
         os.utime(path, (moment, moment))
 
-    def _run(self, words, limit_s):
+    def _run(self, words, limit_s, plugin=()):
         """Return the first test that failed, or what else ended the run; empty when all passed or the time was up."""
         environment = {
             **os.environ,
@@ -196,10 +197,10 @@ class Slot:
             "DEADLINE_S": str(DEADLINE_S),
             MARK: self._mark,
         }
-        options = ["-q", "-rfE", "-p", "no:cacheprovider", f"--timeout={TEST_LIMIT_S}", "-m", "not slow"]
+        options = ["-q", "-rfE", f"--timeout={TEST_LIMIT_S}", "-m", "not slow"]
         words_file, log = self._folder / "words", self._folder / "log"
         words_file.write_text("\n".join([*options, "--hypothesis-profile=fast", *words]))
-        command = [sys.executable, "-m", "pytest", f"@{words_file}"]
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *plugin, f"@{words_file}"]
         code = None
         with log.open("wb") as out, contextlib.suppress(subprocess.TimeoutExpired):
             process = subprocess.Popen(

@@ -103,9 +103,8 @@ zoo: $(VENV)/.zoo
 # Small faults in the launcher, the graph and the rank-table rules: do the tests notice? MUTANTS=120: so many; MUTANTS_SEED=... repeats a day.
 mutants: export MUTANTS ?= 60
 mutants: export MUTANTS_SEED ?= $(shell date +%Y%m%d)
-mutants: export MUTANTS_RECORD ?= $(CURDIR)/.pytest_cache/mutants
 mutants: $(VENV)/.test
-	cd tests && PATH="$(abspath $(BIN)):$$PATH" python -m mutants --number $(MUTANTS) --seeds $(MUTANTS_SEED) --record "$(MUTANTS_RECORD)"
+	cd tests && PATH="$(abspath $(BIN)):$$PATH" python -m mutants --number $(MUTANTS) --seeds $(MUTANTS_SEED)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -4,9 +4,6 @@ First all fast tests run once on a copy of the tree in which the lines that get 
 tests reach each of them, in whatever process. Then each fault is put alone into a copy, where the tests that reach it
 run until one fails: first those of the module, then other unit tests, then end-to-end ones. An end-to-end test that
 fails runs again without the fault: where it fails too, it has noticed nothing. Exit status 1 below 85 % caught.
-
---record FILE keeps what became of each fault. A run that finds the file tries the test that noticed a fault first: so
-the same faults are judged again, after a change of the tests, in a fraction of the time.
 """
 
 from __future__ import annotations
@@ -14,7 +11,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import json
 import os
 import queue
 import re
@@ -26,7 +22,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from msrun import contract
@@ -86,8 +82,8 @@ def name_tests(module):
     return re.compile(imports), (f"_{path.stem}.py", f"_{path.parent.name}.py")
 
 
-def order_tests(mutation, reached, noticed):
-    """Return the tests that a fault is judged by: the one that noticed it before, the module's own, units, others.
+def order_tests(mutation, reached):
+    """Return the tests that a fault is judged by: the module's own, other unit tests, others.
 
     What runs while a module is imported is reached by all of its own tests.
     """
@@ -99,7 +95,7 @@ def order_tests(mutation, reached, noticed):
 
     def place(test):
         file = test.partition("::")[0]
-        return test != noticed, file not in files, not file.startswith("tests/unit/"), test
+        return file not in files, not file.startswith("tests/unit/"), test
 
     return sorted(tests, key=place)
 
@@ -231,30 +227,7 @@ class Slot:
                     os.kill(int(entry.name), signal.SIGKILL)
 
 
-class Record:
-    """What became of faults in earlier runs, in a file of a line of JSON each; kept in memory where none is named."""
-
-    def __init__(self, path):
-        self._path = path
-        lines = path.read_text().splitlines() if path and path.exists() else []
-        self._caught_by = {self._key(Mutation(**one["mutation"])): one["caught_by"] for one in map(json.loads, lines)}
-
-    def find(self, mutation):
-        """Return the test that noticed this fault last; empty when none did, or nobody tried."""
-        return str(self._caught_by.get(self._key(mutation), ""))
-
-    def add(self, outcome):
-        if self._path:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("a") as file:
-                file.write(json.dumps(asdict(outcome)) + "\n")
-
-    @staticmethod
-    def _key(mutation):
-        return mutation.path, mutation.line, mutation.column, mutation.before, mutation.after
-
-
-def judge_all(drawn, sources, jobs, record):
+def judge_all(drawn, sources, jobs):
     """Judge all faults, some at a time, and say what became of each."""
     outcomes = []
     with contextlib.ExitStack() as stack:
@@ -273,7 +246,7 @@ def judge_all(drawn, sources, jobs, record):
         def judge(mutation, reached):
             slot = slots.get()
             try:
-                tests = order_tests(mutation, reached, record.find(mutation))
+                tests = order_tests(mutation, reached)
                 return slot.judge(mutation, sources[mutation.path], tests), len(tests)
             finally:
                 slots.put(slot)
@@ -281,7 +254,6 @@ def judge_all(drawn, sources, jobs, record):
         for done in as_completed([pool.submit(judge, *one) for one in zip(drawn, reached, strict=True)]):
             outcome, number = done.result()
             outcomes.append(outcome)
-            record.add(outcome)
             mutation, caught_by = outcome.mutation, outcome.caught_by
             what = f"caught by {caught_by}" if caught_by else f"SURVIVED {number} tests"
             print(f"{len(outcomes):3}/{len(drawn)} {mutation.path}:{mutation.line} {mutation.kind}: {what}", flush=True)
@@ -294,7 +266,6 @@ def main():
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="draw as many for each of them")
     parser.add_argument("--modules", nargs="+", default=list(ROOMS), help="folders or files to change")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="at a time")
-    parser.add_argument("--record", type=Path, help="a file of what became of each fault")
     parser.add_argument("--dry-run", action="store_true", help="only show the faults")
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(contract.EXIT_SIGNAL_BASE + signal.SIGTERM))
@@ -306,7 +277,7 @@ def main():
             print(f"{mutation.path}:{mutation.line} {mutation.kind}\n{mutation.describe(sources[mutation.path])}")
         return 0
     begin = time.monotonic()
-    outcomes = judge_all(together, sources, asked.jobs, Record(asked.record))
+    outcomes = judge_all(together, sources, asked.jobs)
     survived = [outcome.mutation for outcome in outcomes if not outcome.caught_by]
     for mutation in survived:
         print(f"\nsurvived: {mutation.path}:{mutation.line} {mutation.kind}")

@@ -4,7 +4,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from mutants.__main__ import REPOSITORY, ROOMS, Outcome, Record, order_tests
+from mutants.__main__ import REPOSITORY, ROOMS, order_tests
 from mutants.mutations import changes, draw, find_mutations, mark
 
 import msrun
@@ -110,24 +110,16 @@ def test_a_mark_notes_the_statements_that_run_and_changes_nothing(monkeypatch):
 
 
 @pytest.mark.parametrize("reached_at_import", [False, True])
-def test_a_fault_is_judged_by_what_noticed_it_then_its_modules_tests_then_units_then_jobs(reached_at_import):
+def test_a_fault_is_judged_by_its_modules_tests_then_units_then_jobs(reached_at_import):
     file, unit = "tests/unit/agent/test_agent_supervisor.py", "tests/unit/test_mutants.py::b"
     own, job = f"{file}::a", "tests/e2e/test_e.py::c"
     (mutation, *_) = find_mutations("msrun/agent/supervisor.py", inside("return a < b"))
     asked = {own, unit, job} | ({""} if reached_at_import else set())
-    found = order_tests(mutation, asked, noticed=job)
+    found = order_tests(mutation, asked)
     if reached_at_import:
         assert {*found} - asked >= {file}
-    assert [test for test in found if test in asked] == [job, own, unit]
+    assert [test for test in found if test in asked] == [own, unit, job]
 
 
 def test_rooms_are_there():
     assert [room for room in ROOMS if not (REPOSITORY / room).is_dir()] == []
-
-
-def test_the_test_that_noticed_a_fault_is_found_again_with_the_record(tmp_path):
-    mutation, other = find_mutations("m.py", inside("return a < b"))[:2]
-    Record(tmp_path / "record").add(Outcome(mutation, "tests/unit/test_m.py::test_f[a b]"))
-    again = Record(tmp_path / "record")
-    assert (again.find(mutation), again.find(other)) == ("tests/unit/test_m.py::test_f[a b]", "")
-    assert Record(tmp_path / "none").find(mutation) == ""

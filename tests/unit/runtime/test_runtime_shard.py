@@ -3,7 +3,7 @@
 import ast
 import importlib
 import operator
-from functools import cache
+import re
 
 import operator_cases
 import operator_cases_conv
@@ -11,8 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from asked_cases import every_third_fast, one_fast
-from law_graphs import MODULES
-from operator_cases import OperatorNetwork
+from law_graphs import MODULES, graph_of
 from torch import nn
 
 from msrun.errors import StrategyError
@@ -343,13 +342,8 @@ MANY = 120
 BY_NAME = {case.name: case for name in MODULES for case in importlib.import_module(name).BINARY}
 
 
-@cache
 def captured(name):
-    case = BY_NAME[name]
-    values = case.values(torch.float64)
-    given = [value for index, value in enumerate(values) if index not in case.parameters]
-    shapes = [tuple(value.shape) for value in given]
-    return capture(find_target(OperatorNetwork(case, values)), given, {}, input_shapes=shapes, parameter_shapes={})
+    return graph_of(BY_NAME[name], torch.float64)
 
 
 def layouts_of(case):
@@ -594,3 +588,48 @@ def test_decisions_are_lowered_to_the_same_graph_every_time(case):
         decisions = decide(captured(case.name), build_mesh(4), given)
         one, other = (lower(captured(case.name), decisions) for _ in range(2))
         assert (str(one.graph), one.operators) == (str(other.graph), other.operators)
+
+
+def ways_to_cut(case):
+    """Yield the first, a middle and the last legal strategy, with the layouts of the arguments.
+
+    Of an operator that follows its input: that input cut by its first dimension and by its last.
+    """
+    mesh, layouts = build_mesh(4), layouts_of(case)
+    if case.name in BY_NAME:
+        strategies = case.legal(4)
+        for strategy in dict.fromkeys((strategies[0], strategies[len(strategies) // 2], strategies[-1])):
+            yield strategy, {"op": OperatorStrategy(strategy)}, layouts
+    else:
+        shape = case.shapes[0]
+        for dim in sorted({0, len(shape) - 1}):
+            layout = TensorLayout(tuple(mesh.axes if one == dim else () for one in range(len(shape))))
+            if layout.fits(mesh, shape):
+                yield layout.split, {}, [layout, *layouts[1:]]
+
+
+@pytest.mark.parametrize("begin", [0, pytest.param(1, marks=pytest.mark.slow)], ids=["even", "odd"])
+@pytest.mark.parametrize("module", MODULES)
+def test_local_work_and_messages_of_every_operator_are_the_frozen_ones(golden, module, begin):
+    cases, lines = importlib.import_module(module), []
+    for case in [*cases.BINARY, *cases.UNARY][begin::2]:
+        given = [index for index in range(len(case.shapes)) if index not in case.parameters]
+        wanted = frozenset(n for n, index in enumerate(given) if case.is_differentiable(index))
+        for name, strategies, layouts in ways_to_cut(case):
+            lines.append(f"{case.name} {name}")
+            program = partition(
+                graph_of(case, torch.float64),
+                build_mesh(4),
+                input_layouts=layouts,
+                strategies=strategies,
+                output_batch_axes=(),
+                differentiable_inputs=wanted,
+            )
+            for event in tell(program).events:
+                what = event.node.kwargs.get("collective", f"{event.node.target}{event.node.args}")
+                works = [
+                    f"{work.operations:g} op, {work.read_bytes:g} + {work.written_bytes:g} B in {work.launches}"
+                    for work in (event.forward, event.backward)
+                ]
+                lines.append(f"    {event.node.name} = {what}: {'; '.join(works)}; keeps {sorted(event.saved)}")
+    golden(f"local_work/{module}_{begin}.txt", re.sub(r" at 0x\w+", "", "\n".join([*lines, ""])))

@@ -190,3 +190,17 @@ def standard_input(tmp_path):
 def test_input_that_nobody_will_read_is_said(standard_input, given, is_said):
     standard_input(*given)
     assert bool(describe_unread_input()) == is_said
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("abcdef", "abcd"),
+        ("\x1b[31mabcdef\x1b[0m gh", "\x1b[31mabcd\x1b[0m"),
+        ("日本語", "日本"),
+        ("e\u0301tude", "e\u0301tud"),
+        ("abc", "abc"),
+    ],
+)
+def test_a_line_is_cut_to_what_a_terminal_of_four_columns_shows(text, shown):
+    assert output.fit(text, 4) == shown

@@ -272,6 +272,8 @@ def main():
     sources = read_sources(asked.modules)
     drawn = {seed: draw(sources, asked.number, seed) for seed in asked.seeds}
     together = list(dict.fromkeys(itertools.chain(*drawn.values())))
+    if not together:
+        parser.error(f"--modules {' '.join(asked.modules)}, --number {asked.number}: no line there can have a fault")
     if asked.dry_run:
         for mutation in together:
             print(f"{mutation.path}:{mutation.line} {mutation.kind}\n{mutation.describe(sources[mutation.path])}")

@@ -439,7 +439,6 @@ class Supervisor:
 
     def _on_server_lost(self) -> None:
         self._end_pause()
-        self._timers.cancel("sweep", "renew", "restart", "store")
         attempt = self._attempt
         if not attempt.has_failed:
             has_ended = self._server.channel.is_closed and self._server.wait(OVERDUE_S)

@@ -2,13 +2,7 @@
 
 The first failure counts, in the order in which hosts tell of theirs; it ends the job on every host. When every host has
 ended its part, the job is over, or starts again everywhere. The launcher passes these messages on, over its connections
-to the agents of all hosts; to a host that is alone, `OwnLink` does.
-
-    host -> coordinator   failed {attempt, report}    ended {attempt, can_continue, come, has_begun, report}
-                          done {attempt, rank, has_come}    ready {attempt, clock_s}
-    coordinator -> hosts  stop {attempt, report, goes_on}    absent {attempt, ranks}
-                          restart {attempt, delay_s, reason, ranks}    start {attempt}    over {report, goes_on}
-"""
+to the agents of all hosts; to a host that is alone, `OwnLink` does. `cluster.protocol` has their fields."""
 
 from __future__ import annotations
 

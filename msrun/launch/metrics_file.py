@@ -125,11 +125,8 @@ class MetricsFile(Observer):
         ]
         used = session_usage(pid for _, _, pid in own) if self._are_workers_here else {}
         for host, worker, pid in own:
-            labels, usage, now = (
-                {**job, "rank": str(worker.global_rank), "host": host.name},
-                used.get(pid),
-                time.monotonic(),
-            )
+            labels = {**job, "rank": str(worker.global_rank), "host": host.name}
+            usage, now = used.get(pid), time.monotonic()
             told = read_record(self._board, worker.global_rank)
             log = read_log_end(Path(worker.log_path)).with_reported(told)
             ages = [now - told.step_at] if told.steps else []

@@ -50,11 +50,10 @@ from msrun.planning.hosts import MAX_FAILURES, HostEntry, count_workers
 from msrun.planning.masking import forwarded_environment
 from msrun.planning.plan import HostPlan, LaunchPlan
 from msrun.planning.record_json import encode_record
-from msrun.planning.spec import LaunchSpec
+from msrun.planning.spec import LOOPBACK, LaunchSpec
 
 TICK_S = 0.2
 END_S = 15.0  # how long past its grace a host may take to end before it is given up
-NO_ADDRESS = "127.0.0.1"  # what --master_addr says when it was not given
 _ONCE = frozenset({"stopping", "hang", "waiting"})  # told by every host; the first one is the job's
 _AS_THEY_ARE = frozenset({"server", "signal", "note", "lingering"})
 _OF_ALL = frozenset({"running", "restarting"})  # moments that have come when they have on every host
@@ -467,7 +466,7 @@ class FleetJob:
             tail_ranks=tuple(rank for rank in spec.tail_ranks if rank < worker_num),
             max_restarts=spec.max_restarts - self._restarts,
             first_attempt=self._restarts,
-            master_addr=spec.master_addr if chosen[0] == spec.host_entries[0] else NO_ADDRESS,
+            master_addr=spec.master_addr if chosen[0] == spec.host_entries[0] else LOOPBACK,
             node_rank=chosen.index(spec.host_entries[spec.node_rank]) if spec.is_joined else spec.node_rank,
             table_hosts=spec.table_hosts if chosen == spec.host_entries else (),
         )

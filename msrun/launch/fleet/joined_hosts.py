@@ -1,8 +1,7 @@
 """A job of hosts on each of which msrun is typed, on the one that has the scheduler: they come in, and then run as one.
 
 From the moment in which all have come this is a job as over SSH: `FleetRun` coordinates the hosts, and an agent below
-this process runs this host's part. Until then the hosts are told who is missing. What hosts are told beside that:
-    waiting {text}    called_off {reason, exit_code}
+this process runs this host's part. Until then the hosts are told who is missing.
 
 The loop of all hosts serves the port at which they come in, for as long as the job lasts. Nothing that a stranger sends
 is more than a refused greeting, and whatever goes wrong with one of them ends that connection alone."""
@@ -20,7 +19,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 from msrun import contract
-from msrun.agent.host.host_facts import LOOPBACK
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.connection import (
     REFUSED,
@@ -45,7 +43,7 @@ from msrun.launch.rendezvous import folder_of, of_hosts
 from msrun.launch.transport.link import EventLoop
 from msrun.launch.transport.opener import HostOpener, Way
 from msrun.planning.hosts import HostAssignment, HostEntry, HostPool, assign_hosts, count_workers
-from msrun.planning.spec import LaunchSpec
+from msrun.planning.spec import LOOPBACK, LaunchSpec
 
 if TYPE_CHECKING:
     from msrun.cluster.tls import TlsIdentity  # loaded for jobs with --tls_config
@@ -148,9 +146,8 @@ class Gate:
             stranger.connection.close()
 
     def refuse(self, stranger: Stranger, reason: str) -> None:
-        stranger.connection.send_plain(
-            REFUSED + reason.encode("utf-8", "replace")
-        )  # in the clear, to one without a token
+        # In the clear, to one without a token.
+        stranger.connection.send_plain(REFUSED + reason.encode("utf-8", "replace"))
         stranger.connection.close()
         self.note_refusal(stranger, reason)
 

@@ -143,8 +143,8 @@ class FleetRun:
         self._started_at = self._clock()
         self._display: Console | None = None
         self._ranks = ranks_of_hosts(spec)
-        policy, has_begun = RestartPolicy.of(spec), spec.first_attempt > 0
-        self.coordinator = Coordinator(job.job_id, self._ranks, policy, has_begun=has_begun, pool=job.hosts.pool)
+        policy = RestartPolicy.of(spec, spec.first_attempt)
+        self.coordinator = Coordinator(job.job_id, self._ranks, policy, pool=job.hosts.pool)
         self._observers = Observers([job.events], job.faults)
         self._record = FleetRecord(self._ranks, self._observers)
 
@@ -167,15 +167,10 @@ class FleetRun:
         self._end_attempt()
         return None
 
-    @property
-    def restarts(self) -> int:
-        """How often the job has started again, on other hosts before and on these."""
-        return self._spec.first_attempt + self.coordinator.begun
-
     def set_logs_aside(self) -> None:
         """Rename the logs and traces of an attempt after which the job goes on elsewhere, and keep the plan that names
         its ranks. Raises ClusterError: one cannot be renamed, or the plan cannot be written."""
-        folder, attempt = self._spec.log_dir, self.restarts
+        folder, attempt = self._spec.log_dir, self.coordinator.begun
         kept = folder / contract.attempt_plan_name(attempt)
         try:
             if self.plan is not None:
@@ -302,9 +297,8 @@ class FleetRun:
                 self._record.start()
             elif order["type"] == "restart":
                 self._give_up_at, self._restarted_at = None, time.time()
-                number = order["attempt"] + self._spec.first_attempt
-                self._note_attempt(number - 1, order["reason"])
-                self._record.restart(number, order["delay_s"], order["reason"], order["ranks"])
+                self._note_attempt(order["attempt"] - 1, order["reason"])
+                self._record.restart(order["attempt"], order["delay_s"], order["reason"], order["ranks"])
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
@@ -356,13 +350,13 @@ class FleetRun:
 
     def _end_attempt(self) -> None:
         """Say that the job goes on elsewhere."""
-        lost, report = self.coordinator.losses, self.coordinator.report
+        lost, report, attempt = self.coordinator.losses, self.coordinator.report, self.coordinator.begun
         guilty = [worker.global_rank for worker in report.failure.guilty] if report else []
         ranks = sorted(rank for node in lost for rank in self._ranks[node]) if lost else guilty
         reason = self.end_reason = "; ".join(lost.values()) or (report.failure.reason if report else "")
-        self._note_attempt(self.restarts, reason)
+        self._note_attempt(attempt, reason)
         self._events.note(
-            "restarting", {"attempt": self.restarts + 1, "delay_s": 0.0, "reason": reason, "global_ranks": ranks}
+            "restarting", {"attempt": attempt + 1, "delay_s": 0.0, "reason": reason, "global_ranks": ranks}
         )
         if self._display is not None:
             self._display.pause()
@@ -377,7 +371,7 @@ class FleetRun:
         if problem := describe_removed(self._spec.log_dir, self._events.folder) or problem:
             self._job.say(problem)
         if self._display is not None:
-            self._display.finish(failure, self._record.membership, self.restarts)
+            self._display.finish(failure, self._record.membership, self.coordinator.begun)
         if self._logs.fault:
             self._job.say(f"logs are not complete: {self._logs.fault}")
         return JobResult(plan, failure, tuple(self._survivors))
@@ -441,18 +435,18 @@ class FleetJob:
         result = run.finish()
         self._plan = run.plan or self._plan
         if result is not None:
-            is_ended = hosts.agents.interrupt is not None or run.restarts >= self._spec.max_restarts
+            is_ended = hosts.agents.interrupt is not None or run.coordinator.begun >= self._spec.max_restarts
             if run.coordinator.losses and pool.min_hosts and not is_ended:
                 self._say_too_few()
             return result, []
         run.set_logs_aside()
-        self._restarts = run.restarts + 1
+        self._restarts = run.coordinator.begun + 1
         lost = [spec.host_entries[node] for node in run.coordinator.losses]
         late = [spec.host_entries[node] for node in run.late_losses]
         self.say(run.end_reason)
         if late and not pool.lose(late):
             return self._end_with_too_few("; ".join(f"lost {entry.name}" for entry in late)), []
-        self._say_choice(f"restart {run.restarts + 1} of {self._spec.max_restarts}")
+        self._say_choice(f"restart {run.coordinator.begun + 1} of {self._spec.max_restarts}")
         return None, [*lost, *late]
 
     def _asked(self) -> LaunchSpec:

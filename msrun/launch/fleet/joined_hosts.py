@@ -327,7 +327,7 @@ class JoinedHosts(Hosts):
         self.agents.others.append(link)
         link.start()
         if is_late:
-            self._places[entry] = _Place(link, request.name, request.address, next(self._folders))
+            self._places[entry] = _Place(link, request.name, next(self._folders))
             self.pool.add(entry)
             link.send("waiting", text="the job runs; this host is used from its next start on")
             if self._spec.rescale_now and self._regroup is not None and self.pool.can_grow:
@@ -357,7 +357,7 @@ class JoinedHosts(Hosts):
             entry, link = _entry(one), key if isinstance(key, AgentLink) else None
             if link is not None:
                 link.entry = entry
-            self._places[entry] = _Place(link, one.name, one.address, next(self._folders))
+            self._places[entry] = _Place(link, one.name, next(self._folders))
         spec, own = self._spec, _entry(self.own)
         self.pool = HostPool([*self._places], (), spec.min_hosts, spec.worker_num if spec.min_hosts else 0, needed=own)
 
@@ -397,7 +397,7 @@ class JoinedHosts(Hosts):
         agents.links = [place.link for place in places if place.link is not None]
         agents.others = [link for link in known if link not in agents.links]
         hosts = tuple(
-            replace(host, name=place.name, address=place.address)
+            replace(host, name=place.name)
             for host, place in zip(assign_hosts(spec.host_entries, spec.table_hosts), places, strict=True)
         )
         folders = {node: place.folder for node, place in enumerate(places)}
@@ -425,7 +425,6 @@ class _Place:
 
     link: AgentLink | None  # None: this host, whose agent has not been started
     name: str
-    address: str
     folder: int  # number of its log directory
 
 

@@ -28,7 +28,7 @@ from urllib.parse import quote
 
 from msrun import contract
 from msrun.agent.own_file import create_own_file
-from msrun.agent.processes.process_control import Pid, Usage, session_usage, signal_processes, start_time
+from msrun.agent.processes.process_control import Pid, Usage, session_usage, signal_processes, start_time, wait_until
 from msrun.agent.processes.progress_board import PROGRESS_BOARD, Progress, parse_record
 from msrun.cluster.membership import WorkerState
 from msrun.errors import ClusterError, UsageError, near_miss
@@ -600,7 +600,6 @@ def show_logs(log_dir: Path, ranks: str, *, lines: int, follows: bool) -> int:
 DEFAULT_GRACE_S = 10.0  # for a job that has not written its plan yet
 OVERTIME_S = 20.0  # how long past its grace a job may take to end
 TAKEN_S = 15.0  # how long a launcher may take to see that a host is to leave
-POLL_S = 0.05
 
 
 def stop_job(log_dir: Path, say: Callable[[str], None]) -> str:
@@ -624,14 +623,11 @@ def stop_job(log_dir: Path, say: Callable[[str], None]) -> str:
         signal_processes([launcher], signum)
     limit_s = (status.grace_s if status.grace_s is not None else DEFAULT_GRACE_S) + OVERTIME_S
     say(f"msrun: stopping job {status.job_id} (pid {launcher}), for up to {limit_s:g} s")
-    end = time.monotonic() + limit_s
-    while start_time(launcher) == launcher.started_at:
-        if time.monotonic() > end:
-            raise ClusterError(
-                f"--stop {log_dir}: job {status.job_id} has not ended within {limit_s:g} s; "
-                f"kill -KILL {launcher} ends it without a record"
-            )
-        time.sleep(POLL_S)
+    if not wait_until(lambda: start_time(launcher) != launcher.started_at, limit_s):
+        raise ClusterError(
+            f"--stop {log_dir}: job {status.job_id} has not ended within {limit_s:g} s; "
+            f"kill -KILL {launcher} ends it without a record"
+        )
     after = read_status(log_dir, "--stop")
     how = {JobState.ENDED: "finished successfully meanwhile"}.get(after.state, after.describe())
     return f"job {status.job_id} has ended: {how}"
@@ -669,10 +665,7 @@ def drain_host(log_dir: Path, host: str) -> str:
     request = log_dir / contract.DRAIN / quote(host, safe="")
     request.parent.mkdir(mode=contract.DIRECTORY_MODE, exist_ok=True)
     os.close(create_own_file(request))
-    end = time.monotonic() + TAKEN_S
-    while request.exists():
-        if time.monotonic() > end:
-            request.unlink(missing_ok=True)
-            raise ClusterError(f"msrun drain {host}: the launcher (pid {status.launcher_pid}) does not answer")
-        time.sleep(POLL_S)
+    if not wait_until(lambda: not request.exists(), TAKEN_S):
+        request.unlink(missing_ok=True)
+        raise ClusterError(f"msrun drain {host}: the launcher (pid {status.launcher_pid}) does not answer")
     return f"{host} leaves job {status.job_id}; msrun status {log_dir} shows how it goes on"

@@ -26,7 +26,7 @@ from msrun.cluster.failure import JobFailure, fault_of_job, merge_failures, read
 from msrun.cluster.membership import Membership, RestartPolicy, WorkerState
 from msrun.cluster.messages import Message, NotUnderstood
 from msrun.cluster.protocol import MOMENTS, read_moment
-from msrun.errors import ClusterError, MsrunError, UsageError
+from msrun.errors import ClusterError, MsrunError, UsageError, refused_as
 from msrun.launch.console import Console, say
 from msrun.launch.directory.log_directory import EventLog, JobLock, describe_removed, publish, write_private
 from msrun.launch.failure import at_home, hide_secrets, write_failure
@@ -172,11 +172,9 @@ class FleetRun:
         its ranks. Raises ClusterError: one cannot be renamed, or the plan cannot be written."""
         folder, attempt = self._spec.log_dir, self.coordinator.begun
         kept = folder / contract.attempt_plan_name(attempt)
-        try:
+        with refused_as(f"cannot start again: cannot write {kept}", kind=ClusterError):
             if self.plan is not None:
                 write_private(kept, json.dumps(self.plan.to_json(), indent=2) + "\n")
-        except OSError as error:
-            raise ClusterError(f"cannot start again: cannot write {kept} ({error.strerror})") from None
         names = [contract.trace_file_name(rank) for ranks in self._ranks.values() for rank in ranks]
         names += [Path(path).name for host, _, _ in self._planned.values() for path in host.log_paths]
         keep_logs([str(folder / name) for name in (*names, contract.SCHEDULER_LOG)], attempt)

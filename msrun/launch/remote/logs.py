@@ -35,7 +35,7 @@ from msrun.agent.processes.process_control import (
     wait_until,
 )
 from msrun.cluster.messages import Message, encode_message
-from msrun.errors import ClusterError, describe_limit
+from msrun.errors import ClusterError, describe_limit, refused_as
 from msrun.launch.directory.log_directory import record_fault, write_private
 from msrun.launch.directory.worker_log import LogReader
 from msrun.launch.transport.pipe import MARKER, READ_BYTES
@@ -268,12 +268,10 @@ def make_spool(job_id: str, number: int) -> tuple[Path, int]:
     namespaces, until that or its process ends. Raises ClusterError: it cannot be made, or is there already, which a
     stranger may have done."""
     path = spool_path(job_id, number)
-    try:
+    with refused_as(f"cannot make {path}", "set TMPDIR there to another folder", ClusterError):
         path.mkdir(mode=contract.DIRECTORY_MODE)
         write_private(path / AGENT, f"{os.getpid()} {start_time(os.getpid())}\n")
         folder = _open_folder(path)
-    except OSError as error:
-        raise ClusterError(f"cannot make {path} ({error.strerror}); set TMPDIR there to another folder") from None
     with contextlib.suppress(OSError):  # a file system without locks
         fcntl.flock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB)
     return path, folder

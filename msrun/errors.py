@@ -160,12 +160,16 @@ LIMITS = {  # of the user, the container or the machine, by the error that they 
 
 
 @contextlib.contextmanager
-def refused_as(what: str, remedy: str = "", kind: type[MsrunError] = UsageError) -> Iterator[None]:
-    """Turn an error of the system into one of ours: what was refused, in the system's words why, and the remedy."""
+def refused_as(
+    what: str, remedy: str = "", kind: type[MsrunError] = UsageError, *, at: object = None
+) -> Iterator[None]:
+    """Turn an error of the system into one of ours: what was refused, in the system's words why, and the remedy. `at`:
+    the path that is named after `what` where the system names no other; None = there is none."""
     try:
         yield
     except OSError as error:
-        raise kind(f"{what} ({error.strerror}){'; ' if remedy else ''}{remedy}") from None
+        place = "" if at is None else f" {error.filename or at}"
+        raise kind(f"{what}{place} ({error.strerror}){'; ' if remedy else ''}{remedy}") from None
 
 
 def describe_limit(error: OSError) -> str:

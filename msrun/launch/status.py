@@ -31,7 +31,7 @@ from msrun.agent.own_file import create_own_file
 from msrun.agent.processes.process_control import Pid, Usage, session_usage, signal_processes, start_time, wait_until
 from msrun.agent.processes.progress_board import PROGRESS_BOARD, Progress, parse_record
 from msrun.cluster.membership import WorkerState
-from msrun.errors import ClusterError, UsageError, near_miss
+from msrun.errors import ClusterError, UsageError, near_miss, refused_as
 from msrun.launch.directory.log_directory import (
     EventsRecord,
     LockState,
@@ -141,16 +141,11 @@ class JobStatus:
 def read_status(log_dir: Path, option: str = "--status") -> JobStatus:
     """Return the newest job of a log directory, or of its folder; `option`: whose value it is, for the UsageError."""
     log_dir = require_job(log_dir, option)
-    try:
+    with refused_as(f"{option} {log_dir}: cannot read", "only the job's owner may look", at=log_dir):
         lock = read_lock(log_dir)
         plan_data, events_data, failure_data = (
             read_bytes(log_dir / name) for name in (contract.PLAN_JSON, contract.EVENTS_JSONL, contract.FAILURE_JSON)
         )
-    except OSError as error:
-        raise UsageError(
-            f"{option} {log_dir}: cannot read {error.filename or log_dir} ({error.strerror}); "
-            "only the job's owner may look"
-        ) from None
     plan, record = parse_plan(plan_data or b""), lock.record
     job_id = record.job_id if record else plan.job_id if plan else ""
     failure = parse_object(failure_data or b"")

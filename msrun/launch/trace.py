@@ -56,12 +56,10 @@ def write_trace(log_dir: Path, output: Path | None) -> str:
     log_dir = require_job(log_dir, "msrun trace")
     path = output or log_dir / contract.TRACE_JSON
     folders = [log_dir, *sorted(folder for folder in log_dir.glob("node_*") if folder.is_dir())]
-    try:
+    with refused_as(f"msrun trace {log_dir}: cannot read", at=log_dir):
         plan = parse_plan(read_bytes(log_dir / contract.PLAN_JSON) or b"")
         logs = [read_bytes(folder / contract.EVENTS_JSONL) or b"" for folder in folders]
         parts = [read_bytes(part) or b"" for folder in folders for part in sorted(folder.glob("trace_*.jsonl"))]
-    except OSError as error:
-        raise UsageError(f"msrun trace {log_dir}: cannot read {error.filename} ({error.strerror})") from None
     if plan is None or not any(logs):
         raise UsageError(f"msrun trace {log_dir}: no job has used it; give the --log_dir of a job")
     trace = build_trace(plan.job_id, {worker.global_rank: worker.host for worker in plan.workers}, logs, parts)

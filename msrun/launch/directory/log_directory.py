@@ -208,18 +208,14 @@ def record_fault(folder: Path, what: str, trace: str) -> None:
 def prepare_log_directory(plan: LaunchPlan) -> None:
     """Create the directory (0700) and empty logs (0600), write `plan.json`; the lock is held (UsageError)."""
     folder = Path(plan.log_dir)
-    try:
+    remedy = "give a directory that you may write"
+    with refused_as(f"--log_dir {plan.log_dir}: cannot write", remedy, at=folder):
         folder.mkdir(mode=contract.DIRECTORY_MODE, parents=True, exist_ok=True)
         for path in (folder / contract.SCHEDULER_LOG, folder / contract.EVENTS_JSONL):
             os.close(create_own_file(path))
         for log in plan.log_paths:
             os.close(create_own_file(Path(log)))
         write_private(folder / contract.PLAN_JSON, json.dumps(plan.to_json(), indent=2) + "\n")
-    except OSError as error:
-        raise UsageError(
-            f"--log_dir {plan.log_dir}: cannot write {error.filename or folder} ({error.strerror}); "
-            "give a directory that you may write"
-        ) from None
 
 
 def describe_removed(folder: Path, before: os.stat_result) -> str:

@@ -83,7 +83,6 @@ def test_steps_and_waits_of_all_ranks_are_on_the_clock_of_the_launcher(msrun, tm
     assert {"preparing", "running", "over"} < names
 
 
-@pytest.mark.slow
 def test_worker_that_is_killed_leaves_what_it_did_before(msrun, tmp_path):
     (tmp_path / "train.py").write_text(STUCK)
     job = msrun.start("--worker_num=1", "--trace", "train.py", cwd=tmp_path)

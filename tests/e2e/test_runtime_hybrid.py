@@ -270,3 +270,9 @@ def test_communication_operator_has_the_result_and_the_gradient_of_the_sum_of_lo
     check(*operator(name, own, groups[own]), groups[own], MOVES[name])
     for group in groups:
         destroy_group(group)
+
+
+@on_ranks(4, env={"MSRUN_CPU_BACKEND": "gloo"})
+def test_parts_that_gloo_exchanges_are_added_up_as_well():
+    name = "reduce-scatter-last"
+    check(*operator(name, None, [0, 1, 2, 3]), [0, 1, 2, 3], MOVES[name])

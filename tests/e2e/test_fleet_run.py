@@ -34,7 +34,7 @@ def test_workers_of_two_hosts_are_one_world(fleet, tmp_path):
 @pytest.mark.slow
 def test_no_host_opens_a_port_but_that_of_the_store(fleet, tmp_path):
     job = fleet.start([1, 1], "--master_port=29507", WORKERS / "wait.py")
-    job.wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
+    job.wait_for_workers(2)
     ports = [listening_ports(fleet.net.processes(node)[0]) for node in range(2)]
     job.send(signal.SIGTERM)
     assert job.finish().code == 143
@@ -56,7 +56,7 @@ def test_arguments_and_variables_arrive_unchanged_and_are_seen_by_nobody(fleet, 
     value = "quote' \" = $X `id`\nsecond line\ttab ☃"
     words = [*AWKWARD, b"no text \xff\xfe"]
     job = fleet.start([1, 1], f"--env=AWKWARD={value}", WORKERS / "wait.py", *words, FOO_SECRET="hidden")
-    fleet.wait_for_workers(job, 2)
+    job.wait_for_workers(2)
     for pid in fleet.net.processes(0, 1):
         line = Path(f"/proc/{pid}/cmdline").read_bytes()
         assert b"AWKWARD" not in line and value.encode() not in line

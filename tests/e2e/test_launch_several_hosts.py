@@ -61,7 +61,7 @@ def test_absent_scheduler_is_named(hosts):
 @pytest.mark.parametrize("killed", one_fast(1, 0))
 def test_killed_launcher_ends_the_job_on_the_other_host(hosts, killed):
     jobs = hosts.start_all([2, 2], WORKERS / "wait.py")
-    hosts.wait_for_workers(jobs, 4)
+    jobs[0].wait_for_workers(4)
     jobs[killed].send(signal.SIGKILL)
     ended = jobs[1 - killed].finish(15)
     assert ended.code == 3
@@ -73,7 +73,7 @@ def test_killed_launcher_ends_the_job_on_the_other_host(hosts, killed):
 @pytest.mark.slow
 def test_killed_agent_of_the_host_with_the_scheduler_ends_the_job_on_all(hosts):
     jobs = hosts.start_all([1, 1], WORKERS / "wait.py")
-    hosts.wait_for_workers(jobs, 2)
+    jobs[0].wait_for_workers(2)
     (agent,) = Path(f"/proc/{jobs[0].pid}/task/{jobs[0].pid}/children").read_text().split()
     os.kill(int(agent), signal.SIGKILL)
     for ended in [job.finish() for job in jobs]:
@@ -84,7 +84,7 @@ def test_killed_agent_of_the_host_with_the_scheduler_ends_the_job_on_all(hosts):
 @pytest.mark.slow
 def test_cut_host_ends_the_job_on_both_sides(hosts):
     jobs = hosts.start_all([1, 1], "--heartbeat_time_out=1.5", WORKERS / "wait.py")
-    hosts.wait_for_workers(jobs, 2)
+    jobs[0].wait_for_workers(2)
     hosts.net.cut(1)
     try:
         ended = [job.finish() for job in jobs]

@@ -37,7 +37,7 @@ def start_ready(msrun, cwd, script, *options):
     """Start a job of two workers and wait until both have said that they are ready."""
     (cwd / "train.py").write_text(script)
     job = msrun.start("--worker_num=2", *options, "train.py", cwd=cwd)
-    job.wait_for(cwd / "ready_0", cwd / "ready_1")
+    job.wait_for_workers(2)
     return job
 
 
@@ -151,7 +151,7 @@ def test_last_lines_of_the_asked_ranks_are_shown_with_their_rank(msrun, msrun_he
 
 def test_logs_are_followed_until_the_job_has_ended_also_over_a_restart(msrun, cwd):
     job = msrun.start("--worker_num=2", "--max_restarts=1", "--restart_on=1", "train.py", "wait", cwd=cwd)
-    job.wait_for(cwd / "ready_0", cwd / "ready_1")
+    job.wait_for_workers(2)
     follower = msrun.start("logs", "-f", "--ranks=all", cwd=cwd)
     for attempt in (0, 1):
         for rank in (0, 1):

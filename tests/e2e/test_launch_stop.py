@@ -55,7 +55,7 @@ def start_waiting(msrun, cwd, *arguments, log_dir="log_output"):
     """Start a job of two workers that wait; they are there when this returns."""
     words = ("--worker_num=2", "--grace=0.5", f"--log_dir={log_dir}", WORKERS / "wait.py", *arguments)
     job = msrun.start(*words, cwd=cwd, log_dir=log_dir)
-    job.wait_for(cwd / "ready_0", cwd / "ready_1")
+    job.wait_for_workers(2)
     return job
 
 

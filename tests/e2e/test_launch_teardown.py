@@ -153,7 +153,7 @@ def start_chaos(msrun, cwd, *words, family="alone"):
     """Start two workers that end with 0 when `go` is there and with 7 when fail_<rank> is; wait until both run."""
     manner = "stubborn" if family == "stubborn" else "plain"
     job = msrun.start("--worker_num=2", *words, WORKERS / "chaos.py", manner, family, cwd=cwd)
-    job.wait_for(cwd / "ready_0", cwd / "ready_1")
+    job.wait_for_workers(2)
     return job
 
 

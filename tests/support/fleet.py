@@ -67,10 +67,6 @@ class FleetRunner:
                 found.append(pid)
         return found
 
-    def wait_for_workers(self, job, count):
-        """Wait until workers/wait.py has begun everywhere."""
-        job.wait_for(*(self.cwd / f"ready_{rank}" for rank in range(count)))
-
     def record(self, rank):
         """Return what workers/record.py has written."""
         return json.loads((self.cwd / f"record_{rank}.json").read_text())

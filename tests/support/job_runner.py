@@ -131,10 +131,11 @@ class Finished:
 class Running:
     """A job that was started and may still run."""
 
-    def __init__(self, process, folder, log_dir):
+    def __init__(self, process, folder, cwd, log_dir):
         self.process = process
         self.pid = process.pid
-        self.log_dir = log_dir
+        self.log_dir = cwd / log_dir
+        self._cwd = cwd
         self._folder = folder
 
     @property
@@ -160,6 +161,10 @@ class Running:
             return all(path.exists() for path in paths)
 
         wait_until(have_come, f"files {[path.name for path in paths]}; msrun said:\n{self.stderr}")
+
+    def wait_for_workers(self, count, name="ready"):
+        """Wait until each of so many workers has begun, such as workers/wait.py: it has made a file NAME_RANK."""
+        self.wait_for(*(self._cwd / f"{name}_{rank}" for rank in range(count)))
 
     def pid_of(self, role):
         """Return the process id of "scheduler", of "server_0" or of a worker, "0" and so on, from the event log."""
@@ -286,7 +291,7 @@ class JobRunner:
                 start_new_session=True,
                 preexec_fn=hand_on,
             )
-        job = Running(process, folder, cwd / log_dir)
+        job = Running(process, folder, cwd, log_dir)
         self._started.append(job)
         return job
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-from golden import compare_golden
+from golden import compare_golden, compare_page
 from job_runner import REPOSITORY, WARM_SERVERS, Finished, JobRunner, is_job_variable, latest_job
 from required_wings import (  # noqa: F401 - hooks
     pytest_make_collect_report,
@@ -300,6 +300,12 @@ def msrun_of_module():
         yield runner
 
 
+@pytest.fixture
+def mindspore_python():
+    """A Python that has MindSpore."""
+    return os.environ.get("MINDSPORE_PYTHON") or pytest.skip("MINDSPORE_PYTHON names no Python that has MindSpore")
+
+
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory):
     """The folder that an example writes when it has no data, so that not every worker of every example makes it."""
@@ -331,3 +337,9 @@ def pytest_addoption(parser):
 def golden(request):
     """Compares a text with a file of tests/golden in full; --update-golden writes the file instead."""
     return functools.partial(compare_golden, request.config.getoption("--update-golden"))
+
+
+@pytest.fixture
+def golden_page(request):
+    """Compares a page of the documentation with what it should be, or writes it."""
+    return functools.partial(compare_page, request.config.getoption("--update-golden"))

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from job_runner import WORKERS
+from job_runner import WORKERS, read_record
 from tls_files import PASSWORDS, Authority, TlsFolder
 
 from msrun.launch.trace import write_trace
@@ -67,7 +67,7 @@ def test_arguments_and_variables_arrive_unchanged_and_are_seen_by_nobody(fleet, 
     )
     assert job2.code == 0, job2.stderr
     for rank in range(2):
-        found = fleet.record(rank)
+        found = read_record(fleet.cwd, rank)
         assert [word.encode("latin-1") for word in found["argv"][1:]] == [
             word if isinstance(word, bytes) else word.encode() for word in words
         ]
@@ -145,6 +145,6 @@ def test_files_for_tls_are_not_used_and_no_password_leaves_the_launcher(fleet, t
     assert job.code == 0, job.stderr
     assert f"--tls_config {config}: not used: hosts and launcher talk over SSH" in job.stderr
     for rank in range(2):
-        assert not set(secrets) & set(fleet.record(rank)["env"])
+        assert not set(secrets) & set(read_record(fleet.cwd, rank)["env"])
     for path in job.log_dir.iterdir():
         assert not any(password.encode() in path.read_bytes() for password in PASSWORDS.values()), path

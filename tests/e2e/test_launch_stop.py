@@ -64,17 +64,6 @@ def stop(msrun, cwd, *words, log_dir="log_output", **settings):
     return msrun.start("--stop", log_dir, *words, cwd=cwd, **settings).finish()
 
 
-def test_stop_ends_the_job_as_term_does_and_waits_until_it_is_gone(msrun, tmp_path):
-    job = start_waiting(msrun, tmp_path)
-    stopped = stop(msrun, tmp_path)
-    assert stopped.code == 0
-    msrun.prove_nothing_left(deadline_s=0)
-    job_id = job.finish().read_json("plan.json")["job_id"]
-    assert stopped.stdout.decode() == f"job {job_id} has ended: interrupted: stopped by SIGTERM\n"
-    assert stopped.stderr == f"msrun: stopping job {job_id} (pid {job.pid}), for up to 20.5 s\n"
-    assert job.finish().code == 128 + signal.SIGTERM
-
-
 @pytest.mark.slow
 def test_job_that_had_ended_is_no_error(msrun, tmp_path):
     msrun.run("--worker_num=1", WORKERS / "end.py", "all", "0", cwd=tmp_path)

@@ -1,7 +1,6 @@
 """What a script in MindSpore's words gets that sets as little as possible is what MindSpore gives it."""
 
 import json
-import os
 import re
 
 import pytest
@@ -88,12 +87,9 @@ def test_the_option_takes_torchs_meaning_means_and_parts_of_the_data(msrun, tmp_
 
 
 @pytest.mark.slow
-def test_what_is_kept_of_mindspore_is_what_it_finds(msrun, request, tmp_path):
-    python = os.environ.get("MINDSPORE_PYTHON", "")
-    if not python:
-        pytest.skip("MindSpore is not there: MINDSPORE_PYTHON names no Python that has it")
+def test_what_is_kept_of_mindspore_is_what_it_finds(msrun, mindspore_python, request, tmp_path):
     words = ("--worker_num=2", "--quiet", "--mindspore=real", PROGRAM, tmp_path / "found")
-    job = msrun.run(*words, cwd=tmp_path, command=(python, "-m", "msrun"), deadline_s=300)
+    job = msrun.run(*words, cwd=tmp_path, command=(mindspore_python, "-m", "msrun"), deadline_s=300)
     assert job.code == 0, job.stderr
     ranks = [json.loads((tmp_path / f"found.{rank}").read_text()) for rank in range(2)]
     if request.config.getoption("--update-golden"):

@@ -13,7 +13,6 @@ import re
 import resource
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import zipfile
@@ -23,7 +22,7 @@ from pathlib import Path
 
 import pytest
 from asked_cases import asked_keys, slow_but
-from job_runner import DEADLINE_S, REPOSITORY, WORKER_PATH, wait_until
+from job_runner import DEADLINE_S, REPOSITORY, WORKER_PATH, free_port, wait_until
 
 from msrun.agent.processes.process_control import exit_code_of
 
@@ -350,11 +349,6 @@ def test_a_program_says_writes_and_returns_what_it_does_under_python(scripts, st
     expected = scripts.python(homes[0], homes[0] / f"{program}.py", *words, env=env)
     [found] = scripts.msrun(start, homes[1], homes[1] / f"{program}.py", *words)
     assert_equal(start, name, found, expected)
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 # Forms of a script, what is set for the interpreter, and what a process hands on to its children

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -62,6 +63,17 @@ def run_python(source):
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     words = [sys.executable, "-c", source]
     return subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def free_port():
+    """Return a port of this host that nobody listens on just now."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+def read_record(folder, rank):
+    """Return what workers/record.py has written."""
+    return json.loads((folder / f"record_{rank}.json").read_text())
 
 
 def is_alive(pid):
@@ -300,6 +312,13 @@ class JobRunner:
         finished = self.start(*args, cwd=cwd, **settings).finish(deadline_s)
         self.prove_nothing_left(deadline_s=0.0)
         return finished
+
+    def run_alone(self, program, *words, cwd=None, code=0, deadline_s=240.0, **env):
+        """Run a program as one plain process, without msrun, to the end that it should have."""
+        command, env = [sys.executable, program, *map(str, words)], self.environ({"OMP_NUM_THREADS": "1", **env})
+        done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=deadline_s)
+        assert done.returncode == code, done.stderr
+        return done
 
     def run_world(self, world_size, script, *args, cwd, preload=(), kind="torch", env=None, deadline_s=DEADLINE_S):
         """Run a worker that uses the runtime, and may import what stands in tests/cases, to its good end.

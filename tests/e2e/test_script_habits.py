@@ -22,6 +22,7 @@ from pathlib import Path
 
 import pytest
 from asked_cases import asked_keys, slow_but
+from file_tree import grow
 from job_runner import DEADLINE_S, REPOSITORY, WORKER_PATH, free_port, wait_until
 
 from msrun.agent.processes.process_control import exit_code_of
@@ -461,10 +462,7 @@ FAST_FORMS = ("symlink",)
 
 
 def write_forms(work):
-    for name, text in FILES.items():
-        path = work / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    grow(work, FILES)
     (work / "link.py").symlink_to("sub/x.py")
     with zipfile.ZipFile(work / "app.pyz", "w") as packed:
         packed.writestr("__main__.py", "import beside\n" + TELL)

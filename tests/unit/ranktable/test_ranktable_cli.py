@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from file_tree import grow
 
 import ranktable
 from ranktable.generate import build_table
@@ -196,12 +197,8 @@ def test_super_pods_are_given_by_hand(generate):
 
 
 def test_this_host_is_probed_below_a_root(generate):
-    for path, text in {
-        "host/dev/davinci3": "",
-        "host/etc/hccn.conf": "address_3=192.168.1.3\naddress_0=192.168.1.1\n",
-    }.items():
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(text)
+    addresses = "address_3=192.168.1.3\naddress_0=192.168.1.1\n"
+    grow(Path("host"), {"dev/davinci3": "", "etc/hccn.conf": addresses})
     status, out, err = generate("--probe", "--root", "host", "--server_id", "node7")
     assert status == 0
     assert devices_of(out) == [("node7", 3, "192.168.1.3", 0)]

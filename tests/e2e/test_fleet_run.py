@@ -33,8 +33,7 @@ def test_workers_of_two_hosts_are_one_world(fleet, tmp_path):
 
 @pytest.mark.slow
 def test_no_host_opens_a_port_but_that_of_the_store(fleet, tmp_path):
-    job = fleet.start([1, 1], "--master_port=29507", WORKERS / "wait.py")
-    job.wait_for_workers(2)
+    job = fleet.start([1, 1], "--master_port=29507", WORKERS / "wait.py").wait_for_workers(2)
     ports = [listening_ports(fleet.net.processes(node)[0]) for node in range(2)]
     job.send(signal.SIGTERM)
     assert job.finish().code == 143

@@ -19,8 +19,7 @@ def snapshot(folder):
 
 @pytest.mark.parametrize("where", one_fast("--worker_num=1", "--rehearse=1x1"))
 def test_a_second_job_touches_nothing_of_the_first_which_runs_until_it_is_stopped(msrun, msrun_here, tmp_path, where):
-    first = msrun.start("--worker_num=1", "--grace=0.5", WORKERS / "wait.py", cwd=tmp_path)
-    first.wait_for_workers(1)
+    first = msrun.start("--worker_num=1", "--grace=0.5", WORKERS / "wait.py", cwd=tmp_path).wait_for_workers(1)
     wait_until(lambda: "1 of 1" in (first.log_dir / "scheduler.log").read_text(), "the scheduler's last word for now")
     of_first = latest_job(first.log_dir)
     before = snapshot(of_first)

@@ -123,8 +123,7 @@ def test_forked_and_executed_workers_are_equal_apart_from_process_ids(both):
 
 @pytest.mark.slow
 def test_scheduler_and_fork_server_carry_no_rank(msrun, tmp_path):
-    job = msrun.start("--worker_num", "1", WORKERS / "wait.py", cwd=tmp_path, env=STALE)
-    job.wait_for_workers(1)
+    job = msrun.start("--worker_num", "1", WORKERS / "wait.py", cwd=tmp_path, env=STALE).wait_for_workers(1)
     for pid in (job.pid_of("scheduler"), job.pid_of_fork_server()):
         environ = Path("/proc", str(pid), "environ").read_bytes().split(b"\0")
         names = {line.partition(b"=")[0].decode() for line in environ}

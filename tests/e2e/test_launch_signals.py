@@ -14,9 +14,7 @@ from msrun.agent.processes import process_control
 
 def start_waiting(msrun, cwd, *words, **settings):
     """Start two workers and wait until both are there."""
-    job = msrun.start("--worker_num=2", *words, cwd=cwd, **settings)
-    job.wait_for_workers(2)
-    return job
+    return msrun.start("--worker_num=2", *words, cwd=cwd, **settings).wait_for_workers(2)
 
 
 @pytest.mark.slow

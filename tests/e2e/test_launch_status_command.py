@@ -33,16 +33,9 @@ def rows(finished):
     return [re.split(r"  +", line) for line in lines[begin + 1 :]]
 
 
-def start_ready(msrun, cwd, script, *options):
-    """Start a job of two workers and wait until both have said that they are ready."""
-    (cwd / "train.py").write_text(script)
-    job = msrun.start("--worker_num=2", *options, "train.py", cwd=cwd)
-    job.wait_for_workers(2)
-    return job
-
-
 def test_running_job_is_shown_with_its_workers_steps_and_losses(msrun, msrun_here, tmp_path):
-    job = start_ready(msrun, tmp_path, STEPS)
+    (tmp_path / "train.py").write_text(STEPS)
+    job = msrun.start("--worker_num=2", "train.py", cwd=tmp_path).wait_for_workers(2)
     wait_until(lambda: b": running\n" in status(msrun_here, tmp_path).stdout, "running")
     shown = status(msrun_here, tmp_path)
     assert shown.code == 0

@@ -51,14 +51,6 @@ def holder(cwd, *, host="", pid=0, term="end", folder="log_output"):
             process.kill()
 
 
-def start_waiting(msrun, cwd, *arguments, log_dir="log_output"):
-    """Start a job of two workers that wait; they are there when this returns."""
-    words = ("--worker_num=2", "--grace=0.5", f"--log_dir={log_dir}", WORKERS / "wait.py", *arguments)
-    job = msrun.start(*words, cwd=cwd, log_dir=log_dir)
-    job.wait_for_workers(2)
-    return job
-
-
 def stop(msrun, cwd, *words, log_dir="log_output", **settings):
     """Run `msrun --stop`."""
     return msrun.start("--stop", log_dir, *words, cwd=cwd, **settings).finish()
@@ -74,7 +66,7 @@ def test_job_that_had_ended_is_no_error(msrun, tmp_path):
 
 @pytest.mark.slow
 def test_launcher_that_was_suspended_ends(msrun, tmp_path):
-    job = start_waiting(msrun, tmp_path)
+    job = msrun.start("--worker_num=2", "--grace=0.5", WORKERS / "wait.py", cwd=tmp_path).wait_for_workers(2)
     job.send(signal.SIGSTOP)
     assert stop(msrun, tmp_path).code == 0
     assert job.finish().code == 128 + signal.SIGTERM

@@ -143,9 +143,7 @@ def test_signal_when_all_is_over_does_not_change_the_exit_status(msrun, tmp_path
 def start_chaos(msrun, cwd, *words, family="alone"):
     """Start two workers that end with 0 when `go` is there and with 7 when fail_<rank> is; wait until both run."""
     manner = "stubborn" if family == "stubborn" else "plain"
-    job = msrun.start("--worker_num=2", *words, WORKERS / "chaos.py", manner, family, cwd=cwd)
-    job.wait_for_workers(2)
-    return job
+    return msrun.start("--worker_num=2", *words, WORKERS / "chaos.py", manner, family, cwd=cwd).wait_for_workers(2)
 
 
 def start_family(msrun, cwd):

@@ -96,8 +96,7 @@ def start_waiting(warm):
     path = warm.cwd / "waiting.py"
     path.write_text(GRANDCHILD)
     job = warm.runner.start("--worker_num=2", "--warm", "--quiet", path, cwd=warm.cwd, env=warm.env)
-    job.wait_for_workers(2)
-    return job
+    return job.wait_for_workers(2)
 
 
 @pytest.mark.slow

@@ -51,8 +51,7 @@ def test_first_failed_worker_ends_the_job_on_every_host(rehearsals, how, code):
 @pytest.mark.slow
 @pytest.mark.parametrize("node_rank", [1, 0])
 def test_killed_agent_ends_the_job_and_its_host_is_named(rehearsals, node_rank):
-    job = rehearsals.start("2x1", WORKERS / "wait.py")
-    job.wait_for_workers(2)
+    job = rehearsals.start("2x1", WORKERS / "wait.py").wait_for_workers(2)
     os.kill(rehearsals.agent(node_rank), signal.SIGKILL)
     ended = job.finish()
     assert ended.code == 3

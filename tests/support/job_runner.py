@@ -175,8 +175,9 @@ class Running:
         wait_until(have_come, f"files {[path.name for path in paths]}; msrun said:\n{self.stderr}")
 
     def wait_for_workers(self, count, name="ready"):
-        """Wait until each of so many workers has begun, such as workers/wait.py: it has made a file NAME_RANK."""
+        """Return the job once each of so many workers has begun, such as workers/wait.py: it has made NAME_RANK."""
         self.wait_for(*(self._cwd / f"{name}_{rank}" for rank in range(count)))
+        return self
 
     def pid_of(self, role):
         """Return the process id of "scheduler", of "server_0" or of a worker, "0" and so on, from the event log."""

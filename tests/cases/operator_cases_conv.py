@@ -124,5 +124,6 @@ UNARY = [
     OperatorCase("bilinear", lambda x: F.interpolate(x, size=(6, 4), mode="bilinear"), ((2, 2, 4, 2),), "bchw"),
     OperatorCase("pad", lambda x: F.pad(x, (1, 0, 0, 0, 0, 1), value=3.0), ((2, 2, 4, 2),), "bchw"),
     OperatorCase("pad-reflected", lambda x: F.pad(x, (0, 0, 1, 2), mode="reflect"), ((2, 2, 4, 2),), "bchw"),
+    OperatorCase("nearest-3d", lambda x: F.interpolate(x, size=(2, 4, 8)), ((4, 1, 2, 2, 4),), "bcdhw"),
 ]
 """Operators that keep their input's cut: every layout of the input is tried."""

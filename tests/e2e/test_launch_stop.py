@@ -157,8 +157,7 @@ def test_killed_background_launcher_leaves_no_worker_and_says_so(msrun, tmp_path
     assert (shown.code, b": launcher died\n" in shown.stdout) == (1, True)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("signum", one_fast(signal.SIGKILL, signal.SIGINT))
+@pytest.mark.parametrize("signum", one_fast(signal.SIGINT, signal.SIGKILL))
 def test_command_that_is_ended_early_takes_the_job_along(msrun, tmp_path, signum):
     program = (
         "import pathlib, time\nimport msrun.launch.job as job\nbuild_plan = job.build_plan\n"

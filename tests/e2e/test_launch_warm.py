@@ -81,6 +81,7 @@ def warm(msrun, tmp_path):
 def test_second_job_starts_from_the_process_that_the_first_has_left(warm):
     cold = warm.said("--env=FOO=1")
     [server] = warm.servers()
+    assert os.getsid(server) == server, "no Ctrl-C of that terminal reaches it"
     Path(warm.cwd, "other").mkdir()
     job = start_waiting(warm)
     assert parent_of(job.pid_of_fork_server()) == server

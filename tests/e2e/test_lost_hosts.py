@@ -88,6 +88,16 @@ def test_spare_host_takes_the_place_of_a_lost_one(rehearsals, msrun_here, script
     assert msrun_here("drain", "host1", cwd=rehearsals.cwd).code == 2, "it is over"
 
 
+def test_job_that_has_too_few_hosts_left_ends_and_says_so(rehearsals, msrun_here, script):
+    job = rehearsals.start("2x1", "--min_hosts=2", "--max_restarts=3", script)
+    records(rehearsals, job, 0, 2)
+    assert msrun_here("drain", "host1", cwd=rehearsals.cwd).code == 0
+    ended = job.finish()
+    assert ended.code == 128 + signal.SIGTERM
+    few = "not started again: fewer than 2 hosts are left (--min_hosts); left by a signal: host1"
+    assert few in ended.stderr
+
+
 @pytest.mark.slow
 def test_host_that_leaves_by_a_signal_is_replaced_and_its_workers_may_save(rehearsals, script):
     """As a reboot, a drained node or a reclaimed spot machine ends it: the workers there may save first."""

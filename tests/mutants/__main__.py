@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import itertools
 import os
 import queue
@@ -82,16 +83,24 @@ def name_tests(module):
     return re.compile(imports), (f"_{path.stem}.py", f"_{path.parent.name}.py")
 
 
+@functools.cache
+def shared_file(test):
+    """Return the file of a test, which has fixtures that several of its tests share; empty when it has none."""
+    file = test.partition("::")[0]
+    return file if re.search(r'scope="(module|session)"', (REPOSITORY / file).read_text()) else ""
+
+
 def order_tests(mutation, reached):
     """Return the tests that a fault is judged by: the module's own, other unit tests, others.
 
-    What runs while a module is imported is reached by all of its own tests.
+    What runs while a module is imported is reached by all of its own tests; what a fixture of a file does for its first
+    test, by all of that file.
     """
     imports, ends = name_tests(mutation.path)
     unit = [*(REPOSITORY / "tests" / "unit").rglob("test_*.py")]
     own = [path for path in unit if path.name.endswith(ends) or imports.search(path.read_text())]
     files = {str(path.relative_to(REPOSITORY)) for path in own}
-    tests = {test for test in reached if test} | (set() if all(reached) else files)
+    tests = {shared_file(test) or test for test in reached if test} | (set() if all(reached) else files)
 
     def place(test):
         file = test.partition("::")[0]
@@ -172,7 +181,8 @@ class Slot:
             failed = self._run(["-x", *tests], LIMIT_S)
             self._write(mutation.path, source)
             if failed and failed.startswith("tests/e2e/") and self._run([failed], LIMIT_S):
-                tests = tests[tests.index(failed) + 1 :] if failed in tests else []
+                places = [place for place, test in enumerate(tests) if failed.startswith(test)]
+                tests = tests[places[0] + 1 :] if places else []
             else:
                 return Outcome(mutation, failed)
         return Outcome(mutation, "")

@@ -4,6 +4,7 @@ import errno
 import os
 import signal
 import socket
+import subprocess
 import sys
 import types
 import weakref
@@ -17,7 +18,7 @@ from job_runner import run_python
 from msrun import contract
 from msrun.agent.processes import child, fork_server
 from msrun.agent.processes.process_control import start_time
-from msrun.agent.processes.server_handle import FIRST_SERVER_ID, ForkServerHandle, ProcessSpec
+from msrun.agent.processes.server_handle import FIRST_SERVER_ID, ForkServerHandle, ProcessSpec, ServerProcess
 from msrun.cluster.messages import Channel, await_input
 from msrun.planning.record_json import encode_record
 
@@ -210,6 +211,14 @@ def test_agent_that_is_gone_before_it_has_passed_its_files_leaves_nothing_behind
     server.passing.close()
     server.ask("begin", environment={}, stopped_limit_s=0.0, open_files=9)
     assert server.loop.has_finished and killed
+
+
+def test_server_that_does_not_end_is_killed(tmp_path):
+    (ours, theirs), (passing, taking) = socket.socketpair(), socket.socketpair()
+    process = subprocess.Popen(["sleep", "600"])
+    with closing(theirs), closing(taking):
+        ForkServerHandle(ServerProcess(process), Channel(ours), passing, {}, str(tmp_path)).end(0.01)
+    assert process.poll() == -signal.SIGKILL
 
 
 def test_worker_gives_torch_its_own_number_of_threads(monkeypatch):

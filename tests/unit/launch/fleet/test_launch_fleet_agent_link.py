@@ -25,6 +25,8 @@ class Host:
         self.pipes = [FakePipe(), FakePipe(), FakePipe()]
         self.deadlines = []
         self._posts = []
+        self.faults = []
+        self._refusal = None
         self._left = list(self.pipes)
         self.loop = EventLoop(2, clock=self.clock)
         self.loop.start()
@@ -43,15 +45,16 @@ class Host:
 
     def _open(self, deadline):
         self.deadlines.append(deadline)
-        if not self._left:
-            raise ClusterError("host0: connection refused")
+        if self._refusal is not None:
+            raise self._refusal
         return self._left.pop(0)
 
-    def refuse(self):
+    def refuse(self, error):
         """Let no more connections be made."""
-        self._left.clear()
+        self._refusal = error
 
     def _take_first(self, message):
+        self.faults += [message["text"]] if message["type"] == "fault" else []
         return message["type"] == "log"
 
     def await_post(self, kind):
@@ -145,7 +148,7 @@ def test_new_connection_has_the_time_of_the_old_one_to_say_something(host):
 
 def test_silent_connection_is_broken_off(host):
     first = host.begin()
-    host.refuse()
+    host.refuse(ClusterError("host0: connection refused"))
     host.link.beat(SILENCE_S + 1)
     wait_until(lambda: first.is_closed, "it is broken off")
     assert "no sign of life for 61 s" in host.await_post("lost")["reason"]
@@ -208,6 +211,12 @@ def test_host_that_is_not_reached_yet_is_given_up_when_all_are_dismissed(host):
     host.link.start()
     wait_until(lambda: host.pipes[0].is_closed, "what comes then is closed")
     assert host.posts() == []
+
+
+def test_fault_of_msrun_itself_loses_the_host_and_is_kept(host):
+    host.refuse(KeyError("a"))
+    host.link.start()
+    assert [host.await_post("lost")["reason"]] == [f"host0: {text}" for text in host.faults]
 
 
 def test_agent_that_cannot_be_worked_with_is_lost_once(host):

@@ -283,6 +283,7 @@ def msrun_here(msrun, monkeypatch, capfd):
         with monkeypatch.context() as patch, signals_as_before():
             for name, value in msrun.environ(env).items():
                 patch.setenv(name, value)
+            patch.setattr(tempfile, "tempdir", None)  # found anew, from TMPDIR
             patch.chdir(cwd)
             capfd.readouterr()
             with pytest.raises(SystemExit) as ended:

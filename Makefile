@@ -28,24 +28,29 @@ $(BIN)/python:
 
 $(VENV)/.torch: $(CONSTRAINTS) | $(BIN)/python
 	$(BIN)/python .ci/install_torch.py $(TORCH_INDEX)
+	$(PIP) --quiet 'hatchling>=1.27'
 	@touch $@
 
 # Torch's modules that a worker imports are compiled by the one core while pip works with the other.
 $(VENV)/.demo: pyproject.toml $(CONSTRAINTS) | $(VENV)/.torch
 	$(BIN)/python -c 'import torch._dynamo, torch._functorch.aot_autograd, torch.distributed.fsdp, torch.distributed.pipelining' & \
-	$(PIP) -e '.[runtime,examples]' && wait
+	$(PIP) --no-build-isolation -e '.[runtime,examples]' && wait
 	@touch $@
 
 $(VENV)/.test: pyproject.toml $(CONSTRAINTS) | $(VENV)/.torch
-	$(PIP) --quiet -e '.[test]'
+	$(PIP) --quiet --no-build-isolation -e '.[test]'
+	@touch $@
+
+$(VENV)/.lint: $(VENV)/.test
+	$(PIP) --quiet --no-build-isolation -e '.[lint]'
 	@touch $@
 
 $(VENV)/.zoo: $(VENV)/.test
-	$(PIP) --quiet -e '.[test,zoo]'
+	$(PIP) --quiet --no-build-isolation -e '.[test,zoo]'
 	@touch $@
 
 $(VENV)/.docs: pyproject.toml $(CONSTRAINTS) | $(VENV)/.torch
-	$(PIP) --quiet -e '.[docs]'
+	$(PIP) --quiet --no-build-isolation -e '.[docs]'
 	@touch $@
 
 demo: $(VENV)/.demo
@@ -106,7 +111,7 @@ mutants: export MUTANTS_SEED ?= $(shell date +%Y%m%d)
 mutants: $(VENV)/.test
 	cd tests && PATH="$(abspath $(BIN)):$$PATH" python -m mutants --number $(MUTANTS) --seeds $(MUTANTS_SEED)
 
-lint: $(VENV)/.test
+lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -114,7 +119,7 @@ lint: $(VENV)/.test
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	[ ! -x $(BIN)/hadolint ] || $(BIN)/hadolint Dockerfile
 
-package: $(VENV)/.test
+package: $(VENV)/.lint
 	.ci/try_package $(abspath $(BIN))/python
 
 docs: $(VENV)/.docs

@@ -6,9 +6,10 @@ line: what was found, what is allowed, and what to do."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 
@@ -156,6 +157,19 @@ LIMITS = {  # of the user, the container or the machine, by the error that they 
     errno.ENOSPC: "; make room there",
     errno.EDQUOT: "; make room there, or have the quota raised",
 }
+
+
+@contextlib.contextmanager
+def refused_as(
+    what: str, remedy: str = "", kind: type[MsrunError] = UsageError, *, at: object = None
+) -> Iterator[None]:
+    """Turn an error of the system into one of ours: what was refused, in the system's words why, and the remedy. `at`:
+    the path that is named after `what` where the system names no other; None = there is none."""
+    try:
+        yield
+    except OSError as error:
+        place = "" if at is None else f" {error.filename or at}"
+        raise kind(f"{what}{place} ({error.strerror}){'; ' if remedy else ''}{remedy}") from None
 
 
 def describe_limit(error: OSError) -> str:

@@ -38,7 +38,7 @@ of the user's runs in it."""
 class Attempt:
     """One start of the job on this host. Owned by the agent's event loop."""
 
-    number: int  # 0 for the first start
+    number: int  # 0 for the first start of the job, whatever hosts it was on
     membership: Membership
     fault: MsrunError | None = None  # why msrun itself ended the attempt; None when the workers ended it
     doing: Mapping[int, str] = field(default_factory=dict)
@@ -107,7 +107,7 @@ def worker_specs(
     plan: LaunchPlan, host: HostPlan, caller: Mapping[str, str], *, attempt: int, use_exec: bool
 ) -> list[ProcessSpec]:
     """Return the workers of a host, and the servers that are started anew with them, as processes to start."""
-    env = {**restored_environment(caller), contract.TORCHELASTIC_RESTART_COUNT: str(host.first_attempt + attempt)}
+    env = {**restored_environment(caller), contract.TORCHELASTIC_RESTART_COUNT: str(attempt)}
     servers = [
         ProcessSpec(FIRST_SERVER_ID - server.index, server.log_path, SERVER_PROGRAM, use_exec, {**env, **server.env})
         for server in host.servers

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from msrun.agent.host.host_facts import group_folders
-from msrun.agent.own_file import append_text, open_own_file, read_end
+from msrun.agent.own_file import append_text, read_end, read_from
 from msrun.agent.processes.process_control import catches, read_stat, signal_processes
 from msrun.planning.environment import STACK_SIGNAL
 
@@ -86,11 +86,7 @@ class Place:
 
 def _source_line(path: str, number: int) -> str:
     """Return a line of a source file of this host; empty when it cannot be read."""
-    try:
-        with os.fdopen(open_own_file(path, os.O_RDONLY), "rb") as file:
-            lines = file.read(MAX_BYTES).decode("utf-8", "replace").split("\n")
-    except OSError:
-        return ""
+    lines = read_from(path, 0, MAX_BYTES).decode("utf-8", "replace").split("\n")
     return lines[number - 1] if 0 < number <= len(lines) else ""
 
 
@@ -102,14 +98,7 @@ def _waits_itself(frames: list[tuple[str, str, str]], source_line: Callable[[str
 
 def read_place(log_path: str, begin: int) -> Place | None:
     """Return where a worker stands that has written its stacks into its log after byte `begin`; None: it has not."""
-    try:
-        descriptor = open_own_file(log_path, os.O_RDONLY)
-    except OSError:
-        return None
-    try:
-        text = os.pread(descriptor, MAX_BYTES, begin).decode("utf-8", "replace")
-    finally:
-        os.close(descriptor)
+    text = read_from(log_path, begin, MAX_BYTES).decode("utf-8", "replace")
     *_, main_thread = _THREAD.split(text)
     found = [match for match in map(_FRAME.fullmatch, main_thread.split("\n")) if match]
     frames = [(match["file"], match["line"], match["function"]) for match in found]

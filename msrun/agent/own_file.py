@@ -44,14 +44,17 @@ def open_own_file(path: str | os.PathLike[str], flags: int) -> int:
     return descriptor
 
 
+def read_from(path: str | os.PathLike[str], begin: int, num_bytes: int) -> bytes:
+    """Return bytes of a file of ours from a place on, before its end where that is negative; empty when it is not
+    there, or something else is in its place."""
+    with contextlib.suppress(OSError), os.fdopen(open_own_file(path, os.O_RDONLY), "rb") as file:
+        file.seek(begin if begin >= 0 else max(0, os.fstat(file.fileno()).st_size + begin))
+        return file.read(num_bytes)
+    return b""
+
+
 def read_end(path: str | os.PathLike[str], num_bytes: int) -> bytes:
-    """Return the last bytes of a file of ours; empty when it is not there, or something else is in its place."""
-    try:
-        with os.fdopen(open_own_file(path, os.O_RDONLY), "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - num_bytes))
-            return file.read(num_bytes)
-    except OSError:
-        return b""
+    return read_from(path, -num_bytes, num_bytes)
 
 
 def append_text(path: str | os.PathLike[str], text: str, flags: int = 0) -> bool:

@@ -164,7 +164,8 @@ class Supervisor:
         return self._server if self._server_is is ServerState.RESTS else None
 
     def _new_attempt(self) -> Attempt:
-        attempt = Attempt(len(self._past), Membership(worker.global_rank for worker in self._host.workers))
+        number = self._host.first_attempt + len(self._past)
+        attempt = Attempt(number, Membership(worker.global_rank for worker in self._host.workers))
         self._watch.membership = attempt.membership
         return attempt
 
@@ -173,7 +174,7 @@ class Supervisor:
     def _describe_failure(self) -> FailureReport:
         attempt = self._attempt
         fault = attempt.fault
-        is_unfit = attempt.number > 0 and not attempt.are_workers_asked_for and not isinstance(fault, Interrupted)
+        is_unfit = bool(self._past) and not attempt.are_workers_asked_for and not isinstance(fault, Interrupted)
         signum = fault.signum if isinstance(fault, Interrupted) else 0
         can_restart = attempt.is_bearable and not self._is_last
         return replace(self._describe(attempt), can_restart=can_restart, is_unfit=is_unfit, signum=signum)
@@ -256,7 +257,7 @@ class Supervisor:
             return
         if report.is_hang and attempt.membership.count(WorkerState.RUNNING):
             self._request_stacks(lambda: self._stop(reason))
-        elif goes_on and not self._is_last and not attempt.number and not attempt.are_workers_asked_for:
+        elif goes_on and not self._is_last and not self._past and not attempt.are_workers_asked_for:
             attempt.begins_idle = True
         else:
             self._stop(reason)
@@ -304,7 +305,7 @@ class Supervisor:
             return
         self._server_is = ServerState.USED
         self._server.start([scheduler_spec(self._plan)])
-        if self._attempt.number:
+        if self._past:
             self._await_store()
         elif not self._attempt.begins_idle:
             self._start_workers()
@@ -439,7 +440,6 @@ class Supervisor:
 
     def _on_server_lost(self) -> None:
         self._end_pause()
-        self._timers.cancel("sweep", "renew", "restart", "store")
         attempt = self._attempt
         if not attempt.has_failed:
             has_ended = self._server.channel.is_closed and self._server.wait(OVERDUE_S)
@@ -636,7 +636,7 @@ class Supervisor:
             # Only now has everything been written that the attempt had to say.
             reason = past.end_reason()
             self._tell("restarting", attempt=number, delay_s=delay_s, reason=reason, global_ranks=past.guilty)
-            keep_logs(self._host.log_paths, self._host.first_attempt + number - 1)
+            keep_logs(self._host.log_paths, number - 1)
         except MsrunError as error:
             self._fail(ClusterError(f"cannot start again: {error}"))
             return False

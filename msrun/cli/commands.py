@@ -138,7 +138,7 @@ def _command(name: str, *params: click.Parameter) -> Callable[[Callable[..., Any
 )
 def logs_command(log_dir: Path, *, follow: bool, ranks: str, lines: int) -> int:
     """Print the last lines of the workers' logs in LOG_DIR, which is log_output unless given."""
-    from msrun.launch.status.status_text import show_logs
+    from msrun.launch.status import show_logs
 
     try:
         return show_logs(log_dir, ranks, lines=lines, follows=follow)
@@ -153,8 +153,7 @@ def logs_command(log_dir: Path, *, follow: bool, ranks: str, lines: int) -> int:
 def jobs_command(log_dir: Path, *, json: bool) -> str:
     """List the jobs of LOG_DIR, the oldest first. LOG_DIR is log_output unless given."""
     from msrun.launch.directory.log_directory import list_jobs
-    from msrun.launch.status.job_status import read_status
-    from msrun.launch.status.status_text import render_jobs, render_json
+    from msrun.launch.status import read_status, render_jobs, render_json
 
     jobs = list_jobs(log_dir.absolute())
     if not jobs:
@@ -169,7 +168,7 @@ def drain_command(host: str, log_dir: Path) -> int:
 
     Its workers get TERM and --grace. The job starts again without it where --max_restarts and --spares, --min_hosts or
     --nnodes allow, else it ends. LOG_DIR is log_output unless given."""
-    from msrun.launch.status.job_status import drain_host
+    from msrun.launch.status import drain_host
 
     print_text(drain_host(log_dir, host))
     return contract.EXIT_OK
@@ -194,7 +193,7 @@ def look_after(options: dict[str, Any]) -> int:
 
 def stop(log_dir: Path, *, quiet: bool = False) -> int:
     """End the job of LOG_DIR and wait for its end; as --stop. LOG_DIR is log_output unless given."""
-    from msrun.launch.status.job_status import stop_job
+    from msrun.launch.status import stop_job
 
     print_text(stop_job(log_dir, (lambda _: None) if quiet else output.say_lines))
     return contract.EXIT_OK
@@ -202,8 +201,7 @@ def stop(log_dir: Path, *, quiet: bool = False) -> int:
 
 def show_status(log_dir: Path, *, json: bool) -> int:
     """Show the job of LOG_DIR, running or ended; as --status. LOG_DIR is log_output unless given."""
-    from msrun.launch.status.job_status import read_status
-    from msrun.launch.status.status_text import render_json, render_status
+    from msrun.launch.status import read_status, render_json, render_status
 
     status = read_status(log_dir)
     print_text(render_json(status) if json else render_status(status, has_colours=sys.stdout.isatty()))
@@ -212,7 +210,7 @@ def show_status(log_dir: Path, *, json: bool) -> int:
 
 def watch_job(log_dir: Path, every: float | str, *, json: bool) -> int:
     """Show the job of LOG_DIR until it has ended; as --status LOG_DIR --watch. LOG_DIR is log_output unless given."""
-    from msrun.launch.status.status_text import watch_status
+    from msrun.launch.status import watch_status
 
     try:
         return watch_status(log_dir, None if isinstance(every, str) else every, as_json=json)

@@ -27,7 +27,7 @@ from msrun.cli.words import (
     translate,
     workers_here,
 )
-from msrun.errors import LIMITS, MsrunError, UsageError, describe_limit, near_miss
+from msrun.errors import LIMITS, MsrunError, UsageError, describe_limit, near_miss, refused_as
 from msrun.launch import output
 from msrun.launch.output import one_line
 from msrun.planning.program import COMMANDS, ONCE, Program, parse_program
@@ -254,10 +254,8 @@ def _read_script(options: dict[str, Any]) -> dict[str, Any]:
     for name in ("sim_level", *HOST_OPTIONS):
         if options[name] not in (None, False):
             raise UsageError(f"{words[0]} and --{name}: the script is read here, once; give a file")
-    try:
+    with refused_as(f"{words[0]}: cannot be read", "give a file"):
         source = sys.stdin.buffer.read() if words[0] == ONCE else Path(words[0]).read_bytes()
-    except OSError as error:
-        raise UsageError(f"{words[0]}: cannot be read ({error.strerror}); give a file") from None
     if not source.strip():
         raise UsageError(f"{words[0]}: no program came from there; give a file, or write one into msrun")
     return {**options, "words": (ONCE, *words[1:]), "source": source.decode("utf-8", "surrogateescape")}

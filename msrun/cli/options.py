@@ -17,7 +17,7 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from msrun.errors import UsageError
+from msrun.errors import UsageError, refused_as
 from msrun.planning.masking import mask_url, mask_words, masked
 from msrun.planning.settings import (
     COMMAND_LINE,
@@ -256,10 +256,8 @@ class Sources:
 
 def read_given(name: str, path: Path, wanted: str = "a readable text file") -> str:
     """Return the text of a file that an option names (UsageError)."""
-    try:
+    with refused_as(f"{name} {path}: cannot be read", f"give {wanted}"):
         return read_text(path)
-    except OSError as error:
-        raise UsageError(f"{name} {path}: cannot be read ({error.strerror}); give {wanted}") from None
 
 
 def _split(name: str, text: str) -> list[str]:

@@ -357,9 +357,9 @@ class Connection:
         """What protects the connection, e.g. TLSv1.3; empty for nothing."""
         return (self._secure.version() or "") if self._secure else ""
 
-    def trust(self, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
+    def trust(self) -> None:
         """Take long messages from now on: the other side has proved who it is."""
-        self._buffer.max_bytes = max_bytes + PROOF_BYTES
+        self._buffer.max_bytes = MAX_MESSAGE_BYTES + PROOF_BYTES
         self._most = sys.maxsize
 
     def send(self, message: Message) -> None:

@@ -2,13 +2,7 @@
 
 The first failure counts, in the order in which hosts tell of theirs; it ends the job on every host. When every host has
 ended its part, the job is over, or starts again everywhere. The launcher passes these messages on, over its connections
-to the agents of all hosts; to a host that is alone, `OwnLink` does.
-
-    host -> coordinator   failed {attempt, report}    ended {attempt, can_continue, come, has_begun, report}
-                          done {attempt, rank, has_come}    ready {attempt, clock_s}
-    coordinator -> hosts  stop {attempt, report, goes_on}    absent {attempt, ranks}
-                          restart {attempt, delay_s, reason, ranks}    start {attempt}    over {report, goes_on}
-"""
+to the agents of all hosts; to a host that is alone, `OwnLink` does. `cluster.protocol` has their fields."""
 
 from __future__ import annotations
 
@@ -31,22 +25,17 @@ class Coordinator:
     """All hosts of a job. Owned by one thread; every method returns what all hosts are to be told."""
 
     def __init__(
-        self,
-        job_id: str,
-        ranks: Mapping[int, Sequence[int]],
-        policy: RestartPolicy,
-        *,
-        has_begun: bool = False,
-        pool: HostPool | None = None,
+        self, job_id: str, ranks: Mapping[int, Sequence[int]], policy: RestartPolicy, *, pool: HostPool | None = None
     ) -> None:
-        """`ranks`: node_rank -> global ranks there. `has_begun`: the job has run before, on other hosts. `pool`: from
-        whom the hosts of another start are chosen, and who has chosen these; None = there are no others."""
+        """`ranks`: node_rank -> global ranks there. `pool`: from whom the hosts of another start are chosen, and who
+        has chosen these; None = there are no others."""
         self._pool = pool
         self.losses: dict[int, str] = {}  # hosts that have gone without a result, cannot start again or leave, and why
         self.leaving: set[int] = set()  # of them, those whose agent got a signal; not started on again
         self.may_go_on = True  # nobody wants the job to end
         self.goes_on = False  # the job is over on these hosts, and goes on on those that the pool has chosen
-        self.begun = 0  # the last attempt that has workers
+        self.attempt = policy.first_attempt
+        self.begun = self.attempt  # the last attempt that has workers
         self._job_id, self._ranks, self._nodes, self._policy = job_id, ranks, set(ranks), policy
         self._busy = set(self._nodes)  # those that have not ended their part of the attempt
         self._unready = set(self._nodes)  # those that could not start their workers again yet
@@ -56,8 +45,7 @@ class Coordinator:
         self._cause = ""  # which ranks had finished before, where that is why the first one has failed
         self._kept: FailureReport | None = None  # the first failure of an attempt that goes on all the same
         self._is_last = False
-        self._has_begun = has_begun  # a rank has joined or made progress, or the failed one ran for a while
-        self.attempt = 0
+        self._has_begun = self.attempt > 0  # a rank has joined or made progress, or the failed one ran for a while
         self.report: FailureReport | None = None  # of the current attempt; of the last one when the job is over
         self.is_over = False
 
@@ -183,7 +171,7 @@ class Coordinator:
     def _can_replace(self) -> bool:
         """Choose hosts in the place of those that were lost; False when the job may not start again, or on too few."""
         pool = self._pool
-        if pool is None or self.begun >= self._policy.max_restarts:
+        if pool is None or self._policy.restarts_done(self.begun) >= self._policy.max_restarts:
             return False
         hosts = pool.chosen
         return pool.lose([hosts[node] for node in self.losses], [hosts[node] for node in self.leaving])

@@ -34,22 +34,28 @@ class RestartPolicy:
     restart_on: tuple[int, ...] = ()  # start again after these exit statuses alone, and always; empty = see `refuse`
     no_restart_on: tuple[int, ...] = ()  # never after these
     keep_going: bool = False  # a worker that fails ends nobody else
+    first_attempt: int = 0  # what came before, on other hosts, does not count
 
     @classmethod
-    def of(cls, asked: JobTerms) -> RestartPolicy:
-        return cls(asked.max_restarts, asked.restart_on, asked.no_restart_on, asked.keep_going)
+    def of(cls, asked: JobTerms, first_attempt: int = 0) -> RestartPolicy:
+        return cls(asked.max_restarts, asked.restart_on, asked.no_restart_on, asked.keep_going, first_attempt)
 
-    def delay_s(self, restarts_done: int, exit_code: int | None, *, has_begun: bool = True) -> float | None:
-        """Return how long to wait before the next start, after so many; None when the job has ended for good.
+    def restarts_done(self, attempt: int) -> int:
+        return attempt - self.first_attempt
+
+    def delay_s(self, attempt: int, exit_code: int | None, *, has_begun: bool = True) -> float | None:
+        """Return how long to wait before the next start, after an attempt; None when the job has ended for good.
         `exit_code`: of the worker that failed first, 128 + signal; None when no worker failed. `has_begun`: see
         `refuse`."""
-        if restarts_done >= self.max_restarts or self.refuse(exit_code, has_begun=has_begun):
+        done = self.restarts_done(attempt)
+        if done >= self.max_restarts or self.refuse(exit_code, has_begun=has_begun):
             return None
-        return min(MAX_DELAY_S, FIRST_WAIT_S * 2.0 ** (restarts_done - 1)) if restarts_done else 0.0
+        return min(MAX_DELAY_S, FIRST_WAIT_S * 2.0 ** (done - 1)) if done else 0.0
 
-    def explain(self, restarts_done: int, exit_code: int | None, *, has_begun: bool) -> str:
+    def explain(self, attempt: int, exit_code: int | None, *, has_begun: bool) -> str:
         """Return why a job that could start again does not, to be added to its failure; else an empty string."""
-        why = self.refuse(exit_code, has_begun=has_begun) if restarts_done < self.max_restarts else ""
+        can_start = self.restarts_done(attempt) < self.max_restarts
+        why = self.refuse(exit_code, has_begun=has_begun) if can_start else ""
         return f"; not started again: {why}" if why else ""
 
     def refuse(self, exit_code: int | None, *, has_begun: bool) -> str:

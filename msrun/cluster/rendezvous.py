@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, TextIO
 from msrun import contract
 from msrun.cluster.membership import describe_delay
 from msrun.cluster.messages import Channel, Message, OwnThread, await_input, print_fault
-from msrun.errors import ClusterError, UsageError
+from msrun.errors import ClusterError, UsageError, refused_as
 from msrun.planning.hosts import count_workers
 from msrun.planning.spec import is_loopback
 
@@ -76,7 +76,7 @@ _NEIGHBOUR_TRIES = 20
 def listen(address: str, port: int, remedy: str = "leave it out to take a free port") -> socket.socket:
     """Return a listening socket on `address`, IPv4 or IPv6; port 0 takes a free one, where possible before another.
     `remedy`: what the user can do when the port is taken. Raises UsageError: the port is in use or not allowed."""
-    try:
+    with refused_as(f"--master_port {port}: cannot listen on {address}:{port}", remedy):
         listener = _bound(address, port)
         for _ in range(_NEIGHBOUR_TRIES if port == 0 else 0):
             try:
@@ -86,10 +86,6 @@ def listen(address: str, port: int, remedy: str = "leave it out to take a free p
                 listener.close()
                 listener = _bound(address, port)
         listener.listen(BACKLOG)
-    except OSError as error:
-        raise UsageError(
-            f"--master_port {port}: cannot listen on {address}:{port} ({error.strerror}); {remedy}"
-        ) from None
     return listener
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from msrun.cluster.messages import NO_TLS, NotUnderstood
-from msrun.errors import ClusterError, UsageError
+from msrun.errors import ClusterError, UsageError, refused_as
 from msrun.planning.settings import CLIENT_PASSWORD_VARIABLE, SERVER_PASSWORD_VARIABLE, TlsSpec, check_private
 from ranktable.files import read_at_most
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Side = Literal["server", "client"]
 MAX_FILE_BYTES = 1 << 20
+GIVE_ANOTHER = "give a file that is there"
 PEM = b"-----BEGIN "
 _PEM_KEY = re.compile(rb"-----BEGIN ([A-Z0-9]+ )*PRIVATE KEY-----")
 _VARIABLES = {"server": SERVER_PASSWORD_VARIABLE, "client": CLIENT_PASSWORD_VARIABLE}
@@ -123,18 +124,12 @@ def open_identity(spec: TlsSpec, side: Side) -> TlsIdentity:
 
 def _read_limited(path: str, place: str) -> bytes:
     """Return the content of a small file. Raises UsageError: it cannot be read, is empty or is no small file."""
-    try:
+    with refused_as(f"{place}: cannot be read", GIVE_ANOTHER):
         data = read_at_most(path, MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise _unreadable_file(place, error) from None
     if not data or len(data) > MAX_FILE_BYTES:
         what = "is empty" if not data else f"has more than {MAX_FILE_BYTES} bytes"
         raise UsageError(f"{place}: {what}; give a certificate file")
     return data
-
-
-def _unreadable_file(place: str, error: OSError) -> UsageError:
-    return UsageError(f"{place}: cannot be read ({error.strerror}); give a file that is there")
 
 
 def _password(spec: TlsSpec, side: Side) -> bytes:
@@ -143,11 +138,9 @@ def _password(spec: TlsSpec, side: Side) -> bytes:
     if given or not path:
         return str(given).encode()
     place = spec.place(f"{side}_password_file")
-    try:
+    with refused_as(f"{place}: cannot be read", GIVE_ANOTHER):
         check_private(Path(path).stat().st_mode, place, path)
         return read_at_most(path, MAX_FILE_BYTES).partition(b"\n")[0].rstrip(b"\r")
-    except OSError as error:
-        raise _unreadable_file(place, error) from None
 
 
 def _load_pair(context: ssl.SSLContext, spec: TlsSpec, side: Side, place: str) -> None:

@@ -7,7 +7,7 @@ import shlex
 import shutil
 from pathlib import Path
 
-from msrun.errors import ClusterError, UsageError, near_miss
+from msrun.errors import ClusterError, UsageError, near_miss, refused_as
 
 PACKAGE = Path(__file__).resolve().parents[1]
 LEFT_BY_RUNS = ("log_output", "checkpoints", "data", "__pycache__")
@@ -39,12 +39,10 @@ def copy_examples(name: str | None, directory: Path) -> list[Path]:
         if target.exists():
             raise UsageError(f"{target}: is there already; remove it, or give another DIR")
     for target in targets:
-        try:
+        with refused_as(f"{target}: cannot be written", "give another DIR"):
             shutil.copytree(
                 _folder() / target.relative_to(directory), target, ignore=shutil.ignore_patterns(*LEFT_BY_RUNS)
             )
-        except OSError as error:
-            raise UsageError(f"{target}: cannot be written ({error.strerror}); give another DIR") from None
     return targets
 
 

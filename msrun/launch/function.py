@@ -125,9 +125,8 @@ def _dumps(value: object, what: str) -> bytes:
 def _call(folder: Path) -> None:
     rank = os.environ[contract.RANK]
     job = {"ranks": int(os.environ[contract.WORLD_SIZE]), "log_dir": os.environ[contract.MSRUN_LOG_DIR]}
-    replace_file(
-        folder / _JOB, json.dumps(job).encode(), mode=contract.FILE_MODE
-    )  # by each: any of them may be the first to fail
+    # By each: any of them may be the first to fail.
+    replace_file(folder / _JOB, json.dumps(job).encode(), mode=contract.FILE_MODE)
     path, data = pickle.loads((folder / _CALL).read_bytes())  # noqa: S301 - our own
     sys.path[:] = path
     function, args, kwargs = pickle.loads(data)  # noqa: S301 - our own

@@ -242,7 +242,7 @@ def run_part(spec: LaunchSpec, start: Start, part: AgentPart) -> JobResult:
         problem = write_failure(plan, failure) if failure and not supervisor.goes_on else ""
         if problem := describe_removed(Path(plan.log_dir), events.folder) or problem:
             display.say(problem)
-        display.finish(failure, result.last.membership, len(result.attempts) - 1)
+        display.finish(failure, result.last.membership, result.last.number)
         return JobResult(plan, failure, result.survivors, supervisor.goes_on, supervisor.take_server())
 
 

@@ -21,7 +21,7 @@ from msrun.agent.signals import SignalPipe, stop_this_process
 from msrun.cluster.connection import Caller, Connection, HostRequest, NoKey, Refused
 from msrun.cluster.protocol import HostPart, protocol
 from msrun.cluster.rendezvous import UnresolvedName, resolve_address
-from msrun.errors import ClusterError, PeerFailed, UsageError
+from msrun.errors import ClusterError, PeerFailed, refused_as
 from msrun.launch.console import Console
 from msrun.launch.directory.log_directory import of_job, write_private
 from msrun.launch.job import AgentPart, JobResult, Start, check_part, job_signals, look_at_host, plan_dry_run, run_part
@@ -128,11 +128,9 @@ class JobKey:
             yield self._given
             return
         key = secrets.token_hex(32)
-        try:
+        with refused_as(f"--log_dir {self.path.parent}: cannot write {self.path}"):
             self.path.parent.mkdir(mode=contract.DIRECTORY_MODE, parents=True, exist_ok=True)
             write_private(self.path, key)
-        except OSError as error:
-            raise UsageError(f"--log_dir {self.path.parent}: cannot write {self.path} ({error.strerror})") from None
         try:
             yield key.encode()
         finally:

@@ -15,7 +15,7 @@ from msrun.agent.observer import Observer
 from msrun.agent.processes.process_control import session_usage
 from msrun.agent.processes.progress_board import PROGRESS_BOARD, read_record
 from msrun.cluster.membership import Membership, WorkerState
-from msrun.errors import UsageError
+from msrun.errors import refused_as
 from msrun.launch.directory.worker_log import read_log_end
 from msrun.planning.plan import LaunchPlan
 from ranktable.files import write_whole
@@ -82,13 +82,9 @@ class MetricsFile(Observer):
         self._began_at = time.time()
         self._restarts = restarts
         self._due = 0.0
-        try:
+        remedy = "give a file in a directory that you may write"
+        with refused_as(f"--metrics_file {path}: cannot be written", remedy):
             self._write(Membership(worker.global_rank for worker in plan.workers), may_wait=True)
-        except OSError as error:
-            raise UsageError(
-                f"--metrics_file {path}: cannot be written ({error.strerror}); give a file in a directory that you may "
-                "write"
-            ) from None
 
     def note(self, kind: str, fields: Mapping[str, Any]) -> None:
         if kind == "restarting":
@@ -125,11 +121,8 @@ class MetricsFile(Observer):
         ]
         used = session_usage(pid for _, _, pid in own) if self._are_workers_here else {}
         for host, worker, pid in own:
-            labels, usage, now = (
-                {**job, "rank": str(worker.global_rank), "host": host.name},
-                used.get(pid),
-                time.monotonic(),
-            )
+            labels = {**job, "rank": str(worker.global_rank), "host": host.name}
+            usage, now = used.get(pid), time.monotonic()
             told = read_record(self._board, worker.global_rank)
             log = read_log_end(Path(worker.log_path)).with_reported(told)
             ages = [now - told.step_at] if told.steps else []

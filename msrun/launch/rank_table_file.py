@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msrun import contract
-from msrun.errors import RendezvousTimeout, UsageError
+from msrun.errors import RendezvousTimeout, UsageError, refused_as
 from msrun.launch.directory.log_directory import write_private
 from msrun.planning.plan import LaunchPlan
 from ranktable.bounded_text import load_json
@@ -51,21 +51,15 @@ def linked_table(path: Path | None) -> str | None:
     """Return the text of a table that is a symbolic link, as of a ConfigMap, for workers to copy; else None."""
     if path is None or not path.is_symlink():
         return None
-    try:
+    with refused_as(f"--rank_table_file {path}: cannot be read", "give another file"):
         return read_text(path, MAX_BYTES)
-    except OSError as error:
-        raise UsageError(f"--rank_table_file {path}: cannot be read ({error.strerror}); give another file") from None
 
 
 def write_rank_table(plan: LaunchPlan, text: str | None = None, folder: Path | None = None) -> None:
     """Write the table of this job, or `text`, into `folder` or the log directory (UsageError: wrong, or no place)."""
     path = Path(folder or plan.log_dir, contract.RANK_TABLE_JSON)
-    try:
+    with refused_as(f"--log_dir {plan.log_dir}: cannot write {path}", "give a directory that you may write"):
         write_private(path, render_rank_table(plan) if text is None else text)
-    except OSError as error:
-        raise UsageError(
-            f"--log_dir {plan.log_dir}: cannot write {path} ({error.strerror}); give a directory that you may write"
-        ) from None
 
 
 def render_rank_table(plan: LaunchPlan) -> str:

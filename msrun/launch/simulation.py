@@ -15,7 +15,7 @@ from types import FrameType
 
 from msrun import contract
 from msrun.agent.processes.process_control import die_with_parent
-from msrun.errors import UsageError, WorkerFailed, near_miss
+from msrun.errors import UsageError, WorkerFailed, near_miss, refused_as
 from msrun.launch.output import say_lines
 from msrun.planning.program import Program
 
@@ -89,14 +89,10 @@ def run_simulation(simulation: Simulation, caller: dict[str, str], *, quiet: boo
     dry run is removed (UsageError: the log directory cannot be written; WorkerFailed: no training step of AutoParallel
     came)."""
     report = simulation.log_dir / contract.SIMULATION_JSON
-    try:
+    with refused_as(f"--log_dir {simulation.log_dir}: cannot be written", "give another"):
         simulation.log_dir.mkdir(mode=contract.DIRECTORY_MODE, parents=True, exist_ok=True)
         for name in (contract.SIMULATION_JSON, contract.SIMULATION_HTML, contract.SIMULATION_TRACE):
             (simulation.log_dir / name).unlink(missing_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"--log_dir {simulation.log_dir}: cannot be written ({error.strerror}); give another"
-        ) from None
     process = subprocess.Popen(
         simulation.program.argv(),
         cwd=simulation.working_directory,

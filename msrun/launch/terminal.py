@@ -22,7 +22,7 @@ from msrun import contract
 from msrun.agent.observer import Observer
 from msrun.agent.own_file import create_own_file
 from msrun.agent.signals import stop_this_process
-from msrun.errors import Interrupted, UsageError
+from msrun.errors import Interrupted, refused_as
 from msrun.launch import output
 from msrun.launch.directory.log_directory import publish_file
 
@@ -104,11 +104,9 @@ _HELD = b"1"
 def begin_in_background(foreground: int, job_id: str, log_dir: Path) -> None:
     """Let the command in the foreground return; words go to `msrun.log` from here on (UsageError, Interrupted)."""
     path = log_dir / contract.LAUNCHER_LOG
-    try:
+    with refused_as(f"--log_dir: cannot write {path}", "give another directory"):
         log = create_own_file(path)
         publish_file(path)
-    except OSError as error:
-        raise UsageError(f"--log_dir: cannot write {path} ({error.strerror}); give another directory") from None
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.write(foreground, b"\0".join((_HELD, job_id.encode(), os.fsencode(log_dir))))

@@ -23,7 +23,7 @@ from typing import Any
 
 from msrun import contract
 from msrun.agent.own_file import create_own_file
-from msrun.errors import UsageError
+from msrun.errors import UsageError, refused_as
 from msrun.launch.directory.log_directory import (
     parse_number,
     parse_plan,
@@ -56,24 +56,20 @@ def write_trace(log_dir: Path, output: Path | None) -> str:
     log_dir = require_job(log_dir, "msrun trace")
     path = output or log_dir / contract.TRACE_JSON
     folders = [log_dir, *sorted(folder for folder in log_dir.glob("node_*") if folder.is_dir())]
-    try:
+    with refused_as(f"msrun trace {log_dir}: cannot read", at=log_dir):
         plan = parse_plan(read_bytes(log_dir / contract.PLAN_JSON) or b"")
         logs = [read_bytes(folder / contract.EVENTS_JSONL) or b"" for folder in folders]
         parts = [read_bytes(part) or b"" for folder in folders for part in sorted(folder.glob("trace_*.jsonl"))]
-    except OSError as error:
-        raise UsageError(f"msrun trace {log_dir}: cannot read {error.filename} ({error.strerror})") from None
     if plan is None or not any(logs):
         raise UsageError(f"msrun trace {log_dir}: no job has used it; give the --log_dir of a job")
     trace = build_trace(plan.job_id, {worker.global_rank: worker.host for worker in plan.workers}, logs, parts)
-    try:
+    with refused_as(f"msrun trace: {path}: cannot write", "give -o FILE"):
         with open_whole(path, mode=contract.FILE_MODE) if output else os.fdopen(create_own_file(path), "wb") as file:
             file.write(b'{"displayTimeUnit": "ms", "traceEvents": [')
             for index, event in enumerate(trace.events):
                 file.write(f"{',' if index else ''}\n{json.dumps(event)}".encode())
             file.write(b"\n]}\n")
         publish_file(path)
-    except OSError as error:
-        raise UsageError(f"msrun trace: {path}: cannot write ({error.strerror}); give -o FILE") from None
     counts = {name: trace.found[name] for name in ("ranks", "steps", "waits")}
     found = ", ".join(f"{count} {name if count != 1 else name[:-1]}" for name, count in counts.items())
     hint = "" if parts else "\nthe job was started without --trace: steps and waits were not recorded"

@@ -38,14 +38,13 @@ from msrun.planning.placement.host import (
 from msrun.planning.plan import AgentPlan, HostPlan, LaunchPlan, ServerPlan, WorkerPlan
 from msrun.planning.program import OF_OPTIMIZERS, SAFE_PACKAGES, ScriptImports, StartMethod, read_imports
 from msrun.planning.settings import settings_note
-from msrun.planning.spec import JobTerms, LaunchSpec, check_server_logs, is_loopback
+from msrun.planning.spec import LOOPBACK, JobTerms, LaunchSpec, check_server_logs, is_loopback
 
 SERVER_IMPORTS = ("msrun.server.serving", OF_OPTIMIZERS)  # the second one with their first optimizer
 OF_MINDSPORE = {contract.MS_ROLE: contract.ROLE_SCHEDULER, contract.MS_NODE_ID: "sched", contract.RANK_ID: "0"}
 """Variables of MindSpore's own scheduler."""
 OURS = "msrun.mindspore"
 POSED = f"--mindspore torch takes {OURS} instead"
-LOOPBACK = "127.0.0.1"
 RECOVERY_VARIABLE = "MS_ENABLE_RECOVERY"  # 1: MindSpore's scheduler waits for lost nodes for ever
 RECOVERY_NOTE = (
     f"{RECOVERY_VARIABLE}=1 starts nothing again: --max_restarts N does, after a failure; with --spares N or "
@@ -135,12 +134,8 @@ class _Part:
         )
 
     def _worker(self, index: int) -> WorkerPlan:
-        spec, devices, bound, node_rank = (
-            self.spec,
-            self.devices,
-            self.binding.workers[index],
-            self.assignment.node_rank,
-        )
+        spec, devices, bound = self.spec, self.devices, self.binding.workers[index]
+        node_rank = self.assignment.node_rank
         rank, folder = self.assignment.ranks[index], spec.log_folder
         env = {
             contract.RANK: str(rank),

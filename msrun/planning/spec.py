@@ -29,6 +29,7 @@ _NO_TESTS = 5  # of pytest (its reference, "Exit codes")
 MIN_LOG_BYTES = 4096  # a file system frees no less
 NO_CONFIG = "none"  # in place of a file: no ssh_config is read; ssh -F has the same word
 MORE_THAN_0 = 1e-9
+LOOPBACK = "127.0.0.1"  # where a job on one host meets
 MEETING_PORT = 8118  # where several hosts meet when no port is given: MindSpore's default
 FORWARDABLE = ("USR1", "USR2", "WINCH", "URG", "CONT", "ALRM", "VTALRM", "PROF", "IO")
 """Signals that msrun may pass on to workers; the others end msrun, or belong to it."""
@@ -297,7 +298,7 @@ class LaunchSpec(JobTerms):
     log_dir: Path = option(
         MISSING, "DIR  Directory of logs, with a folder for each job.", asked="log_output", kind="text", parse=Path
     )
-    master_addr: str = option("127.0.0.1", "ADDRESS  Address of the scheduler.")
+    master_addr: str = option(LOOPBACK, "ADDRESS  Address of the scheduler.")
     master_port: int = option(
         0,
         "PORT  Its port; 0 is a free one.  [default: 0; several hosts: 8118]",
@@ -483,7 +484,7 @@ def check_spec(spec: LaunchSpec) -> None:
     if not spec.is_remote:
         _check_counts(spec)
     if not _HOST_NAME.match(spec.master_addr):
-        raise UsageError(f"--master_addr {spec.master_addr!r}: not an address or host name; give e.g. 127.0.0.1")
+        raise UsageError(f"--master_addr {spec.master_addr!r}: not an address or host name; give e.g. {LOOPBACK}")
     for name, value in spec.env:
         check_env(name, value)
     if spec.forward_env:

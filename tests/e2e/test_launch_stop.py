@@ -28,7 +28,7 @@ IMPATIENT = [
     sys.executable,
     "-c",
     (
-        "from msrun.launch.status import job_status\njob_status.OVERTIME_S = job_status.DEFAULT_GRACE_S = 0.1\n"
+        "from msrun.launch import status\nstatus.OVERTIME_S = status.DEFAULT_GRACE_S = 0.1\n"
         "from msrun.cli import main\nmain()"
     ),
 ]

@@ -24,6 +24,7 @@ from msrun.planning.placement.host import (
     visible_ascend,
     visible_cuda,
 )
+from msrun.planning.spec import LOOPBACK
 
 _SIBLINGS = ("core_cpus_list", "thread_siblings_list")  # the name since Linux 5.3, and the one before
 CPUSET_FILES = ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus")
@@ -202,9 +203,6 @@ def installed_version(package: str) -> str:
         return version(package) or ""
     except PackageNotFoundError:
         return ""
-
-
-LOOPBACK = "127.0.0.1"
 
 
 def read_host_facts(environ: Mapping[str, str], root: Path = Path("/")) -> HostFacts:

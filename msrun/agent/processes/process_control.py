@@ -16,7 +16,7 @@ import select
 import shutil
 import signal
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -98,6 +98,16 @@ def session_usage(leaders: Iterable[int]) -> dict[int, Usage]:
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 POLL_S = 0.01
+
+
+def wait_until(has_come: Callable[[], bool], limit_s: float) -> bool:
+    """Look again and again whether something has come about; False when it has not within the limit."""
+    end = time.monotonic() + limit_s
+    while not has_come():
+        if time.monotonic() > end:
+            return False
+        time.sleep(POLL_S)
+    return True
 
 
 def _prctl(option: int, value: int) -> None:
@@ -381,13 +391,9 @@ for. At least 3 s."""
 
 def sweep_job(server_pid: int, job_id: str, run_dir: str) -> None:
     """Wait for the fork server's end, then kill what is left of the job and remove its temporary folder."""
-    end = time.monotonic() + SERVER_END_S
-    while os.getppid() == server_pid:
-        if time.monotonic() > end:
-            return
-        time.sleep(POLL_S)
-    end_job(job_id)
-    shutil.rmtree(run_dir, ignore_errors=True)
+    if wait_until(lambda: os.getppid() != server_pid, SERVER_END_S):
+        end_job(job_id)
+        shutil.rmtree(run_dir, ignore_errors=True)
 
 
 def end_job(job_id: str) -> None:

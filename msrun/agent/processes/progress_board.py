@@ -24,7 +24,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from msrun import contract
-from msrun.agent.own_file import create_own_file, open_own_file
+from msrun.agent.own_file import create_own_file, read_from
 
 PROGRESS_BOARD = "progress"  # file in the job's run_dir
 
@@ -126,10 +126,8 @@ class ProgressBoard:
 
 def read_record(path: Path, global_rank: int) -> Progress:
     """Return one worker's record as it stands now; an empty one when there is no board."""
-    with contextlib.suppress(OSError), os.fdopen(open_own_file(path, os.O_RDONLY), "rb") as file:
-        file.seek(global_rank * contract.PROGRESS_RECORD_BYTES)
-        return parse_record(file.read(contract.PROGRESS_RECORD_BYTES), 0)
-    return Progress()
+    size_bytes = contract.PROGRESS_RECORD_BYTES
+    return parse_record(read_from(path, global_rank * size_bytes, size_bytes), 0)
 
 
 def parse_record(board: bytes, global_rank: int) -> Progress:

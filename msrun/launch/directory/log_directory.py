@@ -40,7 +40,7 @@ from msrun.agent.log_file import BoundedLog, LogLimit
 from msrun.agent.observer import Observer, append_fault
 from msrun.agent.own_file import NOT_PLAIN, create_own_file, open_own_file
 from msrun.cluster.membership import Membership, WorkerState
-from msrun.errors import UsageError
+from msrun.errors import UsageError, refused_as
 from msrun.launch.output import printable
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.spec import LaunchSpec
@@ -208,18 +208,14 @@ def record_fault(folder: Path, what: str, trace: str) -> None:
 def prepare_log_directory(plan: LaunchPlan) -> None:
     """Create the directory (0700) and empty logs (0600), write `plan.json`; the lock is held (UsageError)."""
     folder = Path(plan.log_dir)
-    try:
+    remedy = "give a directory that you may write"
+    with refused_as(f"--log_dir {plan.log_dir}: cannot write", remedy, at=folder):
         folder.mkdir(mode=contract.DIRECTORY_MODE, parents=True, exist_ok=True)
         for path in (folder / contract.SCHEDULER_LOG, folder / contract.EVENTS_JSONL):
             os.close(create_own_file(path))
         for log in plan.log_paths:
             os.close(create_own_file(Path(log)))
         write_private(folder / contract.PLAN_JSON, json.dumps(plan.to_json(), indent=2) + "\n")
-    except OSError as error:
-        raise UsageError(
-            f"--log_dir {plan.log_dir}: cannot write {error.filename or folder} ({error.strerror}); "
-            "give a directory that you may write"
-        ) from None
 
 
 def describe_removed(folder: Path, before: os.stat_result) -> str:
@@ -430,12 +426,10 @@ def of_job(spec: LaunchSpec, job_id: str) -> LaunchSpec:
 def write_script(spec: LaunchSpec) -> LaunchSpec:
     """Write a script that could be read only once into the job's folder; return what is asked with it (UsageError)."""
     path = spec.log_dir / SCRIPT
-    try:
+    with refused_as(f"--log_dir {path.parent}: cannot write {path}", "give another"):
         for folder in (spec.log_dir.parent, spec.log_dir):
             folder.mkdir(mode=contract.DIRECTORY_MODE, parents=True, exist_ok=True)
         replace_file(path, spec.script_source.encode("utf-8", "surrogateescape"), mode=contract.FILE_MODE)
-    except OSError as error:
-        raise UsageError(f"--log_dir {path.parent}: cannot write {path} ({error.strerror}); give another") from None
     return replace(spec, program=replace(spec.program, target=str(path)), script_source="")
 
 

@@ -26,7 +26,7 @@ from msrun.cluster.failure import JobFailure, fault_of_job, merge_failures, read
 from msrun.cluster.membership import Membership, RestartPolicy, WorkerState
 from msrun.cluster.messages import Message, NotUnderstood
 from msrun.cluster.protocol import MOMENTS, read_moment
-from msrun.errors import ClusterError, MsrunError, UsageError
+from msrun.errors import ClusterError, MsrunError, UsageError, refused_as
 from msrun.launch.console import Console, say
 from msrun.launch.directory.log_directory import EventLog, JobLock, describe_removed, publish, write_private
 from msrun.launch.failure import at_home, hide_secrets, write_failure
@@ -50,11 +50,10 @@ from msrun.planning.hosts import MAX_FAILURES, HostEntry, count_workers
 from msrun.planning.masking import forwarded_environment
 from msrun.planning.plan import HostPlan, LaunchPlan
 from msrun.planning.record_json import encode_record
-from msrun.planning.spec import LaunchSpec
+from msrun.planning.spec import LOOPBACK, LaunchSpec
 
 TICK_S = 0.2
 END_S = 15.0  # how long past its grace a host may take to end before it is given up
-NO_ADDRESS = "127.0.0.1"  # what --master_addr says when it was not given
 _ONCE = frozenset({"stopping", "hang", "waiting"})  # told by every host; the first one is the job's
 _AS_THEY_ARE = frozenset({"server", "signal", "note", "lingering"})
 _OF_ALL = frozenset({"running", "restarting"})  # moments that have come when they have on every host
@@ -144,8 +143,8 @@ class FleetRun:
         self._started_at = self._clock()
         self._display: Console | None = None
         self._ranks = ranks_of_hosts(spec)
-        policy, has_begun = RestartPolicy.of(spec), spec.first_attempt > 0
-        self.coordinator = Coordinator(job.job_id, self._ranks, policy, has_begun=has_begun, pool=job.hosts.pool)
+        policy = RestartPolicy.of(spec, spec.first_attempt)
+        self.coordinator = Coordinator(job.job_id, self._ranks, policy, pool=job.hosts.pool)
         self._observers = Observers([job.events], job.faults)
         self._record = FleetRecord(self._ranks, self._observers)
 
@@ -168,21 +167,14 @@ class FleetRun:
         self._end_attempt()
         return None
 
-    @property
-    def restarts(self) -> int:
-        """How often the job has started again, on other hosts before and on these."""
-        return self._spec.first_attempt + self.coordinator.begun
-
     def set_logs_aside(self) -> None:
         """Rename the logs and traces of an attempt after which the job goes on elsewhere, and keep the plan that names
         its ranks. Raises ClusterError: one cannot be renamed, or the plan cannot be written."""
-        folder, attempt = self._spec.log_dir, self.restarts
+        folder, attempt = self._spec.log_dir, self.coordinator.begun
         kept = folder / contract.attempt_plan_name(attempt)
-        try:
+        with refused_as(f"cannot start again: cannot write {kept}", kind=ClusterError):
             if self.plan is not None:
                 write_private(kept, json.dumps(self.plan.to_json(), indent=2) + "\n")
-        except OSError as error:
-            raise ClusterError(f"cannot start again: cannot write {kept} ({error.strerror})") from None
         names = [contract.trace_file_name(rank) for ranks in self._ranks.values() for rank in ranks]
         names += [Path(path).name for host, _, _ in self._planned.values() for path in host.log_paths]
         keep_logs([str(folder / name) for name in (*names, contract.SCHEDULER_LOG)], attempt)
@@ -303,9 +295,8 @@ class FleetRun:
                 self._record.start()
             elif order["type"] == "restart":
                 self._give_up_at, self._restarted_at = None, time.time()
-                number = order["attempt"] + self._spec.first_attempt
-                self._note_attempt(number - 1, order["reason"])
-                self._record.restart(number, order["delay_s"], order["reason"], order["ranks"])
+                self._note_attempt(order["attempt"] - 1, order["reason"])
+                self._record.restart(order["attempt"], order["delay_s"], order["reason"], order["ranks"])
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
@@ -357,13 +348,13 @@ class FleetRun:
 
     def _end_attempt(self) -> None:
         """Say that the job goes on elsewhere."""
-        lost, report = self.coordinator.losses, self.coordinator.report
+        lost, report, attempt = self.coordinator.losses, self.coordinator.report, self.coordinator.begun
         guilty = [worker.global_rank for worker in report.failure.guilty] if report else []
         ranks = sorted(rank for node in lost for rank in self._ranks[node]) if lost else guilty
         reason = self.end_reason = "; ".join(lost.values()) or (report.failure.reason if report else "")
-        self._note_attempt(self.restarts, reason)
+        self._note_attempt(attempt, reason)
         self._events.note(
-            "restarting", {"attempt": self.restarts + 1, "delay_s": 0.0, "reason": reason, "global_ranks": ranks}
+            "restarting", {"attempt": attempt + 1, "delay_s": 0.0, "reason": reason, "global_ranks": ranks}
         )
         if self._display is not None:
             self._display.pause()
@@ -378,7 +369,7 @@ class FleetRun:
         if problem := describe_removed(self._spec.log_dir, self._events.folder) or problem:
             self._job.say(problem)
         if self._display is not None:
-            self._display.finish(failure, self._record.membership, self.restarts)
+            self._display.finish(failure, self._record.membership, self.coordinator.begun)
         if self._logs.fault:
             self._job.say(f"logs are not complete: {self._logs.fault}")
         return JobResult(plan, failure, tuple(self._survivors))
@@ -442,18 +433,18 @@ class FleetJob:
         result = run.finish()
         self._plan = run.plan or self._plan
         if result is not None:
-            is_ended = hosts.agents.interrupt is not None or run.restarts >= self._spec.max_restarts
+            is_ended = hosts.agents.interrupt is not None or run.coordinator.begun >= self._spec.max_restarts
             if run.coordinator.losses and pool.min_hosts and not is_ended:
                 self._say_too_few()
             return result, []
         run.set_logs_aside()
-        self._restarts = run.restarts + 1
+        self._restarts = run.coordinator.begun + 1
         lost = [spec.host_entries[node] for node in run.coordinator.losses]
         late = [spec.host_entries[node] for node in run.late_losses]
         self.say(run.end_reason)
         if late and not pool.lose(late):
             return self._end_with_too_few("; ".join(f"lost {entry.name}" for entry in late)), []
-        self._say_choice(f"restart {run.restarts + 1} of {self._spec.max_restarts}")
+        self._say_choice(f"restart {run.coordinator.begun + 1} of {self._spec.max_restarts}")
         return None, [*lost, *late]
 
     def _asked(self) -> LaunchSpec:
@@ -467,7 +458,7 @@ class FleetJob:
             tail_ranks=tuple(rank for rank in spec.tail_ranks if rank < worker_num),
             max_restarts=spec.max_restarts - self._restarts,
             first_attempt=self._restarts,
-            master_addr=spec.master_addr if chosen[0] == spec.host_entries[0] else NO_ADDRESS,
+            master_addr=spec.master_addr if chosen[0] == spec.host_entries[0] else LOOPBACK,
             node_rank=chosen.index(spec.host_entries[spec.node_rank]) if spec.is_joined else spec.node_rank,
             table_hosts=spec.table_hosts if chosen == spec.host_entries else (),
         )

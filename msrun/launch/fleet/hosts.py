@@ -25,7 +25,6 @@ from msrun.launch.fleet.agents import ANSWER_S, CLOSE_S, LOSSES, AgentLink, Agen
 from msrun.launch.job import Start
 from msrun.launch.preflight.checks import inspect_host, read_sources, shown_word
 from msrun.launch.preflight.fleet_checks import (
-    LOOPBACK,
     HostAnswer,
     LauncherFacts,
     check_reach,
@@ -44,7 +43,7 @@ from msrun.planning.hosts import HostAssignment, HostEntry, HostPool, assign_hos
 from msrun.planning.masking import explain_kept_secrets, forwarded_environment
 from msrun.planning.plan import HostPlan, LaunchPlan
 from msrun.planning.record_json import decode_record, encode_record
-from msrun.planning.spec import LaunchSpec, is_loopback
+from msrun.planning.spec import LOOPBACK, LaunchSpec, is_loopback
 from ranktable.files import MAX_BYTES, read_text
 from ranktable.hosts.brackets import fold
 

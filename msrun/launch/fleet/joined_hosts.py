@@ -1,8 +1,7 @@
 """A job of hosts on each of which msrun is typed, on the one that has the scheduler: they come in, and then run as one.
 
 From the moment in which all have come this is a job as over SSH: `FleetRun` coordinates the hosts, and an agent below
-this process runs this host's part. Until then the hosts are told who is missing. What hosts are told beside that:
-    waiting {text}    called_off {reason, exit_code}
+this process runs this host's part. Until then the hosts are told who is missing.
 
 The loop of all hosts serves the port at which they come in, for as long as the job lasts. Nothing that a stranger sends
 is more than a refused greeting, and whatever goes wrong with one of them ends that connection alone."""
@@ -20,7 +19,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 from msrun import contract
-from msrun.agent.host.host_facts import LOOPBACK
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.connection import (
     REFUSED,
@@ -45,7 +43,7 @@ from msrun.launch.rendezvous import folder_of, of_hosts
 from msrun.launch.transport.link import EventLoop
 from msrun.launch.transport.opener import HostOpener, Way
 from msrun.planning.hosts import HostAssignment, HostEntry, HostPool, assign_hosts, count_workers
-from msrun.planning.spec import LaunchSpec
+from msrun.planning.spec import LOOPBACK, LaunchSpec
 
 if TYPE_CHECKING:
     from msrun.cluster.tls import TlsIdentity  # loaded for jobs with --tls_config
@@ -148,9 +146,8 @@ class Gate:
             stranger.connection.close()
 
     def refuse(self, stranger: Stranger, reason: str) -> None:
-        stranger.connection.send_plain(
-            REFUSED + reason.encode("utf-8", "replace")
-        )  # in the clear, to one without a token
+        # In the clear, to one without a token.
+        stranger.connection.send_plain(REFUSED + reason.encode("utf-8", "replace"))
         stranger.connection.close()
         self.note_refusal(stranger, reason)
 
@@ -330,7 +327,7 @@ class JoinedHosts(Hosts):
         self.agents.others.append(link)
         link.start()
         if is_late:
-            self._places[entry] = _Place(link, request.name, request.address, next(self._folders))
+            self._places[entry] = _Place(link, request.name, next(self._folders))
             self.pool.add(entry)
             link.send("waiting", text="the job runs; this host is used from its next start on")
             if self._spec.rescale_now and self._regroup is not None and self.pool.can_grow:
@@ -360,7 +357,7 @@ class JoinedHosts(Hosts):
             entry, link = _entry(one), key if isinstance(key, AgentLink) else None
             if link is not None:
                 link.entry = entry
-            self._places[entry] = _Place(link, one.name, one.address, next(self._folders))
+            self._places[entry] = _Place(link, one.name, next(self._folders))
         spec, own = self._spec, _entry(self.own)
         self.pool = HostPool([*self._places], (), spec.min_hosts, spec.worker_num if spec.min_hosts else 0, needed=own)
 
@@ -400,7 +397,7 @@ class JoinedHosts(Hosts):
         agents.links = [place.link for place in places if place.link is not None]
         agents.others = [link for link in known if link not in agents.links]
         hosts = tuple(
-            replace(host, name=place.name, address=place.address)
+            replace(host, name=place.name)
             for host, place in zip(assign_hosts(spec.host_entries, spec.table_hosts), places, strict=True)
         )
         folders = {node: place.folder for node, place in enumerate(places)}
@@ -428,7 +425,6 @@ class _Place:
 
     link: AgentLink | None  # None: this host, whose agent has not been started
     name: str
-    address: str
     folder: int  # number of its log directory
 
 

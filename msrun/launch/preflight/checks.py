@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from msrun import __version__, contract
-from msrun.agent.host.host_facts import LOOPBACK, group_folders, installed_version, read_host_facts
+from msrun.agent.host.host_facts import group_folders, installed_version, read_host_facts
 from msrun.agent.own_file import text_of
 from msrun.cluster.protocol import Finding, HostAddress, HostReport, ReachResult
 from msrun.cluster.rendezvous import UnresolvedName, listen, own_addresses, resolve_address
@@ -33,7 +33,7 @@ from msrun.planning.hosts import count_workers
 from msrun.planning.masking import mask_words
 from msrun.planning.placement.host import DevicePlacement, place_devices
 from msrun.planning.program import Program, own_modules
-from msrun.planning.spec import LaunchSpec, is_numeric
+from msrun.planning.spec import LOOPBACK, LaunchSpec, is_numeric
 
 T = TypeVar("T")
 MAX_COMMAND_CHARS = 80
@@ -148,11 +148,11 @@ class Check:
     is_launchers: bool = False  # about what this host needs even when all workers are on others
 
 
-def check_host(spec: LaunchSpec, caller: Mapping[str, str] | None = None, *, is_dry_run: bool = False) -> None:
-    """Refuse what this host cannot do for workers with this environment (UsageError, ClusterError)."""
+def check_host(spec: LaunchSpec, *, is_dry_run: bool = False) -> None:
+    """Refuse what this host cannot do for workers with the environment of this process (UsageError, ClusterError)."""
     for check in CHECKS:
         if (check.stops_dry_run if is_dry_run else check.stops_run) and (check.is_launchers or not spec.is_remote):
-            check.look(spec, os.environ if caller is None else caller)
+            check.look(spec, os.environ)
 
 
 class Inspection:
@@ -410,9 +410,8 @@ def shown_word(log_dir: Path) -> Iterator[dict[str, str]]:
     """Keep a file with a random word in the log directory, or in the nearest folder above it that exists; yields {path,
     word} for `sees_word` of other hosts, nothing where it cannot be written."""
     word = secrets.token_hex(32)
-    path = (
-        _existing(log_dir) / f"{_PREFIX}{secrets.token_hex(8)}"
-    )  # new, so that no host has remembered that it is not there
+    # New, so that no host has remembered that it is not there.
+    path = _existing(log_dir) / f"{_PREFIX}{secrets.token_hex(8)}"
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, contract.FILE_MODE)
     except OSError:

@@ -19,7 +19,7 @@ from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.output import one_line
 from msrun.planning.hosts import HostEntry
 from msrun.planning.program import Program
-from msrun.planning.spec import is_loopback, is_numeric
+from msrun.planning.spec import LOOPBACK, is_loopback, is_numeric
 from ranktable.hosts.brackets import fold
 
 
@@ -232,9 +232,6 @@ def check_sources(
         beside = f" and {len(names) - 1} module{'s' if len(names) > 2 else ''} beside it" if len(names) > 1 else ""
         text = f"{program.kind} {program.target}{beside}: the same (sha256 {files[min(files)][main][:SHOWN_DIGITS]})"
         yield Finding("ok", "program", text, nodes=tuple(files))
-
-
-LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)

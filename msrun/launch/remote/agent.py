@@ -1,13 +1,7 @@
 """An agent: one host's part of a job that a launcher elsewhere drives. Started through a pipe, see `launch.transport`.
 
-Messages (`transport.link` has those of the connection itself, `cluster.coordinator` those of the running job):
-    launcher -> agent   job {HostJob}      listen {address, port}   reach {address, port}
-                        plan and run {part: HostPart}
-                        signal {signum}    pause {}    resume {}    bye {}
-    agent -> launcher   checked {report}   listening {port, error}   reached {result}
-                        planned {host, notes, target, logs}    event {moment, fields}    log {...}
-                        logs_end {}    result {failure, survivors}      error {text, exit_code, traceback}
-                        fault {text, traceback}"""
+What the two say to each other is in `cluster.protocol`, and in `transport.link` for the connection itself; beside that
+the launcher says signal {signum}, pause {}, resume {} and bye {}."""
 
 from __future__ import annotations
 
@@ -26,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from msrun import contract
-from msrun.agent.host.host_facts import LOOPBACK, read_host_facts
+from msrun.agent.host.host_facts import read_host_facts
 from msrun.agent.observer import OwnFaults
 from msrun.agent.processes.server_handle import ForkServerHandle, start_fork_server
 from msrun.agent.signals import SignalPipe
@@ -57,7 +51,7 @@ from msrun.planning.build import plan_early_server
 from msrun.planning.hosts import Fleet
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.record_json import decode_record, encode_record
-from msrun.planning.spec import LaunchSpec
+from msrun.planning.spec import LOOPBACK, LaunchSpec
 
 
 class StdioPipe(FilePipe):

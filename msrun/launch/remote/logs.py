@@ -17,7 +17,6 @@ import socket
 import sys
 import tempfile
 import threading
-import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -28,15 +27,15 @@ from msrun.agent.attempt import keep_logs
 from msrun.agent.log_file import LogFile, LogLimit
 from msrun.agent.own_file import create_own_file, open_own_file, socket_address
 from msrun.agent.processes.process_control import (
-    POLL_S,
     SERVER_END_S,
     Pid,
     marked_processes,
     signal_processes,
     start_time,
+    wait_until,
 )
 from msrun.cluster.messages import Message, encode_message
-from msrun.errors import ClusterError, describe_limit
+from msrun.errors import ClusterError, describe_limit, refused_as
 from msrun.launch.directory.log_directory import record_fault, write_private
 from msrun.launch.directory.worker_log import LogReader
 from msrun.launch.transport.pipe import MARKER, READ_BYTES
@@ -269,12 +268,10 @@ def make_spool(job_id: str, number: int) -> tuple[Path, int]:
     namespaces, until that or its process ends. Raises ClusterError: it cannot be made, or is there already, which a
     stranger may have done."""
     path = spool_path(job_id, number)
-    try:
+    with refused_as(f"cannot make {path}", "set TMPDIR there to another folder", ClusterError):
         path.mkdir(mode=contract.DIRECTORY_MODE)
         write_private(path / AGENT, f"{os.getpid()} {start_time(os.getpid())}\n")
         folder = _open_folder(path)
-    except OSError as error:
-        raise ClusterError(f"cannot make {path} ({error.strerror}); set TMPDIR there to another folder") from None
     with contextlib.suppress(OSError):  # a file system without locks
         fcntl.flock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB)
     return path, folder
@@ -375,10 +372,8 @@ def attach(job_id: str, number: int) -> None:
 def salvage(job_id: str, number: int, offsets: Mapping[str, int]) -> None:
     """End a lost agent, write what is missing of its logs, from `offsets` on, to stdout, and remove its folder."""
     spool = spool_path(job_id, number)
-    if kill_agent(spool):
-        end = time.monotonic() + SERVER_END_S
-        while marked_processes(job_id) and time.monotonic() < end:  # its fork server ends what is below it
-            time.sleep(POLL_S)
+    if kill_agent(spool):  # its fork server ends what is below it
+        wait_until(lambda: not marked_processes(job_id), SERVER_END_S)
     with contextlib.suppress(BrokenPipeError):  # the launcher has gone: the logs stay for another one
         _write(MARKER)
         for name, offset in offsets.items():

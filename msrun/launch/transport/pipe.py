@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from msrun.agent.processes.process_control import is_stopped, set_open_files
-from msrun.errors import ClusterError
+from msrun.errors import ClusterError, refused_as
 
 # Run by the agent's interpreter. It takes a line "<bytes> <sha256>", then that many bytes of Python, and runs them:
 # whatever belongs to the job comes through the pipe, so that no shell ever reads it and no `ps` shows it.
@@ -213,14 +213,12 @@ class LocalPipe(ChildPipe):
         login; 0 = as many as this process. `share`: what the agent of a rehearsal may use; None = it has the launcher's
         environment and processors. Raises ClusterError: the interpreter cannot be started."""
         self._is_rehearsed, self._is_closed = share is not None, False
-        try:
+        with refused_as(f"this host: cannot start {argv[0]}", "see --python", ClusterError):
             super().__init__(argv, share.environment if share else None, share.home if share else None)
             if open_files:  # it waits for what to run, and has started nothing
                 set_open_files(open_files, self.process.pid)
             if share and share.cpus:
                 os.sched_setaffinity(self.process.pid, share.cpus)
-        except OSError as error:
-            raise ClusterError(f"this host: cannot start {argv[0]} ({error.strerror}); see --python") from None
         self.address = address
 
     def close(self) -> None:

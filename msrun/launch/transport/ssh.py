@@ -256,14 +256,11 @@ HOST_KEYS = {"strict": "yes", "accept-new": "accept-new", "off": "no"}
 class SshFault(Exception):
     """One line without the host's name: what happened, and the remedy."""
 
-    def __init__(self, text: str, *, place: str = "", is_temporary: bool = False, is_late: bool = False) -> None:
-        """`place`: what was connected to, where that is known; `is_temporary`: another try a moment later may go well;
-        `is_late`: there is no time for one."""
+    def __init__(self, text: str, *, is_temporary: bool = False, is_late: bool = False) -> None:
+        """`is_temporary`: another try a moment later may go well; `is_late`: there is no time for one."""
         super().__init__(text)
-        self.text = text
-        self.place = place
-        self.is_temporary = is_temporary
-        self.is_late = is_late
+        self.text, self.is_temporary, self.is_late = text, is_temporary, is_late
+        self.place = ""  # what was connected to, where that is known
 
 
 DEFAULT_PORT = 22

@@ -2,6 +2,7 @@
 
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from failure_reports import fault_of
@@ -235,6 +236,19 @@ def test_restart_waits_for_its_delay_and_for_the_others(host):
     assert kinds(host.heard()) == ["start"]
     host.do("start 0", "start 1", "exit 1 7")
     assert [failed["attempt"] for failed in host.told_of("failed")] == [0, 1]
+
+
+def test_attempts_are_numbered_from_the_first_on_whatever_hosts_that_was(tmp_path):
+    host = Job(tmp_path, node_rank=1, first_attempt=2)
+    log = Path(host.plan.hosts[0].workers[0].log_path)
+    log.write_text("of this attempt")
+    host.do("run", "fail")
+    assert [one["attempt"] for one in host.told_of("failed") + host.told_of("ended")] == [2, 2]
+    host.order("restart", attempt=3, delay_s=0.0)
+    host.do("again")
+    assert [moment["attempt"] for moment in host.moments.of("restarting")] == [3]
+    assert log.with_name("worker_0.attempt_2.log").read_text() == "of this attempt"
+    host.close()
 
 
 def test_host_that_cannot_start_again_says_that_it_is_the_host(host):

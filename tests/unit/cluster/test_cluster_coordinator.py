@@ -16,10 +16,10 @@ from msrun.planning.hosts import HostEntry, HostPool
 from msrun.planning.record_json import encode_record
 
 
-def coordinator(count=2, restarts=0):
+def coordinator(count=2, restarts=0, first_attempt=0):
     """Return that of hosts with ten ranks each."""
     ranks = {node: tuple(range(10 * node, 10 * node + 10)) for node in range(count)}
-    return Coordinator("JOB", ranks, RestartPolicy(restarts))
+    return Coordinator("JOB", ranks, RestartPolicy(restarts, first_attempt=first_attempt))
 
 
 def report(node_rank=0, *, can_restart=True, exit_code=7, lost_peer=False):
@@ -127,19 +127,21 @@ def test_lost_host_is_why_a_rank_has_missed_another_just_before(lost_peer, has_e
         assert (told["reason"], told["exit_code"]) == ("rank 0 failed first: exit code 7", 7)
 
 
-def test_all_hosts_start_again_together():
-    job = coordinator(2, restarts=1)
-    failed(job, 0, report(0))
-    ended(job, 0, 0)
-    assert ended(job, 1, 0) == [
-        {"type": "restart", "attempt": 1, "delay_s": 0.0, "reason": "rank 0 failed", "ranks": [0]}
+@pytest.mark.parametrize("first", [0, 2], ids=["the first hosts", "other hosts"])
+def test_all_hosts_start_again_together(first):
+    job = coordinator(2, restarts=1, first_attempt=first)
+    failed(job, first, report(0))
+    ended(job, 0, first)
+    again = first + 1
+    assert ended(job, 1, first) == [
+        {"type": "restart", "attempt": again, "delay_s": 0.0, "reason": "rank 0 failed", "ranks": [0]}
     ]
-    assert failed(job, 0, report(1)) == [] and ended(job, 0, 0) == []  # words of the last attempt
-    assert ready(job, 1, 1) == [] and ready(job, 1, 1) == []
-    assert ready(job, 0, 1) == [{"type": "start", "attempt": 1}]
-    failed(job, 1, report(1))
-    ended(job, 0, 1)
-    assert kinds(ended(job, 1, 1)) == ["over"]
+    assert failed(job, first, report(1)) == [] and ended(job, 0, first) == []  # words of the last attempt
+    assert ready(job, 1, again) == [] and ready(job, 1, again) == []
+    assert ready(job, 0, again) == [{"type": "start", "attempt": again}]
+    failed(job, again, report(1))
+    ended(job, 0, again)
+    assert kinds(ended(job, 1, again)) == ["over"]
 
 
 @pytest.mark.parametrize("why", ["cannot be repeated", "a host cannot go on", "a host is lost", "ended well"])

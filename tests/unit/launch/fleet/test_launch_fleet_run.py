@@ -187,7 +187,7 @@ def test_host_that_cannot_start_again_is_left_out_or_ends_the_job(fleet, can_go_
     fleet.end(0, 1)
     result = fleet.run.finish()
     assert fleet.run.coordinator.losses == {1: report.failure.reason}
-    assert fleet.run.restarts == 0
+    assert fleet.run.coordinator.begun == 0
     if can_go_on:
         assert result is None
         (attempt,) = fleet.job.attempts

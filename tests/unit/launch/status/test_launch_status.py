@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from msrun import contract
 from msrun.agent.processes.process_control import Usage
 from msrun.errors import UsageError
+from msrun.launch import status as module
 from msrun.launch.directory.log_directory import (
     EventsRecord,
     LockRecord,
@@ -22,8 +23,7 @@ from msrun.launch.directory.log_directory import (
     PlanRecord,
     WorkerRecord,
 )
-from msrun.launch.status import job_status as module
-from msrun.launch.status.job_status import JobState, decide_state, read_status
+from msrun.launch.status import JobState, decide_state, read_status
 
 RECORD = LockRecord("a", 5, "h", 100.0)
 HELD, FREE = LockState(RECORD, 5), LockState(RECORD, None)

@@ -16,11 +16,13 @@ from msrun import contract
 from msrun.agent.processes.process_control import Usage
 from msrun.agent.processes.progress_board import Progress
 from msrun.launch.output import describe_span
-from msrun.launch.status.job_status import JobState, JobStatus, WorkerRow
-from msrun.launch.status.status_text import (
+from msrun.launch.status import (
     MAX_RANKS,
+    JobState,
+    JobStatus,
     LiveTable,
     PlainRows,
+    WorkerRow,
     draw,
     head_lines,
     render_json,

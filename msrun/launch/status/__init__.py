@@ -1,1 +1,0 @@
-"""Looking at a job from outside, and ending it."""

@@ -49,11 +49,11 @@ def cwd(odd_path):
 @pytest.mark.parametrize("form", one_fast("--dry-run", "--dry_run=json"))
 def test_dry_run_asks_nobody_touches_nothing_and_says_the_same_twice(msrun, msrun_here, cwd, form, options):
     before = [(path.name, path.stat().st_mtime_ns) for path in sorted(cwd.iterdir())]
-    words = (*options, form, "train.py", "--lr", "0.1")
-    finished = msrun.run(*words, cwd=cwd, env=ENV, command=[sys.executable, "-c", HOOKED])
+    words, env = (*options, form, "train.py", "--lr", "0.1"), {**ENV, "PYTHONDONTWRITEBYTECODE": "1"}
+    finished = msrun.run(*words, cwd=cwd, env=env, command=[sys.executable, "-c", HOOKED])
     assert (finished.code, finished.stderr) == (0, "")
     assert finished.stdout and b"hidden" not in finished.stdout
-    assert msrun_here(*words, cwd=cwd, env=ENV).stdout == finished.stdout
+    assert msrun_here(*words, cwd=cwd, env=env).stdout == finished.stdout
     assert [(path.name, path.stat().st_mtime_ns) for path in sorted(cwd.iterdir())] == before
 
 

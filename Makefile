@@ -61,8 +61,8 @@ demo: $(VENV)/.demo
 	@echo "last losses of worker 0:"
 	@tail -n 3 examples/torch/mnist/log_output/worker_0.log
 
-# Files in the order of their names: those that take long, in tests/e2e, begin first. Many tests wait, so that there are
-# more of them at a time than cores.
+# Files in the order of their names, from both ends: those in tests/e2e wait, so that there are more of them at a time
+# than cores, and the last ones compute beside them.
 TEST_WORKERS ?= $(shell echo $$(( $$(nproc) * 2 )))
 PYTEST := $(RUN) python -m pytest --workers $(TEST_WORKERS) $(PYTEST_OPTIONS)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-from golden import compare_golden
+from golden import compare_golden, compare_page
 from job_runner import REPOSITORY, WARM_SERVERS, Finished, JobRunner, is_job_variable, latest_job
 from required_wings import (  # noqa: F401 - hooks
     pytest_make_collect_report,
@@ -283,6 +283,7 @@ def msrun_here(msrun, monkeypatch, capfd):
         with monkeypatch.context() as patch, signals_as_before():
             for name, value in msrun.environ(env).items():
                 patch.setenv(name, value)
+            patch.setattr(tempfile, "tempdir", None)  # found anew, from TMPDIR
             patch.chdir(cwd)
             capfd.readouterr()
             with pytest.raises(SystemExit) as ended:
@@ -298,6 +299,12 @@ def msrun_of_module():
     """The same for jobs whose one run serves several tests."""
     with JobRunner() as runner:
         yield runner
+
+
+@pytest.fixture
+def mindspore_python():
+    """A Python that has MindSpore."""
+    return os.environ.get("MINDSPORE_PYTHON") or pytest.skip("MINDSPORE_PYTHON names no Python that has MindSpore")
 
 
 @pytest.fixture(scope="session")
@@ -331,3 +338,9 @@ def pytest_addoption(parser):
 def golden(request):
     """Compares a text with a file of tests/golden in full; --update-golden writes the file instead."""
     return functools.partial(compare_golden, request.config.getoption("--update-golden"))
+
+
+@pytest.fixture
+def golden_page(request):
+    """Compares a page of the documentation with what it should be, or writes it."""
+    return functools.partial(compare_page, request.config.getoption("--update-golden"))

@@ -14,6 +14,7 @@ from collections import Counter
 import doc_pages
 import pytest
 import torch
+from commands import command_path
 from job_runner import REPOSITORY, WORKER_IMPORTS
 from torch import nn
 
@@ -42,13 +43,8 @@ class Reader:
         self.blocks = doc_pages.blocks(page)
         self.home = folder / "home"
         self.home.mkdir()
-        commands = folder / "bin"
-        commands.mkdir()
-        modules = {name: f"-m {module} " for name, module in COMMANDS.items()}
-        for name, words in {**modules, "python": ""}.items():
-            (commands / name).write_text(f'#!/bin/bash\nexec {sys.executable} {words}"$@"\n')
-            (commands / name).chmod(0o755)
-        path = f"{commands}:/usr/local/bin:/usr/bin:/bin"
+        modules = {name: f"-m {module}" for name, module in COMMANDS.items()}
+        path = command_path(folder, {**modules, "python": ""}, "/usr/local/bin:/usr/bin:/bin")
         self.env = {"PATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "XDG_RUNTIME_DIR": str(folder)}
 
     def type(self, command):

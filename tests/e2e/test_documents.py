@@ -6,10 +6,10 @@ docs/reference/mindspore_documents.md has a table for each, which these tests ma
 import json
 import re
 import shutil
-import sys
 
 import numpy as np
 import pytest
+from commands import command_path
 from document_listings import DOCUMENTS, PAGE, listings, table
 from job_runner import REPOSITORY, wait_until
 
@@ -40,23 +40,16 @@ def test_listings_are_those_of_the_documents(golden):
 
 
 @pytest.mark.parametrize("document", PAGES_OF)
-def test_page_of_a_document_has_a_row_for_each_listing(document, request):
-    page, made = table(document, WORKERS)
-    if request.config.getoption("--update-golden"):
-        PAGE.write_text(made, encoding="utf-8")
-    assert page == made, "if meant, run pytest --update-golden"
+def test_page_of_a_document_has_a_row_for_each_listing(document, golden_page):
+    made = table(document, WORKERS)
+    golden_page(PAGE, made)
     assert "| ? |" not in made, "say what differs, or nothing"
 
 
-def commands(folder):
+def path_in(folder):
     """Return a PATH whose msrun, python3 and pytest are those of the tests."""
-    place = folder / "bin"
-    place.mkdir()
     words_of = {"msrun": "-m msrun --mindspore=torch", "python3": "", "pytest": "-m pytest -p no:cacheprovider"}
-    for name, words in words_of.items():
-        (place / name).write_text(f'#!/bin/bash\nexec {sys.executable} {words} "$@"\n')
-        (place / name).chmod(0o755)
-    return f"{place}:/usr/bin:/bin"
+    return command_path(folder, words_of, "/usr/bin:/bin")
 
 
 @pytest.mark.slow
@@ -71,7 +64,7 @@ def test_listings_run_and_print_what_the_document_prints(msrun, tmp_path, docume
     write_idx(tmp_path / "data" / "train-images-idx3-ubyte", images[rows])
     write_idx(tmp_path / "data" / "train-labels-idx1-ubyte", labels[rows])
     words = [str(workers)] if document == "heterogeneous" else [str(tmp_path / "data"), str(workers)]
-    env = {"PATH": commands(tmp_path), **msrun.warm()}
+    env = {"PATH": path_in(tmp_path), **msrun.warm()}
     job = msrun.start("run.sh", *words, cwd=folder, env=env, command=("bash",)).finish(DEADLINE_S)
     assert job.code == 0, job.stderr
     assert {path.name for path in (folder / "log_output").iterdir()} >= {"scheduler.log", f"worker_{workers - 1}.log"}
@@ -116,7 +109,7 @@ def distributed(tmp_path):
 
 
 def run_document(msrun, folder, script, *words):
-    env = {"PATH": commands(folder.parent), "PYTHONPATH": str(REPOSITORY)}
+    env = {"PATH": path_in(folder.parent), "PYTHONPATH": str(REPOSITORY)}
     job = msrun.start(script, *words, cwd=folder, env=env, command=("bash",)).finish(DEADLINE_S)
     assert job.code == 0, job.stdout.decode() + job.stderr
     return job.stdout.decode()
@@ -151,7 +144,6 @@ def test_networks_and_checkpoints_of_the_document_run(msrun, distributed, worker
     log = distributed / "log_output" / f"worker_{workers - 1}.log"
     lines = {"pytest -s resnet50_distributed_training.py": 10, "networks.py": 4, "checkpoints.py": 2 + 4}
     for script, count in lines.items():
-        shutil.rmtree(distributed.parent / "bin", ignore_errors=True)
         run_document(msrun, distributed, "run_msrun.sh", "../cifar", str(workers), script)
         assert len(TRAINED.findall(log.read_text())) == count, script
     written = {path.name for path in distributed.glob(f"device{workers - 1}/**/*.ckpt")}
@@ -166,7 +158,7 @@ FEW_WORDS = "run_cluster.sh: DATA_PATH RANK_TABLE_FILE RANK_SIZE RANK_START are 
     ("script", "words", "said"), [("run.sh", ["", "4"], NO_TABLE), ("run_cluster.sh", ["/data"], FEW_WORDS)]
 )
 def test_what_is_missing_is_said_in_a_line(msrun, distributed, script, words, said):
-    env = {"PATH": commands(distributed.parent), "PYTHONPATH": str(REPOSITORY)}
+    env = {"PATH": path_in(distributed.parent), "PYTHONPATH": str(REPOSITORY)}
     job = msrun.start(script, *words, cwd=distributed, env=env, command=("bash",)).finish(DEADLINE_S)
     assert (job.code, job.stderr) == (2, said)
 

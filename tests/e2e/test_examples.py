@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -13,7 +12,9 @@ import urllib.request
 import numpy as np
 import pytest
 import torch
-from job_runner import REPOSITORY, WORKER_PATH, wait_until
+from commands import command_path
+from job_runner import REPOSITORY, WORKER_PATH, free_port, wait_until
+from loss_lines import losses
 from zoo.packages import missing
 
 DEADLINE_S = 240.0
@@ -21,9 +22,6 @@ MSRUN = (sys.executable, "-m", "msrun")
 BASH = ("bash",)
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 MNIST = REPOSITORY / "examples" / "torch" / "mnist"
-GPT_LINE = re.compile(r"^step: (\d+), loss is (\d+\.\d+)$", re.MULTILINE)
-STEP_LINE = re.compile(r"^epoch: (\d+), step: (\d+), loss is (\d+\.\d+)$", re.MULTILINE)
-MONITOR_LINE = re.compile(r"^epoch: (\d+) step: (\d+), loss is (\d+\.\d+)$", re.MULTILINE)
 
 pytestmark = pytest.mark.timeout(2 * DEADLINE_S)
 
@@ -32,10 +30,7 @@ pytestmark = pytest.mark.timeout(2 * DEADLINE_S)
 def examples(tmp_path):
     """A copy of the examples, so that their logs and data go with the test."""
     shutil.copytree(REPOSITORY / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("log_output", "data"))
-    command = tmp_path / "bin" / "msrun"
-    command.parent.mkdir()
-    command.write_text(f'#!/bin/bash\nexec {sys.executable} -m msrun "$@"\n')
-    command.chmod(0o755)
+    command_path(tmp_path, {"msrun": "-m msrun"})
     return tmp_path / "examples"
 
 
@@ -54,15 +49,7 @@ def run_example(msrun, folder, *args, **env):
 
 def run_alone(msrun, folder, *words, program="train.py", **env):
     """Run an example's program as one plain process and return what it printed."""
-    command, env = [sys.executable, program, *words], msrun.environ({"OMP_NUM_THREADS": "1", **env})
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=DEADLINE_S)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def losses(pattern, text):
-    """Return (epoch, step, loss) of every loss line."""
-    return np.array([[float(value) for value in line] for line in pattern.findall(text)])
+    return msrun.run_alone(program, *words, cwd=folder, **env).stdout
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +57,7 @@ def mnist_alone(msrun_of_module, tmp_path_factory, few_images):
     """Losses of the example mnist in one process."""
     folder = tmp_path_factory.mktemp("alone") / "mnist"
     shutil.copytree(MNIST, folder)
-    return losses(STEP_LINE, run_alone(msrun_of_module, folder, DATA_PATH=str(few_images), EPOCHS="2"))
+    return losses(run_alone(msrun_of_module, folder, DATA_PATH=str(few_images), EPOCHS="2"))
 
 
 MODES = [
@@ -91,7 +78,7 @@ MODES = [
 def test_mnist_in_every_mode_equals_one_process(msrun, examples, few_images, mnist_alone, mode, words):
     text = run_example(msrun, examples / "torch" / "mnist", str(few_images), mode, EPOCHS="2")
     assert words in text
-    parallel = losses(STEP_LINE, text)
+    parallel = losses(text)
     assert len(parallel) == len(mnist_alone) == 4
     np.testing.assert_allclose(parallel, mnist_alone, rtol=1e-3)
     np.testing.assert_allclose(parallel[0], mnist_alone[0], rtol=1e-5)
@@ -100,7 +87,7 @@ def test_mnist_in_every_mode_equals_one_process(msrun, examples, few_images, mni
 @pytest.mark.slow
 def test_mnist_learns_the_digits_that_it_writes_and_leaves_every_log(msrun, examples):
     folder = examples / "torch" / "mnist"
-    found = losses(STEP_LINE, run_example(msrun, folder, EPOCHS="3"))
+    found = losses(run_example(msrun, folder, EPOCHS="3"))
     assert len(found) == 15
     assert found[-1, 2] < found[0, 2] / 3
     files = {path.name for path in (folder / "log_output").iterdir()}
@@ -110,10 +97,10 @@ def test_mnist_learns_the_digits_that_it_writes_and_leaves_every_log(msrun, exam
 @pytest.mark.slow
 def test_fsdp2_script_of_torch_runs_under_both_launchers(msrun, examples):
     folder, env = examples / "torch" / "fsdp2", {"STEPS": "31"}
-    found = losses(GPT_LINE, run_example(msrun, folder, **env))
+    found = losses(run_example(msrun, folder, **env))
     other = finished(msrun, folder, "train.py", command=TORCHRUN, **env)
-    np.testing.assert_array_equal(found, losses(GPT_LINE, other.stdout.decode()))
-    assert found[-1, 1] < found[0, 1]
+    np.testing.assert_array_equal(found, losses(other.stdout.decode()))
+    assert found[-1, 2] < found[0, 2]
 
 
 @pytest.mark.slow
@@ -127,10 +114,10 @@ def test_finetuned_gpt2_of_transformers_equals_one_process(msrun, examples, tmp_
     path = f"{tmp_path / 'site'}:{WORKER_PATH}"
     folder, env = examples / "torch" / "finetune", {"STEPS": "21", "PYTHONPATH": path}
     text = run_example(msrun, folder, **env)
-    found, alone = losses(GPT_LINE, text), losses(GPT_LINE, run_alone(msrun, folder, **env))
+    found, alone = losses(text), losses(run_alone(msrun, folder, **env))
     assert "may have any size in dimension 1" in text
     np.testing.assert_allclose(found, alone, rtol=1e-5)
-    assert found[-1, 1] < found[0, 1] / 1.2
+    assert found[-1, 2] < found[0, 2] / 1.2
 
 
 @pytest.mark.slow
@@ -151,10 +138,10 @@ def test_elastic_job_ends_with_the_numbers_of_one_that_nobody_disturbed(msrun, e
     done = job.finish(DEADLINE_S)
     assert done.code == 0, done.stderr
     assert "starting again on host0, host2" in done.stderr
-    last = losses(MONITOR_LINE, done.log(0).decode())
+    last = losses(done.log(0).decode())
     assert tuple(last[0, :2]) > (1, 40), "it went on from a checkpoint"
     shutil.rmtree(folder / "checkpoints")
-    alone = losses(MONITOR_LINE, run_alone(msrun, folder, EPOCHS="3", PRINT_EVERY="1"))
+    alone = losses(run_alone(msrun, folder, EPOCHS="3", PRINT_EVERY="1"))
     np.testing.assert_allclose(last[-1], alone[-1], rtol=1e-3)
 
 
@@ -163,10 +150,10 @@ def test_gpt_on_four_dimensions_learns_and_equals_one_process(msrun, examples, t
     poem = tmp_path / "poem.txt"
     poem.write_text("the quick brown fox jumps over the lazy dog. " * 20)
     text = run_example(msrun, examples / "torch" / "gpt", str(poem), STEPS="21")
-    parallel = losses(GPT_LINE, text)
-    assert parallel[-1, 1] < parallel[0, 1] / 1.2
+    parallel = losses(text)
+    assert parallel[-1, 2] < parallel[0, 2] / 1.2
     assert "8 ranks in 2 stages (1f1b, 4 micro batches, 4 ranks each) as 2 x 2" in text
-    alone = losses(GPT_LINE, run_alone(msrun, examples / "torch" / "gpt", TEXT=str(poem), STEPS="21"))
+    alone = losses(run_alone(msrun, examples / "torch" / "gpt", TEXT=str(poem), STEPS="21"))
     np.testing.assert_allclose(parallel, alone, rtol=1e-3)
     np.testing.assert_allclose(parallel[0], alone[0], rtol=1e-5)
 
@@ -183,8 +170,8 @@ def test_wide_and_deep_learns_wherever_its_tables_are(msrun, examples, way):
     assert (0.7 if way == "lookup" else 0.75) < aucs[0] < aucs[1]  # LazyAdam leaves moments of other rows as they are
     assert ("borders between host (3 operators) and device" in text) is (way == "host")
     words = ["--way=lookup"] if way == "lookup" else []  # LazyAdam is not Adam
-    alone = losses(MONITOR_LINE, run_alone(msrun, folder, *words, EPOCHS="2"))
-    np.testing.assert_allclose(losses(MONITOR_LINE, text), alone, rtol=1e-4)
+    alone = losses(run_alone(msrun, folder, *words, EPOCHS="2"))
+    np.testing.assert_allclose(losses(text), alone, rtol=1e-4)
 
 
 @pytest.mark.slow
@@ -192,13 +179,13 @@ def test_heterogeneous_gpt_holds_an_eighth_on_the_device_and_learns_as_in_float3
     found, tables = {}, {}
     for place in ("host", "device"):
         text = run_example(msrun, examples / "torch" / "heterogeneous", STEPS="51", PLACE=place)
-        found[place] = losses(GPT_LINE, text)
+        found[place] = losses(text)
         rows = [line.split() for line in text.splitlines() if line.startswith(("weights", "total"))]
         tables[place] = [[word.strip("(") for word in row if word.startswith("(")] for row in rows]
     assert tables == {"host": [["2.00", "4.00"], ["2.00", "16.00"]], "device": [["4.00", "0.00"], ["16.00", "0.00"]]}
-    assert found["host"][-1, 1] < found["host"][0, 1] / 1.5
+    assert found["host"][-1, 2] < found["host"][0, 2] / 1.5
     np.testing.assert_allclose(found["host"], found["device"], rtol=0.03)
-    alone = losses(GPT_LINE, run_alone(msrun, examples / "torch" / "heterogeneous", STEPS="51"))
+    alone = losses(run_alone(msrun, examples / "torch" / "heterogeneous", STEPS="51"))
     np.testing.assert_allclose(found["host"], alone, rtol=0.03)
 
 
@@ -217,10 +204,10 @@ def test_distributed_training_runs_per_device_as_the_document_does(msrun, exampl
     logs = [(folder / f"device{rank}" / f"train.log{rank}").read_text() for rank in (0, 1)]
     assert "1 passed" in logs[1]
     assert "RANK_ID=1" in (folder / "device1" / "env.log").read_text()
-    per_device = losses(MONITOR_LINE, logs[0])[-1]  # pytest prints the test's name before the first line
+    per_device = losses(logs[0])[-1]  # pytest prints the test's name before the first line
     assert per_device[1] == 2
     done = finished(msrun, folder, "run_msrun.sh", "", "2", command=BASH, **env)
-    np.testing.assert_allclose(losses(MONITOR_LINE, done.log(0).decode())[-1], per_device, rtol=1e-6)
+    np.testing.assert_allclose(losses(done.log(0).decode())[-1], per_device, rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -231,9 +218,9 @@ def test_distributed_training_in_other_modes_and_with_accumulation(msrun, exampl
     modes = {mode: {"MODE": mode} for mode in ("data_parallel", "hybrid", "semi_auto", "auto")}
     for name, words in (modes | scripts).items():
         done = finished(msrun, folder, "run_msrun.sh", "", "2", command=BASH, **{**SMALL, **words})
-        found[name] = losses(MONITOR_LINE, done.log(0).decode())
+        found[name] = losses(done.log(0).decode())
     program = "resnet50_distributed_training.py"
-    alone = losses(MONITOR_LINE, run_alone(msrun, folder, program=program, **{**SMALL, "BATCH_SIZE": "16"}))
+    alone = losses(run_alone(msrun, folder, program=program, **{**SMALL, "BATCH_SIZE": "16"}))
     assert found["semi_auto"][0] == pytest.approx(alone[0], rel=1e-5)
     assert found["auto"][0] == pytest.approx(alone[0], rel=1e-5)
     assert found["hybrid"][0] == pytest.approx(found["data_parallel"][0], rel=1e-5)
@@ -248,7 +235,7 @@ def test_train_cifar_of_the_document_with_auto_parallel_has_the_losses_of_one_pr
     for ranks in (1, 2):
         words = (f"--worker_num={ranks}", program, folder, str(16 // ranks))
         notes = finished(msrun, folder, *words, IMAGE_SIZE="32", SAMPLES="32").log(0).decode()
-        found[ranks] = losses(MONITOR_LINE, notes)
+        found[ranks] = losses(notes)
     assert "searched (recursive_programming)" in notes or "searched (data parallel)" in notes
     assert len(found[1]) > 1
     np.testing.assert_allclose(found[2], found[1], rtol=1e-3)
@@ -275,9 +262,7 @@ def test_trained_network_answers_and_is_exported_on_other_numbers_of_ranks(msrun
 
 def ask(msrun, folder, env, ranks, images):
     """Return what a server on so many ranks answers to the first images, and end it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     job = msrun.start(f"--worker_num={ranks}", "inference.py", "serve", cwd=folder, env={**env, "PORT": str(port)})
     log, line, url = folder / "log_output" / "worker_0.log", f"answering on port {port}", f"http://127.0.0.1:{port}"
     wait_until(lambda: log.is_file() and line in log.read_text(), "the server", DEADLINE_S)

@@ -53,8 +53,7 @@ def test_killed_launcher_takes_every_host_with_it_where_hangups_are_ignored(flee
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\ntrap '' HUP\nexec {sys.executable} \"$@\"\n")
     python.chmod(0o755)
-    job = fleet.start([1, 1], f"--python={python}", WORKERS / "wait.py")
-    fleet.wait_for_workers(job, 2)
+    job = fleet.start([1, 1], f"--python={python}", WORKERS / "wait.py").wait_for_workers(2)
     job.send(signal.SIGKILL)
     assert job.finish().code == -signal.SIGKILL
     fleet.prove_nothing_left()
@@ -74,7 +73,7 @@ def test_output_that_nobody_reads_holds_up_no_sign_of_life(fleet, tmp_path):
         command=("sh", "-c", unread, sys.executable),
         env={"HOME": str(fleet.net.home)},
     )
-    fleet.wait_for_workers(job, 2)
+    job.wait_for_workers(2)
     ready = time.monotonic()
     wait_until(lambda: time.monotonic() - ready > 6, "three times the limit has passed")
     (tmp_path / "go").touch()
@@ -86,7 +85,7 @@ def test_output_that_nobody_reads_holds_up_no_sign_of_life(fleet, tmp_path):
 def test_stopped_launcher_says_so_and_the_job_goes_on_with_it(fleet, tmp_path):
     """Ctrl-Z for longer than --heartbeat_time_out, then fg."""
     job = fleet.start(f"{fleet.net.name(0)}:1,localhost:1", "--heartbeat_time_out=2", WORKERS / "go.py")
-    fleet.wait_for_workers(job, 2)
+    job.wait_for_workers(2)
     job.send(signal.SIGTSTP)
     wait_until(lambda: state_of(job.pid) == "T", "the launcher is stopped")
     wait_until(lambda: silent_s(job) > 6, "three times the limit has passed")
@@ -99,8 +98,7 @@ def test_stopped_launcher_says_so_and_the_job_goes_on_with_it(fleet, tmp_path):
 
 def test_launcher_that_is_frozen_for_long_is_given_up_and_told_why(fleet):
     """SIGSTOP cannot be announced; when the launcher goes on it does not blame the hosts."""
-    job = fleet.start([1, 1], "--heartbeat_time_out=2", WORKERS / "wait.py")
-    fleet.wait_for_workers(job, 2)
+    job = fleet.start([1, 1], "--heartbeat_time_out=2", WORKERS / "wait.py").wait_for_workers(2)
     job.send(signal.SIGSTOP)
     wait_until(lambda: not fleet.agents(), "agents have given up", 30.0)
     job.send(signal.SIGCONT)
@@ -112,8 +110,7 @@ def test_launcher_that_is_frozen_for_long_is_given_up_and_told_why(fleet):
 
 @pytest.mark.parametrize("host", [0, 1])
 def test_words_of_a_killed_scheduler_are_where_the_error_says(fleet, own_disk, host):
-    job = start(fleet, own_disk, WORKERS / "wait.py")
-    fleet.wait_for_workers(job, 2)
+    job = start(fleet, own_disk, WORKERS / "wait.py").wait_for_workers(2)
     (scheduler,) = processes_with(fleet, b"msrun: scheduler", host)
     os.kill(scheduler, signal.SIGKILL)
     ended = job.finish()
@@ -149,8 +146,7 @@ def test_agent_that_is_stopped_before_the_job_begins_is_named(fleet, own_disk, h
 
 
 def test_stopped_agent_whose_launcher_is_killed_goes_with_its_workers(fleet, own_disk):
-    job = start(fleet, own_disk, "--heartbeat_time_out=5", WORKERS / "wait.py")
-    fleet.wait_for_workers(job, 2)
+    job = start(fleet, own_disk, "--heartbeat_time_out=5", WORKERS / "wait.py").wait_for_workers(2)
     stop(*fleet.agents(1))
     job.send(signal.SIGKILL)
     assert job.finish().code == -signal.SIGKILL

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from job_runner import WORKERS
+from job_runner import WORKERS, read_record
 from tls_files import PASSWORDS, Authority, TlsFolder
 
 from msrun.launch.trace import write_trace
@@ -33,8 +33,7 @@ def test_workers_of_two_hosts_are_one_world(fleet, tmp_path):
 
 @pytest.mark.slow
 def test_no_host_opens_a_port_but_that_of_the_store(fleet, tmp_path):
-    job = fleet.start([1, 1], "--master_port=29507", WORKERS / "wait.py")
-    job.wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
+    job = fleet.start([1, 1], "--master_port=29507", WORKERS / "wait.py").wait_for_workers(2)
     ports = [listening_ports(fleet.net.processes(node)[0]) for node in range(2)]
     job.send(signal.SIGTERM)
     assert job.finish().code == 143
@@ -56,7 +55,7 @@ def test_arguments_and_variables_arrive_unchanged_and_are_seen_by_nobody(fleet, 
     value = "quote' \" = $X `id`\nsecond line\ttab ☃"
     words = [*AWKWARD, b"no text \xff\xfe"]
     job = fleet.start([1, 1], f"--env=AWKWARD={value}", WORKERS / "wait.py", *words, FOO_SECRET="hidden")
-    fleet.wait_for_workers(job, 2)
+    job.wait_for_workers(2)
     for pid in fleet.net.processes(0, 1):
         line = Path(f"/proc/{pid}/cmdline").read_bytes()
         assert b"AWKWARD" not in line and value.encode() not in line
@@ -67,7 +66,7 @@ def test_arguments_and_variables_arrive_unchanged_and_are_seen_by_nobody(fleet, 
     )
     assert job2.code == 0, job2.stderr
     for rank in range(2):
-        found = fleet.record(rank)
+        found = read_record(fleet.cwd, rank)
         assert [word.encode("latin-1") for word in found["argv"][1:]] == [
             word if isinstance(word, bytes) else word.encode() for word in words
         ]
@@ -145,6 +144,6 @@ def test_files_for_tls_are_not_used_and_no_password_leaves_the_launcher(fleet, t
     assert job.code == 0, job.stderr
     assert f"--tls_config {config}: not used: hosts and launcher talk over SSH" in job.stderr
     for rank in range(2):
-        assert not set(secrets) & set(fleet.record(rank)["env"])
+        assert not set(secrets) & set(read_record(fleet.cwd, rank)["env"])
     for path in job.log_dir.iterdir():
         assert not any(password.encode() in path.read_bytes() for password in PASSWORDS.values()), path

@@ -75,8 +75,7 @@ def test_workers_and_their_children_run_on_cores_of_their_own(msrun, tmp_path, m
 @pytest.mark.slow
 def test_dict_of_mindspore_binds_the_named_ones(msrun, tmp_path):
     lists = as_dict(device1=[str(SECOND)], scheduler=[str(SECOND)])
-    job = msrun.start(lists, "--worker_num=2", WORKERS / "wait.py", cwd=tmp_path, command=COMMAND)
-    job.wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
+    job = msrun.start(lists, "--worker_num=2", WORKERS / "wait.py", cwd=tmp_path, command=COMMAND).wait_for_workers(2)
     pids = [job.pid_of(role) for role in ("0", "1", "scheduler")]
     assert [sorted(os.sched_getaffinity(pid)) for pid in pids] == [CPUS, [SECOND], [SECOND]]
     assert job.stderr.count("--bind_core names no CPUs for device 0 (local rank 0): not bound") == 1

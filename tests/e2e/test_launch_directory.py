@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from asked_cases import one_fast
-from job_runner import WORKERS, latest_job, wait_until
+from job_runner import WORKERS, is_alive, latest_job, wait_until
 
 
 def snapshot(folder):
@@ -18,9 +18,8 @@ def snapshot(folder):
 
 
 @pytest.mark.parametrize("where", one_fast("--worker_num=1", "--rehearse=1x1"))
-def test_a_second_job_touches_nothing_of_the_first_which_runs(msrun, msrun_here, tmp_path, where):
-    first = msrun.start("--worker_num=1", WORKERS / "wait.py", cwd=tmp_path)
-    first.wait_for(tmp_path / "ready_0")
+def test_a_second_job_touches_nothing_of_the_first_which_runs_until_it_is_stopped(msrun, msrun_here, tmp_path, where):
+    first = msrun.start("--worker_num=1", "--grace=0.5", WORKERS / "wait.py", cwd=tmp_path).wait_for_workers(1)
     wait_until(lambda: "1 of 1" in (first.log_dir / "scheduler.log").read_text(), "the scheduler's last word for now")
     of_first = latest_job(first.log_dir)
     before = snapshot(of_first)
@@ -33,8 +32,10 @@ def test_a_second_job_touches_nothing_of_the_first_which_runs(msrun, msrun_here,
     states = {line.split()[0]: line.split()[1] for line in listed}
     assert states == {of_first.name: "running", second.log_dir.name: "finished"}
     stopped = msrun_here("stop", of_first, cwd=tmp_path)
+    assert not is_alive(first.pid), "it waits until the job is gone"
     assert stopped.stdout.decode() == f"job {of_first.name} has ended: interrupted: stopped by SIGTERM\n"
-    assert first.finish().code == 128 + signal.SIGTERM
+    assert stopped.stderr == f"msrun: stopping job {of_first.name} (pid {first.pid}), for up to 20.5 s\n"
+    assert (stopped.code, first.finish().code) == (0, 128 + signal.SIGTERM)
 
 
 @pytest.mark.slow

@@ -1,16 +1,14 @@
 """msrun started once per host: by a cluster manager, by another launcher, or typed with `--nnodes MIN:MAX`."""
 
-import json
 import os
 import shlex
 import shutil
 import signal
-import socket
 import stat
 import sys
 
 import pytest
-from job_runner import WORKERS, wait_until
+from job_runner import WORKERS, free_port, read_record, wait_until
 
 from msrun.planning.hosts import count_workers
 
@@ -19,12 +17,9 @@ DOMAIN = "train.default.svc.cluster.local"
 BECOME = 'hostname "$1" && mount --bind "$2" /etc/hosts && shift 2 && exec "$@"'
 
 
-def record(folder, rank):
-    return json.loads((folder / f"record_{rank}.json").read_text())["env"]
-
-
 def places(folder, count):
-    return [(env["GROUP_RANK"], env["LOCAL_RANK"]) for env in (record(folder, rank) for rank in range(count))]
+    envs = [read_record(folder, rank)["env"] for rank in range(count)]
+    return [(env["GROUP_RANK"], env["LOCAL_RANK"]) for env in envs]
 
 
 def slurm_step(node, nodes=2, **more):
@@ -58,7 +53,7 @@ def test_mpirun_starts_one_msrun_per_host(msrun, host_net, tmp_path):
     assert ended.code == 0, ended
     assert places(tmp_path, 2) == [("0", "0"), ("1", "0")]
     assert f"mpirun: node 1 of 2, 1 worker here, master {host_net.address(0)}:" in ended.stderr
-    seen = record(tmp_path, 1)
+    seen = read_record(tmp_path, 1)["env"]
     assert [name for name in seen if name.startswith(("OMPI_COMM", "PMIX_RANK", "PMIX_SERVER"))] == []
     assert seen["MS_ROLE"] == "MS_WORKER", "by which MindSpore knows that no mpirun has started it"
 
@@ -130,12 +125,6 @@ os.rename(f'new_{attempt}_{rank}', f'ran_{attempt}_{rank}')
 while not Path(f'go_{attempt}').exists():
     time.sleep(0.01)
 """
-
-
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 class Elastic:

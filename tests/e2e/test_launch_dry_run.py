@@ -1,53 +1,69 @@
-"""--dry_run touches nothing and prints exactly the plan of the run; --check says what a host lacks for it."""
+"""--dry_run touches nothing and prints exactly the plan of the run, also of hosts; --check says what a host lacks."""
 
 import json
 import os
 import re
 import socket
 import sys
+from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
-from job_runner import WORKERS
+from job_runner import WORKERS, read_record
+
+from ranktable import build_table, write_table
 
 OPTIONS = ["--worker_num=3", "--env", "API_KEY=hidden", "--env", "A=b c", "--tail_worker_log=0,2", "--grace=2.5"]
+HOSTFILE = """\
+# four workers, unequal
+h1        slots=3 user=me port=2222
+10.0.0.7  devices=5 python=/opt/py/bin/python
+"""
+ENV = {"HF_TOKEN": "hidden", "NCCL_DEBUG": "INFO", "MY_OWN": 'it\'s = "a\nb"', "HOME_GROWN": "x"}
+OF_HOSTS = ["--hostfile=hosts.txt", "--env", "API_KEY=hidden", "--env", "A=b\nc"]
+OF_HOSTS += ["--forward_env=MY_*", "--forward_env=HF_TOKEN"]
 HOOKED = """
 import sys
 def hook(event, args):
-    if event in ('socket.bind', 'socket.connect', 'subprocess.Popen', 'os.fork', 'os.exec', 'os.mkdir'):
-        raise SystemExit(f'{event} in a dry run')
+    if event.startswith(("socket.", "tempfile.")) and event != "socket.gethostname" or event in (
+        "subprocess.Popen", "os.fork", "os.exec", "os.mkdir"):
+        raise SystemExit(f"{event} in a dry run")
+    if event == "open" and isinstance(args[1], str) and set(args[1]) & set("wax+"):
+        raise SystemExit(f"{args[0]} is written in a dry run")
 sys.addaudithook(hook)
 from msrun.cli import main
 main()
 """
 
 
-def snapshot(*folders):
-    """Return every entry below these folders with size and time of change."""
-    found = []
-    for folder in folders:
-        for root, names, files in os.walk(folder):
-            for name in [*names, *files]:
-                status = os.lstat(os.path.join(root, name))
-                found.append((os.path.join(root, name), status.st_size, status.st_mtime_ns))
-    return sorted(found)
+@pytest.fixture
+def cwd(odd_path):
+    """A folder of an odd name with a script that would leave a trace, a list of hosts and a table of two."""
+    (odd_path / "train.py").write_text("open('started', 'w').close()\n")
+    (odd_path / "hosts.txt").write_text(HOSTFILE)
+    write_table(odd_path / "table.json", build_table([("10.0.0.0", 1), ("10.0.0.1", 1)]))
+    return odd_path
 
 
+@pytest.mark.parametrize("options", [OPTIONS, OF_HOSTS], ids=["one host", "hosts"])
 @pytest.mark.parametrize("form", one_fast("--dry-run", "--dry_run=json"))
-def test_dry_run_touches_nothing_and_says_the_same_twice(msrun, odd_path, form):
-    (odd_path / "train.py").write_bytes((WORKERS / "record.py").read_bytes())
-    before = snapshot(odd_path)
-    words = (*OPTIONS, form, "train.py", "--lr", "0.1")
-    finished = msrun.run(*words, cwd=odd_path, command=[sys.executable, "-c", HOOKED])
+def test_dry_run_asks_nobody_touches_nothing_and_says_the_same_twice(msrun, msrun_here, cwd, form, options):
+    before = [(path.name, path.stat().st_mtime_ns) for path in sorted(cwd.iterdir())]
+    words, env = (*options, form, "train.py", "--lr", "0.1"), {**ENV, "PYTHONDONTWRITEBYTECODE": "1"}
+    finished = msrun.run(*words, cwd=cwd, env=env, command=[sys.executable, "-c", HOOKED])
     assert (finished.code, finished.stderr) == (0, "")
     assert finished.stdout and b"hidden" not in finished.stdout
-    assert msrun.run(*words, cwd=odd_path).stdout == finished.stdout
-    assert snapshot(odd_path) == before
+    assert msrun_here(*words, cwd=cwd, env=env).stdout == finished.stdout
+    assert [(path.name, path.stat().st_mtime_ns) for path in sorted(cwd.iterdir())] == before
+
+
+def plan_of(msrun_here, cwd, *words, **env):
+    return json.loads(msrun_here("--dry_run=json", *words, cwd=cwd, env=env).stdout)
 
 
 def test_dry_run_is_the_plan_of_the_run(msrun, msrun_here, tmp_path):
     script = [WORKERS / "record.py", "--lr", "0.1"]
-    dry = json.loads(msrun_here(*OPTIONS, "--dry_run=json", *script, cwd=tmp_path).stdout)
+    dry = plan_of(msrun_here, tmp_path, *OPTIONS, *script)
     finished = msrun.run(*OPTIONS, *script, cwd=tmp_path)
     real = finished.read_plan()
 
@@ -72,6 +88,57 @@ def test_bytes_that_are_no_text_can_be_printed(msrun, tmp_path):
     assert json.loads(finished.stdout)["hosts"][0]["program"]["args"] == ["\udcff"]
 
 
+# -- of hosts ---------------------------------------------------------------------------------------------------------
+
+
+def test_hosts_may_come_from_a_table_a_variable_and_a_file(msrun_here, cwd):
+    plan = plan_of(msrun_here, cwd, "--ssh", "--rank_table_file=table.json", "train.py")
+    ranks = [(host["name"], host["workers"][0]["env"]["RANK"]) for host in plan["hosts"]]
+    assert (ranks, plan["master"]["address"]) == ([("10.0.0.0", "0"), ("10.0.0.1", "1")], "10.0.0.0")
+    (cwd / "job.yaml").write_text("script: train.py\nhosts: 'h1:2,h2:2'\nforward_env: ['MY_*', none]\n")
+    plan = plan_of(msrun_here, cwd, "--config=job.yaml", **ENV)
+    assert (plan["world_size"], list(plan["forwarded"])) == (4, ["MY_OWN"])
+    assert plan_of(msrun_here, cwd, "--config=job.yaml", MSRUN_HOSTS="h3:7")["world_size"] == 7
+
+
+DECIDED_THERE = {"MASTER_PORT", "MS_SCHED_PORT", "MSRUN_DEVICE_TARGET", "MSRUN_LOG_DIR", "MSRUN_PROGRESS"}
+DECIDED_THERE |= {"MSRUN_RENDEZVOUS", "OMP_NUM_THREADS", "RANK_TABLE_FILE"}
+INTERFACES = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"}
+
+
+def test_dry_run_is_what_a_run_carries_out(msrun, msrun_here, cwd):
+    """Another spelling of the interpreter makes this host one that an agent is started on."""
+    python = f"{Path(sys.executable).parent}/./{Path(sys.executable).name}"
+    arguments = ["--hosts=localhost:2", f"--python={python}", "--env", "API_KEY=hidden", "--forward_env=MY_*"]
+    dry = plan_of(msrun_here, cwd, *arguments, WORKERS / "record.py", **ENV)
+    finished = msrun.run(*arguments, WORKERS / "record.py", cwd=cwd, env=ENV)
+    assert finished.code == 0, finished.stderr
+    real = finished.read_plan()
+    env = real["hosts"][0]["env"]
+    assert env.keys() - dry["hosts"][0]["env"].keys() == DECIDED_THERE | INTERFACES
+    assert real["device_target"] == env["MSRUN_DEVICE_TARGET"]
+    assert real["device_reason"].startswith("as found on ")
+    (note,) = [note for note in dry["notes"] if note.startswith("decided on the hosts")]
+    assert all(name in note for name in DECIDED_THERE)
+    assert without_what_is_chosen_there(dry) == without_what_is_chosen_there(real)
+    record = read_record(cwd, 0)["env"]
+    assert (record["MY_OWN"], record["HF_TOKEN"], record["API_KEY"]) == (ENV["MY_OWN"], "hidden", "hidden")
+    written = [path.read_bytes() for path in finished.log_dir.iterdir() if path.is_file()]
+    assert not any(b"hidden" in data for data in written)
+
+
+def without_what_is_chosen_there(plan):
+    (host,) = plan["hosts"]
+    for name in (*DECIDED_THERE, *INTERFACES, "MSRUN_JOB_ID", "TORCHELASTIC_RUN_ID"):
+        host["env"].pop(name, None)
+    for worker in host["workers"]:
+        del worker["binding"]
+    for name in ("job_id", "run_dir", "notes", "device_target", "device_reason", "settings"):
+        del plan[name]
+    del host["name"], host["address"], plan["master"]["port"]
+    return plan
+
+
 # -- --check -----------------------------------------------------------------------------------------------------------
 
 NAMES = ["program", "log_dir", "disk", "temporary", "shared_memory", "master_port", "tls", "devices", "rank_table"]
@@ -80,7 +147,7 @@ NAMES += ["memory", "open_files", "processes", "python", "torch"]
 
 @pytest.fixture
 def checked(tmp_path):
-    """A directory with a script that would leave a trace."""
+    """A directory with such a script alone."""
     (tmp_path / "train.py").write_text("open('started', 'w').close()\n")
     return tmp_path
 

@@ -53,8 +53,7 @@ def test_first_failure_gives_the_exit_status_and_is_named(msrun, tmp_path, how, 
 
 @pytest.mark.slow
 def test_first_to_end_is_named_however_late_msrun_sees_it(msrun, tmp_path):
-    job = msrun.start("--worker_num=4", WORKERS / "wait.py", cwd=tmp_path)
-    job.wait_for(*(tmp_path / f"ready_{rank}" for rank in range(4)))
+    job = msrun.start("--worker_num=4", WORKERS / "wait.py", cwd=tmp_path).wait_for_workers(4)
     server = job.pid_of_fork_server()
     os.kill(server, signal.SIGSTOP)
     for rank, signum in ((2, signal.SIGKILL), (3, signal.SIGABRT), (0, signal.SIGUSR2), (1, signal.SIGKILL)):

@@ -30,8 +30,7 @@ def taken(log):
 def test_newest_bytes_of_each_log_stay_and_the_rest_is_freed_while_it_runs(msrun, tmp_path, options):
     (tmp_path / "flood.py").write_text(FLOOD)
     limits = (f"--log_max_bytes={MAX_BYTES}", "--log_keep=2", *options)
-    job = msrun.start("--worker_num=2", *limits, "flood.py", str(LINES), cwd=tmp_path)
-    job.wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
+    job = msrun.start("--worker_num=2", *limits, "flood.py", str(LINES), cwd=tmp_path).wait_for_workers(2)
     logs = [latest_job(job.log_dir) / f"worker_{rank}.log" for rank in range(2)]
     wait_until(lambda: all(taken(log) <= 3 * MAX_BYTES for log in logs), "what is old is freed")
     (tmp_path / "go").touch()
@@ -46,8 +45,7 @@ def test_newest_bytes_of_each_log_stay_and_the_rest_is_freed_while_it_runs(msrun
 @pytest.mark.parametrize("victims", one_fast(["launcher", "fork server"], ["launcher"], ["fork server"]))
 def test_kill_of_launcher_or_server_leaves_whole_logs(msrun, tmp_path, victims):
     (tmp_path / "flood.py").write_text(FLOOD)
-    job = msrun.start("--worker_num=2", "--log_max_bytes=1M", "flood.py", "1000", cwd=tmp_path)
-    job.wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
+    job = msrun.start("--worker_num=2", "--log_max_bytes=1M", "flood.py", "1000", cwd=tmp_path).wait_for_workers(2)
     pids = {"launcher": job.pid, "fork server": job.pid_of_fork_server()}
     for victim in victims:
         os.kill(pids[victim], signal.SIGKILL)

@@ -83,8 +83,7 @@ def test_slip_in_what_runs_the_job_ends_it(msrun, tmp_path, hosts, module, funct
 @pytest.mark.parametrize("role", one_fast("fork server", "scheduler"))
 def test_stopped_process_of_its_own_ends_the_job_and_is_named(msrun, tmp_path, role):
     options = ("--worker_num=2", "--heartbeat_time_out=2", WORKERS / "wait.py")
-    job = msrun.start(*options, cwd=tmp_path)
-    job.wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
+    job = msrun.start(*options, cwd=tmp_path).wait_for_workers(2)
     sign = {"fork server": "fork_server import main"}.get(role, f"msrun: {role}").encode()
     (pid,) = [pid for pid in msrun.processes() if sign in Path(f"/proc/{pid}/cmdline").read_bytes()]
     os.kill(pid, signal.SIGSTOP)

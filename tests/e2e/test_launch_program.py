@@ -1,6 +1,5 @@
 """What a job runs: every form of SCRIPT with its arguments, a script from a pipe, a function."""
 
-import json
 import os
 import re
 import signal
@@ -9,7 +8,7 @@ import sys
 
 import pytest
 from asked_cases import one_fast, slow_but
-from job_runner import REPOSITORY, WORKERS, latest_job, wait_until
+from job_runner import REPOSITORY, WORKERS, latest_job, read_record, wait_until
 
 HOSTILE = [
     b"", b"I'm 72\" tall", b"$HOME", b"`touch x`", b";touch x", b"$(touch x)", b"*", b"two\nlines", b"tab\tand\r",
@@ -25,7 +24,7 @@ def test_hostile_arguments_arrive_unchanged(msrun, odd_path, method):
     script.write_bytes((WORKERS / "record.py").read_bytes())
     finished = msrun.run("--worker_num=1", "--start_method", method, script.name, *HOSTILE, cwd=odd_path)
     assert finished.code == 0, finished.stderr
-    argv = json.loads((odd_path / "record_0.json").read_text())["argv"]
+    argv = read_record(odd_path, 0)["argv"]
     assert [word.encode("latin-1") for word in argv] == [os.fsencode(script.name), *HOSTILE]
     assert not (odd_path / "x").exists()
 

@@ -42,14 +42,6 @@ def test_failed_job_starts_again_and_ends_well(msrun, tmp_path, method):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("code", [contract.EXIT_DO_NOT_RESTART, 127])
-def test_worker_can_say_that_a_restart_would_not_help(msrun, tmp_path, code):
-    finished = run(msrun, tmp_path, f"code={code}:9", "--max_restarts=3")
-    assert finished.code == code
-    assert finished.read_json("failure.json")["attempts"] == []
-
-
-@pytest.mark.slow
 def test_program_that_has_reported_progress_once_is_started_again(msrun, tmp_path):
     text = "import os\nfrom msrun.runtime import report_progress\n"
     text += "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': report_progress(1)\nraise ValueError\n"

@@ -13,12 +13,12 @@ from server_losses import expected_losses, losses
 
 from msrun.server.connection import CLAIM_BYTES, MAGIC, NONCE_BYTES, PREFIX
 
+PROGRAM = WORKERS / "runtime" / "server_training.py"
 FOR_EVER = "1000000"
 
 
 def start(msrun, cwd, steps, pause, *options):
-    program = WORKERS / "runtime" / "server_training.py"
-    words = ("--worker_num=2", "--server_num=2", *PRELOAD, *options, program, steps, pause)
+    words = ("--worker_num=2", "--server_num=2", *PRELOAD, *options, PROGRAM, steps, pause)
     return msrun.start(*words, cwd=cwd, env=msrun.warm())
 
 
@@ -74,8 +74,7 @@ def test_strangers_at_a_servers_port_are_closed_and_the_job_goes_on(msrun, tmp_p
 
 @pytest.mark.slow
 def test_job_that_lost_a_server_of_another_host_goes_on_from_its_checkpoint(rehearsals, tmp_path):
-    program = WORKERS / "runtime" / "server_training.py"
-    words = ["--server_num=2", "--max_restarts=1", *PRELOAD, program, "3", "1"]
+    words = ["--server_num=2", "--max_restarts=1", *PRELOAD, PROGRAM, "3", "1"]
     job = rehearsals.start("2x1", *words)
     job.wait_for(tmp_path / "at_0", tmp_path / "at_1")
     os.kill(job.pid_of("server_1"), signal.SIGKILL)
@@ -90,8 +89,7 @@ def test_job_that_lost_a_server_of_another_host_goes_on_from_its_checkpoint(rehe
 
 @pytest.mark.slow
 def test_server_of_a_host_that_is_lost_starts_on_a_spare_one(rehearsals, tmp_path):
-    program = WORKERS / "runtime" / "server_training.py"
-    words = ["--spares=1", "--server_num=2", "--max_restarts=1", *PRELOAD, program, "3", "1"]
+    words = ["--spares=1", "--server_num=2", "--max_restarts=1", *PRELOAD, PROGRAM, "3", "1"]
     job = rehearsals.start("3x1", *words)
     job.wait_for(tmp_path / "at_0", tmp_path / "at_1")
     os.kill(rehearsals.agent(1), signal.SIGKILL)
@@ -107,8 +105,7 @@ def test_server_of_a_host_that_is_lost_starts_on_a_spare_one(rehearsals, tmp_pat
 @pytest.mark.slow
 def test_server_of_another_host_that_is_killed_is_named_with_it(fleet, own_disk):
     """The log directory is not on the other host's disk: its server's log is copied to it."""
-    program = WORKERS / "runtime" / "server_training.py"
-    job = fleet.start([1, 1], "--server_num=2", *PRELOAD, program, FOR_EVER, "-1", log_dir=own_disk / "logs")
+    job = fleet.start([1, 1], "--server_num=2", *PRELOAD, PROGRAM, FOR_EVER, "-1", log_dir=own_disk / "logs")
     wait_until(lambda: has_trained(job), "a step")
     os.kill(job.pid_of("server_1"), signal.SIGKILL)
     finished = job.finish()
@@ -126,12 +123,11 @@ def test_hosts_that_are_started_by_hand_share_servers(fleet, tmp_path):
     token.write_text("a secret of this job")
     token.chmod(0o600)
     words = [f"--master_addr={fleet.net.address(0)}", "--worker_num=2", "--local_worker_num=1", "--server_num=3"]
-    program = [WORKERS / "runtime" / "server_training.py", "3", "0"]
     jobs = []
     for host in range(2):
         options = [*words, f"--node_rank={host}", f"--token_file={token}", f"--log_dir=logs_{host}", *PRELOAD]
-        prefix = fleet.net.prefix(host)
-        jobs.append(fleet.runner.start(*options, *program, cwd=tmp_path, prefix=prefix, log_dir=f"logs_{host}"))
+        place = {"cwd": tmp_path, "prefix": fleet.net.prefix(host), "log_dir": f"logs_{host}"}
+        jobs.append(fleet.runner.start(*options, PROGRAM, "3", "0", **place))
     (tmp_path / "go").touch()
     for host, job in enumerate(jobs):
         finished = job.finish()

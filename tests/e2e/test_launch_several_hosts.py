@@ -8,20 +8,18 @@ from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
-from job_runner import WORKERS, latest_job, wait_until
+from job_runner import WORKERS, latest_job, read_record, wait_until
+
+from ranktable import build_table, write_table
 
 TWO = ("--worker_num=2", "--local_worker_num=1")
-
-
-def record(folder, rank):
-    return json.loads((folder / f"record_{rank}.json").read_text())["env"]
 
 
 def test_unequal_hosts_get_ranks_environment_and_table(hosts, tmp_path):
     ended = hosts.run_all([2, 1], WORKERS / "record.py")
     assert [job.code for job in ended] == [0, 0], ended
     assert not list((tmp_path / "log_output").glob(".meeting_*")), "the key goes with the job"
-    envs = [record(tmp_path, rank) for rank in range(3)]
+    envs = [read_record(tmp_path, rank)["env"] for rank in range(3)]
     master = hosts.net.address(0)
     for rank, env in enumerate(envs):
         node, local, locals_ = (1, 0, 1) if rank == 2 else (0, rank, 2)
@@ -45,7 +43,7 @@ def test_without_node_rank_hosts_are_numbered_by_address(hosts, tmp_path):
     words = ("--worker_num=2", "--local_worker_num=1", WORKERS / "record.py")
     jobs = [hosts.start(host, *words, master=1) for host in (1, 0)]
     assert [job.finish().code for job in jobs] == [0, 0]
-    assert record(tmp_path, 0)["MASTER_ADDR"] == hosts.net.address(1)
+    assert read_record(tmp_path, 0)["env"]["MASTER_ADDR"] == hosts.net.address(1)
     assert "this is node 1 (" in jobs[0].stderr and "this is node 0 (" in jobs[1].stderr
     logs = tmp_path / "log_output"
     assert (logs / "worker_0.log").exists() and (logs / "node_1" / "worker_1.log").exists()
@@ -61,7 +59,7 @@ def test_absent_scheduler_is_named(hosts):
 @pytest.mark.parametrize("killed", one_fast(1, 0))
 def test_killed_launcher_ends_the_job_on_the_other_host(hosts, killed):
     jobs = hosts.start_all([2, 2], WORKERS / "wait.py")
-    hosts.wait_for_workers(jobs, 4)
+    jobs[0].wait_for_workers(4)
     jobs[killed].send(signal.SIGKILL)
     ended = jobs[1 - killed].finish(15)
     assert ended.code == 3
@@ -73,7 +71,7 @@ def test_killed_launcher_ends_the_job_on_the_other_host(hosts, killed):
 @pytest.mark.slow
 def test_killed_agent_of_the_host_with_the_scheduler_ends_the_job_on_all(hosts):
     jobs = hosts.start_all([1, 1], WORKERS / "wait.py")
-    hosts.wait_for_workers(jobs, 2)
+    jobs[0].wait_for_workers(2)
     (agent,) = Path(f"/proc/{jobs[0].pid}/task/{jobs[0].pid}/children").read_text().split()
     os.kill(int(agent), signal.SIGKILL)
     for ended in [job.finish() for job in jobs]:
@@ -84,7 +82,7 @@ def test_killed_agent_of_the_host_with_the_scheduler_ends_the_job_on_all(hosts):
 @pytest.mark.slow
 def test_cut_host_ends_the_job_on_both_sides(hosts):
     jobs = hosts.start_all([1, 1], "--heartbeat_time_out=1.5", WORKERS / "wait.py")
-    hosts.wait_for_workers(jobs, 2)
+    jobs[0].wait_for_workers(2)
     hosts.net.cut(1)
     try:
         ended = [job.finish() for job in jobs]
@@ -136,26 +134,14 @@ def test_hosts_meet_over_ipv6_too(hosts, tmp_path):
         pytest.skip("no IPv6 here")
     master = f"--master_addr={hosts.net.address6(0)}"
     assert [job.code for job in hosts.run_all([1, 1], master, WORKERS / "record.py")] == [0, 0]
-    env = record(tmp_path, 1)
+    env = read_record(tmp_path, 1)["env"]
     assert (env["MASTER_ADDR"], env["GLOO_SOCKET_IFNAME"]) == (hosts.net.address6(0), "eth0")
-
-
-def write_table(net, path, ranks):
-    servers = [
-        {
-            "server_id": net.address(host),
-            "device": [{"device_id": str(index), "rank_id": str(rank)} for index, rank in enumerate(own)],
-        }
-        for host, own in enumerate(ranks)
-    ]
-    path.write_text(
-        json.dumps({"version": "1.0", "server_count": str(len(ranks)), "server_list": servers, "status": "completed"})
-    )
 
 
 @pytest.mark.slow
 def test_host_that_is_not_in_the_table_is_refused_before_anything_starts(hosts, tmp_path):
-    write_table(hosts.net, tmp_path / "table.json", [[0], [1]])
+    table = build_table([(hosts.net.address(host), 1) for host in (0, 1)], order="given")
+    write_table(tmp_path / "table.json", table)
 
     def run(host, *words):
         options = (*words, "--rank_table_file=table.json", WORKERS / "record.py")

@@ -33,16 +33,9 @@ def rows(finished):
     return [re.split(r"  +", line) for line in lines[begin + 1 :]]
 
 
-def start_ready(msrun, cwd, script, *options):
-    """Start a job of two workers and wait until both have said that they are ready."""
-    (cwd / "train.py").write_text(script)
-    job = msrun.start("--worker_num=2", *options, "train.py", cwd=cwd)
-    job.wait_for(cwd / "ready_0", cwd / "ready_1")
-    return job
-
-
 def test_running_job_is_shown_with_its_workers_steps_and_losses(msrun, msrun_here, tmp_path):
-    job = start_ready(msrun, tmp_path, STEPS)
+    (tmp_path / "train.py").write_text(STEPS)
+    job = msrun.start("--worker_num=2", "train.py", cwd=tmp_path).wait_for_workers(2)
     wait_until(lambda: b": running\n" in status(msrun_here, tmp_path).stdout, "running")
     shown = status(msrun_here, tmp_path)
     assert shown.code == 0
@@ -151,7 +144,7 @@ def test_last_lines_of_the_asked_ranks_are_shown_with_their_rank(msrun, msrun_he
 
 def test_logs_are_followed_until_the_job_has_ended_also_over_a_restart(msrun, cwd):
     job = msrun.start("--worker_num=2", "--max_restarts=1", "--restart_on=1", "train.py", "wait", cwd=cwd)
-    job.wait_for(cwd / "ready_0", cwd / "ready_1")
+    job.wait_for_workers(2)
     follower = msrun.start("logs", "-f", "--ranks=all", cwd=cwd)
     for attempt in (0, 1):
         for rank in (0, 1):

@@ -51,28 +51,9 @@ def holder(cwd, *, host="", pid=0, term="end", folder="log_output"):
             process.kill()
 
 
-def start_waiting(msrun, cwd, *arguments, log_dir="log_output"):
-    """Start a job of two workers that wait; they are there when this returns."""
-    words = ("--worker_num=2", "--grace=0.5", f"--log_dir={log_dir}", WORKERS / "wait.py", *arguments)
-    job = msrun.start(*words, cwd=cwd, log_dir=log_dir)
-    job.wait_for(cwd / "ready_0", cwd / "ready_1")
-    return job
-
-
 def stop(msrun, cwd, *words, log_dir="log_output", **settings):
     """Run `msrun --stop`."""
     return msrun.start("--stop", log_dir, *words, cwd=cwd, **settings).finish()
-
-
-def test_stop_ends_the_job_as_term_does_and_waits_until_it_is_gone(msrun, tmp_path):
-    job = start_waiting(msrun, tmp_path)
-    stopped = stop(msrun, tmp_path)
-    assert stopped.code == 0
-    msrun.prove_nothing_left(deadline_s=0)
-    job_id = job.finish().read_json("plan.json")["job_id"]
-    assert stopped.stdout.decode() == f"job {job_id} has ended: interrupted: stopped by SIGTERM\n"
-    assert stopped.stderr == f"msrun: stopping job {job_id} (pid {job.pid}), for up to 20.5 s\n"
-    assert job.finish().code == 128 + signal.SIGTERM
 
 
 @pytest.mark.slow
@@ -85,7 +66,7 @@ def test_job_that_had_ended_is_no_error(msrun, tmp_path):
 
 @pytest.mark.slow
 def test_launcher_that_was_suspended_ends(msrun, tmp_path):
-    job = start_waiting(msrun, tmp_path)
+    job = msrun.start("--worker_num=2", "--grace=0.5", WORKERS / "wait.py", cwd=tmp_path).wait_for_workers(2)
     job.send(signal.SIGSTOP)
     assert stop(msrun, tmp_path).code == 0
     assert job.finish().code == 128 + signal.SIGTERM

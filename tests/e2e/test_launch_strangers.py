@@ -50,8 +50,7 @@ def test_workers_that_meet_in_the_folder_of_the_job_need_no_store(msrun, tmp_pat
         "store = Path(os.environ['MSRUN_RENDEZVOUS'].removeprefix('file://'))\n"
         "print(value.item(), oct(stat.S_IMODE(store.parent.stat().st_mode)), flush=True)\n"
     )
-    job = msrun.start("--worker_num=2", "train.py", cwd=tmp_path)
-    job.wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
+    job = msrun.start("--worker_num=2", "train.py", cwd=tmp_path).wait_for_workers(2)
     with socket.create_connection(("127.0.0.1", store_port(job)), timeout=30) as stream:
         stream.sendall(STORE_HELLO + SET + struct.pack("<Q", 8))
         (tmp_path / "go").touch()
@@ -63,8 +62,7 @@ def test_workers_that_meet_in_the_folder_of_the_job_need_no_store(msrun, tmp_pat
 @pytest.mark.slow
 def test_one_who_reaches_the_store_cannot_take_the_memory_of_the_host(msrun, tmp_path):
     """torch's store takes memory for a value as soon as its length has come, and asks nobody who he is."""
-    job = msrun.start("--worker_num=1", WORKERS / "wait.py", cwd=tmp_path)
-    job.wait_for(tmp_path / "ready_0")
+    job = msrun.start("--worker_num=1", WORKERS / "wait.py", cwd=tmp_path).wait_for_workers(1)
     scheduler = job.pid_of("scheduler")
     with socket.create_connection(("127.0.0.1", store_port(job)), timeout=30) as stream:
         stream.sendall(STORE_HELLO + SET + struct.pack("<Q", 1) + b"k" + struct.pack("<Q", 3 << 30))

@@ -1,5 +1,6 @@
 """Ends at awkward moments: while the job starts, of workers that do not go easily, beside others, fifty times over."""
 
+import itertools
 import json
 import os
 import signal
@@ -85,41 +86,31 @@ def assert_nobody_more_was_started(start, phase):
     assert start.started() in ([["started_0"], ["started_0", "started_1"]] if phase == "workers" else [[]])
 
 
-@pytest.mark.parametrize("phase", slow_but(("workers",), PHASES))
-def test_signal_in_each_phase_of_the_start_starts_nobody_more(msrun, tmp_path, phase):
+ENDS = {
+    # how it ends: exit status, msrun's own words
+    "signal": (143, "msrun: error: stopped by SIGTERM"),
+    "killed launcher": (-signal.SIGKILL, ""),
+    "killed fork server": (3, "the fork server ended unexpectedly"),
+}
+
+
+@pytest.mark.parametrize(("end", "phase"), slow_but(("signal/workers",), itertools.product(ENDS, PHASES)))
+def test_end_in_each_phase_of_the_start_starts_nobody_more_and_leaves_nothing(msrun, tmp_path, end, phase):
     start = HeldStart(msrun, tmp_path, phase)
-    start.job.send(signal.SIGTERM)
-    wait_until(lambda: "stopping all workers" in start.job.stderr, "msrun says that it stops")
-    start.go_on()
+    if end == "killed fork server":
+        (server,) = Path(f"/proc/{start.job.pid}/task/{start.job.pid}/children").read_text().split()
+        os.kill(int(server), signal.SIGKILL)
+    else:
+        start.job.send(signal.SIGTERM if end == "signal" else signal.SIGKILL)
+    if end == "signal":
+        wait_until(lambda: "stopping all workers" in start.job.stderr, "msrun says that it stops")
+        start.go_on()
     finished = start.job.finish()
-    assert finished.code == 143
-    assert finished.errors == ["msrun: error: stopped by SIGTERM"]
-    msrun.prove_nothing_left(deadline_s=0)
-    assert_nobody_more_was_started(start, phase)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("phase", one_fast(*PHASES))
-def test_killed_launcher_in_each_phase_of_the_start_leaves_nothing(msrun, tmp_path, phase):
-    start = HeldStart(msrun, tmp_path, phase)
-    start.job.send(signal.SIGKILL)
-    start.job.finish()
     start.go_on()
-    wait_until(lambda: not msrun.processes(), "processes gone", 10)
+    code, words = ENDS[end]
+    assert finished.code == code and words in "\n".join(finished.errors), finished.stderr
+    msrun.prove_nothing_left(deadline_s=10 if end == "killed launcher" else 0)
     assert_nobody_more_was_started(start, phase)
-    msrun.prove_nothing_left()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("phase", one_fast(*PHASES))
-def test_killed_fork_server_in_each_phase_of_the_start_is_3(msrun, tmp_path, phase):
-    start = HeldStart(msrun, tmp_path, phase)
-    (server,) = Path(f"/proc/{start.job.pid}/task/{start.job.pid}/children").read_text().split()
-    os.kill(int(server), signal.SIGKILL)
-    finished = start.job.finish()
-    assert finished.code == 3
-    assert "the fork server ended unexpectedly" in finished.errors[0]
-    msrun.prove_nothing_left(deadline_s=0)
 
 
 @pytest.mark.slow
@@ -152,9 +143,7 @@ def test_signal_when_all_is_over_does_not_change_the_exit_status(msrun, tmp_path
 def start_chaos(msrun, cwd, *words, family="alone"):
     """Start two workers that end with 0 when `go` is there and with 7 when fail_<rank> is; wait until both run."""
     manner = "stubborn" if family == "stubborn" else "plain"
-    job = msrun.start("--worker_num=2", *words, WORKERS / "chaos.py", manner, family, cwd=cwd)
-    job.wait_for(cwd / "ready_0", cwd / "ready_1")
-    return job
+    return msrun.start("--worker_num=2", *words, WORKERS / "chaos.py", manner, family, cwd=cwd).wait_for_workers(2)
 
 
 def start_family(msrun, cwd):
@@ -166,10 +155,17 @@ def start_family(msrun, cwd):
 
 
 @pytest.mark.slow
-def test_children_and_daemons_of_workers_go_with_the_job_that_ends_well(msrun, tmp_path):
+@pytest.mark.parametrize("are_stopped", [False, True])
+def test_children_and_daemons_of_workers_go_with_the_job(msrun, tmp_path, are_stopped):
     job, family = start_family(msrun, tmp_path)
-    (tmp_path / "go").touch()
-    assert job.finish().code == 0
+    for pid in family if are_stopped else ():
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda pid=pid: state_of(pid) == "T", "it is stopped")
+    if are_stopped:
+        job.send(signal.SIGTERM)
+    else:
+        (tmp_path / "go").touch()
+    assert job.finish().code == (143 if are_stopped else 0)
     assert not [pid for pid in family if is_alive(pid)]
 
 
@@ -214,17 +210,6 @@ def test_stopped_worker_is_ended_when_another_one_fails(msrun, tmp_path):
     finished = job.finish()
     assert finished.code == 7
     assert finished.read_json("failure.json")["first_failure"]["global_rank"] == 0
-
-
-@pytest.mark.slow
-def test_stopped_children_and_daemons_of_workers_are_ended(msrun, tmp_path):
-    job, family = start_family(msrun, tmp_path)
-    for pid in family:
-        os.kill(pid, signal.SIGSTOP)
-        wait_until(lambda pid=pid: state_of(pid) == "T", "it is stopped")
-    job.send(signal.SIGTERM)
-    assert job.finish().code == 143
-    assert not [pid for pid in family if is_alive(pid)]
 
 
 @pytest.mark.slow

@@ -220,30 +220,16 @@ def test_a_reader_that_has_enough_does_not_end_the_job(start, tmp_path):
 CLOSINGS = ["<&-", ">&-", "2>&-", "<&- >&-", ">&- 2>&-", "<&- 2>&-", "<&- >&- 2>&-"]
 
 
-def without(streams):
-    """Return `python -m msrun` in a shell that closes streams first."""
-    return ("sh", "-c", f'exec "$0" -m msrun "$@" {streams}', sys.executable)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("streams", one_fast(*reversed(CLOSINGS)))
-def test_job_whose_streams_are_closed_ends_with_its_own_status(msrun, tmp_path, streams):
+def test_job_whose_streams_are_closed_ends_with_its_own_status_also_in_the_background(msrun, tmp_path, streams):
     """As with /dev/null in their place."""
-    closed = without(streams)
-    finished = msrun.run("--worker_num=2", WORKERS / "end.py", "all", "9", cwd=tmp_path, command=closed)
-    assert finished.code == 9, finished.stderr
-    assert [event["event"] for event in finished.events].count("exited") == 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("streams", one_fast(*reversed(CLOSINGS)))
-def test_a_detached_job_ends_well(msrun, tmp_path, streams):
-    started = msrun.start(
-        "--worker_num=2", "--join=False", WORKERS / "end.py", "all", "0", cwd=tmp_path, command=without(streams)
-    )
-    finished = started.finish()
-    assert finished.code == 0, finished.stderr
-    wait_until(lambda: finished.events and finished.events[-1]["event"] == "over", "the job is over")
-    msrun.prove_nothing_left()
-    assert [event["event"] for event in finished.events].count("exited") == 2
-    assert not (finished.log_dir / "failure.json").exists()
+    closed = ("sh", "-c", f'exec "$0" -m msrun "$@" {streams}', sys.executable)
+    for options, status in ((), 9), (("--join=False",), 0):
+        words = ("--worker_num=2", *options, WORKERS / "end.py", "all", str(status))
+        finished = msrun.start(*words, cwd=tmp_path, command=closed).finish()
+        assert finished.code == status, finished.stderr
+        wait_until(lambda job=finished: job.events and job.events[-1]["event"] == "over", "the job is over")
+        msrun.prove_nothing_left()
+        assert [event["event"] for event in finished.events].count("exited") == 2
+        assert (finished.log_dir / "failure.json").exists() is bool(status)

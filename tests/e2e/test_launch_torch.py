@@ -152,8 +152,7 @@ time.sleep(600)
 @pytest.mark.slow
 def test_nothing_of_a_one_host_job_listens_beyond_loopback(msrun, tmp_path):
     (tmp_path / "train.py").write_text(CONNECTED)
-    job = msrun.start("--worker_num=3", "train.py", cwd=tmp_path)
-    job.wait_for(*(tmp_path / f"ready_{rank}" for rank in range(3)))
+    job = msrun.start("--worker_num=3", "train.py", cwd=tmp_path).wait_for_workers(3)
     pids = msrun.processes()
     assert len(pids) >= 6  # launcher, fork server, scheduler, workers
     inet = [entry for pid in pids for entry in psutil.Process(pid).net_connections(kind="inet")]

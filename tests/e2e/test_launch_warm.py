@@ -97,8 +97,7 @@ def start_waiting(warm):
     path = warm.cwd / "waiting.py"
     path.write_text(GRANDCHILD)
     job = warm.runner.start("--worker_num=2", "--warm", "--quiet", path, cwd=warm.cwd, env=warm.env)
-    job.wait_for(warm.cwd / "ready_0", warm.cwd / "ready_1")
-    return job
+    return job.wait_for_workers(2)
 
 
 @pytest.mark.slow

@@ -27,9 +27,7 @@ if rank == 1 and os.path.exists("fail"):
 @pytest.fixture
 def job(msrun, tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
-    job = msrun.start("--worker_num=2", "train.py", cwd=tmp_path)
-    job.wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
-    return job
+    return msrun.start("--worker_num=2", "train.py", cwd=tmp_path).wait_for_workers(2)
 
 
 def watch_on_terminal(msrun, cwd):

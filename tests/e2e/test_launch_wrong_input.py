@@ -1,6 +1,5 @@
 """Wrong input: exit status 2, one line that names value and remedy, nothing started and nothing written."""
 
-import json
 import os
 import re
 import socket
@@ -9,13 +8,7 @@ import pytest
 from asked_cases import one_fast, slow_but
 from job_runner import WORKERS
 
-TABLE = {
-    "version": "1.0",
-    "server_count": "1",
-    "server_list": [{"server_id": "127.0.0.1", "device": [{"device_id": n, "rank_id": "0"} for n in ("0", "1")]}],
-    "status": "completed",
-}
-ONE_RANK = {**TABLE, "server_list": [{"server_id": "127.0.0.1", "device": [{"device_id": "0", "rank_id": "0"}]}]}
+from ranktable import build_table, encode_table
 
 WRONG = {
     # name: (arguments, pattern that the line has to match)
@@ -154,8 +147,9 @@ def cwd(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "bad.env").write_text("A=1\nno sign\n")
     (tmp_path / "binary").write_bytes(b"A=\xff\n")
-    (tmp_path / "table.json").write_text(json.dumps(TABLE))
-    (tmp_path / "one.json").write_text(json.dumps(ONE_RANK))
+    two, one = (encode_table(build_table([("127.0.0.1", count)])) for count in (2, 1))
+    (tmp_path / "table.json").write_text(two.replace('"rank_id": "1"', '"rank_id": "0"'))
+    (tmp_path / "one.json").write_text(one)
     return tmp_path
 
 
@@ -163,11 +157,17 @@ def listing(folder):
     return sorted(os.listdir(folder))
 
 
-@pytest.mark.parametrize("name", list(WRONG))
-def test_wrong_input_is_refused_in_one_line(msrun_here, cwd, name):
+DRY_RUN_EXCEPTIONS = {"log dir cannot be made", "dry run", "option without its value"}
+"""What only an attempt can show, and what takes away the option itself."""
+REFUSALS = [("run", name) for name in WRONG] + [("dry run", name) for name in WRONG if name not in DRY_RUN_EXCEPTIONS]
+FAST = [f"run/{name}" for name in WRONG] + [f"dry run/{name}" for name in ("missing script", "env rank", "devices")]
+
+
+@pytest.mark.parametrize(("how", "name"), slow_but(FAST, REFUSALS))
+def test_wrong_input_is_refused_in_one_line(msrun_here, cwd, how, name):
     arguments, pattern = WRONG[name]
     before = listing(cwd)
-    finished = msrun_here(*arguments, cwd=cwd)
+    finished = msrun_here(*(["--dry_run"] if how == "dry run" else []), *arguments, cwd=cwd)
     assert finished.code == 2, finished.stderr
     assert finished.stderr.count("\n") == 1
     assert finished.stderr.startswith("msrun: error: ")
@@ -179,21 +179,6 @@ def test_wrong_input_is_refused_in_one_line(msrun_here, cwd, name):
 @pytest.mark.parametrize("name", one_fast("missing script", "table with a rank twice"))
 def test_own_process_ends_with_the_same_line(msrun, msrun_here, cwd, name):
     assert msrun.run(*WRONG[name][0], cwd=cwd) == msrun_here(*WRONG[name][0], cwd=cwd)
-
-
-DRY_RUN_EXCEPTIONS = {"log dir cannot be made", "dry run", "option without its value"}
-"""What only an attempt can show, and what takes away the option itself."""
-
-
-@pytest.mark.parametrize(
-    "name",
-    slow_but(("missing script", "env rank", "devices"), (name for name in WRONG if name not in DRY_RUN_EXCEPTIONS)),
-)
-def test_a_dry_run_refuses_what_a_run_refuses(msrun_here, cwd, name):
-    arguments, pattern = WRONG[name]
-    finished = msrun_here("--dry_run", *arguments, cwd=cwd)
-    assert finished.code == 2, finished.stderr
-    assert re.search(pattern, finished.stderr), finished.stderr
 
 
 def test_port_in_use_is_named_with_its_address_and_its_owner(msrun, cwd):

@@ -5,12 +5,11 @@ import os
 import re
 import signal
 
+import numpy as np
 import pytest
 from asked_cases import one_fast
 from job_runner import WORKER_IMPORTS, WORKERS
-
-LOSS = re.compile(rb"^epoch: (\d+) step: (\d+), loss is (\S+)$", re.MULTILINE)
-
+from loss_lines import losses
 
 ATTEMPTS = """
 import json, os, time
@@ -143,15 +142,14 @@ def test_training_goes_on_with_fewer_ranks_to_the_losses_of_one_process(rehearsa
     program = WORKERS / "runtime" / "losing_hosts.py"
     alone = rehearsals.runner.run("--worker_num=1", program, "alone", cwd=rehearsals.cwd, deadline_s=150.0)
     assert alone.code == 0, alone.stderr
-    right = [float(loss) for _, _, loss in LOSS.findall(alone.log(0))]
+    right = losses(alone.log(0).decode())
     assert len(right) == 16
     imports = [f"--preload={name}" for name in WORKER_IMPORTS]
     options = ["--min_hosts=1", "--max_restarts=2", *imports]
     job = rehearsals.start("2x2", *options, program, "checkpoints", "127.0.0.3").finish(300.0)
     assert job.code == 0, job.stderr
     assert job.read_json("plan.json")["world_size"] == 2
-    found = [float(loss) for _, _, loss in LOSS.findall(job.log(0))]
-    assert found == pytest.approx(right[4:], rel=1e-9)
+    np.testing.assert_allclose(losses(job.log(0).decode()), right[4:], rtol=1e-9)
     rehearsals.runner.prove_nothing_left()
 
 

@@ -1,7 +1,6 @@
 """The parallel context acts in every form of a training step, or the step is refused; 4 ranks compute what one does."""
 
 import json
-import os
 import re
 
 import numpy as np
@@ -45,12 +44,9 @@ def test_alone_every_rank_trains_on_its_rows(ranks, form):
 
 
 @pytest.mark.slow
-def test_after_five_steps_data_parallel_has_the_weights_of_mindspores_own_run(msrun, tmp_path):
-    python = os.environ.get("MINDSPORE_PYTHON", "")
-    if not python:
-        pytest.skip("MindSpore is not there: MINDSPORE_PYTHON names no Python that has it")
+def test_after_five_steps_data_parallel_has_the_weights_of_mindspores_own_run(msrun, mindspore_python, tmp_path):
     words = ("--worker_num=2", "--mindspore=real", "--quiet", PROGRAM, tmp_path / "real")
-    job = msrun.run(*words, cwd=tmp_path, command=(python, "-m", "msrun"), deadline_s=300)
+    job = msrun.run(*words, cwd=tmp_path, command=(mindspore_python, "-m", "msrun"), deadline_s=300)
     assert job.code == 0, job.stderr
     msrun.run_world(2, PROGRAM, tmp_path / "ours", cwd=tmp_path, deadline_s=110)
     compared = []

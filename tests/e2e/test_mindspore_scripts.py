@@ -3,8 +3,6 @@
 MINDSPORE_PYTHON names a Python with MindSpore and what msrun needs: `make mindspore`.
 """
 
-import os
-
 import pytest
 from job_runner import PRELOAD, wait_until
 
@@ -64,14 +62,6 @@ def test_ranks_go_on_when_the_first_pytest_ends_without_a_test(msrun, script, tm
     assert [event["status"] >> 8 for event in ended.events if event["event"] == "exited"] == [5, 5]
     assert "pytest found no test there; it had run the file to look for some" in ended.stderr
     assert all(f"rank {rank} of 2 sum 3.0" in log_of(tmp_path, rank) for rank in (0, 1))
-
-
-@pytest.fixture
-def mindspore_python():
-    python = os.environ.get("MINDSPORE_PYTHON", "")
-    if not python:
-        pytest.skip("MindSpore is not there: MINDSPORE_PYTHON names no Python that has it")
-    return python
 
 
 @pytest.mark.slow

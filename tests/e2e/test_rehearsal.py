@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from asked_cases import one_fast
-from job_runner import WORKERS
+from job_runner import WORKERS, read_record
 from plans import without_what_is_chosen_at_start
 from rank_tables import plain_table
 
@@ -21,7 +21,7 @@ def test_workers_see_hosts_of_their_own(rehearsals):
     program = ["sh", "-c", f"echo from $RANK; exec {sys.executable} {WORKERS}/record.py"]
     job = rehearsals.run("2x2", *options, *program, FOO="1", NCCL_DEBUG="INFO")
     assert job.code == 0, job.stderr
-    env = [json.loads((rehearsals.cwd / f"record_{rank}.json").read_text())["env"] for rank in range(4)]
+    env = [read_record(rehearsals.cwd, rank)["env"] for rank in range(4)]
     assert [e["LOCAL_RANK"] for e in env] == ["0", "1", "0", "1"]
     assert [(e["GROUP_RANK"], e["MS_NODE_RANK"]) for e in env] == [("0", "0"), ("0", "0"), ("1", "1"), ("1", "1")]
     meeting = {(e["MASTER_ADDR"], e["GROUP_WORLD_SIZE"], e["GLOO_SOCKET_IFNAME"]) for e in env}
@@ -51,8 +51,7 @@ def test_first_failed_worker_ends_the_job_on_every_host(rehearsals, how, code):
 @pytest.mark.slow
 @pytest.mark.parametrize("node_rank", [1, 0])
 def test_killed_agent_ends_the_job_and_its_host_is_named(rehearsals, node_rank):
-    job = rehearsals.start("2x1", WORKERS / "wait.py")
-    rehearsals.wait_for_workers(job, 2)
+    job = rehearsals.start("2x1", WORKERS / "wait.py").wait_for_workers(2)
     os.kill(rehearsals.agent(node_rank), signal.SIGKILL)
     ended = job.finish()
     assert ended.code == 3

@@ -1,24 +1,23 @@
 """Rendered jobs run as they are: pods as processes in networks of their own train together, and fail as one."""
 
 import json
-import os
-import re
 import shutil
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from cluster_pods import fate_of
+from commands import command_path
 from host_net import HostNet
-from job_runner import REPOSITORY, WORKER_IMPORTS, WORKER_PATH, wait_until
+from job_runner import REPOSITORY, WORKER_IMPORTS, WORKER_PATH, read_record, wait_until
+from loss_lines import losses
 from pod_cluster import PodCluster
 from slurm_cluster import SlurmCluster
 from ssh_net import SshNet
 
 from launch_templates import render_manifest
 from msrun.data import write_idx
+from ranktable import build_table, encode_table
 
 VALUES = {
     "name": "train",
@@ -31,7 +30,6 @@ VALUES = {
 KINDS = ("indexed-job", "jobset", "pytorchjob", "trainjob", "volcano", "ascendjob", "leaderworkerset")
 RESTARTING = ("jobset", "trainjob", "volcano")
 """Kinds whose controller starts all pods again."""
-LOSS_LINE = re.compile(r"^epoch: \d+, step: 0, loss is (\S+)$", re.MULTILINE)
 EXAMPLE = REPOSITORY / "examples" / "torch" / "mnist" / "train.py"
 DEADLINE_S = 240.0
 SRUN = """
@@ -87,10 +85,7 @@ def data_of_example(tmp_path_factory):
 @pytest.fixture(scope="module")
 def losses_of_example(msrun_of_module, data_of_example):
     """Losses of the example mnist in one process."""
-    env = msrun_of_module.environ({"DATA_PATH": str(data_of_example), "EPOCHS": "4"})
-    command = [sys.executable, str(EXAMPLE)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
-    return [float(loss) for loss in LOSS_LINE.findall(done.stdout)]
+    return losses(msrun_of_module.run_alone(EXAMPLE, DATA_PATH=str(data_of_example), EPOCHS="4").stdout)
 
 
 @pytest.mark.timeout(300)
@@ -106,8 +101,8 @@ def test_example_trains_over_four_pods_of_two_workers_as_in_one_process(
     pods.publish_names()
     ended = [job.finish(DEADLINE_S) for job in jobs]
     assert [job.code for job in ended] == [0] * 4, ended
-    losses = [float(loss) for loss in LOSS_LINE.findall(ended[0].log(0).decode())]
-    assert len(losses) == 4 and losses == pytest.approx(losses_of_example, rel=1e-4)
+    assert len(losses_of_example) == 4
+    np.testing.assert_allclose(losses(ended[0].log(0).decode()), losses_of_example, rtol=1e-4)
     assert (pods.log_folder(3) / "log_output" / "node_3" / "worker_7.log").exists()
     assert fate_of(pods.manifest, [job.code for job in ended]) == "done"
 
@@ -120,20 +115,14 @@ def test_rank_table_of_a_config_map_is_awaited_and_copied(cluster, workers, net,
     pods.write_map(first["metadata"]["name"], first["data"], 1)
     jobs = pods.start(tmp_path, {"PYTHONPATH": WORKER_PATH})
     wait_until(lambda: all('waiting until it is "completed"' in job.stderr for job in jobs), "both pods wait")
-    servers = [
-        {
-            "server_id": net.address(host),
-            "device": [{"device_id": str(n), "rank_id": str(2 * rank + n)} for n in range(2)],
-        }
-        for rank, host in enumerate((1, 0))  # the pod that the operator made second is node 0 here
-    ]
-    table = {"version": "1.0", "server_count": "2", "server_list": servers, "status": "completed"}
-    pods.write_map(first["metadata"]["name"], {"hccl.json": json.dumps(table)}, 2)
+    # The pod that the operator made second is node 0 here.
+    table = encode_table(build_table([(net.address(1), 2), (net.address(0), 2)], order="given"))
+    pods.write_map(first["metadata"]["name"], {"hccl.json": table}, 2)
     ended = [job.finish() for job in jobs]
     assert [job.code for job in ended] == [0, 0], ended
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["losses"] == pytest.approx(found["expected"], rel=1e-9)
-    assert not found["is_link"] and json.loads(found["table"]) == table
+    assert not found["is_link"] and json.loads(found["table"]) == json.loads(table)
     assert "this is node 0" in jobs[1].stderr
 
 
@@ -239,7 +228,7 @@ def test_batch_script_of_slurm_starts_one_world_on_all_nodes(msrun, host_net, wo
     done = msrun.start(str(script), cwd=tmp_path, command=["bash"], env={"PATH": path}).finish()
     assert done.code == 0, done.stderr
     for rank in range(2):
-        env = json.loads((tmp_path / f"record_{rank}.json").read_text())["env"]
+        env = read_record(tmp_path, rank)["env"]
         told = {"RANK": str(rank), "WORLD_SIZE": "2", "GROUP_RANK": str(rank), "MASTER_ADDR": addresses[0]}
         assert {name: env[name] for name in told} == told
 
@@ -316,15 +305,6 @@ def test_spare_node_of_slurm_takes_the_place_of_a_lost_one(msrun, tmp_path):
     assert "starting again on host0, host2" in log.read_text()
 
 
-def command_path(folder, commands):
-    """Make commands of words for Python, and return a PATH that has them."""
-    (folder / "bin").mkdir()
-    for name, words in commands.items():
-        (folder / "bin" / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
-        (folder / "bin" / name).chmod(0o755)
-    return f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
-
-
 def batch_script(folder, *words, **more):
     """Write the script of a job on two nodes of two workers."""
     size = {"nodes": 2, "local_worker_num": 2, "cpu": "1", "memory": "1Gi"}
@@ -341,6 +321,6 @@ def test_launcher_of_an_mpi_job_starts_one_world_in_the_workers(cluster, workers
     done = pods.start_launcher(tmp_path, {}).finish()
     assert done.code == 0, done.stderr
     for rank in range(4):
-        env = json.loads((tmp_path / f"record_{rank}.json").read_text())["env"]
+        env = read_record(tmp_path, rank)["env"]
         told = {"RANK": str(rank), "WORLD_SIZE": "4", "GROUP_RANK": str(rank // 2), "SETTING": "a b"}
         assert {name: env[name] for name in told} == told

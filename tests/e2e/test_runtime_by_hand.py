@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from asked_cases import one_fast
 from host_net import HostNet
+from job_runner import free_port
 
 from msrun.errors import ClusterError
 from msrun.runtime.joining.meet import WORKER, join, serve
@@ -28,9 +29,7 @@ def threads():
 
 @pytest.fixture
 def meeting():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    return Meeting(("127.0.0.1",), port, "MS_ROLE", "MS_SCHED_HOST", "the scheduler")
+    return Meeting(("127.0.0.1",), free_port(), "MS_ROLE", "MS_SCHED_HOST", "the scheduler")
 
 
 def start(msrun, meeting, role, size, *words, **more):

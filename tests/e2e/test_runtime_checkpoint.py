@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import zlib
 from typing import Any
 
@@ -38,19 +37,6 @@ def losses(text):
 
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
-
-
-def run_alone(runner, *args, cwd, **env):
-    """Run a program as one plain process, without msrun."""
-    return subprocess.run(
-        [sys.executable, *map(str, args)],
-        cwd=cwd,
-        env=runner.environ({"OMP_NUM_THREADS": "1", **env}),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
 
 
 class Law:
@@ -131,8 +117,7 @@ def test_every_layout_on_1_2_4_and_8_ranks_goes_on_from_every_other(law, world_s
 def undisturbed(msrun_of_module, workers, tmp_path_factory):
     """Losses of one process that nobody kills."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    alone = run_alone(msrun_of_module, workers / "runtime" / "surviving.py", folder / "checkpoints", cwd=folder)
-    assert alone.returncode == 0, alone.stderr
+    alone = msrun_of_module.run_alone(workers / "runtime" / "surviving.py", folder / "checkpoints", cwd=folder)
     lines = losses(alone.stdout)
     assert len(lines) == 15
     assert names(folder / "checkpoints") == ["net-3_2.ckpt", "net-3_5.ckpt"], "keep_checkpoint_max is 2"
@@ -223,12 +208,10 @@ def test_full_disk_is_one_clear_error_and_leaves_the_checkpoints_before(msrun, w
     assert names(small_disk / "checkpoints") == ["net-1_4.ckpt", "net-2_3.ckpt"]
     assert [path.name for path, _ in find_checkpoints(small_disk / "checkpoints")] == ["net-1_4.ckpt", "net-2_3.ckpt"]
     resize("4m,ro")
-    refused = run_alone(msrun, *args, cwd=tmp_path, **settings)
-    assert refused.returncode == 1
+    refused = msrun.run_alone(*args, cwd=tmp_path, code=1, **settings)
     assert re.search(
         r"CheckpointError.*Read-only file system; give a directory that can be written to$", refused.stderr
     )
     resize("4m,rw")
-    alone = run_alone(msrun, *args, cwd=tmp_path, **settings)
-    assert alone.returncode == 0, alone.stderr
+    alone = msrun.run_alone(*args, cwd=tmp_path, **settings)
     assert next(iter(losses(alone.stdout))) == (2, 4)

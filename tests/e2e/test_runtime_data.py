@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import psutil
 import pytest
 import torch
 from job_runner import wait_until
+from noise import add_noise
 from on_ranks import on_ranks
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -23,11 +23,6 @@ from msrun.errors import DataError
 from msrun.runtime import AutoParallel, WithLoss
 
 NUM_SAMPLES = 24
-
-
-def add_noise(image):
-    """Draw from all three generators that a user's function may draw from."""
-    return image + np.float32(random.random() + np.random.rand() + float(torch.rand(())))
 
 
 def refuse_nine(label):

@@ -16,7 +16,7 @@ from signal import Signals
 
 import pytest
 from host_net import HostNet
-from job_runner import REPOSITORY
+from job_runner import PRELOAD, REPOSITORY
 
 PROGRAMS = int(os.environ.get("MSRUN_FUZZ_CASES", "6"))
 SEED = int(os.environ.get("MSRUN_FUZZ_SEED", "1"))
@@ -134,14 +134,15 @@ def test_killed_rank_is_the_first_failure_and_nothing_is_left(msrun, workers, tm
         rank, killer = draw.randrange(size), draw.choice([Signals.SIGKILL, Signals.SIGKILL, Signals.SIGSEGV])
         folder = tmp_path / f"{case}"
         folder.mkdir()
-        options = [f"--worker_num={size}", "--tail_worker_log=none", "--grace=1", "--preload=msrun.shm"]
-        job = msrun.start(*options, workers / "runtime" / "shm_busy.py", folder, cwd=folder)
-        job.wait_for(*(folder / f"ready_{other}" for other in range(size)))
+        options = [f"--worker_num={size}", "--tail_worker_log=none", "--grace=1", *PRELOAD]
+        job = msrun.start(*options, workers / "runtime" / "shm_busy.py", folder, cwd=folder, env=msrun.warm())
+        job.wait_for_workers(size)
         time.sleep(draw.uniform(0, 0.3))
         pid = job.pid_of(str(rank))
-        mapped = Path(f"/proc/{pid}/maps").read_text()
-        assert "memfd:msrun-shm" in mapped
-        assert "/dev/shm/" not in mapped, "memory that has a name outlives its processes"
+        mapped = Path(f"/proc/{pid}/maps").read_text().splitlines()
+        assert any("memfd:msrun-shm" in line for line in mapped)
+        named = [line for line in mapped if "/dev/shm/" in line and not line.endswith("(deleted)")]
+        assert named == [], "memory that has a name outlives its processes"
         os.kill(pid, killer)
         finished = job.finish(30.0)
         story = (

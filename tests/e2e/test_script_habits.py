@@ -13,7 +13,6 @@ import re
 import resource
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import zipfile
@@ -23,7 +22,8 @@ from pathlib import Path
 
 import pytest
 from asked_cases import asked_keys, slow_but
-from job_runner import DEADLINE_S, REPOSITORY, WORKER_PATH, wait_until
+from file_tree import grow
+from job_runner import DEADLINE_S, REPOSITORY, WORKER_PATH, free_port, wait_until
 
 from msrun.agent.processes.process_control import exit_code_of
 
@@ -352,11 +352,6 @@ def test_a_program_says_writes_and_returns_what_it_does_under_python(scripts, st
     assert_equal(start, name, found, expected)
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 # Forms of a script, what is set for the interpreter, and what a process hands on to its children
 
 
@@ -467,10 +462,7 @@ FAST_FORMS = ("symlink",)
 
 
 def write_forms(work):
-    for name, text in FILES.items():
-        path = work / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    grow(work, FILES)
     (work / "link.py").symlink_to("sub/x.py")
     with zipfile.ZipFile(work / "app.pyz", "w") as packed:
         packed.writestr("__main__.py", "import beside\n" + TELL)

@@ -1,20 +1,19 @@
 """Every way to start the example of examples/torch/startup_methods: the same losses, and scripts that leave nothing."""
 
-import json
-import os
-import re
 import shutil
 import signal
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 from asked_cases import one_fast
+from commands import command_path
 from job_runner import REPOSITORY
+from loss_lines import losses
+
+from ranktable import build_table, write_table
 
 DEADLINE_S = 240.0
-LOSS_LINE = re.compile(r"epoch: (\d+), step: (\d+), loss is (\d+\.\d+)$", re.MULTILINE)
 
 pytestmark = pytest.mark.timeout(3 * DEADLINE_S)
 
@@ -33,12 +32,8 @@ class Example:
         self.cwd.mkdir()
         self.data = data
         self._runner = runner
-        command = folder / "bin" / "msrun"
-        command.parent.mkdir()
-        command.write_text(f'#!/bin/bash\nexec {sys.executable} -m msrun "$@"\n')
-        command.chmod(0o755)
         self._env = {
-            "PATH": f"{command.parent}:{os.environ['PATH']}",
+            "PATH": command_path(folder, {"msrun": "-m msrun"}),
             "PYTHON": sys.executable,
             "EPOCHS": "1",
             "DATA_PATH": str(data),
@@ -65,24 +60,12 @@ def example(msrun, tmp_path, few_images):
 @pytest.fixture(scope="module")
 def alone(msrun_of_module, few_images):
     """The losses of `python train.py`."""
-    done = subprocess.run(
-        [sys.executable, REPOSITORY / "examples" / "torch" / "startup_methods" / "train.py"],
-        env=msrun_of_module.environ({"DATA_PATH": str(few_images), "EPOCHS": "1", "OMP_NUM_THREADS": "1"}),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    program = REPOSITORY / "examples" / "torch" / "startup_methods" / "train.py"
+    done = msrun_of_module.run_alone(program, DATA_PATH=str(few_images), EPOCHS="1")
     assert done.stdout.startswith("rank 0 of 1\n")
     found = losses(done.stdout)
     assert len(found) == 2
     return found
-
-
-def losses(text):
-    """Return (epoch, step, loss) of every loss line."""
-    return np.array([[float(value) for value in line] for line in LOSS_LINE.findall(text)])
 
 
 def check_equal(alone, *texts):
@@ -137,11 +120,7 @@ def test_rank_table_on_one_host_and_of_two(example, host_net, alone):
     assert "DEVICE_ID=1\n" in (example.cwd / "device1" / "env.log").read_text()
     assert sorted(path.name for path in example.cwd.iterdir()) == ["device0", "device1"]
     table = example.cwd / "table.json"
-    servers = [
-        {"server_id": host_net.address(host), "device": [{"device_id": str(4 + host), "rank_id": str(host)}]}
-        for host in range(2)
-    ]
-    table.write_text(json.dumps({"version": "1.0", "server_count": "2", "server_list": servers, "status": "completed"}))
+    write_table(table, build_table([(host_net.address(host), [4 + host]) for host in range(2)], order="given"))
     words = ("run_cluster.sh", example.data, table.name, "2")
     jobs = [example.start(*words, str(rank), prefix=tuple(host_net.prefix(rank))) for rank in (1, 0)]
     check_equal(alone, *(ended_well(job).stdout.decode() for job in jobs[::-1]))

@@ -67,9 +67,9 @@ def listings(document):
 
 
 def table(document, workers):
-    """Return the page as it is, and with the table of a document made anew: what differs is kept, the rest is found."""
+    """Return the page with the table of a document made anew: what differs is kept, the rest is found."""
     page = PAGE.read_text(encoding="utf-8")
     match = next(found for found in _TABLE.finditer(page) if f"/mindspore/{document}/" in found[0])
     differs = {int(row[2 : row.index(":")]): row.rstrip(" |\n").rpartition(" | ")[2] for row in match[0].splitlines()}
     rows = [listing.row(workers, differs.get(listing.number, "?")) for listing in listings(document)]
-    return page, page[: match.start()] + "".join(rows) + page[match.end() :]
+    return page[: match.start()] + "".join(rows) + page[match.end() :]

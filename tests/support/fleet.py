@@ -1,6 +1,5 @@
 """Jobs on many hosts, started by one msrun over real SSH; network namespaces stand in for the hosts."""
 
-import json
 import tempfile
 from pathlib import Path
 
@@ -66,11 +65,3 @@ class FleetRunner:
             if len(words) > 2 and words[1] == b"-c" and b"hashlib" in words[2]:
                 found.append(pid)
         return found
-
-    def wait_for_workers(self, job, count):
-        """Wait until workers/wait.py has begun everywhere."""
-        job.wait_for(*(self.cwd / f"ready_{rank}" for rank in range(count)))
-
-    def record(self, rank):
-        """Return what workers/record.py has written."""
-        return json.loads((self.cwd / f"record_{rank}.json").read_text())

@@ -1,7 +1,8 @@
 """pytest --workers N: collect once, then run the tests in N processes that are forked from the one that has collected.
 
 Workers that collect each for itself pay eleven seconds each, half of it for imports of torch. A file's tests run in one
-worker, in their order; the next file goes to the first worker that is free.
+worker, in their order. A worker that is free takes the next file, every second worker from the end: where those at one
+end wait much and those at the other compute, both have a use for a core.
 """
 
 import collections
@@ -44,6 +45,7 @@ def pytest_configure(config):
 class Worker:
     pid: int
     link: Connection
+    takes_last: bool
     files: list = field(default_factory=list)
     """Lists of tests that it has got: the one that it runs, and the next when it runs the last test of that."""
     running: str = ""
@@ -99,7 +101,8 @@ class ForkedWorkers:
                 link.close()  # so that each worker sees the end of its own link
             work(session, there, tests)
         there.close()
-        self._workers.append(Worker(pid, here))
+        of_others = sum(worker.takes_last for worker in self._workers)
+        self._workers.append(Worker(pid, here, takes_last=2 * of_others < len(self._workers)))
 
     def _handle(self, session, worker, left, tests):
         """Take what a worker says: that it wants a file, begins or ends a test, a report; or that it is gone."""
@@ -110,7 +113,8 @@ class ForkedWorkers:
             self._replace(session, worker, left, tests)
             return
         if kind == "wants":
-            worker.files = [*worker.files[-1:], left.popleft() if left else []]
+            take = left.pop if worker.takes_last else left.popleft
+            worker.files = [*worker.files[-1:], take() if left else []]
             worker.link.send(worker.files[-1])
         elif kind == "begins":
             worker.running = said

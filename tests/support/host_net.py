@@ -195,7 +195,3 @@ class TypedHosts:
     def run_all(self, locals_, *words):
         """Run them to their ends."""
         return [job.finish() for job in self.start_all(locals_, *words)]
-
-    def wait_for_workers(self, jobs, count):
-        """Wait until workers/wait.py has begun everywhere."""
-        jobs[0].wait_for(*(self.cwd / f"ready_{rank}" for rank in range(count)))

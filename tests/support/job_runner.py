@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -62,6 +63,17 @@ def run_python(source):
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     words = [sys.executable, "-c", source]
     return subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def free_port():
+    """Return a port of this host that nobody listens on just now."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+def read_record(folder, rank):
+    """Return what workers/record.py has written."""
+    return json.loads((folder / f"record_{rank}.json").read_text())
 
 
 def is_alive(pid):
@@ -131,10 +143,11 @@ class Finished:
 class Running:
     """A job that was started and may still run."""
 
-    def __init__(self, process, folder, log_dir):
+    def __init__(self, process, folder, cwd, log_dir):
         self.process = process
         self.pid = process.pid
-        self.log_dir = log_dir
+        self.log_dir = cwd / log_dir
+        self._cwd = cwd
         self._folder = folder
 
     @property
@@ -160,6 +173,11 @@ class Running:
             return all(path.exists() for path in paths)
 
         wait_until(have_come, f"files {[path.name for path in paths]}; msrun said:\n{self.stderr}")
+
+    def wait_for_workers(self, count, name="ready"):
+        """Return the job once each of so many workers has begun, such as workers/wait.py: it has made NAME_RANK."""
+        self.wait_for(*(self._cwd / f"{name}_{rank}" for rank in range(count)))
+        return self
 
     def pid_of(self, role):
         """Return the process id of "scheduler", of "server_0" or of a worker, "0" and so on, from the event log."""
@@ -286,7 +304,7 @@ class JobRunner:
                 start_new_session=True,
                 preexec_fn=hand_on,
             )
-        job = Running(process, folder, cwd / log_dir)
+        job = Running(process, folder, cwd, log_dir)
         self._started.append(job)
         return job
 
@@ -295,6 +313,13 @@ class JobRunner:
         finished = self.start(*args, cwd=cwd, **settings).finish(deadline_s)
         self.prove_nothing_left(deadline_s=0.0)
         return finished
+
+    def run_alone(self, program, *words, cwd=None, code=0, deadline_s=240.0, **env):
+        """Run a program as one plain process, without msrun, to the end that it should have."""
+        command, env = [sys.executable, program, *map(str, words)], self.environ({"OMP_NUM_THREADS": "1", **env})
+        done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=deadline_s)
+        assert done.returncode == code, done.stderr
+        return done
 
     def run_world(self, world_size, script, *args, cwd, preload=(), kind="torch", env=None, deadline_s=DEADLINE_S):
         """Run a worker that uses the runtime, and may import what stands in tests/cases, to its good end.

@@ -1,13 +1,13 @@
 """A cluster for rendered manifests: every pod is a process in a network of its own, as kubelet and controllers do."""
 
 import json
-import os
 import shlex
 import sys
 from pathlib import Path
 
 import yaml
 from cluster_pods import DOMAIN, pods_of
+from commands import command_path
 from job_runner import REPOSITORY
 
 CONTAINER = Path(__file__).with_name("pod_container.py")
@@ -27,10 +27,7 @@ class PodCluster:
         self.bodies = list(yaml.safe_load_all(manifest))
         self._runner, self._net, self._folder = runner, net, folder
         self._maps = {name: folder / "maps" / name for name in self._volume_maps()}
-        (folder / "bin").mkdir()
-        command = folder / "bin" / "msrun"  # what the image has on its PATH
-        command.write_text(f'#!/bin/sh\nexec {sys.executable} -m msrun "$@"\n')
-        command.chmod(0o755)
+        self._image = {"PATH": command_path(folder, {"msrun": "-m msrun"})}
 
     def _volume_maps(self):
         volumes = [volume for pod in self.pods for volume in pod.spec["volumes"]]
@@ -118,14 +115,13 @@ class PodCluster:
         mounts = {"/etc/hosts": str(self._hosts_file(rank))}
         for mount in pod.container["volumeMounts"]:
             mounts[mount["mountPath"]] = self._source(rank, pod, mount["name"])
-        image = {"PATH": f"{self._folder / 'bin'}{os.pathsep}{os.environ['PATH']}"}
         spec = {
             "host_name": pod.name,
             "root": str(self._folder / f"root_{rank}"),
             "mounts": mounts,
             "working_directory": str(working_directory),
             "words": pod.words,
-            "env": {**self._runner.environ(), **image, **env},
+            "env": {**self._runner.environ(), **self._image, **env},
         }
         path = self._folder / f"pod_{rank}.json"
         path.write_text(json.dumps(spec))

@@ -2,10 +2,24 @@
 
 import copy
 import json
+from pathlib import Path
+
+import yaml
 
 from ranktable.document import parse_document
 from ranktable.profile import build_profile
 from ranktable.validate import validate_document
+
+CATALOGUE = Path(__file__).parents[1] / "unit" / "ranktable" / "catalogue"
+"""A folder of it holds tables and one `expected.yaml`: per table why it is there, the options that it is checked with,
+`mode`, the permissions that the file has, its findings as [rule, severity, path, line], and `ready: false`. A table
+that is not judged at all has `error` in place of findings: the name of the exception."""
+EXPECTED = {
+    f"{listing.parent.name}/{name}": expected
+    for listing in sorted(CATALOGUE.glob("*/expected.yaml"))
+    for name, expected in yaml.load(listing.read_text(encoding="utf-8"), yaml.CSafeLoader).items()
+}
+GOOD = [CATALOGUE / name for name, expected in EXPECTED.items() if expected.get("findings") == []]
 
 
 def findings(value, **options):

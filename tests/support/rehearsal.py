@@ -23,10 +23,6 @@ class Rehearsals:
         self.runner.prove_nothing_left()
         return finished
 
-    def wait_for_workers(self, job, count):
-        """Wait until workers/wait.py has begun everywhere."""
-        job.wait_for(*(self.cwd / f"ready_{rank}" for rank in range(count)))
-
     def agent(self, number):
         """Return the process id of an agent, as it has written it down; those of a first start count as their hosts."""
 

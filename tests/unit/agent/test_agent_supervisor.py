@@ -41,6 +41,7 @@ ALONE = [
     ("interrupted between two attempts", {}, "run, fail, signal SIGINT, swept", "sweep", "over: stopped by"),
     ("interrupted before anything", {}, "signal SIGTERM, ready", "", "over: stopped by SIGTERM"),
     ("interrupted in the start", {}, f"{BEGUN}, signal SIGTERM", "start start stop", "goes on: stopped by SIGTERM"),
+    ("interrupted after a failure", {}, "run, exit 0 7, signal SIGTERM, told, exit 1 7", "stop", "over: rank 0 failed"),
     ("one is never started", {}, f"{BEGUN}, signal SIGTERM, start 0, told 1, killed 0 15", "stop", "over: stopped"),
     ("it was told to end", {}, "run, signal SIGTERM, told, fail", "stop", "over: stopped by SIGTERM"),
     ("a signal for workers", FORWARDS, "run, exit 0, signal SIGUSR1", "start signal", "goes on"),

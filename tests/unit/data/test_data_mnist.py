@@ -1,6 +1,7 @@
 """MNIST: the idx codec, the four files wherever they were unpacked, and scikit-learn's digits written as such files.
 CIFAR's files, binary and pickled, and click logs in Criteo's format: whole and damaged."""
 
+import contextlib
 import gzip
 import hashlib
 import importlib.util
@@ -140,6 +141,15 @@ def read_all(dataset):
     return torch.stack(images).numpy(), torch.stack(labels).tolist()
 
 
+@contextlib.contextmanager
+def in_mindspores_meaning():
+    token = current_compat.set("mindspore")
+    try:
+        yield
+    finally:
+        current_compat.reset(token)
+
+
 @pytest.mark.parametrize("joint", ["-", "."])
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 @pytest.mark.parametrize("place", ["", "MNIST/raw", "raw"])
@@ -166,14 +176,11 @@ def test_without_usage_the_training_part_is_read_and_in_mindspores_meaning_all_t
     assert read_all(MnistDataset(tmp_path, shuffle=False))[1] == TRAIN_LABELS.tolist()
     assert sorted(read_all(MnistDataset(tmp_path, num_samples=3))[1]) == [0, 4, 5], "the first ones"
     assert len(MnistDataset(tmp_path, num_samples=100)) == 6
-    token = current_compat.set("mindspore")
-    try:
+    with in_mindspores_meaning():
         assert read_all(MnistDataset(tmp_path, shuffle=False))[1] == [*TEST_LABELS, *TRAIN_LABELS]
         assert read_all(MnistDataset(tmp_path / "one", shuffle=False))[1] == TEST_LABELS.tolist()
         with pytest.raises(DataError, match="the train images are missing"):
             MnistDataset(tmp_path / "one", "train")
-    finally:
-        current_compat.reset(token)
 
 
 def test_missing_files_are_listed_with_what_was_looked_for(tmp_path):
@@ -348,13 +355,9 @@ def write_cifar(folder, names=tuple(LABELS), *, version="binary", suffix="", pro
 def test_without_usage_mindspores_meaning_is_all_parts_that_are_there(tmp_path, place):
     write_cifar(tmp_path / "both" / place)
     write_cifar(tmp_path / "one" / place, ["test_batch.bin"])
-    token = current_compat.set("mindspore")
-    try:
-        found = [
-            [label.item() for _, label in Cifar10Dataset(tmp_path / name, shuffle=False)] for name in ("both", "one")
-        ]
-    finally:
-        current_compat.reset(token)
+    with in_mindspores_meaning():
+        sets = [Cifar10Dataset(tmp_path / name, shuffle=False) for name in ("both", "one")]
+        found = [[label.item() for _, label in dataset] for dataset in sets]
     assert found == [[1, 5, 2, 6, 3, 7, 4, 8, 5, 9, 0, 1, 2], [0, 1, 2]]
 
 

@@ -193,16 +193,12 @@ def contract_table(kept):
         ("files", "exit statuses", lambda name: name.startswith("EXIT_")),
     ],
 )
-def test_tables_of_the_contract_are_its_docstrings(page, table, kept, request):
+def test_tables_of_the_contract_are_its_docstrings(page, table, kept, golden_page):
     path = DOCS / "reference" / f"{page}.md"
     head = re.compile(rf"(?<=<!-- {table}: made by pytest --update-golden -->\n)(\| .+\n\| --- .+\n)(?:\| .+\n)*")
     text = path.read_text(encoding="utf-8")
-    made = head.sub(lambda match: match[1] + contract_table(kept), text)
-    if request.config.getoption("--update-golden"):
-        path.write_text(made, encoding="utf-8")
-        text = made
     assert head.search(text)
-    assert text == made, "run pytest --update-golden"
+    golden_page(path, head.sub(lambda match: match[1] + contract_table(kept), text))
 
 
 def set_by_default():
@@ -255,23 +251,16 @@ def table():
     yield from map(row, settings_of_spec().values())
 
 
-def test_table_of_settings_is_that_of_the_dataclass(request):
+def test_table_of_settings_is_that_of_the_dataclass(golden_page):
     text = PAGE.read_text(encoding="utf-8")
     before, _, rest = text.partition("| setting | type |")
     after = rest.partition("\n\n")[2]
-    made = before + "\n".join(table()) + "\n\n" + after
-    if request.config.getoption("--update-golden"):
-        PAGE.write_text(made, encoding="utf-8")
-        text = made
-    assert text == made, "run pytest --update-golden"
+    golden_page(PAGE, before + "\n".join(table()) + "\n\n" + after)
 
 
-def test_sections_are_those_of_the_rules(request):
+def test_sections_are_those_of_the_rules(golden_page):
     text = LINT_PAGE.read_text(encoding="utf-8")
     before, found, _ = text.partition(START)
     assert found
     sections = "".join(f"\n### {rule.rule_id}\n\n{rule.severity.capitalize()}. {rule.meaning}\n" for rule in RULES)
-    if request.config.getoption("--update-golden"):
-        LINT_PAGE.write_text(before + START + sections, encoding="utf-8")
-        text = LINT_PAGE.read_text(encoding="utf-8")
-    assert text == before + START + sections, "run pytest --update-golden"
+    golden_page(LINT_PAGE, before + START + sections)

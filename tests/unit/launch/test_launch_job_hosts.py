@@ -1,6 +1,5 @@
 """The hosts of a job from the options: lists, files, rank tables, this host, and options that contradict them."""
 
-import json
 import socket
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 from msrun.errors import UsageError
 from msrun.launch.job_hosts import is_this_host, read_job_hosts
 from msrun.planning.hosts import HostEntry
+from ranktable import Device, RankTable, Server, write_table
 
 DEFAULTS = {
     **dict.fromkeys(("hosts", "hostfile", "rehearse", "include", "exclude", "python", "rank_table_file")),
@@ -37,17 +37,10 @@ def names(found):
 @pytest.fixture
 def table(tmp_path):
     """Two servers; the second in the file has rank 0."""
-    servers = [
-        {"server_id": "node-a", "host_ip": "10.0.0.1", "device": [{"device_id": "0", "rank_id": "2"}]},
-        {
-            "server_id": "node-b",
-            "host_ip": "10.0.0.2",
-            "device": [{"device_id": "4", "rank_id": "0"}, {"device_id": "5", "rank_id": "1"}],
-        },
-    ]
-    path = tmp_path / "table.json"
-    path.write_text(json.dumps({"version": "1.0", "server_count": "2", "server_list": servers, "status": "completed"}))
-    return path
+    second = Server("node-a", (Device(0, 2),), "10.0.0.1")
+    first = Server("node-b", (Device(4, 0), Device(5, 1)), "10.0.0.2")
+    write_table(tmp_path / "table.json", RankTable("1.0", (second, first), declared_server_count=2))
+    return tmp_path / "table.json"
 
 
 def test_list_gives_the_numbers_of_the_job():

@@ -335,10 +335,9 @@ def test_plan_from_a_pipe_is_rendered_and_what_is_set_goes_over_it(capfd, monkey
     plan = plan_of("--hosts", "h1:2,h2:2", "train.py")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(plan.encode())))
     words = ["--from", "-", "--set", "name=a", "--set", "image=t:1", "--set", "nodes=5"]
-    with pytest.raises(SystemExit) as ended:
-        main(["render", "jobset", *words])
-    assert ended.value.code == 0
-    *_, body = yaml.safe_load_all(capfd.readouterr().out)
+    run = Run(capfd, "render", "jobset", *words)
+    assert run.code == 0
+    *_, body = yaml.safe_load_all(run.out)
     job = body["spec"]["replicatedJobs"][0]["template"]["spec"]
     assert job["completions"] == 5
     args = job["template"]["spec"]["containers"][0]["args"]
@@ -442,12 +441,10 @@ def test_what_a_patch_breaks_the_lint_finds(capsys, tmp_path):
     patch = tmp_path / "patch.yaml"
     patch.write_text("kind: Job\nspec: {backoffLimt: 3, completions: 5}\n")
     words = ["--set", "name=train", "--set", "image=t:1", "--patch", str(patch), "--", "train.py"]
-    with pytest.raises(SystemExit) as ended:
-        main(["render", "indexed-job", *words])
-    said = capsys.readouterr()
-    assert ended.value.code == 1
-    assert "error unknown-key" in said.err and "error completions" in said.err
-    assert "completions: 5" in said.out
+    run = Run(capsys, "render", "indexed-job", *words)
+    assert run.code == 1
+    assert "error unknown-key" in run.err and "error completions" in run.err
+    assert "completions: 5" in run.out
 
 
 FOLDER = Path(launch_templates.__file__).parent

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from asked_cases import one_fast
+from commands import command_path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from job_runner import JobRunner
@@ -148,10 +149,8 @@ def test_scripts_of_pbs_and_lsf_plan_a_job_on_the_hosts_of_their_file(kind, vari
     assert line in text.splitlines() and ("walltime=01:01:01" in text or "#BSUB -W 62" in text)
     (tmp_path / "hosts").write_text("h1\nh2\nh3\n")
     (tmp_path / "train.py").touch()
-    (tmp_path / "msrun").write_text(f'#!/bin/sh\nexec {sys.executable} -m msrun --dry_run=json "$@"\n')
-    (tmp_path / "msrun").chmod(0o755)
+    path = command_path(tmp_path, {"msrun": "-m msrun --dry_run=json"}, "/usr/bin:/bin")
     with JobRunner() as runner:
-        path = f"{tmp_path}:/usr/bin:/bin"
         env = runner.environ({"PATH": path, variable: str(tmp_path / "hosts"), "PBS_O_WORKDIR": str(tmp_path)})
         (tmp_path / "job.sh").write_text(text)
         done = subprocess.run(["bash", "job.sh"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)

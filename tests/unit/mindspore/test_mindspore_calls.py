@@ -3,7 +3,6 @@
 import contextvars
 import importlib
 import json
-import os
 import re
 import subprocess
 import sys
@@ -16,8 +15,6 @@ import pytest
 import msrun.mindspore as ms
 from msrun.mindspore.import_paths import pose_as_mindspore
 
-REAL = os.environ.get("MINDSPORE_PYTHON", "")
-"""A Python that has MindSpore, read before a test begins without such variables."""
 GOLDEN = Path(__file__).parents[2] / "golden"
 CASES = Path(mindspore_calls.__file__).parent
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "from_mindspore.md"
@@ -95,9 +92,7 @@ def test_the_page_has_every_known_difference(mindspore_scripts):
 @pytest.mark.parametrize(
     ("name", "is_equal"), [("mindspore_calls", is_near), ("mindspore_scripts", is_near_text)], ids=["calls", "scripts"]
 )
-def test_the_stored_table_is_what_mindspore_gives(tmp_path, name, is_equal):
-    if not REAL:
-        pytest.skip("MindSpore is not there: MINDSPORE_PYTHON names no Python that has it")
-    command = [REAL, str(CASES / f"{name}.py")]
+def test_the_stored_table_is_what_mindspore_gives(mindspore_python, tmp_path, name, is_equal):
+    command = [mindspore_python, str(CASES / f"{name}.py")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=True)
     assert differing(json.loads((GOLDEN / f"{name}.json").read_text()), json.loads(done.stdout), is_equal) == {}

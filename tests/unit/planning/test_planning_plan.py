@@ -39,14 +39,6 @@ def full_plan():
     )
 
 
-def test_plan_as_json_is_the_frozen_one(golden):
-    golden("plan.json", render_plan(full_plan(), as_json=True).replace(sys.executable, "PYTHON") + "\n")
-
-
-def test_plan_as_text_is_the_frozen_one(golden):
-    golden("plan.txt", render_plan(full_plan(), as_json=False).replace(sys.executable, "PYTHON") + "\n")
-
-
 def plan_of_several():
     """Return the plan of the second of two unequal hosts."""
     assignments = (
@@ -57,10 +49,6 @@ def plan_of_several():
     host = HostFacts("node-a", "10.0.0.2", tuple(range(8)))
     fleet = Fleet(1, assignments, "10.0.0.1", "eth1")
     return plan_for({}, host, worker_num=7, local_worker_num=2, node_rank=1, fleet=fleet)
-
-
-def test_plan_of_several_hosts_is_the_frozen_one(golden):
-    golden("plan_several.txt", render_plan(plan_of_several(), as_json=False).replace(sys.executable, "PYTHON") + "\n")
 
 
 @pytest.mark.parametrize(("has_torch", "expected"), [(True, "True"), (False, "False")])
@@ -209,12 +197,13 @@ def rendered(plan, *, as_json):
     return render_plan(plan, as_json=as_json).replace(sys.executable, "PYTHON") + "\n"
 
 
-def test_plan_of_hosts_as_text_is_the_frozen_one(golden):
-    golden("plan_hosts.txt", rendered(remote_plan(), as_json=False))
+FROZEN = {"plan": full_plan, "plan_several": plan_of_several, "plan_hosts": remote_plan}
 
 
-def test_plan_of_hosts_as_json_is_the_frozen_one(golden):
-    golden("plan_hosts.json", rendered(remote_plan(), as_json=True))
+@pytest.mark.parametrize("name", ["plan.json", "plan.txt", "plan_several.txt", "plan_hosts.txt", "plan_hosts.json"])
+def test_plans_as_text_and_as_json_are_the_frozen_ones(golden, name):
+    plan, _, form = name.partition(".")
+    golden(name, rendered(FROZEN[plan](), as_json=form == "json"))
 
 
 @pytest.mark.parametrize("as_json", [True, False])

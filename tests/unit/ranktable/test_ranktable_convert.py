@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rank_tables import CATALOGUE, GOOD
 from table_strategies import tables
 
 from ranktable import (
@@ -33,13 +33,6 @@ from ranktable.errors import BuildError, MergeError, NotReadyError
 from ranktable.kinds import written_names
 from ranktable.report import overview_as_json
 
-CATALOGUE = Path(__file__).parent / "catalogue"
-GOOD = [
-    path.parent / name
-    for path in sorted(CATALOGUE.glob("*/expected.yaml"))
-    for name, expected in yaml.load(path.read_text(encoding="utf-8"), yaml.CSafeLoader).items()
-    if expected.get("findings") == []
-]
 PODS = {"0": ["a"], "1": ["b"]}
 FIRST = {"0": ["a"]}
 IDS = {"a": ["1", "2"], "b": ["3", "4"]}

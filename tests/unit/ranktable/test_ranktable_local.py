@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from file_tree import grow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,17 +36,10 @@ NODE = LocalHost("node1", ADDRESSES, ADDRESSES[0])
 @pytest.fixture
 def root(tmp_path, monkeypatch):
     """The files of a host with two Ascend devices and three addresses."""
-    top = tmp_path / "root"
     monkeypatch.setattr(local_host, "read_local_host", lambda: NODE)
-    for path, text in {
-        "dev/davinci0": "",
-        "dev/davinci1": "",
-        "dev/davinci_manager": "",
-        "etc/hccn.conf": "address_1=192.168.2.5\naddress_0=192.168.1.5\naddress_7=192.168.8.5\n",
-    }.items():
-        (top / path).parent.mkdir(parents=True, exist_ok=True)
-        (top / path).write_text(text)
-    return top
+    devices = dict.fromkeys(("dev/davinci0", "dev/davinci1", "dev/davinci_manager"), "")
+    addresses = "address_1=192.168.2.5\naddress_0=192.168.1.5\naddress_7=192.168.8.5\n"
+    return grow(tmp_path / "root", {**devices, "etc/hccn.conf": addresses})
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import yaml
 from asked_cases import one_fast
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rank_tables import findings, super_pod_table
+from rank_tables import CATALOGUE, EXPECTED, GOOD, findings, super_pod_table
 
 from ranktable import Device, RankTable, Server, build_table, encode_table, errors, validate_file, validate_table
 from ranktable.document import parse_document, read_document
@@ -24,16 +24,7 @@ from ranktable.profile import build_profile
 from ranktable.rules import registered_rules
 from ranktable.values import name_placeholder
 
-CATALOGUE = Path(__file__).parent / "catalogue"
-"""A folder of it holds tables and one `expected.yaml`: per table why it is there, the OPTIONS that it is checked with,
-`mode`, the permissions that the file has, its findings as [rule, severity, path, line], and `ready: false`. A table
-that is not judged at all has `error` in place of findings: the name of the exception."""
 OPTIONS = ("device_target", "chip", "profile", "network_plan")
-EXPECTED = {
-    f"{listing.parent.name}/{name}": expected
-    for listing in sorted(CATALOGUE.glob("*/expected.yaml"))
-    for name, expected in yaml.load(listing.read_text(encoding="utf-8"), yaml.CSafeLoader).items()
-}
 JUDGED = [name for name in EXPECTED if "error" not in EXPECTED[name]]
 
 
@@ -210,12 +201,6 @@ def test_no_name_that_dns_allows_is_a_placeholder(name):
     assert is_word or name_placeholder(name.upper()) is None
 
 
-GOOD = [
-    path.parent / name
-    for path in sorted(CATALOGUE.glob("*/expected.yaml"))
-    for name, expected in yaml.load(path.read_text(encoding="utf-8"), yaml.CSafeLoader).items()
-    if expected.get("findings") == []
-]
 TABLE_2 = build_table([("10.0.0.1", 2), ("10.0.0.2", 2)], device_ips={"10.0.0.1": ["10.1.0.1", "10.1.0.2"]})
 SERVER = '{"server_id": "a", "device": [{"device_id": "0", "rank_id": "0"}]}'
 

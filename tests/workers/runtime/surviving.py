@@ -31,7 +31,7 @@ from msrun.runtime import (
     optim,
     release,
 )
-from msrun.runtime.checkpoint import save as writing
+from msrun.runtime.checkpoint import storage
 
 SAMPLES, BATCH, EPOCHS = 40, 8, 3
 WIDTH = int(os.environ.get("WIDTH", "16"))
@@ -43,7 +43,7 @@ class KnowStep(Callback):
 
 
 def plan_death():
-    write = writing.DirectoryWriter.write_data
+    write = storage.write_parts
 
     def write_then_die(*args):
         result = write(*args)
@@ -51,7 +51,7 @@ def plan_death():
             os.kill(os.getpid(), signal.SIGKILL)
         return result
 
-    writing.DirectoryWriter.write_data = write_then_die
+    storage.write_parts = write_then_die
 
 
 place = {"step": 0}

@@ -5,6 +5,7 @@ import os
 import socket
 
 import pytest
+from file_tree import grow
 
 from msrun.agent.host.host_facts import (
     CgroupLimits,
@@ -23,10 +24,7 @@ NAMES = ["nvidia0", "nvidia1", "davinci0", "davinci1"]
 @pytest.fixture
 def root(tmp_path):
     """A file system with two devices of each kind."""
-    (tmp_path / "dev").mkdir()
-    for name in NAMES:
-        (tmp_path / "dev" / name).touch()
-    return tmp_path
+    return grow(tmp_path, {f"dev/{name}": "" for name in NAMES})
 
 
 @pytest.mark.parametrize(
@@ -41,12 +39,9 @@ def test_visible_devices_are_those_present_and_named(root, preset, seen):
 
 
 def test_numa_nodes_of_the_gpus_reach_the_topology(root):
-    folder = root / "proc/driver/nvidia/gpus/0000:3b:00.0"
-    folder.mkdir(parents=True)
-    (folder / "information").write_text("Device Minor: \t 0\n")
-    pci = root / "sys/bus/pci/devices/0000:3b:00.0"
-    pci.mkdir(parents=True)
-    (pci / "numa_node").write_text("1\n")
+    address = "0000:3b:00.0"
+    grow(root, {f"proc/driver/nvidia/gpus/{address}/information": "Device Minor: \t 0\n"})
+    grow(root, {f"sys/bus/pci/devices/{address}/numa_node": "1\n"})
     facts = read_host_facts({}, root)
     assert facts.topology is not None
     assert facts.topology.device_nodes == {"gpu": {"0": 1, "1": None}, "ascend": {"0": None, "1": None}}
@@ -70,17 +65,10 @@ GPU Excluded:\t No
 UUIDS = ["GPU-aaaaaaaa-1111", "GPU-bbbbbbbb-2222"]
 
 
-def add_gpu(root, minor, address="", uuid="", node=None):
-    (root / "dev").mkdir(exist_ok=True)
-    (root / "dev" / f"nvidia{minor}").touch()
-    if address:
-        folder = root / "proc/driver/nvidia/gpus" / address
-        folder.mkdir(parents=True)
-        (folder / "information").write_text(INFORMATION.format(uuid=uuid, address=address, minor=minor))
-    if node is not None:
-        folder = root / "sys/bus/pci/devices" / address.lower()
-        folder.mkdir(parents=True)
-        (folder / "numa_node").write_text(f"{node}\n")
+def add_gpu(root, minor, address, uuid, node):
+    information = INFORMATION.format(uuid=uuid, address=address, minor=minor)
+    grow(root, {f"dev/nvidia{minor}": "", f"proc/driver/nvidia/gpus/{address}/information": information})
+    grow(root, {f"sys/bus/pci/devices/{address.lower()}/numa_node": f"{node}\n"})
 
 
 def test_gpus_with_their_nodes_in_the_order_of_the_bus(tmp_path):
@@ -103,9 +91,8 @@ def test_a_uuid_that_is_not_known_yet_is_none(tmp_path, uuid):
 
 
 def test_device_files_alone_do(tmp_path):
-    for name in ("nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm", "davinci5", "davinci4", "davinci_manager"):
-        (tmp_path / "dev").mkdir(exist_ok=True)
-        (tmp_path / "dev" / name).touch()
+    names = ("nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm", "davinci5", "davinci4", "davinci_manager")
+    grow(tmp_path, {f"dev/{name}": "" for name in names})
     assert read_gpus(tmp_path) == (Device("0"), Device("1"))
     assert read_npus(tmp_path) == (Device("4"), Device("5"))
 
@@ -126,15 +113,6 @@ def test_first_place_on_the_path_counts_and_longer_names_are_others(tmp_path, mo
 
 
 SYSTEM = "sys/devices/system"
-
-
-def grow(root, files):
-    """Write files below `root`."""
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
 
 
 def cpu_files(siblings, packages, name="core_cpus_list"):

@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+from file_tree import grow
 from job_runner import is_alive, wait_until
 
 from msrun.agent.evidence import MemoryKillWatch, Place, find_place, kernel_state, read_place, request_stacks
@@ -145,9 +146,7 @@ class Kernel:
         self.write("proc/self/mountinfo", MOUNTS)
 
     def write(self, path, text):
-        file = self.root / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
+        grow(self.root, {path: text})
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from file_tree import grow
 
 from msrun.launch.preflight.checks import (
     describe_port_owner,
@@ -16,15 +17,6 @@ from msrun.launch.preflight.checks import (
     free_processes,
     open_file_limits,
 )
-
-
-def write(root, files):
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
-
 
 HOST = {"proc/meminfo": "MemTotal:  9000 kB\nMemFree:  100 kB\nMemAvailable:   4000 kB\n"}
 MOUNT_V2 = {"proc/self/mountinfo": "30 24 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"}
@@ -63,7 +55,7 @@ V1 = {
     ids=["unknown", "host", "version 2", "version 1", "odd", "version 2 at its top"],
 )
 def test_free_memory_is_the_least_of_host_and_groups(tmp_path, files, free):
-    assert free_memory_bytes(write(tmp_path, files)) == free
+    assert free_memory_bytes(grow(tmp_path, files)) == free
 
 
 def test_processes_of_a_group_are_counted(tmp_path, monkeypatch):
@@ -75,9 +67,9 @@ def test_processes_of_a_group_are_counted(tmp_path, monkeypatch):
         "sys/fs/cgroup/a/pids.max": "max",
         "sys/fs/cgroup/a/pids.current": "7",
     }
-    assert free_processes(write(tmp_path, files)) is None
-    assert free_processes(write(tmp_path, {"sys/fs/cgroup/a/pids.max": "10"})) == 3
-    assert free_processes(write(tmp_path, {"sys/fs/cgroup/a/pids.max": "5"})) == 0
+    assert free_processes(grow(tmp_path, files)) is None
+    assert free_processes(grow(tmp_path, {"sys/fs/cgroup/a/pids.max": "10"})) == 3
+    assert free_processes(grow(tmp_path, {"sys/fs/cgroup/a/pids.max": "5"})) == 0
 
 
 def test_threads_of_the_user_count_against_the_limit(tmp_path, monkeypatch):

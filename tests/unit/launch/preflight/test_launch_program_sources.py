@@ -4,6 +4,7 @@ import hashlib
 import sys
 
 import pytest
+from file_tree import grow
 
 from msrun.launch.preflight import checks as host_look
 from msrun.launch.preflight.checks import read_sources
@@ -14,10 +15,7 @@ RUNS = "raise SystemExit('was run')\n"
 
 
 def write(folder, files):
-    for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(RUNS + text)
+    grow(folder, {name: RUNS + text for name, text in files.items()})
 
 
 def names_of(program, folder):

@@ -62,31 +62,16 @@ def text(form):
 @pytest.mark.parametrize(
     ("call", "shapes", "form", "whole"),
     [
-        (F.linear, ((4, 3, 8), (2, 8), (2,)), "b0 b1 k, n k, n -> b0 b1 n", ""),
-        (torch.add, ((8,), (4, 8)), "d1, d0 d1 -> d0 d1", ""),
         (torch.matmul, ((8,), (3, 8, 2)), "k, b0 k n -> b0 n", ""),
         (torch.matmul, ((3, 4, 8), (8,)), "b0 m k, k -> b0 m", ""),
-        (lambda x: x.cumsum(0), ((4, 8),), "d0 d1 -> d0 d1", "d0"),
         (lambda x: F.adaptive_avg_pool2d(x, (3, 1)), ((4, 2, 7, 6),), "n0 n1 s0 s1 -> n0 n1 s0 .", "s0"),
         (lambda x: F.adaptive_avg_pool2d(x, (3, 2)), ((4, 2, 6, 6),), "n0 n1 s0 s1 -> n0 n1 s0 s1", ""),
-        (torch.sum, ((4, 8),), "d0 d1 ->", ""),
-        (lambda x: x.mean(0, keepdim=True), ((4, 8),), "d0 d1 -> . d1", ""),
-        (lambda x: x.amax(1), ((4, 8),), "d0 d1 -> d0", "d1"),
-        (lambda x: x.permute(2, 0, 1), ((4, 8, 2),), "d0 d1 d2 -> d2 d0 d1", ""),
-        (lambda x: x.reshape(2, 2, 8), ((4, 8),), "r0 r1 -> r0 . r1", ""),
-        (lambda x: x.flatten(1), ((4, 2, 3),), "r0 r1 . -> r0 r1", ""),
-        (lambda x: x.unsqueeze(0), ((4, 8),), "r0 r1 -> . r0 r1", ""),
-        (lambda x: x.expand(3, 4, 8), ((4, 1),), "d1 . -> d0 d1 d2", ""),
         (lambda x: x.diagonal(), ((4, 8),), ". . -> .", ""),
-        (lambda x: x.split(2, 1), ((4, 4),), "d0 . -> d0 . | d0 .", ""),
-        (lambda x: x.max(-1, keepdim=True), ((4, 8),), "d0 . -> d0 . | d0 .", ""),
         (lambda x: torch.std_mean(x, (0, 2)), ((4, 8, 2),), ". d1 . -> d1 | d1", ""),
-        (lambda x: x.var(0, keepdim=True), ((4, 8),), "d0 d1 -> . d1", "d0"),
-        (lambda x: torch.einsum("ii->i", x), ((4, 4),), "i i -> i", "i"),
     ],
 )
 def test_form_of_an_operator(call, shapes, form, whole):
-    """Those whose inputs all take a strategy are checked by their legal ones."""
+    """Where no case of the operator tables says it."""
     found = form_of(call, *shapes)
     assert text(found) == form
     assert found.whole == frozenset(whole.split())

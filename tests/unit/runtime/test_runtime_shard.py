@@ -370,7 +370,6 @@ def test_every_illegal_strategy_is_refused_by_operator_input_and_dimension(case)
             assert case.why_illegal(nearest, 4) == "", text
 
 
-ROWS_OF_2, ROWS_OF_4 = "slice dim 2 over axes 0", "slice dim 2 over axes 0,1"
 GROUPS = "in 4 groups, which must stay whole; the nearest legal number is 4"
 
 
@@ -417,29 +416,6 @@ def test_message_says_what_is_wrong_and_what_is_legal(name, strategy, world_size
 
 
 @pytest.mark.parametrize(
-    ("name", "strategy", "expected"),
-    [
-        ("conv2d", ((2, 1, 1, 1), (1, 1, 1, 1)), ["slice dim 0 over axes 0"]),
-        ("conv2d", ((1, 1, 1, 1), (4, 1, 1, 1)), ["enter over axes 0,1"]),
-        ("conv2d", ((1, 2, 1, 1), (1, 2, 1, 1)), ["slice dim 1 over axes 0", "all_reduce over axes 0"]),
-        ("conv2d", ((1, 1, 2, 1), (1, 1, 1, 1)), [ROWS_OF_2, "halo dim 2, 4 rows from -1 every 2 over axes 0"]),
-        ("conv2d-1x1-strided", ((1, 1, 1, 4), (1, 1, 1, 1)), ["slice dim 3 over axes 0,1"]),
-        ("conv1d-valid", ((1, 1, 4), (1, 1, 1)), [ROWS_OF_4, "halo dim 2, 5 rows from 0 every 1 over axes 0,1"]),
-        ("max-pool2d", ((1, 1, 4, 1),), [ROWS_OF_4]),
-        ("max-pool2d-overlapping", ((1, 1, 4, 1),), [ROWS_OF_4, "halo dim 2, 3 rows from -1 every 2 over axes 0,1"]),
-        ("global-average", ((1, 1, 4, 1),), [ROWS_OF_4, "all_reduce over axes 0,1"]),
-        ("layer-norm", ((4, 1), (1,), (1,)), ["slice dim 0 over axes 0,1"]),
-        ("layer-norm", ((1, 4), (4,), (4,)), ["slice dim 1 over axes 0,1", "gather_enter dim 0 over axes 0,1"]),
-        ("rms-norm", ((1, 1, 2), (2,)), ["slice dim 2 over axes 0", "all_reduce over axes 0", "enter over axes 0"]),
-        ("group-norm", ((1, 4, 1), (4,), (4,)), ["slice dim 1 over axes 0,1"]),
-    ],
-)
-def test_only_what_a_cut_needs_is_sent(name, strategy, expected):
-    (operator,) = [o for o in operator_program(BY_NAME[name], strategy).operators if o.origin == "user"]
-    assert list(operator.collectives) == expected
-
-
-@pytest.mark.parametrize(
     ("name", "given", "kept"),
     [
         ("linear-3d", ((2, 2), (1, 2)), ((2, 1, 2), (1, 2))),  # that of a matrix serves an input with more dimensions
@@ -449,19 +425,6 @@ def test_only_what_a_cut_needs_is_sent(name, strategy, expected):
 def test_what_a_strategy_leaves_out_is_added(name, given, kept):
     (operator,) = operator_program(BY_NAME[name], given).operators
     assert operator.strategy == kept
-
-
-@pytest.mark.parametrize(
-    ("strategy", "gathers"),
-    [
-        (((2, 1, 2, 1), (1,), (1,)), ["gather_enter dim 0 over axes 0,1"]),
-        (((2, 2, 1, 1), (2,), (2,)), ["gather_enter dim 0 over axes 0"]),
-        (((1, 2, 1, 1), (2,), (2,)), []),
-    ],
-)
-def test_statistics_of_a_batch_travel_in_one_message_along_what_cuts_it(strategy, gathers):
-    (operator,) = [o for o in operator_program(BY_NAME["batch-norm-2d"], strategy).operators if o.origin == "user"]
-    assert [text for text in operator.collectives if text.startswith("gather_enter")] == gathers
 
 
 def test_strategies_are_found_by_the_path_of_their_module():

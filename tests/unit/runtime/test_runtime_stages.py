@@ -20,11 +20,8 @@ from torch.utils._pytree import tree_map_only
 from msrun.errors import StrategyError
 from msrun.runtime import (
     AutoParallel,
-    MicroBatchInterleaved,
     Pipeline,
     WithLoss,
-    load_checkpoint,
-    save_checkpoint,
     set_target,
     world,
 )
@@ -209,30 +206,6 @@ def test_division_is_the_cheapest_within_the_slack_and_of_those_the_one_with_lea
     assert sum(traffic[begin] for begin in found) == least
 
 
-def losses(micro_size, compat, copies=1):
-    """Return the loss and the weight's gradient."""
-    torch.manual_seed(0)
-    network = WithLoss(nn.Linear(4, 2), F.mse_loss).double()
-    whole = MicroBatchInterleaved(network, copies) if copies > 1 else network
-    step = AutoParallel(Pipeline(whole, micro_size) if micro_size else whole, compat=compat)
-    generator = torch.Generator().manual_seed(1)
-    x, y = (torch.randn(12, n, generator=generator, dtype=torch.float64) for n in (4, 2))
-    loss = step.pipeline(2)(x, y) if micro_size else step(x, y)
-    loss.backward()
-    gradient = network.network.weight.grad
-    assert gradient is not None
-    return loss.detach(), gradient
-
-
-@pytest.mark.parametrize(("micro_size", "copies"), [(1, 1), (2, 1), (3, 1), (6, 1), (3, 2)])
-def test_loss_of_micro_batches_is_that_of_the_whole_batch_or_mindspores_sum(micro_size, copies):
-    """MindSpore adds up the losses of micro batches and copies, and the gradients of copies alone."""
-    right, gradient = losses(0, "torch")
-    torch.testing.assert_close(losses(micro_size, "torch", copies), (right, gradient), rtol=1e-12, atol=1e-14)
-    mindspores = (right * micro_size * copies, gradient * copies)
-    torch.testing.assert_close(losses(micro_size, "mindspore", copies), mindspores, rtol=1e-12, atol=1e-14)
-
-
 def test_results_that_are_no_scalars_are_joined_by_rows():
     network = nn.Linear(3, 2)
     x = torch.randn(6, 3)
@@ -241,14 +214,6 @@ def test_results_that_are_no_scalars_are_joined_by_rows():
     assert float(join_values([torch.tensor(1), torch.tensor(2)], 0.5)) == 1.5
     assert join_values(["word", "word"], 0.5) == "word"
     assert join_values([torch.ones(1, 2), torch.zeros(1, 2)], 0.5).tolist() == [[1, 1], [0, 0]]
-
-
-def test_names_of_parameters_and_of_checkpoints_are_the_networks(tmp_path):
-    network = nn.Sequential(nn.Linear(4, 2))
-    step = AutoParallel(Pipeline(WithLoss(network, F.mse_loss), 2))
-    assert [name for name, _ in step.named_parameters()] == ["0.weight", "0.bias"]
-    path = save_checkpoint(step, tmp_path / "saved")
-    assert {name for name in load_checkpoint(path) if "weight" in name or "bias" in name} == {"0.weight", "0.bias"}
 
 
 LINEAR = nn.Linear(1, 1)
@@ -270,8 +235,6 @@ def pipelined(**settings):
         (lambda: pipelined(stages=True), r"pipeline\(stages=True\): must be a whole number above 0"),
         (lambda: pipelined(interleave=1), r"pipeline\(interleave=1\): must be True or False"),
         (lambda: pipelined(output_broadcast="yes"), r"pipeline\(output_broadcast='yes'\): must be True or False"),
-        (lambda: pipelined(scheduler="1f1"), r"did you mean 1f1b"),
-        (lambda: pipelined(scheduler="gpipe", interleave=True), r"use \"1f1b\" or \"zero_bubble\" with it"),
         (lambda: PipelineSpec(stages=3).ranks_per_stage(8), "8 ranks cannot be divided into 3 equal stages"),
     ],
 )

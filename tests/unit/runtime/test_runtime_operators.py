@@ -66,6 +66,7 @@ def text(form):
         (torch.matmul, ((3, 4, 8), (8,)), "b0 m k, k -> b0 m", ""),
         (lambda x: F.adaptive_avg_pool2d(x, (3, 1)), ((4, 2, 7, 6),), "n0 n1 s0 s1 -> n0 n1 s0 .", "s0"),
         (lambda x: F.adaptive_avg_pool2d(x, (3, 2)), ((4, 2, 6, 6),), "n0 n1 s0 s1 -> n0 n1 s0 s1", ""),
+        (lambda x: x.expand(3, 4, 8), ((4, 1),), "d1 . -> d0 d1 d2", ""),
         (lambda x: x.diagonal(), ((4, 8),), ". . -> .", ""),
         (lambda x: torch.std_mean(x, (0, 2)), ((4, 8, 2),), ". d1 . -> d1 | d1", ""),
     ],

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from asked_cases import every_third_fast, one_fast
+from drawn_layouts import layouts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_capture import captured, partitioned
@@ -20,7 +21,7 @@ from msrun.runtime.capture.batch_rows import refuse_lost_rows
 from msrun.runtime.nn.random_calls import drop, mask_shape
 from msrun.runtime.nn.random_draws import DRAWS, arguments_of, draw
 from msrun.runtime.nn.random_stream import Box, DrawKey, Source, keep_mask, put_stream_state, take_stream_state
-from msrun.runtime.sharding.layout import Mesh, TensorLayout
+from msrun.runtime.sharding.layout import Mesh
 from msrun.runtime.sharding.operators.dropout import BATCH_DIM, CALL, LOST, CutShape, draw_part, part_mask
 
 aten = torch.ops.aten
@@ -235,12 +236,8 @@ OPERATORS = {
 @st.composite
 def parts(draw):
     mesh = Mesh(draw(st.sampled_from([(2, 2), (3, 2), (4,), (2, 2, 2)])))
-    ndim = draw(st.integers(1, 4))
-    places = [draw(st.integers(-1, ndim - 1)) for _ in mesh.axes]
-    order = draw(st.permutations(mesh.axes))
-    split = tuple(tuple(axis for axis in order if places[axis] == dim) for dim in range(ndim))
-    shape = tuple(mesh.extent(axes) * draw(st.integers(1, 3)) for axes in split)
-    return mesh, shape, TensorLayout(split)
+    layout = draw(layouts(mesh, draw(st.integers(1, 4))))
+    return mesh, tuple(mesh.extent(axes) * draw(st.integers(1, 3)) for axes in layout.split), layout
 
 
 @pytest.mark.parametrize("dtype", one_fast(*FLOATS))

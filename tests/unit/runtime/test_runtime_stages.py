@@ -310,7 +310,7 @@ def test_operators_on_the_host_change_no_number_and_copy_what_the_plan_says(draw
     plan = predict_traffic(call, 0).totals
     assert plan is not None
     assert (dict(traffic.calls), dict(traffic.bytes)) == (plan.calls, plan.bytes)
-    values = [(str(n.kwargs["collective"]), n.all_input_nodes[0].name) for n in program.borders]
+    values = directions(program)
     assert len(values) == len(set(values)), "no value is copied twice"
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from asked_cases import every_third_fast, one_fast
+from random_networks.functions import StraightThrough
 from small_capture import captured, partitioned
 from torch import Tensor, nn
 
@@ -252,20 +253,6 @@ def test_linear_on_flattened_rows_keeps_its_shape_when_a_reader_wants_it_flat():
     ]
 
 
-class Cubed(torch.autograd.Function):
-    """Works value by value."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * x * x
-
-    @staticmethod
-    def backward(ctx, gradient):
-        (x,) = ctx.saved_tensors
-        return gradient * 3 * x * x
-
-
 class Centred(torch.autograd.Function):
     """Mixes the rows, of a batch of any size."""
 
@@ -316,27 +303,9 @@ class Spread(torch.autograd.Function):
         return gradient.sum(0).expand(ctx.rows, 8)
 
 
-class Applied(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self._function = function
-
-    def forward(self, x):
-        return self._function.apply(x)
-
-
-class Network(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-        self.applied = Applied(function)
-
-    def forward(self, x):
-        return self.applied(self.layer(x)) + 1
-
-
-def program_of(network, strategy=None):
-    """Cut it on two ranks; `strategy`: the user's, for the function."""
+def program_of(function, strategy=None):
+    """Cut a network that applies a function on two ranks; `strategy`: the user's, for the function."""
+    network = nn.Sequential(nn.Linear(8, 8), Calls(lambda x: function.apply(x) + 1))
     graph = captured(network, torch.ones(4, 8))
     if strategy is not None:
         (node,) = [node for node in graph.graph.nodes if "custom_function" in str(node.target)]
@@ -352,16 +321,16 @@ def gathers(program):
 
 
 def test_function_that_works_value_by_value_is_cut_with_the_batch():
-    assert gathers(program_of(Network(Cubed))) == []
+    assert gathers(program_of(StraightThrough)) == []
 
 
 @pytest.mark.parametrize("function", [Centred, Halved])
 def test_function_of_which_nothing_is_known_runs_whole(function):
-    assert gathers(program_of(Network(function))) == ["gather"]
+    assert gathers(program_of(function)) == ["gather"]
 
 
 def test_strategy_is_the_users_promise_that_parts_may_be_run():
-    assert gathers(program_of(Network(Centred), (2, 1))) == []
+    assert gathers(program_of(Centred, (2, 1))) == []
 
 
 @pytest.mark.parametrize(
@@ -374,7 +343,7 @@ def test_strategy_is_the_users_promise_that_parts_may_be_run():
 )
 def test_function_that_does_not_fit_its_strategy_is_refused(function, why):
     with pytest.raises(StrategyError, match=why):
-        program_of(Network(function), (2, 1))
+        program_of(function, (2, 1))
 
 
 WIDTH = 8

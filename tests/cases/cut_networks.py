@@ -51,22 +51,35 @@ def batch(seed=1):
     return tuple(torch.randn(4, 8, generator=generator, dtype=torch.float64) for _ in range(2))
 
 
-def backward(step, right, seed=1):
-    x, y = batch(seed)
-    loss, expected = step(x, y), F.mse_loss(right(x), y)
+def backward(step, right, seed=1, *, data=batch, give=tuple):
+    *inputs, y = data(seed)
+    loss, expected = step(*give((*inputs, y))), F.mse_loss(right(*inputs), y)
     loss.backward()
     expected.backward()
     assert_close(loss.detach(), expected.detach())
 
 
-def train(step, right, ours, theirs, steps=2):
-    """Take the same steps on both sides and compare the weights."""
+def train(step, right, *optimizers, data=batch, give=tuple, between=lambda: None, steps=2):
+    """Take the same steps on both sides, and compare losses and weights.
+
+    Args:
+        data: seed -> the whole batch, with what is to come out as the last.
+        give: whole batch -> what this rank passes.
+        between: called after each backward pass.
+    """
     for seed in range(steps):
-        backward(step, right, seed)
-        for optimizer in (ours, theirs):
+        backward(step, right, seed, data=data, give=give)
+        between()
+        for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-    assert_state(step.state_dict(), right.state_dict())
+    assert_same(step, right)
+
+
+def assert_same(step, right):
+    """Compare weights, which may have other names."""
+    for value, expected in zip(step.state_dict().values(), right.state_dict().values(), strict=True):
+        assert_close(value, expected)
 
 
 def whole(value):

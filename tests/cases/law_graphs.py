@@ -6,9 +6,7 @@ from pathlib import Path
 
 import torch
 from operator_cases import OperatorNetwork
-
-from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.captured_graph import find_target
+from small_capture import captured
 
 MODULES = tuple(sorted(path.stem for path in Path(__file__).parent.glob("operator_cases*.py")))
 """Every table of operators beside this file."""
@@ -51,5 +49,4 @@ def graph_of(case, dtype):
     """Return the graph of one case."""
     values = case.values(dtype)
     given = [value for index, value in enumerate(values) if index not in case.parameters]
-    shapes = [tuple(value.shape) for value in given]
-    return capture(find_target(OperatorNetwork(case, values)), given, {}, input_shapes=shapes, parameter_shapes={})
+    return captured(OperatorNetwork(case, values), *given)

@@ -109,14 +109,13 @@ class OperatorNetwork(nn.Module):
     def __init__(self, case, values):
         super().__init__()
         self.op = _Call(case.call)
-        self._case = case
+        self._names = [f"p{index}" if index in case.parameters else "" for index in range(len(case.shapes))]
         for index in case.parameters:
             self.register_parameter(f"p{index}", nn.Parameter(values[index].clone()))
 
     def forward(self, *tensors):
         given = iter(tensors)
-        count = len(self._case.shapes)
-        return self.op(*(getattr(self, f"p{i}") if i in self._case.parameters else next(given) for i in range(count)))
+        return self.op(*[getattr(self, name) if name else next(given) for name in self._names])
 
 
 class _Call(nn.Module):

@@ -1,14 +1,17 @@
 """Tables over ranks and gradients of rows: the numbers of one process, and no memory or message of a table's size."""
 
 import copy
+import functools
 import itertools
 from contextlib import nullcontext
 from pathlib import Path
 
+import cut_networks
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from asked_cases import slow_but
+from cut_networks import assert_close, assert_same
 from local_parts import local
 from on_ranks import on_ranks
 from torch import Tensor, nn
@@ -144,28 +147,7 @@ def rows_of(gradient):
         return sorted(gradient.coalesce().indices()[0].tolist())
 
 
-def assert_close(mine, right):
-    torch.testing.assert_close(mine, right, rtol=1e-10, atol=1e-13)
-
-
-def assert_same(step, right):
-    for value, expected in zip(step.state_dict().values(), right.state_dict().values(), strict=True):
-        assert_close(value, expected)
-
-
-def train(step, right, optimizers, *, data=batch, give=own, between=lambda: None, steps=STEPS):
-    """Take the same steps on both sides, and compare losses and weights."""
-    for seed in range(steps):
-        *inputs, y = data(seed)
-        loss, expected = step(*give((*inputs, y))), F.mse_loss(right(*inputs), y)
-        assert_close(loss.detach(), expected.detach())
-        loss.backward()
-        expected.backward()
-        between()
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-    assert_same(step, right)
+train = functools.partial(cut_networks.train, data=batch, give=own, steps=STEPS)
 
 
 def pair(table, mode="semi_auto", wrap=lambda net: net):
@@ -185,7 +167,7 @@ def made(name, *networks):
 def test_tables_train_as_in_one_process(slices, mode, name):
     step, network, right = pair(lookup(slices), mode)
     before = copy.deepcopy(right).table.embedding_table
-    train(step, right, made(name, network, right))
+    train(step, right, *made(name, network, right))
     named = {int(row) for seed in range(STEPS) for row in batch(seed)[0].unique() if row < ROWS}
     others = sorted({*range(ROWS)} - named)
     assert torch.equal(step.state_dict()["table.embedding_table"][others], before[others])
@@ -212,7 +194,7 @@ def test_batches_that_are_divided_or_whole_recomputed_blocks_and_hsdp_change_no_
     settings["change"](step, network)
     data = known_batch if table == "embedding" else batch
     optimizers = made("LazyAdam" if "wrap" in WAYS[way] else "SGD", network, right)
-    train(step, right, optimizers, data=data, give=settings["give"], steps=2)
+    train(step, right, *optimizers, data=data, give=settings["give"], steps=2)
 
 
 @slow_on_two_and_four
@@ -228,7 +210,7 @@ def test_sparse_embedding_layers_train_as_in_one_process(mode, level, name):
     def look():
         assert rows_of(network.table.weight.grad) == rows_of(right.table.embedding_table.grad)
 
-    train(step, right, optimizers, data=known_batch, between=look)
+    train(step, right, *optimizers, data=known_batch, between=look)
 
 
 @slow_on_two_and_four
@@ -239,7 +221,7 @@ def test_sparse_layers_cut_by_the_user_train_as_in_one_process(ranks, cut, name)
     rows, columns, indices = (ranks.size if cut == each else 1 for each in ("rows", "columns", "batch"))
     shard(network.table, ((rows, columns), (indices, 1)))
     step.dataset_strategy("full_batch")
-    train(step, right, made(name, network, right), data=known_batch, give=tuple)
+    train(step, right, *made(name, network, right), data=known_batch, give=tuple)
 
 
 class Bags(nn.Module):
@@ -286,7 +268,7 @@ def test_sparse_bags_train_as_in_one_process(ranks, cut, name):
             expected = [row - first for row in rows_of(other.weight.grad) if first <= row < first + count]
             assert rows_of(mine.weight.grad) == expected
 
-    train(step, right, made(name, network, right), data=bag_batch, give=tuple, between=look)
+    train(step, right, *made(name, network, right), data=bag_batch, give=tuple, between=look)
     named = {int(row) for seed in range(STEPS) for row in bag_batch(seed)[0].unique()}
     untouched = sorted({*range(16)} - named)
     assert torch.equal(step.state_dict()["uneven.weight"][untouched], before.uneven.weight[untouched])
@@ -350,7 +332,7 @@ def test_gradients_are_clipped_by_the_norm_of_the_whole():
             for p in right.parameters():
                 p.grad = p.grad * min(1.0, 0.1 / (float(norm) + 1e-6))
 
-        train(step, right, made("SGD", network, right), between=clip)
+        train(step, right, *made("SGD", network, right), between=clip)
 
 
 @slow_on_two
@@ -410,7 +392,7 @@ def test_ranks_that_stand_alone_exchange_no_rows(ranks):
 
     step, network, right = pair(lookup("batch_slice"), "stand_alone")
     traffic.reset()
-    train(step, right, made("LazyAdam", network, right), data=shifted, give=tuple)
+    train(step, right, *made("LazyAdam", network, right), data=shifted, give=tuple)
     assert sum(traffic.bytes.values()) == 0, traffic.bytes
 
 
@@ -420,7 +402,7 @@ def test_stages_of_a_pipeline_hold_whole_tables(ranks, name):
     """Two stages, of one rank or of two."""
     step, network, right = pair(lookup("batch_slice"), wrap=lambda net: Pipeline(net, 2))
     step.pipeline(2).dataset_strategy("full_batch")
-    train(step, right, made(name, network, right), give=tuple)
+    train(step, right, *made(name, network, right), give=tuple)
     assert (plain(network.table.embedding_table).numel() > 0) == (ranks.rank < ranks.size // 2)
 
 
@@ -471,7 +453,7 @@ def test_long_rows_are_scaled_when_they_are_looked_up():
             return rows * (0.5 / rows.norm(dim=-1, keepdim=True).clamp_min(0.5))
 
         right.table.forward = scaled
-        train(step, right, made("SGD", network, right))
+        train(step, right, *made("SGD", network, right))
 
 
 # -- memory, messages, files ----------------------------------------------------------------------------------------
@@ -547,7 +529,7 @@ def test_tables_go_to_files_and_come_back(ranks, saved):
     for slices in SLICES:
         step, network, right = pair(lookup(slices))
         ours, theirs = made("LazyAdam", network, right)
-        train(step, right, [ours, theirs])
+        train(step, right, ours, theirs)
         save_checkpoint(network, saved / slices, optimizer=ours)
         tables[slices] = [whole(network.table.embedding_table), theirs.state[right.table.embedding_table]["exp_avg"]]
         for other in SLICES:
@@ -557,7 +539,7 @@ def test_tables_go_to_files_and_come_back(ranks, saved):
             optimizers = made("LazyAdam", again, copied)
             load_checkpoint(saved / slices, again, optimizer=optimizers[0])
             optimizers[1].load_state_dict(copy.deepcopy(theirs.state_dict()))
-            train(AutoParallel(WithLoss(again, F.mse_loss)), copied, optimizers, steps=2)
+            train(AutoParallel(WithLoss(again, F.mse_loss)), copied, *optimizers, steps=2)
     if ranks.rank == 0:
         torch.save(tables, saved / "tables")
 
@@ -588,7 +570,7 @@ def test_tables_in_files_train_as_those_in_memory():
     for slices, name in itertools.product(("batch_slice", "field_slice"), ("LazyAdam", "FTRL")):
         base = Path(f"table_{slices}_{name}").absolute()
         step, network, right = pair(lookup(slices, storage=str(base)))
-        train(step, right, made(name, network, right))
+        train(step, right, *made(name, network, right))
         held = local(network.table.embedding_table)
         on_disk = torch.from_file(f"{base}.{get_rank()}", size=held.numel(), dtype=torch.float64)
         assert torch.equal(on_disk.view(-1, WIDTH), held)

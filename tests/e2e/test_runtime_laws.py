@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from asked_cases import slow_but
+from drawn_layouts import all_layouts
 from law_graphs import MODULES, WORLDS, graph_of, runs_of
 from on_ranks import on_ranks
 from placed_parameters import placed
@@ -23,18 +24,6 @@ from msrun.runtime.sharding.layout import Move, TensorLayout, build_mesh, plan_r
 from msrun.runtime.sharding.strategies import OperatorStrategy
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2}
-
-
-def all_layouts(mesh, shape):
-    """Return every layout of a tensor: each axis cuts one dimension or none, in every order."""
-    found = set()
-    for places in itertools.product(range(-1, len(shape)), repeat=len(mesh.axes)):
-        for order in itertools.permutations(mesh.axes):
-            split = tuple(tuple(axis for axis in order if places[axis] == dim) for dim in range(len(shape)))
-            layout = TensorLayout(split)
-            if layout.fits(mesh, shape):
-                found.add(layout)
-    return sorted(found, key=lambda layout: layout.split)
 
 
 def difference(mine, right):

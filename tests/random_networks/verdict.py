@@ -9,6 +9,8 @@ GOOD = ("equal", "refused", "invalid")
 PEER_LEFT = re.compile(
     r"closed by peer|Connection reset|Broken pipe|Connection refused|gloo.*(Timed out|timeout)", re.I
 )
+HEARD = ("cannot run this call", "CollectiveError: ")
+"""What a rank says that has heard of the others' error."""
 _ONE_RANKS_OWN = re.compile(r"torch\.optim\.|so a norm here")
 """Refusals outside of calls that all ranks make together: others may have nothing to refuse, and msrun ends them."""
 _INTERNAL = re.compile(r"out of range|object is not|has no attribute|KeyError|IndexError|AssertionError|NoneType")
@@ -54,15 +56,15 @@ def judge(case, alone, ranks):
     own = [(rank, report) for rank, report in broken if not PEER_LEFT.search(report.message)]
     if alone.kind != "done":
         if alone.kind == "refused" and len(refused) == len(ranks):
-            return Verdict("refused", first_reason(refused))
+            return Verdict("refused", first_own(refused).error)
         return Verdict("invalid", f"one process: {alone.error}", alone.trace)
     assert alone.trained is not None
     if not bool(_vector(alone.trained.losses).isfinite().all()):
         return Verdict("invalid", "one process: a loss that is not finite")
     for rank, report in own:
         return Verdict("internal error", f"rank {rank}: {report.error}", report.trace)
-    if refused and _ONE_RANKS_OWN.search(first_reason(refused)) and not own:
-        return Verdict("refused", first_reason(refused))
+    if refused and _ONE_RANKS_OWN.search(first_own(refused).error) and not own:
+        return Verdict("refused", first_own(refused).error)
     if refused and len(refused) < len(ranks):
         return Verdict("refused by some ranks", f"{refused[0].error}; others left", refused[0].trace)
     if broken:
@@ -71,7 +73,7 @@ def judge(case, alone, ranks):
         several = [report for report in refused if "\n" in report.message.strip()]
         if several:
             return Verdict("several lines", several[0].error, several[0].trace)
-        reason = first_reason(refused)
+        reason = first_own(refused).error
         if hides_an_internal_error(reason):
             return Verdict("internal error", reason, refused[0].trace)
         if reason.startswith("VerificationError"):  # a step that is wrong, or a check that is
@@ -86,10 +88,10 @@ def hides_an_internal_error(reason):
     return bool(_INTERNAL.search(reason))
 
 
-def first_reason(refused):
-    """Return the message of the rank that met the reason itself; the others say "rank N cannot run this call"."""
-    own = [report.error for report in refused if "cannot run this call" not in report.error]
-    return (own or [refused[0].error])[0]
+def first_own(refused):
+    """Return the report of the rank that met the reason itself."""
+    own = [report for report in refused if not any(words in report.error for words in HEARD)]
+    return (own or refused)[0]
 
 
 def compare(case, alone, ranks):

@@ -1,23 +1,14 @@
 """Verdict on one habit in one mode: equal to one process, refused by name, different, or an error of somebody else."""
 
-from dataclasses import dataclass
-
 import torch
-from random_networks.verdict import PEER_LEFT, differ, hides_an_internal_error
-
-
-@dataclass(frozen=True)
-class Verdict:
-    kind: str
-    """equal; refused; own rows: equal to one process that takes half of the rows at a time; WRONG; raw error; invalid:
-    the script fails in one process too."""
-    message: str = ""
-    """Of a refusal: the class of the error, and its text."""
-    trace: str = ""
+from random_networks.verdict import PEER_LEFT, Verdict, differ, first_own, hides_an_internal_error
 
 
 def judge(alone, halves, ranks, limit):
     """Compare the ranks with the one process, and with one that takes half of the rows at a time.
+
+    The kind is equal; refused, by the class of an error and its text; own rows: equal to one process that takes half of
+    the rows at a time; WRONG; raw error; or invalid: the script fails in one process too.
 
     Args:
         limit: the largest difference, relative to a tensor's largest value.
@@ -28,11 +19,9 @@ def judge(alone, halves, ranks, limit):
         if report.kind == "error" and not PEER_LEFT.search(report.message):
             return Verdict("raw error", f"rank {rank}: {report.error}", report.trace)
     refused = [report for report in ranks if report.kind == "refused"]
-    told = ("cannot run this call", "CollectiveError: ")  # by a rank that has heard of the others' error
-    own = [report for report in refused if not any(words in report.error for words in told)] or refused
-    if own:
-        kind = "raw error" if hides_an_internal_error(own[0].error) else "refused"
-        return Verdict(kind, own[0].error, own[0].trace)
+    if refused:
+        own = first_own(refused)
+        return Verdict("raw error" if hides_an_internal_error(own.error) else "refused", own.error, own.trace)
     for rank, report in enumerate(ranks):
         if report.kind != "done":
             return Verdict("raw error", f"rank {rank}: {report.error}", report.trace)

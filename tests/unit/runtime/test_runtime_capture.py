@@ -9,21 +9,15 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from asked_cases import every_third_fast, one_fast, slow_but
+from small_capture import captured
 from torch import Tensor, fx, nn
 from torch.nn.utils import rnn
 from torch.utils._pytree import tree_map_only
 
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime import AutoParallel, no_init_parameters, shard, value_and_grad
-from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import find_target
 from msrun.runtime.capture.writes import make_functional
-from msrun.runtime.parallel.given_strategies import strategies_of
-
-
-def captured(network, *inputs, **settings):
-    shapes = [tuple(value.shape) for value in inputs if isinstance(value, Tensor)]
-    return capture(find_target(network), inputs, settings, input_shapes=shapes, parameter_shapes={})
 
 
 def operators(graph):
@@ -99,7 +93,7 @@ def test_shapes_are_the_global_ones_also_of_parameters_that_are_cut_or_were_neve
     with no_init_parameters():
         network = nn.Linear(4, 1 << 24)
     for cut, shape in (({}, (16, 1 << 24)), ({"weight": (1 << 25, 4), "bias": (1 << 25,)}, (16, 1 << 25))):
-        graph = capture(find_target(network), [torch.ones(2, 4)], {}, input_shapes=[(16, 4)], parameter_shapes=cut)
+        graph = captured(network, torch.ones(2, 4), input_shapes=[(16, 4)], parameter_shapes=cut)
         assert tuple(graph.outputs[0].meta["val"].shape) == shape
     assert tuple(network.weight.shape) == (1 << 24, 4)
 
@@ -145,7 +139,7 @@ scaled = Net(
     ids=["number", "keyword", "loss without a broadcast", "conversion without a check", "inference mode"],
 )
 def test_graph_holds_the_operators_of_the_call_and_nothing_else(network, arguments, settings, expected):
-    assert operators(captured(network, torch.ones(3, 4), *arguments, **settings)) == expected
+    assert operators(captured(network, torch.ones(3, 4), *arguments, named=settings)) == expected
 
 
 def test_layers_of_torch_in_evaluation_and_tensors_made_inside_are_captured_as_in_training():
@@ -237,9 +231,7 @@ def test_graph_without_writes_computes_what_the_network_does(call, strategy):
     x = torch.randn(3, 4, dtype=torch.float64)
     if strategy is not None:
         shard(network.layer, strategy)
-    found = capture(
-        find_target(network), (x,), {}, input_shapes=[(3, 4)], parameter_shapes={}, strategies=strategies_of(network)
-    )
+    found = captured(network, x)
     assert not [name for name in operators(found) if name.partition(".")[0].endswith("_")]
     parameters = dict(network.named_parameters())
     known = found.constants | {key: parameters[name] for key, name in found.parameters.items()} | {"input_0": x}

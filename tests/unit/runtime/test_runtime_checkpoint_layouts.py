@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from drawn_layouts import layouts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -298,12 +299,7 @@ KEY = (NETWORK, "weight")
 def cuts(draw, ndim):
     """A world of 1 to 12 ranks and any layout in it: axes in any order, some left for copies."""
     mesh = build_mesh(draw(st.integers(1, 12)))
-    split = [()] * ndim
-    for axis in draw(st.permutations(mesh.axes)):
-        dim = draw(st.integers(-1, ndim - 1))
-        if dim >= 0:
-            split[dim] += (axis,)
-    return mesh, TensorLayout(tuple(split))
+    return mesh, draw(layouts(mesh, ndim))
 
 
 @st.composite

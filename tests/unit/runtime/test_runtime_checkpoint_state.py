@@ -19,6 +19,7 @@ from msrun.errors import CheckpointError
 from msrun.runtime import (
     AutoParallel,
     MicroBatchInterleaved,
+    Pipeline,
     WithLoss,
     init_parameters,
     latest_checkpoint,
@@ -124,6 +125,7 @@ WRAPPERS = {
     "with loss": lambda n: WithLoss(n, F.mse_loss),
     "copies": lambda n: MicroBatchInterleaved(WithLoss(n, F.mse_loss), 2),
     "auto parallel": lambda n: AutoParallel(WithLoss(n, F.mse_loss)),
+    "pipeline": lambda n: AutoParallel(Pipeline(WithLoss(n, F.mse_loss), 2)),
     "auto parallel of copies": lambda n: AutoParallel(MicroBatchInterleaved(WithLoss(n, F.mse_loss), 2)),
 }
 

@@ -10,21 +10,19 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from asked_cases import one_fast
 from placed_parameters import placed
+from small_capture import captured, partitioned
 from torch import Tensor, fx, nn
 
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime import AutoParallel
-from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.captured_graph import find_target
 from msrun.runtime.parallel.batch.parts import BatchParts
 from msrun.runtime.parallel.compilation.compiled import build_compiled_call
 from msrun.runtime.parallel.settings import ParallelSettings
-from msrun.runtime.partition.partition import partition
 from msrun.runtime.schedule.deferred_weights import CompileSpec
 from msrun.runtime.schedule.replay import RecomputeSpec
 from msrun.runtime.schedule.segments import cut_segments, may_take_gradient, may_take_source, plan_buffers
 from msrun.runtime.sharding.collective import Collective
-from msrun.runtime.sharding.layout import TensorLayout, build_mesh
+from msrun.runtime.sharding.layout import build_mesh
 from msrun.runtime.sharding.operators.rule import apply_collective
 
 
@@ -87,24 +85,14 @@ FORMS = [
 ]
 
 
-def captured(network, x):
-    return capture(find_target(network), [x], {}, input_shapes=[tuple(x.shape)], parameter_shapes={})
-
-
-def partitioned(graph, mesh, ndim=2):
-    layout = TensorLayout((mesh.axes, *((),) * (ndim - 1)))
-    return partition(graph, mesh, input_layouts=[layout], strategies={}, output_batch_axes=mesh.axes)
-
-
 def compiled(network, x, copies=1, **more):
     return compiled_of(captured(network, x[: len(x) // copies]), network, copies, **more)
 
 
 def compiled_of(graph, network, copies, **more):
-    mesh = build_mesh(1)
-    program = partitioned(graph, mesh)
+    program = partitioned(graph, 1)
     stored = {name: placed(name, parameter) for name, parameter in network.named_parameters()}
-    more |= {"mesh": mesh, "rank": 0, "parts": BatchParts((("copies", copies),))}
+    more |= {"mesh": build_mesh(1), "rank": 0, "parts": BatchParts((("copies", copies),))}
     return build_compiled_call(graph, program, stored, dict(network.named_buffers()), **more), program
 
 
@@ -190,7 +178,7 @@ def test_no_gradient_flows_out_of_a_region_without_gradients():
 
 
 def buffer_plan(network, x):
-    program = partitioned(captured(network, x), build_mesh(4), x.dim())
+    program = partitioned(captured(network, x), is_cut=True)
     segments = cut_segments(program, {})
     plan = plan_buffers(program, segments)
     assert [index for span in plan.spans for index in span] == list(range(len(segments)))

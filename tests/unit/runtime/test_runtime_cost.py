@@ -14,12 +14,11 @@ import torch
 import transformer_scenarios
 from asked_cases import one_fast
 from law_graphs import MODULES, graph_of
+from small_capture import captured, layouts_of, partitioned
 from torch import Tensor, nn
 
 from msrun.errors import StrategyError
 from msrun.runtime import AutoParallel, Degrees, GradAccumulation, ParallelPlan, recompute, search_degrees, shard
-from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.captured_graph import find_target
 from msrun.runtime.cost.devices import PROFILES, DeviceProfile, Link, find_profile
 from msrun.runtime.cost.operators import (
     NOTHING,
@@ -36,19 +35,17 @@ from msrun.runtime.cost.operators import (
 from msrun.runtime.parallel import degrees
 from msrun.runtime.parallel.compilation.compiled import activations_of
 from msrun.runtime.parallel.degrees import DividedGraph, PartPrices
-from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.parallel.modes.replica_plan import build_lone_plan
 from msrun.runtime.parallel.plan import GroupPlan, ParameterPlan
 from msrun.runtime.parallel.recomputation import recomputed_in
 from msrun.runtime.partition.collective_messages import CollectiveTraffic, Message, Totals
 from msrun.runtime.partition.decide import Constraints, decide
-from msrun.runtime.partition.events import LocalWork, tell
-from msrun.runtime.partition.partition import lower, partition
+from msrun.runtime.partition.events import LocalWork
+from msrun.runtime.partition.partition import lower
 from msrun.runtime.partition.price import StepSpec, price
 from msrun.runtime.partition.program import OperatorPlan, Use
 from msrun.runtime.partition.reads import ParameterUses
-from msrun.runtime.schedule.replay import ActivationEstimate, estimate_activations, find_regions, plan_replays
-from msrun.runtime.schedule.segments import cut_segments
+from msrun.runtime.schedule.replay import ActivationEstimate
 from msrun.runtime.search.search import Search, SearchSpec
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 from msrun.runtime.simulate.calibration import added_s
@@ -200,16 +197,8 @@ class Network(nn.Module):
 
 
 def estimate(network, *, ranks=1, copies=1):
-    x = torch.ones(FEW, NARROW)
-    graph = capture(find_target(network), [x], {}, input_shapes=[tuple(x.shape)], parameter_shapes={})
-    mesh = build_mesh(ranks)
-    layout = TensorLayout((mesh.axes, ()))
-    program = partition(graph, mesh, input_layouts=[layout], strategies={}, output_batch_axes=mesh.axes)
-    regions = find_regions(program, recomputed_in(network))
-    region_of = {name: number for number, region in enumerate(regions) for name in region.nodes}
-    segments = cut_segments(program, {use.node.name: 0 for use in program.parameters.values()}, region_of)
-    replays = plan_replays(segments, regions, program.outputs)
-    return estimate_activations(tell(program), segments, replays, copies)
+    program = partitioned(captured(network, torch.ones(FEW, NARROW)), ranks, is_cut=True)
+    return activations_of(program, recomputed_in(network), copies)
 
 
 def kept_by_autograd(network):
@@ -295,13 +284,13 @@ def prices_of(stages, rows):
     """Return the prices of a part of the batch on one rank a stage, and seconds and bytes of it without stages."""
     network, batch = stack()
     search_of = degrees._Search(network, [batch], stages, degrees.SearchSettings("exact", H100), 60.0)
-    captured, mesh = search_of._capture(ROWS // rows), build_mesh(1)
+    graph, mesh = search_of._capture(ROWS // rows), build_mesh(1)
     spec = SearchSpec("dynamic_programming", H100)
     plan = Search(
-        captured, mesh, Constraints([TensorLayout.replicated(2)]), spec, lambda _, *, shards_all: StepSpec()
+        graph, mesh, Constraints([TensorLayout.replicated(2)]), spec, lambda _, *, shards_all: StepSpec()
     ).run()
-    graph = DividedGraph(captured, stages, search_of._paths(ROWS // rows))
-    return PartPrices(graph, plan.plan), plan.plan.price.seconds, plan.plan.price.memory_bytes
+    divided = DividedGraph(graph, stages, search_of._paths(ROWS // rows))
+    return PartPrices(divided, plan.plan), plan.plan.price.seconds, plan.plan.price.memory_bytes
 
 
 def test_an_undivided_step_has_the_price_of_its_strategies():
@@ -452,8 +441,7 @@ def test_deciding_ends_when_two_ways_make_each_other_look_better(monkeypatch):
     graph = graph_of(case, torch.float32)
     ways = itertools.cycle({"weight": Use(TensorLayout.replicated(dims), ())} for dims in (1, 2))
     monkeypatch.setattr(ParameterUses, "better_storage", lambda _: next(ways))
-    layouts = [TensorLayout.replicated(len(shape)) for shape in case.shapes]
-    assert decide(graph, MESH, Constraints(layouts)).operators
+    assert decide(graph, MESH, Constraints(layouts_of(graph, MESH))).operators
 
 
 def transformer(data, model):
@@ -463,22 +451,14 @@ def transformer(data, model):
         for name, strategy in transformer_scenarios._megatron(data, model).items():
             shard(network.get_submodule(name), strategy)
     text = torch.zeros(transformer_scenarios.BATCH, transformer_scenarios.TOKENS, dtype=torch.int64)
-    shape = tuple(text.shape)
-    graph = capture(
-        find_target(network),
-        [text, text],
-        {},
-        input_shapes=[shape, shape],
-        parameter_shapes={},
-        strategies=strategies_of(network),
-    )
-    return graph, Constraints([TensorLayout((MESH.axes, ()))] * 2), network
+    graph = captured(network, text, text)
+    return graph, Constraints(layouts_of(graph, MESH, is_cut=True))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("data", "model"), one_fast((2, 2), (4, 1), (1, 4)))
 def test_a_transformers_activations_are_priced_as_its_segments_keep_them(data, model):
-    graph, given, _ = transformer(data, model)
+    graph, given = transformer(data, model)
     decisions = decide(graph, MESH, given)
     program, found = lower(graph, decisions), price(graph, decisions, DEVICE)
     kept = activations_of(program, {}, 1).kept_bytes
@@ -490,9 +470,8 @@ def test_a_transformers_activations_are_priced_as_its_segments_keep_them(data, m
 
 
 def test_optimizer_parallel_divides_parameters_and_state_and_level3_gathers_twice():
-    network, shape = nn.Sequential(nn.Linear(16, 64), nn.ReLU()), (8, 16)
-    graph = capture(find_target(network), [torch.ones(shape)], {}, input_shapes=[shape], parameter_shapes={})
-    decisions = decide(graph, MESH, Constraints([TensorLayout((MESH.axes, ()))]))
+    graph = captured(nn.Sequential(nn.Linear(16, 64), nn.ReLU()), torch.ones(8, 16))
+    decisions = decide(graph, MESH, Constraints(layouts_of(graph, MESH, is_cut=True)))
     weight = "0.weight"
     whole = price(graph, decisions, DEVICE)
     cut = price(graph, decisions, DEVICE, StepSpec({weight: (0, 1)}))

@@ -16,13 +16,12 @@ import torch.nn.functional as F  # noqa: N812
 from asked_cases import one_fast
 from hypothesis import given
 from hypothesis import strategies as st
+from small_capture import captured
 from torch import Tensor, fx, nn
 
 from msrun.errors import ParallelError, StrategyError
 from msrun.runtime import AutoParallel, WithLoss, optim, value_and_grad
 from msrun.runtime.capture.aten import apply_autocast
-from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.captured_graph import find_target
 from msrun.runtime.execute import transfers as module
 from msrun.runtime.execute.gradients import GatheredGroup
 from msrun.runtime.execute.transfers import TensorFuture
@@ -466,9 +465,7 @@ class Mixture(nn.Module):
 
 def captured_with_casts(network, inputs, dtype):
     with torch.autocast("cpu", dtype):
-        found = capture(
-            find_target(network), inputs, {}, input_shapes=[tuple(x.shape) for x in inputs], parameter_shapes={}
-        )
+        found = captured(network, *inputs)
     apply_autocast(found.graph, found.parameters, "cpu", dtype)
     return found
 

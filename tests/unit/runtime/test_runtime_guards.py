@@ -7,26 +7,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 from asked_cases import one_fast, slow_but
+from small_capture import captured
 from torch import Tensor, nn
 from torch._dynamo.symbolic_convert import InliningInstructionTranslator
 from torch.utils.checkpoint import checkpoint
 
 from msrun.runtime import shard
 from msrun.runtime.capture import capture as module_of_capture
-from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.captured_graph import find_target
 from msrun.runtime.nn.random_stream import stream_of
 from msrun.runtime.nn.replaced import current, replaced_for_now
-from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.tensors.plain_tensors import holding
 
 network = nn.Linear(2, 2)
 factor = 1.0
-
-
-def captured(function, *args, **kwargs):
-    shapes = [tuple(value.shape) for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-    return capture(find_target(function), args, kwargs, input_shapes=shapes, parameter_shapes={})
 
 
 def holds(graph, function, *args, **kwargs):
@@ -75,7 +68,7 @@ def test_what_the_network_reads_and_the_graph_holds_may_not_change(name):
 
 def test_one_and_true_are_two_arguments():
     net, x = Net(), torch.ones(1, 2)
-    graph = captured(net, x, is_large=True)
+    graph = captured(net, x, named={"is_large": True})
     assert holds(graph, net, x, is_large=True)
     assert not any(holds(graph, net, x, **other) for other in ({"is_large": 1}, {"is_large": False}, {}))
 
@@ -283,13 +276,6 @@ NETWORKS = {
 }
 
 
-def captured_cut(network, x):
-    strategies = strategies_of(network)
-    return capture(
-        find_target(network), (x,), {}, input_shapes=[tuple(x.shape)], parameter_shapes={}, strategies=strategies
-    )
-
-
 def described(graph):
     """Return all that later steps read of a graph."""
     kept = ("msrun_recompute", "checkpoint", "msrun_strategy")
@@ -333,16 +319,16 @@ def test_equal_blocks_are_traced_once_for_one_graph(name, traced, monkeypatch):
     torch.manual_seed(0)
     network = build()
     x = torch.ones(2, 4, requires_grad=True)
-    graph = captured_cut(network, x)
+    graph = captured(network, x)
     assert traced.count("Block.forward") == times
     monkeypatch.setattr(module_of_capture, "find_equal_blocks", lambda _: set())
-    assert described(graph) == described(captured_cut(network, x))
+    assert described(graph) == described(captured(network, x))
 
 
 @pytest.mark.parametrize("index", one_fast(2, 0, 1, 3))
 def test_what_was_read_of_the_first_block_is_guarded_in_each(index):
     network, x = blocks(), torch.ones(2, 4, requires_grad=True)
-    trace = captured_cut(network, x).traced
+    trace = captured(network, x).traced
     assert trace.holds(network, (x,), {})
     network[index].scale = 2.0
     assert not trace.holds(network, (x,), {})

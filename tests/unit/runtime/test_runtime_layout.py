@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from drawn_layouts import all_layouts, layouts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.device_mesh import DeviceMesh
@@ -44,17 +45,6 @@ def apply(step, parts, mesh):
 @st.composite
 def meshes(draw):
     return build_mesh(draw(st.integers(1, 16)))
-
-
-@st.composite
-def layouts(draw, mesh, ndim):
-    """Draw any layout: each axis cuts one dimension or none; the axes of one dimension stand in any order."""
-    split = [[] for _ in range(ndim)]
-    for axis in draw(st.permutations(mesh.axes)):
-        place = draw(st.integers(-1, ndim - 1))
-        if place >= 0:
-            split[place].append(axis)
-    return TensorLayout(tuple(tuple(axes) for axes in split))
 
 
 @st.composite
@@ -271,17 +261,6 @@ def test_device_mesh_of_torch_and_its_placements_are_the_same_cut():
         Layout.from_mesh(DeviceMesh("cpu", [0, 1, 2, 3, 4, 5, 6, 7]))
 
 
-def every_layout(mesh, shape):
-    """Return every layout that cuts this shape evenly."""
-    found = set()
-    for places in itertools.product(range(-1, len(shape)), repeat=len(mesh.axes)):
-        for order in itertools.permutations(mesh.axes):
-            split = tuple(tuple(axis for axis in order if places[axis] == dim) for dim in range(len(shape)))
-            if TensorLayout(split).fits(mesh, shape):
-                found.add(TensorLayout(split))
-    return sorted(found, key=lambda layout: layout.split)
-
-
 def neighbours(mesh, split, shape, *, is_differentiable):
     """Yield where one collective leads from a layout, and the elements that a rank receives for it."""
     local = math.prod(shape) / math.prod(mesh.shape[axis] for axes in split for axis in axes)
@@ -309,9 +288,9 @@ def neighbours(mesh, split, shape, *, is_differentiable):
 
 def cheapest(mesh, source, shape, *, is_differentiable):
     """Return the least elements from one layout to every other: relax edges until nothing changes (Bellman-Ford)."""
-    layouts = [layout.split for layout in every_layout(mesh, shape)]
-    edges = {split: list(neighbours(mesh, split, shape, is_differentiable=is_differentiable)) for split in layouts}
-    best = dict.fromkeys(layouts, math.inf) | {source.split: 0.0}
+    splits = [layout.split for layout in all_layouts(mesh, shape)]
+    edges = {split: list(neighbours(mesh, split, shape, is_differentiable=is_differentiable)) for split in splits}
+    best = dict.fromkeys(splits, math.inf) | {source.split: 0.0}
     changed = True
     while changed:
         changed = False
@@ -330,7 +309,7 @@ SHAPES = [(8, 8), (24,), (12, 24), (2, 24), (4, 4, 8)]
 def brute_cases(draw):
     mesh = draw(st.sampled_from(MESHES))
     shape = draw(st.sampled_from([shape for shape in SHAPES if len(mesh.axes) + len(shape) < 6]))
-    source = draw(st.sampled_from(every_layout(mesh, shape)))
+    source = draw(st.sampled_from(all_layouts(mesh, shape)))
     return mesh, shape, source, draw(st.booleans())
 
 

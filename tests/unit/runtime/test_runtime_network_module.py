@@ -33,7 +33,8 @@ def batch():
 def outcome(whole, compat="torch", incoming=1.0):
     """Return the loss, the gradient of the input, and those of the parameters."""
     x, y = batch()
-    loss = AutoParallel(whole, compat=compat)(x, y)
+    step = AutoParallel(whole, compat=compat)
+    loss = (step.pipeline(2) if isinstance(whole, Pipeline) else step)(x, y)
     (loss * incoming).backward()
     found = [loss.detach(), x.grad, *(parameter.grad for parameter in whole.parameters())]
     return [value for value in found if value is not None]
@@ -46,6 +47,8 @@ WAYS = {
     "4 copies": lambda net: MicroBatchInterleaved(net, 4),
     "copies of micro batches": lambda net: MicroBatchInterleaved(GradAccumulation(net, 2), 3),
     "micro batches of copies": lambda net: GradAccumulation(MicroBatchInterleaved(net, 2), 3),
+    "pipeline": lambda net: Pipeline(net, 3),
+    "pipeline of copies": lambda net: Pipeline(MicroBatchInterleaved(net, 2), 3),
 }
 
 
@@ -133,7 +136,7 @@ def test_step_that_hands_its_batch_on_is_captured_as_one_part():
     assert find_parts(find_wrappers(whole)) == BatchParts((("micro batches", 3), ("copies", 2)))
 
 
-whole = MicroBatchInterleaved(network(), 2)
+whole = MicroBatchInterleaved(WithLoss(nn.Linear(4, 2), F.mse_loss).double(), 2)
 
 
 @pytest.mark.parametrize(

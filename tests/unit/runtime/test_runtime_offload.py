@@ -62,8 +62,7 @@ def test_steps_are_those_of_the_device(make, ratio):
     left, right = network(), network()
     on_device, on_host = make(left.parameters()), optim.offload(make(right.parameters()), ratio=ratio)
     assert take_steps(right, on_host) == pytest.approx(take_steps(left, on_device), rel=1e-12, abs=0)
-    for a, b in zip(left.parameters(), right.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-15)
+    torch.testing.assert_close([*left.parameters()], [*right.parameters()], rtol=1e-12, atol=1e-15)
 
 
 def test_small_chunks_step_as_one_does(monkeypatch):
@@ -90,8 +89,7 @@ def test_target_may_change_between_steps_and_the_state_moves_along(make):
         moving.target = word
         for net, optimizer in ((left, still), (right, moving)):
             take_steps(net, optimizer, 2)
-    for a, b in zip(left.parameters(), right.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-15)
+    torch.testing.assert_close([*left.parameters()], [*right.parameters()], rtol=1e-12, atol=1e-15)
 
 
 def test_wrong_words_are_refused_with_what_to_do():

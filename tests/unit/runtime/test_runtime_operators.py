@@ -6,18 +6,16 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from asked_cases import every_third_fast, one_fast
+from random_networks.functions import StraightThrough
+from small_capture import captured, partitioned
 from torch import Tensor, nn
 
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime import SoftmaxCrossEntropyExpand, WithLoss, parallelize, shard
-from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.captured_graph import find_target
 from msrun.runtime.cost.devices import PROFILES
 from msrun.runtime.nn import random_calls
 from msrun.runtime.nn.random_stream import Box, DrawKey, keep_mask
-from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.partition.decide import Constraints, decide
-from msrun.runtime.partition.partition import partition
 from msrun.runtime.partition.price import StepSpec, price
 from msrun.runtime.search.search import Search, SearchSpec
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
@@ -38,9 +36,8 @@ class Calls(nn.Module):
 
 def graph_of(network, *shapes, integers=()):
     """Return the graph of a network or a function on inputs of these shapes."""
-    target = find_target(network if isinstance(network, nn.Module) else Calls(network))
     values = [torch.ones(s, dtype=torch.long if index in integers else None) for index, s in enumerate(shapes)]
-    return capture(target, values, {}, input_shapes=shapes, parameter_shapes={})
+    return captured(network if isinstance(network, nn.Module) else Calls(network), *values)
 
 
 def calls_of(call, *shapes, integers=()):
@@ -66,43 +63,20 @@ def text(form):
 @pytest.mark.parametrize(
     ("call", "shapes", "form", "whole"),
     [
-        (F.linear, ((4, 3, 8), (2, 8), (2,)), "b0 b1 k, n k, n -> b0 b1 n", ""),
-        (torch.add, ((8,), (4, 8)), "d1, d0 d1 -> d0 d1", ""),
         (torch.matmul, ((8,), (3, 8, 2)), "k, b0 k n -> b0 n", ""),
         (torch.matmul, ((3, 4, 8), (8,)), "b0 m k, k -> b0 m", ""),
-        (lambda x: x.cumsum(0), ((4, 8),), "d0 d1 -> d0 d1", "d0"),
         (lambda x: F.adaptive_avg_pool2d(x, (3, 1)), ((4, 2, 7, 6),), "n0 n1 s0 s1 -> n0 n1 s0 .", "s0"),
         (lambda x: F.adaptive_avg_pool2d(x, (3, 2)), ((4, 2, 6, 6),), "n0 n1 s0 s1 -> n0 n1 s0 s1", ""),
-        (torch.sum, ((4, 8),), "d0 d1 ->", ""),
-        (lambda x: x.mean(0, keepdim=True), ((4, 8),), "d0 d1 -> . d1", ""),
-        (lambda x: x.amax(1), ((4, 8),), "d0 d1 -> d0", "d1"),
-        (lambda x: x.permute(2, 0, 1), ((4, 8, 2),), "d0 d1 d2 -> d2 d0 d1", ""),
-        (lambda x: x.reshape(2, 2, 8), ((4, 8),), "r0 r1 -> r0 . r1", ""),
-        (lambda x: x.flatten(1), ((4, 2, 3),), "r0 r1 . -> r0 r1", ""),
-        (lambda x: x.unsqueeze(0), ((4, 8),), "r0 r1 -> . r0 r1", ""),
         (lambda x: x.expand(3, 4, 8), ((4, 1),), "d1 . -> d0 d1 d2", ""),
         (lambda x: x.diagonal(), ((4, 8),), ". . -> .", ""),
-        (lambda x: x.split(2, 1), ((4, 4),), "d0 . -> d0 . | d0 .", ""),
-        (lambda x: x.max(-1, keepdim=True), ((4, 8),), "d0 . -> d0 . | d0 .", ""),
         (lambda x: torch.std_mean(x, (0, 2)), ((4, 8, 2),), ". d1 . -> d1 | d1", ""),
-        (lambda x: x.var(0, keepdim=True), ((4, 8),), "d0 d1 -> . d1", "d0"),
-        (lambda x: torch.einsum("ii->i", x), ((4, 4),), "i i -> i", "i"),
     ],
 )
 def test_form_of_an_operator(call, shapes, form, whole):
-    """Those whose inputs all take a strategy are checked by their legal ones."""
+    """Where no case of the operator tables says it."""
     found = form_of(call, *shapes)
     assert text(found) == form
     assert found.whole == frozenset(whole.split())
-
-
-def run(graph, strategies, parts=False):
-    mesh = build_mesh(4)
-    shapes = [node.meta["val"].shape for node in graph.graph.nodes if node.name in graph.inputs]
-    layouts = [TensorLayout((mesh.axes if parts else (), *((),) * (len(shape) - 1))) for shape in shapes]
-    return partition(
-        graph, mesh, input_layouts=layouts, strategies=strategies, output_batch_axes=mesh.axes if parts else ()
-    )
 
 
 def test_size_of_a_reshaped_run_is_what_both_sides_can_be_cut_into():
@@ -198,18 +172,11 @@ def test_expanded_loss_is_the_formula_of_small_operators_and_torchs():
         assert torch.equal(loss(scores, LABELS), F.cross_entropy(scores, LABELS, **words))
 
 
-def partitioned(strategy, *, sparse):
-    network = WithLoss(Calls(lambda x: x), SoftmaxCrossEntropyExpand(sparse=sparse))
-    shard(network.loss_fn, strategy)
-    inputs = [SCORES, LABELS if sparse else F.one_hot(LABELS, 4)]
-    shapes = [tuple(value.shape) for value in inputs]
-    graph = capture(find_target(network), inputs, {}, input_shapes=shapes, parameter_shapes={})
-    return run(graph, strategies_of(network))
-
-
 @pytest.mark.parametrize(("sparse", "label"), [(True, (2,)), (False, (2, 2))])
 def test_samples_and_classes_may_both_be_cut_and_scores_are_never_gathered(sparse, label):
-    program = partitioned(((2, 2), label), sparse=sparse)
+    network = WithLoss(Calls(lambda x: x), SoftmaxCrossEntropyExpand(sparse=sparse))
+    shard(network.loss_fn, ((2, 2), label))
+    program = partitioned(captured(network, SCORES, LABELS if sparse else F.one_hot(LABELS, 4)))
     loss = next(operator for operator in program.operators if operator.origin == "user")
     assert loss.strategy == ((2, 2), label)
     gathers = [text for text in loss.collectives if text.startswith("gather")]
@@ -228,8 +195,7 @@ def test_gradient_of_a_sparse_embedding_has_rows_however_it_is_cut():
     def has_rows(network, shape=(4,), strategy=None):
         if strategy:
             shard(network, strategy)
-        program = run(graph_of(network, shape, integers=(0,)), strategies_of(network))
-        return program.parameters["weight"].has_row_gradient
+        return partitioned(graph_of(network, shape, integers=(0,))).parameters["weight"].has_row_gradient
 
     for strategy in (((4, 1), (1,)), ((1, 4), (1,)), ((1, 1), (4,))):
         assert has_rows(nn.Embedding(8, 4, sparse=True), strategy=strategy)
@@ -249,7 +215,7 @@ def test_positions_are_embedded_whole_because_they_are_no_part_of_the_batch():
         def forward(self, x):
             return x + self.table(torch.arange(4))
 
-    program = run(graph_of(Positions(), (8, 4, 8)), {}, parts=True)
+    program = partitioned(graph_of(Positions(), (8, 4, 8)), is_cut=True)
     (embedding,) = [operator for operator in program.operators if operator.operator == "aten.embedding"]
     assert embedding.strategy == ((1, 1), (1,))
     moved = [text for operator in program.operators for text in operator.collectives if not text.startswith("enter")]
@@ -257,7 +223,7 @@ def test_positions_are_embedded_whole_because_they_are_no_part_of_the_batch():
 
 
 def test_operator_without_a_rule_runs_whole_on_every_rank_and_the_plan_says_so_once():
-    program = run(graph_of(lambda x: torch.linalg.inv(torch.linalg.inv(x)), (4, 4)), {}, parts=True)
+    program = partitioned(graph_of(lambda x: torch.linalg.inv(torch.linalg.inv(x)), (4, 4)), is_cut=True)
     assert program.notes == ["aten.linalg_inv.default has no rule: every rank computes all of it"]
 
 
@@ -265,7 +231,7 @@ def test_attention_layer_of_torch_runs_data_parallel_without_a_gather():
     network = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True, norm_first=True)
     network.norm1 = network.norm2 = nn.Identity()
     graph = graph_of(network, (8, 4, 8))
-    program = run(graph, {}, parts=True)
+    program = partitioned(graph, is_cut=True)
     assert [text for operator in program.operators for text in operator.collectives] == []
     assert program.notes == []
     dropouts = [node for node in graph.graph.nodes if "dropout_call" in node.meta]
@@ -285,20 +251,6 @@ def test_linear_on_flattened_rows_keeps_its_shape_when_a_reader_wants_it_flat():
         "aten.reshape.default",
         "aten.linear.default",
     ]
-
-
-class Cubed(torch.autograd.Function):
-    """Works value by value."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * x * x
-
-    @staticmethod
-    def backward(ctx, gradient):
-        (x,) = ctx.saved_tensors
-        return gradient * 3 * x * x
 
 
 class Centred(torch.autograd.Function):
@@ -351,35 +303,14 @@ class Spread(torch.autograd.Function):
         return gradient.sum(0).expand(ctx.rows, 8)
 
 
-class Applied(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self._function = function
-
-    def forward(self, x):
-        return self._function.apply(x)
-
-
-class Network(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-        self.applied = Applied(function)
-
-    def forward(self, x):
-        return self.applied(self.layer(x)) + 1
-
-
-def program_of(network, strategy=None):
-    """Cut it on two ranks; `strategy`: the user's, for the function."""
-    x = torch.ones(4, 8)
-    graph = capture(find_target(network), [x], {}, input_shapes=[(4, 8)], parameter_shapes={})
+def program_of(function, strategy=None):
+    """Cut a network that applies a function on two ranks; `strategy`: the user's, for the function."""
+    network = nn.Sequential(nn.Linear(8, 8), Calls(lambda x: function.apply(x) + 1))
+    graph = captured(network, torch.ones(4, 8))
     if strategy is not None:
         (node,) = [node for node in graph.graph.nodes if "custom_function" in str(node.target)]
         node.meta[STRATEGY] = OperatorStrategy((strategy,))
-    mesh = build_mesh(2)
-    cut = TensorLayout((mesh.axes, ()))
-    return partition(graph, mesh, input_layouts=[cut], strategies=strategies_of(network), output_batch_axes=mesh.axes)
+    return partitioned(graph, 2, is_cut=True)
 
 
 def gathers(program):
@@ -390,16 +321,16 @@ def gathers(program):
 
 
 def test_function_that_works_value_by_value_is_cut_with_the_batch():
-    assert gathers(program_of(Network(Cubed))) == []
+    assert gathers(program_of(StraightThrough)) == []
 
 
 @pytest.mark.parametrize("function", [Centred, Halved])
 def test_function_of_which_nothing_is_known_runs_whole(function):
-    assert gathers(program_of(Network(function))) == ["gather"]
+    assert gathers(program_of(function)) == ["gather"]
 
 
 def test_strategy_is_the_users_promise_that_parts_may_be_run():
-    assert gathers(program_of(Network(Centred), (2, 1))) == []
+    assert gathers(program_of(Centred, (2, 1))) == []
 
 
 @pytest.mark.parametrize(
@@ -412,7 +343,7 @@ def test_strategy_is_the_users_promise_that_parts_may_be_run():
 )
 def test_function_that_does_not_fit_its_strategy_is_refused(function, why):
     with pytest.raises(StrategyError, match=why):
-        program_of(Network(function), (2, 1))
+        program_of(function, (2, 1))
 
 
 WIDTH = 8
@@ -434,12 +365,6 @@ class Attention(nn.Module):
         return self.out(mixed.transpose(1, 2).flatten(2)).square().mean()
 
 
-def captured(network, length):
-    shape, given = (1, length, 64), strategies_of(network)
-    target, values = find_target(network), [torch.ones(shape)]
-    return capture(target, values, {}, input_shapes=[shape], parameter_shapes={}, strategies=given)
-
-
 def constraints(splits=None):
     return Constraints([TensorLayout(((), MESH.axes, ()))], splits=splits or {})
 
@@ -457,7 +382,7 @@ def price_of(graph, way):
 @pytest.mark.parametrize(("heads", "key_heads"), one_fast((6, 2), (4, 4)))
 def test_a_ring_keeps_its_part_of_keys_values_results_and_sums(heads, key_heads, length):
     """Queries are counted where they are made."""
-    graph = captured(Attention(heads, key_heads), length)
+    graph = graph_of(Attention(heads, key_heads), (1, length, 64))
     rows = length // MESH.size
     numbers = rows * (heads * WIDTH + 2 * key_heads * WIDTH + heads)
     assert price_of(graph, "ring").activations[attention_of(graph)] == 4 * numbers
@@ -466,7 +391,7 @@ def test_a_ring_keeps_its_part_of_keys_values_results_and_sums(heads, key_heads,
 @pytest.mark.parametrize(("heads", "way"), one_fast((6, "ring"), (4, "ulysses")))
 def test_a_search_cuts_a_sequence_that_is_too_long(heads, way):
     """Where heads cannot be shared out it is the ring."""
-    graph = captured(Attention(heads, 2 if way == "ring" else heads), 65536)
+    graph = graph_of(Attention(heads, 2 if way == "ring" else heads), (1, 65536, 64))
     found = Search(graph, MESH, constraints(), SearchSpec("exact", H100), lambda _, *, shards_all: StepSpec()).run()
     split = found.plan.splits[attention_of(graph)]
     assert set(split) <= {"ring"} if way == "ring" else set(split) <= {"ulysses", "b1"}
@@ -487,4 +412,4 @@ def test_a_search_cuts_a_sequence_that_is_too_long(heads, way):
 def test_what_does_not_go_is_refused_by_name(network, word, words):
     whole = nn.Sequential(network)
     with pytest.raises(StrategyError, match=words):
-        decide(captured(parallelize(whole, {"0": word}), 64), MESH, constraints())
+        decide(graph_of(parallelize(whole, {"0": word}), (1, 64, 64)), MESH, constraints())

@@ -8,21 +8,20 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from asked_cases import every_third_fast, one_fast
+from drawn_layouts import layouts
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_capture import captured, partitioned
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from msrun.errors import CaptureError, ParallelError, StrategyError
 from msrun.runtime import AutoParallel, MicroBatchInterleaved
 from msrun.runtime.capture.batch_rows import refuse_lost_rows
-from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.captured_graph import find_target
 from msrun.runtime.nn.random_calls import drop, mask_shape
 from msrun.runtime.nn.random_draws import DRAWS, arguments_of, draw
 from msrun.runtime.nn.random_stream import Box, DrawKey, Source, keep_mask, put_stream_state, take_stream_state
-from msrun.runtime.partition.partition import partition
-from msrun.runtime.sharding.layout import Mesh, TensorLayout
+from msrun.runtime.sharding.layout import Mesh
 from msrun.runtime.sharding.operators.dropout import BATCH_DIM, CALL, LOST, CutShape, draw_part, part_mask
 
 aten = torch.ops.aten
@@ -237,12 +236,8 @@ OPERATORS = {
 @st.composite
 def parts(draw):
     mesh = Mesh(draw(st.sampled_from([(2, 2), (3, 2), (4,), (2, 2, 2)])))
-    ndim = draw(st.integers(1, 4))
-    places = [draw(st.integers(-1, ndim - 1)) for _ in mesh.axes]
-    order = draw(st.permutations(mesh.axes))
-    split = tuple(tuple(axis for axis in order if places[axis] == dim) for dim in range(ndim))
-    shape = tuple(mesh.extent(axes) * draw(st.integers(1, 3)) for axes in split)
-    return mesh, shape, TensorLayout(split)
+    layout = draw(layouts(mesh, draw(st.integers(1, 4))))
+    return mesh, tuple(mesh.extent(axes) * draw(st.integers(1, 3)) for axes in layout.split), layout
 
 
 @pytest.mark.parametrize("dtype", one_fast(*FLOATS))
@@ -361,8 +356,7 @@ def alone(call, x=X):
 
 
 def graph_of(call, rows=4):
-    x, shape = torch.full((rows, 6), 0.5, dtype=torch.float64), (rows, 6)
-    return capture(find_target(Network(call)), [x], {}, input_shapes=[shape], parameter_shapes={}).graph
+    return captured(Network(call), X[:rows]).graph
 
 
 LADDER = torch.arange(600.0, dtype=torch.float64).view(25, 24)
@@ -688,11 +682,8 @@ def test_draw_into_memory_from_outside_is_refused():
 
 
 def test_random_numbers_made_of_nothing_are_drawn_in_the_part_that_all_readers_take():
-    shape, rows = (4, 6), TensorLayout(((0,), ()))
     network = Network(lambda x: (x * torch.rand(4, 6) * torch.rand(4, 6)[:, 1:2]).sum())
-    x = torch.ones(shape, dtype=torch.float64)
-    captured = capture(find_target(network), [x], {}, input_shapes=[shape], parameter_shapes={})
-    program = partition(captured, Mesh((2,)), input_layouts=[rows], strategies={}, output_batch_axes=(0,))
+    program = partitioned(captured(network, X[:4]), 2, is_cut=True)
     parts = [node.kwargs["part"] for node in program.graph.nodes if node.target is draw_part]
-    assert parts == [tuple(CutShape((2,), shape, ((0,), ())))] * 2
+    assert parts == [tuple(CutShape((2,), (4, 6), ((0,), ())))] * 2
     assert not [text for operator in program.operators for text in operator.collectives if "slice" in text]

@@ -13,18 +13,16 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from asked_cases import one_fast
 from placed_parameters import placed
+from small_capture import captured, layouts_of, partitioned
 from torch import fx, nn
 
 from msrun.errors import StrategyError
 from msrun.runtime import AutoParallel, recompute, shard
-from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.captured_graph import find_target
 from msrun.runtime.execute import executor, segment_runner
 from msrun.runtime.execute.segment_runner import SegmentRunner
 from msrun.runtime.execute.transfers import TensorFuture
 from msrun.runtime.parallel.batch.parts import BatchParts
 from msrun.runtime.parallel.compilation.compiled import build_compiled_call
-from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.parallel.pipeline.schedule import (
     WORDS,
     build_schedule,
@@ -38,7 +36,7 @@ from msrun.runtime.parallel.recomputation import recomputed_in
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.partition.decide import Constraints, decide
 from msrun.runtime.partition.events import tell
-from msrun.runtime.partition.partition import lower, partition
+from msrun.runtime.partition.partition import lower
 from msrun.runtime.schedule import deferred_weights
 from msrun.runtime.schedule.replay import (
     RecomputeSpec,
@@ -345,21 +343,20 @@ class Clock:
 
 @cache
 def captured_pairs(copies):
-    network, x = Pairs(), torch.ones(BATCH // copies, PAIR_WIDTH)
-    return network, capture(find_target(network), [x], {}, input_shapes=[tuple(x.shape)], parameter_shapes={})
+    network = Pairs()
+    return network, captured(network, torch.ones(BATCH // copies, PAIR_WIDTH))
 
 
 def compile_on_one_rank(copies, *, overlaps_weights=False):
-    (network, captured), mesh = captured_pairs(copies), build_mesh(RANKS)
-    given, layouts = strategies_of(network), [TensorLayout.replicated(2)]
-    program = partition(captured, mesh, input_layouts=layouts, strategies=given, output_batch_axes=())
+    (network, graph), mesh = captured_pairs(copies), build_mesh(RANKS)
+    program = partitioned(graph, RANKS)
     stored = {}
     for name, parameter in network.named_parameters():
         use = program.parameters[name]
         part = nn.Parameter(parameter.detach()[use.layout.slices(mesh, parameter.shape, 0)].clone())
         stored[name] = placed(name, part, tuple(parameter.shape), use.layout, mesh=mesh)
     parts, settings = BatchParts((("copies", copies),)), ParallelSettings(overlaps_weights=overlaps_weights)
-    return build_compiled_call(captured, program, stored, {}, mesh=mesh, rank=0, parts=parts, settings=settings)
+    return build_compiled_call(graph, program, stored, {}, mesh=mesh, rank=0, parts=parts, settings=settings)
 
 
 def products(segment, *targets):
@@ -458,15 +455,7 @@ def test_deferred_weights_slow_two_copies_down_in_no_case(step_time, message):
 
 def program_of(network, ranks=4, rows=4, width=8):
     """Return the program of ranks that are given whole inputs."""
-    x, shape = torch.ones(rows, width), (rows, width)
-    return partition(
-        capture(find_target(network), [x], {}, input_shapes=[shape], parameter_shapes={}),
-        build_mesh(ranks),
-        input_layouts=[TensorLayout.replicated(2)],
-        strategies=strategies_of(network),
-        output_batch_axes=(),
-        differentiable_inputs=frozenset({0}),
-    )
+    return partitioned(captured(network, torch.ones(rows, width)), ranks, differentiable_inputs=frozenset({0}))
 
 
 def groups_of(cut, names):
@@ -490,10 +479,7 @@ class Weighted(nn.Module):
 
 @pytest.mark.parametrize("names", [dict.fromkeys(TWO_GROUPS, 0), TWO_GROUPS])
 def test_number_of_labels_leaves_before_anything_is_computed_and_is_read_last(names):
-    values, shapes = [torch.ones(8, 8), torch.ones(8, dtype=torch.int64)], [(8, 8), (8,)]
-    graph = capture(find_target(Weighted()), values, {}, input_shapes=shapes, parameter_shapes={})
-    layouts = [TensorLayout(((0, 1), ())), TensorLayout(((0, 1),))]
-    cut = partition(graph, build_mesh(4), input_layouts=layouts, strategies={}, output_batch_axes=())
+    cut = partitioned(captured(Weighted(), torch.ones(8, 8), torch.ones(8, dtype=torch.int64)), is_cut=True)
     segments = cut_segments(cut, groups_of(cut, names))
     first, last = segments[0], segments[-1]
     assert [crossing.collective.kind for crossing in first.crossings] == ["all_reduce"]
@@ -671,14 +657,13 @@ class Halves(nn.Module):
 @cache
 def sized():
     """Return a network and its graph for any number of rows and tokens."""
-    network, x, free = Halves(), torch.ones(ROWS, TOKENS, WIDTH), ((0, 0), (0, 1))
-    shapes, target = [tuple(x.shape)], find_target(network)
-    return network, capture(target, [x], {}, input_shapes=shapes, parameter_shapes={}, free=free, keeps_sizes=True)
+    network, x = Halves(), torch.ones(ROWS, TOKENS, WIDTH)
+    return network, captured(network, x, free=((0, 0), (0, 1)), keeps_sizes=True)
 
 
 def test_a_plan_asks_of_a_size_only_that_its_parts_are_equal():
     (_, graph), mesh = sized(), build_mesh(2)
-    decide(graph, mesh, Constraints([TensorLayout((mesh.axes, (), ()))]))
+    decide(graph, mesh, Constraints(layouts_of(graph, mesh, is_cut=True)))
     assert [sizes.why_not([(ROWS + 2, TOKENS + 5, WIDTH)]) for sizes in graph.sizes] == ["", ""]
     assert "Mod(size[0][0], 2)" in graph.sizes[-1].why_not([(ROWS + 1, TOKENS, WIDTH)])
     assert graph.sizes[-1].is_free

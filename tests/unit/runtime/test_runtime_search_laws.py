@@ -12,15 +12,13 @@ import torch
 from asked_cases import every_third_fast, one_fast
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_capture import captured, layouts_of
 from torch import nn
 
 from msrun import contract
 from msrun.errors import StrategyError
 from msrun.runtime import world
-from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.captured_graph import find_target
 from msrun.runtime.cost.devices import PROFILES
-from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.parallel.settings import SearchSettings
 from msrun.runtime.partition.decide import Constraints, decide
 from msrun.runtime.partition.events import LocalWorks, tell
@@ -71,23 +69,15 @@ NETWORKS = {
 }
 
 
-def captured(network, shape):
-    model, x = nn.Sequential(network, MeanSquare()), torch.ones(shape)
-    return capture(
-        find_target(model), [x], {}, input_shapes=[shape], parameter_shapes={}, strategies=strategies_of(model)
-    )
-
-
 @functools.cache
 def graph_of(name):
     make, shape = NETWORKS[name]
     torch.manual_seed(0)
-    return captured(make(), shape)
+    return captured(nn.Sequential(make(), MeanSquare()), torch.ones(shape))
 
 
 def constraints_of(graph, mesh):
-    dims = next(node for node in graph.graph.nodes if node.name == graph.inputs[0]).meta["val"].dim()
-    return Constraints([TensorLayout((mesh.axes, *((),) * (dims - 1)))])
+    return Constraints(layouts_of(graph, mesh, is_cut=True))
 
 
 def problem_of(graph, ranks, device=H100):

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from placed_parameters import placed
+from small_capture import captured
 from torch import nn
 
 from msrun.errors import CaptureError, StrategyError
@@ -26,8 +27,6 @@ from msrun.runtime import (
     set_auto_parallel_context,
     set_comm_fusion,
 )
-from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.captured_graph import find_target
 from msrun.runtime.parallel.parameters.fusion import MB, MessageRule, fusion_id_of, group_parameters, parse_comm_fusion
 from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, choose_shard_axes
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
@@ -388,7 +387,7 @@ def test_operator_in_a_captured_network_names_the_mode_for_it():
             return all_reduce(x)
 
     with pytest.raises(CaptureError, match='parallel_mode="hybrid_parallel"'):
-        capture(find_target(Cut()), [torch.ones(2)], {}, input_shapes=[(2,)], parameter_shapes={})
+        captured(Cut(), torch.ones(2))
 
 
 WORLD = build_mesh(32)

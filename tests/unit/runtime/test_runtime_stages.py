@@ -12,6 +12,7 @@ from host_networks import new_batch, new_network
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from placed_parameters import placed
+from small_capture import captured, partitioned
 from torch import Tensor, fx, nn
 from torch.distributed import distributed_c10d
 from torch.utils._pytree import tree_map_only
@@ -19,16 +20,11 @@ from torch.utils._pytree import tree_map_only
 from msrun.errors import StrategyError
 from msrun.runtime import (
     AutoParallel,
-    MicroBatchInterleaved,
     Pipeline,
     WithLoss,
-    load_checkpoint,
-    save_checkpoint,
     set_target,
     world,
 )
-from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.captured_graph import find_target
 from msrun.runtime.execute.transfers import traffic
 from msrun.runtime.groups import _named_after_ranks
 from msrun.runtime.parallel import host_operators
@@ -39,10 +35,9 @@ from msrun.runtime.parallel.pipeline.pipeline import PipelineSpec, pin_modules, 
 from msrun.runtime.parallel.plan import predict_traffic
 from msrun.runtime.partition.borders import place_operators, place_stages
 from msrun.runtime.partition.events import tell
-from msrun.runtime.partition.partition import partition
 from msrun.runtime.partition.stages import SLACK, assign_stages, cut_stages, divide, holders_of
 from msrun.runtime.schedule.segments import cut_segments
-from msrun.runtime.sharding.layout import TensorLayout, build_mesh
+from msrun.runtime.sharding.layout import build_mesh
 
 
 class Network(nn.Module):
@@ -68,13 +63,12 @@ def loss_of(scores, labels):
 @functools.cache
 def captured_graph():
     torch.manual_seed(0)
-    network, inputs = WithLoss(Network(), loss_of), [torch.ones(4, 6), torch.zeros(4, dtype=torch.int64)]
-    return network, capture(find_target(network), inputs, {}, input_shapes=[(4, 6), (4,)], parameter_shapes={})
+    network = WithLoss(Network(), loss_of)
+    return network, captured(network, torch.ones(4, 6), torch.zeros(4, dtype=torch.int64))
 
 
-def cut(network, graph, count):
-    layouts = [TensorLayout.replicated(2), TensorLayout.replicated(1)]
-    program = partition(graph, build_mesh(1), input_layouts=layouts, strategies={}, output_batch_axes=())
+def cut(graph, count):
+    program = partitioned(graph, 1)
     stage_of = assign_stages(graph, count, {}, "").stage_of
     return program, cut_stages(program, stage_of, count, tell(program).values, program.outputs[0])
 
@@ -103,15 +97,14 @@ def run_stages(network, stages, inputs):
 @pytest.mark.parametrize("count", one_fast(3, 1, 2, 4, 6))
 def test_stages_one_after_the_other_compute_what_the_network_computes(count):
     network, graph = captured_graph()
-    _, stages = cut(network, graph, count)
+    _, stages = cut(graph, count)
     generator = torch.Generator().manual_seed(1)
     x, labels = torch.randn(4, 6, generator=generator), torch.tensor([0, 5, 2, 2])
     torch.testing.assert_close(run_stages(network, stages, [x, labels]), network(x, labels), rtol=0, atol=1e-6)
 
 
 def test_labels_buffers_and_tied_parameters_are_in_the_stages_that_read_them():
-    network, graph = captured_graph()
-    program, stages = cut(network, graph, 3)
+    program, stages = cut(captured_graph()[1], 3)
     assert [stage.user_inputs for stage in stages] == [(0,), (), (1,)]
     assert "one_hot" in str(stages[2].program.graph), "what is computed of labels alone"
     assert [list(stage.program.buffers) for stage in stages] == [[], [], ["network.late"]]
@@ -180,18 +173,12 @@ class Narrow(nn.Module):
 
 def test_operators_of_a_later_capture_stay_in_their_stages_where_no_parameter_says_it():
     network = Narrow()
-
-    def captured(rows):
-        inputs = [torch.ones(rows, 6)]
-        return capture(find_target(network), inputs, {}, input_shapes=[(rows, 6)], parameter_shapes={})
-
-    first = captured(4)
+    first, second = (captured(network, torch.ones(rows, 6)) for rows in (4, 8))
     middle = [node for node in first.graph.nodes if node.op == "call_function"][2:-2]
     pins = {node: [1] for node in middle}
     linears = [node for node in first.graph.nodes if node.target is torch.ops.aten.linear.default]
     pins |= {linears[0]: [0], linears[1]: [2]}
     before = assign_stages(first, 3, pins, "")
-    second = captured(8)
     holders = {"first.weight": (0,), "first.bias": (0,), "last.weight": (2,), "last.bias": (2,)}
     placed = pin_parameters(second, holders)
     with pytest.raises(StrategyError, match="stage 1 of 3 has no operator"):
@@ -219,30 +206,6 @@ def test_division_is_the_cheapest_within_the_slack_and_of_those_the_one_with_lea
     assert sum(traffic[begin] for begin in found) == least
 
 
-def losses(micro_size, compat, copies=1):
-    """Return the loss and the weight's gradient."""
-    torch.manual_seed(0)
-    network = WithLoss(nn.Linear(4, 2), F.mse_loss).double()
-    whole = MicroBatchInterleaved(network, copies) if copies > 1 else network
-    step = AutoParallel(Pipeline(whole, micro_size) if micro_size else whole, compat=compat)
-    generator = torch.Generator().manual_seed(1)
-    x, y = (torch.randn(12, n, generator=generator, dtype=torch.float64) for n in (4, 2))
-    loss = step.pipeline(2)(x, y) if micro_size else step(x, y)
-    loss.backward()
-    gradient = network.network.weight.grad
-    assert gradient is not None
-    return loss.detach(), gradient
-
-
-@pytest.mark.parametrize(("micro_size", "copies"), [(1, 1), (2, 1), (3, 1), (6, 1), (3, 2)])
-def test_loss_of_micro_batches_is_that_of_the_whole_batch_or_mindspores_sum(micro_size, copies):
-    """MindSpore adds up the losses of micro batches and copies, and the gradients of copies alone."""
-    right, gradient = losses(0, "torch")
-    torch.testing.assert_close(losses(micro_size, "torch", copies), (right, gradient), rtol=1e-12, atol=1e-14)
-    mindspores = (right * micro_size * copies, gradient * copies)
-    torch.testing.assert_close(losses(micro_size, "mindspore", copies), mindspores, rtol=1e-12, atol=1e-14)
-
-
 def test_results_that_are_no_scalars_are_joined_by_rows():
     network = nn.Linear(3, 2)
     x = torch.randn(6, 3)
@@ -251,14 +214,6 @@ def test_results_that_are_no_scalars_are_joined_by_rows():
     assert float(join_values([torch.tensor(1), torch.tensor(2)], 0.5)) == 1.5
     assert join_values(["word", "word"], 0.5) == "word"
     assert join_values([torch.ones(1, 2), torch.zeros(1, 2)], 0.5).tolist() == [[1, 1], [0, 0]]
-
-
-def test_names_of_parameters_and_of_checkpoints_are_the_networks(tmp_path):
-    network = nn.Sequential(nn.Linear(4, 2))
-    step = AutoParallel(Pipeline(WithLoss(network, F.mse_loss), 2))
-    assert [name for name, _ in step.named_parameters()] == ["0.weight", "0.bias"]
-    path = save_checkpoint(step, tmp_path / "saved")
-    assert {name for name in load_checkpoint(path) if "weight" in name or "bias" in name} == {"0.weight", "0.bias"}
 
 
 LINEAR = nn.Linear(1, 1)
@@ -280,8 +235,6 @@ def pipelined(**settings):
         (lambda: pipelined(stages=True), r"pipeline\(stages=True\): must be a whole number above 0"),
         (lambda: pipelined(interleave=1), r"pipeline\(interleave=1\): must be True or False"),
         (lambda: pipelined(output_broadcast="yes"), r"pipeline\(output_broadcast='yes'\): must be True or False"),
-        (lambda: pipelined(scheduler="1f1"), r"did you mean 1f1b"),
-        (lambda: pipelined(scheduler="gpipe", interleave=True), r"use \"1f1b\" or \"zero_bubble\" with it"),
         (lambda: PipelineSpec(stages=3).ranks_per_stage(8), "8 ranks cannot be divided into 3 equal stages"),
     ],
 )
@@ -303,28 +256,23 @@ def test_groups_that_members_make_are_named_after_their_ranks_alone(monkeypatch)
 
 
 def capture_loss(network):
-    x, labels = new_batch(0)
-    whole = [tuple(x.shape), tuple(labels.shape)]
     loss = WithLoss(network, F.cross_entropy)
-    return capture(
-        find_target(loss), [x, labels], {}, input_shapes=whole, parameter_shapes={}, targets=targets_in(loss)
-    )
+    return captured(loss, *new_batch(0), targets=targets_in(loss))
 
 
-def program_of(captured, moved=frozenset(), **more):
-    layouts = [TensorLayout.replicated(2), TensorLayout.replicated(1)]
-    program = partition(captured, build_mesh(1), input_layouts=layouts, strategies={}, output_batch_axes=())
+def program_of(graph, moved=frozenset(), **more):
+    program = partitioned(graph, 1)
     place_operators(program, **{"stored": {}, "moved": moved, **more})
     return program
 
 
-def compile_alone(network, captured, program):
+def compile_alone(network, graph, program):
     loss = WithLoss(network, F.cross_entropy)
     stored = {
         name: placed(name, value, on_host=name in program.host_parameters) for name, value in loss.named_parameters()
     }
     buffers = dict(loss.named_buffers())
-    return build_compiled_call(captured, program, stored, buffers, mesh=build_mesh(1), rank=0)
+    return build_compiled_call(graph, program, stored, buffers, mesh=build_mesh(1), rank=0)
 
 
 def directions(program):
@@ -362,7 +310,7 @@ def test_operators_on_the_host_change_no_number_and_copy_what_the_plan_says(draw
     plan = predict_traffic(call, 0).totals
     assert plan is not None
     assert (dict(traffic.calls), dict(traffic.bytes)) == (plan.calls, plan.bytes)
-    values = [(str(n.kwargs["collective"]), n.all_input_nodes[0].name) for n in program.borders]
+    values = directions(program)
     assert len(values) == len(set(values)), "no value is copied twice"
 
 
@@ -396,11 +344,7 @@ def test_values_are_copied_where_the_graph_is_cut_and_parameters_lie_where_they_
 def test_each_stage_of_a_pipeline_copies_for_its_own_operators_of_the_host():
     network = new_network("mlp")
     set_target(network.second, "cpu")
-    captured = capture_loss(network)
-    layouts = [TensorLayout.replicated(2), TensorLayout.replicated(1)]
-    program = partition(captured, build_mesh(1), input_layouts=layouts, strategies={}, output_batch_axes=())
-    stage_of = assign_stages(captured, 2, {}, "").stage_of
-    stages = cut_stages(program, stage_of, 2, tell(program).values, program.outputs[0])
+    program, stages = cut(capture_loss(network), 2)
     place_stages(program, stages, stored={}, host_inputs=())
     second = {"network.second.weight", "network.second.bias"}
     for stage in stages:
@@ -435,8 +379,8 @@ def test_part_of_the_host_that_needs_nothing_of_the_device_begins_first():
 def test_error_in_an_operator_of_the_host_is_raised_where_it_is_called():
     network = new_network("transformer").eval()
     set_target(network.letters, "cpu")
-    captured = capture_loss(network)
-    call = compile_alone(network, captured, program_of(captured))
+    graph = capture_loss(network)
+    call = compile_alone(network, graph, program_of(graph))
     x, labels = new_batch(1)
     network.letters.weight.data = network.letters.weight.data[:1]
     with pytest.raises(IndexError, match="out of range"):

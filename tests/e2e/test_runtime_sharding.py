@@ -268,7 +268,7 @@ def trained(name):
 
 
 @on_six
-@pytest.mark.parametrize("case", slow_but(["out-strategy-scatters"], CASES))
+@pytest.mark.parametrize("case", slow_but(["region-hsdp-level3"], CASES))
 def test_losses_and_weights_are_those_of_one_process_and_the_plan_tells_the_traffic(case):
     trained(case.name)
 

@@ -86,8 +86,8 @@ def name_tests(module):
 @functools.cache
 def shared_file(test):
     """Return the file of a test, which has fixtures that several of its tests share; empty when it has none."""
-    file = test.partition("::")[0]
-    return file if re.search(r'scope="(module|session)"', (REPOSITORY / file).read_text()) else ""
+    file, _, name = test.partition("::")
+    return file if name and re.search(r'scope="(module|session)"', (REPOSITORY / file).read_text()) else ""
 
 
 def order_tests(mutation, reached):

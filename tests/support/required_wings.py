@@ -17,7 +17,7 @@ WINGS = {
     "zoo": r"not installed: pip install .*zoo",
     "helm": r"no helm",
     "kubectl": r"no kubectl",
-    "mindspore": r"MindSpore is not there",
+    "mindspore": r"no Python that has MindSpore",
 }
 """Wing -> what its tests say when they are skipped."""
 

@@ -112,10 +112,12 @@ def test_a_mark_notes_the_statements_that_run_and_changes_nothing(monkeypatch):
 @pytest.mark.parametrize("reached_at_import", [False, True])
 def test_a_fault_is_judged_by_its_modules_tests_then_units_then_jobs(reached_at_import):
     file, unit = "tests/unit/agent/test_agent_supervisor.py", "tests/unit/test_mutants.py::b"
-    own, job = f"{file}::a", "tests/e2e/test_e.py::c"
+    own, job = f"{file}::a", "tests/e2e/test_on_ranks.py::c"
+    with_shared = "tests/e2e/test_script_habits.py"
     (mutation, *_) = find_mutations("msrun/agent/supervisor.py", inside("return a < b"))
     asked = {own, unit, job} | ({""} if reached_at_import else set())
-    found = order_tests(mutation, asked)
+    found = order_tests(mutation, {*asked, f"{with_shared}::d"})
+    assert with_shared in found
     if reached_at_import:
         assert {*found} - asked >= {file}
     assert [test for test in found if test in asked] == [own, unit, job]

@@ -28,7 +28,6 @@ $(BIN)/python:
 
 $(VENV)/.torch: $(CONSTRAINTS) | $(BIN)/python
 	$(BIN)/python .ci/install_torch.py $(TORCH_INDEX)
-	$(PIP) --quiet 'hatchling>=1.27'
 	@touch $@
 
 # Torch's modules that a worker imports are compiled by the one core while pip works with the other.

@@ -1,4 +1,5 @@
-"""Install torch into this Python as constraints.txt has it: the CPU build where one is to be had.
+"""Install torch into this Python as constraints.txt has it: the CPU build where one is to be had. And hatchling, which
+editable installs are made with, so that pip need not fetch it for each of them.
 
 python .ci/install_torch.py [--size] [INDEX]
 
@@ -18,16 +19,16 @@ from pathlib import Path
 
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--no-compile"]
 CONSTRAINTS = os.environ.get("CONSTRAINTS", "constraints.txt")
-TORCH = ["-c", CONSTRAINTS, "torch", "numpy"]
+TORCH = ["-c", CONSTRAINTS, "torch", "numpy", "hatchling"]
 LOOK_S = 5.0
 BIG = "with CUDA, 2 GB and more with NVIDIA's libraries; for the CPU build set TORCH_INDEX to an index that has it"
 
 
 def is_installed() -> bool:
-    """Return whether the torch of the constraints is there; any build of it will do."""
+    """Return whether the torch of the constraints is there, any build of it will do, and hatchling."""
     wanted = re.search(r"^torch==(\S+)", Path(CONSTRAINTS).read_text(), flags=re.MULTILINE)
     try:
-        return wanted is not None and version("torch").partition("+")[0] == wanted[1]
+        return bool(version("hatchling")) and wanted is not None and version("torch").partition("+")[0] == wanted[1]
     except PackageNotFoundError:
         return False
 

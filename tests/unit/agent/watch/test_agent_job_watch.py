@@ -4,6 +4,7 @@ import os
 from contextlib import closing
 
 import pytest
+from fake_agents import FakeClock
 from plans import plan_of, spec_of
 
 from msrun import contract
@@ -120,8 +121,10 @@ class Meeting:
         spec = spec_of(folder, log_dir=folder, cluster_time_out_s=limit_s, exit_time_out_s=DESERTED_S)
         plan = plan_of(spec, HostFacts("node-a", "127.0.0.1", (0,)))
         self.ended = []
+        self.clock = FakeClock()
+        self.timers = Timers(self.clock)
         self.watch = JobWatch(
-            plan, plan.hosts[0], self.board, Timers(), lambda *found: self.ended.append(found), lambda *_, **__: None
+            plan, plan.hosts[0], self.board, self.timers, lambda *found: self.ended.append(found), lambda *_, **__: None
         )
         self.watch.membership = self.membership
 
@@ -182,6 +185,16 @@ def test_worker_that_ended_well_without_joining_is_named_as_soon_as_another_has_
     )
     assert meeting.missing == (1,)
     assert error.exit_code == 3
+
+
+@pytest.mark.parametrize("tell", [lambda watch: watch.note_absent((7,)), lambda watch: watch.note_done(1)])
+def test_who_joins_a_world_that_somebody_has_left_out_is_found_soon(meeting, tell):
+    meeting.membership.exited(1, 0, 1.0)
+    tell(meeting.watch)
+    meeting.enter(contract.PHASE_JOINED, 0)
+    meeting.clock.advance(0.3)
+    meeting.timers.run_due()
+    assert meeting.ended
 
 
 def test_rank_of_another_host_that_never_came_is_named_until_the_next_attempt(meeting):

@@ -112,7 +112,7 @@ def order_tests(mutation, reached):
 REACH = """import os, time
 
 FOLDER = {folder!r}
-seen, running = set(), [0.0, []]
+seen, running = set(), [0.0, [], ""]
 
 def reach(number):
     try:
@@ -122,8 +122,9 @@ def reach(number):
 
 def note(number):
     test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
-    if time.monotonic() > running[0]:
-        running[:] = time.monotonic() + 0.02, [os.readlink(one.path) for one in os.scandir(FOLDER + "/running")]
+    if time.monotonic() > running[0] or test not in (*running[1], running[2]):
+        now = [os.readlink(one.path) for one in os.scandir(FOLDER + "/running")]
+        running[:] = time.monotonic() + 0.02, now, test
     for each in [test] if test in running[1] else running[1] or [""]:
         if (number, each) not in seen:
             seen.add((number, each))

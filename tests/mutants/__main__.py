@@ -123,13 +123,19 @@ def reach(number):
 def note(number):
     test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
     if time.monotonic() > running[0] or test not in (*running[1], running[2]):
-        now = [os.readlink(one.path) for one in os.scandir(FOLDER + "/running")]
-        running[:] = time.monotonic() + 0.02, now, test
+        running[:] = time.monotonic() + 0.02, [*that_run()], test
     for each in [test] if test in running[1] else running[1] or [""]:
         if (number, each) not in seen:
             seen.add((number, each))
             with open(os.open(FOLDER + "/" + str(number), os.O_WRONLY | os.O_APPEND), "w") as file:
                 file.write(each + "\\n")
+
+def that_run():
+    for one in os.scandir(FOLDER + "/running"):
+        try:
+            yield os.readlink(one.path)
+        except OSError:  # it has just ended
+            pass
 
 def pytest_runtest_logstart(nodeid):
     pytest_runtest_logfinish()

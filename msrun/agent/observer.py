@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from msrun import contract
 from msrun.agent.own_file import append_text
@@ -36,9 +36,8 @@ class OwnFaults:
         self._lock = threading.Lock()
         self._hook_before: Callable[[Any], object] | None = None
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> None:
         self._hook_before, threading.excepthook = threading.excepthook, self._on_thread
-        return self
 
     def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
         assert self._hook_before is not None

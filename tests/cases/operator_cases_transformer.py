@@ -296,7 +296,7 @@ _UNARY = [
     OperatorCase("max-all", torch.max, ((4, 4),), ""),
     OperatorCase("cumprod", lambda x: x.cumprod(1), ((4, 4),), ""),
     OperatorCase("cummax", lambda x: x.cummax(0).values, ((4, 4),), ""),
-    OperatorCase("var", lambda x: x.var(1), ((4, 8),), ""),
+    OperatorCase("var", lambda x: x.var(1, correction=1), ((4, 8),), ""),
     OperatorCase("std-all", torch.std, ((4, 8),), ""),
     OperatorCase("std-kept", lambda x: x.std((0, 1), unbiased=False, keepdim=True), ((4, 4, 2),), ""),
     OperatorCase("var-mean", lambda x: torch.mul(*torch.var_mean(x, 1)), ((4, 8),), ""),

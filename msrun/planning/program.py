@@ -382,6 +382,8 @@ def _file_program(name: str, args: tuple[str, ...], working_directory: Path, *, 
                 remedy = f"run chmod +x {name}, or name its interpreter"
                 raise UsageError(f"{name}: not a .py file and not executable; {remedy}")
             return Program("executable", str(path), args)
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{name}: is no ordinary file; give a program, or - to read one from standard input")
     found = None if "/" in name else find_program(name)
     if found is None:
         raise UsageError(f"{name}: no such file in {working_directory}{_script_hint(name, working_directory)}")

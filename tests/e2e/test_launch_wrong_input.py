@@ -13,6 +13,7 @@ from ranktable import build_table, encode_table
 WRONG = {
     # name: (arguments, pattern that the line has to match)
     "nothing to run": ([], r"no SCRIPT given.*msrun train.py"),
+    "device": (["/dev/null"], "/dev/null: is no ordinary file; give a program, or - to read one from standard input"),
     "missing script": (["trian.py"], r"trian\.py: no such file in .* \(did you mean train\.py\?\)"),
     "missing folder": (["no/train.py"], r"no/train\.py: .*folder .* does not exist"),
     "directory": (["folder"], r"folder: is a directory"),

@@ -242,6 +242,8 @@ class _Finder(ast.NodeVisitor):
         if isinstance(returns, ast.Name) and returns.id == "bool":
             if not isinstance(node.value, ast.Constant | ast.Compare):
                 self._replace("return changed", node, f"return not ({self._text(node.value)})")
+        elif isinstance(node.value, ast.Constant) and node.value.value == "":
+            self._replace("return changed", node, 'return "?"')  # None is as false as it
         elif not (isinstance(node.value, ast.Constant) and node.value.value is None):
             self._replace("return changed", node, "return None")
         self.visit(node.value)

@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 # The newest set of packages that passed the tests.
 export CONSTRAINTS ?= constraints.txt
 # Modules are compiled as they are imported and kept, here and for tests; all of torch's would take longer than the demo.
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-compile -c $(CONSTRAINTS)
+INSTALL := $(BIN)/python .ci/install.py
 export PYTHONDONTWRITEBYTECODE :=
 # Asked for torch beside pip's own index when it can be reached; TORCH_INDEX= for pip's own alone.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
@@ -27,29 +27,30 @@ $(BIN)/python:
 	  || { rm -rf $(VENV); echo "as root: apt-get install python3-venv"; exit 1; }
 
 $(VENV)/.torch: $(CONSTRAINTS) | $(BIN)/python
-	$(BIN)/python .ci/install_torch.py $(TORCH_INDEX)
+	$(INSTALL) --torch "$(TORCH_INDEX)"
 	@touch $@
 
-# Torch's modules that a worker imports are compiled by the one core while pip works with the other.
+# What a worker imports is compiled meanwhile, by two processes: one imports, one compiles what that comes to last.
 $(VENV)/.demo: pyproject.toml $(CONSTRAINTS) | $(VENV)/.torch
 	$(BIN)/python -c 'import torch._dynamo, torch._functorch.aot_autograd, torch.distributed.fsdp, torch.distributed.pipelining' & \
-	$(PIP) --no-build-isolation -e '.[runtime,examples]' && wait
+	$(BIN)/python -m compileall -q msrun $(addprefix $(VENV)/lib/*/site-packages/torch/,_dynamo _functorch fx export) & \
+	$(INSTALL) --no-build-isolation -e '.[runtime,examples]' && wait
 	@touch $@
 
 $(VENV)/.test: pyproject.toml $(CONSTRAINTS) | $(VENV)/.torch
-	$(PIP) --quiet --no-build-isolation -e '.[test]'
+	$(INSTALL) --quiet --no-build-isolation -e '.[test]'
 	@touch $@
 
 $(VENV)/.lint: $(VENV)/.test
-	$(PIP) --quiet --no-build-isolation -e '.[lint]'
+	$(INSTALL) --quiet --no-build-isolation -e '.[lint]'
 	@touch $@
 
 $(VENV)/.zoo: $(VENV)/.test
-	$(PIP) --quiet --no-build-isolation -e '.[test,zoo]'
+	$(INSTALL) --quiet --no-build-isolation -e '.[test,zoo]'
 	@touch $@
 
 $(VENV)/.docs: pyproject.toml $(CONSTRAINTS) | $(VENV)/.torch
-	$(PIP) --quiet --no-build-isolation -e '.[docs]'
+	$(INSTALL) --quiet --no-build-isolation -e '.[docs]'
 	@touch $@
 
 demo: $(VENV)/.demo
@@ -93,7 +94,7 @@ test-all: test test-share
 MINDSPORE := .venv-mindspore
 $(MINDSPORE)/.done: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(MINDSPORE)
-	$(MINDSPORE)/bin/python .ci/install_torch.py $(TORCH_INDEX)
+	$(MINDSPORE)/bin/python .ci/install.py --torch "$(TORCH_INDEX)"
 	$(MINDSPORE)/bin/python -m pip --disable-pip-version-check install --quiet mindspore==2.10.0 'numpy<2'
 	$(MINDSPORE)/bin/python -m pip --disable-pip-version-check install --quiet -e '.[runtime]' 'numpy<2'
 	@touch $@

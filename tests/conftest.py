@@ -21,7 +21,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 from golden import compare_golden, compare_page
-from job_runner import REPOSITORY, WARM_SERVERS, Finished, JobRunner, is_job_variable, latest_job
+from job_runner import REPOSITORY, WARM_SERVERS, WORKER_PATH, Finished, JobRunner, is_job_variable, latest_job
 from required_wings import (  # noqa: F401 - hooks
     pytest_make_collect_report,
     pytest_runtest_makereport,
@@ -41,6 +41,7 @@ gc.disable()
 
 pytest_plugins = ["forked_workers", "on_ranks"]
 UNIT = Path(__file__).parent / "unit"
+E2E = Path(__file__).parent / "e2e"
 WORKERS = Path(__file__).parent / "workers"
 
 hypothesis.settings.register_profile("busy machine", deadline=None)  # no test asserts on time
@@ -68,6 +69,21 @@ def pytest_unconfigure(config):
     env = {"PATH": os.environ["PATH"], "XDG_RUNTIME_DIR": folder}
     subprocess.run([sys.executable, "-m", "msrun", "--quiet", "--warm=stop"], cwd=REPOSITORY, env=env, check=False)
     shutil.rmtree(folder)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session):
+    """Start the warm server of torch meanwhile, where several processes run the end-to-end tests: most jobs ask for it.
+
+    Collecting keeps one core busy for eleven seconds, half of which the server imports.
+    """
+    folders = [Path(argument).resolve() for argument in session.config.args]
+    if session.config.getoption("workers") < 2 or not any(E2E.is_relative_to(folder) for folder in folders):
+        return (yield)
+    program = "from job_runner import JobRunner\nwith JobRunner() as runner: runner.warm()"
+    environment = {**os.environ, "PYTHONPATH": WORKER_PATH}
+    with subprocess.Popen([sys.executable, "-c", program], env=environment, stdin=subprocess.DEVNULL):
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)

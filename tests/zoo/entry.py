@@ -61,30 +61,30 @@ class Entry:
         return network.double() if self.is_float64 else network
 
 
-def columns(layers, rows, dims=3):
-    """Cut linear layers by their outputs in 2, and their input's batch in `rows`; the input has `dims` dimensions."""
-    for layer in layers:
-        shard(layer, ((rows, *(1,) * (dims - 1)), (2, 1)))
+def cut(*, columns=(), inputs=(), channels=(), dims=3):
+    """Return what cuts layers in 2, found by the ends of their names, which must exist, and their input's batch.
 
+    Args:
+        columns: linear layers, by their outputs.
+        inputs: linear layers, by their inputs.
+        channels: convolutions, by their output channels.
+        dims: of what linear layers get.
+    """
 
-def inputs(layers, rows, dims=3):
-    """Cut linear layers by their inputs in 2, and their input's batch in `rows`."""
-    for layer in layers:
-        shard(layer, ((rows, *(1,) * (dims - 2), 2), (1, 2)))
+    def give_strategies(network, rows):
+        between, paths = (1,) * (dims - 2), [path for path, _ in network.named_modules()]
+        strategies = {
+            columns: ((rows, *between, 1), (2, 1)),
+            inputs: ((rows, *between, 2), (1, 2)),
+            channels: ((rows, 1, 1, 1), (2, 1, 1, 1)),
+        }
+        for ends in filter(None, strategies):
+            found = [path for path in paths if path.endswith(ends)]
+            assert found, f"no module is called {' or '.join(ends)}"
+            for path in found:
+                shard(network.get_submodule(path), strategies[ends])
 
-
-def channels(layers, rows):
-    """Cut convolutions by their output channels in 2, and their input's batch in `rows`."""
-    for layer in layers:
-        shard(layer, ((rows, 1, 1, 1), (2, 1, 1, 1)))
-
-
-def called(network, *paths):
-    """Return the submodules whose path ends with one of these names, which must exist."""
-    found = [module for path, module in network.named_modules() if path.endswith(paths)]
-    if not found:
-        raise LookupError(f"no module is called {' or '.join(paths)}")
-    return found
+    return give_strategies
 
 
 def images(classes=10, size=32):

@@ -5,7 +5,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from zoo.entry import ROWS, Entry, adamw, called, columns, inputs, tokens
+from zoo.entry import ROWS, Entry, adamw, cut, tokens
 from zoo.packages import prepare_torchvision
 
 prepare_torchvision()
@@ -45,6 +45,15 @@ _DECODER = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 32,
+}
+
+
+_CODER = {
+    "vocab_size": VOCABULARY,
+    "d_model": WIDTH,
+    **{f"{half}_layers": 1 for half in ("encoder", "decoder")},
+    **{f"{half}_attention_heads": 4 for half in ("encoder", "decoder")},
+    **{f"{half}_ffn_dim": 64 for half in ("encoder", "decoder")},
 }
 
 
@@ -102,73 +111,18 @@ def _t5():
 
 
 def _bart():
-    config = BartConfig(
-        vocab_size=VOCABULARY,
-        d_model=WIDTH,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=64,
-        decoder_ffn_dim=64,
-        max_position_embeddings=32,
-    )
-    return Loss(BartForConditionalGeneration(config))
+    return Loss(BartForConditionalGeneration(BartConfig(**_CODER, max_position_embeddings=32)))
 
 
 def _whisper():
-    config = WhisperConfig(
-        vocab_size=VOCABULARY,
-        num_mel_bins=8,
-        d_model=WIDTH,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=64,
-        decoder_ffn_dim=64,
-        max_source_positions=FRAMES,
-        max_target_positions=32,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        decoder_start_token_id=1,
-    )
-    return Loss(WhisperForConditionalGeneration(config), "input_features")
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    sizes = {"num_mel_bins": 8, "max_source_positions": FRAMES, "max_target_positions": 32}
+    return Loss(WhisperForConditionalGeneration(WhisperConfig(**_CODER, **sizes, **tokens)), "input_features")
 
 
 def _sound(generator):
     labels = torch.randint(1, VOCABULARY, (ROWS, LENGTH), generator=generator)
     return torch.randn(ROWS, 8, 2 * FRAMES, generator=generator), labels
-
-
-def _cut_llama(network, rows):
-    columns(called(network, "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), rows)
-    inputs(called(network, "o_proj", "down_proj"), rows)
-
-
-def _cut_mixtral(network, rows):
-    columns(called(network, "q_proj", "k_proj", "v_proj"), rows)
-    inputs(called(network, "o_proj"), rows)
-
-
-def _cut_gpt2(network, rows):
-    columns(called(network, "lm_head"), rows)
-
-
-def _cut_bert(network, rows):
-    columns(called(network, "query", "key", "value", "intermediate.dense"), rows)
-    inputs(called(network, "attention.output.dense"), rows)
-
-
-def _cut_t5(network, rows):
-    columns(called(network, ".q", ".k", ".v", ".wi"), rows)
-    inputs(called(network, ".o", ".wo"), rows)
-
-
-def _cut_bart(network, rows):
-    columns(called(network, "q_proj", "k_proj", "v_proj", "fc1"), rows)
-    inputs(called(network, "out_proj", "fc2"), rows)
 
 
 _LOOP_OVER_VALUES = dict.fromkeys(
@@ -178,16 +132,21 @@ _LOOP_OVER_VALUES = dict.fromkeys(
 
 _language = partial(Entry, batch=tokens(VOCABULARY, LENGTH), source="transformers")
 
+_llama_cut = cut(columns=("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), inputs=("o_proj", "down_proj"))
+_mixtral_cut = cut(columns=("q_proj", "k_proj", "v_proj"), inputs=("o_proj",))
+_bart_cut = cut(columns=("q_proj", "k_proj", "v_proj", "fc1"), inputs=("out_proj", "fc2"))
+_bert_cut = cut(columns=("query", "key", "value", "intermediate.dense"), inputs=("attention.output.dense",))
+
 ENTRIES = [
-    _language("GPT-2", _gpt2, optimizer=adamw, draws=True, cut=_cut_gpt2),
-    _language("Llama", _llama, optimizer=adamw, cut=_cut_llama),
-    _language("Qwen2", _qwen2, cut=_cut_llama),
-    _language("Qwen3", _qwen3, cut=_cut_llama),
-    _language("Mixtral", partial(_mixtral, None), cut=_cut_mixtral),
-    _language("Mixtral, eager experts", partial(_mixtral, "eager"), cut=_cut_mixtral, refused=_LOOP_OVER_VALUES),
-    _language("Mixtral, batched experts", partial(_mixtral, "batched_mm"), cut=_cut_mixtral),
-    _language("BERT", _bert, draws=True, cut=_cut_bert),
-    _language("T5", _t5, draws=True, cut=_cut_t5),
-    _language("BART", _bart, draws=True, cut=_cut_bart),
-    _language("Whisper", _whisper, batch=_sound, cut=_cut_bart),
+    _language("GPT-2", _gpt2, optimizer=adamw, draws=True, cut=cut(columns=("lm_head",))),
+    _language("Llama", _llama, optimizer=adamw, cut=_llama_cut),
+    _language("Qwen2", _qwen2, cut=_llama_cut),
+    _language("Qwen3", _qwen3, cut=_llama_cut),
+    _language("Mixtral", partial(_mixtral, None), cut=_mixtral_cut),
+    _language("Mixtral, eager experts", partial(_mixtral, "eager"), cut=_mixtral_cut, refused=_LOOP_OVER_VALUES),
+    _language("Mixtral, batched experts", partial(_mixtral, "batched_mm"), cut=_mixtral_cut),
+    _language("BERT", _bert, draws=True, cut=_bert_cut),
+    _language("T5", _t5, draws=True, cut=cut(columns=(".q", ".k", ".v", ".wi"), inputs=(".o", ".wo"))),
+    _language("BART", _bart, draws=True, cut=_bart_cut),
+    _language("Whisper", _whisper, batch=_sound, cut=_bart_cut),
 ]

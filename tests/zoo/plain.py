@@ -8,7 +8,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from msrun.runtime import WithLoss, clip_grad_norm_
-from zoo.entry import ROWS, Entry, called, channels, columns, inputs, momentum, tokens
+from zoo.entry import ROWS, Entry, cut, momentum, tokens
 
 VOCABULARY = 64
 WIDTH = 32
@@ -208,34 +208,6 @@ def _clicks(generator):
     )
 
 
-def _cut_unet(network, rows):
-    channels(called(network, "down2.0", "middle.0"), rows)
-
-
-def _cut_vae(network, rows):
-    channels(called(network, "encoder.0"), rows)
-    columns(called(network, "decoder.0"), rows, 2)
-
-
-def _cut_translator(network, rows):
-    columns(called(network, "linear1"), rows)
-    inputs(called(network, "linear2"), rows)
-
-
-def _cut_lstm(network, rows):
-    columns(called(network, "head"), rows)
-
-
-def _cut_dlrm(network, rows):
-    columns(called(network, "top.0"), rows, 2)
-    inputs(called(network, "top.2"), rows, 2)
-
-
-def _cut_gpt(network, rows):
-    columns(called(network, "qkv", "up"), rows)
-    inputs(called(network, "out", "down"), rows)
-
-
 _language = partial(Entry, batch=tokens(VOCABULARY, LENGTH))
 
 ENTRIES = [
@@ -245,11 +217,24 @@ ENTRIES = [
         _pixels,
         is_float64=True,
         normalises_batch=True,
-        cut=_cut_unet,
+        cut=cut(channels=("down2.0", "middle.0")),
     ),
-    Entry("VAE", VAE, _digits, is_float64=True, draws=True, optimizer=partial(momentum, lr=0.01), cut=_cut_vae),
-    _language("nn.Transformer", Translator, draws=True, cut=_cut_translator),
-    _language("LSTM", LSTM, optimizer=partial(momentum, lr=1.0), cut=_cut_lstm),
-    Entry("DLRM", lambda: WithLoss(DLRM(), F.binary_cross_entropy_with_logits), _clicks, cut=_cut_dlrm),
-    _language("GPT, tied weights", GPT, optimizer=_gpt_update, cut=_cut_gpt),
+    Entry(
+        "VAE",
+        VAE,
+        _digits,
+        is_float64=True,
+        draws=True,
+        optimizer=partial(momentum, lr=0.01),
+        cut=cut(channels=("encoder.0",), columns=("decoder.0",), dims=2),
+    ),
+    _language("nn.Transformer", Translator, draws=True, cut=cut(columns=("linear1",), inputs=("linear2",))),
+    _language("LSTM", LSTM, optimizer=partial(momentum, lr=1.0), cut=cut(columns=("head",))),
+    Entry(
+        "DLRM",
+        lambda: WithLoss(DLRM(), F.binary_cross_entropy_with_logits),
+        _clicks,
+        cut=cut(columns=("top.0",), inputs=("top.2",), dims=2),
+    ),
+    _language("GPT, tied weights", GPT, optimizer=_gpt_update, cut=cut(columns=("qkv", "up"), inputs=("out", "down"))),
 ]

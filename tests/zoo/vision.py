@@ -5,8 +5,8 @@ from functools import partial
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from msrun.runtime import WithLoss
-from zoo.entry import Entry, called, channels, columns, images, inputs, momentum
+from msrun.runtime import WithLoss, shard
+from zoo.entry import Entry, cut, images, momentum
 from zoo.packages import prepare_torchvision
 
 prepare_torchvision()
@@ -82,32 +82,10 @@ def _timm_vit():
     return WithLoss(network, cross_entropy)
 
 
-def _cut_resnet(network, rows):
-    channels(called(network, ".conv1"), rows)
-
-
 def _cut_pointwise(network, rows):
-    channels([layer for layer in network.modules() if isinstance(layer, nn.Conv2d) and layer.groups == 1], rows)
-
-
-def _cut_convnext(network, rows):
-    columns(called(network, "block.3"), rows, 4)
-    inputs(called(network, "block.5"), rows, 4)
-
-
-def _cut_vit(network, rows):
-    columns(called(network, "mlp.0"), rows)
-    inputs(called(network, "mlp.3"), rows)
-
-
-def _cut_swin(network, rows):
-    columns(called(network, "mlp.0"), rows, 4)
-    inputs(called(network, "mlp.3"), rows, 4)
-
-
-def _cut_timm_vit(network, rows):
-    columns(called(network, "attn.qkv", "mlp.fc1"), rows)
-    inputs(called(network, "attn.proj", "mlp.fc2"), rows)
+    for layer in network.modules():
+        if isinstance(layer, nn.Conv2d) and layer.groups == 1:
+            shard(layer, ((rows, 1, 1, 1), (2, 1, 1, 1)))
 
 
 _slow = partial(momentum, lr=1e-3)
@@ -115,14 +93,23 @@ _conv = partial(Entry, batch=images(CLASSES), source="torchvision", is_float64=T
 _norm = partial(_conv, normalises_batch=True)
 _attention = partial(Entry, batch=images(CLASSES), source="torchvision")
 
+_resnet_cut = cut(channels=(".conv1",))
+_swin_cut = cut(columns=("mlp.0",), inputs=("mlp.3",), dims=4)
+
 ENTRIES = [
-    _norm("resnet18", _resnet18, optimizer=_slow, cut=_cut_resnet),
-    _norm("resnet50", _resnet50, cut=_cut_resnet),
+    _norm("resnet18", _resnet18, optimizer=_slow, cut=_resnet_cut),
+    _norm("resnet50", _resnet50, cut=_resnet_cut),
     _norm("mobilenet_v3_small", _mobilenet, draws=True, cut=_cut_pointwise),
     _norm("efficientnet_b0", _efficientnet, draws=True, cut=_cut_pointwise),
-    _conv("convnext", _convnext, draws=True, cut=_cut_convnext),
-    _attention("vit", _vit, cut=_cut_vit),
-    _attention("swin", partial(_swin, 0.0), cut=_cut_swin),
-    _attention("swin, drop path", partial(_swin, 0.2), draws=True, cut=_cut_swin),
-    _attention("vit, drop path", _timm_vit, source="timm", draws=True, cut=_cut_timm_vit),
+    _conv("convnext", _convnext, draws=True, cut=cut(columns=("block.3",), inputs=("block.5",), dims=4)),
+    _attention("vit", _vit, cut=cut(columns=("mlp.0",), inputs=("mlp.3",))),
+    _attention("swin", partial(_swin, 0.0), cut=_swin_cut),
+    _attention("swin, drop path", partial(_swin, 0.2), draws=True, cut=_swin_cut),
+    _attention(
+        "vit, drop path",
+        _timm_vit,
+        source="timm",
+        draws=True,
+        cut=cut(columns=("attn.qkv", "mlp.fc1"), inputs=("attn.proj", "mlp.fc2")),
+    ),
 ]

@@ -203,7 +203,7 @@ def signal_groups(leaders: Iterable[int], signum: int) -> None:
             except ProcessLookupError:  # forked a moment ago, it leads no group yet
                 signal_processes([pid], number)
             except PermissionError:  # it has changed its user
-                continue
+                pass
 
 
 def _signal_same(pid: Pid, signum: int) -> None:

@@ -46,6 +46,7 @@ def test_log_directory_that_was_removed_explains_an_end(tmp_path):
     [
         (resource.RLIMIT_CPU, 5, signal.SIGXCPU, "ulimit -t 5: it may use 5 s of CPU time; raise"),
         (resource.RLIMIT_CPU, 5, signal.SIGKILL, "ulimit -t 5: "),
+        (resource.RLIMIT_CPU, 5, FAILED, ""),
         (resource.RLIMIT_AS, 1 << 20, FAILED, "ulimit -v 1024: it may have 1024 KiB of address space; raise"),
         (resource.RLIMIT_AS, 1 << 20, 0, ""),
         (None, 5, FAILED, ""),

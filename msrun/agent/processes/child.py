@@ -115,9 +115,8 @@ def become(spec: ProcessSpec, given: Given) -> Main:
     try:
         _open_files(spec, given.stdin_fd)
     except OSError as error:
-        _end(
-            f"cannot open the {'terminal' if spec.terminal else 'log'} {error.filename or spec.terminal}: {error.strerror}"
-        )
+        what = f"terminal {spec.terminal}" if spec.terminal else f"log {error.filename}"
+        _end(f"cannot open the {what}: {error.strerror}")
     _open_streams()
     _close_inherited(keep=given.scheduler_fds if is_scheduler else ())
     apply_binding(spec.name, spec.cpus, spec.memory_nodes)

@@ -57,3 +57,4 @@ def test_limit_that_has_ended_a_worker_is_named(tmp_path, monkeypatch, limit, va
     monkeypatch.setattr(resource, "getrlimit", lambda asked: (value if asked == limit else resource.RLIM_INFINITY, 0))
     found = explain_limit(status, str(tmp_path / "log"))
     assert found.startswith(expected) and bool(found) == bool(expected)
+    assert explain_limit(status, "/no/log") == ("" if limit == resource.RLIMIT_AS else found)

@@ -57,6 +57,11 @@ def test_node_0_without_the_address_is_refused():
         has_scheduler(spec_for(node_rank=0), "10.0.0.8")
 
 
+@pytest.mark.parametrize("node_rank", [0, 1])
+def test_all_loopback_addresses_are_of_the_machine_of_a_rehearsal(node_rank):
+    assert has_scheduler(spec_for(node_rank=node_rank, stands_for=HostEntry("h")), "127.0.0.2") is (node_rank == 0)
+
+
 def test_hosts_that_share_a_disk_write_different_files():
     assignments = tuple(HostAssignment(node, "h", f"10.0.0.{node}", (node,), (0,)) for node in range(2))
     folders = [local_part(spec_for(), Fleet(node, assignments, "10.0.0.0", "eth0")).log_dir for node in range(2)]
@@ -194,6 +199,7 @@ def test_other_nodes_and_given_names_stay(monkeypatch, rank, given, address):
         ({"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_IPS": "a\nb"}, True),
         ({"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "n1"}, False),
         ({"NODE_RANK": "0", "NNODES": "2", "MASTER_ADDR": "n1"}, False),
+        ({"SKYPILOT_NODE_RANK": "x", "SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_IPS": "a\nb"}, False),
         ({}, False),
     ],
 )

@@ -190,8 +190,8 @@ def test_end_of_a_grace_does_not_hit_the_next_attempt(server, sent):
     assert signal.SIGKILL not in sent
 
 
-@pytest.mark.parametrize("process_id", [FIRST_SERVER_ID, MINDSPORE_SCHEDULER_ID])
-def test_end_of_a_server_is_news_of_the_attempt_that_it_served(server, sent, monkeypatch, process_id):
+@pytest.mark.parametrize("process_id", [0, FIRST_SERVER_ID, MINDSPORE_SCHEDULER_ID])
+def test_late_end_is_news_of_the_attempt_that_it_served(server, sent, monkeypatch, process_id):
     """Its main thread may have ended before others: it is a zombie then, that cannot be collected yet."""
     server.start(process_id)
     ends = iter([[], [(1 << 23, 0, 0.0)]])
@@ -203,6 +203,10 @@ def test_what_a_worker_has_left_gets_a_moment_to_end(server, sent, monkeypatch):
     looks = iter([[11], [11]])
     monkeypatch.setattr(fork_server.process_control, "descendants", lambda _: next(looks, []))
     assert kinds(server.ask("sweep")) == ["swept"] and sent == [signal.SIGTERM]
+    monkeypatch.setattr(fork_server, "LEFTOVER_GRACE_S", 0.0)
+    monkeypatch.setattr(fork_server, "KILL_DEADLINE_S", 0.0)
+    monkeypatch.setattr(fork_server.process_control, "descendants", lambda _: [11])
+    assert server.ask("sweep")[0]["survivors"] == [11] and sent[1:] == [signal.SIGTERM, signal.SIGKILL]
 
 
 def test_agent_that_stays_stopped_is_ended_and_one_that_goes_on_is_not(server, monkeypatch):

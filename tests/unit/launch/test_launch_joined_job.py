@@ -236,7 +236,7 @@ def test_those_that_have_come_in_time_are_told_who_has_not(meeting, monkeypatch)
     taken, late = sorted((host.error for host in hosts), key=str, reverse=True)
     assert "--node_rank 1 is taken by" in str(taken) and any("--node_rank 1 is taken by" in one for one in here.said)
     assert isinstance(late, PeerFailed) and late.exit_code == contract.EXIT_TIMEOUT
-    assert "2 of 3 registered, missing: ranks 2, from node 2 on" in hosts[0].said + hosts[1].said
+    assert "2 of 3 registered, missing: rank 2, from node 2 on" in hosts[0].said + hosts[1].said
 
 
 def test_host_that_waits_heeds_signals_and_misses_the_scheduler():

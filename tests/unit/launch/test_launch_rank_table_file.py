@@ -54,6 +54,8 @@ def test_file_that_is_no_table_is_refused_with_its_name(tmp_path, content):
     (tmp_path / "t.json").write_bytes(content)
     with pytest.raises(UsageError, match=r"--rank_table_file .*t\.json: "):
         check_rank_table(tmp_path / "t.json", 1, "cpu")
+    with pytest.raises(UsageError, match="no plain file, and every worker reads it; give a file"):
+        check_rank_table(tmp_path, 1, "cpu")
 
 
 def test_rank_that_appears_twice_is_refused_with_its_place(tmp_path):
@@ -89,7 +91,7 @@ def test_table_that_is_never_completed_ends_with_the_time_limit(tmp_path):
         await_rank_table(path, 0, lambda _text: None)
 
 
-@pytest.mark.parametrize("content", ['{"status": "completed"}', "{}", "[]", "no JSON", "[" * 100_000])
+@pytest.mark.parametrize("content", ['{"status": "completed"}', "{}", "[]", "no JSON", "[" * 100_000, "initializing"])
 def test_other_content_is_not_awaited(content, tmp_path):
     path = tmp_path / "hccl.json"
     path.write_text(content)

@@ -199,6 +199,7 @@ def test_thread_of_a_library_is_named_without_a_place():
 @pytest.mark.parametrize(("status", "code"), [(7, 7), (-signal.SIGINT, 130), (0, 0)])
 def test_process_whose_program_has_failed_is_ended_after_the_limit(monkeypatch, capfd, status, code):
     monkeypatch.setattr(main_module, "LINGER_S", 0.0)
+    monkeypatch.setattr(main_module, "BUSY_SHARE", 2.0)
     monkeypatch.setenv(contract.MSRUN_EXIT_TIME_OUT, "0.01")
     monkeypatch.setattr(os, "_exit", ended := mock.Mock())
     main_module.watch_end(status, time.monotonic())

@@ -153,17 +153,6 @@ def test_whoever_looks_at_the_job_does_not_wait_for_it(msrun, log_dir, kind):
 
 
 @pytest.mark.slow
-def test_a_worker_that_stands_in_the_way_of_the_next_attempt_ends_the_job(msrun, log_dir):
-    (log_dir.parent / "train.py").write_text(
-        "import os, sys\nos.mkdir(os.path.join(os.environ['MSRUN_LOG_DIR'], 'worker_0.attempt_0.log'))\nsys.exit(3)\n"
-    )
-    ended = msrun.start("--worker_num=1", "--max_restarts=1", "train.py", cwd=log_dir.parent).finish(DEADLINE_S)
-    assert ended.code == 3, ended.stderr
-    assert "worker_0.attempt_0.log" in ended.errors[0] and "Traceback" not in ended.stderr
-    msrun.prove_nothing_left()
-
-
-@pytest.mark.slow
 def test_the_log_of_a_worker_that_cannot_be_opened_is_named(msrun, log_dir):
     """Between the launcher and the worker somebody may have exchanged it."""
     (log_dir.parent / "train.py").write_text("print('never')")

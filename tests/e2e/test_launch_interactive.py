@@ -186,12 +186,3 @@ def test_standard_input_that_nobody_reads_is_said(msrun, tmp_path):
         os.close(reader)
         os.close(writer)
     assert NOTICE not in run_with(msrun, tmp_path, subprocess.DEVNULL, "--worker_num=1", "true")[2]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("statement", one_fast("breakpoint()", "input()"))
-def test_the_report_of_a_rank_that_wanted_input_says_how(msrun, tmp_path, statement):
-    (tmp_path / "train.py").write_text(f"{statement}\nprint()\n")
-    job = msrun.run("--worker_num=1", "train.py", cwd=tmp_path)
-    assert job.code == 1
-    assert "its standard input is empty: --interactive=0 gives it yours" in job.errors[0]

@@ -48,20 +48,6 @@ def test_log_directory_that_is_removed_during_the_job_is_told(msrun, tmp_path, w
     assert finished.stderr.count(" was removed while the job ran") == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("where", one_fast("--worker_num=1", "--rehearse=1x1"))
-def test_log_directory_that_is_removed_at_the_start_is_told(msrun, tmp_path, where):
-    (tmp_path / "early.py").write_text(
-        "import os, shutil\nif os.path.isdir('log_output'):\n    shutil.rmtree('log_output')\n"
-    )
-    (tmp_path / "train.py").write_text("import early\n")
-    search = os.pathsep.join([str(tmp_path), msrun.environ()["PYTHONPATH"]])
-    options = [where, "--preload=early", "--forward_env=PYTHONPATH"]
-    finished = msrun.run(*options, "train.py", cwd=tmp_path, env={"PYTHONPATH": search})
-    assert f"the log directory {tmp_path}/log_output/" in finished.stderr, finished.stderr
-    assert (finished.code == 0) == (not finished.errors)
-
-
 # -- what others have put in the place of a log: nobody waits for it, and no job is held up -----
 
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from msrun.agent import log_file
 from msrun.agent.log_file import BoundedLog, LogFile, LogLimit
-from msrun.agent.processes import terminal
 from msrun.agent.processes.server_handle import ProcessSpec
 from msrun.agent.processes.terminal import RankTerminal
 from msrun.launch.directory.log_directory import BoundedLogs
@@ -150,40 +149,17 @@ def test_logs_of_a_job_are_bounded_attempt_after_attempt(tmp_path, monkeypatch):
     assert said == ["--log_max_bytes: logs stay whole, for their file system cannot free part of a file (not here)"]
 
 
-@pytest.fixture
-def keys(monkeypatch):
-    """What is typed, in the place of standard input."""
-    before, (reader, writer) = signal.getsignal(signal.SIGWINCH), os.pipe()
-    monkeypatch.setattr(terminal, "STANDARD_INPUT", reader)
-    yield writer
-    signal.signal(signal.SIGWINCH, before)
-    os.close(reader)
-    os.close(writer)
-
-
-def test_way_out_of_a_terminal_is_an_interrupt_and_what_its_log_has_lost_is_told(keys, monkeypatch):
-    monkeypatch.setattr(terminal, "LogFile", lambda _: mock.Mock(fault="full", lost_bytes=7))
-    monkeypatch.setattr(os, "kill", kill := mock.Mock())
-    one = RankTerminal(0, "log", mock.Mock(), on_lost=(lost := mock.Mock()))
-    with selectors.SelectSelector() as selector, closing(one):
-        one.register(selector)
-        one.given_to([])
-        os.write(keys, b"x" + 3 * bytes([terminal.WAY_OUT]))
-        for key, _ in selector.select(5.0):
-            key.data()
-        kill.assert_called_once_with(os.getpid(), signal.SIGINT)
-    lost.assert_called_once_with(0, "full", 7)
-
-
-def test_what_a_rank_writes_last_to_its_terminal_is_shown_and_logged(tmp_path, keys):
+def test_what_a_rank_writes_last_to_its_terminal_is_shown_and_logged(tmp_path, request):
     """The loop has not looked at the terminal any more when the rank's end is told; a line's end may come in two."""
+    before = signal.getsignal(signal.SIGWINCH)
+    request.addfinalizer(lambda: signal.signal(signal.SIGWINCH, before))
     user = mock.Mock()
     log = tmp_path / "worker_0.log"
     log.touch()
     with selectors.SelectSelector() as selector:
-        one = RankTerminal(0, str(log), user)
-        one.register(selector)
-        (spec,) = one.given_to([ProcessSpec(0, str(log))])
+        terminal = RankTerminal(0, str(log), user)
+        terminal.register(selector)
+        (spec,) = terminal.given_to([ProcessSpec(0, str(log))])
         rank = os.open(spec.terminal, os.O_WRONLY | os.O_NOCTTY)
         tty.setraw(rank)
         os.write(rank, b"step 1\r")
@@ -191,7 +167,7 @@ def test_what_a_rank_writes_last_to_its_terminal_is_shown_and_logged(tmp_path, k
             key.data()
         os.write(rank, b"\nlast words\r")
         os.close(rank)
-        one.end_attempt()
+        terminal.end_attempt()
         assert not selector.get_map()
     assert b"".join(call.args[0] for call in user.show.call_args_list) == b"step 1\r\nlast words\r"
     assert log.read_bytes() == b"step 1\nlast words\r"

@@ -156,14 +156,6 @@ def test_child_is_collected_when_there_is_no_descriptor_left_for_it():
     assert run_python(NO_DESCRIPTOR_LEFT) == "3\n"
 
 
-def test_child_that_cannot_be_watched_holds_no_descriptor(monkeypatch):
-    monkeypatch.setattr(process_control.select, "epoll", epoll := mock.Mock())
-    epoll.return_value.register.side_effect = OSError(errno.ENOSPC, "no watches left")
-    before = os.listdir("/proc/self/fd")
-    process_control.Reaper().watch(os.getpid())
-    assert os.listdir("/proc/self/fd") == before
-
-
 OUTER, INNER = "0123456789abcdef", "fedcba9876543210"
 MARK = "import sys; from msrun.agent.processes.process_control import mark_job; mark_job(sys.argv[1]); "
 WAIT = "print(flush=True); sys.stdin.read()"

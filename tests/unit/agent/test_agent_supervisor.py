@@ -22,7 +22,6 @@ from msrun.agent.timers import Timers
 from msrun.agent.watch import Hang
 from msrun.cluster.membership import WorkerState
 from msrun.errors import ClusterError, OwnProcessLost, PeerFailed
-from msrun.planning.program import Program
 from msrun.planning.record_json import encode_record
 
 FAILED, DONE, STOPPED = WorkerState.FAILED, WorkerState.DONE, WorkerState.STOPPED
@@ -30,7 +29,6 @@ LOST = f"lose {SCHEDULER_ID} 9"
 KILLED = f"lose {SCHEDULER_ID}"
 SERVER_LOST = f"lose {FIRST_SERVER_ID} 7"
 TWICE, LIMIT, FORWARDS = {"max_restarts": 2}, {"cluster_time_out_s": 60}, {"forward_signals": (signal.SIGUSR1,)}
-TESTS = {"program": Program("module", "pytest")}
 BEGUN = "ready, scheduler"
 LATE = "--cluster_time_out 60: 1 of 2 workers were not started in time on node-a (ranks 1)"
 
@@ -39,7 +37,6 @@ ALONE = [
     ("all workers end well", {}, "run, exit 0, exit 1", "start start", "over: all workers ended"),
     ("a worker fails", {}, "run, exit 0 7", "start start stop", "goes on: rank 0 failed first: exit code 7"),
     ("it starts again", {}, "run, fail, again", "start start stop sweep start", "goes on"),
-    ("a rank finds no tests", TESTS, "run, exit 0 5, exit 1", "start start", "over: rank 0 failed first: exit code 5"),
     ("it fails twice", {}, "run, fail, again, start 0, start 1, fail", "stop", "over: rank 0 failed first"),
     ("there is never one", {}, "run, fail, swept, wait 11", "sweep", "over: cannot start again: the"),
     ("the delay is not over", TWICE, "run, fail, again, start 0, start 1, fail, again", "sweep", "goes on"),

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from types import ModuleType
 from unittest import mock
@@ -188,12 +187,6 @@ def test_threads_that_keep_a_process_are_named_with_their_place():
         for thread in (daemon, *threads):
             thread.join()
     assert found.startswith("thread upload at test_agent_child.py:") and found.endswith(" in upload and 1 more")
-
-
-def test_thread_of_a_library_is_named_without_a_place():
-    with ThreadPoolExecutor(1, thread_name_prefix="pool") as pool:
-        pool.submit(int).result()
-        assert describe_wait() == "thread pool_0"
 
 
 @pytest.mark.parametrize(("status", "code"), [(7, 7), (-signal.SIGINT, 130), (0, 0)])

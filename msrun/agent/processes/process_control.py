@@ -210,9 +210,7 @@ def _signal_same(pid: Pid, signum: int) -> None:
     """Send a signal through a descriptor, which always stands for the process that it was opened for."""
     try:
         descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    except (OSError, AttributeError):  # too many open files, or a kernel before 5.3
+    except (OSError, AttributeError):  # it has gone, there are too many open files, or a kernel before 5.3
         if start_time(pid) == pid.started_at:
             os.kill(pid, signum)
         return

@@ -210,6 +210,7 @@ def test_log_that_cannot_be_freed_stays_and_one_that_cannot_be_read_is_left_out(
     assert sender.refused == ["not here"]
     monkeypatch.setattr(LogReader, "read", mock.Mock(side_effect=OSError(errno.EIO, "broken")))
     for _ in range(2):
-        with pytest.raises(OSError, match="broken"):
+        with pytest.raises(OSError, match="broken") as caught:
             sender.logs.next()
+        assert "while it read worker_" in caught.value.__notes__[0]
     assert sender.logs.next() is None and sender.logs.unreadable == {"worker_0.log", "worker_1.log"}

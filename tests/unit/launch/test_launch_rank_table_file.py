@@ -4,6 +4,7 @@ import contextlib
 import json
 import re
 import stat
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -42,6 +43,12 @@ def test_generated_table_has_one_device_for_each_worker(tmp_path):
     (server,) = json.loads(write_table(tmp_path, 3).read_text())["server_list"]
     devices = [(device["device_id"], device["rank_id"]) for device in server["device"]]
     assert devices == [(rank, rank) for rank in ("0", "1", "2")]
+
+
+def test_table_of_devices_that_no_ascend_host_has_is_refused(tmp_path):
+    write_rank_table(replace(small_plan(tmp_path, 32), device_target="ascend"))
+    with pytest.raises(UsageError, match=r"rank table of this job: server_list\[0\]\.device\[32\]\.device_id: "):
+        write_rank_table(replace(small_plan(tmp_path, 33), device_target="ascend"))
 
 
 def test_table_of_another_size_is_refused(tmp_path):

@@ -8,15 +8,6 @@ from job_runner import WORKERS
 
 
 @pytest.mark.slow
-def test_logs_need_a_descriptor_for_each_worker(msrun, tmp_path):
-    few = ["sh", "-c", 'ulimit -n 71 && exec "$@"', "sh"]  # 32 and one for each of 40 workers
-    job = msrun.run("--worker_num=40", WORKERS / "end.py", "all", "0", cwd=tmp_path, prefix=few)
-    assert job.code == 3
-    (line,) = job.stderr.splitlines()
-    assert "71 open files allowed for each process, 40 workers need 72; raise the hard " in line
-
-
-@pytest.mark.slow
 def test_msrun_raises_its_own_limit_and_workers_keep_that_of_the_user(msrun, tmp_path):
     """40 workers need more descriptors than they may have themselves."""
     program = tmp_path / "limit.py"

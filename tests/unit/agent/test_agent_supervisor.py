@@ -160,14 +160,6 @@ def test_lost_fork_server_is_replaced_only_on_a_host_that_is_fit(tmp_path):
         assert job.attempt.end_reason() == "cannot start again: no room" and job.loop.is_over
 
 
-def test_scheduler_that_has_gone_is_heard_no_more(job):
-    job.do("ready", "scheduler")
-    before = len(job.selector.get_map())
-    job.scheduler.close()
-    job.settle()
-    assert len(job.selector.get_map()) == before - 1
-
-
 def test_terminal_ends_with_its_server_and_where_none_can_be_made_the_job_ends(tmp_path):
     terminal = mock.Mock(global_rank=0)
     terminal.given_to.side_effect = [[], OSError(errno.ENOSPC, "No space left on device")]

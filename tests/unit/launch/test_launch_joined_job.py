@@ -73,13 +73,6 @@ def test_signal_ends_the_wait_for_a_name(monkeypatch):
     assert find(spec_for(stands_for=HostEntry("h")), []) == "train-0.train", "of a rehearsal"
 
 
-def test_wait_is_stopped_by_ctrl_z(monkeypatch):
-    monkeypatch.setattr(rendezvous, "stop_this_process", stopped := mock.Mock())
-    signals = mock.Mock(read=lambda: [signal.SIGTSTP, signal.SIGCONT])
-    Patience(spec_for(), signals, print).heed_signals()
-    assert stopped.call_count == 1
-
-
 def test_key_that_no_host_has_written_is_no_key(tmp_path):
     with pytest.raises(NoKey, match=r"no key of this job: .*\.meeting_\d+ is not there; give all hosts the same"):
         JobKey(spec_for(log_dir=tmp_path)).read()

@@ -28,9 +28,6 @@ FIRST, SECOND = CPUS[0], CPUS[-1]
 methods = pytest.mark.parametrize("method", one_fast("fork", "exec"))
 
 
-"""msrun with a plan whose last worker gets a processor that is not there."""
-
-
 def places(cwd, count):
     return [json.loads((cwd / f"where_{rank}.json").read_text()) for rank in range(count)]
 

@@ -220,8 +220,8 @@ def test_host_that_comes_in_the_same_moment_as_the_last_of_them_waits_for_the_ne
 
 def test_those_that_have_come_in_time_are_told_who_has_not(meeting, monkeypatch):
     monkeypatch.setattr(joined_hosts, "RETELL_S", 0.05)
-    here = meeting(3, cluster_time_out_s=0.5, join_window_s=0.0)
-    with pytest.raises(PeerFailed, match=r"--cluster_time_out 0.5: 2 of 3 .*; came: "), here.joined as joined:
+    here = meeting(3, cluster_time_out_s=2, join_window_s=0.0)
+    with pytest.raises(PeerFailed, match=r"--cluster_time_out 2: 2 of 3 .*; came: "), here.joined as joined:
         hosts = [here.come(1), here.come(1)]
         joined.meet()
     for host in hosts:

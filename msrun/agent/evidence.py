@@ -232,8 +232,6 @@ def _kernel_log(path: Path) -> Iterator[tuple[float, str]]:
             while True:
                 with contextlib.suppress(BrokenPipeError):  # it was overwritten; the next read goes on behind it
                     data = os.read(descriptor, END_BYTES)
-                    if not data:
-                        break
                     head, _, text = data.decode("utf-8", "replace").partition(";")
                     yield int(head.split(",")[2]) / 1e6, text.split("\n", 1)[0]
         finally:

@@ -52,8 +52,6 @@ class Coordinator:
     def hear(self, node_rank: int, message: Message) -> list[Message]:
         """Take one of `REPORTS` from a host; what is of another attempt is left out (ValueError: no host says this)."""
         kind, attempt, own = message.get("type"), message.get("attempt"), self._ranks[node_rank]
-        if type(attempt) is not int:
-            return []
         if kind == "failed":
             report = replace(read_report(message.get("report")), node_rank=node_rank)
             if report.signum:

@@ -81,12 +81,10 @@ class TableHost:
 
 
 def read_table_hosts(path: Path) -> list[TableHost]:
-    """Return a table's servers with devices by their lowest rank (UsageError: unreadable, none, or doubtful ranks)."""
+    """Return a table's servers with devices by their lowest rank (UsageError: unreadable, or doubtful ranks)."""
     table = read_given_table(path)
     check_ranks(table, path)
     hosts = _find_hosts(table)
-    if not hosts:
-        raise UsageError(f"--rank_table_file {path}: no server of it has devices; see ranktable validate")
     if not all(host.names for host in hosts):
         raise UsageError(f"--rank_table_file {path}: a server of it has an empty server_id; see ranktable validate")
     return hosts
@@ -101,7 +99,7 @@ def read_host_list(path: Path) -> HostList | None:
     except UsageError:
         return None
     found = _find_hosts(table)
-    if not found or not all(host.names for host in found):
+    if not all(host.names for host in found):
         return None
     hosts = tuple(host.assignment for host in found)
     if len(hosts) == 1:

@@ -191,10 +191,7 @@ def open_standard_streams() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            null = os.open(os.devnull, os.O_RDWR)
-            if null != descriptor:
-                os.dup2(null, descriptor)
-                os.close(null)
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
             os.set_inheritable(descriptor, True)  # noqa: FBT003 - the interface of os
         if getattr(sys, name) is None:
             stream = open(descriptor, "r" if descriptor == 0 else "w", closefd=False)  # noqa: SIM115

@@ -1,6 +1,5 @@
 """Many hosts over SSH, and what breaks: connections, servers, agents, the launcher, cables."""
 
-import json
 import os
 import re
 import signal
@@ -12,9 +11,6 @@ from pathlib import Path
 import pytest
 from chaos_places import command_line
 from job_runner import MARK, WORKERS, state_of, wait_until
-
-from msrun.launch.remote.logs import pack_piece
-from msrun.launch.transport.pipe import MARKER
 
 pytestmark = pytest.mark.slow
 
@@ -190,36 +186,3 @@ def test_full_disk_here_loses_logs_says_so_and_ends_no_job(fleet, own_disk, nois
     ended = fleet.run([1, 1], "--tail_worker_log=none", noise, log_dir=log_dir)
     assert ended.code == 0, ended.stderr
     assert re.search(r"msrun: logs are not complete: .*worker_[01]\.log: No space left on device", ended.stderr)
-
-
-HOSTILE = """\
-#!{python}
-# Stands between an agent and the launcher: what the agent says goes through, and once a worker runs, more.
-import json, struct, subprocess, sys
-agent = subprocess.Popen([{python!r}, *sys.argv[1:]], stdout=subprocess.PIPE)
-out, said = sys.stdout.buffer, {said!r}
-begun = b""
-while not begun.endswith({marker!r}):
-    begun += agent.stdout.read(1)
-out.write(begun)
-while header := agent.stdout.read(4):
-    body = agent.stdout.read(struct.unpack("!I", header)[0])
-    out.write(header + body)
-    if json.loads(body).get("moment") == "started":
-        out.write(struct.pack("!I", len(said)) + said)
-    out.flush()
-sys.exit(agent.wait())
-"""
-
-
-def test_host_that_writes_the_log_of_another_is_not_heeded(fleet, tmp_path):
-    (tmp_path / "train.py").write_text("import os\nprint('rank', os.environ['RANK'])\n")
-    said = json.dumps(pack_piece("worker_0.log", 0, b"forged")).encode()
-    program = tmp_path / "hostile_python"
-    program.write_text(HOSTILE.format(python=sys.executable, said=said, marker=MARKER))
-    program.chmod(0o755)
-    hosts = f"host0 slots=1 python={sys.executable}\nhost1 slots=1 python={program}\n"
-    (tmp_path / "hosts").write_text(hosts)
-    job = fleet.run("", "--hostfile=hosts", "train.py")
-    assert job.code == 0, job.stderr
-    assert [job.log(rank) for rank in range(2)] == [b"rank 0\n", b"rank 1\n"]

@@ -9,7 +9,6 @@ import pytest
 from asked_cases import one_fast
 from job_runner import WORKERS
 
-from msrun import contract
 from msrun.agent.host.host_facts import read_topology
 
 _topology = read_topology()
@@ -27,23 +26,6 @@ pytestmark = pytest.mark.skipif(len(CPUS) < 2, reason="needs two processors of d
 FIRST, SECOND = CPUS[0], CPUS[-1]
 
 methods = pytest.mark.parametrize("method", one_fast("fork", "exec"))
-
-NO_CPU = 1 + max(cpu.number for cpu in _topology.cpus)
-
-GONE = f"""
-from dataclasses import replace
-from msrun.planning import build as plan
-bind = plan.bind_workers
-def bind_elsewhere(*args, **kwargs):
-    bound = bind(*args, **kwargs)
-    return replace(bound, workers=(*bound.workers[:-1], replace(bound.workers[-1], cpus=({NO_CPU},))))
-plan.bind_workers = bind_elsewhere
-plan.threads_per_worker = lambda topology, workers: (1,) * len(workers)
-plan.thread_note = lambda topology, workers: ""
-from msrun.cli import main
-main()
-"""
-"""msrun with a plan whose last worker gets a processor that is not there."""
 
 
 def places(cwd, count):
@@ -101,20 +83,6 @@ def test_unequal_shares_get_unequal_threads(msrun, tmp_path, method):
     finished = run(msrun, tmp_path, lists, "--worker_num=2", "--start_method", method, "threads.py")
     assert [finished.log(rank).split() for rank in (0, 1)] == [[b"2", b"2", b"2"], [b"1", b"1", b"2"]]
     assert finished.stderr.count("OMP_NUM_THREADS=1 to 2 for each worker") == 1
-
-
-@pytest.mark.slow
-@methods
-def test_a_worker_whose_processors_are_gone_ends_the_job(msrun, tmp_path, method):
-    """As when a processor goes offline between the plan and the start."""
-    command = (sys.executable, "-c", GONE)
-    options = ["--bind_core", "--worker_num=2", "--start_method", method]
-    finished = msrun.run(*options, WORKERS / "where.py", cwd=tmp_path, command=command)
-    line = f"msrun: cannot bind worker 1 to CPUs {NO_CPU}: Invalid argument"
-    assert finished.code == contract.EXIT_CLUSTER, finished.stderr
-    assert finished.log(1).decode().splitlines() == [line]
-    assert line in finished.stderr
-    assert finished.read_json("failure.json")["first_failure"]["global_rank"] == 1
 
 
 @pytest.mark.slow

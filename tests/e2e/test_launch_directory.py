@@ -48,20 +48,6 @@ def test_log_directory_that_is_removed_during_the_job_is_told(msrun, tmp_path, w
     assert finished.stderr.count(" was removed while the job ran") == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("where", one_fast("--worker_num=1", "--rehearse=1x1"))
-def test_log_directory_that_is_removed_at_the_start_is_told(msrun, tmp_path, where):
-    (tmp_path / "early.py").write_text(
-        "import os, shutil\nif os.path.isdir('log_output'):\n    shutil.rmtree('log_output')\n"
-    )
-    (tmp_path / "train.py").write_text("import early\n")
-    search = os.pathsep.join([str(tmp_path), msrun.environ()["PYTHONPATH"]])
-    options = [where, "--preload=early", "--forward_env=PYTHONPATH"]
-    finished = msrun.run(*options, "train.py", cwd=tmp_path, env={"PYTHONPATH": search})
-    assert f"the log directory {tmp_path}/log_output/" in finished.stderr, finished.stderr
-    assert (finished.code == 0) == (not finished.errors)
-
-
 # -- what others have put in the place of a log: nobody waits for it, and no job is held up -----
 
 
@@ -150,17 +136,6 @@ def test_whoever_looks_at_the_job_does_not_wait_for_it(msrun, log_dir, kind):
         assert looked.code in (0, 1) and "Traceback" not in looked.stderr, looked.stderr
         assert b"job " in looked.stdout
     (ended.log_dir / "events.jsonl").unlink()
-
-
-@pytest.mark.slow
-def test_a_worker_that_stands_in_the_way_of_the_next_attempt_ends_the_job(msrun, log_dir):
-    (log_dir.parent / "train.py").write_text(
-        "import os, sys\nos.mkdir(os.path.join(os.environ['MSRUN_LOG_DIR'], 'worker_0.attempt_0.log'))\nsys.exit(3)\n"
-    )
-    ended = msrun.start("--worker_num=1", "--max_restarts=1", "train.py", cwd=log_dir.parent).finish(DEADLINE_S)
-    assert ended.code == 3, ended.stderr
-    assert "worker_0.attempt_0.log" in ended.errors[0] and "Traceback" not in ended.stderr
-    msrun.prove_nothing_left()
 
 
 @pytest.mark.slow

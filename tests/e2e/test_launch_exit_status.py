@@ -169,12 +169,3 @@ def test_one_that_does_nothing_is_ended_after_the_limit_and_named(msrun, tmp_pat
     assert job.code == 124, job.stderr
     assert re.search(rf"rank 1 .*waits for {WAITS[how]}", job.errors[0]), job.errors
     assert [worker["global_rank"] for worker in job.read_json("failure.json")["lagging"]] == [1]
-
-
-@pytest.mark.slow
-def test_one_that_has_failed_is_ended_with_its_own_status(msrun, tmp_path):
-    options = ("--worker_num=2", "--grace=1", "--exit_time_out=8")
-    job = msrun.run(*options, WORKERS / "linger.py", "1", "thread", "7", cwd=tmp_path)
-    assert job.code == 7, job.stderr
-    assert re.search(r"rank 1 on \S+ failed first: exit code 7", job.errors[0])
-    assert "thread uploader" in job.log(1).decode()

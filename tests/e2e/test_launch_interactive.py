@@ -175,23 +175,4 @@ def test_standard_input_that_nobody_reads_is_said(msrun, tmp_path):
     (tmp_path / "data").write_text("words\n")
     with (tmp_path / "data").open() as file:
         assert NOTICE in run_with(msrun, tmp_path, file, "--worker_num=1", "true")[2]
-    reader, writer = os.pipe()
-    try:
-        assert NOTICE not in run_with(msrun, tmp_path, reader, "--worker_num=1", "true")[2], (
-            "an idle pipe is no mistake"
-        )
-        os.write(writer, b"words\n")
-        assert NOTICE in run_with(msrun, tmp_path, reader, "--worker_num=1", "true")[2]
-    finally:
-        os.close(reader)
-        os.close(writer)
     assert NOTICE not in run_with(msrun, tmp_path, subprocess.DEVNULL, "--worker_num=1", "true")[2]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("statement", one_fast("breakpoint()", "input()"))
-def test_the_report_of_a_rank_that_wanted_input_says_how(msrun, tmp_path, statement):
-    (tmp_path / "train.py").write_text(f"{statement}\nprint()\n")
-    job = msrun.run("--worker_num=1", "train.py", cwd=tmp_path)
-    assert job.code == 1
-    assert "its standard input is empty: --interactive=0 gives it yours" in job.errors[0]

@@ -182,7 +182,6 @@ def test_the_first_failure_is_raised_with_the_rank_that_failed(msrun, tmp_path, 
     assert re.search(f"^caught {caught}", done.stdout.decode(), re.MULTILINE), (done.stdout, done.stderr)
 
 
-@pytest.mark.slow
 def test_what_cannot_be_sent_to_another_process_is_refused(msrun, tmp_path):
     done = call(msrun, tmp_path, "def work(file): pass\nmsrun.run(work, (sys.stdin,), workers=1)\n")
     assert "UsageError: <function work" in done.stderr and "cannot be sent to another process" in done.stderr

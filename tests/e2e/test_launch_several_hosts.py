@@ -10,8 +10,6 @@ import pytest
 from asked_cases import one_fast
 from job_runner import WORKERS, latest_job, read_record, wait_until
 
-from ranktable import build_table, write_table
-
 TWO = ("--worker_num=2", "--local_worker_num=1")
 
 
@@ -94,17 +92,6 @@ def test_cut_host_ends_the_job_on_both_sides(hosts):
 
 
 @pytest.mark.slow
-def test_interrupt_before_all_have_come_calls_the_job_off(hosts):
-    words = ("--worker_num=3", "--local_worker_num=1", WORKERS / "wait.py")
-    jobs = [hosts.start(host, *words, node=host) for host in (0, 1)]
-    wait_until(lambda: "registered with the scheduler" in jobs[1].stderr, "node 1 has registered")
-    jobs[0].send(signal.SIGTERM)
-    ended = [job.finish() for job in jobs]
-    assert [job.code for job in ended] == [143, 143]
-    assert "the scheduler's host gave up: stopped by SIGTERM before all hosts had come" in ended[1].errors[0]
-
-
-@pytest.mark.slow
 def test_job_on_several_hosts_is_stopped_from_any_of_them(hosts, tmp_path):
     ended = hosts.run_all([1, 1], "--join=False", WORKERS / "wait.py")
     assert [job.code for job in ended] == [0, 0]
@@ -138,22 +125,6 @@ def test_hosts_meet_over_ipv6_too(hosts, tmp_path):
     assert (env["MASTER_ADDR"], env["GLOO_SOCKET_IFNAME"]) == (hosts.net.address6(0), "eth0")
 
 
-@pytest.mark.slow
-def test_host_that_is_not_in_the_table_is_refused_before_anything_starts(hosts, tmp_path):
-    table = build_table([(hosts.net.address(host), 1) for host in (0, 1)], order="given")
-    write_table(tmp_path / "table.json", table)
-
-    def run(host, *words):
-        options = (*words, "--rank_table_file=table.json", WORKERS / "record.py")
-        ended = hosts.runner.start(*options, prefix=hosts.net.prefix(host), cwd=tmp_path).finish()
-        return ended.code, ended.stdout.decode() + ended.stderr
-
-    code, said = run(2)
-    assert code == 2 and f"is none of its servers ({hosts.net.address(0)}, {hosts.net.address(1)})" in said
-    code, said = run(1, "--dry_run")
-    assert code == 0 and "2 workers on 2 hosts" in said and all(hosts.net.address(host) in said for host in (0, 1))
-
-
 # -- a rank that ends with 0 and never joins the world is named at once: the others would wait for it for ever ---------
 
 RULE = "every rank has to call init() or init_process_group(), or none"
@@ -173,12 +144,3 @@ def test_rank_that_ends_well_before_it_joins_is_named(msrun, tmp_path, how, late
 def test_rank_that_nobody_needs_may_end_when_it_likes(msrun, tmp_path, how):
     job = msrun.run("--worker_num=3", WORKERS / "absent.py", "1", how, "1", cwd=tmp_path)
     assert job.code == 0, job.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("absent", "how", "code"), [("0", "runtime", 3), ("3", "plain", 3), ("0", "nothing", 0)])
-def test_rank_of_another_host_is_named_on_all_hosts(hosts, absent, how, code):
-    for ended in hosts.run_all([2, 2], WORKERS / "absent.py", absent, how):
-        assert ended.code == code, ended.stderr
-        named = [line for line in ended.errors if f"rank {absent} ended with exit code 0 without joining" in line]
-        assert bool(named) == bool(code)

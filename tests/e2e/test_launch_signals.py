@@ -9,8 +9,6 @@ import pytest
 from asked_cases import one_fast
 from job_runner import WORKERS, state_of, wait_until
 
-from msrun.agent.processes import process_control
-
 
 def start_waiting(msrun, cwd, *words, **settings):
     """Start two workers and wait until both are there."""
@@ -91,22 +89,6 @@ def test_signal_reaches_every_worker_and_the_job_goes_on(msrun, tmp_path, option
     assert f"msrun: signal {name} passed on to 2 workers" in finished.stderr
     (event,) = [event for event in finished.events if event["event"] == "signal"]
     assert (event["name"], event["global_ranks"]) == (name, [0, 1])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", one_fast("fork", "exec"))
-def test_signal_at_the_start_waits_for_handlers_of_workers(msrun, tmp_path, method):
-    (tmp_path / "w.py").write_text(
-        "import signal, sys, threading\n"
-        "came = threading.Event()\n"
-        "signal.signal(signal.SIGUSR1, lambda *_: came.set())\n"
-        "while not came.wait(0.05): pass\n"
-    )
-    job = msrun.start("--worker_num=2", f"--start_method={method}", "w.py", cwd=tmp_path)
-    wait_until(lambda: process_control.handles_signal(job.pid, signal.SIGUSR1), "msrun has begun")
-    job.send(signal.SIGUSR1)
-    finished = job.finish()
-    assert finished.code == 0, finished.stderr
 
 
 # -- Ctrl-Z and fg: the workers stop and continue with msrun, and no limit counts the pause ----------------------------

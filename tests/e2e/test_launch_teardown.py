@@ -201,18 +201,6 @@ def test_daemon_that_nothing_marks_is_gone_at_every_end(msrun, tmp_path, end, st
 
 
 @pytest.mark.slow
-def test_stopped_worker_is_ended_when_another_one_fails(msrun, tmp_path):
-    job = start_chaos(msrun, tmp_path, "--grace=600")
-    pid = job.pid_of("1")
-    os.kill(pid, signal.SIGSTOP)
-    wait_until(lambda: state_of(pid) == "T", "worker 1 is stopped")
-    (tmp_path / "fail_0").touch()
-    finished = job.finish()
-    assert finished.code == 7
-    assert finished.read_json("failure.json")["first_failure"]["global_rank"] == 0
-
-
-@pytest.mark.slow
 def test_daemon_that_starts_another_one_when_it_is_told_to_end_is_ended(msrun, tmp_path):
     (tmp_path / "train.py").write_text(
         "import os, pathlib, signal, time\n\n"

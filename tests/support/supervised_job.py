@@ -70,6 +70,7 @@ class Job:
 
     def __init__(self, folder, *, node_rank=None, **options):
         self.now = 0.0
+        self.terminal = options.pop("terminal", None)
         self.told = []
         """What the coordinator was told."""
         self.moments, self.signals = Moments(), Signals()
@@ -106,7 +107,8 @@ class Job:
             home=str(folder),
             stopped_limit_s=1e9,
             stop_self=None,
-            check_again=self._check_again,
+            terminal=self.terminal,
+            check_again=self.check_again,
             clock=lambda: self.now,
         )
         self.loop.begin(self.signals, self._stack.enter_context(selectors.DefaultSelector()))
@@ -131,7 +133,7 @@ class Job:
         self.server, self.scheduler = Channel(theirs), Channel(at_scheduler)
         return ForkServerHandle(ServerProcess(self._process), Channel(ours), passing, {}, ""), Channel(scheduler)
 
-    def _check_again(self, survivors):
+    def check_again(self, survivors):
         """Look at the host before a restart."""
         if survivors:
             raise ClusterError(f"{list(survivors)} run still")

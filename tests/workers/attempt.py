@@ -1,13 +1,11 @@
 """attempt.py HOW: rank 1 ends as HOW says while the job is in its first attempts, then all ranks end well.
 
-HOW: code=C:N (exit code C in the first N attempts), stop (stops itself), leave (leaves a process of another session),
-wait (does not end by itself).
+HOW: code=C:N (exit code C in the first N attempts), stop (stops itself), wait (does not end by itself).
 """
 
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,9 +13,6 @@ from pathlib import Path
 rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID")
 record = {name: os.environ[name] for name in names}
-left = Path("left")
-if left.exists():
-    record["left is gone"] = not Path("/proc", left.read_text()).exists()
 Path(f"record_{rank}_{attempt}.json").write_text(json.dumps(record))
 print(f"rank {rank} in attempt {attempt}", flush=True)
 
@@ -31,11 +26,4 @@ if attempt < first_attempts:
     if word == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
         time.sleep(600)
-    if word == "leave":
-        code = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(os.getpid()); "
-        code += "os.close(1); time.sleep(600)"
-        child = subprocess.Popen(
-            [sys.executable, "-uc", code], start_new_session=True, stdout=subprocess.PIPE, text=True
-        )
-        left.write_text(child.stdout.readline().strip())
     sys.exit(int(value.partition(":")[0] or 7))

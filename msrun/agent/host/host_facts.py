@@ -169,9 +169,8 @@ def read_npus(root: Path = Path("/")) -> tuple[Device, ...]:
 
 def _device_numbers(root: Path, stem: str) -> list[int]:
     pattern = re.compile(rf"{stem}(\d+)\Z")
-    with contextlib.suppress(OSError):
-        return sorted(int(match[1]) for entry in (root / "dev").iterdir() if (match := pattern.match(entry.name)))
-    return []
+    found = (pattern.match(path.name) for path in (root / "dev").glob(f"{stem}*"))
+    return sorted(int(match[1]) for match in found if match)
 
 
 def _nvidia_information(root: Path) -> list[tuple[int, str, str]]:

@@ -43,9 +43,7 @@ _WORD_BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
 
 
 def _set_mempolicy(mode: int, nodes: Collection[int]) -> None:
-    number = SET_MEMPOLICY.get(platform.machine())
-    if number is None:
-        raise OSError(0, f"set_mempolicy is not known on {platform.machine()}")
+    number = SET_MEMPOLICY.get(platform.machine(), -1)  # which no kernel has
     words = max(nodes) // _WORD_BITS + 1
     mask = (ctypes.c_ulong * words)()
     for node in nodes:
@@ -114,14 +112,11 @@ def become(spec: ProcessSpec, given: Given) -> Main:
         die_with_parent(given.server_pid)
     os.setsid()
     _reset_signals()
-    if spec.terminal:
-        _take_terminal(spec.terminal)
-    else:
-        output_fd = _open_log(spec.log_path)
-        error_fd = _open_log(spec.error_log_path) if spec.error_log_path else output_fd
-        input_fd = given.stdin_fd if spec.has_stdin else os.open(os.devnull, os.O_RDONLY)
-        for number, descriptor in enumerate((input_fd, output_fd, error_fd)):
-            os.dup2(descriptor, number)
+    try:
+        _open_files(spec, given.stdin_fd)
+    except OSError as error:
+        what = f"terminal {spec.terminal}" if spec.terminal else f"log {error.filename}"
+        _end(f"cannot open the {what}: {error.strerror}")
     _open_streams()
     _close_inherited(keep=given.scheduler_fds if is_scheduler else ())
     apply_binding(spec.name, spec.cpus, spec.memory_nodes)
@@ -131,8 +126,7 @@ def become(spec: ProcessSpec, given: Given) -> Main:
         _run_scheduler(given)
     if spec.process_id >= 0:
         set_open_files(given.open_files)
-    if spec.program is None:
-        raise ValueError(f"process {spec.process_id} has no program")
+    assert spec.program is not None, "only the scheduler has none"
     if spec.use_exec:
         _exec(spec.program)
     return _become_worker(spec, spec.program, given.blas_threads)
@@ -183,14 +177,16 @@ def _reset_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
-def _take_terminal(path: str) -> None:
-    try:
-        terminal = os.open(path, os.O_RDWR)
-        fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
-    except OSError as error:
-        _end(f"cannot open the terminal {path}: {error.strerror}")
-    for descriptor in range(3):
-        os.dup2(terminal, descriptor)
+def _open_files(spec: ProcessSpec, stdin_fd: int) -> None:
+    if spec.terminal:
+        input_fd = output_fd = error_fd = os.open(spec.terminal, os.O_RDWR)
+        fcntl.ioctl(input_fd, termios.TIOCSCTTY, 0)
+    else:
+        output_fd = _open_log(spec.log_path)
+        error_fd = _open_log(spec.error_log_path) if spec.error_log_path else output_fd
+        input_fd = stdin_fd if spec.has_stdin else os.open(os.devnull, os.O_RDONLY)
+    for number, descriptor in enumerate((input_fd, output_fd, error_fd)):
+        os.dup2(descriptor, number)
 
 
 def _open_streams() -> None:
@@ -211,10 +207,7 @@ def _open_streams() -> None:
 
 
 def _open_log(path: str) -> int:
-    try:
-        return open_own_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    except OSError as error:
-        _end(f"cannot open the log {path}: {error.strerror}")
+    return open_own_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
 
 def _close_inherited(keep: tuple[int, ...]) -> None:

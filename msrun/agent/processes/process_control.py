@@ -203,16 +203,14 @@ def signal_groups(leaders: Iterable[int], signum: int) -> None:
             except ProcessLookupError:  # forked a moment ago, it leads no group yet
                 signal_processes([pid], number)
             except PermissionError:  # it has changed its user
-                continue
+                pass
 
 
 def _signal_same(pid: Pid, signum: int) -> None:
     """Send a signal through a descriptor, which always stands for the process that it was opened for."""
     try:
         descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    except (OSError, AttributeError):  # too many open files, or a kernel before 5.3
+    except (OSError, AttributeError):  # it has gone, there are too many open files, or a kernel before 5.3
         if start_time(pid) == pid.started_at:
             os.kill(pid, signum)
         return

@@ -1,10 +1,12 @@
 """Why a worker has ended, from its log, its wait status and what torch's `record` has left."""
 
 import json
+import resource
+import signal
 
 import pytest
 
-from msrun.agent.evidence import explain_end
+from msrun.agent.evidence import explain_end, explain_full_disk, explain_limit
 
 ASKED = "Traceback (most recent call last):\nEOFError: EOF when reading a line\n"
 LONG = "ValueError: " + "9" * 200
@@ -36,3 +38,23 @@ def test_end_of_a_worker_is_explained_by_what_it_left(tmp_path, log, has_input, 
 def test_log_directory_that_was_removed_explains_an_end(tmp_path):
     gone = tmp_path / "gone"
     assert f"removed ({gone})" in explain_end(FAILED, str(gone / "log"), 0, has_input=True, recorded="")
+    assert explain_full_disk("/proc/self/status") == "", "a file system that does not count"
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "status", "expected"),
+    [
+        (resource.RLIMIT_CPU, 5, signal.SIGXCPU, "ulimit -t 5: it may use 5 s of CPU time; raise"),
+        (resource.RLIMIT_CPU, 5, signal.SIGKILL, "ulimit -t 5: "),
+        (resource.RLIMIT_CPU, 5, FAILED, ""),
+        (resource.RLIMIT_AS, 1 << 20, FAILED, "ulimit -v 1024: it may have 1024 KiB of address space; raise"),
+        (resource.RLIMIT_AS, 1 << 20, 0, ""),
+        (None, 5, FAILED, ""),
+    ],
+)
+def test_limit_that_has_ended_a_worker_is_named(tmp_path, monkeypatch, limit, value, status, expected):
+    (tmp_path / "log").write_text("MemoryError\n")
+    monkeypatch.setattr(resource, "getrlimit", lambda asked: (value if asked == limit else resource.RLIM_INFINITY, 0))
+    found = explain_limit(status, str(tmp_path / "log"))
+    assert found.startswith(expected) and bool(found) == bool(expected)
+    assert explain_limit(status, "/no/log") == ("" if limit == resource.RLIMIT_AS else found)

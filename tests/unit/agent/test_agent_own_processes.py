@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import threading
+from dataclasses import replace
 
 import pytest
 from plans import small_plan
 
 from msrun.agent import attempt as module
-from msrun.agent.attempt import LAST_WORDS_BYTES, OwnProcesses
+from msrun.agent.attempt import LAST_WORDS_BYTES, OwnProcesses, keep_logs, worker_specs
 from msrun.agent.observer import Observers, OwnFaults
-from msrun.agent.processes.server_handle import FIRST_SERVER_ID, SCHEDULER_ID
+from msrun.agent.processes.server_handle import FIRST_SERVER_ID, MINDSPORE_SCHEDULER_ID, SCHEDULER_ID
 from msrun.cluster.membership import Membership
 from msrun.errors import ClusterError, OwnProcessLost, ServerFailed
 
@@ -33,6 +35,33 @@ def test_job_cannot_go_on_without_the_scheduler(own):
     error = own.exited(SCHEDULER_ID, 0, do_workers_run=True, has_begun=False)
     assert isinstance(error, ClusterError)
     assert str(error) == "the scheduler ended (exit code 0); its log: /logs/scheduler.log"
+
+
+def test_schedulers_of_mindspore_leave_when_all_workers_have_and_fail_before(plan, own):
+    host = replace(plan.hosts[0], mindspore_scheduler={"MS_ROLE": "MS_SCHED"})
+    started, worker = worker_specs(plan, host, {}, attempt=2, use_exec=False)
+    assert (started.process_id, worker.process_id) == (MINDSPORE_SCHEDULER_ID, 0)
+    assert started.use_exec and started.env["MS_ROLE"] == "MS_SCHED"
+    assert started.env["TORCHELASTIC_RESTART_COUNT"] == worker.env["TORCHELASTIC_RESTART_COUNT"] == "2"
+    assert own.exited(MINDSPORE_SCHEDULER_ID, 0, do_workers_run=True, has_begun=True) is None
+    assert own.exited(MINDSPORE_SCHEDULER_ID, FAILED, do_workers_run=False, has_begun=True) is None
+    error = own.exited(MINDSPORE_SCHEDULER_ID, FAILED, do_workers_run=True, has_begun=True)
+    assert str(error).startswith("MindSpore's scheduler ended (exit code 7); its log: ")
+
+
+def test_one_that_stays_stopped_is_named(own, monkeypatch):
+    own.started(SCHEDULER_ID, 71, lambda *_, **__: None)
+    monkeypatch.setattr(module, "is_stopped", lambda pid: pid == 71)
+    assert [own.look_for_stopped(70, now, 8.0) for now in (100.0, 107.9)] == [None, None]
+    error = own.look_for_stopped(70, 108.0, 8.0)
+    assert str(error) == "the scheduler (pid 71) has been stopped by a signal for 8 s"
+
+
+def test_log_that_cannot_be_kept_is_named(tmp_path):
+    (tmp_path / "worker_0.attempt_1.log").mkdir()
+    (tmp_path / "worker_0.log").touch()
+    with pytest.raises(ClusterError, match=r"cannot move a log to .*worker_0\.attempt_1\.log \(Is a directory\)"):
+        keep_logs([f"{tmp_path}/{name}" for name in ("worker_9.log", "worker_0.log")], 1)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +91,8 @@ def test_where_the_log_goes_with_the_job_its_last_line_is_shown(plan, tmp_path):
     assert own.describe_log() == "its last words: cannot go on: \\xff"
     log.write_bytes(b"\n \n")
     assert own.describe_log() == "it said nothing"
+    shutil.rmtree(tmp_path)
+    assert own.describe_log() == f"the log directory {tmp_path} was removed: leave it there while the job runs"
 
 
 @pytest.mark.parametrize(
@@ -136,6 +167,8 @@ def test_another_kind_is_told_again(faults):
         with faults.kept_from_job("x"):
             raise error
     assert len(faults.said) == 2, "of one place, each kind"
+    with pytest.raises(ServerFailed, match=r"\Aof a server\Z"), faults.named():
+        raise ServerFailed("of a server", 7)
 
 
 def test_thread_that_ends_with_an_exception_is_named(faults):

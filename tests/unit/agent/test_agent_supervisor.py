@@ -1,8 +1,11 @@
 """The agent's event loop: what happens on a host and what its coordinator orders in, what is asked and told out."""
 
+import contextlib
+import errno
 import signal
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from failure_reports import fault_of
@@ -11,12 +14,14 @@ from supervised_job import Job, kinds
 
 from msrun import contract
 from msrun.agent import watch as job_watch
+from msrun.agent.attempt import OwnProcesses
+from msrun.agent.evidence import Place
 from msrun.agent.processes.progress_board import Progress
 from msrun.agent.processes.server_handle import FIRST_SERVER_ID, SCHEDULER_ID
 from msrun.agent.timers import Timers
 from msrun.agent.watch import Hang
 from msrun.cluster.membership import WorkerState
-from msrun.errors import PeerFailed
+from msrun.errors import ClusterError, OwnProcessLost, PeerFailed
 from msrun.planning.record_json import encode_record
 
 FAILED, DONE, STOPPED = WorkerState.FAILED, WorkerState.DONE, WorkerState.STOPPED
@@ -45,6 +50,13 @@ ALONE = [
     ("one is never started", {}, f"{BEGUN}, signal SIGTERM, start 0, told 1, killed 0 15", "stop", "over: stopped"),
     ("it was told to end", {}, "run, signal SIGTERM, told, fail", "stop", "over: stopped by SIGTERM"),
     ("a signal for workers", FORWARDS, "run, exit 0, signal SIGUSR1", "start signal", "goes on"),
+    (
+        "a signal comes early",
+        FORWARDS,
+        f"{BEGUN}, signal SIGUSR1, start 0, start 1",
+        "start" + 3 * " signal",
+        "goes on",
+    ),
     ("workers start too late", LIMIT, f"{BEGUN}, start 0, wait 60", "start stop", f"goes on: {LATE}"),
     ("the limit ends with the last", LIMIT, "run, wait 61", "start", "goes on"),
     ("a stop takes too long", {"grace_s": 5.0}, "run, exit 0 7, wait 8", "prepare", "goes on"),
@@ -129,6 +141,34 @@ def test_what_the_fork_server_cannot_do_ends_the_job_in_its_words(job, tmp_path)
     job.do("ready", "start 0")
     job.say("cannot_start", reason="cannot start worker 1: no room")
     assert job.attempt.end_reason() == "cannot start worker 1: no room, on node-a"
+
+
+def test_process_of_msruns_own_that_stays_stopped_ends_the_attempt(job, monkeypatch):
+    monkeypatch.setattr(OwnProcesses, "look_for_stopped", lambda *_: OwnProcessLost("the scheduler has been stopped"))
+    job.do("run", f"wait {10**9}")
+    assert job.attempt.end_reason() == "the scheduler has been stopped"
+
+
+class Unfit(Job):
+    def check_again(self, survivors):
+        raise ClusterError("no room")
+
+
+def test_lost_fork_server_is_replaced_only_on_a_host_that_is_fit(tmp_path):
+    with contextlib.closing(Unfit(tmp_path)) as job:
+        job.do("run", "hangup")
+        assert job.attempt.end_reason() == "cannot start again: no room" and job.loop.is_over
+
+
+def test_terminal_ends_with_its_server_and_where_none_can_be_made_the_job_ends(tmp_path):
+    terminal = mock.Mock(global_rank=0)
+    terminal.given_to.side_effect = [[], OSError(errno.ENOSPC, "No space left on device")]
+    with contextlib.closing(Job(tmp_path, terminal=terminal)) as job:
+        job.do("run", "hangup")
+        assert terminal.end_attempt.call_count == 1
+        job.do("ready", "scheduler", "store")
+        words = "--interactive: cannot make a terminal on node-a: No space left on device"
+        assert job.attempt.end_reason() == words and job.loop.is_over
 
 
 def test_run_directory_that_cannot_be_made_is_named(job, tmp_path):
@@ -317,17 +357,18 @@ WAITS, RUNS = Progress(contract.PHASE_JOINED, is_waiting=True), Progress(contrac
 
 
 @pytest.mark.parametrize(
-    ("node_rank", "progress", "when_s"),
-    [(1, [WAITS, WAITS], 10), (1, [WAITS, RUNS], 0), (None, [WAITS, WAITS], 0)],
-    ids=["all wait", "one runs", "one host"],
+    ("node_rank", "progress", "when_s", "later_s"),
+    [(1, [WAITS, WAITS], 10, 0), (1, [WAITS, RUNS], 0, 0), (None, [WAITS, WAITS], 0, 0), (1, [Progress()] * 2, 0, 10)],
+    ids=["all wait", "one runs", "one host", "all wait by their stacks"],
 )
 def test_hang_of_a_host_whose_ranks_all_wait_is_left_to_the_others_for_a_while(
-    node_rank, progress, when_s, tmp_path, monkeypatch
+    node_rank, progress, when_s, later_s, tmp_path, monkeypatch
 ):
     host = Job(tmp_path, node_rank=node_rank, hang_time_out_s=100.0)
     hang = Hang(100.0, (host.ranks[0],), dict.fromkeys(host.ranks, "waits"))
     monkeypatch.setattr(job_watch.Watchdog, "look", lambda *_: hang)
     monkeypatch.setattr(job_watch, "request_stacks", lambda *_: None)
+    monkeypatch.setattr(job_watch, "read_place", lambda *_: Place("all_reduce", "train.py:7"))
     host.board.read = lambda rank: progress[host.ranks.index(rank)]
     host.do("run", "wait 6")
     host.heard()
@@ -337,6 +378,9 @@ def test_hang_of_a_host_whose_ranks_all_wait_is_left_to_the_others_for_a_while(
     assert host.attempt.end_reason().startswith("--hang_time_out 100: ") and host.attempt.lagging == (host.ranks[0],)
     assert host.moments.of("hang") and host.heard() == [], "they write their stacks first"
     host.do("wait 9")
+    if later_s:
+        assert host.heard() == []
+        host.do(f"wait {later_s}")
     assert kinds(host.heard()) == ["stop"]
     host.close()
 
@@ -350,6 +394,14 @@ def test_world_that_a_rank_of_another_host_never_joined_is_given_up(host):
     assert host.attempt.end_reason().startswith(
         "rank 1 ended with exit code 0 without joining the world, and ranks 2-3"
     )
+
+
+def test_world_that_could_not_be_whole_ends_the_job_although_nobody_runs_any_more(host):
+    host.do("exit 0")
+    host.board.read = lambda rank: Progress(contract.PHASE_JOINED if rank == 3 else contract.PHASE_UNKNOWN)
+    host.do("exit 1")
+    assert host.attempt.end_reason().startswith("rank 2 ended with exit code 0 without joining the world, and rank 3")
+    assert [moment["reason"] for moment in host.moments.of("stopping")] == [host.attempt.end_reason()]
 
 
 @pytest.mark.parametrize("more", [{}, {"report": 7}, {"report": {"failure": {}}}])

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+from unittest import mock
 
 import pytest
 
@@ -119,6 +120,7 @@ def start(folder, **env):
 def test_all_servers_are_stopped_and_what_a_killed_one_left_is_removed(folder, serving):
     servers = [serving({"type": "stopping"}, name) for name in ("a.sock", "b.new")]
     serving({"type": "busy"}, "c.sock")
+    serving(None, "d.sock")
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(folder / "dead.sock"))
     assert stop_warm_servers({"XDG_RUNTIME_DIR": str(folder.parent)}) == 2
@@ -197,3 +199,43 @@ def test_idle_server_stays_while_somebody_is_about_to_ask(tmp_path, monkeypatch)
             assert not server.is_ending
         server.end_when_idle(has_jobs=False)
         assert server.is_ending and not path.exists()
+
+
+@pytest.fixture
+def serve(tmp_path, monkeypatch):
+    """Has a warm server in this process, which forks nobody, work through requests; gives answers and imports."""
+
+    def work(idle_s, *asked, reap=ChildProcessError):
+        imported, path = [], tmp_path / "server"
+        monkeypatch.setattr(warm.os, "fork", lambda: 1 << 23)
+        monkeypatch.setattr(warm.os, "wait", mock.Mock(side_effect=ChildProcessError))
+        monkeypatch.setattr(warm.os, "waitpid", mock.Mock(side_effect=reap))
+        monkeypatch.setattr(warm.signal, "signal", lambda *_: None)
+        monkeypatch.setattr(warm, "import_all", lambda names: imported.append(names) or "threads" not in names)
+        with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as stack:
+            listener.bind(str(path))
+            listener.listen()
+            clients = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in asked]
+            for client, names in zip(clients, asked, strict=True):
+                client.connect(str(path))
+                socket.send_fds(client, [b"f"], [0])
+                Channel(client).send({"type": "start", "imports": names})
+            assert WarmServer(listener, path, idle_s, ["torch"]).serve() is None and not path.exists()
+            return [answer for client in clients for answer in Channel(client).receive()], imported
+
+    return work
+
+
+def test_what_jobs_import_is_imported_once_for_the_next_until_no_fork_is_safe(serve):
+    answers, imported = serve(IDLE_S, ["torch"], ["torch", "more"], ["more"], ["threads"], ["never"])
+    assert answers == [{"type": "started", "pid": 1 << 23}] * 4 and imported == [["more"], ["threads"]]
+
+
+def test_server_whose_files_have_changed_says_so_and_ends(serve, monkeypatch):
+    monkeypatch.setattr(warm, "changed_file", lambda _: "/x.py")
+    assert serve(IDLE_S, ["more"]) == ([{"type": "stale", "path": "/x.py"}], [])
+
+
+def test_server_that_nobody_asks_ends_once_no_job_of_its_runs(serve):
+    assert serve(0.01, reap=[(9, 0), (0, 0), ChildProcessError]) == ([], [])
+    assert warm.os.waitpid.call_count == 3

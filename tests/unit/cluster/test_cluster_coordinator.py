@@ -163,6 +163,9 @@ def test_report_is_cut_to_size_and_is_that_of_the_host_which_tells_it():
     job.hear(1, {"type": "failed", "attempt": 0, "report": long})
     assert job.report is not None and job.report.node_rank == 1
     assert len(job.report.failure.reason) == 4096 and job.report.failure.exit_code == contract.EXIT_CLUSTER
+    failure = {**GOOD["failure"], "others": [{"global_rank": "0"}]}
+    with pytest.raises(ValueError, match="names a worker without a rank, or too many"):
+        job.hear(1, {"type": "failed", "attempt": 0, "report": {**GOOD, "failure": failure}})
 
 
 EVENTS = st.tuples(st.sampled_from(["lost", *sorted(REPORTS)]), st.integers(0, 3), st.booleans())

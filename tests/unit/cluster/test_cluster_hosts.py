@@ -124,6 +124,9 @@ def test_a_job_can_do_with_fewer_hosts_once_their_numbers_have_no_gap():
     assert [assignment.ranks for assignment in registry.assignments().values()] == [(0, 1, 2, 3), (4, 5, 6, 7)]
     with pytest.raises(Refused, match="an extra host: the job is complete with 8 workers on 2 hosts"):
         registry.add("c", request(2))
+    registry.check_late(request(2, workers=12))
+    with pytest.raises(Refused, match="--local_worker_num 13: the job has 12 workers"):
+        registry.check_late(request(2, workers=13))
 
 
 def test_msruns_on_one_machine_share_an_address_when_they_have_numbers_or_it_is_loopback():

@@ -1,5 +1,6 @@
 """Messages arrive whole, once and in order, whatever the stream; of what form they must be; threads that carry them."""
 
+import os
 import selectors
 import socket
 
@@ -8,6 +9,7 @@ from failure_reports import failure_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from msrun.cluster import connection
 from msrun.cluster import messages as own_thread
 from msrun.cluster import protocol as forms
 from msrun.cluster.connection import MAX_GREETING_BYTES, Connection, Seal, new_nonce
@@ -44,7 +46,7 @@ def test_messages_survive_any_cut_of_the_stream(messages, data):
     assert received == messages
 
 
-@pytest.mark.parametrize("body", [b"[]", b"1", b"null", b'"text"', b"{", b"", b"\xff"])
+@pytest.mark.parametrize("body", [b"[]", b"1", b"null", b'"text"', b"{", b"", b"\xff", b"[" * 100_000])
 def test_body_that_is_no_object_is_refused(body):
     with pytest.raises(ValueError):
         FrameBuffer().messages(HEADER.pack(len(body)) + body)
@@ -120,6 +122,23 @@ def test_what_was_said_before_the_other_side_went_is_read_after_a_send_has_faile
     assert (host.is_closed, host.has_unsent) == (False, False)
     assert [host.unseal(body) for body in host.receive()] == [b"called off"]
     assert (host.receive(), host.is_closed) == ([], True)
+
+
+def test_record_that_is_held_up_is_given_again_until_it_is_sent_whole(sides, monkeypatch):
+    scheduler, host = sides
+    host.trust()
+    piece = os.urandom(connection.RECORD_BYTES)
+    while (sent := scheduler.write(piece)) == len(piece):
+        pass
+    assert sent == 0
+    while not (sent := scheduler.write(piece)):
+        assert all(host.unseal(body) == piece for body in host.receive())
+    assert sent == len(piece)
+    monkeypatch.setattr(connection, "MAX_UNSENT_BYTES", len(piece))
+    with pytest.raises(BrokenPipeError):
+        for _ in range(1 << 10):
+            scheduler.send_body(piece)
+            scheduler.write(piece)
 
 
 REPORT = encode_record(FailureReport(failure_of(0)))

@@ -5,26 +5,30 @@ import os
 import signal
 import socket
 import threading
+import time
 from pathlib import Path
 from unittest import mock
 
 import pytest
 from job_runner import wait_until
-from open_gate import TOKEN, dial_as, host_request
+from open_gate import TOKEN, OpenGate, dial_as, host_request
 from plans import small_spec
 
+from msrun import contract
 from msrun.agent.signals import SignalPipe
-from msrun.cluster.connection import Seal, hello, read_hello
+from msrun.cluster.connection import NoKey, Seal, hello, read_hello
 from msrun.cluster.messages import FrameBuffer, Inbox, encode_body, encode_message, frame
 from msrun.cluster.protocol import protocol
 from msrun.cluster.rendezvous import UnresolvedName, listen
-from msrun.errors import ClusterError, Interrupted, MsrunError, UsageError
+from msrun.errors import ClusterError, Interrupted, MsrunError, PeerFailed, UsageError
 from msrun.launch import joined_job as module
 from msrun.launch import rendezvous
+from msrun.launch.fleet import joined_hosts
 from msrun.launch.fleet.joined_hosts import JoinedHosts
-from msrun.launch.joined_job import DialledPart, find_master
+from msrun.launch.joined_job import DialledPart, JobKey, find_master
 from msrun.launch.rendezvous import Patience
 from msrun.launch.transport.pipe import MARKER
+from msrun.planning.hosts import HostEntry
 
 
 def spec_for(worker_num=2, **changes):
@@ -66,6 +70,12 @@ def test_signal_ends_the_wait_for_a_name(monkeypatch):
     monkeypatch.setattr(module, "resolve_address", resolve)
     with pytest.raises(Interrupted, match="stopped by SIGTERM before all hosts had come"):
         find(spec_for(cluster_time_out_s=-1), [])
+    assert find(spec_for(stands_for=HostEntry("h")), []) == "train-0.train", "of a rehearsal"
+
+
+def test_key_that_no_host_has_written_is_no_key(tmp_path):
+    with pytest.raises(NoKey, match=r"no key of this job: .*\.meeting_\d+ is not there; give all hosts the same"):
+        JobKey(spec_for(log_dir=tmp_path)).read()
 
 
 # -- a host that dials ------------------------------------------------------------------------------------------------
@@ -115,6 +125,12 @@ def test_host_does_not_trust_whoever_answers(answer, reason):
     assert reason in str(caught.value)
 
 
+def test_host_does_not_wait_for_ever_for_an_answer(monkeypatch):
+    monkeypatch.setattr(module, "GREETING_S", 0.0)
+    with listen("127.0.0.1", 0) as silent, pytest.raises(ClusterError, match="does not answer: is it another program"):
+        dial_as(host_request(0), silent.getsockname()[:2])
+
+
 def test_host_shows_another_nonce_at_every_try_and_says_that_nobody_is_there(monkeypatch):
     monkeypatch.setattr(rendezvous, "RETRY_S", 0.0)
     monkeypatch.setattr(rendezvous, "FIRST_LINE_S", 0.0)
@@ -140,11 +156,10 @@ class Host(threading.Thread):
         self.start()
 
     def run(self):
-        connection, silence_s = dial_as(self._request, self._place)
         with contextlib.closing(Inbox()) as no_signals:
-            part = DialledPart(spec_for(), connection, silence_s, no_signals, self._place)
             try:
-                with part:
+                connection, silence_s = dial_as(self._request, self._place)
+                with DialledPart(spec_for(), connection, silence_s, no_signals, self._place) as part:
                     part.await_part(Patience(spec_for(), no_signals, self.said.append))
             except MsrunError as error:
                 self.error = error
@@ -195,8 +210,40 @@ def test_host_that_comes_in_the_same_moment_as_the_last_of_them_waits_for_the_ne
         hosts = [here.come(1), here.come(1)]
         joined.meet()
         wait_until(lambda: any(waits in host.said for host in hosts), "it waits")
-        assert len(joined.hosts) == 2
+        assert len(joined.hosts) == 2 and len(joined.pool.waiting) == 1
+        joined.call_off("nobody needs it", 0)
+        not_used = lambda: any(line.endswith("; the job did not use it") for line in here.said)  # noqa: E731
+        assert joined.agents.hear(not_used, {}, deadline=time.monotonic() + 10) and not joined.pool.waiting
+        assert all(host.said[-1] == "nobody needs it" and host.error is None for host in hosts)
         raise UsageError("that is all")
+
+
+def test_those_that_have_come_in_time_are_told_who_has_not(meeting, monkeypatch):
+    monkeypatch.setattr(joined_hosts, "RETELL_S", 0.05)
+    here = meeting(3, cluster_time_out_s=2, join_window_s=0.0)
+    with pytest.raises(PeerFailed, match=r"--cluster_time_out 2: 2 of 3 .*; came: "), here.joined as joined:
+        hosts = [here.come(1), here.come(1)]
+        joined.meet()
+    for host in hosts:
+        host.join(10)
+    taken, late = sorted((host.error for host in hosts), key=str, reverse=True)
+    assert "--node_rank 1 is taken by" in str(taken) and any("--node_rank 1 is taken by" in one for one in here.said)
+    assert isinstance(late, PeerFailed) and late.exit_code == contract.EXIT_TIMEOUT
+    assert "2 of 3 registered, missing: rank 2, from node 2 on" in hosts[0].said + hosts[1].said
+
+
+def test_host_that_waits_heeds_signals_and_misses_the_scheduler():
+    with OpenGate() as gate, SignalPipe() as signals:
+        patience = Patience(spec_for(), signals, print)
+        with DialledPart(spec_for(), gate.dial(1), 30.0, signals, gate.place) as part:
+            os.kill(os.getpid(), signal.SIGTERM)
+            with pytest.raises(Interrupted, match="stopped by SIGTERM before all hosts had come"):
+                part.await_part(patience)
+            gate.let_in[0].close()
+            with pytest.raises(
+                ClusterError, match=r"lost the scheduler at 127.0.0.1:\d+, which .*, before all hosts had"
+            ):
+                part.await_part(patience)
 
 
 @pytest.mark.parametrize(

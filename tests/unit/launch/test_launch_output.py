@@ -14,7 +14,7 @@ from job_runner import wait_until
 
 from msrun.agent.observer import OwnFaults
 from msrun.launch import output
-from msrun.launch.terminal import describe_unread_input
+from msrun.launch.terminal import describe_unread_input, is_in_background
 
 PIPE_BYTES = 4096
 
@@ -71,16 +71,33 @@ def test_what_does_not_fit_is_dropped_and_said(pipe):
     assert text.endswith(piece + said)
 
 
-def test_a_reader_who_has_gone_gets_no_more(monkeypatch):
+def test_a_reader_who_has_gone_gets_no_more_and_another_all_of_its_own(monkeypatch):
     place = output.Place()
     monkeypatch.setattr(output, "place", lambda _: place)
-    reader, writer = os.pipe()
+    (reader, writer), (other, to_other) = os.pipe(), os.pipe()
+    os.write(writer, b"." * fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_BYTES))
+    for descriptor in (writer, writer, to_other):
+        output.write(descriptor, b"written once")
     os.close(reader)
-    output.write(writer, b"into nothing")
     wait_until(lambda: not output.place(writer).is_open(writer), "noticed")
     output.write(writer, b"into nothing")
-    assert output.place(writer).is_idle()
+    wait_until(lambda: output.place(writer).is_idle(), "everything was written")
+    assert os.read(other, 1 << 10) == b"written once"
     place.end()
+    for descriptor in (writer, to_other, other):
+        os.close(descriptor)
+
+
+def test_end_waits_for_what_is_still_to_be_written():
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    output.write(writer, b"." * 3 * PIPE_BYTES)
+    place, slow = output.place(writer), threading.Timer(0.05, read, (reader, 3 * PIPE_BYTES))
+    slow.start()
+    output.close()
+    assert place.is_idle()
+    slow.join()
+    os.close(reader)
     os.close(writer)
 
 
@@ -177,6 +194,8 @@ def standard_input(tmp_path):
             os.lseek(reader, position, os.SEEK_SET)
         os.dup2(reader, 0)
         os.close(reader)
+        if kind == "nothing":
+            os.close(0)
 
     yield give
     os.dup2(before, 0)
@@ -185,11 +204,14 @@ def standard_input(tmp_path):
 
 @pytest.mark.parametrize(
     ("given", "is_said"),
-    [(("pipe", b"x"), True), (("pipe", b""), False), (("file", b"xy", 1), True), (("file", b"xy", 2), False)],
+    [
+        *((("pipe", b"x"), True), (("pipe", b""), False), (("file", b"xy", 1), True), (("file", b"xy", 2), False)),
+        (("nothing", b""), False),
+    ],
 )
 def test_input_that_nobody_will_read_is_said(standard_input, given, is_said):
     standard_input(*given)
-    assert bool(describe_unread_input()) == is_said
+    assert bool(describe_unread_input()) == is_said and not is_in_background()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import contextlib
 import json
 import re
 import stat
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -44,6 +45,12 @@ def test_generated_table_has_one_device_for_each_worker(tmp_path):
     assert devices == [(rank, rank) for rank in ("0", "1", "2")]
 
 
+def test_table_of_devices_that_no_ascend_host_has_is_refused(tmp_path):
+    write_rank_table(replace(small_plan(tmp_path, 32), device_target="ascend"))
+    with pytest.raises(UsageError, match=r"rank table of this job: server_list\[0\]\.device\[32\]\.device_id: "):
+        write_rank_table(replace(small_plan(tmp_path, 33), device_target="ascend"))
+
+
 def test_table_of_another_size_is_refused(tmp_path):
     with pytest.raises(UsageError, match="holds 3 ranks but --worker_num is 2"):
         check_rank_table(write_table(tmp_path, 3), 2, "cpu")
@@ -54,6 +61,8 @@ def test_file_that_is_no_table_is_refused_with_its_name(tmp_path, content):
     (tmp_path / "t.json").write_bytes(content)
     with pytest.raises(UsageError, match=r"--rank_table_file .*t\.json: "):
         check_rank_table(tmp_path / "t.json", 1, "cpu")
+    with pytest.raises(UsageError, match="no plain file, and every worker reads it; give a file"):
+        check_rank_table(tmp_path, 1, "cpu")
 
 
 def test_rank_that_appears_twice_is_refused_with_its_place(tmp_path):
@@ -89,7 +98,7 @@ def test_table_that_is_never_completed_ends_with_the_time_limit(tmp_path):
         await_rank_table(path, 0, lambda _text: None)
 
 
-@pytest.mark.parametrize("content", ['{"status": "completed"}', "{}", "[]", "no JSON", "[" * 100_000])
+@pytest.mark.parametrize("content", ['{"status": "completed"}', "{}", "[]", "no JSON", "[" * 100_000, "initializing"])
 def test_other_content_is_not_awaited(content, tmp_path):
     path = tmp_path / "hccl.json"
     path.write_text(content)

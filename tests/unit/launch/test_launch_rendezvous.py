@@ -55,6 +55,7 @@ def test_scheduler_is_on_node_0_or_where_the_address_is(node_rank, address, has)
 def test_node_0_without_the_address_is_refused():
     with pytest.raises(UsageError, match=r"--master_addr 10.0.0.7: not an address of this host.* 10.0.0.7, 127.0.0.1"):
         has_scheduler(spec_for(node_rank=0), "10.0.0.8")
+    assert has_scheduler(spec_for(node_rank=0, stands_for=HostEntry("h")), "127.0.0.2"), "of a rehearsal"
 
 
 def test_hosts_that_share_a_disk_write_different_files():
@@ -194,6 +195,7 @@ def test_other_nodes_and_given_names_stay(monkeypatch, rank, given, address):
         ({"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_IPS": "a\nb"}, True),
         ({"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "n1"}, False),
         ({"NODE_RANK": "0", "NNODES": "2", "MASTER_ADDR": "n1"}, False),
+        ({"SKYPILOT_NODE_RANK": "x", "SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_IPS": "a\nb"}, False),
         ({}, False),
     ],
 )

@@ -124,6 +124,13 @@ def test_log_stays_whole_where_nothing_can_be_freed_and_that_is_told_once(tmp_pa
     assert refused == ["not here"] and path.read_bytes() == b"x" * 5 * BLOCK
 
 
+def test_what_cannot_be_freed_is_an_error_and_behind_the_end_is_no_data(tmp_path):
+    with (tmp_path / "log").open("wb") as file, pytest.raises(OSError, match="Invalid argument"):
+        log_file.change(file.fileno(), log_file.FREE, 1, 0)
+    with (tmp_path / "log").open("rb") as file:
+        assert log_file.find_data(file.fileno(), 7) == 7
+
+
 def test_logs_of_a_job_are_bounded_attempt_after_attempt(tmp_path, monkeypatch):
     path, kept, said = tmp_path / "worker_0.log", tmp_path / "worker_0.attempt_2.log", list[str]()
     logs = BoundedLogs([str(path)], LogLimit(BLOCK, 1), said.append)

@@ -3,11 +3,14 @@
 import importlib
 import os
 import platform
+import signal
 import subprocess
 import sys
 import threading
+import time
 from contextlib import closing
 from types import ModuleType
+from unittest import mock
 
 import pytest
 from job_runner import REPOSITORY
@@ -184,6 +187,39 @@ def test_threads_that_keep_a_process_are_named_with_their_place():
         for thread in (daemon, *threads):
             thread.join()
     assert found.startswith("thread upload at test_agent_child.py:") and found.endswith(" in upload and 1 more")
+
+
+@pytest.mark.parametrize(("status", "code"), [(7, 7), (-signal.SIGINT, 130), (0, 0)])
+def test_process_whose_program_has_failed_is_ended_after_the_limit(monkeypatch, capfd, status, code):
+    monkeypatch.setattr(main_module, "LINGER_S", 0.0)
+    monkeypatch.setattr(main_module, "BUSY_SHARE", 2.0)
+    monkeypatch.setenv(contract.MSRUN_EXIT_TIME_OUT, "0.01")
+    monkeypatch.setattr(os, "_exit", ended := mock.Mock())
+    main_module.watch_end(status, time.monotonic())
+    assert [call.args[0] for call in ended.call_args_list] == [code] * bool(status)
+    assert ("for 0.01 s (--exit_time_out 0.01) the process waits for" in capfd.readouterr().err) == bool(status)
+
+
+def test_end_is_that_of_the_interpreter(tmp_path):
+    """Of a program that hides a module of the interpreter's; of one whose own threads and functions at exit fail."""
+    for name, text in (("a.py", "import sys, wsgiref; print(wsgiref.OWN); sys.exit()"), ("wsgiref.py", "OWN = 1")):
+        (tmp_path / name).write_text(text)
+    said = """
+import sys, threading, wsgiref
+from msrun.agent.processes.main_module import Main
+from msrun.planning.program import Program
+main = Main(Program("script", sys.argv[1]))
+def refuse(): raise KeyError("of the end")
+threading._shutdown = refuse
+try:
+    main.take_call()()
+except SystemExit as error:
+    main.error = error
+main.leave()
+"""
+    done = subprocess.run([sys.executable, "-c", said, str(tmp_path / "a.py")], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "1\n")
+    assert done.stderr.startswith("Exception ignored in: <module 'threading'") and "KeyError: 'of the" in done.stderr
 
 
 def test_without_such_threads_it_is_what_the_main_thread_does(monkeypatch):

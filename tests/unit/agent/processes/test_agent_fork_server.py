@@ -18,8 +18,16 @@ from job_runner import run_python
 from msrun import contract
 from msrun.agent.processes import child, fork_server
 from msrun.agent.processes.process_control import start_time
-from msrun.agent.processes.server_handle import FIRST_SERVER_ID, ForkServerHandle, ProcessSpec, ServerProcess
+from msrun.agent.processes.server_handle import (
+    FIRST_SERVER_ID,
+    MINDSPORE_SCHEDULER_ID,
+    ForkServerHandle,
+    ProcessSpec,
+    ServerProcess,
+    start_fork_server,
+)
 from msrun.cluster.messages import Channel, await_input
+from msrun.errors import ClusterError
 from msrun.planning.record_json import encode_record
 
 SINGLE_THREAD = """
@@ -91,6 +99,11 @@ class Server:
 def server():
     with closing(Server(FakeClock())) as made:
         yield made
+
+
+def test_what_is_asked_for_early_is_imported_also_by_the_name_of_a_submodule(server, monkeypatch):
+    monkeypatch.delitem(sys.modules, "wsgiref.util", raising=False)
+    assert server.ask("import", names=["wsgiref:util"]) == [] and "wsgiref.util" in sys.modules
 
 
 def test_process_that_cannot_be_forked_is_named_and_nobody_is_started_after_it(server, monkeypatch):
@@ -174,12 +187,23 @@ def test_end_of_a_grace_does_not_hit_the_next_attempt(server, sent):
     assert signal.SIGKILL not in sent
 
 
-def test_end_of_a_parameter_server_is_news_of_the_attempt_that_it_served(server, sent, monkeypatch):
+@pytest.mark.parametrize("process_id", [0, FIRST_SERVER_ID, MINDSPORE_SCHEDULER_ID])
+def test_late_end_is_news_of_the_attempt_that_it_served(server, sent, monkeypatch, process_id):
     """Its main thread may have ended before others: it is a zombie then, that cannot be collected yet."""
-    server.start(FIRST_SERVER_ID)
+    server.start(process_id)
     ends = iter([[], [(1 << 23, 0, 0.0)]])
     monkeypatch.setattr(fork_server.Reaper, "reap", lambda _: next(ends, []))
     assert kinds(server.ask("sweep")) == ["exited", "swept"]
+
+
+def test_what_a_worker_has_left_gets_a_moment_to_end(server, sent, monkeypatch):
+    looks = iter([[11], [11]])
+    monkeypatch.setattr(fork_server.process_control, "descendants", lambda _: next(looks, []))
+    assert kinds(server.ask("sweep")) == ["swept"] and sent == [signal.SIGTERM]
+    monkeypatch.setattr(fork_server, "LEFTOVER_GRACE_S", 0.0)
+    monkeypatch.setattr(fork_server, "KILL_DEADLINE_S", 0.0)
+    monkeypatch.setattr(fork_server.process_control, "descendants", lambda _: [11])
+    assert server.ask("sweep")[0]["survivors"] == [11] and sent[1:] == [signal.SIGTERM, signal.SIGKILL]
 
 
 def test_agent_that_stays_stopped_is_ended_and_one_that_goes_on_is_not(server, monkeypatch):
@@ -219,6 +243,19 @@ def test_server_that_does_not_end_is_killed(tmp_path):
     with closing(theirs), closing(taking):
         ForkServerHandle(ServerProcess(process), Channel(ours), passing, {}, str(tmp_path)).end(0.01)
     assert process.poll() == -signal.SIGKILL
+
+
+def test_server_that_takes_nothing_is_killed_and_one_that_cannot_be_started_is_told(tmp_path):
+    process, channel = mock.Mock(), mock.Mock()
+    handle = ForkServerHandle(process, channel, mock.Mock(), {}, str(tmp_path))
+    handle.import_early(("torch",))
+    channel.send.assert_called_once_with({"type": "import", "names": ["torch"]})
+    assert not process.kill.called
+    channel.send.side_effect = TimeoutError
+    handle.send("sweep")
+    assert process.kill.called
+    with pytest.raises(ClusterError, match=r"cannot start the fork server \(.*\): No such file or directory"):
+        start_fork_server(env={}, working_directory=str(tmp_path / "gone"), log_fd=2)
 
 
 def test_worker_gives_torch_its_own_number_of_threads(monkeypatch):

@@ -1,11 +1,13 @@
 """The process table, statuses, descendants, marks of a job, and the order in which children end, on real processes."""
 
 import ctypes
+import errno
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from job_runner import is_alive, run_python, wait_until
@@ -65,7 +67,10 @@ def test_children_that_were_there_before_are_neither_killed_nor_collected():
     assert run_python(STRANGER).splitlines() == ["[] None 1", "ours was collected"]
 
 
-def test_process_that_has_got_the_id_of_another_is_not_signalled(family):
+@pytest.mark.parametrize("has_descriptor", [True, False])
+def test_process_that_has_got_the_id_of_another_is_not_signalled(family, monkeypatch, has_descriptor):
+    if not has_descriptor:
+        monkeypatch.setattr(os, "pidfd_open", mock.Mock(side_effect=OSError(errno.EMFILE, "too many")))
     parent, child = family
     (known,) = process_control.descendants(parent)
     assert known == child
@@ -73,9 +78,24 @@ def test_process_that_has_got_the_id_of_another_is_not_signalled(family):
     process_control.signal_processes([process_control.Pid(child, 0)], signal.SIGKILL)
     process_control.signal_processes([known], signal.SIGSTOP)
     wait_until(lambda: process_control.is_stopped(child), "stopped")
-    process_control.signal_processes([known], signal.SIGKILL)
+    if has_descriptor:
+        process_control.signal_processes([known], signal.SIGKILL)
+    else:
+        process_control.signal_groups([child], signal.SIGKILL)  # it leads no group yet
     wait_until(lambda: not is_alive(child), "killed")
     assert process_control.start_time(child) == 0
+
+
+def test_wish_to_die_with_a_parent_that_has_gone_is_met_at_once_and_an_impossible_one_refused(monkeypatch):
+    monkeypatch.setattr(os, "kill", sent := mock.Mock())
+    process_control.die_with_parent(os.getppid(), signal.SIGUSR1)
+    assert not sent.called
+    process_control.die_with_parent(1 << 23, signal.SIGUSR1)
+    sent.assert_called_once_with(os.getpid(), signal.SIGUSR1)
+    process_control.die_with_parent(1 << 23, 0)
+    assert sent.call_count == 1 and not process_control.wait_until(lambda: False, 0.0)
+    with pytest.raises(OSError, match=r"prctl\(1, 999\): Invalid argument"):
+        process_control.die_with_parent(os.getppid(), 999)
 
 
 def test_process_is_told_with_parent_session_and_environment():

@@ -1,11 +1,13 @@
 """The progress board: what a worker writes is what the agent reads."""
 
+import errno
 import math
 import os
 import stat
 import tempfile
 from contextlib import closing
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -28,6 +30,16 @@ def test_board_is_private_and_empty_at_first(board, tmp_path):
     assert stat.S_IMODE((tmp_path / "progress").stat().st_mode) == 0o600
     assert not board.read(3).is_reported
     assert board.read(0).describe(1.0) == ""
+    ended = Progress(ended_at=-5.0, name="thread upload")
+    assert ended.describe(8.0) == "its program has ended, its process waits for thread upload for 3 s"
+
+
+def test_board_for_which_there_is_no_room_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "posix_fallocate", mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left")))
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="No space left"):
+        ProgressBoard(tmp_path / "progress", 4).create()
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_each_worker_writes_its_own_record_only(board, tmp_path):

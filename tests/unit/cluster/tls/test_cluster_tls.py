@@ -4,6 +4,7 @@ import os
 import socket
 import ssl
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from tls_files import PASSWORDS, Authority, TlsFolder, as_pem, new_key, small_rs
 
 from msrun.cluster.messages import NotUnderstood
 from msrun.cluster.tls import TlsIdentity, TlsSocket, explain, open_identity
-from msrun.errors import UsageError
+from msrun.errors import ClusterError, UsageError
 from msrun.planning.settings import CIPHERS, parse_tls_config
 
 SIDES = ("server", "client")
@@ -56,6 +57,11 @@ def test_good_files_give_a_strict_context(tls, side):
     assert context.minimum_version == ssl.TLSVersion.TLSv1_2
     names = [cipher["name"] for cipher in context.get_ciphers() if cipher["protocol"] != "TLSv1.3"]
     assert names == [CIPHERS[1]]
+    spec = replace(
+        parse_tls_config(tls.config().read_text(), "tls.json", str(tls.folder), PASSWORDS), ciphers=("NONE",)
+    )
+    with pytest.raises(ClusterError, match="knows none of NONE; update it"):
+        open_identity(spec, side)
     assert set(os.listdir("/proc/self/fd")) == before and sorted(os.listdir(tls.folder)) == [
         "ca.crt", "client.pem", "server.pem", "tls.json",
     ]  # fmt: skip

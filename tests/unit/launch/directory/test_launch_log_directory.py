@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msrun.agent.own_file import create_own_file
+from msrun.agent.own_file import create_own_file, open_own_file
 from msrun.launch.directory.log_directory import (
     EventLog,
     WorkerRecord,
+    describe_removed,
     parse_events,
     parse_plan,
     read_bytes,
@@ -45,6 +46,17 @@ def test_file_of_an_earlier_job_is_emptied_and_a_link_is_not_followed(tmp_path):
         os.close(create_own_file(tmp_path / name))
         assert not (tmp_path / name).is_symlink() and (tmp_path / name).read_text() == ""
     assert (tmp_path / "target").read_text() == "kept"
+
+
+def test_file_with_a_second_name_is_not_written(tmp_path):
+    (tmp_path / "log").touch()
+    (tmp_path / "second").hardlink_to(tmp_path / "log")
+    with pytest.raises(PermissionError, match="it has a second name, a hard link"):
+        open_own_file(tmp_path / "log", os.O_WRONLY)
+    with pytest.raises(OSError, match="File name too long"):
+        read_bytes(tmp_path / ("x" * 300))
+    assert describe_removed(tmp_path, tmp_path.stat()) == ""
+    assert "was removed while the job ran" in describe_removed(tmp_path / "gone", tmp_path.stat())
 
 
 def test_whole_file_is_moved_into_place_over_a_link_and_leaves_no_temporary_one(tmp_path):

@@ -8,6 +8,7 @@ from fake_agents import FakeClock, FakeLink, FakeSignals
 
 from msrun.agent.observer import Observer, Observers, OwnFaults
 from msrun.cluster.membership import WorkerState
+from msrun.errors import ClusterError
 from msrun.launch.fleet import agents as module
 from msrun.launch.fleet.agents import Agents
 from msrun.launch.fleet.fleet_job import FleetRecord
@@ -67,6 +68,15 @@ def test_handler_that_fails_over_what_was_well_said_is_no_fault_of_the_host(two,
         two.agents.hear(lambda: False, {"event": slip})
 
 
+def test_fault_of_the_launcher_itself_is_written_down_once_and_ends_what_it_waits_for(two, tmp_path):
+    two.agents.folder = tmp_path
+    for _ in range(2):
+        two.agents.loop.call({}.popitem)
+    with pytest.raises(ClusterError, match="KeyError"):
+        two.hear()
+    assert (tmp_path / "scheduler.log").read_text().count("Traceback") == 1
+
+
 def test_signal_in_the_job_is_told_to_all_and_the_first_that_no_worker_gets_counts(two):
     two.agents.has_begun = True
     signals = [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT]
@@ -101,7 +111,8 @@ def test_launcher_stops_itself_once_its_agents_know_why(two):
     two.agents.stop_self = lambda: stopped.append(two.links[1].has_unseen)
     two.links[1].has_unseen = True
     threading.Timer(0.05, lambda: setattr(two.links[1], "has_unseen", False)).start()
-    two.signals.put(signal.SIGTSTP)
+    for signum in (signal.SIGTSTP, signal.SIGCONT):
+        two.signals.put(signum)
     two.post()
     assert two.hear()
     assert stopped == [False], "not before all have heard of it"

@@ -1,11 +1,14 @@
 """Pieces of logs: what a host sends and keeps until the launcher has it, and what is put together at home."""
 
+import errno
 import os
+from unittest import mock
 
 import pytest
 
 from msrun.agent.log_file import LogLimit
 from msrun.launch.directory.log_directory import record_fault
+from msrun.launch.directory.worker_log import LogReader
 from msrun.launch.remote.logs import (
     KEPT_BYTES,
     PIECE_BYTES,
@@ -198,3 +201,16 @@ def test_log_that_was_renamed_meanwhile_takes_no_disk_either(sender):
     sender.path = sender.path.rename(sender.path.with_name("worker_0.attempt_0.log"))
     sender.logs.acknowledge(len(pieces))
     assert sender.disk_bytes <= KEPT_BYTES + STEP_BYTES
+
+
+def test_log_that_cannot_be_freed_stays_and_one_that_cannot_be_read_is_left_out(sender, monkeypatch):
+    monkeypatch.setattr(LogReader, "free", mock.Mock(side_effect=OSError(errno.EOPNOTSUPP, "not here")))
+    for piece in sender.send_all():
+        sender.logs.acknowledge(bool(piece))
+    assert sender.refused == ["not here"]
+    monkeypatch.setattr(LogReader, "read", mock.Mock(side_effect=OSError(errno.EIO, "broken")))
+    for _ in range(2):
+        with pytest.raises(OSError, match="broken") as caught:
+            sender.logs.next()
+        assert "while it read worker_" in caught.value.__notes__[0]
+    assert sender.logs.next() is None and sender.logs.unreadable == {"worker_0.log", "worker_1.log"}

@@ -16,7 +16,7 @@ from msrun.agent.observer import OwnFaults
 from msrun.cluster.failure import FailureReport
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.agents import Agents
-from msrun.launch.fleet.fleet_job import TICK_S, FleetJob, FleetRun
+from msrun.launch.fleet.fleet_job import END_S, TICK_S, FleetJob, FleetRun
 from msrun.launch.fleet.hosts import ReadyHosts
 from msrun.launch.job import Start
 from msrun.launch.remote.logs import LogCollector, own_logs
@@ -122,7 +122,16 @@ def fleet(tmp_path):
     made.close()
 
 
-@pytest.mark.parametrize("plan", [host_plan(0, 1), host_plan(1, 0), host_plan(0, 7), host_plan(0, 0, node_rank=1)])
+OTHERS_LOG = (WorkerPlan(0, 0, 0, {}, "/spool/worker_1.log"),)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        *(host_plan(0, 1), host_plan(1, 0), host_plan(0, 7), host_plan(0, 0, node_rank=1)),
+        host_plan(0, 0, workers=OTHERS_LOG),
+    ],
+)
 def test_host_that_speaks_for_another_is_given_up(fleet, plan):
     fleet.say(0, "planned", host=plan, notes=[], target="cpu")
     fleet.hear()
@@ -155,6 +164,17 @@ def test_host_that_is_lost_ends_the_job_on_the_others_at_once(fleet):
     fleet.end(0, failure=encode_record(failure_of(0)))
     assert fleet.finish_failed() == ("h1: the connection broke", 3)
     assert len(fleet.noted("fault")) == 1
+
+
+def test_hosts_that_do_not_end_after_an_interrupt_are_given_up(fleet):
+    fleet.plan(0, 1)
+    fleet.signals.put(signal.SIGTERM)
+    fleet.hear(TICK_S)
+    assert not fleet.run.coordinator.may_go_on and not fleet.noted("fault")
+    fleet.hear(fleet.spec.grace_s + END_S)
+    assert fleet.finish_failed() == ("stopped by SIGTERM", 143)
+    (fault,) = fleet.noted("fault")
+    assert fault["reason"].endswith(": did not end its part of the job in time")
 
 
 def restart(fleet):

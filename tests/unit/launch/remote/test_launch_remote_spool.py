@@ -141,6 +141,8 @@ def test_what_is_missing_at_home_is_sent_and_the_folder_goes(left):
     (left / "worker_7.log").write_bytes(b"x" * (1 << 20))
     found = texts(salvage(left, worker_6=7, worker_7=0, worker_8=0))
     assert found == {"worker_6.log": b"new", "worker_7.log": b"x" * (1 << 20)}
+    with pytest.raises(ValueError, match="a piece of a log is damaged"):
+        unpack_piece({"data": "AAAA"})
     assert not left.exists()
 
 

@@ -6,6 +6,7 @@ import os
 import random
 import socket
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from msrun import contract
 from msrun.agent.processes.process_control import Usage
-from msrun.errors import UsageError
+from msrun.errors import ClusterError, UsageError
 from msrun.launch import status as module
 from msrun.launch.directory.log_directory import (
     EventsRecord,
@@ -23,7 +24,7 @@ from msrun.launch.directory.log_directory import (
     PlanRecord,
     WorkerRecord,
 )
-from msrun.launch.status import JobState, decide_state, read_status
+from msrun.launch.status import JobState, decide_state, drain_host, head_lines, read_status, rich_table, stop_job
 
 RECORD = LockRecord("a", 5, "h", 100.0)
 HELD, FREE = LockState(RECORD, 5), LockState(RECORD, None)
@@ -123,12 +124,16 @@ def test_use_is_told_of_the_running_workers_of_this_host_alone(monkeypatch):
     assert [row.usage for row in module._build_rows(job, plan, events)] == [None] * 5
 
 
-def test_job_that_ended_well_is_told_with_its_run_time(directory):
+def test_job_that_ended_well_is_told_with_its_run_time(directory, capsys):
     directory.end()
     (directory.path / "worker_1.log").write_text("written by what the job has left")
     status = read_status(directory.path)
     assert (status.state, status.reason, status.status_code, status.run_time_s) == (JobState.ENDED, "well", 0, 6.0)
     assert (status.job_id, status.launcher_pid, status.launcher_host, status.hosts) == ("a", 5, "h", ("h",))
+    assert stop_job(directory.path, pytest.fail) == f"job a had ended before: {status.describe()}"
+    with rich_table() as show:
+        show(status)
+    assert capsys.readouterr().out.startswith(head_lines(status)[0])
     assert [(row.global_rank, row.host, row.pid, row.state) for row in status.rows] == [
         (0, "h", 10, "done"),
         (1, "h", 11, "done"),
@@ -142,6 +147,26 @@ def test_workers_of_a_job_that_died_are_lost_and_it_ran_until_its_last_sign_of_l
     assert (status.describe(), status.status_code, status.run_time_s) == ("launcher died", 1, 50.0)
     assert [row.state for row in status.rows] == ["lost", "lost"]
     assert [row.log_at for row in status.rows] == [None, 150.0]
+
+
+def test_job_that_cannot_be_stopped_and_host_that_cannot_leave_are_told(directory, monkeypatch):
+    status = SimpleNamespace(is_over=False, log_dir=directory.path, job_id="a", launcher_pid=5, grace_s=0.0)
+    monkeypatch.setattr(module, "read_status", lambda *_: status)
+    monkeypatch.setattr(module, "read_lock", lambda _: LockState(None, os.getpid()))
+    monkeypatch.setattr(module, "signal_processes", lambda *_: None)
+    for name in ("OVERTIME_S", "TAKEN_S"):
+        monkeypatch.setattr(module, name, 0.0)
+    with pytest.raises(ClusterError, match="job a has not ended within 0 s; kill -KILL"):
+        stop_job(directory.path, lambda _: None)
+    monkeypatch.setattr(os, "kill", mock.Mock(side_effect=PermissionError))
+    with pytest.raises(ClusterError, match="is another user's; only its owner may end it"):
+        stop_job(directory.path, pytest.fail)
+    with pytest.raises(UsageError, match="msrun drain h: the job has no other host; msrun stop"):
+        drain_host(directory.path, "h")
+    directory.write(contract.PLAN_JSON, {"hosts": [{"name": "h"}, {"name": "i"}]})
+    with pytest.raises(ClusterError, match=r"msrun drain h: the launcher \(pid 5\) does not answer"):
+        drain_host(directory.path, "h")
+    assert not [*(directory.path / contract.DRAIN).iterdir()]
 
 
 def test_failure_of_another_job_is_called_damage(directory):

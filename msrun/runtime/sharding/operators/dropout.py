@@ -167,17 +167,14 @@ class Dropout(Elementwise):
 
 
 def refuse_random(node: fx.Node) -> None:
-    """Refuse an operator that draws random numbers which are not ours to give: they would differ from rank to rank.
-
-    A capture refuses what draws from a generator of its own.
-    """
+    """Refuse an operator that draws random numbers which are not ours to give: they would differ from rank to rank."""
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return
     call = operator_call(node)
     where = f"{node.target} in module {call.module_path or '(top)'}"
     is_training = call.argument("train", call.argument("training", default=True))
     drops = call.argument("dropout", default=1.0) > 0  # of recurrent layers
-    if node.target not in DRAWS and is_training and drops:
+    if is_training and drops:
         raise CaptureError(
             f"{where} draws random numbers, which would not be those of one process: pass them in as an input, make "
             "them of torch.rand, randn or bernoulli, "

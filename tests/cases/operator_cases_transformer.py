@@ -79,10 +79,10 @@ _BINARY = [
     ),
     OperatorCase("gru", _gru, ((4, 3, 2), (1, 4, 4), (12, 2), (12, 4)), "b..,.b.,..,..", "", (2, 3)),
     OperatorCase("embedding", lambda w, i: F.embedding(i, w), ((8, 4), (4,)), "ve,i", "", (0,), "fc", 8),
-    OperatorCase("embedding-2d", lambda w, i: F.embedding(i, w), ((4, 4), (4, 2)), "ve,ij", "", (0,), "fc", 4),
     OperatorCase(
-        "embedding-padding", lambda w, i: F.embedding(i, w, padding_idx=2), ((4, 2), (8,)), "ve,i", "", (0,), "fc", 4
+        "embedding-padding", lambda w, i: F.embedding(i, w, padding_idx=2), ((4, 2), (8, 2)), "ve,ij", "", (0,), "fc", 4
     ),
+    OperatorCase("embedding-2d", lambda w, i: F.embedding(i, w), ((4, 4), (4, 2)), "ve,ij", "", (0,), "fc", 4),
     OperatorCase(
         "embedding-by-frequency",
         lambda w, i: F.embedding(i, w, scale_grad_by_freq=True),

@@ -14,8 +14,6 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from asked_cases import one_fast
-from hypothesis import given
-from hypothesis import strategies as st
 from small_capture import captured
 from torch import Tensor, fx, nn
 
@@ -112,69 +110,22 @@ def test_batches_that_differ_in_one_element_or_in_order_are_told_apart():
     assert agreement._digest([batch.clone()]) == agreement._digest([batch])
 
 
-ROWS, WIDTH = 6, 3
-MESH = (2, 3)
-CUTS = [(0,), (1,), (0, 1)]
-"""Axes of the mesh that cut the rows: into 2, 3 and 6 parts."""
-
-
-def whole_table():
-    generator = torch.Generator().manual_seed(3)
-    return torch.randn(ROWS, WIDTH, dtype=torch.float64, generator=generator).requires_grad_()
-
-
-def ranks_of(axes):
-    """Return the place of one rank for each part of what these axes cut, and which part of how many it is."""
-    parts = math.prod(MESH[axis] for axis in axes)
-    for part in range(parts):
-        yield torch.tensor([part * MESH[1] if axes == (0,) else part]), part, parts
-
-
-def check(whole, own, axes):
-    """Compare values and gradients of the whole table with what the ranks find in their rows."""
-    table = whole_table()
-    expected = whole(table)
-    weight = torch.arange(1.0, expected.numel() + 1, dtype=torch.float64).view(expected.shape)
-    (of_whole,) = torch.autograd.grad((expected * weight).sum(), table)
-    of_whole = of_whole.to_dense()
-    total = torch.zeros_like(expected)
-    for place, part, parts in ranks_of(axes):
-        rows = table.detach().chunk(parts)[part].clone().requires_grad_()
-        found = own(rows, place)
-        total = total + found.detach()
-        (gradient,) = torch.autograd.grad((found * weight).sum(), rows)
-        torch.testing.assert_close(gradient.to_dense(), of_whole.chunk(parts)[part])
-    torch.testing.assert_close(total, expected.detach())
-
-
-@pytest.mark.parametrize("sparse", [False, True])
-@given(
-    axes=st.sampled_from(CUTS),
-    padding=st.sampled_from([-1, 0, 4]),
-    index=st.lists(st.integers(0, ROWS - 1), min_size=4, max_size=4),
-)
-def test_embedding(axes, sparse, padding, index):
-    looked_up = torch.tensor(index).view(2, 2)
-    check(
-        lambda table: F.embedding(looked_up, table, None if padding < 0 else padding),
-        lambda rows, place: embed_own_rows(
-            rows, looked_up, place, MESH, axes, ROWS, padding_idx=padding, sparse=sparse
-        ),
-        axes,
-    )
+OWN_ROWS = torch.tensor([3]), (2, 3), (0,), 6
+"""The fourth of six ranks, which has the second half of six rows."""
 
 
 def test_rows_of_a_sparse_embedding_get_a_gradient_where_they_lie_and_nowhere_else():
-    rows = whole_table().detach()[3:].requires_grad_()
-    index = torch.tensor([1, 4, 4, 2])
-    found = embed_own_rows(rows, index, torch.tensor([3]), MESH, (0,), ROWS, padding_idx=-1, sparse=True)
+    rows, index = torch.randn(3, 3).requires_grad_(), torch.tensor([[1, 4], [5, 4]])
+    found = embed_own_rows(rows, index, *OWN_ROWS, padding_idx=5, sparse=True)
+    assert torch.equal(found, torch.stack([0 * rows[0], rows[1], rows[2], rows[1]]).view(2, 2, 3))
     (gradient,) = torch.autograd.grad(found.sum(), rows)
     assert gradient.is_sparse and gradient.coalesce().indices().tolist() == [[1]]
+    assert gradient.to_dense().tolist() == [[0.0] * 3, [2.0] * 3, [0.0] * 3]
 
 
 def test_row_that_no_table_has_is_an_error():
     with pytest.raises(RuntimeError, match="index out of range: a table has 6 rows"):
-        select_own_rows(torch.zeros(3, 2), torch.tensor([6]), torch.tensor([0]), MESH, (0,), ROWS, dim=0)
+        select_own_rows(torch.zeros(3, 2), torch.tensor([6]), *OWN_ROWS, dim=0)
 
 
 class Source:

@@ -5,7 +5,7 @@ import operator
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from asked_cases import every_third_fast, one_fast
+from asked_cases import one_fast
 from random_networks.functions import StraightThrough
 from rank_threads import run_on_threads
 from small_capture import captured, partitioned

@@ -108,14 +108,13 @@ def arrangements(case, mesh, given):
 
 
 RUNS = [(size, *run) for size in WORLDS for run in runs_of(size)]
-FAST = {"operator_cases": ["linear-bias"], "operator_cases_conv": ["max-pool2d-overlapping"]}
-"""What has collectives, halos or a place of its own in more than one dimension."""
-FAST_KEYS = [f"4/{module}/{name}" for module, names in FAST.items() for name in names]
+FAST = ["4/operator_cases_conv/max-pool2d-overlapping"]
+"""It has halos beside other collectives; what one process can say of all is in test_runtime_shard.py."""
 
 
 @on_ranks()
 @pytest.mark.parametrize(
-    ("ranks", "key", "case", "follows", "dtypes"), slow_but(FAST_KEYS, RUNS, lambda *run: run[1]), indirect=["ranks"]
+    ("ranks", "key", "case", "follows", "dtypes"), slow_but(FAST, RUNS, lambda *run: run[1]), indirect=["ranks"]
 )
 def test_every_legal_strategy_gives_the_result_and_gradients_of_one_process(ranks, key, case, follows, dtypes):
     """Of an operator that follows its input: every layout of that input."""

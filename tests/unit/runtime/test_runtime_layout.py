@@ -16,7 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from msrun.errors import LayoutTypeError, ParallelError, StrategyError
 from msrun.runtime import Layout
-from msrun.runtime.sharding.collective import Window, add_gradients, gradient_message, join_window, window_message
+from msrun.runtime.sharding.collective import Window, add_gradients, gradient_message
 from msrun.runtime.sharding.layout import Mesh, Move, TensorLayout, assign_axes, build_mesh, plan_redistribution
 from msrun.runtime.sharding.named_layout import choose_mesh
 
@@ -373,17 +373,6 @@ def padded(whole, window, index):
     rows = range(window.start(index), window.start(index) + window.length)
     none = torch.full_like(whole[:, 0], window.fill)
     return torch.stack([whole[:, row] if 0 <= row < window.size else none for row in rows], 1)
-
-
-@given(windows())
-def test_joined_pieces_are_the_window_of_the_padded_tensor(drawn):
-    count, window = drawn
-    whole = torch.randn(2, window.size, 3, dtype=torch.float64)
-    parts = whole.chunk(count, 1)
-    received = exchange([window_message(parts[i], 1, window, i, count) for i in range(count)])
-    for index in range(count):
-        joined = join_window(parts[index], received[index], 1, window, index, count)
-        assert torch.equal(joined, padded(whole, window, index))
 
 
 @given(windows())

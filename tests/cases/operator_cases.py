@@ -216,7 +216,6 @@ BINARY = [
         kinds="fcw",
         classes=4,
     ),
-    OperatorCase("ce-probabilities", _cross_entropy(), ((8, 4), (8, 4)), "bc,bc", kinds="fp"),
     OperatorCase(
         "ce-probabilities-weights-smoothing",
         _cross_entropy(label_smoothing=0.3),
@@ -224,6 +223,7 @@ BINARY = [
         "bc,bc,c",
         kinds="fpw",
     ),
+    OperatorCase("ce-probabilities", _cross_entropy(), ((8, 4), (8, 4)), "bc,bc", kinds="fp"),
     OperatorCase("ce-spatial", _cross_entropy(), ((4, 3, 2, 4), (4, 2, 4)), "bcst,bst", "", (), "fc", 3),
     OperatorCase("ce-spatial-none", _cross_entropy(reduction="none"), ((4, 3, 4), (4, 4)), "bcs,bs", "", (), "fc", 3),
     OperatorCase(

@@ -24,16 +24,27 @@ def _case_of_bags(name, call, labels, whole="", classes=8):
 
 
 BINARY = [
+    _case_of_bags("bags-weighted", _bags(8, mode="sum"), "ve,b,."),
     _case_of_bags("bags", _bags(8, mode="sum"), "ve,b"),
-    _case_of_bags("bags-mean", _bags(8), "ve,b"),
     _case_of_bags("bags-mean-padding", _bags(8, padding_idx=2), "ve,b", classes=4),
     _case_of_bags("bags-max", _bags(8, mode="max"), "ve,b", "v"),
     _case_of_bags("bags-by-frequency", _bags(8, mode="sum", scale_grad_by_freq=True), "ve,b", "vb"),
-    _case_of_bags("bags-weighted", _bags(8, mode="sum"), "ve,b,."),
-    _case_of_bags("bags-offsets", _bags(mode="sum"), "ve,.,b"),
+    _case_of_bags("bags-mean", _bags(8), "ve,b"),
     _case_of_bags("bags-offsets-mean-padding", _bags(padding_idx=1), "ve,.,b", classes=4),
-    _case_of_bags("bags-offsets-max", _bags(mode="max"), "ve,.,b", "v"),
+    _case_of_bags("bags-offsets", _bags(mode="sum"), "ve,.,b"),
     _case_of_bags("bags-offsets-with-end", _bags(mode="sum", include_last_offset=True), "ve,.,."),
+    _case_of_bags("bags-offsets-max", _bags(mode="max"), "ve,.,b", "v"),
+    OperatorCase(
+        "bags-offsets-weighted-sparse",
+        lambda w, i, offsets, weights: F.embedding_bag(
+            i, w, offsets, mode="sum", sparse=True, per_sample_weights=weights, padding_idx=1
+        ),
+        ((8, 4), (20,), (8,), (20,)),
+        "ve,.,b,.",
+        parameters=(0,),
+        kinds="fcof",
+        classes=4,
+    ),
 ]
 """Operators that take a strategy."""
 UNARY = []

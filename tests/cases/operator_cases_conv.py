@@ -28,10 +28,10 @@ def _instance_norm_eval(x, mean, var):
 NORM = [
     OperatorCase("layer-norm", _layer_norm(8), ((4, 8), (8,), (8,)), "bn,n,n", parameters=(1, 2), on_eight=True),
     OperatorCase("layer-norm-2d", _layer_norm(4, 4), ((4, 4, 4), (4, 4)), "bmn,mn", parameters=(1,)),
-    OperatorCase("rms-norm", lambda x, w: F.rms_norm(x, (8,), w), ((2, 4, 8), (8,)), "abn,n", parameters=(1,)),
     OperatorCase("group-norm", _group_norm(4), ((2, 8, 4), (8,), (8,)), "bgs,g,g", parameters=(1, 2)),
-    OperatorCase("group-norm-of-one", _group_norm(1), ((2, 4, 4), (4,), (4,)), "bcs,c,c", parameters=(1, 2)),
+    OperatorCase("rms-norm", lambda x, w: F.rms_norm(x, (8,), w), ((2, 4, 8), (8,)), "abn,n", parameters=(1,)),
     OperatorCase("instance-norm", F.instance_norm, ((2, 4, 4, 2),), "bchw"),
+    OperatorCase("group-norm-of-one", _group_norm(1), ((2, 4, 4), (4,), (4,)), "bcs,c,c", parameters=(1, 2)),
     OperatorCase("instance-norm-eval", _instance_norm_eval, ((2, 2, 4), (2,), (2,)), "bcs,c,c", kinds="fww"),
     OperatorCase("batch-norm-1d", _batch_norm, ((8, 4), (4,), (4,)), "bc,c,c", parameters=(1, 2)),
     OperatorCase("batch-norm-2d", _batch_norm, ((4, 2, 4, 2), (2,), (2,)), "bchw,c,c", parameters=(1, 2)),
@@ -55,14 +55,14 @@ CONV = [
     OperatorCase("conv2d-1x1-strided", _conv(stride=2), ((2, 1, 7, 8), (4, 1, 1, 1)), "b..w,o...", "", (1,)),
     OperatorCase("conv2d-7x7-strided", _conv(stride=2, padding=3), ((2, 1, 7, 8), (2, 1, 7, 7)), "b..w,o...", "", (1,)),
     OperatorCase("conv2d-dilated", _conv(dilation=2, padding=2), ((1, 2, 8, 5), (2, 2, 3, 3)), ".ih.,oi..", "", (1,)),
-    OperatorCase("conv2d-same-even", _conv(padding="same"), ((1, 1, 4, 4), (2, 1, 2, 4)), "..hw,o...", "", (1,)),
     OperatorCase("conv2d-of-arguments", _conv(padding=(0, 1)), ((2, 2, 5, 4), (2, 2, 3, 3)), "bi.w,oi.."),
+    OperatorCase("conv2d-same-even", _conv(padding="same"), ((1, 1, 4, 4), (2, 1, 2, 4)), "..hw,o...", "", (1,)),
     OperatorCase(
         "conv2d-groups", _conv(groups=4, padding=1), ((2, 8, 5, 4), (4, 2, 3, 3), (4,)), "bg.w,g...,g", "", (1, 2)
     ),
     OperatorCase("conv2d-depthwise", _conv(groups=4, padding=1), ((2, 4, 4, 5), (8, 1, 3, 3)), "bgh.,g...", "", (1,)),
     OperatorCase("conv1d", _conv(padding=2), ((4, 4, 8), (4, 4, 5), (4,)), "bis,oi.,o", parameters=(1, 2)),
-    OperatorCase("conv1d-valid", _conv(), ((2, 2, 8), (2, 2, 5)), "bis,oi.", parameters=(1,)),
+    OperatorCase("conv1d-valid", _conv(padding="valid"), ((2, 2, 8), (2, 2, 5)), "bis,oi.", parameters=(1,)),
     OperatorCase("conv1d-one-sample", _conv(padding=1), ((4, 8), (4, 4, 3)), "is,oi.", parameters=(1,)),
     OperatorCase(
         "conv-transpose2d",
@@ -91,13 +91,13 @@ def _halved(x):
 
 
 POOL = [
-    OperatorCase("max-pool2d", lambda x: F.max_pool2d(x, 2), ((2, 2, 8, 7),), "bch."),
-    OperatorCase("max-pool2d-overlapping", lambda x: F.max_pool2d(x, 3, 2, 1), ((2, 1, 8, 8),), "b.hw"),
     OperatorCase("avg-pool2d-padded", lambda x: F.avg_pool2d(x, 3, 1, 1), ((1, 2, 4, 4),), ".chw"),
+    OperatorCase("max-pool2d-overlapping", lambda x: F.max_pool2d(x, 3, 2, 1), ((2, 1, 8, 8),), "b.hw"),
+    OperatorCase("max-pool2d", lambda x: F.max_pool2d(x, 2), ((2, 2, 8, 7),), "bch."),
     OperatorCase("avg-pool1d-ceil", lambda x: F.avg_pool1d(x, 3, 2, ceil_mode=True), ((2, 4, 8),), "bcs", "s"),
     OperatorCase("global-average", lambda x: F.adaptive_avg_pool2d(x, 1), ((2, 2, 4, 4),), "bchw"),
-    OperatorCase("adaptive-average", lambda x: F.adaptive_avg_pool2d(x, (4, 3)), ((1, 2, 8, 4),), ".chw", "w"),
     OperatorCase("nearest", lambda x: F.interpolate(x, scale_factor=2), ((1, 2, 4, 4),), ".chw"),
+    OperatorCase("adaptive-average", lambda x: F.adaptive_avg_pool2d(x, (4, 3)), ((1, 2, 8, 4),), ".chw", "w"),
     OperatorCase("pixel-shuffle", lambda x: F.pixel_shuffle(x, 2), ((1, 16, 4, 2),), ".chw"),
 ]
 
@@ -117,13 +117,13 @@ UNARY = [
     OperatorCase("max-pool1d-valid", lambda x: F.max_pool1d(x, 5, 1), ((2, 12),), "cs"),
     OperatorCase("max-pool3d", lambda x: F.max_pool3d(x, 2), ((2, 2, 4, 4, 2),), "bcdhw"),
     OperatorCase("average-without-padding", _unpadded_average, ((4, 4),), "cs"),
-    OperatorCase("adaptive-max", lambda x: F.adaptive_max_pool2d(x, 2), ((2, 2, 4, 4),), "bchw"),
     OperatorCase("nearest-size", lambda x: F.interpolate(x, size=(8, 6)), ((2, 1, 4, 4),), "bchw"),
+    OperatorCase("adaptive-max", lambda x: F.adaptive_max_pool2d(x, 2), ((2, 2, 4, 4),), "bchw"),
     OperatorCase("nearest-exact", _halved, ((2, 2, 8),), "bcs"),
-    OperatorCase("nearest-uneven", lambda x: F.interpolate(x, scale_factor=2.1), ((2, 2, 4),), "bcs"),
     OperatorCase("bilinear", lambda x: F.interpolate(x, size=(6, 4), mode="bilinear"), ((2, 2, 4, 2),), "bchw"),
+    OperatorCase("nearest-3d", lambda x: F.interpolate(x, size=(2, 4, 8)), ((4, 1, 2, 2, 4),), "bcdhw"),
     OperatorCase("pad", lambda x: F.pad(x, (1, 0, 0, 0, 0, 1), value=3.0), ((2, 2, 4, 2),), "bchw"),
     OperatorCase("pad-reflected", lambda x: F.pad(x, (0, 0, 1, 2), mode="reflect"), ((2, 2, 4, 2),), "bchw"),
-    OperatorCase("nearest-3d", lambda x: F.interpolate(x, size=(2, 4, 8)), ((4, 1, 2, 2, 4),), "bcdhw"),
+    OperatorCase("nearest-uneven", lambda x: F.interpolate(x, scale_factor=2.1), ((2, 2, 4),), "bcs"),
 ]
 """Operators that keep their input's cut: every layout of the input is tried."""

@@ -79,10 +79,10 @@ _BINARY = [
     ),
     OperatorCase("gru", _gru, ((4, 3, 2), (1, 4, 4), (12, 2), (12, 4)), "b..,.b.,..,..", "", (2, 3)),
     OperatorCase("embedding", lambda w, i: F.embedding(i, w), ((8, 4), (4,)), "ve,i", "", (0,), "fc", 8),
-    OperatorCase("embedding-2d", lambda w, i: F.embedding(i, w), ((4, 4), (4, 2)), "ve,ij", "", (0,), "fc", 4),
     OperatorCase(
-        "embedding-padding", lambda w, i: F.embedding(i, w, padding_idx=2), ((4, 2), (8,)), "ve,i", "", (0,), "fc", 4
+        "embedding-padding", lambda w, i: F.embedding(i, w, padding_idx=2), ((4, 2), (8, 2)), "ve,ij", "", (0,), "fc", 4
     ),
+    OperatorCase("embedding-2d", lambda w, i: F.embedding(i, w), ((4, 4), (4, 2)), "ve,ij", "", (0,), "fc", 4),
     OperatorCase(
         "embedding-by-frequency",
         lambda w, i: F.embedding(i, w, scale_grad_by_freq=True),
@@ -177,17 +177,18 @@ _BINARY = [
         parameters=(3,),
     ),
     OperatorCase(
+        "attention-mask-of-keys",
+        _attention(),
+        (*((2, 2, 4, 4),) * 3, (2, 1, 1, 4)),
+        "bhle,bhle,bhlv,b...",
+        "e",
+        kinds="fffb",
+    ),
+    OperatorCase(
         "attention-grouped",
         _attention(enable_gqa=True),
         ((2, 4, 2, 4), (2, 2, 4, 4), (2, 2, 4, 4)),
         "bhle,bhse,bhsv",
-        "se",
-    ),
-    OperatorCase(
-        "attention-one-key-head",
-        _attention(enable_gqa=True),
-        ((2, 4, 2, 4), (2, 1, 4, 4), (2, 1, 4, 4)),
-        "bhle,b.se,b.sv",
         "se",
     ),
     OperatorCase("cat", lambda x, y: torch.cat([x, y], 1), ((4, 2), (4, 4)), "a.,a.", parameters=(1,)),
@@ -200,7 +201,16 @@ _BINARY = [
     OperatorCase("einsum-heads", lambda x, y: torch.einsum("bqhd,bkhd->bhqk", x, y), ((2, 2, 2, 4),) * 2, "bqhd,bkhd"),
     OperatorCase("einsum-dots", lambda x, y: torch.einsum("...ij,jk", x, y), ((2, 4, 4), (4, 2)), "aij,jk", "", (1,)),
     OperatorCase("einsum-diagonal", lambda x, y: torch.einsum("ii,ij->ij", x, y), ((4, 4), (4, 4)), "..,.j"),
-    OperatorCase("baddbmm", torch.baddbmm, ((2, 4, 4), (2, 4, 4), (2, 4, 4)), "bmn,bmk,bkn", parameters=(2,)),
+    OperatorCase(
+        "baddbmm-of-products-alone",
+        lambda c, a, b: torch.baddbmm(c, a, b, beta=0, alpha=2),
+        ((2, 4, 4),) * 3,
+        "bmn,bmk,bkn",
+        kinds="wff",
+    ),
+    OperatorCase("mv", torch.mv, ((4, 8), (8,)), "mk,k", parameters=(1,)),
+    OperatorCase("outer", torch.outer, ((4,), (8,)), "m,n", parameters=(1,)),
+    OperatorCase("dot", torch.dot, ((8,), (8,)), "k,k", parameters=(1,)),
     OperatorCase(
         "baddbmm-scaled",
         lambda c, a, b: torch.baddbmm(c, a, b, beta=0.5, alpha=3),
@@ -208,9 +218,6 @@ _BINARY = [
         "n,bmk,bkn",
         parameters=(0,),
     ),
-    OperatorCase("outer", torch.outer, ((4,), (8,)), "m,n", parameters=(1,)),
-    OperatorCase("mv", torch.mv, ((4, 8), (8,)), "mk,k", parameters=(1,)),
-    OperatorCase("dot", torch.dot, ((8,), (8,)), "k,k", parameters=(1,)),
     OperatorCase(
         "nll-cut-classes-weights-ignore",
         lambda x, y, w: F.nll_loss(x, y, w, ignore_index=1),
@@ -263,7 +270,7 @@ _UNARY = [
     OperatorCase("narrow", lambda x: x.narrow(1, 1, 2), ((4, 4),), ""),
     OperatorCase("none-and-ellipsis", lambda x: x[..., None, -1], ((4, 2, 4),), ""),
     OperatorCase("flip-two", lambda x: x.flip(0, 2), ((4, 2, 4),), ""),
-    OperatorCase("roll", lambda x: x.roll(1, 1), ((4, 4),), ""),
+    OperatorCase("roll", lambda x: x.roll(1, 1) * x.roll(3), ((4, 4),), ""),
     OperatorCase("roll-all", lambda x: x.roll(3), ((4, 4),), ""),
     OperatorCase("diff", lambda x: x.diff(dim=1, prepend=x[:, :1] - 1), ((4, 4, 2),), ""),
     OperatorCase("diff-of-diff", lambda x: x.diff(n=2, dim=0), ((4, 4),), ""),
@@ -284,14 +291,14 @@ _UNARY = [
     OperatorCase(
         "softmax-of-masked", lambda x: x.masked_fill(torch.ones(4, 4).triu(1) > 0, -math.inf).softmax(1), ((4, 4),), ""
     ),
-    OperatorCase("logsumexp", lambda x: x.logsumexp(1), ((4, 8),), ""),
     OperatorCase("logsumexp-of-two", lambda x: (1e3 * x).logsumexp((0, 2), keepdim=True), ((4, 2, 4),), ""),
+    OperatorCase("logsumexp", lambda x: x.logsumexp(1), ((4, 8),), ""),
     OperatorCase("topk", lambda x: x.topk(2, 1).values, ((4, 4),), ""),
     OperatorCase("topk-places", lambda x: x * x.topk(4).indices, ((4, 4),), ""),
     OperatorCase("sort", lambda x: x.sort(0, descending=True).values, ((4, 4),), ""),
     OperatorCase("argsort", lambda x: x * x.argsort(1), ((4, 4),), ""),
     OperatorCase("argmax", lambda x: x.sum(1) * x.argmax(1), ((4, 4),), ""),
-    OperatorCase("argmax-all", lambda x: x * x.argmax(), ((4, 4),), ""),
+    OperatorCase("argmax-all", lambda x: x * x.argmax() + x.argmax(0), ((4, 4),), ""),
     OperatorCase("max-with-places", lambda x: torch.add(*x.max(1, keepdim=True)), ((4, 4),), ""),
     OperatorCase("max-all", torch.max, ((4, 4),), ""),
     OperatorCase("cumprod", lambda x: x.cumprod(1), ((4, 4),), ""),

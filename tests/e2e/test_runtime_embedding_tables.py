@@ -162,7 +162,7 @@ def made(name, *networks):
 @on_two
 @pytest.mark.parametrize(
     ("slices", "mode", "name"),
-    slow_but(["table_row_slice/semi_auto/FTRL"], itertools.product(SLICES, MODES, OPTIMIZERS)),
+    slow_but(["table_row_slice/data_parallel/FTRL"], itertools.product(SLICES, MODES, OPTIMIZERS)),
 )
 def test_tables_train_as_in_one_process(slices, mode, name):
     step, network, right = pair(lookup(slices), mode)
@@ -185,9 +185,8 @@ WAYS = {
 }
 
 
-@slow_on_two
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("table", TABLES)
+@on_two
+@pytest.mark.parametrize(("table", "way"), slow_but(["table_row_slice/full batch"], itertools.product(TABLES, WAYS)))
 def test_batches_that_are_divided_or_whole_recomputed_blocks_and_hsdp_change_no_number(table, way):
     settings = {"wrap": lambda net: net, "change": lambda *_: None, "give": own, **WAYS[way]}
     step, network, right = pair(TABLES[table], wrap=settings["wrap"])

@@ -304,9 +304,7 @@ class _Ways:
     sums_over: dist.ProcessGroup | None = None
     """Ranks over which the gradient of a whole table is added up at once; None: later, or there are no others."""
     factor: float = 1.0
-    """Of the gradient."""
-    gives_gradient: bool = True
-    """False where the indices are copies of another rank's, which gives theirs."""
+    """Of the gradient; 0 where the indices are copies of another rank's, which gives theirs."""
 
 
 class RowLookup:
@@ -342,7 +340,7 @@ class RowLookup:
     def run(self, table: Tensor, index: Tensor, mesh: Mesh, *, gives_gradient: bool) -> Tensor:
         """Look up as an operator of a captured graph, which adds the gradients of whole tables up by itself."""
         group = None if self.cut_dimension is None else axes_group(mesh, mesh.axes)
-        return self._apply(table, index, _Ways(group, gives_gradient=gives_gradient))
+        return self._apply(table, index, _Ways(group, factor=float(gives_gradient)))
 
     def run_alone(self, table: Tensor, index: Tensor) -> Tensor:
         """Look up in a whole table, for this rank alone."""
@@ -405,8 +403,6 @@ class _Part:
     def give_back(self, rows: Tensor, gradients: Tensor) -> Tensor:
         ways = self._ways
         rows, values = rows.to(self._part.device), gradients.to(self._part.device)
-        if not ways.gives_gradient:
-            values = torch.zeros_like(values)
         if ways.factor != 1.0:
             values = values * ways.factor
         if self._requests is not None:

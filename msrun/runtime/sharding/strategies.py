@@ -302,8 +302,6 @@ def _folded(numbers: tuple[int, ...], labels: Labels) -> tuple[int, ...] | None:
 
 
 def _check_number(name: str, call: OperatorCall, form: Form, index: int, dim: int, number: int, label: Label) -> None:
-    if number < 1:
-        raise StrategyError(f"{name}: {number} parts of dimension {dim} of input {index}; must be 1 or more")
     if number == 1:
         return
     if label is None or label in form.whole:

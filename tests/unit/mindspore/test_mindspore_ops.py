@@ -16,6 +16,7 @@ from msrun.mindspore.__main__ import main as run_script
 from msrun.mindspore.ops import table
 from msrun.mindspore.tensor import Printed, as_results
 from msrun.runtime.parallel.border import LateLoss
+from msrun.runtime.sharding.named_layout import gathered_layouts
 
 X = torch.tensor([[1.0, -2.0, 3.0], [4.0, 5.0, -6.0]])
 Y = torch.tensor([[2.0, 2.0, 2.0], [1.0, 0.5, 4.0]])
@@ -64,6 +65,14 @@ def test_products_of_two_and_three_dimensions_need_layouts_that_share_an_axis():
             ops.MatMul().add_prim_attr("enable_nd_tp", value=True).shard(strategy)
     with pytest.raises(UsageError, match="no axis cuts the dimension that both inputs have"):
         ops.BatchMatMul().add_prim_attr("enable_nd_tp", value=True).shard((layout("None", "y"), layout("x", "None")))
+    cube = ms.parallel.Layout((2, 2, 2), ("x", "y", "z"))
+    for given, result in (
+        ((cube("z", ("x", "y")), cube("x", "y")), cube("z", ("y", "x"))),
+        ((cube(("z", "y"), "x"), cube(("x", "z"), "y")), cube(("z", "x"), "y")),
+    ):
+        assert gathered_layouts("MatMul", given, (False, False)) == ((cube("z", "x"), cube("x", "y")), (result,))
+        turned = gathered_layouts("MatMul", [cube(*one.tensor_map[::-1]) for one in given], (True, True))
+        assert turned == ((cube("x", "z"), cube("y", "x")), (result,))
 
 
 def test_cells_are_placed_on_ranks_that_there_are():

@@ -14,8 +14,6 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from asked_cases import one_fast
-from hypothesis import given
-from hypothesis import strategies as st
 from small_capture import captured
 from torch import Tensor, fx, nn
 
@@ -29,8 +27,7 @@ from msrun.runtime.parallel.border import LateLoss
 from msrun.runtime.parallel.compilation import agreement
 from msrun.runtime.parallel.parameters.storage import _CHUNK_BYTES, digest
 from msrun.runtime.parallel.precision import LossScale, PrecisionSpec
-from msrun.runtime.sharding.operators.rows import pool_own_bags
-from msrun.runtime.sharding.operators.table_lookup import embed_own_rows, gather_own_rows, select_own_rows
+from msrun.runtime.sharding.operators.table_lookup import embed_own_rows, select_own_rows
 from msrun.runtime.tensors.plain_tensors import watch_constructors
 
 
@@ -113,146 +110,22 @@ def test_batches_that_differ_in_one_element_or_in_order_are_told_apart():
     assert agreement._digest([batch.clone()]) == agreement._digest([batch])
 
 
-ROWS, WIDTH = 6, 3
-MESH = (2, 3)
-CUTS = [(0,), (1,), (0, 1)]
-"""Axes of the mesh that cut the rows: into 2, 3 and 6 parts."""
-
-
-def whole_table():
-    generator = torch.Generator().manual_seed(3)
-    return torch.randn(ROWS, WIDTH, dtype=torch.float64, generator=generator).requires_grad_()
-
-
-def ranks_of(axes):
-    """Return the place of one rank for each part of what these axes cut, and which part of how many it is."""
-    parts = math.prod(MESH[axis] for axis in axes)
-    for part in range(parts):
-        yield torch.tensor([part * MESH[1] if axes == (0,) else part]), part, parts
-
-
-def check(whole, own, axes, dim):
-    """Compare values and gradients of the whole table with what the ranks find in their rows."""
-    table = whole_table()
-    expected = whole(table)
-    weight = torch.arange(1.0, expected.numel() + 1, dtype=torch.float64).view(expected.shape)
-    (of_whole,) = torch.autograd.grad((expected * weight).sum(), table)
-    of_whole = of_whole.to_dense()
-    total = torch.zeros_like(expected)
-    for place, part, parts in ranks_of(axes):
-        rows = table.detach().chunk(parts, dim)[part].clone().requires_grad_()
-        found = own(rows, place)
-        total = total + found.detach()
-        (gradient,) = torch.autograd.grad((found * weight).sum(), rows)
-        torch.testing.assert_close(gradient.to_dense(), of_whole.chunk(parts, dim)[part])
-    torch.testing.assert_close(total, expected.detach())
-
-
-SELECTIONS = {
-    "gather": (lambda t, i: t.gather(0, i), lambda r, i, *way: gather_own_rows(r, i, *way, dim=0), 0),
-    "gather columns": (lambda t, i: t.gather(1, i), lambda r, i, *way: gather_own_rows(r, i, *way, dim=1), 1),
-    "rows": (lambda t, i: t[i], lambda r, i, *way: select_own_rows(r, i, *way, dim=0), 0),
-    "columns": (lambda t, i: t[:, i], lambda r, i, *way: select_own_rows(r, i, *way, dim=1), 1),
-}
-"""What is chosen of a table, by all of it and by the rows or columns of a rank."""
-
-
-@pytest.mark.parametrize("index", [torch.tensor(2), torch.tensor([[2, 0, 2], [1, 1, 0]])])
-@pytest.mark.parametrize("axes", CUTS)
-@pytest.mark.parametrize("name", SELECTIONS)
-def test_selections_of_rows_and_columns(name, axes, index):
-    whole, own, dim = SELECTIONS[name]
-    axes = (1,) if dim else axes  # three columns
-    if "gather" in name:
-        index = torch.atleast_2d(index)
-    check(
-        lambda table: whole(table, index),
-        lambda rows, place: own(rows, index, place, MESH, axes, WIDTH if dim else ROWS),
-        axes,
-        dim,
-    )
-
-
-@pytest.mark.parametrize("sparse", [False, True])
-@given(
-    axes=st.sampled_from(CUTS),
-    padding=st.sampled_from([-1, 0, 4]),
-    index=st.lists(st.integers(0, ROWS - 1), min_size=4, max_size=4),
-)
-def test_embedding(axes, sparse, padding, index):
-    looked_up = torch.tensor(index).view(2, 2)
-    check(
-        lambda table: F.embedding(looked_up, table, None if padding < 0 else padding),
-        lambda rows, place: embed_own_rows(
-            rows, looked_up, place, MESH, axes, ROWS, padding_idx=padding, sparse=sparse
-        ),
-        axes,
-        0,
-    )
+OWN_ROWS = torch.tensor([3]), (2, 3), (0,), 6
+"""The fourth of six ranks, which has the second half of six rows."""
 
 
 def test_rows_of_a_sparse_embedding_get_a_gradient_where_they_lie_and_nowhere_else():
-    rows = whole_table().detach()[3:].requires_grad_()
-    index = torch.tensor([1, 4, 4, 2])
-    found = embed_own_rows(rows, index, torch.tensor([3]), MESH, (0,), ROWS, padding_idx=-1, sparse=True)
+    rows, index = torch.randn(3, 3).requires_grad_(), torch.tensor([[1, 4], [5, 4]])
+    found = embed_own_rows(rows, index, *OWN_ROWS, padding_idx=5, sparse=True)
+    assert torch.equal(found, torch.stack([0 * rows[0], rows[1], rows[2], rows[1]]).view(2, 2, 3))
     (gradient,) = torch.autograd.grad(found.sum(), rows)
     assert gradient.is_sparse and gradient.coalesce().indices().tolist() == [[1]]
-
-
-@pytest.mark.parametrize("sparse", [False, True])
-@pytest.mark.parametrize(("mode", "has_shares"), [("sum", False), ("sum", True), ("mean", False)])
-@given(
-    axes=st.sampled_from(CUTS),
-    index=st.lists(st.integers(0, ROWS - 1), min_size=5, max_size=5),
-    offsets=st.lists(st.integers(0, 5), min_size=2, max_size=2).map(sorted),
-    padding=st.sampled_from([None, 0, 4]),
-    has_end=st.booleans(),
-)
-def test_bags(axes, mode, has_shares, sparse, index, offsets, padding, has_end):
-    rows_of_bags = torch.tensor(index)
-    begins = torch.tensor([0, *offsets, *([5] if has_end else [])])
-    shares = torch.tensor([0.5, 2.0, -1.0, 3.0, 0.25], dtype=torch.float64) if has_shares else None
-    settings = {"mode": mode, "padding_idx": padding}
-
-    def of_rank(rows, place):
-        return pool_own_bags(
-            rows, rows_of_bags, begins, shares, place, mesh_shape=MESH, rows=axes, bags=(), size=ROWS, count=3,
-            has_end=has_end, sparse=sparse, **settings,
-        )  # fmt: skip
-
-    check(
-        lambda table: F.embedding_bag(
-            rows_of_bags, table, begins, per_sample_weights=shares, include_last_offset=has_end, **settings
-        ),
-        of_rank,
-        axes,
-        0,
-    )
-
-
-@pytest.mark.parametrize("rows", [(), (0,)])
-def test_bags_of_a_rank_follow_those_of_the_one_before(rows):
-    """Three parts of the bags along axis 1; the rows whole, or cut along axis 0."""
-    table, index = whole_table().detach(), torch.tensor([5, 0, 3, 3, 1, 2, 4])
-    offsets = torch.tensor([0, 2, 2, 3, 6, 6])
-    shares = torch.arange(1.0, 8, dtype=torch.float64)
-    expected = F.embedding_bag(index, table, offsets, mode="sum", per_sample_weights=shares)
-    found = []
-    for part in range(3):
-        total = torch.zeros(2, WIDTH, dtype=torch.float64)
-        for half in range(2 if rows else 1):
-            total += pool_own_bags(
-                table.chunk(2)[half] if rows else table, index, offsets, shares, torch.tensor([3 * half + part]),
-                mesh_shape=MESH, rows=rows, bags=(1,), size=ROWS, count=2, mode="sum", padding_idx=None,
-                has_end=False, sparse=False,
-            )  # fmt: skip
-        found.append(total)
-    torch.testing.assert_close(torch.cat(found), expected)
+    assert gradient.to_dense().tolist() == [[0.0] * 3, [2.0] * 3, [0.0] * 3]
 
 
 def test_row_that_no_table_has_is_an_error():
     with pytest.raises(RuntimeError, match="index out of range: a table has 6 rows"):
-        select_own_rows(torch.zeros(3, 2), torch.tensor([6]), torch.tensor([0]), MESH, (0,), ROWS, dim=0)
+        select_own_rows(torch.zeros(3, 2), torch.tensor([6]), *OWN_ROWS, dim=0)
 
 
 class Source:

@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 import pytest
-import torch
 import torch.distributed as dist
 from drawn_layouts import all_layouts, layouts
 from hypothesis import given, settings
@@ -16,7 +15,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from msrun.errors import LayoutTypeError, ParallelError, StrategyError
 from msrun.runtime import Layout
-from msrun.runtime.sharding.collective import Window, add_gradients, gradient_message, join_window, window_message
 from msrun.runtime.sharding.layout import Mesh, Move, TensorLayout, assign_axes, build_mesh, plan_redistribution
 from msrun.runtime.sharding.named_layout import choose_mesh
 
@@ -143,6 +141,7 @@ THREE = Layout((2, 2, 2), ("dp", "sp", "mp"))
 )
 def test_names_become_the_axes_of_the_mesh(cut, split):
     assert THREE(*cut).resolve(build_mesh(8)) == TensorLayout(split)
+    assert THREE(*cut).numbers == tuple(2 ** len(axes) for axes in split)
 
 
 @pytest.mark.parametrize(
@@ -177,6 +176,7 @@ def test_names_become_the_axes_of_the_mesh(cut, split):
         (lambda: THREE.placements(), "before asking for its placements"),
         (lambda: choose_mesh(6, [Layout((2, 3), ("a", "b")), Layout((3, 2), ("c", "d"))]), "contradict each other"),
         (lambda: choose_mesh(6, [Layout((2, 2), ("a", "b"))]), "the matrix has 4 places for 6 ranks"),
+        (lambda: build_mesh(12, strides={4, 6}), "axes that begin at every 4 and at every 6 ranks"),
     ],
 )
 def test_matrices_and_names_that_mean_nothing_are_refused_with_mindspores_errors(arguments, text):
@@ -344,55 +344,3 @@ def test_axes_along_which_values_differ_take_no_part():
     kept = plan_redistribution(Move(mesh, source, target, (8, 8), kept_axes=(2,)))
     assert 2 in {axis for step in free for axis in step.axes}
     assert 2 not in {axis for step in kept for axis in step.axes}
-
-
-def exchange(messages):
-    """Return what every rank gets when all send at once."""
-    sent = [message.flat.split(message.send_sizes) for message in messages]
-    received = [torch.cat([parts[rank] for parts in sent]) for rank in range(len(messages))]
-    return [message.pieces(flat) for message, flat in zip(messages, received, strict=True)]
-
-
-@st.composite
-def windows(draw):
-    count, part = draw(st.integers(1, 5)), draw(st.integers(1, 4))
-    window = Window(
-        count * part,
-        draw(st.integers(0, 6)),
-        draw(st.integers(-5, 5)),
-        draw(st.integers(1, 9)),
-        draw(st.sampled_from([0.0, -7.5])),
-    )
-    return count, window
-
-
-def padded(whole, window, index):
-    """Return the window of a rank, row by row."""
-    rows = range(window.start(index), window.start(index) + window.length)
-    none = torch.full_like(whole[:, 0], window.fill)
-    return torch.stack([whole[:, row] if 0 <= row < window.size else none for row in rows], 1)
-
-
-@given(windows())
-def test_joined_pieces_are_the_window_of_the_padded_tensor(drawn):
-    count, window = drawn
-    whole = torch.randn(2, window.size, 3, dtype=torch.float64)
-    parts = whole.chunk(count, 1)
-    received = exchange([window_message(parts[i], 1, window, i, count) for i in range(count)])
-    for index in range(count):
-        joined = join_window(parts[index], received[index], 1, window, index, count)
-        assert torch.equal(joined, padded(whole, window, index))
-
-
-@given(windows())
-def test_gradients_of_windows_are_added_to_the_rows_that_they_read(drawn):
-    count, window = drawn
-    whole = torch.randn(2, window.size, 3, dtype=torch.float64, requires_grad=True)
-    gradients = [torch.randn(2, window.length, 3, dtype=torch.float64) for _ in range(count)]
-    loss = sum((padded(whole, window, i) * gradients[i]).sum() for i in range(count))
-    right = torch.zeros_like(whole)
-    if loss.requires_grad:
-        (right,) = torch.autograd.grad(loss, whole)
-    received = exchange([gradient_message(gradients[i], 1, window, i, count) for i in range(count)])
-    for index, part in enumerate(right.chunk(count, 1)):
-        torch.testing.assert_close(add_gradients(gradients[index], received[index], 1, window, index, count), part)

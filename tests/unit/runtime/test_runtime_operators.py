@@ -5,8 +5,9 @@ import operator
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from asked_cases import every_third_fast, one_fast
+from asked_cases import one_fast
 from random_networks.functions import StraightThrough
+from rank_threads import run_on_threads
 from small_capture import captured, partitioned
 from torch import Tensor, nn
 
@@ -241,6 +242,16 @@ def test_attention_layer_of_torch_runs_data_parallel_without_a_gather():
     )
 
 
+def test_attention_drops_what_it_drops_in_one_process_however_it_is_cut():
+    graph = graph_of(lambda x: F.scaled_dot_product_attention(x, 2 * x, x.flip(0), dropout_p=0.5), (2, 2, 4, 4))
+    given, results = torch.randn(2, 2, 4, 4).requires_grad_(), []
+    for program in partitioned(graph, 1), partitioned(graph, 4):
+        results += run_on_threads(program, {program.inputs[0].target: (given, program.input_layouts[0])})
+    assert program.operators[-1].strategy[0] != (1, 1, 1, 1)
+    for result, _ in results[1:]:
+        torch.testing.assert_close(result, results[0][0])
+
+
 def test_linear_on_flattened_rows_keeps_its_shape_when_a_reader_wants_it_flat():
     layer = nn.Linear(8, 3)
     graph = graph_of(lambda x: layer(x.reshape(-1, 8)).relu(), (4, 2, 8)).graph
@@ -365,6 +376,11 @@ class Attention(nn.Module):
         return self.out(mixed.transpose(1, 2).flatten(2)).square().mean()
 
 
+class Unread(nn.Linear):
+    def forward(self, x):
+        return x.relu()
+
+
 def constraints(splits=None):
     return Constraints([TensorLayout(((), MESH.axes, ()))], splits=splits or {})
 
@@ -400,16 +416,22 @@ def test_a_search_cuts_a_sequence_that_is_too_long(heads, way):
 
 @pytest.mark.parametrize(
     ("network", "word", "words"),
-    every_third_fast(
-        [
-            (Attention(6, 6), "ulysses", r"ulysses cuts a size of 64 and 6 heads to exchange into 4; .* is 2, or use"),
-            (Attention(4, 4, dropout=0.1), "ring", r"ring is for self attention \(as many queries as keys, no drop"),
-            (nn.Sequential(nn.Linear(64, 64)), "ring", r"0 is to attend by ring, but it calls scaled_dot_.* 0 times"),
-            (Attention(4, 4), "rings", r"'rings' is no word of a plan \(did you mean ring\?\)"),
-        ]
-    ),
+    [
+        (Attention(6, 6), "ulysses", r"ulysses cuts a size of 64 and 6 heads to exchange into 4; .* is 2, or use"),
+        (Attention(4, 4, dropout=0.1), "ring", r"ring is for self attention \(as many queries as keys, no drop"),
+        (nn.Sequential(nn.Linear(64, 64)), "ring", r"0 is to attend by ring, but it calls scaled_dot_.* 0 times"),
+        (Attention(4, 4), "rings", r"'rings' is no word of a plan \(did you mean ring\?\)"),
+        (nn.Linear(64, 6), "colwise", r"into 4 by a dimension of size 6, which does not go; .* legal number is 3"),
+        (Unread(64, 64), "rowwise", r"rowwise of a weight \(64, 64\), which it does not read; name another module"),
+    ],
 )
 def test_what_does_not_go_is_refused_by_name(network, word, words):
     whole = nn.Sequential(network)
     with pytest.raises(StrategyError, match=words):
         decide(graph_of(parallelize(whole, {"0": word}), (1, 64, 64)), MESH, constraints())
+
+
+def test_ranks_that_a_plan_leaves_share_out_the_batch():
+    network = parallelize(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), {"0": "colwise"}, tensor_parallel=2)
+    strategies = [operator.strategy for operator in partitioned(graph_of(network, (4, 8)), is_cut=True).operators]
+    assert strategies == [((2, 1), (2, 1), (2,)), ((4, 1), (1, 1), (1,))]

@@ -240,6 +240,13 @@ def parts(draw):
     return mesh, tuple(mesh.extent(axes) * draw(st.integers(1, 3)) for axes in layout.split), layout
 
 
+def test_values_that_are_replaced_have_a_gradient_of_0():
+    share, whole = torch.full((3,), 0.5, requires_grad=True), CutShape((1,), (3,), ((),))
+    given = DrawKey(3, 5).to_tensor(), torch.tensor(0), (share,), {}
+    drawn = draw_part(*given, operator="aten.bernoulli.default", call=2, part=tuple(whole), batch_dim=None)
+    assert torch.autograd.grad(drawn.sum(), share)[0].tolist() == [0.0, 0.0, 0.0]
+
+
 @pytest.mark.parametrize("dtype", one_fast(*FLOATS))
 @pytest.mark.parametrize("operator", OPERATORS)
 @settings(max_examples=5)

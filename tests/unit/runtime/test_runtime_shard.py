@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from asked_cases import every_third_fast, one_fast
 from law_graphs import MODULES, graph_of
+from rank_threads import run_on_threads, weighted
 from small_capture import captured, layouts_of, partitioned
 from torch import nn
 
@@ -104,6 +105,7 @@ def test_strategy_of_an_operator_that_is_called_in_a_network_is_that_of_the_call
     multiply = shard(torch.matmul, ((2, 2), (2, 1)))
     program = local_program(Calls(lambda x, w: torch.matmul(multiply(x, w), w)))
     assert rows(program) == [("matmul", "user", ((2, 2), (2, 1))), ("matmul", "data parallel", ((4, 1), (1, 1)))]
+    assert rows(local_program(of_product(None, LAYOUT("None", "mp")))) == [("matmul", "user", ((1, 1), (1, 2)))]
 
 
 def test_single_operator_of_one_input_obeys_its_strategy_and_identity_is_a_place_where_the_layout_changes():
@@ -498,7 +500,7 @@ def test_decisions_are_lowered_to_the_same_graph_every_time(case):
 
 
 def ways_to_cut(case, graph):
-    """Yield the first, a middle and the last legal strategy, with the layouts of the arguments.
+    """Yield the first legal strategy that cuts, one that cuts most, and the last, with the layouts of the arguments.
 
     Of an operator that follows its input: that input cut by its first dimension and by its last.
     """
@@ -506,7 +508,8 @@ def ways_to_cut(case, graph):
     layouts = layouts_of(graph, mesh)
     if case.name in BY_NAME:
         strategies = case.legal(4)
-        for strategy in dict.fromkeys((strategies[0], strategies[len(strategies) // 2], strategies[-1])):
+        most = max(strategies, key=lambda strategy: sum(number > 1 for row in strategy for number in row))
+        for strategy in dict.fromkeys((*strategies[1:2], most, strategies[-1])):
             yield strategy, {"op": OperatorStrategy(strategy)}, layouts
     else:
         shape = case.shapes[0]
@@ -514,6 +517,26 @@ def ways_to_cut(case, graph):
             layout = TensorLayout(tuple(mesh.axes if one == dim else () for one in range(len(shape))))
             if layout.fits(mesh, shape):
                 yield layout.split, {}, [layout, *layouts[1:]]
+
+
+def assert_is_that_of_one_process(case, program):
+    """Compare results and gradients of the ranks of a program with those of the operator itself."""
+    values = [v.requires_grad_(case.is_differentiable(index)) for index, v in enumerate(case.values(torch.float64))]
+    right = case.call(*values)
+    weighted(right).backward()
+    inputs = [value for index, value in enumerate(values) if index not in case.parameters]
+    read = [*zip(program.inputs, inputs, program.input_layouts, [()] * len(inputs), strict=True)]
+    uses = program.parameters.items()
+    read += [(use.node, values[int(name[1:])], use.layout, use.partial_axes) for name, use in uses]
+    found = run_on_threads(program, {node.target: (value, layout) for node, value, layout, _ in read})
+    for rank, (result, _) in enumerate(found):
+        torch.testing.assert_close(result, right.detach())
+        for node, value, layout, partial in read:
+            if value.grad is not None:
+                members = program.mesh.members(rank, partial)
+                sums = sum(found[member][1][node.target].to_dense() for member in members)
+                part = value.grad.to_dense()[layout.slices(program.mesh, value.shape, rank)]
+                torch.testing.assert_close(sums, part)
 
 
 @pytest.mark.parametrize("begin", [0, pytest.param(1, marks=pytest.mark.slow)], ids=["even", "odd"])
@@ -535,4 +558,6 @@ def test_local_work_and_messages_of_every_operator_are_the_frozen_ones(golden, m
                     for work in (event.forward, event.backward)
                 ]
                 lines.append(f"    {event.node.name} = {what}: {'; '.join(works)}; keeps {sorted(event.saved)}")
+            if any(program.collectives):
+                assert_is_that_of_one_process(case, program)
     golden(f"local_work/{module}_{begin}.txt", re.sub(r" at 0x\w+", "", "\n".join([*lines, ""])))

@@ -56,9 +56,8 @@ class Attention(Rule):
         count = len(call.output_shape) - 2
         batch = dimension_labels("b", count)
         sizes = sizes_of((batch, call.output_shape[:-2]), (("l", "e"), query[-2:]), (("s", "v"), value[-2:]))
-        heads = (query[-3], key[-3]) if call.argument("enable_gqa", default=False) and count else (1, 1)
-        if heads[1] not in (1, heads[0]):
-            sizes[batch[-1]] = heads[1]
+        if count and call.argument("enable_gqa", default=False) and key[-3] not in (1, query[-3]):
+            sizes[batch[-1]] = key[-3]
 
         def labels(shape: tuple[int, ...], tail: tuple[str, str]) -> Labels:
             offset = count - (len(shape) - 2)

@@ -30,6 +30,7 @@ from msrun.runtime.sharding.operators.rule import (
     Rule,
     dimension_labels,
     sizes_of,
+    stand_in,
 )
 
 HOOK = "tensor hook"
@@ -84,23 +85,11 @@ class _Apply(torch.autograd.Function):
         return (None, *of_inputs)
 
 
-@torch.library.custom_op("msrun::custom_function", mutates_args=())
-def custom_function(inputs: list[Tensor], number: int) -> list[Tensor]:
-    """Stand for a custom function in a captured graph."""
-    return [result.clone() for result in _functions[number].forward(*inputs)[0]]
-
-
-@custom_function.register_fake
-def _(inputs: list[Tensor], number: int) -> list[Tensor]:
+def _shape(inputs: list[Tensor], number: int) -> list[Tensor]:
     return [torch.empty_like(result) for result in _functions[number].forward(*inputs)[0]]
 
 
-def _no_backward(ctx: Any, *gradients: Any) -> Any:  # noqa: ARG001
-    raise RuntimeError("a captured graph is not run")
-
-
-custom_function.register_autograd(_no_backward)
-OPERATOR = torch.ops.msrun.custom_function.default
+OPERATOR = stand_in("msrun::custom_function", _shape)
 
 
 def find_function(number: int) -> CustomFunction:

@@ -172,16 +172,9 @@ def refuse_random(node: fx.Node) -> None:
         return
     call = operator_call(node)
     where = f"{node.target} in module {call.module_path or '(top)'}"
-    if call.argument("generator") is not None:
-        raise CaptureError(
-            f"{where} draws from a generator of its own, whose numbers would not be those of one process: leave the "
-            "generator out, and the numbers follow from torch.manual_seed whatever the layout; or pass them in as an "
-            'input, or use parallel_mode="data_parallel", which needs no capture, where the loss is a mean over rows',
-            where=user_line(node),
-        )
     is_training = call.argument("train", call.argument("training", default=True))
     drops = call.argument("dropout", default=1.0) > 0  # of recurrent layers
-    if node.target not in DRAWS and is_training and drops:
+    if is_training and drops:
         raise CaptureError(
             f"{where} draws random numbers, which would not be those of one process: pass them in as an input, make "
             "them of torch.rand, randn or bernoulli, "

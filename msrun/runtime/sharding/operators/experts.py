@@ -26,6 +26,7 @@ from msrun.runtime.sharding.operators.rule import (
     LocalBuilder,
     OperatorCall,
     Rule,
+    stand_in,
 )
 
 WEIGHTS = ("gate_up_proj", "up_proj", "down_proj", "gate_up_proj_bias", "up_proj_bias", "down_proj_bias")
@@ -88,16 +89,7 @@ def _shape(tokens: Tensor, chosen: Tensor, shares: Tensor, weights: list[Tensor]
     return torch.empty_like(tokens)
 
 
-_operator = torch.library.custom_op("msrun::routed_experts", _shape, mutates_args=())
-_operator.register_fake(_shape)
-
-
-def _no_backward(ctx: Any, *gradients: Any) -> Any:  # noqa: ARG001
-    raise RuntimeError("a captured graph is not run")
-
-
-_operator.register_autograd(_no_backward)
-OPERATOR = torch.ops.msrun.routed_experts.default
+OPERATOR = stand_in("msrun::routed_experts", _shape)
 
 
 def route(

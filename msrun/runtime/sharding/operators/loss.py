@@ -143,7 +143,7 @@ class ElementwiseLoss(Elementwise):
         """Return elementwise labels; the output of mean and sum has none."""
         if call.argument("reduction", MEAN) == NONE:
             return super().form(call)
-        shape = tuple(torch.broadcast_shapes(*call.shapes[:2]))
+        shape = tuple(torch.broadcast_shapes(*call.shapes))
         labels = dimension_labels("d", len(shape))
         inputs = tuple(self._aligned(labels, shape, given) for given in call.shapes)
         return Form(inputs, (), sizes_of((labels, shape)))

@@ -290,6 +290,22 @@ class Rule(ABC):
         return build.call(call.node.target, *args, **kwargs)
 
 
+def stand_in(name: str, shape: Callable[..., Any]) -> Any:
+    """Return an operator that stands in a captured graph for what only a local one runs.
+
+    Args:
+        shape: makes empty tensors as its results are.
+    """
+    made = torch.library.custom_op(name, shape, mutates_args=())
+    made.register_fake(shape)
+    made.register_autograd(_no_backward)
+    return made._opoverload
+
+
+def _no_backward(ctx: Any, *gradients: Any) -> Any:  # noqa: ARG001
+    raise RuntimeError("a captured graph is not run")
+
+
 Rules = list[tuple[Rule, Sequence[Any]]]
 """A rule with its operators."""
 

@@ -42,6 +42,7 @@ from msrun.runtime.sharding.operators.rule import (
     numbers_given,
     operator_call,
     sizes_of,
+    stand_in,
     user_line,
 )
 
@@ -282,23 +283,12 @@ def number_lookup(lookup: Lookup) -> int:
     return number
 
 
-@torch.library.custom_op("msrun::table_lookup", mutates_args=())
-def _operator(table: Tensor, index: Tensor, number: int) -> Tensor:
-    return table.new_empty(*index.shape, _lookups[number].width, device=index.device)
-
-
-@_operator.register_fake
-def _(table: Tensor, index: Tensor, number: int) -> Tensor:
+def _shape(table: Tensor, index: Tensor, number: int) -> Tensor:
     _lookups[number].check(index)
     return table.new_empty(*index.shape, _lookups[number].width, device=index.device)
 
 
-def _no_backward(ctx: Any, *gradients: Any) -> Any:  # noqa: ARG001
-    raise RuntimeError("a captured graph is not run")
-
-
-_operator.register_autograd(_no_backward)
-OPERATOR = torch.ops.msrun.table_lookup.default
+OPERATOR = stand_in("msrun::table_lookup", _shape)
 
 
 def look_up(

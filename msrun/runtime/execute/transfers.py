@@ -439,12 +439,10 @@ def start_copy(value: Tensor, *, to_host: bool) -> TensorFuture:
     with devices.device(accelerator):
         if to_host:
             stream.wait_stream(devices.current_stream(accelerator))
+            value.record_stream(stream)
         with devices.stream(stream):
-            if to_host:
-                copied = torch.empty_like(value, device=HOST, pin_memory=True).copy_(value, non_blocking=True)
-                value.record_stream(stream)
-            else:
-                copied = value.to(accelerator, non_blocking=True)
+            memory = HOST if to_host else accelerator
+            copied = torch.empty_like(value, device=memory, pin_memory=to_host).copy_(value, non_blocking=True)
             return _Copying(value, copied, stream.record_event())
 
 

@@ -1,5 +1,6 @@
 """Parts of the work on the host: states of optimizers, its thread, and what a device never waits for."""
 
+import contextlib
 import copy
 from types import SimpleNamespace
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from host_operators import AdamWeightDecayOp
 from job_runner import wait_until
-from torch import nn
+from torch import Tensor, nn
 from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -15,7 +16,7 @@ from msrun import contract
 from msrun.agent.processes.progress_board import ProgressBoard
 from msrun.errors import StrategyError
 from msrun.mindspore import nn as ms_nn
-from msrun.runtime import AutoParallel, clip_grad_norm_, optim, progress
+from msrun.runtime import AutoParallel, clip_grad_norm_, optim, progress, world
 from msrun.runtime.execute import transfers
 from msrun.runtime.execute.segment_runner import HostThread
 from msrun.runtime.optim import host_steps
@@ -308,13 +309,82 @@ def test_collective_that_the_device_does_not_pass_is_named_until_it_does(tmp_pat
         found = board.read(0)
         return found.name if found.is_waiting else ""
 
-    passed = set()
-    first, second = (SimpleNamespace(query=lambda name=name: name in passed) for name in ("first", "second"))
-    transfers.watch("all_gather of 4 ranks", first)
-    transfers.watch("all_reduce of 2 ranks", second)
-    wait_until(lambda: waits_in() == "all_gather of 4 ranks, on the device", "what is waited for is told")
-    passed.add("first")
-    wait_until(lambda: waits_in() == "all_reduce of 2 ranks, on the device", "what is waited for is told")
-    passed.add("second")
+    recorded, passed, waited = [], set(), []
+
+    class Event:
+        def __init__(self, device):
+            assert device.type == "cuda"
+
+        def record(self):
+            recorded.append(self)
+
+        def query(self):
+            return recorded.index(self) in passed
+
+    monkeypatch.setattr(torch, "Event", Event)
+    work = SimpleNamespace(is_completed=lambda: False, wait=lambda *limit: waited.append(limit))
+    with FakeTensorMode():
+        for name in ("all_gather of 4 ranks", "all_reduce of 2 ranks"):
+            transfers.TensorFuture(torch.empty(2, device="cuda"), work, name=name).wait()
+    assert waited == [(), ()], "of the device nobody can wait for a while"
+    wait_until(lambda: waits_in() == "all_gather of 4 ranks, result 2, on the device", "what is waited for is told")
+    passed.add(0)
+    wait_until(lambda: waits_in() == "all_reduce of 2 ranks, result 2, on the device", "what is waited for is told")
+    passed.add(1)
     wait_until(lambda: waits_in() == "", "what is waited for is told")
     board.close()
+
+
+def test_copies_of_a_device_have_a_stream_for_each_direction_and_are_waited_for_once(monkeypatch):
+    device, notes = torch.device("cuda", 127), []
+
+    class Stream:
+        def __init__(self, of):
+            assert of == device
+            self.name = f"stream {sum('begins' in note for note in notes)}"
+            notes.append(f"{self.name} begins")
+
+        def wait_stream(self, other):
+            notes.append(f"{self.name} waits for {other.name}")
+
+        def record_event(self):
+            return SimpleNamespace(stream=self, synchronize=lambda: notes.append(f"the host waits for {self.name}"))
+
+        def wait_event(self, event):
+            notes.append(f"{self.name} waits for {event.stream.name}")
+
+    @contextlib.contextmanager
+    def using(what):
+        notes.append(f"in {getattr(what, 'name', what)}")
+        yield
+
+    def copy_to(memory, value, *, non_blocking):
+        assert non_blocking
+        notes.append(f"{value.device} is copied")
+        return memory
+
+    own = Stream(device)
+    module = SimpleNamespace(Stream=Stream, current_stream=lambda of: {device: own}[of], device=using, stream=using)
+    monkeypatch.setattr(torch, "get_device_module", {"cuda": module}.__getitem__)
+    monkeypatch.setattr(world, "device", lambda: device)
+    monkeypatch.setattr(Tensor, "record_stream", lambda x, stream: notes.append(f"{x.device} is read in {stream.name}"))
+    monkeypatch.setattr(Tensor, "copy_", copy_to)
+    transfers.traffic.reset()
+    with FakeTensorMode():
+        for value, to_host in ((torch.empty(3, device=device), True), (torch.empty(5), False)) * 2:
+            copying = transfers.start_copy(value, to_host=to_host)
+            copied = copying.wait()
+            assert copied is copying.wait()
+            assert (copied.shape, copied.device.type) == (value.shape, "cpu" if to_host else "cuda")
+    there = ["in cuda:127", "stream 1 waits for stream 0", "cuda:127 is read in stream 1", "in stream 1"]
+    there += ["cuda:127 is copied", "the host waits for stream 1"]
+    back = [
+        "in cuda:127",
+        "in stream 2",
+        "cpu is copied",
+        "stream 0 waits for stream 2",
+        "cuda:127 is read in stream 0",
+    ]
+    assert [note for note in notes if "begins" not in note] == (there + back) * 2
+    assert len(notes) - 2 * len(there + back) == 3
+    assert transfers.traffic.bytes == {"to_host": 24, "to_device": 40}
